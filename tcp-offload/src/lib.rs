@@ -1,0 +1,28 @@
+//! The polled TCP and MPA of xwarp: sans-IO, one plain data structure per concern.
+//!
+//! Nothing here reads a clock, spawns a thread or makes a system call: time is an argument
+//! ([`time::Instant`]), randomness comes from a seed in the configuration, frames come and go
+//! through [`link::Link`]. The AF_XDP driver implements [`link::Link`] below, DDP and RDMAP
+//! implement [`ulp::Ulp`] above; [`stack::Stack`] joins the two.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`time`], [`seq`] | the numbers: nanoseconds, wrapping sequence numbers |
+//! | [`link`] | frames as move-only tokens, and who lends them |
+//! | [`wire`] | frames to headers and back, checksums |
+//! | [`tcp`] | one connection: state machine, recovery, windows |
+//! | [`mpa`] | start-up, FPDUs, markers, CRC, both directions |
+//! | [`ulp`] | what DDP sees of all this |
+//! | [`stack`] | the connection table, listeners, timers, the transmit loop |
+#![forbid(unsafe_code)]
+
+pub mod link;
+pub mod mpa;
+pub mod seq;
+#[cfg(feature = "sim")]
+pub mod sim;
+pub mod stack;
+pub mod tcp;
+pub mod time;
+pub mod ulp;
+pub mod wire;

@@ -1,0 +1,302 @@
+//! [`Link`]: what the stack needs of a network interface, and the frame tokens that cross it.
+//!
+//! A frame is one or more chunks of memory that the link owns (AF_XDP: of its UMEM). The stack holds
+//! frames as move-only tokens, [`RxFrame`] and [`TxFrame`]; whoever holds the token has the frame, and
+//! the link knows for each chunk in which one of its places it is: free, on the fill ring, received
+//! (token out), retained (token out), being sent, or being sent and already released. The AF_XDP
+//! driver and the simulator implement this trait; [`crate::stack::Stack`] calls it.
+
+use std::net::IpAddr;
+
+use smallvec::SmallVec;
+
+use crate::wire::Flow;
+
+/// A receive queue of the interface; a transmit queue has the same number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct QueueId(pub u16);
+
+/// A received frame, lent by the link until it is given to [`Link::recycle`].
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a frame that is not recycled is leaked"]
+pub struct RxFrame {
+    /// The link's name for the first chunk.
+    head: u32,
+    /// Bytes of the whole frame, from the Ethernet header on.
+    len: u32,
+    chunks: u16,
+    queue: QueueId,
+}
+
+impl RxFrame {
+    /// Made by the link, once for each frame that comes in.
+    pub const fn new(head: u32, chunks: u16, len: u32, queue: QueueId) -> Self {
+        Self { head, len, chunks, queue }
+    }
+
+    /// The link's name for the first chunk.
+    pub const fn head(&self) -> u32 {
+        self.head
+    }
+
+    /// How many chunks the frame has; at least one.
+    pub const fn chunks(&self) -> usize {
+        self.chunks as usize
+    }
+
+    /// Bytes of the whole frame, from the Ethernet header on.
+    pub const fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether the frame has no byte at all.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The queue on which it arrived.
+    pub const fn queue(&self) -> QueueId {
+        self.queue
+    }
+}
+
+/// A frame to send, or one that was sent and is retained until it is acknowledged.
+///
+/// Given back by [`Link::release`], also while the link is still sending it.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a frame that is not released is leaked"]
+pub struct TxFrame {
+    head: u32,
+    chunks: u16,
+}
+
+impl TxFrame {
+    /// Made by the link's [`Link::alloc`].
+    pub const fn new(head: u32, chunks: u16) -> Self {
+        Self { head, chunks }
+    }
+
+    /// The link's name for the first chunk.
+    pub const fn head(&self) -> u32 {
+        self.head
+    }
+
+    /// How many chunks the frame has; at least one.
+    pub const fn chunks(&self) -> usize {
+        self.chunks as usize
+    }
+}
+
+/// The transmit ring has no room: flush, take completions, and try again later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the transmit ring is full")]
+pub struct RingFull;
+
+/// Which incoming frames the interface shall hand to us instead of to the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Steer {
+    /// Every TCP segment of one connection, and ICMP errors that quote it.
+    Flow(Flow),
+    /// SYNs to a port, on one local address or (`None`) on any of the interface's.
+    Listener {
+        /// The local address; `None` is the wildcard of both families.
+        addr: Option<IpAddr>,
+        /// The local TCP port.
+        port: u16,
+    },
+}
+
+/// The interface refused a steering rule.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("steering rule refused: {0}")]
+pub struct SteerError(pub String);
+
+/// The writable chunks of one frame, in order.
+pub type ChunksMut<'a> = SmallVec<[&'a mut [u8]; 3]>;
+
+/// Readable pieces of bytes that belong together, in order: a payload across chunks, markers and frames.
+pub type Pieces<'a> = SmallVec<[&'a [u8]; 12]>;
+
+/// The `len` bytes from byte `start` of a received frame, across its chunks. Shorter when the frame is.
+pub fn rx_pieces<'a>(link: &'a dyn Link, frame: &RxFrame, start: usize, len: usize) -> Pieces<'a> {
+    let mut pieces = Pieces::new();
+    let (mut skip, mut want) = (start, len);
+    for index in 0..frame.chunks() {
+        let chunk = link.rx_chunk(frame, index);
+        let Some(rest) = chunk.get(skip..) else {
+            skip -= chunk.len();
+            continue;
+        };
+        skip = 0;
+        let piece = rest.get(..want).unwrap_or(rest);
+        if !piece.is_empty() {
+            pieces.push(piece);
+        }
+        want -= piece.len();
+        if want == 0 {
+            break;
+        }
+    }
+    pieces
+}
+
+/// A write position that walks the chunks of a frame from front to back.
+#[derive(Debug)]
+pub struct FrameWriter<'a> {
+    chunks: ChunksMut<'a>,
+    /// Current chunk, and the position in it.
+    chunk: usize,
+    at: usize,
+    /// Bytes from the frame's start, and where writing ends.
+    position: usize,
+    limit: usize,
+}
+
+impl<'a> FrameWriter<'a> {
+    /// Writes from byte `start` up to byte `limit` of the frame (less when the chunks are shorter).
+    pub fn new(chunks: ChunksMut<'a>, start: usize, limit: usize) -> Self {
+        let bytes = chunks.iter().map(|c| c.len()).sum::<usize>();
+        let mut writer = Self { chunks, chunk: 0, at: 0, position: 0, limit: bytes.min(limit) };
+        writer.skip(start);
+        writer
+    }
+
+    /// Bytes from the frame's start to the write position.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Bytes that can still be written.
+    pub fn room(&self) -> usize {
+        self.limit - self.position
+    }
+
+    /// The next contiguous memory, at most `max` bytes of it; the position moves behind it. Shorter
+    /// than `max` at a chunk's end, and empty only when `max` is 0 or no room is left.
+    pub fn space(&mut self, max: usize) -> &mut [u8] {
+        let max = max.min(self.room());
+        while max > 0 && self.chunks.get(self.chunk).is_some_and(|c| self.at == c.len()) {
+            self.chunk += 1;
+            self.at = 0;
+        }
+        let at = self.at;
+        let Some(chunk) = self.chunks.get_mut(self.chunk) else { return &mut [] };
+        let end = chunk.len().min(at + max);
+        self.at = end;
+        self.position += end - at;
+        chunk.get_mut(at..end).unwrap_or_default()
+    }
+
+    /// Writes `bytes`; returns how many fitted.
+    pub fn put(&mut self, mut bytes: &[u8]) -> usize {
+        let total = bytes.len();
+        while !bytes.is_empty() {
+            let space = self.space(bytes.len());
+            if space.is_empty() {
+                break;
+            }
+            let (now, later) = bytes.split_at(space.len());
+            space.copy_from_slice(now);
+            bytes = later;
+        }
+        total - bytes.len()
+    }
+
+    /// Moves on by `n` bytes without writing them, to be [patched](Self::patch) later.
+    pub fn skip(&mut self, n: usize) {
+        let mut left = n;
+        while left > 0 {
+            let n = self.space(left).len();
+            if n == 0 {
+                break;
+            }
+            left -= n;
+        }
+    }
+
+    /// Overwrites what lies at byte `position` of the frame, wherever the write position is.
+    pub fn patch(&mut self, position: usize, mut bytes: &[u8]) {
+        let mut skip = position;
+        for chunk in &mut self.chunks {
+            let Some(rest) = chunk.get_mut(skip..) else {
+                skip -= chunk.len();
+                continue;
+            };
+            skip = 0;
+            let n = rest.len().min(bytes.len());
+            let (now, later) = bytes.split_at(n);
+            if let Some(to) = rest.get_mut(..n) {
+                to.copy_from_slice(now);
+            }
+            bytes = later;
+            if bytes.is_empty() {
+                break;
+            }
+        }
+    }
+
+    /// The bytes `start..end` of the frame, chunk by chunk.
+    pub fn pieces(&self, start: usize, end: usize) -> Pieces<'_> {
+        let mut pieces = Pieces::new();
+        let (mut skip, mut want) = (start, end.saturating_sub(start));
+        for chunk in &self.chunks {
+            let Some(rest) = chunk.get(skip..) else {
+                skip -= chunk.len();
+                continue;
+            };
+            skip = 0;
+            let piece = rest.get(..want).unwrap_or(rest);
+            if !piece.is_empty() {
+                pieces.push(piece);
+            }
+            want -= piece.len();
+        }
+        pieces
+    }
+}
+
+/// A network interface as the stack sees it.
+///
+/// Object safe on purpose: the stack and everything above are compiled once, for the driver and for
+/// the simulator alike; a frame costs a handful of indirect calls.
+pub trait Link: Send {
+    /// Bytes that one chunk can carry on transmit.
+    fn chunk_bytes(&self) -> usize;
+
+    /// How many frames of one chunk could be allocated right now.
+    fn tx_available(&self) -> usize;
+
+    /// Frames to receive into, over all queues: bounds what peers may have in flight to us.
+    fn rx_frames(&self) -> usize;
+
+    /// Moves up to `max` received frames to the end of `batch`; returns how many.
+    fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize;
+
+    /// The bytes of chunk `index` of a received frame; empty when there is no such chunk.
+    fn rx_chunk(&self, frame: &RxFrame, index: usize) -> &[u8];
+
+    /// Takes back a received frame.
+    fn recycle(&mut self, frame: RxFrame);
+
+    /// A frame with room for `len` bytes, or `None` when none is free.
+    fn alloc(&mut self, len: usize) -> Option<TxFrame>;
+
+    /// The memory of a frame, chunk by chunk, or `None` while an earlier transmission still reads it.
+    fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>>;
+
+    /// Puts the frame's first `len` bytes on the transmit ring of `queue`. The token stays with the
+    /// caller, who may submit it again (a retransmission) or release it.
+    fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull>;
+
+    /// Takes back a frame; when it is still being sent, it becomes free when that is done.
+    fn release(&mut self, frame: TxFrame);
+
+    /// Makes the interface send what was submitted (the kick), and takes completions.
+    fn flush(&mut self);
+
+    /// Starts to receive what `rule` names.
+    fn steer(&mut self, rule: Steer) -> Result<(), SteerError>;
+
+    /// Ends a rule; unknown rules are ignored.
+    fn unsteer(&mut self, rule: Steer);
+}
