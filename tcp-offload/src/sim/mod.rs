@@ -1,1 +1,12 @@
-//! (being built)
+//! The virtual wire: [`Wire`] joins two in-memory [`Link`]s, with seeded [`Faults`] in each
+//! direction and time as an argument. The same engines run over it as over AF_XDP.
+//!
+//! Without faults and delay it needs no clock, so two threads can also use it in real time.
+//!
+//! [`Link`]: crate::link::Link
+
+mod faults;
+mod wire;
+
+pub use faults::{Faults, Gilbert};
+pub use wire::{Census, SimLink, Wire, WireConfig};
