@@ -1,1 +1,4 @@
-//! (being built)
+//! RDMA verbs over a software RNIC.
+#![deny(unsafe_code)]
+
+pub mod memory;
