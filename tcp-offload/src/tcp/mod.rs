@@ -1,1 +1,193 @@
-//! (being built)
+//! One TCP connection as a pure state machine: RFC 9293 with the extensions that modern stacks have.
+//!
+//! [`Connection`] owns its retransmit queue of frame tokens and keeps no received data: the framing
+//! layer takes payloads straight from receive frames. The stack calls it: [`Connection::receive`] for a
+//! segment, [`Connection::take`] when the payload was taken, [`Connection::on_timer`] when
+//! [`Connection::deadline`] has passed, then [`Connection::transmit`].
+
+mod config;
+mod connection;
+mod isn;
+
+pub use config::{Algorithm, Keepalive, TcpConfig};
+pub use connection::Connection;
+pub use isn::IsnKey;
+
+use std::time::Duration;
+
+use crate::{link::FrameWriter, seq::StreamOffset, ulp::CloseReason};
+
+/// Payload of one segment that fits the receive window, trimmed of what came before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrival {
+    /// Stream offset of its first byte.
+    pub offset: StreamOffset,
+    /// Where that byte lies in the frame.
+    pub start: usize,
+    /// Bytes; never 0. It may overlap what was taken before only beyond a gap (never below
+    /// [`Connection::contiguous`]).
+    pub len: usize,
+    /// `RCV.NXT` as an offset once this payload is taken: everything below is then there.
+    pub contiguous: StreamOffset,
+}
+
+/// What [`Source::fill`] did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Filled {
+    /// Payload of this many bytes (at least 1) was written.
+    Segment(usize),
+    /// Nothing to send now, or nothing that fits into the room offered.
+    Nothing,
+    /// Nothing to send ever again: send a FIN after what was filled before.
+    Finish,
+}
+
+/// Where the payload of new segments comes from: the framing layer.
+pub trait Source {
+    /// Writes the payload of one segment that starts at `offset`, at most `out.room()` bytes. The room is
+    /// the EMSS, or less when the peer's window allows only less.
+    fn fill(&mut self, offset: StreamOffset, out: &mut FrameWriter<'_>) -> Filled;
+}
+
+/// The states of RFC 9293 section 3.3.2. LISTEN belongs to the stack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum State {
+    /// SYN sent.
+    SynSent,
+    /// SYN received, and ours sent.
+    SynReceived,
+    /// Data flows.
+    Established,
+    /// We closed; our FIN is not acknowledged yet.
+    FinWait1,
+    /// We closed and the peer acknowledged that; it may still send.
+    FinWait2,
+    /// The peer closed; we may still send.
+    CloseWait,
+    /// Both closed at the same time; our FIN is not acknowledged yet.
+    Closing,
+    /// The peer closed first, then we; our FIN is not acknowledged yet.
+    LastAck,
+    /// Both closed; old duplicates die out.
+    TimeWait,
+    /// Gone.
+    Closed,
+}
+
+/// What one received segment led to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Receipt {
+    /// Payload to take. When the framing layer takes it, [`Connection::take`] must follow before the next
+    /// segment is received; when it does not, the payload counts as lost.
+    pub arrival: Option<Arrival>,
+    /// The connection has just become ESTABLISHED.
+    pub established: bool,
+    /// The peer has newly acknowledged all data below this offset.
+    pub acked: Option<StreamOffset>,
+    /// The connection has just ended for its user; in TIME-WAIT it lives on only to answer old segments.
+    pub closed: Option<CloseReason>,
+}
+
+/// What [`Connection::transmit`] did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sent {
+    /// Frames submitted.
+    pub frames: usize,
+    /// `room` was used up and there may be more to send.
+    pub more: bool,
+    /// A free frame, a ring slot, or the end of a frame's earlier transmission is missing: flush the link and
+    /// call again.
+    pub starved: bool,
+    /// The connection has just ended.
+    pub closed: Option<CloseReason>,
+}
+
+/// A look at one connection, for tools and tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Info {
+    /// State.
+    pub state: State,
+    /// Smoothed round-trip time, when measured.
+    pub srtt: Option<Duration>,
+    /// Smallest round-trip time seen.
+    pub min_rtt: Option<Duration>,
+    /// Retransmission time-out, without back-off.
+    pub rto: Duration,
+    /// Congestion window, in bytes.
+    pub cwnd: u64,
+    /// Slow start threshold, in bytes.
+    pub ssthresh: u64,
+    /// Bytes believed to be in the network.
+    pub in_flight: u64,
+    /// The peer's window, in bytes.
+    pub snd_wnd: u64,
+    /// Effective maximum segment size: payload bytes of a full segment.
+    pub emss: usize,
+    /// Frames retained until acknowledged.
+    pub frames_retained: usize,
+    /// Counters since the connection began.
+    pub counters: Counters,
+}
+
+/// Events of one connection, counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// Segments received that belong to this connection.
+    pub segments_in: u64,
+    /// Segments sent, retransmissions included.
+    pub segments_out: u64,
+    /// Payload bytes sent for the first time.
+    pub bytes_out: u64,
+    /// Payload bytes taken.
+    pub bytes_in: u64,
+    /// Segments without payload sent only to acknowledge.
+    pub acks_out: u64,
+    /// Segments retransmitted, for any reason.
+    pub retransmits: u64,
+    /// Retransmission time-outs.
+    pub rto_expired: u64,
+    /// Tail loss probes sent (RFC 8985 section 7).
+    pub tlp_probes: u64,
+    /// Times recovery was entered by loss detection (not by time-out).
+    pub recoveries: u64,
+    /// Recoveries or time-outs found spurious and undone.
+    pub undone: u64,
+    /// D-SACK blocks received (RFC 2883).
+    pub dsacks_in: u64,
+    /// Payload segments that arrived beyond a gap.
+    pub out_of_order: u64,
+    /// Payload segments that held nothing new.
+    pub duplicates: u64,
+    /// Segments outside the window.
+    pub out_of_window: u64,
+    /// Segments dropped as old by their timestamps (RFC 7323 section 5).
+    pub paws_dropped: u64,
+    /// Challenge ACKs sent (RFC 5961).
+    pub challenge_acks: u64,
+    /// Zero-window probes sent.
+    pub window_probes: u64,
+    /// Keepalive probes sent.
+    pub keepalives: u64,
+    /// Payload offered that the framing layer did not take.
+    pub not_taken: u64,
+    /// ACKs received that carried ECN-Echo.
+    pub ecn_echoes: u64,
+    /// Frames cut anew after the path MTU had dropped.
+    pub recut: u64,
+}
+
+macro_rules! add_fields {
+    ($($field:ident),*) => {
+        impl std::ops::AddAssign for Counters {
+            fn add_assign(&mut self, other: Self) {
+                $(self.$field += other.$field;)*
+            }
+        }
+    };
+}
+
+add_fields!(
+    segments_in, segments_out, bytes_out, bytes_in, acks_out, retransmits, rto_expired, tlp_probes, recoveries,
+    undone, dsacks_in, out_of_order, duplicates, out_of_window, paws_dropped, challenge_acks, window_probes,
+    keepalives, not_taken, ecn_echoes, recut
+);

@@ -1,0 +1,101 @@
+//! [`TcpConfig`]: what the stack decides for a connection, with the reason for each default.
+
+use std::time::Duration;
+
+/// The congestion control of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Algorithm {
+    /// RFC 5681 and 6582.
+    NewReno,
+    /// RFC 9438, with HyStart++ (RFC 9406) in slow start.
+    #[default]
+    Cubic,
+}
+
+/// When a silent peer is probed (RFC 9293 section 3.8.4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keepalive {
+    /// Silence before the first probe.
+    pub idle: Duration,
+    /// Time between probes.
+    pub interval: Duration,
+    /// Probes without an answer before the connection counts as dead.
+    pub probes: u32,
+}
+
+/// Settings of one connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TcpConfig {
+    /// Most bytes that the peer may have in flight to us: the receive window. At most 2^30 (RFC 7323
+    /// section 2.3), and no more than the link's receive frames can hold.
+    pub receive_window: u32,
+    /// Congestion control.
+    pub algorithm: Algorithm,
+    /// Initial window, in segments. 10 by RFC 6928.
+    pub initial_window: u32,
+    /// Offer window scaling (RFC 7323 section 2).
+    pub window_scaling: bool,
+    /// Offer timestamps (RFC 7323 section 3).
+    pub timestamps: bool,
+    /// Offer SACK (RFC 2018).
+    pub sack: bool,
+    /// Offer ECN (RFC 3168).
+    pub ecn: bool,
+    /// Retransmission time-out before the first measurement: 1 s (RFC 6298 section 2.1).
+    pub rto_initial: Duration,
+    /// Smallest retransmission time-out. RFC 6298 section 2.4 says 1 s, for clocks of 500 ms. The bound must
+    /// cover the peer's delayed ACK (40 to 200 ms in Linux, our interop peer): 200 ms, as Linux has it.
+    /// Tail losses do not wait for it: RFC 8985's probe comes after two round trips.
+    pub rto_min: Duration,
+    /// Largest retransmission time-out: 60 s, the least that RFC 6298 section 2.5 allows.
+    pub rto_max: Duration,
+    /// How long an ACK may wait for data to ride on. RFC 9293 section 3.8.6.3 allows 500 ms; 1 ms because
+    /// round trips here are microseconds, and a sender whose window is small must not wait long.
+    pub delayed_ack: Duration,
+    /// Full segments after which an ACK is sent at once. RFC 5681 section 4.2 recommends 2; 8 because an ACK
+    /// frame costs as much as a third of a data frame, and senders count bytes (RFC 3465).
+    pub ack_every: u32,
+    /// How long a connection attempt may take.
+    pub connect_timeout: Duration,
+    /// How long data may stay unacknowledged, or a window closed without an answer to probes, before the
+    /// connection is given up (the user timeout of RFC 9293 section 3.9.1).
+    pub user_timeout: Duration,
+    /// Keepalive; off by default (RFC 9293 section 3.8.4).
+    pub keepalive: Option<Keepalive>,
+    /// How long TIME-WAIT lasts. RFC 9293 section 3.4.2 says 2 MSL = 4 minutes for the whole Internet. A frame
+    /// lives no longer than some milliseconds in a data centre, and timestamps or the rule of RFC 6191 guard
+    /// a new incarnation: 1 s.
+    pub time_wait: Duration,
+    /// How long FIN-WAIT-2 may last after the application has gone: 60 s.
+    pub fin_wait_2: Duration,
+    /// Most transmit frames that this connection may retain.
+    pub max_frames: usize,
+    /// Free transmit frames that new data leaves to ACKs and retransmissions of all connections.
+    pub reserve_frames: usize,
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        Self {
+            receive_window: 1 << 20,
+            algorithm: Algorithm::default(),
+            initial_window: 10,
+            window_scaling: true,
+            timestamps: true,
+            sack: true,
+            ecn: true,
+            rto_initial: Duration::from_secs(1),
+            rto_min: Duration::from_millis(200),
+            rto_max: Duration::from_secs(60),
+            delayed_ack: Duration::from_millis(1),
+            ack_every: 8,
+            connect_timeout: Duration::from_secs(30),
+            user_timeout: Duration::from_secs(30),
+            keepalive: None,
+            time_wait: Duration::from_secs(1),
+            fin_wait_2: Duration::from_secs(60),
+            max_frames: usize::MAX,
+            reserve_frames: 16,
+        }
+    }
+}
