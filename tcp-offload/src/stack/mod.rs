@@ -1,0 +1,590 @@
+//! All connections of one engine: [`Stack`] finds the connection of a frame, runs its TCP and its MPA,
+//! and pulls segments out of them while the link has room. The verbs engine calls it, with the upper
+//! layer as an argument; it keeps no reference to anything.
+//!
+//! One call of each kind makes a turn: [`Stack::receive`] for each frame of a batch, [`Stack::transmit`],
+//! [`Stack::on_timer`] when [`Stack::next_deadline`] has passed, and [`Stack::idle`] when a turn received
+//! nothing.
+
+mod counters;
+mod listen;
+mod timers;
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    net::IpAddr,
+};
+
+use slab::Slab;
+
+pub use self::counters::StackCounters;
+use self::{listen::Listener, timers::Timers};
+use crate::{
+    link::{FrameWriter, Link, RxFrame, Steer, SteerError},
+    mpa::{self, AcceptParams, MpaConfig, MpaError, Session},
+    seq::StreamOffset,
+    tcp::{self, Connection, Filled, IsnKey, Source, State, TcpConfig},
+    time::Instant,
+    ulp::{CloseReason, ConnId, Event, ListenerId, Ulp},
+    wire::{self, Flags, Flow, IcmpError, Inbound, Mac, Malformed, Path, Segment},
+};
+
+/// Segments that one connection may send before the next one has its turn.
+const TURN_SEGMENTS: usize = 32;
+
+/// Resets waiting for a frame; more are not answered (RFC 9293 section 3.10.7.1 asks for each, but
+/// nobody may make us remember an unbounded number).
+const MOST_RESETS: usize = 64;
+
+/// Settings of a stack.
+#[derive(Debug, Clone)]
+pub struct StackConfig {
+    /// Seed of all that is random: initial sequence numbers, hash keys.
+    pub seed: u64,
+    /// What every connection starts with.
+    pub tcp: TcpConfig,
+    /// Connections at most, of all kinds; more are refused.
+    pub most_connections: usize,
+}
+
+impl Default for StackConfig {
+    fn default() -> Self {
+        Self { seed: 0, tcp: TcpConfig::default(), most_connections: 65_536 }
+    }
+}
+
+/// What an initiator asks for in its MPA Request.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ConnectParams {
+    /// RDMA Reads that we can serve at once.
+    pub ird: u16,
+    /// RDMA Reads that we want to have outstanding.
+    pub ord: u16,
+    /// Bytes for the application of the peer.
+    pub private_data: Vec<u8>,
+}
+
+/// Why a connection could not be started.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// The four-tuple is in use.
+    #[error("a connection with the same addresses and ports exists")]
+    AddressInUse,
+    /// The stack's limit is reached.
+    #[error("the limit of {0} connections is reached")]
+    TooMany(usize),
+    /// The interface cannot hand us the frames.
+    #[error(transparent)]
+    Steer(#[from] SteerError),
+    /// The MPA parameters cannot be sent.
+    #[error("MPA: {0}")]
+    Mpa(#[from] MpaError),
+}
+
+/// Why there can be no such listener.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ListenError {
+    /// The same address and port has a listener.
+    #[error("another listener has this address and port")]
+    AddressInUse,
+    /// The interface cannot hand us the frames.
+    #[error(transparent)]
+    Steer(#[from] SteerError),
+}
+
+/// The id names no connection (any more), or one that is not waiting for this call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no such connection, or not in a state for this")]
+pub struct NotWaiting;
+
+/// One connection: its TCP, the MPA on it, and where it stands with the stack.
+#[derive(Debug)]
+struct Slot<P> {
+    generation: u32,
+    tcp: Connection,
+    mpa: Session<P>,
+    /// The listener it came to; counted in that listener's backlog until it is accepted or gone.
+    pending_at: Option<ListenerId>,
+    /// The timer entry that counts.
+    scheduled: Option<Instant>,
+    /// It is in the ready list.
+    ready: bool,
+    /// It is in the list of connections that may owe an ACK.
+    owes_ack: bool,
+    /// The peer's FIN was passed up.
+    peer_closed: bool,
+    /// [`Event::Closed`] was passed up: only TCP's TIME-WAIT keeps the slot.
+    told_closed: bool,
+}
+
+/// The connections, listeners and timers of one engine.
+pub struct Stack<U: Ulp> {
+    config: StackConfig,
+    slots: Slab<Slot<U::Placed>>,
+    next_generation: u32,
+    flows: HashMap<Flow, u32>,
+    listeners: Slab<Listener>,
+    timers: Timers,
+    /// Connections that may have something to send, in turn.
+    ready: VecDeque<u32>,
+    /// Connections that received something since the last idle turn.
+    owing: Vec<u32>,
+    resets: VecDeque<Segment>,
+    isn: IsnKey,
+    counters: StackCounters,
+    /// Sums over connections that are gone.
+    closed_tcp: tcp::Counters,
+    closed_mpa: mpa::Counters,
+}
+
+impl<U: Ulp> fmt::Debug for Stack<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (connections, listeners) = (self.slots.len(), self.listeners.len());
+        f.debug_struct("Stack")
+            .field("connections", &connections)
+            .field("listeners", &listeners)
+            .finish_non_exhaustive()
+    }
+}
+
+/// MPA over the upper layer as TCP sees it.
+struct MpaSource<'a, U: Ulp> {
+    now: Instant,
+    mpa: &'a mut Session<U::Placed>,
+    ulp: &'a mut U,
+    conn: ConnId,
+}
+
+impl<U: Ulp> Source for MpaSource<'_, U> {
+    fn fill(&mut self, offset: StreamOffset, out: &mut FrameWriter<'_>) -> Filled {
+        self.mpa.fill(self.now, self.ulp, self.conn, offset, out)
+    }
+}
+
+impl<U: Ulp> Stack<U> {
+    /// A stack without connections.
+    pub fn new(config: StackConfig) -> Self {
+        Self {
+            isn: IsnKey::new(config.seed),
+            config,
+            slots: Slab::new(),
+            next_generation: 0,
+            flows: HashMap::new(),
+            listeners: Slab::new(),
+            timers: Timers::default(),
+            ready: VecDeque::new(),
+            owing: Vec::new(),
+            resets: VecDeque::new(),
+            counters: StackCounters::default(),
+            closed_tcp: tcp::Counters::default(),
+            closed_mpa: mpa::Counters::default(),
+        }
+    }
+
+    /// Starts to open a connection; what becomes of it comes as events. `path.flow.local` names the
+    /// port that the caller has reserved.
+    pub fn connect(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        path: Path,
+        mpa: MpaConfig,
+        params: ConnectParams,
+    ) -> Result<ConnId, ConnectError> {
+        if self.flows.contains_key(&path.flow) {
+            return Err(ConnectError::AddressInUse);
+        }
+        if self.slots.len() >= self.config.most_connections {
+            return Err(ConnectError::TooMany(self.config.most_connections));
+        }
+        let mpa = Session::initiator(now, mpa, params.private_data, params.ird, params.ord)?;
+        link.steer(Steer::Flow(path.flow))?;
+        let isn = self.isn.isn(now, &path.flow);
+        let tcp = Connection::connect(now, &self.config.tcp, path, isn);
+        self.counters.active_opens += 1;
+        Ok(self.insert(path.flow, tcp, mpa, None))
+    }
+
+    fn insert(
+        &mut self,
+        flow: Flow,
+        tcp: Connection,
+        mpa: Session<U::Placed>,
+        pending_at: Option<ListenerId>,
+    ) -> ConnId {
+        let generation = self.next_generation;
+        self.next_generation = generation.wrapping_add(1);
+        let index = self.slots.insert(Slot {
+            generation,
+            tcp,
+            mpa,
+            pending_at,
+            scheduled: None,
+            ready: false,
+            owes_ack: false,
+            peer_closed: false,
+            told_closed: false,
+        }) as u32;
+        self.flows.insert(flow, index);
+        self.make_ready(index);
+        ConnId { index, generation }
+    }
+
+    fn slot(&mut self, conn: ConnId) -> Option<&mut Slot<U::Placed>> {
+        self.slots.get_mut(conn.index as usize).filter(|s| s.generation == conn.generation && !s.told_closed)
+    }
+
+    /// Answers a request: the MPA Reply goes out, and [`Event::Established`] comes before this returns.
+    pub fn accept(
+        &mut self,
+        now: Instant,
+        conn: ConnId,
+        params: AcceptParams,
+        ulp: &mut U,
+    ) -> Result<(), AcceptError> {
+        let slot = self.slot(conn).ok_or(AcceptError::NotWaiting)?;
+        let path = *slot.tcp.path();
+        slot.mpa.accept(now, ulp, conn, &path, params)?;
+        self.no_longer_pending(conn.index);
+        self.make_ready(conn.index);
+        Ok(())
+    }
+
+    /// Refuses a request with bytes for the peer's application, and closes.
+    pub fn reject(&mut self, now: Instant, conn: ConnId, private_data: &[u8]) -> Result<(), AcceptError> {
+        let slot = self.slot(conn).ok_or(AcceptError::NotWaiting)?;
+        slot.mpa.reject(now, private_data)?;
+        self.no_longer_pending(conn.index);
+        self.make_ready(conn.index);
+        Ok(())
+    }
+
+    /// The upper layer has something to pull.
+    pub fn wake(&mut self, conn: ConnId) {
+        if self.slot(conn).is_some() {
+            self.make_ready(conn.index);
+        }
+    }
+
+    /// A receive was posted: what was withheld is offered again.
+    pub fn resume(&mut self, now: Instant, link: &mut dyn Link, conn: ConnId, ulp: &mut U) {
+        let Some(slot) = self.slot(conn) else { return };
+        slot.mpa.resume(now, ulp, conn, link);
+        slot.tcp.withheld(slot.mpa.held_bytes());
+        self.settle(link, conn.index, ulp);
+    }
+
+    /// Closes at once with a reset; [`Event::Closed`] follows from [`Stack::transmit`].
+    pub fn abort(&mut self, conn: ConnId) {
+        if let Some(slot) = self.slot(conn) {
+            slot.tcp.abort();
+            self.make_ready(conn.index);
+        }
+    }
+
+    /// Takes a frame that came in.
+    pub fn receive(&mut self, now: Instant, link: &mut dyn Link, frame: RxFrame, ulp: &mut U) {
+        self.counters.frames_in += 1;
+        match wire::parse(link, &frame) {
+            Ok(Inbound::Tcp(segment)) => self.receive_segment(now, link, &segment, frame, ulp),
+            Ok(Inbound::Icmp(error)) => {
+                link.recycle(frame);
+                self.receive_icmp(now, link, error, ulp);
+            }
+            Ok(Inbound::Other) => {
+                self.counters.foreign += 1;
+                link.recycle(frame);
+            }
+            Err(reason) => {
+                self.counters.malformed += 1;
+                self.counters.bad_checksum += u64::from(matches!(reason, Malformed::Checksum | Malformed::IpChecksum));
+                link.recycle(frame);
+            }
+        }
+    }
+
+    fn receive_segment(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        segment: &Segment,
+        frame: RxFrame,
+        ulp: &mut U,
+    ) {
+        self.counters.partial_checksum += u64::from(segment.checksum_partial);
+        self.make_way_for_syn(link, segment);
+        let Some(&index) = self.flows.get(&segment.flow) else {
+            link.recycle(frame);
+            return self.receive_unknown(now, link, segment);
+        };
+        let Some(slot) = self.slots.get_mut(index as usize) else { return link.recycle(frame) };
+        let conn = ConnId { index, generation: slot.generation };
+        let receipt = slot.tcp.receive(now, link, segment);
+        if let Some(acked) = receipt.acked {
+            ulp.acked(conn, acked);
+        }
+        match receipt.arrival {
+            Some(arrival) => {
+                let path = *slot.tcp.path();
+                if slot.mpa.take(now, ulp, conn, &path, link, arrival, frame) {
+                    slot.tcp.take(now, &arrival);
+                } else {
+                    self.counters.refused_payloads += 1;
+                }
+                slot.tcp.withheld(slot.mpa.held_bytes());
+            }
+            None => link.recycle(frame),
+        }
+        if !std::mem::replace(&mut slot.owes_ack, true) {
+            self.owing.push(index);
+        }
+        self.settle(link, index, ulp);
+    }
+
+    /// A SYN may end the TIME-WAIT of the connection before it (RFC 9293 section 3.10.7.4).
+    fn make_way_for_syn(&mut self, link: &mut dyn Link, segment: &Segment) {
+        if !segment.flags.contains(Flags::SYN) {
+            return;
+        }
+        let Some(&index) = self.flows.get(&segment.flow) else { return };
+        if self.slots.get(index as usize).is_some_and(|s| s.tcp.replaceable_by(segment)) {
+            self.remove(link, index);
+        }
+    }
+
+    fn receive_icmp(&mut self, now: Instant, link: &mut dyn Link, error: IcmpError, ulp: &mut U) {
+        let Some(&index) = self.flows.get(&error.flow) else { return };
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        self.counters.icmp_errors += 1;
+        slot.tcp.icmp(now, &error);
+        self.settle(link, index, ulp);
+    }
+
+    /// Runs what is due.
+    pub fn on_timer(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
+        while let Some((at, index)) = self.timers.due(now) {
+            let Some(slot) = self.slots.get_mut(index as usize) else { continue };
+            if slot.scheduled != Some(at) {
+                continue;
+            }
+            slot.scheduled = None;
+            let conn = ConnId { index, generation: slot.generation };
+            if slot.tcp.deadline().is_some_and(|d| d <= now) {
+                slot.tcp.on_timer(now);
+            }
+            if slot.mpa.deadline().is_some_and(|d| d <= now) {
+                slot.mpa.on_timer(now, ulp, conn);
+            }
+            self.settle(link, index, ulp);
+        }
+    }
+
+    /// A turn received nothing: acknowledgements that waited for company go out with the next
+    /// [`Stack::transmit`].
+    pub fn idle(&mut self) {
+        while let Some(index) = self.owing.pop() {
+            if let Some(slot) = self.slots.get_mut(index as usize)
+                && std::mem::take(&mut slot.owes_ack)
+                && slot.tcp.flush_ack()
+            {
+                self.make_ready(index);
+            }
+        }
+    }
+
+    /// Sends all that is due and allowed, as far as the link has room; then kicks the link.
+    pub fn transmit(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
+        self.transmit_resets(link);
+        let mut flushed = false;
+        while let Some(index) = self.ready.pop_front() {
+            let Some(slot) = self.slots.get_mut(index as usize) else { continue };
+            slot.ready = false;
+            let conn = ConnId { index, generation: slot.generation };
+            let mut source = MpaSource { now, mpa: &mut slot.mpa, ulp, conn };
+            let sent = slot.tcp.transmit(now, link, &mut source, TURN_SEGMENTS);
+            self.conclude(link, index, ulp);
+            let Some(slot) = self.slots.get_mut(index as usize) else { continue };
+            self.timers.arm(index, earlier(slot.tcp.deadline(), slot.mpa.deadline()), &mut slot.scheduled);
+            if sent.blocked {
+                self.make_ready(index);
+            }
+            // Its turn is over, or the link is full: a flush takes completions, and the next connection
+            // tries. When not even one frame went out, only time helps.
+            if sent.blocked && sent.frames == 0 {
+                if flushed {
+                    self.counters.starved += 1;
+                    break;
+                }
+                link.flush();
+                flushed = true;
+            } else {
+                flushed = false;
+            }
+        }
+        link.flush();
+    }
+
+    fn transmit_resets(&mut self, link: &mut dyn Link) {
+        while let Some(segment) = self.resets.pop_front() {
+            if !wire::send_reset(link, &segment) {
+                self.resets.push_front(segment);
+                break;
+            }
+            self.counters.resets_sent += 1;
+        }
+    }
+
+    /// When [`Stack::on_timer`] must be called next, if ever. A time that has passed means: now.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.timers.next()
+    }
+
+    /// Whether [`Stack::transmit`] has work, for instance because the link had no room for all of it.
+    pub fn wants_to_transmit(&self) -> bool {
+        !self.ready.is_empty() || !self.resets.is_empty()
+    }
+
+    /// Whether acknowledgements wait for [`Stack::idle`].
+    pub fn owes_acks(&self) -> bool {
+        !self.owing.is_empty()
+    }
+
+    fn make_ready(&mut self, index: u32) {
+        if let Some(slot) = self.slots.get_mut(index as usize)
+            && !slot.ready
+        {
+            slot.ready = true;
+            self.ready.push_back(index);
+        }
+    }
+
+    /// After anything that can change a connection: passes up what it came to, frees it when it is over,
+    /// else sees to its timer and its turn to send.
+    fn settle(&mut self, link: &mut dyn Link, index: u32, ulp: &mut U) {
+        self.conclude(link, index, ulp);
+        if let Some(slot) = self.slots.get_mut(index as usize) {
+            self.timers.arm(index, earlier(slot.tcp.deadline(), slot.mpa.deadline()), &mut slot.scheduled);
+            self.make_ready(index);
+        }
+    }
+
+    /// Passes the peer's FIN and the end of the connection up, each once.
+    fn conclude(&mut self, link: &mut dyn Link, index: u32, ulp: &mut U) {
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        let conn = ConnId { index, generation: slot.generation };
+        if !slot.peer_closed && slot.tcp.peer_closed() && !slot.mpa.holds_undelivered() {
+            slot.peer_closed = true;
+            slot.mpa.peer_closed(ulp, conn);
+        }
+        if slot.mpa.failed().is_some() && !slot.told_closed {
+            // A start-up that failed leaves nothing to say that the peer would understand.
+            slot.tcp.abort();
+        }
+        let waits = slot.tcp.state() == State::TimeWait;
+        if let Some(reason) = slot.tcp.closed().or(waits.then_some(CloseReason::Graceful))
+            && !std::mem::replace(&mut slot.told_closed, true)
+        {
+            let reason = slot.mpa.failed().map_or(reason, CloseReason::Startup);
+            slot.mpa.release(link);
+            self.no_longer_pending(index);
+            ulp.event(conn, Event::Closed(reason));
+        }
+        if self.slots.get(index as usize).is_some_and(|s| s.tcp.state() == State::Closed && s.told_closed) {
+            self.remove(link, index);
+        }
+    }
+
+    fn remove(&mut self, link: &mut dyn Link, index: u32) {
+        let Some(mut slot) = self.slots.try_remove(index as usize) else { return };
+        slot.tcp.release(link);
+        slot.mpa.release(link);
+        self.closed_tcp += slot.tcp.counters();
+        self.closed_mpa += slot.mpa.counters();
+        let flow = slot.tcp.flow();
+        self.flows.remove(&flow);
+        link.unsteer(Steer::Flow(flow));
+    }
+
+    /// The interface's next hop `old` has a new hardware address.
+    pub fn next_hop_changed(&mut self, old: Mac, new: Mac) {
+        for (_, slot) in &mut self.slots {
+            if slot.tcp.path().next_hop_mac == old {
+                slot.tcp.update_neighbour(new);
+            }
+        }
+    }
+
+    /// The interface lost the address `ip`: its connections end.
+    pub fn address_removed(&mut self, ip: IpAddr) {
+        let gone: Vec<u32> =
+            self.flows.iter().filter(|(f, _)| f.local.ip() == ip).map(|(_, index)| *index).collect();
+        for index in gone {
+            if let Some(slot) = self.slots.get_mut(index as usize) {
+                slot.tcp.abort();
+                self.make_ready(index);
+            }
+        }
+    }
+
+    /// The interface carries IP packets of at most `mtu` bytes from now on.
+    pub fn mtu_changed(&mut self, mtu: u16) {
+        for (_, slot) in &mut self.slots {
+            slot.tcp.update_mtu(mtu);
+        }
+    }
+
+    /// What TCP knows about a connection.
+    pub fn info(&self, conn: ConnId) -> Option<tcp::Info> {
+        self.slots
+            .get(conn.index as usize)
+            .filter(|s| s.generation == conn.generation)
+            .map(|s| s.tcp.info())
+    }
+
+    /// How many connections there are, those in TIME-WAIT included.
+    pub fn connections(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Counters of frames and connections.
+    pub fn counters(&self) -> StackCounters {
+        self.counters
+    }
+
+    /// TCP's counters, summed over all connections that are and were.
+    pub fn tcp_counters(&self) -> tcp::Counters {
+        let mut sum = self.closed_tcp;
+        for (_, slot) in &self.slots {
+            sum += slot.tcp.counters();
+        }
+        sum
+    }
+
+    /// MPA's counters, summed over all connections that are and were.
+    pub fn mpa_counters(&self) -> mpa::Counters {
+        let mut sum = self.closed_mpa;
+        for (_, slot) in &self.slots {
+            sum += slot.mpa.counters();
+        }
+        sum
+    }
+}
+
+/// Why a request could not be answered as wanted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AcceptError {
+    /// The id names no connection (any more), or one that waits for no answer.
+    #[error("no such connection request")]
+    NotWaiting,
+    /// The parameters cannot be sent.
+    #[error("MPA: {0}")]
+    Mpa(#[from] MpaError),
+}
+
+fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (one, other) => one.or(other),
+    }
+}
