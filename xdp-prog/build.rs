@@ -1,0 +1,37 @@
+//! Compiles the steering program with clang and makes its Rust skeleton.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use libbpf_cargo::SkeletonBuilder;
+
+const SOURCE: &str = "src/bpf/steer.bpf.c";
+
+fn main() {
+    println!("cargo:rerun-if-changed={SOURCE}");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo tells build scripts OUT_DIR"));
+    let skeleton = out.join("steer.skel.rs");
+    if let Err(error) =
+        SkeletonBuilder::new().source(SOURCE).clang_args(clang_args()).build_and_generate(&skeleton)
+    {
+        eprintln!("{error:?}");
+        eprintln!(
+            "the steering program needs clang and the kernel's headers (Debian: apt-get install clang linux-libc-dev)"
+        );
+        std::process::exit(1);
+    }
+}
+
+/// Debian keeps `asm/types.h` in a directory that clang does not search for the target bpf.
+fn clang_args() -> Vec<OsString> {
+    let mut args: Vec<OsString> = ["-Wall", "-Wextra", "-Werror", "-mcpu=v3"].map(OsString::from).into();
+    if let Ok(arch) = env::var("CARGO_CFG_TARGET_ARCH") {
+        let multiarch = PathBuf::from(format!("/usr/include/{arch}-linux-gnu"));
+        if multiarch.is_dir() {
+            args.push("-idirafter".into());
+            args.push(multiarch.into());
+        }
+    }
+    args
+}
