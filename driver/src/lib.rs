@@ -1,1 +1,27 @@
-//! (being built)
+//! The AF_XDP driver of xwarp: it turns a Linux network interface into a [`Link`](xwarp_tcp::link::Link).
+//!
+//! It loads and attaches the steering program, binds one AF_XDP socket to each receive queue (all on
+//! one shared UMEM), keeps the account of every frame, and asks the kernel by netlink for what the
+//! kernel knows better: addresses, routes, next hops, MTU. The verbs' device owns an [`Interface`] and
+//! lends it to the engine as `&mut dyn Link`; its connection manager keeps a [`Resolver`] and
+//! [`PortReservation`]s, which work without the interface.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`config`], [`error`] | what may be asked for, and what may go wrong |
+//! | `interface` | opening, attributes, counters, events |
+//! | `link` | the `Link` implementation: rings to tokens and back, the kick |
+//! | [`frames`] | in which one place each chunk is |
+//! | `sys` | everything `unsafe`: rings, frame memory, one ioctl |
+//! | [`netlink`] | links, addresses, routes, neighbours, notifications |
+//! | [`port`] | port reservation in the kernel |
+//!
+//! Threads: none. Every call that enters the kernel namespace-dependently (open, resolver, ports) acts
+//! in the network namespace of the calling thread.
+#![deny(unsafe_code)]
+
+pub mod config;
+pub mod error;
+
+pub use config::{Attributes, Counters, DriverConfig, Mode, ModePreference};
+pub use error::{OpenError, PortError, ResolveError};

@@ -1,0 +1,154 @@
+//! What may be asked of an interface ([`DriverConfig`]) and what came of it ([`Attributes`], [`Counters`]).
+
+use std::time::Duration;
+
+use xwarp_prog::ProgramCounters;
+use xwarp_tcp::wire::Mac;
+
+/// The largest IP packet that fits one chunk as every driver can receive it (native XDP on veth
+/// accepts programs without fragments up to this MTU; beyond it frames may need several chunks).
+pub const MAX_MTU: u16 = 3506;
+
+/// How frames cross between the kernel and our rings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// The NIC's DMA reads and writes the frames themselves.
+    ZeroCopy,
+    /// Native XDP in the driver; the kernel copies each frame once into our memory.
+    Copy,
+    /// XDP after the kernel has made an skb: works on every interface.
+    Generic,
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::ZeroCopy => "zero-copy",
+            Self::Copy => "copy (native XDP)",
+            Self::Generic => "generic (skb)",
+        })
+    }
+}
+
+/// Which [`Mode`] to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum ModePreference {
+    /// The first that works of zero-copy, copy, generic. What was chosen is in [`Attributes::mode`].
+    #[default]
+    Probe,
+    /// This one or an error.
+    Force(Mode),
+}
+
+/// How to open an interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DriverConfig {
+    /// Zero-copy, copy or generic, probed or forced.
+    pub mode: ModePreference,
+    /// Use the VLAN with this id (802.1Q) on the interface: frames we send carry the tag, and only
+    /// frames with exactly this tag are ours. Not needed for an interface of kind vlan (`eth0.42`),
+    /// which is recognised and opened on its parent.
+    pub vlan: Option<u16>,
+    /// An outer 802.1ad tag around [`vlan`](Self::vlan).
+    pub service_vlan: Option<u16>,
+    /// Frames to receive into, for each queue. Bounds what peers may have in flight to us; fewer stay
+    /// warmer in the cache.
+    pub receive_frames: u32,
+    /// Frames to send from, for all queues together. A frame stays in use until it is acknowledged.
+    pub transmit_frames: u32,
+    /// Descriptors in each transmit and completion ring; a power of two.
+    pub ring_size: u32,
+    /// Replace an XDP program that is not ours instead of refusing.
+    pub replace_program: bool,
+    /// How long to retry when a queue is busy: the kernel frees one only some milliseconds after its
+    /// last owner closed it.
+    pub busy_retry: Duration,
+    /// Send buffer of each AF_XDP socket, in bytes; the kernel's default stops after about 90 frames.
+    pub send_buffer_bytes: usize,
+}
+
+impl Default for DriverConfig {
+    fn default() -> Self {
+        Self {
+            mode: ModePreference::Probe,
+            vlan: None,
+            service_vlan: None,
+            receive_frames: 1024,
+            transmit_frames: 2048,
+            ring_size: 1024,
+            replace_program: false,
+            busy_retry: Duration::from_millis(100),
+            send_buffer_bytes: 4 << 20,
+        }
+    }
+}
+
+/// What an open interface is and which choices were made for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attributes {
+    /// Name, as given to open.
+    pub name: String,
+    /// Name of the interface that carries the frames: the parent of a VLAN interface, else `name`.
+    pub carrier: String,
+    /// Index of the interface `name`.
+    pub index: u32,
+    /// Its Ethernet address.
+    pub mac: Mac,
+    /// The kernel's MTU of the interface, in bytes of IP packet.
+    pub mtu: u32,
+    /// What paths through this driver may use: the interface's MTU, at most [`MAX_MTU`].
+    pub path_mtu: u16,
+    /// Whether the interface is up and has a carrier.
+    pub up: bool,
+    /// How frames cross between kernel and rings.
+    pub mode: Mode,
+    /// Receive queues that have a socket: all active ones.
+    pub queues: u16,
+    /// VLAN tags of our frames, outermost first, as ids.
+    pub vlans: Vec<u16>,
+    /// The kernel's id of our steering program.
+    pub program_id: u32,
+}
+
+/// Counters since the interface was opened. Frames are counted once, bytes from the Ethernet header on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// Frames taken from the receive rings.
+    pub received_frames: u64,
+    /// Their bytes.
+    pub received_bytes: u64,
+    /// Received descriptors that named memory outside our frames, or a part of a longer frame: dropped.
+    pub receive_malformed: u64,
+    /// Frames put on the transmit rings.
+    pub sent_frames: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Kicks: system calls that made the kernel send.
+    pub kicks: u64,
+    /// Kicks answered EAGAIN: frames stay on the ring and the next kick continues.
+    pub kick_again: u64,
+    /// Kicks answered EBUSY: one frame each was lost (the path's queue was full).
+    pub kick_lost: u64,
+    /// Kicks answered ENOBUFS: the kernel had no memory; frames stay on the ring.
+    pub kick_no_buffers: u64,
+    /// Kicks answered ENETDOWN or ENXIO: the interface is down or gone.
+    pub kick_down: u64,
+    /// Kicks that failed otherwise.
+    pub kick_failed: u64,
+    /// A frame was submitted while a transmit ring was full.
+    pub transmit_ring_full: u64,
+    /// A frame was wanted and none was free.
+    pub transmit_exhausted: u64,
+    /// The kernel's count of frames that it dropped at our sockets (`XDP_STATISTICS.rx_dropped`).
+    pub kernel_rx_dropped: u64,
+    /// ... because a receive ring was full.
+    pub kernel_rx_ring_full: u64,
+    /// ... because a fill ring was empty: raise [`DriverConfig::receive_frames`].
+    pub kernel_fill_ring_empty: u64,
+    /// Receive descriptors that the kernel refused.
+    pub kernel_rx_invalid: u64,
+    /// Transmit descriptors that the kernel refused.
+    pub kernel_tx_invalid: u64,
+    /// What the steering program saw, on all CPUs.
+    pub program: ProgramCounters,
+}

@@ -1,0 +1,204 @@
+//! What may go wrong, each with what to do about it.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::config::{MAX_MTU, Mode};
+
+/// Why an interface could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The process lacks a capability.
+    #[error(
+        "{doing} needs more rights: run as root, or give the program CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and \
+         CAP_IPC_LOCK (setcap cap_net_admin,cap_net_raw,cap_bpf,cap_ipc_lock+ep PROGRAM)"
+    )]
+    Permission {
+        /// What was being done.
+        doing: &'static str,
+    },
+    /// There is no interface of this name here.
+    #[error("no interface {name:?} in this network namespace; there are: {}", present.join(", "))]
+    NoSuchInterface {
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        present: Vec<String>,
+    },
+    /// Only Ethernet interfaces carry our frames.
+    #[error("{name} is not an Ethernet interface: XDP needs one (loopback and tunnels do not work; use a veth pair)")]
+    NotEthernet {
+        /// The interface.
+        name: String,
+    },
+    /// The network driver refuses XDP at this MTU.
+    #[error(
+        "MTU {mtu} of {name} is too large for native XDP in its driver: ip link set dev {name} mtu {max} (on both ends), or \
+         choose generic mode", max = MAX_MTU
+    )]
+    MtuTooLarge {
+        /// The interface.
+        name: String,
+        /// Its MTU.
+        mtu: u32,
+    },
+    /// The forced mode does not work on this interface.
+    #[error("{name} does not support {mode} mode ({source}): force another mode, or let it be probed")]
+    ModeUnsupported {
+        /// The interface.
+        name: String,
+        /// The mode asked for.
+        mode: Mode,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// No mode works.
+    #[error("XDP does not work on {name} ({source}): is the kernel built with CONFIG_XDP_SOCKETS and CONFIG_BPF_SYSCALL?")]
+    XdpUnsupported {
+        /// The interface.
+        name: String,
+        /// What the kernel said to the last mode tried.
+        source: io::Error,
+    },
+    /// The kernel lacks something we need.
+    #[error("the kernel is too old ({release}): {missing} needs Linux {needs} or newer")]
+    KernelTooOld {
+        /// The running kernel.
+        release: String,
+        /// What is missing.
+        missing: &'static str,
+        /// The first kernel that has it.
+        needs: &'static str,
+    },
+    /// Somebody else's XDP program is on the interface.
+    #[error(
+        "{name} already runs XDP program {program:?} (id {id}); it may be another xwarp process or a firewall. Stop its \
+         owner (bpftool net, ip link set dev {name} xdp off), or open with `replace_program`"
+    )]
+    ForeignProgram {
+        /// The interface.
+        name: String,
+        /// The program's name.
+        program: String,
+        /// The program's id.
+        id: u32,
+    },
+    /// Another AF_XDP socket is bound to the queue.
+    #[error("receive queue {queue} of {name} is in use by another AF_XDP socket: stop its owner (ss --xdp -p)")]
+    QueueInUse {
+        /// The interface.
+        name: String,
+        /// The queue.
+        queue: u16,
+    },
+    /// The limit on locked memory is too small for the frames.
+    #[error(
+        "{bytes} bytes of frame memory exceed the limit on locked memory: ulimit -l unlimited, LimitMEMLOCK=infinity in \
+         the unit file, CAP_IPC_LOCK, or fewer frames"
+    )]
+    LockedMemory {
+        /// Bytes of frame memory.
+        bytes: u64,
+    },
+    /// The configuration contradicts itself.
+    #[error("configuration: {0}")]
+    Config(String),
+    /// The steering program could not be loaded or attached.
+    #[error("the steering program: {0}")]
+    Program(String),
+    /// A system call failed in a way that has no entry above.
+    #[error("{doing}: {source}")]
+    System {
+        /// What was being done.
+        doing: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Why there is no path to a peer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResolveError {
+    /// The destination is an address of this host.
+    #[error("{0} is an address of this host: loopback does not pass a network interface, so XDP never sees it")]
+    Local(IpAddr),
+    /// The destination is not one host.
+    #[error("{0} is not a unicast address")]
+    NotUnicast(IpAddr),
+    /// The kernel has no route.
+    #[error("no route to {destination} from here ({source}): ip route get {destination}")]
+    NoRoute {
+        /// Where to.
+        destination: IpAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The kernel routes the destination through another interface.
+    #[error("{destination} is reached through {through}, not {name}: open {through} instead, or add a route")]
+    OtherInterface {
+        /// Where to.
+        destination: IpAddr,
+        /// The open interface.
+        name: String,
+        /// The interface that the kernel would use.
+        through: String,
+    },
+    /// The source address is not one of the interface's.
+    #[error("{address} is not an address of {name}")]
+    NotOurAddress {
+        /// The address.
+        address: IpAddr,
+        /// The interface.
+        name: String,
+    },
+    /// Local and remote address are of different families.
+    #[error("{0} and {1} are of different address families")]
+    Family(IpAddr, IpAddr),
+    /// Nobody answers for the next hop.
+    #[error("{next_hop}, the next hop to {destination}, does not answer (ARP or neighbour discovery)")]
+    Unreachable {
+        /// Where to.
+        destination: IpAddr,
+        /// Whose Ethernet address is missing.
+        next_hop: IpAddr,
+    },
+    /// The time limit passed before the next hop's Ethernet address was known.
+    #[error("{next_hop}, the next hop to {destination}, did not answer in time (ARP or neighbour discovery)")]
+    TimedOut {
+        /// Where to.
+        destination: IpAddr,
+        /// Whose Ethernet address is missing.
+        next_hop: IpAddr,
+    },
+    /// Talking to the kernel failed.
+    #[error("netlink: {0}")]
+    Netlink(#[from] io::Error),
+}
+
+/// Why a port could not be reserved.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PortError {
+    /// Somebody has it.
+    #[error("{0} is in use (ss -tlnp shows kernel listeners; another xwarp process may hold it too)")]
+    InUse(SocketAddr),
+    /// Ports below 1024 need a capability.
+    #[error("{0}: ports below 1024 need CAP_NET_BIND_SERVICE")]
+    Permission(SocketAddr),
+    /// The address is not one of this host's.
+    #[error("{0} is not an address of this host")]
+    NotOurAddress(IpAddr),
+    /// Every ephemeral port tried was in use.
+    #[error("no ephemeral port is free on {0} (sysctl net.ipv4.ip_local_port_range)")]
+    Exhausted(IpAddr),
+    /// A system call failed.
+    #[error("reserving {address}: {source}")]
+    System {
+        /// The address.
+        address: SocketAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
