@@ -5,7 +5,7 @@
 
 use crate::{
     link::{FrameWriter, Pieces},
-    mpa::{MpaError, Rtr},
+    mpa::{MpaError, Rtr, layout::Layout},
     seq::StreamOffset,
     wire::Path,
 };
@@ -107,13 +107,17 @@ pub enum Pulled {
 }
 
 /// Writes one ULPDU into a segment that is being built, leaving out the markers' places.
+///
+/// Its methods stand in [`crate::mpa`], which frames what is written.
 #[derive(Debug)]
 pub struct UlpduWriter<'w, 'f> {
     pub(crate) frame: &'w mut FrameWriter<'f>,
-    /// Where the frame's next byte lies in the stream.
+    pub(crate) layout: Layout,
+    /// Where the FPDU's range begins in the stream, and where its next byte will lie.
+    pub(crate) start: StreamOffset,
     pub(crate) offset: StreamOffset,
-    /// Stream offset of the first FPDU byte, when markers are sent: a marker stands at each multiple of 512 from it.
-    pub(crate) markers_from: Option<StreamOffset>,
+    /// Where the FPDU's range begins in the frame.
+    pub(crate) position: usize,
     /// Bytes of ULPDU still allowed, and written so far.
     pub(crate) room: usize,
     pub(crate) written: usize,
@@ -149,6 +153,10 @@ pub enum Event {
     Rejected {
         /// Its private data.
         private_data: Vec<u8>,
+        /// Its IRD; [`crate::mpa::UNNEGOTIATED`] without enhanced set-up.
+        ird: u16,
+        /// Its ORD, perhaps the one that it would need (RFC 6581 section 9.1).
+        ord: u16,
     },
     /// MPA found the stream broken. The upper layer sends its Terminate and finishes.
     StreamError(MpaError),

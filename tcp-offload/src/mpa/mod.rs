@@ -1,5 +1,31 @@
 //! Marker PDU Aligned framing (RFC 5044) with the enhanced set-up of RFC 6581: the start-up frames, and
 //! FPDUs in both directions. One [`Session`] per connection sits between its TCP and the upper layer.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `startup` | the bytes of MPA Request and Reply frames |
+//! | `negotiate` | what request and reply mean together: CRC, markers, IRD/ORD, peer to peer |
+//! | `layout` | arithmetic of FPDUs and markers in the stream, MULPDU |
+//! | `writer` | building one FPDU in a transmit frame |
+//! | `deframe` | checking one received FPDU, cutting its ULPDU out |
+//! | `hold` | received bytes that cannot be placed yet, and the frames they lie in |
+//! | `receiver` | the in-order cursor and the islands beyond gaps: place early, deliver in order |
+//! | `session` | the phases of a connection, time limits, events |
+#![deny(clippy::indexing_slicing)]
+
+mod counters;
+mod error;
+pub(crate) mod layout;
+mod negotiate;
+mod session;
+mod writer;
+
+pub use counters::Counters;
+pub use error::{MpaError, SetupError, TerminateCode};
+pub use negotiate::{AcceptParams, Agreed, MAX_READ_DEPTH, Offer, RtrOptions, UNNEGOTIATED};
+pub use session::Session;
+
+use std::time::Duration;
 
 /// Whether we want markers in the direction towards us (design: each direction has its own).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -49,9 +75,28 @@ pub struct MpaConfig {
     /// Initiator: ask for peer-to-peer mode with these ready-to-receive messages.
     pub peer_to_peer: Vec<Rtr>,
     /// Time limit for the peer's start-up frame.
-    pub startup_timeout: std::time::Duration,
+    pub startup_timeout: Duration,
     /// How long an FPDU may wait for a receive before the stream is terminated.
-    pub withhold_timeout: std::time::Duration,
+    /// Zero terminates at once: the strict behaviour of RFC 5041 section 7.1.
+    pub withhold_timeout: Duration,
     /// Most bytes held for FPDUs that cannot be placed or delivered yet.
     pub hold_bytes: usize,
+    /// Initiator: the largest IRD that a responder's ORD may raise ours to (RFC 6581 section 9.1).
+    pub max_ird: u16,
+}
+
+impl Default for MpaConfig {
+    /// Markers preferred, CRC on, revision 2, client-server model.
+    fn default() -> Self {
+        Self {
+            markers: Markers::default(),
+            crc: true,
+            revision: Revision::default(),
+            peer_to_peer: Vec::new(),
+            startup_timeout: Duration::from_secs(10),
+            withhold_timeout: Duration::from_secs(5),
+            hold_bytes: 1 << 20,
+            max_ird: 128,
+        }
+    }
 }

@@ -1,0 +1,115 @@
+//! What can go wrong in MPA: [`MpaError`] for what the peer or the network did, with its one conversion
+//! to a Terminate code, and [`SetupError`] for what our caller did.
+
+/// Why MPA gave a stream up (RFC 5044 section 8, RFC 6581 section 8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum MpaError {
+    /// The peer closed its direction within a start-up frame or an FPDU.
+    #[error("the peer closed the connection in the middle of a frame")]
+    Truncated,
+    /// The CRC of an FPDU is wrong.
+    #[error("the CRC of an FPDU is wrong")]
+    Crc,
+    /// A marker and the ULPDU lengths disagree on where an FPDU starts.
+    #[error("a marker and the ULPDU lengths disagree on the start of an FPDU")]
+    MarkerMismatch,
+    /// An FPDU waited for a receive for longer than [`super::MpaConfig::withhold_timeout`].
+    #[error("no receive was posted in time")]
+    Withheld,
+    /// What came first is no start-up frame.
+    #[error("the peer does not speak MPA")]
+    InvalidKey,
+    /// Both ends were started as initiators, or both as responders (RFC 5044 section 7.1.2, rule 8).
+    #[error("both ends started MPA in the same role")]
+    SameRole,
+    /// The start-up frame's revision is none that we speak.
+    #[error("the peer speaks MPA revision {0}")]
+    UnsupportedRevision(u8),
+    /// The private data exceeds 512 bytes.
+    #[error("the peer announced {0} bytes of private data, 512 is the limit")]
+    PrivateDataTooLong(u16),
+    /// The frame claims to be an enhanced one, but has no room for IRD and ORD.
+    #[error("the start-up frame lacks the IRD and ORD that it announces")]
+    EnhancedDataMissing,
+    /// We asked for enhanced set-up, and the responder accepted without it.
+    #[error("the responder does not speak the enhanced set-up of RFC 6581")]
+    NotEnhanced,
+    /// The initiator sent something behind its request before we replied.
+    #[error("the initiator sent data before the reply")]
+    DataBeforeReply,
+    /// The responder rejected a request for markers and gave no other reason: a connection without them
+    /// may succeed.
+    #[error("the responder refuses markers")]
+    MarkersRefused,
+    /// The peer's start-up frame did not come in time.
+    #[error("the peer's MPA start-up frame did not come in time")]
+    StartupTimeout,
+    /// Something failed locally while connecting.
+    #[error("local catastrophic error")]
+    LocalCatastrophic,
+    /// The responder's ORD is more than [`super::MpaConfig::max_ird`].
+    #[error("the responder's ORD exceeds the IRD that this end can offer")]
+    InsufficientIrd,
+    /// The responder supports none of the ready-to-receive messages that we can send.
+    #[error("no ready-to-receive message that both ends support")]
+    NoMatchingRtr,
+}
+
+/// Layer, error type and error code of a Terminate message (RFC 5040 section 4.8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TerminateCode {
+    /// 0 RDMAP, 1 DDP, 2 LLP.
+    pub layer: u8,
+    /// Within the layer.
+    pub error_type: u8,
+    /// Within the type.
+    pub code: u8,
+}
+
+impl MpaError {
+    /// What a Terminate message says of this error: layer LLP, type MPA, and the codes of RFC 5044 section
+    /// 8 and RFC 6581 section 8. The exception is [`Self::Withheld`], which MPA notices but RFC 5041
+    /// section 8.2 names: untagged, no buffer available.
+    pub const fn terminate_code(self) -> TerminateCode {
+        let code = match self {
+            Self::Withheld => return TerminateCode { layer: 1, error_type: 2, code: 2 },
+            Self::Truncated | Self::StartupTimeout => 1,
+            Self::Crc => 2,
+            Self::MarkerMismatch => 3,
+            Self::InvalidKey
+            | Self::SameRole
+            | Self::UnsupportedRevision(_)
+            | Self::PrivateDataTooLong(_)
+            | Self::EnhancedDataMissing
+            | Self::NotEnhanced
+            | Self::DataBeforeReply
+            | Self::MarkersRefused => 4,
+            Self::LocalCatastrophic => 5,
+            Self::InsufficientIrd => 6,
+            Self::NoMatchingRtr => 7,
+        };
+        TerminateCode { layer: 2, error_type: 0, code }
+    }
+}
+
+/// Our caller asked for something that start-up does not allow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SetupError {
+    /// More private data than is sent.
+    #[error("{len} bytes of private data, {limit} is the limit here")]
+    PrivateDataTooLong {
+        /// Bytes given.
+        len: usize,
+        /// Bytes allowed.
+        limit: usize,
+    },
+    /// IRD or ORD above [`super::MAX_READ_DEPTH`] (and not [`super::UNNEGOTIATED`]).
+    #[error("IRD or ORD of {0} does not fit into 14 bits")]
+    ReadDepth(u16),
+    /// Peer-to-peer mode needs revision 2.
+    #[error("peer-to-peer mode needs MPA revision 2")]
+    PeerToPeerNeedsRevisionTwo,
+    /// Nothing to accept or reject: no request has come, or it was answered before.
+    #[error("no MPA request waits for an answer")]
+    NoRequest,
+}
