@@ -1,0 +1,233 @@
+//! Two interfaces joined by a virtual cable in memory: a whole network without root, for tests of ours and of
+//! applications. Frames, TCP and everything above are the real ones; only the cable is not.
+
+use std::{
+    collections::HashSet,
+    fmt, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+pub use xwarp_tcp::sim::{Census, Faults, Wire, WireConfig};
+use xwarp_tcp::{
+    link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
+    sim::SimLink,
+    wire::{Mac, VlanTags},
+};
+
+use crate::{
+    interface::{
+        Interface, InterfaceAttributes, InterfaceChange, PortReservation, Resolver, Route, RouteError,
+        TransferMode,
+    },
+    system::{Clock, Doorbell},
+};
+
+/// First port that is handed out when any will do.
+const EPHEMERAL: u16 = 49152;
+
+/// One end of a virtual cable, as an interface.
+///
+/// The first end has the addresses 192.0.2.1 and 2001:db8::1, the second 192.0.2.2 and 2001:db8::2.
+pub struct SimInterface {
+    link: SimLink,
+    wire: Wire,
+    clock: Clock,
+    bell: Arc<Doorbell>,
+    end: u8,
+    mtu: u16,
+    resolver: Arc<SimResolver>,
+}
+
+impl fmt::Debug for SimInterface {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimInterface").field("link", &self.link).finish_non_exhaustive()
+    }
+}
+
+/// Routes and ports of one end.
+struct SimResolver {
+    end: u8,
+    mtu: u16,
+    ports: Arc<Mutex<HashSet<u16>>>,
+}
+
+/// Gives the port back.
+struct Held(u16, Arc<Mutex<HashSet<u16>>>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.1.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+    }
+}
+
+/// A cable with an MTU of `mtu` bytes, and its two ends. Time on the cable is real time.
+pub fn pair(config: WireConfig, mtu: u16) -> io::Result<(SimInterface, SimInterface)> {
+    let (wire, a, b) = Wire::new(config);
+    let clock = Clock::start();
+    Ok((SimInterface::new(a, &wire, clock, 1, mtu)?, SimInterface::new(b, &wire, clock, 2, mtu)?))
+}
+
+/// The IPv4 address of the first (1) or second (2) end.
+pub fn ipv4(end: u8) -> IpAddr {
+    Ipv4Addr::new(192, 0, 2, end).into()
+}
+
+/// The IPv6 address of the first (1) or second (2) end.
+pub fn ipv6(end: u8) -> IpAddr {
+    Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, end.into()).into()
+}
+
+fn mac(end: u8) -> Mac {
+    Mac([2, 0, 0, 0, 0, end])
+}
+
+impl SimInterface {
+    fn new(link: SimLink, wire: &Wire, clock: Clock, end: u8, mtu: u16) -> io::Result<Self> {
+        let bell = Arc::new(Doorbell::new()?);
+        let notify = Arc::clone(&bell);
+        link.on_arrival(move || notify.ring());
+        let resolver = Arc::new(SimResolver { end, mtu, ports: Arc::default() });
+        Ok(Self { link, wire: wire.clone(), clock, bell, end, mtu, resolver })
+    }
+
+    /// The cable, to change its faults.
+    pub fn wire(&self) -> Wire {
+        self.wire.clone()
+    }
+}
+
+impl Resolver for SimResolver {
+    fn resolve(
+        &self,
+        destination: IpAddr,
+        source: Option<IpAddr>,
+        limit: Duration,
+    ) -> Result<Route, RouteError> {
+        let peer = 3 - self.end;
+        let own = if destination.is_ipv4() { ipv4(self.end) } else { ipv6(self.end) };
+        if source.is_some_and(|s| s != own) {
+            return Err(RouteError::Address(format!("{source:?} is not an address of this end")));
+        }
+        if destination != ipv4(peer) && destination != ipv6(peer) {
+            // Nobody answers for any other address.
+            std::thread::sleep(limit);
+            return Err(RouteError::TimedOut(format!("{destination} does not answer")));
+        }
+        Ok(Route {
+            source: own,
+            source_mac: mac(self.end),
+            next_hop_mac: mac(peer),
+            vlan: VlanTags::default(),
+            mtu: self.mtu,
+            queue: QueueId(0),
+        })
+    }
+
+    fn reserve_port(&self, _address: Option<IpAddr>, port: u16) -> io::Result<PortReservation> {
+        let mut ports = self.ports.lock().unwrap_or_else(PoisonError::into_inner);
+        let port = match port {
+            0 => (EPHEMERAL..=u16::MAX).find(|p| !ports.contains(p)).ok_or(io::ErrorKind::AddrInUse)?,
+            port => port,
+        };
+        if !ports.insert(port) {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        Ok(PortReservation::new(port, Held(port, Arc::clone(&self.ports))))
+    }
+}
+
+impl Link for SimInterface {
+    fn chunk_bytes(&self) -> usize {
+        self.link.chunk_bytes()
+    }
+
+    fn tx_available(&self) -> usize {
+        self.link.tx_available()
+    }
+
+    fn rx_frames(&self) -> usize {
+        self.link.rx_frames()
+    }
+
+    fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
+        self.wire.advance(self.clock.now());
+        self.bell.clear();
+        let received = self.link.receive(batch, max);
+        // Also what is still under way must be looked for again: the cable has no clock of its own.
+        if self.wire.next_arrival().is_some() {
+            self.bell.ring();
+        }
+        received
+    }
+
+    fn rx_chunk(&self, frame: &RxFrame, index: usize) -> &[u8] {
+        self.link.rx_chunk(frame, index)
+    }
+
+    fn recycle(&mut self, frame: RxFrame) {
+        self.link.recycle(frame);
+    }
+
+    fn alloc(&mut self, len: usize) -> Option<TxFrame> {
+        self.link.alloc(len)
+    }
+
+    fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
+        self.link.tx_chunks(frame)
+    }
+
+    fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
+        self.link.submit(queue, frame, len)
+    }
+
+    fn release(&mut self, frame: TxFrame) {
+        self.link.release(frame);
+    }
+
+    fn flush(&mut self) {
+        self.wire.advance(self.clock.now());
+        self.link.flush();
+    }
+
+    fn steer(&mut self, rule: Steer) -> Result<(), SteerError> {
+        self.link.steer(rule)
+    }
+
+    fn unsteer(&mut self, rule: Steer) {
+        self.link.unsteer(rule);
+    }
+}
+
+impl Interface for SimInterface {
+    fn attributes(&self) -> InterfaceAttributes {
+        InterfaceAttributes {
+            name: format!("sim{}", self.end),
+            index: self.end.into(),
+            mac: mac(self.end),
+            mtu: self.mtu,
+            up: true,
+            addresses: vec![ipv4(self.end), ipv6(self.end)],
+            mode: TransferMode::Memory,
+            queues: 1,
+        }
+    }
+
+    fn readiness(&self) -> io::Result<Vec<OwnedFd>> {
+        Ok(vec![self.bell.duplicate()?])
+    }
+
+    fn resolver(&self) -> Arc<dyn Resolver> {
+        Arc::clone(&self.resolver) as Arc<dyn Resolver>
+    }
+
+    fn change(&mut self) -> Option<InterfaceChange> {
+        None
+    }
+
+    fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+        tell("sim_rx_dropped", self.link.census().rx_dropped);
+    }
+}

@@ -1,0 +1,92 @@
+//! The clock, waiting, and threads: every contact of this crate with the operating system beyond memory
+//! and interfaces. Everything else is told the time and rings a [`Doorbell`].
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, Timespec},
+    io::Errno,
+};
+use xwarp_tcp::time::Instant;
+
+/// The monotonic clock of one device, from the moment it was opened.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clock {
+    origin: std::time::Instant,
+}
+
+impl Clock {
+    #[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
+    pub(crate) fn start() -> Self {
+        Self { origin: std::time::Instant::now() }
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        Instant::from_nanos(u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+/// A descriptor that is readable from [`ring`](Self::ring) to [`clear`](Self::clear).
+#[derive(Debug)]
+pub(crate) struct Doorbell(OwnedFd);
+
+impl Doorbell {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    /// Makes it readable. (The only failure is a counter that is full, and then it is readable.)
+    pub(crate) fn ring(&self) {
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Makes it unreadable; says whether it was rung.
+    pub(crate) fn clear(&self) -> bool {
+        rustix::io::read(&self.0, &mut [0u8; 8]).is_ok()
+    }
+
+    /// Another descriptor for the same bell.
+    pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.0.try_clone()
+    }
+}
+
+impl AsFd for Doorbell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Waits until one of `fds` is readable (or in error) or `limit` has passed; `None` waits for ever.
+/// Says whether one is. A signal ends the wait early.
+pub(crate) fn wait_readable<'a>(
+    fds: impl IntoIterator<Item = BorrowedFd<'a>>,
+    limit: Option<Duration>,
+) -> io::Result<bool> {
+    let mut set: smallvec::SmallVec<[PollFd<'_>; 8]> =
+        fds.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+    let limit = limit.map(|l| Timespec {
+        tv_sec: i64::try_from(l.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(l.subsec_nanos()),
+    });
+    match rustix::event::poll(&mut set, limit.as_ref()) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Starts a thread.
+pub(crate) fn spawn(name: String, f: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name).spawn(f)
+}
+
+/// A number that nobody can guess: the seed of everything random in one engine.
+pub(crate) fn seed() -> u64 {
+    rand::random()
+}

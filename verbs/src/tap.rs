@@ -1,0 +1,201 @@
+//! A tap at the frame boundary: every frame that crosses an interface, both ways, into a pcapng file.
+//! AF_XDP passes by the kernel's packet sockets, so tcpdump cannot see this traffic.
+
+use std::{
+    borrow::Cow,
+    io::{self, BufWriter, Write},
+    os::fd::OwnedFd,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use pcap_file::{
+    DataLink, PcapError,
+    pcapng::{
+        PcapNgWriter,
+        blocks::{
+            enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption},
+            interface_description::{InterfaceDescriptionBlock, InterfaceDescriptionOption},
+        },
+    },
+};
+use xwarp_tcp::link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame, rx_pieces};
+
+use crate::interface::{Interface, InterfaceAttributes, InterfaceChange, Resolver};
+
+/// Bytes that may wait in memory before they are written.
+const BUFFER_BYTES: usize = 1 << 18;
+/// How long bytes may wait there while frames come and go.
+const FLUSH_EVERY: Duration = Duration::from_millis(100);
+
+/// Direction bits of a packet's flags word (pcapng, section 4.3.1).
+const INBOUND: u32 = 1;
+const OUTBOUND: u32 = 2;
+
+/// An interface whose frames are recorded. Time stamps are wall-clock nanoseconds, outgoing frames as
+/// submitted. When the file cannot be written any more, recording ends with a warning.
+pub struct Tap {
+    inner: Box<dyn Interface>,
+    recorder: Option<Recorder>,
+    scratch: Vec<u8>,
+}
+
+struct Recorder {
+    file: PcapNgWriter<BufWriter<Box<dyn Write + Send>>>,
+    flushed: SystemTime,
+}
+
+impl Tap {
+    /// Records what crosses `inner` to `out`.
+    pub fn new(inner: Box<dyn Interface>, out: Box<dyn Write + Send>) -> io::Result<Self> {
+        let out = BufWriter::with_capacity(BUFFER_BYTES, out);
+        let mut file = PcapNgWriter::new(out).map_err(io_error)?;
+        file.write_pcapng_block(InterfaceDescriptionBlock {
+            linktype: DataLink::ETHERNET,
+            snaplen: 0,
+            options: vec![
+                InterfaceDescriptionOption::IfName(inner.attributes().name.into()),
+                // Time stamps count 10^-9 seconds.
+                InterfaceDescriptionOption::IfTsResol(9),
+            ],
+        })
+        .map_err(io_error)?;
+        let recorder = Some(Recorder { file, flushed: wall_clock() });
+        Ok(Self { inner, recorder, scratch: Vec::new() })
+    }
+
+    fn record(&mut self, direction: u32) {
+        if let Some(recorder) = &mut self.recorder
+            && let Err(error) = recorder.record(&self.scratch, direction)
+        {
+            tracing::warn!(%error, "the frame tap stops");
+            self.recorder = None;
+        }
+    }
+
+    fn record_received(&mut self, batch: &[RxFrame]) {
+        for frame in batch {
+            self.scratch.clear();
+            for piece in rx_pieces(&*self.inner, frame, 0, frame.len()) {
+                self.scratch.extend_from_slice(piece);
+            }
+            self.record(INBOUND);
+        }
+    }
+}
+
+impl Recorder {
+    fn record(&mut self, frame: &[u8], direction: u32) -> Result<(), PcapError> {
+        let now = wall_clock();
+        self.file.write_pcapng_block(EnhancedPacketBlock {
+            interface_id: 0,
+            timestamp: now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default(),
+            original_len: frame.len() as u32,
+            data: Cow::Borrowed(frame),
+            options: vec![EnhancedPacketOption::Flags(direction)],
+        })?;
+        if now.duration_since(self.flushed).is_ok_and(|d| d > FLUSH_EVERY) {
+            self.file.get_mut().flush()?;
+            self.flushed = now;
+        }
+        Ok(())
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "captures carry wall-clock time; the engine never sees it")]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}
+
+fn io_error(error: PcapError) -> io::Error {
+    match error {
+        PcapError::IoError(e) => e,
+        other => io::Error::other(other),
+    }
+}
+
+impl Link for Tap {
+    fn chunk_bytes(&self) -> usize {
+        self.inner.chunk_bytes()
+    }
+
+    fn tx_available(&self) -> usize {
+        self.inner.tx_available()
+    }
+
+    fn rx_frames(&self) -> usize {
+        self.inner.rx_frames()
+    }
+
+    fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
+        let before = batch.len();
+        let received = self.inner.receive(batch, max);
+        self.record_received(batch.get(before..).unwrap_or_default());
+        received
+    }
+
+    fn rx_chunk(&self, frame: &RxFrame, index: usize) -> &[u8] {
+        self.inner.rx_chunk(frame, index)
+    }
+
+    fn recycle(&mut self, frame: RxFrame) {
+        self.inner.recycle(frame);
+    }
+
+    fn alloc(&mut self, len: usize) -> Option<TxFrame> {
+        self.inner.alloc(len)
+    }
+
+    fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
+        self.inner.tx_chunks(frame)
+    }
+
+    fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
+        self.scratch.clear();
+        for chunk in self.inner.tx_chunks(frame).into_iter().flatten() {
+            let wanted = chunk.len().min(len - self.scratch.len());
+            self.scratch.extend_from_slice(chunk.get(..wanted).unwrap_or_default());
+        }
+        self.inner.submit(queue, frame, len)?;
+        self.record(OUTBOUND);
+        Ok(())
+    }
+
+    fn release(&mut self, frame: TxFrame) {
+        self.inner.release(frame);
+    }
+
+    fn flush(&mut self) {
+        self.inner.flush();
+    }
+
+    fn steer(&mut self, rule: Steer) -> Result<(), SteerError> {
+        self.inner.steer(rule)
+    }
+
+    fn unsteer(&mut self, rule: Steer) {
+        self.inner.unsteer(rule);
+    }
+}
+
+impl Interface for Tap {
+    fn attributes(&self) -> InterfaceAttributes {
+        self.inner.attributes()
+    }
+
+    fn readiness(&self) -> io::Result<Vec<OwnedFd>> {
+        self.inner.readiness()
+    }
+
+    fn resolver(&self) -> Arc<dyn Resolver> {
+        self.inner.resolver()
+    }
+
+    fn change(&mut self) -> Option<InterfaceChange> {
+        self.inner.change()
+    }
+
+    fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+        self.inner.counters(tell);
+    }
+}
