@@ -1,0 +1,312 @@
+//! The baseline: the same traffic over one kernel TCP connection, with the same clock and columns.
+//!
+//! The client opens one connection for each row of the table. It begins with an [`Order`] that tells the
+//! server what to do; a connection with an empty order ends the server.
+
+mod bulk;
+mod pingpong;
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{
+    options::{MeetArgs, TcpArgs},
+    report::{Info, Report, Row},
+};
+
+/// A connection that brings nothing for so long is given up: the other end is gone.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Task {
+    /// The server takes everything until the end of the stream.
+    Bulk,
+    /// The server sends back each message.
+    Echo,
+    /// The server ends.
+    End,
+}
+
+/// The first bytes of each connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Order {
+    task: Task,
+    /// Whether both ends poll instead of sleeping.
+    polling: bool,
+    /// Size of a message.
+    bytes: u64,
+}
+
+impl Order {
+    const LEN: usize = 16;
+    const MAGIC: [u8; 6] = *b"xwperf";
+
+    fn emit(self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        out[..6].copy_from_slice(&Self::MAGIC);
+        out[6] = match self.task {
+            Task::Bulk => 1,
+            Task::Echo => 2,
+            Task::End => 3,
+        };
+        out[7] = u8::from(self.polling);
+        out[8..].copy_from_slice(&self.bytes.to_le_bytes());
+        out
+    }
+
+    fn parse(bytes: [u8; Self::LEN]) -> Option<Self> {
+        let (head, size) = bytes.split_at(8);
+        if head[..6] != Self::MAGIC {
+            return None;
+        }
+        let task = match head[6] {
+            1 => Task::Bulk,
+            2 => Task::Echo,
+            3 => Task::End,
+            _ => return None,
+        };
+        let bytes = u64::from_le_bytes(size.try_into().ok()?);
+        // A stranger's order must not make us allocate without bound.
+        (bytes <= 1 << 32).then_some(Self { task, polling: head[7] != 0, bytes })
+    }
+}
+
+/// Which baseline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `tcp_bw`.
+    Bandwidth,
+    /// `tcp_lat`.
+    Latency,
+}
+
+/// Runs `tcp_bw` or `tcp_lat`, as server or as client.
+pub fn run(kind: Kind, args: &TcpArgs) -> Result<()> {
+    if let Some(cpu) = args.output.pin {
+        crate::cpu::pin(cpu)?;
+    }
+    match &args.meet.server {
+        None => serve(args),
+        Some(server) => {
+            let server = resolve(server, &args.meet)?;
+            measure(kind, args, server)
+        }
+    }
+}
+
+/// The server's address; of several, one of the wanted family first.
+pub fn resolve(server: &str, meet: &MeetArgs) -> Result<SocketAddr> {
+    let found: Vec<SocketAddr> = (server, meet.port)
+        .to_socket_addrs()
+        .with_context(|| format!("cannot resolve '{server}'"))?
+        .collect();
+    found
+        .iter()
+        .find(|a| a.is_ipv6() == meet.ipv6)
+        .or(found.first())
+        .copied()
+        .with_context(|| format!("'{server}' has no address"))
+}
+
+fn measure(kind: Kind, args: &TcpArgs, server: SocketAddr) -> Result<()> {
+    let (title, default_size) = match kind {
+        Kind::Bandwidth => ("Kernel TCP BW Test", 65536),
+        Kind::Latency => ("Kernel TCP Latency Test", 2),
+    };
+    let polling = kind == Kind::Latency && !args.events;
+    let info = Info::new(title)
+        .line("Transport type", "kernel TCP")
+        .line("Receive", if polling { "polling" } else { "sleeping" })
+        .line("Congestion ctrl", congestion_control())
+        .line("Server", server.to_string());
+    let mut report = Report::begin(&args.output, info);
+    for bytes in args.amount.sizes(default_size) {
+        let task = if kind == Kind::Bandwidth { Task::Bulk } else { Task::Echo };
+        let stream = connect(server, Order { task, polling, bytes })?;
+        let row = match kind {
+            Kind::Bandwidth => Row::Bandwidth(bulk::send(stream, bytes, args.amount.amount())?),
+            Kind::Latency => pingpong::ask(stream, bytes, polling, args.amount.amount())?,
+        };
+        report.row(row);
+    }
+    connect(server, Order { task: Task::End, polling, bytes: 0 })?;
+    report.end(None)
+}
+
+/// The name of the kernel's default, which decides much of a bulk result.
+fn congestion_control() -> String {
+    std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control")
+        .map_or_else(|_| "unknown".to_owned(), |name| name.trim().to_owned())
+}
+
+/// Connects and sends the order; tries again for a while, because the server may just be starting.
+fn connect(server: SocketAddr, order: Order) -> Result<TcpStream> {
+    let begin = Instant::now();
+    let mut stream = loop {
+        match TcpStream::connect_timeout(&server, Duration::from_secs(5)) {
+            Ok(stream) => break stream,
+            Err(e)
+                if e.kind() == ErrorKind::ConnectionRefused && begin.elapsed() < Duration::from_secs(3) =>
+            {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Err(e) => return Err(e).with_context(|| format!("cannot connect to {server}")),
+        }
+    };
+    limit(&stream)?;
+    stream.write_all(&order.emit())?;
+    Ok(stream)
+}
+
+fn limit(stream: &TcpStream) -> Result<()> {
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    Ok(())
+}
+
+fn serve(args: &TcpArgs) -> Result<()> {
+    let any = args.meet.source.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
+    let listener = TcpListener::bind((any, args.meet.port))
+        .with_context(|| format!("cannot listen on {any} port {}", args.meet.port))?;
+    println!("Waiting for a client on port {} (kernel TCP)", args.meet.port);
+    loop {
+        let (mut stream, _) = listener.accept()?;
+        limit(&stream)?;
+        let mut order = [0; Order::LEN];
+        if stream.read_exact(&mut order).is_err() {
+            continue;
+        }
+        let Some(order) = Order::parse(order) else { bail!("what connected is not xwarp-perf") };
+        match order.task {
+            Task::Bulk => bulk::take(stream, order.bytes)?,
+            Task::Echo => pingpong::answer(stream, order.bytes, order.polling)?,
+            Task::End => return Ok(()),
+        }
+    }
+}
+
+/// Reads all of `buffer`, polling or sleeping. `Ok(false)`: the stream ended before its first byte.
+fn read_message(stream: &mut TcpStream, buffer: &mut [u8], polling: bool) -> Result<bool> {
+    let mut done = 0;
+    let mut idle = 0_u32;
+    let mut since = None;
+    while done < buffer.len() {
+        match stream.read(&mut buffer[done..]) {
+            Ok(0) if done == 0 => return Ok(false),
+            Ok(0) => bail!("the stream ended within a message"),
+            Ok(n) => (done, idle, since) = (done + n, 0, None),
+            Err(e) if e.kind() == ErrorKind::WouldBlock && polling => {
+                idle += 1;
+                // The clock is read rarely: it is part of what is measured.
+                if idle.is_multiple_of(1 << 16) && since.get_or_insert_with(Instant::now).elapsed() > PATIENCE
+                {
+                    bail!("nothing came for {} seconds", PATIENCE.as_secs());
+                }
+            }
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e).context("reading from the other end"),
+        }
+    }
+    Ok(true)
+}
+
+/// Writes all of `buffer`, also to a non-blocking socket whose buffer is full for the moment.
+fn write_message(stream: &mut TcpStream, mut buffer: &[u8]) -> Result<()> {
+    let begin = Instant::now();
+    while !buffer.is_empty() {
+        match stream.write(buffer) {
+            Ok(n) => buffer = &buffer[n..],
+            Err(e) if e.kind() == ErrorKind::WouldBlock && begin.elapsed() < PATIENCE => {}
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e).context("writing to the other end"),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::options::{Amount, Cli, Command};
+    use clap::Parser as _;
+
+    fn args(line: &str) -> TcpArgs {
+        let cli = Cli::try_parse_from(std::iter::once("xwarp-perf").chain(line.split_whitespace())).unwrap();
+        let (Command::TcpBw(args) | Command::TcpLat(args)) = cli.command else { panic!("not a baseline") };
+        args
+    }
+
+    /// Runs one server and `client` against it on the loopback.
+    fn with_server<T>(client: impl FnOnce(SocketAddr) -> T) -> T {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let server = args(&format!("tcp_lat -p {port} --bind_source_ip 127.0.0.1"));
+        let server = thread::spawn(move || serve(&server));
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        let out = client(address);
+        connect(address, Order { task: Task::End, polling: false, bytes: 0 }).unwrap();
+        server.join().unwrap().unwrap();
+        out
+    }
+
+    #[test]
+    fn bulk_counts_every_byte_and_both_ends_cpu_time() {
+        let row = with_server(|server| {
+            let stream = connect(server, Order { task: Task::Bulk, polling: false, bytes: 10_000 }).unwrap();
+            bulk::send(stream, 10_000, Amount::Iterations(50)).unwrap()
+        });
+        assert_eq!((row.bytes, row.iterations), (10_000, 50));
+        assert!(row.average > 0.0);
+        assert!(row.cpu.unwrap().remote_seconds_per_gib.is_some());
+    }
+
+    #[test]
+    fn ping_pong_works_polling_and_sleeping() {
+        for polling in [true, false] {
+            let row = with_server(|server| {
+                let stream = connect(server, Order { task: Task::Echo, polling, bytes: 100 }).unwrap();
+                pingpong::ask(stream, 100, polling, Amount::Iterations(20)).unwrap()
+            });
+            let Row::Latency(row) = row else { panic!("{row:?}") };
+            assert_eq!((row.bytes, row.iterations), (100, 20));
+            assert!(row.summary.min > 0.0 && row.summary.min <= row.summary.p999);
+        }
+    }
+
+    #[test]
+    fn a_timed_ping_pong_ends_in_time() {
+        let begin = Instant::now();
+        let row = with_server(|server| {
+            let stream = connect(server, Order { task: Task::Echo, polling: false, bytes: 8 }).unwrap();
+            pingpong::ask(stream, 8, false, Amount::Duration(Duration::from_millis(50))).unwrap()
+        });
+        let Row::Rate(row) = row else { panic!("{row:?}") };
+        assert!(row.iterations > 0 && row.transactions > 0.0);
+        assert!(begin.elapsed() < Duration::from_secs(10));
+    }
+
+    proptest! {
+        #[test]
+        fn prop_orders_survive_the_wire(task in 0..3, polling: bool, bytes in 0u64..=1 << 32) {
+            let task = [Task::Bulk, Task::Echo, Task::End][task as usize];
+            let order = Order { task, polling, bytes };
+            prop_assert_eq!(Order::parse(order.emit()), Some(order));
+        }
+
+        #[test]
+        fn prop_strangers_are_refused(bytes: [u8; Order::LEN]) {
+            prop_assume!(bytes[..6] != Order::MAGIC);
+            prop_assert_eq!(Order::parse(bytes), None);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! One direction, as fast as it goes.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Shutdown, TcpStream},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::{
+    cpu,
+    options::Amount,
+    progress::Progress,
+    report::{BandwidthRow, CpuUse},
+    stats::Completions,
+};
+
+/// The peak is over at least so much: writes return when the socket's buffers took the bytes, so shorter
+/// windows show the buffers and not the wire.
+const PEAK_WINDOW_BYTES: u64 = 32 << 20;
+
+/// What the server tells at the end: bytes taken, and nanoseconds of CPU time it took.
+const RECEIPT: usize = 16;
+
+/// The client: sends messages, and stops the clock when the server says that it has them all.
+pub(super) fn send(mut stream: TcpStream, bytes: u64, amount: Amount) -> Result<BandwidthRow> {
+    let message = vec![0x5a_u8; bytes as usize];
+    let (limit, until) = match amount {
+        Amount::Iterations(n) => (n, None),
+        Amount::Duration(time) => (u64::MAX, Some(time)),
+    };
+    let mut completions = Completions::with_capacity(1 << 16);
+    let mut progress = Progress::new(total(amount), bytes, false);
+    let cpu_before = cpu::process_time();
+    let start = Instant::now();
+    let mut sent = 0;
+    while sent < limit {
+        stream.write_all(&message).context("sending to the server")?;
+        sent += 1;
+        let now = Instant::now();
+        let elapsed = now - start;
+        completions.mark(sent, elapsed.as_nanos() as u64);
+        progress.at(now, if until.is_some() { elapsed.as_millis() as u64 } else { sent }, sent);
+        if until.is_some_and(|until| elapsed >= until) {
+            break;
+        }
+    }
+    stream.shutdown(Shutdown::Write)?;
+    let mut receipt = [0; RECEIPT];
+    stream.read_exact(&mut receipt).context("waiting for the server's receipt")?;
+    let elapsed = start.elapsed().as_secs_f64();
+    let local = cpu::process_time().saturating_sub(cpu_before).as_secs_f64();
+    let (taken, nanoseconds) = parse_receipt(receipt);
+    ensure!(taken == sent * bytes, "the server got {taken} of {} bytes", sent * bytes);
+    let total = (sent * bytes) as f64;
+    let remote = Duration::from_nanos(nanoseconds).as_secs_f64();
+    Ok(BandwidthRow {
+        bytes,
+        iterations: sent,
+        peak: completions.peak(PEAK_WINDOW_BYTES.div_ceil(bytes.max(1))).map(|rate| rate * bytes as f64),
+        average: total / elapsed,
+        cpu: Some(CpuUse::of(local, Some(remote), total, elapsed)),
+    })
+}
+
+/// What the progress line counts to.
+fn total(amount: Amount) -> u64 {
+    match amount {
+        Amount::Iterations(n) => n,
+        Amount::Duration(time) => time.as_millis() as u64,
+    }
+}
+
+/// The server: takes everything, with a buffer of the message's size (at least 64 KiB, as a sensible
+/// receiver has).
+pub(super) fn take(mut stream: TcpStream, bytes: u64) -> Result<()> {
+    let mut buffer = vec![0; (bytes as usize).clamp(64 << 10, 4 << 20)];
+    let before = cpu::process_time();
+    let mut taken = 0_u64;
+    loop {
+        let n = stream.read(&mut buffer).context("receiving from the client")?;
+        if n == 0 {
+            break;
+        }
+        taken += n as u64;
+    }
+    let spent = cpu::process_time().saturating_sub(before);
+    let mut receipt = [0; RECEIPT];
+    receipt[..8].copy_from_slice(&taken.to_le_bytes());
+    receipt[8..].copy_from_slice(&(spent.as_nanos() as u64).to_le_bytes());
+    stream.write_all(&receipt).context("sending the receipt")
+}
+
+fn parse_receipt(receipt: [u8; RECEIPT]) -> (u64, u64) {
+    let word = |at: usize| {
+        let mut word = [0; 8];
+        word.copy_from_slice(&receipt[at..at + 8]);
+        u64::from_le_bytes(word)
+    };
+    (word(0), word(8))
+}

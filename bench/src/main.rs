@@ -1,0 +1,7 @@
+//! `xwarp-perf`: see the library of this package.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    xwarp_perf::main()
+}

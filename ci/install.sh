@@ -1,0 +1,37 @@
+# Sourced by the scripts beside it. `install_needs PACKAGE...` installs what is missing of Debian's
+# packages; when nothing is missing it makes no call outside the machine.
+
+# What building needs: libbpf, libxdp and libelf are compiled from source by the crates.
+BUILD_PACKAGES=(clang llvm libelf-dev zlib1g-dev pkg-config m4 make gcc libc6-dev libc6-dev-i386)
+# What the laboratory and its judges need.
+TEST_PACKAGES=(iproute2 ethtool procps iputils-ping iperf3 tshark)
+
+need_root() {
+    if [ "$(id -u)" -ne 0 ]; then
+        echo "$0: needs root (network namespaces, XDP, packages): try 'sudo $0'" >&2
+        exit 1
+    fi
+}
+
+need_cargo() {
+    if ! command -v cargo >/dev/null && [ -f "${HOME:-/root}/.cargo/env" ]; then
+        # shellcheck source=/dev/null
+        . "${HOME:-/root}/.cargo/env"
+    fi
+    if ! command -v cargo >/dev/null; then
+        echo "$0: no cargo found: install Rust first (https://rustup.rs), 1.95 or newer" >&2
+        exit 1
+    fi
+}
+
+install_needs() {
+    local package missing=()
+    for package in "$@"; do
+        dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+    done
+    [ ${#missing[@]} -eq 0 ] && return
+    echo "installing: ${missing[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
