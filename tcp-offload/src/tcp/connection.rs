@@ -47,7 +47,13 @@ impl Connection {
     }
 
     /// Sends what is due: control segments, retransmissions, new data from `source`, ACKs. At most `room` frames.
-    pub fn transmit(&mut self, now: Instant, link: &mut dyn Link, source: &mut dyn Source, room: usize) -> Sent {
+    pub fn transmit(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        source: &mut dyn Source,
+        room: usize,
+    ) -> Sent {
         let _ = (now, link, source, room);
         Sent::default()
     }

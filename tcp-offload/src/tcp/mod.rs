@@ -187,7 +187,25 @@ macro_rules! add_fields {
 }
 
 add_fields!(
-    segments_in, segments_out, bytes_out, bytes_in, acks_out, retransmits, rto_expired, tlp_probes, recoveries,
-    undone, dsacks_in, out_of_order, duplicates, out_of_window, paws_dropped, challenge_acks, window_probes,
-    keepalives, not_taken, ecn_echoes, recut
+    segments_in,
+    segments_out,
+    bytes_out,
+    bytes_in,
+    acks_out,
+    retransmits,
+    rto_expired,
+    tlp_probes,
+    recoveries,
+    undone,
+    dsacks_in,
+    out_of_order,
+    duplicates,
+    out_of_window,
+    paws_dropped,
+    challenge_acks,
+    window_probes,
+    keepalives,
+    not_taken,
+    ecn_echoes,
+    recut
 );

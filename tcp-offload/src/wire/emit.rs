@@ -1,0 +1,251 @@
+//! Headers in front of segments that we send: everything that is the same for all frames of a connection is
+//! made once ([`Headers`]), the rest is filled in per frame.
+
+use std::net::IpAddr;
+
+use etherparse::{
+    EtherType, Ethernet2Header, IpNumber, Ipv4Header, Ipv6FlowLabel, Ipv6Header, SingleVlanHeader, VlanId,
+    VlanPcp,
+};
+
+use super::{
+    Ecn, Flags, Flow, Options, Path, Segment,
+    checksum::Sum,
+    options::MOST_OPTION_BYTES,
+    parse::{PROTOCOL_TCP, pseudo_header},
+};
+use crate::{link::Link, seq::SeqNum};
+
+/// The longest header: Ethernet, two tags, IPv6, TCP with all its options.
+pub const MOST_HEADER_BYTES: usize = 14 + 8 + 40 + TCP_HEADER + MOST_OPTION_BYTES;
+
+/// Bytes of a TCP header without options.
+const TCP_HEADER: usize = 20;
+
+/// Room for Ethernet, two tags and IPv6.
+const MOST_PREFIX_BYTES: usize = 14 + 8 + 40;
+
+/// Hops that a packet may take, the default of RFC 1700 and of every stack.
+const HOP_LIMIT: u8 = 64;
+
+/// What differs from frame to frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Fields {
+    /// Sequence number.
+    pub seq: SeqNum,
+    /// Acknowledgment number.
+    pub ack: SeqNum,
+    /// Control bits.
+    pub flags: Flags,
+    /// The window field.
+    pub window: u16,
+    /// Options; at most [`MOST_OPTION_BYTES`] when emitted.
+    pub options: Options,
+    /// ECN field of the IP header.
+    pub ecn: Ecn,
+}
+
+/// The headers of one connection's frames, except for [`Fields`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Headers {
+    /// Ethernet, tags and IP.
+    prefix: [u8; MOST_PREFIX_BYTES],
+    prefix_len: usize,
+    ip: usize,
+    v6: bool,
+    ports: [u8; 4],
+    /// Over the IPv4 header as it stands in `prefix`: length, ECN and checksum 0.
+    ip_sum: Sum,
+    /// Over the pseudo-header without its length.
+    pseudo: Sum,
+}
+
+impl Headers {
+    /// For frames on `path`.
+    pub fn new(path: &Path) -> Self {
+        let flow = path.flow;
+        let mut headers = Self {
+            prefix: [0; MOST_PREFIX_BYTES],
+            prefix_len: 0,
+            ip: 0,
+            v6: flow.local.is_ipv6(),
+            ports: [0; 4],
+            ip_sum: Sum::default(),
+            pseudo: pseudo_header(flow.local.ip(), flow.remote.ip(), PROTOCOL_TCP, 0),
+        };
+        let (local, remote) = (flow.local.port().to_be_bytes(), flow.remote.port().to_be_bytes());
+        headers.ports = [local[0], local[1], remote[0], remote[1]];
+        headers.push_ethernet(path);
+        headers.ip = headers.prefix_len;
+        headers.push_ip(&flow);
+        headers.ip_sum = Sum::of(headers.prefix.get(headers.ip..headers.prefix_len).unwrap_or_default());
+        headers
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        if let Some(to) = self.prefix.get_mut(self.prefix_len..self.prefix_len + bytes.len()) {
+            to.copy_from_slice(bytes);
+            self.prefix_len += bytes.len();
+        }
+    }
+
+    fn push_ethernet(&mut self, path: &Path) {
+        let ip = if self.v6 { EtherType::IPV6 } else { EtherType::IPV4 };
+        let tags: Vec<(u16, u16)> = path.vlan.0.iter().copied().flatten().collect();
+        let ethertype = tags.first().map_or(ip, |t| EtherType(t.0));
+        let ethernet = Ethernet2Header {
+            source: path.source_mac.0,
+            destination: path.next_hop_mac.0,
+            ether_type: ethertype,
+        };
+        self.push(&ethernet.to_bytes());
+        let next = tags.iter().skip(1).map(|t| EtherType(t.0)).chain([ip]);
+        for ((_, tci), ether_type) in tags.iter().zip(next) {
+            let tag = SingleVlanHeader {
+                pcp: VlanPcp::try_new((tci >> 13) as u8).unwrap_or_default(),
+                drop_eligible_indicator: tci & 0x1000 != 0,
+                vlan_id: VlanId::try_new(tci & 0x0fff).unwrap_or_default(),
+                ether_type,
+            };
+            self.push(&tag.to_bytes());
+        }
+    }
+
+    /// DF is set always: segments are sized by the path MTU (RFC 1191). The identification of such a
+    /// datagram means nothing (RFC 6864 section 4) and is 0.
+    fn push_ip(&mut self, flow: &Flow) {
+        match (flow.local.ip(), flow.remote.ip()) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                let mut ip = Ipv4Header {
+                    protocol: IpNumber::TCP,
+                    time_to_live: HOP_LIMIT,
+                    dont_fragment: true,
+                    source: source.octets(),
+                    destination: destination.octets(),
+                    ..Ipv4Header::default()
+                };
+                ip.total_len = 0;
+                ip.header_checksum = 0;
+                self.push(&ip.to_bytes());
+            }
+            (source, destination) => {
+                let octets = |ip| match ip {
+                    IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+                    IpAddr::V6(ip) => ip.octets(),
+                };
+                let ip = Ipv6Header {
+                    traffic_class: 0,
+                    flow_label: Ipv6FlowLabel::default(),
+                    payload_length: 0,
+                    next_header: IpNumber::TCP,
+                    hop_limit: HOP_LIMIT,
+                    source: octets(source),
+                    destination: octets(destination),
+                };
+                self.push(&ip.to_bytes());
+            }
+        }
+    }
+
+    /// Bytes of all headers of a frame with `options`.
+    pub const fn len(&self, options: &Options) -> usize {
+        self.prefix_len + TCP_HEADER + options.wire_len()
+    }
+
+    /// Whether there is no header at all, which never happens.
+    pub const fn is_empty(&self) -> bool {
+        self.prefix_len == 0
+    }
+
+    /// Writes the headers of a frame whose payload has `payload_len` bytes and the sum `payload`. Returns their
+    /// length, or `None` when `out` is too short or the options too long.
+    pub fn emit(&self, out: &mut [u8], fields: &Fields, payload_len: usize, payload: Sum) -> Option<usize> {
+        let options = fields.options.emit();
+        if options.len() > MOST_OPTION_BYTES {
+            return None;
+        }
+        let tcp_len = TCP_HEADER + options.len();
+        let out = out.get_mut(..self.prefix_len + tcp_len)?;
+        let (prefix, tcp) = out.split_at_mut_checked(self.prefix_len)?;
+        prefix.copy_from_slice(self.prefix.get(..self.prefix_len)?);
+        self.finish_ip(prefix, fields.ecn, tcp_len + payload_len)?;
+        let fixed = tcp_header(fields, self.ports, options.len());
+        let sum = Sum::of(&fixed).and(Sum::of(&options)).and(payload);
+        let sum = sum.and(self.pseudo).and_word((tcp_len + payload_len) as u16);
+        let (head, rest) = tcp.split_first_chunk_mut::<TCP_HEADER>()?;
+        *head = fixed;
+        head.get_mut(16..18)?.copy_from_slice(&sum.checksum().to_be_bytes());
+        rest.copy_from_slice(&options);
+        Some(self.prefix_len + tcp_len)
+    }
+
+    fn finish_ip(&self, prefix: &mut [u8], ecn: Ecn, payload: usize) -> Option<()> {
+        let bits = match ecn {
+            Ecn::NotEct => 0,
+            Ecn::Ect1 => 1,
+            Ecn::Ect0 => 2,
+            Ecn::Ce => 3,
+        };
+        let ip = prefix.get_mut(self.ip..)?;
+        if self.v6 {
+            *ip.get_mut(1)? |= bits << 4;
+            ip.get_mut(4..6)?.copy_from_slice(&(payload as u16).to_be_bytes());
+        } else {
+            let total = (ip.len() + payload) as u16;
+            let sum = self.ip_sum.and_word(bits.into()).and_word(total);
+            *ip.get_mut(1)? |= bits;
+            ip.get_mut(2..4)?.copy_from_slice(&total.to_be_bytes());
+            ip.get_mut(10..12)?.copy_from_slice(&sum.checksum().to_be_bytes());
+        }
+        Some(())
+    }
+}
+
+/// A TCP header without options and with checksum 0 (RFC 9293 section 3.1).
+fn tcp_header(fields: &Fields, ports: [u8; 4], options: usize) -> [u8; TCP_HEADER] {
+    let flags = fields.flags;
+    let bits = [flags.fin, flags.syn, flags.rst, flags.psh, flags.ack, false, flags.ece, flags.cwr];
+    let bits = bits.iter().rev().fold(0u8, |byte, bit| byte << 1 | u8::from(*bit));
+    let [s0, s1, d0, d1] = ports;
+    let [q0, q1, q2, q3] = fields.seq.value().to_be_bytes();
+    let [a0, a1, a2, a3] = fields.ack.value().to_be_bytes();
+    let [w0, w1] = fields.window.to_be_bytes();
+    let words = ((TCP_HEADER + options) / 4) as u8;
+    [s0, s1, d0, d1, q0, q1, q2, q3, a0, a1, a2, a3, words << 4, bits, w0, w1, 0, 0, 0, 0]
+}
+
+/// Answers a segment that belongs to no connection with the RST of RFC 9293 section 3.10.7.1. Returns false
+/// when no frame or ring slot was free; a RST is never answered.
+pub fn send_reset(link: &mut dyn Link, segment: &Segment) -> bool {
+    if segment.flags.rst {
+        return true;
+    }
+    let path = Path {
+        flow: segment.flow,
+        source_mac: segment.destination_mac,
+        next_hop_mac: segment.source_mac,
+        vlan: segment.vlan,
+        mtu: u16::MAX,
+        queue: segment.queue,
+    };
+    let octets = segment.payload_len as u32 + u32::from(segment.flags.syn) + u32::from(segment.flags.fin);
+    let fields = if segment.flags.ack {
+        Fields { seq: segment.ack, flags: Flags { rst: true, ..Flags::default() }, ..Fields::default() }
+    } else {
+        let flags = Flags { rst: true, ack: true, ..Flags::default() };
+        Fields { ack: segment.seq.add(octets), flags, ..Fields::default() }
+    };
+    send_bare(link, &Headers::new(&path), &path, &fields)
+}
+
+/// Sends a segment without payload. Returns false when no frame or ring slot was free.
+pub fn send_bare(link: &mut dyn Link, headers: &Headers, path: &Path, fields: &Fields) -> bool {
+    let len = headers.len(&fields.options);
+    let Some(mut frame) = link.alloc(len) else { return false };
+    let written = link
+        .tx_chunks(&mut frame)
+        .and_then(|mut chunks| headers.emit(chunks.first_mut()?, fields, 0, Sum::default()));
+    let sent = written.is_some_and(|len| link.submit(path.queue, &mut frame, len).is_ok());
+    link.release(frame);
+    sent
+}

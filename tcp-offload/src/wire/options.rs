@@ -1,0 +1,218 @@
+//! TCP options: the five that this TCP understands (RFC 9293 section 3.2, RFC 7323, RFC 2018).
+
+use smallvec::SmallVec;
+
+use super::{Malformed, Options, SackBlock, Timestamps};
+use crate::seq::SeqNum;
+
+const END: u8 = 0;
+const NOP: u8 = 1;
+const MSS: u8 = 2;
+const WINDOW_SCALE: u8 = 3;
+const SACK_PERMITTED: u8 = 4;
+const SACK: u8 = 5;
+const TIMESTAMPS: u8 = 8;
+
+/// Most bytes of options that a header has room for (RFC 9293 section 3.1: data offset 15).
+pub const MOST_OPTION_BYTES: usize = 40;
+
+/// Bytes of the timestamps option with its padding.
+pub const TIMESTAMPS_BYTES: usize = 12;
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+impl Options {
+    /// Reads the options of a header. Unknown ones, and known ones of a wrong length, are skipped
+    /// (RFC 9293 section 3.2, MUST-6); a length that leaves the header or is below 2 is an error (MUST-7).
+    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut options = Self::default();
+        if let Some(timestamps) = only_timestamps(bytes) {
+            options.timestamps = Some(timestamps);
+            return Ok(options);
+        }
+        let mut rest = bytes;
+        while let Some((&kind, after)) = rest.split_first() {
+            match kind {
+                END => break,
+                NOP => rest = after,
+                _ => {
+                    let length = usize::from(*after.first().ok_or(Malformed::Option)?);
+                    let body = rest.get(2..length).ok_or(Malformed::Option)?;
+                    options.read(kind, body);
+                    rest = rest.get(length..).unwrap_or_default();
+                }
+            }
+        }
+        Ok(options)
+    }
+
+    fn read(&mut self, kind: u8, body: &[u8]) {
+        match (kind, body.len()) {
+            (MSS, 2) => self.mss = u16_at(body, 0),
+            (WINDOW_SCALE, 1) => self.window_scale = body.first().copied(),
+            (SACK_PERMITTED, 0) => self.sack_permitted = true,
+            (TIMESTAMPS, 8) => {
+                self.timestamps =
+                    u32_at(body, 0).zip(u32_at(body, 4)).map(|(value, echo)| Timestamps { value, echo });
+            }
+            (SACK, length) if length % 8 == 0 => {
+                self.sack_count = 0;
+                for (block, bytes) in self.sack.iter_mut().zip(body.chunks_exact(8)) {
+                    if let (Some(left), Some(right)) = (u32_at(bytes, 0), u32_at(bytes, 4)) {
+                        *block = SackBlock { left: SeqNum::new(left), right: SeqNum::new(right) };
+                        self.sack_count += 1;
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Bytes that [`Options::emit`] writes: a multiple of 4.
+    pub const fn wire_len(&self) -> usize {
+        let mut len = 0;
+        if self.mss.is_some() {
+            len += 4;
+        }
+        if self.window_scale.is_some() {
+            len += 4;
+        }
+        if self.timestamps.is_some() {
+            len += TIMESTAMPS_BYTES;
+        } else if self.sack_permitted {
+            len += 4;
+        }
+        if self.sack_count > 0 {
+            len += 4 + 8 * self.sack_count as usize;
+        }
+        len
+    }
+
+    /// Writes the options, each aligned to 4 bytes with no-operations before it; SACK-permitted stands
+    /// in the timestamps' padding. More than [`MOST_OPTION_BYTES`] do not fit a header: the caller counts.
+    pub fn emit(&self) -> SmallVec<[u8; MOST_OPTION_BYTES]> {
+        let mut out = SmallVec::new();
+        if let Some(mss) = self.mss {
+            out.extend_from_slice(&[MSS, 4]);
+            out.extend_from_slice(&mss.to_be_bytes());
+        }
+        if self.sack_permitted {
+            out.extend_from_slice(&[SACK_PERMITTED, 2]);
+        } else if self.timestamps.is_some() {
+            out.extend_from_slice(&[NOP, NOP]);
+        }
+        if let Some(timestamps) = self.timestamps {
+            out.extend_from_slice(&[TIMESTAMPS, 10]);
+            out.extend_from_slice(&timestamps.value.to_be_bytes());
+            out.extend_from_slice(&timestamps.echo.to_be_bytes());
+        } else if self.sack_permitted {
+            out.extend_from_slice(&[NOP, NOP]);
+        }
+        if let Some(shift) = self.window_scale {
+            out.extend_from_slice(&[NOP, WINDOW_SCALE, 3, shift]);
+        }
+        if self.sack_count > 0 {
+            out.extend_from_slice(&[NOP, NOP, SACK, 2 + 8 * self.sack_count]);
+            for block in self.sack_blocks() {
+                out.extend_from_slice(&block.left.value().to_be_bytes());
+                out.extend_from_slice(&block.right.value().to_be_bytes());
+            }
+        }
+        out
+    }
+}
+
+/// The layout that RFC 7323 appendix A recommends and everybody sends in every data segment: two
+/// no-operations and the timestamps, nothing else.
+fn only_timestamps(bytes: &[u8]) -> Option<Timestamps> {
+    let bytes: &[u8; TIMESTAMPS_BYTES] = bytes.try_into().ok()?;
+    let [NOP, NOP, TIMESTAMPS, 10, ..] = *bytes else { return None };
+    Some(Timestamps { value: u32_at(bytes, 4)?, echo: u32_at(bytes, 8)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn block(left: u32, right: u32) -> SackBlock {
+        SackBlock { left: SeqNum::new(left), right: SeqNum::new(right) }
+    }
+
+    #[test]
+    fn the_options_of_a_linux_syn_are_read_and_written() {
+        let wire = [2, 4, 0x05, 0xb4, 4, 2, 8, 10, 0x11, 0x22, 0x33, 0x44, 0, 0, 0, 0, 1, 3, 3, 7];
+        let options = Options {
+            mss: Some(1460),
+            window_scale: Some(7),
+            sack_permitted: true,
+            timestamps: Some(Timestamps { value: 0x1122_3344, echo: 0 }),
+            ..Options::default()
+        };
+        assert_eq!(Options::parse(&wire), Ok(options));
+        assert_eq!(options.emit().as_slice(), wire);
+        assert_eq!(options.wire_len(), wire.len());
+    }
+
+    #[test]
+    fn rfc2018_s3_blocks_keep_their_order() {
+        let mut options = Options { sack_count: 3, ..Options::default() };
+        options.timestamps = Some(Timestamps { value: 1, echo: 2 });
+        options.sack[..3].copy_from_slice(&[block(7000, 7500), block(u32::MAX, 20), block(5500, 6000)]);
+        let wire = options.emit();
+        assert_eq!(wire.len(), 40);
+        assert_eq!(wire[12..16], [1, 1, 5, 26]);
+        assert_eq!(Options::parse(&wire), Ok(options));
+    }
+
+    #[test]
+    fn rfc9293_s3_2_unknown_options_are_skipped_and_impossible_lengths_refused() {
+        let known = Options { mss: Some(536), ..Options::default() };
+        assert_eq!(Options::parse(&[30, 6, 1, 2, 3, 4, 2, 4, 2, 24, 0, 99]), Ok(known));
+        assert_eq!(Options::parse(&[2, 3, 9, 2, 4, 2, 24, 0]), Ok(known), "a wrong length is skipped");
+        assert_eq!(Options::parse(&[30, 1]), Err(Malformed::Option));
+        assert_eq!(Options::parse(&[30, 0]), Err(Malformed::Option));
+        assert_eq!(Options::parse(&[30]), Err(Malformed::Option));
+        assert_eq!(Options::parse(&[1, 1, 8, 10, 0, 0, 0, 0]), Err(Malformed::Option));
+    }
+
+    #[test]
+    fn more_than_four_blocks_and_torn_blocks_are_cut() {
+        let mut wire = vec![5, 42];
+        wire.extend([0; 40]);
+        assert_eq!(Options::parse(&wire).map(|o| o.sack_count), Ok(4));
+        assert_eq!(Options::parse(&[5, 9, 0, 0, 0, 0, 0, 0, 0]).map(|o| o.sack_count), Ok(0));
+    }
+
+    proptest! {
+        #[test]
+        fn prop_any_bytes_parse_or_fail_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..41)) {
+            if let Ok(options) = Options::parse(&bytes) {
+                prop_assert!(usize::from(options.sack_count) <= options.sack.len());
+            }
+        }
+
+        #[test]
+        fn prop_what_is_written_is_read(
+            mss: Option<u16>, window_scale: Option<u8>, sack_permitted: bool,
+            timestamps: Option<(u32, u32)>, blocks in proptest::collection::vec(any::<(u32, u32)>(), 0..4),
+        ) {
+            let mut options = Options { mss, window_scale, sack_permitted, ..Options::default() };
+            options.timestamps = timestamps.map(|(value, echo)| Timestamps { value, echo });
+            for (to, (left, right)) in options.sack.iter_mut().zip(&blocks) {
+                *to = block(*left, *right);
+            }
+            options.sack_count = blocks.len() as u8;
+            let wire = options.emit();
+            prop_assert_eq!(wire.len(), options.wire_len());
+            prop_assert_eq!(wire.len() % 4, 0);
+            prop_assert_eq!(Options::parse(&wire), Ok(options));
+        }
+    }
+}
