@@ -114,7 +114,8 @@ impl Direction {
         }
         let burst_loss = faults.bursts.filter(|_| self.in_burst).map_or(0.0, |b| b.loss);
         let dark = faults.blackout.is_some_and(|(from, to)| from <= now && now < to);
-        let lost = self.chance(faults.loss) | self.chance(burst_loss) | (waiting >= faults.queue_frames) | dark;
+        let lost =
+            self.chance(faults.loss) | self.chance(burst_loss) | (waiting >= faults.queue_frames) | dark;
         if lost {
             return Vec::new();
         }
@@ -133,9 +134,8 @@ impl Direction {
         let due = (sent + faults.delay + self.up_to(faults.jitter)).max(self.last_due);
         self.last_due = due;
         let late = if self.chance(faults.reorder) { self.up_to(faults.reorder_by) } else { Duration::ZERO };
-        let flip = self
-            .chance(faults.corrupt)
-            .then(|| (self.rng.next_u64(), self.chance(faults.repair_checksum)));
+        let flip =
+            self.chance(faults.corrupt).then(|| (self.rng.next_u64(), self.chance(faults.repair_checksum)));
         Fate { due: due + late, flip }
     }
 }

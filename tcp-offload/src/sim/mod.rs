@@ -6,7 +6,9 @@
 //! [`Link`]: crate::link::Link
 
 mod faults;
+mod run;
 mod wire;
 
 pub use faults::{Faults, Gilbert};
+pub use run::{Node, Outcome, run};
 pub use wire::{Census, SimLink, Wire, WireConfig};

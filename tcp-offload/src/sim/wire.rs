@@ -209,7 +209,10 @@ pub struct SimLink {
 
 impl fmt::Debug for SimLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SimLink").field("end", &self.end).field("census", &self.census()).finish_non_exhaustive()
+        f.debug_struct("SimLink")
+            .field("end", &self.end)
+            .field("census", &self.census())
+            .finish_non_exhaustive()
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
     tcp::Connection,
     time::Instant,
     ulp::{ListenerId, Ulp},
-    wire::{Flags, Path, Segment},
+    wire::{Path, Segment},
 };
 
 /// A port that takes connections.
@@ -69,12 +69,7 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    pub(super) fn receive_unknown(
-        &mut self,
-        now: Instant,
-        link: &mut dyn Link,
-        segment: &Segment,
-    ) {
+    pub(super) fn receive_unknown(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) {
         let (ip, port) = (segment.flow.local.ip(), segment.flow.local.port());
         // An exact address goes before the wildcard.
         let listener = self
@@ -84,23 +79,17 @@ impl<U: Ulp> Stack<U> {
             .max_by_key(|(_, l)| l.addr.is_some())
             .map(|(key, _)| key);
         match listener {
-            Some(key) if is_initial_syn(segment.flags) => self.open_passive(now, link, segment, key),
+            Some(key) if segment.flags.is_plain_syn() => self.open_passive(now, link, segment, key),
             _ => {
                 self.counters.no_connection += 1;
-                if !segment.flags.contains(Flags::RST) && self.resets.len() < MOST_RESETS {
+                if !segment.flags.rst && self.resets.len() < MOST_RESETS {
                     self.resets.push_back(*segment);
                 }
             }
         }
     }
 
-    fn open_passive(
-        &mut self,
-        now: Instant,
-        link: &mut dyn Link,
-        syn: &Segment,
-        key: usize,
-    ) {
+    fn open_passive(&mut self, now: Instant, link: &mut dyn Link, syn: &Segment, key: usize) {
         let full = self.slots.len() >= self.config.most_connections;
         let Some(listener) = self.listeners.get_mut(key) else { return };
         if full || listener.pending >= listener.backlog || link.steer(Steer::Flow(syn.flow)).is_err() {
@@ -123,10 +112,4 @@ impl<U: Ulp> Stack<U> {
         self.counters.passive_opens += 1;
         self.insert(syn.flow, tcp, mpa, Some(id));
     }
-}
-
-/// A SYN that can open a connection: without ACK, RST or FIN.
-fn is_initial_syn(flags: Flags) -> bool {
-    let others = [Flags::ACK, Flags::RST, Flags::FIN];
-    flags.contains(Flags::SYN) && !others.iter().any(|&f| flags.contains(f))
 }

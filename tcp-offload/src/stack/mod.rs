@@ -7,6 +7,7 @@
 //! nothing.
 
 mod counters;
+mod error;
 mod listen;
 mod timers;
 
@@ -18,16 +19,19 @@ use std::{
 
 use slab::Slab;
 
-pub use self::counters::StackCounters;
+pub use self::{
+    counters::StackCounters,
+    error::{AcceptError, ConnectError, ListenError},
+};
 use self::{listen::Listener, timers::Timers};
 use crate::{
-    link::{FrameWriter, Link, RxFrame, Steer, SteerError},
-    mpa::{self, AcceptParams, MpaConfig, MpaError, Session},
+    link::{FrameWriter, Link, RxFrame, Steer},
+    mpa::{self, AcceptParams, MpaConfig, Session},
     seq::StreamOffset,
-    tcp::{self, Connection, Filled, IsnKey, Source, State, TcpConfig},
+    tcp::{self, Connection, Filled, IsnKey, Source, TcpConfig},
     time::Instant,
     ulp::{CloseReason, ConnId, Event, ListenerId, Ulp},
-    wire::{self, Flags, Flow, IcmpError, Inbound, Mac, Malformed, Path, Segment},
+    wire::{self, Flow, IcmpError, Inbound, Mac, Malformed, Path, Segment},
 };
 
 /// Segments that one connection may send before the next one has its turn.
@@ -64,39 +68,6 @@ pub struct ConnectParams {
     /// Bytes for the application of the peer.
     pub private_data: Vec<u8>,
 }
-
-/// Why a connection could not be started.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ConnectError {
-    /// The four-tuple is in use.
-    #[error("a connection with the same addresses and ports exists")]
-    AddressInUse,
-    /// The stack's limit is reached.
-    #[error("the limit of {0} connections is reached")]
-    TooMany(usize),
-    /// The interface cannot hand us the frames.
-    #[error(transparent)]
-    Steer(#[from] SteerError),
-    /// The MPA parameters cannot be sent.
-    #[error("MPA: {0}")]
-    Mpa(#[from] MpaError),
-}
-
-/// Why there can be no such listener.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ListenError {
-    /// The same address and port has a listener.
-    #[error("another listener has this address and port")]
-    AddressInUse,
-    /// The interface cannot hand us the frames.
-    #[error(transparent)]
-    Steer(#[from] SteerError),
-}
-
-/// The id names no connection (any more), or one that is not waiting for this call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("no such connection, or not in a state for this")]
-pub struct NotWaiting;
 
 /// One connection: its TCP, the MPA on it, and where it stands with the stack.
 #[derive(Debug)]
@@ -151,6 +122,7 @@ impl<U: Ulp> fmt::Debug for Stack<U> {
 /// MPA over the upper layer as TCP sees it.
 struct MpaSource<'a, U: Ulp> {
     now: Instant,
+    emss: usize,
     mpa: &'a mut Session<U::Placed>,
     ulp: &'a mut U,
     conn: ConnId,
@@ -158,7 +130,7 @@ struct MpaSource<'a, U: Ulp> {
 
 impl<U: Ulp> Source for MpaSource<'_, U> {
     fn fill(&mut self, offset: StreamOffset, out: &mut FrameWriter<'_>) -> Filled {
-        self.mpa.fill(self.now, self.ulp, self.conn, offset, out)
+        self.mpa.fill(self.now, self.ulp, self.conn, offset, self.emss, out)
     }
 }
 
@@ -272,7 +244,7 @@ impl<U: Ulp> Stack<U> {
         let Some(slot) = self.slot(conn) else { return };
         slot.mpa.resume(now, ulp, conn, link);
         slot.tcp.withheld(slot.mpa.held_bytes());
-        self.settle(link, conn.index, ulp);
+        self.settle(link, conn.index, None, ulp);
     }
 
     /// Closes at once with a reset; [`Event::Closed`] follows from [`Stack::transmit`].
@@ -298,7 +270,8 @@ impl<U: Ulp> Stack<U> {
             }
             Err(reason) => {
                 self.counters.malformed += 1;
-                self.counters.bad_checksum += u64::from(matches!(reason, Malformed::Checksum | Malformed::IpChecksum));
+                self.counters.bad_checksum +=
+                    u64::from(matches!(reason, Malformed::Checksum | Malformed::IpChecksum));
                 link.recycle(frame);
             }
         }
@@ -312,7 +285,7 @@ impl<U: Ulp> Stack<U> {
         frame: RxFrame,
         ulp: &mut U,
     ) {
-        self.counters.partial_checksum += u64::from(segment.checksum_partial);
+        self.counters.partial_checksum += u64::from(segment.partial_checksum);
         self.make_way_for_syn(link, segment);
         let Some(&index) = self.flows.get(&segment.flow) else {
             link.recycle(frame);
@@ -320,6 +293,7 @@ impl<U: Ulp> Stack<U> {
         };
         let Some(slot) = self.slots.get_mut(index as usize) else { return link.recycle(frame) };
         let conn = ConnId { index, generation: slot.generation };
+        slot.tcp.follow_queue(segment.queue);
         let receipt = slot.tcp.receive(now, link, segment);
         if let Some(acked) = receipt.acked {
             ulp.acked(conn, acked);
@@ -339,12 +313,12 @@ impl<U: Ulp> Stack<U> {
         if !std::mem::replace(&mut slot.owes_ack, true) {
             self.owing.push(index);
         }
-        self.settle(link, index, ulp);
+        self.settle(link, index, receipt.closed, ulp);
     }
 
     /// A SYN may end the TIME-WAIT of the connection before it (RFC 9293 section 3.10.7.4).
     fn make_way_for_syn(&mut self, link: &mut dyn Link, segment: &Segment) {
-        if !segment.flags.contains(Flags::SYN) {
+        if !segment.flags.syn {
             return;
         }
         let Some(&index) = self.flows.get(&segment.flow) else { return };
@@ -357,8 +331,8 @@ impl<U: Ulp> Stack<U> {
         let Some(&index) = self.flows.get(&error.flow) else { return };
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         self.counters.icmp_errors += 1;
-        slot.tcp.icmp(now, &error);
-        self.settle(link, index, ulp);
+        let closed = slot.tcp.icmp(now, &error);
+        self.settle(link, index, closed, ulp);
     }
 
     /// Runs what is due.
@@ -370,13 +344,12 @@ impl<U: Ulp> Stack<U> {
             }
             slot.scheduled = None;
             let conn = ConnId { index, generation: slot.generation };
-            if slot.tcp.deadline().is_some_and(|d| d <= now) {
-                slot.tcp.on_timer(now);
-            }
+            let due = slot.tcp.deadline().is_some_and(|d| d <= now);
+            let closed = if due { slot.tcp.on_timer(now) } else { None };
             if slot.mpa.deadline().is_some_and(|d| d <= now) {
                 slot.mpa.on_timer(now, ulp, conn);
             }
-            self.settle(link, index, ulp);
+            self.settle(link, index, closed, ulp);
         }
     }
 
@@ -401,26 +374,25 @@ impl<U: Ulp> Stack<U> {
             let Some(slot) = self.slots.get_mut(index as usize) else { continue };
             slot.ready = false;
             let conn = ConnId { index, generation: slot.generation };
-            let mut source = MpaSource { now, mpa: &mut slot.mpa, ulp, conn };
+            let emss = slot.tcp.emss();
+            let mut source = MpaSource { now, emss, mpa: &mut slot.mpa, ulp, conn };
             let sent = slot.tcp.transmit(now, link, &mut source, TURN_SEGMENTS);
-            self.conclude(link, index, ulp);
+            self.conclude(link, index, sent.closed, ulp);
             let Some(slot) = self.slots.get_mut(index as usize) else { continue };
             self.timers.arm(index, earlier(slot.tcp.deadline(), slot.mpa.deadline()), &mut slot.scheduled);
-            if sent.blocked {
+            if sent.more || sent.starved {
                 self.make_ready(index);
             }
-            // Its turn is over, or the link is full: a flush takes completions, and the next connection
-            // tries. When not even one frame went out, only time helps.
-            if sent.blocked && sent.frames == 0 {
-                if flushed {
-                    self.counters.starved += 1;
-                    break;
-                }
-                link.flush();
-                flushed = true;
-            } else {
-                flushed = false;
+            // A link that is full gets one flush, which takes completions; when that frees nothing, only
+            // time helps.
+            if sent.starved && flushed && sent.frames == 0 {
+                self.counters.starved += 1;
+                break;
             }
+            if sent.starved {
+                link.flush();
+            }
+            flushed = sent.starved;
         }
         link.flush();
     }
@@ -461,36 +433,35 @@ impl<U: Ulp> Stack<U> {
 
     /// After anything that can change a connection: passes up what it came to, frees it when it is over,
     /// else sees to its timer and its turn to send.
-    fn settle(&mut self, link: &mut dyn Link, index: u32, ulp: &mut U) {
-        self.conclude(link, index, ulp);
+    fn settle(&mut self, link: &mut dyn Link, index: u32, closed: Option<CloseReason>, ulp: &mut U) {
+        self.conclude(link, index, closed, ulp);
         if let Some(slot) = self.slots.get_mut(index as usize) {
             self.timers.arm(index, earlier(slot.tcp.deadline(), slot.mpa.deadline()), &mut slot.scheduled);
             self.make_ready(index);
         }
     }
 
-    /// Passes the peer's FIN and the end of the connection up, each once.
-    fn conclude(&mut self, link: &mut dyn Link, index: u32, ulp: &mut U) {
+    /// Passes the peer's FIN and the end of the connection up, each once. `closed` is what TCP just said.
+    fn conclude(&mut self, link: &mut dyn Link, index: u32, closed: Option<CloseReason>, ulp: &mut U) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         let conn = ConnId { index, generation: slot.generation };
         if !slot.peer_closed && slot.tcp.peer_closed() && !slot.mpa.holds_undelivered() {
             slot.peer_closed = true;
             slot.mpa.peer_closed(ulp, conn);
         }
-        if slot.mpa.failed().is_some() && !slot.told_closed {
-            // A start-up that failed leaves nothing to say that the peer would understand.
-            slot.tcp.abort();
-        }
-        let waits = slot.tcp.state() == State::TimeWait;
-        if let Some(reason) = slot.tcp.closed().or(waits.then_some(CloseReason::Graceful))
-            && !std::mem::replace(&mut slot.told_closed, true)
+        if let Some(error) = slot.mpa.failed()
+            && !slot.told_closed
         {
-            let reason = slot.mpa.failed().map_or(reason, CloseReason::Startup);
+            // A start-up that failed leaves nothing to say that the peer would understand.
+            slot.tcp.abort_with(CloseReason::Startup(error));
+        }
+        if let Some(reason) = closed {
+            slot.told_closed = true;
             slot.mpa.release(link);
             self.no_longer_pending(index);
             ulp.event(conn, Event::Closed(reason));
         }
-        if self.slots.get(index as usize).is_some_and(|s| s.tcp.state() == State::Closed && s.told_closed) {
+        if self.slots.get(index as usize).is_some_and(|s| s.tcp.is_closed() && s.told_closed) {
             self.remove(link, index);
         }
     }
@@ -510,7 +481,7 @@ impl<U: Ulp> Stack<U> {
     pub fn next_hop_changed(&mut self, old: Mac, new: Mac) {
         for (_, slot) in &mut self.slots {
             if slot.tcp.path().next_hop_mac == old {
-                slot.tcp.update_neighbour(new);
+                slot.tcp.redirect(new);
             }
         }
     }
@@ -528,18 +499,15 @@ impl<U: Ulp> Stack<U> {
     }
 
     /// The interface carries IP packets of at most `mtu` bytes from now on.
-    pub fn mtu_changed(&mut self, mtu: u16) {
+    pub fn mtu_changed(&mut self, now: Instant, mtu: u16) {
         for (_, slot) in &mut self.slots {
-            slot.tcp.update_mtu(mtu);
+            slot.tcp.path_mtu(now, mtu);
         }
     }
 
     /// What TCP knows about a connection.
     pub fn info(&self, conn: ConnId) -> Option<tcp::Info> {
-        self.slots
-            .get(conn.index as usize)
-            .filter(|s| s.generation == conn.generation)
-            .map(|s| s.tcp.info())
+        self.slots.get(conn.index as usize).filter(|s| s.generation == conn.generation).map(|s| s.tcp.info())
     }
 
     /// How many connections there are, those in TIME-WAIT included.
@@ -569,17 +537,6 @@ impl<U: Ulp> Stack<U> {
         }
         sum
     }
-}
-
-/// Why a request could not be answered as wanted.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum AcceptError {
-    /// The id names no connection (any more), or one that waits for no answer.
-    #[error("no such connection request")]
-    NotWaiting,
-    /// The parameters cannot be sent.
-    #[error("MPA: {0}")]
-    Mpa(#[from] MpaError),
 }
 
 fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
