@@ -1,0 +1,181 @@
+//! The rules of the house, held by a test: who may import whom, where `unsafe` may stand, how long a file
+//! may be, and that each row of `docs/conformance.md` names tests that exist.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_path_buf()
+}
+
+/// Files that git tracks (or would track), with one of these endings.
+fn files(endings: &[&str]) -> Vec<PathBuf> {
+    let output = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "git ls-files");
+    String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .filter(|f| endings.iter().any(|e| f.ends_with(e)))
+        .map(|f| root().join(f))
+        .filter(|f| f.exists())
+        .collect()
+}
+
+fn shown(path: &Path) -> String {
+    path.strip_prefix(root()).unwrap_or(path).display().to_string()
+}
+
+/// Dependencies (not those of tests or build scripts) of each workspace package, by `cargo metadata`.
+fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let name = |v: &serde_json::Value| v["name"].as_str().unwrap().to_owned();
+    let normal = |d: &&serde_json::Value| d["kind"].is_null();
+    metadata["packages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|p| (name(p), p["dependencies"].as_array().unwrap().iter().filter(normal).map(name).collect()))
+        .collect()
+}
+
+#[test]
+fn house_crates_import_only_what_the_design_allows() {
+    let dependencies = dependencies();
+    let forbidden: [(&str, &[&str]); 4] = [
+        (
+            "xwarp-tcp",
+            &["xwarp-driver", "xwarp-verbs", "xwarp-prog", "libc", "rustix", "nix", "xsk-rs", "libbpf-rs"],
+        ),
+        ("xwarp-verbs", &["xwarp-prog", "xsk-rs", "libxdp-sys", "libbpf-rs", "libbpf-sys"]),
+        ("xwarp-prog", &["xwarp-tcp", "xwarp-verbs", "xwarp-driver"]),
+        ("xwarp-driver", &["xwarp-verbs"]),
+    ];
+    for (package, never) in forbidden {
+        let has = &dependencies[package];
+        for name in never {
+            assert!(!has.contains(*name), "{package} must not depend on {name} (design, section 2)");
+        }
+    }
+    for package in ["xwarp-perf", "xwarp-checks"] {
+        for name in ["xwarp-prog"] {
+            assert!(!dependencies[package].contains(name), "{package} must not depend on {name}");
+        }
+    }
+}
+
+/// Where memory is shared with the kernel, the application or a device; nowhere else.
+const UNSAFE_ROOMS: [&str; 4] =
+    ["driver/src/", "xdp-prog/src/", "verbs/src/memory.rs", "bench/src/placement.rs"];
+
+#[test]
+fn house_unsafe_stands_only_in_its_rooms() {
+    for path in files(&[".rs"]) {
+        let name = shown(&path);
+        if UNSAFE_ROOMS.iter().any(|room| name.starts_with(room)) || name == "ci/checks/tests/house.rs" {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        for (number, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            let block =
+                code.contains("unsafe {") || code.contains("unsafe impl") || code.contains("unsafe extern");
+            // Registering borrowed memory is an unsafe verb; tests and examples call it.
+            let call = code.contains("register_borrowed");
+            assert!(!block || call, "{name}:{}: unsafe outside its rooms", number + 1);
+        }
+    }
+}
+
+#[test]
+fn house_files_stay_readable() {
+    const MOST_LINES: usize = 640;
+    for path in files(&[".rs", ".c", ".h"]) {
+        let name = shown(&path);
+        if name.contains("/tests/") || name.ends_with("tests.rs") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let lines = text.lines().take_while(|l| !l.starts_with("#[cfg(test)]")).count();
+        assert!(lines <= MOST_LINES, "{name} has {lines} lines without its tests; one concept a file");
+    }
+}
+
+#[test]
+fn house_leaves_nothing_undone() {
+    let marks =
+        [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("to", "do!("), concat!("unimple", "mented!(")];
+    for path in files(&[".rs", ".c", ".h", ".sh", ".toml"]) {
+        let text = fs::read_to_string(&path).unwrap();
+        for (number, line) in text.lines().enumerate() {
+            let left = marks.iter().find(|m| line.contains(**m));
+            assert!(left.is_none(), "{}:{}: {}", shown(&path), number + 1, line.trim());
+        }
+    }
+}
+
+/// Names of all test functions of the workspace.
+fn test_names() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for path in files(&[".rs"]) {
+        let text = fs::read_to_string(&path).unwrap();
+        let mut after_attribute = false;
+        for line in text.lines().map(str::trim) {
+            if line.starts_with("#[test]") || line.starts_with("#[test_case") {
+                after_attribute = true;
+            } else if let Some(rest) = line.strip_prefix("fn ").or_else(|| line.strip_prefix("async fn ")) {
+                if std::mem::take(&mut after_attribute) {
+                    let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+                    names.insert(rest[..end].to_owned());
+                }
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn house_conformance_rows_name_tests_that_exist() {
+    let path = root().join("docs/conformance.md");
+    let text = fs::read_to_string(&path).unwrap();
+    let tests = test_names();
+    let mut rows = 0;
+    for (number, line) in text.lines().enumerate().filter(|(_, l)| l.starts_with("| ")) {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [section, _, level, status, place, test] = cells[..] else { continue };
+        if section == "Section" || section.starts_with("--") {
+            continue;
+        }
+        rows += 1;
+        let at = format!("docs/conformance.md:{}", number + 1);
+        assert!(
+            ["MUST", "MUST NOT", "SHOULD", "SHOULD NOT", "MAY"].contains(&level),
+            "{at}: level {level:?}"
+        );
+        assert!(["met", "partly", "not met", "n/a"].contains(&status), "{at}: status {status:?}");
+        assert!(!place.is_empty(), "{at}: where it is met, or why not");
+        assert!(status != "met" || !test.is_empty(), "{at}: a row that is met names its test, or `review`");
+        for name in
+            test.split(',').map(|t| t.trim().trim_matches('`')).filter(|t| !t.is_empty() && *t != "review")
+        {
+            let found = name
+                .strip_suffix('*')
+                .map_or_else(|| tests.contains(name), |prefix| tests.iter().any(|t| t.starts_with(prefix)));
+            assert!(found, "{at}: there is no test {name}");
+        }
+    }
+    assert!(rows > 0, "no rows: has the table's form changed?");
+}
