@@ -1,1 +1,19 @@
-//! (being built)
+//! What the network tests of xwarp are made of: a laboratory of two namespaces, programs that run in it, and
+//! judges that read what was on the wire. The tests themselves are in `tests/`, named `netns_*`; they need root.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`lab`] | namespaces, the veth pair, and working inside them |
+//! | [`process`] | programs under test: readiness by output, time limits, kill |
+//! | [`capture`] | pcapng files as TCP streams |
+//! | [`framing`] | a second reading of MPA: FPDUs, markers, CRCs |
+//! | [`tshark`] | Wireshark's opinion |
+//! | [`leaks`] | descriptors and threads of a process |
+#![forbid(unsafe_code)]
+
+pub mod capture;
+pub mod framing;
+pub mod lab;
+pub mod leaks;
+pub mod process;
+pub mod tshark;

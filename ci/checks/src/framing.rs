@@ -1,0 +1,209 @@
+//! A second reading of MPA (RFC 5044), written from the RFC and sharing no code with the stack: from the
+//! bytes of both directions of a connection to its start-up frames and FPDUs, with each marker, pad and CRC
+//! checked. Wireshark's dissector knows one FPDU a segment only where markers are in use; this one knows them all.
+
+use crate::capture::{Direction, Stream, Streams};
+
+/// Markers come each so many bytes (section 4.3).
+const MARKER_INTERVAL: usize = 512;
+const MARKER_BYTES: usize = 4;
+/// A start-up frame without its private data (section 7.1.1).
+const START_UP_BYTES: usize = 20;
+
+const MARKERS_FLAG: u8 = 0x80;
+const CRC_FLAG: u8 = 0x40;
+const REJECT_FLAG: u8 = 0x20;
+
+/// A Request or Reply frame (section 7.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct StartUp {
+    reply: bool,
+    flags: u8,
+    revision: u8,
+    bytes: usize,
+}
+
+/// What was found in one connection.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Connection {
+    /// Revision of the reply.
+    pub revision: u8,
+    /// Whether the CRCs are to be checked: either side asked.
+    pub crc: bool,
+    /// Whether the initiator's direction has markers (the reply's M flag asks for them), and the responder's.
+    pub markers: (bool, bool),
+    /// Whether the responder rejected.
+    pub rejected: bool,
+    /// FPDUs of both directions.
+    pub fpdus: usize,
+    /// Markers of both directions.
+    pub marker_count: usize,
+    /// Terminate messages (`RDMAP` opcode 7), of both directions.
+    pub terminates: usize,
+    /// What is wrong.
+    pub faults: Vec<String>,
+}
+
+/// Reads every MPA connection of which both SYNs were seen.
+pub fn connections(streams: &Streams) -> Vec<Connection> {
+    streams
+        .iter()
+        .filter_map(|(direction, request)| {
+            let reply = streams.get(&direction.reverse())?;
+            let start = start_up(&request.bytes)?;
+            (!start.reply).then(|| connection(*direction, request, start, reply))
+        })
+        .collect()
+}
+
+fn connection(direction: Direction, request: &Stream, start: StartUp, reply: &Stream) -> Connection {
+    let mut found = Connection::default();
+    for fault in request.faults.iter().chain(&reply.faults) {
+        found.faults.push(format!("{direction}: {fault}"));
+    }
+    let Some(answer) = start_up(&reply.bytes) else {
+        if !reply.bytes.is_empty() {
+            found.faults.push(format!("{direction}: what answers the MPA Request is no Reply"));
+        }
+        return found;
+    };
+    found.revision = answer.revision;
+    found.crc = (start.flags | answer.flags) & CRC_FLAG != 0;
+    found.rejected = answer.flags & REJECT_FLAG != 0;
+    // Section 7.1.1: M declares that markers are required in what the sender of the frame receives.
+    found.markers = (answer.flags & MARKERS_FLAG != 0, start.flags & MARKERS_FLAG != 0);
+    let (to, from) = found.markers;
+    for (direction, stream, skip, markers) in
+        [(direction, request, start.bytes, to), (direction.reverse(), reply, answer.bytes, from)]
+    {
+        let mut reader =
+            Reader { bytes: stream.bytes.get(skip..).unwrap_or_default(), at: 0, markers, crc: found.crc };
+        let boundaries = reader.read_all(direction, &mut found);
+        // The sender begins each segment with an FPDU (design section 5, RFC 5044 section 5.1).
+        for start in stream.starts.iter().filter(|&&start| start > skip) {
+            if boundaries.binary_search(&(start - skip)).is_err() {
+                found
+                    .faults
+                    .push(format!("{direction}: the segment at byte {start} does not begin with an FPDU"));
+            }
+        }
+    }
+    found
+}
+
+fn start_up(bytes: &[u8]) -> Option<StartUp> {
+    let head = bytes.get(..START_UP_BYTES)?;
+    let reply = match &head[..16] {
+        b"MPA ID Req Frame" => false,
+        b"MPA ID Rep Frame" => true,
+        _ => return None,
+    };
+    let private_data = usize::from(u16::from_be_bytes([head[18], head[19]]));
+    Some(StartUp { reply, flags: head[16], revision: head[17], bytes: START_UP_BYTES + private_data })
+}
+
+/// Walks the full operation phase of one direction.
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    markers: bool,
+    crc: bool,
+}
+
+impl Reader<'_> {
+    /// Reads FPDU by FPDU; returns where they begin, and where the last one ends.
+    fn read_all(&mut self, direction: Direction, found: &mut Connection) -> Vec<usize> {
+        let mut boundaries = vec![0];
+        while self.at < self.bytes.len() {
+            let start = self.at;
+            match self.read_one() {
+                Ok(Fpdu { markers, opcode }) => {
+                    found.fpdus += 1;
+                    found.marker_count += markers;
+                    found.terminates += usize::from(opcode == Some(7));
+                }
+                Err(fault) => {
+                    found.faults.push(format!("{direction}: FPDU at byte {start}: {fault}"));
+                    break;
+                }
+            }
+            boundaries.push(self.at);
+        }
+        boundaries
+    }
+
+    fn read_one(&mut self) -> Result<Fpdu, String> {
+        let begin = self.at;
+        let mut header = None;
+        let mut markers = 0;
+        let mut take = |reader: &mut Self, want: usize| -> Result<Vec<u8>, String> {
+            let mut out = Vec::with_capacity(want);
+            while out.len() < want {
+                if reader.markers && reader.at.is_multiple_of(MARKER_INTERVAL) {
+                    reader.check_marker(header)?;
+                    markers += 1;
+                }
+                header.get_or_insert(reader.at);
+                let until_marker = MARKER_INTERVAL - reader.at % MARKER_INTERVAL;
+                let room = if reader.markers { until_marker } else { want };
+                let n = room.min(want - out.len());
+                let piece = reader
+                    .bytes
+                    .get(reader.at..reader.at + n)
+                    .ok_or("it is cut off by the end of the stream")?;
+                out.extend_from_slice(piece);
+                reader.at += n;
+            }
+            Ok(out)
+        };
+        let length = take(self, 2)?;
+        let length = usize::from(u16::from_be_bytes([length[0], length[1]]));
+        let ulpdu = take(self, length)?;
+        let pad = take(self, (4 - (2 + length) % 4) % 4)?;
+        // A marker between pad and CRC is part of what the CRC covers (section 4.4, 1).
+        if self.markers && self.at.is_multiple_of(MARKER_INTERVAL) {
+            self.check_marker(header)?;
+            markers += 1;
+        }
+        let covered = self.bytes.get(begin..self.at).unwrap_or_default();
+        let sent =
+            self.bytes.get(self.at..self.at + 4).ok_or("its CRC is cut off by the end of the stream")?;
+        self.at += 4;
+        if pad.iter().any(|&b| b != 0) {
+            return Err("the pad is not zero".to_owned());
+        }
+        // As iSCSI sends it: the least significant byte first.
+        let computed = crc32c::crc32c(covered).to_le_bytes();
+        if self.crc && sent != computed {
+            return Err(format!("its CRC is {sent:02x?} and not {computed:02x?}"));
+        }
+        Ok(Fpdu { markers, opcode: ulpdu.get(1).map(|control| control & 0x0f) })
+    }
+
+    /// Checks the marker at the position and steps over it; `header` is where the FPDU's length field began.
+    fn check_marker(&mut self, header: Option<usize>) -> Result<(), String> {
+        let marker = self.bytes.get(self.at..self.at + MARKER_BYTES).ok_or("a marker is cut off")?;
+        let reserved = u16::from_be_bytes([marker[0], marker[1]]);
+        let pointer = usize::from(u16::from_be_bytes([marker[2], marker[3]]));
+        let expected = header.map_or(0, |header| self.at - header);
+        if reserved != 0 {
+            return Err(format!("the reserved field of the marker at byte {} is not zero", self.at));
+        }
+        if pointer != expected {
+            return Err(format!(
+                "the marker at byte {} points {pointer} bytes back and not {expected}",
+                self.at
+            ));
+        }
+        self.at += MARKER_BYTES;
+        Ok(())
+    }
+}
+
+struct Fpdu {
+    markers: usize,
+    opcode: Option<u8>,
+}
+
+#[cfg(test)]
+mod tests;

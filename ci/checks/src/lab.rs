@@ -1,0 +1,265 @@
+//! [`Lab`]: the namespaces and the veth pair of `ci/lab`, with a name of their own for each test, gone when
+//! the test is over, however it ends.
+
+use std::{
+    fmt, fs,
+    fs::File,
+    net::IpAddr,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{
+        Once,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::process::Running;
+
+/// One of the two ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Where clients are, by custom.
+    A,
+    /// Where servers are, by custom.
+    B,
+}
+
+impl Side {
+    fn letter(self) -> char {
+        match self {
+            Self::A => 'a',
+            Self::B => 'b',
+        }
+    }
+
+    /// The last part of this side's addresses.
+    fn host(self) -> u16 {
+        match self {
+            Self::A => 1,
+            Self::B => 2,
+        }
+    }
+
+    /// The other one.
+    #[must_use]
+    pub fn peer(self) -> Self {
+        match self {
+            Self::A => Self::B,
+            Self::B => Self::A,
+        }
+    }
+}
+
+/// Which addresses to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// 10.77.0.0/24.
+    V4,
+    /// `fd77::/64`.
+    V6,
+}
+
+/// How the laboratory is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LabOptions {
+    /// Of the veth pair, in bytes.
+    pub mtu: u32,
+    /// Receive and transmit queues of each end.
+    pub queues: u32,
+    /// Also an 802.1Q interface of this ID on each end.
+    pub vlan: Option<u16>,
+    /// Whether the kernel's segmentation and receive offloads stay on.
+    pub offloads: bool,
+}
+
+impl Default for LabOptions {
+    fn default() -> Self {
+        Self { mtu: 1500, queues: 1, vlan: None, offloads: true }
+    }
+}
+
+/// The name of the interface in both namespaces.
+pub const INTERFACE: &str = "xw0";
+
+/// Namespaces of tests are called `xwt<pid>-<number>-a` and `-b`.
+const PREFIX: &str = "xwt";
+
+/// Two namespaces and the veth pair between them, until it is dropped.
+pub struct Lab {
+    name: String,
+    scratch: PathBuf,
+}
+
+impl fmt::Debug for Lab {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+impl Lab {
+    /// Builds a laboratory. The first of a process also removes those whose processes died.
+    pub fn up(options: LabOptions) -> Result<Self> {
+        static SWEEP: Once = Once::new();
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        SWEEP.call_once(sweep);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{PREFIX}{}-{number}", std::process::id());
+        let scratch = std::env::temp_dir().join(&name);
+        fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
+        let lab = Self { name, scratch };
+        let mut command = lab.script("up");
+        command.args(["--mtu", &options.mtu.to_string(), "--queues", &options.queues.to_string()]);
+        if let Some(vlan) = options.vlan {
+            command.args(["--vlan", &vlan.to_string()]);
+        }
+        command.args(["--offloads", if options.offloads { "on" } else { "off" }]);
+        let output = command.output().context("cannot run ci/lab")?;
+        ensure!(output.status.success(), "ci/lab up: {}", String::from_utf8_lossy(&output.stderr).trim());
+        Ok(lab)
+    }
+
+    fn script(&self, command: &str) -> Command {
+        let mut script = Command::new(lab_script());
+        script.args(["--name", &self.name, command]);
+        script
+    }
+
+    /// The name of one namespace.
+    pub fn namespace(&self, side: Side) -> String {
+        format!("{}-{}", self.name, side.letter())
+    }
+
+    /// The address of one end.
+    pub fn address(&self, side: Side, family: Family) -> IpAddr {
+        match family {
+            Family::V4 => IpAddr::from([10, 77, 0, side.host() as u8]),
+            Family::V6 => IpAddr::from([0xfd77, 0, 0, 0, 0, 0, 0, side.host()]),
+        }
+    }
+
+    /// A file of this laboratory's own; gone with it, except when the test fails.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.scratch.join(name)
+    }
+
+    /// A command that runs in one namespace.
+    pub fn command(&self, side: Side, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.namespace(side)]).arg(program.as_ref());
+        command
+    }
+
+    /// Starts a program in one namespace, its output being read.
+    pub fn start(&self, side: Side, program: impl AsRef<Path>, args: &[&str]) -> Result<Running> {
+        let mut command = self.command(side, program);
+        command.args(args);
+        Running::start(command)
+    }
+
+    /// Runs a short command to its end and returns what it printed; an error when it fails.
+    pub fn run(&self, side: Side, program: &str, args: &[&str]) -> Result<String> {
+        let output = self
+            .command(side, program)
+            .args(args)
+            .output()
+            .with_context(|| format!("cannot run {program}"))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        if !output.status.success() {
+            bail!("{program} {}: {text}{}", args.join(" "), String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(text)
+    }
+
+    /// Runs `work` on a thread of this process that lives in one namespace; threads that it starts and
+    /// sockets that it opens live there too.
+    pub fn within<T: Send>(&self, side: Side, work: impl FnOnce() -> T + Send) -> Result<T> {
+        thread::scope(|scope| {
+            let inside = self.enter(scope, side, work)?;
+            inside
+                .join()
+                .map_err(|panic| anyhow::anyhow!("in {}: {}", self.namespace(side), message(&*panic)))
+        })
+    }
+
+    /// Starts such a thread; two of them are a client and a server in one test.
+    pub fn enter<'scope, T: Send + 'scope>(
+        &self,
+        scope: &'scope thread::Scope<'scope, '_>,
+        side: Side,
+        work: impl FnOnce() -> T + Send + 'scope,
+    ) -> Result<thread::ScopedJoinHandle<'scope, T>> {
+        let path = Path::new("/run/netns").join(self.namespace(side));
+        let namespace = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+        Ok(scope.spawn(move || {
+            let moved = move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network));
+            moved.expect("root may enter the namespaces it made");
+            work()
+        }))
+    }
+}
+
+/// What a panicking thread said.
+fn message(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("a panic without words")
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let down = self.script("down").output();
+        if !down.is_ok_and(|output| output.status.success()) {
+            eprintln!("{self:?}: ci/lab down failed");
+        }
+        if thread::panicking() {
+            eprintln!("{self:?}: files kept in {}", self.scratch.display());
+        } else if let Err(error) = fs::remove_dir_all(&self.scratch) {
+            eprintln!("{self:?}: {}: {error}", self.scratch.display());
+        }
+    }
+}
+
+fn lab_script() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../lab")
+}
+
+/// Removes namespaces of tests whose process does not exist any more: killed, or timed out.
+fn sweep() {
+    let Ok(entries) = fs::read_dir("/run/netns") else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let Some(lab) = name.strip_suffix("-a").or_else(|| name.strip_suffix("-b")) else { continue };
+        let Some(pid) = owner(lab) else { continue };
+        if !Path::new(&format!("/proc/{pid}")).exists() {
+            // Somebody else may sweep at the same time: failing is fine.
+            let _ = Command::new(lab_script()).args(["--name", lab, "down"]).output();
+        }
+    }
+}
+
+/// The process that made the laboratory of this name.
+fn owner(lab: &str) -> Option<u32> {
+    let (pid, number) = lab.strip_prefix(PREFIX)?.split_once('-')?;
+    let _: u32 = number.parse().ok()?;
+    pid.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_names_have_an_owner() {
+        assert_eq!(owner("xwt123-0"), Some(123));
+        for other in ["xw", "xw-a", "xwt", "xwt12", "xwtx-0", "xwt12-x", "other12-0"] {
+            assert_eq!(owner(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! What a process holds: compared before and after, to find leaks.
+
+use std::{collections::BTreeMap, fs, io};
+
+/// Open descriptors of a process, by what they are, with the numbers that differ each time cut off
+/// (`socket:[123]` counts as `socket`).
+pub fn descriptors(pid: u32) -> io::Result<BTreeMap<String, usize>> {
+    let mut kinds = BTreeMap::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        // A descriptor may be closed while we look; the one we read the directory with is gone later.
+        let Ok(target) = fs::read_link(entry?.path()) else { continue };
+        let target = target.to_string_lossy().into_owned();
+        if target.starts_with("/proc/") {
+            continue;
+        }
+        let kind = target.split_once(":[").map_or(target.as_str(), |(kind, _)| kind).to_owned();
+        *kinds.entry(kind).or_insert(0) += 1;
+    }
+    Ok(kinds)
+}
+
+/// Threads of a process.
+pub fn threads(pid: u32) -> io::Result<usize> {
+    Ok(fs::read_dir(format!("/proc/{pid}/task"))?.count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_file_is_seen_and_its_closing_too() {
+        let pid = std::process::id();
+        let path = std::env::temp_dir().join(format!("xwarp-leak-{pid}"));
+        let count = || descriptors(pid).unwrap().get(path.to_str().unwrap()).copied();
+        assert_eq!(count(), None);
+        let file = fs::File::create(&path).unwrap();
+        assert_eq!(count(), Some(1));
+        drop(file);
+        assert_eq!(count(), None);
+        fs::remove_file(&path).unwrap();
+    }
+}

@@ -1,0 +1,160 @@
+//! [`Running`]: a program under test, its output read as it comes, killed when it is dropped.
+
+use std::{
+    io::{BufRead as _, BufReader, Read},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A started program.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    name: String,
+    lines: Receiver<String>,
+    /// What it has printed so far, standard output and error mixed as they came.
+    seen: Vec<String>,
+}
+
+impl Running {
+    /// Starts it with both outputs read.
+    pub fn start(mut command: Command) -> Result<Self> {
+        let name = format!("{command:?}");
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {name}"))?;
+        let (sender, lines) = mpsc::channel();
+        if let Some(out) = child.stdout.take() {
+            forward(out, sender.clone());
+        }
+        if let Some(err) = child.stderr.take() {
+            forward(err, sender);
+        }
+        Ok(Self { child, name, lines, seen: Vec::new() })
+    }
+
+    /// Its process ID.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has printed, as far as it was read by waiting.
+    pub fn output(&self) -> String {
+        self.seen.join("\n")
+    }
+
+    /// Waits for a line that contains `text`, and returns it.
+    pub fn wait_for(&mut self, text: &str, limit: Duration) -> Result<String> {
+        if let Some(line) = self.seen.iter().find(|line| line.contains(text)) {
+            return Ok(line.clone());
+        }
+        let until = Instant::now() + limit;
+        loop {
+            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    self.seen.push(line.clone());
+                    if line.contains(text) {
+                        return Ok(line);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    bail!("{}: no '{text}' within {limit:?}:\n{}", self.name, self.output())
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    bail!("{}: ended without '{text}':\n{}", self.name, self.output())
+                }
+            }
+        }
+    }
+
+    /// Waits for its end, whatever its status.
+    pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let until = Instant::now() + limit;
+        // Output first: a program whose pipe is full does not end.
+        loop {
+            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(line) => self.seen.push(line),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    bail!("{}: still running after {limit:?}:\n{}", self.name, self.output())
+                }
+            }
+        }
+        while Instant::now() < until {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        bail!("{}: closed its output and still runs after {limit:?}", self.name)
+    }
+
+    /// Waits for its end, which must be success, and returns what it printed.
+    pub fn finish(mut self, limit: Duration) -> Result<String> {
+        let status = self.wait(limit)?;
+        ensure!(status.success(), "{}: {status}:\n{}", self.name, self.output());
+        Ok(self.output())
+    }
+
+    /// Sends a signal, `SIGKILL` for a crash.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_raw(self.child.id().cast_signed()).context("a process has an ID")?;
+        kill_process(pid, signal).context("cannot signal")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // An error means that it has ended, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn forward(from: impl Read + Send + 'static, to: Sender<String>) {
+    thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            if to.send(line).is_err() {
+                break;
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Running {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Running::start(command).unwrap()
+    }
+
+    #[test]
+    fn readiness_is_a_line_of_output() {
+        let mut running = shell("echo one; echo ready on port 7 >&2; exec sleep 60");
+        assert_eq!(running.wait_for("ready", Duration::from_secs(10)).unwrap(), "ready on port 7");
+        running.signal(Signal::KILL).unwrap();
+        assert!(!running.wait(Duration::from_secs(10)).unwrap().success());
+    }
+
+    #[test]
+    fn a_program_that_ends_or_hangs_is_told_apart() {
+        let error =
+            shell("echo no; exit 3").wait_for("ready", Duration::from_secs(10)).unwrap_err().to_string();
+        assert!(error.contains("ended without 'ready'") && error.contains("no"), "{error}");
+        let error = shell("exec sleep 60").finish(Duration::from_millis(50)).unwrap_err().to_string();
+        assert!(error.contains("still running"), "{error}");
+        let error = shell("echo why; exit 3").finish(Duration::from_secs(10)).unwrap_err().to_string();
+        assert!(error.contains("exit status: 3") && error.contains("why"), "{error}");
+    }
+}

@@ -1,0 +1,153 @@
+//! Wireshark as a judge: it must find nothing wrong in what we sent, and it must have found our protocols.
+
+use std::{collections::BTreeMap, path::Path, process::Command};
+
+use anyhow::{Context as _, Result, ensure};
+
+/// Complaints of the dissectors (4.0.17) about traffic that is right, by their words. Each with its reason;
+/// whatever else has a severity of warning or error is held against us.
+const QUIRKS: &[(&str, &str)] = &[
+    ("Rev field is NOT set to one", "the dissector knows revision 1 only, RFC 6581 came later"),
+    ("Res field is NOT set to zero", "RFC 6581 gave the first reserved bit a meaning (S)"),
+    (
+        "ULPDU length field does not contain the expected length",
+        "with markers the dissector takes each segment for one FPDU, and counts one marker too many when an FPDU ends where a marker is due",
+    ),
+];
+
+/// Severities of Wireshark's expert information that count: warning and error.
+const WARNING: u32 = 0x0060_0000;
+
+/// What tshark said about a capture.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// Frames in the capture.
+    pub frames: usize,
+    /// Frames in which it found TCP.
+    pub tcp_frames: usize,
+    /// Frames in which it found MPA.
+    pub mpa_frames: usize,
+    /// FPDUs whose CRC it checked and found good.
+    pub good_crcs: usize,
+    /// Complaints that are known quirks, and how often.
+    pub quirks: BTreeMap<String, usize>,
+    /// Complaints that count: frame number and words.
+    pub complaints: Vec<String>,
+}
+
+/// What is asked of each frame, in the order of the columns.
+const FIELDS: [&str; 9] = [
+    "frame.number",
+    "frame.protocols",
+    "_ws.expert.severity",
+    "_ws.expert.message",
+    "_ws.malformed",
+    "tcp.checksum.status",
+    "ip.checksum.status",
+    "iwarp_mpa.crc_check",
+    "tcp.analysis.flags",
+];
+
+/// Lets tshark read a capture. `markers`: whether MPA markers are in use, where its CRC check cannot be relied on.
+pub fn judge(path: &Path, markers: bool) -> Result<Verdict> {
+    let mut command = Command::new("tshark");
+    // The RPC heuristic calls short Sends malformed; checksums are not verified by default.
+    command.args(["--disable-protocol", "rpcordma", "-n", "-r"]).arg(path);
+    for preference in ["tcp.check_checksum:TRUE", "ip.check_checksum:TRUE", "tcp.desegment_tcp_streams:TRUE"]
+    {
+        command.args(["-o", preference]);
+    }
+    command.args(["-T", "fields", "-E", "separator=/t", "-E", "occurrence=a", "-E", "aggregator=|"]);
+    for field in FIELDS {
+        command.args(["-e", field]);
+    }
+    let output = command.output().context("cannot run tshark: is it installed?")?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "tshark: {}", errors.trim());
+    let bad = if markers { Vec::new() } else { bad_crcs(path)? };
+    let mut verdict = Verdict::default();
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        verdict.read(line, markers);
+    }
+    verdict.good_crcs -= bad.len().min(verdict.good_crcs);
+    verdict.complaints.extend(bad);
+    Ok(verdict)
+}
+
+impl Verdict {
+    /// One line of tshark: one frame.
+    fn read(&mut self, line: &str, markers: bool) {
+        let columns: Vec<&str> = line.split('\t').collect();
+        let column = |index: usize| columns.get(index).copied().unwrap_or_default();
+        let number = column(0);
+        self.frames += 1;
+        self.tcp_frames += usize::from(column(1).split(':').any(|p| p == "tcp"));
+        self.mpa_frames += usize::from(column(1).split(':').any(|p| p == "iwarp_mpa"));
+        if !markers {
+            self.good_crcs += column(7).split('|').filter(|c| !c.is_empty()).count();
+        }
+        let quirky = QUIRKS.iter().find(|(words, _)| column(3).contains(words));
+        if !column(4).is_empty() && quirky.is_none() {
+            self.complaints.push(format!("frame {number}: malformed: {}", column(3)));
+        }
+        // 0 is "bad", 1 "good", 2 "unverified".
+        for (index, what) in [(5, "TCP"), (6, "IP")] {
+            if column(index).split('|').any(|status| status == "0") {
+                self.complaints.push(format!("frame {number}: bad {what} checksum"));
+            }
+        }
+        let severe = column(2).split('|').any(|s| s.parse::<u32>().is_ok_and(|severity| severity >= WARNING));
+        if severe {
+            self.weigh(number, column(3));
+        }
+    }
+
+    fn weigh(&mut self, number: &str, messages: &str) {
+        for message in messages.split('|') {
+            if let Some((words, _)) = QUIRKS.iter().find(|(words, _)| message.contains(words)) {
+                *self.quirks.entry((*words).to_owned()).or_default() += 1;
+            } else if is_severe(message) {
+                self.complaints.push(format!("frame {number}: {message}"));
+            }
+        }
+    }
+}
+
+/// A frame's severities and messages are two lists; messages of the lower severities are recognised by their words.
+fn is_severe(message: &str) -> bool {
+    const HARMLESS: [&str; 12] = [
+        "Connection establish",
+        "Connection finish",
+        "This frame initiates the connection closing",
+        "This frame undergoes the connection closing",
+        "Connection reset (RST)",
+        "TCP keep-alive",
+        "TCP window update",
+        // What TCP does about loss is its business, and judged by its own tests.
+        "retransmission",
+        "Duplicate ACK",
+        "Previous segment(s) not captured",
+        "out-of-order segment",
+        "ACKed segment that wasn't captured",
+    ];
+    !message.is_empty() && !HARMLESS.iter().any(|words| message.contains(words))
+}
+
+/// Frames with an FPDU whose CRC the dissector calls bad: only its text says so.
+fn bad_crcs(path: &Path) -> Result<Vec<String>> {
+    let mut command = Command::new("tshark");
+    command.args(["--disable-protocol", "rpcordma", "-n", "-r"]).arg(path);
+    command.args(["-Y", "iwarp_mpa.crc_check", "-V", "-O", "iwarp_mpa"]);
+    let output = command.output().context("cannot run tshark: is it installed?")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut frame = "";
+    let mut bad = Vec::new();
+    for line in text.lines() {
+        if line.starts_with("Frame ") {
+            frame = line.split(':').next().unwrap_or_default();
+        } else if line.contains("Bad CRC32") {
+            bad.push(format!("{frame}: {}", line.trim()));
+        }
+    }
+    Ok(bad)
+}
