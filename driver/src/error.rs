@@ -27,7 +27,9 @@ pub enum OpenError {
         present: Vec<String>,
     },
     /// Only Ethernet interfaces carry our frames.
-    #[error("{name} is not an Ethernet interface: XDP needs one (loopback and tunnels do not work; use a veth pair)")]
+    #[error(
+        "{name} is not an Ethernet interface: XDP needs one (loopback and tunnels do not work; use a veth pair)"
+    )]
     NotEthernet {
         /// The interface.
         name: String,
@@ -54,7 +56,9 @@ pub enum OpenError {
         source: io::Error,
     },
     /// No mode works.
-    #[error("XDP does not work on {name} ({source}): is the kernel built with CONFIG_XDP_SOCKETS and CONFIG_BPF_SYSCALL?")]
+    #[error(
+        "XDP does not work on {name} ({source}): is the kernel built with CONFIG_XDP_SOCKETS and CONFIG_BPF_SYSCALL?"
+    )]
     XdpUnsupported {
         /// The interface.
         name: String,
@@ -85,7 +89,9 @@ pub enum OpenError {
         id: u32,
     },
     /// Another AF_XDP socket is bound to the queue.
-    #[error("receive queue {queue} of {name} is in use by another AF_XDP socket: stop its owner (ss --xdp -p)")]
+    #[error(
+        "receive queue {queue} of {name} is in use by another AF_XDP socket: stop its owner (ss --xdp -p)"
+    )]
     QueueInUse {
         /// The interface.
         name: String,
@@ -122,7 +128,9 @@ pub enum OpenError {
 #[non_exhaustive]
 pub enum ResolveError {
     /// The destination is an address of this host.
-    #[error("{0} is an address of this host: loopback does not pass a network interface, so XDP never sees it")]
+    #[error(
+        "{0} is an address of this host: loopback does not pass a network interface, so XDP never sees it"
+    )]
     Local(IpAddr),
     /// The destination is not one host.
     #[error("{0} is not a unicast address")]

@@ -9,7 +9,8 @@
 //! | module | owns |
 //! |---|---|
 //! | [`config`], [`error`] | what may be asked for, and what may go wrong |
-//! | `interface` | opening, attributes, counters, events |
+//! | `interface`, `open` | opening, attributes, counters, events |
+//! | `resolver` | from a peer's address to a path |
 //! | `link` | the `Link` implementation: rings to tokens and back, the kick |
 //! | [`frames`] | in which one place each chunk is |
 //! | `sys` | everything `unsafe`: rings, frame memory, one ioctl |
@@ -22,6 +23,20 @@
 
 pub mod config;
 pub mod error;
+pub mod frames;
+mod interface;
+mod link;
+pub mod netlink;
+mod open;
+pub mod port;
+mod resolver;
+mod sys;
 
-pub use config::{Attributes, Counters, DriverConfig, Mode, ModePreference};
+pub use config::{Attributes, Counters, DriverConfig, MAX_MTU, Mode, ModePreference};
 pub use error::{OpenError, PortError, ResolveError};
+pub use frames::FrameCensus;
+pub use interface::Interface;
+pub use netlink::monitor::Event;
+pub use port::{PortReservation, reserve_port};
+pub use resolver::{Resolver, Route};
+pub use xwarp_prog::ProgramCounters;

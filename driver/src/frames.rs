@@ -1,0 +1,278 @@
+//! The account of frames: in which one place each chunk of the UMEM is.
+//!
+//! A chunk moves only along these arrows, and every move goes through [`FrameTable`]:
+//!
+//! ```text
+//! receive:   Free -> Fill -> Received -> Free
+//! transmit:  Free -> Retained -> Sending -> Retained (again) ... -> Free
+//!                                Sending -> Released -> Free
+//! ```
+//!
+//! Free chunks are kept last in, first out, so that the ones in use stay a small set that is warm in
+//! the cache. Chunks for receiving belong to one queue each, so that no queue can starve another and
+//! transmission cannot starve reception.
+
+/// Where a chunk is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// Nobody uses it.
+    Free,
+    /// On a fill ring: the kernel may write it.
+    Fill,
+    /// Received: an `RxFrame` names it.
+    Received,
+    /// A `TxFrame` names it and the kernel does not read it.
+    Retained,
+    /// A `TxFrame` names it and the kernel may read it.
+    Sending,
+    /// The kernel may still read it, and nobody names it any more.
+    Released,
+}
+
+/// How many chunks are in each place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FrameCensus {
+    /// Nobody uses them.
+    pub free: usize,
+    /// On fill rings.
+    pub fill: usize,
+    /// Received and not recycled.
+    pub received: usize,
+    /// Retained for transmission or retransmission.
+    pub retained: usize,
+    /// Being sent, with their token out.
+    pub sending: usize,
+    /// Being sent, with their token given back.
+    pub released: usize,
+}
+
+impl FrameCensus {
+    /// All chunks.
+    pub const fn total(&self) -> usize {
+        self.free + self.fill + self.idle_out() + self.sending + self.released
+    }
+
+    /// Chunks that tokens name and the kernel does not use: what a caller must give back at the end.
+    const fn idle_out(&self) -> usize {
+        self.received + self.retained
+    }
+
+    /// Whether no token is out: everything is free, waiting to be filled, or about to be free.
+    pub const fn nothing_out(&self) -> bool {
+        self.idle_out() == 0 && self.sending == 0
+    }
+}
+
+/// A move that the chunk's place does not allow: somebody used a token of another link, or made one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Misplaced;
+
+/// The place of every chunk, and the free ones in stacks.
+///
+/// Chunks `0..queues * receive` are for receiving (`receive` to each queue), the rest for transmission.
+#[derive(Debug)]
+pub struct FrameTable {
+    places: Box<[Place]>,
+    receive_per_queue: u32,
+    free_receive: Box<[Vec<u32>]>,
+    free_transmit: Vec<u32>,
+}
+
+impl FrameTable {
+    /// All chunks free.
+    pub fn new(queues: u16, receive_per_queue: u32, transmit: u32) -> Self {
+        let receive = u32::from(queues) * receive_per_queue;
+        let total = receive + transmit;
+        let stack = |range: std::ops::Range<u32>| range.rev().collect::<Vec<_>>();
+        Self {
+            places: vec![Place::Free; total as usize].into(),
+            receive_per_queue,
+            free_receive: (0..u32::from(queues))
+                .map(|q| stack(q * receive_per_queue..(q + 1) * receive_per_queue))
+                .collect(),
+            free_transmit: stack(receive..total),
+        }
+    }
+
+    /// Where the chunk is; `None` when there is no such chunk.
+    pub fn place(&self, chunk: u32) -> Option<Place> {
+        self.places.get(chunk as usize).copied()
+    }
+
+    /// Chunks that could be allocated for transmission.
+    pub fn transmit_free(&self) -> usize {
+        self.free_transmit.len()
+    }
+
+    /// Chunks of `queue` that wait to be filled.
+    pub fn receive_free(&self, queue: u16) -> usize {
+        self.free_receive.get(usize::from(queue)).map_or(0, Vec::len)
+    }
+
+    /// Free -> Fill, for a chunk of `queue`.
+    pub fn fill(&mut self, queue: u16) -> Option<u32> {
+        let chunk = self.free_receive.get_mut(usize::from(queue))?.pop()?;
+        self.places[chunk as usize] = Place::Fill;
+        Some(chunk)
+    }
+
+    /// Fill -> Received.
+    pub fn received(&mut self, chunk: u32) -> Result<(), Misplaced> {
+        self.step(chunk, Place::Fill, Place::Received)
+    }
+
+    /// Received -> Free.
+    pub fn recycle(&mut self, chunk: u32) -> Result<(), Misplaced> {
+        self.step(chunk, Place::Received, Place::Free)?;
+        let home = chunk / self.receive_per_queue.max(1);
+        self.free_receive.get_mut(home as usize).ok_or(Misplaced)?.push(chunk);
+        Ok(())
+    }
+
+    /// Free -> Retained.
+    pub fn alloc(&mut self) -> Option<u32> {
+        let chunk = self.free_transmit.pop()?;
+        self.places[chunk as usize] = Place::Retained;
+        Some(chunk)
+    }
+
+    /// Retained -> Sending.
+    pub fn sending(&mut self, chunk: u32) -> Result<(), Misplaced> {
+        self.step(chunk, Place::Retained, Place::Sending)
+    }
+
+    /// Sending -> Retained, or Released -> Free: the kernel is done with it.
+    pub fn sent(&mut self, chunk: u32) -> Result<(), Misplaced> {
+        match self.place(chunk) {
+            Some(Place::Released) => {
+                self.places[chunk as usize] = Place::Free;
+                self.free_transmit.push(chunk);
+                Ok(())
+            }
+            _ => self.step(chunk, Place::Sending, Place::Retained),
+        }
+    }
+
+    /// Retained -> Free, or Sending -> Released: the token is given back.
+    pub fn release(&mut self, chunk: u32) -> Result<(), Misplaced> {
+        match self.place(chunk) {
+            Some(Place::Retained) => {
+                self.places[chunk as usize] = Place::Free;
+                self.free_transmit.push(chunk);
+                Ok(())
+            }
+            _ => self.step(chunk, Place::Sending, Place::Released),
+        }
+    }
+
+    /// Counts all chunks, and checks that the stacks of free ones agree with their places.
+    pub fn census(&self) -> FrameCensus {
+        let mut census = FrameCensus::default();
+        for place in &self.places {
+            *match place {
+                Place::Free => &mut census.free,
+                Place::Fill => &mut census.fill,
+                Place::Received => &mut census.received,
+                Place::Retained => &mut census.retained,
+                Place::Sending => &mut census.sending,
+                Place::Released => &mut census.released,
+            } += 1;
+        }
+        let stacked = self.free_transmit.len() + self.free_receive.iter().map(Vec::len).sum::<usize>();
+        debug_assert_eq!(stacked, census.free, "a free chunk is on no stack, or on two");
+        census
+    }
+
+    fn step(&mut self, chunk: u32, from: Place, to: Place) -> Result<(), Misplaced> {
+        match self.places.get_mut(chunk as usize) {
+            Some(place) if *place == from => {
+                *place = to;
+                Ok(())
+            }
+            _ => Err(Misplaced),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_chunk_starts_free_and_comes_back() {
+        let mut table = FrameTable::new(2, 3, 4);
+        assert_eq!(table.census(), FrameCensus { free: 10, ..Default::default() });
+
+        let filled: Vec<u32> = std::iter::from_fn(|| table.fill(1)).collect();
+        assert_eq!(filled, [3, 4, 5]);
+        assert_eq!((table.receive_free(0), table.receive_free(1), table.receive_free(2)), (3, 0, 0));
+        for chunk in filled {
+            table.received(chunk).unwrap();
+            table.recycle(chunk).unwrap();
+        }
+        assert_eq!(table.receive_free(1), 3);
+
+        let frame = table.alloc().unwrap();
+        table.sending(frame).unwrap();
+        table.sent(frame).unwrap();
+        table.sending(frame).unwrap();
+        table.release(frame).unwrap();
+        assert_eq!(table.census(), FrameCensus { free: 9, released: 1, ..Default::default() });
+        assert!(table.census().nothing_out());
+        table.sent(frame).unwrap();
+        assert_eq!(table.census(), FrameCensus { free: 10, ..Default::default() });
+    }
+
+    #[test]
+    fn the_last_chunk_freed_is_the_first_used() {
+        let mut table = FrameTable::new(1, 1, 8);
+        let (first, second) = (table.alloc().unwrap(), table.alloc().unwrap());
+        table.release(first).unwrap();
+        table.release(second).unwrap();
+        assert_eq!((table.alloc(), table.alloc()), (Some(second), Some(first)));
+    }
+
+    /// Every operation on a chunk in every place: allowed exactly along the arrows.
+    #[test]
+    fn no_move_but_along_the_arrows() {
+        type Op = fn(&mut FrameTable, u32) -> Result<(), Misplaced>;
+        let ops: [(&str, Op); 5] = [
+            ("received", FrameTable::received),
+            ("recycle", FrameTable::recycle),
+            ("sending", FrameTable::sending),
+            ("sent", FrameTable::sent),
+            ("release", FrameTable::release),
+        ];
+        let places: [(Place, &[&str], fn(&mut FrameTable) -> u32); 6] = [
+            (Place::Free, &[], |_| 3),
+            (Place::Fill, &["received"], |t| t.fill(0).unwrap()),
+            (Place::Received, &["recycle"], |t| {
+                let chunk = t.fill(0).unwrap();
+                t.received(chunk).unwrap();
+                chunk
+            }),
+            (Place::Retained, &["sending", "release"], |t| t.alloc().unwrap()),
+            (Place::Sending, &["sent", "release"], |t| {
+                let chunk = t.alloc().unwrap();
+                t.sending(chunk).unwrap();
+                chunk
+            }),
+            (Place::Released, &["sent"], |t| {
+                let chunk = t.alloc().unwrap();
+                t.sending(chunk).unwrap();
+                t.release(chunk).unwrap();
+                chunk
+            }),
+        ];
+        for (place, allowed, reach) in places {
+            for (name, op) in ops {
+                let mut table = FrameTable::new(1, 2, 2);
+                let chunk = reach(&mut table);
+                assert_eq!(table.place(chunk), Some(place));
+                assert_eq!(op(&mut table, chunk).is_ok(), allowed.contains(&name), "{name} from {place:?}");
+                assert_eq!(table.census().total(), 4);
+            }
+        }
+        assert_eq!(FrameTable::new(1, 2, 2).sent(4), Err(Misplaced), "there is no such chunk");
+    }
+}

@@ -1,0 +1,254 @@
+//! [`Interface`]: an open network interface, its attributes, counters and events.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use xwarp_prog::SteeringProgram;
+use xwarp_tcp::link::QueueId;
+use xwarp_tcp::wire::{Flow, Path, VlanTags};
+
+use crate::config::{Attributes, Counters, DriverConfig, MAX_MTU};
+use crate::error::{OpenError, ResolveError};
+use crate::frames::FrameCensus;
+use crate::netlink::Netlink;
+use crate::netlink::link::Link;
+use crate::netlink::monitor::{Change, Event, Monitor};
+use crate::open;
+use crate::resolver::{Facts, Resolver};
+use crate::sys::{Rings, Sizes};
+
+/// EtherType of an 802.1Q tag, the inner or only one.
+const TPID_CUSTOMER: u16 = 0x8100;
+/// EtherType of an 802.1ad tag, the outer of two.
+const TPID_SERVICE: u16 = 0x88a8;
+
+/// An open interface: the steering program is attached, every receive queue has a socket.
+///
+/// Dropping it detaches the program and frees the queues; the kernel does the same when the process dies.
+#[derive(Debug)]
+pub struct Interface {
+    // First, so that frames go to the kernel again before their sockets close.
+    pub(crate) program: SteeringProgram,
+    pub(crate) rings: Rings,
+    pub(crate) sizes: Sizes,
+    pub(crate) counters: Counters,
+    /// The queue whose turn it is to be received from first.
+    pub(crate) next_queue: u16,
+    monitor: Monitor,
+    netlink: Netlink,
+    attributes: Attributes,
+    addresses: Vec<std::net::IpAddr>,
+}
+
+impl Interface {
+    /// Opens interface `name` of the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; each says what to do.
+    pub fn open(name: &str, config: &DriverConfig) -> Result<Self, OpenError> {
+        open::check(config)?;
+        let system = |doing| move |source| OpenError::System { doing, source };
+        let mut netlink = Netlink::open().map_err(system("opening a netlink socket"))?;
+        let found = open::find(&mut netlink, name, config)?;
+        let sizes = Sizes {
+            queues: open::queue_count(&found.carrier)?,
+            receive_per_queue: config.receive_frames,
+            transmit: config.transmit_frames,
+            transmit_ring: config.ring_size,
+        };
+        let mut program = open::load_program(&found.vlans)?;
+        // Listening starts before the addresses are read: no change is missed between.
+        let monitor = Monitor::open(found.link.index).map_err(system("listening for address changes"))?;
+        let (mode, rings) = open::bring_up(&mut program, &found, sizes, config)?;
+        let attributes = Attributes {
+            name: name.into(),
+            carrier: found.carrier.name,
+            index: found.link.index,
+            mac: found.link.mac,
+            mtu: found.link.mtu,
+            path_mtu: path_mtu(found.link.mtu),
+            up: found.link.up,
+            mode,
+            queues: rings.queues(),
+            vlans: found.vlans,
+            program_id: program.id(),
+        };
+        tracing::info!(interface = name, %mode, queues = attributes.queues, mtu = attributes.mtu, "opened");
+        let mut interface = Self {
+            program,
+            rings,
+            sizes,
+            counters: Counters::default(),
+            next_queue: 0,
+            monitor,
+            netlink,
+            attributes,
+            addresses: Vec::new(),
+        };
+        interface.reload_addresses(|_| ()).map_err(system("reading addresses"))?;
+        Ok(interface)
+    }
+
+    /// What it is and which choices were made.
+    pub fn attributes(&self) -> &Attributes {
+        &self.attributes
+    }
+
+    /// Its addresses, as far as [`events`](Self::events) has read changes.
+    pub fn addresses(&self) -> &[std::net::IpAddr] {
+        &self.addresses
+    }
+
+    /// Counters since it was opened, with those of the kernel and the steering program. A few system
+    /// calls: not for every frame.
+    pub fn counters(&self) -> Counters {
+        let mut counters = self.counters;
+        for queue in 0..self.rings.queues() {
+            let Some(statistics) =
+                self.rings.socket(queue).and_then(|socket| sockopt::xdp_statistics(socket).ok())
+            else {
+                continue;
+            };
+            counters.kernel_rx_dropped += statistics.rx_dropped;
+            counters.kernel_rx_ring_full += statistics.rx_ring_full.unwrap_or(0);
+            counters.kernel_fill_ring_empty += statistics.rx_fill_ring_empty_descs.unwrap_or(0);
+            counters.kernel_rx_invalid += statistics.rx_invalid_descs;
+            counters.kernel_tx_invalid += statistics.tx_invalid_descs;
+        }
+        counters.program = self.program.counters().unwrap_or_default();
+        counters
+    }
+
+    /// In which place every chunk is. Looks at all of them: for tests and diagnosis.
+    pub fn frame_census(&self) -> FrameCensus {
+        self.rings.census()
+    }
+
+    /// The sockets of all queues: readable when a frame has come in.
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        (0..self.rings.queues()).filter_map(|queue| self.rings.socket(queue))
+    }
+
+    /// Readable when [`events`](Self::events) has something to tell.
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.monitor.as_fd()
+    }
+
+    /// Reads the changes that the kernel announced since the last call, without waiting, and follows
+    /// them: wildcard listeners answer on new addresses, attributes are up to date.
+    ///
+    /// # Errors
+    /// Reading from the netlink socket failed.
+    pub fn events(&mut self, mut tell: impl FnMut(Event)) -> io::Result<()> {
+        let mut changes = Vec::new();
+        self.monitor.read(|change| changes.push(change))?;
+        for change in changes {
+            match change {
+                Change::Link(link) => self.follow_link(&link, &mut tell),
+                Change::Other(Event::Overrun) => {
+                    tell(Event::Overrun);
+                    let link = self.netlink.link(self.attributes.index)?;
+                    self.follow_link(&link, &mut tell);
+                    self.reload_addresses(&mut tell)?;
+                }
+                Change::Other(event) => {
+                    if self.follow_address(&event) {
+                        tell(event);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A resolver of its own for the connection manager, with what is known of the interface now.
+    pub fn resolver(&self) -> io::Result<Resolver> {
+        Resolver::new(self.facts())
+    }
+
+    /// Waits for the path of a connection, at most `limit`; see [`Resolver::resolve`].
+    ///
+    /// # Errors
+    /// Any of [`ResolveError`].
+    pub fn resolve(&self, flow: Flow, limit: Duration) -> Result<Path, ResolveError> {
+        self.resolver()?.resolve(flow, limit)
+    }
+
+    /// The socket of a queue, for the [`Link`](xwarp_tcp::link::Link) half.
+    pub(crate) fn socket(&self, queue: QueueId) -> Option<BorrowedFd<'_>> {
+        self.rings.socket(queue.0)
+    }
+
+    fn facts(&self) -> Facts {
+        Facts {
+            name: self.attributes.name.clone(),
+            index: self.attributes.index,
+            mac: self.attributes.mac,
+            mtu: self.attributes.mtu,
+            vlan: vlan_tags(&self.attributes.vlans),
+            queues: self.attributes.queues,
+        }
+    }
+
+    fn follow_link(&mut self, link: &Link, tell: &mut impl FnMut(Event)) {
+        let attributes = &mut self.attributes;
+        if link.up != attributes.up {
+            attributes.up = link.up;
+            tell(Event::LinkState { up: link.up });
+        }
+        if link.mtu != attributes.mtu {
+            attributes.mtu = link.mtu;
+            attributes.path_mtu = path_mtu(link.mtu);
+            tell(Event::Mtu(attributes.path_mtu));
+        }
+        if link.mac != attributes.mac {
+            attributes.mac = link.mac;
+            tell(Event::Mac(link.mac));
+        }
+    }
+
+    /// Keeps the list of addresses and that of the steering program; false when the event tells nothing new.
+    fn follow_address(&mut self, event: &Event) -> bool {
+        match event {
+            Event::AddressAdded(address) if self.addresses.contains(address) => return false,
+            Event::AddressAdded(address) => {
+                self.addresses.push(*address);
+                if let Err(error) = self.program.add_address(*address) {
+                    tracing::warn!(interface = self.attributes.name, %address, %error, "wildcard listeners miss an address");
+                }
+            }
+            Event::AddressRemoved(address) => {
+                self.addresses.retain(|a| a != address);
+                self.program.remove_address(*address);
+            }
+            _ => {}
+        }
+        true
+    }
+
+    fn reload_addresses(&mut self, mut tell: impl FnMut(Event)) -> io::Result<()> {
+        let now = self.netlink.addresses(self.attributes.index)?;
+        let gone: Vec<_> = self.addresses.iter().filter(|a| !now.contains(a)).copied().collect();
+        let added = now.into_iter().map(Event::AddressAdded);
+        for event in gone.into_iter().map(Event::AddressRemoved).chain(added) {
+            if self.follow_address(&event) {
+                tell(event);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn path_mtu(mtu: u32) -> u16 {
+    mtu.min(u32::from(MAX_MTU)) as u16
+}
+
+fn vlan_tags(ids: &[u16]) -> VlanTags {
+    match *ids {
+        [outer, inner, ..] => VlanTags([Some((TPID_SERVICE, outer)), Some((TPID_CUSTOMER, inner))]),
+        [only] => VlanTags([Some((TPID_CUSTOMER, only)), None]),
+        [] => VlanTags::default(),
+    }
+}

@@ -1,0 +1,175 @@
+//! The [`Link`] implementation: tokens to ring descriptors and back, and the kick.
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use smallvec::smallvec;
+use xwarp_tcp::link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
+
+use crate::interface::Interface;
+use crate::sys::CHUNK_CAPACITY;
+
+/// Free chunks of a queue that are put back on its fill ring at once, rather than one by one.
+const REFILL_BATCH: usize = 32;
+
+/// Kicks in a row, each of at most 32 frames (the kernel's budget), before others get their turn.
+const MAX_KICKS: usize = 64;
+
+impl Link for Interface {
+    fn chunk_bytes(&self) -> usize {
+        CHUNK_CAPACITY
+    }
+
+    fn tx_available(&self) -> usize {
+        self.rings.transmit_free()
+    }
+
+    fn rx_frames(&self) -> usize {
+        usize::from(self.sizes.queues) * self.sizes.receive_per_queue as usize
+    }
+
+    fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
+        let before = batch.len();
+        let queues = self.rings.queues();
+        for turn in 0..queues {
+            let room = max - (batch.len() - before);
+            if room == 0 {
+                break;
+            }
+            let queue = (self.next_queue + turn) % queues;
+            let mut bytes = 0;
+            let taken = self.rings.receive(queue, room, |arrived| {
+                bytes += u64::from(arrived.bytes);
+                batch.push(RxFrame::new(arrived.chunk, 1, arrived.bytes, QueueId(queue)));
+            });
+            self.counters.received_frames += taken.frames as u64;
+            self.counters.received_bytes += bytes;
+            self.counters.receive_malformed += taken.malformed as u64;
+            self.refill(queue);
+        }
+        self.next_queue = (self.next_queue + 1) % queues.max(1);
+        batch.len() - before
+    }
+
+    fn rx_chunk(&self, frame: &RxFrame, index: usize) -> &[u8] {
+        if index == 0 { self.rings.received(frame.head()) } else { &[] }
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "the token ends here")]
+    fn recycle(&mut self, frame: RxFrame) {
+        self.rings.recycle(frame.head());
+    }
+
+    fn alloc(&mut self, len: usize) -> Option<TxFrame> {
+        if len > CHUNK_CAPACITY {
+            return None;
+        }
+        if self.rings.transmit_free() == 0 {
+            self.complete();
+        }
+        let chunk = self.rings.alloc();
+        self.counters.transmit_exhausted += u64::from(chunk.is_none());
+        chunk.map(|chunk| TxFrame::new(chunk, 1))
+    }
+
+    fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
+        self.rings.retained(frame.head()).map(|chunk| smallvec![chunk])
+    }
+
+    fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
+        if !self.rings.submit(queue.0, frame.head(), len) {
+            self.counters.transmit_ring_full += 1;
+            return Err(RingFull);
+        }
+        self.counters.sent_frames += 1;
+        self.counters.sent_bytes += len as u64;
+        Ok(())
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "the token ends here")]
+    fn release(&mut self, frame: TxFrame) {
+        self.rings.release(frame.head());
+    }
+
+    fn flush(&mut self) {
+        for queue in 0..self.rings.queues() {
+            self.kick(queue);
+            self.rings.complete(queue);
+            self.refill(queue);
+        }
+    }
+
+    fn steer(&mut self, rule: Steer) -> Result<(), SteerError> {
+        let steered = match rule {
+            Steer::Flow(flow) => self.program.add_flow(flow.local, flow.remote),
+            Steer::Listener { addr, port } => self.program.add_listener(addr, port),
+        };
+        steered.map_err(|error| SteerError(error.to_string()))
+    }
+
+    fn unsteer(&mut self, rule: Steer) {
+        match rule {
+            Steer::Flow(flow) => self.program.remove_flow(flow.local, flow.remote),
+            Steer::Listener { addr, port } => self.program.remove_listener(addr, port),
+        }
+    }
+}
+
+impl Interface {
+    /// Makes the kernel send what is on the queue's ring. A frame that it keeps (EAGAIN, ENOBUFS) goes
+    /// with a later kick; one that it loses (EBUSY) is TCP's to send again.
+    fn kick(&mut self, queue: u16) {
+        let mut left = self.rings.transmit_pending(queue, self.sizes.transmit_ring);
+        for _ in 0..MAX_KICKS {
+            if left == 0 || !self.rings.transmit_sleeps(queue) {
+                return;
+            }
+            let Some(socket) = self.socket(QueueId(queue)) else { return };
+            let kicked = send(socket, &[], SendFlags::DONTWAIT);
+            let counters = &mut self.counters;
+            counters.kicks += 1;
+            match kicked {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => counters.kick_again += 1,
+                Err(Errno::BUSY) => counters.kick_lost += 1,
+                Err(Errno::NOBUFS) => counters.kick_no_buffers += 1,
+                Err(Errno::NETDOWN | Errno::NXIO) => {
+                    counters.kick_down += 1;
+                    return;
+                }
+                Err(_) => {
+                    counters.kick_failed += 1;
+                    return;
+                }
+            }
+            let before = left;
+            left = self.rings.transmit_pending(queue, self.sizes.transmit_ring);
+            if left == before {
+                // No progress: what stands in the way (the send buffer, the path's queue) needs time, or
+                // room on the completion ring.
+                if self.rings.complete(queue) == 0 {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes the completions of all queues.
+    fn complete(&mut self) {
+        for queue in 0..self.rings.queues() {
+            self.rings.complete(queue);
+        }
+    }
+
+    fn refill(&mut self, queue: u16) {
+        if self.rings.receive_free(queue) < REFILL_BATCH.min(self.sizes.receive_per_queue as usize) {
+            return;
+        }
+        self.rings.refill(queue);
+        if self.rings.fill_sleeps(queue)
+            && let Some(socket) = self.socket(QueueId(queue))
+        {
+            // Only wakes the kernel's side; nothing is received by it, so its answer says nothing.
+            let _ = recv(socket, &mut [0; 0], RecvFlags::DONTWAIT);
+        }
+    }
+}

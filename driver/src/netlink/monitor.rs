@@ -1,0 +1,147 @@
+//! Changes of addresses, links, neighbours and routes, as the kernel announces them.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use netlink_packet_core::NetlinkPayload;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::route::RouteType;
+use netlink_sys::protocols::NETLINK_ROUTE;
+use netlink_sys::{Socket, SocketAddr as NetlinkAddr};
+use xwarp_tcp::wire::Mac;
+
+use super::link::{self, Link};
+use super::neighbour::{self, Neighbour};
+use super::{address_of, messages};
+
+/// Multicast groups of `linux/rtnetlink.h` that we join.
+const GROUPS: [u32; 6] = [
+    1,  // RTNLGRP_LINK
+    3,  // RTNLGRP_NEIGH
+    5,  // RTNLGRP_IPV4_IFADDR
+    7,  // RTNLGRP_IPV4_ROUTE
+    9,  // RTNLGRP_IPV6_IFADDR
+    11, // RTNLGRP_IPV6_ROUTE
+];
+
+/// One change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// The interface has an address more.
+    AddressAdded(IpAddr),
+    /// The interface lost an address: connections from it are dead.
+    AddressRemoved(IpAddr),
+    /// The interface is up with a carrier, or no longer.
+    LinkState {
+        /// Whether it is.
+        up: bool,
+    },
+    /// The interface's MTU changed: what paths may use now, in bytes of IP packet.
+    Mtu(u16),
+    /// The interface's Ethernet address changed.
+    Mac(Mac),
+    /// The interface is gone.
+    LinkRemoved,
+    /// The kernel learnt the Ethernet address of a neighbour, or (`None`) lost it.
+    Neighbour {
+        /// Whose.
+        address: IpAddr,
+        /// The address.
+        mac: Option<Mac>,
+    },
+    /// Some route changed: paths that were resolved before may be others now.
+    Routes,
+    /// Changes came faster than they were read and some are lost: look at everything again.
+    Overrun,
+}
+
+/// What a message says before it is compared with what was known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Change {
+    Link(Link),
+    Other(Event),
+}
+
+/// A socket that hears of changes to one interface.
+#[derive(Debug)]
+pub(crate) struct Monitor {
+    socket: Socket,
+    interface: u32,
+}
+
+impl Monitor {
+    pub(crate) fn open(interface: u32) -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind(&NetlinkAddr::new(0, 0))?;
+        for group in GROUPS {
+            socket.add_membership(group)?;
+        }
+        socket.set_non_blocking(true)?;
+        Ok(Self { socket, interface })
+    }
+
+    /// Reads everything that waits.
+    pub(crate) fn read(&mut self, mut tell: impl FnMut(Change)) -> io::Result<()> {
+        loop {
+            match self.socket.recv_from_full() {
+                Ok((datagram, _)) => {
+                    // What this library cannot decode is of no concern to us: kernels grow new attributes.
+                    for message in messages(&datagram).flatten() {
+                        if let NetlinkPayload::InnerMessage(inner) = message.payload
+                            && let Some(change) = self.change(&inner)
+                        {
+                            tell(change);
+                        }
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                    tell(Change::Other(Event::Overrun))
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn change(&self, message: &RouteNetlinkMessage) -> Option<Change> {
+        use RouteNetlinkMessage as M;
+        let event = match message {
+            M::NewLink(message) if message.header.index == self.interface => {
+                return Some(Change::Link(link::from_message(message)));
+            }
+            M::DelLink(message) if message.header.index == self.interface => Event::LinkRemoved,
+            M::NewAddress(message) if message.header.index == self.interface => {
+                Event::AddressAdded(address_of(message)?)
+            }
+            M::DelAddress(message) if message.header.index == self.interface => {
+                Event::AddressRemoved(address_of(message)?)
+            }
+            M::NewNeighbour(message) if message.header.ifindex == self.interface => {
+                let mac = match neighbour::from_message(message) {
+                    Neighbour::Known(mac) => Some(mac),
+                    Neighbour::Failed => None,
+                    Neighbour::Incomplete | Neighbour::Unknown => return None,
+                };
+                Event::Neighbour { address: neighbour::address_of(message)?, mac }
+            }
+            M::DelNeighbour(message) if message.header.ifindex == self.interface => {
+                Event::Neighbour { address: neighbour::address_of(message)?, mac: None }
+            }
+            // Local and broadcast routes come and go with addresses, which are told on their own.
+            M::NewRoute(message) | M::DelRoute(message) if message.header.kind == RouteType::Unicast => {
+                Event::Routes
+            }
+            _ => return None,
+        };
+        Some(Change::Other(event))
+    }
+}
+
+impl AsFd for Monitor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

@@ -1,0 +1,228 @@
+//! Opening an interface: from a name to bound queues, in the best mode that works.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
+use xsk_rs::config::BindFlags;
+use xwarp_prog::{AttachError, AttachMode, SteeringProgram};
+
+use crate::config::{DriverConfig, Mode, ModePreference};
+use crate::error::OpenError;
+use crate::netlink::Netlink;
+use crate::netlink::link::Link;
+use crate::sys::{self, Rings, Sizes};
+
+/// Retries of a busy queue are this far apart.
+const BUSY_RETRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
+
+/// The first kernel with everything we need: `xdp.frags` programs.
+const OLDEST_KERNEL: (u32, u32) = (5, 18);
+
+/// An interface that has been found and looked at.
+pub(crate) struct Found {
+    pub link: Link,
+    /// The interface that carries the frames: the one below a VLAN interface.
+    pub carrier: Link,
+    /// VLAN ids of our frames, outermost first.
+    pub vlans: Vec<u16>,
+}
+
+/// Finds the interface and what it lies on.
+pub(crate) fn find(netlink: &mut Netlink, name: &str, config: &DriverConfig) -> Result<Found, OpenError> {
+    let links =
+        netlink.links().map_err(|source| OpenError::System { doing: "listing interfaces", source })?;
+    let Some(link) = links.iter().find(|link| link.name == name) else {
+        let present = links.iter().map(|link| link.name.clone()).collect();
+        return Err(OpenError::NoSuchInterface { name: name.into(), present });
+    };
+    if !link.ethernet {
+        return Err(OpenError::NotEthernet { name: name.into() });
+    }
+    let mut carrier = link;
+    let mut vlans = Vec::new();
+    while let Some((below, id)) = carrier.vlan {
+        vlans.insert(0, id);
+        carrier = links.iter().find(|link| link.index == below).ok_or_else(|| {
+            OpenError::Config(format!("the interface below {} is in another network namespace", carrier.name))
+        })?;
+    }
+    vlans.splice(0..0, config.service_vlan);
+    vlans.extend(config.vlan);
+    if vlans.len() > xwarp_prog::MAX_VLANS {
+        return Err(OpenError::Config(format!(
+            "{} VLAN tags; at most {} are possible",
+            vlans.len(),
+            xwarp_prog::MAX_VLANS
+        )));
+    }
+    if let Some(id) = vlans.iter().find(|id| !(1..=4094).contains(*id)) {
+        return Err(OpenError::Config(format!("{id} is not a VLAN id (1 to 4094)")));
+    }
+    Ok(Found { link: link.clone(), carrier: carrier.clone(), vlans })
+}
+
+/// The queues that carry frames now. XDP sockets are for queues that can receive.
+pub(crate) fn queue_count(carrier: &Link) -> Result<u16, OpenError> {
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+        .map_err(|errno| OpenError::System { doing: "opening a socket", source: errno.into() })?;
+    // Drivers that cannot tell have one queue, or as many as they were made with.
+    let receive = sys::active_queues(socket.as_fd(), &carrier.name)
+        .map_or(carrier.receive_queues, |(receive, _)| receive);
+    Ok(receive.clamp(1, u32::from(xwarp_prog::MAX_QUEUES)) as u16)
+}
+
+pub(crate) fn check(config: &DriverConfig) -> Result<(), OpenError> {
+    if !config.ring_size.is_power_of_two() {
+        return Err(OpenError::Config(format!(
+            "ring_size is {}; it must be a power of two",
+            config.ring_size
+        )));
+    }
+    if config.receive_frames == 0 || config.transmit_frames == 0 {
+        return Err(OpenError::Config("receive_frames and transmit_frames must not be 0".into()));
+    }
+    Ok(())
+}
+
+/// Loads the steering program; not attached yet.
+pub(crate) fn load_program(vlans: &[u16]) -> Result<SteeringProgram, OpenError> {
+    SteeringProgram::load(vlans).map_err(|error| {
+        if error.is_permission() {
+            return OpenError::Permission { doing: "loading the steering program" };
+        }
+        match kernel_release() {
+            Some((release, version)) if version < OLDEST_KERNEL => {
+                OpenError::KernelTooOld { release, missing: "multi-buffer XDP (xdp.frags)", needs: "5.18" }
+            }
+            _ => OpenError::Program(error.to_string()),
+        }
+    })
+}
+
+fn kernel_release() -> Option<(String, (u32, u32))> {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => Some((release, (major, minor))),
+        _ => None,
+    }
+}
+
+/// Attaches the program and binds all queues, in the first mode that works.
+pub(crate) fn bring_up(
+    program: &mut SteeringProgram,
+    found: &Found,
+    sizes: Sizes,
+    config: &DriverConfig,
+) -> Result<(Mode, Rings), OpenError> {
+    let modes: &[Mode] = match &config.mode {
+        ModePreference::Probe => &[Mode::ZeroCopy, Mode::Copy, Mode::Generic],
+        ModePreference::Force(mode) => std::slice::from_ref(mode),
+    };
+    let mut refusal = None;
+    for &mode in modes {
+        match bring_up_as(mode, program, found, sizes, config) {
+            Ok(rings) => return Ok((mode, rings)),
+            Err(Refusal::Final(error)) => return Err(error),
+            Err(Refusal::Mode(error)) => {
+                program.detach();
+                tracing::debug!(interface = found.carrier.name, %mode, %error, "mode refused");
+                refusal = Some(error);
+            }
+        }
+    }
+    let name = found.carrier.name.clone();
+    let source = refusal.unwrap_or_else(|| io::ErrorKind::Unsupported.into());
+    Err(match config.mode {
+        _ if source.raw_os_error() == Some(libc::ERANGE) => {
+            OpenError::MtuTooLarge { name, mtu: found.carrier.mtu }
+        }
+        ModePreference::Force(mode) => OpenError::ModeUnsupported { name, mode, source },
+        ModePreference::Probe => OpenError::XdpUnsupported { name, source },
+    })
+}
+
+/// Why one mode did not work: another may, or not.
+enum Refusal {
+    Mode(io::Error),
+    Final(OpenError),
+}
+
+fn bring_up_as(
+    mode: Mode,
+    program: &mut SteeringProgram,
+    found: &Found,
+    sizes: Sizes,
+    config: &DriverConfig,
+) -> Result<Rings, Refusal> {
+    let name = &found.carrier.name;
+    let attach_mode = if mode == Mode::Generic { AttachMode::Generic } else { AttachMode::Native };
+    program.attach(found.carrier.index, attach_mode, config.replace_program).map_err(
+        |error| match error {
+            AttachError::Foreign(there) => Refusal::Final(OpenError::ForeignProgram {
+                name: name.clone(),
+                program: there.name,
+                id: there.id,
+            }),
+            AttachError::System(source) if is_permission(&source) => {
+                Refusal::Final(OpenError::Permission { doing: "attaching the steering program" })
+            }
+            AttachError::System(source) => Refusal::Mode(source),
+        },
+    )?;
+    let copy = if mode == Mode::ZeroCopy { BindFlags::XDP_ZEROCOPY } else { BindFlags::XDP_COPY };
+    let mut rings = Rings::new(sizes).map_err(|source| Refusal::Final(memory_error(source, sizes)))?;
+    for queue in 0..sizes.queues {
+        bind(&mut rings, name, queue, sizes, copy | BindFlags::XDP_USE_NEED_WAKEUP, config)?;
+        let socket = rings.socket(queue).ok_or_else(|| Refusal::Mode(io::ErrorKind::NotFound.into()))?;
+        if let Err(errno) = sockopt::set_socket_send_buffer_size_force(socket, config.send_buffer_bytes) {
+            tracing::warn!(interface = name, queue, %errno, "the send buffer keeps its default size; sending may stall");
+        }
+        program
+            .add_socket(queue, socket)
+            .map_err(|error| Refusal::Final(OpenError::Program(error.to_string())))?;
+    }
+    Ok(rings)
+}
+
+/// Binds one queue; while it is busy, again until the configured time is over.
+fn bind(
+    rings: &mut Rings,
+    name: &str,
+    queue: u16,
+    sizes: Sizes,
+    flags: BindFlags,
+    config: &DriverConfig,
+) -> Result<(), Refusal> {
+    let end = Instant::now() + config.busy_retry;
+    loop {
+        match rings.bind(name, sizes, flags) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+                if Instant::now() >= end {
+                    return Err(Refusal::Final(OpenError::QueueInUse { name: name.into(), queue }));
+                }
+                std::thread::sleep(BUSY_RETRY_PAUSE);
+            }
+            Err(error) if is_permission(&error) => {
+                return Err(Refusal::Final(OpenError::Permission { doing: "binding an AF_XDP socket" }));
+            }
+            Err(error) => return Err(Refusal::Mode(error)),
+        }
+    }
+}
+
+fn memory_error(source: io::Error, sizes: Sizes) -> OpenError {
+    match source.raw_os_error() {
+        Some(libc::ENOBUFS | libc::ENOMEM) => OpenError::LockedMemory { bytes: sizes.bytes() },
+        Some(libc::EPERM | libc::EACCES) => OpenError::Permission { doing: "opening an AF_XDP socket" },
+        Some(libc::EAFNOSUPPORT) => OpenError::XdpUnsupported { name: "this kernel".into(), source },
+        _ => OpenError::System { doing: "registering frame memory", source },
+    }
+}
+
+fn is_permission(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::PermissionDenied
+}

@@ -1,0 +1,178 @@
+//! Port reservation: a TCP port is ours while a kernel socket that is bound to it, and does not
+//! listen, stays open. The kernel then gives the port to nobody else, and answers segments that we
+//! do not steer with a reset.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
+
+use rand::Rng;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
+
+use crate::error::PortError;
+
+/// Used when the kernel does not tell: the range that IANA sets aside (RFC 6335 section 6).
+const DYNAMIC_PORTS: RangeInclusive<u16> = 49152..=65535;
+
+/// A port that the kernel keeps for us until this is dropped.
+#[derive(Debug)]
+#[must_use = "a dropped reservation is free for others"]
+pub struct PortReservation {
+    address: Option<IpAddr>,
+    port: u16,
+    _socket: OwnedFd,
+}
+
+impl PortReservation {
+    /// The address it is reserved on; `None` for all of both families.
+    pub fn address(&self) -> Option<IpAddr> {
+        self.address
+    }
+
+    /// The port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+/// Reserves `port`, or a random ephemeral one (RFC 6056 section 3.3.1), on `address`, or (`None`) on all
+/// addresses of both families; in the network namespace of the calling thread.
+///
+/// # Errors
+/// The port is in use, privileged, or the address not this host's.
+pub fn reserve_port(address: Option<IpAddr>, port: Option<u16>) -> Result<PortReservation, PortError> {
+    let address = address.filter(|a| !a.is_unspecified());
+    match port {
+        Some(port) if port != 0 => reserve(address, port),
+        _ => reserve_ephemeral(address),
+    }
+}
+
+/// Starts at a random port of the range and takes the first free one.
+fn reserve_ephemeral(address: Option<IpAddr>) -> Result<PortReservation, PortError> {
+    let range = ephemeral_range();
+    let reserved = administratively_reserved();
+    let count = u32::from(range.end() - range.start()) + 1;
+    let mut rng = rand::rng();
+    let first = rng.random_range(0..count);
+    for step in 0..count {
+        let port = range.start() + ((first + step) % count) as u16;
+        if reserved.iter().any(|r| r.contains(&port)) {
+            continue;
+        }
+        match reserve(address, port) {
+            Err(PortError::InUse(_)) => {}
+            done => return done,
+        }
+    }
+    Err(PortError::Exhausted(address.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED))))
+}
+
+fn reserve(address: Option<IpAddr>, port: u16) -> Result<PortReservation, PortError> {
+    let bound = match address {
+        Some(ip) => bound_socket(SocketAddr::new(ip, port)),
+        // One socket of IPv6 holds the port for both families, unless the host has no IPv6.
+        None => match bound_socket(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port)) {
+            Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => {
+                bound_socket(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port))
+            }
+            other => other,
+        },
+    };
+    let named = SocketAddr::new(address.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED)), port);
+    match bound {
+        Ok(socket) => Ok(PortReservation { address, port, _socket: socket }),
+        Err(Errno::ADDRINUSE) => Err(PortError::InUse(named)),
+        Err(Errno::ACCESS | Errno::PERM) => Err(PortError::Permission(named)),
+        Err(Errno::ADDRNOTAVAIL) => Err(PortError::NotOurAddress(named.ip())),
+        Err(errno) => Err(PortError::System { address: named, source: errno.into() }),
+    }
+}
+
+fn bound_socket(address: SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    if address.is_ipv6() {
+        sockopt::set_ipv6_v6only(&socket, !address.ip().is_unspecified())?;
+    }
+    bind(&socket, &address)?;
+    Ok(socket)
+}
+
+fn ephemeral_range() -> RangeInclusive<u16> {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    parse_range(&text).unwrap_or(DYNAMIC_PORTS)
+}
+
+fn parse_range(text: &str) -> Option<RangeInclusive<u16>> {
+    let mut ports = text.split_whitespace().map(str::parse::<u16>);
+    match (ports.next(), ports.next()) {
+        (Some(Ok(first)), Some(Ok(last))) if 0 < first && first <= last => Some(first..=last),
+        _ => None,
+    }
+}
+
+/// Ports that the administrator keeps out of automatic choice.
+fn administratively_reserved() -> Vec<RangeInclusive<u16>> {
+    parse_list(&std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default())
+}
+
+fn parse_list(text: &str) -> Vec<RangeInclusive<u16>> {
+    let parse = |item: &str| {
+        let (first, last) = item.split_once('-').unwrap_or((item, item));
+        Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)
+    };
+    text.split(',').filter_map(parse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    const LOCALHOST: Option<IpAddr> = Some(IpAddr::V4(Ipv4Addr::LOCALHOST));
+
+    #[test]
+    fn a_reserved_port_is_taken_until_it_is_dropped() {
+        let held = reserve_port(LOCALHOST, None).unwrap();
+        let port = held.port();
+        assert!(ephemeral_range().contains(&port));
+        assert!(TcpListener::bind(("127.0.0.1", port)).is_err());
+        assert!(matches!(reserve_port(LOCALHOST, Some(port)), Err(PortError::InUse(a)) if a.port() == port));
+        drop(held);
+        drop(TcpListener::bind(("127.0.0.1", port)).unwrap());
+    }
+
+    #[test]
+    fn the_wildcard_takes_the_port_in_both_families() {
+        let held = reserve_port(None, None).unwrap();
+        assert_eq!(held.address(), None);
+        assert!(TcpListener::bind(("127.0.0.1", held.port())).is_err());
+        assert!(matches!(reserve_port(LOCALHOST, Some(held.port())), Err(PortError::InUse(_))));
+    }
+
+    #[test]
+    fn ephemeral_ports_are_not_consecutive() {
+        let held: Vec<_> = (0..8).map(|_| reserve_port(LOCALHOST, None).unwrap()).collect();
+        let steps: Vec<_> = held.windows(2).map(|w| w[1].port().wrapping_sub(w[0].port())).collect();
+        assert!(steps.iter().any(|step| *step != 1), "{steps:?}");
+    }
+
+    #[test]
+    fn an_address_of_another_host_is_refused() {
+        let elsewhere = "192.0.2.1".parse().unwrap();
+        assert!(
+            matches!(reserve_port(Some(elsewhere), None), Err(PortError::NotOurAddress(a)) if a == elsewhere)
+        );
+    }
+
+    #[test]
+    fn kernel_port_lists_parse() {
+        assert_eq!(parse_range("32768\t60999\n"), Some(32768..=60999));
+        assert_eq!(parse_range("0 0"), None);
+        assert_eq!(parse_range("nonsense"), None);
+        assert_eq!(parse_list("8080,9000-9100\n"), [8080..=8080, 9000..=9100]);
+        assert_eq!(parse_list("\n"), []);
+    }
+}
