@@ -34,17 +34,23 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// Bytes from `offset` back to the last place of a marker at or before it.
-    const fn since_marker(&self, offset: StreamOffset) -> u64 {
+    const fn since_marker(self, offset: StreamOffset) -> u64 {
         offset.wrapping_sub(self.origin) % MARKER_SPACING
     }
 
     /// Whether a marker begins at `offset`.
-    pub const fn at_marker(&self, offset: StreamOffset) -> bool {
+    pub const fn at_marker(self, offset: StreamOffset) -> bool {
         self.markers && self.since_marker(offset) == 0
     }
 
+    /// Within a marker: how many of its bytes lie before `offset`.
+    pub const fn in_marker(self, offset: StreamOffset) -> Option<usize> {
+        let since = self.since_marker(offset) as usize;
+        if self.markers && since < MARKER_BYTES { Some(since) } else { None }
+    }
+
     /// Bytes from `offset` to the next marker that begins at or after it; `usize::MAX` without markers.
-    pub const fn to_marker(&self, offset: StreamOffset) -> usize {
+    pub const fn to_marker(self, offset: StreamOffset) -> usize {
         if !self.markers {
             return usize::MAX;
         }
@@ -52,18 +58,18 @@ impl Layout {
     }
 
     /// Where the last marker at or before `offset` begins. Only with markers, and from `origin` on.
-    pub const fn marker_before(&self, offset: StreamOffset) -> StreamOffset {
+    pub const fn marker_before(self, offset: StreamOffset) -> StreamOffset {
         offset - self.since_marker(offset)
     }
 
     /// Where the ULPDU Length field of the FPDU lies whose range begins at `start`.
-    pub const fn header(&self, start: StreamOffset) -> StreamOffset {
+    pub const fn header(self, start: StreamOffset) -> StreamOffset {
         if self.at_marker(start) { start + MARKER_BYTES as u64 } else { start }
     }
 
     /// Where the range of the FPDU begins whose ULPDU Length field lies at `header`. `None` when that is
     /// no place where an FPDU can begin.
-    pub fn range_of_header(&self, header: StreamOffset) -> Option<StreamOffset> {
+    pub fn range_of_header(self, header: StreamOffset) -> Option<StreamOffset> {
         let from_origin = header.checked_sub(self.origin)?;
         if from_origin % 4 != 0 || self.at_marker(header) {
             return None;
@@ -80,7 +86,7 @@ impl Layout {
     }
 
     /// Where the range of an FPDU ends that begins at `start` and has a ULPDU of `ulpdu` bytes.
-    pub const fn end(&self, start: StreamOffset, ulpdu: usize) -> StreamOffset {
+    pub const fn end(self, start: StreamOffset, ulpdu: usize) -> StreamOffset {
         let body = Self::body(ulpdu);
         let before = self.to_marker(start);
         let between = MARKER_SPACING as usize - MARKER_BYTES;
@@ -90,17 +96,16 @@ impl Layout {
 
     /// The largest ULPDU whose FPDU fits into `room` bytes from `start`; `None` when not even an empty one
     /// fits.
-    pub fn largest_ulpdu(&self, start: StreamOffset, room: usize) -> Option<usize> {
+    pub fn largest_ulpdu(self, start: StreamOffset, room: usize) -> Option<usize> {
         let range = room & !3;
         let before = self.to_marker(start);
-        let markers =
-            if range > before { (range - before).div_ceil(MARKER_SPACING as usize) } else { 0 };
+        let markers = if range > before { (range - before).div_ceil(MARKER_SPACING as usize) } else { 0 };
         let body = range.checked_sub(MARKER_BYTES * markers)?;
         (body >= Self::body(0)).then(|| (body - LENGTH_BYTES - CRC_BYTES).min(u16::MAX as usize))
     }
 
     /// MULPDU for segments of `emss` bytes (RFC 5044 section 4.5).
-    pub fn mulpdu(&self, emss: usize) -> usize {
+    pub fn mulpdu(self, emss: usize) -> usize {
         let markers = if self.markers { emss.div_ceil(MARKER_SPACING as usize) } else { 0 };
         let overhead = LENGTH_BYTES + CRC_BYTES + MARKER_BYTES * markers + emss % 4;
         emss.saturating_sub(overhead).clamp(MULPDU_RANGE.0, MULPDU_RANGE.1)

@@ -14,16 +14,23 @@
 #![deny(clippy::indexing_slicing)]
 
 mod counters;
+mod deframe;
 mod error;
+mod hold;
 pub(crate) mod layout;
 mod negotiate;
+mod receiver;
 mod session;
+mod startup;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 pub use counters::Counters;
 pub use error::{MpaError, SetupError, TerminateCode};
 pub use negotiate::{AcceptParams, Agreed, MAX_READ_DEPTH, Offer, RtrOptions, UNNEGOTIATED};
 pub use session::Session;
+pub use startup::{Enhanced, MpaReply, MpaRequest};
 
 use std::time::Duration;
 

@@ -1,12 +1,19 @@
 //! What request and reply mean together (RFC 5044 section 7.1, RFC 6581 section 9).
 
-use super::{Revision, Rtr};
+use super::{
+    Markers, MpaConfig, MpaError, Revision, Rtr, SetupError,
+    startup::{Enhanced, MpaReply, MpaRequest},
+};
 
 /// The IRD or ORD that stands for "not negotiated, the ULP sees to it" (RFC 6581 section 9.1).
 pub const UNNEGOTIATED: u16 = 0x3fff;
 
 /// The largest IRD or ORD that can be negotiated.
 pub const MAX_READ_DEPTH: u16 = UNNEGOTIATED - 1;
+
+/// Most private data in a frame that we send, IRD and ORD included. RFC 5044 section 7.1.1 allows 512, but
+/// Linux's siw ends the connection on a request with more than 256 bytes, and crashes on such a reply.
+const MAX_SENT_PRIVATE_DATA: usize = 256;
 
 /// A set of ready-to-receive messages: control flags B, C and D (RFC 6581 section 9).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -72,4 +79,220 @@ pub struct AcceptParams {
     pub ord: u16,
     /// For the initiator, at most 252 bytes (256 when it speaks unenhanced).
     pub private_data: Vec<u8>,
+}
+
+impl RtrOptions {
+    const ALL: Self = Self { send: true, write: true, read: true };
+    const NONE: Self = Self { send: false, write: false, read: false };
+
+    /// Whether an RTR of this kind is among them.
+    pub const fn contains(self, rtr: Rtr) -> bool {
+        match rtr {
+            Rtr::EmptyFpdu | Rtr::Send => self.send,
+            Rtr::Write => self.write,
+            Rtr::Read => self.read,
+        }
+    }
+
+    fn of(rtrs: &[Rtr]) -> Self {
+        let has = |wanted: &[Rtr]| rtrs.iter().any(|rtr| wanted.contains(rtr));
+        Self { send: has(&[Rtr::EmptyFpdu, Rtr::Send]), write: has(&[Rtr::Write]), read: has(&[Rtr::Read]) }
+    }
+}
+
+impl Revision {
+    const fn number(self) -> u8 {
+        match self {
+            Self::One => 1,
+            Self::Two => 2,
+        }
+    }
+
+    const fn of(number: u8) -> Self {
+        if number < 2 { Self::One } else { Self::Two }
+    }
+}
+
+impl Offer {
+    /// What a request asks for.
+    pub(crate) fn of(request: MpaRequest) -> Self {
+        let MpaRequest { revision, markers, crc, enhanced, private_data } = request;
+        Self {
+            private_data,
+            ird: enhanced.map_or(UNNEGOTIATED, |e| e.ird),
+            ord: enhanced.map_or(UNNEGOTIATED, |e| e.ord),
+            revision: Revision::of(revision),
+            enhanced: enhanced.is_some(),
+            peer_to_peer: enhanced.and_then(|e| e.peer_to_peer),
+            markers,
+            crc,
+        }
+    }
+}
+
+/// The request of an initiator.
+pub(crate) fn request(
+    config: &MpaConfig,
+    private_data: Vec<u8>,
+    ird: u16,
+    ord: u16,
+) -> Result<MpaRequest, SetupError> {
+    check_depth(ird)?;
+    check_depth(ord)?;
+    let enhanced = match config.revision {
+        Revision::One if !config.peer_to_peer.is_empty() => {
+            return Err(SetupError::PeerToPeerNeedsRevisionTwo);
+        }
+        Revision::One => None,
+        Revision::Two => {
+            let rtrs = RtrOptions::of(&config.peer_to_peer);
+            Some(Enhanced { ird, ord, peer_to_peer: (rtrs != RtrOptions::NONE).then_some(rtrs) })
+        }
+    };
+    check_private_data(&private_data, enhanced)?;
+    Ok(MpaRequest {
+        revision: config.revision.number(),
+        markers: config.markers != Markers::Off,
+        crc: config.crc,
+        enhanced,
+        private_data,
+    })
+}
+
+/// The reply of a responder that accepts, and what is agreed on by it.
+///
+/// IRD and ORD follow RFC 6581 section 9.1: our ORD is at most the initiator's IRD; what the initiator
+/// leaves to the ULPs stays so. Of the RTRs on offer all are taken, since every one of them is understood.
+pub(crate) fn accept(
+    config: &MpaConfig,
+    offer: &Offer,
+    params: AcceptParams,
+) -> Result<(MpaReply, Agreed), SetupError> {
+    check_depth(params.ird)?;
+    check_depth(params.ord)?;
+    let rtrs = rtrs_taken(offer);
+    let ird = params.ird.max(u16::from(rtrs.is_some_and(|rtrs| rtrs.read)));
+    let ord = if offer.ird == UNNEGOTIATED { params.ord } else { params.ord.min(offer.ird) };
+    let mut reply = reply(config, offer, params.private_data, ird, ord)?;
+    reply.rejected = false;
+    let agreed = Agreed {
+        ird,
+        ord,
+        peer_ird: offer.ird,
+        peer_ord: offer.ord,
+        crc: reply.crc || offer.crc,
+        markers_sent: offer.markers,
+        markers_received: reply.markers,
+        revision: offer.revision,
+        peer_to_peer: rtrs.is_some(),
+    };
+    Ok((reply, agreed))
+}
+
+/// The reply of a responder that rejects.
+pub(crate) fn reject(
+    config: &MpaConfig,
+    offer: &Offer,
+    private_data: Vec<u8>,
+) -> Result<MpaReply, SetupError> {
+    reply(config, offer, private_data, 0, 0)
+}
+
+fn reply(
+    config: &MpaConfig,
+    offer: &Offer,
+    private_data: Vec<u8>,
+    ird: u16,
+    ord: u16,
+) -> Result<MpaReply, SetupError> {
+    let unless_left_to_ulps = |asked, ours| if asked == UNNEGOTIATED { UNNEGOTIATED } else { ours };
+    let enhanced = offer.enhanced.then(|| Enhanced {
+        ird: unless_left_to_ulps(offer.ord, ird),
+        ord: unless_left_to_ulps(offer.ird, ord),
+        peer_to_peer: rtrs_taken(offer),
+    });
+    check_private_data(&private_data, enhanced)?;
+    Ok(MpaReply {
+        revision: offer.revision.number(),
+        markers: match config.markers {
+            Markers::Prefer => offer.markers,
+            Markers::Require => true,
+            Markers::Off => false,
+        },
+        crc: config.crc || offer.crc,
+        rejected: true,
+        enhanced,
+        private_data,
+    })
+}
+
+/// Flags B, C and D of a reply (RFC 6581 section 9.2): what was asked for, or, when the initiator asked for
+/// the peer-to-peer model without saying how, all that we understand.
+fn rtrs_taken(offer: &Offer) -> Option<RtrOptions> {
+    offer.peer_to_peer.map(|rtrs| if rtrs == RtrOptions::NONE { RtrOptions::ALL } else { rtrs })
+}
+
+/// What an initiator makes of the reply to its request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Conclusion {
+    /// Full operation, beginning with this RTR in the peer-to-peer model.
+    Accepted(Agreed, Option<Rtr>),
+    /// Full operation, which however begins with a Terminate (RFC 6581 sections 9.1 and 9.2).
+    Terminate(Agreed, MpaError),
+    /// The responder's ULP said no.
+    Rejected,
+    /// There is no connection.
+    Failed(MpaError),
+}
+
+/// Concludes the negotiation at the initiator.
+pub(crate) fn conclude(config: &MpaConfig, request: &MpaRequest, reply: &MpaReply) -> Conclusion {
+    if reply.rejected {
+        // A responder without markers (Linux's siw) can say so only by rejecting; one that declares
+        // markers for itself, or has something to tell, rejects for another reason.
+        let for_markers = request.markers && !reply.markers && reply.private_data.is_empty();
+        return if for_markers { Conclusion::Failed(MpaError::MarkersRefused) } else { Conclusion::Rejected };
+    }
+    let mut agreed = Agreed {
+        ird: request.enhanced.map_or(UNNEGOTIATED, |ours| ours.ird),
+        ord: request.enhanced.map_or(UNNEGOTIATED, |ours| ours.ord),
+        peer_ird: UNNEGOTIATED,
+        peer_ord: UNNEGOTIATED,
+        crc: request.crc || reply.crc,
+        markers_sent: reply.markers,
+        markers_received: request.markers,
+        revision: Revision::of(request.revision),
+        peer_to_peer: false,
+    };
+    let Some(ours) = request.enhanced else { return Conclusion::Accepted(agreed, None) };
+    let Some(theirs) = reply.enhanced else { return Conclusion::Failed(MpaError::NotEnhanced) };
+    (agreed.peer_ird, agreed.peer_ord) = (theirs.ird, theirs.ord);
+    if theirs.ird != UNNEGOTIATED {
+        agreed.ord = ours.ord.min(theirs.ird);
+    }
+    if theirs.ord != UNNEGOTIATED && theirs.ord > ours.ird {
+        if theirs.ord > config.max_ird {
+            return Conclusion::Terminate(agreed, MpaError::InsufficientIrd);
+        }
+        agreed.ird = theirs.ord;
+    }
+    if ours.peer_to_peer.is_none() {
+        return Conclusion::Accepted(agreed, None);
+    }
+    agreed.peer_to_peer = true;
+    let offered = theirs.peer_to_peer.unwrap_or(RtrOptions::NONE);
+    match config.peer_to_peer.iter().find(|rtr| offered.contains(**rtr)) {
+        Some(rtr) => Conclusion::Accepted(agreed, Some(*rtr)),
+        None => Conclusion::Terminate(agreed, MpaError::NoMatchingRtr),
+    }
+}
+
+fn check_depth(depth: u16) -> Result<(), SetupError> {
+    if depth <= UNNEGOTIATED { Ok(()) } else { Err(SetupError::ReadDepth(depth)) }
+}
+
+fn check_private_data(private_data: &[u8], enhanced: Option<Enhanced>) -> Result<(), SetupError> {
+    let limit = MAX_SENT_PRIVATE_DATA - if enhanced.is_some() { 4 } else { 0 };
+    let len = private_data.len();
+    if len <= limit { Ok(()) } else { Err(SetupError::PrivateDataTooLong { len, limit }) }
 }

@@ -8,7 +8,10 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     /// A writer of the FPDU that begins at `start` of the stream and at the write position of `frame`.
     /// Nothing is written before the upper layer writes. `None` when not even an empty FPDU fits.
     pub(crate) fn begin(
-        frame: &'w mut FrameWriter<'f>, layout: Layout, start: StreamOffset, mulpdu: usize,
+        frame: &'w mut FrameWriter<'f>,
+        layout: Layout,
+        start: StreamOffset,
+        mulpdu: usize,
     ) -> Option<Self> {
         let room = layout.largest_ulpdu(start, frame.room())?.min(mulpdu);
         let position = frame.position();
@@ -32,9 +35,12 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         self.written
     }
 
-    /// Where in the stream the FPDU begins.
+    /// Where in the stream the next byte of the ULPDU will lie, if no marker comes first.
     pub fn offset(&self) -> StreamOffset {
-        self.start
+        match self.written {
+            0 => self.layout.header(self.start) + LENGTH_BYTES as u64,
+            _ => self.offset,
+        }
     }
 
     /// Where in the stream the FPDU ends if nothing more is written: the offset right behind its CRC. Once
@@ -77,7 +83,9 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     pub(crate) fn finish(mut self, crc: bool) -> usize {
         self.write_header();
         let pad = Layout::body(self.written) - LENGTH_BYTES - self.written - CRC_BYTES;
-        self.write(&[0; 3][..pad.min(3)]);
+        for _ in 0..pad {
+            self.write(&[0]);
+        }
         let header = (self.layout.header(self.start) - self.start) as usize;
         self.frame.patch(self.position + header, &(self.written as u16).to_be_bytes());
         // A marker that is due right here stands before the CRC and is covered by it (RFC 5044 section 4.4).
@@ -87,7 +95,7 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         (self.offset - self.start) as usize
     }
 
-    /// CRC32c of everything from the range's start, markers included, to the write position.
+    /// The CRC of everything from the range's start, markers included, to the write position.
     fn sum(&self) -> u32 {
         let end = self.position + (self.offset - self.start) as usize;
         self.frame.pieces(self.position, end).iter().fold(0, |sum, piece| crc32c::crc32c_append(sum, piece))

@@ -1,0 +1,152 @@
+//! Checking one received FPDU that is there as a whole, and cutting its ULPDU out: length field, pad, CRC
+//! and markers stay behind (RFC 5044 sections 4.1 to 4.4).
+
+use super::{
+    MpaError,
+    layout::{CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES},
+};
+use crate::{link::Pieces, seq::StreamOffset, ulp::Ulpdu};
+
+/// Verifies the CRC (RFC 5044 section 4.4) of the FPDU whose range consists of `raw`. It covers all bytes
+/// of the range but the CRC field: the markers, and the one right before the length field, too.
+pub(crate) fn verify_crc(raw: &[&[u8]]) -> Result<(), MpaError> {
+    let mut covered = raw.iter().map(|p| p.len()).sum::<usize>().saturating_sub(CRC_BYTES);
+    let mut sum = 0;
+    let mut field = [0; CRC_BYTES];
+    let mut slots = field.iter_mut();
+    for piece in raw {
+        let (data, rest) = piece.split_at(piece.len().min(covered));
+        covered -= data.len();
+        sum = crc32c::crc32c_append(sum, data);
+        for (byte, slot) in rest.iter().zip(slots.by_ref()) {
+            *slot = *byte;
+        }
+    }
+    if sum == u32::from_le_bytes(field) { Ok(()) } else { Err(MpaError::Crc) }
+}
+
+/// Cuts the ULPDU of `ulpdu` bytes out of the FPDU whose range begins at `start` and consists of `raw`.
+/// Fails when one of its markers does not point to its length field (RFC 5044 section 4.3).
+pub(crate) fn cut<'a>(
+    layout: &Layout,
+    raw: &[&'a [u8]],
+    start: StreamOffset,
+    ulpdu: usize,
+) -> Result<Ulpdu<'a>, MpaError> {
+    let header = layout.header(start);
+    let data = header + LENGTH_BYTES as u64;
+    let mut pieces = Pieces::new();
+    let mut left = ulpdu;
+    let mut at = start;
+    let mut marker = [0; MARKER_BYTES];
+    for piece in raw {
+        let mut rest = *piece;
+        while !rest.is_empty() {
+            let in_marker = layout.in_marker(at);
+            let most = match in_marker {
+                Some(done) => MARKER_BYTES - done,
+                None if at < data => (data - at) as usize,
+                None if left > 0 => left.min(layout.to_marker(at)),
+                None => layout.to_marker(at),
+            };
+            let (now, later) = rest.split_at(most.min(rest.len()));
+            if let Some(done) = in_marker {
+                for (slot, byte) in marker.iter_mut().skip(done).zip(now) {
+                    *slot = *byte;
+                }
+                if done + now.len() == MARKER_BYTES
+                    && pointer(marker) != (at - done as u64).saturating_sub(header) as u16
+                {
+                    return Err(MpaError::MarkerMismatch);
+                }
+            } else if at >= data && left > 0 {
+                pieces.push(now);
+                left -= now.len();
+            }
+            at += now.len() as u64;
+            rest = later;
+        }
+    }
+    Ok(Ulpdu::new(pieces))
+}
+
+/// FPDUPTR of a marker; its low two bits count as zero (RFC 5044 section 4.2).
+pub(crate) const fn pointer([_, _, high, low]: [u8; MARKER_BYTES]) -> u16 {
+    u16::from_be_bytes([high, low & !3])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn crc_of(bytes: &[u8]) -> [u8; 4] {
+        crc32c::crc32c(bytes).to_le_bytes()
+    }
+
+    /// RFC 3720 appendix B.4, which RFC 5044 section 4.4 refers to.
+    #[test]
+    fn rfc5044_s4_4_crc32c_vectors_of_rfc3720() {
+        let ascending: Vec<u8> = (0..32).collect();
+        let descending: Vec<u8> = (0..32).rev().collect();
+        let mut read_command = [0; 48];
+        for (at, byte) in
+            [(0, 1), (1, 0xc0), (16, 0x14), (22, 4), (27, 0x14), (31, 0x18), (32, 0x28), (40, 2)]
+        {
+            read_command[at] = byte;
+        }
+        for (bytes, crc) in [
+            (&[0; 32][..], [0xaa, 0x36, 0x91, 0x8a]),
+            (&[0xff; 32], [0x43, 0xab, 0xa8, 0x62]),
+            (&ascending, [0x4e, 0x79, 0xdd, 0x46]),
+            (&descending, [0x5c, 0xdb, 0x3f, 0x11]),
+            (&read_command, [0x56, 0x3a, 0x96, 0xd9]),
+        ] {
+            assert_eq!(crc_of(bytes), crc);
+            assert_eq!(verify_crc(&[bytes, &crc]), Ok(()));
+            assert_eq!(verify_crc(&[bytes, &crc[..1], &crc[1..]]), Ok(()));
+            assert_eq!(verify_crc(&[bytes, &crc[..3], &[!crc[3]]]), Err(MpaError::Crc));
+        }
+    }
+
+    /// RFC 5044 figures 5 and 6.
+    fn annotated() -> [(u64, Vec<u8>); 2] {
+        let mut first = vec![0; 0x34];
+        first[5..8].copy_from_slice(&[0x2a, 0x41, 0x43]);
+        first[0x13] = 1;
+        first[0x30..].copy_from_slice(&[0x52, 0x23, 0x99, 0x83]);
+        let mut second = vec![0; 0x34];
+        second[1..4].copy_from_slice(&[0x2a, 0x41, 0x43]);
+        second[0x0f] = 2;
+        second[0x17] = 0x14;
+        second[0x30..].copy_from_slice(&[0x84, 0x92, 0x58, 0x98]);
+        [(0, first), (0x1ec, second)]
+    }
+
+    #[test]
+    fn rfc5044_s4_4_figures_5_and_6() {
+        let layout = Layout { origin: 0, markers: true };
+        for (start, fpdu) in annotated() {
+            assert_eq!(layout.end(start, 42), start + fpdu.len() as u64);
+            for cut_at in 0..=fpdu.len() {
+                let raw = [&fpdu[..cut_at], &fpdu[cut_at..]];
+                assert_eq!(verify_crc(&raw), Ok(()));
+                let ulpdu = cut(&layout, &raw, start, 42).unwrap();
+                let mut bytes = [0xee; 64];
+                assert_eq!((ulpdu.len(), ulpdu.peek(&mut bytes)), (42, 42));
+                assert_eq!(&bytes[..2], &[0x41, 0x43]);
+                assert_eq!(bytes[13], if start == 0 { 1 } else { 2 });
+                assert_eq!(&bytes[18..42], &[0; 24]);
+            }
+        }
+    }
+
+    #[test]
+    fn rfc5044_s4_2_low_bits_of_fpduptr_count_as_zero() {
+        let layout = Layout { origin: 0, markers: true };
+        let [_, (start, mut fpdu)] = annotated();
+        fpdu[0x17] |= 3;
+        assert!(cut(&layout, &[&fpdu], start, 42).is_ok());
+        fpdu[0x17] += 4;
+        assert_eq!(cut(&layout, &[&fpdu], start, 42).unwrap_err(), MpaError::MarkerMismatch);
+    }
+}
