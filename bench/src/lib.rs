@@ -8,9 +8,11 @@
 //! | [`pattern`] | what `--verify` sends and checks |
 //! | [`cpu`] | pinning, CPU time, and how far apart two cores are |
 //! | [`baseline`] | `tcp_bw` and `tcp_lat` |
+//! | [`compare`] | both, interleaved, with ratios |
 #![forbid(unsafe_code)]
 
 pub mod baseline;
+pub mod compare;
 pub mod cpu;
 pub mod options;
 pub mod pattern;
@@ -42,6 +44,7 @@ pub fn run(cli: &Cli) -> Result<()> {
     match &cli.command {
         Command::TcpBw(args) => baseline::run(baseline::Kind::Bandwidth, args),
         Command::TcpLat(args) => baseline::run(baseline::Kind::Latency, args),
+        Command::Compare(args) => compare::run(args),
         _ => anyhow::bail!("this test needs the verbs"),
     }
 }

@@ -1,0 +1,163 @@
+//! `xwarp-perf compare`: our verbs and kernel TCP on the same veth pair, in one run. Every round measures each
+//! of them once, one after the other, so that what the machine does to one it does to the other; results
+//! are compared within a round, and only when the two cores were equally far apart in both.
+
+mod ends;
+mod offloads;
+mod table;
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+use self::{
+    ends::{Ends, Outcome},
+    offloads::Interfaces,
+    table::{Samples, Subject},
+};
+use crate::{
+    cpu::{self, Distance},
+    options::{CompareArgs, ModeArg},
+    progress::Progress,
+};
+
+/// Time that one measurement may take beyond what it was asked to take: opening and closing a device
+/// included.
+const OVERHEAD: Duration = Duration::from_secs(30);
+
+/// Runs the comparison and prints its tables.
+pub fn run(args: &CompareArgs) -> Result<()> {
+    let cpus = match args.cpus.as_deref() {
+        Some(&[a, b]) => (a, b),
+        _ => match *cpu::allowed().as_slice() {
+            [a, b, ..] => (a, b),
+            [a] => (a, a),
+            [] => (0, 0),
+        },
+    };
+    let interfaces = Interfaces::remember([&args.netns_a, &args.netns_b], &args.device)?;
+    let ends = Ends::new(args, cpus)?;
+    let mut samples = Samples::default();
+    let steps = steps(args);
+    let mut progress = Progress::new(u64::from(args.rounds) * steps.len() as u64, 0, false);
+    let mut done = 0;
+    for round in 0..args.rounds {
+        for step in &steps {
+            interfaces.arrange(step.subject.kernel_offloads(), our_mtu(args, step.subject))?;
+            let before = Distance::measure(cpus.0, cpus.1);
+            let outcome = ends
+                .measure(&step.command, step.limit)
+                .with_context(|| format!("measuring {} with {} bytes", step.subject.name(), step.bytes))?;
+            let after = Distance::measure(cpus.0, cpus.1);
+            samples.add(round, step.subject, step.bytes, outcome, before, after);
+            done += 1;
+            progress.at(std::time::Instant::now(), done, done);
+        }
+    }
+    drop(progress);
+    interfaces.restore()?;
+    table::print(args, &samples, cpus);
+    if let Some(path) = &args.out_json_file {
+        let mut text = serde_json::to_string_pretty(&samples.to_json())?;
+        text.push('\n');
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// One measurement of a round.
+struct Step {
+    subject: Subject,
+    bytes: u64,
+    command: Vec<String>,
+    limit: Duration,
+}
+
+fn our_mtu(args: &CompareArgs, subject: Subject) -> Option<u32> {
+    if subject.is_ours() { args.our_mtu } else { None }
+}
+
+fn steps(args: &CompareArgs) -> Vec<Step> {
+    let mut steps = Vec::new();
+    for &bytes in &args.latency_sizes {
+        for subject in Subject::LATENCIES {
+            let mut command = vec![subject.test().to_owned(), "-s".into(), bytes.to_string()];
+            command.extend(["-n".into(), args.iters.to_string()]);
+            if subject == Subject::TcpSleeping {
+                command.push("-e".into());
+            }
+            ours(args, subject, &mut command);
+            // A thousand a second is slower than anything that works.
+            let limit = OVERHEAD + Duration::from_millis(args.iters);
+            steps.push(Step { subject, bytes, command, limit });
+        }
+    }
+    for &bytes in &args.bandwidth_sizes {
+        for subject in Subject::BANDWIDTHS {
+            let mut command = vec![subject.test().to_owned(), "-s".into(), bytes.to_string()];
+            command.extend(["-D".into(), args.duration.as_secs_f64().to_string()]);
+            command.extend(["--report_gbits".into(), "--cpu_util".into()]);
+            ours(args, subject, &mut command);
+            steps.push(Step { subject, bytes, command, limit: OVERHEAD + args.duration });
+        }
+    }
+    steps
+}
+
+/// Options that only our tests have.
+fn ours(args: &CompareArgs, subject: Subject, command: &mut Vec<String>) {
+    if !subject.is_ours() {
+        return;
+    }
+    let mode = match args.mode {
+        ModeArg::Auto => "auto",
+        ModeArg::Zerocopy => "zerocopy",
+        ModeArg::Copy => "copy",
+        ModeArg::Generic => "generic",
+    };
+    command.extend(["-d".into(), args.device.clone(), "--mode".into(), mode.into()]);
+}
+
+impl Outcome {
+    /// Reads the JSON of a run: latency in microseconds (the median), bandwidth in Gb/sec.
+    fn parse(text: &str) -> Result<Self> {
+        let all: serde_json::Value = serde_json::from_str(text)?;
+        let row = all["results"].get(0).context("no result in the JSON")?;
+        let number = |name: &str| row[name].as_f64();
+        let value = number("t_typical").or_else(|| number("BW_average")).context("no figure in the JSON")?;
+        let ends = [number("CPU_sec_per_GiB_local"), number("CPU_sec_per_GiB_remote")];
+        let cpu = ends.into_iter().flatten().reduce(|a, b| a + b);
+        Ok(Self { value, tail: number("t_99%"), cpu })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::options::{Cli, Command};
+
+    #[test]
+    fn every_command_of_a_round_is_one_that_we_understand() {
+        let cli = Cli::try_parse_from(["xwarp-perf", "compare", "--mode", "generic"]).unwrap();
+        let Command::Compare(args) = cli.command else { panic!("not compare") };
+        let steps = steps(&args);
+        assert!(steps.iter().any(|s| s.subject == Subject::SendLat && s.bytes == 64));
+        for step in steps {
+            let line = std::iter::once("xwarp-perf".to_owned()).chain(step.command);
+            assert!(Cli::try_parse_from(line).is_ok());
+        }
+    }
+
+    #[test]
+    fn both_kinds_of_results_are_read() {
+        let latency = r#"{"results": [{"MsgSize": 64, "t_typical": 1.5, "t_99%": 2.5}]}"#;
+        let outcome = Outcome::parse(latency).unwrap();
+        assert_eq!((outcome.value, outcome.tail, outcome.cpu), (1.5, Some(2.5), None));
+        let bandwidth = r#"{"results": [{"BW_average": 20.0, "CPU_sec_per_GiB_local": 0.25, "CPU_sec_per_GiB_remote": 0.5}]}"#;
+        let outcome = Outcome::parse(bandwidth).unwrap();
+        assert_eq!((outcome.value, outcome.cpu), (20.0, Some(0.75)));
+        assert!(Outcome::parse(r#"{"results": []}"#).is_err());
+    }
+}
