@@ -15,6 +15,7 @@
 //! | [`ulp`] | what DDP sees of all this |
 //! | [`stack`] | the connection table, listeners, timers, the transmit loop |
 #![forbid(unsafe_code)]
+#![deny(clippy::disallowed_methods)]
 
 pub mod link;
 pub mod mpa;
