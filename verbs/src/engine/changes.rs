@@ -1,0 +1,24 @@
+//! What the interface tells the engine of itself.
+
+use std::net::IpAddr;
+
+use xwarp_tcp::{time::Instant, wire::Mac};
+
+use super::Engine;
+
+impl Engine {
+    /// The interface lost the address `ip`: its connections end.
+    pub fn address_removed(&mut self, ip: IpAddr) {
+        self.stack.address_removed(ip);
+    }
+
+    /// The interface's largest IP packet has `mtu` bytes now.
+    pub fn mtu_changed(&mut self, now: Instant, mtu: u16) {
+        self.stack.mtu_changed(now, mtu);
+    }
+
+    /// The next hop `old` has a new Ethernet address.
+    pub fn next_hop_changed(&mut self, old: Mac, new: Mac) {
+        self.stack.next_hop_changed(old, new);
+    }
+}

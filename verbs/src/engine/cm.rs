@@ -1,0 +1,144 @@
+//! The connection manager's verbs, and the second try of an initiator whose markers were refused.
+
+use std::net::IpAddr;
+
+use xwarp_tcp::{
+    link::Link,
+    mpa::{AcceptParams, Markers, MpaConfig},
+    stack::{self, ListenError},
+    time::Instant,
+    ulp::ListenerId,
+    wire::Path,
+};
+
+use super::Engine;
+use crate::rnic::{Attempt, CmError, QpId, RequestId, ResourceError};
+
+/// Peers remembered for refusing markers; beyond that all are forgotten, at the price of one try more each.
+const MOST_MARKERLESS: usize = 4096;
+
+/// What an initiator asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ConnectParams {
+    /// RDMA Reads and atomics that we serve at once.
+    pub ird: u16,
+    /// RDMA Reads and atomics that we want to have outstanding.
+    pub ord: u16,
+    /// For the peer's application.
+    pub private_data: Vec<u8>,
+    /// MPA's settings, in place of the engine's.
+    pub mpa: Option<MpaConfig>,
+}
+
+impl Engine {
+    /// What connections start with unless a verb says otherwise.
+    pub fn mpa_defaults(&self) -> &MpaConfig {
+        &self.mpa
+    }
+
+    /// Takes connection requests to `port` of `addr` (`None`: of every address of the interface). `mtu` is
+    /// the interface's, in bytes of an IP packet.
+    pub fn listen(
+        &mut self,
+        link: &mut dyn Link,
+        addr: Option<IpAddr>,
+        port: u16,
+        backlog: usize,
+        mtu: u16,
+        mpa: Option<MpaConfig>,
+    ) -> Result<ListenerId, ListenError> {
+        let mpa = mpa.unwrap_or_else(|| self.mpa.clone());
+        self.stack.listen(link, addr, port, backlog, mtu, mpa)
+    }
+
+    /// Takes no more requests there. Those that came stay to be answered.
+    pub fn unlisten(&mut self, link: &mut dyn Link, listener: ListenerId) {
+        self.stack.unlisten(link, listener);
+    }
+
+    /// Connects an idle queue pair; how it ends comes as an event. `path.flow.local` names a port that the
+    /// caller has reserved, until [`crate::rnic::CmEvent::Closed`], [`crate::rnic::CmEvent::Rejected`] or
+    /// [`crate::rnic::CmEvent::ConnectError`].
+    pub fn connect(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        qp: QpId,
+        path: Path,
+        params: ConnectParams,
+    ) -> Result<(), CmError> {
+        let ConnectParams { ird, ord, private_data, mpa } = params;
+        self.rnic.check_connect(qp, ird, ord)?;
+        let mut mpa = mpa.unwrap_or_else(|| self.mpa.clone());
+        if mpa.markers == Markers::Prefer && self.markerless.contains(&path.flow.remote_ip()) {
+            mpa.markers = Markers::Off;
+        }
+        let params = stack::ConnectParams { ird, ord, private_data };
+        self.start(now, link, qp, Attempt { path, mpa, params })
+    }
+
+    fn start(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        qp: QpId,
+        attempt: Attempt,
+    ) -> Result<(), CmError> {
+        let Attempt { path, mpa, params } = attempt.clone();
+        let again = (mpa.markers == Markers::Prefer).then_some(attempt);
+        let conn = self.stack.connect(now, link, path, mpa, params)?;
+        self.rnic.connecting(qp, conn, again);
+        Ok(())
+    }
+
+    /// Connects those once more whose markers were refused, without, and remembers their peers (design
+    /// section 5).
+    pub(super) fn retry_without_markers(&mut self, now: Instant, link: &mut dyn Link) {
+        while let Some((qp, mut attempt)) = self.rnic.next_retry() {
+            if self.markerless.len() >= MOST_MARKERLESS {
+                self.markerless.clear();
+            }
+            self.markerless.insert(attempt.path.flow.remote_ip());
+            tracing::info!(remote = %attempt.path.flow.remote, "the peer refuses markers, connecting without");
+            attempt.mpa.markers = Markers::Off;
+            if let Err(error) = self.start(now, link, qp, attempt) {
+                tracing::warn!(qp = qp.number(), %error, "connecting once more failed");
+                self.rnic.retry_failed(qp);
+            }
+        }
+    }
+
+    /// Answers a request: the queue pair, which must be idle, is connected.
+    pub fn accept(
+        &mut self,
+        now: Instant,
+        request: RequestId,
+        qp: QpId,
+        params: AcceptParams,
+    ) -> Result<(), CmError> {
+        self.rnic.check_connect(qp, params.ird, params.ord)?;
+        self.rnic.accepting(qp, request)?;
+        if let Err(error) = self.stack.accept(now, request.0, params, &mut self.rnic) {
+            self.rnic.accept_failed(qp, request);
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// Refuses a request, with bytes for the peer's application.
+    pub fn reject(&mut self, now: Instant, request: RequestId, private_data: &[u8]) -> Result<(), CmError> {
+        self.rnic.take_request(request)?;
+        Ok(self.stack.reject(now, request.0, private_data)?)
+    }
+
+    /// Closes in order: what was posted is done, and what the peer asked for is answered, before our
+    /// direction ends; nothing more can be posted. Without a Terminate.
+    pub fn disconnect(&mut self, qp: QpId) -> Result<(), CmError> {
+        self.rnic.disconnect(qp)
+    }
+
+    /// Ends a connection at once by a reset; the work is flushed.
+    pub fn abort(&mut self, qp: QpId) -> Result<(), ResourceError> {
+        self.rnic.fail_qp(qp)
+    }
+}

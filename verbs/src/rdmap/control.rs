@@ -1,0 +1,146 @@
+//! The RDMAP Control Field (RFC 5040 section 4.1) and the message types of its opcodes (figure 4, and
+//! figure 2 of RFC 7306).
+
+use super::RdmapError;
+use crate::ddp::Queue;
+
+/// RV: 01b of RFC 5040, and 00b of the RDMA Consortium, whose messages are the same.
+const VERSION: u8 = 1;
+const NEWEST_VERSION: u8 = 1;
+
+/// What a message is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MessageType {
+    /// RDMA Write.
+    Write,
+    /// RDMA Read Request.
+    ReadRequest,
+    /// RDMA Read Response.
+    ReadResponse,
+    /// Send in its four forms.
+    Send {
+        /// With Invalidate.
+        invalidate: bool,
+        /// With Solicited Event.
+        solicited: bool,
+    },
+    /// Terminate.
+    Terminate,
+    /// Immediate Data (RFC 7306).
+    Immediate {
+        /// With Solicited Event.
+        solicited: bool,
+    },
+    /// Atomic Request (RFC 7306).
+    AtomicRequest,
+    /// Atomic Response (RFC 7306).
+    AtomicResponse,
+}
+
+/// Where DDP carries a message: the Tagged flag and the queue number of figure 4.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Carriage {
+    Tagged,
+    Untagged(Queue),
+}
+
+impl MessageType {
+    /// The 4-bit opcode.
+    pub const fn opcode(self) -> u8 {
+        match self {
+            Self::Write => 0x0,
+            Self::ReadRequest => 0x1,
+            Self::ReadResponse => 0x2,
+            Self::Send { invalidate: false, solicited: false } => 0x3,
+            Self::Send { invalidate: true, solicited: false } => 0x4,
+            Self::Send { invalidate: false, solicited: true } => 0x5,
+            Self::Send { invalidate: true, solicited: true } => 0x6,
+            Self::Terminate => 0x7,
+            Self::Immediate { solicited: false } => 0x8,
+            Self::Immediate { solicited: true } => 0x9,
+            Self::AtomicRequest => 0xa,
+            Self::AtomicResponse => 0xb,
+        }
+    }
+
+    /// The type with this opcode; `None` for the reserved ones.
+    pub const fn from_opcode(opcode: u8) -> Option<Self> {
+        Some(match opcode {
+            0x0 => Self::Write,
+            0x1 => Self::ReadRequest,
+            0x2 => Self::ReadResponse,
+            0x3 => Self::Send { invalidate: false, solicited: false },
+            0x4 => Self::Send { invalidate: true, solicited: false },
+            0x5 => Self::Send { invalidate: false, solicited: true },
+            0x6 => Self::Send { invalidate: true, solicited: true },
+            0x7 => Self::Terminate,
+            0x8 => Self::Immediate { solicited: false },
+            0x9 => Self::Immediate { solicited: true },
+            0xa => Self::AtomicRequest,
+            0xb => Self::AtomicResponse,
+            _ => return None,
+        })
+    }
+
+    pub(crate) const fn carriage(self) -> Carriage {
+        match self {
+            Self::Write | Self::ReadResponse => Carriage::Tagged,
+            Self::Send { .. } | Self::Immediate { .. } => Carriage::Untagged(Queue::Send),
+            Self::ReadRequest | Self::AtomicRequest => Carriage::Untagged(Queue::Request),
+            Self::Terminate => Carriage::Untagged(Queue::Terminate),
+            Self::AtomicResponse => Carriage::Untagged(Queue::AtomicResponse),
+        }
+    }
+}
+
+/// The RDMAP Control Field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Control {
+    /// What the message is.
+    pub message: MessageType,
+}
+
+/// A control field that is not one of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InvalidControl(pub RdmapError);
+
+impl Control {
+    /// Reads the field. Reserved bits are not looked at.
+    pub const fn parse(byte: u8) -> Result<Self, InvalidControl> {
+        if byte >> 6 > NEWEST_VERSION {
+            return Err(InvalidControl(RdmapError::Version));
+        }
+        match MessageType::from_opcode(byte & 0x0f) {
+            Some(message) => Ok(Self { message }),
+            None => Err(InvalidControl(RdmapError::UnexpectedOpcode)),
+        }
+    }
+
+    /// The field's byte.
+    pub const fn byte(self) -> u8 {
+        VERSION << 6 | self.message.opcode()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rfc5040_s4_1_every_control_byte_is_a_message_or_the_right_error() {
+        for byte in 0..=u8::MAX {
+            let (version, opcode) = (byte >> 6, byte & 15);
+            match Control::parse(byte) {
+                Ok(control) => {
+                    assert!(version < 2 && opcode < 12);
+                    assert_eq!(control.byte(), 0x40 | opcode);
+                }
+                Err(InvalidControl(RdmapError::Version)) => assert!(version >= 2),
+                Err(InvalidControl(error)) => {
+                    assert_eq!(error, RdmapError::UnexpectedOpcode);
+                    assert!(opcode >= 12);
+                }
+            }
+        }
+    }
+}

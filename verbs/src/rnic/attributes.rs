@@ -1,0 +1,308 @@
+//! What objects are created with, what they can be asked, and why a verb refuses.
+
+use std::net::SocketAddr;
+
+use xwarp_tcp::stack;
+
+use super::work::{Access, CqId, PdId, SrqId};
+use super::{QpId, RequestId};
+use crate::{
+    ddp::{STag, TaggedOffset},
+    memory::Memory,
+};
+
+/// What one engine has room for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Protection domains.
+    pub max_pd: u32,
+    /// Regions (at most 2^24 less one).
+    pub max_mr: u32,
+    /// Completion queues.
+    pub max_cq: u32,
+    /// Entries of one completion queue.
+    pub max_cqe: u32,
+    /// Queue pairs.
+    pub max_qp: u32,
+    /// Requests outstanding on one send or receive queue.
+    pub max_qp_wr: u32,
+    /// Shared receive queues.
+    pub max_srq: u32,
+    /// Receives on one of them.
+    pub max_srq_wr: u32,
+    /// Pieces of a gather or scatter list. (RDMA Read: always one.)
+    pub max_sge: u32,
+    /// Bytes of inline data.
+    pub max_inline_data: u32,
+    /// RDMA Reads and atomics that one queue pair serves at once (IRD).
+    pub max_ird: u16,
+    /// RDMA Reads and atomics that one queue pair has outstanding (ORD).
+    pub max_ord: u16,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_pd: 65_536,
+            max_mr: 1 << 20,
+            max_cq: 65_536,
+            max_cqe: 4 << 20,
+            max_qp: 65_536,
+            max_qp_wr: 32_768,
+            max_srq: 65_536,
+            max_srq_wr: 32_768,
+            max_sge: 32,
+            max_inline_data: 1024,
+            max_ird: 128,
+            max_ord: 128,
+        }
+    }
+}
+
+/// A region of memory to register.
+#[derive(Debug, Clone)]
+pub struct Registration {
+    /// The protection domain.
+    pub pd: PdId,
+    /// The bytes.
+    pub memory: Memory,
+    /// What may be done with them.
+    pub access: Access,
+    /// What the first byte's tagged offset is: zero, or for those who think in addresses the address.
+    pub base: TaggedOffset,
+    /// The only queue pair whose peer may use the region (RFC 5041 section 8.2); `None`: all of the domain.
+    pub stream: Option<QpId>,
+}
+
+/// What to do with a message that finds no receive posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum NoReceive {
+    /// Keep it back for the time and the bytes that MPA's settings allow; the TCP window shrinks.
+    #[default]
+    Withhold,
+    /// Terminate the stream, as RFC 5041 section 7.1 allows.
+    Terminate,
+}
+
+/// What a queue pair is created with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QpAttributes {
+    /// The protection domain.
+    pub pd: PdId,
+    /// Where requests of the send queue complete.
+    pub send_cq: CqId,
+    /// Where receives complete.
+    pub recv_cq: CqId,
+    /// Take receives from here instead of from an own receive queue.
+    pub srq: Option<SrqId>,
+    /// Requests outstanding on the send queue.
+    pub max_send_wr: u32,
+    /// Receives posted (ignored with a shared receive queue).
+    pub max_recv_wr: u32,
+    /// Pieces of a gather list.
+    pub max_send_sge: u32,
+    /// Pieces of a scatter list (ignored with a shared receive queue).
+    pub max_recv_sge: u32,
+    /// Bytes of inline data.
+    pub max_inline_data: u32,
+    /// Every request of the send queue completes with an entry, as if it were signalled.
+    pub signal_all: bool,
+    /// What to do with a message that finds no receive posted.
+    pub no_receive: NoReceive,
+}
+
+impl QpAttributes {
+    /// A queue pair of modest size.
+    pub const fn new(pd: PdId, send_cq: CqId, recv_cq: CqId) -> Self {
+        Self {
+            pd,
+            send_cq,
+            recv_cq,
+            srq: None,
+            max_send_wr: 128,
+            max_recv_wr: 128,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_inline_data: 128,
+            signal_all: false,
+            no_receive: NoReceive::Withhold,
+        }
+    }
+}
+
+/// What a shared receive queue is created with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SrqAttributes {
+    /// The protection domain; queue pairs that share the queue must be of the same.
+    pub pd: PdId,
+    /// Receives posted.
+    pub max_wr: u32,
+    /// Pieces of a scatter list.
+    pub max_sge: u32,
+    /// Raise [`super::AsyncEvent::SrqLimit`], once, when fewer receives are left; 0: never.
+    pub limit: u32,
+}
+
+/// Where a queue pair is in its life.
+///
+/// The names are those of the RDMA Consortium's verbs; RFC 5040 section 6.2 describes the same ways to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum QpState {
+    /// Not connected. Receives may be posted.
+    Idle,
+    /// Connected (ready to send).
+    Rts,
+    /// We close in order: what was posted is still done, nothing more may be posted; or the peer has
+    /// closed, and only our direction goes on.
+    Closing,
+    /// We send a Terminate. All work was flushed.
+    Terminate,
+    /// The stream is over. All work was flushed, and what is posted is flushed at once.
+    Error,
+}
+
+/// What a queue pair is now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QpInfo {
+    /// Its state.
+    pub state: QpState,
+    /// What it was created with.
+    pub attributes: QpAttributes,
+    /// Addresses of its connection, ours first, once it is established.
+    pub addresses: Option<(SocketAddr, SocketAddr)>,
+    /// RDMA Reads and atomics served at once.
+    pub ird: u16,
+    /// RDMA Reads and atomics outstanding at most.
+    pub ord: u16,
+    /// Requests of the send queue that have not completed.
+    pub send_outstanding: usize,
+    /// Receives of its own that have not completed.
+    pub recv_outstanding: usize,
+}
+
+/// Which kind of object a verb is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Object {
+    /// Protection domain.
+    ProtectionDomain,
+    /// Memory region.
+    Region,
+    /// Completion queue.
+    CompletionQueue,
+    /// Queue pair.
+    QueuePair,
+    /// Shared receive queue.
+    SharedReceiveQueue,
+}
+
+impl std::fmt::Display for Object {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::ProtectionDomain => "protection domain",
+            Self::Region => "memory region",
+            Self::CompletionQueue => "completion queue",
+            Self::QueuePair => "queue pair",
+            Self::SharedReceiveQueue => "shared receive queue",
+        })
+    }
+}
+
+/// Why an object was not made, changed or destroyed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ResourceError {
+    /// No such object (any more).
+    #[error("no such {0}")]
+    Unknown(Object),
+    /// No such key.
+    #[error("no region has the key {0:?}")]
+    UnknownKey(STag),
+    /// The engine has as many as it can.
+    #[error("the limit of {limit} {object}s is reached")]
+    TooMany {
+        /// Of what.
+        object: Object,
+        /// How many.
+        limit: u32,
+    },
+    /// An attribute is out of range.
+    #[error("{attribute} of {value} is outside of 1..={limit}")]
+    Attribute {
+        /// Its name.
+        attribute: &'static str,
+        /// What was asked for.
+        value: u64,
+        /// What there is.
+        limit: u64,
+    },
+    /// Others still use it.
+    #[error("the {0} is still used by {1} others")]
+    InUse(Object, usize),
+    /// The objects belong to different protection domains.
+    #[error("the shared receive queue belongs to another protection domain")]
+    ForeignSrq,
+    /// The queue pair is not in a state for this.
+    #[error("the queue pair is in state {0:?}")]
+    State(QpState),
+    /// The bytes of the memory cannot be written, or its offsets would exceed 64 bits.
+    #[error("the memory does not allow this registration")]
+    Memory,
+}
+
+/// Why a request was not posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PostError {
+    /// No such queue (any more), or this queue pair has no own receive queue.
+    #[error("no such queue")]
+    Unknown,
+    /// The queue pair is not connected yet.
+    #[error("the queue pair is not connected")]
+    NotConnected,
+    /// As many requests as the queue was created for are outstanding.
+    #[error("the queue is full ({0} requests)")]
+    QueueFull(u32),
+    /// The gather or scatter list is too long.
+    #[error("more than {0} pieces")]
+    TooManyPieces(u32),
+    /// An RDMA Read takes one piece, an atomic one of eight bytes, Immediate and invalidation none.
+    #[error("this operation takes other local memory")]
+    Payload,
+    /// The inline data is too long.
+    #[error("more than {0} bytes inline")]
+    InlineTooLong(u32),
+    /// A message has at most 2^32 - 1 bytes (RFC 5041 section 5.2).
+    #[error("a message of more than 2^32 - 1 bytes")]
+    MessageTooLong,
+    /// The connection allows no RDMA Reads or atomics (ORD is 0).
+    #[error("the connection allows no RDMA Reads (ORD is 0)")]
+    NoReads,
+}
+
+/// Why a connection verb was refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CmError {
+    /// No such queue pair (any more).
+    #[error("no such queue pair")]
+    UnknownQp,
+    /// The queue pair has a connection already, or had one and was not reset.
+    #[error("the queue pair is in state {0:?}")]
+    State(QpState),
+    /// No such request (any more).
+    #[error("no such connection request: {0:?}")]
+    UnknownRequest(RequestId),
+    /// IRD or ORD are above the engine's limit.
+    #[error("{attribute} of {value} exceeds {limit}")]
+    ReadDepth {
+        /// Which.
+        attribute: &'static str,
+        /// What was asked for.
+        value: u16,
+        /// What there is.
+        limit: u16,
+    },
+    /// The stack refuses to connect.
+    #[error(transparent)]
+    Connect(#[from] stack::ConnectError),
+    /// The stack refuses to answer.
+    #[error(transparent)]
+    Answer(#[from] stack::AcceptError),
+}

@@ -1,0 +1,146 @@
+//! What happened that is no completion: connection events, and asynchronous events of queues.
+
+use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
+
+use xwarp_tcp::ulp::{CloseReason, ConnId, ListenerId};
+
+use super::{CqId, Notify, QpId, SrqId};
+use crate::rdmap::{StreamError, TerminateHeader};
+
+/// A connection that a peer asks for, until it is accepted, rejected or gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RequestId(pub(crate) ConnId);
+
+/// An event of the connection manager.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CmEvent {
+    /// A peer asks for a connection: answer with `Engine::accept` or `Engine::reject`.
+    ConnectRequest {
+        /// What to answer to.
+        request: RequestId,
+        /// The listener it came to.
+        listener: ListenerId,
+        /// Our address.
+        local: SocketAddr,
+        /// The peer's.
+        remote: SocketAddr,
+        /// Bytes of the peer's application: not to be trusted.
+        private_data: Vec<u8>,
+        /// RDMA Reads that the peer serves at once; `None` when it does not say (MPA revision 1).
+        ird: Option<u16>,
+        /// RDMA Reads that the peer wants to have outstanding; `None` when it does not say.
+        ord: Option<u16>,
+    },
+    /// A request is gone before it was answered.
+    RequestGone {
+        /// Which.
+        request: RequestId,
+    },
+    /// The queue pair is ready to send.
+    Established {
+        /// The queue pair.
+        qp: QpId,
+        /// Our address.
+        local: SocketAddr,
+        /// The peer's.
+        remote: SocketAddr,
+        /// The responder's private data; empty at the responder.
+        private_data: Vec<u8>,
+        /// RDMA Reads that we serve at once.
+        ird: u16,
+        /// RDMA Reads that we may have outstanding.
+        ord: u16,
+    },
+    /// The peer's application does not want the connection.
+    Rejected {
+        /// The queue pair that asked.
+        qp: QpId,
+        /// Bytes of the peer's application.
+        private_data: Vec<u8>,
+    },
+    /// The connection could not be made.
+    ConnectError {
+        /// The queue pair that asked, or was to answer.
+        qp: QpId,
+        /// Why: refused, unreachable, timed out, or an MPA start-up that failed.
+        reason: CloseReason,
+    },
+    /// The peer sends no more: it closed its direction, terminated, or the connection is lost. Comes once.
+    Disconnected {
+        /// The queue pair.
+        qp: QpId,
+    },
+    /// Nothing is left of the connection; the last event of a queue pair that was connected.
+    Closed {
+        /// The queue pair.
+        qp: QpId,
+        /// How it ended.
+        reason: CloseReason,
+    },
+}
+
+/// Why a queue pair failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum QpFault {
+    /// The peer broke the protocol (or we cannot go on); we sent a Terminate.
+    Local(StreamError),
+    /// The peer sent a Terminate.
+    Remote(TerminateHeader),
+    /// The connection is gone.
+    Connection(CloseReason),
+    /// A completion queue that it uses overflowed.
+    CqOverflow,
+}
+
+/// An asynchronous event (the verbs' word): something that no work request asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AsyncEvent {
+    /// The queue pair left ready-to-send because of an error; its work is flushed.
+    QpFatal {
+        /// Which.
+        qp: QpId,
+        /// Why.
+        fault: QpFault,
+    },
+    /// A completion queue lost an entry. It takes no more.
+    CqOverflow {
+        /// Which.
+        cq: CqId,
+    },
+    /// A queue pair on a shared receive queue takes no more receives from it.
+    LastWqeReached {
+        /// Which.
+        qp: QpId,
+    },
+    /// A shared receive queue holds fewer receives than its limit.
+    SrqLimit {
+        /// Which.
+        srq: SrqId,
+    },
+}
+
+/// Events that wait for the application.
+#[derive(Default)]
+pub(crate) struct Events {
+    pub(crate) cm: VecDeque<CmEvent>,
+    pub(crate) asynchronous: VecDeque<AsyncEvent>,
+    pub(crate) notify: Option<Arc<dyn Notify>>,
+}
+
+impl Events {
+    pub(crate) fn push_cm(&mut self, event: CmEvent) {
+        self.cm.push_back(event);
+        self.fire();
+    }
+
+    pub(crate) fn push_async(&mut self, event: AsyncEvent) {
+        self.asynchronous.push_back(event);
+        self.fire();
+    }
+
+    fn fire(&self) {
+        if let Some(notify) = &self.notify {
+            notify.notify();
+        }
+    }
+}

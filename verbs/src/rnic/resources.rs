@@ -1,0 +1,321 @@
+//! Making, asking and destroying objects; posting work.
+
+use std::sync::Arc;
+
+use super::{
+    Access, AsyncEvent, CmEvent, CompletionRing, Cq, CqId, Domain, Limits, Notify, Object, Opcode, PdId,
+    PostError, QpAttributes, QpId, QpInfo, QpState, QueuePair, RecvRequest, Registration, ResourceError,
+    Rnic, SharedReceiveQueue, SrqAttributes, SrqId, WcStatus, WorkRequest, qp::Stage,
+};
+use crate::ddp::STag;
+
+fn attribute(attribute: &'static str, value: u32, limit: u32) -> Result<(), ResourceError> {
+    let (value, limit) = (u64::from(value), u64::from(limit));
+    if value == 0 || value > limit {
+        Err(ResourceError::Attribute { attribute, value, limit })
+    } else {
+        Ok(())
+    }
+}
+
+fn up_to(name: &'static str, value: u32, limit: u32) -> Result<(), ResourceError> {
+    if value == 0 { Ok(()) } else { attribute(name, value, limit) }
+}
+
+impl Rnic {
+    /// What there is room for.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Makes a protection domain.
+    pub fn alloc_pd(&mut self) -> Result<PdId, ResourceError> {
+        let limit = self.limits.max_pd;
+        let object = Object::ProtectionDomain;
+        self.shared.domains.insert_with(|_| Domain::default()).ok_or(ResourceError::TooMany { object, limit })
+    }
+
+    /// Destroys a protection domain that nothing uses any more.
+    pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), ResourceError> {
+        let unknown = ResourceError::Unknown(Object::ProtectionDomain);
+        let domain = self.shared.domains.get(pd).ok_or(unknown)?;
+        let users = domain.regions + domain.srqs + domain.qps;
+        if users > 0 {
+            return Err(ResourceError::InUse(Object::ProtectionDomain, users));
+        }
+        self.shared.domains.remove(pd).map(|_| ()).ok_or(unknown)
+    }
+
+    /// Registers memory. The key returned is local and remote key in one.
+    pub fn register(&mut self, registration: Registration) -> Result<STag, ResourceError> {
+        let pd = registration.pd;
+        let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let wraps = registration.base.checked_add(registration.memory.len() as u64).is_none();
+        if wraps || registration.access.intersects(writes) && !registration.memory.is_writable() {
+            return Err(ResourceError::Memory);
+        }
+        let domain =
+            self.shared.domains.get_mut(pd).ok_or(ResourceError::Unknown(Object::ProtectionDomain))?;
+        if let Some(qp) = registration.stream
+            && self.qps.get(qp).is_none_or(|qp| qp.attributes.pd != pd)
+        {
+            return Err(ResourceError::Unknown(Object::QueuePair));
+        }
+        let full = ResourceError::TooMany { object: Object::Region, limit: self.limits.max_mr };
+        let key = self.shared.keys.insert(registration).ok_or(full)?;
+        domain.regions += 1;
+        Ok(key)
+    }
+
+    /// Forgets a region. From now on its key opens nothing, also to work that was posted before.
+    pub fn deregister(&mut self, key: STag) -> Result<(), ResourceError> {
+        let pd = self.shared.keys.remove(key).ok_or(ResourceError::UnknownKey(key))?;
+        if let Some(domain) = self.shared.domains.get_mut(pd) {
+            domain.regions -= 1;
+        }
+        Ok(())
+    }
+
+    /// Makes a completion queue of `capacity` entries; `notify` is told when it was armed and an entry comes.
+    pub fn create_cq(
+        &mut self,
+        capacity: u32,
+        notify: Option<Arc<dyn Notify>>,
+    ) -> Result<(CqId, Arc<CompletionRing>), ResourceError> {
+        attribute("cqe", capacity, self.limits.max_cqe)?;
+        let ring = Arc::new(CompletionRing::new(capacity, notify));
+        let cq = Cq { ring: ring.clone(), users: 0 };
+        let full = ResourceError::TooMany { object: Object::CompletionQueue, limit: self.limits.max_cq };
+        Ok((self.cqs.insert_with(|_| cq).ok_or(full)?, ring))
+    }
+
+    /// Changes the number of entries; the handle to the ring stays, and so do the entries that wait.
+    pub fn resize_cq(&mut self, cq: CqId, capacity: u32) -> Result<(), ResourceError> {
+        attribute("cqe", capacity, self.limits.max_cqe)?;
+        let cq = self.cqs.get(cq).ok_or(ResourceError::Unknown(Object::CompletionQueue))?;
+        cq.ring.resize(capacity).map_err(|waiting| ResourceError::InUse(Object::CompletionQueue, waiting))
+    }
+
+    /// Destroys a completion queue that no queue pair uses any more.
+    pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), ResourceError> {
+        let unknown = ResourceError::Unknown(Object::CompletionQueue);
+        match self.cqs.get(cq).ok_or(unknown)?.users {
+            0 => self.cqs.remove(cq).map(|_| ()).ok_or(unknown),
+            users => Err(ResourceError::InUse(Object::CompletionQueue, users)),
+        }
+    }
+
+    /// Makes a shared receive queue.
+    pub fn create_srq(&mut self, attributes: &SrqAttributes) -> Result<SrqId, ResourceError> {
+        attribute("max_wr", attributes.max_wr, self.limits.max_srq_wr)?;
+        attribute("max_sge", attributes.max_sge, self.limits.max_sge)?;
+        let unknown = ResourceError::Unknown(Object::ProtectionDomain);
+        let domain = self.shared.domains.get_mut(attributes.pd).ok_or(unknown)?;
+        let full = ResourceError::TooMany { object: Object::SharedReceiveQueue, limit: self.limits.max_srq };
+        let srq = self.shared.srqs.insert_with(|id| SharedReceiveQueue::new(id, attributes)).ok_or(full)?;
+        domain.srqs += 1;
+        Ok(srq)
+    }
+
+    /// What a shared receive queue is now, and how many receives are posted.
+    pub fn query_srq(&self, srq: SrqId) -> Result<(SrqAttributes, usize), ResourceError> {
+        let srq = self.shared.srqs.get(srq).ok_or(ResourceError::Unknown(Object::SharedReceiveQueue))?;
+        Ok((srq.attributes(), srq.len()))
+    }
+
+    /// Changes how many receives a shared receive queue holds.
+    pub fn resize_srq(&mut self, srq: SrqId, max_wr: u32) -> Result<(), ResourceError> {
+        attribute("max_wr", max_wr, self.limits.max_srq_wr)?;
+        let srq = self.shared.srqs.get_mut(srq).ok_or(ResourceError::Unknown(Object::SharedReceiveQueue))?;
+        srq.resize(max_wr).map_err(|posted| ResourceError::InUse(Object::SharedReceiveQueue, posted))
+    }
+
+    /// Arms the limit event of a shared receive queue; 0 disarms it.
+    pub fn arm_srq_limit(&mut self, srq: SrqId, limit: u32) -> Result<(), ResourceError> {
+        let srq = self.shared.srqs.get_mut(srq).ok_or(ResourceError::Unknown(Object::SharedReceiveQueue))?;
+        srq.arm_limit(limit, &mut self.shared.events);
+        Ok(())
+    }
+
+    /// Destroys a shared receive queue that no queue pair uses any more; what is posted is forgotten.
+    pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), ResourceError> {
+        let unknown = ResourceError::Unknown(Object::SharedReceiveQueue);
+        let SharedReceiveQueue { pd, users, .. } = *self.shared.srqs.get(srq).ok_or(unknown)?;
+        if users > 0 {
+            return Err(ResourceError::InUse(Object::SharedReceiveQueue, users));
+        }
+        self.shared.srqs.remove(srq);
+        if let Some(domain) = self.shared.domains.get_mut(pd) {
+            domain.srqs -= 1;
+        }
+        Ok(())
+    }
+
+    /// Makes a queue pair, which is idle.
+    pub fn create_qp(&mut self, attributes: QpAttributes) -> Result<QpId, ResourceError> {
+        let limits = &self.limits;
+        attribute("max_send_wr", attributes.max_send_wr, limits.max_qp_wr)?;
+        up_to("max_send_sge", attributes.max_send_sge, limits.max_sge)?;
+        up_to("max_inline_data", attributes.max_inline_data, limits.max_inline_data)?;
+        if attributes.srq.is_none() {
+            up_to("max_recv_wr", attributes.max_recv_wr, limits.max_qp_wr)?;
+            up_to("max_recv_sge", attributes.max_recv_sge, limits.max_sge)?;
+        }
+        let full = ResourceError::TooMany { object: Object::QueuePair, limit: limits.max_qp };
+        let unknown_cq = ResourceError::Unknown(Object::CompletionQueue);
+        let send_ring = self.cqs.get(attributes.send_cq).ok_or(unknown_cq)?.ring.clone();
+        let recv_ring = self.cqs.get(attributes.recv_cq).ok_or(unknown_cq)?.ring.clone();
+        let unknown_pd = ResourceError::Unknown(Object::ProtectionDomain);
+        self.shared.domains.get(attributes.pd).ok_or(unknown_pd)?;
+        if let Some(srq) = attributes.srq {
+            let srq = self.shared.srqs.get(srq).ok_or(ResourceError::Unknown(Object::SharedReceiveQueue))?;
+            if srq.pd != attributes.pd {
+                return Err(ResourceError::ForeignSrq);
+            }
+        }
+        let users = attributes.clone();
+        let qp =
+            self.qps.insert_with(|id| QueuePair::new(id, attributes, send_ring, recv_ring)).ok_or(full)?;
+        self.count_users(&users, |n| *n += 1);
+        Ok(qp)
+    }
+
+    fn count_users(&mut self, attributes: &QpAttributes, change: impl Fn(&mut usize)) {
+        for cq in [attributes.send_cq, attributes.recv_cq] {
+            if let Some(cq) = self.cqs.get_mut(cq) {
+                change(&mut cq.users);
+            }
+        }
+        if let Some(domain) = self.shared.domains.get_mut(attributes.pd) {
+            change(&mut domain.qps);
+        }
+        if let Some(srq) = attributes.srq.and_then(|srq| self.shared.srqs.get_mut(srq)) {
+            change(&mut srq.users);
+        }
+    }
+
+    /// What a queue pair is now.
+    pub fn query_qp(&self, qp: QpId) -> Result<QpInfo, ResourceError> {
+        let qp = self.qps.get(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
+        Ok(QpInfo {
+            state: qp.state,
+            attributes: qp.attributes.clone(),
+            addresses: qp.addresses,
+            ird: qp.ird,
+            ord: qp.ord,
+            send_outstanding: qp.sq.len(),
+            recv_outstanding: qp.rq.len(),
+        })
+    }
+
+    /// Makes a failed or closed queue pair idle again, so that it can be connected anew.
+    pub fn reset_qp(&mut self, qp: QpId) -> Result<(), ResourceError> {
+        let qp = self.qps.get_mut(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
+        match qp.state {
+            QpState::Idle if qp.stage == Stage::Unconnected => Ok(()),
+            QpState::Error if qp.conn.is_none() => {
+                qp.reset();
+                Ok(())
+            }
+            state => Err(ResourceError::State(state)),
+        }
+    }
+
+    /// Ends a queue pair's stream: its work is flushed, its connection reset (the verbs' move to Error).
+    pub fn fail_qp(&mut self, qp: QpId) -> Result<(), ResourceError> {
+        let qp = self.qps.get_mut(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
+        self.shared.abort(qp.conn);
+        qp.tx.finished = true;
+        qp.end(QpState::Error, None, &mut self.shared);
+        self.end_overflowed();
+        Ok(())
+    }
+
+    /// Destroys a queue pair. Its work is forgotten without completions. Its connection is reset, unless a
+    /// graceful close has come so far that only TCP has work left.
+    pub fn destroy_qp(&mut self, qp: QpId) -> Result<(), ResourceError> {
+        let mut gone = self.qps.remove(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
+        self.count_users(&gone.attributes, |n| *n -= 1);
+        if let Some(srq) = gone.attributes.srq.and_then(|srq| self.shared.srqs.get_mut(srq)) {
+            srq.waiting.retain(|waiting| *waiting != qp);
+        }
+        if let Some(conn) = gone.conn.take() {
+            self.connections.detach(conn);
+            if gone.tx.finished || gone.closing && gone.drained() {
+                self.shared.wake(Some(conn));
+            } else {
+                self.shared.abort(Some(conn));
+            }
+        }
+        self.shared.events.cm.retain(|event| !event.concerns(qp));
+        self.shared.events.asynchronous.retain(|event| {
+            !matches!(event,
+            AsyncEvent::QpFatal { qp: of, .. } | AsyncEvent::LastWqeReached { qp: of } if *of == qp)
+        });
+        Ok(())
+    }
+
+    /// Posts to a send queue. On a queue pair that has ended it completes at once as flushed.
+    pub fn post_send(&mut self, qp: QpId, request: &WorkRequest<'_>) -> Result<(), PostError> {
+        let qp = self.qps.get_mut(qp).ok_or(PostError::Unknown)?;
+        if qp.flushes_sends() {
+            let completion = qp.completion(request.wr_id, WcStatus::Flushed, request.operation.opcode());
+            self.shared.complete(&qp.send_cq, qp.attributes.send_cq, completion);
+            self.end_overflowed();
+            return Ok(());
+        }
+        if qp.state == QpState::Idle {
+            return Err(PostError::NotConnected);
+        }
+        if qp.ord == 0 && request.operation.is_answered() {
+            return Err(PostError::NoReads);
+        }
+        qp.sq.post(request)?;
+        self.shared.wake(qp.conn);
+        Ok(())
+    }
+
+    /// Posts to the own receive queue of a queue pair.
+    pub fn post_recv(&mut self, qp: QpId, request: &RecvRequest<'_>) -> Result<(), PostError> {
+        let qp = self.qps.get_mut(qp).ok_or(PostError::Unknown)?;
+        if qp.flushes_receives() {
+            let completion = qp.completion(request.wr_id, WcStatus::Flushed, Opcode::Recv);
+            qp.push_recv(completion, &mut self.shared);
+            self.end_overflowed();
+            return Ok(());
+        }
+        qp.rq.post(request)?;
+        if std::mem::take(&mut qp.rx.withheld) {
+            self.shared.resumes.extend(qp.conn);
+        }
+        Ok(())
+    }
+
+    /// Posts to a shared receive queue.
+    pub fn post_srq_recv(&mut self, srq: SrqId, request: &RecvRequest<'_>) -> Result<(), PostError> {
+        let srq = self.shared.srqs.get_mut(srq).ok_or(PostError::Unknown)?;
+        srq.post(request)?;
+        // One receive, one connection: whoever still waits asks for the next one.
+        while let Some(waiting) = (!srq.waiting.is_empty()).then(|| srq.waiting.remove(0)) {
+            let Some(qp) = self.qps.get_mut(waiting) else { continue };
+            if std::mem::take(&mut qp.rx.withheld) {
+                self.shared.resumes.extend(qp.conn);
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl CmEvent {
+    fn concerns(&self, qp: QpId) -> bool {
+        match self {
+            Self::ConnectRequest { .. } | Self::RequestGone { .. } => false,
+            Self::Established { qp: of, .. }
+            | Self::Rejected { qp: of, .. }
+            | Self::ConnectError { qp: of, .. }
+            | Self::Disconnected { qp: of }
+            | Self::Closed { qp: of, .. } => *of == qp,
+        }
+    }
+}

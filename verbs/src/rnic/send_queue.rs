@@ -1,0 +1,171 @@
+//! The send queue: requests from their posting to their completion, which is in order.
+
+use std::collections::VecDeque;
+
+use xwarp_tcp::seq::StreamOffset;
+
+use super::{
+    attributes::PostError,
+    work::{Operation, Payload, SendFlags, SgeList, WcStatus, WorkRequest},
+};
+
+/// How far a request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// Not wholly handed to MPA.
+    Posted,
+    /// Its last byte lies before this offset of the stream: done when the peer's TCP has acknowledged it.
+    Sent(StreamOffset),
+    /// Its request is out, the peer's answer is not in.
+    Asked,
+    /// Done, or failed.
+    Done(WcStatus),
+}
+
+/// A request in the queue.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) wr_id: u64,
+    pub(crate) operation: Operation,
+    pub(crate) flags: SendFlags,
+    pub(crate) payload: SgeList,
+    /// The payload lies in the inline arena, in this slot.
+    pub(crate) inline: Option<u32>,
+    pub(crate) len: u32,
+    pub(crate) progress: Progress,
+}
+
+/// A position in the queue that stays the same while earlier requests complete.
+pub(crate) type Position = u64;
+
+/// The queue.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    entries: VecDeque<Entry>,
+    /// Position of the first entry.
+    head: Position,
+    /// Position of the first entry that was not begun.
+    pub(crate) next: Position,
+    max_wr: u32,
+    max_sge: u32,
+    max_inline: u32,
+    /// `max_wr` slots of `max_inline` bytes. An entry's slot is its position modulo `max_wr`.
+    arena: Box<[u8]>,
+}
+
+impl SendQueue {
+    pub(crate) fn new(max_wr: u32, max_sge: u32, max_inline: u32) -> Self {
+        Self {
+            entries: VecDeque::with_capacity(max_wr as usize),
+            head: 0,
+            next: 0,
+            max_wr,
+            max_sge,
+            max_inline,
+            arena: vec![0; max_wr as usize * max_inline as usize].into_boxed_slice(),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether every request was begun.
+    pub(crate) fn all_begun(&self) -> bool {
+        self.next == self.head + self.entries.len() as u64
+    }
+
+    pub(crate) fn post(&mut self, request: &WorkRequest<'_>) -> Result<(), PostError> {
+        if self.entries.len() >= self.max_wr as usize {
+            return Err(PostError::QueueFull(self.max_wr));
+        }
+        let len = self.check_payload(request)?;
+        let slot = ((self.head + self.entries.len() as u64) % u64::from(self.max_wr)) as u32;
+        let (payload, inline) = match request.payload {
+            Payload::Gather(list) => (SgeList::from_slice(list), None),
+            Payload::Inline(bytes) => {
+                let at = slot as usize * self.max_inline as usize;
+                if let Some(to) = self.arena.get_mut(at..at + bytes.len()) {
+                    to.copy_from_slice(bytes);
+                }
+                (SgeList::new(), Some(slot))
+            }
+        };
+        self.entries.push_back(Entry {
+            wr_id: request.wr_id,
+            operation: request.operation,
+            flags: request.flags,
+            payload,
+            inline,
+            len,
+            progress: Progress::Posted,
+        });
+        Ok(())
+    }
+
+    /// Bytes of the payload, when it fits the operation and the queue.
+    fn check_payload(&self, request: &WorkRequest<'_>) -> Result<u32, PostError> {
+        let len = match request.payload {
+            Payload::Gather(list) if list.len() > self.max_sge as usize => {
+                return Err(PostError::TooManyPieces(self.max_sge));
+            }
+            Payload::Gather(list) => list.iter().map(|s| u64::from(s.len)).sum(),
+            Payload::Inline(bytes) if bytes.len() > self.max_inline as usize => {
+                return Err(PostError::InlineTooLong(self.max_inline));
+            }
+            Payload::Inline(bytes) => bytes.len() as u64,
+        };
+        let len = u32::try_from(len).map_err(|_| PostError::MessageTooLong)?;
+        let fits = match (request.operation, request.payload) {
+            (Operation::Send { .. } | Operation::Write { .. }, _) => true,
+            (Operation::Read { .. }, Payload::Gather(list)) => list.len() == 1 || len == 0 && list.is_empty(),
+            (Operation::FetchAdd { .. } | Operation::CompareSwap { .. }, Payload::Gather(list)) => {
+                list.len() == 1 && len == 8
+            }
+            (Operation::Immediate { .. } | Operation::LocalInvalidate { .. }, _) => len == 0,
+            (_, Payload::Inline(_)) => false,
+        };
+        if fits { Ok(len) } else { Err(PostError::Payload) }
+    }
+
+    pub(crate) fn get(&self, position: Position) -> Option<&Entry> {
+        self.entries.get(usize::try_from(position.checked_sub(self.head)?).ok()?)
+    }
+
+    pub(crate) fn get_mut(&mut self, position: Position) -> Option<&mut Entry> {
+        self.entries.get_mut(usize::try_from(position.checked_sub(self.head)?).ok()?)
+    }
+
+    /// The inline bytes of an entry.
+    pub(crate) fn inline(&self, entry: &Entry) -> Option<&[u8]> {
+        let at = entry.inline? as usize * self.max_inline as usize;
+        self.arena.get(at..at + entry.len as usize)
+    }
+
+    /// Takes out the first request if it is done, given what the peer has acknowledged.
+    pub(crate) fn pop_done(&mut self, acked: StreamOffset) -> Option<(Entry, WcStatus)> {
+        let status = match self.entries.front()?.progress {
+            Progress::Sent(end) if end <= acked => WcStatus::Success,
+            Progress::Done(status) => status,
+            Progress::Posted | Progress::Sent(_) | Progress::Asked => return None,
+        };
+        Some((self.pop()?, status))
+    }
+
+    /// Takes out the first request whatever it has come to; for flushing.
+    pub(crate) fn pop_flushed(&mut self) -> Option<(Entry, WcStatus)> {
+        let entry = self.pop()?;
+        let status = match entry.progress {
+            Progress::Done(status) => status,
+            _ => WcStatus::Flushed,
+        };
+        Some((entry, status))
+    }
+
+    fn pop(&mut self) -> Option<Entry> {
+        let entry = self.entries.pop_front()?;
+        self.head += 1;
+        self.next = self.next.max(self.head);
+        Some(entry)
+    }
+}

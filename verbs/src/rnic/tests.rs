@@ -1,0 +1,1 @@
+//! Tests of the card through its upper-layer interface.

@@ -1,0 +1,425 @@
+//! From the send queue, the peer's requests and errors to ULPDUs: what [`Ulp::pull`] does.
+//!
+//! Messages of one stream leave one after the other, never mixed (RFC 5041 section 5.3). When both the send
+//! queue and the peer's requests have something, they take turns, message by message.
+//!
+//! [`Ulp::pull`]: xwarp_tcp::ulp::Ulp::pull
+
+use xwarp_tcp::{
+    mpa::Rtr,
+    ulp::{Pulled, UlpduWriter},
+};
+
+use super::{
+    QpState, Shared,
+    pieces::Stretches,
+    placement::Context,
+    qp::{Asked, AskedKind, Current, QueuePair, ToAnswer},
+    send_queue::{Entry, Position, Progress},
+    work::{Access, Operation, Remote, SendFlags, WcStatus},
+};
+use crate::{
+    ddp::{Msn, Queue, STag, TAGGED_BYTES, Tagged, UNTAGGED_BYTES, Untagged},
+    rdmap::{
+        ATOMIC_RESPONSE_BYTES, AtomicOperation, AtomicRequest, AtomicResponse, Control, MessageType,
+        RdmapError, ReadRequest, StreamError, TERMINATE_MOST_BYTES,
+    },
+};
+
+/// A message is not cut for the sake of fewer bytes than this in the rest of a frame.
+const LEAST_CUT: u32 = 128;
+
+/// The sink that a ready-to-receive Read names: nothing is placed there, but one peer's card refuses tag 0.
+const RTR_STAG: STag = STag::new(1);
+
+/// What a step towards the next ULPDU came to.
+enum Step {
+    /// This is the answer to MPA.
+    Pulled(Pulled),
+    /// Something was done that needs no ULPDU, or the next message was chosen: look again.
+    Again,
+}
+
+impl QueuePair {
+    /// Writes the next ULPDU.
+    pub(crate) fn pull(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Pulled {
+        loop {
+            let step = if self.tx.finished {
+                Step::Pulled(Pulled::Finish)
+            } else if self.tx.terminate.is_some() {
+                Step::Pulled(self.send_terminate(out))
+            } else if let Some(rtr) = self.tx.rtr {
+                Step::Pulled(self.send_rtr(rtr, out))
+            } else {
+                match self.tx.current {
+                    Some(Current::Request { .. }) => self.send_segment(shared, out),
+                    Some(Current::Response) => self.answer_segment(shared, out),
+                    None => self.choose(shared, out),
+                }
+            };
+            if let Step::Pulled(pulled) = step {
+                return pulled;
+            }
+        }
+    }
+
+    /// Whether the first request that was not begun may begin.
+    fn may_begin(&self) -> bool {
+        if self.state != QpState::Rts && self.state != QpState::Closing {
+            return false;
+        }
+        self.sq.get(self.sq.next).is_some_and(|entry| {
+            let fenced = entry.flags.contains(SendFlags::FENCE) && !self.rx.asked.is_empty();
+            let full = entry.operation.is_answered() && self.rx.asked.len() >= usize::from(self.ord);
+            !fenced && !full
+        })
+    }
+
+    /// Chooses the next message and begins it.
+    fn choose(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
+        let may_begin = self.may_begin();
+        if !self.tx.to_answer.is_empty() && !(may_begin && self.tx.answered_last) {
+            self.tx.answered_last = true;
+            return self.begin_answer(shared, out);
+        }
+        self.tx.answered_last = false;
+        if may_begin {
+            return self.begin_request(shared, out);
+        }
+        if self.closing && self.drained() {
+            self.tx.finished = true;
+            return Step::Again;
+        }
+        Step::Pulled(Pulled::Nothing)
+    }
+
+    fn begin_request(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
+        let position = self.sq.next;
+        let Some(entry) = self.sq.get(position) else { return Step::Pulled(Pulled::Nothing) };
+        match entry.operation {
+            Operation::Send { .. } | Operation::Write { .. } => {
+                self.tx.current = Some(Current::Request { position, sent: 0 });
+                Step::Again
+            }
+            Operation::Read { remote, .. } => self.ask_to_read(position, remote, out),
+            Operation::Immediate { data } => self.send_immediate(position, data, out),
+            Operation::FetchAdd { remote, add, mask } => {
+                self.ask_atomic(position, remote, AtomicOperation::FetchAdd { add, mask }, out)
+            }
+            Operation::CompareSwap { remote, compare, compare_mask, swap, swap_mask } => {
+                let operation = AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask };
+                self.ask_atomic(position, remote, operation, out)
+            }
+            Operation::LocalInvalidate { key } => {
+                let done = shared.keys.invalidate_locally(self.attributes.pd, key);
+                self.sq.next += 1;
+                match done {
+                    Ok(()) => {
+                        self.settle_entry(position, Progress::Done(WcStatus::Success));
+                        self.complete_sends(shared);
+                    }
+                    Err(_) => self.fail_request(position, WcStatus::LocalProtection, shared),
+                }
+                Step::Again
+            }
+        }
+    }
+
+    fn settle_entry(&mut self, position: Position, progress: Progress) {
+        if let Some(entry) = self.sq.get_mut(position) {
+            entry.progress = progress;
+        }
+    }
+
+    /// A request cannot be executed: it fails, and takes the stream with it (RFC 5040 section 7.1, case 1).
+    fn fail_request(&mut self, position: Position, status: WcStatus, shared: &mut Shared) {
+        self.settle_entry(position, Progress::Done(status));
+        self.fail(StreamError::Rdmap(RdmapError::LocalCatastrophic), None, shared);
+    }
+
+    /// The next segment of a Send or RDMA Write.
+    fn send_segment(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
+        let Some(Current::Request { position, sent }) = self.tx.current else { return Step::Again };
+        let Some(entry) = self.sq.get(position) else { return Step::Again };
+        let header_bytes = match entry.operation {
+            Operation::Write { .. } => TAGGED_BYTES,
+            _ => UNTAGGED_BYTES,
+        };
+        let Some(n) = segment_bytes(out, header_bytes, entry.len - sent) else {
+            return Step::Pulled(Pulled::Nothing);
+        };
+        let last = sent + n == entry.len;
+        let (user, skip) = (self.user(), u64::from(sent));
+        if let Some(bytes) = self.sq.inline(entry) {
+            self.put_header(entry, sent, last, out);
+            out.put(bytes.get(sent as usize..(sent + n) as usize).unwrap_or_default());
+        } else if let Ok(mut stretches) =
+            Stretches::open(&shared.keys, user, Access::empty(), &entry.payload, skip, u64::from(n))
+        {
+            self.put_header(entry, sent, last, out);
+            out.fill(n as usize, |_, space| stretches.read(space));
+        } else {
+            self.fail_request(position, WcStatus::LocalProtection, shared);
+            return Step::Again;
+        }
+        if last {
+            if header_bytes == UNTAGGED_BYTES {
+                self.tx.send_msn = self.tx.send_msn.next();
+            }
+            self.tx.current = None;
+            self.sq.next = position + 1;
+            self.settle_entry(position, Progress::Sent(out.end()));
+        } else {
+            self.tx.current = Some(Current::Request { position, sent: sent + n });
+        }
+        Step::Pulled(Pulled::Ulpdu)
+    }
+
+    /// Writes the DDP header of the segment that begins at byte `sent` of a Send or RDMA Write.
+    fn put_header(&self, entry: &Entry, sent: u32, last: bool, out: &mut UlpduWriter<'_, '_>) {
+        match entry.operation {
+            Operation::Write { remote } => {
+                let control = Control { message: MessageType::Write }.byte();
+                let to = remote.offset.wrapping_add(u64::from(sent));
+                out.put(&Tagged { last, control, stag: remote.key, to }.to_bytes());
+            }
+            operation => {
+                let (invalidate, word) = match operation {
+                    Operation::Send { invalidate: Some(stag) } => (true, stag.value()),
+                    _ => (false, 0),
+                };
+                let message =
+                    MessageType::Send { invalidate, solicited: entry.flags.contains(SendFlags::SOLICITED) };
+                let header = untagged(message, word, Queue::Send, self.tx.send_msn);
+                out.put(&Untagged { last, mo: sent, ..header }.to_bytes());
+            }
+        }
+    }
+
+    fn send_immediate(&mut self, position: Position, data: [u8; 8], out: &mut UlpduWriter<'_, '_>) -> Step {
+        let solicited = self.sq.get(position).is_some_and(|e| e.flags.contains(SendFlags::SOLICITED));
+        let header = untagged(MessageType::Immediate { solicited }, 0, Queue::Send, self.tx.send_msn);
+        if !put_whole(out, &header, &data) {
+            return Step::Pulled(Pulled::Nothing);
+        }
+        self.tx.send_msn = self.tx.send_msn.next();
+        self.sq.next = position + 1;
+        self.settle_entry(position, Progress::Sent(out.end()));
+        Step::Pulled(Pulled::Ulpdu)
+    }
+
+    fn ask_to_read(&mut self, position: Position, remote: Remote, out: &mut UlpduWriter<'_, '_>) -> Step {
+        let Some(entry) = self.sq.get(position) else { return Step::Again };
+        let sink = entry.payload.first().copied().unwrap_or_default();
+        let request = ReadRequest {
+            sink_stag: sink.key,
+            sink_to: sink.offset,
+            len: entry.len,
+            source_stag: remote.key,
+            source_to: remote.offset,
+        };
+        if !self.put_request(MessageType::ReadRequest, &request.to_bytes(), out) {
+            return Step::Pulled(Pulled::Nothing);
+        }
+        self.asked(Some(position), AskedKind::read(&request));
+        Step::Pulled(Pulled::Ulpdu)
+    }
+
+    fn ask_atomic(
+        &mut self,
+        position: Position,
+        remote: Remote,
+        operation: AtomicOperation,
+        out: &mut UlpduWriter<'_, '_>,
+    ) -> Step {
+        let id = self.tx.next_atomic_id;
+        let request = AtomicRequest { operation, id, stag: remote.key, to: remote.offset };
+        if !self.put_request(MessageType::AtomicRequest, &request.to_bytes(), out) {
+            return Step::Pulled(Pulled::Nothing);
+        }
+        self.tx.next_atomic_id = id.wrapping_add(1);
+        self.asked(Some(position), AskedKind::Atomic { id });
+        Step::Pulled(Pulled::Ulpdu)
+    }
+
+    /// Writes a message for the peer's request queue.
+    fn put_request(&mut self, message: MessageType, body: &[u8], out: &mut UlpduWriter<'_, '_>) -> bool {
+        let written = put_whole(out, &untagged(message, 0, Queue::Request, self.tx.request_msn), body);
+        if written {
+            self.tx.request_msn = self.tx.request_msn.next();
+        }
+        written
+    }
+
+    fn asked(&mut self, position: Option<Position>, kind: AskedKind) {
+        self.rx.asked.push_back(Asked { position, kind });
+        if let Some(position) = position {
+            self.sq.next = position + 1;
+            self.settle_entry(position, Progress::Asked);
+        }
+    }
+
+    /// The ready-to-receive message of peer-to-peer mode (RFC 6581 section 9.2).
+    fn send_rtr(&mut self, rtr: Rtr, out: &mut UlpduWriter<'_, '_>) -> Pulled {
+        let written = match rtr {
+            Rtr::EmptyFpdu => true,
+            Rtr::Send => {
+                let message = MessageType::Send { invalidate: false, solicited: false };
+                let written = put_whole(out, &untagged(message, 0, Queue::Send, self.tx.send_msn), &[]);
+                self.tx.send_msn = if written { self.tx.send_msn.next() } else { self.tx.send_msn };
+                written
+            }
+            Rtr::Write => {
+                let control = Control { message: MessageType::Write }.byte();
+                let header = Tagged { last: true, control, stag: RTR_STAG, to: 0 };
+                out.room() >= TAGGED_BYTES && {
+                    out.put(&header.to_bytes());
+                    true
+                }
+            }
+            Rtr::Read => {
+                let request = ReadRequest {
+                    sink_stag: RTR_STAG,
+                    sink_to: 0,
+                    len: 0,
+                    source_stag: RTR_STAG,
+                    source_to: 0,
+                };
+                let written = self.put_request(MessageType::ReadRequest, &request.to_bytes(), out);
+                if written {
+                    self.asked(None, AskedKind::read(&request));
+                }
+                written
+            }
+        };
+        if !written {
+            return Pulled::Nothing;
+        }
+        self.tx.rtr = None;
+        Pulled::Ulpdu
+    }
+
+    /// Begins to answer the peer's oldest request.
+    fn begin_answer(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
+        match self.tx.to_answer.front() {
+            Some(&ToAnswer::Atomic { request, context }) => {
+                self.answer_atomic(&request, context, shared, out)
+            }
+            Some(ToAnswer::Read { .. }) => {
+                self.tx.current = Some(Current::Response);
+                Step::Again
+            }
+            None => Step::Again,
+        }
+    }
+
+    /// The next segment of a Read Response. The source is checked for each: it may be deregistered any time.
+    fn answer_segment(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
+        let Some(&ToAnswer::Read { request, sent, context }) = self.tx.to_answer.front() else {
+            self.tx.current = None;
+            return Step::Again;
+        };
+        let rest = request.advanced(sent);
+        let Some(n) = segment_bytes(out, TAGGED_BYTES, rest.len) else {
+            return Step::Pulled(Pulled::Nothing);
+        };
+        let last = n == rest.len;
+        let control = Control { message: MessageType::ReadResponse }.byte();
+        let header = Tagged { last, control, stag: rest.sink_stag, to: rest.sink_to };
+        if request.len == 0 {
+            out.put(&header.to_bytes());
+        } else {
+            match shared.keys.open(
+                self.user(),
+                rest.source_stag,
+                Access::REMOTE_READ,
+                rest.source_to,
+                u64::from(n),
+            ) {
+                Ok((memory, offset)) => {
+                    out.put(&header.to_bytes());
+                    let mut stretches = Stretches::one(memory, offset, n as usize);
+                    out.fill(n as usize, |_, space| stretches.read(space));
+                }
+                Err(error) => {
+                    let context = Context { request: Some(rest), ..context };
+                    self.fail(RdmapError::from(error).into(), Some(context), shared);
+                    return Step::Again;
+                }
+            }
+        }
+        if last {
+            self.tx.to_answer.pop_front();
+            self.tx.current = None;
+        } else if let Some(ToAnswer::Read { sent, .. }) = self.tx.to_answer.front_mut() {
+            *sent += n;
+        }
+        Step::Pulled(Pulled::Ulpdu)
+    }
+
+    /// Does an atomic operation, once there is room for its response.
+    fn answer_atomic(
+        &mut self,
+        request: &AtomicRequest,
+        context: Context,
+        shared: &mut Shared,
+        out: &mut UlpduWriter<'_, '_>,
+    ) -> Step {
+        if out.room() < UNTAGGED_BYTES + ATOMIC_RESPONSE_BYTES {
+            self.tx.answered_last = false;
+            return Step::Pulled(Pulled::Nothing);
+        }
+        match shared.atomic(self.user(), request) {
+            Ok(original) => {
+                let response = AtomicResponse { id: request.id, original };
+                let header =
+                    untagged(MessageType::AtomicResponse, 0, Queue::AtomicResponse, self.tx.atomic_msn);
+                put_whole(out, &header, &response.to_bytes());
+                self.tx.atomic_msn = self.tx.atomic_msn.next();
+                self.tx.to_answer.pop_front();
+                Step::Pulled(Pulled::Ulpdu)
+            }
+            Err(error) => {
+                self.fail(error.into(), Some(context), shared);
+                Step::Again
+            }
+        }
+    }
+
+    /// The Terminate, after which nothing more is sent (RFC 5040 section 5.4).
+    fn send_terminate(&mut self, out: &mut UlpduWriter<'_, '_>) -> Pulled {
+        let Some(terminate) = self.tx.terminate else { return Pulled::Finish };
+        let mut body = [0; TERMINATE_MOST_BYTES];
+        let len = terminate.emit(&mut body);
+        let header = untagged(MessageType::Terminate, 0, Queue::Terminate, Msn::FIRST);
+        if !put_whole(out, &header, body.get(..len).unwrap_or_default()) {
+            return Pulled::Nothing;
+        }
+        self.tx.terminate = None;
+        self.tx.finished = true;
+        Pulled::Ulpdu
+    }
+}
+
+/// Header of an untagged message of one segment.
+fn untagged(message: MessageType, word: u32, queue: Queue, msn: Msn) -> Untagged {
+    Untagged { last: true, control: Control { message }.byte(), word, queue: queue.number(), msn, mo: 0 }
+}
+
+/// Writes a message of one segment, if it fits.
+fn put_whole(out: &mut UlpduWriter<'_, '_>, header: &Untagged, body: &[u8]) -> bool {
+    let fits = out.room() >= UNTAGGED_BYTES + body.len();
+    if fits {
+        out.put(&header.to_bytes());
+        out.put(body);
+    }
+    fits
+}
+
+/// How many of `rest` bytes of a message go into the segment that is being built; `None`: it begins better
+/// in the next one.
+fn segment_bytes(out: &UlpduWriter<'_, '_>, header_bytes: usize, rest: u32) -> Option<u32> {
+    let space = u32::try_from(out.room().checked_sub(header_bytes)?).unwrap_or(u32::MAX);
+    let whole_segment = out.room() >= out.mulpdu();
+    (rest <= space || whole_segment || space >= LEAST_CUT).then_some(rest.min(space))
+}
