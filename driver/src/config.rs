@@ -96,7 +96,8 @@ pub struct Attributes {
     pub mac: Mac,
     /// The kernel's MTU of the interface, in bytes of IP packet.
     pub mtu: u32,
-    /// What paths through this driver may use: the interface's MTU, at most [`MAX_MTU`].
+    /// What paths through this driver may use, in bytes of IP packet: the interface's MTU (less a second
+    /// VLAN tag), at most [`MAX_MTU`].
     pub path_mtu: u16,
     /// Whether the interface is up and has a carrier.
     pub up: bool,

@@ -23,6 +23,7 @@ use crate::sys::{Rings, Sizes};
 const TPID_CUSTOMER: u16 = 0x8100;
 /// EtherType of an 802.1ad tag, the outer of two.
 const TPID_SERVICE: u16 = 0x88a8;
+const VLAN_TAG_BYTES: u32 = 4;
 
 /// An open interface: the steering program is attached, every receive queue has a socket.
 ///
@@ -68,7 +69,7 @@ impl Interface {
             index: found.link.index,
             mac: found.link.mac,
             mtu: found.link.mtu,
-            path_mtu: path_mtu(found.link.mtu),
+            path_mtu: path_mtu(found.link.mtu, &found.vlans),
             up: found.link.up,
             mode,
             queues: rings.queues(),
@@ -186,7 +187,7 @@ impl Interface {
             name: self.attributes.name.clone(),
             index: self.attributes.index,
             mac: self.attributes.mac,
-            mtu: self.attributes.mtu,
+            mtu: self.attributes.path_mtu,
             vlan: vlan_tags(&self.attributes.vlans),
             queues: self.attributes.queues,
         }
@@ -200,7 +201,7 @@ impl Interface {
         }
         if link.mtu != attributes.mtu {
             attributes.mtu = link.mtu;
-            attributes.path_mtu = path_mtu(link.mtu);
+            attributes.path_mtu = path_mtu(link.mtu, &attributes.vlans);
             tell(Event::Mtu(attributes.path_mtu));
         }
         if link.mac != attributes.mac {
@@ -241,8 +242,10 @@ impl Interface {
     }
 }
 
-fn path_mtu(mtu: u32) -> u16 {
-    mtu.min(u32::from(MAX_MTU)) as u16
+/// Devices let frames exceed their MTU by one VLAN tag; the room for a second one comes from the packet.
+fn path_mtu(mtu: u32, vlans: &[u16]) -> u16 {
+    let second_tag = if vlans.len() > 1 { VLAN_TAG_BYTES } else { 0 };
+    mtu.saturating_sub(second_tag).min(u32::from(MAX_MTU)) as u16
 }
 
 fn vlan_tags(ids: &[u16]) -> VlanTags {

@@ -8,7 +8,7 @@ use xwarp_tcp::link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerE
 use crate::interface::Interface;
 use crate::sys::CHUNK_CAPACITY;
 
-/// Free chunks of a queue that are put back on its fill ring at once, rather than one by one.
+/// So many free chunks of a queue are put back on its fill ring at once; fewer wait for the next flush.
 const REFILL_BATCH: usize = 32;
 
 /// Kicks in a row, each of at most 32 frames (the kernel's budget), before others get their turn.
@@ -36,6 +36,7 @@ impl Link for Interface {
                 break;
             }
             let queue = (self.next_queue + turn) % queues;
+            self.refill(queue, 1);
             let mut bytes = 0;
             let taken = self.rings.receive(queue, room, |arrived| {
                 bytes += u64::from(arrived.bytes);
@@ -44,7 +45,6 @@ impl Link for Interface {
             self.counters.received_frames += taken.frames as u64;
             self.counters.received_bytes += bytes;
             self.counters.receive_malformed += taken.malformed as u64;
-            self.refill(queue);
         }
         self.next_queue = (self.next_queue + 1) % queues.max(1);
         batch.len() - before
@@ -57,6 +57,7 @@ impl Link for Interface {
     #[expect(clippy::needless_pass_by_value, reason = "the token ends here")]
     fn recycle(&mut self, frame: RxFrame) {
         self.rings.recycle(frame.head());
+        self.refill(frame.queue().0, REFILL_BATCH);
     }
 
     fn alloc(&mut self, len: usize) -> Option<TxFrame> {
@@ -94,7 +95,7 @@ impl Link for Interface {
         for queue in 0..self.rings.queues() {
             self.kick(queue);
             self.rings.complete(queue);
-            self.refill(queue);
+            self.refill(queue, 1);
         }
     }
 
@@ -160,8 +161,9 @@ impl Interface {
         }
     }
 
-    fn refill(&mut self, queue: u16) {
-        if self.rings.receive_free(queue) < REFILL_BATCH.min(self.sizes.receive_per_queue as usize) {
+    /// Puts the queue's free chunks on its fill ring if there are at least so many.
+    fn refill(&mut self, queue: u16, at_least: usize) {
+        if self.rings.receive_free(queue) < at_least {
             return;
         }
         self.rings.refill(queue);

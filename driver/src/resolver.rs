@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use xwarp_tcp::link::QueueId;
 use xwarp_tcp::wire::{Flow, Mac, Path, VlanTags};
 
-use crate::config::MAX_MTU;
 use crate::error::ResolveError;
 use crate::netlink::Netlink;
 use crate::netlink::neighbour::Neighbour;
@@ -24,7 +23,8 @@ pub(crate) struct Facts {
     pub name: String,
     pub index: u32,
     pub mac: Mac,
-    pub mtu: u32,
+    /// What our paths may use.
+    pub mtu: u16,
     pub vlan: VlanTags,
     pub queues: u16,
 }
@@ -98,8 +98,9 @@ impl Resolver {
                 });
             }
         };
-        let mtu = answer.mtu.unwrap_or(self.facts.mtu).min(self.facts.mtu).clamp(MIN_MTU, u32::from(MAX_MTU));
-        Ok(Route { destination, source, next_hop: answer.gateway.unwrap_or(destination), mtu: mtu as u16 })
+        let ours = u32::from(self.facts.mtu);
+        let mtu = answer.mtu.unwrap_or(ours).min(ours).max(MIN_MTU) as u16;
+        Ok(Route { destination, source, next_hop: answer.gateway.unwrap_or(destination), mtu })
     }
 
     fn check_addresses(&self, destination: IpAddr, source: Option<IpAddr>) -> Result<(), ResolveError> {

@@ -3,7 +3,7 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use libbpf_rs::libbpf_sys;
 use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo, ProgInfoIter};
@@ -114,10 +114,16 @@ fn detach_foreign(program: BorrowedFd<'_>, ifindex: u32, there: &Attached) -> io
     Xdp::new(program).detach(index, flags).map_err(|error| system(&error))
 }
 
-#[expect(unsafe_code, reason = "libbpf-rs detaches only links that it made")]
+#[expect(unsafe_code, reason = "libbpf-rs looks up no links by id")]
 fn detach_link(id: u32) -> io::Result<()> {
     // SAFETY: takes and returns plain numbers.
     let link = owned(unsafe { libbpf_sys::bpf_link_get_fd_by_id(id) })?;
+    detach(link.as_fd())
+}
+
+/// Takes a link's program off its interface at once, whoever else holds the link.
+#[expect(unsafe_code, reason = "libbpf-rs detaches only links that it made")]
+pub(crate) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: `link` is an open descriptor for the whole call.
     match unsafe { libbpf_sys::bpf_link_detach(link.as_raw_fd()) } {
         0.. => Ok(()),

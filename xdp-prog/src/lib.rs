@@ -123,7 +123,11 @@ impl SteeringProgram {
 
     /// Detaches the program; frames go to the kernel again.
     pub fn detach(&mut self) {
-        self.link = None;
+        if let Some(link) = self.link.take() {
+            // Closing the descriptor would do, but for a process that is forking just now: its child holds
+            // a copy for a moment. Should this fail, closing is what is left.
+            let _ = attach::detach(link.as_fd());
+        }
     }
 
     /// The kernel's id of the program, 0 when the kernel does not tell.
@@ -172,6 +176,12 @@ impl SteeringProgram {
     /// How many frames went where, summed over all CPUs since the program was loaded.
     pub fn counters(&self) -> Result<ProgramCounters, ProgramError> {
         counters::read(&self.counters).map_err(ProgramError::new("reading the program's counters"))
+    }
+}
+
+impl Drop for SteeringProgram {
+    fn drop(&mut self) {
+        self.detach();
     }
 }
 
