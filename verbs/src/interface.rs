@@ -13,7 +13,7 @@ use std::{
 
 use xwarp_tcp::{
     link::{Link, QueueId},
-    wire::{Mac, VlanTags},
+    wire::{Flow, Mac, Path, VlanTags},
 };
 
 /// How frames cross between the network and us.
@@ -88,7 +88,7 @@ pub enum InterfaceChange {
     Removed,
 }
 
-/// The way to a peer: everything of a [`Path`](xwarp_tcp::wire::Path) but the ports.
+/// The way to a peer: everything of a [`Path`] but the ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
     /// Our address towards it.
@@ -101,8 +101,22 @@ pub struct Route {
     pub vlan: VlanTags,
     /// Largest IP packet on the way, in bytes.
     pub mtu: u16,
-    /// Queue on which the frames leave.
-    pub queue: QueueId,
+    /// Queues on which frames may leave: a connection takes one by its ports.
+    pub queues: u16,
+}
+
+impl Route {
+    /// The path of the connection from `port` to `peer`.
+    pub fn path(&self, port: u16, peer: SocketAddr) -> Path {
+        Path {
+            flow: Flow { local: SocketAddr::new(self.source, port), remote: peer },
+            source_mac: self.source_mac,
+            next_hop_mac: self.next_hop_mac,
+            vlan: self.vlan,
+            mtu: self.mtu,
+            queue: QueueId((port ^ peer.port()) % self.queues.max(1)),
+        }
+    }
 }
 
 /// Why there is no route.
@@ -173,9 +187,4 @@ pub trait Interface: Link {
 
     /// Tells every counter of the interface by its stable name.
     fn counters(&self, tell: &mut dyn FnMut(&'static str, u64));
-}
-
-/// The text form of a socket address that may be a wildcard.
-pub(crate) fn socket_address(address: Option<IpAddr>, port: u16) -> SocketAddr {
-    SocketAddr::new(address.unwrap_or(IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED)), port)
 }

@@ -122,7 +122,7 @@ impl Resolver for SimResolver {
             next_hop_mac: mac(peer),
             vlan: VlanTags::default(),
             mtu: self.mtu,
-            queue: QueueId(0),
+            queues: 1,
         })
     }
 

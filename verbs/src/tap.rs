@@ -95,7 +95,7 @@ impl Recorder {
             options: vec![EnhancedPacketOption::Flags(direction)],
         })?;
         if now.duration_since(self.flushed).is_ok_and(|d| d > FLUSH_EVERY) {
-            self.file.get_mut().flush()?;
+            self.file.get_mut().flush().map_err(PcapError::IoError)?;
             self.flushed = now;
         }
         Ok(())

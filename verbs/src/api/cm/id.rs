@@ -1,0 +1,353 @@
+//! [`CmId`]: one end of a connection on its way through the connection manager's steps.
+
+use std::{
+    fmt, io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use xwarp_tcp::{mpa::AcceptParams, time::Instant};
+
+use super::{
+    AcceptOptions, ChannelQueue, CmError, ConnectOptions, EventChannel, ListenOptions,
+    channel::{Event, EventKind, Queued},
+    table::{CmKey, Entry, Phase},
+};
+use crate::{
+    api::{
+        device::{Device, DeviceInner},
+        queue_pair::QueuePair,
+        shared::State,
+    },
+    engine::ConnectParams,
+    interface::{PortReservation, Route, RouteError},
+};
+
+/// How long one request to the resolver may take: a device that is being closed waits for it.
+const RESOLVE_SLICE: Duration = Duration::from_millis(50);
+
+/// An identifier of the connection manager (`rdma_cm_id`).
+///
+/// Dropping it ends what it stands for: a listener stops, a request is rejected, a connection is
+/// disconnected in order.
+pub struct CmId {
+    device: Device,
+    channel: Arc<ChannelQueue>,
+    key: CmKey,
+}
+
+impl fmt::Debug for CmId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CmId").field(&self.key).finish()
+    }
+}
+
+impl CmId {
+    /// A new identifier whose events come on `channel`.
+    pub fn new(device: &Device, channel: &EventChannel) -> Self {
+        let entry = Entry::new(&channel.0);
+        let key = device.shared().with(|state, _| state.cm.insert(entry));
+        Self { device: device.clone(), channel: Arc::clone(&channel.0), key }
+    }
+
+    /// The handle to an identifier that the engine made.
+    pub(super) fn adopt(device: Arc<DeviceInner>, channel: &EventChannel, key: CmKey) -> Self {
+        Self { device: Device::from_inner(device), channel: Arc::clone(&channel.0), key }
+    }
+
+    /// Its name in events.
+    pub fn key(&self) -> CmKey {
+        self.key
+    }
+
+    /// From now on its events come on another channel, also those that wait already.
+    pub fn migrate(&mut self, channel: &EventChannel) {
+        let old = std::mem::replace(&mut self.channel, Arc::clone(&channel.0));
+        self.device.shared().with(|state, _| {
+            if let Some(entry) = state.cm.entries.get_mut(&self.key) {
+                entry.channel = Arc::clone(&channel.0);
+                old.hand_over(self.key, &channel.0);
+            }
+        });
+    }
+
+    /// The device it belongs to.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Our address, as far as it is known.
+    pub fn local_address(&self) -> Option<SocketAddr> {
+        self.entry(|entry| entry.local)
+    }
+
+    /// The peer's address, as far as it is known.
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        self.entry(|entry| entry.peer)
+    }
+
+    fn entry<R>(&self, f: impl FnOnce(&Entry) -> Option<R>) -> Option<R> {
+        self.device.shared().look(|state| state.cm.entries.get(&self.key).and_then(f))
+    }
+
+    /// Runs `f` on this identifier's entry when `fits` says that the call belongs here.
+    fn step<R>(
+        &self,
+        call: &'static str,
+        fits: impl FnOnce(&Phase) -> bool,
+        f: impl FnOnce(&mut State, Instant) -> Result<R, CmError>,
+    ) -> Result<R, CmError> {
+        self.device.shared().with(|state, now| {
+            let entry = state.cm.entries.get(&self.key).ok_or(CmError::Phase { call, phase: "gone" })?;
+            if !fits(&entry.phase) {
+                return Err(entry.wrong_phase(call));
+            }
+            f(state, now)
+        })
+    }
+
+    fn change(&self, f: impl FnOnce(&mut Entry)) {
+        self.device.shared().with(|state, _| state.cm.entries.get_mut(&self.key).map(f));
+    }
+
+    fn reserve(&self, address: SocketAddr) -> Result<Arc<PortReservation>, CmError> {
+        let shared = self.device.shared();
+        let ports = shared.look(|state| Arc::clone(&state.cm.ports));
+        ports.reserve(&*shared.resolver, address).map_err(|source| CmError::Bind { address, source })
+    }
+
+    /// Takes a local address and port. The address may be a wildcard, which stands for every address of
+    /// the interface in both families; port 0 is any free one.
+    pub fn bind(&self, address: SocketAddr) -> Result<(), CmError> {
+        let port = self.reserve(address)?;
+        self.step(
+            "bind",
+            |p| matches!(p, Phase::Idle),
+            |state, _| {
+                if let Some(entry) = state.cm.entries.get_mut(&self.key) {
+                    entry.local = Some(SocketAddr::new(address.ip(), port.port));
+                    entry.port = Some(port);
+                }
+                Ok(())
+            },
+        )
+    }
+
+    /// Finds the way to `peer`, from the bound address if there is one: [`EventKind::AddressResolved`], or
+    /// [`EventKind::AddressError`] at the latest after `limit`.
+    pub fn resolve_address(&self, peer: SocketAddr, limit: Duration) -> Result<(), CmError> {
+        let source = self.step(
+            "resolve_address",
+            |p| matches!(p, Phase::Idle),
+            |state, _| {
+                let Some(entry) = state.cm.entries.get_mut(&self.key) else { return Ok(None) };
+                entry.phase = Phase::Resolving;
+                entry.peer = Some(peer);
+                Ok(entry.local.map(|a| a.ip()).filter(|ip| !ip.is_unspecified()))
+            },
+        )?;
+        let shared = self.device.shared();
+        match shared.resolver.resolve(peer.ip(), source, Duration::ZERO) {
+            Err(RouteError::TimedOut(_)) if !limit.is_zero() => self.resolve_later(peer, source, limit)?,
+            answer => self.device.shared().with(|state, _| state.resolved(self.key, answer)),
+        }
+        Ok(())
+    }
+
+    /// The next hop must be asked for: a thread of its own waits for it.
+    fn resolve_later(&self, peer: SocketAddr, source: Option<IpAddr>, limit: Duration) -> io::Result<()> {
+        let key = self.key;
+        self.device.spawn_resolver(move |shared| {
+            let end = shared.clock.now() + limit;
+            let answer = loop {
+                let left = end.since(shared.clock.now());
+                let answer = shared.resolver.resolve(peer.ip(), source, left.min(RESOLVE_SLICE));
+                if !matches!(answer, Err(RouteError::TimedOut(_)))
+                    || left <= RESOLVE_SLICE
+                    || shared.stopping()
+                {
+                    break answer;
+                }
+            };
+            shared.with(|state, _| state.resolved(key, answer));
+        })
+    }
+
+    /// A step without work of its own: with iWARP the route is known with the address.
+    /// [`EventKind::RouteResolved`] follows.
+    pub fn resolve_route(&self) -> Result<(), CmError> {
+        self.step(
+            "resolve_route",
+            |p| matches!(p, Phase::AddressResolved(_)),
+            |state, _| {
+                let Some(entry) = state.cm.entries.get_mut(&self.key) else { return Ok(()) };
+                if let Phase::AddressResolved(route) = entry.phase {
+                    entry.phase = Phase::RouteResolved(route);
+                    entry.channel.push(Queued::Plain(Event { id: self.key, kind: EventKind::RouteResolved }));
+                }
+                Ok(())
+            },
+        )
+    }
+
+    /// Connects `qp` to the resolved peer: [`EventKind::Established`], or one that says why not.
+    pub fn connect(&self, qp: &QueuePair, options: ConnectOptions) -> Result<(), CmError> {
+        self.same_device(qp)?;
+        let bound = self.entry(|e| e.port.as_ref().map(|_| ())).is_some();
+        let route = self.entry(|e| match e.phase {
+            Phase::RouteResolved(route) => Some(route),
+            _ => None,
+        });
+        if !bound && let Some(route) = route {
+            let port = self.reserve(SocketAddr::new(route.source, 0))?;
+            self.change(|entry| entry.port = Some(port));
+        }
+        let qp = qp.id();
+        self.step(
+            "connect",
+            |p| matches!(p, Phase::RouteResolved(_)),
+            |state, now| {
+                let State { cm, engine, link, .. } = state;
+                let Some(entry) = cm.entries.get(&self.key) else { return Ok(()) };
+                let (Phase::RouteResolved(route), Some(peer), Some(port)) =
+                    (&entry.phase, entry.peer, &entry.port)
+                else {
+                    return Err(entry.wrong_phase("connect"));
+                };
+                let path = route.path(port.port, peer);
+                let ConnectOptions { private_data, ird, ord, mpa } = options;
+                engine.connect(now, &mut **link, qp, path, ConnectParams { ird, ord, private_data, mpa })?;
+                let port = Arc::clone(port);
+                if let Some(entry) = cm.entries.get_mut(&self.key) {
+                    entry.local = Some(path.flow.local);
+                }
+                cm.connecting(self.key, qp, Some(port));
+                Ok(())
+            },
+        )
+    }
+
+    /// Takes connections to the bound address: [`EventKind::ConnectRequest`] for each.
+    pub fn listen(&self, options: ListenOptions) -> Result<(), CmError> {
+        self.step(
+            "listen",
+            |p| matches!(p, Phase::Idle),
+            |state, _| {
+                let State { cm, engine, link, .. } = state;
+                let Some(local) = cm.entries.get(&self.key).and_then(|e| e.local) else {
+                    return Err(CmError::Phase { call: "listen", phase: "not bound" });
+                };
+                let ip = Some(local.ip()).filter(|ip| !ip.is_unspecified());
+                let mtu = link.attributes().mtu;
+                let listener =
+                    engine.listen(&mut **link, ip, local.port(), options.backlog, mtu, options.mpa)?;
+                cm.listening(self.key, listener);
+                Ok(())
+            },
+        )
+    }
+
+    /// Accepts a request for `qp`: [`EventKind::Established`], or [`EventKind::ConnectError`].
+    pub fn accept(&self, qp: &QueuePair, options: AcceptOptions) -> Result<(), CmError> {
+        self.same_device(qp)?;
+        let qp = qp.id();
+        self.step(
+            "accept",
+            |p| matches!(p, Phase::Requested(_)),
+            |state, now| {
+                let State { cm, engine, .. } = state;
+                let Some(entry) = cm.entries.get(&self.key) else { return Ok(()) };
+                let Phase::Requested(request) = entry.phase else { return Err(entry.wrong_phase("accept")) };
+                let AcceptOptions { private_data, ird, ord } = options;
+                engine.accept(now, request, qp, AcceptParams { ird, ord, private_data })?;
+                let port = entry.port.clone();
+                cm.answered(request);
+                cm.connecting(self.key, qp, port);
+                Ok(())
+            },
+        )
+    }
+
+    /// Refuses a request, with bytes for the initiator's application.
+    pub fn reject(&self, private_data: &[u8]) -> Result<(), CmError> {
+        self.step(
+            "reject",
+            |p| matches!(p, Phase::Requested(_)),
+            |state, now| {
+                let State { cm, engine, .. } = state;
+                let Some(entry) = cm.entries.get_mut(&self.key) else { return Ok(()) };
+                let Phase::Requested(request) = entry.phase else { return Err(entry.wrong_phase("reject")) };
+                engine.reject(now, request, private_data)?;
+                entry.phase = Phase::Disconnected;
+                cm.answered(request);
+                Ok(())
+            },
+        )
+    }
+
+    /// Closes the connection in order: work that was posted is still sent, then the peer learns of it.
+    /// [`EventKind::Disconnected`] and [`EventKind::Closed`] follow. Not an error when it is closed already.
+    pub fn disconnect(&self) -> Result<(), CmError> {
+        let connected =
+            |p: &Phase| matches!(p, Phase::Connecting(_) | Phase::Connected(_) | Phase::Disconnected);
+        self.step("disconnect", connected, |state, _| {
+            let State { cm, engine, .. } = state;
+            if let Some(Phase::Connecting(qp) | Phase::Connected(qp)) =
+                cm.entries.get(&self.key).map(|e| &e.phase)
+            {
+                engine.disconnect(*qp)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn same_device(&self, qp: &QueuePair) -> Result<(), CmError> {
+        if self.device.is(qp.device()) { Ok(()) } else { Err(CmError::OtherDevice) }
+    }
+}
+
+impl Drop for CmId {
+    fn drop(&mut self) {
+        self.device.shared().with(|state, now| {
+            let State { cm, engine, link, .. } = state;
+            let Some(entry) = cm.remove(self.key) else { return };
+            match entry.phase {
+                Phase::Listening(listener) => {
+                    engine.unlisten(&mut **link, listener);
+                    for key in self.channel.take_requests(self.key) {
+                        if let Some(Entry { phase: Phase::Requested(request), .. }) = cm.remove(key) {
+                            drop(engine.reject(now, request, &[]));
+                        }
+                    }
+                }
+                Phase::Requested(request) => drop(engine.reject(now, request, &[])),
+                Phase::Connecting(qp) | Phase::Connected(qp) => {
+                    drop(engine.disconnect(qp));
+                }
+                _ => {}
+            }
+        });
+        self.channel.forget(self.key);
+    }
+}
+
+impl State {
+    /// The resolver's answer for an identifier, unless it is gone by now.
+    fn resolved(&mut self, key: CmKey, answer: Result<Route, RouteError>) {
+        let Some(entry) = self.cm.entries.get_mut(&key) else { return };
+        let kind = match answer {
+            Ok(route) => {
+                entry.phase = Phase::AddressResolved(route);
+                let port = entry.port.as_ref().map_or(0, |p| p.port);
+                entry.local = Some(SocketAddr::new(route.source, port));
+                EventKind::AddressResolved
+            }
+            Err(error) => {
+                entry.phase = Phase::Idle;
+                EventKind::AddressError(error)
+            }
+        };
+        entry.channel.push(Queued::Plain(Event { id: key, kind }));
+    }
+}

@@ -1,0 +1,46 @@
+//! TCP ports of one device: reserved in the kernel once, shared by the connections and listeners that use
+//! the same one (an accepted connection outlives its listener, and a new listener may take the port again).
+
+use std::{
+    collections::HashMap,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use crate::interface::{PortReservation, Resolver};
+
+/// A local address: `None` is the wildcard.
+type Key = (Option<IpAddr>, u16);
+
+/// Entries beyond which dead ones are looked for.
+const SWEEP_AT: usize = 1024;
+
+#[derive(Default)]
+pub(crate) struct Ports {
+    held: Mutex<HashMap<Key, Weak<PortReservation>>>,
+}
+
+impl Ports {
+    /// The port of `address`, newly reserved or one that we hold already; port 0 is any free one.
+    pub(crate) fn reserve(
+        &self,
+        resolver: &dyn Resolver,
+        address: SocketAddr,
+    ) -> io::Result<Arc<PortReservation>> {
+        let ip = Some(address.ip()).filter(|ip| !ip.is_unspecified());
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        // The wildcard's reservation covers each address.
+        for key in [(ip, address.port()), (None, address.port())] {
+            if let Some(port) = held.get(&key).and_then(Weak::upgrade) {
+                return Ok(port);
+            }
+        }
+        let port = Arc::new(resolver.reserve_port(ip, address.port())?);
+        if held.len() >= SWEEP_AT {
+            held.retain(|_, port| port.strong_count() > 0);
+        }
+        held.insert((ip, port.port), Arc::downgrade(&port));
+        Ok(port)
+    }
+}

@@ -1,0 +1,288 @@
+//! Where each identifier stands, and what the engine's events mean to it. Part of what the engine's lock
+//! protects; the identifiers that applications hold are keys into it.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    net::SocketAddr,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use xwarp_tcp::{
+    time::Instant,
+    ulp::{CloseReason, ListenerId},
+};
+
+use super::{
+    ChannelQueue, CmError, Ports,
+    channel::{Event, EventKind, Queued},
+};
+use crate::{
+    api::{device::DeviceInner, shared::State},
+    interface::{PortReservation, Route},
+    rnic::{self, CmEvent, QpId, RequestId},
+};
+
+/// The name of an identifier, in events: never used twice in the life of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CmKey(u64);
+
+/// Where an identifier stands.
+#[derive(Debug, Clone)]
+pub(super) enum Phase {
+    Idle,
+    Resolving,
+    AddressResolved(Route),
+    RouteResolved(Route),
+    Listening(ListenerId),
+    Requested(RequestId),
+    Connecting(QpId),
+    Connected(QpId),
+    Disconnected,
+}
+
+impl Phase {
+    /// For error messages.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Resolving => "resolving",
+            Self::AddressResolved(_) => "resolved, without its route",
+            Self::RouteResolved(_) => "resolved",
+            Self::Listening(_) => "listening",
+            Self::Requested(_) => "waiting to be accepted",
+            Self::Connecting(_) => "connecting",
+            Self::Connected(_) => "connected",
+            Self::Disconnected => "disconnected",
+        }
+    }
+}
+
+pub(super) struct Entry {
+    pub(super) channel: Arc<ChannelQueue>,
+    pub(super) phase: Phase,
+    pub(super) local: Option<SocketAddr>,
+    pub(super) peer: Option<SocketAddr>,
+    pub(super) port: Option<Arc<PortReservation>>,
+}
+
+impl Entry {
+    pub(super) fn new(channel: &Arc<ChannelQueue>) -> Self {
+        Self { channel: Arc::clone(channel), phase: Phase::Idle, local: None, peer: None, port: None }
+    }
+
+    /// The refusal of a call that does not fit here.
+    pub(super) fn wrong_phase(&self, call: &'static str) -> CmError {
+        CmError::Phase { call, phase: self.phase.name() }
+    }
+}
+
+/// All identifiers of a device.
+pub(crate) struct CmTable {
+    pub(super) entries: HashMap<CmKey, Entry>,
+    next: u64,
+    device: Weak<DeviceInner>,
+    pub(super) ports: Arc<Ports>,
+    /// Which identifier a queue pair's events are for.
+    by_qp: HashMap<QpId, CmKey>,
+    by_listener: HashMap<ListenerId, CmKey>,
+    by_request: HashMap<RequestId, CmKey>,
+    /// Ports of connections, until nothing is left of them.
+    in_use: HashMap<QpId, Arc<PortReservation>>,
+    /// Ports of connections in TIME-WAIT, by when that ends.
+    resting: VecDeque<(Instant, Arc<PortReservation>)>,
+    time_wait: Duration,
+}
+
+impl CmTable {
+    pub(crate) fn new(time_wait: Duration) -> Self {
+        Self {
+            entries: HashMap::new(),
+            next: 0,
+            device: Weak::new(),
+            ports: Arc::default(),
+            by_qp: HashMap::new(),
+            by_listener: HashMap::new(),
+            by_request: HashMap::new(),
+            in_use: HashMap::new(),
+            resting: VecDeque::new(),
+            time_wait,
+        }
+    }
+
+    /// Names the device that new identifiers keep open.
+    pub(crate) fn belongs_to(&mut self, device: Weak<DeviceInner>) {
+        self.device = device;
+    }
+
+    pub(super) fn insert(&mut self, entry: Entry) -> CmKey {
+        let key = CmKey(self.next);
+        self.next += 1;
+        self.entries.insert(key, entry);
+        key
+    }
+
+    fn tell(&self, id: CmKey, kind: EventKind) {
+        if let Some(entry) = self.entries.get(&id) {
+            entry.channel.push(Queued::Plain(Event { id, kind }));
+        }
+    }
+
+    /// The identifier of a queue pair's event moves on, and its owner is told.
+    fn advance(&mut self, qp: QpId, phase: Phase, kind: EventKind) {
+        let Some(&key) = self.by_qp.get(&qp) else { return };
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.phase = phase;
+        }
+        self.tell(key, kind);
+    }
+
+    pub(super) fn connecting(&mut self, key: CmKey, qp: QpId, port: Option<Arc<PortReservation>>) {
+        self.by_qp.insert(qp, key);
+        if let Some(port) = port {
+            self.in_use.insert(qp, port);
+        }
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.phase = Phase::Connecting(qp);
+        }
+    }
+
+    pub(super) fn listening(&mut self, key: CmKey, listener: ListenerId) {
+        self.by_listener.insert(listener, key);
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.phase = Phase::Listening(listener);
+        }
+    }
+
+    pub(super) fn answered(&mut self, request: RequestId) {
+        self.by_request.remove(&request);
+    }
+
+    /// Forgets an identifier; returns what it was.
+    pub(super) fn remove(&mut self, key: CmKey) -> Option<Entry> {
+        let entry = self.entries.remove(&key)?;
+        match entry.phase {
+            Phase::Listening(listener) => drop(self.by_listener.remove(&listener)),
+            Phase::Requested(request) => self.answered(request),
+            Phase::Connecting(qp) | Phase::Connected(qp) => drop(self.by_qp.remove(&qp)),
+            _ => {}
+        }
+        self.by_qp.retain(|_, k| *k != key);
+        entry.channel.forget(key);
+        Some(entry)
+    }
+
+    /// A queue pair is gone, and with it whatever its connection may still say.
+    pub(crate) fn queue_pair_gone(&mut self, now: Instant, qp: QpId) {
+        self.release_port(now, qp);
+        if let Some(key) = self.by_qp.remove(&qp)
+            && let Some(entry) = self.entries.get_mut(&key)
+            && matches!(entry.phase, Phase::Connecting(_) | Phase::Connected(_))
+        {
+            entry.phase = Phase::Disconnected;
+        }
+    }
+
+    /// The connection of `qp` is over: its port rests for as long as TIME-WAIT may last.
+    fn release_port(&mut self, now: Instant, qp: QpId) {
+        while self.resting.front().is_some_and(|(until, _)| *until <= now) {
+            self.resting.pop_front();
+        }
+        if let Some(port) = self.in_use.remove(&qp) {
+            self.resting.push_back((now + self.time_wait, port));
+        }
+    }
+
+    fn requested(
+        &mut self,
+        listener: ListenerId,
+        request: RequestId,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> Option<(CmKey, CmKey)> {
+        let listening = *self.by_listener.get(&listener)?;
+        let parent = self.entries.get(&listening)?;
+        let entry = Entry {
+            phase: Phase::Requested(request),
+            local: Some(local),
+            peer: Some(peer),
+            port: parent.port.clone(),
+            ..Entry::new(&parent.channel)
+        };
+        let key = self.insert(entry);
+        self.by_request.insert(request, key);
+        Some((listening, key))
+    }
+}
+
+impl State {
+    /// What an event of the engine means to the identifiers.
+    pub(crate) fn dispatch(&mut self, now: Instant, event: CmEvent) {
+        let cm = &mut self.cm;
+        match event {
+            CmEvent::ConnectRequest { request, listener, local, remote, private_data, ird, ord } => {
+                let Some((listening, key)) = cm.requested(listener, request, local, remote) else {
+                    // The listener is gone: nobody will answer.
+                    let _ = self.engine.reject(now, request, &[]);
+                    return;
+                };
+                let device = Weak::clone(&cm.device);
+                let Some(entry) = cm.entries.get(&key) else { return };
+                let peer = remote;
+                entry.channel.push(Queued::Request {
+                    listener: listening,
+                    device,
+                    key,
+                    private_data,
+                    ird,
+                    ord,
+                    local,
+                    peer,
+                });
+            }
+            CmEvent::RequestGone { request } => {
+                let Some(key) = cm.by_request.remove(&request) else { return };
+                if let Some(entry) = cm.entries.get_mut(&key) {
+                    entry.phase = Phase::Disconnected;
+                }
+                cm.tell(key, EventKind::RequestGone);
+            }
+            CmEvent::Established { qp, local, remote, private_data, ird, ord } => {
+                if let Some(entry) = cm.by_qp.get(&qp).and_then(|key| cm.entries.get_mut(key)) {
+                    (entry.local, entry.peer) = (Some(local), Some(remote));
+                }
+                cm.advance(qp, Phase::Connected(qp), EventKind::Established { private_data, ird, ord });
+            }
+            CmEvent::Rejected { qp, private_data } => {
+                cm.release_port(now, qp);
+                cm.advance(qp, Phase::Disconnected, EventKind::Rejected { private_data });
+            }
+            CmEvent::ConnectError { qp, reason } => {
+                cm.release_port(now, qp);
+                cm.advance(qp, Phase::Disconnected, failure(reason));
+            }
+            CmEvent::Disconnected { qp } => cm.advance(qp, Phase::Disconnected, EventKind::Disconnected),
+            CmEvent::Closed { qp, reason } => {
+                cm.release_port(now, qp);
+                cm.advance(qp, Phase::Disconnected, EventKind::Closed(reason));
+            }
+        }
+    }
+}
+
+/// The event for a connection that was not made.
+fn failure(reason: CloseReason) -> EventKind {
+    match reason {
+        CloseReason::Refused => EventKind::Refused,
+        CloseReason::Unreachable => EventKind::Unreachable,
+        CloseReason::TimedOut => EventKind::TimedOut,
+        other => EventKind::ConnectError(other),
+    }
+}
+
+/// The engine's refusal of a call, as the application sees it.
+impl From<rnic::CmError> for CmError {
+    fn from(error: rnic::CmError) -> Self {
+        Self::Engine(error)
+    }
+}

@@ -1,0 +1,30 @@
+//! The public objects, over the engine: what applications hold, and who runs the engine for them.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `device` | opening, closing, what a device is |
+//! | `shared`, `progress` | the engine's lock, the turn, the progress thread |
+//! | `protection`, `queue_pair`, `completion`, `work` | the nouns of verbs |
+//! | `cm` | the connection manager |
+//! | `async_event`, `counters` | what happened, how often |
+
+mod async_event;
+pub mod cm;
+mod completion;
+mod counters;
+mod device;
+mod progress;
+mod protection;
+mod queue_pair;
+mod shared;
+mod work;
+
+pub use self::{
+    async_event::AsyncEvents,
+    completion::{CompletionChannel, CompletionQueue},
+    counters::Counters,
+    device::{Device, DeviceAttributes, DeviceOptions, OpenError},
+    progress::Progress,
+    protection::{MemoryRegion, ProtectionDomain, RegionOptions, RegisterError},
+    queue_pair::{QueuePair, QueuePairOptions, SharedReceiveQueue},
+};
