@@ -515,6 +515,11 @@ impl<U: Ulp> Stack<U> {
         self.slots.len()
     }
 
+    /// How many connections are not over yet: those of which only TIME-WAIT is left do not count.
+    pub fn open_connections(&self) -> usize {
+        self.slots.iter().filter(|(_, slot)| !slot.told_closed).count()
+    }
+
     /// Counters of frames and connections.
     pub fn counters(&self) -> StackCounters {
         self.counters
