@@ -1,1 +1,385 @@
+//! The steering decision for every kind of frame, by running the program in the kernel on frames made
+//! here (`BPF_PROG_TEST_RUN`). Needs root.
 
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+
+use etherparse::{EtherType, IpNumber, Ipv4Header, Ipv4Options, Ipv6Header, TcpHeader};
+use libbpf_rs::ProgramInput;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+use super::*;
+
+const XDP_PASS: u32 = 2;
+const XDP_REDIRECT: u32 = 4;
+
+/// Calls `f` with the program, loaded for `vlans` with a socket on queue 0, and a way to run it: frame in,
+/// (action, names of the counters that went up by one) out.
+fn with_program(vlans: &[u16], f: impl FnOnce(&SteeringProgram, &dyn Fn(&[u8]) -> (u32, Vec<&'static str>))) {
+    let mut storage = MaybeUninit::uninit();
+    let skeleton = load_skeleton(vlans, &mut storage).unwrap();
+    let program = SteeringProgram::from_skeleton(&skeleton).unwrap();
+    let socket = socket_with(AddressFamily::from_raw(44), SocketType::RAW, SocketFlags::CLOEXEC, None).unwrap();
+    program.add_socket(0, socket.as_fd()).unwrap();
+    f(&program, &|frame| {
+        let before = program.counters().unwrap();
+        let input = ProgramInput { data_in: Some(frame), ..Default::default() };
+        let action = skeleton.progs.xwarp_steer.test_run(input).unwrap().return_value;
+        let after = program.counters().unwrap();
+        let counted = before.iter().zip(after.iter()).filter(|((_, b), (_, a))| a > b);
+        (action, counted.map(|((name, b), (_, a))| if a == b + 1 { name } else { "counted twice" }).collect())
+    });
+}
+
+fn steered(by: &'static str) -> (u32, Vec<&'static str>) {
+    (XDP_REDIRECT, vec![by])
+}
+
+fn passed(by: &'static str) -> (u32, Vec<&'static str>) {
+    (XDP_PASS, vec![by])
+}
+
+fn at(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+/// Our end and the peer's, by family.
+fn ends() -> [(SocketAddr, SocketAddr); 2] {
+    [(at("192.0.2.1:4791"), at("198.51.100.9:33000")), (at("[2001:db8::1]:4791"), at("[2001:db8:9::9]:33000"))]
+}
+
+fn ethernet(tags: &[(u16, u16)], proto: EtherType, packet: &[u8]) -> Vec<u8> {
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+    for (tpid, tci) in tags {
+        frame.extend_from_slice(&tpid.to_be_bytes());
+        frame.extend_from_slice(&tci.to_be_bytes());
+    }
+    frame.extend_from_slice(&proto.0.to_be_bytes());
+    frame.extend_from_slice(packet);
+    frame
+}
+
+fn frame(tags: &[(u16, u16)], packet: &[u8]) -> Vec<u8> {
+    let proto = if packet.first().is_some_and(|b| b >> 4 == 4) { EtherType::IPV4 } else { EtherType::IPV6 };
+    ethernet(tags, proto, packet)
+}
+
+fn packet(source: IpAddr, destination: IpAddr, protocol: IpNumber, options: &[u8], payload: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    match (source, destination) {
+        (IpAddr::V4(s), IpAddr::V4(d)) => {
+            let mut ip = Ipv4Header::new(0, 64, protocol, s.octets(), d.octets()).unwrap();
+            ip.options = Ipv4Options::try_from(options).unwrap();
+            ip.set_payload_len(payload.len()).unwrap();
+            ip.header_checksum = ip.calc_header_checksum();
+            ip.write_raw(&mut out).unwrap();
+        }
+        (IpAddr::V6(s), IpAddr::V6(d)) => {
+            let (source, destination) = (s.octets(), d.octets());
+            let payload_length = payload.len() as u16;
+            let ip = Ipv6Header { payload_length, next_header: protocol, hop_limit: 64, source, destination, ..Default::default() };
+            ip.write(&mut out).unwrap();
+        }
+        _ => panic!("addresses of two families"),
+    }
+    out.extend_from_slice(payload);
+    out
+}
+
+fn segment(source: SocketAddr, destination: SocketAddr, flags: impl FnOnce(&mut TcpHeader)) -> Vec<u8> {
+    let mut tcp = TcpHeader::new(source.port(), destination.port(), 1, 1000);
+    flags(&mut tcp);
+    let mut bytes = tcp.to_bytes().to_vec();
+    bytes.extend_from_slice(b"payload");
+    bytes
+}
+
+fn tcp(source: SocketAddr, destination: SocketAddr, flags: impl FnOnce(&mut TcpHeader)) -> Vec<u8> {
+    packet(source.ip(), destination.ip(), IpNumber::TCP, &[], &segment(source, destination, flags))
+}
+
+/// An ICMP error from a router on the way, to us.
+fn icmp(ours: SocketAddr, kind: u8, quoted: &[u8]) -> Vec<u8> {
+    let (router, protocol) = match ours.ip() {
+        IpAddr::V4(_) => (at("203.0.113.1:0").ip(), IpNumber::ICMP),
+        IpAddr::V6(_) => (at("[2001:db8:5::1]:0").ip(), IpNumber::IPV6_ICMP),
+    };
+    let message = [&[kind, 0, 0, 0, 0, 0, 5, 0], quoted].concat();
+    packet(router, ours.ip(), protocol, &[], &message)
+}
+
+fn ack(tcp: &mut TcpHeader) {
+    tcp.ack = true;
+}
+
+fn syn(tcp: &mut TcpHeader) {
+    tcp.syn = true;
+}
+
+fn syn_ack(tcp: &mut TcpHeader) {
+    (tcp.syn, tcp.ack) = (true, true);
+}
+
+fn rst(tcp: &mut TcpHeader) {
+    tcp.rst = true;
+}
+
+#[test]
+fn segments_of_a_known_connection_are_steered() {
+    for (ours, peer) in ends() {
+        with_program(&[], |program, run| {
+            let one = frame(&[], &tcp(peer, ours, ack));
+            assert_eq!(run(&one), passed("passed_tcp"), "not ours yet");
+            program.add_flow(ours, peer).unwrap();
+            for flags in [ack, syn, syn_ack, rst] {
+                assert_eq!(run(&frame(&[], &tcp(peer, ours, flags))), steered("steered_flow"));
+            }
+            assert_eq!(run(&frame(&[], &tcp(ours, peer, ack))), passed("passed_tcp"), "the other direction");
+            for (other_peer, other_ours) in [
+                (SocketAddr::new(peer.ip(), peer.port() + 1), ours),
+                (peer, SocketAddr::new(ours.ip(), ours.port() + 1)),
+                (SocketAddr::new(other_address(peer.ip()), peer.port()), ours),
+                (peer, SocketAddr::new(other_address(ours.ip()), ours.port())),
+            ] {
+                assert_eq!(run(&frame(&[], &tcp(other_peer, other_ours, ack))), passed("passed_tcp"));
+            }
+            program.remove_flow(ours, peer);
+            assert_eq!(run(&one), passed("passed_tcp"), "no longer ours");
+        });
+    }
+}
+
+fn other_address(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(v4) => IpAddr::V4((u32::from(v4) ^ 0x100).into()),
+        IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) ^ (1 << 80)).into()),
+    }
+}
+
+#[test]
+fn only_syns_to_a_listening_port_are_steered() {
+    for (ours, peer) in ends() {
+        with_program(&[], |program, run| {
+            program.add_listener(Some(ours.ip()), ours.port()).unwrap();
+            assert_eq!(run(&frame(&[], &tcp(peer, ours, syn))), steered("steered_listener"));
+            for flags in [ack, syn_ack, rst] {
+                assert_eq!(run(&frame(&[], &tcp(peer, ours, flags))), passed("passed_tcp"));
+            }
+            let elsewhere = SocketAddr::new(other_address(ours.ip()), ours.port());
+            assert_eq!(run(&frame(&[], &tcp(peer, elsewhere, syn))), passed("passed_tcp"));
+            let other_port = SocketAddr::new(ours.ip(), ours.port() + 1);
+            assert_eq!(run(&frame(&[], &tcp(peer, other_port, syn))), passed("passed_tcp"));
+            program.remove_listener(Some(ours.ip()), ours.port());
+            assert_eq!(run(&frame(&[], &tcp(peer, ours, syn))), passed("passed_tcp"));
+        });
+    }
+}
+
+/// A wildcard listener answers on the interface's addresses, not on those that this host forwards to.
+#[test]
+fn a_wildcard_listener_answers_on_our_addresses_only() {
+    for (ours, peer) in ends() {
+        for wildcard in [None, Some(at("0.0.0.0:0").ip()), Some(at("[::]:0").ip())] {
+            with_program(&[], |program, run| {
+                program.add_listener(wildcard, ours.port()).unwrap();
+                let one = frame(&[], &tcp(peer, ours, syn));
+                assert_eq!(run(&one), passed("passed_tcp"), "an address of another host");
+                program.add_address(ours.ip()).unwrap();
+                assert_eq!(run(&one), steered("steered_listener"));
+                program.remove_address(ours.ip());
+                assert_eq!(run(&one), passed("passed_tcp"));
+            });
+        }
+    }
+}
+
+#[test]
+fn ip_options_are_looked_behind() {
+    let (ours, peer) = ends()[0];
+    with_program(&[], |program, run| {
+        program.add_flow(ours, peer).unwrap();
+        for options in [&[1u8; 4][..], &[1; 40]] {
+            let ip = packet(peer.ip(), ours.ip(), IpNumber::TCP, options, &segment(peer, ours, ack));
+            assert_eq!(run(&frame(&[], &ip)), steered("steered_flow"), "{} bytes of options", options.len());
+        }
+    });
+}
+
+/// With 0, 1 or 2 tags configured, exactly the frames with these tags are ours.
+#[test]
+fn vlan_tags_must_be_ours() {
+    let frames: [&[(u16, u16)]; 8] = [
+        &[],
+        &[(0x8100, 42)],
+        &[(0x8100, 43)],
+        &[(0x88a8, 7), (0x8100, 42)],
+        &[(0x8100, 7), (0x8100, 42)],
+        &[(0x88a8, 42), (0x8100, 7)],
+        &[(0x88a8, 7)],
+        &[(0x88a8, 7), (0x8100, 42), (0x8100, 9)],
+    ];
+    let ours_by_config: [(&[u16], [bool; 8]); 3] = [
+        (&[], [true, false, false, false, false, false, false, false]),
+        (&[42], [false, true, false, false, false, false, false, false]),
+        (&[7, 42], [false, false, false, true, true, false, false, false]),
+    ];
+    for (ours, peer) in ends() {
+        for (vlans, is_ours) in ours_by_config {
+            with_program(vlans, |program, run| {
+                program.add_flow(ours, peer).unwrap();
+                for (tags, is_ours) in frames.into_iter().zip(is_ours) {
+                    let expected = if is_ours { steered("steered_flow") } else { passed("passed_vlan") };
+                    assert_eq!(run(&frame(tags, &tcp(peer, ours, ack))), expected, "{tags:?} with {vlans:?}");
+                }
+            });
+        }
+    }
+}
+
+/// The priority and drop bits of a tag do not matter, and id 0 is no VLAN (IEEE 802.1Q).
+#[test]
+fn priorities_are_no_vlans() {
+    let (ours, peer) = ends()[0];
+    with_program(&[], |program, run| {
+        program.add_flow(ours, peer).unwrap();
+        assert_eq!(run(&frame(&[(0x8100, 0x6000)], &tcp(peer, ours, ack))), steered("steered_flow"));
+    });
+    with_program(&[42], |program, run| {
+        program.add_flow(ours, peer).unwrap();
+        assert_eq!(run(&frame(&[(0x8100, 0xf02a)], &tcp(peer, ours, ack))), steered("steered_flow"));
+    });
+}
+
+#[test]
+fn more_than_two_vlans_are_refused() {
+    assert!(SteeringProgram::load(&[1, 2, 3]).is_err());
+}
+
+#[test]
+fn icmp_errors_that_quote_us_are_steered() {
+    for (ours, peer) in ends() {
+        with_program(&[], |program, run| {
+            let quoted = tcp(ours, peer, ack);
+            let kinds: &[u8] = if ours.is_ipv4() { &[3, 11, 12] } else { &[1, 2, 3, 4] };
+            let others: &[u8] = if ours.is_ipv4() { &[0, 4, 5, 8] } else { &[0, 5, 128, 134, 135, 136] };
+            for kind in kinds {
+                assert_eq!(run(&frame(&[], &icmp(ours, *kind, &quoted))), passed("passed_icmp"), "not ours yet");
+            }
+            program.add_flow(ours, peer).unwrap();
+            for kind in kinds {
+                assert_eq!(run(&frame(&[], &icmp(ours, *kind, &quoted))), steered("steered_icmp"), "type {kind}");
+            }
+            for kind in others {
+                assert_eq!(run(&frame(&[], &icmp(ours, *kind, &quoted))), passed("passed_icmp"), "type {kind}");
+            }
+            let foreign = tcp(peer, ours, ack);
+            assert_eq!(run(&frame(&[], &icmp(ours, kinds[0], &foreign))), passed("passed_icmp"), "we did not send that");
+            let udp = packet(ours.ip(), peer.ip(), IpNumber::UDP, &[], &segment(ours, peer, ack));
+            assert_eq!(run(&frame(&[], &icmp(ours, kinds[0], &udp))), passed("passed_icmp"), "a quoted UDP packet");
+        });
+    }
+}
+
+/// RFC 792 promises eight bytes of what the quoted packet carried: enough; one less is not.
+#[test]
+fn a_quotation_may_end_after_the_sequence_number() {
+    for (ours, peer) in ends() {
+        with_program(&[], |program, run| {
+            program.add_flow(ours, peer).unwrap();
+            let quoted = tcp(ours, peer, ack);
+            let ip_header = if ours.is_ipv4() { 20 } else { 40 };
+            let kind = if ours.is_ipv4() { 3 } else { 2 };
+            assert_eq!(run(&frame(&[], &icmp(ours, kind, &quoted[..ip_header + 8]))), steered("steered_icmp"));
+            for len in 0..ip_header + 8 {
+                assert_eq!(run(&frame(&[], &icmp(ours, kind, &quoted[..len]))), passed("passed_icmp"), "{len} bytes");
+            }
+        });
+    }
+}
+
+#[test]
+fn fragments_pass() {
+    let (ours, peer) = ends()[0];
+    with_program(&[], |program, run| {
+        program.add_flow(ours, peer).unwrap();
+        let whole = tcp(peer, ours, ack);
+        // Flags and offset in bytes 6 and 7: don't fragment is no fragment.
+        for (field, expected) in [
+            (0x4000u16, steered("steered_flow")),
+            (0x2000, passed("passed_fragment")),
+            (0x2001, passed("passed_fragment")),
+            (0x0001, passed("passed_fragment")),
+            (0x1fff, passed("passed_fragment")),
+        ] {
+            let mut packet = whole.clone();
+            packet[6..8].copy_from_slice(&field.to_be_bytes());
+            assert_eq!(run(&frame(&[], &packet)), expected, "{field:#x}");
+        }
+    });
+    let (ours, peer) = ends()[1];
+    with_program(&[], |program, run| {
+        program.add_flow(ours, peer).unwrap();
+        let fragment = [&[6, 0, 0, 1, 0, 0, 0, 9][..], &segment(peer, ours, ack)].concat();
+        let ip = packet(peer.ip(), ours.ip(), IpNumber::IPV6_FRAGMENTATION_HEADER, &[], &fragment);
+        assert_eq!(run(&frame(&[], &ip)), passed("passed_fragment"));
+    });
+}
+
+#[test]
+fn everything_else_passes() {
+    let (ours, peer) = ends()[0];
+    let (ours6, peer6) = ends()[1];
+    with_program(&[], |program, run| {
+        program.add_flow(ours, peer).unwrap();
+        program.add_flow(ours6, peer6).unwrap();
+        let udp = packet(peer.ip(), ours.ip(), IpNumber::UDP, &[], &segment(peer, ours, ack));
+        assert_eq!(run(&frame(&[], &udp)), passed("passed_not_tcp"));
+        // TCP behind a hop-by-hop header of eight bytes.
+        let behind = [&[6, 0, 1, 4, 0, 0, 0, 0][..], &segment(peer6, ours6, ack)].concat();
+        let hop_by_hop = packet(peer6.ip(), ours6.ip(), IpNumber::IPV6_HEADER_HOP_BY_HOP, &[], &behind);
+        assert_eq!(run(&frame(&[], &hop_by_hop)), passed("passed_not_tcp"));
+        assert_eq!(run(&ethernet(&[], EtherType::ARP, &[0; 28])), passed("passed_not_ip"));
+        for first in [0x01, 0xff] {
+            let mut group = frame(&[], &tcp(peer, ours, ack));
+            group[0] = first;
+            assert_eq!(run(&group), passed("passed_not_unicast"), "to a group of stations");
+        }
+        let mut wrong = tcp(peer, ours, ack);
+        wrong[0] = 0x65;
+        assert_eq!(run(&ethernet(&[], EtherType::IPV4, &wrong)), passed("passed_truncated"), "version 6 in an IPv4 frame");
+        wrong[0] = 0x44;
+        assert_eq!(run(&ethernet(&[], EtherType::IPV4, &wrong)), passed("passed_truncated"), "a header of 16 bytes");
+    });
+}
+
+/// Cut anywhere, a frame is steered when the ports and flags are there, and passed otherwise.
+#[test]
+fn a_frame_cut_anywhere_does_no_harm() {
+    for (ours, peer) in ends() {
+        with_program(&[7, 42], |program, run| {
+            program.add_flow(ours, peer).unwrap();
+            let whole = frame(&[(0x88a8, 7), (0x8100, 42)], &tcp(peer, ours, ack));
+            let headers = 14 + 8 + if ours.is_ipv4() { 20 } else { 40 } + 20;
+            // The kernel refuses to run a program on less than an Ethernet header.
+            for len in 14..=whole.len() {
+                let (action, counted) = run(&whole[..len]);
+                assert_eq!(counted.len(), 1);
+                assert_eq!(action == XDP_REDIRECT, len >= headers, "{len} bytes");
+            }
+        });
+    }
+}
+
+#[test]
+fn without_a_socket_on_the_queue_frames_pass() {
+    let (ours, peer) = ends()[0];
+    let mut storage = MaybeUninit::uninit();
+    let skeleton = load_skeleton(&[], &mut storage).unwrap();
+    let program = SteeringProgram::from_skeleton(&skeleton).unwrap();
+    program.add_flow(ours, peer).unwrap();
+    let frame = frame(&[], &tcp(peer, ours, ack));
+    let input = ProgramInput { data_in: Some(&frame), ..Default::default() };
+    assert_eq!(skeleton.progs.xwarp_steer.test_run(input).unwrap().return_value, XDP_PASS);
+    assert_eq!(program.counters().unwrap(), ProgramCounters { no_socket: 1, ..Default::default() });
+}
