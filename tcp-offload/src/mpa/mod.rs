@@ -22,8 +22,6 @@ mod negotiate;
 mod receiver;
 mod session;
 mod startup;
-#[cfg(test)]
-mod tests;
 mod writer;
 
 pub use counters::Counters;

@@ -450,9 +450,12 @@ impl<P: Copy> Receiver<P> {
             if from >= to {
                 continue;
             }
-            let before = self.track.index(from).checked_sub(1);
-            if let Some(known) = before.and_then(|i| self.track.known.get(i)) {
-                self.place_chain(upper, link, known.end, from);
+            // The FPDU before the range, and the one at its front when that is the one withheld.
+            let index = self.track.index(from);
+            for index in [index.checked_sub(1), Some(index)].into_iter().flatten() {
+                if let Some(known) = self.track.known.get(index).filter(|k| k.end < to) {
+                    self.place_chain(upper, link, known.end, from);
+                }
             }
             if !self.track.layout.markers {
                 continue;

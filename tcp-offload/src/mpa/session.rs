@@ -336,7 +336,7 @@ impl<P: Copy + fmt::Debug> Session<P> {
             Phase::Full(_) if self.receiver.is_drained() => ulp.event(conn, Event::PeerClosed),
             Phase::Full(_) => self.break_stream(&mut Upper { ulp, conn }, MpaError::Truncated),
             Phase::AwaitReply(_) | Phase::AwaitRequest(_) | Phase::Decide(_) => {
-                self.fail(MpaError::Truncated)
+                self.fail(MpaError::Truncated);
             }
             Phase::Rejected | Phase::Failed(_) => {}
         }

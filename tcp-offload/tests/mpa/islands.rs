@@ -1,0 +1,237 @@
+//! The receive direction out of order: FPDUs beyond gaps are placed when markers lead to them.
+
+use proptest::prelude::*;
+use xwarp_tcp::mpa::{MpaConfig, MpaError};
+
+use crate::{
+    receive::{lengths, receiver},
+    support::{End, Reference, connect, ulpdus},
+};
+
+/// A few cuts, and an order of the pieces with some of them twice or longer than cut.
+#[derive(Debug, Clone)]
+struct Disorder {
+    cuts: Vec<usize>,
+    picks: Vec<prop::sample::Index>,
+    extra: Vec<(prop::sample::Index, usize)>,
+}
+
+fn disorder() -> impl Strategy<Value = Disorder> {
+    let cuts = proptest::collection::vec(prop_oneof![1usize..100, 500usize..1448], 1..20);
+    let picks = proptest::collection::vec(any::<prop::sample::Index>(), 1..40);
+    let extra = proptest::collection::vec((any::<prop::sample::Index>(), 1usize..3000), 0..10);
+    (cuts, picks, extra).prop_map(|(cuts, picks, extra)| Disorder { cuts, picks, extra })
+}
+
+impl Disorder {
+    /// Ranges that cover `len` bytes: first `extra` ones anywhere, between the others in a random order.
+    fn ranges(&self, len: usize) -> Vec<(usize, usize)> {
+        let (mut pieces, mut at) = (Vec::new(), 0);
+        for cut in self.cuts.iter().cycle() {
+            if at == len {
+                break;
+            }
+            pieces.push((at, (at + cut).min(len)));
+            at = (at + cut).min(len);
+        }
+        let mut order = Vec::new();
+        let mut picks = self.picks.iter().cycle();
+        let mut extra = self.extra.iter();
+        while !pieces.is_empty() {
+            order.push(pieces.swap_remove(picks.next().unwrap().index(pieces.len())));
+            if let Some((at, more)) = extra.next() {
+                let at = at.index(len);
+                order.push((at, (at + more).min(len)));
+            }
+        }
+        order
+    }
+}
+
+/// Which FPDUs can be placed when these bytes have come: whole, and in order, or with a marker in them, or
+/// right behind one that is.
+fn placeable(stream: &Reference, have: &[bool], markers: bool) -> Vec<bool> {
+    let mut known = vec![false; stream.ranges.len()];
+    let mut before = true;
+    for (n, &(from, to)) in stream.ranges.iter().enumerate() {
+        let has_marker = markers && (from..to).any(|at| at % 512 == 0);
+        known[n] = have[from..to].iter().all(|h| *h) && (before || has_marker);
+        before = known[n];
+    }
+    known
+}
+
+proptest! {
+    #[test]
+    fn prop_islands_place_all_that_is_reachable_and_deliver_in_order(
+        lengths in lengths(40), disorder in disorder(), markers: bool, crc: bool,
+    ) {
+        let (mut end, start, stream, data) = receiver(&lengths, markers, crc);
+        let mut have = vec![false; stream.bytes.len()];
+        for (from, to) in disorder.ranges(stream.bytes.len()) {
+            prop_assert!(end.receive(start + from, &stream.bytes[from..to]));
+            have[from..to].fill(true);
+            let placeable = placeable(&stream, &have, markers);
+            let expected: Vec<_> = (0..data.len()).filter(|n| placeable[*n]).map(|n| &data[n]).collect();
+            let mut placed: Vec<_> = end.ulp.placed.iter().map(|p| &p.bytes).collect();
+            prop_assert_eq!(placed.len(), expected.len());
+            for wanted in expected {
+                let at = placed.iter().position(|p| *p == wanted);
+                prop_assert!(at.is_some(), "not placed, or another was placed twice");
+                placed.swap_remove(at.unwrap());
+            }
+            let in_order = placeable.iter().take_while(|p| **p).count();
+            prop_assert_eq!(end.ulp.delivered.len(), in_order);
+            // What is held is what came and could not be placed.
+            let waiting = stream.ranges.iter().enumerate().filter(|(n, _)| !placeable[*n]);
+            let waiting = waiting.flat_map(|(_, (from, to))| &have[*from..*to]).filter(|h| **h).count();
+            prop_assert_eq!(end.session.held_bytes(), waiting);
+        }
+        prop_assert_eq!(&end.ulp.delivered, &data);
+        prop_assert_eq!(end.ulp.stream_errors(), []);
+        prop_assert_eq!((end.link.lent(), end.session.held_bytes()), (0, 0));
+        let counters = end.session.counters();
+        prop_assert_eq!(counters.placed_in_order + counters.placed_early, data.len() as u64);
+        prop_assert_eq!(counters.delivered, data.len() as u64);
+        prop_assert_eq!((counters.crc_errors, counters.marker_errors), (0, 0));
+    }
+
+    /// An early refusal means only that the ULPDU is offered again, in order.
+    #[test]
+    fn prop_islands_early_refusals_only_wait(
+        lengths in lengths(30), disorder in disorder(), crc: bool, rx_frames in 0usize..100,
+    ) {
+        let (mut end, start, stream, data) = receiver(&lengths, true, crc);
+        end.ulp.refuses_odd_early = true;
+        end.link.rx_frames = rx_frames;
+        for (from, to) in disorder.ranges(stream.bytes.len()) {
+            prop_assert!(end.receive(start + from, &stream.bytes[from..to]));
+            prop_assert!(end.link.lent() <= rx_frames / 8 + 1, "more frames held than its share");
+        }
+        prop_assert_eq!(&end.ulp.delivered, &data);
+        prop_assert_eq!(end.ulp.placed.len(), data.len());
+        prop_assert!(end.ulp.placed.iter().all(|p| !p.early || p.bytes.first().is_none_or(|b| b % 2 == 0)));
+        prop_assert_eq!((end.ulp.stream_errors(), end.link.lent()), (vec![], 0));
+    }
+
+    /// The hold limit refuses segments out of order; retransmission in order still gets everything through.
+    #[test]
+    fn prop_islands_hold_limit(
+        lengths in lengths(30), disorder in disorder(), markers: bool, hold_bytes in 0usize..6000,
+        refuses_odd_early: bool,
+    ) {
+        let config = MpaConfig { hold_bytes, ..MpaConfig::default() };
+        let off = MpaConfig { markers: xwarp_tcp::mpa::Markers::Off, ..config.clone() };
+        let (_, mut end) = connect(End::initiator(off), End::responder(MpaConfig {
+            markers: if markers {
+                xwarp_tcp::mpa::Markers::Require
+            } else {
+                xwarp_tcp::mpa::Markers::Off
+            },
+            ..config
+        }));
+        end.ulp.refuses_odd_early = refuses_odd_early;
+        let start = end.contiguous;
+        let data = ulpdus(&lengths);
+        let stream = Reference::new(&data, markers, true);
+        // An incomplete FPDU at the cursor is always held, however small the limit.
+        let most = hold_bytes + stream.ranges.iter().map(|(from, to)| to - from).max().unwrap();
+        for (from, to) in disorder.ranges(stream.bytes.len()) {
+            end.receive(start + from, &stream.bytes[from..to]);
+            prop_assert!(end.session.held_bytes() <= most);
+        }
+        // The sender goes over all again, as often as it takes: each round advances at least one piece.
+        for _ in 0..3 {
+            for (from, to) in (0..stream.bytes.len()).step_by(700).map(|at| (at, at + 700)) {
+                let to = to.min(stream.bytes.len());
+                prop_assert!(end.receive(start + from, &stream.bytes[from..to]), "in order is never refused");
+                prop_assert!(end.session.held_bytes() <= most);
+            }
+        }
+        prop_assert_eq!(&end.ulp.delivered, &data);
+        prop_assert_eq!(end.ulp.placed.len(), data.len());
+        prop_assert_eq!((end.ulp.stream_errors(), end.link.lent()), (vec![], 0));
+    }
+
+    /// What came first stays: later copies of it with other content change nothing.
+    #[test]
+    fn prop_islands_later_copies_do_not_matter(lengths in lengths(20), disorder in disorder()) {
+        let (mut end, start, stream, data) = receiver(&lengths, true, true);
+        let mut have: Vec<bool> = vec![false; stream.bytes.len()];
+        for (from, to) in disorder.ranges(stream.bytes.len()) {
+            let damaged: Vec<u8> =
+                (from..to).map(|at| stream.bytes[at] ^ if have[at] { 0x55 } else { 0 }).collect();
+            have[from..to].fill(true);
+            prop_assert!(end.receive(start + from, &damaged));
+        }
+        prop_assert_eq!(&end.ulp.delivered, &data);
+        prop_assert_eq!((end.ulp.stream_errors(), end.link.lent()), (vec![], 0));
+    }
+
+    /// Damage beyond a gap: what is placed is right, and the error comes when the cursor is there.
+    #[test]
+    fn prop_islands_corruption_is_found(
+        lengths in lengths(20), disorder in disorder(), at: prop::sample::Index, bit in 0u8..8,
+    ) {
+        let (mut end, start, mut stream, data) = receiver(&lengths, true, true);
+        let at = at.index(stream.bytes.len());
+        stream.bytes[at] ^= 1 << bit;
+        for (from, to) in disorder.ranges(stream.bytes.len()) {
+            prop_assert!(end.receive(start + from, &stream.bytes[from..to]));
+        }
+        end.peer_closed();
+        prop_assert_eq!(end.ulp.stream_errors().len(), 1);
+        prop_assert_eq!(&end.ulp.delivered, &data[..end.ulp.delivered.len()]);
+        prop_assert!(end.ulp.placed.iter().all(|p| data.contains(&p.bytes)), "garbage was placed");
+        end.session.release(&mut end.link);
+        prop_assert_eq!(end.link.lent(), 0);
+    }
+}
+
+#[test]
+fn rfc5044_s4_3_whole_segments_beyond_a_gap_are_placed_and_their_frames_given_back() {
+    let (mut end, start, stream, data) = receiver(&[1400; 20], true, true);
+    for (from, to) in &stream.ranges[1..] {
+        end.receive(start + from, &stream.bytes[*from..*to]);
+        assert_eq!((end.link.lent(), end.session.held_bytes()), (0, 0));
+    }
+    assert_eq!((end.ulp.placed.len(), end.ulp.delivered.len()), (19, 0));
+    assert_eq!(end.session.counters().placed_early, 19);
+    let (from, to) = stream.ranges[0];
+    end.receive(start + from, &stream.bytes[from..to]);
+    assert_eq!(end.ulp.delivered, data);
+}
+
+#[test]
+fn rfc5044_s6_without_markers_nothing_is_placed_beyond_a_gap() {
+    let (mut end, start, stream, data) = receiver(&[1400, 1400], false, true);
+    let second = stream.ranges[1].0;
+    end.receive(start + second, &stream.bytes[second..]);
+    assert!(end.ulp.placed.is_empty());
+    assert_eq!((end.link.lent(), end.session.held_bytes()), (1, stream.bytes.len() - second));
+    end.receive(start, &stream.bytes[..second]);
+    assert_eq!(end.ulp.delivered, data);
+    assert_eq!(end.link.lent(), 0);
+}
+
+/// RFC 5044 section 8, code 3: the check when a gap closes. Without CRC, a wrong marker beyond the gap leads
+/// to a place where no FPDU begins.
+#[test]
+fn rfc5044_s8_code_3_islands_that_do_not_fit_the_lengths() {
+    let inner = Reference::new(&[vec![1; 34]], false, false);
+    let mut outer = vec![7; 1000];
+    // At byte 600 of the stream stands what looks like an FPDU of 40 bytes; the marker at 512 lies for it
+    // being the one that the second marker belongs to.
+    let (mut end, start, mut stream, _) = receiver(&[1000, 1000], true, false);
+    outer.truncate(0);
+    stream.bytes[600..640].copy_from_slice(&inner.bytes);
+    // The marker at 1024 belongs to the second FPDU, whose header lies at 1016; let it point at 600.
+    stream.bytes[640..642].copy_from_slice(&1000u16.to_be_bytes());
+    stream.bytes[1026..1028].copy_from_slice(&(1024u16 - 640).to_be_bytes());
+    stream.bytes[1538..1540].copy_from_slice(&(1536u16 - 640).to_be_bytes());
+    end.receive(start + 516, &stream.bytes[516..1700]);
+    assert_eq!(end.ulp.placed.len(), 1, "nothing contradicts it yet");
+    end.receive(start, &stream.bytes[..516]);
+    assert_eq!(end.ulp.stream_errors(), [MpaError::MarkerMismatch]);
+    assert!(end.ulp.delivered.is_empty());
+}
