@@ -9,6 +9,7 @@
 //! | [`framing`] | a second reading of MPA: FPDUs, markers, CRCs |
 //! | [`tshark`] | Wireshark's opinion |
 //! | [`leaks`] | descriptors and threads of a process |
+//! | [`siw_vm`] | virtual machines with Linux Soft-iWARP, for the tests named `siw_*` |
 #![forbid(unsafe_code)]
 
 pub mod capture;
@@ -16,4 +17,5 @@ pub mod framing;
 pub mod lab;
 pub mod leaks;
 pub mod process;
+pub mod siw_vm;
 pub mod tshark;

@@ -1,0 +1,266 @@
+//! [`SiwVm`]: a small virtual machine with Linux Soft-iWARP (`ci/siw-vm/`), and [`Near`]: a namespace on the
+//! same wire, where our programs run.
+
+mod port;
+
+use std::{
+    fs::File,
+    net::IpAddr,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::{
+    process::Signal,
+    thread::{LinkNameSpaceType, move_into_link_name_space},
+};
+
+use crate::{lab::Family, process::Running};
+use port::Port;
+pub use port::{Finished, Job};
+
+/// Which build of the driver the machine loads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Siw {
+    /// Debian's source as it is.
+    #[default]
+    Pristine,
+    /// Its constants are parameters (`ci/siw-vm/tunable.sed`), changed by [`SiwVm::tune`]; what an early
+    /// first FPDU left in the socket is picked up after an accept.
+    Tunable,
+}
+
+/// How a machine is made.
+#[derive(Debug, Clone)]
+pub struct VmOptions {
+    /// The driver.
+    pub siw: Siw,
+    /// Of its interface and its wire, in bytes.
+    pub mtu: u32,
+    /// Virtual processors.
+    pub cpus: u32,
+    /// The last part of its addresses: 10.77.0.HOST and `fd77::HOST`.
+    pub host: u8,
+}
+
+impl Default for VmOptions {
+    fn default() -> Self {
+        Self { siw: Siw::Pristine, mtu: 1500, cpus: 1, host: 2 }
+    }
+}
+
+/// A running machine, until it is dropped.
+#[derive(Debug)]
+pub struct SiwVm {
+    name: String,
+    host: u8,
+    port: Arc<Port>,
+}
+
+impl SiwVm {
+    /// Boots a machine on a wire of its own: some 6 seconds when its parts are in the cache.
+    pub fn boot(options: &VmOptions) -> Result<Self> {
+        Self::boot_on(options, None)
+    }
+
+    /// Boots another machine on the wire of this one.
+    pub fn boot_beside(&self, options: &VmOptions) -> Result<Self> {
+        Self::boot_on(options, Some(&self.name))
+    }
+
+    fn boot_on(options: &VmOptions, wire: Option<&str>) -> Result<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let id = std::process::id();
+        let name = format!("xwv{id}-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        let siw = match options.siw {
+            Siw::Pristine => "pristine",
+            Siw::Tunable => "tunable",
+        };
+        let mut boot = script("boot", &name);
+        boot.args(["--siw", siw, "--owner", &id.to_string()]);
+        boot.args(["--mtu", &options.mtu.to_string(), "--cpus", &options.cpus.to_string()]);
+        boot.args(["--address", &addresses(options.host)]);
+        if let Some(wire) = wire {
+            boot.args(["--wire", wire]);
+        }
+        finish(boot)?;
+        let state = state_folder().join(&name).join("harness");
+        match Port::connect(&state) {
+            Ok(port) => Ok(Self { name, host: options.host, port }),
+            Err(error) => {
+                finish(script("stop", &name))?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Its address.
+    pub fn address(&self, family: Family) -> IpAddr {
+        address(self.host, family)
+    }
+
+    /// Runs a command to its end, whatever its status.
+    pub fn run(&self, command: &str, limit: Duration) -> Result<Finished> {
+        self.port.spawn(command)?.wait(limit)
+    }
+
+    /// Runs a command to its end, which must be success, and returns its standard output.
+    pub fn check(&self, command: &str, limit: Duration) -> Result<String> {
+        self.port.spawn(command)?.succeed(limit)
+    }
+
+    /// Starts a command.
+    pub fn spawn(&self, command: &str) -> Result<Job> {
+        self.port.spawn(command)
+    }
+
+    /// Changes a parameter of the tunable driver, for connections to come.
+    pub fn tune(&self, parameter: &str, value: &str) -> Result<()> {
+        let command = format!("echo {value} > /sys/module/siw/parameters/{parameter}");
+        self.check(&command, Duration::from_secs(20)).map(drop)
+    }
+
+    /// Makes a namespace on the machine's wire.
+    pub fn attach(&self, host: u8) -> Result<Near> {
+        let namespace = format!("{}-n{host}", self.name);
+        let mut attach = script("attach", &self.name);
+        attach.args([namespace.as_str(), "--address", &addresses(host)]);
+        finish(attach)?;
+        Ok(Near { namespace, host })
+    }
+
+    /// Writes what passes the machine's interface to a pcapng file, until the capture is finished.
+    pub fn capture(&self, path: &Path) -> Result<WireCapture> {
+        let mut capture = script("capture", &self.name);
+        capture.arg(path);
+        let mut running = Running::start(capture)?;
+        running.wait_for("File:", Duration::from_secs(20))?;
+        Ok(WireCapture { running })
+    }
+
+    /// Ends the machine at once, as a power cut would: no FIN, no RST, no answer any more.
+    pub fn kill(&self) -> Result<()> {
+        self.port.close();
+        finish(script("kill", &self.name))
+    }
+}
+
+impl Drop for SiwVm {
+    fn drop(&mut self) {
+        self.port.close();
+        if let Err(error) = finish(script("stop", &self.name)) {
+            eprintln!("{}: {error:#}", self.name);
+        }
+    }
+}
+
+/// A namespace on a machine's wire; removed with the machine.
+#[derive(Debug, Clone)]
+pub struct Near {
+    namespace: String,
+    host: u8,
+}
+
+impl Near {
+    /// Its address.
+    pub fn address(&self, family: Family) -> IpAddr {
+        address(self.host, family)
+    }
+
+    /// A command that runs in it.
+    pub fn command(&self, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.namespace]).arg(program.as_ref());
+        command
+    }
+
+    /// Starts a program in it, its output being read.
+    pub fn start(&self, program: impl AsRef<Path>, args: &[&str]) -> Result<Running> {
+        let mut command = self.command(program);
+        command.args(args);
+        Running::start(command)
+    }
+
+    /// Runs `work` on a thread of this process that lives in the namespace.
+    pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
+        let path = Path::new("/run/netns").join(&self.namespace);
+        let namespace = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+        thread::scope(|scope| {
+            let inside = scope.spawn(move || {
+                move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+                    .expect("root may enter the namespaces it made");
+                work()
+            });
+            inside.join().map_err(|_| anyhow::anyhow!("a panic in {}", self.namespace))
+        })
+    }
+}
+
+/// A capture that is being written.
+#[derive(Debug)]
+pub struct WireCapture {
+    running: Running,
+}
+
+impl WireCapture {
+    /// Ends it; everything that passed before is in the file.
+    pub fn finish(mut self) -> Result<()> {
+        // dumpcap reads its ring in turns, and drops what is left there when it ends.
+        thread::sleep(Duration::from_millis(500));
+        self.running.signal(Signal::INT)?;
+        let status = self.running.wait(Duration::from_secs(20))?;
+        ensure!(status.success(), "dumpcap: {status}: {}", self.running.output());
+        Ok(())
+    }
+}
+
+fn address(host: u8, family: Family) -> IpAddr {
+    match family {
+        Family::V4 => IpAddr::from([10, 77, 0, host]),
+        Family::V6 => IpAddr::from([0xfd77, 0, 0, 0, 0, 0, 0, u16::from(host)]),
+    }
+}
+
+fn addresses(host: u8) -> String {
+    format!("{}/24,{}/64", address(host, Family::V4), address(host, Family::V6))
+}
+
+/// Where `ci/siw-vm/vm` keeps the sockets of its machines.
+fn state_folder() -> PathBuf {
+    std::env::var_os("XWARP_RUN").map_or_else(|| PathBuf::from("/run/xwarp-siw-vm"), PathBuf::from)
+}
+
+fn script(verb: &str, name: &str) -> Command {
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../siw-vm/vm"));
+    command.args([verb, name]).stdin(Stdio::null());
+    command
+}
+
+/// Runs a verb of the script; what it says is in the error. Its children may keep its output open, so the
+/// end of the script is waited for, not the end of its output.
+fn finish(mut command: Command) -> Result<()> {
+    let said = tempfile()?;
+    command.stdout(Stdio::null()).stderr(said.1.try_clone()?);
+    let status = command.status().context("cannot run ci/siw-vm/vm")?;
+    let words = std::fs::read_to_string(&said.0).unwrap_or_default();
+    // The file is only a place for words.
+    let _ = std::fs::remove_file(&said.0);
+    ensure!(status.success(), "{command:?}: {status}: {}", words.trim());
+    Ok(())
+}
+
+fn tempfile() -> Result<(PathBuf, File)> {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("xwv{}-{number}.txt", std::process::id()));
+    let file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    Ok((path, file))
+}

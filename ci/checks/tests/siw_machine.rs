@@ -1,0 +1,57 @@
+//! The machines themselves: Soft-iWARP with itself, before it meets us.
+
+use std::{thread, time::Duration};
+
+use xwarp_checks::{
+    lab::Family,
+    siw_vm::{Siw, SiwVm, VmOptions},
+    tshark,
+};
+
+const SHORT: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(90);
+
+#[test]
+fn siw_talks_to_siw() {
+    let server = SiwVm::boot(&VmOptions { siw: Siw::Tunable, ..VmOptions::default() }).unwrap();
+    let client =
+        server.boot_beside(&VmOptions { siw: Siw::Tunable, host: 3, ..VmOptions::default() }).unwrap();
+    client.tune("mpa_crc_required", "1").unwrap();
+    let path = std::env::temp_dir().join(format!("siw_talks_to_siw-{}.pcapng", std::process::id()));
+    let capture = server.capture(&path).unwrap();
+    for family in [Family::V4, Family::V6] {
+        let to = server.address(family);
+        let mut listening = server.spawn(&format!("rping -s -v -a {to} -C 20 -S 4000")).unwrap();
+        // rping says nothing when it listens.
+        thread::sleep(Duration::from_secs(1));
+        let said = client.check(&format!("rping -c -v -V -a {to} -C 20 -S 4000"), LONG).unwrap();
+        assert_eq!(said.matches("ping data:").count(), 20, "{said}");
+        // The server's last words are about the disconnection, which is an error to it.
+        assert!(listening.wait(SHORT).unwrap().stdout.contains("server ping data"));
+    }
+    capture.finish().unwrap();
+    let verdict = tshark::judge(&path, false).unwrap();
+    assert!(verdict.complaints.is_empty(), "{:?}", verdict.complaints);
+    assert!(verdict.good_crcs > 100, "{verdict:?}");
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn siw_machine_answers_as_a_shell_does() {
+    let machine = SiwVm::boot(&VmOptions::default()).unwrap();
+    let finished = machine.run("echo out; echo 'it''s' >&2; exit 7", SHORT).unwrap();
+    assert_eq!(finished.status, Some(7));
+    assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("out\n", "its\n"));
+    // Output of some size, binary safe in its length, while another command runs.
+    let mut sleeper = machine.spawn("echo awake; exec sleep 100").unwrap();
+    sleeper.wait_for("awake", SHORT).unwrap();
+    let many = machine.check("seq 100000", LONG).unwrap();
+    assert_eq!(many.lines().count(), 100_000);
+    sleeper.signal("TERM").unwrap();
+    assert_eq!(sleeper.wait(SHORT).unwrap().status, Some(128 + 15));
+    let hung = machine.run("echo before; sleep 100", Duration::from_secs(1)).unwrap_err().to_string();
+    assert!(hung.contains("still ran") && hung.contains("before"), "{hung}");
+    assert!(machine.check("ibv_devinfo -d siw0", SHORT).unwrap().contains("PORT_ACTIVE"));
+    machine.kill().unwrap();
+    machine.run("true", SHORT).unwrap_err();
+}
