@@ -199,3 +199,63 @@ impl Interface for Tap {
         self.inner.counters(tell);
     }
 }
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use std::sync::{Mutex, PoisonError};
+
+    use pcap_file::pcapng::{Block, PcapNgReader};
+
+    use super::*;
+    use crate::sim::{self, WireConfig};
+
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn send(link: &mut dyn Link, bytes: &[u8]) {
+        let mut frame = link.alloc(bytes.len()).unwrap();
+        link.tx_chunks(&mut frame).unwrap()[0][..bytes.len()].copy_from_slice(bytes);
+        link.submit(QueueId(0), &mut frame, bytes.len()).unwrap();
+        link.flush();
+        link.release(frame);
+    }
+
+    #[test]
+    fn both_directions_are_recorded_with_nanoseconds() {
+        let (a, mut b) = sim::pair(WireConfig::default(), 1500).unwrap();
+        let file = Shared::default();
+        let begin = wall_clock().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let mut tap = Tap::new(Box::new(a), Box::new(file.clone())).unwrap();
+        send(&mut tap, b"first, from us");
+        send(&mut b, b"second, to us");
+        let mut batch = Vec::new();
+        assert_eq!(tap.receive(&mut batch, 8), 1);
+        tap.recycle(batch.remove(0));
+        drop(tap);
+        let bytes = file.0.lock().unwrap().clone();
+        let mut reader = PcapNgReader::new(&bytes[..]).unwrap();
+        let mut packets = Vec::new();
+        while let Some(block) = reader.next_block() {
+            if let Block::EnhancedPacket(packet) = block.unwrap() {
+                let now = wall_clock().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+                assert!(begin <= packet.timestamp && packet.timestamp <= now);
+                let direction = match packet.options[0] {
+                    EnhancedPacketOption::Flags(flags) => flags,
+                    _ => 0,
+                };
+                packets.push((direction, packet.data.to_vec()));
+            }
+        }
+        assert_eq!(packets, [(OUTBOUND, b"first, from us".to_vec()), (INBOUND, b"second, to us".to_vec())]);
+    }
+}

@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use super::{async_event::BellQueue, device::Device};
+use super::{
+    async_event::BellQueue,
+    device::{Device, destroyed},
+};
 use crate::rnic::{CompletionRing, CqId, Notify, ResourceError, WorkCompletion};
 
 /// Where completion queues say that they have something: a descriptor for `poll`, `epoll` or an async
@@ -73,7 +76,7 @@ pub(super) struct CqInner {
 impl Drop for CqInner {
     fn drop(&mut self) {
         let freed = self.device.shared().with(|state, _| state.engine.destroy_cq(self.id));
-        debug_assert_eq!(freed, Ok(()), "queue pairs hold their completion queues");
+        destroyed(freed, "queue pairs hold their completion queues");
         if let Some(channel) = &self.channel {
             channel.0.take(|cq| *cq == self.id);
         }

@@ -152,7 +152,7 @@ impl Device {
             }
         };
         let attributes = interface.attributes();
-        tracing::info!(interface = attributes.name, mode = %attributes.mode, queues = attributes.queues, mtu = attributes.mtu, "device opened");
+        tracing::debug!(interface = attributes.name, mode = %attributes.mode, queues = attributes.queues, mtu = attributes.mtu, "device opened");
         let readiness = interface.readiness()?;
         let resolver = interface.resolver();
         let engine = Engine::new(EngineConfig {
@@ -281,6 +281,13 @@ impl Device {
         let shared = Arc::clone(&self.0.shared);
         running.push(system::spawn("xwarp-resolve".into(), move || f(&shared))?);
         Ok(())
+    }
+}
+
+/// Destroying an object fails only when something still uses it, and `why` that cannot be.
+pub(super) fn destroyed(result: Result<(), ResourceError>, why: &str) {
+    if let Err(error) = result {
+        tracing::error!(%error, "an object was not destroyed, although {why}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, io, sync::Arc};
 
-use super::device::Device;
+use super::device::{Device, destroyed};
 use crate::{
     ddp::{STag, TaggedOffset},
     memory::{AccessError, Memory, Pages},
@@ -45,7 +45,7 @@ pub(super) struct PdInner {
 impl Drop for PdInner {
     fn drop(&mut self) {
         let freed = self.device.shared().with(|state, _| state.engine.dealloc_pd(self.id));
-        debug_assert_eq!(freed, Ok(()), "objects hold their domain");
+        destroyed(freed, "objects hold their domain");
     }
 }
 

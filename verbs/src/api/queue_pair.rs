@@ -2,7 +2,11 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{completion::CompletionQueue, device::Device, protection::ProtectionDomain};
+use super::{
+    completion::CompletionQueue,
+    device::{Device, destroyed},
+    protection::ProtectionDomain,
+};
 use crate::rnic::{
     NoReceive, PostError, QpAttributes, QpId, QpInfo, QpState, RecvRequest, ResourceError, SrqAttributes,
     SrqId, WorkRequest,
@@ -63,8 +67,8 @@ impl fmt::Debug for QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         self.device().shared().with(|state, now| {
-            let destroyed = state.engine.destroy_qp(self.id);
-            debug_assert_eq!(destroyed, Ok(()), "only its owner destroys a queue pair");
+            let gone = state.engine.destroy_qp(self.id);
+            destroyed(gone, "only its owner destroys a queue pair");
             state.cm.queue_pair_gone(now, self.id);
         });
     }
@@ -237,7 +241,7 @@ struct SrqInner {
 impl Drop for SrqInner {
     fn drop(&mut self) {
         let freed = self.pd.device().shared().with(|state, _| state.engine.destroy_srq(self.id));
-        debug_assert_eq!(freed, Ok(()), "queue pairs hold their shared receive queue");
+        destroyed(freed, "queue pairs hold their shared receive queue");
     }
 }
 

@@ -143,7 +143,9 @@ impl Shared {
         let mut state = self.lock();
         let now = self.clock.now();
         let result = f(&mut state, now);
-        state.send(now);
+        if state.engine.has_work() || state.engine.stack().wants_to_transmit() {
+            state.send(now);
+        }
         self.conclude(state, now);
         result
     }

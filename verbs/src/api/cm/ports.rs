@@ -13,12 +13,19 @@ use crate::interface::{PortReservation, Resolver};
 /// A local address: `None` is the wildcard.
 type Key = (Option<IpAddr>, u16);
 
-/// Entries beyond which dead ones are looked for.
-const SWEEP_AT: usize = 1024;
+/// Entries that are kept without looking whether they are dead.
+const SWEEP_AT: usize = 64;
+
+#[derive(Default)]
+struct Held {
+    ports: HashMap<Key, Weak<PortReservation>>,
+    /// How many there may be before dead ones are looked for.
+    sweep_at: usize,
+}
 
 #[derive(Default)]
 pub(crate) struct Ports {
-    held: Mutex<HashMap<Key, Weak<PortReservation>>>,
+    held: Mutex<Held>,
 }
 
 impl Ports {
@@ -32,15 +39,16 @@ impl Ports {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         // The wildcard's reservation covers each address.
         for key in [(ip, address.port()), (None, address.port())] {
-            if let Some(port) = held.get(&key).and_then(Weak::upgrade) {
+            if let Some(port) = held.ports.get(&key).and_then(Weak::upgrade) {
                 return Ok(port);
             }
         }
         let port = Arc::new(resolver.reserve_port(ip, address.port())?);
-        if held.len() >= SWEEP_AT {
-            held.retain(|_, port| port.strong_count() > 0);
+        if held.ports.len() >= held.sweep_at {
+            held.ports.retain(|_, port| port.strong_count() > 0);
+            held.sweep_at = (2 * held.ports.len()).max(SWEEP_AT);
         }
-        held.insert((ip, port.port), Arc::downgrade(&port));
+        held.ports.insert((ip, port.port), Arc::downgrade(&port));
         Ok(port)
     }
 }

@@ -64,11 +64,13 @@ pub(super) struct Entry {
     pub(super) local: Option<SocketAddr>,
     pub(super) peer: Option<SocketAddr>,
     pub(super) port: Option<Arc<PortReservation>>,
+    /// The queue pair that it was last connected with.
+    qp: Option<QpId>,
 }
 
 impl Entry {
     pub(super) fn new(channel: &Arc<ChannelQueue>) -> Self {
-        Self { channel: Arc::clone(channel), phase: Phase::Idle, local: None, peer: None, port: None }
+        Self { channel: Arc::clone(channel), phase: Phase::Idle, local: None, peer: None, port: None, qp: None }
     }
 
     /// The refusal of a call that does not fit here.
@@ -144,6 +146,7 @@ impl CmTable {
         }
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.phase = Phase::Connecting(qp);
+            entry.qp = Some(qp);
         }
     }
 
@@ -164,10 +167,13 @@ impl CmTable {
         match entry.phase {
             Phase::Listening(listener) => drop(self.by_listener.remove(&listener)),
             Phase::Requested(request) => self.answered(request),
-            Phase::Connecting(qp) | Phase::Connected(qp) => drop(self.by_qp.remove(&qp)),
             _ => {}
         }
-        self.by_qp.retain(|_, k| *k != key);
+        if let Some(qp) = entry.qp
+            && self.by_qp.get(&qp) == Some(&key)
+        {
+            self.by_qp.remove(&qp);
+        }
         entry.channel.forget(key);
         Some(entry)
     }

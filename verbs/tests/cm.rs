@@ -1,0 +1,323 @@
+//! The connection manager through the public API: every step, every event, every way not to connect.
+
+mod common;
+
+use std::{
+    net::SocketAddr,
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{LIMIT, connect, devices, queue_pair};
+use xwarp_verbs::{
+    CloseReason, Device, Payload, Progress, QpState, QueuePairOptions, RecvRequest, WorkRequest,
+    cm::{
+        AcceptOptions, CmError, CmId, ConnectOptions, ConnectionError, Event, EventChannel, EventKind,
+        IncomingRequest, ListenOptions,
+    },
+    sim,
+};
+
+fn server_address(port: u16) -> SocketAddr {
+    (sim::ipv4(1), port).into()
+}
+
+/// The next event, for which at most [`LIMIT`] is waited.
+fn next(device: &Device, channel: &EventChannel) -> Event {
+    assert!(device.wait(channel, Some(LIMIT)).unwrap(), "no event came");
+    channel.poll().expect("readable means an event")
+}
+
+fn listening(device: &Device, channel: &EventChannel, port: u16) -> CmId {
+    let id = CmId::new(device, channel);
+    id.bind(server_address(port)).unwrap();
+    id.listen(ListenOptions::default()).unwrap();
+    id
+}
+
+fn resolved(device: &Device, channel: &EventChannel, peer: SocketAddr) -> CmId {
+    let id = CmId::new(device, channel);
+    id.resolve_address(peer, LIMIT).unwrap();
+    assert!(matches!(next(device, channel).kind, EventKind::AddressResolved));
+    id.resolve_route().unwrap();
+    assert!(matches!(next(device, channel).kind, EventKind::RouteResolved));
+    id
+}
+
+fn request(device: &Device, channel: &EventChannel, listener: &CmId) -> IncomingRequest {
+    let event = next(device, channel);
+    assert_eq!(event.id, listener.key());
+    match event.kind {
+        EventKind::ConnectRequest(request) => request,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_steps_of_both_ends_one_by_one() {
+    let [server, client] = devices(Progress::Auto);
+    let (at_server, at_client) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
+    let listener = listening(&server, &at_server, 7);
+    let (_spd, scq, sqp) = queue_pair(&server, QueuePairOptions::default());
+    let (_cpd, ccq, cqp) = queue_pair(&client, QueuePairOptions::default());
+
+    let id = resolved(&client, &at_client, server_address(7));
+    assert_eq!(id.peer_address(), Some(server_address(7)));
+    let options = ConnectOptions { private_data: b"who is there".to_vec(), ird: 3, ord: 5, mpa: None };
+    id.connect(&cqp, options).unwrap();
+
+    let incoming = request(&server, &at_server, &listener);
+    assert_eq!(incoming.private_data, b"who is there");
+    assert_eq!((incoming.ird, incoming.ord), (Some(3), Some(5)));
+    assert_eq!((incoming.local, incoming.peer.ip()), (server_address(7), sim::ipv4(2)));
+    let options = AcceptOptions { private_data: b"it is me".to_vec(), ird: 4, ord: 2 };
+    incoming.id.accept(&sqp, options).unwrap();
+    let event = next(&server, &at_server);
+    assert_eq!(event.id, incoming.id.key());
+    assert!(matches!(event.kind, EventKind::Established { .. }), "{event:?}");
+
+    let EventKind::Established { private_data, ird, ord } = next(&client, &at_client).kind else { panic!() };
+    assert_eq!(private_data, b"it is me");
+    // RFC 6581 section 9.1: neither end has more outstanding than the other serves.
+    assert!(ird >= 2 && ord <= 4, "ird {ird}, ord {ord}");
+    assert_eq!(id.local_address(), incoming.id.peer_address());
+    assert_eq!((sqp.state(), cqp.state()), (QpState::Rts, QpState::Rts));
+
+    // perftest destroys its listener and listens again on the port while its connection lives.
+    drop(listener);
+    let again = listening(&server, &at_server, 7);
+    sqp.post_recv(&RecvRequest::new(1, &[])).unwrap();
+    cqp.post_send(&WorkRequest::send(2, Payload::EMPTY).signaled()).unwrap();
+    assert_eq!(scq.spin(LIMIT).unwrap().ok().unwrap().wr_id, 1);
+    assert_eq!(ccq.spin(LIMIT).unwrap().ok().unwrap().wr_id, 2);
+
+    id.disconnect().unwrap();
+    assert!(matches!(next(&server, &at_server).kind, EventKind::Disconnected));
+    incoming.id.disconnect().unwrap();
+    assert!(matches!(next(&client, &at_client).kind, EventKind::Disconnected));
+    assert!(matches!(next(&client, &at_client).kind, EventKind::Closed(_)));
+    assert!(matches!(next(&server, &at_server).kind, EventKind::Closed(_)));
+    assert!(id.disconnect().is_ok(), "closed already");
+    drop(again);
+    assert!(at_server.poll().is_none());
+}
+
+#[test]
+fn steps_out_of_order_are_refused() {
+    let [server, client] = devices(Progress::Auto);
+    let channel = EventChannel::new().unwrap();
+    let (_pd, _cq, qp) = queue_pair(&client, QueuePairOptions::default());
+    let id = CmId::new(&client, &channel);
+    assert!(matches!(id.connect(&qp, ConnectOptions::default()), Err(CmError::Phase { call: "connect", .. })));
+    assert!(matches!(id.resolve_route(), Err(CmError::Phase { .. })));
+    assert!(matches!(id.listen(ListenOptions::default()), Err(CmError::Phase { .. })));
+    assert!(matches!(id.accept(&qp, AcceptOptions::default()), Err(CmError::Phase { .. })));
+    assert!(matches!(id.reject(&[]), Err(CmError::Phase { .. })));
+    assert!(matches!(id.disconnect(), Err(CmError::Phase { .. })));
+    let (_pd, _cq, foreign) = queue_pair(&server, QueuePairOptions::default());
+    assert!(matches!(id.connect(&foreign, ConnectOptions::default()), Err(CmError::OtherDevice)));
+    id.bind((sim::ipv4(2), 9).into()).unwrap();
+    assert_eq!(id.local_address(), Some((sim::ipv4(2), 9).into()));
+    id.listen(ListenOptions::default()).unwrap();
+    let second = CmId::new(&client, &channel);
+    second.bind((sim::ipv4(2), 9).into()).unwrap();
+    assert!(matches!(second.listen(ListenOptions::default()), Err(CmError::Listen(_))));
+}
+
+#[test]
+fn a_rejection_carries_private_data_and_leaves_the_queue_pair_usable() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = &pair;
+    let listener = server.listen(server_address(7), ListenOptions::default()).unwrap();
+    let (_pd, _cq, qp) = queue_pair(client, QueuePairOptions::default());
+    let (_spd, _scq, sqp) = queue_pair(server, QueuePairOptions::default());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            listener.accept(LIMIT).unwrap().reject(b"not today").unwrap();
+            // Dropping a request rejects it too.
+            drop(listener.accept(LIMIT).unwrap());
+            listener.accept(LIMIT).unwrap().accept(&sqp, AcceptOptions::default(), LIMIT).unwrap()
+        });
+        let ask = || client.connect(&qp, server_address(7), ConnectOptions::default(), LIMIT);
+        assert!(matches!(ask(), Err(ConnectionError::Rejected(data)) if data == b"not today"));
+        assert!(matches!(ask(), Err(ConnectionError::Rejected(data)) if data.is_empty()));
+        assert_eq!(qp.state(), QpState::Idle);
+        ask().unwrap();
+    });
+}
+
+#[test]
+fn nobody_listening_refuses_at_once() {
+    let [_server, client] = devices(Progress::Auto);
+    let (_pd, _cq, qp) = queue_pair(&client, QueuePairOptions::default());
+    let begin = Instant::now();
+    let refused = client.connect(&qp, server_address(99), ConnectOptions::default(), LIMIT).unwrap_err();
+    assert!(matches!(refused, ConnectionError::Failed(CloseReason::Refused)), "{refused:?}");
+    assert!(begin.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn an_unknown_neighbour_is_an_address_error_within_the_limit() {
+    let [_server, client] = devices(Progress::Auto);
+    let channel = EventChannel::new().unwrap();
+    let id = CmId::new(&client, &channel);
+    let begin = Instant::now();
+    id.resolve_address("192.0.2.77:1".parse().unwrap(), Duration::from_millis(150)).unwrap();
+    assert!(begin.elapsed() < Duration::from_millis(100), "resolving must not block");
+    assert!(matches!(next(&client, &channel).kind, EventKind::AddressError(_)));
+    assert!(begin.elapsed() >= Duration::from_millis(140));
+    // It may be asked again.
+    id.resolve_address(server_address(1), LIMIT).unwrap();
+    assert!(matches!(next(&client, &channel).kind, EventKind::AddressResolved));
+}
+
+#[test]
+fn a_peer_that_answers_nothing_ends_the_wait() {
+    let [server, client] = devices(Progress::Application);
+    let listener = server.listen(server_address(7), ListenOptions::default()).unwrap();
+    let (_pd, _cq, qp) = queue_pair(&client, QueuePairOptions::default());
+    // Nobody runs the server's engine.
+    let limit = Duration::from_millis(300);
+    let error = client.connect(&qp, server_address(7), ConnectOptions::default(), limit).unwrap_err();
+    assert!(matches!(error, ConnectionError::TimeLimit), "{error:?}");
+    drop(listener);
+}
+
+#[test]
+fn requests_that_nobody_looked_at_end_with_their_listener() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = &pair;
+    let channel = EventChannel::new().unwrap();
+    let listener = listening(server, &channel, 7);
+    let (_pd, _cq, qp) = queue_pair(client, QueuePairOptions::default());
+    thread::scope(|scope| {
+        let asked = scope.spawn(|| client.connect(&qp, server_address(7), ConnectOptions::default(), LIMIT));
+        assert!(server.wait(&channel, Some(LIMIT)).unwrap());
+        drop(listener);
+        assert!(matches!(asked.join().unwrap(), Err(ConnectionError::Rejected(_))));
+    });
+    assert!(channel.poll().is_none());
+}
+
+#[test]
+fn an_initiator_that_leaves_takes_its_request_back() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = &pair;
+    let (at_server, at_client) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
+    let listener = listening(server, &at_server, 7);
+    let (_pd, _cq, qp) = queue_pair(client, QueuePairOptions::default());
+    let id = resolved(client, &at_client, server_address(7));
+    id.connect(&qp, ConnectOptions::default()).unwrap();
+    let incoming = request(server, &at_server, &listener);
+    drop(qp);
+    drop(id);
+    let event = next(server, &at_server);
+    assert_eq!(event.id, incoming.id.key());
+    assert!(matches!(event.kind, EventKind::RequestGone), "{event:?}");
+    let (_spd, _scq, sqp) = queue_pair(server, QueuePairOptions::default());
+    assert!(incoming.id.accept(&sqp, AcceptOptions::default()).is_err());
+}
+
+#[test]
+fn one_listener_serves_many_clients_at_once() {
+    const CLIENTS: usize = 64;
+    let pair = devices(Progress::Auto);
+    let [server, client] = &pair;
+    let listener = server.listen(server_address(7), ListenOptions::default()).unwrap();
+    thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            let (pd, cq, _unused) = queue_pair(server, QueuePairOptions::default());
+            (0..CLIENTS)
+                .map(|_| {
+                    let request = listener.accept(LIMIT).unwrap();
+                    let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
+                    let private_data = request.private_data().to_vec();
+                    let options = AcceptOptions { private_data, ..Default::default() };
+                    (request.accept(&qp, options, LIMIT).unwrap(), qp)
+                })
+                .collect::<Vec<_>>()
+        });
+        let channel = EventChannel::new().unwrap();
+        let (pd, cq, _unused) = queue_pair(client, QueuePairOptions::default());
+        let asking: Vec<_> = (0..CLIENTS)
+            .map(|i| {
+                let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
+                let id = resolved_in_between(client, server_address(7));
+                let (id, _old) = id;
+                let mut id = id;
+                id.migrate(&channel);
+                id.connect(&qp, ConnectOptions { private_data: vec![i as u8], ..Default::default() }).unwrap();
+                (id, qp)
+            })
+            .collect();
+        let mut seen = [false; CLIENTS];
+        for _ in 0..CLIENTS {
+            let event = next(client, &channel);
+            let EventKind::Established { private_data, .. } = event.kind else { panic!("{event:?}") };
+            let index = usize::from(private_data[0]);
+            assert_eq!(asking[index].0.key(), event.id, "each answer reaches who asked");
+            assert!(!std::mem::replace(&mut seen[index], true));
+        }
+        let connections = serving.join().unwrap();
+        let ports: std::collections::HashSet<_> =
+            connections.iter().map(|(c, _)| c.peer_address().unwrap()).collect();
+        assert_eq!(ports.len(), CLIENTS);
+    });
+}
+
+/// A resolved identifier on a channel of its own, as programs make them before they migrate.
+fn resolved_in_between(device: &Device, peer: SocketAddr) -> (CmId, EventChannel) {
+    let channel = EventChannel::new().unwrap();
+    (resolved(device, &channel, peer), channel)
+}
+
+#[test]
+fn a_peer_that_vanishes_is_noticed() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = connect(&pair, 7);
+    server.qp.post_recv(&RecvRequest::new(1, &[])).unwrap();
+    client.qp.abort().unwrap();
+    assert!(server.connection.wait_disconnected(LIMIT).unwrap());
+    assert_eq!(server.cq.spin(LIMIT).unwrap().status, xwarp_verbs::WcStatus::Flushed);
+    assert_eq!(server.qp.state(), QpState::Error);
+}
+
+#[test]
+fn a_queue_pair_connects_again_after_a_reset() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = connect(&pair, 7);
+    drop(server);
+    assert!(client.connection.wait_disconnected(LIMIT).unwrap());
+    let common::End { connection, qp, .. } = client;
+    drop(connection);
+    let begin = Instant::now();
+    while let Err(error) = qp.reset() {
+        assert!(begin.elapsed() < LIMIT, "{error}");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let listener = pair[0].listen(server_address(8), ListenOptions::default()).unwrap();
+    let (_pd, _cq, sqp) = queue_pair(&pair[0], QueuePairOptions::default());
+    thread::scope(|scope| {
+        let accepted =
+            scope.spawn(|| listener.accept(LIMIT).unwrap().accept(&sqp, AcceptOptions::default(), LIMIT));
+        let connected = pair[1].connect(&qp, server_address(8), ConnectOptions::default(), LIMIT);
+        assert!(connected.is_ok() && accepted.join().unwrap().is_ok());
+    });
+}
+
+#[test]
+fn a_bound_port_is_the_one_that_the_peer_sees() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = &pair;
+    let (at_server, at_client) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
+    let listener = listening(server, &at_server, 7);
+    let (_pd, _cq, qp) = queue_pair(client, QueuePairOptions::default());
+    let id = CmId::new(client, &at_client);
+    id.bind("0.0.0.0:4444".parse().unwrap()).unwrap();
+    id.resolve_address(server_address(7), LIMIT).unwrap();
+    assert!(matches!(next(client, &at_client).kind, EventKind::AddressResolved));
+    id.resolve_route().unwrap();
+    assert!(matches!(next(client, &at_client).kind, EventKind::RouteResolved));
+    id.connect(&qp, ConnectOptions::default()).unwrap();
+    assert_eq!(request(server, &at_server, &listener).peer, (sim::ipv4(2), 4444).into());
+}

@@ -1,0 +1,331 @@
+//! The nouns of verbs through the public API, over the in-memory interface: real time, real threads.
+
+mod common;
+
+use std::{thread, time::Duration};
+
+use common::{LIMIT, connect, connect_with, devices, devices_with, pattern, queue_pair};
+use xwarp_verbs::{
+    Access, AsyncEvent, CompletionChannel, DeviceOptions, Memory, Opcode, Pages, Payload, PostError, Progress,
+    QpState, QueuePairOptions, RecvRequest, Remote, ResourceError, STag, WcStatus, WorkRequest,
+    sim::WireConfig,
+};
+
+#[test]
+fn every_operation_moves_its_bytes() {
+    let [server, client] = connect(&devices(Progress::Auto), 1);
+    let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    let theirs = server.pd.allocate(300_000, rights).unwrap();
+    let ours = client.pd.allocate(300_000, Access::LOCAL_WRITE).unwrap();
+    let data = pattern(200_000, 3);
+    ours.write(0, &data).unwrap();
+
+    client.qp.post_send(&WorkRequest::write(1, &ours.sge(0, 200_000), theirs.remote(64)).signaled()).unwrap();
+    let written = client.cq.spin(LIMIT).unwrap().ok().unwrap();
+    assert_eq!((written.wr_id, written.opcode), (1, Opcode::RdmaWrite));
+    assert_eq!(theirs.to_vec(64, 200_000).unwrap(), data);
+
+    ours.memory().fill(0, 300_000, 0).unwrap();
+    client.qp.post_send(&WorkRequest::read(2, &ours.sge(5, 150_000), theirs.remote(64)).signaled()).unwrap();
+    let read = client.cq.spin(LIMIT).unwrap().ok().unwrap();
+    assert_eq!((read.wr_id, read.opcode, read.byte_len), (2, Opcode::RdmaRead, 150_000));
+    assert_eq!(ours.to_vec(5, 150_000).unwrap(), data[..150_000]);
+
+    theirs.memory().store_u64(0, 40).unwrap();
+    client.qp.post_send(&WorkRequest::fetch_add(3, &ours.sge(8, 8), theirs.remote(0), 2).signaled()).unwrap();
+    assert_eq!(client.cq.spin(LIMIT).unwrap().ok().unwrap().opcode, Opcode::FetchAdd);
+    assert_eq!((ours.memory().load_u64(8), theirs.memory().load_u64(0)), (Ok(40), Ok(42)));
+    client
+        .qp
+        .post_send(&WorkRequest::compare_swap(4, &ours.sge(8, 8), theirs.remote(0), 42, 7).signaled())
+        .unwrap();
+    assert_eq!(client.cq.spin(LIMIT).unwrap().ok().unwrap().opcode, Opcode::CompareSwap);
+    assert_eq!((ours.memory().load_u64(8), theirs.memory().load_u64(0)), (Ok(42), Ok(7)));
+
+    server.qp.post_recv(&RecvRequest::new(5, &[theirs.sge(100, 3), theirs.sge(0, 50)])).unwrap();
+    client.qp.post_send(&WorkRequest::send(6, Payload::Inline(b"scatter")).signaled()).unwrap();
+    let received = server.cq.spin(LIMIT).unwrap().ok().unwrap();
+    assert_eq!((received.wr_id, received.opcode, received.byte_len), (5, Opcode::Recv, 7));
+    assert_eq!(theirs.to_vec(100, 3).unwrap(), b"sca");
+    assert_eq!(theirs.to_vec(0, 4).unwrap(), b"tter");
+    assert_eq!(client.cq.spin(LIMIT).unwrap().ok().unwrap().wr_id, 6);
+
+    server.qp.post_recv(&RecvRequest::new(7, &[])).unwrap();
+    client.qp.post_send(&WorkRequest::immediate(8, *b"12345678")).unwrap();
+    let received = server.cq.spin(LIMIT).unwrap().ok().unwrap();
+    assert_eq!((received.wr_id, received.immediate), (7, Some(*b"12345678")));
+}
+
+#[test]
+fn what_completed_has_arrived_even_when_everything_is_dropped_at_once() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = connect(&pair, 1);
+    let theirs = server.pd.allocate(1 << 20, Access::REMOTE_WRITE | Access::LOCAL_WRITE).unwrap();
+    server.qp.post_recv(&RecvRequest::new(1, &[])).unwrap();
+    let ours = client.pd.allocate(1 << 20, Access::empty()).unwrap();
+    let data = pattern(1 << 20, 9);
+    ours.write(0, &data).unwrap();
+    client.qp.post_send(&WorkRequest::write(1, &ours.sge(0, 1 << 20), theirs.remote(0))).unwrap();
+    client.qp.post_send(&WorkRequest::send(2, Payload::EMPTY).signaled()).unwrap();
+    assert_eq!(client.cq.spin(LIMIT).unwrap().ok().unwrap().wr_id, 2);
+    drop((client, ours, pair));
+    assert_eq!(server.cq.spin(LIMIT).unwrap().ok().unwrap().wr_id, 1);
+    assert!(theirs.to_vec(0, 1 << 20).unwrap() == data);
+    assert!(server.connection.wait_disconnected(LIMIT).unwrap());
+}
+
+#[test]
+fn a_disconnect_sends_what_was_posted_before() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = connect(&pair, 1);
+    let theirs = server.pd.allocate(1 << 20, Access::REMOTE_WRITE | Access::LOCAL_WRITE).unwrap();
+    let ours = client.pd.allocate(1 << 20, Access::empty()).unwrap();
+    let data = pattern(1 << 20, 4);
+    ours.write(0, &data).unwrap();
+    client.qp.post_send(&WorkRequest::write(1, &ours.sge(0, 1 << 20), theirs.remote(0))).unwrap();
+    client.connection.disconnect().unwrap();
+    assert!(server.connection.wait_disconnected(LIMIT).unwrap());
+    assert!(theirs.to_vec(0, 1 << 20).unwrap() == data);
+    assert!(client.qp.post_send(&WorkRequest::send(2, Payload::EMPTY)).is_ok(), "posted, and flushed");
+    assert_eq!(client.cq.spin(LIMIT).unwrap().status, WcStatus::Flushed);
+}
+
+#[test]
+fn a_sleeping_application_loses_no_wakeup() {
+    for progress in [Progress::Auto, Progress::Thread, Progress::Application] {
+        let pair = devices(progress);
+        let ends = connect_with(&pair, 1, |device| {
+            let channel = CompletionChannel::new().unwrap();
+            let cq = device.create_cq_with_channel(64, &channel).unwrap();
+            let pd = device.create_pd().unwrap();
+            let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
+            (pd, cq, qp)
+        });
+        const ROUNDS: u64 = 500;
+        thread::scope(|scope| {
+            for (side, end) in ends.iter().enumerate() {
+                scope.spawn(move || {
+                    end.qp.post_recv(&RecvRequest::new(0, &[])).unwrap();
+                    if side == 0 {
+                        // The other end may not have posted yet: the message waits for it.
+                        end.qp.post_send(&WorkRequest::send(0, Payload::EMPTY)).unwrap();
+                    }
+                    for round in 0..ROUNDS {
+                        let got = end.cq.wait(LIMIT).unwrap().expect("a wake-up").ok().unwrap();
+                        assert_eq!(got.wr_id, round);
+                        end.qp.post_recv(&RecvRequest::new(round + 1, &[])).unwrap();
+                        if round + 1 < ROUNDS || side == 1 {
+                            end.qp.post_send(&WorkRequest::send(round, Payload::EMPTY)).unwrap();
+                        }
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn only_solicited_completions_wake_when_asked_so() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = connect(&pair, 1);
+    let channel = CompletionChannel::new().unwrap();
+    let cq = server.device.create_cq_with_channel(8, &channel).unwrap();
+    let srq = server.pd.create_srq(8, 1).unwrap();
+    let qp = server.pd.create_qp_with_srq(&cq, &cq, &srq, QueuePairOptions::default()).unwrap();
+    let listener = server.device.listen(common_address(2), Default::default()).unwrap();
+    let (pd, _, peer) = queue_pair(&client.device, QueuePairOptions::default());
+    let (accepted, _connected) = thread::scope(|scope| {
+        let accepted =
+            scope.spawn(|| listener.accept(LIMIT).unwrap().accept(&qp, Default::default(), LIMIT).unwrap());
+        let connected = client.device.connect(&peer, common_address(2), Default::default(), LIMIT).unwrap();
+        (accepted.join().unwrap(), connected)
+    });
+    for wr_id in 0..3 {
+        srq.post_recv(&RecvRequest::new(wr_id, &[])).unwrap();
+    }
+    assert_eq!(srq.posted(), Ok(3));
+    cq.arm(true);
+    peer.post_send(&WorkRequest::send(1, Payload::EMPTY)).unwrap();
+    assert!(!server.device.wait(&channel, Some(Duration::from_millis(50))).unwrap(), "not solicited");
+    peer.post_send(&WorkRequest::send(2, Payload::EMPTY).solicited()).unwrap();
+    assert!(server.device.wait(&channel, Some(LIMIT)).unwrap());
+    assert_eq!(channel.poll(), Some(cq.id()));
+    assert_eq!(channel.poll(), None);
+    let mut all = Vec::new();
+    assert_eq!(cq.poll(&mut all, 8), 2);
+    assert_eq!(all.iter().map(|c| c.solicited).collect::<Vec<_>>(), [false, true]);
+    drop((accepted, pd));
+}
+
+fn common_address(port: u16) -> std::net::SocketAddr {
+    (xwarp_verbs::sim::ipv4(1), port).into()
+}
+
+#[test]
+fn a_peer_reaches_only_what_it_was_given() {
+    let pair = devices(Progress::Auto);
+    let place = |port, ask: &dyn Fn(&common::End) -> Remote| {
+        let [server, client] = connect(&pair, port);
+        let remote = ask(&server);
+        let ours = client.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
+        client.qp.post_send(&WorkRequest::write(1, &ours.sge(0, 64), remote).signaled()).unwrap();
+        // The write itself is acknowledged by TCP; the Terminate that follows ends the queue pair.
+        assert!(client.connection.wait_disconnected(LIMIT).unwrap());
+        assert_eq!(client.qp.state(), QpState::Error);
+        let fault = client.device.async_events();
+        assert!(client.device.wait(&fault, Some(LIMIT)).unwrap());
+        assert!(matches!(fault.poll(), Some(AsyncEvent::QpFatal { qp, .. }) if qp == client.qp.id()));
+    };
+    let read_only = |server: &common::End| {
+        let region = server.pd.allocate(64, Access::REMOTE_READ).unwrap();
+        let remote = region.remote(0);
+        std::mem::forget(region);
+        remote
+    };
+    place(1, &read_only);
+    place(2, &|server| server.pd.allocate(64, Access::REMOTE_WRITE).unwrap().remote(0));
+    place(3, &|_| Remote { key: STag::new(0x0102_0304), offset: 0 });
+}
+
+#[test]
+fn dropping_a_region_ends_it_for_work_that_names_it() {
+    let pair = devices(Progress::Auto);
+    let [_server, client] = connect(&pair, 1);
+    let ours = client.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
+    let piece = ours.sge(0, 64);
+    drop(ours);
+    client.qp.post_send(&WorkRequest::send(1, &piece).signaled()).unwrap();
+    assert_eq!(client.cq.spin(LIMIT).unwrap().status, WcStatus::LocalProtection);
+}
+
+#[test]
+fn verbs_refuse_what_cannot_be() {
+    let pair = devices(Progress::Auto);
+    let (pd, cq, qp) = queue_pair(&pair[0], QueuePairOptions { max_recv_wr: 1, ..Default::default() });
+    let (other_pd, other_cq, _other) = queue_pair(&pair[1], QueuePairOptions::default());
+    assert_eq!(qp.post_send(&WorkRequest::send(1, Payload::EMPTY)), Err(PostError::NotConnected));
+    qp.post_recv(&RecvRequest::new(1, &[])).unwrap();
+    assert_eq!(qp.post_recv(&RecvRequest::new(2, &[])), Err(PostError::QueueFull(1)));
+    assert_eq!(
+        qp.post_recv_list(&[RecvRequest::new(2, &[]), RecvRequest::new(3, &[])]),
+        Err((0, PostError::QueueFull(1)))
+    );
+    assert!(pd.create_qp(&cq, &other_cq, QueuePairOptions::default()).is_err(), "a queue of another device");
+    let foreign = other_pd.create_srq(4, 1).unwrap();
+    assert_eq!(
+        pd.create_qp_with_srq(&cq, &cq, &foreign, QueuePairOptions::default()).err(),
+        Some(ResourceError::ForeignSrq)
+    );
+    assert!(pair[0].create_cq(0).is_err());
+    assert!(pair[0].attributes().limits.max_qp > 1000);
+    assert_eq!(pair[0].attributes().interface.name, "sim1");
+    assert_eq!(qp.query().unwrap().recv_outstanding, 1);
+}
+
+#[test]
+fn a_borrowed_memory_serves_as_a_region() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = connect(&pair, 1);
+    // An anonymous memory stands for the application's: it lives longer than the region.
+    let bytes = Memory::anonymous(4096, Pages::Normal).unwrap();
+    let base = std::ptr::NonNull::new(bytes.as_ptr()).unwrap();
+    // SAFETY: `bytes` outlives `region`, is mapped and writable, and is only reached by raw access.
+    let memory = unsafe { Memory::borrowed(base, 4096) };
+    let options = xwarp_verbs::RegionOptions { base: base.as_ptr() as u64, ..Default::default() };
+    let region = server.pd.register_with(memory, Access::REMOTE_WRITE, options).unwrap();
+    assert_eq!(region.remote(16).offset, base.as_ptr() as u64 + 16);
+    let ours = client.pd.allocate(8, Access::empty()).unwrap();
+    ours.write(0, b"borrowed").unwrap();
+    client.qp.post_send(&WorkRequest::write(1, &ours.sge(0, 8), region.remote(16)).signaled()).unwrap();
+    client.cq.spin(LIMIT).unwrap().ok().unwrap();
+    let mut seen = [0; 8];
+    bytes.read(16, &mut seen).unwrap();
+    assert_eq!(&seen, b"borrowed");
+    drop(region);
+}
+
+#[test]
+fn many_threads_post_and_poll_one_queue_pair() {
+    let pair = devices(Progress::Auto);
+    let big = QueuePairOptions { max_send_wr: 2000, max_recv_wr: 2000, ..Default::default() };
+    let [server, client] = connect_with(&pair, 1, |device| queue_pair(device, big));
+    let inbox = server.pd.allocate(8 * 1200, Access::LOCAL_WRITE).unwrap();
+    for i in 0..1200 {
+        server.qp.post_recv(&RecvRequest::new(i, &[inbox.sge(8 * i as usize, 8)])).unwrap();
+    }
+    thread::scope(|scope| {
+        for worker in 0..4u64 {
+            let qp = &client.qp;
+            scope.spawn(move || {
+                for i in 0..300u64 {
+                    let bytes = (worker << 32 | i).to_be_bytes();
+                    qp.post_send(&WorkRequest::send(i, Payload::Inline(&bytes))).unwrap();
+                }
+            });
+        }
+    });
+    let mut next = [0; 4];
+    for i in 0..1200 {
+        let got = server.cq.spin(LIMIT).unwrap().ok().unwrap();
+        assert_eq!(got.wr_id, i);
+        let bytes: [u8; 8] = inbox.to_vec(8 * i as usize, 8).unwrap().try_into().unwrap();
+        let value = u64::from_be_bytes(bytes);
+        let worker = (value >> 32) as usize;
+        assert_eq!(value & 0xffff_ffff, next[worker], "each thread's messages are in order");
+        next[worker] += 1;
+    }
+    assert_eq!(next, [300; 4]);
+}
+
+#[test]
+fn a_peer_is_served_while_the_application_does_not_call() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = connect(&pair, 1);
+    let theirs = server.pd.allocate(8, Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
+    // Also after a time of busy polling, of which the server gives no notice that it ends.
+    for _ in 0..200 {
+        assert!(server.cq.poll_one().is_none());
+    }
+    let ours = client.pd.allocate(8, Access::LOCAL_WRITE).unwrap();
+    ours.write(0, b"spinning").unwrap();
+    client.qp.post_send(&WorkRequest::write(1, &ours.sge(0, 8), theirs.remote(0)).signaled()).unwrap();
+    let word = u64::from_ne_bytes(*b"spinning");
+    let begin = std::time::Instant::now();
+    while theirs.memory().load_u64(0) != Ok(word) {
+        assert!(begin.elapsed() < LIMIT, "the write was never placed");
+        std::hint::spin_loop();
+    }
+    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn counters_have_stable_names() {
+    let pair = devices(Progress::Auto);
+    let before = pair[1].counters();
+    let ends = connect(&pair, 1);
+    let after = pair[1].counters();
+    assert_eq!(before.value("stack.active_opens"), Some(0));
+    let grown = after.since(&before);
+    assert_eq!(grown.value("stack.active_opens"), Some(1));
+    assert!(grown.value("tcp.segments_in").unwrap_or(0) >= 2, "{grown}");
+    assert_eq!(pair[0].counters().value("stack.passive_opens"), Some(1));
+    assert_eq!(after.value("no.such"), None);
+    drop(ends);
+}
+
+#[test]
+fn data_survives_a_lossy_cable() {
+    use xwarp_verbs::sim::Faults;
+    let faults = Faults { loss: 0.02, ..Faults::default() };
+    let wire = WireConfig { faults: [faults; 2], ..WireConfig::default() };
+    let pair = devices_with(&DeviceOptions::default(), wire);
+    let [server, client] = connect(&pair, 1);
+    let theirs = server.pd.allocate(1 << 20, Access::REMOTE_WRITE | Access::LOCAL_WRITE).unwrap();
+    let ours = client.pd.allocate(1 << 20, Access::empty()).unwrap();
+    let data = pattern(1 << 20, 77);
+    ours.write(0, &data).unwrap();
+    client.qp.post_send(&WorkRequest::write(1, &ours.sge(0, 1 << 20), theirs.remote(0)).signaled()).unwrap();
+    client.cq.spin(Duration::from_secs(60)).unwrap().ok().unwrap();
+    assert!(theirs.to_vec(0, 1 << 20).unwrap() == data);
+    assert!(client.device.counters().value("tcp.retransmits").unwrap() > 0);
+}
