@@ -64,16 +64,13 @@ impl Resolver {
     /// Everything but [`ResolveError::Unreachable`] and [`ResolveError::TimedOut`].
     pub fn route(&mut self, destination: IpAddr, source: Option<IpAddr>) -> Result<Route, ResolveError> {
         self.check_addresses(destination, source)?;
+        let ours = self.netlink.addresses(self.facts.index)?;
+        if let Some(address) = source.filter(|source| !ours.contains(source)) {
+            return Err(ResolveError::NotOurAddress { address, name: self.facts.name.clone() });
+        }
         // A link-local address means nothing without its link.
         let scope = is_link_local(destination).then_some(self.facts.index);
-        let no_route = |error: io::Error| match error.raw_os_error() {
-            // EINVAL: a source address that is not this host's.
-            Some(libc::EINVAL | libc::EADDRNOTAVAIL) if source.is_some() => ResolveError::NotOurAddress {
-                address: source.unwrap_or(destination),
-                name: self.facts.name.clone(),
-            },
-            _ => ResolveError::NoRoute { destination, source: error },
-        };
+        let no_route = |source| ResolveError::NoRoute { destination, source };
         let mut answer = self.netlink.route(destination, source, scope).map_err(no_route)?;
         if answer.local {
             return Err(ResolveError::Local(destination));
@@ -85,21 +82,11 @@ impl Resolver {
             // Two interfaces lead there; the caller chose this one by opening it.
             answer = self.netlink.route(destination, source, Some(self.facts.index))?;
         }
-        let ours = self.netlink.addresses(self.facts.index)?;
-        let source = match source.or(answer.source) {
-            Some(source) if ours.contains(&source) => source,
-            Some(address) => {
-                return Err(ResolveError::NotOurAddress { address, name: self.facts.name.clone() });
-            }
-            None => {
-                return Err(ResolveError::NoRoute {
-                    destination,
-                    source: io::ErrorKind::AddrNotAvailable.into(),
-                });
-            }
+        let Some(source) = source.or(answer.source).filter(|source| ours.contains(source)) else {
+            return Err(no_route(io::ErrorKind::AddrNotAvailable.into()));
         };
-        let ours = u32::from(self.facts.mtu);
-        let mtu = answer.mtu.unwrap_or(ours).min(ours).max(MIN_MTU) as u16;
+        let most = u32::from(self.facts.mtu);
+        let mtu = answer.mtu.unwrap_or(most).min(most).max(MIN_MTU) as u16;
         Ok(Route { destination, source, next_hop: answer.gateway.unwrap_or(destination), mtu })
     }
 
@@ -114,9 +101,6 @@ impl Resolver {
         match source {
             Some(source) if source.is_ipv4() != destination.is_ipv4() => {
                 Err(ResolveError::Family(source, destination))
-            }
-            Some(source) if source.is_unspecified() || source.is_loopback() => {
-                Err(ResolveError::NotOurAddress { address: source, name: self.facts.name.clone() })
             }
             _ => Ok(()),
         }

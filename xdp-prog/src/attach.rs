@@ -51,7 +51,7 @@ pub enum AttachError {
 
 /// The program that is on interface `ifindex` of the calling thread's network namespace. A query says
 /// nothing about `ours`, but libbpf-rs wants a program to ask with.
-fn attached(ours: BorrowedFd<'_>, ifindex: u32) -> io::Result<Option<Attached>> {
+pub(crate) fn attached(ours: BorrowedFd<'_>, ifindex: u32) -> io::Result<Option<Attached>> {
     let index = c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?;
     let found = Xdp::new(ours).query(index, XdpFlags::NONE).map_err(|error| system(&error))?;
     let candidates = [

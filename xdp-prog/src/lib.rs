@@ -26,9 +26,10 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Once;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, PrintLevel};
 
 pub use attach::{AttachError, AttachMode, Attached};
 pub use counters::ProgramCounters;
@@ -84,6 +85,10 @@ impl SteeringProgram {
     /// # Errors
     /// No rights, a kernel before 5.18 (which does not know `xdp.frags`), or too many tags.
     pub fn load(vlans: &[u16]) -> Result<Self, ProgramError> {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            libbpf_rs::set_print(Some((PrintLevel::Info, trace)));
+        });
         let mut storage = MaybeUninit::uninit();
         let skeleton = load_skeleton(vlans, &mut storage)?;
         Self::from_skeleton(&skeleton)
@@ -182,6 +187,16 @@ impl SteeringProgram {
 impl Drop for SteeringProgram {
     fn drop(&mut self) {
         self.detach();
+    }
+}
+
+/// libbpf prints to standard error unless it is told better.
+#[expect(clippy::needless_pass_by_value, reason = "libbpf-rs calls it so")]
+fn trace(level: PrintLevel, text: String) {
+    let text = text.trim_end();
+    match level {
+        PrintLevel::Warn => tracing::warn!(target: "libbpf", "{text}"),
+        _ => tracing::debug!(target: "libbpf", "{text}"),
     }
 }
 

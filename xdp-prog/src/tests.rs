@@ -20,7 +20,7 @@ fn with_program(vlans: &[u16], f: impl FnOnce(&SteeringProgram, &dyn Fn(&[u8]) -
     let mut storage = MaybeUninit::uninit();
     let skeleton = load_skeleton(vlans, &mut storage).unwrap();
     let program = SteeringProgram::from_skeleton(&skeleton).unwrap();
-    let socket = socket_with(AddressFamily::from_raw(44), SocketType::RAW, SocketFlags::CLOEXEC, None).unwrap();
+    let socket = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None).unwrap();
     program.add_socket(0, socket.as_fd()).unwrap();
     f(&program, &|frame| {
         let before = program.counters().unwrap();
@@ -46,7 +46,10 @@ fn at(text: &str) -> SocketAddr {
 
 /// Our end and the peer's, by family.
 fn ends() -> [(SocketAddr, SocketAddr); 2] {
-    [(at("192.0.2.1:4791"), at("198.51.100.9:33000")), (at("[2001:db8::1]:4791"), at("[2001:db8:9::9]:33000"))]
+    [
+        (at("192.0.2.1:4791"), at("198.51.100.9:33000")),
+        (at("[2001:db8::1]:4791"), at("[2001:db8:9::9]:33000")),
+    ]
 }
 
 fn ethernet(tags: &[(u16, u16)], proto: EtherType, packet: &[u8]) -> Vec<u8> {
@@ -65,7 +68,13 @@ fn frame(tags: &[(u16, u16)], packet: &[u8]) -> Vec<u8> {
     ethernet(tags, proto, packet)
 }
 
-fn packet(source: IpAddr, destination: IpAddr, protocol: IpNumber, options: &[u8], payload: &[u8]) -> Vec<u8> {
+fn packet(
+    source: IpAddr,
+    destination: IpAddr,
+    protocol: IpNumber,
+    options: &[u8],
+    payload: &[u8],
+) -> Vec<u8> {
     let mut out = Vec::new();
     match (source, destination) {
         (IpAddr::V4(s), IpAddr::V4(d)) => {
@@ -78,7 +87,14 @@ fn packet(source: IpAddr, destination: IpAddr, protocol: IpNumber, options: &[u8
         (IpAddr::V6(s), IpAddr::V6(d)) => {
             let (source, destination) = (s.octets(), d.octets());
             let payload_length = payload.len() as u16;
-            let ip = Ipv6Header { payload_length, next_header: protocol, hop_limit: 64, source, destination, ..Default::default() };
+            let ip = Ipv6Header {
+                payload_length,
+                next_header: protocol,
+                hop_limit: 64,
+                source,
+                destination,
+                ..Default::default()
+            };
             ip.write(&mut out).unwrap();
         }
         _ => panic!("addresses of two families"),
@@ -264,19 +280,39 @@ fn icmp_errors_that_quote_us_are_steered() {
             let kinds: &[u8] = if ours.is_ipv4() { &[3, 11, 12] } else { &[1, 2, 3, 4] };
             let others: &[u8] = if ours.is_ipv4() { &[0, 4, 5, 8] } else { &[0, 5, 128, 134, 135, 136] };
             for kind in kinds {
-                assert_eq!(run(&frame(&[], &icmp(ours, *kind, &quoted))), passed("passed_icmp"), "not ours yet");
+                assert_eq!(
+                    run(&frame(&[], &icmp(ours, *kind, &quoted))),
+                    passed("passed_icmp"),
+                    "not ours yet"
+                );
             }
             program.add_flow(ours, peer).unwrap();
             for kind in kinds {
-                assert_eq!(run(&frame(&[], &icmp(ours, *kind, &quoted))), steered("steered_icmp"), "type {kind}");
+                assert_eq!(
+                    run(&frame(&[], &icmp(ours, *kind, &quoted))),
+                    steered("steered_icmp"),
+                    "type {kind}"
+                );
             }
             for kind in others {
-                assert_eq!(run(&frame(&[], &icmp(ours, *kind, &quoted))), passed("passed_icmp"), "type {kind}");
+                assert_eq!(
+                    run(&frame(&[], &icmp(ours, *kind, &quoted))),
+                    passed("passed_icmp"),
+                    "type {kind}"
+                );
             }
             let foreign = tcp(peer, ours, ack);
-            assert_eq!(run(&frame(&[], &icmp(ours, kinds[0], &foreign))), passed("passed_icmp"), "we did not send that");
+            assert_eq!(
+                run(&frame(&[], &icmp(ours, kinds[0], &foreign))),
+                passed("passed_icmp"),
+                "we did not send that"
+            );
             let udp = packet(ours.ip(), peer.ip(), IpNumber::UDP, &[], &segment(ours, peer, ack));
-            assert_eq!(run(&frame(&[], &icmp(ours, kinds[0], &udp))), passed("passed_icmp"), "a quoted UDP packet");
+            assert_eq!(
+                run(&frame(&[], &icmp(ours, kinds[0], &udp))),
+                passed("passed_icmp"),
+                "a quoted UDP packet"
+            );
         });
     }
 }
@@ -290,9 +326,16 @@ fn a_quotation_may_end_after_the_sequence_number() {
             let quoted = tcp(ours, peer, ack);
             let ip_header = if ours.is_ipv4() { 20 } else { 40 };
             let kind = if ours.is_ipv4() { 3 } else { 2 };
-            assert_eq!(run(&frame(&[], &icmp(ours, kind, &quoted[..ip_header + 8]))), steered("steered_icmp"));
+            assert_eq!(
+                run(&frame(&[], &icmp(ours, kind, &quoted[..ip_header + 8]))),
+                steered("steered_icmp")
+            );
             for len in 0..ip_header + 8 {
-                assert_eq!(run(&frame(&[], &icmp(ours, kind, &quoted[..len]))), passed("passed_icmp"), "{len} bytes");
+                assert_eq!(
+                    run(&frame(&[], &icmp(ours, kind, &quoted[..len]))),
+                    passed("passed_icmp"),
+                    "{len} bytes"
+                );
             }
         });
     }
@@ -347,9 +390,17 @@ fn everything_else_passes() {
         }
         let mut wrong = tcp(peer, ours, ack);
         wrong[0] = 0x65;
-        assert_eq!(run(&ethernet(&[], EtherType::IPV4, &wrong)), passed("passed_truncated"), "version 6 in an IPv4 frame");
+        assert_eq!(
+            run(&ethernet(&[], EtherType::IPV4, &wrong)),
+            passed("passed_truncated"),
+            "version 6 in an IPv4 frame"
+        );
         wrong[0] = 0x44;
-        assert_eq!(run(&ethernet(&[], EtherType::IPV4, &wrong)), passed("passed_truncated"), "a header of 16 bytes");
+        assert_eq!(
+            run(&ethernet(&[], EtherType::IPV4, &wrong)),
+            passed("passed_truncated"),
+            "a header of 16 bytes"
+        );
     });
 }
 
@@ -382,4 +433,101 @@ fn without_a_socket_on_the_queue_frames_pass() {
     let input = ProgramInput { data_in: Some(&frame), ..Default::default() };
     assert_eq!(skeleton.progs.xwarp_steer.test_run(input).unwrap().return_value, XDP_PASS);
     assert_eq!(program.counters().unwrap(), ProgramCounters { no_socket: 1, ..Default::default() });
+}
+
+/// A namespace of its own with one veth pair, gone when this is dropped.
+struct Namespace(String);
+
+impl Namespace {
+    fn new() -> Self {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let this = Self(format!("xwp-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
+        ip(&["netns", "add", &this.0]);
+        ip(&["-n", &this.0, "link", "add", "xw0", "type", "veth", "peer", "name", "xw1"]);
+        this
+    }
+
+    /// Runs `f` inside, on a thread of its own, with the index of `xw0`.
+    fn run(&self, f: impl FnOnce(u32) + Send) {
+        let index =
+            ip(&["-n", &self.0, "-o", "link", "show", "xw0"]).split(':').next().unwrap().parse().unwrap();
+        let joined = std::thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                let namespace = std::fs::File::open(format!("/var/run/netns/{}", self.0)).unwrap();
+                let kind = rustix::thread::LinkNameSpaceType::Network;
+                rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(kind)).unwrap();
+                f(index);
+            });
+            inside.join()
+        });
+        joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        ip(&["netns", "del", &self.0]);
+    }
+}
+
+fn ip(arguments: &[&str]) -> String {
+    let output = std::process::Command::new("ip").args(arguments).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn netns_a_foreign_program_is_named_and_replaced_only_on_demand() {
+    for mode in [AttachMode::Native, AttachMode::Generic] {
+        Namespace::new().run(|index| {
+            let mut theirs = SteeringProgram::load(&[]).unwrap();
+            theirs.attach(index, mode, false).unwrap();
+            refuses_then_replaces(index, theirs.id(), mode);
+        });
+    }
+}
+
+/// The older way to attach, without a link: the program stays when its owner exits.
+#[test]
+fn netns_a_program_without_a_link_is_named_and_replaced_too() {
+    for (mode, flags) in [
+        (AttachMode::Native, libbpf_rs::XdpFlags::DRV_MODE),
+        (AttachMode::Generic, libbpf_rs::XdpFlags::SKB_MODE),
+    ] {
+        Namespace::new().run(|index| {
+            let theirs = SteeringProgram::load(&[]).unwrap();
+            libbpf_rs::Xdp::new(theirs.program.as_fd()).attach(index.cast_signed(), flags).unwrap();
+            let id = theirs.id();
+            drop(theirs);
+            refuses_then_replaces(index, id, mode);
+        });
+    }
+}
+
+fn refuses_then_replaces(index: u32, id: u32, mode: AttachMode) {
+    let mut ours = SteeringProgram::load(&[]).unwrap();
+    let refused = ours.attach(index, AttachMode::Native, false).unwrap_err();
+    let AttachError::Foreign(there) = refused else { panic!("{refused:?}") };
+    assert_eq!(there, Attached { id, name: "xwarp_steer".into(), mode });
+    assert!(ours.attach(index, AttachMode::Generic, false).is_err());
+
+    ours.attach(index, AttachMode::Native, true).unwrap();
+    let now = attach::attached(ours.program.as_fd(), index).unwrap();
+    assert_eq!(now, Some(Attached { id: ours.id(), name: "xwarp_steer".into(), mode: AttachMode::Native }));
+    ours.detach();
+    assert_eq!(attach::attached(ours.program.as_fd(), index).unwrap(), None);
+    assert_ne!(ours.id(), 0);
+}
+
+#[test]
+fn netns_dropping_detaches() {
+    Namespace::new().run(|index| {
+        let mut ours = SteeringProgram::load(&[]).unwrap();
+        ours.attach(index, AttachMode::Native, false).unwrap();
+        drop(ours);
+        let probe = SteeringProgram::load(&[]).unwrap();
+        assert_eq!(attach::attached(probe.program.as_fd(), index).unwrap(), None);
+        let nowhere = SteeringProgram::load(&[]).unwrap().attach(index + 1000, AttachMode::Native, false);
+        assert!(matches!(nowhere, Err(AttachError::System(_))), "{nowhere:?}");
+    });
 }
