@@ -49,6 +49,9 @@ pub struct TcpConfig {
     pub rto_min: Duration,
     /// Largest retransmission time-out: 60 s, the least that RFC 6298 section 2.5 allows.
     pub rto_max: Duration,
+    /// What a tail loss probe allows for the peer's delayed ACK (RFC 8985 section 7.2): 2 ms, twice our own. A
+    /// peer that waits longer (Linux: 40 ms) gets a duplicate now and then and says so by D-SACK.
+    pub tlp_ack_delay: Duration,
     /// How long an ACK may wait for data to ride on. RFC 9293 section 3.8.6.3 allows 500 ms; 1 ms because
     /// round trips here are microseconds, and a sender whose window is small must not wait long.
     pub delayed_ack: Duration,
@@ -66,7 +69,8 @@ pub struct TcpConfig {
     /// lives no longer than some milliseconds in a data centre, and timestamps or the rule of RFC 6191 guard
     /// a new incarnation: 1 s.
     pub time_wait: Duration,
-    /// How long FIN-WAIT-2 may last after the application has gone: 60 s.
+    /// How long FIN-WAIT-2 lasts while the peer sends nothing: 60 s, so that a peer that never closes costs no
+    /// connection for ever (RFC 9293 section 3.6.1 sets no limit).
     pub fin_wait_2: Duration,
     /// Most transmit frames that this connection may retain.
     pub max_frames: usize,
@@ -86,14 +90,15 @@ impl Default for TcpConfig {
             ecn: true,
             rto_initial: Duration::from_secs(1),
             rto_min: Duration::from_millis(200),
-            rto_max: Duration::from_secs(60),
+            rto_max: Duration::from_mins(1),
+            tlp_ack_delay: Duration::from_millis(2),
             delayed_ack: Duration::from_millis(1),
             ack_every: 8,
             connect_timeout: Duration::from_secs(30),
             user_timeout: Duration::from_secs(30),
             keepalive: None,
             time_wait: Duration::from_secs(1),
-            fin_wait_2: Duration::from_secs(60),
+            fin_wait_2: Duration::from_mins(1),
             max_frames: usize::MAX,
             reserve_frames: 16,
         }

@@ -1,83 +1,297 @@
-//! [`Connection`]: the parts of one connection and what the stack calls.
+//! [`Connection`]: the parts of one connection, its states, and what the stack calls. Segments that come in are
+//! processed in `input`, segments that go out are made in `output`.
 
+use std::time::Duration;
+
+use super::{
+    Arrival, Counters, Info, State, TcpConfig,
+    ack::AckPolicy,
+    clock::Clock,
+    congestion::Window,
+    receiver::Receiver,
+    sender::{After, Sender},
+    timers::{Timer, Timers},
+};
 use crate::{
     link::{Link, QueueId},
     seq::{SeqNum, StreamOffset},
-    tcp::{Arrival, Counters, Info, Receipt, Sent, Source, State, TcpConfig},
     time::Instant,
     ulp::CloseReason,
-    wire::{Flow, IcmpError, Mac, Path, Segment},
+    wire::{Flow, Headers, IcmpError, IcmpKind, Mac, Options, Path, Segment, TIMESTAMPS_BYTES},
 };
+
+/// Bytes of a TCP header without options.
+const TCP_HEADER: usize = 20;
+
+/// Smallest EMSS that we fall to, whatever a peer or a router says. Below it one FPDU with its headers and markers
+/// would not fit a segment, and tiny segments are a known attack on senders.
+const LEAST_EMSS: usize = 256;
+
+/// Challenge ACKs in one period at most (RFC 5961 section 7).
+const MOST_CHALLENGES: u32 = 10;
+const CHALLENGE_PERIOD: Duration = Duration::from_secs(5);
+
+/// Time-outs in a row without any answer after which large segments are suspected to vanish in a router that says
+/// nothing (RFC 4821 section 7.7).
+const BLACK_HOLE_TIMEOUTS: u32 = 3;
+
+/// Segment size to fall back to then (RFC 4821 section 7.2 recommends 1024 bytes as the initial low bound).
+const BLACK_HOLE_EMSS: usize = 1024;
+
+/// Our SYN.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Syn {
+    /// It is to be sent.
+    pub due: bool,
+    pub sent: u32,
+    pub sent_at: Instant,
+}
+
+/// Explicit congestion notification (RFC 3168 section 6.1).
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct EcnState {
+    /// Negotiated.
+    pub on: bool,
+    /// ACKs carry ECN-Echo until the peer says CWR.
+    pub echo: bool,
+    /// The next new segment says CWR.
+    pub cwr: bool,
+}
+
+/// RFC 5961 section 7: a time and a counter.
+#[derive(Debug, Clone, Copy, Default)]
+struct Challenges {
+    began: Option<Instant>,
+    sent: u32,
+}
+
+/// Things to send that are neither data nor plain acknowledgments.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Due {
+    /// A segment below the window that makes the peer answer: keepalive or window probe.
+    pub poke: bool,
+    /// A tail loss probe.
+    pub loss_probe: bool,
+    /// A window below the EMSS may be used up: the persist timer has fired.
+    pub insist: bool,
+    /// A RST in answer to a bad ACK of our SYN: its sequence number.
+    pub refuse: Option<SeqNum>,
+    /// A RST that ends the connection, and why.
+    pub abort: Option<CloseReason>,
+}
 
 /// One TCP connection.
 #[derive(Debug)]
 pub struct Connection {
-    config: TcpConfig,
-    path: Path,
-    state: State,
+    pub(super) config: TcpConfig,
+    pub(super) path: Path,
+    pub(super) headers: Headers,
+    pub(super) state: State,
+    pub(super) passive: bool,
+    pub(super) tx: Sender,
+    pub(super) rx: Receiver,
+    pub(super) ack: AckPolicy,
+    pub(super) clock: Option<Clock>,
+    pub(super) timers: Timers,
+    pub(super) syn: Syn,
+    /// What the peer's windows are shifted by; `None` when scaling is off.
+    pub(super) snd_shift: Option<u8>,
+    /// The peer's MSS.
+    pub(super) snd_mss: usize,
+    pub(super) emss: usize,
+    pub(super) ecn: EcnState,
+    pub(super) due: Due,
+    /// No more data comes from the source: a FIN follows what was sent.
+    pub(super) closing: bool,
+    challenges: Challenges,
+    pub(super) challenge_due: bool,
+    pub(super) last_ack_sent: SeqNum,
+    /// When the peer last sent anything acceptable.
+    pub(super) last_heard: Instant,
+    pub(super) keepalives: u32,
+    pub(super) window_probes: u32,
+    opened: Instant,
+    /// Why the connection ended, until it was reported.
+    pub(super) ended: Option<CloseReason>,
+    pub(super) counters: Counters,
 }
 
 impl Connection {
-    /// An active open: SYN-SENT, with a SYN due. `isn` comes from `tcp::isn`.
+    fn new(now: Instant, config: &TcpConfig, path: Path, isn: SeqNum, state: State) -> Self {
+        let shift = if config.window_scaling { Receiver::shift_for(config.receive_window) } else { 0 };
+        let default_mss = if path.flow.local.is_ipv6() { 1220 } else { 536 };
+        let mut timers = Timers::new();
+        timers.arm(Timer::Wait, now + config.connect_timeout);
+        let mut connection = Self {
+            config: *config,
+            path,
+            headers: Headers::new(&path),
+            state,
+            passive: state == State::SynReceived,
+            tx: Sender::new(now, config, isn, default_mss),
+            rx: Receiver::new(SeqNum::default(), config.receive_window.min(1 << 30), shift),
+            ack: AckPolicy::default(),
+            clock: config.timestamps.then(|| Clock::new(now, isn)),
+            timers,
+            syn: Syn { due: true, ..Syn::default() },
+            snd_shift: None,
+            snd_mss: default_mss,
+            emss: default_mss,
+            ecn: EcnState::default(),
+            due: Due::default(),
+            closing: false,
+            challenges: Challenges::default(),
+            challenge_due: false,
+            last_ack_sent: SeqNum::default(),
+            last_heard: now,
+            keepalives: 0,
+            window_probes: 0,
+            opened: now,
+            ended: None,
+            counters: Counters::default(),
+        };
+        connection.resize();
+        connection
+    }
+
+    /// An active open: SYN-SENT, with a SYN due. `isn` comes from [`super::IsnKey`].
     pub fn connect(now: Instant, config: &TcpConfig, path: Path, isn: SeqNum) -> Self {
-        let _ = (now, isn);
-        Self { config: *config, path, state: State::SynSent }
+        Self::new(now, config, path, isn, State::SynSent)
     }
 
-    /// A passive open from the peer's `syn`: SYN-RECEIVED, with a SYN-ACK due.
+    /// A passive open from the peer's `syn`: SYN-RECEIVED, with a SYN-ACK due. A payload in the SYN is not taken;
+    /// the peer sends it again.
     pub fn accept(now: Instant, config: &TcpConfig, path: Path, syn: &Segment, isn: SeqNum) -> Self {
-        let _ = (now, isn, syn);
-        Self { config: *config, path, state: State::SynReceived }
+        let mut connection = Self::new(now, config, path, isn, State::SynReceived);
+        connection.ecn.on = config.ecn && syn.flags.ece && syn.flags.cwr;
+        connection.learn_options(now, syn);
+        connection
     }
 
-    /// Processes a segment of this flow: everything but taking the payload.
-    pub fn receive(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) -> Receipt {
-        let _ = (now, link, segment);
-        Receipt::default()
+    /// Takes over what the peer's SYN says: its sequence number, window and options. An extension is used when
+    /// both SYNs have it (RFC 7323 sections 2.2 and 3.2, RFC 2018 section 2).
+    pub(super) fn learn_options(&mut self, now: Instant, syn: &Segment) {
+        let config = &self.config;
+        let shift = if config.window_scaling { Receiver::shift_for(config.receive_window) } else { 0 };
+        self.rx = Receiver::new(syn.seq, config.receive_window.min(1 << 30), shift);
+        self.snd_shift = syn
+            .options
+            .window_scale
+            .filter(|_| config.window_scaling)
+            .map(|shift| shift.min(super::receiver::MOST_SHIFT));
+        if self.snd_shift.is_none() {
+            self.rx.without_scaling();
+        }
+        match (syn.options.timestamps, &mut self.clock) {
+            (Some(timestamps), Some(clock)) => clock.update(now, timestamps),
+            _ => self.clock = None,
+        }
+        self.tx.sack = config.sack && syn.options.sack_permitted;
+        if let Some(mss) = syn.options.mss {
+            self.snd_mss = usize::from(mss);
+        }
+        self.tx.first_window(syn.seq, syn.window.into());
+        self.last_ack_sent = self.rx.next_seq();
+        self.resize();
     }
+
+    /// Options of our SYN.
+    pub(super) fn syn_options(&self, now: Instant) -> Options {
+        let answer = self.state == State::SynReceived;
+        let config = &self.config;
+        Options {
+            mss: Some(self.own_mss() as u16),
+            window_scale: (config.window_scaling && (!answer || self.snd_shift.is_some()))
+                .then(|| Receiver::shift_for(config.receive_window)),
+            sack_permitted: config.sack && (!answer || self.tx.sack),
+            timestamps: self.clock.as_ref().map(|c| c.option(now)),
+            ..Options::default()
+        }
+    }
+
+    fn ip_header(&self) -> usize {
+        if self.path.flow.local.is_ipv6() { 40 } else { 20 }
+    }
+
+    /// The MSS that we tell: what the interface can take, options not subtracted (RFC 9293 section 3.7.1).
+    fn own_mss(&self) -> usize {
+        usize::from(self.path.mtu).saturating_sub(self.ip_header() + TCP_HEADER)
+    }
+
+    /// Computes the EMSS anew: the smaller of the peer's MSS and the path's, less the options of a data segment.
+    pub(super) fn resize(&mut self) {
+        let options = if self.clock.is_some() { TIMESTAMPS_BYTES } else { 0 };
+        self.emss = self.snd_mss.min(self.own_mss()).saturating_sub(options).max(LEAST_EMSS);
+        self.tx.resize(self.emss, &self.config);
+    }
+
+    // ----- what the stack calls between segments -----
 
     /// The framing layer has taken the payload of `arrival`.
     pub fn take(&mut self, now: Instant, arrival: &Arrival) {
-        let _ = (now, arrival);
+        self.counters.bytes_in += arrival.len as u64;
+        let had_fin = self.rx.fin_reached();
+        if self.rx.take(arrival.offset, arrival.len) {
+            let full = self.rx.largest_segment().min(self.own_mss());
+            if self.ack.in_order(arrival.len, full * self.config.ack_every as usize) {
+                self.timers.arm(Timer::DelayedAck, now + self.config.delayed_ack);
+            }
+        } else {
+            // Beyond a gap, or filling one: RFC 5681 section 4.2 wants the ACK at once.
+            self.counters.out_of_order += u64::from(arrival.offset > arrival.contiguous);
+            self.ack.now();
+        }
+        if self.rx.fin_reached() && !had_fin {
+            self.on_peer_fin(now);
+        } else if self.state == State::FinWait2 {
+            self.timers.arm(Timer::Wait, now + self.config.fin_wait_2);
+        }
     }
 
-    /// Whether all that the peer sent, up to its FIN, was taken.
-    pub fn peer_closed(&self) -> bool {
-        false
+    /// The peer's FIN has become the next in order (RFC 9293 section 3.10.7.4, eighth check).
+    pub(super) fn on_peer_fin(&mut self, now: Instant) {
+        self.ack.now();
+        match self.state {
+            State::SynReceived | State::Established => self.state = State::CloseWait,
+            State::FinWait1 => self.state = State::Closing,
+            State::FinWait2 => self.enter_time_wait(now),
+            _ => {}
+        }
     }
 
-    /// Sends what is due: control segments, retransmissions, new data from `source`, ACKs. At most `room` frames.
-    pub fn transmit(
-        &mut self,
-        now: Instant,
-        link: &mut dyn Link,
-        source: &mut dyn Source,
-        room: usize,
-    ) -> Sent {
-        let _ = (now, link, source, room);
-        Sent::default()
+    pub(super) fn enter_time_wait(&mut self, now: Instant) {
+        self.state = State::TimeWait;
+        self.timers.disarm_all();
+        self.timers.arm(Timer::Wait, now + self.config.time_wait);
+        self.ended.get_or_insert(CloseReason::Graceful);
+    }
+
+    /// The connection is over for everybody.
+    pub(super) fn end(&mut self, reason: CloseReason) {
+        if self.state != State::Closed && self.state != State::TimeWait {
+            self.ended.get_or_insert(reason);
+        }
+        self.state = State::Closed;
+        self.timers.disarm_all();
     }
 
     /// Makes an ACK that merely waits for company due at once (an idle poll). Returns whether there was one:
     /// then [`Connection::transmit`] wants to be called.
     pub fn flush_ack(&mut self) -> bool {
-        false
+        self.ack.hurry()
     }
 
-    /// Acts on the timers that have run out. Afterwards [`Connection::transmit`] wants to be called.
-    /// Returns the reason when the connection has just ended.
-    pub fn on_timer(&mut self, now: Instant) -> Option<CloseReason> {
-        let _ = now;
-        None
+    /// The framing layer holds `bytes` that it can neither place nor deliver: the window shrinks by as many.
+    pub fn withheld(&mut self, bytes: usize) {
+        if self.rx.hold(bytes) {
+            self.ack.now();
+        }
     }
 
-    /// When [`Connection::on_timer`] wants to be called.
-    pub fn deadline(&self) -> Option<Instant> {
-        None
+    /// Closes our direction after what was filled: no more calls of [`super::Source::fill`], then a FIN.
+    pub fn close(&mut self) {
+        self.closing = true;
     }
-
-    /// Closes our direction after what was filled: no more calls of [`Source::fill`], then a FIN.
-    pub fn close(&mut self) {}
 
     /// Ends the connection at once, with a RST where RFC 9293 section 3.10.5 wants one (sent by the next
     /// [`Connection::transmit`]).
@@ -87,29 +301,155 @@ impl Connection {
 
     /// As [`Connection::abort`], for another reason.
     pub fn abort_with(&mut self, reason: CloseReason) {
-        let _ = reason;
+        self.due.abort.get_or_insert(reason);
     }
 
     /// Gives every frame back. The connection is [`State::Closed`] afterwards.
     pub fn release(&mut self, link: &mut dyn Link) {
-        let _ = link;
+        self.tx.queue.clear(link);
+        self.timers.disarm_all();
+        self.state = State::Closed;
     }
 
-    /// The framing layer holds `bytes` that it can neither place nor deliver: the window shrinks by as many.
-    pub fn withheld(&mut self, bytes: usize) {
-        let _ = bytes;
+    // ----- timers -----
+
+    /// When [`Connection::on_timer`] wants to be called.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.timers.next()
     }
 
-    /// An ICMP error that quotes this flow. Ignored unless its sequence number is in flight (RFC 5927 section 4).
+    /// Acts on the timers that have run out. Afterwards [`Connection::transmit`] wants to be called.
+    /// Returns the reason when the connection has just ended.
+    pub fn on_timer(&mut self, now: Instant) -> Option<CloseReason> {
+        while let Some(timer) = self.timers.expire(now) {
+            match timer {
+                Timer::Retransmit if matches!(self.state, State::SynSent | State::SynReceived) => {
+                    self.syn.due = true;
+                }
+                Timer::Retransmit => self.on_retransmit_timeout(now),
+                Timer::Probe => self.on_probe_timeout(now),
+                Timer::Reorder => {
+                    self.tx.look_for_losses(now, &mut self.counters);
+                    if let Some(at) = self.tx.reorder_at() {
+                        self.timers.arm(Timer::Reorder, at);
+                    }
+                }
+                Timer::Persist => self.on_persist(now),
+                Timer::DelayedAck => {
+                    self.ack.hurry();
+                }
+                Timer::Keepalive => self.on_keepalive(now),
+                Timer::Wait => self.end(CloseReason::TimedOut),
+            }
+        }
+        self.ended.take()
+    }
+
+    fn on_retransmit_timeout(&mut self, now: Instant) {
+        // A peer that answers with a closed window lives (RFC 9293 section 3.8.6.1).
+        let progress = if self.tx.snd_wnd() == 0 { self.last_heard } else { self.tx.progress };
+        if now.since(progress) >= self.config.user_timeout {
+            return self.end(CloseReason::TimedOut);
+        }
+        self.counters.rto_expired += 1;
+        self.tx.on_timeout(now, self.clock.is_none());
+        if self.tx.rtt.backoff() >= BLACK_HOLE_TIMEOUTS && self.emss > BLACK_HOLE_EMSS {
+            let options = if self.clock.is_some() { TIMESTAMPS_BYTES } else { 0 };
+            let mtu = BLACK_HOLE_EMSS + options + TCP_HEADER + self.ip_header();
+            self.path_mtu(now, mtu as u16);
+        }
+        self.tx.arm(now, &mut self.timers, &self.config, After::Timeout);
+        self.bound_by_user_timeout();
+    }
+
+    /// The time-out does not sleep past the user timeout.
+    fn bound_by_user_timeout(&mut self) {
+        if let Some(at) = self.timers.at(Timer::Retransmit) {
+            self.timers.arm(Timer::Retransmit, at.min(self.tx.progress + self.config.user_timeout));
+        }
+    }
+
+    /// RFC 8985 section 7.3.
+    fn on_probe_timeout(&mut self, now: Instant) {
+        self.due.loss_probe = self.tx.may_probe();
+        self.tx.arm(now, &mut self.timers, &self.config, After::Timeout);
+    }
+
+    /// RFC 9293 section 3.8.6.1. The connection lives as long as the peer answers the probes.
+    fn on_persist(&mut self, now: Instant) {
+        if now.since(self.last_heard) >= self.config.user_timeout {
+            return self.end(CloseReason::TimedOut);
+        }
+        self.window_probes += 1;
+        self.due.insist = true;
+    }
+
+    fn on_keepalive(&mut self, now: Instant) {
+        let Some(keepalive) = self.config.keepalive else { return };
+        let silence = now.since(self.last_heard);
+        if silence < keepalive.idle {
+            return self.timers.arm(Timer::Keepalive, self.last_heard + keepalive.idle);
+        }
+        if self.keepalives >= keepalive.probes {
+            return self.end(CloseReason::TimedOut);
+        }
+        // While data is outstanding, its retransmissions find out whether the peer lives.
+        if self.tx.queue.is_empty() {
+            self.keepalives += 1;
+            self.counters.keepalives += 1;
+            self.due.poke = true;
+        }
+        self.timers.arm(Timer::Keepalive, now + keepalive.interval);
+    }
+
+    // ----- the network below -----
+
+    /// An ICMP error that quotes this flow. Ignored unless its sequence number is in flight (RFC 5927 section 4.1).
     /// Returns the reason when the connection has just ended.
     pub fn icmp(&mut self, now: Instant, error: &IcmpError) -> Option<CloseReason> {
-        let _ = (now, error);
-        None
+        let connecting = matches!(self.state, State::SynSent | State::SynReceived);
+        let quoted = self.tx.offset_of(error.seq);
+        let in_flight = quoted.is_some_and(|o| (self.tx.una()..self.tx.nxt()).contains(&o));
+        if !(in_flight || connecting && error.seq == self.tx.iss()) {
+            return None;
+        }
+        match error.kind {
+            IcmpKind::TooBig { mtu } => self.too_big(now, mtu),
+            // RFC 1122 section 4.2.3.9 lets hard errors abort; RFC 5927 section 5.2 only in the handshake.
+            IcmpKind::Unreachable { hard: true } if self.state == State::SynSent => {
+                self.end(CloseReason::Unreachable)
+            }
+            IcmpKind::Unreachable { .. } => {}
+        }
+        self.ended.take()
     }
 
-    /// The path's MTU has become `mtu` (interface or route). Segments sent from now on fit it.
+    /// RFC 1191 section 5 and RFC 8201 section 4. An old router says 0: then the next lower plateau of RFC 1191
+    /// section 7.1 is tried. Never raises the MTU.
+    fn too_big(&mut self, now: Instant, mtu: u32) {
+        const PLATEAUS: [u16; 7] = [8166, 4352, 2002, 1492, 1006, 508, 296];
+        let current = self.path.mtu;
+        let mtu = match mtu {
+            0 => PLATEAUS.into_iter().find(|p| *p < current).unwrap_or(current),
+            mtu => mtu.min(u32::from(current)) as u16,
+        };
+        // IPv6 hosts need not go below 1280 (RFC 8201 section 4).
+        let floor = if self.path.flow.local.is_ipv6() { 1280 } else { 0 };
+        if mtu >= floor && mtu < current {
+            self.path_mtu(now, mtu);
+        }
+    }
+
+    /// The path's MTU has become `mtu` (interface or route). Segments sent from now on fit it; those in flight that
+    /// do not are sent again, cut to size.
     pub fn path_mtu(&mut self, now: Instant, mtu: u16) {
-        let _ = (now, mtu);
+        let smaller = mtu < self.path.mtu;
+        self.path.mtu = mtu;
+        self.resize();
+        if smaller {
+            self.tx.queue.mark_lost_longer_than(self.emss);
+            self.tx.arm(now, &mut self.timers, &self.config, After::Timeout);
+        }
     }
 
     /// The peer's frames arrive on `queue`: ours leave on it too.
@@ -120,7 +460,24 @@ impl Connection {
     /// The next hop has a new Ethernet address.
     pub fn redirect(&mut self, next_hop: Mac) {
         self.path.next_hop_mac = next_hop;
+        self.headers = Headers::new(&self.path);
     }
+
+    // ----- challenge ACKs -----
+
+    /// Answers something suspicious with an ACK, unless there were too many (RFC 5961 section 7).
+    pub(super) fn challenge(&mut self, now: Instant) {
+        let challenges = &mut self.challenges;
+        if challenges.began.is_none_or(|began| now.since(began) >= CHALLENGE_PERIOD) {
+            *challenges = Challenges { began: Some(now), sent: 0 };
+        }
+        if challenges.sent < MOST_CHALLENGES {
+            challenges.sent += 1;
+            self.challenge_due = true;
+        }
+    }
+
+    // ----- a look inside -----
 
     /// State.
     pub fn state(&self) -> State {
@@ -132,9 +489,9 @@ impl Connection {
         self.state == State::Closed
     }
 
-    /// Counters since the connection began.
-    pub fn counters(&self) -> Counters {
-        Counters::default()
+    /// Whether all that the peer sent, up to its FIN, was taken.
+    pub fn peer_closed(&self) -> bool {
+        self.rx.fin_reached()
     }
 
     /// Four-tuple.
@@ -150,45 +507,50 @@ impl Connection {
     /// Payload bytes of a full segment: the send MSS less the options that every segment carries (RFC 9293
     /// section 3.7.1).
     pub fn emss(&self) -> usize {
-        0
+        self.emss
     }
 
     /// `RCV.NXT` as an offset: all below has been taken.
     pub fn contiguous(&self) -> StreamOffset {
-        0
+        self.rx.next()
     }
 
-    /// Whether [`Connection::transmit`] has something to do besides asking its source for new data.
-    pub fn wants_transmit(&self) -> bool {
-        false
-    }
-
-    /// Whether new data could be sent now, as far as the windows go.
-    pub fn can_send(&self) -> bool {
-        false
+    /// Counters since the connection began.
+    pub fn counters(&self) -> Counters {
+        self.counters
     }
 
     /// A look inside.
     pub fn info(&self) -> Info {
-        let _ = self.config;
+        let Window { cwnd, ssthresh, .. } = self.tx.window;
         Info {
             state: self.state,
-            srtt: None,
-            min_rtt: None,
-            rto: self.config.rto_initial,
-            cwnd: 0,
-            ssthresh: 0,
-            in_flight: 0,
-            snd_wnd: 0,
-            emss: 0,
-            frames_retained: 0,
-            counters: Counters::default(),
+            srtt: self.tx.rtt.srtt(),
+            min_rtt: self.tx.rtt.min(),
+            rto: self.tx.rtt.base_rto(),
+            cwnd,
+            ssthresh,
+            in_flight: self.tx.pipe(),
+            snd_wnd: self.tx.snd_wnd(),
+            rcv_wnd: self.rx.window(),
+            emss: self.emss,
+            frames_retained: self.tx.queue.len(),
+            opened: self.opened,
+            counters: self.counters,
         }
     }
 
-    /// Whether a SYN may replace this connection in TIME-WAIT (RFC 9293 section 3.10.7.4, RFC 6191 section 2).
+    /// Whether a SYN may replace this connection in TIME-WAIT: its timestamp is later than all before, or without
+    /// timestamps its sequence number is (RFC 9293 section 3.10.7.4, RFC 6191 section 2).
     pub fn replaceable_by(&self, syn: &Segment) -> bool {
-        let _ = syn;
-        false
+        if self.state != State::TimeWait || !syn.flags.is_plain_syn() {
+            return false;
+        }
+        match (&self.clock, syn.options.timestamps) {
+            (Some(clock), Some(stamp)) if stamp.value != clock.recent() => {
+                (stamp.value.wrapping_sub(clock.recent()) as i32) > 0
+            }
+            _ => syn.seq.after(self.rx.next_seq()),
+        }
     }
 }

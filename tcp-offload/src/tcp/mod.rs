@@ -5,9 +5,25 @@
 //! segment, [`Connection::take`] when the payload was taken, [`Connection::on_timer`] when
 //! [`Connection::deadline`] has passed, then [`Connection::transmit`].
 
+mod ack;
+mod clock;
 mod config;
+mod congestion;
 mod connection;
+mod input;
 mod isn;
+mod output;
+mod queue;
+mod rack;
+mod receiver;
+mod recovery;
+mod rtt;
+mod sender;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+mod timers;
 
 pub use config::{Algorithm, Keepalive, TcpConfig};
 pub use connection::Connection;
@@ -15,7 +31,7 @@ pub use isn::IsnKey;
 
 use std::time::Duration;
 
-use crate::{link::FrameWriter, seq::StreamOffset, ulp::CloseReason};
+use crate::{link::FrameWriter, seq::StreamOffset, time::Instant, ulp::CloseReason};
 
 /// Payload of one segment that fits the receive window, trimmed of what came before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,11 +137,15 @@ pub struct Info {
     pub in_flight: u64,
     /// The peer's window, in bytes.
     pub snd_wnd: u64,
+    /// The window that we last advertised, less what was taken since, in bytes.
+    pub rcv_wnd: u64,
     /// Effective maximum segment size: payload bytes of a full segment.
     pub emss: usize,
     /// Frames retained until acknowledged.
     pub frames_retained: usize,
-    /// Counters since the connection began.
+    /// When the connection began.
+    pub opened: Instant,
+    /// Counters since then.
     pub counters: Counters,
 }
 
@@ -168,8 +188,6 @@ pub struct Counters {
     pub window_probes: u64,
     /// Keepalive probes sent.
     pub keepalives: u64,
-    /// Payload offered that the framing layer did not take.
-    pub not_taken: u64,
     /// ACKs received that carried ECN-Echo.
     pub ecn_echoes: u64,
     /// Frames cut anew after the path MTU had dropped.
@@ -205,7 +223,6 @@ add_fields!(
     challenge_acks,
     window_probes,
     keepalives,
-    not_taken,
     ecn_echoes,
     recut
 );

@@ -1,0 +1,83 @@
+//! When to acknowledge (RFC 9293 section 3.8.6.3, RFC 5681 section 4.2, and the project's rule for whole batches).
+
+/// What is owed to the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Owed {
+    #[default]
+    Nothing,
+    /// An ACK that may wait for company.
+    Pending,
+    /// An ACK that is due.
+    Now,
+}
+
+/// Acknowledgments owed.
+#[derive(Debug, Clone, Default)]
+pub(super) struct AckPolicy {
+    owed: Owed,
+    /// Bytes taken since the last ACK.
+    bytes: usize,
+}
+
+impl AckPolicy {
+    /// Payload was taken in order. After `limit` bytes the ACK is due. Returns whether an ACK has begun to wait.
+    pub(super) fn in_order(&mut self, len: usize, limit: usize) -> bool {
+        self.bytes += len;
+        match self.owed {
+            _ if self.bytes >= limit => {
+                self.owed = Owed::Now;
+                false
+            }
+            Owed::Nothing => {
+                self.owed = Owed::Pending;
+                true
+            }
+            Owed::Pending | Owed::Now => false,
+        }
+    }
+
+    /// An ACK is due at once.
+    pub(super) fn now(&mut self) {
+        self.owed = Owed::Now;
+    }
+
+    /// What waits is due now. Returns whether anything waited.
+    pub(super) fn hurry(&mut self) -> bool {
+        if self.owed == Owed::Pending {
+            self.owed = Owed::Now;
+        }
+        self.owed == Owed::Now
+    }
+
+    pub(super) fn is_due(&self) -> bool {
+        self.owed == Owed::Now
+    }
+
+    /// A segment with the current acknowledgment number was sent.
+    pub(super) fn sent(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ack_waits_until_enough_bytes_or_until_hurried() {
+        let mut ack = AckPolicy::default();
+        assert!(!ack.hurry());
+        assert!(ack.in_order(1000, 8000));
+        assert!(!ack.in_order(1000, 8000));
+        assert!(!ack.is_due());
+        for _ in 0..6 {
+            ack.in_order(1000, 8000);
+        }
+        assert!(ack.is_due());
+        ack.sent();
+        assert!(!ack.is_due());
+        assert!(ack.in_order(1, 8000));
+        assert!(ack.hurry());
+        assert!(ack.is_due());
+    }
+}

@@ -1,0 +1,351 @@
+//! Segments that come in: RFC 9293 section 3.10.7, with PAWS (RFC 7323), the checks of RFC 5961, SACK and ECN.
+
+use smallvec::SmallVec;
+
+use super::{
+    Connection, Receipt, State,
+    queue::Block,
+    receiver::Verdict,
+    sender::{Ack, After},
+    timers::Timer,
+};
+use crate::{
+    link::Link,
+    seq::StreamOffset,
+    time::Instant,
+    ulp::CloseReason,
+    wire::{Ecn, Segment},
+};
+
+/// Whether a segment is processed further.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Go,
+    Drop,
+}
+
+impl Connection {
+    /// Processes a segment of this flow: everything but taking the payload.
+    pub fn receive(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) -> Receipt {
+        self.counters.segments_in += 1;
+        let mut receipt = Receipt::default();
+        match self.state {
+            State::Closed => return receipt,
+            State::SynSent => self.receive_in_syn_sent(now, segment, &mut receipt),
+            _ => self.receive_synchronized(now, link, segment, &mut receipt),
+        }
+        receipt.closed = self.ended.take();
+        receipt
+    }
+
+    /// RFC 9293 section 3.10.7.3.
+    fn receive_in_syn_sent(&mut self, now: Instant, segment: &Segment, receipt: &mut Receipt) {
+        let flags = segment.flags;
+        let acceptable = flags.ack && segment.ack == self.tx.iss().add(1);
+        if flags.ack && !acceptable {
+            if !flags.rst {
+                self.due.refuse = Some(segment.ack);
+            }
+            return;
+        }
+        if flags.rst {
+            if acceptable {
+                self.end(CloseReason::Refused);
+            }
+            return;
+        }
+        if !flags.syn {
+            return;
+        }
+        self.last_heard = now;
+        self.learn_options(now, segment);
+        if acceptable {
+            self.ecn.on = self.config.ecn && self.syn.sent == 1 && flags.ece && !flags.cwr;
+            self.ack.now();
+            self.establish(now, receipt);
+        } else {
+            // Simultaneous open.
+            self.ecn.on = false;
+            self.state = State::SynReceived;
+            self.syn.due = true;
+        }
+    }
+
+    /// Our SYN was acknowledged.
+    fn establish(&mut self, now: Instant, receipt: &mut Receipt) {
+        self.state = State::Established;
+        receipt.established = true;
+        if self.syn.sent == 1 {
+            self.tx.rtt.sample(now, now.since(self.syn.sent_at));
+            self.tx.tlp.measured = true;
+        } else {
+            self.tx.syn_was_lost();
+        }
+        self.timers.disarm_all();
+        if let Some(keepalive) = self.config.keepalive {
+            self.timers.arm(Timer::Keepalive, now + keepalive.idle);
+        }
+    }
+
+    /// RFC 9293 section 3.10.7.4.
+    fn receive_synchronized(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        segment: &Segment,
+        receipt: &mut Receipt,
+    ) {
+        if self.check_handshake(segment) == Next::Drop || self.check_timestamps(now, segment) == Next::Drop {
+            return;
+        }
+        let simultaneous = self.state == State::SynReceived && segment.flags.syn;
+        let verdict =
+            if simultaneous { Verdict::Nothing { duplicate: false } } else { self.rx.judge(segment) };
+        if verdict == Verdict::Unacceptable {
+            return self.answer_unacceptable(now, segment);
+        }
+        if self.check_reset(now, segment) == Next::Drop {
+            return;
+        }
+        if segment.flags.syn && !simultaneous {
+            return self.challenge(now);
+        }
+        if !segment.flags.ack || self.check_ack(now, segment) == Next::Drop {
+            return;
+        }
+        self.last_heard = now;
+        self.keepalives = 0;
+        if let (Some(clock), Some(stamp)) = (&mut self.clock, segment.options.timestamps)
+            && segment.seq.at_or_before(self.last_ack_sent)
+        {
+            clock.update(now, stamp);
+        }
+        if self.state == State::SynReceived {
+            self.tx.first_window(segment.seq, 0);
+            self.establish(now, receipt);
+        }
+        self.process_ack(now, link, segment, receipt);
+        self.receive_ecn(segment);
+        self.process_payload(verdict, segment, receipt);
+        self.process_fin(now, segment);
+    }
+
+    /// In SYN-RECEIVED a SYN is the peer's first one again (its timer ran before our answer came), or the SYN-ACK of
+    /// a simultaneous open (RFC 9293 section 3.5, figure 7); any other is suspicious.
+    fn check_handshake(&mut self, segment: &Segment) -> Next {
+        if self.state != State::SynReceived || !segment.flags.syn || segment.seq != self.rx.irs() {
+            return Next::Go;
+        }
+        if segment.flags.ack && !self.passive && segment.ack == self.tx.iss().add(1) {
+            return Next::Go;
+        }
+        if !segment.flags.rst {
+            self.syn.due = true;
+        }
+        Next::Drop
+    }
+
+    /// RFC 7323: segments without the option are dropped once it was negotiated (section 3.2), older ones are
+    /// answered and dropped (section 5.3, R1). Neither holds for RST.
+    fn check_timestamps(&mut self, now: Instant, segment: &Segment) -> Next {
+        let Some(clock) = &self.clock else { return Next::Go };
+        if segment.flags.rst {
+            return Next::Go;
+        }
+        match segment.options.timestamps {
+            None => Next::Drop,
+            Some(stamp) if clock.is_old(now, stamp) => {
+                self.counters.paws_dropped += 1;
+                if segment.payload_len > 0 {
+                    self.ack.now();
+                } else {
+                    self.challenge(now);
+                }
+                Next::Drop
+            }
+            Some(_) => Next::Go,
+        }
+    }
+
+    fn answer_unacceptable(&mut self, now: Instant, segment: &Segment) {
+        if segment.flags.rst {
+            return;
+        }
+        self.counters.out_of_window += 1;
+        if segment.payload_len > 0 || segment.flags.fin {
+            // An old duplicate, whose sender wants to know (RFC 2883), or more than the window allows.
+            self.counters.duplicates += u64::from(self.rx.has_dsack());
+            self.ack.now();
+        } else {
+            // Keepalives and window probes look so; two confused ends must not answer each other for ever.
+            self.challenge(now);
+        }
+        if self.state == State::TimeWait && segment.flags.fin {
+            self.timers.arm(Timer::Wait, now + self.config.time_wait);
+        }
+    }
+
+    /// RFC 5961 section 3.2: only the exact number resets.
+    fn check_reset(&mut self, now: Instant, segment: &Segment) -> Next {
+        if !segment.flags.rst {
+            return Next::Go;
+        }
+        if segment.seq != self.rx.next_seq() {
+            self.challenge(now);
+            return Next::Drop;
+        }
+        let reason = match self.state {
+            State::SynReceived if !self.passive => CloseReason::Refused,
+            State::Closing | State::LastAck if self.tx.fin_acked() => CloseReason::Graceful,
+            _ => CloseReason::Reset,
+        };
+        self.end(reason);
+        Next::Drop
+    }
+
+    /// The ACK field: RFC 9293 section 3.10.7.4, fifth check, with the bounds of RFC 5961 section 5.2.
+    fn check_ack(&mut self, now: Instant, segment: &Segment) -> Next {
+        let ahead = self.tx.ahead_of_una(segment.ack);
+        let outstanding = (self.tx.nxt() - self.tx.una()) as i64;
+        if self.state == State::SynReceived {
+            if ahead != 0 {
+                self.due.refuse = Some(segment.ack);
+                return Next::Drop;
+            }
+        } else if ahead > outstanding || ahead < -(self.tx.max_window() as i64) {
+            self.challenge(now);
+            return Next::Drop;
+        }
+        Next::Go
+    }
+
+    fn process_ack(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment, receipt: &mut Receipt) {
+        let Some(offset) = self.tx.offset_of(segment.ack).filter(|o| *o >= self.tx.una()) else { return };
+        let shift = self.snd_shift.unwrap_or(0);
+        let mut blocks: SmallVec<[Block; 4]> = SmallVec::new();
+        let dsack = self.read_blocks(segment, offset, &mut blocks);
+        let ack = Ack {
+            now,
+            ack: offset,
+            seq: segment.seq,
+            window: u64::from(segment.window) << shift,
+            blocks: &blocks,
+            dsack,
+            echo: segment.options.timestamps.map(|t| t.echo),
+            bare: segment.payload_len == 0 && !segment.flags.fin && !segment.flags.syn,
+        };
+        let advanced = self.tx.on_ack(link, self.clock.as_ref(), &mut self.counters, &ack);
+        if segment.flags.ece && self.ecn.on {
+            self.counters.ecn_echoes += 1;
+            self.ecn.cwr |= self.tx.on_ecn_echo();
+        }
+        if advanced {
+            let data = offset.min(self.tx.fin.unwrap_or(StreamOffset::MAX));
+            receipt.acked = Some(data);
+            self.tx.arm(now, &mut self.timers, &self.config, After::Acked);
+            if self.tx.fin_acked() {
+                self.on_fin_acked(now);
+            }
+        } else {
+            self.tx.arm_reorder(&mut self.timers);
+        }
+        if self.tx.usable() >= self.emss as u64 {
+            self.timers.disarm(Timer::Persist);
+            self.window_probes = 0;
+            self.due.insist = false;
+        }
+    }
+
+    /// SACK blocks as offsets. The first is a D-SACK when it lies below the acknowledgment number or within the
+    /// second (RFC 2883 section 4); blocks outside of what was sent are ignored.
+    fn read_blocks(
+        &self,
+        segment: &Segment,
+        ack: StreamOffset,
+        blocks: &mut SmallVec<[Block; 4]>,
+    ) -> Option<Block> {
+        if !self.tx.sack || segment.options.sack_count == 0 {
+            return None;
+        }
+        let mut dsack = None;
+        for (index, block) in segment.options.sack_blocks().iter().enumerate() {
+            let Some((left, right)) = self.tx.offset_of(block.left).zip(self.tx.offset_of(block.right))
+            else {
+                continue;
+            };
+            if left >= right || right > self.tx.nxt() {
+                continue;
+            }
+            if right <= ack {
+                dsack = if index == 0 { Some((left, right)) } else { dsack };
+            } else if left >= ack {
+                blocks.push((left, right));
+            }
+        }
+        if let (None, [first, second, ..]) = (dsack, blocks.as_slice())
+            && second.0 <= first.0
+            && first.1 <= second.1
+        {
+            dsack = Some(*first);
+        }
+        dsack
+    }
+
+    fn on_fin_acked(&mut self, now: Instant) {
+        match self.state {
+            State::FinWait1 => {
+                self.state = State::FinWait2;
+                self.timers.arm(Timer::Wait, now + self.config.fin_wait_2);
+            }
+            State::Closing => self.enter_time_wait(now),
+            State::LastAck => self.end(CloseReason::Graceful),
+            _ => {}
+        }
+    }
+
+    /// RFC 3168 section 6.1.3: a mark is echoed until the sender says that it has reduced its window.
+    fn receive_ecn(&mut self, segment: &Segment) {
+        if !self.ecn.on {
+            return;
+        }
+        if segment.flags.cwr {
+            self.ecn.echo = false;
+        }
+        if segment.ecn == Ecn::Ce && segment.payload_len > 0 {
+            self.ecn.echo = true;
+        }
+    }
+
+    fn process_payload(&mut self, verdict: Verdict, segment: &Segment, receipt: &mut Receipt) {
+        if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
+            return;
+        }
+        match verdict {
+            Verdict::Payload(arrival) => receipt.arrival = Some(arrival),
+            Verdict::Nothing { duplicate } => {
+                self.counters.duplicates += u64::from(duplicate);
+                if segment.payload_len > 0 {
+                    self.ack.now();
+                }
+            }
+            Verdict::Unacceptable => {}
+        }
+    }
+
+    fn process_fin(&mut self, now: Instant, segment: &Segment) {
+        if !segment.flags.fin {
+            return;
+        }
+        let before = self.rx.fin_reached();
+        self.rx.note_fin(segment);
+        if self.rx.fin_reached() && !before {
+            self.on_peer_fin(now);
+        } else {
+            // Beyond a gap, or once more.
+            self.ack.now();
+        }
+        if self.state == State::TimeWait && before {
+            self.timers.arm(Timer::Wait, now + self.config.time_wait);
+        }
+    }
+}

@@ -1,0 +1,493 @@
+//! Segments that go out: what is due, in which order, and how frames are filled, kept and sent again.
+
+use smallvec::SmallVec;
+
+use super::{
+    Connection, Filled, Sent, Source, State,
+    queue::Entry,
+    sender::{After, Limit},
+    timers::Timer,
+};
+use crate::{
+    link::{FrameWriter, Link, TxFrame},
+    seq::{SeqNum, StreamOffset},
+    time::Instant,
+    ulp::CloseReason,
+    wire::{Ecn, Fields, Flags, MOST_HEADER_BYTES, Options, Sum, TIMESTAMPS_BYTES, send_bare},
+};
+
+/// Why a segment could not be sent now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stopped {
+    /// The call's `room` is used up.
+    Room,
+    /// No free frame, no ring slot, or the frame is still being read.
+    Starved,
+}
+
+/// What one call of [`Connection::transmit`] may use, and what it did.
+struct Turn<'a> {
+    now: Instant,
+    link: &'a mut dyn Link,
+    room: usize,
+    sent: Sent,
+}
+
+impl Turn<'_> {
+    fn check_room(&self) -> Result<(), Stopped> {
+        if self.sent.frames < self.room { Ok(()) } else { Err(Stopped::Room) }
+    }
+
+    fn count(&mut self, sent: bool) -> Result<(), Stopped> {
+        if !sent {
+            return Err(Stopped::Starved);
+        }
+        self.sent.frames += 1;
+        Ok(())
+    }
+}
+
+const ACK: Flags =
+    Flags { fin: false, syn: false, rst: false, psh: false, ack: true, ece: false, cwr: false };
+
+impl Connection {
+    /// Sends what is due: control segments, retransmissions, new data from `source`, ACKs. At most `room` frames.
+    pub fn transmit(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        source: &mut dyn Source,
+        room: usize,
+    ) -> Sent {
+        let mut turn = Turn { now, link, room, sent: Sent::default() };
+        match self.transmit_all(&mut turn, source) {
+            Ok(()) => {}
+            Err(Stopped::Room) => turn.sent.more = true,
+            Err(Stopped::Starved) => turn.sent.starved = true,
+        }
+        self.counters.segments_out += turn.sent.frames as u64;
+        turn.sent.closed = self.ended.take();
+        turn.sent
+    }
+
+    fn transmit_all(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source) -> Result<(), Stopped> {
+        self.transmit_resets(turn)?;
+        match self.state {
+            State::Closed => return Ok(()),
+            State::SynSent | State::SynReceived => {
+                if self.closing && self.state == State::SynSent {
+                    self.end(CloseReason::Graceful);
+                    return Ok(());
+                }
+                if self.syn.due {
+                    self.transmit_syn(turn)?;
+                }
+            }
+            _ => {
+                self.retransmit(turn)?;
+                self.transmit_new(turn, source)?;
+                self.transmit_poke(turn)?;
+            }
+        }
+        if self.ack.is_due() || self.challenge_due {
+            self.transmit_ack(turn)?;
+        }
+        Ok(())
+    }
+
+    // ----- control segments -----
+
+    /// A segment of ours with the current acknowledgment; `flags` are added to ACK.
+    fn fields(&mut self, now: Instant, seq: SeqNum, flags: Flags) -> Fields {
+        let options =
+            Options { timestamps: self.clock.as_ref().map(|c| c.option(now)), ..Options::default() };
+        Fields {
+            seq,
+            ack: self.rx.next_seq(),
+            flags: Flags { ack: true, ece: self.ecn.echo, ..flags },
+            window: self.rx.advertise(self.snd_shift.is_some()),
+            options,
+            ecn: Ecn::NotEct,
+        }
+    }
+
+    /// A segment with the current acknowledgment has left. What SACK has to say is still owed unless it was `said`.
+    fn acknowledged(&mut self, said: bool) {
+        self.last_ack_sent = self.rx.next_seq();
+        if !said && self.ack.is_due() && self.tx.sack && (self.rx.has_gap() || self.rx.has_dsack()) {
+            return;
+        }
+        self.ack.sent();
+        self.challenge_due = false;
+        self.timers.disarm(Timer::DelayedAck);
+    }
+
+    fn bare(&mut self, turn: &mut Turn<'_>, fields: &Fields) -> Result<(), Stopped> {
+        turn.check_room()?;
+        let sent = send_bare(turn.link, &self.headers, &self.path, fields);
+        turn.count(sent)
+    }
+
+    fn transmit_resets(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
+        if let Some(seq) = self.due.refuse {
+            let flags = Flags { rst: true, ..Flags::default() };
+            self.bare(turn, &Fields { seq, flags, ..Fields::default() })?;
+            self.due.refuse = None;
+        }
+        let Some(reason) = self.due.abort else { return Ok(()) };
+        if !matches!(self.state, State::SynSent | State::TimeWait | State::Closed) {
+            let seq = self.tx.seq_at(self.tx.nxt());
+            let fields = self.fields(turn.now, seq, Flags { rst: true, ..Flags::default() });
+            self.bare(turn, &fields)?;
+        }
+        self.due.abort = None;
+        self.end(reason);
+        Ok(())
+    }
+
+    fn transmit_syn(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
+        let answer = self.state == State::SynReceived;
+        // A lost SYN may have been dropped because of its ECN bits (RFC 3168 section 6.1.1.1).
+        let ask_ecn = !answer && self.config.ecn && self.syn.sent == 0;
+        let flags = Flags {
+            syn: true,
+            ack: answer,
+            ece: ask_ecn || answer && self.ecn.on,
+            cwr: ask_ecn,
+            ..Flags::default()
+        };
+        let fields = Fields {
+            seq: self.tx.iss(),
+            ack: if answer { self.rx.next_seq() } else { SeqNum::default() },
+            flags,
+            window: self.rx.advertise(false),
+            options: self.syn_options(turn.now),
+            ecn: Ecn::NotEct,
+        };
+        self.bare(turn, &fields)?;
+        if self.syn.sent > 0 {
+            self.counters.retransmits += 1;
+            self.tx.rtt.back_off();
+        }
+        self.syn.due = false;
+        self.syn.sent += 1;
+        self.syn.sent_at = turn.now;
+        self.timers.arm(Timer::Retransmit, turn.now + self.tx.rtt.rto());
+        if answer {
+            self.acknowledged(false);
+        }
+        Ok(())
+    }
+
+    /// An ACK of its own, with all that SACK has to say.
+    fn transmit_ack(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
+        let seq = self.tx.seq_at(self.tx.nxt());
+        let mut fields = self.fields(turn.now, seq, ACK);
+        if self.tx.sack && (self.rx.has_gap() || self.rx.has_dsack()) {
+            let room = if self.clock.is_some() { 3 } else { 4 };
+            self.rx.report(&mut fields.options, room);
+        }
+        self.bare(turn, &fields)?;
+        self.counters.acks_out += 1;
+        self.counters.challenge_acks += u64::from(self.challenge_due && !self.ack.is_due());
+        self.acknowledged(true);
+        Ok(())
+    }
+
+    /// Keepalive and window probe: no payload, one below `SND.UNA`, so that no FPDU is ever cut. The peer must
+    /// answer what lies outside its window with an ACK (RFC 9293 section 3.10.7.4), and that says its window.
+    fn transmit_poke(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
+        if !self.due.poke {
+            return Ok(());
+        }
+        let seq = self.tx.seq_at(self.tx.una()).sub(1);
+        let fields = self.fields(turn.now, seq, ACK);
+        self.bare(turn, &fields)?;
+        self.acknowledged(false);
+        self.due.poke = false;
+        Ok(())
+    }
+
+    // ----- new data -----
+
+    fn sends_data(&self) -> bool {
+        matches!(self.state, State::Established | State::CloseWait)
+    }
+
+    fn transmit_new(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source) -> Result<(), Stopped> {
+        while self.sends_data() {
+            if self.closing {
+                return if self.tx.usable() > 0 {
+                    self.transmit_fin(turn)
+                } else {
+                    self.stopped_by(turn, Limit::Window)
+                };
+            }
+            let probe = self.due.loss_probe;
+            let room = match self.tx.room(self.emss, self.config.max_frames, self.due.insist) {
+                Err(Limit::Congestion) if probe && self.tx.usable() >= self.emss as u64 => self.emss,
+                Ok(room) => room,
+                Err(limit) => return self.stopped_by(turn, limit),
+            };
+            match self.fill(turn, source, room)? {
+                Filled::Segment(_) => {
+                    if probe {
+                        self.probe_sent(turn.now, false);
+                    }
+                    self.due.insist = false;
+                }
+                Filled::Finish => self.closing = true,
+                Filled::Nothing => {
+                    if room < self.emss && self.tx.queue.is_empty() {
+                        self.persist(turn)?;
+                    }
+                    if self.tx.nothing_new() {
+                        self.retransmit(turn)?;
+                    }
+                    return self.probe_with_old(turn);
+                }
+            }
+        }
+        self.probe_with_old(turn)
+    }
+
+    /// A limit holds back new data, if there is any.
+    fn stopped_by(&mut self, turn: &mut Turn<'_>, limit: Limit) -> Result<(), Stopped> {
+        match limit {
+            Limit::Congestion => self.tx.was_limited(),
+            Limit::Window if self.tx.queue.is_empty() => self.persist(turn)?,
+            Limit::Window | Limit::Frames => {}
+        }
+        if self.tx.nothing_new() {
+            self.retransmit(turn)?;
+        }
+        self.probe_with_old(turn)
+    }
+
+    /// The window is too small for what there is (or may be) to send, and nothing is in flight whose ACK could
+    /// open it: probe when the timer says so, and set it anew (RFC 9293 section 3.8.6.1: first after one
+    /// time-out, then ever slower).
+    fn persist(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
+        if self.due.insist {
+            self.due.poke = true;
+            self.transmit_poke(turn)?;
+            self.counters.window_probes += 1;
+            self.due.insist = false;
+        }
+        let wait = self.tx.rtt.base_rto().saturating_mul(1 << self.window_probes.min(16));
+        self.timers.arm_if_idle(Timer::Persist, turn.now + wait.min(self.config.rto_max));
+        Ok(())
+    }
+
+    /// Makes one new segment from `source`.
+    fn fill(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source, room: usize) -> Result<Filled, Stopped> {
+        turn.check_room()?;
+        if turn.link.tx_available() <= self.config.reserve_frames {
+            return Err(Stopped::Starved);
+        }
+        let offset = self.tx.nxt();
+        let timestamps = if self.clock.is_some() { TIMESTAMPS_BYTES } else { 0 };
+        let header = self.headers.len(&Options::default()) + timestamps;
+        let Some(mut frame) = turn.link.alloc(header + room) else { return Err(Stopped::Starved) };
+        let Some(chunks) = turn.link.tx_chunks(&mut frame) else {
+            turn.link.release(frame);
+            return Err(Stopped::Starved);
+        };
+        let mut writer = FrameWriter::new(chunks, header, header + room);
+        let filled = source.fill(offset, &mut writer);
+        let Filled::Segment(len) = filled else {
+            drop(writer);
+            turn.link.release(frame);
+            return Ok(filled);
+        };
+        let len = len.min(room);
+        let sum = Sum::of_pieces(writer.pieces(header, header + len));
+        self.tx.before_new_data(turn.now);
+        let fields = self.data_fields(turn.now, offset, true);
+        let mut head = [0; MOST_HEADER_BYTES];
+        if let Some(written) = self.headers.emit(&mut head, &fields, len, sum) {
+            writer.patch(0, head.get(..written).unwrap_or_default());
+        }
+        drop(writer);
+        let entry = Entry::new(offset, offset + len as u64, frame, header, sum, turn.now);
+        self.submit_new(turn, entry, header + len)?;
+        self.counters.bytes_out += len as u64;
+        Ok(filled)
+    }
+
+    /// Puts a new segment on the ring and keeps it. Its bytes have been pulled from the source: should the ring be
+    /// full, it counts as sent and lost, and the next turn sends it.
+    fn submit_new(&mut self, turn: &mut Turn<'_>, mut entry: Entry, len: usize) -> Result<(), Stopped> {
+        let sent = match &mut entry.frame {
+            Some(frame) => turn.link.submit(self.path.queue, frame, len).is_ok(),
+            None => false,
+        };
+        self.tx.sent_new(turn.now, entry);
+        self.tx.arm(turn.now, &mut self.timers, &self.config, After::Sent);
+        if !sent {
+            self.tx.queue.mark_last_unsent();
+            return Err(Stopped::Starved);
+        }
+        self.acknowledged(false);
+        self.ecn.cwr = false;
+        turn.count(true)
+    }
+
+    /// Headers of a segment with payload. ECN-capable when it is new (RFC 3168 section 6.1.5).
+    fn data_fields(&mut self, now: Instant, offset: StreamOffset, new: bool) -> Fields {
+        let cwr = new && self.ecn.cwr;
+        let seq = self.tx.seq_at(offset);
+        let mut fields = self.fields(now, seq, Flags { psh: true, cwr, ..Flags::default() });
+        if new && self.ecn.on {
+            fields.ecn = Ecn::Ect0;
+        }
+        fields
+    }
+
+    /// The FIN, without payload: the last data may be long gone.
+    fn transmit_fin(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
+        let offset = self.tx.nxt();
+        let seq = self.tx.seq_at(offset);
+        let fields = self.fields(turn.now, seq, Flags { fin: true, ..Flags::default() });
+        self.bare(turn, &fields)?;
+        self.acknowledged(false);
+        self.tx.before_new_data(turn.now);
+        self.tx.fin = Some(offset);
+        self.tx.sent_new(turn.now, Entry::fin(offset, turn.now));
+        self.tx.arm(turn.now, &mut self.timers, &self.config, After::Sent);
+        self.state = if self.state == State::CloseWait { State::LastAck } else { State::FinWait1 };
+        Ok(())
+    }
+
+    // ----- retransmission -----
+
+    fn retransmit(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
+        while let Some(index) = self.tx.next_resend() {
+            self.resend(turn, index)?;
+        }
+        Ok(())
+    }
+
+    /// A tail loss probe that found no new data sends the last segment again (RFC 8985 section 7.3).
+    fn probe_with_old(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
+        if !self.due.loss_probe {
+            return Ok(());
+        }
+        if self.tx.may_probe()
+            && let Some(last) = self.tx.queue.last_index()
+        {
+            self.resend(turn, last)?;
+            self.probe_sent(turn.now, true);
+        }
+        self.due.loss_probe = false;
+        Ok(())
+    }
+
+    fn probe_sent(&mut self, now: Instant, is_retrans: bool) {
+        self.counters.tlp_probes += 1;
+        self.due.loss_probe = false;
+        self.tx.tlp.end_seq = Some(self.tx.nxt());
+        self.tx.tlp.is_retrans = is_retrans;
+        self.tx.tlp.measured = false;
+        self.tx.arm(now, &mut self.timers, &self.config, After::Timeout);
+    }
+
+    /// Sends entry `index` again: new headers in front of the same bytes.
+    fn resend(&mut self, turn: &mut Turn<'_>, index: usize) -> Result<(), Stopped> {
+        turn.check_room()?;
+        let timestamps = if self.clock.is_some() { TIMESTAMPS_BYTES } else { 0 };
+        let header = self.headers.len(&Options::default()) + timestamps;
+        let Some(entry) = self.tx.queue.entry(index) else { return Ok(()) };
+        let (offset, is_fin) = (entry.start, entry.frame.is_none());
+        if is_fin {
+            let seq = self.tx.seq_at(offset);
+            let fields = self.fields(turn.now, seq, Flags { fin: true, ..Flags::default() });
+            self.bare(turn, &fields)?;
+        } else {
+            if entry.bytes() > self.emss as u64 || entry.header != header {
+                self.recut(turn, index, header)?;
+            }
+            self.resend_frame(turn, index, offset)?;
+        }
+        self.acknowledged(false);
+        self.counters.retransmits += 1;
+        self.tx.resent(turn.now, index);
+        Ok(())
+    }
+
+    fn resend_frame(
+        &mut self,
+        turn: &mut Turn<'_>,
+        index: usize,
+        offset: StreamOffset,
+    ) -> Result<(), Stopped> {
+        let fields = self.data_fields(turn.now, offset, false);
+        let Some(entry) = self.tx.queue.entry(index) else { return Ok(()) };
+        let (len, header, sum) = (entry.bytes() as usize, entry.header, entry.payload_sum());
+        let Some(frame) = &mut entry.frame else { return Ok(()) };
+        let mut chunks = turn.link.tx_chunks(frame).ok_or(Stopped::Starved)?;
+        if let Some(head) = chunks.first_mut() {
+            self.headers.emit(head, &fields, len, sum);
+        }
+        drop(chunks);
+        let sent = turn.link.submit(self.path.queue, frame, header + len).is_ok();
+        turn.count(sent)
+    }
+
+    /// Cuts a segment that no longer fits the path into ones that do (or makes room for longer headers). The bytes
+    /// and their numbers stay; only for them the alignment with FPDUs is lost.
+    fn recut(&mut self, turn: &mut Turn<'_>, index: usize, header: usize) -> Result<(), Stopped> {
+        let emss = self.emss;
+        let Some(entry) = self.tx.queue.entry(index) else { return Ok(()) };
+        let (start, len, old_header) = (entry.start, entry.bytes() as usize, entry.header);
+        let template = entry.status();
+        let Some(frame) = &mut entry.frame else { return Ok(()) };
+        let mut payload = Vec::with_capacity(len);
+        {
+            let chunks = turn.link.tx_chunks(frame).ok_or(Stopped::Starved)?;
+            let writer = FrameWriter::new(chunks, 0, old_header + len);
+            for piece in writer.pieces(old_header, old_header + len) {
+                payload.extend_from_slice(piece);
+            }
+        }
+        let mut pieces: Vec<Entry> = Vec::new();
+        let mut at = start;
+        for bytes in payload.chunks(emss) {
+            let Some(frame) = copy_to_frame(turn.link, header, bytes) else {
+                release_all(turn.link, pieces);
+                return Err(Stopped::Starved);
+            };
+            let mut piece =
+                Entry::new(at, at + bytes.len() as u64, frame, header, Sum::of(bytes), template.sent);
+            piece.restore(&template);
+            at += bytes.len() as u64;
+            pieces.push(piece);
+        }
+        if let Some(Entry { frame: Some(frame), .. }) = self.tx.queue.replace(index, pieces) {
+            turn.link.release(frame);
+            self.counters.recut += 1;
+        }
+        Ok(())
+    }
+}
+
+/// A frame with `bytes` behind `header` free bytes.
+fn copy_to_frame(link: &mut dyn Link, header: usize, bytes: &[u8]) -> Option<TxFrame> {
+    let mut frame = link.alloc(header + bytes.len())?;
+    let written = match link.tx_chunks(&mut frame) {
+        Some(chunks) => FrameWriter::new(chunks, header, header + bytes.len()).put(bytes),
+        None => 0,
+    };
+    if written == bytes.len() {
+        return Some(frame);
+    }
+    link.release(frame);
+    None
+}
+
+fn release_all(link: &mut dyn Link, pieces: Vec<Entry>) {
+    let frames: SmallVec<[TxFrame; 4]> = pieces.into_iter().filter_map(|p| p.frame).collect();
+    for frame in frames {
+        link.release(frame);
+    }
+}

@@ -1,0 +1,326 @@
+//! The retransmit queue: every segment sent and not yet cumulatively acknowledged, with its frame, and the
+//! SACK scoreboard in the same entries (RFC 9293 section 3.8.1, RFC 2018 section 5, RFC 8985 section 5.2).
+
+use std::collections::VecDeque;
+
+use super::rack::sent_after;
+use crate::{
+    link::{Link, TxFrame},
+    seq::StreamOffset,
+    time::Instant,
+    wire::Sum,
+};
+
+/// A segment that occupies sequence space.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub start: StreamOffset,
+    /// Behind its last byte; the FIN counts as one.
+    pub end: StreamOffset,
+    /// The frame that holds its payload; a FIN has none and is built anew each time.
+    pub frame: Option<TxFrame>,
+    /// Header bytes before the payload in the frame.
+    pub header: usize,
+    /// Folded sum of the payload.
+    pub sum: u16,
+    /// When it was last sent.
+    pub sent: Instant,
+    pub retransmitted: bool,
+    /// Acknowledged selectively.
+    pub sacked: bool,
+    /// Its last transmission counts as lost.
+    pub lost: bool,
+}
+
+/// What is known of a segment's transmissions.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Status {
+    pub sent: Instant,
+    retransmitted: bool,
+    sacked: bool,
+    lost: bool,
+}
+
+impl Entry {
+    pub(super) fn new(
+        start: StreamOffset,
+        end: StreamOffset,
+        frame: TxFrame,
+        header: usize,
+        sum: Sum,
+        sent: Instant,
+    ) -> Self {
+        Self { frame: Some(frame), end, header, sum: sum.fold(), ..Self::fin(start, sent) }
+    }
+
+    /// The FIN at `start`.
+    pub(super) fn fin(start: StreamOffset, sent: Instant) -> Self {
+        Self {
+            start,
+            end: start + 1,
+            frame: None,
+            header: 0,
+            sum: 0,
+            sent,
+            retransmitted: false,
+            sacked: false,
+            lost: false,
+        }
+    }
+
+    pub(super) fn status(&self) -> Status {
+        let Self { sent, retransmitted, sacked, lost, .. } = *self;
+        Status { sent, retransmitted, sacked, lost }
+    }
+
+    pub(super) fn restore(&mut self, status: &Status) {
+        let Status { sent, retransmitted, sacked, lost } = *status;
+        (self.sent, self.retransmitted, self.sacked, self.lost) = (sent, retransmitted, sacked, lost);
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.end - self.start
+    }
+
+    pub(super) fn payload_sum(&self) -> Sum {
+        Sum::from_folded(self.sum)
+    }
+}
+
+/// A block of the SACK option, as offsets.
+pub(super) type Block = (StreamOffset, StreamOffset);
+
+/// The queue, ordered by position, without holes.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    entries: VecDeque<Entry>,
+    /// Bytes sent and neither acknowledged in any way nor lost: the `pipe` of RFC 6675.
+    in_flight: u64,
+    sacked: usize,
+    lost: usize,
+    retransmitted: usize,
+    /// No entry before this offset is lost.
+    lost_from: StreamOffset,
+    /// No entry at or behind this offset was ever retransmitted.
+    retransmitted_to: StreamOffset,
+    /// Blocks applied by the last SACK: what grew at its right end only is not walked over again.
+    known: [Block; 4],
+}
+
+impl Queue {
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub(super) fn in_flight(&self) -> u64 {
+        self.in_flight
+    }
+
+    /// Segments acknowledged selectively.
+    pub(super) fn sacked(&self) -> usize {
+        self.sacked
+    }
+
+    /// Whether the order of positions may differ from the order of sending, or some entry was passed over.
+    pub(super) fn is_disordered(&self) -> bool {
+        self.sacked > 0 || self.retransmitted > 0
+    }
+
+    pub(super) fn front(&self) -> Option<&Entry> {
+        self.entries.front()
+    }
+
+    pub(super) fn last_index(&self) -> Option<usize> {
+        self.entries.len().checked_sub(1)
+    }
+
+    pub(super) fn entry(&mut self, index: usize) -> Option<&mut Entry> {
+        self.entries.get_mut(index)
+    }
+
+    /// A segment was sent for the first time.
+    pub(super) fn push(&mut self, entry: Entry) {
+        self.in_flight += entry.bytes();
+        self.entries.push_back(entry);
+    }
+
+    /// Takes the first entry when all of it lies below `una`.
+    pub(super) fn pop_acked(&mut self, una: StreamOffset) -> Option<Entry> {
+        let entry = self.entries.pop_front_if(|e| e.end <= una)?;
+        if entry.sacked {
+            self.sacked -= 1;
+        } else if entry.lost {
+            self.lost -= 1;
+        } else {
+            self.in_flight -= entry.bytes();
+        }
+        self.retransmitted -= usize::from(entry.retransmitted);
+        Some(entry)
+    }
+
+    fn index_from(&self, offset: StreamOffset) -> usize {
+        self.entries.partition_point(|e| e.start < offset)
+    }
+
+    /// Marks what `blocks` cover whole; calls `f` for each entry that was not marked before.
+    pub(super) fn sack(&mut self, blocks: &[Block], mut f: impl FnMut(&Entry)) {
+        for &(left, right) in blocks {
+            let known = self.known.iter().find(|k| k.0 == left && k.1 <= right).map_or(left, |k| k.1);
+            let first = self.index_from(known);
+            for entry in self.entries.range_mut(first..).take_while(|e| e.end <= right) {
+                if entry.sacked {
+                    continue;
+                }
+                if entry.lost {
+                    self.lost -= 1;
+                } else {
+                    self.in_flight -= entry.bytes();
+                }
+                f(entry);
+                (entry.sacked, entry.lost) = (true, false);
+                self.sacked += 1;
+            }
+        }
+        for (known, block) in self.known.iter_mut().zip(blocks) {
+            // Only whole entries were marked: the rest of a block counts as unknown.
+            *known = (block.0, block.0);
+            let end = self.entries.partition_point(|e| e.end <= block.1);
+            if let Some(entry) = end.checked_sub(1).and_then(|i| self.entries.get(i)) {
+                known.1 = entry.end.max(block.0);
+            }
+        }
+    }
+
+    /// The receiver has dropped what it had reported (RFC 2018 section 8): forget the scoreboard.
+    pub(super) fn renege(&mut self) {
+        for entry in &mut self.entries {
+            if entry.sacked {
+                entry.sacked = false;
+                self.in_flight += entry.bytes();
+            }
+        }
+        self.sacked = 0;
+        self.known = <[Block; 4]>::default();
+    }
+
+    /// The losses were none: all that is not acknowledged is in flight.
+    pub(super) fn forget_losses(&mut self) {
+        for entry in &mut self.entries {
+            if std::mem::take(&mut entry.lost) {
+                self.in_flight += entry.bytes();
+            }
+        }
+        self.lost = 0;
+    }
+
+    /// Marks entry `index` lost.
+    pub(super) fn mark_lost(&mut self, index: usize) {
+        if let Some(entry) = self.entries.get_mut(index)
+            && !entry.lost
+            && !entry.sacked
+        {
+            entry.lost = true;
+            self.lost += 1;
+            self.in_flight -= entry.bytes();
+            self.lost_from = self.lost_from.min(entry.start);
+        }
+    }
+
+    /// The last entry never left: it is to be sent as if it had been lost.
+    pub(super) fn mark_last_unsent(&mut self) {
+        if let Some(last) = self.last_index() {
+            self.mark_lost(last);
+        }
+    }
+
+    /// Marks lost what is longer than `bytes`.
+    pub(super) fn mark_lost_longer_than(&mut self, bytes: usize) {
+        for index in 0..self.entries.len() {
+            if self.entries.get(index).is_some_and(|e| e.bytes() > bytes as u64) {
+                self.mark_lost(index);
+            }
+        }
+    }
+
+    /// Marks each entry lost for which `lost` says so; it is asked for those that are neither lost nor
+    /// acknowledged, and that may have been sent before (`xmit`, `end`). Returns whether one was marked.
+    pub(super) fn mark_lost_where(
+        &mut self,
+        xmit: Instant,
+        end: StreamOffset,
+        mut lost: impl FnMut(&Entry) -> bool,
+    ) -> bool {
+        let mut any = false;
+        for entry in &mut self.entries {
+            let later = sent_after(entry.sent, entry.end, xmit, end);
+            if later && entry.start >= self.retransmitted_to {
+                break;
+            }
+            if later || entry.sacked || entry.lost || !lost(entry) {
+                continue;
+            }
+            entry.lost = true;
+            self.lost += 1;
+            self.in_flight -= entry.bytes();
+            self.lost_from = self.lost_from.min(entry.start);
+            any = true;
+        }
+        any
+    }
+
+    /// The first entry that is lost.
+    pub(super) fn next_lost(&mut self) -> Option<usize> {
+        if self.lost == 0 {
+            self.lost_from = StreamOffset::MAX;
+            return None;
+        }
+        let from = self.index_from(self.lost_from);
+        let index = from + self.entries.range(from..).position(|e| e.lost)?;
+        self.lost_from = self.entries.get(index)?.start;
+        Some(index)
+    }
+
+    /// Entry `index` was sent again.
+    pub(super) fn resent(&mut self, index: usize, now: Instant) {
+        if let Some(entry) = self.entries.get_mut(index) {
+            if std::mem::take(&mut entry.lost) {
+                self.lost -= 1;
+                self.in_flight += entry.bytes();
+            }
+            entry.sent = now;
+            if !std::mem::replace(&mut entry.retransmitted, true) {
+                self.retransmitted += 1;
+            }
+            self.retransmitted_to = self.retransmitted_to.max(entry.end);
+        }
+    }
+
+    /// Puts `pieces` in the place of entry `index`, of which they are the parts; returns the old one.
+    pub(super) fn replace(&mut self, index: usize, pieces: Vec<Entry>) -> Option<Entry> {
+        let old = self.entries.remove(index)?;
+        let more = pieces.len() - 1;
+        self.lost += if old.lost { more } else { 0 };
+        self.retransmitted += if old.retransmitted { more } else { 0 };
+        for piece in pieces.into_iter().rev() {
+            self.entries.insert(index, piece);
+        }
+        Some(old)
+    }
+
+    /// Gives all frames back.
+    pub(super) fn clear(&mut self, link: &mut dyn Link) {
+        for entry in self.entries.drain(..) {
+            if let Some(frame) = entry.frame {
+                link.release(frame);
+            }
+        }
+        *self = Self { entries: std::mem::take(&mut self.entries), ..Self::default() };
+    }
+}
+
+#[cfg(test)]
+mod tests;

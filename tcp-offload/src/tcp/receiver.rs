@@ -1,0 +1,337 @@
+//! The receive side of a connection: `RCV.NXT`, the ranges beyond a gap, the window that is advertised, and
+//! the SACK blocks that tell of all this (RFC 9293 section 3.4, RFC 2018, RFC 2883, RFC 7323 section 2).
+//! Only ranges are kept, no data.
+
+use smallvec::SmallVec;
+
+use super::Arrival;
+use crate::{
+    seq::{SeqNum, StreamOffset},
+    wire::{Options, SackBlock, Segment},
+};
+
+/// Ranges kept beyond gaps at most. More cannot come of ordinary loss, and a peer that sends every
+/// second byte must not make us keep a list of them: what would need another range is not taken.
+const MOST_RANGES: usize = 256;
+
+/// Largest shift count (RFC 7323 section 2.3).
+pub(super) const MOST_SHIFT: u8 = 14;
+
+/// A range of stream offsets beyond a gap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Range {
+    start: StreamOffset,
+    end: StreamOffset,
+    /// When it last grew, counted in arrivals: SACK reports the latest first.
+    touched: u64,
+}
+
+/// What the receiver says of a segment that came in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Outside the window: answer with an ACK, take nothing, believe nothing.
+    Unacceptable,
+    /// Acceptable; nothing to take (no payload, or nothing new in it).
+    Nothing {
+        /// It had payload, all of which was there before.
+        duplicate: bool,
+    },
+    /// Payload to take.
+    Payload(Arrival),
+}
+
+/// The receive side of one connection.
+#[derive(Debug, Clone)]
+pub(super) struct Receiver {
+    /// The peer's initial sequence number.
+    irs: SeqNum,
+    /// `RCV.NXT`, not counting the FIN.
+    next: StreamOffset,
+    /// Where the peer's stream ends, once a FIN told.
+    fin: Option<StreamOffset>,
+    /// `RCV.NXT` is behind the FIN.
+    fin_reached: bool,
+    /// The right edge of the window, as advertised. It never moves left.
+    edge: StreamOffset,
+    buffer: u64,
+    /// Bytes that the framing layer holds.
+    held: u64,
+    shift: u8,
+    /// Beyond `next`, by position, apart from each other.
+    ranges: SmallVec<[Range; 4]>,
+    arrivals: u64,
+    /// A duplicate to report (RFC 2883), once.
+    dsack: Option<(StreamOffset, StreamOffset)>,
+    /// Largest payload seen, which is taken for the peer's full segment.
+    largest: usize,
+}
+
+impl Receiver {
+    /// `buffer` is the receive window in bytes.
+    pub(super) fn new(irs: SeqNum, buffer: u32, shift: u8) -> Self {
+        Self {
+            irs,
+            next: 0,
+            fin: None,
+            fin_reached: false,
+            edge: 0,
+            buffer: buffer.into(),
+            held: 0,
+            shift,
+            ranges: SmallVec::new(),
+            arrivals: 0,
+            dsack: None,
+            largest: 0,
+        }
+    }
+
+    /// The smallest shift that lets 16 bits express `buffer` (RFC 7323 section 2.2).
+    pub(super) fn shift_for(buffer: u32) -> u8 {
+        (0..=MOST_SHIFT).find(|s| buffer >> s <= u32::from(u16::MAX)).unwrap_or(MOST_SHIFT)
+    }
+
+    /// The peer does not scale.
+    pub(super) fn without_scaling(&mut self) {
+        self.shift = 0;
+    }
+
+    fn seq_at(&self, offset: StreamOffset) -> SeqNum {
+        self.irs.add(1).add(offset as u32)
+    }
+
+    pub(super) fn irs(&self) -> SeqNum {
+        self.irs
+    }
+
+    /// `RCV.NXT`.
+    pub(super) fn next_seq(&self) -> SeqNum {
+        self.seq_at(self.next).add(u32::from(self.fin_reached))
+    }
+
+    /// `RCV.NXT` as an offset.
+    pub(super) fn next(&self) -> StreamOffset {
+        self.next
+    }
+
+    pub(super) fn fin_reached(&self) -> bool {
+        self.fin_reached
+    }
+
+    /// Whether bytes are missing before some that are there.
+    pub(super) fn has_gap(&self) -> bool {
+        !self.ranges.is_empty()
+    }
+
+    pub(super) fn largest_segment(&self) -> usize {
+        self.largest
+    }
+
+    /// The acceptability test of RFC 9293 section 3.10.7.4 (first check), and what is new in the payload.
+    pub(super) fn judge(&mut self, segment: &Segment) -> Verdict {
+        let next = self.next_seq();
+        let from = i64::from(segment.seq.since(next));
+        let len = segment.payload_len as i64;
+        let window = (self.edge - self.next) as i64;
+        let sequence_len = len + i64::from(segment.flags.fin) + i64::from(segment.flags.syn);
+        let first_inside = from >= 0 && from < window.max(1);
+        let acceptable = match (sequence_len, window) {
+            (0, 0) => from == 0,
+            (0, _) => first_inside,
+            // Zero window: its ACK is still to be read, its payload not (a window probe).
+            (_, 0) => from == 0,
+            _ => first_inside || (from < 0 && from + sequence_len > 0),
+        };
+        if !acceptable {
+            if len > 0 && from + len <= 0 && -from <= self.next as i64 {
+                self.note_duplicate(from, from + len);
+            }
+            return Verdict::Unacceptable;
+        }
+        if len == 0 || self.fin_reached {
+            return Verdict::Nothing { duplicate: false };
+        }
+        self.largest = self.largest.max(segment.payload_len);
+        self.trim(segment, from, (from + len).min(window))
+    }
+
+    fn note_duplicate(&mut self, from: i64, to: i64) {
+        let base = self.next as i64 + i64::from(self.fin_reached);
+        self.dsack = Some(((base + from) as u64, (base + to) as u64));
+    }
+
+    /// Cuts off what is below `RCV.NXT`, beyond the window, or covered by a range at either end. `from` and `to`
+    /// count from `RCV.NXT`.
+    fn trim(&mut self, segment: &Segment, from: i64, to: i64) -> Verdict {
+        let (mut start, mut end) = (from.max(0), to);
+        if from < 0 {
+            self.note_duplicate(from, to.min(0));
+        }
+        let base = self.next;
+        let mut duplicate = None;
+        for range in &self.ranges {
+            let (left, right) = ((range.start - base) as i64, (range.end - base) as i64);
+            if left <= start && start < right {
+                duplicate = Some((start, right.min(end)));
+                start = right;
+            }
+            if left < end && end <= right && left > start {
+                duplicate = Some((left, end));
+                end = left;
+            }
+        }
+        if let Some((left, right)) = duplicate {
+            self.note_duplicate(left, right);
+        }
+        if let Some(fin) = self.fin {
+            end = end.min((fin - base) as i64);
+        }
+        if start >= end {
+            return Verdict::Nothing { duplicate: duplicate.is_some() || from < 0 };
+        }
+        let offset = base + start as u64;
+        let len = (end - start) as usize;
+        if offset > base
+            && self.ranges.len() >= MOST_RANGES
+            && !self.touches_a_range(offset, offset + len as u64)
+        {
+            return Verdict::Nothing { duplicate: false };
+        }
+        Verdict::Payload(Arrival {
+            offset,
+            start: segment.payload_start + (start - from) as usize,
+            len,
+            contiguous: self.contiguous_with(offset, offset + len as u64),
+        })
+    }
+
+    fn touches_a_range(&self, start: StreamOffset, end: StreamOffset) -> bool {
+        self.ranges.iter().any(|r| r.start <= end && start <= r.end)
+    }
+
+    /// `RCV.NXT` if `start..end` is taken.
+    fn contiguous_with(&self, start: StreamOffset, end: StreamOffset) -> StreamOffset {
+        if start > self.next {
+            return self.next;
+        }
+        let mut next = end.max(self.next);
+        for range in &self.ranges {
+            if range.start > next {
+                break;
+            }
+            next = next.max(range.end);
+        }
+        next
+    }
+
+    /// The payload `start..start + len` was taken. Returns whether it was simply the next in order.
+    pub(super) fn take(&mut self, start: StreamOffset, len: usize) -> bool {
+        let end = start + len as u64;
+        self.arrivals += 1;
+        if self.ranges.is_empty() && start == self.next {
+            self.next = end;
+            self.reach_fin();
+            return true;
+        }
+        if start <= self.next {
+            self.next = self.contiguous_with(start, end);
+            let next = self.next;
+            self.ranges.retain(|r| r.end > next);
+        } else {
+            self.add_range(start, end);
+        }
+        self.reach_fin();
+        false
+    }
+
+    fn add_range(&mut self, start: StreamOffset, end: StreamOffset) {
+        let mut merged = Range { start, end, touched: self.arrivals };
+        self.ranges.retain(|r| {
+            let apart = r.end < merged.start || merged.end < r.start;
+            if !apart {
+                merged.start = merged.start.min(r.start);
+                merged.end = merged.end.max(r.end);
+            }
+            apart
+        });
+        let at = self.ranges.partition_point(|r| r.start < merged.start);
+        self.ranges.insert(at, merged);
+    }
+
+    /// A FIN came at the end of an acceptable segment. Ignored when it contradicts what is known.
+    pub(super) fn note_fin(&mut self, segment: &Segment) {
+        let at =
+            self.next as i64 + i64::from(segment.seq.since(self.next_seq())) + segment.payload_len as i64;
+        let beyond = self.ranges.last().map_or(self.next, |r| r.end) as i64;
+        if self.fin.is_none() && at >= beyond && at <= self.edge as i64 {
+            self.fin = Some(at as u64);
+            self.reach_fin();
+        }
+    }
+
+    fn reach_fin(&mut self) {
+        self.fin_reached = self.fin == Some(self.next);
+    }
+
+    /// The framing layer holds `bytes`. Returns whether the peer should be told now because its window was small
+    /// and has grown by enough (RFC 9293 section 3.8.6.2.2).
+    pub(super) fn hold(&mut self, bytes: usize) -> bool {
+        let fewer = (bytes as u64) < self.held;
+        self.held = bytes as u64;
+        let small = self.edge - self.next < self.buffer / 2;
+        fewer && small && self.wanted_edge() >= self.edge + self.step()
+    }
+
+    fn wanted_edge(&self) -> StreamOffset {
+        self.next + self.buffer.saturating_sub(self.held)
+    }
+
+    /// The window opens in steps of at least this many bytes: against silly windows (RFC 9293 section 3.8.6.2.2).
+    fn step(&self) -> u64 {
+        (self.buffer / 2).min(self.largest.max(536) as u64)
+    }
+
+    /// The window field of a segment that is about to be sent. The right edge never moves left, except that what
+    /// the shift cannot express is not said (RFC 7323 section 2.4); it is honoured all the same.
+    pub(super) fn advertise(&mut self, scaled: bool) -> u16 {
+        let wanted = self.wanted_edge();
+        let shift = if scaled { self.shift } else { 0 };
+        if wanted >= self.edge + self.step() {
+            self.edge = wanted;
+        }
+        let field = ((self.edge - self.next) >> shift).min(u16::MAX.into());
+        self.edge = self.edge.min(self.next + (u64::from(u16::MAX) << shift)).max(self.next);
+        field as u16
+    }
+
+    /// The window as the peer may believe it now, in bytes.
+    pub(super) fn window(&self) -> u64 {
+        self.edge - self.next
+    }
+
+    /// Whether a duplicate waits to be reported.
+    pub(super) fn has_dsack(&self) -> bool {
+        self.dsack.is_some()
+    }
+
+    /// Puts at most `room` SACK blocks into `options`: first the duplicate (RFC 2883 section 4), then the ranges, that
+    /// which grew last first (RFC 2018 section 4).
+    pub(super) fn report(&mut self, options: &mut Options, room: usize) {
+        let room = room.min(options.sack.len());
+        let mut blocks: SmallVec<[(StreamOffset, StreamOffset); 4]> = SmallVec::new();
+        blocks.extend(self.dsack.take());
+        let mut below = u64::MAX;
+        while blocks.len() < room {
+            let latest = self.ranges.iter().filter(|r| r.touched < below).max_by_key(|r| r.touched);
+            let Some(range) = latest else { break };
+            below = range.touched;
+            blocks.push((range.start, range.end));
+        }
+        for (to, (left, right)) in options.sack.iter_mut().zip(blocks.iter().take(room)) {
+            *to = SackBlock { left: self.seq_at(*left), right: self.seq_at(*right) };
+            options.sack_count += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

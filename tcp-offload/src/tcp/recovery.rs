@@ -1,0 +1,153 @@
+//! What recovery has to remember: its phase, the pacing of RFC 6937, and what to restore when it was for nothing.
+
+use crate::{seq::StreamOffset, time::Instant};
+
+/// Where loss recovery stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// No recovery.
+    Open,
+    /// Fast recovery, until `high` is acknowledged.
+    Recovery {
+        /// `SND.NXT` when it began: the `RecoveryPoint`.
+        high: StreamOffset,
+    },
+    /// After a retransmission time-out, until `high` is acknowledged.
+    Loss {
+        /// `SND.NXT` when the time-out fired.
+        high: StreamOffset,
+        /// Whether the time-out may still turn out spurious.
+        frto: Frto,
+    },
+}
+
+/// The steps of SACK-enhanced F-RTO (RFC 5682 section 3.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Frto {
+    /// Conventional recovery.
+    Off,
+    /// Step 2: waits for the ACK of the first retransmission.
+    Retransmitted,
+    /// Step 2b: sends up to this many new segments instead of retransmitting.
+    SendNew(u8),
+    /// Step 3: waits for the next ACK.
+    Sent,
+}
+
+/// Proportional rate reduction with the slow start reduction bound (RFC 6937 section 3).
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Prr {
+    delivered: u64,
+    out: u64,
+    recover_fs: u64,
+}
+
+impl Prr {
+    pub(super) fn begin(flight: u64) -> Self {
+        Self { delivered: 0, out: 0, recover_fs: flight.max(1) }
+    }
+
+    /// The window after an ACK that delivered `newly` bytes, with `pipe` bytes in the network.
+    pub(super) fn window(&mut self, newly: u64, pipe: u64, ssthresh: u64, smss: u64) -> u64 {
+        self.delivered += newly;
+        let count = if pipe > ssthresh {
+            (self.delivered.saturating_mul(ssthresh)).div_ceil(self.recover_fs).saturating_sub(self.out)
+        } else {
+            let limit = self.delivered.saturating_sub(self.out).max(newly) + smss;
+            (ssthresh - pipe).min(limit)
+        };
+        // The first retransmission goes out whatever the sum says: it repairs what recovery is for.
+        let least = if self.out == 0 { smss } else { 0 };
+        pipe + count.max(least)
+    }
+
+    /// Bytes were sent, new or again.
+    pub(super) fn sent(&mut self, bytes: u64) {
+        self.out += bytes;
+    }
+}
+
+/// What a reduction that turns out spurious gives back (RFC 4015, RFC 9438 section 4.9).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Undo {
+    pub cwnd: u64,
+    pub ssthresh: u64,
+    /// Retransmissions lie between these.
+    pub from: StreamOffset,
+    pub to: StreamOffset,
+    /// Retransmissions that no D-SACK has called superfluous yet.
+    pub unproven: u32,
+    /// Whether anything was retransmitted at all, and when first.
+    pub first_resent: Option<Instant>,
+}
+
+impl Undo {
+    /// A segment that ends at `end` was sent again.
+    pub(super) fn resent(&mut self, now: Instant) {
+        self.unproven += 1;
+        self.first_resent.get_or_insert(now);
+    }
+
+    /// A D-SACK says that `left..right` had arrived before. Returns whether all retransmissions were superfluous.
+    pub(super) fn duplicate(&mut self, left: StreamOffset, right: StreamOffset) -> bool {
+        if self.first_resent.is_none() || left < self.from || right > self.to {
+            return false;
+        }
+        self.unproven = self.unproven.saturating_sub(1);
+        self.unproven == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MSS: u64 = 1000;
+
+    /// RFC 6937 section 3.1, first example: 20 segments in flight, one lost, target 10.
+    #[test]
+    fn rfc6937_s3_1_a_single_loss_sends_every_other_ack() {
+        let mut prr = Prr::begin(20 * MSS);
+        let mut pipe = 18 * MSS;
+        let mut sent = 0;
+        // ACKs 3 to 19; two new segments went out before recovery by limited transmit.
+        for ack in 3..=19 {
+            if ack > 3 {
+                pipe -= MSS;
+            }
+            let window = prr.window(MSS, pipe, 10 * MSS, MSS);
+            while pipe + MSS <= window {
+                pipe += MSS;
+                prr.sent(MSS);
+                sent += 1;
+            }
+        }
+        assert!(pipe <= 11 * MSS && pipe >= 10 * MSS, "{pipe}");
+        assert!((8..=9).contains(&sent), "{sent}");
+    }
+
+    /// Second example: 15 of 20 lost; the window rises by one segment an ACK from what was delivered.
+    #[test]
+    fn rfc6937_s3_1_many_losses_slow_start_back() {
+        let mut prr = Prr::begin(20 * MSS);
+        let mut pipe = 4 * MSS;
+        let mut sent = Vec::new();
+        for _ in 17..=19 {
+            let window = prr.window(MSS, pipe, 10 * MSS, MSS);
+            let before = pipe;
+            while pipe + MSS <= window {
+                pipe += MSS;
+                prr.sent(MSS);
+            }
+            sent.push((pipe - before) / MSS);
+            pipe -= MSS;
+        }
+        assert_eq!(sent, [2, 2, 2]);
+    }
+
+    #[test]
+    fn the_first_retransmission_is_always_allowed() {
+        let mut prr = Prr::begin(100 * MSS);
+        assert!(prr.window(1, 90 * MSS, 50 * MSS, MSS) >= 91 * MSS);
+    }
+}

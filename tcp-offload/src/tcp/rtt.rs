@@ -1,0 +1,167 @@
+//! Round-trip time and the retransmission time-out (RFC 6298), and the windowed minimum that RACK wants.
+
+use std::time::Duration;
+
+use super::TcpConfig;
+use crate::time::Instant;
+
+/// How long a smallest round-trip time is believed: paths change, and RFC 8985 section 6.2 asks for a windowed
+/// minimum. Two halves of 5 s each make a window of 5 to 10 s, long enough to see an empty queue.
+const MIN_HALF: Duration = Duration::from_secs(5);
+
+/// Doublings of the time-out at most; `rto_max` bounds it long before.
+const MOST_BACKOFF: u32 = 16;
+
+/// Round-trip estimates of one connection.
+#[derive(Debug, Clone)]
+pub(super) struct Rtt {
+    srtt: Option<Duration>,
+    rttvar: Duration,
+    /// Smallest in the running half-window and in the one before.
+    min: Option<Duration>,
+    min_before: Option<Duration>,
+    half_began: Instant,
+    backoff: u32,
+    initial: Duration,
+    floor: Duration,
+    ceiling: Duration,
+}
+
+impl Rtt {
+    pub(super) fn new(config: &TcpConfig) -> Self {
+        Self {
+            srtt: None,
+            rttvar: Duration::ZERO,
+            min: None,
+            min_before: None,
+            half_began: Instant::ZERO,
+            backoff: 0,
+            initial: config.rto_initial,
+            floor: config.rto_min,
+            ceiling: config.rto_max,
+        }
+    }
+
+    /// A measurement of a segment that was sent once (Karn's rule, RFC 6298 section 3). Ends the back-off.
+    pub(super) fn sample(&mut self, now: Instant, rtt: Duration) {
+        match self.srtt {
+            None => {
+                self.srtt = Some(rtt);
+                self.rttvar = rtt / 2;
+            }
+            Some(srtt) => {
+                self.rttvar = self.rttvar * 3 / 4 + srtt.abs_diff(rtt) / 4;
+                self.srtt = Some(srtt * 7 / 8 + rtt / 8);
+            }
+        }
+        self.backoff = 0;
+        if now.since(self.half_began) >= MIN_HALF {
+            self.min_before = self.min.take();
+            self.half_began = now;
+        }
+        self.min = Some(self.min.map_or(rtt, |m| m.min(rtt)));
+    }
+
+    pub(super) fn srtt(&self) -> Option<Duration> {
+        self.srtt
+    }
+
+    pub(super) fn min(&self) -> Option<Duration> {
+        match (self.min, self.min_before) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (one, other) => one.or(other),
+        }
+    }
+
+    /// The time-out without back-off (RFC 6298 section 2). G, the clock's granularity, is a nanosecond.
+    pub(super) fn base_rto(&self) -> Duration {
+        self.srtt.map_or(self.initial, |srtt| srtt + self.rttvar * 4).max(self.floor).min(self.ceiling)
+    }
+
+    /// The time-out now.
+    pub(super) fn rto(&self) -> Duration {
+        self.base_rto().saturating_mul(1 << self.backoff).min(self.ceiling)
+    }
+
+    /// Doubles the time-out (RFC 6298 rule 5.5).
+    pub(super) fn back_off(&mut self) {
+        self.backoff = (self.backoff + 1).min(MOST_BACKOFF);
+    }
+
+    /// How many times the time-out has been doubled since the last measurement.
+    pub(super) fn backoff(&self) -> u32 {
+        self.backoff
+    }
+
+    /// Ends the back-off without a measurement: new data was acknowledged, or a time-out was spurious.
+    pub(super) fn forgive(&mut self) {
+        self.backoff = 0;
+    }
+
+    /// RFC 6298 rule 5.7: the SYN timed out, so data begins with 3 s instead of 1 s.
+    pub(super) fn syn_timed_out(&mut self) {
+        self.backoff = 0;
+        self.initial = self.initial.max(Duration::from_secs(3)).min(self.ceiling);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    fn at(n: u64) -> Instant {
+        Instant::ZERO + ms(n)
+    }
+
+    fn rtt() -> Rtt {
+        Rtt::new(&TcpConfig { rto_min: ms(1), ..TcpConfig::default() })
+    }
+
+    #[test]
+    fn rfc6298_s2_first_and_later_measurements() {
+        let mut rtt = rtt();
+        assert_eq!(rtt.rto(), Duration::from_secs(1));
+        rtt.sample(at(0), ms(100));
+        assert_eq!(rtt.rto(), ms(100 + 4 * 50));
+        rtt.sample(at(1), ms(180));
+        // RTTVAR = 3/4 * 50 + 1/4 * 80 = 57.5, SRTT = 7/8 * 100 + 1/8 * 180 = 110.
+        assert_eq!(rtt.srtt(), Some(ms(110)));
+        assert_eq!(rtt.rto(), ms(110 + 230));
+    }
+
+    #[test]
+    fn rfc6298_s5_back_off_doubles_to_the_ceiling_and_ends_with_a_measurement() {
+        let mut rtt = rtt();
+        rtt.sample(at(0), ms(100));
+        rtt.back_off();
+        assert_eq!(rtt.rto(), ms(600));
+        for _ in 0..40 {
+            rtt.back_off();
+        }
+        assert_eq!(rtt.rto(), Duration::from_mins(1));
+        rtt.sample(at(1), ms(100));
+        assert!(rtt.rto() < ms(300));
+    }
+
+    #[test]
+    fn rfc6298_s5_7_a_lost_syn_makes_the_first_data_timeout_3s() {
+        let mut rtt = rtt();
+        rtt.back_off();
+        rtt.syn_timed_out();
+        assert_eq!(rtt.rto(), Duration::from_secs(3));
+    }
+
+    #[test]
+    fn rfc8985_s6_2_the_minimum_is_forgotten_after_a_window() {
+        let mut rtt = rtt();
+        rtt.sample(at(0), ms(10));
+        rtt.sample(at(5_000), ms(50));
+        assert_eq!(rtt.min(), Some(ms(10)));
+        rtt.sample(at(10_000), ms(60));
+        assert_eq!(rtt.min(), Some(ms(50)));
+    }
+}

@@ -1,0 +1,81 @@
+//! What the scenario tests run on: two connections over a virtual wire ([`Pair`]), or one connection and
+//! hand-made segments at exact times ([`Script`]). Both use public interfaces only.
+
+mod pair;
+mod script;
+
+pub(super) use self::{
+    pair::{End, Pair},
+    script::Script,
+};
+
+use std::time::Duration;
+
+use super::{Filled, Source};
+use crate::{
+    link::{FrameWriter, QueueId},
+    seq::StreamOffset,
+    time::Instant,
+    wire::{Flow, Mac, Path, VlanTags},
+};
+
+pub(super) fn us(n: u64) -> Duration {
+    Duration::from_micros(n)
+}
+
+pub(super) fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+pub(super) fn at_ms(n: u64) -> Instant {
+    Instant::ZERO + ms(n)
+}
+
+/// The byte at `offset` of every test stream.
+pub(super) fn pattern(offset: StreamOffset) -> u8 {
+    (offset ^ offset >> 8 ^ offset >> 16).wrapping_mul(0x9d) as u8
+}
+
+/// Our path, or the peer's view of it.
+pub(super) fn path(here: bool) -> Path {
+    let (local, remote) = ("10.0.0.1:4791".parse().unwrap(), "10.0.0.2:50000".parse().unwrap());
+    let (local_mac, remote_mac) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
+    let flow = if here { Flow { local, remote } } else { Flow { local: remote, remote: local } };
+    let (source_mac, next_hop_mac) = if here { (local_mac, remote_mac) } else { (remote_mac, local_mac) };
+    Path { flow, source_mac, next_hop_mac, vlan: VlanTags::default(), mtu: 1500, queue: QueueId(0) }
+}
+
+/// Sends `total` bytes of the pattern in units that are never cut, then nothing or a FIN.
+#[derive(Debug, Clone)]
+pub(super) struct Stream {
+    pub total: u64,
+    /// Bytes of a unit; 0 fills each segment whole.
+    pub unit: usize,
+    pub finish: bool,
+    /// Where the source stands.
+    pub at: StreamOffset,
+}
+
+impl Stream {
+    pub(super) fn new(total: u64, unit: usize, finish: bool) -> Self {
+        Self { total, unit, finish, at: 0 }
+    }
+}
+
+impl Source for Stream {
+    fn fill(&mut self, offset: StreamOffset, out: &mut FrameWriter<'_>) -> Filled {
+        assert_eq!(offset, self.at, "segments are filled in order");
+        if self.at == self.total {
+            return if self.finish { Filled::Finish } else { Filled::Nothing };
+        }
+        let left = (self.total - self.at) as usize;
+        let len = if self.unit == 0 { left.min(out.room()) } else { left.min(self.unit) };
+        if len > out.room() || len == 0 {
+            return Filled::Nothing;
+        }
+        let bytes: Vec<u8> = (0..len as u64).map(|i| pattern(offset + i)).collect();
+        assert_eq!(out.put(&bytes), len);
+        self.at += len as u64;
+        Filled::Segment(len)
+    }
+}

@@ -1,0 +1,212 @@
+//! One connection and hand-made segments, in the manner of packetdrill: inject, expect, at exact times.
+
+use super::{Stream, at_ms, path, pattern};
+use crate::{
+    link::{Link, rx_pieces},
+    seq::SeqNum,
+    sim::{SimLink, Wire, WireConfig},
+    tcp::{Connection, Receipt, State, TcpConfig},
+    time::Instant,
+    ulp::CloseReason,
+    wire::{
+        Ecn, Fields, Flags, Headers, Inbound, MOST_HEADER_BYTES, Options, SackBlock, Segment, Sum,
+        Timestamps, parse,
+    },
+};
+
+/// Our initial sequence number in scripts, and the peer's.
+pub(crate) const ISS: u32 = 1000;
+pub(crate) const IRS: u32 = 5000;
+
+/// A connection under test, and its peer's end of the wire.
+pub(crate) struct Script {
+    wire: Wire,
+    link: SimLink,
+    peer: SimLink,
+    headers: Headers,
+    pub conn: Connection,
+    pub source: Stream,
+    pub now: Instant,
+    /// What the peer's next segments say unless told otherwise.
+    pub template: Fields,
+    pub closed: Option<CloseReason>,
+    /// Whether payload that arrives is taken.
+    pub take: bool,
+}
+
+impl Script {
+    fn new(conn: Connection, now: Instant, source: Stream, wire: (Wire, SimLink, SimLink)) -> Self {
+        let (wire, link, peer) = wire;
+        let template = Fields {
+            seq: SeqNum::new(IRS + 1),
+            ack: SeqNum::new(ISS + 1),
+            flags: Flags { ack: true, ..Flags::default() },
+            window: 65_535,
+            options: Options::default(),
+            ecn: Ecn::NotEct,
+        };
+        let headers = Headers::new(&path(false));
+        Self { wire, link, peer, headers, conn, source, now, template, closed: None, take: true }
+    }
+
+    fn wire() -> (Wire, SimLink, SimLink) {
+        Wire::new(WireConfig { tx_frames: 256, rx_frames: 256, ..WireConfig::default() })
+    }
+
+    /// An active open whose SYN has not been sent yet.
+    pub(crate) fn connecting(config: TcpConfig, source: Stream) -> Self {
+        let now = at_ms(100);
+        let conn = Connection::connect(now, &config, path(true), SeqNum::new(ISS));
+        Self::new(conn, now, source, Self::wire())
+    }
+
+    /// A passive open by this SYN.
+    pub(crate) fn accepting(config: TcpConfig, options: Options) -> Self {
+        let now = at_ms(100);
+        let (wire, link, mut peer) = Self::wire();
+        let flags = Flags { syn: true, ..Flags::default() };
+        let syn = Fields { seq: SeqNum::new(IRS), flags, window: 65_535, options, ..Fields::default() };
+        send(&mut peer, &Headers::new(&path(false)), &syn, 0, 0);
+        let mut link = link;
+        let (segment, _) = receive(&mut link).pop().expect("the SYN");
+        let conn = Connection::accept(now, &config, path(true), &segment, SeqNum::new(ISS));
+        Self::new(conn, now, Stream::new(0, 0, false), (wire, link, peer))
+    }
+
+    /// An established connection: MSS 1000 both ways, no scaling, no timestamps, SACK as `config` says, window 65535.
+    pub(crate) fn established(config: TcpConfig, source: Stream) -> Self {
+        let mut script = Self::connecting(TcpConfig { timestamps: false, ..config }, source);
+        script.run();
+        let options = Options { mss: Some(1000), sack_permitted: config.sack, ..Options::default() };
+        script.syn_ack(options);
+        assert_eq!(script.conn.state(), State::Established);
+        script
+    }
+
+    /// The peer's SYN-ACK, 1 ms after the SYN.
+    pub(crate) fn syn_ack(&mut self, options: Options) {
+        self.now += super::ms(1);
+        let flags = Flags { syn: true, ack: true, ..Flags::default() };
+        self.inject(Fields { seq: SeqNum::new(IRS), flags, options, ..self.template }, 0);
+        if options.timestamps.is_none() {
+            self.template.options = Options::default();
+        }
+    }
+
+    /// The peer sends a segment; the connection receives it and then may send.
+    pub(crate) fn inject(&mut self, fields: Fields, payload: usize) -> Receipt {
+        let offset = i64::from(fields.seq.since(SeqNum::new(IRS + 1)));
+        send(&mut self.peer, &self.headers, &fields, payload, offset);
+        let mut last = Receipt::default();
+        for (segment, payload) in receive(&mut self.link) {
+            last = self.conn.receive(self.now, &mut self.link, &segment);
+            self.closed = self.closed.or(last.closed);
+            if let Some(arrival) = last.arrival.filter(|_| self.take) {
+                let skip = arrival.start - segment.payload_start;
+                assert_eq!(payload[skip], pattern(arrival.offset), "the payload is where the arrival says");
+                self.conn.take(self.now, &arrival);
+            }
+        }
+        last
+    }
+
+    /// As [`Script::inject`], and what it makes us send.
+    pub(crate) fn exchange(&mut self, fields: Fields, payload: usize) -> Vec<Segment> {
+        self.inject(fields, payload);
+        self.run()
+    }
+
+    /// A pure ACK of our stream up to `offset`, with SACK blocks as offsets.
+    pub(crate) fn ack(&mut self, offset: u32, sack: &[(u32, u32)]) -> Vec<Segment> {
+        let mut fields = Fields { ack: SeqNum::new(ISS + 1).add(offset), ..self.template };
+        for (to, (left, right)) in fields.options.sack.iter_mut().zip(sack) {
+            let seq = |o: &u32| SeqNum::new(ISS + 1).add(*o);
+            *to = SackBlock { left: seq(left), right: seq(right) };
+        }
+        fields.options.sack_count = sack.len() as u8;
+        self.exchange(fields, 0)
+    }
+
+    /// Data of the peer's stream at `offset`.
+    pub(crate) fn data(&mut self, offset: u32, len: usize) -> Vec<Segment> {
+        self.exchange(Fields { seq: SeqNum::new(IRS + 1).add(offset), ..self.template }, len)
+    }
+
+    /// The connection sends what is due now; what the peer sees of it.
+    pub(crate) fn run(&mut self) -> Vec<Segment> {
+        self.run_with_room(64)
+    }
+
+    pub(crate) fn run_with_room(&mut self, room: usize) -> Vec<Segment> {
+        self.wire.advance(self.now);
+        let sent = self.conn.transmit(self.now, &mut self.link, &mut self.source, room);
+        self.closed = self.closed.or(sent.closed);
+        self.link.flush();
+        receive(&mut self.peer)
+            .into_iter()
+            .map(|(s, payload)| {
+                for (i, byte) in payload.iter().enumerate() {
+                    let offset = i64::from(s.seq.since(SeqNum::new(ISS + 1))) as u64 + i as u64;
+                    assert_eq!(*byte, pattern(offset), "a byte that has a sequence number never changes");
+                }
+                s
+            })
+            .collect()
+    }
+
+    /// Time passes; timers fire at their times; what the peer sees, with times in microseconds from now.
+    pub(crate) fn wait(&mut self, time: std::time::Duration) -> Vec<(u64, Segment)> {
+        let start = self.now;
+        let end = start + time;
+        let mut seen = Vec::new();
+        while let Some(next) = self.conn.deadline().filter(|d| *d <= end) {
+            self.now = self.now.max(next);
+            self.closed = self.closed.or(self.conn.on_timer(self.now));
+            let after = self.now.since(start).as_micros() as u64;
+            seen.extend(self.run().into_iter().map(|s| (after, s)));
+            assert!(seen.len() < 10_000, "a timer spins");
+        }
+        self.now = end;
+        seen
+    }
+
+    pub(crate) fn link(&mut self) -> &mut SimLink {
+        &mut self.link
+    }
+
+    /// Sets the peer's timestamp option for what it sends from now on.
+    pub(crate) fn stamp(&mut self, value: u32, echo: u32) {
+        self.template.options.timestamps = Some(Timestamps { value, echo });
+    }
+}
+
+/// Our stream's offset of a segment that we sent.
+pub(crate) fn offset(segment: &Segment) -> i32 {
+    segment.seq.since(SeqNum::new(ISS + 1))
+}
+
+fn send(link: &mut SimLink, headers: &Headers, fields: &Fields, payload: usize, offset: i64) {
+    let payload: Vec<u8> = (0..payload as i64).map(|i| pattern((offset + i) as u64)).collect();
+    let mut frame = vec![0; MOST_HEADER_BYTES];
+    let len = headers.emit(&mut frame, fields, payload.len(), Sum::of(&payload)).expect("room");
+    frame.truncate(len);
+    frame.extend(payload);
+    link.inject(&frame);
+}
+
+fn receive(link: &mut SimLink) -> Vec<(Segment, Vec<u8>)> {
+    let mut batch = Vec::new();
+    link.receive(&mut batch, 256);
+    batch
+        .into_iter()
+        .map(|frame| {
+            let parsed = parse(link, &frame);
+            let Ok(Inbound::Tcp(segment)) = parsed else { panic!("not TCP: {parsed:?}") };
+            let pieces = rx_pieces(link, &frame, segment.payload_start, segment.payload_len);
+            let payload = pieces.iter().flat_map(|p| p.to_vec()).collect();
+            drop(pieces);
+            link.recycle(frame);
+            (segment, payload)
+        })
+        .collect()
+}

@@ -1,0 +1,3 @@
+//! Scenario tests of whole connections, by RFC.
+
+mod transfer;
