@@ -47,7 +47,8 @@ pub struct DriverConfig {
     pub mode: ModePreference,
     /// Use the VLAN with this id (802.1Q) on the interface: frames we send carry the tag, and only
     /// frames with exactly this tag are ours. Not needed for an interface of kind vlan (`eth0.42`),
-    /// which is recognised and opened on its parent.
+    /// which is recognised and opened on its parent. XDP must see the tags: a NIC that takes them off
+    /// (`ethtool -k`: rx-vlan-offload) has to be told not to.
     pub vlan: Option<u16>,
     /// An outer 802.1ad tag around [`vlan`](Self::vlan).
     pub service_vlan: Option<u16>,

@@ -235,6 +235,8 @@ mod tests {
     /// Every operation on a chunk in every place: allowed exactly along the arrows.
     #[test]
     fn no_move_but_along_the_arrows() {
+        /// A place, what is allowed there, and the way to bring a chunk there.
+        type Case = (Place, &'static [&'static str], fn(&mut FrameTable) -> u32);
         type Op = fn(&mut FrameTable, u32) -> Result<(), Misplaced>;
         let ops: [(&str, Op); 5] = [
             ("received", FrameTable::received),
@@ -243,7 +245,7 @@ mod tests {
             ("sent", FrameTable::sent),
             ("release", FrameTable::release),
         ];
-        let places: [(Place, &[&str], fn(&mut FrameTable) -> u32); 6] = [
+        let places: [Case; 6] = [
             (Place::Free, &[], |_| 3),
             (Place::Fill, &["received"], |t| t.fill(0).unwrap()),
             (Place::Received, &["recycle"], |t| {

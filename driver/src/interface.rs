@@ -19,9 +19,9 @@ use crate::open;
 use crate::resolver::{Facts, Resolver};
 use crate::sys::{Rings, Sizes};
 
-/// EtherType of an 802.1Q tag, the inner or only one.
+/// `EtherType` of an 802.1Q tag, the inner or only one.
 const TPID_CUSTOMER: u16 = 0x8100;
-/// EtherType of an 802.1ad tag, the outer of two.
+/// `EtherType` of an 802.1ad tag, the outer of two.
 const TPID_SERVICE: u16 = 0x88a8;
 const VLAN_TAG_BYTES: u32 = 4;
 
@@ -53,12 +53,7 @@ impl Interface {
         let system = |doing| move |source| OpenError::System { doing, source };
         let mut netlink = Netlink::open().map_err(system("opening a netlink socket"))?;
         let found = open::find(&mut netlink, name, config)?;
-        let sizes = Sizes {
-            queues: open::queue_count(&found.carrier)?,
-            receive_per_queue: config.receive_frames,
-            transmit: config.transmit_frames,
-            transmit_ring: config.ring_size,
-        };
+        let sizes = open::sizes(&found, config)?;
         let mut program = open::load_program(&found.vlans)?;
         // Listening starts before the addresses are read: no change is missed between.
         let monitor = Monitor::open(found.link.index).map_err(system("listening for address changes"))?;
@@ -130,6 +125,14 @@ impl Interface {
     /// The sockets of all queues: readable when a frame has come in.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         (0..self.rings.queues()).filter_map(|queue| self.rings.socket(queue))
+    }
+
+    /// Frames that wait on transmit rings because the kernel did not take them (its send buffer or the
+    /// path's queue was full). While there are any, [`flush`](xwarp_tcp::link::Link::flush) soon again: no
+    /// descriptor tells when there is room.
+    pub fn unsent(&mut self) -> usize {
+        let ring = self.sizes.transmit_ring;
+        (0..self.rings.queues()).map(|queue| self.rings.transmit_pending(queue, ring) as usize).sum()
     }
 
     /// Readable when [`events`](Self::events) has something to tell.

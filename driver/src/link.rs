@@ -54,7 +54,6 @@ impl Link for Interface {
         if index == 0 { self.rings.received(frame.head()) } else { &[] }
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "the token ends here")]
     fn recycle(&mut self, frame: RxFrame) {
         self.rings.recycle(frame.head());
         self.refill(frame.queue().0, REFILL_BATCH);
@@ -77,7 +76,8 @@ impl Link for Interface {
     }
 
     fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
-        if !self.rings.submit(queue.0, frame.head(), len) {
+        // An interface may have fewer queues to transmit than to receive.
+        if !self.rings.submit(queue.0 % self.sizes.transmit_queues, frame.head(), len) {
             self.counters.transmit_ring_full += 1;
             return Err(RingFull);
         }
@@ -86,7 +86,6 @@ impl Link for Interface {
         Ok(())
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "the token ends here")]
     fn release(&mut self, frame: TxFrame) {
         self.rings.release(frame.head());
     }

@@ -12,7 +12,7 @@ use crate::config::{DriverConfig, Mode, ModePreference};
 use crate::error::OpenError;
 use crate::netlink::Netlink;
 use crate::netlink::link::Link;
-use crate::sys::{self, Rings, Sizes};
+use crate::sys::{self, QueueCounts, Rings, Sizes};
 
 /// Retries of a busy queue are this far apart.
 const BUSY_RETRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
@@ -63,14 +63,29 @@ pub(crate) fn find(netlink: &mut Netlink, name: &str, config: &DriverConfig) -> 
     Ok(Found { link: link.clone(), carrier: carrier.clone(), vlans })
 }
 
-/// The queues that carry frames now. XDP sockets are for queues that can receive.
-pub(crate) fn queue_count(carrier: &Link) -> Result<u16, OpenError> {
+/// The queues that carry frames now, and how much memory they get.
+pub(crate) fn sizes(found: &Found, config: &DriverConfig) -> Result<Sizes, OpenError> {
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
         .map_err(|errno| OpenError::System { doing: "opening a socket", source: errno.into() })?;
-    // Drivers that cannot tell have one queue, or as many as they were made with.
-    let receive = sys::active_queues(socket.as_fd(), &carrier.name)
-        .map_or(carrier.receive_queues, |(receive, _)| receive);
-    Ok(receive.clamp(1, u32::from(xwarp_prog::MAX_QUEUES)) as u16)
+    let carrier = &found.carrier;
+    if !found.vlans.is_empty() && sys::strips_vlan_tags(socket.as_fd(), &carrier.name) {
+        tracing::warn!(
+            interface = carrier.name,
+            "VLAN tags may be taken off before XDP sees them, and frames be missed: ethtool -K {} rxvlan off",
+            carrier.name
+        );
+    }
+    // Drivers that cannot tell have as many queues as they were made with.
+    let unknown = QueueCounts { receive: carrier.receive_queues, transmit: carrier.transmit_queues };
+    let counts = sys::active_queues(socket.as_fd(), &carrier.name).unwrap_or(unknown);
+    let queues = counts.receive.clamp(1, u32::from(xwarp_prog::MAX_QUEUES)) as u16;
+    Ok(Sizes {
+        queues,
+        transmit_queues: counts.transmit.clamp(1, u32::from(queues)) as u16,
+        receive_per_queue: config.receive_frames,
+        transmit: config.transmit_frames,
+        transmit_ring: config.ring_size,
+    })
 }
 
 pub(crate) fn check(config: &DriverConfig) -> Result<(), OpenError> {

@@ -63,7 +63,7 @@ impl Resolver {
     /// # Errors
     /// Everything but [`ResolveError::Unreachable`] and [`ResolveError::TimedOut`].
     pub fn route(&mut self, destination: IpAddr, source: Option<IpAddr>) -> Result<Route, ResolveError> {
-        self.check_addresses(destination, source)?;
+        check_addresses(destination, source)?;
         let ours = self.netlink.addresses(self.facts.index)?;
         if let Some(address) = source.filter(|source| !ours.contains(source)) {
             return Err(ResolveError::NotOurAddress { address, name: self.facts.name.clone() });
@@ -88,22 +88,6 @@ impl Resolver {
         let most = u32::from(self.facts.mtu);
         let mtu = answer.mtu.unwrap_or(most).min(most).max(MIN_MTU) as u16;
         Ok(Route { destination, source, next_hop: answer.gateway.unwrap_or(destination), mtu })
-    }
-
-    fn check_addresses(&self, destination: IpAddr, source: Option<IpAddr>) -> Result<(), ResolveError> {
-        let broadcast = matches!(destination, IpAddr::V4(v4) if v4.is_broadcast());
-        if destination.is_multicast() || destination.is_unspecified() || broadcast {
-            return Err(ResolveError::NotUnicast(destination));
-        }
-        if destination.is_loopback() {
-            return Err(ResolveError::Local(destination));
-        }
-        match source {
-            Some(source) if source.is_ipv4() != destination.is_ipv4() => {
-                Err(ResolveError::Family(source, destination))
-            }
-            _ => Ok(()),
-        }
     }
 
     fn other_interface(&mut self, destination: IpAddr, index: u32) -> ResolveError {
@@ -172,6 +156,23 @@ impl Resolver {
             }
             std::thread::sleep(NEIGHBOUR_POLL);
         }
+    }
+}
+
+/// What needs no kernel to be refused.
+fn check_addresses(destination: IpAddr, source: Option<IpAddr>) -> Result<(), ResolveError> {
+    let broadcast = matches!(destination, IpAddr::V4(v4) if v4.is_broadcast());
+    if destination.is_multicast() || destination.is_unspecified() || broadcast {
+        return Err(ResolveError::NotUnicast(destination));
+    }
+    if destination.is_loopback() {
+        return Err(ResolveError::Local(destination));
+    }
+    match source {
+        Some(source) if source.is_ipv4() != destination.is_ipv4() => {
+            Err(ResolveError::Family(source, destination))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -47,7 +47,7 @@ impl std::fmt::Debug for Rings {
         f.debug_struct("Rings")
             .field("queues", &self.queues.len())
             .field("census", &self.frames.census())
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
@@ -76,7 +76,10 @@ pub(crate) struct Taken {
 /// Sizes of memory and rings.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
+    /// Receive queues; each gets a socket.
     pub queues: u16,
+    /// Of these, the first so many can transmit.
+    pub transmit_queues: u16,
     pub receive_per_queue: u32,
     pub transmit: u32,
     /// A power of two.
@@ -276,6 +279,8 @@ impl Rings {
 
     /// Puts the first `len` bytes of a retained chunk on the queue's transmit ring. False when the ring
     /// is full or the chunk is still being sent; nothing has changed then.
+    ///
+    /// The queue must be one that can transmit: the kernel does not check.
     pub(crate) fn submit(&mut self, queue: u16, chunk: u32, len: usize) -> bool {
         let Some(rings) = self.queues.get_mut(usize::from(queue)) else { return false };
         if len > CHUNK_CAPACITY || rings.tx.nb_free(1) == 0 || self.frames.sending(chunk).is_err() {
@@ -336,24 +341,60 @@ struct EthtoolChannels {
     combined_count: u32,
 }
 
-const ETHTOOL_GCHANNELS: u32 = 0x3c;
+/// `struct ethtool_value` of `linux/ethtool.h`.
+#[repr(C)]
+#[derive(Default)]
+struct EthtoolValue {
+    cmd: u32,
+    data: u32,
+}
 
-/// The receive and transmit queues of an interface that are in use now (not the most there could be),
-/// as its driver tells; `None` when it does not.
-pub(crate) fn active_queues(any_socket: BorrowedFd<'_>, name: &str) -> Option<(u32, u32)> {
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
+const ETHTOOL_GFLAGS: u32 = 0x25;
+const ETH_FLAG_RXVLAN: u32 = 1 << 8;
+
+/// Receive and transmit queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct QueueCounts {
+    pub receive: u32,
+    pub transmit: u32,
+}
+
+/// The queues of an interface that are in use now (not the most there could be), as its driver tells;
+/// `None` when it does not.
+pub(crate) fn active_queues(any_socket: BorrowedFd<'_>, name: &str) -> Option<QueueCounts> {
     let mut channels = EthtoolChannels { cmd: ETHTOOL_GCHANNELS, ..Default::default() };
+    // SAFETY: ETHTOOL_GCHANNELS writes one `ethtool_channels`, which `channels` is laid out as.
+    unsafe { ethtool(any_socket, name, (&raw mut channels).cast()) }.then(|| QueueCounts {
+        receive: channels.rx_count + channels.combined_count,
+        transmit: channels.tx_count + channels.combined_count,
+    })
+}
+
+/// Whether the interface takes VLAN tags off received frames before XDP sees them.
+pub(crate) fn strips_vlan_tags(any_socket: BorrowedFd<'_>, name: &str) -> bool {
+    let mut flags = EthtoolValue { cmd: ETHTOOL_GFLAGS, ..Default::default() };
+    // SAFETY: ETHTOOL_GFLAGS writes one `ethtool_value`, which `flags` is laid out as.
+    let told = unsafe { ethtool(any_socket, name, (&raw mut flags).cast()) };
+    told && flags.data & ETH_FLAG_RXVLAN != 0
+}
+
+/// One SIOCETHTOOL request about interface `name`; whether it succeeded.
+///
+/// # Safety
+/// `command` points to the structure that belongs to the command in its first field, writable.
+unsafe fn ethtool(any_socket: BorrowedFd<'_>, name: &str, command: *mut libc::c_char) -> bool {
     // SAFETY: `ifreq` is plain data, for which all zeroes is a value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // One byte stays zero: the kernel reads a C string.
     if name.len() >= request.ifr_name.len() {
-        return None;
+        return false;
     }
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from.cast_signed();
     }
-    request.ifr_ifru.ifru_data = (&raw mut channels).cast();
-    // SAFETY: SIOCETHTOOL reads the name and the command and writes one `ethtool_channels`, which
-    // `channels` is laid out as; both live longer than the call.
-    let result = unsafe { libc::ioctl(any_socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
-    (result == 0)
-        .then(|| (channels.rx_count + channels.combined_count, channels.tx_count + channels.combined_count))
+    request.ifr_ifru.ifru_data = command;
+    // SAFETY: SIOCETHTOOL reads the name and does to the structure what the caller vouches for; both live
+    // longer than the call.
+    unsafe { libc::ioctl(any_socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) == 0 }
 }

@@ -1,4 +1,5 @@
 //! Beside us the kernel goes on as before: what is not ours reaches it, what is ours does not.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Alone in its process, so that descriptors, threads and memory maps can be counted.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Paths, neighbours and changes, as the kernel tells them.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 

@@ -194,9 +194,10 @@ impl Drop for SteeringProgram {
 #[expect(clippy::needless_pass_by_value, reason = "libbpf-rs calls it so")]
 fn trace(level: PrintLevel, text: String) {
     let text = text.trim_end();
-    match level {
-        PrintLevel::Warn => tracing::warn!(target: "libbpf", "{text}"),
-        _ => tracing::debug!(target: "libbpf", "{text}"),
+    if level == PrintLevel::Warn {
+        tracing::warn!(target: "libbpf", "{text}");
+    } else {
+        tracing::debug!(target: "libbpf", "{text}");
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Link {
     pub ethernet: bool,
     /// Receive queues it was made with; it may use fewer.
     pub receive_queues: u32,
+    /// Transmit queues it was made with.
+    pub transmit_queues: u32,
     /// For an interface of kind vlan: the index of the interface below, and its VLAN id.
     pub vlan: Option<(u32, u16)>,
 }
@@ -65,6 +67,7 @@ pub(super) fn from_message(message: &LinkMessage) -> Link {
         ethernet: message.header.link_layer_type == LinkLayerType::Ether
             && !flags.contains(LinkFlags::Loopback),
         receive_queues: 1,
+        transmit_queues: 1,
         vlan: None,
     };
     let (mut below, mut vlan_id) = (None, None);
@@ -72,13 +75,14 @@ pub(super) fn from_message(message: &LinkMessage) -> Link {
         match attribute {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Address(bytes) => {
-                link.mac = bytes.as_slice().try_into().map(Mac).unwrap_or_default()
+                link.mac = bytes.as_slice().try_into().map(Mac).unwrap_or_default();
             }
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             LinkAttribute::NumRxQueues(queues) => link.receive_queues = *queues,
+            LinkAttribute::NumTxQueues(queues) => link.transmit_queues = *queues,
             LinkAttribute::Link(index) => below = Some(*index),
             LinkAttribute::LinkInfo(infos) if infos.contains(&LinkInfo::Kind(InfoKind::Vlan)) => {
-                vlan_id = vlan_id_of(infos)
+                vlan_id = vlan_id_of(infos);
             }
             _ => {}
         }

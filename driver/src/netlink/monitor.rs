@@ -44,7 +44,8 @@ pub enum Event {
     Mac(Mac),
     /// The interface is gone.
     LinkRemoved,
-    /// The kernel learnt the Ethernet address of a neighbour, or (`None`) lost it.
+    /// The kernel learnt the Ethernet address of a neighbour, or (`None`) forgot it: it does so with
+    /// neighbours that it does not use itself, so a working connection need not care.
     Neighbour {
         /// Whose.
         address: IpAddr,
@@ -98,7 +99,7 @@ impl Monitor {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
-                    tell(Change::Other(Event::Overrun))
+                    tell(Change::Other(Event::Overrun));
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),

@@ -13,7 +13,7 @@ use xwarp_tcp::wire::Mac;
 pub struct Frame {
     pub from: Mac,
     pub to: Mac,
-    /// (EtherType, id), outermost first.
+    /// (`EtherType`, id), outermost first.
     pub tags: Vec<(u16, u16)>,
     pub ip_options: Vec<u8>,
     pub source: SocketAddr,

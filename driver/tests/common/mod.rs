@@ -49,12 +49,16 @@ impl Lab {
     }
 
     pub fn with(mtu: u32, queues: u32) -> Self {
+        Self::with_queues(mtu, queues, queues)
+    }
+
+    pub fn with_queues(mtu: u32, receive: u32, transmit: u32) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let id = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let lab = Self { names: [format!("xwd-a-{id}"), format!("xwd-b-{id}")] };
         let [a, b] = &lab.names;
         sh(&format!("ip netns add {a} && ip netns add {b}"));
-        let queues = format!("numrxqueues {queues} numtxqueues {queues}");
+        let queues = format!("numrxqueues {receive} numtxqueues {transmit}");
         sh(&format!("ip -n {a} link add {DEV} {queues} type veth peer name {DEV} netns {b} {queues}"));
         for (side, v4, v6) in [(a, A4, A6), (b, B4, B6)] {
             sh(&format!("ip -n {side} link set lo up"));
