@@ -64,7 +64,6 @@ impl Counters {
             challenge_acks,
             window_probes,
             keepalives,
-            not_taken,
             ecn_echoes,
             recut,
         );
