@@ -50,9 +50,13 @@ impl<'a> Ulpdu<'a> {
     /// Copies the first bytes into `out`; returns how many there were.
     pub fn peek(&self, out: &mut [u8]) -> usize {
         let mut done = 0;
-        for (to, from) in out.iter_mut().zip(self.pieces.iter().flat_map(|p| p.iter())) {
-            *to = *from;
-            done += 1;
+        for piece in &self.pieces {
+            let Some(to) = out.get_mut(done..) else { break };
+            let n = to.len().min(piece.len());
+            if let (Some(to), Some(from)) = (to.get_mut(..n), piece.get(..n)) {
+                to.copy_from_slice(from);
+            }
+            done += n;
         }
         done
     }

@@ -7,8 +7,10 @@
 
 mod faults;
 mod run;
+mod ulpdu;
 mod wire;
 
 pub use faults::{Faults, Gilbert};
 pub use run::{Node, Outcome, run};
+pub use ulpdu::{PulledUlpdu, pull};
 pub use wire::{Census, SimLink, Wire, WireConfig};

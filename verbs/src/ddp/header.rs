@@ -93,7 +93,7 @@ impl Header {
     }
 
     /// Bytes of the header.
-    pub const fn len(&self) -> usize {
+    pub const fn bytes(&self) -> usize {
         match self {
             Self::Tagged(_) => TAGGED_BYTES,
             Self::Untagged(_) => UNTAGGED_BYTES,
@@ -181,7 +181,7 @@ mod tests {
         fn prop_headers_survive_a_round_trip_and_every_truncation_is_noticed(header in header()) {
             let mut bytes = [0xEE; 20];
             let len = header.emit(&mut bytes);
-            prop_assert_eq!(len, header.len());
+            prop_assert_eq!(len, header.bytes());
             prop_assert_eq!(&bytes[len..], &[0xEE; 20][len..]);
             prop_assert_eq!(Header::parse(&bytes), Ok(header));
             for short in 0..len {

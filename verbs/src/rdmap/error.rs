@@ -122,7 +122,7 @@ impl StreamError {
     }
 
     /// Whether the terminated segment's DDP header and length go with it (RFC 5040 figure 10).
-    pub(crate) const fn takes_ddp_header(&self) -> bool {
+    pub(crate) const fn takes_ddp_header(self) -> bool {
         match self {
             Self::Rdmap(error) => error.numbers().0 != 0,
             Self::Ddp(_) => true,
@@ -131,7 +131,7 @@ impl StreamError {
     }
 
     /// Whether the header of a terminated Read Request goes with it (RFC 5040 figure 10).
-    pub(crate) const fn takes_rdma_header(&self) -> bool {
+    pub(crate) const fn takes_rdma_header(self) -> bool {
         matches!(self, Self::Rdmap(error) if error.numbers().0 == 1)
     }
 }

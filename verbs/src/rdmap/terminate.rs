@@ -69,7 +69,7 @@ impl TerminateHeader {
         }
         if control & DDP_HEADER != 0 {
             let ddp = Header::parse(rest).ok()?;
-            rest = rest.get(ddp.len()..)?;
+            rest = rest.get(ddp.bytes()..)?;
             self.ddp_header = Some(ddp);
         }
         if control & RDMA_HEADER != 0 {

@@ -12,6 +12,7 @@ use xwarp_tcp::{
 
 use super::{
     AsyncEvent, CmError, CmEvent, Notify, QpId, QpState, RequestId, Rnic, Shared,
+    placement::Quote,
     qp::{QueuePair, Stage},
 };
 use crate::rdmap::StreamError;
@@ -96,10 +97,16 @@ impl Rnic {
 
     /// The initiator's connection exists; what it asked for is kept while markers may be refused.
     pub(crate) fn connecting(&mut self, qp: QpId, conn: ConnId, attempt: Option<Attempt>) {
+        self.bind(qp, conn, Stage::Connecting);
+        if let Some(qp) = self.qps.get_mut(qp) {
+            qp.attempt = attempt.map(Box::new);
+        }
+    }
+
+    fn bind(&mut self, qp: QpId, conn: ConnId, stage: Stage) {
         let Some(pair) = self.qps.get_mut(qp) else { return };
-        pair.stage = Stage::Connecting;
+        pair.stage = stage;
         pair.conn = Some(conn);
-        pair.attempt = attempt.map(Box::new);
         self.connections.attach(conn, Owner::Qp(qp));
     }
 
@@ -108,7 +115,7 @@ impl Rnic {
         if self.connections.owner(request.0) != Some(Owner::Request) {
             return Err(CmError::UnknownRequest(request));
         }
-        self.connecting(qp, request.0, None);
+        self.bind(qp, request.0, Stage::Accepting);
         Ok(())
     }
 
@@ -141,7 +148,7 @@ impl Rnic {
             }
             // On its way down already: nothing to do.
             QpState::Terminate | QpState::Error => Ok(()),
-            QpState::Idle if qp.stage == Stage::Connecting => {
+            QpState::Idle if qp.stage.is_underway() => {
                 self.shared.abort(qp.conn);
                 Ok(())
             }
@@ -206,6 +213,7 @@ impl Rnic {
             Event::Requested { .. } => {}
             Event::Established { path, agreed, private_data, rtr } => {
                 let (local, remote) = (path.flow.local, path.flow.remote);
+                qp.rx.expects_rtr = agreed.peer_to_peer && qp.stage == Stage::Accepting;
                 qp.establish(agreed.ird, agreed.ord, rtr, (local, remote));
                 let (ird, ord) = (agreed.ird, agreed.ord);
                 shared.events.push_cm(CmEvent::Established { qp: id, local, remote, private_data, ird, ord });
@@ -236,7 +244,7 @@ impl QueuePair {
     }
 
     fn mpa_error(&mut self, error: MpaError, shared: &mut Shared) {
-        if self.stage == Stage::Connecting {
+        if self.stage.is_underway() {
             self.startup_error = Some(error);
             if error == MpaError::MarkersRefused {
                 // Nothing to argue about: this connection goes, and perhaps another one comes.
@@ -244,13 +252,13 @@ impl QueuePair {
                 return shared.abort(self.conn);
             }
         }
-        self.fail(StreamError::Mpa(error), None, shared);
+        self.fail(StreamError::Mpa(error), Quote::default(), shared);
     }
 
     /// The connection is gone. Returns whether it is to be tried once more without markers.
     fn closed(&mut self, reason: CloseReason, shared: &mut Shared) -> bool {
         self.conn = None;
-        if self.stage != Stage::Connecting {
+        if !self.stage.is_underway() {
             self.disconnected(reason, shared);
             self.attempt = None;
             shared.events.push_cm(CmEvent::Closed { qp: self.id, reason });

@@ -6,27 +6,32 @@
 use super::{
     Opcode, Shared, WorkCompletion,
     pieces::Stretches,
-    placement::{Context, Refused, Segment},
+    placement::{Body, Quote, Refused, Seen, Segment},
     qp::{Asked, AskedKind, QueuePair, ToAnswer},
-    send_queue::Progress,
+    send_queue::{Position, Progress},
     work::{Access, Operation, WcStatus},
 };
 use crate::{
-    ddp::{DdpError, Header, Msn, STag, Tagged, Untagged},
-    rdmap::{AtomicResponse, RdmapError, ReadRequest, StreamError},
+    ddp::{DdpError, Msn, STag, Tagged, Untagged},
+    rdmap::{AtomicRequest, AtomicResponse, RdmapError, ReadRequest},
 };
 
 impl QueuePair {
     /// Delivers the next ULPDU.
     pub(crate) fn deliver(&mut self, shared: &mut Shared, segment: Segment) -> Result<(), Refused> {
-        match segment {
-            Segment::Silent => Ok(()),
-            Segment::Send { header, len, invalidate, solicited, context } => {
-                let invalidate = invalidate.then(|| STag::new(header.word));
-                self.deliver_send(shared, &header, len, invalidate, solicited, context)
+        self.rx.expects_rtr = false;
+        let (seen, body) = match segment {
+            Segment::Silent => return Ok(()),
+            Segment::ReadResponse(seen) => return self.deliver_response(shared, seen),
+            Segment::Untagged(seen, body) => (seen, body),
+        };
+        match body {
+            Body::Send { invalidate, solicited } => {
+                let invalidate = invalidate.then(|| STag::new(seen.header.word));
+                self.deliver_send(shared, seen, invalidate, solicited)
             }
-            Segment::Immediate { header, data, solicited, context } => {
-                self.due(header.msn, self.rx.send_msn, context)?;
+            Body::Immediate { data, solicited } => {
+                due(seen, self.rx.send_msn)?;
                 self.complete_receive(shared, |completion| WorkCompletion {
                     opcode: Opcode::RecvImmediate,
                     immediate: Some(data),
@@ -35,60 +40,41 @@ impl QueuePair {
                 });
                 Ok(())
             }
-            Segment::ReadResponse { header, len, context } => {
-                self.deliver_response(shared, &header, len, context)
-            }
-            Segment::ReadRequest { request, context } => self.deliver_read_request(shared, request, context),
-            Segment::AtomicRequest { request, context } => {
-                self.accept_request(context)?;
-                self.check(shared.check_atomic(self.user(), &request), context)?;
-                self.tx.to_answer.push_back(ToAnswer::Atomic { request, context });
-                shared.wake(self.conn);
+            Body::ReadRequest(request) => self.deliver_read_request(shared, seen, request),
+            Body::AtomicRequest(request) => self.deliver_atomic_request(shared, seen, request),
+            Body::AtomicResponse(response) => self.deliver_atomic_response(shared, seen, response),
+            Body::Rtr => {
+                self.rx.send_msn = self.rx.send_msn.next();
                 Ok(())
             }
-            Segment::AtomicResponse { response, context } => {
-                self.deliver_atomic_response(shared, response, context)
-            }
-            Segment::Terminate { terminate } => {
+            Body::Terminate(terminate) => {
                 self.terminated(terminate, shared);
                 Ok(())
             }
         }
     }
 
-    /// The message of queue 0 that is due is this one.
-    fn due(&self, msn: Msn, expected: Msn, context: Context) -> Result<(), Refused> {
-        if msn == expected { Ok(()) } else { Err(Refused::Stream(DdpError::MsnRange.into(), Some(context))) }
-    }
-
-    fn check<T>(&self, result: Result<T, RdmapError>, context: Context) -> Result<T, Refused> {
-        result.map_err(|error| Refused::Stream(error.into(), Some(context)))
-    }
-
     fn deliver_send(
         &mut self,
         shared: &mut Shared,
-        header: &Untagged,
-        len: u32,
+        seen: Seen<Untagged>,
         invalidate: Option<STag>,
         solicited: bool,
-        context: Context,
     ) -> Result<(), Refused> {
-        self.due(header.msn, self.rx.send_msn, context)?;
-        self.rx.send_bytes += u64::from(len);
-        if !header.last {
+        due(seen, self.rx.send_msn)?;
+        self.rx.send_bytes += u64::from(seen.len);
+        if !seen.header.last {
             return Ok(());
         }
         // The last segment has the highest offset, so a message without holes is as long as its segments
         // together (RFC 5041 sections 4.1 and 5.4).
-        let total = u64::from(header.mo) + u64::from(len);
+        let total = u64::from(seen.header.mo) + u64::from(seen.len);
         if self.rx.send_bytes != total {
-            return Err(Refused::Receive(WcStatus::LocalLength, DdpError::InvalidMo, context));
+            return Err(Refused::Receive(WcStatus::LocalLength, DdpError::InvalidMo, seen.into()));
         }
         if let Some(stag) = invalidate {
             let alone = shared.is_alone(self.attributes.pd);
-            let done = shared.keys.invalidate_remotely(self.user(), stag, alone);
-            self.check(done, context)?;
+            shared.keys.invalidate_remotely(self.user(), stag, alone).map_err(|error| seen.refused(error))?;
         }
         self.complete_receive(shared, |completion| WorkCompletion {
             byte_len: total as u32,
@@ -114,12 +100,10 @@ impl QueuePair {
     }
 
     /// A request of the peer's: the one that is due, and not one more than we promised to take (IRD).
-    fn accept_request(&mut self, context: Context) -> Result<(), Refused> {
-        if let Header::Untagged(header) = context.header {
-            self.due(header.msn, self.rx.request_msn, context)?;
-        }
+    fn accept_request(&mut self, seen: Seen<Untagged>) -> Result<(), Refused> {
+        due(seen, self.rx.request_msn)?;
         if self.tx.to_answer.len() >= usize::from(self.ird) {
-            return Err(Refused::Stream(DdpError::NoBuffer.into(), Some(context)));
+            return Err(seen.refused(DdpError::NoBuffer));
         }
         self.rx.request_msn = self.rx.request_msn.next();
         Ok(())
@@ -129,46 +113,45 @@ impl QueuePair {
     fn deliver_read_request(
         &mut self,
         shared: &mut Shared,
+        seen: Seen<Untagged>,
         request: ReadRequest,
-        context: Context,
     ) -> Result<(), Refused> {
-        self.accept_request(context)?;
+        self.accept_request(seen)?;
         if request.len > 0 {
             let (stag, to, len) = (request.source_stag, request.source_to, u64::from(request.len));
-            let opened = shared.keys.open(self.user(), stag, Access::REMOTE_READ, to, len);
-            self.check(opened.map(|_| ()).map_err(RdmapError::from), context)?;
+            shared.keys.open(self.user(), stag, Access::REMOTE_READ, to, len).map_err(|error| {
+                let quote = Quote { request: Some(request), ..seen.into() };
+                Refused::Stream(RdmapError::from(error).into(), quote)
+            })?;
         }
-        self.tx.to_answer.push_back(ToAnswer::Read { request, sent: 0, context });
+        self.tx.to_answer.push_back(ToAnswer::Read { request, sent: 0, seen });
         shared.wake(self.conn);
         Ok(())
     }
 
-    fn deliver_response(
+    fn deliver_atomic_request(
         &mut self,
         shared: &mut Shared,
-        header: &Tagged,
-        len: u32,
-        context: Context,
+        seen: Seen<Untagged>,
+        request: AtomicRequest,
     ) -> Result<(), Refused> {
-        let bad = |error: StreamError| Refused::Answer(WcStatus::BadResponse, error, context);
-        let Some(Asked { position, kind: AskedKind::Read { sink, to, len: asked, delivered } }) =
-            self.rx.asked.front_mut()
-        else {
-            return Err(Refused::Stream(RdmapError::UnexpectedOpcode.into(), Some(context)));
-        };
+        self.accept_request(seen)?;
+        shared.check_atomic(self.user(), &request).map_err(|error| seen.refused(error))?;
+        self.tx.to_answer.push_back(ToAnswer::Atomic { request, seen });
+        shared.wake(self.conn);
+        Ok(())
+    }
+
+    fn deliver_response(&mut self, shared: &mut Shared, seen: Seen<Tagged>) -> Result<(), Refused> {
+        let asked = self.rx.asked.front_mut().ok_or_else(|| seen.refused(RdmapError::UnexpectedOpcode))?;
         // What was placed early was only found to lie within some request.
-        let follows =
-            *asked == 0 || header.stag == *sink && header.to == to.wrapping_add(u64::from(*delivered));
-        if !follows || len > *asked - *delivered {
-            return Err(bad(DdpError::TaggedBounds.into()));
+        asked.kind.check(seen)?;
+        if let AskedKind::Read { delivered, .. } = &mut asked.kind {
+            *delivered += u32::from(seen.len);
         }
-        *delivered += len;
-        if header.last != (delivered == asked) {
-            return Err(bad(RdmapError::StreamCatastrophic.into()));
-        }
-        let (position, sink) = (*position, *sink);
-        if header.last {
-            self.answered(position, sink, shared);
+        if seen.header.last {
+            let position = asked.position;
+            self.answered(position, Some(seen.header.stag), shared);
         }
         Ok(())
     }
@@ -176,21 +159,19 @@ impl QueuePair {
     fn deliver_atomic_response(
         &mut self,
         shared: &mut Shared,
+        seen: Seen<Untagged>,
         response: AtomicResponse,
-        context: Context,
     ) -> Result<(), Refused> {
-        if let Header::Untagged(header) = context.header {
-            self.due(header.msn, self.rx.atomic_msn, context)?;
-        }
+        due(seen, self.rx.atomic_msn)?;
         let Some(&Asked { position: Some(position), kind: AskedKind::Atomic { id } }) = self.rx.asked.front()
         else {
-            return Err(Refused::Stream(RdmapError::UnexpectedOpcode.into(), Some(context)));
+            return Err(seen.refused(RdmapError::UnexpectedOpcode));
         };
         if id != response.id {
             return Err(Refused::Answer(
                 WcStatus::BadResponse,
                 RdmapError::StreamCatastrophic.into(),
-                context,
+                seen.into(),
             ));
         }
         self.rx.atomic_msn = self.rx.atomic_msn.next();
@@ -199,26 +180,29 @@ impl QueuePair {
         let written = Stretches::open(&shared.keys, self.user(), Access::LOCAL_WRITE, &entry.payload, 0, 8)
             .is_ok_and(|mut stretches| stretches.write(&response.original.to_ne_bytes()));
         if !written {
-            return Err(Refused::Answer(
-                WcStatus::LocalProtection,
-                RdmapError::LocalCatastrophic.into(),
-                context,
-            ));
+            let error = RdmapError::LocalCatastrophic;
+            return Err(Refused::Answer(WcStatus::LocalProtection, error.into(), seen.into()));
         }
-        self.answered(Some(position), STag::default(), shared);
+        self.answered(Some(position), None, shared);
         Ok(())
     }
 
-    /// The oldest request of ours has its answer. What waited for that may go on: a fence, or ORD.
-    fn answered(&mut self, position: Option<u64>, sink: STag, shared: &mut Shared) {
+    /// The oldest request of ours has its answer, a Read the one in `sink`. What waited for that may go on:
+    /// a fence, or ORD.
+    fn answered(&mut self, position: Option<Position>, sink: Option<STag>, shared: &mut Shared) {
         self.rx.asked.pop_front();
         let Some(entry) = position.and_then(|p| self.sq.get_mut(p)) else { return };
         entry.progress = Progress::Done(WcStatus::Success);
-        if matches!(entry.operation, Operation::Read { invalidate: true, .. }) {
+        if let (Operation::Read { invalidate: true, .. }, Some(sink)) = (entry.operation, sink) {
             // A region that was deregistered meanwhile has no rights left to revoke.
             let _ = shared.keys.invalidate_locally(self.attributes.pd, sink);
         }
         self.complete_sends(shared);
         shared.wake(self.conn);
     }
+}
+
+/// Whether this is the message that is due on its queue.
+fn due(seen: Seen<Untagged>, expected: Msn) -> Result<(), Refused> {
+    if seen.header.msn == expected { Ok(()) } else { Err(seen.refused(DdpError::MsnRange)) }
 }

@@ -265,24 +265,24 @@ impl QueuePair {
     /// Draws the consequences of a ULPDU that was refused in order.
     fn refuse(&mut self, refused: Refused, shared: &mut Shared) -> Refusal {
         match refused {
-            Refused::NoReceive(context) => match self.attributes.no_receive {
+            Refused::NoReceive(quote) => match self.attributes.no_receive {
                 NoReceive::Withhold => {
                     self.wait_for_receive(shared);
                     return Refusal::Withhold;
                 }
-                NoReceive::Terminate => self.fail(DdpError::NoBuffer.into(), Some(context), shared),
+                NoReceive::Terminate => self.fail(DdpError::NoBuffer.into(), quote, shared),
             },
-            Refused::Stream(error, context) => self.fail(error, context, shared),
-            Refused::Receive(status, error, context) => {
+            Refused::Stream(error, quote) => self.fail(error, quote, shared),
+            Refused::Receive(status, error, quote) => {
                 self.fail_receive(status, shared);
-                self.fail(error.into(), Some(context), shared);
+                self.fail(error.into(), quote, shared);
             }
-            Refused::Answer(status, error, context) => {
+            Refused::Answer(status, error, quote) => {
                 let position = self.rx.asked.front().and_then(|asked| asked.position);
                 if let Some(entry) = position.and_then(|p| self.sq.get_mut(p)) {
                     entry.progress = Progress::Done(status);
                 }
-                self.fail(error, Some(context), shared);
+                self.fail(error, quote, shared);
             }
         }
         Refusal::Stop

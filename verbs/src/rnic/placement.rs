@@ -13,12 +13,12 @@ use xwarp_tcp::ulp::{Arrival, Ulpdu};
 use super::{
     Shared,
     pieces::Stretches,
-    qp::{AskedKind, QueuePair},
+    qp::QueuePair,
     receive_queue::Receive,
     work::{Access, WcStatus},
 };
 use crate::{
-    ddp::{DdpError, Header, Malformed, Queue, Tagged, UNTAGGED_BYTES, Untagged},
+    ddp::{DdpError, Header, Malformed, Queue, TAGGED_BYTES, Tagged, UNTAGGED_BYTES, Untagged},
     rdmap::{
         ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Carriage, Control,
         InvalidControl, MessageType, READ_REQUEST_BYTES, RdmapError, ReadRequest, StreamError,
@@ -26,21 +26,39 @@ use crate::{
     },
 };
 
-/// Bytes of a ULPDU that are looked at: an untagged header and the longest body of queues 1 to 3.
-const HEAD_BYTES: usize = UNTAGGED_BYTES + max(ATOMIC_REQUEST_BYTES, TERMINATE_MOST_BYTES);
+/// Bytes of Immediate Data.
+const IMMEDIATE_BYTES: usize = 8;
 
-const fn max(a: usize, b: usize) -> usize {
-    if a > b { a } else { b }
+/// Bytes of the longest body of queues 1 to 3.
+const MOST_BODY_BYTES: usize =
+    if ATOMIC_REQUEST_BYTES > TERMINATE_MOST_BYTES { ATOMIC_REQUEST_BYTES } else { TERMINATE_MOST_BYTES };
+
+/// A segment's header, and its length: what is remembered of it, and what an error report says of it (RFC
+/// 5041 section 7.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seen<H> {
+    pub(crate) header: H,
+    /// Bytes of payload. MPA's length field has 16 bits.
+    pub(crate) len: u16,
 }
 
-/// The segment that an error is about, as a Terminate quotes it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Context {
-    pub(crate) header: Header,
-    /// Bytes of the segment, header included.
-    pub(crate) segment_length: u16,
-    /// The Read Request that it carries.
+/// What a Terminate may quote of the message that an error is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Quote {
+    pub(crate) segment: Option<Seen<Header>>,
     pub(crate) request: Option<ReadRequest>,
+}
+
+impl From<Seen<Tagged>> for Quote {
+    fn from(Seen { header, len }: Seen<Tagged>) -> Self {
+        Self { segment: Some(Seen { header: Header::Tagged(header), len }), request: None }
+    }
+}
+
+impl From<Seen<Untagged>> for Quote {
+    fn from(Seen { header, len }: Seen<Untagged>) -> Self {
+        Self { segment: Some(Seen { header: Header::Untagged(header), len }), request: None }
+    }
 }
 
 /// What is remembered of a placed ULPDU until it is delivered.
@@ -51,73 +69,73 @@ pub struct Placed(pub(crate) Segment);
 pub(crate) enum Segment {
     /// A bare FPDU (RFC 6581 section 9.2), or a segment of an RDMA Write: delivering it means nothing.
     Silent,
-    ReadResponse {
-        header: Tagged,
-        len: u32,
-        context: Context,
-    },
+    ReadResponse(Seen<Tagged>),
+    Untagged(Seen<Untagged>, Body),
+}
+
+/// What an untagged segment carries.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Body {
+    /// Its payload lies in the receive.
     Send {
-        header: Untagged,
-        len: u32,
         invalidate: bool,
         solicited: bool,
-        context: Context,
     },
     Immediate {
-        header: Untagged,
         data: [u8; 8],
         solicited: bool,
-        context: Context,
     },
-    ReadRequest {
-        request: ReadRequest,
-        context: Context,
-    },
-    AtomicRequest {
-        request: AtomicRequest,
-        context: Context,
-    },
-    AtomicResponse {
-        response: AtomicResponse,
-        context: Context,
-    },
-    Terminate {
-        terminate: TerminateHeader,
-    },
+    ReadRequest(ReadRequest),
+    AtomicRequest(AtomicRequest),
+    AtomicResponse(AtomicResponse),
+    Terminate(TerminateHeader),
+    /// The Send that tells the responder that the initiator is ready: no application knows of it, so it
+    /// takes no receive (RFC 6581 section 4.4.2).
+    Rtr,
 }
 
 /// Why a ULPDU is not placed or not delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// No receive for it yet.
-    NoReceive(Context),
+    NoReceive(Quote),
     /// The peer broke the protocol.
-    Stream(StreamError, Option<Context>),
+    Stream(StreamError, Quote),
     /// The receive of the message that is due cannot take it.
-    Receive(WcStatus, DdpError, Context),
+    Receive(WcStatus, DdpError, Quote),
     /// The request of ours that it answers cannot take it.
-    Answer(WcStatus, StreamError, Context),
+    Answer(WcStatus, StreamError, Quote),
 }
 
-/// A ULPDU whose DDP header was read.
-struct Incoming<'u, 'p> {
+impl<H: Copy> Seen<H>
+where
+    Quote: From<Self>,
+{
+    /// The refusal of this segment for an error of the stream.
+    pub(crate) fn refused(self, error: impl Into<StreamError>) -> Refused {
+        Refused::Stream(error.into(), self.into())
+    }
+}
+
+/// A ULPDU on its way into memory.
+struct Incoming<'u, 'p, H> {
     ulpdu: &'u Ulpdu<'p>,
     arrival: Arrival,
-    message: MessageType,
-    /// Bytes of payload.
-    len: u32,
-    context: Context,
+    seen: Seen<H>,
 }
 
-impl Incoming<'_, '_> {
+impl<H: Copy> Incoming<'_, '_, H>
+where
+    Quote: From<Seen<H>>,
+{
     fn refused(&self, error: impl Into<StreamError>) -> Refused {
-        Refused::Stream(error.into(), Some(self.context))
+        self.seen.refused(error)
     }
 
-    /// Copies the payload; false when the memory turns out to be read-only.
-    fn copy_to(&self, mut stretches: Stretches<'_>) -> bool {
+    /// Copies the payload, which follows `header_bytes`; false when the memory turns out to be read-only.
+    fn copy_to(&self, header_bytes: usize, mut stretches: Stretches<'_>) -> bool {
         let mut written = true;
-        self.ulpdu.for_each(self.context.header.len(), |_, bytes| written &= stretches.write(bytes));
+        self.ulpdu.for_each(header_bytes, |_, bytes| written &= stretches.write(bytes));
         written
     }
 }
@@ -131,53 +149,52 @@ impl QueuePair {
         ulpdu: &Ulpdu<'_>,
         arrival: Arrival,
     ) -> Result<Segment, Refused> {
+        if self.rx.expects_rtr && arrival == Arrival::Early {
+            // Whether the first message takes a receive decides which receives the others take.
+            return Err(Refused::NoReceive(Quote::default()));
+        }
         if ulpdu.is_empty() {
             return Ok(Segment::Silent);
         }
-        let mut head = [0; HEAD_BYTES];
+        let mut head = [0; UNTAGGED_BYTES];
         let peeked = ulpdu.peek(&mut head);
-        let head = head.get(..peeked).unwrap_or_default();
-        let header = match Header::parse(head) {
-            Ok(header) => header,
+        let parsed = Header::parse(head.get(..peeked).unwrap_or_default());
+        let (header, version) = match parsed {
+            Ok(header) => (header, Ok(())),
+            Err(Malformed::Version(error, header)) => (header, Err(error)),
             Err(Malformed::Truncated) => {
-                return Err(Refused::Stream(RdmapError::StreamCatastrophic.into(), None));
-            }
-            Err(Malformed::Version(error, header)) => {
-                let context = Context { header, segment_length: ulpdu.len() as u16, request: None };
-                return Err(Refused::Stream(error.into(), Some(context)));
+                return Err(Refused::Stream(RdmapError::StreamCatastrophic.into(), Quote::default()));
             }
         };
-        // MPA's length field has 16 bits, so the lengths fit.
-        let context = Context { header, segment_length: ulpdu.len() as u16, request: None };
-        let Control { message } = Control::parse(header.control())
-            .map_err(|InvalidControl(error)| Refused::Stream(error.into(), Some(context)))?;
-        let body = head.get(header.len()..).unwrap_or_default();
-        let len = (ulpdu.len() - header.len()) as u32;
-        let incoming = Incoming { ulpdu, arrival, message, len, context };
-        match (header, message) {
-            (Header::Tagged(tagged), MessageType::Write) => self.place_write(shared, &incoming, &tagged),
-            (Header::Tagged(tagged), MessageType::ReadResponse) => {
-                self.place_response(shared, &incoming, &tagged)
+        let len = (ulpdu.len() - header.bytes()) as u16;
+        match header {
+            Header::Tagged(header) => {
+                let incoming = Incoming { ulpdu, arrival, seen: Seen { header, len } };
+                version.map_err(|error| incoming.refused(error))?;
+                match message_of(header.control).map_err(|error| incoming.refused(error))? {
+                    MessageType::Write => self.place_write(shared, &incoming),
+                    MessageType::ReadResponse => self.place_response(shared, &incoming),
+                    _ => Err(incoming.refused(RdmapError::UnexpectedOpcode)),
+                }
             }
-            (Header::Tagged(_), _) => Err(incoming.refused(RdmapError::UnexpectedOpcode)),
-            (Header::Untagged(untagged), _) => self.place_untagged(shared, &incoming, &untagged, body),
+            Header::Untagged(header) => {
+                let incoming = Incoming { ulpdu, arrival, seen: Seen { header, len } };
+                version.map_err(|error| incoming.refused(error))?;
+                let message = message_of(header.control).map_err(|error| incoming.refused(error))?;
+                Ok(Segment::Untagged(incoming.seen, self.place_untagged(shared, &incoming, message)?))
+            }
         }
     }
 
-    fn place_write(
-        &self,
-        shared: &Shared,
-        incoming: &Incoming<'_, '_>,
-        header: &Tagged,
-    ) -> Result<Segment, Refused> {
+    fn place_write(&self, shared: &Shared, incoming: &Incoming<'_, '_, Tagged>) -> Result<Segment, Refused> {
+        let Seen { header, len } = incoming.seen;
         // Without payload the tag and the offset must not be looked at (RFC 5041 section 5.2).
-        if incoming.len > 0 {
-            let len = incoming.len;
+        if len > 0 {
             let (memory, offset) = shared
                 .keys
                 .open(self.user(), header.stag, Access::REMOTE_WRITE, header.to, u64::from(len))
                 .map_err(|error| incoming.refused(DdpError::from(error)))?;
-            if !incoming.copy_to(Stretches::one(memory, offset, len as usize)) {
+            if !incoming.copy_to(TAGGED_BYTES, Stretches::one(memory, offset, usize::from(len))) {
                 return Err(incoming.refused(DdpError::LocalCatastrophic));
             }
         }
@@ -189,95 +206,80 @@ impl QueuePair {
     fn place_response(
         &self,
         shared: &Shared,
-        incoming: &Incoming<'_, '_>,
-        header: &Tagged,
+        incoming: &Incoming<'_, '_, Tagged>,
     ) -> Result<Segment, Refused> {
-        let len = incoming.len;
-        let bad = |error: StreamError| Refused::Answer(WcStatus::BadResponse, error, incoming.context);
-        let asked = match incoming.arrival {
+        let Seen { header, len } = incoming.seen;
+        match incoming.arrival {
             Arrival::InOrder => {
-                let Some(AskedKind::Read { sink, to, len: asked, delivered }) =
-                    self.rx.asked.front().map(|a| a.kind)
-                else {
-                    return Err(incoming.refused(RdmapError::UnexpectedOpcode));
-                };
-                if asked > 0 && header.stag != sink {
-                    return Err(bad(DdpError::InvalidStag.into()));
-                }
-                if asked > 0 && header.to != to.wrapping_add(u64::from(delivered)) || len > asked - delivered
-                {
-                    return Err(bad(DdpError::TaggedBounds.into()));
-                }
-                header.last == (delivered + len == asked)
+                let asked = self.rx.asked.front();
+                asked
+                    .ok_or_else(|| incoming.refused(RdmapError::UnexpectedOpcode))?
+                    .kind
+                    .check(incoming.seen)?;
             }
-            Arrival::Early => {
-                len == 0 || self.rx.asked.iter().any(|a| a.kind.covers(header.stag, header.to, len))
-            }
-        };
-        if !asked {
-            return Err(bad(RdmapError::StreamCatastrophic.into()));
+            Arrival::Early if self.rx.asked.iter().any(|asked| asked.kind.covers(incoming.seen)) => {}
+            Arrival::Early => return Err(incoming.refused(DdpError::TaggedBounds)),
         }
         if len > 0 {
+            let quote = Quote::from(incoming.seen);
             let (memory, offset) = shared
                 .keys
                 .open(self.user(), header.stag, Access::LOCAL_WRITE, header.to, u64::from(len))
-                .map_err(|e| {
-                    Refused::Answer(WcStatus::LocalProtection, DdpError::from(e).into(), incoming.context)
+                .map_err(|error| {
+                    Refused::Answer(WcStatus::LocalProtection, DdpError::from(error).into(), quote)
                 })?;
-            if !incoming.copy_to(Stretches::one(memory, offset, len as usize)) {
+            if !incoming.copy_to(TAGGED_BYTES, Stretches::one(memory, offset, usize::from(len))) {
                 return Err(incoming.refused(DdpError::LocalCatastrophic));
             }
         }
-        Ok(Segment::ReadResponse { header: *header, len, context: incoming.context })
+        Ok(Segment::ReadResponse(incoming.seen))
     }
 
     fn place_untagged(
         &mut self,
         shared: &mut Shared,
-        incoming: &Incoming<'_, '_>,
-        header: &Untagged,
-        body: &[u8],
-    ) -> Result<Segment, Refused> {
-        let queue =
-            Queue::from_number(header.queue).ok_or_else(|| incoming.refused(DdpError::InvalidQueue))?;
-        if incoming.message.carriage() != Carriage::Untagged(queue) {
+        incoming: &Incoming<'_, '_, Untagged>,
+        message: MessageType,
+    ) -> Result<Body, Refused> {
+        let queue = Queue::from_number(incoming.seen.header.queue)
+            .ok_or_else(|| incoming.refused(DdpError::InvalidQueue))?;
+        if message.carriage() != Carriage::Untagged(queue) {
             return Err(incoming.refused(RdmapError::UnexpectedOpcode));
         }
-        let context = incoming.context;
-        let short = || incoming.refused(RdmapError::StreamCatastrophic);
-        Ok(match incoming.message {
-            MessageType::Send { invalidate, solicited } => {
-                self.place_send(shared, incoming, header)?;
-                Segment::Send { header: *header, len: incoming.len, invalidate, solicited, context }
+        if let MessageType::Send { invalidate, solicited } = message {
+            if self.rx.expects_rtr && incoming.seen.len == 0 {
+                return Ok(Body::Rtr);
             }
+            self.place_send(shared, incoming)?;
+            return Ok(Body::Send { invalidate, solicited });
+        }
+        let mut head = [0; UNTAGGED_BYTES + MOST_BODY_BYTES];
+        let peeked = incoming.ulpdu.peek(&mut head);
+        let body = head.get(UNTAGGED_BYTES..peeked).unwrap_or_default();
+        let short = || incoming.refused(RdmapError::StreamCatastrophic);
+        Ok(match message {
             MessageType::Immediate { solicited } => {
                 // RFC 7306 section 6.3: exactly eight bytes.
-                whole(incoming, header, 8)?;
-                self.receive_for(shared, incoming, header)?;
-                let data = body.first_chunk().copied().ok_or_else(short)?;
-                Segment::Immediate { header: *header, data, solicited, context }
+                whole(incoming, IMMEDIATE_BYTES)?;
+                self.receive_for(shared, incoming)?;
+                Body::Immediate { data: body.first_chunk().copied().ok_or_else(short)?, solicited }
             }
             MessageType::ReadRequest => {
-                whole(incoming, header, READ_REQUEST_BYTES)?;
-                let request = ReadRequest::parse(body).ok_or_else(short)?;
-                Segment::ReadRequest { request, context: Context { request: Some(request), ..context } }
+                whole(incoming, READ_REQUEST_BYTES)?;
+                Body::ReadRequest(ReadRequest::parse(body).ok_or_else(short)?)
             }
             MessageType::AtomicRequest => {
-                whole(incoming, header, ATOMIC_REQUEST_BYTES)?;
-                let request = AtomicRequest::parse(body).ok_or_else(short)?;
-                // An operation that we do not know (RFC 7306 section 5.2.1, rule 4).
-                let request = request.ok_or_else(|| incoming.refused(RdmapError::UnexpectedOpcode))?;
-                Segment::AtomicRequest { request, context }
+                whole(incoming, ATOMIC_REQUEST_BYTES)?;
+                // An operation that we do not know: RFC 7306 section 5.2.1, rule 4.
+                let unknown = || incoming.refused(RdmapError::UnexpectedOpcode);
+                Body::AtomicRequest(AtomicRequest::parse(body).ok_or_else(short)?.ok_or_else(unknown)?)
             }
             MessageType::AtomicResponse => {
-                whole(incoming, header, ATOMIC_RESPONSE_BYTES)?;
-                let response = AtomicResponse::parse(body).ok_or_else(short)?;
-                Segment::AtomicResponse { response, context }
+                whole(incoming, ATOMIC_RESPONSE_BYTES)?;
+                Body::AtomicResponse(AtomicResponse::parse(body).ok_or_else(short)?)
             }
-            MessageType::Terminate => {
-                Segment::Terminate { terminate: TerminateHeader::parse(body).ok_or_else(short)? }
-            }
-            MessageType::Write | MessageType::ReadResponse => {
+            MessageType::Terminate => Body::Terminate(TerminateHeader::parse(body).ok_or_else(short)?),
+            MessageType::Send { .. } | MessageType::Write | MessageType::ReadResponse => {
                 return Err(incoming.refused(RdmapError::UnexpectedOpcode));
             }
         })
@@ -287,31 +289,33 @@ impl QueuePair {
     fn receive_for(
         &mut self,
         shared: &mut Shared,
-        incoming: &Incoming<'_, '_>,
-        header: &Untagged,
+        incoming: &Incoming<'_, '_, Untagged>,
     ) -> Result<&Receive, Refused> {
-        let ahead = header
+        let ahead = incoming
+            .seen
+            .header
             .msn
             .ahead_of(self.rx.send_msn)
             .filter(|ahead| *ahead == 0 || incoming.arrival == Arrival::Early)
             .ok_or_else(|| incoming.refused(DdpError::MsnRange))?;
         let srq = self.attributes.srq.and_then(|id| shared.srqs.get_mut(id));
-        self.rq.bind(ahead as usize, srq, &mut shared.events).ok_or(Refused::NoReceive(incoming.context))
+        let receive = self.rq.bind(ahead as usize, srq, &mut shared.events);
+        receive.ok_or_else(|| Refused::NoReceive(incoming.seen.into()))
     }
 
     fn place_send(
         &mut self,
         shared: &mut Shared,
-        incoming: &Incoming<'_, '_>,
-        header: &Untagged,
+        incoming: &Incoming<'_, '_, Untagged>,
     ) -> Result<(), Refused> {
         let user = self.user();
-        let receive = self.receive_for(shared, incoming, header)?;
-        if incoming.len == 0 {
+        let receive = self.receive_for(shared, incoming)?;
+        let Seen { header, len } = incoming.seen;
+        if len == 0 {
             return Ok(());
         }
-        let refused = |status, error| Refused::Receive(status, error, incoming.context);
-        let (mo, len) = (u64::from(header.mo), u64::from(incoming.len));
+        let refused = |status, error| Refused::Receive(status, error, incoming.seen.into());
+        let (mo, len) = (u64::from(header.mo), u64::from(len));
         // A message has less than 2^32 bytes (RFC 5041 section 5.2), however large the receive is.
         if mo > receive.capacity || mo + len > u64::from(u32::MAX) {
             return Err(refused(WcStatus::LocalLength, DdpError::InvalidMo));
@@ -320,16 +324,21 @@ impl QueuePair {
             return Err(refused(WcStatus::LocalLength, DdpError::TooLong));
         }
         let placed = Stretches::open(&shared.keys, user, Access::LOCAL_WRITE, &receive.scatter, mo, len)
-            .is_ok_and(|stretches| incoming.copy_to(stretches));
+            .is_ok_and(|stretches| incoming.copy_to(UNTAGGED_BYTES, stretches));
         if placed { Ok(()) } else { Err(refused(WcStatus::LocalProtection, DdpError::LocalCatastrophic)) }
     }
+}
+
+fn message_of(control: u8) -> Result<MessageType, RdmapError> {
+    Control::parse(control).map(|control| control.message).map_err(|InvalidControl(error)| error)
 }
 
 /// Whether a message of queues 1 to 3, or Immediate Data, is there whole in one segment.
 ///
 /// Every MULPDU is large enough for it (RFC 5044 section 3.2: at least 128), so only a broken peer cuts it.
-fn whole(incoming: &Incoming<'_, '_>, header: &Untagged, bytes: usize) -> Result<(), Refused> {
-    let len = incoming.len as usize;
+fn whole(incoming: &Incoming<'_, '_, Untagged>, bytes: usize) -> Result<(), Refused> {
+    let Seen { header, len } = incoming.seen;
+    let len = usize::from(len);
     if header.mo != 0 {
         Err(incoming.refused(DdpError::InvalidMo))
     } else if len > bytes || len == bytes && !header.last {

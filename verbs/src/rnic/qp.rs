@@ -12,13 +12,13 @@ use super::{
     AsyncEvent, Attempt, CmEvent, CompletionRing, Opcode, QpAttributes, QpFault, QpId, QpState, Shared,
     WcStatus, WorkCompletion,
     keys::User,
-    placement::Context,
+    placement::{Quote, Refused, Seen},
     receive_queue::{Receive, ReceiveQueue},
-    send_queue::{Entry, Position, SendQueue},
+    send_queue::{Entry, Position, Progress, SendQueue},
     work::{CqId, Operation, SendFlags},
 };
 use crate::{
-    ddp::{Msn, STag, TaggedOffset},
+    ddp::{DdpError, Msn, STag, Tagged, TaggedOffset, Untagged},
     rdmap::{AtomicRequest, RdmapError, ReadRequest, StreamError, TerminateHeader},
 };
 
@@ -49,26 +49,48 @@ impl AskedKind {
         Self::Read { sink: request.sink_stag, to: request.sink_to, len: request.len, delivered: 0 }
     }
 
-    /// Whether `len` bytes at `offset` of `stag` lie within what was asked for.
-    pub(crate) fn covers(&self, stag: STag, offset: TaggedOffset, len: u32) -> bool {
+    /// Whether a segment of a Read Response lies within what was asked for. One without payload names nothing.
+    pub(crate) fn covers(&self, Seen { header, len }: Seen<Tagged>) -> bool {
         match *self {
-            Self::Read { sink, to, len: asked, .. } => {
-                sink == stag
-                    && offset
+            Self::Read { sink, to, len: asked, .. } if len > 0 => {
+                sink == header.stag
+                    && header
+                        .to
                         .checked_sub(to)
                         .and_then(|skip| skip.checked_add(u64::from(len)))
                         .is_some_and(|end| end <= u64::from(asked))
             }
+            Self::Read { .. } => true,
             Self::Atomic { .. } => false,
         }
+    }
+
+    /// Whether a segment of a Read Response is the next one of the answer.
+    pub(crate) fn check(&self, seen: Seen<Tagged>) -> Result<(), Refused> {
+        let Seen { header, len } = seen;
+        let bad = |error: StreamError| Err(Refused::Answer(WcStatus::BadResponse, error, seen.into()));
+        let Self::Read { sink, to, len: asked, delivered } = *self else {
+            return Err(seen.refused(RdmapError::UnexpectedOpcode));
+        };
+        let left = asked - delivered;
+        if len > 0 && header.stag != sink {
+            return bad(DdpError::InvalidStag.into());
+        }
+        if u32::from(len) > left || len > 0 && header.to != to.wrapping_add(u64::from(delivered)) {
+            return bad(DdpError::TaggedBounds.into());
+        }
+        if header.last != (u32::from(len) == left) {
+            return bad(RdmapError::StreamCatastrophic.into());
+        }
+        Ok(())
     }
 }
 
 /// A request of the peer's that we have not wholly answered.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum ToAnswer {
-    Read { request: ReadRequest, sent: u32, context: Context },
-    Atomic { request: AtomicRequest, context: Context },
+    Read { request: ReadRequest, sent: u32, seen: Seen<Untagged> },
+    Atomic { request: AtomicRequest, seen: Seen<Untagged> },
 }
 
 /// The message of which some segments are out.
@@ -110,6 +132,8 @@ pub(crate) struct Receiver {
     pub(crate) asked: VecDeque<Asked>,
     /// A message waits for a receive.
     pub(crate) withheld: bool,
+    /// The initiator's ready-to-receive message has not come (RFC 6581 section 9.2).
+    pub(crate) expects_rtr: bool,
     /// Nothing more of the stream is looked at.
     pub(crate) stopped: bool,
 }
@@ -118,9 +142,17 @@ pub(crate) struct Receiver {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     Unconnected,
-    /// We asked, or accepted, and are not established.
+    /// We asked, and are not established.
     Connecting,
+    /// We accepted, and are not established.
+    Accepting,
     Established,
+}
+
+impl Stage {
+    pub(crate) const fn is_underway(self) -> bool {
+        matches!(self, Self::Connecting | Self::Accepting)
+    }
 }
 
 #[derive(Debug)]
@@ -314,22 +346,16 @@ impl QueuePair {
 
     /// The peer broke the protocol, or we cannot go on: ends the stream with a Terminate (RFC 5040 section
     /// 7.1). Only the first error counts (rule 4).
-    pub(crate) fn fail(&mut self, error: StreamError, context: Option<Context>, shared: &mut Shared) {
-        self.fail_for(QpFault::Local(error), error, context, shared);
+    pub(crate) fn fail(&mut self, error: StreamError, quote: Quote, shared: &mut Shared) {
+        self.fail_for(QpFault::Local(error), error, quote, shared);
     }
 
     /// A completion queue that this queue pair uses lost an entry: its work cannot be told of any more.
     pub(crate) fn overflowed(&mut self, shared: &mut Shared) {
-        self.fail_for(QpFault::CqOverflow, RdmapError::LocalCatastrophic.into(), None, shared);
+        self.fail_for(QpFault::CqOverflow, RdmapError::LocalCatastrophic.into(), Quote::default(), shared);
     }
 
-    fn fail_for(
-        &mut self,
-        fault: QpFault,
-        error: StreamError,
-        context: Option<Context>,
-        shared: &mut Shared,
-    ) {
+    fn fail_for(&mut self, fault: QpFault, error: StreamError, quote: Quote, shared: &mut Shared) {
         if matches!(self.state, QpState::Terminate | QpState::Error) {
             return;
         }
@@ -339,7 +365,7 @@ impl QueuePair {
             shared.abort(self.conn);
             return self.end(QpState::Error, Some(fault), shared);
         }
-        self.tx.terminate = Some(terminate_header(error, context));
+        self.tx.terminate = Some(terminate_header(error, quote));
         self.end(QpState::Terminate, Some(fault), shared);
     }
 
@@ -368,7 +394,7 @@ impl QueuePair {
             AskedKind::Atomic { .. } => None,
         });
         if let Some(entry) = position.and_then(|p| self.sq.get_mut(p)) {
-            entry.progress = super::send_queue::Progress::Done(WcStatus::RemoteAccess);
+            entry.progress = Progress::Done(WcStatus::RemoteAccess);
         }
     }
 
@@ -461,21 +487,22 @@ impl Receiver {
             atomic_msn: Msn::FIRST,
             asked: VecDeque::new(),
             withheld: false,
+            expects_rtr: false,
             stopped: false,
         }
     }
 }
 
 /// What a Terminate says of an error (RFC 5040 section 4.8, figure 10).
-fn terminate_header(error: StreamError, context: Option<Context>) -> TerminateHeader {
+fn terminate_header(error: StreamError, quote: Quote) -> TerminateHeader {
     let (layer, error_type, code) = error.numbers();
-    let context = context.filter(|_| error.takes_ddp_header());
+    let segment = quote.segment.filter(|_| error.takes_ddp_header());
     TerminateHeader {
         layer,
         error_type,
         code,
-        segment_length: context.map(|c| c.segment_length),
-        ddp_header: context.map(|c| c.header),
-        rdma_header: context.and_then(|c| c.request).filter(|_| error.takes_rdma_header()),
+        segment_length: segment.map(|s| s.header.bytes() as u16 + s.len),
+        ddp_header: segment.map(|s| s.header),
+        rdma_header: quote.request.filter(|_| error.takes_rdma_header()),
     }
 }

@@ -13,7 +13,7 @@ use xwarp_tcp::{
 use super::{
     QpState, Shared,
     pieces::Stretches,
-    placement::Context,
+    placement::{Quote, Seen},
     qp::{Asked, AskedKind, Current, QueuePair, ToAnswer},
     send_queue::{Entry, Position, Progress},
     work::{Access, Operation, Remote, SendFlags, WcStatus},
@@ -78,7 +78,8 @@ impl QueuePair {
     /// Chooses the next message and begins it.
     fn choose(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
         let may_begin = self.may_begin();
-        if !self.tx.to_answer.is_empty() && !(may_begin && self.tx.answered_last) {
+        let answer_first = !may_begin || !self.tx.answered_last;
+        if answer_first && !self.tx.to_answer.is_empty() {
             self.tx.answered_last = true;
             return self.begin_answer(shared, out);
         }
@@ -134,7 +135,7 @@ impl QueuePair {
     /// A request cannot be executed: it fails, and takes the stream with it (RFC 5040 section 7.1, case 1).
     fn fail_request(&mut self, position: Position, status: WcStatus, shared: &mut Shared) {
         self.settle_entry(position, Progress::Done(status));
-        self.fail(StreamError::Rdmap(RdmapError::LocalCatastrophic), None, shared);
+        self.fail(StreamError::Rdmap(RdmapError::LocalCatastrophic), Quote::default(), shared);
     }
 
     /// The next segment of a Send or RDMA Write.
@@ -302,8 +303,8 @@ impl QueuePair {
     /// Begins to answer the peer's oldest request.
     fn begin_answer(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
         match self.tx.to_answer.front() {
-            Some(&ToAnswer::Atomic { request, context }) => {
-                self.answer_atomic(&request, context, shared, out)
+            Some(&ToAnswer::Atomic { request, seen }) => {
+                self.answer_atomic(&request, seen, shared, out)
             }
             Some(ToAnswer::Read { .. }) => {
                 self.tx.current = Some(Current::Response);
@@ -315,7 +316,7 @@ impl QueuePair {
 
     /// The next segment of a Read Response. The source is checked for each: it may be deregistered any time.
     fn answer_segment(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
-        let Some(&ToAnswer::Read { request, sent, context }) = self.tx.to_answer.front() else {
+        let Some(&ToAnswer::Read { request, sent, seen }) = self.tx.to_answer.front() else {
             self.tx.current = None;
             return Step::Again;
         };
@@ -342,8 +343,8 @@ impl QueuePair {
                     out.fill(n as usize, |_, space| stretches.read(space));
                 }
                 Err(error) => {
-                    let context = Context { request: Some(rest), ..context };
-                    self.fail(RdmapError::from(error).into(), Some(context), shared);
+                    let quote = Quote { request: Some(rest), ..seen.into() };
+                    self.fail(RdmapError::from(error).into(), quote, shared);
                     return Step::Again;
                 }
             }
@@ -361,7 +362,7 @@ impl QueuePair {
     fn answer_atomic(
         &mut self,
         request: &AtomicRequest,
-        context: Context,
+        seen: Seen<Untagged>,
         shared: &mut Shared,
         out: &mut UlpduWriter<'_, '_>,
     ) -> Step {
@@ -380,7 +381,7 @@ impl QueuePair {
                 Step::Pulled(Pulled::Ulpdu)
             }
             Err(error) => {
-                self.fail(error.into(), Some(context), shared);
+                self.fail(error.into(), seen.into(), shared);
                 Step::Again
             }
         }

@@ -196,9 +196,9 @@ pub enum Opcode {
     RdmaRead,
     /// Immediate Data.
     Immediate,
-    /// An atomic FetchAdd.
+    /// An atomic fetch and add.
     FetchAdd,
-    /// An atomic CmpSwap.
+    /// An atomic compare and swap.
     CompareSwap,
     /// A local invalidation.
     LocalInvalidate,
