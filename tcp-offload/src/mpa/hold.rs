@@ -36,7 +36,7 @@ struct Span {
 #[derive(Debug)]
 enum Data {
     Frame(RxFrame),
-    Copied(Box<[u8]>),
+    Copied(Vec<u8>),
 }
 
 #[derive(Debug)]
@@ -68,6 +68,11 @@ impl Hold {
     /// Frames held.
     pub fn frames(&self) -> usize {
         self.frames
+    }
+
+    /// How many separate pieces the held bytes consist of.
+    pub fn pieces(&self) -> usize {
+        self.spans.len()
     }
 
     /// The held ranges, each a contiguous piece of one frame.
@@ -217,10 +222,44 @@ impl Hold {
         }
         let copied = copy.len();
         if let Some(entry) = self.stores.get_mut(store.0) {
-            let data = std::mem::replace(&mut entry.data, Data::Copied(copy.into_boxed_slice()));
+            let data = std::mem::replace(&mut entry.data, Data::Copied(copy));
             self.give_back(link, data);
         }
+        self.coalesce(first);
         copied
+    }
+
+    /// Appends the copied span `index` to the copied span right before it: a peer that sends single bytes
+    /// makes no long list.
+    fn coalesce(&mut self, index: usize) {
+        let Some((before, span)) =
+            index.checked_sub(1).and_then(|before| Some((self.spans.get(before)?, self.spans.get(index)?)))
+        else {
+            return;
+        };
+        let len = (span.end - span.offset) as usize;
+        let (from, to, end) = (span.store, before.store, span.end);
+        let tail = before.at + (before.end - before.offset) as usize;
+        let starts_store = span.at == 0;
+        if before.end != span.offset || from == to {
+            return;
+        }
+        let Some([Store { data: Data::Copied(bytes), live }, Store { data: Data::Copied(more), .. }]) =
+            self.stores.get_disjoint_mut([to.0, from.0]).ok()
+        else {
+            return;
+        };
+        // Whatever else lay in the two would move or be lost.
+        if tail != bytes.len() || !starts_store || more.len() != len {
+            return;
+        }
+        bytes.append(more);
+        *live += len;
+        self.spans.remove(index);
+        if let Some(before) = self.spans.get_mut(index - 1) {
+            before.end = end;
+        }
+        self.stores.remove(from.0);
     }
 
     /// Gives a frame back that nothing is held of.

@@ -20,15 +20,22 @@ use crate::{
     ulp::{Arrival, ConnId, Refusal, Ulp, Ulpdu},
 };
 
-/// Less than this many bytes are copied out of a frame rather than to hold the whole frame: a peer that
-/// sends single bytes out of order does not empty the receive rings.
+/// So many frames are held whatever little is needed of them: the tail of one or two, when FPDUs are not
+/// aligned with segments.
+const FREE_FRAMES: usize = 4;
+
+/// Of further frames, less than this many bytes are copied out instead: a peer that sends single bytes out
+/// of order does not empty the receive rings.
 const COPY_BELOW: usize = 1024;
 
 /// One connection may hold this part of the link's receive frames; beyond it, bytes are copied.
 const FRAMES_SHARE: usize = 8;
 
+/// Most separate pieces held out of order, so that a list of single bytes stays short.
+const MAX_PIECES: usize = 1 << 12;
+
 /// Most FPDUs known beyond the cursor. Those found when there are as many wait like unreachable ones.
-const MAX_KNOWN: usize = 1 << 15;
+const MAX_KNOWN: usize = 1 << 13;
 
 /// The upper layer, and which connection this is to it.
 pub(crate) struct Upper<'a, U> {
@@ -287,9 +294,11 @@ impl<P: Copy> Receiver<P> {
         if !self.withheld {
             outcome = self.advance(upper, link);
         }
-        if !matches!(outcome, Err(Halt::Stopped | Halt::Broken(_))) {
-            self.place_early(upper, link, &fresh);
+        if matches!(outcome, Err(Halt::Stopped | Halt::Broken(_))) {
+            self.release(link);
+            return (true, outcome);
         }
+        self.place_early(upper, link, &fresh);
         (self.settle(link, arrival, store), outcome)
     }
 
@@ -524,7 +533,8 @@ impl<P: Copy> Receiver<P> {
             let in_order = arrival.contiguous >= range.1 && !self.withheld;
             // What is in order is always taken: it completes the FPDU that everything waits for, and is
             // less than the longest FPDU.
-            if self.hold.bytes() > self.hold_limit && !in_order {
+            let full = self.hold.bytes() > self.hold_limit || self.hold.pieces() > MAX_PIECES;
+            if full && !in_order {
                 self.hold.evict(link, store, range);
                 let hold = &self.hold;
                 let whole = |k: &Known<P>| hold.contiguous_from(k.start) >= k.end;
@@ -532,7 +542,8 @@ impl<P: Copy> Receiver<P> {
                 self.track.counters.refused_segments += 1;
                 return false;
             }
-            if live < COPY_BELOW || self.hold.frames() > link.rx_frames() / FRAMES_SHARE {
+            let frames = self.hold.frames();
+            if frames > link.rx_frames() / FRAMES_SHARE || frames > FREE_FRAMES && live < COPY_BELOW {
                 self.track.counters.copied_bytes += self.hold.compact(link, store, range) as u64;
             }
         }

@@ -235,3 +235,31 @@ fn rfc5044_s8_code_3_islands_that_do_not_fit_the_lengths() {
     assert_eq!(end.ulp.stream_errors(), [MpaError::MarkerMismatch]);
     assert!(end.ulp.delivered.is_empty());
 }
+
+/// A peer that sends single bytes in order costs a few frames and one growing copy.
+#[test]
+fn rfc5044_a4_single_bytes_do_not_hold_frames() {
+    let (mut end, start, stream, data) = receiver(&[3000, 20], true, true);
+    for at in 0..stream.bytes.len() {
+        assert!(end.receive(start + at, &stream.bytes[at..=at]));
+        assert!(end.link.lent() <= 4);
+    }
+    assert_eq!(end.ulp.delivered, data);
+    let counters = end.session.counters();
+    assert_eq!(counters.copied_bytes as usize, stream.bytes.len() - 2 * 5, "4 are held, and 1 completes");
+    assert_eq!((end.link.lent(), counters.refused_segments), (0, 0));
+}
+
+/// Single bytes out of order are taken up to a number, however small they are.
+#[test]
+fn rfc5044_a4_single_bytes_out_of_order_are_bounded() {
+    let (mut end, start, stream, data) = receiver(&[9000], false, true);
+    let mut taken = 0;
+    for at in (1..stream.bytes.len()).step_by(2) {
+        taken += usize::from(end.receive(start + at, &stream.bytes[at..=at]));
+        assert!(end.link.lent() <= 4);
+    }
+    assert_eq!((taken, end.session.held_bytes()), (4096, 4096));
+    assert!(end.receive(start, &stream.bytes));
+    assert_eq!((end.ulp.delivered, end.link.lent()), (data, 0));
+}

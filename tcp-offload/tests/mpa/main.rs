@@ -1,7 +1,10 @@
 //! MPA through its public interface: conformance, properties against simple oracles, and captures of the
 //! kernel's Soft-iWARP.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod captures;
+mod hot_path;
 mod islands;
 mod receive;
 mod startup;

@@ -102,10 +102,8 @@ proptest! {
 
     #[test]
     fn prop_startup_junk_ends_in_failure_or_waiting(bytes: Vec<u8>, keyed: bool, initiates: bool) {
-        let mut end = match initiates {
-            true => asking(MpaConfig::default()),
-            false => End::responder(MpaConfig::default()),
-        };
+        let mut end =
+            if initiates { asking(MpaConfig::default()) } else { End::responder(MpaConfig::default()) };
         let key: &[u8] = if initiates { b"MPA ID Rep Frame" } else { b"MPA ID Req Frame" };
         let frame = if keyed { [key, &bytes[..]].concat() } else { bytes };
         end.receive(0, &frame);

@@ -20,7 +20,7 @@ pub const CONN: ConnId = ConnId { index: 7, generation: 1 };
 pub const LISTENER: ListenerId = ListenerId(3);
 
 /// Bytes before the payload in every received frame.
-const HEADERS: usize = 54;
+pub const HEADERS: usize = 54;
 
 /// A link of which only the receive side is used.
 #[derive(Default)]
@@ -32,7 +32,7 @@ pub struct TestLink {
 }
 
 impl TestLink {
-    fn lend(&mut self, payload: &[u8]) -> RxFrame {
+    pub fn lend(&mut self, payload: &[u8]) -> RxFrame {
         let mut bytes = vec![0xaa; HEADERS];
         bytes.extend_from_slice(payload);
         let len = bytes.len() as u32;
@@ -343,7 +343,7 @@ impl Reference {
         let mut this = Self { bytes: Vec::new(), ranges: Vec::new() };
         for ulpdu in ulpdus {
             let start = this.bytes.len();
-            if markers && start % 512 == 0 {
+            if markers && start.is_multiple_of(512) {
                 this.bytes.extend_from_slice(&[0; 4]);
             }
             let header = this.bytes.len();
@@ -362,7 +362,7 @@ impl Reference {
     fn push(&mut self, bytes: &[u8], header: usize, markers: bool) {
         for byte in bytes.iter().map(Some).chain([None]) {
             let at = self.bytes.len();
-            if markers && at % 512 == 0 && at > header {
+            if markers && at.is_multiple_of(512) && at > header {
                 self.bytes.extend_from_slice(&[0, 0]);
                 self.bytes.extend_from_slice(&((at - header) as u16).to_be_bytes());
             }
