@@ -241,7 +241,7 @@ impl Rnic {
         }
         if let Some(conn) = gone.conn.take() {
             self.connections.detach(conn);
-            if gone.tx.finished || gone.closing && gone.drained() {
+            if gone.tx.finished || gone.state == QpState::Closing && gone.drained() {
                 self.shared.wake(Some(conn));
             } else {
                 self.shared.abort(Some(conn));
