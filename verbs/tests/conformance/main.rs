@@ -1,0 +1,12 @@
+//! The letter of RFCs 5041, 5040, 7306 and 5042: a whole engine on one side of the virtual wire, and on the
+//! other a peer that says exactly the DDP segments that a test writes down, byte by byte.
+//!
+//! `docs/conformance.md` names these tests. Headers are written here by hand, so that the codecs under test
+//! are not their own witnesses.
+
+mod peer;
+mod rfc5040;
+mod rfc5041;
+mod rfc5042;
+mod rfc6581;
+mod rfc7306;
