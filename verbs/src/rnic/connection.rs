@@ -185,7 +185,7 @@ impl Rnic {
             Some(Owner::Request) => {
                 if matches!(event, Event::Closed(_)) {
                     self.connections.detach(conn);
-                    self.shared.events.push_cm(CmEvent::RequestGone { request: RequestId(conn) });
+                    self.shared.events.request_gone(RequestId(conn));
                 }
             }
             Some(Owner::Qp(id)) => self.qp_event(conn, id, event),

@@ -133,6 +133,18 @@ impl Events {
         self.fire();
     }
 
+    /// A request is gone. Of one that the application has not heard of it never hears, so that peers who
+    /// come and go cannot make the queue grow.
+    pub(crate) fn request_gone(&mut self, gone: RequestId) {
+        let unheard =
+            |event: &CmEvent| matches!(event, CmEvent::ConnectRequest { request, .. } if *request == gone);
+        if let Some(at) = self.cm.iter().position(unheard) {
+            self.cm.remove(at);
+        } else {
+            self.push_cm(CmEvent::RequestGone { request: gone });
+        }
+    }
+
     pub(crate) fn push_async(&mut self, event: AsyncEvent) {
         self.asynchronous.push_back(event);
         self.fire();

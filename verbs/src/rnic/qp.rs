@@ -388,8 +388,12 @@ impl QueuePair {
         let Some(quoted) = header.rdma_header else { return };
         let position = self.rx.asked.iter().find_map(|asked| match asked.kind {
             AskedKind::Read { sink, to, len, .. } => {
-                let inside = quoted.sink_to.checked_sub(to).is_some_and(|d| d <= u64::from(len));
-                asked.position.filter(|_| sink == quoted.sink_stag && inside)
+                // The quoted request is advanced by what was answered: where it ends has not changed.
+                let end = |to: TaggedOffset, len: u32| to.wrapping_add(u64::from(len));
+                let same = sink == quoted.sink_stag
+                    && quoted.len <= len
+                    && end(to, len) == end(quoted.sink_to, quoted.len);
+                asked.position.filter(|_| same)
             }
             AskedKind::Atomic { .. } => None,
         });
@@ -400,7 +404,9 @@ impl QueuePair {
 
     /// The connection is gone.
     pub(crate) fn disconnected(&mut self, reason: CloseReason, shared: &mut Shared) {
-        let orderly = reason == CloseReason::Graceful && self.state != QpState::Terminate;
+        // Whoever has closed and has nothing left to lose does not care how the peer went.
+        let done = self.closing && self.tx.finished && self.sq.len() == 0;
+        let orderly = done || reason == CloseReason::Graceful && self.state != QpState::Terminate;
         let fault = (!orderly && !self.rx.stopped).then_some(QpFault::Connection(reason));
         self.tx.finished = true;
         self.tx.terminate = None;

@@ -96,7 +96,8 @@ impl End {
         let memory = Memory::anonymous(len.max(1), Pages::Normal).unwrap();
         let bytes: Vec<u8> = (0..len).map(|i| first.wrapping_add(i as u8)).collect();
         memory.write(0, &bytes).unwrap();
-        let registration = Registration { pd: self.pd, memory: memory.clone(), access, base: 0, stream: None };
+        let registration =
+            Registration { pd: self.pd, memory: memory.clone(), access, base: 0, stream: None };
         (self.rnic.register(registration).unwrap(), memory)
     }
 

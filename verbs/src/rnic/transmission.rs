@@ -12,6 +12,7 @@ use xwarp_tcp::{
 
 use super::{
     QpState, Shared,
+    keys::KeyError,
     pieces::Stretches,
     placement::{Quote, Seen},
     qp::{Asked, AskedKind, Current, QueuePair, ToAnswer},
@@ -97,6 +98,12 @@ impl QueuePair {
     fn begin_request(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
         let position = self.sq.next;
         let Some(entry) = self.sq.get(position) else { return Step::Pulled(Pulled::Nothing) };
+        // Where an answer is to go is found wrong before it is asked for.
+        if entry.operation.is_answered() && self.open_sink(entry, shared).is_err() {
+            self.sq.next += 1;
+            self.fail_request(position, WcStatus::LocalProtection, shared);
+            return Step::Again;
+        }
         match entry.operation {
             Operation::Send { .. } | Operation::Write { .. } => {
                 self.tx.current = Some(Current::Request { position, sent: 0 });
@@ -126,6 +133,12 @@ impl QueuePair {
         }
     }
 
+    /// The local memory of a Read or an atomic operation.
+    fn open_sink<'k>(&self, entry: &Entry, shared: &'k Shared) -> Result<Stretches<'k>, KeyError> {
+        let len = u64::from(entry.len);
+        Stretches::open(&shared.keys, self.user(), Access::LOCAL_WRITE, &entry.payload, 0, len)
+    }
+
     fn settle_entry(&mut self, position: Position, progress: Progress) {
         if let Some(entry) = self.sq.get_mut(position) {
             entry.progress = progress;
@@ -141,7 +154,10 @@ impl QueuePair {
     /// The next segment of a Send or RDMA Write.
     fn send_segment(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
         let Some(Current::Request { position, sent }) = self.tx.current else { return Step::Again };
-        let Some(entry) = self.sq.get(position) else { return Step::Again };
+        let Some(entry) = self.sq.get(position) else {
+            self.tx.current = None;
+            return Step::Again;
+        };
         let header_bytes = match entry.operation {
             Operation::Write { .. } => TAGGED_BYTES,
             _ => UNTAGGED_BYTES,
@@ -303,9 +319,7 @@ impl QueuePair {
     /// Begins to answer the peer's oldest request.
     fn begin_answer(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
         match self.tx.to_answer.front() {
-            Some(&ToAnswer::Atomic { request, seen }) => {
-                self.answer_atomic(&request, seen, shared, out)
-            }
+            Some(&ToAnswer::Atomic { request, seen }) => self.answer_atomic(&request, seen, shared, out),
             Some(ToAnswer::Read { .. }) => {
                 self.tx.current = Some(Current::Response);
                 Step::Again

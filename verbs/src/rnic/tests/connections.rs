@@ -1,1 +1,233 @@
-//! (next)
+//! Ways to begin and to end.
+
+use xwarp_tcp::{
+    mpa::{Markers, MpaConfig, MpaError, Offer},
+    stack::ConnectParams,
+    ulp::{CloseReason, ListenerId},
+};
+
+use super::*;
+
+const FLUSHED: WcStatus = WcStatus::Flushed;
+const SUCCESS: WcStatus = WcStatus::Success;
+
+#[test]
+fn an_established_queue_pair_tells_depths_and_addresses() {
+    let mut end = End::new(|_, a| a);
+    let request =
+        WorkRequest { wr_id: 1, operation: SEND, payload: Payload::EMPTY, flags: SendFlags::SIGNALED };
+    assert_eq!(end.rnic.post_send(end.qp, &request), Err(PostError::NotConnected));
+    end.establish(3, 0, None);
+    let [CmEvent::Established { ird: 3, ord: 0, .. }] = end.cm_events()[..] else {
+        panic!("not established")
+    };
+    let info = end.rnic.query_qp(end.qp).unwrap();
+    assert_eq!((info.state, info.ird, info.ord, info.addresses.is_some()), (QpState::Rts, 3, 0, true));
+    let read = WorkRequest { operation: read_from(STag::new(1), 0), ..request };
+    assert_eq!(end.rnic.post_send(end.qp, &read), Err(PostError::NoReads));
+}
+
+#[test]
+fn rfc6581_s9_2_each_ready_to_receive_message_goes_first_and_completes_nothing() {
+    for (rtr, opcode) in [(Rtr::Send, 3), (Rtr::Write, 0), (Rtr::Read, 1)] {
+        let mut pair = Pair { a: End::new(|_, a| a), b: End::new(|_, a| a) };
+        pair.a.establish(1, 1, Some(rtr));
+        pair.b.rnic.qps.get_mut(pair.b.qp).unwrap().stage = qp::Stage::Accepting;
+        pair.b.establish(1, 1, Some(rtr));
+        pair.b.rnic.qps.get_mut(pair.b.qp).unwrap().tx.rtr = None;
+        pair.b.receive(9, &[]);
+        pair.a.post(1, SEND, &[]);
+        let first = pair.a.pull().unwrap();
+        assert_eq!(first[1] & 0xf, opcode);
+        pair.b.take(&first).unwrap();
+        pair.run();
+        assert_eq!(pair.a.outcomes(), [(1, SUCCESS)]);
+        assert_eq!(pair.b.outcomes(), [(9, SUCCESS)], "{rtr:?} takes no receive");
+    }
+    let mut end = End::new(|_, a| a);
+    end.establish(1, 1, Some(Rtr::EmptyFpdu));
+    assert_eq!(end.pull(), Some(Vec::new()));
+    let mut other = Pair::new();
+    other.b.take(&[]).unwrap();
+}
+
+#[test]
+fn rfc5041_s6_2_1_a_graceful_close_waits_for_work_and_answers_and_takes_no_more() {
+    let mut pair = Pair::new();
+    let (local, _) = pair.a.region(5000, 0, ALL);
+    let (remote, _) = pair.b.region(5000, 0, ALL);
+    pair.b.post(7, read_from(local, 0), &[whole(remote, 5000)]);
+    Pair::carry(&mut pair.b, &mut pair.a);
+    pair.a.post(1, write_to(remote, 0), &[whole(local, 5000)]);
+    pair.a.post(2, read_from(remote, 0), &[whole(local, 10)]);
+    pair.a.rnic.disconnect(pair.a.qp).unwrap();
+    assert_eq!(pair.a.state(), QpState::Closing);
+    pair.a.post(3, SEND, &[]);
+    assert_eq!(pair.a.outcomes(), [(3, FLUSHED)], "nothing more is taken");
+    pair.a.pull_all();
+    assert!(!pair.a.finished, "the Read has no answer yet");
+    pair.run();
+    assert!(pair.a.finished);
+    assert_eq!(pair.a.outcomes(), [(1, SUCCESS), (2, SUCCESS)]);
+    assert_eq!(pair.b.outcomes(), [(7, SUCCESS)]);
+    // The other half still works until the peer closes it, too.
+    pair.a.receive(4, &[]);
+    pair.b.post(8, SEND, &[]);
+    pair.run();
+    assert_eq!(pair.a.outcomes(), [(4, SUCCESS)]);
+    pair.a.rnic.event(CONN, Event::PeerClosed);
+    pair.a.rnic.event(CONN, Event::Closed(CloseReason::Graceful));
+    assert_eq!(pair.a.state(), QpState::Error);
+    assert_eq!(pair.a.async_events(), []);
+    let qp = pair.a.qp;
+    let closed = CmEvent::Closed { qp, reason: CloseReason::Graceful };
+    assert_eq!(pair.a.cm_events()[1..], [CmEvent::Disconnected { qp }, closed]);
+}
+
+#[test]
+fn rfc5041_s6_2_1_when_the_peer_closes_receives_are_flushed_and_sends_go_on() {
+    let mut pair = Pair::new();
+    let (remote, _) = pair.b.region(8, 0, ALL);
+    pair.a.receive(1, &[]);
+    pair.a.rnic.event(CONN, Event::PeerClosed);
+    assert_eq!((pair.a.outcomes(), pair.a.state()), (vec![(1, FLUSHED)], QpState::Closing));
+    pair.a.receive(2, &[]);
+    assert_eq!(pair.a.outcomes(), [(2, FLUSHED)]);
+    pair.a.post_with(3, write_to(remote, 0), Payload::Inline(b"still"), SendFlags::SIGNALED);
+    pair.run();
+    assert_eq!(pair.a.outcomes(), [(3, SUCCESS)]);
+    assert!(!pair.a.finished, "our direction ends when the application says so");
+    pair.a.rnic.disconnect(pair.a.qp).unwrap();
+    pair.run();
+    assert!(pair.a.finished);
+}
+
+#[test]
+fn a_peer_that_closes_while_it_owes_an_answer_fails_the_read() {
+    let mut pair = Pair::new();
+    let (local, _) = pair.a.region(8, 0, ALL);
+    pair.a.post(1, read_from(STag::new(5), 0), &[whole(local, 8)]);
+    pair.a.pull_all();
+    pair.a.rnic.event(CONN, Event::PeerClosed);
+    assert_eq!(pair.a.outcomes(), [(1, FLUSHED)]);
+    assert_eq!(pair.a.state(), QpState::Error);
+}
+
+#[test]
+fn a_lost_connection_is_an_error_told_once() {
+    let mut pair = Pair::new();
+    pair.a.receive(1, &[]);
+    pair.a.post(2, SEND, &[]);
+    pair.a.rnic.event(CONN, Event::Closed(CloseReason::Reset));
+    assert_eq!(pair.a.outcomes(), [(2, FLUSHED), (1, FLUSHED)]);
+    let qp = pair.a.qp;
+    let fault = QpFault::Connection(CloseReason::Reset);
+    assert_eq!(pair.a.async_events(), [AsyncEvent::QpFatal { qp, fault }]);
+    let closed = CmEvent::Closed { qp, reason: CloseReason::Reset };
+    assert_eq!(pair.a.cm_events()[1..], [CmEvent::Disconnected { qp }, closed]);
+    pair.a.rnic.reset_qp(qp).unwrap();
+    assert_eq!(pair.a.state(), QpState::Idle);
+}
+
+#[test]
+fn start_up_that_fails_leaves_the_queue_pair_idle_with_its_receives() {
+    for reason in [CloseReason::Refused, CloseReason::TimedOut, CloseReason::Unreachable] {
+        let mut end = End::new(|_, a| a);
+        end.receive(1, &[]);
+        end.rnic.event(CONN, Event::Closed(reason));
+        assert_eq!(end.cm_events(), [CmEvent::ConnectError { qp: end.qp, reason }]);
+        assert_eq!((end.state(), end.outcomes()), (QpState::Idle, vec![]));
+        assert_eq!(end.rnic.query_qp(end.qp).unwrap().recv_outstanding, 1);
+    }
+    let mut end = End::new(|_, a| a);
+    end.rnic.event(CONN, Event::Rejected { private_data: b"no".to_vec(), ird: 0, ord: 0 });
+    assert_eq!(end.cm_events(), [CmEvent::Rejected { qp: end.qp, private_data: b"no".to_vec() }]);
+    end.rnic.event(CONN, Event::Closed(CloseReason::Graceful));
+    assert_eq!((end.cm_events(), end.state()), (vec![], QpState::Idle));
+}
+
+#[test]
+fn rfc6581_s9_1_an_agreement_that_is_none_is_terminated_and_told_as_a_connect_error() {
+    let mut end = End::new(|_, a| a);
+    end.rnic.event(CONN, Event::StreamError(MpaError::InsufficientIrd));
+    let terminate = end.terminate();
+    assert_eq!((terminate.layer, terminate.error_type, terminate.code), (2, 0, 6));
+    end.rnic.event(CONN, Event::Closed(CloseReason::Graceful));
+    let reason = CloseReason::Startup(MpaError::InsufficientIrd);
+    assert_eq!(end.cm_events(), [CmEvent::ConnectError { qp: end.qp, reason }]);
+}
+
+#[test]
+fn refused_markers_are_tried_once_more_without() {
+    let mut end = End::new(|_, a| a);
+    let mpa = MpaConfig { markers: Markers::Prefer, ..MpaConfig::default() };
+    let attempt = Attempt { path: path(), mpa, params: ConnectParams::default() };
+    end.rnic.connecting(end.qp, CONN, Some(attempt));
+    end.receive(1, &[]);
+    end.rnic.event(CONN, Event::Closed(CloseReason::Startup(MpaError::MarkersRefused)));
+    assert_eq!(end.cm_events(), [], "nobody is told of the first try");
+    let (qp, _) = end.rnic.next_retry().unwrap();
+    assert_eq!(qp, end.qp);
+    let again = ConnId { index: 3, generation: 1 };
+    end.rnic.connecting(qp, again, None);
+    end.rnic.event(again, Event::Closed(CloseReason::Startup(MpaError::MarkersRefused)));
+    assert_eq!(end.cm_events().len(), 1);
+    assert!(end.rnic.next_retry().is_none());
+}
+
+#[test]
+fn requests_are_answered_once_and_told_when_they_go() {
+    let mut end = End::new(|_, a| a);
+    let qp = end.rnic.create_qp(QpAttributes::new(end.pd, end.cq, end.cq)).unwrap();
+    let offer = Offer {
+        private_data: b"hello".to_vec(),
+        ird: 4,
+        ord: xwarp_tcp::mpa::UNNEGOTIATED,
+        revision: Revision::One,
+        enhanced: false,
+        peer_to_peer: None,
+        markers: false,
+        crc: true,
+    };
+    let conn = |index| ConnId { index, generation: 9 };
+    for index in 1..4 {
+        end.rnic.event(
+            conn(index),
+            Event::Requested { listener: ListenerId(1), path: path(), offer: offer.clone() },
+        );
+    }
+    let requests: Vec<_> = end
+        .cm_events()
+        .into_iter()
+        .map(|event| match event {
+            CmEvent::ConnectRequest { request, ird: Some(4), ord: None, .. } => request,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    end.rnic.accepting(qp, requests[0]).unwrap();
+    assert!(matches!(end.rnic.accepting(qp, requests[0]), Err(CmError::UnknownRequest(_))));
+    end.rnic.take_request(requests[1]).unwrap();
+    assert!(end.rnic.take_request(requests[1]).is_err());
+    end.rnic.event(conn(3), Event::Closed(CloseReason::Reset));
+    assert_eq!(end.cm_events(), [CmEvent::RequestGone { request: requests[2] }]);
+    end.rnic.event(conn(4), Event::Requested { listener: ListenerId(1), path: path(), offer });
+    end.rnic.event(conn(4), Event::Closed(CloseReason::Reset));
+    assert_eq!(end.cm_events(), [], "of what is over before it was heard of nothing is told");
+    end.rnic.event(conn(1), Event::Closed(CloseReason::TimedOut));
+    assert_eq!(end.cm_events(), [CmEvent::ConnectError { qp, reason: CloseReason::TimedOut }]);
+}
+
+#[test]
+fn a_destroyed_queue_pair_resets_its_connection_unless_it_was_closed_in_order() {
+    let mut pair = Pair::new();
+    pair.a.rnic.destroy_qp(pair.a.qp).unwrap();
+    assert_eq!(pair.a.rnic.next_abort(), Some(CONN));
+    let mut writer = sim::pull(&mut pair.a.rnic, CONN, 0, 100, 100);
+    assert_eq!(writer.pulled, Pulled::Finish);
+    assert_eq!(pair.a.place(&[], Arrival::InOrder).err(), Some(Refusal::Stop));
+    pair.b.rnic.disconnect(pair.b.qp).unwrap();
+    pair.b.rnic.destroy_qp(pair.b.qp).unwrap();
+    assert_eq!(pair.b.rnic.next_abort(), None);
+    writer = sim::pull(&mut pair.b.rnic, CONN, 0, 100, 100);
+    assert_eq!(writer.pulled, Pulled::Finish);
+}

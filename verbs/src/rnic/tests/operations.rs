@@ -16,7 +16,10 @@ fn a_send_of_many_segments_is_scattered_and_completes_at_both_ends() {
     pair.run();
     assert_eq!(pair.a.outcomes(), [(1, SUCCESS)]);
     let got = pair.b.poll();
-    assert_eq!((got[0].wr_id, got[0].status, got[0].byte_len, got[0].opcode), (9, SUCCESS, 10_001, Opcode::Recv));
+    assert_eq!(
+        (got[0].wr_id, got[0].status, got[0].byte_len, got[0].opcode),
+        (9, SUCCESS, 10_001, Opcode::Recv)
+    );
     let sent = bytes(&from);
     assert_eq!(bytes(&to_first), sent[..77]);
     assert_eq!(bytes(&to_second)[5..9929], sent[77..]);
@@ -122,7 +125,12 @@ fn immediate_data_comes_with_the_completion_of_a_receive() {
     let (sink, to) = pair.b.region(16, 0, ALL);
     pair.b.receive(1, &[]);
     pair.a.post_with(1, write_to(sink, 0), Payload::Inline(&[9; 16]), SendFlags::empty());
-    pair.a.post_with(2, Operation::Immediate { data: *b"immediat" }, Payload::EMPTY, SendFlags::SOLICITED | SendFlags::SIGNALED);
+    pair.a.post_with(
+        2,
+        Operation::Immediate { data: *b"immediat" },
+        Payload::EMPTY,
+        SendFlags::SOLICITED | SendFlags::SIGNALED,
+    );
     pair.run();
     let got = pair.b.poll()[0];
     assert_eq!((got.opcode, got.immediate, got.solicited), (Opcode::RecvImmediate, Some(*b"immediat"), true));
@@ -185,7 +193,8 @@ fn regions_may_begin_at_any_tagged_offset() {
     let mut pair = Pair::new();
     let memory = Memory::anonymous(100, Pages::Normal).unwrap();
     let base = u64::MAX - 200;
-    let registration = Registration { pd: pair.b.pd, memory: memory.clone(), access: ALL, base, stream: None };
+    let registration =
+        Registration { pd: pair.b.pd, memory: memory.clone(), access: ALL, base, stream: None };
     let key = pair.b.rnic.register(registration).unwrap();
     pair.a.post_with(1, write_to(key, base + 90), Payload::Inline(&[7; 10]), SendFlags::SIGNALED);
     pair.run();
@@ -199,7 +208,12 @@ fn a_message_may_have_four_gigabytes_less_one_and_no_more() {
     let (key, _) = pair.a.region(8, 0, ALL);
     // What does not exist is found out when it is sent; what cannot be said, when it is posted.
     let huge = [whole(key, u32::MAX), whole(key, 1)];
-    let request = WorkRequest { wr_id: 1, operation: SEND, payload: Payload::Gather(&huge), flags: SendFlags::SIGNALED };
+    let request = WorkRequest {
+        wr_id: 1,
+        operation: SEND,
+        payload: Payload::Gather(&huge),
+        flags: SendFlags::SIGNALED,
+    };
     assert_eq!(pair.a.rnic.post_send(pair.a.qp, &request), Err(PostError::MessageTooLong));
     pair.a.post(2, SEND, &huge[..1]);
     pair.run();

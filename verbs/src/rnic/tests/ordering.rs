@@ -59,7 +59,11 @@ fn rfc5040_s5_5_r20_responses_come_in_the_order_of_the_requests() {
     let (remote, _) = pair.b.region(4000, 0, ALL);
     let (local, _) = pair.a.region(4000, 0, ALL);
     for i in 0..3u32 {
-        pair.a.post(u64::from(i), read_from(remote, 0), &[Sge { key: local, offset: u64::from(i), len: 2000 - i }]);
+        pair.a.post(
+            u64::from(i),
+            read_from(remote, 0),
+            &[Sge { key: local, offset: u64::from(i), len: 2000 - i }],
+        );
     }
     Pair::carry(&mut pair.a, &mut pair.b);
     pair.b.pull_all();
@@ -121,7 +125,14 @@ fn an_error_flushes_both_queues_once_and_in_order() {
     pair.a.post(2, write_to(remote, 0), &[whole(STag::new(0x1234), 100)]);
     pair.a.post(3, write_to(remote, 0), &[whole(local, 100)]);
     pair.a.pull_all();
-    let want = [(1, FLUSHED), (2, WcStatus::LocalProtection), (3, FLUSHED), (10, FLUSHED), (11, FLUSHED), (12, FLUSHED)];
+    let want = [
+        (1, FLUSHED),
+        (2, WcStatus::LocalProtection),
+        (3, FLUSHED),
+        (10, FLUSHED),
+        (11, FLUSHED),
+        (12, FLUSHED),
+    ];
     assert_eq!(pair.a.outcomes(), want);
     assert_eq!(pair.a.state(), QpState::Terminate);
     // What is posted from now on is flushed at once.

@@ -1,1 +1,240 @@
-//! (next)
+//! Completion queues, shared receive queues, limits, and who may be destroyed when.
+
+use super::*;
+
+fn completion(wr_id: u64, status: WcStatus, solicited: bool) -> WorkCompletion {
+    let qp = <QpId as table::Id>::from_raw(0);
+    WorkCompletion {
+        wr_id,
+        status,
+        opcode: Opcode::Recv,
+        qp,
+        byte_len: 0,
+        invalidated: None,
+        immediate: None,
+        solicited,
+    }
+}
+
+#[test]
+fn an_armed_queue_notifies_once_and_only_what_it_was_armed_for() {
+    let bell = Arc::new(Bell::default());
+    let ring = CompletionRing::new(16, Some(bell.clone()));
+    let rings = || bell.0.load(Ordering::Relaxed);
+    ring.push(completion(1, WcStatus::Success, true));
+    assert_eq!(rings(), 0, "not armed");
+    ring.arm(true);
+    ring.push(completion(2, WcStatus::Success, false));
+    assert_eq!(rings(), 0, "not solicited");
+    ring.push(completion(3, WcStatus::Success, true));
+    ring.push(completion(4, WcStatus::Success, true));
+    assert_eq!(rings(), 1, "once");
+    ring.arm(true);
+    ring.push(completion(5, WcStatus::Flushed, false));
+    assert_eq!(rings(), 2, "an error counts as solicited");
+    ring.arm(false);
+    ring.arm(true);
+    ring.push(completion(6, WcStatus::Success, false));
+    assert_eq!(rings(), 3, "the wider wish stands");
+    let mut out = Vec::new();
+    assert_eq!((ring.poll(&mut out, 4), ring.poll(&mut out, 9), ring.len()), (4, 2, 0));
+    assert!(out.iter().map(|c| c.wr_id).eq(1..=6));
+}
+
+#[test]
+fn a_resized_queue_keeps_its_entries_and_their_order() {
+    let ring = CompletionRing::new(2, None);
+    assert!(ring.push(completion(1, WcStatus::Success, false)));
+    assert!(ring.push(completion(2, WcStatus::Success, false)));
+    assert_eq!(ring.resize(1), Err(2));
+    ring.resize(3).unwrap();
+    assert_eq!(ring.capacity(), 3);
+    for wr_id in 3..6 {
+        assert!(ring.push(completion(wr_id, WcStatus::Success, false)));
+    }
+    assert_eq!(ring.len(), 5);
+    assert!(std::iter::from_fn(|| ring.pop()).map(|c| c.wr_id).eq(1..6));
+    ring.resize(1).unwrap();
+    assert!(ring.push(completion(6, WcStatus::Success, false)));
+    assert_eq!(ring.pop().map(|c| c.wr_id), Some(6));
+}
+
+#[test]
+fn a_ring_is_polled_from_another_thread_while_it_is_filled_and_resized() {
+    const ENTRIES: u64 = 20_000;
+    let ring = Arc::new(CompletionRing::new(64, None));
+    let poller = std::thread::spawn({
+        let ring = ring.clone();
+        move || {
+            let mut next = 0;
+            while next < ENTRIES {
+                match ring.pop() {
+                    Some(entry) => {
+                        assert_eq!(entry.wr_id, next);
+                        next += 1;
+                    }
+                    None => std::thread::yield_now(),
+                }
+            }
+        }
+    });
+    for wr_id in 0..ENTRIES {
+        while ring.len() >= 60 {
+            std::thread::yield_now();
+        }
+        if wr_id % 1000 == 999 {
+            ring.resize(64).unwrap();
+        }
+        assert!(ring.push(completion(wr_id, WcStatus::Success, false)));
+    }
+    poller.join().unwrap();
+}
+
+#[test]
+fn rfc5042_s6_4_6_an_overflow_ends_the_queue_pairs_of_that_queue_and_no_others() {
+    let mut end = End::new(|_, a| a);
+    let (small, ring) = end.rnic.create_cq(2, None).unwrap();
+    let victim = end.rnic.create_qp(QpAttributes::new(end.pd, small, end.cq)).unwrap();
+    let conn = ConnId { index: 1, generation: 0 };
+    end.rnic.connecting(victim, conn, None);
+    end.establish(1, 1, None);
+    let mut established = end.rnic.query_qp(end.qp).unwrap();
+    let qp = end.qp;
+    end.qp = victim;
+    let agreed = |rnic: &mut Rnic| {
+        let pair = rnic.qps.get_mut(victim).unwrap();
+        pair.establish(1, 1, None, (path().flow.local, path().flow.remote));
+    };
+    agreed(&mut end.rnic);
+    end.receive(50, &[]);
+    for wr_id in 0..3 {
+        end.post(wr_id, SEND, &[]);
+    }
+    let mut offset = 0;
+    while let PulledUlpdu { pulled: Pulled::Ulpdu, end: at, .. } =
+        sim::pull(&mut end.rnic, conn, offset, MULPDU, MULPDU)
+    {
+        offset = at;
+    }
+    end.rnic.acked(conn, offset);
+    assert!(ring.overflowed());
+    assert_eq!(ring.len(), 2);
+    assert_eq!(end.state(), QpState::Terminate);
+    assert_eq!(end.outcomes(), [(50, WcStatus::Flushed)], "the other queue is told");
+    let events = end.async_events();
+    let fatal = AsyncEvent::QpFatal { qp: victim, fault: QpFault::CqOverflow };
+    assert_eq!(events, [AsyncEvent::CqOverflow { cq: small }, fatal]);
+    established.send_outstanding = 0;
+    assert_eq!(end.rnic.query_qp(qp).unwrap(), established, "who does not use it is not touched");
+}
+
+#[test]
+fn a_shared_queue_tells_its_limit_once_and_a_failed_pair_its_last_receive() {
+    let mut pair = Pair::with(|rnic, a| {
+        let srq = rnic.create_srq(&SrqAttributes { pd: a.pd, max_wr: 4, max_sge: 1, limit: 2 }).unwrap();
+        QpAttributes { srq: Some(srq), ..a }
+    });
+    let srq = pair.b.rnic.query_qp(pair.b.qp).unwrap().attributes.srq.unwrap();
+    for wr_id in 0..4 {
+        pair.b.rnic.post_srq_recv(srq, &RecvRequest { wr_id, scatter: &[] }).unwrap();
+    }
+    let full = pair.b.rnic.post_srq_recv(srq, &RecvRequest { wr_id: 9, scatter: &[] });
+    assert_eq!(full, Err(PostError::QueueFull(4)));
+    let own = pair.b.rnic.post_recv(pair.b.qp, &RecvRequest { wr_id: 9, scatter: &[] });
+    assert_eq!(own, Err(PostError::Unknown), "no own receive queue beside a shared one");
+    for wr_id in 0..4 {
+        pair.a.post(wr_id, SEND, &[]);
+    }
+    pair.run();
+    assert_eq!(pair.b.async_events(), [AsyncEvent::SrqLimit { srq }]);
+    pair.b.rnic.resize_srq(srq, 8).unwrap();
+    pair.b.rnic.arm_srq_limit(srq, 1).unwrap();
+    assert_eq!(pair.b.async_events(), [AsyncEvent::SrqLimit { srq }], "there are fewer already");
+    pair.b.rnic.fail_qp(pair.b.qp).unwrap();
+    assert_eq!(pair.b.async_events(), [AsyncEvent::LastWqeReached { qp: pair.b.qp }]);
+}
+
+#[test]
+fn objects_are_kept_while_others_use_them() {
+    let mut rnic = Rnic::new(Limits { max_qp: 1, max_mr: 1, ..Limits::default() }, 1);
+    let pd = rnic.alloc_pd().unwrap();
+    let (cq, _) = rnic.create_cq(8, None).unwrap();
+    let srq = rnic.create_srq(&SrqAttributes { pd, max_wr: 1, max_sge: 1, limit: 0 }).unwrap();
+    let attributes = QpAttributes { srq: Some(srq), ..QpAttributes::new(pd, cq, cq) };
+    let qp = rnic.create_qp(attributes.clone()).unwrap();
+    let memory = Memory::anonymous(8, Pages::Normal).unwrap();
+    let registration = Registration { pd, memory, access: ALL, base: 0, stream: Some(qp) };
+    let key = rnic.register(registration.clone()).unwrap();
+    assert_eq!(
+        rnic.create_qp(attributes).err(),
+        Some(ResourceError::TooMany { object: Object::QueuePair, limit: 1 })
+    );
+    assert_eq!(
+        rnic.register(registration.clone()).err(),
+        Some(ResourceError::TooMany { object: Object::Region, limit: 1 })
+    );
+    assert_eq!(rnic.dealloc_pd(pd), Err(ResourceError::InUse(Object::ProtectionDomain, 3)));
+    assert_eq!(rnic.destroy_cq(cq), Err(ResourceError::InUse(Object::CompletionQueue, 2)));
+    assert_eq!(rnic.destroy_srq(srq), Err(ResourceError::InUse(Object::SharedReceiveQueue, 1)));
+    rnic.destroy_qp(qp).unwrap();
+    assert_eq!(rnic.destroy_qp(qp), Err(ResourceError::Unknown(Object::QueuePair)));
+    rnic.destroy_cq(cq).unwrap();
+    rnic.destroy_srq(srq).unwrap();
+    rnic.deregister(key).unwrap();
+    assert_eq!(rnic.register(registration).err(), Some(ResourceError::Unknown(Object::QueuePair)));
+    rnic.dealloc_pd(pd).unwrap();
+}
+
+#[test]
+fn what_does_not_fit_is_refused_when_it_is_posted() {
+    let mut pair = Pair::with(|_, a| QpAttributes {
+        max_send_wr: 2,
+        max_recv_wr: 1,
+        max_send_sge: 2,
+        max_recv_sge: 1,
+        max_inline_data: 4,
+        ..a
+    });
+    let qp = pair.a.qp;
+    let sge = Sge { key: STag::new(1), offset: 0, len: 8 };
+    let mut post = |operation, payload: Payload<'_>| {
+        let request = WorkRequest { wr_id: 0, operation, payload, flags: SendFlags::empty() };
+        pair.a.rnic.post_send(qp, &request)
+    };
+    assert_eq!(post(SEND, Payload::Gather(&[sge; 3])), Err(PostError::TooManyPieces(2)));
+    assert_eq!(post(SEND, Payload::Inline(&[0; 5])), Err(PostError::InlineTooLong(4)));
+    assert_eq!(post(read_from(STag::new(1), 0), Payload::Gather(&[sge; 2])), Err(PostError::Payload));
+    assert_eq!(post(read_from(STag::new(1), 0), Payload::Inline(&[])), Err(PostError::Payload));
+    let add = Operation::FetchAdd { remote: Remote::default(), add: 1, mask: 0 };
+    assert_eq!(post(add, Payload::Gather(&[Sge { len: 4, ..sge }])), Err(PostError::Payload));
+    assert_eq!(post(Operation::Immediate { data: [0; 8] }, Payload::Gather(&[sge])), Err(PostError::Payload));
+    post(SEND, Payload::EMPTY).unwrap();
+    post(SEND, Payload::EMPTY).unwrap();
+    assert_eq!(post(SEND, Payload::EMPTY), Err(PostError::QueueFull(2)));
+    let mut receive = |scatter: &[Sge]| pair.a.rnic.post_recv(qp, &RecvRequest { wr_id: 0, scatter });
+    assert_eq!(receive(&[sge; 2]), Err(PostError::TooManyPieces(1)));
+    receive(&[sge]).unwrap();
+    assert_eq!(receive(&[]), Err(PostError::QueueFull(1)));
+}
+
+#[test]
+fn what_cannot_be_made_is_refused() {
+    let mut end = End::new(|_, a| a);
+    let attributes = QpAttributes::new(end.pd, end.cq, end.cq);
+    let limits = end.rnic.limits().clone();
+    let big = QpAttributes { max_send_wr: limits.max_qp_wr + 1, ..attributes.clone() };
+    assert!(matches!(
+        end.rnic.create_qp(big),
+        Err(ResourceError::Attribute { attribute: "max_send_wr", .. })
+    ));
+    let none = QpAttributes { max_send_wr: 0, ..attributes.clone() };
+    assert!(matches!(end.rnic.create_qp(none), Err(ResourceError::Attribute { .. })));
+    let other = end.rnic.alloc_pd().unwrap();
+    let srq = end.rnic.create_srq(&SrqAttributes { pd: other, max_wr: 1, max_sge: 1, limit: 0 }).unwrap();
+    let foreign = QpAttributes { srq: Some(srq), ..attributes };
+    assert_eq!(end.rnic.create_qp(foreign).err(), Some(ResourceError::ForeignSrq));
+    assert!(end.rnic.create_cq(0, None).is_err());
+    let memory = Memory::anonymous(8, Pages::Normal).unwrap();
+    let wraps = Registration { pd: end.pd, memory, access: ALL, base: u64::MAX - 7, stream: None };
+    assert_eq!(end.rnic.register(wraps).err(), Some(ResourceError::Memory));
+}
