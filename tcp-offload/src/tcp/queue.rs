@@ -247,7 +247,7 @@ impl Queue {
     }
 
     /// Marks each entry lost for which `lost` says so; it is asked for those that are neither lost nor
-    /// acknowledged, and that may have been sent before (`xmit`, `end`). Returns whether one was marked.
+    /// acknowledged, and that were sent before (`xmit`, `end`). Returns whether one was marked.
     pub(super) fn mark_lost_where(
         &mut self,
         xmit: Instant,
@@ -256,11 +256,11 @@ impl Queue {
     ) -> bool {
         let mut any = false;
         for entry in &mut self.entries {
-            let later = sent_after(entry.sent, entry.end, xmit, end);
-            if later && entry.start >= self.retransmitted_to {
+            let before = sent_after(xmit, end, entry.sent, entry.end);
+            if !before && entry.start >= self.retransmitted_to {
                 break;
             }
-            if later || entry.sacked || entry.lost || !lost(entry) {
+            if !before || entry.sacked || entry.lost || !lost(entry) {
                 continue;
             }
             entry.lost = true;

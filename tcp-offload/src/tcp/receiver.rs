@@ -142,7 +142,7 @@ impl Receiver {
             _ => first_inside || (from < 0 && from + sequence_len > 0),
         };
         if !acceptable {
-            if len > 0 && from + len <= 0 && -from <= self.next as i64 {
+            if len > 0 && from + len <= 0 {
                 self.note_duplicate(from, from + len);
             }
             return Verdict::Unacceptable;
@@ -156,7 +156,11 @@ impl Receiver {
 
     fn note_duplicate(&mut self, from: i64, to: i64) {
         let base = self.next as i64 + i64::from(self.fin_reached);
-        self.dsack = Some(((base + from) as u64, (base + to) as u64));
+        // The SYN is no byte of the stream.
+        let (left, right) = ((base + from).max(0), base + to);
+        if left < right {
+            self.dsack = Some((left as u64, right as u64));
+        }
     }
 
     /// Cuts off what is below `RCV.NXT`, beyond the window, or covered by a range at either end. `from` and `to`

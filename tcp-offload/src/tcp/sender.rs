@@ -237,10 +237,12 @@ impl Sender {
             self.reduce_once(Congestion::Loss);
         }
         self.look_for_undo(clock, counters, ack, &delivery);
-        self.leave_recovery();
+        let repaired = self.leave_recovery();
         self.step_frto(counters, ack, advanced, &delivery);
         self.look_for_losses(ack.now, counters);
-        self.grow(ack, advanced.then(|| ack.ack - una), &delivery);
+        if !repaired {
+            self.grow(ack, advanced.then(|| ack.ack - una), &delivery);
+        }
         if had_data && self.queue.is_empty() {
             self.idle_since = Some(ack.now);
         }
@@ -318,21 +320,22 @@ impl Sender {
         self.tlp.acked(ack.ack, ack.dsack.map(|d| d.1), pure_duplicate) == ProbeOutcome::Repaired
     }
 
-    fn leave_recovery(&mut self) {
-        let high = match self.phase {
-            Phase::Open => return,
-            Phase::Recovery { high } | Phase::Loss { high, .. } => high,
-        };
+    /// Recovery ends when all is acknowledged that was sent before it began. Returns whether fast recovery has
+    /// just ended: then the window is what the reduction said, and does not grow by the same ACK.
+    fn leave_recovery(&mut self) -> bool {
+        let (Phase::Recovery { high } | Phase::Loss { high, .. }) = self.phase else { return false };
         if self.una < high {
-            return;
+            return false;
         }
-        if matches!(self.phase, Phase::Recovery { .. }) {
+        let fast = matches!(self.phase, Phase::Recovery { .. });
+        if fast {
             self.window.cwnd = self.window.ssthresh;
         }
         self.phase = Phase::Open;
         self.recovered_to = high;
         self.duplicates = 0;
         self.rack.recovered();
+        fast
     }
 
     /// Eifel by timestamps (RFC 3522) and D-SACK (RFC 3708): was the retransmission for nothing?
@@ -373,7 +376,10 @@ impl Sender {
         let Phase::Loss { high, frto } = &mut self.phase else { return };
         match *frto {
             Frto::Retransmitted if advanced => *frto = Frto::SendNew(2),
-            Frto::Sent if ack.blocks.iter().any(|b| b.1 > *high) || delivery.bytes == 0 => *frto = Frto::Off,
+            Frto::Sent if ack.blocks.iter().any(|b| b.1 > *high) || delivery.bytes == 0 => {
+                *frto = Frto::Off;
+                self.window.cwnd = self.window.smss * 3;
+            }
             Frto::Sent if delivery.original => self.restore(counters),
             _ => {}
         }
@@ -519,7 +525,9 @@ impl Sender {
         if self.queue.front().is_some_and(|e| e.sacked) {
             self.queue.renege();
         }
-        let may_be_spurious = frto && self.sack && self.phase == Phase::Open;
+        // F-RTO begins from no recovery, or again for the same segment (RFC 5682 section 3.2).
+        let same = again && self.undo.is_some_and(|u| u.from == self.una);
+        let may_be_spurious = frto && self.sack && (self.phase == Phase::Open || same);
         if self.phase == Phase::Open {
             self.remember();
         }

@@ -1,1 +1,158 @@
+//! The receiver against a plain set of bytes.
 
+use super::*;
+use crate::{
+    link::QueueId,
+    wire::{Ecn, Flags, Flow, Mac, VlanTags},
+};
+use proptest::prelude::*;
+
+const IRS: SeqNum = SeqNum::new(0xffff_fff0);
+const BUFFER: u32 = 400;
+
+fn segment(offset: i64, len: usize, fin: bool) -> Segment {
+    let seq = IRS.add(1).add(offset as u32);
+    let end = "10.0.0.1:1".parse().unwrap();
+    Segment {
+        source_mac: Mac::default(),
+        destination_mac: Mac::default(),
+        vlan: VlanTags::default(),
+        queue: QueueId(0),
+        flow: Flow { local: end, remote: end },
+        seq,
+        ack: SeqNum::default(),
+        flags: Flags { ack: true, fin, ..Flags::default() },
+        window: 0,
+        options: Options::default(),
+        ecn: Ecn::NotEct,
+        payload_start: 54,
+        payload_len: len,
+        partial_checksum: false,
+    }
+}
+
+fn receiver() -> Receiver {
+    let mut rx = Receiver::new(IRS, BUFFER, 0);
+    rx.advertise(true);
+    rx
+}
+
+fn blocks(rx: &mut Receiver) -> Vec<(u32, u32)> {
+    let mut options = Options::default();
+    rx.report(&mut options, 4);
+    let offset = |s: SeqNum| s.since(IRS.add(1)) as u32;
+    options.sack_blocks().iter().map(|b| (offset(b.left), offset(b.right))).collect()
+}
+
+/// RFC 9293 section 3.10.7.4, table 6.
+#[test]
+fn rfc9293_s3_10_7_4_the_four_cases_of_the_acceptability_test() {
+    let mut rx = receiver();
+    let acceptable =
+        |rx: &mut Receiver, offset, len| rx.judge(&segment(offset, len, false)) != Verdict::Unacceptable;
+    let window = i64::from(BUFFER);
+    for (offset, len, expected) in [
+        (0, 0, true),
+        (-1, 0, false),
+        (window - 1, 0, true),
+        (window, 0, false),
+        (0, 10, true),
+        (-5, 10, true),
+        (-10, 10, false),
+        (window - 1, 10, true),
+        (window, 10, false),
+        (-10, 2000, true),
+    ] {
+        assert_eq!(acceptable(&mut rx, offset, len), expected, "{len} bytes at {offset}");
+    }
+    rx.take(0, BUFFER as usize);
+    rx.hold(BUFFER as usize);
+    rx.advertise(true);
+    assert_eq!(rx.window(), 0);
+    assert!(acceptable(&mut rx, window, 0));
+    assert!(!acceptable(&mut rx, window + 1, 0));
+    assert_eq!(rx.judge(&segment(window, 1, false)), Verdict::Nothing { duplicate: false }, "a window probe");
+}
+
+#[test]
+fn rfc7323_s2_2_the_shift_is_the_smallest_that_fits() {
+    for (buffer, shift) in [(1, 0), (65_535, 0), (65_536, 1), (131_071, 1), (1 << 20, 5), (1 << 30, 14)] {
+        assert_eq!(Receiver::shift_for(buffer), shift, "{buffer}");
+    }
+}
+
+#[test]
+fn rfc7323_s2_4_rounding_down_is_honoured() {
+    let mut rx = Receiver::new(IRS, 100_000, 4);
+    assert_eq!(rx.advertise(true), 6250);
+    rx.hold(100_000);
+    rx.take(0, 5);
+    assert_eq!(rx.advertise(true), 6249);
+    assert_eq!(rx.window(), 99_995, "what was said before is still taken");
+}
+
+#[test]
+fn a_fin_that_contradicts_what_came_before_is_ignored() {
+    let mut rx = receiver();
+    rx.take(100, 50);
+    rx.note_fin(&segment(0, 120, true));
+    rx.take(0, 100);
+    assert!(!rx.fin_reached());
+    rx.note_fin(&segment(150, 0, true));
+    assert!(rx.fin_reached());
+    assert_eq!(rx.next_seq(), IRS.add(1).add(151));
+    assert_eq!(rx.judge(&segment(152, 10, false)), Verdict::Nothing { duplicate: false });
+}
+
+#[derive(Debug, Clone)]
+struct Piece {
+    offset: i64,
+    len: usize,
+    take: bool,
+}
+
+fn piece() -> impl Strategy<Value = Piece> {
+    (-50i64..450, 0usize..60, prop::bool::weighted(0.9)).prop_map(|(offset, len, take)| Piece {
+        offset,
+        len,
+        take,
+    })
+}
+
+proptest! {
+    /// Whatever comes in whatever order: what is offered lies in the window and is not wholly known, RCV.NXT is
+    /// the first byte missing, and SACK tells of bytes that are there.
+    #[test]
+    fn prop_the_receiver_agrees_with_a_set_of_bytes(pieces in proptest::collection::vec(piece(), 0..80)) {
+        let mut rx = receiver();
+        let mut have = [false; 600];
+        for piece in &pieces {
+            let verdict = rx.judge(&segment(piece.offset, piece.len, false));
+            let next = have.iter().position(|b| !b).unwrap_or(600);
+            let wanted = (piece.offset.max(0)..(piece.offset + piece.len as i64).min(i64::from(BUFFER)))
+                .filter(|i| !have[*i as usize])
+                .count();
+            match verdict {
+                Verdict::Payload(a) => {
+                    prop_assert!(a.len > 0 && a.offset >= next as u64);
+                    prop_assert!(a.offset + a.len as u64 <= u64::from(BUFFER));
+                    prop_assert_eq!(a.start as i64 - 54, a.offset as i64 - piece.offset);
+                    let covered = have[a.offset as usize..a.offset as usize + a.len].iter().filter(|b| !**b).count();
+                    prop_assert_eq!(covered, wanted, "all that is new, nothing else");
+                    if piece.take {
+                        rx.take(a.offset, a.len);
+                        have[a.offset as usize..a.offset as usize + a.len].fill(true);
+                        prop_assert_eq!(rx.next(), a.contiguous);
+                    }
+                }
+                Verdict::Nothing { .. } | Verdict::Unacceptable => prop_assert_eq!(wanted, 0),
+            }
+            prop_assert_eq!(rx.next(), have.iter().position(|b| !b).unwrap_or(600) as u64);
+            prop_assert_eq!(rx.has_gap(), have[rx.next() as usize..].iter().any(|b| *b));
+            for (left, right) in blocks(&mut rx) {
+                prop_assert!(left < right);
+                prop_assert!(have[left as usize..right as usize].iter().all(|b| *b));
+            }
+        }
+    }
+}

@@ -5,8 +5,8 @@ mod pair;
 mod script;
 
 pub(super) use self::{
-    pair::{End, Pair},
-    script::Script,
+    pair::Pair,
+    script::{IRS, ISS, Script, offset},
 };
 
 use std::time::Duration;

@@ -34,10 +34,6 @@ impl End {
         self.conn.as_ref().expect("a connection")
     }
 
-    pub(crate) fn conn_mut(&mut self) -> &mut Connection {
-        self.conn.as_mut().expect("a connection")
-    }
-
     pub(crate) fn state(&self) -> State {
         self.conn.as_ref().map_or(State::Closed, Connection::state)
     }

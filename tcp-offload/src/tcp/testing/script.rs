@@ -170,10 +170,6 @@ impl Script {
         seen
     }
 
-    pub(crate) fn link(&mut self) -> &mut SimLink {
-        &mut self.link
-    }
-
     /// Sets the peer's timestamp option for what it sends from now on.
     pub(crate) fn stamp(&mut self, value: u32, echo: u32) {
         self.template.options.timestamps = Some(Timestamps { value, echo });

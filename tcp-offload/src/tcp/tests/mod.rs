@@ -1,3 +1,52 @@
-//! Scenario tests of whole connections, by RFC.
+//! Scenario tests of whole connections, by RFC and section, through public interfaces only.
 
+mod acks;
+mod close;
+mod ecn;
+mod handshake;
+mod liveness;
+mod paths;
+mod recovery;
+mod segments;
+mod spurious;
 mod transfer;
+mod windows;
+
+use super::{
+    TcpConfig,
+    testing::{IRS, ISS, Script, Stream},
+};
+use crate::{seq::SeqNum, wire::Fields};
+
+/// Without tail loss probes in the way: no SACK.
+fn without_sack() -> TcpConfig {
+    TcpConfig { sack: false, ..TcpConfig::default() }
+}
+
+/// Nothing to send.
+fn silent() -> Stream {
+    Stream::new(0, 0, false)
+}
+
+/// `segments` full segments of 1000 bytes to send.
+fn bulk(segments: u64) -> Stream {
+    Stream::new(segments * 1000, 0, false)
+}
+
+/// An established connection with nothing to send.
+fn idle() -> Script {
+    Script::established(TcpConfig::default(), silent())
+}
+
+fn iss(offset: u32) -> SeqNum {
+    SeqNum::new(ISS + 1).add(offset)
+}
+
+fn irs(offset: u32) -> SeqNum {
+    SeqNum::new(IRS + 1).add(offset)
+}
+
+/// The peer's plain ACK segment as it stands now.
+fn plain(script: &Script) -> Fields {
+    script.template
+}

@@ -55,7 +55,9 @@ fn faulty(faults: Faults, config: TcpConfig, seed: u64) -> Pair {
 }
 
 fn configs() -> [TcpConfig; 4] {
-    let base = TcpConfig { user_timeout: ms(600_000), connect_timeout: ms(600_000), ..TcpConfig::default() };
+    let long = ms(600_000);
+    let base =
+        TcpConfig { user_timeout: long, connect_timeout: long, fin_wait_2: long, ..TcpConfig::default() };
     [
         base,
         TcpConfig { sack: false, ..base },

@@ -1,0 +1,179 @@
+//! When we acknowledge and what our ACKs say: RFC 9293 section 3.8.6.3, RFC 5681 section 4.2, RFC 2018, RFC 2883.
+
+use super::{idle, irs, iss, plain};
+use crate::{
+    tcp::{
+        TcpConfig,
+        testing::{Script, Stream, ms},
+    },
+    wire::{Fields, Segment},
+};
+
+fn blocks(segment: &Segment) -> Vec<(i32, i32)> {
+    segment.options.sack_blocks().iter().map(|b| (b.left.since(irs(0)), b.right.since(irs(0)))).collect()
+}
+
+#[test]
+fn an_ack_goes_out_with_every_eighth_full_segment() {
+    let mut script = idle();
+    script.run();
+    let acks: Vec<usize> = (0..24).map(|i| script.data(i * 1000, 1000).len()).collect();
+    let expected: Vec<usize> = (1..=24).map(|i| usize::from(i % 8 == 0)).collect();
+    assert_eq!(acks, expected);
+}
+
+#[test]
+fn rfc9293_s3_8_6_3_an_ack_waits_a_millisecond_for_company() {
+    let mut script = idle();
+    script.run();
+    assert!(script.data(0, 1000).is_empty());
+    let sent = script.wait(ms(5));
+    assert_eq!(sent.len(), 1);
+    assert_eq!((sent[0].0, sent[0].1.ack), (1000, irs(1000)));
+}
+
+#[test]
+fn data_carries_the_ack_and_an_idle_poll_sends_it() {
+    let mut script = idle();
+    script.run();
+    script.data(0, 1000);
+    script.source = Stream::new(10, 0, false);
+    let [data] = script.run()[..] else { panic!("one segment") };
+    assert_eq!((data.payload_len, data.ack), (10, irs(1000)));
+    assert!(!script.conn.flush_ack(), "nothing owed any more");
+    assert!(script.wait(ms(1)).is_empty());
+    script.data(1000, 1000);
+    assert!(script.conn.flush_ack());
+    assert_eq!(script.run().len(), 1);
+}
+
+#[test]
+fn rfc5681_s4_2_gaps_and_their_filling_are_acknowledged_at_once() {
+    let mut script = idle();
+    script.run();
+    for offset in [1000, 2000, 4000] {
+        assert_eq!(script.data(offset, 1000).len(), 1);
+    }
+    let [ack] = script.data(0, 1000)[..] else { panic!("filling a part of the gap: at once") };
+    assert_eq!((ack.ack, blocks(&ack)), (irs(3000), vec![(4000, 5000)]));
+    assert_eq!(script.data(3000, 1000).len(), 1);
+    assert!(script.data(5000, 1000).is_empty(), "in order again");
+    assert_eq!(script.conn.counters().out_of_order, 3);
+}
+
+/// RFC 2018 section 4, case 2: segments 1 lost, then every other one.
+#[test]
+fn rfc2018_s4_blocks_come_latest_first() {
+    let mut script = idle();
+    script.run();
+    script.data(0, 500);
+    let mut last = Vec::new();
+    for segment in [2, 4, 6, 8] {
+        last = blocks(&script.data(segment * 500, 500)[0]);
+    }
+    assert_eq!(last, [(4000, 4500), (3000, 3500), (2000, 2500), (1000, 1500)]);
+    // The fourth joins the second and third blocks.
+    let joined = blocks(&script.data(2500, 500)[0]);
+    assert_eq!(joined, [(2000, 3500), (4000, 4500), (1000, 1500)]);
+}
+
+#[test]
+fn rfc2018_s3_with_timestamps_three_blocks_fit() {
+    let mut script = Script::connecting(TcpConfig::default(), Stream::new(0, 0, false));
+    script.run();
+    script.stamp(1, 0);
+    let mut options = script.template.options;
+    options.sack_permitted = true;
+    script.syn_ack(options);
+    script.run();
+    for segment in [2, 4, 6, 8] {
+        let ack = script.data(segment * 500, 500)[0];
+        assert!(ack.options.sack_count <= 3 && ack.options.timestamps.is_some());
+    }
+}
+
+#[test]
+fn rfc2018_s3_without_sack_permitted_there_are_no_blocks() {
+    let mut script = Script::established(super::without_sack(), Stream::new(0, 0, false));
+    script.run();
+    let [ack] = script.data(1000, 1000)[..] else { panic!("a duplicate ACK") };
+    assert_eq!((ack.ack, ack.options.sack_count), (irs(0), 0));
+}
+
+#[test]
+fn rfc2883_s4_1_1_a_duplicate_below_the_ack_is_reported_once() {
+    let mut script = idle();
+    script.run();
+    script.data(0, 1000);
+    script.data(1000, 1000);
+    let [ack] = script.data(0, 1000)[..] else { panic!("an ACK at once") };
+    assert_eq!((ack.ack, blocks(&ack)), (irs(2000), vec![(0, 1000)]));
+    let [ack] = script.data(3000, 1000)[..] else { panic!("an ACK at once") };
+    assert_eq!(blocks(&ack), [(3000, 4000)], "the duplicate is not repeated");
+}
+
+#[test]
+fn rfc2883_s4_2_1_a_duplicate_beyond_the_gap_comes_before_its_block() {
+    let mut script = idle();
+    script.run();
+    script.data(1000, 500);
+    script.data(1500, 500);
+    let [ack] = script.data(1500, 500)[..] else { panic!("an ACK at once") };
+    assert_eq!(blocks(&ack), [(1500, 2000), (1000, 2000)]);
+}
+
+#[test]
+fn rfc2883_s4_1_3_a_partial_duplicate_is_reported_as_far_as_it_goes() {
+    let mut script = idle();
+    script.run();
+    script.data(0, 1000);
+    let acks = script.data(500, 1000);
+    let reported: Vec<_> = acks.iter().flat_map(blocks).collect();
+    let later: Vec<_> = script.wait(ms(2)).iter().flat_map(|(_, s)| blocks(s)).collect();
+    assert_eq!([reported, later].concat(), [(500, 1000)]);
+    assert_eq!(script.conn.contiguous(), 1500);
+}
+
+#[test]
+fn data_segments_do_not_swallow_what_sack_has_to_say() {
+    let mut script = idle();
+    script.run();
+    script.source = Stream::new(100, 0, false);
+    let sent = script.data(1000, 1000);
+    assert_eq!(sent.len(), 2);
+    assert!(sent.iter().any(|s| blocks(s) == [(1000, 2000)]));
+}
+
+#[test]
+fn payload_that_was_not_taken_is_not_acknowledged() {
+    let mut script = idle();
+    script.run();
+    script.take = false;
+    assert!(script.data(0, 1000).is_empty());
+    assert!(script.wait(ms(10)).is_empty());
+    script.take = true;
+    script.data(0, 1000);
+    assert_eq!(script.conn.contiguous(), 1000);
+}
+
+#[test]
+fn a_peer_that_sends_every_second_byte_costs_bounded_memory() {
+    let mut script = idle();
+    script.run();
+    for i in 0..2_000 {
+        script.data(1 + 2 * i, 1);
+    }
+    script.data(0, 4_000);
+    assert_eq!(script.conn.contiguous(), 4_000);
+}
+
+#[test]
+fn rfc9293_s3_10_7_4_a_batch_is_acknowledged_once() {
+    let mut script = idle();
+    script.run();
+    for i in 0..16 {
+        script.inject(Fields { seq: irs(i * 1000), ack: iss(0), ..plain(&script) }, 1000);
+    }
+    let [ack] = script.run()[..] else { panic!("MUST-59: one ACK for all") };
+    assert_eq!(ack.ack, irs(16_000));
+}

@@ -1,0 +1,170 @@
+//! Closing: RFC 9293 sections 3.6 and 3.10.7.4, TIME-WAIT with RFC 6191.
+
+use super::{idle, irs, iss, plain, silent};
+use crate::{
+    seq::SeqNum,
+    tcp::{
+        State, TcpConfig,
+        testing::{IRS, Script, Stream, ms},
+    },
+    ulp::CloseReason,
+    wire::{Fields, Flags, Options, Segment},
+};
+
+const FIN: Flags = Flags { fin: true, ack: true, syn: false, rst: false, psh: false, ece: false, cwr: false };
+
+fn fin(script: &Script, offset: u32, acked: u32) -> Fields {
+    Fields { seq: irs(offset), ack: iss(acked), flags: FIN, ..plain(script) }
+}
+
+fn closing(data: u64) -> Script {
+    let mut script = Script::established(TcpConfig::default(), Stream::new(data, 0, true));
+    let sent = script.run();
+    let last = sent.last().expect("a FIN");
+    assert!(last.flags.fin && last.flags.ack);
+    assert_eq!(last.seq, iss(data as u32));
+    assert_eq!(script.conn.state(), State::FinWait1);
+    script
+}
+
+#[test]
+fn rfc9293_s3_6_we_close_first() {
+    let mut script = closing(500);
+    script.ack(501, &[]);
+    assert_eq!(script.conn.state(), State::FinWait2);
+    script.data(0, 10);
+    assert_eq!(script.conn.contiguous(), 10, "the other direction goes on");
+    let receipt = script.inject(fin(&script, 10, 501), 0);
+    assert_eq!(receipt.closed, Some(CloseReason::Graceful), "told when TIME-WAIT begins");
+    assert_eq!(script.conn.state(), State::TimeWait);
+    assert!(script.conn.peer_closed() && !script.conn.is_closed());
+    let [ack] = script.run()[..] else { panic!("one ACK") };
+    assert_eq!((ack.seq, ack.ack), (iss(501), irs(11)));
+    // The peer's FIN again: acknowledged again, and the time starts anew.
+    script.wait(ms(600));
+    assert_eq!(script.exchange(fin(&script, 10, 501), 0).len(), 1);
+    script.wait(ms(600));
+    assert_eq!(script.conn.state(), State::TimeWait);
+    script.wait(ms(401));
+    assert!(script.conn.is_closed());
+}
+
+#[test]
+fn rfc9293_s3_6_the_peer_closes_first() {
+    let mut script = idle();
+    script.run();
+    let receipt = script.inject(fin(&script, 0, 0), 100);
+    assert!(receipt.arrival.is_some(), "data and FIN in one segment");
+    assert!(script.conn.peer_closed());
+    assert_eq!(script.conn.state(), State::CloseWait);
+    let [ack] = script.run()[..] else { panic!("one ACK") };
+    assert_eq!(ack.ack, irs(101));
+    script.source = Stream::new(50, 0, true);
+    let sent = script.run();
+    assert_eq!(
+        sent.iter().map(|s| (s.payload_len, s.flags.fin)).collect::<Vec<_>>(),
+        [(50, false), (0, true)]
+    );
+    assert_eq!(script.conn.state(), State::LastAck);
+    let last = Fields { seq: irs(101), ack: iss(51), ..plain(&script) };
+    assert_eq!(script.inject(last, 0).closed, Some(CloseReason::Graceful));
+    assert!(script.conn.is_closed());
+}
+
+#[test]
+fn rfc9293_s3_6_both_close_at_once() {
+    let mut script = closing(0);
+    let receipt = script.inject(fin(&script, 0, 0), 0);
+    assert_eq!((script.conn.state(), receipt.closed), (State::Closing, None));
+    script.run();
+    let ack = Fields { seq: irs(1), ack: iss(1), ..plain(&script) };
+    assert_eq!(script.inject(ack, 0).closed, Some(CloseReason::Graceful));
+    assert_eq!(script.conn.state(), State::TimeWait);
+}
+
+#[test]
+fn rfc9293_s3_10_7_4_a_fin_that_also_acknowledges_ours_leads_to_time_wait() {
+    let mut script = closing(0);
+    script.inject(fin(&script, 0, 1), 0);
+    assert_eq!(script.conn.state(), State::TimeWait);
+}
+
+#[test]
+fn a_fin_beyond_a_gap_waits_for_the_gap() {
+    let mut script = idle();
+    script.run();
+    let [dup] = script.exchange(fin(&script, 50, 0), 50)[..] else { panic!("an ACK at once") };
+    assert_eq!(dup.ack, irs(0));
+    assert_eq!(script.conn.state(), State::Established);
+    script.data(0, 50);
+    assert_eq!(script.conn.state(), State::CloseWait);
+    assert!(script.conn.peer_closed());
+}
+
+#[test]
+fn a_fin_whose_data_was_not_taken_does_not_count() {
+    let mut script = idle();
+    script.run();
+    script.take = false;
+    script.inject(fin(&script, 0, 0), 50);
+    assert_eq!(script.conn.state(), State::Established);
+    script.take = true;
+    script.inject(fin(&script, 0, 0), 50);
+    assert_eq!(script.conn.state(), State::CloseWait);
+}
+
+#[test]
+fn a_lost_fin_is_sent_again() {
+    let mut script = closing(0);
+    let again = script.wait(ms(1000));
+    assert!(again.len() >= 2 && again.iter().all(|(_, s)| s.flags.fin && s.seq == iss(0)));
+}
+
+#[test]
+fn data_after_our_fin_is_never_filled() {
+    let mut script = closing(100);
+    script.source.total = 900;
+    assert!(script.run().is_empty());
+    script.ack(101, &[]);
+    assert!(script.run().is_empty());
+}
+
+#[test]
+fn a_silent_peer_does_not_hold_fin_wait_2_for_ever() {
+    let mut script = closing(0);
+    script.ack(1, &[]);
+    script.wait(ms(59_000));
+    script.data(0, 10);
+    script.wait(ms(59_000));
+    assert_eq!(script.conn.state(), State::FinWait2);
+    script.wait(ms(1_001));
+    assert_eq!(script.closed, Some(CloseReason::TimedOut));
+}
+
+#[test]
+fn rfc9293_s3_10_7_4_a_reset_in_last_ack_and_time_wait_ends_quietly() {
+    let mut script = closing(0);
+    script.inject(fin(&script, 0, 1), 0);
+    let reset = Fields { seq: irs(1), flags: Flags { rst: true, ..Flags::default() }, ..plain(&script) };
+    script.closed = None;
+    assert_eq!(script.inject(reset, 0).closed, None, "it was told at the beginning of TIME-WAIT");
+    assert!(script.conn.is_closed());
+}
+
+fn syn(seq: SeqNum) -> Segment {
+    let mut script = Script::connecting(TcpConfig::default(), silent());
+    let mut syn = script.run()[0];
+    (syn.seq, syn.options) = (seq, Options::default());
+    (syn.flags.ece, syn.flags.cwr) = (false, false);
+    syn
+}
+
+#[test]
+fn rfc6191_s2_a_later_syn_may_replace_time_wait() {
+    let mut script = closing(0);
+    assert!(!script.conn.replaceable_by(&syn(SeqNum::new(IRS + 1000))));
+    script.inject(fin(&script, 0, 1), 0);
+    assert!(script.conn.replaceable_by(&syn(irs(2))));
+    assert!(!script.conn.replaceable_by(&syn(irs(1))));
+    assert!(!script.conn.replaceable_by(&syn(SeqNum::new(IRS - 1000))));
+}

@@ -1,0 +1,218 @@
+//! Opening: RFC 9293 sections 3.5, 3.10.7.2 to 3.10.7.4; RFC 7323, 2018 and 6298 where they touch the SYN.
+
+use super::{idle, irs, iss, silent, without_sack};
+use crate::{
+    seq::SeqNum,
+    tcp::{
+        State, TcpConfig,
+        testing::{IRS, ISS, Script, Stream, ms},
+    },
+    ulp::CloseReason,
+    wire::{Fields, Flags, Options, Timestamps},
+};
+
+fn flags(fields: Flags) -> Flags {
+    fields
+}
+
+#[test]
+fn rfc9293_s3_5_active_open() {
+    let mut script = Script::connecting(TcpConfig { ecn: false, ..TcpConfig::default() }, silent());
+    let [syn] = script.run()[..] else { panic!("one SYN") };
+    assert_eq!(syn.flags, flags(Flags { syn: true, ..Flags::default() }));
+    assert_eq!((syn.seq, syn.window), (SeqNum::new(ISS), 65_535));
+    assert_eq!(syn.options.mss, Some(1460), "the MTU less the fixed headers, options not subtracted");
+    assert_eq!(syn.options.window_scale, Some(5), "1 MiB in 16 bits");
+    assert!(syn.options.sack_permitted && syn.options.timestamps.is_some());
+    script.stamp(77, 0);
+    let mut options = script.template.options;
+    (options.mss, options.window_scale) = (Some(1400), Some(9));
+    script.syn_ack(options);
+    script.template.options = Options::default();
+    assert_eq!(script.conn.state(), State::Established);
+    let [ack] = script.run()[..] else { panic!("one ACK") };
+    assert_eq!((ack.seq, ack.ack), (iss(0), irs(0)));
+    assert_eq!(ack.flags, flags(Flags { ack: true, ..Flags::default() }));
+    assert_eq!(ack.options.timestamps.map(|t| t.echo), Some(77));
+    assert_eq!(script.conn.emss(), 1400 - 12, "RFC 9293 section 3.7.1: options count against the EMSS");
+}
+
+#[test]
+fn rfc9293_s3_5_passive_open_answers_only_what_was_offered() {
+    let mut script =
+        Script::accepting(TcpConfig::default(), Options { mss: Some(900), ..Options::default() });
+    let [answer] = script.run()[..] else { panic!("one SYN-ACK") };
+    assert_eq!(answer.flags, Flags { syn: true, ack: true, ..Flags::default() });
+    assert_eq!((answer.seq, answer.ack), (SeqNum::new(ISS), irs(0)));
+    let Options { window_scale, sack_permitted, timestamps, .. } = answer.options;
+    assert_eq!((window_scale, sack_permitted, timestamps), (None, false, None));
+    let receipt = script.inject(script.template, 0);
+    assert!(receipt.established);
+    assert_eq!((script.conn.state(), script.conn.emss()), (State::Established, 900));
+
+    let offered = Options {
+        window_scale: Some(20),
+        sack_permitted: true,
+        timestamps: Some(Timestamps { value: 5, echo: 0 }),
+        ..Options::default()
+    };
+    let mut script = Script::accepting(TcpConfig::default(), offered);
+    let [answer] = script.run()[..] else { panic!("one SYN-ACK") };
+    assert!(answer.options.sack_permitted);
+    assert_eq!(answer.options.timestamps.map(|t| t.echo), Some(5));
+    script.stamp(6, 0);
+    script.template.window = 3;
+    script.inject(script.template, 0);
+    assert_eq!(script.conn.info().snd_wnd, 3 << 14, "RFC 7323 section 2.3: never more than 14");
+    assert_eq!(script.conn.emss(), 536 - 12, "RFC 9293 section 3.7.1: 536 where no MSS was said");
+}
+
+#[test]
+fn rfc9293_s3_5_data_in_the_ack_of_the_handshake_is_taken() {
+    let mut script = Script::accepting(TcpConfig::default(), Options::default());
+    script.run();
+    let receipt = script.inject(script.template, 100);
+    assert!(receipt.established && receipt.arrival.is_some());
+    assert_eq!(script.conn.contiguous(), 100);
+}
+
+#[test]
+fn rfc9293_s3_5_simultaneous_open() {
+    let mut script = Script::connecting(without_sack(), silent());
+    script.run();
+    script.now += ms(1);
+    let syn =
+        Fields { seq: SeqNum::new(IRS), flags: Flags { syn: true, ..Flags::default() }, ..script.template };
+    let [answer] = script.exchange(syn, 0)[..] else { panic!("one SYN-ACK") };
+    assert_eq!(script.conn.state(), State::SynReceived);
+    assert_eq!((answer.seq, answer.ack, answer.flags.syn), (SeqNum::new(ISS), irs(0), true));
+    let syn_ack = Fields {
+        seq: SeqNum::new(IRS),
+        flags: Flags { syn: true, ack: true, ..Flags::default() },
+        ..script.template
+    };
+    assert!(script.inject(syn_ack, 0).established);
+    assert_eq!(script.conn.state(), State::Established);
+}
+
+#[test]
+fn rfc9293_s3_10_7_3_bad_acks_in_syn_sent_are_reset() {
+    for ack in [ISS, ISS + 2, ISS.wrapping_sub(70_000)] {
+        let mut script = Script::connecting(TcpConfig::default(), silent());
+        script.run();
+        let bad = Fields { ack: SeqNum::new(ack), ..script.template };
+        let [reset] = script.exchange(bad, 0)[..] else { panic!("one RST") };
+        assert_eq!(reset.flags, Flags { rst: true, ..Flags::default() });
+        assert_eq!((reset.seq, script.conn.state()), (SeqNum::new(ack), State::SynSent));
+        let bad_reset = Fields { flags: Flags { ack: true, rst: true, ..Flags::default() }, ..bad };
+        assert!(script.exchange(bad_reset, 0).is_empty());
+        assert_eq!(script.conn.state(), State::SynSent);
+    }
+}
+
+#[test]
+fn rfc9293_s3_10_7_3_an_acceptable_reset_refuses() {
+    let mut script = Script::connecting(TcpConfig::default(), silent());
+    script.run();
+    let blind = Fields { flags: Flags { rst: true, ..Flags::default() }, ..script.template };
+    script.inject(blind, 0);
+    assert_eq!(script.conn.state(), State::SynSent, "no ACK: ignored");
+    let reset = Fields { flags: Flags { rst: true, ack: true, ..Flags::default() }, ..script.template };
+    assert_eq!(script.inject(reset, 0).closed, Some(CloseReason::Refused));
+    assert!(script.conn.is_closed());
+}
+
+#[test]
+fn rfc9293_s3_10_7_4_a_reset_ends_a_half_open_connection() {
+    let mut script = Script::accepting(TcpConfig::default(), Options::default());
+    script.run();
+    let reset = Fields { flags: Flags { rst: true, ..Flags::default() }, ..script.template };
+    assert_eq!(script.inject(reset, 0).closed, Some(CloseReason::Reset));
+}
+
+#[test]
+fn rfc9293_s3_10_7_4_a_bad_ack_in_syn_received_is_reset() {
+    let mut script = Script::accepting(TcpConfig::default(), Options::default());
+    script.run();
+    let bad = Fields { ack: iss(7), ..script.template };
+    let [reset] = script.exchange(bad, 0)[..] else { panic!("one RST") };
+    assert_eq!((reset.flags.rst, reset.seq), (true, iss(7)));
+    assert_eq!(script.conn.state(), State::SynReceived);
+}
+
+#[test]
+fn rfc6298_s2_1_syns_are_repeated_after_1_2_4_seconds_until_the_limit() {
+    let config = TcpConfig { connect_timeout: ms(10_000), ..TcpConfig::default() };
+    let mut script = Script::connecting(config, silent());
+    script.run();
+    let times: Vec<u64> = script.wait(ms(20_000)).iter().map(|(t, _)| t / 1000).collect();
+    assert_eq!(times, [1000, 3000, 7000]);
+    assert_eq!(script.closed, Some(CloseReason::TimedOut));
+}
+
+#[test]
+fn rfc6298_s5_7_after_a_lost_syn_data_starts_with_one_segment_and_3s() {
+    let mut script = Script::connecting(
+        TcpConfig { sack: false, timestamps: false, ..TcpConfig::default() },
+        Stream::new(9000, 0, false),
+    );
+    script.run();
+    script.wait(ms(1500));
+    script.syn_ack(Options { mss: Some(1000), ..Options::default() });
+    assert_eq!(script.run().len(), 1, "RFC 5681 section 3.1: one segment");
+    let again = script.wait(ms(4000));
+    assert_eq!(again.len(), 1);
+    assert_eq!(again[0].0, 3_000_000);
+}
+
+#[test]
+fn a_repeated_syn_gets_the_syn_ack_again() {
+    let mut script = Script::accepting(TcpConfig::default(), Options::default());
+    script.run();
+    let syn =
+        Fields { seq: SeqNum::new(IRS), flags: Flags { syn: true, ..Flags::default() }, ..script.template };
+    let [answer] = script.exchange(syn, 0)[..] else { panic!("one SYN-ACK") };
+    assert!(answer.flags.syn && answer.flags.ack);
+}
+
+#[test]
+fn rfc6928_s2_the_initial_window_is_ten_segments() {
+    let mut script = Script::established(TcpConfig::default(), Stream::new(50_000, 0, false));
+    let sent = script.run();
+    assert_eq!(sent.len(), 10);
+    assert!(sent.iter().all(|s| s.payload_len == 1000 && s.flags.ack && s.flags.psh));
+}
+
+#[test]
+fn rfc9293_s3_10_4_close_in_syn_sent_just_ends() {
+    let mut script = Script::connecting(TcpConfig::default(), silent());
+    script.run();
+    script.conn.close();
+    assert!(script.run().is_empty());
+    assert_eq!(script.closed, Some(CloseReason::Graceful));
+}
+
+#[test]
+fn rfc9293_s3_10_5_abort_sends_a_reset_in_synchronized_states_only() {
+    let mut script = Script::connecting(TcpConfig::default(), silent());
+    script.run();
+    script.conn.abort();
+    assert!(script.run().is_empty());
+    assert_eq!(script.closed, Some(CloseReason::Aborted));
+
+    let mut script = Script::established(TcpConfig::default(), Stream::new(300, 0, false));
+    script.run();
+    script.conn.abort();
+    let [reset] = script.run()[..] else { panic!("one RST") };
+    assert_eq!((reset.flags.rst, reset.seq), (true, iss(300)));
+    assert_eq!(script.closed, Some(CloseReason::Aborted));
+    assert!(script.conn.is_closed());
+    let Script { conn, .. } = &mut script;
+    let _ = conn;
+}
+
+#[test]
+fn the_default_connection_of_the_tests_is_established() {
+    let script = idle();
+    assert_eq!((script.conn.state(), script.conn.emss()), (State::Established, 1000));
+}

@@ -1,0 +1,123 @@
+//! Time-outs, keepalive and the user timeout: RFC 6298, RFC 9293 sections 3.8.3 and 3.8.4.
+
+use super::{bulk, irs, iss, plain, silent, without_sack};
+use crate::{
+    tcp::{
+        Keepalive, TcpConfig,
+        testing::{Script, ms, offset},
+    },
+    ulp::CloseReason,
+    wire::Fields,
+};
+
+#[test]
+fn rfc6298_s5_the_first_segment_is_repeated_after_200_400_800_ms() {
+    let mut script = Script::established(without_sack(), bulk(3));
+    assert_eq!(script.run().len(), 3);
+    let seen = script.wait(ms(1_500));
+    let times: Vec<(u64, i32)> = seen.iter().map(|(t, s)| (t / 1000, offset(s))).collect();
+    assert_eq!(times, [(200, 0), (600, 0), (1400, 0)]);
+    let info = script.conn.info();
+    assert_eq!((info.cwnd, info.counters.rto_expired), (1000, 3));
+    assert_eq!(info.ssthresh, 2100, "reduced once, not at each back-off (RFC 5681 section 3.1)");
+}
+
+#[test]
+fn rfc6298_s5_3_an_ack_of_new_data_restarts_the_timer() {
+    let mut script = Script::established(without_sack(), bulk(3));
+    script.run();
+    script.wait(ms(150));
+    script.ack(1000, &[]);
+    let seen = script.wait(ms(250));
+    assert_eq!(seen.len(), 1);
+    assert!(seen[0].0 >= 200_000, "not at 50 ms, when the first timer would have fired");
+    assert_eq!(offset(&seen[0].1), 1000);
+}
+
+#[test]
+fn rfc6298_s5_2_no_timer_runs_when_all_is_acknowledged() {
+    let mut script = Script::established(TcpConfig::default(), bulk(3));
+    script.run();
+    script.ack(3000, &[]);
+    assert_eq!(script.conn.deadline(), None);
+}
+
+#[test]
+fn rfc5681_s3_1_after_a_timeout_slow_start_repeats_what_was_lost() {
+    let mut script = Script::established(without_sack(), bulk(8));
+    script.run();
+    script.wait(ms(201));
+    let sent = script.ack(1000, &[]);
+    assert_eq!(sent.iter().map(offset).collect::<Vec<_>>(), [1000, 2000]);
+    let sent = script.ack(3000, &[]);
+    assert_eq!(sent.iter().map(offset).collect::<Vec<_>>(), [3000, 4000, 5000]);
+    script.ack(8000, &[]);
+    assert_eq!(script.conn.info().frames_retained, 0);
+}
+
+#[test]
+fn rfc9293_s3_8_3_the_user_timeout_ends_a_connection_that_makes_no_progress() {
+    let config = TcpConfig { user_timeout: ms(5_000), ..TcpConfig::default() };
+    let mut script = Script::established(config, bulk(1));
+    script.run();
+    let start = script.now;
+    script.wait(ms(4_900));
+    assert_eq!(script.closed, None);
+    script.wait(ms(200));
+    assert_eq!(script.closed, Some(CloseReason::TimedOut));
+    assert!(script.now.since(start) < ms(5_200));
+    let Script { conn, .. } = &script;
+    assert!(conn.is_closed());
+}
+
+fn alive() -> TcpConfig {
+    let keepalive = Keepalive { idle: ms(1_000), interval: ms(100), probes: 3 };
+    TcpConfig { keepalive: Some(keepalive), ..TcpConfig::default() }
+}
+
+#[test]
+fn rfc9293_s3_8_4_a_silent_peer_is_probed_and_given_up() {
+    let mut script = Script::established(alive(), silent());
+    script.run();
+    let seen = script.wait(ms(2_000));
+    let times: Vec<u64> = seen.iter().map(|(t, _)| t / 1000).collect();
+    assert_eq!(times, [1000, 1100, 1200]);
+    assert!(seen.iter().all(|(_, s)| s.seq == iss(0).sub(1) && s.payload_len == 0 && s.ack == irs(0)));
+    assert_eq!(script.closed, Some(CloseReason::TimedOut));
+}
+
+#[test]
+fn rfc9293_s3_8_4_answers_keep_it_and_are_not_counted_as_traffic() {
+    let mut script = Script::established(alive(), silent());
+    script.run();
+    for _ in 0..5 {
+        assert_eq!(script.wait(ms(1_050)).len(), 1);
+        script.inject(plain(&script), 0);
+    }
+    assert_eq!(script.closed, None);
+    assert_eq!(script.conn.counters().keepalives, 5);
+}
+
+#[test]
+fn rfc9293_s3_8_4_the_other_ends_keepalive_is_answered() {
+    let mut script = Script::established(TcpConfig::default(), silent());
+    script.run();
+    let probe = Fields { seq: irs(0).sub(1), ..plain(&script) };
+    let [answer] = script.exchange(probe, 0)[..] else { panic!("an ACK") };
+    assert_eq!((answer.seq, answer.ack), (iss(0), irs(0)));
+}
+
+#[test]
+fn rfc5681_s4_1_the_window_restarts_after_idle() {
+    let mut script = Script::established(TcpConfig::default(), bulk(60));
+    for _ in 0..20 {
+        script.run();
+        let all = script.source.at as u32;
+        script.now += ms(1);
+        script.ack(all, &[]);
+    }
+    assert!(script.conn.info().cwnd > 20_000);
+    script.wait(ms(1_000));
+    script.source.total += 50_000;
+    assert_eq!(script.run().len(), 10, "RFC 5681 section 4.1: the restart window is the initial window");
+}

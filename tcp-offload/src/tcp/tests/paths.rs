@@ -1,0 +1,109 @@
+//! Path MTU and other changes below: RFC 1191, 8201, 4821, 5927.
+
+use super::{bulk, iss};
+use crate::{
+    tcp::{
+        TcpConfig,
+        testing::{Script, Stream, ms, offset, path},
+    },
+    ulp::CloseReason,
+    wire::{IcmpError, IcmpKind, Mac, Segment},
+};
+
+fn too_big(mtu: u32, seq: u32) -> IcmpError {
+    IcmpError { flow: path(true).flow, seq: iss(seq), kind: IcmpKind::TooBig { mtu } }
+}
+
+fn pieces(segments: &[Segment]) -> Vec<(i32, usize)> {
+    segments.iter().map(|s| (offset(s), s.payload_len)).collect()
+}
+
+#[test]
+fn rfc1191_s6_what_is_in_flight_is_cut_to_the_new_size_and_sent_again() {
+    let mut script = Script::established(TcpConfig::default(), bulk(6));
+    script.source.total = 3000;
+    assert_eq!(script.run().len(), 3);
+    let before = script.conn.info();
+    let now = script.now;
+    assert_eq!(script.conn.icmp(now, &too_big(640, 1000)), None);
+    assert_eq!(script.conn.emss(), 600);
+    let again = script.run();
+    assert_eq!(pieces(&again), [(0, 600), (600, 400), (1000, 600), (1600, 400), (2000, 600), (2600, 400)]);
+    let after = script.conn.info();
+    assert_eq!(after.counters.recut, 3);
+    assert_eq!(after.ssthresh, before.ssthresh, "no congestion: the window stays");
+    script.ack(3000, &[]);
+    assert_eq!(script.conn.info().frames_retained, 0);
+    script.source.total += 600;
+    assert_eq!(pieces(&script.run()), [(3000, 600)]);
+}
+
+#[test]
+fn rfc5927_s4_1_errors_about_what_is_not_in_flight_are_ignored() {
+    let mut script = Script::established(TcpConfig::default(), bulk(3));
+    script.run();
+    script.ack(1000, &[]);
+    let now = script.now;
+    for seq in [999, 3000, 70_000] {
+        script.conn.icmp(now, &too_big(640, seq));
+        assert_eq!(script.conn.emss(), 1000);
+    }
+    let unreachable = IcmpError { kind: IcmpKind::Unreachable { hard: true }, ..too_big(0, 1000) };
+    assert_eq!(script.conn.icmp(now, &unreachable), None, "RFC 5927 section 5.2: not once established");
+}
+
+#[test]
+fn rfc1191_s7_1_an_old_router_that_says_nothing_means_the_next_plateau() {
+    let mut script = Script::established(TcpConfig::default(), bulk(3));
+    script.run();
+    let now = script.now;
+    script.conn.icmp(now, &too_big(0, 0));
+    assert_eq!(script.conn.path().mtu, 1492);
+    script.conn.icmp(now, &too_big(9000, 0));
+    assert_eq!(script.conn.path().mtu, 1492, "never raised by an error");
+    script.conn.icmp(now, &too_big(1, 0));
+    assert!(script.conn.emss() >= 256);
+}
+
+#[test]
+fn rfc1122_s4_2_3_9_a_hard_error_ends_the_attempt() {
+    let mut script = Script::connecting(TcpConfig::default(), Stream::new(0, 0, false));
+    script.run();
+    let now = script.now;
+    let syn = iss(0).sub(1);
+    let error = |hard| IcmpError { flow: path(true).flow, seq: syn, kind: IcmpKind::Unreachable { hard } };
+    assert_eq!(script.conn.icmp(now, &error(false)), None);
+    assert_eq!(script.conn.icmp(now, &error(true)), Some(CloseReason::Unreachable));
+}
+
+#[test]
+fn rfc4821_s7_7_large_segments_that_vanish_are_cut() {
+    let mut script = Script::connecting(
+        TcpConfig { timestamps: false, ..TcpConfig::default() },
+        Stream::new(1400, 0, false),
+    );
+    script.run();
+    script.syn_ack(crate::wire::Options { mss: Some(1460), sack_permitted: true, ..Default::default() });
+    assert_eq!(pieces(&script.run()[..1]), [(0, 1400)]);
+    let seen: Vec<Segment> = script.wait(ms(5_000)).into_iter().map(|s| s.1).collect();
+    assert!(pieces(&seen).contains(&(0, 1024)), "{:?}", pieces(&seen));
+}
+
+#[test]
+fn a_raised_mtu_is_used_for_new_segments() {
+    let mut script = Script::established(TcpConfig::default(), bulk(1));
+    let now = script.now;
+    script.conn.path_mtu(now, 540);
+    assert_eq!(script.conn.emss(), 500);
+    script.conn.path_mtu(now, 9000);
+    assert_eq!(script.conn.emss(), 1000, "the peer's MSS still holds");
+}
+
+#[test]
+fn frames_follow_the_next_hop_retransmissions_too() {
+    let mut script = Script::established(TcpConfig::default(), bulk(2));
+    script.run();
+    script.conn.redirect(Mac([9; 6]));
+    let seen = script.wait(ms(500));
+    assert!(!seen.is_empty() && seen.iter().all(|(_, s)| s.destination_mac == Mac([9; 6])));
+}

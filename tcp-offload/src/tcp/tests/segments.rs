@@ -1,0 +1,165 @@
+//! What comes in once the connection is synchronized: RFC 9293 section 3.10.7.4, RFC 5961, RFC 7323 section 5.
+
+use super::{bulk, idle, irs, iss, plain};
+use crate::{
+    tcp::{
+        State, TcpConfig,
+        testing::{Script, Stream, ms},
+    },
+    ulp::CloseReason,
+    wire::{Fields, Flags, Options},
+};
+
+fn with(fields: Fields, flags: Flags) -> Fields {
+    Fields { flags, ..fields }
+}
+
+const RST: Flags =
+    Flags { rst: true, fin: false, syn: false, psh: false, ack: false, ece: false, cwr: false };
+const SYN: Flags =
+    Flags { syn: true, fin: false, rst: false, psh: false, ack: false, ece: false, cwr: false };
+
+#[test]
+fn rfc9293_s3_10_7_4_segments_outside_the_window_are_answered_and_dropped() {
+    let mut script = idle();
+    script.run();
+    let window = script.conn.info().rcv_wnd as u32;
+    for seq in [irs(window), irs(window + 1), irs(0).sub(10)] {
+        let [ack] = script.exchange(Fields { seq, ..plain(&script) }, 5)[..] else { panic!("one ACK") };
+        assert_eq!((ack.seq, ack.ack, ack.payload_len), (iss(0), irs(0), 0));
+        assert_eq!(script.conn.contiguous(), 0);
+    }
+    assert_eq!(script.conn.counters().out_of_window, 3);
+}
+
+#[test]
+fn rfc9293_s3_10_7_4_what_straddles_the_edges_is_trimmed() {
+    let mut script = idle();
+    script.run();
+    script.data(0, 100);
+    script.data(50, 100);
+    assert_eq!(script.conn.contiguous(), 150);
+    let window = script.conn.info().rcv_wnd as u32;
+    let beyond = Fields { seq: irs(150 + window - 10), ..plain(&script) };
+    let arrival = script.inject(beyond, 30).arrival.expect("payload");
+    assert_eq!((arrival.offset, arrival.len), (u64::from(140 + window), 10));
+}
+
+#[test]
+fn rfc5961_s3_2_only_the_exact_number_resets() {
+    let mut script = idle();
+    script.run();
+    assert!(script.exchange(with(Fields { seq: irs(0).sub(1), ..plain(&script) }, RST), 0).is_empty());
+    let in_window = with(Fields { seq: irs(1), ..plain(&script) }, RST);
+    let [challenge] = script.exchange(in_window, 0)[..] else { panic!("a challenge ACK") };
+    assert_eq!((challenge.seq, challenge.ack), (iss(0), irs(0)));
+    assert_eq!(script.conn.state(), State::Established);
+    assert_eq!(script.inject(with(plain(&script), RST), 0).closed, Some(CloseReason::Reset));
+}
+
+#[test]
+fn rfc5961_s4_2_a_syn_is_challenged_wherever_it_lies() {
+    let mut script = idle();
+    script.run();
+    for seq in [irs(0), irs(900), irs(0).sub(1), irs(0).add(1 << 30)] {
+        let [challenge] = script.exchange(with(Fields { seq, ..plain(&script) }, SYN), 0)[..] else {
+            panic!("a challenge ACK for {seq:?}")
+        };
+        assert_eq!((challenge.flags.rst, challenge.ack), (false, irs(0)));
+    }
+    assert_eq!(script.conn.state(), State::Established);
+}
+
+#[test]
+fn rfc5961_s5_2_acks_far_off_are_refused_with_their_data() {
+    let mut script = Script::established(TcpConfig::default(), bulk(1));
+    script.run();
+    for ack in [iss(1001), iss(0).sub(65_536)] {
+        let [answer] = script.exchange(Fields { ack, ..plain(&script) }, 10)[..] else { panic!("an ACK") };
+        assert_eq!((answer.ack, script.conn.contiguous()), (irs(0), 0));
+    }
+    script.exchange(Fields { ack: iss(0).sub(65_535), ..plain(&script) }, 10);
+    assert_eq!(script.conn.contiguous(), 10, "an old but acceptable ACK brings data");
+    assert_eq!(script.conn.info().frames_retained, 1);
+}
+
+#[test]
+fn rfc5961_s7_challenges_are_limited() {
+    let mut script = idle();
+    script.run();
+    let reset = with(Fields { seq: irs(9), ..plain(&script) }, RST);
+    let sent = (0..100).filter(|_| !script.exchange(reset, 0).is_empty()).count();
+    assert_eq!(sent, 10);
+    assert_eq!(script.conn.counters().challenge_acks, 10);
+    script.now += ms(5_000);
+    assert!(!script.exchange(reset, 0).is_empty());
+}
+
+#[test]
+fn rfc9293_s3_10_7_4_segments_without_ack_are_dropped() {
+    let mut script = idle();
+    script.run();
+    assert!(script.exchange(with(plain(&script), Flags::default()), 100).is_empty());
+    assert_eq!(script.conn.contiguous(), 0);
+}
+
+/// Established with timestamps; the peer's clock stands at 1000.
+fn stamped(source: Stream) -> Script {
+    let mut script = Script::connecting(TcpConfig::default(), source);
+    let syn = script.run()[0];
+    script.stamp(1000, syn.options.timestamps.expect("offered").value);
+    let options = Options { mss: Some(1012), sack_permitted: true, ..script.template.options };
+    script.syn_ack(options);
+    script
+}
+
+#[test]
+fn rfc7323_s5_3_older_timestamps_are_answered_and_dropped() {
+    let mut script = stamped(Stream::new(0, 0, false));
+    script.run();
+    script.stamp(1005, 0);
+    script.data(0, 10);
+    script.stamp(1004, 0);
+    let answer = script.data(10, 10);
+    assert_eq!((answer.len(), script.conn.contiguous()), (1, 10));
+    assert_eq!(script.conn.counters().paws_dropped, 1);
+    let reset = with(Fields { seq: irs(10), ..plain(&script) }, RST);
+    assert_eq!(script.inject(reset, 0).closed, Some(CloseReason::Reset), "RST is not subject to PAWS");
+}
+
+#[test]
+fn rfc7323_s3_2_segments_without_the_negotiated_option_are_dropped() {
+    let mut script = stamped(Stream::new(0, 0, false));
+    script.run();
+    script.template.options = Options::default();
+    assert!(script.data(0, 10).is_empty());
+    assert_eq!(script.conn.contiguous(), 0);
+}
+
+#[test]
+fn rfc7323_s4_3_the_echo_is_that_of_the_first_segment_not_yet_acknowledged() {
+    let mut script = stamped(Stream::new(0, 0, false));
+    script.run();
+    script.stamp(1010, 0);
+    assert!(script.data(0, 10).is_empty());
+    script.stamp(1020, 0);
+    assert!(script.data(10, 10).is_empty());
+    script.conn.flush_ack();
+    let [ack] = script.run()[..] else { panic!("one ACK") };
+    assert_eq!(ack.options.timestamps.map(|t| t.echo), Some(1010));
+    // Beyond a gap: the echo stays that of the last segment in order.
+    script.stamp(1030, 0);
+    let [ack] = script.data(100, 10)[..] else { panic!("one ACK") };
+    assert_eq!(ack.options.timestamps.map(|t| t.echo), Some(1010));
+    script.stamp(1040, 0);
+    let [ack] = script.data(20, 80)[..] else { panic!("one ACK") };
+    assert_eq!(ack.options.timestamps.map(|t| t.echo), Some(1040));
+}
+
+#[test]
+fn rfc7323_s3_1_every_segment_carries_the_option() {
+    let mut script = stamped(Stream::new(2000, 0, false));
+    let sent = script.run();
+    assert_eq!(sent.len(), 2);
+    assert!(sent.iter().all(|s| s.options.timestamps.is_some() && s.payload_len == 1000));
+}

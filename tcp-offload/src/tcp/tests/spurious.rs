@@ -1,0 +1,96 @@
+//! Retransmissions that were for nothing are found out and undone: RFC 3522, 4015, 3708, 5682.
+
+use super::bulk;
+use crate::{
+    tcp::{
+        TcpConfig,
+        testing::{Script, ms, offset},
+    },
+    wire::Options,
+};
+
+#[test]
+fn rfc3708_all_retransmissions_reported_as_duplicates_undo_the_reduction() {
+    let mut script = Script::established(TcpConfig::default(), bulk(10));
+    script.run();
+    script.now += ms(1);
+    let before = script.conn.info();
+    assert_eq!(offset(&script.ack(0, &[(1000, 4000)])[0]), 0);
+    assert!(script.conn.info().ssthresh < before.ssthresh);
+    // The original was only late; then the retransmission is reported.
+    script.ack(4000, &[]);
+    script.ack(4000, &[(0, 1000)]);
+    let after = script.conn.info();
+    assert_eq!((after.counters.undone, after.counters.dsacks_in), (1, 1));
+    assert!(after.cwnd >= before.cwnd);
+    assert_eq!(after.ssthresh, before.ssthresh);
+}
+
+fn stamped(segments: u64) -> (Script, u32) {
+    let mut script = Script::connecting(TcpConfig::default(), bulk(segments));
+    let syn = script.run()[0];
+    let clock = syn.options.timestamps.expect("offered").value;
+    script.stamp(500, clock);
+    let options = Options { mss: Some(1012), sack_permitted: true, ..script.template.options };
+    script.syn_ack(options);
+    (script, clock)
+}
+
+#[test]
+fn rfc3522_s3_the_echo_of_the_original_undoes_a_timeout() {
+    let (mut script, _) = stamped(10);
+    let first = script.run();
+    let original = first[0].options.timestamps.expect("stamped").value;
+    let before = script.conn.info();
+    script.wait(ms(250));
+    assert!(script.conn.info().counters.rto_expired > 0);
+    script.stamp(501, original);
+    script.ack(3000, &[]);
+    let after = script.conn.info();
+    assert_eq!(after.counters.undone, 1);
+    assert!(after.cwnd >= before.cwnd, "{} then {}", before.cwnd, after.cwnd);
+}
+
+#[test]
+fn rfc3522_s3_the_echo_of_the_retransmission_does_not() {
+    let (mut script, _) = stamped(10);
+    script.run();
+    let seen = script.wait(ms(250));
+    let again = seen.last().expect("a retransmission").1.options.timestamps.expect("stamped").value;
+    script.stamp(501, again);
+    script.ack(10_000, &[]);
+    assert_eq!(script.conn.counters().undone, 0);
+}
+
+#[test]
+fn rfc5682_s3_1_step_3b_two_acks_of_originals_make_a_timeout_spurious() {
+    let mut script = Script::established(TcpConfig { rto_min: ms(3), ..TcpConfig::default() }, bulk(40));
+    script.run();
+    let before = script.conn.info();
+    script.wait(ms(30));
+    assert!(script.conn.info().counters.rto_expired > 0);
+    // Step 2b: the ACK advances, new data goes out instead of retransmissions.
+    let acked = 2000;
+    let sent = script.ack(acked, &[]);
+    assert!(
+        !sent.is_empty() && sent.iter().all(|s| offset(s) >= 10_000),
+        "{:?}",
+        sent.iter().map(offset).collect::<Vec<_>>()
+    );
+    // Step 3b: the next covers data that was sent once only.
+    script.ack(acked + 1000, &[]);
+    let after = script.conn.info();
+    assert_eq!(after.counters.undone, 1);
+    assert!(after.cwnd >= before.cwnd);
+}
+
+#[test]
+fn rfc5682_s3_1_step_3a_a_duplicate_ack_leads_to_conventional_recovery() {
+    let mut script = Script::established(TcpConfig { rto_min: ms(3), ..TcpConfig::default() }, bulk(40));
+    script.run();
+    script.wait(ms(30));
+    script.ack(2000, &[]);
+    let sent = script.ack(2000, &[]);
+    assert!(sent.iter().any(|s| offset(s) == 2000), "{:?}", sent.iter().map(offset).collect::<Vec<_>>());
+    assert_eq!(script.conn.counters().undone, 0);
+}

@@ -1,0 +1,207 @@
+//! Windows: RFC 9293 section 3.8.6, RFC 7323 section 2, and the rule that no unit of the framing layer is cut.
+
+use super::{bulk, idle, iss, plain, silent};
+use crate::{
+    tcp::{
+        TcpConfig,
+        testing::{Script, Stream, ms, offset},
+    },
+    ulp::CloseReason,
+    wire::{Fields, Options},
+};
+
+fn acked(script: &Script, offset: u32, window: u16) -> Fields {
+    Fields { ack: iss(offset), window, ..plain(script) }
+}
+
+/// An established connection whose peer shrinks its window to `window` before there is anything to send.
+fn closed_to(window: u16, source: Stream) -> Script {
+    let mut script = idle();
+    script.run();
+    script.inject(acked(&script, 0, window), 0);
+    script.source = source;
+    script
+}
+
+#[test]
+fn the_peers_window_is_never_overrun_and_segments_stay_whole() {
+    let mut script = Script::established(TcpConfig::default(), bulk(20));
+    script.template.window = 2500;
+    script.inject(script.template, 0);
+    let sent = script.run();
+    assert_eq!(sent.iter().map(|s| s.payload_len).collect::<Vec<_>>(), [1000, 1000]);
+    let sent = script.exchange(acked(&script, 2000, 1500), 0);
+    assert_eq!(sent.iter().map(offset).collect::<Vec<_>>(), [2000]);
+}
+
+/// RFC 9293 section 3.8.6.1, with a probe of ours: no payload, one below SND.UNA.
+#[test]
+fn rfc9293_s3_8_6_1_a_closed_window_is_probed_ever_slower_without_data() {
+    let mut script = closed_to(0, Stream::new(9000, 600, false));
+    assert!(script.run().is_empty());
+    let probes = script.wait(ms(3_000));
+    let times: Vec<u64> = probes.iter().map(|(t, _)| t / 1000).collect();
+    assert_eq!(times, [200, 600, 1400, 3000]);
+    assert!(probes.iter().all(|(_, s)| s.payload_len == 0 && s.seq == iss(0).sub(1)));
+    // The answer opens the window.
+    let sent = script.exchange(acked(&script, 0, 60_000), 0);
+    assert!(sent.len() >= 10 && sent.iter().all(|s| s.payload_len == 600));
+    assert_eq!(script.conn.counters().window_probes, 4);
+}
+
+#[test]
+fn rfc9293_s3_8_6_1_answered_probes_keep_the_connection() {
+    let config = TcpConfig { user_timeout: ms(5_000), ..TcpConfig::default() };
+    let mut script = Script::established(config, bulk(1));
+    script.inject(acked(&script, 0, 0), 0);
+    script.run();
+    for _ in 0..20 {
+        script.wait(ms(3_000));
+        script.inject(acked(&script, 0, 0), 0);
+    }
+    assert_eq!(script.closed, None);
+    script.wait(ms(130_000));
+    assert_eq!(script.closed, Some(CloseReason::TimedOut), "silence ends it");
+}
+
+#[test]
+fn a_window_that_fits_only_smaller_segments_is_used_whole_after_the_persist_timer() {
+    // A byte stream may be cut to what fits; units of 600 bytes may not.
+    let mut script = closed_to(300, bulk(5));
+    assert!(script.run().is_empty(), "RFC 9293 section 3.8.6.2.1: no silly segment");
+    let sent = script.wait(ms(201));
+    assert_eq!(sent.iter().map(|(_, s)| s.payload_len).collect::<Vec<_>>(), [300]);
+
+    let mut script = closed_to(300, Stream::new(6000, 600, false));
+    script.run();
+    let sent = script.wait(ms(201));
+    assert_eq!(sent.iter().map(|(_, s)| s.payload_len).collect::<Vec<_>>(), [0], "a probe, not a part");
+}
+
+#[test]
+fn rfc9293_s3_8_6_1_a_shrunk_window_is_survived() {
+    let mut script = Script::established(TcpConfig::default(), bulk(8));
+    assert_eq!(script.run().len(), 8);
+    script.ack(1000, &[]);
+    let mut shrunk = acked(&script, 2000, 0);
+    script.inject(shrunk, 0);
+    assert_eq!(script.conn.info().snd_wnd, 0);
+    // Retransmissions go on until the window opens or the peer falls silent.
+    let seen = script.wait(ms(1_000));
+    assert!(seen.iter().all(|(_, s)| (2000..8000).contains(&offset(s))));
+    shrunk = acked(&script, 8000, 5000);
+    script.inject(shrunk, 0);
+    assert_eq!(script.conn.info().frames_retained, 0);
+}
+
+#[test]
+fn rfc9293_s3_10_7_4_old_segments_do_not_change_the_window() {
+    let mut script = Script::established(TcpConfig::default(), bulk(3));
+    script.run();
+    script.data(0, 10);
+    let new = Fields { window: 5000, ack: iss(2000), seq: super::irs(10), ..plain(&script) };
+    script.inject(new, 0);
+    let wnd = script.conn.info().snd_wnd;
+    let old = Fields { window: 77, ack: iss(1000), seq: super::irs(0), ..plain(&script) };
+    script.inject(old, 10);
+    assert_eq!((wnd, script.conn.info().snd_wnd), (5000, 5000));
+}
+
+#[test]
+fn what_is_held_shrinks_the_window_but_never_its_right_edge() {
+    let mut script =
+        Script::established(TcpConfig { receive_window: 20_000, ..TcpConfig::default() }, silent());
+    script.run();
+    let mut edge = 20_000;
+    for i in 0..19 {
+        script.data(i * 1000, 1000);
+        script.conn.withheld((i as usize + 1) * 1000);
+        script.conn.flush_ack();
+        for ack in script.run() {
+            let now = ack.ack.since(super::irs(0)) as u32 + u32::from(ack.window);
+            assert!(now >= edge, "the right edge moved left: {now} after {edge}");
+            edge = now;
+        }
+    }
+    assert_eq!(edge, 20_000);
+    // Space again: told at once.
+    script.conn.withheld(0);
+    let [update] = script.run()[..] else { panic!("a window update") };
+    assert_eq!(update.window, 20_000);
+}
+
+#[test]
+fn rfc9293_s3_8_6_2_2_the_window_opens_in_steps_of_a_segment() {
+    let mut script =
+        Script::established(TcpConfig { receive_window: 8_000, ..TcpConfig::default() }, silent());
+    script.run();
+    for i in 0..8 {
+        script.conn.withheld((i as usize + 1) * 1000);
+        script.data(i * 1000, 1000);
+    }
+    script.conn.flush_ack();
+    script.run();
+    assert_eq!(script.conn.info().rcv_wnd, 0);
+    script.conn.withheld(7_500);
+    assert!(script.run().is_empty(), "half a segment is not worth a word");
+    script.conn.withheld(6_500);
+    assert_eq!(script.run().len(), 1);
+}
+
+#[test]
+fn a_closed_window_takes_acks_but_no_data() {
+    let mut script =
+        Script::established(TcpConfig { receive_window: 4_000, ..TcpConfig::default() }, bulk(2));
+    script.run();
+    for i in 0..4 {
+        script.data(i * 1000, 1000);
+        script.conn.withheld((i as usize + 1) * 1000);
+    }
+    script.conn.flush_ack();
+    script.run();
+    let probe = Fields { seq: super::irs(4_000), ack: iss(2000), ..plain(&script) };
+    let receipt = script.inject(probe, 1);
+    assert_eq!((receipt.arrival, receipt.acked), (None, Some(2000)));
+    let [answer] = script.run()[..] else { panic!("the probe is answered") };
+    assert_eq!((answer.ack, answer.window), (super::irs(4_000), 0));
+}
+
+#[test]
+fn rfc7323_s2_windows_are_scaled_both_ways_but_not_in_the_syn() {
+    let config = TcpConfig { receive_window: 1 << 30, timestamps: false, ..TcpConfig::default() };
+    let mut script = Script::connecting(config, silent());
+    let syn = script.run()[0];
+    assert_eq!((syn.window, syn.options.window_scale), (65_535, Some(14)));
+    script.syn_ack(Options { window_scale: Some(3), ..Options::default() });
+    let ack = script.run()[0];
+    assert_eq!(ack.window, 65_535, "2^30 needs one bit more than 16 and 14 give");
+    assert_eq!(script.conn.info().snd_wnd, 65_535, "not scaled in the SYN");
+    script.inject(Fields { window: 100, ..plain(&script) }, 0);
+    assert_eq!(script.conn.info().snd_wnd, 800);
+}
+
+#[test]
+fn without_scaling_by_the_peer_our_window_is_at_most_65535() {
+    let mut script = Script::connecting(TcpConfig { timestamps: false, ..TcpConfig::default() }, silent());
+    script.run();
+    script.syn_ack(Options::default());
+    assert_eq!(script.run()[0].window, 65_535);
+    assert_eq!(script.conn.info().rcv_wnd, 65_535);
+}
+
+#[test]
+fn room_and_frames_bound_what_one_call_sends() {
+    let mut script = Script::established(TcpConfig { max_frames: 5, ..TcpConfig::default() }, bulk(20));
+    assert_eq!(script.run_with_room(2).len(), 2);
+    assert_eq!(script.run().len(), 3);
+    assert_eq!(script.conn.info().frames_retained, 5);
+    assert_eq!(script.ack(1000, &[]).len(), 1);
+}
+
+#[test]
+fn nothing_is_sent_that_the_source_does_not_have() {
+    let mut script = idle();
+    script.run();
+    assert!(script.wait(ms(100_000)).is_empty());
+    assert_eq!(script.conn.deadline(), None);
+}
