@@ -147,11 +147,32 @@ fn test_names() -> BTreeSet<String> {
     names
 }
 
+/// The index, and one page for each RFC.
+fn conformance_pages() -> Vec<PathBuf> {
+    let pages = fs::read_dir(root().join("docs/conformance")).unwrap();
+    let mut pages: Vec<PathBuf> = pages.map(|entry| entry.unwrap().path()).collect();
+    pages.push(root().join("docs/conformance.md"));
+    pages.sort();
+    pages
+}
+
 #[test]
 fn house_conformance_rows_name_tests_that_exist() {
-    let path = root().join("docs/conformance.md");
-    let text = fs::read_to_string(&path).unwrap();
     let tests = test_names();
+    let index = fs::read_to_string(root().join("docs/conformance.md")).unwrap();
+    for path in conformance_pages() {
+        let rows = check_conformance_page(&path, &tests);
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if name != "conformance.md" {
+            assert!(rows > 0, "{name} has no rows: has the table's form changed?");
+            assert!(index.contains(&format!("(conformance/{name})")), "the index does not lead to {name}");
+        }
+    }
+}
+
+/// Checks the rows of one page; returns how many there are.
+fn check_conformance_page(path: &Path, tests: &BTreeSet<String>) -> usize {
+    let text = fs::read_to_string(path).unwrap();
     let mut rows = 0;
     for (number, line) in text.lines().enumerate().filter(|(_, l)| l.starts_with("| ")) {
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
@@ -160,7 +181,7 @@ fn house_conformance_rows_name_tests_that_exist() {
             continue;
         }
         rows += 1;
-        let at = format!("docs/conformance.md:{}", number + 1);
+        let at = format!("{}:{}", shown(path), number + 1);
         assert!(
             ["MUST", "MUST NOT", "SHOULD", "SHOULD NOT", "MAY"].contains(&level),
             "{at}: level {level:?}"
@@ -177,5 +198,5 @@ fn house_conformance_rows_name_tests_that_exist() {
             assert!(found, "{at}: there is no test {name}");
         }
     }
-    assert!(rows > 0, "no rows: has the table's form changed?");
+    rows
 }

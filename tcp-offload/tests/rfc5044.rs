@@ -1,0 +1,32 @@
+//! RFC 5044: what the other tests of MPA leave open.
+#![allow(dead_code, reason = "the support module serves another test file, too")]
+
+#[path = "mpa/support.rs"]
+mod support;
+
+use support::{Reference, connected, ulpdus};
+use xwarp_tcp::mpa::MpaConfig;
+
+/// Markers with something in their reserved half, under a good CRC.
+#[test]
+fn rfc5044_s4_2_reserved_half_of_a_marker_is_ignored() {
+    let data = ulpdus(&[1000]);
+    let mut stream = Reference::new(&data, true, true);
+    for marker in [0, 512] {
+        stream.bytes[marker] = 0xff;
+        stream.bytes[marker + 1] = 0x80;
+    }
+    let at = stream.bytes.len() - 4;
+    let crc = crc32c::crc32c(&stream.bytes[..at]).to_le_bytes();
+    stream.bytes[at..].copy_from_slice(&crc);
+    let (_, mut end) = connected(true, true);
+    let start = end.contiguous;
+    end.receive(start, &stream.bytes);
+    assert_eq!(end.ulp.delivered, data);
+    assert!(end.ulp.stream_errors().is_empty());
+}
+
+#[test]
+fn rfc5044_s4_4_crc_is_the_default() {
+    assert!(MpaConfig::default().crc);
+}
