@@ -142,7 +142,6 @@ pub(crate) fn bring_up(
             Ok(rings) => return Ok((mode, rings)),
             Err(Refusal::Final(error)) => return Err(error),
             Err(Refusal::Mode(error)) => {
-                program.detach();
                 tracing::debug!(interface = found.carrier.name, %mode, %error, "mode refused");
                 refusal = Some(error);
             }

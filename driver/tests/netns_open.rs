@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -133,11 +134,13 @@ fn netns_a_crash_leaves_nothing_behind() {
         .args(["netns", "exec", lab.name(Side::A)])
         .arg(program)
         .args(["--exact", "child_opens_and_waits", "--ignored", "--nocapture"])
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .spawn()
         .unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(said.any(|line| line.unwrap().contains("opened")), "the child says that it is ready");
     let shows_xdp = || lab.sh(Side::A, &format!("ip link show dev {DEV}")).contains("prog/xdp");
-    eventually_within(10, "the child attaches", shows_xdp);
+    assert!(shows_xdp());
     let refused = lab.open_with(Side::A, &DriverConfig::default()).unwrap_err();
     assert!(matches!(refused, OpenError::ForeignProgram { .. }));
     // SIGKILL: nothing of the child's runs any more.

@@ -66,10 +66,18 @@ impl ProgramError {
     }
 }
 
+/// Where the program is attached.
+#[derive(Debug)]
+struct Attachment {
+    link: OwnedFd,
+    ifindex: u32,
+    mode: AttachMode,
+}
+
 /// The loaded program, its maps, and its attachment to an interface (which ends when this is dropped).
 #[derive(Debug)]
 pub struct SteeringProgram {
-    link: Option<OwnedFd>,
+    link: Option<Attachment>,
     program: OwnedFd,
     flows: MapHandle,
     listeners: MapHandle,
@@ -117,18 +125,25 @@ impl SteeringProgram {
 
     /// Attaches the program to interface `ifindex` of the calling thread's network namespace.
     ///
-    /// With `replace`, a program of somebody else is detached first (and not put back later).
+    /// Attached elsewhere or in another mode it is detached first; attached so already it stays, since for
+    /// some network drivers each change is a reset. With `replace`, a program of somebody else is detached
+    /// first (and not put back later).
     ///
     /// # Errors
     /// [`AttachError::Foreign`] names the program that is there already.
     pub fn attach(&mut self, ifindex: u32, mode: AttachMode, replace: bool) -> Result<(), AttachError> {
-        self.link = Some(attach::attach(self.program.as_fd(), ifindex, mode, replace)?);
+        if self.link.as_ref().is_some_and(|there| there.ifindex == ifindex && there.mode == mode) {
+            return Ok(());
+        }
+        self.detach();
+        let link = attach::attach(self.program.as_fd(), ifindex, mode, replace)?;
+        self.link = Some(Attachment { link, ifindex, mode });
         Ok(())
     }
 
     /// Detaches the program; frames go to the kernel again.
     pub fn detach(&mut self) {
-        if let Some(link) = self.link.take() {
+        if let Some(Attachment { link, .. }) = self.link.take() {
             // Closing the descriptor would do, but for a process that is forking just now: its child holds
             // a copy for a moment. Should this fail, closing is what is left.
             let _ = attach::detach(link.as_fd());

@@ -520,10 +520,14 @@ fn refuses_then_replaces(index: u32, id: u32, mode: AttachMode) {
 }
 
 #[test]
-fn netns_dropping_detaches() {
+fn netns_modes_change_and_dropping_detaches() {
     Namespace::new().run(|index| {
         let mut ours = SteeringProgram::load(&[]).unwrap();
-        ours.attach(index, AttachMode::Native, false).unwrap();
+        for mode in [AttachMode::Native, AttachMode::Native, AttachMode::Generic] {
+            ours.attach(index, mode, false).unwrap();
+            let there = attach::attached(ours.program.as_fd(), index).unwrap();
+            assert_eq!(there.map(|there| (there.id, there.mode)), Some((ours.id(), mode)));
+        }
         drop(ours);
         let probe = SteeringProgram::load(&[]).unwrap();
         assert_eq!(attach::attached(probe.program.as_fd(), index).unwrap(), None);
