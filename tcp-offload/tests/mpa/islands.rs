@@ -24,15 +24,16 @@ fn disorder() -> impl Strategy<Value = Disorder> {
 }
 
 impl Disorder {
-    /// Ranges that cover `len` bytes: first `extra` ones anywhere, between the others in a random order.
+    /// Ranges that cover `len` bytes, a few hundred at most, in a random order, with `extra` ones between.
     fn ranges(&self, len: usize) -> Vec<(usize, usize)> {
         let (mut pieces, mut at) = (Vec::new(), 0);
         for cut in self.cuts.iter().cycle() {
             if at == len {
                 break;
             }
-            pieces.push((at, (at + cut).min(len)));
-            at = (at + cut).min(len);
+            let to = (at + cut.max(&(len / 400))).min(len);
+            pieces.push((at, to));
+            at = to;
         }
         let mut order = Vec::new();
         let mut picks = self.picks.iter().cycle();
