@@ -35,6 +35,7 @@ pub fn run(args: &CompareArgs) -> Result<()> {
             [] => (0, 0),
         },
     };
+    ends::stop_in_order()?;
     let interfaces = Interfaces::remember([&args.netns_a, &args.netns_b], &args.device)?;
     let ends = Ends::new(args, cpus)?;
     let mut samples = Samples::default();

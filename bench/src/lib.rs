@@ -7,6 +7,7 @@
 //! | [`report`], [`stats`], [`units`], [`progress`] | what is printed |
 //! | [`pattern`] | what `--verify` sends and checks |
 //! | [`cpu`] | pinning, CPU time, and how far apart two cores are |
+//! | [`rnic`] | `send`, `write` and `read`, `_bw` and `_lat` |
 //! | [`baseline`] | `tcp_bw` and `tcp_lat` |
 //! | [`compare`] | both, interleaved, with ratios |
 #![forbid(unsafe_code)]
@@ -18,6 +19,7 @@ pub mod options;
 pub mod pattern;
 pub mod progress;
 pub mod report;
+pub mod rnic;
 pub mod stats;
 pub mod units;
 
@@ -26,7 +28,10 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser as _;
 
-use crate::options::{Cli, Command};
+use crate::{
+    options::{Cli, Command},
+    rnic::Verb,
+};
 
 /// The program: parses the command line, runs the test, and prints an error with its causes in one line.
 pub fn main() -> ExitCode {
@@ -42,9 +47,14 @@ pub fn main() -> ExitCode {
 /// Runs what the command line asks for.
 pub fn run(cli: &Cli) -> Result<()> {
     match &cli.command {
+        Command::SendBw(args) => rnic::bandwidth(Verb::Send, args),
+        Command::WriteBw(args) => rnic::bandwidth(Verb::Write, args),
+        Command::ReadBw(args) => rnic::bandwidth(Verb::Read, args),
+        Command::SendLat(args) => rnic::latency(Verb::Send, args),
+        Command::WriteLat(args) => rnic::latency(Verb::Write, args),
+        Command::ReadLat(args) => rnic::latency(Verb::Read, args),
         Command::TcpBw(args) => baseline::run(baseline::Kind::Bandwidth, args),
         Command::TcpLat(args) => baseline::run(baseline::Kind::Latency, args),
         Command::Compare(args) => compare::run(args),
-        _ => anyhow::bail!("this test needs the verbs"),
     }
 }

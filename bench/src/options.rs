@@ -152,10 +152,13 @@ pub struct DeviceArgs {
     /// Record every frame of ours in a pcapng file
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
+    /// Use the VLAN with this ID on the interface: our frames carry its tag
+    #[arg(long, value_name = "ID", value_parser = clap::value_parser!(u16).range(1..=4094))]
+    pub vlan: Option<u16>,
     /// Sleep until a completion comes instead of polling
     #[arg(short = 'e', long)]
     pub events: bool,
-    /// Send messages of up to so many bytes inline [default: 0 for bandwidth; for latency what perftest's iWARP adapters take, 64]
+    /// Send messages of up to so many bytes inline [default: 0 for bandwidth, 64 for latency]
     #[arg(short = 'I', long = "inline_size", visible_alias = "inline-size", value_name = "BYTES")]
     pub inline: Option<u32>,
     #[command(flatten)]
@@ -247,7 +250,10 @@ pub struct BandwidthArgs {
     /// One message in so many asks for a completion
     #[arg(short = 'Q', long = "cq-mod", value_name = "COUNT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub cq_mod: u32,
-    /// RDMA Reads in flight on each queue pair [default: what the device and the tx-depth allow]
+    /// Messages posted by one call
+    #[arg(short = 'l', long = "post_list", visible_alias = "post-list", value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub post_list: u32,
+    /// RDMA Reads in flight on each queue pair [default: 16]
     #[arg(short = 'o', long = "outs", value_name = "COUNT")]
     pub outstanding_reads: Option<u32>,
     /// Receive from one shared receive queue (Sends only)
@@ -276,7 +282,7 @@ pub struct LatencyArgs {
     /// Receives posted (Sends only)
     #[arg(short = 'r', long = "rx-depth", value_name = "COUNT", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub rx_depth: u32,
-    /// RDMA Reads in flight that the peer is asked for
+    /// RDMA Reads in flight that the peer is asked for [default: 1]
     #[arg(short = 'o', long = "outs", value_name = "COUNT")]
     pub outstanding_reads: Option<u32>,
     /// Print every sample, sorted

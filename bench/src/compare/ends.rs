@@ -5,7 +5,10 @@ use std::{
     io::{BufRead as _, BufReader, Read as _},
     path::PathBuf,
     process::{Child, Command, Stdio},
-    sync::mpsc,
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -35,8 +38,23 @@ pub(super) struct Ends {
     json: PathBuf,
 }
 
+/// Somebody wants us to stop: by ctrl-c, or by a polite kill.
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// From here on such a wish ends a measurement with an error, so that what was changed is put back.
+pub(super) fn stop_in_order() -> Result<()> {
+    ctrlc::set_handler(|| STOP.store(true, Ordering::Relaxed)).context("cannot take signals")
+}
+
+fn go_on() -> Result<()> {
+    ensure!(!STOP.load(Ordering::Relaxed), "interrupted");
+    Ok(())
+}
+
 /// Time for the server to say that it listens.
 const READY: Duration = Duration::from_secs(20);
+/// From one look to the next: rarely, because this process shares the cores with what it measures.
+const LOOK: Duration = Duration::from_millis(20);
 
 impl Ends {
     pub(super) fn new(args: &CompareArgs, cpus: (usize, usize)) -> Result<Self> {
@@ -104,10 +122,15 @@ impl End {
                 }
             }
         });
-        match told.recv_timeout(READY) {
-            Ok(()) => Ok(()),
-            Err(mpsc::RecvTimeoutError::Timeout) => bail!("the server does not listen after {READY:?}"),
-            Err(mpsc::RecvTimeoutError::Disconnected) => bail!("the server: {}", self.words()),
+        let until = Instant::now() + READY;
+        loop {
+            go_on()?;
+            match told.recv_timeout(LOOK) {
+                Ok(()) => return Ok(()),
+                Err(mpsc::RecvTimeoutError::Timeout) if Instant::now() < until => {}
+                Err(mpsc::RecvTimeoutError::Timeout) => bail!("the server does not listen after {READY:?}"),
+                Err(mpsc::RecvTimeoutError::Disconnected) => bail!("the server: {}", self.words()),
+            }
         }
     }
 
@@ -130,8 +153,8 @@ impl End {
             if Instant::now() >= until {
                 bail!("not done in time: {}", self.words());
             }
-            // Rarely: this process shares the cores with what it measures.
-            thread::sleep(Duration::from_millis(20));
+            go_on()?;
+            thread::sleep(LOOK);
         }
     }
 }

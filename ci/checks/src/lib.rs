@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`lab`] | namespaces, the veth pair, and working inside them |
 //! | [`process`] | programs under test: readiness by output, time limits, kill |
+//! | [`perf`] | `xwarp-perf` between the two ends |
 //! | [`capture`] | pcapng files as TCP streams |
 //! | [`framing`] | a second reading of MPA: FPDUs, markers, CRCs |
 //! | [`tshark`] | Wireshark's opinion |
@@ -16,6 +17,7 @@ pub mod capture;
 pub mod framing;
 pub mod lab;
 pub mod leaks;
+pub mod perf;
 pub mod process;
 pub mod siw_vm;
 pub mod tshark;

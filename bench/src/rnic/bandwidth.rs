@@ -1,0 +1,199 @@
+//! The rows of a bandwidth test: both ends walk through them side by side, over the control connection.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+
+use super::{
+    control::Control,
+    endpoint::{Endpoint, Idle},
+    links::{Links, Role},
+    plan::{Plan, Verb},
+    receiver::{Count, Receiver},
+    rounds::Rounds,
+    sender::{Sender, Sent},
+};
+use crate::{
+    cpu,
+    pattern::Pattern,
+    report::{BandwidthRow, CpuUse},
+};
+
+/// Empty polls between two looks for a message of the other end.
+const POLLS_PER_LOOK: u32 = 32;
+
+/// A bandwidth test on connections that stand.
+#[derive(Debug)]
+pub struct Bandwidth<'a> {
+    endpoint: &'a Endpoint,
+    links: &'a Links,
+    plan: &'a Plan,
+    role: Role,
+    /// Messages sent before, and received, on each queue pair.
+    sent: Vec<u64>,
+    counts: Vec<Count>,
+    verified_bytes: u64,
+}
+
+/// What an end tells at the end of a row.
+#[derive(Debug, Clone, Copy, Default)]
+struct Told {
+    sent: Sent,
+    cpu: Duration,
+}
+
+impl<'a> Bandwidth<'a> {
+    /// Makes everything ready that stays through all rows.
+    pub fn new(endpoint: &'a Endpoint, links: &'a Links, plan: &'a Plan, role: Role) -> Result<Self> {
+        match plan.test.verb {
+            Verb::Send => Receiver::post_receives(links, plan)?,
+            Verb::Write if plan.verify => Rounds::post_receives(links)?,
+            Verb::Write | Verb::Read => {}
+        }
+        let count = links.list.len();
+        let counts = vec![Count::default(); count];
+        Ok(Self { endpoint, links, plan, role, sent: vec![0; count], counts, verified_bytes: 0 })
+    }
+
+    /// Whether this end sends.
+    fn is_active(&self) -> bool {
+        self.role == Role::Client || self.plan.bidirectional
+    }
+
+    fn is_passive(&self) -> bool {
+        self.role == Role::Server || self.plan.bidirectional
+    }
+
+    /// Bytes that this end compared, each as it should be.
+    pub fn verified_bytes(&self) -> u64 {
+        self.verified_bytes
+    }
+
+    /// Runs one row, and returns what it measured at both ends together.
+    pub fn row(&mut self, control: &mut Control, size: u64) -> Result<BandwidthRow> {
+        if self.plan.verify && self.plan.test.verb == Verb::Read {
+            self.fill_sink(size)?;
+        }
+        control.exchange(self.endpoint, &json!({ "ready": size }))?;
+        let before = cpu::process_time();
+        let sent = self.run(control, size)?;
+        let mine = Told { sent, cpu: cpu::process_time().saturating_sub(before) };
+        let theirs = Told::from_json(&control.exchange(self.endpoint, &mine.to_json())?)?;
+        Ok(self.sum_up(size, mine, theirs))
+    }
+
+    /// What the peer will read: in each place a pattern that does not change.
+    fn fill_sink(&self, size: u64) -> Result<()> {
+        let mut bytes = vec![0; size as usize];
+        for number in 0..self.plan.queue_pairs {
+            for slot in 0..u64::from(self.links.layout.slots) {
+                Pattern::new(self.role.number(), number, slot).fill(0, &mut bytes);
+                self.links.sink.write(self.links.layout.place(number, slot), &bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends, receives, or both, until both ends have everything.
+    fn run(&mut self, control: &mut Control, size: u64) -> Result<Sent> {
+        let plan = self.plan;
+        let quiet = self.role == Role::Server;
+        let verified_writes = plan.verify && plan.test.verb == Verb::Write;
+        let mut rounds = if verified_writes { Rounds::begin(self.links)? } else { Rounds::none() };
+        let (active, passive) = (self.is_active(), self.is_passive());
+        let mut sender = active.then(|| Sender::new(self.links, plan, self.role, size, &self.sent, quiet));
+        let mut receiver = Receiver::new(self.links, plan, self.role.peer(), size, &mut self.counts);
+        let takes_receives = plan.test.verb == Verb::Send || verified_writes;
+        let control_cq = control.cq().clone();
+        let queues = [&self.links.send_cq, &self.links.recv_cq, &control_cq];
+        let mut idle = Idle::new(self.endpoint, &queues);
+        // How many messages the peer says that it sent, once it is done.
+        let mut announced = if passive { None } else { Some(0) };
+        let mut told = false;
+        let mut looks = 0_u32;
+        loop {
+            let mut moved = match &mut sender {
+                Some(sender) => sender.poll(&mut rounds)?,
+                None => false,
+            };
+            if takes_receives {
+                moved |= receiver.poll(&mut rounds)?;
+            }
+            let sent = sender.as_ref().map_or(Some(Sent::default()), Sender::done);
+            if let (Some(sent), false, true) = (sent, told, active) {
+                control.send(self.endpoint, &json!({ "done": sent.messages }))?;
+                told = true;
+            }
+            looks += 1;
+            let look = !moved
+                && (looks.is_multiple_of(POLLS_PER_LOOK)
+                    || self.endpoint.channel.is_some()
+                    || sender.is_none());
+            if announced.is_none()
+                && look
+                && let Some(message) = control.try_receive()?
+            {
+                announced = Some(message["done"].as_u64().context("the other end is out of step")?);
+                moved = true;
+            }
+            if let (Some(sent), Some(announced)) = (sent, announced)
+                && (!takes_receives || receiver.total() >= announced)
+            {
+                self.verified_bytes += receiver.verified_bytes();
+                if plan.verify && plan.test.verb == Verb::Read {
+                    self.verified_bytes += sent.messages * size;
+                }
+                if let Some(sender) = sender {
+                    self.sent = sender.sent_ever();
+                }
+                return Ok(sent);
+            }
+            if moved {
+                idle.over();
+            } else {
+                idle.wait("bandwidth test")?;
+            }
+        }
+    }
+
+    fn sum_up(&self, size: u64, mine: Told, theirs: Told) -> BandwidthRow {
+        let rate = |told: &Told| {
+            let seconds = told.sent.elapsed.as_secs_f64();
+            if seconds > 0.0 { told.sent.messages as f64 / seconds } else { 0.0 }
+        };
+        let peaks = [mine, theirs].into_iter().filter_map(|told| told.sent.peak).reduce(|a, b| a + b);
+        let messages = mine.sent.messages + theirs.sent.messages;
+        let elapsed = mine.sent.elapsed.max(theirs.sent.elapsed).as_secs_f64();
+        let bytes = messages as f64 * size as f64;
+        BandwidthRow {
+            bytes: size,
+            iterations: messages,
+            peak: peaks.map(|peak| peak * size as f64),
+            average: (rate(&mine) + rate(&theirs)) * size as f64,
+            cpu: Some(CpuUse::of(mine.cpu.as_secs_f64(), Some(theirs.cpu.as_secs_f64()), bytes, elapsed)),
+        }
+    }
+}
+
+impl Told {
+    fn to_json(self) -> Value {
+        json!({
+            "messages": self.sent.messages, "nanoseconds": self.sent.elapsed.as_nanos() as u64,
+            "peak": self.sent.peak, "cpu": self.cpu.as_nanos() as u64,
+        })
+    }
+
+    fn from_json(value: &Value) -> Result<Self> {
+        let number =
+            |name: &str| value[name].as_u64().with_context(|| format!("the other end told no {name}"));
+        Ok(Self {
+            sent: Sent {
+                messages: number("messages")?,
+                elapsed: Duration::from_nanos(number("nanoseconds")?),
+                peak: value["peak"].as_f64(),
+            },
+            cpu: Duration::from_nanos(number("cpu")?),
+        })
+    }
+}

@@ -1,0 +1,212 @@
+//! Running `xwarp-perf` between the two ends of a laboratory, and judging what it sent.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::{
+    capture,
+    framing::{self, Connection},
+    lab::{Family, INTERFACE, Lab, Side},
+    process::Running,
+    tshark,
+};
+
+/// One run: a server in B, a client in A.
+#[derive(Debug, Clone)]
+pub struct Perf<'a> {
+    lab: &'a Lab,
+    program: PathBuf,
+    test: &'static str,
+    family: Family,
+    both: Vec<String>,
+    server: Vec<String>,
+    client: Vec<String>,
+    limit: Duration,
+    capture: bool,
+}
+
+/// What a run left.
+#[derive(Debug)]
+pub struct Ran {
+    /// The client's JSON.
+    pub client: Value,
+    /// The server's JSON.
+    pub server: Value,
+    /// The client's record of the wire, when asked for.
+    pub capture: Option<PathBuf>,
+    /// What the client printed.
+    pub printed: String,
+}
+
+impl<'a> Perf<'a> {
+    /// `test` as on the command line (`send_bw`); `program` is `xwarp-perf`.
+    pub fn new(lab: &'a Lab, program: impl AsRef<Path>, test: &'static str) -> Self {
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
+        Self {
+            lab,
+            program: program.as_ref().to_owned(),
+            test,
+            family: Family::V4,
+            both: words("--verify"),
+            server: Vec::new(),
+            client: Vec::new(),
+            limit: Duration::from_secs(120),
+            capture: false,
+        }
+    }
+
+    /// Over which family.
+    #[must_use]
+    pub fn over(mut self, family: Family) -> Self {
+        self.family = family;
+        self
+    }
+
+    /// Options of both ends, as one line.
+    #[must_use]
+    pub fn both(mut self, line: &str) -> Self {
+        self.both.extend(line.split_whitespace().map(str::to_owned));
+        self
+    }
+
+    /// Options of the server.
+    #[must_use]
+    pub fn server(mut self, line: &str) -> Self {
+        self.server.extend(line.split_whitespace().map(str::to_owned));
+        self
+    }
+
+    /// Options of the client.
+    #[must_use]
+    pub fn client(mut self, line: &str) -> Self {
+        self.client.extend(line.split_whitespace().map(str::to_owned));
+        self
+    }
+
+    /// Records the wire.
+    #[must_use]
+    pub fn captured(mut self) -> Self {
+        self.capture = true;
+        self
+    }
+
+    /// Starts the server and waits until it listens.
+    pub fn start_server(&self) -> Result<Running> {
+        let mut server = self.start(Side::B, &self.server, None)?;
+        server.wait_for("Waiting for a client", Duration::from_secs(30))?;
+        Ok(server)
+    }
+
+    /// Starts the client.
+    pub fn start_client(&self) -> Result<Running> {
+        let address = self.lab.address(Side::B, self.family).to_string();
+        self.start(Side::A, &self.client, Some(&address))
+    }
+
+    fn start(&self, side: Side, own: &[String], server: Option<&str>) -> Result<Running> {
+        let json = self.json(side);
+        let _ = fs::remove_file(&json);
+        let json = json.to_string_lossy().into_owned();
+        let pcap = self.pcap().to_string_lossy().into_owned();
+        let mut args = vec![self.test, "-d", INTERFACE, "--out_json", "--out_json_file", &json];
+        args.extend(self.both.iter().chain(own).map(String::as_str));
+        if self.capture && side == Side::A {
+            args.extend(["--pcap", &pcap]);
+        }
+        args.extend(server);
+        self.lab.start(side, &self.program, &args)
+    }
+
+    fn json(&self, side: Side) -> PathBuf {
+        self.lab.file(&format!("{}-{side:?}.json", self.test))
+    }
+
+    fn pcap(&self) -> PathBuf {
+        self.lab.file(&format!("{}.pcapng", self.test))
+    }
+
+    /// Runs it to its good end.
+    pub fn run(&self) -> Result<Ran> {
+        let mut server = self.start_server()?;
+        let client = self.start_client()?;
+        let printed = match client.finish(self.limit) {
+            Ok(printed) => printed,
+            Err(error) => {
+                // What the server says tells more than that the client failed.
+                let _ = server.wait(Duration::from_secs(5));
+                bail!("{error:#}\nserver:\n{}", server.output());
+            }
+        };
+        server.finish(Duration::from_secs(30))?;
+        let read = |side| -> Result<Value> {
+            let text = fs::read_to_string(self.json(side)).context("no JSON was left")?;
+            serde_json::from_str(&text).context("what was left is no JSON")
+        };
+        let capture = self.capture.then(|| self.pcap());
+        Ok(Ran { client: read(Side::A)?, server: read(Side::B)?, capture, printed })
+    }
+}
+
+/// What is to be found in a capture, besides that nothing is wrong in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Expected {
+    /// Markers towards the server, and towards the client.
+    pub markers: (bool, bool),
+    /// CRCs in use.
+    pub crc: bool,
+    /// Revision of MPA.
+    pub revision: u8,
+}
+
+impl Default for Expected {
+    fn default() -> Self {
+        Self { markers: (true, true), crc: true, revision: 2 }
+    }
+}
+
+impl Ran {
+    /// A counter of the client's.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.client["counters"][name].as_u64().unwrap_or(0)
+    }
+
+    /// Reads the capture's TCP streams and FPDUs; every connection must be as expected, nothing wrong.
+    pub fn judge_framing(&self, expected: Expected) -> Result<Vec<Connection>> {
+        let path = self.capture.as_deref().context("the run was not captured")?;
+        let connections = framing::connections(&capture::streams(path)?);
+        ensure!(!connections.is_empty(), "no MPA connection was captured");
+        for connection in &connections {
+            ensure!(connection.faults.is_empty(), "{}", connection.faults.join("\n"));
+            let found =
+                Expected { markers: connection.markers, crc: connection.crc, revision: connection.revision };
+            ensure!(found == expected, "found {found:?}, expected {expected:?}");
+            ensure!(connection.fpdus > 0 && connection.terminates == 0, "{connection:?}");
+            if found.markers != (false, false) {
+                ensure!(connection.marker_count > 0, "no marker in {} FPDUs", connection.fpdus);
+            }
+        }
+        Ok(connections)
+    }
+
+    /// The same, and Wireshark's opinion.
+    pub fn judge(&self, expected: Expected) -> Result<()> {
+        let connections = self.judge_framing(expected)?;
+        let path = self.capture.as_deref().context("the run was not captured")?;
+        let markers = expected.markers != (false, false);
+        let verdict = tshark::judge(path, markers)?;
+        ensure!(verdict.complaints.is_empty(), "Wireshark complains:\n{}", verdict.complaints.join("\n"));
+        ensure!(verdict.tcp_frames == verdict.frames, "only TCP should be in {verdict:?}");
+        let fpdus: usize = connections.iter().map(|connection| connection.fpdus).sum();
+        ensure!(verdict.mpa_frames > 0, "Wireshark found no MPA: {verdict:?}");
+        if expected.crc && !markers {
+            ensure!(verdict.good_crcs == fpdus, "{fpdus} FPDUs, but {verdict:?}");
+        }
+        Ok(())
+    }
+}

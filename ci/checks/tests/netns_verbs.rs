@@ -1,0 +1,255 @@
+//! The verbs between two namespaces, used by this very process at both ends: what `xwarp-perf` does not do.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+use xwarp_checks::{
+    lab::{Family, INTERFACE, Lab, LabOptions, Side},
+    perf::Perf,
+};
+use xwarp_verbs::{
+    Access, CompletionQueue, Device, Payload, ProtectionDomain, QpState, QueuePair, QueuePairOptions,
+    RecvRequest, WcStatus, WorkRequest,
+    cm::{AcceptOptions, ConnectOptions, Connection, ListenOptions},
+};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_xwarp-peer");
+const LIMIT: Duration = Duration::from_secs(20);
+const PORT: u16 = 4791;
+
+fn lab() -> Lab {
+    Lab::up(LabOptions::default()).unwrap()
+}
+
+fn open(lab: &Lab, side: Side) -> Device {
+    lab.within(side, || Device::open(INTERFACE).unwrap()).unwrap()
+}
+
+/// One end of a connection; dropped in this order.
+struct End {
+    connection: Connection,
+    qp: QueuePair,
+    cq: CompletionQueue,
+    pd: ProtectionDomain,
+}
+
+fn parts(device: &Device) -> (ProtectionDomain, CompletionQueue, QueuePair) {
+    let pd = device.create_pd().unwrap();
+    let cq = device.create_cq(1024).unwrap();
+    let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
+    (pd, cq, qp)
+}
+
+#[test]
+fn netns_a_listener_takes_many_clients() {
+    const CLIENTS: u64 = 40;
+    let lab = lab();
+    let (server, client) = (open(&lab, Side::B), open(&lab, Side::A));
+    let address = lab.address(Side::B, Family::V4);
+    let listener = server.listen(SocketAddr::new(address, PORT), ListenOptions::default()).unwrap();
+    thread::scope(|scope| {
+        let serve = scope.spawn(|| {
+            let mut heard = Vec::new();
+            let mut ends = Vec::new();
+            for _ in 0..CLIENTS {
+                let request = listener.accept(LIMIT).unwrap();
+                let (pd, cq, qp) = parts(&server);
+                let inbox = pd.allocate(64, Access::LOCAL_WRITE).unwrap();
+                qp.post_recv(&RecvRequest::new(1, &[inbox.sge(0, 64)])).unwrap();
+                let asked = request.private_data().to_vec();
+                let private_data = asked.iter().rev().copied().collect();
+                let options = AcceptOptions { private_data, ..AcceptOptions::default() };
+                let connection = request.accept(&qp, options, LIMIT).unwrap();
+                ends.push((End { connection, qp, cq, pd }, inbox));
+            }
+            for (end, inbox) in &ends {
+                let completion = end.cq.spin(LIMIT).unwrap();
+                assert_eq!(completion.status, WcStatus::Success);
+                heard.push(inbox.to_vec(0, completion.byte_len as usize).unwrap());
+            }
+            heard
+        });
+        let mut ends = Vec::new();
+        for number in 0..CLIENTS {
+            let (pd, cq, qp) = parts(&client);
+            let private_data = number.to_be_bytes().to_vec();
+            let options = ConnectOptions { private_data, ..ConnectOptions::default() };
+            let connection = client.connect(&qp, SocketAddr::new(address, PORT), options, LIMIT).unwrap();
+            assert_eq!(connection.private_data(), number.to_le_bytes());
+            ends.push(End { connection, qp, cq, pd });
+        }
+        for (number, end) in ends.iter().enumerate() {
+            let text = format!("client {number}");
+            end.qp.post_send(&WorkRequest::send(1, Payload::Inline(text.as_bytes())).signaled()).unwrap();
+            assert_eq!(end.cq.spin(LIMIT).unwrap().status, WcStatus::Success);
+        }
+        let heard = serve.join().unwrap();
+        let expected: Vec<Vec<u8>> =
+            (0..CLIENTS).map(|number| format!("client {number}").into_bytes()).collect();
+        assert_eq!(heard, expected);
+    });
+}
+
+#[test]
+fn netns_a_rejection_brings_its_words() {
+    let lab = lab();
+    let (server, client) = (open(&lab, Side::B), open(&lab, Side::A));
+    let address = SocketAddr::new(lab.address(Side::B, Family::V6), PORT);
+    let listener = server.listen(address, ListenOptions::default()).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| listener.accept(LIMIT).unwrap().reject(b"not today").unwrap());
+        let (_pd, _cq, qp) = parts(&client);
+        let error = client.connect(&qp, address, ConnectOptions::default(), LIMIT).unwrap_err();
+        assert!(
+            matches!(&error, xwarp_verbs::cm::ConnectionError::Rejected(words) if words == b"not today"),
+            "{error:?}"
+        );
+    });
+}
+
+#[test]
+fn netns_nobody_listening_and_nobody_there_are_told_apart() {
+    let lab = lab();
+    let client = open(&lab, Side::A);
+    // The kernel answers for a port of which we know nothing: refused, at once.
+    let (_pd, _cq, qp) = parts(&client);
+    let begin = Instant::now();
+    let address = SocketAddr::new(lab.address(Side::B, Family::V4), PORT);
+    let error = client.connect(&qp, address, ConnectOptions::default(), LIMIT).unwrap_err();
+    assert!(error.to_string().contains("refused"), "{error}");
+    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    // An address that no machine has: the neighbour is never found.
+    let (_pd, _cq, qp) = parts(&client);
+    let begin = Instant::now();
+    let nobody = SocketAddr::from(([10, 77, 0, 99], PORT));
+    let limit = Duration::from_secs(6);
+    let error = client.connect(&qp, nobody, ConnectOptions::default(), limit).unwrap_err();
+    assert!(matches!(error, xwarp_verbs::cm::ConnectionError::Route(_)), "{error:?}");
+    assert!(begin.elapsed() < limit + Duration::from_secs(1), "{:?}", begin.elapsed());
+}
+
+/// Starts a server of `send_bw`, kills it in the middle of a transfer, and returns what the client said and
+/// how long it took to say it.
+fn kill_the_server(lab: &Lab, signal: Signal) -> (String, Duration) {
+    let perf = Perf::new(lab, PROGRAM, "send_bw").both("-D 60 -s 64K");
+    let mut server = perf.start_server().unwrap();
+    let mut client = perf.start_client().unwrap();
+    client.wait_for("#bytes", Duration::from_secs(1)).unwrap_err();
+    server.signal(signal).unwrap();
+    let killed = Instant::now();
+    let status = client.wait(LIMIT).unwrap();
+    assert!(!status.success(), "{}", client.output());
+    server.wait(LIMIT).unwrap();
+    (client.output(), killed.elapsed())
+}
+
+#[test]
+fn netns_a_killed_peer_is_noticed_at_once() {
+    let lab = lab();
+    // Its program is detached by the kernel, whose TCP then answers our segments with resets.
+    let (output, took) = kill_the_server(&lab, Signal::KILL);
+    assert!(took < Duration::from_secs(5), "{took:?}: {output}");
+    // The interface is free again, and a new pair works.
+    Perf::new(&lab, PROGRAM, "send_bw").both("-n 10").run().unwrap();
+}
+
+#[test]
+fn netns_a_survivor_s_queue_pair_errors_and_flushes() {
+    let lab = lab();
+    let device = open(&lab, Side::B);
+    let address = SocketAddr::new(lab.address(Side::B, Family::V4), xwarp_perf::options::DEFAULT_PORT);
+    let listener = device.listen(address, ListenOptions::default()).unwrap();
+    // Any client will do: it connects its control connection, says its first word, and waits for ours.
+    let client = Perf::new(&lab, PROGRAM, "send_bw").start_client().unwrap();
+    let (pd, cq, qp) = parts(&device);
+    let inbox = pd.allocate(4096, Access::LOCAL_WRITE).unwrap();
+    for id in 0..10 {
+        qp.post_recv(&RecvRequest::new(id, &[inbox.sge(0, 4096)])).unwrap();
+    }
+    let connection = listener.accept(LIMIT).unwrap().accept(&qp, AcceptOptions::default(), LIMIT).unwrap();
+    assert_eq!(cq.spin(LIMIT).unwrap().status, WcStatus::Success);
+    client.signal(Signal::KILL).unwrap();
+    let killed = Instant::now();
+    drop(client);
+    // Something to send, so that the peer's kernel has something to answer.
+    let outbox = pd.allocate(1 << 20, Access::empty()).unwrap();
+    for id in 100..110 {
+        let request = WorkRequest::send(id, &outbox.sge(0, 1 << 20)).signaled();
+        if qp.post_send(&request).is_err() {
+            break;
+        }
+    }
+    let mut flushed = 0;
+    while flushed < 19 && killed.elapsed() < LIMIT {
+        if let Some(completion) = cq.spin(Duration::from_millis(100)) {
+            assert_ne!(completion.status, WcStatus::Success, "{completion:?}");
+            flushed += 1;
+        }
+    }
+    assert_eq!(flushed, 19, "nine receives and ten sends, {:?}", qp.state());
+    assert_eq!(qp.state(), QpState::Error);
+    assert!(killed.elapsed() < Duration::from_secs(5), "{:?}", killed.elapsed());
+    assert!(connection.wait_disconnected(LIMIT).unwrap());
+}
+
+#[test]
+fn netns_ordinary_traffic_runs_beside() {
+    let lab = lab();
+    let address = lab.address(Side::B, Family::V4);
+    let echo = lab.within(Side::B, || TcpListener::bind((address, 7)).unwrap()).unwrap();
+    let perf = Perf::new(&lab, PROGRAM, "write_bw").both("-D 4 -s 64K");
+    let server = perf.start_server().unwrap();
+    let client = perf.start_client().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut stream, _) = echo.accept().unwrap();
+            let mut bytes = vec![0; 64 << 10];
+            loop {
+                let n = stream.read(&mut bytes).unwrap();
+                if n == 0 {
+                    break;
+                }
+                stream.write_all(&bytes[..n]).unwrap();
+            }
+        });
+        let ping = scope.spawn(|| {
+            let v4 = lab.run(Side::A, "ping", &["-c", "50", "-i", "0.02", "-W", "2", "10.77.0.2"]).unwrap();
+            let v6 = lab.run(Side::B, "ping", &["-c", "50", "-i", "0.02", "-W", "2", "fd77::1"]).unwrap();
+            (v4, v6)
+        });
+        let kernel = lab.enter(scope, Side::A, || {
+            let mut stream = TcpStream::connect_timeout(&(address, 7).into(), LIMIT).unwrap();
+            stream.set_read_timeout(Some(LIMIT)).unwrap();
+            let sent: Vec<u8> = (0..20_000_u32).map(|i| (i * 7) as u8).collect();
+            let mut back = vec![0; sent.len()];
+            for _ in 0..100 {
+                stream.write_all(&sent).unwrap();
+                stream.read_exact(&mut back).unwrap();
+                assert_eq!(back, sent);
+            }
+        });
+        kernel.unwrap().join().unwrap();
+        let (v4, v6) = ping.join().unwrap();
+        assert!(v4.contains(" 0% packet loss") && v6.contains(" 0% packet loss"), "{v4}{v6}");
+    });
+    client.finish(Duration::from_secs(60)).unwrap();
+    server.finish(Duration::from_secs(60)).unwrap();
+}
+
+#[test]
+fn netns_somebody_else_s_program_is_not_replaced() {
+    let lab = lab();
+    let first = open(&lab, Side::A);
+    let error = lab.within(Side::A, || Device::open(INTERFACE).unwrap_err()).unwrap();
+    assert!(!error.to_string().is_empty());
+    let link = lab.run(Side::A, "ip", &["link", "show", INTERFACE]).unwrap();
+    assert!(link.contains("xdp"), "{link}");
+    drop(first);
+    drop(open(&lab, Side::A));
+}
