@@ -19,9 +19,11 @@ fn census() -> (usize, usize) {
 
 /// A thread that was joined may still be seen for a moment.
 fn settles_to(before: (usize, usize)) -> bool {
-    (0..200).any(|_| census() == before || {
-        thread::sleep(Duration::from_millis(5));
-        false
+    (0..200).any(|_| {
+        census() == before || {
+            thread::sleep(Duration::from_millis(5));
+            false
+        }
     })
 }
 

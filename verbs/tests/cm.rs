@@ -108,7 +108,10 @@ fn steps_out_of_order_are_refused() {
     let channel = EventChannel::new().unwrap();
     let (_pd, _cq, qp) = queue_pair(&client, QueuePairOptions::default());
     let id = CmId::new(&client, &channel);
-    assert!(matches!(id.connect(&qp, ConnectOptions::default()), Err(CmError::Phase { call: "connect", .. })));
+    assert!(matches!(
+        id.connect(&qp, ConnectOptions::default()),
+        Err(CmError::Phase { call: "connect", .. })
+    ));
     assert!(matches!(id.resolve_route(), Err(CmError::Phase { .. })));
     assert!(matches!(id.listen(ListenOptions::default()), Err(CmError::Phase { .. })));
     assert!(matches!(id.accept(&qp, AcceptOptions::default()), Err(CmError::Phase { .. })));
@@ -246,7 +249,8 @@ fn one_listener_serves_many_clients_at_once() {
                 let (id, _old) = id;
                 let mut id = id;
                 id.migrate(&channel);
-                id.connect(&qp, ConnectOptions { private_data: vec![i as u8], ..Default::default() }).unwrap();
+                id.connect(&qp, ConnectOptions { private_data: vec![i as u8], ..Default::default() })
+                    .unwrap();
                 (id, qp)
             })
             .collect();

@@ -6,8 +6,8 @@ use std::{thread, time::Duration};
 
 use common::{LIMIT, connect, connect_with, devices, devices_with, pattern, queue_pair};
 use xwarp_verbs::{
-    Access, AsyncEvent, CompletionChannel, DeviceOptions, Memory, Opcode, Pages, Payload, PostError, Progress,
-    QpState, QueuePairOptions, RecvRequest, Remote, ResourceError, STag, WcStatus, WorkRequest,
+    Access, AsyncEvent, CompletionChannel, DeviceOptions, Memory, Opcode, Pages, Payload, PostError,
+    Progress, QpState, QueuePairOptions, RecvRequest, Remote, ResourceError, STag, WcStatus, WorkRequest,
     sim::WireConfig,
 };
 
@@ -106,15 +106,16 @@ fn a_sleeping_application_loses_no_wakeup() {
             for (side, end) in ends.iter().enumerate() {
                 scope.spawn(move || {
                     end.qp.post_recv(&RecvRequest::new(0, &[])).unwrap();
-                    if side == 0 {
-                        // The other end may not have posted yet: the message waits for it.
+                    if side == 1 {
+                        // The initiator speaks first (RFC 5044 section 7.1.3). The other end may not have
+                        // posted yet: the message waits for it.
                         end.qp.post_send(&WorkRequest::send(0, Payload::EMPTY)).unwrap();
                     }
                     for round in 0..ROUNDS {
                         let got = end.cq.wait(LIMIT).unwrap().expect("a wake-up").ok().unwrap();
                         assert_eq!(got.wr_id, round);
                         end.qp.post_recv(&RecvRequest::new(round + 1, &[])).unwrap();
-                        if round + 1 < ROUNDS || side == 1 {
+                        if round + 1 < ROUNDS || side == 0 {
                             end.qp.post_send(&WorkRequest::send(round, Payload::EMPTY)).unwrap();
                         }
                     }

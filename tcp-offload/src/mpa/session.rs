@@ -170,10 +170,17 @@ impl<P: Copy + fmt::Debug> Session<P> {
     ) -> Filled {
         let Transmitter { layout, crc, waits_for_first } = transmitter;
         // When the stream is broken an FPDU has come, if no valid one: the Terminate may go.
-        if waits_for_first && !self.receiver.has_begun() && !self.receiver.is_stopped() {
-            return Filled::Nothing;
-        }
         let mulpdu = layout.mulpdu(emss);
+        if waits_for_first && !self.receiver.has_begun() && !self.receiver.is_stopped() {
+            // To close is not to send an FPDU: asked without room, the upper layer can only say whether it is done.
+            if !self.finished
+                && let Some(mut writer) = UlpduWriter::begin(out, layout, offset, mulpdu)
+            {
+                writer.room = 0;
+                self.finished = ulp.pull(conn, &mut writer) == Pulled::Finish;
+            }
+            return if self.finished { Filled::Finish } else { Filled::Nothing };
+        }
         let mut len = 0;
         while !self.finished {
             let Some(mut writer) = UlpduWriter::begin(out, layout, offset + len as u64, mulpdu) else {

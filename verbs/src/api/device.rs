@@ -136,7 +136,7 @@ impl Device {
     /// Opens the interface `name` with AF_XDP.
     #[cfg(feature = "af-xdp")]
     pub fn open_with(name: &str, options: DeviceOptions) -> Result<Self, OpenError> {
-        let interface = crate::af_xdp::AfXdp::open(name, options.driver.clone())?;
+        let interface = crate::af_xdp::AfXdp::open(name, &options.driver)?;
         Self::over(Box::new(interface), options)
     }
 

@@ -14,10 +14,7 @@ pub const LIMIT: Duration = Duration::from_secs(20);
 /// Two devices; the first has 192.0.2.1, the second 192.0.2.2.
 pub fn devices_with(options: &DeviceOptions, wire: WireConfig) -> [Device; 2] {
     let (a, b) = sim::pair(wire, 1500).unwrap();
-    [
-        Device::over(Box::new(a), options.clone()).unwrap(),
-        Device::over(Box::new(b), options.clone()).unwrap(),
-    ]
+    [Device::over(Box::new(a), options.clone()).unwrap(), Device::over(Box::new(b), options.clone()).unwrap()]
 }
 
 pub fn devices(progress: Progress) -> [Device; 2] {
@@ -35,7 +32,10 @@ pub struct End {
 }
 
 /// A queue pair with one completion queue for both directions.
-pub fn queue_pair(device: &Device, options: QueuePairOptions) -> (ProtectionDomain, CompletionQueue, QueuePair) {
+pub fn queue_pair(
+    device: &Device,
+    options: QueuePairOptions,
+) -> (ProtectionDomain, CompletionQueue, QueuePair) {
     let pd = device.create_pd().unwrap();
     let cq = device.create_cq(1024).unwrap();
     let qp = pd.create_qp(&cq, &cq, options).unwrap();

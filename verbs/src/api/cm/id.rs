@@ -279,7 +279,7 @@ impl CmId {
                 let Some(entry) = cm.entries.get_mut(&self.key) else { return Ok(()) };
                 let Phase::Requested(request) = entry.phase else { return Err(entry.wrong_phase("reject")) };
                 engine.reject(now, request, private_data)?;
-                entry.phase = Phase::Disconnected;
+                entry.phase = Phase::Disconnected(None);
                 cm.answered(request);
                 Ok(())
             },
@@ -290,15 +290,10 @@ impl CmId {
     /// [`EventKind::Disconnected`] and [`EventKind::Closed`] follow. Not an error when it is closed already.
     pub fn disconnect(&self) -> Result<(), CmError> {
         let connected =
-            |p: &Phase| matches!(p, Phase::Connecting(_) | Phase::Connected(_) | Phase::Disconnected);
+            |p: &Phase| matches!(p, Phase::Connecting(_) | Phase::Connected(_) | Phase::Disconnected(_));
         self.step("disconnect", connected, |state, _| {
             let State { cm, engine, .. } = state;
-            if let Some(Phase::Connecting(qp) | Phase::Connected(qp)) =
-                cm.entries.get(&self.key).map(|e| &e.phase)
-            {
-                engine.disconnect(*qp)?;
-            }
-            Ok(())
+            Ok(cm.queue_pair(self.key).map_or(Ok(()), |qp| engine.disconnect(qp))?)
         })
     }
 
@@ -311,6 +306,10 @@ impl Drop for CmId {
     fn drop(&mut self) {
         self.device.shared().with(|state, now| {
             let State { cm, engine, link, .. } = state;
+            if let Some(qp) = cm.queue_pair(self.key) {
+                // Refused only when it is over by itself.
+                drop(engine.disconnect(qp));
+            }
             let Some(entry) = cm.remove(self.key) else { return };
             match entry.phase {
                 Phase::Listening(listener) => {
@@ -322,9 +321,6 @@ impl Drop for CmId {
                     }
                 }
                 Phase::Requested(request) => drop(engine.reject(now, request, &[])),
-                Phase::Connecting(qp) | Phase::Connected(qp) => {
-                    drop(engine.disconnect(qp));
-                }
                 _ => {}
             }
         });

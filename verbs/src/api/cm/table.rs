@@ -38,7 +38,8 @@ pub(super) enum Phase {
     Requested(RequestId),
     Connecting(QpId),
     Connected(QpId),
-    Disconnected,
+    /// By the peer, or never made. The queue pair when our direction may still be open.
+    Disconnected(Option<QpId>),
 }
 
 impl Phase {
@@ -53,7 +54,7 @@ impl Phase {
             Self::Requested(_) => "waiting to be accepted",
             Self::Connecting(_) => "connecting",
             Self::Connected(_) => "connected",
-            Self::Disconnected => "disconnected",
+            Self::Disconnected(_) => "disconnected",
         }
     }
 }
@@ -64,13 +65,11 @@ pub(super) struct Entry {
     pub(super) local: Option<SocketAddr>,
     pub(super) peer: Option<SocketAddr>,
     pub(super) port: Option<Arc<PortReservation>>,
-    /// The queue pair that it was last connected with.
-    qp: Option<QpId>,
 }
 
 impl Entry {
     pub(super) fn new(channel: &Arc<ChannelQueue>) -> Self {
-        Self { channel: Arc::clone(channel), phase: Phase::Idle, local: None, peer: None, port: None, qp: None }
+        Self { channel: Arc::clone(channel), phase: Phase::Idle, local: None, peer: None, port: None }
     }
 
     /// The refusal of a call that does not fit here.
@@ -124,6 +123,15 @@ impl CmTable {
         key
     }
 
+    /// The queue pair of an identifier whose connection is not over yet.
+    pub(super) fn queue_pair(&self, key: CmKey) -> Option<QpId> {
+        let qp = match self.entries.get(&key)?.phase {
+            Phase::Connecting(qp) | Phase::Connected(qp) | Phase::Disconnected(Some(qp)) => qp,
+            _ => return None,
+        };
+        (self.by_qp.get(&qp) == Some(&key)).then_some(qp)
+    }
+
     fn tell(&self, id: CmKey, kind: EventKind) {
         if let Some(entry) = self.entries.get(&id) {
             entry.channel.push(Queued::Plain(Event { id, kind }));
@@ -146,7 +154,6 @@ impl CmTable {
         }
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.phase = Phase::Connecting(qp);
-            entry.qp = Some(qp);
         }
     }
 
@@ -163,15 +170,14 @@ impl CmTable {
 
     /// Forgets an identifier; returns what it was.
     pub(super) fn remove(&mut self, key: CmKey) -> Option<Entry> {
+        let qp = self.queue_pair(key);
         let entry = self.entries.remove(&key)?;
         match entry.phase {
             Phase::Listening(listener) => drop(self.by_listener.remove(&listener)),
             Phase::Requested(request) => self.answered(request),
             _ => {}
         }
-        if let Some(qp) = entry.qp
-            && self.by_qp.get(&qp) == Some(&key)
-        {
+        if let Some(qp) = qp {
             self.by_qp.remove(&qp);
         }
         entry.channel.forget(key);
@@ -183,10 +189,16 @@ impl CmTable {
         self.release_port(now, qp);
         if let Some(key) = self.by_qp.remove(&qp)
             && let Some(entry) = self.entries.get_mut(&key)
-            && matches!(entry.phase, Phase::Connecting(_) | Phase::Connected(_))
         {
-            entry.phase = Phase::Disconnected;
+            entry.phase = Phase::Disconnected(None);
         }
+    }
+
+    /// Nothing is left of the connection of `qp`.
+    fn over(&mut self, now: Instant, qp: QpId, kind: EventKind) {
+        self.release_port(now, qp);
+        self.advance(qp, Phase::Disconnected(None), kind);
+        self.by_qp.remove(&qp);
     }
 
     /// The connection of `qp` is over: its port rests for as long as TIME-WAIT may last.
@@ -249,7 +261,7 @@ impl State {
             CmEvent::RequestGone { request } => {
                 let Some(key) = cm.by_request.remove(&request) else { return };
                 if let Some(entry) = cm.entries.get_mut(&key) {
-                    entry.phase = Phase::Disconnected;
+                    entry.phase = Phase::Disconnected(None);
                 }
                 cm.tell(key, EventKind::RequestGone);
             }
@@ -260,18 +272,15 @@ impl State {
                 cm.advance(qp, Phase::Connected(qp), EventKind::Established { private_data, ird, ord });
             }
             CmEvent::Rejected { qp, private_data } => {
-                cm.release_port(now, qp);
-                cm.advance(qp, Phase::Disconnected, EventKind::Rejected { private_data });
+                cm.over(now, qp, EventKind::Rejected { private_data });
             }
             CmEvent::ConnectError { qp, reason } => {
-                cm.release_port(now, qp);
-                cm.advance(qp, Phase::Disconnected, failure(reason));
+                cm.over(now, qp, failure(reason));
             }
-            CmEvent::Disconnected { qp } => cm.advance(qp, Phase::Disconnected, EventKind::Disconnected),
-            CmEvent::Closed { qp, reason } => {
-                cm.release_port(now, qp);
-                cm.advance(qp, Phase::Disconnected, EventKind::Closed(reason));
+            CmEvent::Disconnected { qp } => {
+                cm.advance(qp, Phase::Disconnected(Some(qp)), EventKind::Disconnected);
             }
+            CmEvent::Closed { qp, reason } => cm.over(now, qp, EventKind::Closed(reason)),
         }
     }
 }
