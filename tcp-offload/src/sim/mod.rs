@@ -12,5 +12,5 @@ mod wire;
 
 pub use faults::{Faults, Gilbert};
 pub use run::{Node, Outcome, run};
-pub use ulpdu::{PulledUlpdu, pull};
+pub use ulpdu::{PulledUlpdu, pull, pull_into};
 pub use wire::{Census, SimLink, Wire, WireConfig};

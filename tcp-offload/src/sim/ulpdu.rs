@@ -24,15 +24,26 @@ pub struct PulledUlpdu {
 /// `room` bytes of ULPDU fit into what is left of the segment and `mulpdu` into a segment of its own.
 pub fn pull<U: Ulp>(ulp: &mut U, conn: ConnId, start: StreamOffset, room: usize, mulpdu: usize) -> PulledUlpdu {
     let mut memory = vec![0; Layout::body(room)];
-    let mut frame = FrameWriter::new(smallvec![&mut memory[..]], 0, usize::MAX);
+    let (pulled, written, end) = pull_into(ulp, conn, start, room, mulpdu, &mut memory);
+    PulledUlpdu { pulled, ulpdu: memory.get(2..2 + written).unwrap_or_default().to_vec(), end }
+}
+
+/// As [`pull`], but the FPDU is built in `memory`, behind whose first two bytes the ULPDU lies then.
+/// Returns the answer, the ULPDU's length, and where in the stream its FPDU ends.
+pub fn pull_into<U: Ulp>(
+    ulp: &mut U,
+    conn: ConnId,
+    start: StreamOffset,
+    room: usize,
+    mulpdu: usize,
+    memory: &mut [u8],
+) -> (Pulled, usize, StreamOffset) {
+    let mut frame = FrameWriter::new(smallvec![memory], 0, usize::MAX);
     let layout = Layout { origin: start, markers: false };
     let Some(mut writer) = UlpduWriter::begin(&mut frame, layout, start, mulpdu) else {
-        return PulledUlpdu { pulled: Pulled::Nothing, ulpdu: Vec::new(), end: start };
+        return (Pulled::Nothing, 0, start);
     };
     writer.room = writer.room.min(room);
     let pulled = ulp.pull(conn, &mut writer);
-    let (written, end) = (writer.written(), writer.end());
-    drop(frame);
-    let ulpdu = memory.get(2..2 + written).unwrap_or_default().to_vec();
-    PulledUlpdu { pulled, ulpdu, end }
+    (pulled, writer.written(), writer.end())
 }

@@ -3,6 +3,7 @@
 
 mod conformance;
 mod connections;
+mod hot_path;
 mod operations;
 mod ordering;
 mod placement;
