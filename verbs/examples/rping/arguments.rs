@@ -20,6 +20,7 @@ usage: rping INTERFACE -s|-c [-a ADDRESS] [OPTIONS]
   --markers HOW       off, prefer (default) or require
   --mpa-rev 1|2       revision of the client's request (default 2)
   --p2p LIST          client: ask for peer-to-peer mode, with these of empty,send,write,read
+  --wait SECONDS      longest wait for anything of the peer's (default 60)
   --pause MS          client: wait so long between connecting and the first message
   --private-data N    bytes of private data in the request or the reply
   --reject            server: reject the client
@@ -43,6 +44,7 @@ pub struct Arguments {
     pub size: usize,
     pub verbose: bool,
     pub mpa: MpaConfig,
+    pub limit: Duration,
     pub pause: Duration,
     pub private_data: Vec<u8>,
     pub reject: bool,
@@ -62,6 +64,7 @@ impl Arguments {
             size: 64,
             verbose: false,
             mpa: MpaConfig::default(),
+            limit: Duration::from_secs(60),
             pause: Duration::ZERO,
             private_data: Vec::new(),
             reject: false,
@@ -79,6 +82,7 @@ impl Arguments {
                 "-C" => parsed.count = number(value()?)?,
                 "-S" => parsed.size = number(value()?)?,
                 "-v" => parsed.verbose = true,
+                "--wait" => parsed.limit = Duration::from_secs(number(value()?)?),
                 "--pause" => parsed.pause = Duration::from_millis(number(value()?)?),
                 "--private-data" => parsed.private_data = vec![0x5a; number(value()?)?],
                 "--reject" => parsed.reject = true,
@@ -87,7 +91,9 @@ impl Arguments {
                 "--no-crc" => parsed.mpa.crc = false,
                 "--markers" => parsed.mpa.markers = markers(value()?)?,
                 "--mpa-rev" => parsed.mpa.revision = revision(value()?)?,
-                "--p2p" => parsed.mpa.peer_to_peer = value()?.split(',').map(rtr).collect::<Result<_, _>>()?,
+                "--p2p" => {
+                    parsed.mpa.peer_to_peer = value()?.split(',').map(rtr).collect::<Result<_, _>>()?
+                }
                 _ => return Err(format!("unknown option {word}")),
             }
         }

@@ -7,11 +7,11 @@ use xwarp_verbs::{Access, Device, cm::ConnectOptions};
 use crate::{
     Failure,
     arguments::Arguments,
-    peer::{LIMIT, Peer, shown, text},
+    peer::{Peer, shown, text},
 };
 
 pub fn ping(device: &Device, arguments: &Arguments) -> Result<(), Failure> {
-    let mut peer = Peer::new(device)?;
+    let mut peer = Peer::new(device, arguments.limit)?;
     let source = peer.pd.allocate(arguments.size, Access::REMOTE_READ)?;
     let sink = peer.pd.allocate(arguments.size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let options = ConnectOptions {
@@ -20,7 +20,7 @@ pub fn ping(device: &Device, arguments: &Arguments) -> Result<(), Failure> {
         ord: 1,
         ..ConnectOptions::default()
     };
-    let connection = device.connect(&peer.qp, arguments.address, options, LIMIT)?;
+    let connection = device.connect(&peer.qp, arguments.address, options, arguments.limit)?;
     println!("connected, {} bytes of private data", connection.private_data().len());
     thread::sleep(arguments.pause);
     for round in 0..arguments.count {
@@ -45,7 +45,7 @@ pub fn ping(device: &Device, arguments: &Arguments) -> Result<(), Failure> {
     } else {
         connection.disconnect()?;
     }
-    if !connection.wait_disconnected(LIMIT)? {
+    if !connection.wait_disconnected(arguments.limit)? {
         return Err("the server does not close its end".into());
     }
     Ok(())

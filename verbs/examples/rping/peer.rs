@@ -9,9 +9,6 @@ use xwarp_verbs::{
 
 use crate::Failure;
 
-/// Longest wait for anything of the peer's.
-pub const LIMIT: Duration = Duration::from_secs(60);
-
 /// Bytes of an advertisement: address, key and length, most significant byte first.
 const ADVERT_BYTES: usize = 16;
 /// Receives that are always posted; their work request IDs are below this.
@@ -40,10 +37,7 @@ impl Advert {
         let (key, rest) = rest.split_first_chunk().expect("eight bytes");
         let len = rest.first_chunk().expect("four bytes");
         let key = STag::new(u32::from_be_bytes(*key));
-        Self {
-            remote: Remote { key, offset: u64::from_be_bytes(*offset) },
-            len: u32::from_be_bytes(*len),
-        }
+        Self { remote: Remote { key, offset: u64::from_be_bytes(*offset) }, len: u32::from_be_bytes(*len) }
     }
 }
 
@@ -53,20 +47,22 @@ pub struct Peer {
     pub qp: QueuePair,
     cq: CompletionQueue,
     inbox: MemoryRegion,
+    limit: Duration,
     received: VecDeque<Advert>,
     sent: usize,
     gone: bool,
 }
 
 impl Peer {
-    pub fn new(device: &Device) -> Result<Self, Failure> {
+    /// Waits for its peer at most for `limit`.
+    pub fn new(device: &Device, limit: Duration) -> Result<Self, Failure> {
         let channel = CompletionChannel::new()?;
         let cq = device.create_cq_with_channel(64, &channel)?;
         let pd = device.create_pd()?;
         let options = QueuePairOptions { signal_all: true, ..QueuePairOptions::default() };
         let qp = pd.create_qp(&cq, &cq, options)?;
         let inbox = pd.allocate(ADVERT_BYTES * RECEIVES as usize, Access::LOCAL_WRITE)?;
-        let peer = Self { pd, qp, cq, inbox, received: VecDeque::new(), sent: 0, gone: false };
+        let peer = Self { pd, qp, cq, inbox, limit, received: VecDeque::new(), sent: 0, gone: false };
         for slot in 0..RECEIVES {
             peer.post(slot)?;
         }
@@ -125,7 +121,7 @@ impl Peer {
     }
 
     fn turn(&mut self) -> Result<(), Failure> {
-        let completion = self.cq.wait(LIMIT)?.ok_or("nothing came from the peer")?;
+        let completion = self.cq.wait(self.limit)?.ok_or("nothing came from the peer")?;
         match completion.status {
             WcStatus::Success => self.done(completion),
             WcStatus::Flushed => {

@@ -8,22 +8,22 @@ use xwarp_verbs::{
 use crate::{
     Failure,
     arguments::Arguments,
-    peer::{Advert, LIMIT, Peer, shown, text},
+    peer::{Advert, Peer, shown, text},
 };
 
 pub fn serve(device: &Device, arguments: &Arguments) -> Result<(), Failure> {
     let listener = device.listen(arguments.address, ListenOptions::default())?;
     println!("listening at {}", arguments.address);
-    let request = listener.accept(LIMIT)?;
+    let request = listener.accept(arguments.limit)?;
     println!("{} asks, {} bytes of private data", request.peer_address(), request.private_data().len());
     if arguments.reject {
         request.reject(&arguments.private_data)?;
         return Ok(());
     }
-    let mut peer = Peer::new(device)?;
+    let mut peer = Peer::new(device, arguments.limit)?;
     let buffer = peer.pd.allocate(arguments.size, Access::LOCAL_WRITE)?;
     let options = AcceptOptions { private_data: arguments.private_data.clone(), ird: 1, ord: 1 };
-    let connection = request.accept(&peer.qp, options, LIMIT)?;
+    let connection = request.accept(&peer.qp, options, arguments.limit)?;
     let mut rounds = 0;
     while let Some(source) = peer.receive()? {
         fits(arguments, source)?;
@@ -43,7 +43,7 @@ pub fn serve(device: &Device, arguments: &Arguments) -> Result<(), Failure> {
         rounds += 1;
     }
     println!("{rounds} rounds, the client disconnected");
-    connection.wait_disconnected(LIMIT)?;
+    connection.wait_disconnected(arguments.limit)?;
     Ok(())
 }
 
