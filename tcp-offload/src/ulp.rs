@@ -201,7 +201,8 @@ pub trait Ulp {
     /// What has to be remembered of a placed ULPDU until it is delivered: its header.
     type Placed: Copy + std::fmt::Debug;
 
-    /// Places a complete ULPDU whose CRC is right.
+    /// Places a complete ULPDU whose CRC is right. It may be empty: a bare FPDU can be a ready-to-receive
+    /// message (RFC 6581 section 9.2).
     fn place(&mut self, conn: ConnId, ulpdu: &Ulpdu<'_>, arrival: Arrival) -> Result<Self::Placed, Refusal>;
 
     /// Delivers the next ULPDU in order; it was placed before.

@@ -75,8 +75,6 @@ struct Track<P> {
     known: VecDeque<Known<P>>,
     /// A valid FPDU has been received.
     begun: bool,
-    /// The first FPDU, when it is empty, is a ready-to-receive message and not for the upper layer.
-    bare_rtr: bool,
     counters: Counters,
 }
 
@@ -92,10 +90,6 @@ impl<P: Copy> Track<P> {
         let end = self.layout.end(start, ulpdu);
         let cut = self.check(raw, start, ulpdu).map_err(Halt::Broken)?;
         self.begun = true;
-        if ulpdu == 0 && self.bare_rtr && start == self.layout.origin {
-            self.cursor = end;
-            return Ok(());
-        }
         match upper.ulp.place(upper.conn, &cut, Arrival::InOrder) {
             Ok(placed) => {
                 self.counters.placed_in_order += 1;
@@ -178,7 +172,6 @@ impl<P: Copy> Receiver<P> {
             cursor: 0,
             known: VecDeque::new(),
             begun: false,
-            bare_rtr: false,
             counters: Counters::default(),
         };
         Self { track, hold: Hold::default(), hold_limit, withheld: false, stopped: false }
@@ -260,10 +253,9 @@ impl<P: Copy> Receiver<P> {
     }
 
     /// FPDUs will begin here; nothing has come yet.
-    pub fn expect(&mut self, Framing { markers, crc, bare_rtr }: Framing) {
+    pub fn expect(&mut self, Framing { markers, crc }: Framing) {
         self.track.layout = Layout { origin: self.track.cursor, markers };
         self.track.crc = crc;
-        self.track.bare_rtr = bare_rtr;
     }
 
     /// Takes a payload: places and delivers what it completes, holds the rest. Returns false when too much
@@ -558,8 +550,6 @@ impl<P: Copy> Receiver<P> {
 pub(crate) struct Framing {
     pub markers: bool,
     pub crc: bool,
-    /// An empty first FPDU is a ready-to-receive message.
-    pub bare_rtr: bool,
 }
 
 /// The `len` bytes from byte `skip` on of contiguous `pieces`.

@@ -112,11 +112,10 @@ impl<P: Copy + fmt::Debug> Session<P> {
         params: AcceptParams,
     ) -> Result<(), SetupError> {
         let Phase::Decide(offer) = &self.phase else { return Err(SetupError::NoRequest) };
-        let bare_rtr = offer.peer_to_peer.is_some();
         let (reply, agreed) = negotiate::accept(&self.config, offer, params)?;
         self.startup = reply.emit();
         self.enter_full_operation(&agreed, true);
-        self.receiver.expect(framing(&agreed, bare_rtr));
+        self.receiver.expect(framing(&agreed));
         let private_data = Vec::new();
         ulp.event(conn, Event::Established { path: *path, agreed, private_data, rtr: None });
         Ok(())
@@ -296,7 +295,7 @@ impl<P: Copy + fmt::Debug> Session<P> {
                 self.enter_full_operation(&agreed, false);
                 let private_data = reply.private_data;
                 upper.ulp.event(conn, Event::Established { path: *path, agreed, private_data, rtr });
-                let outcome = self.receiver.begin(upper, link, framing(&agreed, false));
+                let outcome = self.receiver.begin(upper, link, framing(&agreed));
                 self.conclude(now, upper, outcome);
             }
             Conclusion::Terminate(agreed, error) => {
@@ -437,6 +436,6 @@ impl<P: Copy + fmt::Debug> Session<P> {
     }
 }
 
-fn framing(agreed: &Agreed, bare_rtr: bool) -> Framing {
-    Framing { markers: agreed.markers_received, crc: agreed.crc, bare_rtr }
+fn framing(agreed: &Agreed) -> Framing {
+    Framing { markers: agreed.markers_received, crc: agreed.crc }
 }

@@ -384,7 +384,7 @@ fn rfc6581_s9_2_initiator_sends_the_first_rtr_that_both_support() {
 }
 
 #[test]
-fn rfc6581_s9_2_a_bare_fpdu_as_rtr_is_not_for_the_upper_layer() {
+fn rfc6581_s9_2_a_bare_fpdu_as_rtr_is_an_empty_ulpdu_to_the_upper_layer() {
     let config = MpaConfig { peer_to_peer: vec![Rtr::EmptyFpdu], ..MpaConfig::default() };
     let (mut initiator, mut responder) =
         connect(End::initiator(config), End::responder(MpaConfig::default()));
@@ -395,7 +395,7 @@ fn rfc6581_s9_2_a_bare_fpdu_as_rtr_is_not_for_the_upper_layer() {
     let segment = initiator.fill(1448, 1448).unwrap();
     let offset = responder.contiguous;
     responder.receive(offset, &segment);
-    assert_eq!(responder.ulp.delivered, [vec![5; 5]]);
+    assert_eq!(responder.ulp.delivered, [Vec::new(), vec![5; 5]]);
     assert!(responder.fill(1448, 1448).is_ok());
 }
 
