@@ -17,7 +17,7 @@ use self::{
 };
 use crate::{
     cpu::{self, Distance},
-    options::{CompareArgs, ModeArg},
+    options::{CompareArgs, DEFAULT_PORT, ModeArg},
     progress::Progress,
 };
 
@@ -105,9 +105,11 @@ fn steps(args: &CompareArgs) -> Vec<Step> {
     steps
 }
 
-/// Options that only our tests have.
+/// Options of the tests that are ours, and the port of the others: the kernel's connections stay in
+/// TIME-WAIT on theirs, where we could not reserve it.
 fn ours(args: &CompareArgs, subject: Subject, command: &mut Vec<String>) {
     if !subject.is_ours() {
+        command.extend(["-p".into(), (DEFAULT_PORT + 1).to_string()]);
         return;
     }
     let mode = match args.mode {
