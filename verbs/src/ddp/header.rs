@@ -100,6 +100,15 @@ impl Header {
         }
     }
 
+    /// The first byte: the DDP Control Field as we send it.
+    #[cfg(test)]
+    pub(crate) fn flags(&self) -> u8 {
+        match self {
+            Self::Tagged(t) => flags(TAGGED, t.last),
+            Self::Untagged(u) => flags(0, u.last),
+        }
+    }
+
     /// Whether this is the message's last segment.
     pub const fn last(&self) -> bool {
         match self {
@@ -122,6 +131,42 @@ impl Header {
             Self::Tagged(t) => put(out, &t.to_bytes()),
             Self::Untagged(u) => put(out, &u.to_bytes()),
         }
+    }
+}
+
+/// A header byte for byte, reserved bits and wrong versions included: to be quoted in a Terminate (RFC 5040
+/// section 4.8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RawHeader([u8; UNTAGGED_BYTES]);
+
+impl RawHeader {
+    /// The header at the start of `bytes`, tagged or untagged; `None` when it is not all there.
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        let mut raw = [0; UNTAGGED_BYTES];
+        let len = if bytes.first()? & TAGGED != 0 { TAGGED_BYTES } else { UNTAGGED_BYTES };
+        raw.get_mut(..len)?.copy_from_slice(bytes.get(..len)?);
+        Some(Self(raw))
+    }
+
+    /// What was parsed to `header` from bytes whose first one was `first`.
+    pub(crate) fn of(header: &Header, first: u8) -> Self {
+        let mut raw = [0; UNTAGGED_BYTES];
+        header.emit(&mut raw);
+        let [flags, ..] = &mut raw;
+        *flags = first;
+        Self(raw)
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        let Self(raw) = self;
+        let [first, ..] = raw;
+        if first & TAGGED != 0 { raw.get(..TAGGED_BYTES).unwrap_or(raw) } else { raw }
+    }
+
+    /// What they mean.
+    pub fn header(&self) -> Result<Header, Malformed> {
+        Header::parse(self.as_bytes())
     }
 }
 
@@ -184,7 +229,13 @@ mod tests {
             prop_assert_eq!(len, header.bytes());
             prop_assert_eq!(&bytes[len..], &[0xEE; 20][len..]);
             prop_assert_eq!(Header::parse(&bytes), Ok(header));
+            let raw = RawHeader::of(&header, bytes[0] ^ 0x3e);
+            bytes[0] ^= 0x3e;
+            prop_assert_eq!(raw.as_bytes(), &bytes[..len]);
+            prop_assert_eq!(RawHeader::read(&bytes), Some(raw));
+            bytes[0] ^= 0x3e;
             for short in 0..len {
+                prop_assert_eq!(RawHeader::read(&bytes[..short]), None);
                 prop_assert_eq!(Header::parse(&bytes[..short]), Err(Malformed::Truncated));
                 prop_assert_eq!(header.emit(&mut [0; 20][..short]), 0);
             }

@@ -8,7 +8,7 @@ mod header;
 use std::fmt;
 
 pub use error::DdpError;
-pub use header::{Header, Malformed, TAGGED_BYTES, Tagged, UNTAGGED_BYTES, Untagged};
+pub use header::{Header, Malformed, RawHeader, TAGGED_BYTES, Tagged, UNTAGGED_BYTES, Untagged};
 
 /// A Steering Tag (RFC 5041 section 4.2): names a region of registered memory, here and on the wire.
 ///

@@ -8,6 +8,8 @@
 
 mod changes;
 mod cm;
+#[cfg(test)]
+mod tests;
 
 use std::{collections::HashSet, net::IpAddr, sync::Arc};
 

@@ -2,7 +2,7 @@
 #![deny(clippy::indexing_slicing)]
 
 use super::{READ_REQUEST_BYTES, ReadRequest, split};
-use crate::ddp::{Header, UNTAGGED_BYTES};
+use crate::ddp::{RawHeader, UNTAGGED_BYTES};
 
 /// Layer of errors that RDMAP found.
 pub const LAYER_RDMA: u8 = 0;
@@ -38,7 +38,7 @@ pub struct TerminateHeader {
     /// Bytes of the terminated DDP segment, when they are known.
     pub segment_length: Option<u16>,
     /// Its header.
-    pub ddp_header: Option<Header>,
+    pub ddp_header: Option<RawHeader>,
     /// The Read Request that it carried, advanced by what was answered of it.
     pub rdma_header: Option<ReadRequest>,
 }
@@ -68,8 +68,8 @@ impl TerminateHeader {
             self.segment_length = (control & LENGTH_VALID != 0).then(|| u16::from_be_bytes(length));
         }
         if control & DDP_HEADER != 0 {
-            let ddp = Header::parse(rest).ok()?;
-            rest = rest.get(ddp.bytes()..)?;
+            let ddp = RawHeader::read(rest)?;
+            rest = rest.get(ddp.as_bytes().len()..)?;
             self.ddp_header = Some(ddp);
         }
         if control & RDMA_HEADER != 0 {
@@ -97,12 +97,8 @@ impl TerminateHeader {
         if self.segment_length.is_some() {
             control |= LENGTH_VALID;
         }
-        match self.ddp_header {
-            Some(Header::Tagged(tagged)) => len = put(len, &tagged.to_bytes()),
-            Some(Header::Untagged(untagged)) => len = put(len, &untagged.to_bytes()),
-            None => {}
-        }
-        if self.ddp_header.is_some() {
+        if let Some(header) = &self.ddp_header {
+            len = put(len, header.as_bytes());
             control |= DDP_HEADER;
         }
         if let Some(request) = self.rdma_header {
@@ -125,10 +121,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::ddp::{Msn, STag, Tagged, Untagged};
+    use crate::ddp::{Header, Msn, STag, Tagged, Untagged};
 
-    fn ddp_header() -> impl Strategy<Value = Header> {
-        prop_oneof![
+    fn ddp_header() -> impl Strategy<Value = RawHeader> {
+        let header = prop_oneof![
             any::<(bool, u32, u64)>().prop_map(|(last, stag, to)| Header::Tagged(Tagged {
                 last,
                 control: 0x40,
@@ -143,7 +139,9 @@ mod tests {
                 msn: Msn::new(msn),
                 mo
             })),
-        ]
+        ];
+        (header, any::<u8>())
+            .prop_map(|(header, noise)| RawHeader::of(&header, header.flags() ^ noise & 0x3f))
     }
 
     fn terminate() -> impl Strategy<Value = TerminateHeader> {

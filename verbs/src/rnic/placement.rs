@@ -18,7 +18,7 @@ use super::{
     work::{Access, WcStatus},
 };
 use crate::{
-    ddp::{DdpError, Header, Malformed, Queue, TAGGED_BYTES, Tagged, UNTAGGED_BYTES, Untagged},
+    ddp::{DdpError, Header, Malformed, Queue, RawHeader, TAGGED_BYTES, Tagged, UNTAGGED_BYTES, Untagged},
     rdmap::{
         ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Carriage, Control,
         InvalidControl, MessageType, READ_REQUEST_BYTES, RdmapError, ReadRequest, StreamError,
@@ -38,6 +38,8 @@ const MOST_BODY_BYTES: usize =
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Seen<H> {
     pub(crate) header: H,
+    /// The header's first byte, as it came: a Terminate quotes it with its reserved bits.
+    first: u8,
     /// Bytes of payload. MPA's length field has 16 bits.
     pub(crate) len: u16,
 }
@@ -45,19 +47,27 @@ pub(crate) struct Seen<H> {
 /// What a Terminate may quote of the message that an error is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Quote {
-    pub(crate) segment: Option<Seen<Header>>,
+    /// The segment's header, and the segment's length with it.
+    pub(crate) segment: Option<(RawHeader, u16)>,
     pub(crate) request: Option<ReadRequest>,
 }
 
+impl Quote {
+    fn segment(header: &Header, first: u8, len: u16) -> Self {
+        let raw = RawHeader::of(header, first);
+        Self { segment: Some((raw, header.bytes() as u16 + len)), request: None }
+    }
+}
+
 impl From<Seen<Tagged>> for Quote {
-    fn from(Seen { header, len }: Seen<Tagged>) -> Self {
-        Self { segment: Some(Seen { header: Header::Tagged(header), len }), request: None }
+    fn from(Seen { header, first, len }: Seen<Tagged>) -> Self {
+        Self::segment(&Header::Tagged(header), first, len)
     }
 }
 
 impl From<Seen<Untagged>> for Quote {
-    fn from(Seen { header, len }: Seen<Untagged>) -> Self {
-        Self { segment: Some(Seen { header: Header::Untagged(header), len }), request: None }
+    fn from(Seen { header, first, len }: Seen<Untagged>) -> Self {
+        Self::segment(&Header::Untagged(header), first, len)
     }
 }
 
@@ -166,10 +176,11 @@ impl QueuePair {
                 return Err(Refused::Stream(RdmapError::StreamCatastrophic.into(), Quote::default()));
             }
         };
+        let [first, ..] = head;
         let len = (ulpdu.len() - header.bytes()) as u16;
         match header {
             Header::Tagged(header) => {
-                let incoming = Incoming { ulpdu, arrival, seen: Seen { header, len } };
+                let incoming = Incoming { ulpdu, arrival, seen: Seen { header, first, len } };
                 version.map_err(|error| incoming.refused(error))?;
                 match message_of(header.control).map_err(|error| incoming.refused(error))? {
                     MessageType::Write => self.place_write(shared, &incoming),
@@ -178,7 +189,7 @@ impl QueuePair {
                 }
             }
             Header::Untagged(header) => {
-                let incoming = Incoming { ulpdu, arrival, seen: Seen { header, len } };
+                let incoming = Incoming { ulpdu, arrival, seen: Seen { header, first, len } };
                 version.map_err(|error| incoming.refused(error))?;
                 let message = message_of(header.control).map_err(|error| incoming.refused(error))?;
                 Ok(Segment::Untagged(incoming.seen, self.place_untagged(shared, &incoming, message)?))
@@ -187,7 +198,7 @@ impl QueuePair {
     }
 
     fn place_write(&self, shared: &Shared, incoming: &Incoming<'_, '_, Tagged>) -> Result<Segment, Refused> {
-        let Seen { header, len } = incoming.seen;
+        let Seen { header, len, .. } = incoming.seen;
         // Without payload the tag and the offset must not be looked at (RFC 5041 section 5.2).
         if len > 0 {
             let (memory, offset) = shared
@@ -208,7 +219,7 @@ impl QueuePair {
         shared: &Shared,
         incoming: &Incoming<'_, '_, Tagged>,
     ) -> Result<Segment, Refused> {
-        let Seen { header, len } = incoming.seen;
+        let Seen { header, len, .. } = incoming.seen;
         match incoming.arrival {
             Arrival::InOrder => {
                 let asked = self.rx.asked.front();
@@ -310,7 +321,7 @@ impl QueuePair {
     ) -> Result<(), Refused> {
         let user = self.user();
         let receive = self.receive_for(shared, incoming)?;
-        let Seen { header, len } = incoming.seen;
+        let Seen { header, len, .. } = incoming.seen;
         if len == 0 {
             return Ok(());
         }
@@ -337,7 +348,7 @@ fn message_of(control: u8) -> Result<MessageType, RdmapError> {
 ///
 /// Every MULPDU is large enough for it (RFC 5044 section 3.2: at least 128), so only a broken peer cuts it.
 fn whole(incoming: &Incoming<'_, '_, Untagged>, bytes: usize) -> Result<(), Refused> {
-    let Seen { header, len } = incoming.seen;
+    let Seen { header, len, .. } = incoming.seen;
     let len = usize::from(len);
     if header.mo != 0 {
         Err(incoming.refused(DdpError::InvalidMo))

@@ -50,7 +50,7 @@ impl AskedKind {
     }
 
     /// Whether a segment of a Read Response lies within what was asked for. One without payload names nothing.
-    pub(crate) fn covers(&self, Seen { header, len }: Seen<Tagged>) -> bool {
+    pub(crate) fn covers(&self, Seen { header, len, .. }: Seen<Tagged>) -> bool {
         match *self {
             Self::Read { sink, to, len: asked, .. } if len > 0 => {
                 sink == header.stag
@@ -67,7 +67,7 @@ impl AskedKind {
 
     /// Whether a segment of a Read Response is the next one of the answer.
     pub(crate) fn check(&self, seen: Seen<Tagged>) -> Result<(), Refused> {
-        let Seen { header, len } = seen;
+        let Seen { header, len, .. } = seen;
         let bad = |error: StreamError| Err(Refused::Answer(WcStatus::BadResponse, error, seen.into()));
         let Self::Read { sink, to, len: asked, delivered } = *self else {
             return Err(seen.refused(RdmapError::UnexpectedOpcode));
@@ -507,8 +507,8 @@ fn terminate_header(error: StreamError, quote: Quote) -> TerminateHeader {
         layer,
         error_type,
         code,
-        segment_length: segment.map(|s| s.header.bytes() as u16 + s.len),
-        ddp_header: segment.map(|s| s.header),
+        segment_length: segment.map(|(_, length)| length),
+        ddp_header: segment.map(|(header, _)| header),
         rdma_header: quote.request.filter(|_| error.takes_rdma_header()),
     }
 }

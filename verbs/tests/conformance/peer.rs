@@ -361,12 +361,6 @@ pub struct Terminate {
     pub rdma: Option<Vec<u8>>,
 }
 
-/// A DDP header as a Terminate of ours quotes it: DV and the reserved bits are not kept.
-pub fn quoted(header: &[u8]) -> Option<Vec<u8>> {
-    let (first, rest) = header.split_first()?;
-    Some([&[first & 0xc0 | 1], rest].concat())
-}
-
 impl Terminate {
     pub fn read(bytes: &[u8]) -> Self {
         let [first, code, bits, reserved] = bytes[..4] else { panic!("no Terminate Control") };

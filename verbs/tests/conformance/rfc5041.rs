@@ -178,7 +178,7 @@ fn rfc5041_s7_1_untagged_errors() {
         let terminate = world.terminate();
         assert_eq!(terminate.numbers(), numbers, "{segment:?}");
         assert_eq!(terminate.length, Some(segment.len() as u16));
-        assert_eq!(terminate.ddp, quoted(&segment[..18]));
+        assert_eq!(terminate.ddp, Some(segment[..18].to_vec()));
         assert_eq!((terminate.rdma, bytes(&memory)), (None, vec![0xee; 32]));
     }
 }
@@ -232,7 +232,7 @@ fn rfc5041_s7_1_tagged_errors() {
         let terminate = world.terminate();
         assert_eq!(terminate.numbers(), numbers, "{segment:?}");
         assert_eq!(terminate.length, Some(segment.len() as u16));
-        assert_eq!(terminate.ddp, quoted(&segment[..14]));
+        assert_eq!(terminate.ddp, Some(segment[..14].to_vec()));
         assert_eq!((terminate.rdma, bytes(&memory)), (None, vec![0xee; 32]));
     }
     let mut world = World::new();
