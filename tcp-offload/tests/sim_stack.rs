@@ -9,6 +9,7 @@ use xwarp_tcp::{
     seq::StreamOffset,
     sim::{Faults, Gilbert, Node, Outcome, SimLink, Wire, WireConfig, run},
     stack::{ConnectParams, Stack, StackConfig},
+    tcp::IsnKey,
     time::Instant,
     ulp::{Arrival, CloseReason, ConnId, Event, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
     wire::{Flow, Mac, Path, VlanTags},
@@ -261,6 +262,19 @@ fn sim_loss_duplication_reordering_without_markers() {
             ..Default::default()
         };
         exchange(&scenario, seed);
+    }
+}
+
+/// Markers count from the stream's own beginning, wherever its sequence numbers are.
+#[test]
+fn rfc5044_s4_3_markers_across_the_wrap_of_sequence_numbers() {
+    let flow = path("10.1.0.1:40000", "10.1.0.2:18515").flow;
+    let wraps = |seed: &u64| IsnKey::new(*seed).isn(Instant::ZERO, &flow).value() > u32::MAX - 200_000;
+    for seed in (1..).filter(wraps).take(2) {
+        let scenario = Scenario { name: "wrap", faults: lossy(), ..Default::default() };
+        let (a, b) = exchange(&scenario, seed);
+        assert!(*a.ulp.sent_ends.last().unwrap() > 200_000, "seed {seed}: the numbers have wrapped");
+        assert!(b.ulp.early > 0, "seed {seed}: nothing was placed beyond a gap");
     }
 }
 

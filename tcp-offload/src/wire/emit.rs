@@ -9,7 +9,7 @@ use etherparse::{
 };
 
 use super::{
-    Ecn, Flags, Flow, Options, Path, Segment,
+    Ecn, Flags, Flow, Options, Path, Segment, Timestamps,
     checksum::Sum,
     options::MOST_OPTION_BYTES,
     parse::{PROTOCOL_TCP, pseudo_header},
@@ -229,11 +229,14 @@ pub fn send_reset(link: &mut dyn Link, segment: &Segment) -> bool {
         queue: segment.queue,
     };
     let octets = segment.payload_len as u32 + u32::from(segment.flags.syn) + u32::from(segment.flags.fin);
+    // RFC 7323 section 5.2: the echo lets the peer tell an answer from a forgery.
+    let timestamps = segment.options.timestamps.map(|t| Timestamps { value: 0, echo: t.value });
+    let fields = Fields { options: Options { timestamps, ..Options::default() }, ..Fields::default() };
     let fields = if segment.flags.ack {
-        Fields { seq: segment.ack, flags: Flags { rst: true, ..Flags::default() }, ..Fields::default() }
+        Fields { seq: segment.ack, flags: Flags { rst: true, ..Flags::default() }, ..fields }
     } else {
         let flags = Flags { rst: true, ack: true, ..Flags::default() };
-        Fields { ack: segment.seq.add(octets), flags, ..Fields::default() }
+        Fields { ack: segment.seq.add(octets), flags, ..fields }
     };
     send_bare(link, &Headers::new(&path), &path, &fields)
 }

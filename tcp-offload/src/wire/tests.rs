@@ -366,6 +366,16 @@ fn rfc9293_s3_10_7_1_resets_for_unknown_connections() {
     assert_eq!(reset_for(&reset), None, "a RST is not answered");
 }
 
+#[test]
+fn rfc7323_s5_2_a_reset_echoes_the_timestamp_that_it_answers() {
+    let syn = segment_of(parse_bytes(&linux_syn()));
+    let sent = syn.options.timestamps.expect("Linux offers timestamps");
+    let reset = reset_for(&syn).expect("a RST");
+    assert_eq!(reset.options.timestamps, Some(Timestamps { value: 0, echo: sent.value }));
+    let without = Segment { options: Options::default(), ..syn };
+    assert_eq!(reset_for(&without).expect("a RST").options.timestamps, None);
+}
+
 proptest! {
     #[test]
     fn prop_any_bytes_parse_or_fail_without_panic(
