@@ -417,7 +417,7 @@ impl Connection {
             IcmpKind::TooBig { mtu } => self.too_big(now, mtu),
             // RFC 1122 section 4.2.3.9 lets hard errors abort; RFC 5927 section 5.2 only in the handshake.
             IcmpKind::Unreachable { hard: true } if self.state == State::SynSent => {
-                self.end(CloseReason::Unreachable)
+                self.end(CloseReason::Unreachable);
             }
             IcmpKind::Unreachable { .. } => {}
         }

@@ -226,7 +226,7 @@ impl Connection {
         let dsack = self.read_blocks(segment, offset, &mut blocks);
         let ack = Ack {
             now,
-            ack: offset,
+            number: offset,
             seq: segment.seq,
             window: u64::from(segment.window) << shift,
             blocks: &blocks,

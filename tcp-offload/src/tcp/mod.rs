@@ -4,6 +4,7 @@
 //! layer takes payloads straight from receive frames. The stack calls it: [`Connection::receive`] for a
 //! segment, [`Connection::take`] when the payload was taken, [`Connection::on_timer`] when
 //! [`Connection::deadline`] has passed, then [`Connection::transmit`].
+#![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 mod ack;
 mod clock;

@@ -8,7 +8,7 @@ use crate::{seq::StreamOffset, time::Instant};
 /// Recoveries without a D-SACK after which the reordering window shrinks back (section 6.2 step 4).
 const REO_WND_PERSIST: u32 = 16;
 
-/// SACKed segments that prove a loss where no reordering was ever seen (RFC 6675 section 2).
+/// Segments in SACK blocks that prove a loss where no reordering was ever seen (RFC 6675 section 2).
 const DUP_THRESH: usize = 3;
 
 /// `RACK_sent_after`: whether the first was sent after the second; ties are broken by position.

@@ -87,7 +87,7 @@ impl Receiver {
 
     /// The smallest shift that lets 16 bits express `buffer` (RFC 7323 section 2.2).
     pub(super) fn shift_for(buffer: u32) -> u8 {
-        (0..=MOST_SHIFT).find(|s| buffer >> s <= u32::from(u16::MAX)).unwrap_or(MOST_SHIFT)
+        (0..=MOST_SHIFT).find(|s| u16::try_from(buffer >> s).is_ok()).unwrap_or(MOST_SHIFT)
     }
 
     /// The peer does not scale.

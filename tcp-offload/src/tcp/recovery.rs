@@ -122,7 +122,7 @@ mod tests {
                 sent += 1;
             }
         }
-        assert!(pipe <= 11 * MSS && pipe >= 10 * MSS, "{pipe}");
+        assert!((10 * MSS..=11 * MSS).contains(&pipe), "{pipe}");
         assert!((8..=9).contains(&sent), "{sent}");
     }
 

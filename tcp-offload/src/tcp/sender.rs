@@ -26,7 +26,7 @@ const DUP_ACKS: u32 = 3;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ack<'a> {
     pub now: Instant,
-    pub ack: StreamOffset,
+    pub number: StreamOffset,
     /// The segment's sequence number, and its window in bytes.
     pub seq: SeqNum,
     pub window: u64,
@@ -217,15 +217,15 @@ impl Sender {
         let had_data = !self.queue.is_empty();
         self.update_window(ack);
         let delivery = self.deliver(link, clock, ack);
-        let advanced = ack.ack > una;
+        let advanced = ack.number > una;
         if advanced {
-            self.una = ack.ack;
+            self.una = ack.number;
             self.progress = ack.now;
             // The path delivers: the next time-out begins without back-off, also when only segments came through
             // that were sent twice and Karn's rule allows no measurement.
             self.rtt.forgive();
         }
-        let duplicate = !advanced && ack.bare && had_data && window_before == self.edge && ack.ack == una;
+        let duplicate = !advanced && ack.bare && had_data && window_before == self.edge && ack.number == una;
         self.count_duplicates(advanced, duplicate, delivery.bytes);
         if let Some(sent) = delivery.sample() {
             self.rtt.sample(ack.now, ack.now.since(sent));
@@ -241,7 +241,7 @@ impl Sender {
         self.step_frto(counters, ack, advanced, &delivery);
         self.look_for_losses(ack.now, counters);
         if !repaired {
-            self.grow(ack, advanced.then(|| ack.ack - una), &delivery);
+            self.grow(ack, advanced.then(|| ack.number - una), &delivery);
         }
         if had_data && self.queue.is_empty() {
             self.idle_since = Some(ack.now);
@@ -251,9 +251,9 @@ impl Sender {
 
     /// The window rule of RFC 9293 section 3.10.7.4 (fifth check): older segments do not change it.
     fn update_window(&mut self, ack: &Ack<'_>) {
-        if self.wl1.before(ack.seq) || self.wl1 == ack.seq && self.wl2 <= ack.ack {
-            (self.wl1, self.wl2) = (ack.seq, ack.ack);
-            self.edge = ack.ack + ack.window;
+        if self.wl1.before(ack.seq) || self.wl1 == ack.seq && self.wl2 <= ack.number {
+            (self.wl1, self.wl2) = (ack.seq, ack.number);
+            self.edge = ack.number + ack.window;
             self.max_window = self.max_window.max(ack.window);
         }
     }
@@ -283,7 +283,7 @@ impl Sender {
             };
             *sample = (*sample).max(Some(entry.sent));
         };
-        while let Some(entry) = self.queue.pop_acked(ack.ack) {
+        while let Some(entry) = self.queue.pop_acked(ack.number) {
             if !entry.sacked {
                 note(&mut delivery, &entry);
             }
@@ -317,7 +317,7 @@ impl Sender {
 
     fn probe_repaired(&mut self, ack: &Ack<'_>, duplicate: bool) -> bool {
         let pure_duplicate = duplicate && ack.blocks.is_empty();
-        self.tlp.acked(ack.ack, ack.dsack.map(|d| d.1), pure_duplicate) == ProbeOutcome::Repaired
+        self.tlp.acked(ack.number, ack.dsack.map(|d| d.1), pure_duplicate) == ProbeOutcome::Repaired
     }
 
     /// Recovery ends when all is acknowledged that was sent before it began. Returns whether fast recovery has
@@ -415,7 +415,7 @@ impl Sender {
     }
 
     /// Sets the reordering timer after an ACK that acknowledged nothing new. A probe is not due any more once
-    /// something was SACKed.
+    /// SACK reported something.
     pub(super) fn arm_reorder(&self, timers: &mut Timers) {
         match self.reorder_at {
             Some(at) => timers.arm(Timer::Reorder, at),
@@ -488,7 +488,7 @@ impl Sender {
 
     /// The window grows, or PRR steers it.
     fn grow(&mut self, ack: &Ack<'_>, acked: Option<u64>, delivery: &Delivery) {
-        let limited = self.limited_at.is_some_and(|at| ack.ack <= at);
+        let limited = self.limited_at.is_some_and(|at| ack.number <= at);
         match self.phase {
             Phase::Recovery { .. } => {
                 // Without SACK a duplicate ACK delivers one segment (RFC 6675 section 3 in spirit).
@@ -573,7 +573,7 @@ impl Sender {
         }
     }
 
-    /// RFC 8985 section 7.2: not in recovery, nothing SACKed.
+    /// RFC 8985 section 7.2: not in recovery, nothing reported by SACK.
     fn probes_apply(&self) -> bool {
         self.sack && self.phase == Phase::Open && self.queue.sacked() == 0
     }

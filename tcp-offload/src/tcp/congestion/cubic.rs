@@ -62,18 +62,15 @@ impl Cubic {
             self.started = true;
             self.hystart = Some(HyStart::default());
         }
-        match &mut self.hystart {
-            Some(hystart) => {
-                if hystart.acked(window, acked) == Advice::Leave {
-                    window.ssthresh = window.cwnd;
-                    self.state.cwnd_prior = segments(window.cwnd, window);
-                    self.hystart = None;
-                }
-            }
-            None => {
-                let limit = if acked.after_timeout { 1 } else { SLOW_START_LIMIT };
-                window.cwnd += acked.bytes.min(limit * window.smss).min(window.ssthresh - window.cwnd);
-            }
+        let Some(hystart) = &mut self.hystart else {
+            let limit = if acked.after_timeout { 1 } else { SLOW_START_LIMIT };
+            window.cwnd += acked.bytes.min(limit * window.smss).min(window.ssthresh - window.cwnd);
+            return;
+        };
+        if hystart.acked(window, acked) == Advice::Leave {
+            window.ssthresh = window.cwnd;
+            self.state.cwnd_prior = segments(window.cwnd, window);
+            self.hystart = None;
         }
     }
 

@@ -97,7 +97,8 @@ impl End {
             self.closed = self.closed.or(sent.closed);
             self.link.flush();
             any |= sent.frames > 0;
-            if !sent.more && !(sent.starved && sent.frames > 0) {
+            let again = sent.more || sent.starved && sent.frames > 0;
+            if !again {
                 return any;
             }
         }
@@ -131,9 +132,19 @@ pub(crate) struct Pair {
 
 impl Pair {
     /// Not yet connected; call [`Pair::open`].
-    pub(crate) fn new(configs: [TcpConfig; 2], faults: [Faults; 2], sources: [Stream; 2], seed: u64) -> Self {
-        let (wire, a, b) =
-            Wire::new(WireConfig { faults, seed, tx_frames: 512, rx_frames: 2048, ..WireConfig::default() });
+    pub(crate) fn new(
+        configs: &[TcpConfig; 2],
+        faults: &[Faults; 2],
+        sources: [Stream; 2],
+        seed: u64,
+    ) -> Self {
+        let (wire, a, b) = Wire::new(WireConfig {
+            faults: *faults,
+            seed,
+            tx_frames: 512,
+            rx_frames: 2048,
+            ..WireConfig::default()
+        });
         let end = |link, config, source, here| End {
             link,
             conn: None,
@@ -149,7 +160,7 @@ impl Pair {
             // Close to wrapping, to see it happen.
             isn: SeqNum::new(if here { 0xffff_f000 } else { 0x7fff_ff00 }),
         };
-        let [ca, cb] = configs;
+        let [ca, cb] = *configs;
         let [sa, sb] = sources;
         Self { wire, now: at_ms(1), ends: [end(a, ca, sa, true), end(b, cb, sb, false)] }
     }
@@ -158,7 +169,7 @@ impl Pair {
     pub(crate) fn plain(total: [u64; 2]) -> Self {
         let faults = Faults { delay: super::us(50), ..Faults::default() };
         let stream = |n| Stream::new(n, 0, false);
-        Self::new([TcpConfig::default(); 2], [faults; 2], total.map(stream), 1)
+        Self::new(&[TcpConfig::default(); 2], &[faults; 2], total.map(stream), 1)
     }
 
     /// Starts an active open at `end`.

@@ -30,6 +30,7 @@ pub(crate) struct Script {
     /// What the peer's next segments say unless told otherwise.
     pub template: Fields,
     pub closed: Option<CloseReason>,
+    acked: u64,
     /// Whether payload that arrives is taken.
     pub take: bool,
 }
@@ -46,7 +47,7 @@ impl Script {
             ecn: Ecn::NotEct,
         };
         let headers = Headers::new(&path(false));
-        Self { wire, link, peer, headers, conn, source, now, template, closed: None, take: true }
+        Self { wire, link, peer, headers, conn, source, now, template, closed: None, acked: 0, take: true }
     }
 
     fn wire() -> (Wire, SimLink, SimLink) {
@@ -101,6 +102,7 @@ impl Script {
         for (segment, payload) in receive(&mut self.link) {
             last = self.conn.receive(self.now, &mut self.link, &segment);
             self.closed = self.closed.or(last.closed);
+            self.acked = self.acked.max(last.acked.unwrap_or(0));
             if let Some(arrival) = last.arrival.filter(|_| self.take) {
                 let skip = arrival.start - segment.payload_start;
                 assert_eq!(payload[skip], pattern(arrival.offset), "the payload is where the arrival says");
@@ -108,6 +110,33 @@ impl Script {
             }
         }
         last
+    }
+
+    /// As [`Script::inject`], for segments whose payload is whatever lies there.
+    pub(crate) fn inject_anything(&mut self, fields: Fields, payload: usize) {
+        send(&mut self.peer, &self.headers, &fields, payload, 0);
+        for (segment, _) in receive(&mut self.link) {
+            let receipt = self.conn.receive(self.now, &mut self.link, &segment);
+            if let Some(arrival) = receipt.arrival {
+                assert!(arrival.start >= segment.payload_start);
+                assert!(arrival.start + arrival.len <= segment.payload_start + segment.payload_len);
+                self.conn.take(self.now, &arrival);
+                assert_eq!(self.conn.contiguous(), arrival.contiguous);
+            }
+        }
+    }
+
+    /// How far the peer has acknowledged our stream.
+    pub(crate) fn acked(&self) -> u64 {
+        self.acked
+    }
+
+    /// The connection's frames go back; none may be missing.
+    pub(crate) fn tear_down(&mut self) {
+        self.conn.release(&mut self.link);
+        self.link.flush();
+        let census = self.link.census();
+        assert_eq!((census.tx_out, census.rx_out), (0, 0), "frames leaked");
     }
 
     /// As [`Script::inject`], and what it makes us send.

@@ -4,6 +4,7 @@ mod acks;
 mod close;
 mod ecn;
 mod handshake;
+mod hostile;
 mod liveness;
 mod paths;
 mod recovery;
