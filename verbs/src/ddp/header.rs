@@ -202,6 +202,7 @@ fn put(out: &mut [u8], bytes: &[u8]) -> usize {
 }
 
 #[cfg(test)]
+#[expect(clippy::indexing_slicing, reason = "a test that is wrong may panic")]
 mod tests {
     use proptest::prelude::*;
 

@@ -148,6 +148,7 @@ impl AtomicResponse {
 }
 
 #[cfg(test)]
+#[expect(clippy::indexing_slicing, reason = "a test that is wrong may panic")]
 mod tests {
     use proptest::prelude::*;
 

@@ -66,6 +66,7 @@ impl ReadRequest {
 }
 
 #[cfg(test)]
+#[expect(clippy::indexing_slicing, reason = "a test that is wrong may panic")]
 mod tests {
     use proptest::prelude::*;
 

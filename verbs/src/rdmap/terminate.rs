@@ -117,6 +117,7 @@ impl TerminateHeader {
 }
 
 #[cfg(test)]
+#[expect(clippy::indexing_slicing, reason = "a test that is wrong may panic")]
 mod tests {
     use proptest::prelude::*;
 

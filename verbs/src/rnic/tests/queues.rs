@@ -62,10 +62,9 @@ fn a_resized_queue_keeps_its_entries_and_their_order() {
 #[test]
 fn a_ring_is_polled_from_another_thread_while_it_is_filled_and_resized() {
     const ENTRIES: u64 = 20_000;
-    let ring = Arc::new(CompletionRing::new(64, None));
-    let poller = std::thread::spawn({
-        let ring = ring.clone();
-        move || {
+    let ring = CompletionRing::new(64, None);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
             let mut next = 0;
             while next < ENTRIES {
                 match ring.pop() {
@@ -76,18 +75,17 @@ fn a_ring_is_polled_from_another_thread_while_it_is_filled_and_resized() {
                     None => std::thread::yield_now(),
                 }
             }
+        });
+        for wr_id in 0..ENTRIES {
+            while ring.len() >= 60 {
+                std::thread::yield_now();
+            }
+            if wr_id % 1000 == 999 {
+                ring.resize(64).unwrap();
+            }
+            assert!(ring.push(completion(wr_id, WcStatus::Success, false)));
         }
     });
-    for wr_id in 0..ENTRIES {
-        while ring.len() >= 60 {
-            std::thread::yield_now();
-        }
-        if wr_id % 1000 == 999 {
-            ring.resize(64).unwrap();
-        }
-        assert!(ring.push(completion(wr_id, WcStatus::Success, false)));
-    }
-    poller.join().unwrap();
 }
 
 #[test]
