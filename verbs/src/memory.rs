@@ -254,6 +254,7 @@ impl Memory {
 /// # Safety
 /// `from` must be readable and `to` writable for `len` bytes; neither may be freed meanwhile.
 #[inline(never)]
+#[expect(clippy::cast_ptr_alignment, reason = "only what lies aligned is taken for a word")]
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     let aligned = (from.addr() | to.addr()).is_multiple_of(len.max(1));
     match len {

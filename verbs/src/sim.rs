@@ -22,7 +22,7 @@ use crate::{
         Interface, InterfaceAttributes, InterfaceChange, PortReservation, Resolver, Route, RouteError,
         TransferMode,
     },
-    system::{Clock, Doorbell},
+    system::{Clock, Doorbell, wait_readable},
 };
 
 /// First port that is handed out when any will do.
@@ -30,7 +30,7 @@ const EPHEMERAL: u16 = 49152;
 
 /// One end of a virtual cable, as an interface.
 ///
-/// The first end has the addresses 192.0.2.1 and 2001:db8::1, the second 192.0.2.2 and 2001:db8::2.
+/// The first end has the addresses `192.0.2.1` and `2001:db8::1`, the second `192.0.2.2` and `2001:db8::2`.
 pub struct SimInterface {
     link: SimLink,
     wire: Wire,
@@ -113,7 +113,7 @@ impl Resolver for SimResolver {
         }
         if destination != ipv4(peer) && destination != ipv6(peer) {
             // Nobody answers for any other address.
-            std::thread::sleep(limit);
+            wait_readable([], Some(limit)).ok();
             return Err(RouteError::TimedOut(format!("{destination} does not answer")));
         }
         Ok(Route {

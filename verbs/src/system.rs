@@ -26,6 +26,7 @@ impl Clock {
         Self { origin: std::time::Instant::now() }
     }
 
+    #[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
     pub(crate) fn now(&self) -> Instant {
         Instant::from_nanos(u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
@@ -82,6 +83,7 @@ pub(crate) fn wait_readable<'a>(
 }
 
 /// Starts a thread.
+#[expect(clippy::disallowed_methods, reason = "the one place that starts threads")]
 pub(crate) fn spawn(name: String, f: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(name).spawn(f)
 }

@@ -1,4 +1,5 @@
 //! Closing a device leaves nothing behind: no thread, no descriptor. Alone in its process, because it counts them.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;
 
@@ -6,8 +7,8 @@ use std::{fs, thread, time::Duration};
 
 use common::{LIMIT, connect, devices};
 use xwarp_verbs::{
-    CompletionChannel, Payload, Progress, RecvRequest, WorkRequest,
-    cm::{CmId, EventChannel, ListenOptions},
+    CompletionChannel, Payload, Progress, QueuePairOptions, RecvRequest, WorkRequest,
+    cm::{CmId, ConnectOptions, EventChannel, ListenOptions},
     sim,
 };
 
@@ -46,16 +47,16 @@ fn abandoned() {
     let cq = client.create_cq_with_channel(4, &completions).unwrap();
     let pd = client.create_pd().unwrap();
     let region = pd.allocate(4096, xwarp_verbs::Access::LOCAL_WRITE).unwrap();
-    let qp = pd.create_qp(&cq, &cq, Default::default()).unwrap();
+    let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
     qp.post_recv(&RecvRequest::new(1, &[region.sge(0, 4096)])).unwrap();
     let id = CmId::new(&client, &EventChannel::new().unwrap());
     id.resolve_address((sim::ipv4(1), 1).into(), LIMIT).unwrap();
     id.resolve_route().unwrap();
-    id.connect(&qp, Default::default()).unwrap();
+    id.connect(&qp, ConnectOptions::default()).unwrap();
     assert!(server.wait(&channel, Some(LIMIT)).unwrap());
     // A slow resolution is under way as its device is closed.
     let slow = CmId::new(&client, &channel);
-    slow.resolve_address("192.0.2.99:1".parse().unwrap(), Duration::from_secs(60)).unwrap();
+    slow.resolve_address("192.0.2.99:1".parse().unwrap(), Duration::from_mins(1)).unwrap();
     drop((pd, client, cq, completions, slow));
     drop((region, server, qp, channel, listener, id));
 }

@@ -1,5 +1,6 @@
 //! Two devices joined in memory, and what tests do with them.
 #![allow(dead_code, missing_docs, reason = "each test file uses its part")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{net::SocketAddr, thread, time::Duration};
 
@@ -12,13 +13,13 @@ use xwarp_verbs::{
 pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// Two devices; the first has 192.0.2.1, the second 192.0.2.2.
-pub fn devices_with(options: &DeviceOptions, wire: WireConfig) -> [Device; 2] {
-    let (a, b) = sim::pair(wire, 1500).unwrap();
+pub fn devices_with(options: &DeviceOptions, wire: &WireConfig) -> [Device; 2] {
+    let (a, b) = sim::pair(*wire, 1500).unwrap();
     [Device::over(Box::new(a), options.clone()).unwrap(), Device::over(Box::new(b), options.clone()).unwrap()]
 }
 
 pub fn devices(progress: Progress) -> [Device; 2] {
-    devices_with(&DeviceOptions { progress, ..Default::default() }, WireConfig::default())
+    devices_with(&DeviceOptions { progress, ..Default::default() }, &WireConfig::default())
 }
 
 /// One end of a connection with everything that it needs.

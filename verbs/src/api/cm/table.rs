@@ -125,9 +125,10 @@ impl CmTable {
 
     /// The queue pair of an identifier whose connection is not over yet.
     pub(super) fn queue_pair(&self, key: CmKey) -> Option<QpId> {
-        let qp = match self.entries.get(&key)?.phase {
-            Phase::Connecting(qp) | Phase::Connected(qp) | Phase::Disconnected(Some(qp)) => qp,
-            _ => return None,
+        let (Phase::Connecting(qp) | Phase::Connected(qp) | Phase::Disconnected(Some(qp))) =
+            self.entries.get(&key)?.phase
+        else {
+            return None;
         };
         (self.by_qp.get(&qp) == Some(&key)).then_some(qp)
     }
