@@ -1,5 +1,6 @@
 //! RFC 5044: what the other tests of MPA leave open.
 #![allow(dead_code, reason = "the support module serves another test file, too")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "mpa/support.rs"]
 mod support;

@@ -4,6 +4,8 @@
 //! `docs/conformance.md` names these tests. Headers are written here by hand, so that the codecs under test
 //! are not their own witnesses.
 
+#![allow(clippy::unwrap_used, reason = "what cannot be set up fails its test")]
+
 mod peer;
 mod rfc5040;
 mod rfc5041;
