@@ -114,9 +114,9 @@ impl Direction {
         }
         let burst_loss = faults.bursts.filter(|_| self.in_burst).map_or(0.0, |b| b.loss);
         let dark = faults.blackout.is_some_and(|(from, to)| from <= now && now < to);
-        let lost =
-            self.chance(faults.loss) | self.chance(burst_loss) | (waiting >= faults.queue_frames) | dark;
-        if lost {
+        // Both dice are thrown always: the trace must not depend on what the first one showed.
+        let lost = [self.chance(faults.loss), self.chance(burst_loss), waiting >= faults.queue_frames, dark];
+        if lost.contains(&true) {
             return Vec::new();
         }
         let copies = 1 + usize::from(self.chance(faults.duplicate));

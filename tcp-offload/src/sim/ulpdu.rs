@@ -22,7 +22,13 @@ pub struct PulledUlpdu {
 
 /// Asks `ulp` for the next ULPDU, whose FPDU begins at `start` of the stream (a multiple of 4), when
 /// `room` bytes of ULPDU fit into what is left of the segment and `mulpdu` into a segment of its own.
-pub fn pull<U: Ulp>(ulp: &mut U, conn: ConnId, start: StreamOffset, room: usize, mulpdu: usize) -> PulledUlpdu {
+pub fn pull<U: Ulp>(
+    ulp: &mut U,
+    conn: ConnId,
+    start: StreamOffset,
+    room: usize,
+    mulpdu: usize,
+) -> PulledUlpdu {
     let mut memory = vec![0; Layout::body(room)];
     let (pulled, written, end) = pull_into(ulp, conn, start, room, mulpdu, &mut memory);
     PulledUlpdu { pulled, ulpdu: memory.get(2..2 + written).unwrap_or_default().to_vec(), end }

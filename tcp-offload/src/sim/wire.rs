@@ -168,7 +168,7 @@ fn flip_bit(frame: &mut [u8], bit: u64, repair: bool) {
     frame[byte] ^= 1 << (bit % 8);
     if let Some(tcp) = tcp {
         // RFC 1624 equation 3, for the one 16-bit word that changed.
-        let word = |b: u8| if (byte - tcp) % 2 == 0 { u32::from(b) << 8 } else { u32::from(b) };
+        let word = |b: u8| if (byte - tcp).is_multiple_of(2) { u32::from(b) << 8 } else { u32::from(b) };
         let field = u32::from(u16::from_be_bytes([frame[tcp + 16], frame[tcp + 17]]));
         let mut sum = (!field & 0xffff) + (!word(before) & 0xffff) + word(frame[byte]);
         while sum > 0xffff {
