@@ -122,6 +122,14 @@ impl SiwVm {
         self.port.spawn(command)
     }
 
+    /// Waits until somebody in the machine listens on a TCP port: programs whose output is buffered do not say.
+    pub fn wait_listening(&self, port: u16, limit: Duration) -> Result<()> {
+        let listens = format!("grep -qE ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6");
+        self.check(&format!("until {listens}; do usleep 20000; done"), limit)
+            .map(drop)
+            .with_context(|| format!("nobody listens on port {port}"))
+    }
+
     /// Changes a parameter of the tunable driver, for connections to come.
     pub fn tune(&self, parameter: &str, value: &str) -> Result<()> {
         let command = format!("echo {value} > /sys/module/siw/parameters/{parameter}");

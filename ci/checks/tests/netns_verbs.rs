@@ -180,7 +180,8 @@ fn netns_a_survivor_s_queue_pair_errors_and_flushes() {
     // Something to send, so that the peer's kernel has something to answer.
     let outbox = pd.allocate(1 << 20, Access::empty()).unwrap();
     for id in 100..110 {
-        let request = WorkRequest::send(id, &outbox.sge(0, 1 << 20)).signaled();
+        let piece = outbox.sge(0, 1 << 20);
+        let request = WorkRequest::send(id, &piece).signaled();
         if qp.post_send(&request).is_err() {
             break;
         }
