@@ -78,8 +78,9 @@ fn house_crates_import_only_what_the_design_allows() {
 }
 
 /// Where memory is shared with the kernel, the application or a device; nowhere else.
+/// (The tests of the verbs register borrowed memory, which is an unsafe verb.)
 const UNSAFE_ROOMS: [&str; 4] =
-    ["driver/src/", "xdp-prog/src/", "verbs/src/memory.rs", "bench/src/placement.rs"];
+    ["driver/src/sys.rs", "xdp-prog/src/", "verbs/src/memory.rs", "verbs/tests/verbs.rs"];
 
 #[test]
 fn house_unsafe_stands_only_in_its_rooms() {
@@ -93,9 +94,7 @@ fn house_unsafe_stands_only_in_its_rooms() {
             let code = line.split("//").next().unwrap_or_default();
             let block =
                 code.contains("unsafe {") || code.contains("unsafe impl") || code.contains("unsafe extern");
-            // Registering borrowed memory is an unsafe verb; tests and examples call it.
-            let call = code.contains("register_borrowed");
-            assert!(!block || call, "{name}:{}: unsafe outside its rooms", number + 1);
+            assert!(!block, "{name}:{}: unsafe outside its rooms", number + 1);
         }
     }
 }
