@@ -222,13 +222,19 @@ impl Connection {
     fn process_ack(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment, receipt: &mut Receipt) {
         let Some(offset) = self.tx.offset_of(segment.ack).filter(|o| *o >= self.tx.una()) else { return };
         let shift = self.snd_shift.unwrap_or(0);
+        let window = u64::from(segment.window) << shift;
+        if self.tx.queue.is_empty() && segment.options.sack_count == 0 {
+            // The common case of the end that only receives.
+            self.tx.update_window(segment.seq, offset, window);
+            return self.heed_window();
+        }
         let mut blocks: SmallVec<[Block; 4]> = SmallVec::new();
         let dsack = self.read_blocks(segment, offset, &mut blocks);
         let ack = Ack {
             now,
             number: offset,
             seq: segment.seq,
-            window: u64::from(segment.window) << shift,
+            window,
             blocks: &blocks,
             dsack,
             echo: segment.options.timestamps.map(|t| t.echo),
@@ -249,6 +255,11 @@ impl Connection {
         } else {
             self.tx.arm_reorder(&mut self.timers);
         }
+        self.heed_window();
+    }
+
+    /// A window that has room needs no probes.
+    fn heed_window(&mut self) {
         if self.tx.usable() >= self.emss as u64 {
             self.timers.disarm(Timer::Persist);
             self.window_probes = 0;

@@ -215,7 +215,7 @@ impl Sender {
     ) -> bool {
         let (una, window_before) = (self.una, self.edge);
         let had_data = !self.queue.is_empty();
-        self.update_window(ack);
+        self.update_window(ack.seq, ack.number, ack.window);
         let delivery = self.deliver(link, clock, ack);
         let advanced = ack.number > una;
         if advanced {
@@ -250,11 +250,11 @@ impl Sender {
     }
 
     /// The window rule of RFC 9293 section 3.10.7.4 (fifth check): older segments do not change it.
-    fn update_window(&mut self, ack: &Ack<'_>) {
-        if self.wl1.before(ack.seq) || self.wl1 == ack.seq && self.wl2 <= ack.number {
-            (self.wl1, self.wl2) = (ack.seq, ack.number);
-            self.edge = ack.number + ack.window;
-            self.max_window = self.max_window.max(ack.window);
+    pub(super) fn update_window(&mut self, seq: SeqNum, number: StreamOffset, window: u64) {
+        if self.wl1.before(seq) || self.wl1 == seq && self.wl2 <= number {
+            (self.wl1, self.wl2) = (seq, number);
+            self.edge = number + window;
+            self.max_window = self.max_window.max(window);
         }
     }
 

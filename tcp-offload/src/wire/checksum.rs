@@ -1,25 +1,32 @@
 //! The Internet checksum (RFC 1071's sum, as RFC 9293 section 3.1 uses it), over bytes that may lie in pieces.
 
+/// Bytes summed side by side, so that compilers make vector code of it.
+const BLOCK: usize = 64;
+
 /// A one's complement sum in the making, in the machine's byte order.
 ///
 /// The sum commutes with byte swapping, so words are added as the machine reads them, four bytes at a
-/// time into 64 bits: compilers make vector code of that.
+/// time into 64 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sum(u64);
 
 impl Sum {
     /// The sum of `bytes`, which begin at an even position.
     pub fn of(bytes: &[u8]) -> Self {
-        let mut words = bytes.chunks_exact(4);
-        let mut sum = 0;
-        for word in &mut words {
-            sum += u64::from(word.try_into().map_or(0, u32::from_ne_bytes));
+        let (blocks, rest) = bytes.as_chunks::<BLOCK>();
+        let mut lanes = [0u64; BLOCK / 4];
+        for block in blocks {
+            for (lane, word) in lanes.iter_mut().zip(block.as_chunks::<4>().0) {
+                *lane += u64::from(u32::from_ne_bytes(*word));
+            }
         }
+        let (words, rest) = rest.as_chunks::<4>();
         let mut last = [0; 4];
-        for (to, from) in last.iter_mut().zip(words.remainder()) {
+        for (to, from) in last.iter_mut().zip(rest) {
             *to = *from;
         }
-        Self(sum + u64::from(u32::from_ne_bytes(last)))
+        let rest = words.iter().chain([&last]).map(|w| u64::from(u32::from_ne_bytes(*w))).sum::<u64>();
+        Self(lanes.iter().sum::<u64>() + rest)
     }
 
     /// The sum of bytes in pieces, the first of which begins at an even position.

@@ -160,22 +160,20 @@ impl Headers {
     /// Writes the headers of a frame whose payload has `payload_len` bytes and the sum `payload`. Returns their
     /// length, or `None` when `out` is too short or the options too long.
     pub fn emit(&self, out: &mut [u8], fields: &Fields, payload_len: usize, payload: Sum) -> Option<usize> {
-        let options = fields.options.emit();
-        if options.len() > MOST_OPTION_BYTES {
+        let options = fields.options.wire_len();
+        if options > MOST_OPTION_BYTES {
             return None;
         }
-        let tcp_len = TCP_HEADER + options.len();
+        let tcp_len = TCP_HEADER + options;
         let out = out.get_mut(..self.prefix_len + tcp_len)?;
         let (prefix, tcp) = out.split_at_mut_checked(self.prefix_len)?;
         prefix.copy_from_slice(self.prefix.get(..self.prefix_len)?);
         self.finish_ip(prefix, fields.ecn, tcp_len + payload_len)?;
-        let fixed = tcp_header(fields, self.ports, options.len());
-        let sum = Sum::of(&fixed).and(Sum::of(&options)).and(payload);
-        let sum = sum.and(self.pseudo).and_word((tcp_len + payload_len) as u16);
         let (head, rest) = tcp.split_first_chunk_mut::<TCP_HEADER>()?;
-        *head = fixed;
-        head.get_mut(16..18)?.copy_from_slice(&sum.checksum().to_be_bytes());
-        rest.copy_from_slice(&options);
+        *head = tcp_header(fields, self.ports, options);
+        fields.options.emit(rest)?;
+        let sum = Sum::of(tcp).and(payload).and(self.pseudo).and_word((tcp_len + payload_len) as u16);
+        tcp.get_mut(16..18)?.copy_from_slice(&sum.checksum().to_be_bytes());
         Some(self.prefix_len + tcp_len)
     }
 

@@ -1,7 +1,5 @@
 //! TCP options: the five that this TCP understands (RFC 9293 section 3.2, RFC 7323, RFC 2018).
 
-use smallvec::SmallVec;
-
 use super::{Malformed, Options, SackBlock, Timestamps};
 use crate::seq::SeqNum;
 
@@ -94,37 +92,35 @@ impl Options {
         len
     }
 
-    /// Writes the options, each aligned to 4 bytes with no-operations before it; SACK-permitted stands
-    /// in the timestamps' padding. More than [`MOST_OPTION_BYTES`] do not fit a header: the caller counts.
-    pub fn emit(&self) -> SmallVec<[u8; MOST_OPTION_BYTES]> {
-        let mut out = SmallVec::new();
+    /// Writes the options to the front of `out`, each aligned to 4 bytes with no-operations before it; SACK-permitted
+    /// stands in the timestamps' padding. Returns their length, or `None` when they do not fit `out`; more than
+    /// [`MOST_OPTION_BYTES`] do not fit a header.
+    pub fn emit(&self, out: &mut [u8]) -> Option<usize> {
+        let mut words = out.as_chunks_mut::<4>().0.iter_mut();
+        let mut put = |word: [u8; 4]| words.next().map(|w| *w = word);
         if let Some(mss) = self.mss {
-            out.extend_from_slice(&[MSS, 4]);
-            out.extend_from_slice(&mss.to_be_bytes());
+            let [high, low] = mss.to_be_bytes();
+            put([MSS, 4, high, low])?;
         }
-        if self.sack_permitted {
-            out.extend_from_slice(&[SACK_PERMITTED, 2]);
-        } else if self.timestamps.is_some() {
-            out.extend_from_slice(&[NOP, NOP]);
-        }
+        let permitted = if self.sack_permitted { [SACK_PERMITTED, 2] } else { [NOP, NOP] };
         if let Some(timestamps) = self.timestamps {
-            out.extend_from_slice(&[TIMESTAMPS, 10]);
-            out.extend_from_slice(&timestamps.value.to_be_bytes());
-            out.extend_from_slice(&timestamps.echo.to_be_bytes());
+            put([permitted[0], permitted[1], TIMESTAMPS, 10])?;
+            put(timestamps.value.to_be_bytes())?;
+            put(timestamps.echo.to_be_bytes())?;
         } else if self.sack_permitted {
-            out.extend_from_slice(&[NOP, NOP]);
+            put([permitted[0], permitted[1], NOP, NOP])?;
         }
         if let Some(shift) = self.window_scale {
-            out.extend_from_slice(&[NOP, WINDOW_SCALE, 3, shift]);
+            put([NOP, WINDOW_SCALE, 3, shift])?;
         }
         if self.sack_count > 0 {
-            out.extend_from_slice(&[NOP, NOP, SACK, 2 + 8 * self.sack_count]);
+            put([NOP, NOP, SACK, 2 + 8 * self.sack_count])?;
             for block in self.sack_blocks() {
-                out.extend_from_slice(&block.left.value().to_be_bytes());
-                out.extend_from_slice(&block.right.value().to_be_bytes());
+                put(block.left.value().to_be_bytes())?;
+                put(block.right.value().to_be_bytes())?;
             }
         }
-        out
+        Some(self.wire_len())
     }
 }
 
@@ -141,6 +137,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn emitted(options: &Options) -> Vec<u8> {
+        let mut out = [0; 64];
+        let len = options.emit(&mut out).expect("room");
+        out[..len].to_vec()
+    }
+
     fn block(left: u32, right: u32) -> SackBlock {
         SackBlock { left: SeqNum::new(left), right: SeqNum::new(right) }
     }
@@ -156,7 +158,7 @@ mod tests {
             ..Options::default()
         };
         assert_eq!(Options::parse(&wire), Ok(options));
-        assert_eq!(options.emit().as_slice(), wire);
+        assert_eq!(emitted(&options), wire);
         assert_eq!(options.wire_len(), wire.len());
     }
 
@@ -165,7 +167,7 @@ mod tests {
         let mut options = Options { sack_count: 3, ..Options::default() };
         options.timestamps = Some(Timestamps { value: 1, echo: 2 });
         options.sack[..3].copy_from_slice(&[block(7000, 7500), block(u32::MAX, 20), block(5500, 6000)]);
-        let wire = options.emit();
+        let wire = emitted(&options);
         assert_eq!(wire.len(), 40);
         assert_eq!(wire[12..16], [1, 1, 5, 26]);
         assert_eq!(Options::parse(&wire), Ok(options));
@@ -180,6 +182,13 @@ mod tests {
         assert_eq!(Options::parse(&[30, 0]), Err(Malformed::Option));
         assert_eq!(Options::parse(&[30]), Err(Malformed::Option));
         assert_eq!(Options::parse(&[1, 1, 8, 10, 0, 0, 0, 0]), Err(Malformed::Option));
+    }
+
+    #[test]
+    fn options_that_do_not_fit_are_refused() {
+        let options = Options { mss: Some(1), window_scale: Some(1), ..Options::default() };
+        assert_eq!(options.emit(&mut [0; 8]), Some(8));
+        assert_eq!(options.emit(&mut [0; 7]), None);
     }
 
     #[test]
@@ -209,7 +218,7 @@ mod tests {
                 *to = block(*left, *right);
             }
             options.sack_count = blocks.len() as u8;
-            let wire = options.emit();
+            let wire = emitted(&options);
             prop_assert_eq!(wire.len(), options.wire_len());
             prop_assert_eq!(wire.len() % 4, 0);
             prop_assert_eq!(Options::parse(&wire), Ok(options));
