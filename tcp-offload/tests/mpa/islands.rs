@@ -264,3 +264,21 @@ fn rfc5044_a4_single_bytes_out_of_order_are_bounded() {
     assert!(end.receive(start, &stream.bytes));
     assert_eq!((end.ulp.delivered, end.link.lent()), (data, 0));
 }
+
+/// A segment that is not taken leaves nothing behind: what comes in its place is checked again.
+#[test]
+fn rfc5044_s4_4_what_was_refused_for_the_limit_is_checked_again() {
+    let config = MpaConfig { hold_bytes: 100, ..MpaConfig::default() };
+    let (_, mut end) = connect(End::initiator(config.clone()), End::responder(config));
+    end.ulp.refuses_odd_early = true;
+    let start = end.contiguous;
+    let mut stream = Reference::new(&[vec![0; 600], vec![1; 600]], true, true);
+    let second = stream.ranges[1].0;
+    assert!(!end.receive(start + second, &stream.bytes[second..]));
+    assert_eq!(end.session.counters().refused_early, 1);
+    stream.bytes[second + 100] ^= 1;
+    assert!(end.receive(start, &stream.bytes[..second]));
+    assert!(end.receive(start + second, &stream.bytes[second..]));
+    assert_eq!(end.ulp.stream_errors(), [MpaError::Crc]);
+    assert_eq!(end.ulp.placed.len(), 1);
+}
