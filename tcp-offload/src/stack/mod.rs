@@ -89,6 +89,12 @@ struct Slot<P> {
     told_closed: bool,
 }
 
+impl<P> Slot<P> {
+    fn is_unfinished(&self) -> bool {
+        !self.told_closed && self.tcp.state() != tcp::State::FinWait2
+    }
+}
+
 /// The connections, listeners and timers of one engine.
 pub struct Stack<U: Ulp> {
     config: StackConfig,
@@ -515,9 +521,22 @@ impl<U: Ulp> Stack<U> {
         self.slots.len()
     }
 
-    /// How many connections are not over yet: those of which only TIME-WAIT is left do not count.
-    pub fn open_connections(&self) -> usize {
-        self.slots.iter().filter(|(_, slot)| !slot.told_closed).count()
+    /// How many connections still have something to say: data or a FIN that is not acknowledged. A peer that
+    /// has all of ours and keeps its own direction open does not count, nor does TIME-WAIT.
+    pub fn unfinished_connections(&self) -> usize {
+        self.slots.iter().filter(|(_, slot)| slot.is_unfinished()).count()
+    }
+
+    /// Resets the connections that still have something to say; [`Stack::transmit`] tells their peers.
+    pub fn abort_unfinished(&mut self) {
+        let unfinished: Vec<u32> =
+            self.slots.iter().filter(|(_, slot)| slot.is_unfinished()).map(|(key, _)| key as u32).collect();
+        for index in unfinished {
+            if let Some(slot) = self.slots.get_mut(index as usize) {
+                slot.tcp.abort();
+                self.make_ready(index);
+            }
+        }
     }
 
     /// Counters of frames and connections.

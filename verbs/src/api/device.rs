@@ -305,7 +305,7 @@ impl Drop for DeviceInner {
         loop {
             self.shared.progress();
             let now = clock.now();
-            if now >= end || self.shared.look(|state| state.engine.stack().open_connections() == 0) {
+            if now >= end || self.shared.look(|state| state.engine.stack().unfinished_connections() == 0) {
                 break;
             }
             let fds = self.readiness.iter().map(AsFd::as_fd);
@@ -313,5 +313,7 @@ impl Drop for DeviceInner {
                 break;
             }
         }
+        // Whoever is left shall not wait for us.
+        self.shared.with(|state, _| state.engine.abort_unfinished());
     }
 }

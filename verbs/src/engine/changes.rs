@@ -1,4 +1,4 @@
-//! What the interface tells the engine of itself.
+//! What the interface tells the engine of itself, and the end of it all.
 
 use std::net::IpAddr;
 
@@ -15,6 +15,11 @@ impl Engine {
     /// The interface's largest IP packet has `mtu` bytes now.
     pub fn mtu_changed(&mut self, now: Instant, mtu: u16) {
         self.stack.mtu_changed(now, mtu);
+    }
+
+    /// Resets the connections that still have something to say; the next [`Self::transmit`] tells their peers.
+    pub fn abort_unfinished(&mut self) {
+        self.stack.abort_unfinished();
     }
 
     /// The next hop `old` has a new Ethernet address.

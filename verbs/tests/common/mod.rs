@@ -38,7 +38,7 @@ pub fn queue_pair(
     options: QueuePairOptions,
 ) -> (ProtectionDomain, CompletionQueue, QueuePair) {
     let pd = device.create_pd().unwrap();
-    let cq = device.create_cq(1024).unwrap();
+    let cq = device.create_cq(4096).unwrap();
     let qp = pd.create_qp(&cq, &cq, options).unwrap();
     (pd, cq, qp)
 }
