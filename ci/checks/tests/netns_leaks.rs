@@ -1,7 +1,7 @@
 //! Closing devices leaves nothing behind. Alone in its process, because it counts descriptors and threads.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::{net::SocketAddr, thread, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Barrier, thread, time::Duration};
 
 use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
@@ -10,23 +10,13 @@ use xwarp_checks::{
 use xwarp_verbs::{
     Access, CompletionQueue, Device, ProtectionDomain, QueuePair, QueuePairOptions, RecvRequest, WcStatus,
     WorkRequest,
-    cm::{AcceptOptions, ConnectOptions, Connection, ListenOptions},
+    cm::{AcceptOptions, ConnectOptions, ListenOptions},
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
 const PORT: u16 = 4791;
-
-fn open(lab: &Lab, side: Side) -> Device {
-    lab.within(side, || Device::open(INTERFACE).unwrap()).unwrap()
-}
-
-/// One end of a connection; dropped in this order.
-struct End {
-    connection: Connection,
-    qp: QueuePair,
-    cq: CompletionQueue,
-    pd: ProtectionDomain,
-}
+const BYTES: usize = 100_000;
+const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 fn parts(device: &Device) -> (ProtectionDomain, CompletionQueue, QueuePair) {
     let pd = device.create_pd().unwrap();
@@ -35,48 +25,64 @@ fn parts(device: &Device) -> (ProtectionDomain, CompletionQueue, QueuePair) {
     (pd, cq, qp)
 }
 
-/// A pair of ends, the server's first.
-fn pair(lab: &Lab, server: &Device, client: &Device, family: Family) -> (End, End) {
-    let address = SocketAddr::new(lab.address(Side::B, family), PORT);
-    let listener = server.listen(address, ListenOptions::default()).unwrap();
+/// A server that takes one message over each family.
+fn serve(lab: &Lab, listening: &Barrier) {
+    let device = Device::open(INTERFACE).unwrap();
+    for family in FAMILIES {
+        let address = SocketAddr::new(lab.address(Side::B, family), PORT);
+        let listener = device.listen(address, ListenOptions::default()).unwrap();
+        listening.wait();
+        let (pd, cq, qp) = parts(&device);
+        let inbox = pd.allocate(BYTES, Access::LOCAL_WRITE).unwrap();
+        qp.post_recv(&RecvRequest::new(1, &[inbox.sge(0, BYTES)])).unwrap();
+        let connection =
+            listener.accept(LIMIT).unwrap().accept(&qp, AcceptOptions::default(), LIMIT).unwrap();
+        assert_eq!(cq.spin(LIMIT).unwrap().byte_len as usize, BYTES);
+        connection.wait_disconnected(LIMIT).unwrap();
+    }
+}
+
+fn connect(lab: &Lab, listening: &Barrier) {
+    let device = Device::open(INTERFACE).unwrap();
+    for family in FAMILIES {
+        let address = SocketAddr::new(lab.address(Side::B, family), PORT);
+        let (pd, cq, qp) = parts(&device);
+        listening.wait();
+        let _connection = device.connect(&qp, address, ConnectOptions::default(), LIMIT).unwrap();
+        let outbox = pd.allocate(BYTES, Access::empty()).unwrap();
+        let piece = outbox.sge(0, BYTES);
+        qp.post_send(&WorkRequest::send(1, &piece).signaled()).unwrap();
+        assert_eq!(cq.spin(LIMIT).unwrap().status, WcStatus::Success);
+    }
+}
+
+fn round(lab: &Lab) {
+    let listening = Barrier::new(2);
     thread::scope(|scope| {
-        let accepted = scope.spawn(|| {
-            let (pd, cq, qp) = parts(server);
-            let request = listener.accept(LIMIT).unwrap();
-            let connection = request.accept(&qp, AcceptOptions::default(), LIMIT).unwrap();
-            End { connection, qp, cq, pd }
-        });
-        let (pd, cq, qp) = parts(client);
-        let connection = client.connect(&qp, address, ConnectOptions::default(), LIMIT).unwrap();
-        (accepted.join().unwrap(), End { connection, qp, cq, pd })
-    })
+        let server = lab.enter(scope, Side::B, || serve(lab, &listening)).unwrap();
+        let client = lab.enter(scope, Side::A, || connect(lab, &listening)).unwrap();
+        client.join().unwrap();
+        server.join().unwrap();
+    });
+}
+
+/// Descriptors and threads of this process. A thread that was joined may still be seen for a moment.
+fn held() -> (BTreeMap<String, usize>, usize) {
+    thread::sleep(Duration::from_millis(100));
+    let pid = std::process::id();
+    (leaks::descriptors(pid).unwrap(), leaks::threads(pid).unwrap())
 }
 
 #[test]
 fn netns_nothing_is_left_after_many_devices_and_connections() {
     let lab = Lab::up(LabOptions::default()).unwrap();
-    let pid = std::process::id();
-    let round = || {
-        let (server, client) = (open(&lab, Side::B), open(&lab, Side::A));
-        for family in [Family::V4, Family::V6] {
-            let (a, b) = pair(&lab, &server, &client, family);
-            let inbox = a.pd.allocate(100_000, Access::LOCAL_WRITE).unwrap();
-            a.qp.post_recv(&RecvRequest::new(1, &[inbox.sge(0, 100_000)])).unwrap();
-            let outbox = b.pd.allocate(100_000, Access::empty()).unwrap();
-            b.qp.post_send(&WorkRequest::send(1, &outbox.sge(0, 100_000)).signaled()).unwrap();
-            assert_eq!(b.cq.spin(LIMIT).unwrap().status, WcStatus::Success);
-            assert_eq!(a.cq.spin(LIMIT).unwrap().byte_len, 100_000);
-            drop((a.connection, b.connection));
-        }
-    };
-    // What is made once and kept (thread-local buffers, the resolver's caches) is made now.
-    round();
-    let before = (leaks::descriptors(pid).unwrap(), leaks::threads(pid).unwrap());
+    // What is made once and kept is made now.
+    round(&lab);
+    let before = held();
     for _ in 0..5 {
-        round();
+        round(&lab);
     }
-    let after = (leaks::descriptors(pid).unwrap(), leaks::threads(pid).unwrap());
-    assert_eq!(before, after);
+    assert_eq!(before, held());
     // The programs are detached, too.
     for side in [Side::A, Side::B] {
         let link = lab.run(side, "ip", &["link", "show", INTERFACE]).unwrap();
