@@ -295,12 +295,14 @@ impl Connection {
         };
         let mut writer = FrameWriter::new(chunks, header, header + room);
         let filled = source.fill(offset, &mut writer);
-        let Filled::Segment(len) = filled else {
-            drop(writer);
-            turn.link.release(frame);
-            return Ok(filled);
+        let len = match filled {
+            Filled::Segment(len) if len > 0 => len.min(room),
+            Filled::Segment(_) | Filled::Nothing | Filled::Finish => {
+                drop(writer);
+                turn.link.release(frame);
+                return Ok(if filled == Filled::Finish { filled } else { Filled::Nothing });
+            }
         };
-        let len = len.min(room);
         let sum = Sum::of_pieces(writer.pieces(header, header + len));
         self.tx.before_new_data(turn.now);
         let fields = self.data_fields(turn.now, offset, true);

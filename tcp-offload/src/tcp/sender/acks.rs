@@ -1,0 +1,373 @@
+//! What an acknowledgment does to the send side: what it delivers, which losses it shows, whether a recovery begins,
+//! ends or was for nothing, and how the window changes.
+
+use std::time::Duration;
+
+use super::Sender;
+use crate::{
+    link::Link,
+    seq::{SeqNum, StreamOffset},
+    tcp::{
+        Counters,
+        clock::Clock,
+        congestion::{Acked, Congestion},
+        queue::{Block, Entry},
+        rack::ProbeOutcome,
+        recovery::{Frto, Phase, Prr, Undo},
+        timers::{Timer, Timers},
+    },
+    time::Instant,
+};
+
+/// Duplicate ACKs that prove a loss where there is no SACK (RFC 5681 section 3.2).
+const DUP_ACKS: u32 = 3;
+
+/// An acceptable acknowledgment, in offsets.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::tcp) struct Ack<'a> {
+    pub now: Instant,
+    pub number: StreamOffset,
+    /// The segment's sequence number, and its window in bytes.
+    pub seq: SeqNum,
+    pub window: u64,
+    /// SACK blocks above `ack`.
+    pub blocks: &'a [Block],
+    /// The D-SACK block, if there was one.
+    pub dsack: Option<Block>,
+    /// The timestamp echoed.
+    pub echo: Option<u32>,
+    /// No payload, SYN or FIN: it can be a duplicate ACK.
+    pub bare: bool,
+}
+
+/// What an ACK delivered.
+#[derive(Debug, Default)]
+struct Delivery {
+    bytes: u64,
+    /// Some of it had been sent once only, some of it more than once.
+    original: bool,
+    retransmitted: bool,
+    /// When the latest segment was sent whose round-trip time is not ambiguous: of those sent once, and of those sent
+    /// again.
+    sample_original: Option<Instant>,
+    sample_again: Option<Instant>,
+}
+
+impl Delivery {
+    fn sample(&self) -> Option<Instant> {
+        self.sample_original.max(self.sample_again)
+    }
+}
+
+impl Sender {
+    /// Processes an acceptable ACK. Returns whether `SND.UNA` moved.
+    pub(in crate::tcp) fn on_ack(
+        &mut self,
+        link: &mut dyn Link,
+        clock: Option<&Clock>,
+        counters: &mut Counters,
+        ack: &Ack<'_>,
+    ) -> bool {
+        let (una, window_before) = (self.una, self.edge);
+        let had_data = !self.queue.is_empty();
+        self.update_window(ack.seq, ack.number, ack.window);
+        let delivery = self.deliver(link, clock, ack);
+        let advanced = ack.number > una;
+        if advanced {
+            self.una = ack.number;
+            self.progress = ack.now;
+            // The path delivers: the next time-out begins without back-off, also when only segments came through
+            // that were sent twice and Karn's rule allows no measurement.
+            self.rtt.forgive();
+        }
+        let duplicate = !advanced && ack.bare && had_data && window_before == self.edge && ack.number == una;
+        self.count_duplicates(advanced, duplicate, delivery.bytes);
+        if let Some(sent) = delivery.sample() {
+            self.rtt.sample(ack.now, ack.now.since(sent));
+            self.tlp.measured = true;
+        }
+        counters.dsacks_in += u64::from(ack.dsack.is_some());
+        self.rack.adapt(self.una, self.nxt, ack.dsack.is_some());
+        if self.probe_repaired(ack, duplicate) {
+            self.reduce_once(Congestion::Loss);
+        }
+        self.look_for_undo(clock, counters, ack, &delivery);
+        let repaired = self.leave_recovery();
+        self.step_frto(counters, ack, advanced, &delivery);
+        self.look_for_losses(ack.now, counters);
+        if !repaired {
+            self.grow(ack, advanced.then(|| ack.number - una), &delivery);
+        }
+        if had_data && self.queue.is_empty() {
+            self.idle_since = Some(ack.now);
+        }
+        advanced
+    }
+
+    /// The window rule of RFC 9293 section 3.10.7.4 (fifth check): older segments do not change it.
+    pub(in crate::tcp) fn update_window(&mut self, seq: SeqNum, number: StreamOffset, window: u64) {
+        if self.wl1.before(seq) || self.wl1 == seq && self.wl2 <= number {
+            (self.wl1, self.wl2) = (seq, number);
+            self.edge = number + window;
+            self.max_window = self.max_window.max(window);
+        }
+    }
+
+    /// Takes out what is acknowledged and marks what is selectively acknowledged.
+    fn deliver(&mut self, link: &mut dyn Link, clock: Option<&Clock>, ack: &Ack<'_>) -> Delivery {
+        let mut delivery = Delivery::default();
+        let min_rtt = self.rtt.min();
+        let after_timeout = matches!(self.phase, Phase::Loss { .. });
+        let rack = &mut self.rack;
+        let mut note = |delivery: &mut Delivery, entry: &Entry| {
+            let echo_before = match (clock, ack.echo) {
+                (Some(clock), Some(echo)) => clock.echoes_before(echo, entry.sent),
+                _ => false,
+            };
+            rack.delivered(ack.now, entry, echo_before, min_rtt);
+            delivery.bytes += entry.bytes();
+            delivery.original |= !entry.retransmitted;
+            delivery.retransmitted |= entry.retransmitted;
+            // After a time-out the echo tells transmissions apart: they are at least a tick apart.
+            let sample = if !entry.retransmitted {
+                &mut delivery.sample_original
+            } else if after_timeout && ack.echo.is_some() && !echo_before {
+                &mut delivery.sample_again
+            } else {
+                return;
+            };
+            *sample = (*sample).max(Some(entry.sent));
+        };
+        while let Some(entry) = self.queue.pop_acked(ack.number) {
+            if !entry.sacked {
+                note(&mut delivery, &entry);
+            }
+            if let Some(frame) = entry.frame {
+                link.release(frame);
+            }
+        }
+        // What waited beyond a gap until a retransmission filled it says nothing of the path.
+        if delivery.retransmitted {
+            delivery.sample_original = None;
+        }
+        if !ack.blocks.is_empty() {
+            self.queue.sack(ack.blocks, |entry| note(&mut delivery, entry));
+        }
+        delivery
+    }
+
+    /// Without SACK, duplicate ACKs stand for segments that have left the network (RFC 6582).
+    fn count_duplicates(&mut self, advanced: bool, duplicate: bool, delivered: u64) {
+        if self.sack {
+            return;
+        }
+        if duplicate {
+            self.duplicates += 1;
+        } else if advanced {
+            let left = (delivered / self.window.smss.max(1)).saturating_sub(1) as u32;
+            let partial = matches!(self.phase, Phase::Recovery { high } if self.una < high);
+            self.duplicates = if partial { self.duplicates.saturating_sub(left) } else { 0 };
+        }
+    }
+
+    fn probe_repaired(&mut self, ack: &Ack<'_>, duplicate: bool) -> bool {
+        let pure_duplicate = duplicate && ack.blocks.is_empty();
+        self.tlp.acked(ack.number, ack.dsack.map(|d| d.1), pure_duplicate) == ProbeOutcome::Repaired
+    }
+
+    /// Recovery ends when all is acknowledged that was sent before it began. Returns whether fast recovery has
+    /// just ended: then the window is what the reduction said, and does not grow by the same ACK.
+    fn leave_recovery(&mut self) -> bool {
+        let (Phase::Recovery { high } | Phase::Loss { high, .. }) = self.phase else { return false };
+        if self.una < high {
+            return false;
+        }
+        let fast = matches!(self.phase, Phase::Recovery { .. });
+        if fast {
+            self.window.cwnd = self.window.ssthresh;
+        }
+        self.phase = Phase::Open;
+        self.recovered_to = high;
+        self.duplicates = 0;
+        self.rack.recovered();
+        fast
+    }
+
+    /// Eifel by timestamps (RFC 3522) and D-SACK (RFC 3708): was the retransmission for nothing?
+    fn look_for_undo(
+        &mut self,
+        clock: Option<&Clock>,
+        counters: &mut Counters,
+        ack: &Ack<'_>,
+        delivery: &Delivery,
+    ) {
+        let Some(undo) = &mut self.undo else { return };
+        let by_dsack = ack.dsack.is_some_and(|(left, right)| undo.duplicate(left, right));
+        let by_echo = delivery.retransmitted
+            && match (clock, ack.echo, undo.first_resent) {
+                (Some(clock), Some(echo), Some(first)) => clock.echoes_before(echo, first),
+                _ => false,
+            };
+        if by_dsack || by_echo {
+            self.restore(counters);
+        }
+    }
+
+    fn restore(&mut self, counters: &mut Counters) {
+        let Some(undo) = self.undo.take() else { return };
+        counters.undone += 1;
+        self.control.undo();
+        self.window.cwnd = self.window.cwnd.max(undo.cwnd);
+        self.window.ssthresh = undo.ssthresh;
+        self.queue.forget_losses();
+        self.phase = Phase::Open;
+        self.recovered_to = self.una;
+        self.duplicates = 0;
+        self.rtt.forgive();
+    }
+
+    /// RFC 5682 section 3.1, steps 2 and 3.
+    fn step_frto(&mut self, counters: &mut Counters, ack: &Ack<'_>, advanced: bool, delivery: &Delivery) {
+        let Phase::Loss { high, frto } = &mut self.phase else { return };
+        match *frto {
+            Frto::Retransmitted if advanced => *frto = Frto::SendNew(2),
+            Frto::Sent if ack.blocks.iter().any(|b| b.1 > *high) || delivery.bytes == 0 => {
+                *frto = Frto::Off;
+                self.window.cwnd = self.window.smss * 3;
+            }
+            Frto::Sent if delivery.original => self.restore(counters),
+            _ => {}
+        }
+    }
+
+    /// RFC 8985 section 6.2 steps 4 and 5; RFC 6582 without SACK.
+    /// Returns whether segments are newly lost; when others will be if nothing happens is in `reorder_at`.
+    fn detect_losses(&mut self, now: Instant) -> bool {
+        self.reorder_at = None;
+        if !self.sack {
+            return self.detect_by_duplicates();
+        }
+        if !self.queue.is_disordered() {
+            return false;
+        }
+        let reo_wnd = self.reo_wnd();
+        let rtt = self.rack.rtt;
+        let mut wait: Option<Instant> = None;
+        let new = self.queue.mark_lost_where(self.rack.xmit_ts, self.rack.end_seq, |entry| {
+            let due = entry.sent + rtt + reo_wnd;
+            if due > now {
+                wait = wait.max(Some(due));
+            }
+            due <= now
+        });
+        self.reorder_at = wait;
+        new
+    }
+
+    /// When the reordering window of the last segment in doubt has passed.
+    pub(in crate::tcp) fn reorder_at(&self) -> Option<Instant> {
+        self.reorder_at
+    }
+
+    /// Sets the reordering timer after an ACK that acknowledged nothing new. A probe is not due any more once
+    /// SACK reported something.
+    pub(in crate::tcp) fn arm_reorder(&self, timers: &mut Timers) {
+        match self.reorder_at {
+            Some(at) => timers.arm(Timer::Reorder, at),
+            None => timers.disarm(Timer::Reorder),
+        }
+        if !self.probes_apply() {
+            timers.disarm(Timer::Probe);
+        }
+    }
+
+    pub(super) fn reo_wnd(&self) -> Duration {
+        self.rack.reo_wnd(&self.rtt, self.phase != Phase::Open, self.queue.sacked())
+    }
+
+    fn detect_by_duplicates(&mut self) -> bool {
+        let partial = matches!(self.phase, Phase::Recovery { .. })
+            && self.queue.front().is_some_and(|e| !e.retransmitted);
+        let fresh = self.phase == Phase::Open && self.duplicates >= DUP_ACKS && self.una >= self.recovered_to;
+        if (partial || fresh) && self.queue.front().is_some_and(|e| !e.lost) {
+            self.queue.mark_lost(0);
+            return true;
+        }
+        false
+    }
+
+    /// Detects losses, and enters recovery for the first. Also called when the reordering timer fires.
+    pub(in crate::tcp) fn look_for_losses(&mut self, now: Instant, counters: &mut Counters) {
+        if self.detect_losses(now) && self.phase == Phase::Open {
+            self.enter_recovery(counters);
+        }
+    }
+
+    fn enter_recovery(&mut self, counters: &mut Counters) {
+        counters.recoveries += 1;
+        self.remember();
+        self.prr = Prr::begin(self.flight_size());
+        self.window.ssthresh = self.control.reduce(&self.window, self.flight_size(), Congestion::Loss);
+        self.phase = Phase::Recovery { high: self.nxt };
+        self.tlp.reset();
+    }
+
+    pub(super) fn remember(&mut self) {
+        self.undo = Some(Undo {
+            cwnd: self.window.cwnd,
+            ssthresh: self.window.ssthresh,
+            from: self.una,
+            to: self.nxt,
+            unproven: 0,
+            first_resent: None,
+        });
+    }
+
+    /// A reduction outside of recovery, at once: ECN, and a loss that a probe has repaired.
+    fn reduce_once(&mut self, sign: Congestion) {
+        if self.phase == Phase::Open {
+            self.window.ssthresh = self.control.reduce(&self.window, self.flight_size(), sign);
+            self.window.cwnd = self.window.cwnd.min(self.window.ssthresh);
+        }
+    }
+
+    /// ECN-Echo (RFC 3168 section 6.1.2): at most once a window. Returns whether CWR is to be said.
+    pub(in crate::tcp) fn on_ecn_echo(&mut self) -> bool {
+        if self.una < self.marked_to || self.phase != Phase::Open {
+            return false;
+        }
+        self.marked_to = self.nxt;
+        self.reduce_once(Congestion::Marked);
+        true
+    }
+
+    /// The window grows, or PRR steers it.
+    fn grow(&mut self, ack: &Ack<'_>, acked: Option<u64>, delivery: &Delivery) {
+        let limited = self.limited_at.is_some_and(|at| ack.number <= at);
+        match self.phase {
+            Phase::Recovery { .. } => {
+                // Without SACK a duplicate ACK delivers one segment (RFC 6675 section 3 in spirit).
+                let duplicate = u64::from(!self.sack && acked.is_none()) * self.window.smss;
+                let newly = delivery.bytes + duplicate;
+                self.window.cwnd =
+                    self.prr.window(newly, self.pipe(), self.window.ssthresh, self.window.smss);
+            }
+            Phase::Open | Phase::Loss { .. } => {
+                let Some(bytes) = acked.filter(|_| limited || matches!(self.phase, Phase::Loss { .. }))
+                else {
+                    return;
+                };
+                let acked = Acked {
+                    now: ack.now,
+                    bytes,
+                    rtt: delivery.sample().map(|sent| ack.now.since(sent)),
+                    srtt: self.rtt.srtt(),
+                    una: self.una,
+                    nxt: self.nxt,
+                    after_timeout: matches!(self.phase, Phase::Loss { .. }),
+                };
+                self.control.acked(&mut self.window, &acked);
+            }
+        }
+    }
+}
