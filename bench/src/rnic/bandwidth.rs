@@ -80,7 +80,7 @@ impl<'a> Bandwidth<'a> {
         let sent = self.run(control, size)?;
         let mine = Told { sent, cpu: cpu::process_time().saturating_sub(before) };
         let theirs = Told::from_json(&control.exchange(self.endpoint, &mine.to_json())?)?;
-        Ok(self.sum_up(size, mine, theirs))
+        Ok(sum_up(size, mine, theirs))
     }
 
     /// What the peer will read: in each place a pattern that does not change.
@@ -100,7 +100,7 @@ impl<'a> Bandwidth<'a> {
         let plan = self.plan;
         let quiet = self.role == Role::Server;
         let verified_writes = plan.verify && plan.test.verb == Verb::Write;
-        let mut rounds = if verified_writes { Rounds::begin(self.links)? } else { Rounds::none() };
+        let mut rounds = if verified_writes { Rounds::begin(self.links) } else { Rounds::none() };
         let (active, passive) = (self.is_active(), self.is_passive());
         let mut sender = active.then(|| Sender::new(self.links, plan, self.role, size, &self.sent, quiet));
         let mut receiver = Receiver::new(self.links, plan, self.role.peer(), size, &mut self.counts);
@@ -156,23 +156,24 @@ impl<'a> Bandwidth<'a> {
             }
         }
     }
+}
 
-    fn sum_up(&self, size: u64, mine: Told, theirs: Told) -> BandwidthRow {
-        let rate = |told: &Told| {
-            let seconds = told.sent.elapsed.as_secs_f64();
-            if seconds > 0.0 { told.sent.messages as f64 / seconds } else { 0.0 }
-        };
-        let peaks = [mine, theirs].into_iter().filter_map(|told| told.sent.peak).reduce(|a, b| a + b);
-        let messages = mine.sent.messages + theirs.sent.messages;
-        let elapsed = mine.sent.elapsed.max(theirs.sent.elapsed).as_secs_f64();
-        let bytes = messages as f64 * size as f64;
-        BandwidthRow {
-            bytes: size,
-            iterations: messages,
-            peak: peaks.map(|peak| peak * size as f64),
-            average: (rate(&mine) + rate(&theirs)) * size as f64,
-            cpu: Some(CpuUse::of(mine.cpu.as_secs_f64(), Some(theirs.cpu.as_secs_f64()), bytes, elapsed)),
-        }
+/// One row of both ends' figures.
+fn sum_up(size: u64, mine: Told, theirs: Told) -> BandwidthRow {
+    let rate = |told: &Told| {
+        let seconds = told.sent.elapsed.as_secs_f64();
+        if seconds > 0.0 { told.sent.messages as f64 / seconds } else { 0.0 }
+    };
+    let peaks = [mine, theirs].into_iter().filter_map(|told| told.sent.peak).reduce(|a, b| a + b);
+    let messages = mine.sent.messages + theirs.sent.messages;
+    let elapsed = mine.sent.elapsed.max(theirs.sent.elapsed).as_secs_f64();
+    let bytes = messages as f64 * size as f64;
+    BandwidthRow {
+        bytes: size,
+        iterations: messages,
+        peak: peaks.map(|peak| peak * size as f64),
+        average: (rate(&mine) + rate(&theirs)) * size as f64,
+        cpu: Some(CpuUse::of(mine.cpu.as_secs_f64(), Some(theirs.cpu.as_secs_f64()), bytes, elapsed)),
     }
 }
 

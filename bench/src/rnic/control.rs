@@ -30,7 +30,7 @@ const SEND_ID: u64 = 1 << 32;
 /// A connection must stand within this time.
 pub const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// A client tries again for so long when nobody listens: the server may just be starting.
-const REFUSED_LIMIT: Duration = Duration::from_secs(3);
+pub const REFUSED_LIMIT: Duration = Duration::from_secs(3);
 
 /// One end of the control connection.
 #[derive(Debug)]
@@ -206,6 +206,6 @@ impl Control {
 }
 
 /// Whether nobody listened.
-fn is_refused(error: &ConnectionError) -> bool {
+pub fn is_refused(error: &ConnectionError) -> bool {
     matches!(error, ConnectionError::Failed(CloseReason::Refused))
 }

@@ -115,12 +115,12 @@ impl<'a> Idle<'a> {
 
 /// The device's options from ours.
 fn options(args: &DeviceArgs) -> DeviceOptions {
-    let mut options = DeviceOptions::default();
-    options.progress = match args.progress {
+    let progress = match args.progress {
         ProgressArg::Auto => Progress::Auto,
         ProgressArg::Application => Progress::Application,
         ProgressArg::Thread => Progress::Thread,
     };
+    let mut options = DeviceOptions { progress, ..Default::default() };
     options.capture.clone_from(&args.pcap);
     options.mpa.crc = !args.no_crc;
     options.mpa.markers = match args.markers {

@@ -24,7 +24,7 @@ const ALIGNMENT: u64 = 64;
 /// Small words of each queue pair, in front of the messages: credits, and what the peer learns of rounds.
 pub const WORDS_BYTES: usize = 64;
 /// Closing in order may take so long.
-const CLOSE_LIMIT: Duration = Duration::from_secs(2);
+pub const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 /// Receives and sends beyond the depths, for credits and rounds.
 const SPARE: u32 = 8;
 

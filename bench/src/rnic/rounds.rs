@@ -54,12 +54,12 @@ impl Rounds {
     }
 
     /// Rounds on every queue pair; posts the receives for their words.
-    pub fn begin(links: &Links) -> Result<Self> {
+    pub fn begin(links: &Links) -> Self {
         let mut rounds = HashMap::new();
         for number in 0..links.list.len() as u32 {
             rounds.insert(number, Round::default());
         }
-        Ok(Self { rounds, slots: u64::from(links.layout.slots) })
+        Self { rounds, slots: u64::from(links.layout.slots) }
     }
 
     /// Posts the receives for the words of all queue pairs; once for the life of the connections.
@@ -104,7 +104,7 @@ impl Rounds {
     }
 
     /// Whether a completion is of a word and of no message.
-    pub fn is_own(&self, wr_id: u64) -> bool {
+    pub fn is_own(wr_id: u64) -> bool {
         wr_id == OWN_ID
     }
 

@@ -126,7 +126,7 @@ impl<'a> Sender<'a> {
         if self.done.is_some() {
             return Ok(false);
         }
-        let mut moved = self.reap(rounds)?;
+        let mut moved = self.reap()?;
         if self.until.is_some_and(|until| self.start.elapsed() >= until) {
             self.time_over = true;
         }
@@ -147,13 +147,13 @@ impl<'a> Sender<'a> {
         enough && pace.completed == pace.posted
     }
 
-    fn reap(&mut self, rounds: &mut Rounds) -> Result<bool> {
+    fn reap(&mut self) -> Result<bool> {
         let mut batch = std::mem::take(&mut self.batch);
         batch.clear();
         let found = self.links.send_cq.poll(&mut batch, BATCH);
         for completion in &batch {
             let number = self.links.number(completion)?;
-            if rounds.is_own(completion.wr_id) {
+            if Rounds::is_own(completion.wr_id) {
                 continue;
             }
             let upto = completion.wr_id;

@@ -1,5 +1,6 @@
 //! The rules of the house, held by a test: who may import whom, where `unsafe` may stand, how long a file
 //! may be, and that each row of `docs/conformance.md` names tests that exist.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -92,7 +92,7 @@ impl Arguments {
                 "--markers" => parsed.mpa.markers = markers(value()?)?,
                 "--mpa-rev" => parsed.mpa.revision = revision(value()?)?,
                 "--p2p" => {
-                    parsed.mpa.peer_to_peer = value()?.split(',').map(rtr).collect::<Result<_, _>>()?
+                    parsed.mpa.peer_to_peer = value()?.split(',').map(rtr).collect::<Result<_, _>>()?;
                 }
                 _ => return Err(format!("unknown option {word}")),
             }
