@@ -8,6 +8,7 @@
 //! | [`pattern`] | what `--verify` sends and checks |
 //! | [`cpu`] | pinning, CPU time, and how far apart two cores are |
 //! | [`rnic`] | `send`, `write` and `read`, `_bw` and `_lat` |
+//! | [`perftest`] | the same against perftest's own programs |
 //! | [`baseline`] | `tcp_bw` and `tcp_lat` |
 //! | [`compare`] | both, interleaved, with ratios |
 #![forbid(unsafe_code)]
@@ -17,6 +18,7 @@ pub mod compare;
 pub mod cpu;
 pub mod options;
 pub mod pattern;
+pub mod perftest;
 pub mod progress;
 pub mod report;
 pub mod rnic;

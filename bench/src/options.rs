@@ -143,6 +143,9 @@ pub struct DeviceArgs {
     /// Revision of MPA: 1 (RFC 5044) or 2 (RFC 6581)
     #[arg(long = "mpa-rev", visible_alias = "mpa_rev", value_name = "REVISION", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub mpa_revision: u8,
+    /// The other end is the program of perftest (4.5) with -R and the same options
+    #[arg(long)]
+    pub perftest: bool,
     /// Fill each message with a pattern of its own and check every byte that arrives
     #[arg(long)]
     pub verify: bool,

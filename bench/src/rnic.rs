@@ -10,10 +10,10 @@
 //! | `latency` | rows of latency |
 
 mod bandwidth;
-mod control;
-mod endpoint;
+pub(crate) mod control;
+pub(crate) mod endpoint;
 mod latency;
-mod links;
+pub(crate) mod links;
 mod plan;
 mod receiver;
 mod rounds;
@@ -40,6 +40,7 @@ use crate::{
     baseline::resolve,
     cpu,
     options::{BandwidthArgs, DeviceArgs, LatencyArgs, MeetArgs, OutputArgs},
+    perftest::{self, Meet},
     report::{BandwidthRow, Info, Report, Row},
 };
 
@@ -88,6 +89,9 @@ fn run(line: &Line<'_>, plan: Plan) -> Result<()> {
     }
     let endpoint = Endpoint::open(line.device)?;
     let before = endpoint.device.counters();
+    if line.device.perftest {
+        return with_perftest(line, &endpoint, &plan, &before);
+    }
     match &line.meet.server {
         None => serve(line, &endpoint, &plan, &before),
         Some(server) => {
@@ -95,6 +99,21 @@ fn run(line: &Line<'_>, plan: Plan) -> Result<()> {
             measure(line, &endpoint, plan, server, &before)
         }
     }
+}
+
+/// The other end is a program of perftest's.
+fn with_perftest(line: &Line<'_>, endpoint: &Endpoint, plan: &Plan, before: &Counters) -> Result<()> {
+    let listener = match line.meet.server {
+        None => Some(listen(line, endpoint, plan)?),
+        Some(_) => None,
+    };
+    let mut report = Report::begin(line.output, info(line, endpoint, plan));
+    let meet = match (&listener, &line.meet.server) {
+        (Some(listener), _) => Meet::Listener(listener),
+        (None, server) => Meet::Server(resolve(server.as_deref().unwrap_or_default(), line.meet)?),
+    };
+    perftest::run(endpoint, plan, meet, &mut report)?;
+    end(line, endpoint, report, before)
 }
 
 /// The client's part.
@@ -113,14 +132,7 @@ fn measure(
 
 /// The server's part: one test, then the end, as perftest does it.
 fn serve(line: &Line<'_>, endpoint: &Endpoint, own: &Plan, before: &Counters) -> Result<()> {
-    let any = line.meet.source.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
-    let address = SocketAddr::new(any, line.meet.port);
-    let backlog = own.queue_pairs as usize + 16;
-    let listener = endpoint
-        .device
-        .listen(address, ListenOptions { backlog, ..ListenOptions::default() })
-        .with_context(|| format!("cannot listen on {address}"))?;
-    println!("Waiting for a client on port {} ({})", line.meet.port, own.test.name());
+    let listener = listen(line, endpoint, own)?;
     let mut control = Control::accept(endpoint, &listener)?;
     match agree(endpoint, &mut control, own) {
         Ok(plan) => {
@@ -136,6 +148,18 @@ fn serve(line: &Line<'_>, endpoint: &Endpoint, own: &Plan, before: &Counters) ->
             Err(error)
         }
     }
+}
+
+fn listen(line: &Line<'_>, endpoint: &Endpoint, plan: &Plan) -> Result<Listener> {
+    let any = line.meet.source.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
+    let address = SocketAddr::new(any, line.meet.port);
+    let backlog = plan.queue_pairs as usize + 16;
+    let listener = endpoint
+        .device
+        .listen(address, ListenOptions { backlog, ..ListenOptions::default() })
+        .with_context(|| format!("cannot listen on {address}"))?;
+    println!("Waiting for a client on port {} ({})", line.meet.port, plan.test.name());
+    Ok(listener)
 }
 
 fn agree(endpoint: &Endpoint, control: &mut Control, own: &Plan) -> Result<Plan> {
@@ -182,6 +206,11 @@ fn walk(
     if plan.verify {
         report.note(&format!("verified {verified} bytes at both ends, all as they were sent"));
     }
+    end(line, endpoint, report, before)
+}
+
+/// Counters, and the end of the report.
+fn end(line: &Line<'_>, endpoint: &Endpoint, report: Report, before: &Counters) -> Result<()> {
     let counters = endpoint.device.counters().since(before);
     if line.device.stats {
         for (name, value) in counters.iter() {
