@@ -1,11 +1,11 @@
 //! Making work requests: constructors for each operation, options by chaining.
 //!
 //! ```
-//! use xwarp_verbs::{Payload, Sge, WorkRequest};
+//! use xwarp_verbs::{Sge, WorkRequest};
 //!
 //! let piece = Sge { len: 64, ..Sge::default() };
-//! let request = WorkRequest::send(1, Payload::Gather(&[piece])).signaled().solicited();
-//! # let _ = request;
+//! let request = WorkRequest::send(1, &piece).signaled().solicited();
+//! assert_eq!(request.wr_id, 1);
 //! ```
 
 use crate::{
