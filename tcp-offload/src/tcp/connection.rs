@@ -329,7 +329,7 @@ impl Connection {
                 Timer::Retransmit => self.on_retransmit_timeout(now),
                 Timer::Probe => self.on_probe_timeout(now),
                 Timer::Reorder => {
-                    self.tx.look_for_losses(now, &mut self.counters);
+                    self.tx.on_reorder_timer(now, &mut self.counters);
                     if let Some(at) = self.tx.reorder_at() {
                         self.timers.arm(Timer::Reorder, at);
                     }
@@ -433,8 +433,8 @@ impl Connection {
             0 => PLATEAUS.into_iter().find(|p| *p < current).unwrap_or(current),
             mtu => mtu.min(u32::from(current)) as u16,
         };
-        // IPv6 hosts need not go below 1280 (RFC 8201 section 4).
-        let floor = if self.path.flow.local.is_ipv6() { 1280 } else { 0 };
+        // Nobody need go below these (RFC 8201 section 4, RFC 1191 section 3).
+        let floor = if self.path.flow.local.is_ipv6() { 1280 } else { 68 };
         if mtu >= floor && mtu < current {
             self.path_mtu(now, mtu);
         }

@@ -238,6 +238,7 @@ impl Connection {
             blocks: &blocks,
             dsack,
             echo: segment.options.timestamps.map(|t| t.echo),
+            marked: segment.flags.ece && self.ecn.on,
             bare: segment.payload_len == 0 && !segment.flags.fin && !segment.flags.syn,
         };
         let advanced = self.tx.on_ack(link, self.clock.as_ref(), &mut self.counters, &ack);

@@ -60,6 +60,8 @@ pub(super) struct Sender {
     duplicates: u32,
     /// RFC 6582 section 3.2: no new fast retransmit before this is acknowledged.
     recovered_to: StreamOffset,
+    /// What was outstanding before the ACK in hand took its part: the FlightSize of RFC 5681 when congestion shows.
+    flight_before: u64,
     /// `SND.NXT` when the congestion window last stopped us.
     limited_at: Option<StreamOffset>,
     /// When `SND.UNA` last moved, or the queue ceased to be empty.
@@ -97,6 +99,7 @@ impl Sender {
             sack: false,
             duplicates: 0,
             recovered_to: 0,
+            flight_before: 0,
             limited_at: None,
             progress: now,
             last_sent: now,

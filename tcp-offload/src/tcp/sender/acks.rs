@@ -38,6 +38,8 @@ pub(in crate::tcp) struct Ack<'a> {
     pub echo: Option<u32>,
     /// No payload, SYN or FIN: it can be a duplicate ACK.
     pub bare: bool,
+    /// It carries an ECN-Echo that means something: the window does not grow by it (RFC 3168 section 6.1.2).
+    pub marked: bool,
 }
 
 /// What an ACK delivered.
@@ -68,6 +70,7 @@ impl Sender {
         counters: &mut Counters,
         ack: &Ack<'_>,
     ) -> bool {
+        self.flight_before = self.flight_size();
         let (una, window_before) = (self.una, self.edge);
         let had_data = !self.queue.is_empty();
         self.update_window(ack.seq, ack.number, ack.window);
@@ -95,7 +98,7 @@ impl Sender {
         let repaired = self.leave_recovery();
         self.step_frto(counters, ack, advanced, &delivery);
         self.look_for_losses(ack.now, counters);
-        if !repaired {
+        if !repaired && !(ack.marked && self.phase == Phase::Open) {
             self.grow(ack, advanced.then(|| ack.number - una), &delivery);
         }
         if had_data && self.queue.is_empty() {
@@ -296,8 +299,14 @@ impl Sender {
         false
     }
 
-    /// Detects losses, and enters recovery for the first. Also called when the reordering timer fires.
-    pub(in crate::tcp) fn look_for_losses(&mut self, now: Instant, counters: &mut Counters) {
+    /// The reordering timer has fired (RFC 8985 section 6.2, step 5).
+    pub(in crate::tcp) fn on_reorder_timer(&mut self, now: Instant, counters: &mut Counters) {
+        self.flight_before = self.flight_size();
+        self.look_for_losses(now, counters);
+    }
+
+    /// Detects losses, and enters recovery for the first.
+    fn look_for_losses(&mut self, now: Instant, counters: &mut Counters) {
         if self.detect_losses(now) && self.phase == Phase::Open {
             self.enter_recovery(counters);
         }
@@ -307,7 +316,7 @@ impl Sender {
         counters.recoveries += 1;
         self.remember();
         self.prr = Prr::begin(self.flight_size());
-        self.window.ssthresh = self.control.reduce(&self.window, self.flight_size(), Congestion::Loss);
+        self.window.ssthresh = self.control.reduce(&self.window, self.flight_before, Congestion::Loss);
         self.phase = Phase::Recovery { high: self.nxt };
         self.tlp.reset();
     }
@@ -326,7 +335,7 @@ impl Sender {
     /// A reduction outside of recovery, at once: ECN, and a loss that a probe has repaired.
     fn reduce_once(&mut self, sign: Congestion) {
         if self.phase == Phase::Open {
-            self.window.ssthresh = self.control.reduce(&self.window, self.flight_size(), sign);
+            self.window.ssthresh = self.control.reduce(&self.window, self.flight_before, sign);
             self.window.cwnd = self.window.cwnd.min(self.window.ssthresh);
         }
     }

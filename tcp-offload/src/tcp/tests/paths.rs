@@ -61,8 +61,10 @@ fn rfc1191_s7_1_an_old_router_that_says_nothing_means_the_next_plateau() {
     assert_eq!(script.conn.path().mtu, 1492);
     script.conn.icmp(now, &too_big(9000, 0));
     assert_eq!(script.conn.path().mtu, 1492, "never raised by an error");
-    script.conn.icmp(now, &too_big(1, 0));
-    assert!(script.conn.emss() >= 256);
+    script.conn.icmp(now, &too_big(67, 0));
+    assert_eq!(script.conn.path().mtu, 1492, "RFC 1191 section 3: no link has less than 68");
+    script.conn.icmp(now, &too_big(68, 0));
+    assert_eq!((script.conn.path().mtu, script.conn.emss()), (68, 256));
 }
 
 #[test]
