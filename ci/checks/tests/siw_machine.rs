@@ -1,4 +1,5 @@
 //! The machines themselves: Soft-iWARP with itself, before it meets us.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::{thread, time::Duration};
 

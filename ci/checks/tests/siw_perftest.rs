@@ -1,4 +1,5 @@
 //! `xwarp-perf --perftest` and perftest's own programs over Linux Soft-iWARP, in both roles.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::{path::PathBuf, thread, time::Duration};
 

@@ -1,5 +1,6 @@
 //! Our rping (an example of xwarp-verbs) and the one of rdmacm-utils over Linux Soft-iWARP, in both roles.
 //! What passed between them is read by Wireshark and by our own second reading of MPA.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::{
     net::SocketAddr,
