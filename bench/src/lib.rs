@@ -29,6 +29,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser as _;
+use tracing_subscriber::EnvFilter;
 
 use crate::{
     options::{Cli, Command},
@@ -36,7 +37,11 @@ use crate::{
 };
 
 /// The program: parses the command line, runs the test, and prints an error with its causes in one line.
+///
+/// What the RNIC has to say (`RUST_LOG=xwarp=debug` for more) goes to standard error.
 pub fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     match run(&Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

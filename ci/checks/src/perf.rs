@@ -56,7 +56,7 @@ impl<'a> Perf<'a> {
             both: words("--verify"),
             server: Vec::new(),
             client: Vec::new(),
-            limit: Duration::from_secs(120),
+            limit: Duration::from_mins(2),
             capture: false,
         }
     }

@@ -270,8 +270,8 @@ fn netns_ordinary_traffic_runs_beside() {
         let (v4, v6) = ping.join().unwrap();
         assert!(v4.contains(" 0% packet loss") && v6.contains(" 0% packet loss"), "{v4}{v6}");
     });
-    client.finish(Duration::from_secs(60)).unwrap();
-    server.finish(Duration::from_secs(60)).unwrap();
+    client.finish(Duration::from_mins(1)).unwrap();
+    server.finish(Duration::from_mins(1)).unwrap();
 }
 
 #[test]
