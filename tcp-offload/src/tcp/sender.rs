@@ -60,7 +60,7 @@ pub(super) struct Sender {
     duplicates: u32,
     /// RFC 6582 section 3.2: no new fast retransmit before this is acknowledged.
     recovered_to: StreamOffset,
-    /// What was outstanding before the ACK in hand took its part: the FlightSize of RFC 5681 when congestion shows.
+    /// What was outstanding before the ACK in hand took its part: the flight size of RFC 5681 when congestion shows.
     flight_before: u64,
     /// `SND.NXT` when the congestion window last stopped us.
     limited_at: Option<StreamOffset>,

@@ -98,7 +98,8 @@ impl Sender {
         let repaired = self.leave_recovery();
         self.step_frto(counters, ack, advanced, &delivery);
         self.look_for_losses(ack.now, counters);
-        if !repaired && !(ack.marked && self.phase == Phase::Open) {
+        let held = repaired || ack.marked && self.phase == Phase::Open;
+        if !held {
             self.grow(ack, advanced.then(|| ack.number - una), &delivery);
         }
         if had_data && self.queue.is_empty() {
