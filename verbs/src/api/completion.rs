@@ -118,20 +118,24 @@ impl CompletionQueue {
     /// Moves up to `max` completions, oldest first, to the end of `out`; returns how many. When none waits
     /// it runs the engine once (see [`Progress`](super::Progress)) and looks again. Never blocks.
     pub fn poll(&self, out: &mut Vec<WorkCompletion>, max: usize) -> usize {
+        let shared = self.0.device.shared();
+        shared.note_poll();
         let found = self.0.ring.poll(out, max);
         if found > 0 {
             return found;
         }
-        self.0.device.shared().try_progress();
+        shared.try_progress();
         self.0.ring.poll(out, max)
     }
 
     /// The oldest completion. Otherwise as [`poll`](Self::poll).
     pub fn poll_one(&self) -> Option<WorkCompletion> {
+        let shared = self.0.device.shared();
+        shared.note_poll();
         if let Some(completion) = self.0.ring.pop() {
             return Some(completion);
         }
-        self.0.device.shared().try_progress();
+        shared.try_progress();
         self.0.ring.pop()
     }
 

@@ -10,7 +10,9 @@ use std::{
     time::Duration,
 };
 
-use super::shared::Shared;
+use xwarp_tcp::time::Instant;
+
+use super::shared::{BUSY_POLLS, Shared};
 use crate::system;
 
 /// Who runs the engine.
@@ -46,10 +48,33 @@ pub(crate) fn spawn(
     })
 }
 
+/// Polls between two looks that make an application a busy one: 16 000 a second at least.
+const STEADY_POLLS: u64 = 16;
+
+/// What the thread saw of the application's polling when it last looked.
+struct Watch {
+    polls: u64,
+    at: Instant,
+}
+
+impl Watch {
+    /// Whether the application polls busily. Looks at most once in the shortest nap: in less time
+    /// even a busy application may not get to poll, above all while this thread has the engine.
+    fn sees_polling(&mut self, shared: &Shared) -> bool {
+        let now = shared.clock.now();
+        if !shared.application_progress || now.since(self.at) < NAP[0] {
+            return false;
+        }
+        let before = std::mem::replace(self, Self { polls: shared.polls(), at: now });
+        self.polls >= BUSY_POLLS && self.polls.abs_diff(before.polls) >= STEADY_POLLS
+    }
+}
+
 fn run(shared: &Shared, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut watch = Watch { polls: 0, at: shared.clock.now() };
     let mut nap = NAP[0];
     while !shared.stopping() {
-        if shared.application_progress && shared.application_is_polling(shared.clock.now(), nap) {
+        if watch.sees_polling(shared) {
             shared.nap(nap)?;
             nap = (nap * 2).min(NAP[1]);
         } else {

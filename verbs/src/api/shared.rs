@@ -6,7 +6,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -24,8 +24,8 @@ use crate::{
 const BATCH: usize = 64;
 /// How soon to look again when the link had no room for what wants to be sent: nothing announces room.
 const STARVED_WAIT: Duration = Duration::from_micros(100);
-/// Turns that an application runs without arming a queue before it counts as busy-polling.
-const BUSY_POLLS: u32 = 64;
+/// Polls without arming a queue after which an application may count as busy-polling.
+pub(crate) const BUSY_POLLS: u64 = 64;
 /// How often a busy engine asks the interface whether it changed.
 const CHANGE_EVERY: Duration = Duration::from_millis(20);
 /// Longest sleep of an application's own wait, which nobody else's verbs can shorten.
@@ -67,10 +67,8 @@ pub(crate) struct Shared {
     doorbell: Doorbell,
     /// When the sleeping progress thread wakes by itself, in nanoseconds of `clock`.
     wakes_at: AtomicU64,
-    /// Turns run by the application since it last armed a queue.
-    polls: AtomicU32,
-    /// When it last did.
-    last_poll: AtomicU64,
+    /// Polls of the application since it last armed a queue.
+    polls: AtomicU64,
     stop: AtomicBool,
     interface_gone: AtomicBool,
 }
@@ -122,8 +120,7 @@ impl Shared {
             async_events: AsyncQueue::new()?,
             doorbell: Doorbell::new()?,
             wakes_at: AtomicU64::new(NOT_WAITING),
-            polls: AtomicU32::new(0),
-            last_poll: AtomicU64::new(0),
+            polls: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             interface_gone: AtomicBool::new(false),
         })
@@ -162,8 +159,6 @@ impl Shared {
             Err(TryLockError::WouldBlock) => return false,
         };
         let now = self.clock.now();
-        self.last_poll.store(now.as_nanos(), Ordering::Relaxed);
-        self.polls.store(self.polls.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
         self.turn(state, now)
     }
 
@@ -214,10 +209,14 @@ impl Shared {
         }
     }
 
-    /// Whether the application polls so busily that nobody else needs to run the engine, as of `now`.
-    pub(crate) fn application_is_polling(&self, now: Instant, within: Duration) -> bool {
-        self.polls.load(Ordering::Relaxed) >= BUSY_POLLS
-            && now.since(Instant::from_nanos(self.last_poll.load(Ordering::Relaxed))) < within
+    /// The application polls. Counted without a bus lock: a count that gets lost between threads does not matter.
+    pub(crate) fn note_poll(&self) {
+        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// How often it has, since it last armed a queue.
+    pub(crate) fn polls(&self) -> u64 {
+        self.polls.load(Ordering::Relaxed)
     }
 
     /// The application is about to sleep and relies on being woken: it no longer counts as polling.
