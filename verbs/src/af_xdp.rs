@@ -188,6 +188,9 @@ impl Interface for AfXdp {
             kernel_rx_invalid: "link.kernel_rx_invalid",
             kernel_tx_invalid: "link.kernel_tx_invalid",
         }
+        let frames = self.driver.frame_census();
+        tell("link.frames_held", frames.received as u64);
+        tell("link.frames_retained", (frames.retained + frames.sending) as u64);
         for (name, value) in counters.program.iter() {
             tell(name, value);
         }

@@ -40,6 +40,7 @@ fn serve(lab: &Lab, listening: &Barrier) {
         assert_eq!(cq.spin(LIMIT).unwrap().byte_len as usize, BYTES);
         connection.wait_disconnected(LIMIT).unwrap();
     }
+    expect_all_frames_back(&device);
 }
 
 fn connect(lab: &Lab, listening: &Barrier) {
@@ -54,6 +55,7 @@ fn connect(lab: &Lab, listening: &Barrier) {
         qp.post_send(&WorkRequest::send(1, &piece).signaled()).unwrap();
         assert_eq!(cq.spin(LIMIT).unwrap().status, WcStatus::Success);
     }
+    expect_all_frames_back(&device);
 }
 
 fn round(lab: &Lab) {
@@ -64,6 +66,18 @@ fn round(lab: &Lab) {
         client.join().unwrap();
         server.join().unwrap();
     });
+}
+
+/// Once its connections are gone a device must have every frame back, received or to be sent.
+fn expect_all_frames_back(device: &Device) {
+    let out = || ["link.frames_held", "link.frames_retained"].map(|name| device.counters().value(name));
+    for _ in 0..100 {
+        if out() == [Some(0); 2] {
+            return;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    panic!("frames leaked: held and retained {:?}", out());
 }
 
 /// Descriptors and threads of this process. A thread that was joined may still be seen for a moment.
