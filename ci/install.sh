@@ -19,7 +19,7 @@ need_cargo() {
         . "${HOME:-/root}/.cargo/env"
     fi
     if ! command -v cargo >/dev/null; then
-        echo "$0: no cargo found: install Rust first (https://rustup.rs), 1.95 or newer" >&2
+        echo "$0: no cargo found: install Rust first, 1.95 or newer" >&2
         exit 1
     fi
 }
