@@ -117,12 +117,11 @@ pub type ChunksMut<'a> = SmallVec<[&'a mut [u8]; 3]>;
 /// Readable pieces of bytes that belong together, in order: a payload across chunks, markers and frames.
 pub type Pieces<'a> = SmallVec<[&'a [u8]; 12]>;
 
-/// The `len` bytes from byte `start` of a received frame, across its chunks. Shorter when the frame is.
-pub fn rx_pieces<'a>(link: &'a dyn Link, frame: &RxFrame, start: usize, len: usize) -> Pieces<'a> {
+/// The `len` bytes from byte `start` on of bytes that lie in `chunks`. Shorter when those are.
+pub fn part<'a>(chunks: impl IntoIterator<Item = &'a [u8]>, start: usize, len: usize) -> Pieces<'a> {
     let mut pieces = Pieces::new();
     let (mut skip, mut want) = (start, len);
-    for index in 0..frame.chunks() {
-        let chunk = link.rx_chunk(frame, index);
+    for chunk in chunks {
         let Some(rest) = chunk.get(skip..) else {
             skip -= chunk.len();
             continue;
@@ -138,6 +137,11 @@ pub fn rx_pieces<'a>(link: &'a dyn Link, frame: &RxFrame, start: usize, len: usi
         }
     }
     pieces
+}
+
+/// The `len` bytes from byte `start` of a received frame, across its chunks. Shorter when the frame is.
+pub fn rx_pieces<'a>(link: &'a dyn Link, frame: &RxFrame, start: usize, len: usize) -> Pieces<'a> {
+    part((0..frame.chunks()).map(|index| link.rx_chunk(frame, index)), start, len)
 }
 
 /// A write position that walks the chunks of a frame from front to back.
@@ -237,21 +241,7 @@ impl<'a> FrameWriter<'a> {
 
     /// The bytes `start..end` of the frame, chunk by chunk.
     pub fn pieces(&self, start: usize, end: usize) -> Pieces<'_> {
-        let mut pieces = Pieces::new();
-        let (mut skip, mut want) = (start, end.saturating_sub(start));
-        for chunk in &self.chunks {
-            let Some(rest) = chunk.get(skip..) else {
-                skip -= chunk.len();
-                continue;
-            };
-            skip = 0;
-            let piece = rest.get(..want).unwrap_or(rest);
-            if !piece.is_empty() {
-                pieces.push(piece);
-            }
-            want -= piece.len();
-        }
-        pieces
+        part(self.chunks.iter().map(|chunk| &**chunk), start, end.saturating_sub(start))
     }
 }
 

@@ -14,7 +14,7 @@ use super::{
     layout::{LENGTH_BYTES, Layout, MARKER_SPACING},
 };
 use crate::{
-    link::{Link, Pieces, RxFrame, rx_pieces},
+    link::{Link, Pieces, RxFrame, part, rx_pieces},
     seq::StreamOffset,
     tcp,
     ulp::{Arrival, ConnId, Refusal, Ulp, Ulpdu},
@@ -323,13 +323,14 @@ impl<P: Copy> Receiver<P> {
             if header + LENGTH_BYTES as u64 > end {
                 return Ok(());
             }
-            let length = part(&payload, (header - arrival.offset) as usize, LENGTH_BYTES);
+            let length = part(payload.iter().copied(), (header - arrival.offset) as usize, LENGTH_BYTES);
             let ulpdu = length.iter().flat_map(|p| p.iter()).fold(0, |n, b| n << 8 | usize::from(*b));
             let fpdu_end = self.track.layout.end(start, ulpdu);
             if fpdu_end > end {
                 return Ok(());
             }
-            let raw = part(&payload, (start - arrival.offset) as usize, (fpdu_end - start) as usize);
+            let raw =
+                part(payload.iter().copied(), (start - arrival.offset) as usize, (fpdu_end - start) as usize);
             self.track.accept(upper, &raw, ulpdu)?;
         }
     }
@@ -550,25 +551,4 @@ impl<P: Copy> Receiver<P> {
 pub(crate) struct Framing {
     pub markers: bool,
     pub crc: bool,
-}
-
-/// The `len` bytes from byte `skip` on of contiguous `pieces`.
-fn part<'a>(pieces: &[&'a [u8]], mut skip: usize, mut len: usize) -> Pieces<'a> {
-    let mut part = Pieces::new();
-    for piece in pieces {
-        let Some(rest) = piece.get(skip..) else {
-            skip -= piece.len();
-            continue;
-        };
-        skip = 0;
-        let now = rest.get(..len).unwrap_or(rest);
-        if !now.is_empty() {
-            part.push(now);
-        }
-        len -= now.len();
-        if len == 0 {
-            break;
-        }
-    }
-    part
 }
