@@ -11,8 +11,8 @@ use etherparse::{
 use super::{
     Ecn, Flags, Flow, Options, Path, Segment, Timestamps,
     checksum::Sum,
+    ip::{PROTOCOL_TCP, pseudo_header},
     options::MOST_OPTION_BYTES,
-    parse::{PROTOCOL_TCP, pseudo_header},
 };
 use crate::{link::Link, seq::SeqNum};
 

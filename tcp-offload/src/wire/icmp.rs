@@ -7,7 +7,7 @@ use etherparse::{Ipv4HeaderSlice, Ipv6HeaderSlice};
 use super::{
     Flow, IcmpError, IcmpKind, Inbound, Malformed,
     checksum::Sum,
-    parse::{PROTOCOL_ICMPV6, PROTOCOL_TCP, Packet, pseudo_header},
+    ip::{PROTOCOL_ICMPV6, PROTOCOL_TCP, Packet, pseudo_header},
 };
 use crate::seq::SeqNum;
 

@@ -9,6 +9,7 @@ use crate::{link::QueueId, seq::SeqNum};
 mod checksum;
 mod emit;
 mod icmp;
+mod ip;
 mod options;
 mod parse;
 #[cfg(test)]

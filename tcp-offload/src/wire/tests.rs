@@ -244,7 +244,7 @@ fn ipv4_options_are_skipped_and_fragments_refused() {
 fn a_checksum_left_to_hardware_is_accepted_and_told() {
     let mut bytes = frame(&path(false, VlanTags::default()), &fields(), b"payload");
     let len = (bytes.len() - 34) as u16;
-    let pseudo = super::parse::pseudo_header([10, 1, 0, 1].into(), [10, 1, 0, 2].into(), 6, len.into());
+    let pseudo = super::ip::pseudo_header([10, 1, 0, 1].into(), [10, 1, 0, 2].into(), 6, len.into());
     bytes[50..52].copy_from_slice(&pseudo.fold().to_be_bytes());
     let segment = segment_of(parse_bytes(&bytes));
     assert!(segment.partial_checksum);
@@ -288,7 +288,7 @@ fn icmp(v6: bool, header: [u8; 8], quoted: &[u8]) -> Vec<u8> {
     if v6 {
         let (from, to): (std::net::Ipv6Addr, std::net::Ipv6Addr) =
             ("fd00::9".parse().unwrap(), "fd00::1".parse().unwrap());
-        let pseudo = super::parse::pseudo_header(from.into(), to.into(), 58, message.len());
+        let pseudo = super::ip::pseudo_header(from.into(), to.into(), 58, message.len());
         let sum = Sum::of(&message).and(pseudo).checksum();
         message[2..4].copy_from_slice(&sum.to_be_bytes());
         out.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
