@@ -10,7 +10,7 @@ mod run;
 mod ulpdu;
 mod wire;
 
-pub use faults::{Faults, Gilbert};
+pub use faults::{Direction, Fate, Faults, Gilbert, Tally};
 pub use run::{Node, Outcome, run};
 pub use ulpdu::{PulledUlpdu, pull, pull_into};
 pub use wire::{Census, SimLink, Wire, WireConfig};

@@ -139,55 +139,14 @@ impl Shared {
     fn send(&mut self, to: usize, bytes: &[u8]) -> Option<Arc<dyn Fn() + Send + Sync>> {
         let now = self.now;
         let port = &mut self.ports[to];
-        let waiting = port.incoming.len();
-        for fate in port.towards.decide(now, bytes.len(), waiting) {
+        for fate in port.towards.decide(now, bytes.len()) {
             let mut copy = bytes.to_vec();
-            if let Some((bit, repair)) = fate.flip {
-                flip_bit(&mut copy, bit, repair);
-            }
+            fate.damage(&mut copy);
             self.serial += 1;
             port.incoming.insert((fate.due, self.serial), copy);
         }
         port.notify.clone()
     }
-}
-
-/// Flips one bit behind the Ethernet header; with `repair`, one of the TCP payload, and the checksum
-/// follows, so that TCP cannot see it.
-fn flip_bit(frame: &mut [u8], bit: u64, repair: bool) {
-    const ETHERNET: usize = 14;
-    let tcp = tcp_header(frame).filter(|_| repair);
-    let from = tcp.map_or(ETHERNET, |tcp| tcp + usize::from(frame[tcp + 12] >> 4) * 4);
-    let bits = frame.len().saturating_sub(from) as u64 * 8;
-    if bits == 0 {
-        return;
-    }
-    let bit = bit % bits;
-    let byte = from + (bit / 8) as usize;
-    let before = frame[byte];
-    frame[byte] ^= 1 << (bit % 8);
-    if let Some(tcp) = tcp {
-        // RFC 1624 equation 3, for the one 16-bit word that changed.
-        let word = |b: u8| if (byte - tcp).is_multiple_of(2) { u32::from(b) << 8 } else { u32::from(b) };
-        let field = u32::from(u16::from_be_bytes([frame[tcp + 16], frame[tcp + 17]]));
-        let mut sum = (!field & 0xffff) + (!word(before) & 0xffff) + word(frame[byte]);
-        while sum > 0xffff {
-            sum = (sum & 0xffff) + (sum >> 16);
-        }
-        frame[tcp + 16..tcp + 18].copy_from_slice(&(!sum as u16).to_be_bytes());
-    }
-}
-
-/// Where the TCP header of an untagged IPv4 or IPv6 frame begins, if the whole header is there.
-fn tcp_header(frame: &[u8]) -> Option<usize> {
-    const TCP: u8 = 6;
-    let (protocol, at) = match frame.get(12..14)? {
-        [0x08, 0x00] => (*frame.get(23)?, 14 + usize::from(frame.get(14)? & 15) * 4),
-        [0x86, 0xdd] => (*frame.get(20)?, 54),
-        _ => return None,
-    };
-    let header = usize::from(frame.get(at + 12)? >> 4) * 4;
-    (protocol == TCP && frame.len() > at + header.max(20)).then_some(at)
 }
 
 /// One end of a [`Wire`].
