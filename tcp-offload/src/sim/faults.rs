@@ -167,7 +167,7 @@ impl Direction {
         }
         let twice = self.chance(faults.duplicate);
         self.tally.duplicated += u64::from(twice);
-        (0..1 + u8::from(twice)).map(|_| self.arrival(now, len)).collect()
+        (0..=u8::from(twice)).map(|_| self.arrival(now, len)).collect()
     }
 
     fn arrival(&mut self, now: Instant, len: usize) -> Fate {
