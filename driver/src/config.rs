@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use xwarp_prog::ProgramCounters;
 use xwarp_tcp::wire::Mac;
 
 /// The largest IP packet that fits one chunk as every driver can receive it (native XDP on veth
@@ -112,45 +111,44 @@ pub struct Attributes {
     pub program_id: u32,
 }
 
-/// Counters since the interface was opened. Frames are counted once, bytes from the Ethernet header on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counters {
-    /// Frames taken from the receive rings.
-    pub received_frames: u64,
-    /// Their bytes.
-    pub received_bytes: u64,
-    /// Received descriptors that named memory outside our frames, or a part of a longer frame: dropped.
-    pub receive_malformed: u64,
-    /// Frames put on the transmit rings.
-    pub sent_frames: u64,
-    /// Their bytes.
-    pub sent_bytes: u64,
-    /// Kicks: system calls that made the kernel send.
-    pub kicks: u64,
-    /// Kicks answered EAGAIN: frames stay on the ring and the next kick continues.
-    pub kick_again: u64,
-    /// Kicks answered EBUSY: one frame each was lost (the path's queue was full).
-    pub kick_lost: u64,
-    /// Kicks answered ENOBUFS: the kernel had no memory; frames stay on the ring.
-    pub kick_no_buffers: u64,
-    /// Kicks answered ENETDOWN or ENXIO: the interface is down or gone.
-    pub kick_down: u64,
-    /// Kicks that failed otherwise.
-    pub kick_failed: u64,
-    /// A frame was submitted while a transmit ring was full.
-    pub transmit_ring_full: u64,
-    /// A frame was wanted and none was free.
-    pub transmit_exhausted: u64,
-    /// The kernel's count of frames that it dropped at our sockets (`XDP_STATISTICS.rx_dropped`).
-    pub kernel_rx_dropped: u64,
-    /// ... because a receive ring was full.
-    pub kernel_rx_ring_full: u64,
-    /// ... because a fill ring was empty: raise [`DriverConfig::receive_frames`].
-    pub kernel_fill_ring_empty: u64,
-    /// Receive descriptors that the kernel refused.
-    pub kernel_rx_invalid: u64,
-    /// Transmit descriptors that the kernel refused.
-    pub kernel_tx_invalid: u64,
-    /// What the steering program saw, on all CPUs.
-    pub program: ProgramCounters,
+xwarp_tcp::counters! {
+    /// Counters since the interface was opened. Frames are counted once, bytes from the Ethernet header on.
+    pub struct Counters in "link" {
+        /// Frames taken from the receive rings.
+        received_frames,
+        /// Their bytes.
+        received_bytes,
+        /// Received descriptors that named memory outside our frames, or a part of a longer frame: dropped.
+        receive_malformed,
+        /// Frames put on the transmit rings.
+        sent_frames,
+        /// Their bytes.
+        sent_bytes,
+        /// Kicks: system calls that made the kernel send.
+        kicks,
+        /// Kicks answered EAGAIN: frames stay on the ring and the next kick continues.
+        kick_again,
+        /// Kicks answered EBUSY: one frame each was lost (the path's queue was full).
+        kick_lost,
+        /// Kicks answered ENOBUFS: the kernel had no memory; frames stay on the ring.
+        kick_no_buffers,
+        /// Kicks answered ENETDOWN or ENXIO: the interface is down or gone.
+        kick_down,
+        /// Kicks that failed otherwise.
+        kick_failed,
+        /// A frame was submitted while a transmit ring was full.
+        transmit_ring_full,
+        /// A frame was wanted and none was free.
+        transmit_exhausted,
+        /// The kernel's count of frames that it dropped at our sockets (`XDP_STATISTICS.rx_dropped`).
+        kernel_rx_dropped,
+        /// ... because a receive ring was full.
+        kernel_rx_ring_full,
+        /// ... because a fill ring was empty: raise [`DriverConfig::receive_frames`].
+        kernel_fill_ring_empty,
+        /// Receive descriptors that the kernel refused.
+        kernel_rx_invalid,
+        /// Transmit descriptors that the kernel refused.
+        kernel_tx_invalid,
+    }
 }

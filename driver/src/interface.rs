@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::net::sockopt;
-use xwarp_prog::SteeringProgram;
+use xwarp_prog::{ProgramCounters, SteeringProgram};
 use xwarp_tcp::link::QueueId;
 use xwarp_tcp::wire::{Flow, Path, VlanTags};
 
@@ -97,8 +97,7 @@ impl Interface {
         &self.addresses
     }
 
-    /// Counters since it was opened, with those of the kernel and the steering program. A few system
-    /// calls: not for every frame.
+    /// Counters since it was opened, with those of the kernel. A few system calls: not for every frame.
     pub fn counters(&self) -> Counters {
         let mut counters = self.counters;
         for queue in 0..self.rings.queues() {
@@ -113,8 +112,12 @@ impl Interface {
             counters.kernel_rx_invalid += statistics.rx_invalid_descs;
             counters.kernel_tx_invalid += statistics.tx_invalid_descs;
         }
-        counters.program = self.program.counters().unwrap_or_default();
         counters
+    }
+
+    /// What the steering program saw, on all CPUs. A few system calls.
+    pub fn program_counters(&self) -> ProgramCounters {
+        self.program.counters().unwrap_or_default()
     }
 
     /// In which place every chunk is. Looks at all of them: for tests and diagnosis.

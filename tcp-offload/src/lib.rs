@@ -14,9 +14,11 @@
 //! | [`mpa`] | start-up, FPDUs, markers, CRC, both directions |
 //! | [`ulp`] | what DDP sees of all this |
 //! | [`stack`] | the connection table, listeners, timers, the transmit loop |
+//! | [`counters!`] | how each layer writes its counters down |
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_methods)]
 
+mod counters;
 pub mod link;
 pub mod mpa;
 pub mod seq;

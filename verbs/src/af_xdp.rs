@@ -164,34 +164,10 @@ impl Interface for AfXdp {
     }
 
     fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
-        let counters = self.driver.counters();
-        macro_rules! tell {
-            ($($field:ident: $name:literal),* $(,)?) => { $(tell($name, counters.$field);)* };
-        }
-        tell! {
-            received_frames: "link.received_frames",
-            received_bytes: "link.received_bytes",
-            receive_malformed: "link.receive_malformed",
-            sent_frames: "link.sent_frames",
-            sent_bytes: "link.sent_bytes",
-            kicks: "link.kicks",
-            kick_again: "link.kick_again",
-            kick_lost: "link.kick_lost",
-            kick_no_buffers: "link.kick_no_buffers",
-            kick_down: "link.kick_down",
-            kick_failed: "link.kick_failed",
-            transmit_ring_full: "link.transmit_ring_full",
-            transmit_exhausted: "link.transmit_exhausted",
-            kernel_rx_dropped: "link.kernel_rx_dropped",
-            kernel_rx_ring_full: "link.kernel_rx_ring_full",
-            kernel_fill_ring_empty: "link.kernel_fill_ring_empty",
-            kernel_rx_invalid: "link.kernel_rx_invalid",
-            kernel_tx_invalid: "link.kernel_tx_invalid",
-        }
         let frames = self.driver.frame_census();
         tell("link.frames_held", frames.received as u64);
         tell("link.frames_retained", (frames.retained + frames.sending) as u64);
-        for (name, value) in counters.program.iter() {
+        for (name, value) in self.driver.counters().iter().chain(self.driver.program_counters().iter()) {
             tell(name, value);
         }
     }

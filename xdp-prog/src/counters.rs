@@ -11,12 +11,11 @@ macro_rules! program_counters {
         }
 
         impl ProgramCounters {
-            /// The names of the counters, in order.
-            pub const NAMES: &'static [&'static str] = &[$(stringify!($name)),+];
+            const COUNT: u32 = [$(stringify!($name)),+].len() as u32;
 
-            /// Name and value of each counter, in order.
-            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($name), self.$name)),+].into_iter()
+            /// Name (`program.` before it) and value of each counter, in order.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+                [$((concat!("program.", stringify!($name)), self.$name)),+].into_iter()
             }
 
             fn from_values(mut values: impl Iterator<Item = u64>) -> Self {
@@ -54,8 +53,8 @@ program_counters! {
 }
 
 pub(crate) fn read(map: &impl MapCore) -> libbpf_rs::Result<ProgramCounters> {
-    let mut sums = Vec::with_capacity(ProgramCounters::NAMES.len());
-    for reason in 0..ProgramCounters::NAMES.len() as u32 {
+    let mut sums = Vec::with_capacity(ProgramCounters::COUNT as usize);
+    for reason in 0..ProgramCounters::COUNT {
         let per_cpu = map.lookup_percpu(&reason.to_ne_bytes(), MapFlags::ANY)?.unwrap_or_default();
         let values = per_cpu.iter().filter_map(|value| value.first_chunk::<8>());
         sums.push(values.map(|value| u64::from_ne_bytes(*value)).sum());

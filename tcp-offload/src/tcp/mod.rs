@@ -150,80 +150,48 @@ pub struct Info {
     pub counters: Counters,
 }
 
-/// Events of one connection, counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counters {
-    /// Segments received that belong to this connection.
-    pub segments_in: u64,
-    /// Segments sent, retransmissions included.
-    pub segments_out: u64,
-    /// Payload bytes sent for the first time.
-    pub bytes_out: u64,
-    /// Payload bytes taken.
-    pub bytes_in: u64,
-    /// Segments without payload sent only to acknowledge.
-    pub acks_out: u64,
-    /// Segments retransmitted, for any reason.
-    pub retransmits: u64,
-    /// Retransmission time-outs.
-    pub rto_expired: u64,
-    /// Tail loss probes sent (RFC 8985 section 7).
-    pub tlp_probes: u64,
-    /// Times recovery was entered by loss detection (not by time-out).
-    pub recoveries: u64,
-    /// Recoveries or time-outs found spurious and undone.
-    pub undone: u64,
-    /// D-SACK blocks received (RFC 2883).
-    pub dsacks_in: u64,
-    /// Payload segments that arrived beyond a gap.
-    pub out_of_order: u64,
-    /// Payload segments that held nothing new.
-    pub duplicates: u64,
-    /// Segments outside the window.
-    pub out_of_window: u64,
-    /// Segments dropped as old by their timestamps (RFC 7323 section 5).
-    pub paws_dropped: u64,
-    /// Challenge ACKs sent (RFC 5961).
-    pub challenge_acks: u64,
-    /// Zero-window probes sent.
-    pub window_probes: u64,
-    /// Keepalive probes sent.
-    pub keepalives: u64,
-    /// ACKs received that carried ECN-Echo.
-    pub ecn_echoes: u64,
-    /// Frames cut anew after the path MTU had dropped.
-    pub recut: u64,
+crate::counters! {
+    /// Events of one connection, counted.
+    pub struct Counters in "tcp" {
+        /// Segments received that belong to this connection.
+        segments_in,
+        /// Segments sent, retransmissions included.
+        segments_out,
+        /// Payload bytes sent for the first time.
+        bytes_out,
+        /// Payload bytes taken.
+        bytes_in,
+        /// Segments without payload sent only to acknowledge.
+        acks_out,
+        /// Segments retransmitted, for any reason.
+        retransmits,
+        /// Retransmission time-outs.
+        rto_expired,
+        /// Tail loss probes sent (RFC 8985 section 7).
+        tlp_probes,
+        /// Times recovery was entered by loss detection (not by time-out).
+        recoveries,
+        /// Recoveries or time-outs found spurious and undone.
+        undone,
+        /// D-SACK blocks received (RFC 2883).
+        dsacks_in,
+        /// Payload segments that arrived beyond a gap.
+        out_of_order,
+        /// Payload segments that held nothing new.
+        duplicates,
+        /// Segments outside the window.
+        out_of_window,
+        /// Segments dropped as old by their timestamps (RFC 7323 section 5).
+        paws_dropped,
+        /// Challenge ACKs sent (RFC 5961).
+        challenge_acks,
+        /// Zero-window probes sent.
+        window_probes,
+        /// Keepalive probes sent.
+        keepalives,
+        /// ACKs received that carried ECN-Echo.
+        ecn_echoes,
+        /// Frames cut anew after the path MTU had dropped.
+        recut,
+    }
 }
-
-macro_rules! add_fields {
-    ($($field:ident),*) => {
-        impl std::ops::AddAssign for Counters {
-            fn add_assign(&mut self, other: Self) {
-                $(self.$field += other.$field;)*
-            }
-        }
-    };
-}
-
-add_fields!(
-    segments_in,
-    segments_out,
-    bytes_out,
-    bytes_in,
-    acks_out,
-    retransmits,
-    rto_expired,
-    tlp_probes,
-    recoveries,
-    undone,
-    dsacks_in,
-    out_of_order,
-    duplicates,
-    out_of_window,
-    paws_dropped,
-    challenge_acks,
-    window_probes,
-    keepalives,
-    ecn_echoes,
-    recut
-);

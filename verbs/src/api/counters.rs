@@ -8,83 +8,14 @@ use super::shared::State;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Counters(Vec<(&'static str, u64)>);
 
-/// Lists the fields of a counter struct by the names they have here. It is taken apart without `..`, so
-/// that a counter which is added below and forgotten here does not compile.
-macro_rules! list {
-    ($to:ident, $layer:literal, $type:path, $value:expr, $($field:ident),* $(,)?) => {{
-        let $type { $($field),* } = $value;
-        $($to.push((concat!($layer, ".", stringify!($field)), u64::from($field)));)*
-    }};
-}
-
 impl Counters {
     pub(super) fn collect(state: &State) -> Self {
-        use xwarp_tcp::{mpa, stack::StackCounters, tcp};
+        let stack = state.engine.stack();
         let mut all = Vec::with_capacity(128);
         state.link.counters(&mut |name, value| all.push((name, value)));
-        list!(
-            all,
-            "stack",
-            StackCounters,
-            state.engine.stack().counters(),
-            frames_in,
-            malformed,
-            bad_checksum,
-            partial_checksum,
-            foreign,
-            no_connection,
-            resets_sent,
-            icmp_errors,
-            refused_payloads,
-            active_opens,
-            passive_opens,
-            backlog_full,
-            starved,
-        );
-        list!(
-            all,
-            "tcp",
-            tcp::Counters,
-            state.engine.stack().tcp_counters(),
-            segments_in,
-            segments_out,
-            bytes_out,
-            bytes_in,
-            acks_out,
-            retransmits,
-            rto_expired,
-            tlp_probes,
-            recoveries,
-            undone,
-            dsacks_in,
-            out_of_order,
-            duplicates,
-            out_of_window,
-            paws_dropped,
-            challenge_acks,
-            window_probes,
-            keepalives,
-            ecn_echoes,
-            recut,
-        );
-        list!(
-            all,
-            "mpa",
-            mpa::Counters,
-            state.engine.stack().mpa_counters(),
-            fpdus_sent,
-            placed_in_order,
-            placed_early,
-            refused_early,
-            delivered,
-            duplicate_bytes,
-            held_bytes_peak,
-            copied_bytes,
-            crc_errors,
-            marker_errors,
-            withheld,
-            refused_segments,
-        );
+        all.extend(stack.counters().iter());
+        all.extend(stack.tcp_counters().iter());
+        all.extend(stack.mpa_counters().iter());
         all.sort_unstable();
         Self(all)
     }
