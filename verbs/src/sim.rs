@@ -5,7 +5,7 @@ use std::{
     collections::HashSet,
     fmt, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    os::fd::OwnedFd,
+    os::fd::{AsFd, OwnedFd},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -216,7 +216,7 @@ impl Interface for SimInterface {
     }
 
     fn readiness(&self) -> io::Result<Vec<OwnedFd>> {
-        Ok(vec![self.bell.duplicate()?])
+        Ok(vec![self.bell.as_fd().try_clone_to_owned()?])
     }
 
     fn resolver(&self) -> Arc<dyn Resolver> {

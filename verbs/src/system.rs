@@ -50,11 +50,6 @@ impl Doorbell {
     pub(crate) fn clear(&self) -> bool {
         rustix::io::read(&self.0, &mut [0u8; 8]).is_ok()
     }
-
-    /// Another descriptor for the same bell.
-    pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
-        self.0.try_clone()
-    }
 }
 
 impl AsFd for Doorbell {
