@@ -11,7 +11,8 @@ use std::{
 
 use common::{LIMIT, connect, devices, queue_pair};
 use xwarp_verbs::{
-    CloseReason, Device, Payload, Progress, QpState, QueuePairOptions, RecvRequest, WorkRequest,
+    CloseReason, Device, Markers, MpaConfig, Payload, Progress, QpState, QueuePairOptions, RecvRequest,
+    WorkRequest,
     cm::{
         AcceptOptions, CmError, CmId, ConnectOptions, ConnectionError, Event, EventChannel, EventKind,
         IncomingRequest, ListenOptions,
@@ -148,6 +149,47 @@ fn a_rejection_carries_private_data_and_leaves_the_queue_pair_usable() {
         assert_eq!(qp.state(), QpState::Idle);
         ask().unwrap();
     });
+}
+
+/// A responder that rejects without markers and without words may mean the markers (design section 5).
+#[test]
+fn design_s5_a_second_attempt_leaves_from_another_port_unless_one_was_bound() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = &pair;
+    let (at_server, at_client) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
+    let markers = |markers| Some(MpaConfig { markers, ..MpaConfig::default() });
+    let listener = CmId::new(server, &at_server);
+    listener.bind("0.0.0.0:7".parse().unwrap()).unwrap();
+    listener.listen(ListenOptions { mpa: markers(Markers::Off), ..ListenOptions::default() }).unwrap();
+    let refused = |bound: Option<SocketAddr>| {
+        let id = CmId::new(client, &at_client);
+        if let Some(address) = bound {
+            id.bind(address).unwrap();
+        }
+        // Of the other family each time: the first is remembered by its address.
+        let peer = if bound.is_some() { sim::ipv6(1) } else { sim::ipv4(1) };
+        id.resolve_address((peer, 7).into(), LIMIT).unwrap();
+        assert!(matches!(next(client, &at_client).kind, EventKind::AddressResolved));
+        id.resolve_route().unwrap();
+        assert!(matches!(next(client, &at_client).kind, EventKind::RouteResolved));
+        let (_pd, _cq, qp) = queue_pair(client, QueuePairOptions::default());
+        let (_spd, _scq, sqp) = queue_pair(server, QueuePairOptions::default());
+        id.connect(&qp, ConnectOptions::default()).unwrap();
+        let first = request(server, &at_server, &listener);
+        first.id.reject(&[]).unwrap();
+        let second = request(server, &at_server, &listener);
+        second.id.accept(&sqp, AcceptOptions::default()).unwrap();
+        assert!(matches!(next(client, &at_client).kind, EventKind::Established { .. }));
+        assert_eq!(id.local_address(), Some(second.peer));
+        assert!(matches!(next(server, &at_server).kind, EventKind::Established { .. }));
+        drop((qp, sqp));
+        while at_server.poll().is_some() || at_client.poll().is_some() {}
+        (first.peer, second.peer)
+    };
+    let (first, second) = refused(None);
+    assert_ne!(first.port(), second.port());
+    let bound = SocketAddr::new(sim::ipv6(2), 4444);
+    assert_eq!(refused(Some(bound)), (bound, bound));
 }
 
 #[test]

@@ -28,6 +28,10 @@ pub struct ConnectParams {
     pub private_data: Vec<u8>,
     /// MPA's settings, in place of the engine's.
     pub mpa: Option<MpaConfig>,
+    /// The path of a second attempt when the peer refuses markers: with another local port, reserved like the
+    /// first. Without it the second attempt takes the first one's port, whose connection the peer may still
+    /// keep in TIME-WAIT.
+    pub fallback: Option<Path>,
 }
 
 impl Engine {
@@ -57,8 +61,8 @@ impl Engine {
     }
 
     /// Connects an idle queue pair; how it ends comes as an event. `path.flow.local` names a port that the
-    /// caller has reserved, until [`crate::rnic::CmEvent::Closed`], [`crate::rnic::CmEvent::Rejected`] or
-    /// [`crate::rnic::CmEvent::ConnectError`].
+    /// caller has reserved, and so does the fallback's, until [`crate::rnic::CmEvent::Closed`],
+    /// [`crate::rnic::CmEvent::Rejected`] or [`crate::rnic::CmEvent::ConnectError`].
     pub fn connect(
         &mut self,
         now: Instant,
@@ -67,43 +71,45 @@ impl Engine {
         path: Path,
         params: ConnectParams,
     ) -> Result<(), CmError> {
-        let ConnectParams { ird, ord, private_data, mpa } = params;
+        let ConnectParams { ird, ord, private_data, mpa, fallback } = params;
         self.rnic.check_connect(qp, ird, ord)?;
+        let may_fall_back = self.may_fall_back(path.flow.remote_ip(), mpa.as_ref());
         let mut mpa = mpa.unwrap_or_else(|| self.mpa.clone());
-        if mpa.markers == Markers::Prefer && self.markerless.contains(&path.flow.remote_ip()) {
+        if mpa.markers == Markers::Prefer && !may_fall_back {
             mpa.markers = Markers::Off;
         }
         let params = stack::ConnectParams { ird, ord, private_data };
-        self.start(now, link, qp, Attempt { path, mpa, params })
+        let second = may_fall_back.then(|| Attempt {
+            path: fallback.unwrap_or(path),
+            mpa: MpaConfig { markers: Markers::Off, ..mpa.clone() },
+            params: params.clone(),
+        });
+        let conn = self.stack.connect(now, link, path, mpa, params)?;
+        self.rnic.connecting(qp, conn, second);
+        Ok(())
     }
 
-    fn start(
-        &mut self,
-        now: Instant,
-        link: &mut dyn Link,
-        qp: QpId,
-        attempt: Attempt,
-    ) -> Result<(), CmError> {
-        let Attempt { path, mpa, params } = attempt.clone();
-        let again = (mpa.markers == Markers::Prefer).then_some(attempt);
-        let conn = self.stack.connect(now, link, path, mpa, params)?;
-        self.rnic.connecting(qp, conn, again);
-        Ok(())
+    /// Whether connecting to `peer` with `mpa` (`None`: the engine's settings) may take a second attempt:
+    /// markers are preferred, and the peer is not known to refuse them.
+    pub fn may_fall_back(&self, peer: IpAddr, mpa: Option<&MpaConfig>) -> bool {
+        mpa.unwrap_or(&self.mpa).markers == Markers::Prefer && !self.markerless.contains(&peer)
     }
 
     /// Connects those once more whose markers were refused, without, and remembers their peers (design
     /// section 5).
     pub(super) fn retry_without_markers(&mut self, now: Instant, link: &mut dyn Link) {
-        while let Some((qp, mut attempt)) = self.rnic.next_retry() {
+        while let Some((qp, Attempt { path, mpa, params })) = self.rnic.next_retry() {
             if self.markerless.len() >= MOST_MARKERLESS {
                 self.markerless.clear();
             }
-            self.markerless.insert(attempt.path.flow.remote_ip());
-            tracing::info!(remote = %attempt.path.flow.remote, "the peer refuses markers, connecting without");
-            attempt.mpa.markers = Markers::Off;
-            if let Err(error) = self.start(now, link, qp, attempt) {
-                tracing::warn!(qp = qp.number(), %error, "connecting once more failed");
-                self.rnic.retry_failed(qp);
+            self.markerless.insert(path.flow.remote_ip());
+            tracing::info!(remote = %path.flow.remote, "the peer refuses markers, connecting without");
+            match self.stack.connect(now, link, path, mpa, params) {
+                Ok(conn) => self.rnic.connecting(qp, conn, None),
+                Err(error) => {
+                    tracing::warn!(qp = qp.number(), %error, "connecting once more failed");
+                    self.rnic.retry_failed(qp);
+                }
             }
         }
     }

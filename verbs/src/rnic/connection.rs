@@ -32,7 +32,7 @@ pub(super) struct Connections {
     retries: VecDeque<QpId>,
 }
 
-/// What an initiator asked for, kept until it is established, to ask once more.
+/// What an initiator asks for when its markers are refused, kept until it is established.
 #[derive(Debug, Clone)]
 pub(crate) struct Attempt {
     pub(crate) path: Path,
@@ -95,11 +95,11 @@ impl Rnic {
         Ok(())
     }
 
-    /// The initiator's connection exists; what it asked for is kept while markers may be refused.
-    pub(crate) fn connecting(&mut self, qp: QpId, conn: ConnId, attempt: Option<Attempt>) {
+    /// The initiator's connection exists; `second` is the attempt to follow when its markers are refused.
+    pub(crate) fn connecting(&mut self, qp: QpId, conn: ConnId, second: Option<Attempt>) {
         self.bind(qp, conn, Stage::Connecting);
         if let Some(qp) = self.qps.get_mut(qp) {
-            qp.attempt = attempt.map(Box::new);
+            qp.attempt = second.map(Box::new);
         }
     }
 

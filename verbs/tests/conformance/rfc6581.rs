@@ -6,7 +6,7 @@ use xwarp_verbs::{QpState, WcStatus, engine::ConnectParams};
 use crate::peer::*;
 
 fn initiator(mpa: MpaConfig, ird: u16) -> ConnectParams {
-    ConnectParams { ird, ord: 4, private_data: Vec::new(), mpa: Some(mpa) }
+    ConnectParams { ird, ord: 4, mpa: Some(mpa), ..ConnectParams::default() }
 }
 
 #[test]

@@ -7,12 +7,15 @@ use std::{
     time::Duration,
 };
 
-use xwarp_tcp::{mpa::AcceptParams, time::Instant};
+use xwarp_tcp::{
+    mpa::{AcceptParams, MpaConfig},
+    time::Instant,
+};
 
 use super::{
     AcceptOptions, ChannelQueue, CmError, ConnectOptions, EventChannel, ListenOptions,
     channel::{Event, EventKind, Queued},
-    table::{CmKey, Entry, Phase},
+    table::{CmKey, Entry, LocalPorts, Phase},
 };
 use crate::{
     api::{
@@ -191,18 +194,13 @@ impl CmId {
         )
     }
 
-    /// Connects `qp` to the resolved peer: [`EventKind::Established`], or one that says why not.
+    /// Connects `qp` to the resolved peer: [`EventKind::Established`], or one that says why not. When markers
+    /// are refused, an identifier that was not bound connects once more from another port; a bound one
+    /// from the same.
     pub fn connect(&self, qp: &QueuePair, options: ConnectOptions) -> Result<(), CmError> {
         self.same_device(qp)?;
-        let bound = self.entry(|e| e.port.as_ref().map(|_| ())).is_some();
-        let route = self.entry(|e| match e.phase {
-            Phase::RouteResolved(route) => Some(route),
-            _ => None,
-        });
-        if !bound && let Some(route) = route {
-            let port = self.reserve(SocketAddr::new(route.source, 0))?;
-            self.change(|entry| entry.port = Some(port));
-        }
+        let ConnectOptions { private_data, ird, ord, mpa } = options;
+        let fallback_port = self.reserve_for_connect(mpa.as_ref())?;
         let qp = qp.id();
         self.step(
             "connect",
@@ -216,16 +214,32 @@ impl CmId {
                     return Err(entry.wrong_phase("connect"));
                 };
                 let path = route.path(port.port, peer);
-                let ConnectOptions { private_data, ird, ord, mpa } = options;
-                engine.connect(now, &mut **link, qp, path, ConnectParams { ird, ord, private_data, mpa })?;
-                let port = Arc::clone(port);
+                let fallback = fallback_port.as_ref().map(|port| route.path(port.port, peer));
+                let params = ConnectParams { ird, ord, private_data, mpa, fallback };
+                engine.connect(now, &mut **link, qp, path, params)?;
+                let ports = LocalPorts { port: Arc::clone(port), fallback: fallback_port };
                 if let Some(entry) = cm.entries.get_mut(&self.key) {
                     entry.local = Some(path.flow.local);
                 }
-                cm.connecting(self.key, qp, Some(port));
+                cm.connecting(self.key, qp, Some(ports));
                 Ok(())
             },
         )
+    }
+
+    /// Takes a port for an identifier that is ready to connect and has none, and returns a second one when
+    /// the connection may take a second attempt.
+    fn reserve_for_connect(&self, mpa: Option<&MpaConfig>) -> Result<Option<Arc<PortReservation>>, CmError> {
+        let ready = |entry: &Entry| match entry.phase {
+            Phase::RouteResolved(route) if entry.port.is_none() => Some((route.source, entry.peer?.ip())),
+            _ => None,
+        };
+        let Some((source, peer)) = self.entry(ready) else { return Ok(None) };
+        let any = SocketAddr::new(source, 0);
+        let port = self.reserve(any)?;
+        self.change(|entry| entry.port = Some(port));
+        let twice = self.device.shared().look(|state| state.engine.may_fall_back(peer, mpa));
+        twice.then(|| self.reserve(any)).transpose()
     }
 
     /// Takes connections to the bound address: [`EventKind::ConnectRequest`] for each.
@@ -261,9 +275,9 @@ impl CmId {
                 let Phase::Requested(request) = entry.phase else { return Err(entry.wrong_phase("accept")) };
                 let AcceptOptions { private_data, ird, ord } = options;
                 engine.accept(now, request, qp, AcceptParams { ird, ord, private_data })?;
-                let port = entry.port.clone();
+                let ports = entry.port.clone().map(|port| LocalPorts { port, fallback: None });
                 cm.answered(request);
-                cm.connecting(self.key, qp, port);
+                cm.connecting(self.key, qp, ports);
                 Ok(())
             },
         )

@@ -78,6 +78,14 @@ impl Entry {
     }
 }
 
+/// The reserved ports of one connection.
+pub(super) struct LocalPorts {
+    /// Of the connection, or of the first attempt.
+    pub(super) port: Arc<PortReservation>,
+    /// Of an initiator's attempt without markers, while there may be one.
+    pub(super) fallback: Option<Arc<PortReservation>>,
+}
+
 /// All identifiers of a device.
 pub(crate) struct CmTable {
     pub(super) entries: HashMap<CmKey, Entry>,
@@ -89,7 +97,7 @@ pub(crate) struct CmTable {
     by_listener: HashMap<ListenerId, CmKey>,
     by_request: HashMap<RequestId, CmKey>,
     /// Ports of connections, until nothing is left of them.
-    in_use: HashMap<QpId, Arc<PortReservation>>,
+    in_use: HashMap<QpId, LocalPorts>,
     /// Ports of connections in TIME-WAIT, by when that ends.
     resting: VecDeque<(Instant, Arc<PortReservation>)>,
     time_wait: Duration,
@@ -148,10 +156,10 @@ impl CmTable {
         self.tell(key, kind);
     }
 
-    pub(super) fn connecting(&mut self, key: CmKey, qp: QpId, port: Option<Arc<PortReservation>>) {
+    pub(super) fn connecting(&mut self, key: CmKey, qp: QpId, ports: Option<LocalPorts>) {
         self.by_qp.insert(qp, key);
-        if let Some(port) = port {
-            self.in_use.insert(qp, port);
+        if let Some(ports) = ports {
+            self.in_use.insert(qp, ports);
         }
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.phase = Phase::Connecting(qp);
@@ -187,7 +195,7 @@ impl CmTable {
 
     /// A queue pair is gone, and with it whatever its connection may still say.
     pub(crate) fn queue_pair_gone(&mut self, now: Instant, qp: QpId) {
-        self.release_port(now, qp);
+        self.release_ports(now, qp);
         if let Some(key) = self.by_qp.remove(&qp)
             && let Some(entry) = self.entries.get_mut(&key)
         {
@@ -197,19 +205,34 @@ impl CmTable {
 
     /// Nothing is left of the connection of `qp`.
     fn over(&mut self, now: Instant, qp: QpId, kind: EventKind) {
-        self.release_port(now, qp);
+        self.release_ports(now, qp);
         self.advance(qp, Phase::Disconnected(None), kind);
         self.by_qp.remove(&qp);
     }
 
-    /// The connection of `qp` is over: its port rests for as long as TIME-WAIT may last.
-    fn release_port(&mut self, now: Instant, qp: QpId) {
+    /// The connection of `qp` is established from `port`: what was reserved for the other attempt goes.
+    fn settle_port(&mut self, now: Instant, qp: QpId, port: u16) {
+        let Some(ports) = self.in_use.get_mut(&qp) else { return };
+        if let Some(fallback) = ports.fallback.take().filter(|fallback| fallback.port == port) {
+            let first = std::mem::replace(&mut ports.port, fallback);
+            self.rest(now, first);
+        }
+    }
+
+    /// The connection of `qp` is over.
+    fn release_ports(&mut self, now: Instant, qp: QpId) {
+        let Some(LocalPorts { port, fallback }) = self.in_use.remove(&qp) else { return };
+        for port in [Some(port), fallback].into_iter().flatten() {
+            self.rest(now, port);
+        }
+    }
+
+    /// The port of a connection that is over rests for as long as TIME-WAIT may last, here or at the peer.
+    fn rest(&mut self, now: Instant, port: Arc<PortReservation>) {
         while self.resting.front().is_some_and(|(until, _)| *until <= now) {
             self.resting.pop_front();
         }
-        if let Some(port) = self.in_use.remove(&qp) {
-            self.resting.push_back((now + self.time_wait, port));
-        }
+        self.resting.push_back((now + self.time_wait, port));
     }
 
     fn requested(
@@ -270,6 +293,7 @@ impl State {
                 if let Some(entry) = cm.by_qp.get(&qp).and_then(|key| cm.entries.get_mut(key)) {
                     (entry.local, entry.peer) = (Some(local), Some(remote));
                 }
+                cm.settle_port(now, qp, local.port());
                 cm.advance(qp, Phase::Connected(qp), EventKind::Established { private_data, ird, ord });
             }
             CmEvent::Rejected { qp, private_data } => {
