@@ -1,15 +1,17 @@
-//! Two [`SimLink`]s and the cable between them. Each link has its own frame memory with the same
-//! places a UMEM chunk can be in, so a leaked or twice-freed frame shows here as on AF_XDP.
+//! [`SimLink`]s and what joins them. Each link has its own frame memory with the same places a UMEM chunk
+//! can be in, so a leaked or twice-freed frame shows here as on AF_XDP.
 
 use std::{
-    collections::{BTreeMap, HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     fmt,
+    hash::{Hash, Hasher},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use smallvec::smallvec;
+use siphasher::sip::SipHasher13;
+use smallvec::{SmallVec, smallvec};
 
-use super::faults::{Direction, Faults};
+use super::{Direction, Faults, Tally, audit::Audit};
 use crate::{
     link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
     time::Instant,
@@ -69,19 +71,21 @@ enum TxPlace {
 }
 
 struct Port {
-    /// What is on its way to this port, by arrival time and then by order of sending.
-    incoming: BTreeMap<(Instant, u64), Vec<u8>>,
+    /// What is on its way to this port.
     towards: Direction,
     notify: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 struct Shared {
     now: Instant,
-    serial: u64,
-    ports: [Port; 2],
+    ports: Vec<Port>,
+    /// Which port a hardware address was last seen at.
+    learned: HashMap<[u8; 6], usize>,
+    audit: Audit,
+    trace: SipHasher13,
 }
 
-/// The cable. Cheap to clone; the clones and the links share it.
+/// What joins links: a cable of two ends, or a switch. Cheap to clone; the clones and the links share it.
 #[derive(Clone)]
 pub struct Wire {
     shared: Arc<Mutex<Shared>>,
@@ -96,19 +100,32 @@ impl fmt::Debug for Wire {
 impl Wire {
     /// A cable and the links at its two ends.
     pub fn new(config: WireConfig) -> (Self, SimLink, SimLink) {
-        let port = |faults, seed| Port {
-            incoming: BTreeMap::new(),
-            towards: Direction::new(faults, seed),
+        let [there, back] = config.faults;
+        let (wire, mut links) = Self::switch(&config, &[back, there]);
+        let mut end = || links.pop().expect("as many links as faults");
+        let (second, first) = (end(), end());
+        (wire, first, second)
+    }
+
+    /// A switch with a link for each of `faults`, which are those of the direction from the switch to that link
+    /// ([`WireConfig::faults`] is not looked at). It learns where hardware addresses are, and floods what is for
+    /// others.
+    pub fn switch(config: &WireConfig, faults: &[Faults]) -> (Self, Vec<SimLink>) {
+        let seed = config.seed.wrapping_mul(faults.len() as u64);
+        let port = |(faults, number): (&Faults, u64)| Port {
+            towards: Direction::new(*faults, seed.wrapping_add(number)),
             notify: None,
         };
-        let ports = [
-            port(config.faults[1], config.seed.wrapping_mul(2)),
-            port(config.faults[0], config.seed.wrapping_mul(2).wrapping_add(1)),
-        ];
-        let shared = Arc::new(Mutex::new(Shared { now: Instant::ZERO, serial: 0, ports }));
-        let wire = Self { shared };
-        let link = |end| SimLink::new(wire.clone(), end, &config);
-        (wire.clone(), link(0), link(1))
+        let shared = Shared {
+            now: Instant::ZERO,
+            ports: faults.iter().zip(0..).map(port).collect(),
+            learned: HashMap::new(),
+            audit: Audit::default(),
+            trace: SipHasher13::new(),
+        };
+        let wire = Self { shared: Arc::new(Mutex::new(shared)) };
+        let links = (0..faults.len()).map(|end| SimLink::new(wire.clone(), end, config)).collect();
+        (wire, links)
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
@@ -123,29 +140,60 @@ impl Wire {
 
     /// When the next frame arrives anywhere, if one is under way.
     pub fn next_arrival(&self) -> Option<Instant> {
-        let shared = self.lock();
-        shared.ports.iter().filter_map(|p| p.incoming.keys().next().map(|k| k.0)).min()
+        self.lock().ports.iter().filter_map(|p| p.towards.next_due()).min()
     }
 
-    /// Replaces the faults of both directions (first link to second, and back); frames under way keep theirs.
-    pub fn with_faults(&self, faults: [Faults; 2]) {
-        let mut shared = self.lock();
-        shared.ports[1].towards.faults = faults[0];
-        shared.ports[0].towards.faults = faults[1];
+    /// Replaces the faults of both directions of a cable (first link to second, and back); frames under way keep
+    /// theirs.
+    pub fn with_faults(&self, [there, back]: [Faults; 2]) {
+        self.set_faults(1, there);
+        self.set_faults(0, back);
+    }
+
+    /// Replaces the faults of the direction towards link `end`; frames under way keep theirs.
+    pub fn set_faults(&self, end: usize, faults: Faults) {
+        self.lock().ports[end].towards.set_faults(faults);
+    }
+
+    /// What was done to the frames towards link `end`.
+    pub fn tally(&self, end: usize) -> Tally {
+        self.lock().ports[end].towards.tally()
+    }
+
+    /// A hash over all frames received so far, by whom and when: the same for the same seed.
+    pub fn trace_hash(&self) -> u64 {
+        self.lock().trace.finish()
     }
 }
 
+type Notified = SmallVec<[Arc<dyn Fn() + Send + Sync>; 1]>;
+
 impl Shared {
-    fn send(&mut self, to: usize, bytes: &[u8]) -> Option<Arc<dyn Fn() + Send + Sync>> {
-        let now = self.now;
-        let port = &mut self.ports[to];
-        for fate in port.towards.decide(now, bytes.len()) {
-            let mut copy = bytes.to_vec();
-            fate.damage(&mut copy);
-            self.serial += 1;
-            port.incoming.insert((fate.due, self.serial), copy);
+    /// Returns whom to tell, when the lock is free again.
+    fn send(&mut self, from: usize, frame: &[u8]) -> Notified {
+        let mut notified = Notified::new();
+        for to in self.towards(from, frame) {
+            let back = self.ports[to].towards.send(self.now, frame);
+            notified.extend(self.ports[to].notify.clone());
+            if let Some(error) = back {
+                self.ports[from].towards.send(self.now, &error);
+                notified.extend(self.ports[from].notify.clone());
+            }
         }
-        port.notify.clone()
+        notified
+    }
+
+    fn towards(&mut self, from: usize, frame: &[u8]) -> SmallVec<[usize; 2]> {
+        let address = |at| frame.get(at..).and_then(<[u8]>::first_chunk::<6>).copied();
+        if let Some(source) = address(6) {
+            self.learned.insert(source, from);
+        }
+        let others = || (0..self.ports.len()).filter(|to| *to != from);
+        match address(0).and_then(|destination| self.learned.get(&destination)) {
+            // Nobody may have to know the addresses of a cable's ends.
+            Some(to) if self.ports.len() > 2 => others().filter(|other| other == to).collect(),
+            _ => others().collect(),
+        }
     }
 }
 
@@ -201,8 +249,7 @@ impl SimLink {
     /// Whether a frame has arrived and waits to be received.
     pub fn has_arrivals(&self) -> bool {
         let shared = self.wire.lock();
-        let now = shared.now;
-        shared.ports[self.end].incoming.keys().next().is_some_and(|k| k.0 <= now)
+        shared.ports[self.end].towards.next_due().is_some_and(|due| due <= shared.now)
     }
 
     /// Which frames are where.
@@ -219,8 +266,8 @@ impl SimLink {
 
     /// Puts raw bytes on the wire, as a peer without a stack would.
     pub fn inject(&mut self, bytes: &[u8]) {
-        let notify = self.wire.lock().send(1 - self.end, bytes);
-        if let Some(notify) = notify {
+        let notified = self.wire.lock().send(self.end, bytes);
+        for notify in notified {
             notify();
         }
     }
@@ -241,12 +288,12 @@ impl Link for SimLink {
 
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
         let mut shared = self.wire.lock();
-        let now = shared.now;
-        let port = &mut shared.ports[self.end];
+        let Shared { now, ports, trace, .. } = &mut *shared;
+        let port = &mut ports[self.end];
         let mut received = 0;
         while received < max {
-            let Some(entry) = port.incoming.first_entry().filter(|e| e.key().0 <= now) else { break };
-            let bytes = entry.remove();
+            let Some(bytes) = port.towards.deliver(*now) else { break };
+            (*now, self.end, &bytes).hash(trace);
             let Some(head) = self.rx_free.pop() else {
                 self.rx_dropped += 1;
                 continue;
@@ -313,11 +360,12 @@ impl Link for SimLink {
         if self.submitted.is_empty() {
             return;
         }
-        let mut notify = None;
+        let mut notified = Notified::new();
         let mut shared = self.wire.lock();
         for (head, len) in self.submitted.drain(..) {
             let (chunk, place) = &mut self.tx[head as usize];
-            notify = shared.send(1 - self.end, &chunk[..len]);
+            shared.audit.sent(&chunk[..len]);
+            notified = shared.send(self.end, &chunk[..len]);
             *place = if *place == TxPlace::SendingReleased {
                 self.tx_free.push(head);
                 TxPlace::Free
@@ -326,7 +374,7 @@ impl Link for SimLink {
             };
         }
         drop(shared);
-        if let Some(notify) = notify {
+        for notify in notified {
             notify();
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 use crate::{
-    sim::{Faults, Gilbert},
+    sim::{Blackout, Faults, Gilbert},
     tcp::{
         State, TcpConfig,
         testing::{Pair, Stream, at_ms, ms, us},
@@ -48,9 +48,9 @@ fn both_ends_close_in_order() {
     pair.tear_down();
 }
 
-fn faulty(faults: Faults, config: TcpConfig, seed: u64) -> Pair {
+fn faulty(faults: &Faults, config: TcpConfig, seed: u64) -> Pair {
     let sources = [Stream::new(400_000, 0, true), Stream::new(150_000, 1000, true)];
-    let mut pair = Pair::new(&[config; 2], &[faults; 2], sources, seed);
+    let mut pair = Pair::new(&[config; 2], &[*faults; 2], sources, seed);
     pair.open(0);
     pair.run_until(at_ms(600_000), |p| p.ends.iter().all(|e| e.conn.is_some() && e.closed.is_some()));
     assert_eq!((pair.ends[0].taken, pair.ends[1].taken), (150_000, 400_000), "seed {seed}");
@@ -60,8 +60,14 @@ fn faulty(faults: Faults, config: TcpConfig, seed: u64) -> Pair {
 
 fn configs() -> [TcpConfig; 4] {
     let long = ms(600_000);
-    let base =
-        TcpConfig { user_timeout: long, connect_timeout: long, fin_wait_2: long, ..TcpConfig::default() };
+    // TIME-WAIT outlasts a time-out that was doubled again and again: nobody here answers for who is gone.
+    let base = TcpConfig {
+        user_timeout: long,
+        connect_timeout: long,
+        fin_wait_2: long,
+        time_wait: long,
+        ..TcpConfig::default()
+    };
     [
         base,
         TcpConfig { sack: false, ..base },
@@ -75,7 +81,7 @@ fn sim_loss_from_light_to_absurd() {
     for (seed, config) in configs().into_iter().enumerate() {
         for loss in [0.001, 0.01, 0.05, 0.25] {
             let faults = Faults { loss, delay: us(50), ..Faults::default() };
-            faulty(faults, config, seed as u64 + 10).tear_down();
+            faulty(&faults, config, seed as u64 + 10).tear_down();
         }
     }
 }
@@ -85,7 +91,7 @@ fn sim_reordering_and_duplication() {
     for (seed, config) in configs().into_iter().enumerate() {
         let faults =
             Faults { reorder: 0.2, reorder_by: us(300), duplicate: 0.05, delay: us(50), ..Faults::default() };
-        faulty(faults, config, seed as u64 + 20).tear_down();
+        faulty(&faults, config, seed as u64 + 20).tear_down();
     }
 }
 
@@ -95,7 +101,7 @@ fn sim_corruption_bursts_and_a_slow_line() {
         let bursts = Some(Gilbert { enter: 0.005, leave: 0.2, loss: 0.7 });
         let faults = Faults { corrupt: 0.01, bursts, delay: ms(2), ..Faults::default() };
         let faults = Faults { rate_bytes: Some(12_500_000), queue_frames: 60, ..faults };
-        let mut pair = faulty(faults, config, seed as u64 + 30);
+        let mut pair = faulty(&faults, config, seed as u64 + 30);
         assert!(pair.ends.iter().map(|e| e.bad_frames).sum::<u64>() > 0);
         pair.tear_down();
     }
@@ -121,7 +127,7 @@ fn sim_mixed_faults() {
         };
         let dark = Duration::from_secs_f64(chance(0.1));
         let from = at_ms(1) + Duration::from_secs_f64(chance(0.05));
-        let faults = Faults { blackout: Some((from, from + dark)), ..faults };
-        faulty(faults, configs()[seed as usize % 4], seed).tear_down();
+        let faults = Faults { blackout: Some(Blackout { from, length: dark, every: None }), ..faults };
+        faulty(&faults, configs()[seed as usize % 4], seed).tear_down();
     }
 }

@@ -1,0 +1,179 @@
+//! What every TCP on the wire must keep to, whatever happens to its frames: looked at as they leave their link, before
+//! any fault, by code that shares nothing with our own parser. A breach panics.
+//!
+//! Flows whose SYN was not seen (frames that a test injects) are left alone.
+
+use std::collections::{HashMap, VecDeque};
+
+use etherparse::{NetSlice, SlicedPacket, TcpOptionElement, TcpSlice, TransportSlice};
+
+/// Bytes of a stream that are remembered: more than any window in use.
+const REMEMBERED: usize = 8 << 20;
+
+/// Addresses and ports, source first.
+type FlowKey = (Vec<u8>, [u16; 2]);
+
+/// What one end of a connection has said so far. Offsets count from the byte after the SYN.
+#[derive(Debug, Default)]
+struct Speaker {
+    iss: u32,
+    /// The bytes from `base` on.
+    stream: VecDeque<u8>,
+    base: u64,
+    fin: Option<u64>,
+    /// Shift of the windows that it advertises, if its peer shifts too.
+    shift: Option<u8>,
+    /// How much of the other stream it has acknowledged, and the highest edge of its window.
+    acked: u64,
+    edge: Option<u64>,
+}
+
+impl Speaker {
+    fn highest(&self) -> u64 {
+        self.base + self.stream.len() as u64
+    }
+
+    /// The offset of `seq`, which is near `highest`; negative for the SYN and what is before.
+    fn offset(&self, seq: u32) -> i64 {
+        let next = self.iss.wrapping_add(1).wrapping_add(self.highest() as u32);
+        self.highest() as i64 + i64::from(seq.wrapping_sub(next) as i32)
+    }
+
+    /// The payload that it sends at `offset` must be what it sent there before, and leave no gap.
+    fn say(&mut self, offset: i64, payload: &[u8]) {
+        let highest = self.highest();
+        assert!(offset <= self.end() as i64, "sequence space skipped: {offset} after {}", self.end());
+        if payload.is_empty() {
+            return;
+        }
+        let fin = self.fin.map_or(i64::MAX, |fin| fin as i64);
+        assert!((offset + payload.len() as i64) <= fin, "data behind the FIN");
+        let unknown = (self.base as i64 - offset).clamp(0, payload.len() as i64) as usize;
+        let start = (offset.max(0) as u64).saturating_sub(self.base) as usize;
+        let known = self.stream.iter().skip(start).zip(&payload[unknown..]);
+        for (at, (before, now)) in known.enumerate() {
+            let at = start as u64 + self.base + at as u64;
+            assert_eq!(before, now, "byte {at} of a stream changed between transmissions");
+        }
+        let new = (offset + payload.len() as i64 - highest as i64).max(0) as usize;
+        self.stream.extend(&payload[payload.len() - new.min(payload.len())..]);
+        if self.stream.len() > REMEMBERED {
+            self.stream.drain(..REMEMBERED / 2);
+            self.base += REMEMBERED as u64 / 2;
+        }
+    }
+
+    /// Everything that it may have acknowledged by its peer, a FIN included.
+    fn end(&self) -> u64 {
+        self.highest() + u64::from(self.fin.is_some())
+    }
+}
+
+/// Both ends of all flows.
+#[derive(Debug, Default)]
+pub(super) struct Audit {
+    speakers: HashMap<FlowKey, Speaker>,
+}
+
+impl Audit {
+    /// A link sends this frame.
+    pub fn sent(&mut self, frame: &[u8]) {
+        let Ok(packet) = SlicedPacket::from_ethernet(frame) else { return };
+        let (Some(net), Some(TransportSlice::Tcp(tcp))) = (&packet.net, &packet.transport) else { return };
+        let (here, there) = flow(net, tcp);
+        let what = || format!("{net:?} {:?}", tcp.to_header());
+        check_sum(net, tcp).unwrap_or_else(|| panic!("bad checksum sent: {}", what()));
+        if tcp.rst() {
+            return;
+        }
+        if tcp.syn() {
+            return self.syn(here, &there, tcp);
+        }
+        let Some(mut speaker) = self.speakers.remove(&here) else { return };
+        let offset = speaker.offset(tcp.sequence_number());
+        speaker.say(offset, tcp.payload());
+        if tcp.fin() {
+            let at = offset as u64 + tcp.payload().len() as u64;
+            assert_eq!(*speaker.fin.get_or_insert(at), at, "the FIN moved: {}", what());
+        }
+        if let Some(listener) = self.speakers.get(&there) {
+            let last = offset + tcp.payload().len() as i64 + i64::from(tcp.fin());
+            // A probe of a closed window may be one byte beyond (RFC 9293 section 3.8.6.1).
+            let edge = listener.edge.unwrap_or(0) as i64 + 1;
+            assert!(last <= edge, "{last} is outside of the window, which ends at {edge}: {}", what());
+            if tcp.ack() {
+                speaker.acknowledge(listener, tcp, &what);
+            }
+        }
+        self.speakers.insert(here, speaker);
+    }
+
+    fn syn(&mut self, here: FlowKey, there: &FlowKey, tcp: &TcpSlice<'_>) {
+        let iss = tcp.sequence_number();
+        if !tcp.ack() {
+            // A new incarnation: what its peer said to the old one is over.
+            if self.speakers.get(&here).is_some_and(|s| s.iss != iss) {
+                self.speakers.remove(there);
+            }
+        }
+        if self.speakers.get(&here).is_some_and(|s| s.iss == iss) {
+            return;
+        }
+        let shift = tcp.options_iterator().find_map(|o| match o {
+            Ok(TcpOptionElement::WindowScale(shift)) => Some(shift.min(14)),
+            _ => None,
+        });
+        let edge = Some(u64::from(tcp.window_size()));
+        self.speakers.insert(here, Speaker { iss, shift, edge, ..Speaker::default() });
+    }
+}
+
+impl Speaker {
+    /// An acknowledgment with its window, of what `peer` has said.
+    fn acknowledge(&mut self, peer: &Self, tcp: &TcpSlice<'_>, what: &dyn Fn() -> String) {
+        let acked = peer.offset(tcp.acknowledgment_number());
+        assert!(acked >= 0 && acked as u64 <= peer.end(), "acknowledges what was not sent: {}", what());
+        assert!(acked as u64 >= self.acked, "acknowledges {acked} after {}: {}", self.acked, what());
+        self.acked = acked as u64;
+        let shift = self.shift.filter(|_| peer.shift.is_some()).unwrap_or(0);
+        let edge = self.acked + (u64::from(tcp.window_size()) << shift);
+        let before = self.edge.unwrap_or(0);
+        // RFC 7323 section 2.4: by rounding, the window may shrink by less than its unit.
+        assert!(edge + (1 << shift) > before, "the window shrinks from {before} to {edge}: {}", what());
+        self.edge = Some(edge.max(before));
+        for option in tcp.options_iterator() {
+            let Ok(TcpOptionElement::SelectiveAcknowledgement(first, rest)) = option else { continue };
+            for (left, right) in [Some(first)].into_iter().chain(rest).flatten() {
+                let (left, right) = (peer.offset(left), peer.offset(right));
+                let sent = left < right && right <= peer.end() as i64;
+                assert!(sent, "a SACK block of what was not sent, {left}..{right}: {}", what());
+            }
+        }
+    }
+}
+
+fn flow(net: &NetSlice<'_>, tcp: &TcpSlice<'_>) -> (FlowKey, FlowKey) {
+    let (source, destination) = match net {
+        NetSlice::Ipv4(ip) => (ip.header().source().to_vec(), ip.header().destination().to_vec()),
+        NetSlice::Ipv6(ip) => (ip.header().source().to_vec(), ip.header().destination().to_vec()),
+        NetSlice::Arp(_) => Default::default(),
+    };
+    let (from, to) = (tcp.source_port(), tcp.destination_port());
+    let key = |a: &[u8], b: &[u8], ports| ([a, b].concat(), ports);
+    (key(&source, &destination, [from, to]), key(&destination, &source, [to, from]))
+}
+
+fn check_sum(net: &NetSlice<'_>, tcp: &TcpSlice<'_>) -> Option<()> {
+    let right = match net {
+        NetSlice::Ipv4(ip) => {
+            let header = ip.header().to_header();
+            if header.header_checksum != header.calc_header_checksum() {
+                return None;
+            }
+            tcp.calc_checksum_ipv4(ip.header().source(), ip.header().destination()).ok()?
+        }
+        NetSlice::Ipv6(ip) => tcp.calc_checksum_ipv6(ip.header().source(), ip.header().destination()).ok()?,
+        NetSlice::Arp(_) => return None,
+    };
+    (right == tcp.checksum()).then_some(())
+}
