@@ -168,8 +168,11 @@ impl<P: Copy + fmt::Debug> Session<P> {
         out: &mut FrameWriter<'_>,
     ) -> Filled {
         let Transmitter { layout, crc, waits_for_first } = transmitter;
+        // A probe of the path's MTU is filled to its last byte, wherever the markers lie.
+        let probe = out.room() > emss;
+        let whole = if probe { layout.largest_ulpdu(offset, out.room()) } else { None };
+        let mulpdu = whole.unwrap_or_else(|| layout.mulpdu(emss));
         // When the stream is broken an FPDU has come, if no valid one: the Terminate may go.
-        let mulpdu = layout.mulpdu(emss);
         if waits_for_first && !self.receiver.has_begun() && !self.receiver.is_stopped() {
             // To close is not to send an FPDU: asked without room, the upper layer can only say whether it is done.
             if !self.finished

@@ -22,7 +22,7 @@ pub(super) struct Listener {
     pending: usize,
     mpa: MpaConfig,
     /// Largest IP packet of the interface, for the path of what comes in.
-    mtu: u16,
+    pub(super) mtu: u16,
 }
 
 impl Listener {
@@ -108,7 +108,8 @@ impl<U: Ulp> Stack<U> {
         let id = ListenerId(key as u32);
         let mpa = Session::responder(now, listener.mpa.clone(), id);
         let isn = self.isn.isn(now, &syn.flow);
-        let tcp = Connection::accept(now, &self.config.tcp, path, syn, isn);
+        let mut tcp = Connection::accept(now, &self.config.tcp, path, syn, isn);
+        self.adopt_path(now, &mut tcp);
         self.counters.passive_opens += 1;
         self.insert(syn.flow, tcp, mpa, Some(id));
     }

@@ -9,6 +9,7 @@
 mod counters;
 mod error;
 mod listen;
+mod paths;
 mod timers;
 
 use std::{
@@ -23,7 +24,7 @@ pub use self::{
     counters::StackCounters,
     error::{AcceptError, ConnectError, ListenError},
 };
-use self::{listen::Listener, timers::Timers};
+use self::{listen::Listener, paths::Paths, timers::Timers};
 use crate::{
     link::{FrameWriter, Link, RxFrame, Steer},
     mpa::{self, AcceptParams, MpaConfig, Session},
@@ -103,6 +104,7 @@ pub struct Stack<U: Ulp> {
     flows: HashMap<Flow, u32>,
     listeners: Slab<Listener>,
     timers: Timers,
+    paths: Paths,
     /// Connections that may have something to send, in turn.
     ready: VecDeque<u32>,
     /// Connections that received something since the last idle turn.
@@ -151,6 +153,7 @@ impl<U: Ulp> Stack<U> {
             flows: HashMap::new(),
             listeners: Slab::new(),
             timers: Timers::default(),
+            paths: Paths::default(),
             ready: VecDeque::new(),
             owing: Vec::new(),
             resets: VecDeque::new(),
@@ -179,7 +182,8 @@ impl<U: Ulp> Stack<U> {
         let mpa = Session::initiator(now, mpa, params.private_data, params.ird, params.ord)?;
         link.steer(Steer::Flow(path.flow))?;
         let isn = self.isn.isn(now, &path.flow);
-        let tcp = Connection::connect(now, &self.config.tcp, path, isn);
+        let mut tcp = Connection::connect(now, &self.config.tcp, path, isn);
+        self.adopt_path(now, &mut tcp);
         self.counters.active_opens += 1;
         Ok(self.insert(path.flow, tcp, mpa, None))
     }
@@ -250,7 +254,7 @@ impl<U: Ulp> Stack<U> {
         let Some(slot) = self.slot(conn) else { return };
         slot.mpa.resume(now, ulp, conn, link);
         slot.tcp.withheld(slot.mpa.held_bytes());
-        self.settle(link, conn.index, None, ulp);
+        self.settle(now, link, conn.index, None, ulp);
     }
 
     /// Closes at once with a reset; [`Event::Closed`] follows from [`Stack::transmit`].
@@ -319,7 +323,7 @@ impl<U: Ulp> Stack<U> {
         if !std::mem::replace(&mut slot.owes_ack, true) {
             self.owing.push(index);
         }
-        self.settle(link, index, receipt.closed, ulp);
+        self.settle(now, link, index, receipt.closed, ulp);
     }
 
     /// A SYN may end the TIME-WAIT of the connection before it (RFC 9293 section 3.10.7.4).
@@ -338,7 +342,7 @@ impl<U: Ulp> Stack<U> {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         self.counters.icmp_errors += 1;
         let closed = slot.tcp.icmp(now, &error);
-        self.settle(link, index, closed, ulp);
+        self.settle(now, link, index, closed, ulp);
     }
 
     /// Runs what is due.
@@ -355,7 +359,7 @@ impl<U: Ulp> Stack<U> {
             if slot.mpa.deadline().is_some_and(|d| d <= now) {
                 slot.mpa.on_timer(now, ulp, conn);
             }
-            self.settle(link, index, closed, ulp);
+            self.settle(now, link, index, closed, ulp);
         }
     }
 
@@ -439,7 +443,15 @@ impl<U: Ulp> Stack<U> {
 
     /// After anything that can change a connection: passes up what it came to, frees it when it is over,
     /// else sees to its timer and its turn to send.
-    fn settle(&mut self, link: &mut dyn Link, index: u32, closed: Option<CloseReason>, ulp: &mut U) {
+    fn settle(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        index: u32,
+        closed: Option<CloseReason>,
+        ulp: &mut U,
+    ) {
+        self.share_path(now, index);
         self.conclude(link, index, closed, ulp);
         if let Some(slot) = self.slots.get_mut(index as usize) {
             self.timers.arm(index, earlier(slot.tcp.deadline(), slot.mpa.deadline()), &mut slot.scheduled);
@@ -501,13 +513,6 @@ impl<U: Ulp> Stack<U> {
                 slot.tcp.abort();
                 self.make_ready(index);
             }
-        }
-    }
-
-    /// The interface carries IP packets of at most `mtu` bytes from now on.
-    pub fn mtu_changed(&mut self, now: Instant, mtu: u16) {
-        for (_, slot) in &mut self.slots {
-            slot.tcp.path_mtu(now, mtu);
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::PathMtuConfig;
+
 /// The congestion control of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Algorithm {
@@ -72,6 +74,8 @@ pub struct TcpConfig {
     /// How long FIN-WAIT-2 lasts while the peer sends nothing: 60 s, so that a peer that never closes costs no
     /// connection for ever (RFC 9293 section 3.6.1 sets no limit).
     pub fin_wait_2: Duration,
+    /// How the MTU of the path is found.
+    pub path_mtu: PathMtuConfig,
     /// Most transmit frames that this connection may retain.
     pub max_frames: usize,
     /// Free transmit frames that new data leaves to ACKs and retransmissions of all connections.
@@ -99,6 +103,7 @@ impl Default for TcpConfig {
             keepalive: None,
             time_wait: Duration::from_secs(1),
             fin_wait_2: Duration::from_mins(1),
+            path_mtu: PathMtuConfig::default(),
             max_frames: usize::MAX,
             reserve_frames: 16,
         }

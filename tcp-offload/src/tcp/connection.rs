@@ -8,35 +8,25 @@ use super::{
     ack::AckPolicy,
     clock::Clock,
     congestion::Window,
+    pmtu::PathMtu,
     receiver::Receiver,
     sender::{After, Sender},
     timers::{Timer, Timers},
 };
 use crate::{
-    link::{Link, QueueId},
+    link::Link,
     seq::{SeqNum, StreamOffset},
     time::Instant,
     ulp::CloseReason,
-    wire::{Flow, Headers, IcmpError, IcmpKind, Mac, Options, Path, Segment, TIMESTAMPS_BYTES},
+    wire::{Flow, Headers, Options, Path, Segment},
 };
-
-/// Bytes of a TCP header without options.
-const TCP_HEADER: usize = 20;
-
-/// Smallest EMSS that we fall to, whatever a peer or a router says. Below it one FPDU with its headers and markers
-/// would not fit a segment, and tiny segments are a known attack on senders.
-const LEAST_EMSS: usize = 256;
 
 /// Challenge ACKs in one period at most (RFC 5961 section 7).
 const MOST_CHALLENGES: u32 = 10;
 const CHALLENGE_PERIOD: Duration = Duration::from_secs(5);
 
-/// Time-outs in a row without any answer after which large segments are suspected to vanish in a router that says
-/// nothing (RFC 4821 section 7.7).
-const BLACK_HOLE_TIMEOUTS: u32 = 3;
-
-/// Segment size to fall back to then (RFC 4821 section 7.2 recommends 1024 bytes as the initial low bound).
-const BLACK_HOLE_EMSS: usize = 1024;
+/// Time-outs in a row without any answer that are a full stop (RFC 4821 section 7.7): R1 of RFC 9293 section 3.8.3.
+const R1: u32 = 3;
 
 /// Our SYN.
 #[derive(Debug, Clone, Copy, Default)]
@@ -85,6 +75,9 @@ pub(super) struct Due {
 pub struct Connection {
     pub(super) config: TcpConfig,
     pub(super) path: Path,
+    pub(super) mtu: PathMtu,
+    /// `mtu` has changed in a way that other connections of the path want to know.
+    pub(super) mtu_news: bool,
     pub(super) headers: Headers,
     pub(super) state: State,
     pub(super) passive: bool,
@@ -125,6 +118,8 @@ impl Connection {
         let mut connection = Self {
             config: *config,
             path,
+            mtu: PathMtu::new(path.mtu, path.flow.local.is_ipv6(), &config.path_mtu),
+            mtu_news: false,
             headers: Headers::new(&path),
             state,
             passive: state == State::SynReceived,
@@ -207,22 +202,6 @@ impl Connection {
             timestamps: self.clock.as_ref().map(|c| c.option(now)),
             ..Options::default()
         }
-    }
-
-    fn ip_header(&self) -> usize {
-        if self.path.flow.local.is_ipv6() { 40 } else { 20 }
-    }
-
-    /// The MSS that we tell: what the interface can take, options not subtracted (RFC 9293 section 3.7.1).
-    fn own_mss(&self) -> usize {
-        usize::from(self.path.mtu).saturating_sub(self.ip_header() + TCP_HEADER)
-    }
-
-    /// Computes the EMSS anew: the smaller of the peer's MSS and the path's, less the options of a data segment.
-    pub(super) fn resize(&mut self) {
-        let options = if self.clock.is_some() { TIMESTAMPS_BYTES } else { 0 };
-        self.emss = self.snd_mss.min(self.own_mss()).saturating_sub(options).max(LEAST_EMSS);
-        self.tx.resize(self.emss, &self.config);
     }
 
     // ----- what the stack calls between segments -----
@@ -330,6 +309,7 @@ impl Connection {
                 Timer::Probe => self.on_probe_timeout(now),
                 Timer::Reorder => {
                     self.tx.on_reorder_timer(now, &mut self.counters);
+                    self.heed_probe(now);
                     if let Some(at) = self.tx.reorder_at() {
                         self.timers.arm(Timer::Reorder, at);
                     }
@@ -353,10 +333,8 @@ impl Connection {
         }
         self.counters.rto_expired += 1;
         self.tx.on_timeout(now, self.clock.is_none());
-        if self.tx.rtt.backoff() >= BLACK_HOLE_TIMEOUTS && self.emss > BLACK_HOLE_EMSS {
-            let options = if self.clock.is_some() { TIMESTAMPS_BYTES } else { 0 };
-            let mtu = BLACK_HOLE_EMSS + options + TCP_HEADER + self.ip_header();
-            self.path_mtu(now, mtu as u16);
+        if self.tx.rtt.backoff() >= R1 {
+            self.full_stop(now);
         }
         self.tx.arm(now, &mut self.timers, &self.config, After::Timeout);
         self.bound_by_user_timeout();
@@ -400,67 +378,6 @@ impl Connection {
             self.due.poke = true;
         }
         self.timers.arm(Timer::Keepalive, now + keepalive.interval);
-    }
-
-    // ----- the network below -----
-
-    /// An ICMP error that quotes this flow. Ignored unless its sequence number is in flight (RFC 5927 section 4.1).
-    /// Returns the reason when the connection has just ended.
-    pub fn icmp(&mut self, now: Instant, error: &IcmpError) -> Option<CloseReason> {
-        let connecting = matches!(self.state, State::SynSent | State::SynReceived);
-        let quoted = self.tx.offset_of(error.seq);
-        let in_flight = quoted.is_some_and(|o| (self.tx.una()..self.tx.nxt()).contains(&o));
-        if !(in_flight || connecting && error.seq == self.tx.iss()) {
-            return None;
-        }
-        match error.kind {
-            IcmpKind::TooBig { mtu } => self.too_big(now, mtu),
-            // RFC 1122 section 4.2.3.9 lets hard errors abort; RFC 5927 section 5.2 only in the handshake.
-            IcmpKind::Unreachable { hard: true } if self.state == State::SynSent => {
-                self.end(CloseReason::Unreachable);
-            }
-            IcmpKind::Unreachable { .. } => {}
-        }
-        self.ended.take()
-    }
-
-    /// RFC 1191 section 5 and RFC 8201 section 4. An old router says 0: then the next lower plateau of RFC 1191
-    /// section 7.1 is tried. Never raises the MTU.
-    fn too_big(&mut self, now: Instant, mtu: u32) {
-        const PLATEAUS: [u16; 7] = [8166, 4352, 2002, 1492, 1006, 508, 296];
-        let current = self.path.mtu;
-        let mtu = match mtu {
-            0 => PLATEAUS.into_iter().find(|p| *p < current).unwrap_or(current),
-            mtu => mtu.min(u32::from(current)) as u16,
-        };
-        // Nobody need go below these (RFC 8201 section 4, RFC 1191 section 3).
-        let floor = if self.path.flow.local.is_ipv6() { 1280 } else { 68 };
-        if mtu >= floor && mtu < current {
-            self.path_mtu(now, mtu);
-        }
-    }
-
-    /// The path's MTU has become `mtu` (interface or route). Segments sent from now on fit it; those in flight that
-    /// do not are sent again, cut to size.
-    pub fn path_mtu(&mut self, now: Instant, mtu: u16) {
-        let smaller = mtu < self.path.mtu;
-        self.path.mtu = mtu;
-        self.resize();
-        if smaller {
-            self.tx.queue.mark_lost_longer_than(self.emss);
-            self.tx.arm(now, &mut self.timers, &self.config, After::Timeout);
-        }
-    }
-
-    /// The peer's frames arrive on `queue`: ours leave on it too.
-    pub fn follow_queue(&mut self, queue: QueueId) {
-        self.path.queue = queue;
-    }
-
-    /// The next hop has a new Ethernet address.
-    pub fn redirect(&mut self, next_hop: Mac) {
-        self.path.next_hop_mac = next_hop;
-        self.headers = Headers::new(&self.path);
     }
 
     // ----- challenge ACKs -----
@@ -534,6 +451,7 @@ impl Connection {
             snd_wnd: self.tx.snd_wnd(),
             rcv_wnd: self.rx.window(),
             emss: self.emss,
+            path_mtu: self.mtu.bytes(),
             frames_retained: self.tx.queue.len(),
             opened: self.opened,
             counters: self.counters,

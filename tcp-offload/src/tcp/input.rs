@@ -242,6 +242,7 @@ impl Connection {
             bare: segment.payload_len == 0 && !segment.flags.fin && !segment.flags.syn,
         };
         let advanced = self.tx.on_ack(link, self.clock.as_ref(), &mut self.counters, &ack);
+        self.heed_probe(now);
         if segment.flags.ece && self.ecn.on {
             self.counters.ecn_echoes += 1;
             self.ecn.cwr |= self.tx.on_ecn_echo();

@@ -14,6 +14,8 @@ mod connection;
 mod input;
 mod isn;
 mod output;
+mod path;
+mod pmtu;
 mod queue;
 mod rack;
 mod receiver;
@@ -29,6 +31,7 @@ mod timers;
 pub use config::{Algorithm, Keepalive, TcpConfig};
 pub use connection::Connection;
 pub use isn::IsnKey;
+pub use pmtu::{PathMtu, PathMtuConfig};
 
 use std::time::Duration;
 
@@ -61,8 +64,8 @@ pub enum Filled {
 
 /// Where the payload of new segments comes from: the framing layer.
 pub trait Source {
-    /// Writes the payload of one segment that starts at `offset`, at most `out.room()` bytes. The room is
-    /// the EMSS, or less when the peer's window allows only less.
+    /// Writes the payload of one segment that starts at `offset`, at most `out.room()` bytes. The room is the EMSS; less
+    /// when the peer's window allows only less; more for a probe of the path's MTU, to be filled to the last byte.
     fn fill(&mut self, offset: StreamOffset, out: &mut FrameWriter<'_>) -> Filled;
 }
 
@@ -142,6 +145,8 @@ pub struct Info {
     pub rcv_wnd: u64,
     /// Effective maximum segment size: payload bytes of a full segment.
     pub emss: usize,
+    /// Bytes of the largest IP packet on the path that is no probe.
+    pub path_mtu: u16,
     /// Frames retained until acknowledged.
     pub frames_retained: usize,
     /// When the connection began.
@@ -193,5 +198,9 @@ crate::counters! {
         ecn_echoes,
         /// Frames cut anew after the path MTU had dropped.
         recut,
+        /// Probes of the path's MTU sent (RFC 4821).
+        mtu_probes,
+        /// Of those, lost for their size.
+        mtu_probes_lost,
     }
 }

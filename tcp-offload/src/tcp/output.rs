@@ -13,7 +13,7 @@ use crate::{
     seq::{SeqNum, StreamOffset},
     time::Instant,
     ulp::CloseReason,
-    wire::{Ecn, Fields, Flags, MOST_HEADER_BYTES, Options, Sum, TIMESTAMPS_BYTES, send_bare},
+    wire::{Ecn, Fields, Flags, MOST_HEADER_BYTES, Options, Sum, send_bare},
 };
 
 /// Why a segment could not be sent now.
@@ -229,8 +229,16 @@ impl Connection {
                 Ok(room) => room,
                 Err(limit) => return self.stopped_by(turn, limit),
             };
+            let room = if room == self.emss && !probe {
+                self.probe_room(turn.now).unwrap_or(room)
+            } else {
+                room
+            };
             match self.fill(turn, source, room)? {
-                Filled::Segment(_) => {
+                Filled::Segment(len) => {
+                    if len > self.emss {
+                        self.mtu_probe_sent(len);
+                    }
                     if probe {
                         self.probe_sent(turn.now, false);
                     }
@@ -286,8 +294,7 @@ impl Connection {
             return Err(Stopped::Starved);
         }
         let offset = self.tx.nxt();
-        let timestamps = if self.clock.is_some() { TIMESTAMPS_BYTES } else { 0 };
-        let header = self.headers.len(&Options::default()) + timestamps;
+        let header = self.headers.len(&Options::default()) + self.option_bytes();
         let Some(mut frame) = turn.link.alloc(header + room) else { return Err(Stopped::Starved) };
         let Some(chunks) = turn.link.tx_chunks(&mut frame) else {
             turn.link.release(frame);
@@ -375,7 +382,10 @@ impl Connection {
         if !self.due.loss_probe {
             return Ok(());
         }
-        if self.tx.may_probe()
+        if self.tx.give_up_last_probe() {
+            self.retransmit(turn)?;
+            self.tx.arm(turn.now, &mut self.timers, &self.config, After::Timeout);
+        } else if self.tx.may_probe()
             && let Some(last) = self.tx.queue.last_index()
         {
             self.resend(turn, last)?;
@@ -397,8 +407,7 @@ impl Connection {
     /// Sends entry `index` again: new headers in front of the same bytes.
     fn resend(&mut self, turn: &mut Turn<'_>, index: usize) -> Result<(), Stopped> {
         turn.check_room()?;
-        let timestamps = if self.clock.is_some() { TIMESTAMPS_BYTES } else { 0 };
-        let header = self.headers.len(&Options::default()) + timestamps;
+        let header = self.headers.len(&Options::default()) + self.option_bytes();
         let Some(entry) = self.tx.queue.entry(index) else { return Ok(()) };
         let (offset, is_fin) = (entry.start, entry.frame.is_none());
         if is_fin {

@@ -237,13 +237,22 @@ impl Queue {
         }
     }
 
-    /// Marks lost what is longer than `bytes`.
-    pub(super) fn mark_lost_longer_than(&mut self, bytes: usize) {
+    /// Marks lost what is longer than `bytes`. Returns whether anything is.
+    pub(super) fn mark_lost_longer_than(&mut self, bytes: usize) -> bool {
+        let mut any = false;
         for index in 0..self.entries.len() {
             if self.entries.get(index).is_some_and(|e| e.bytes() > bytes as u64) {
                 self.mark_lost(index);
+                any = true;
             }
         }
+        any
+    }
+
+    /// The end of the only segment that is lost.
+    pub(super) fn only_lost(&mut self) -> Option<StreamOffset> {
+        let index = if self.lost == 1 { self.next_lost()? } else { return None };
+        self.entries.get(index).map(|e| e.end)
     }
 
     /// Marks each entry lost for which `lost` says so; it is asked for those that are neither lost nor

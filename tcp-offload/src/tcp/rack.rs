@@ -9,7 +9,7 @@ use crate::{seq::StreamOffset, time::Instant};
 const REO_WND_PERSIST: u32 = 16;
 
 /// Segments in SACK blocks that prove a loss where no reordering was ever seen (RFC 6675 section 2).
-const DUP_THRESH: usize = 3;
+pub(super) const DUP_THRESH: usize = 3;
 
 /// `RACK_sent_after`: whether the first was sent after the second; ties are broken by position.
 pub(super) fn sent_after(t1: Instant, end1: StreamOffset, t2: Instant, end2: StreamOffset) -> bool {

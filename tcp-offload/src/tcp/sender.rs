@@ -10,8 +10,9 @@ pub(super) use self::acks::Ack;
 use super::{
     TcpConfig,
     congestion::{self, Congestion, CongestionControl, Window},
+    pmtu::Prober,
     queue::{Entry, Queue},
-    rack::{Rack, Tlp},
+    rack::{DUP_THRESH, Rack, Tlp},
     recovery::{Frto, Phase, Prr, Undo},
     rtt::Rtt,
     timers::{Timer, Timers},
@@ -49,6 +50,7 @@ pub(super) struct Sender {
     pub rtt: Rtt,
     pub rack: Rack,
     pub tlp: Tlp,
+    pub prober: Prober,
     control: Box<dyn CongestionControl>,
     pub window: Window,
     initial_window: u64,
@@ -90,6 +92,7 @@ impl Sender {
             rtt: Rtt::new(config),
             rack: Rack::new(),
             tlp: Tlp::default(),
+            prober: Prober::default(),
             control: congestion::new(config.algorithm),
             window: Window { cwnd: initial_window, ssthresh: u64::MAX, smss: smss as u64 },
             initial_window,
@@ -160,15 +163,23 @@ impl Sender {
         self.max_window = window;
     }
 
-    /// The SMSS has changed; before any data, the initial window with it.
+    /// The SMSS has changed; before any data, the initial window with it. Later the window rises neither in bytes nor in
+    /// segments (RFC 4821 section 4, RFC 5681 section 3.1).
     pub(super) fn resize(&mut self, smss: usize, config: &TcpConfig) {
-        let smss = smss as u64;
-        if self.nxt == 0 {
-            self.initial_window = Window::initial(smss, config.initial_window);
-            self.window.cwnd = self.initial_window;
-        }
+        let (before, smss) = (self.window.smss.max(1), smss as u64);
         self.window.smss = smss;
-        self.window.cwnd = self.window.cwnd.max(smss);
+        if self.nxt == 0 {
+            let untouched = self.window.cwnd == self.initial_window;
+            self.initial_window = Window::initial(smss, config.initial_window);
+            self.window.cwnd = if untouched { self.initial_window } else { smss };
+        } else if smss != before {
+            self.initial_window = Window::initial(smss, config.initial_window);
+            self.window.cwnd = shrink(self.window.cwnd, before, smss).max(smss);
+            if self.window.ssthresh != u64::MAX {
+                self.window.ssthresh = shrink(self.window.ssthresh, before, smss).max(2 * smss);
+            }
+            self.control.resized(before, smss);
+        }
     }
 
     /// The SYN had to be sent more than once: one segment (RFC 5681 section 3.1).
@@ -207,6 +218,11 @@ impl Sender {
         }
         self.window.cwnd = self.window.smss;
         let deadline = self.rack.rtt + self.reo_wnd();
+        if self.queue.front().is_some_and(|e| self.prober.is(e.end)) {
+            self.prober.lost_alone(self.nxt, true);
+        } else {
+            self.prober.inconclusive();
+        }
         self.queue.mark_lost(0);
         self.queue
             .mark_lost_where(Instant::from_nanos(u64::MAX), StreamOffset::MAX, |e| e.sent + deadline <= now);
@@ -270,7 +286,8 @@ impl Sender {
             return None;
         }
         let index = self.queue.next_lost()?;
-        let bytes = self.queue.entry(index)?.bytes();
+        // What is too long for the path goes in pieces.
+        let bytes = self.queue.entry(index)?.bytes().min(self.window.smss);
         let pipe = self.pipe();
         (pipe == 0 || pipe + bytes <= self.window.cwnd).then_some(index)
     }
@@ -293,6 +310,41 @@ impl Sender {
             return Err(Limit::Congestion);
         }
         Ok(emss.min(usable as usize))
+    }
+
+    /// RFC 4821 section 7.4: no probe, no loss and no sign of one outstanding.
+    pub(super) fn may_probe_mtu(&self, now: Instant) -> bool {
+        self.phase == Phase::Open
+            && self.duplicates == 0
+            && !self.queue.is_disordered()
+            && self.prober.is_free(now)
+    }
+
+    /// Room for a probe with `probe` bytes of payload, and in the peer's window for the segments behind it that show
+    /// whether it was lost.
+    pub(super) fn has_room_for_probe(&self, probe: usize, emss: usize) -> bool {
+        let followers = (DUP_THRESH * emss) as u64;
+        self.usable() >= probe as u64 + followers && self.pipe() + probe as u64 + followers <= self.window.cwnd
+    }
+
+    /// After a failed probe: as many round trips as the window has segments, the least time between two losses
+    /// under congestion control (RFC 4821 section 7.6.2).
+    pub(super) fn pause_probes(&mut self, now: Instant, factor: u32) {
+        let segments = (self.window.cwnd / self.window.smss.max(1)).max(1).min(u64::from(u32::MAX)) as u32;
+        let round = self.rtt.srtt().unwrap_or(Duration::from_secs(1));
+        self.prober.pause(now, round.saturating_mul(segments).saturating_mul(factor));
+    }
+
+    /// The last segment is a probe of the path's MTU and nothing follows it: it counts as lost, as a time-out tells.
+    /// Returns whether it was so.
+    pub(super) fn give_up_last_probe(&mut self) -> bool {
+        let Some(last) = self.queue.last_index() else { return false };
+        if !self.queue.entry(last).is_some_and(|e| self.prober.is(e.end)) {
+            return false;
+        }
+        self.prober.lost_alone(self.nxt, true);
+        self.queue.mark_lost(last);
+        true
     }
 
     fn frto_sends_new(&self) -> bool {
@@ -347,6 +399,11 @@ impl Sender {
             undo.resent(now);
         }
     }
+}
+
+/// A window of `bytes` when segments become smaller: as many segments as before. When they become larger, as many bytes.
+fn shrink(bytes: u64, before: u64, smss: u64) -> u64 {
+    if smss < before { (u128::from(bytes) * u128::from(smss) / u128::from(before)) as u64 } else { bytes }
 }
 
 /// What makes timers be set anew.

@@ -127,6 +127,14 @@ impl CongestionControl for Cubic {
         }
     }
 
+    fn resized(&mut self, before: u64, smss: u64) {
+        let larger = (smss as f64 / before as f64).max(1.0);
+        self.state.w_max /= larger;
+        self.state.cwnd_prior /= larger;
+        self.state.epoch = None;
+        self.before = None;
+    }
+
     fn paused(&mut self, pause: Duration) {
         if let Some(epoch) = &mut self.state.epoch {
             epoch.began += pause;

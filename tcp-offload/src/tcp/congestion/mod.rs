@@ -71,6 +71,10 @@ pub(super) trait CongestionControl: fmt::Debug + Send {
     /// The last reduction was spurious.
     fn undo(&mut self);
 
+    /// Segments have become larger or smaller, and the window with them or not: it rises neither in bytes nor in segments
+    /// (RFC 4821 section 4).
+    fn resized(&mut self, before: u64, smss: u64);
+
     /// For `pause`, the application and not the window limited the sender: no growth is owed for that time.
     fn paused(&mut self, pause: Duration);
 }

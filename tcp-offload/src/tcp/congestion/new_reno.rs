@@ -36,6 +36,10 @@ impl CongestionControl for NewReno {
 
     fn undo(&mut self) {}
 
+    fn resized(&mut self, _before: u64, _smss: u64) {
+        self.counted = 0;
+    }
+
     fn paused(&mut self, _pause: Duration) {}
 }
 

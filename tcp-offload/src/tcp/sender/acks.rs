@@ -82,6 +82,7 @@ impl Sender {
             // The path delivers: the next time-out begins without back-off, also when only segments came through
             // that were sent twice and Karn's rule allows no measurement.
             self.rtt.forgive();
+            self.prober.acknowledged(self.una);
         }
         let duplicate = !advanced && ack.bare && had_data && window_before == self.edge && ack.number == una;
         self.count_duplicates(advanced, duplicate, delivery.bytes);
@@ -122,13 +123,16 @@ impl Sender {
         let mut delivery = Delivery::default();
         let min_rtt = self.rtt.min();
         let after_timeout = matches!(self.phase, Phase::Loss { .. });
-        let rack = &mut self.rack;
+        let (rack, prober) = (&mut self.rack, &mut self.prober);
         let mut note = |delivery: &mut Delivery, entry: &Entry| {
             let echo_before = match (clock, ack.echo) {
                 (Some(clock), Some(echo)) => clock.echoes_before(echo, entry.sent),
                 _ => false,
             };
             rack.delivered(ack.now, entry, echo_before, min_rtt);
+            if !entry.retransmitted {
+                prober.delivered(entry.end, entry.bytes());
+            }
             delivery.bytes += entry.bytes();
             delivery.original |= !entry.retransmitted;
             delivery.retransmitted |= entry.retransmitted;
@@ -255,14 +259,16 @@ impl Sender {
             return false;
         }
         let reo_wnd = self.reo_wnd();
-        let rtt = self.rack.rtt;
+        let (rtt, prober) = (self.rack.rtt, &mut self.prober);
         let mut wait: Option<Instant> = None;
         let new = self.queue.mark_lost_where(self.rack.xmit_ts, self.rack.end_seq, |entry| {
             let due = entry.sent + rtt + reo_wnd;
             if due > now {
                 wait = wait.max(Some(due));
+                return false;
             }
-            due <= now
+            prober.lost(entry.bytes());
+            true
         });
         self.reorder_at = wait;
         new
@@ -290,10 +296,11 @@ impl Sender {
     }
 
     fn detect_by_duplicates(&mut self) -> bool {
-        let partial = matches!(self.phase, Phase::Recovery { .. })
-            && self.queue.front().is_some_and(|e| !e.retransmitted);
+        // The duplicate ACKs of a lost retransmission are those of its original: only a time-out tells.
+        let original = self.queue.front().is_some_and(|e| !e.retransmitted && !e.lost);
+        let partial = matches!(self.phase, Phase::Recovery { .. });
         let fresh = self.phase == Phase::Open && self.duplicates >= DUP_ACKS && self.una >= self.recovered_to;
-        if (partial || fresh) && self.queue.front().is_some_and(|e| !e.lost) {
+        if original && (partial || fresh) {
             self.queue.mark_lost(0);
             return true;
         }
@@ -306,9 +313,18 @@ impl Sender {
         self.look_for_losses(now, counters);
     }
 
-    /// Detects losses, and enters recovery for the first.
+    /// Detects losses, and enters recovery for the first; not for a probe of the path's MTU that alone is lost (RFC 4821
+    /// section 4).
     fn look_for_losses(&mut self, now: Instant, counters: &mut Counters) {
-        if self.detect_losses(now) && self.phase == Phase::Open {
+        if !self.detect_losses(now) {
+            return;
+        }
+        let open = self.phase == Phase::Open;
+        if open && self.queue.only_lost().is_some_and(|end| self.prober.is(end)) {
+            return self.prober.lost_alone(self.nxt, false);
+        }
+        self.prober.inconclusive();
+        if open {
             self.enter_recovery(counters);
         }
     }

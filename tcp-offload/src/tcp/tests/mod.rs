@@ -7,6 +7,7 @@ mod handshake;
 mod hostile;
 mod liveness;
 mod paths;
+mod probing;
 mod recovery;
 mod segments;
 mod spurious;

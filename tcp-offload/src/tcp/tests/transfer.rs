@@ -49,7 +49,7 @@ fn both_ends_close_in_order() {
 }
 
 fn faulty(faults: &Faults, config: TcpConfig, seed: u64) -> Pair {
-    let sources = [Stream::new(400_000, 0, true), Stream::new(150_000, 1000, true)];
+    let sources = [Stream::new(400_000, 0, true), Stream::new(150_000, 250, true)];
     let mut pair = Pair::new(&[config; 2], &[*faults; 2], sources, seed);
     pair.open(0);
     pair.run_until(at_ms(600_000), |p| p.ends.iter().all(|e| e.conn.is_some() && e.closed.is_some()));
