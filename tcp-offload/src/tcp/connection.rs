@@ -333,8 +333,8 @@ impl Connection {
         }
         self.counters.rto_expired += 1;
         self.tx.on_timeout(now, self.clock.is_none());
-        if self.tx.rtt.backoff() >= R1 {
-            self.full_stop(now);
+        if let Some(step) = self.tx.rtt.backoff().checked_sub(R1) {
+            self.full_stop(now, step);
         }
         self.tx.arm(now, &mut self.timers, &self.config, After::Timeout);
         self.bound_by_user_timeout();

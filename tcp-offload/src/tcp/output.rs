@@ -229,11 +229,8 @@ impl Connection {
                 Ok(room) => room,
                 Err(limit) => return self.stopped_by(turn, limit),
             };
-            let room = if room == self.emss && !probe {
-                self.probe_room(turn.now).unwrap_or(room)
-            } else {
-                room
-            };
+            let room =
+                if room == self.emss && !probe { self.probe_room(turn.now).unwrap_or(room) } else { room };
             match self.fill(turn, source, room)? {
                 Filled::Segment(len) => {
                     if len > self.emss {

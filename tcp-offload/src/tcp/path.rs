@@ -94,10 +94,11 @@ impl Connection {
         }
     }
 
-    /// Nothing has come through for a while: perhaps a router drops large packets and does not say so.
-    pub(super) fn full_stop(&mut self, now: Instant) {
+    /// Nothing has come through for a while: perhaps a router drops large packets and does not say so. `step` counts the
+    /// time-outs in a row that say so, from 0.
+    pub(super) fn full_stop(&mut self, now: Instant, step: u32) {
         let before = self.mtu;
-        self.mtu.black_hole(&self.config.path_mtu);
+        self.mtu.black_hole(step, &self.config.path_mtu);
         self.mtu_news |= self.mtu != before;
         self.follow_mtu(now);
     }
@@ -111,7 +112,7 @@ impl Connection {
         let limit = u16::try_from(self.snd_mss + headers).unwrap_or(u16::MAX);
         let size = self.mtu.probe_size(now, limit)?;
         let room = usize::from(size).checked_sub(headers + self.option_bytes())?;
-        (room > self.emss && self.tx.has_room_for_probe(room, self.emss)).then_some(room)
+        Some(self.tx.room_for_probe(room, self.emss)).filter(|room| *room > self.emss)
     }
 
     /// A segment larger than the EMSS was sent.

@@ -136,7 +136,8 @@ impl PathMtu {
 
     /// Whether a larger packet is worth a try.
     pub(super) fn is_searching(&self, now: Instant) -> bool {
-        self.effective < self.high && (self.untried || self.high - self.effective > self.effective / CONVERGED)
+        self.effective < self.high
+            && (self.untried || self.high - self.effective > self.effective / CONVERGED)
             || self.effective < self.link && self.retry_at.is_some_and(|at| at <= now)
     }
 
@@ -178,15 +179,12 @@ impl PathMtu {
         self.retry_after(now, config);
     }
 
-    /// Nothing comes through any more (section 7.7).
-    pub(super) fn black_hole(&mut self, config: &PathMtuConfig) {
-        let base = config.base.max(self.floor);
-        self.low = if self.effective > self.low {
-            self.low
-        } else if self.effective > base {
-            base
-        } else {
-            (self.effective / 2).max(self.floor)
+    /// Nothing comes through any more (section 7.7): the `step`th time-out in a row that says so, from 0.
+    pub(super) fn black_hole(&mut self, step: u32, config: &PathMtuConfig) {
+        self.low = match step {
+            0 if self.effective > self.low => self.low,
+            0 => self.low.min(config.base.max(self.floor)),
+            _ => (self.effective / 2).max(self.floor),
         };
         self.effective = self.low;
         self.untried |= self.high == self.link;

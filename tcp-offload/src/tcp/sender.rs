@@ -320,11 +320,17 @@ impl Sender {
             && self.prober.is_free(now)
     }
 
-    /// Room for a probe with `probe` bytes of payload, and in the peer's window for the segments behind it that show
-    /// whether it was lost.
-    pub(super) fn has_room_for_probe(&self, probe: usize, emss: usize) -> bool {
-        let followers = (DUP_THRESH * emss) as u64;
-        self.usable() >= probe as u64 + followers && self.pipe() + probe as u64 + followers <= self.window.cwnd
+    /// The room that the windows leave for a probe with `probe` bytes of payload (RFC 4821 section 7.4): all or nothing, and
+    /// only when three segments fit behind it, which show whether it was lost. Windows that are too small for that in
+    /// any case allow a smaller probe, or they would never grow again.
+    pub(super) fn room_for_probe(&self, probe: usize, emss: usize) -> usize {
+        let windows = self.snd_wnd().min(self.window.cwnd) as usize;
+        let free = self.usable().min(self.window.cwnd.saturating_sub(self.pipe())) as usize;
+        let followers = DUP_THRESH * emss;
+        if windows < followers + emss {
+            return probe.min(free);
+        }
+        if probe <= free && probe + followers <= windows { probe } else { 0 }
     }
 
     /// After a failed probe: as many round trips as the window has segments, the least time between two losses

@@ -52,6 +52,19 @@ fn rfc5044_s4_5_mulpdu_follows_the_emss_and_not_the_window() {
     assert!(end.fill(1448, 1448).is_ok());
 }
 
+/// RFC 4821 section 6.2: TCP can probe with real data only; the probe is full and whole FPDUs.
+#[test]
+fn a_probe_of_the_path_is_filled_to_its_last_byte() {
+    for (markers, probe) in [(true, 1448), (true, 1409), (false, 1448), (true, 3000)] {
+        let (mut end, _) = connected(markers, true);
+        end.ulp.to_send = ulpdus(&[20_000]).into();
+        assert_eq!(end.fill(1000, probe), Err(Filled::Nothing), "asked, to learn what would fit");
+        end.ulp.to_send = ulpdus(&[end.ulp.mulpdu]).into();
+        assert_eq!(end.fill(1000, probe).map(|segment| segment.len()), Ok(probe & !3));
+        assert_eq!(end.session.counters().fpdus_sent, 1);
+    }
+}
+
 #[test]
 fn rfc5044_s5_1_several_small_fpdus_share_a_segment() {
     let (mut end, _) = connected(true, true);

@@ -18,7 +18,11 @@ fn rfc6298_s5_the_first_segment_is_repeated_after_200_400_800_ms() {
     let times: Vec<(u64, i32)> = seen.iter().map(|(t, s)| (t / 1000, offset(s))).collect();
     assert_eq!(times, [(200, 0), (600, 0), (1400, 0)]);
     let info = script.conn.info();
-    assert_eq!((info.cwnd, info.counters.rto_expired), (984, 3), "RFC 4821 section 7.7: packets of 1024 bytes");
+    assert_eq!(
+        (info.cwnd, info.counters.rto_expired),
+        (984, 3),
+        "RFC 4821 section 7.7: packets of 1024 bytes"
+    );
     assert_eq!(info.ssthresh, 2100 * 984 / 1000, "reduced once, not at each back-off (RFC 5681 section 3.1)");
 }
 

@@ -1,0 +1,6 @@
+//! Whole stacks over the virtual wire: what connections share, and what many of them cost.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod paths;
+mod support;

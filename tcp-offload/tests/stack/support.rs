@@ -1,0 +1,266 @@
+//! A stack with an upper layer that sends ULPDUs of the largest size, and a link that carries only so much.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
+
+use xwarp_tcp::{
+    link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
+    mpa::{AcceptParams, MpaConfig},
+    seq::StreamOffset,
+    sim::{Faults, Node, Outcome, SimLink, Wire, WireConfig, run},
+    stack::{ConnectParams, Stack, StackConfig},
+    tcp::TcpConfig,
+    time::Instant,
+    ulp::{Arrival, CloseReason, ConnId, Event, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
+    wire::{Flow, Mac, Path, VlanTags},
+};
+
+pub const PORT: u16 = 4791;
+
+/// Accepts everything, sends what it is told to, and counts what comes.
+#[derive(Debug, Default)]
+pub struct Upper {
+    requested: Vec<ConnId>,
+    pub established: Vec<ConnId>,
+    /// Bytes that each connection still wants to send.
+    pub to_send: HashMap<ConnId, usize>,
+    pub sent: u64,
+    pub delivered: u64,
+    pub closed: BTreeMap<u32, CloseReason>,
+    pub errors: Vec<String>,
+}
+
+impl Ulp for Upper {
+    type Placed = usize;
+
+    fn place(&mut self, _conn: ConnId, ulpdu: &Ulpdu<'_>, _arrival: Arrival) -> Result<usize, Refusal> {
+        ulpdu.for_each(0, |_, bytes| assert!(bytes.iter().all(|b| *b == 0xa5)));
+        Ok(ulpdu.len())
+    }
+
+    fn deliver(&mut self, _conn: ConnId, len: usize) -> Result<(), Refusal> {
+        self.delivered += len as u64;
+        Ok(())
+    }
+
+    fn pull(&mut self, conn: ConnId, out: &mut UlpduWriter<'_, '_>) -> Pulled {
+        let Some(left) = self.to_send.get_mut(&conn).filter(|left| **left > 0) else {
+            return Pulled::Nothing;
+        };
+        let len = (*left).min(out.mulpdu());
+        if out.room() < len {
+            return Pulled::Nothing;
+        }
+        out.fill(len, |_, bytes| bytes.fill(0xa5));
+        *left -= len;
+        self.sent += len as u64;
+        Pulled::Ulpdu
+    }
+
+    fn acked(&mut self, _conn: ConnId, _offset: StreamOffset) {}
+
+    fn event(&mut self, conn: ConnId, event: Event) {
+        match event {
+            Event::Requested { .. } => self.requested.push(conn),
+            Event::Established { .. } => self.established.push(conn),
+            Event::PeerClosed => {}
+            Event::Closed(reason) => {
+                self.closed.insert(conn.index, reason);
+            }
+            other => self.errors.push(format!("{other:?}")),
+        }
+    }
+}
+
+/// A link behind which packets above `most` bytes vanish, and which counts what it sent.
+#[derive(Debug)]
+pub struct Narrow {
+    inner: SimLink,
+    pub most: usize,
+    pub vanished: u64,
+    pub sent: u64,
+}
+
+impl Link for Narrow {
+    fn chunk_bytes(&self) -> usize {
+        self.inner.chunk_bytes()
+    }
+
+    fn tx_available(&self) -> usize {
+        self.inner.tx_available()
+    }
+
+    fn rx_frames(&self) -> usize {
+        self.inner.rx_frames()
+    }
+
+    fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
+        self.inner.receive(batch, max)
+    }
+
+    fn rx_chunk(&self, frame: &RxFrame, index: usize) -> &[u8] {
+        self.inner.rx_chunk(frame, index)
+    }
+
+    fn recycle(&mut self, frame: RxFrame) {
+        self.inner.recycle(frame);
+    }
+
+    fn alloc(&mut self, len: usize) -> Option<TxFrame> {
+        self.inner.alloc(len)
+    }
+
+    fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
+        self.inner.tx_chunks(frame)
+    }
+
+    fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
+        const ETHERNET: usize = 14;
+        self.sent += 1;
+        if len > self.most + ETHERNET {
+            self.vanished += 1;
+            return Ok(());
+        }
+        self.inner.submit(queue, frame, len)
+    }
+
+    fn release(&mut self, frame: TxFrame) {
+        self.inner.release(frame);
+    }
+
+    fn flush(&mut self) {
+        self.inner.flush();
+    }
+
+    fn steer(&mut self, rule: Steer) -> Result<(), SteerError> {
+        self.inner.steer(rule)
+    }
+
+    fn unsteer(&mut self, rule: Steer) {
+        self.inner.unsteer(rule);
+    }
+}
+
+/// One end: a stack, its upper layer and its link.
+pub struct End {
+    pub stack: Stack<Upper>,
+    pub upper: Upper,
+    pub link: Narrow,
+    batch: Vec<RxFrame>,
+}
+
+impl End {
+    fn new(link: SimLink, config: StackConfig) -> Self {
+        let link = Narrow { inner: link, most: 65_535, vanished: 0, sent: 0 };
+        Self { stack: Stack::new(config), upper: Upper::default(), link, batch: Vec::new() }
+    }
+
+    /// Sends `bytes` on a connection.
+    pub fn send(&mut self, conn: ConnId, bytes: usize) {
+        *self.upper.to_send.entry(conn).or_default() += bytes;
+        self.stack.wake(conn);
+    }
+
+    pub fn assert_nothing_leaked(&self) {
+        let census = self.link.inner.census();
+        assert_eq!((census.tx_out, census.rx_out), (0, 0), "frames leaked");
+    }
+}
+
+impl Node for End {
+    fn turn(&mut self, now: Instant) -> bool {
+        let received = self.link.receive(&mut self.batch, 64);
+        for frame in self.batch.drain(..) {
+            self.stack.receive(now, &mut self.link, frame, &mut self.upper);
+        }
+        for conn in std::mem::take(&mut self.upper.requested) {
+            let params = AcceptParams { ird: 0, ord: 0, private_data: Vec::new() };
+            self.stack.accept(now, conn, params, &mut self.upper).unwrap();
+        }
+        if self.stack.next_deadline().is_some_and(|d| d <= now) {
+            self.stack.on_timer(now, &mut self.link, &mut self.upper);
+        }
+        if received == 0 {
+            self.stack.idle();
+        }
+        self.stack.transmit(now, &mut self.link, &mut self.upper);
+        received > 0
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.stack.next_deadline()
+    }
+}
+
+/// Two ends and the wire between them; the second one listens.
+pub struct Lab {
+    pub wire: Wire,
+    pub now: Instant,
+    pub client: End,
+    pub server: End,
+    next_port: u16,
+    next_host: u8,
+}
+
+impl Lab {
+    pub fn new(tcp: TcpConfig, backlog: usize) -> Self {
+        let (delay, rate_bytes) = (Duration::from_micros(50), Some(12_500_000));
+        let faults = Faults { delay, rate_bytes, ..Default::default() };
+        let config =
+            WireConfig { tx_frames: 4096, rx_frames: 4096, faults: [faults; 2], ..Default::default() };
+        let (wire, client, server) = Wire::new(config);
+        let stack = |seed| StackConfig { seed, tcp, ..Default::default() };
+        let (client, mut server) = (End::new(client, stack(1)), End::new(server, stack(2)));
+        server.stack.listen(&mut server.link, None, PORT, backlog, 1500, MpaConfig::default()).unwrap();
+        Self { wire, now: Instant::ZERO, client, server, next_port: 10_000, next_host: 1 }
+    }
+
+    /// The client starts to connect, from another port each time.
+    pub fn connect(&mut self) -> ConnId {
+        self.next_port += 1;
+        if self.next_port > 60_000 {
+            (self.next_port, self.next_host) = (10_001, self.next_host + 1);
+        }
+        let local = ([10, 1, 0, self.next_host], self.next_port).into();
+        let path = Path {
+            flow: Flow { local, remote: ([10, 1, 1, 1], PORT).into() },
+            source_mac: Mac([2, 0, 0, 0, 0, 1]),
+            next_hop_mac: Mac([2, 0, 0, 0, 0, 2]),
+            vlan: VlanTags::default(),
+            mtu: 1500,
+            queue: QueueId(0),
+        };
+        let (mpa, params) = (MpaConfig::default(), ConnectParams::default());
+        self.client.stack.connect(self.now, &mut self.client.link, path, mpa, params).unwrap()
+    }
+
+    /// Runs until `done`, for at most `limit`.
+    pub fn run(&mut self, limit: Duration, mut done: impl FnMut() -> bool) -> Outcome {
+        let start = self.now;
+        let mut last = start;
+        let outcome = run(&self.wire, &mut [&mut self.client, &mut self.server], start, limit, |now, _| {
+            last = now;
+            done()
+        });
+        self.now = match outcome {
+            Outcome::TimeLimit => start + limit,
+            Outcome::Done(_) | Outcome::Stalled(_) => last,
+        };
+        outcome
+    }
+
+    /// Lets so much time pass.
+    pub fn pass(&mut self, time: Duration) {
+        let until = self.now + time;
+        self.run(time, || false);
+        self.now = until;
+    }
+
+    pub fn assert_no_errors(&self) {
+        for end in [&self.client, &self.server] {
+            assert_eq!(end.upper.errors, Vec::<String>::new());
+        }
+    }
+}
