@@ -1,4 +1,4 @@
-//! A stack with an upper layer that sends ULPDUs of the largest size, and a link that carries only so much.
+//! Stacks with an upper layer that sends ULPDUs of the largest size.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -6,10 +6,10 @@ use std::{
 };
 
 use xwarp_tcp::{
-    link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
+    link::{Link, QueueId, RxFrame},
     mpa::{AcceptParams, MpaConfig},
     seq::StreamOffset,
-    sim::{Faults, Node, Outcome, SimLink, Wire, WireConfig, run},
+    sim::{Faults, Node, Outcome, PathMtu, SimLink, Wire, WireConfig, run},
     stack::{ConnectParams, Stack, StackConfig},
     tcp::TcpConfig,
     time::Instant,
@@ -74,86 +74,16 @@ impl Ulp for Upper {
     }
 }
 
-/// A link behind which packets above `most` bytes vanish, and which counts what it sent.
-#[derive(Debug)]
-pub struct Narrow {
-    inner: SimLink,
-    pub most: usize,
-    pub vanished: u64,
-    pub sent: u64,
-}
-
-impl Link for Narrow {
-    fn chunk_bytes(&self) -> usize {
-        self.inner.chunk_bytes()
-    }
-
-    fn tx_available(&self) -> usize {
-        self.inner.tx_available()
-    }
-
-    fn rx_frames(&self) -> usize {
-        self.inner.rx_frames()
-    }
-
-    fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
-        self.inner.receive(batch, max)
-    }
-
-    fn rx_chunk(&self, frame: &RxFrame, index: usize) -> &[u8] {
-        self.inner.rx_chunk(frame, index)
-    }
-
-    fn recycle(&mut self, frame: RxFrame) {
-        self.inner.recycle(frame);
-    }
-
-    fn alloc(&mut self, len: usize) -> Option<TxFrame> {
-        self.inner.alloc(len)
-    }
-
-    fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
-        self.inner.tx_chunks(frame)
-    }
-
-    fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
-        const ETHERNET: usize = 14;
-        self.sent += 1;
-        if len > self.most + ETHERNET {
-            self.vanished += 1;
-            return Ok(());
-        }
-        self.inner.submit(queue, frame, len)
-    }
-
-    fn release(&mut self, frame: TxFrame) {
-        self.inner.release(frame);
-    }
-
-    fn flush(&mut self) {
-        self.inner.flush();
-    }
-
-    fn steer(&mut self, rule: Steer) -> Result<(), SteerError> {
-        self.inner.steer(rule)
-    }
-
-    fn unsteer(&mut self, rule: Steer) {
-        self.inner.unsteer(rule);
-    }
-}
-
 /// One end: a stack, its upper layer and its link.
 pub struct End {
     pub stack: Stack<Upper>,
     pub upper: Upper,
-    pub link: Narrow,
+    pub link: SimLink,
     batch: Vec<RxFrame>,
 }
 
 impl End {
     fn new(link: SimLink, config: StackConfig) -> Self {
-        let link = Narrow { inner: link, most: 65_535, vanished: 0, sent: 0 };
         Self { stack: Stack::new(config), upper: Upper::default(), link, batch: Vec::new() }
     }
 
@@ -164,7 +94,7 @@ impl End {
     }
 
     pub fn assert_nothing_leaked(&self) {
-        let census = self.link.inner.census();
+        let census = self.link.census();
         assert_eq!((census.tx_out, census.rx_out), (0, 0), "frames leaked");
     }
 }
@@ -192,6 +122,12 @@ impl Node for End {
     fn next_deadline(&self) -> Option<Instant> {
         self.stack.next_deadline()
     }
+}
+
+/// A line of 100 Mbit/s.
+fn wide() -> Faults {
+    let (delay, rate_bytes) = (Duration::from_micros(50), Some(12_500_000));
+    Faults { delay, rate_bytes, ..Default::default() }
 }
 
 /// Two ends and the wire between them; the second one listens.
@@ -234,6 +170,12 @@ impl Lab {
         };
         let (mpa, params) = (MpaConfig::default(), ConnectParams::default());
         self.client.stack.connect(self.now, &mut self.client.link, path, mpa, params).unwrap()
+    }
+
+    /// IP packets of more than `bytes` bytes vanish from now on, and nobody says so. `None`: no more.
+    pub fn narrow(&mut self, bytes: Option<u16>) {
+        let mtu = bytes.map(|bytes| PathMtu { from: self.now, bytes, icmp: false });
+        self.wire.with_faults([Faults { mtu, ..wide() }; 2]);
     }
 
     /// Runs until `done`, for at most `limit`.
