@@ -1,7 +1,7 @@
 //! The polled TCP and MPA of xwarp: sans-IO, one plain data structure per concern.
 //!
 //! Nothing here reads a clock, spawns a thread or makes a system call: time is an argument
-//! ([`time::Instant`]), randomness comes from a seed in the configuration, frames come and go
+//! ([`time::Instant`]), randomness comes from a [`secret::Secret`] in the configuration, frames come and go
 //! through [`link::Link`]. The AF_XDP driver implements [`link::Link`] below, DDP and RDMAP
 //! implement [`ulp::Ulp`] above; [`stack::Stack`] joins the two.
 //!
@@ -21,6 +21,7 @@
 mod counters;
 pub mod link;
 pub mod mpa;
+pub mod secret;
 pub mod seq;
 #[cfg(feature = "sim")]
 pub mod sim;

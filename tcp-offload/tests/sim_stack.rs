@@ -7,6 +7,7 @@ use std::{collections::HashMap, net::SocketAddr, time::Duration};
 use xwarp_tcp::{
     link::{Link, QueueId, RxFrame},
     mpa::{AcceptParams, Markers, MpaConfig},
+    secret::Secret,
     seq::StreamOffset,
     sim::{Faults, Gilbert, Node, Outcome, SimLink, Wire, WireConfig, run},
     stack::{ConnectParams, Stack, StackConfig},
@@ -148,7 +149,7 @@ impl Node for End {
 }
 
 fn end(link: SimLink, seed: u64) -> End {
-    let stack = Stack::new(StackConfig { seed, ..Default::default() });
+    let stack = Stack::new(StackConfig { secret: Secret::from_number(seed), ..Default::default() });
     End { stack, ulp: Counting::default(), link, batch: Vec::new() }
 }
 
@@ -270,7 +271,9 @@ fn sim_loss_duplication_reordering_without_markers() {
 #[test]
 fn rfc5044_s4_3_markers_across_the_wrap_of_sequence_numbers() {
     let flow = path("10.1.0.1:40000", "10.1.0.2:18515").flow;
-    let wraps = |seed: &u64| IsnKey::new(*seed).isn(Instant::ZERO, &flow).value() > u32::MAX - 200_000;
+    let wraps = |seed: &u64| {
+        IsnKey::new(&Secret::from_number(*seed)).isn(Instant::ZERO, &flow).value() > u32::MAX - 200_000
+    };
     for seed in (1..).filter(wraps).take(2) {
         let scenario = Scenario { name: "wrap", faults: lossy(), ..Default::default() };
         let (a, b) = exchange(&scenario, seed);

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | open an interface | [`Device`] |
 //! | have memory that peers can reach | [`ProtectionDomain`], [`MemoryRegion`] |
+//! | open parts of it for a while | [`MemoryWindow`], [`FastRegion`] |
 //! | talk to one peer | [`QueuePair`]: post [`WorkRequest`]s and [`RecvRequest`]s |
 //! | learn that they are done | [`CompletionQueue`]: poll [`WorkCompletion`]s, or sleep on a [`CompletionChannel`] |
 //! | connect | [`Device::connect`], [`Device::listen`]; step by step: [`cm`] |
@@ -57,14 +58,14 @@ pub use xwarp_driver::{DriverConfig, Mode, ModePreference};
 pub use self::{
     api::{
         AsyncEvents, CompletionChannel, CompletionQueue, Counters, Device, DeviceAttributes, DeviceOptions,
-        MemoryRegion, OpenError, Progress, ProtectionDomain, QueuePair, QueuePairOptions, RegionOptions,
-        RegisterError, SharedReceiveQueue, cm,
+        FastRegion, FastRegionOptions, MemoryRegion, MemoryWindow, OpenError, Progress, ProtectionDomain,
+        QueuePair, QueuePairOptions, RegionOptions, RegisterError, SharedReceiveQueue, cm,
     },
     ddp::{STag, TaggedOffset},
     memory::{AccessError, Memory, Pages},
     rnic::{
-        Access, AsyncEvent, CqId, Limits, NoReceive, Opcode, Operation, Payload, PostError, QpFault, QpId,
-        QpInfo, QpState, RecvRequest, Remote, ResourceError, SendFlags, Sge, SrqId, WcStatus, WorkCompletion,
-        WorkRequest,
+        Access, AsyncEvent, Binding, CqId, Limits, NoReceive, Opcode, Operation, Payload, PostError, QpFault,
+        QpId, QpInfo, QpState, RecvRequest, Remote, ResourceError, SendFlags, Sge, SrqId, WcStatus,
+        WorkCompletion, WorkRequest,
     },
 };

@@ -125,8 +125,9 @@ impl Memory {
     /// Memory of the caller's.
     ///
     /// # Safety
-    /// From now until the last clone of the handle is gone (a region that was registered with it counts as
-    /// one clone until it is deregistered, which is immediate):
+    /// From now until the last clone and the last [`slice`](Self::slice) of the handle are gone (a region that was
+    /// registered with it counts as one clone until it is deregistered, and a fast region until it is
+    /// invalidated or dropped, which is immediate; a work request for a fast registration until it completes):
     /// - the `len` bytes at `base` stay mapped, readable, and writable (if they are not, use
     ///   [`Memory::borrowed_read_only`]);
     /// - nobody holds or makes a Rust reference (`&` or `&mut`) that overlaps them, except to types with
@@ -144,6 +145,18 @@ impl Memory {
     /// as long as nobody else writes them.
     pub unsafe fn borrowed_read_only(base: NonNull<u8>, len: usize) -> Self {
         Self { base, len, writable: false, _backing: Arc::new(Backing::Borrowed) }
+    }
+
+    /// The same bytes, not to be written through this handle.
+    #[must_use]
+    pub fn into_read_only(self) -> Self {
+        Self { writable: false, ..self }
+    }
+
+    /// A handle to the `len` bytes from `offset` on.
+    pub fn slice(&self, offset: usize, len: usize) -> Result<Self, AccessError> {
+        let base = NonNull::new(self.range(offset, len)?).unwrap_or(self.base);
+        Ok(Self { base, len, ..self.clone() })
     }
 
     /// Bytes.
@@ -303,6 +316,21 @@ mod tests {
         assert!(memory.load_u64(9).is_err());
         assert_eq!(memory.load_u64(4), Err(AccessError::Unaligned { offset: 4 }));
         assert!(memory.fill(usize::MAX, 2, 1).is_err());
+    }
+
+    #[test]
+    fn a_slice_is_the_same_bytes_within_narrower_bounds() {
+        let memory = Memory::anonymous(16, Pages::Normal).unwrap();
+        let slice = memory.slice(4, 8).unwrap();
+        slice.write(0, b"narrower").unwrap();
+        assert!(slice.write(1, b"narrower").is_err());
+        let mut out = [0; 8];
+        memory.read(4, &mut out).unwrap();
+        assert_eq!(&out, b"narrower");
+        assert!(memory.slice(9, 8).is_err() && memory.slice(usize::MAX, 2).is_err());
+        assert!(memory.slice(16, 0).unwrap().is_empty());
+        drop(memory);
+        assert_eq!(slice.load_u8(0), Ok(b'n'), "the slice keeps the mapping");
     }
 
     #[test]

@@ -8,11 +8,12 @@ use std::{
     time::Duration,
 };
 
+use rand::{TryRngCore as _, rngs::OsRng};
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec},
     io::Errno,
 };
-use xwarp_tcp::time::Instant;
+use xwarp_tcp::{secret::Secret, time::Instant};
 
 /// The monotonic clock of one device, from the moment it was opened.
 #[derive(Debug, Clone, Copy)]
@@ -83,7 +84,9 @@ pub(crate) fn spawn(name: String, f: impl FnOnce() + Send + 'static) -> io::Resu
     std::thread::Builder::new().name(name).spawn(f)
 }
 
-/// A number that nobody can guess: the seed of everything random in one engine.
-pub(crate) fn seed() -> u64 {
-    rand::random()
+/// A secret of the system's random source (RFC 4086): what everything random in one engine is drawn from.
+pub(crate) fn secret() -> io::Result<Secret> {
+    let mut bytes = [0; 32];
+    OsRng.try_fill_bytes(&mut bytes).map_err(io::Error::other)?;
+    Ok(Secret::new(bytes))
 }

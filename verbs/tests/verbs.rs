@@ -7,8 +7,9 @@ use std::{thread, time::Duration};
 
 use common::{LIMIT, connect, connect_with, devices, devices_with, pattern, queue_pair};
 use xwarp_verbs::{
-    Access, AsyncEvent, CompletionChannel, DeviceOptions, Memory, Opcode, Pages, Payload, PostError,
-    Progress, QpState, QueuePairOptions, RecvRequest, Remote, ResourceError, STag, WcStatus, WorkRequest,
+    Access, AsyncEvent, CompletionChannel, DeviceOptions, FastRegionOptions, Memory, Opcode, Pages, Payload,
+    PostError, Progress, QpState, QueuePairOptions, RecvRequest, Remote, ResourceError, STag, WcStatus,
+    WorkRequest,
     cm::{AcceptOptions, ConnectOptions, ListenOptions},
     sim::WireConfig,
 };
@@ -246,6 +247,82 @@ fn a_borrowed_memory_serves_as_a_region() {
     bytes.read(16, &mut seen).unwrap();
     assert_eq!(&seen, b"borrowed");
     drop(region);
+}
+
+#[test]
+fn a_window_lends_a_part_of_a_region_until_the_peer_gives_it_back() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = connect(&pair, 1);
+    let theirs = server.pd.allocate(4096, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap();
+    let window = server.pd.alloc_window().unwrap();
+    let ours = client.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
+    ours.write(0, b"borrowed").unwrap();
+    // The initiator speaks first.
+    client.qp.post_send(&WorkRequest::write(0, Payload::EMPTY, Remote::default())).unwrap();
+    let mut theirs = theirs;
+    for round in 0..3 {
+        let key = window.next_key();
+        let binding = theirs.binding(1000, 8, Access::REMOTE_WRITE).zero_based();
+        server.qp.post_send(&WorkRequest::bind_window(1, key, binding).signaled()).unwrap();
+        let bound = server.cq.spin(LIMIT).unwrap().ok().unwrap();
+        assert_eq!((bound.wr_id, bound.opcode), (1, Opcode::BindWindow));
+        let (back, error) = theirs.deregister().unwrap_err();
+        assert!(matches!(error, ResourceError::InUse(_, 1)), "{error}");
+        theirs = back;
+        server.qp.post_recv(&RecvRequest::new(2, &[])).unwrap();
+        let remote = Remote { key, offset: 0 };
+        client.qp.post_send(&WorkRequest::write(round, &ours.sge(0, 8), remote)).unwrap();
+        let done = WorkRequest::send_with_invalidate(round, Payload::EMPTY, key).signaled();
+        client.qp.post_send(&done).unwrap();
+        client.cq.spin(LIMIT).unwrap().ok().unwrap();
+        let received = server.cq.spin(LIMIT).unwrap().ok().unwrap();
+        assert_eq!((received.wr_id, received.invalidated), (2, Some(key)));
+        assert_eq!(theirs.to_vec(1000, 8).unwrap(), b"borrowed");
+        theirs.memory().fill(0, 4096, 0).unwrap();
+    }
+    theirs.deregister().unwrap();
+}
+
+#[test]
+fn a_fast_region_lends_memory_by_a_work_request() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = connect(&pair, 1);
+    let region = server.pd.alloc_fast_region(FastRegionOptions::default()).unwrap();
+    let memory = Memory::anonymous(8192, Pages::Normal).unwrap();
+    memory.write(8000, b"fast").unwrap();
+    let pieces = [memory.slice(8000, 2).unwrap(), memory.slice(8002, 100).unwrap()];
+    let ours = client.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
+    client.qp.post_send(&WorkRequest::write(0, Payload::EMPTY, Remote::default())).unwrap();
+    for _ in 0..2 {
+        let key = region.next_key();
+        let register = WorkRequest::fast_register(1, key, &pieces, Access::REMOTE_READ, 7).signaled();
+        server.qp.post_send(&register).unwrap();
+        assert_eq!(server.cq.spin(LIMIT).unwrap().ok().unwrap().opcode, Opcode::FastRegister);
+        let remote = Remote { key, offset: 7 };
+        client.qp.post_send(&WorkRequest::read(1, &ours.sge(0, 4), remote).signaled()).unwrap();
+        client.cq.spin(LIMIT).unwrap().ok().unwrap();
+        assert_eq!(ours.to_vec(0, 4).unwrap(), b"fast");
+        server.qp.post_send(&WorkRequest::local_invalidate(2, key).signaled()).unwrap();
+        assert_eq!(server.cq.spin(LIMIT).unwrap().ok().unwrap().opcode, Opcode::LocalInvalidate);
+    }
+    assert!(server.device.attributes().limits.max_fast_pieces >= 16);
+}
+
+#[test]
+fn a_write_with_immediate_says_what_was_written() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = connect(&pair, 1);
+    let theirs = server.pd.allocate(100_000, Access::REMOTE_WRITE).unwrap();
+    let ours = client.pd.allocate(100_000, Access::empty()).unwrap();
+    server.qp.post_recv(&RecvRequest::new(4, &[])).unwrap();
+    let piece = ours.sge(0, 99_000);
+    let request = WorkRequest::write_with_immediate(1, &piece, theirs.remote(1000), *b"99000 by");
+    client.qp.post_send(&request.signaled()).unwrap();
+    let sent = client.cq.spin(LIMIT).unwrap().ok().unwrap();
+    assert_eq!((sent.wr_id, sent.opcode), (1, Opcode::RdmaWrite));
+    let got = server.cq.spin(LIMIT).unwrap().ok().unwrap();
+    assert_eq!((got.wr_id, got.opcode), (4, Opcode::RecvImmediate));
+    assert_eq!((got.byte_len, got.immediate), (99_000, Some(*b"99000 by")));
 }
 
 #[test]

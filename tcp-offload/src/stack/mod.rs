@@ -28,6 +28,7 @@ use self::{listen::Listener, paths::Paths, timers::Timers};
 use crate::{
     link::{FrameWriter, Link, RxFrame, Steer},
     mpa::{self, AcceptParams, MpaConfig, Session},
+    secret::Secret,
     seq::StreamOffset,
     tcp::{self, Connection, Filled, IsnKey, Source, TcpConfig},
     time::Instant,
@@ -45,8 +46,8 @@ const MOST_RESETS: usize = 64;
 /// Settings of a stack.
 #[derive(Debug, Clone)]
 pub struct StackConfig {
-    /// Seed of all that is random: initial sequence numbers, hash keys.
-    pub seed: u64,
+    /// What initial sequence numbers are drawn from.
+    pub secret: Secret,
     /// What every connection starts with.
     pub tcp: TcpConfig,
     /// Connections at most, of all kinds; more are refused.
@@ -55,7 +56,7 @@ pub struct StackConfig {
 
 impl Default for StackConfig {
     fn default() -> Self {
-        Self { seed: 0, tcp: TcpConfig::default(), most_connections: 65_536 }
+        Self { secret: Secret::from_number(0), tcp: TcpConfig::default(), most_connections: 65_536 }
     }
 }
 
@@ -146,7 +147,7 @@ impl<U: Ulp> Stack<U> {
     /// A stack without connections.
     pub fn new(config: StackConfig) -> Self {
         Self {
-            isn: IsnKey::new(config.seed),
+            isn: IsnKey::new(&config.secret),
             config,
             slots: Slab::new(),
             next_generation: 0,

@@ -7,7 +7,7 @@ use std::{
 
 use siphasher::sip::SipHasher24;
 
-use crate::{seq::SeqNum, time::Instant, wire::Flow};
+use crate::{secret::Secret, seq::SeqNum, time::Instant, wire::Flow};
 
 /// The secret of `F`, and so of every initial sequence number of one engine.
 #[derive(Clone)]
@@ -23,18 +23,9 @@ impl std::fmt::Debug for IsnKey {
 }
 
 impl IsnKey {
-    /// A key drawn from `seed`, which must come from the system's random source outside of tests.
-    pub fn new(seed: u64) -> Self {
-        let half = |n: u64| {
-            let mut hasher = SipHasher24::new_with_keys(seed, n);
-            hasher.write_u64(n);
-            hasher.finish().to_le_bytes()
-        };
-        let mut key = [0; 16];
-        for (to, from) in key.iter_mut().zip(half(1).into_iter().chain(half(2))) {
-            *to = from;
-        }
-        Self { key }
+    /// The key that `secret` stands for.
+    pub fn new(secret: &Secret) -> Self {
+        Self { key: secret.hash_key() }
     }
 
     /// The initial sequence number of a connection that starts `now`. M ticks every 4 microseconds.
@@ -61,7 +52,7 @@ mod tests {
 
     #[test]
     fn rfc6528_s3_isn_grows_with_the_clock_and_differs_by_flow_and_key() {
-        let (a, b) = (IsnKey::new(1), IsnKey::new(2));
+        let [a, b] = [1, 2].map(|number| IsnKey::new(&Secret::from_number(number)));
         let t = Instant::from_nanos(1_000_000);
         let isn = a.isn(t, &flow(1));
         assert_eq!(a.isn(Instant::from_nanos(1_004_000), &flow(1)), isn.add(1));

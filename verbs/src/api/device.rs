@@ -156,7 +156,7 @@ impl Device {
         let readiness = interface.readiness()?;
         let resolver = interface.resolver();
         let engine = Engine::new(EngineConfig {
-            seed: system::seed(),
+            secret: system::secret()?,
             tcp: options.tcp,
             mpa: options.mpa,
             limits: options.limits,

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `device` | opening, closing, what a device is |
 //! | `shared`, `progress` | the engine's lock, the turn, the progress thread |
-//! | `protection`, `queue_pair`, `completion`, `work` | the nouns of verbs |
+//! | `protection`, `window`, `queue_pair`, `completion`, `work` | the nouns of verbs |
 //! | `cm` | the connection manager |
 //! | `async_event`, `counters` | what happened, how often |
 
@@ -17,6 +17,7 @@ mod progress;
 mod protection;
 mod queue_pair;
 mod shared;
+mod window;
 mod work;
 
 pub use self::{
@@ -27,4 +28,5 @@ pub use self::{
     progress::Progress,
     protection::{MemoryRegion, ProtectionDomain, RegionOptions, RegisterError},
     queue_pair::{QueuePair, QueuePairOptions, SharedReceiveQueue},
+    window::{FastRegion, FastRegionOptions, MemoryWindow},
 };

@@ -93,7 +93,8 @@ impl ProtectionDomain {
 }
 
 /// Registered memory. Dropping it ends the registration at once and totally: whatever still names it, here
-/// or at a peer, fails.
+/// or at a peer, fails, and so does what names a window that is bound to it. (The verb of ibverbs that refuses
+/// while windows are bound is [`deregister`](Self::deregister).)
 ///
 /// Peers may write it at any moment, so its bytes are reached by copies and atomic words, never by
 /// reference (see [`crate::memory`]). Offsets of these methods count from the first byte.
@@ -117,12 +118,18 @@ impl fmt::Debug for MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // Fails only when a peer's or a local invalidation went before, which leaves nothing to end.
-        let _ = self.pd.0.device.shared().with(|state, _| state.engine.deregister(self.key));
+        // Fails only when it was deregistered, which leaves nothing to end.
+        let _ = self.pd.0.device.shared().with(|state, _| state.engine.revoke(self.key));
     }
 }
 
 impl MemoryRegion {
+    /// Ends the registration, unless windows are bound to it: then it comes back with the reason.
+    pub fn deregister(self) -> Result<(), (Self, ResourceError)> {
+        let ended = self.pd.0.device.shared().with(|state, _| state.engine.deregister(self.key));
+        ended.map_err(|error| (self, error))
+    }
+
     /// The key that work requests, here and at the peer, name it by.
     pub fn key(&self) -> STag {
         self.key

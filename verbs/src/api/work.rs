@@ -9,8 +9,12 @@
 //! ```
 
 use crate::{
-    ddp::STag,
-    rnic::{Operation, Payload, RecvRequest, Remote, SendFlags, Sge, WcStatus, WorkCompletion, WorkRequest},
+    ddp::{STag, TaggedOffset},
+    memory::Memory,
+    rnic::{
+        Access, Binding, Operation, Payload, RecvRequest, Remote, SendFlags, Sge, WcStatus, WorkCompletion,
+        WorkRequest,
+    },
 };
 
 impl<'a> From<&'a [Sge]> for Payload<'a> {
@@ -41,7 +45,8 @@ impl<'a> WorkRequest<'a> {
         Self::new(wr_id, Operation::Send { invalidate: None }, payload.into())
     }
 
-    /// Sends a message into the peer's next receive, and revokes the remote rights on the peer's region `key`.
+    /// Sends a message into the peer's next receive, and invalidates `key` of the peer's: a window or a fast
+    /// region is closed, a region loses its remote rights.
     pub fn send_with_invalidate(wr_id: u64, payload: impl Into<Payload<'a>>, key: STag) -> Self {
         Self::new(wr_id, Operation::Send { invalidate: Some(key) }, payload.into())
     }
@@ -49,6 +54,17 @@ impl<'a> WorkRequest<'a> {
     /// Writes to the peer's memory; the peer's application learns nothing of it.
     pub fn write(wr_id: u64, payload: impl Into<Payload<'a>>, remote: Remote) -> Self {
         Self::new(wr_id, Operation::Write { remote }, payload.into())
+    }
+
+    /// Writes to the peer's memory; then eight bytes come with the completion of the peer's next receive,
+    /// which also says how many were written.
+    pub fn write_with_immediate(
+        wr_id: u64,
+        payload: impl Into<Payload<'a>>,
+        remote: Remote,
+        data: [u8; 8],
+    ) -> Self {
+        Self::new(wr_id, Operation::WriteImmediate { remote, data }, payload.into())
     }
 
     /// Reads the peer's memory into `local`.
@@ -78,9 +94,33 @@ impl<'a> WorkRequest<'a> {
         Self::new(wr_id, operation, local.into())
     }
 
-    /// Revokes the remote rights on a region of ours, in order with the other requests.
+    /// Invalidates `key` of ours in order with the other requests: a window or a fast region is closed, a
+    /// region loses its remote rights. Reads and atomics before it may still be under way; see
+    /// [`fenced`](Self::fenced).
     pub fn local_invalidate(wr_id: u64, key: STag) -> Self {
         Self::new(wr_id, Operation::LocalInvalidate { key }, Payload::EMPTY)
+    }
+
+    /// Opens a window, which must not be bound, under `key` ([`MemoryWindow::next_key`]) to the peer of this
+    /// queue pair.
+    ///
+    /// [`MemoryWindow::next_key`]: crate::MemoryWindow::next_key
+    pub fn bind_window(wr_id: u64, key: STag, binding: Binding) -> Self {
+        Self::new(wr_id, Operation::BindWindow { window: key, binding }, Payload::EMPTY)
+    }
+
+    /// Registers `memory`, one piece behind the other, under `key` of a fast region that is invalid
+    /// ([`FastRegion::next_key`]). The first byte is called `base`.
+    ///
+    /// [`FastRegion::next_key`]: crate::FastRegion::next_key
+    pub fn fast_register(
+        wr_id: u64,
+        key: STag,
+        memory: &'a [Memory],
+        access: Access,
+        base: TaggedOffset,
+    ) -> Self {
+        Self::new(wr_id, Operation::FastRegister { key, access, base }, Payload::Memory(memory))
     }
 
     /// Completes with an entry on the completion queue also when it succeeds.

@@ -37,6 +37,12 @@ impl STag {
         self.0 >> 8
     }
 
+    /// The same index with the next key, for an owner who opens it anew.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self::from_parts(self.index(), self.key().wrapping_add(1))
+    }
+
     /// The lower 8 bits.
     pub const fn key(self) -> u8 {
         self.0 as u8

@@ -16,6 +16,7 @@ use std::{collections::HashSet, net::IpAddr, sync::Arc};
 use xwarp_tcp::{
     link::{Link, RxFrame},
     mpa::MpaConfig,
+    secret::Secret,
     stack::{Stack, StackConfig},
     tcp::TcpConfig,
     time::Instant,
@@ -25,16 +26,17 @@ pub use self::cm::ConnectParams;
 use crate::{
     ddp::STag,
     rnic::{
-        AsyncEvent, CmEvent, CompletionRing, CqId, Limits, Notify, PdId, PostError, QpAttributes, QpId,
-        QpInfo, RecvRequest, Registration, ResourceError, Rnic, SrqAttributes, SrqId, WorkRequest,
+        AsyncEvent, CmEvent, CompletionRing, CqId, FastRegistration, Limits, Notify, PdId, PostError,
+        QpAttributes, QpId, QpInfo, RecvRequest, Registration, ResourceError, Rnic, SrqAttributes, SrqId,
+        WorkRequest,
     },
 };
 
 /// Settings of an engine.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
-    /// Seed of everything that is random: sequence numbers, keys of regions.
-    pub seed: u64,
+    /// What sequence numbers and the keys of memory are drawn from, apart from each other.
+    pub secret: Secret,
     /// What every connection's TCP starts with.
     pub tcp: TcpConfig,
     /// What every connection's MPA starts with, unless a verb says otherwise.
@@ -48,7 +50,7 @@ pub struct EngineConfig {
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
-            seed: 0,
+            secret: Secret::from_number(0),
             tcp: TcpConfig::default(),
             mpa: MpaConfig::default(),
             most_connections: StackConfig::default().most_connections,
@@ -70,10 +72,11 @@ pub struct Engine {
 impl Engine {
     /// An engine without objects or connections.
     pub fn new(config: EngineConfig) -> Self {
-        let EngineConfig { seed, tcp, mpa, most_connections, limits } = config;
+        let EngineConfig { secret, tcp, mpa, most_connections, limits } = config;
+        let [sequence_numbers, keys] = secret.split();
         Self {
-            stack: Stack::new(StackConfig { seed, tcp, most_connections }),
-            rnic: Rnic::new(limits, seed),
+            stack: Stack::new(StackConfig { secret: sequence_numbers, tcp, most_connections }),
+            rnic: Rnic::new(limits, &keys),
             mpa,
             markerless: HashSet::new(),
         }
@@ -169,6 +172,22 @@ impl Engine {
 
     pub fn register(&mut self, registration: Registration) -> Result<STag, ResourceError> {
         self.rnic.register(registration)
+    }
+
+    pub fn alloc_fast_region(&mut self, registration: FastRegistration) -> Result<STag, ResourceError> {
+        self.rnic.alloc_fast_region(registration)
+    }
+
+    pub fn alloc_window(&mut self, pd: PdId) -> Result<STag, ResourceError> {
+        self.rnic.alloc_window(pd)
+    }
+
+    pub fn dealloc_window(&mut self, key: STag) -> Result<(), ResourceError> {
+        self.rnic.dealloc_window(key)
+    }
+
+    pub fn revoke(&mut self, key: STag) -> Result<(), ResourceError> {
+        self.rnic.revoke(key)
     }
 
     pub fn deregister(&mut self, key: STag) -> Result<(), ResourceError> {

@@ -16,8 +16,12 @@ use crate::{
 pub struct Limits {
     /// Protection domains.
     pub max_pd: u32,
-    /// Regions (at most 2^24 less one).
+    /// Regions, fast ones included (at most 2^22).
     pub max_mr: u32,
+    /// Windows (at most 2^22).
+    pub max_mw: u32,
+    /// Pieces of memory of a fast region.
+    pub max_fast_pieces: u32,
     /// Completion queues.
     pub max_cq: u32,
     /// Entries of one completion queue.
@@ -45,6 +49,8 @@ impl Default for Limits {
         Self {
             max_pd: 65_536,
             max_mr: 1 << 20,
+            max_mw: 1 << 20,
+            max_fast_pieces: 512,
             max_cq: 65_536,
             max_cqe: 4 << 20,
             max_qp: 65_536,
@@ -71,6 +77,17 @@ pub struct Registration {
     /// What the first byte's tagged offset is: zero, or for those who think in addresses the address.
     pub base: TaggedOffset,
     /// The only queue pair whose peer may use the region (RFC 5041 section 8.2); `None`: all of the domain.
+    pub stream: Option<QpId>,
+}
+
+/// A region to be made whose memory comes by work requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FastRegistration {
+    /// The protection domain.
+    pub pd: PdId,
+    /// Pieces of memory at most.
+    pub max_pieces: u32,
+    /// As [`Registration::stream`].
     pub stream: Option<QpId>,
 }
 
@@ -187,6 +204,8 @@ pub enum Object {
     ProtectionDomain,
     /// Memory region.
     Region,
+    /// Memory window.
+    Window,
     /// Completion queue.
     CompletionQueue,
     /// Queue pair.
@@ -200,6 +219,7 @@ impl std::fmt::Display for Object {
         f.write_str(match self {
             Self::ProtectionDomain => "protection domain",
             Self::Region => "memory region",
+            Self::Window => "memory window",
             Self::CompletionQueue => "completion queue",
             Self::QueuePair => "queue pair",
             Self::SharedReceiveQueue => "shared receive queue",
@@ -214,7 +234,7 @@ pub enum ResourceError {
     #[error("no such {0}")]
     Unknown(Object),
     /// No such key.
-    #[error("no region has the key {0:?}")]
+    #[error("no region or window has the key {0:?}")]
     UnknownKey(STag),
     /// The engine has as many as it can.
     #[error("the limit of {limit} {object}s is reached")]
@@ -263,7 +283,8 @@ pub enum PostError {
     /// The gather or scatter list is too long.
     #[error("more than {0} pieces")]
     TooManyPieces(u32),
-    /// An RDMA Read takes one piece, an atomic one of eight bytes, Immediate and invalidation none.
+    /// An RDMA Read takes one piece, an atomic one of eight bytes, a fast registration memory; Immediate,
+    /// binding and invalidation take nothing.
     #[error("this operation takes other local memory")]
     Payload,
     /// The inline data is too long.

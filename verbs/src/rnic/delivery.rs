@@ -7,7 +7,7 @@ use super::{
     Opcode, Shared, WorkCompletion,
     pieces::Stretches,
     placement::{Body, Quote, Refused, Seen, Segment},
-    qp::{Asked, AskedKind, QueuePair, ToAnswer},
+    qp::{Asked, AskedKind, QueuePair, ToAnswer, Written},
     send_queue::{Position, Progress},
     work::{Access, Operation, WcStatus},
 };
@@ -22,6 +22,10 @@ impl QueuePair {
         self.rx.expects_rtr = false;
         let (seen, body) = match segment {
             Segment::Silent => return Ok(()),
+            Segment::Write { len, last } => {
+                self.rx.written.add(len, last);
+                return Ok(());
+            }
             Segment::ReadResponse(seen) => return self.deliver_response(shared, seen),
             Segment::Untagged(seen, body) => (seen, body),
         };
@@ -32,8 +36,10 @@ impl QueuePair {
             }
             Body::Immediate { data, solicited } => {
                 due(seen, self.rx.send_msn)?;
+                let byte_len = self.rx.written.bytes;
                 self.complete_receive(shared, |completion| WorkCompletion {
                     opcode: Opcode::RecvImmediate,
+                    byte_len,
                     immediate: Some(data),
                     solicited,
                     ..completion
@@ -93,6 +99,7 @@ impl QueuePair {
     ) {
         self.rx.send_msn = self.rx.send_msn.next();
         self.rx.send_bytes = 0;
+        self.rx.written = Written::default();
         if let Some(receive) = self.rq.complete() {
             let completion = describe(self.completion(receive.wr_id, WcStatus::Success, Opcode::Recv));
             self.push_recv(completion, shared);
@@ -194,8 +201,9 @@ impl QueuePair {
         let Some(entry) = position.and_then(|p| self.sq.get_mut(p)) else { return };
         entry.progress = Progress::Done(WcStatus::Success);
         if let (Operation::Read { invalidate: true, .. }, Some(sink)) = (entry.operation, sink) {
-            // A region that was deregistered meanwhile has no rights left to revoke.
-            let _ = shared.keys.invalidate_locally(self.attributes.pd, sink);
+            // A region that was deregistered meanwhile has no rights left to revoke; one to which windows are
+            // bound keeps them.
+            let _ = shared.keys.invalidate_locally(self.user(), sink);
         }
         self.complete_sends(shared);
         shared.wake(self.conn);

@@ -1,11 +1,22 @@
 //! The key table: which Steering Tag names which bytes, and who may do what with them (RFC 5042).
+//!
+//! A tag stands for one of three things: a region that a verb registered, which is open until it is
+//! deregistered; a fast region, whose memory comes and goes by work requests; a window (type 2 of the
+//! verbs), which opens a part of a region to one peer between its binding and its invalidation.
 
-use std::collections::VecDeque;
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    hash::{BuildHasherDefault, Hasher},
+};
+
+use rand::{RngCore as _, rngs::StdRng};
+use xwarp_tcp::secret::Secret;
 
 use super::{
-    QpId,
+    Limits, QpId,
     attributes::Registration,
-    work::{Access, PdId},
+    pieces::{Extent, Stretches},
+    work::{Access, Binding, PdId},
 };
 use crate::{
     ddp::{DdpError, STag, TaggedOffset},
@@ -13,10 +24,9 @@ use crate::{
     rdmap::RdmapError,
 };
 
-/// Bits of a Steering Tag's index.
-const INDEX_BITS: u32 = 24;
-const HALF_BITS: u32 = INDEX_BITS / 2;
-const HALF_MASK: u32 = (1 << HALF_BITS) - 1;
+/// Most regions, and most windows. Together they take at most half of the indices that a tag can have, so
+/// that an unused one is soon drawn.
+const MOST_KEYS: u32 = 1 << 22;
 
 /// Freed places that rest before the oldest is used again: a tag shall return as late as possible (RFC 5042
 /// section 6.1.1).
@@ -25,7 +35,7 @@ const RESTING: usize = 4096;
 /// Why a key does not open a range of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyError {
-    /// No region, or one whose remote rights were revoked.
+    /// Nothing, or something that is not open to peers (any more).
     Unknown,
     /// A region of another protection domain or stream.
     Foreign,
@@ -62,6 +72,21 @@ impl From<KeyError> for RdmapError {
     }
 }
 
+/// Why a work request on memory itself (binding, fast registration, local invalidation) is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ManagementError {
+    #[error("no such key, or not one of this kind")]
+    Unknown,
+    #[error("the key belongs to another protection domain or queue pair")]
+    Foreign,
+    #[error("the key is in use: bound or registered already, or windows are bound to it")]
+    InUse,
+    #[error("the region does not grant this")]
+    Access,
+    #[error("bytes outside of the region, none at all, or more pieces than the key was made for")]
+    Bounds,
+}
+
 /// On whose behalf memory is used.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct User {
@@ -69,104 +94,262 @@ pub(crate) struct User {
     pub(crate) qp: QpId,
 }
 
+/// Bytes that a region or a valid fast region stands for.
 #[derive(Debug)]
-struct Region {
-    pd: PdId,
-    stream: Option<QpId>,
-    memory: Memory,
+struct Mapping {
+    /// Never used twice: windows that outlive it find that it is gone.
+    number: u64,
+    extent: Extent,
     access: Access,
     base: TaggedOffset,
-    /// The peer's rights were invalidated. The owner's stand.
-    revoked: bool,
+    /// Windows bound to it.
+    windows: u32,
+}
+
+/// What a bound window opens.
+#[derive(Debug, Clone, Copy)]
+struct Bound {
+    /// The index and the mapping of the region.
+    region: (u32, u64),
+    /// Where the window begins in the region's bytes.
+    start: u64,
+    len: u64,
+    access: Access,
+    base: TaggedOffset,
+    /// The only stream that may use it.
+    stream: QpId,
+}
+
+#[derive(Debug)]
+enum Object {
+    Region {
+        mapping: Mapping,
+        /// The peer's rights were invalidated. The owner's stand.
+        revoked: bool,
+    },
+    /// `None`: invalid, to be registered by a work request.
+    Fast { max_pieces: u32, mapping: Option<Mapping> },
+    /// `None`: not bound.
+    Window(Option<Bound>),
+}
+
+impl Object {
+    fn mapping(&self) -> Option<&Mapping> {
+        match self {
+            Self::Region { mapping, .. } => Some(mapping),
+            Self::Fast { mapping, .. } => mapping.as_ref(),
+            Self::Window(_) => None,
+        }
+    }
+
+    fn mapping_mut(&mut self) -> Option<&mut Mapping> {
+        match self {
+            Self::Region { mapping, .. } => Some(mapping),
+            Self::Fast { mapping, .. } => mapping.as_mut(),
+            Self::Window(_) => None,
+        }
+    }
+
+    fn is_window(&self) -> bool {
+        matches!(self, Self::Window(_))
+    }
+
+    fn windows(&self) -> u32 {
+        self.mapping().map_or(0, |mapping| mapping.windows)
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    pd: PdId,
+    /// The only stream that a region is for.
+    limited_to: Option<QpId>,
+    object: Object,
+}
+
+impl Entry {
+    /// The only stream that may use it now.
+    fn stream(&self) -> Option<QpId> {
+        match &self.object {
+            Object::Window(bound) => bound.map(|bound| bound.stream),
+            Object::Region { .. } | Object::Fast { .. } => self.limited_to,
+        }
+    }
+
+    /// Whether `user` shares the domain, and the stream if there is only one.
+    fn is_for(&self, user: User) -> bool {
+        self.pd == user.pd && self.stream().is_none_or(|stream| stream == user.qp)
+    }
+
+    fn is_open_to_peers(&self) -> bool {
+        match &self.object {
+            Object::Region { revoked, .. } => !revoked,
+            Object::Fast { mapping, .. } => mapping.is_some(),
+            Object::Window(bound) => bound.is_some(),
+        }
+    }
+}
+
+/// What a tag opens: `len` bytes from byte `start` of `extent` on, the first of which is called `base`.
+struct View<'k> {
+    extent: &'k Extent,
+    start: u64,
+    len: u64,
+    base: TaggedOffset,
+    access: Access,
 }
 
 #[derive(Debug)]
 struct Slot {
     key: u8,
-    region: Option<Region>,
+    entry: Option<Entry>,
 }
 
-/// Regions by Steering Tag.
+/// Regions and windows by Steering Tag.
 #[derive(Debug)]
 pub(crate) struct KeyTable {
-    slots: Vec<Slot>,
-    /// Places that were used, oldest first.
+    /// By the tag's index.
+    slots: HashMap<u32, Slot, BuildHasherDefault<IndexHasher>>,
+    /// Indices that were used, oldest first.
     free: VecDeque<u32>,
-    limit: u32,
-    live: u32,
-    scramble: Scramble,
+    max_regions: u32,
+    max_windows: u32,
+    regions: u32,
+    windows: u32,
+    next_mapping: u64,
+    /// Bound windows by the stream that may use them.
+    bound: HashMap<QpId, HashSet<u32>>,
+    /// Draws indices and first keys: nobody can tell the next tag from those before (RFC 5040 section
+    /// 8.1.1, rule 8).
+    rng: StdRng,
 }
 
 impl KeyTable {
-    pub(crate) fn new(limit: u32, seed: u64) -> Self {
+    pub(crate) fn new(limits: &Limits, secret: &Secret) -> Self {
         Self {
-            slots: Vec::new(),
+            slots: HashMap::default(),
             free: VecDeque::new(),
-            // One place may fall on index 0, which no tag has.
-            limit: limit.min((1 << INDEX_BITS) - 1),
-            live: 0,
-            scramble: Scramble::new(seed),
+            max_regions: limits.max_mr.min(MOST_KEYS),
+            max_windows: limits.max_mw.min(MOST_KEYS),
+            regions: 0,
+            windows: 0,
+            next_mapping: 0,
+            bound: HashMap::new(),
+            rng: secret.rng(),
         }
     }
 
-    /// Regions registered.
-    pub(crate) fn len(&self) -> u32 {
-        self.live
+    /// Regions there are, fast ones included.
+    pub(crate) fn regions(&self) -> u32 {
+        self.regions
     }
 
-    /// Registers a region; `None` when the table is full.
-    pub(crate) fn insert(&mut self, registration: Registration) -> Option<STag> {
-        let place = self.place()?;
-        let slot = self.slots.get_mut(place as usize)?;
+    /// Registers a region; `None` when there are too many.
+    pub(crate) fn insert_region(&mut self, registration: Registration) -> Option<STag> {
         let Registration { pd, memory, access, base, stream } = registration;
-        slot.region = Some(Region { pd, stream, memory, access, base, revoked: false });
-        self.live += 1;
-        Some(STag::from_parts(self.scramble.index(place), slot.key))
+        let mapping = self.mapping([memory].into_iter().collect(), access, base);
+        self.insert(Entry { pd, limited_to: stream, object: Object::Region { mapping, revoked: false } })
     }
 
-    fn place(&mut self) -> Option<u32> {
-        if self.live >= self.limit {
+    /// Makes a fast region, which is invalid; `None` when there are too many.
+    pub(crate) fn insert_fast_region(
+        &mut self,
+        pd: PdId,
+        max_pieces: u32,
+        limited_to: Option<QpId>,
+    ) -> Option<STag> {
+        self.insert(Entry { pd, limited_to, object: Object::Fast { max_pieces, mapping: None } })
+    }
+
+    /// Makes a window, which is not bound; `None` when there are too many.
+    pub(crate) fn insert_window(&mut self, pd: PdId) -> Option<STag> {
+        self.insert(Entry { pd, limited_to: None, object: Object::Window(None) })
+    }
+
+    fn mapping(&mut self, extent: Extent, access: Access, base: TaggedOffset) -> Mapping {
+        self.next_mapping += 1;
+        Mapping { number: self.next_mapping, extent, access, base, windows: 0 }
+    }
+
+    fn insert(&mut self, entry: Entry) -> Option<STag> {
+        let (count, most) = match entry.object {
+            Object::Window(_) => (&mut self.windows, self.max_windows),
+            Object::Region { .. } | Object::Fast { .. } => (&mut self.regions, self.max_regions),
+        };
+        if *count >= most {
             return None;
         }
-        if self.free.len() > RESTING || self.slots.len() > self.limit as usize {
-            return self.free.pop_front();
+        *count += 1;
+        let index = self.vacant();
+        let slot = self.slots.get_mut(&index)?;
+        slot.entry = Some(entry);
+        Some(STag::from_parts(index, slot.key))
+    }
+
+    /// The index of a slot without an entry: the oldest that has rested enough, or a new one.
+    fn vacant(&mut self) -> u32 {
+        if self.free.len() > RESTING
+            && let Some(index) = self.free.pop_front()
+        {
+            return index;
         }
-        if self.scramble.index(self.slots.len() as u32) == 0 {
-            self.slots.push(Slot { key: 0, region: None });
+        loop {
+            let tag = STag::new(self.rng.next_u32());
+            // Peers that broke give index 0 a meaning; no tag of ours has it.
+            if tag.index() != 0 && !self.slots.contains_key(&tag.index()) {
+                self.slots.insert(tag.index(), Slot { key: tag.key(), entry: None });
+                return tag.index();
+            }
         }
-        let place = self.slots.len() as u32;
-        self.slots.push(Slot { key: self.scramble.first_key(place), region: None });
-        Some(place)
     }
 
-    fn slot_of(&self, stag: STag) -> Option<usize> {
-        let place = self.scramble.place(stag.index()) as usize;
-        self.slots.get(place).filter(|s| s.key == stag.key() && s.region.is_some()).map(|_| place)
+    fn entry(&self, stag: STag) -> Option<&Entry> {
+        self.slots.get(&stag.index()).filter(|slot| slot.key == stag.key())?.entry.as_ref()
     }
 
-    fn region(&self, stag: STag) -> Option<&Region> {
-        let place = self.slot_of(stag)?;
-        self.slots.get(place)?.region.as_ref()
+    fn entry_mut(&mut self, stag: STag) -> Option<&mut Entry> {
+        self.slots.get_mut(&stag.index()).filter(|slot| slot.key == stag.key())?.entry.as_mut()
     }
 
-    fn region_mut(&mut self, stag: STag) -> Option<&mut Region> {
-        let place = self.slot_of(stag)?;
-        self.slots.get_mut(place)?.region.as_mut()
+    /// How many windows are bound to a region; `None` when there is no such region.
+    pub(crate) fn bound_windows(&self, stag: STag) -> Option<u32> {
+        let slot = self.slots.get(&stag.index())?;
+        let object = &slot.entry.as_ref()?.object;
+        match object {
+            Object::Region { .. } if slot.key != stag.key() => None,
+            Object::Region { .. } | Object::Fast { .. } => Some(object.windows()),
+            Object::Window(_) => None,
+        }
     }
 
-    /// Forgets a region: at once, for everybody. Returns its protection domain.
-    pub(crate) fn remove(&mut self, stag: STag) -> Option<PdId> {
-        let place = self.slot_of(stag)?;
-        let slot = self.slots.get_mut(place)?;
-        let region = slot.region.take()?;
+    /// Forgets a region, at once and for everybody: windows that are bound to it open nothing any more.
+    /// Of a fast region only the index counts, as its owner chooses the key. Returns its protection domain.
+    pub(crate) fn remove_region(&mut self, stag: STag) -> Option<PdId> {
+        self.bound_windows(stag)?;
+        self.regions -= 1;
+        self.remove(stag.index())
+    }
+
+    /// Forgets a window, bound or not. Only the index counts, as its owner chooses the key. Returns its
+    /// protection domain.
+    pub(crate) fn remove_window(&mut self, stag: STag) -> Option<PdId> {
+        let index = stag.index();
+        self.slots.get(&index)?.entry.as_ref().filter(|entry| entry.object.is_window())?;
+        self.close(index);
+        self.windows -= 1;
+        self.remove(index)
+    }
+
+    fn remove(&mut self, index: u32) -> Option<PdId> {
+        let slot = self.slots.get_mut(&index)?;
+        let entry = slot.entry.take()?;
         slot.key = slot.key.wrapping_add(1);
-        self.free.push_back(place as u32);
-        self.live -= 1;
-        Some(region.pd)
+        self.free.push_back(index);
+        Some(entry.pd)
     }
 
-    /// The memory that `stag` opens to `user` for `need`, and where `offset` lies in it; all `len` bytes
-    /// from there are in bounds. The checks are in the order of RFC 5040 section 7.2.
+    /// The bytes that `stag` opens to `user` for `need`: all `len` of them from `offset` on are in bounds.
+    /// The checks are in the order of RFC 5040 section 7.2.
     pub(crate) fn open(
         &self,
         user: User,
@@ -174,99 +357,218 @@ impl KeyTable {
         need: Access,
         offset: TaggedOffset,
         len: u64,
-    ) -> Result<(&Memory, usize), KeyError> {
+    ) -> Result<Stretches<'_>, KeyError> {
+        let mut stretches = Stretches::default();
+        self.open_into(user, stag, need, offset, len, &mut stretches)?;
+        Ok(stretches)
+    }
+
+    /// As [`Self::open`], behind what `stretches` has already.
+    pub(crate) fn open_into<'k>(
+        &'k self,
+        user: User,
+        stag: STag,
+        need: Access,
+        offset: TaggedOffset,
+        len: u64,
+        stretches: &mut Stretches<'k>,
+    ) -> Result<(), KeyError> {
         let remote = need.intersects(Access::REMOTE);
-        let region = self.region(stag).filter(|r| !(remote && r.revoked)).ok_or(KeyError::Unknown)?;
-        if region.pd != user.pd || region.stream.is_some_and(|qp| qp != user.qp) {
+        let entry =
+            self.entry(stag).filter(|entry| !remote || entry.is_open_to_peers()).ok_or(KeyError::Unknown)?;
+        let view = self.view(entry).ok_or(KeyError::Unknown)?;
+        if !entry.is_for(user) {
             return Err(KeyError::Foreign);
         }
-        if !region.access.contains(need) {
+        // A window is for the peer; its owner has the region.
+        if !view.access.contains(need) || !remote && entry.object.is_window() {
             return Err(KeyError::Access);
         }
         let end = offset.checked_add(len).ok_or(KeyError::Wrap)?;
-        let start = offset.checked_sub(region.base).ok_or(KeyError::Bounds)?;
-        if end - region.base > region.memory.len() as u64 {
+        let start = offset.checked_sub(view.base).ok_or(KeyError::Bounds)?;
+        if end - view.base > view.len {
             return Err(KeyError::Bounds);
         }
-        Ok((&region.memory, usize::try_from(start).map_err(|_| KeyError::Bounds)?))
+        view.extent.cut(view.start + start, len, stretches);
+        Ok(())
     }
 
-    /// Revokes the peer's rights on a region at the peer's wish. `alone` says whether `user` is the only
-    /// stream of its domain: the tag of a region that several streams share is nobody's to invalidate
-    /// (RFC 5040 section 8.1.1, rule 7).
+    /// What an entry opens to whoever may use it, while it opens anything.
+    fn view<'k>(&'k self, entry: &'k Entry) -> Option<View<'k>> {
+        if let Object::Window(bound) = entry.object {
+            let Bound { region: (index, number), start, len, access, base, .. } = bound?;
+            let region = self.slots.get(&index)?.entry.as_ref()?;
+            let mapping = region.object.mapping().filter(|mapping| mapping.number == number)?;
+            Some(View { extent: &mapping.extent, start, len, base, access })
+        } else {
+            let Mapping { extent, access, base, .. } = entry.object.mapping()?;
+            Some(View { extent, start: 0, len: extent.len(), base: *base, access: *access })
+        }
+    }
+
+    /// Invalidates at the peer's wish. `alone` says whether `user` is the only stream of its domain: the
+    /// tag of a region that several streams share is nobody's to invalidate (RFC 5040 section 8.1.1, rule
+    /// 7), nor is one to which windows are bound.
     pub(crate) fn invalidate_remotely(
         &mut self,
         user: User,
         stag: STag,
         alone: bool,
     ) -> Result<(), RdmapError> {
-        let region = self.region_mut(stag).filter(|r| !r.revoked).ok_or(RdmapError::InvalidStag)?;
-        let theirs = match region.stream {
-            Some(stream) => stream == user.qp,
-            None => alone,
-        };
-        if region.pd != user.pd || !theirs {
+        let entry = self.entry(stag).filter(|e| e.is_open_to_peers()).ok_or(RdmapError::InvalidStag)?;
+        let shared = entry.stream().is_none() && !alone;
+        if !entry.is_for(user) || shared || entry.object.windows() > 0 {
             return Err(RdmapError::CannotInvalidate);
         }
-        region.revoked = true;
+        self.close(stag.index());
         Ok(())
     }
 
-    /// Revokes the peer's rights on a region at the owner's wish; done already is fine.
-    pub(crate) fn invalidate_locally(&mut self, pd: PdId, stag: STag) -> Result<(), KeyError> {
-        let region = self.region_mut(stag).ok_or(KeyError::Unknown)?;
-        if region.pd != pd {
-            return Err(KeyError::Foreign);
+    /// Invalidates at the owner's wish; done already is fine.
+    pub(crate) fn invalidate_locally(&mut self, user: User, stag: STag) -> Result<(), ManagementError> {
+        let entry = self.entry(stag).ok_or(ManagementError::Unknown)?;
+        if !entry.is_for(user) {
+            return Err(ManagementError::Foreign);
         }
-        region.revoked = true;
+        if entry.object.windows() > 0 {
+            return Err(ManagementError::InUse);
+        }
+        self.close(stag.index());
         Ok(())
     }
-}
 
-/// Spreads places over all indices in an order that only the seed tells (RFC 5040 section 8.1.1, rule 8): a
-/// small Feistel network, so that a tag leads back to its place without a search.
-#[derive(Debug)]
-struct Scramble {
-    rounds: [u32; 4],
-}
-
-impl Scramble {
-    fn new(seed: u64) -> Self {
-        let mut state = seed;
-        Self {
-            rounds: std::array::from_fn(|_| {
-                // SplitMix64: seeds that differ in one bit give unrelated rounds.
-                state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-                let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-                (z ^ (z >> 31)) as u32
-            }),
+    /// Ends what peers may do: of a fast region or a window everything, of a region what is remote.
+    fn close(&mut self, index: u32) {
+        let Some(entry) = self.slots.get_mut(&index).and_then(|slot| slot.entry.as_mut()) else { return };
+        match &mut entry.object {
+            Object::Region { revoked, .. } => *revoked = true,
+            Object::Fast { mapping, .. } => *mapping = None,
+            Object::Window(bound) => {
+                let Some(Bound { region: (region, number), stream, .. }) = bound.take() else { return };
+                if let Some(windows) = self.bound.get_mut(&stream) {
+                    windows.remove(&index);
+                }
+                let region = self.slots.get_mut(&region).and_then(|slot| slot.entry.as_mut());
+                if let Some(mapping) = region.and_then(|entry| entry.object.mapping_mut())
+                    && mapping.number == number
+                {
+                    mapping.windows -= 1;
+                }
+            }
         }
     }
 
-    fn index(&self, place: u32) -> u32 {
-        let (left, right) =
-            self.rounds.iter().fold((place >> HALF_BITS, place & HALF_MASK), |(left, right), key| {
-                (right, left ^ mix(right, *key))
-            });
-        left << HALF_BITS | right
+    /// Closes the windows that only the stream of `qp` may use: it is over, and the next one is another peer's.
+    pub(crate) fn close_windows_of(&mut self, qp: QpId) {
+        for window in self.bound.remove(&qp).into_iter().flatten() {
+            self.close(window);
+        }
     }
 
-    fn place(&self, index: u32) -> u32 {
-        let (left, right) =
-            self.rounds.iter().rev().fold((index >> HALF_BITS, index & HALF_MASK), |(left, right), key| {
-                (right ^ mix(left, *key), left)
-            });
-        left << HALF_BITS | right
+    /// Binds a window that is not bound to a part of a region. From now on its tag is `window`, whose key
+    /// its owner chose.
+    pub(crate) fn bind(
+        &mut self,
+        user: User,
+        window: STag,
+        binding: &Binding,
+    ) -> Result<(), ManagementError> {
+        let Binding { region, offset, len, base, access } = *binding;
+        self.check_vacant(user, window, |object| matches!(object, Object::Window(None)))?;
+        let entry = self.entry(region).filter(|entry| entry.pd == user.pd).ok_or(ManagementError::Unknown)?;
+        if !entry.is_for(user) {
+            return Err(ManagementError::Foreign);
+        }
+        let mapping = entry.object.mapping().ok_or(ManagementError::Unknown)?;
+        let changes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        let needs = if changes { Access::WINDOW_BIND | Access::LOCAL_WRITE } else { Access::WINDOW_BIND };
+        if !mapping.access.contains(needs) || !Access::REMOTE.contains(access) {
+            return Err(ManagementError::Access);
+        }
+        let start = offset.checked_sub(mapping.base).ok_or(ManagementError::Bounds)?;
+        let fits = start.checked_add(len).is_some_and(|end| end <= mapping.extent.len());
+        if !fits || len == 0 || base.checked_add(len).is_none() {
+            return Err(ManagementError::Bounds);
+        }
+        let number = mapping.number;
+        if let Some(mapping) = self.entry_mut(region).and_then(|entry| entry.object.mapping_mut()) {
+            mapping.windows += 1;
+        }
+        let bound = Bound { region: (region.index(), number), start, len, access, base, stream: user.qp };
+        self.fill(window, Object::Window(Some(bound)));
+        self.bound.entry(user.qp).or_default().insert(window.index());
+        Ok(())
     }
 
-    fn first_key(&self, place: u32) -> u8 {
-        let [first, ..] = self.rounds;
-        mix(place.rotate_left(7), first) as u8
+    /// Gives memory to a fast region that is invalid. From now on its tag is `key`, whose key its owner chose.
+    pub(crate) fn register_fast(
+        &mut self,
+        user: User,
+        key: STag,
+        memory: impl IntoIterator<Item = Memory>,
+        access: Access,
+        base: TaggedOffset,
+    ) -> Result<(), ManagementError> {
+        let vacant = |object: &Object| matches!(object, Object::Fast { mapping: None, .. });
+        let max_pieces = match self.check_vacant(user, key, vacant)? {
+            Object::Fast { max_pieces, .. } => *max_pieces,
+            Object::Region { .. } | Object::Window(_) => 0,
+        };
+        let extent: Extent = memory.into_iter().collect();
+        if access.intersects(Access::WRITES) && !extent.is_writable() {
+            return Err(ManagementError::Access);
+        }
+        if extent.pieces() > max_pieces as usize || base.checked_add(extent.len()).is_none() {
+            return Err(ManagementError::Bounds);
+        }
+        let mapping = self.mapping(extent, access, base);
+        self.fill(key, Object::Fast { max_pieces, mapping: Some(mapping) });
+        Ok(())
+    }
+
+    /// The object at the index of `key`, when it is `user`'s and, as `vacant` says, waits to be filled.
+    fn check_vacant(
+        &self,
+        user: User,
+        key: STag,
+        vacant: impl FnOnce(&Object) -> bool,
+    ) -> Result<&Object, ManagementError> {
+        let entry = self.slots.get(&key.index()).and_then(|slot| slot.entry.as_ref());
+        let entry = entry.ok_or(ManagementError::Unknown)?;
+        if !entry.is_for(user) {
+            Err(ManagementError::Foreign)
+        } else if vacant(&entry.object) {
+            Ok(&entry.object)
+        } else {
+            Err(ManagementError::InUse)
+        }
+    }
+
+    fn fill(&mut self, key: STag, object: Object) {
+        let Some(slot) = self.slots.get_mut(&key.index()) else { return };
+        slot.key = key.key();
+        if let Some(entry) = &mut slot.entry {
+            entry.object = object;
+        }
     }
 }
 
-fn mix(half: u32, key: u32) -> u32 {
-    let x = (half ^ key).wrapping_mul(0x9e37_79b1);
-    (x ^ (x >> 15)).wrapping_mul(0x85eb_ca6b) >> (32 - HALF_BITS)
+/// Spreads indices. They are drawn at random already, and peers can look tags up but not choose them.
+#[derive(Debug, Default)]
+struct IndexHasher(u64);
+
+impl Hasher for IndexHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u32(u32::from(*byte));
+        }
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.0 = (self.0 ^ u64::from(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
 }

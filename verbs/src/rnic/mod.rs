@@ -15,6 +15,7 @@
 //! | `qp` | a queue pair and the ways it ends |
 //! | `placement`, `delivery` | ULPDUs into memory; messages, in order |
 //! | `transmission` | requests and answers into ULPDUs |
+//! | `local_work` | requests that are about our own memory alone |
 //! | `connection` | what happens to connections |
 
 mod attributes;
@@ -23,6 +24,7 @@ mod connection;
 mod delivery;
 mod events;
 mod keys;
+mod local_work;
 mod pieces;
 mod placement;
 mod qp;
@@ -39,6 +41,7 @@ mod tests;
 use std::sync::Arc;
 
 use xwarp_tcp::{
+    secret::Secret,
     seq::StreamOffset,
     ulp::{Arrival, ConnId, Event, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
 };
@@ -46,15 +49,15 @@ use xwarp_tcp::{
 pub(crate) use self::connection::Attempt;
 pub use self::{
     attributes::{
-        CmError, Limits, NoReceive, Object, PostError, QpAttributes, QpInfo, QpState, Registration,
-        ResourceError, SrqAttributes,
+        CmError, FastRegistration, Limits, NoReceive, Object, PostError, QpAttributes, QpInfo, QpState,
+        Registration, ResourceError, SrqAttributes,
     },
     completion::{CompletionRing, Notify},
     events::{AsyncEvent, CmEvent, QpFault, RequestId},
     placement::Placed,
     work::{
-        Access, CqId, Opcode, Operation, Payload, PdId, RecvRequest, Remote, SendFlags, Sge, SrqId, WcStatus,
-        WorkCompletion, WorkRequest,
+        Access, Binding, CqId, Opcode, Operation, Payload, PdId, RecvRequest, Remote, SendFlags, Sge, SrqId,
+        WcStatus, WorkCompletion, WorkRequest,
     },
 };
 use self::{
@@ -69,7 +72,7 @@ use self::{
 };
 use crate::{
     ddp::DdpError,
-    memory::AccessError,
+    memory::{AccessError, Memory},
     rdmap::{AtomicRequest, RdmapError},
 };
 
@@ -81,7 +84,8 @@ id! {
 /// A protection domain: who uses it.
 #[derive(Debug, Default)]
 struct Domain {
-    regions: usize,
+    /// Regions and windows.
+    keys: usize,
     srqs: usize,
     qps: usize,
 }
@@ -132,13 +136,19 @@ impl Shared {
 
     /// Whether the word of an atomic request is there, granted, and aligned (RFC 7306 section 8.2).
     fn check_atomic(&self, user: User, request: &AtomicRequest) -> Result<(), RdmapError> {
-        let (memory, offset) = self.keys.open(user, request.stag, Access::REMOTE_ATOMIC, request.to, 8)?;
+        let (memory, offset) = self.open_word(user, request)?;
         memory.load_u64(offset).map(|_| ()).map_err(atomic_error)
+    }
+
+    fn open_word(&self, user: User, request: &AtomicRequest) -> Result<(&Memory, usize), RdmapError> {
+        let word = self.keys.open(user, request.stag, Access::REMOTE_ATOMIC, request.to, 8)?;
+        // A word that lies in two pieces is aligned in neither.
+        word.in_one_piece().ok_or(RdmapError::StreamCatastrophic)
     }
 
     /// Does an atomic operation; returns the word before.
     fn atomic(&self, user: User, request: &AtomicRequest) -> Result<u64, RdmapError> {
-        let (memory, offset) = self.keys.open(user, request.stag, Access::REMOTE_ATOMIC, request.to, 8)?;
+        let (memory, offset) = self.open_word(user, request)?;
         memory
             .update_u64(offset, |word| Some(request.operation.apply(word)).filter(|new| *new != word))
             .map_err(atomic_error)
@@ -164,17 +174,17 @@ pub struct Rnic {
 
 impl std::fmt::Debug for Rnic {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Rnic({} queue pairs, {} regions)", self.qps.len(), self.shared.keys.len())
+        write!(f, "Rnic({} queue pairs, {} regions)", self.qps.len(), self.shared.keys.regions())
     }
 }
 
 impl Rnic {
-    /// A card without objects. `seed` decides which keys its regions get.
-    pub fn new(limits: Limits, seed: u64) -> Self {
+    /// A card without objects. `secret` decides which keys its regions get.
+    pub fn new(limits: Limits, secret: &Secret) -> Self {
         Self {
             shared: Shared {
                 domains: Table::new(limits.max_pd),
-                keys: KeyTable::new(limits.max_mr, seed),
+                keys: KeyTable::new(&limits, secret),
                 srqs: Table::new(limits.max_srq),
                 events: Events::default(),
                 overflowed: Vec::new(),

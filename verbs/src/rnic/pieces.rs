@@ -8,6 +8,63 @@ use super::{
 };
 use crate::memory::Memory;
 
+/// Bytes of one memory, or of several one behind the other: what a region stands for.
+#[derive(Debug, Default)]
+pub(crate) struct Extent {
+    /// Each with where it begins.
+    pieces: SmallVec<[(u64, Memory); 1]>,
+    len: u64,
+}
+
+impl FromIterator<Memory> for Extent {
+    fn from_iter<I: IntoIterator<Item = Memory>>(memory: I) -> Self {
+        let mut extent = Self::default();
+        for piece in memory {
+            let start = extent.len;
+            // Memory that is mapped together has fewer than 2^64 bytes.
+            extent.len = start.saturating_add(piece.len() as u64);
+            extent.pieces.push((start, piece));
+        }
+        extent
+    }
+}
+
+impl Extent {
+    /// Bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Memories.
+    pub(crate) fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Whether all bytes may be written.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.pieces.iter().all(|(_, memory)| memory.is_writable())
+    }
+
+    /// Adds the `len` bytes from `start` on, which are within, to `stretches`.
+    pub(crate) fn cut<'k>(&'k self, start: u64, mut len: u64, stretches: &mut Stretches<'k>) {
+        let behind = self.pieces.partition_point(|(at, _)| *at <= start);
+        let mut skip = start;
+        for (at, memory) in self.pieces.iter().skip(behind.saturating_sub(1)) {
+            if len == 0 {
+                break;
+            }
+            let offset = skip - at;
+            let now = (memory.len() as u64 - offset).min(len);
+            if now > 0 {
+                stretches.list.push(Stretch { memory, offset: offset as usize, len: now as usize });
+            }
+            len -= now;
+            skip += now;
+        }
+        debug_assert_eq!(len, 0, "checked against `len` before");
+    }
+}
+
 /// A stretch of memory that was checked.
 #[derive(Debug)]
 struct Stretch<'k> {
@@ -17,7 +74,7 @@ struct Stretch<'k> {
 }
 
 /// Stretches that belong together, checked in this engine call: they cannot be deregistered within it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Stretches<'k> {
     list: SmallVec<[Stretch<'k>; 4]>,
     /// Where the next copy goes on.
@@ -26,13 +83,6 @@ pub(crate) struct Stretches<'k> {
 }
 
 impl<'k> Stretches<'k> {
-    /// The one stretch of `len` bytes at `offset` of `memory`.
-    pub(crate) fn one(memory: &'k Memory, offset: usize, len: usize) -> Self {
-        let mut list = SmallVec::new();
-        list.push(Stretch { memory, offset, len });
-        Self { list, at: 0, within: 0 }
-    }
-
     /// The `len` bytes from byte `skip` of `pieces` on, each opened to `user` for `need`.
     pub(crate) fn open(
         keys: &'k KeyTable,
@@ -42,7 +92,7 @@ impl<'k> Stretches<'k> {
         mut skip: u64,
         mut len: u64,
     ) -> Result<Self, KeyError> {
-        let mut list = SmallVec::new();
+        let mut stretches = Self::default();
         for piece in pieces {
             if len == 0 {
                 break;
@@ -54,12 +104,19 @@ impl<'k> Stretches<'k> {
             }
             let now = (piece_len - skip).min(len);
             let start = piece.offset.checked_add(skip).ok_or(KeyError::Wrap)?;
-            let (memory, offset) = keys.open(user, piece.key, need, start, now)?;
-            list.push(Stretch { memory, offset, len: now as usize });
+            keys.open_into(user, piece.key, need, start, now, &mut stretches)?;
             len -= now;
             skip = 0;
         }
-        if len > 0 { Err(KeyError::Bounds) } else { Ok(Self { list, at: 0, within: 0 }) }
+        if len > 0 { Err(KeyError::Bounds) } else { Ok(stretches) }
+    }
+
+    /// The memory and the offset, when all bytes lie in one piece: what an atomic word must do.
+    pub(crate) fn in_one_piece(&self) -> Option<(&'k Memory, usize)> {
+        match self.list.as_slice() {
+            [Stretch { memory, offset, .. }] => Some((memory, *offset)),
+            _ => None,
+        }
     }
 
     /// Copies the next bytes into `out`.

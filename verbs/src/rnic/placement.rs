@@ -77,8 +77,13 @@ pub struct Placed(pub(crate) Segment);
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Segment {
-    /// A bare FPDU (RFC 6581 section 9.2), or a segment of an RDMA Write: delivering it means nothing.
+    /// A bare FPDU (RFC 6581 section 9.2): delivering it means nothing.
     Silent,
+    /// Only Immediate Data that follows will ask how long the Write was.
+    Write {
+        len: u16,
+        last: bool,
+    },
     ReadResponse(Seen<Tagged>),
     Untagged(Seen<Untagged>, Body),
 }
@@ -201,15 +206,15 @@ impl QueuePair {
         let Seen { header, len, .. } = incoming.seen;
         // Without payload the tag and the offset must not be looked at (RFC 5041 section 5.2).
         if len > 0 {
-            let (memory, offset) = shared
+            let stretches = shared
                 .keys
                 .open(self.user(), header.stag, Access::REMOTE_WRITE, header.to, u64::from(len))
                 .map_err(|error| incoming.refused(DdpError::from(error)))?;
-            if !incoming.copy_to(TAGGED_BYTES, Stretches::one(memory, offset, usize::from(len))) {
+            if !incoming.copy_to(TAGGED_BYTES, stretches) {
                 return Err(incoming.refused(DdpError::LocalCatastrophic));
             }
         }
-        Ok(Segment::Silent)
+        Ok(Segment::Write { len, last: header.last })
     }
 
     /// A Read Response goes only where one of our own requests asked for it, whatever other rights the
@@ -233,13 +238,13 @@ impl QueuePair {
         }
         if len > 0 {
             let quote = Quote::from(incoming.seen);
-            let (memory, offset) = shared
+            let stretches = shared
                 .keys
                 .open(self.user(), header.stag, Access::LOCAL_WRITE, header.to, u64::from(len))
                 .map_err(|error| {
                     Refused::Answer(WcStatus::LocalProtection, DdpError::from(error).into(), quote)
                 })?;
-            if !incoming.copy_to(TAGGED_BYTES, Stretches::one(memory, offset, usize::from(len))) {
+            if !incoming.copy_to(TAGGED_BYTES, stretches) {
                 return Err(incoming.refused(DdpError::LocalCatastrophic));
             }
         }

@@ -98,6 +98,8 @@ pub(crate) enum ToAnswer {
 pub(crate) enum Current {
     /// A Send or RDMA Write of the send queue.
     Request { position: Position, sent: u32 },
+    /// The Immediate Data of an RDMA Write that is out.
+    Immediate { position: Position, data: [u8; 8] },
     /// The Read Response at the front of [`Transmitter::to_answer`].
     Response,
 }
@@ -121,12 +123,29 @@ pub(crate) struct Transmitter {
     pub(crate) acked: StreamOffset,
 }
 
+/// The RDMA Write that was delivered last, for the Immediate Data that may follow it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Written {
+    /// Bytes of it.
+    pub(crate) bytes: u32,
+    /// It is whole: the next segment begins another one.
+    ended: bool,
+}
+
+impl Written {
+    pub(crate) fn add(&mut self, len: u16, last: bool) {
+        let before = if self.ended { 0 } else { self.bytes };
+        *self = Self { bytes: before.saturating_add(u32::from(len)), ended: last };
+    }
+}
+
 /// The direction from the peer.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     /// The Send (or Immediate Data) that is due, and the bytes of it that were delivered.
     pub(crate) send_msn: Msn,
     pub(crate) send_bytes: u64,
+    pub(crate) written: Written,
     pub(crate) request_msn: Msn,
     pub(crate) atomic_msn: Msn,
     pub(crate) asked: VecDeque<Asked>,
@@ -283,7 +302,6 @@ impl QueuePair {
             return;
         }
         let byte_len = match entry.operation {
-            Operation::LocalInvalidate { .. } => 0,
             Operation::Immediate { .. } => 8,
             _ => entry.len,
         };
@@ -489,6 +507,7 @@ impl Receiver {
         Self {
             send_msn: Msn::FIRST,
             send_bytes: 0,
+            written: Written::default(),
             request_msn: Msn::FIRST,
             atomic_msn: Msn::FIRST,
             asked: VecDeque::new(),

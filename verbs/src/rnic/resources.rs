@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::{
-    Access, AsyncEvent, CmEvent, CompletionRing, Cq, CqId, Domain, Limits, Notify, Object, Opcode, PdId,
-    PostError, QpAttributes, QpId, QpInfo, QpState, QueuePair, RecvRequest, Registration, ResourceError,
-    Rnic, SharedReceiveQueue, SrqAttributes, SrqId, WcStatus, WorkRequest, qp::Stage,
+    Access, AsyncEvent, CmEvent, CompletionRing, Cq, CqId, Domain, FastRegistration, KeyTable, Limits,
+    Notify, Object, Opcode, PdId, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePair, RecvRequest,
+    Registration, ResourceError, Rnic, SharedReceiveQueue, SrqAttributes, SrqId, WcStatus, WorkRequest,
+    qp::Stage,
 };
 use crate::ddp::STag;
 
@@ -39,7 +40,7 @@ impl Rnic {
     pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), ResourceError> {
         let unknown = ResourceError::Unknown(Object::ProtectionDomain);
         let domain = self.shared.domains.get(pd).ok_or(unknown)?;
-        let users = domain.regions + domain.srqs + domain.qps;
+        let users = domain.keys + domain.srqs + domain.qps;
         if users > 0 {
             return Err(ResourceError::InUse(Object::ProtectionDomain, users));
         }
@@ -49,31 +50,82 @@ impl Rnic {
     /// Registers memory. The key returned is local and remote key in one.
     pub fn register(&mut self, registration: Registration) -> Result<STag, ResourceError> {
         let pd = registration.pd;
-        let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         let wraps = registration.base.checked_add(registration.memory.len() as u64).is_none();
-        if wraps || registration.access.intersects(writes) && !registration.memory.is_writable() {
+        if wraps || registration.access.intersects(Access::WRITES) && !registration.memory.is_writable() {
             return Err(ResourceError::Memory);
         }
-        let domain =
-            self.shared.domains.get_mut(pd).ok_or(ResourceError::Unknown(Object::ProtectionDomain))?;
-        if let Some(qp) = registration.stream
-            && self.qps.get(qp).is_none_or(|qp| qp.attributes.pd != pd)
-        {
-            return Err(ResourceError::Unknown(Object::QueuePair));
+        self.check_stream(pd, registration.stream)?;
+        let limit = self.limits.max_mr;
+        self.add_key(pd, Object::Region, limit, |keys| keys.insert_region(registration))
+    }
+
+    /// Makes a region whose memory comes by work requests. It is invalid until then.
+    pub fn alloc_fast_region(&mut self, registration: FastRegistration) -> Result<STag, ResourceError> {
+        let FastRegistration { pd, max_pieces, stream } = registration;
+        attribute("max_pieces", max_pieces, self.limits.max_fast_pieces)?;
+        self.check_stream(pd, stream)?;
+        let limit = self.limits.max_mr;
+        self.add_key(pd, Object::Region, limit, |keys| keys.insert_fast_region(pd, max_pieces, stream))
+    }
+
+    /// Makes a window, which is not bound (type 2 of the verbs: work requests bind it, to one stream).
+    pub fn alloc_window(&mut self, pd: PdId) -> Result<STag, ResourceError> {
+        let limit = self.limits.max_mw;
+        self.add_key(pd, Object::Window, limit, |keys| keys.insert_window(pd))
+    }
+
+    /// The queue pair to which a region is limited is one of the same domain.
+    fn check_stream(&self, pd: PdId, stream: Option<QpId>) -> Result<(), ResourceError> {
+        match stream {
+            Some(qp) if self.qps.get(qp).is_none_or(|qp| qp.attributes.pd != pd) => {
+                Err(ResourceError::Unknown(Object::QueuePair))
+            }
+            _ => Ok(()),
         }
-        let full = ResourceError::TooMany { object: Object::Region, limit: self.limits.max_mr };
-        let key = self.shared.keys.insert(registration).ok_or(full)?;
-        domain.regions += 1;
+    }
+
+    fn add_key(
+        &mut self,
+        pd: PdId,
+        object: Object,
+        limit: u32,
+        insert: impl FnOnce(&mut KeyTable) -> Option<STag>,
+    ) -> Result<STag, ResourceError> {
+        let unknown = ResourceError::Unknown(Object::ProtectionDomain);
+        let domain = self.shared.domains.get_mut(pd).ok_or(unknown)?;
+        let key = insert(&mut self.shared.keys).ok_or(ResourceError::TooMany { object, limit })?;
+        domain.keys += 1;
         Ok(key)
     }
 
-    /// Forgets a region. From now on its key opens nothing, also to work that was posted before.
-    pub fn deregister(&mut self, key: STag) -> Result<(), ResourceError> {
-        let pd = self.shared.keys.remove(key).ok_or(ResourceError::UnknownKey(key))?;
-        if let Some(domain) = self.shared.domains.get_mut(pd) {
-            domain.regions -= 1;
+    fn key_removed(&mut self, key: STag, pd: Option<PdId>) -> Result<(), ResourceError> {
+        let domain = self.shared.domains.get_mut(pd.ok_or(ResourceError::UnknownKey(key))?);
+        if let Some(domain) = domain {
+            domain.keys -= 1;
         }
         Ok(())
+    }
+
+    /// Forgets a region, fast or not. From now on its key opens nothing, also to work that was posted
+    /// before. As long as windows are bound to it the verb refuses; see [`Self::revoke`].
+    pub fn deregister(&mut self, key: STag) -> Result<(), ResourceError> {
+        match self.shared.keys.bound_windows(key) {
+            Some(0) => self.revoke(key),
+            Some(windows) => Err(ResourceError::InUse(Object::Region, windows as usize)),
+            None => Err(ResourceError::UnknownKey(key)),
+        }
+    }
+
+    /// Forgets a region and closes the windows that are bound to it.
+    pub fn revoke(&mut self, key: STag) -> Result<(), ResourceError> {
+        let pd = self.shared.keys.remove_region(key);
+        self.key_removed(key, pd)
+    }
+
+    /// Forgets a window, bound or not.
+    pub fn dealloc_window(&mut self, key: STag) -> Result<(), ResourceError> {
+        let pd = self.shared.keys.remove_window(key);
+        self.key_removed(key, pd)
     }
 
     /// Makes a completion queue of `capacity` entries; `notify` is told when it was armed and an entry comes.
@@ -210,11 +262,12 @@ impl Rnic {
 
     /// Makes a failed or closed queue pair idle again, so that it can be connected anew.
     pub fn reset_qp(&mut self, qp: QpId) -> Result<(), ResourceError> {
-        let qp = self.qps.get_mut(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
-        match qp.state {
-            QpState::Idle if qp.stage == Stage::Unconnected => Ok(()),
-            QpState::Error if qp.conn.is_none() => {
-                qp.reset();
+        let pair = self.qps.get_mut(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
+        match pair.state {
+            QpState::Idle if pair.stage == Stage::Unconnected => Ok(()),
+            QpState::Error if pair.conn.is_none() => {
+                pair.reset();
+                self.shared.keys.close_windows_of(qp);
                 Ok(())
             }
             state => Err(ResourceError::State(state)),
@@ -236,6 +289,7 @@ impl Rnic {
     pub fn destroy_qp(&mut self, qp: QpId) -> Result<(), ResourceError> {
         let mut gone = self.qps.remove(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
         self.count_users(&gone.attributes, |n| *n -= 1);
+        self.shared.keys.close_windows_of(qp);
         if let Some(srq) = gone.attributes.srq.and_then(|srq| self.shared.srqs.get_mut(srq)) {
             srq.waiting.retain(|waiting| *waiting != qp);
         }
@@ -271,7 +325,12 @@ impl Rnic {
             return Err(PostError::NoReads);
         }
         qp.sq.post(request)?;
-        self.shared.wake(qp.conn);
+        if request.operation.is_local() {
+            qp.do_local_work(&mut self.shared);
+            self.end_overflowed();
+        } else {
+            self.shared.wake(qp.conn);
+        }
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use super::{
     attributes::PostError,
     work::{Operation, Payload, SendFlags, SgeList, WcStatus, WorkRequest},
 };
+use crate::memory::Memory;
 
 /// How far a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +32,8 @@ pub(crate) struct Entry {
     pub(crate) payload: SgeList,
     /// The payload lies in the inline arena, in this slot.
     pub(crate) inline: Option<u32>,
+    /// For a fast registration.
+    pub(crate) memory: Option<Box<[Memory]>>,
     pub(crate) len: u32,
     pub(crate) progress: Progress,
 }
@@ -81,22 +84,25 @@ impl SendQueue {
         }
         let len = self.check_payload(request)?;
         let slot = ((self.head + self.entries.len() as u64) % u64::from(self.max_wr)) as u32;
-        let (payload, inline) = match request.payload {
-            Payload::Gather(list) => (SgeList::from_slice(list), None),
+        let (mut payload, mut inline, mut memory) = (SgeList::new(), None, None);
+        match request.payload {
+            Payload::Gather(list) => payload = SgeList::from_slice(list),
+            Payload::Memory(pieces) => memory = Some(pieces.into()),
             Payload::Inline(bytes) => {
                 let at = slot as usize * self.max_inline as usize;
                 if let Some(to) = self.arena.get_mut(at..at + bytes.len()) {
                     to.copy_from_slice(bytes);
                 }
-                (SgeList::new(), Some(slot))
+                inline = Some(slot);
             }
-        };
+        }
         self.entries.push_back(Entry {
             wr_id: request.wr_id,
             operation: request.operation,
             flags: request.flags,
             payload,
             inline,
+            memory,
             len,
             progress: Progress::Posted,
         });
@@ -114,15 +120,23 @@ impl SendQueue {
                 return Err(PostError::InlineTooLong(self.max_inline));
             }
             Payload::Inline(bytes) => bytes.len() as u64,
+            Payload::Memory(_) => 0,
         };
         let len = u32::try_from(len).map_err(|_| PostError::MessageTooLong)?;
         let fits = match (request.operation, request.payload) {
-            (Operation::Send { .. } | Operation::Write { .. }, _) => true,
+            (Operation::FastRegister { .. }, payload) => matches!(payload, Payload::Memory(_)),
+            (_, Payload::Memory(_)) => false,
+            (Operation::Send { .. } | Operation::Write { .. } | Operation::WriteImmediate { .. }, _) => true,
             (Operation::Read { .. }, Payload::Gather(list)) => list.len() == 1 || len == 0 && list.is_empty(),
             (Operation::FetchAdd { .. } | Operation::CompareSwap { .. }, Payload::Gather(list)) => {
                 list.len() == 1 && len == 8
             }
-            (Operation::Immediate { .. } | Operation::LocalInvalidate { .. }, _) => len == 0,
+            (
+                Operation::Immediate { .. }
+                | Operation::LocalInvalidate { .. }
+                | Operation::BindWindow { .. },
+                _,
+            ) => len == 0,
             (_, Payload::Inline(_)) => false,
         };
         if fits { Ok(len) } else { Err(PostError::Payload) }

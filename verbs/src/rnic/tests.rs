@@ -8,6 +8,7 @@ mod operations;
 mod ordering;
 mod placement;
 mod queues;
+mod windows;
 
 use std::{
     collections::VecDeque,
@@ -68,7 +69,7 @@ struct End {
 
 impl End {
     fn new(attributes: impl FnOnce(&mut Rnic, QpAttributes) -> QpAttributes) -> Self {
-        let mut rnic = Rnic::new(Limits::default(), 7);
+        let mut rnic = Rnic::new(Limits::default(), &Secret::from_number(7));
         let pd = rnic.alloc_pd().unwrap();
         let (cq, ring) = rnic.create_cq(4096, None).unwrap();
         let attributes = attributes(&mut rnic, QpAttributes::new(pd, cq, cq));
@@ -170,6 +171,10 @@ impl End {
 
     fn async_events(&mut self) -> Vec<AsyncEvent> {
         std::iter::from_fn(|| self.rnic.next_async_event()).collect()
+    }
+
+    fn user(&self) -> User {
+        User { pd: self.pd, qp: self.qp }
     }
 
     /// The Terminate that it sends next.

@@ -54,6 +54,7 @@ impl QueuePair {
             } else {
                 match self.tx.current {
                     Some(Current::Request { .. }) => self.send_segment(shared, out),
+                    Some(Current::Immediate { position, data }) => self.send_immediate(position, data, out),
                     Some(Current::Response) => self.answer_segment(shared, out),
                     None => self.choose(shared, out),
                 }
@@ -65,7 +66,7 @@ impl QueuePair {
     }
 
     /// Whether the first request that was not begun may begin.
-    fn may_begin(&self) -> bool {
+    pub(crate) fn may_begin(&self) -> bool {
         if self.state != QpState::Rts && self.state != QpState::Closing {
             return false;
         }
@@ -105,7 +106,7 @@ impl QueuePair {
             return Step::Again;
         }
         match entry.operation {
-            Operation::Send { .. } | Operation::Write { .. } => {
+            Operation::Send { .. } | Operation::Write { .. } | Operation::WriteImmediate { .. } => {
                 self.tx.current = Some(Current::Request { position, sent: 0 });
                 Step::Again
             }
@@ -118,16 +119,10 @@ impl QueuePair {
                 let operation = AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask };
                 self.ask_atomic(position, remote, operation, out)
             }
-            Operation::LocalInvalidate { key } => {
-                let done = shared.keys.invalidate_locally(self.attributes.pd, key);
-                self.sq.next += 1;
-                match done {
-                    Ok(()) => {
-                        self.settle_entry(position, Progress::Done(WcStatus::Success));
-                        self.complete_sends(shared);
-                    }
-                    Err(_) => self.fail_request(position, WcStatus::LocalProtection, shared),
-                }
+            Operation::LocalInvalidate { .. }
+            | Operation::BindWindow { .. }
+            | Operation::FastRegister { .. } => {
+                self.do_local_work(shared);
                 Step::Again
             }
         }
@@ -139,14 +134,14 @@ impl QueuePair {
         Stretches::open(&shared.keys, self.user(), Access::LOCAL_WRITE, &entry.payload, 0, len)
     }
 
-    fn settle_entry(&mut self, position: Position, progress: Progress) {
+    pub(crate) fn settle_entry(&mut self, position: Position, progress: Progress) {
         if let Some(entry) = self.sq.get_mut(position) {
             entry.progress = progress;
         }
     }
 
     /// A request cannot be executed: it fails, and takes the stream with it (RFC 5040 section 7.1, case 1).
-    fn fail_request(&mut self, position: Position, status: WcStatus, shared: &mut Shared) {
+    pub(crate) fn fail_request(&mut self, position: Position, status: WcStatus, shared: &mut Shared) {
         self.settle_entry(position, Progress::Done(status));
         self.fail(StreamError::Rdmap(RdmapError::LocalCatastrophic), Quote::default(), shared);
     }
@@ -159,13 +154,17 @@ impl QueuePair {
             return Step::Again;
         };
         let header_bytes = match entry.operation {
-            Operation::Write { .. } => TAGGED_BYTES,
+            Operation::Write { .. } | Operation::WriteImmediate { .. } => TAGGED_BYTES,
             _ => UNTAGGED_BYTES,
         };
         let Some(n) = segment_bytes(out, header_bytes, entry.len - sent) else {
             return Step::Pulled(Pulled::Nothing);
         };
         let last = sent + n == entry.len;
+        let immediate = match entry.operation {
+            Operation::WriteImmediate { data, .. } => Some(data),
+            _ => None,
+        };
         let (user, skip) = (self.user(), u64::from(sent));
         if let Some(bytes) = self.sq.inline(entry) {
             self.put_header(entry, sent, last, out);
@@ -179,7 +178,9 @@ impl QueuePair {
             self.fail_request(position, WcStatus::LocalProtection, shared);
             return Step::Again;
         }
-        if last {
+        if let Some(data) = immediate.filter(|_| last) {
+            self.tx.current = Some(Current::Immediate { position, data });
+        } else if last {
             if header_bytes == UNTAGGED_BYTES {
                 self.tx.send_msn = self.tx.send_msn.next();
             }
@@ -195,7 +196,7 @@ impl QueuePair {
     /// Writes the DDP header of the segment that begins at byte `sent` of a Send or RDMA Write.
     fn put_header(&self, entry: &Entry, sent: u32, last: bool, out: &mut UlpduWriter<'_, '_>) {
         match entry.operation {
-            Operation::Write { remote } => {
+            Operation::Write { remote } | Operation::WriteImmediate { remote, .. } => {
                 let control = Control { message: MessageType::Write }.byte();
                 let to = remote.offset.wrapping_add(u64::from(sent));
                 out.put(&Tagged { last, control, stag: remote.key, to }.to_bytes());
@@ -213,6 +214,7 @@ impl QueuePair {
         }
     }
 
+    /// Immediate Data, of a request of its own or behind an RDMA Write.
     fn send_immediate(&mut self, position: Position, data: [u8; 8], out: &mut UlpduWriter<'_, '_>) -> Step {
         let solicited = self.sq.get(position).is_some_and(|e| e.flags.contains(SendFlags::SOLICITED));
         let header = untagged(MessageType::Immediate { solicited }, 0, Queue::Send, self.tx.send_msn);
@@ -220,6 +222,7 @@ impl QueuePair {
             return Step::Pulled(Pulled::Nothing);
         }
         self.tx.send_msn = self.tx.send_msn.next();
+        self.tx.current = None;
         self.sq.next = position + 1;
         self.settle_entry(position, Progress::Sent(out.end()));
         Step::Pulled(Pulled::Ulpdu)
@@ -344,23 +347,16 @@ impl QueuePair {
         if request.len == 0 {
             out.put(&header.to_bytes());
         } else {
-            match shared.keys.open(
-                self.user(),
-                rest.source_stag,
-                Access::REMOTE_READ,
-                rest.source_to,
-                u64::from(n),
-            ) {
-                Ok((memory, offset)) => {
-                    out.put(&header.to_bytes());
-                    let mut stretches = Stretches::one(memory, offset, n as usize);
-                    out.fill(n as usize, |_, space| stretches.read(space));
-                }
-                Err(error) => {
-                    let quote = Quote { request: Some(rest), ..seen.into() };
-                    self.fail(RdmapError::from(error).into(), quote, shared);
-                    return Step::Again;
-                }
+            let (stag, to, len) = (rest.source_stag, rest.source_to, u64::from(n));
+            let opened = shared.keys.open(self.user(), stag, Access::REMOTE_READ, to, len);
+            let written = opened.map(|mut stretches| {
+                out.put(&header.to_bytes());
+                out.fill(n as usize, |_, space| stretches.read(space));
+            });
+            if let Err(error) = written {
+                let quote = Quote { request: Some(rest), ..seen.into() };
+                self.fail(RdmapError::from(error).into(), quote, shared);
+                return Step::Again;
             }
         }
         if last {

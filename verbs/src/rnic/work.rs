@@ -3,7 +3,10 @@
 use smallvec::SmallVec;
 
 use super::{QpId, table::id};
-use crate::ddp::{STag, TaggedOffset};
+use crate::{
+    ddp::{STag, TaggedOffset},
+    memory::Memory,
+};
 
 id! {
     /// A protection domain.
@@ -30,12 +33,16 @@ bitflags::bitflags! {
         const REMOTE_READ = 4;
         /// The peer may do atomic operations on it.
         const REMOTE_ATOMIC = 8;
+        /// Windows may be bound to it.
+        const WINDOW_BIND = 16;
     }
 }
 
 impl Access {
     /// Any right of the peer's.
     pub const REMOTE: Self = Self::REMOTE_WRITE.union(Self::REMOTE_READ).union(Self::REMOTE_ATOMIC);
+    /// Any right that changes the bytes.
+    pub(crate) const WRITES: Self = Self::LOCAL_WRITE.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC);
 }
 
 /// A piece of registered memory, of a gather or scatter list.
@@ -58,18 +65,41 @@ pub struct Remote {
     pub offset: TaggedOffset,
 }
 
+/// What a window opens, and to what: a part of a region, for the peer of the queue pair that binds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Binding {
+    /// The region, which must allow it ([`Access::WINDOW_BIND`]).
+    pub region: STag,
+    /// First byte, counted as the region's registration counts.
+    pub offset: TaggedOffset,
+    /// Bytes, at least one.
+    pub len: u64,
+    /// What the peer calls the first byte: 0 for a zero-based window, or `offset`, or anything else.
+    pub base: TaggedOffset,
+    /// Remote rights only. Those that change bytes need [`Access::LOCAL_WRITE`] of the region, as with all verbs.
+    pub access: Access,
+}
+
 /// What a work request of a send queue does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// A message into the peer's next receive (RFC 5040 section 5.3).
     Send {
-        /// Revoke the peer's remote rights on this region of its own as the message is delivered.
+        /// Invalidate this key of the peer's as the message is delivered.
         invalidate: Option<STag>,
     },
     /// Bytes into the peer's memory (RFC 5040 section 5.1).
     Write {
         /// Where to.
         remote: Remote,
+    },
+    /// Bytes into the peer's memory, then Immediate Data: the peer's application learns that they are there
+    /// (RFC 7306 section 6).
+    WriteImmediate {
+        /// Where to.
+        remote: Remote,
+        /// The eight bytes for the completion of its next receive.
+        data: [u8; 8],
     },
     /// Bytes from the peer's memory into ours, which is one piece (RFC 5040 section 5.2).
     Read {
@@ -106,10 +136,28 @@ pub enum Operation {
         /// The bits of `swap` that are written.
         swap_mask: u64,
     },
-    /// Revokes the remote rights on a region of ours, in order with the other requests.
+    /// Invalidates a window, a fast region, or the remote rights on a region of ours, in order with the
+    /// other requests.
     LocalInvalidate {
-        /// The region.
+        /// Which.
         key: STag,
+    },
+    /// Opens a window that is not bound. It counts before the next request of the queue begins.
+    BindWindow {
+        /// The window: its index, and the key that it shall have from now on.
+        window: STag,
+        /// What to open.
+        binding: Binding,
+    },
+    /// Gives memory ([`Payload::Memory`]) to a fast region that is invalid. It counts before the next
+    /// request of the queue begins.
+    FastRegister {
+        /// The region: its index, and the key that it shall have from now on.
+        key: STag,
+        /// What may be done with the memory.
+        access: Access,
+        /// What the first byte's tagged offset is.
+        base: TaggedOffset,
     },
 }
 
@@ -118,13 +166,20 @@ impl Operation {
     pub const fn opcode(&self) -> Opcode {
         match self {
             Self::Send { .. } => Opcode::Send,
-            Self::Write { .. } => Opcode::RdmaWrite,
+            Self::Write { .. } | Self::WriteImmediate { .. } => Opcode::RdmaWrite,
             Self::Read { .. } => Opcode::RdmaRead,
             Self::Immediate { .. } => Opcode::Immediate,
             Self::FetchAdd { .. } => Opcode::FetchAdd,
             Self::CompareSwap { .. } => Opcode::CompareSwap,
             Self::LocalInvalidate { .. } => Opcode::LocalInvalidate,
+            Self::BindWindow { .. } => Opcode::BindWindow,
+            Self::FastRegister { .. } => Opcode::FastRegister,
         }
+    }
+
+    /// Whether it is about our own memory alone, so that nothing of it goes to the peer.
+    pub(crate) const fn is_local(&self) -> bool {
+        matches!(self, Self::LocalInvalidate { .. } | Self::BindWindow { .. } | Self::FastRegister { .. })
     }
 
     /// Whether the peer answers it, so that it counts against ORD.
@@ -147,12 +202,14 @@ bitflags::bitflags! {
 }
 
 /// The local bytes of a work request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub enum Payload<'a> {
     /// Registered memory, in this order.
     Gather(&'a [Sge]),
     /// Bytes that are copied as the request is posted.
     Inline(&'a [u8]),
+    /// Memory for a fast region, one piece behind the other.
+    Memory(&'a [Memory]),
 }
 
 impl Payload<'_> {
@@ -161,7 +218,7 @@ impl Payload<'_> {
 }
 
 /// A request for a send queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct WorkRequest<'a> {
     /// Comes back in the completion.
     pub wr_id: u64,
@@ -190,7 +247,7 @@ pub(crate) type SgeList = SmallVec<[Sge; 4]>;
 pub enum Opcode {
     /// A Send of any kind.
     Send,
-    /// An RDMA Write.
+    /// An RDMA Write, with or without Immediate Data.
     RdmaWrite,
     /// An RDMA Read.
     RdmaRead,
@@ -202,6 +259,10 @@ pub enum Opcode {
     CompareSwap,
     /// A local invalidation.
     LocalInvalidate,
+    /// The binding of a window.
+    BindWindow,
+    /// A fast registration.
+    FastRegister,
     /// A receive that a Send consumed, or that was flushed.
     Recv,
     /// A receive that Immediate Data consumed.
@@ -223,6 +284,10 @@ pub enum WcStatus {
     /// A local piece names no region of the protection domain, lies outside of it, or may not be written.
     #[error("local protection error")]
     LocalProtection,
+    /// A binding, fast registration or local invalidation that cannot be: the key is not of this kind, not
+    /// in the state for it, of another domain or queue pair, or the memory does not allow it.
+    #[error("memory management operation error")]
+    MemoryManagement,
     /// The queue pair left the ready-to-send state before this was done.
     #[error("flushed")]
     Flushed,
@@ -251,9 +316,9 @@ pub struct WorkCompletion {
     pub opcode: Opcode,
     /// The queue pair.
     pub qp: QpId,
-    /// Bytes received or read.
+    /// Bytes received or read; with Immediate Data those of the RDMA Write before it, if there was one.
     pub byte_len: u32,
-    /// Receive: the region on which the message revoked remote rights.
+    /// Receive: the key that the message invalidated.
     pub invalidated: Option<STag>,
     /// Receive: Immediate Data.
     pub immediate: Option<[u8; 8]>,

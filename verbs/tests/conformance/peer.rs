@@ -10,6 +10,7 @@ use std::{
 use xwarp_tcp::{
     link::{Link, QueueId, RxFrame},
     mpa::{AcceptParams, MpaConfig},
+    secret::Secret,
     sim::{Faults, Node, SimLink, Wire, WireConfig, run},
     stack::{ConnectParams, Stack, StackConfig},
     time::Instant,
@@ -197,14 +198,15 @@ impl World {
     /// A world without a connection.
     pub fn unconnected(attributes: impl FnOnce(&mut Engine, QpAttributes) -> QpAttributes) -> Self {
         let (wire, near, far) = Wire::new(WireConfig { faults: [faults(); 2], ..WireConfig::default() });
-        let mut engine = Engine::new(EngineConfig { seed: 11, ..EngineConfig::default() });
+        let mut engine =
+            Engine::new(EngineConfig { secret: Secret::from_number(11), ..EngineConfig::default() });
         let pd = engine.alloc_pd().unwrap();
         let (cq, ring) = engine.create_cq(1024, None).unwrap();
         let attributes = attributes(&mut engine, QpAttributes::new(pd, cq, cq));
         let qp = engine.create_qp(attributes).unwrap();
         let card = Card { engine, link: near, accepting: VecDeque::new(), cm: Vec::new() };
         let peer = Peer {
-            stack: Stack::new(StackConfig { seed: 12, ..StackConfig::default() }),
+            stack: Stack::new(StackConfig { secret: Secret::from_number(12), ..StackConfig::default() }),
             script: Script::default(),
             link: far,
             accept: AcceptParams { ird: DEPTH, ord: DEPTH, ..AcceptParams::default() },

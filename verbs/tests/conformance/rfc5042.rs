@@ -2,9 +2,10 @@
 
 use std::collections::HashSet;
 
-use xwarp_tcp::mpa::MpaConfig;
+use xwarp_tcp::{mpa::MpaConfig, secret::Secret};
 use xwarp_verbs::{
-    Access, AsyncEvent, Limits, Memory, Pages, QpState, STag, WcStatus,
+    Access, AsyncEvent, Binding, Limits, Memory, Operation, Pages, QpFault, QpState, STag, WcStatus,
+    ddp::DdpError,
     engine::{Engine, EngineConfig},
     rnic::{QpAttributes, Registration, SrqAttributes},
 };
@@ -12,7 +13,8 @@ use xwarp_verbs::{
 use crate::peer::*;
 
 fn tags(seed: u64, count: usize) -> Vec<u32> {
-    let mut engine = Engine::new(EngineConfig { seed, ..EngineConfig::default() });
+    let mut engine =
+        Engine::new(EngineConfig { secret: Secret::from_number(seed), ..EngineConfig::default() });
     let pd = engine.alloc_pd().unwrap();
     let memory = Memory::anonymous(64, Pages::Normal).unwrap();
     (0..count)
@@ -87,6 +89,33 @@ fn rfc5042_s6_4_5_a_tag_that_streams_share_is_not_the_peers_to_invalidate() {
     world.receive(1, &[]);
     world.say([untagged_word(0x44, key.value(), 0, 1, 0, true, b"")]);
     assert_eq!(world.terminate().numbers(), (0, 1, 9));
+}
+
+/// A window is bound for one stream: no other reaches it, whatever else they share, and it is its own peer's to
+/// invalidate.
+#[test]
+fn rfc5042_s6_4_5_a_window_is_one_streams_alone() {
+    let mut world = World::new();
+    let attributes = QpAttributes::new(world.pd, world.cq, world.cq);
+    let other = world.card.engine.create_qp(attributes).unwrap();
+    let second = world.connect(other, MpaConfig::default());
+    let (region, memory) = world.region(64, 7, Access::LOCAL_WRITE | Access::WINDOW_BIND);
+    let window = world.card.engine.alloc_window(world.pd).unwrap().next();
+    let binding = Binding { region, offset: 8, len: 8, base: 0, access: Access::REMOTE_WRITE };
+    world.post(1, Operation::BindWindow { window, binding }, &[]);
+    world.say([write(window, 0, b"ours")]);
+    assert_eq!(bytes(&memory)[7..13], *b"\x07ours\x07");
+    world.say_on(second, [write(window, 0, b"none")]);
+    assert_eq!(bytes(&memory)[8..12], *b"ours");
+    assert_eq!(world.card.engine.query_qp(other).unwrap().state, QpState::Terminate);
+    let fault = QpFault::Local(DdpError::StagNotAssociated.into());
+    assert!(world.asyncs().contains(&AsyncEvent::QpFatal { qp: other, fault }));
+    world.receive(2, &[]);
+    world.say([untagged_word(0x44, window.value(), 0, 1, 0, true, b"")]);
+    assert_eq!(world.outcomes(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    world.say([write(window, 0, b"late")]);
+    assert_eq!(world.terminate().numbers(), (1, 1, 0));
+    assert_eq!(bytes(&memory)[8..12], *b"ours");
 }
 
 #[test]

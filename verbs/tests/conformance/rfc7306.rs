@@ -1,6 +1,6 @@
 //! RFC 7306: atomic operations and Immediate Data.
 
-use xwarp_verbs::{Access, Operation, Payload, QpState, STag, SendFlags, WcStatus};
+use xwarp_verbs::{Access, Operation, Payload, QpState, Remote, STag, SendFlags, Sge, WcStatus};
 
 use crate::peer::*;
 
@@ -178,4 +178,24 @@ fn rfc7306_s4_1_version_and_queue_are_checked() {
         world.say([segment]);
         assert_eq!(world.terminate().numbers(), numbers);
     }
+}
+
+#[test]
+fn rfc7306_s6_a_write_with_immediate_goes_out_as_the_two_messages() {
+    let mut world = World::new();
+    let (key, _) = world.region(3000, 5, ALL);
+    let remote = Remote { key: STag::new(0x1234_5678), offset: 9 };
+    let operation = Operation::WriteImmediate { remote, data: *b"8 octets" };
+    let pieces = [Sge { key, offset: 0, len: 3000 }];
+    let flags = SendFlags::SIGNALED | SendFlags::SOLICITED;
+    world.post_flags(1, operation, Payload::Gather(&pieces), flags);
+    world.run();
+    let heard = world.heard();
+    let (immediate, writes) = heard.split_last().unwrap();
+    assert_eq!(*immediate, untagged(0x49, 0, 1, 0, true, b"8 octets"));
+    assert!(writes.iter().all(|segment| segment[1] == 0x40 && segment[2..6] == [0x12, 0x34, 0x56, 0x78]));
+    let last: Vec<bool> = writes.iter().map(|segment| segment[0] & 0x40 != 0).collect();
+    assert!(last.iter().rev().skip(1).all(|last| !last) && last.ends_with(&[true]));
+    assert_eq!(writes.iter().map(|segment| segment.len() - 14).sum::<usize>(), 3000);
+    assert_eq!(world.outcomes(), [(1, SUCCESS)]);
 }

@@ -269,7 +269,7 @@ fn rfc5040_s5_3_a_tag_that_is_not_the_peers_is_not_invalidated() {
         match case {
             0 => stag = STag::new(1),
             1 => drop(pair.b.rnic.create_qp(QpAttributes::new(pair.b.pd, pair.b.cq, pair.b.cq)).unwrap()),
-            2 => pair.b.rnic.shared.keys.invalidate_locally(pair.b.pd, key).unwrap(),
+            2 => pair.b.rnic.shared.keys.invalidate_locally(pair.b.user(), key).unwrap(),
             _ => {
                 let own = std::mem::replace(&mut pair.b.pd, pair.b.rnic.alloc_pd().unwrap());
                 stag = pair.b.region(8, 0, ALL).0;

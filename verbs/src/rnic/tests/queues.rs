@@ -154,7 +154,7 @@ fn a_shared_queue_tells_its_limit_once_and_a_failed_pair_its_last_receive() {
 
 #[test]
 fn objects_are_kept_while_others_use_them() {
-    let mut rnic = Rnic::new(Limits { max_qp: 1, max_mr: 1, ..Limits::default() }, 1);
+    let mut rnic = Rnic::new(Limits { max_qp: 1, max_mr: 1, ..Limits::default() }, &Secret::from_number(1));
     let pd = rnic.alloc_pd().unwrap();
     let (cq, _) = rnic.create_cq(8, None).unwrap();
     let srq = rnic.create_srq(&SrqAttributes { pd, max_wr: 1, max_sge: 1, limit: 0 }).unwrap();

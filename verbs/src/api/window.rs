@@ -1,0 +1,191 @@
+//! Keys that work requests open and close: memory windows and fast regions.
+//!
+//! Both are made once, and opened again and again under a new key by a request of a send queue, which costs
+//! no call of the connection's setup and is in order with the other requests: what is posted behind it may
+//! advertise the key. A key that was invalidated, here or by the peer's Send with Invalidate, opens nothing,
+//! and the next opening takes another one.
+//!
+//! ```
+//! # use xwarp_verbs::{Access, MemoryRegion, PostError, QueuePair, Remote, ResourceError, STag, WorkRequest};
+//! # fn lend(qp: &QueuePair, region: &MemoryRegion, window: &xwarp_verbs::MemoryWindow) -> Result<(), PostError> {
+//! let key = window.next_key();
+//! let binding = region.binding(4096, 512, Access::REMOTE_READ);
+//! qp.post_send(&WorkRequest::bind_window(1, key, binding))?;
+//! let advertised = Remote { key, offset: binding.base }.to_bytes();
+//! // ... send `advertised`; when the peer has read, and does not invalidate the key itself:
+//! qp.post_send(&WorkRequest::local_invalidate(2, key).signaled())?;
+//! # let _ = advertised;
+//! # Ok(())
+//! # }
+//! ```
+
+use std::{
+    fmt,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use super::protection::{MemoryRegion, ProtectionDomain};
+use crate::{
+    ddp::STag,
+    rnic::{Access, Binding, FastRegistration, QpId, ResourceError},
+};
+
+/// The key of something that is opened again and again.
+struct StepKey(AtomicU32);
+
+impl StepKey {
+    fn new(key: STag) -> Self {
+        Self(AtomicU32::new(key.value()))
+    }
+
+    fn current(&self) -> STag {
+        STag::new(self.0.load(Ordering::Relaxed))
+    }
+
+    fn next(&self) -> STag {
+        let step = |value| Some(STag::new(value).next().value());
+        let (Ok(before) | Err(before)) = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step);
+        STag::new(before).next()
+    }
+}
+
+/// A memory window (type 2 of the verbs): a key that opens a part of a region to the peer of one queue pair,
+/// from the request that binds it to its invalidation. Dropping it closes it at once.
+pub struct MemoryWindow {
+    pd: ProtectionDomain,
+    key: StepKey,
+}
+
+impl fmt::Debug for MemoryWindow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("MemoryWindow").field(&self.key.current()).finish()
+    }
+}
+
+impl Drop for MemoryWindow {
+    fn drop(&mut self) {
+        let key = self.key.current();
+        let freed = self.pd.device().shared().with(|state, _| state.engine.dealloc_window(key));
+        super::device::destroyed(freed, "only its owner frees a window");
+    }
+}
+
+impl MemoryWindow {
+    /// The key that was taken last.
+    pub fn key(&self) -> STag {
+        self.key.current()
+    }
+
+    /// The key for the next binding. It has 256 values and then comes again.
+    pub fn next_key(&self) -> STag {
+        self.key.next()
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+}
+
+/// How to make a fast region.
+#[derive(Debug, Clone, Copy)]
+pub struct FastRegionOptions {
+    /// Pieces of memory that one registration may have.
+    pub max_pieces: u32,
+    /// Only the peer of this queue pair may use the region (RFC 5041 section 8.2), and may invalidate it
+    /// although the domain has other queue pairs.
+    pub only_for: Option<QpId>,
+}
+
+impl Default for FastRegionOptions {
+    fn default() -> Self {
+        Self { max_pieces: 16, only_for: None }
+    }
+}
+
+/// A region without memory, which a work request ([`WorkRequest::fast_register`]) gives some to, until it is
+/// invalidated. Dropping it takes the memory away at once.
+///
+/// [`WorkRequest::fast_register`]: crate::WorkRequest::fast_register
+pub struct FastRegion {
+    pd: ProtectionDomain,
+    key: StepKey,
+}
+
+impl fmt::Debug for FastRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("FastRegion").field(&self.key.current()).finish()
+    }
+}
+
+impl Drop for FastRegion {
+    fn drop(&mut self) {
+        let key = self.key.current();
+        let freed = self.pd.device().shared().with(|state, _| state.engine.revoke(key));
+        super::device::destroyed(freed, "only its owner frees a fast region");
+    }
+}
+
+impl FastRegion {
+    /// The key that was taken last.
+    pub fn key(&self) -> STag {
+        self.key.current()
+    }
+
+    /// The key for the next registration. It has 256 values and then comes again.
+    pub fn next_key(&self) -> STag {
+        self.key.next()
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+}
+
+impl ProtectionDomain {
+    /// A window, which is not bound.
+    pub fn alloc_window(&self) -> Result<MemoryWindow, ResourceError> {
+        let key = self.device().shared().with(|state, _| state.engine.alloc_window(self.0.id))?;
+        Ok(MemoryWindow { pd: self.clone(), key: StepKey::new(key) })
+    }
+
+    /// A region for registrations by work requests, which is invalid until the first.
+    pub fn alloc_fast_region(&self, options: FastRegionOptions) -> Result<FastRegion, ResourceError> {
+        let FastRegionOptions { max_pieces, only_for } = options;
+        let registration = FastRegistration { pd: self.0.id, max_pieces, stream: only_for };
+        let key = self.device().shared().with(|state, _| state.engine.alloc_fast_region(registration))?;
+        Ok(FastRegion { pd: self.clone(), key: StepKey::new(key) })
+    }
+}
+
+impl MemoryRegion {
+    /// What a window opens that shows `len` bytes from `offset` on, under the offsets that they have in the
+    /// region. The region must have been registered with [`Access::WINDOW_BIND`].
+    pub fn binding(&self, offset: usize, len: usize, access: Access) -> Binding {
+        let offset = self.remote(offset).offset;
+        Binding { region: self.key(), offset, len: len as u64, base: offset, access }
+    }
+}
+
+impl Binding {
+    /// The same bytes, the first of which the peer calls 0: it learns nothing of where they lie.
+    #[must_use]
+    pub fn zero_based(self) -> Self {
+        Self { base: 0, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_steps_its_last_byte_alone() {
+        let key = StepKey::new(STag::new(0x0102_03fe));
+        assert_eq!(
+            [key.next(), key.next(), key.current()].map(STag::value),
+            [0x0102_03ff, 0x0102_0300, 0x0102_0300]
+        );
+    }
+}

@@ -1,0 +1,50 @@
+//! Work requests about our own memory alone: windows, fast registration, local invalidation. They need no
+//! room on the wire, so they are done as soon as it is their turn in the send queue.
+
+use super::{
+    Shared,
+    qp::QueuePair,
+    send_queue::{Position, Progress},
+    work::{Operation, WcStatus},
+};
+
+impl QueuePair {
+    /// Does the requests of this kind that are next in the send queue. What they change counts for all
+    /// requests behind them; those before them have read their memory, but for Reads and atomics, whose
+    /// answers a fence waits for.
+    pub(crate) fn do_local_work(&mut self, shared: &mut Shared) {
+        while self.may_begin() {
+            let position = self.sq.next;
+            let Some(operation) = self.sq.get(position).map(|entry| entry.operation) else { return };
+            if !operation.is_local() {
+                return;
+            }
+            self.sq.next += 1;
+            if let Err(error) = self.manage(position, operation, shared) {
+                tracing::warn!(qp = self.id.number(), ?operation, %error, "a request on memory is refused");
+                self.fail_request(position, WcStatus::MemoryManagement, shared);
+            } else {
+                self.settle_entry(position, Progress::Done(WcStatus::Success));
+                self.complete_sends(shared);
+            }
+        }
+    }
+
+    fn manage(
+        &mut self,
+        position: Position,
+        operation: Operation,
+        shared: &mut Shared,
+    ) -> Result<(), super::keys::ManagementError> {
+        let user = self.user();
+        match operation {
+            Operation::LocalInvalidate { key } => shared.keys.invalidate_locally(user, key),
+            Operation::BindWindow { window, binding } => shared.keys.bind(user, window, &binding),
+            Operation::FastRegister { key, access, base } => {
+                let memory = self.sq.get_mut(position).and_then(|entry| entry.memory.take());
+                shared.keys.register_fast(user, key, memory.into_iter().flatten(), access, base)
+            }
+            _ => Ok(()),
+        }
+    }
+}
