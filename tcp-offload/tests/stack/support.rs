@@ -8,6 +8,7 @@ use std::{
 use xwarp_tcp::{
     link::{Link, QueueId, RxFrame},
     mpa::{AcceptParams, MpaConfig},
+    secret::Secret,
     seq::StreamOffset,
     sim::{Faults, Node, Outcome, PathMtu, SimLink, Wire, WireConfig, run},
     stack::{ConnectParams, Stack, StackConfig},
@@ -147,7 +148,7 @@ impl Lab {
         let config =
             WireConfig { tx_frames: 4096, rx_frames: 4096, faults: [faults; 2], ..Default::default() };
         let (wire, client, server) = Wire::new(config);
-        let stack = |seed| StackConfig { seed, tcp, ..Default::default() };
+        let stack = |seed| StackConfig { secret: Secret::from_number(seed), tcp, ..Default::default() };
         let (client, mut server) = (End::new(client, stack(1)), End::new(server, stack(2)));
         server.stack.listen(&mut server.link, None, PORT, backlog, 1500, MpaConfig::default()).unwrap();
         Self { wire, now: Instant::ZERO, client, server, next_port: 10_000, next_host: 1 }
