@@ -1,0 +1,363 @@
+//! The engine under test with everything that an application would have made, and what must hold of it at the end.
+
+use std::{collections::HashMap, net::SocketAddr, sync::Arc};
+
+use xwarp_tcp::{
+    link::{Link, QueueId},
+    mpa::{AcceptParams, Markers, MpaConfig},
+    secret::Secret,
+    time::{Duration, Instant},
+    wire::{Flow, Mac, Path, VlanTags},
+};
+use xwarp_verbs::{
+    Access, Operation, Payload, QpId, RecvRequest, Remote, STag, SendFlags, Sge, SrqId, WcStatus,
+    WorkRequest,
+    engine::{ConnectParams, Engine, EngineConfig},
+    rnic::{CmEvent, CompletionRing, Limits, NoReceive, QpAttributes, Registration, SrqAttributes},
+};
+
+use super::peer::{CARD, PEER};
+use crate::{canary::Guarded, input::Input, link::FuzzLink};
+
+/// Bytes of every region.
+const REGION: usize = 8192;
+/// The bytes of the sink that receives and reads are for; what lies around them must never change.
+const SINK: std::ops::Range<usize> = 1024..7168;
+const SINK_FILL: u8 = 0x11;
+const OPEN_FILL: u8 = 0x22;
+const READABLE_FILL: u8 = 0x33;
+/// Requests of one queue at most.
+const DEPTH: u32 = 16;
+/// Queue pairs.
+const QPS: usize = 3;
+/// Turns that the end may take: each runs timers or sends.
+const MOST_TURNS: usize = 2_000;
+
+/// Regions by what the peer may do with them.
+#[derive(Debug)]
+struct Regions {
+    sink: Guarded,
+    /// All rights.
+    open: Guarded,
+    readable: Guarded,
+    /// No rights; another protection domain; another queue pair; deregistered.
+    closed: [Guarded; 4],
+    /// In the same order.
+    keys: Vec<STag>,
+}
+
+/// The engine and what is around it.
+#[derive(Debug)]
+pub struct Card {
+    engine: Engine,
+    /// Its link.
+    pub link: FuzzLink,
+    /// Virtual time.
+    pub now: Instant,
+    regions: Regions,
+    ring: Arc<CompletionRing>,
+    qps: Vec<QpId>,
+    srq: SrqId,
+    /// Requests that have not completed, by their number.
+    outstanding: HashMap<u64, QpId>,
+    next_id: u64,
+    refuses: bool,
+    reached: Reached,
+}
+
+/// How far an input came: a target that nothing passes finds nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Reached {
+    /// Requests that completed with success.
+    pub successes: usize,
+    /// Bytes of regions that have changed.
+    pub bytes: usize,
+}
+
+/// How the engine is set up, by the first byte of an input.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings(pub u8);
+
+impl Settings {
+    fn markers(self) -> Markers {
+        [Markers::Prefer, Markers::Off, Markers::Require, Markers::Prefer][usize::from(self.0 & 3)]
+    }
+    fn crc(self) -> bool {
+        self.0 & 4 == 0
+    }
+    /// The engine connects instead of listening.
+    pub fn initiator(self) -> bool {
+        self.0 & 8 != 0
+    }
+    fn little_hold(self) -> bool {
+        self.0 & 16 != 0
+    }
+    fn chunk(self) -> usize {
+        if self.0 & 32 != 0 { 512 } else { usize::MAX }
+    }
+    /// The peer uses timestamps.
+    pub fn timestamps(self) -> bool {
+        self.0 & 64 != 0
+    }
+    fn refuses(self) -> bool {
+        self.0 & 128 != 0
+    }
+}
+
+impl Card {
+    /// A card that listens, or can connect.
+    pub fn new(settings: Settings) -> Self {
+        let mpa = MpaConfig {
+            markers: settings.markers(),
+            crc: settings.crc(),
+            hold_bytes: if settings.little_hold() { 2048 } else { 1 << 17 },
+            ..MpaConfig::default()
+        };
+        let limits = Limits { max_cqe: 4096, max_mr: 64, max_qp: 8, ..Limits::default() };
+        let mut engine = Engine::new(EngineConfig {
+            secret: Secret::from_number(7),
+            mpa,
+            limits,
+            most_connections: 16,
+            ..EngineConfig::default()
+        });
+        let pd = engine.alloc_pd().expect("a domain");
+        let foreign = engine.alloc_pd().expect("another domain");
+        let (cq, ring) = engine.create_cq(512, None).expect("a completion queue");
+        let srq = SrqAttributes { pd, max_wr: DEPTH, max_sge: 4, limit: 0 };
+        let srq = engine.create_srq(&srq).expect("a shared receive queue");
+        let attributes =
+            QpAttributes { max_send_wr: DEPTH, max_recv_wr: DEPTH, ..QpAttributes::new(pd, cq, cq) };
+        let kinds = [
+            attributes.clone(),
+            QpAttributes { no_receive: NoReceive::Terminate, ..attributes.clone() },
+            QpAttributes { srq: Some(srq), ..attributes.clone() },
+        ];
+        let qps: Vec<QpId> = kinds.map(|a| engine.create_qp(a).expect("a queue pair")).to_vec();
+        let mut keys = Vec::new();
+        let mut make = |fill, pd, access, stream| {
+            let guarded = Guarded::new(REGION, fill);
+            let memory = guarded.region().clone();
+            let registration = Registration { pd, memory, access, base: 0, stream };
+            keys.push(engine.register(registration).expect("a region"));
+            guarded
+        };
+        let sink = make(Some(SINK_FILL), pd, Access::LOCAL_WRITE, None);
+        let open = make(Some(OPEN_FILL), pd, Access::all(), None);
+        let readable = make(Some(READABLE_FILL), pd, Access::REMOTE_READ, None);
+        let no_rights = make(None, pd, Access::empty(), None);
+        let other_domain = make(None, foreign, Access::all(), None);
+        let other_stream = make(None, pd, Access::all(), Some(qps[QPS - 1]));
+        let gone = make(None, pd, Access::all(), None);
+        engine.deregister(*keys.last().expect("seven keys")).expect("it was registered");
+        let closed = [no_rights, other_domain, other_stream, gone];
+        let regions = Regions { sink, open, readable, closed, keys };
+        let mut link = FuzzLink::new(settings.chunk());
+        if !settings.initiator() {
+            engine.listen(&mut link, None, CARD.1, 4, 1500, None).expect("a listener");
+        }
+        Self {
+            engine,
+            link,
+            now: Instant::from_nanos(1_000_000_000),
+            regions,
+            ring,
+            qps,
+            srq,
+            outstanding: HashMap::new(),
+            next_id: 0,
+            refuses: settings.refuses(),
+            reached: Reached::default(),
+        }
+    }
+
+    /// The key of a region, by its number.
+    pub fn key(&self, number: u32) -> Option<STag> {
+        self.regions.keys.get(number as usize).copied()
+    }
+
+    /// The engine connects a queue pair to this port of the peer.
+    pub fn connect(&mut self, port: u16) {
+        let path = Path {
+            flow: Flow { local: SocketAddr::from(CARD), remote: SocketAddr::from((PEER, port)) },
+            source_mac: Mac([2, 0, 0, 0, 0, 1]),
+            next_hop_mac: Mac([2, 0, 0, 0, 0, 2]),
+            vlan: VlanTags::default(),
+            mtu: 1500,
+            queue: QueueId(0),
+        };
+        for qp in self.qps.clone() {
+            let params =
+                ConnectParams { ird: 2, ord: 2, private_data: b"hello".to_vec(), ..ConnectParams::default() };
+            if self.engine.connect(self.now, &mut self.link, qp, path, params).is_ok() {
+                break;
+            }
+        }
+    }
+
+    /// One turn: what came in, timers that are due, the answers of the application, what is to be sent.
+    pub fn turn(&mut self) {
+        let mut batch = Vec::new();
+        let received = self.link.receive(&mut batch, 64);
+        for frame in batch {
+            self.engine.receive(self.now, &mut self.link, frame);
+        }
+        if self.engine.next_deadline().is_some_and(|at| at <= self.now) {
+            self.engine.on_timer(self.now, &mut self.link);
+        }
+        self.answer();
+        if received == 0 {
+            self.engine.idle(self.now, &mut self.link);
+        }
+        self.engine.transmit(self.now, &mut self.link);
+        self.reap();
+    }
+
+    /// Time passes, as long as `duration`, and timers run.
+    pub fn wait(&mut self, duration: Duration) {
+        let end = self.now + duration;
+        for _ in 0..MOST_TURNS {
+            match self.engine.next_deadline() {
+                Some(at) if at <= end => self.now = self.now.max(at),
+                _ => break,
+            }
+            self.turn();
+        }
+        self.now = end;
+        self.turn();
+    }
+
+    /// The application answers requests for connections.
+    fn answer(&mut self) {
+        while let Some(event) = self.engine.next_cm_event() {
+            let CmEvent::ConnectRequest { request, .. } = event else { continue };
+            let params = AcceptParams { ird: 2, ord: 2, private_data: Vec::new() };
+            let taken = !self.refuses
+                && self.qps.clone().into_iter().any(|qp| {
+                    let _ = self.engine.reset_qp(qp);
+                    self.engine.accept(self.now, request, qp, params.clone()).is_ok()
+                });
+            if !taken {
+                // It may be gone already.
+                let _ = self.engine.reject(self.now, request, b"no");
+            }
+        }
+        while self.engine.next_async_event().is_some() {}
+    }
+
+    /// Takes completions: each of a request that is outstanding.
+    fn reap(&mut self) {
+        while let Some(completion) = self.ring.pop() {
+            let known = self.outstanding.remove(&completion.wr_id);
+            assert!(known.is_some(), "{completion:?}: it completed before, or was never posted");
+            self.reached.successes += usize::from(completion.status == WcStatus::Success);
+        }
+    }
+
+    fn id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    /// Something that an application may do.
+    pub fn verb(&mut self, input: &mut Input<'_>) {
+        let (what, number) = (input.u8(), input.u8());
+        let qp = self.qps[usize::from(number) % QPS];
+        match what % 12 {
+            0 | 1 => self.post_recv(qp, input),
+            2..=6 => self.post_send(qp, what % 12, input),
+            7 => drop(self.engine.disconnect(qp)),
+            8 => drop(self.engine.abort(qp)),
+            9 => drop(self.engine.reset_qp(qp)),
+            10 => drop(self.engine.deregister(self.regions.keys[usize::from(input.u8()) % 3])),
+            _ => self.engine.mtu_changed(self.now, input.u16().max(68)),
+        }
+    }
+
+    /// A piece of the sink.
+    fn piece(&self, input: &mut Input<'_>) -> Sge {
+        let (offset, len) = (usize::from(input.u16()), usize::from(input.u16()));
+        let offset = SINK.start + offset % SINK.len();
+        let len = len.min(SINK.end - offset) as u32;
+        Sge { key: self.regions.keys[0], offset: offset as u64, len }
+    }
+
+    fn post_recv(&mut self, qp: QpId, input: &mut Input<'_>) {
+        let count = usize::from(input.u8() % 4);
+        let scatter: Vec<Sge> = (0..count).map(|_| self.piece(input)).collect();
+        let wr_id = self.id();
+        let request = RecvRequest { wr_id, scatter: &scatter };
+        let shared = self.engine.query_qp(qp).is_ok_and(|info| info.attributes.srq.is_some());
+        let posted = if shared {
+            self.engine.post_srq_recv(self.srq, &request)
+        } else {
+            self.engine.post_recv(qp, &request)
+        };
+        if posted.is_ok() {
+            self.outstanding.insert(wr_id, qp);
+        }
+    }
+
+    fn post_send(&mut self, qp: QpId, what: u8, input: &mut Input<'_>) {
+        let remote = Remote { key: STag::new(input.u32()), offset: input.u64() };
+        let flags = SendFlags::SIGNALED | SendFlags::from_bits_truncate(input.u8());
+        let wr_id = self.id();
+        let piece = [self.piece(input)];
+        let word = [Sge { len: 8, offset: piece[0].offset.min(SINK.end as u64 - 8) & !7, ..piece[0] }];
+        let (operation, payload) = match what {
+            2 => (Operation::Send { invalidate: None }, Payload::Gather(&piece)),
+            3 => (Operation::Write { remote }, Payload::Gather(&piece)),
+            4 => (Operation::Read { remote, invalidate: false }, Payload::Gather(&piece)),
+            5 => (Operation::FetchAdd { remote, add: 1, mask: 0 }, Payload::Gather(&word)),
+            _ => (Operation::Immediate { data: *b"whatever" }, Payload::EMPTY),
+        };
+        let request = WorkRequest { wr_id, operation, payload, flags };
+        if self.engine.post_send(qp, &request).is_ok() {
+            self.outstanding.insert(wr_id, qp);
+        }
+    }
+
+    /// The end: everything is closed, and nothing is left of it.
+    pub fn over(mut self) -> Reached {
+        for qp in self.qps.clone() {
+            let _ = self.engine.disconnect(qp);
+        }
+        self.wait(Duration::from_secs(1));
+        for qp in self.qps.clone() {
+            let _ = self.engine.abort(qp);
+        }
+        self.turn();
+        let mut turns = 0;
+        while self.engine.stack().connections() > 0 {
+            let deadline = self.engine.next_deadline().expect("a connection that lasts has a timer");
+            self.now = self.now.max(deadline);
+            self.turn();
+            self.link.sent.clear();
+            turns += 1;
+            assert!(turns < MOST_TURNS, "connections do not end: {:?}", self.engine);
+        }
+        self.engine.transmit(self.now, &mut self.link);
+        self.reap();
+        assert_eq!((self.link.lent(), self.link.retained()), (0, 0), "frames leaked");
+        let shared = self.qps[QPS - 1];
+        let left: Vec<_> = self.outstanding.values().filter(|qp| **qp != shared).collect();
+        assert_eq!(left.len(), 0, "requests never completed");
+        let bytes = self.check_memory();
+        Reached { bytes, ..self.reached }
+    }
+
+    /// What the peer may not write has not changed. Returns how many bytes have of what it may write.
+    fn check_memory(&self) -> usize {
+        let Regions { sink, open, readable, closed, .. } = &self.regions;
+        for guarded in [sink, open, readable].into_iter().chain(closed) {
+            guarded.check();
+        }
+        let sunk = sink.bytes();
+        assert!(sunk[..SINK.start] == [SINK_FILL; SINK.start], "written before a receive");
+        assert!(sunk[SINK.end..] == [SINK_FILL; REGION - SINK.end], "written behind a receive");
+        assert!(readable.bytes() == [READABLE_FILL; REGION], "written without the right");
+        assert!(closed.iter().all(Guarded::is_secret), "written without any right");
+        let changed = |guarded: &Guarded, fill| guarded.bytes().iter().filter(|byte| **byte != fill).count();
+        changed(sink, SINK_FILL) + changed(open, OPEN_FILL)
+    }
+}

@@ -1,0 +1,326 @@
+//! Target: a whole engine, with hostile peers on the wire.
+//!
+//! An input is: settings, then records until nothing is left. A record is what happens next: a segment, an FPDU with
+//! everything around it made good, a raw frame, time that passes, or a verb of the application's.
+
+mod card;
+mod peer;
+
+use xwarp_tcp::time::Duration;
+
+use self::{
+    card::{Card, Reached, Settings},
+    peer::{ACK, FIN, Peer, RST, SYN, inspect},
+};
+use crate::{input::Input, wire::mend};
+
+/// Records that one input can have.
+const MOST_RECORDS: usize = 400;
+/// Connections, by the peer's port.
+const PORTS: std::ops::Range<u16> = 40_000..40_004;
+/// Heap that a run may use: an input has a few kilobytes, an engine keeps what the window and MPA's limits allow.
+const MOST_HEAP: u64 = 24 << 20;
+
+/// What a ULPDU record does besides sending its FPDU.
+const TRANSLATE: u8 = 1;
+const HOLD_BACK: u8 = 2;
+const TWICE: u8 = 4;
+const BAD_CRC: u8 = 8;
+const SPLIT: u8 = 16;
+
+/// The target.
+pub fn target(data: &[u8]) {
+    let used = allocation_counter::measure(|| {
+        World::run(Input::new(data));
+    });
+    assert!(used.bytes_max < MOST_HEAP, "{} bytes of heap", used.bytes_max);
+}
+
+/// The card, its peers, and what is under way to the card.
+struct World {
+    settings: Settings,
+    card: Card,
+    peers: Vec<Peer>,
+    current: usize,
+    held: Vec<Vec<u8>>,
+    /// Nothing is acknowledged.
+    mute: bool,
+}
+
+impl World {
+    fn run(mut input: Input<'_>) -> Reached {
+        let settings = Settings(input.u8());
+        let mut world = Self {
+            settings,
+            card: Card::new(settings),
+            peers: PORTS.map(|port| Peer::new(port, settings.timestamps())).collect(),
+            current: 0,
+            held: Vec::new(),
+            mute: false,
+        };
+        world.open();
+        for _ in 0..MOST_RECORDS {
+            if input.is_empty() {
+                break;
+            }
+            world.record(&mut input);
+        }
+        world.card.over()
+    }
+
+    fn peer(&mut self) -> &mut Peer {
+        &mut self.peers[self.current]
+    }
+
+    /// TCP's handshake of the current peer.
+    fn open(&mut self) {
+        if self.settings.initiator() {
+            let port = self.peer().port();
+            self.card.connect(port);
+            self.settle();
+        }
+        let syn = self.peer().syn();
+        self.arrive(&syn);
+        self.say(ACK, 0, 0, 0xffff);
+    }
+
+    fn record(&mut self, input: &mut Input<'_>) {
+        match input.u8() % 12 {
+            0 => self.start_up(input),
+            1 | 2 => self.ulpdu(input),
+            3 => {
+                let (delta, bytes) = (input.u16().cast_signed(), input.chunk());
+                self.bytes(delta.into(), bytes);
+            }
+            4 => {
+                let (flags, seq, ack) = (input.u8(), input.u16().cast_signed(), input.u16().cast_signed());
+                let window = input.u16();
+                self.say(flags & (FIN | SYN | RST | ACK | 8), seq.into(), ack.into(), window);
+            }
+            5 => {
+                let patch = input.u8();
+                let frame = input.chunk().to_vec();
+                self.raw(patch, frame);
+            }
+            6 => {
+                let ms = u64::from(input.u16());
+                for peer in &mut self.peers {
+                    peer.clock = peer.clock.wrapping_add(ms as u32);
+                }
+                self.card.wait(Duration::from_millis(ms));
+                self.settle();
+            }
+            7 => {
+                let backwards = input.u8() & 1 != 0;
+                let mut held = std::mem::take(&mut self.held);
+                if backwards {
+                    held.reverse();
+                }
+                for frame in held {
+                    self.arrive(&frame);
+                }
+            }
+            8 | 9 => {
+                self.card.verb(input);
+                self.card.turn();
+                self.settle();
+            }
+            10 => {
+                self.current = usize::from(input.u8()) % self.peers.len();
+                if !self.peer().met() {
+                    self.open();
+                }
+            }
+            _ => {
+                let (what, mtu) = (input.u8(), input.u16());
+                self.mute = what & 128 != 0;
+                let frame = self.peer().icmp(what & 15, mtu);
+                self.arrive(&frame);
+            }
+        }
+    }
+
+    /// A start-up frame with these flags, this revision and this private data.
+    fn start_up(&mut self, input: &mut Input<'_>) {
+        let (flags, revision) = (input.u8(), input.u8());
+        let private_data = input.chunk();
+        let mut frame =
+            if self.settings.initiator() { *b"MPA ID Rep Frame" } else { *b"MPA ID Req Frame" }.to_vec();
+        frame.extend_from_slice(&[flags, revision]);
+        frame.extend_from_slice(&(private_data.len() as u16).to_be_bytes());
+        frame.extend_from_slice(private_data);
+        self.bytes(0, &frame);
+        let peer = self.peer();
+        peer.origin = peer.sent;
+    }
+
+    /// Stream bytes: next in order, or so far from there.
+    fn bytes(&mut self, delta: i32, bytes: &[u8]) {
+        let bytes = &bytes[..bytes.len().min(1500)];
+        let peer = self.peer();
+        let frame = if delta == 0 {
+            peer.data(bytes)
+        } else {
+            peer.segment(ACK, peer.seq(delta), peer.ack(), 0xffff, bytes)
+        };
+        self.arrive(&frame);
+    }
+
+    /// A segment without payload.
+    fn say(&mut self, flags: u8, seq: i32, ack: i32, window: u16) {
+        let peer = self.peer();
+        let ack = peer.ack().wrapping_add_signed(ack);
+        let frame = peer.segment(flags, peer.seq(seq), ack, window, &[]);
+        self.arrive(&frame);
+    }
+
+    fn ulpdu(&mut self, input: &mut Input<'_>) {
+        let (how, ulpdu) = (input.u8(), input.chunk());
+        let mut ulpdu = ulpdu[..ulpdu.len().min(1500)].to_vec();
+        if how & TRANSLATE != 0 {
+            self.translate(&mut ulpdu);
+        }
+        let markers = self.card_wants_markers();
+        let peer = self.peer();
+        let mut fpdu = frame_ulpdu(&ulpdu, (peer.sent.wrapping_sub(peer.origin)) as usize, markers);
+        if how & BAD_CRC != 0
+            && let Some(last) = fpdu.last_mut()
+        {
+            *last ^= 1;
+        }
+        let (first, second) = fpdu.split_at(if how & SPLIT != 0 { fpdu.len() / 2 } else { fpdu.len() });
+        let mut frames = vec![peer.data(first)];
+        if !second.is_empty() {
+            frames.insert(0, peer.data(second));
+        }
+        if how & TWICE != 0 {
+            frames.extend_from_within(..);
+        }
+        for frame in frames {
+            if how & HOLD_BACK != 0 {
+                self.held.push(frame);
+            } else {
+                self.arrive(&frame);
+            }
+        }
+    }
+
+    /// Whether the card's start-up frame, when it came, asks for markers.
+    fn card_wants_markers(&mut self) -> bool {
+        self.peer().heard.get(16).is_some_and(|flags| flags & 0x80 != 0)
+    }
+
+    /// Small numbers where keys stand become keys.
+    fn translate(&self, ulpdu: &mut [u8]) {
+        let tagged = ulpdu.first().is_some_and(|first| first & 0x80 != 0);
+        let opcode = ulpdu.get(1).map_or(0, |control| control & 15);
+        let places: &[usize] = match (tagged, opcode) {
+            (false, 1) => &[18, 34],
+            (false, 10) => &[26],
+            _ => &[2],
+        };
+        for &at in places {
+            if let Some(field) = ulpdu.get_mut(at..at + 4)
+                && let Some(key) = self.card.key(u32::from_be_bytes([field[0], field[1], field[2], field[3]]))
+            {
+                field.copy_from_slice(&key.value().to_be_bytes());
+            }
+        }
+    }
+
+    /// Any frame at all: as it is, with good checksums, or put into the current connection.
+    fn raw(&mut self, patch: u8, mut frame: Vec<u8>) {
+        let peer = &self.peers[self.current];
+        if patch & 2 != 0 && frame.len() >= 54 {
+            let template = peer.segment(ACK, peer.seq(0), peer.ack(), 0xffff, &[]);
+            frame[..14].copy_from_slice(&template[..14]);
+            frame[26..38].copy_from_slice(&template[26..38]);
+            if patch & 4 != 0 {
+                frame[38..46].copy_from_slice(&template[38..46]);
+            }
+        }
+        if patch & 1 != 0 {
+            mend(&mut frame);
+        }
+        self.arrive(&frame);
+    }
+
+    /// A frame comes to the card, which has its turn, and its answers are taken.
+    fn arrive(&mut self, frame: &[u8]) {
+        self.card.link.arrive(frame);
+        self.card.turn();
+        self.settle();
+    }
+
+    /// What the card has sent reaches the peers, which acknowledge it, until there is nothing new.
+    fn settle(&mut self) {
+        for _ in 0..64 {
+            let sent = std::mem::take(&mut self.card.link.sent);
+            if sent.is_empty() {
+                return;
+            }
+            for frame in sent {
+                inspect(&frame, |port, tcp| {
+                    if let Some(peer) = self.peers.iter_mut().find(|peer| peer.port() == port) {
+                        peer.hear(tcp);
+                    }
+                });
+            }
+            if self.mute {
+                return;
+            }
+            let acknowledgements: Vec<_> = self.peers.iter_mut().filter_map(Peer::acknowledge).collect();
+            for frame in acknowledgements {
+                self.card.link.arrive(&frame);
+            }
+            self.card.turn();
+        }
+    }
+}
+
+/// The FPDU of a ULPDU (RFC 5044 section 4), at this place behind the start-up frame.
+fn frame_ulpdu(ulpdu: &[u8], at: usize, markers: bool) -> Vec<u8> {
+    let mut body = (ulpdu.len() as u16).to_be_bytes().to_vec();
+    body.extend_from_slice(ulpdu);
+    body.resize(body.len().next_multiple_of(4), 0);
+    let mut out = Vec::new();
+    // A marker in front of the length field points to it: zero.
+    let header = if markers && at.is_multiple_of(512) { at + 4 } else { at };
+    let marker = |out: &mut Vec<u8>| {
+        if markers && (at + out.len()).is_multiple_of(512) {
+            let back = (at + out.len()).saturating_sub(header) as u16;
+            out.extend_from_slice(&[0, 0]);
+            out.extend_from_slice(&back.to_be_bytes());
+        }
+    };
+    for byte in body {
+        marker(&mut out);
+        out.push(byte);
+    }
+    marker(&mut out);
+    let sum = crc32c::crc32c(&out);
+    out.extend_from_slice(&sum.to_le_bytes());
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::seeds;
+
+    #[test]
+    fn captures_reach_memory_and_completions() {
+        let captures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tcp-offload/tests/captures");
+        for (name, bytes) in [("write-read-8k-crc", 1000), ("send-1x10001-crc", 1000), ("rping-rev2-crc", 10)]
+        {
+            let seeds = seeds::of_capture(&captures.join(name).with_extension("pcap")).expect("a capture");
+            let reached: Vec<_> = seeds["engine"].iter().map(|input| World::run(Input::new(input))).collect();
+            let successes = reached.iter().map(|reached| reached.successes).max();
+            assert!(successes > Some(2), "{name}: {successes:?}");
+            let changed = reached.iter().map(|reached| reached.bytes).max();
+            assert!(changed > Some(bytes), "{name}: {changed:?}");
+        }
+    }
+}

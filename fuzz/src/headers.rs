@@ -1,0 +1,71 @@
+//! Target: what RDMAP and DDP read of a ULPDU.
+//!
+//! An input is the ULPDU.
+
+use xwarp_verbs::{
+    ddp::{Header, Malformed, RawHeader},
+    rdmap::{
+        ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Control,
+        READ_REQUEST_BYTES, ReadRequest, TERMINATE_MOST_BYTES, TerminateHeader,
+    },
+};
+
+/// The target.
+pub fn target(data: &[u8]) {
+    ddp(data);
+    for &byte in data.iter().take(2) {
+        if let Ok(control) = Control::parse(byte) {
+            assert_eq!(Control::parse(control.byte()), Ok(control));
+        }
+    }
+    terminate(data);
+    let body = data.get(18..).unwrap_or_default();
+    terminate(body);
+    for bytes in [data, body] {
+        let read = ReadRequest::parse(bytes);
+        assert_eq!(read.is_some(), bytes.len() >= READ_REQUEST_BYTES);
+        if let Some(read) = read {
+            assert_eq!(read.to_bytes(), bytes[..READ_REQUEST_BYTES]);
+        }
+        let atomic = AtomicRequest::parse(bytes);
+        assert_eq!(atomic.is_some(), bytes.len() >= ATOMIC_REQUEST_BYTES);
+        if let Some(Some(atomic)) = atomic {
+            assert_eq!(AtomicRequest::parse(&atomic.to_bytes()), Some(Some(atomic)));
+            atomic.operation.apply(u64::MAX);
+        }
+        let response = AtomicResponse::parse(bytes);
+        assert_eq!(response.is_some(), bytes.len() >= ATOMIC_RESPONSE_BYTES);
+        if let Some(response) = response {
+            assert_eq!(AtomicResponse::parse(&response.to_bytes()), Some(response));
+        }
+    }
+}
+
+fn ddp(bytes: &[u8]) {
+    let raw = RawHeader::read(bytes);
+    match Header::parse(bytes) {
+        Ok(header) | Err(Malformed::Version(_, header)) => {
+            let mut out = [0; 18];
+            assert_eq!(header.emit(&mut out), header.bytes());
+            assert_eq!(Header::parse(&out), Ok(header), "round trip");
+            assert_eq!(out[1..header.bytes()], bytes[1..header.bytes()]);
+            let raw = raw.expect("a header that is there");
+            assert_eq!(raw.as_bytes(), &bytes[..header.bytes()], "a quote is the bytes that came");
+            for short in 0..header.bytes() {
+                assert_eq!(Header::parse(&bytes[..short]), Err(Malformed::Truncated));
+            }
+        }
+        Err(Malformed::Truncated) => assert!(raw.is_none()),
+    }
+}
+
+fn terminate(bytes: &[u8]) {
+    let Some(header) = TerminateHeader::parse(bytes) else {
+        assert!(bytes.len() < 4);
+        return;
+    };
+    let mut out = [0; TERMINATE_MOST_BYTES];
+    let len = header.emit(&mut out);
+    assert!(len >= 4, "it can be written");
+    assert_eq!(TerminateHeader::parse(&out[..len]), Some(header), "round trip");
+}

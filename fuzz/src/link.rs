@@ -1,0 +1,161 @@
+//! A link without a network: the target lends it frames and takes what was sent. It knows where each frame is, so
+//! that a frame given back twice, or used after it was given back, panics, and one that is kept is seen.
+
+use slab::Slab;
+use xwarp_tcp::link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
+
+/// Transmit frames there are.
+const TX_FRAMES: usize = 96;
+/// Receive frames that it says there are.
+const RX_FRAMES: usize = 256;
+/// Frames that wait for a flush at most.
+const RING: usize = 32;
+/// Bytes of a transmit frame.
+const TX_BYTES: usize = 2048;
+
+#[derive(Debug)]
+struct Sent {
+    chunks: Vec<Vec<u8>>,
+    /// It is between submit and flush.
+    submitted: bool,
+    released: bool,
+}
+
+/// The link.
+#[derive(Debug)]
+pub struct FuzzLink {
+    /// Bytes per chunk of received and of sent frames.
+    chunk: usize,
+    incoming: std::collections::VecDeque<RxFrame>,
+    lent: Slab<Vec<Vec<u8>>>,
+    out: Slab<Sent>,
+    ring: Vec<(usize, usize)>,
+    /// Frames that were sent and not taken by the target yet.
+    pub sent: Vec<Vec<u8>>,
+}
+
+impl FuzzLink {
+    /// A link whose frames have chunks of `chunk` bytes, at least as many as all headers together.
+    pub fn new(chunk: usize) -> Self {
+        Self {
+            chunk: chunk.clamp(256, TX_BYTES),
+            incoming: std::collections::VecDeque::new(),
+            lent: Slab::new(),
+            out: Slab::new(),
+            ring: Vec::new(),
+            sent: Vec::new(),
+        }
+    }
+
+    /// A received frame with these bytes.
+    pub fn lend(&mut self, bytes: &[u8]) -> RxFrame {
+        let mut chunks: Vec<_> = bytes.chunks(self.chunk).map(<[u8]>::to_vec).collect();
+        if chunks.is_empty() {
+            chunks.push(Vec::new());
+        }
+        let count = chunks.len() as u16;
+        RxFrame::new(self.lent.insert(chunks) as u32, count, bytes.len() as u32, QueueId(0))
+    }
+
+    /// A frame arrives, to be fetched by [`Link::receive`]. Lost, like on a card, when no frame is free.
+    pub fn arrive(&mut self, bytes: &[u8]) {
+        if self.lent.len() < RX_FRAMES {
+            let frame = self.lend(bytes);
+            self.incoming.push_back(frame);
+        }
+    }
+
+    /// Received frames that were not given back.
+    pub fn lent(&self) -> usize {
+        self.lent.len()
+    }
+
+    /// Transmit frames that were not given back.
+    pub fn retained(&self) -> usize {
+        self.out.len()
+    }
+}
+
+impl Link for FuzzLink {
+    fn chunk_bytes(&self) -> usize {
+        self.chunk
+    }
+
+    fn tx_available(&self) -> usize {
+        TX_FRAMES - self.out.len()
+    }
+
+    fn rx_frames(&self) -> usize {
+        RX_FRAMES
+    }
+
+    fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
+        let n = max.min(self.incoming.len());
+        batch.extend(self.incoming.drain(..n));
+        n
+    }
+
+    fn rx_chunk(&self, frame: &RxFrame, index: usize) -> &[u8] {
+        self.lent[frame.head() as usize].get(index).map_or(&[], Vec::as_slice)
+    }
+
+    fn recycle(&mut self, frame: RxFrame) {
+        self.lent.remove(frame.head() as usize);
+    }
+
+    fn alloc(&mut self, len: usize) -> Option<TxFrame> {
+        if self.out.len() >= TX_FRAMES || len > TX_BYTES {
+            return None;
+        }
+        let count = len.div_ceil(self.chunk).max(1);
+        let chunks = vec![vec![0; self.chunk]; count];
+        let head = self.out.insert(Sent { chunks, submitted: false, released: false });
+        Some(TxFrame::new(head as u32, count as u16))
+    }
+
+    fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
+        let sent = &mut self.out[frame.head() as usize];
+        assert!(!sent.released, "a token for a frame that was released");
+        (!sent.submitted).then(|| sent.chunks.iter_mut().map(Vec::as_mut_slice).collect())
+    }
+
+    fn submit(&mut self, _queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
+        if self.ring.len() >= RING {
+            return Err(RingFull);
+        }
+        let sent = &mut self.out[frame.head() as usize];
+        assert!(!sent.submitted && !sent.released, "submitted while it is still being sent");
+        assert!(len <= sent.chunks.len() * self.chunk, "longer than the frame");
+        sent.submitted = true;
+        self.ring.push((frame.head() as usize, len));
+        Ok(())
+    }
+
+    fn release(&mut self, frame: TxFrame) {
+        let sent = &mut self.out[frame.head() as usize];
+        assert!(!sent.released, "released twice");
+        sent.released = true;
+        if !sent.submitted {
+            self.out.remove(frame.head() as usize);
+        }
+    }
+
+    fn flush(&mut self) {
+        for (head, len) in std::mem::take(&mut self.ring) {
+            let sent = &mut self.out[head];
+            sent.submitted = false;
+            let mut bytes = sent.chunks.concat();
+            bytes.truncate(len);
+            self.sent.push(bytes);
+            if sent.released {
+                self.out.remove(head);
+            }
+        }
+    }
+
+    fn steer(&mut self, _rule: Steer) -> Result<(), SteerError> {
+        Ok(())
+    }
+
+    fn unsteer(&mut self, _rule: Steer) {}
+}

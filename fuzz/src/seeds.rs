@@ -1,0 +1,196 @@
+//! First inputs for the fuzzer, made of captures of real sessions.
+
+use std::{collections::BTreeMap, fs::File, io, path::Path};
+
+use etherparse::{SlicedPacket, TransportSlice};
+use pcap_file::pcap::PcapReader;
+
+/// Most inputs of one kind that a capture gives.
+const MOST: usize = 100;
+/// Bytes of stream in one input.
+const STREAM: usize = 6000;
+
+/// Inputs by target.
+pub type Seeds = BTreeMap<&'static str, Vec<Vec<u8>>>;
+
+/// What one end of a connection sent, by its offset in the stream.
+type Segments = BTreeMap<u32, Vec<u8>>;
+
+/// The inputs that a capture gives.
+pub fn of_capture(path: &Path) -> io::Result<Seeds> {
+    let mut seeds = Seeds::new();
+    let mut streams: BTreeMap<(u16, u16), (u32, Segments)> = BTreeMap::new();
+    let mut reader = PcapReader::new(File::open(path)?).map_err(io::Error::other)?;
+    while let Some(packet) = reader.next_packet() {
+        let frame = packet.map_err(io::Error::other)?.data.into_owned();
+        let Ok(SlicedPacket { transport: Some(TransportSlice::Tcp(tcp)), .. }) =
+            SlicedPacket::from_ethernet(&frame)
+        else {
+            continue;
+        };
+        let stream = streams.entry((tcp.source_port(), tcp.destination_port())).or_default();
+        if tcp.syn() {
+            *stream = (tcp.sequence_number().wrapping_add(1), Segments::new());
+        }
+        if !tcp.payload().is_empty() {
+            let offset = tcp.sequence_number().wrapping_sub(stream.0);
+            stream.1.insert(offset, tcp.payload().to_vec());
+        }
+        add(&mut seeds, "wire", [&[1, 0][..], &frame].concat());
+        add(&mut seeds, "wire", [&[2, 0][..], tcp.options()].concat());
+    }
+    for (_, segments) in streams.into_values() {
+        let stream: Vec<u8> = segments.into_values().flatten().collect();
+        of_stream(&mut seeds, &stream);
+    }
+    Ok(seeds)
+}
+
+fn add(seeds: &mut Seeds, target: &'static str, input: Vec<u8>) {
+    let known = seeds.entry(target).or_default();
+    if known.len() < MOST && !known.contains(&input) {
+        known.push(input);
+    }
+}
+
+/// What one end sent, from its start-up frame on. Soft-iWARP sends no markers.
+fn of_stream(seeds: &mut Seeds, stream: &[u8]) {
+    let Some((fixed, _)) = stream.split_first_chunk::<20>() else { return };
+    let initiator = fixed.starts_with(b"MPA ID Req");
+    let start_up = 20 + usize::from(u16::from_be_bytes([fixed[18], fixed[19]]));
+    let Some((start_up, fpdus)) = stream.split_at_checked(start_up) else { return };
+    let settings = if initiator { 32 } else { 18 };
+    add(seeds, "startup", [&[settings, 1, 10], start_up].concat());
+    let ulpdus = ulpdus(fpdus);
+    for ulpdu in &ulpdus {
+        add(seeds, "headers", ulpdu[..ulpdu.len().min(80)].to_vec());
+    }
+    // Reversed, with a gap, and as it came; without markers and with.
+    let steps: [&[u8]; 3] = [
+        &[4, 12, 0, 4, 0, 8, 0, 4, 0, 4, 0, 5, 0, 0, 0, 4, 0],
+        &[2, 1, 0x20, 0x0f, 0xff, 0, 0, 0xf0, 2],
+        &[0],
+    ];
+    let marked = with_markers(&ulpdus);
+    for (settings, stream) in [(2, fpdus), (3, &marked), (1, &marked), (3 | 16, &marked), (2 | 32, fpdus)] {
+        for steps in steps {
+            let stream = &stream[..stream.len().min(STREAM)];
+            add(seeds, "deframe", [&[settings | 4 | 8], steps, stream].concat());
+        }
+    }
+    engine_inputs(seeds, initiator, start_up, &ulpdus);
+}
+
+/// The ULPDUs of FPDUs without markers.
+fn ulpdus(mut fpdus: &[u8]) -> Vec<&[u8]> {
+    let mut found = Vec::new();
+    while let Some((length, rest)) = fpdus.split_first_chunk::<2>() {
+        let len = usize::from(u16::from_be_bytes(*length));
+        let Some(ulpdu) = rest.get(..len) else { break };
+        found.push(ulpdu);
+        fpdus = fpdus.get((2 + len).next_multiple_of(4) + 4..).unwrap_or_default();
+    }
+    found
+}
+
+/// FPDUs with room for markers and CRCs, which the target makes good.
+fn with_markers(ulpdus: &[&[u8]]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for ulpdu in ulpdus {
+        let mut body = (ulpdu.len() as u16).to_be_bytes().to_vec();
+        body.extend_from_slice(ulpdu);
+        body.resize(body.len().next_multiple_of(4) + 4, 0);
+        for byte in body {
+            if out.len().is_multiple_of(512) {
+                out.extend_from_slice(&[0; 4]);
+            }
+            out.push(byte);
+        }
+    }
+    out
+}
+
+/// Start-up, receives, some work requests, and the FPDUs, whose keys become those of the engine's regions.
+fn engine_inputs(seeds: &mut Seeds, initiator: bool, start_up: &[u8], ulpdus: &[&[u8]]) {
+    let role = if initiator { 0 } else { 8 };
+    for settings in [role | 1, role, role | 64 | 1, role | 16, role | 4 | 1] {
+        for how in [1, 1 | 2, 1 | 4, 1 | 16] {
+            let mut input = vec![settings, 0, start_up[16], start_up[17]];
+            input.extend_from_slice(&start_up[18..]);
+            // Receives of one piece at the front of the sink.
+            for _ in 0..4 {
+                input.extend_from_slice(&[8, 0, 0, 1, 0, 0, 0x0b, 0]);
+            }
+            let room = ulpdus.iter().scan(0, |sum, ulpdu| {
+                *sum += ulpdu.len() + 4;
+                Some(*sum)
+            });
+            let count = room.take_while(|sum| *sum < STREAM).count().max(1);
+            let mut answered = 0;
+            for (number, ulpdu) in ulpdus.iter().take(count).enumerate() {
+                let mut ulpdu = ulpdu.to_vec();
+                let is_response = ulpdu
+                    .first_chunk()
+                    .is_some_and(|[first, control]| first & 0x80 != 0 && control & 15 == 2);
+                if is_response && answered == 0 {
+                    input.extend_from_slice(&read(response_bytes(&ulpdus[number..])));
+                }
+                rename_keys(&mut ulpdu, answered);
+                answered = match ulpdu.first() {
+                    Some(first) if is_response && first & 0x40 == 0 => answered + ulpdu.len() as u16 - 14,
+                    _ => 0,
+                };
+                input.extend_from_slice(&[1, how]);
+                input.extend_from_slice(&(ulpdu.len() as u16).to_be_bytes());
+                input.extend_from_slice(&ulpdu);
+                if number % 4 == 1 && !is_response {
+                    // A Send or a Write of our own, 16 bytes, to a region that the peer calls 1.
+                    let what = 2 + (number / 4 % 2) as u8;
+                    input
+                        .extend_from_slice(&[8, what, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 16]);
+                }
+            }
+            // What was held back comes in the other order; time passes.
+            input.extend_from_slice(&[7, 1, 6, 0, 200]);
+            add(seeds, "engine", input);
+        }
+    }
+}
+
+/// Bytes of the Read Response whose segments come first, as many as one read may ask for.
+fn response_bytes(ulpdus: &[&[u8]]) -> u16 {
+    let mut bytes = 0;
+    for ulpdu in ulpdus {
+        bytes += ulpdu.len() - 14;
+        if ulpdu.first().is_some_and(|first| first & 0x40 != 0) {
+            break;
+        }
+    }
+    bytes as u16
+}
+
+/// The record of an RDMA Read of our own, into the front of the sink.
+fn read(len: u16) -> Vec<u8> {
+    let mut record = vec![8, 4, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
+    record.extend_from_slice(&len.to_be_bytes());
+    record
+}
+
+/// The peer's memory is region 1, or for a Read Request what can be read, at an offset that exists; the sink of
+/// our own reads is the front of region 0's middle, of which `answered` bytes came already.
+fn rename_keys(ulpdu: &mut [u8], answered: u16) {
+    let Some(&[first, control]) = ulpdu.first_chunk::<2>() else { return };
+    let places: &[(usize, u8, u16)] = match (first & 0x80 != 0, control & 15) {
+        (true, 2) => &[(2, 0, 1024 + answered)],
+        (true, _) => &[(2, 1, 0)],
+        (false, 1) => &[(18, 0, 0), (34, 2, 0)],
+        (false, _) => &[],
+    };
+    for &(at, number, offset) in places {
+        if let Some(field) = ulpdu.get_mut(at..at + 12) {
+            field.fill(0);
+            field[3] = number;
+            field[10..].copy_from_slice(&offset.to_be_bytes());
+        }
+    }
+}

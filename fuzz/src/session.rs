@@ -1,0 +1,196 @@
+//! One end of a connection at MPA: a session, what is around it, and the little of TCP that it needs.
+
+use xwarp_tcp::{
+    link::{FrameWriter, QueueId},
+    mpa::{AcceptParams, MpaConfig, MpaError, Session},
+    tcp::{Arrival, Filled},
+    time::Instant,
+    ulp::{self, ConnId, Event, ListenerId, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
+    wire::{Flow, Mac, Path, VlanTags},
+};
+
+use crate::link::FuzzLink;
+
+const CONN: ConnId = ConnId { index: 0, generation: 0 };
+/// Bytes before the payload in every received frame.
+const HEADERS: usize = 54;
+/// Payload of a full segment.
+pub const SEGMENT: usize = 1448;
+
+/// An upper layer that remembers what it got.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    /// What was placed, and whether it was delivered.
+    pub placed: Vec<(Vec<u8>, bool)>,
+    /// Places in `placed`, in the order of delivery.
+    pub delivered: Vec<usize>,
+    /// What happened.
+    pub events: Vec<Event>,
+    /// ULPDUs that may be placed in order before it withholds.
+    pub grants: Option<usize>,
+    /// What begins with an odd byte is not placed early.
+    pub refuses_early: bool,
+}
+
+impl Ulp for Recorder {
+    type Placed = usize;
+
+    fn place(&mut self, _: ConnId, ulpdu: &Ulpdu<'_>, arrival: ulp::Arrival) -> Result<usize, Refusal> {
+        let mut bytes = vec![0; ulpdu.len()];
+        assert_eq!(ulpdu.peek(&mut bytes), bytes.len());
+        if arrival == ulp::Arrival::InOrder {
+            if let Some(grants) = &mut self.grants {
+                *grants = grants.checked_sub(1).ok_or(Refusal::Withhold)?;
+            }
+        } else if self.refuses_early && bytes.first().is_some_and(|byte| byte % 2 == 1) {
+            return Err(Refusal::Withhold);
+        }
+        self.placed.push((bytes, false));
+        Ok(self.placed.len() - 1)
+    }
+
+    fn deliver(&mut self, _: ConnId, placed: usize) -> Result<(), Refusal> {
+        let delivered = &mut self.placed[placed].1;
+        assert!(!std::mem::replace(delivered, true), "delivered twice");
+        self.delivered.push(placed);
+        Ok(())
+    }
+
+    fn pull(&mut self, _: ConnId, _: &mut UlpduWriter<'_, '_>) -> Pulled {
+        Pulled::Nothing
+    }
+
+    fn acked(&mut self, _: ConnId, _: u64) {}
+
+    fn event(&mut self, _: ConnId, event: Event) {
+        self.events.push(event);
+    }
+}
+
+/// A session with what is around it, and the little of TCP that it needs.
+#[derive(Debug)]
+pub struct End {
+    /// The session.
+    pub session: Session<usize>,
+    /// Its upper layer.
+    pub ulp: Recorder,
+    /// Where its frames come from.
+    pub link: FuzzLink,
+    hold_limit: usize,
+    /// For each byte of the peer's stream: whether it was taken.
+    taken: Vec<bool>,
+    /// The first byte not taken.
+    pub contiguous: usize,
+}
+
+impl End {
+    /// An initiator that has sent its request.
+    pub fn initiator(config: MpaConfig) -> Self {
+        let hold_limit = config.hold_bytes;
+        let session = Session::initiator(Instant::ZERO, config, Vec::new(), 4, 4).expect("a good request");
+        let mut end = Self::new(session, hold_limit);
+        let mut room = [0; 128];
+        let mut out = FrameWriter::new(std::iter::once(&mut room[..]).collect(), 0, 128);
+        let filled = end.session.fill(Instant::ZERO, &mut end.ulp, CONN, 0, SEGMENT, &mut out);
+        assert!(matches!(filled, Filled::Segment(_)));
+        end
+    }
+
+    /// A responder that awaits a request.
+    pub fn responder(config: MpaConfig) -> Self {
+        let hold_limit = config.hold_bytes;
+        Self::new(Session::responder(Instant::ZERO, config, ListenerId(0)), hold_limit)
+    }
+
+    fn new(session: Session<usize>, hold_limit: usize) -> Self {
+        let (ulp, link) = (Recorder::default(), FuzzLink::new(usize::MAX));
+        Self { session, ulp, link, hold_limit, taken: Vec::new(), contiguous: 0 }
+    }
+
+    /// A segment arrives: trims it as TCP does and hands it to the session. Returns whether it was taken.
+    pub fn segment(&mut self, offset: usize, bytes: &[u8]) -> bool {
+        let skip = self.contiguous.saturating_sub(offset);
+        let Some(payload) = bytes.get(skip..).filter(|bytes| !bytes.is_empty()) else { return true };
+        let offset = offset + skip;
+        let end = offset + payload.len();
+        let contiguous = if offset > self.contiguous {
+            self.contiguous
+        } else {
+            let behind = self.taken.get(end..).unwrap_or_default();
+            end.max(self.contiguous) + behind.iter().take_while(|taken| **taken).count()
+        };
+        let mut frame = vec![0xaa; HEADERS];
+        frame.extend_from_slice(payload);
+        let frame = self.link.lend(&frame);
+        let (offset64, len) = (offset as u64, payload.len());
+        let arrival = Arrival { offset: offset64, start: HEADERS, len, contiguous: contiguous as u64 };
+        let (session, ulp, link) = (&mut self.session, &mut self.ulp, &mut self.link);
+        let took = session.take(Instant::ZERO, ulp, CONN, &path(), link, arrival, frame);
+        if took {
+            self.taken.resize(self.taken.len().max(end), false);
+            self.taken[offset..end].fill(true);
+            self.contiguous = contiguous;
+        }
+        self.check_bounds();
+        took
+    }
+
+    /// What is held is bounded: by the limit, a frame more, and the FPDU that everything waits for.
+    fn check_bounds(&self) {
+        let most = self.hold_limit + 2 * 65_536;
+        assert!(self.session.held_bytes() <= most, "{} bytes held", self.session.held_bytes());
+        assert!(self.link.lent() <= 256 / 8 + 4, "{} frames held", self.link.lent());
+    }
+
+    /// The upper layer takes `more` ULPDUs more.
+    pub fn grant(&mut self, more: usize) {
+        if let Some(grants) = &mut self.ulp.grants {
+            *grants += more;
+            self.session.resume(Instant::ZERO, &mut self.ulp, CONN, &mut self.link);
+        }
+    }
+
+    /// The errors that the session told.
+    pub fn stream_errors(&self) -> Vec<MpaError> {
+        let errors = self.ulp.events.iter();
+        errors.filter_map(|e| if let Event::StreamError(error) = e { Some(*error) } else { None }).collect()
+    }
+
+    /// Whether a request waits for an answer.
+    pub fn requested(&self) -> bool {
+        self.session.failed().is_none() && matches!(self.ulp.events[..], [Event::Requested { .. }])
+    }
+
+    /// Accepts it.
+    pub fn accept(&mut self) {
+        let params = AcceptParams { ird: 4, ord: 4, private_data: Vec::new() };
+        let accepted = self.session.accept(Instant::ZERO, &mut self.ulp, CONN, &path(), params);
+        accepted.expect("a request can be accepted");
+    }
+
+    /// The peer's FIN.
+    pub fn peer_closed(&mut self) {
+        if !self.session.holds_undelivered() {
+            self.session.peer_closed(&mut self.ulp, CONN);
+        }
+    }
+
+    /// The end: no frame is left.
+    pub fn over(mut self) {
+        self.session.release(&mut self.link);
+        assert_eq!(self.link.lent(), 0, "frames leaked");
+        assert_eq!(self.session.held_bytes(), 0);
+    }
+}
+
+fn path() -> Path {
+    let address = |host| std::net::SocketAddr::from(([10, 0, 0, host], 4000));
+    Path {
+        flow: Flow { local: address(1), remote: address(2) },
+        source_mac: Mac::default(),
+        next_hop_mac: Mac::default(),
+        vlan: VlanTags::default(),
+        mtu: 1500,
+        queue: QueueId(0),
+    }
+}

@@ -1,0 +1,88 @@
+//! Target: MPA start-up frames, as bytes and through a session.
+//!
+//! An input is: settings, cuts (a count, then as many bytes), the peer's stream.
+
+use xwarp_tcp::{
+    mpa::{Markers, MpaConfig, MpaError, MpaReply, MpaRequest, Revision, Rtr},
+    ulp::Event,
+};
+
+use crate::{input::Input, session::End};
+
+const REVISION_1: u8 = 8;
+const PEER_TO_PEER: u8 = 16;
+const RESPONDER: u8 = 32;
+
+/// The target.
+pub fn target(data: &[u8]) {
+    let mut input = Input::new(data);
+    let settings = input.u8();
+    let cuts = input.u8();
+    let cuts = input.bytes((cuts % 16).into());
+    let stream = input.rest();
+    requests(stream);
+    replies(stream);
+    let (whole, cut) = (session(settings, &[], stream), session(settings, cuts, stream));
+    assert_eq!(whole.1, cut.1, "cuts make a difference");
+    // A responder learns of the request before it learns that the initiator did not wait for the reply.
+    if settings & RESPONDER == 0 {
+        assert_eq!(whole.0, cut.0, "cuts make a difference");
+    }
+}
+
+fn requests(stream: &[u8]) {
+    let parsed = MpaRequest::parse(stream);
+    if let Ok(Some((request, len))) = &parsed {
+        assert_eq!(MpaRequest::parse(&request.emit()).map(|r| r.map(|(r, _)| r)), Ok(Some(request.clone())));
+        for short in 0..*len {
+            assert_eq!(MpaRequest::parse(&stream[..short]), Ok(None), "{short} of {len} bytes");
+        }
+    }
+}
+
+fn replies(stream: &[u8]) {
+    let parsed = MpaReply::parse(stream);
+    if let Ok(Some((reply, len))) = &parsed {
+        assert_eq!(MpaReply::parse(&reply.emit()).map(|r| r.map(|(r, _)| r)), Ok(Some(reply.clone())));
+        for short in 0..*len {
+            assert_eq!(MpaReply::parse(&stream[..short]), Ok(None), "{short} of {len} bytes");
+        }
+    }
+}
+
+fn config(settings: u8) -> MpaConfig {
+    MpaConfig {
+        markers: [Markers::Prefer, Markers::Require, Markers::Off][usize::from(settings & 3) % 3],
+        crc: settings & 4 != 0,
+        revision: if settings & REVISION_1 != 0 { Revision::One } else { Revision::Two },
+        peer_to_peer: if settings & PEER_TO_PEER != 0 && settings & REVISION_1 == 0 {
+            vec![Rtr::Write, Rtr::Read]
+        } else {
+            Vec::new()
+        },
+        ..MpaConfig::default()
+    }
+}
+
+/// What a session that is fed with `stream` comes to: the events, and why it failed.
+fn session(settings: u8, cuts: &[u8], stream: &[u8]) -> (Vec<Event>, Option<MpaError>) {
+    let config = config(settings);
+    let responder = settings & RESPONDER != 0;
+    let mut end = if responder { End::responder(config) } else { End::initiator(config) };
+    let mut at = 0;
+    let mut lengths = cuts.iter().map(|cut| usize::from(*cut).max(1));
+    while at < stream.len() {
+        let len = lengths.next().unwrap_or(1400).min(stream.len() - at);
+        end.segment(at, &stream[at..at + len]);
+        at += len;
+    }
+    if responder && end.requested() {
+        end.accept();
+    }
+    end.peer_closed();
+    let failed = end.session.failed();
+    let events = std::mem::take(&mut end.ulp.events);
+    assert!(end.ulp.delivered.len() <= end.ulp.placed.len());
+    end.over();
+    (events, failed)
+}
