@@ -110,13 +110,17 @@ impl Audit {
 
     fn syn(&mut self, here: FlowKey, there: &FlowKey, tcp: &TcpSlice<'_>) {
         let iss = tcp.sequence_number();
-        if !tcp.ack() {
-            // A new incarnation: what its peer said to the old one is over.
-            if self.speakers.get(&here).is_some_and(|s| s.iss != iss) {
-                self.speakers.remove(there);
-            }
-        }
         if self.speakers.get(&here).is_some_and(|s| s.iss == iss) {
+            return;
+        }
+        // A new incarnation: what the peer said to the old one is over. An answer to an old SYN that came late begins
+        // none (RFC 9293 section 3.5, figure 9).
+        let late = tcp.ack() && self.speakers.get(there).is_some_and(|peer| peer.end() > 0);
+        if late || !tcp.ack() {
+            self.speakers.remove(there);
+        }
+        if late {
+            self.speakers.remove(&here);
             return;
         }
         let shift = tcp.options_iterator().find_map(|o| match o {

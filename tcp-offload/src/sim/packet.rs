@@ -15,7 +15,6 @@ const FIN: u8 = 1;
 const SYN: u8 = 2;
 const RST: u8 = 4;
 const PSH: u8 = 8;
-const ACK: u8 = 16;
 const URG: u8 = 32;
 const CWR: u8 = 128;
 
@@ -232,12 +231,13 @@ pub(super) fn join(first: &[u8], second: &[u8], most_bytes: usize) -> Option<Vec
     a.with_payload(first, a.seq(first), flags | more, &payload)
 }
 
-/// A reset that seems to come from the sender of `frame`.
+/// A reset that seems to come from the sender of `frame`. It acknowledges nothing, so that it cannot refuse a SYN.
 pub(super) fn reset(frame: &[u8], seq: SeqNum) -> Option<Vec<u8>> {
     let tcp = Tcp::of(frame)?;
     let mut forged = frame.get(..tcp.ip.body + TCP)?.to_vec();
     put(&mut forged, tcp.ip.body + 4, seq.value().to_be_bytes())?;
-    put(&mut forged, tcp.ip.body + 12, [(TCP as u8 / 4) << 4, RST | ACK])?;
+    put(&mut forged, tcp.ip.body + 8, [0; 4])?;
+    put(&mut forged, tcp.ip.body + 12, [(TCP as u8 / 4) << 4, RST])?;
     put(&mut forged, tcp.ip.body + 18, [0; 2])?;
     tcp.finish(&mut forged)?;
     Some(forged)

@@ -316,8 +316,8 @@ impl Connection {
         }
         drop(writer);
         let entry = Entry::new(offset, offset + len as u64, frame, header, sum, turn.now);
-        self.submit_new(turn, entry, header + len)?;
         self.counters.bytes_out += len as u64;
+        self.submit_new(turn, entry, header + len)?;
         Ok(filled)
     }
 

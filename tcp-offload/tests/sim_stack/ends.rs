@@ -1,0 +1,219 @@
+//! One end of the simulation: a stack, and an upper layer that numbers its ULPDUs and checks that each is placed once
+//! with the right bytes and delivered once, in order.
+
+use std::collections::HashMap;
+
+use xwarp_tcp::{
+    link::{Link, QueueId, RxFrame},
+    mpa::AcceptParams,
+    seq::StreamOffset,
+    sim::{Node, SimLink},
+    stack::{Stack, StackConfig},
+    tcp,
+    time::Instant,
+    ulp::{Arrival, CloseReason, ConnId, Event, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
+    wire::{Flow, Mac, Path, VlanTags},
+};
+
+const HEADER: usize = 12;
+
+/// Sends `total` numbered ULPDUs of pseudo-random sizes and checks the ones that come.
+#[derive(Debug, Default)]
+pub struct Counting {
+    /// Passive side: the request to accept, its answer is given after the receive call.
+    pub requested: Option<ConnId>,
+    pub established: Option<ConnId>,
+    pub to_send: u32,
+    pub sent: u32,
+    pub sent_ends: Vec<StreamOffset>,
+    pub acked: StreamOffset,
+    pub placed: HashMap<u32, usize>,
+    pub early: usize,
+    pub delivered: u32,
+    pub finish: bool,
+    pub peer_closed: bool,
+    pub closed: Option<CloseReason>,
+    /// Reset the connection with the next turn.
+    pub abort: bool,
+    pub errors: Vec<String>,
+}
+
+pub fn size_of(number: u32) -> usize {
+    HEADER + (number.wrapping_mul(2_654_435_761) >> 20) as usize % 3000
+}
+
+fn byte_of(number: u32, at: usize) -> u8 {
+    (number as usize * 31 + at * 7) as u8
+}
+
+impl Ulp for Counting {
+    type Placed = u32;
+
+    fn place(&mut self, _conn: ConnId, ulpdu: &Ulpdu<'_>, arrival: Arrival) -> Result<u32, Refusal> {
+        let mut header = [0; HEADER];
+        assert_eq!(ulpdu.peek(&mut header), HEADER);
+        let number = u32::from_be_bytes([header[0], header[1], header[2], header[3]]);
+        ulpdu.for_each(HEADER, |offset, bytes| {
+            for (i, byte) in bytes.iter().enumerate() {
+                assert_eq!(*byte, byte_of(number, offset + i), "ULPDU {number} at {}", offset + i);
+            }
+        });
+        *self.placed.entry(number).or_default() += 1;
+        self.early += usize::from(arrival == Arrival::Early);
+        Ok(number)
+    }
+
+    fn deliver(&mut self, _conn: ConnId, number: u32) -> Result<(), Refusal> {
+        assert_eq!(number, self.delivered, "delivered in order");
+        self.delivered += 1;
+        Ok(())
+    }
+
+    fn pull(&mut self, _conn: ConnId, out: &mut UlpduWriter<'_, '_>) -> Pulled {
+        if self.sent == self.to_send {
+            return if self.finish { Pulled::Finish } else { Pulled::Nothing };
+        }
+        let number = self.sent;
+        let size = size_of(number).min(out.mulpdu());
+        if out.room() < size {
+            return Pulled::Nothing;
+        }
+        let mut header = [0; HEADER];
+        header[..4].copy_from_slice(&number.to_be_bytes());
+        out.put(&header);
+        out.fill(size - HEADER, |offset, bytes| {
+            for (i, byte) in bytes.iter_mut().enumerate() {
+                *byte = byte_of(number, offset + i);
+            }
+        });
+        self.sent += 1;
+        self.sent_ends.push(out.end());
+        Pulled::Ulpdu
+    }
+
+    fn acked(&mut self, _conn: ConnId, offset: StreamOffset) {
+        assert!(offset >= self.acked, "acknowledgements never go back");
+        self.acked = offset;
+    }
+
+    fn event(&mut self, conn: ConnId, event: Event) {
+        match event {
+            Event::Requested { offer, .. } => {
+                assert_eq!(offer.private_data, b"hello");
+                self.requested = Some(conn);
+            }
+            Event::Established { .. } => self.established = Some(conn),
+            Event::PeerClosed => {
+                self.peer_closed = true;
+                self.finish = true;
+            }
+            // An old SYN that comes late can make one more connection, which ends unheard of.
+            Event::Closed(reason) => self.closed = self.closed.or(Some(reason)),
+            other => {
+                self.abort = true;
+                self.errors.push(format!("{other:?}"));
+            }
+        }
+    }
+}
+
+/// A stack with its link and its upper layer.
+pub struct End {
+    pub stack: Stack<Counting>,
+    pub ulp: Counting,
+    pub link: SimLink,
+    /// The connection, once its name is known.
+    pub conn: Option<ConnId>,
+    batch: Vec<RxFrame>,
+    before: Option<tcp::Info>,
+}
+
+impl Node for End {
+    fn turn(&mut self, now: Instant) -> bool {
+        let received = self.link.receive(&mut self.batch, 64);
+        for frame in self.batch.drain(..) {
+            self.stack.receive(now, &mut self.link, frame, &mut self.ulp);
+        }
+        if let Some(conn) = self.ulp.requested.take() {
+            self.conn = Some(conn);
+            let params = AcceptParams { ird: 4, ord: 4, private_data: b"welcome".to_vec() };
+            self.stack.accept(now, conn, params, &mut self.ulp).unwrap();
+        }
+        if self.stack.next_deadline().is_some_and(|d| d <= now) {
+            self.stack.on_timer(now, &mut self.link, &mut self.ulp);
+        }
+        if received == 0 {
+            self.stack.idle();
+        }
+        if let Some(conn) = self.ulp.established {
+            self.stack.wake(conn);
+        }
+        if std::mem::take(&mut self.ulp.abort)
+            && let Some(conn) = self.conn
+        {
+            self.stack.abort(conn);
+        }
+        self.stack.transmit(now, &mut self.link, &mut self.ulp);
+        self.check_congestion();
+        received > 0
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.stack.next_deadline()
+    }
+}
+
+impl End {
+    pub fn new(link: SimLink, stack: StackConfig) -> Self {
+        let stack = Stack::new(stack);
+        Self { stack, ulp: Counting::default(), link, conn: None, batch: Vec::new(), before: None }
+    }
+
+    /// New data goes out only while less than the congestion window is in flight, but for a probe (RFC 8985 section
+    /// 7.3), limited transmit (RFC 3042: two segments) and what rounding up to segments adds.
+    fn check_congestion(&mut self) {
+        let Some(info) = self.conn.and_then(|conn| self.stack.info(conn)) else { return };
+        let Some(before) = self.before.replace(info) else { return };
+        assert!(info.cwnd > 0 && info.ssthresh > 0, "{info:?}");
+        let sent = info.counters.bytes_out > before.counters.bytes_out;
+        let probed = info.counters.tlp_probes > before.counters.tlp_probes;
+        let allowed = info.cwnd + 4 * info.emss as u64;
+        let kept_to = !sent || probed || info.in_flight <= allowed;
+        assert!(kept_to, "sent beyond the congestion window: {before:?}, then {info:?}");
+        // A segment of which a part is acknowledged counts as a whole.
+        let outstanding = info.counters.bytes_out - self.ulp.acked.min(info.counters.bytes_out);
+        let most = outstanding + 1500;
+        assert!(info.in_flight <= most, "more in flight than the {outstanding} outstanding: {info:?}");
+    }
+
+    /// What must hold when nothing more happens.
+    pub fn check_end(&self, context: &str) {
+        let census = self.link.census();
+        assert_eq!((census.tx_out, census.rx_out), (0, 0), "{context}: frames leaked");
+        assert_eq!(self.stack.connections(), 0, "{context}: slots leaked");
+        assert!(self.ulp.placed.values().all(|n| *n == 1), "{context}: a ULPDU was placed twice");
+        assert!(self.ulp.closed.is_some() || self.conn.is_none(), "{context}: never closed");
+    }
+
+    /// What must hold beyond that when nothing irreparable has happened: all was delivered, in order.
+    pub fn check_success(&self, other: &Self, context: &str) {
+        self.check_end(context);
+        assert_eq!(self.ulp.errors, Vec::<String>::new(), "{context}");
+        assert_eq!(self.ulp.delivered, other.ulp.to_send, "{context}");
+        assert_eq!(self.ulp.acked, self.ulp.sent_ends.last().copied().unwrap_or_default(), "{context}");
+        assert_eq!(self.ulp.closed, Some(CloseReason::Graceful), "{context}");
+        assert!(other.ulp.peer_closed || self.ulp.peer_closed, "{context}");
+    }
+}
+
+pub fn path(from: &str, to: &str, mtu: u16) -> Path {
+    let flow = Flow { local: from.parse().unwrap(), remote: to.parse().unwrap() };
+    Path {
+        flow,
+        source_mac: Mac([2, 0, 0, 0, 0, 1]),
+        next_hop_mac: Mac([2, 0, 0, 0, 0, 2]),
+        vlan: VlanTags::default(),
+        mtu,
+        queue: QueueId(0),
+    }
+}

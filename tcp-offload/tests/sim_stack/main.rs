@@ -1,0 +1,139 @@
+//! Two stacks over the virtual wire, with an upper layer that numbers its ULPDUs and checks that each is
+//! placed once with the right bytes and delivered once, in order.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+mod ends;
+mod mixed;
+
+use std::{net::SocketAddr, time::Duration};
+
+use xwarp_tcp::{
+    mpa::{Markers, MpaConfig},
+    secret::Secret,
+    sim::{Faults, Gilbert, Outcome, Wire, WireConfig, run},
+    stack::{ConnectParams, StackConfig},
+    tcp::IsnKey,
+    time::Instant,
+};
+
+use self::ends::{End, path};
+
+struct Scenario {
+    name: &'static str,
+    faults: Faults,
+    markers: Markers,
+    crc: bool,
+    ulpdus: u32,
+    v6: bool,
+}
+
+impl Default for Scenario {
+    fn default() -> Self {
+        let faults = Faults { delay: Duration::from_micros(10), ..Default::default() };
+        Self { name: "clean", faults, markers: Markers::Prefer, crc: true, ulpdus: 400, v6: false }
+    }
+}
+
+/// Both ends send `ulpdus`, then close. Returns the two ends as they were when all was over.
+fn exchange(scenario: &Scenario, seed: u64) -> (End, End) {
+    let config = WireConfig { faults: [scenario.faults; 2], seed, ..Default::default() };
+    let (wire, link_a, link_b) = Wire::new(config);
+    let end = |link, seed| {
+        End::new(link, StackConfig { secret: Secret::from_number(seed), ..StackConfig::default() })
+    };
+    let (mut a, mut b) = (end(link_a, seed), end(link_b, seed + 1));
+    let mpa = MpaConfig { markers: scenario.markers, crc: scenario.crc, ..Default::default() };
+    let (from, to): (&str, &str) = if scenario.v6 {
+        ("[fd00::1]:40000", "[fd00::2]:18515")
+    } else {
+        ("10.1.0.1:40000", "10.1.0.2:18515")
+    };
+    let port = to.parse::<SocketAddr>().unwrap().port();
+    b.stack.listen(&mut b.link, None, port, 8, 1500, mpa.clone()).unwrap();
+    let params = ConnectParams { ird: 4, ord: 4, private_data: b"hello".to_vec() };
+    a.conn = Some(a.stack.connect(Instant::ZERO, &mut a.link, path(from, to, 1500), mpa, params).unwrap());
+    for ulp in [&mut a.ulp, &mut b.ulp] {
+        ulp.to_send = scenario.ulpdus;
+    }
+    a.ulp.finish = true;
+    let outcome = run(&wire, &mut [&mut a, &mut b], Instant::ZERO, Duration::from_secs(600), |_, _| false);
+    let context = format!("{} seed {seed}: {outcome:?}", scenario.name);
+    assert!(matches!(outcome, Outcome::Stalled(_)), "{context}: {:?} {:?}", a.ulp, b.ulp);
+    for (end, other) in [(&a, &b), (&b, &a)] {
+        end.check_success(other, &context);
+    }
+    assert_eq!(a.link.census().rules, 0);
+    (a, b)
+}
+
+#[test]
+fn sim_clean_exchange_both_ways() {
+    for (v6, markers, crc) in [
+        (false, Markers::Prefer, true),
+        (true, Markers::Prefer, true),
+        (false, Markers::Off, true),
+        (true, Markers::Off, false),
+        (false, Markers::Require, false),
+    ] {
+        let (a, b) = exchange(&Scenario { markers, crc, v6, ..Default::default() }, 1);
+        assert_eq!(a.stack.tcp_counters().retransmits + b.stack.tcp_counters().retransmits, 0);
+    }
+}
+
+fn lossy() -> Faults {
+    Faults {
+        loss: 0.02,
+        duplicate: 0.01,
+        reorder: 0.05,
+        reorder_by: Duration::from_micros(200),
+        delay: Duration::from_micros(20),
+        jitter: Duration::from_micros(5),
+        ..Default::default()
+    }
+}
+
+#[test]
+fn sim_loss_duplication_reordering_with_markers() {
+    for seed in 1..=16 {
+        let scenario = Scenario { name: "lossy, markers", faults: lossy(), ..Default::default() };
+        let (a, b) = exchange(&scenario, seed);
+        assert!(a.ulp.early + b.ulp.early > 0, "seed {seed}: nothing was placed beyond a gap");
+    }
+}
+
+#[test]
+fn sim_loss_duplication_reordering_without_markers() {
+    for seed in 1..=16 {
+        let scenario = Scenario {
+            name: "lossy, no markers",
+            faults: lossy(),
+            markers: Markers::Off,
+            ..Default::default()
+        };
+        exchange(&scenario, seed);
+    }
+}
+
+/// Markers count from the stream's own beginning, wherever its sequence numbers are.
+#[test]
+fn rfc5044_s4_3_markers_across_the_wrap_of_sequence_numbers() {
+    let flow = path("10.1.0.1:40000", "10.1.0.2:18515", 1500).flow;
+    let wraps = |seed: &u64| {
+        IsnKey::new(&Secret::from_number(*seed)).isn(Instant::ZERO, &flow).value() > u32::MAX - 200_000
+    };
+    for seed in (1..).filter(wraps).take(2) {
+        let scenario = Scenario { name: "wrap", faults: lossy(), ..Default::default() };
+        let (a, b) = exchange(&scenario, seed);
+        assert!(*a.ulp.sent_ends.last().unwrap() > 200_000, "seed {seed}: the numbers have wrapped");
+        assert!(b.ulp.early > 0, "seed {seed}: nothing was placed beyond a gap");
+    }
+}
+
+#[test]
+fn sim_bursts_and_corruption() {
+    let bursts = Some(Gilbert { enter: 0.005, leave: 0.2, loss: 0.8 });
+    let faults = Faults { bursts, corrupt: 0.01, ..lossy() };
+    for seed in 1..=16 {
+        exchange(&Scenario { name: "bursts", faults, ..Default::default() }, seed);
+    }
+}
