@@ -58,6 +58,7 @@ impl<U: Ulp> Stack<U> {
             for (_, slot) in &mut self.slots {
                 slot.pending_at = slot.pending_at.filter(|l| *l != id);
             }
+            self.forget_halves_of(link, id);
         }
     }
 
@@ -90,27 +91,41 @@ impl<U: Ulp> Stack<U> {
     }
 
     fn open_passive(&mut self, now: Instant, link: &mut dyn Link, syn: &Segment, key: usize) {
+        self.make_room(link);
         let full = self.slots.len() >= self.config.most_connections;
         let Some(listener) = self.listeners.get_mut(key) else { return };
-        if full || listener.pending >= listener.backlog || link.steer(Steer::Flow(syn.flow)).is_err() {
+        if full || listener.pending >= listener.backlog {
             self.counters.backlog_full += 1;
             return;
         }
-        listener.pending += 1;
-        let path = Path {
-            flow: syn.flow,
-            source_mac: syn.destination_mac,
-            next_hop_mac: syn.source_mac,
-            vlan: syn.vlan,
-            mtu: listener.mtu,
-            queue: syn.queue,
-        };
-        let id = ListenerId(key as u32);
+        self.open_half(now, link, syn, ListenerId(key as u32));
+    }
+
+    /// Counts one more connection in start-up, if the listener is there and allows it.
+    pub(super) fn enter_backlog(&mut self, id: ListenerId) -> bool {
+        let Some(listener) = self.listeners.get_mut(id.0 as usize) else { return false };
+        let free = listener.pending < listener.backlog;
+        listener.pending += usize::from(free);
+        free
+    }
+
+    /// A connection that came to `id` is open: MPA begins.
+    pub(super) fn insert_passive(&mut self, now: Instant, tcp: Connection, id: ListenerId) {
+        let Some(listener) = self.listeners.get(id.0 as usize) else { return };
         let mpa = Session::responder(now, listener.mpa.clone(), id);
-        let isn = self.isn.isn(now, &syn.flow);
-        let mut tcp = Connection::accept(now, &self.config.tcp, path, syn, isn);
-        self.adopt_path(now, &mut tcp);
         self.counters.passive_opens += 1;
-        self.insert(syn.flow, tcp, mpa, Some(id));
+        self.insert(tcp.flow(), tcp, mpa, Some(id));
+    }
+}
+
+/// The path back to the sender of a segment, over an interface that carries packets of `mtu` bytes.
+pub(super) fn path_of(segment: &Segment, mtu: u16) -> Path {
+    Path {
+        flow: segment.flow,
+        source_mac: segment.destination_mac,
+        next_hop_mac: segment.source_mac,
+        vlan: segment.vlan,
+        mtu,
+        queue: segment.queue,
     }
 }

@@ -8,6 +8,7 @@
 
 mod counters;
 mod error;
+mod half_open;
 mod listen;
 mod paths;
 mod timers;
@@ -24,7 +25,7 @@ pub use self::{
     counters::StackCounters,
     error::{AcceptError, ConnectError, ListenError},
 };
-use self::{listen::Listener, paths::Paths, timers::Timers};
+use self::{half_open::HalfOpens, listen::Listener, paths::Paths, timers::Timers};
 use crate::{
     link::{FrameWriter, Link, RxFrame, Steer},
     mpa::{self, AcceptParams, MpaConfig, Session},
@@ -52,11 +53,22 @@ pub struct StackConfig {
     pub tcp: TcpConfig,
     /// Connections at most, of all kinds; more are refused.
     pub most_connections: usize,
+    /// SYNs that are answered and not confirmed, at most, over all listeners. For one more the oldest is forgotten: at
+    /// `n` SYNs a second an honest peer has `most_half_open / n` seconds to confirm.
+    pub most_half_open: usize,
+    /// Connections in TIME-WAIT at most. For one more the oldest ends early.
+    pub most_time_wait: usize,
 }
 
 impl Default for StackConfig {
     fn default() -> Self {
-        Self { secret: Secret::from_number(0), tcp: TcpConfig::default(), most_connections: 65_536 }
+        Self {
+            secret: Secret::from_number(0),
+            tcp: TcpConfig::default(),
+            most_connections: 32_768,
+            most_half_open: 4096,
+            most_time_wait: 4096,
+        }
     }
 }
 
@@ -106,6 +118,9 @@ pub struct Stack<U: Ulp> {
     listeners: Slab<Listener>,
     timers: Timers,
     paths: Paths,
+    half_open: HalfOpens,
+    /// Connections that entered TIME-WAIT, the oldest first.
+    time_waiting: VecDeque<ConnId>,
     /// Connections that may have something to send, in turn.
     ready: VecDeque<u32>,
     /// Connections that received something since the last idle turn.
@@ -155,6 +170,8 @@ impl<U: Ulp> Stack<U> {
             listeners: Slab::new(),
             timers: Timers::default(),
             paths: Paths::default(),
+            half_open: HalfOpens::default(),
+            time_waiting: VecDeque::new(),
             ready: VecDeque::new(),
             owing: Vec::new(),
             resets: VecDeque::new(),
@@ -177,6 +194,7 @@ impl<U: Ulp> Stack<U> {
         if self.flows.contains_key(&path.flow) {
             return Err(ConnectError::AddressInUse);
         }
+        self.make_room(link);
         if self.slots.len() >= self.config.most_connections {
             return Err(ConnectError::TooMany(self.config.most_connections));
         }
@@ -298,9 +316,9 @@ impl<U: Ulp> Stack<U> {
     ) {
         self.counters.partial_checksum += u64::from(segment.partial_checksum);
         self.make_way_for_syn(link, segment);
-        let Some(&index) = self.flows.get(&segment.flow) else {
-            link.recycle(frame);
-            return self.receive_unknown(now, link, segment);
+        let known = self.flows.get(&segment.flow).copied();
+        let Some(index) = known.or_else(|| self.receive_stranger(now, link, segment)) else {
+            return link.recycle(frame);
         };
         let Some(slot) = self.slots.get_mut(index as usize) else { return link.recycle(frame) };
         let conn = ConnId { index, generation: slot.generation };
@@ -327,6 +345,16 @@ impl<U: Ulp> Stack<U> {
         self.settle(now, link, index, receipt.closed, ulp);
     }
 
+    /// A segment of no connection. Returns the connection that it has made, if so.
+    fn receive_stranger(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) -> Option<u32> {
+        if self.half_open.holds(&segment.flow) {
+            self.receive_half(now, link, segment);
+        } else {
+            self.receive_unknown(now, link, segment);
+        }
+        self.flows.get(&segment.flow).copied()
+    }
+
     /// A SYN may end the TIME-WAIT of the connection before it (RFC 9293 section 3.10.7.4).
     fn make_way_for_syn(&mut self, link: &mut dyn Link, segment: &Segment) {
         if !segment.flags.syn {
@@ -348,6 +376,7 @@ impl<U: Ulp> Stack<U> {
 
     /// Runs what is due.
     pub fn on_timer(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
+        self.half_open_timer(now, link);
         while let Some((at, index)) = self.timers.due(now) {
             let Some(slot) = self.slots.get_mut(index as usize) else { continue };
             if slot.scheduled != Some(at) {
@@ -420,7 +449,7 @@ impl<U: Ulp> Stack<U> {
 
     /// When [`Stack::on_timer`] must be called next, if ever. A time that has passed means: now.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.timers.next()
+        earlier(self.timers.next(), self.half_open.next())
     }
 
     /// Whether [`Stack::transmit`] has work, for instance because the link had no room for all of it.
@@ -477,8 +506,13 @@ impl<U: Ulp> Stack<U> {
         if let Some(reason) = closed {
             slot.told_closed = true;
             slot.mpa.release(link);
+            let waits = slot.tcp.state() == tcp::State::TimeWait;
             self.no_longer_pending(index);
             ulp.event(conn, Event::Closed(reason));
+            if waits {
+                self.time_waiting.push_back(conn);
+                self.bound_time_wait(link, self.config.most_time_wait);
+            }
         }
         if self.slots.get(index as usize).is_some_and(|s| s.tcp.is_closed() && s.told_closed) {
             self.remove(link, index);
@@ -494,6 +528,26 @@ impl<U: Ulp> Stack<U> {
         let flow = slot.tcp.flow();
         self.flows.remove(&flow);
         link.unsteer(Steer::Flow(flow));
+    }
+
+    /// Ends the oldest connections in TIME-WAIT until there are at most `most`.
+    fn bound_time_wait(&mut self, link: &mut dyn Link, most: usize) {
+        while self.time_waiting.len() > most {
+            let Some(conn) = self.time_waiting.pop_front() else { return };
+            let waits =
+                |s: &Slot<_>| s.generation == conn.generation && s.tcp.state() == tcp::State::TimeWait;
+            if self.slots.get(conn.index as usize).is_some_and(waits) {
+                self.counters.time_wait_cut += 1;
+                self.remove(link, conn.index);
+            }
+        }
+    }
+
+    /// When the table of connections is full, those that only wait make room.
+    fn make_room(&mut self, link: &mut dyn Link) {
+        while self.slots.len() >= self.config.most_connections && !self.time_waiting.is_empty() {
+            self.bound_time_wait(link, self.time_waiting.len() - 1);
+        }
     }
 
     /// The interface's next hop `old` has a new hardware address.
@@ -517,16 +571,6 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    /// What TCP knows about a connection.
-    pub fn info(&self, conn: ConnId) -> Option<tcp::Info> {
-        self.slots.get(conn.index as usize).filter(|s| s.generation == conn.generation).map(|s| s.tcp.info())
-    }
-
-    /// How many connections there are, those in TIME-WAIT included.
-    pub fn connections(&self) -> usize {
-        self.slots.len()
-    }
-
     /// How many connections still have something to say: data or a FIN that is not acknowledged. A peer that
     /// has all of ours and keeps its own direction open does not count, nor does TIME-WAIT.
     pub fn unfinished_connections(&self) -> usize {
@@ -543,29 +587,6 @@ impl<U: Ulp> Stack<U> {
                 self.make_ready(index);
             }
         }
-    }
-
-    /// Counters of frames and connections.
-    pub fn counters(&self) -> StackCounters {
-        self.counters
-    }
-
-    /// TCP's counters, summed over all connections that are and were.
-    pub fn tcp_counters(&self) -> tcp::Counters {
-        let mut sum = self.closed_tcp;
-        for (_, slot) in &self.slots {
-            sum += slot.tcp.counters();
-        }
-        sum
-    }
-
-    /// MPA's counters, summed over all connections that are and were.
-    pub fn mpa_counters(&self) -> mpa::Counters {
-        let mut sum = self.closed_mpa;
-        for (_, slot) in &self.slots {
-            sum += slot.mpa.counters();
-        }
-        sum
     }
 }
 

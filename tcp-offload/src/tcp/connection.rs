@@ -163,6 +163,20 @@ impl Connection {
         connection
     }
 
+    /// The SYN-ACK of this passive open was sent so many times, the last one at `at`: the connection is the same that sent
+    /// it, made anew.
+    pub(crate) fn syn_ack_was_sent(&mut self, sent: u32, at: Instant) {
+        self.syn = Syn { due: false, sent, sent_at: at };
+        if sent > 0 {
+            self.rx.advertise(false);
+        }
+    }
+
+    /// The SYN-ACK is due once more.
+    pub(crate) fn repeat_syn(&mut self) {
+        self.syn.due = true;
+    }
+
     /// Takes over what the peer's SYN says: its sequence number, window and options. An extension is used when
     /// both SYNs have it (RFC 7323 sections 2.2 and 3.2, RFC 2018 section 2).
     pub(super) fn learn_options(&mut self, now: Instant, syn: &Segment) {

@@ -1,7 +1,7 @@
 //! Stacks with an upper layer that sends ULPDUs of the largest size.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     time::Duration,
 };
 
@@ -10,11 +10,11 @@ use xwarp_tcp::{
     mpa::{AcceptParams, MpaConfig},
     secret::Secret,
     seq::StreamOffset,
-    sim::{Faults, Node, Outcome, PathMtu, SimLink, Wire, WireConfig, run},
+    sim::{Blackout, Faults, Node, Outcome, PathMtu, SimLink, Wire, WireConfig, run},
     stack::{ConnectParams, Stack, StackConfig},
     tcp::TcpConfig,
     time::Instant,
-    ulp::{Arrival, CloseReason, ConnId, Event, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
+    ulp::{Arrival, CloseReason, ConnId, Event, ListenerId, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
     wire::{Flow, Mac, Path, VlanTags},
 };
 
@@ -24,6 +24,10 @@ pub const PORT: u16 = 4791;
 #[derive(Debug, Default)]
 pub struct Upper {
     requested: Vec<ConnId>,
+    /// Requests wait.
+    pub deaf: bool,
+    /// Connections to close, when all is sent.
+    pub finishing: HashSet<ConnId>,
     pub established: Vec<ConnId>,
     /// Bytes that each connection still wants to send.
     pub to_send: HashMap<ConnId, usize>,
@@ -48,7 +52,7 @@ impl Ulp for Upper {
 
     fn pull(&mut self, conn: ConnId, out: &mut UlpduWriter<'_, '_>) -> Pulled {
         let Some(left) = self.to_send.get_mut(&conn).filter(|left| **left > 0) else {
-            return Pulled::Nothing;
+            return if self.finishing.contains(&conn) { Pulled::Finish } else { Pulled::Nothing };
         };
         let len = (*left).min(out.mulpdu());
         if out.room() < len {
@@ -66,7 +70,9 @@ impl Ulp for Upper {
         match event {
             Event::Requested { .. } => self.requested.push(conn),
             Event::Established { .. } => self.established.push(conn),
-            Event::PeerClosed => {}
+            Event::PeerClosed => {
+                self.finishing.insert(conn);
+            }
             Event::Closed(reason) => {
                 self.closed.insert(conn.index, reason);
             }
@@ -94,6 +100,12 @@ impl End {
         self.stack.wake(conn);
     }
 
+    /// Closes a connection in order.
+    pub fn finish(&mut self, conn: ConnId) {
+        self.upper.finishing.insert(conn);
+        self.stack.wake(conn);
+    }
+
     pub fn assert_nothing_leaked(&self) {
         let census = self.link.census();
         assert_eq!((census.tx_out, census.rx_out), (0, 0), "frames leaked");
@@ -106,7 +118,8 @@ impl Node for End {
         for frame in self.batch.drain(..) {
             self.stack.receive(now, &mut self.link, frame, &mut self.upper);
         }
-        for conn in std::mem::take(&mut self.upper.requested) {
+        let accepted = if self.upper.deaf { Vec::new() } else { std::mem::take(&mut self.upper.requested) };
+        for conn in accepted {
             let params = AcceptParams { ird: 0, ord: 0, private_data: Vec::new() };
             self.stack.accept(now, conn, params, &mut self.upper).unwrap();
         }
@@ -131,27 +144,40 @@ fn wide() -> Faults {
     Faults { delay, rate_bytes, ..Default::default() }
 }
 
-/// Two ends and the wire between them; the second one listens.
+/// Two ends, a stranger and the switch between them; the second one listens.
 pub struct Lab {
     pub wire: Wire,
     pub now: Instant,
     pub client: End,
     pub server: End,
+    /// The link of somebody who never answers.
+    pub stranger: SimLink,
+    pub listener: ListenerId,
     next_port: u16,
     next_host: u8,
 }
 
 impl Lab {
     pub fn new(tcp: TcpConfig, backlog: usize) -> Self {
-        let (delay, rate_bytes) = (Duration::from_micros(50), Some(12_500_000));
-        let faults = Faults { delay, rate_bytes, ..Default::default() };
-        let config =
-            WireConfig { tx_frames: 4096, rx_frames: 4096, faults: [faults; 2], ..Default::default() };
-        let (wire, client, server) = Wire::new(config);
-        let stack = |seed| StackConfig { secret: Secret::from_number(seed), tcp, ..Default::default() };
+        Self::limited(tcp, backlog, |_| {})
+    }
+
+    /// With other limits of both stacks.
+    pub fn limited(tcp: TcpConfig, backlog: usize, limit: impl Fn(&mut StackConfig)) -> Self {
+        let config = WireConfig { tx_frames: 4096, rx_frames: 4096, ..Default::default() };
+        let deaf = Blackout { from: Instant::ZERO, length: Duration::MAX, every: None };
+        let deaf = Faults { blackout: Some(deaf), ..Default::default() };
+        let (wire, links) = Wire::switch(&config, &[wide(), wide(), deaf]);
+        let Ok([client, server, stranger]) = <[SimLink; 3]>::try_from(links) else { panic!("three links") };
+        let stack = |seed| {
+            let mut config = StackConfig { secret: Secret::from_number(seed), tcp, ..Default::default() };
+            limit(&mut config);
+            config
+        };
         let (client, mut server) = (End::new(client, stack(1)), End::new(server, stack(2)));
-        server.stack.listen(&mut server.link, None, PORT, backlog, 1500, MpaConfig::default()).unwrap();
-        Self { wire, now: Instant::ZERO, client, server, next_port: 10_000, next_host: 1 }
+        let mpa = MpaConfig::default();
+        let listener = server.stack.listen(&mut server.link, None, PORT, backlog, 1500, mpa).unwrap();
+        Self { wire, now: Instant::ZERO, client, server, stranger, listener, next_port: 10_000, next_host: 1 }
     }
 
     /// The client starts to connect, from another port each time.
@@ -176,7 +202,16 @@ impl Lab {
     /// IP packets of more than `bytes` bytes vanish from now on, and nobody says so. `None`: no more.
     pub fn narrow(&mut self, bytes: Option<u16>) {
         let mtu = bytes.map(|bytes| PathMtu { from: self.now, bytes, icmp: false });
-        self.wire.with_faults([Faults { mtu, ..wide() }; 2]);
+        for end in 0..2 {
+            self.wire.set_faults(end, Faults { mtu, ..wide() });
+        }
+    }
+
+    /// What the client sends 20 us from now on is lost for so long: its SYN has passed.
+    pub fn lose_until(&mut self, length: Duration) {
+        let from = self.now + Duration::from_micros(20);
+        let blackout = Some(Blackout { from, length, every: None });
+        self.wire.set_faults(1, Faults { blackout, ..wide() });
     }
 
     /// Runs until `done`, for at most `limit`.

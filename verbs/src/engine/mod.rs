@@ -75,7 +75,12 @@ impl Engine {
         let EngineConfig { secret, tcp, mpa, most_connections, limits } = config;
         let [sequence_numbers, keys] = secret.split();
         Self {
-            stack: Stack::new(StackConfig { secret: sequence_numbers, tcp, most_connections }),
+            stack: Stack::new(StackConfig {
+                secret: sequence_numbers,
+                tcp,
+                most_connections,
+                ..StackConfig::default()
+            }),
             rnic: Rnic::new(limits, &keys),
             mpa,
             markerless: HashSet::new(),

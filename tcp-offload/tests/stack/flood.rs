@@ -1,0 +1,192 @@
+//! SYN floods and other crowds: what is bounded, and what they do to honest peers (RFC 4987).
+
+use std::{net::Ipv4Addr, time::Duration};
+
+use xwarp_tcp::{
+    link::QueueId,
+    seq::SeqNum,
+    sim::SimLink,
+    tcp::TcpConfig,
+    wire::{Fields, Flags, Flow, Headers, MOST_HEADER_BYTES, Mac, Options, Path, Sum, VlanTags},
+};
+
+use crate::support::{Lab, PORT};
+
+/// A bare segment from a host that may not exist.
+fn forged(link: &mut SimLink, host: u32, port: u16, fields: &Fields) {
+    let source = Ipv4Addr::from(0x0a09_0000 + host);
+    let flow = Flow { local: (source, port).into(), remote: ([10, 1, 1, 1], PORT).into() };
+    let path = Path {
+        flow,
+        source_mac: Mac([2, 0, 0, 0, 0, 9]),
+        next_hop_mac: Mac([2, 0, 0, 0, 0, 2]),
+        vlan: VlanTags::default(),
+        mtu: 1500,
+        queue: QueueId(0),
+    };
+    let mut frame = [0; MOST_HEADER_BYTES];
+    let len = Headers::new(&path).emit(&mut frame, fields, 0, Sum::default()).unwrap();
+    link.inject(&frame[..len]);
+}
+
+fn syn(seq: u32) -> Fields {
+    let flags = Flags { syn: true, ..Flags::default() };
+    let options =
+        Options { mss: Some(1460), window_scale: Some(7), sack_permitted: true, ..Options::default() };
+    Fields { seq: SeqNum::new(seq), flags, window: 65_535, options, ..Fields::default() }
+}
+
+fn ack(seq: u32, ack: u32) -> Fields {
+    let flags = Flags { ack: true, ..Flags::default() };
+    Fields { seq: SeqNum::new(seq), ack: SeqNum::new(ack), flags, window: 65_535, ..Fields::default() }
+}
+
+#[test]
+fn rfc4987_s2_a_flood_is_bounded_and_honest_peers_still_connect() {
+    let mut lab = Lab::new(TcpConfig::default(), 8);
+    let first = lab.connect();
+    lab.pass(Duration::from_millis(5));
+    lab.client.send(first, 2_000_000);
+    // 100 000 SYNs of as many flows in a second, and meanwhile honest peers come.
+    for burst in 0..1000u32 {
+        for n in 0..100 {
+            let host = burst * 100 + n;
+            forged(&mut lab.stranger, host, 1024, &syn(host));
+        }
+        if burst % 200 == 100 {
+            lab.connect();
+        }
+        lab.pass(Duration::from_millis(1));
+        assert!(lab.server.stack.half_open() <= 4096);
+        assert!(
+            lab.server.link.census().rules <= 4096 + 8,
+            "a rule for each flow that is known, and no more"
+        );
+    }
+    let counters = lab.server.stack.counters();
+    assert_eq!((counters.half_open - counters.half_open_evicted) as usize, 4096 + 6);
+    assert_eq!((counters.passive_opens, counters.backlog_full), (6, 0));
+    assert_eq!((lab.client.upper.established.len(), lab.server.upper.established.len()), (6, 6));
+    assert_eq!(lab.server.stack.connections(), 6, "a SYN is no connection");
+    assert_eq!(lab.server.upper.delivered, 2_000_000);
+    let info = lab.client.stack.info(first).unwrap();
+    let lost = (info.counters.rto_expired, info.counters.recoveries);
+    assert_eq!(lost, (0, 0), "the open connection did not notice");
+    // When it is over, everything is forgotten.
+    lab.pass(Duration::from_secs(20));
+    assert_eq!((lab.server.stack.half_open(), lab.server.link.census().rules), (0, 7));
+    assert!(lab.server.stack.counters().half_open_expired >= 4096);
+    lab.assert_no_errors();
+}
+
+#[test]
+fn rfc6298_s2_1_syn_acks_are_repeated_after_1_2_and_4_seconds() {
+    let mut lab = Lab::new(TcpConfig::default(), 8);
+    forged(&mut lab.stranger, 1, 1024, &syn(7));
+    let mut sent = Vec::new();
+    for second in 0..20 {
+        lab.pass(Duration::from_millis(500));
+        let out = lab.server.stack.tcp_counters().segments_out;
+        if sent.last().is_none_or(|(_, n)| *n != out) {
+            sent.push((second, out));
+        }
+    }
+    // In halves of a second.
+    assert_eq!(sent, [(0, 1), (2, 2), (6, 3), (14, 4)]);
+    assert_eq!(lab.server.stack.half_open(), 1, "the last one has its time, too");
+    lab.pass(Duration::from_secs(8));
+    assert_eq!(lab.server.stack.half_open(), 0);
+    assert_eq!(lab.server.stack.tcp_counters().retransmits, 3);
+}
+
+#[test]
+fn rfc9293_s3_10_7_4_a_half_open_connection_judges_as_an_open_one() {
+    let mut lab = Lab::new(TcpConfig::default(), 8);
+    let step = Duration::from_millis(1);
+    forged(&mut lab.stranger, 1, 1024, &syn(7));
+    lab.pass(step);
+    let out = |lab: &Lab| lab.server.stack.tcp_counters().segments_out;
+    assert_eq!((lab.server.stack.half_open(), out(&lab)), (1, 1));
+    // The SYN once more: the SYN-ACK once more.
+    forged(&mut lab.stranger, 1, 1024, &syn(7));
+    lab.pass(step);
+    assert_eq!(out(&lab), 2);
+    // A wrong acknowledgment is reset, and the half-open connection stays.
+    forged(&mut lab.stranger, 1, 1024, &ack(8, 12_345));
+    lab.pass(step);
+    assert_eq!((lab.server.stack.half_open(), out(&lab)), (1, 3));
+    // A reset in the window but not next is challenged (RFC 5961 section 3.2), the exact one is believed.
+    let reset = |seq| Fields { flags: Flags { rst: true, ..Flags::default() }, ..ack(seq, 0) };
+    forged(&mut lab.stranger, 1, 1024, &reset(9));
+    lab.pass(step);
+    assert_eq!((lab.server.stack.half_open(), out(&lab)), (1, 4));
+    forged(&mut lab.stranger, 1, 1024, &reset(8));
+    lab.pass(step);
+    assert_eq!((lab.server.stack.half_open(), lab.server.link.census().rules), (0, 1));
+    assert_eq!(lab.server.stack.connections(), 0);
+}
+
+/// RFC 9293 section 3.5: the ACK may have been lost, or data may ride on it.
+#[test]
+fn data_confirms_a_half_open_connection_and_is_taken() {
+    let mut lab = Lab::new(TcpConfig::default(), 8);
+    // The server's answer is lost, and so is what the client says at first.
+    lab.connect();
+    lab.lose_until(Duration::from_micros(400));
+    lab.pass(Duration::from_secs(4));
+    assert_eq!((lab.client.upper.established.len(), lab.server.upper.established.len()), (1, 1));
+    let all = lab.server.stack.tcp_counters();
+    assert_eq!((all.out_of_window, lab.server.stack.half_open()), (0, 0));
+}
+
+#[test]
+fn a_backlog_that_is_full_takes_the_peer_when_there_is_room_again() {
+    let mut lab = Lab::new(TcpConfig::default(), 2);
+    lab.server.upper.deaf = true;
+    let conns: Vec<_> = (0..3).map(|_| lab.connect()).collect();
+    lab.pass(Duration::from_millis(10));
+    assert_eq!(lab.server.stack.connections(), 2);
+    assert!(lab.server.stack.counters().backlog_full > 0);
+    lab.server.upper.deaf = false;
+    lab.pass(Duration::from_secs(10));
+    assert_eq!(lab.client.upper.established.len(), conns.len());
+    lab.assert_no_errors();
+}
+
+#[test]
+fn a_listener_that_goes_takes_its_half_open_connections_with_it() {
+    let mut lab = Lab::new(TcpConfig::default(), 8);
+    for host in 0..10 {
+        forged(&mut lab.stranger, host, 1024, &syn(7));
+    }
+    lab.pass(Duration::from_millis(1));
+    assert_eq!(lab.server.stack.half_open(), 10);
+    let listener = lab.listener;
+    lab.server.stack.unlisten(&mut lab.server.link, listener);
+    assert_eq!((lab.server.stack.half_open(), lab.server.link.census().rules), (0, 0));
+}
+
+#[test]
+fn time_wait_is_bounded_and_makes_room() {
+    let config = TcpConfig { time_wait: Duration::from_mins(4), ..TcpConfig::default() };
+    let mut lab = Lab::limited(config, 16, |stack| stack.most_time_wait = 5);
+    for _ in 0..8 {
+        let conn = lab.connect();
+        lab.pass(Duration::from_millis(5));
+        lab.client.finish(conn);
+        lab.pass(Duration::from_millis(5));
+    }
+    assert_eq!((lab.client.stack.connections(), lab.server.stack.connections()), (5, 0));
+    assert_eq!(lab.client.stack.counters().time_wait_cut, 3);
+
+    let mut lab = Lab::limited(config, 16, |stack| stack.most_connections = 5);
+    for _ in 0..8 {
+        let conn = lab.connect();
+        lab.pass(Duration::from_millis(5));
+        lab.client.finish(conn);
+        lab.pass(Duration::from_millis(5));
+    }
+    assert_eq!(lab.client.upper.closed.values().count(), 5, "all of them, in five places");
+    assert_eq!(lab.client.stack.counters().time_wait_cut, 3);
+    lab.assert_no_errors();
+}
