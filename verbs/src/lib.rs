@@ -64,8 +64,8 @@ pub use self::{
     ddp::{STag, TaggedOffset},
     memory::{AccessError, Memory, Pages},
     rnic::{
-        Access, AsyncEvent, Binding, CqId, Limits, NoReceive, Opcode, Operation, Payload, PostError, QpFault,
-        QpId, QpInfo, QpState, RecvRequest, Remote, ResourceError, SendFlags, Sge, SrqId, WcStatus,
-        WorkCompletion, WorkRequest,
+        Access, AsyncEvent, Binding, CqId, Limits, NoReceive, Opcode, Operation, Payload, PeerDepths,
+        PostError, QpFault, QpId, QpInfo, QpState, RecvRequest, Remote, ResourceError, SendFlags, Sge, SrqId,
+        WcStatus, WorkCompletion, WorkRequest,
     },
 };

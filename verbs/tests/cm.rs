@@ -11,8 +11,8 @@ use std::{
 
 use common::{LIMIT, connect, devices, queue_pair};
 use xwarp_verbs::{
-    CloseReason, Device, Markers, MpaConfig, Payload, Progress, QpState, QueuePairOptions, RecvRequest,
-    WorkRequest,
+    CloseReason, Device, Markers, MpaConfig, Payload, PeerDepths, Progress, QpState, QueuePairOptions,
+    RecvRequest, WorkRequest,
     cm::{
         AcceptOptions, CmError, CmId, ConnectOptions, ConnectionError, Event, EventChannel, EventKind,
         IncomingRequest, ListenOptions,
@@ -70,7 +70,7 @@ fn the_steps_of_both_ends_one_by_one() {
 
     let incoming = request(&server, &at_server, &listener);
     assert_eq!(incoming.private_data, b"who is there");
-    assert_eq!((incoming.ird, incoming.ord), (Some(3), Some(5)));
+    assert_eq!(incoming.depths, PeerDepths { ird: Some(3), ord: Some(5) });
     assert_eq!((incoming.local, incoming.peer.ip()), (server_address(7), sim::ipv4(2)));
     let options = AcceptOptions { private_data: b"it is me".to_vec(), ird: 4, ord: 2 };
     incoming.id.accept(&sqp, options).unwrap();
@@ -78,7 +78,11 @@ fn the_steps_of_both_ends_one_by_one() {
     assert_eq!(event.id, incoming.id.key());
     assert!(matches!(event.kind, EventKind::Established { .. }), "{event:?}");
 
-    let EventKind::Established { private_data, ird, ord } = next(&client, &at_client).kind else { panic!() };
+    let EventKind::Established { private_data, ird, ord, peer } = next(&client, &at_client).kind else {
+        panic!()
+    };
+    // RFC 6581 section 9.1: the initiator hears what the responder said, not only what follows from it.
+    assert_eq!(peer, PeerDepths { ird: Some(4), ord: Some(2) });
     assert_eq!(private_data, b"it is me");
     // RFC 6581 section 9.1: neither end has more outstanding than the other serves.
     assert!(ird >= 2 && ord <= 4, "ird {ird}, ord {ord}");

@@ -391,7 +391,20 @@ fn counters_have_stable_names() {
     assert!(grown.value("tcp.segments_in").unwrap_or(0) >= 2, "{grown}");
     assert_eq!(pair[0].counters().value("stack.passive_opens"), Some(1));
     assert_eq!(after.value("no.such"), None);
-    drop(ends);
+    // What RDMAP and DDP did, and what their Terminates said.
+    let [server, client] = ends;
+    let theirs = server.pd.allocate(64, Access::REMOTE_WRITE).unwrap();
+    client.qp.post_send(&WorkRequest::write(1, Payload::Inline(b"count me"), theirs.remote(0))).unwrap();
+    let beyond = WorkRequest::write(2, Payload::Inline(b"count me"), theirs.remote(60));
+    client.qp.post_send(&beyond.signaled()).unwrap();
+    assert!(client.connection.wait_disconnected(LIMIT).unwrap());
+    assert!(server.connection.wait_disconnected(LIMIT).unwrap());
+    let [at_server, at_client] = [pair[0].counters(), pair[1].counters()];
+    assert_eq!(at_server.value("ddp.write_bytes"), Some(8));
+    assert_eq!(at_server.value("rdmap.terminate_sent_ddp_bounds"), Some(1));
+    assert_eq!(at_client.value("rdmap.terminate_received_ddp_bounds"), Some(1));
+    assert_eq!(at_client.value("rdmap.terminate_received_other"), Some(0));
+    assert!(at_client.value("rdmap.writes").unwrap() >= 1);
 }
 
 #[test]

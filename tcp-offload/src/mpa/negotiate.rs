@@ -130,13 +130,23 @@ impl Offer {
     }
 }
 
+/// What an initiator asked for, until the reply is there.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    /// What went out.
+    pub(crate) request: MpaRequest,
+    /// Our IRD and ORD, also when the request has no room for them and the ULPs see to it.
+    ird: u16,
+    ord: u16,
+}
+
 /// The request of an initiator.
 pub(crate) fn request(
     config: &MpaConfig,
     private_data: Vec<u8>,
     ird: u16,
     ord: u16,
-) -> Result<MpaRequest, SetupError> {
+) -> Result<Asked, SetupError> {
     check_depth(ird)?;
     check_depth(ord)?;
     let enhanced = match config.revision {
@@ -150,13 +160,14 @@ pub(crate) fn request(
         }
     };
     check_private_data(&private_data, enhanced)?;
-    Ok(MpaRequest {
+    let request = MpaRequest {
         revision: config.revision.number(),
         markers: config.markers != Markers::Off,
         crc: config.crc,
         enhanced,
         private_data,
-    })
+    };
+    Ok(Asked { request, ird, ord })
 }
 
 /// The reply of a responder that accepts, and what is agreed on by it.
@@ -246,7 +257,8 @@ pub(crate) enum Conclusion {
 }
 
 /// Concludes the negotiation at the initiator.
-pub(crate) fn conclude(config: &MpaConfig, request: &MpaRequest, reply: &MpaReply) -> Conclusion {
+pub(crate) fn conclude(config: &MpaConfig, asked: &Asked, reply: &MpaReply) -> Conclusion {
+    let Asked { request, ird, ord } = asked;
     if reply.rejected {
         // A responder without markers (Linux's siw) can say so only by rejecting; one that declares
         // markers for itself, or has something to tell, rejects for another reason.
@@ -254,8 +266,8 @@ pub(crate) fn conclude(config: &MpaConfig, request: &MpaRequest, reply: &MpaRepl
         return if for_markers { Conclusion::Failed(MpaError::MarkersRefused) } else { Conclusion::Rejected };
     }
     let mut agreed = Agreed {
-        ird: request.enhanced.map_or(UNNEGOTIATED, |ours| ours.ird),
-        ord: request.enhanced.map_or(UNNEGOTIATED, |ours| ours.ord),
+        ird: *ird,
+        ord: *ord,
         peer_ird: UNNEGOTIATED,
         peer_ord: UNNEGOTIATED,
         crc: request.crc || reply.crc,

@@ -8,7 +8,7 @@ use std::fmt;
 use super::{
     AcceptParams, Agreed, Counters, MpaConfig, MpaError, Offer, SetupError, UNNEGOTIATED,
     layout::Layout,
-    negotiate::{self, Conclusion},
+    negotiate::{self, Asked, Conclusion},
     receiver::{Framing, Halt, Receiver, Upper},
     startup::{MAX_FRAME_BYTES, MpaReply, MpaRequest},
 };
@@ -43,7 +43,7 @@ pub struct Session<P> {
 #[derive(Debug)]
 enum Phase {
     /// Initiator: the request goes out, the reply is awaited.
-    AwaitReply(Box<MpaRequest>),
+    AwaitReply(Box<Asked>),
     /// Responder: the request is awaited.
     AwaitRequest(ListenerId),
     /// Responder: the application decides.
@@ -74,9 +74,9 @@ impl<P: Copy + fmt::Debug> Session<P> {
         ird: u16,
         ord: u16,
     ) -> Result<Self, SetupError> {
-        let request = negotiate::request(&config, private_data, ird, ord)?;
-        let startup = request.emit();
-        Ok(Self { startup, ..Self::new(config, Phase::AwaitReply(Box::new(request)), None) })
+        let asked = negotiate::request(&config, private_data, ird, ord)?;
+        let startup = asked.request.emit();
+        Ok(Self { startup, ..Self::new(config, Phase::AwaitReply(Box::new(asked)), None) })
     }
 
     /// The session of a responder, whose TCP connection came to `listener`. The request must come within
@@ -268,9 +268,9 @@ impl<P: Copy + fmt::Debug> Session<P> {
                 Ok(None) => {}
                 Err(error) => self.fail(error),
             },
-            Phase::AwaitReply(request) => match MpaReply::parse(bytes) {
+            Phase::AwaitReply(asked) => match MpaReply::parse(bytes) {
                 Ok(Some((reply, len))) => {
-                    let conclusion = negotiate::conclude(&self.config, request, &reply);
+                    let conclusion = negotiate::conclude(&self.config, asked, &reply);
                     self.receiver.consume(link, len);
                     self.startup_deadline = None;
                     self.replied(now, upper, path, link, reply, conclusion);

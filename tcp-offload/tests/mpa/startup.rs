@@ -336,6 +336,7 @@ fn rfc6581_s10_unenhanced_requests_get_unenhanced_replies() {
     assert_eq!(initiator.sent[16..20], [0xc0, 1, 0, 5], "no S, and only the application's data");
     let agreed = initiator.ulp.established().unwrap();
     assert_eq!((agreed.revision, agreed.peer_ord), (Revision::One, UNNEGOTIATED));
+    assert_eq!((agreed.ird, agreed.ord), (16, 8), "left to the ULPs, ours are what ours says");
 }
 
 #[test]

@@ -16,6 +16,7 @@ impl Counters {
         all.extend(stack.counters().iter());
         all.extend(stack.tcp_counters().iter());
         all.extend(stack.mpa_counters().iter());
+        all.extend(state.engine.counters().iter());
         all.sort_unstable();
         Self(all)
     }

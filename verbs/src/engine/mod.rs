@@ -26,7 +26,7 @@ pub use self::cm::ConnectParams;
 use crate::{
     ddp::STag,
     rnic::{
-        AsyncEvent, CmEvent, CompletionRing, CqId, FastRegistration, Limits, Notify, PdId, PostError,
+        self, AsyncEvent, CmEvent, CompletionRing, CqId, FastRegistration, Limits, Notify, PdId, PostError,
         QpAttributes, QpId, QpInfo, RecvRequest, Registration, ResourceError, Rnic, SrqAttributes, SrqId,
         WorkRequest,
     },
@@ -131,6 +131,11 @@ impl Engine {
     /// The stack's own view: connections and counters.
     pub fn stack(&self) -> &Stack<Rnic> {
         &self.stack
+    }
+
+    /// What the card counted: RDMAP and DDP.
+    pub fn counters(&self) -> &rnic::Counters {
+        self.rnic.counters()
     }
 
     /// Does what the card left to do, until nothing is left.

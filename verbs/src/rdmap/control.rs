@@ -4,9 +4,13 @@
 use super::RdmapError;
 use crate::ddp::Queue;
 
-/// RV: 01b of RFC 5040, and 00b of the RDMA Consortium, whose messages are the same.
+/// RV of RFC 5040.
 const VERSION: u8 = 1;
-const NEWEST_VERSION: u8 = 1;
+/// RV of the RDMA Consortium, valid as well (RFC 5040 section 4.1). It has none of RFC 7306's messages.
+const CONSORTIUM_VERSION: u8 = 0;
+
+/// Terminate. Those above are of RFC 7306.
+const LAST_OF_RFC_5040: u8 = 0x7;
 
 /// What a message is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -107,10 +111,14 @@ pub struct InvalidControl(pub RdmapError);
 impl Control {
     /// Reads the field. Reserved bits are not looked at.
     pub const fn parse(byte: u8) -> Result<Self, InvalidControl> {
-        if byte >> 6 > NEWEST_VERSION {
-            return Err(InvalidControl(RdmapError::Version));
-        }
-        match MessageType::from_opcode(byte & 0x0f) {
+        let (version, opcode) = (byte >> 6, byte & 0x0f);
+        match MessageType::from_opcode(opcode) {
+            _ if version != VERSION && version != CONSORTIUM_VERSION => {
+                Err(InvalidControl(RdmapError::Version))
+            }
+            Some(_) if version == CONSORTIUM_VERSION && opcode > LAST_OF_RFC_5040 => {
+                Err(InvalidControl(RdmapError::Version))
+            }
             Some(message) => Ok(Self { message }),
             None => Err(InvalidControl(RdmapError::UnexpectedOpcode)),
         }
@@ -132,10 +140,12 @@ mod tests {
             let (version, opcode) = (byte >> 6, byte & 15);
             match Control::parse(byte) {
                 Ok(control) => {
-                    assert!(version < 2 && opcode < 12);
+                    assert!(version == 1 && opcode < 12 || version == 0 && opcode < 8);
                     assert_eq!(control.byte(), 0x40 | opcode);
                 }
-                Err(InvalidControl(RdmapError::Version)) => assert!(version >= 2),
+                Err(InvalidControl(RdmapError::Version)) => {
+                    assert!(version >= 2 || version == 0 && (8..12).contains(&opcode));
+                }
                 Err(InvalidControl(error)) => {
                     assert_eq!(error, RdmapError::UnexpectedOpcode);
                     assert!(opcode >= 12);

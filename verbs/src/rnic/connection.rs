@@ -4,14 +4,14 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use xwarp_tcp::{
-    mpa::{MpaConfig, MpaError, Offer, UNNEGOTIATED},
+    mpa::{MpaConfig, MpaError, Offer},
     stack::ConnectParams,
     ulp::{CloseReason, ConnId, Event, ListenerId},
     wire::Path,
 };
 
 use super::{
-    AsyncEvent, CmError, CmEvent, Notify, QpId, QpState, RequestId, Rnic, Shared,
+    AsyncEvent, CmError, CmEvent, Notify, PeerDepths, QpId, QpState, RequestId, Rnic, Shared,
     placement::Quote,
     qp::{QueuePair, Stage},
 };
@@ -194,14 +194,12 @@ impl Rnic {
 
     fn requested(&mut self, conn: ConnId, listener: ListenerId, path: &Path, offer: Offer) {
         self.connections.attach(conn, Owner::Request);
-        let negotiated = |depth: u16| Some(depth).filter(|d| *d != UNNEGOTIATED);
         self.shared.events.push_cm(CmEvent::ConnectRequest {
             request: RequestId(conn),
             listener,
             local: path.flow.local,
             remote: path.flow.remote,
-            ird: negotiated(offer.ird),
-            ord: negotiated(offer.ord),
+            peer: PeerDepths::of(offer.ird, offer.ord),
             private_data: offer.private_data,
         });
     }
@@ -211,18 +209,24 @@ impl Rnic {
         let shared = &mut self.shared;
         match event {
             Event::Requested { .. } => {}
+            // What failed here meanwhile is told by a Terminate first, and then as a connection not made.
+            Event::Established { .. } if qp.state != QpState::Idle => shared.wake(Some(conn)),
             Event::Established { path, agreed, private_data, rtr } => {
                 let (local, remote) = (path.flow.local, path.flow.remote);
                 qp.rx.expects_rtr = agreed.peer_to_peer && qp.stage == Stage::Accepting;
                 qp.establish(agreed.ird, agreed.ord, rtr, (local, remote));
                 let (ird, ord) = (agreed.ird, agreed.ord);
-                shared.events.push_cm(CmEvent::Established { qp: id, local, remote, private_data, ird, ord });
+                let peer = PeerDepths::of(agreed.peer_ird, agreed.peer_ord);
+                let established =
+                    CmEvent::Established { qp: id, local, remote, private_data, ird, ord, peer };
+                shared.events.push_cm(established);
                 shared.wake(Some(conn));
             }
-            Event::Rejected { private_data, .. } => {
+            Event::Rejected { private_data, ird, ord } => {
                 self.connections.detach(conn);
                 qp.reset_connection();
-                shared.events.push_cm(CmEvent::Rejected { qp: id, private_data });
+                let peer = PeerDepths::of(ird, ord);
+                shared.events.push_cm(CmEvent::Rejected { qp: id, private_data, peer });
             }
             Event::StreamError(error) => qp.mpa_error(error, shared),
             Event::PeerClosed => qp.peer_closed(shared),

@@ -37,6 +37,7 @@ impl QueuePair {
             Body::Immediate { data, solicited } => {
                 due(seen, self.rx.send_msn)?;
                 let byte_len = self.rx.written.bytes;
+                shared.counters.rdmap.immediates_in += 1;
                 self.complete_receive(shared, |completion| WorkCompletion {
                     opcode: Opcode::RecvImmediate,
                     byte_len,
@@ -81,7 +82,9 @@ impl QueuePair {
         if let Some(stag) = invalidate {
             let alone = shared.is_alone(self.attributes.pd);
             shared.keys.invalidate_remotely(self.user(), stag, alone).map_err(|error| seen.refused(error))?;
+            shared.counters.rdmap.invalidated_by_peer += 1;
         }
+        shared.counters.rdmap.sends_in += 1;
         self.complete_receive(shared, |completion| WorkCompletion {
             byte_len: total as u32,
             invalidated: invalidate,
@@ -106,10 +109,18 @@ impl QueuePair {
         }
     }
 
-    /// A request of the peer's: the one that is due, and not one more than we promised to take (IRD).
-    fn accept_request(&mut self, seen: Seen<Untagged>) -> Result<(), Refused> {
+    /// A request of the peer's: the one that is due, and not one more than we promised to take. IRD counts
+    /// Reads; there is room for as many atomics beside them, for a peer that counts them apart (RFC 7306
+    /// section 5.2.2, rule 4).
+    fn accept_request(
+        &mut self,
+        seen: Seen<Untagged>,
+        same_kind: impl Fn(&ToAnswer) -> bool,
+    ) -> Result<(), Refused> {
         due(seen, self.rx.request_msn)?;
-        if self.tx.to_answer.len() >= usize::from(self.ird) {
+        let ird = usize::from(self.ird);
+        let to_answer = &self.tx.to_answer;
+        if to_answer.len() >= ird && to_answer.iter().filter(|asked| same_kind(asked)).count() >= ird {
             return Err(seen.refused(DdpError::NoBuffer));
         }
         self.rx.request_msn = self.rx.request_msn.next();
@@ -123,7 +134,7 @@ impl QueuePair {
         seen: Seen<Untagged>,
         request: ReadRequest,
     ) -> Result<(), Refused> {
-        self.accept_request(seen)?;
+        self.accept_request(seen, |asked| matches!(asked, ToAnswer::Read { .. }))?;
         if request.len > 0 {
             let (stag, to, len) = (request.source_stag, request.source_to, u64::from(request.len));
             shared.keys.open(self.user(), stag, Access::REMOTE_READ, to, len).map_err(|error| {
@@ -131,6 +142,7 @@ impl QueuePair {
                 Refused::Stream(RdmapError::from(error).into(), quote)
             })?;
         }
+        shared.counters.rdmap.reads_in += 1;
         self.tx.to_answer.push_back(ToAnswer::Read { request, sent: 0, seen });
         shared.wake(self.conn);
         Ok(())
@@ -142,8 +154,9 @@ impl QueuePair {
         seen: Seen<Untagged>,
         request: AtomicRequest,
     ) -> Result<(), Refused> {
-        self.accept_request(seen)?;
+        self.accept_request(seen, |asked| matches!(asked, ToAnswer::Atomic { .. }))?;
         shared.check_atomic(self.user(), &request).map_err(|error| seen.refused(error))?;
+        shared.counters.rdmap.atomics_in += 1;
         self.tx.to_answer.push_back(ToAnswer::Atomic { request, seen });
         shared.wake(self.conn);
         Ok(())

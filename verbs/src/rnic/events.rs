@@ -2,7 +2,10 @@
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
-use xwarp_tcp::ulp::{CloseReason, ConnId, ListenerId};
+use xwarp_tcp::{
+    mpa::UNNEGOTIATED,
+    ulp::{CloseReason, ConnId, ListenerId},
+};
 
 use super::{CqId, Notify, QpId, SrqId};
 use crate::rdmap::{StreamError, TerminateHeader};
@@ -10,6 +13,23 @@ use crate::rdmap::{StreamError, TerminateHeader};
 /// A connection that a peer asks for, until it is accepted, rejected or gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestId(pub(crate) ConnId);
+
+/// IRD and ORD as the peer gave them in its start-up frame; `None` where it leaves them to the applications
+/// (as MPA revision 1 always does).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PeerDepths {
+    /// RDMA Reads that the peer serves at once.
+    pub ird: Option<u16>,
+    /// RDMA Reads that the peer wants to have outstanding.
+    pub ord: Option<u16>,
+}
+
+impl PeerDepths {
+    pub(super) fn of(ird: u16, ord: u16) -> Self {
+        let negotiated = |depth: u16| Some(depth).filter(|depth| *depth != UNNEGOTIATED);
+        Self { ird: negotiated(ird), ord: negotiated(ord) }
+    }
+}
 
 /// An event of the connection manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,10 +46,8 @@ pub enum CmEvent {
         remote: SocketAddr,
         /// Bytes of the peer's application: not to be trusted.
         private_data: Vec<u8>,
-        /// RDMA Reads that the peer serves at once; `None` when it does not say (MPA revision 1).
-        ird: Option<u16>,
-        /// RDMA Reads that the peer wants to have outstanding; `None` when it does not say.
-        ord: Option<u16>,
+        /// What the peer says of itself.
+        peer: PeerDepths,
     },
     /// A request is gone before it was answered.
     RequestGone {
@@ -50,6 +68,8 @@ pub enum CmEvent {
         ird: u16,
         /// RDMA Reads that we may have outstanding.
         ord: u16,
+        /// What the peer said of itself (RFC 6581 section 9.1).
+        peer: PeerDepths,
     },
     /// The peer's application does not want the connection.
     Rejected {
@@ -57,6 +77,8 @@ pub enum CmEvent {
         qp: QpId,
         /// Bytes of the peer's application.
         private_data: Vec<u8>,
+        /// What the peer said of itself, perhaps what it would need (RFC 6581 section 9.1).
+        peer: PeerDepths,
     },
     /// The connection could not be made.
     ConnectError {

@@ -17,10 +17,12 @@
 //! | `transmission` | requests and answers into ULPDUs |
 //! | `local_work` | requests that are about our own memory alone |
 //! | `connection` | what happens to connections |
+//! | `counters` | how often |
 
 mod attributes;
 mod completion;
 mod connection;
+mod counters;
 mod delivery;
 mod events;
 mod keys;
@@ -53,7 +55,8 @@ pub use self::{
         Registration, ResourceError, SrqAttributes,
     },
     completion::{CompletionRing, Notify},
-    events::{AsyncEvent, CmEvent, QpFault, RequestId},
+    counters::{Counters, DdpCounters, RdmapCounters, TerminateCounters},
+    events::{AsyncEvent, CmEvent, PeerDepths, QpFault, RequestId},
     placement::Placed,
     work::{
         Access, Binding, CqId, Opcode, Operation, Payload, PdId, RecvRequest, Remote, SendFlags, Sge, SrqId,
@@ -103,6 +106,7 @@ pub(crate) struct Shared {
     keys: KeyTable,
     srqs: Table<SrqId, SharedReceiveQueue>,
     events: Events,
+    counters: Counters,
     /// Completion queues that lost an entry; their queue pairs have to end.
     overflowed: Vec<CqId>,
     /// Connections that have something to send, can take what they withheld, or must be reset.
@@ -187,6 +191,7 @@ impl Rnic {
                 keys: KeyTable::new(&limits, secret),
                 srqs: Table::new(limits.max_srq),
                 events: Events::default(),
+                counters: Counters::default(),
                 overflowed: Vec::new(),
                 wakes: Vec::new(),
                 resumes: Vec::new(),
@@ -209,6 +214,11 @@ impl Rnic {
         }
     }
 
+    /// What was counted so far.
+    pub fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+
     fn qp_of(&mut self, conn: ConnId) -> Option<(&mut QueuePair, &mut Shared)> {
         let qp = self.connections.qp(conn)?;
         Some((self.qps.get_mut(qp)?, &mut self.shared))
@@ -224,8 +234,14 @@ impl Ulp for Rnic {
             return Err(Refusal::Stop);
         }
         match qp.place(shared, ulpdu, arrival) {
-            Ok(segment) => Ok(Placed(segment)),
-            Err(_) if arrival == Arrival::Early => Err(Refusal::Withhold),
+            Ok(segment) => {
+                shared.counters.placed(&segment, arrival);
+                Ok(Placed(segment))
+            }
+            Err(_) if arrival == Arrival::Early => {
+                shared.counters.ddp.early_refused += 1;
+                Err(Refusal::Withhold)
+            }
             Err(refused) => {
                 let refusal = qp.refuse(refused, shared);
                 self.end_overflowed();
@@ -275,13 +291,16 @@ impl QueuePair {
     /// Draws the consequences of a ULPDU that was refused in order.
     fn refuse(&mut self, refused: Refused, shared: &mut Shared) -> Refusal {
         match refused {
-            Refused::NoReceive(quote) => match self.attributes.no_receive {
-                NoReceive::Withhold => {
-                    self.wait_for_receive(shared);
-                    return Refusal::Withhold;
+            Refused::NoReceive(quote) => {
+                shared.counters.rdmap.no_receive += 1;
+                match self.attributes.no_receive {
+                    NoReceive::Withhold => {
+                        self.wait_for_receive(shared);
+                        return Refusal::Withhold;
+                    }
+                    NoReceive::Terminate => self.fail(DdpError::NoBuffer.into(), quote, shared),
                 }
-                NoReceive::Terminate => self.fail(DdpError::NoBuffer.into(), quote, shared),
-            },
+            }
             Refused::Stream(error, quote) => self.fail(error, quote, shared),
             Refused::Receive(status, error, quote) => {
                 self.fail_receive(status, shared);

@@ -18,7 +18,9 @@ use super::{
     work::{Access, WcStatus},
 };
 use crate::{
-    ddp::{DdpError, Header, Malformed, Queue, RawHeader, TAGGED_BYTES, Tagged, UNTAGGED_BYTES, Untagged},
+    ddp::{
+        DdpError, Header, Malformed, Msn, Queue, RawHeader, TAGGED_BYTES, Tagged, UNTAGGED_BYTES, Untagged,
+    },
     rdmap::{
         ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Carriage, Control,
         InvalidControl, MessageType, READ_REQUEST_BYTES, RdmapError, ReadRequest, StreamError,
@@ -282,19 +284,29 @@ impl QueuePair {
             }
             MessageType::ReadRequest => {
                 whole(incoming, READ_REQUEST_BYTES)?;
+                in_range(incoming, self.rx.request_msn, 2 * u32::from(self.ird))?;
                 Body::ReadRequest(ReadRequest::parse(body).ok_or_else(short)?)
             }
             MessageType::AtomicRequest => {
                 whole(incoming, ATOMIC_REQUEST_BYTES)?;
+                in_range(incoming, self.rx.request_msn, 2 * u32::from(self.ird))?;
                 // An operation that we do not know: RFC 7306 section 5.2.1, rule 4.
                 let unknown = || incoming.refused(RdmapError::UnexpectedOpcode);
                 Body::AtomicRequest(AtomicRequest::parse(body).ok_or_else(short)?.ok_or_else(unknown)?)
             }
             MessageType::AtomicResponse => {
                 whole(incoming, ATOMIC_RESPONSE_BYTES)?;
+                in_range(incoming, self.rx.atomic_msn, u32::from(self.ord))?;
                 Body::AtomicResponse(AtomicResponse::parse(body).ok_or_else(short)?)
             }
-            MessageType::Terminate => Body::Terminate(TerminateHeader::parse(body).ok_or_else(short)?),
+            MessageType::Terminate => {
+                // There is one buffer, for one message (RFC 5040 section 5.4).
+                in_range(incoming, Msn::FIRST, 1)?;
+                if incoming.seen.header.mo != 0 {
+                    return Err(incoming.refused(DdpError::InvalidMo));
+                }
+                Body::Terminate(TerminateHeader::parse(body).ok_or_else(short)?)
+            }
             MessageType::Send { .. } | MessageType::Write | MessageType::ReadResponse => {
                 return Err(incoming.refused(RdmapError::UnexpectedOpcode));
             }
@@ -343,6 +355,14 @@ impl QueuePair {
             .is_ok_and(|stretches| incoming.copy_to(UNTAGGED_BYTES, stretches));
         if placed { Ok(()) } else { Err(refused(WcStatus::LocalProtection, DdpError::LocalCatastrophic)) }
     }
+}
+
+/// Whether a message of queues 1 to 3 is the one that is due, or early one of the `buffers` from there on
+/// (RFC 5041 section 7.1).
+fn in_range(incoming: &Incoming<'_, '_, Untagged>, due: Msn, buffers: u32) -> Result<(), Refused> {
+    let ahead = incoming.seen.header.msn.ahead_of(due);
+    let fits = |ahead: &u32| *ahead == 0 || incoming.arrival == Arrival::Early && *ahead < buffers;
+    ahead.filter(fits).map(|_| ()).ok_or_else(|| incoming.refused(DdpError::MsnRange))
 }
 
 fn message_of(control: u8) -> Result<MessageType, RdmapError> {

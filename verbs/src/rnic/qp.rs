@@ -297,6 +297,7 @@ impl QueuePair {
     }
 
     fn push_send(&self, entry: &Entry, status: WcStatus, shared: &mut Shared) {
+        shared.counters.request_done(&entry.operation, status);
         let silent = !entry.flags.contains(SendFlags::SIGNALED) && !self.attributes.signal_all;
         if silent && status == WcStatus::Success {
             return;
@@ -311,6 +312,10 @@ impl QueuePair {
     }
 
     pub(crate) fn push_recv(&self, completion: WorkCompletion, shared: &mut Shared) {
+        match completion.status {
+            WcStatus::Success => {}
+            status => shared.counters.work_failed(status),
+        }
         shared.complete(&self.recv_cq, self.attributes.recv_cq, completion);
     }
 
@@ -343,22 +348,11 @@ impl QueuePair {
     }
 
     pub(crate) fn flush_receives(&mut self, shared: &mut Shared) {
-        let (id, ring, cq) = (self.id, &self.recv_cq, self.attributes.recv_cq);
-        for Receive { wr_id, .. } in self.rq.flush() {
-            let completion = WorkCompletion {
-                wr_id,
-                status: WcStatus::Flushed,
-                opcode: Opcode::Recv,
-                qp: id,
-                byte_len: 0,
-                invalidated: None,
-                immediate: None,
-                solicited: false,
-            };
-            shared.complete(ring, cq, completion);
+        while let Some(Receive { wr_id, .. }) = self.rq.pop_flushed() {
+            self.push_recv(self.completion(wr_id, WcStatus::Flushed, Opcode::Recv), shared);
         }
         if self.attributes.srq.is_some() {
-            shared.events.push_async(AsyncEvent::LastWqeReached { qp: id });
+            shared.events.push_async(AsyncEvent::LastWqeReached { qp: self.id });
         }
     }
 
@@ -370,7 +364,14 @@ impl QueuePair {
 
     /// A completion queue that this queue pair uses lost an entry: its work cannot be told of any more.
     pub(crate) fn overflowed(&mut self, shared: &mut Shared) {
-        self.fail_for(QpFault::CqOverflow, RdmapError::LocalCatastrophic.into(), Quote::default(), shared);
+        let error = if self.stage.is_underway() {
+            // RFC 6581 section 9.3: so the peer is told while the connection is being made.
+            self.startup_error = Some(MpaError::LocalCatastrophic);
+            MpaError::LocalCatastrophic.into()
+        } else {
+            RdmapError::LocalCatastrophic.into()
+        };
+        self.fail_for(QpFault::CqOverflow, error, Quote::default(), shared);
     }
 
     fn fail_for(&mut self, fault: QpFault, error: StreamError, quote: Quote, shared: &mut Shared) {
@@ -396,6 +397,7 @@ impl QueuePair {
             code = header.code,
             "the peer sent a Terminate"
         );
+        shared.counters.terminates_received.count(&header);
         self.blame_read(&header);
         self.tx.finished = true;
         self.end(QpState::Error, Some(QpFault::Remote(header)), shared);

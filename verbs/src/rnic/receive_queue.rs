@@ -94,9 +94,14 @@ impl ReceiveQueue {
         self.receives.pop_front().flatten()
     }
 
-    /// Takes out what is left, in order.
-    pub(crate) fn flush(&mut self) -> impl Iterator<Item = Receive> {
-        self.receives.drain(..).flatten()
+    /// Takes out the first that is left, whatever message it was for.
+    pub(crate) fn pop_flushed(&mut self) -> Option<Receive> {
+        while let Some(receive) = self.receives.pop_front() {
+            if receive.is_some() {
+                return receive;
+            }
+        }
+        None
     }
 }
 

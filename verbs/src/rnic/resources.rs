@@ -314,6 +314,7 @@ impl Rnic {
         let qp = self.qps.get_mut(qp).ok_or(PostError::Unknown)?;
         if qp.flushes_sends() {
             let completion = qp.completion(request.wr_id, WcStatus::Flushed, request.operation.opcode());
+            self.shared.counters.work_failed(WcStatus::Flushed);
             self.shared.complete(&qp.send_cq, qp.attributes.send_cq, completion);
             self.end_overflowed();
             return Ok(());

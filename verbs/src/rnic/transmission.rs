@@ -48,7 +48,7 @@ impl QueuePair {
             let step = if self.tx.finished {
                 Step::Pulled(Pulled::Finish)
             } else if self.tx.terminate.is_some() {
-                Step::Pulled(self.send_terminate(out))
+                Step::Pulled(self.send_terminate(shared, out))
             } else if let Some(rtr) = self.tx.rtr {
                 Step::Pulled(self.send_rtr(rtr, out))
             } else {
@@ -398,7 +398,7 @@ impl QueuePair {
     }
 
     /// The Terminate, after which nothing more is sent (RFC 5040 section 5.4).
-    fn send_terminate(&mut self, out: &mut UlpduWriter<'_, '_>) -> Pulled {
+    fn send_terminate(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Pulled {
         let Some(terminate) = self.tx.terminate else { return Pulled::Finish };
         let mut body = [0; TERMINATE_MOST_BYTES];
         let len = terminate.emit(&mut body);
@@ -406,6 +406,7 @@ impl QueuePair {
         if !put_whole(out, &header, body.get(..len).unwrap_or_default()) {
             return Pulled::Nothing;
         }
+        shared.counters.terminates_sent.count(&terminate);
         self.tx.terminate = None;
         self.tx.finished = true;
         Pulled::Ulpdu

@@ -184,6 +184,27 @@ fn rfc5041_s7_1_untagged_errors() {
     }
 }
 
+/// The queues that the card itself takes messages from have buffers for what is due, too.
+#[test]
+fn rfc5041_s7_1_messages_for_the_card_are_checked_before_placement() {
+    let terminate = [0x01, 0x02, 0, 0];
+    let cases = [
+        (untagged(0x41, 1, 2, 0, true, &[0; 28]), (1, 2, 3)),
+        (untagged(0x4a, 1, 0, 0, true, &[0; 52]), (1, 2, 3)),
+        (untagged(0x4b, 3, 2, 0, true, &[0; 12]), (1, 2, 3)),
+        (untagged(0x47, 2, 2, 0, true, &terminate), (1, 2, 3)),
+        (untagged(0x47, 2, 0, 0, true, &terminate), (1, 2, 3)),
+        (untagged(0x47, 2, 1, 4, true, &terminate), (1, 2, 4)),
+    ];
+    for (segment, numbers) in cases {
+        let mut world = World::new();
+        world.say([segment.clone()]);
+        let terminate = world.terminate();
+        assert_eq!(terminate.numbers(), numbers, "{segment:?}");
+        assert_eq!(terminate.ddp, Some(segment[..18].to_vec()));
+    }
+}
+
 #[test]
 fn rfc5041_s7_1_no_buffer_is_an_error_in_strict_mode() {
     let mut world = World::with(strict);

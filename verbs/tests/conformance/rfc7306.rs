@@ -102,11 +102,18 @@ fn rfc7306_s5_2_1_an_operation_code_of_none_is_an_error() {
 
 #[test]
 fn rfc7306_s5_2_2_more_requests_than_ird_end_the_stream() {
-    let mut world = World::new();
-    let (key, _) = world.region(20_000_000, 0, ALL);
-    let reads = (1..=4).map(|msn| read_request(msn, key, 0, 20_000_000));
-    world.say(reads.chain([fetch_add(5, 1, key, 0, 1, 0)]));
-    assert_eq!(world.terminate().numbers(), (1, 2, 2));
+    // Beside the Reads there is room for as many atomics, and no more.
+    for last in [8, 9] {
+        let mut world = World::new();
+        let (key, _) = world.region(20_000_000, 0, ALL);
+        let reads = (1..=4).map(|msn| read_request(msn, key, 0, 20_000_000));
+        world.say(reads.chain((5..=last).map(|msn| fetch_add(msn, msn, key, 0, 1, 0))));
+        if last == 8 {
+            assert_eq!(world.state(), QpState::Rts);
+        } else {
+            assert_eq!(world.terminate().numbers(), (1, 2, 2));
+        }
+    }
 }
 
 #[test]

@@ -7,7 +7,10 @@ use super::{
     AcceptOptions, CmError, CmId, ConnectOptions, ConnectionError, EventChannel, EventKind, IncomingRequest,
     ListenOptions,
 };
-use crate::api::{device::Device, queue_pair::QueuePair};
+use crate::{
+    api::{device::Device, queue_pair::QueuePair},
+    rnic::PeerDepths,
+};
 
 /// An established connection of a queue pair. Dropping it disconnects in order; the queue pair then
 /// flushes what is left.
@@ -18,6 +21,7 @@ pub struct Connection {
     private_data: Vec<u8>,
     ird: u16,
     ord: u16,
+    peer_depths: PeerDepths,
 }
 
 impl Connection {
@@ -34,6 +38,11 @@ impl Connection {
     /// RDMA Reads and atomics that we may have outstanding.
     pub fn ord(&self) -> u16 {
         self.ord
+    }
+
+    /// What the peer said of its own IRD and ORD.
+    pub fn peer_depths(&self) -> PeerDepths {
+        self.peer_depths
     }
 
     /// Our address.
@@ -177,8 +186,8 @@ pub(in crate::api) fn connect(
 fn established(id: CmId, channel: EventChannel, limit: Duration) -> Result<Connection, ConnectionError> {
     use xwarp_tcp::ulp::CloseReason;
     let mut outcome = |kind| match kind {
-        EventKind::Established { private_data, ird, ord } => Some(Ok((private_data, ird, ord))),
-        EventKind::Rejected { private_data } => Some(Err(ConnectionError::Rejected(private_data))),
+        EventKind::Established { private_data, ird, ord, peer } => Some(Ok((private_data, ird, ord, peer))),
+        EventKind::Rejected { private_data, .. } => Some(Err(ConnectionError::Rejected(private_data))),
         EventKind::Refused => Some(Err(CloseReason::Refused.into())),
         EventKind::Unreachable => Some(Err(CloseReason::Unreachable.into())),
         EventKind::TimedOut => Some(Err(CloseReason::TimedOut.into())),
@@ -186,8 +195,8 @@ fn established(id: CmId, channel: EventChannel, limit: Duration) -> Result<Conne
         EventKind::RequestGone => Some(Err(ConnectionError::RequestGone)),
         _ => None,
     };
-    let (private_data, ird, ord) = await_event(id.device(), &channel, limit, &mut outcome)?;
-    Ok(Connection { id, channel, private_data, ird, ord })
+    let (private_data, ird, ord, peer_depths) = await_event(id.device(), &channel, limit, &mut outcome)?;
+    Ok(Connection { id, channel, private_data, ird, ord, peer_depths })
 }
 
 /// Waits for the event that `pick` knows, at most for `limit`; drops the others.

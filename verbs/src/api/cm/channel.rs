@@ -13,6 +13,7 @@ use super::{CmId, table::CmKey};
 use crate::{
     api::{async_event::BellQueue, device::DeviceInner},
     interface::RouteError,
+    rnic::PeerDepths,
 };
 
 /// What happened to an identifier.
@@ -37,11 +38,15 @@ pub enum EventKind {
         ird: u16,
         /// RDMA Reads and atomics that we may have outstanding.
         ord: u16,
+        /// What the peer said of itself (RFC 6581 section 9.1).
+        peer: PeerDepths,
     },
     /// The peer's application does not want the connection.
     Rejected {
         /// Bytes of its, not to be trusted.
         private_data: Vec<u8>,
+        /// What the peer said of itself, perhaps what it would need (RFC 6581 section 9.1).
+        peer: PeerDepths,
     },
     /// Nobody listens at the peer's port.
     Refused,
@@ -64,10 +69,8 @@ pub struct IncomingRequest {
     pub id: CmId,
     /// Bytes of the initiator's application: not to be trusted.
     pub private_data: Vec<u8>,
-    /// RDMA Reads that the peer serves at once; `None` when it does not say (MPA revision 1).
-    pub ird: Option<u16>,
-    /// RDMA Reads that the peer wants to have outstanding; `None` when it does not say.
-    pub ord: Option<u16>,
+    /// RDMA Reads that the peer serves at once and wants to have outstanding, if it says so.
+    pub depths: PeerDepths,
     /// Our address.
     pub local: SocketAddr,
     /// The peer's.
@@ -91,8 +94,7 @@ pub(crate) enum Queued {
         device: Weak<DeviceInner>,
         key: CmKey,
         private_data: Vec<u8>,
-        ird: Option<u16>,
-        ord: Option<u16>,
+        depths: PeerDepths,
         local: SocketAddr,
         peer: SocketAddr,
     },
@@ -155,10 +157,10 @@ impl EventChannel {
         loop {
             match self.0.0.pop()? {
                 Queued::Plain(event) => return Some(event),
-                Queued::Request { listener, device, key, private_data, ird, ord, local, peer } => {
+                Queued::Request { listener, device, key, private_data, depths, local, peer } => {
                     let Some(device) = device.upgrade() else { continue };
                     let id = CmId::adopt(device, self, key);
-                    let request = IncomingRequest { id, private_data, ird, ord, local, peer };
+                    let request = IncomingRequest { id, private_data, depths, local, peer };
                     return Some(Event { id: listener, kind: EventKind::ConnectRequest(request) });
                 }
             }

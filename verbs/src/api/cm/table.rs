@@ -262,7 +262,7 @@ impl State {
     pub(crate) fn dispatch(&mut self, now: Instant, event: CmEvent) {
         let cm = &mut self.cm;
         match event {
-            CmEvent::ConnectRequest { request, listener, local, remote, private_data, ird, ord } => {
+            CmEvent::ConnectRequest { request, listener, local, remote, private_data, peer: depths } => {
                 let Some((listening, key)) = cm.requested(listener, request, local, remote) else {
                     // The listener is gone: nobody will answer.
                     let _ = self.engine.reject(now, request, &[]);
@@ -276,8 +276,7 @@ impl State {
                     device,
                     key,
                     private_data,
-                    ird,
-                    ord,
+                    depths,
                     local,
                     peer,
                 });
@@ -289,15 +288,16 @@ impl State {
                 }
                 cm.tell(key, EventKind::RequestGone);
             }
-            CmEvent::Established { qp, local, remote, private_data, ird, ord } => {
+            CmEvent::Established { qp, local, remote, private_data, ird, ord, peer } => {
                 if let Some(entry) = cm.by_qp.get(&qp).and_then(|key| cm.entries.get_mut(key)) {
                     (entry.local, entry.peer) = (Some(local), Some(remote));
                 }
                 cm.settle_port(now, qp, local.port());
-                cm.advance(qp, Phase::Connected(qp), EventKind::Established { private_data, ird, ord });
+                let established = EventKind::Established { private_data, ird, ord, peer };
+                cm.advance(qp, Phase::Connected(qp), established);
             }
-            CmEvent::Rejected { qp, private_data } => {
-                cm.over(now, qp, EventKind::Rejected { private_data });
+            CmEvent::Rejected { qp, private_data, peer } => {
+                cm.over(now, qp, EventKind::Rejected { private_data, peer });
             }
             CmEvent::ConnectError { qp, reason } => {
                 cm.over(now, qp, failure(reason));

@@ -137,8 +137,10 @@ fn start_up_that_fails_leaves_the_queue_pair_idle_with_its_receives() {
         assert_eq!(end.rnic.query_qp(end.qp).unwrap().recv_outstanding, 1);
     }
     let mut end = End::new(|_, a| a);
-    end.rnic.event(CONN, Event::Rejected { private_data: b"no".to_vec(), ird: 0, ord: 0 });
-    assert_eq!(end.cm_events(), [CmEvent::Rejected { qp: end.qp, private_data: b"no".to_vec() }]);
+    let ord = xwarp_tcp::mpa::UNNEGOTIATED;
+    end.rnic.event(CONN, Event::Rejected { private_data: b"no".to_vec(), ird: 2, ord });
+    let peer = PeerDepths { ird: Some(2), ord: None };
+    assert_eq!(end.cm_events(), [CmEvent::Rejected { qp: end.qp, private_data: b"no".to_vec(), peer }]);
     end.rnic.event(CONN, Event::Closed(CloseReason::Graceful));
     assert_eq!((end.cm_events(), end.state()), (vec![], QpState::Idle));
 }
@@ -173,6 +175,24 @@ fn refused_markers_are_tried_once_more_without() {
 }
 
 #[test]
+fn rfc6581_s9_3_a_local_failure_before_full_operation_is_terminated_with_code_5() {
+    let mut end = End::new(|_, a| a);
+    let qp = end.qp;
+    // The completion queue overflows, through others' work, while the connection is being made.
+    end.rnic.shared.overflowed.push(end.cq);
+    end.rnic.end_overflowed();
+    assert_eq!(end.state(), QpState::Terminate);
+    end.establish(4, 4, None);
+    assert_eq!(end.state(), QpState::Terminate, "it is not brought back to life");
+    let terminate = end.terminate();
+    assert_eq!((terminate.layer, terminate.error_type, terminate.code), (2, 0, 5));
+    end.rnic.event(CONN, Event::Closed(CloseReason::Graceful));
+    let reason = CloseReason::Startup(MpaError::LocalCatastrophic);
+    assert_eq!(end.cm_events(), [CmEvent::ConnectError { qp, reason }]);
+    assert_eq!(end.async_events(), [AsyncEvent::QpFatal { qp, fault: QpFault::CqOverflow }]);
+}
+
+#[test]
 fn requests_are_answered_once_and_told_when_they_go() {
     let mut end = End::new(|_, a| a);
     let qp = end.rnic.create_qp(QpAttributes::new(end.pd, end.cq, end.cq)).unwrap();
@@ -197,7 +217,7 @@ fn requests_are_answered_once_and_told_when_they_go() {
         .cm_events()
         .into_iter()
         .map(|event| match event {
-            CmEvent::ConnectRequest { request, ird: Some(4), ord: None, .. } => request,
+            CmEvent::ConnectRequest { request, peer: PeerDepths { ird: Some(4), ord: None }, .. } => request,
             other => panic!("{other:?}"),
         })
         .collect();
