@@ -75,18 +75,23 @@ pub struct LabOptions {
     pub vlan: Option<u16>,
     /// Whether the kernel's segmentation and receive offloads stay on.
     pub offloads: bool,
+    /// A third namespace between the two, for a [`Hop`](crate::hop::Hop); all offloads are off then.
+    pub hop: bool,
 }
 
 impl Default for LabOptions {
     fn default() -> Self {
-        Self { mtu: 1500, queues: 1, vlan: None, offloads: true }
+        Self { mtu: 1500, queues: 1, vlan: None, offloads: true, hop: false }
     }
 }
 
 /// The name of the interface in both namespaces.
 pub const INTERFACE: &str = "xw0";
 
-/// Namespaces of tests are called `xwt<pid>-<number>-a` and `-b`.
+/// The names of the interfaces in the namespace of the hop, towards A and towards B.
+pub const HOP_INTERFACES: [&str; 2] = ["xa", "xb"];
+
+/// Namespaces of tests are called `xwt<pid>-<number>-a`, `-b` and `-hop`.
 const PREFIX: &str = "xwt";
 
 /// Two namespaces and the veth pair between them, until it is dropped.
@@ -118,6 +123,7 @@ impl Lab {
             command.args(["--vlan", &vlan.to_string()]);
         }
         command.args(["--offloads", if options.offloads { "on" } else { "off" }]);
+        command.args(options.hop.then_some("--hop"));
         let output = command.output().context("cannot run ci/lab")?;
         ensure!(output.status.success(), "ci/lab up: {}", String::from_utf8_lossy(&output.stderr).trim());
         Ok(lab)
@@ -149,9 +155,12 @@ impl Lab {
 
     /// A command that runs in one namespace.
     pub fn command(&self, side: Side, program: impl AsRef<Path>) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.namespace(side)]).arg(program.as_ref());
-        command
+        inside(&self.namespace(side), program)
+    }
+
+    /// A command that runs in the namespace of the hop.
+    pub fn hop_command(&self, program: impl AsRef<Path>) -> Command {
+        inside(&format!("{}-hop", self.name), program)
     }
 
     /// Starts a program in one namespace, its output being read.
@@ -203,6 +212,12 @@ impl Lab {
     }
 }
 
+fn inside(namespace: &str, program: impl AsRef<Path>) -> Command {
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", namespace]).arg(program.as_ref());
+    command
+}
+
 /// What a panicking thread said.
 fn message(panic: &(dyn std::any::Any + Send)) -> &str {
     panic
@@ -235,7 +250,7 @@ fn sweep() {
     let Ok(entries) = fs::read_dir("/run/netns") else { return };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let Some(lab) = name.strip_suffix("-a").or_else(|| name.strip_suffix("-b")) else { continue };
+        let Some(lab) = ["-a", "-b", "-hop"].iter().find_map(|end| name.strip_suffix(end)) else { continue };
         let Some(pid) = owner(lab) else { continue };
         if !Path::new(&format!("/proc/{pid}")).exists() {
             // Somebody else may sweep at the same time: failing is fine.

@@ -4,6 +4,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`lab`] | namespaces, the veth pair, and working inside them |
+//! | [`hop`] | a bridge with losses, delay and other faults between the namespaces |
 //! | [`process`] | programs under test: readiness by output, time limits, kill |
 //! | [`perf`] | `xwarp-perf` between the two ends |
 //! | [`capture`] | pcapng files as TCP streams |
@@ -15,6 +16,7 @@
 
 pub mod capture;
 pub mod framing;
+pub mod hop;
 pub mod lab;
 pub mod leaks;
 pub mod perf;
