@@ -123,12 +123,16 @@ fn measure(kind: Kind, args: &TcpArgs, server: SocketAddr) -> Result<()> {
     let info = Info::new(title)
         .line("Transport type", "kernel TCP")
         .line("Receive", if polling { "polling" } else { "sleeping" })
-        .line("Congestion ctrl", congestion_control())
+        .line("Congestion ctrl", args.congestion.clone().unwrap_or_else(congestion_control))
         .line("Server", server.to_string());
     let mut report = Report::begin(&args.output, info);
     for bytes in args.amount.sizes(default_size) {
         let task = if kind == Kind::Bandwidth { Task::Bulk } else { Task::Echo };
         let stream = connect(server, Order { task, polling, bytes })?;
+        if let Some(name) = &args.congestion {
+            rustix::net::sockopt::set_tcp_congestion(&stream, name)
+                .with_context(|| format!("the kernel does not give us the congestion control '{name}'"))?;
+        }
         let row = match kind {
             Kind::Bandwidth => Row::Bandwidth(bulk::send(stream, bytes, args.amount.amount())?),
             Kind::Latency => pingpong::ask(stream, bytes, polling, args.amount.amount())?,

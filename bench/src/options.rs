@@ -311,6 +311,9 @@ pub struct TcpArgs {
     /// Sleep in the kernel until data comes instead of polling (latency; bandwidth always sleeps)
     #[arg(short = 'e', long)]
     pub events: bool,
+    /// The congestion control of what the client sends [default: the kernel's]
+    #[arg(short = 'C', long, value_name = "NAME")]
+    pub congestion: Option<String>,
 }
 
 /// `compare`.

@@ -30,7 +30,7 @@ pub fn main() -> Result<()> {
     static STOP: AtomicBool = AtomicBool::new(false);
     let args = HopArgs::parse();
     ctrlc::set_handler(|| STOP.store(true, std::sync::atomic::Ordering::Relaxed))?;
-    // A wire has no time slices: sleeps end when they should, and nobody else goes first. Without root it goes on.
+    // Sleeps end when they should. By hand it has no priority but this one; without root it goes on.
     let _ = nix::sys::prctl::set_timerslack(1);
     let _ = setpriority_process(None, -20);
     let mut bridge = Bridge::new([&args.a, &args.b], args.faults(), args.seed)?;
@@ -45,10 +45,11 @@ pub fn main() -> Result<()> {
 pub struct Hop(Running);
 
 impl Hop {
-    /// Starts `program` (`xwarp-hop`) with the options in `line` and waits until it carries frames.
+    /// Starts `program` (`xwarp-hop`) with the options in `line` and waits until it carries frames. A wire has no
+    /// time slices: it runs before everything else.
     pub fn start(lab: &Lab, program: impl AsRef<Path>, line: &str) -> Result<Self> {
-        let mut command = lab.hop_command(program);
-        command.args(HOP_INTERFACES).args(line.split_whitespace());
+        let mut command = lab.hop_command("chrt");
+        command.args(["--fifo", "50"]).arg(program.as_ref()).args(HOP_INTERFACES).args(line.split_whitespace());
         let mut running = Running::start(command)?;
         running.wait_for(READY, Duration::from_secs(20))?;
         Ok(Self(running))
@@ -59,7 +60,8 @@ impl Hop {
         self.0.signal(Signal::TERM)?;
         let printed = self.0.finish(Duration::from_secs(20))?;
         let last = printed.lines().last().unwrap_or_default();
-        let report: Value = serde_json::from_str(last).with_context(|| format!("no report in '{printed}'"))?;
+        let report: Value =
+            serde_json::from_str(last).with_context(|| format!("no report in '{printed}'"))?;
         ensure!(report["a_to_b"]["frames"].is_u64(), "no report in '{printed}'");
         Ok(report)
     }

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`lab`] | namespaces, the veth pair, and working inside them |
 //! | [`hop`] | a bridge with losses, delay and other faults between the namespaces |
+//! | [`goodput`] | the table of goodput through the hop |
 //! | [`process`] | programs under test: readiness by output, time limits, kill |
 //! | [`perf`] | `xwarp-perf` between the two ends |
 //! | [`capture`] | pcapng files as TCP streams |
@@ -16,6 +17,7 @@
 
 pub mod capture;
 pub mod framing;
+pub mod goodput;
 pub mod hop;
 pub mod lab;
 pub mod leaks;

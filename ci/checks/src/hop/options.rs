@@ -192,7 +192,9 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for line in ["--loss 101%", "--loss x", "--rtt 5", "--rate 5T", "--rate 0", "--bursts 1,1", "--only c"] {
+        for line in
+            ["--loss 101%", "--loss x", "--rtt 5", "--rate 5T", "--rate 0", "--bursts 1,1", "--only c"]
+        {
             assert!(parse(line).is_err(), "{line}");
         }
     }
