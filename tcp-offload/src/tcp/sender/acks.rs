@@ -73,6 +73,7 @@ impl Sender {
         self.flight_before = self.flight_size();
         let (una, window_before) = (self.una, self.edge);
         let had_data = !self.queue.is_empty();
+        let resent = self.queue.front().is_some_and(|first| first.retransmitted && !first.sacked);
         self.update_window(ack.seq, ack.number, ack.window);
         let delivery = self.deliver(link, clock, ack);
         let advanced = ack.number > una;
@@ -95,7 +96,8 @@ impl Sender {
         if self.probe_repaired(ack, duplicate) {
             self.reduce_once(Congestion::Loss);
         }
-        self.look_for_undo(clock, counters, ack, &delivery);
+        let first = resent && advanced && self.undo.is_some_and(|undo| undo.from == una);
+        self.look_for_undo(clock, counters, ack, first);
         let repaired = self.leave_recovery();
         self.step_frto(counters, ack, advanced, &delivery);
         self.look_for_losses(ack.now, counters);
@@ -201,17 +203,13 @@ impl Sender {
         fast
     }
 
-    /// Eifel by timestamps (RFC 3522) and D-SACK (RFC 3708): was the retransmission for nothing?
-    fn look_for_undo(
-        &mut self,
-        clock: Option<&Clock>,
-        counters: &mut Counters,
-        ack: &Ack<'_>,
-        delivery: &Delivery,
-    ) {
+    /// Eifel by timestamps (RFC 3522) and D-SACK (RFC 3708): was the retransmission for nothing? The echo tells only
+    /// in the `first` ACK that covers what was sent again first (RFC 3522 section 3.2): beyond a gap the peer echoes
+    /// what came before it (RFC 7323 section 4.3), whichever transmission has arrived.
+    fn look_for_undo(&mut self, clock: Option<&Clock>, counters: &mut Counters, ack: &Ack<'_>, first: bool) {
         let Some(undo) = &mut self.undo else { return };
         let by_dsack = ack.dsack.is_some_and(|(left, right)| undo.duplicate(left, right));
-        let by_echo = delivery.retransmitted
+        let by_echo = first
             && match (clock, ack.echo, undo.first_resent) {
                 (Some(clock), Some(echo), Some(first)) => clock.echoes_before(echo, first),
                 _ => false,

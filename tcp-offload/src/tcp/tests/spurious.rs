@@ -63,6 +63,25 @@ fn rfc3522_s3_the_echo_of_the_retransmission_does_not() {
 }
 
 #[test]
+fn rfc3522_s3_2_a_retransmission_beyond_a_gap_does_not() {
+    let (mut script, _) = stamped(40);
+    let original = script.run()[0].options.timestamps.expect("stamped").value;
+    script.now += ms(5);
+    script.stamp(501, original);
+    let sent = script.ack(0, &[(2000, 8000)]);
+    assert!([0, 1000].iter().all(|at| sent.iter().any(|s| offset(s) == *at)), "both are sent again");
+    // The second arrives; the first is lost again, so the peer still echoes what came before both.
+    script.now += ms(5);
+    let sent = script.ack(0, &[(1000, 9000)]);
+    assert_eq!(script.conn.counters().undone, 0);
+    let again = sent[0].options.timestamps.expect("stamped").value;
+    script.now += ms(5);
+    script.stamp(502, again);
+    script.ack(10_000, &[]);
+    assert_eq!(script.conn.counters().undone, 0);
+}
+
+#[test]
 fn rfc5682_s3_1_step_3b_two_acks_of_originals_make_a_timeout_spurious() {
     let mut script = Script::established(TcpConfig { rto_min: ms(3), ..TcpConfig::default() }, bulk(40));
     script.run();
