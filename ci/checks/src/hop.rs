@@ -49,7 +49,11 @@ impl Hop {
     /// time slices: it runs before everything else.
     pub fn start(lab: &Lab, program: impl AsRef<Path>, line: &str) -> Result<Self> {
         let mut command = lab.hop_command("chrt");
-        command.args(["--fifo", "50"]).arg(program.as_ref()).args(HOP_INTERFACES).args(line.split_whitespace());
+        command
+            .args(["--fifo", "50"])
+            .arg(program.as_ref())
+            .args(HOP_INTERFACES)
+            .args(line.split_whitespace());
         let mut running = Running::start(command)?;
         running.wait_for(READY, Duration::from_secs(20))?;
         Ok(Self(running))
