@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn one_end_alone_can_have_the_faults_but_both_have_the_line() {
         let [there, back] = parse("--rate 1G --loss 1 --corrupt 1% --only b").unwrap().faults();
-        assert_eq!(there, Faults { loss: 0.0, corrupt: 0.0, ..back });
+        assert_eq!(there, Faults { loss: 0.0, corrupt: 0.0, reorder_by: Duration::ZERO, ..back });
         assert_eq!(there.rate_bytes, Some(125_000_000));
     }
 
