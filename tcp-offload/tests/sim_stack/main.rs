@@ -12,7 +12,7 @@ use xwarp_tcp::{
     secret::Secret,
     sim::{Faults, Gilbert, Outcome, Wire, WireConfig, run},
     stack::{ConnectParams, StackConfig},
-    tcp::IsnKey,
+    tcp::{IsnKey, TcpConfig},
     time::Instant,
 };
 
@@ -39,7 +39,10 @@ fn exchange(scenario: &Scenario, seed: u64) -> (End, End) {
     let config = WireConfig { faults: [scenario.faults; 2], seed, ..Default::default() };
     let (wire, link_a, link_b) = Wire::new(config);
     let end = |link, seed| {
-        End::new(link, StackConfig { secret: Secret::from_number(seed), ..StackConfig::default() })
+        // Bursts are counted in frames: one that begins when little is sent lasts for many time-outs.
+        let patient = Duration::from_mins(5);
+        let tcp = TcpConfig { user_timeout: patient, fin_wait_2: patient, ..TcpConfig::default() };
+        End::new(link, StackConfig { secret: Secret::from_number(seed), tcp, ..StackConfig::default() })
     };
     let (mut a, mut b) = (end(link_a, seed), end(link_b, seed + 1));
     let mpa = MpaConfig { markers: scenario.markers, crc: scenario.crc, ..Default::default() };
