@@ -1,5 +1,10 @@
-//! Two interfaces joined by a virtual cable in memory: a whole network without root, for tests of ours and of
-//! applications. Frames, TCP and everything above are the real ones; only the cable is not.
+//! A whole network in memory, without root, for tests of ours and of applications. Frames, TCP and everything above
+//! are the real ones; only the cable is not.
+//!
+//! [`pair`] makes two interfaces for devices that run in real time. [`Station`] is an engine on a link, to be run in
+//! virtual time by [`xwarp_tcp::sim::run`].
+
+mod station;
 
 use std::{
     collections::HashSet,
@@ -10,10 +15,13 @@ use std::{
     time::Duration,
 };
 
-pub use xwarp_tcp::sim::{Census, Faults, Wire, WireConfig};
+pub use self::station::{Station, path};
+pub use xwarp_tcp::sim::{
+    Aim, Blackout, Census, Faults, Gilbert, Node, Outcome, PathMtu, Recut, Resets, SimLink, Tally, Wire,
+    WireConfig, run,
+};
 use xwarp_tcp::{
     link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
-    sim::SimLink,
     wire::{Mac, VlanTags},
 };
 

@@ -1,0 +1,95 @@
+//! [`Station`]: an engine on a link of a virtual wire.
+
+use std::{collections::HashMap, net::IpAddr};
+
+use xwarp_tcp::{
+    link::{Link, QueueId, RxFrame},
+    mpa::AcceptParams,
+    sim::{Node, SimLink},
+    time::Instant,
+    wire::{Flow, Path, VlanTags},
+};
+
+use super::{ipv4, ipv6, mac};
+use crate::{
+    engine::{Engine, EngineConfig},
+    rnic::{CmEvent, QpId},
+};
+
+/// An engine and its link. Requests for connections are answered as was said beforehand.
+#[derive(Debug)]
+pub struct Station {
+    /// The card.
+    pub engine: Engine,
+    /// Its end of the wire.
+    pub link: SimLink,
+    /// Which queue pair the request of a peer gets; one that is not expected is rejected.
+    pub expected: HashMap<IpAddr, QpId>,
+    /// How requests are accepted.
+    pub accept: AcceptParams,
+    /// Connection events that came so far.
+    pub events: Vec<CmEvent>,
+    batch: Vec<RxFrame>,
+}
+
+impl Station {
+    /// A new engine on `link`.
+    pub fn new(link: SimLink, config: EngineConfig) -> Self {
+        Self {
+            engine: Engine::new(config),
+            link,
+            expected: HashMap::new(),
+            accept: AcceptParams::default(),
+            events: Vec::new(),
+            batch: Vec::new(),
+        }
+    }
+
+    fn take_events(&mut self, now: Instant) {
+        while let Some(event) = self.engine.next_cm_event() {
+            if let CmEvent::ConnectRequest { request, remote, .. } = &event {
+                // A request may be gone before it is answered: the event that says so follows.
+                let _ = match self.expected.remove(&remote.ip()) {
+                    Some(qp) => self.engine.accept(now, *request, qp, self.accept.clone()),
+                    None => self.engine.reject(now, *request, &[]),
+                };
+            }
+            self.events.push(event);
+        }
+    }
+}
+
+impl Node for Station {
+    fn turn(&mut self, now: Instant) -> bool {
+        let received = self.link.receive(&mut self.batch, 64);
+        for frame in self.batch.drain(..) {
+            self.engine.receive(now, &mut self.link, frame);
+        }
+        if self.engine.stack().next_deadline().is_some_and(|at| at <= now) {
+            self.engine.on_timer(now, &mut self.link);
+        }
+        self.take_events(now);
+        if received == 0 {
+            self.engine.idle(now, &mut self.link);
+        }
+        self.engine.transmit(now, &mut self.link);
+        received > 0
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.engine.stack().next_deadline()
+    }
+}
+
+/// From one end (1, 2 ...) and port to another, over IPv4 or IPv6.
+pub fn path([from, to]: [(u8, u16); 2], v6: bool, mtu: u16) -> Path {
+    let ip = if v6 { ipv6 } else { ipv4 };
+    Path {
+        flow: Flow { local: (ip(from.0), from.1).into(), remote: (ip(to.0), to.1).into() },
+        source_mac: mac(from.0),
+        next_hop_mac: mac(to.0),
+        vlan: VlanTags::default(),
+        mtu,
+        queue: QueueId(0),
+    }
+}

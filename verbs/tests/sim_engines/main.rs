@@ -1,0 +1,6 @@
+//! Whole verbs engines over the virtual wire: every kind of work request in both directions, under mixed faults.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+mod mixed;
+mod talk;
