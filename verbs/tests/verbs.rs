@@ -380,6 +380,143 @@ fn a_peer_is_served_while_the_application_does_not_call() {
 }
 
 #[test]
+fn a_completion_queue_grows_and_shrinks_around_what_waits() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = connect(&pair, 1);
+    for wr_id in 0..20 {
+        server.qp.post_recv(&RecvRequest::new(wr_id, &[])).unwrap();
+    }
+    let say = |count: u64| {
+        for wr_id in 0..count {
+            client.qp.post_send(&WorkRequest::send(wr_id, Payload::EMPTY).signaled()).unwrap();
+        }
+        for _ in 0..count {
+            client.cq.spin(LIMIT).unwrap().ok().unwrap();
+        }
+    };
+    say(10);
+    assert!(server.cq.resize(9).is_err(), "ten wait");
+    server.cq.resize(10).unwrap();
+    assert_eq!(server.cq.capacity(), 10);
+    server.cq.resize(4096).unwrap();
+    say(10);
+    for wr_id in 0..20 {
+        assert_eq!(server.cq.spin(LIMIT).unwrap().ok().unwrap().wr_id, wr_id);
+    }
+    assert!(!server.cq.overflowed());
+    let most = server.device.attributes().limits.max_cqe;
+    assert!(server.cq.resize(most + 1).is_err() && server.cq.resize(0).is_err());
+}
+
+#[test]
+fn a_shared_receive_queue_tells_when_it_runs_low_and_when_a_queue_pair_leaves_it() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = connect(&pair, 1);
+    let cq = server.device.create_cq(64).unwrap();
+    let srq = server.pd.create_srq(8, 1).unwrap();
+    let qp = server.pd.create_qp_with_srq(&cq, &cq, &srq, QueuePairOptions::default()).unwrap();
+    let listener = server.device.listen(common_address(2), ListenOptions::default()).unwrap();
+    let (_pd, sent, peer) = queue_pair(&client.device, QueuePairOptions::default());
+    let (_accepted, connected) = thread::scope(|scope| {
+        let accepted = scope
+            .spawn(|| listener.accept(LIMIT).unwrap().accept(&qp, AcceptOptions::default(), LIMIT).unwrap());
+        let connected =
+            client.device.connect(&peer, common_address(2), ConnectOptions::default(), LIMIT).unwrap();
+        (accepted.join().unwrap(), connected)
+    });
+    for wr_id in 0..4 {
+        srq.post_recv(&RecvRequest::new(wr_id, &[])).unwrap();
+    }
+    srq.arm_limit(3).unwrap();
+    let events = server.device.async_events();
+    let next = || server.device.wait(&events, Some(LIMIT)).unwrap().then(|| events.poll().unwrap());
+    peer.post_send(&WorkRequest::send(1, Payload::EMPTY)).unwrap();
+    peer.post_send(&WorkRequest::send(2, Payload::EMPTY).signaled()).unwrap();
+    sent.spin(LIMIT).unwrap().ok().unwrap();
+    assert_eq!(next(), Some(AsyncEvent::SrqLimit { srq: srq.id() }), "two are left");
+    // The last one takes no receive with it that others may want.
+    connected.disconnect().unwrap();
+    assert_eq!(next(), Some(AsyncEvent::LastWqeReached { qp: qp.id() }));
+    assert_eq!(srq.posted(), Ok(2));
+    for wr_id in 0..2 {
+        assert_eq!(cq.spin(LIMIT).unwrap().ok().unwrap().wr_id, wr_id);
+    }
+    assert!(cq.poll_one().is_none(), "receives of a shared queue are not flushed");
+}
+
+/// What draining a queue pair means: when its last event has come, each request has completed, once and in order.
+#[test]
+fn a_disconnected_queue_pair_is_drained_when_its_last_event_comes() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = connect(&pair, 1);
+    let theirs = server.pd.allocate(1 << 16, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
+    let ours = client.pd.allocate(1 << 16, Access::LOCAL_WRITE).unwrap();
+    for wr_id in 100..105 {
+        client.qp.post_recv(&RecvRequest::new(wr_id, &[])).unwrap();
+        server.qp.post_recv(&RecvRequest::new(wr_id, &[])).unwrap();
+    }
+    let (all, one) = (ours.sge(0, 1 << 16), ours.sge(0, 1));
+    client
+        .qp
+        .post_send_list(&[
+            WorkRequest::read(1, &all, theirs.remote(0)).signaled(),
+            WorkRequest::write(2, &all, theirs.remote(0)).signaled(),
+            WorkRequest::send(3, Payload::EMPTY).fenced().signaled(),
+            WorkRequest::read(4, &one, theirs.remote(0)).signaled(),
+        ])
+        .unwrap();
+    client.connection.disconnect().unwrap();
+    client.qp.post_send(&WorkRequest::send(5, Payload::EMPTY)).unwrap();
+    assert!(server.connection.wait_disconnected(LIMIT).unwrap());
+    server.connection.disconnect().unwrap();
+    for end in [&client, &server] {
+        while end.qp.state() != QpState::Error {
+            end.device.wait(end.device.async_events(), Some(Duration::from_millis(1))).unwrap();
+        }
+    }
+    let outcomes = |cq: &xwarp_verbs::CompletionQueue| {
+        let mut all = Vec::new();
+        cq.poll(&mut all, 64);
+        all.iter().map(|c| (c.wr_id, c.status)).collect::<Vec<_>>()
+    };
+    let at_client = outcomes(&client.cq);
+    let (sends, receives): (Vec<_>, Vec<_>) = at_client.iter().partition(|(wr_id, _)| *wr_id < 100);
+    assert_eq!(sends.len(), 5, "{at_client:?}");
+    let done = |wr_id| (wr_id, WcStatus::Success);
+    let in_order: Vec<_> = sends.iter().filter(|(wr_id, _)| *wr_id != 5).copied().collect();
+    assert_eq!(in_order, [done(1), done(2), done(3), done(4)], "what was posted before is done");
+    assert!(sends.contains(&(5, WcStatus::Flushed)), "what comes later is not");
+    assert_eq!(receives, (100..105).map(|id| (id, WcStatus::Flushed)).collect::<Vec<_>>());
+    let at_server = outcomes(&server.cq);
+    let flushed = (101..105).map(|id| (id, WcStatus::Flushed));
+    assert_eq!(at_server, [done(100)].into_iter().chain(flushed).collect::<Vec<_>>());
+    let info = client.qp.query().unwrap();
+    assert_eq!((info.send_outstanding, info.recv_outstanding), (0, 0));
+}
+
+#[test]
+fn a_queue_pair_tells_what_it_was_made_with_and_what_was_agreed() {
+    let pair = devices(Progress::Auto);
+    let options =
+        QueuePairOptions { max_send_wr: 7, max_send_sge: 2, max_inline_data: 40, ..Default::default() };
+    let [server, client] = connect_with(&pair, 1, |device| queue_pair(device, options));
+    let info = client.qp.query().unwrap();
+    let made = &info.attributes;
+    assert_eq!((made.max_send_wr, made.max_send_sge, made.max_inline_data), (7, 2, 40));
+    assert_eq!(
+        (info.state, info.ird, info.ord),
+        (QpState::Rts, client.connection.ird(), client.connection.ord())
+    );
+    let (local, remote) = info.addresses.unwrap();
+    assert_eq!(server.qp.query().unwrap().addresses, Some((remote, local)));
+    let peer = client.connection.peer_depths();
+    assert_eq!(peer.ird, Some(server.qp.query().unwrap().ird));
+    assert_eq!(peer.ord, Some(server.qp.query().unwrap().ord));
+    let limits = client.device.attributes().limits;
+    assert!(limits.max_mw > 0 && limits.max_fast_pieces > 0 && limits.max_sge >= 4);
+}
+
+#[test]
 fn counters_have_stable_names() {
     let pair = devices(Progress::Auto);
     let before = pair[1].counters();
