@@ -49,6 +49,11 @@ impl AckPolicy {
         self.owed == Owed::Now
     }
 
+    /// Whether data was taken since the last ACK.
+    pub(super) fn is_owed(&self) -> bool {
+        self.owed != Owed::Nothing
+    }
+
     pub(super) fn is_due(&self) -> bool {
         self.owed == Owed::Now
     }

@@ -12,6 +12,8 @@ pub enum Algorithm {
     /// RFC 9438, with HyStart++ (RFC 9406) in slow start.
     #[default]
     Cubic,
+    /// RFC 8257, for networks whose switches mark early and whose other ends are of the same kind. Needs ECN.
+    Dctcp,
 }
 
 /// When a silent peer is probed (RFC 9293 section 3.8.4).

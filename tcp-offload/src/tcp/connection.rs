@@ -1,7 +1,7 @@
 //! [`Connection`]: the parts of one connection, its states, and what the stack calls. Segments that come in are
 //! processed in `input`, segments that go out are made in `output`.
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 use super::{
     Arrival, Counters, Info, State, TcpConfig,
@@ -46,6 +46,15 @@ pub(super) struct EcnState {
     pub echo: bool,
     /// The next new segment says CWR.
     pub cwr: bool,
+}
+
+/// Where the marks of the data received begin or end (RFC 8257 section 3.2).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Boundary {
+    /// The data before it...
+    pub next: StreamOffset,
+    /// ...was marked, or not.
+    pub marked: bool,
 }
 
 /// RFC 5961 section 7: a time and a counter.
@@ -93,6 +102,8 @@ pub struct Connection {
     pub(super) snd_mss: usize,
     pub(super) emss: usize,
     pub(super) ecn: EcnState,
+    /// DCTCP: ACKs that are due with an earlier number, because marks began or ended behind it.
+    pub(super) boundaries: VecDeque<Boundary>,
     pub(super) due: Due,
     /// No more data comes from the source: a FIN follows what was sent.
     pub(super) closing: bool,
@@ -133,6 +144,7 @@ impl Connection {
             snd_mss: default_mss,
             emss: default_mss,
             ecn: EcnState::default(),
+            boundaries: VecDeque::new(),
             due: Due::default(),
             closing: false,
             challenges: Challenges::default(),
@@ -334,6 +346,8 @@ impl Connection {
                 }
                 Timer::Keepalive => self.on_keepalive(now),
                 Timer::Wait => self.end(CloseReason::TimedOut),
+                // What waited may be sent now.
+                Timer::Hold => {}
             }
         }
         self.ended.take()

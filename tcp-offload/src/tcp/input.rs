@@ -3,10 +3,11 @@
 use smallvec::SmallVec;
 
 use super::{
-    Connection, Receipt, State,
+    Algorithm, Connection, Receipt, State,
+    connection::Boundary,
     queue::Block,
     receiver::Verdict,
-    sender::{Ack, After},
+    sender::{Ack, After, Reduced},
     timers::Timer,
 };
 use crate::{
@@ -16,6 +17,9 @@ use crate::{
     ulp::CloseReason,
     wire::{Ecn, Segment},
 };
+
+/// Changes of the mark within one batch that are told exactly; a batch is hardly larger.
+const MOST_BOUNDARIES: usize = 64;
 
 /// Whether a segment is processed further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -245,7 +249,7 @@ impl Connection {
         self.heed_probe(now);
         if segment.flags.ece && self.ecn.on {
             self.counters.ecn_echoes += 1;
-            self.ecn.cwr |= self.tx.on_ecn_echo();
+            self.on_ecn_echo(now);
         }
         if advanced {
             let data = offset.min(self.tx.fin.unwrap_or(StreamOffset::MAX));
@@ -316,10 +320,23 @@ impl Connection {
         }
     }
 
+    /// The peer says that what we send was marked (RFC 3168 section 6.1.2). A window of one segment cannot fall: new data
+    /// waits for a time-out.
+    fn on_ecn_echo(&mut self, now: Instant) {
+        let Some(reduced) = self.tx.on_ecn_echo() else { return };
+        self.ecn.cwr = true;
+        if reduced == Reduced::BelowOneSegment {
+            self.timers.arm(Timer::Hold, now + self.tx.rtt.rto());
+        }
+    }
+
     /// RFC 3168 section 6.1.3: a mark is echoed until the sender says that it has reduced its window.
     fn receive_ecn(&mut self, segment: &Segment) {
         if !self.ecn.on {
             return;
+        }
+        if self.config.algorithm == Algorithm::Dctcp {
+            return self.receive_mark(segment);
         }
         if segment.flags.cwr {
             self.ecn.echo = false;
@@ -327,6 +344,18 @@ impl Connection {
         if segment.ecn == Ecn::Ce && segment.payload_len > 0 {
             self.ecn.echo = true;
         }
+    }
+
+    /// RFC 8257 section 3.2: an ACK says of exactly the data that it acknowledges whether it was marked.
+    fn receive_mark(&mut self, segment: &Segment) {
+        let marked = segment.ecn == Ecn::Ce;
+        if segment.payload_len == 0 || marked == self.ecn.echo {
+            return;
+        }
+        if self.ack.is_owed() && self.boundaries.len() < MOST_BOUNDARIES {
+            self.boundaries.push_back(Boundary { next: self.rx.next(), marked: self.ecn.echo });
+        }
+        self.ecn.echo = marked;
     }
 
     fn process_payload(&mut self, verdict: Verdict, segment: &Segment, receipt: &mut Receipt) {

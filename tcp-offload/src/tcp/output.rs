@@ -72,6 +72,7 @@ impl Connection {
 
     fn transmit_all(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source) -> Result<(), Stopped> {
         self.transmit_resets(turn)?;
+        self.transmit_boundaries(turn)?;
         match self.state {
             State::Closed => return Ok(()),
             State::SynSent | State::SynReceived => {
@@ -145,6 +146,23 @@ impl Connection {
         Ok(())
     }
 
+    /// ACKs with earlier numbers, for marks that began or ended behind them.
+    fn transmit_boundaries(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
+        while let Some(boundary) = self.boundaries.front().copied() {
+            let seq = self.tx.seq_at(self.tx.nxt());
+            let fields = Fields {
+                ack: self.rx.seq_at(boundary.next),
+                window: self.rx.advertise_from(boundary.next, self.snd_shift.is_some()),
+                ..self.fields(turn.now, seq, ACK)
+            };
+            let fields = Fields { flags: Flags { ece: boundary.marked, ..fields.flags }, ..fields };
+            self.bare(turn, &fields)?;
+            self.counters.acks_out += 1;
+            self.boundaries.pop_front();
+        }
+        Ok(())
+    }
+
     fn transmit_syn(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         let answer = self.state == State::SynReceived;
         // A lost SYN may have been dropped because of its ECN bits (RFC 3168 section 6.1.1.1).
@@ -215,6 +233,9 @@ impl Connection {
     }
 
     fn transmit_new(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source) -> Result<(), Stopped> {
+        if self.timers.at(Timer::Hold).is_some() {
+            return self.probe_with_old(turn);
+        }
         while self.sends_data() {
             if self.closing {
                 return if self.tx.usable() > 0 {

@@ -95,7 +95,7 @@ impl Receiver {
         self.shift = 0;
     }
 
-    fn seq_at(&self, offset: StreamOffset) -> SeqNum {
+    pub(super) fn seq_at(&self, offset: StreamOffset) -> SeqNum {
         self.irs.add(1).add(offset as u32)
     }
 
@@ -305,6 +305,12 @@ impl Receiver {
         let field = ((self.edge - self.next) >> shift).min(u16::MAX.into());
         self.edge = self.edge.min(self.next + (u64::from(u16::MAX) << shift)).max(self.next);
         field as u16
+    }
+
+    /// The window field of an ACK of what came before `next` only: the same right edge.
+    pub(super) fn advertise_from(&self, next: StreamOffset, scaled: bool) -> u16 {
+        let shift = if scaled { self.shift } else { 0 };
+        ((self.edge - next.min(self.edge)) >> shift).min(u16::MAX.into()) as u16
     }
 
     /// The window as the peer may believe it now, in bytes.

@@ -5,7 +5,7 @@ mod acks;
 
 use std::time::Duration;
 
-pub(super) use self::acks::Ack;
+pub(super) use self::acks::{Ack, Reduced};
 
 use super::{
     TcpConfig,
@@ -214,7 +214,7 @@ impl Sender {
             self.remember();
         }
         if !again {
-            self.window.ssthresh = self.control.reduce(&self.window, self.flight_size(), Congestion::Timeout);
+            self.reduce(self.flight_size(), Congestion::Timeout);
         }
         self.window.cwnd = self.window.smss;
         let deadline = self.rack.rtt + self.reo_wnd();
@@ -353,6 +353,14 @@ impl Sender {
         self.prober.lost_alone(self.nxt, true);
         self.queue.mark_lost(last);
         true
+    }
+
+    /// A sign of congestion with `flight` bytes outstanding: `ssthresh` falls, to two segments at least. Returns what the
+    /// window shall become, at least one segment (RFC 5681 equation 4, RFC 9438 section 4.6).
+    fn reduce(&mut self, flight: u64, sign: Congestion) -> u64 {
+        let window = self.control.reduce(&self.window, flight, sign);
+        self.window.ssthresh = window.max(2 * self.window.smss);
+        window.max(self.window.smss)
     }
 
     fn frto_sends_new(&self) -> bool {

@@ -19,9 +19,11 @@ pub(super) enum Timer {
     Keepalive,
     /// End of TIME-WAIT or FIN-WAIT-2, of the connection attempt.
     Wait,
+    /// RFC 3168 section 6.1.2: new data waits, since a window of one segment was marked.
+    Hold,
 }
 
-const KINDS: [Timer; 7] = [
+const KINDS: [Timer; 8] = [
     Timer::Retransmit,
     Timer::Probe,
     Timer::Reorder,
@@ -29,6 +31,7 @@ const KINDS: [Timer; 7] = [
     Timer::DelayedAck,
     Timer::Keepalive,
     Timer::Wait,
+    Timer::Hold,
 ];
 
 const NEVER: Instant = Instant::from_nanos(u64::MAX);

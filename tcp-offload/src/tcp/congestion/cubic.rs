@@ -118,7 +118,7 @@ impl CongestionControl for Cubic {
         self.state.epoch = None;
         self.state.fraction = 0.0;
         self.state.after_timeout = sign == Congestion::Timeout;
-        ((flight as f64 * BETA) as u64).max(2 * window.smss)
+        (flight as f64 * BETA) as u64
     }
 
     fn undo(&mut self) {
@@ -183,7 +183,6 @@ mod tests {
         assert!((cubic.state.w_max - 100.0).abs() < 1e-9);
         cubic.reduce(&window(80_000), 80_000, Congestion::Loss);
         assert!((cubic.state.w_max - 80.0 * 0.85).abs() < 1e-9);
-        assert_eq!(cubic.reduce(&window(80_000), 1_000, Congestion::Loss), 2_000);
     }
 
     #[test]

@@ -2,12 +2,13 @@
 //! detection, recovery and the pacing of recovery (PRR) are not here: they are the same for all algorithms.
 
 mod cubic;
+mod dctcp;
 mod hystart;
 mod new_reno;
 
 use std::{fmt, time::Duration};
 
-pub(super) use self::{cubic::Cubic, new_reno::NewReno};
+pub(super) use self::{cubic::Cubic, dctcp::Dctcp, new_reno::NewReno};
 use super::Algorithm;
 use crate::{seq::StreamOffset, time::Instant};
 
@@ -64,8 +65,11 @@ pub(super) trait CongestionControl: fmt::Debug + Send {
     /// New data was acknowledged outside of recovery, while the window limited the sender.
     fn acked(&mut self, window: &mut Window, acked: &Acked);
 
-    /// There is congestion, with `flight` bytes outstanding. Returns the new `ssthresh`. The state before is
-    /// remembered for [`CongestionControl::undo`].
+    /// An ACK of `bytes` new bytes has come, with or without ECN-Echo.
+    fn echoed(&mut self, _una: StreamOffset, _nxt: StreamOffset, _bytes: u64, _marked: bool) {}
+
+    /// There is congestion, with `flight` bytes outstanding. Returns what the window shall become; how small it may be
+    /// is the sender's business. The state before is remembered for [`CongestionControl::undo`].
     fn reduce(&mut self, window: &Window, flight: u64, sign: Congestion) -> u64;
 
     /// The last reduction was spurious.
@@ -84,5 +88,6 @@ pub(super) fn new(algorithm: Algorithm) -> Box<dyn CongestionControl> {
     match algorithm {
         Algorithm::NewReno => Box::new(NewReno::default()),
         Algorithm::Cubic => Box::new(Cubic::default()),
+        Algorithm::Dctcp => Box::new(Dctcp::default()),
     }
 }

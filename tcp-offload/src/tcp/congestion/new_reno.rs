@@ -29,9 +29,9 @@ impl CongestionControl for NewReno {
         }
     }
 
-    fn reduce(&mut self, window: &Window, flight: u64, _sign: Congestion) -> u64 {
+    fn reduce(&mut self, _window: &Window, flight: u64, _sign: Congestion) -> u64 {
         self.counted = 0;
-        (flight / 2).max(2 * window.smss)
+        flight / 2
     }
 
     fn undo(&mut self) {}
@@ -71,7 +71,6 @@ mod tests {
         let mut reno = NewReno::default();
         let window = Window { cwnd: 20_000, ssthresh: u64::MAX, smss: 1000 };
         assert_eq!(reno.reduce(&window, 20_000, Congestion::Loss), 10_000);
-        assert_eq!(reno.reduce(&window, 1_000, Congestion::Timeout), 2_000);
     }
 
     #[test]

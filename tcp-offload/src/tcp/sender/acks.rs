@@ -42,6 +42,15 @@ pub(in crate::tcp) struct Ack<'a> {
     pub marked: bool,
 }
 
+/// What ECN-Echo has led to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::tcp) enum Reduced {
+    /// The window is smaller.
+    Window,
+    /// The window is one segment and cannot be smaller.
+    BelowOneSegment,
+}
+
 /// What an ACK delivered.
 #[derive(Debug, Default)]
 struct Delivery {
@@ -84,6 +93,7 @@ impl Sender {
             // that were sent twice and Karn's rule allows no measurement.
             self.rtt.forgive();
             self.prober.acknowledged(self.una);
+            self.control.echoed(self.una, self.nxt, self.una - una, ack.marked);
         }
         let duplicate = !advanced && ack.bare && had_data && window_before == self.edge && ack.number == una;
         self.count_duplicates(advanced, duplicate, delivery.bytes);
@@ -331,7 +341,7 @@ impl Sender {
         counters.recoveries += 1;
         self.remember();
         self.prr = Prr::begin(self.flight_size());
-        self.window.ssthresh = self.control.reduce(&self.window, self.flight_before, Congestion::Loss);
+        self.reduce(self.flight_before, Congestion::Loss);
         self.phase = Phase::Recovery { high: self.nxt };
         self.tlp.reset();
     }
@@ -350,19 +360,22 @@ impl Sender {
     /// A reduction outside of recovery, at once: ECN, and a loss that a probe has repaired.
     fn reduce_once(&mut self, sign: Congestion) {
         if self.phase == Phase::Open {
-            self.window.ssthresh = self.control.reduce(&self.window, self.flight_before, sign);
-            self.window.cwnd = self.window.cwnd.min(self.window.ssthresh);
+            let window = self.reduce(self.flight_before, sign);
+            let least = if sign == Congestion::Marked { window } else { self.window.ssthresh };
+            self.window.cwnd = self.window.cwnd.min(least);
         }
     }
 
-    /// ECN-Echo (RFC 3168 section 6.1.2): at most once a window. Returns whether CWR is to be said.
-    pub(in crate::tcp) fn on_ecn_echo(&mut self) -> bool {
+    /// ECN-Echo (RFC 3168 section 6.1.2): at most once a window. Returns whether the window was reduced, and whether that
+    /// was to less than a segment a round trip.
+    pub(in crate::tcp) fn on_ecn_echo(&mut self) -> Option<Reduced> {
         if self.una < self.marked_to || self.phase != Phase::Open {
-            return false;
+            return None;
         }
         self.marked_to = self.nxt;
+        let least = self.window.cwnd <= self.window.smss;
         self.reduce_once(Congestion::Marked);
-        true
+        Some(if least { Reduced::BelowOneSegment } else { Reduced::Window })
     }
 
     /// The window grows, or PRR steers it.

@@ -3,15 +3,20 @@
 use super::{bulk, iss, plain, silent};
 use crate::{
     seq::SeqNum,
+    sim::Faults,
     tcp::{
-        TcpConfig,
-        testing::{IRS, Script, Stream, ms},
+        Algorithm, TcpConfig,
+        testing::{IRS, Pair, Script, Stream, at_ms, ms, us},
     },
     wire::{Ecn, Fields, Flags, Options},
 };
 
 fn negotiated(source: Stream) -> Script {
-    let mut script = Script::connecting(TcpConfig { timestamps: false, ..TcpConfig::default() }, source);
+    negotiated_by(TcpConfig { timestamps: false, ..TcpConfig::default() }, source)
+}
+
+fn negotiated_by(config: TcpConfig, source: Stream) -> Script {
+    let mut script = Script::connecting(config, source);
     let syn = script.run()[0];
     assert!(syn.flags.ece && syn.flags.cwr, "section 6.1.1: an ECN-setup SYN");
     assert_eq!(syn.ecn, Ecn::NotEct);
@@ -85,4 +90,109 @@ fn rfc3168_s6_1_1_1_a_repeated_syn_does_not_ask() {
     script.run();
     let again = script.wait(ms(1100));
     assert!(!again[0].1.flags.ece && !again[0].1.flags.cwr);
+}
+
+/// A segment of the peer with 1000 bytes at `offset`, marked or not.
+fn from_peer(script: &mut Script, offset: u32, marked: bool) {
+    let ecn = if marked { Ecn::Ce } else { Ecn::Ect0 };
+    script.inject(Fields { seq: super::irs(offset), ecn, ..plain(script) }, 1000);
+}
+
+fn dctcp() -> TcpConfig {
+    TcpConfig { algorithm: Algorithm::Dctcp, timestamps: false, ..TcpConfig::default() }
+}
+
+#[test]
+fn rfc8257_s3_2_an_ack_tells_of_exactly_its_data_whether_it_was_marked() {
+    let mut script = negotiated_by(dctcp(), silent());
+    script.run();
+    for (n, marked) in [false, false, true, true, true, false].into_iter().enumerate() {
+        from_peer(&mut script, n as u32 * 1000, marked);
+    }
+    script.conn.flush_ack();
+    let acks = script.run();
+    let told: Vec<(u32, bool)> =
+        acks.iter().map(|s| (s.ack.since(super::irs(0)) as u32, s.flags.ece)).collect();
+    assert_eq!(told, [(2000, false), (5000, true), (6000, false)]);
+    let edges: Vec<u32> = acks.iter().map(|s| told_edge(s)).collect();
+    assert!(edges.windows(2).all(|w| w[0] <= w[1]), "no window is taken back: {edges:?}");
+    // CWR changes nothing.
+    from_peer(&mut script, 6000, true);
+    let cwr = Flags { ack: true, cwr: true, ..Flags::default() };
+    script.inject(Fields { seq: super::irs(7000), ecn: Ecn::Ce, flags: cwr, ..plain(&script) }, 1000);
+    script.conn.flush_ack();
+    assert_eq!(script.run().last().map(|s| s.flags.ece), Some(true));
+}
+
+fn told_edge(segment: &crate::wire::Segment) -> u32 {
+    segment.ack.since(super::irs(0)) as u32 + u32::from(segment.window)
+}
+
+#[test]
+fn rfc8257_s3_3_few_marks_cost_little() {
+    let mut script = negotiated_by(dctcp(), bulk(4000));
+    let mut acked = 0;
+    script.run();
+    let (mut rounds, mut reduced) = (0, 0);
+    while acked < 3_000_000 {
+        script.now += ms(1);
+        rounds += 1;
+        let sent = script.source.at as u32;
+        // The first segment of every second round is marked.
+        let flags = Flags { ack: true, ece: rounds % 2 == 0, ..Flags::default() };
+        script.exchange(Fields { ack: iss(acked + 1000), flags, ..plain(&script) }, 0);
+        let before = script.conn.info().cwnd;
+        script.ack(sent, &[]);
+        reduced += u32::from(script.conn.info().cwnd < before);
+        acked = sent;
+    }
+    assert_eq!(script.conn.counters().retransmits, 0);
+    assert!(script.conn.info().cwnd > 40_000, "{} after {reduced}", script.conn.info().cwnd);
+}
+
+#[test]
+fn rfc9438_s4_6_and_rfc3168_s6_1_2_marks_lead_down_to_one_segment_and_then_to_waiting() {
+    let mut script = negotiated(bulk(400));
+    let mut acked = 0;
+    script.run();
+    let mut waited = 0;
+    for _ in 0..20 {
+        script.now += ms(1);
+        acked = script.source.at as u32;
+        let flags = Flags { ack: true, ece: true, ..Flags::default() };
+        let sent = script.exchange(Fields { ack: iss(acked), flags, ..plain(&script) }, 0);
+        if sent.is_empty() {
+            assert_eq!(script.conn.info().cwnd, 1000);
+            let seen = script.wait(ms(300));
+            assert_eq!(seen.first().map(|s| s.0 / 1000), Some(200), "one segment after a time-out");
+            waited += 1;
+        }
+    }
+    assert!(waited > 3, "{waited}");
+    assert!(acked < 60_000);
+}
+
+/// A switch that marks early: DCTCP keeps the line busy and its queue short, and nothing is lost.
+#[test]
+fn sim_dctcp_fills_a_line_that_marks_without_losses() {
+    let faults = Faults {
+        delay: us(200),
+        rate_bytes: Some(125_000_000),
+        mark_frames: 30,
+        queue_frames: 200,
+        ..Faults::default()
+    };
+    let config = TcpConfig { algorithm: Algorithm::Dctcp, receive_window: 1 << 22, ..TcpConfig::default() };
+    let sources = [Stream::new(50_000_000, 0, false), silent()];
+    let mut pair = Pair::new(&[config; 2], &[faults; 2], sources, 7);
+    pair.open(0);
+    pair.run_to_the_end(at_ms(10_000));
+    let info = pair.ends[0].conn().info();
+    assert!(info.counters.ecn_echoes > 100, "{info:?}");
+    assert_eq!((info.counters.rto_expired, info.counters.recoveries), (0, 0), "{info:?}");
+    // 50 MB at 125 MB/s are 400 ms.
+    assert!(pair.now < at_ms(460), "{:?}", pair.now);
+    let queued = info.srtt.unwrap();
+    assert!(queued < us(400 + 12 * 60), "60 frames of 12 us, not 200: {queued:?}");
+    pair.tear_down();
 }
