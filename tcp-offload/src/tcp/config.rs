@@ -53,8 +53,8 @@ pub struct TcpConfig {
     pub rto_min: Duration,
     /// Largest retransmission time-out: 60 s, the least that RFC 6298 section 2.5 allows.
     pub rto_max: Duration,
-    /// What a tail loss probe allows for the peer's delayed ACK (RFC 8985 section 7.2): 2 ms, twice our own. A
-    /// peer that waits longer (Linux: 40 ms) gets a duplicate now and then and says so by D-SACK.
+    /// What a tail loss probe allows for the peer's delayed ACK at first (RFC 8985 section 7.2): 2 ms, twice our own. A
+    /// connection learns when its peer waits longer (Linux: 40 ms): each probe that was for nothing doubles it.
     pub tlp_ack_delay: Duration,
     /// How long an ACK may wait for data to ride on. RFC 9293 section 3.8.6.3 allows 500 ms; 1 ms because
     /// round trips here are microseconds, and a sender whose window is small must not wait long.

@@ -8,6 +8,9 @@ use crate::{seq::StreamOffset, time::Instant};
 /// Recoveries without a D-SACK after which the reordering window shrinks back (section 6.2 step 4).
 const REO_WND_PERSIST: u32 = 16;
 
+/// Doublings of the allowance for delayed ACKs: from 2 to 256 ms, more than Linux's 200.
+const MOST_DOUBLINGS: u32 = 7;
+
 /// Segments in SACK blocks that prove a loss where no reordering was ever seen (RFC 6675 section 2).
 pub(super) const DUP_THRESH: usize = 3;
 
@@ -97,6 +100,8 @@ pub(super) struct Tlp {
     pub is_retrans: bool,
     /// A round-trip time was measured since the last probe.
     pub measured: bool,
+    /// How often the allowance for the peer's delayed ACK has been doubled.
+    late: u32,
 }
 
 /// What an ACK says of the outstanding probe.
@@ -106,6 +111,8 @@ pub(super) enum ProbeOutcome {
     Nothing,
     /// The probe repaired the only loss: congestion control must hear of it.
     Repaired,
+    /// The probe was for nothing: the ACK was only late.
+    Late,
 }
 
 impl Tlp {
@@ -113,6 +120,22 @@ impl Tlp {
     pub(super) fn reset(&mut self) {
         self.end_seq = None;
         self.is_retrans = false;
+    }
+
+    /// What a probe allows for the peer's delayed ACK (section 7.2). Nobody says how long a peer delays, and who probes early never
+    /// sees it. So it begins with `least`, which is enough for a peer of our kind, doubles with each probe that
+    /// was for nothing, and begins anew when one repaired a loss: waiting longer would have cost time there.
+    pub(super) fn allowance(&self, least: Duration) -> Duration {
+        least.saturating_mul(1 << self.late)
+    }
+
+    /// Learns from a probe's outcome.
+    pub(super) fn learn(&mut self, outcome: ProbeOutcome) {
+        self.late = match outcome {
+            ProbeOutcome::Nothing => self.late,
+            ProbeOutcome::Repaired => 0,
+            ProbeOutcome::Late => (self.late + 1).min(MOST_DOUBLINGS),
+        };
     }
 
     /// `TLP_process_ack`. `dsack_end` is the right edge of the ACK's D-SACK block; `pure_duplicate` an ACK that
@@ -124,13 +147,17 @@ impl Tlp {
         pure_duplicate: bool,
     ) -> ProbeOutcome {
         let Some(end) = self.end_seq.filter(|end| ack >= *end) else { return ProbeOutcome::Nothing };
-        if !self.is_retrans || dsack_end == Some(end) {
+        if self.is_retrans && dsack_end == Some(end) {
+            self.end_seq = None;
+            return ProbeOutcome::Late;
+        } else if !self.is_retrans {
             self.end_seq = None;
         } else if ack > end {
             self.end_seq = None;
             return ProbeOutcome::Repaired;
         } else if pure_duplicate {
             self.end_seq = None;
+            return ProbeOutcome::Late;
         }
         ProbeOutcome::Nothing
     }
@@ -216,17 +243,17 @@ mod tests {
 
     #[test]
     fn rfc8985_s7_4_2_what_an_ack_says_of_the_probe() {
-        let probe = |is_retrans| Tlp { end_seq: Some(1000), is_retrans, measured: false };
+        let probe = |is_retrans| Tlp { end_seq: Some(1000), is_retrans, ..Tlp::default() };
         let mut tlp = probe(true);
         assert_eq!(tlp.acked(900, None, false), ProbeOutcome::Nothing);
         assert_eq!(tlp.acked(1000, None, false), ProbeOutcome::Nothing);
         assert_eq!(tlp.end_seq, Some(1000), "undecided");
         assert_eq!(tlp.acked(1100, None, false), ProbeOutcome::Repaired);
         let mut tlp = probe(true);
-        assert_eq!(tlp.acked(1100, Some(1000), false), ProbeOutcome::Nothing);
+        assert_eq!(tlp.acked(1100, Some(1000), false), ProbeOutcome::Late);
         assert_eq!(tlp.end_seq, None);
         let mut tlp = probe(true);
-        assert_eq!(tlp.acked(1000, None, true), ProbeOutcome::Nothing);
+        assert_eq!(tlp.acked(1000, None, true), ProbeOutcome::Late);
         assert_eq!(tlp.end_seq, None);
         assert_eq!(probe(false).acked(1100, None, false), ProbeOutcome::Nothing);
     }

@@ -270,7 +270,7 @@ impl Sender {
     fn pto(&self, config: &TcpConfig) -> Duration {
         let Some(srtt) = self.rtt.srtt() else { return Duration::from_secs(1) };
         let few = self.queue.len() <= config.ack_every as usize;
-        srtt * 2 + if few { config.tlp_ack_delay } else { Duration::ZERO }
+        srtt * 2 + if few { self.tlp.allowance(config.tlp_ack_delay) } else { Duration::ZERO }
     }
 
     /// Section 7.3: whether a probe may be sent now that its timer has fired.

@@ -192,7 +192,9 @@ impl Sender {
 
     fn probe_repaired(&mut self, ack: &Ack<'_>, duplicate: bool) -> bool {
         let pure_duplicate = duplicate && ack.blocks.is_empty();
-        self.tlp.acked(ack.number, ack.dsack.map(|d| d.1), pure_duplicate) == ProbeOutcome::Repaired
+        let outcome = self.tlp.acked(ack.number, ack.dsack.map(|d| d.1), pure_duplicate);
+        self.tlp.learn(outcome);
+        outcome == ProbeOutcome::Repaired
     }
 
     /// Recovery ends when all is acknowledged that was sent before it began. Returns whether fast recovery has

@@ -114,7 +114,7 @@ fn rfc8257_s3_2_an_ack_tells_of_exactly_its_data_whether_it_was_marked() {
     let told: Vec<(u32, bool)> =
         acks.iter().map(|s| (s.ack.since(super::irs(0)) as u32, s.flags.ece)).collect();
     assert_eq!(told, [(2000, false), (5000, true), (6000, false)]);
-    let edges: Vec<u32> = acks.iter().map(|s| told_edge(s)).collect();
+    let edges: Vec<u32> = acks.iter().map(told_edge).collect();
     assert!(edges.windows(2).all(|w| w[0] <= w[1]), "no window is taken back: {edges:?}");
     // CWR changes nothing.
     from_peer(&mut script, 6000, true);

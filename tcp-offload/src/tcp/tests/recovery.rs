@@ -88,6 +88,44 @@ fn rfc8985_s7_the_tail_is_probed_after_two_round_trips() {
     assert_eq!((counters.tlp_probes, counters.rto_expired, counters.recoveries), (1, 0, 1));
 }
 
+/// A peer that delays its ACKs by 40 ms, as Linux does, is probed in vain a few times and then no more; one lost tail
+/// makes the connection quick again.
+#[test]
+fn rfc8985_s7_2_the_allowance_for_delayed_acks_is_learnt() {
+    let mut script = Script::established(TcpConfig::default(), bulk(0));
+    let mut probes = Vec::new();
+    for _ in 0..12 {
+        script.source.total += 1000;
+        script.run();
+        let end = script.source.at as u32;
+        let seen = script.wait(ms(40));
+        match seen.first() {
+            // The duplicate makes it answer at once, and say what it was.
+            Some(_) => script.ack(end, &[(end - 1000, end)]),
+            None => script.ack(end, &[]),
+        };
+        probes.push(seen.len());
+    }
+    assert!((1..=5).contains(&probes.iter().sum::<usize>()), "{probes:?}: at most 2, 4, 8, 16 and 32 ms");
+    assert!(probes[6..].iter().all(|n| *n == 0), "{probes:?}");
+    // This time the segment is lost.
+    script.source.total += 1000;
+    script.run();
+    let end = script.source.at as u32;
+    assert_eq!(script.wait(ms(150)).len(), 1);
+    script.ack(end, &[]);
+    script.source.total += 1000;
+    script.run();
+    script.ack(end + 1000, &[]);
+    assert_eq!(script.conn.counters().rto_expired, 0);
+    script.source.total += 1000;
+    script.run();
+    let seen = script.wait(ms(150));
+    assert!(!seen.is_empty() && seen[0].0 < 150_000, "{:?}", seen.first().map(|s| s.0));
+    let pto = script.conn.info().srtt.unwrap() * 2 + ms(2);
+    assert!(seen[0].0 <= pto.as_micros() as u64 + 1, "2 ms again: {:?}", seen[0].0);
+}
+
 #[test]
 fn rfc8985_s7_3_new_data_is_the_better_probe() {
     let mut script = flight(10);
