@@ -223,9 +223,9 @@ pub enum MarkersArg {
     Off,
 }
 
-/// `send_bw`, `write_bw`, `read_bw`.
+/// What every test of the RNIC takes.
 #[derive(Debug, Clone, Args)]
-pub struct BandwidthArgs {
+pub struct RnicArgs {
     #[command(flatten)]
     #[allow(missing_docs, reason = "shown by its own type")]
     pub meet: MeetArgs,
@@ -238,6 +238,14 @@ pub struct BandwidthArgs {
     #[command(flatten)]
     #[allow(missing_docs, reason = "shown by its own type")]
     pub output: OutputArgs,
+}
+
+/// `send_bw`, `write_bw`, `read_bw`.
+#[derive(Debug, Clone, Args)]
+pub struct BandwidthArgs {
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "shown by its own type")]
+    pub rnic: RnicArgs,
     /// Both ends send at once; the sum is reported
     #[arg(short = 'b', long)]
     pub bidirectional: bool,
@@ -272,16 +280,7 @@ pub struct BandwidthArgs {
 pub struct LatencyArgs {
     #[command(flatten)]
     #[allow(missing_docs, reason = "shown by its own type")]
-    pub meet: MeetArgs,
-    #[command(flatten)]
-    #[allow(missing_docs, reason = "shown by its own type")]
-    pub amount: AmountArgs,
-    #[command(flatten)]
-    #[allow(missing_docs, reason = "shown by its own type")]
-    pub device: DeviceArgs,
-    #[command(flatten)]
-    #[allow(missing_docs, reason = "shown by its own type")]
-    pub output: OutputArgs,
+    pub rnic: RnicArgs,
     /// Receives posted (Sends only)
     #[arg(short = 'r', long = "rx-depth", value_name = "COUNT", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub rx_depth: u32,
@@ -422,21 +421,21 @@ mod tests {
     fn a_perftest_line_is_understood() {
         let cli = parse("write_bw -d xw0 -p 4000 -s 4096 -n 50 -t 64 -r 32 -q 4 -Q 1 -I 0 -x 1 -F -R -b -N --report_gbits --out_json 10.77.0.2").unwrap();
         let Command::WriteBw(args) = cli.command else { panic!("not write_bw") };
-        assert_eq!(args.meet.server.as_deref(), Some("10.77.0.2"));
-        assert_eq!((args.meet.port, args.queue_pairs, args.tx_depth, args.rx_depth), (4000, 4, 64, 32));
-        assert_eq!(args.amount.sizes(65536), [4096]);
-        assert_eq!(args.amount.amount(), Amount::Iterations(50));
-        assert_eq!(args.output.unit(), RateUnit::GigabitsPerSecond);
-        assert_eq!(args.device.markers, MarkersArg::Prefer);
-        assert!(args.bidirectional && args.output.out_json);
+        assert_eq!(args.rnic.meet.server.as_deref(), Some("10.77.0.2"));
+        assert_eq!((args.rnic.meet.port, args.queue_pairs, args.tx_depth, args.rx_depth), (4000, 4, 64, 32));
+        assert_eq!(args.rnic.amount.sizes(65536), [4096]);
+        assert_eq!(args.rnic.amount.amount(), Amount::Iterations(50));
+        assert_eq!(args.rnic.output.unit(), RateUnit::GigabitsPerSecond);
+        assert_eq!(args.rnic.device.markers, MarkersArg::Prefer);
+        assert!(args.bidirectional && args.rnic.output.out_json);
     }
 
     #[test]
     fn defaults_are_those_of_perftest() {
         let Command::SendBw(args) = parse("send_bw").unwrap().command else { panic!("not send_bw") };
-        assert_eq!((args.meet.port, args.tx_depth, args.rx_depth, args.cq_mod), (18515, 128, 512, 100));
-        assert_eq!(args.amount.amount(), Amount::Iterations(1000));
-        assert_eq!(args.meet.server, None);
+        assert_eq!((args.rnic.meet.port, args.tx_depth, args.rx_depth, args.cq_mod), (18515, 128, 512, 100));
+        assert_eq!(args.rnic.amount.amount(), Amount::Iterations(1000));
+        assert_eq!(args.rnic.meet.server, None);
         let all = AmountArgs { size: None, all: true, iters: None, duration: None }.sizes(65536);
         assert_eq!((all.first(), all.last(), all.len()), (Some(&2), Some(&(8 << 20)), 23));
     }
@@ -449,7 +448,7 @@ mod tests {
             ("send_lat --markers=off 10.0.0.1", MarkersArg::Off),
         ] {
             let Command::SendLat(args) = parse(line).unwrap().command else { panic!("not send_lat") };
-            assert_eq!(args.device.markers, wish, "{line}");
+            assert_eq!(args.rnic.device.markers, wish, "{line}");
         }
     }
 

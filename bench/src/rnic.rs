@@ -39,7 +39,7 @@ use self::{
 use crate::{
     baseline::resolve,
     cpu,
-    options::{BandwidthArgs, DeviceArgs, LatencyArgs, MeetArgs, OutputArgs},
+    options::{BandwidthArgs, LatencyArgs, RnicArgs},
     perftest::{self, Meet},
     report::{BandwidthRow, Info, Report, Row},
 };
@@ -47,11 +47,9 @@ use crate::{
 /// Version of what the two ends say to each other.
 const VERSION: u64 = 1;
 
-/// The parts of a command line that all tests have.
+/// A command line, as far as it is not the plan.
 struct Line<'a> {
-    meet: &'a MeetArgs,
-    device: &'a DeviceArgs,
-    output: &'a OutputArgs,
+    args: &'a RnicArgs,
     /// Do not report the peak.
     no_peak: bool,
     /// Print every sample, sorted or as it came.
@@ -67,8 +65,7 @@ enum Order {
 /// Runs `send_bw`, `write_bw` or `read_bw`.
 pub fn bandwidth(verb: Verb, args: &BandwidthArgs) -> Result<()> {
     let plan = Plan::bandwidth(verb, args)?;
-    let BandwidthArgs { meet, device, output, no_peak, .. } = args;
-    run(&Line { meet, device, output, no_peak: *no_peak, samples: None }, plan)
+    run(&Line { args: &args.rnic, no_peak: args.no_peak, samples: None }, plan)
 }
 
 /// Runs `send_lat`, `write_lat` or `read_lat`.
@@ -79,23 +76,22 @@ pub fn latency(verb: Verb, args: &LatencyArgs) -> Result<()> {
         (true, false) => Some(Order::Sorted),
         (false, false) => None,
     };
-    let LatencyArgs { meet, device, output, .. } = args;
-    run(&Line { meet, device, output, no_peak: true, samples }, plan)
+    run(&Line { args: &args.rnic, no_peak: true, samples }, plan)
 }
 
 fn run(line: &Line<'_>, plan: Plan) -> Result<()> {
-    if let Some(cpu) = line.output.pin {
+    if let Some(cpu) = line.args.output.pin {
         cpu::pin(cpu)?;
     }
-    let endpoint = Endpoint::open(line.device)?;
+    let endpoint = Endpoint::open(&line.args.device)?;
     let before = endpoint.device.counters();
-    if line.device.perftest {
+    if line.args.device.perftest {
         return with_perftest(line, &endpoint, &plan, &before);
     }
-    match &line.meet.server {
+    match &line.args.meet.server {
         None => serve(line, &endpoint, &plan, &before),
         Some(server) => {
-            let server = resolve(server, line.meet)?;
+            let server = resolve(server, &line.args.meet)?;
             measure(line, &endpoint, plan, server, &before)
         }
     }
@@ -103,14 +99,14 @@ fn run(line: &Line<'_>, plan: Plan) -> Result<()> {
 
 /// The other end is a program of perftest's.
 fn with_perftest(line: &Line<'_>, endpoint: &Endpoint, plan: &Plan, before: &Counters) -> Result<()> {
-    let listener = match line.meet.server {
+    let listener = match line.args.meet.server {
         None => Some(listen(line, endpoint, plan)?),
         Some(_) => None,
     };
-    let mut report = Report::begin(line.output, info(line, endpoint, plan));
-    let meet = match (&listener, &line.meet.server) {
+    let mut report = Report::begin(&line.args.output, info(line, endpoint, plan));
+    let meet = match (&listener, &line.args.meet.server) {
         (Some(listener), _) => Meet::Listener(listener),
-        (None, server) => Meet::Server(resolve(server.as_deref().unwrap_or_default(), line.meet)?),
+        (None, server) => Meet::Server(resolve(server.as_deref().unwrap_or_default(), &line.args.meet)?),
     };
     perftest::run(endpoint, plan, meet, &mut report)?;
     end(line, endpoint, report, before)
@@ -151,14 +147,14 @@ fn serve(line: &Line<'_>, endpoint: &Endpoint, own: &Plan, before: &Counters) ->
 }
 
 fn listen(line: &Line<'_>, endpoint: &Endpoint, plan: &Plan) -> Result<Listener> {
-    let any = line.meet.source.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
-    let address = SocketAddr::new(any, line.meet.port);
+    let any = line.args.meet.source.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
+    let address = SocketAddr::new(any, line.args.meet.port);
     let backlog = plan.queue_pairs as usize + 16;
     let listener = endpoint
         .device
         .listen(address, ListenOptions { backlog, ..ListenOptions::default() })
         .with_context(|| format!("cannot listen on {address}"))?;
-    println!("Waiting for a client on port {} ({})", line.meet.port, plan.test.name());
+    println!("Waiting for a client on port {} ({})", line.args.meet.port, plan.test.name());
     Ok(listener)
 }
 
@@ -187,7 +183,7 @@ fn walk(
     role: Role,
     before: &Counters,
 ) -> Result<()> {
-    let mut report = Report::begin(line.output, info(line, endpoint, plan));
+    let mut report = Report::begin(&line.args.output, info(line, endpoint, plan));
     tell_addresses(&report, &control, &links);
     let verified = rows(line, endpoint, &mut control, &links, plan, role, &mut report)
         .and_then(|verified| add_up(endpoint, &mut control, verified));
@@ -212,7 +208,7 @@ fn walk(
 /// Counters, and the end of the report.
 fn end(line: &Line<'_>, endpoint: &Endpoint, report: Report, before: &Counters) -> Result<()> {
     let counters = endpoint.device.counters().since(before);
-    if line.device.stats {
+    if line.args.device.stats {
         for (name, value) in counters.iter() {
             report.note(&format!("{name:<40} {value}"));
         }
@@ -313,6 +309,6 @@ fn info(line: &Line<'_>, endpoint: &Endpoint, plan: &Plan) -> Info {
         .line("rdma_cm QPs", "ON")
         .line("Data ex. method", "rdma_cm")
         .line("XDP mode", attributes.interface.mode.to_string())
-        .line("CRC", if line.device.no_crc { "if the peer asks" } else { "ON" })
+        .line("CRC", if line.args.device.no_crc { "if the peer asks" } else { "ON" })
         .line("Verify", if plan.verify { "ON" } else { "OFF" })
 }

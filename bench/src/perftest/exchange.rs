@@ -11,12 +11,12 @@ use anyhow::{Context as _, Result, bail, ensure};
 use xwarp_verbs::{
     Access, CompletionQueue, MemoryRegion, Opcode, QueuePair, QueuePairOptions, RecvRequest, Remote, STag,
     WcStatus, WorkRequest,
-    cm::{AcceptOptions, ConnectOptions, Connection, ConnectionError, Listener},
+    cm::{AcceptOptions, ConnectOptions, Connection, Listener},
 };
 
 use crate::rnic::{
     control::CONNECT_LIMIT,
-    endpoint::{Endpoint, Idle},
+    endpoint::{Endpoint, Idle, next_request},
     links::Role,
 };
 
@@ -78,13 +78,7 @@ impl Exchange {
 
     /// The server's: accepts the next connection, whenever it comes.
     pub fn accept(endpoint: &Endpoint, listener: &Listener) -> Result<Self> {
-        let request = loop {
-            match listener.accept(Duration::from_secs(3600)) {
-                Ok(request) => break request,
-                Err(ConnectionError::TimeLimit) => {}
-                Err(error) => return Err(error.into()),
-            }
-        };
+        let request = next_request(listener)?;
         let mut exchange = Self::new(endpoint, Role::Server)?;
         let options = AcceptOptions { ird: 0, ord: 0, ..AcceptOptions::default() };
         exchange.connection = Some(request.accept(&exchange.qp, options, CONNECT_LIMIT)?);

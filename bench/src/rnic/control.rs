@@ -16,7 +16,7 @@ use xwarp_verbs::{
     cm::{AcceptOptions, ConnectOptions, Connection, ConnectionError, Listener},
 };
 
-use super::endpoint::{Endpoint, Idle};
+use super::endpoint::{Endpoint, Idle, next_request};
 
 /// Longest message.
 pub const MESSAGE_BYTES: usize = 1024;
@@ -90,13 +90,7 @@ impl Control {
 
     /// The server's: accepts the next connection, whenever it comes.
     pub fn accept(endpoint: &Endpoint, listener: &Listener) -> Result<Self> {
-        let request = loop {
-            match listener.accept(Duration::from_secs(3600)) {
-                Ok(request) => break request,
-                Err(ConnectionError::TimeLimit) => {}
-                Err(error) => return Err(error.into()),
-            }
-        };
+        let request = next_request(listener)?;
         let mut control = Self::new(endpoint)?;
         let options = AcceptOptions { ird: 0, ord: 0, ..AcceptOptions::default() };
         control.connection = Some(request.accept(&control.qp, options, CONNECT_LIMIT)?);

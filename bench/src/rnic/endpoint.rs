@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use xwarp_verbs::{
     CompletionChannel, CompletionQueue, Device, DeviceOptions, DriverConfig, Markers, Mode, ModePreference,
     Progress, ProtectionDomain, Revision,
+    cm::{ConnectionError, ConnectionRequest, Listener},
 };
 
 use crate::options::{DeviceArgs, MarkersArg, ModeArg, ProgressArg};
@@ -53,6 +54,17 @@ impl Endpoint {
             Some(channel) => self.device.create_cq_with_channel(capacity, channel)?,
             None => self.device.create_cq(capacity)?,
         })
+    }
+}
+
+/// The next connection that a client asks for, whenever it comes.
+pub fn next_request(listener: &Listener) -> Result<ConnectionRequest> {
+    loop {
+        match listener.accept(Duration::from_secs(3600)) {
+            Ok(request) => return Ok(request),
+            Err(ConnectionError::TimeLimit) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 

@@ -115,8 +115,8 @@ impl Plan {
         let reads = args.outstanding_reads.unwrap_or(DEFAULT_READS.min(args.tx_depth));
         Self {
             test: Test { verb, kind: Kind::Bandwidth },
-            sizes: args.amount.sizes(65536),
-            amount: args.amount.amount(),
+            sizes: args.rnic.amount.sizes(65536),
+            amount: args.rnic.amount.amount(),
             queue_pairs: args.queue_pairs,
             tx_depth: args.tx_depth,
             rx_depth: args.rx_depth,
@@ -124,9 +124,9 @@ impl Plan {
             post_list: args.post_list,
             reads: reads.try_into().context("--outs is too large")?,
             bidirectional: args.bidirectional,
-            verify: args.device.verify,
+            verify: args.rnic.device.verify,
             shared_receive_queue: args.shared_receive_queue,
-            inline: args.device.inline.unwrap_or(0),
+            inline: args.rnic.device.inline.unwrap_or(0),
         }
         .checked()
     }
@@ -135,8 +135,8 @@ impl Plan {
     pub fn latency(verb: Verb, args: &LatencyArgs) -> Result<Self> {
         Self {
             test: Test { verb, kind: Kind::Latency },
-            sizes: args.amount.sizes(2),
-            amount: args.amount.amount(),
+            sizes: args.rnic.amount.sizes(2),
+            amount: args.rnic.amount.amount(),
             queue_pairs: 1,
             tx_depth: 64,
             rx_depth: args.rx_depth,
@@ -144,9 +144,9 @@ impl Plan {
             post_list: 1,
             reads: args.outstanding_reads.unwrap_or(1).try_into().context("--outs is too large")?,
             bidirectional: false,
-            verify: args.device.verify,
+            verify: args.rnic.device.verify,
             shared_receive_queue: false,
-            inline: args.device.inline.unwrap_or(DEFAULT_LATENCY_INLINE),
+            inline: args.rnic.device.inline.unwrap_or(DEFAULT_LATENCY_INLINE),
         }
         .checked()
     }
