@@ -15,7 +15,9 @@ fn lab() -> Lab {
 
 /// No frame was lost on the cable, and none was refused: there is nothing between the two ends that could.
 fn undisturbed(ran: &Ran) {
-    for name in ["stack.malformed", "stack.bad_checksum", "mpa.crc_errors", "mpa.marker_errors"] {
+    for name in
+        ["stack.malformed", "stack.bad_checksum", "mpa.crc_errors", "mpa.marker_errors", "rdmap.failed"]
+    {
         assert_eq!(ran.counter(name), 0, "{name}: {:#}", ran.client["counters"]);
         assert_eq!(ran.server["counters"][name].as_u64().unwrap_or(0), 0, "{name} at the server");
     }
@@ -28,6 +30,8 @@ fn every_operation(family: Family) {
             Perf::new(&lab, PROGRAM, test).over(family).both("-s 3000 -n 200").captured().run().unwrap();
         assert!(ran.printed.contains("all as they were sent"), "{}", ran.printed);
         assert_eq!(ran.client["results"][0]["MsgSize"], 3000);
+        let operation = test.split('_').next().unwrap();
+        assert!(ran.counter(&format!("rdmap.{operation}s")) >= 200, "{:#}", ran.client["counters"]);
         undisturbed(&ran);
         ran.judge(Expected::default()).unwrap_or_else(|error| panic!("{test}: {error:#}"));
     }
