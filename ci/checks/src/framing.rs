@@ -14,6 +14,8 @@ const MARKERS_FLAG: u8 = 0x80;
 const CRC_FLAG: u8 = 0x40;
 const REJECT_FLAG: u8 = 0x20;
 
+const CUT_OFF: &str = "cut off by the end of the stream";
+
 /// A Request or Reply frame (section 7.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct StartUp {
@@ -54,6 +56,20 @@ pub fn connections(streams: &Streams) -> Vec<Connection> {
             (!start.reply).then(|| connection(*direction, request, start, reply))
         })
         .collect()
+}
+
+/// The ULPDUs that a direction carries behind its start-up frame, up to the first that is not all there.
+pub fn ulpdus(bytes: &[u8], markers: bool, crc: bool) -> Result<Vec<Vec<u8>>, String> {
+    let mut reader = Reader { bytes, at: 0, markers, crc };
+    let mut found = Vec::new();
+    while reader.at < bytes.len() {
+        match reader.read_one() {
+            Ok(fpdu) => found.push(fpdu.ulpdu),
+            Err(fault) if fault.contains(CUT_OFF) => break,
+            Err(fault) => return Err(fault),
+        }
+    }
+    Ok(found)
 }
 
 fn connection(direction: Direction, request: &Stream, start: StartUp, reply: &Stream) -> Connection {
@@ -117,7 +133,8 @@ impl Reader<'_> {
         while self.at < self.bytes.len() {
             let start = self.at;
             match self.read_one() {
-                Ok(Fpdu { markers, opcode }) => {
+                Ok(Fpdu { markers, ulpdu }) => {
+                    let opcode = ulpdu.get(1).map(|control| control & 0x0f);
                     found.fpdus += 1;
                     found.marker_count += markers;
                     found.terminates += usize::from(opcode == Some(7));
@@ -147,10 +164,7 @@ impl Reader<'_> {
                 let until_marker = MARKER_INTERVAL - reader.at % MARKER_INTERVAL;
                 let room = if reader.markers { until_marker } else { want };
                 let n = room.min(want - out.len());
-                let piece = reader
-                    .bytes
-                    .get(reader.at..reader.at + n)
-                    .ok_or("it is cut off by the end of the stream")?;
+                let piece = reader.bytes.get(reader.at..reader.at + n).ok_or(format!("it is {CUT_OFF}"))?;
                 out.extend_from_slice(piece);
                 reader.at += n;
             }
@@ -166,8 +180,7 @@ impl Reader<'_> {
             markers += 1;
         }
         let covered = self.bytes.get(begin..self.at).unwrap_or_default();
-        let sent =
-            self.bytes.get(self.at..self.at + 4).ok_or("its CRC is cut off by the end of the stream")?;
+        let sent = self.bytes.get(self.at..self.at + 4).ok_or(format!("its CRC is {CUT_OFF}"))?;
         self.at += 4;
         if pad.iter().any(|&b| b != 0) {
             return Err("the pad is not zero".to_owned());
@@ -177,12 +190,13 @@ impl Reader<'_> {
         if self.crc && sent != computed {
             return Err(format!("its CRC is {sent:02x?} and not {computed:02x?}"));
         }
-        Ok(Fpdu { markers, opcode: ulpdu.get(1).map(|control| control & 0x0f) })
+        Ok(Fpdu { markers, ulpdu })
     }
 
     /// Checks the marker at the position and steps over it; `header` is where the FPDU's length field began.
     fn check_marker(&mut self, header: Option<usize>) -> Result<(), String> {
-        let marker = self.bytes.get(self.at..self.at + MARKER_BYTES).ok_or("a marker is cut off")?;
+        let marker =
+            self.bytes.get(self.at..self.at + MARKER_BYTES).ok_or(format!("a marker is {CUT_OFF}"))?;
         let reserved = u16::from_be_bytes([marker[0], marker[1]]);
         let pointer = usize::from(u16::from_be_bytes([marker[2], marker[3]]));
         let expected = header.map_or(0, |header| self.at - header);
@@ -202,7 +216,7 @@ impl Reader<'_> {
 
 struct Fpdu {
     markers: usize,
-    opcode: Option<u8>,
+    ulpdu: Vec<u8>,
 }
 
 #[cfg(test)]

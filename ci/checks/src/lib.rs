@@ -10,6 +10,7 @@
 //! | [`perf`] | `xwarp-perf` between the two ends |
 //! | [`capture`] | pcapng files as TCP streams |
 //! | [`framing`] | a second reading of MPA: FPDUs, markers, CRCs |
+//! | [`hostile`] | a raw MPA, DDP and RDMAP sender over a TCP socket, for what no RNIC would send |
 //! | [`tshark`] | Wireshark's opinion |
 //! | [`leaks`] | descriptors and threads of a process |
 //! | [`siw_vm`] | virtual machines with Linux Soft-iWARP, for the tests named `siw_*` |
@@ -19,6 +20,7 @@ pub mod capture;
 pub mod framing;
 pub mod goodput;
 pub mod hop;
+pub mod hostile;
 pub mod lab;
 pub mod leaks;
 pub mod perf;

@@ -121,12 +121,13 @@ impl StreamError {
         (layer, error_type, code)
     }
 
-    /// Whether the terminated segment's DDP header and length go with it (RFC 5040 figure 10).
+    /// Whether the terminated segment's DDP header and length go with it (RFC 5040 figure 10): not with a Local
+    /// Catastrophic Error of either layer, nor with an error of MPA's. [`MpaError::Withheld`] is DDP's.
     pub(crate) const fn takes_ddp_header(self) -> bool {
         match self {
             Self::Rdmap(error) => error.numbers().0 != 0,
-            Self::Ddp(_) => true,
-            Self::Mpa(_) => false,
+            Self::Ddp(error) => error.numbers().0 != 0,
+            Self::Mpa(error) => matches!(error, MpaError::Withheld),
         }
     }
 

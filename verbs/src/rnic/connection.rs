@@ -12,7 +12,6 @@ use xwarp_tcp::{
 
 use super::{
     AsyncEvent, CmError, CmEvent, Notify, PeerDepths, QpId, QpState, RequestId, Rnic, Shared,
-    placement::Quote,
     qp::{QueuePair, Stage},
 };
 use crate::rdmap::StreamError;
@@ -256,7 +255,9 @@ impl QueuePair {
                 return shared.abort(self.conn);
             }
         }
-        self.fail(StreamError::Mpa(error), Quote::default(), shared);
+        // Only an error about a message that waits is about a message.
+        let quote = self.rx.withheld.take().filter(|_| error == MpaError::Withheld);
+        self.fail(StreamError::Mpa(error), quote.unwrap_or_default(), shared);
     }
 
     /// The connection is gone. Returns whether it is to be tried once more without markers.

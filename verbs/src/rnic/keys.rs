@@ -417,7 +417,10 @@ impl KeyTable {
     ) -> Result<(), RdmapError> {
         let entry = self.entry(stag).filter(|e| e.is_open_to_peers()).ok_or(RdmapError::InvalidStag)?;
         let shared = entry.stream().is_none() && !alone;
-        if !entry.is_for(user) || shared || entry.object.windows() > 0 {
+        if !entry.is_for(user) {
+            return Err(RdmapError::StagNotAssociated);
+        }
+        if shared || entry.object.windows() > 0 {
             return Err(RdmapError::CannotInvalidate);
         }
         self.close(stag.index());

@@ -67,7 +67,7 @@ use self::{
     connection::Connections,
     events::Events,
     keys::{KeyTable, User},
-    placement::Refused,
+    placement::{Quote, Refused},
     qp::QueuePair,
     receive_queue::SharedReceiveQueue,
     send_queue::Progress,
@@ -295,7 +295,7 @@ impl QueuePair {
                 shared.counters.rdmap.no_receive += 1;
                 match self.attributes.no_receive {
                     NoReceive::Withhold => {
-                        self.wait_for_receive(shared);
+                        self.wait_for_receive(quote, shared);
                         return Refusal::Withhold;
                     }
                     NoReceive::Terminate => self.fail(DdpError::NoBuffer.into(), quote, shared),
@@ -317,8 +317,8 @@ impl QueuePair {
         Refusal::Stop
     }
 
-    fn wait_for_receive(&mut self, shared: &mut Shared) {
-        self.rx.withheld = true;
+    fn wait_for_receive(&mut self, quote: Quote, shared: &mut Shared) {
+        self.rx.withheld = Some(quote);
         if let Some(srq) = self.attributes.srq.and_then(|id| shared.srqs.get_mut(id))
             && !srq.waiting.contains(&self.id)
         {

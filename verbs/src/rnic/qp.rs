@@ -149,8 +149,8 @@ pub(crate) struct Receiver {
     pub(crate) request_msn: Msn,
     pub(crate) atomic_msn: Msn,
     pub(crate) asked: VecDeque<Asked>,
-    /// A message waits for a receive.
-    pub(crate) withheld: bool,
+    /// The segment that waits for a receive, if one does: what a Terminate says of it when none is posted in time.
+    pub(crate) withheld: Option<Quote>,
     /// The initiator's ready-to-receive message has not come (RFC 6581 section 9.2).
     pub(crate) expects_rtr: bool,
     /// Nothing more of the stream is looked at.
@@ -513,7 +513,7 @@ impl Receiver {
             request_msn: Msn::FIRST,
             atomic_msn: Msn::FIRST,
             asked: VecDeque::new(),
-            withheld: false,
+            withheld: None,
             expects_rtr: false,
             stopped: false,
         }

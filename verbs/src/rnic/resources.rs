@@ -345,7 +345,7 @@ impl Rnic {
             return Ok(());
         }
         qp.rq.post(request)?;
-        if std::mem::take(&mut qp.rx.withheld) {
+        if qp.rx.withheld.take().is_some() {
             self.shared.resumes.extend(qp.conn);
         }
         Ok(())
@@ -358,7 +358,7 @@ impl Rnic {
         // One receive, one connection: whoever still waits asks for the next one.
         while let Some(waiting) = (!srq.waiting.is_empty()).then(|| srq.waiting.remove(0)) {
             let Some(qp) = self.qps.get_mut(waiting) else { continue };
-            if std::mem::take(&mut qp.rx.withheld) {
+            if qp.rx.withheld.take().is_some() {
                 self.shared.resumes.extend(qp.conn);
                 break;
             }

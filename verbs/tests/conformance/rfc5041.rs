@@ -223,6 +223,33 @@ fn rfc5041_s7_1_no_buffer_is_recovered_by_the_window_otherwise() {
     assert_eq!((world.outcomes(), bytes(&memory)), (vec![(1, SUCCESS)], b"x".to_vec()));
 }
 
+/// Section 7.1: the report has the DDP header and the segment's length, also when the error is that time is up.
+#[test]
+fn rfc5041_s7_1_no_buffer_in_time_is_reported_with_the_segment_that_waited() {
+    let mut world = World::new();
+    let segment = send(1, 0, true, b"x");
+    world.say([segment.clone()]);
+    world.run_for(std::time::Duration::from_secs(6));
+    let terminate = world.terminate();
+    assert_eq!(terminate.numbers(), (1, 2, 2));
+    assert_eq!(terminate.length, Some(segment.len() as u16));
+    assert_eq!((terminate.ddp.as_deref(), terminate.rdma), (Some(&segment[..18]), None));
+}
+
+/// RFC 5040 section 4.8: no DDP header is present when the type is Local Catastrophic, DDP's as well.
+#[test]
+fn rfc5041_s7_2_a_local_error_of_ddp_quotes_nothing() {
+    let mut world = World::new();
+    let (key, _) = world.region(8, 0, ALL);
+    world.receive(1, &[whole(key, 8)]);
+    world.card.engine.deregister(key).unwrap();
+    world.say([send(1, 0, true, b"x")]);
+    let terminate = world.terminate();
+    assert_eq!(terminate.numbers(), (1, 0, 0));
+    assert_eq!((terminate.length, terminate.ddp, terminate.rdma), (None, None, None));
+    assert_eq!(world.outcomes(), [(1, WcStatus::LocalProtection)]);
+}
+
 /// Makes a segment for a region of 32 bytes.
 type Make = fn(STag) -> Vec<u8>;
 

@@ -256,12 +256,12 @@ fn rfc5040_s6_1_more_requests_than_ird_find_no_buffer() {
 
 #[test]
 fn rfc5040_s5_3_a_tag_that_is_not_the_peers_is_not_invalidated() {
-    // A tag of nobody, of a region that two streams share, and of a region that is closed already.
+    // A tag of nobody, of a region that two streams share, of one that is closed already, and of another domain.
     for (case, error) in [
         (0, RdmapError::InvalidStag),
         (1, RdmapError::CannotInvalidate),
         (2, RdmapError::InvalidStag),
-        (3, RdmapError::CannotInvalidate),
+        (3, RdmapError::StagNotAssociated),
     ] {
         let mut pair = Pair::new();
         let (key, _) = pair.b.region(8, 0, ALL);

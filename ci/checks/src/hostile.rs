@@ -1,0 +1,274 @@
+//! A peer without manners: MPA, DDP and RDMAP by hand over an ordinary TCP socket, every byte as the test wants it,
+//! and what comes back read by hand as well (RFC 5040 figures 7 and 8). It shares no code with the stack.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::framing;
+
+const MARKER_INTERVAL: usize = 512;
+/// Flags of a start-up frame.
+pub const MARKERS: u8 = 0x80;
+/// See [`MARKERS`].
+pub const CRC: u8 = 0x40;
+/// See [`MARKERS`].
+pub const ENHANCED: u8 = 0x10;
+
+/// How a peer's direction ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// By FIN.
+    Closed,
+    /// By RST.
+    Reset,
+    /// Not within the time limit.
+    Open,
+}
+
+impl End {
+    /// The word for it in a table.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Closed => "FIN",
+            Self::Reset => "RST",
+            Self::Open => "open",
+        }
+    }
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+pub struct Hostile {
+    stream: TcpStream,
+    /// Bytes of FPDUs sent.
+    sent: usize,
+    /// All that was received.
+    heard: Vec<u8>,
+    markers_sent: bool,
+    markers_heard: bool,
+}
+
+/// A start-up frame: its key says which.
+pub fn start_up(key: &[u8; 16], flags: u8, revision: u8, private_data: &[u8]) -> Vec<u8> {
+    let len = (private_data.len() as u16).to_be_bytes();
+    [&key[..], &[flags, revision], &len, private_data].concat()
+}
+
+/// The key of a request.
+pub const REQUEST: &[u8; 16] = b"MPA ID Req Frame";
+/// The key of a reply.
+pub const REPLY: &[u8; 16] = b"MPA ID Rep Frame";
+
+impl Hostile {
+    fn new(stream: TcpStream, limit: Duration) -> io::Result<Self> {
+        stream.set_read_timeout(Some(limit))?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, sent: 0, heard: Vec::new(), markers_sent: false, markers_heard: false })
+    }
+
+    /// Connects; nothing is said yet. What is awaited from the other end may take `limit` each time.
+    pub fn connect(to: SocketAddr, limit: Duration) -> Result<Self> {
+        let stream = TcpStream::connect_timeout(&to, limit).with_context(|| format!("connecting to {to}"))?;
+        Ok(Self::new(stream, limit)?)
+    }
+
+    /// Takes the next connection of a listener and reads the request's fixed part.
+    pub fn accept(listener: &TcpListener, limit: Duration) -> Result<Self> {
+        let (stream, _) = listener.accept()?;
+        let mut this = Self::new(stream, limit)?;
+        this.hear(20)?;
+        let private_data = usize::from(u16::from_be_bytes([this.heard[18], this.heard[19]]));
+        this.hear(20 + private_data)?;
+        ensure!(this.heard.starts_with(REQUEST), "no request: {:02x?}", this.heard);
+        this.heard.clear();
+        Ok(this)
+    }
+
+    /// Connects and starts up in revision 1, with CRCs and perhaps markers in both directions.
+    pub fn started(to: SocketAddr, markers: bool, limit: Duration) -> Result<Self> {
+        let mut this = Self::connect(to, limit)?;
+        let flags = CRC | if markers { MARKERS } else { 0 };
+        // Depths that allow a few of everything.
+        this.say(&start_up(REQUEST, flags | ENHANCED, 2, &[0, 4, 0, 4]))?;
+        this.hear(24)?;
+        ensure!(this.heard.starts_with(REPLY), "no reply: {:02x?}", this.heard);
+        this.markers_heard = markers;
+        this.markers_sent = this.heard[16] & MARKERS != 0;
+        this.heard.clear();
+        Ok(this)
+    }
+
+    /// Sends bytes as they are.
+    pub fn say(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.write_all(bytes)
+    }
+
+    /// Sends a ULPDU in its FPDU.
+    pub fn send(&mut self, ulpdu: &[u8]) -> io::Result<()> {
+        let fpdu = self.frame(ulpdu);
+        self.say(&fpdu)
+    }
+
+    /// The FPDU of a ULPDU that is next (RFC 5044 section 4).
+    pub fn frame(&mut self, ulpdu: &[u8]) -> Vec<u8> {
+        let mut body = (ulpdu.len() as u16).to_be_bytes().to_vec();
+        body.extend_from_slice(ulpdu);
+        body.resize(body.len().next_multiple_of(4), 0);
+        let due = |at: usize| self.markers_sent && at.is_multiple_of(MARKER_INTERVAL);
+        let start = self.sent;
+        let header = if due(start) { start + 4 } else { start };
+        let mut fpdu = Vec::new();
+        let mark = |fpdu: &mut Vec<u8>| {
+            let at = start + fpdu.len();
+            if due(at) {
+                fpdu.extend_from_slice(&[0, 0]);
+                fpdu.extend_from_slice(&(at.saturating_sub(header) as u16).to_be_bytes());
+            }
+        };
+        for byte in body {
+            mark(&mut fpdu);
+            fpdu.push(byte);
+        }
+        mark(&mut fpdu);
+        let sum = crc32c::crc32c(&fpdu);
+        fpdu.extend_from_slice(&sum.to_le_bytes());
+        self.sent += fpdu.len();
+        fpdu
+    }
+
+    /// Closes our direction.
+    pub fn finish(&self) -> io::Result<()> {
+        self.stream.shutdown(std::net::Shutdown::Write)
+    }
+
+    /// Reads until so many bytes are there.
+    fn hear(&mut self, bytes: usize) -> io::Result<()> {
+        let mut buffer = [0; 4096];
+        while self.heard.len() < bytes {
+            let n = self.stream.read(&mut buffer)?;
+            if n == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            self.heard.extend_from_slice(&buffer[..n]);
+        }
+        Ok(())
+    }
+
+    /// Reads until so many ULPDUs are there.
+    pub fn expect(&mut self, count: usize) -> Result<Vec<Vec<u8>>> {
+        loop {
+            let ulpdus = self.ulpdus()?;
+            if ulpdus.len() >= count {
+                return Ok(ulpdus);
+            }
+            self.hear(self.heard.len() + 1)?;
+        }
+    }
+
+    /// Reads until the other end has closed: all ULPDUs that came, and how it ended.
+    pub fn to_the_end(&mut self) -> Result<(Vec<Vec<u8>>, End)> {
+        let end = loop {
+            match self.hear(self.heard.len() + 1) {
+                Ok(()) => {}
+                Err(error) => match error.kind() {
+                    io::ErrorKind::UnexpectedEof => break End::Closed,
+                    io::ErrorKind::ConnectionReset => break End::Reset,
+                    io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => break End::Open,
+                    _ => return Err(error.into()),
+                },
+            }
+        };
+        Ok((self.ulpdus()?, end))
+    }
+
+    /// Bytes that came since the start-up.
+    pub fn heard(&self) -> &[u8] {
+        &self.heard
+    }
+
+    fn ulpdus(&self) -> Result<Vec<Vec<u8>>> {
+        framing::ulpdus(&self.heard, self.markers_heard, true).map_err(anyhow::Error::msg)
+    }
+}
+
+/// A Terminate message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Terminate {
+    /// Layer, Error Type, Error Code.
+    pub numbers: (u8, u8, u8),
+    /// M: the DDP Segment Length.
+    pub length: Option<u16>,
+    /// D: the DDP header.
+    pub ddp: Option<Vec<u8>>,
+    /// R: the RDMA header.
+    pub rdma: Option<Vec<u8>>,
+}
+
+impl Terminate {
+    /// Reads the ULPDU of a Terminate; every field that does not depend on the error is checked.
+    pub fn read(ulpdu: &[u8]) -> Result<Self> {
+        const DDP: [u8; 18] = [0x41, 0x47, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0];
+        let mut rest = ulpdu;
+        let mut take = |bytes: usize| {
+            let (now, later) = rest.split_at_checked(bytes).context("the Terminate is too short")?;
+            rest = later;
+            anyhow::Ok(now.to_vec())
+        };
+        ensure!(take(18)? == DDP, "queue 2, MSN 1, MO 0, last, opcode 7: {ulpdu:02x?}");
+        let control = take(4)?;
+        let reserved = (control[2] & 0x1f, control[3]);
+        ensure!(reserved == (0, 0), "reserved bits: {control:02x?}");
+        let [m, d, r] = [0x80, 0x40, 0x20].map(|bit| control[2] & bit != 0);
+        let length = if m || d { Some(take(2)?) } else { None };
+        let length = length.filter(|_| m).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
+        let ddp = if d {
+            let first = take(1)?;
+            let more = take(if first[0] & 0x80 == 0 { 17 } else { 13 })?;
+            Some([first, more].concat())
+        } else {
+            None
+        };
+        let rdma = if r { Some(take(28)?) } else { None };
+        ensure!(rest.is_empty(), "{} bytes behind the Terminate", rest.len());
+        Ok(Self { numbers: (control[0] >> 4, control[0] & 15, control[1]), length, ddp, rdma })
+    }
+}
+
+/// A tagged segment (RFC 5041 section 4.2) with RDMAP's control byte.
+pub fn tagged(control: u8, stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
+    [&[0xc1, control][..], &stag.to_be_bytes(), &to.to_be_bytes(), payload].concat()
+}
+
+/// An untagged segment (RFC 5041 section 4.3), the last of its message.
+pub fn untagged(control: u8, word: u32, queue: u32, msn: u32, mo: u32, payload: &[u8]) -> Vec<u8> {
+    let words = [word, queue, msn, mo].map(u32::to_be_bytes).concat();
+    [&[0x41, control][..], &words, payload].concat()
+}
+
+/// A Read Request (RFC 5040 section 4.4), into a sink of no meaning.
+pub fn read_request(msn: u32, stag: u32, to: u64, len: u32) -> Vec<u8> {
+    let body = [
+        &0x5117_u32.to_be_bytes()[..],
+        &0_u64.to_be_bytes(),
+        &len.to_be_bytes(),
+        &stag.to_be_bytes(),
+        &to.to_be_bytes(),
+    ];
+    untagged(0x41, 0, 1, msn, 0, &body.concat())
+}
+
+/// An Atomic Request (RFC 7306 section 5.2.1): FetchAdd of one, or whatever `code` says.
+pub fn atomic_request(code: u8, stag: u32, to: u64) -> Vec<u8> {
+    let mut body = vec![0, 0, 0, code, 0, 0, 0, 1];
+    body.extend_from_slice(&stag.to_be_bytes());
+    body.extend_from_slice(&to.to_be_bytes());
+    for word in [1_u64, 0, 0, 0] {
+        body.extend_from_slice(&word.to_be_bytes());
+    }
+    untagged(0x4a, 0, 1, 1, 0, &body)
+}
