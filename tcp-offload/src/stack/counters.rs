@@ -54,6 +54,11 @@ impl<U: Ulp> Stack<U> {
         self.slots.get(conn.index as usize).filter(|s| s.generation == conn.generation).map(|s| s.tcp.info())
     }
 
+    /// Bytes that are held now because they cannot be placed or delivered yet, of all connections.
+    pub fn held_bytes(&self) -> usize {
+        self.slots.iter().map(|(_, slot)| slot.mpa.held_bytes()).sum()
+    }
+
     /// How many connections there are, those in TIME-WAIT included.
     pub fn connections(&self) -> usize {
         self.slots.len()

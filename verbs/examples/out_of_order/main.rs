@@ -1,0 +1,234 @@
+//! What markers are worth: two engines on a virtual wire with loss or reordering, with and without markers towards the
+//! receiver. Prints a table in Markdown.
+//!
+//!     cargo run --release -p xwarp-verbs --no-default-features --example out_of_order -- [MESSAGES]
+#![allow(clippy::unwrap_used, reason = "a measurement that cannot go on panics")]
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use xwarp_tcp::{mpa::Counters, secret::Secret, tcp::TcpConfig, time::Instant};
+use xwarp_verbs::{
+    Access, Markers, Memory, MpaConfig, Operation, Pages, Payload, QpId, RecvRequest, Remote, STag,
+    SendFlags, Sge, WcStatus, WorkRequest,
+    engine::{ConnectParams, EngineConfig},
+    rnic::{CompletionRing, QpAttributes, Registration},
+    sim::{Faults, Node, Station, Wire, WireConfig, ipv4, path, run},
+};
+
+const HELP: &str = "\
+Measures out-of-order placement in virtual time: Writes with Immediate Data of 16 KiB, 32 outstanding, over a line of
+10 Gbit/s with a round trip of 100 us; loss, and deep reordering; markers on and off. Prints Markdown.
+
+usage: out_of_order [MESSAGES]     messages of each case, 20000 unless given";
+
+const MESSAGE: usize = 16 << 10;
+const OUTSTANDING: usize = 32;
+const PORT: u16 = 7;
+
+/// One end with all that it was given.
+struct End {
+    station: Station,
+    qp: QpId,
+    ring: Arc<CompletionRing>,
+    key: STag,
+}
+
+impl End {
+    fn new(link: xwarp_verbs::sim::SimLink, markers: Markers) -> Self {
+        let tcp = TcpConfig { receive_window: 4 << 20, ..TcpConfig::default() };
+        let mpa = MpaConfig { markers, hold_bytes: 4 << 20, ..MpaConfig::default() };
+        let config = EngineConfig { secret: Secret::from_number(1), tcp, mpa, ..EngineConfig::default() };
+        let mut station = Station::new(link, config);
+        let engine = &mut station.engine;
+        let pd = engine.alloc_pd().unwrap();
+        let (cq, ring) = engine.create_cq(4096, None).unwrap();
+        let qp = engine.create_qp(QpAttributes::new(pd, cq, cq)).unwrap();
+        let memory = Memory::anonymous(OUTSTANDING * MESSAGE, Pages::Normal).unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let key = engine.register(Registration { pd, memory, access, base: 0, stream: None }).unwrap();
+        Self { station, qp, ring, key }
+    }
+}
+
+/// Posts as long as there is something to post.
+struct Writer {
+    end: End,
+    peer: STag,
+    left: usize,
+    posted: usize,
+    completed: usize,
+    /// When each message was posted that the peer has not heard of.
+    posted_at: VecDeque<Instant>,
+}
+
+impl Node for Writer {
+    fn turn(&mut self, now: Instant) -> bool {
+        let mut busy = self.end.station.turn(now);
+        let completions: Vec<_> = std::iter::from_fn(|| self.end.ring.pop()).collect();
+        assert!(completions.iter().all(|c| c.status == WcStatus::Success), "{completions:?}");
+        self.completed += completions.len();
+        while self.left > 0 && self.posted - self.completed < OUTSTANDING {
+            let slot = (self.posted % OUTSTANDING * MESSAGE) as u64;
+            let pieces = [Sge { key: self.end.key, offset: slot, len: MESSAGE as u32 }];
+            let remote = Remote { key: self.peer, offset: slot };
+            let operation = Operation::WriteImmediate { remote, data: [0; 8] };
+            let payload = Payload::Gather(&pieces);
+            let request = WorkRequest { wr_id: 0, operation, payload, flags: SendFlags::SIGNALED };
+            if self.end.station.engine.post_send(self.end.qp, &request).is_err() {
+                break;
+            }
+            self.posted_at.push_back(now);
+            self.posted += 1;
+            self.left -= 1;
+            busy = true;
+        }
+        if busy {
+            self.end.station.engine.transmit(now, &mut self.end.station.link);
+        }
+        busy
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.end.station.next_deadline()
+    }
+}
+
+/// Takes messages, and looks at what is held.
+struct Reader {
+    end: End,
+    arrivals: Vec<Instant>,
+    /// Integral of the bytes held over time, in byte nanoseconds, up to `looked`.
+    held: u128,
+    held_now: usize,
+    looked: Instant,
+}
+
+impl Reader {
+    fn receive(&mut self) {
+        self.end.station.engine.post_recv(self.end.qp, &RecvRequest { wr_id: 0, scatter: &[] }).unwrap();
+    }
+}
+
+impl Node for Reader {
+    fn turn(&mut self, now: Instant) -> bool {
+        self.held += self.held_now as u128 * now.since(self.looked).as_nanos();
+        self.looked = now;
+        let mut busy = self.end.station.turn(now);
+        while self.end.ring.pop().is_some() {
+            self.arrivals.push(now);
+            self.receive();
+            busy = true;
+        }
+        self.held_now = self.end.station.engine.stack().held_bytes();
+        busy
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.end.station.next_deadline()
+    }
+}
+
+/// What one case came to.
+struct Row {
+    goodput_gbps: f64,
+    held_mean: f64,
+    counters: Counters,
+    copies: f64,
+    /// From posting to the peer's completion.
+    latency: [Duration; 3],
+}
+
+fn measure(faults: &Faults, markers: Markers, messages: usize) -> Row {
+    let config = WireConfig {
+        tx_frames: 4096,
+        rx_frames: 4096,
+        ring: 4096,
+        faults: [*faults, Faults { delay: faults.delay, ..Faults::default() }],
+        seed: 7,
+        ..WireConfig::default()
+    };
+    let (wire, near, far) = Wire::new(config);
+    let (mut near, mut far) = (End::new(near, markers), End::new(far, markers));
+    far.station.engine.listen(&mut far.station.link, None, PORT, 8, 1500, None).unwrap();
+    far.station.expected.insert(ipv4(1), far.qp);
+    let path = path([(1, 40_000), (2, PORT)], false, 1500);
+    let params = ConnectParams::default();
+    near.station.engine.connect(Instant::ZERO, &mut near.station.link, near.qp, path, params).unwrap();
+    let peer = far.key;
+    let mut writer =
+        Writer { end: near, peer, left: messages, posted: 0, completed: 0, posted_at: VecDeque::new() };
+    let mut reader = Reader { end: far, arrivals: Vec::new(), held: 0, held_now: 0, looked: Instant::ZERO };
+    for _ in 0..2 * OUTSTANDING {
+        reader.receive();
+    }
+    let limit = Duration::from_secs(3600);
+    let mut done = Instant::ZERO;
+    while writer.completed < messages {
+        let step = Duration::from_millis(1);
+        run(&wire, &mut [&mut writer, &mut reader], done, step, |_, _| false);
+        done += step;
+        assert!(done < Instant::ZERO + limit, "{} of {messages}", writer.completed);
+    }
+    let mut latency: Vec<Duration> = reader
+        .arrivals
+        .iter()
+        .zip(&writer.posted_at)
+        .map(|(arrived, posted)| arrived.since(*posted))
+        .collect();
+    latency.sort_unstable();
+    let of_thousand = |n: usize| latency[(latency.len() * n / 1000).min(latency.len() - 1)];
+    let (first, last) = (writer.posted_at[0], *reader.arrivals.last().unwrap());
+    let bytes = (messages * MESSAGE) as f64;
+    let counters = reader.end.station.engine.stack().mpa_counters();
+    Row {
+        goodput_gbps: bytes * 8.0 / last.since(first).as_nanos() as f64,
+        held_mean: reader.held as f64 / last.since(first).as_nanos() as f64,
+        copies: 1.0 + counters.copied_bytes as f64 / bytes,
+        counters,
+        latency: [of_thousand(500), of_thousand(990), of_thousand(999)],
+    }
+}
+
+fn main() {
+    let messages = match std::env::args().nth(1) {
+        None => 20_000,
+        Some(number) => number.parse().unwrap_or_else(|_| {
+            println!("{HELP}");
+            std::process::exit(i32::from(number != "--help"))
+        }),
+    };
+    let line = Faults {
+        rate_bytes: Some(1_250_000_000),
+        queue_frames: 1000,
+        delay: Duration::from_micros(50),
+        ..Faults::default()
+    };
+    let deep = Faults { reorder: 0.1, reorder_depth: 100, reorder_by: Duration::from_millis(1), ..line };
+    let cases = [
+        ("no fault", line),
+        ("0.1 % loss", Faults { loss: 0.001, ..line }),
+        ("1 % loss", Faults { loss: 0.01, ..line }),
+        ("10 % reordered, up to 100 frames deep", deep),
+    ];
+    println!(
+        "| path | markers | placed early | held, peak | held, mean | copies a byte | goodput | p50 | p99 | p99.9 |"
+    );
+    println!("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|");
+    for (name, faults) in cases {
+        for (setting, markers) in [("on", Markers::Require), ("off", Markers::Off)] {
+            let row = measure(&faults, markers, messages);
+            let us = row.latency.map(|l| l.as_micros());
+            let early = row.counters.placed_early as f64 * 100.0 / row.counters.delivered.max(1) as f64;
+            println!(
+                "| {name} | {setting} | {early:.1} % | {:.1} KiB | {:.1} KiB | {:.4} | {:.2} Gbit/s | {} us | {} us | {} us |",
+                row.counters.held_bytes_peak as f64 / 1024.0,
+                row.held_mean / 1024.0,
+                row.copies,
+                row.goodput_gbps,
+                us[0],
+                us[1],
+                us[2],
+            );
+        }
+    }
+}
