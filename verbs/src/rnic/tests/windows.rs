@@ -1,10 +1,11 @@
 //! Windows, fast registration, invalidation, and RDMA Write with Immediate Data.
 
+use proptest::prelude::*;
 use xwarp_tcp::ulp::CloseReason;
 
 use super::*;
 use crate::{
-    ddp::DdpError,
+    ddp::{DdpError, Tagged},
     rdmap::{RdmapError, StreamError},
 };
 
@@ -571,4 +572,69 @@ fn immediate_data_waits_for_a_receive_behind_its_write() {
     pair.run();
     assert_eq!(pair.a.outcomes(), [(1, SUCCESS)]);
     assert_eq!(pair.b.outcomes(), [(9, SUCCESS)]);
+}
+
+/// A Write of one segment.
+fn segment_to(key: STag, to: u64, payload: &[u8]) -> Vec<u8> {
+    [&Tagged { last: true, control: 0x40, stag: key, to }.to_bytes()[..], payload].concat()
+}
+
+proptest! {
+    /// A fast region of scattered pieces and a window on a part of it, closed and opened anew at any time:
+    /// what a segment changes is what a plain table of bytes says, and nothing else.
+    #[test]
+    fn prop_pieces_and_windows_open_exactly_their_bytes(
+        pieces in prop::collection::vec((0usize..240, 0usize..16), 1..6),
+        cut in (0u64..40, 1u64..40),
+        steps in prop::collection::vec((0u8..8, 0u64..90, 0usize..24), 1..60),
+    ) {
+        const BASE: u64 = 30;
+        let mut pair = Pair::new();
+        let memory = piece(0, 256);
+        let list: Vec<Memory> = pieces.iter().map(|(at, len)| memory.slice(*at, *len).unwrap()).collect();
+        // Where each byte of the region lies.
+        let places: Vec<usize> = pieces.iter().flat_map(|(at, len)| *at..at + len).collect();
+        let mut oracle = vec![0u8; 256];
+        let mut region = pair.b.fast_region(8);
+        pair.b.register_fast(1, region, &list, Access::REMOTE_WRITE | LENDABLE, BASE);
+        let mut window = pair.b.window();
+        let shown = cut.0..(cut.0 + cut.1).min(places.len() as u64);
+        let mut bound = false;
+        for (round, (kind, to, len)) in steps.into_iter().enumerate() {
+            let payload = vec![round as u8 + 1; len];
+            let (key, first, opened) = match kind {
+                0 if !shown.is_empty() && !bound => {
+                    let binding = Binding { base: 7, ..part(region, BASE + shown.start, shown.end - shown.start, Access::REMOTE_WRITE) };
+                    window = pair.b.bind(2, window, binding);
+                    bound = true;
+                    continue;
+                }
+                1 if bound => {
+                    pair.b.post(3, Operation::LocalInvalidate { key: window }, &[]);
+                    bound = false;
+                    continue;
+                }
+                2 if !bound => {
+                    pair.b.post(4, Operation::LocalInvalidate { key: region }, &[]);
+                    region = region.next();
+                    pair.b.register_fast(5, region, &list, Access::REMOTE_WRITE | LENDABLE, BASE);
+                    continue;
+                }
+                3 | 4 => (region, BASE, 0..places.len() as u64),
+                5 => (region.next(), BASE, 0..0),
+                _ => (window, 7, if bound { shown.clone() } else { 0..0 }),
+            };
+            let start = (to + opened.start).wrapping_sub(first);
+            let fits = to >= first && start + len as u64 <= opened.end && !opened.is_empty();
+            let placed = pair.b.place(&segment_to(key, to, &payload), Arrival::Early).is_ok();
+            prop_assert_eq!(placed, fits || len == 0);
+            if fits {
+                for (place, byte) in places[start as usize..].iter().zip(&payload) {
+                    oracle[*place] = *byte;
+                }
+            }
+            prop_assert_eq!(bytes(&memory), &oracle[..]);
+        }
+        prop_assert!(pair.b.outcomes().iter().all(|(_, status)| *status == SUCCESS));
+    }
 }
