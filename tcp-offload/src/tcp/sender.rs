@@ -194,6 +194,12 @@ impl Sender {
         self.queue.in_flight().saturating_sub(left)
     }
 
+    /// What congestion control reduces: the flight size, but not what lies beyond gaps and has long left the network, which
+    /// a recovery piles up. RFC 9438 section 4.6 lets the congestion window be it.
+    fn flight(&self) -> u64 {
+        self.flight_size().min(self.window.cwnd)
+    }
+
     fn flight_size(&self) -> u64 {
         self.nxt - self.una
     }
@@ -214,7 +220,7 @@ impl Sender {
             self.remember();
         }
         if !again {
-            self.reduce(self.flight_size(), Congestion::Timeout);
+            self.reduce(self.flight(), Congestion::Timeout);
         }
         self.window.cwnd = self.window.smss;
         let deadline = self.rack.rtt + self.reo_wnd();

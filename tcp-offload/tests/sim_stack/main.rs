@@ -39,9 +39,10 @@ fn exchange(scenario: &Scenario, seed: u64) -> (End, End) {
     let config = WireConfig { faults: [scenario.faults; 2], seed, ..Default::default() };
     let (wire, link_a, link_b) = Wire::new(config);
     let end = |link, seed| {
-        // Bursts are counted in frames: one that begins when little is sent lasts for many time-outs.
+        // Bursts are counted in frames: one that begins when little is sent lasts for many time-outs in both directions.
         let patient = Duration::from_mins(5);
-        let tcp = TcpConfig { user_timeout: patient, fin_wait_2: patient, ..TcpConfig::default() };
+        let rto_max = Duration::from_secs(2);
+        let tcp = TcpConfig { user_timeout: patient, fin_wait_2: patient, rto_max, ..TcpConfig::default() };
         End::new(link, StackConfig { secret: Secret::from_number(seed), tcp, ..StackConfig::default() })
     };
     let (mut a, mut b) = (end(link_a, seed), end(link_b, seed + 1));

@@ -79,7 +79,7 @@ impl Sender {
         counters: &mut Counters,
         ack: &Ack<'_>,
     ) -> bool {
-        self.flight_before = self.flight_size();
+        self.flight_before = self.flight();
         let (una, window_before) = (self.una, self.edge);
         let had_data = !self.queue.is_empty();
         let resent = self.queue.front().is_some_and(|first| first.retransmitted && !first.sacked);
@@ -319,7 +319,7 @@ impl Sender {
 
     /// The reordering timer has fired (RFC 8985 section 6.2, step 5).
     pub(in crate::tcp) fn on_reorder_timer(&mut self, now: Instant, counters: &mut Counters) {
-        self.flight_before = self.flight_size();
+        self.flight_before = self.flight();
         self.look_for_losses(now, counters);
     }
 
@@ -342,7 +342,7 @@ impl Sender {
     fn enter_recovery(&mut self, counters: &mut Counters) {
         counters.recoveries += 1;
         self.remember();
-        self.prr = Prr::begin(self.flight_size());
+        self.prr = Prr::begin(self.flight());
         self.reduce(self.flight_before, Congestion::Loss);
         self.phase = Phase::Recovery { high: self.nxt };
         self.tlp.reset();

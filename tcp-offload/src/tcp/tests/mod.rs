@@ -1,6 +1,7 @@
 //! Scenario tests of whole connections, by RFC and section, through public interfaces only.
 
 mod acks;
+mod bottleneck;
 mod close;
 mod ecn;
 mod handshake;

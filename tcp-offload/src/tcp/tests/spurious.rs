@@ -63,6 +63,21 @@ fn rfc3522_s3_the_echo_of_the_retransmission_does_not() {
 }
 
 #[test]
+fn rfc3522_s3_2_the_echo_of_the_original_undoes_a_fast_recovery() {
+    let (mut script, _) = stamped(40);
+    let original = script.run()[0].options.timestamps.expect("stamped").value;
+    let before = script.conn.info();
+    script.now += ms(5);
+    script.stamp(501, original);
+    assert_eq!(offset(&script.ack(0, &[(1000, 10_000)])[0]), 0);
+    script.now += ms(1);
+    script.ack(10_000, &[]);
+    let after = script.conn.info();
+    assert_eq!(after.counters.undone, 1);
+    assert!(after.cwnd >= before.cwnd, "{} then {}", before.cwnd, after.cwnd);
+}
+
+#[test]
 fn rfc3522_s3_2_a_retransmission_beyond_a_gap_does_not() {
     let (mut script, _) = stamped(40);
     let original = script.run()[0].options.timestamps.expect("stamped").value;

@@ -1,0 +1,51 @@
+//! Long streams through a slow line with a short queue: what congestion control makes of it.
+
+use std::time::Duration;
+
+use crate::{
+    sim::Faults,
+    tcp::{
+        TcpConfig,
+        testing::{Pair, Stream, at_ms, us},
+    },
+};
+
+/// 100 Mbit/s in each direction.
+const RATE: u64 = 12_500_000;
+
+/// Sends `total` bytes one way through the line; the pair when all has arrived.
+fn through(total: u64, there: &Faults, delay: Duration, queue_frames: usize, seed: u64) -> Pair {
+    let line = |faults: &Faults| Faults { rate_bytes: Some(RATE), queue_frames, delay, ..*faults };
+    let faults = [line(there), line(&Faults::default())];
+    let sources = [Stream::new(total, 0, false), Stream::new(0, 0, false)];
+    let mut pair = Pair::new(&[TcpConfig::default(); 2], &faults, sources, seed);
+    pair.open(0);
+    pair.run_until(at_ms(60_000), |p| p.ends[0].acked == total);
+    pair
+}
+
+/// What lies beyond gaps in the peer counts in the flight size of RFC 5681 but is not in the network: taken for it, one
+/// recovery after the other would leave a window that the path cannot hold.
+#[test]
+fn sim_reordering_before_a_full_queue_costs_few_retransmissions() {
+    let frame = Duration::from_nanos(1514 * 80);
+    let there = Faults { reorder: 0.02, reorder_depth: 10, reorder_by: frame * 10, ..Faults::default() };
+    let mut pair = through(10_000_000, &there, us(500), 100, 1);
+    let counters = pair.ends[0].conn().counters();
+    assert!(counters.retransmits < counters.segments_out / 20, "{counters:?}");
+    pair.tear_down();
+}
+
+/// 20 MB take 1.7 s at the rate of the line. What RACK takes for lost is only late, and is found out at its first ACK.
+#[test]
+fn sim_deep_reordering_on_a_long_path_does_not_keep_the_window_down() {
+    let frame = Duration::from_nanos(1514 * 80);
+    let there = Faults { reorder: 0.02, reorder_depth: 100, reorder_by: frame * 100, ..Faults::default() };
+    for seed in 1..=3 {
+        let mut pair = through(20_000_000, &there, us(25_000), 412, seed);
+        let counters = pair.ends[0].conn().counters();
+        assert!(counters.undone > 0 && counters.undone == counters.recoveries, "seed {seed}: {counters:?}");
+        assert!(pair.now < at_ms(2500), "seed {seed}: {:?}", pair.now);
+        pair.tear_down();
+    }
+}
