@@ -86,6 +86,7 @@ struct Side {
     free_slots: HashSet<usize>,
     /// Sends that the peer is to receive: offset and length.
     said: VecDeque<(usize, usize)>,
+    closing: bool,
 }
 
 impl Side {
@@ -122,6 +123,7 @@ impl Side {
             next_id: 0,
             free_slots: (0..SLOTS).collect(),
             said: VecDeque::new(),
+            closing: false,
         }
     }
 
@@ -148,6 +150,10 @@ impl Side {
         self.engine.transmit(now, &mut self.link);
     }
 
+    fn disconnect(&mut self) {
+        self.closing |= self.engine.disconnect(self.qp).is_ok();
+    }
+
     fn post_recv(&mut self) {
         let Some(slot) = (0..SLOTS).find(|slot| self.free_slots.contains(slot)) else { return };
         let wr_id = self.next_id << 8 | slot as u64;
@@ -161,6 +167,10 @@ impl Side {
 
     /// Posts a request whose remote side has these keys.
     fn post_send(&mut self, what: u8, offset: usize, len: usize, remote: &[STag; 5], flags: SendFlags) {
+        // What is posted to a queue pair that closes is flushed at once, ahead of what is still done.
+        if self.closing {
+            return;
+        }
         let offset = offset % REGION;
         let len = len.min(REGION - offset);
         let at = |key| Remote { key, offset: offset as u64 };
@@ -289,7 +299,7 @@ impl World {
             9 => self.corrupt(end, input.u16().into(), arg),
             10 => self.split(end, input.u16().into()),
             11 => self.run(Duration::from_millis(arg.into())),
-            12 => drop(self.sides[end].engine.disconnect(self.sides[end].qp)),
+            12 => self.sides[end].disconnect(),
             13 => self.sides[end].engine.mtu_changed(self.now, u16::from(arg) * 8 + 200),
             _ => {
                 // A few frames arrive, this end's or the other's first.
@@ -378,7 +388,7 @@ impl World {
     /// Everything is closed, and nothing is left of it.
     fn over(mut self) {
         for side in &mut self.sides {
-            let _ = side.engine.disconnect(side.qp);
+            side.disconnect();
         }
         self.run(Duration::from_secs(1));
         for side in &mut self.sides {

@@ -60,7 +60,7 @@ impl Options {
                     u32_at(body, 0).zip(u32_at(body, 4)).map(|(value, echo)| Timestamps { value, echo });
             }
             (SACK, length) if length % 8 == 0 => {
-                self.sack_count = 0;
+                (self.sack, self.sack_count) = Default::default();
                 for (block, bytes) in self.sack.iter_mut().zip(body.chunks_exact(8)) {
                     if let (Some(left), Some(right)) = (u32_at(bytes, 0), u32_at(bytes, 4)) {
                         *block = SackBlock { left: SeqNum::new(left), right: SeqNum::new(right) };

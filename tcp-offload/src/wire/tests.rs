@@ -411,3 +411,10 @@ proptest! {
         prop_assert_eq!((segment.window, segment.payload_len), (window, payload.len()));
     }
 }
+
+/// The last option of a kind counts, also when it is empty: nothing of the one before is left.
+#[test]
+fn rfc2018_s3_an_empty_sack_option_forgets_the_one_before() {
+    let options = [5, 10, 0, 0, 0, 1, 0, 0, 0, 2, 5, 2];
+    assert_eq!(Options::parse(&options), Ok(Options::default()));
+}
