@@ -67,7 +67,7 @@ fn unicast_v4(ip: std::net::Ipv4Addr) -> bool {
 /// Reads an IPv6 header that begins at `at`.
 ///
 /// Packets with extension headers are not for us: their next header is not TCP, and they count as
-/// [`Inbound::Other`]; a fragment header says so itself.
+/// [`Inbound::Other`](super::Inbound::Other); a fragment header says so itself.
 pub(super) fn ipv6(head: &[u8], at: usize) -> Result<Packet, Malformed> {
     const FRAGMENT: u8 = 44;
     let bytes = head.get(at..).unwrap_or_default();
