@@ -88,6 +88,10 @@ pub struct MpaConfig {
     pub hold_bytes: usize,
     /// Initiator: the largest IRD that a responder's ORD may raise ours to (RFC 6581 section 9.1).
     pub max_ird: u16,
+    /// Most private data in a request or reply that we send, the 4 bytes of IRD and ORD included; RFC 5044
+    /// section 7.1.1 allows 512. Linux's siw resets a connection whose request has more than the default,
+    /// 256, and its kernel crashes on such a reply: more only towards peers that are known to take it.
+    pub private_data_bytes: usize,
 }
 
 impl Default for MpaConfig {
@@ -102,6 +106,7 @@ impl Default for MpaConfig {
             withhold_timeout: Duration::from_secs(5),
             hold_bytes: 1 << 20,
             max_ird: 128,
+            private_data_bytes: 256,
         }
     }
 }

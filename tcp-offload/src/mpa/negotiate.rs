@@ -2,7 +2,7 @@
 
 use super::{
     Markers, MpaConfig, MpaError, Revision, Rtr, SetupError,
-    startup::{Enhanced, MpaReply, MpaRequest},
+    startup::{ENHANCED_BYTES, Enhanced, MAX_PRIVATE_DATA, MpaReply, MpaRequest},
 };
 
 /// The IRD or ORD that stands for "not negotiated, the ULP sees to it" (RFC 6581 section 9.1).
@@ -10,10 +10,6 @@ pub const UNNEGOTIATED: u16 = 0x3fff;
 
 /// The largest IRD or ORD that can be negotiated.
 pub const MAX_READ_DEPTH: u16 = UNNEGOTIATED - 1;
-
-/// Most private data in a frame that we send, IRD and ORD included. RFC 5044 section 7.1.1 allows 512, but
-/// Linux's siw ends the connection on a request with more than 256 bytes, and crashes on such a reply.
-const MAX_SENT_PRIVATE_DATA: usize = 256;
 
 /// A set of ready-to-receive messages: control flags B, C and D (RFC 6581 section 9).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -77,7 +73,7 @@ pub struct AcceptParams {
     pub ird: u16,
     /// Our ORD; the initiator's IRD limits it.
     pub ord: u16,
-    /// For the initiator, at most 252 bytes (256 when it speaks unenhanced).
+    /// For the initiator; see [`MpaConfig::private_data_bytes`].
     pub private_data: Vec<u8>,
 }
 
@@ -159,7 +155,7 @@ pub(crate) fn request(
             Some(Enhanced { ird, ord, peer_to_peer: (rtrs != RtrOptions::NONE).then_some(rtrs) })
         }
     };
-    check_private_data(&private_data, enhanced)?;
+    check_private_data(config, &private_data, enhanced)?;
     let request = MpaRequest {
         revision: config.revision.number(),
         markers: config.markers != Markers::Off,
@@ -222,7 +218,7 @@ fn reply(
         ord: unless_left_to_ulps(offer.ird, ord),
         peer_to_peer: rtrs_taken(offer),
     });
-    check_private_data(&private_data, enhanced)?;
+    check_private_data(config, &private_data, enhanced)?;
     Ok(MpaReply {
         revision: offer.revision.number(),
         markers: match config.markers {
@@ -303,8 +299,13 @@ fn check_depth(depth: u16) -> Result<(), SetupError> {
     if depth <= UNNEGOTIATED { Ok(()) } else { Err(SetupError::ReadDepth(depth)) }
 }
 
-fn check_private_data(private_data: &[u8], enhanced: Option<Enhanced>) -> Result<(), SetupError> {
-    let limit = MAX_SENT_PRIVATE_DATA - if enhanced.is_some() { 4 } else { 0 };
+fn check_private_data(
+    config: &MpaConfig,
+    private_data: &[u8],
+    enhanced: Option<Enhanced>,
+) -> Result<(), SetupError> {
+    let depths = if enhanced.is_some() { ENHANCED_BYTES } else { 0 };
+    let limit = config.private_data_bytes.min(MAX_PRIVATE_DATA).saturating_sub(depths);
     let len = private_data.len();
     if len <= limit { Ok(()) } else { Err(SetupError::PrivateDataTooLong { len, limit }) }
 }

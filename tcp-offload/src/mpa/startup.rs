@@ -8,8 +8,11 @@ const REPLY_KEY: &[u8; 16] = b"MPA ID Rep Frame";
 /// Bytes before the private data: key, flags, revision, private data length.
 const FIXED_BYTES: usize = 20;
 
-/// Most private data in a frame that we read, IRD and ORD included (RFC 5044 section 7.1.1).
-const MAX_PRIVATE_DATA: usize = 512;
+/// Most private data in a frame, IRD and ORD included (RFC 5044 section 7.1.1).
+pub(super) const MAX_PRIVATE_DATA: usize = 512;
+
+/// Of them the enhanced connection establishment data (RFC 6581 section 9).
+pub(super) const ENHANCED_BYTES: usize = 4;
 
 /// The longest start-up frame there can be.
 pub(crate) const MAX_FRAME_BYTES: usize = FIXED_BYTES + MAX_PRIVATE_DATA;
@@ -163,7 +166,7 @@ impl<'a> Frame<'a> {
             return Ok((None, self.private_data));
         }
         let (&[i0, i1, o0, o1], rest) =
-            self.private_data.split_first_chunk::<4>().ok_or(MpaError::EnhancedDataMissing)?;
+            self.private_data.split_first_chunk::<ENHANCED_BYTES>().ok_or(MpaError::EnhancedDataMissing)?;
         let (ird, ord) = (u16::from_be_bytes([i0, i1]), u16::from_be_bytes([o0, o1]));
         let peer_to_peer = (ird & CONTROL_HIGH != 0).then_some(RtrOptions {
             send: ird & CONTROL_LOW != 0,
@@ -175,7 +178,7 @@ impl<'a> Frame<'a> {
 }
 
 fn emit(key: &[u8; 16], flags: u8, revision: u8, enhanced: Option<Enhanced>, private_data: &[u8]) -> Vec<u8> {
-    let extra = if enhanced.is_some() { 4 } else { 0 };
+    let extra = if enhanced.is_some() { ENHANCED_BYTES } else { 0 };
     let mut out = Vec::with_capacity(FIXED_BYTES + extra + private_data.len());
     out.extend_from_slice(key);
     out.push(flags | flag(enhanced.is_some(), FLAG_ENHANCED));

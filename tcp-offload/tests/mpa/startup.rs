@@ -409,6 +409,10 @@ fn rfc6581_s9_caller_errors() {
     let two = MpaConfig::default();
     assert_eq!(start(two.clone(), 253, 0), SetupError::PrivateDataTooLong { len: 253, limit: 252 });
     assert_eq!(start(one.clone(), 257, 0), SetupError::PrivateDataTooLong { len: 257, limit: 256 });
+    // Who knows that the peer takes it may send all that RFC 5044 section 7.1.1 allows, and not more.
+    let all = MpaConfig { private_data_bytes: 9999, ..two.clone() };
+    assert_eq!(start(all.clone(), 509, 0), SetupError::PrivateDataTooLong { len: 509, limit: 508 });
+    assert!(Session::<()>::initiator(Instant::ZERO, all, vec![0; 508], 0, 0).is_ok());
     assert_eq!(start(two, 0, 0x4000), SetupError::ReadDepth(0x4000));
     let one = MpaConfig { peer_to_peer: vec![Rtr::Send], ..one };
     assert_eq!(start(one, 0, 0), SetupError::PeerToPeerNeedsRevisionTwo);

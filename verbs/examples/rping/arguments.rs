@@ -23,6 +23,7 @@ usage: rping INTERFACE -s|-c [-a ADDRESS] [OPTIONS]
   --wait SECONDS      longest wait for anything of the peer's (default 60)
   --pause MS          client: wait so long between connecting and the first message
   --private-data N    bytes of private data in the request or the reply
+  --long-private-data allow more of it than Linux's siw survives, up to 508
   --reject            server: reject the client
   --abort             client: reset the connection after the last round instead of closing it
   --capture FILE      record all frames (pcapng)";
@@ -84,7 +85,8 @@ impl Arguments {
                 "-v" => parsed.verbose = true,
                 "--wait" => parsed.limit = Duration::from_secs(number(value()?)?),
                 "--pause" => parsed.pause = Duration::from_millis(number(value()?)?),
-                "--private-data" => parsed.private_data = vec![0x5a; number(value()?)?],
+                "--private-data" => parsed.private_data = vec![b'a'; number(value()?)?],
+                "--long-private-data" => parsed.mpa.private_data_bytes = 512,
                 "--reject" => parsed.reject = true,
                 "--abort" => parsed.abort = true,
                 "--capture" => parsed.capture = Some(value()?.into()),

@@ -36,7 +36,8 @@ pub const DEFAULT_READ_DEPTH: u16 = 16;
 /// How to connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectOptions {
-    /// Bytes for the peer's application, at most 512 (508 with enhanced set-up, the default).
+    /// Bytes for the peer's application: at most 252 (256 with revision 1), unless
+    /// [`MpaConfig::private_data_bytes`] allows more.
     pub private_data: Vec<u8>,
     /// RDMA Reads and atomics of the peer that we serve at once (`responder_resources` of rdma_cm).
     pub ird: u16,
@@ -55,7 +56,8 @@ impl Default for ConnectOptions {
 /// How to accept. What was granted may be less, and is told with [`EventKind::Established`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AcceptOptions {
-    /// Bytes for the peer's application, at most 252.
+    /// Bytes for the peer's application: at most 252 (256 to an initiator of revision 1), unless
+    /// [`MpaConfig::private_data_bytes`] of [`ListenOptions::mpa`] allows more.
     pub private_data: Vec<u8>,
     /// RDMA Reads and atomics of the peer that we serve at once.
     pub ird: u16,
