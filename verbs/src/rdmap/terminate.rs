@@ -1,6 +1,8 @@
 //! The Terminate Header (RFC 5040 section 4.8).
 #![deny(clippy::indexing_slicing)]
 
+use std::fmt;
+
 use super::{READ_REQUEST_BYTES, ReadRequest, split};
 use crate::ddp::{RawHeader, UNTAGGED_BYTES};
 
@@ -25,8 +27,8 @@ const RDMA_HEADER: u32 = 1 << 13;
 
 /// Why a peer ends the stream.
 ///
-/// Linux's siw lays the control word out the other way round, so nothing may be decided by these numbers;
-/// they are for people.
+/// Linux's siw exchanges layer and type (`docs/decisions/0008`), so nothing may be decided by these
+/// numbers; they are for people, who are shown both readings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TerminateHeader {
     /// Which layer found the error.
@@ -41,6 +43,14 @@ pub struct TerminateHeader {
     pub ddp_header: Option<RawHeader>,
     /// The Read Request that it carried, advanced by what was answered of it.
     pub rdma_header: Option<ReadRequest>,
+}
+
+impl fmt::Display for TerminateHeader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { layer, error_type, code, .. } = *self;
+        write!(f, "layer {layer} type {error_type} code {code:#04x}")?;
+        write!(f, " (layer {error_type} type {layer} if the peer is Linux's siw)")
+    }
 }
 
 impl TerminateHeader {
@@ -194,5 +204,9 @@ mod tests {
         let mut bytes = [0xff; 8];
         assert_eq!(header.emit(&mut bytes), 4);
         assert_eq!(bytes[..4], [0x20, 0x02, 0, 0]);
+        assert_eq!(
+            header.to_string(),
+            "layer 2 type 0 code 0x02 (layer 0 type 2 if the peer is Linux's siw)"
+        );
     }
 }

@@ -390,13 +390,7 @@ impl QueuePair {
 
     /// The peer sent a Terminate: nothing more goes either way (RFC 5040 section 5.4).
     pub(crate) fn terminated(&mut self, header: TerminateHeader, shared: &mut Shared) {
-        tracing::warn!(
-            qp = self.id.number(),
-            layer = header.layer,
-            error_type = header.error_type,
-            code = header.code,
-            "the peer sent a Terminate"
-        );
+        tracing::warn!(qp = self.id.number(), %header, "the peer sent a Terminate");
         shared.counters.terminates_received.count(&header);
         self.blame_read(&header);
         self.tx.finished = true;
