@@ -1,7 +1,8 @@
-//! [`SiwVm`]: a small virtual machine with Linux Soft-iWARP (`ci/siw-vm/`), and [`Near`]: a namespace on the
-//! same wire, where our programs run.
+//! [`SiwVm`]: a small virtual machine with Linux Soft-iWARP (`ci/siw-vm/`), [`Near`]: a namespace on the
+//! same wire, where our programs run, and [`Stage`]: both, with judges of what passes between them.
 
 mod port;
+mod stage;
 
 use std::{
     fs::File,
@@ -26,6 +27,7 @@ use rustix::{
 use crate::{lab::Family, process::Running};
 use port::Port;
 pub use port::{Finished, Job};
+pub use stage::{Ending, LONG, Record, SHORT, Stage, built};
 
 /// Which build of the driver the machine loads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,66 +1,73 @@
-//! `xwarp-perf --perftest` and perftest's own programs over Linux Soft-iWARP, in both roles.
+//! `xwarp-perf --perftest` and perftest's own programs over Linux Soft-iWARP, in both roles. perftest 4.5 with
+//! `-R` knows IPv4 only.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
-use std::{path::PathBuf, thread, time::Duration};
+use std::{thread, time::Duration};
 
+use rustix::process::Signal;
 use xwarp_checks::{
     lab::{Family, INTERFACE},
-    siw_vm::{Near, Siw, SiwVm, VmOptions},
+    process::Running,
+    siw_vm::{Ending, Job, LONG, SHORT, Siw, Stage},
 };
 
-const SHORT: Duration = Duration::from_secs(30);
-const LONG: Duration = Duration::from_secs(180);
 /// Of perftest.
 const PORT: u16 = 18515;
 
-/// The program, where cargo puts it beside this test.
-fn xwarp_perf() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let path = test.ancestors().nth(2).unwrap().join("xwarp-perf");
-    assert!(path.exists(), "{} is missing: cargo build --workspace --all-targets", path.display());
-    path
+/// Options of both ends. A row of perftest has five messages at least.
+const CASES: [(&str, &[&str]); 6] = [
+    ("send_bw", &["-n 100 -s 1", "-n 1000 -s 64 -r 100", "-n 100 -s 4000 -q 4", "-n 100 -s 4000 -b", BIG]),
+    ("send_lat", &["-n 200 -s 16", BIG]),
+    ("write_bw", &["-n 50 -s 1 -q 4", "-n 200 -s 16384", "-n 100 -s 4000 -b", BIG]),
+    ("write_lat", &["-n 100 -s 16", BIG]),
+    ("read_bw", &["-n 100 -s 1", "-n 100 -s 4000 -q 4", "-n 50 -s 4000 -b", BIG]),
+    ("read_lat", &["-n 100 -s 16", BIG]),
+];
+const BIG: &str = "-n 5 -s 8388608";
+/// Until a stream runs, on a loaded machine too.
+const WARM: Duration = Duration::from_secs(5);
+
+/// perftest's server in the machine.
+fn their_server(stage: &Stage, test: &str, options: &str) -> Job {
+    stage.serve(&format!("ib_{test} -R -d siw0 -F {options}"), PORT).unwrap()
 }
 
-struct Stage {
-    vm: SiwVm,
-    near: Near,
+fn our_client(stage: &Stage, test: &str, options: &str) -> Running {
+    let address = stage.vm.address(Family::V4);
+    let line = format!("{test} --perftest --markers off -d {INTERFACE} {options} {address}");
+    stage.start("xwarp-perf", &line).unwrap()
 }
 
-impl Stage {
-    fn new() -> Self {
-        let vm = SiwVm::boot(&VmOptions { siw: Siw::Tunable, ..VmOptions::default() }).unwrap();
-        let near = vm.attach(1).unwrap();
-        Self { vm, near }
-    }
+fn our_server(stage: &Stage, test: &str, options: &str) -> Running {
+    let mut server =
+        stage.start("xwarp-perf", &format!("{test} --perftest -d {INTERFACE} {options}")).unwrap();
+    server.wait_for("Waiting for a client", SHORT).unwrap();
+    server
+}
 
-    /// perftest's server in the machine, and we its client.
-    fn measure(&self, test: &str, options: &str) {
-        let mut server = self.vm.spawn(&format!("ib_{test} -R -d siw0 -F {options}")).unwrap();
-        self.vm.wait_listening(PORT, SHORT).unwrap();
-        let address = self.vm.address(Family::V4).to_string();
-        let mut words = vec![test, "--perftest", "--markers", "off", "-d", INTERFACE];
-        words.extend(options.split_whitespace());
-        words.push(&address);
-        let said = self.near.start(xwarp_perf(), &words).unwrap().finish(LONG);
-        let said = said.unwrap_or_else(|error| panic!("{test} {options}: {error}\n{:?}", server.output()));
-        assert_eq!(rows(&said), rows_of(options), "{test} {options}:\n{said}");
-        let theirs = server.wait(SHORT).unwrap();
-        assert_eq!(theirs.status, Some(0), "{test} {options}:\n{}", theirs.text());
-    }
+/// perftest's client tries once only.
+fn their_client(stage: &Stage, test: &str, options: &str) -> Job {
+    let address = stage.near.address(Family::V4);
+    stage.vm.spawn(&format!("ib_{test} -R -d siw0 -F {options} {address}")).unwrap()
+}
 
-    /// We the server, and perftest's client in the machine.
-    fn serve(&self, test: &str, options: &str) {
-        let mut words = vec![test, "--perftest", "-d", INTERFACE];
-        words.extend(options.split_whitespace());
-        let mut server = self.near.start(xwarp_perf(), &words).unwrap();
-        server.wait_for("Waiting for a client", SHORT).unwrap();
-        let address = self.near.address(Family::V4);
-        let theirs = self.vm.run(&format!("ib_{test} -R -d siw0 -F {options} {address}"), LONG).unwrap();
-        assert_eq!(theirs.status, Some(0), "{test} {options}:\n{}\n{}", theirs.text(), server.output());
-        assert_eq!(rows(&theirs.stdout), rows_of(options), "{test} {options}:\n{}", theirs.stdout);
-        let said = server.finish(SHORT);
-        said.unwrap_or_else(|error| panic!("{test} {options}: {error}"));
-    }
+fn measure(stage: &Stage, test: &str, options: &str) {
+    let mut server = their_server(stage, test, options);
+    let said = our_client(stage, test, options).finish(LONG);
+    let said = said.unwrap_or_else(|error| panic!("{test} {options}: {error}\n{:?}", server.output()));
+    assert_eq!(rows(&said), rows_of(options), "{test} {options}:\n{said}");
+    let theirs = server.wait(SHORT).unwrap();
+    assert_eq!(theirs.status, Some(0), "{test} {options}:\n{}", theirs.text());
+}
+
+fn serve(stage: &Stage, test: &str, options: &str) {
+    let server = our_server(stage, test, options);
+    let theirs = their_client(stage, test, options).wait(LONG).unwrap();
+    assert_eq!(theirs.status, Some(0), "{test} {options}:\n{}\n{}", theirs.text(), server.output());
+    assert_eq!(rows(&theirs.stdout), rows_of(options), "{test} {options}:\n{}", theirs.stdout);
+    let said = server.finish(SHORT);
+    said.unwrap_or_else(|error| panic!("{test} {options}: {error}"));
+    thread::sleep(Duration::from_millis(100));
 }
 
 /// Rows of a table: lines of numbers.
@@ -76,47 +83,91 @@ fn rows_of(options: &str) -> usize {
     if options.split_whitespace().any(|word| word == "-a") { 23 } else { 1 }
 }
 
-const CASES: [(&str, &str); 12] = [
-    ("send_bw", "-n 200 -s 16384"),
-    ("send_bw", "-n 1000 -s 64 -r 100"),
-    ("send_bw", "-n 100 -s 4000 -q 4"),
-    ("send_bw", "-n 100 -s 4000 -b"),
-    ("send_lat", "-n 200 -s 16"),
-    ("write_bw", "-n 200 -s 16384"),
-    ("write_bw", "-n 50 -s 1 -q 4"),
-    ("write_bw", "-n 100 -s 4000 -b"),
-    ("read_bw", "-n 100 -s 16384"),
-    ("read_bw", "-n 100 -s 4000 -q 2"),
-    ("read_lat", "-n 100 -s 16"),
-    ("read_bw", "-n 5 -s 1048576"),
-];
+/// Every case, recorded and judged program by program.
+fn every_case(stage: &Stage, run: impl Fn(&Stage, &str, &str)) {
+    for (test, lines) in CASES {
+        let record = stage.judged(Ending::Orderly, || {
+            for options in lines {
+                run(stage, test, options);
+            }
+        });
+        let record = record.unwrap_or_else(|error| panic!("{test}: {error:#}"));
+        // The control connection besides.
+        assert!(record.connections.len() >= 2 * lines.len(), "{test}: {}", record.connections.len());
+        assert!(record.connections.iter().all(|c| c.crc && c.terminates == 0), "{test}");
+    }
+}
 
+/// Also `write_lat`, whose server speaks first: siw dares (docs/decisions/0008).
 #[test]
 fn siw_perftest_serves_us() {
-    let stage = Stage::new();
-    for (test, options) in CASES {
-        stage.measure(test, options);
-    }
-    // The server of write_lat speaks first, which only siw dares.
-    stage.measure("write_lat", "-n 100 -s 16");
+    let stage = Stage::new(Siw::Tunable).unwrap();
+    every_case(&stage, measure);
 }
 
 #[test]
 fn siw_perftest_asks_us() {
-    let stage = Stage::new();
-    for (test, options) in CASES {
-        stage.serve(test, options);
-        // perftest's client tries once only.
-        thread::sleep(Duration::from_millis(100));
-    }
-    // We as the server of write_lat may speak first when the client has said that it is ready to receive.
-    stage.vm.tune("peer_to_peer", "1").unwrap();
-    stage.serve("write_lat", "-n 100 -s 16");
+    let stage = Stage::new(Siw::Tunable).unwrap();
+    every_case(&stage, |stage, test, options| {
+        // We as the server of write_lat may speak first when the client has said that it is ready to receive.
+        stage.vm.tune("peer_to_peer", if test == "write_lat" { "1" } else { "0" }).unwrap();
+        serve(stage, test, options);
+    });
 }
 
 #[test]
 fn siw_perftest_runs_through_all_sizes() {
-    let stage = Stage::new();
-    stage.measure("send_bw", "-n 5 -a");
-    stage.serve("write_bw", "-n 5 -a");
+    let stage = Stage::new(Siw::Tunable).unwrap();
+    let record = stage.judged(Ending::Orderly, || {
+        measure(&stage, "send_bw", "-n 5 -a");
+        serve(&stage, "write_bw", "-n 5 -a");
+    });
+    record.unwrap();
+}
+
+#[test]
+fn siw_perftest_gets_through_loss_and_disorder() {
+    let stage = Stage::new(Siw::Tunable).unwrap();
+    stage.disturb("delay 1ms loss 1% reorder 5%").unwrap();
+    let record = stage.judged(Ending::Orderly, || {
+        for (test, options) in [("send_bw", "-n 20 -s 65536"), ("write_bw", "-n 20 -s 65536 -b")] {
+            measure(&stage, test, options);
+            serve(&stage, test, options);
+        }
+        measure(&stage, "read_bw", "-n 20 -s 65536");
+        serve(&stage, "read_bw", "-n 20 -s 65536");
+        serve(&stage, "send_lat", "-n 50 -s 64");
+    });
+    record.unwrap();
+}
+
+/// In the middle of a stream. Whoever is killed says nothing; what the other end still sends is answered by
+/// the kernel with a reset, so it must be sending.
+#[test]
+fn siw_perftest_survives_the_death_of_a_peer() {
+    let stage = Stage::new(Siw::Tunable).unwrap();
+    let endless = "-n 1000000 -s 262144";
+    let record = stage.judged(Ending::Cut, || {
+        let both = format!("{endless} -b");
+        let mut theirs = their_server(&stage, "write_bw", &both);
+        let mut ours = our_client(&stage, "write_bw", &both);
+        thread::sleep(WARM);
+        ours.signal(Signal::KILL).unwrap();
+        ours.wait(SHORT).unwrap();
+        assert_ne!(theirs.wait(SHORT).unwrap().status, Some(0));
+        let mut ours = our_server(&stage, "send_bw", endless);
+        let mut theirs = their_client(&stage, "send_bw", endless);
+        thread::sleep(WARM);
+        ours.signal(Signal::KILL).unwrap();
+        ours.wait(SHORT).unwrap();
+        assert_ne!(theirs.wait(SHORT).unwrap().status, Some(0));
+        // The other program is killed: its kernel closes the connection.
+        let ours = our_server(&stage, "write_bw", endless);
+        let theirs = their_client(&stage, "write_bw", endless);
+        thread::sleep(WARM);
+        theirs.signal("KILL").unwrap();
+        let error = ours.finish(SHORT).unwrap_err().to_string();
+        assert!(error.contains("exit status: 1"), "{error}");
+    });
+    assert!(record.unwrap().connections.len() >= 6);
 }

@@ -1,0 +1,301 @@
+//! Errors that Linux Soft-iWARP finds in its peer, and what its Terminate says of them, beside what the RFCs
+//! want: made by hand over a kernel socket, and by our own queue pairs through wrong verbs.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use std::{
+    net::SocketAddr,
+    thread,
+    time::{Duration, Instant},
+};
+
+use xwarp_checks::{
+    lab::{Family, INTERFACE},
+    raw::{self, RawPeer, Untagged, fpdu, read_request, tagged},
+    siw_vm::{Ending, Job, SHORT, Siw, Stage},
+};
+use xwarp_verbs::{
+    AsyncEvent, CompletionChannel, Device, Markers, MpaConfig, Payload, QpFault, QueuePairOptions,
+    Remote, STag, WorkRequest, cm::ConnectOptions,
+};
+
+/// Where `cm` listens (`ci/siw-vm/cm.c`).
+const PORT: u16 = 7500;
+/// Its receives.
+const RECEIVE_BYTES: usize = 64;
+
+/// What the peer lays open.
+#[derive(Debug, Clone, Copy)]
+struct Memory {
+    open: u32,
+    closed: u32,
+    address: u64,
+    len: u32,
+}
+
+/// What it told of the connection that was just accepted; `earlier` ones came before.
+fn memory(server: &mut Job, earlier: usize) -> Memory {
+    let told = server.output().unwrap().stdout;
+    let line = told.lines().filter(|line| line.starts_with("memory")).nth(earlier).unwrap();
+    let numbers: Vec<u64> = line.split_whitespace().skip(1).map(|word| word.parse().unwrap()).collect();
+    let [open, closed, address, len] = numbers[..] else { panic!("{line}") };
+    Memory { open: open as u32, closed: closed as u32, address, len: len as u32 }
+}
+
+/// Layer, error type, error code.
+type Numbers = (u8, u8, u8);
+
+struct Case {
+    what: &'static str,
+    /// The bytes of the offence.
+    bytes: fn(Memory) -> Vec<u8>,
+    /// What siw says, its nibbles in the right order; `None` when it does not mind, and answers a Read Request.
+    siw: Option<Numbers>,
+    /// What RFC 5040 section 4.8, RFC 5041 section 7.2 and RFC 5044 section 8 want said.
+    rfc: Numbers,
+}
+
+/// With the DDP version (the first byte) or the RDMAP version (the second) flipped.
+fn flipped(mut ulpdu: Vec<u8>, byte: usize, bits: u8) -> Vec<u8> {
+    ulpdu[byte] ^= bits;
+    fpdu(&ulpdu)
+}
+
+const CASES: &[Case] = &[
+    Case {
+        what: "a wrong CRC",
+        bytes: |_| {
+            let mut bytes = fpdu(&Untagged::SEND.segment(b"hello"));
+            *bytes.last_mut().unwrap() ^= 1;
+            bytes
+        },
+        siw: Some((2, 0, 2)),
+        rfc: (2, 0, 2),
+    },
+    Case {
+        what: "a Write to no region",
+        bytes: |memory| fpdu(&tagged(raw::WRITE, memory.open ^ 0xffff_ff00, memory.address, b"x")),
+        siw: Some((1, 1, 0)),
+        rfc: (1, 1, 0),
+    },
+    Case {
+        what: "a Write to an old key of a region",
+        bytes: |memory| fpdu(&tagged(raw::WRITE, memory.open ^ 1, memory.address, b"x")),
+        siw: Some((1, 1, 0)),
+        rfc: (1, 1, 0),
+    },
+    Case {
+        what: "a Write beyond a region",
+        bytes: |memory| {
+            fpdu(&tagged(raw::WRITE, memory.open, memory.address + u64::from(memory.len) - 1, b"xy"))
+        },
+        siw: Some((1, 1, 1)),
+        rfc: (1, 1, 1),
+    },
+    Case {
+        // DDP has no code for missing rights; RFC 5040 figure 9 has one, which is RDMAP's.
+        what: "a Write without the right to",
+        bytes: |memory| fpdu(&tagged(raw::WRITE, memory.closed, memory.address, b"x")),
+        siw: Some((1, 1, 0)),
+        rfc: (0, 1, 2),
+    },
+    Case {
+        what: "a Read of no region",
+        bytes: |memory| fpdu(&read_request(memory.open ^ 0xffff_ff00, memory.address, 8)),
+        siw: Some((0, 1, 0)),
+        rfc: (0, 1, 0),
+    },
+    Case {
+        what: "a Read beyond a region",
+        bytes: |memory| fpdu(&read_request(memory.open, memory.address + 1, memory.len)),
+        siw: Some((0, 1, 1)),
+        rfc: (0, 1, 1),
+    },
+    Case {
+        what: "a Read without the right to",
+        bytes: |memory| fpdu(&read_request(memory.closed, memory.address, 8)),
+        siw: None,
+        rfc: (0, 1, 2),
+    },
+    Case {
+        what: "a Read Request out of sequence",
+        bytes: |memory| {
+            let mut ulpdu = read_request(memory.open, memory.address, 8);
+            // The last byte of the message sequence number.
+            ulpdu[13] = 9;
+            fpdu(&ulpdu)
+        },
+        siw: Some((1, 2, 3)),
+        rfc: (1, 2, 3),
+    },
+    Case {
+        what: "a Read Response that nobody asked for",
+        bytes: |memory| fpdu(&tagged(raw::READ_RESPONSE, memory.open, memory.address, b"x")),
+        siw: Some((1, 0, 0)),
+        rfc: (0, 2, 6),
+    },
+    Case {
+        what: "a Send to a queue that is none",
+        bytes: |_| fpdu(&Untagged { queue: 5, ..Untagged::SEND }.segment(b"x")),
+        siw: Some((1, 2, 1)),
+        rfc: (1, 2, 1),
+    },
+    Case {
+        what: "a Send out of sequence",
+        bytes: |_| fpdu(&Untagged { msn: 2, ..Untagged::SEND }.segment(b"x")),
+        siw: Some((1, 2, 3)),
+        rfc: (1, 2, 3),
+    },
+    Case {
+        what: "a Send that begins in its middle",
+        bytes: |_| fpdu(&Untagged { offset: 8, ..Untagged::SEND }.segment(b"x")),
+        siw: Some((1, 2, 4)),
+        rfc: (1, 2, 4),
+    },
+    Case {
+        what: "a Send that is too long",
+        bytes: |_| fpdu(&Untagged::SEND.segment(&[0; RECEIVE_BYTES + 1])),
+        siw: Some((1, 2, 2)),
+        rfc: (1, 2, 5),
+    },
+    Case {
+        what: "a Send more than there are receives",
+        bytes: |_| (1..=9).flat_map(|msn| fpdu(&Untagged { msn, ..Untagged::SEND }.segment(b"x"))).collect(),
+        siw: Some((1, 2, 2)),
+        rfc: (1, 2, 2),
+    },
+    Case {
+        what: "a Send that invalidates no region",
+        bytes: |memory| {
+            let header = Untagged { opcode: raw::SEND_INVALIDATE, word: !memory.open, ..Untagged::SEND };
+            [fpdu(&header.segment(b"x")), fpdu(&read_request(memory.open, memory.address, 8))].concat()
+        },
+        siw: None,
+        rfc: (0, 1, 9),
+    },
+    Case {
+        what: "another version of DDP, untagged",
+        bytes: |_| flipped(Untagged::SEND.segment(b"x"), 0, 3),
+        siw: Some((1, 2, 6)),
+        rfc: (1, 2, 6),
+    },
+    Case {
+        what: "another version of DDP, tagged",
+        bytes: |memory| flipped(tagged(raw::WRITE, memory.open, memory.address, b"x"), 0, 3),
+        siw: Some((1, 1, 4)),
+        rfc: (1, 1, 4),
+    },
+    Case {
+        what: "another version of RDMAP",
+        bytes: |_| flipped(Untagged::SEND.segment(b"x"), 1, 0xc0),
+        siw: Some((0, 2, 5)),
+        rfc: (0, 2, 5),
+    },
+    Case {
+        what: "a reserved opcode",
+        bytes: |_| fpdu(&Untagged { opcode: 13, ..Untagged::SEND }.segment(b"x")),
+        siw: Some((0, 2, 6)),
+        rfc: (0, 2, 6),
+    },
+];
+
+/// Where siw does not say what the RFCs want (docs/decisions/0008 settles each).
+const DIFFERENCES: [&str; 5] = [
+    "a Write without the right to",
+    "a Read without the right to",
+    "a Read Response that nobody asked for",
+    "a Send that is too long",
+    "a Send that invalidates no region",
+];
+
+#[test]
+fn siw_terminates_what_breaks_the_rules() {
+    let stage = Stage::new(Siw::Tunable).unwrap();
+    let address = stage.vm.address(Family::V4);
+    let mut server = stage.serve(&format!("cm accept {address} {PORT} 0"), PORT).unwrap();
+    let mut differences = Vec::new();
+    for (number, case) in CASES.iter().enumerate() {
+        let said = stage.near.within(|| {
+            let mut peer = RawPeer::connect(SocketAddr::new(address, PORT))?;
+            peer.send(&(case.bytes)(memory(&mut server, number)))?;
+            if case.siw.is_none() { peer.receive() } else { peer.terminate() }
+        });
+        let said = said.unwrap().unwrap_or_else(|error| panic!("{}: {error:#}", case.what));
+        let said = said.unwrap_or_else(|| panic!("{}: closed without a word", case.what));
+        let Some(siw) = case.siw else {
+            assert_eq!(said[1] & 0x0f, raw::READ_RESPONSE, "{}: {said:?}", case.what);
+            differences.push(case.what);
+            continue;
+        };
+        // siw has the layer in the low nibble and the type in the high one: RFC 5040 figure 8 the other way.
+        assert_eq!((said[0] & 0x0f, said[0] >> 4, said[1]), siw, "{}: {said:02x?}", case.what);
+        if siw != case.rfc {
+            differences.push(case.what);
+        }
+    }
+    assert_eq!(differences, DIFFERENCES);
+}
+
+/// What our own queue pair makes of it when it is siw that finds us wrong.
+#[test]
+fn siw_terminates_our_wrong_verbs() {
+    let stage = Stage::new(Siw::Tunable).unwrap();
+    let address = stage.vm.address(Family::V4);
+    let mut server = stage.serve(&format!("cm accept {address} {PORT} 0"), PORT).unwrap();
+    let peer = SocketAddr::new(address, PORT);
+    let record = stage.judged(Ending::Orderly, || {
+        let work = || {
+            let device = Device::open(INTERFACE).unwrap();
+            // The nibbles are read as RFC 5040 has them: siw's layer is our type.
+            wrong_verb(&device, peer, &mut server, 0, |memory| {
+                let remote = Remote { key: STag::new(memory.open ^ 1), offset: memory.address };
+                (WorkRequest::write(1, Payload::Inline(b"x"), remote), (1, 1, 0))
+            });
+            wrong_verb(&device, peer, &mut server, 1, |memory| {
+                let remote = Remote { key: STag::new(memory.open), offset: memory.address + u64::from(memory.len) };
+                (WorkRequest::write(1, Payload::Inline(b"x"), remote), (1, 1, 1))
+            });
+            wrong_verb(&device, peer, &mut server, 2, |_| {
+                (WorkRequest::send(1, Payload::Inline(&[0; RECEIVE_BYTES + 1])), (2, 1, 2))
+            });
+        };
+        stage.near.within(work).unwrap();
+    });
+    assert_eq!(record.unwrap().connections.iter().map(|c| c.terminates).collect::<Vec<_>>(), [1; 3]);
+}
+
+fn next_event(device: &Device) -> AsyncEvent {
+    let (events, begin) = (device.async_events(), Instant::now());
+    loop {
+        if let Some(event) = events.poll() {
+            return event;
+        }
+        assert!(begin.elapsed() < SHORT, "no event came");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn wrong_verb<'a>(
+    device: &Device,
+    peer: SocketAddr,
+    server: &mut Job,
+    earlier: usize,
+    offence: impl FnOnce(Memory) -> (WorkRequest<'a>, Numbers),
+) {
+    let cq = device.create_cq_with_channel(16, &CompletionChannel::new().unwrap()).unwrap();
+    let pd = device.create_pd().unwrap();
+    let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
+    let mpa = Some(MpaConfig { markers: Markers::Off, ..MpaConfig::default() });
+    let options = ConnectOptions { mpa, ..ConnectOptions::default() };
+    let connection = device.connect(&qp, peer, options, SHORT).unwrap();
+    let (request, numbers) = offence(memory(server, earlier));
+    qp.post_send(&request.signaled()).unwrap();
+    // The work itself was acknowledged by TCP, or is flushed: the Terminate comes later than either.
+    cq.wait(SHORT).unwrap().unwrap();
+    assert!(connection.wait_disconnected(SHORT).unwrap());
+    let AsyncEvent::QpFatal { fault: QpFault::Remote(header), .. } = next_event(device) else {
+        panic!("no Terminate came")
+    };
+    assert_eq!((header.layer, header.error_type, header.code), numbers);
+    let (layer, error_type, _) = numbers;
+    assert!(header.to_string().contains(&format!("layer {error_type} type {layer} if")), "{header}");
+}
