@@ -4,7 +4,7 @@
 //!     echo INTERFACE -s PORT          the server, for one client
 //!     echo INTERFACE -c ADDRESS:PORT
 //!
-//! The port of rdma_server is 7471. Needs the rights to load an XDP program.
+//! The port of `rdma_server` is 7471. Needs the rights to load an XDP program.
 
 use std::{env, error::Error, net::SocketAddr, process::ExitCode, time::Duration};
 

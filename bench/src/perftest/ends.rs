@@ -24,6 +24,8 @@ use crate::rnic::{
 
 /// Bytes of a credit: a counter of 32 bits in the byte order of the machine, as perftest has it.
 const CREDIT_BYTES: usize = 4;
+/// For perftest's client to fill its memory before it connects, on a slow machine.
+const FILL_LIMIT: Duration = Duration::from_secs(60);
 /// Between two tries to connect.
 const AGAIN: Duration = Duration::from_millis(50);
 /// Requests beyond the depths: credits.
@@ -131,7 +133,7 @@ impl Ends {
                 endpoint.device.connect(&qp, *server, options, CONNECT_LIMIT)?
             }
             Meet::Listener(listener) => {
-                let request = listener.accept(CONNECT_LIMIT).context("no test connection came")?;
+                let request = listener.accept(FILL_LIMIT).context("no test connection came")?;
                 let options = AcceptOptions { ird: reads, ord: reads, ..AcceptOptions::default() };
                 request.accept(&qp, options, CONNECT_LIMIT)?
             }

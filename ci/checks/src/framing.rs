@@ -169,10 +169,8 @@ impl Reader<'_> {
                 let until_marker = MARKER_INTERVAL - reader.at % MARKER_INTERVAL;
                 let room = if reader.markers { until_marker } else { want };
                 let n = room.min(want - out.len());
-                let piece = reader
-                    .bytes
-                    .get(reader.at..reader.at + n)
-                    .ok_or_else(|| format!("it is {CUT_OFF}"))?;
+                let piece =
+                    reader.bytes.get(reader.at..reader.at + n).ok_or_else(|| format!("it is {CUT_OFF}"))?;
                 out.extend_from_slice(piece);
                 reader.at += n;
             }
@@ -188,8 +186,7 @@ impl Reader<'_> {
             markers += 1;
         }
         let covered = self.bytes.get(begin..self.at).unwrap_or_default();
-        let sent =
-            self.bytes.get(self.at..self.at + 4).ok_or_else(|| format!("its CRC is {CUT_OFF}"))?;
+        let sent = self.bytes.get(self.at..self.at + 4).ok_or_else(|| format!("its CRC is {CUT_OFF}"))?;
         self.at += 4;
         if pad.iter().any(|&b| b != 0) {
             return Err("the pad is not zero".to_owned());
@@ -204,7 +201,10 @@ impl Reader<'_> {
 
     /// Checks the marker at the position and steps over it; `header` is where the FPDU's length field began.
     fn check_marker(&mut self, header: Option<usize>) -> Result<(), String> {
-        let marker = self.bytes.get(self.at..self.at + MARKER_BYTES).ok_or_else(|| format!("a marker is {CUT_OFF}"))?;
+        let marker = self
+            .bytes
+            .get(self.at..self.at + MARKER_BYTES)
+            .ok_or_else(|| format!("a marker is {CUT_OFF}"))?;
         let reserved = u16::from_be_bytes([marker[0], marker[1]]);
         let pointer = usize::from(u16::from_be_bytes([marker[2], marker[3]]));
         let expected = header.map_or(0, |header| self.at - header);

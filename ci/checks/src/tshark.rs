@@ -9,7 +9,13 @@ use anyhow::{Context as _, Result, ensure};
 const QUIRKS: &[(&str, &str)] = &[
     ("Rev field is NOT set to one", "the dissector knows revision 1 only, RFC 6581 came later"),
     ("Res field is NOT set to zero", "RFC 6581 gave the first reserved bit a meaning (S)"),
+    (
+        CHECKSUM_OF_ONES,
+        "Linux writes the checksum 0 of TCP as 0xffff too, which is the same number to a receiver",
+    ),
 ];
+
+const CHECKSUM_OF_ONES: &str = "Checksum 0xffff instead of 0x0000 (see RFC 1624)";
 
 /// Severities of Wireshark's expert information that count: warning and error.
 const WARNING: u32 = 0x0060_0000;
@@ -49,15 +55,9 @@ const FIELDS: [&str; 9] = [
 /// malformed; so it is kept away from such captures, and only TCP and what is below is judged here
 /// ([`crate::framing`] judges the rest).
 pub fn judge(path: &Path, markers: bool) -> Result<Verdict> {
-    let mut command = Command::new("tshark");
+    let mut command = tshark(path);
     if markers {
         command.args(["--disable-heuristic", "iwarp_mpa_tcp"]);
-    }
-    // The RPC heuristic calls short Sends malformed; checksums are not verified by default.
-    command.args(["--disable-protocol", "rpcordma", "-n", "-r"]).arg(path);
-    for preference in ["tcp.check_checksum:TRUE", "ip.check_checksum:TRUE", "tcp.desegment_tcp_streams:TRUE"]
-    {
-        command.args(["-o", preference]);
     }
     command.args(["-T", "fields", "-E", "separator=/t", "-E", "occurrence=a", "-E", "aggregator=|"]);
     for field in FIELDS {
@@ -76,6 +76,23 @@ pub fn judge(path: &Path, markers: bool) -> Result<Verdict> {
     Ok(verdict)
 }
 
+/// Reading `path`. Out of its order a segment that was cut anew, as siw's TCP does when it retransmits, is
+/// taken for the start of an FPDU; the RPC heuristic calls short Sends malformed; checksums are not
+/// verified by default.
+fn tshark(path: &Path) -> Command {
+    let mut command = Command::new("tshark");
+    command.args(["--disable-protocol", "rpcordma", "-n", "-r"]).arg(path);
+    for preference in [
+        "tcp.check_checksum:TRUE",
+        "ip.check_checksum:TRUE",
+        "tcp.desegment_tcp_streams:TRUE",
+        "tcp.reassemble_out_of_order:TRUE",
+    ] {
+        command.args(["-o", preference]);
+    }
+    command
+}
+
 impl Verdict {
     /// One line of tshark: one frame.
     fn read(&mut self, line: &str) {
@@ -91,7 +108,8 @@ impl Verdict {
         }
         // 0 is "bad", 1 "good", 2 "unverified".
         for (index, what) in [(5, "TCP"), (6, "IP")] {
-            if column(index).split('|').any(|status| status == "0") {
+            let known = column(3).contains(CHECKSUM_OF_ONES);
+            if !known && column(index).split('|').any(|status| status == "0") {
                 self.complaints.push(format!("frame {number}: bad {what} checksum"));
             }
         }
@@ -137,8 +155,7 @@ fn is_severe(message: &str) -> bool {
 
 /// Frames with an FPDU whose CRC the dissector calls bad: only its text says so.
 fn bad_crcs(path: &Path) -> Result<Vec<String>> {
-    let mut command = Command::new("tshark");
-    command.args(["--disable-protocol", "rpcordma", "-n", "-r"]).arg(path);
+    let mut command = tshark(path);
     command.args(["-Y", "iwarp_mpa.crc_check", "-V", "-O", "iwarp_mpa"]);
     let output = command.output().context("cannot run tshark: is it installed?")?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -152,4 +169,24 @@ fn bad_crcs(path: &Path) -> Result<Vec<String>> {
         }
     }
     Ok(bad)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(severity: &str, message: &str, checksum: &str) -> Verdict {
+        let mut verdict = Verdict::default();
+        verdict.read(&format!("7\teth:ip:tcp\t{severity}\t{message}\t\t{checksum}\t1\t\t"));
+        verdict
+    }
+
+    #[test]
+    fn complaints_count_unless_they_are_quirks_or_of_low_severity() {
+        assert_eq!(read("8388608", "Bad checksum [should be 0x1234]", "0").complaints.len(), 2);
+        assert_eq!(read("6291456", "Something new", "1").complaints, ["frame 7: Something new"]);
+        assert_eq!(read("2097152", "Connection establish request (SYN)", "1").complaints.len(), 0);
+        let ones = read("8388608", "TCP Checksum 0xffff instead of 0x0000 (see RFC 1624)", "0");
+        assert!(ones.complaints.is_empty() && ones.quirks.len() == 1, "{ones:?}");
+    }
 }

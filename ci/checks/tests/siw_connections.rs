@@ -9,7 +9,7 @@ use xwarp_checks::{
 
 /// Where `cm` listens (`ci/siw-vm/cm.c`), and our rping for it.
 const PORT: u16 = 7500;
-/// Of rdma_server.
+/// Of `rdma_server`.
 const ECHO_PORT: u16 = 7471;
 /// siw takes 256 bytes, IRD and ORD included. It counts what it sends in a byte, so there it is one less.
 const MOST: usize = 252;
@@ -51,7 +51,8 @@ fn siw_private_data_beyond_its_limit_needs_an_option() {
     let address = stage.vm.address(Family::V4);
     let _server = stage.serve(&format!("cm accept {address} {PORT} 0"), PORT).unwrap();
     let ask = |more: &str| {
-        let line = format!("{INTERFACE} -c -a {address} -p {PORT} -C 0 --markers off --private-data 253 {more}");
+        let line =
+            format!("{INTERFACE} -c -a {address} -p {PORT} -C 0 --markers off --private-data 253 {more}");
         let mut client = stage.start("examples/rping", &line).unwrap();
         assert!(!client.wait(SHORT).unwrap().success());
         client.output()
@@ -108,7 +109,8 @@ fn echo_with_server(stage: &Stage, family: Family) {
     // It serves one client, and the refused attempt is not one to it.
     let mut server = stage.serve(&format!("rdma_server -s {}", stage.vm.address(family)), ECHO_PORT).unwrap();
     let peer = std::net::SocketAddr::new(stage.vm.address(family), ECHO_PORT);
-    let said = stage.start("examples/echo", &format!("{INTERFACE} -c {peer}")).unwrap().finish(SHORT).unwrap();
+    let said =
+        stage.start("examples/echo", &format!("{INTERFACE} -c {peer}")).unwrap().finish(SHORT).unwrap();
     assert!(said.contains("answered"), "{said}");
     assert_eq!(server.wait(SHORT).unwrap().status, Some(0));
 }

@@ -14,8 +14,8 @@ use xwarp_checks::{
     siw_vm::{Ending, Job, SHORT, Siw, Stage},
 };
 use xwarp_verbs::{
-    AsyncEvent, CompletionChannel, Device, Markers, MpaConfig, Payload, QpFault, QueuePairOptions,
-    Remote, STag, WorkRequest, cm::ConnectOptions,
+    AsyncEvent, CompletionChannel, Device, Markers, MpaConfig, Payload, QpFault, QueuePairOptions, Remote,
+    STag, WorkRequest, cm::ConnectOptions,
 };
 
 /// Where `cm` listens (`ci/siw-vm/cm.c`).
@@ -251,7 +251,8 @@ fn siw_terminates_our_wrong_verbs() {
                 (WorkRequest::write(1, Payload::Inline(b"x"), remote), (1, 1, 0))
             });
             wrong_verb(&device, peer, &mut server, 1, |memory| {
-                let remote = Remote { key: STag::new(memory.open), offset: memory.address + u64::from(memory.len) };
+                let remote =
+                    Remote { key: STag::new(memory.open), offset: memory.address + u64::from(memory.len) };
                 (WorkRequest::write(1, Payload::Inline(b"x"), remote), (1, 1, 1))
             });
             wrong_verb(&device, peer, &mut server, 2, |_| {

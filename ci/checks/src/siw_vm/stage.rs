@@ -111,7 +111,7 @@ impl Stage {
         let faults: Vec<&String> = connections
             .iter()
             .flat_map(|connection| &connection.faults)
-            .filter(|fault| !self.is_siws(fault) && !(ending == Ending::Cut && framing::is_cut_off(fault)))
+            .filter(|fault| !(self.is_siws(fault) || ending == Ending::Cut && framing::is_cut_off(fault)))
             .collect();
         ensure!(faults.is_empty(), "{}: {faults:#?}", path.display());
         std::fs::remove_file(&path)?;
