@@ -14,6 +14,7 @@ const MARKERS_FLAG: u8 = 0x80;
 const CRC_FLAG: u8 = 0x40;
 const REJECT_FLAG: u8 = 0x20;
 
+const PAD_FAULT: &str = "the pad is not zero";
 const CUT_OFF: &str = "cut off by the end of the stream";
 
 /// A Request or Reply frame (section 7.1).
@@ -64,6 +65,7 @@ pub fn ulpdus(bytes: &[u8], markers: bool, crc: bool) -> Result<Vec<Vec<u8>>, St
     let mut found = Vec::new();
     while reader.at < bytes.len() {
         match reader.read_one() {
+            Ok(fpdu) if !fpdu.pad_is_zero => return Err(PAD_FAULT.to_owned()),
             Ok(fpdu) => found.push(fpdu.ulpdu),
             Err(fault) if fault.contains(CUT_OFF) => break,
             Err(fault) => return Err(fault),
@@ -75,6 +77,11 @@ pub fn ulpdus(bytes: &[u8], markers: bool, crc: bool) -> Result<Vec<Vec<u8>>, St
 /// Whether a fault is only that its direction was cut off in the middle of an FPDU.
 pub fn is_cut_off(fault: &str) -> bool {
     fault.ends_with(CUT_OFF)
+}
+
+/// Whether a fault is only that a pad is not zero (section 4.1).
+pub fn is_of_the_pad(fault: &str) -> bool {
+    fault.ends_with(PAD_FAULT)
 }
 
 fn connection(direction: Direction, request: &Stream, start: StartUp, reply: &Stream) -> Connection {
@@ -138,8 +145,11 @@ impl Reader<'_> {
         while self.at < self.bytes.len() {
             let start = self.at;
             match self.read_one() {
-                Ok(Fpdu { markers, ulpdu }) => {
+                Ok(Fpdu { markers, pad_is_zero, ulpdu }) => {
                     let opcode = ulpdu.get(1).map(|control| control & 0x0f);
+                    if !pad_is_zero {
+                        found.faults.push(format!("{direction}: FPDU at byte {start}: {PAD_FAULT}"));
+                    }
                     found.fpdus += 1;
                     found.marker_count += markers;
                     found.terminates += usize::from(opcode == Some(7));
@@ -188,15 +198,12 @@ impl Reader<'_> {
         let covered = self.bytes.get(begin..self.at).unwrap_or_default();
         let sent = self.bytes.get(self.at..self.at + 4).ok_or_else(|| format!("its CRC is {CUT_OFF}"))?;
         self.at += 4;
-        if pad.iter().any(|&b| b != 0) {
-            return Err("the pad is not zero".to_owned());
-        }
         // As iSCSI sends it: the least significant byte first.
         let computed = crc32c::crc32c(covered).to_le_bytes();
         if self.crc && sent != computed {
             return Err(format!("its CRC is {sent:02x?} and not {computed:02x?}"));
         }
-        Ok(Fpdu { markers, ulpdu })
+        Ok(Fpdu { markers, pad_is_zero: pad.iter().all(|byte| *byte == 0), ulpdu })
     }
 
     /// Checks the marker at the position and steps over it; `header` is where the FPDU's length field began.
@@ -224,6 +231,7 @@ impl Reader<'_> {
 
 struct Fpdu {
     markers: usize,
+    pad_is_zero: bool,
     ulpdu: Vec<u8>,
 }
 

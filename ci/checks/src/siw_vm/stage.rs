@@ -118,12 +118,13 @@ impl Stage {
         Ok(Record { verdict, connections })
     }
 
-    /// Keeping FPDUs and segments aligned is asked of us; siw leaves it to TCP how its bytes are cut.
+    /// Keeping FPDUs and segments aligned is asked of us; siw leaves it to TCP how its bytes are cut, and its
+    /// pads hold what was there (docs/decisions/0008).
     fn is_siws(&self, fault: &str) -> bool {
         let from_siw = [Family::V4, Family::V6].iter().any(|family| {
             let address = SocketAddr::new(self.vm.address(*family), 0).to_string();
             fault.starts_with(address.trim_end_matches('0'))
         });
-        from_siw && fault.ends_with("does not begin with an FPDU")
+        from_siw && (fault.ends_with("does not begin with an FPDU") || framing::is_of_the_pad(fault))
     }
 }
