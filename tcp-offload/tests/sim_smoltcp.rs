@@ -68,7 +68,13 @@ impl Ours {
 
     fn segment(&mut self, now: Instant, segment: &Segment, frame: &RxFrame) {
         if self.conn.is_none() && segment.flags.is_plain_syn() {
-            self.conn = Some(Connection::accept(now, &self.config, self.path, segment, self.isn()));
+            self.conn = Some(Connection::accept(
+                now,
+                &std::sync::Arc::new(self.config),
+                self.path,
+                segment,
+                self.isn(),
+            ));
             return;
         }
         let Some(conn) = &mut self.conn else { return };
@@ -274,7 +280,8 @@ fn exchange(name: &str, faults: &[Faults; 2], seed: u64) {
         let mut ours =
             Ours { link: near, conn: None, path, config, stream: Stream(0), acked: 0, closed: None };
         if we_connect {
-            ours.conn = Some(Connection::connect(Instant::ZERO, &config, path, ours.isn()));
+            ours.conn =
+                Some(Connection::connect(Instant::ZERO, &std::sync::Arc::new(config), path, ours.isn()));
         }
         let mut theirs = Theirs::new(far, &path, !we_connect);
         let outcome = run(&wire, &mut [&mut ours, &mut theirs], Instant::ZERO, long / 2, |_, _| false);

@@ -43,6 +43,8 @@ crate::counters! {
         steering_refused,
         /// Connections whose TIME-WAIT was cut short because there were too many.
         time_wait_cut,
+        /// Connections looked at because their timer was due; idle ones never are.
+        timer_looks,
         /// Times that sending stopped because no transmit frame or ring slot was free.
         starved,
     }

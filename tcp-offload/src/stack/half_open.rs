@@ -19,7 +19,7 @@ use crate::{
 /// SYN-ACKs sent for one SYN, if nothing answers: at once and after 1, 3 and 7 s (RFC 6298 section 2.1 and rule 5.5).
 const MOST_SYN_ACKS: u32 = 4;
 
-/// One SYN. With its places in the two maps 376 bytes, a fifth of a [`Connection`] alone.
+/// One SYN: 376 bytes with its places in the two maps.
 #[derive(Debug, Clone, Copy)]
 struct HalfOpen {
     listener: ListenerId,
@@ -108,7 +108,7 @@ impl<U: Ulp> Stack<U> {
     fn awaken(&self, now: Instant, half: &HalfOpen, segment: &Segment) -> Connection {
         let mtu = self.listeners.get(half.listener.0 as usize).map_or(0, |l| l.mtu);
         let path = path_of(segment, mtu);
-        let mut tcp = Connection::accept(half.since, &self.config.tcp, path, &half.syn, half.isn);
+        let mut tcp = Connection::accept(half.since, &self.tcp, path, &half.syn, half.isn);
         tcp.syn_ack_was_sent(half.sent, half.sent_at);
         self.adopt_path(now, &mut tcp);
         tcp
@@ -117,7 +117,7 @@ impl<U: Ulp> Stack<U> {
     /// Sends the SYN-ACK (again) and waits. Connections that are open have the first right to frames: without one, the
     /// SYN-ACK counts as lost.
     fn answer_half(&mut self, now: Instant, link: &mut dyn Link, mut half: HalfOpen) {
-        if link.tx_available() > self.config.tcp.reserve_frames {
+        if link.tx_available() > self.config.tcp.reserve_frames as usize {
             let mut tcp = self.awaken(now, &half, &half.syn);
             tcp.repeat_syn();
             self.finish_awake(now, link, tcp);

@@ -46,6 +46,7 @@ impl<U: Ulp> Stack<U> {
         if self.listeners.iter().any(|(_, l)| l.port == port && l.addr == addr) {
             return Err(ListenError::AddressInUse);
         }
+        self.fit_window(link);
         link.steer(Steer::Listener { addr, port })?;
         let listener = Listener { addr, port, backlog: backlog.max(1), pending: 0, mpa, mtu };
         Ok(ListenerId(self.listeners.insert(listener) as u32))

@@ -17,6 +17,7 @@ use std::{
     collections::{HashMap, VecDeque},
     fmt,
     net::IpAddr,
+    sync::Arc,
 };
 
 use slab::Slab;
@@ -31,7 +32,7 @@ use crate::{
     mpa::{self, AcceptParams, MpaConfig, Session},
     secret::Secret,
     seq::StreamOffset,
-    tcp::{self, Connection, Filled, IsnKey, Source, TcpConfig},
+    tcp::{self, Connection, Filled, IsnKey, Source, TcpConfig, Tuning},
     time::Instant,
     ulp::{CloseReason, ConnId, Event, ListenerId, Ulp},
     wire::{self, Flow, IcmpError, Inbound, Mac, Malformed, Path, Segment},
@@ -39,6 +40,9 @@ use crate::{
 
 /// Segments that one connection may send before the next one has its turn.
 const TURN_SEGMENTS: usize = 32;
+
+/// What a receive frame holds at least of a peer that sends full segments: Ethernet's 1500 bytes less headers.
+const FRAME_BYTES: usize = 1400;
 
 /// Resets waiting for a frame; more are not answered (RFC 9293 section 3.10.7.1 asks for each, but
 /// nobody may make us remember an unbounded number).
@@ -112,6 +116,8 @@ impl<P> Slot<P> {
 /// The connections, listeners and timers of one engine.
 pub struct Stack<U: Ulp> {
     config: StackConfig,
+    /// What connections begin with: that of `config`, as far as the link allows.
+    tcp: Arc<TcpConfig>,
     slots: Slab<Slot<U::Placed>>,
     next_generation: u32,
     flows: HashMap<Flow, u32>,
@@ -163,6 +169,7 @@ impl<U: Ulp> Stack<U> {
     pub fn new(config: StackConfig) -> Self {
         Self {
             isn: IsnKey::new(&config.secret),
+            tcp: Arc::new(config.tcp),
             config,
             slots: Slab::new(),
             next_generation: 0,
@@ -194,6 +201,7 @@ impl<U: Ulp> Stack<U> {
         if self.flows.contains_key(&path.flow) {
             return Err(ConnectError::AddressInUse);
         }
+        self.fit_window(link);
         self.make_room(link);
         if self.slots.len() >= self.config.most_connections {
             return Err(ConnectError::TooMany(self.config.most_connections));
@@ -201,7 +209,7 @@ impl<U: Ulp> Stack<U> {
         let mpa = Session::initiator(now, mpa, params.private_data, params.ird, params.ord)?;
         link.steer(Steer::Flow(path.flow))?;
         let isn = self.isn.isn(now, &path.flow);
-        let mut tcp = Connection::connect(now, &self.config.tcp, path, isn);
+        let mut tcp = Connection::connect(now, &self.tcp, path, isn);
         self.adopt_path(now, &mut tcp);
         self.counters.active_opens += 1;
         Ok(self.insert(path.flow, tcp, mpa, None))
@@ -259,6 +267,22 @@ impl<U: Ulp> Stack<U> {
         self.no_longer_pending(conn.index);
         self.make_ready(conn.index);
         Ok(())
+    }
+
+    /// Changes settings of one connection, from now on.
+    pub fn tune(&mut self, now: Instant, conn: ConnId, tuning: &Tuning) {
+        if let Some(slot) = self.slot(conn) {
+            slot.tcp.tune(now, tuning);
+            self.make_ready(conn.index);
+        }
+    }
+
+    /// No window is larger than what the link can receive: of all frames, each holds a segment at most.
+    fn fit_window(&mut self, link: &dyn Link) {
+        let most = u32::try_from(link.rx_frames().saturating_mul(FRAME_BYTES)).unwrap_or(u32::MAX);
+        if self.tcp.receive_window > most {
+            Arc::make_mut(&mut self.tcp).receive_window = most;
+        }
     }
 
     /// The upper layer has something to pull.
@@ -383,6 +407,7 @@ impl<U: Ulp> Stack<U> {
                 continue;
             }
             slot.scheduled = None;
+            self.counters.timer_looks += 1;
             let conn = ConnId { index, generation: slot.generation };
             let due = slot.tcp.deadline().is_some_and(|d| d <= now);
             let closed = if due { slot.tcp.on_timer(now) } else { None };

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::PathMtuConfig;
+use crate::wire::HOP_LIMIT;
 
 /// The congestion control of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -78,10 +79,39 @@ pub struct TcpConfig {
     pub fin_wait_2: Duration,
     /// How the MTU of the path is found.
     pub path_mtu: PathMtuConfig,
+    /// Differentiated Services codepoint of all packets, 0 to 63 (RFC 9293 section 3.9.1.9).
+    pub dscp: u8,
+    /// TTL or hop limit of all packets (RFC 9293 section 3.9.2).
+    pub hop_limit: u8,
+    /// Challenge ACKs in a period at most, and the period (RFC 5961 section 7).
+    pub challenges: u32,
+    /// See `challenges`.
+    pub challenge_period: Duration,
     /// Most transmit frames that this connection may retain.
-    pub max_frames: usize,
+    pub max_frames: u32,
     /// Free transmit frames that new data leaves to ACKs and retransmissions of all connections.
-    pub reserve_frames: usize,
+    pub reserve_frames: u32,
+}
+
+/// What may be changed of a connection that is open (RFC 9293 sections 3.8.3, 3.8.4, 3.9.1.9 and 3.9.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tuning {
+    /// See [`TcpConfig::user_timeout`].
+    pub user_timeout: Duration,
+    /// See [`TcpConfig::keepalive`].
+    pub keepalive: Option<Keepalive>,
+    /// See [`TcpConfig::dscp`].
+    pub dscp: u8,
+    /// See [`TcpConfig::hop_limit`].
+    pub hop_limit: u8,
+}
+
+impl TcpConfig {
+    /// The part that may be changed later.
+    pub fn tuning(&self) -> Tuning {
+        let Self { user_timeout, keepalive, dscp, hop_limit, .. } = *self;
+        Tuning { user_timeout, keepalive, dscp, hop_limit }
+    }
 }
 
 impl Default for TcpConfig {
@@ -106,7 +136,11 @@ impl Default for TcpConfig {
             time_wait: Duration::from_secs(1),
             fin_wait_2: Duration::from_mins(1),
             path_mtu: PathMtuConfig::default(),
-            max_frames: usize::MAX,
+            dscp: 0,
+            hop_limit: HOP_LIMIT,
+            challenges: 10,
+            challenge_period: Duration::from_secs(5),
+            max_frames: u32::MAX,
             reserve_frames: 16,
         }
     }

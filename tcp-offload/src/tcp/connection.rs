@@ -1,10 +1,10 @@
 //! [`Connection`]: the parts of one connection, its states, and what the stack calls. Segments that come in are
 //! processed in `input`, segments that go out are made in `output`.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, sync::Arc};
 
 use super::{
-    Arrival, Counters, Info, State, TcpConfig,
+    Arrival, Counters, Info, SoftError, State, TcpConfig, Tuning,
     ack::AckPolicy,
     clock::Clock,
     congestion::Window,
@@ -20,10 +20,6 @@ use crate::{
     ulp::CloseReason,
     wire::{Flow, Headers, Options, Path, Segment},
 };
-
-/// Challenge ACKs in one period at most (RFC 5961 section 7).
-const MOST_CHALLENGES: u32 = 10;
-const CHALLENGE_PERIOD: Duration = Duration::from_secs(5);
 
 /// Time-outs in a row without any answer that are a full stop (RFC 4821 section 7.7): R1 of RFC 9293 section 3.8.3.
 const R1: u32 = 3;
@@ -73,8 +69,8 @@ pub(super) struct Due {
     pub loss_probe: bool,
     /// A window below the EMSS may be used up: the persist timer has fired.
     pub insist: bool,
-    /// A RST in answer to a bad ACK of our SYN: its sequence number.
-    pub refuse: Option<SeqNum>,
+    /// A RST in answer to a bad ACK of our SYN: its sequence number, and the timestamp that it answers.
+    pub refuse: Option<(SeqNum, Option<u32>)>,
     /// A RST that ends the connection, and why.
     pub abort: Option<CloseReason>,
 }
@@ -82,7 +78,8 @@ pub(super) struct Due {
 /// One TCP connection.
 #[derive(Debug)]
 pub struct Connection {
-    pub(super) config: TcpConfig,
+    /// Shared by the connections of a stack, until one is [tuned](Connection::tune).
+    pub(super) config: Arc<TcpConfig>,
     pub(super) path: Path,
     pub(super) mtu: PathMtu,
     /// `mtu` has changed in a way that other connections of the path want to know.
@@ -115,23 +112,24 @@ pub struct Connection {
     pub(super) keepalives: u32,
     pub(super) window_probes: u32,
     opened: Instant,
+    pub(super) soft_error: Option<(SoftError, Instant)>,
     /// Why the connection ended, until it was reported.
     pub(super) ended: Option<CloseReason>,
     pub(super) counters: Counters,
 }
 
 impl Connection {
-    fn new(now: Instant, config: &TcpConfig, path: Path, isn: SeqNum, state: State) -> Self {
+    fn new(now: Instant, config: &Arc<TcpConfig>, path: Path, isn: SeqNum, state: State) -> Self {
         let shift = if config.window_scaling { Receiver::shift_for(config.receive_window) } else { 0 };
         let default_mss = if path.flow.local.is_ipv6() { 1220 } else { 536 };
         let mut timers = Timers::new();
         timers.arm(Timer::Wait, now + config.connect_timeout);
         let mut connection = Self {
-            config: *config,
+            config: Arc::clone(config),
             path,
             mtu: PathMtu::new(path.mtu, path.flow.local.is_ipv6(), &config.path_mtu),
             mtu_news: false,
-            headers: Headers::new(&path),
+            headers: Headers::new(&path).with_service(config.dscp, config.hop_limit),
             state,
             passive: state == State::SynReceived,
             tx: Sender::new(now, config, isn, default_mss),
@@ -154,6 +152,7 @@ impl Connection {
             keepalives: 0,
             window_probes: 0,
             opened: now,
+            soft_error: None,
             ended: None,
             counters: Counters::default(),
         };
@@ -162,13 +161,13 @@ impl Connection {
     }
 
     /// An active open: SYN-SENT, with a SYN due. `isn` comes from [`super::IsnKey`].
-    pub fn connect(now: Instant, config: &TcpConfig, path: Path, isn: SeqNum) -> Self {
+    pub fn connect(now: Instant, config: &Arc<TcpConfig>, path: Path, isn: SeqNum) -> Self {
         Self::new(now, config, path, isn, State::SynSent)
     }
 
     /// A passive open from the peer's `syn`: SYN-RECEIVED, with a SYN-ACK due. A payload in the SYN is not taken;
     /// the peer sends it again.
-    pub fn accept(now: Instant, config: &TcpConfig, path: Path, syn: &Segment, isn: SeqNum) -> Self {
+    pub fn accept(now: Instant, config: &Arc<TcpConfig>, path: Path, syn: &Segment, isn: SeqNum) -> Self {
         let mut connection = Self::new(now, config, path, isn, State::SynReceived);
         connection.ecn.on = config.ecn && syn.flags.ece && syn.flags.cwr;
         connection.learn_options(now, syn);
@@ -195,6 +194,10 @@ impl Connection {
         let config = &self.config;
         let shift = if config.window_scaling { Receiver::shift_for(config.receive_window) } else { 0 };
         self.rx = Receiver::new(syn.seq, config.receive_window.min(1 << 30), shift);
+        if let Some(shift) = syn.options.window_scale.filter(|s| *s > super::receiver::MOST_SHIFT) {
+            // RFC 7323 section 2.3.
+            tracing::debug!(shift, peer = %self.path.flow.remote, "window scale above 14, taken for 14");
+        }
         self.snd_shift = syn
             .options
             .window_scale
@@ -309,6 +312,23 @@ impl Connection {
         self.due.abort.get_or_insert(reason);
     }
 
+    /// Changes settings of this connection only.
+    pub fn tune(&mut self, now: Instant, tuning: &Tuning) {
+        let Tuning { user_timeout, keepalive, dscp, hop_limit } = *tuning;
+        let config = Arc::make_mut(&mut self.config);
+        (config.user_timeout, config.keepalive) = (user_timeout, keepalive);
+        (config.dscp, config.hop_limit) = (dscp, hop_limit);
+        self.headers = Headers::new(&self.path).with_service(dscp, hop_limit);
+        match keepalive {
+            _ if matches!(
+                self.state,
+                State::SynSent | State::SynReceived | State::TimeWait | State::Closed
+            ) => {}
+            Some(keepalive) => self.timers.arm(Timer::Keepalive, now + keepalive.idle),
+            None => self.timers.disarm(Timer::Keepalive),
+        }
+    }
+
     /// Gives every frame back. The connection is [`State::Closed`] afterwards.
     pub fn release(&mut self, link: &mut dyn Link) {
         self.tx.queue.clear(link);
@@ -362,6 +382,7 @@ impl Connection {
         self.counters.rto_expired += 1;
         self.tx.on_timeout(now, self.clock.is_none());
         if let Some(step) = self.tx.rtt.backoff().checked_sub(R1) {
+            self.soft_error = Some((SoftError::NoAnswer, now));
             self.full_stop(now, step);
         }
         self.tx.arm(now, &mut self.timers, &self.config, After::Timeout);
@@ -413,10 +434,10 @@ impl Connection {
     /// Answers something suspicious with an ACK, unless there were too many (RFC 5961 section 7).
     pub(super) fn challenge(&mut self, now: Instant) {
         let challenges = &mut self.challenges;
-        if challenges.began.is_none_or(|began| now.since(began) >= CHALLENGE_PERIOD) {
+        if challenges.began.is_none_or(|began| now.since(began) >= self.config.challenge_period) {
             *challenges = Challenges { began: Some(now), sent: 0 };
         }
-        if challenges.sent < MOST_CHALLENGES {
+        if challenges.sent < self.config.challenges {
             challenges.sent += 1;
             self.challenge_due = true;
         }
@@ -481,6 +502,7 @@ impl Connection {
             emss: self.emss,
             path_mtu: self.mtu.bytes(),
             frames_retained: self.tx.queue.len(),
+            soft_error: self.soft_error,
             opened: self.opened,
             counters: self.counters,
         }

@@ -48,7 +48,7 @@ impl Connection {
         let acceptable = flags.ack && segment.ack == self.tx.iss().add(1);
         if flags.ack && !acceptable {
             if !flags.rst {
-                self.due.refuse = Some(segment.ack);
+                self.refuse(segment);
             }
             return;
         }
@@ -73,6 +73,11 @@ impl Connection {
             self.state = State::SynReceived;
             self.syn.due = true;
         }
+    }
+
+    /// A bad ACK of our SYN is answered by a RST, which has the timestamp that it answers (RFC 7323 section 5.2).
+    fn refuse(&mut self, segment: &Segment) {
+        self.due.refuse = Some((segment.ack, segment.options.timestamps.map(|t| t.value)));
     }
 
     /// Our SYN was acknowledged.
@@ -213,7 +218,7 @@ impl Connection {
         let outstanding = (self.tx.nxt() - self.tx.una()) as i64;
         if self.state == State::SynReceived {
             if ahead != 0 {
-                self.due.refuse = Some(segment.ack);
+                self.refuse(segment);
                 return Next::Drop;
             }
         } else if ahead > outstanding || ahead < -(self.tx.max_window() as i64) {

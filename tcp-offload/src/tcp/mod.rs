@@ -28,7 +28,7 @@ mod testing;
 mod tests;
 mod timers;
 
-pub use config::{Algorithm, Keepalive, TcpConfig};
+pub use config::{Algorithm, Keepalive, TcpConfig, Tuning};
 pub use connection::Connection;
 pub use isn::IsnKey;
 pub use pmtu::{PathMtu, PathMtuConfig};
@@ -122,6 +122,15 @@ pub struct Sent {
     pub closed: Option<CloseReason>,
 }
 
+/// Trouble that a connection may survive (RFC 9293 section 3.9.1.8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SoftError {
+    /// A router says that the peer cannot be reached (section 3.9.2.2).
+    Unreachable,
+    /// R1: several time-outs in a row without an answer (section 3.8.3).
+    NoAnswer,
+}
+
 /// A look at one connection, for tools and tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Info {
@@ -149,6 +158,8 @@ pub struct Info {
     pub path_mtu: u16,
     /// Frames retained until acknowledged.
     pub frames_retained: usize,
+    /// The last trouble that did not end the connection, and when (RFC 9293 section 3.9.1.8).
+    pub soft_error: Option<(SoftError, Instant)>,
     /// When the connection began.
     pub opened: Instant,
     /// Counters since then.

@@ -13,7 +13,7 @@ use crate::{
     seq::{SeqNum, StreamOffset},
     time::Instant,
     ulp::CloseReason,
-    wire::{Ecn, Fields, Flags, MOST_HEADER_BYTES, Options, Sum, send_bare},
+    wire::{Ecn, Fields, Flags, MOST_HEADER_BYTES, Options, Sum, Timestamps, send_bare},
 };
 
 /// Why a segment could not be sent now.
@@ -130,9 +130,11 @@ impl Connection {
     }
 
     fn transmit_resets(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
-        if let Some(seq) = self.due.refuse {
+        if let Some((seq, stamp)) = self.due.refuse {
+            let timestamps = stamp.map(|echo| Timestamps { value: 0, echo });
+            let options = Options { timestamps, ..Options::default() };
             let flags = Flags { rst: true, ..Flags::default() };
-            self.bare(turn, &Fields { seq, flags, ..Fields::default() })?;
+            self.bare(turn, &Fields { seq, flags, options, ..Fields::default() })?;
             self.due.refuse = None;
         }
         let Some(reason) = self.due.abort else { return Ok(()) };
@@ -245,7 +247,7 @@ impl Connection {
                 };
             }
             let probe = self.due.loss_probe;
-            let room = match self.tx.room(self.emss, self.config.max_frames, self.due.insist) {
+            let room = match self.tx.room(self.emss, self.config.max_frames as usize, self.due.insist) {
                 Err(Limit::Congestion) if probe && self.tx.usable() >= self.emss as u64 => self.emss,
                 Ok(room) => room,
                 Err(limit) => return self.stopped_by(turn, limit),
@@ -308,7 +310,7 @@ impl Connection {
     /// Makes one new segment from `source`.
     fn fill(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source, room: usize) -> Result<Filled, Stopped> {
         turn.check_room()?;
-        if turn.link.tx_available() <= self.config.reserve_frames {
+        if turn.link.tx_available() <= self.config.reserve_frames as usize {
             return Err(Stopped::Starved);
         }
         let offset = self.tx.nxt();

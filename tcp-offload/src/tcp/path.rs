@@ -1,7 +1,7 @@
 //! The network below a connection: what its path carries, what routers say, where frames leave.
 
 use super::{
-    Connection, State,
+    Connection, SoftError, State,
     pmtu::{PathMtu, Verdict},
     sender::After,
 };
@@ -164,7 +164,7 @@ impl Connection {
             IcmpKind::Unreachable { hard: true } if self.state == State::SynSent => {
                 self.end(CloseReason::Unreachable);
             }
-            IcmpKind::Unreachable { .. } => {}
+            IcmpKind::Unreachable { .. } => self.soft_error = Some((SoftError::Unreachable, now)),
         }
         self.ended.take()
     }
@@ -189,6 +189,6 @@ impl Connection {
     /// The next hop has a new Ethernet address.
     pub fn redirect(&mut self, next_hop: Mac) {
         self.path.next_hop_mac = next_hop;
-        self.headers = Headers::new(&self.path);
+        self.headers = Headers::new(&self.path).with_service(self.config.dscp, self.config.hop_limit);
     }
 }

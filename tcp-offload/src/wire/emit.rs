@@ -25,8 +25,8 @@ const TCP_HEADER: usize = 20;
 /// Room for Ethernet, two tags and IPv6.
 const MOST_PREFIX_BYTES: usize = 14 + 8 + 40;
 
-/// Hops that a packet may take, the default of RFC 1700 and of every stack.
-const HOP_LIMIT: u8 = 64;
+/// Hops that a packet may take unless told otherwise, the default of RFC 1700 and of every stack.
+pub const HOP_LIMIT: u8 = 64;
 
 /// What differs from frame to frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -80,6 +80,24 @@ impl Headers {
         headers.push_ip(&flow);
         headers.ip_sum = Sum::of(headers.prefix.get(headers.ip..headers.prefix_len).unwrap_or_default());
         headers
+    }
+
+    /// With this Differentiated Services codepoint (the upper six bits are not there) and this TTL or hop limit.
+    #[must_use]
+    pub fn with_service(mut self, dscp: u8, hop_limit: u8) -> Self {
+        let (dscp, v6) = (dscp & 0x3f, self.v6);
+        if let Some(ip) = self.prefix.get_mut(self.ip..self.prefix_len) {
+            let (traffic_class, hops) =
+                if v6 { ([0x60 | dscp >> 2, dscp << 6], 7) } else { ([0x45, dscp << 2], 8) };
+            if let Some(to) = ip.first_chunk_mut::<2>() {
+                *to = traffic_class;
+            }
+            if let Some(to) = ip.get_mut(hops) {
+                *to = hop_limit;
+            }
+            self.ip_sum = Sum::of(ip);
+        }
+        self
     }
 
     fn push(&mut self, bytes: &[u8]) {

@@ -16,7 +16,7 @@ mod parse;
 mod tests;
 
 pub use checksum::Sum;
-pub use emit::{Fields, Headers, MOST_HEADER_BYTES, send_bare, send_reset};
+pub use emit::{Fields, HOP_LIMIT, Headers, MOST_HEADER_BYTES, send_bare, send_reset};
 pub use options::TIMESTAMPS_BYTES;
 pub use parse::parse;
 

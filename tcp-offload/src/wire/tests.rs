@@ -418,3 +418,18 @@ fn rfc2018_s3_an_empty_sack_option_forgets_the_one_before() {
     let options = [5, 10, 0, 0, 0, 1, 0, 0, 0, 2, 5, 2];
     assert_eq!(Options::parse(&options), Ok(Options::default()));
 }
+
+#[test]
+fn rfc9293_s3_9_1_9_and_s3_9_2_service_and_hop_limit_are_passed_on() {
+    let emit = |v6| {
+        let mut bytes = [0; MOST_HEADER_BYTES];
+        let headers = Headers::new(&path(v6, VlanTags::default())).with_service(0b10_1110, 7);
+        headers.emit(&mut bytes, &fields(), 0, Sum::default()).expect("room");
+        bytes
+    };
+    let v4 = emit(false);
+    assert_eq!((v4[15], v4[22]), (0b1011_1010, 7), "beside ECT(0)");
+    assert_eq!(Sum::of(&v4[14..34]).fold(), 0xffff, "the header checksum follows");
+    let v6 = emit(true);
+    assert_eq!((v6[14], v6[15], v6[21]), (0b0110_1011, 0b1010_0000, 7));
+}

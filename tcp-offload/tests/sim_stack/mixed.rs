@@ -96,7 +96,7 @@ impl Dice {
             ecn: self.often(),
             ack_every: self.size(1..=16),
             delayed_ack: self.time(40_000),
-            max_frames: self.size(4..=1000) as usize,
+            max_frames: self.size(4..=1000),
             connect_timeout: LONG,
             user_timeout: LONG,
             fin_wait_2: LONG,

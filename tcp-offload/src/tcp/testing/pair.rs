@@ -1,5 +1,7 @@
 //! Two connections over a virtual wire with faults; every byte taken is compared with the pattern.
 
+use std::sync::Arc;
+
 use super::{Stream, at_ms, path, pattern};
 use crate::{
     link::{Link, RxFrame, rx_pieces},
@@ -55,7 +57,8 @@ impl End {
 
     fn segment(&mut self, now: Instant, segment: &Segment, frame: &RxFrame) {
         if self.conn.is_none() && segment.flags.is_plain_syn() {
-            self.conn = Some(Connection::accept(now, &self.config, path(self.here), segment, self.isn));
+            self.conn =
+                Some(Connection::accept(now, &Arc::new(self.config), path(self.here), segment, self.isn));
             return;
         }
         let Some(conn) = &mut self.conn else { return };
@@ -175,7 +178,7 @@ impl Pair {
     /// Starts an active open at `end`.
     pub(crate) fn open(&mut self, end: usize) {
         let end = &mut self.ends[end];
-        end.conn = Some(Connection::connect(self.now, &end.config, path(end.here), end.isn));
+        end.conn = Some(Connection::connect(self.now, &Arc::new(end.config), path(end.here), end.isn));
     }
 
     /// One turn at the present time. Returns whether anything moved.

@@ -1,5 +1,7 @@
 //! One connection and hand-made segments, in the manner of packetdrill: inject, expect, at exact times.
 
+use std::sync::Arc;
+
 use super::{Stream, at_ms, path, pattern};
 use crate::{
     link::{Link, rx_pieces},
@@ -57,7 +59,7 @@ impl Script {
     /// An active open whose SYN has not been sent yet.
     pub(crate) fn connecting(config: TcpConfig, source: Stream) -> Self {
         let now = at_ms(100);
-        let conn = Connection::connect(now, &config, path(true), SeqNum::new(ISS));
+        let conn = Connection::connect(now, &Arc::new(config), path(true), SeqNum::new(ISS));
         Self::new(conn, now, source, Self::wire())
     }
 
@@ -70,7 +72,7 @@ impl Script {
         send(&mut peer, &Headers::new(&path(false)), &syn, 0, 0);
         let mut link = link;
         let (segment, _) = receive(&mut link).pop().expect("the SYN");
-        let conn = Connection::accept(now, &config, path(true), &segment, SeqNum::new(ISS));
+        let conn = Connection::accept(now, &Arc::new(config), path(true), &segment, SeqNum::new(ISS));
         Self::new(conn, now, Stream::new(0, 0, false), (wire, link, peer))
     }
 

@@ -216,3 +216,14 @@ fn the_default_connection_of_the_tests_is_established() {
     let script = idle();
     assert_eq!((script.conn.state(), script.conn.emss()), (State::Established, 1000));
 }
+
+#[test]
+fn rfc7323_s5_2_a_refusal_echoes_the_timestamp_that_it_answers() {
+    let mut script = Script::connecting(TcpConfig::default(), silent());
+    script.run();
+    script.stamp(4711, 0);
+    let bad = Fields { ack: SeqNum::new(ISS + 2), ..script.template };
+    let [reset] = script.exchange(bad, 0)[..] else { panic!("one RST") };
+    assert_eq!(reset.options.timestamps, Some(Timestamps { value: 0, echo: 4711 }));
+    assert_eq!(reset.flags, Flags { rst: true, ..Flags::default() });
+}

@@ -3,11 +3,11 @@
 use super::{bulk, irs, iss, plain, silent, without_sack};
 use crate::{
     tcp::{
-        Keepalive, TcpConfig,
-        testing::{Script, ms, offset},
+        Keepalive, SoftError, TcpConfig,
+        testing::{Script, ms, offset, path},
     },
     ulp::CloseReason,
-    wire::Fields,
+    wire::{Fields, IcmpError, IcmpKind},
 };
 
 #[test]
@@ -124,4 +124,47 @@ fn rfc5681_s4_1_the_window_restarts_after_idle() {
     script.wait(ms(1_000));
     script.source.total += 50_000;
     assert_eq!(script.run().len(), 10, "RFC 5681 section 4.1: the restart window is the initial window");
+}
+
+#[test]
+fn rfc9293_s3_9_1_8_soft_errors_are_told_and_end_nothing() {
+    let mut script = Script::established(without_sack(), bulk(1));
+    script.run();
+    assert_eq!(script.conn.info().soft_error, None);
+    let now = script.now;
+    let unreachable = IcmpKind::Unreachable { hard: false };
+    script.conn.icmp(now, &IcmpError { flow: path(true).flow, seq: iss(0), kind: unreachable });
+    assert_eq!(script.conn.info().soft_error, Some((SoftError::Unreachable, now)));
+    // Section 3.8.3: R1 is three time-outs in a row.
+    script.wait(ms(700));
+    assert_eq!(script.conn.info().soft_error, Some((SoftError::Unreachable, now)));
+    script.wait(ms(800));
+    assert!(matches!(script.conn.info().soft_error, Some((SoftError::NoAnswer, at)) if at > now));
+    assert_eq!(script.closed, None);
+}
+
+#[test]
+fn rfc9293_s3_8_3_and_s3_8_4_one_connection_can_have_times_of_its_own() {
+    let mut script = Script::established(TcpConfig::default(), bulk(1));
+    script.run();
+    let mut tuning = TcpConfig::default().tuning();
+    tuning.user_timeout = ms(2_000);
+    let now = script.now;
+    script.conn.tune(now, &tuning);
+    script.wait(ms(2_500));
+    assert_eq!(script.closed, Some(CloseReason::TimedOut));
+
+    let mut script = Script::established(TcpConfig::default(), silent());
+    script.run();
+    assert_eq!(script.conn.deadline(), None);
+    tuning.keepalive = alive().keepalive;
+    let now = script.now;
+    script.conn.tune(now, &tuning);
+    assert_eq!(script.wait(ms(1_050)).len(), 1);
+    script.inject(plain(&script), 0);
+    tuning.keepalive = None;
+    let now = script.now;
+    script.conn.tune(now, &tuning);
+    assert!(script.wait(ms(60_000)).is_empty());
+    assert_eq!(script.closed, None);
 }

@@ -93,6 +93,14 @@ fn rfc5961_s7_challenges_are_limited() {
     assert_eq!(script.conn.counters().challenge_acks, 10);
     script.now += ms(5_000);
     assert!(!script.exchange(reset, 0).is_empty());
+
+    let config = TcpConfig { challenges: 3, challenge_period: ms(1_000), ..TcpConfig::default() };
+    let mut script = Script::established(config, bulk(0));
+    script.run();
+    let sent = (0..100).filter(|_| !script.exchange(reset, 0).is_empty()).count();
+    assert_eq!(sent, 3);
+    script.now += ms(1_000);
+    assert!(!script.exchange(reset, 0).is_empty());
 }
 
 #[test]

@@ -1,0 +1,68 @@
+//! Many connections that say nothing: what each costs.
+
+use std::time::Duration;
+
+use xwarp_tcp::{sim::Node, tcp::TcpConfig};
+
+use crate::support::Lab;
+
+const CONNECTIONS: usize = 10_000;
+
+/// Heap bytes that a connection may cost at one end: with its MPA session, its places in all tables, which grow by doubling,
+/// and the books that the simulator and this test keep of it.
+const MOST_BYTES: i64 = 5120;
+
+#[test]
+fn ten_thousand_idle_connections_cost_memory_and_no_time() {
+    let mut lab = Lab::new(TcpConfig::default(), CONNECTIONS);
+    let measured = allocation_counter::measure(|| {
+        for _ in 0..CONNECTIONS / 100 {
+            for _ in 0..100 {
+                lab.connect();
+            }
+            lab.pass(Duration::from_millis(20));
+        }
+    });
+    lab.pass(Duration::from_mins(1));
+    assert_eq!((lab.client.stack.connections(), lab.server.stack.connections()), (CONNECTIONS, CONNECTIONS));
+    assert_eq!(lab.server.upper.established.len(), CONNECTIONS);
+    let each = measured.bytes_current / (2 * CONNECTIONS as i64);
+    println!("{each} bytes for a connection");
+    assert!(each < MOST_BYTES, "{each} bytes for a connection");
+    // No timer runs, so no tick finds anything to look at.
+    for end in [&mut lab.client, &mut lab.server] {
+        let (before, sent) = (end.stack.counters(), end.stack.tcp_counters());
+        assert_eq!(end.stack.next_deadline(), None);
+        for _ in 0..100 {
+            assert!(!end.turn(lab.now));
+        }
+        assert_eq!((end.stack.counters(), end.stack.tcp_counters()), (before, sent));
+    }
+    // One that works costs what it would alone.
+    let looks = |lab: &Lab| lab.client.stack.counters().timer_looks;
+    let before = looks(&lab);
+    let busy = lab.client.upper.established[CONNECTIONS / 2];
+    lab.client.send(busy, 1_000_000);
+    lab.pass(Duration::from_secs(1));
+    let with_many = looks(&lab) - before;
+    let mut alone = Lab::new(TcpConfig::default(), 1);
+    let conn = alone.connect();
+    alone.pass(Duration::from_mins(1));
+    let before = looks(&alone);
+    alone.client.send(conn, 1_000_000);
+    alone.pass(Duration::from_secs(1));
+    assert_eq!(with_many, looks(&alone) - before);
+    lab.assert_no_errors();
+}
+
+/// RFC 9293 section 3.8.6: what is told must be kept.
+#[test]
+fn no_window_is_larger_than_the_frames_of_the_link() {
+    let config = TcpConfig { receive_window: 1 << 28, ..TcpConfig::default() };
+    let mut lab = Lab::new(config, 8);
+    let conn = lab.connect();
+    lab.pass(Duration::from_millis(10));
+    let info = lab.client.stack.info(conn).unwrap();
+    assert!(info.rcv_wnd > 4_000_000 && info.rcv_wnd <= 4096 * 1400, "{} for 4096 frames", info.rcv_wnd);
+    assert!(info.snd_wnd <= 4096 * 1400, "{} told by the listener", info.snd_wnd);
+}
