@@ -86,6 +86,7 @@ struct Side {
     free_slots: HashSet<usize>,
     /// Sends that the peer is to receive: offset and length.
     said: VecDeque<(usize, usize)>,
+    /// What is posted from now on is flushed.
     closing: bool,
 }
 
@@ -167,10 +168,6 @@ impl Side {
 
     /// Posts a request whose remote side has these keys.
     fn post_send(&mut self, what: u8, offset: usize, len: usize, remote: &[STag; 5], flags: SendFlags) {
-        // What is posted to a queue pair that closes is flushed at once, ahead of what is still done.
-        if self.closing {
-            return;
-        }
         let offset = offset % REGION;
         let len = len.min(REGION - offset);
         let at = |key| Remote { key, offset: offset as u64 };
@@ -194,7 +191,7 @@ impl Side {
         if self.engine.post_send(self.qp, &request).is_ok() {
             self.next_id += 1;
             self.sends.push_back(wr_id);
-            if what % 5 < 2 {
+            if what % 5 < 2 && !self.closing {
                 self.said.push_back((offset, message));
             }
         }

@@ -78,19 +78,24 @@ fn what_completed_has_arrived_even_when_everything_is_dropped_at_once() {
 }
 
 #[test]
-fn a_disconnect_sends_what_was_posted_before() {
+fn a_disconnect_sends_what_was_posted_before_and_flushes_the_rest_behind_it() {
     let pair = devices(Progress::Auto);
     let [server, client] = connect(&pair, 1);
     let theirs = server.pd.allocate(1 << 20, Access::REMOTE_WRITE | Access::LOCAL_WRITE).unwrap();
     let ours = client.pd.allocate(1 << 20, Access::empty()).unwrap();
     let data = pattern(1 << 20, 4);
     ours.write(0, &data).unwrap();
-    client.qp.post_send(&WorkRequest::write(1, &ours.sge(0, 1 << 20), theirs.remote(0))).unwrap();
+    let all = ours.sge(0, 1 << 20);
+    client.qp.post_send(&WorkRequest::write(1, &all, theirs.remote(0)).signaled()).unwrap();
     client.connection.disconnect().unwrap();
+    // Posted while the Write is still on its way, and flushed behind it.
+    client.qp.post_send(&WorkRequest::send(2, Payload::EMPTY)).unwrap();
     assert!(server.connection.wait_disconnected(LIMIT).unwrap());
     assert!(theirs.to_vec(0, 1 << 20).unwrap() == data);
-    assert!(client.qp.post_send(&WorkRequest::send(2, Payload::EMPTY)).is_ok(), "posted, and flushed");
-    assert_eq!(client.cq.spin(LIMIT).unwrap().status, WcStatus::Flushed);
+    client.qp.post_send(&WorkRequest::send(3, Payload::EMPTY)).unwrap();
+    let completions = [(); 3].map(|()| client.cq.spin(LIMIT).map(|c| (c.wr_id, c.status)));
+    let expected = [(1, WcStatus::Success), (2, WcStatus::Flushed), (3, WcStatus::Flushed)];
+    assert_eq!(completions, expected.map(Some));
 }
 
 #[test]

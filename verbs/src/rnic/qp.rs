@@ -283,7 +283,7 @@ impl QueuePair {
     /// Whether a graceful close has nothing left to wait for: all work sent, all reads answered, both ways.
     pub(crate) fn drained(&self) -> bool {
         self.tx.current.is_none()
-            && self.sq.all_begun()
+            && self.sq.upcoming().is_none()
             && self.rx.asked.is_empty()
             && self.tx.to_answer.is_empty()
             && self.tx.rtr.is_none()

@@ -6,7 +6,7 @@ use super::{
     Access, AsyncEvent, CmEvent, CompletionRing, Cq, CqId, Domain, FastRegistration, KeyTable, Limits,
     Notify, Object, Opcode, PdId, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePair, RecvRequest,
     Registration, ResourceError, Rnic, SharedReceiveQueue, SrqAttributes, SrqId, WcStatus, WorkRequest,
-    qp::Stage,
+    qp::Stage, send_queue::Progress,
 };
 use crate::ddp::STag;
 
@@ -309,13 +309,13 @@ impl Rnic {
         Ok(())
     }
 
-    /// Posts to a send queue. On a queue pair that has ended it completes at once as flushed.
+    /// Posts to a send queue. On a queue pair that closes or has ended it completes as flushed, after what was
+    /// posted before.
     pub fn post_send(&mut self, qp: QpId, request: &WorkRequest<'_>) -> Result<(), PostError> {
         let qp = self.qps.get_mut(qp).ok_or(PostError::Unknown)?;
         if qp.flushes_sends() {
-            let completion = qp.completion(request.wr_id, WcStatus::Flushed, request.operation.opcode());
-            self.shared.counters.work_failed(WcStatus::Flushed);
-            self.shared.complete(&qp.send_cq, qp.attributes.send_cq, completion);
+            qp.sq.post(request, Progress::Done(WcStatus::Flushed))?;
+            qp.complete_sends(&mut self.shared);
             self.end_overflowed();
             return Ok(());
         }
@@ -325,7 +325,7 @@ impl Rnic {
         if qp.ord == 0 && request.operation.is_answered() {
             return Err(PostError::NoReads);
         }
-        qp.sq.post(request)?;
+        qp.sq.post(request, Progress::Posted)?;
         if request.operation.is_local() {
             qp.do_local_work(&mut self.shared);
             self.end_overflowed();

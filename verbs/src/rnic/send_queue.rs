@@ -73,12 +73,13 @@ impl SendQueue {
         self.entries.len()
     }
 
-    /// Whether every request was begun.
-    pub(crate) fn all_begun(&self) -> bool {
-        self.next == self.head + self.entries.len() as u64
+    /// The request to begin next. What was posted to be flushed in its turn is never begun.
+    pub(crate) fn upcoming(&self) -> Option<&Entry> {
+        self.get(self.next).filter(|entry| matches!(entry.progress, Progress::Posted))
     }
 
-    pub(crate) fn post(&mut self, request: &WorkRequest<'_>) -> Result<(), PostError> {
+    /// Appends a request, which has come to `progress` already.
+    pub(crate) fn post(&mut self, request: &WorkRequest<'_>, progress: Progress) -> Result<(), PostError> {
         if self.entries.len() >= self.max_wr as usize {
             return Err(PostError::QueueFull(self.max_wr));
         }
@@ -104,7 +105,7 @@ impl SendQueue {
             inline,
             memory,
             len,
-            progress: Progress::Posted,
+            progress,
         });
         Ok(())
     }

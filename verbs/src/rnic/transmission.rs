@@ -70,7 +70,7 @@ impl QueuePair {
         if self.state != QpState::Rts && self.state != QpState::Closing {
             return false;
         }
-        self.sq.get(self.sq.next).is_some_and(|entry| {
+        self.sq.upcoming().is_some_and(|entry| {
             let fenced = entry.flags.contains(SendFlags::FENCE) && !self.rx.asked.is_empty();
             let full = entry.operation.is_answered() && self.rx.asked.len() >= usize::from(self.ord);
             !fenced && !full
