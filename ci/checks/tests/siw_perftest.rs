@@ -16,16 +16,15 @@ const PORT: u16 = 18515;
 
 /// Options of both ends. A row of perftest has five messages at least.
 const CASES: [(&str, &[&str]); 6] = [
-    ("send_bw", &["-n 100 -s 1", "-n 1000 -s 64 -r 100", "-n 100 -s 4000 -q 4", "-n 100 -s 4000 -b", BIG_BW]),
-    ("send_lat", &["-n 200 -s 16", BIG]),
-    ("write_bw", &["-n 50 -s 1 -q 4", "-n 200 -s 16384", "-n 100 -s 4000 -b", BIG_BW]),
-    ("write_lat", &["-n 100 -s 16", BIG]),
-    ("read_bw", &["-n 100 -s 1", "-n 100 -s 4000 -q 4", "-n 50 -s 4000 -b", BIG_BW]),
-    ("read_lat", &["-n 100 -s 16", BIG]),
+    ("send_bw", &["-n 100 -s 1", "-n 1000 -s 64 -r 100", "-n 100 -s 4000 -q 4", "-n 100 -s 4000 -b", BIG]),
+    ("send_lat", &["-n 200 -s 16", "-n 5 -s 1048576"]),
+    ("write_bw", &["-n 50 -s 1 -q 4", "-n 200 -s 16384", "-n 100 -s 4000 -b", BIG]),
+    ("write_lat", &["-n 100 -s 16", "-n 5 -s 1048576"]),
+    ("read_bw", &["-n 100 -s 1", "-n 100 -s 4000 -q 4", "-n 50 -s 4000 -b", BIG]),
+    ("read_lat", &["-n 100 -s 16", "-n 5 -s 1048576"]),
 ];
-const BIG: &str = "-n 5 -s 8388608";
 /// Each completion signalled: `xwarp-perf` waits half a minute for one, and the machine may be slow.
-const BIG_BW: &str = "-n 5 -s 8388608 -Q 1";
+const BIG: &str = "-n 5 -s 8388608 -Q 1";
 /// Until a stream runs, on a loaded machine too.
 const WARM: Duration = Duration::from_secs(5);
 
