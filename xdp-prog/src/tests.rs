@@ -28,7 +28,9 @@ fn with_program(vlans: &[u16], f: impl FnOnce(&SteeringProgram, &dyn Fn(&[u8]) -
         let action = skeleton.progs.xwarp_steer.test_run(input).unwrap().return_value;
         let after = program.counters().unwrap();
         let counted = before.iter().zip(after.iter()).filter(|((_, b), (_, a))| a > b);
-        (action, counted.map(|((name, b), (_, a))| if a == b + 1 { name } else { "counted twice" }).collect())
+        let name = |name: &'static str| name.strip_prefix("program.").unwrap_or(name);
+        let names = counted.map(|((n, b), (_, a))| if a == b + 1 { name(n) } else { "counted twice" });
+        (action, names.collect())
     });
 }
 
