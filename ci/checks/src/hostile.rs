@@ -89,14 +89,16 @@ impl Hostile {
         Ok(this)
     }
 
-    /// Connects and starts up in revision 1, with CRCs and perhaps markers in both directions.
+    /// Connects and starts up in revision 2, with CRCs and perhaps markers in both directions.
     pub fn started(to: SocketAddr, markers: bool, limit: Duration) -> Result<Self> {
         let mut this = Self::connect(to, limit)?;
         let flags = CRC | if markers { MARKERS } else { 0 };
         // Depths that allow a few of everything.
         this.say(&start_up(REQUEST, flags | ENHANCED, 2, &[0, 4, 0, 4]))?;
-        this.hear(24)?;
+        this.hear(20)?;
         ensure!(this.heard.starts_with(REPLY), "no reply: {:02x?}", this.heard);
+        let private_data = usize::from(u16::from_be_bytes([this.heard[18], this.heard[19]]));
+        this.hear(20 + private_data)?;
         this.markers_heard = markers;
         this.markers_sent = this.heard[16] & MARKERS != 0;
         this.heard.clear();
@@ -114,29 +116,9 @@ impl Hostile {
         self.say(&fpdu)
     }
 
-    /// The FPDU of a ULPDU that is next (RFC 5044 section 4).
+    /// The FPDU of a ULPDU that is next.
     pub fn frame(&mut self, ulpdu: &[u8]) -> Vec<u8> {
-        let mut body = (ulpdu.len() as u16).to_be_bytes().to_vec();
-        body.extend_from_slice(ulpdu);
-        body.resize(body.len().next_multiple_of(4), 0);
-        let due = |at: usize| self.markers_sent && at.is_multiple_of(MARKER_INTERVAL);
-        let start = self.sent;
-        let header = if due(start) { start + 4 } else { start };
-        let mut fpdu = Vec::new();
-        let mark = |fpdu: &mut Vec<u8>| {
-            let at = start + fpdu.len();
-            if due(at) {
-                fpdu.extend_from_slice(&[0, 0]);
-                fpdu.extend_from_slice(&(at.saturating_sub(header) as u16).to_be_bytes());
-            }
-        };
-        for byte in body {
-            mark(&mut fpdu);
-            fpdu.push(byte);
-        }
-        mark(&mut fpdu);
-        let sum = crc32c::crc32c(&fpdu);
-        fpdu.extend_from_slice(&sum.to_le_bytes());
+        let fpdu = fpdu(ulpdu, self.markers_sent.then_some(self.sent));
         self.sent += fpdu.len();
         fpdu
     }
@@ -165,6 +147,17 @@ impl Hostile {
             let ulpdus = self.ulpdus()?;
             if ulpdus.len() >= count {
                 return Ok(ulpdus);
+            }
+            self.hear(self.heard.len() + 1)?;
+        }
+    }
+
+    /// Reads until a message with this opcode is there.
+    pub fn expect_opcode(&mut self, opcode: u8) -> Result<Vec<u8>> {
+        loop {
+            let is_wanted = |ulpdu: &Vec<u8>| ulpdu.get(1).is_some_and(|control| control & 0x0f == opcode);
+            if let Some(ulpdu) = self.ulpdus()?.into_iter().find(is_wanted) {
+                return Ok(ulpdu);
             }
             self.hear(self.heard.len() + 1)?;
         }
@@ -237,6 +230,32 @@ impl Terminate {
         ensure!(rest.is_empty(), "{} bytes behind the Terminate", rest.len());
         Ok(Self { numbers: (control[0] >> 4, control[0] & 15, control[1]), length, ddp, rdma })
     }
+}
+
+/// The FPDU of a ULPDU (RFC 5044 section 4), with markers when it is told where in the stream it begins.
+pub fn fpdu(ulpdu: &[u8], start: Option<usize>) -> Vec<u8> {
+    let mut body = (ulpdu.len() as u16).to_be_bytes().to_vec();
+    body.extend_from_slice(ulpdu);
+    body.resize(body.len().next_multiple_of(4), 0);
+    let due = |at: usize| start.is_some() && at.is_multiple_of(MARKER_INTERVAL);
+    let start = start.unwrap_or_default();
+    let header = if due(start) { start + 4 } else { start };
+    let mut fpdu = Vec::new();
+    let mark = |fpdu: &mut Vec<u8>| {
+        let at = start + fpdu.len();
+        if due(at) {
+            fpdu.extend_from_slice(&[0, 0]);
+            fpdu.extend_from_slice(&(at.saturating_sub(header) as u16).to_be_bytes());
+        }
+    };
+    for byte in body {
+        mark(&mut fpdu);
+        fpdu.push(byte);
+    }
+    mark(&mut fpdu);
+    let sum = crc32c::crc32c(&fpdu);
+    fpdu.extend_from_slice(&sum.to_le_bytes());
+    fpdu
 }
 
 /// A tagged segment (RFC 5041 section 4.2) with RDMAP's control byte.

@@ -26,6 +26,5 @@ pub mod lab;
 pub mod leaks;
 pub mod perf;
 pub mod process;
-pub mod raw;
 pub mod siw_vm;
 pub mod tshark;

@@ -9,8 +9,8 @@ use std::{
 };
 
 use xwarp_checks::{
+    hostile::{Hostile, fpdu, read_request, tagged, untagged},
     lab::{Family, INTERFACE},
-    raw::{self, RawPeer, Untagged, fpdu, read_request, tagged},
     siw_vm::{Ending, Job, SHORT, Siw, Stage},
 };
 use xwarp_verbs::{
@@ -22,6 +22,15 @@ use xwarp_verbs::{
 const PORT: u16 = 7500;
 /// Its receives.
 const RECEIVE_BYTES: usize = 64;
+
+/// RDMAP's control bytes, version 1 (RFC 5040 section 4.1).
+const WRITE: u8 = 0x40;
+const READ_RESPONSE: u8 = 0x42;
+const SEND: u8 = 0x43;
+const SEND_INVALIDATE: u8 = 0x44;
+const TERMINATE: u8 = 0x47;
+/// Where an untagged segment's payload begins.
+const UNTAGGED_BYTES: usize = 18;
 
 /// What the peer lays open.
 #[derive(Debug, Clone, Copy)]
@@ -57,14 +66,24 @@ struct Case {
 /// With the DDP version (the first byte) or the RDMAP version (the second) flipped.
 fn flipped(mut ulpdu: Vec<u8>, byte: usize, bits: u8) -> Vec<u8> {
     ulpdu[byte] ^= bits;
-    fpdu(&ulpdu)
+    plain(&ulpdu)
+}
+
+/// The FPDU, without markers.
+fn plain(ulpdu: &[u8]) -> Vec<u8> {
+    fpdu(ulpdu, None)
+}
+
+/// The first Send of a connection.
+fn send(payload: &[u8]) -> Vec<u8> {
+    untagged(SEND, 0, 0, 1, 0, payload)
 }
 
 const CASES: &[Case] = &[
     Case {
         what: "a wrong CRC",
         bytes: |_| {
-            let mut bytes = fpdu(&Untagged::SEND.segment(b"hello"));
+            let mut bytes = plain(&send(b"hello"));
             *bytes.last_mut().unwrap() ^= 1;
             bytes
         },
@@ -73,126 +92,124 @@ const CASES: &[Case] = &[
     },
     Case {
         what: "a Write to no region",
-        bytes: |memory| fpdu(&tagged(raw::WRITE, memory.open ^ 0xffff_ff00, memory.address, b"x")),
+        bytes: |memory| plain(&tagged(WRITE, memory.open ^ 0xffff_ff00, memory.address, b"x")),
         siw: Some((1, 1, 0)),
         rfc: (1, 1, 0),
     },
     Case {
         what: "a Write to an old key of a region",
-        bytes: |memory| fpdu(&tagged(raw::WRITE, memory.open ^ 1, memory.address, b"x")),
+        bytes: |memory| plain(&tagged(WRITE, memory.open ^ 1, memory.address, b"x")),
         siw: Some((1, 1, 0)),
         rfc: (1, 1, 0),
     },
     Case {
         what: "a Write beyond a region",
-        bytes: |memory| {
-            fpdu(&tagged(raw::WRITE, memory.open, memory.address + u64::from(memory.len) - 1, b"xy"))
-        },
+        bytes: |memory| plain(&tagged(WRITE, memory.open, memory.address + u64::from(memory.len) - 1, b"xy")),
         siw: Some((1, 1, 1)),
         rfc: (1, 1, 1),
     },
     Case {
         // DDP has no code for missing rights; RFC 5040 figure 9 has one, which is RDMAP's.
         what: "a Write without the right to",
-        bytes: |memory| fpdu(&tagged(raw::WRITE, memory.closed, memory.address, b"x")),
+        bytes: |memory| plain(&tagged(WRITE, memory.closed, memory.address, b"x")),
         siw: Some((1, 1, 0)),
         rfc: (0, 1, 2),
     },
     Case {
         what: "a Read of no region",
-        bytes: |memory| fpdu(&read_request(memory.open ^ 0xffff_ff00, memory.address, 8)),
+        bytes: |memory| plain(&read_request(1, memory.open ^ 0xffff_ff00, memory.address, 8)),
         siw: Some((0, 1, 0)),
         rfc: (0, 1, 0),
     },
     Case {
         what: "a Read beyond a region",
-        bytes: |memory| fpdu(&read_request(memory.open, memory.address + 1, memory.len)),
+        bytes: |memory| plain(&read_request(1, memory.open, memory.address + 1, memory.len)),
         siw: Some((0, 1, 1)),
         rfc: (0, 1, 1),
     },
     Case {
         what: "a Read without the right to",
-        bytes: |memory| fpdu(&read_request(memory.closed, memory.address, 8)),
+        bytes: |memory| plain(&read_request(1, memory.closed, memory.address, 8)),
         siw: None,
         rfc: (0, 1, 2),
     },
     Case {
         what: "a Read Request out of sequence",
         bytes: |memory| {
-            let mut ulpdu = read_request(memory.open, memory.address, 8);
+            let mut ulpdu = read_request(1, memory.open, memory.address, 8);
             // The last byte of the message sequence number.
             ulpdu[13] = 9;
-            fpdu(&ulpdu)
+            plain(&ulpdu)
         },
         siw: Some((1, 2, 3)),
         rfc: (1, 2, 3),
     },
     Case {
         what: "a Read Response that nobody asked for",
-        bytes: |memory| fpdu(&tagged(raw::READ_RESPONSE, memory.open, memory.address, b"x")),
+        bytes: |memory| plain(&tagged(READ_RESPONSE, memory.open, memory.address, b"x")),
         siw: Some((1, 0, 0)),
         rfc: (0, 2, 6),
     },
     Case {
         what: "a Send to a queue that is none",
-        bytes: |_| fpdu(&Untagged { queue: 5, ..Untagged::SEND }.segment(b"x")),
+        bytes: |_| plain(&untagged(SEND, 0, 5, 1, 0, b"x")),
         siw: Some((1, 2, 1)),
         rfc: (1, 2, 1),
     },
     Case {
         what: "a Send out of sequence",
-        bytes: |_| fpdu(&Untagged { msn: 2, ..Untagged::SEND }.segment(b"x")),
+        bytes: |_| plain(&untagged(SEND, 0, 0, 2, 0, b"x")),
         siw: Some((1, 2, 3)),
         rfc: (1, 2, 3),
     },
     Case {
         what: "a Send that begins in its middle",
-        bytes: |_| fpdu(&Untagged { offset: 8, ..Untagged::SEND }.segment(b"x")),
+        bytes: |_| plain(&untagged(SEND, 0, 0, 1, 8, b"x")),
         siw: Some((1, 2, 4)),
         rfc: (1, 2, 4),
     },
     Case {
         what: "a Send that is too long",
-        bytes: |_| fpdu(&Untagged::SEND.segment(&[0; RECEIVE_BYTES + 1])),
+        bytes: |_| plain(&send(&[0; RECEIVE_BYTES + 1])),
         siw: Some((1, 2, 2)),
         rfc: (1, 2, 5),
     },
     Case {
         what: "a Send more than there are receives",
-        bytes: |_| (1..=9).flat_map(|msn| fpdu(&Untagged { msn, ..Untagged::SEND }.segment(b"x"))).collect(),
+        bytes: |_| (1..=9).flat_map(|msn| plain(&untagged(SEND, 0, 0, msn, 0, b"x"))).collect(),
         siw: Some((1, 2, 2)),
         rfc: (1, 2, 2),
     },
     Case {
         what: "a Send that invalidates no region",
         bytes: |memory| {
-            let header = Untagged { opcode: raw::SEND_INVALIDATE, word: !memory.open, ..Untagged::SEND };
-            [fpdu(&header.segment(b"x")), fpdu(&read_request(memory.open, memory.address, 8))].concat()
+            let invalidate = untagged(SEND_INVALIDATE, !memory.open, 0, 1, 0, b"x");
+            [plain(&invalidate), plain(&read_request(1, memory.open, memory.address, 8))].concat()
         },
         siw: None,
         rfc: (0, 1, 9),
     },
     Case {
         what: "another version of DDP, untagged",
-        bytes: |_| flipped(Untagged::SEND.segment(b"x"), 0, 3),
+        bytes: |_| flipped(send(b"x"), 0, 3),
         siw: Some((1, 2, 6)),
         rfc: (1, 2, 6),
     },
     Case {
         what: "another version of DDP, tagged",
-        bytes: |memory| flipped(tagged(raw::WRITE, memory.open, memory.address, b"x"), 0, 3),
+        bytes: |memory| flipped(tagged(WRITE, memory.open, memory.address, b"x"), 0, 3),
         siw: Some((1, 1, 4)),
         rfc: (1, 1, 4),
     },
     Case {
         what: "another version of RDMAP",
-        bytes: |_| flipped(Untagged::SEND.segment(b"x"), 1, 0xc0),
+        bytes: |_| flipped(send(b"x"), 1, 0xc0),
         siw: Some((0, 2, 5)),
         rfc: (0, 2, 5),
     },
     Case {
         what: "a reserved opcode",
-        bytes: |_| fpdu(&Untagged { opcode: 13, ..Untagged::SEND }.segment(b"x")),
+        bytes: |_| plain(&untagged(0x4d, 0, 0, 1, 0, b"x")),
         siw: Some((0, 2, 6)),
         rfc: (0, 2, 6),
     },
@@ -215,17 +232,16 @@ fn siw_terminates_what_breaks_the_rules() {
     let mut differences = Vec::new();
     for (number, case) in CASES.iter().enumerate() {
         let said = stage.near.within(|| {
-            let mut peer = RawPeer::connect(SocketAddr::new(address, PORT))?;
-            peer.send(&(case.bytes)(memory(&mut server, number)))?;
-            if case.siw.is_none() { peer.receive() } else { peer.terminate() }
+            let mut peer = Hostile::started(SocketAddr::new(address, PORT), false, SHORT)?;
+            peer.say(&(case.bytes)(memory(&mut server, number)))?;
+            peer.expect_opcode(0x0f & if case.siw.is_none() { READ_RESPONSE } else { TERMINATE })
         });
         let said = said.unwrap().unwrap_or_else(|error| panic!("{}: {error:#}", case.what));
-        let said = said.unwrap_or_else(|| panic!("{}: closed without a word", case.what));
         let Some(siw) = case.siw else {
-            assert_eq!(said[1] & 0x0f, raw::READ_RESPONSE, "{}: {said:?}", case.what);
             differences.push(case.what);
             continue;
         };
+        let said = &said[UNTAGGED_BYTES..];
         // siw has the layer in the low nibble and the type in the high one: RFC 5040 figure 8 the other way.
         assert_eq!((said[0] & 0x0f, said[0] >> 4, said[1]), siw, "{}: {said:02x?}", case.what);
         if siw != case.rfc {
