@@ -13,7 +13,6 @@
 //! | [`hostile`] | a raw MPA, DDP and RDMAP sender over a TCP socket, for what no RNIC would send |
 //! | [`tshark`] | Wireshark's opinion |
 //! | [`leaks`] | descriptors and threads of a process |
-//! | [`raw`] | an iWARP peer by hand, right or wrong |
 //! | [`siw_vm`] | virtual machines with Linux Soft-iWARP, for the tests named `siw_*` |
 #![forbid(unsafe_code)]
 
