@@ -6,6 +6,7 @@
 //! [`Stack::on_timer`] when [`Stack::next_deadline`] has passed, and [`Stack::idle`] when a turn received
 //! nothing.
 
+mod closing;
 mod counters;
 mod error;
 mod half_open;
@@ -16,7 +17,6 @@ mod timers;
 use std::{
     collections::{HashMap, VecDeque},
     fmt,
-    net::IpAddr,
     sync::Arc,
 };
 
@@ -105,12 +105,6 @@ struct Slot<P> {
     peer_closed: bool,
     /// [`Event::Closed`] was passed up: only TCP's TIME-WAIT keeps the slot.
     told_closed: bool,
-}
-
-impl<P> Slot<P> {
-    fn is_unfinished(&self) -> bool {
-        !self.told_closed && self.tcp.state() != tcp::State::FinWait2
-    }
 }
 
 /// The connections, listeners and timers of one engine.
@@ -379,17 +373,6 @@ impl<U: Ulp> Stack<U> {
         self.flows.get(&segment.flow).copied()
     }
 
-    /// A SYN may end the TIME-WAIT of the connection before it (RFC 9293 section 3.10.7.4).
-    fn make_way_for_syn(&mut self, link: &mut dyn Link, segment: &Segment) {
-        if !segment.flags.syn {
-            return;
-        }
-        let Some(&index) = self.flows.get(&segment.flow) else { return };
-        if self.slots.get(index as usize).is_some_and(|s| s.tcp.replaceable_by(segment)) {
-            self.remove(link, index);
-        }
-    }
-
     fn receive_icmp(&mut self, now: Instant, link: &mut dyn Link, error: IcmpError, ulp: &mut U) {
         let Some(&index) = self.flows.get(&error.flow) else { return };
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
@@ -555,61 +538,11 @@ impl<U: Ulp> Stack<U> {
         link.unsteer(Steer::Flow(flow));
     }
 
-    /// Ends the oldest connections in TIME-WAIT until there are at most `most`.
-    fn bound_time_wait(&mut self, link: &mut dyn Link, most: usize) {
-        while self.time_waiting.len() > most {
-            let Some(conn) = self.time_waiting.pop_front() else { return };
-            let waits =
-                |s: &Slot<_>| s.generation == conn.generation && s.tcp.state() == tcp::State::TimeWait;
-            if self.slots.get(conn.index as usize).is_some_and(waits) {
-                self.counters.time_wait_cut += 1;
-                self.remove(link, conn.index);
-            }
-        }
-    }
-
-    /// When the table of connections is full, those that only wait make room.
-    fn make_room(&mut self, link: &mut dyn Link) {
-        while self.slots.len() >= self.config.most_connections && !self.time_waiting.is_empty() {
-            self.bound_time_wait(link, self.time_waiting.len() - 1);
-        }
-    }
-
     /// The interface's next hop `old` has a new hardware address.
     pub fn next_hop_changed(&mut self, old: Mac, new: Mac) {
         for (_, slot) in &mut self.slots {
             if slot.tcp.path().next_hop_mac == old {
                 slot.tcp.redirect(new);
-            }
-        }
-    }
-
-    /// The interface lost the address `ip`: its connections end.
-    pub fn address_removed(&mut self, ip: IpAddr) {
-        let gone: Vec<u32> =
-            self.flows.iter().filter(|(f, _)| f.local.ip() == ip).map(|(_, index)| *index).collect();
-        for index in gone {
-            if let Some(slot) = self.slots.get_mut(index as usize) {
-                slot.tcp.abort();
-                self.make_ready(index);
-            }
-        }
-    }
-
-    /// How many connections still have something to say: data or a FIN that is not acknowledged. A peer that
-    /// has all of ours and keeps its own direction open does not count, nor does TIME-WAIT.
-    pub fn unfinished_connections(&self) -> usize {
-        self.slots.iter().filter(|(_, slot)| slot.is_unfinished()).count()
-    }
-
-    /// Resets the connections that still have something to say; [`Stack::transmit`] tells their peers.
-    pub fn abort_unfinished(&mut self) {
-        let unfinished: Vec<u32> =
-            self.slots.iter().filter(|(_, slot)| slot.is_unfinished()).map(|(key, _)| key as u32).collect();
-        for index in unfinished {
-            if let Some(slot) = self.slots.get_mut(index as usize) {
-                slot.tcp.abort();
-                self.make_ready(index);
             }
         }
     }
