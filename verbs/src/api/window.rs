@@ -27,6 +27,7 @@ use std::{
 use super::protection::{MemoryRegion, ProtectionDomain};
 use crate::{
     ddp::STag,
+    engine::Engine,
     rnic::{Access, Binding, FastRegistration, QpId, ResourceError},
 };
 
@@ -49,41 +50,46 @@ impl StepKey {
     }
 }
 
-/// A memory window (type 2 of the verbs): a key that opens a part of a region to the peer of one queue pair,
-/// from the request that binds it to its invalidation. Dropping it closes it at once.
-pub struct MemoryWindow {
+/// Such a key with its owner, who frees what it stands for.
+struct OwnedKey {
     pd: ProtectionDomain,
     key: StepKey,
+    free: fn(&mut Engine, STag) -> Result<(), ResourceError>,
 }
 
-impl fmt::Debug for MemoryWindow {
+impl fmt::Debug for OwnedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("MemoryWindow").field(&self.key.current()).finish()
+        self.key.current().fmt(f)
     }
 }
 
-impl Drop for MemoryWindow {
+impl Drop for OwnedKey {
     fn drop(&mut self) {
         let key = self.key.current();
-        let freed = self.pd.device().shared().with(|state, _| state.engine.dealloc_window(key));
-        super::device::destroyed(freed, "only its owner frees a window");
+        let freed = self.pd.device().shared().with(|state, _| (self.free)(&mut state.engine, key));
+        super::device::destroyed(freed, "only its owner frees a window or a fast region");
     }
 }
+
+/// A memory window (type 2 of the verbs): a key that opens a part of a region to the peer of one queue pair,
+/// from the request that binds it to its invalidation. Dropping it closes it at once.
+#[derive(Debug)]
+pub struct MemoryWindow(OwnedKey);
 
 impl MemoryWindow {
     /// The key that was taken last.
     pub fn key(&self) -> STag {
-        self.key.current()
+        self.0.key.current()
     }
 
     /// The key for the next binding. It has 256 values and then comes again.
     pub fn next_key(&self) -> STag {
-        self.key.next()
+        self.0.key.next()
     }
 
     /// Its protection domain.
     pub fn pd(&self) -> &ProtectionDomain {
-        &self.pd
+        &self.0.pd
     }
 }
 
@@ -107,39 +113,23 @@ impl Default for FastRegionOptions {
 /// invalidated. Dropping it takes the memory away at once.
 ///
 /// [`WorkRequest::fast_register`]: crate::WorkRequest::fast_register
-pub struct FastRegion {
-    pd: ProtectionDomain,
-    key: StepKey,
-}
-
-impl fmt::Debug for FastRegion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("FastRegion").field(&self.key.current()).finish()
-    }
-}
-
-impl Drop for FastRegion {
-    fn drop(&mut self) {
-        let key = self.key.current();
-        let freed = self.pd.device().shared().with(|state, _| state.engine.revoke(key));
-        super::device::destroyed(freed, "only its owner frees a fast region");
-    }
-}
+#[derive(Debug)]
+pub struct FastRegion(OwnedKey);
 
 impl FastRegion {
     /// The key that was taken last.
     pub fn key(&self) -> STag {
-        self.key.current()
+        self.0.key.current()
     }
 
     /// The key for the next registration. It has 256 values and then comes again.
     pub fn next_key(&self) -> STag {
-        self.key.next()
+        self.0.key.next()
     }
 
     /// Its protection domain.
     pub fn pd(&self) -> &ProtectionDomain {
-        &self.pd
+        &self.0.pd
     }
 }
 
@@ -147,7 +137,7 @@ impl ProtectionDomain {
     /// A window, which is not bound.
     pub fn alloc_window(&self) -> Result<MemoryWindow, ResourceError> {
         let key = self.device().shared().with(|state, _| state.engine.alloc_window(self.0.id))?;
-        Ok(MemoryWindow { pd: self.clone(), key: StepKey::new(key) })
+        Ok(MemoryWindow(OwnedKey { pd: self.clone(), key: StepKey::new(key), free: Engine::dealloc_window }))
     }
 
     /// A region for registrations by work requests, which is invalid until the first.
@@ -155,7 +145,7 @@ impl ProtectionDomain {
         let FastRegionOptions { max_pieces, only_for } = options;
         let registration = FastRegistration { pd: self.0.id, max_pieces, stream: only_for };
         let key = self.device().shared().with(|state, _| state.engine.alloc_fast_region(registration))?;
-        Ok(FastRegion { pd: self.clone(), key: StepKey::new(key) })
+        Ok(FastRegion(OwnedKey { pd: self.clone(), key: StepKey::new(key), free: Engine::revoke }))
     }
 }
 
