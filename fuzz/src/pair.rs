@@ -6,16 +6,15 @@
 
 use std::{
     collections::{HashSet, VecDeque},
-    net::SocketAddr,
     sync::Arc,
 };
 
 use xwarp_tcp::{
-    link::{Link, QueueId},
+    link::Link,
     mpa::{AcceptParams, Markers, MpaConfig},
     secret::Secret,
+    sim::path,
     time::{Duration, Instant},
-    wire::{Flow, Mac, Path, VlanTags},
 };
 use xwarp_verbs::{
     Access, Opcode, Operation, Payload, QpId, RecvRequest, Remote, STag, SendFlags, Sge, WcStatus,
@@ -257,15 +256,7 @@ impl World {
             Side::new(2, config(wish(settings >> 5)), usize::MAX),
         ];
         let now = Instant::from_nanos(1_000_000_000);
-        let address = |host: u8, port: u16| SocketAddr::from(([192, 0, 2, host], port));
-        let path = Path {
-            flow: Flow { local: address(2, 40_000), remote: address(1, 4791) },
-            source_mac: Mac([2, 0, 0, 0, 0, 2]),
-            next_hop_mac: Mac([2, 0, 0, 0, 0, 1]),
-            vlan: VlanTags::default(),
-            mtu: 1500,
-            queue: QueueId(0),
-        };
+        let path = path(([192, 0, 2, 2], 40_000), ([192, 0, 2, 1], 4791));
         let [listener, client] = &mut sides;
         listener.engine.listen(&mut listener.link, None, 4791, 4, 1500, None).expect("a listener");
         let params = ConnectParams { ird: 4, ord: 4, ..ConnectParams::default() };

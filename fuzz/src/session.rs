@@ -1,12 +1,13 @@
 //! One end of a connection at MPA: a session, what is around it, and the little of TCP that it needs.
 
 use xwarp_tcp::{
-    link::{FrameWriter, QueueId},
+    link::FrameWriter,
     mpa::{AcceptParams, MpaConfig, MpaError, Session},
+    sim,
     tcp::{Arrival, Filled},
     time::Instant,
     ulp::{self, ConnId, Event, ListenerId, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
-    wire::{Flow, Mac, Path, VlanTags},
+    wire::Path,
 };
 
 use crate::link::FuzzLink;
@@ -184,13 +185,5 @@ impl End {
 }
 
 fn path() -> Path {
-    let address = |host| std::net::SocketAddr::from(([10, 0, 0, host], 4000));
-    Path {
-        flow: Flow { local: address(1), remote: address(2) },
-        source_mac: Mac::default(),
-        next_hop_mac: Mac::default(),
-        vlan: VlanTags::default(),
-        mtu: 1500,
-        queue: QueueId(0),
-    }
+    sim::path(([10, 0, 0, 1], 4000), ([10, 0, 0, 2], 4000))
 }

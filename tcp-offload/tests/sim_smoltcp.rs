@@ -2,7 +2,7 @@
 //! under each fault that it survives itself; each connects, over IPv4 and IPv6. No MPA: our connections alone.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use smoltcp::{
     iface::{Config, Interface, SocketHandle, SocketSet},
@@ -12,16 +12,17 @@ use smoltcp::{
     wire::{HardwareAddress, IpCidr},
 };
 use xwarp_tcp::{
-    link::{FrameWriter, Link, QueueId, RxFrame, rx_pieces},
+    link::{FrameWriter, Link, RxFrame, rx_pieces},
     secret::Secret,
     seq::StreamOffset,
     sim::{
-        Aim, Blackout, Faults, Gilbert, Node, Outcome, PathMtu, Recut, Resets, SimLink, Wire, WireConfig, run,
+        Aim, Blackout, Faults, Gilbert, Node, Outcome, PathMtu, Recut, Resets, SimLink, Wire, WireConfig,
+        path, run,
     },
     tcp::{Connection, Filled, IsnKey, Source, TcpConfig},
     time::Instant,
     ulp::CloseReason,
-    wire::{Flow, Inbound, Mac, Path, Segment, VlanTags, parse},
+    wire::{Inbound, Mac, Path, Segment, parse},
 };
 
 const OUR_MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
@@ -265,14 +266,8 @@ fn exchange(name: &str, faults: &[Faults; 2], seed: u64) {
         let context = format!("{name}, seed {seed}, IPv6 {v6}, we connect {we_connect}");
         let [local, remote] =
             if v6 { ["[fd00::1]:4000", "[fd00::2]:4001"] } else { ["10.0.0.1:4000", "10.0.0.2:4001"] };
-        let path = Path {
-            flow: Flow { local: local.parse().unwrap(), remote: remote.parse().unwrap() },
-            source_mac: OUR_MAC,
-            next_hop_mac: THEIR_MAC,
-            vlan: VlanTags::default(),
-            mtu: 1500,
-            queue: QueueId(0),
-        };
+        let [local, remote] = [local, remote].map(|address| address.parse::<SocketAddr>().unwrap());
+        let path = path(local, remote);
         let (wire, near, far) = Wire::new(WireConfig { faults: *faults, seed, ..WireConfig::default() });
         let long = Duration::from_secs(3600);
         let config =

@@ -1,13 +1,13 @@
 //! The engine under test with everything that an application would have made, and what must hold of it at the end.
 
-use std::{collections::HashMap, net::SocketAddr, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use xwarp_tcp::{
-    link::{Link, QueueId},
+    link::Link,
     mpa::{AcceptParams, Markers, MpaConfig},
     secret::Secret,
+    sim::path,
     time::{Duration, Instant},
-    wire::{Flow, Mac, Path, VlanTags},
 };
 use xwarp_verbs::{
     Access, Operation, Payload, QpId, RecvRequest, Remote, STag, SendFlags, Sge, SrqId, WcStatus,
@@ -178,14 +178,7 @@ impl Card {
 
     /// The engine connects a queue pair to this port of the peer.
     pub fn connect(&mut self, port: u16) {
-        let path = Path {
-            flow: Flow { local: SocketAddr::from(CARD), remote: SocketAddr::from((PEER, port)) },
-            source_mac: Mac([2, 0, 0, 0, 0, 1]),
-            next_hop_mac: Mac([2, 0, 0, 0, 0, 2]),
-            vlan: VlanTags::default(),
-            mtu: 1500,
-            queue: QueueId(0),
-        };
+        let path = path(CARD, (PEER, port));
         for qp in self.qps.clone() {
             let params =
                 ConnectParams { ird: 2, ord: 2, private_data: b"hello".to_vec(), ..ConnectParams::default() };

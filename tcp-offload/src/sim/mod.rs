@@ -11,6 +11,7 @@ mod direction;
 mod faults;
 mod packet;
 mod run;
+mod seeds;
 #[cfg(test)]
 mod tests;
 mod ulpdu;
@@ -19,5 +20,25 @@ mod wire;
 pub use direction::{Direction, Tally};
 pub use faults::{Aim, Blackout, Faults, Gilbert, PathMtu, Recut, Resets};
 pub use run::{Node, Outcome, run};
+pub use seeds::run_seeds;
 pub use ulpdu::{PulledUlpdu, pull, pull_into};
 pub use wire::{Census, SimLink, Wire, WireConfig};
+
+use std::net::SocketAddr;
+
+use crate::{
+    link::QueueId,
+    wire::{Flow, Mac, Path, VlanTags},
+};
+
+/// The path of a connection over a wire: Ethernet without tags, an MTU of 1500, hardware addresses that end in 1 and 2.
+pub fn path(local: impl Into<SocketAddr>, remote: impl Into<SocketAddr>) -> Path {
+    Path {
+        flow: Flow { local: local.into(), remote: remote.into() },
+        source_mac: Mac([2, 0, 0, 0, 0, 1]),
+        next_hop_mac: Mac([2, 0, 0, 0, 0, 2]),
+        vlan: VlanTags::default(),
+        mtu: 1500,
+        queue: QueueId(0),
+    }
+}

@@ -4,17 +4,16 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    link::{Link, QueueId},
+    link::Link,
     seq::SeqNum,
     time::Instant,
     wire::{
-        Ecn, Fields, Flags, Flow, Headers, IcmpError, IcmpKind, Inbound, Mac, Malformed, Options, Path,
-        SackBlock, Segment, Sum, Timestamps, VlanTags, parse,
+        Ecn, Fields, Flags, Flow, Headers, IcmpError, IcmpKind, Inbound, Mac, Malformed, Options, SackBlock,
+        Segment, Sum, Timestamps, parse,
     },
 };
 
 const SENDER: Mac = Mac([2, 0, 0, 0, 0, 1]);
-const RECEIVER: Mac = Mac([2, 0, 0, 0, 0, 2]);
 
 fn flow(v6: bool) -> Flow {
     let [local, remote] =
@@ -27,14 +26,7 @@ fn frame(v6: bool, fields: &Fields, payload: &[u8]) -> Vec<u8> {
 }
 
 fn frame_of(flow: Flow, fields: &Fields, payload: &[u8]) -> Vec<u8> {
-    let path = Path {
-        flow,
-        source_mac: SENDER,
-        next_hop_mac: RECEIVER,
-        vlan: VlanTags::default(),
-        mtu: 1500,
-        queue: QueueId(0),
-    };
+    let path = path(flow.local, flow.remote);
     let mut bytes = vec![0; 200];
     let sum = Sum::of(payload);
     let len = Headers::new(&path).emit(&mut bytes, fields, payload.len(), sum).unwrap();

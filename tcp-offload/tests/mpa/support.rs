@@ -1,19 +1,17 @@
 //! What the tests need around a session: a link that counts its frames, an upper layer that remembers all,
 //! one end of a connection that plays TCP's part, and the framing of RFC 5044 told once more, byte by byte.
 
-use std::{
-    collections::VecDeque,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-};
+use std::collections::VecDeque;
 
 use slab::Slab;
 use xwarp_tcp::{
     link::{ChunksMut, FrameWriter, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
     mpa::{AcceptParams, Agreed, Markers, MpaConfig, MpaError, Session},
+    sim,
     tcp::{Arrival, Filled},
     time::Instant,
     ulp::{self, ConnId, Event, ListenerId, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
-    wire::{Flow, Mac, Path, VlanTags},
+    wire::Path,
 };
 
 pub const CONN: ConnId = ConnId { index: 7, generation: 1 };
@@ -194,15 +192,7 @@ impl TestUlp {
 }
 
 pub fn path() -> Path {
-    let address = |host| SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, host)), 4000);
-    Path {
-        flow: Flow { local: address(1), remote: address(2) },
-        source_mac: Mac::default(),
-        next_hop_mac: Mac::default(),
-        vlan: VlanTags::default(),
-        mtu: 1500,
-        queue: QueueId(0),
-    }
+    sim::path(([10, 0, 0, 1], 4000), ([10, 0, 0, 2], 4000))
 }
 
 /// One end of a connection: the session, what is around it, and the little of TCP that it needs.

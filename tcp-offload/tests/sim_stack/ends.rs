@@ -1,18 +1,18 @@
 //! One end of the simulation: a stack, and an upper layer that numbers its ULPDUs and checks that each is placed once
 //! with the right bytes and delivered once, in order.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, net::SocketAddr};
 
 use xwarp_tcp::{
-    link::{Link, QueueId, RxFrame},
+    link::{Link, RxFrame},
     mpa::AcceptParams,
     seq::StreamOffset,
-    sim::{Node, SimLink},
+    sim::{self, Node, SimLink},
     stack::{Stack, StackConfig},
     tcp,
     time::Instant,
     ulp::{Arrival, CloseReason, ConnId, Event, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
-    wire::{Flow, Mac, Path, VlanTags},
+    wire::Path,
 };
 
 const HEADER: usize = 12;
@@ -207,13 +207,6 @@ impl End {
 }
 
 pub fn path(from: &str, to: &str, mtu: u16) -> Path {
-    let flow = Flow { local: from.parse().unwrap(), remote: to.parse().unwrap() };
-    Path {
-        flow,
-        source_mac: Mac([2, 0, 0, 0, 0, 1]),
-        next_hop_mac: Mac([2, 0, 0, 0, 0, 2]),
-        vlan: VlanTags::default(),
-        mtu,
-        queue: QueueId(0),
-    }
+    let [from, to] = [from, to].map(|address| address.parse::<SocketAddr>().unwrap());
+    Path { mtu, ..sim::path(from, to) }
 }

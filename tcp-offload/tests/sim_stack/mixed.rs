@@ -8,7 +8,9 @@ use rand::{Rng, SeedableRng, rngs::SmallRng};
 use xwarp_tcp::{
     mpa::{Markers, MpaConfig},
     secret::Secret,
-    sim::{Aim, Blackout, Faults, Gilbert, Outcome, PathMtu, Recut, Resets, Wire, WireConfig, run},
+    sim::{
+        Aim, Blackout, Faults, Gilbert, Outcome, PathMtu, Recut, Resets, Wire, WireConfig, run, run_seeds,
+    },
     stack::{ConnectParams, StackConfig},
     tcp::{Algorithm, Keepalive, TcpConfig},
     time::Instant,
@@ -187,18 +189,9 @@ fn mixed(seed: u64) -> u64 {
     wire.trace_hash()
 }
 
-/// `XWARP_SEEDS` says how many seeds, `XWARP_SEED` from which one on.
 #[test]
 fn sim_mixed_faults_of_all_kinds() {
-    let setting = |name, default| std::env::var(name).ok().and_then(|s| s.parse().ok()).unwrap_or(default);
-    let first: u64 = setting("XWARP_SEED", 1);
-    let failed: Vec<u64> = (first..first + setting("XWARP_SEEDS", 64))
-        .filter(|seed| {
-            let outcome = std::panic::catch_unwind(|| mixed(*seed));
-            outcome.inspect_err(|_| eprintln!("that was seed {seed}")).is_err()
-        })
-        .collect();
-    assert!(failed.is_empty(), "XWARP_SEED=... XWARP_SEEDS=1 shows each of these again: {failed:?}");
+    run_seeds(mixed);
 }
 
 /// Seeds that failed once, by what they found.

@@ -3,11 +3,10 @@
 use std::{net::Ipv4Addr, time::Duration};
 
 use xwarp_tcp::{
-    link::QueueId,
     seq::SeqNum,
-    sim::SimLink,
+    sim::{SimLink, path},
     tcp::TcpConfig,
-    wire::{Fields, Flags, Flow, Headers, MOST_HEADER_BYTES, Mac, Options, Path, Sum, VlanTags},
+    wire::{Fields, Flags, Headers, MOST_HEADER_BYTES, Mac, Options, Path, Sum},
 };
 
 use crate::support::{Lab, PORT};
@@ -15,15 +14,7 @@ use crate::support::{Lab, PORT};
 /// A bare segment from a host that may not exist.
 fn forged(link: &mut SimLink, host: u32, port: u16, fields: &Fields) {
     let source = Ipv4Addr::from(0x0a09_0000 + host);
-    let flow = Flow { local: (source, port).into(), remote: ([10, 1, 1, 1], PORT).into() };
-    let path = Path {
-        flow,
-        source_mac: Mac([2, 0, 0, 0, 0, 9]),
-        next_hop_mac: Mac([2, 0, 0, 0, 0, 2]),
-        vlan: VlanTags::default(),
-        mtu: 1500,
-        queue: QueueId(0),
-    };
+    let path = Path { source_mac: Mac([2, 0, 0, 0, 0, 9]), ..path((source, port), ([10, 1, 1, 1], PORT)) };
     let mut frame = [0; MOST_HEADER_BYTES];
     let len = Headers::new(&path).emit(&mut frame, fields, 0, Sum::default()).unwrap();
     link.inject(&frame[..len]);

@@ -6,16 +6,15 @@ use std::{
 };
 
 use xwarp_tcp::{
-    link::{Link, QueueId, RxFrame},
+    link::{Link, RxFrame},
     mpa::{AcceptParams, MpaConfig},
     secret::Secret,
     seq::StreamOffset,
-    sim::{Blackout, Faults, Node, Outcome, PathMtu, SimLink, Wire, WireConfig, run},
+    sim::{Blackout, Faults, Node, Outcome, PathMtu, SimLink, Wire, WireConfig, path, run},
     stack::{ConnectParams, Stack, StackConfig},
     tcp::TcpConfig,
     time::Instant,
     ulp::{Arrival, CloseReason, ConnId, Event, ListenerId, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
-    wire::{Flow, Mac, Path, VlanTags},
 };
 
 pub const PORT: u16 = 4791;
@@ -186,15 +185,7 @@ impl Lab {
         if self.next_port > 60_000 {
             (self.next_port, self.next_host) = (10_001, self.next_host + 1);
         }
-        let local = ([10, 1, 0, self.next_host], self.next_port).into();
-        let path = Path {
-            flow: Flow { local, remote: ([10, 1, 1, 1], PORT).into() },
-            source_mac: Mac([2, 0, 0, 0, 0, 1]),
-            next_hop_mac: Mac([2, 0, 0, 0, 0, 2]),
-            vlan: VlanTags::default(),
-            mtu: 1500,
-            queue: QueueId(0),
-        };
+        let path = path(([10, 1, 0, self.next_host], self.next_port), ([10, 1, 1, 1], PORT));
         let (mpa, params) = (MpaConfig::default(), ConnectParams::default());
         self.client.stack.connect(self.now, &mut self.client.link, path, mpa, params).unwrap()
     }

@@ -1,12 +1,12 @@
 //! Whole engines over the virtual wire, where the public interface shows too little.
 
-use std::{collections::VecDeque, net::SocketAddr, time::Duration};
+use std::{collections::VecDeque, time::Duration};
 
 use xwarp_tcp::{
-    link::{Link, QueueId},
+    link::Link,
     mpa::{AcceptParams, Markers},
-    sim::{Node, Outcome, SimLink, Wire, WireConfig, run},
-    wire::{Flow, Mac, Path, VlanTags},
+    sim::{self, Node, Outcome, SimLink, Wire, WireConfig, run},
+    wire::Path,
 };
 
 use super::*;
@@ -65,15 +65,7 @@ impl Node for Station {
 }
 
 fn path(port: u16) -> Path {
-    let address = |end, port| SocketAddr::from(([192, 0, 2, end], port));
-    Path {
-        flow: Flow { local: address(1, port), remote: address(2, PORT) },
-        source_mac: Mac([2, 0, 0, 0, 0, 1]),
-        next_hop_mac: Mac([2, 0, 0, 0, 0, 2]),
-        vlan: VlanTags::default(),
-        mtu: 1500,
-        queue: QueueId(0),
-    }
+    sim::path(([192, 0, 2, 1], port), ([192, 0, 2, 2], PORT))
 }
 
 #[test]

@@ -12,7 +12,6 @@ mod windows;
 
 use std::{
     collections::VecDeque,
-    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -21,11 +20,10 @@ use std::{
 
 use smallvec::smallvec;
 use xwarp_tcp::{
-    link::QueueId,
     mpa::{Agreed, Revision, Rtr},
     sim::{self, PulledUlpdu},
     ulp::{Arrival, ConnId, Event, Pulled, Refusal, Ulp, Ulpdu},
-    wire::{Flow, Mac, Path, VlanTags},
+    wire::Path,
 };
 
 use super::*;
@@ -189,15 +187,7 @@ impl End {
 }
 
 fn path() -> Path {
-    let address = |port| SocketAddr::from(([192, 0, 2, 1], port));
-    Path {
-        flow: Flow { local: address(1), remote: address(2) },
-        source_mac: Mac::default(),
-        next_hop_mac: Mac::default(),
-        vlan: VlanTags::default(),
-        mtu: 1500,
-        queue: QueueId(0),
-    }
+    sim::path(([192, 0, 2, 1], 1), ([192, 0, 2, 1], 2))
 }
 
 /// Both ends, and the pipe between them.

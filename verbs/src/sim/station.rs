@@ -3,11 +3,11 @@
 use std::{collections::HashMap, net::IpAddr};
 
 use xwarp_tcp::{
-    link::{Link, QueueId, RxFrame},
+    link::{Link, RxFrame},
     mpa::AcceptParams,
-    sim::{Node, SimLink},
+    sim::{self, Node, SimLink},
     time::Instant,
-    wire::{Flow, Path, VlanTags},
+    wire::Path,
 };
 
 use super::{ipv4, ipv6, mac};
@@ -85,11 +85,9 @@ impl Node for Station {
 pub fn path([from, to]: [(u8, u16); 2], v6: bool, mtu: u16) -> Path {
     let ip = if v6 { ipv6 } else { ipv4 };
     Path {
-        flow: Flow { local: (ip(from.0), from.1).into(), remote: (ip(to.0), to.1).into() },
         source_mac: mac(from.0),
         next_hop_mac: mac(to.0),
-        vlan: VlanTags::default(),
         mtu,
-        queue: QueueId(0),
+        ..sim::path((ip(from.0), from.1), (ip(to.0), to.1))
     }
 }

@@ -2,20 +2,19 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    net::SocketAddr,
     sync::Arc,
     time::Duration,
 };
 
 use xwarp_tcp::{
-    link::{Link, QueueId, RxFrame},
+    link::{Link, RxFrame},
     mpa::{AcceptParams, MpaConfig},
     secret::Secret,
-    sim::{Faults, Node, SimLink, Wire, WireConfig, run},
+    sim::{self, Faults, Node, SimLink, Wire, WireConfig, run},
     stack::{ConnectParams, Stack, StackConfig},
     time::Instant,
     ulp::{Arrival, ConnId, Event, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
-    wire::{Flow, Mac, Path, VlanTags},
+    wire::{Mac, Path},
 };
 use xwarp_verbs::{
     Access, AsyncEvent, Memory, Operation, Pages, Payload, QpId, QpState, RecvRequest, Remote, STag,
@@ -448,13 +447,9 @@ pub fn bytes(memory: &Memory) -> Vec<u8> {
 }
 
 fn path(from: u8, from_port: u16, to: u8, to_port: u16) -> Path {
-    let address = |end: u8, port| SocketAddr::from(([192, 0, 2, end], port));
     Path {
-        flow: Flow { local: address(from, from_port), remote: address(to, to_port) },
         source_mac: Mac([2, 0, 0, 0, 0, from]),
         next_hop_mac: Mac([2, 0, 0, 0, 0, to]),
-        vlan: VlanTags::default(),
-        mtu: 1500,
-        queue: QueueId(0),
+        ..sim::path(([192, 0, 2, from], from_port), ([192, 0, 2, to], to_port))
     }
 }

@@ -4,7 +4,7 @@
 use std::{cell::Cell, rc::Rc, time::Duration};
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
-use xwarp_tcp::{mpa::AcceptParams, secret::Secret, time::Instant};
+use xwarp_tcp::{mpa::AcceptParams, secret::Secret, sim::run_seeds, time::Instant};
 use xwarp_verbs::{
     Algorithm, Markers, MpaConfig, TcpConfig,
     engine::{ConnectParams, EngineConfig},
@@ -230,18 +230,9 @@ fn mixed(seed: u64) -> u64 {
     wire.trace_hash()
 }
 
-/// `XWARP_SEEDS` says how many seeds, `XWARP_SEED` from which one on.
 #[test]
 fn sim_mixed_faults_under_whole_engines() {
-    let setting = |name, default| std::env::var(name).ok().and_then(|s| s.parse().ok()).unwrap_or(default);
-    let first: u64 = setting("XWARP_SEED", 1);
-    let failed: Vec<u64> = (first..first + setting("XWARP_SEEDS", 64))
-        .filter(|seed| {
-            let outcome = std::panic::catch_unwind(|| mixed(*seed));
-            outcome.inspect_err(|_| eprintln!("that was seed {seed}")).is_err()
-        })
-        .collect();
-    assert!(failed.is_empty(), "XWARP_SEED=... XWARP_SEEDS=1 shows each of these again: {failed:?}");
+    run_seeds(mixed);
 }
 
 #[test]

@@ -1,0 +1,20 @@
+//! Scenarios that draw everything from a seed.
+
+use std::{env, panic};
+
+/// Seeds that are run unless more are asked for.
+const SEEDS: u64 = 64;
+
+/// Runs `scenario` for many seeds: `XWARP_SEEDS` says how many, `XWARP_SEED` from which one on. Panics when it panics for
+/// one of them, after the last, and names all that failed.
+pub fn run_seeds<T>(scenario: fn(u64) -> T) {
+    let setting = |name, default| env::var(name).ok().and_then(|s| s.parse().ok()).unwrap_or(default);
+    let first: u64 = setting("XWARP_SEED", 1);
+    let failed: Vec<u64> = (first..first + setting("XWARP_SEEDS", SEEDS))
+        .filter(|seed| {
+            let outcome = panic::catch_unwind(|| scenario(*seed));
+            outcome.inspect_err(|_| eprintln!("that was seed {seed}")).is_err()
+        })
+        .collect();
+    assert!(failed.is_empty(), "XWARP_SEED=... XWARP_SEEDS=1 shows each of these again: {failed:?}");
+}
