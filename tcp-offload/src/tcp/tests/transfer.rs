@@ -5,7 +5,7 @@ use std::time::Duration;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 use crate::{
-    sim::{Blackout, Faults, Gilbert},
+    sim::{Blackout, Faults, Gilbert, run_seeds},
     tcp::{
         State, TcpConfig,
         testing::{Pair, Stream, at_ms, ms, us},
@@ -107,27 +107,28 @@ fn sim_corruption_bursts_and_a_slow_line() {
     }
 }
 
-/// Faults of all kinds at once, drawn from the seed. `XWARP_SEEDS=2000` runs as many.
+/// Faults of all kinds at once, drawn from the seed.
+fn mixed(seed: u64) {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let mut chance = |most: f64| if rng.random_bool(0.5) { rng.random_range(0.0..most) } else { 0.0 };
+    let faults = Faults {
+        loss: chance(0.05),
+        duplicate: chance(0.05),
+        reorder: chance(0.3),
+        corrupt: chance(0.02),
+        delay: Duration::from_secs_f64(chance(0.02)),
+        reorder_by: Duration::from_secs_f64(chance(0.01)),
+        jitter: Duration::from_secs_f64(chance(0.002)),
+        bursts: (chance(1.0) > 0.2).then_some(Gilbert { enter: 0.002, leave: 0.2, loss: 0.5 }),
+        ..Faults::default()
+    };
+    let dark = Duration::from_secs_f64(chance(0.1));
+    let from = at_ms(1) + Duration::from_secs_f64(chance(0.05));
+    let faults = Faults { blackout: Some(Blackout { from, length: dark, every: None }), ..faults };
+    faulty(&faults, configs()[seed as usize % 4], seed).tear_down();
+}
+
 #[test]
 fn sim_mixed_faults() {
-    let seeds: u64 = std::env::var("XWARP_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(32);
-    for seed in 1000..1000 + seeds {
-        let mut rng = SmallRng::seed_from_u64(seed);
-        let mut chance = |most: f64| if rng.random_bool(0.5) { rng.random_range(0.0..most) } else { 0.0 };
-        let faults = Faults {
-            loss: chance(0.05),
-            duplicate: chance(0.05),
-            reorder: chance(0.3),
-            corrupt: chance(0.02),
-            delay: Duration::from_secs_f64(chance(0.02)),
-            reorder_by: Duration::from_secs_f64(chance(0.01)),
-            jitter: Duration::from_secs_f64(chance(0.002)),
-            bursts: (chance(1.0) > 0.2).then_some(Gilbert { enter: 0.002, leave: 0.2, loss: 0.5 }),
-            ..Faults::default()
-        };
-        let dark = Duration::from_secs_f64(chance(0.1));
-        let from = at_ms(1) + Duration::from_secs_f64(chance(0.05));
-        let faults = Faults { blackout: Some(Blackout { from, length: dark, every: None }), ..faults };
-        faulty(&faults, configs()[seed as usize % 4], seed).tear_down();
-    }
+    run_seeds(|seed| mixed(999 + seed));
 }
