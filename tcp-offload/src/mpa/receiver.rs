@@ -249,7 +249,7 @@ impl<P: Copy> Receiver<P> {
         self.advance(upper, link)?;
         let held: Ranges = self.hold.ranges().collect();
         self.place_early(upper, link, &held);
-        Ok(())
+        self.next_fpdu(link).map(|_| ())
     }
 
     /// FPDUs will begin here; nothing has come yet.
@@ -286,11 +286,14 @@ impl<P: Copy> Receiver<P> {
         if !self.withheld {
             outcome = self.advance(upper, link);
         }
+        if !matches!(outcome, Err(Halt::Stopped | Halt::Broken(_))) {
+            self.place_early(upper, link, &fresh);
+            outcome = outcome.and_then(|()| self.next_fpdu(link).map(|_| ()));
+        }
         if matches!(outcome, Err(Halt::Stopped | Halt::Broken(_))) {
             self.release(link);
             return (true, outcome);
         }
-        self.place_early(upper, link, &fresh);
         (self.settle(link, arrival, store), outcome)
     }
 
@@ -419,14 +422,8 @@ impl<P: Copy> Receiver<P> {
             self.hold.remove(link, range);
             return Ok(true);
         }
-        let Some(length) = self.hold.read(link, track.layout.header(start)) else { return Ok(false) };
-        let ulpdu = usize::from(u16::from_be_bytes(length));
-        let end = track.layout.end(start, ulpdu);
-        // RFC 5044 section 8, code 3: the check that is due when a gap closes.
-        if track.known.front().is_some_and(|k| k.start < end) {
-            track.counters.marker_errors += 1;
-            return Err(Halt::Broken(MpaError::MarkerMismatch));
-        }
+        let Some((ulpdu, end)) = self.next_fpdu(link)? else { return Ok(false) };
+        let track = &mut self.track;
         let Some(raw) = self.hold.raw(link, (start, end)) else { return Ok(false) };
         let outcome = track.accept(upper, &raw, ulpdu);
         drop(raw);
@@ -434,6 +431,21 @@ impl<P: Copy> Receiver<P> {
             self.hold.remove(link, (start, end));
         }
         outcome.map(|()| true)
+    }
+
+    /// The ULPDU length and the end of the FPDU at the cursor, once its header is held. An error when
+    /// markers said that another one begins before that end (RFC 5044 section 8, code 3).
+    fn next_fpdu(&mut self, link: &dyn Link) -> Result<Option<(usize, StreamOffset)>, Halt> {
+        let track = &mut self.track;
+        let start = track.cursor;
+        let Some(length) = self.hold.read(link, track.layout.header(start)) else { return Ok(None) };
+        let ulpdu = usize::from(u16::from_be_bytes(length));
+        let end = track.layout.end(start, ulpdu);
+        if track.known.front().is_some_and(|k| k.start > start && k.start < end) {
+            track.counters.marker_errors += 1;
+            return Err(Halt::Broken(MpaError::MarkerMismatch));
+        }
+        Ok(Some((ulpdu, end)))
     }
 
     /// Places the FPDUs beyond the cursor that became whole, or whose start became known, when the ranges

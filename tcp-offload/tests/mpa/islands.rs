@@ -220,13 +220,10 @@ fn rfc5044_s6_without_markers_nothing_is_placed_beyond_a_gap() {
 #[test]
 fn rfc5044_s8_code_3_islands_that_do_not_fit_the_lengths() {
     let inner = Reference::new(&[vec![1; 34]], false, false);
-    let mut outer = vec![7; 1000];
-    // At byte 600 of the stream stands what looks like an FPDU of 40 bytes; the marker at 512 lies for it
-    // being the one that the second marker belongs to.
     let (mut end, start, mut stream, _) = receiver(&[1000, 1000], true, false);
-    outer.truncate(0);
     stream.bytes[600..640].copy_from_slice(&inner.bytes);
-    // The marker at 1024 belongs to the second FPDU, whose header lies at 1016; let it point at 600.
+    // What looks like an FPDU stands at 600, and one that begins at 640, behind it: the markers at 1024 and at
+    // 1536 belong to the second FPDU, whose header lies at 1016, and point to 640.
     stream.bytes[640..642].copy_from_slice(&1000u16.to_be_bytes());
     stream.bytes[1026..1028].copy_from_slice(&(1024u16 - 640).to_be_bytes());
     stream.bytes[1538..1540].copy_from_slice(&(1536u16 - 640).to_be_bytes());
@@ -235,6 +232,19 @@ fn rfc5044_s8_code_3_islands_that_do_not_fit_the_lengths() {
     end.receive(start, &stream.bytes[..516]);
     assert_eq!(end.ulp.stream_errors(), [MpaError::MarkerMismatch]);
     assert!(end.ulp.delivered.is_empty());
+}
+
+/// The same in one segment: the error does not wait for the rest of the FPDU that the marker contradicts.
+#[test]
+fn rfc5044_s8_code_3_a_marker_that_contradicts_an_unfinished_fpdu() {
+    let inner = Reference::new(&[vec![1; 34]], false, false);
+    let (mut end, start, mut stream, _) = receiver(&[1000], true, false);
+    stream.bytes[400..440].copy_from_slice(&inner.bytes);
+    stream.bytes[514..516].copy_from_slice(&(512u16 - 400).to_be_bytes());
+    end.receive(start, &stream.bytes[..800]);
+    assert_eq!(end.ulp.stream_errors(), [MpaError::MarkerMismatch]);
+    assert!(end.ulp.delivered.is_empty());
+    assert_eq!((end.link.lent(), end.session.held_bytes()), (0, 0));
 }
 
 /// A peer that sends single bytes in order costs a few frames and one growing copy.
