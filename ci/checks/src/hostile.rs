@@ -77,16 +77,33 @@ impl Hostile {
         Ok(Self::new(stream, limit)?)
     }
 
-    /// Takes the next connection of a listener and reads the request's fixed part.
+    /// Takes the next connection of a listener and reads the request.
     pub fn accept(listener: &TcpListener, limit: Duration) -> Result<Self> {
+        Ok(Self::asked(listener, limit)?.0)
+    }
+
+    /// Takes the next connection of a listener and agrees to what its request asks for; asks for markers when that does.
+    pub fn accepted(listener: &TcpListener, limit: Duration) -> Result<Self> {
+        let (mut this, flags) = Self::asked(listener, limit)?;
+        let depths: &[u8] = if flags & ENHANCED == 0 { &[] } else { &[0, 4, 0, 4] };
+        this.markers_heard = flags & MARKERS != 0;
+        this.markers_sent = this.markers_heard;
+        let revision = if depths.is_empty() { 1 } else { 2 };
+        this.say(&start_up(REPLY, flags, revision, depths))?;
+        Ok(this)
+    }
+
+    /// Takes the next connection; the flags of its request.
+    fn asked(listener: &TcpListener, limit: Duration) -> Result<(Self, u8)> {
         let (stream, _) = listener.accept()?;
         let mut this = Self::new(stream, limit)?;
         this.hear(20)?;
         let private_data = usize::from(u16::from_be_bytes([this.heard[18], this.heard[19]]));
         this.hear(20 + private_data)?;
         ensure!(this.heard.starts_with(REQUEST), "no request: {:02x?}", this.heard);
+        let flags = this.heard[16];
         this.heard.clear();
-        Ok(this)
+        Ok((this, flags))
     }
 
     /// Connects and starts up in revision 2, with CRCs and perhaps markers in both directions.
@@ -108,6 +125,13 @@ impl Hostile {
     /// Sends bytes as they are.
     pub fn say(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
+    }
+
+    /// The socket once more, to send while this one waits for what comes back.
+    pub fn sender(&self) -> io::Result<TcpStream> {
+        let sender = self.stream.try_clone()?;
+        sender.set_write_timeout(self.stream.read_timeout()?)?;
+        Ok(sender)
     }
 
     /// Sends a ULPDU in its FPDU.

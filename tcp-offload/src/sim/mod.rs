@@ -8,6 +8,7 @@
 
 mod audit;
 mod direction;
+mod end;
 mod faults;
 mod packet;
 mod run;
@@ -18,6 +19,7 @@ mod ulpdu;
 mod wire;
 
 pub use direction::{Direction, Tally};
+pub use end::{Counting, End, numbered, numbered_len};
 pub use faults::{Aim, Blackout, Faults, Gilbert, PathMtu, Recut, Resets};
 pub use run::{Node, Outcome, run};
 pub use seeds::run_seeds;

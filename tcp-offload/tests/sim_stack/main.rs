@@ -2,7 +2,6 @@
 //! placed once with the right bytes and delivered once, in order.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
-mod ends;
 mod mixed;
 
 use std::{net::SocketAddr, time::Duration};
@@ -10,13 +9,37 @@ use std::{net::SocketAddr, time::Duration};
 use xwarp_tcp::{
     mpa::{Markers, MpaConfig},
     secret::Secret,
-    sim::{Faults, Gilbert, Outcome, Wire, WireConfig, run},
+    sim::{self, End, Faults, Gilbert, Outcome, SimLink, Wire, WireConfig, run},
     stack::{ConnectParams, StackConfig},
     tcp::{IsnKey, TcpConfig},
     time::Instant,
+    wire::Path,
 };
 
-use self::ends::{End, path};
+/// What an initiator says in its request.
+const PRIVATE_DATA: &[u8] = b"hello";
+
+fn path(from: &str, to: &str, mtu: u16) -> Path {
+    let [from, to] = [from, to].map(|address| address.parse::<SocketAddr>().unwrap());
+    Path { mtu, ..sim::path(from, to) }
+}
+
+/// The ends of a connection, initiator and responder, when all is over.
+fn check_both(ends: [&End<SimLink>; 2], success: bool, context: &str) {
+    for (end, other) in [(ends[0], ends[1]), (ends[1], ends[0])] {
+        let census = end.link.census();
+        assert_eq!((census.tx_out, census.rx_out), (0, 0), "{context}: frames leaked");
+        if success {
+            end.check_success(other.ulp.to_send, context);
+        } else {
+            end.check_end(context);
+        }
+    }
+    assert!(!success || ends.iter().any(|end| end.ulp.peer_closed), "{context}");
+    if let Some(offer) = &ends[1].ulp.offer {
+        assert_eq!(offer.private_data, PRIVATE_DATA, "{context}");
+    }
+}
 
 struct Scenario {
     name: &'static str,
@@ -35,7 +58,7 @@ impl Default for Scenario {
 }
 
 /// Both ends send `ulpdus`, then close. Returns the two ends as they were when all was over.
-fn exchange(scenario: &Scenario, seed: u64) -> (End, End) {
+fn exchange(scenario: &Scenario, seed: u64) -> (End<SimLink>, End<SimLink>) {
     let config = WireConfig { faults: [scenario.faults; 2], seed, ..Default::default() };
     let (wire, link_a, link_b) = Wire::new(config);
     let end = |link, seed| {
@@ -54,7 +77,7 @@ fn exchange(scenario: &Scenario, seed: u64) -> (End, End) {
     };
     let port = to.parse::<SocketAddr>().unwrap().port();
     b.stack.listen(&mut b.link, None, port, 8, 1500, mpa.clone()).unwrap();
-    let params = ConnectParams { ird: 4, ord: 4, private_data: b"hello".to_vec() };
+    let params = ConnectParams { ird: 4, ord: 4, private_data: PRIVATE_DATA.to_vec() };
     a.conn = Some(a.stack.connect(Instant::ZERO, &mut a.link, path(from, to, 1500), mpa, params).unwrap());
     for ulp in [&mut a.ulp, &mut b.ulp] {
         ulp.to_send = scenario.ulpdus;
@@ -63,9 +86,7 @@ fn exchange(scenario: &Scenario, seed: u64) -> (End, End) {
     let outcome = run(&wire, &mut [&mut a, &mut b], Instant::ZERO, Duration::from_secs(600), |_, _| false);
     let context = format!("{} seed {seed}: {outcome:?}", scenario.name);
     assert!(matches!(outcome, Outcome::Stalled(_)), "{context}: {:?} {:?}", a.ulp, b.ulp);
-    for (end, other) in [(&a, &b), (&b, &a)] {
-        end.check_success(other, &context);
-    }
+    check_both([&a, &b], true, &context);
     assert_eq!(a.link.census().rules, 0);
     (a, b)
 }

@@ -9,14 +9,15 @@ use xwarp_tcp::{
     mpa::{Markers, MpaConfig},
     secret::Secret,
     sim::{
-        Aim, Blackout, Faults, Gilbert, Outcome, PathMtu, Recut, Resets, Wire, WireConfig, run, run_seeds,
+        Aim, Blackout, End, Faults, Gilbert, Outcome, PathMtu, Recut, Resets, Wire, WireConfig, run,
+        run_seeds,
     },
     stack::{ConnectParams, StackConfig},
     tcp::{Algorithm, Keepalive, TcpConfig},
     time::Instant,
 };
 
-use super::ends::{End, path};
+use super::{PRIVATE_DATA, check_both, path};
 
 const PORT: u16 = 18515;
 
@@ -145,7 +146,7 @@ fn mixed(seed: u64) -> u64 {
     let (from, to) =
         if v6 { ("[fd00::1]:40000", "[fd00::2]:18515") } else { ("10.1.0.1:40000", "10.1.0.2:18515") };
     b.stack.listen(&mut b.link, None, PORT, 8, 1500, mpa.clone()).unwrap();
-    let params = ConnectParams { ird: 4, ord: 4, private_data: b"hello".to_vec() };
+    let params = ConnectParams { ird: 4, ord: 4, private_data: PRIVATE_DATA.to_vec() };
     a.conn =
         Some(a.stack.connect(Instant::ZERO, &mut a.link, path(from, to, 1500), mpa.clone(), params).unwrap());
     a.ulp.to_send = dice.size(1..=400);
@@ -179,13 +180,7 @@ fn mixed(seed: u64) -> u64 {
     let outcome = run(&wire, &mut [&mut a, &mut b], now, LONG * 3, |_, _| false);
     let context = format!("seed {seed}: {outcome:?}");
     assert!(matches!(outcome, Outcome::Stalled(_)), "{context}: {:?} {:?}", a.ulp, b.ulp);
-    for (end, other) in [(&a, &b), (&b, &a)] {
-        if irreparable {
-            end.check_end(&context);
-        } else {
-            end.check_success(other, &context);
-        }
-    }
+    check_both([&a, &b], !irreparable, &context);
     wire.trace_hash()
 }
 

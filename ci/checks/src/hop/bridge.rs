@@ -143,9 +143,8 @@ impl Lateness {
 }
 
 fn tally(tally: Tally) -> Value {
-    json!({
-        "frames": tally.frames, "lost": tally.lost, "queue_full": tally.queue_full,
-        "duplicated": tally.duplicated, "reordered": tally.reordered, "corrupted": tally.corrupted,
-        "corrupted_unseen": tally.corrupted_unseen,
-    })
+    tally
+        .iter()
+        .map(|(name, value)| (name.trim_start_matches("wire.").to_owned(), Value::from(value)))
+        .collect()
 }

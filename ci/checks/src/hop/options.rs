@@ -4,7 +4,10 @@
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use xwarp_tcp::sim::{Faults, Gilbert};
+use xwarp_tcp::{
+    sim::{Blackout, Faults, Gilbert, PathMtu, Recut},
+    time::Instant,
+};
 
 /// A wire with faults: carries every frame between two interfaces, as the simulator's model of a wire says.
 ///
@@ -24,6 +27,9 @@ pub struct HopArgs {
     /// Frames that may wait for the line; more are dropped at the tail
     #[arg(long, value_name = "FRAMES", default_value_t = 1000)]
     pub queue: usize,
+    /// So many frames waiting make the next one carry Congestion Experienced, if it is ECN-capable [default: none]
+    #[arg(long, value_name = "FRAMES")]
+    pub mark: Option<usize>,
     /// Time that the hop adds to a round trip, half of it in each direction: 50ms, 10us
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "0us")]
     pub rtt: Duration,
@@ -54,7 +60,22 @@ pub struct HopArgs {
     /// Of these frames, so many have their TCP checksum repaired: only MPA's CRC can tell
     #[arg(long, value_name = "CHANCE", value_parser = chance, default_value = "0")]
     pub repair: f64,
-    /// Loss, reordering, duplication and corruption only for what this end sends
+    /// Nothing passes: the first time from the start of the hop, for how long, and from one beginning to the next
+    #[arg(long, value_name = "FROM,LENGTH,EVERY", value_parser = blackout)]
+    pub blackout: Option<Blackout>,
+    /// Larger IP packets do not pass, and their senders are told
+    #[arg(long = "path-mtu", value_name = "BYTES")]
+    pub path_mtu: Option<u16>,
+    /// ... from so long after the start of the hop on
+    #[arg(long = "path-mtu-from", value_name = "TIME", value_parser = time, default_value = "0us")]
+    pub path_mtu_from: Duration,
+    /// ... and their senders are not told
+    #[arg(long = "filter-icmp")]
+    pub filter_icmp: bool,
+    /// A TCP segment is cut into pieces
+    #[arg(long, value_name = "CHANCE", value_parser = chance, default_value = "0")]
+    pub split: f64,
+    /// All but line, queue and delay only for what this end sends
     #[arg(long, value_name = "END")]
     pub only: Option<End>,
     /// Seed of all randomness
@@ -82,8 +103,13 @@ impl HopArgs {
             queue_frames: self.queue,
             delay: self.rtt / 2,
             jitter: self.jitter,
+            mark_frames: self.mark.unwrap_or(usize::MAX),
             ..Faults::default()
         };
+        let from = Instant::ZERO + self.path_mtu_from;
+        let mtu = self.path_mtu.map(|bytes| PathMtu { from, bytes, icmp: !self.filter_icmp });
+        // Joining takes segments that are not full, which bulk data has not.
+        let recut = Recut { split: self.split, join: 0.0, wait: Duration::ZERO, most_bytes: 0 };
         let all = Faults {
             loss: self.loss,
             bursts: self.bursts,
@@ -93,6 +119,9 @@ impl HopArgs {
             duplicate: self.duplicate,
             corrupt: self.corrupt,
             repair_checksum: self.repair,
+            blackout: self.blackout,
+            mtu,
+            recut: (self.split > 0.0).then_some(recut),
             ..line
         };
         [End::A, End::B].map(|end| if self.only.is_none_or(|only| only == end) { all } else { line })
@@ -154,6 +183,14 @@ fn bursts(text: &str) -> Result<Gilbert, String> {
     }
 }
 
+fn blackout(text: &str) -> Result<Blackout, String> {
+    let parts: Vec<Duration> = text.split(',').map(time).collect::<Result<_, _>>()?;
+    match parts[..] {
+        [from, length, every] => Ok(Blackout { from: Instant::ZERO + from, length, every: Some(every) }),
+        _ => Err(format!("'{text}' is not three times")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
@@ -181,6 +218,24 @@ mod tests {
         assert!((there.loss - 0.001).abs() < 1e-12);
         assert_eq!(there.bursts, Some(Gilbert { enter: 0.01, leave: 0.5, loss: 1.0 }));
         assert_eq!(there.reorder_depth, 3);
+        assert_eq!(
+            (there.mtu, there.recut, there.blackout, there.mark_frames),
+            (None, None, None, usize::MAX)
+        );
+    }
+
+    #[test]
+    fn what_happens_on_the_way_becomes_faults_too() {
+        let line =
+            "--mark 9 --blackout 1s,20ms,300ms --path-mtu 1300 --path-mtu-from 5ms --filter-icmp --split 10%";
+        let [there, _] = parse(line).unwrap().faults();
+        assert_eq!(there.mark_frames, 9);
+        let from = Instant::ZERO + Duration::from_millis(5);
+        assert_eq!(there.mtu, Some(PathMtu { from, bytes: 1300, icmp: false }));
+        let dark = there.blackout.unwrap();
+        assert_eq!((dark.length, dark.every), (Duration::from_millis(20), Some(Duration::from_millis(300))));
+        let recut = there.recut.unwrap();
+        assert!((recut.split - 0.1).abs() < 1e-12, "{recut:?}");
     }
 
     #[test]
@@ -192,9 +247,16 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for line in
-            ["--loss 101%", "--loss x", "--rtt 5", "--rate 5T", "--rate 0", "--bursts 1,1", "--only c"]
-        {
+        for line in [
+            "--loss 101%",
+            "--loss x",
+            "--rtt 5",
+            "--rate 5T",
+            "--rate 0",
+            "--bursts 1,1",
+            "--only c",
+            "--blackout 1s,1s",
+        ] {
             assert!(parse(line).is_err(), "{line}");
         }
     }

@@ -1,0 +1,269 @@
+//! The second opinion on the wire: our TCP on AF_XDP against the kernel's, through the impairment hop. Both ends send at
+//! once; each opens and closes first, over IPv4 and IPv6. The kernel's end is an ordinary socket that knows how FPDUs look,
+//! and cuts its stream into segments as the kernel likes. How fast, decides nothing here.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::{
+    io::Write as _,
+    net::{Shutdown, SocketAddr, TcpListener},
+    thread,
+    time::{Duration, Instant as Clock},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::sockopt::{Timeout, set_socket_timeout},
+};
+use serde_json::Value;
+use xwarp_checks::{
+    hop::Hop,
+    hostile::{self, Hostile},
+    lab::{Family, INTERFACE, Lab, LabOptions, Side},
+};
+use xwarp_driver::{DriverConfig, Interface, reserve_port};
+use xwarp_tcp::{
+    link::Link as _,
+    mpa::MpaConfig,
+    secret::Secret,
+    sim::{self, Node as _, numbered},
+    stack::{ConnectParams, StackConfig},
+    tcp::Counters,
+    time::Instant,
+    wire::Flow,
+};
+
+const HOP: &str = env!("CARGO_BIN_EXE_xwarp-hop");
+
+/// An exchange takes a second or two where nothing else runs.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// ULPDUs that we send (1.1 MB), and the kernel's end (1.5 MB).
+const OURS: u32 = 1000;
+const KERNELS: u32 = 1000;
+
+/// Longest sleep of our end: frames that the interface did not take yet go on then.
+const LOOK: Duration = Duration::from_millis(2);
+
+type End = sim::End<Interface>;
+
+/// Who does something first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Who {
+    We,
+    Kernel,
+}
+
+/// One connection and what is sent over it.
+#[derive(Debug, Clone, Copy)]
+struct Exchange {
+    family: Family,
+    opens: Who,
+    closes: Who,
+}
+
+/// Any two of the three choices in all combinations.
+const EXCHANGES: [Exchange; 4] = [
+    Exchange { family: Family::V4, opens: Who::We, closes: Who::We },
+    Exchange { family: Family::V4, opens: Who::Kernel, closes: Who::Kernel },
+    Exchange { family: Family::V6, opens: Who::We, closes: Who::Kernel },
+    Exchange { family: Family::V6, opens: Who::Kernel, closes: Who::We },
+];
+
+/// The kernel's end: sends all, hears all, closes.
+fn kernel_end(mut peer: Hostile, closes: Who) {
+    let stream: Vec<u8> = (0..KERNELS).flat_map(|number| peer.frame(&numbered(number))).collect();
+    let mut sender = peer.sender().unwrap();
+    let (heard, end) = thread::scope(|scope| {
+        scope.spawn(move || {
+            sender.write_all(&stream).unwrap();
+            if closes == Who::Kernel {
+                sender.shutdown(Shutdown::Write).unwrap();
+            }
+        });
+        peer.to_the_end().unwrap()
+    });
+    assert_eq!(end, hostile::End::Closed, "{} ULPDUs came", heard.len());
+    assert_eq!(heard.len(), OURS as usize);
+    for (number, ulpdu) in (0..).zip(&heard) {
+        assert!(!ulpdu.is_empty() && numbered(number).starts_with(ulpdu), "ULPDU {number}");
+    }
+    if closes == Who::We {
+        peer.finish().unwrap();
+    }
+}
+
+/// Gives our end its turns until its connection is gone.
+fn run(end: &mut End, context: &str) {
+    let began = Clock::now();
+    let now = || Instant::from_nanos(began.elapsed().as_nanos() as u64);
+    while end.ulp.closed.is_none() || end.stack.connections() > 0 {
+        let info = end.conn.and_then(|conn| end.stack.info(conn));
+        assert!(began.elapsed() < LIMIT, "{context}: {:?} of {KERNELS}, {info:?}", end.ulp.delivered);
+        if end.turn(now()) {
+            continue;
+        }
+        let wait = end.next_deadline().map_or(LOOK, |deadline| deadline.since(now()).min(LOOK));
+        let wait = Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
+        let mut sockets: Vec<_> =
+            end.link.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        poll(&mut sockets, Some(&wait)).unwrap();
+    }
+}
+
+/// Both ends send at once, then close; our namespace is that of A. Gives the interface back, and what our TCP counted.
+fn exchange(lab: &Lab, interface: Interface, what: Exchange, port: u16) -> (Interface, Counters) {
+    let Exchange { family, opens, closes } = what;
+    let [here, there] = [Side::A, Side::B].map(|side| SocketAddr::new(lab.address(side, family), port));
+    let _held = reserve_port(None, Some(port)).unwrap();
+    let secret = Secret::from_number(port.into());
+    let mut end = End::new(interface, StackConfig { secret, ..StackConfig::default() });
+    (end.ulp.to_send, end.ulp.finish) = (OURS, closes == Who::We);
+    thread::scope(|scope| {
+        let kernel = if opens == Who::We {
+            let listener = lab.within(Side::B, || TcpListener::bind(there).unwrap()).unwrap();
+            set_socket_timeout(&listener, Timeout::Recv, Some(LIMIT)).unwrap();
+            let path = end.link.resolve(Flow { local: here, remote: there }, LIMIT).unwrap();
+            let (mpa, params) =
+                (MpaConfig::default(), ConnectParams { ird: 4, ord: 4, private_data: Vec::new() });
+            end.conn = Some(end.stack.connect(Instant::ZERO, &mut end.link, path, mpa, params).unwrap());
+            lab.enter(scope, Side::B, move || {
+                kernel_end(Hostile::accepted(&listener, LIMIT).unwrap(), closes);
+            })
+        } else {
+            end.stack.listen(&mut end.link, None, port, 1, 1500, MpaConfig::default()).unwrap();
+            lab.enter(scope, Side::B, move || {
+                kernel_end(Hostile::started(here, true, LIMIT).unwrap(), closes);
+            })
+        };
+        run(&mut end, &format!("{what:?}"));
+        kernel.unwrap().join().unwrap();
+    });
+    end.check_success(KERNELS, &format!("{what:?}"));
+    end.link.flush();
+    let census = end.link.frame_census();
+    assert_eq!((census.retained, census.received), (0, 0), "{what:?}: frames leaked: {census:?}");
+    (end.link, end.stack.tcp_counters())
+}
+
+/// Runs `exchanges` through a hop with the options of `line`, after the kernel's end was prepared by `settings`: what our
+/// TCP counted, and what the hop did.
+fn through(line: &str, exchanges: &[Exchange], settings: &[&str]) -> (Counters, Value) {
+    let lab = Lab::up(LabOptions { hop: true, ..LabOptions::default() }).unwrap();
+    for setting in settings {
+        lab.run(Side::B, "sysctl", &["-qw", setting]).unwrap();
+    }
+    let hop = Hop::start(&lab, HOP, line).unwrap();
+    let all = || {
+        let mut interface = Interface::open(INTERFACE, &DriverConfig::default()).unwrap();
+        let mut sum = Counters::default();
+        for (port, what) in (4791..).zip(exchanges) {
+            let began = Clock::now();
+            let counted;
+            (interface, counted) = exchange(&lab, interface, *what, port);
+            println!("{what:?}: {:?}, {} sent again", began.elapsed(), counted.retransmits);
+            sum += counted;
+        }
+        sum
+    };
+    let sum = lab.within(Side::A, all).unwrap();
+    (sum, hop.stop().unwrap())
+}
+
+fn count(report: &Value, what: &str) -> u64 {
+    ["a_to_b", "b_to_a"].iter().map(|direction| report[direction][what].as_u64().unwrap()).sum()
+}
+
+/// The hop did all of this to frames of both directions.
+fn assert_happened(report: &Value, what: &[&str]) {
+    for what in what {
+        for direction in ["a_to_b", "b_to_a"] {
+            assert!(report[direction][what].as_u64().unwrap() > 0, "{what} {direction}: {report:#}");
+        }
+    }
+}
+
+#[test]
+fn netns_hop_kernel_over_a_clean_line() {
+    let others =
+        EXCHANGES.map(|e| Exchange { closes: if e.closes == Who::We { Who::Kernel } else { Who::We }, ..e });
+    let (_, report) = through("--rate 200M --rtt 1ms --jitter 100us", &[EXCHANGES, others].concat(), &[]);
+    assert_eq!(count(&report, "lost") + count(&report, "queue_full"), 0, "{report:#}");
+}
+
+#[test]
+fn netns_hop_kernel_loss() {
+    let line = "--loss 2% --bursts 0.2%,50%,80% --rtt 1ms --jitter 200us --rate 500M";
+    let (ours, report) = through(line, &EXCHANGES, &[]);
+    assert_happened(&report, &["lost"]);
+    assert!(ours.retransmits > 0 && ours.out_of_order > 0, "{ours:?}");
+}
+
+#[test]
+fn netns_hop_kernel_reordering_and_duplication() {
+    let line = "--reorder 5% --depth 40 --reorder-by 2ms --duplicate 5% --rtt 500us --rate 500M";
+    let (ours, report) = through(line, &EXCHANGES, &[]);
+    assert_happened(&report, &["reordered", "duplicated"]);
+    assert!(ours.duplicates > 0 && ours.out_of_order > 0, "{ours:?}");
+}
+
+#[test]
+fn netns_hop_kernel_corruption() {
+    let (ours, report) = through("--corrupt 2% --rtt 500us --rate 500M", &EXCHANGES, &[]);
+    assert_happened(&report, &["corrupted"]);
+    assert!(ours.retransmits > 0, "{ours:?}");
+}
+
+#[test]
+fn netns_hop_kernel_marks() {
+    let line = "--rate 50M --rtt 5ms --queue 200 --mark 10";
+    let (ours, report) = through(line, &EXCHANGES, &["net.ipv4.tcp_ecn=1"]);
+    assert_happened(&report, &["marked"]);
+    assert_eq!(count(&report, "queue_full"), 0, "both ends heed the marks: {report:#}");
+    assert!(ours.ecn_echoes > 0, "{ours:?}");
+}
+
+#[test]
+fn netns_hop_kernel_a_long_path_with_a_short_queue() {
+    let (ours, report) = through("--rate 50M --rtt 40ms --queue 20 --loss 0.5%", &EXCHANGES, &[]);
+    assert_happened(&report, &["queue_full", "lost"]);
+    assert!(ours.recoveries > 0, "{ours:?}");
+}
+
+#[test]
+fn netns_hop_kernel_blackouts() {
+    let line = "--blackout 1s,60ms,300ms --rate 50M --rtt 1ms";
+    let (ours, report) = through(line, &EXCHANGES, &[]);
+    assert_happened(&report, &["lost"]);
+    assert!(ours.retransmits > 0, "{ours:?}");
+}
+
+#[test]
+fn netns_hop_kernel_a_path_that_becomes_narrow() {
+    let line = "--path-mtu 1300 --path-mtu-from 1500ms --rate 50M --rtt 1ms";
+    let (_, report) = through(line, &EXCHANGES, &[]);
+    assert_happened(&report, &["too_big"]);
+}
+
+/// Only for us: the kernel needs many time-outs, and that only when it is told to probe.
+#[test]
+fn netns_hop_kernel_a_narrow_path_that_tells_nobody() {
+    let line = "--path-mtu 1300 --filter-icmp --only a --rate 50M --rtt 1ms";
+    let (_, report) = through(line, &EXCHANGES[1..3], &[]);
+    assert!(report["a_to_b"]["too_big"].as_u64().unwrap() > 0, "{report:#}");
+}
+
+#[test]
+fn netns_hop_kernel_a_middlebox_that_cuts_anew() {
+    let (ours, report) = through("--split 20% --loss 1% --rtt 500us --rate 500M", &EXCHANGES, &[]);
+    assert_happened(&report, &["split"]);
+    assert!(ours.retransmits > 0, "{ours:?}");
+}
+
+#[test]
+fn netns_hop_kernel_everything_at_once() {
+    let line = "--loss 1% --bursts 0.1%,50%,80% --reorder 3% --depth 20 --reorder-by 2ms --duplicate 2% --corrupt 1% \
+                --split 10% --jitter 300us --rtt 2ms --rate 100M --queue 50 --mark 20";
+    let (_, report) = through(line, &EXCHANGES, &["net.ipv4.tcp_ecn=1"]);
+    let faults = ["lost", "reordered", "duplicated", "corrupted", "split", "marked"];
+    assert_happened(&report, &faults);
+}
