@@ -2,7 +2,7 @@
 //! from outside is known again in what is sent.
 #![expect(unsafe_code, reason = "a region is borrowed out of the middle of a larger mapping")]
 
-use std::{cell::RefCell, mem, ptr::NonNull};
+use std::{cell::RefCell, mem, ops::Range, ptr::NonNull};
 
 use xwarp_verbs::{Memory, Pages};
 
@@ -82,7 +82,13 @@ impl Guarded {
 
     /// Whether all of the region is secret, as it was made.
     pub fn is_secret(&self) -> bool {
-        self.bytes() == SECRETS[MARGIN..MARGIN + self.region.len()]
+        self.is_secret_outside(0..0)
+    }
+
+    /// Whether all of the region but this part is secret, as it was made.
+    pub fn is_secret_outside(&self, part: Range<usize>) -> bool {
+        let (bytes, secrets) = (self.bytes(), &SECRETS[MARGIN..MARGIN + self.region.len()]);
+        bytes[..part.start] == secrets[..part.start] && bytes[part.end..] == secrets[part.end..]
     }
 }
 

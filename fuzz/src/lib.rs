@@ -10,7 +10,7 @@
 //! | [`startup`](startup::target) | MPA Request and Reply, the session's start-up in pieces | round trip, every truncation, one outcome whatever the cuts |
 //! | [`headers`](headers::target) | DDP and RDMAP headers, Terminate | round trips, every truncation |
 //! | [`deframe`](deframe::target) | the receiving MPA session: any stream, cut and reordered | what is delivered is what a reader in order finds; placed once |
-//! | [`engine`](engine::target) | a whole engine, hostile peers on the wire | canaries, frames, memory, the validity of what it sends, its end |
+//! | [`engine`](engine::target) | a whole engine, hostile peers on the wire | canaries, frames, memory, keys that are shut, the validity of what it sends, its end |
 //! | [`pair`](pair::target) | two engines and the network between them | completions in order and once, contents, canaries, frames |
 #![deny(unsafe_code)]
 

@@ -110,51 +110,87 @@ fn with_markers(ulpdus: &[&[u8]]) -> Vec<u8> {
     out
 }
 
-/// Start-up, receives, some work requests, and the FPDUs, whose keys become those of the engine's regions.
+/// What the peer's Writes and Reads go to, by the numbers of [`crate::engine`]'s keys, and what opens it first.
+struct Aim {
+    write: u8,
+    read: u8,
+    opens: &'static [u8],
+}
+
+/// Regions that are open.
+const REGIONS: Aim = Aim { write: 1, read: 2, opens: &[] };
+/// A window for all remote rights.
+const WINDOW: Aim = Aim { write: 7, read: 7, opens: &[8, 192, 0, 255, 0, 5, 14, 0, 0, 0x0c, 0, 0, 0, 0] };
+/// A fast region of two pieces.
+const FAST: Aim =
+    Aim { write: 9, read: 9, opens: &[8, 192, 0, 255, 2, 7, 7, 4, 0, 8, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0] };
+
+/// Inputs of all kinds that differ in the settings, in how FPDUs come, and in what they are aimed at.
 fn engine_inputs(seeds: &mut Seeds, initiator: bool, start_up: &[u8], ulpdus: &[&[u8]]) {
     let role = if initiator { 0 } else { 8 };
     for settings in [role | 1, role, role | 64 | 1, role | 16, role | 4 | 1] {
         for how in [1, 1 | 2, 1 | 4, 1 | 16] {
-            let mut input = vec![settings, 0, start_up[16], start_up[17]];
-            input.extend_from_slice(&start_up[18..]);
-            // Receives of one piece at the front of the sink.
-            for _ in 0..4 {
-                input.extend_from_slice(&[8, 0, 0, 1, 0, 0, 0x0b, 0]);
-            }
-            let room = ulpdus.iter().scan(0, |sum, ulpdu| {
-                *sum += ulpdu.len() + 4;
-                Some(*sum)
-            });
-            let count = room.take_while(|sum| *sum < STREAM).count().max(1);
-            let mut answered = 0;
-            for (number, ulpdu) in ulpdus.iter().take(count).enumerate() {
-                let mut ulpdu = ulpdu.to_vec();
-                let is_response = ulpdu
-                    .first_chunk()
-                    .is_some_and(|[first, control]| first & 0x80 != 0 && control & 15 == 2);
-                if is_response && answered == 0 {
-                    input.extend_from_slice(&read(response_bytes(&ulpdus[number..])));
-                }
-                rename_keys(&mut ulpdu, answered);
-                answered = match ulpdu.first() {
-                    Some(first) if is_response && first & 0x40 == 0 => answered + ulpdu.len() as u16 - 14,
-                    _ => 0,
-                };
-                input.extend_from_slice(&[1, how]);
-                input.extend_from_slice(&(ulpdu.len() as u16).to_be_bytes());
-                input.extend_from_slice(&ulpdu);
-                if number % 4 == 1 && !is_response {
-                    // A Send or a Write of our own, 16 bytes, to a region that the peer calls 1.
-                    let what = 2 + (number / 4 % 2) as u8;
-                    input
-                        .extend_from_slice(&[8, what, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 16]);
-                }
-            }
-            // What was held back comes in the other order; time passes.
-            input.extend_from_slice(&[7, 1, 6, 0, 200]);
-            add(seeds, "engine", input);
+            add(seeds, "engine", engine_input([settings, how], &REGIONS, start_up, ulpdus));
         }
     }
+    for settings in [role | 1, role | 3] {
+        for aim in [&REGIONS, &WINDOW, &FAST] {
+            add(seeds, "engine", engine_input([settings, 1], aim, start_up, ulpdus));
+        }
+    }
+}
+
+/// Start-up, receives, some work requests, and the FPDUs, whose keys become those of the engine's regions.
+fn engine_input([settings, how]: [u8; 2], aim: &Aim, start_up: &[u8], ulpdus: &[&[u8]]) -> Vec<u8> {
+    let mut input = vec![settings, 0, start_up[16], start_up[17]];
+    input.extend_from_slice(&start_up[18..]);
+    // Receives of one piece at the front of the sink.
+    for _ in 0..4 {
+        input.extend_from_slice(&[8, 0, 0, 1, 0, 0, 0x0b, 0]);
+    }
+    input.extend_from_slice(aim.opens);
+    let room = ulpdus.iter().scan(0, |sum, ulpdu| {
+        *sum += ulpdu.len() + 4;
+        Some(*sum)
+    });
+    let count = room.take_while(|sum| *sum < STREAM).count().max(1);
+    let mut answered = 0;
+    let mut last_write = Vec::new();
+    for (number, ulpdu) in ulpdus.iter().take(count).enumerate() {
+        let mut ulpdu = ulpdu.to_vec();
+        let is_response =
+            ulpdu.first_chunk().is_some_and(|[first, control]| first & 0x80 != 0 && control & 15 == 2);
+        if is_response && answered == 0 {
+            input.extend_from_slice(&read(response_bytes(&ulpdus[number..])));
+        }
+        rename_keys(&mut ulpdu, aim, answered);
+        answered = match ulpdu.first() {
+            Some(first) if is_response && first & 0x40 == 0 => answered + ulpdu.len() as u16 - 14,
+            _ => 0,
+        };
+        let record = [&[1, how], &(ulpdu.len() as u16).to_be_bytes()[..], &ulpdu].concat();
+        input.extend_from_slice(&record);
+        let tagged_opcode = ulpdu.first_chunk().map(|[first, control]| (first & 0x80 != 0, control & 15));
+        if tagged_opcode == Some((true, 0)) {
+            last_write = record;
+        }
+        if number % 4 == 1 && !is_response {
+            // A Send or a Write of our own, 16 bytes, to a region that the peer calls 1.
+            let what = 2 + (number / 4 % 2) as u8;
+            input.extend_from_slice(&[8, what, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 16]);
+        }
+    }
+    if !aim.opens.is_empty() {
+        // Shut again, by us: a Write to the same place is refused now.
+        input.extend_from_slice(&[8, 195, 0, aim.write, 0]);
+        if let Some(last) = last_write.last_mut() {
+            *last ^= 0xff;
+        }
+        input.extend_from_slice(&last_write);
+    }
+    // What was held back comes in the other order; time passes.
+    input.extend_from_slice(&[7, 1, 6, 0, 200]);
+    input
 }
 
 /// Bytes of the Read Response whose segments come first, as many as one read may ask for.
@@ -176,14 +212,14 @@ fn read(len: u16) -> Vec<u8> {
     record
 }
 
-/// The peer's memory is region 1, or for a Read Request what can be read, at an offset that exists; the sink of
-/// our own reads is the front of region 0's middle, of which `answered` bytes came already.
-fn rename_keys(ulpdu: &mut [u8], answered: u16) {
+/// The peer's memory is what it aims at, at an offset that exists; the sink of our own reads is the front of region
+/// 0's middle, of which `answered` bytes came already.
+fn rename_keys(ulpdu: &mut [u8], aim: &Aim, answered: u16) {
     let Some(&[first, control]) = ulpdu.first_chunk::<2>() else { return };
     let places: &[(usize, u8, u16)] = match (first & 0x80 != 0, control & 15) {
         (true, 2) => &[(2, 0, 1024 + answered)],
-        (true, _) => &[(2, 1, 0)],
-        (false, 1) => &[(18, 0, 0), (34, 2, 0)],
+        (true, _) => &[(2, aim.write, 0)],
+        (false, 1) => &[(18, 0, 0), (34, aim.read, 0)],
         (false, _) => &[],
     };
     for &(at, number, offset) in places {

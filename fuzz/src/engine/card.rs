@@ -10,13 +10,16 @@ use xwarp_tcp::{
     time::{Duration, Instant},
 };
 use xwarp_verbs::{
-    Access, Operation, Payload, QpId, RecvRequest, Remote, STag, SendFlags, Sge, SrqId, WcStatus,
-    WorkRequest,
+    Access, CqId, Operation, Payload, QpId, RecvRequest, Remote, ResourceError, STag, SendFlags, Sge, SrqId,
+    WcStatus, WorkRequest,
     engine::{ConnectParams, Engine, EngineConfig},
-    rnic::{CmEvent, CompletionRing, Limits, NoReceive, QpAttributes, Registration, SrqAttributes},
+    rnic::{CmEvent, CompletionRing, Limits, NoReceive, PdId, QpAttributes, Registration, SrqAttributes},
 };
 
-use super::peer::{CARD, PEER};
+use super::{
+    doors::{Doors, Request, rekeyed},
+    peer::{Addresses, CARD_PORT},
+};
 use crate::{canary::Guarded, input::Input, link::FuzzLink};
 
 /// Bytes of every region.
@@ -28,6 +31,10 @@ const OPEN_FILL: u8 = 0x22;
 const READABLE_FILL: u8 = 0x33;
 /// Requests of one queue at most.
 const DEPTH: u32 = 16;
+/// Where numbers of keys begin again: see [`Card::key`].
+const BEFORE: usize = 16;
+/// Verbs from here on are about keys that open and shut, and queues that change.
+const MORE_VERBS: u8 = 192;
 /// Queue pairs.
 const QPS: usize = 3;
 /// Turns that the end may take: each runs timers or sends.
@@ -44,6 +51,7 @@ struct Regions {
     closed: [Guarded; 4],
     /// In the same order.
     keys: Vec<STag>,
+    doors: Doors,
 }
 
 /// The engine and what is around it.
@@ -54,9 +62,14 @@ pub struct Card {
     pub link: FuzzLink,
     /// Virtual time.
     pub now: Instant,
+    addresses: Addresses,
+    pds: [PdId; 2],
+    cq: CqId,
     regions: Regions,
     ring: Arc<CompletionRing>,
     qps: Vec<QpId>,
+    /// A queue pair that is never connected.
+    aside: QpId,
     srq: SrqId,
     /// Requests that have not completed, by their number.
     outstanding: HashMap<u64, QpId>,
@@ -72,6 +85,8 @@ pub struct Reached {
     pub successes: usize,
     /// Bytes of regions that have changed.
     pub bytes: usize,
+    /// Bytes of memory that have changed through a window or a fast region.
+    pub through_doors: usize,
 }
 
 /// How the engine is set up, by the first byte of an input.
@@ -81,6 +96,10 @@ pub struct Settings(pub u8);
 impl Settings {
     fn markers(self) -> Markers {
         [Markers::Prefer, Markers::Off, Markers::Require, Markers::Prefer][usize::from(self.0 & 3)]
+    }
+    /// The last of four ways to set markers stands for IPv6.
+    pub fn v6(self) -> bool {
+        self.0 & 3 == 3
     }
     fn crc(self) -> bool {
         self.0 & 4 == 0
@@ -106,7 +125,7 @@ impl Settings {
 
 impl Card {
     /// A card that listens, or can connect.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: Settings, addresses: Addresses) -> Self {
         let mpa = MpaConfig {
             markers: settings.markers(),
             crc: settings.crc(),
@@ -134,6 +153,7 @@ impl Card {
             QpAttributes { srq: Some(srq), ..attributes.clone() },
         ];
         let qps: Vec<QpId> = kinds.map(|a| engine.create_qp(a).expect("a queue pair")).to_vec();
+        let aside = engine.create_qp(attributes).expect("a queue pair");
         let mut keys = Vec::new();
         let mut make = |fill, pd, access, stream| {
             let guarded = Guarded::new(REGION, fill);
@@ -147,22 +167,27 @@ impl Card {
         let readable = make(Some(READABLE_FILL), pd, Access::REMOTE_READ, None);
         let no_rights = make(None, pd, Access::empty(), None);
         let other_domain = make(None, foreign, Access::all(), None);
-        let other_stream = make(None, pd, Access::all(), Some(qps[QPS - 1]));
+        let other_stream = make(None, pd, Access::all(), Some(aside));
         let gone = make(None, pd, Access::all(), None);
         engine.deregister(*keys.last().expect("seven keys")).expect("it was registered");
         let closed = [no_rights, other_domain, other_stream, gone];
-        let regions = Regions { sink, open, readable, closed, keys };
+        let doors = Doors::new(&mut engine, pd, qps[0]);
+        let regions = Regions { sink, open, readable, closed, keys, doors };
         let mut link = FuzzLink::new(settings.chunk());
         if !settings.initiator() {
-            engine.listen(&mut link, None, CARD.1, 4, 1500, None).expect("a listener");
+            engine.listen(&mut link, None, CARD_PORT, 4, 1500, None).expect("a listener");
         }
         Self {
             engine,
             link,
             now: Instant::from_nanos(1_000_000_000),
+            addresses,
+            pds: [pd, foreign],
+            cq,
             regions,
             ring,
             qps,
+            aside,
             srq,
             outstanding: HashMap::new(),
             next_id: 0,
@@ -171,14 +196,21 @@ impl Card {
         }
     }
 
-    /// The key of a region, by its number.
+    /// The key with a number: of regions, then of windows and fast regions. From [`BEFORE`] on it is the key that
+    /// the same place may have had before.
     pub fn key(&self, number: u32) -> Option<STag> {
-        self.regions.keys.get(number as usize).copied()
+        let mut keys = self.regions.keys.iter().copied().chain(self.regions.doors.keys());
+        let key = keys.nth(number as usize % BEFORE)?;
+        match number as usize / BEFORE {
+            0 => Some(key),
+            1 => Some(rekeyed(key, key.key().wrapping_sub(1))),
+            _ => None,
+        }
     }
 
     /// The engine connects a queue pair to this port of the peer.
     pub fn connect(&mut self, port: u16) {
-        let path = path(CARD, (PEER, port));
+        let path = path(self.addresses.card(), (self.addresses.peer(), port));
         for qp in self.qps.clone() {
             let params =
                 ConnectParams { ird: 2, ord: 2, private_data: b"hello".to_vec(), ..ConnectParams::default() };
@@ -241,6 +273,7 @@ impl Card {
     /// Takes completions: each of a request that is outstanding.
     fn reap(&mut self) {
         while let Some(completion) = self.ring.pop() {
+            self.regions.doors.completed(&completion);
             let known = self.outstanding.remove(&completion.wr_id);
             assert!(known.is_some(), "{completion:?}: it completed before, or was never posted");
             self.reached.successes += usize::from(completion.status == WcStatus::Success);
@@ -256,6 +289,9 @@ impl Card {
     pub fn verb(&mut self, input: &mut Input<'_>) {
         let (what, number) = (input.u8(), input.u8());
         let qp = self.qps[usize::from(number) % QPS];
+        if what >= MORE_VERBS {
+            return self.another_verb(qp, what - MORE_VERBS, input);
+        }
         match what % 12 {
             0 | 1 => self.post_recv(qp, input),
             2..=6 => self.post_send(qp, what % 12, input),
@@ -265,6 +301,42 @@ impl Card {
             10 => drop(self.engine.deregister(self.regions.keys[usize::from(input.u8()) % 3])),
             _ => self.engine.mtu_changed(self.now, input.u16().max(68)),
         }
+    }
+
+    fn another_verb(&mut self, qp: QpId, what: u8, input: &mut Input<'_>) {
+        match what % 12 {
+            0..=2 => {
+                let elsewhere = self.key(input.u8().into());
+                let request = self.regions.doors.open(elsewhere, input);
+                self.post_local(qp, &request, input.u8());
+            }
+            3 | 4 => {
+                let key = self.key(input.u8().into()).unwrap_or_default();
+                let request = Request { operation: Operation::LocalInvalidate { key }, memory: Vec::new() };
+                self.post_local(qp, &request, input.u8());
+            }
+            what @ 5..=8 => self.post_send(qp, what + 2, input),
+            9 => self.regions.doors.take_away(&mut self.engine, input),
+            10 => drop(self.engine.revoke(self.regions.keys[usize::from(input.u8()) % 3])),
+            _ => {
+                let size = input.u16().into();
+                let _ = match size % 3 {
+                    0 => self.engine.arm_srq_limit(self.srq, size),
+                    1 => self.engine.resize_srq(self.srq, size),
+                    _ => self.engine.resize_cq(self.cq, size + 256),
+                };
+            }
+        }
+    }
+
+    /// Posts a request about memory alone.
+    fn post_local(&mut self, qp: QpId, request: &Request, flags: u8) {
+        let Request { operation, memory } = request;
+        let payload = match operation {
+            Operation::FastRegister { .. } => Payload::Memory(memory),
+            _ => Payload::EMPTY,
+        };
+        self.post(qp, *operation, payload, flags);
     }
 
     /// A piece of the sink.
@@ -293,19 +365,36 @@ impl Card {
 
     fn post_send(&mut self, qp: QpId, what: u8, input: &mut Input<'_>) {
         let remote = Remote { key: STag::new(input.u32()), offset: input.u64() };
-        let flags = SendFlags::SIGNALED | SendFlags::from_bits_truncate(input.u8());
-        let wr_id = self.id();
+        let flags = input.u8();
         let piece = [self.piece(input)];
         let word = [Sge { len: 8, offset: piece[0].offset.min(SINK.end as u64 - 8) & !7, ..piece[0] }];
+        let data = *b"whatever";
         let (operation, payload) = match what {
             2 => (Operation::Send { invalidate: None }, Payload::Gather(&piece)),
             3 => (Operation::Write { remote }, Payload::Gather(&piece)),
             4 => (Operation::Read { remote, invalidate: false }, Payload::Gather(&piece)),
             5 => (Operation::FetchAdd { remote, add: 1, mask: 0 }, Payload::Gather(&word)),
-            _ => (Operation::Immediate { data: *b"whatever" }, Payload::EMPTY),
+            6 => (Operation::Immediate { data }, Payload::EMPTY),
+            7 => (Operation::WriteImmediate { remote, data }, Payload::Gather(&piece)),
+            8 => (Operation::Send { invalidate: Some(remote.key) }, Payload::Inline(&data)),
+            9 => (Operation::Read { remote, invalidate: true }, Payload::Gather(&piece)),
+            _ => {
+                let (compare, swap) = (remote.offset, !remote.offset);
+                let masks = (u64::MAX >> 8, u64::MAX << 8);
+                let (compare_mask, swap_mask) = masks;
+                let operation = Operation::CompareSwap { remote, compare, compare_mask, swap, swap_mask };
+                (operation, Payload::Gather(&word))
+            }
         };
+        self.post(qp, operation, payload, flags);
+    }
+
+    fn post(&mut self, qp: QpId, operation: Operation, payload: Payload<'_>, flags: u8) {
+        let flags = SendFlags::SIGNALED | SendFlags::from_bits_truncate(flags);
+        let wr_id = self.id();
         let request = WorkRequest { wr_id, operation, payload, flags };
         if self.engine.post_send(qp, &request).is_ok() {
+            self.regions.doors.posted(wr_id, &operation);
             self.outstanding.insert(wr_id, qp);
         }
     }
@@ -336,12 +425,35 @@ impl Card {
         let left: Vec<_> = self.outstanding.values().filter(|qp| **qp != shared).collect();
         assert_eq!(left.len(), 0, "requests never completed");
         let bytes = self.check_memory();
-        Reached { bytes, ..self.reached }
+        let reached = self.reached;
+        let through_doors = self.take_apart();
+        Reached { bytes, through_doors, ..reached }
+    }
+
+    /// All objects go. Returns what [`Doors::over`] does.
+    fn take_apart(self) -> usize {
+        let Self { mut engine, regions, qps, aside, srq, cq, pds, .. } = self;
+        for qp in qps.into_iter().chain([aside]) {
+            engine.destroy_qp(qp).expect("a queue pair");
+        }
+        let through_doors = regions.doors.over(&mut engine);
+        for key in regions.keys {
+            // Some are gone already.
+            let gone = engine.deregister(key);
+            assert!(!matches!(gone, Err(ResourceError::InUse(..))), "{gone:?}");
+        }
+        engine.destroy_srq(srq).expect("nobody uses it");
+        engine.destroy_cq(cq).expect("nobody uses it");
+        for pd in pds {
+            engine.dealloc_pd(pd).expect("nothing is left in it");
+        }
+        through_doors
     }
 
     /// What the peer may not write has not changed. Returns how many bytes have of what it may write.
     fn check_memory(&self) -> usize {
-        let Regions { sink, open, readable, closed, .. } = &self.regions;
+        let Regions { sink, open, readable, closed, doors, .. } = &self.regions;
+        doors.check();
         for guarded in [sink, open, readable].into_iter().chain(closed) {
             guarded.check();
         }

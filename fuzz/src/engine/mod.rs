@@ -4,13 +4,14 @@
 //! everything around it made good, a raw frame, time that passes, or a verb of the application's.
 
 mod card;
+mod doors;
 mod peer;
 
 use xwarp_tcp::time::Duration;
 
 use self::{
     card::{Card, Reached, Settings},
-    peer::{ACK, FIN, Peer, RST, SYN, inspect},
+    peer::{ACK, Addresses, FIN, Peer, RST, SYN, inspect},
 };
 use crate::{input::Input, wire::mend};
 
@@ -39,6 +40,7 @@ pub fn target(data: &[u8]) {
 /// The card, its peers, and what is under way to the card.
 struct World {
     settings: Settings,
+    addresses: Addresses,
     card: Card,
     peers: Vec<Peer>,
     current: usize,
@@ -50,10 +52,12 @@ struct World {
 impl World {
     fn run(mut input: Input<'_>) -> Reached {
         let settings = Settings(input.u8());
+        let addresses = Addresses::new(settings.v6());
         let mut world = Self {
             settings,
-            card: Card::new(settings),
-            peers: PORTS.map(|port| Peer::new(port, settings.timestamps())).collect(),
+            addresses,
+            card: Card::new(settings, addresses),
+            peers: PORTS.map(|port| Peer::new(addresses, port, settings.timestamps())).collect(),
             current: 0,
             held: Vec::new(),
             mute: false,
@@ -231,12 +235,16 @@ impl World {
     /// Any frame at all: as it is, with good checksums, or put into the current connection.
     fn raw(&mut self, patch: u8, mut frame: Vec<u8>) {
         let peer = &self.peers[self.current];
-        if patch & 2 != 0 && frame.len() >= 54 {
+        let (addresses, ports) = self.addresses.places();
+        let (numbers, end) = (ports + 4, ports + 20);
+        if patch & 2 != 0 && frame.len() >= end {
             let template = peer.segment(ACK, peer.seq(0), peer.ack(), 0xffff, &[]);
-            frame[..14].copy_from_slice(&template[..14]);
-            frame[26..38].copy_from_slice(&template[26..38]);
+            let mut copy =
+                |range: std::ops::Range<usize>| frame[range.clone()].copy_from_slice(&template[range]);
+            copy(0..14);
+            copy(addresses..numbers);
             if patch & 4 != 0 {
-                frame[38..46].copy_from_slice(&template[38..46]);
+                copy(numbers..numbers + 8);
             }
         }
         if patch & 1 != 0 {
@@ -260,7 +268,7 @@ impl World {
                 return;
             }
             for frame in sent {
-                inspect(&frame, |port, tcp| {
+                inspect(self.addresses, &frame, |port, tcp| {
                     if let Some(peer) = self.peers.iter_mut().find(|peer| peer.port() == port) {
                         peer.hear(tcp);
                     }
@@ -310,17 +318,27 @@ mod tests {
     use super::*;
     use crate::seeds;
 
+    fn reached(capture: &str) -> Vec<Reached> {
+        let captures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tcp-offload/tests/captures");
+        let seeds = seeds::of_capture(&captures.join(capture).with_extension("pcap")).expect("a capture");
+        seeds["engine"].iter().map(|input| World::run(Input::new(input))).collect()
+    }
+
     #[test]
     fn captures_reach_memory_and_completions() {
-        let captures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tcp-offload/tests/captures");
         for (name, bytes) in [("write-read-8k-crc", 1000), ("send-1x10001-crc", 1000), ("rping-rev2-crc", 10)]
         {
-            let seeds = seeds::of_capture(&captures.join(name).with_extension("pcap")).expect("a capture");
-            let reached: Vec<_> = seeds["engine"].iter().map(|input| World::run(Input::new(input))).collect();
+            let reached = reached(name);
             let successes = reached.iter().map(|reached| reached.successes).max();
             assert!(successes > Some(2), "{name}: {successes:?}");
             let changed = reached.iter().map(|reached| reached.bytes).max();
             assert!(changed > Some(bytes), "{name}: {changed:?}");
         }
+    }
+
+    #[test]
+    fn captures_reach_windows_and_fast_regions_over_ipv4_and_ipv6() {
+        let reached = reached("rping-rev2-crc");
+        assert_eq!(reached.iter().filter(|reached| reached.through_doors > 10).count(), 4);
     }
 }

@@ -1,18 +1,20 @@
 //! The hostile end of a connection: TCP segments made by hand, as good or bad as the input wants them, and a check of
 //! every segment that the engine sends.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use etherparse::{NetSlice, SlicedPacket, TcpSlice, TransportSlice};
 
 use crate::{canary::betrays, wire::mend};
 
-/// The engine's address and port.
-pub const CARD: (Ipv4Addr, u16) = (Ipv4Addr::new(192, 0, 2, 1), 4791);
-/// The peer's address; each connection has a port of its own.
-pub const PEER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+/// The engine's port.
+pub const CARD_PORT: u16 = 4791;
 /// Where the peer's sequence numbers begin, near the wrap.
 const ISN: u32 = u32::MAX - 700;
+
+const ICMP: u8 = 1;
+const TCP: u8 = 6;
+const ICMPV6: u8 = 58;
 
 /// TCP control bits.
 pub const FIN: u8 = 1;
@@ -23,9 +25,74 @@ pub const RST: u8 = 4;
 /// See [`FIN`].
 pub const ACK: u8 = 16;
 
+/// The addresses of the engine and of its peers: each connection has a port of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Addresses {
+    v6: bool,
+}
+
+impl Addresses {
+    /// Of IPv6, or of IPv4.
+    pub fn new(v6: bool) -> Self {
+        Self { v6 }
+    }
+
+    fn end(self, number: u8) -> IpAddr {
+        if self.v6 {
+            Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, number.into()).into()
+        } else {
+            Ipv4Addr::new(192, 0, 2, number).into()
+        }
+    }
+
+    /// The engine's.
+    pub fn card(self) -> SocketAddr {
+        (self.end(1), CARD_PORT).into()
+    }
+
+    /// The peer's.
+    pub fn peer(self) -> IpAddr {
+        self.end(2)
+    }
+
+    /// Where the addresses begin in a frame that this module makes, and where the ports do behind them.
+    pub fn places(self) -> (usize, usize) {
+        if self.v6 { (22, 54) } else { (26, 34) }
+    }
+
+    /// The IP header of a packet from one end to the other.
+    fn ip_header(self, [from, to]: [u8; 2], protocol: u8, payload: usize) -> Vec<u8> {
+        let mut header = if self.v6 {
+            let [high, low] = (payload as u16).to_be_bytes();
+            vec![0x60, 0, 0, 0, high, low, protocol, 64]
+        } else {
+            let [high, low] = (20 + payload as u16).to_be_bytes();
+            vec![0x45, 0, high, low, 0, 0, 0x40, 0, 64, protocol, 0, 0]
+        };
+        for end in [from, to] {
+            match self.end(end) {
+                IpAddr::V4(ip) => header.extend_from_slice(&ip.octets()),
+                IpAddr::V6(ip) => header.extend_from_slice(&ip.octets()),
+            }
+        }
+        header
+    }
+
+    /// A frame to the engine, with good checksums.
+    fn frame(self, protocol: u8, payload: &[u8]) -> Vec<u8> {
+        let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+        frame.extend_from_slice(if self.v6 { &[0x86, 0xdd] } else { &[8, 0] });
+        frame.extend_from_slice(&self.ip_header([2, 1], protocol, payload.len()));
+        frame.extend_from_slice(payload);
+        mend(&mut frame);
+        frame
+    }
+}
+
 /// One TCP connection, as far as a peer knows it.
 #[derive(Debug)]
 pub struct Peer {
+    addresses: Addresses,
     port: u16,
     timestamps: bool,
     /// The engine's initial sequence number, once its SYN came.
@@ -47,8 +114,9 @@ pub struct Peer {
 
 impl Peer {
     /// A peer that has sent nothing.
-    pub fn new(port: u16, timestamps: bool) -> Self {
+    pub fn new(addresses: Addresses, port: u16, timestamps: bool) -> Self {
         Self {
+            addresses,
             port,
             timestamps,
             card_isn: None,
@@ -124,41 +192,37 @@ impl Peer {
             options.extend_from_slice(&self.clock.to_be_bytes());
             options.extend_from_slice(&self.last_timestamp.to_be_bytes());
         }
-        let tcp = 20 + options.len();
-        let total = (20 + tcp + payload.len()) as u16;
-        let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
-        frame.extend_from_slice(&[0x45, 0, (total >> 8) as u8, total as u8, 0, 0, 0x40, 0, 64, 6, 0, 0]);
-        frame.extend_from_slice(&PEER.octets());
-        frame.extend_from_slice(&CARD.0.octets());
-        frame.extend_from_slice(&self.port.to_be_bytes());
-        frame.extend_from_slice(&CARD.1.to_be_bytes());
-        frame.extend_from_slice(&seq.to_be_bytes());
-        frame.extend_from_slice(&ack.to_be_bytes());
-        frame.extend_from_slice(&[(tcp as u8 / 4) << 4, flags]);
-        frame.extend_from_slice(&window.to_be_bytes());
-        frame.extend_from_slice(&[0; 4]);
-        frame.extend_from_slice(&options);
-        frame.extend_from_slice(payload);
-        mend(&mut frame);
-        frame
+        let header = 20 + options.len() as u8;
+        let mut tcp = self.port.to_be_bytes().to_vec();
+        tcp.extend_from_slice(&CARD_PORT.to_be_bytes());
+        tcp.extend_from_slice(&seq.to_be_bytes());
+        tcp.extend_from_slice(&ack.to_be_bytes());
+        tcp.extend_from_slice(&[(header / 4) << 4, flags]);
+        tcp.extend_from_slice(&window.to_be_bytes());
+        tcp.extend_from_slice(&[0; 4]);
+        tcp.extend_from_slice(&options);
+        tcp.extend_from_slice(payload);
+        self.addresses.frame(TCP, &tcp)
     }
 
-    /// An ICMP error about a segment that the engine has sent.
+    /// An ICMP error about a segment that the engine has sent: of IPv4 unreachable with this code, of IPv6 too big
+    /// for code 4 and else unreachable.
     pub fn icmp(&self, code: u8, mtu: u16) -> Vec<u8> {
+        let [high, low] = mtu.to_be_bytes();
+        let (protocol, header) = match (self.addresses.v6, code) {
+            (false, _) => (ICMP, [3, code]),
+            (true, 4) => (ICMPV6, [2, 0]),
+            (true, _) => (ICMPV6, [1, code]),
+        };
+        let mut icmp = header.to_vec();
+        icmp.extend_from_slice(&[0, 0, 0, 0, high, low]);
+        let quoted = self.addresses.ip_header([1, 2], TCP, 1480);
         let seq = self.card_isn.unwrap_or_default().wrapping_add(1).wrapping_add(self.acknowledged as u32);
-        let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
-        frame.extend_from_slice(&[0x45, 0, 0, 56, 0, 0, 0x40, 0, 64, 1, 0, 0]);
-        frame.extend_from_slice(&PEER.octets());
-        frame.extend_from_slice(&CARD.0.octets());
-        frame.extend_from_slice(&[3, code, 0, 0, 0, 0, (mtu >> 8) as u8, mtu as u8]);
-        frame.extend_from_slice(&[0x45, 0, 5, 220, 0, 0, 0x40, 0, 64, 6, 0, 0]);
-        frame.extend_from_slice(&CARD.0.octets());
-        frame.extend_from_slice(&PEER.octets());
-        frame.extend_from_slice(&CARD.1.to_be_bytes());
-        frame.extend_from_slice(&self.port.to_be_bytes());
-        frame.extend_from_slice(&seq.to_be_bytes());
-        mend(&mut frame);
-        frame
+        icmp.extend_from_slice(&quoted);
+        icmp.extend_from_slice(&CARD_PORT.to_be_bytes());
+        icmp.extend_from_slice(&self.port.to_be_bytes());
+        icmp.extend_from_slice(&seq.to_be_bytes());
+        self.addresses.frame(protocol, &icmp)
     }
 
     /// A segment of the engine's to this peer: its bytes must not contradict those that came before.
@@ -199,15 +263,26 @@ impl Peer {
     }
 }
 
-/// Reads a frame that the engine has sent, and checks it: lengths, checksums, addresses. Returns the port it is for.
-pub fn inspect(frame: &[u8], hear: impl FnOnce(u16, &TcpSlice<'_>)) {
+/// Reads a frame that the engine has sent, and checks it: lengths, checksums, addresses. Tells the port it is for.
+pub fn inspect(addresses: Addresses, frame: &[u8], hear: impl FnOnce(u16, &TcpSlice<'_>)) {
     let sliced = SlicedPacket::from_ethernet(frame).expect("what is sent can be read");
-    let Some(NetSlice::Ipv4(ip)) = &sliced.net else { panic!("IPv4 is answered by IPv4") };
-    assert_eq!((ip.header().source_addr(), ip.header().destination_addr()), (CARD.0, PEER));
+    let (from, to, len): (IpAddr, IpAddr, usize) = match &sliced.net {
+        Some(NetSlice::Ipv4(ip)) => {
+            let header = ip.header();
+            (header.source_addr().into(), header.destination_addr().into(), header.total_len().into())
+        }
+        Some(NetSlice::Ipv6(ip)) => {
+            let header = ip.header();
+            let len = 40 + usize::from(header.payload_length());
+            (header.source_addr().into(), header.destination_addr().into(), len)
+        }
+        _ => panic!("the engine sends IP only"),
+    };
+    assert_eq!((from, to), (addresses.card().ip(), addresses.peer()));
     let Some(TransportSlice::Tcp(tcp)) = &sliced.transport else { panic!("the engine sends TCP only") };
     let mut mended = frame.to_vec();
     mend(&mut mended);
     assert_eq!(mended, frame, "the checksums are good");
-    assert_eq!(14 + usize::from(ip.header().total_len()), frame.len(), "the length is that of the frame");
+    assert_eq!(14 + len, frame.len(), "the length is that of the frame");
     hear(tcp.destination_port(), tcp);
 }

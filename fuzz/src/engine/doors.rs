@@ -1,0 +1,221 @@
+//! Keys that open and shut by work requests: windows and fast regions, each over memory that nothing else reaches; and
+//! what must hold of that memory.
+//!
+//! A wall is a region of which only the middle may be opened, the first part for all rights and the second for
+//! reading. Around it lies what nobody may read. While a door is surely shut, not a byte of its wall changes.
+
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+};
+
+use xwarp_verbs::{
+    Access, Binding, Memory, Operation, QpId, ResourceError, STag, WcStatus, WorkCompletion,
+    engine::Engine,
+    rnic::{FastRegistration, PdId, Registration},
+};
+
+use crate::{canary::Guarded, input::Input};
+
+/// Bytes of a wall.
+const WALL: usize = 8192;
+/// What may be opened for writing, and only for reading.
+const WRITABLE: Range<usize> = 1024..4096;
+const READABLE: Range<usize> = 4096..7168;
+const FILL: u8 = 0x44;
+/// Pieces of memory of a fast region at most.
+const MOST_PIECES: u32 = 3;
+
+/// A window with a region for it, or a fast region.
+#[derive(Debug)]
+struct Door {
+    key: STag,
+    /// The region that a window is for; `None`: this is a fast region.
+    region: Option<STag>,
+    wall: Guarded,
+    /// Requests that may open it and have not completed, with the keys that they give it.
+    opening: HashMap<u64, STag>,
+    /// Requests that shut it, with none before or behind them that may open it.
+    shutting: HashSet<u64>,
+    /// It was opened, and nothing is known to have shut it.
+    open: bool,
+    /// The wall's bytes since it is surely shut.
+    shut: Option<Vec<u8>>,
+}
+
+/// A request that [`Doors`] makes.
+pub struct Request {
+    /// What to do.
+    pub operation: Operation,
+    /// With which memory: of a fast registration.
+    pub memory: Vec<Memory>,
+}
+
+/// The same index with another key.
+pub fn rekeyed(stag: STag, key: u8) -> STag {
+    STag::new(stag.index() << 8 | u32::from(key))
+}
+
+/// All doors.
+#[derive(Debug)]
+pub struct Doors(Vec<Door>);
+
+impl Doors {
+    /// Two windows, then two fast regions of which the second is for `only`. All of them are shut.
+    pub fn new(engine: &mut Engine, pd: PdId, only: QpId) -> Self {
+        let mut doors = Vec::new();
+        for stream in [None, None, None, Some(only)] {
+            let wall = Guarded::new(WALL, None);
+            wall.region().fill(WRITABLE.start, READABLE.end - WRITABLE.start, FILL).expect("the middle");
+            let (key, region) = if doors.len() < 2 {
+                let access = Access::LOCAL_WRITE | Access::WINDOW_BIND;
+                let memory = wall.region().clone();
+                let registration = Registration { pd, memory, access, base: 0, stream };
+                let region = engine.register(registration).expect("a region");
+                (engine.alloc_window(pd).expect("a window"), Some(region))
+            } else {
+                let registration = FastRegistration { pd, max_pieces: MOST_PIECES, stream };
+                (engine.alloc_fast_region(registration).expect("a fast region"), None)
+            };
+            let shut = Some(wall.bytes());
+            let (opening, shutting) = (HashMap::new(), HashSet::new());
+            doors.push(Door { key, region, wall, opening, shutting, open: false, shut });
+        }
+        Self(doors)
+    }
+
+    /// The keys as they are now.
+    pub fn keys(&self) -> impl Iterator<Item = STag> {
+        self.0.iter().map(|door| door.key)
+    }
+
+    fn door(&mut self, number: u8) -> &mut Door {
+        let count = self.0.len();
+        &mut self.0[usize::from(number) % count]
+    }
+
+    /// A request that opens a door, which may be open already: a window to `elsewhere`, or to its own wall.
+    pub fn open(&mut self, elsewhere: Option<STag>, input: &mut Input<'_>) -> Request {
+        let door = self.door(input.u8());
+        let key = rekeyed(door.key, input.u8());
+        let access = Access::from_bits_truncate(input.u8().into());
+        let part = if access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) {
+            WRITABLE
+        } else {
+            WRITABLE.start..READABLE.end
+        };
+        let mut piece = || {
+            let (offset, len) = (usize::from(input.u16()), usize::from(input.u16()));
+            let offset = part.start + offset % part.len();
+            // All or nothing of a length that does not fit: what lies outside of a wall's middle is never opened.
+            (offset, if len > WALL { len } else { len.min(part.end - offset) })
+        };
+        let Some(region) = door.region else {
+            let memory = door.wall.region();
+            let pieces = (0..=MOST_PIECES).map(|_| piece()).map_while(|(offset, len)| {
+                (len > 0).then(|| memory.slice(offset, len.min(part.end - offset)).expect("the middle"))
+            });
+            let memory = pieces.collect();
+            let base = u64::from(input.u16());
+            return Request { operation: Operation::FastRegister { key, access, base }, memory };
+        };
+        let (offset, len) = piece();
+        let base = u64::from(input.u16());
+        let region = elsewhere.unwrap_or(region);
+        let binding = Binding { region, offset: offset as u64, len: len as u64, base, access };
+        Request { operation: Operation::BindWindow { window: key, binding }, memory: Vec::new() }
+    }
+
+    /// A request was posted.
+    pub fn posted(&mut self, wr_id: u64, operation: &Operation) {
+        for door in &mut self.0 {
+            match *operation {
+                Operation::BindWindow { window: key, .. } | Operation::FastRegister { key, .. }
+                    if key.index() == door.key.index() =>
+                {
+                    door.check();
+                    door.shut = None;
+                    door.shutting.clear();
+                    door.opening.insert(wr_id, key);
+                }
+                Operation::LocalInvalidate { key } if key == door.key && door.opening.is_empty() => {
+                    door.shutting.insert(wr_id);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// A request has completed.
+    pub fn completed(&mut self, completion: &WorkCompletion) {
+        let success = completion.status == WcStatus::Success;
+        for door in &mut self.0 {
+            if let Some(key) = door.opening.remove(&completion.wr_id)
+                && success
+            {
+                door.key = key;
+                door.open = true;
+            }
+            let shut = door.shutting.remove(&completion.wr_id) || completion.invalidated == Some(door.key);
+            if success && shut && door.opening.is_empty() {
+                door.open = false;
+            }
+            if door.shut.is_none() && !door.open && door.opening.is_empty() {
+                door.shut = Some(door.wall.bytes());
+            }
+        }
+    }
+
+    /// The owner takes a door, or the region that a window is for, away.
+    pub fn take_away(&mut self, engine: &mut Engine, input: &mut Input<'_>) {
+        let (number, how) = (input.u8(), input.u8());
+        let door = self.door(number);
+        let done = match (door.region, how % 3) {
+            (Some(_), 0) => engine.dealloc_window(door.key),
+            (Some(region), 1) => engine.revoke(region),
+            (Some(region), _) => engine.deregister(region),
+            (None, 0 | 1) => engine.revoke(door.key),
+            (None, _) => engine.deregister(door.key),
+        };
+        // Nothing opens it again, and what was bound to it is shut, too.
+        if done.is_ok() {
+            door.open = false;
+            door.shut.get_or_insert_with(|| door.wall.bytes());
+        }
+    }
+
+    /// What may not change has not. Returns how many bytes of walls have changed.
+    pub fn check(&self) -> usize {
+        self.0.iter().map(Door::check).sum()
+    }
+
+    /// Everything is given back; only after all queue pairs.
+    pub fn over(self, engine: &mut Engine) -> usize {
+        let changed = self.check();
+        for door in self.0 {
+            // What was taken away before is unknown now. Queue pairs that are gone leave no window open.
+            let done = match door.region {
+                Some(region) => [engine.deregister(region), engine.dealloc_window(door.key)],
+                None => [Ok(()), engine.deregister(door.key)],
+            };
+            assert!(!done.iter().any(|done| matches!(done, Err(ResourceError::InUse(..)))), "{done:?}");
+        }
+        changed
+    }
+}
+
+impl Door {
+    fn check(&self) -> usize {
+        self.wall.check();
+        let now = self.wall.bytes();
+        if let Some(shut) = &self.shut {
+            assert!(now == *shut, "written while it was shut");
+        }
+        assert!(
+            self.wall.is_secret_outside(WRITABLE.start..READABLE.end),
+            "written outside of what was opened"
+        );
+        assert!(now[READABLE].iter().all(|byte| *byte == FILL), "written where reading was allowed");
+        now[WRITABLE].iter().filter(|byte| **byte != FILL).count()
+    }
+}
