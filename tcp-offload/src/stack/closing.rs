@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use super::{Slot, Stack};
-use crate::{link::Link, tcp, ulp::Ulp, wire::Segment};
+use crate::{link::Link, tcp, time::Instant, ulp::Ulp, wire::Segment};
 
 impl<P> Slot<P> {
     fn is_unfinished(&self) -> bool {
@@ -44,8 +44,9 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    /// The interface lost the address `ip`: its connections end.
-    pub fn address_removed(&mut self, ip: IpAddr) {
+    /// The interface lost the address `ip`: its connections end, those that are half open too.
+    pub fn address_removed(&mut self, now: Instant, link: &mut dyn Link, ip: IpAddr) {
+        self.abort_halves_at(now, link, ip);
         self.abort_where(|slot| slot.tcp.flow().local.ip() == ip);
     }
 

@@ -4,7 +4,10 @@
 //! all that is kept: the [`Connection`] is made for each segment of the handshake and thrown away, until one
 //! completes it. Why no cookies: `docs/decisions/0007-half-open-connections-are-their-syns.md`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
+};
 
 use super::{Stack, listen::path_of};
 use crate::{
@@ -178,6 +181,20 @@ impl<U: Ulp> Stack<U> {
         let flows: Vec<Flow> = halves.map(|half| half.syn.flow).collect();
         for flow in flows {
             self.forget_half(link, &flow);
+        }
+    }
+
+    /// The local address `ip` is gone, and so is what was on the way to it: reset, as RFC 9293 section 3.10.5 has it for
+    /// SYN-RECEIVED.
+    pub(super) fn abort_halves_at(&mut self, now: Instant, link: &mut dyn Link, ip: IpAddr) {
+        let flows: Vec<Flow> =
+            self.half_open.by_flow.keys().filter(|flow| flow.local.ip() == ip).copied().collect();
+        for flow in flows {
+            let Some(half) = self.half_open.take(&flow) else { continue };
+            let mut tcp = self.awaken(now, &half, &half.syn);
+            tcp.abort();
+            self.finish_awake(now, link, tcp);
+            link.unsteer(Steer::Flow(flow));
         }
     }
 

@@ -12,7 +12,7 @@ use xwarp_tcp::{
 use crate::support::{Lab, PORT};
 
 /// A bare segment from a host that may not exist.
-fn forged(link: &mut SimLink, host: u32, port: u16, fields: &Fields) {
+pub fn forged(link: &mut SimLink, host: u32, port: u16, fields: &Fields) {
     let source = Ipv4Addr::from(0x0a09_0000 + host);
     let path = Path { source_mac: Mac([2, 0, 0, 0, 0, 9]), ..path((source, port), ([10, 1, 1, 1], PORT)) };
     let mut frame = [0; MOST_HEADER_BYTES];
@@ -20,7 +20,7 @@ fn forged(link: &mut SimLink, host: u32, port: u16, fields: &Fields) {
     link.inject(&frame[..len]);
 }
 
-fn syn(seq: u32) -> Fields {
+pub fn syn(seq: u32) -> Fields {
     let flags = Flags { syn: true, ..Flags::default() };
     let options =
         Options { mss: Some(1460), window_scale: Some(7), sack_permitted: true, ..Options::default() };

@@ -201,7 +201,9 @@ impl Shared {
     fn interface_changed(&self, state: &mut State, now: Instant, change: InterfaceChange) {
         tracing::info!(?change, "the interface changed");
         match change {
-            InterfaceChange::AddressRemoved(address) => state.engine.address_removed(address),
+            InterfaceChange::AddressRemoved(address) => {
+                state.engine.address_removed(now, &mut *state.link, address);
+            }
             InterfaceChange::Mtu(mtu) => state.engine.mtu_changed(now, mtu),
             InterfaceChange::NextHop { old, new } => state.engine.next_hop_changed(old, new),
             InterfaceChange::Removed => self.interface_gone.store(true, Ordering::Relaxed),

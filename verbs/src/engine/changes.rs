@@ -2,14 +2,14 @@
 
 use std::net::IpAddr;
 
-use xwarp_tcp::{time::Instant, wire::Mac};
+use xwarp_tcp::{link::Link, time::Instant, wire::Mac};
 
 use super::Engine;
 
 impl Engine {
     /// The interface lost the address `ip`: its connections end.
-    pub fn address_removed(&mut self, ip: IpAddr) {
-        self.stack.address_removed(ip);
+    pub fn address_removed(&mut self, now: Instant, link: &mut dyn Link, ip: IpAddr) {
+        self.stack.address_removed(now, link, ip);
     }
 
     /// The interface's largest IP packet has `mtu` bytes now.
