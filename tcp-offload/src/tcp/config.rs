@@ -70,9 +70,10 @@ pub struct TcpConfig {
     pub user_timeout: Duration,
     /// Keepalive; off by default (RFC 9293 section 3.8.4).
     pub keepalive: Option<Keepalive>,
-    /// How long TIME-WAIT lasts. RFC 9293 section 3.4.2 says 2 MSL = 4 minutes for the whole Internet. A frame
+    /// How long TIME-WAIT lasts at least. RFC 9293 section 3.4.2 says 2 MSL = 4 minutes for the whole Internet. A frame
     /// lives no longer than some milliseconds in a data centre, and timestamps or the rule of RFC 6191 guard
-    /// a new incarnation: 1 s.
+    /// a new incarnation: 1 s, in which a peer whose time-out is 200 ms sends its FIN three times. Where the time-out
+    /// is longer, or the peer had backed off, TIME-WAIT lasts for three of its time-outs, up to a minute.
     pub time_wait: Duration,
     /// How long FIN-WAIT-2 lasts while the peer sends nothing: 60 s, so that a peer that never closes costs no
     /// connection for ever (RFC 9293 section 3.6.1 sets no limit).

@@ -16,13 +16,20 @@ use super::{
 use crate::{
     link::Link,
     seq::{SeqNum, StreamOffset},
-    time::Instant,
+    time::{Duration, Instant},
     ulp::CloseReason,
     wire::{Flow, Headers, Options, Path, Segment},
 };
 
 /// Time-outs in a row without any answer that are a full stop (RFC 4821 section 7.7): R1 of RFC 9293 section 3.8.3.
 const R1: u32 = 3;
+
+/// TIME-WAIT lasts for so many of the peer's time-outs: the first two of its repetitions after the ACK of its FIN was lost
+/// (1 + 2), each of which begins it anew.
+const PEER_TIMEOUTS: u32 = 3;
+
+/// TIME-WAIT at most, where the configuration does not say longer. RFC 6298 section 2.5 lets a time-out be so long.
+const MOST_TIME_WAIT: Duration = Duration::from_mins(1);
 
 /// Our SYN.
 #[derive(Debug, Clone, Copy, Default)]
@@ -109,6 +116,10 @@ pub struct Connection {
     pub(super) last_ack_sent: SeqNum,
     /// When the peer last sent anything acceptable.
     pub(super) last_heard: Instant,
+    /// How long it had said nothing before that, or before it came in TIME-WAIT; counted from our FIN where that is later.
+    pub(super) silence: Duration,
+    /// When our FIN was first sent.
+    pub(super) fin_sent: Instant,
     pub(super) keepalives: u32,
     pub(super) window_probes: u32,
     opened: Instant,
@@ -149,6 +160,8 @@ impl Connection {
             challenge_due: false,
             last_ack_sent: SeqNum::default(),
             last_heard: now,
+            silence: Duration::ZERO,
+            fin_sent: now,
             keepalives: 0,
             window_probes: 0,
             opened: now,
@@ -270,8 +283,23 @@ impl Connection {
     pub(super) fn enter_time_wait(&mut self, now: Instant) {
         self.state = State::TimeWait;
         self.timers.disarm_all();
-        self.timers.arm(Timer::Wait, now + self.config.time_wait);
+        self.wait_for_the_peer(now);
         self.ended.get_or_insert(CloseReason::Graceful);
+    }
+
+    /// (Re)starts TIME-WAIT (RFC 9293 section 3.10.7.4). When our ACK of the peer's FIN is lost, the peer repeats its FIN and
+    /// whatever it has sent before, and must find somebody who acknowledges: a reset would tell its application that
+    /// data which was delivered is lost. When it does so follows from its time-out, of which ours is the measure,
+    /// and from its back-off: it is no longer than what we have heard nothing for.
+    pub(super) fn wait_for_the_peer(&mut self, now: Instant) {
+        let timeout = self.tx.rtt.base_rto() + self.silence;
+        let wait = timeout.saturating_mul(PEER_TIMEOUTS).min(MOST_TIME_WAIT).max(self.config.time_wait);
+        self.timers.arm(Timer::Wait, now + wait);
+    }
+
+    /// The peer has sent something: how long was it silent before? Who answers our FIN was not.
+    pub(super) fn note_silence(&mut self, now: Instant) {
+        self.silence = now.since(self.last_heard.max(self.fin_sent));
     }
 
     /// The connection is over for everybody.

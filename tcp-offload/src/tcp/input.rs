@@ -122,6 +122,7 @@ impl Connection {
         if !segment.flags.ack || self.check_ack(now, segment) == Next::Drop {
             return;
         }
+        self.note_silence(now);
         self.last_heard = now;
         self.keepalives = 0;
         if let (Some(clock), Some(stamp)) = (&mut self.clock, segment.options.timestamps)
@@ -189,8 +190,10 @@ impl Connection {
             // Keepalives and window probes look so; two confused ends must not answer each other for ever.
             self.challenge(now);
         }
-        if self.state == State::TimeWait && segment.flags.fin {
-            self.timers.arm(Timer::Wait, now + self.config.time_wait);
+        // The peer does not know yet that we have all.
+        if self.state == State::TimeWait && (segment.flags.fin || segment.payload_len > 0) {
+            self.note_silence(now);
+            self.wait_for_the_peer(now);
         }
     }
 
@@ -205,7 +208,9 @@ impl Connection {
         }
         let reason = match self.state {
             State::SynReceived if !self.passive => CloseReason::Refused,
-            State::Closing | State::LastAck if self.tx.fin_acked() => CloseReason::Graceful,
+            // The user is told of no reset here (RFC 9293 section 3.10.7.4): the peer has said all and has all, and its
+            // TIME-WAIT is over.
+            State::Closing | State::LastAck if self.tx.all_data_acked() => CloseReason::Graceful,
             _ => CloseReason::Reset,
         };
         self.end(reason);
@@ -392,7 +397,7 @@ impl Connection {
             self.ack.now();
         }
         if self.state == State::TimeWait && before {
-            self.timers.arm(Timer::Wait, now + self.config.time_wait);
+            self.wait_for_the_peer(now);
         }
     }
 }

@@ -382,6 +382,7 @@ impl Connection {
         self.acknowledged(false);
         self.tx.before_new_data(turn.now);
         self.tx.fin = Some(offset);
+        self.fin_sent = turn.now;
         self.tx.sent_new(turn.now, Entry::fin(offset, turn.now));
         self.tx.arm(turn.now, &mut self.timers, &self.config, After::Sent);
         self.state = if self.state == State::CloseWait { State::LastAck } else { State::FinWait1 };

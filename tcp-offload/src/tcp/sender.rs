@@ -143,6 +143,11 @@ impl Sender {
         self.fin.is_some_and(|fin| self.una > fin)
     }
 
+    /// Whether the peer has all data, if perhaps not the FIN behind it.
+    pub(super) fn all_data_acked(&self) -> bool {
+        self.fin.is_some_and(|fin| self.una >= fin)
+    }
+
     pub(super) fn max_window(&self) -> u64 {
         self.max_window
     }

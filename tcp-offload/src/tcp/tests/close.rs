@@ -1,5 +1,7 @@
 //! Closing: RFC 9293 sections 3.6 and 3.10.7.4, TIME-WAIT with RFC 6191.
 
+use std::time::Duration;
+
 use super::{idle, irs, iss, plain, silent};
 use crate::{
     seq::SeqNum,
@@ -43,9 +45,98 @@ fn rfc9293_s3_6_we_close_first() {
     // The peer's FIN again: acknowledged again, and the time starts anew.
     script.wait(ms(600));
     assert_eq!(script.exchange(fin(&script, 10, 501), 0).len(), 1);
-    script.wait(ms(600));
+    script.wait(ms(2_399));
     assert_eq!(script.conn.state(), State::TimeWait);
-    script.wait(ms(401));
+    script.wait(ms(1));
+    assert!(script.conn.is_closed(), "after three times 200 + 600 ms");
+}
+
+/// In FIN-WAIT-2, and the peer is silent for `silence`, then sends its FIN.
+fn time_wait_after(silence: Duration) -> Script {
+    let mut script = closing(0);
+    script.ack(1, &[]);
+    script.wait(silence);
+    let [ack] = script.exchange(fin(&script, 0, 1), 0)[..] else { panic!("one ACK") };
+    assert_eq!((ack.ack, script.conn.state()), (irs(1), State::TimeWait));
+    script
+}
+
+/// The ACK of the peer's FIN was lost. How many of its repetitions, one `gap` after the other, are answered?
+fn answered(script: &mut Script, gaps: &[u64]) -> usize {
+    let answered = |gap: &&u64| {
+        script.wait(ms(**gap));
+        script.exchange(fin(script, 0, 1), 0).first().is_some_and(|ack| ack.ack == irs(1))
+    };
+    gaps.iter().take_while(answered).count()
+}
+
+/// A peer whose FIN was lost three times has a time-out of 1.6 s: more than TIME-WAIT would be.
+#[test]
+fn rfc9293_s3_10_7_4_time_wait_outlasts_a_peer_that_has_backed_off() {
+    let mut script = time_wait_after(ms(200 + 400 + 800));
+    assert_eq!(answered(&mut script, &[1_600, 3_200, 6_400, 12_800, 25_600]), 5);
+    script.wait(ms(61_000));
+    assert!(script.conn.is_closed());
+}
+
+#[test]
+fn rfc9293_s3_10_7_4_time_wait_follows_repetitions_that_back_off() {
+    assert_eq!(answered(&mut time_wait_after(ms(0)), &[200, 400, 800, 1_600, 3_200, 6_400, 12_800]), 7);
+}
+
+#[test]
+fn time_wait_is_short_after_a_prompt_close_and_a_minute_at_most() {
+    let lasts = |silence, time| {
+        let mut script = time_wait_after(ms(silence));
+        script.wait(ms(time));
+        !script.conn.is_closed()
+    };
+    assert!(lasts(0, 999) && !lasts(0, 1_000));
+    assert!(lasts(50_000, 59_999) && !lasts(50_000, 60_000));
+}
+
+/// An idle connection, closed by us: the peer's FIN comes at once, however long nothing was said before.
+#[test]
+fn silence_before_our_fin_does_not_prolong_time_wait() {
+    let mut script = idle();
+    script.run();
+    script.wait(ms(600_000));
+    script.source = Stream::new(0, 0, true);
+    script.run();
+    script.inject(fin(&script, 0, 1), 0);
+    assert_eq!(script.conn.state(), State::TimeWait);
+    script.wait(ms(1_000));
+    assert!(script.conn.is_closed());
+}
+
+#[test]
+fn rfc9293_s3_10_7_4_data_that_the_peer_repeats_restarts_time_wait() {
+    let mut script = closing(0);
+    script.ack(1, &[]);
+    script.data(0, 10);
+    script.inject(fin(&script, 10, 1), 0);
+    for _ in 0..3 {
+        script.wait(ms(900));
+        let [ack] = script.data(0, 10)[..] else { panic!("one ACK") };
+        assert_eq!((ack.ack, script.conn.state()), (irs(11), State::TimeWait));
+    }
+}
+
+#[test]
+fn time_wait_is_longer_than_the_time_out_of_a_long_path() {
+    let mut script =
+        Script::connecting(TcpConfig { timestamps: false, ..TcpConfig::default() }, Stream::new(0, 0, true));
+    script.run();
+    script.now += ms(899);
+    script.syn_ack(Options { mss: Some(1000), ..Options::default() });
+    script.run();
+    script.wait(ms(900));
+    script.inject(fin(&script, 0, 1), 0);
+    let rto = script.conn.info().rto;
+    assert!(rto > ms(2_000), "{rto:?}");
+    script.wait(rto * 3);
+    assert_eq!(script.conn.state(), State::TimeWait);
+    script.wait(ms(3 * 900));
     assert!(script.conn.is_closed());
 }
 
@@ -141,11 +232,46 @@ fn a_silent_peer_does_not_hold_fin_wait_2_for_ever() {
     assert_eq!(script.closed, Some(CloseReason::TimedOut));
 }
 
+/// The peer has closed, so have we, and `acked` bytes of our 50 are acknowledged: why do we say the connection has ended
+/// when the peer resets it?
+fn reset_in_last_ack(acked: u32) -> CloseReason {
+    let mut script = idle();
+    script.run();
+    script.inject(fin(&script, 0, 0), 0);
+    script.source = Stream::new(50, 0, true);
+    script.run();
+    script.inject(Fields { seq: irs(1), ack: iss(acked), ..plain(&script) }, 0);
+    assert_eq!(script.conn.state(), State::LastAck);
+    let receipt = script.inject(reset(&script), 0);
+    assert!(script.conn.is_closed());
+    receipt.closed.unwrap()
+}
+
+/// The reset that follows what the peer has said up to its FIN.
+fn reset(script: &Script) -> Fields {
+    Fields { seq: irs(1), flags: Flags { rst: true, ..Flags::default() }, ..plain(script) }
+}
+
+/// The peer's TIME-WAIT is over before our FIN came once more: nothing is lost. Of data nobody knows.
 #[test]
-fn rfc9293_s3_10_7_4_a_reset_in_last_ack_and_time_wait_ends_quietly() {
+fn rfc9293_s3_10_7_4_a_reset_in_last_ack_is_an_error_only_when_data_is_outstanding() {
+    assert_eq!(reset_in_last_ack(50), CloseReason::Graceful);
+    assert_eq!(reset_in_last_ack(0), CloseReason::Reset);
+}
+
+#[test]
+fn rfc9293_s3_10_7_4_a_reset_in_closing_ends_quietly() {
+    let mut script = closing(0);
+    script.inject(fin(&script, 0, 0), 0);
+    assert_eq!(script.conn.state(), State::Closing);
+    assert_eq!(script.inject(reset(&script), 0).closed, Some(CloseReason::Graceful));
+}
+
+#[test]
+fn rfc9293_s3_10_7_4_a_reset_in_time_wait_ends_quietly() {
     let mut script = closing(0);
     script.inject(fin(&script, 0, 1), 0);
-    let reset = Fields { seq: irs(1), flags: Flags { rst: true, ..Flags::default() }, ..plain(&script) };
+    let reset = reset(&script);
     script.closed = None;
     assert_eq!(script.inject(reset, 0).closed, None, "it was told at the beginning of TIME-WAIT");
     assert!(script.conn.is_closed());

@@ -227,7 +227,8 @@ impl CmTable {
         }
     }
 
-    /// The port of a connection that is over rests for as long as TIME-WAIT may last, here or at the peer.
+    /// The port of a connection that is over rests for as long as TIME-WAIT lasts at least, here or at the peer. Where it lasts
+    /// longer, the stack refuses the one four-tuple.
     fn rest(&mut self, now: Instant, port: Arc<PortReservation>) {
         while self.resting.front().is_some_and(|(until, _)| *until <= now) {
             self.resting.pop_front();
