@@ -7,6 +7,7 @@ use crate::{
     link::{FrameWriter, Pieces},
     mpa::{MpaError, Rtr, layout::Layout},
     seq::StreamOffset,
+    tcp::SoftError,
     wire::Path,
 };
 
@@ -166,6 +167,8 @@ pub enum Event {
     StreamError(MpaError),
     /// The peer closed its direction, and all it sent was delivered.
     PeerClosed,
+    /// Trouble that the connection may survive (RFC 9293 section 3.9.1.8).
+    SoftError(SoftError),
     /// The connection is gone and its id no longer valid. The last event of every connection.
     Closed(CloseReason),
 }

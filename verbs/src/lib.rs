@@ -48,7 +48,7 @@ pub mod tap;
 
 pub use xwarp_tcp::{
     mpa::{Markers, MpaConfig, Revision, Rtr},
-    tcp::{Algorithm, TcpConfig},
+    tcp::{Algorithm, Keepalive, SoftError, TcpConfig, Tuning},
     ulp::CloseReason,
 };
 

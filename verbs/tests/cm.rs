@@ -11,8 +11,8 @@ use std::{
 
 use common::{LIMIT, connect, devices, queue_pair};
 use xwarp_verbs::{
-    CloseReason, Device, Markers, MpaConfig, Payload, PeerDepths, Progress, QpState, QueuePairOptions,
-    RecvRequest, WorkRequest,
+    CloseReason, Device, Keepalive, Markers, MpaConfig, Payload, PeerDepths, Progress, QpState,
+    QueuePairOptions, RecvRequest, Tuning, WorkRequest,
     cm::{
         AcceptOptions, CmError, CmId, ConnectOptions, ConnectionError, Event, EventChannel, EventKind,
         IncomingRequest, ListenOptions,
@@ -354,6 +354,55 @@ fn a_queue_pair_connects_again_after_a_reset() {
         let connected = pair[1].connect(&qp, server_address(8), ConnectOptions::default(), LIMIT);
         assert!(connected.is_ok() && accepted.join().unwrap().is_ok());
     });
+}
+
+/// Keepalive probes that a device has sent.
+fn keepalives(device: &Device) -> u64 {
+    device.counters().value("tcp.keepalives").unwrap()
+}
+
+/// RFC 9293 section 3.8.4: a listener's settings go to what comes to it, an identifier's to its connection, whenever
+/// they are made; the other connections of the device are not touched.
+#[test]
+fn rfc9293_s3_8_4_identifiers_tune_their_connections_before_and_after_they_are_made() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = &pair;
+    let (at_server, at_client) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
+    let listener = listening(server, &at_server, 7);
+    let default = listener.tuning();
+    assert_eq!(default.keepalive, None);
+    let often = Duration::from_millis(5);
+    let keepalive = Keepalive { idle: often, interval: often, probes: 2000 };
+    let lively = Tuning { keepalive: Some(keepalive), ..default };
+    listener.tune(lively).unwrap();
+
+    let (_pd, _cq, qp) = queue_pair(client, QueuePairOptions::default());
+    let (_spd, _scq, sqp) = queue_pair(server, QueuePairOptions::default());
+    let id = resolved(client, &at_client, server_address(7));
+    assert!(matches!(id.tune(Tuning { dscp: 64, ..default }), Err(CmError::Codepoint(64))));
+    id.tune(Tuning { dscp: 10, ..default }).unwrap();
+    id.connect(&qp, ConnectOptions::default()).unwrap();
+    let incoming = request(server, &at_server, &listener);
+    assert_eq!(incoming.id.tuning(), lively);
+    incoming.id.accept(&sqp, AcceptOptions::default()).unwrap();
+    assert!(matches!(next(client, &at_client).kind, EventKind::Established { .. }));
+    assert!(matches!(next(server, &at_server).kind, EventKind::Established { .. }));
+    let until = |done: &dyn Fn() -> bool| {
+        let begin = Instant::now();
+        while !done() {
+            assert!(begin.elapsed() < LIMIT, "nobody probes");
+            thread::sleep(often);
+        }
+    };
+    until(&|| keepalives(server) > 2);
+    assert_eq!((keepalives(client), id.tuning().keepalive), (0, None));
+
+    // Off at one end, on at the other.
+    incoming.id.tune(default).unwrap();
+    id.tune(lively).unwrap();
+    let before = keepalives(server);
+    until(&|| keepalives(client) > 2);
+    assert_eq!(keepalives(server), before);
 }
 
 #[test]

@@ -131,6 +131,8 @@ impl Ulp for Counting {
                 self.finish = true;
             }
             // An old SYN that comes late can make one more connection, which ends unheard of.
+            // What comes of it counts.
+            Event::SoftError(_) => {}
             Event::Closed(reason) => self.closed = self.closed.or(Some(reason)),
             other => {
                 self.abort = true;

@@ -271,6 +271,11 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
+    /// What every connection begins with of that.
+    pub fn tuning_defaults(&self) -> Tuning {
+        self.tcp.tuning()
+    }
+
     /// No window is larger than what the link can receive: of all frames, each holds a segment at most.
     fn fit_window(&mut self, link: &dyn Link) {
         let most = u32::try_from(link.rx_frames().saturating_mul(FRAME_BYTES)).unwrap_or(u32::MAX);
@@ -378,6 +383,8 @@ impl<U: Ulp> Stack<U> {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         self.counters.icmp_errors += 1;
         let closed = slot.tcp.icmp(now, &error);
+        let conn = ConnId { index, generation: slot.generation };
+        tell_soft_error(conn, &mut slot.tcp, ulp);
         self.settle(now, link, index, closed, ulp);
     }
 
@@ -394,6 +401,7 @@ impl<U: Ulp> Stack<U> {
             let conn = ConnId { index, generation: slot.generation };
             let due = slot.tcp.deadline().is_some_and(|d| d <= now);
             let closed = if due { slot.tcp.on_timer(now) } else { None };
+            tell_soft_error(conn, &mut slot.tcp, ulp);
             if slot.mpa.deadline().is_some_and(|d| d <= now) {
                 slot.mpa.on_timer(now, ulp, conn);
             }
@@ -545,6 +553,12 @@ impl<U: Ulp> Stack<U> {
                 slot.tcp.redirect(new);
             }
         }
+    }
+}
+
+fn tell_soft_error<U: Ulp>(conn: ConnId, tcp: &mut Connection, ulp: &mut U) {
+    if let Some(error) = tcp.take_soft_error() {
+        ulp.event(conn, Event::SoftError(error));
     }
 }
 

@@ -123,7 +123,9 @@ pub struct Connection {
     pub(super) keepalives: u32,
     pub(super) window_probes: u32,
     opened: Instant,
-    pub(super) soft_error: Option<(SoftError, Instant)>,
+    soft_error: Option<(SoftError, Instant)>,
+    /// A soft error that was not reported yet.
+    untold: Option<SoftError>,
     /// Why the connection ended, until it was reported.
     pub(super) ended: Option<CloseReason>,
     pub(super) counters: Counters,
@@ -166,6 +168,7 @@ impl Connection {
             window_probes: 0,
             opened: now,
             soft_error: None,
+            untold: None,
             ended: None,
             counters: Counters::default(),
         };
@@ -347,11 +350,11 @@ impl Connection {
         (config.user_timeout, config.keepalive) = (user_timeout, keepalive);
         (config.dscp, config.hop_limit) = (dscp, hop_limit);
         self.headers = Headers::new(&self.path).with_service(dscp, hop_limit);
+        if matches!(self.state, State::SynSent | State::SynReceived | State::TimeWait | State::Closed) {
+            return;
+        }
+        self.bound_by_user_timeout();
         match keepalive {
-            _ if matches!(
-                self.state,
-                State::SynSent | State::SynReceived | State::TimeWait | State::Closed
-            ) => {}
             Some(keepalive) => self.timers.arm(Timer::Keepalive, now + keepalive.idle),
             None => self.timers.disarm(Timer::Keepalive),
         }
@@ -401,6 +404,21 @@ impl Connection {
         self.ended.take()
     }
 
+    /// Trouble that the connection may survive. It is reported once, until an acknowledgement of new data shows that
+    /// it was over in between.
+    pub(super) fn suffer(&mut self, now: Instant, error: SoftError) {
+        let lasts = |(last, at): (SoftError, Instant)| last == error && at >= self.tx.progress;
+        if !self.soft_error.is_some_and(lasts) {
+            self.untold = Some(error);
+        }
+        self.soft_error = Some((error, now));
+    }
+
+    /// The soft error that has to be reported.
+    pub fn take_soft_error(&mut self) -> Option<SoftError> {
+        self.untold.take()
+    }
+
     fn on_retransmit_timeout(&mut self, now: Instant) {
         // A peer that answers with a closed window lives (RFC 9293 section 3.8.6.1).
         let progress = if self.tx.snd_wnd() == 0 { self.last_heard } else { self.tx.progress };
@@ -410,7 +428,7 @@ impl Connection {
         self.counters.rto_expired += 1;
         self.tx.on_timeout(now, self.clock.is_none());
         if let Some(step) = self.tx.rtt.backoff().checked_sub(R1) {
-            self.soft_error = Some((SoftError::NoAnswer, now));
+            self.suffer(now, SoftError::NoAnswer);
             self.full_stop(now, step);
         }
         self.tx.arm(now, &mut self.timers, &self.config, After::Timeout);

@@ -164,7 +164,7 @@ impl Connection {
             IcmpKind::Unreachable { hard: true } if self.state == State::SynSent => {
                 self.end(CloseReason::Unreachable);
             }
-            IcmpKind::Unreachable { .. } => self.soft_error = Some((SoftError::Unreachable, now)),
+            IcmpKind::Unreachable { .. } => self.suffer(now, SoftError::Unreachable),
         }
         self.ended.take()
     }

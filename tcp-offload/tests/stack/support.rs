@@ -72,6 +72,7 @@ impl Ulp for Upper {
             Event::PeerClosed => {
                 self.finishing.insert(conn);
             }
+            Event::SoftError(_) => {}
             Event::Closed(reason) => {
                 self.closed.insert(conn.index, reason);
             }

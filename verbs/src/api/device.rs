@@ -46,7 +46,7 @@ pub struct DeviceOptions {
     pub capture: Option<PathBuf>,
     /// Start-up settings of connections and listeners that bring none of their own.
     pub mpa: MpaConfig,
-    /// Settings of all TCP connections.
+    /// Settings of all TCP connections. Some can be others for one connection: [`cm::CmId::tune`].
     pub tcp: TcpConfig,
     /// What the engine has room for.
     pub limits: Limits,

@@ -6,6 +6,7 @@ use xwarp_tcp::{
     link::Link,
     mpa::{AcceptParams, Markers, MpaConfig},
     stack::{self, ListenError},
+    tcp::Tuning,
     time::Instant,
     ulp::ListenerId,
     wire::Path,
@@ -83,6 +84,7 @@ impl Engine {
             path: fallback.unwrap_or(path),
             mpa: MpaConfig { markers: Markers::Off, ..mpa.clone() },
             params: params.clone(),
+            tuning: None,
         });
         let conn = self.stack.connect(now, link, path, mpa, params)?;
         self.rnic.connecting(qp, conn, second);
@@ -98,20 +100,37 @@ impl Engine {
     /// Connects those once more whose markers were refused, without, and remembers their peers (design
     /// section 5).
     pub(super) fn retry_without_markers(&mut self, now: Instant, link: &mut dyn Link) {
-        while let Some((qp, Attempt { path, mpa, params })) = self.rnic.next_retry() {
+        while let Some((qp, Attempt { path, mpa, params, tuning })) = self.rnic.next_retry() {
             if self.markerless.len() >= MOST_MARKERLESS {
                 self.markerless.clear();
             }
             self.markerless.insert(path.flow.remote_ip());
             tracing::info!(remote = %path.flow.remote, "the peer refuses markers, connecting without");
             match self.stack.connect(now, link, path, mpa, params) {
-                Ok(conn) => self.rnic.connecting(qp, conn, None),
+                Ok(conn) => {
+                    self.rnic.connecting(qp, conn, None);
+                    if let Some(tuning) = tuning {
+                        self.stack.tune(now, conn, &tuning);
+                    }
+                }
                 Err(error) => {
                     tracing::warn!(qp = qp.number(), %error, "connecting once more failed");
                     self.rnic.retry_failed(qp);
                 }
             }
         }
+    }
+
+    /// Changes the settings of TCP of a queue pair's connection, which may still be in start-up, from now on.
+    pub fn tune(&mut self, now: Instant, qp: QpId, tuning: &Tuning) -> Result<(), CmError> {
+        let conn = self.rnic.tuned(qp, tuning)?;
+        self.stack.tune(now, conn, tuning);
+        Ok(())
+    }
+
+    /// What [`Self::tune`] finds in a new connection.
+    pub fn tuning_defaults(&self) -> Tuning {
+        self.stack.tuning_defaults()
     }
 
     /// Answers a request: the queue pair, which must be idle, is connected.

@@ -6,6 +6,7 @@ use std::{collections::VecDeque, sync::Arc};
 use xwarp_tcp::{
     mpa::{MpaConfig, MpaError, Offer},
     stack::ConnectParams,
+    tcp::Tuning,
     ulp::{CloseReason, ConnId, Event, ListenerId},
     wire::Path,
 };
@@ -37,6 +38,7 @@ pub(crate) struct Attempt {
     pub(crate) path: Path,
     pub(crate) mpa: MpaConfig,
     pub(crate) params: ConnectParams,
+    pub(crate) tuning: Option<Tuning>,
 }
 
 impl Connections {
@@ -116,6 +118,15 @@ impl Rnic {
         }
         self.bind(qp, request.0, Stage::Accepting);
         Ok(())
+    }
+
+    /// The connection of `qp`, to be tuned; one that may be made once more remembers how.
+    pub(crate) fn tuned(&mut self, qp: QpId, tuning: &Tuning) -> Result<ConnId, CmError> {
+        let qp = self.qps.get_mut(qp).ok_or(CmError::UnknownQp)?;
+        if let Some(attempt) = &mut qp.attempt {
+            attempt.tuning = Some(*tuning);
+        }
+        qp.conn.ok_or(CmError::State(qp.state))
     }
 
     /// The answer could not be given: the request waits on.
@@ -229,6 +240,7 @@ impl Rnic {
             }
             Event::StreamError(error) => qp.mpa_error(error, shared),
             Event::PeerClosed => qp.peer_closed(shared),
+            Event::SoftError(error) => shared.events.soft_error(id, error),
             Event::Closed(reason) => {
                 self.connections.detach(conn);
                 if qp.closed(reason, shared) {

@@ -4,6 +4,7 @@ use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
 use xwarp_tcp::{
     mpa::UNNEGOTIATED,
+    tcp::SoftError,
     ulp::{CloseReason, ConnId, ListenerId},
 };
 
@@ -101,6 +102,19 @@ pub enum CmEvent {
     },
 }
 
+impl CmEvent {
+    pub(super) fn concerns(&self, qp: QpId) -> bool {
+        match self {
+            Self::ConnectRequest { .. } | Self::RequestGone { .. } => false,
+            Self::Established { qp: of, .. }
+            | Self::Rejected { qp: of, .. }
+            | Self::ConnectError { qp: of, .. }
+            | Self::Disconnected { qp: of }
+            | Self::Closed { qp: of, .. } => *of == qp,
+        }
+    }
+}
+
 /// Why a queue pair failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum QpFault {
@@ -124,6 +138,14 @@ pub enum AsyncEvent {
         /// Why.
         fault: QpFault,
     },
+    /// The connection of a queue pair is in trouble, and may survive it: nothing is over yet. Comes once, and again
+    /// only when data went through in between (RFC 9293 sections 3.8.3 and 3.9.1.8).
+    SoftError {
+        /// Which.
+        qp: QpId,
+        /// Why.
+        error: SoftError,
+    },
     /// A completion queue lost an entry. It takes no more.
     CqOverflow {
         /// Which.
@@ -139,6 +161,17 @@ pub enum AsyncEvent {
         /// Which.
         srq: SrqId,
     },
+}
+
+impl AsyncEvent {
+    pub(super) fn concerns(&self, qp: QpId) -> bool {
+        match self {
+            Self::QpFatal { qp: of, .. }
+            | Self::SoftError { qp: of, .. }
+            | Self::LastWqeReached { qp: of } => *of == qp,
+            Self::CqOverflow { .. } | Self::SrqLimit { .. } => false,
+        }
+    }
 }
 
 /// Events that wait for the application.
@@ -164,6 +197,15 @@ impl Events {
             self.cm.remove(at);
         } else {
             self.push_cm(CmEvent::RequestGone { request: gone });
+        }
+    }
+
+    /// Trouble that the application has not taken notice of is not told twice, so that a peer's network cannot make
+    /// the queue grow.
+    pub(crate) fn soft_error(&mut self, qp: QpId, error: SoftError) {
+        let event = AsyncEvent::SoftError { qp, error };
+        if !self.asynchronous.contains(&event) {
+            self.push_async(event);
         }
     }
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::{
-    Access, AsyncEvent, CmEvent, CompletionRing, Cq, CqId, Domain, FastRegistration, KeyTable, Limits,
-    Notify, Object, Opcode, PdId, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePair, RecvRequest,
-    Registration, ResourceError, Rnic, SharedReceiveQueue, SrqAttributes, SrqId, WcStatus, WorkRequest,
-    qp::Stage, send_queue::Progress,
+    Access, CompletionRing, Cq, CqId, Domain, FastRegistration, KeyTable, Limits, Notify, Object, Opcode,
+    PdId, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePair, RecvRequest, Registration,
+    ResourceError, Rnic, SharedReceiveQueue, SrqAttributes, SrqId, WcStatus, WorkRequest, qp::Stage,
+    send_queue::Progress,
 };
 use crate::ddp::STag;
 
@@ -302,10 +302,7 @@ impl Rnic {
             }
         }
         self.shared.events.cm.retain(|event| !event.concerns(qp));
-        self.shared.events.asynchronous.retain(|event| {
-            !matches!(event,
-            AsyncEvent::QpFatal { qp: of, .. } | AsyncEvent::LastWqeReached { qp: of } if *of == qp)
-        });
+        self.shared.events.asynchronous.retain(|event| !event.concerns(qp));
         Ok(())
     }
 
@@ -364,18 +361,5 @@ impl Rnic {
             }
         }
         Ok(())
-    }
-}
-
-impl CmEvent {
-    fn concerns(&self, qp: QpId) -> bool {
-        match self {
-            Self::ConnectRequest { .. } | Self::RequestGone { .. } => false,
-            Self::Established { qp: of, .. }
-            | Self::Rejected { qp: of, .. }
-            | Self::ConnectError { qp: of, .. }
-            | Self::Disconnected { qp: of }
-            | Self::Closed { qp: of, .. } => *of == qp,
-        }
     }
 }

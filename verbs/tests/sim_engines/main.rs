@@ -5,3 +5,4 @@
 mod mixed;
 mod placement;
 mod talk;
+mod trouble;

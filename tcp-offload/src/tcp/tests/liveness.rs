@@ -144,6 +144,29 @@ fn rfc9293_s3_9_1_8_soft_errors_are_told_and_end_nothing() {
 }
 
 #[test]
+fn rfc9293_s3_9_1_8_a_soft_error_is_told_once_until_data_is_acknowledged() {
+    let mut script = Script::established(without_sack(), bulk(2));
+    script.run();
+    let icmp = |script: &mut Script, seq| {
+        let kind = IcmpKind::Unreachable { hard: false };
+        let now = script.now;
+        script.conn.icmp(now, &IcmpError { flow: path(true).flow, seq, kind });
+        script.conn.take_soft_error()
+    };
+    assert_eq!(script.conn.take_soft_error(), None);
+    assert_eq!(icmp(&mut script, iss(0)), Some(SoftError::Unreachable));
+    assert_eq!(icmp(&mut script, iss(0)), None, "nothing has changed");
+    script.now += ms(1);
+    script.ack(1000, &[]);
+    script.now += ms(1);
+    assert_eq!(icmp(&mut script, iss(1000)), Some(SoftError::Unreachable));
+    // The other kind is news.
+    script.wait(ms(2_000));
+    assert_eq!(script.conn.take_soft_error(), Some(SoftError::NoAnswer));
+    assert_eq!(script.closed, None);
+}
+
+#[test]
 fn rfc9293_s3_8_3_and_s3_8_4_one_connection_can_have_times_of_its_own() {
     let mut script = Script::established(TcpConfig::default(), bulk(1));
     script.run();
@@ -152,6 +175,16 @@ fn rfc9293_s3_8_3_and_s3_8_4_one_connection_can_have_times_of_its_own() {
     let now = script.now;
     script.conn.tune(now, &tuning);
     script.wait(ms(2_500));
+    assert_eq!(script.closed, Some(CloseReason::TimedOut));
+
+    // Also when the next time-out is far away by now.
+    let mut script = Script::established(TcpConfig::default(), bulk(1));
+    script.run();
+    script.wait(ms(8_000));
+    let now = script.now;
+    tuning.user_timeout = ms(8_200);
+    script.conn.tune(now, &tuning);
+    script.wait(ms(300));
     assert_eq!(script.closed, Some(CloseReason::TimedOut));
 
     let mut script = Script::established(TcpConfig::default(), silent());

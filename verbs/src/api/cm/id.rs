@@ -9,6 +9,7 @@ use std::{
 
 use xwarp_tcp::{
     mpa::{AcceptParams, MpaConfig},
+    tcp::Tuning,
     time::Instant,
 };
 
@@ -222,7 +223,7 @@ impl CmId {
                     entry.local = Some(path.flow.local);
                 }
                 cm.connecting(self.key, qp, Some(ports));
-                Ok(())
+                state.tune(now, self.key)
             },
         )
     }
@@ -278,7 +279,7 @@ impl CmId {
                 let ports = entry.port.clone().map(|port| LocalPorts { port, fallback: None });
                 cm.answered(request);
                 cm.connecting(self.key, qp, ports);
-                Ok(())
+                state.tune(now, self.key)
             },
         )
     }
@@ -298,6 +299,29 @@ impl CmId {
                 Ok(())
             },
         )
+    }
+
+    /// TCP's settings for this identifier's connection: those that were made here, else the device's.
+    pub fn tuning(&self) -> Tuning {
+        self.device.shared().look(|state| {
+            let entry = state.cm.entries.get(&self.key);
+            entry.and_then(|entry| entry.tuning).unwrap_or_else(|| state.engine.tuning_defaults())
+        })
+    }
+
+    /// Changes them (`rdma_set_option`): user timeout, keepalive, codepoint and hop limit. A connection that there is
+    /// has them from now on, others from their beginning; a listener gives them to the requests that come after this.
+    pub fn tune(&self, tuning: Tuning) -> Result<(), CmError> {
+        if tuning.dscp >= 64 {
+            return Err(CmError::Codepoint(tuning.dscp));
+        }
+        let any = |_: &Phase| true;
+        self.step("tune", any, |state, now| {
+            if let Some(entry) = state.cm.entries.get_mut(&self.key) {
+                entry.tuning = Some(tuning);
+            }
+            state.tune(now, self.key)
+        })
     }
 
     /// Closes the connection in order: work that was posted is still sent, then the peer learns of it.

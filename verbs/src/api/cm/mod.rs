@@ -102,6 +102,9 @@ pub enum CmError {
     /// The identifier and the queue pair belong to different devices.
     #[error("the queue pair belongs to another device")]
     OtherDevice,
+    /// A codepoint of Differentiated Services has six bits.
+    #[error("{0} is no codepoint: it has six bits")]
+    Codepoint(u8),
     /// The address and port are taken, here or in the kernel, or are not ours.
     #[error("cannot bind {address}: {source}")]
     Bind {

@@ -9,6 +9,7 @@ use std::{
 };
 
 use xwarp_tcp::{
+    tcp::Tuning,
     time::Instant,
     ulp::{CloseReason, ListenerId},
 };
@@ -65,11 +66,20 @@ pub(super) struct Entry {
     pub(super) local: Option<SocketAddr>,
     pub(super) peer: Option<SocketAddr>,
     pub(super) port: Option<Arc<PortReservation>>,
+    /// TCP's settings, when they differ from the device's.
+    pub(super) tuning: Option<Tuning>,
 }
 
 impl Entry {
     pub(super) fn new(channel: &Arc<ChannelQueue>) -> Self {
-        Self { channel: Arc::clone(channel), phase: Phase::Idle, local: None, peer: None, port: None }
+        Self {
+            channel: Arc::clone(channel),
+            phase: Phase::Idle,
+            local: None,
+            peer: None,
+            port: None,
+            tuning: None,
+        }
     }
 
     /// The refusal of a call that does not fit here.
@@ -250,6 +260,7 @@ impl CmTable {
             local: Some(local),
             peer: Some(peer),
             port: parent.port.clone(),
+            tuning: parent.tuning,
             ..Entry::new(&parent.channel)
         };
         let key = self.insert(entry);
@@ -259,6 +270,15 @@ impl CmTable {
 }
 
 impl State {
+    /// The connection of an identifier begins with the settings that were made before, if there are any.
+    pub(super) fn tune(&mut self, now: Instant, key: CmKey) -> Result<(), CmError> {
+        let tuning = self.cm.entries.get(&key).and_then(|entry| entry.tuning);
+        match (self.cm.queue_pair(key), tuning) {
+            (Some(qp), Some(tuning)) => Ok(self.engine.tune(now, qp, &tuning)?),
+            _ => Ok(()),
+        }
+    }
+
     /// What an event of the engine means to the identifiers.
     pub(crate) fn dispatch(&mut self, now: Instant, event: CmEvent) {
         let cm = &mut self.cm;

@@ -160,7 +160,7 @@ fn rfc6581_s9_1_an_agreement_that_is_none_is_terminated_and_told_as_a_connect_er
 fn refused_markers_are_tried_once_more_without() {
     let mut end = End::new(|_, a| a);
     let mpa = MpaConfig { markers: Markers::Prefer, ..MpaConfig::default() };
-    let attempt = Attempt { path: path(), mpa, params: ConnectParams::default() };
+    let attempt = Attempt { path: path(), mpa, params: ConnectParams::default(), tuning: None };
     end.rnic.connecting(end.qp, CONN, Some(attempt));
     end.receive(1, &[]);
     end.rnic.event(CONN, Event::Closed(CloseReason::Startup(MpaError::MarkersRefused)));

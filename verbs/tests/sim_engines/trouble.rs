@@ -1,0 +1,158 @@
+//! What a connection can be told beforehand of trouble, and what it tells of it: TCP's settings for one connection, and
+//! soft errors (RFC 9293 sections 3.8.3, 3.8.4 and 3.9.1.8).
+
+use std::time::Duration;
+
+use xwarp_tcp::time::Instant;
+use xwarp_verbs::{
+    AsyncEvent, CloseReason, Keepalive, Markers, MpaConfig, Operation, Payload, QpFault, QpId, RecvRequest,
+    SendFlags, SoftError, Tuning, WorkRequest,
+    engine::{ConnectParams, EngineConfig},
+    rnic::{CmEvent, QpAttributes},
+    sim::{Faults, Node, Station, Wire, WireConfig, ipv4, path, run},
+};
+
+const PORT: u16 = 7;
+
+/// Nothing passes any more, or all does again.
+fn darken(wire: &Wire, dark: bool) {
+    let faults = Faults { loss: if dark { 1.0 } else { 0.0 }, ..Faults::default() };
+    wire.with_faults([faults, faults]);
+}
+
+struct Pair {
+    wire: Wire,
+    now: Instant,
+    ends: [Station; 2],
+    qps: [QpId; 2],
+}
+
+impl Pair {
+    /// A connection that the first end has asked for, and the second will accept.
+    fn connecting(mpa: MpaConfig) -> Self {
+        let (wire, near, far) = Wire::new(WireConfig::default());
+        let mut ends = [near, far].map(|link| Station::new(link, EngineConfig::default()));
+        let qps = [0, 1].map(|end: usize| {
+            let engine = &mut ends[end].engine;
+            let pd = engine.alloc_pd().unwrap();
+            let (cq, _) = engine.create_cq(16, None).unwrap();
+            engine.create_qp(QpAttributes::new(pd, cq, cq)).unwrap()
+        });
+        let [near, far] = &mut ends;
+        far.engine.listen(&mut far.link, None, PORT, 8, 1500, Some(mpa)).unwrap();
+        far.expected.insert(ipv4(1), qps[1]);
+        let path = |port| path([(1, port), (2, PORT)], false, 1500);
+        let params = ConnectParams { fallback: Some(path(40_001)), ..ConnectParams::default() };
+        near.engine.connect(Instant::ZERO, &mut near.link, qps[0], path(40_000), params).unwrap();
+        Self { wire, now: Instant::ZERO, ends, qps }
+    }
+
+    fn connected() -> Self {
+        let mut pair = Self::connecting(MpaConfig::default());
+        pair.pass(Duration::from_millis(100));
+        pair
+    }
+
+    fn pass(&mut self, time: Duration) {
+        let [a, b] = &mut self.ends;
+        run(&self.wire, &mut [a as &mut dyn Node, b], self.now, time, |_, _| false);
+        self.now += time;
+    }
+
+    fn told(&mut self, end: usize) -> Vec<AsyncEvent> {
+        std::iter::from_fn(|| self.ends[end].engine.next_async_event()).collect()
+    }
+
+    fn send(&mut self) {
+        let receive = RecvRequest { wr_id: 0, scatter: &[] };
+        self.ends[1].engine.post_recv(self.qps[1], &receive).unwrap();
+        let operation = Operation::Send { invalidate: None };
+        let request =
+            WorkRequest { wr_id: 0, operation, payload: Payload::EMPTY, flags: SendFlags::SIGNALED };
+        self.ends[0].engine.post_send(self.qps[0], &request).unwrap();
+    }
+}
+
+#[test]
+fn rfc9293_s3_9_1_8_a_soft_error_is_told_once_until_data_goes_through_again() {
+    let mut pair = Pair::connected();
+    let qp = pair.qps[0];
+    for _ in 0..2 {
+        darken(&pair.wire, true);
+        pair.send();
+        pair.pass(Duration::from_secs(5));
+        assert_eq!(pair.told(0), [AsyncEvent::SoftError { qp, error: SoftError::NoAnswer }]);
+        darken(&pair.wire, false);
+        pair.pass(Duration::from_secs(20));
+        assert_eq!(pair.ends[0].engine.query_qp(qp).unwrap().send_outstanding, 0, "it went through");
+    }
+    assert_eq!(pair.told(0), []);
+    assert_eq!(pair.told(1), [], "who has nothing to send does not know");
+}
+
+#[test]
+fn rfc9293_s3_8_3_a_connection_has_a_user_timeout_of_its_own() {
+    let mut pair = Pair::connected();
+    let tuning = pair.ends[0].engine.tuning_defaults();
+    assert_eq!(tuning.user_timeout, Duration::from_secs(30));
+    darken(&pair.wire, true);
+    pair.send();
+    pair.pass(Duration::from_secs(2));
+    let [AsyncEvent::SoftError { .. }] = pair.told(0)[..] else { panic!("a soft error") };
+    // From now on, also for what waits already.
+    let (now, [near, _]) = (pair.now, &mut pair.ends);
+    let tuning = Tuning { user_timeout: Duration::from_millis(2500), ..tuning };
+    near.engine.tune(now, pair.qps[0], &tuning).unwrap();
+    pair.pass(Duration::from_millis(700));
+    let fault = QpFault::Connection(CloseReason::TimedOut);
+    assert_eq!(pair.told(0), [AsyncEvent::QpFatal { qp: pair.qps[0], fault }]);
+}
+
+#[test]
+fn rfc9293_s3_8_4_keepalive_can_be_switched_for_each_connection() {
+    let mut pair = Pair::connected();
+    let (now, qps) = (pair.now, pair.qps);
+    let mut tuning = pair.ends[1].engine.tuning_defaults();
+    assert_eq!(tuning.keepalive, None, "off by default (MUST-25)");
+    let second = Duration::from_secs(1);
+    tuning.keepalive = Some(Keepalive { idle: second, interval: second, probes: 3 });
+    pair.ends[1].engine.tune(now, qps[1], &tuning).unwrap();
+    pair.pass(Duration::from_secs(10));
+    assert_eq!((pair.told(0), pair.told(1)), (vec![], vec![]), "who answers lives");
+    darken(&pair.wire, true);
+    pair.pass(Duration::from_secs(10));
+    let fault = QpFault::Connection(CloseReason::TimedOut);
+    assert_eq!(pair.told(1), [AsyncEvent::QpFatal { qp: qps[1], fault }]);
+    assert_eq!(pair.told(0), [], "without keepalive nothing is noticed");
+}
+
+#[test]
+fn a_connection_made_once_more_without_markers_is_tuned_like_the_first() {
+    let mut pair = Pair::connecting(MpaConfig { markers: Markers::Off, ..MpaConfig::default() });
+    let (now, qp) = (pair.now, pair.qps[0]);
+    // Time to answer otherwise than before.
+    let slow = Faults { delay: Duration::from_micros(50), ..Faults::default() };
+    pair.wire.with_faults([slow, slow]);
+    // The first attempt is rejected, as a peer without markers does it.
+    let far = pair.ends[1].expected.remove(&ipv4(1)).unwrap();
+    let second = Duration::from_secs(1);
+    let mut tuning = pair.ends[0].engine.tuning_defaults();
+    tuning.keepalive = Some(Keepalive { idle: second, interval: second, probes: 3 });
+    pair.ends[0].engine.tune(now, qp, &tuning).unwrap();
+    let mut waiting = Some(far);
+    while pair.ends[0].events.is_empty() {
+        pair.pass(Duration::from_micros(10));
+        if pair.ends[1].events.len() == 1
+            && let Some(far) = waiting.take()
+        {
+            pair.ends[1].expected.insert(ipv4(1), far);
+        }
+        assert!(pair.now < Instant::ZERO + second, "nothing came of it");
+    }
+    assert!(matches!(pair.ends[0].events[..], [CmEvent::Established { .. }]), "{:?}", pair.ends[0].events);
+    assert!(waiting.is_none(), "there was no first attempt");
+    darken(&pair.wire, true);
+    pair.pass(Duration::from_secs(10));
+    let fault = QpFault::Connection(CloseReason::TimedOut);
+    assert_eq!(pair.told(0), [AsyncEvent::QpFatal { qp, fault }]);
+}
