@@ -307,5 +307,6 @@ mod tests {
         let bytes = b"MPA ID Req Frame\x10\x02\x00\x04\x40\x07\xc0\x09";
         let (request, _) = MpaRequest::parse(bytes).unwrap().unwrap();
         assert_eq!(request.enhanced, Some(Enhanced { ird: 7, ord: 9, peer_to_peer: None }));
+        assert_eq!(request.emit()[20..], [0, 7, 0, 9], "nor are they sent without");
     }
 }

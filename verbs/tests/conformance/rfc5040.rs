@@ -185,7 +185,7 @@ fn rfc5040_s7_2_invalidate_stag_errors() {
         world.say([segment.clone()]);
         let terminate = world.terminate();
         assert_eq!((terminate.layer, terminate.error_type), (0, 1), "Remote Protection Error");
-        assert_eq!(terminate.code, if foreign { 3 } else { 0 });
+        assert_eq!(terminate.code, if foreign { 9 } else { 0 }, "invalid, or cannot be invalidated");
         assert_eq!((terminate.ddp.as_deref(), terminate.rdma), (Some(&segment[..]), None));
         assert_eq!(world.outcomes(), [(1, WcStatus::Flushed)], "not delivered");
     }

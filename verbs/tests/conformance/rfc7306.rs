@@ -95,7 +95,7 @@ fn rfc7306_s5_2_1_an_operation_code_of_none_is_an_error() {
         let mut world = World::new();
         let (key, memory) = world.region(8, 1, ALL);
         world.say([atomic(1, code, 1, key, 0, [9, u64::MAX, 0, 0])]);
-        assert_eq!(world.terminate().layer, 0);
+        assert_eq!(world.terminate().numbers(), (0, 2, 6), "unexpected opcode");
         assert_eq!(bytes(&memory), [1; 8]);
     }
 }

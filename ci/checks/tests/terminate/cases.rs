@@ -211,13 +211,17 @@ pub const CASES: &[Case] = &[
     case("Send with Invalidate of a key that is none", "5040 7.2 4", (0, 1, 0), Header, |keys, peer| {
         say(peer, untagged(0x44, keys.open ^ 1, 0, 1, 0, b""))
     }),
-    case("Send with Invalidate of another stream's key", "5040 7.2 5", (0, 1, 3), Header, |keys, peer| {
-        say(peer, untagged(0x44, keys.other_stream, 0, 1, 0, b""))
-    }),
+    case(
+        "Send with Invalidate of another stream's key",
+        "5040 5.3, 7.2 5",
+        (0, 1, 9),
+        Header,
+        |keys, peer| say(peer, untagged(0x44, keys.other_stream, 0, 1, 0, b"")),
+    ),
     case(
         "Send with SE and Invalidate of another domain's key",
-        "5040 7.2 5",
-        (0, 1, 3),
+        "5040 5.3, 7.2 5",
+        (0, 1, 9),
         Header,
         |keys, peer| say(peer, untagged(0x46, keys.other_domain, 0, 1, 0, b"")),
     ),

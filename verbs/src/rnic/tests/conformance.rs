@@ -254,6 +254,38 @@ fn rfc5040_s6_1_more_requests_than_ird_find_no_buffer() {
     assert_eq!((terminate.layer, terminate.error_type, terminate.code), (1, 2, 2));
 }
 
+/// Rules 12 and 17; RFC 7306 section 5.4 says it of atomics.
+#[test]
+fn rfc5040_s5_5_r12_a_request_that_came_early_is_not_begun_before_its_turn() {
+    let mut pair = Pair::new();
+    let (region, memory) = pair.b.region(16, 0, ALL);
+    memory.store_u64(8, 0).unwrap();
+    let request =
+        ReadRequest { sink_stag: STag::new(5), sink_to: 0, len: 8, source_stag: region, source_to: 0 };
+    let add = |msn, id, add| {
+        let operation = AtomicOperation::FetchAdd { add, mask: 0 };
+        let request = AtomicRequest { operation, id, stag: region, to: 8 };
+        segment(untagged(0x4a, 1, msn, 0, true), &request.to_bytes())
+    };
+    let ulpdus = [read_request(2, &request), add(3, 7, 1)];
+    let early = ulpdus.map(|ulpdu| pair.b.place(&ulpdu, Arrival::Early).unwrap());
+    assert_eq!(pair.b.pull(), None, "nothing is answered");
+    assert_eq!(memory.load_u64(8), Ok(0), "nothing is done");
+    // What changes before their turn is what they find.
+    pair.b.take(&add(1, 6, 41)).unwrap();
+    memory.write(0, b"at last!").unwrap();
+    for placed in early {
+        pair.b.rnic.deliver(CONN, placed).unwrap();
+    }
+    pair.b.pull_all();
+    let sent: Vec<_> = pair.b.wire.drain(..).map(|(ulpdu, _)| ulpdu).collect();
+    let opcodes: Vec<u8> = sent.iter().map(|ulpdu| ulpdu[1] & 15).collect();
+    assert_eq!(opcodes, [11, 2, 11], "Atomic Response, Read Response, Atomic Response");
+    assert_eq!(sent[1][14..], *b"at last!");
+    assert_eq!(sent[2][22..], 41u64.to_be_bytes());
+    assert_eq!(memory.load_u64(8), Ok(42));
+}
+
 #[test]
 fn rfc5040_s5_3_a_tag_that_is_not_the_peers_is_not_invalidated() {
     // A tag of nobody, of a region that two streams share, of one that is closed already, and of another domain.
@@ -261,7 +293,7 @@ fn rfc5040_s5_3_a_tag_that_is_not_the_peers_is_not_invalidated() {
         (0, RdmapError::InvalidStag),
         (1, RdmapError::CannotInvalidate),
         (2, RdmapError::InvalidStag),
-        (3, RdmapError::StagNotAssociated),
+        (3, RdmapError::CannotInvalidate),
     ] {
         let mut pair = Pair::new();
         let (key, _) = pair.b.region(8, 0, ALL);

@@ -179,10 +179,15 @@ fn a_read_with_invalidation_closes_its_sink_to_the_peer() {
 fn local_invalidation_takes_its_turn_in_the_send_queue() {
     let mut pair = Pair::new();
     let (open, to) = pair.a.region(8, 0, ALL);
-    pair.a.post_with(1, Operation::LocalInvalidate { key: open }, Payload::EMPTY, SendFlags::SIGNALED);
+    pair.b.receive(9, &[]);
+    pair.a.post(1, SEND, &[]);
+    pair.a.post_with(2, Operation::LocalInvalidate { key: open }, Payload::EMPTY, SendFlags::SIGNALED);
+    pair.b.post_with(1, write_to(open, 0), Payload::Inline(b"in time!"), SendFlags::SIGNALED);
+    Pair::carry(&mut pair.b, &mut pair.a);
+    assert_eq!(bytes(&to), *b"in time!", "the Send before it has not begun");
     pair.run();
-    assert_eq!(pair.a.outcomes(), [(1, SUCCESS)]);
-    pair.b.post_with(1, write_to(open, 0), Payload::Inline(b"refused!"), SendFlags::SIGNALED);
+    assert_eq!(pair.a.outcomes(), [(1, SUCCESS), (2, SUCCESS)]);
+    pair.b.post_with(2, write_to(open, 0), Payload::Inline(b"refused!"), SendFlags::SIGNALED);
     pair.run();
     assert_ne!(bytes(&to), *b"refused!");
     assert_eq!(pair.a.state(), QpState::Terminate);
