@@ -6,7 +6,7 @@ use crate::{
         TcpConfig,
         testing::{Script, ms, offset, us},
     },
-    wire::Segment,
+    wire::{Options, Segment},
 };
 
 fn offsets(segments: &[Segment]) -> Vec<i32> {
@@ -71,6 +71,48 @@ fn rfc8985_s6_2_lost_retransmissions_are_found_too() {
     let sent = script.ack(0, &[(1000, 14_000)]);
     assert!(offsets(&sent).contains(&0), "{:?}", offsets(&sent));
     assert_eq!(script.conn.counters().rto_expired, 0);
+}
+
+/// A window of four segments, of which the first is lost and, a round trip later, its retransmission. `window` is what
+/// the peer offers then.
+fn lost_twice(window: u16) -> (Script, Vec<i32>) {
+    let config = TcpConfig { timestamps: false, ..TcpConfig::default() };
+    let mut script = Script::connecting(config, bulk(30));
+    script.run();
+    script.template.window = 4000;
+    script.syn_ack(Options { mss: Some(1000), sack_permitted: true, ..Options::default() });
+    assert_eq!(offsets(&script.run()), [0, 1000, 2000, 3000]);
+    script.now += ms(1);
+    script.template.window = window;
+    let sent = script.ack(0, &[(1000, 4000)]);
+    script.now += ms(1);
+    (script, offsets(&sent))
+}
+
+/// Where the window lets one more segment out, its SACK tells that the retransmission was lost.
+#[test]
+fn rfc8985_s6_2_in_a_tiny_window_one_later_segment_finds_the_lost_retransmission() {
+    let (mut script, sent) = lost_twice(5000);
+    assert_eq!(sent, [0, 4000]);
+    assert_eq!(offsets(&script.ack(0, &[(4000, 5000), (1000, 4000)])), [0]);
+    script.now += ms(1);
+    script.ack(5000, &[]);
+    let counters = script.conn.counters();
+    assert_eq!((counters.retransmits, counters.recoveries, counters.rto_expired), (2, 1, 0));
+}
+
+/// Where nothing more may be sent, nothing later can come back, and a recovery has no loss probes: the time-out repairs
+/// it, as RFC 8985 section 7.2 has it (and Linux does). It costs the time, but no more than one segment.
+#[test]
+fn rfc8985_s7_2_a_lost_retransmission_with_nothing_behind_it_waits_for_the_time_out() {
+    let (mut script, sent) = lost_twice(4000);
+    assert_eq!(sent, [0]);
+    let seen = script.wait(ms(250));
+    assert_eq!(seen.iter().map(|(_, segment)| offset(segment)).collect::<Vec<_>>(), [0]);
+    assert_eq!(seen[0].0, 198_000, "200 ms after the last progress");
+    assert_eq!(offsets(&script.ack(4000, &[]))[0], 4000);
+    let counters = script.conn.counters();
+    assert_eq!((counters.retransmits, counters.tlp_probes, counters.rto_expired), (2, 0, 1));
 }
 
 #[test]
