@@ -48,8 +48,9 @@ pub struct TcpConfig {
     pub ecn: bool,
     /// Retransmission time-out before the first measurement: 1 s (RFC 6298 section 2.1).
     pub rto_initial: Duration,
-    /// Smallest retransmission time-out. RFC 6298 section 2.4 says 1 s, for clocks of 500 ms. The bound must
-    /// cover the peer's delayed ACK (40 to 200 ms in Linux, our interop peer): 200 ms, as Linux has it.
+    /// What the retransmission time-out is longer than the round trip, at least. RFC 6298 section 2.4 says 1 s for both, for
+    /// clocks of 500 ms. It must cover the peer's delayed ACK (40 to 200 ms in Linux, our interop peer), on paths of
+    /// any length: 200 ms, as Linux has it.
     /// Tail losses do not wait for it: RFC 8985's probe comes after two round trips.
     pub rto_min: Duration,
     /// Largest retransmission time-out: 60 s, the least that RFC 6298 section 2.5 allows.

@@ -435,6 +435,12 @@ impl Connection {
         self.bound_by_user_timeout();
     }
 
+    /// The first segment was sent again: never once more within less than a time-out (RFC 6298 section 5, RFC 6675 section 6).
+    pub(super) fn restart_timeout(&mut self, now: Instant) {
+        self.timers.arm(Timer::Retransmit, now + self.tx.rtt.rto());
+        self.bound_by_user_timeout();
+    }
+
     /// The time-out does not sleep past the user timeout.
     fn bound_by_user_timeout(&mut self) {
         if let Some(at) = self.timers.at(Timer::Retransmit) {

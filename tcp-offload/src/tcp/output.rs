@@ -444,6 +444,9 @@ impl Connection {
         self.acknowledged(false);
         self.counters.retransmits += 1;
         self.tx.resent(turn.now, index);
+        if index == 0 {
+            self.restart_timeout(turn.now);
+        }
         Ok(())
     }
 

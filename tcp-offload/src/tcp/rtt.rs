@@ -73,9 +73,11 @@ impl Rtt {
         }
     }
 
-    /// The time-out without back-off (RFC 6298 section 2). G, the clock's granularity, is a nanosecond.
+    /// The time-out without back-off (RFC 6298 section 2). On a steady path RTTVAR falls to nothing, and then a late ACK would
+    /// be a time-out: `floor` takes the place of G, the clock's granularity, which is a nanosecond here.
     pub(super) fn base_rto(&self) -> Duration {
-        self.srtt.map_or(self.initial, |srtt| srtt + self.rttvar * 4).max(self.floor).min(self.ceiling)
+        let beyond = (self.rttvar * 4).max(self.floor);
+        self.srtt.map_or(self.initial.max(self.floor), |srtt| srtt + beyond).min(self.ceiling)
     }
 
     /// The time-out now.
@@ -131,6 +133,15 @@ mod tests {
         // RTTVAR = 3/4 * 50 + 1/4 * 80 = 57.5, SRTT = 7/8 * 100 + 1/8 * 180 = 110.
         assert_eq!(rtt.srtt(), Some(ms(110)));
         assert_eq!(rtt.rto(), ms(110 + 230));
+    }
+
+    #[test]
+    fn rfc6298_s4_a_steady_path_leaves_room_for_a_late_ack() {
+        let mut rtt = Rtt::new(&TcpConfig::default());
+        for n in 0..100 {
+            rtt.sample(at(n), ms(300));
+        }
+        assert_eq!(rtt.rto(), ms(500));
     }
 
     #[test]

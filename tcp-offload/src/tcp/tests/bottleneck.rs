@@ -36,6 +36,18 @@ fn sim_reordering_before_a_full_queue_costs_few_retransmissions() {
     pair.tear_down();
 }
 
+/// The round trip is longer than the least time-out: a recovery takes one, and no time-out comes in between.
+#[test]
+fn sim_a_loss_on_a_very_long_path_is_no_time_out() {
+    let there = Faults { loss: 0.001, ..Faults::default() };
+    for seed in 1..=3 {
+        let mut pair = through(5_000_000, &there, us(150_000), 4000, seed);
+        let counters = pair.ends[0].conn().counters();
+        assert!(counters.recoveries > 0 && counters.rto_expired == 0, "seed {seed}: {counters:?}");
+        pair.tear_down();
+    }
+}
+
 /// 20 MB take 1.7 s at the rate of the line. What RACK takes for lost is only late, and is found out at its first ACK.
 #[test]
 fn sim_deep_reordering_on_a_long_path_does_not_keep_the_window_down() {

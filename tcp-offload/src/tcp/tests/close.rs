@@ -45,10 +45,10 @@ fn rfc9293_s3_6_we_close_first() {
     // The peer's FIN again: acknowledged again, and the time starts anew.
     script.wait(ms(600));
     assert_eq!(script.exchange(fin(&script, 10, 501), 0).len(), 1);
-    script.wait(ms(2_399));
+    script.wait(ms(2_402));
     assert_eq!(script.conn.state(), State::TimeWait);
     script.wait(ms(1));
-    assert!(script.conn.is_closed(), "after three times 200 + 600 ms");
+    assert!(script.conn.is_closed(), "after three times 201 + 600 ms");
 }
 
 /// In FIN-WAIT-2, and the peer is silent for `silence`, then sends its FIN.

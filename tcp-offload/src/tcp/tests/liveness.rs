@@ -16,7 +16,7 @@ fn rfc6298_s5_the_first_segment_is_repeated_after_200_400_800_ms() {
     assert_eq!(script.run().len(), 3);
     let seen = script.wait(ms(1_500));
     let times: Vec<(u64, i32)> = seen.iter().map(|(t, s)| (t / 1000, offset(s))).collect();
-    assert_eq!(times, [(200, 0), (600, 0), (1400, 0)]);
+    assert_eq!(times, [(201, 0), (603, 0), (1407, 0)], "beyond the round trip of 1 ms");
     let info = script.conn.info();
     assert_eq!(
         (info.cwnd, info.counters.rto_expired),
@@ -24,6 +24,21 @@ fn rfc6298_s5_the_first_segment_is_repeated_after_200_400_800_ms() {
         "RFC 4821 section 7.7: packets of 1024 bytes"
     );
     assert_eq!(info.ssthresh, 2100 * 984 / 1000, "reduced once, not at each back-off (RFC 5681 section 3.1)");
+}
+
+/// The first segment was sent again by RACK's word: the time-out begins anew, for this transmission.
+#[test]
+fn rfc6298_s5_nothing_is_sent_again_within_a_time_out() {
+    let mut script = Script::established(TcpConfig::default(), bulk(10));
+    assert_eq!(script.run().len(), 10);
+    script.wait(ms(3));
+    script.now += ms(147);
+    let sent = script.ack(0, &[(1000, 4000)]);
+    assert_eq!(sent.iter().map(offset).collect::<Vec<_>>(), [0]);
+    let rto = script.conn.info().rto;
+    assert!(script.wait(rto.saturating_sub(ms(1))).is_empty(), "its answer may be under way");
+    assert_eq!(offset(&script.wait(ms(1))[0].1), 0);
+    assert_eq!(script.conn.counters().rto_expired, 1);
 }
 
 #[test]

@@ -66,6 +66,8 @@ fn configs() -> [TcpConfig; 4] {
         connect_timeout: long,
         fin_wait_2: long,
         time_wait: long,
+        // A quarter lost in each direction backs off further than anybody wants to wait for.
+        rto_max: ms(10_000),
         ..TcpConfig::default()
     };
     [
