@@ -259,10 +259,19 @@ fn addresses_that_no_connection_can_have_are_refused() {
         ("0.0.0.0:1", "10.0.0.2:2"),
         ("10.0.0.1:0", "10.0.0.2:2"),
         ("[ff02::1]:1", "[fd00::2]:2"),
+        ("10.0.0.1:1", "224.0.0.1:2"),
+        ("10.0.0.1:1", "255.255.255.255:2"),
+        ("10.0.0.1:1", "10.0.0.2:0"),
+        ("[fd00::1]:1", "[ff02::1]:2"),
+        ("[::]:1", "[fd00::2]:2"),
     ] {
         let mut path = path(false, VlanTags::default());
         path.flow = Flow { local: local.parse().unwrap(), remote: remote.parse().unwrap() };
-        assert_eq!(parse_bytes(&frame(&path, &fields(), b"")), Err(Malformed::Address), "{local}");
+        assert_eq!(
+            parse_bytes(&frame(&path, &fields(), b"")),
+            Err(Malformed::Address),
+            "{local} to {remote}"
+        );
     }
 }
 
@@ -329,6 +338,8 @@ fn icmp_errors_name_our_flow_sequence_number_and_mtu() {
         }
         let echo = if v6 { [128, 0, 0, 0, 0, 0, 0, 1] } else { [8, 0, 0, 0, 0, 0, 0, 1] };
         assert_eq!(parse_bytes(&icmp(v6, echo, quoted)), Ok(Inbound::Other));
+        // Source Quench (RFC 6633); there is none in IPv6.
+        assert_eq!(parse_bytes(&icmp(v6, [4, 0, 0, 0, 0, 0, 0, 0], quoted)), Ok(Inbound::Other));
         let mut broken = icmp(v6, too_big, quoted);
         *broken.last_mut().unwrap() ^= 1;
         assert_eq!(parse_bytes(&broken), Err(Malformed::Checksum));

@@ -4,6 +4,7 @@
 
 mod closing;
 mod flood;
+mod listening;
 mod many;
 mod paths;
 mod support;

@@ -153,7 +153,8 @@ pub struct Lab {
     /// The link of somebody who never answers.
     pub stranger: SimLink,
     pub listener: ListenerId,
-    next_port: u16,
+    /// The local port of the client's last connection.
+    pub port: u16,
     next_host: u8,
 }
 
@@ -177,16 +178,16 @@ impl Lab {
         let (client, mut server) = (End::new(client, stack(1)), End::new(server, stack(2)));
         let mpa = MpaConfig::default();
         let listener = server.stack.listen(&mut server.link, None, PORT, backlog, 1500, mpa).unwrap();
-        Self { wire, now: Instant::ZERO, client, server, stranger, listener, next_port: 10_000, next_host: 1 }
+        Self { wire, now: Instant::ZERO, client, server, stranger, listener, port: 10_000, next_host: 1 }
     }
 
     /// The client starts to connect, from another port each time.
     pub fn connect(&mut self) -> ConnId {
-        self.next_port += 1;
-        if self.next_port > 60_000 {
-            (self.next_port, self.next_host) = (10_001, self.next_host + 1);
+        self.port += 1;
+        if self.port > 60_000 {
+            (self.port, self.next_host) = (10_001, self.next_host + 1);
         }
-        let path = path(([10, 1, 0, self.next_host], self.next_port), ([10, 1, 1, 1], PORT));
+        let path = path(([10, 1, 0, self.next_host], self.port), ([10, 1, 1, 1], PORT));
         let (mpa, params) = (MpaConfig::default(), ConnectParams::default());
         self.client.stack.connect(self.now, &mut self.client.link, path, mpa, params).unwrap()
     }

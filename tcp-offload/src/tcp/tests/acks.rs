@@ -6,7 +6,7 @@ use crate::{
         TcpConfig,
         testing::{Script, Stream, ms},
     },
-    wire::{Fields, Segment},
+    wire::{Fields, Options, Segment},
 };
 
 fn blocks(segment: &Segment) -> Vec<(i32, i32)> {
@@ -94,7 +94,11 @@ fn rfc2018_s3_with_timestamps_three_blocks_fit() {
 
 #[test]
 fn rfc2018_s3_without_sack_permitted_there_are_no_blocks() {
-    let mut script = Script::established(super::without_sack(), Stream::new(0, 0, false));
+    // We offer it, the peer does not.
+    let config = TcpConfig { timestamps: false, ..TcpConfig::default() };
+    let mut script = Script::connecting(config, Stream::new(0, 0, false));
+    assert!(script.run()[0].options.sack_permitted);
+    script.syn_ack(Options { mss: Some(1000), ..Options::default() });
     script.run();
     let [ack] = script.data(1000, 1000)[..] else { panic!("a duplicate ACK") };
     assert_eq!((ack.ack, ack.options.sack_count), (irs(0), 0));

@@ -1,11 +1,14 @@
 //! Opening: RFC 9293 sections 3.5, 3.10.7.2 to 3.10.7.4; RFC 7323, 2018 and 6298 where they touch the SYN.
 
+use std::{net::SocketAddr, sync::Arc};
+
 use super::{idle, irs, iss, silent, without_sack};
 use crate::{
     seq::SeqNum,
+    sim,
     tcp::{
-        State, TcpConfig,
-        testing::{IRS, ISS, Script, Stream, ms},
+        Connection, State, TcpConfig,
+        testing::{IRS, ISS, Script, Stream, at_ms, ms},
     },
     ulp::CloseReason,
     wire::{Fields, Flags, Options, Timestamps},
@@ -23,7 +26,8 @@ fn rfc9293_s3_5_active_open() {
     assert_eq!((syn.seq, syn.window), (SeqNum::new(ISS), 65_535));
     assert_eq!(syn.options.mss, Some(1460), "the MTU less the fixed headers, options not subtracted");
     assert_eq!(syn.options.window_scale, Some(5), "1 MiB in 16 bits");
-    assert!(syn.options.sack_permitted && syn.options.timestamps.is_some());
+    assert!(syn.options.sack_permitted);
+    assert_eq!(syn.options.timestamps.map(|t| t.echo), Some(0), "RFC 7323 section 3.2: without ACK");
     script.stamp(77, 0);
     let mut options = script.template.options;
     (options.mss, options.window_scale) = (Some(1400), Some(9));
@@ -93,6 +97,29 @@ fn rfc9293_s3_5_simultaneous_open() {
     };
     assert!(script.inject(syn_ack, 0).established);
     assert_eq!(script.conn.state(), State::Established);
+}
+
+/// Who asked is told; who was asked was not open yet.
+#[test]
+fn rfc9293_s3_10_7_4_a_reset_refuses_an_active_open_also_in_syn_received() {
+    let mut script = Script::connecting(TcpConfig::default(), silent());
+    script.run();
+    let flags = Flags { syn: true, ..Flags::default() };
+    script.exchange(Fields { seq: SeqNum::new(IRS), flags, ..script.template }, 0);
+    assert_eq!(script.conn.state(), State::SynReceived);
+    let reset = Fields { flags: Flags { rst: true, ..Flags::default() }, ..script.template };
+    assert_eq!(script.inject(reset, 0).closed, Some(CloseReason::Refused));
+}
+
+#[test]
+fn rfc9293_s3_7_1_without_an_mss_536_or_1220_is_taken() {
+    let emss = |local: &str, remote: &str| {
+        let path = sim::path(local.parse::<SocketAddr>().unwrap(), remote.parse::<SocketAddr>().unwrap());
+        let config = TcpConfig { timestamps: false, ..TcpConfig::default() };
+        Connection::connect(at_ms(1), &Arc::new(config), path, SeqNum::new(ISS)).emss()
+    };
+    assert_eq!(emss("10.0.0.1:1", "10.0.0.2:2"), 536);
+    assert_eq!(emss("[fd00::1]:1", "[fd00::2]:2"), 1220);
 }
 
 #[test]
@@ -178,6 +205,7 @@ fn a_repeated_syn_gets_the_syn_ack_again() {
 #[test]
 fn rfc6928_s2_the_initial_window_is_ten_segments() {
     let mut script = Script::established(TcpConfig::default(), Stream::new(50_000, 0, false));
+    assert_eq!(script.conn.info().ssthresh, u64::MAX, "RFC 5681 section 3.1: arbitrarily high");
     let sent = script.run();
     assert_eq!(sent.len(), 10);
     assert!(sent.iter().all(|s| s.payload_len == 1000 && s.flags.ack && s.flags.psh));

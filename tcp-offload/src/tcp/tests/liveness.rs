@@ -41,6 +41,33 @@ fn rfc6298_s5_nothing_is_sent_again_within_a_time_out() {
     assert_eq!(script.conn.counters().rto_expired, 1);
 }
 
+/// Without timestamps nobody knows which transmission an ACK answers.
+#[test]
+fn rfc6298_s3_what_was_sent_twice_is_not_measured() {
+    let mut script = Script::established(TcpConfig::default(), bulk(1));
+    script.run();
+    let before = script.conn.info().srtt;
+    assert_eq!(before, Some(ms(1)));
+    script.wait(ms(150));
+    assert!(script.conn.counters().tlp_probes > 0);
+    script.ack(1000, &[]);
+    assert_eq!((script.conn.info().srtt, script.conn.info().frames_retained), (before, 0));
+    script.source.total += 1000;
+    script.run();
+    script.now += ms(9);
+    script.ack(2000, &[]);
+    assert_eq!(script.conn.info().srtt, Some(ms(2)), "what was sent once is: 7/8 and 1/8");
+}
+
+#[test]
+fn rfc5681_s3_1_ssthresh_is_two_segments_at_least() {
+    let mut script = Script::established(without_sack(), bulk(1));
+    script.run();
+    script.wait(ms(250));
+    let info = script.conn.info();
+    assert_eq!((info.counters.rto_expired, info.ssthresh, info.cwnd), (1, 2000, 1000));
+}
+
 #[test]
 fn rfc6298_s5_3_an_ack_of_new_data_restarts_the_timer() {
     let mut script = Script::established(without_sack(), bulk(3));

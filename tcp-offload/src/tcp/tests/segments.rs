@@ -68,6 +68,9 @@ fn rfc5961_s4_2_a_syn_is_challenged_wherever_it_lies() {
         assert_eq!((challenge.flags.rst, challenge.ack), (false, irs(0)));
     }
     assert_eq!(script.conn.state(), State::Established);
+    // A peer that has lost the connection answers the challenge: then its SYN was meant.
+    let answer = with(Fields { seq: irs(0), ..plain(&script) }, RST);
+    assert_eq!(script.inject(answer, 0).closed, Some(CloseReason::Reset));
 }
 
 #[test]
@@ -131,6 +134,10 @@ fn rfc7323_s5_3_older_timestamps_are_answered_and_dropped() {
     let answer = script.data(10, 10);
     assert_eq!((answer.len(), script.conn.contiguous()), (1, 10));
     assert_eq!(script.conn.counters().paws_dropped, 1);
+    // Before the acceptability test.
+    script.data(2_000_000, 10);
+    let counters = script.conn.counters();
+    assert_eq!((counters.paws_dropped, counters.out_of_window), (2, 0));
     let reset = with(Fields { seq: irs(10), ..plain(&script) }, RST);
     assert_eq!(script.inject(reset, 0).closed, Some(CloseReason::Reset), "RST is not subject to PAWS");
 }
@@ -170,4 +177,44 @@ fn rfc7323_s3_1_every_segment_carries_the_option() {
     let sent = script.run();
     assert_eq!(sent.len(), 2);
     assert!(sent.iter().all(|s| s.options.timestamps.is_some() && s.payload_len == 1000));
+    for segment in sent {
+        let rest = Options { timestamps: None, ..segment.options };
+        assert_eq!(rest, Options::default(), "MSS, Window Scale and SACK-Permitted are the SYN's");
+    }
+    script.conn.abort();
+    let [reset] = script.run()[..] else { panic!("one RST") };
+    assert!(reset.flags.rst && reset.options.timestamps.is_some());
+}
+
+#[test]
+fn rfc7323_s3_2_timestamps_that_were_not_negotiated_are_ignored() {
+    let mut script = idle();
+    script.run();
+    for value in [1000, 7] {
+        script.stamp(value, 0);
+        script.data(script.conn.contiguous() as u32, 10);
+    }
+    assert_eq!((script.conn.contiguous(), script.conn.counters().paws_dropped), (20, 0));
+    script.conn.flush_ack();
+    assert_eq!(script.run()[0].options.timestamps, None);
+}
+
+#[test]
+fn rfc7323_s2_2_the_options_of_a_syn_mean_nothing_later() {
+    let mut script = idle();
+    script.run();
+    let mut fields = plain(&script);
+    fields.window = 100;
+    (fields.options.window_scale, fields.options.mss) = (Some(9), Some(300));
+    script.inject(fields, 0);
+    let info = script.conn.info();
+    assert_eq!((info.snd_wnd, info.emss), (100, 1000));
+}
+
+#[test]
+fn rfc9293_s3_5_3_a_reset_may_have_data() {
+    let mut script = idle();
+    script.run();
+    let receipt = script.inject(with(plain(&script), RST), 20);
+    assert_eq!((receipt.closed, receipt.arrival), (Some(CloseReason::Reset), None));
 }

@@ -7,7 +7,7 @@ use crate::{
         testing::{Script, Stream, ms, offset},
     },
     ulp::CloseReason,
-    wire::{Fields, Options},
+    wire::{Fields, Flags, Options},
 };
 
 fn acked(script: &Script, offset: u32, window: u16) -> Fields {
@@ -80,18 +80,35 @@ fn a_window_that_fits_only_smaller_segments_is_used_whole_after_the_persist_time
 
 #[test]
 fn rfc9293_s3_8_6_1_a_shrunk_window_is_survived() {
-    let mut script = Script::established(TcpConfig::default(), bulk(8));
-    assert_eq!(script.run().len(), 8);
-    script.ack(1000, &[]);
-    let mut shrunk = acked(&script, 2000, 0);
-    script.inject(shrunk, 0);
+    let mut script = Script::established(TcpConfig::default(), bulk(20));
+    assert_eq!(script.run().len(), 10);
+    let shrunk = acked(&script, 2000, 0);
+    assert!(script.exchange(shrunk, 0).is_empty(), "no new data");
     assert_eq!(script.conn.info().snd_wnd, 0);
-    // Retransmissions go on until the window opens or the peer falls silent.
-    let seen = script.wait(ms(1_000));
-    assert!(seen.iter().all(|(_, s)| (2000..8000).contains(&offset(s))));
-    shrunk = acked(&script, 8000, 5000);
-    script.inject(shrunk, 0);
-    assert_eq!(script.conn.info().frames_retained, 0);
+    // What was sent is repeated until the window opens or the peer falls silent.
+    let seen: Vec<i32> = script.wait(ms(1_000)).iter().map(|(_, s)| offset(s)).collect();
+    assert!(seen.contains(&2000) && seen.iter().all(|at| (2000..10_000).contains(at)), "{seen:?}");
+    let opened = acked(&script, 10_000, 5000);
+    assert_eq!(script.exchange(opened, 0).first().map(offset), Some(10_000));
+}
+
+#[test]
+fn rfc9293_s3_4_a_reset_is_heard_while_the_window_is_closed() {
+    let mut script =
+        Script::established(TcpConfig { receive_window: 4_000, ..TcpConfig::default() }, silent());
+    script.run();
+    for i in 0..4 {
+        script.data(i * 1000, 1000);
+        script.conn.withheld((i as usize + 1) * 1000);
+    }
+    script.conn.flush_ack();
+    script.run();
+    assert_eq!(script.conn.info().rcv_wnd, 0);
+    let flags = Flags { rst: true, ..Flags::default() };
+    let reset = |seq| Fields { seq: super::irs(seq), flags, ..plain(&script) };
+    let (beyond, exact) = (reset(4_001), reset(4_000));
+    assert_eq!(script.inject(beyond, 0).closed, None);
+    assert_eq!(script.inject(exact, 0).closed, Some(CloseReason::Reset));
 }
 
 #[test]
@@ -172,6 +189,9 @@ fn rfc7323_s2_windows_are_scaled_both_ways_but_not_in_the_syn() {
     let mut script = Script::connecting(config, silent());
     let syn = script.run()[0];
     assert_eq!((syn.window, syn.options.window_scale), (65_535, Some(14)));
+    let small = TcpConfig { receive_window: 10_000, ..config };
+    let syn = Script::connecting(small, silent()).run()[0];
+    assert_eq!((syn.window, syn.options.window_scale), (10_000, Some(0)), "offered, so that the peer may");
     script.syn_ack(Options { window_scale: Some(3), ..Options::default() });
     let ack = script.run()[0];
     assert_eq!(ack.window, 65_535, "2^30 needs one bit more than 16 and 14 give");
