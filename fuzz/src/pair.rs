@@ -10,7 +10,6 @@ use std::{
 };
 
 use xwarp_tcp::{
-    link::Link,
     mpa::{AcceptParams, Markers, MpaConfig},
     secret::Secret,
     sim::path,
@@ -128,14 +127,7 @@ impl Side {
     }
 
     fn turn(&mut self, now: Instant) {
-        let mut batch = Vec::new();
-        let received = self.link.receive(&mut batch, 64);
-        for frame in batch {
-            self.engine.receive(now, &mut self.link, frame);
-        }
-        if self.engine.next_deadline().is_some_and(|at| at <= now) {
-            self.engine.on_timer(now, &mut self.link);
-        }
+        self.engine.turn(now, &mut self.link);
         while let Some(event) = self.engine.next_cm_event() {
             if let CmEvent::ConnectRequest { request, .. } = event {
                 let params = AcceptParams { ird: 4, ord: 4, private_data: Vec::new() };
@@ -144,9 +136,6 @@ impl Side {
             }
         }
         while self.engine.next_async_event().is_some() {}
-        if received == 0 {
-            self.engine.idle(now, &mut self.link);
-        }
         self.engine.transmit(now, &mut self.link);
     }
 
@@ -356,7 +345,7 @@ impl World {
         for _ in 0..MOST_TURNS {
             let idle = self.under_way.iter().all(VecDeque::is_empty);
             if idle {
-                let [a, b] = &mut self.sides;
+                let [a, b] = &self.sides;
                 match a.engine.next_deadline().into_iter().chain(b.engine.next_deadline()).min() {
                     Some(at) if at <= limit => self.now = self.now.max(at),
                     _ => break,

@@ -3,7 +3,6 @@
 use std::{collections::HashMap, sync::Arc};
 
 use xwarp_tcp::{
-    link::Link,
     mpa::{AcceptParams, Markers, MpaConfig},
     secret::Secret,
     sim::path,
@@ -222,18 +221,8 @@ impl Card {
 
     /// One turn: what came in, timers that are due, the answers of the application, what is to be sent.
     pub fn turn(&mut self) {
-        let mut batch = Vec::new();
-        let received = self.link.receive(&mut batch, 64);
-        for frame in batch {
-            self.engine.receive(self.now, &mut self.link, frame);
-        }
-        if self.engine.next_deadline().is_some_and(|at| at <= self.now) {
-            self.engine.on_timer(self.now, &mut self.link);
-        }
+        self.engine.turn(self.now, &mut self.link);
         self.answer();
-        if received == 0 {
-            self.engine.idle(self.now, &mut self.link);
-        }
         self.engine.transmit(self.now, &mut self.link);
         self.reap();
     }

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use xwarp_tcp::{link::RxFrame, time::Instant};
+use xwarp_tcp::time::Instant;
 
 use super::{async_event::AsyncQueue, cm::table::CmTable};
 use crate::{
@@ -20,8 +20,6 @@ use crate::{
     system::{Clock, Doorbell, wait_readable},
 };
 
-/// Frames received in one turn, so that nobody waits long for the lock.
-const BATCH: usize = 64;
 /// How soon to look again when the link had no room for what wants to be sent: nothing announces room.
 const STARVED_WAIT: Duration = Duration::from_micros(100);
 /// Polls without arming a queue after which an application may count as busy-polling.
@@ -38,7 +36,6 @@ pub(crate) struct State {
     pub(crate) engine: Engine,
     pub(crate) link: Box<dyn Interface>,
     pub(crate) cm: CmTable,
-    batch: Vec<RxFrame>,
     /// When to ask the interface for changes.
     ask_changes_at: Instant,
 }
@@ -74,33 +71,10 @@ pub(crate) struct Shared {
 }
 
 impl State {
-    /// Receives a batch, runs what is due, sends what is allowed. Whether anything was received.
-    fn turn(&mut self, now: Instant) -> bool {
-        let link = &mut *self.link;
-        let received = link.receive(&mut self.batch, BATCH) > 0;
-        for frame in self.batch.drain(..) {
-            self.engine.receive(now, link, frame);
-        }
-        if !received {
-            self.engine.idle(now, link);
-        }
-        self.send(now);
-        received
-    }
-
-    /// Runs the timers that are due, and sends.
-    fn send(&mut self, now: Instant) {
-        let link = &mut *self.link;
-        if self.engine.next_deadline().is_some_and(|at| at <= now) {
-            self.engine.on_timer(now, link);
-        }
-        self.engine.transmit(now, link);
-    }
-
     /// How long nothing needs to be done unless a frame arrives or a verb is called.
-    fn quiet_for(&mut self, now: Instant) -> Option<Duration> {
+    fn quiet_for(&self, now: Instant) -> Option<Duration> {
         let timer = self.engine.next_deadline().map(|at| at.since(now));
-        if self.engine.stack().wants_to_transmit() {
+        if self.engine.wants_to_transmit() {
             return Some(timer.map_or(STARVED_WAIT, |t| t.min(STARVED_WAIT)));
         }
         timer
@@ -110,9 +84,8 @@ impl State {
 impl Shared {
     pub(crate) fn new(setup: Setup, resolver: Arc<dyn Resolver>) -> io::Result<Self> {
         let Setup { engine, link, cm, clock, application_progress, has_thread } = setup;
-        let batch = Vec::with_capacity(BATCH);
         Ok(Self {
-            state: Mutex::new(State { engine, link, cm, batch, ask_changes_at: Instant::ZERO }),
+            state: Mutex::new(State { engine, link, cm, ask_changes_at: Instant::ZERO }),
             clock,
             application_progress,
             has_thread,
@@ -140,8 +113,9 @@ impl Shared {
         let mut state = self.lock();
         let now = self.clock.now();
         let result = f(&mut state, now);
-        if state.engine.has_work() || state.engine.stack().wants_to_transmit() {
-            state.send(now);
+        let State { engine, link, .. } = &mut *state;
+        if engine.wants_to_transmit() {
+            engine.transmit(now, &mut **link);
         }
         self.conclude(state, now);
         result
@@ -170,7 +144,8 @@ impl Shared {
     }
 
     fn turn(&self, mut state: MutexGuard<'_, State>, now: Instant) -> bool {
-        let received = state.turn(now);
+        let State { engine, link, .. } = &mut *state;
+        let received = engine.turn(now, &mut **link);
         self.conclude(state, now);
         received
     }
@@ -242,7 +217,7 @@ impl Shared {
     /// Sleeps until something readable, the doorbell, the engine's next deadline or `limit` ends it.
     pub(crate) fn sleep(&self, fds: &[BorrowedFd<'_>], limit: Option<Duration>) -> io::Result<()> {
         let wait = {
-            let mut state = self.lock();
+            let state = self.lock();
             let now = self.clock.now();
             let wait = match (state.quiet_for(now), limit) {
                 (Some(a), Some(b)) => Some(a.min(b)),

@@ -2,14 +2,11 @@
 //!
 //! It owns the [`Stack`] and the [`Rnic`], runs them, and carries between them what neither may do inside
 //! a call of the other. Time, frames and memory come from the caller; results go to completion rings, and
-//! to the two event queues. A turn is: [`receive`](Engine::receive) for each frame of a batch, then
-//! [`transmit`](Engine::transmit); [`on_timer`](Engine::on_timer) when [`next_deadline`](Engine::next_deadline)
-//! has passed, [`idle`](Engine::idle) when a turn received nothing.
+//! to the two event queues. Whoever owns it calls [`turn`](Engine::turn) when frames may have come in or
+//! [`next_deadline`](Engine::next_deadline) has passed, and [`transmit`](Engine::transmit) after verbs.
 
 mod changes;
 mod cm;
-#[cfg(test)]
-mod tests;
 
 use std::{collections::HashSet, net::IpAddr, sync::Arc};
 
@@ -31,6 +28,9 @@ use crate::{
         WorkRequest,
     },
 };
+
+/// Frames received in one turn, so that nobody waits long for what comes after it.
+const BATCH: usize = 64;
 
 /// Settings of an engine.
 #[derive(Debug, Clone)]
@@ -67,6 +67,8 @@ pub struct Engine {
     mpa: MpaConfig,
     /// Peers that refused markers.
     markerless: HashSet<IpAddr>,
+    /// Frames of the turn; kept for its room.
+    batch: Vec<RxFrame>,
 }
 
 impl Engine {
@@ -84,6 +86,7 @@ impl Engine {
             rnic: Rnic::new(limits, &keys),
             mpa,
             markerless: HashSet::new(),
+            batch: Vec::with_capacity(BATCH),
         }
     }
 
@@ -92,40 +95,47 @@ impl Engine {
         self.rnic.on_event(notify);
     }
 
-    /// Takes a frame that came in.
+    /// One turn: takes a batch of frames that came in, does what is due, and sends what there is room for. When
+    /// nothing came in, acknowledgements that waited for data to ride on go. Whether anything came in.
+    pub fn turn(&mut self, now: Instant, link: &mut dyn Link) -> bool {
+        let mut batch = std::mem::take(&mut self.batch);
+        let received = link.receive(&mut batch, BATCH) > 0;
+        for frame in batch.drain(..) {
+            self.receive(now, link, frame);
+        }
+        self.batch = batch;
+        if !received {
+            self.settle(now, link);
+            self.stack.idle();
+        }
+        self.transmit(now, link);
+        received
+    }
+
+    /// Takes a frame that came in, for those who look at each of them; otherwise [`Self::turn`] does.
     pub fn receive(&mut self, now: Instant, link: &mut dyn Link, frame: RxFrame) {
         self.stack.receive(now, link, frame, &mut self.rnic);
         self.settle(now, link);
     }
 
-    /// Sends what there is to send and room for. Kicks the link.
+    /// Does what is due by now, and sends what there is to send and room for. Kicks the link.
     pub fn transmit(&mut self, now: Instant, link: &mut dyn Link) {
+        if self.next_deadline().is_some_and(|at| at <= now) {
+            self.stack.on_timer(now, link, &mut self.rnic);
+        }
         self.settle(now, link);
         self.stack.transmit(now, link, &mut self.rnic);
         self.settle(now, link);
     }
 
-    /// Does what is due by now.
-    pub fn on_timer(&mut self, now: Instant, link: &mut dyn Link) {
-        self.stack.on_timer(now, link, &mut self.rnic);
-        self.settle(now, link);
-    }
-
-    /// Nothing came in: acknowledgements that waited for data to ride on go with the next
-    /// [`transmit`](Self::transmit).
-    pub fn idle(&mut self, now: Instant, link: &mut dyn Link) {
-        self.settle(now, link);
-        self.stack.idle();
-    }
-
-    /// When to call [`on_timer`](Self::on_timer), at the latest.
-    pub fn next_deadline(&mut self) -> Option<Instant> {
+    /// When to call [`Self::turn`] or [`Self::transmit`], at the latest.
+    pub fn next_deadline(&self) -> Option<Instant> {
         self.stack.next_deadline()
     }
 
-    /// Whether [`transmit`](Self::transmit) has work that was posted since its last call.
-    pub fn has_work(&self) -> bool {
-        self.rnic.has_errands()
+    /// Whether [`Self::transmit`] has work: something was posted since its last call, or the link had no room for all.
+    pub fn wants_to_transmit(&self) -> bool {
+        self.rnic.has_errands() || self.stack.wants_to_transmit()
     }
 
     /// The stack's own view: connections and counters.

@@ -3,7 +3,6 @@
 use std::{collections::HashMap, net::IpAddr};
 
 use xwarp_tcp::{
-    link::{Link, RxFrame},
     mpa::AcceptParams,
     sim::{self, Node, SimLink},
     time::Instant,
@@ -29,7 +28,6 @@ pub struct Station {
     pub accept: AcceptParams,
     /// Connection events that came so far.
     pub events: Vec<CmEvent>,
-    batch: Vec<RxFrame>,
 }
 
 impl Station {
@@ -41,10 +39,10 @@ impl Station {
             expected: HashMap::new(),
             accept: AcceptParams::default(),
             events: Vec::new(),
-            batch: Vec::new(),
         }
     }
 
+    /// Keeps what came, and answers requests.
     fn take_events(&mut self, now: Instant) {
         while let Some(event) = self.engine.next_cm_event() {
             if let CmEvent::ConnectRequest { request, remote, .. } = &event {
@@ -61,23 +59,16 @@ impl Station {
 
 impl Node for Station {
     fn turn(&mut self, now: Instant) -> bool {
-        let received = self.link.receive(&mut self.batch, 64);
-        for frame in self.batch.drain(..) {
-            self.engine.receive(now, &mut self.link, frame);
-        }
-        if self.engine.stack().next_deadline().is_some_and(|at| at <= now) {
-            self.engine.on_timer(now, &mut self.link);
-        }
+        let received = self.engine.turn(now, &mut self.link);
         self.take_events(now);
-        if received == 0 {
-            self.engine.idle(now, &mut self.link);
+        if self.engine.wants_to_transmit() {
+            self.engine.transmit(now, &mut self.link);
         }
-        self.engine.transmit(now, &mut self.link);
-        received > 0
+        received
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.engine.stack().next_deadline()
+        self.engine.next_deadline()
     }
 }
 

@@ -7,20 +7,19 @@ use std::{
 };
 
 use xwarp_tcp::{
-    link::{Link, RxFrame},
+    link::Link,
     mpa::{AcceptParams, MpaConfig},
     secret::Secret,
-    sim::{self, Faults, Node, SimLink, Wire, WireConfig, run},
     stack::{ConnectParams, Stack, StackConfig},
     time::Instant,
     ulp::{Arrival, ConnId, Event, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
-    wire::{Mac, Path},
 };
 use xwarp_verbs::{
     Access, AsyncEvent, Memory, Operation, Pages, Payload, QpId, QpState, RecvRequest, Remote, STag,
     SendFlags, Sge, WcStatus, WorkCompletion, WorkRequest,
     engine::{self, Engine, EngineConfig},
-    rnic::{CmEvent, CompletionRing, CqId, PdId, QpAttributes, Registration},
+    rnic::{CompletionRing, CqId, PdId, QpAttributes, Registration},
+    sim::{self, Faults, Node, SimLink, Station, Wire, WireConfig, run},
 };
 
 /// IRD and ORD of both ends.
@@ -97,13 +96,6 @@ pub struct Peer {
     accept: AcceptParams,
 }
 
-pub struct Card {
-    pub engine: Engine,
-    pub link: SimLink,
-    accepting: VecDeque<QpId>,
-    pub cm: Vec<CmEvent>,
-}
-
 impl Node for Peer {
     fn turn(&mut self, now: Instant) -> bool {
         let mut batch = Vec::new();
@@ -132,42 +124,11 @@ impl Node for Peer {
     }
 }
 
-impl Node for Card {
-    fn turn(&mut self, now: Instant) -> bool {
-        let mut batch: Vec<RxFrame> = Vec::new();
-        let received = self.link.receive(&mut batch, 64);
-        for frame in batch {
-            self.engine.receive(now, &mut self.link, frame);
-        }
-        while let Some(event) = self.engine.next_cm_event() {
-            if let CmEvent::ConnectRequest { request, .. } = event
-                && let Some(qp) = self.accepting.pop_front()
-            {
-                let params = AcceptParams { ird: DEPTH, ord: DEPTH, ..AcceptParams::default() };
-                self.engine.accept(now, request, qp, params).unwrap();
-            }
-            self.cm.push(event);
-        }
-        if self.engine.stack().next_deadline().is_some_and(|at| at <= now) {
-            self.engine.on_timer(now, &mut self.link);
-        }
-        if received == 0 {
-            self.engine.idle(now, &mut self.link);
-        }
-        self.engine.transmit(now, &mut self.link);
-        received > 0
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        self.engine.stack().next_deadline()
-    }
-}
-
 /// Both ends. The peer is the initiator unless a test says otherwise, so it may speak first.
 pub struct World {
     wire: Wire,
     now: Instant,
-    pub card: Card,
+    pub card: Station,
     pub peer: Peer,
     pub pd: PdId,
     pub cq: CqId,
@@ -197,18 +158,19 @@ impl World {
     /// A world without a connection.
     pub fn unconnected(attributes: impl FnOnce(&mut Engine, QpAttributes) -> QpAttributes) -> Self {
         let (wire, near, far) = Wire::new(WireConfig { faults: [faults(); 2], ..WireConfig::default() });
-        let mut engine =
-            Engine::new(EngineConfig { secret: Secret::from_number(11), ..EngineConfig::default() });
+        let config = EngineConfig { secret: Secret::from_number(11), ..EngineConfig::default() };
+        let mut card = Station::new(near, config);
+        card.accept = accept_params();
+        let engine = &mut card.engine;
         let pd = engine.alloc_pd().unwrap();
         let (cq, ring) = engine.create_cq(1024, None).unwrap();
-        let attributes = attributes(&mut engine, QpAttributes::new(pd, cq, cq));
+        let attributes = attributes(engine, QpAttributes::new(pd, cq, cq));
         let qp = engine.create_qp(attributes).unwrap();
-        let card = Card { engine, link: near, accepting: VecDeque::new(), cm: Vec::new() };
         let peer = Peer {
             stack: Stack::new(StackConfig { secret: Secret::from_number(12), ..StackConfig::default() }),
             script: Script::default(),
             link: far,
-            accept: AcceptParams { ird: DEPTH, ord: DEPTH, ..AcceptParams::default() },
+            accept: accept_params(),
         };
         let conn = ConnId { index: u32::MAX, generation: 0 };
         Self { wire, now: Instant::ZERO, card, peer, pd, cq, ring, qp, conn, next_port: 40_000 }
@@ -216,9 +178,9 @@ impl World {
 
     /// The peer connects to the card's listener, which gives it `qp`.
     pub fn connect(&mut self, qp: QpId, mpa: MpaConfig) -> ConnId {
-        self.card.accepting.push_back(qp);
+        self.card.expected.insert(sim::ipv4(2), qp);
         let params = ConnectParams { ird: DEPTH, ord: DEPTH, private_data: Vec::new() };
-        let path = path(2, self.next_port, 1, PORT);
+        let path = sim::path([(2, self.next_port), (1, PORT)], false, 1500);
         self.next_port += 1;
         let conn = self.peer.stack.connect(self.now, &mut self.peer.link, path, mpa, params).unwrap();
         self.run();
@@ -230,7 +192,7 @@ impl World {
         self.peer.accept = accept;
         let mpa = MpaConfig::default();
         self.peer.stack.listen(&mut self.peer.link, None, PORT, 8, 1500, mpa).unwrap();
-        let path = path(1, self.next_port, 2, PORT);
+        let path = sim::path([(1, self.next_port), (2, PORT)], false, 1500);
         self.card.engine.connect(self.now, &mut self.card.link, self.qp, path, params).unwrap();
         self.run();
         self.conn = *self.peer.script.talks.keys().next().expect("the peer saw the request");
@@ -344,6 +306,10 @@ impl World {
     }
 }
 
+fn accept_params() -> AcceptParams {
+    AcceptParams { ird: DEPTH, ord: DEPTH, ..AcceptParams::default() }
+}
+
 fn faults() -> Faults {
     Faults { delay: DELAY, ..Faults::default() }
 }
@@ -444,12 +410,4 @@ pub fn bytes(memory: &Memory) -> Vec<u8> {
     let mut out = vec![0; memory.len()];
     memory.read(0, &mut out).unwrap();
     out
-}
-
-fn path(from: u8, from_port: u16, to: u8, to_port: u16) -> Path {
-    Path {
-        source_mac: Mac([2, 0, 0, 0, 0, from]),
-        next_hop_mac: Mac([2, 0, 0, 0, 0, to]),
-        ..sim::path(([192, 0, 2, from], from_port), ([192, 0, 2, to], to_port))
-    }
 }

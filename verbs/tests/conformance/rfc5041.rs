@@ -122,7 +122,7 @@ fn rfc5041_s6_2_1_the_peers_close_leaves_our_direction_open() {
     let mut world = World::new();
     world.receive(7, &[]);
     world.finish();
-    assert!(world.card.cm.iter().any(|e| matches!(e, CmEvent::Disconnected { .. })), "the ULP is told");
+    assert!(world.card.events.iter().any(|e| matches!(e, CmEvent::Disconnected { .. })), "the ULP is told");
     assert_eq!(world.outcomes(), [(7, WcStatus::Flushed)]);
     world.post(1, SEND, &[]);
     world.run();

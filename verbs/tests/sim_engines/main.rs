@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+mod connections;
 mod mixed;
 mod placement;
 mod talk;
-mod trouble;

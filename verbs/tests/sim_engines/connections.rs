@@ -1,4 +1,4 @@
-//! What a connection can be told beforehand of trouble, and what it tells of it: TCP's settings for one connection, and
+//! What becomes of connections: second attempts without markers (design section 5), TCP's settings for one of them, and
 //! soft errors (RFC 9293 sections 3.8.3, 3.8.4 and 3.9.1.8).
 
 use std::time::Duration;
@@ -18,6 +18,10 @@ const PORT: u16 = 7;
 fn darken(wire: &Wire, dark: bool) {
     let faults = Faults { loss: if dark { 1.0 } else { 0.0 }, ..Faults::default() };
     wire.with_faults([faults, faults]);
+}
+
+fn without_markers() -> MpaConfig {
+    MpaConfig { markers: Markers::Off, ..MpaConfig::default() }
 }
 
 struct Pair {
@@ -57,6 +61,26 @@ impl Pair {
         let [a, b] = &mut self.ends;
         run(&self.wire, &mut [a as &mut dyn Node, b], self.now, time, |_, _| false);
         self.now += time;
+    }
+
+    /// A card without markers can refuse them only by rejecting the request; it accepts the second one.
+    fn refuse_once(&mut self) {
+        let qp = self.ends[1].expected.remove(&ipv4(1)).unwrap();
+        // Time to answer otherwise than before.
+        let slow = Faults { delay: Duration::from_micros(50), ..Faults::default() };
+        self.wire.with_faults([slow, slow]);
+        while self.ends[1].events.is_empty() {
+            self.pass(Duration::from_micros(10));
+            assert!(self.now < Instant::from_nanos(1_000_000_000), "no request came");
+        }
+        self.ends[1].expected.insert(ipv4(1), qp);
+        self.pass(Duration::from_secs(1));
+        // From another port: the first connection may still be in TIME-WAIT at the peer.
+        let events = &self.ends[0].events;
+        assert!(
+            matches!(events[..], [CmEvent::Established { local, .. }] if local.port() == 40_001),
+            "{events:?}"
+        );
     }
 
     fn told(&mut self, end: usize) -> Vec<AsyncEvent> {
@@ -128,31 +152,41 @@ fn rfc9293_s3_8_4_keepalive_can_be_switched_for_each_connection() {
 
 #[test]
 fn a_connection_made_once_more_without_markers_is_tuned_like_the_first() {
-    let mut pair = Pair::connecting(MpaConfig { markers: Markers::Off, ..MpaConfig::default() });
+    let mut pair = Pair::connecting(without_markers());
     let (now, qp) = (pair.now, pair.qps[0]);
-    // Time to answer otherwise than before.
-    let slow = Faults { delay: Duration::from_micros(50), ..Faults::default() };
-    pair.wire.with_faults([slow, slow]);
-    // The first attempt is rejected, as a peer without markers does it.
-    let far = pair.ends[1].expected.remove(&ipv4(1)).unwrap();
     let second = Duration::from_secs(1);
     let mut tuning = pair.ends[0].engine.tuning_defaults();
     tuning.keepalive = Some(Keepalive { idle: second, interval: second, probes: 3 });
     pair.ends[0].engine.tune(now, qp, &tuning).unwrap();
-    let mut waiting = Some(far);
-    while pair.ends[0].events.is_empty() {
-        pair.pass(Duration::from_micros(10));
-        if pair.ends[1].events.len() == 1
-            && let Some(far) = waiting.take()
-        {
-            pair.ends[1].expected.insert(ipv4(1), far);
-        }
-        assert!(pair.now < Instant::ZERO + second, "nothing came of it");
-    }
-    assert!(matches!(pair.ends[0].events[..], [CmEvent::Established { .. }]), "{:?}", pair.ends[0].events);
-    assert!(waiting.is_none(), "there was no first attempt");
+    pair.refuse_once();
     darken(&pair.wire, true);
     pair.pass(Duration::from_secs(10));
     let fault = QpFault::Connection(CloseReason::TimedOut);
     assert_eq!(pair.told(0), [AsyncEvent::QpFatal { qp, fault }]);
+}
+
+#[test]
+fn design_s5_a_peer_that_refuses_markers_is_asked_once_more_and_remembered() {
+    let mut pair = Pair::connecting(without_markers());
+    pair.refuse_once();
+
+    // The next connection to that peer does without from the start: a rejection is one.
+    let [near, _] = &mut pair.ends;
+    let attributes = near.engine.query_qp(pair.qps[0]).unwrap().attributes;
+    let other = near.engine.create_qp(attributes).unwrap();
+    near.events.clear();
+    let path = path([(1, 40_002), (2, PORT)], false, 1500);
+    near.engine.connect(pair.now, &mut near.link, other, path, ConnectParams::default()).unwrap();
+    pair.pass(Duration::from_secs(1));
+    let events = &pair.ends[0].events;
+    assert!(matches!(events[..], [CmEvent::Rejected { .. }]), "{events:?}");
+}
+
+#[test]
+fn what_is_rejected_without_markers_in_play_is_a_rejection() {
+    let mut pair = Pair::connecting(MpaConfig::default());
+    pair.ends[1].expected.clear();
+    pair.pass(Duration::from_secs(1));
+    let events = &pair.ends[0].events;
+    assert!(matches!(events[..], [CmEvent::Rejected { .. }]), "{events:?}");
 }
