@@ -84,7 +84,8 @@ pub struct MpaConfig {
     /// How long an FPDU may wait for a receive before the stream is terminated.
     /// Zero terminates at once: the strict behaviour of RFC 5041 section 7.1.
     pub withhold_timeout: Duration,
-    /// Most bytes held for FPDUs that cannot be placed or delivered yet.
+    /// Most bytes held for FPDUs that cannot be placed or delivered yet. More than the TCP window never come, so
+    /// the default is as much as [`crate::tcp::TcpConfig::receive_window_max`].
     pub hold_bytes: usize,
     /// Initiator: the largest IRD that a responder's ORD may raise ours to (RFC 6581 section 9.1).
     pub max_ird: u16,
@@ -104,7 +105,7 @@ impl Default for MpaConfig {
             peer_to_peer: Vec::new(),
             startup_timeout: Duration::from_secs(10),
             withhold_timeout: Duration::from_secs(5),
-            hold_bytes: 1 << 20,
+            hold_bytes: 8 << 20,
             max_ird: 128,
             private_data_bytes: 256,
         }

@@ -5,6 +5,9 @@ use std::time::Duration;
 use super::PathMtuConfig;
 use crate::wire::HOP_LIMIT;
 
+/// Largest receive window (RFC 7323 section 2.3).
+const MOST_WINDOW: u32 = 1 << 30;
+
 /// The congestion control of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Algorithm {
@@ -31,9 +34,13 @@ pub struct Keepalive {
 /// Settings of one connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpConfig {
-    /// Most bytes that the peer may have in flight to us: the receive window. At most 2^30 (RFC 7323
-    /// section 2.3), and no more than the link's receive frames can hold.
+    /// Bytes that the peer may have in flight to us: the receive window at first, at most 2^30 (RFC 7323 section 2.3) and
+    /// no more than the link's receive frames can take at once. 1 MiB: what 8 Gbit/s
+    /// send in a millisecond.
     pub receive_window: u32,
+    /// The receive window grows up to this where the path is long: to four times what arrives in a round trip. Such
+    /// a flight never comes at once, so the link's frames do not bound it.
+    pub receive_window_max: u32,
     /// Congestion control.
     pub algorithm: Algorithm,
     /// Initial window, in segments. 10 by RFC 6928.
@@ -109,6 +116,12 @@ pub struct Tuning {
 }
 
 impl TcpConfig {
+    /// The receive window at first and at last, in bytes.
+    pub(super) fn receive_windows(&self) -> (u32, u32) {
+        let first = self.receive_window.min(MOST_WINDOW);
+        (first, self.receive_window_max.clamp(first, MOST_WINDOW))
+    }
+
     /// The part that may be changed later.
     pub fn tuning(&self) -> Tuning {
         let Self { user_timeout, keepalive, dscp, hop_limit, .. } = *self;
@@ -120,6 +133,7 @@ impl Default for TcpConfig {
     fn default() -> Self {
         Self {
             receive_window: 1 << 20,
+            receive_window_max: 8 << 20,
             algorithm: Algorithm::default(),
             initial_window: 10,
             window_scaling: true,

@@ -133,7 +133,6 @@ pub struct Connection {
 
 impl Connection {
     fn new(now: Instant, config: &Arc<TcpConfig>, path: Path, isn: SeqNum, state: State) -> Self {
-        let shift = if config.window_scaling { Receiver::shift_for(config.receive_window) } else { 0 };
         let default_mss = if path.flow.local.is_ipv6() { 1220 } else { 536 };
         let mut timers = Timers::new();
         timers.arm(Timer::Wait, now + config.connect_timeout);
@@ -146,7 +145,7 @@ impl Connection {
             state,
             passive: state == State::SynReceived,
             tx: Sender::new(now, config, isn, default_mss),
-            rx: Receiver::new(SeqNum::default(), config.receive_window.min(1 << 30), shift),
+            rx: Receiver::new(SeqNum::default(), config),
             ack: AckPolicy::default(),
             clock: config.timestamps.then(|| Clock::new(now, isn)),
             timers,
@@ -208,8 +207,7 @@ impl Connection {
     /// both SYNs have it (RFC 7323 sections 2.2 and 3.2, RFC 2018 section 2).
     pub(super) fn learn_options(&mut self, now: Instant, syn: &Segment) {
         let config = &self.config;
-        let shift = if config.window_scaling { Receiver::shift_for(config.receive_window) } else { 0 };
-        self.rx = Receiver::new(syn.seq, config.receive_window.min(1 << 30), shift);
+        self.rx = Receiver::new(syn.seq, config);
         if let Some(shift) = syn.options.window_scale.filter(|s| *s > super::receiver::MOST_SHIFT) {
             // RFC 7323 section 2.3.
             tracing::debug!(shift, peer = %self.path.flow.remote, "window scale above 14, taken for 14");
@@ -242,7 +240,7 @@ impl Connection {
         Options {
             mss: Some(self.own_mss() as u16),
             window_scale: (config.window_scaling && (!answer || self.snd_shift.is_some()))
-                .then(|| Receiver::shift_for(config.receive_window)),
+                .then(|| self.rx.shift()),
             sack_permitted: config.sack && (!answer || self.tx.sack),
             timestamps: self.clock.as_ref().map(|c| c.option(now)),
             ..Options::default()
@@ -254,6 +252,7 @@ impl Connection {
     /// The framing layer has taken the payload of `arrival`.
     pub fn take(&mut self, now: Instant, arrival: &Arrival) {
         self.counters.bytes_in += arrival.len as u64;
+        self.rx.grow(now, self.tx.rtt.min(), self.counters.bytes_in);
         let had_fin = self.rx.fin_reached();
         if self.rx.take(arrival.offset, arrival.len) {
             let full = self.rx.largest_segment().min(self.own_mss());

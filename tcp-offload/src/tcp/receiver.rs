@@ -2,17 +2,28 @@
 //! the SACK blocks that tell of all this (RFC 9293 section 3.4, RFC 2018, RFC 2883, RFC 7323 section 2).
 //! Only ranges are kept, no data.
 
+use std::time::Duration;
+
 use smallvec::SmallVec;
 
-use super::Arrival;
+use super::{Arrival, TcpConfig};
 use crate::{
     seq::{SeqNum, StreamOffset},
+    time::Instant,
     wire::{Options, SackBlock, Segment},
 };
 
 /// Ranges kept beyond gaps at most. More cannot come of ordinary loss, and a peer that sends every
 /// second byte must not make us keep a list of them: what would need another range is not taken.
 const MOST_RANGES: usize = 256;
+
+/// The window becomes so many times what arrives in a round trip: slow start doubles that each round trip, and what
+/// was measured is a round trip old.
+const GROWTH: u64 = 4;
+
+/// What arrives is counted for at least so long: on short paths a round trip may bring nothing, or all that has waited
+/// for us.
+const GROWTH_PERIOD: Duration = Duration::from_millis(10);
 
 /// Largest shift count (RFC 7323 section 2.3).
 pub(super) const MOST_SHIFT: u8 = 14;
@@ -53,7 +64,11 @@ pub(super) struct Receiver {
     fin_reached: bool,
     /// The right edge of the window, as advertised. It never moves left.
     edge: StreamOffset,
+    /// The window when nothing is held, and what it may become.
     buffer: u64,
+    buffer_max: u64,
+    /// Since when arrivals are counted, and how many bytes there had been.
+    counted: Option<(Instant, u64)>,
     /// Bytes that the framing layer holds.
     held: u64,
     shift: u8,
@@ -67,8 +82,10 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    /// `buffer` is the receive window in bytes.
-    pub(super) fn new(irs: SeqNum, buffer: u32, shift: u8) -> Self {
+    /// For a peer whose sequence numbers begin with `irs`.
+    pub(super) fn new(irs: SeqNum, config: &TcpConfig) -> Self {
+        let (buffer, buffer_max) = config.receive_windows();
+        let shift = if config.window_scaling { shift_for(buffer_max) } else { 0 };
         Self {
             irs,
             next: 0,
@@ -76,6 +93,8 @@ impl Receiver {
             fin_reached: false,
             edge: 0,
             buffer: buffer.into(),
+            buffer_max: buffer_max.into(),
+            counted: None,
             held: 0,
             shift,
             ranges: SmallVec::new(),
@@ -85,9 +104,9 @@ impl Receiver {
         }
     }
 
-    /// The smallest shift that lets 16 bits express `buffer` (RFC 7323 section 2.2).
-    pub(super) fn shift_for(buffer: u32) -> u8 {
-        (0..=MOST_SHIFT).find(|s| u16::try_from(buffer >> s).is_ok()).unwrap_or(MOST_SHIFT)
+    /// The shift count that our SYN offers.
+    pub(super) fn shift(&self) -> u8 {
+        self.shift
     }
 
     /// The peer does not scale.
@@ -276,6 +295,21 @@ impl Receiver {
         self.fin_reached = self.fin == Some(self.next);
     }
 
+    /// `bytes` have arrived so far. Opens the window to [`GROWTH`] times what comes in a round trip of `rtt`, so that the
+    /// peer's congestion window is what limits it.
+    pub(super) fn grow(&mut self, now: Instant, rtt: Option<Duration>, bytes: u64) {
+        let Some(rtt) = rtt.filter(|_| self.buffer < self.buffer_max) else { return };
+        let (since, before) = *self.counted.get_or_insert((now, bytes));
+        let period = now.since(since);
+        if period < rtt.max(GROWTH_PERIOD) {
+            return;
+        }
+        let of_round = u128::from(bytes - before) * rtt.as_nanos() / period.as_nanos();
+        let wanted = u64::try_from(of_round).unwrap_or(u64::MAX).saturating_mul(GROWTH);
+        self.buffer = wanted.clamp(self.buffer, self.buffer_max);
+        self.counted = Some((now, bytes));
+    }
+
     /// The framing layer holds `bytes`. Returns whether the peer should be told now because its window was small
     /// and has grown by enough (RFC 9293 section 3.8.6.2.2).
     pub(super) fn hold(&mut self, bytes: usize) -> bool {
@@ -341,6 +375,11 @@ impl Receiver {
             options.sack_count += 1;
         }
     }
+}
+
+/// The smallest shift that lets 16 bits express `window` (RFC 7323 section 2.2).
+fn shift_for(window: u32) -> u8 {
+    (0..=MOST_SHIFT).find(|s| u16::try_from(window >> s).is_ok()).unwrap_or(MOST_SHIFT)
 }
 
 #[cfg(test)]

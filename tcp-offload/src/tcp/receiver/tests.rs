@@ -31,8 +31,14 @@ fn segment(offset: i64, len: usize, fin: bool) -> Segment {
     }
 }
 
+/// With a window that does not grow.
+fn with_window(window: u32) -> Receiver {
+    let config = TcpConfig { receive_window: window, receive_window_max: window, ..TcpConfig::default() };
+    Receiver::new(IRS, &config)
+}
+
 fn receiver() -> Receiver {
-    let mut rx = Receiver::new(IRS, BUFFER, 0);
+    let mut rx = with_window(BUFFER);
     rx.advertise(true);
     rx
 }
@@ -77,18 +83,50 @@ fn rfc9293_s3_10_7_4_the_four_cases_of_the_acceptability_test() {
 #[test]
 fn rfc7323_s2_2_the_shift_is_the_smallest_that_fits() {
     for (buffer, shift) in [(1, 0), (65_535, 0), (65_536, 1), (131_071, 1), (1 << 20, 5), (1 << 30, 14)] {
-        assert_eq!(Receiver::shift_for(buffer), shift, "{buffer}");
+        assert_eq!(with_window(buffer).shift(), shift, "{buffer}");
     }
 }
 
 #[test]
 fn rfc7323_s2_4_rounding_down_is_honoured() {
-    let mut rx = Receiver::new(IRS, 100_000, 4);
-    assert_eq!(rx.advertise(true), 6250);
+    let mut rx = with_window(100_000);
+    assert_eq!((rx.shift(), rx.advertise(true)), (1, 50_000));
     rx.hold(100_000);
     rx.take(0, 5);
-    assert_eq!(rx.advertise(true), 6249);
+    assert_eq!(rx.advertise(true), 49_997);
     assert_eq!(rx.window(), 99_995, "what was said before is still taken");
+}
+
+/// `rate` bytes a second for a second, told of every millisecond; the window afterwards.
+fn window_after(rx: &mut Receiver, rate: u64, rtt: Duration) -> u64 {
+    for ms in 0..=1000 {
+        rx.grow(Instant::ZERO + Duration::from_millis(ms), Some(rtt), rate * ms / 1000);
+    }
+    rx.advertise(true);
+    rx.window()
+}
+
+#[test]
+fn the_window_grows_to_four_times_what_arrives_in_a_round_trip() {
+    let rx = || Receiver::new(IRS, &TcpConfig::default());
+    let (long, short) = (Duration::from_millis(50), Duration::from_micros(50));
+    let window = window_after(&mut rx(), 12_500_000, long);
+    assert!((2_400_000..=2_500_000).contains(&window), "{window}");
+    assert_eq!(window_after(&mut rx(), 1_000_000_000, long), 8 << 20, "there is a limit");
+    assert_eq!(window_after(&mut rx(), 1_000_000, long), 1 << 20, "what is slow needs no more");
+    assert_eq!(window_after(&mut rx(), 1_250_000_000, short), 1 << 20, "nor does what is near");
+}
+
+#[test]
+fn what_has_waited_for_a_sleeping_receiver_does_not_count_for_a_round_trip() {
+    let mut rx = Receiver::new(IRS, &TcpConfig::default());
+    let rtt = Some(Duration::from_micros(50));
+    rx.grow(Instant::ZERO, rtt, 0);
+    for at in [100, 101] {
+        rx.grow(Instant::ZERO + Duration::from_millis(at), rtt, 1 << 20);
+    }
+    rx.advertise(true);
+    assert_eq!(rx.window(), 1 << 20);
 }
 
 #[test]

@@ -144,7 +144,7 @@ impl Pair {
         let (wire, a, b) = Wire::new(WireConfig {
             faults: *faults,
             seed,
-            tx_frames: 512,
+            tx_frames: 2048,
             rx_frames: 2048,
             ..WireConfig::default()
         });

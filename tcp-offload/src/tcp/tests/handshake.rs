@@ -25,7 +25,7 @@ fn rfc9293_s3_5_active_open() {
     assert_eq!(syn.flags, flags(Flags { syn: true, ..Flags::default() }));
     assert_eq!((syn.seq, syn.window), (SeqNum::new(ISS), 65_535));
     assert_eq!(syn.options.mss, Some(1460), "the MTU less the fixed headers, options not subtracted");
-    assert_eq!(syn.options.window_scale, Some(5), "1 MiB in 16 bits");
+    assert_eq!(syn.options.window_scale, Some(8), "8 MiB in 16 bits");
     assert!(syn.options.sack_permitted);
     assert_eq!(syn.options.timestamps.map(|t| t.echo), Some(0), "RFC 7323 section 3.2: without ACK");
     script.stamp(77, 0);

@@ -10,6 +10,11 @@ use crate::{
     wire::{Fields, Flags, Options},
 };
 
+/// A receive window that does not grow.
+fn fixed(window: u32) -> TcpConfig {
+    TcpConfig { receive_window: window, receive_window_max: window, ..TcpConfig::default() }
+}
+
 fn acked(script: &Script, offset: u32, window: u16) -> Fields {
     Fields { ack: iss(offset), window, ..plain(script) }
 }
@@ -94,8 +99,7 @@ fn rfc9293_s3_8_6_1_a_shrunk_window_is_survived() {
 
 #[test]
 fn rfc9293_s3_4_a_reset_is_heard_while_the_window_is_closed() {
-    let mut script =
-        Script::established(TcpConfig { receive_window: 4_000, ..TcpConfig::default() }, silent());
+    let mut script = Script::established(fixed(4_000), silent());
     script.run();
     for i in 0..4 {
         script.data(i * 1000, 1000);
@@ -126,8 +130,7 @@ fn rfc9293_s3_10_7_4_old_segments_do_not_change_the_window() {
 
 #[test]
 fn what_is_held_shrinks_the_window_but_never_its_right_edge() {
-    let mut script =
-        Script::established(TcpConfig { receive_window: 20_000, ..TcpConfig::default() }, silent());
+    let mut script = Script::established(fixed(20_000), silent());
     script.run();
     let mut edge = 20_000;
     for i in 0..19 {
@@ -149,8 +152,7 @@ fn what_is_held_shrinks_the_window_but_never_its_right_edge() {
 
 #[test]
 fn rfc9293_s3_8_6_2_2_the_window_opens_in_steps_of_a_segment() {
-    let mut script =
-        Script::established(TcpConfig { receive_window: 8_000, ..TcpConfig::default() }, silent());
+    let mut script = Script::established(fixed(8_000), silent());
     script.run();
     for i in 0..8 {
         script.conn.withheld((i as usize + 1) * 1000);
@@ -167,8 +169,7 @@ fn rfc9293_s3_8_6_2_2_the_window_opens_in_steps_of_a_segment() {
 
 #[test]
 fn a_closed_window_takes_acks_but_no_data() {
-    let mut script =
-        Script::established(TcpConfig { receive_window: 4_000, ..TcpConfig::default() }, bulk(2));
+    let mut script = Script::established(fixed(4_000), bulk(2));
     script.run();
     for i in 0..4 {
         script.data(i * 1000, 1000);
@@ -189,8 +190,7 @@ fn rfc7323_s2_windows_are_scaled_both_ways_but_not_in_the_syn() {
     let mut script = Script::connecting(config, silent());
     let syn = script.run()[0];
     assert_eq!((syn.window, syn.options.window_scale), (65_535, Some(14)));
-    let small = TcpConfig { receive_window: 10_000, ..config };
-    let syn = Script::connecting(small, silent()).run()[0];
+    let syn = Script::connecting(fixed(10_000), silent()).run()[0];
     assert_eq!((syn.window, syn.options.window_scale), (10_000, Some(0)), "offered, so that the peer may");
     script.syn_ack(Options { window_scale: Some(3), ..Options::default() });
     let ack = script.run()[0];
