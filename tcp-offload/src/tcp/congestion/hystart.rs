@@ -44,7 +44,9 @@ impl HyStart {
             self.samples += 1;
         }
         self.judge();
-        if acked.una >= self.window_end {
+        // The byte at `window_end` itself: what is sent for the last ACK before it ends a burst, behind all of that burst,
+        // and would make the next round begin with the longest round-trip times of this one.
+        if acked.una > self.window_end {
             return self.end_round(acked.nxt);
         }
         Advice::Stay
@@ -98,7 +100,7 @@ mod tests {
                     rtt: Some(Duration::from_micros(rtt_us)),
                     srtt: None,
                     una: n * 10 + i,
-                    nxt: n * 10 + 20,
+                    nxt: n * 10 + 19,
                     after_timeout: false,
                 },
             );
@@ -107,7 +109,7 @@ mod tests {
     }
 
     fn start() -> (HyStart, Window) {
-        let hystart = HyStart { window_end: 10, ..HyStart::default() };
+        let hystart = HyStart { window_end: 9, ..HyStart::default() };
         (hystart, Window { cwnd: 10_000, ssthresh: u64::MAX, smss: 1000 })
     }
 

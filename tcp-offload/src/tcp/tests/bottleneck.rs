@@ -78,3 +78,16 @@ fn sim_the_receive_window_grows_to_fill_a_long_path() {
     assert!((5 << 20..=8 << 20).contains(&window), "{window}");
     pair.tear_down();
 }
+
+/// RFC 9406 section 4.2: a round of slow start ends when the first byte is acknowledged that was not sent when it began. One
+/// ACK earlier, rounds begin in the middle of bursts, and the queue that a burst makes for itself looks like one that
+/// stays.
+#[test]
+fn sim_rfc9406_s4_2_the_window_doubles_until_a_queue_stays() {
+    let mut pair = begin(10_000_000, &Faults::default(), us(25_000), 1000, 1);
+    // The path holds 417 segments.
+    pair.run_until(at_ms(1000), |p| p.ends[0].acked >= 600 * 1448);
+    let grown = pair.ends[0].conn().info().cwnd - pair.ends[0].acked;
+    assert_eq!(grown, 10 * 1448, "each byte acknowledged has opened the window by one");
+    pair.tear_down();
+}
