@@ -1,6 +1,7 @@
 //! `xwarp-goodput`: goodput of ours (RDMA Writes) and of the kernel's TCP through the same hop, by loss, reordering
 //! and round-trip time. Rounds are interleaved: within a round both meet the same fault with the same seed, one
-//! after the other, first the one and then the other; medians and ratios are over the rounds.
+//! after the other, and carry as many messages: a rate of the same bytes, since what falls with time (a window after
+//! its first losses) must not count for longer with one than with the other. Medians and ratios are over the rounds.
 
 mod table;
 
@@ -55,7 +56,7 @@ pub struct GoodputArgs {
     /// How often everything is measured
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
     pub rounds: u32,
-    /// Seconds of one measurement
+    /// Seconds that the first of a round sends; the other sends as many messages
     #[arg(short = 'D', long, value_name = "SECONDS", default_value_t = 4.0)]
     pub duration: f64,
     /// Also write the table to this file, in Markdown
@@ -70,6 +71,15 @@ pub enum Subject {
     Ours,
     /// The kernel's TCP.
     Kernel,
+}
+
+/// How much is sent.
+#[derive(Debug, Clone, Copy)]
+enum Extent {
+    /// For so long, and then what was posted.
+    Seconds(f64),
+    /// So many messages.
+    Messages(u64),
 }
 
 /// The program.
@@ -88,11 +98,13 @@ pub fn main() -> Result<()> {
             // Who goes first changes: what the machine does over time must not favour one.
             let mut order = [Subject::Ours, Subject::Kernel];
             order.rotate_left(round as usize % 2);
+            let mut extent = Extent::Seconds(args.duration);
             for subject in order {
                 let measured = bench
-                    .measure(subject, &condition, round)
+                    .measure(subject, &condition, round, extent)
                     .with_context(|| format!("{subject:?} at {condition}"))?;
                 eprintln!("round {round}: {condition}: {subject:?} {measured}");
+                extent = Extent::Messages(measured.messages);
                 samples.add(condition, subject, measured);
             }
         }
@@ -161,11 +173,17 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn measure(&self, subject: Subject, condition: &Condition, round: u32) -> Result<Measurement> {
+    fn measure(
+        &self,
+        subject: Subject,
+        condition: &Condition,
+        round: u32,
+        extent: Extent,
+    ) -> Result<Measurement> {
         let hop =
             Hop::start(self.lab, self.programs.join("xwarp-hop"), &self.args.hop_line(condition, round + 1))?;
         let before = self.kernel_segments()?;
-        let result = self.transfer(subject)?;
+        let result = self.transfer(subject, extent)?;
         let after = self.kernel_segments()?;
         let report = hop.stop()?;
         let counter = |name: &str| result["counters"][name].as_f64().unwrap_or(0.0);
@@ -173,8 +191,10 @@ impl Bench<'_> {
             Subject::Ours => (counter("tcp.segments_out"), counter("tcp.retransmits")),
             Subject::Kernel => (after.0 - before.0, after.1 - before.1),
         };
-        let mebibytes = result["results"][0]["BW_average"].as_f64().context("no figure in the JSON")?;
+        let row = &result["results"][0];
+        let mebibytes = row["BW_average"].as_f64().context("no figure in the JSON")?;
         Ok(Measurement {
+            messages: row["n_iterations"].as_u64().context("no count in the JSON")?,
             megabits: mebibytes * f64::from(1 << 20) * 8.0 / 1e6,
             resent: again / sent.max(1.0),
             late_us: report["late_mean_us"].as_f64().unwrap_or(0.0),
@@ -182,11 +202,14 @@ impl Bench<'_> {
     }
 
     /// One transfer from A to B; the client's JSON.
-    fn transfer(&self, subject: Subject) -> Result<Value> {
+    fn transfer(&self, subject: Subject, extent: Extent) -> Result<Value> {
         let json = self.lab.file("goodput.json");
         let _ = fs::remove_file(&json);
         let path = json.to_string_lossy().into_owned();
-        let duration = self.args.duration.to_string();
+        let (option, extent) = match extent {
+            Extent::Seconds(seconds) => ("-D", seconds.to_string()),
+            Extent::Messages(count) => ("-n", count.to_string()),
+        };
         let program = self.programs.join("xwarp-peer").to_string_lossy().into_owned();
         // The protocol decides, and not what else the machine does: both ends go before ordinary programs, whose
         // work they leave most of the time to, because they sleep.
@@ -196,7 +219,7 @@ impl Bench<'_> {
             // Another port: its connections stay in TIME-WAIT, where we could not reserve it.
             Subject::Kernel => ["tcp_bw", "-C", "cubic", "-p", "18516"],
         });
-        line.extend(["-s", MESSAGE, "-D", &duration]);
+        line.extend(["-s", MESSAGE, option, &extent]);
         let mut server = self.lab.start(Side::B, "chrt", &line)?;
         server.wait_for("Waiting for a client", Duration::from_secs(30))?;
         let address = self.lab.address(Side::B, Family::V4).to_string();
@@ -225,8 +248,8 @@ impl Bench<'_> {
         let queues: Vec<String> = args.rtts.iter().map(|rtt| args.queue(*rtt).to_string()).collect();
         format!(
             "Line {} Mbit/s in each direction, counted from the Ethernet header on; drop-tail queues of {} frames; MTU 1500, IPv4, \
-             one connection.\nEach figure is the median of {} interleaved rounds of {} s and the drain of what was posted, \
-             messages of {MESSAGE}.\nLoss is independent, in each direction. Reordering: {} % of the data frames are held back \
+             one connection.\nEach figure is the median of {} interleaved rounds: the one sends messages of {MESSAGE} for {} s \
+             and until they have arrived, the other as many.\nLoss is independent, in each direction. Reordering: {} % of the data frames are held back \
              until up to so many others have passed.\nOurs: RDMA Writes over AF_XDP (both ends sleep until completions come), \
              CRC and markers on, CUBIC. The kernel's TCP: CUBIC, {}; checksum, segmentation and receive offloads off.\n",
             args.rate as f64 / 1e6,

@@ -63,6 +63,8 @@ impl fmt::Display for Fault {
 /// One transfer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measurement {
+    /// Messages carried.
+    pub messages: u64,
     /// Goodput: payload of messages, in 10^6 bits per second.
     pub megabits: f64,
     /// Segments that were sent again, of all that were sent.
@@ -135,7 +137,7 @@ mod tests {
     use super::*;
 
     fn measured(megabits: f64) -> Measurement {
-        Measurement { megabits, resent: 0.01, late_us: 5.0 }
+        Measurement { messages: 100, megabits, resent: 0.01, late_us: 5.0 }
     }
 
     #[test]
