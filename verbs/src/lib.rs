@@ -8,6 +8,8 @@
 //! | talk to one peer | [`QueuePair`]: post [`WorkRequest`]s and [`RecvRequest`]s |
 //! | learn that they are done | [`CompletionQueue`]: poll [`WorkCompletion`]s, or sleep on a [`CompletionChannel`] |
 //! | connect | [`Device::connect`], [`Device::listen`]; step by step: [`cm`] |
+//! | set what TCP does for one connection | [`cm::CmId::tune`] |
+//! | hear of faults, and of trouble that may pass | [`Device::async_events`]: [`AsyncEvent`] |
 //!
 //! The nouns are those of ibverbs and rdma_cm. What differs: objects keep alive what they need, so they can
 //! be dropped in any order; attributes are plain structs with defaults; memory is named by key and offset,

@@ -407,9 +407,9 @@ impl KeyTable {
     }
 
     /// Invalidates at the peer's wish. A tag that is not associated with the stream "cannot be invalidated" (RFC 5040
-    /// section 5.3), though other operations call it by another number. `alone` says whether `user` is the only stream of its domain: the
-    /// tag of a region that several streams share is nobody's to invalidate (RFC 5040 section 8.1.1, rule
-    /// 7), nor is one to which windows are bound.
+    /// section 5.3), though other operations call that by another number. `alone` says whether `user` is the only
+    /// stream of its domain: the tag of a region that several streams share is nobody's to invalidate (section 8.1.1,
+    /// rule 7), nor is one to which windows are bound, nor one that was never opened to peers: its owner needs it.
     pub(crate) fn invalidate_remotely(
         &mut self,
         user: User,
@@ -418,7 +418,8 @@ impl KeyTable {
     ) -> Result<(), RdmapError> {
         let entry = self.entry(stag).filter(|e| e.is_open_to_peers()).ok_or(RdmapError::InvalidStag)?;
         let shared = entry.stream().is_none() && !alone;
-        if !entry.is_for(user) || shared || entry.object.windows() > 0 {
+        let local = entry.object.mapping().is_some_and(|mapping| !mapping.access.intersects(Access::REMOTE));
+        if !entry.is_for(user) || shared || local || entry.object.windows() > 0 {
             return Err(RdmapError::CannotInvalidate);
         }
         self.close(stag.index());

@@ -288,20 +288,23 @@ fn rfc5040_s5_5_r12_a_request_that_came_early_is_not_begun_before_its_turn() {
 
 #[test]
 fn rfc5040_s5_3_a_tag_that_is_not_the_peers_is_not_invalidated() {
-    // A tag of nobody, of a region that two streams share, of one that is closed already, and of another domain.
+    // A tag of nobody, of a region that two streams share, of one that is closed already, of one that was never open to
+    // peers, and of another domain.
     for (case, error) in [
         (0, RdmapError::InvalidStag),
         (1, RdmapError::CannotInvalidate),
         (2, RdmapError::InvalidStag),
         (3, RdmapError::CannotInvalidate),
+        (4, RdmapError::CannotInvalidate),
     ] {
         let mut pair = Pair::new();
-        let (key, _) = pair.b.region(8, 0, ALL);
+        let (key, _) = pair.b.region(8, 0, if case == 3 { Access::LOCAL_WRITE } else { ALL });
         let mut stag = key;
         match case {
             0 => stag = STag::new(1),
             1 => drop(pair.b.rnic.create_qp(QpAttributes::new(pair.b.pd, pair.b.cq, pair.b.cq)).unwrap()),
             2 => pair.b.rnic.shared.keys.invalidate_locally(pair.b.user(), key).unwrap(),
+            3 => {}
             _ => {
                 let own = std::mem::replace(&mut pair.b.pd, pair.b.rnic.alloc_pd().unwrap());
                 stag = pair.b.region(8, 0, ALL).0;
