@@ -263,7 +263,9 @@ impl Sender {
             Some(at) => timers.arm(Timer::Reorder, at),
             None => timers.disarm(Timer::Reorder),
         }
-        if after == After::Timeout || !self.probes_apply() {
+        // RFC 8985 section 7.3 starts the time-out anew also after a probe that may not be sent: such a one is not even
+        // planned, or it would put the time-out off.
+        if after == After::Timeout || !self.may_probe() {
             timers.disarm(Timer::Probe);
         } else {
             let rto_at = timers.at(Timer::Retransmit).unwrap_or(rto_at);
@@ -284,7 +286,7 @@ impl Sender {
         srtt * 2 + if few { self.tlp.allowance(config.tlp_ack_delay) } else { Duration::ZERO }
     }
 
-    /// Section 7.3: whether a probe may be sent now that its timer has fired.
+    /// Section 7.3: whether a probe may be sent.
     pub(super) fn may_probe(&self) -> bool {
         self.probes_apply() && self.tlp.end_seq.is_none() && self.tlp.measured && !self.queue.is_empty()
     }

@@ -179,17 +179,17 @@ fn rfc6298_s2_1_syns_are_repeated_after_1_2_4_seconds_until_the_limit() {
 
 #[test]
 fn rfc6298_s5_7_after_a_lost_syn_data_starts_with_one_segment_and_3s() {
-    let mut script = Script::connecting(
-        TcpConfig { sack: false, timestamps: false, ..TcpConfig::default() },
-        Stream::new(9000, 0, false),
-    );
-    script.run();
-    script.wait(ms(1500));
-    script.syn_ack(Options { mss: Some(1000), ..Options::default() });
-    assert_eq!(script.run().len(), 1, "RFC 5681 section 3.1: one segment");
-    let again = script.wait(ms(4000));
-    assert_eq!(again.len(), 1);
-    assert_eq!(again[0].0, 3_000_000);
+    for sack in [false, true] {
+        let config = TcpConfig { sack, timestamps: false, ..TcpConfig::default() };
+        let mut script = Script::connecting(config, Stream::new(9000, 0, false));
+        script.run();
+        script.wait(ms(1500));
+        script.syn_ack(Options { mss: Some(1000), sack_permitted: sack, ..Options::default() });
+        assert_eq!(script.run().len(), 1, "RFC 5681 section 3.1: one segment");
+        let again = script.wait(ms(4000));
+        assert_eq!(again.len(), 1, "SACK {sack}");
+        assert_eq!(again[0].0, 3_000_000, "SACK {sack}");
+    }
 }
 
 #[test]

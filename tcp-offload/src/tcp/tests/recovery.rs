@@ -1,5 +1,7 @@
 //! Finding and repairing losses: RFC 8985, 6675, 6582, 3042 and 6937 in whole connections.
 
+use std::time::Duration;
+
 use super::{bulk, without_sack};
 use crate::{
     tcp::{
@@ -128,6 +130,25 @@ fn rfc8985_s7_the_tail_is_probed_after_two_round_trips() {
     script.ack(10_000, &[]);
     let counters = script.conn.counters();
     assert_eq!((counters.tlp_probes, counters.rto_expired, counters.recoveries), (1, 0, 1));
+}
+
+/// One probe is under way, and no other may follow: what is sent meanwhile does not put the time-out off.
+#[test]
+fn rfc8985_s7_3_a_probe_that_may_not_be_sent_does_not_put_off_the_time_out() {
+    let mut script = Script::established(TcpConfig::default(), bulk(1));
+    script.run();
+    let rto = script.conn.info().rto;
+    let seen = script.wait(ms(4));
+    assert_eq!((seen.len(), script.conn.counters().tlp_probes), (1, 1));
+    let mut waited = Duration::ZERO;
+    while script.conn.counters().rto_expired == 0 {
+        script.source.total += 1000;
+        script.run();
+        script.wait(ms(10));
+        waited += ms(10);
+        assert!(waited < rto + ms(10), "{waited:?} after the probe, and no time-out");
+    }
+    assert_eq!(script.conn.counters().tlp_probes, 1);
 }
 
 /// A peer that delays its ACKs by 40 ms, as Linux does, is probed in vain a few times and then no more; one lost tail
