@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
+    env,
     io::Write as _,
     net::{Shutdown, SocketAddr, TcpListener},
     thread,
@@ -37,6 +38,9 @@ const HOP: &str = env!("CARGO_BIN_EXE_xwarp-hop");
 /// An exchange takes a second or two where nothing else runs.
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// How long the kernel's application waits before it reads, when it is late: some window probes.
+const LATE: Duration = Duration::from_millis(1500);
+
 /// ULPDUs that we send (1.1 MB), and the kernel's end (1.5 MB).
 const OURS: u32 = 1000;
 const KERNELS: u32 = 1000;
@@ -59,18 +63,20 @@ struct Exchange {
     family: Family,
     opens: Who,
     closes: Who,
+    /// The kernel's application begins to read when its window has been closed for long.
+    late: bool,
 }
 
 /// Any two of the three choices in all combinations.
 const EXCHANGES: [Exchange; 4] = [
-    Exchange { family: Family::V4, opens: Who::We, closes: Who::We },
-    Exchange { family: Family::V4, opens: Who::Kernel, closes: Who::Kernel },
-    Exchange { family: Family::V6, opens: Who::We, closes: Who::Kernel },
-    Exchange { family: Family::V6, opens: Who::Kernel, closes: Who::We },
+    Exchange { family: Family::V4, opens: Who::We, closes: Who::We, late: false },
+    Exchange { family: Family::V4, opens: Who::Kernel, closes: Who::Kernel, late: false },
+    Exchange { family: Family::V6, opens: Who::We, closes: Who::Kernel, late: false },
+    Exchange { family: Family::V6, opens: Who::Kernel, closes: Who::We, late: false },
 ];
 
 /// The kernel's end: sends all, hears all, closes.
-fn kernel_end(mut peer: Hostile, closes: Who) {
+fn kernel_end(mut peer: Hostile, Exchange { closes, late, .. }: Exchange) {
     let stream: Vec<u8> = (0..KERNELS).flat_map(|number| peer.frame(&numbered(number))).collect();
     let mut sender = peer.sender().unwrap();
     let (heard, end) = thread::scope(|scope| {
@@ -80,6 +86,7 @@ fn kernel_end(mut peer: Hostile, closes: Who) {
                 sender.shutdown(Shutdown::Write).unwrap();
             }
         });
+        thread::sleep(if late { LATE } else { Duration::ZERO });
         peer.to_the_end().unwrap()
     });
     assert_eq!(end, hostile::End::Closed, "{} ULPDUs came", heard.len());
@@ -112,7 +119,7 @@ fn run(end: &mut End, context: &str) {
 
 /// Both ends send at once, then close; our namespace is that of A. Gives the interface back, and what our TCP counted.
 fn exchange(lab: &Lab, interface: Interface, what: Exchange, port: u16) -> (Interface, Counters) {
-    let Exchange { family, opens, closes } = what;
+    let Exchange { family, opens, closes, .. } = what;
     let [here, there] = [Side::A, Side::B].map(|side| SocketAddr::new(lab.address(side, family), port));
     let _held = reserve_port(None, Some(port)).unwrap();
     let secret = Secret::from_number(port.into());
@@ -127,12 +134,12 @@ fn exchange(lab: &Lab, interface: Interface, what: Exchange, port: u16) -> (Inte
                 (MpaConfig::default(), ConnectParams { ird: 4, ord: 4, private_data: Vec::new() });
             end.conn = Some(end.stack.connect(Instant::ZERO, &mut end.link, path, mpa, params).unwrap());
             lab.enter(scope, Side::B, move || {
-                kernel_end(Hostile::accepted(&listener, LIMIT).unwrap(), closes);
+                kernel_end(Hostile::accepted(&listener, LIMIT).unwrap(), what);
             })
         } else {
             end.stack.listen(&mut end.link, None, port, 1, 1500, MpaConfig::default()).unwrap();
             lab.enter(scope, Side::B, move || {
-                kernel_end(Hostile::started(here, true, LIMIT).unwrap(), closes);
+                kernel_end(Hostile::started(here, true, LIMIT).unwrap(), what);
             })
         };
         run(&mut end, &format!("{what:?}"));
@@ -152,7 +159,9 @@ fn through(line: &str, exchanges: &[Exchange], settings: &[&str]) -> (Counters, 
     for setting in settings {
         lab.run(Side::B, "sysctl", &["-qw", setting]).unwrap();
     }
-    let hop = Hop::start(&lab, HOP, line).unwrap();
+    // Other dice by `XWARP_SEED`; what is under way when they are cast depends on the machine all the same.
+    let seed = env::var("XWARP_SEED").unwrap_or_else(|_| "1".to_owned());
+    let hop = Hop::start(&lab, HOP, &format!("{line} --seed {seed}")).unwrap();
     let all = || {
         let mut interface = Interface::open(INTERFACE, &DriverConfig::default()).unwrap();
         let mut sum = Counters::default();
@@ -196,6 +205,22 @@ fn netns_hop_kernel_loss() {
     let (ours, report) = through(line, &EXCHANGES, &[]);
     assert_happened(&report, &["lost"]);
     assert!(ours.retransmits > 0 && ours.out_of_order > 0, "{ours:?}");
+}
+
+#[test]
+fn netns_hop_kernel_loss_without_timestamps_sack_and_window_scaling() {
+    let settings = ["net.ipv4.tcp_timestamps=0", "net.ipv4.tcp_sack=0", "net.ipv4.tcp_window_scaling=0"];
+    let (ours, report) = through("--loss 1% --rtt 1ms --jitter 200us --rate 500M", &EXCHANGES, &settings);
+    assert_happened(&report, &["lost"]);
+    assert!(ours.retransmits > 0 && ours.dsacks_in == 0, "{ours:?}");
+}
+
+/// A megabyte for a reader that is not there: its window closes, and what says that it is open again may be lost.
+#[test]
+fn netns_hop_kernel_a_window_that_closes() {
+    let line = "--loss 2% --rtt 1ms --rate 500M";
+    let (ours, _) = through(line, &EXCHANGES.map(|e| Exchange { late: true, ..e }), &[]);
+    assert!(ours.window_probes > 0, "{ours:?}");
 }
 
 #[test]
