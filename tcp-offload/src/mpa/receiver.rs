@@ -476,8 +476,9 @@ impl<P: Copy> Receiver<P> {
             }
             let mut marker = self.track.layout.marker_before(from);
             loop {
+                // An FPDU that ends before its marker is none.
                 if let Some(start) = self.fpdu_of_marker(link, marker) {
-                    self.place_chain(upper, link, start, from);
+                    self.place_chain(upper, link, start, from.max(marker));
                 }
                 if marker >= to {
                     break;

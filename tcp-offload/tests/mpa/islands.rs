@@ -237,14 +237,22 @@ fn rfc5044_s8_code_3_islands_that_do_not_fit_the_lengths() {
 /// The same in one segment: the error does not wait for the rest of the FPDU that the marker contradicts.
 #[test]
 fn rfc5044_s8_code_3_a_marker_that_contradicts_an_unfinished_fpdu() {
-    let inner = Reference::new(&[vec![1; 34]], false, false);
-    let (mut end, start, mut stream, _) = receiver(&[1000], true, false);
-    stream.bytes[400..440].copy_from_slice(&inner.bytes);
-    stream.bytes[514..516].copy_from_slice(&(512u16 - 400).to_be_bytes());
-    end.receive(start, &stream.bytes[..800]);
+    let lie = |ulpdu: u16| {
+        let (mut end, start, mut stream, _) = receiver(&[1000], true, false);
+        // What looks like an FPDU stands at 400, and the marker at 512 points to it.
+        stream.bytes[400..402].copy_from_slice(&ulpdu.to_be_bytes());
+        stream.bytes[514..516].copy_from_slice(&(512u16 - 400).to_be_bytes());
+        end.receive(start, &stream.bytes[..800]);
+        end
+    };
+    let mut end = lie(150);
     assert_eq!(end.ulp.stream_errors(), [MpaError::MarkerMismatch]);
     assert!(end.ulp.delivered.is_empty());
     assert_eq!((end.link.lent(), end.session.held_bytes()), (0, 0));
+    // One that ends before its marker is none, so there is nothing that it contradicts yet.
+    let mut end = lie(34);
+    assert!(end.ulp.placed.is_empty());
+    assert_eq!(end.ulp.stream_errors(), []);
 }
 
 /// A peer that sends single bytes in order costs a few frames and one growing copy.
