@@ -245,12 +245,12 @@ fn rfc5044_s8_code_3_a_marker_that_contradicts_an_unfinished_fpdu() {
         end.receive(start, &stream.bytes[..800]);
         end
     };
-    let mut end = lie(150);
+    let end = lie(150);
     assert_eq!(end.ulp.stream_errors(), [MpaError::MarkerMismatch]);
     assert!(end.ulp.delivered.is_empty());
     assert_eq!((end.link.lent(), end.session.held_bytes()), (0, 0));
     // One that ends before its marker is none, so there is nothing that it contradicts yet.
-    let mut end = lie(34);
+    let end = lie(34);
     assert!(end.ulp.placed.is_empty());
     assert_eq!(end.ulp.stream_errors(), []);
 }
