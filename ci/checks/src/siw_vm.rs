@@ -51,11 +51,13 @@ pub struct VmOptions {
     pub cpus: u32,
     /// The last part of its addresses: 10.77.0.HOST and `fd77::HOST`.
     pub host: u8,
+    /// A folder that it sees as `/host`.
+    pub share: Option<PathBuf>,
 }
 
 impl Default for VmOptions {
     fn default() -> Self {
-        Self { siw: Siw::Pristine, mtu: 1500, cpus: 1, host: 2 }
+        Self { siw: Siw::Pristine, mtu: 1500, cpus: 1, host: 2, share: None }
     }
 }
 
@@ -90,6 +92,9 @@ impl SiwVm {
         boot.args(["--siw", siw, "--owner", &id.to_string()]);
         boot.args(["--mtu", &options.mtu.to_string(), "--cpus", &options.cpus.to_string()]);
         boot.args(["--address", &addresses(options.host)]);
+        if let Some(folder) = &options.share {
+            boot.arg("--share").arg(folder);
+        }
         if let Some(wire) = wire {
             boot.args(["--wire", wire]);
         }
@@ -232,6 +237,13 @@ impl WireCapture {
     }
 }
 
+/// Puts one of our programs into a folder for machines to share, where its name starts it.
+pub fn bundle(program: &Path, folder: &Path) -> Result<()> {
+    let mut command = tool("bundle");
+    command.arg(program).arg(folder);
+    finish(command)
+}
+
 fn address(host: u8, family: Family) -> IpAddr {
     match family {
         Family::V4 => IpAddr::from([10, 77, 0, host]),
@@ -248,18 +260,23 @@ fn state_folder() -> PathBuf {
     std::env::var_os("XWARP_RUN").map_or_else(|| PathBuf::from("/run/xwarp-siw-vm"), PathBuf::from)
 }
 
+/// A script of `ci/siw-vm/`.
+fn tool(name: &str) -> Command {
+    Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../siw-vm").join(name))
+}
+
 fn script(verb: &str, name: &str) -> Command {
-    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../siw-vm/vm"));
+    let mut command = tool("vm");
     command.args([verb, name]).stdin(Stdio::null());
     command
 }
 
-/// Runs a verb of the script; what it says is in the error. Its children may keep its output open, so the
+/// Runs a script; what it says is in the error. Its children may keep its output open, so the
 /// end of the script is waited for, not the end of its output.
 fn finish(mut command: Command) -> Result<()> {
     let said = tempfile()?;
     command.stdout(Stdio::null()).stderr(said.1.try_clone()?);
-    let status = command.status().context("cannot run ci/siw-vm/vm")?;
+    let status = command.status().with_context(|| format!("cannot run {command:?}"))?;
     let words = std::fs::read_to_string(&said.0).unwrap_or_default();
     // The file is only a place for words.
     let _ = std::fs::remove_file(&said.0);

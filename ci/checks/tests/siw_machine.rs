@@ -1,11 +1,11 @@
-//! The machines themselves: Soft-iWARP with itself, before it meets us.
+//! The machines themselves: Soft-iWARP with itself, before it meets us, and we with ourselves on their kernel.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::{thread, time::Duration};
 
 use xwarp_checks::{
     lab::Family,
-    siw_vm::{Siw, SiwVm, VmOptions},
+    siw_vm::{Siw, SiwVm, VmOptions, built, bundle},
     tshark,
 };
 
@@ -55,4 +55,28 @@ fn siw_machine_answers_as_a_shell_does() {
     assert!(machine.check("ibv_devinfo -d siw0", SHORT).unwrap().contains("PORT_ACTIVE"));
     machine.kill().unwrap();
     machine.run("true", SHORT).unwrap_err();
+}
+
+/// Both ends on Debian's kernel 6.1, with the AF_XDP and the veth that it has.
+#[test]
+fn siw_machines_kernel_runs_us() {
+    let share = std::env::temp_dir().join(format!("siw_machines_kernel_runs_us-{}", std::process::id()));
+    bundle(&built("xwarp-perf").unwrap(), &share).unwrap();
+    let machine = SiwVm::boot(&VmOptions { share: Some(share.clone()), ..VmOptions::default() }).unwrap();
+    for command in [
+        "ip netns add a && ip netns add b && ip link add xw0 netns a type veth peer name xw0 netns b",
+        "ip -n a addr add 10.78.0.1/24 dev xw0 && ip -n a link set xw0 up",
+        "ip -n b addr add 10.78.0.2/24 dev xw0 && ip -n b link set xw0 up",
+    ] {
+        machine.check(command, SHORT).unwrap();
+    }
+    for (test, mode) in [("write_bw", "copy"), ("read_bw", "copy"), ("send_bw", "generic")] {
+        let line = format!("/host/xwarp-perf {test} -e --verify -d xw0 --mode {mode} -s 65536 -n 50");
+        let mut server = machine.spawn(&format!("ip netns exec b {line}")).unwrap();
+        server.wait_for("Waiting for a client", SHORT).unwrap();
+        let said = machine.check(&format!("ip netns exec a {line} 10.78.0.2"), LONG).unwrap();
+        assert!(said.contains("65536      50 "), "{test}: {said}");
+        server.succeed(SHORT).unwrap();
+    }
+    std::fs::remove_dir_all(&share).unwrap();
 }

@@ -127,6 +127,16 @@ fn siw_perftest_runs_through_all_sizes() {
 }
 
 #[test]
+fn siw_perftest_latency_of_the_largest_reads() {
+    let stage = Stage::new(Siw::Tunable).unwrap();
+    let record = stage.judged(Ending::Orderly, || {
+        measure(&stage, "read_lat", "-n 5 -s 8388608");
+        serve(&stage, "read_lat", "-n 5 -s 8388608");
+    });
+    record.unwrap();
+}
+
+#[test]
 fn siw_perftest_gets_through_loss_and_disorder() {
     let stage = Stage::new(Siw::Tunable).unwrap();
     stage.disturb("delay 1ms loss 1% reorder 5%").unwrap();

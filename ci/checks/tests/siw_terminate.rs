@@ -12,6 +12,7 @@ use xwarp_checks::{
     hostile::{Hostile, fpdu, read_request, tagged, untagged},
     lab::{Family, INTERFACE},
     siw_vm::{Ending, Job, SHORT, Siw, Stage},
+    tshark,
 };
 use xwarp_verbs::{
     AsyncEvent, CompletionChannel, Device, Markers, MpaConfig, Payload, QpFault, QueuePairOptions, Remote,
@@ -230,25 +231,38 @@ fn siw_terminates_what_breaks_the_rules() {
     let address = stage.vm.address(Family::V4);
     let mut server = stage.serve(&format!("cm accept {address} {PORT} 0"), PORT).unwrap();
     let mut differences = Vec::new();
-    for (number, case) in CASES.iter().enumerate() {
-        let said = stage.near.within(|| {
-            let mut peer = Hostile::started(SocketAddr::new(address, PORT), false, SHORT)?;
-            peer.say(&(case.bytes)(memory(&mut server, number)))?;
-            peer.expect_opcode(0x0f & if case.siw.is_none() { READ_RESPONSE } else { TERMINATE })
-        });
-        let said = said.unwrap().unwrap_or_else(|error| panic!("{}: {error:#}", case.what));
-        let Some(siw) = case.siw else {
-            differences.push(case.what);
-            continue;
-        };
-        let said = &said[UNTAGGED_BYTES..];
-        // siw has the layer in the low nibble and the type in the high one: RFC 5040 figure 8 the other way.
-        assert_eq!((said[0] & 0x0f, said[0] >> 4, said[1]), siw, "{}: {said:02x?}", case.what);
-        if siw != case.rfc {
-            differences.push(case.what);
+    let record = stage.recorded(|| {
+        for (number, case) in CASES.iter().enumerate() {
+            let said =
+                stage.near.within(|| provoke(case, SocketAddr::new(address, PORT), &mut server, number));
+            let said = said.unwrap().unwrap_or_else(|error| panic!("{}: {error:#}", case.what));
+            if case.siw.is_some() {
+                let said = &said[UNTAGGED_BYTES..];
+                // siw has the layer in the low nibble and the type in the high one: RFC 5040 figure 8 the other way.
+                let numbers = (said[0] & 0x0f, said[0] >> 4, said[1]);
+                assert_eq!(Some(numbers), case.siw, "{}: {said:02x?}", case.what);
+            }
+            if case.siw != Some(case.rfc) {
+                differences.push(case.what);
+            }
         }
-    }
+    });
     assert_eq!(differences, DIFFERENCES);
+    let record = record.unwrap();
+    let verdict = tshark::judge(&record, false).unwrap();
+    // Wireshark finds wrong what is wrong in MPA, and reads all else as it was meant.
+    let [complaint] = &verdict.complaints[..] else { panic!("{}: {verdict:#?}", record.display()) };
+    assert!(complaint.contains("Bad CRC32"), "{}: {complaint}", record.display());
+    assert!(verdict.good_crcs >= 2 * CASES.len() - 1, "{verdict:#?}");
+    std::fs::remove_file(&record).unwrap();
+}
+
+/// Makes the connection that comes after `earlier` ones, offends on it, and returns the answer.
+fn provoke(case: &Case, peer: SocketAddr, server: &mut Job, earlier: usize) -> anyhow::Result<Vec<u8>> {
+    let mut hostile = Hostile::started(peer, false, SHORT)?;
+    hostile.say(&(case.bytes)(memory(server, earlier)))?;
+    let answer = 0x0f & if case.siw.is_none() { READ_RESPONSE } else { TERMINATE };
+    hostile.expect_opcode(answer)
 }
 
 /// What our own queue pair makes of it when it is siw that finds us wrong.

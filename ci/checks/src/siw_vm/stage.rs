@@ -97,14 +97,20 @@ impl Stage {
         Ok(())
     }
 
-    /// Runs `work` while the wire is recorded; an error when a judge finds anything wrong in the record,
-    /// which is then kept.
-    pub fn judged(&self, ending: Ending, work: impl FnOnce()) -> Result<Record> {
+    /// Runs `work` while the wire is recorded, and returns where.
+    pub fn recorded(&self, work: impl FnOnce()) -> Result<PathBuf> {
         let test = std::thread::current().name().unwrap_or("siw").replace(':', "_");
         let path = std::env::temp_dir().join(format!("{test}-{}.pcapng", std::process::id()));
         let recording = self.vm.capture(&path)?;
         work();
         recording.finish()?;
+        Ok(path)
+    }
+
+    /// Runs `work` while the wire is recorded; an error when a judge finds anything wrong in the record,
+    /// which is then kept.
+    pub fn judged(&self, ending: Ending, work: impl FnOnce()) -> Result<Record> {
+        let path = self.recorded(work)?;
         let verdict = tshark::judge(&path, false)?;
         ensure!(verdict.complaints.is_empty(), "{}: {:#?}", path.display(), verdict.complaints);
         let connections = framing::connections(&capture::streams(&path)?);
