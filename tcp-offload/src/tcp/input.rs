@@ -380,6 +380,10 @@ impl Connection {
                     self.ack.now();
                 }
             }
+            Verdict::Crowded => {
+                self.counters.crowded += 1;
+                self.ack.now();
+            }
             Verdict::Unacceptable => {}
         }
     }

@@ -197,6 +197,8 @@ crate::counters! {
         duplicates,
         /// Segments outside the window.
         out_of_window,
+        /// Segments beyond gaps that were not taken: there were too many gaps.
+        crowded,
         /// Segments dropped as old by their timestamps (RFC 7323 section 5).
         paws_dropped,
         /// Challenge ACKs sent (RFC 5961).

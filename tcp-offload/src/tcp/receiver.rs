@@ -13,9 +13,10 @@ use crate::{
     wire::{Options, SackBlock, Segment},
 };
 
-/// Ranges kept beyond gaps at most. More cannot come of ordinary loss, and a peer that sends every
-/// second byte must not make us keep a list of them: what would need another range is not taken.
-const MOST_RANGES: usize = 256;
+/// Ranges kept beyond gaps at most. A slow start that overruns a queue loses every second segment for a round trip, which
+/// can be half of the largest default window: 2900. But a peer that sends every second byte must not make us keep a
+/// list of them: what would need another range is not taken.
+const MOST_RANGES: usize = 1 << 12;
 
 /// The window becomes so many times what arrives in a round trip: slow start doubles that each round trip, and what
 /// was measured is a round trip old.
@@ -47,6 +48,8 @@ pub(super) enum Verdict {
         /// It had payload, all of which was there before.
         duplicate: bool,
     },
+    /// New payload that is not taken: it would need one range too many.
+    Crowded,
     /// Payload to take.
     Payload(Arrival),
 }
@@ -191,13 +194,15 @@ impl Receiver {
         }
         let base = self.next;
         let mut duplicate = None;
-        for range in &self.ranges {
+        for range in self.ranges.iter().skip(self.first_after(base + start as u64)) {
             let (left, right) = ((range.start - base) as i64, (range.end - base) as i64);
-            if left <= start && start < right {
+            if left >= end {
+                break;
+            }
+            if left <= start {
                 duplicate = Some((start, right.min(end)));
                 start = right;
-            }
-            if left < end && end <= right && left > start {
+            } else if end <= right {
                 duplicate = Some((left, end));
                 end = left;
             }
@@ -217,7 +222,7 @@ impl Receiver {
             && self.ranges.len() >= MOST_RANGES
             && !self.touches_a_range(offset, offset + len as u64)
         {
-            return Verdict::Nothing { duplicate: false };
+            return Verdict::Crowded;
         }
         Verdict::Payload(Arrival {
             offset,
@@ -227,8 +232,14 @@ impl Receiver {
         })
     }
 
+    /// Index of the first range that ends after `offset`.
+    fn first_after(&self, offset: StreamOffset) -> usize {
+        self.ranges.partition_point(|r| r.end <= offset)
+    }
+
     fn touches_a_range(&self, start: StreamOffset, end: StreamOffset) -> bool {
-        self.ranges.iter().any(|r| r.start <= end && start <= r.end)
+        let first = self.ranges.partition_point(|r| r.end < start);
+        self.ranges.get(first).is_some_and(|r| r.start <= end)
     }
 
     /// `RCV.NXT` if `start..end` is taken.
@@ -257,8 +268,8 @@ impl Receiver {
         }
         if start <= self.next {
             self.next = self.contiguous_with(start, end);
-            let next = self.next;
-            self.ranges.retain(|r| r.end > next);
+            let first = self.first_after(self.next);
+            self.ranges.drain(..first);
         } else {
             self.add_range(start, end);
         }
@@ -267,17 +278,15 @@ impl Receiver {
     }
 
     fn add_range(&mut self, start: StreamOffset, end: StreamOffset) {
-        let mut merged = Range { start, end, touched: self.arrivals };
-        self.ranges.retain(|r| {
-            let apart = r.end < merged.start || merged.end < r.start;
-            if !apart {
-                merged.start = merged.start.min(r.start);
-                merged.end = merged.end.max(r.end);
-            }
-            apart
+        let first = self.ranges.partition_point(|r| r.end < start);
+        let behind = self.ranges.partition_point(|r| r.start <= end);
+        let new = Range { start, end, touched: self.arrivals };
+        let merged = self.ranges.drain(first..behind).fold(new, |all, range| Range {
+            start: all.start.min(range.start),
+            end: all.end.max(range.end),
+            ..all
         });
-        let at = self.ranges.partition_point(|r| r.start < merged.start);
-        self.ranges.insert(at, merged);
+        self.ranges.insert(first, merged);
     }
 
     /// A FIN came at the end of an acceptable segment. Ignored when it contradicts what is known.

@@ -97,6 +97,27 @@ fn rfc7323_s2_4_rounding_down_is_honoured() {
     assert_eq!(rx.window(), 99_995, "what was said before is still taken");
 }
 
+/// A slow start that overruns a queue loses every second segment; more holes than that are a peer's who wants us to
+/// remember them.
+#[test]
+fn many_ranges_are_kept_but_not_any_number() {
+    let mut rx = with_window(1 << 20);
+    rx.advertise(true);
+    for i in 0..MOST_RANGES as u64 {
+        assert!(matches!(rx.judge(&segment(100 * i as i64 + 50, 50, false)), Verdict::Payload(_)));
+        rx.take(100 * i + 50, 50);
+    }
+    let behind = 100 * MOST_RANGES as i64 + 50;
+    assert_eq!(rx.judge(&segment(behind, 50, false)), Verdict::Crowded);
+    assert!(
+        matches!(rx.judge(&segment(behind - 50, 50, false)), Verdict::Payload(_)),
+        "touches the last one"
+    );
+    assert!(matches!(rx.judge(&segment(0, 50, false)), Verdict::Payload(_)), "fills a hole");
+    rx.take(0, 50);
+    assert_eq!(rx.next(), 100);
+}
+
 /// `rate` bytes a second for a second, told of every millisecond; the window afterwards.
 fn window_after(rx: &mut Receiver, rate: u64, rtt: Duration) -> u64 {
     for ms in 0..=1000 {
@@ -184,6 +205,7 @@ proptest! {
                     }
                 }
                 Verdict::Nothing { .. } | Verdict::Unacceptable => prop_assert_eq!(wanted, 0),
+                Verdict::Crowded => prop_assert!(false, "few ranges"),
             }
             prop_assert_eq!(rx.next(), have.iter().position(|b| !b).unwrap_or(600) as u64);
             prop_assert_eq!(rx.has_gap(), have[rx.next() as usize..].iter().any(|b| *b));

@@ -79,6 +79,16 @@ fn sim_the_receive_window_grows_to_fill_a_long_path() {
     pair.tear_down();
 }
 
+/// Every second segment of a round trip is lost then, and nothing but that is sent again.
+#[test]
+fn sim_what_a_slow_start_loses_is_sent_again_once() {
+    let mut pair = through(20_000_000, &Faults::default(), us(25_000), 412, 1);
+    let counters = pair.ends[0].conn().counters();
+    let lost = pair.wire.tally(1).queue_full;
+    assert!(lost > 300 && counters.retransmits <= lost, "{lost} lost: {counters:?}");
+    pair.tear_down();
+}
+
 /// RFC 9406 section 4.2: a round of slow start ends when the first byte is acknowledged that was not sent when it began. One
 /// ACK earlier, rounds begin in the middle of bursts, and the queue that a burst makes for itself looks like one that
 /// stays.
