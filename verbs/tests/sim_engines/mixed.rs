@@ -57,7 +57,8 @@ impl Node for Host {
         for (talk, done) in self.talks.iter_mut().zip(&mut self.done) {
             busy |= talk.step(engine);
             if talk.is_done() && !std::mem::replace(done, true) {
-                self.working.set(self.working.get() - 1);
+                // At 0 already when the others were given up.
+                self.working.set(self.working.get().saturating_sub(1));
                 busy = true;
             }
         }
