@@ -30,6 +30,8 @@ pub(super) struct Entry {
     pub sacked: bool,
     /// Its last transmission counts as lost.
     pub lost: bool,
+    /// It has never left, because the ring was full.
+    pub unsent: bool,
 }
 
 /// What is known of a segment's transmissions.
@@ -39,6 +41,7 @@ pub(super) struct Status {
     retransmitted: bool,
     sacked: bool,
     lost: bool,
+    unsent: bool,
 }
 
 impl Entry {
@@ -65,17 +68,19 @@ impl Entry {
             retransmitted: false,
             sacked: false,
             lost: false,
+            unsent: false,
         }
     }
 
     pub(super) fn status(&self) -> Status {
-        let Self { sent, retransmitted, sacked, lost, .. } = *self;
-        Status { sent, retransmitted, sacked, lost }
+        let Self { sent, retransmitted, sacked, lost, unsent, .. } = *self;
+        Status { sent, retransmitted, sacked, lost, unsent }
     }
 
     pub(super) fn restore(&mut self, status: &Status) {
-        let Status { sent, retransmitted, sacked, lost } = *status;
-        (self.sent, self.retransmitted, self.sacked, self.lost) = (sent, retransmitted, sacked, lost);
+        let Status { sent, retransmitted, sacked, lost, unsent } = *status;
+        (self.sent, self.retransmitted, self.sacked) = (sent, retransmitted, sacked);
+        (self.lost, self.unsent) = (lost, unsent);
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -207,14 +212,13 @@ impl Queue {
         self.known = <[Block; 4]>::default();
     }
 
-    /// The losses were none: all that is not acknowledged is in flight.
+    /// The losses were none: all that is not acknowledged is in flight, but what has never left.
     pub(super) fn forget_losses(&mut self) {
-        for entry in &mut self.entries {
-            if std::mem::take(&mut entry.lost) {
-                self.in_flight += entry.bytes();
-            }
+        for entry in self.entries.iter_mut().filter(|entry| entry.lost && !entry.unsent) {
+            entry.lost = false;
+            self.lost -= 1;
+            self.in_flight += entry.bytes();
         }
-        self.lost = 0;
     }
 
     /// Marks entry `index` lost.
@@ -234,6 +238,9 @@ impl Queue {
     pub(super) fn mark_last_unsent(&mut self) {
         if let Some(last) = self.last_index() {
             self.mark_lost(last);
+        }
+        if let Some(entry) = self.entries.back_mut() {
+            entry.unsent = true;
         }
     }
 
@@ -300,7 +307,7 @@ impl Queue {
                 self.lost -= 1;
                 self.in_flight += entry.bytes();
             }
-            entry.sent = now;
+            (entry.sent, entry.unsent) = (now, false);
             if !std::mem::replace(&mut entry.retransmitted, true) {
                 self.retransmitted += 1;
             }

@@ -187,6 +187,7 @@ mod tests {
             retransmitted,
             sacked: false,
             lost: false,
+            unsent: false,
         }
     }
 

@@ -302,9 +302,11 @@ impl Sender {
         }
         let index = self.queue.next_lost()?;
         // What is too long for the path goes in pieces.
-        let bytes = self.queue.entry(index)?.bytes().min(self.window.smss);
+        let entry = self.queue.entry(index)?;
+        let (bytes, unsent) = (entry.bytes().min(self.window.smss), entry.unsent);
         let pipe = self.pipe();
-        (pipe == 0 || pipe + bytes <= self.window.cwnd).then_some(index)
+        // What has never left had its room already, perhaps by a probe's right, and goes before what is behind it.
+        (pipe == 0 || unsent || pipe + bytes <= self.window.cwnd).then_some(index)
     }
 
     /// Room for a new segment's payload, at most `emss`; or what limits it. A window too small for a full segment is

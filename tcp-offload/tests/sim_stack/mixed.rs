@@ -218,6 +218,11 @@ fn sim_seed_8867_an_end_whose_peers_reset_is_lost_learns_it_by_keepalive() {
 }
 
 #[test]
+fn sim_seed_10737_a_probe_that_did_not_leave_goes_before_more_new_data() {
+    mixed(10_737);
+}
+
+#[test]
 fn sim_the_same_seed_runs_the_same() {
     assert_eq!(mixed(7), mixed(7));
     assert_ne!(mixed(7), mixed(8));
