@@ -54,6 +54,13 @@ pub(crate) enum Halt {
     Broken(MpaError),
 }
 
+impl Halt {
+    /// Whether nothing more is taken.
+    fn is_final(self) -> bool {
+        self != Self::Withheld
+    }
+}
+
 /// An FPDU at or beyond the cursor that was checked.
 #[derive(Debug)]
 struct Known<P> {
@@ -248,8 +255,7 @@ impl<P: Copy> Receiver<P> {
         self.expect(framing);
         self.advance(upper, link)?;
         let held: Ranges = self.hold.ranges().collect();
-        self.place_early(upper, link, &held);
-        self.next_fpdu(link).map(|_| ())
+        self.place_early(upper, link, &held)
     }
 
     /// FPDUs will begin here; nothing has come yet.
@@ -276,7 +282,7 @@ impl<P: Copy> Receiver<P> {
         if self.is_drained() && arrival.offset <= self.track.cursor {
             outcome = self.take_aligned(upper, link, arrival, &frame);
             let all = self.track.cursor >= arrival.offset + arrival.len as u64;
-            if all || matches!(outcome, Err(Halt::Stopped | Halt::Broken(_))) {
+            if all || outcome.is_err_and(Halt::is_final) {
                 link.recycle(frame);
                 return (true, outcome);
             }
@@ -286,11 +292,10 @@ impl<P: Copy> Receiver<P> {
         if !self.withheld {
             outcome = self.advance(upper, link);
         }
-        if !matches!(outcome, Err(Halt::Stopped | Halt::Broken(_))) {
-            self.place_early(upper, link, &fresh);
-            outcome = outcome.and_then(|()| self.next_fpdu(link).map(|_| ()));
+        if !outcome.is_err_and(Halt::is_final) {
+            outcome = outcome.and(self.place_early(upper, link, &fresh));
         }
-        if matches!(outcome, Err(Halt::Stopped | Halt::Broken(_))) {
+        if outcome.is_err_and(Halt::is_final) {
             self.release(link);
             return (true, outcome);
         }
@@ -452,13 +457,14 @@ impl<P: Copy> Receiver<P> {
     /// `fresh` came.
     ///
     /// Such an FPDU has fresh bytes, or follows one that has. Its start is known when the FPDU before it is
-    /// known, or when it has a marker: one that precedes the fresh range, one within, or the one behind.
+    /// known, or when it has a marker: one that precedes the fresh range, one within, or the one behind. An error when
+    /// what was found contradicts the FPDU at the cursor.
     fn place_early<U: Ulp<Placed = P>>(
         &mut self,
         upper: &mut Upper<'_, U>,
         link: &mut dyn Link,
         fresh: &[Range],
-    ) {
+    ) -> Result<(), Halt> {
         for &(from, to) in fresh {
             let from = from.max(self.track.cursor);
             if from >= to {
@@ -486,6 +492,7 @@ impl<P: Copy> Receiver<P> {
                 marker += MARKER_SPACING;
             }
         }
+        self.next_fpdu(link).map(|_| ())
     }
 
     /// Where the range of the FPDU begins that the marker at `marker` belongs to, if the marker is held.
