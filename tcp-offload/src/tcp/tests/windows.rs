@@ -28,6 +28,19 @@ fn closed_to(window: u16, source: Stream) -> Script {
     script
 }
 
+/// An established connection that holds the 4000 bytes which its window allowed.
+fn with_our_window_closed(source: Stream) -> Script {
+    let mut script = Script::established(fixed(4_000), source);
+    script.run();
+    for i in 0..4 {
+        script.data(i * 1000, 1000);
+        script.conn.withheld((i as usize + 1) * 1000);
+    }
+    script.conn.flush_ack();
+    script.run();
+    script
+}
+
 #[test]
 fn the_peers_window_is_never_overrun_and_segments_stay_whole() {
     let mut script = Script::established(TcpConfig::default(), bulk(20));
@@ -99,14 +112,7 @@ fn rfc9293_s3_8_6_1_a_shrunk_window_is_survived() {
 
 #[test]
 fn rfc9293_s3_4_a_reset_is_heard_while_the_window_is_closed() {
-    let mut script = Script::established(fixed(4_000), silent());
-    script.run();
-    for i in 0..4 {
-        script.data(i * 1000, 1000);
-        script.conn.withheld((i as usize + 1) * 1000);
-    }
-    script.conn.flush_ack();
-    script.run();
+    let mut script = with_our_window_closed(silent());
     assert_eq!(script.conn.info().rcv_wnd, 0);
     let flags = Flags { rst: true, ..Flags::default() };
     let reset = |seq| Fields { seq: super::irs(seq), flags, ..plain(&script) };
@@ -169,14 +175,7 @@ fn rfc9293_s3_8_6_2_2_the_window_opens_in_steps_of_a_segment() {
 
 #[test]
 fn a_closed_window_takes_acks_but_no_data() {
-    let mut script = Script::established(fixed(4_000), bulk(2));
-    script.run();
-    for i in 0..4 {
-        script.data(i * 1000, 1000);
-        script.conn.withheld((i as usize + 1) * 1000);
-    }
-    script.conn.flush_ack();
-    script.run();
+    let mut script = with_our_window_closed(bulk(2));
     let probe = Fields { seq: super::irs(4_000), ack: iss(2000), ..plain(&script) };
     let receipt = script.inject(probe, 1);
     assert_eq!((receipt.arrival, receipt.acked), (None, Some(2000)));
