@@ -19,7 +19,7 @@ use xwarp_verbs::{
     Access, Opcode, Operation, Payload, QpId, RecvRequest, Remote, STag, SendFlags, Sge, WcStatus,
     WorkCompletion, WorkRequest,
     engine::{ConnectParams, Engine, EngineConfig},
-    rnic::{CmEvent, CompletionRing, QpAttributes, Registration},
+    rnic::{CmEvent, CompletionRing, QpAttributes, QueuePairOptions, Registration},
 };
 
 use crate::{
@@ -94,7 +94,8 @@ impl Side {
             Engine::new(EngineConfig { secret: Secret::from_number(seed), mpa, ..EngineConfig::default() });
         let pd = engine.alloc_pd().expect("a domain");
         let (cq, ring) = engine.create_cq(256, None).expect("a completion queue");
-        let attributes = QpAttributes { max_send_wr: 32, max_recv_wr: 32, ..QpAttributes::new(pd, cq, cq) };
+        let options = QueuePairOptions { max_send_wr: 32, max_recv_wr: 32, ..QueuePairOptions::default() };
+        let attributes = QpAttributes { options, ..QpAttributes::new(pd, cq, cq) };
         let qp = engine.create_qp(attributes).expect("a queue pair");
         let mut keys = [STag::new(0); 5];
         let mut make = |number: usize, fill, access| {

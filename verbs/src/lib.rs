@@ -61,13 +61,13 @@ pub use self::{
     api::{
         AsyncEvents, CompletionChannel, CompletionQueue, Counters, Device, DeviceAttributes, DeviceOptions,
         FastRegion, FastRegionOptions, MemoryRegion, MemoryWindow, OpenError, Progress, ProtectionDomain,
-        QueuePair, QueuePairOptions, RegionOptions, RegisterError, SharedReceiveQueue, cm,
+        QueuePair, RegionOptions, RegisterError, SharedReceiveQueue, cm,
     },
     ddp::{STag, TaggedOffset},
     memory::{AccessError, Memory, Pages},
     rnic::{
         Access, AsyncEvent, Binding, CqId, Limits, NoReceive, Opcode, Operation, Payload, PeerDepths,
-        PostError, QpFault, QpId, QpInfo, QpState, RecvRequest, Remote, ResourceError, SendFlags, Sge, SrqId,
-        WcStatus, WorkCompletion, WorkRequest,
+        PostError, QpFault, QpId, QpInfo, QpState, QueuePairOptions, RecvRequest, Remote, ResourceError,
+        SendFlags, Sge, SrqId, WcStatus, WorkCompletion, WorkRequest,
     },
 };

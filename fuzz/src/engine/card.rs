@@ -12,7 +12,10 @@ use xwarp_verbs::{
     Access, CqId, Operation, Payload, QpId, RecvRequest, Remote, ResourceError, STag, SendFlags, Sge, SrqId,
     WcStatus, WorkRequest,
     engine::{ConnectParams, Engine, EngineConfig},
-    rnic::{CmEvent, CompletionRing, Limits, NoReceive, PdId, QpAttributes, Registration, SrqAttributes},
+    rnic::{
+        CmEvent, CompletionRing, Limits, NoReceive, PdId, QpAttributes, QueuePairOptions, Registration,
+        SrqAttributes,
+    },
 };
 
 use super::{
@@ -144,12 +147,14 @@ impl Card {
         let (cq, ring) = engine.create_cq(512, None).expect("a completion queue");
         let srq = SrqAttributes { pd, max_wr: DEPTH, max_sge: 4, limit: 0 };
         let srq = engine.create_srq(&srq).expect("a shared receive queue");
-        let attributes =
-            QpAttributes { max_send_wr: DEPTH, max_recv_wr: DEPTH, ..QpAttributes::new(pd, cq, cq) };
+        let options =
+            QueuePairOptions { max_send_wr: DEPTH, max_recv_wr: DEPTH, ..QueuePairOptions::default() };
+        let attributes = QpAttributes { options, ..QpAttributes::new(pd, cq, cq) };
+        let strict = QueuePairOptions { no_receive: NoReceive::Terminate, ..options };
         let kinds = [
-            attributes.clone(),
-            QpAttributes { no_receive: NoReceive::Terminate, ..attributes.clone() },
-            QpAttributes { srq: Some(srq), ..attributes.clone() },
+            attributes,
+            QpAttributes { options: strict, ..attributes },
+            QpAttributes { srq: Some(srq), ..attributes },
         ];
         let qps: Vec<QpId> = kinds.map(|a| engine.create_qp(a).expect("a queue pair")).to_vec();
         let aside = engine.create_qp(attributes).expect("a queue pair");

@@ -27,6 +27,6 @@ pub use self::{
     device::{Device, DeviceAttributes, DeviceOptions, OpenError},
     progress::Progress,
     protection::{MemoryRegion, ProtectionDomain, RegionOptions, RegisterError},
-    queue_pair::{QueuePair, QueuePairOptions, SharedReceiveQueue},
+    queue_pair::{QueuePair, SharedReceiveQueue},
     window::{FastRegion, FastRegionOptions, MemoryWindow},
 };

@@ -8,42 +8,9 @@ use super::{
     protection::ProtectionDomain,
 };
 use crate::rnic::{
-    NoReceive, PostError, QpAttributes, QpId, QpInfo, QpState, RecvRequest, ResourceError, SrqAttributes,
-    SrqId, WorkRequest,
+    PostError, QpAttributes, QpId, QpInfo, QpState, QueuePairOptions, RecvRequest, ResourceError,
+    SrqAttributes, SrqId, WorkRequest,
 };
-
-/// How large a queue pair is, and how it behaves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct QueuePairOptions {
-    /// Requests outstanding on the send queue.
-    pub max_send_wr: u32,
-    /// Receives posted. Without meaning on a shared receive queue.
-    pub max_recv_wr: u32,
-    /// Pieces of a gather list.
-    pub max_send_sge: u32,
-    /// Pieces of a scatter list. Without meaning on a shared receive queue.
-    pub max_recv_sge: u32,
-    /// Bytes of inline data.
-    pub max_inline_data: u32,
-    /// Every request of the send queue completes with an entry, as if it were signalled.
-    pub signal_all: bool,
-    /// What to do with a message that finds no receive posted.
-    pub no_receive: NoReceive,
-}
-
-impl Default for QueuePairOptions {
-    fn default() -> Self {
-        Self {
-            max_send_wr: 128,
-            max_recv_wr: 128,
-            max_send_sge: 4,
-            max_recv_sge: 4,
-            max_inline_data: 128,
-            signal_all: false,
-            no_receive: NoReceive::Withhold,
-        }
-    }
-}
 
 /// A send queue and a receive queue, to be connected to one peer's.
 ///
@@ -121,27 +88,12 @@ impl QueuePair {
         if srq.is_some_and(|srq| !device.is(srq.0.pd.device())) {
             return Err(ResourceError::ForeignSrq);
         }
-        let QueuePairOptions {
-            max_send_wr,
-            max_recv_wr,
-            max_send_sge,
-            max_recv_sge,
-            max_inline_data,
-            signal_all,
-            no_receive,
-        } = options;
         let attributes = QpAttributes {
             pd: pd.0.id,
             send_cq: send_cq.id(),
             recv_cq: recv_cq.id(),
             srq: srq.map(SharedReceiveQueue::id),
-            max_send_wr,
-            max_recv_wr,
-            max_send_sge,
-            max_recv_sge,
-            max_inline_data,
-            signal_all,
-            no_receive,
+            options,
         };
         let id = device.shared().with(|state, _| state.engine.create_qp(attributes))?;
         Ok(Self { id, pd: pd.clone(), send_cq: send_cq.clone(), recv_cq: recv_cq.clone(), srq: srq.cloned() })

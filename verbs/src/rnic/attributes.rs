@@ -101,17 +101,9 @@ pub enum NoReceive {
     Terminate,
 }
 
-/// What a queue pair is created with.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct QpAttributes {
-    /// The protection domain.
-    pub pd: PdId,
-    /// Where requests of the send queue complete.
-    pub send_cq: CqId,
-    /// Where receives complete.
-    pub recv_cq: CqId,
-    /// Take receives from here instead of from an own receive queue.
-    pub srq: Option<SrqId>,
+/// How large a queue pair is, and how it behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueuePairOptions {
     /// Requests outstanding on the send queue.
     pub max_send_wr: u32,
     /// Receives posted (ignored with a shared receive queue).
@@ -128,14 +120,9 @@ pub struct QpAttributes {
     pub no_receive: NoReceive,
 }
 
-impl QpAttributes {
-    /// A queue pair of modest size.
-    pub const fn new(pd: PdId, send_cq: CqId, recv_cq: CqId) -> Self {
+impl Default for QueuePairOptions {
+    fn default() -> Self {
         Self {
-            pd,
-            send_cq,
-            recv_cq,
-            srq: None,
             max_send_wr: 128,
             max_recv_wr: 128,
             max_send_sge: 4,
@@ -144,6 +131,28 @@ impl QpAttributes {
             signal_all: false,
             no_receive: NoReceive::Withhold,
         }
+    }
+}
+
+/// What a queue pair is created with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QpAttributes {
+    /// The protection domain.
+    pub pd: PdId,
+    /// Where requests of the send queue complete.
+    pub send_cq: CqId,
+    /// Where receives complete.
+    pub recv_cq: CqId,
+    /// Take receives from here instead of from an own receive queue.
+    pub srq: Option<SrqId>,
+    /// Its size and behaviour.
+    pub options: QueuePairOptions,
+}
+
+impl QpAttributes {
+    /// A queue pair of modest size.
+    pub fn new(pd: PdId, send_cq: CqId, recv_cq: CqId) -> Self {
+        Self { pd, send_cq, recv_cq, srq: None, options: QueuePairOptions::default() }
     }
 }
 

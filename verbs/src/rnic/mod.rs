@@ -52,7 +52,7 @@ pub(crate) use self::connection::Attempt;
 pub use self::{
     attributes::{
         CmError, FastRegistration, Limits, NoReceive, Object, PostError, QpAttributes, QpInfo, QpState,
-        Registration, ResourceError, SrqAttributes,
+        QueuePairOptions, Registration, ResourceError, SrqAttributes,
     },
     completion::{CompletionRing, Notify},
     counters::{Counters, DdpCounters, RdmapCounters, TerminateCounters},
@@ -293,7 +293,7 @@ impl QueuePair {
         match refused {
             Refused::NoReceive(quote) => {
                 shared.counters.rdmap.no_receive += 1;
-                match self.attributes.no_receive {
+                match self.attributes.options.no_receive {
                     NoReceive::Withhold => {
                         self.wait_for_receive(quote, shared);
                         return Refusal::Withhold;

@@ -208,13 +208,13 @@ impl QueuePair {
         send_cq: Arc<CompletionRing>,
         recv_cq: Arc<CompletionRing>,
     ) -> Self {
-        let a = &attributes;
-        let rq = match a.srq {
-            None => ReceiveQueue::own(a.max_recv_wr, a.max_recv_sge),
+        let size = attributes.options;
+        let rq = match attributes.srq {
+            None => ReceiveQueue::own(size.max_recv_wr, size.max_recv_sge),
             Some(_) => ReceiveQueue::shared(),
         };
         Self {
-            sq: SendQueue::new(a.max_send_wr, a.max_send_sge, a.max_inline_data),
+            sq: SendQueue::new(size.max_send_wr, size.max_send_sge, size.max_inline_data),
             rq,
             id,
             attributes,
@@ -298,7 +298,7 @@ impl QueuePair {
 
     fn push_send(&self, entry: &Entry, status: WcStatus, shared: &mut Shared) {
         shared.counters.request_done(&entry.operation, status);
-        let silent = !entry.flags.contains(SendFlags::SIGNALED) && !self.attributes.signal_all;
+        let silent = !entry.flags.contains(SendFlags::SIGNALED) && !self.attributes.options.signal_all;
         if silent && status == WcStatus::Success {
             return;
         }

@@ -206,12 +206,13 @@ impl Rnic {
     /// Makes a queue pair, which is idle.
     pub fn create_qp(&mut self, attributes: QpAttributes) -> Result<QpId, ResourceError> {
         let limits = &self.limits;
-        attribute("max_send_wr", attributes.max_send_wr, limits.max_qp_wr)?;
-        up_to("max_send_sge", attributes.max_send_sge, limits.max_sge)?;
-        up_to("max_inline_data", attributes.max_inline_data, limits.max_inline_data)?;
+        let size = attributes.options;
+        attribute("max_send_wr", size.max_send_wr, limits.max_qp_wr)?;
+        up_to("max_send_sge", size.max_send_sge, limits.max_sge)?;
+        up_to("max_inline_data", size.max_inline_data, limits.max_inline_data)?;
         if attributes.srq.is_none() {
-            up_to("max_recv_wr", attributes.max_recv_wr, limits.max_qp_wr)?;
-            up_to("max_recv_sge", attributes.max_recv_sge, limits.max_sge)?;
+            up_to("max_recv_wr", size.max_recv_wr, limits.max_qp_wr)?;
+            up_to("max_recv_sge", size.max_recv_sge, limits.max_sge)?;
         }
         let full = ResourceError::TooMany { object: Object::QueuePair, limit: limits.max_qp };
         let unknown_cq = ResourceError::Unknown(Object::CompletionQueue);
@@ -225,10 +226,9 @@ impl Rnic {
                 return Err(ResourceError::ForeignSrq);
             }
         }
-        let users = attributes.clone();
         let qp =
             self.qps.insert_with(|id| QueuePair::new(id, attributes, send_ring, recv_ring)).ok_or(full)?;
-        self.count_users(&users, |n| *n += 1);
+        self.count_users(&attributes, |n| *n += 1);
         Ok(qp)
     }
 
@@ -251,7 +251,7 @@ impl Rnic {
         let qp = self.qps.get(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
         Ok(QpInfo {
             state: qp.state,
-            attributes: qp.attributes.clone(),
+            attributes: qp.attributes,
             addresses: qp.addresses,
             ird: qp.ird,
             ord: qp.ord,

@@ -151,7 +151,7 @@ fn rfc5041_s6_2_1_a_graceful_close_sends_all_that_was_posted_and_refuses_more() 
 }
 
 fn strict(_: &mut xwarp_verbs::engine::Engine, mut attributes: QpAttributes) -> QpAttributes {
-    attributes.no_receive = NoReceive::Terminate;
+    attributes.options.no_receive = NoReceive::Terminate;
     attributes
 }
 

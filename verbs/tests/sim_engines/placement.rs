@@ -12,7 +12,7 @@ use xwarp_verbs::{
     Access, Markers, Memory, MpaConfig, Operation, Pages, Payload, QpId, RecvRequest, Remote, STag,
     SendFlags, Sge, WorkRequest,
     engine::{ConnectParams, EngineConfig},
-    rnic::{QpAttributes, Registration},
+    rnic::{QpAttributes, QueuePairOptions, Registration},
     sim::{Faults, Node, Outcome, Recut, Station, Wire, WireConfig, ipv4, path, run},
 };
 
@@ -205,8 +205,9 @@ impl Pair {
             let engine = &mut station.engine;
             let pd = engine.alloc_pd().unwrap();
             let (cq, _) = engine.create_cq(4096, None).unwrap();
-            let attributes =
-                QpAttributes { max_send_wr: 1000, max_recv_wr: 1000, ..QpAttributes::new(pd, cq, cq) };
+            let options =
+                QueuePairOptions { max_send_wr: 1000, max_recv_wr: 1000, ..QueuePairOptions::default() };
+            let attributes = QpAttributes { options, ..QpAttributes::new(pd, cq, cq) };
             let qp = engine.create_qp(attributes).unwrap();
             let memory = Memory::anonymous(len, Pages::Normal).unwrap();
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;

@@ -9,7 +9,7 @@ use xwarp_verbs::{
     Access, AsyncEvent, Memory, Opcode, Operation, Pages, Payload, PostError, QpId, QpState, RecvRequest,
     Remote, STag, SendFlags, Sge, WcStatus, WorkCompletion, WorkRequest,
     engine::Engine,
-    rnic::{CompletionRing, QpAttributes, Registration},
+    rnic::{CompletionRing, QpAttributes, QueuePairOptions, Registration},
 };
 
 /// Bytes that nobody may write, before, between and behind what may be written.
@@ -197,7 +197,8 @@ impl Talk {
         memory.fill(map.words, 16, 0).unwrap();
         let pd = engine.alloc_pd().unwrap();
         let (cq, ring) = engine.create_cq(4096, None).unwrap();
-        let attributes = QpAttributes { max_send_wr: 20, ..QpAttributes::new(pd, cq, cq) };
+        let options = QueuePairOptions { max_send_wr: 20, ..QueuePairOptions::default() };
+        let attributes = QpAttributes { options, ..QpAttributes::new(pd, cq, cq) };
         let qp = engine.create_qp(attributes).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE;
         let registration = Registration { pd, memory: memory.clone(), access, base: 0, stream: None };

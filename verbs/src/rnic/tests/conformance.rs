@@ -102,7 +102,8 @@ fn rfc5041_s7_2_untagged_errors() {
 
 #[test]
 fn rfc5041_s7_1_without_a_receive_the_strict_setting_terminates() {
-    let mut pair = Pair::with(|_, a| QpAttributes { no_receive: NoReceive::Terminate, ..a });
+    let options = QueuePairOptions { no_receive: NoReceive::Terminate, ..QueuePairOptions::default() };
+    let mut pair = Pair::with(|_, a| QpAttributes { options, ..a });
     expect(&mut pair, &segment(untagged(0x43, 0, 1, 0, true), &[1]), DdpError::NoBuffer.into(), None);
 }
 

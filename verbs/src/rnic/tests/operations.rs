@@ -72,7 +72,8 @@ fn messages_without_bytes_work_for_every_operation() {
 
 #[test]
 fn inline_bytes_are_those_at_the_time_of_posting() {
-    let mut pair = Pair::with(|_, a| QpAttributes { max_send_wr: 2, ..a });
+    let options = QueuePairOptions { max_send_wr: 2, ..QueuePairOptions::default() };
+    let mut pair = Pair::with(|_, a| QpAttributes { options, ..a });
     let (sink, to) = pair.b.region(300, 0, Access::all());
     for round in 0..5u8 {
         let mut data = [round; 100];
@@ -86,7 +87,8 @@ fn inline_bytes_are_those_at_the_time_of_posting() {
 
 #[test]
 fn unsignalled_work_completes_silently_and_frees_its_place() {
-    let mut pair = Pair::with(|_, a| QpAttributes { max_send_wr: 4, ..a });
+    let options = QueuePairOptions { max_send_wr: 4, ..QueuePairOptions::default() };
+    let mut pair = Pair::with(|_, a| QpAttributes { options, ..a });
     let (sink, _) = pair.b.region(8, 0, ALL);
     for round in 0..10u64 {
         for _ in 0..3 {

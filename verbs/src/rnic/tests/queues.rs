@@ -159,7 +159,7 @@ fn objects_are_kept_while_others_use_them() {
     let (cq, _) = rnic.create_cq(8, None).unwrap();
     let srq = rnic.create_srq(&SrqAttributes { pd, max_wr: 1, max_sge: 1, limit: 0 }).unwrap();
     let attributes = QpAttributes { srq: Some(srq), ..QpAttributes::new(pd, cq, cq) };
-    let qp = rnic.create_qp(attributes.clone()).unwrap();
+    let qp = rnic.create_qp(attributes).unwrap();
     let memory = Memory::anonymous(8, Pages::Normal).unwrap();
     let registration = Registration { pd, memory, access: ALL, base: 0, stream: Some(qp) };
     let key = rnic.register(registration.clone()).unwrap();
@@ -185,14 +185,15 @@ fn objects_are_kept_while_others_use_them() {
 
 #[test]
 fn what_does_not_fit_is_refused_when_it_is_posted() {
-    let mut pair = Pair::with(|_, a| QpAttributes {
+    let options = QueuePairOptions {
         max_send_wr: 2,
         max_recv_wr: 1,
         max_send_sge: 2,
         max_recv_sge: 1,
         max_inline_data: 4,
-        ..a
-    });
+        ..QueuePairOptions::default()
+    };
+    let mut pair = Pair::with(|_, a| QpAttributes { options, ..a });
     let qp = pair.a.qp;
     let sge = Sge { key: STag::new(1), offset: 0, len: 8 };
     let mut post = |operation, payload: Payload<'_>| {
@@ -220,13 +221,11 @@ fn what_cannot_be_made_is_refused() {
     let mut end = End::new(|_, a| a);
     let attributes = QpAttributes::new(end.pd, end.cq, end.cq);
     let limits = end.rnic.limits().clone();
-    let big = QpAttributes { max_send_wr: limits.max_qp_wr + 1, ..attributes.clone() };
-    assert!(matches!(
-        end.rnic.create_qp(big),
-        Err(ResourceError::Attribute { attribute: "max_send_wr", .. })
-    ));
-    let none = QpAttributes { max_send_wr: 0, ..attributes.clone() };
-    assert!(matches!(end.rnic.create_qp(none), Err(ResourceError::Attribute { .. })));
+    for max_send_wr in [limits.max_qp_wr + 1, 0] {
+        let options = QueuePairOptions { max_send_wr, ..attributes.options };
+        let refused = end.rnic.create_qp(QpAttributes { options, ..attributes });
+        assert!(matches!(refused, Err(ResourceError::Attribute { attribute: "max_send_wr", .. })));
+    }
     let other = end.rnic.alloc_pd().unwrap();
     let srq = end.rnic.create_srq(&SrqAttributes { pd: other, max_wr: 1, max_sge: 1, limit: 0 }).unwrap();
     let foreign = QpAttributes { srq: Some(srq), ..attributes };
