@@ -295,10 +295,10 @@ impl Sender {
 
     /// The lost segment to send again now, if the window allows one.
     pub(super) fn next_resend(&mut self) -> Option<usize> {
-        if let Phase::Loss { high, frto: Frto::SendNew(_) | Frto::Sent } = self.phase {
-            // Of the new data that F-RTO sends, what never left because the ring was full.
+        if let Phase::Loss { frto: Frto::SendNew(_) | Frto::Sent, .. } = self.phase {
+            // F-RTO sends only new data, and so what never left because the ring was full.
             let last = self.queue.last_index()?;
-            return self.queue.entry(last).is_some_and(|e| e.lost && e.start >= high).then_some(last);
+            return self.queue.entry(last).is_some_and(|e| e.unsent).then_some(last);
         }
         let index = self.queue.next_lost()?;
         // What is too long for the path goes in pieces.
