@@ -32,7 +32,7 @@ use crate::{
     mpa::{self, AcceptParams, MpaConfig, Session},
     secret::Secret,
     seq::StreamOffset,
-    tcp::{self, Connection, Filled, IsnKey, Source, TcpConfig, Tuning},
+    tcp::{self, Connection, Filled, IsnKey, Sent, Source, TcpConfig, Tuning},
     time::Instant,
     ulp::{CloseReason, ConnId, Event, ListenerId, Ulp},
     wire::{self, Flow, IcmpError, Inbound, Mac, Malformed, Path, Segment},
@@ -40,6 +40,9 @@ use crate::{
 
 /// Segments that one connection may send before the next one has its turn.
 const TURN_SEGMENTS: usize = 32;
+
+/// See [`Stack::most_in_vain`].
+const MOST_IN_VAIN: usize = 64;
 
 /// What a receive frame holds at least of a peer that sends full segments: Ethernet's 1500 bytes less headers.
 const FRAME_BYTES: usize = 1400;
@@ -425,7 +428,7 @@ impl<U: Ulp> Stack<U> {
     /// Sends all that is due and allowed, as far as the link has room; then kicks the link.
     pub fn transmit(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
         self.transmit_resets(link);
-        let mut flushed = false;
+        let mut in_vain = 0;
         while let Some(index) = self.ready.pop_front() {
             let Some(slot) = self.slots.get_mut(index as usize) else { continue };
             slot.ready = false;
@@ -441,16 +444,26 @@ impl<U: Ulp> Stack<U> {
             }
             // A link that is full gets one flush, which takes completions; when that frees nothing, only
             // time helps.
-            if sent.starved && flushed && sent.frames == 0 {
+            in_vain = match sent {
+                Sent { starved: false, .. } => 0,
+                Sent { frames: 0, .. } => in_vain + 1,
+                Sent { .. } => 1,
+            };
+            if in_vain == 1 {
+                link.flush();
+            } else if in_vain > self.most_in_vain(link) {
                 self.counters.starved += 1;
                 break;
             }
-            if sent.starved {
-                link.flush();
-            }
-            flushed = sent.starved;
         }
         link.flush();
+    }
+
+    /// Connections in a row that may find no room before a turn ends. Where frames are too few for data, there are still
+    /// enough for the ACKs of others; a ring that is full takes nobody's.
+    fn most_in_vain(&self, link: &dyn Link) -> usize {
+        let scarce = link.tx_available() <= self.config.tcp.reserve_frames as usize;
+        if scarce { self.ready.len().min(MOST_IN_VAIN) } else { 1 }
     }
 
     fn transmit_resets(&mut self, link: &mut dyn Link) {

@@ -73,6 +73,7 @@ impl Connection {
     fn transmit_all(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source) -> Result<(), Stopped> {
         self.transmit_resets(turn)?;
         self.transmit_boundaries(turn)?;
+        let mut data = Ok(());
         match self.state {
             State::Closed => return Ok(()),
             State::SynSent | State::SynReceived => {
@@ -85,15 +86,19 @@ impl Connection {
                 }
             }
             _ => {
-                self.retransmit(turn)?;
-                self.transmit_new(turn, source)?;
+                data = self.retransmit(turn).and_then(|()| self.transmit_new(turn, source));
+                if data == Err(Stopped::Room) {
+                    return data;
+                }
+                // Data without frames holds back no ACK, or two ends that have all frames in flight would both wait
+                // for the other's for ever: the reserve is for that.
                 self.transmit_poke(turn)?;
             }
         }
         if self.ack.is_due() || self.challenge_due {
             self.transmit_ack(turn)?;
         }
-        Ok(())
+        data
     }
 
     // ----- control segments -----

@@ -223,6 +223,12 @@ fn sim_seed_10737_a_probe_that_did_not_leave_goes_before_more_new_data() {
 }
 
 #[test]
+fn sim_seed_104462_data_that_waits_for_frames_holds_back_no_ack() {
+    mixed(104_462);
+    mixed(118_954);
+}
+
+#[test]
 fn sim_the_same_seed_runs_the_same() {
     assert_eq!(mixed(7), mixed(7));
     assert_ne!(mixed(7), mixed(8));
