@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod closing;
+mod crowd;
 mod flood;
 mod listening;
 mod many;

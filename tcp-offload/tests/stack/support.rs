@@ -166,9 +166,19 @@ impl Lab {
     /// With other limits of both stacks.
     pub fn limited(tcp: TcpConfig, backlog: usize, limit: impl Fn(&mut StackConfig)) -> Self {
         let config = WireConfig { tx_frames: 4096, rx_frames: 4096, ..Default::default() };
+        Self::over(&config, tcp, backlog, limit)
+    }
+
+    /// With other links.
+    pub fn over(
+        links: &WireConfig,
+        tcp: TcpConfig,
+        backlog: usize,
+        limit: impl Fn(&mut StackConfig),
+    ) -> Self {
         let deaf = Blackout { from: Instant::ZERO, length: Duration::MAX, every: None };
         let deaf = Faults { blackout: Some(deaf), ..Default::default() };
-        let (wire, links) = Wire::switch(&config, &[wide(), wide(), deaf]);
+        let (wire, links) = Wire::switch(links, &[wide(), wide(), deaf]);
         let Ok([client, server, stranger]) = <[SimLink; 3]>::try_from(links) else { panic!("three links") };
         let stack = |seed| {
             let mut config = StackConfig { secret: Secret::from_number(seed), tcp, ..Default::default() };

@@ -1,0 +1,115 @@
+//! Connections that share what is scarce: transmit frames and a ring, over a path with faults.
+
+use std::time::Duration;
+
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use xwarp_tcp::{
+    sim::{Faults, WireConfig, run_seeds},
+    tcp::TcpConfig,
+    ulp::CloseReason,
+};
+
+use crate::support::Lab;
+
+/// Longer than any time-out that a lost frame can lead to.
+const LONG: Duration = Duration::from_secs(10_000);
+
+/// All connections of both ends want more frames for data than there are. What each waits for is the other's ACK,
+/// which needs none of them.
+#[test]
+fn ends_without_frames_for_data_still_acknowledge() {
+    let config = TcpConfig { reserve_frames: 4096 - 32, ..TcpConfig::default() };
+    let mut lab = Lab::new(config, 128);
+    for _ in 0..100 {
+        lab.connect();
+    }
+    lab.pass(Duration::from_millis(100));
+    for end in [&mut lab.client, &mut lab.server] {
+        assert_eq!(end.upper.established.len(), 100);
+        for conn in end.upper.established.clone() {
+            end.send(conn, 20_000);
+        }
+    }
+    lab.pass(Duration::from_secs(1));
+    assert_eq!((lab.client.upper.delivered, lab.server.upper.delivered), (2_000_000, 2_000_000));
+    for end in [&lab.client, &lab.server] {
+        assert_eq!(end.stack.tcp_counters().rto_expired, 0);
+    }
+    lab.assert_no_errors();
+}
+
+fn faults(dice: &mut SmallRng) -> Faults {
+    Faults {
+        loss: dice.random_range(0.0..0.05),
+        duplicate: dice.random_range(0.0..0.02),
+        reorder: dice.random_range(0.0..0.1),
+        reorder_by: Duration::from_micros(dice.random_range(0..2000)),
+        reorder_depth: dice.random_range(1..50),
+        delay: Duration::from_micros(dice.random_range(1..2000)),
+        rate_bytes: Some(dice.random_range(1_000_000..200_000_000)),
+        queue_frames: dice.random_range(20..500),
+        ..Faults::default()
+    }
+}
+
+/// Some of many connections send, at both ends; all arrives and all close in order, and no frame is lost.
+fn crowd(seed: u64) {
+    let mut dice = SmallRng::seed_from_u64(seed);
+    let connections = dice.random_range(2..=40);
+    let wire = WireConfig {
+        tx_frames: dice.random_range(20..=400),
+        rx_frames: dice.random_range(40..=1000),
+        ring: dice.random_range(2..=256),
+        seed,
+        ..WireConfig::default()
+    };
+    let tcp = TcpConfig {
+        max_frames: dice.random_range(2..=100),
+        reserve_frames: dice.random_range(2..=16),
+        receive_window: dice.random_range(4_000..=200_000),
+        ack_every: dice.random_range(1..=16),
+        user_timeout: LONG,
+        time_wait: Duration::from_mins(2),
+        ..TcpConfig::default()
+    };
+    let mut lab = Lab::over(&wire, tcp, connections, |_| {});
+    for _ in 0..connections {
+        lab.connect();
+    }
+    lab.pass(Duration::from_secs(5));
+    for end in 0..2 {
+        lab.wire.set_faults(end, faults(&mut dice));
+    }
+    let mut wanted = [0, 0];
+    for (end, wanted) in [&mut lab.client, &mut lab.server].into_iter().zip(&mut wanted) {
+        assert_eq!(end.upper.established.len(), connections, "seed {seed}");
+        for conn in end.upper.established.clone() {
+            // A responder waits for the initiator's first FPDU.
+            let bytes = if dice.random_bool(0.7) { dice.random_range(1..=60_000) } else { 1 };
+            *wanted += bytes as u64;
+            end.send(conn, bytes);
+        }
+    }
+    lab.pass(Duration::from_millis(dice.random_range(0..5_000)));
+    // Now the path is good again.
+    for end in 0..2 {
+        lab.wire.set_faults(end, Faults { delay: Duration::from_micros(50), ..Faults::default() });
+    }
+    lab.pass(LONG);
+    assert_eq!([lab.server.upper.delivered, lab.client.upper.delivered], wanted, "seed {seed}");
+    for conn in lab.client.upper.established.clone() {
+        lab.client.finish(conn);
+    }
+    lab.pass(LONG);
+    lab.assert_no_errors();
+    for end in [&lab.client, &lab.server] {
+        assert!(end.upper.closed.values().all(|reason| *reason == CloseReason::Graceful), "seed {seed}");
+        assert_eq!(end.upper.closed.len(), connections, "seed {seed}");
+        end.assert_nothing_leaked();
+    }
+}
+
+#[test]
+fn sim_crowd_over_scarce_frames() {
+    run_seeds(crowd);
+}
