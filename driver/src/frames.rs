@@ -75,6 +75,8 @@ pub struct FrameTable {
     places: Box<[Place]>,
     receive_per_queue: u32,
     free_receive: Box<[Vec<u32>]>,
+    /// Chunks of each queue that an `RxFrame` names.
+    received: Box<[usize]>,
     free_transmit: Vec<u32>,
 }
 
@@ -90,6 +92,7 @@ impl FrameTable {
             free_receive: (0..u32::from(queues))
                 .map(|q| stack(q * receive_per_queue..(q + 1) * receive_per_queue))
                 .collect(),
+            received: vec![0; usize::from(queues)].into(),
             free_transmit: stack(receive..total),
         }
     }
@@ -109,6 +112,11 @@ impl FrameTable {
         self.free_receive.get(usize::from(queue)).map_or(0, Vec::len)
     }
 
+    /// Chunks of `queue` that were received and not recycled.
+    pub fn receive_out(&self, queue: u16) -> usize {
+        self.received.get(usize::from(queue)).copied().unwrap_or_default()
+    }
+
     /// Free -> Fill, for a chunk of `queue`.
     pub fn fill(&mut self, queue: u16) -> Option<u32> {
         let chunk = self.free_receive.get_mut(usize::from(queue))?.pop()?;
@@ -118,15 +126,23 @@ impl FrameTable {
 
     /// Fill -> Received.
     pub fn received(&mut self, chunk: u32) -> Result<(), Misplaced> {
-        self.step(chunk, Place::Fill, Place::Received)
+        self.step(chunk, Place::Fill, Place::Received)?;
+        *self.received.get_mut(self.home(chunk)).ok_or(Misplaced)? += 1;
+        Ok(())
     }
 
     /// Received -> Free.
     pub fn recycle(&mut self, chunk: u32) -> Result<(), Misplaced> {
         self.step(chunk, Place::Received, Place::Free)?;
-        let home = chunk / self.receive_per_queue.max(1);
-        self.free_receive.get_mut(home as usize).ok_or(Misplaced)?.push(chunk);
+        let home = self.home(chunk);
+        self.free_receive.get_mut(home).ok_or(Misplaced)?.push(chunk);
+        *self.received.get_mut(home).ok_or(Misplaced)? -= 1;
         Ok(())
+    }
+
+    /// The queue that a chunk for receiving belongs to.
+    fn home(&self, chunk: u32) -> usize {
+        (chunk / self.receive_per_queue.max(1)) as usize
     }
 
     /// Free -> Retained.

@@ -24,7 +24,11 @@ impl Link for Interface {
     }
 
     fn rx_frames(&self) -> usize {
-        usize::from(self.sizes.queues) * self.sizes.receive_per_queue as usize
+        self.sizes.receive_per_queue as usize
+    }
+
+    fn rx_available(&self, queue: QueueId) -> usize {
+        self.rx_frames() - self.rings.receive_out(queue.0)
     }
 
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {

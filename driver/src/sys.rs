@@ -167,6 +167,10 @@ impl Rings {
         self.frames.receive_free(queue)
     }
 
+    pub(crate) fn receive_out(&self, queue: u16) -> usize {
+        self.frames.receive_out(queue)
+    }
+
     /// The socket of a queue.
     pub(crate) fn socket(&self, queue: u16) -> Option<BorrowedFd<'_>> {
         let fd = self.queues.get(usize::from(queue))?.rx.fd().as_raw_fd();

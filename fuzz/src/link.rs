@@ -89,6 +89,10 @@ impl Link for FuzzLink {
         RX_FRAMES
     }
 
+    fn rx_available(&self, _queue: QueueId) -> usize {
+        RX_FRAMES - self.lent.len()
+    }
+
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
         let n = max.min(self.incoming.len());
         batch.extend(self.incoming.drain(..n));

@@ -126,7 +126,7 @@ impl End {
         let (offset64, len) = (offset as u64, payload.len());
         let arrival = Arrival { offset: offset64, start: HEADERS, len, contiguous: contiguous as u64 };
         let (session, ulp, link) = (&mut self.session, &mut self.ulp, &mut self.link);
-        let took = session.take(Instant::ZERO, ulp, CONN, &path(), link, arrival, frame);
+        let took = session.take(Instant::ZERO, ulp, CONN, &path(), link, arrival, frame, usize::MAX);
         if took {
             self.taken.resize(self.taken.len().max(end), false);
             self.taken[offset..end].fill(true);

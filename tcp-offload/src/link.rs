@@ -256,8 +256,11 @@ pub trait Link: Send {
     /// How many frames of one chunk could be allocated right now.
     fn tx_available(&self) -> usize;
 
-    /// Frames to receive into, over all queues: bounds what peers may have in flight to us.
+    /// Frames to receive into, of each queue: bounds what a peer may have in flight to us.
     fn rx_frames(&self) -> usize;
+
+    /// How many of them nobody holds now, of `queue`. When none is left, the queue is deaf.
+    fn rx_available(&self, queue: QueueId) -> usize;
 
     /// Moves up to `max` received frames to the end of `batch`; returns how many.
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize;

@@ -186,6 +186,10 @@ impl Link for AfXdp {
         self.driver.rx_frames()
     }
 
+    fn rx_available(&self, queue: QueueId) -> usize {
+        self.driver.rx_available(queue)
+    }
+
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
         self.driver.receive(batch, max)
     }

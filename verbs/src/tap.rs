@@ -127,6 +127,10 @@ impl Link for Tap {
         self.inner.rx_frames()
     }
 
+    fn rx_available(&self, queue: QueueId) -> usize {
+        self.inner.rx_available(queue)
+    }
+
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
         let before = batch.len();
         let received = self.inner.receive(batch, max);

@@ -9,7 +9,7 @@ use slab::Slab;
 use smallvec::SmallVec;
 
 use crate::{
-    link::{Link, Pieces, RxFrame, rx_pieces},
+    link::{Link, Pieces, QueueId, RxFrame, rx_pieces},
     seq::StreamOffset,
 };
 
@@ -104,6 +104,14 @@ impl Hold {
     /// Bytes of `store` that are held.
     pub fn live(&self, store: StoreKey) -> usize {
         self.stores.get(store.0).map_or(0, |s| s.live)
+    }
+
+    /// The queue that the frame of `store` came from, while it is held.
+    pub fn queue(&self, store: StoreKey) -> Option<QueueId> {
+        match &self.stores.get(store.0)?.data {
+            Data::Frame(frame) => Some(frame.queue()),
+            Data::Copied(_) => None,
+        }
     }
 
     /// The bytes `range`, or `None` when not all of them are held.

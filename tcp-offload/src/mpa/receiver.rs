@@ -28,8 +28,12 @@ const FREE_FRAMES: usize = 4;
 /// of order does not empty the receive rings.
 const COPY_BELOW: usize = 1024;
 
-/// One connection may hold this part of the link's receive frames; beyond it, bytes are copied.
+/// One connection may hold this part of a queue's receive frames; beyond it, bytes are copied.
 const FRAMES_SHARE: usize = 8;
+
+/// All connections together leave this part of a queue's receive frames free, or the segments that everything held
+/// waits for could not be received.
+const FREE_SHARE: usize = 4;
 
 /// Most separate pieces held out of order, so that a list of single bytes stays short.
 const MAX_PIECES: usize = 1 << 12;
@@ -162,7 +166,6 @@ impl From<Refusal> for Halt {
 pub(crate) struct Receiver<P> {
     track: Track<P>,
     hold: Hold,
-    hold_limit: usize,
     /// The FPDU at the cursor waits for the upper layer.
     withheld: bool,
     /// Nothing more is read.
@@ -171,7 +174,7 @@ pub(crate) struct Receiver<P> {
 
 impl<P: Copy> Receiver<P> {
     /// A receiver that only [collects](Self::collect) until [`Self::begin`].
-    pub fn new(hold_limit: usize) -> Self {
+    pub fn new() -> Self {
         let layout = Layout { origin: 0, markers: false };
         let track = Track {
             layout,
@@ -181,7 +184,7 @@ impl<P: Copy> Receiver<P> {
             begun: false,
             counters: Counters::default(),
         };
-        Self { track, hold: Hold::default(), hold_limit, withheld: false, stopped: false }
+        Self { track, hold: Hold::default(), withheld: false, stopped: false }
     }
 
     pub fn counters(&self) -> &Counters {
@@ -237,10 +240,16 @@ impl<P: Copy> Receiver<P> {
         self.track.cursor = end;
     }
 
-    /// Start-up: holds what came. Returns false when there is too much already.
-    pub fn collect(&mut self, link: &mut dyn Link, arrival: &tcp::Arrival, frame: RxFrame) -> bool {
+    /// Start-up: holds what came. Returns false when that would be more than `most` bytes.
+    pub fn collect(
+        &mut self,
+        link: &mut dyn Link,
+        arrival: &tcp::Arrival,
+        frame: RxFrame,
+        most: usize,
+    ) -> bool {
         match self.keep(link, arrival, frame) {
-            Some((store, _)) => self.settle(link, arrival, store),
+            Some((store, _)) => self.settle(link, arrival, store, most),
             None => true,
         }
     }
@@ -264,14 +273,15 @@ impl<P: Copy> Receiver<P> {
         self.track.crc = crc;
     }
 
-    /// Takes a payload: places and delivers what it completes, holds the rest. Returns false when too much
-    /// is held already; then the payload counts as not received, though some of it may have been placed.
+    /// Takes a payload: places and delivers what it completes, holds the rest. Returns false when that would be more
+    /// than `most` bytes; then the payload counts as not received, though some of it may have been placed.
     pub fn take<U: Ulp<Placed = P>>(
         &mut self,
         upper: &mut Upper<'_, U>,
         link: &mut dyn Link,
         arrival: &tcp::Arrival,
         frame: RxFrame,
+        most: usize,
     ) -> (bool, Result<(), Halt>) {
         if self.stopped {
             link.recycle(frame);
@@ -299,7 +309,7 @@ impl<P: Copy> Receiver<P> {
             self.release(link);
             return (true, outcome);
         }
-        (self.settle(link, arrival, store), outcome)
+        (self.settle(link, arrival, store, most), outcome)
     }
 
     /// The upper layer can take what it refused.
@@ -539,14 +549,14 @@ impl<P: Copy> Receiver<P> {
     }
 
     /// After a payload was worked on: what is still held of it stays, within the limits.
-    fn settle(&mut self, link: &mut dyn Link, arrival: &tcp::Arrival, store: StoreKey) -> bool {
+    fn settle(&mut self, link: &mut dyn Link, arrival: &tcp::Arrival, store: StoreKey, most: usize) -> bool {
         let range = (arrival.offset, arrival.offset + arrival.len as u64);
         let live = self.hold.live(store);
         if live > 0 {
             let in_order = arrival.contiguous >= range.1 && !self.withheld;
             // What is in order is always taken: it completes the FPDU that everything waits for, and is
             // less than the longest FPDU.
-            let full = self.hold.bytes() > self.hold_limit || self.hold.pieces() > MAX_PIECES;
+            let full = self.hold.bytes() > most || self.hold.pieces() > MAX_PIECES;
             if full && !in_order {
                 self.hold.evict(link, store, range);
                 let hold = &self.hold;
@@ -555,8 +565,10 @@ impl<P: Copy> Receiver<P> {
                 self.track.counters.refused_segments += 1;
                 return false;
             }
-            let frames = self.hold.frames();
-            if frames > link.rx_frames() / FRAMES_SHARE || frames > FREE_FRAMES && live < COPY_BELOW {
+            let (frames, all) = (self.hold.frames(), link.rx_frames());
+            let scarce = self.hold.queue(store).is_some_and(|q| link.rx_available(q) < all / FREE_SHARE);
+            let too_many = frames > all / FRAMES_SHARE || frames > FREE_FRAMES && live < COPY_BELOW;
+            if scarce || too_many {
                 self.track.counters.copied_bytes += self.hold.compact(link, store, range) as u64;
             }
         }

@@ -88,7 +88,7 @@ impl<P: Copy + fmt::Debug> Session<P> {
 
     fn new(config: MpaConfig, phase: Phase, startup_deadline: Option<Instant>) -> Self {
         Self {
-            receiver: Receiver::new(config.hold_bytes),
+            receiver: Receiver::new(),
             config,
             phase,
             startup: Vec::new(),
@@ -205,7 +205,8 @@ impl<P: Copy + fmt::Debug> Session<P> {
     }
 
     /// Takes a payload, whose frame is given back to `link` now or when its bytes are not needed any more.
-    /// Returns false when too much is held already: TCP shall treat the payload as lost.
+    /// At most `spare` bytes more may be held than are now. Returns false when that is too little, or the session's own
+    /// limit is: TCP shall treat the payload as lost.
     #[expect(clippy::too_many_arguments, reason = "what a frame's way up consists of")]
     pub fn take<U: Ulp<Placed = P>>(
         &mut self,
@@ -216,16 +217,18 @@ impl<P: Copy + fmt::Debug> Session<P> {
         link: &mut dyn Link,
         arrival: tcp::Arrival,
         frame: RxFrame,
+        spare: usize,
     ) -> bool {
+        let most = self.config.hold_bytes.min(self.held_bytes().saturating_add(spare));
         match &self.phase {
             Phase::Full(_) => {
                 let mut upper = Upper { ulp, conn };
-                let (taken, outcome) = self.receiver.take(&mut upper, link, &arrival, frame);
+                let (taken, outcome) = self.receiver.take(&mut upper, link, &arrival, frame, most);
                 self.conclude(now, &mut upper, outcome);
                 taken
             }
             Phase::AwaitReply(_) | Phase::AwaitRequest(_) => {
-                let taken = self.receiver.collect(link, &arrival, frame);
+                let taken = self.receiver.collect(link, &arrival, frame, most);
                 self.read_startup(now, &mut Upper { ulp, conn }, path, link);
                 taken
             }

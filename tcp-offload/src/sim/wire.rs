@@ -286,6 +286,10 @@ impl Link for SimLink {
         self.rx.len()
     }
 
+    fn rx_available(&self, _queue: QueueId) -> usize {
+        self.rx_free.len()
+    }
+
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
         let mut shared = self.wire.lock();
         let Shared { now, ports, trace, .. } = &mut *shared;

@@ -25,7 +25,8 @@ crate::counters! {
         resets_sent,
         /// ICMP errors about one of our connections.
         icmp_errors,
-        /// Payloads not taken because a connection held too much already; the peer sends them again.
+        /// Payloads not taken because the connection, or all together, held too much already; the peer sends them
+        /// again.
         refused_payloads,
         /// Connections we opened.
         active_opens,
@@ -58,7 +59,7 @@ impl<U: Ulp> Stack<U> {
 
     /// Bytes that are held now because they cannot be placed or delivered yet, of all connections.
     pub fn held_bytes(&self) -> usize {
-        self.slots.iter().map(|(_, slot)| slot.mpa.held_bytes()).sum()
+        self.held
     }
 
     /// How many connections there are, those in TIME-WAIT included.

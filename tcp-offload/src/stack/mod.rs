@@ -65,6 +65,9 @@ pub struct StackConfig {
     pub most_half_open: usize,
     /// Connections in TIME-WAIT at most. For one more the oldest ends early.
     pub most_time_wait: usize,
+    /// Bytes that all connections together may hold for FPDUs that cannot be placed or delivered yet; for one
+    /// alone, [`MpaConfig::hold_bytes`] is the limit. Beyond it, what is not next in order counts as lost.
+    pub most_held_bytes: usize,
 }
 
 impl Default for StackConfig {
@@ -75,6 +78,7 @@ impl Default for StackConfig {
             most_connections: 32_768,
             most_half_open: 4096,
             most_time_wait: 4096,
+            most_held_bytes: 64 << 20,
         }
     }
 }
@@ -96,6 +100,8 @@ struct Slot<P> {
     generation: u32,
     tcp: Connection,
     mpa: Session<P>,
+    /// Its part of [`Stack::held_bytes`].
+    held: usize,
     /// The listener it came to; counted in that listener's backlog until it is accepted or gone.
     pending_at: Option<ListenerId>,
     /// The timer entry that counts.
@@ -129,6 +135,8 @@ pub struct Stack<U: Ulp> {
     /// Connections that received something since the last idle turn.
     owing: Vec<u32>,
     resets: VecDeque<Segment>,
+    /// See [`Stack::held_bytes`].
+    held: usize,
     isn: IsnKey,
     counters: StackCounters,
     /// Sums over connections that are gone.
@@ -179,6 +187,7 @@ impl<U: Ulp> Stack<U> {
             ready: VecDeque::new(),
             owing: Vec::new(),
             resets: VecDeque::new(),
+            held: 0,
             counters: StackCounters::default(),
             closed_tcp: tcp::Counters::default(),
             closed_mpa: mpa::Counters::default(),
@@ -225,6 +234,7 @@ impl<U: Ulp> Stack<U> {
             generation,
             tcp,
             mpa,
+            held: 0,
             pending_at,
             scheduled: None,
             ready: false,
@@ -356,7 +366,8 @@ impl<U: Ulp> Stack<U> {
         match receipt.arrival {
             Some(arrival) => {
                 let path = *slot.tcp.path();
-                if slot.mpa.take(now, ulp, conn, &path, link, arrival, frame) {
+                let spare = self.config.most_held_bytes.saturating_sub(self.held);
+                if slot.mpa.take(now, ulp, conn, &path, link, arrival, frame, spare) {
                     slot.tcp.take(now, &arrival);
                 } else {
                     self.counters.refused_payloads += 1;
@@ -543,7 +554,10 @@ impl<U: Ulp> Stack<U> {
                 self.bound_time_wait(link, self.config.most_time_wait);
             }
         }
-        if self.slots.get(index as usize).is_some_and(|s| s.tcp.is_closed() && s.told_closed) {
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        let held = slot.mpa.held_bytes();
+        self.held = self.held + held - std::mem::replace(&mut slot.held, held);
+        if slot.tcp.is_closed() && slot.told_closed {
             self.remove(link, index);
         }
     }
@@ -552,6 +566,7 @@ impl<U: Ulp> Stack<U> {
         let Some(mut slot) = self.slots.try_remove(index as usize) else { return };
         slot.tcp.release(link);
         slot.mpa.release(link);
+        self.held -= slot.held;
         self.closed_tcp += slot.tcp.counters();
         self.closed_mpa += slot.mpa.counters();
         let flow = slot.tcp.flow();

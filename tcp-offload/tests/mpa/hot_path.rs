@@ -66,7 +66,9 @@ fn allocations(
             contiguous: start as u64,
         };
         let mut taken = false;
-        let used = measure(|| taken = session.take(Instant::ZERO, ulp, CONN, &path, link, arrival, frame));
+        let used = measure(|| {
+            taken = session.take(Instant::ZERO, ulp, CONN, &path, link, arrival, frame, usize::MAX);
+        });
         assert!(taken);
         count += used.count_total;
     }

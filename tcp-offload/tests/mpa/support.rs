@@ -56,6 +56,10 @@ impl Link for TestLink {
     fn rx_frames(&self) -> usize {
         self.rx_frames
     }
+
+    fn rx_available(&self, _queue: QueueId) -> usize {
+        self.rx_frames.saturating_sub(self.lent())
+    }
     fn receive(&mut self, _: &mut Vec<RxFrame>, _: usize) -> usize {
         0
     }
@@ -274,7 +278,7 @@ impl End {
         };
         let path = path();
         let (session, ulp, link) = (&mut self.session, &mut self.ulp, &mut self.link);
-        let took = session.take(self.now, ulp, CONN, &path, link, arrival, frame);
+        let took = session.take(self.now, ulp, CONN, &path, link, arrival, frame, usize::MAX);
         if took {
             (self.taken, self.contiguous) = (taken, contiguous);
         }

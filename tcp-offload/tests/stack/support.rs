@@ -152,6 +152,7 @@ pub struct Lab {
     pub server: End,
     /// The link of somebody who never answers.
     pub stranger: SimLink,
+    mpa: MpaConfig,
     pub listener: ListenerId,
     /// The local port of the client's last connection.
     pub port: u16,
@@ -166,13 +167,14 @@ impl Lab {
     /// With other limits of both stacks.
     pub fn limited(tcp: TcpConfig, backlog: usize, limit: impl Fn(&mut StackConfig)) -> Self {
         let config = WireConfig { tx_frames: 4096, rx_frames: 4096, ..Default::default() };
-        Self::over(&config, tcp, backlog, limit)
+        Self::over(&config, tcp, MpaConfig::default(), backlog, limit)
     }
 
     /// With other links.
     pub fn over(
         links: &WireConfig,
         tcp: TcpConfig,
+        mpa: MpaConfig,
         backlog: usize,
         limit: impl Fn(&mut StackConfig),
     ) -> Self {
@@ -186,9 +188,8 @@ impl Lab {
             config
         };
         let (client, mut server) = (End::new(client, stack(1)), End::new(server, stack(2)));
-        let mpa = MpaConfig::default();
-        let listener = server.stack.listen(&mut server.link, None, PORT, backlog, 1500, mpa).unwrap();
-        Self { wire, now: Instant::ZERO, client, server, stranger, listener, port: 10_000, next_host: 1 }
+        let listener = server.stack.listen(&mut server.link, None, PORT, backlog, 1500, mpa.clone()).unwrap();
+        Self { wire, now: Instant::ZERO, client, server, stranger, mpa, listener, port: 10_000, next_host: 1 }
     }
 
     /// The client starts to connect, from another port each time.
@@ -198,7 +199,7 @@ impl Lab {
             (self.port, self.next_host) = (10_001, self.next_host + 1);
         }
         let path = path(([10, 1, 0, self.next_host], self.port), ([10, 1, 1, 1], PORT));
-        let (mpa, params) = (MpaConfig::default(), ConnectParams::default());
+        let (mpa, params) = (self.mpa.clone(), ConnectParams::default());
         self.client.stack.connect(self.now, &mut self.client.link, path, mpa, params).unwrap()
     }
 

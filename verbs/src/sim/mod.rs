@@ -160,6 +160,10 @@ impl Link for SimInterface {
         self.link.rx_frames()
     }
 
+    fn rx_available(&self, queue: QueueId) -> usize {
+        self.link.rx_available(queue)
+    }
+
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
         self.wire.advance(self.clock.now());
         self.bell.clear();
