@@ -96,7 +96,8 @@ pub struct TcpConfig {
     pub challenges: u32,
     /// See `challenges`.
     pub challenge_period: Duration,
-    /// Most transmit frames that this connection may retain.
+    /// Most transmit frames that this connection may retain; never more than four times as many as are free then, so
+    /// that others find some.
     pub max_frames: u32,
     /// Free transmit frames that new data leaves to ACKs and retransmissions of all connections.
     pub reserve_frames: u32,

@@ -47,6 +47,9 @@ impl Turn<'_> {
     }
 }
 
+/// So many times the free frames may a connection retain: alone, four fifths of all.
+const FREE_TIMES: usize = 4;
+
 const ACK: Flags =
     Flags { fin: false, syn: false, rst: false, psh: false, ack: true, ece: false, cwr: false };
 
@@ -252,7 +255,8 @@ impl Connection {
                 };
             }
             let probe = self.due.loss_probe;
-            let room = match self.tx.room(self.emss, self.config.max_frames as usize, self.due.insist) {
+            let most_frames = self.most_frames(turn.link);
+            let room = match self.tx.room(self.emss, most_frames, self.due.insist) {
                 Err(Limit::Congestion) if probe && self.tx.usable() >= self.emss as u64 => self.emss,
                 Ok(room) => room,
                 Err(limit) => return self.stopped_by(turn, limit),
@@ -282,6 +286,14 @@ impl Connection {
             }
         }
         self.probe_with_old(turn)
+    }
+
+    /// How many frames may be retained now: a multiple of those that are free (dynamic thresholds, Choudhury and Hahne
+    /// 1998). However many peers have fallen silent, the next connection still finds some.
+    fn most_frames(&self, link: &dyn Link) -> usize {
+        let free = link.tx_available().saturating_sub(self.config.reserve_frames as usize);
+        // With none in flight no ACK would ask again: then it is `fill` that finds out.
+        (FREE_TIMES * free).max(1).min(self.config.max_frames as usize)
     }
 
     /// A limit holds back new data, if there is any.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use xwarp_tcp::{
     mpa::{Markers, MpaConfig},
-    sim::{Faults, WireConfig, run_seeds},
+    sim::{Blackout, Faults, WireConfig, run_seeds},
     tcp::TcpConfig,
     ulp::CloseReason,
 };
@@ -37,6 +37,29 @@ fn ends_without_frames_for_data_still_acknowledge() {
         assert_eq!(end.stack.tcp_counters().rto_expired, 0);
     }
     lab.assert_no_errors();
+}
+
+/// What one connection has sent to a peer that acknowledges no more stays in its frames for as long as the user timeout.
+/// Others still find some.
+#[test]
+fn a_silent_peer_takes_no_frames_from_others() {
+    let links = WireConfig { tx_frames: 256, ..WireConfig::default() };
+    let mut lab = Lab::over(&links, TcpConfig::default(), MpaConfig::default(), 8, |_| {});
+    let path = Faults { delay: Duration::from_millis(5), ..Faults::default() };
+    lab.wire.with_faults([path; 2]);
+    let [greedy, modest] = [lab.connect(), lab.connect()];
+    lab.pass(Duration::from_millis(100));
+    lab.client.send(greedy, 1 << 30);
+    lab.pass(Duration::from_millis(200));
+    let deaf = Blackout { from: lab.now, length: LONG, every: None };
+    lab.wire.set_faults(0, Faults { blackout: Some(deaf), ..path });
+    lab.pass(Duration::from_millis(100));
+    let retained = lab.client.stack.info(greedy).unwrap().frames_retained;
+    assert!(retained > 190, "{retained} frames");
+    let before = lab.server.upper.delivered;
+    lab.client.send(modest, 5_000);
+    lab.pass(Duration::from_millis(10));
+    assert_eq!(lab.server.upper.delivered - before, 5_000);
 }
 
 /// Without markers, what comes behind a gap stays in its frame. All connections together could hold all frames, and then
