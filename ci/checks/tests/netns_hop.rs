@@ -91,6 +91,15 @@ fn netns_hop_loss_both_ways_over_ipv6() {
     loss_both_ways(Family::V6);
 }
 
+/// Without markers, what lies behind gaps keeps receive frames; what is in flight keeps frames to send from.
+#[test]
+fn netns_hop_hundreds_of_queue_pairs_share_the_frames_of_both_ends() {
+    let lab = lab();
+    let line = "-q 200 -b -s 64K -n 5 -t 5 --markers off";
+    let (ran, _) = through(&lab, Family::V4, "--loss 1% --rtt 1ms", &["write_bw"], line);
+    assert!(of_both_ends(&ran, "stack.starved") > 0, "frames never ran out");
+}
+
 fn reordering_and_duplication(family: Family) {
     let lab = lab();
     let hop = "--reorder 5% --depth 40 --reorder-by 2ms --duplicate 5% --rtt 500us --rate 500M";
