@@ -86,6 +86,8 @@ impl<'a> Sender<'a> {
             Amount::Iterations(n) => (Some(n), None, n * u64::from(plan.queue_pairs)),
             Amount::Duration(time) => (None, Some(time), time.as_millis() as u64),
         };
+        let mut completions = Completions::with_capacity(MARKS);
+        completions.mark(0, 0);
         Self {
             links,
             plan,
@@ -101,7 +103,7 @@ impl<'a> Sender<'a> {
             until,
             time_over: false,
             completed: 0,
-            completions: Completions::with_capacity(MARKS),
+            completions,
             progress: Progress::new(total, size, quiet),
             done: None,
             batch: Vec::with_capacity(BATCH),
@@ -112,7 +114,8 @@ impl<'a> Sender<'a> {
     /// What was sent, once everything is complete.
     pub fn done(&self) -> Option<Sent> {
         let elapsed = self.done?;
-        let window = u64::from(self.plan.tx_depth);
+        // As many as can be in flight, and so complete at the same time.
+        let window = self.completed.min(u64::from(self.plan.tx_depth) * u64::from(self.plan.queue_pairs));
         Some(Sent { messages: self.completed, elapsed, peak: self.completions.peak(window) })
     }
 
