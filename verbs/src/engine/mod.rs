@@ -96,7 +96,8 @@ impl Engine {
     }
 
     /// One turn: takes a batch of frames that came in, does what is due, and sends what there is room for. When
-    /// nothing came in, acknowledgements that waited for data to ride on go. Whether anything came in.
+    /// nothing came in and no sleeping application was just woken, acknowledgements that waited for data to ride on go.
+    /// Whether anything came in.
     pub fn turn(&mut self, now: Instant, link: &mut dyn Link) -> bool {
         let mut batch = std::mem::take(&mut self.batch);
         let received = link.receive(&mut batch, BATCH) > 0;
@@ -106,7 +107,10 @@ impl Engine {
         self.batch = batch;
         if !received {
             self.settle(now, link);
-            self.stack.idle();
+            // Whoever was woken by the last turn answers in a moment, or polls again.
+            if !self.rnic.just_woke() {
+                self.stack.idle();
+            }
         }
         self.transmit(now, link);
         received

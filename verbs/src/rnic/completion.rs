@@ -18,6 +18,10 @@ pub trait Notify: Send + Sync {
     fn notify(&self);
 }
 
+/// A completion queue had no room for an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Overflow;
+
 const DISARMED: u8 = 0;
 const SOLICITED: u8 = 1;
 const ANY: u8 = 2;
@@ -125,22 +129,19 @@ impl CompletionRing {
         fence(Ordering::SeqCst);
     }
 
-    /// Adds an entry. Never blocks; false when there was no room, once and for all.
-    pub(crate) fn push(&self, entry: WorkCompletion) -> bool {
+    /// Adds an entry. Never blocks. Whether somebody was notified; an error, once, when there was no room.
+    pub(crate) fn push(&self, entry: WorkCompletion) -> Result<bool, Overflow> {
         if self.overflowed() {
-            return true;
+            return Ok(false);
         }
         if self.first.last().entries.push(entry).is_err() {
             self.overflowed.store(true, Ordering::Release);
             self.fire();
-            return false;
+            return Err(Overflow);
         }
         fence(Ordering::SeqCst);
         let worth = if entry.solicited || entry.status != WcStatus::Success { SOLICITED } else { ANY };
-        if self.armed.load(Ordering::Relaxed) >= worth {
-            self.fire();
-        }
-        true
+        Ok(self.armed.load(Ordering::Relaxed) >= worth && self.fire())
     }
 
     /// Replaces the ring by one for `capacity` entries; what waits stays and is polled first.
@@ -154,11 +155,11 @@ impl CompletionRing {
         Ok(())
     }
 
-    fn fire(&self) {
-        if self.armed.swap(DISARMED, Ordering::SeqCst) != DISARMED
-            && let Some(notify) = &self.notify
-        {
+    fn fire(&self) -> bool {
+        let armed = self.armed.swap(DISARMED, Ordering::SeqCst) != DISARMED;
+        if armed && let Some(notify) = &self.notify {
             notify.notify();
         }
+        armed
     }
 }

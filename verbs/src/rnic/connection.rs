@@ -303,6 +303,11 @@ impl Rnic {
         !(wakes.is_empty() && resumes.is_empty() && aborts.is_empty() && self.connections.retries.is_empty())
     }
 
+    /// Whether a sleeping application was woken since the last call.
+    pub(crate) fn just_woke(&mut self) -> bool {
+        std::mem::take(&mut self.shared.woke)
+    }
+
     pub(crate) fn next_wake(&mut self) -> Option<ConnId> {
         self.shared.wakes.pop()
     }

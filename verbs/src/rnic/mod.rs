@@ -113,16 +113,20 @@ pub(crate) struct Shared {
     wakes: Vec<ConnId>,
     resumes: Vec<ConnId>,
     aborts: Vec<ConnId>,
+    /// A completion woke somebody who slept.
+    woke: bool,
 }
 
 impl Shared {
     /// Adds an entry to a completion queue.
     fn complete(&mut self, ring: &CompletionRing, cq: CqId, completion: WorkCompletion) {
-        if !ring.push(completion) {
+        let Ok(woke) = ring.push(completion) else {
             tracing::error!(cq = cq.number(), "completion queue overflow");
             self.events.push_async(AsyncEvent::CqOverflow { cq });
             self.overflowed.push(cq);
-        }
+            return;
+        };
+        self.woke |= woke;
     }
 
     fn wake(&mut self, conn: Option<ConnId>) {
@@ -196,6 +200,7 @@ impl Rnic {
                 wakes: Vec::new(),
                 resumes: Vec::new(),
                 aborts: Vec::new(),
+                woke: false,
             },
             cqs: Table::new(limits.max_cq),
             qps: Table::new(limits.max_qp),

@@ -1,14 +1,14 @@
 //! What becomes of connections: second attempts without markers (design section 5), TCP's settings for one of them, and
 //! soft errors (RFC 9293 sections 3.8.3, 3.8.4 and 3.9.1.8).
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use xwarp_tcp::time::Instant;
 use xwarp_verbs::{
     AsyncEvent, CloseReason, Keepalive, Markers, MpaConfig, Operation, Payload, QpFault, QpId, RecvRequest,
     SendFlags, SoftError, Tuning, WorkRequest,
     engine::{ConnectParams, EngineConfig},
-    rnic::{CmEvent, QpAttributes},
+    rnic::{CmEvent, CompletionRing, QpAttributes},
     sim::{Faults, Node, Station, Wire, WireConfig, ipv4, path, run},
 };
 
@@ -29,6 +29,7 @@ struct Pair {
     now: Instant,
     ends: [Station; 2],
     qps: [QpId; 2],
+    rings: [Arc<CompletionRing>; 2],
 }
 
 impl Pair {
@@ -36,19 +37,20 @@ impl Pair {
     fn connecting(mpa: MpaConfig) -> Self {
         let (wire, near, far) = Wire::new(WireConfig::default());
         let mut ends = [near, far].map(|link| Station::new(link, EngineConfig::default()));
-        let qps = [0, 1].map(|end: usize| {
+        let [(near_qp, near_ring), (far_qp, far_ring)] = [0, 1].map(|end: usize| {
             let engine = &mut ends[end].engine;
             let pd = engine.alloc_pd().unwrap();
-            let (cq, _) = engine.create_cq(16, None).unwrap();
-            engine.create_qp(QpAttributes::new(pd, cq, cq)).unwrap()
+            let (cq, ring) = engine.create_cq(16, None).unwrap();
+            (engine.create_qp(QpAttributes::new(pd, cq, cq)).unwrap(), ring)
         });
+        let (qps, rings) = ([near_qp, far_qp], [near_ring, far_ring]);
         let [near, far] = &mut ends;
         far.engine.listen(&mut far.link, None, PORT, 8, 1500, Some(mpa)).unwrap();
         far.expected.insert(ipv4(1), qps[1]);
         let path = |port| path([(1, port), (2, PORT)], false, 1500);
         let params = ConnectParams { fallback: Some(path(40_001)), ..ConnectParams::default() };
         near.engine.connect(Instant::ZERO, &mut near.link, qps[0], path(40_000), params).unwrap();
-        Self { wire, now: Instant::ZERO, ends, qps }
+        Self { wire, now: Instant::ZERO, ends, qps, rings }
     }
 
     fn connected() -> Self {
@@ -95,6 +97,28 @@ impl Pair {
             WorkRequest { wr_id: 0, operation, payload: Payload::EMPTY, flags: SendFlags::SIGNALED };
         self.ends[0].engine.post_send(self.qps[0], &request).unwrap();
     }
+}
+
+/// `docs/decisions/0002`: an ACK waits for a moment until a sleeping application has answered; what comes first,
+/// its next poll or a millisecond, ends that.
+#[test]
+fn sim_who_was_woken_may_answer_before_an_ack_goes() {
+    let mut pair = Pair::connected();
+    let outstanding = |pair: &Pair| pair.ends[0].engine.query_qp(pair.qps[0]).unwrap().send_outstanding;
+    let moment = Duration::from_micros(100);
+    pair.send();
+    pair.pass(moment);
+    assert_eq!(outstanding(&pair), 0, "nobody slept");
+    pair.rings[1].arm(false);
+    pair.send();
+    pair.pass(moment);
+    assert_eq!(outstanding(&pair), 1);
+    pair.pass(moment);
+    assert_eq!(outstanding(&pair), 0, "it has polled again");
+    pair.rings[1].arm(false);
+    pair.send();
+    pair.pass(Duration::from_micros(1200));
+    assert_eq!(outstanding(&pair), 0, "it has not, for a millisecond");
 }
 
 #[test]
