@@ -2,15 +2,17 @@
 //! checked on the way.
 
 use std::{
-    collections::BTreeMap,
-    fmt, fs,
+    collections::{BTreeMap, btree_map::Entry},
+    fmt,
+    fs::File,
+    io::BufReader,
     net::{IpAddr, SocketAddr},
     path::Path,
 };
 
 use anyhow::{Context as _, Result};
-use etherparse::{NetSlice, SlicedPacket, TransportSlice};
-use pcap_file::pcapng::{Block, PcapNgReader};
+use etherparse::{NetSlice, SlicedPacket, TcpSlice, TransportSlice};
+use pcap_file::pcapng::{Block, PcapNgReader, PcapNgWriter};
 
 /// One direction of one connection, named by its source and its destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -19,13 +21,15 @@ pub struct Direction {
     pub from: SocketAddr,
     /// The receiver.
     pub to: SocketAddr,
+    /// Earlier connections between the two in the same capture.
+    pub earlier: usize,
 }
 
 impl Direction {
     /// The other direction of the same connection.
     #[must_use]
     pub fn reverse(self) -> Self {
-        Self { from: self.to, to: self.from }
+        Self { from: self.to, to: self.from, ..self }
     }
 }
 
@@ -60,15 +64,24 @@ struct Segment {
 
 /// Reads a pcapng file. A frame may be in it twice (taken on both ends); the second counts as a retransmission.
 pub fn streams(path: &Path) -> Result<Streams> {
-    let file = fs::File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-    let mut reader = PcapNgReader::new(std::io::BufReader::new(file)).context("not a pcapng file")?;
     let mut initial: BTreeMap<Direction, u32> = BTreeMap::new();
     let mut segments: BTreeMap<Direction, Vec<Segment>> = BTreeMap::new();
-    while let Some(block) = reader.next_block() {
-        if let Block::EnhancedPacket(packet) = block.context("a broken pcapng block")? {
-            read_frame(&packet.data, &mut initial, &mut segments);
+    let mut connections = Connections::default();
+    for_each_block(path, |block| {
+        if let Block::EnhancedPacket(packet) = block
+            && let Some((direction, tcp)) = connections.read(&packet.data)
+        {
+            let seq = tcp.sequence_number();
+            if tcp.syn() {
+                initial.insert(direction, seq);
+            }
+            if !tcp.payload().is_empty() {
+                let payload = tcp.payload().to_vec();
+                segments.entry(direction).or_default().push(Segment { seq, payload });
+            }
         }
-    }
+        Ok(())
+    })?;
     let mut streams = Streams::new();
     for (direction, first) in initial {
         let segments = segments.remove(&direction).unwrap_or_default();
@@ -77,32 +90,89 @@ pub fn streams(path: &Path) -> Result<Streams> {
     Ok(streams)
 }
 
-fn read_frame(
-    frame: &[u8],
-    initial: &mut BTreeMap<Direction, u32>,
-    segments: &mut BTreeMap<Direction, Vec<Segment>>,
-) {
-    let Ok(packet) = SlicedPacket::from_ethernet(frame) else { return };
-    let (Some(net), Some(TransportSlice::Tcp(tcp))) = (packet.net, packet.transport) else { return };
-    let (from, to) = match net {
-        NetSlice::Ipv4(ip) => {
-            (IpAddr::from(ip.header().source_addr()), IpAddr::from(ip.header().destination_addr()))
+/// How many connections of a capture have the same addresses and ports, at most.
+pub fn most_between_two_ports(path: &Path) -> Result<usize> {
+    let mut connections = Connections::default();
+    let mut most = 0;
+    for_each_block(path, |block| {
+        if let Block::EnhancedPacket(packet) = block
+            && let Some((direction, _)) = connections.read(&packet.data)
+        {
+            most = most.max(direction.earlier + 1);
         }
-        NetSlice::Ipv6(ip) => {
-            (IpAddr::from(ip.header().source_addr()), IpAddr::from(ip.header().destination_addr()))
+        Ok(())
+    })?;
+    Ok(most)
+}
+
+/// Copies of a capture only those connections before which there were `earlier` ones between the same ports.
+pub fn copy_connections(path: &Path, copy: &Path, earlier: usize) -> Result<()> {
+    let file = File::create(copy).with_context(|| format!("cannot create {}", copy.display()))?;
+    let mut writer = PcapNgWriter::new(file)?;
+    let mut connections = Connections::default();
+    for_each_block(path, |block| {
+        let wanted = match block {
+            Block::EnhancedPacket(packet) => {
+                connections.read(&packet.data).map_or(0, |(direction, _)| direction.earlier) == earlier
+            }
+            Block::InterfaceDescription(_) => true,
+            _ => false,
+        };
+        if wanted {
+            writer.write_block(block)?;
         }
-        NetSlice::Arp(_) => return,
-    };
-    let direction = Direction {
-        from: SocketAddr::new(from, tcp.source_port()),
-        to: SocketAddr::new(to, tcp.destination_port()),
-    };
-    if tcp.syn() {
-        initial.insert(direction, tcp.sequence_number());
+        Ok(())
+    })
+}
+
+fn for_each_block(path: &Path, mut each: impl FnMut(&Block<'_>) -> Result<()>) -> Result<()> {
+    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    let mut reader = PcapNgReader::new(BufReader::new(file)).context("not a pcapng file")?;
+    while let Some(block) = reader.next_block() {
+        each(&block.context("a broken pcapng block")?)?;
     }
-    if !tcp.payload().is_empty() {
-        let segment = Segment { seq: tcp.sequence_number(), payload: tcp.payload().to_vec() };
-        segments.entry(direction).or_default().push(segment);
+    Ok(())
+}
+
+/// Tells connections with the same addresses and ports apart, by their SYNs.
+#[derive(Debug, Default)]
+struct Connections {
+    /// By the two ends, the lower one first: the number of the last SYN, and how many came before.
+    last: BTreeMap<[SocketAddr; 2], (u32, usize)>,
+}
+
+impl Connections {
+    /// The direction that a frame belongs to, if it is TCP.
+    fn read<'f>(&mut self, frame: &'f [u8]) -> Option<(Direction, TcpSlice<'f>)> {
+        let packet = SlicedPacket::from_ethernet(frame).ok()?;
+        let (Some(net), Some(TransportSlice::Tcp(tcp))) = (packet.net, packet.transport) else { return None };
+        let (from, to) = match net {
+            NetSlice::Ipv4(ip) => {
+                (IpAddr::from(ip.header().source_addr()), IpAddr::from(ip.header().destination_addr()))
+            }
+            NetSlice::Ipv6(ip) => {
+                (IpAddr::from(ip.header().source_addr()), IpAddr::from(ip.header().destination_addr()))
+            }
+            NetSlice::Arp(_) => return None,
+        };
+        let from = SocketAddr::new(from, tcp.source_port());
+        let to = SocketAddr::new(to, tcp.destination_port());
+        let earlier = self.earlier([from.min(to), from.max(to)], &tcp);
+        Some((Direction { from, to, earlier }, tcp))
+    }
+
+    fn earlier(&mut self, ends: [SocketAddr; 2], tcp: &TcpSlice<'_>) -> usize {
+        let seq = tcp.sequence_number();
+        match self.last.entry(ends) {
+            Entry::Vacant(entry) => entry.insert((seq, 0)).1,
+            Entry::Occupied(mut entry) => {
+                let (last, earlier) = entry.get_mut();
+                if tcp.syn() && !tcp.ack() && *last != seq {
+                    (*last, *earlier) = (seq, *earlier + 1);
+                }
+                *earlier
+            }
+        }
     }
 }
 
@@ -162,10 +232,79 @@ fn advance(stream: &mut Stream, waiting: &mut BTreeMap<usize, Vec<u8>>) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use etherparse::PacketBuilder;
+    use pcap_file::{
+        DataLink,
+        pcapng::blocks::{
+            enhanced_packet::EnhancedPacketBlock, interface_description::InterfaceDescriptionBlock,
+        },
+    };
+
     use super::*;
 
     fn segments(list: &[(u32, &[u8])]) -> Vec<Segment> {
         list.iter().map(|&(seq, payload)| Segment { seq, payload: payload.to_vec() }).collect()
+    }
+
+    /// A segment from port 1000 to port 7, or back.
+    fn frame(back: bool, flags: &str, seq: u32, payload: &[u8]) -> Vec<u8> {
+        let (from, to) = if back { (7, 1000) } else { (1000, 7) };
+        let builder = PacketBuilder::ethernet2([1; 6], [2; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 1], 64);
+        let mut tcp = builder.tcp(from, to, seq, 1000);
+        if flags.contains('S') {
+            tcp = tcp.syn();
+        }
+        if flags.contains('A') {
+            tcp = tcp.ack(1);
+        }
+        let mut bytes = Vec::new();
+        tcp.write(&mut bytes, payload).unwrap();
+        bytes
+    }
+
+    fn record(path: &Path, frames: &[Vec<u8>]) {
+        let mut writer = PcapNgWriter::new(File::create(path).unwrap()).unwrap();
+        let interface =
+            InterfaceDescriptionBlock { linktype: DataLink::ETHERNET, snaplen: 0, options: Vec::new() };
+        writer.write_pcapng_block(interface).unwrap();
+        for frame in frames {
+            let packet = EnhancedPacketBlock {
+                interface_id: 0,
+                timestamp: Duration::ZERO,
+                original_len: frame.len() as u32,
+                data: frame.into(),
+                options: Vec::new(),
+            };
+            writer.write_pcapng_block(packet).unwrap();
+        }
+    }
+
+    #[test]
+    fn connections_that_have_the_ports_of_earlier_ones_are_told_apart() {
+        let path = std::env::temp_dir().join(format!("ports-used-again-{}.pcapng", std::process::id()));
+        let copy = path.with_extension("copy");
+        let of = |seq, payload: &[u8]| {
+            [
+                frame(false, "S", seq, b""),
+                frame(true, "SA", seq + 500, b""),
+                frame(false, "S", seq, b""),
+                frame(false, "A", seq + 1, payload),
+            ]
+        };
+        record(&path, &[of(100, b"one"), of(9000, b"two")].concat());
+        assert_eq!(most_between_two_ports(&path).unwrap(), 2);
+        let bytes = |path: &Path| -> Vec<(usize, Vec<u8>)> {
+            let streams = streams(path).unwrap();
+            streams.into_iter().filter(|(d, _)| d.to.port() == 7).map(|(d, s)| (d.earlier, s.bytes)).collect()
+        };
+        assert_eq!(bytes(&path), [(0, b"one".to_vec()), (1, b"two".to_vec())]);
+        copy_connections(&path, &copy, 1).unwrap();
+        assert_eq!(bytes(&copy), [(0, b"two".to_vec())]);
+        for file in [path, copy] {
+            std::fs::remove_file(file).unwrap();
+        }
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! Wireshark as a judge: it must find nothing wrong in what we sent, and it must have found our protocols.
 
-use std::{collections::BTreeMap, path::Path, process::Command};
+use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
 use anyhow::{Context as _, Result, ensure};
+
+use crate::capture;
 
 /// Complaints of the dissectors (4.0.17) about traffic that is right, by their words. Each with its reason;
 /// whatever else has a severity of warning or error is held against us.
@@ -54,7 +56,26 @@ const FIELDS: [&str; 9] = [
 /// FPDU as if there were none, reads lengths out of the middle of messages, and calls what it finds
 /// malformed; so it is kept away from such captures, and only TCP and what is below is judged here
 /// ([`crate::framing`] judges the rest).
+///
+/// It also takes a connection for the one before that had the same ports, and what is new in it for malformed: such
+/// connections are given to it one by one.
 pub fn judge(path: &Path, markers: bool) -> Result<Verdict> {
+    let most = capture::most_between_two_ports(path)?;
+    if most <= 1 {
+        return judge_distinct(path, markers);
+    }
+    let mut verdict = Verdict::default();
+    for earlier in 0..most {
+        let part = path.with_extension(format!("{earlier}.pcapng"));
+        capture::copy_connections(path, &part, earlier)?;
+        verdict.add(judge_distinct(&part, markers)?);
+        fs::remove_file(&part)?;
+    }
+    Ok(verdict)
+}
+
+/// Of a capture in which no ports were used twice.
+fn judge_distinct(path: &Path, markers: bool) -> Result<Verdict> {
     let mut command = tshark(path);
     if markers {
         command.args(["--disable-heuristic", "iwarp_mpa_tcp"]);
@@ -94,6 +115,19 @@ fn tshark(path: &Path) -> Command {
 }
 
 impl Verdict {
+    /// Adds what was said about another part of the same capture; it has frame numbers of its own.
+    fn add(&mut self, other: Self) {
+        let Self { frames, tcp_frames, mpa_frames, good_crcs, quirks, complaints } = other;
+        self.frames += frames;
+        self.tcp_frames += tcp_frames;
+        self.mpa_frames += mpa_frames;
+        self.good_crcs += good_crcs;
+        for (words, times) in quirks {
+            *self.quirks.entry(words).or_default() += times;
+        }
+        self.complaints.extend(complaints);
+    }
+
     /// One line of tshark: one frame.
     fn read(&mut self, line: &str) {
         let columns: Vec<&str> = line.split('\t').collect();

@@ -41,7 +41,7 @@ fn judge(request_flags: u8, reply_flags: u8, segments: &[&[u8]]) -> Connection {
         }
         stream
     };
-    let direction = Direction { from, to };
+    let direction = Direction { from, to, earlier: 0 };
     let streams = Streams::from([
         (direction, stream(start_up_frame(false, request_flags, b"hi"), segments)),
         (direction.reverse(), stream(start_up_frame(true, reply_flags, b""), &[])),
