@@ -125,6 +125,14 @@ impl Settings {
     }
 }
 
+/// A plain queue pair, one that terminates where no receive is posted, one with a shared receive queue, and one more.
+fn kinds(attributes: QpAttributes, srq: SrqId) -> [QpAttributes; 4] {
+    let options = QueuePairOptions { max_send_wr: DEPTH, max_recv_wr: DEPTH, ..attributes.options };
+    let strict = QueuePairOptions { no_receive: NoReceive::Terminate, ..options };
+    let plain = QpAttributes { options, ..attributes };
+    [plain, QpAttributes { options: strict, ..plain }, QpAttributes { srq: Some(srq), ..plain }, plain]
+}
+
 impl Card {
     /// A card that listens, or can connect.
     pub fn new(settings: Settings, addresses: Addresses) -> Self {
@@ -147,17 +155,10 @@ impl Card {
         let (cq, ring) = engine.create_cq(512, None).expect("a completion queue");
         let srq = SrqAttributes { pd, max_wr: DEPTH, max_sge: 4, limit: 0 };
         let srq = engine.create_srq(&srq).expect("a shared receive queue");
-        let options =
-            QueuePairOptions { max_send_wr: DEPTH, max_recv_wr: DEPTH, ..QueuePairOptions::default() };
-        let attributes = QpAttributes { options, ..QpAttributes::new(pd, cq, cq) };
-        let strict = QueuePairOptions { no_receive: NoReceive::Terminate, ..options };
-        let kinds = [
-            attributes,
-            QpAttributes { options: strict, ..attributes },
-            QpAttributes { srq: Some(srq), ..attributes },
-        ];
-        let qps: Vec<QpId> = kinds.map(|a| engine.create_qp(a).expect("a queue pair")).to_vec();
-        let aside = engine.create_qp(attributes).expect("a queue pair");
+        let attributes = QpAttributes::new(pd, cq, cq);
+        let [plain, strict, shared, aside] =
+            kinds(attributes, srq).map(|a| engine.create_qp(a).expect("a queue pair"));
+        let qps = vec![plain, strict, shared];
         let mut keys = Vec::new();
         let mut make = |fill, pd, access, stream| {
             let guarded = Guarded::new(REGION, fill);

@@ -460,11 +460,14 @@ impl<U: Ulp> Stack<U> {
                 Sent { frames: 0, .. } => in_vain + 1,
                 Sent { .. } => 1,
             };
-            if in_vain == 1 {
-                link.flush();
-            } else if in_vain > self.most_in_vain(link) {
-                self.counters.starved += 1;
-                break;
+            match in_vain {
+                0 => {}
+                1 => link.flush(),
+                _ if in_vain > self.most_in_vain(link) => {
+                    self.counters.starved += 1;
+                    break;
+                }
+                _ => {}
             }
         }
         link.flush();

@@ -155,6 +155,7 @@ impl CompletionRing {
         Ok(())
     }
 
+    /// Notifies whoever armed the queue; whether anybody had.
     fn fire(&self) -> bool {
         let armed = self.armed.swap(DISARMED, Ordering::SeqCst) != DISARMED;
         if armed && let Some(notify) = &self.notify {
