@@ -1,9 +1,9 @@
-# Sourced by the scripts beside it. `install_needs PACKAGE...` installs what is missing of Debian's
-# packages; when nothing is missing it makes no call outside the machine.
+# Sourced by the scripts beside it. `install_needs PACKAGE...` installs the missing ones of these Debian
+# packages; when nothing is missing it does not use the network.
 
-# What building needs: libbpf, libxdp and libelf are compiled from source by the crates.
+# Packages for building: the crates compile libbpf, libxdp and libelf from source.
 BUILD_PACKAGES=(clang llvm libelf-dev zlib1g-dev pkg-config m4 make gcc libc6-dev libc6-dev-i386)
-# What the laboratory and its judges need.
+# Packages for the lab and for the checks of captures.
 TEST_PACKAGES=(iproute2 ethtool procps iputils-ping iperf3 tshark)
 
 need_root() {

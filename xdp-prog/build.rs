@@ -1,4 +1,4 @@
-//! Compiles the steering program with clang and makes its Rust skeleton.
+//! Compiles the steering program with clang and generates its Rust skeleton.
 
 use std::env;
 use std::ffi::OsString;

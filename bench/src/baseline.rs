@@ -1,7 +1,7 @@
 //! The baseline: the same traffic over one kernel TCP connection, with the same clock and columns.
 //!
-//! The client opens one connection for each row of the table. It begins with an [`Order`] that tells the
-//! server what to do; a connection with an empty order ends the server.
+//! The client opens one connection for each row of the table. A connection begins with an [`Order`] for the
+//! server; an empty order ends the server.
 
 mod bulk;
 mod pingpong;
@@ -16,16 +16,16 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{
     options::{MeetArgs, TcpArgs},
-    report::{Info, Report, Row},
+    report::{Info, Report, Row, TestInfo},
 };
 
-/// A connection that brings nothing for so long is given up: the other end is gone.
+/// Time without received bytes after which the peer is taken for dead and the connection is closed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Task {
-    /// The server takes everything until the end of the stream.
+    /// The server receives until the end of the stream.
     Bulk,
     /// The server sends back each message.
     Echo,
@@ -72,12 +72,12 @@ impl Order {
             _ => return None,
         };
         let bytes = u64::from_le_bytes(size.try_into().ok()?);
-        // A stranger's order must not make us allocate without bound.
+        // Limits the allocation that the order of an unknown peer can cause.
         (bytes <= 1 << 32).then_some(Self { task, polling: head[7] != 0, bytes })
     }
 }
 
-/// Which baseline.
+/// The kind of baseline test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// `tcp_bw`.
@@ -86,7 +86,7 @@ pub enum Kind {
     Latency,
 }
 
-/// Runs `tcp_bw` or `tcp_lat`, as server or as client.
+/// Runs `tcp_bw` or `tcp_lat`, as the server or the client.
 pub fn run(kind: Kind, args: &TcpArgs) -> Result<()> {
     if let Some(cpu) = args.output.pin {
         crate::cpu::pin(cpu)?;
@@ -100,7 +100,7 @@ pub fn run(kind: Kind, args: &TcpArgs) -> Result<()> {
     }
 }
 
-/// The server's address; of several, one of the wanted family first.
+/// The server's address; among several, the first one of the requested family.
 pub fn resolve(server: &str, meet: &MeetArgs) -> Result<SocketAddr> {
     let found: Vec<SocketAddr> = (server, meet.port)
         .to_socket_addrs()
@@ -120,7 +120,8 @@ fn measure(kind: Kind, args: &TcpArgs, server: SocketAddr) -> Result<()> {
         Kind::Latency => ("Kernel TCP Latency Test", 2),
     };
     let polling = kind == Kind::Latency && !args.events;
-    let info = Info::new(title)
+    let test_info = TestInfo::Baseline { test: title.replace(' ', "_"), transport: "kernel TCP" };
+    let info = Info::new(title, test_info)
         .line("Transport type", "kernel TCP")
         .line("Receive", if polling { "polling" } else { "sleeping" })
         .line("Congestion ctrl", args.congestion.clone().unwrap_or_else(congestion_control))
@@ -131,7 +132,7 @@ fn measure(kind: Kind, args: &TcpArgs, server: SocketAddr) -> Result<()> {
         let stream = connect(server, Order { task, polling, bytes })?;
         if let Some(name) = &args.congestion {
             rustix::net::sockopt::set_tcp_congestion(&stream, name)
-                .with_context(|| format!("the kernel does not give us the congestion control '{name}'"))?;
+                .with_context(|| format!("the kernel rejects the congestion control '{name}'"))?;
         }
         let row = match kind {
             Kind::Bandwidth => Row::Bandwidth(bulk::send(stream, bytes, args.amount.amount())?),
@@ -140,16 +141,16 @@ fn measure(kind: Kind, args: &TcpArgs, server: SocketAddr) -> Result<()> {
         report.row(row);
     }
     connect(server, Order { task: Task::End, polling, bytes: 0 })?;
-    report.end(None)
+    report.end(serde_json::Map::new())
 }
 
-/// The name of the kernel's default, which decides much of a bulk result.
+/// Name of the kernel's default congestion control, which has a large effect on a bulk result.
 fn congestion_control() -> String {
     std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control")
         .map_or_else(|_| "unknown".to_owned(), |name| name.trim().to_owned())
 }
 
-/// Connects and sends the order; tries again for a while, because the server may just be starting.
+/// Connects and sends the order; retries for a while, because the server may still be starting.
 fn connect(server: SocketAddr, order: Order) -> Result<TcpStream> {
     let begin = Instant::now();
     let mut stream = loop {
@@ -187,7 +188,7 @@ fn serve(args: &TcpArgs) -> Result<()> {
         if stream.read_exact(&mut order).is_err() {
             continue;
         }
-        let Some(order) = Order::parse(order) else { bail!("what connected is not xwarp-perf") };
+        let Some(order) = Order::parse(order) else { bail!("the client is not xwarp-perf") };
         match order.task {
             Task::Bulk => bulk::take(stream, order.bytes)?,
             Task::Echo => pingpong::answer(stream, order.bytes, order.polling)?,
@@ -196,7 +197,8 @@ fn serve(args: &TcpArgs) -> Result<()> {
     }
 }
 
-/// Reads all of `buffer`, polling or sleeping. `Ok(false)`: the stream ended before its first byte.
+/// Reads all of `buffer`, polling or sleeping. Returns `Ok(false)` when the stream ended before the first
+/// byte.
 fn read_message(stream: &mut TcpStream, buffer: &mut [u8], polling: bool) -> Result<bool> {
     let mut done = 0;
     let mut idle = 0_u32;
@@ -208,10 +210,10 @@ fn read_message(stream: &mut TcpStream, buffer: &mut [u8], polling: bool) -> Res
             Ok(n) => (done, idle, since) = (done + n, 0, None),
             Err(e) if e.kind() == ErrorKind::WouldBlock && polling => {
                 idle += 1;
-                // The clock is read rarely: it is part of what is measured.
+                // The clock is read rarely, because reading it costs time inside the measurement.
                 if idle.is_multiple_of(1 << 16) && since.get_or_insert_with(Instant::now).elapsed() > PATIENCE
                 {
-                    bail!("nothing came for {} seconds", PATIENCE.as_secs());
+                    bail!("received nothing for {} seconds", PATIENCE.as_secs());
                 }
             }
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -221,7 +223,7 @@ fn read_message(stream: &mut TcpStream, buffer: &mut [u8], polling: bool) -> Res
     Ok(true)
 }
 
-/// Writes all of `buffer`, also to a non-blocking socket whose buffer is full for the moment.
+/// Writes all of `buffer`; retries on a non-blocking socket whose send buffer is full.
 fn write_message(stream: &mut TcpStream, mut buffer: &[u8]) -> Result<()> {
     let begin = Instant::now();
     while !buffer.is_empty() {
@@ -294,8 +296,9 @@ mod tests {
             let stream = connect(server, Order { task: Task::Echo, polling: false, bytes: 8 }).unwrap();
             pingpong::ask(stream, 8, false, Amount::Duration(Duration::from_millis(50))).unwrap()
         });
-        let Row::Rate(row) = row else { panic!("{row:?}") };
-        assert!(row.iterations > 0 && row.transactions > 0.0);
+        let Row::Duration(row) = row else { panic!("{row:?}") };
+        assert!(row.latency.iterations > 0 && row.transactions > 0.0);
+        assert!(row.latency.summary.min <= row.latency.summary.p999);
         assert!(begin.elapsed() < Duration::from_secs(10));
     }
 

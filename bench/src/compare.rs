@@ -1,6 +1,7 @@
-//! `xwarp-perf compare`: our verbs and kernel TCP on the same veth pair, in one run. Every round measures each
-//! of them once, one after the other, so that what the machine does to one it does to the other; results
-//! are compared within a round, and only when the two cores were equally far apart in both.
+//! `xwarp-perf compare`: our verbs and kernel TCP on the same veth pair, in one run. Each round measures
+//! every subject once, one after the other, so that a disturbance of the machine affects all of them alike.
+//! Results are compared only within a round, and only when the distance between the two cores was the same
+//! for both.
 
 mod ends;
 mod offloads;
@@ -21,20 +22,16 @@ use crate::{
     progress::Progress,
 };
 
-/// Time that one measurement may take beyond what it was asked to take: opening and closing a device
-/// included.
+/// Time allowed to one measurement beyond its requested duration; it includes opening and closing a device.
 const OVERHEAD: Duration = Duration::from_secs(30);
 
 /// Runs the comparison and prints its tables.
 pub fn run(args: &CompareArgs) -> Result<()> {
-    let cpus = match args.cpus.as_deref() {
-        Some(&[a, b]) => (a, b),
-        _ => match *cpu::allowed().as_slice() {
-            [a, b, ..] => (a, b),
-            [a] => (a, a),
-            [] => (0, 0),
-        },
-    };
+    let cpus = args.cpus.unwrap_or_else(|| match *cpu::allowed().as_slice() {
+        [a, b, ..] => (a, b),
+        [a] => (a, a),
+        [] => (0, 0),
+    });
     ends::stop_in_order()?;
     let interfaces = Interfaces::remember([&args.netns_a, &args.netns_b], &args.device)?;
     let ends = Ends::new(args, cpus)?;
@@ -88,7 +85,7 @@ fn steps(args: &CompareArgs) -> Vec<Step> {
                 command.push("-e".into());
             }
             ours(args, subject, &mut command);
-            // A thousand a second is slower than anything that works.
+            // 1000 exchanges a second: anything that works is faster.
             let limit = OVERHEAD + Duration::from_millis(args.iters);
             steps.push(Step { subject, bytes, command, limit });
         }
@@ -105,8 +102,8 @@ fn steps(args: &CompareArgs) -> Vec<Step> {
     steps
 }
 
-/// Options of the tests that are ours, and the port of the others: the kernel's connections stay in
-/// TIME-WAIT on theirs, where we could not reserve it.
+/// Options of our own tests, and the port of the kernel's tests. The kernel's connections stay in TIME-WAIT
+/// on their port, where we could not reserve it.
 fn ours(args: &CompareArgs, subject: Subject, command: &mut Vec<String>) {
     if !subject.is_ours() {
         command.extend(["-p".into(), (DEFAULT_PORT + 1).to_string()]);
@@ -125,12 +122,14 @@ impl Outcome {
     /// Reads the JSON of a run: latency in microseconds (the median), bandwidth in Gb/sec.
     fn parse(text: &str) -> Result<Self> {
         let all: serde_json::Value = serde_json::from_str(text)?;
-        let row = all["results"].get(0).context("no result in the JSON")?;
-        let number = |name: &str| row[name].as_f64();
-        let value = number("t_typical").or_else(|| number("BW_average")).context("no figure in the JSON")?;
-        let ends = [number("CPU_sec_per_GiB_local"), number("CPU_sec_per_GiB_remote")];
-        let cpu = ends.into_iter().flatten().reduce(|a, b| a + b);
-        Ok(Self { value, tail: number("t_99%"), cpu })
+        let row = all["xwarp"]["rows"].get(0).context("no result in the JSON")?;
+        let value = row["latency"]["typical"].as_f64().or_else(|| row["bw_average"].as_f64());
+        let ends = [row["cpu_sec_per_gib_local"].as_f64(), row["cpu_sec_per_gib_remote"].as_f64()];
+        Ok(Self {
+            value: value.context("no figure in the JSON")?,
+            tail: row["latency"]["p99"].as_f64(),
+            cpu: ends.into_iter().flatten().reduce(|a, b| a + b),
+        })
     }
 }
 
@@ -155,12 +154,12 @@ mod tests {
 
     #[test]
     fn both_kinds_of_results_are_read() {
-        let latency = r#"{"results": [{"MsgSize": 64, "t_typical": 1.5, "t_99%": 2.5}]}"#;
+        let latency = r#"{"xwarp": {"rows": [{"bytes": 64, "latency": {"typical": 1.5, "p99": 2.5}}]}}"#;
         let outcome = Outcome::parse(latency).unwrap();
         assert_eq!((outcome.value, outcome.tail, outcome.cpu), (1.5, Some(2.5), None));
-        let bandwidth = r#"{"results": [{"BW_average": 20.0, "CPU_sec_per_GiB_local": 0.25, "CPU_sec_per_GiB_remote": 0.5}]}"#;
+        let bandwidth = r#"{"xwarp": {"rows": [{"bw_average": 20.0, "cpu_sec_per_gib_local": 0.25, "cpu_sec_per_gib_remote": 0.5}]}}"#;
         let outcome = Outcome::parse(bandwidth).unwrap();
         assert_eq!((outcome.value, outcome.cpu), (20.0, Some(0.75)));
-        assert!(Outcome::parse(r#"{"results": []}"#).is_err());
+        assert!(Outcome::parse(r#"{"xwarp": {"rows": []}}"#).is_err());
     }
 }

@@ -1,8 +1,8 @@
-//! The machine a result was measured on: pinning, CPU time, and how far apart two cores are.
+//! The machine of a result: CPU pinning, CPU time, and the distance of two cores.
 //!
-//! On a virtual machine the host may move the virtual CPUs at any time, and what two cores cost each
-//! other then changes by a factor of three without any event. A two-core result is therefore only
-//! comparable with results of the same [`Distance`].
+//! On a virtual machine the host can move the virtual CPUs at any time, which changes the cost of
+//! communication between two cores by a factor of three without notice. A two-core result is therefore
+//! comparable only with results of the same [`Distance`].
 
 use std::{
     sync::{
@@ -19,7 +19,7 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-/// Pins the calling thread, and those it will start, to one CPU.
+/// Pins the calling thread, and the threads that it will start, to one CPU.
 pub fn pin(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     anyhow::ensure!(cpu < CpuSet::MAX_CPU, "there is no CPU {cpu}");
@@ -34,32 +34,33 @@ pub fn allowed() -> Vec<usize> {
         .unwrap_or_default()
 }
 
-/// CPU time that all threads of this process have used, in user code and in the kernel on its behalf
-/// (packet processing that interrupts it included).
+/// CPU time of all threads of this process, in user code and in the kernel on its behalf (including packet
+/// processing in softirqs that interrupt it).
 pub fn process_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
-/// How long a cache line takes to another core and back.
+/// Time for a cache line to travel to another core and back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Distance {
-    /// Below [`NEAR_LIMIT_NS`]: the two share a core or its caches.
+    /// Less than [`NEAR_LIMIT_NS`] nanoseconds: the cores share caches, or are one core.
     Near(u32),
-    /// Above it.
+    /// At least [`NEAR_LIMIT_NS`] nanoseconds.
     Far(u32),
-    /// There is only one CPU, or the measurement did not succeed.
+    /// There is only one CPU, or the measurement failed.
     Unknown,
 }
 
-/// Between the two regimes seen on virtual machines, about 110 ns and about 400 ns a round trip.
+/// Round-trip limit between near and far cores, in nanoseconds. Virtual machines show two regimes, of about
+/// 110 ns and about 400 ns.
 pub const NEAR_LIMIT_NS: u32 = 220;
 
-/// After this time a measurement that does not come to its end is given up: a core may be busy for long.
+/// Time after which an unfinished measurement is given up, because a core may be busy for long.
 const GIVE_UP: Duration = Duration::from_millis(500);
 
 impl Distance {
-    /// From the nanoseconds of a round trip.
+    /// Classifies a round-trip time in nanoseconds.
     pub fn from_ns(ns: u32) -> Self {
         if ns < NEAR_LIMIT_NS { Self::Near(ns) } else { Self::Far(ns) }
     }
@@ -73,12 +74,13 @@ impl Distance {
         }
     }
 
-    /// Whether results taken at the two distances can be compared.
+    /// Whether results measured at the two distances can be compared.
     pub fn comparable(self, other: Self) -> bool {
         self.tag() == other.tag()
     }
 
-    /// Measures with two threads pinned to `a` and `b` that bounce one cache line, for about 2 ms.
+    /// Measures the distance with two threads pinned to `a` and `b` that bounce one cache line, for about 2
+    /// ms.
     pub fn measure(a: usize, b: usize) -> Self {
         if a == b {
             return Self::Unknown;
@@ -108,14 +110,15 @@ impl Distance {
     }
 }
 
-/// One cache line that two threads hand to each other: even numbers are the asker's turn.
+/// One cache line that two threads hand to each other: on even numbers it is the asking thread's turn.
 #[repr(align(128))]
 struct Line {
     turn: AtomicU32,
     stop: AtomicBool,
 }
 
-/// Round trips in one block, and blocks: the best block is the distance, the others met an interruption.
+/// Round trips in a block, and number of blocks. The fastest block gives the distance; the others were
+/// interrupted.
 const ROUNDS: u32 = 400;
 const BLOCKS: u32 = 12;
 
@@ -130,7 +133,7 @@ impl Line {
         }
     }
 
-    /// Nanoseconds of a round trip in the best block.
+    /// Nanoseconds of a round trip in the fastest block.
     fn ask(&self) -> Option<u32> {
         let begin = Instant::now();
         let mut best = None;

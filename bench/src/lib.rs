@@ -4,10 +4,11 @@
 //! | module | owns |
 //! |---|---|
 //! | [`options`] | the command line |
-//! | [`report`], [`stats`], [`units`], [`progress`] | what is printed |
-//! | [`pattern`] | what `--verify` sends and checks |
+//! | [`failure`] | errors that have an exit status of their own, and how errors are printed |
+//! | [`report`], [`stats`], [`units`], [`progress`] | the output |
+//! | [`pattern`] | the bytes that `--verify` sends and verifies |
 //! | [`cpu`] | pinning, CPU time, and how far apart two cores are |
-//! | [`rnic`] | `send`, `write` and `read`, `_bw` and `_lat` |
+//! | [`rnic`] | `send`, `write`, `read` and `atomic`, `_bw` and `_lat` |
 //! | [`perftest`] | the same against perftest's own programs |
 //! | [`baseline`] | `tcp_bw` and `tcp_lat` |
 //! | [`compare`] | both, interleaved, with ratios |
@@ -16,6 +17,7 @@
 pub mod baseline;
 pub mod compare;
 pub mod cpu;
+pub mod failure;
 pub mod options;
 pub mod pattern;
 pub mod perftest;
@@ -25,7 +27,10 @@ pub mod rnic;
 pub mod stats;
 pub mod units;
 
-use std::process::ExitCode;
+use std::{
+    io::{IsTerminal as _, stderr},
+    process::ExitCode,
+};
 
 use anyhow::Result;
 use clap::Parser as _;
@@ -38,20 +43,33 @@ use crate::{
 
 /// The program: parses the command line, runs the test, and prints an error with its causes in one line.
 ///
-/// What the RNIC has to say (`RUST_LOG=xwarp=debug` for more) goes to standard error.
+/// Log lines go to standard error, as `-v` and `RUST_LOG` say.
 pub fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    match run(&Cli::parse()) {
+    let cli = Cli::parse();
+    let filter =
+        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(directives(cli.verbose)));
+    let colours = stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(stderr).init();
+    match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("xwarp-perf: {error:#}");
-            ExitCode::FAILURE
+            eprintln!("xwarp-perf: {}", failure::one_line(&error));
+            failure::exit_code(&error)
         }
     }
 }
 
-/// Runs what the command line asks for.
+/// The log filter for a number of `-v`: all crates of xwarp have names with this prefix.
+fn directives(verbose: u8) -> &'static str {
+    match verbose {
+        0 => "warn",
+        1 => "warn,xwarp=info",
+        2 => "warn,xwarp=debug",
+        _ => "warn,xwarp=trace",
+    }
+}
+
+/// Runs the test that the command line names.
 pub fn run(cli: &Cli) -> Result<()> {
     match &cli.command {
         Command::SendBw(args) => rnic::bandwidth(Verb::Send, args),
@@ -60,6 +78,8 @@ pub fn run(cli: &Cli) -> Result<()> {
         Command::SendLat(args) => rnic::latency(Verb::Send, args),
         Command::WriteLat(args) => rnic::latency(Verb::Write, args),
         Command::ReadLat(args) => rnic::latency(Verb::Read, args),
+        Command::AtomicBw(args) => rnic::bandwidth(Verb::Atomic(args.atomic_type), &args.bandwidth),
+        Command::AtomicLat(args) => rnic::latency(Verb::Atomic(args.atomic_type), &args.latency),
         Command::TcpBw(args) => baseline::run(baseline::Kind::Bandwidth, args),
         Command::TcpLat(args) => baseline::run(baseline::Kind::Latency, args),
         Command::Compare(args) => compare::run(args),

@@ -1,26 +1,53 @@
-//! The command line: perftest's letters where they mean something here, and our own words.
+//! The command line: perftest's options where they apply, and our own.
 #![allow(clippy::doc_markdown, reason = "these comments are the help text, where backticks would be printed")]
+
+mod ignored;
 
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
 
+pub use self::ignored::IgnoredArgs;
 use crate::units::{RateUnit, parse_bytes};
 
-/// The port of perftest.
+/// The default port, the same as perftest's.
 pub const DEFAULT_PORT: u16 = 18515;
+
+/// Printed below the tests in the help of the program; the help of a test refers to it by `-v`.
+const AFTER_HELP: &str = "\
+Environment:
+  RUST_LOG  which log lines are printed on standard error, as 'xwarp_tcp=trace,warn'; overrides -v
+  NO_COLOR  no colours on a terminal (files and pipes never get any)
+
+Exit status:
+  0  the test ran to its end
+  1  the test failed
+  2  the command line is wrong
+  3  the other end is gone: its program died, or the network between the two ends failed
+  4  a result is below --limit_bw or --limit_msgrate";
 
 /// Bandwidth and latency of the xwarp RNIC, with perftest's options and columns.
 ///
 /// Start it without an address on one machine (the server) and with the server's address on the other
-/// (the client); both take the same options, as perftest wants it.
+/// (the client). Both take the same options; where they differ, the client decides.
 #[derive(Debug, Parser)]
-#[command(name = "xwarp-perf", version, disable_version_flag = true, rename_all = "snake_case")]
+#[command(
+    name = "xwarp-perf",
+    version,
+    disable_version_flag = true,
+    rename_all = "snake_case",
+    after_help = AFTER_HELP
+)]
 pub struct Cli {
-    /// Print the version.
+    /// Print the version
     #[arg(short = 'V', long, action = ArgAction::Version)]
     version: Option<bool>,
-    /// Which test.
+    /// Log connections and their ends (-v), protocol decisions (-vv), every step (-vvv); RUST_LOG overrides
+    /// it
+    #[arg(short = 'v', long, action = ArgAction::Count, global = true)]
+    pub verbose: u8,
+    /// The test to run
     #[command(subcommand)]
     pub command: Command,
 }
@@ -41,6 +68,10 @@ pub enum Command {
     ReadBw(BandwidthArgs),
     /// Latency of RDMA Reads, the whole round trip
     ReadLat(LatencyArgs),
+    /// Rate of atomic operations
+    AtomicBw(AtomicBandwidthArgs),
+    /// Latency of atomic operations, the whole round trip
+    AtomicLat(AtomicLatencyArgs),
     /// Bandwidth of one kernel TCP connection: the baseline
     TcpBw(TcpArgs),
     /// Latency of one kernel TCP connection, half a round trip: the baseline
@@ -49,23 +80,23 @@ pub enum Command {
     Compare(CompareArgs),
 }
 
-/// Where the two ends meet.
+/// The addresses of the two ends.
 #[derive(Debug, Clone, Args)]
 pub struct MeetArgs {
-    /// The server's address; without it this end is the server
+    /// The server's address; without it, this end is the server
     pub server: Option<String>,
-    /// The TCP port to meet on
+    /// The server's TCP port
     #[arg(short = 'p', long, value_name = "PORT", default_value_t = DEFAULT_PORT)]
     pub port: u16,
     /// Bind to this address of the interface [default: by route; the server: any]
     #[arg(long = "bind_source_ip", visible_aliases = ["source_ip", "bind-source-ip"], value_name = "ADDRESS")]
     pub source: Option<IpAddr>,
     /// Prefer IPv6 when the server's name has addresses of both families
-    #[arg(long)]
+    #[arg(long, visible_alias = "ipv6-addr")]
     pub ipv6: bool,
 }
 
-/// What is measured, and how much of it.
+/// Message sizes and counts.
 #[derive(Debug, Clone, Args)]
 pub struct AmountArgs {
     /// Message size in bytes; K, M, G are powers of 1024 [default: 65536 for bandwidth, 2 for latency]
@@ -77,12 +108,12 @@ pub struct AmountArgs {
     /// Messages of one size (per queue pair) [default: 1000]
     #[arg(short = 'n', long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub iters: Option<u64>,
-    /// Run for so many seconds instead of a number of messages
+    /// Run for this time instead of a number of messages
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = parse_seconds, conflicts_with = "iters")]
     pub duration: Option<Duration>,
 }
 
-/// How results are told.
+/// How results are reported.
 #[derive(Debug, Clone, Args)]
 pub struct OutputArgs {
     /// Report bandwidth in Gb/sec instead of MiB/sec
@@ -91,7 +122,7 @@ pub struct OutputArgs {
     /// Also write the results as JSON
     #[arg(long = "out_json", visible_alias = "out-json")]
     pub out_json: bool,
-    /// Where to [default: perftest_out.json in the current directory]
+    /// The file for the JSON [default: perftest_out.json in the current directory]
     #[arg(
         long = "out_json_file",
         visible_alias = "out-json-file",
@@ -102,7 +133,7 @@ pub struct OutputArgs {
     /// Print one figure of each row only, for scripts
     #[arg(long, value_name = "WHAT")]
     pub output: Option<Figure>,
-    /// Report how busy the CPUs were with this process
+    /// Report the CPU utilisation of this process
     #[arg(long = "cpu_util", visible_alias = "cpu-util")]
     pub cpu_util: bool,
     /// Pin this end to one CPU
@@ -128,62 +159,69 @@ pub struct DeviceArgs {
     /// The network interface [default: the only one besides the loopback]
     #[arg(short = 'd', long = "ib-dev", visible_alias = "dev", value_name = "INTERFACE")]
     pub device: Option<String>,
-    /// How frames get in and out
+    /// How frames are sent and received
     #[arg(long, value_name = "MODE", default_value = "auto")]
     pub mode: ModeArg,
-    /// Who runs the protocol: this program's polling, a thread, or both as needed
+    /// Progress of the protocol: by the application's polling, a thread, or both as needed
     #[arg(long, value_name = "WHO", default_value = "auto")]
     pub progress: ProgressArg,
-    /// MPA markers in what we receive: prefer them, require them, or do without
+    /// MPA markers in the data that we receive: prefer, require or omit them
     #[arg(long, value_name = "WISH", num_args = 0..=1, default_value = "prefer", default_missing_value = "require")]
     pub markers: MarkersArg,
-    /// Do not ask for the CRC of MPA (it is used when either end asks)
+    /// Do not request MPA's CRC (it is used if either end requests it)
     #[arg(long = "no-crc", visible_alias = "no_crc")]
     pub no_crc: bool,
     /// Revision of MPA: 1 (RFC 5044) or 2 (RFC 6581)
     #[arg(long = "mpa-rev", visible_alias = "mpa_rev", value_name = "REVISION", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub mpa_revision: u8,
-    /// The other end is the program of perftest (4.5) with -R and the same options
+    /// The other end is a program of perftest (4.5), started with -R and the same options
     #[arg(long)]
     pub perftest: bool,
-    /// Fill each message with a pattern of its own and check every byte that arrives
-    #[arg(long)]
+    /// Fill each message with its own pattern and verify every byte that arrives
+    #[arg(long, visible_alias = "data_validation")]
     pub verify: bool,
     /// Print the counters of the RNIC at the end
     #[arg(long)]
     pub stats: bool,
-    /// Record every frame of ours in a pcapng file
+    /// Record all sent and received frames in a pcapng file
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
-    /// Use the VLAN with this ID on the interface: our frames carry its tag
+    /// Use the VLAN with this ID on the interface: frames carry its tag
     #[arg(long, value_name = "ID", value_parser = clap::value_parser!(u16).range(1..=4094))]
     pub vlan: Option<u16>,
-    /// Sleep until a completion comes instead of polling
+    /// Sleep until a completion arrives instead of polling
     #[arg(short = 'e', long)]
     pub events: bool,
-    /// Send messages of up to so many bytes inline [default: 0 for bandwidth, 64 for latency]
+    /// Largest message that is sent inline [default: 0 for bandwidth, 64 for latency]
     #[arg(short = 'I', long = "inline_size", visible_alias = "inline-size", value_name = "BYTES")]
     pub inline: Option<u32>,
+    /// End the test when the other end has not answered for this time (0: never probe a silent peer)
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_keepalive)]
+    pub keepalive: Duration,
+    /// Type-of-service byte of all packets; its upper six bits are the DSCP, TCP uses the others for ECN
+    #[arg(short = 'T', long, visible_alias = "tclass", value_name = "TOS", default_value_t = 0)]
+    pub tos: u8,
+    /// Hop limit (TTL) of all packets [default: 64]
+    #[arg(short = 'L', long = "hop_limit", visible_alias = "hop-limit", value_name = "HOPS", value_parser = clap::value_parser!(u8).range(1..))]
+    pub hop_limit: Option<u8>,
+    /// Replace another XDP program that is attached to the interface instead of failing
+    #[arg(long = "replace-program", visible_alias = "replace_program")]
+    pub replace_program: bool,
     #[command(flatten)]
-    ignored: IgnoredArgs,
+    #[allow(missing_docs, reason = "shown by its own type")]
+    pub implied: ImpliedArgs,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "shown by its own type")]
+    pub ignored: IgnoredArgs,
 }
 
-/// Accepted, so that a perftest command line works, and without effect.
+/// Options of perftest that request the default behaviour.
 #[derive(Debug, Clone, Args)]
-struct IgnoredArgs {
-    /// Accepted for perftest's sake: connections always come up through the connection manager
+pub struct ImpliedArgs {
+    /// Always on: connections are established through the connection manager
     #[arg(short = 'R', long = "rdma_cm")]
     rdma_cm: bool,
-    /// Accepted for perftest's sake: the CPU's frequency does not matter to our clock
-    #[arg(short = 'F', long = "CPU-freq")]
-    cpu_freq: bool,
-    /// Accepted for perftest's sake: an interface is one port
-    #[arg(short = 'i', long = "ib-port", value_name = "PORT")]
-    ib_port: Option<u32>,
-    /// Accepted for perftest's sake: iWARP has addresses and no GIDs, see --bind_source_ip
-    #[arg(short = 'x', long = "gid-index", value_name = "INDEX")]
-    gid_index: Option<u32>,
-    /// Accepted for perftest's sake: iWARP has reliable connections only
+    /// Always on: iWARP has only reliable connections
     #[arg(short = 'c', long, value_name = "RC", value_parser = ["RC"])]
     connection: Option<String>,
 }
@@ -191,9 +229,9 @@ struct IgnoredArgs {
 /// `--mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ModeArg {
-    /// The best that works: zerocopy, else copy, else generic.
+    /// The best available: zero-copy, otherwise copy, otherwise generic.
     Auto,
-    /// Zero-copy AF_XDP or nothing.
+    /// Zero-copy AF_XDP, or an error.
     Zerocopy,
     /// Native XDP, frames copied.
     Copy,
@@ -204,7 +242,7 @@ pub enum ModeArg {
 /// `--progress`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ProgressArg {
-    /// Polling where the application polls, a thread where it does not.
+    /// The application's polling where it polls, otherwise a thread.
     Auto,
     /// Only the application's polling.
     Application,
@@ -215,15 +253,15 @@ pub enum ProgressArg {
 /// `--markers`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum MarkersArg {
-    /// Ask for them, do without when the peer refuses.
+    /// Request markers; continue without them when the peer refuses.
     Prefer,
-    /// Ask for them, and fail when the peer refuses.
+    /// Request markers; fail when the peer refuses.
     Require,
-    /// Do without.
+    /// Do not request markers.
     Off,
 }
 
-/// What every test of the RNIC takes.
+/// Options of every test of the RNIC.
 #[derive(Debug, Clone, Args)]
 pub struct RnicArgs {
     #[command(flatten)]
@@ -238,6 +276,27 @@ pub struct RnicArgs {
     #[command(flatten)]
     #[allow(missing_docs, reason = "shown by its own type")]
     pub output: OutputArgs,
+}
+
+/// The operation of `atomic_bw` and `atomic_lat`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub enum AtomicType {
+    /// Compare a word, and replace it if it has the expected value.
+    #[value(name = "CMP_AND_SWAP")]
+    CompareSwap,
+    /// Add to a word.
+    #[value(name = "FETCH_AND_ADD")]
+    FetchAdd,
+}
+
+impl AtomicType {
+    /// Perftest's name of the operation.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::CompareSwap => "CMP_AND_SWAP",
+            Self::FetchAdd => "FETCH_AND_ADD",
+        }
+    }
 }
 
 /// `send_bw`, `write_bw`, `read_bw`.
@@ -258,21 +317,39 @@ pub struct BandwidthArgs {
     /// Receives posted on each queue pair (Sends only)
     #[arg(short = 'r', long = "rx-depth", value_name = "COUNT", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub rx_depth: u32,
-    /// One message in so many asks for a completion
+    /// Request one completion for this many messages
     #[arg(short = 'Q', long = "cq-mod", value_name = "COUNT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub cq_mod: u32,
     /// Messages posted by one call
     #[arg(short = 'l', long = "post_list", visible_alias = "post-list", value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub post_list: u32,
-    /// RDMA Reads in flight on each queue pair [default: 16]
+    /// Receives posted by one call
+    #[arg(long = "recv_post_list", visible_alias = "recv-post-list", value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub recv_post_list: u32,
+    /// RDMA Reads and atomic operations in flight on each queue pair [default: 16]
     #[arg(short = 'o', long = "outs", value_name = "COUNT")]
     pub outstanding_reads: Option<u32>,
-    /// Receive from one shared receive queue (Sends only)
+    /// Receive from one shared receive queue (Sends, and Writes with Immediate Data)
     #[arg(long = "use-srq", visible_alias = "use_srq")]
     pub shared_receive_queue: bool,
+    /// Write with Immediate Data, so that each message completes a receive (write_bw only)
+    #[arg(long = "write_with_imm", visible_alias = "write-with-imm")]
+    pub write_with_imm: bool,
+    /// The server sends and the client receives
+    #[arg(long)]
+    pub reversed: bool,
+    /// Repeat the test until it is interrupted, with a row of results for each duration
+    #[arg(long = "run_infinitely", visible_alias = "run-infinitely", requires = "duration")]
+    pub run_infinitely: bool,
     /// Do not report the peak
     #[arg(short = 'N', long = "noPeak")]
     pub no_peak: bool,
+    /// Fail when the average bandwidth, in the unit of the report, is below this
+    #[arg(short = 'w', long = "limit_bw", visible_alias = "limit-bw", value_name = "BANDWIDTH", value_parser = parse_limit)]
+    pub limit_bw: Option<f64>,
+    /// Fail when the message rate, in millions a second, is below this
+    #[arg(short = 'y', long = "limit_msgrate", visible_alias = "limit-msgrate", value_name = "RATE", value_parser = parse_limit)]
+    pub limit_msgrate: Option<f64>,
 }
 
 /// `send_lat`, `write_lat`, `read_lat`.
@@ -284,15 +361,52 @@ pub struct LatencyArgs {
     /// Receives posted (Sends only)
     #[arg(short = 'r', long = "rx-depth", value_name = "COUNT", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub rx_depth: u32,
-    /// RDMA Reads in flight that the peer is asked for [default: 1]
+    /// RDMA Reads and atomic operations in flight to request from the peer [default: 1]
     #[arg(short = 'o', long = "outs", value_name = "COUNT")]
     pub outstanding_reads: Option<u32>,
+    /// Write with Immediate Data, and wait for completions instead of polling memory (write_lat only)
+    #[arg(long = "write_with_imm", visible_alias = "write-with-imm")]
+    pub write_with_imm: bool,
     /// Print every sample, sorted
     #[arg(short = 'H', long = "report-histogram")]
     pub histogram: bool,
-    /// Print every sample as it came
+    /// Print every sample in the order of measurement
     #[arg(short = 'U', long = "report-unsorted")]
     pub unsorted: bool,
+}
+
+/// `atomic_bw`.
+#[derive(Debug, Clone, Args)]
+pub struct AtomicBandwidthArgs {
+    /// The atomic operation
+    #[arg(
+        short = 'A',
+        long = "atomic_type",
+        visible_alias = "atomic-type",
+        value_name = "TYPE",
+        default_value = "FETCH_AND_ADD"
+    )]
+    pub atomic_type: AtomicType,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "shown by its own type")]
+    pub bandwidth: BandwidthArgs,
+}
+
+/// `atomic_lat`.
+#[derive(Debug, Clone, Args)]
+pub struct AtomicLatencyArgs {
+    /// The atomic operation
+    #[arg(
+        short = 'A',
+        long = "atomic_type",
+        visible_alias = "atomic-type",
+        value_name = "TYPE",
+        default_value = "FETCH_AND_ADD"
+    )]
+    pub atomic_type: AtomicType,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "shown by its own type")]
+    pub latency: LatencyArgs,
 }
 
 /// `tcp_bw`, `tcp_lat`.
@@ -307,10 +421,10 @@ pub struct TcpArgs {
     #[command(flatten)]
     #[allow(missing_docs, reason = "shown by its own type")]
     pub output: OutputArgs,
-    /// Sleep in the kernel until data comes instead of polling (latency; bandwidth always sleeps)
+    /// Sleep in the kernel until data arrives instead of polling (latency; bandwidth always sleeps)
     #[arg(short = 'e', long)]
     pub events: bool,
-    /// The congestion control of what the client sends [default: the kernel's]
+    /// Congestion control of the client's connection [default: the kernel's]
     #[arg(short = 'C', long, value_name = "NAME")]
     pub congestion: Option<String>,
 }
@@ -342,52 +456,52 @@ pub struct CompareArgs {
     /// Sizes of the bulk messages
     #[arg(long = "bandwidth-sizes", value_name = "BYTES", value_delimiter = ',', value_parser = parse_bytes, default_value = "4K,64K,1M")]
     pub bandwidth_sizes: Vec<u64>,
-    /// MTU of ours, when it shall differ from TCP's; both ends are set for each run and restored
+    /// MTU for xwarp and raw, if it differs from TCP's; both ends are set for each run and restored
     #[arg(long = "our-mtu", value_name = "MTU", value_parser = clap::value_parser!(u32).range(576..=65535))]
     pub our_mtu: Option<u32>,
-    /// How often everything is measured; medians are reported
+    /// Number of rounds; a round measures everything once, and medians are reported
     #[arg(long, value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
-    /// Seconds of one bulk measurement
+    /// Duration of one bulk measurement, in seconds
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "1")]
     pub duration: Duration,
     /// Messages of one ping-pong measurement
     #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub iters: u64,
-    /// How our frames get in and out
+    /// How xwarp's frames are sent and received
     #[arg(long, value_name = "MODE", default_value = "auto")]
     pub mode: ModeArg,
     /// The CPUs of client and server [default: the first two; one CPU when there is only one]
-    #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 2)]
-    pub cpus: Option<Vec<usize>>,
+    #[arg(long, value_name = "A,B", value_parser = parse_cpus)]
+    pub cpus: Option<(usize, usize)>,
     /// Also write the results as JSON to this file
     #[arg(long = "out_json_file", visible_alias = "out-json-file", value_name = "FILE")]
     pub out_json_file: Option<PathBuf>,
 }
 
 impl OutputArgs {
-    /// The unit of bandwidth.
+    /// The unit for bandwidth.
     pub fn unit(&self) -> RateUnit {
         if self.report_gbits { RateUnit::GigabitsPerSecond } else { RateUnit::MebibytesPerSecond }
     }
 }
 
-/// When a row of the table ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The condition that ends a row of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Amount {
-    /// After so many messages.
+    /// A number of messages.
     Iterations(u64),
-    /// After so much time.
+    /// A time.
     Duration(Duration),
 }
 
 impl AmountArgs {
-    /// The sizes of the rows.
+    /// The message sizes of the rows.
     pub fn sizes(&self, default: u64) -> Vec<u64> {
         if self.all { (1..=23).map(|shift| 1 << shift).collect() } else { vec![self.size.unwrap_or(default)] }
     }
 
-    /// The length of a row.
+    /// The length of each row.
     pub fn amount(&self) -> Amount {
         match self.duration {
             Some(duration) => Amount::Duration(duration),
@@ -400,6 +514,29 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
     let wrong = || format!("'{text}' is not a number of seconds between 0.01 and 86400");
     let seconds: f64 = text.parse().map_err(|_| wrong())?;
     if (0.01..=86400.0).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(wrong()) }
+}
+
+/// Shortest keepalive time: below this, a busy machine would be taken for a dead one.
+const MIN_KEEPALIVE_SECONDS: f64 = 0.5;
+
+fn parse_keepalive(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("'{text}' is neither 0 nor a number of seconds between 0.5 and 86400");
+    let seconds: f64 = text.parse().map_err(|_| wrong())?;
+    if seconds == 0.0 || (MIN_KEEPALIVE_SECONDS..=86400.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err(wrong())
+    }
+}
+
+fn parse_limit(text: &str) -> Result<f64, String> {
+    let limit: Option<f64> = text.parse().ok();
+    limit.filter(|limit| limit.is_finite() && *limit >= 0.0).ok_or_else(|| format!("'{text}' is not a limit"))
+}
+
+fn parse_cpus(text: &str) -> Result<(usize, usize), String> {
+    let pair = text.split_once(',').and_then(|(a, b)| Some((a.trim().parse().ok()?, b.trim().parse().ok()?)));
+    pair.ok_or_else(|| format!("'{text}' is not two CPU numbers (like 0,1)"))
 }
 
 #[cfg(test)]
@@ -415,6 +552,17 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_documents_logging_and_the_exit_status() {
+        let mut command = Cli::command();
+        let help = command.render_long_help().to_string();
+        assert!(help.contains("RUST_LOG") && help.contains("Exit status:"), "{help}");
+        command.build();
+        let help = command.find_subcommand_mut("send_bw").unwrap().render_long_help().to_string();
+        assert!(help.contains("RUST_LOG") && help.contains("--keepalive <SECONDS>"), "{help}");
+        assert!(help.contains("[default: 5]"), "{help}");
     }
 
     #[test]
@@ -453,6 +601,59 @@ mod tests {
     }
 
     #[test]
+    fn every_option_of_perftest_is_accepted_and_noted_if_it_has_no_effect() {
+        let line = "write_bw -F -i 1 -x 3 -m 1024 -S 2 -u 14 -X 0 -f 2 -W x -z -R -c RC -T 104 -L 9 -y 0.5 -w 10 \
+                    --write_with_imm --recv_post_list 4 --data_validation --odp --mr_per_qp --use_old_post_send \
+                    --retry_count 7 --report-both --wait_destroy 1 -D 1 --run_infinitely --perform_warm_up 10.0.0.1";
+        let Command::WriteBw(args) = parse(line).unwrap().command else { panic!("not write_bw") };
+        let device = &args.rnic.device;
+        assert_eq!((device.tos, device.hop_limit, device.verify), (104, Some(9), true));
+        assert_eq!((args.limit_bw, args.limit_msgrate), (Some(10.0), Some(0.5)));
+        assert!(args.write_with_imm && args.run_infinitely && args.recv_post_list == 4);
+        let notes: Vec<String> = device.ignored.notes().collect();
+        assert_eq!(notes.len(), 17, "{notes:#?}");
+        assert!(notes.iter().any(|note| note.starts_with("--CPU-freq has no effect: ")), "{notes:#?}");
+        assert!(
+            !notes.iter().any(|note| note.contains("--rdma_cm has")),
+            "-R requests the default behaviour: {notes:#?}"
+        );
+        let Command::SendLat(args) = parse("send_lat").unwrap().command else { panic!("not send_lat") };
+        assert_eq!(args.rnic.device.ignored.notes().count(), 0);
+    }
+
+    #[test]
+    fn atomics_take_perftests_types() {
+        for (line, expected) in
+            [("atomic_bw", AtomicType::FetchAdd), ("atomic_bw -A CMP_AND_SWAP", AtomicType::CompareSwap)]
+        {
+            let Command::AtomicBw(args) = parse(line).unwrap().command else { panic!("not atomic_bw") };
+            assert_eq!(args.atomic_type, expected, "{line}");
+        }
+        assert!(parse("atomic_lat -A SWAP").is_err());
+    }
+
+    #[test]
+    fn compare_takes_two_cpus() {
+        let Command::Compare(args) = parse("compare --cpus 0,1").unwrap().command else {
+            panic!("not compare")
+        };
+        assert_eq!(args.cpus, Some((0, 1)));
+        for wrong in ["compare --cpus 0", "compare --cpus 0,1,2", "compare --cpus a,b"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn keepalive_and_verbosity_have_their_ranges() {
+        let Command::SendBw(args) = parse("send_bw").unwrap().command else { panic!("not send_bw") };
+        assert_eq!(args.rnic.device.keepalive, Duration::from_secs(5));
+        assert!(!args.rnic.device.replace_program);
+        assert_eq!(parse("send_bw -vv --replace-program --keepalive 0").unwrap().verbose, 2);
+        assert!(parse("send_bw --keepalive 0.1").is_err());
+        assert!(parse("send_bw --keepalive never").is_err());
+    }
+
+    #[test]
     fn contradictions_and_nonsense_are_refused() {
         for line in [
             "send_bw -a -s 5",
@@ -461,6 +662,8 @@ mod tests {
             "write_bw -c UD",
             "read_bw -t 0",
             "send_bw -D 0",
+            "send_bw --run_infinitely",
+            "send_bw -w -1",
             "",
         ] {
             assert!(parse(line).is_err(), "{line}");

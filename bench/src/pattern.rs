@@ -1,31 +1,31 @@
-//! The bytes that `--verify` sends: each message has a pattern of its own, so that a byte of another
-//! message, another queue pair or another offset is a mismatch and not an accident that passes.
+//! The bytes that `--verify` sends. Each message has its own pattern, so that a byte of another message,
+//! another queue pair or another offset is detected as a mismatch.
 
-/// Names one message: who sends it, on which queue pair, and as which.
+/// The pattern of one message, derived from its sender, queue pair and number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pattern {
     state: u64,
 }
 
-/// The first byte that is not what the pattern says.
+/// The first byte that differs from the pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mismatch {
     /// Bytes from the start of the message.
     pub offset: usize,
-    /// What the sender wrote.
+    /// The byte that the sender wrote.
     pub expected: u8,
-    /// What lies there.
+    /// The byte found in memory.
     pub found: u8,
 }
 
 impl std::fmt::Display for Mismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "byte {} is {:#04x} and not {:#04x}", self.offset, self.found, self.expected)
+        write!(f, "byte {} is {:#04x} instead of {:#04x}", self.offset, self.found, self.expected)
     }
 }
 
 impl Pattern {
-    /// The pattern of message `message` on queue pair `queue_pair`; `role` tells the two directions apart.
+    /// The pattern of message `message` on queue pair `queue_pair`; `role` distinguishes the two directions.
     pub fn new(role: u8, queue_pair: u32, message: u64) -> Self {
         let name = (u64::from(role) << 56) ^ (u64::from(queue_pair) << 40) ^ message;
         Self { state: mix(name.wrapping_add(0x9e37_79b9_7f4a_7c15)) }
@@ -37,7 +37,7 @@ impl Pattern {
         (x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9).to_le_bytes()
     }
 
-    /// Writes the pattern over `bytes`, which begin `offset` bytes into the message (a multiple of 8).
+    /// Writes the pattern to `bytes`, which begin `offset` bytes into the message (a multiple of 8).
     pub fn fill(self, offset: usize, bytes: &mut [u8]) {
         for (index, chunk) in (offset as u64 / 8..).zip(bytes.chunks_mut(8)) {
             chunk.copy_from_slice(&self.word(index)[..chunk.len()]);
@@ -61,7 +61,7 @@ impl Pattern {
     }
 }
 
-/// Spreads every bit of the name over the whole word.
+/// Spreads every bit of the input over the whole word.
 fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,10 +1,10 @@
 //! `--perftest`: the same tests against perftest's own programs (`ib_send_bw -R` and so on, version 4.5)
-//! instead of another `xwarp-perf`. What the two ends say to each other and in which order is perftest's;
-//! nothing is agreed on: both command lines must be the same.
+//! instead of another `xwarp-perf`. The messages between the two ends and their order are perftest's. Nothing
+//! is negotiated: both command lines must match.
 //!
 //! | file | owns |
 //! |---|---|
-//! | `exchange` | the control connection, and what is said over it |
+//! | `exchange` | the control connection and its messages |
 //! | `ends` | the test connections and their memory |
 //! | `streams` | rows of bandwidth |
 //! | `pings` | rows of latency |
@@ -32,9 +32,13 @@ use crate::{
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// Runs the test. The report has its information block already.
+/// Runs the test. The report already has its information block.
 pub fn run(endpoint: &Endpoint, plan: &Plan, meet: Meet<'_>, report: &mut Report) -> Result<()> {
-    ensure!(!plan.verify, "--verify needs xwarp-perf at both ends: perftest sends what its memory has");
+    ensure!(
+        matches!(plan.test.verb, Verb::Send | Verb::Write | Verb::Read) && !plan.reversed && !plan.infinite,
+        "--perftest offers Sends, RDMA Writes and RDMA Reads, without --write_with_imm, --reversed, --run_infinitely"
+    );
+    ensure!(!plan.verify, "--verify needs xwarp-perf at both ends: perftest sends unpatterned memory");
     ensure!(!plan.shared_receive_queue, "--use-srq is not offered with --perftest");
     let role = meet.role();
     let mut exchange = match &meet {
@@ -54,7 +58,7 @@ pub fn run(endpoint: &Endpoint, plan: &Plan, meet: Meet<'_>, report: &mut Report
     ends.close()
 }
 
-/// How the ends meet before the rows: not every program of perftest does it alike.
+/// Synchronizes the two ends before the rows; the programs of perftest do this in different ways.
 fn open(endpoint: &Endpoint, exchange: &mut Exchange, ends: &mut Ends, plan: &Plan) -> Result<()> {
     let sends = plan.test.verb == Verb::Send;
     if plan.test.kind == Kind::Latency && !sends {
@@ -80,7 +84,7 @@ fn bandwidth(
     report: &mut Report,
 ) -> Result<()> {
     let sends = has_credits(plan);
-    // The server of RDMA Writes and Reads in one direction only waits.
+    // The server of one-directional RDMA Writes or Reads only waits.
     let idle = role == Role::Server && !sends && !plan.bidirectional;
     let mut streams = Streams::new(endpoint, ends, plan, role)?;
     let mut measured = Measured::default();
@@ -96,7 +100,7 @@ fn bandwidth(
         measured = measure(size, moved);
         let all = plan.sizes.len() > 1;
         if plan.bidirectional {
-            // Between these two the programs for Sends and for the others differ.
+            // The programs for Sends differ from the others in the steps between these two.
             if !sends && all {
                 ends.meet(endpoint, exchange)?;
             }
@@ -119,7 +123,7 @@ fn bandwidth(
     ends.meet(endpoint, exchange)
 }
 
-/// In perftest's units.
+/// Converts a result to perftest's units.
 fn measure(size: u64, moved: Moved) -> Measured {
     let seconds = moved.elapsed.as_secs_f64().max(1e-9);
     let rate = moved.messages as f64 / seconds;
@@ -153,6 +157,6 @@ fn latency(
         let summary = Summary::of(&samples).context("no message was measured")?;
         report.row(Row::Latency(LatencyRow { bytes: size, iterations: samples.len() as u64, summary }));
     }
-    // The program for latency of Writes just ends.
+    // The program for the latency of Writes exits without a last message.
     if verb == Verb::Write { Ok(()) } else { ends.meet(endpoint, exchange) }
 }

@@ -1,4 +1,4 @@
-//! A line on the terminal during long runs; nothing when nobody looks.
+//! A progress line on the terminal during long runs; hidden when standard error is not a terminal.
 
 use std::{
     io::IsTerminal as _,
@@ -7,9 +7,9 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Shorter runs show no line.
+/// Run time before the line appears.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often the line is drawn: rarely, because drawing costs the measured loop a system call.
+/// Time between two redraws: long, because a redraw costs the measured loop a system call.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 /// The progress of one row of the table.
@@ -23,8 +23,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A line for `total` units (messages, or milliseconds of a timed run) of messages of `bytes` bytes.
-    /// Hidden when standard error is no terminal or `quiet`.
+    /// Creates a line for `total` units (messages, or milliseconds of a timed run) of messages of `bytes`
+    /// bytes. The line is hidden when standard error is not a terminal, or with `quiet`.
     pub fn new(total: u64, bytes: u64, quiet: bool) -> Self {
         let start = Instant::now();
         let bar = (!quiet && std::io::stderr().is_terminal())
@@ -32,7 +32,7 @@ impl Progress {
         Self { bar, total, next: start + PATIENCE, bytes, start }
     }
 
-    /// `done` units are done at `now`, and `messages` messages.
+    /// Updates the line: at `now`, `done` units and `messages` messages are complete.
     pub fn at(&mut self, now: Instant, done: u64, messages: u64) {
         if self.bar.is_none() || now < self.next {
             return;

@@ -1,9 +1,14 @@
-//! What is printed: perftest's information block, its columns, and the same as JSON.
+//! The report of a test: perftest's information block, its columns, and the same data as JSON.
+
+mod json;
 
 use std::{fmt::Write as _, fs, io::Write as _, path::Path};
 
 use anyhow::{Context as _, Result};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
+
+pub use self::json::{DeviceInfo, RdmaInfo, TestInfo};
+use self::json::{Document, Extra, ExtraRow, Results};
 
 use crate::{
     options::{Figure, OutputArgs},
@@ -13,19 +18,21 @@ use crate::{
 
 const RULE: &str = "---------------------------------------------------------------------------------------";
 
-/// What the information block says about the test.
-#[derive(Debug, Clone, Default)]
+/// The description of a test: the information block, and `test_info` of the JSON.
+#[derive(Debug, Clone)]
 pub struct Info {
-    /// As `RDMA_Write BW Test`.
-    pub title: String,
-    /// Label and value, in the order in which they are printed.
-    pub lines: Vec<(&'static str, String)>,
+    /// The title, for example `RDMA_Write BW Test`.
+    title: String,
+    /// Labels and values, in print order.
+    lines: Vec<(&'static str, String)>,
+    /// The same data for the JSON.
+    json: TestInfo,
 }
 
 impl Info {
-    /// A block with this title.
-    pub fn new(title: impl Into<String>) -> Self {
-        Self { title: title.into(), lines: Vec::new() }
+    /// Creates a block with this title and no lines.
+    pub fn new(title: impl Into<String>, test_info: TestInfo) -> Self {
+        Self { title: title.into(), lines: Vec::new(), json: test_info }
     }
 
     /// Adds a line.
@@ -40,45 +47,45 @@ impl Info {
     }
 }
 
-/// One line of the table.
+/// One row of the table.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Row {
-    /// Of a bandwidth test.
+    /// A bandwidth test.
     Bandwidth(BandwidthRow),
-    /// Of a latency test with a number of messages.
+    /// A latency test over a number of messages.
     Latency(LatencyRow),
-    /// Of a latency test with a duration.
-    Rate(RateRow),
+    /// A latency test over a duration.
+    Duration(DurationRow),
 }
 
-/// A bandwidth.
+/// The result of a bandwidth test.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BandwidthRow {
     /// Size of a message.
     pub bytes: u64,
-    /// Messages, over all queue pairs and directions.
+    /// Number of messages, over all queue pairs and directions.
     pub iterations: u64,
-    /// The best window, in bytes a second.
+    /// Rate of the best window, in bytes a second.
     pub peak: Option<f64>,
-    /// In bytes a second.
+    /// Mean rate, in bytes a second.
     pub average: f64,
-    /// CPU time of the two ends for what was sent.
+    /// CPU time of both ends for the transfer.
     pub cpu: Option<CpuUse>,
 }
 
-/// CPU time that a transfer took.
+/// CPU time of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CpuUse {
     /// Seconds of CPU time for each 2^30 bytes, at this end.
     pub local_seconds_per_gib: f64,
-    /// At the other end, when it told.
+    /// The same at the other end, if known.
     pub remote_seconds_per_gib: Option<f64>,
-    /// CPU time of this end by elapsed time, in percent of one CPU.
+    /// CPU time of this end divided by elapsed time, in percent of one CPU.
     pub utilisation: f64,
 }
 
 impl CpuUse {
-    /// From CPU seconds of the two ends for `bytes` within `elapsed` seconds.
+    /// Computes the figures from CPU seconds of the two ends for `bytes` within `elapsed` seconds.
     pub fn of(local: f64, remote: Option<f64>, bytes: f64, elapsed: f64) -> Self {
         let gib = bytes / f64::from(1 << 30);
         Self {
@@ -88,32 +95,28 @@ impl CpuUse {
         }
     }
 
-    /// Of both ends together; of this end alone when the other did not tell.
+    /// CPU seconds for each 2^30 bytes: of both ends, or of this end alone if the other's are unknown.
     pub fn seconds_per_gib(&self) -> f64 {
         self.local_seconds_per_gib + self.remote_seconds_per_gib.unwrap_or(0.0)
     }
 }
 
-/// A latency.
+/// The result of a latency test.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LatencyRow {
     /// Size of a message.
     pub bytes: u64,
-    /// Messages measured.
+    /// Number of measured messages.
     pub iterations: u64,
-    /// In microseconds.
+    /// Statistics in microseconds.
     pub summary: Summary,
 }
 
-/// A latency measured over a time.
+/// The result of a latency test over a duration.
 #[derive(Debug, Clone, PartialEq)]
-pub struct RateRow {
-    /// Size of a message.
-    pub bytes: u64,
-    /// Messages measured.
-    pub iterations: u64,
-    /// Microseconds, the mean.
-    pub average: f64,
+pub struct DurationRow {
+    /// Message size, count and statistics.
+    pub latency: LatencyRow,
     /// Exchanges a second.
     pub transactions: f64,
 }
@@ -137,7 +140,7 @@ impl Row {
                 head
             }
             Self::Latency(_) => " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]".to_owned(),
-            Self::Rate(_) => " #bytes        #iterations       t_avg[usec]    tps average".to_owned(),
+            Self::Duration(_) => " #bytes        #iterations       t_avg[usec]    tps average    t_min[usec]    t_max[usec]  t_typical[usec]   99% percentile[usec]   99.9% percentile[usec]".to_owned(),
         }
     }
 
@@ -162,12 +165,13 @@ impl Row {
                 " {bytes:<7} {iterations:<14} {:<14.2} {:<14.2} {:<14.2} {:<14.2} {:<14.2} {:<22.2} {:<18.2}",
                 s.min, s.max, s.typical, s.average, s.stdev, s.p99, s.p999
             ),
-            Self::Rate(row) => {
-                format!(
-                    " {:<13} {:<17} {:<14.2} {:<14.2}",
-                    row.bytes, row.iterations, row.average, row.transactions
-                )
-            }
+            Self::Duration(DurationRow {
+                latency: LatencyRow { bytes, iterations, summary: s },
+                transactions,
+            }) => format!(
+                " {bytes:<13} {iterations:<17} {:<14.2} {transactions:<14.2} {:<14.2} {:<12.2} {:<17.2} {:<22.2} {:<18.2}",
+                s.average, s.min, s.max, s.typical, s.p99, s.p999
+            ),
         }
     }
 
@@ -176,47 +180,30 @@ impl Row {
             (Self::Bandwidth(row), Figure::Bandwidth) => Some(format!("{:.2}", unit.convert(row.average))),
             (Self::Bandwidth(row), Figure::MessageRate) => Some(format!("{:.6}", row.message_rate())),
             (Self::Latency(row), Figure::Latency) => Some(format!("{:.2}", row.summary.average)),
-            (Self::Rate(row), Figure::Latency) => Some(format!("{:.2}", row.average)),
+            (Self::Duration(row), Figure::Latency) => Some(format!("{:.2}", row.latency.summary.average)),
             _ => None,
         }
     }
 
-    /// As an object with perftest's names.
-    pub fn to_json(&self, unit: RateUnit) -> Value {
+    /// Message size in bytes, and number of messages.
+    fn extent(&self) -> (u64, u64) {
         match self {
-            Self::Bandwidth(row) => {
-                let mut object = Map::new();
-                object.insert("MsgSize".into(), row.bytes.into());
-                object.insert("n_iterations".into(), row.iterations.into());
-                object.insert("BW_peak".into(), row.peak.map(|p| unit.convert(p)).into());
-                object.insert("BW_average".into(), unit.convert(row.average).into());
-                object.insert("MsgRate".into(), row.message_rate().into());
-                if let Some(cpu) = row.cpu {
-                    object.insert("CPU_util".into(), cpu.utilisation.into());
-                    object.insert("CPU_sec_per_GiB_local".into(), cpu.local_seconds_per_gib.into());
-                    object.insert("CPU_sec_per_GiB_remote".into(), cpu.remote_seconds_per_gib.into());
-                }
-                Value::Object(object)
+            Self::Bandwidth(row) => (row.bytes, row.iterations),
+            Self::Latency(row) | Self::Duration(DurationRow { latency: row, .. }) => {
+                (row.bytes, row.iterations)
             }
-            Self::Latency(LatencyRow { bytes, iterations, summary: s }) => json!({
-                "MsgSize": bytes, "n_iterations": iterations, "t_min": s.min, "t_max": s.max, "t_typical": s.typical,
-                "t_avg": s.average, "t_stdev": s.stdev, "t_99%": s.p99, "t_99.9%": s.p999,
-            }),
-            Self::Rate(row) => json!({
-                "MsgSize": row.bytes, "n_iterations": row.iterations, "t_avg": row.average, "tps_average": row.transactions,
-            }),
         }
     }
 }
 
 impl BandwidthRow {
     /// Millions of messages a second.
-    fn message_rate(&self) -> f64 {
+    pub fn message_rate(&self) -> f64 {
         self.average / self.bytes as f64 / 1e6
     }
 }
 
-/// Prints a test as it goes, and keeps it for the JSON.
+/// Prints the rows of a test as they are measured and keeps them for the JSON.
 #[derive(Debug)]
 pub struct Report {
     output: OutputArgs,
@@ -233,14 +220,14 @@ impl Report {
         Self { output: output.clone(), info, rows: Vec::new() }
     }
 
-    /// Prints addresses, keys and the like, between the block and the table.
+    /// Prints a line (addresses, keys) between the block and the table.
     pub fn note(&self, text: &str) {
         if self.output.output.is_none() {
             print(&format!(" {text}\n"));
         }
     }
 
-    /// Prints a row, the heads before the first.
+    /// Prints a row, and the column heads before the first row.
     pub fn row(&mut self, row: Row) {
         let unit = self.output.unit();
         if let Some(what) = self.output.output {
@@ -256,8 +243,8 @@ impl Report {
         self.rows.push(row);
     }
 
-    /// Prints the last line and writes the JSON. `extra` goes into the JSON beside the results.
-    pub fn end(self, extra: Option<(&str, Value)>) -> Result<()> {
+    /// Prints the closing line and writes the JSON; `other` goes into its object `xwarp`.
+    pub fn end(self, other: Map<String, Value>) -> Result<()> {
         if self.output.output.is_none() {
             print(&format!("{RULE}\n"));
         }
@@ -265,26 +252,22 @@ impl Report {
             return Ok(());
         }
         let path = self.output.out_json_file.as_deref().unwrap_or(Path::new("perftest_out.json"));
-        let mut text = serde_json::to_string_pretty(&self.to_json(extra))?;
+        let mut text = serde_json::to_string_pretty(&self.document(other))?;
         text.push('\n');
         fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    fn to_json(&self, extra: Option<(&str, Value)>) -> Value {
-        let unit = self.output.unit();
-        let mut info = Map::new();
-        info.insert("test".into(), self.info.title.clone().into());
-        for (label, value) in &self.info.lines {
-            info.insert(label.trim().replace(' ', "_"), value.clone().into());
+    fn document(&self, other: Map<String, Value>) -> Document<'_> {
+        let (unit, output) = (self.output.unit(), &self.output);
+        Document {
+            test_info: &self.info.json,
+            results: self.rows.last().map(|row| Results::of(row, unit, output.cpu_util, output.output)),
+            xwarp: Extra {
+                bw_unit: unit.name(),
+                rows: self.rows.iter().map(|row| ExtraRow::of(row, unit)).collect(),
+                other,
+            },
         }
-        let mut all = Map::new();
-        all.insert("test_info".into(), info.into());
-        all.insert("BW_unit".into(), unit.name().into());
-        all.insert("results".into(), self.rows.iter().map(|row| row.to_json(unit)).collect());
-        if let Some((name, value)) = extra {
-            all.insert(name.into(), value);
-        }
-        Value::Object(all)
     }
 }
 
@@ -302,82 +285,11 @@ fn block(info: &Info) -> String {
     text
 }
 
-/// A closed pipe behind us is not worth a panic.
+/// Prints to standard output. A closed pipe is not an error.
 fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn bandwidth() -> Row {
-        Row::Bandwidth(BandwidthRow {
-            bytes: 65536,
-            iterations: 1000,
-            peak: Some(2.0 * 1_048_576.0),
-            average: 1_048_576.0,
-            cpu: Some(CpuUse::of(0.5, Some(0.25), f64::from(1 << 30), 1.0)),
-        })
-    }
-
-    fn fields(line: &str) -> Vec<&str> {
-        line.split_whitespace().collect()
-    }
-
-    #[test]
-    fn a_bandwidth_row_has_perftests_columns() {
-        let row = bandwidth();
-        let unit = RateUnit::MebibytesPerSecond;
-        assert_eq!(
-            row.head(unit, false),
-            " #bytes     #iterations    BW peak[MiB/sec]     BW average[MiB/sec]    MsgRate[Mpps]  "
-        );
-        assert_eq!(fields(&row.line(unit, false)), ["65536", "1000", "2.00", "1.00", "0.000016"]);
-        assert_eq!(fields(&row.line(unit, true))[5..], ["50.00", "0.750"]);
-        assert_eq!(fields(&row.line(RateUnit::GigabitsPerSecond, false))[3], "0.01");
-    }
-
-    #[test]
-    fn a_latency_row_has_perftests_columns() {
-        let summary =
-            Summary { min: 1.0, max: 9.0, typical: 2.0, average: 3.0, stdev: 0.5, p99: 8.0, p999: 8.5 };
-        let row = Row::Latency(LatencyRow { bytes: 2, iterations: 1000, summary });
-        let line = row.line(RateUnit::default(), false);
-        assert_eq!(fields(&line), ["2", "1000", "1.00", "9.00", "2.00", "3.00", "0.50", "8.00", "8.50"]);
-        assert_eq!(row.figure(Figure::Latency, RateUnit::default()).as_deref(), Some("3.00"));
-        assert_eq!(row.figure(Figure::Bandwidth, RateUnit::default()), None);
-    }
-
-    #[test]
-    fn json_is_valid_and_has_perftests_names() {
-        let output = OutputArgs {
-            report_gbits: false,
-            out_json: true,
-            out_json_file: None,
-            output: None,
-            cpu_util: false,
-            pin: None,
-        };
-        let info = Info::new("RDMA_Write BW Test").line("Transport type", "IW").line("Number of qps", 1);
-        let report = Report { output, info, rows: vec![bandwidth()] };
-        let text = report.to_json(Some(("counters", json!({"drops": 0})))).to_string();
-        let value: Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(value["test_info"]["Transport_type"], "IW");
-        assert_eq!(value["results"][0]["MsgSize"], 65536);
-        assert_eq!(value["results"][0]["BW_average"], 1.0);
-        assert_eq!(value["counters"]["drops"], 0);
-    }
-
-    #[test]
-    fn the_block_has_two_labels_a_line() {
-        let text = block(
-            &Info::new("Send BW Test").line("Device", "xw0").line("Number of qps", 4).line("Mtu", 1500),
-        );
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[1].trim(), "Send BW Test");
-        assert_eq!(lines[2], " Device          : xw0             Number of qps   : 4");
-        assert_eq!(lines[3], " Mtu             : 1500");
-    }
-}
+mod tests;

@@ -1,10 +1,10 @@
-//! The tests of the RNIC itself: `send`, `write` and `read`, `_bw` and `_lat`.
+//! The tests of the RNIC itself: `send`, `write`, `read` and `atomic`, `_bw` and `_lat`.
 //!
 //! | file | owns |
 //! |---|---|
-//! | `plan` | what both ends agree on |
+//! | `plan` | the parameters that both ends agree on |
 //! | `endpoint` | the device, and waiting |
-//! | `control` | the connection over which both ends agree: the only place that knows its messages |
+//! | `control` | the control connection and its messages |
 //! | `links` | the test connections and their memory |
 //! | `bandwidth`, `sender`, `receiver`, `rounds` | rows of bandwidth |
 //! | `latency` | rows of latency |
@@ -28,32 +28,51 @@ use xwarp_verbs::{
     cm::{ListenOptions, Listener},
 };
 
-pub use self::plan::{Kind, Plan, Test, Verb};
-use self::{
-    bandwidth::Bandwidth,
-    control::Control,
-    endpoint::Endpoint,
-    latency::Latency,
-    links::{Links, Role},
+use self::{bandwidth::Bandwidth, control::Control, endpoint::Endpoint, latency::Latency, links::Links};
+pub use self::{
+    links::Role,
+    plan::{Kind, Plan, Test, Verb},
 };
 use crate::{
     baseline::resolve,
     cpu,
+    failure::{BelowLimit, PeerGone, one_line},
     options::{BandwidthArgs, LatencyArgs, RnicArgs},
     perftest::{self, Meet},
-    report::{BandwidthRow, Info, Report, Row},
+    report::{BandwidthRow, DeviceInfo, Info, RdmaInfo, Report, Row, TestInfo},
+    units::RateUnit,
 };
 
-/// Version of what the two ends say to each other.
-const VERSION: u64 = 1;
+/// Version of the control connection's protocol.
+const VERSION: u64 = 2;
 
-/// A command line, as far as it is not the plan.
+/// The options of this end that are not part of the plan.
 struct Line<'a> {
     args: &'a RnicArgs,
-    /// Do not report the peak.
+    /// Omit the peak.
     no_peak: bool,
-    /// Print every sample, sorted or as it came.
+    /// Print every sample, in this order.
     samples: Option<Order>,
+    /// Results below these limits are failures.
+    limits: Limits,
+}
+
+/// `--limit_bw`, in the unit of the report, and `--limit_msgrate`, in millions of messages a second.
+#[derive(Debug, Clone, Copy, Default)]
+struct Limits {
+    bandwidth: Option<f64>,
+    rate: Option<f64>,
+}
+
+impl Limits {
+    fn check(self, row: &BandwidthRow, unit: RateUnit) -> Result<(), BelowLimit> {
+        let below = |quantity, found: f64, limit: Option<f64>| match limit {
+            Some(limit) if found < limit => Err(BelowLimit { quantity, found, limit }),
+            _ => Ok(()),
+        };
+        below("the average bandwidth", unit.convert(row.average), self.bandwidth)?;
+        below("the message rate", row.message_rate(), self.rate)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,13 +81,14 @@ enum Order {
     AsMeasured,
 }
 
-/// Runs `send_bw`, `write_bw` or `read_bw`.
+/// Runs a bandwidth test.
 pub fn bandwidth(verb: Verb, args: &BandwidthArgs) -> Result<()> {
     let plan = Plan::bandwidth(verb, args)?;
-    run(&Line { args: &args.rnic, no_peak: args.no_peak, samples: None }, plan)
+    let limits = Limits { bandwidth: args.limit_bw, rate: args.limit_msgrate };
+    run(&Line { args: &args.rnic, no_peak: args.no_peak, samples: None, limits }, plan)
 }
 
-/// Runs `send_lat`, `write_lat` or `read_lat`.
+/// Runs a latency test.
 pub fn latency(verb: Verb, args: &LatencyArgs) -> Result<()> {
     let plan = Plan::latency(verb, args)?;
     let samples = match (args.histogram, args.unsorted) {
@@ -76,7 +96,7 @@ pub fn latency(verb: Verb, args: &LatencyArgs) -> Result<()> {
         (true, false) => Some(Order::Sorted),
         (false, false) => None,
     };
-    run(&Line { args: &args.rnic, no_peak: true, samples }, plan)
+    run(&Line { args: &args.rnic, no_peak: true, samples, limits: Limits::default() }, plan)
 }
 
 fn run(line: &Line<'_>, plan: Plan) -> Result<()> {
@@ -97,13 +117,14 @@ fn run(line: &Line<'_>, plan: Plan) -> Result<()> {
     }
 }
 
-/// The other end is a program of perftest's.
+/// Runs the test against a program of perftest.
 fn with_perftest(line: &Line<'_>, endpoint: &Endpoint, plan: &Plan, before: &Counters) -> Result<()> {
     let listener = match line.args.meet.server {
         None => Some(listen(line, endpoint, plan)?),
         Some(_) => None,
     };
-    let mut report = Report::begin(&line.args.output, info(line, endpoint, plan));
+    let role = if line.args.meet.server.is_some() { Role::Client } else { Role::Server };
+    let mut report = Report::begin(&line.args.output, info(line, endpoint, plan, role));
     let meet = match (&listener, &line.args.meet.server) {
         (Some(listener), _) => Meet::Listener(listener),
         (None, server) => Meet::Server(resolve(server.as_deref().unwrap_or_default(), &line.args.meet)?),
@@ -112,7 +133,7 @@ fn with_perftest(line: &Line<'_>, endpoint: &Endpoint, plan: &Plan, before: &Cou
     end(line, endpoint, report, before)
 }
 
-/// The client's part.
+/// Runs the client.
 fn measure(
     line: &Line<'_>,
     endpoint: &Endpoint,
@@ -121,12 +142,12 @@ fn measure(
     before: &Counters,
 ) -> Result<()> {
     let mut control = Control::connect(endpoint, server)?;
-    control.exchange(endpoint, &json!({ "version": VERSION, "plan": plan.to_json() }))?;
+    control.exchange(endpoint, &json!({ "version": VERSION, "plan": &plan }))?;
     let links = Links::connect(endpoint, &mut control, &plan, server)?;
     walk(line, endpoint, control, links, &plan, Role::Client, before)
 }
 
-/// The server's part: one test, then the end, as perftest does it.
+/// Runs the server: it ends after one test, as perftest's does.
 fn serve(line: &Line<'_>, endpoint: &Endpoint, own: &Plan, before: &Counters) -> Result<()> {
     let listener = listen(line, endpoint, own)?;
     let mut control = Control::accept(endpoint, &listener)?;
@@ -137,7 +158,7 @@ fn serve(line: &Line<'_>, endpoint: &Endpoint, own: &Plan, before: &Counters) ->
             walk(line, endpoint, control, links, &plan, Role::Server, before)
         }
         Err(error) => {
-            // The client shall know why, too.
+            // The client also prints the reason.
             control.send(endpoint, &json!({ "error": error.to_string() }))?;
             control.flush(endpoint)?;
             control.close()?;
@@ -162,10 +183,10 @@ fn agree(endpoint: &Endpoint, control: &mut Control, own: &Plan) -> Result<Plan>
     let message = control.receive(endpoint)?;
     anyhow::ensure!(
         message["version"] == VERSION,
-        "the client speaks version {} and this server version {VERSION}",
+        "the client has version {} of the control protocol, this server version {VERSION}",
         message["version"]
     );
-    Plan::from_json(&message["plan"], own.test)
+    Plan::from_client(&message["plan"], own.test)
 }
 
 fn accept(endpoint: &Endpoint, control: &mut Control, plan: &Plan, listener: &Listener) -> Result<Links> {
@@ -173,7 +194,7 @@ fn accept(endpoint: &Endpoint, control: &mut Control, plan: &Plan, listener: &Li
     Links::accept(endpoint, control, plan, listener)
 }
 
-/// Both ends' way through the rows.
+/// Runs all rows, closes the connections and ends the report, on either end.
 fn walk(
     line: &Line<'_>,
     endpoint: &Endpoint,
@@ -183,29 +204,32 @@ fn walk(
     role: Role,
     before: &Counters,
 ) -> Result<()> {
-    let mut report = Report::begin(&line.args.output, info(line, endpoint, plan));
+    let mut report = Report::begin(&line.args.output, info(line, endpoint, plan, role));
     tell_addresses(&report, &control, &links);
-    let verified = rows(line, endpoint, &mut control, &links, plan, role, &mut report)
-        .and_then(|verified| add_up(endpoint, &mut control, verified));
-    let verified = match verified {
-        Ok(verified) => verified,
+    let outcome = rows(line, endpoint, &mut control, &links, plan, role, &mut report)
+        .and_then(|ours| Ok((add_up(endpoint, &mut control, ours.bytes)?, ours.within)));
+    let (verified, within) = match outcome {
+        Ok(outcome) => outcome,
         Err(error) => {
-            // The other end would wait for its time limit. It may be gone, so failing is fine.
-            let words = json!({ "error": error.to_string() });
-            let _ = control.send(endpoint, &words).and_then(|()| control.flush(endpoint));
+            // Otherwise the other end would wait until its time limit.
+            if error.downcast_ref::<PeerGone>().is_none() {
+                let reason = json!({ "error": one_line(&error) });
+                let _ = control.send(endpoint, &reason).and_then(|()| control.flush(endpoint));
+            }
             return Err(error);
         }
     };
     links.close()?;
-    // The client closes first: its last message has been read by then.
+    // The client closes first, after its last message has been read.
     control.close()?;
     if plan.verify {
         report.note(&format!("verified {verified} bytes at both ends, all as they were sent"));
     }
-    end(line, endpoint, report, before)
+    end(line, endpoint, report, before)?;
+    Ok(within?)
 }
 
-/// Counters, and the end of the report.
+/// Prints the counters and ends the report.
 fn end(line: &Line<'_>, endpoint: &Endpoint, report: Report, before: &Counters) -> Result<()> {
     let counters = endpoint.device.counters().since(before);
     if line.args.device.stats {
@@ -215,16 +239,24 @@ fn end(line: &Line<'_>, endpoint: &Endpoint, report: Report, before: &Counters) 
     }
     let counters: Value =
         counters.iter().map(|(name, value)| (name.to_owned(), Value::from(value))).collect();
-    report.end(Some(("counters", counters)))
+    report.end([("counters".to_owned(), counters)].into_iter().collect())
 }
 
-/// Bytes that both ends verified.
+/// Sum of the bytes that both ends verified.
 fn add_up(endpoint: &Endpoint, control: &mut Control, verified: u64) -> Result<u64> {
     let theirs = control.exchange(endpoint, &json!({ "verified": verified }))?;
-    Ok(verified + theirs["verified"].as_u64().context("the other end is out of step")?)
+    Ok(verified + theirs["verified"].as_u64().context("unexpected message from the other end")?)
 }
 
-/// All rows; how many bytes this end verified.
+/// The outcome of all rows.
+struct Verified {
+    /// Number of verified bytes.
+    bytes: u64,
+    /// The first result below a limit of the command line.
+    within: Result<(), BelowLimit>,
+}
+
+/// Runs all rows.
 fn rows(
     line: &Line<'_>,
     endpoint: &Endpoint,
@@ -233,16 +265,23 @@ fn rows(
     plan: &Plan,
     role: Role,
     report: &mut Report,
-) -> Result<u64> {
+) -> Result<Verified> {
     match plan.test.kind {
         Kind::Bandwidth => {
             let mut test = Bandwidth::new(endpoint, links, plan, role)?;
-            for &size in &plan.sizes {
-                let row = test.row(control, size)?;
-                let peak = row.peak.filter(|_| !line.no_peak);
-                report.row(Row::Bandwidth(BandwidthRow { peak, ..row }));
+            let mut within = Ok(());
+            loop {
+                for &size in &plan.sizes {
+                    let row = test.row(control, size)?;
+                    within = within.and(line.limits.check(&row, line.args.output.unit()));
+                    let peak = row.peak.filter(|_| !line.no_peak);
+                    report.row(Row::Bandwidth(BandwidthRow { peak, ..row }));
+                }
+                if !plan.infinite {
+                    break;
+                }
             }
-            Ok(test.verified_bytes())
+            Ok(Verified { bytes: test.verified_bytes(), within })
         }
         Kind::Latency => {
             let mut test = Latency::new(endpoint, links, plan, role)?;
@@ -252,7 +291,7 @@ fn rows(
                     tell_samples(line, report, samples);
                 }
             }
-            Ok(test.verified_bytes())
+            Ok(Verified { bytes: test.verified_bytes(), within: Ok(()) })
         }
     }
 }
@@ -280,10 +319,17 @@ fn tell_addresses(report: &Report, control: &Control, links: &Links) {
     ));
 }
 
-fn info(line: &Line<'_>, endpoint: &Endpoint, plan: &Plan) -> Info {
+fn info(line: &Line<'_>, endpoint: &Endpoint, plan: &Plan, role: Role) -> Info {
     let attributes = endpoint.device.attributes();
     let bandwidth = plan.test.kind == Kind::Bandwidth;
-    let mut info = Info::new(plan.test.title(plan.bidirectional))
+    let device = DeviceInfo {
+        name: attributes.interface.name.clone(),
+        mtu: attributes.interface.mtu.into(),
+        events: line.args.device.events,
+        tos: line.args.device.tos,
+    };
+    let test_info = TestInfo::Rdma(Box::new(RdmaInfo::new(plan, role, device)));
+    let mut info = Info::new(plan.title(), test_info)
         .line("Dual-port", "OFF")
         .line("Device", attributes.interface.name.clone())
         .line("Number of qps", plan.queue_pairs)
@@ -294,13 +340,13 @@ fn info(line: &Line<'_>, endpoint: &Endpoint, plan: &Plan) -> Info {
     if bandwidth || plan.test.verb == Verb::Send {
         info = info.line("TX depth", plan.tx_depth);
     }
-    if plan.test.verb == Verb::Send {
+    if plan.test.verb.takes_receives() {
         info = info.line("RX depth", plan.rx_depth);
     }
     if bandwidth {
         info = info.line("CQ Moderation", plan.cq_mod);
     }
-    if plan.test.verb == Verb::Read {
+    if plan.test.verb.fetches() {
         info = info.line("Outstand reads", plan.reads);
     }
     info.line("Mtu", format!("{}[B]", attributes.interface.mtu))

@@ -1,7 +1,12 @@
-//! What a series of measurements says: the figures of perftest's latency table.
+//! Statistics of a series of measurements: the figures of perftest's latency table, and peak rates.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
 
 /// The figures of one latency row, in the unit of the samples.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Summary {
     /// The smallest sample.
     pub min: f64,
@@ -13,14 +18,14 @@ pub struct Summary {
     pub average: f64,
     /// The standard deviation of the samples.
     pub stdev: f64,
-    /// 99 of 100 samples are at most this.
+    /// The 99th percentile: 99 of 100 samples are at most this.
     pub p99: f64,
-    /// 999 of 1000 samples are at most this.
+    /// The 99.9th percentile: 999 of 1000 samples are at most this.
     pub p999: f64,
 }
 
 impl Summary {
-    /// The figures of `samples`; `None` when there is none.
+    /// Computes the figures of `samples`; `None` without samples.
     pub fn of(samples: &[f64]) -> Option<Self> {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -40,7 +45,45 @@ impl Summary {
     }
 }
 
-/// The median of `samples`; `None` when there is none.
+/// Longest time that a [`Latencies`] distinguishes, in nanoseconds; a longer time counts as this.
+const LONGEST: Duration = Duration::from_secs(100);
+/// Decimal digits of precision of each time in a [`Latencies`].
+const DIGITS: u8 = 3;
+
+/// A histogram of message times in bounded memory, with a precision of three digits. Recording does not
+/// allocate.
+#[derive(Debug)]
+pub struct Latencies(Histogram<u64>);
+
+impl Latencies {
+    /// Creates an empty histogram.
+    pub fn new() -> Result<Self, hdrhistogram::CreationError> {
+        Histogram::new_with_bounds(1, LONGEST.as_nanos() as u64, DIGITS).map(Self)
+    }
+
+    /// Adds the time of one message.
+    pub fn record(&mut self, time: Duration) {
+        self.0.saturating_record(time.as_nanos() as u64);
+    }
+
+    /// Computes the figures in microseconds after dividing the times by `divisor`; `None` without samples.
+    pub fn summary(&self, divisor: f64) -> Option<Summary> {
+        let histogram = &self.0;
+        let scale = 1000.0 * divisor;
+        let at = |share| histogram.value_at_quantile(share) as f64 / scale;
+        (!histogram.is_empty()).then(|| Summary {
+            min: histogram.min() as f64 / scale,
+            max: histogram.max() as f64 / scale,
+            typical: at(0.5),
+            average: histogram.mean() / scale,
+            stdev: histogram.stdev() / scale,
+            p99: at(0.99),
+            p999: at(0.999),
+        })
+    }
+}
+
+/// The median of `samples`; `None` without samples.
 pub fn median(samples: &[f64]) -> Option<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -52,34 +95,34 @@ fn median_of_sorted(sorted: &[f64]) -> f64 {
     if sorted.len() % 2 == 1 { sorted[middle] } else { f64::midpoint(sorted[middle - 1], sorted[middle]) }
 }
 
-/// The smallest sample that at least the share `share` of all samples does not exceed (nearest rank).
+/// The smallest sample that at least `share` of all samples do not exceed (nearest rank).
 fn percentile(sorted: &[f64], share: f64) -> f64 {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted[rank.clamp(1, sorted.len()) - 1]
 }
 
-/// When messages completed, for the peak rate.
+/// Completion times of messages, for the peak rate.
 #[derive(Debug, Default)]
 pub struct Completions {
-    /// (messages completed so far, nanoseconds since the start), both rising.
+    /// Pairs of completed messages and nanoseconds since the start, both ascending.
     marks: Vec<(u64, u64)>,
 }
 
 impl Completions {
-    /// Room for `marks` marks, so that the measured loop does not allocate.
+    /// Allocates room for `marks` marks, so that the measured loop does not allocate.
     pub fn with_capacity(marks: usize) -> Self {
         Self { marks: Vec::with_capacity(marks) }
     }
 
-    /// `messages` are complete after `nanoseconds`. Marks beyond the capacity are not kept.
+    /// Records that `messages` are complete after `nanoseconds`. Ignores marks beyond the capacity.
     pub fn mark(&mut self, messages: u64, nanoseconds: u64) {
         if self.marks.len() < self.marks.capacity() {
             self.marks.push((messages, nanoseconds));
         }
     }
 
-    /// The best rate, in messages per second, over any window of at least `window` messages: shorter
-    /// windows only show how completions are batched. `None` when no window is that long.
+    /// The highest rate, in messages per second, over all windows of at least `window` messages; a shorter
+    /// window would only show the batching of completions. `None` when no window is that long.
     pub fn peak(&self, window: u64) -> Option<f64> {
         let mut from = 0;
         let mut best: Option<f64> = None;
@@ -112,6 +155,32 @@ mod tests {
     }
 
     #[test]
+    fn a_histogram_agrees_with_the_samples_to_three_digits() {
+        let mut latencies = Latencies::new().unwrap();
+        assert_eq!(latencies.summary(1.0), None);
+        let nanoseconds: Vec<u64> = (1..=10_000).map(|n| 5_000 + n * n / 100).collect();
+        for &ns in &nanoseconds {
+            latencies.record(Duration::from_nanos(ns));
+        }
+        let exact =
+            Summary::of(&nanoseconds.iter().map(|&ns| ns as f64 / 2000.0).collect::<Vec<_>>()).unwrap();
+        let found = latencies.summary(2.0).unwrap();
+        for (found, exact) in [
+            (found.min, exact.min),
+            (found.max, exact.max),
+            (found.typical, exact.typical),
+            (found.average, exact.average),
+            (found.stdev, exact.stdev),
+            (found.p99, exact.p99),
+            (found.p999, exact.p999),
+        ] {
+            assert!((found / exact - 1.0).abs() < 2e-3, "{found} and not {exact}");
+        }
+        latencies.record(Duration::from_secs(1000));
+        assert!(latencies.summary(1.0).unwrap().max > 99e6, "too long a time counts as the longest");
+    }
+
+    #[test]
     fn one_sample_is_every_figure() {
         let summary = Summary::of(&[7.0]).unwrap();
         assert_eq!((summary.min, summary.typical, summary.p999, summary.stdev), (7.0, 7.0, 7.0, 0.0));
@@ -125,7 +194,7 @@ mod tests {
         let mut completions = Completions::with_capacity(8);
         completions.mark(0, 0);
         completions.mark(10, 10_000);
-        // Twice as fast, for 20 messages.
+        // Twice the rate, for 20 messages.
         completions.mark(20, 15_000);
         completions.mark(30, 20_000);
         completions.mark(40, 30_000);

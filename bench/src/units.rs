@@ -1,4 +1,4 @@
-//! Sizes as people write them, and rates in perftest's units.
+//! Sizes in the notation of command lines, and rates in perftest's units.
 
 /// Parses `65536`, `64K`, `8M`, `1G` (powers of 1024).
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
@@ -14,7 +14,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("'{text}' is too large"))
 }
 
-/// `65536` as `64K`: exact multiples only.
+/// Formats `65536` as `64K`; a suffix is used only for exact multiples.
 pub fn short_bytes(bytes: u64) -> String {
     for (shift, suffix) in [(30, 'G'), (20, 'M'), (10, 'K')] {
         if bytes >= 1 << shift && bytes.trailing_zeros() >= shift {
@@ -24,10 +24,10 @@ pub fn short_bytes(bytes: u64) -> String {
     bytes.to_string()
 }
 
-/// In which unit bandwidth is reported.
+/// The unit in which bandwidth is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RateUnit {
-    /// Units of 2^20 bytes a second: what perftest prints as "MB/sec" up to version 4 and as "MiB/sec" since.
+    /// 2^20 bytes a second, which perftest labels "MB/sec" up to version 4 and "MiB/sec" since.
     #[default]
     MebibytesPerSecond,
     /// 10^9 bits a second (`--report_gbits`).
@@ -35,7 +35,7 @@ pub enum RateUnit {
 }
 
 impl RateUnit {
-    /// `bytes_per_second` in this unit.
+    /// Converts `bytes_per_second` to this unit.
     pub fn convert(self, bytes_per_second: f64) -> f64 {
         match self {
             Self::MebibytesPerSecond => bytes_per_second / f64::from(1 << 20),
@@ -43,7 +43,7 @@ impl RateUnit {
         }
     }
 
-    /// As the column heads name it.
+    /// The unit's name in column heads.
     pub fn name(self) -> &'static str {
         match self {
             Self::MebibytesPerSecond => "MiB/sec",

@@ -1,4 +1,4 @@
-//! What may be asked of an interface ([`DriverConfig`]) and what came of it ([`Attributes`], [`Counters`]).
+//! Settings of an interface ([`DriverConfig`]), and its state ([`Attributes`], [`Counters`]).
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub enum Mode {
     ZeroCopy,
     /// Native XDP in the driver; the kernel copies each frame once into our memory.
     Copy,
-    /// XDP after the kernel has made an skb: works on every interface.
+    /// XDP runs after the kernel has made a socket buffer: works on every interface.
     Generic,
 }
 
@@ -32,10 +32,10 @@ impl std::fmt::Display for Mode {
 /// Which [`Mode`] to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ModePreference {
-    /// The first that works of zero-copy, copy, generic. What was chosen is in [`Attributes::mode`].
+    /// The first mode that works of zero-copy, copy, generic. [`Attributes::mode`] has the chosen mode.
     #[default]
     Probe,
-    /// This one or an error.
+    /// This mode; opening fails if it does not work.
     Force(Mode),
 }
 
@@ -44,24 +44,24 @@ pub enum ModePreference {
 pub struct DriverConfig {
     /// Zero-copy, copy or generic, probed or forced.
     pub mode: ModePreference,
-    /// Use the VLAN with this id (802.1Q) on the interface: frames we send carry the tag, and only
-    /// frames with exactly this tag are ours. Not needed for an interface of kind vlan (`eth0.42`),
-    /// which is recognised and opened on its parent. XDP must see the tags: a NIC that takes them off
-    /// (`ethtool -k`: rx-vlan-offload) has to be told not to.
+    /// Use the VLAN with this id (802.1Q) on the interface: frames we send carry the tag, and only frames with
+    /// exactly this tag are ours. Not needed for an interface of kind vlan (`eth0.42`), which is recognised and
+    /// opened on its parent. XDP must see the tags: switch off VLAN offload on a NIC that strips them (`ethtool -k`:
+    /// rx-vlan-offload).
     pub vlan: Option<u16>,
     /// An outer 802.1ad tag around [`vlan`](Self::vlan).
     pub service_vlan: Option<u16>,
-    /// Frames to receive into, for each queue. Bounds what peers may have in flight to us; fewer stay
-    /// warmer in the cache.
+    /// Receive frames of each queue. They bound the bytes that peers may have in flight to us; fewer frames stay in
+    /// the cache more often.
     pub receive_frames: u32,
-    /// Frames to send from, for all queues together. A frame stays in use until it is acknowledged.
+    /// Transmit frames of all queues together. A frame usually stays in use until its data is acknowledged.
     pub transmit_frames: u32,
     /// Descriptors in each transmit and completion ring; a power of two.
     pub ring_size: u32,
-    /// Replace an XDP program that is not ours instead of refusing.
+    /// Replace another owner's XDP program instead of failing.
     pub replace_program: bool,
     /// How long to retry when a queue is busy: the kernel frees one only some milliseconds after its
-    /// last owner closed it.
+    /// last owner closed it. [`Duration::MAX`] retries without end.
     pub busy_retry: Duration,
     /// Send buffer of each AF_XDP socket, in bytes; the kernel's default stops after about 90 frames.
     pub send_buffer_bytes: usize,
@@ -83,7 +83,7 @@ impl Default for DriverConfig {
     }
 }
 
-/// What an open interface is and which choices were made for it.
+/// Attributes of an open interface, including the choices made at opening.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attributes {
     /// Name, as given to open.
@@ -96,8 +96,8 @@ pub struct Attributes {
     pub mac: Mac,
     /// The kernel's MTU of the interface, in bytes of IP packet.
     pub mtu: u32,
-    /// What paths through this driver may use, in bytes of IP packet: the interface's MTU (less a second
-    /// VLAN tag), at most [`MAX_MTU`].
+    /// Largest path MTU through this driver, in bytes of IP packet: the interface's MTU (less a second VLAN tag), at
+    /// most [`MAX_MTU`].
     pub path_mtu: u16,
     /// Whether the interface is up and has a carrier.
     pub up: bool,
@@ -126,19 +126,19 @@ xwarp_tcp::counters! {
         sent_bytes,
         /// Kicks: system calls that made the kernel send.
         kicks,
-        /// Kicks answered EAGAIN: frames stay on the ring and the next kick continues.
+        /// Kicks that returned EAGAIN: frames stay on the ring and the next kick continues.
         kick_again,
-        /// Kicks answered EBUSY: one frame each was lost (the path's queue was full).
+        /// Kicks that returned EBUSY: each lost one frame (the path's queue was full).
         kick_lost,
-        /// Kicks answered ENOBUFS: the kernel had no memory; frames stay on the ring.
+        /// Kicks that returned ENOBUFS: the kernel had no memory; frames stay on the ring.
         kick_no_buffers,
-        /// Kicks answered ENETDOWN or ENXIO: the interface is down or gone.
+        /// Kicks that returned ENETDOWN or ENXIO: the interface is down or removed.
         kick_down,
-        /// Kicks that failed otherwise.
+        /// Kicks that failed with another error.
         kick_failed,
-        /// A frame was submitted while a transmit ring was full.
+        /// Submissions of a frame to a full transmit ring.
         transmit_ring_full,
-        /// A frame was wanted and none was free.
+        /// Allocations of a transmit frame while none was free.
         transmit_exhausted,
         /// The kernel's count of frames that it dropped at our sockets (`XDP_STATISTICS.rx_dropped`).
         kernel_rx_dropped,

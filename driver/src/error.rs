@@ -1,9 +1,15 @@
-//! What may go wrong, each with what to do about it.
+//! Error types. Each error text says what to do.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
+use xwarp_prog::Holder;
+
 use crate::config::{MAX_MTU, Mode};
+
+/// The capabilities that opening an interface needs: the first three for the program, its maps and the sockets, the
+/// last to lock frame memory beyond `RLIMIT_MEMLOCK`.
+pub const CAPABILITIES: [&str; 4] = ["CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_BPF", "CAP_IPC_LOCK"];
 
 /// Why an interface could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -11,19 +17,19 @@ use crate::config::{MAX_MTU, Mode};
 pub enum OpenError {
     /// The process lacks a capability.
     #[error(
-        "{doing} needs more rights: run as root, or give the program CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and \
-         CAP_IPC_LOCK (setcap cap_net_admin,cap_net_raw,cap_bpf,cap_ipc_lock+ep PROGRAM)"
+        "{doing} needs more rights: run as root, or give the program these capabilities: setcap {}+ep PROGRAM",
+        CAPABILITIES.join(",").to_lowercase()
     )]
     Permission {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
     },
-    /// There is no interface of this name here.
+    /// The network namespace has no interface of this name.
     #[error("no interface {name:?} in this network namespace; there are: {}", present.join(", "))]
     NoSuchInterface {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The names there are.
+        /// The names of the existing interfaces.
         present: Vec<String>,
     },
     /// Only Ethernet interfaces carry our frames.
@@ -50,9 +56,9 @@ pub enum OpenError {
     ModeUnsupported {
         /// The interface.
         name: String,
-        /// The mode asked for.
+        /// The requested mode.
         mode: Mode,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// No mode works.
@@ -62,10 +68,10 @@ pub enum OpenError {
     XdpUnsupported {
         /// The interface.
         name: String,
-        /// What the kernel said to the last mode tried.
+        /// The kernel's error for the last mode tried.
         source: io::Error,
     },
-    /// The kernel lacks something we need.
+    /// The kernel lacks a feature.
     #[error("the kernel is too old ({release}): {missing} needs Linux {needs} or newer")]
     KernelTooOld {
         /// The running kernel.
@@ -75,10 +81,22 @@ pub enum OpenError {
         /// The first kernel that has it.
         needs: &'static str,
     },
-    /// Somebody else's XDP program is on the interface.
+    /// Another process has opened the interface with xwarp.
     #[error(
-        "{name} already runs XDP program {program:?} (id {id}); it may be another xwarp process or a firewall. Stop its \
-         owner (bpftool net, ip link set dev {name} xdp off), or open with `replace_program`"
+        "{name} is in use by another xwarp process{}: an interface has one owner at a time; stop that process",
+        holder.as_ref().map(|holder| format!(", {holder}")).unwrap_or_default()
+    )]
+    InUse {
+        /// The interface.
+        name: String,
+        /// The process, if /proc shows it to us.
+        holder: Option<Holder>,
+    },
+    /// Another XDP program is attached to the interface.
+    #[error(
+        "{name} already runs XDP program {program:?} (id {id}{}), perhaps a firewall: detach it (ip link set dev {name} \
+         xdp off) or let xwarp replace it (`replace_program` of the driver's settings, --replace-program of xwarp-perf)",
+        holder.as_ref().map(|holder| format!(", held by {holder}")).unwrap_or_default()
     )]
     ForeignProgram {
         /// The interface.
@@ -87,6 +105,8 @@ pub enum OpenError {
         program: String,
         /// The program's id.
         id: u32,
+        /// The process that holds it, if one does.
+        holder: Option<Holder>,
     },
     /// Another AF_XDP socket is bound to the queue.
     #[error(
@@ -116,9 +136,9 @@ pub enum OpenError {
     /// A system call failed in a way that has no entry above.
     #[error("{doing}: {source}")]
     System {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -138,15 +158,33 @@ pub enum ResolveError {
     /// The kernel has no route.
     #[error("no route to {destination} from here ({source}): ip route get {destination}")]
     NoRoute {
-        /// Where to.
+        /// The peer's address.
         destination: IpAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The kernel routes the destination through another interface.
+    /// The interface is down.
+    #[error("{name} is down: ip link set dev {name} up")]
+    LinkDown {
+        /// The interface.
+        name: String,
+    },
+    /// The interface is up but has no carrier.
+    #[error("{name} has no carrier: connect the cable, or set the other end of the veth pair up")]
+    NoCarrier {
+        /// The interface.
+        name: String,
+    },
+    /// The interface does not exist any more.
+    #[error("{name} was removed: open the device again when the interface is back")]
+    LinkRemoved {
+        /// The interface.
+        name: String,
+    },
+    /// The kernel reaches the destination through another interface.
     #[error("{destination} is reached through {through}, not {name}: open {through} instead, or add a route")]
     OtherInterface {
-        /// Where to.
+        /// The peer's address.
         destination: IpAddr,
         /// The open interface.
         name: String,
@@ -164,23 +202,23 @@ pub enum ResolveError {
     /// Local and remote address are of different families.
     #[error("{0} and {1} are of different address families")]
     Family(IpAddr, IpAddr),
-    /// Nobody answers for the next hop.
+    /// The next hop does not answer ARP or neighbour discovery.
     #[error("{next_hop}, the next hop to {destination}, does not answer (ARP or neighbour discovery)")]
     Unreachable {
-        /// Where to.
+        /// The peer's address.
         destination: IpAddr,
-        /// Whose Ethernet address is missing.
+        /// The neighbour whose Ethernet address is missing.
         next_hop: IpAddr,
     },
     /// The time limit passed before the next hop's Ethernet address was known.
     #[error("{next_hop}, the next hop to {destination}, did not answer in time (ARP or neighbour discovery)")]
     TimedOut {
-        /// Where to.
+        /// The peer's address.
         destination: IpAddr,
-        /// Whose Ethernet address is missing.
+        /// The neighbour whose Ethernet address is missing.
         next_hop: IpAddr,
     },
-    /// Talking to the kernel failed.
+    /// A netlink request failed.
     #[error("netlink: {0}")]
     Netlink(#[from] io::Error),
 }
@@ -189,7 +227,7 @@ pub enum ResolveError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PortError {
-    /// Somebody has it.
+    /// Another socket has the port.
     #[error("{0} is in use (ss -tlnp shows kernel listeners; another xwarp process may hold it too)")]
     InUse(SocketAddr),
     /// Ports below 1024 need a capability.
@@ -206,7 +244,7 @@ pub enum PortError {
     System {
         /// The address.
         address: SocketAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }

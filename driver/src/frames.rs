@@ -1,6 +1,6 @@
-//! The account of frames: in which one place each chunk of the UMEM is.
+//! The frame table: the place of each chunk of the UMEM.
 //!
-//! A chunk moves only along these arrows, and every move goes through [`FrameTable`]:
+//! A chunk moves only along these arrows, by methods of [`FrameTable`]:
 //!
 //! ```text
 //! receive:   Free -> Fill -> Received -> Free
@@ -8,14 +8,13 @@
 //!                                Sending -> Released -> Free
 //! ```
 //!
-//! Free chunks are kept last in, first out, so that the ones in use stay a small set that is warm in
-//! the cache. Chunks for receiving belong to one queue each, so that no queue can starve another and
-//! transmission cannot starve reception.
+//! Free chunks are reused last in, first out, so that the chunks in use are a small set that stays in the cache. Each
+//! receive chunk belongs to one queue, so no queue can starve another, and transmission cannot starve reception.
 
-/// Where a chunk is.
+/// The place of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// Nobody uses it.
+    /// Unused.
     Free,
     /// On a fill ring: the kernel may write it.
     Fill,
@@ -25,14 +24,14 @@ pub enum Place {
     Retained,
     /// A `TxFrame` names it and the kernel may read it.
     Sending,
-    /// The kernel may still read it, and nobody names it any more.
+    /// The kernel may still read it, and no token names it any more.
     Released,
 }
 
-/// How many chunks are in each place.
+/// Number of chunks in each place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FrameCensus {
-    /// Nobody uses them.
+    /// Unused.
     pub free: usize,
     /// On fill rings.
     pub fill: usize,
@@ -40,9 +39,9 @@ pub struct FrameCensus {
     pub received: usize,
     /// Retained for transmission or retransmission.
     pub retained: usize,
-    /// Being sent, with their token out.
+    /// Being sent, with a token that the caller holds.
     pub sending: usize,
-    /// Being sent, with their token given back.
+    /// Being sent, after their token was given back.
     pub released: usize,
 }
 
@@ -57,13 +56,13 @@ impl FrameCensus {
         self.received + self.retained
     }
 
-    /// Whether no token is out: everything is free, waiting to be filled, or about to be free.
+    /// Whether the caller holds no token: every chunk is free, on a fill ring, or about to become free.
     pub const fn nothing_out(&self) -> bool {
         self.idle_out() == 0 && self.sending == 0
     }
 }
 
-/// A move that the chunk's place does not allow: somebody used a token of another link, or made one.
+/// A move that the chunk's place does not allow: the token is forged or belongs to another link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Misplaced;
 
@@ -102,12 +101,12 @@ impl FrameTable {
         self.places.get(chunk as usize).copied()
     }
 
-    /// Chunks that could be allocated for transmission.
+    /// Number of free transmit chunks.
     pub fn transmit_free(&self) -> usize {
         self.free_transmit.len()
     }
 
-    /// Chunks of `queue` that wait to be filled.
+    /// Number of chunks of `queue` that wait to be put on the fill ring.
     pub fn receive_free(&self, queue: u16) -> usize {
         self.free_receive.get(usize::from(queue)).map_or(0, Vec::len)
     }
@@ -140,7 +139,7 @@ impl FrameTable {
         Ok(())
     }
 
-    /// The queue that a chunk for receiving belongs to.
+    /// The queue that a receive chunk belongs to.
     fn home(&self, chunk: u32) -> usize {
         (chunk / self.receive_per_queue.max(1)) as usize
     }

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::net::sockopt;
-use xwarp_prog::{ProgramCounters, SteeringProgram};
+use xwarp_prog::{ProgramConfig, ProgramCounters, SteeringProgram};
 use xwarp_tcp::link::QueueId;
 use xwarp_tcp::wire::{Flow, Path, VlanTags};
 
@@ -30,32 +30,37 @@ const VLAN_TAG_BYTES: u32 = 4;
 /// Dropping it detaches the program and frees the queues; the kernel does the same when the process dies.
 #[derive(Debug)]
 pub struct Interface {
-    // First, so that frames go to the kernel again before their sockets close.
+    // Dropped first, so that frames go to the kernel again before the sockets close.
     pub(crate) program: SteeringProgram,
     pub(crate) rings: Rings,
     pub(crate) sizes: Sizes,
     pub(crate) counters: Counters,
-    /// The queue whose turn it is to be received from first.
+    /// The queue from which the next batch is received first.
     pub(crate) next_queue: u16,
     monitor: Monitor,
     netlink: Netlink,
     attributes: Attributes,
     addresses: Vec<std::net::IpAddr>,
+    /// [`Event::LinkRemoved`] was reported.
+    removed: bool,
 }
 
 impl Interface {
     /// Opens interface `name` of the calling thread's network namespace.
     ///
     /// # Errors
-    /// See [`OpenError`]; each says what to do.
+    /// See [`OpenError`]; each error text says what to do.
     pub fn open(name: &str, config: &DriverConfig) -> Result<Self, OpenError> {
         open::check(config)?;
         let system = |doing| move |source| OpenError::System { doing, source };
         let mut netlink = Netlink::open().map_err(system("opening a netlink socket"))?;
         let found = open::find(&mut netlink, name, config)?;
         let sizes = open::sizes(&found, config)?;
-        let mut program = open::load_program(&found.vlans)?;
-        // Listening starts before the addresses are read: no change is missed between.
+        let mut program = open::load_program(&ProgramConfig {
+            vlans: &found.vlans,
+            multi_buffer: found.carrier.mtu > u32::from(MAX_MTU),
+        })?;
+        // Listening starts before the addresses are read, so no change in between is missed.
         let monitor = Monitor::open(found.link.index).map_err(system("listening for address changes"))?;
         let (mode, rings) = open::bring_up(&mut program, &found, sizes, config)?;
         let attributes = Attributes {
@@ -82,22 +87,24 @@ impl Interface {
             netlink,
             attributes,
             addresses: Vec::new(),
+            removed: false,
         };
         interface.reload_addresses(|_| ()).map_err(system("reading addresses"))?;
         Ok(interface)
     }
 
-    /// What it is and which choices were made.
+    /// The current attributes.
     pub fn attributes(&self) -> &Attributes {
         &self.attributes
     }
 
-    /// Its addresses, as far as [`events`](Self::events) has read changes.
+    /// Its addresses, up to date as of the last call of [`events`](Self::events).
     pub fn addresses(&self) -> &[std::net::IpAddr] {
         &self.addresses
     }
 
-    /// Counters since it was opened, with those of the kernel. A few system calls: not for every frame.
+    /// Counters since it was opened, including the kernel's. Takes a few system calls: do not call it for every
+    /// frame.
     pub fn counters(&self) -> Counters {
         let mut counters = self.counters;
         for queue in 0..self.rings.queues() {
@@ -115,12 +122,12 @@ impl Interface {
         counters
     }
 
-    /// What the steering program saw, on all CPUs. A few system calls.
+    /// Counters of the steering program, over all CPUs. Takes a few system calls.
     pub fn program_counters(&self) -> ProgramCounters {
         self.program.counters().unwrap_or_default()
     }
 
-    /// In which place every chunk is. Looks at all of them: for tests and diagnosis.
+    /// Number of chunks in each place. Examines every chunk: for tests and diagnosis.
     pub fn frame_census(&self) -> FrameCensus {
         self.rings.census()
     }
@@ -130,21 +137,21 @@ impl Interface {
         (0..self.rings.queues()).filter_map(|queue| self.rings.socket(queue))
     }
 
-    /// Frames that wait on transmit rings because the kernel did not take them (its send buffer or the
-    /// path's queue was full). While there are any, [`flush`](xwarp_tcp::link::Link::flush) soon again: no
-    /// descriptor tells when there is room.
+    /// Frames that wait on transmit rings because the kernel did not take them (its send buffer or the path's queue
+    /// was full). While there are any, call [`flush`](xwarp_tcp::link::Link::flush) again soon: no descriptor signals
+    /// room.
     pub fn unsent(&mut self) -> usize {
         let ring = self.sizes.transmit_ring;
         (0..self.rings.queues()).map(|queue| self.rings.transmit_pending(queue, ring) as usize).sum()
     }
 
-    /// Readable when [`events`](Self::events) has something to tell.
+    /// Readable when [`events`](Self::events) has changes to report.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.monitor.as_fd()
     }
 
-    /// Reads the changes that the kernel announced since the last call, without waiting, and follows
-    /// them: wildcard listeners answer on new addresses, attributes are up to date.
+    /// Reads the changes that the kernel announced since the last call, without waiting, and applies them:
+    /// attributes are up to date, and wildcard listeners answer on new addresses.
     ///
     /// # Errors
     /// Reading from the netlink socket failed.
@@ -156,12 +163,25 @@ impl Interface {
                 Change::Link(link) => self.follow_link(&link, &mut tell),
                 Change::Other(Event::Overrun) => {
                     tell(Event::Overrun);
-                    let link = self.netlink.link(self.attributes.index)?;
-                    self.follow_link(&link, &mut tell);
+                    match self.netlink.link(self.attributes.index) {
+                        Ok(link) => self.follow_link(&link, &mut tell),
+                        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {
+                            if self.follow(&Event::LinkRemoved) {
+                                tell(Event::LinkRemoved);
+                            }
+                        }
+                        Err(error) => return Err(error),
+                    }
                     self.reload_addresses(&mut tell)?;
                 }
+                // A removed interface loses its addresses first; only the removal is reported.
+                Change::Other(Event::AddressRemoved(_)) if self.link_is_gone() => {
+                    if self.follow(&Event::LinkRemoved) {
+                        tell(Event::LinkRemoved);
+                    }
+                }
                 Change::Other(event) => {
-                    if self.follow_address(&event) {
+                    if self.follow(&event) {
                         tell(event);
                     }
                 }
@@ -170,9 +190,9 @@ impl Interface {
         Ok(())
     }
 
-    /// A resolver of its own for the connection manager, with what is known of the interface now.
+    /// A resolver for this interface; see [`Resolver::follow`].
     pub fn resolver(&self) -> io::Result<Resolver> {
-        Resolver::new(self.facts())
+        Resolver::new(self.facts(), &self.attributes)
     }
 
     /// Waits for the path of a connection, at most `limit`; see [`Resolver::resolve`].
@@ -192,11 +212,14 @@ impl Interface {
         Facts {
             name: self.attributes.name.clone(),
             index: self.attributes.index,
-            mac: self.attributes.mac,
-            mtu: self.attributes.path_mtu,
             vlan: vlan_tags(&self.attributes.vlans),
             queues: self.attributes.queues,
         }
+    }
+
+    fn link_is_gone(&mut self) -> bool {
+        let link = self.netlink.link(self.attributes.index);
+        link.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV))
     }
 
     fn follow_link(&mut self, link: &Link, tell: &mut impl FnMut(Event)) {
@@ -216,8 +239,9 @@ impl Interface {
         }
     }
 
-    /// Keeps the list of addresses and that of the steering program; false when the event tells nothing new.
-    fn follow_address(&mut self, event: &Event) -> bool {
+    /// Updates the attributes, the list of addresses and that of the steering program. Returns false if the event
+    /// announces nothing new.
+    fn follow(&mut self, event: &Event) -> bool {
         match event {
             Event::AddressAdded(address) if self.addresses.contains(address) => return false,
             Event::AddressAdded(address) => {
@@ -230,6 +254,10 @@ impl Interface {
                 self.addresses.retain(|a| a != address);
                 self.program.remove_address(*address);
             }
+            Event::LinkRemoved => {
+                self.attributes.up = false;
+                return !std::mem::replace(&mut self.removed, true);
+            }
             _ => {}
         }
         true
@@ -240,7 +268,7 @@ impl Interface {
         let gone: Vec<_> = self.addresses.iter().filter(|a| !now.contains(a)).copied().collect();
         let added = now.into_iter().map(Event::AddressAdded);
         for event in gone.into_iter().map(Event::AddressRemoved).chain(added) {
-            if self.follow_address(&event) {
+            if self.follow(&event) {
                 tell(event);
             }
         }

@@ -1,18 +1,18 @@
 //! The AF_XDP driver of xwarp: it turns a Linux network interface into a [`Link`](xwarp_tcp::link::Link).
 //!
-//! It loads and attaches the steering program, binds one AF_XDP socket to each receive queue (all on
-//! one shared UMEM), keeps the account of every frame, and asks the kernel by netlink for what the
-//! kernel knows better: addresses, routes, next hops, MTU. The verbs' device owns an [`Interface`] and
-//! lends it to the engine as `&mut dyn Link`; its connection manager keeps a [`Resolver`] and
-//! [`PortReservation`]s, which work without the interface.
+//! It loads and attaches the steering program, binds one AF_XDP socket to each receive queue (all on one shared
+//! UMEM), tracks the place of every frame, and asks the kernel by netlink for addresses, routes, next hops and the
+//! MTU. The verbs' device owns an [`Interface`] and lends it to the engine as `&mut dyn Link`; its connection manager
+//! keeps a [`Resolver`] and [`PortReservation`]s, which work without the interface.
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`config`], [`error`] | what may be asked for, and what may go wrong |
+//! | [`config`], [`error`] | settings, attributes and counters; errors |
 //! | `interface`, `open` | opening, attributes, counters, events |
 //! | `resolver` | from a peer's address to a path |
+//! | `deadline` | the end of a wait with a limit |
 //! | `link` | the `Link` implementation: rings to tokens and back, the kick |
-//! | [`frames`] | in which one place each chunk is |
+//! | [`frames`] | the place of each chunk |
 //! | `sys` | everything `unsafe`: rings, frame memory, one ioctl |
 //! | [`netlink`] | links, addresses, routes, neighbours, notifications |
 //! | [`port`] | port reservation in the kernel |
@@ -22,6 +22,7 @@
 #![deny(unsafe_code)]
 
 pub mod config;
+mod deadline;
 pub mod error;
 pub mod frames;
 mod interface;
@@ -33,10 +34,10 @@ mod resolver;
 mod sys;
 
 pub use config::{Attributes, Counters, DriverConfig, MAX_MTU, Mode, ModePreference};
-pub use error::{OpenError, PortError, ResolveError};
+pub use error::{CAPABILITIES, OpenError, PortError, ResolveError};
 pub use frames::FrameCensus;
 pub use interface::Interface;
 pub use netlink::monitor::Event;
 pub use port::{PortReservation, reserve_port};
 pub use resolver::{Resolver, Route};
-pub use xwarp_prog::ProgramCounters;
+pub use xwarp_prog::{Holder, ProgramCounters};

@@ -8,10 +8,11 @@ use xwarp_tcp::link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerE
 use crate::interface::Interface;
 use crate::sys::CHUNK_CAPACITY;
 
-/// So many free chunks of a queue are put back on its fill ring at once; fewer wait for the next flush.
+/// Number of free chunks from which on they are put back on the queue's fill ring at once; fewer wait for the next
+/// flush.
 const REFILL_BATCH: usize = 32;
 
-/// Kicks in a row, each of at most 32 frames (the kernel's budget), before others get their turn.
+/// Largest number of consecutive kicks of one queue, each of at most 32 frames (the kernel's budget).
 const MAX_KICKS: usize = 64;
 
 impl Link for Interface {
@@ -80,7 +81,7 @@ impl Link for Interface {
     }
 
     fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
-        // An interface may have fewer queues to transmit than to receive.
+        // An interface may have fewer transmit than receive queues.
         if !self.rings.submit(queue.0 % self.sizes.transmit_queues, frame.head(), len) {
             self.counters.transmit_ring_full += 1;
             return Err(RingFull);
@@ -119,8 +120,8 @@ impl Link for Interface {
 }
 
 impl Interface {
-    /// Makes the kernel send what is on the queue's ring. A frame that it keeps (EAGAIN, ENOBUFS) goes
-    /// with a later kick; one that it loses (EBUSY) is TCP's to send again.
+    /// Makes the kernel send the frames on the queue's ring. A frame that stays there (EAGAIN, ENOBUFS) is sent by a
+    /// later kick; TCP retransmits a frame that the kernel drops (EBUSY).
     fn kick(&mut self, queue: u16) {
         let mut left = self.rings.transmit_pending(queue, self.sizes.transmit_ring);
         for _ in 0..MAX_KICKS {
@@ -148,8 +149,7 @@ impl Interface {
             let before = left;
             left = self.rings.transmit_pending(queue, self.sizes.transmit_ring);
             if left == before {
-                // No progress: what stands in the way (the send buffer, the path's queue) needs time, or
-                // room on the completion ring.
+                // No progress: the send buffer or the path's queue is full, or the completion ring needs room.
                 if self.rings.complete(queue) == 0 {
                     return;
                 }
@@ -164,7 +164,7 @@ impl Interface {
         }
     }
 
-    /// Puts the queue's free chunks on its fill ring if there are at least so many.
+    /// Puts the queue's free chunks on its fill ring if there are at least `at_least`.
     fn refill(&mut self, queue: u16, at_least: usize) {
         if self.rings.receive_free(queue) < at_least {
             return;
@@ -173,7 +173,7 @@ impl Interface {
         if self.rings.fill_sleeps(queue)
             && let Some(socket) = self.socket(QueueId(queue))
         {
-            // Only wakes the kernel's side; nothing is received by it, so its answer says nothing.
+            // The call only wakes the kernel; it receives nothing, so its result does not matter.
             let _ = recv(socket, &mut [0; 0], RecvFlags::DONTWAIT);
         }
     }

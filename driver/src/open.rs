@@ -2,25 +2,25 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::time::Instant;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use xsk_rs::config::BindFlags;
-use xwarp_prog::{AttachError, AttachMode, SteeringProgram};
+use xwarp_prog::{AttachError, AttachMode, Attached, ProgramConfig, SteeringProgram};
 
 use crate::config::{DriverConfig, Mode, ModePreference};
+use crate::deadline::Deadline;
 use crate::error::OpenError;
 use crate::netlink::Netlink;
 use crate::netlink::link::Link;
 use crate::sys::{self, QueueCounts, Rings, Sizes};
 
-/// Retries of a busy queue are this far apart.
+/// Pause between two retries of a busy queue.
 const BUSY_RETRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// The first kernel with everything we need: `xdp.frags` programs.
+/// The first kernel with every feature that the program needs: `bpf_xdp_load_bytes` and multi-buffer XDP came together.
 const OLDEST_KERNEL: (u32, u32) = (5, 18);
 
-/// An interface that has been found and looked at.
+/// An interface that was found and checked.
 pub(crate) struct Found {
     pub link: Link,
     /// The interface that carries the frames: the one below a VLAN interface.
@@ -29,7 +29,7 @@ pub(crate) struct Found {
     pub vlans: Vec<u16>,
 }
 
-/// Finds the interface and what it lies on.
+/// Finds the interface and, for a VLAN interface, its parent.
 pub(crate) fn find(netlink: &mut Netlink, name: &str, config: &DriverConfig) -> Result<Found, OpenError> {
     let links =
         netlink.links().map_err(|source| OpenError::System { doing: "listing interfaces", source })?;
@@ -63,7 +63,7 @@ pub(crate) fn find(netlink: &mut Netlink, name: &str, config: &DriverConfig) -> 
     Ok(Found { link: link.clone(), carrier: carrier.clone(), vlans })
 }
 
-/// The queues that carry frames now, and how much memory they get.
+/// The active queues and the size of their memory.
 pub(crate) fn sizes(found: &Found, config: &DriverConfig) -> Result<Sizes, OpenError> {
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
         .map_err(|errno| OpenError::System { doing: "opening a socket", source: errno.into() })?;
@@ -75,7 +75,7 @@ pub(crate) fn sizes(found: &Found, config: &DriverConfig) -> Result<Sizes, OpenE
             carrier.name
         );
     }
-    // Drivers that cannot tell have as many queues as they were made with.
+    // For a driver that does not report its active queues, the number at creation counts.
     let unknown = QueueCounts { receive: carrier.receive_queues, transmit: carrier.transmit_queues };
     let counts = sys::active_queues(socket.as_fd(), &carrier.name).unwrap_or(unknown);
     let queues = counts.receive.clamp(1, u32::from(xwarp_prog::MAX_QUEUES)) as u16;
@@ -101,15 +101,15 @@ pub(crate) fn check(config: &DriverConfig) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Loads the steering program; not attached yet.
-pub(crate) fn load_program(vlans: &[u16]) -> Result<SteeringProgram, OpenError> {
-    SteeringProgram::load(vlans).map_err(|error| {
+/// Loads the steering program without attaching it.
+pub(crate) fn load_program(config: &ProgramConfig<'_>) -> Result<SteeringProgram, OpenError> {
+    SteeringProgram::load(config).map_err(|error| {
         if error.is_permission() {
             return OpenError::Permission { doing: "loading the steering program" };
         }
         match kernel_release() {
             Some((release, version)) if version < OLDEST_KERNEL => {
-                OpenError::KernelTooOld { release, missing: "multi-buffer XDP (xdp.frags)", needs: "5.18" }
+                OpenError::KernelTooOld { release, missing: "bpf_xdp_load_bytes", needs: "5.18" }
             }
             _ => OpenError::Program(error.to_string()),
         }
@@ -158,7 +158,7 @@ pub(crate) fn bring_up(
     })
 }
 
-/// Why one mode did not work: another may, or not.
+/// Why one mode did not work, and whether another mode may work.
 enum Refusal {
     Mode(io::Error),
     Final(OpenError),
@@ -175,11 +175,7 @@ fn bring_up_as(
     let attach_mode = if mode == Mode::Generic { AttachMode::Generic } else { AttachMode::Native };
     program.attach(found.carrier.index, attach_mode, config.replace_program).map_err(
         |error| match error {
-            AttachError::Foreign(there) => Refusal::Final(OpenError::ForeignProgram {
-                name: name.clone(),
-                program: there.name,
-                id: there.id,
-            }),
+            AttachError::Foreign(there) => Refusal::Final(in_use(name.clone(), there)),
             AttachError::System(source) if is_permission(&source) => {
                 Refusal::Final(OpenError::Permission { doing: "attaching the steering program" })
             }
@@ -201,7 +197,18 @@ fn bring_up_as(
     Ok(rings)
 }
 
-/// Binds one queue; while it is busy, again until the configured time is over.
+/// The error for an interface that already has a program. Program names are readable with `CAP_SYS_ADMIN` only;
+/// without it, our own program counts as another one.
+fn in_use(name: String, there: Attached) -> OpenError {
+    let Attached { id, name: program, holder, .. } = there;
+    if program == xwarp_prog::PROGRAM_NAME {
+        OpenError::InUse { name, holder }
+    } else {
+        OpenError::ForeignProgram { name, program, id, holder }
+    }
+}
+
+/// Binds one queue; retries while it is busy, at most for [`DriverConfig::busy_retry`].
 fn bind(
     rings: &mut Rings,
     name: &str,
@@ -210,12 +217,12 @@ fn bind(
     flags: BindFlags,
     config: &DriverConfig,
 ) -> Result<(), Refusal> {
-    let end = Instant::now() + config.busy_retry;
+    let deadline = Deadline::after(config.busy_retry);
     loop {
         match rings.bind(name, sizes, flags) {
             Ok(()) => return Ok(()),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
-                if Instant::now() >= end {
+                if deadline.passed() {
                     return Err(Refusal::Final(OpenError::QueueInUse { name: name.into(), queue }));
                 }
                 std::thread::sleep(BUSY_RETRY_PAUSE);

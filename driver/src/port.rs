@@ -1,8 +1,7 @@
-//! Port reservation: a TCP port is ours while a kernel socket that is bound to it, and does not
-//! listen, stays open. The kernel then gives the port to nobody else, and answers segments that we
-//! do not steer with a reset.
+//! Port reservation: a kernel socket that is bound to a TCP port, without listening, reserves the port for us while
+//! it is open. The kernel gives the port to no other socket and resets segments to it that are not steered to us.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 
@@ -12,12 +11,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, soc
 
 use crate::error::PortError;
 
-/// Used when the kernel does not tell: the range that IANA sets aside (RFC 6335 section 6).
+/// The dynamic ports of RFC 6335 section 6, used when the kernel's range is not readable.
 const DYNAMIC_PORTS: RangeInclusive<u16> = 49152..=65535;
 
-/// A port that the kernel keeps for us until this is dropped.
+/// A port that the kernel reserves for us until this is dropped.
 #[derive(Debug)]
-#[must_use = "a dropped reservation is free for others"]
+#[must_use = "dropping the reservation frees the port"]
 pub struct PortReservation {
     address: Option<IpAddr>,
     port: u16,
@@ -25,7 +24,7 @@ pub struct PortReservation {
 }
 
 impl PortReservation {
-    /// The address it is reserved on; `None` for all of both families.
+    /// The reserved address; `None` for all addresses of both families.
     pub fn address(&self) -> Option<IpAddr> {
         self.address
     }
@@ -37,20 +36,25 @@ impl PortReservation {
 }
 
 /// Reserves `port`, or a random ephemeral one (RFC 6056 section 3.3.1), on `address`, or (`None`) on all
-/// addresses of both families; in the network namespace of the calling thread.
+/// addresses of both families; in the network namespace of the calling thread. `interface` is the index of the
+/// interface that a link-local IPv6 address belongs to; other addresses do not need it.
 ///
 /// # Errors
 /// The port is in use, privileged, or the address not this host's.
-pub fn reserve_port(address: Option<IpAddr>, port: Option<u16>) -> Result<PortReservation, PortError> {
+pub fn reserve_port(
+    address: Option<IpAddr>,
+    port: Option<u16>,
+    interface: u32,
+) -> Result<PortReservation, PortError> {
     let address = address.filter(|a| !a.is_unspecified());
     match port {
-        Some(port) if port != 0 => reserve(address, port),
-        _ => reserve_ephemeral(address),
+        Some(port) if port != 0 => reserve(address, port, interface),
+        _ => reserve_ephemeral(address, interface),
     }
 }
 
-/// Starts at a random port of the range and takes the first free one.
-fn reserve_ephemeral(address: Option<IpAddr>) -> Result<PortReservation, PortError> {
+/// Reserves the first free port of the range, starting at a random one.
+fn reserve_ephemeral(address: Option<IpAddr>, interface: u32) -> Result<PortReservation, PortError> {
     let range = ephemeral_range();
     let reserved = administratively_reserved();
     let count = u32::from(range.end() - range.start()) + 1;
@@ -61,7 +65,7 @@ fn reserve_ephemeral(address: Option<IpAddr>) -> Result<PortReservation, PortErr
         if reserved.iter().any(|r| r.contains(&port)) {
             continue;
         }
-        match reserve(address, port) {
+        match reserve(address, port, interface) {
             Err(PortError::InUse(_)) => {}
             done => return done,
         }
@@ -69,10 +73,13 @@ fn reserve_ephemeral(address: Option<IpAddr>) -> Result<PortReservation, PortErr
     Err(PortError::Exhausted(address.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED))))
 }
 
-fn reserve(address: Option<IpAddr>, port: u16) -> Result<PortReservation, PortError> {
+fn reserve(address: Option<IpAddr>, port: u16, interface: u32) -> Result<PortReservation, PortError> {
     let bound = match address {
+        Some(IpAddr::V6(ip)) if ip.is_unicast_link_local() => {
+            bound_socket(SocketAddrV6::new(ip, port, 0, interface).into())
+        }
         Some(ip) => bound_socket(SocketAddr::new(ip, port)),
-        // One socket of IPv6 holds the port for both families, unless the host has no IPv6.
+        // One IPv6 socket reserves the port for both families, unless the host has no IPv6.
         None => match bound_socket(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port)) {
             Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => {
                 bound_socket(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port))
@@ -113,7 +120,7 @@ fn parse_range(text: &str) -> Option<RangeInclusive<u16>> {
     }
 }
 
-/// Ports that the administrator keeps out of automatic choice.
+/// Ports that the administrator excludes from automatic choice.
 fn administratively_reserved() -> Vec<RangeInclusive<u16>> {
     parse_list(&std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default())
 }
@@ -135,26 +142,28 @@ mod tests {
 
     #[test]
     fn a_reserved_port_is_taken_until_it_is_dropped() {
-        let held = reserve_port(LOCALHOST, None).unwrap();
+        let held = reserve_port(LOCALHOST, None, 0).unwrap();
         let port = held.port();
         assert!(ephemeral_range().contains(&port));
         assert!(TcpListener::bind(("127.0.0.1", port)).is_err());
-        assert!(matches!(reserve_port(LOCALHOST, Some(port)), Err(PortError::InUse(a)) if a.port() == port));
+        assert!(
+            matches!(reserve_port(LOCALHOST, Some(port), 0), Err(PortError::InUse(a)) if a.port() == port)
+        );
         drop(held);
         drop(TcpListener::bind(("127.0.0.1", port)).unwrap());
     }
 
     #[test]
     fn the_wildcard_takes_the_port_in_both_families() {
-        let held = reserve_port(None, None).unwrap();
+        let held = reserve_port(None, None, 0).unwrap();
         assert_eq!(held.address(), None);
         assert!(TcpListener::bind(("127.0.0.1", held.port())).is_err());
-        assert!(matches!(reserve_port(LOCALHOST, Some(held.port())), Err(PortError::InUse(_))));
+        assert!(matches!(reserve_port(LOCALHOST, Some(held.port()), 0), Err(PortError::InUse(_))));
     }
 
     #[test]
     fn ephemeral_ports_are_not_consecutive() {
-        let held: Vec<_> = (0..8).map(|_| reserve_port(LOCALHOST, None).unwrap()).collect();
+        let held: Vec<_> = (0..8).map(|_| reserve_port(LOCALHOST, None, 0).unwrap()).collect();
         let steps: Vec<_> = held.windows(2).map(|w| w[1].port().wrapping_sub(w[0].port())).collect();
         assert!(steps.iter().any(|step| *step != 1), "{steps:?}");
     }
@@ -163,7 +172,7 @@ mod tests {
     fn an_address_of_another_host_is_refused() {
         let elsewhere = "192.0.2.1".parse().unwrap();
         assert!(
-            matches!(reserve_port(Some(elsewhere), None), Err(PortError::NotOurAddress(a)) if a == elsewhere)
+            matches!(reserve_port(Some(elsewhere), None, 0), Err(PortError::NotOurAddress(a)) if a == elsewhere)
         );
     }
 

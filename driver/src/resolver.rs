@@ -1,30 +1,30 @@
-//! [`Resolver`]: from a peer's address to the [`Path`] that frames to it need.
+//! [`Resolver`]: from a peer's address to the [`Path`] of frames to it.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use xwarp_tcp::link::QueueId;
 use xwarp_tcp::wire::{Flow, Mac, Path, VlanTags};
 
+use crate::config::Attributes;
+use crate::deadline::Deadline;
 use crate::error::ResolveError;
 use crate::netlink::Netlink;
 use crate::netlink::neighbour::Neighbour;
 
-/// How often the kernel is asked whether it has resolved a neighbour.
+/// Interval at which the kernel is asked whether it has resolved a neighbour.
 const NEIGHBOUR_POLL: Duration = Duration::from_millis(2);
 
-/// The smallest MTU that IPv4 allows (RFC 791); a smaller one on a route is taken for this.
+/// The smallest MTU that IPv4 allows (RFC 791); a route's MTU below it counts as this.
 const MIN_MTU: u32 = 68;
 
-/// What an open interface tells its resolvers.
+/// The constant attributes of an open interface that paths depend on.
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
     pub name: String,
     pub index: u32,
-    pub mac: Mac,
-    /// What our paths may use.
-    pub mtu: u16,
     pub vlan: VlanTags,
     pub queues: u16,
 }
@@ -32,7 +32,7 @@ pub(crate) struct Facts {
 /// How to reach an address: the kernel's routing decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
-    /// Where to.
+    /// The peer's address.
     pub destination: IpAddr,
     /// The local address to use.
     pub source: IpAddr,
@@ -45,84 +45,164 @@ pub struct Route {
 /// Asks the kernel for paths out of one interface.
 ///
 /// Owns its netlink socket and borrows nothing from the interface, so a connection manager can use it
-/// without holding the engine. It sees the interface's Ethernet address and MTU as they were when it
-/// was made: make a new one when an [`Event`](crate::Event) tells of a change.
+/// without the engine's lock, from several threads: a thread that waits for a neighbour blocks no other.
 #[derive(Debug)]
 pub struct Resolver {
-    netlink: Netlink,
+    /// Locked for one request and its answer.
+    netlink: Mutex<Netlink>,
     facts: Facts,
+    /// Ethernet address and path MTU of the interface.
+    link: Mutex<(Mac, u16)>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each value is replaced or read as a whole, so a panic leaves no partial change.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Resolver {
-    pub(crate) fn new(facts: Facts) -> io::Result<Self> {
-        Ok(Self { netlink: Netlink::open()?, facts })
+    pub(crate) fn new(facts: Facts, attributes: &Attributes) -> io::Result<Self> {
+        let link = Mutex::new((attributes.mac, attributes.path_mtu));
+        Ok(Self { netlink: Mutex::new(Netlink::open()?), facts, link })
+    }
+
+    /// Uses the interface's Ethernet address and MTU of `attributes` from now on: call it when an
+    /// [`Event`](crate::Event) announces a change of either.
+    pub fn follow(&self, attributes: &Attributes) {
+        *lock(&self.link) = (attributes.mac, attributes.path_mtu);
+    }
+
+    fn netlink(&self) -> MutexGuard<'_, Netlink> {
+        lock(&self.netlink)
+    }
+
+    /// Index of the interface: the scope of link-local addresses.
+    pub fn interface_index(&self) -> u32 {
+        self.facts.index
     }
 
     /// The route to `destination`, from `source` if given, else from the address that the kernel prefers.
     ///
     /// # Errors
     /// Everything but [`ResolveError::Unreachable`] and [`ResolveError::TimedOut`].
-    pub fn route(&mut self, destination: IpAddr, source: Option<IpAddr>) -> Result<Route, ResolveError> {
+    pub fn route(&self, destination: IpAddr, source: Option<IpAddr>) -> Result<Route, ResolveError> {
         check_addresses(destination, source)?;
-        let ours = self.netlink.addresses(self.facts.index)?;
+        let mut netlink = self.netlink();
+        self.check_link(&mut netlink)?;
+        let ours = netlink.addresses(self.facts.index)?;
         if let Some(address) = source.filter(|source| !ours.contains(source)) {
             return Err(ResolveError::NotOurAddress { address, name: self.facts.name.clone() });
         }
-        // A link-local address means nothing without its link.
-        let scope = is_link_local(destination).then_some(self.facts.index);
         let no_route = |source| ResolveError::NoRoute { destination, source };
-        let mut answer = self.netlink.route(destination, source, scope).map_err(no_route)?;
+        let mut answer = netlink.route(destination, source, self.scope(destination)).map_err(no_route)?;
         if answer.local {
             return Err(ResolveError::Local(destination));
         }
         if answer.interface != self.facts.index {
-            if !self.netlink.has_route(destination, self.facts.index) {
-                return Err(self.other_interface(destination, answer.interface));
+            if !netlink.has_route(destination, self.facts.index) {
+                return Err(self.other_interface(&mut netlink, destination, answer.interface));
             }
-            // Two interfaces lead there; the caller chose this one by opening it.
-            answer = self.netlink.route(destination, source, Some(self.facts.index))?;
+            // Both interfaces have a route; the caller chose this one by opening it.
+            answer = netlink.route(destination, source, Some(self.facts.index))?;
         }
         let Some(source) = source.or(answer.source).filter(|source| ours.contains(source)) else {
             return Err(no_route(io::ErrorKind::AddrNotAvailable.into()));
         };
-        let most = u32::from(self.facts.mtu);
+        let most = u32::from(lock(&self.link).1);
         let mtu = answer.mtu.unwrap_or(most).min(most).max(MIN_MTU) as u16;
         Ok(Route { destination, source, next_hop: answer.gateway.unwrap_or(destination), mtu })
     }
 
-    fn other_interface(&mut self, destination: IpAddr, index: u32) -> ResolveError {
-        let through =
-            self.netlink.link(index).map_or_else(|_| format!("interface {index}"), |link| link.name);
+    /// The kernel has no route over an interface that is down: this error comes first, because it says what to do.
+    fn check_link(&self, netlink: &mut Netlink) -> Result<(), ResolveError> {
+        let name = self.facts.name.clone();
+        match netlink.link(self.facts.index) {
+            Ok(link) if !link.admin_up => Err(ResolveError::LinkDown { name }),
+            Ok(link) if !link.up => Err(ResolveError::NoCarrier { name }),
+            Ok(_) => Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {
+                Err(ResolveError::LinkRemoved { name })
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// A link-local address is reachable over its own link only.
+    fn scope(&self, destination: IpAddr) -> Option<u32> {
+        is_link_local(destination).then_some(self.facts.index)
+    }
+
+    /// The next hop of a connection from `source` to `destination` by the current routes, and its Ethernet address if
+    /// the kernel knows it. If not, the kernel is asked to resolve it, and an
+    /// [`Event::Neighbour`](crate::Event::Neighbour) announces the result. With `confirm`, the kernel is asked to
+    /// confirm even a known address, because the peer does not answer.
+    ///
+    /// # Errors
+    /// [`ResolveError::NoRoute`] or [`ResolveError::Netlink`].
+    pub fn next_hop(
+        &self,
+        destination: IpAddr,
+        source: IpAddr,
+        confirm: bool,
+    ) -> Result<(IpAddr, Option<Mac>), ResolveError> {
+        let index = self.facts.index;
+        let mut netlink = self.netlink();
+        let no_route = |source| ResolveError::NoRoute { destination, source };
+        let mut answer =
+            netlink.route(destination, Some(source), self.scope(destination)).map_err(no_route)?;
+        if answer.interface != index {
+            answer = netlink.route(destination, Some(source), Some(index)).map_err(no_route)?;
+        }
+        let address = answer.gateway.unwrap_or(destination);
+        let mac = match netlink.neighbour(index, address)? {
+            Neighbour::Known(mac) => {
+                if confirm {
+                    netlink.confirm_neighbour(index, address)?;
+                }
+                Some(mac)
+            }
+            Neighbour::Incomplete => None,
+            Neighbour::Unknown | Neighbour::Failed => {
+                netlink.probe_neighbour(index, address)?;
+                None
+            }
+        };
+        Ok((address, mac))
+    }
+
+    fn other_interface(&self, netlink: &mut Netlink, destination: IpAddr, index: u32) -> ResolveError {
+        let through = netlink.link(index).map_or_else(|_| format!("interface {index}"), |link| link.name);
         ResolveError::OtherInterface { destination, name: self.facts.name.clone(), through }
     }
 
-    /// The next hop's Ethernet address if the kernel knows it. If not, the kernel is asked to find it, and
-    /// the answer is `None`: ask again later ([`Event::Neighbour`](crate::Event::Neighbour) tells when).
+    /// The next hop's Ethernet address if the kernel knows it. If not, the kernel is asked to resolve it and the
+    /// result is `None`: call again when an [`Event::Neighbour`](crate::Event::Neighbour) announces the address.
     ///
     /// # Errors
-    /// [`ResolveError::Unreachable`] when the kernel has tried and nobody answered. It tries anew when it
-    /// is asked again.
-    pub fn neighbour(&mut self, route: &Route) -> Result<Option<Mac>, ResolveError> {
-        match self.netlink.neighbour(self.facts.index, route.next_hop)? {
+    /// [`ResolveError::Unreachable`] when the kernel has asked and got no answer. Each call makes it ask again.
+    pub fn neighbour(&self, route: &Route) -> Result<Option<Mac>, ResolveError> {
+        let mut netlink = self.netlink();
+        match netlink.neighbour(self.facts.index, route.next_hop)? {
             Neighbour::Known(mac) => Ok(Some(mac)),
             Neighbour::Incomplete => Ok(None),
             Neighbour::Unknown => {
-                self.netlink.probe_neighbour(self.facts.index, route.next_hop)?;
+                netlink.probe_neighbour(self.facts.index, route.next_hop)?;
                 Ok(None)
             }
             Neighbour::Failed => {
-                self.netlink.probe_neighbour(self.facts.index, route.next_hop)?;
+                netlink.probe_neighbour(self.facts.index, route.next_hop)?;
                 Err(ResolveError::Unreachable { destination: route.destination, next_hop: route.next_hop })
             }
         }
     }
 
-    /// The path of a connection, once its route and the next hop's Ethernet address are known. It leaves
-    /// on a queue chosen by the ports, until the peer's first frame tells on which queue it arrives.
+    /// The path of a connection, once its route and the next hop's Ethernet address are known. Its frames leave on a
+    /// queue chosen by the ports, until the peer's first frame shows on which queue the peer's frames arrive.
     pub fn path(&self, flow: Flow, route: &Route, next_hop_mac: Mac) -> Path {
         Path {
             flow,
-            source_mac: self.facts.mac,
+            source_mac: lock(&self.link).0,
+            next_hop: Some(route.next_hop),
             next_hop_mac,
             vlan: self.facts.vlan,
             mtu: route.mtu,
@@ -132,23 +212,23 @@ impl Resolver {
 
     /// Waits for the path of a connection, at most `limit`. `flow.local` holds a local address and port.
     ///
-    /// A neighbour whose last resolution failed gets the whole `limit` anew.
+    /// A neighbour whose last resolution failed is resolved again within `limit`.
     ///
     /// # Errors
     /// Any of [`ResolveError`].
-    pub fn resolve(&mut self, flow: Flow, limit: Duration) -> Result<Path, ResolveError> {
+    pub fn resolve(&self, flow: Flow, limit: Duration) -> Result<Path, ResolveError> {
         let route = self.route(flow.remote.ip(), Some(flow.local.ip()))?;
-        let end = Instant::now() + limit;
+        let deadline = Deadline::after(limit);
         let mut asked_again = false;
         loop {
             match self.neighbour(&route) {
                 Ok(Some(mac)) => return Ok(self.path(flow, &route, mac)),
                 Ok(None) => asked_again = true,
-                // The failure is of an earlier attempt of somebody's.
+                // An earlier resolution failed: ask again.
                 Err(ResolveError::Unreachable { .. }) if !asked_again => asked_again = true,
                 Err(error) => return Err(error),
             }
-            if Instant::now() >= end {
+            if deadline.passed() {
                 return Err(ResolveError::TimedOut {
                     destination: route.destination,
                     next_hop: route.next_hop,
@@ -159,7 +239,7 @@ impl Resolver {
     }
 }
 
-/// What needs no kernel to be refused.
+/// Rejects addresses that no route can serve.
 fn check_addresses(destination: IpAddr, source: Option<IpAddr>) -> Result<(), ResolveError> {
     let broadcast = matches!(destination, IpAddr::V4(v4) if v4.is_broadcast());
     if destination.is_multicast() || destination.is_unspecified() || broadcast {

@@ -1,5 +1,5 @@
-//! Everything `unsafe` of this crate: the memory that we share with the kernel, its rings, and one
-//! ioctl. What leaves this module is safe.
+//! The only unsafe code of this crate: the memory that we share with the kernel, its rings, and one ioctl. The
+//! module's interface is safe.
 //!
 //! The argument for all blocks below: a chunk's memory is touched by us only while its [`Place`] is
 //! `Received` or `Retained`, and by the kernel only while it is `Fill`, `Sending` or `Released`. The
@@ -20,23 +20,24 @@ use crate::frames::{FrameCensus, FrameTable, Place};
 /// Bytes of one chunk: the largest that the kernel allows, and one page.
 pub(crate) const CHUNK_BYTES: usize = 4096;
 
-/// The kernel keeps this much of each received chunk for XDP programs; xsk-rs keeps it on transmit too.
+/// Bytes at the start of each received chunk that the kernel reserves for XDP programs; xsk-rs reserves them for
+/// transmission too.
 const HEADROOM_BYTES: usize = 256;
 
-/// What one chunk can carry.
+/// Largest frame in one chunk, in bytes.
 pub(crate) const CHUNK_CAPACITY: usize = CHUNK_BYTES - HEADROOM_BYTES;
 
 /// Descriptors moved by one ring operation.
 const BATCH: usize = 64;
 
-/// Frame memory, the account of frames, and the rings of every queue.
+/// Frame memory, the frame table, and the rings of every queue.
 pub(crate) struct Rings {
-    // Queues go before the memory that the kernel knows through them.
+    // Queues are dropped before the memory that the kernel accesses for them.
     queues: Vec<Queue>,
     frames: FrameTable,
-    /// By chunk: where the kernel put the received bytes.
+    /// By chunk: the descriptor of the received bytes.
     received: Vec<FrameDesc>,
-    /// By chunk: the chunk with no data in it.
+    /// By chunk: the descriptor of the empty chunk.
     blank: Vec<FrameDesc>,
     scratch: [FrameDesc; BATCH],
     umem: Umem,
@@ -66,7 +67,7 @@ pub(crate) struct Arrived {
     pub bytes: u32,
 }
 
-/// What became of a batch of receive descriptors.
+/// The outcome of a batch of receive descriptors.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Taken {
     pub frames: usize,
@@ -78,7 +79,7 @@ pub(crate) struct Taken {
 pub(crate) struct Sizes {
     /// Receive queues; each gets a socket.
     pub queues: u16,
-    /// Of these, the first so many can transmit.
+    /// Transmit queues: the first ones of the receive queues.
     pub transmit_queues: u16,
     pub receive_per_queue: u32,
     pub transmit: u32,
@@ -183,7 +184,7 @@ impl Rings {
         self.queues.get(usize::from(queue)).is_some_and(|q| q.tx.needs_wakeup())
     }
 
-    /// Whether the kernel sleeps until it is told of a filled fill ring.
+    /// Whether the kernel sleeps until it is woken after the fill ring was filled.
     pub(crate) fn fill_sleeps(&self, queue: u16) -> bool {
         self.queues.get(usize::from(queue)).is_some_and(|q| q.fill.needs_wakeup())
     }

@@ -80,7 +80,7 @@ fn netns_kernel_traffic_is_undisturbed() {
 fn netns_syns_of_a_kernel_peer_come_to_us() {
     let lab = Lab::new();
     let mut b = side_b(&lab, Mode::Copy);
-    let reservation = lab.run(Side::B, || reserve_port(None, Some(OURS))).unwrap();
+    let reservation = lab.run(Side::B, || reserve_port(None, Some(OURS), 0)).unwrap();
     assert_eq!(
         lab.run(Side::B, || TcpListener::bind(at(B4, OURS)).unwrap_err().kind()),
         ErrorKind::AddrInUse

@@ -10,7 +10,10 @@ use std::time::Duration;
 use common::frame::Frame;
 use common::*;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, Uid, capabilities, set_capabilities, set_keep_capabilities,
+    set_thread_res_uid,
+};
 use xwarp_driver::{DriverConfig, Interface, Mode, ModePreference, OpenError};
 use xwarp_tcp::link::{Link, Steer};
 use xwarp_tcp::wire::Flow;
@@ -51,7 +54,7 @@ fn netns_errors_say_what_to_do() {
     drop(lab.open(Side::A));
 }
 
-/// Runs `f` on a thread whose effective capabilities lack `without`.
+/// Runs `f` on a thread that has all capabilities except `without`.
 fn deprived<T: Send>(lab: &Lab, without: CapabilitySet, f: impl FnOnce() -> T + Send) -> T {
     lab.run(Side::A, || {
         let all = capabilities(None).unwrap();
@@ -66,12 +69,52 @@ fn netns_without_rights_the_error_names_them() {
     let open = || Interface::open(DEV, &DriverConfig::default()).unwrap_err();
     let none = deprived(&lab, CapabilitySet::all(), open);
     assert!(matches!(none, OpenError::Permission { .. }), "{none:?}");
-    assert!(none.to_string().contains("CAP_NET_ADMIN"));
+    assert!(none.to_string().contains("cap_net_admin"));
     let loads = CapabilitySet::BPF | CapabilitySet::SYS_ADMIN;
     assert!(matches!(deprived(&lab, loads, open), OpenError::Permission { .. }));
     let sockets = deprived(&lab, CapabilitySet::NET_RAW, open);
     assert!(matches!(sockets, OpenError::Permission { .. }), "{sockets:?}");
     drop(lab.open(Side::A));
+}
+
+/// The capabilities that the error text names, taken from the text.
+fn named_capabilities(lab: &Lab) -> CapabilitySet {
+    let open = || Interface::open(DEV, &DriverConfig::default()).unwrap_err();
+    let text = deprived(lab, CapabilitySet::all(), open).to_string().to_uppercase();
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.filter_map(|word| CapabilitySet::from_name(word.strip_prefix("CAP_")?)).collect()
+}
+
+/// Opens the interface and exchanges a frame on a thread of user 65534 (nobody) that has `rights` alone.
+fn open_as_nobody(lab: &Lab, rights: CapabilitySet) -> Result<(), OpenError> {
+    let mut peer = lab.open(Side::B);
+    lab.run(Side::A, || {
+        set_keep_capabilities(true).unwrap();
+        let nobody = Uid::from_raw(65534);
+        set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        let only =
+            CapabilitySets { effective: rights, permitted: rights, inheritable: CapabilitySet::empty() };
+        set_capabilities(None, only).unwrap();
+        let mut link = Interface::open(DEV, &DriverConfig::default())?;
+        let (local, remote) = (at(A4, 1), at(B4, 2));
+        link.steer(Steer::Flow(Flow { local, remote })).unwrap();
+        let bytes = Frame::tcp(peer.attributes().mac, link.attributes().mac, remote, local).build();
+        send_bytes(&mut peer, 0, &bytes);
+        assert_eq!(receive_bytes(&mut link), bytes);
+        Ok(())
+    })
+}
+
+#[test]
+fn netns_the_named_capabilities_are_enough_and_none_is_superfluous() {
+    let lab = Lab::new();
+    let rights = named_capabilities(&lab);
+    assert_eq!(rights.iter().count(), xwarp_driver::CAPABILITIES.len());
+    open_as_nobody(&lab, rights).unwrap();
+    for one in rights.iter().filter(|one| *one != CapabilitySet::IPC_LOCK) {
+        let refused = open_as_nobody(&lab, rights - one).unwrap_err();
+        assert!(matches!(refused, OpenError::Permission { .. }), "without {one:?}: {refused:?}");
+    }
 }
 
 #[test]
@@ -87,13 +130,13 @@ fn netns_too_little_lockable_memory_is_named() {
 }
 
 #[test]
-fn netns_a_second_owner_is_refused_by_name() {
+fn netns_a_second_owner_is_refused_and_the_first_one_named() {
     let lab = Lab::new();
     let first = lab.open(Side::A);
     let refused = lab.open_with(Side::A, &DriverConfig::default()).unwrap_err();
-    let OpenError::ForeignProgram { program, id, .. } = &refused else { panic!("{refused:?}") };
-    assert_eq!((program.as_str(), *id), ("xwarp_steer", first.attributes().program_id));
-    assert!(refused.to_string().contains("\"xwarp_steer\""), "{refused}");
+    let OpenError::InUse { holder: Some(holder), .. } = &refused else { panic!("{refused:?}") };
+    assert_eq!(holder.pid, std::process::id());
+    assert!(refused.to_string().contains(&format!("process {}", holder.pid)), "{refused}");
 
     // Replacing the program does not free the queue, which its owner still holds.
     let config = DriverConfig {
@@ -142,7 +185,8 @@ fn netns_a_crash_leaves_nothing_behind() {
     let shows_xdp = || lab.sh(Side::A, &format!("ip link show dev {DEV}")).contains("prog/xdp");
     assert!(shows_xdp());
     let refused = lab.open_with(Side::A, &DriverConfig::default()).unwrap_err();
-    assert!(matches!(refused, OpenError::ForeignProgram { .. }));
+    let OpenError::InUse { holder: Some(holder), .. } = &refused else { panic!("{refused:?}") };
+    assert_eq!(holder.pid, child.id());
     // SIGKILL: nothing of the child's runs any more.
     child.kill().unwrap();
     child.wait().unwrap();

@@ -34,7 +34,7 @@ fn netns_a_path_to_a_neighbour() {
     let lab = Lab::new();
     let config = DriverConfig { vlan: Some(42), ..DriverConfig::default() };
     let mut link = lab.open_with(Side::A, &config).unwrap();
-    let mut resolver = resolver(&lab, &mut link);
+    let resolver = resolver(&lab, &mut link);
     for (local, remote) in [(A4, B4), (A6, B6)] {
         let flow = flow(local, remote);
         // Nothing is known of the peer before: the kernel is asked to find it.
@@ -54,7 +54,7 @@ fn netns_a_path_by_a_gateway_and_its_mtu() {
     let mut link = lab.open(Side::A);
     lab.sh(Side::A, &format!("ip route add 198.51.100.0/24 via {B4} mtu 1400"));
     lab.sh(Side::A, &format!("ip -6 route add 2001:db8::/32 via {B6}"));
-    let mut resolver = resolver(&lab, &mut link);
+    let resolver = resolver(&lab, &mut link);
     for (local, remote, gateway, mtu) in [(A4, "198.51.100.7", B4, 1400), (A6, "2001:db8::7", B6, 1500)] {
         let route = resolver.route(ip(remote), None).unwrap();
         assert_eq!((route.source, route.next_hop, route.mtu), (ip(local), ip(gateway), mtu));
@@ -90,8 +90,8 @@ fn netns_there_is_no_path_and_why() {
         "sh -c 'ip addr add 10.99.0.1/24 dev other && ip link set other up && ip link set other-peer up'",
     );
     let mut link = lab.open(Side::A);
-    let mut resolver = resolver(&lab, &mut link);
-    let mut why = |destination: &str, source: Option<&str>| {
+    let resolver = resolver(&lab, &mut link);
+    let why = |destination: &str, source: Option<&str>| {
         resolver.route(ip(destination), source.map(ip)).map(|route| panic!("{route:?}")).unwrap_err()
     };
     for own in [A4, A6, "127.0.0.1", "::1", "10.99.0.1"] {
@@ -140,7 +140,7 @@ fn netns_the_open_interface_is_preferred() {
 fn netns_a_silent_neighbour_ends_in_time() {
     let lab = Lab::new();
     let mut link = lab.open(Side::A);
-    let mut resolver = resolver(&lab, &mut link);
+    let resolver = resolver(&lab, &mut link);
     for (local, silent) in [(A4, "10.77.0.99"), (A6, "fd77::99")] {
         let (start, limit) = (Instant::now(), Duration::from_millis(100));
         let error = resolver.resolve(flow(local, silent), limit).unwrap_err();
@@ -227,4 +227,46 @@ fn netns_a_wildcard_listener_follows_addresses() {
     expect_event(&mut b, &Event::AddressRemoved(later.ip()));
     send_bytes(&mut a, 0, &syn);
     assert_eq!(b.counters().received_frames, 1);
+}
+
+#[test]
+fn netns_a_link_that_is_down_is_named_as_the_reason() {
+    let lab = Lab::new();
+    let mut link = lab.open(Side::A);
+    let resolver = resolver(&lab, &mut link);
+    let why = || resolver.route(ip(B4), None).unwrap_err();
+    lab.sh(Side::B, &format!("ip link set {DEV} down"));
+    assert!(matches!(why(), ResolveError::NoCarrier { .. }), "{:?}", why());
+    lab.sh(Side::A, &format!("ip link set {DEV} down"));
+    assert!(matches!(why(), ResolveError::LinkDown { .. }), "{:?}", why());
+    assert_eq!(why().to_string(), format!("{DEV} is down: ip link set dev {DEV} up"));
+    lab.sh(Side::A, &format!("ip link del {DEV}"));
+    assert!(matches!(why(), ResolveError::LinkRemoved { .. }), "{:?}", why());
+}
+
+/// What a server asks for a connection that a client opened, and again when the client falls silent.
+#[test]
+fn netns_the_next_hop_of_a_connection_follows_routes_and_is_confirmed() {
+    let lab = Lab::new();
+    lab.sh(Side::A, "ip route add 198.51.100.0/24 via 10.77.0.2");
+    let mut link = lab.open(Side::A);
+    let resolver = resolver(&lab, &mut link);
+    let (client, local) = (ip("198.51.100.7"), ip(A4));
+    let known = || resolver.next_hop(client, local, false).unwrap();
+    eventually("the gateway is resolved", || known() == (ip(B4), Some(mac_of(&lab, Side::B))));
+
+    // The gateway is not there any more: only a confirmation finds out.
+    lab.sh(Side::B, &format!("ip addr del {B4}/24 dev {DEV}"));
+    assert_eq!(known().1, Some(mac_of(&lab, Side::B)));
+    assert_eq!(resolver.next_hop(client, local, true).unwrap().1, Some(mac_of(&lab, Side::B)));
+    eventually_within(10, "the confirmation fails", || {
+        lab.sh(Side::A, &format!("ip neigh show {B4} dev {DEV}")).contains("FAILED")
+    });
+
+    // An entry of the administrator's is not doubted.
+    lab.sh(Side::A, &format!("ip neigh replace 10.77.0.3 lladdr 02:00:00:00:00:03 dev {DEV} nud permanent"));
+    lab.sh(Side::A, "ip route replace 198.51.100.0/24 via 10.77.0.3");
+    let static_hop = (ip("10.77.0.3"), Some(Mac([2, 0, 0, 0, 0, 3])));
+    assert_eq!(resolver.next_hop(client, local, true).unwrap(), static_hop);
+    assert!(lab.sh(Side::A, &format!("ip neigh show 10.77.0.3 dev {DEV}")).contains("PERMANENT"));
 }

@@ -1,20 +1,20 @@
-//! Registered memory that lies between canaries, so that a byte written outside of a region is seen, and one read
-//! from outside is known again in what is sent.
+//! Registered memory between canaries: a byte written outside a region is detected, and a byte read from
+//! outside is recognised in sent frames.
 #![expect(unsafe_code, reason = "a region is borrowed out of the middle of a larger mapping")]
 
 use std::{cell::RefCell, mem, ops::Range, ptr::NonNull};
 
 use xwarp_verbs::{Memory, Pages};
 
-/// Bytes of canary before and behind a region.
+/// Size of the canary before and after a region, in bytes.
 const MARGIN: usize = 512;
-/// Bytes of the longest region.
+/// Size of the longest region, in bytes.
 const MOST: usize = 8192;
 
-/// What nobody may read or write consists of this, over and over.
+/// The pattern of memory that the peer may neither read nor write, repeated.
 pub const SECRET: [u8; 16] = *b"\xc5\x3a\x91\x6eNobodySees!\xf7";
 
-/// As much secret as a mapping holds.
+/// The secret pattern for a whole mapping.
 static SECRETS: [u8; MOST + 2 * MARGIN] = {
     let mut all = [0; MOST + 2 * MARGIN];
     let mut at = 0;
@@ -26,25 +26,25 @@ static SECRETS: [u8; MOST + 2 * MARGIN] = {
 };
 
 thread_local! {
-    /// Mappings that are free to use again.
+    /// Unused mappings.
     static POOL: RefCell<Vec<Memory>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Memory for one region, with canaries around it.
 #[derive(Debug)]
 pub struct Guarded {
-    /// All of it; the region begins at [`MARGIN`].
+    /// The whole mapping; the region begins at [`MARGIN`].
     all: Memory,
     region: Memory,
 }
 
 impl Guarded {
-    /// A region of `len` bytes that all are `fill`, or with `None` a secret.
+    /// Creates a region of `len` bytes filled with `fill`, or with the secret pattern for `None`.
     pub fn new(len: usize, fill: Option<u8>) -> Self {
         assert!(len <= MOST, "longer than the mappings");
         let all = POOL.with_borrow_mut(Vec::pop).unwrap_or_else(|| {
-            let all = Memory::anonymous(MOST + 2 * MARGIN, Pages::Normal).expect("memory for regions");
-            // Mapped for ever: whoever gets a region may keep it.
+            let all = Memory::anonymous(MOST + 2 * MARGIN, Pages::Normal).expect("mapping of a region");
+            // Mapped for the life of the process, because users of a region may keep it.
             mem::forget(all.clone());
             all
         });
@@ -53,8 +53,8 @@ impl Guarded {
             all.fill(MARGIN, len, fill).expect("the middle of it");
         }
         let base = NonNull::new(all.as_ptr().wrapping_add(MARGIN)).expect("mappings are not at address 0");
-        // SAFETY: the bytes lie inside a mapping that is writable and is never unmapped; everybody uses it through
-        // `Memory`, which makes no references, and on this thread.
+        // SAFETY: the bytes lie inside a mapping that is writable and is never unmapped; all accesses go
+        // through `Memory`, which creates no references, and are on this thread.
         let region = unsafe { Memory::borrowed(base, len) };
         Self { all, region }
     }
@@ -71,7 +71,7 @@ impl Guarded {
         bytes
     }
 
-    /// Panics when a canary has changed.
+    /// Panics if a canary has changed.
     pub fn check(&self) {
         let mut bytes = vec![0; self.all.len()];
         self.all.read(0, &mut bytes).expect("all of it");
@@ -80,12 +80,12 @@ impl Guarded {
         assert!(bytes[end..] == SECRETS[end..], "bytes behind a region have changed");
     }
 
-    /// Whether all of the region is secret, as it was made.
+    /// Whether the whole region still has the secret pattern.
     pub fn is_secret(&self) -> bool {
         self.is_secret_outside(0..0)
     }
 
-    /// Whether all of the region but this part is secret, as it was made.
+    /// Whether the region still has the secret pattern outside this part.
     pub fn is_secret_outside(&self, part: Range<usize>) -> bool {
         let (bytes, secrets) = (self.bytes(), &SECRETS[MARGIN..MARGIN + self.region.len()]);
         bytes[..part.start] == secrets[..part.start] && bytes[part.end..] == secrets[part.end..]
@@ -98,7 +98,7 @@ impl Drop for Guarded {
     }
 }
 
-/// Whether as much of a secret as fifteen bytes can be seen in what is sent.
+/// Whether sent bytes contain half of the secret pattern, as any fifteen consecutive bytes of it do.
 pub fn betrays(sent: &[u8]) -> bool {
     let (front, back) = SECRET.split_at(SECRET.len() / 2);
     sent.windows(front.len()).any(|window| window == front || window == back)

@@ -1,8 +1,8 @@
-//! Target: the receive side of an MPA session, fed with a stream in any pieces and any order.
+//! Target: the receive side of an MPA session, fed with pieces of a stream in any order.
 //!
-//! An input is: settings, the number of steps, the steps (four bytes each), the stream. A step delivers a piece of
-//! the stream, perhaps with a byte changed, or lets the upper layer take more. At the end all that is missing comes
-//! in order. The oracle is [`Reference`], which reads the stream from front to back.
+//! An input is: settings, the number of steps, the steps (four bytes each), the stream. A step delivers a
+//! piece of the stream, possibly with a changed byte, or lets the upper layer accept more. At the end, all
+//! missing pieces arrive in order. The oracle is [`Reference`], which reads the stream from start to end.
 
 use xwarp_tcp::{
     mpa::{Markers, MpaConfig, MpaError, Revision},
@@ -17,24 +17,24 @@ use crate::{
 
 const MARKERS: u8 = 1;
 const CRC: u8 = 2;
-/// CRCs are made good after the mutation.
+/// Recompute the CRCs of the mutated stream.
 const MEND_CRC: u8 = 4;
-/// Markers are made to point right.
+/// Correct the pointers of the markers.
 const MEND_MARKERS: u8 = 8;
-/// Little may be held.
+/// Limit held bytes to [`LITTLE_BYTES`].
 const LITTLE: u8 = 16;
-/// The upper layer takes only what it was granted.
+/// The upper layer accepts ULPDUs only as far as steps grant it.
 const WITHHOLD: u8 = 32;
-/// What begins with an odd byte is refused early.
+/// The upper layer refuses early placement of ULPDUs that begin with an odd byte.
 const REFUSE_EARLY: u8 = 64;
-/// Frames of several chunks.
+/// Frames span several chunks.
 const CHUNKS: u8 = 128;
 
-/// A responder's start-up frame of revision 1 without private data.
+/// A responder's start-up frame of revision 1, without private data.
 const REPLY: &[u8; 20] = b"MPA ID Rep Frame\0\x01\0\0";
 const LITTLE_BYTES: usize = 4096;
 
-/// The target.
+/// Runs one input.
 pub fn target(data: &[u8]) {
     let mut input = Input::new(data);
     let settings = input.u8();
@@ -83,7 +83,7 @@ fn connected(settings: u8) -> End {
     end
 }
 
-/// A piece of the stream arrives, its middle byte changed by `flip`.
+/// Delivers a piece of the stream, with `flip` applied to its middle byte.
 fn deliver(end: &mut End, stream: &[u8], offset: usize, len: usize, flip: u8) {
     let to = (offset + len).min(stream.len());
     let Some(piece) = stream.get(offset..to).filter(|piece| !piece.is_empty()) else { return };
@@ -93,7 +93,7 @@ fn deliver(end: &mut End, stream: &[u8], offset: usize, len: usize, flip: u8) {
     end.segment(REPLY.len() + offset, &piece);
 }
 
-/// All that is missing comes, in order, and the upper layer takes everything.
+/// Delivers all missing pieces in order; the upper layer accepts everything.
 fn complete(end: &mut End, stream: &[u8]) {
     end.grant(usize::MAX / 2);
     while let Some(rest) = stream.get(end.contiguous - REPLY.len()..).filter(|rest| !rest.is_empty()) {
@@ -102,7 +102,7 @@ fn complete(end: &mut End, stream: &[u8]) {
     }
 }
 
-/// What came out against what is in the stream; `changed`: some of what arrived was not what is in the stream.
+/// Compares the result with the stream; `changed` means that some delivered bytes differed from the stream.
 fn compare(end: &End, reference: &Reference, changed: bool) {
     let delivered: Vec<_> = end.ulp.delivered.iter().map(|at| &end.ulp.placed[*at].0).collect();
     let errors = end.stream_errors();
@@ -128,7 +128,7 @@ fn compare(end: &End, reference: &Reference, changed: bool) {
     }
 }
 
-/// Walks over the FPDUs of a stream and makes their markers and CRCs good.
+/// Corrects the markers and CRCs of a stream's FPDUs.
 fn mend(stream: &mut [u8], markers: bool, crcs: bool, pointers: bool) {
     let mut at = 0;
     while let Some(fpdu) = Fpdu::find(stream, at, markers) {
@@ -146,23 +146,23 @@ fn mend(stream: &mut [u8], markers: bool, crcs: bool, pointers: bool) {
     }
 }
 
-/// Where an FPDU lies, by RFC 5044 section 4.
+/// The position of an FPDU (RFC 5044 section 4).
 #[derive(Debug)]
 struct Fpdu {
     start: usize,
-    /// Its length field.
+    /// Offset of its length field.
     header: usize,
     ulpdu: usize,
     end: usize,
 }
 
 impl Fpdu {
-    /// The FPDU that begins at `start`, if all of it is there.
+    /// Finds the FPDU that begins at `start`, if it is complete.
     fn find(stream: &[u8], start: usize, markers: bool) -> Option<Self> {
         let header = if markers && start.is_multiple_of(512) { start + 4 } else { start };
         let length = stream.get(header..header + 2)?;
         let ulpdu = usize::from(u16::from_be_bytes([length[0], length[1]]));
-        // Length, ULPDU and pad, then the CRC, with a marker wherever one is due.
+        // Length, ULPDU and pad, then the CRC, with markers at their positions.
         let mut left = (2 + ulpdu).next_multiple_of(4) + 4;
         let mut end = header;
         while left > 0 {
@@ -176,19 +176,19 @@ impl Fpdu {
         (end <= stream.len()).then_some(Self { start, header, ulpdu, end })
     }
 
-    /// Where its markers lie.
+    /// Offsets of its markers.
     fn markers(&self, markers: bool) -> impl Iterator<Item = usize> + use<> {
         (self.start.next_multiple_of(512)..self.end).step_by(512).filter(move |_| markers)
     }
 }
 
-/// What a receiver finds that reads the stream from front to back.
+/// The result of a receiver that reads the stream from start to end.
 #[derive(Debug)]
 struct Reference {
     ulpdus: Vec<Vec<u8>>,
     error: Option<MpaError>,
-    /// Behind the last whole FPDU there is a marker that does not point to the next one's header: who looks
-    /// beyond gaps may see the error before it is one.
+    /// The last complete FPDU is followed by a marker that does not point to the next header: a receiver that
+    /// reads beyond gaps may report the error before an in-order receiver would.
     lies: bool,
 }
 
@@ -218,7 +218,7 @@ impl Reference {
     }
 }
 
-/// Whether the marker at `marker`, as far as it is there, points to the length field at `header`.
+/// Whether the available bytes of the marker at `marker` point to the length field at `header`.
 fn points(stream: &[u8], marker: usize, header: usize) -> bool {
     let Some(bytes) = stream.get(marker + 2..marker + 4) else { return true };
     u16::from_be_bytes([bytes[0], bytes[1] & !3]) == marker.saturating_sub(header) as u16

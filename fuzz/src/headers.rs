@@ -1,4 +1,4 @@
-//! Target: what RDMAP and DDP read of a ULPDU.
+//! Target: the RDMAP and DDP headers of a ULPDU.
 //!
 //! An input is the ULPDU.
 
@@ -10,7 +10,7 @@ use xwarp_verbs::{
     },
 };
 
-/// The target.
+/// Runs one input.
 pub fn target(data: &[u8]) {
     ddp(data);
     for &byte in data.iter().take(2) {
@@ -49,7 +49,7 @@ fn ddp(bytes: &[u8]) {
             assert_eq!(header.emit(&mut out), header.bytes());
             assert_eq!(Header::parse(&out), Ok(header), "round trip");
             assert_eq!(out[1..header.bytes()], bytes[1..header.bytes()]);
-            let raw = raw.expect("a header that is there");
+            let raw = raw.expect("a header of this length");
             assert_eq!(raw.as_bytes(), &bytes[..header.bytes()], "a quote is the bytes that came");
             for short in 0..header.bytes() {
                 assert_eq!(Header::parse(&bytes[..short]), Err(Malformed::Truncated));

@@ -1,17 +1,17 @@
-//! [`Input`] takes numbers and bytes from the front of the fuzzer's bytes. It never fails: when there is
-//! nothing left, numbers are 0 and slices empty.
+//! [`Input`] takes numbers and bytes from the front of the fuzzer's bytes. It never fails: at the end of the
+//! input, numbers are 0 and slices are empty.
 
-/// What is left of an input.
+/// The rest of an input.
 #[derive(Debug, Clone, Copy)]
 pub struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
-    /// All of an input.
+    /// Starts at the beginning of an input.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
-    /// Whether nothing is left.
+    /// Whether the input is used up.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -43,20 +43,20 @@ impl<'a> Input<'a> {
         out
     }
 
-    /// The next `len` bytes, or all there are.
+    /// The next `len` bytes, or all that are left.
     pub fn bytes(&mut self, len: usize) -> &'a [u8] {
         let (now, later) = self.0.split_at(len.min(self.0.len()));
         self.0 = later;
         now
     }
 
-    /// A length of 16 bits, and as many bytes, or all there are.
+    /// Reads a 16-bit length and that many bytes, or all that are left.
     pub fn chunk(&mut self) -> &'a [u8] {
         let len = self.u16();
         self.bytes(len.into())
     }
 
-    /// All that is left.
+    /// All remaining bytes.
     pub fn rest(&mut self) -> &'a [u8] {
         self.bytes(usize::MAX)
     }

@@ -1,17 +1,17 @@
-//! What is fuzzed: each target is a function of bytes that panics when something is wrong. `ci/fuzz` runs them
-//! under libFuzzer; `tests/corpus.rs` replays the inputs kept in `corpus/` as plain tests.
+//! Fuzz targets: each is a function of bytes that panics when it detects an error. `ci/fuzz` runs them under
+//! libFuzzer; `tests/corpus.rs` replays the inputs of `corpus/` as plain tests.
 //!
-//! Inputs are decoded by [`input::Input`], which makes sense of any bytes, so that a mutation of an input is again
-//! an input. Where a checksum or a CRC would stop nearly every mutation, the target makes it good first.
+//! [`input::Input`] decodes any bytes, so that every mutation of an input is again an input. Where a checksum
+//! or CRC would reject nearly every mutation, the target recomputes it first.
 //!
-//! | target | what gets the bytes | what must hold |
+//! | target | input | checks |
 //! |---|---|---|
-//! | [`wire`](wire::target) | headers of a frame: Ethernet, IP, TCP with options, ICMP | chunks make no difference, etherparse agrees, options survive a round trip |
-//! | [`startup`](startup::target) | MPA Request and Reply, the session's start-up in pieces | round trip, every truncation, one outcome whatever the cuts |
+//! | [`wire`](wire::target) | headers of a frame: Ethernet, IP, TCP with options, ICMP | the result is independent of chunks and equals etherparse's; options survive a round trip |
+//! | [`startup`](startup::target) | MPA Request and Reply, a session's start-up in pieces | round trip, every truncation, the result is independent of the segmentation |
 //! | [`headers`](headers::target) | DDP and RDMAP headers, Terminate | round trips, every truncation |
-//! | [`deframe`](deframe::target) | the receiving MPA session: any stream, cut and reordered | what is delivered is what a reader in order finds; placed once |
-//! | [`engine`](engine::target) | a whole engine, hostile peers on the wire | canaries, frames, memory, keys that are shut, the validity of what it sends, its end |
-//! | [`pair`](pair::target) | two engines and the network between them | completions in order and once, contents, canaries, frames |
+//! | [`deframe`](deframe::target) | the receiving MPA session: any stream, segmented and reordered | delivers what an in-order reader finds; places each ULPDU once |
+//! | [`engine`](engine::target) | a whole engine with hostile peers on the wire | canaries, frames, memory, closed keys, validity of sent frames, clean end |
+//! | [`pair`](pair::target) | two engines and the network between them | each completion once and in order, contents, canaries, frames |
 #![deny(unsafe_code)]
 
 pub mod canary;
@@ -26,7 +26,7 @@ pub mod session;
 pub mod startup;
 pub mod wire;
 
-/// A target.
+/// The type of a target.
 pub type Target = fn(&[u8]);
 
 /// All targets, by name.

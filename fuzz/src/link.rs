@@ -1,41 +1,41 @@
-//! A link without a network: the target lends it frames and takes what was sent. It knows where each frame is, so
-//! that a frame given back twice, or used after it was given back, panics, and one that is kept is seen.
+//! A link without a network: the target passes frames in and takes sent frames out. It tracks the owner of
+//! each frame, so that a double return or a use after return panics, and a leak is detected.
 
 use slab::Slab;
 use xwarp_tcp::link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
 
-/// Transmit frames there are.
+/// Number of transmit frames.
 const TX_FRAMES: usize = 96;
-/// Receive frames that it says there are.
+/// Number of receive frames that the link reports.
 const RX_FRAMES: usize = 256;
-/// Frames that wait for a flush at most.
+/// Maximum number of frames that wait for a flush.
 const RING: usize = 32;
-/// Bytes of a transmit frame.
+/// Size of a transmit frame, in bytes.
 const TX_BYTES: usize = 2048;
 
 #[derive(Debug)]
 struct Sent {
     chunks: Vec<Vec<u8>>,
-    /// It is between submit and flush.
+    /// The frame is between submit and flush.
     submitted: bool,
     released: bool,
 }
 
-/// The link.
+/// A link that is driven by the target.
 #[derive(Debug)]
 pub struct FuzzLink {
-    /// Bytes per chunk of received and of sent frames.
+    /// Chunk size of received and sent frames, in bytes.
     chunk: usize,
     incoming: std::collections::VecDeque<RxFrame>,
     lent: Slab<Vec<Vec<u8>>>,
     out: Slab<Sent>,
     ring: Vec<(usize, usize)>,
-    /// Frames that were sent and not taken by the target yet.
+    /// Sent frames that the target has not taken yet.
     pub sent: Vec<Vec<u8>>,
 }
 
 impl FuzzLink {
-    /// A link whose frames have chunks of `chunk` bytes, at least as many as all headers together.
+    /// Creates a link whose frames have chunks of `chunk` bytes, at least the size of all headers together.
     pub fn new(chunk: usize) -> Self {
         Self {
             chunk: chunk.clamp(256, TX_BYTES),
@@ -47,7 +47,7 @@ impl FuzzLink {
         }
     }
 
-    /// A received frame with these bytes.
+    /// Creates a received frame with these bytes.
     pub fn lend(&mut self, bytes: &[u8]) -> RxFrame {
         let mut chunks: Vec<_> = bytes.chunks(self.chunk).map(<[u8]>::to_vec).collect();
         if chunks.is_empty() {
@@ -57,7 +57,7 @@ impl FuzzLink {
         RxFrame::new(self.lent.insert(chunks) as u32, count, bytes.len() as u32, QueueId(0))
     }
 
-    /// A frame arrives, to be fetched by [`Link::receive`]. Lost, like on a card, when no frame is free.
+    /// Queues a frame for [`Link::receive`]. It is lost, as on a NIC, when no frame is free.
     pub fn arrive(&mut self, bytes: &[u8]) {
         if self.lent.len() < RX_FRAMES {
             let frame = self.lend(bytes);
@@ -65,12 +65,12 @@ impl FuzzLink {
         }
     }
 
-    /// Received frames that were not given back.
+    /// Number of received frames that have not been returned.
     pub fn lent(&self) -> usize {
         self.lent.len()
     }
 
-    /// Transmit frames that were not given back.
+    /// Number of transmit frames that have not been returned.
     pub fn retained(&self) -> usize {
         self.out.len()
     }

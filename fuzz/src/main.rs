@@ -1,4 +1,4 @@
-//! libFuzzer around one of the targets, which `XWARP_FUZZ_TARGET` names. `ci/fuzz` builds and starts it.
+//! libFuzzer entry point for the target named by `XWARP_FUZZ_TARGET`. `ci/fuzz` builds and starts it.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -8,7 +8,7 @@ use xwarp_fuzz::{TARGETS, Target};
 static TARGET: LazyLock<Target> = LazyLock::new(|| {
     let name = std::env::var("XWARP_FUZZ_TARGET").unwrap_or_default();
     let found = TARGETS.iter().find(|(known, _)| *known == name);
-    found.unwrap_or_else(|| panic!("XWARP_FUZZ_TARGET is '{name}', which is no target")).1
+    found.unwrap_or_else(|| panic!("XWARP_FUZZ_TARGET is '{name}', which is not a target")).1
 });
 
 fuzz_target!(|data: &[u8]| (*TARGET)(data));

@@ -1,8 +1,8 @@
 //! Target: two engines and the network between them.
 //!
-//! An input is: settings, then records until nothing is left: work that an end posts, what the network does to the
-//! next frame, time that passes. What a byte of memory may come to be is known from its place alone, whatever arrives
-//! in which order: see [`pattern`].
+//! An input is: settings, then records until the end: a request that an end posts, a change of the next frame
+//! by the network, or time that passes. The expected value of each byte depends only on its offset,
+//! independent of the order of arrival: see [`pattern`].
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -32,17 +32,17 @@ use crate::{
 const MOST_RECORDS: usize = 300;
 const REGION: usize = 8192;
 const FILL: u8 = 0x22;
-/// Receives of one end at once, each with a place of its own in the inbox.
+/// Receives posted by one end at the same time, each with its own slot in the inbox.
 const SLOTS: usize = 8;
 const SLOT: usize = REGION / SLOTS;
 const MOST_TURNS: usize = 20_000;
 
-/// The byte that all data has at this offset: what is written, read or sent from offset `at` goes to offset `at`.
+/// The expected byte at this offset. Data from offset `at` is always written, read or sent to offset `at`.
 fn pattern(at: usize) -> u8 {
     ((at * 31 + at / 251) as u8) | 0x80
 }
 
-/// The target.
+/// Runs one input.
 pub fn target(data: &[u8]) {
     let mut input = Input::new(data);
     let mut world = World::new(input.u8());
@@ -57,17 +57,17 @@ pub fn target(data: &[u8]) {
     world.over();
 }
 
-/// Regions of one end.
+/// The memory regions of one end.
 struct Regions {
     /// Filled with the pattern; the peer may read it.
     source: Guarded,
-    /// Where the peer's writes go.
+    /// Target of the peer's writes.
     open: Guarded,
-    /// Where our reads go.
+    /// Destination of our reads.
     sink: Guarded,
     inbox: Guarded,
     secret: Guarded,
-    /// In the same order.
+    /// The keys of these regions, in this order.
     keys: [STag; 5],
 }
 
@@ -77,14 +77,14 @@ struct Side {
     qp: QpId,
     ring: Arc<CompletionRing>,
     regions: Regions,
-    /// Numbers of requests that have not completed, in order: sends, receives.
+    /// Numbers of outstanding requests in posting order: sends, receives.
     sends: VecDeque<u64>,
     receives: VecDeque<u64>,
     next_id: u64,
     free_slots: HashSet<usize>,
-    /// Sends that the peer is to receive: offset and length.
+    /// Sends that the peer must receive: offset and length.
     said: VecDeque<(usize, usize)>,
-    /// What is posted from now on is flushed.
+    /// Requests posted from now on are flushed.
     closing: bool,
 }
 
@@ -132,7 +132,7 @@ impl Side {
         while let Some(event) = self.engine.next_cm_event() {
             if let CmEvent::ConnectRequest { request, .. } = event {
                 let params = AcceptParams { ird: 4, ord: 4, private_data: Vec::new() };
-                // The queue pair may be taken: then the request is left to its time limit.
+                // The queue pair may not accept it; then the request times out.
                 let _ = self.engine.accept(now, request, self.qp, params);
             }
         }
@@ -155,7 +155,7 @@ impl Side {
         }
     }
 
-    /// Posts a request whose remote side has these keys.
+    /// Posts a request with the remote side's keys.
     fn post_send(&mut self, what: u8, offset: usize, len: usize, remote: &[STag; 5], flags: SendFlags) {
         let offset = offset % REGION;
         let len = len.min(REGION - offset);
@@ -167,7 +167,7 @@ impl Side {
             0 | 1 => (Operation::Send { invalidate: None }, piece(source, message)),
             2 => (Operation::Write { remote: at(remote[1]) }, piece(source, len)),
             3 => (Operation::Read { remote: at(remote[0]), invalidate: false }, piece(sink, len)),
-            // Without the right: the peer ends the stream.
+            // Lacks the access right: the peer ends the stream.
             _ => (Operation::Read { remote: at(remote[4]), invalidate: false }, piece(sink, len)),
         };
         let wr_id = self.next_id;
@@ -186,7 +186,7 @@ impl Side {
         }
     }
 
-    /// Takes completions: of each queue in order, each once, with the right bytes.
+    /// Checks completions: in order for each queue, each once, with the right bytes.
     fn reap(&mut self, heard: &mut VecDeque<(usize, usize)>) {
         while let Some(completion) = self.ring.pop() {
             let WorkCompletion { wr_id, status, opcode, byte_len, .. } = completion;
@@ -224,9 +224,9 @@ impl Side {
 struct World {
     now: Instant,
     sides: [Side; 2],
-    /// Frames under way to each side.
+    /// Frames in flight to each end.
     under_way: [VecDeque<Vec<u8>>; 2],
-    /// CRCs are used: what the network changes is noticed.
+    /// CRCs are in use, so that changes by the network are detected.
     crc: bool,
 }
 
@@ -280,7 +280,7 @@ impl World {
             12 => self.sides[end].disconnect(),
             13 => self.sides[end].engine.mtu_changed(self.now, u16::from(arg) * 8 + 200),
             _ => {
-                // A few frames arrive, this end's or the other's first.
+                // Delivers a few frames, to this end or the other one first.
                 for _ in 0..=arg & 7 {
                     self.deliver(end);
                 }
@@ -289,7 +289,7 @@ impl World {
         self.turns();
     }
 
-    /// The next frame to one end is changed, in a way that TCP cannot see.
+    /// Changes the next frame to one end in a way that TCP cannot detect.
     fn corrupt(&mut self, end: usize, at: usize, by: u8) {
         if let Some(frame) = self.under_way[end].front_mut().filter(|_| self.crc)
             && let Some(byte) = frame.get_mut(14 + at % 1500)
@@ -299,7 +299,7 @@ impl World {
         }
     }
 
-    /// The payload of the next frame to one end comes in two segments.
+    /// Splits the payload of the next frame to one end into two segments.
     fn split(&mut self, end: usize, at: usize) {
         let Some(frame) = self.under_way[end].pop_front() else { return };
         let headers = frame.get(46).map_or(0, |offset| 34 + usize::from(offset >> 4) * 4);
@@ -326,7 +326,7 @@ impl World {
         }
     }
 
-    /// Both ends have a turn.
+    /// Runs one turn of both ends.
     fn turns(&mut self) {
         for end in 0..2 {
             self.sides[end].turn(self.now);
@@ -340,7 +340,7 @@ impl World {
         }
     }
 
-    /// Everything that is under way arrives, and time passes.
+    /// Delivers all frames in flight and lets time pass.
     fn run(&mut self, duration: Duration) {
         let limit = self.now + duration;
         for _ in 0..MOST_TURNS {
@@ -363,7 +363,7 @@ impl World {
         self.turns();
     }
 
-    /// Everything is closed, and nothing is left of it.
+    /// Closes everything and checks that nothing is left.
     fn over(mut self) {
         for side in &mut self.sides {
             side.disconnect();

@@ -1,22 +1,22 @@
-//! First inputs for the fuzzer, made of captures of real sessions.
+//! Seed inputs for the fuzzer, made from captures of real sessions.
 
 use std::{collections::BTreeMap, fs::File, io, path::Path};
 
 use etherparse::{SlicedPacket, TransportSlice};
 use pcap_file::pcap::PcapReader;
 
-/// Most inputs of one kind that a capture gives.
+/// Maximum number of inputs of one kind from a capture.
 const MOST: usize = 100;
-/// Bytes of stream in one input.
+/// Maximum bytes of stream in one input.
 const STREAM: usize = 6000;
 
 /// Inputs by target.
 pub type Seeds = BTreeMap<&'static str, Vec<Vec<u8>>>;
 
-/// What one end of a connection sent, by its offset in the stream.
+/// The bytes sent by one end of a connection, by their offset in the stream.
 type Segments = BTreeMap<u32, Vec<u8>>;
 
-/// The inputs that a capture gives.
+/// Creates inputs from a capture.
 pub fn of_capture(path: &Path) -> io::Result<Seeds> {
     let mut seeds = Seeds::new();
     let mut streams: BTreeMap<(u16, u16), (u32, Segments)> = BTreeMap::new();
@@ -53,7 +53,7 @@ fn add(seeds: &mut Seeds, target: &'static str, input: Vec<u8>) {
     }
 }
 
-/// What one end sent, from its start-up frame on. Soft-iWARP sends no markers.
+/// The stream of one end from its start-up frame on. Soft-iWARP sends no markers.
 fn of_stream(seeds: &mut Seeds, stream: &[u8]) {
     let Some((fixed, _)) = stream.split_first_chunk::<20>() else { return };
     let initiator = fixed.starts_with(b"MPA ID Req");
@@ -65,7 +65,7 @@ fn of_stream(seeds: &mut Seeds, stream: &[u8]) {
     for ulpdu in &ulpdus {
         add(seeds, "headers", ulpdu[..ulpdu.len().min(80)].to_vec());
     }
-    // Reversed, with a gap, and as it came; without markers and with.
+    // Reversed, with a gap, and in order; each without and with markers.
     let steps: [&[u8]; 3] = [
         &[4, 12, 0, 4, 0, 8, 0, 4, 0, 4, 0, 5, 0, 0, 0, 4, 0],
         &[2, 1, 0x20, 0x0f, 0xff, 0, 0, 0xf0, 2],
@@ -81,7 +81,7 @@ fn of_stream(seeds: &mut Seeds, stream: &[u8]) {
     engine_inputs(seeds, initiator, start_up, &ulpdus);
 }
 
-/// The ULPDUs of FPDUs without markers.
+/// Extracts the ULPDUs from FPDUs without markers.
 fn ulpdus(mut fpdus: &[u8]) -> Vec<&[u8]> {
     let mut found = Vec::new();
     while let Some((length, rest)) = fpdus.split_first_chunk::<2>() {
@@ -93,7 +93,7 @@ fn ulpdus(mut fpdus: &[u8]) -> Vec<&[u8]> {
     found
 }
 
-/// FPDUs with room for markers and CRCs, which the target makes good.
+/// Encodes FPDUs with room for markers and CRCs, which the target corrects.
 fn with_markers(ulpdus: &[&[u8]]) -> Vec<u8> {
     let mut out = Vec::new();
     for ulpdu in ulpdus {
@@ -110,22 +110,23 @@ fn with_markers(ulpdus: &[&[u8]]) -> Vec<u8> {
     out
 }
 
-/// What the peer's Writes and Reads go to, by the numbers of [`crate::engine`]'s keys, and what opens it first.
+/// Key numbers (see [`crate::engine`]) for the peer's Writes and Reads, and the records that open those keys
+/// first.
 struct Aim {
     write: u8,
     read: u8,
     opens: &'static [u8],
 }
 
-/// Regions that are open.
+/// Regions that are always open.
 const REGIONS: Aim = Aim { write: 1, read: 2, opens: &[] };
-/// A window for all remote rights.
+/// A memory window with all remote rights.
 const WINDOW: Aim = Aim { write: 7, read: 7, opens: &[8, 192, 0, 255, 0, 5, 14, 0, 0, 0x0c, 0, 0, 0, 0] };
-/// A fast region of two pieces.
+/// A fast-registration region with two pieces.
 const FAST: Aim =
     Aim { write: 9, read: 9, opens: &[8, 192, 0, 255, 2, 7, 7, 4, 0, 8, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0] };
 
-/// Inputs of all kinds that differ in the settings, in how FPDUs come, and in what they are aimed at.
+/// Creates inputs of all kinds, which differ in settings, in the arrival of FPDUs, and in their target keys.
 fn engine_inputs(seeds: &mut Seeds, initiator: bool, start_up: &[u8], ulpdus: &[&[u8]]) {
     let role = if initiator { 0 } else { 8 };
     for settings in [role | 1, role, role | 64 | 1, role | 16, role | 4 | 1] {
@@ -140,11 +141,12 @@ fn engine_inputs(seeds: &mut Seeds, initiator: bool, start_up: &[u8], ulpdus: &[
     }
 }
 
-/// Start-up, receives, some work requests, and the FPDUs, whose keys become those of the engine's regions.
+/// Start-up, receives, some work requests, and the FPDUs with their keys replaced by those of the engine's
+/// regions.
 fn engine_input([settings, how]: [u8; 2], aim: &Aim, start_up: &[u8], ulpdus: &[&[u8]]) -> Vec<u8> {
     let mut input = vec![settings, 0, start_up[16], start_up[17]];
     input.extend_from_slice(&start_up[18..]);
-    // Receives of one piece at the front of the sink.
+    // Receives with one piece at the start of the sink.
     for _ in 0..4 {
         input.extend_from_slice(&[8, 0, 0, 1, 0, 0, 0x0b, 0]);
     }
@@ -175,25 +177,25 @@ fn engine_input([settings, how]: [u8; 2], aim: &Aim, start_up: &[u8], ulpdus: &[
             last_write = record;
         }
         if number % 4 == 1 && !is_response {
-            // A Send or a Write of our own, 16 bytes, to a region that the peer calls 1.
+            // Our own Send or Write of 16 bytes, to the region that the peer calls 1.
             let what = 2 + (number / 4 % 2) as u8;
             input.extend_from_slice(&[8, what, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 16]);
         }
     }
     if !aim.opens.is_empty() {
-        // Shut again, by us: a Write to the same place is refused now.
+        // We invalidate the key: a Write to the same place is then rejected.
         input.extend_from_slice(&[8, 195, 0, aim.write, 0]);
         if let Some(last) = last_write.last_mut() {
             *last ^= 0xff;
         }
         input.extend_from_slice(&last_write);
     }
-    // What was held back comes in the other order; time passes.
+    // Delivers the withheld records in reverse order; time passes.
     input.extend_from_slice(&[7, 1, 6, 0, 200]);
     input
 }
 
-/// Bytes of the Read Response whose segments come first, as many as one read may ask for.
+/// Bytes of the Read Response whose segments come first; a single read may request that many.
 fn response_bytes(ulpdus: &[&[u8]]) -> u16 {
     let mut bytes = 0;
     for ulpdu in ulpdus {
@@ -205,15 +207,15 @@ fn response_bytes(ulpdus: &[&[u8]]) -> u16 {
     bytes as u16
 }
 
-/// The record of an RDMA Read of our own, into the front of the sink.
+/// Encodes the record of our own RDMA Read into the start of the sink.
 fn read(len: u16) -> Vec<u8> {
     let mut record = vec![8, 4, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
     record.extend_from_slice(&len.to_be_bytes());
     record
 }
 
-/// The peer's memory is what it aims at, at an offset that exists; the sink of our own reads is the front of region
-/// 0's middle, of which `answered` bytes came already.
+/// Redirects a segment to valid memory: the peer's accesses to the target keys at valid offsets; responses to
+/// our own reads to the start of region 0's middle, of which `answered` bytes have already arrived.
 fn rename_keys(ulpdu: &mut [u8], aim: &Aim, answered: u16) {
     let Some(&[first, control]) = ulpdu.first_chunk::<2>() else { return };
     let places: &[(usize, u8, u16)] = match (first & 0x80 != 0, control & 15) {

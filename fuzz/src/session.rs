@@ -1,4 +1,4 @@
-//! One end of a connection at MPA: a session, what is around it, and the little of TCP that it needs.
+//! One end of an MPA connection: a session, its environment, and the parts of TCP that it needs.
 
 use xwarp_tcp::{
     link::FrameWriter,
@@ -13,23 +13,23 @@ use xwarp_tcp::{
 use crate::link::FuzzLink;
 
 const CONN: ConnId = ConnId { index: 0, generation: 0 };
-/// Bytes before the payload in every received frame.
+/// Number of bytes before the payload in every received frame.
 const HEADERS: usize = 54;
-/// Payload of a full segment.
+/// Payload of a full segment, in bytes.
 pub const SEGMENT: usize = 1448;
 
-/// An upper layer that remembers what it got.
+/// An upper layer that records its calls.
 #[derive(Debug, Default)]
 pub struct Recorder {
-    /// What was placed, and whether it was delivered.
+    /// Placed ULPDUs, and whether each was delivered.
     pub placed: Vec<(Vec<u8>, bool)>,
-    /// Places in `placed`, in the order of delivery.
+    /// Indices into `placed`, in delivery order.
     pub delivered: Vec<usize>,
-    /// What happened.
+    /// The events in order.
     pub events: Vec<Event>,
-    /// ULPDUs that may be placed in order before it withholds.
+    /// Number of ULPDUs that it accepts in order before it withholds placement.
     pub grants: Option<usize>,
-    /// What begins with an odd byte is not placed early.
+    /// Whether it refuses early placement of ULPDUs that begin with an odd byte.
     pub refuses_early: bool,
 }
 
@@ -68,24 +68,24 @@ impl Ulp for Recorder {
     }
 }
 
-/// A session with what is around it, and the little of TCP that it needs.
+/// A session with its environment and the parts of TCP that it needs.
 #[derive(Debug)]
 pub struct End {
     /// The session.
     pub session: Session<usize>,
     /// Its upper layer.
     pub ulp: Recorder,
-    /// Where its frames come from.
+    /// The source of its frames.
     pub link: FuzzLink,
     hold_limit: usize,
-    /// For each byte of the peer's stream: whether it was taken.
+    /// For each byte of the peer's stream: whether the session has taken it.
     taken: Vec<bool>,
-    /// The first byte not taken.
+    /// Offset of the first byte not taken.
     pub contiguous: usize,
 }
 
 impl End {
-    /// An initiator that has sent its request.
+    /// Creates an initiator that has sent its Request.
     pub fn initiator(config: MpaConfig) -> Self {
         let hold_limit = config.hold_bytes;
         let session = Session::initiator(Instant::ZERO, config, Vec::new(), 4, 4).expect("a good request");
@@ -97,7 +97,7 @@ impl End {
         end
     }
 
-    /// A responder that awaits a request.
+    /// Creates a responder that waits for a Request.
     pub fn responder(config: MpaConfig) -> Self {
         let hold_limit = config.hold_bytes;
         Self::new(Session::responder(Instant::ZERO, config, ListenerId(0)), hold_limit)
@@ -108,7 +108,8 @@ impl End {
         Self { session, ulp, link, hold_limit, taken: Vec::new(), contiguous: 0 }
     }
 
-    /// A segment arrives: trims it as TCP does and hands it to the session. Returns whether it was taken.
+    /// Delivers a segment: trims it like TCP and passes it to the session. Returns whether the session took
+    /// it.
     pub fn segment(&mut self, offset: usize, bytes: &[u8]) -> bool {
         let skip = self.contiguous.saturating_sub(offset);
         let Some(payload) = bytes.get(skip..).filter(|bytes| !bytes.is_empty()) else { return true };
@@ -136,14 +137,14 @@ impl End {
         took
     }
 
-    /// What is held is bounded: by the limit, a frame more, and the FPDU that everything waits for.
+    /// Asserts the bound on held data: the limit, one frame, and the FPDU that blocks delivery.
     fn check_bounds(&self) {
         let most = self.hold_limit + 2 * 65_536;
         assert!(self.session.held_bytes() <= most, "{} bytes held", self.session.held_bytes());
         assert!(self.link.lent() <= 256 / 8 + 4, "{} frames held", self.link.lent());
     }
 
-    /// The upper layer takes `more` ULPDUs more.
+    /// Lets the upper layer accept `more` additional ULPDUs.
     pub fn grant(&mut self, more: usize) {
         if let Some(grants) = &mut self.ulp.grants {
             *grants += more;
@@ -151,32 +152,32 @@ impl End {
         }
     }
 
-    /// The errors that the session told.
+    /// The errors that the session reported.
     pub fn stream_errors(&self) -> Vec<MpaError> {
         let errors = self.ulp.events.iter();
         errors.filter_map(|e| if let Event::StreamError(error) = e { Some(*error) } else { None }).collect()
     }
 
-    /// Whether a request waits for an answer.
+    /// Whether a Request waits for a reply.
     pub fn requested(&self) -> bool {
         self.session.failed().is_none() && matches!(self.ulp.events[..], [Event::Requested { .. }])
     }
 
-    /// Accepts it.
+    /// Accepts the Request.
     pub fn accept(&mut self) {
         let params = AcceptParams { ird: 4, ord: 4, private_data: Vec::new() };
         let accepted = self.session.accept(Instant::ZERO, &mut self.ulp, CONN, &path(), params);
         accepted.expect("a request can be accepted");
     }
 
-    /// The peer's FIN.
+    /// Delivers the peer's FIN.
     pub fn peer_closed(&mut self) {
         if !self.session.holds_undelivered() {
-            self.session.peer_closed(&mut self.ulp, CONN);
+            self.session.peer_closed(&mut self.ulp, CONN, &mut self.link);
         }
     }
 
-    /// The end: no frame is left.
+    /// Ends the session and checks that no frame is left.
     pub fn over(mut self) {
         self.session.release(&mut self.link);
         assert_eq!(self.link.lent(), 0, "frames leaked");

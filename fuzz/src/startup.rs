@@ -1,6 +1,6 @@
 //! Target: MPA start-up frames, as bytes and through a session.
 //!
-//! An input is: settings, cuts (a count, then as many bytes), the peer's stream.
+//! An input is: settings, segment boundaries (a count, then that many bytes), the peer's stream.
 
 use xwarp_tcp::{
     mpa::{Markers, MpaConfig, MpaError, MpaReply, MpaRequest, Revision, Rtr},
@@ -13,7 +13,7 @@ const REVISION_1: u8 = 8;
 const PEER_TO_PEER: u8 = 16;
 const RESPONDER: u8 = 32;
 
-/// The target.
+/// Runs one input.
 pub fn target(data: &[u8]) {
     let mut input = Input::new(data);
     let settings = input.u8();
@@ -24,7 +24,7 @@ pub fn target(data: &[u8]) {
     replies(stream);
     let (whole, cut) = (session(settings, &[], stream), session(settings, cuts, stream));
     assert_eq!(whole.1, cut.1, "cuts make a difference");
-    // A responder learns of the request before it learns that the initiator did not wait for the reply.
+    // A responder reports the Request before it reports that the initiator did not wait for the Reply.
     if settings & RESPONDER == 0 {
         assert_eq!(whole.0, cut.0, "cuts make a difference");
     }
@@ -64,7 +64,7 @@ fn config(settings: u8) -> MpaConfig {
     }
 }
 
-/// What a session that is fed with `stream` comes to: the events, and why it failed.
+/// Feeds a session with `stream`; returns the events and the error, if any.
 fn session(settings: u8, cuts: &[u8], stream: &[u8]) -> (Vec<Event>, Option<MpaError>) {
     let config = config(settings);
     let responder = settings & RESPONDER != 0;

@@ -1,6 +1,6 @@
 //! Target: the headers of received frames.
 //!
-//! An input is: flags (1: make the checksums good; 2: the bytes are TCP options only), the size of chunks, the
+//! An input is: flags (1: recompute the checksums; 2: the bytes are only TCP options), the chunk size, the
 //! frame.
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
@@ -14,7 +14,7 @@ use crate::{input::Input, link::FuzzLink};
 const MEND: u8 = 1;
 const OPTIONS: u8 = 2;
 
-/// The target.
+/// Runs one input.
 pub fn target(data: &[u8]) {
     let mut input = Input::new(data);
     let flags = input.u8();
@@ -55,7 +55,7 @@ fn agrees_with_etherparse(frame: &[u8], segment: &Segment) {
     assert_eq!(segment.ack.value(), tcp.acknowledgment_number());
     let flags = segment.flags;
     assert_eq!((flags.syn, flags.ack, flags.fin, flags.rst), (tcp.syn(), tcp.ack(), tcp.fin(), tcp.rst()));
-    // RFC 8200 allows a payload length of 0 with a jumbogram; etherparse then takes what there is.
+    // RFC 8200 allows a payload length of 0 with a jumbogram; etherparse then uses the available bytes.
     let jumbo = matches!(&net, NetSlice::Ipv6(ip) if ip.header().payload_length() == 0);
     if !jumbo {
         assert_eq!(&frame[payload_start..payload_start + payload_len], tcp.payload());
@@ -73,7 +73,7 @@ fn options(bytes: &[u8]) {
     }
 }
 
-/// Makes the checksums of an IP packet good, as far as there is one: IPv4's, and that of TCP or ICMP.
+/// Recomputes the checksums of an IP packet as far as it is complete: IPv4's, and that of TCP or ICMP.
 pub fn mend(frame: &mut [u8]) {
     let mut at = 14;
     let mut ethertype = frame.get(12..14).map_or(0, |b| u16::from_be_bytes([b[0], b[1]]));
@@ -104,7 +104,7 @@ pub fn mend(frame: &mut [u8]) {
     }
 }
 
-/// The protocol, the pseudo-header's sum, and the bytes of the transport.
+/// The protocol, the sum of the pseudo-header, and the transport's bytes.
 type Transport<'a> = Option<(u8, Sum, &'a mut [u8])>;
 
 fn mend_ipv4(packet: &mut [u8]) -> Transport<'_> {

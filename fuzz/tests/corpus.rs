@@ -1,4 +1,4 @@
-//! The inputs kept in `corpus/`, replayed. An input that once failed stays there.
+//! Replays the inputs of `corpus/`. An input that failed once stays there.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::{fs, path::Path};
@@ -10,9 +10,9 @@ fn replay(name: &str) {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
     let mut inputs: Vec<_> = fs::read_dir(corpus).unwrap().map(|entry| entry.unwrap().path()).collect();
     inputs.sort();
-    assert!(!inputs.is_empty(), "{name} has no corpus");
+    assert!(!inputs.is_empty(), "{name} has an empty corpus");
     for input in inputs {
-        // Told before, so that the last one told is the one that failed.
+        // Printed before the run, so that the last printed input is the one that failed.
         println!("{}", input.display());
         target(&fs::read(&input).unwrap());
     }

@@ -1,8 +1,8 @@
-//! How counters are written down: each once, with its meaning beside it.
+//! The macro that defines counters: each is written once, with its documentation.
 
-/// Defines a struct of counters that a layer keeps: plain `u64` fields that only grow, its sum with another,
-/// and an iterator over `("layer.name", value)`, so that a counter which exists can also be read. A field
-/// marked `: peak` is the largest value ever seen, and the larger of two in a sum.
+/// Defines the counters of a layer: a struct of plain `u64` fields that only grow, the sum of two such structs, and
+/// an iterator over `("layer.name", value)`, so that every counter can be read. A field marked `: peak` is the
+/// largest value ever seen; a sum keeps the larger of two peaks.
 ///
 /// ```
 /// xwarp_tcp::counters! {
@@ -33,7 +33,7 @@ macro_rules! counters {
         }
 
         impl $counters {
-            /// Names, with the layer before them, and values.
+            /// Pairs of `layer.name` and value.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$((concat!($layer, ".", stringify!($name)), self.$name)),+].into_iter()
             }

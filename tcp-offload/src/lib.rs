@@ -8,17 +8,20 @@
 //! | module | owns |
 //! |---|---|
 //! | [`time`], [`seq`] | the numbers: nanoseconds, wrapping sequence numbers |
-//! | [`link`] | frames as move-only tokens, and who lends them |
+//! | [`link`] | frames as move-only tokens, and the interface that lends them |
 //! | [`wire`] | frames to headers and back, checksums |
 //! | [`tcp`] | one connection: state machine, recovery, windows |
 //! | [`mpa`] | start-up, FPDUs, markers, CRC, both directions |
-//! | [`ulp`] | what DDP sees of all this |
+//! | [`ulp`] | the interface to DDP |
 //! | [`stack`] | the connection table, listeners, timers, the transmit loop |
-//! | [`counters!`] | how each layer writes its counters down |
-#![forbid(unsafe_code)]
-#![deny(clippy::disallowed_methods)]
+//! | [`copy`] | access to memory that is shared with others: the only unsafe code |
+//! | [`counters!`] | the macro that defines each layer's counters |
+#![deny(unsafe_code)]
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
+pub mod copy;
 mod counters;
+mod keyed;
 pub mod link;
 pub mod mpa;
 pub mod secret;

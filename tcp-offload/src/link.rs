@@ -1,10 +1,9 @@
 //! [`Link`]: what the stack needs of a network interface, and the frame tokens that cross it.
 //!
-//! A frame is one or more chunks of memory that the link owns (AF_XDP: of its UMEM). The stack holds
-//! frames as move-only tokens, [`RxFrame`] and [`TxFrame`]; whoever holds the token has the frame, and
-//! the link knows for each chunk in which one of its places it is: free, on the fill ring, received
-//! (token out), retained (token out), being sent, or being sent and already released. The AF_XDP
-//! driver and the simulator implement this trait; [`crate::stack::Stack`] calls it.
+//! A frame is one or more chunks of memory that the link owns (AF_XDP: of its UMEM). The stack holds frames as
+//! move-only tokens, [`RxFrame`] and [`TxFrame`]; the holder of the token owns the frame, and the link knows the
+//! place of each chunk: free, on the fill ring, received (token out), retained (token out), being sent, or being sent
+//! and already released. The AF_XDP driver and the simulator implement this trait; [`crate::stack::Stack`] calls it.
 
 use std::net::IpAddr;
 
@@ -29,7 +28,7 @@ pub struct RxFrame {
 }
 
 impl RxFrame {
-    /// Made by the link, once for each frame that comes in.
+    /// A token, made by the link once for each received frame.
     pub const fn new(head: u32, chunks: u16, len: u32, queue: QueueId) -> Self {
         Self { head, len, chunks, queue }
     }
@@ -71,7 +70,7 @@ pub struct TxFrame {
 }
 
 impl TxFrame {
-    /// Made by the link's [`Link::alloc`].
+    /// A token, made by the link in [`Link::alloc`].
     pub const fn new(head: u32, chunks: u16) -> Self {
         Self { head, chunks }
     }
@@ -92,8 +91,8 @@ impl TxFrame {
 #[error("the transmit ring is full")]
 pub struct RingFull;
 
-/// Which incoming frames the interface shall hand to us instead of to the kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// A steering rule: the received frames that the interface hands to the stack instead of to the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Steer {
     /// Every TCP segment of one connection, and ICMP errors that quote it.
     Flow(Flow),
@@ -117,7 +116,7 @@ pub type ChunksMut<'a> = SmallVec<[&'a mut [u8]; 3]>;
 /// Readable pieces of bytes that belong together, in order: a payload across chunks, markers and frames.
 pub type Pieces<'a> = SmallVec<[&'a [u8]; 12]>;
 
-/// The `len` bytes from byte `start` on of bytes that lie in `chunks`. Shorter when those are.
+/// The `len` bytes from byte `start` on of the bytes in `chunks`; fewer when the chunks are shorter.
 pub fn part<'a>(chunks: impl IntoIterator<Item = &'a [u8]>, start: usize, len: usize) -> Pieces<'a> {
     let mut pieces = Pieces::new();
     let (mut skip, mut want) = (start, len);
@@ -139,7 +138,7 @@ pub fn part<'a>(chunks: impl IntoIterator<Item = &'a [u8]>, start: usize, len: u
     pieces
 }
 
-/// The `len` bytes from byte `start` of a received frame, across its chunks. Shorter when the frame is.
+/// The `len` bytes from byte `start` on of a received frame, across its chunks; fewer when the frame is shorter.
 pub fn rx_pieces<'a>(link: &'a dyn Link, frame: &RxFrame, start: usize, len: usize) -> Pieces<'a> {
     part((0..frame.chunks()).map(|index| link.rx_chunk(frame, index)), start, len)
 }
@@ -148,16 +147,16 @@ pub fn rx_pieces<'a>(link: &'a dyn Link, frame: &RxFrame, start: usize, len: usi
 #[derive(Debug)]
 pub struct FrameWriter<'a> {
     chunks: ChunksMut<'a>,
-    /// Current chunk, and the position in it.
+    /// Index of the current chunk, and the position in it.
     chunk: usize,
     at: usize,
-    /// Bytes from the frame's start, and where writing ends.
+    /// Bytes from the frame's start to the write position and to the end of the writable range.
     position: usize,
     limit: usize,
 }
 
 impl<'a> FrameWriter<'a> {
-    /// Writes from byte `start` up to byte `limit` of the frame (less when the chunks are shorter).
+    /// A writer of the bytes from `start` to `limit` of the frame (fewer when the chunks are shorter).
     pub fn new(chunks: ChunksMut<'a>, start: usize, limit: usize) -> Self {
         let bytes = chunks.iter().map(|c| c.len()).sum::<usize>();
         let mut writer = Self { chunks, chunk: 0, at: 0, position: 0, limit: bytes.min(limit) };
@@ -191,7 +190,7 @@ impl<'a> FrameWriter<'a> {
         chunk.get_mut(at..end).unwrap_or_default()
     }
 
-    /// Writes `bytes`; returns how many fitted.
+    /// Writes as many of `bytes` as fit; returns their number.
     pub fn put(&mut self, mut bytes: &[u8]) -> usize {
         let total = bytes.len();
         while !bytes.is_empty() {
@@ -218,7 +217,7 @@ impl<'a> FrameWriter<'a> {
         }
     }
 
-    /// Overwrites what lies at byte `position` of the frame, wherever the write position is.
+    /// Overwrites the bytes at byte `position` of the frame, independent of the write position.
     pub fn patch(&mut self, position: usize, mut bytes: &[u8]) {
         let mut skip = position;
         for chunk in &mut self.chunks {
@@ -247,8 +246,8 @@ impl<'a> FrameWriter<'a> {
 
 /// A network interface as the stack sees it.
 ///
-/// Object safe on purpose: the stack and everything above are compiled once, for the driver and for
-/// the simulator alike; a frame costs a handful of indirect calls.
+/// The trait is object safe on purpose: the stack and everything above it are compiled once for the driver and the
+/// simulator; a frame costs a handful of indirect calls.
 pub trait Link: Send {
     /// Bytes that one chunk can carry on transmit.
     fn chunk_bytes(&self) -> usize;
@@ -256,10 +255,10 @@ pub trait Link: Send {
     /// How many frames of one chunk could be allocated right now.
     fn tx_available(&self) -> usize;
 
-    /// Frames to receive into, of each queue: bounds what a peer may have in flight to us.
+    /// Receive frames of each queue. They bound the data that a peer may have in flight to this end.
     fn rx_frames(&self) -> usize;
 
-    /// How many of them nobody holds now, of `queue`. When none is left, the queue is deaf.
+    /// Receive frames of `queue` that are free now. With none left, the queue drops incoming frames.
     fn rx_available(&self, queue: QueueId) -> usize;
 
     /// Moves up to `max` received frames to the end of `batch`; returns how many.
@@ -287,9 +286,9 @@ pub trait Link: Send {
     /// Makes the interface send what was submitted (the kick), and takes completions.
     fn flush(&mut self);
 
-    /// Starts to receive what `rule` names.
+    /// Installs a steering rule.
     fn steer(&mut self, rule: Steer) -> Result<(), SteerError>;
 
-    /// Ends a rule; unknown rules are ignored.
+    /// Removes a steering rule; unknown rules are ignored.
     fn unsteer(&mut self, rule: Steer);
 }

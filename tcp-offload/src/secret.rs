@@ -1,12 +1,11 @@
-//! [`Secret`]: what everything unpredictable of one engine is drawn from. It comes from outside, like the time.
+//! [`Secret`]: the source of all unpredictable numbers of one engine. The caller provides it, like the time.
 
 use std::fmt;
 
 use rand::{RngCore, SeedableRng, rngs::StdRng};
 
-/// 256 bits that nobody may guess (RFC 4086): sequence numbers and keys of memory are drawn from them.
-///
-/// It never shows in a log.
+/// 256 bits that an attacker must not be able to guess (RFC 4086). Sequence numbers and memory keys are derived from
+/// them. The `Debug` output does not contain the bits, so that no log does.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; 32]);
 
@@ -17,12 +16,12 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// The secret of these bytes, which outside of tests come from the system's random source.
+    /// The secret of these bytes. Outside of tests they come from the system's random source.
     pub const fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// No secret at all: what tests and simulations that shall repeat themselves take.
+    /// A secret derived from a plain number, for reproducible tests and simulations. It is easy to guess.
     pub fn from_number(number: u64) -> Self {
         let mut bytes = [0; 32];
         for (to, from) in bytes.iter_mut().zip(number.to_le_bytes()) {
@@ -31,7 +30,7 @@ impl Secret {
         Self(bytes)
     }
 
-    /// Secrets for `N` purposes. Who learns one of them, or what was drawn from it, learns nothing of the others.
+    /// Secrets for `N` purposes. One of them, or a number drawn from it, reveals nothing about the others.
     pub fn split<const N: usize>(&self) -> [Self; N] {
         let mut rng = self.rng();
         std::array::from_fn(|_| {
@@ -41,12 +40,12 @@ impl Secret {
         })
     }
 
-    /// The stream of a cipher, `ChaCha`, under this secret.
+    /// A random number generator, the key stream of `ChaCha` under this secret.
     pub fn rng(&self) -> StdRng {
         StdRng::from_seed(self.0)
     }
 
-    /// A key for a hash of 128 bits.
+    /// A key of 128 bits for a hash function.
     pub(crate) fn hash_key(&self) -> [u8; 16] {
         let mut key = [0; 16];
         self.rng().fill_bytes(&mut key);
@@ -59,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rfc6528_s4_what_is_drawn_for_one_purpose_tells_nothing_of_another() {
+    fn rfc6528_s4_secrets_for_different_purposes_are_independent() {
         let secret = Secret::from_number(1);
         let [a, b] = secret.split();
         assert_ne!(a, b);

@@ -1,12 +1,12 @@
-//! Sequence numbers: 32 bits that wrap (RFC 9293 section 3.4), and the 64-bit stream offsets that
-//! the framing layer uses so that it never has to think of wrapping.
+//! Sequence numbers: 32 bits that wrap (RFC 9293 section 3.4), and the 64-bit stream offsets that the framing layer
+//! uses so that it need not handle wrapping.
 
 use std::fmt;
 
 /// A TCP sequence number (RFC 9293 section 3.4).
 ///
-/// It has no `Ord`: which of two numbers is earlier depends on the window they lie in. Differences
-/// wrap and are signed; two numbers compare meaningfully when they are less than 2^31 apart.
+/// The type has no `Ord`, because the order of two numbers depends on the window they lie in. Differences wrap and
+/// are signed; a comparison is meaningful when the two numbers are less than 2^31 apart.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct SeqNum(u32);
 

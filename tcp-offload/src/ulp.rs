@@ -1,7 +1,7 @@
-//! What rides on MPA, as MPA sees it: DDP. The stack calls down nothing and up only this trait.
+//! The interface of the upper layer, DDP, to MPA. The stack calls the upper layer only through the trait [`Ulp`].
 //!
-//! *Place* and *deliver* are the RFCs' words and different things (RFC 5041 section 2): a ULPDU is placed
-//! as soon as it is complete and its CRC is right, also beyond a gap; it is delivered once, in order.
+//! *Place* and *deliver* are different things in the RFCs (RFC 5041 section 2): a ULPDU is placed as soon as it is
+//! complete and its CRC is right, also beyond a gap; it is delivered once, in order.
 
 use crate::{
     link::{FrameWriter, Pieces},
@@ -11,18 +11,20 @@ use crate::{
     wire::Path,
 };
 
-/// Names one connection of one [`crate::stack::Stack`]; never reused while anybody can hold it.
+/// The id of a connection of one [`crate::stack::Stack`], unique in the life of the stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ConnId {
-    /// Place in the connection table.
+    /// Index in the connection table.
     pub index: u32,
-    /// Steps each time the place is reused.
-    pub generation: u32,
+    /// Number of the connection in the life of the stack. 64 bits do not wrap: at 10^9 connections a second they
+    /// last for 500 years.
+    pub generation: u64,
 }
 
-/// Names one listener of one [`crate::stack::Stack`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ListenerId(pub u32);
+/// The id of a listener of one [`crate::stack::Stack`], unique in the life of the stack, so that a late request never
+/// reaches another listener of the same port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ListenerId(pub u64);
 
 /// A received ULPDU: the bytes between an FPDU's length field and its pad, markers already cut out.
 #[derive(Debug)]
@@ -43,12 +45,12 @@ impl<'a> Ulpdu<'a> {
         self.len
     }
 
-    /// Whether there is no byte at all.
+    /// Whether the ULPDU has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Copies the first bytes into `out`; returns how many there were.
+    /// Copies the first bytes into `out`; returns their number.
     pub fn peek(&self, out: &mut [u8]) -> usize {
         let mut done = 0;
         for piece in &self.pieces {
@@ -83,16 +85,17 @@ impl<'a> Ulpdu<'a> {
 /// When a ULPDU is offered for placement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {
-    /// Everything before it has been delivered; errors are final.
+    /// Everything before the ULPDU has been delivered; errors are final.
     InOrder,
-    /// Bytes before it are missing. An error only means that it waits and is offered again in order.
+    /// Bytes before the ULPDU are missing. After an error the ULPDU waits and is offered again in order.
     Early,
 }
 
 /// Why a ULPDU was not placed or not delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// No buffer for it yet (no receive posted). MPA keeps it, and the window shrinks by it, until
+    /// There is no buffer for the ULPDU yet (no receive is posted). MPA holds it and reduces the window by its size
+    /// until
     /// [`crate::stack::Stack::resume`].
     Withhold,
     /// The peer broke the protocol. Nothing more of this stream is read. For [`Arrival::InOrder`] the
@@ -100,100 +103,110 @@ pub enum Refusal {
     Stop,
 }
 
-/// What [`Ulp::pull`] did.
+/// The result of [`Ulp::pull`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pulled {
     /// One ULPDU was written.
     Ulpdu,
-    /// Nothing to send now, or nothing that fits into what is left of this segment.
+    /// There is nothing to send now, or the next ULPDU does not fit into the rest of this segment.
     Nothing,
-    /// Nothing to send any more: close this direction after what was pulled (FIN).
+    /// There is nothing more to send: a FIN closes this direction after what was pulled.
     Finish,
 }
 
-/// Writes one ULPDU into a segment that is being built, leaving out the markers' places.
+/// Writes one ULPDU into a segment that is being built, around the places of the markers.
 ///
-/// Its methods stand in [`crate::mpa`], which frames what is written.
+/// Its methods are defined in [`crate::mpa`], which frames the ULPDU.
 #[derive(Debug)]
 pub struct UlpduWriter<'w, 'f> {
     pub(crate) frame: &'w mut FrameWriter<'f>,
     pub(crate) layout: Layout,
-    /// Where the FPDU's range begins in the stream, and where its next byte will lie.
+    /// Stream offsets of the start of the FPDU's range and of its next byte.
     pub(crate) start: StreamOffset,
     pub(crate) offset: StreamOffset,
-    /// Where the FPDU's range begins in the frame.
+    /// Position in the frame of the start of the FPDU's range.
     pub(crate) position: usize,
-    /// Bytes of ULPDU still allowed, and written so far.
+    /// Bytes of ULPDU that may still be written, and those written so far.
     pub(crate) room: usize,
     pub(crate) written: usize,
-    /// Most bytes a ULPDU may have in a segment of its own.
+    /// Most bytes of a ULPDU in a segment of its own.
     pub(crate) mulpdu: usize,
+    /// Whether the connection uses CRCs.
+    pub(crate) crc: bool,
+    /// Set when the upper layer has announced the length of the ULPDU.
+    pub(crate) announced: Option<crate::mpa::Announced>,
 }
 
-/// What happened to a connection.
+/// An event of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Responder: a valid MPA Request came in; answer with [`crate::stack::Stack::accept`] or
+    /// Responder: a valid MPA Request has arrived; answer with [`crate::stack::Stack::accept`] or
     /// [`crate::stack::Stack::reject`].
     Requested {
-        /// The listener that it came to.
+        /// The listener that accepted the connection.
         listener: ListenerId,
         /// Addresses of the connection.
         path: Path,
-        /// What the initiator asks for and says.
+        /// The initiator's parameters and private data.
         offer: crate::mpa::Offer,
     },
-    /// Full operation: FPDUs may flow (for the responder: after the initiator's first).
+    /// Full operation has begun: FPDUs may be sent, by the responder only after the initiator's first FPDU.
     Established {
         /// Addresses of the connection (an initiator learns its local port here).
         path: Path,
-        /// What was agreed on.
+        /// The result of the negotiation.
         agreed: crate::mpa::Agreed,
         /// The responder's private data; empty at the responder.
         private_data: Vec<u8>,
         /// Initiator in peer-to-peer mode: the ready-to-receive message to send first (RFC 6581 section 9).
         rtr: Option<Rtr>,
     },
-    /// Initiator: the responder answered with R set.
+    /// Initiator: the responder rejected the connection (R set in its reply).
     Rejected {
-        /// Its private data.
+        /// The responder's private data.
         private_data: Vec<u8>,
-        /// Its IRD; [`crate::mpa::UNNEGOTIATED`] without enhanced set-up.
+        /// The responder's IRD; [`crate::mpa::UNNEGOTIATED`] without enhanced set-up.
         ird: u16,
-        /// Its ORD, perhaps the one that it would need (RFC 6581 section 9.1).
+        /// The responder's ORD, perhaps the one that it would need (RFC 6581 section 9.1).
         ord: u16,
     },
-    /// MPA found the stream broken. The upper layer sends its Terminate and finishes.
+    /// MPA found an error in the stream. The upper layer sends its Terminate and finishes.
     StreamError(MpaError),
-    /// The peer closed its direction, and all it sent was delivered.
+    /// The peer closed its direction, and everything it sent was delivered.
     PeerClosed,
-    /// Trouble that the connection may survive (RFC 9293 section 3.9.1.8).
+    /// A soft error, which the connection may survive (RFC 9293 section 3.9.1.8).
     SoftError(SoftError),
-    /// The connection is gone and its id no longer valid. The last event of every connection.
+    /// The connection has ended and its id is no longer valid. This is the last event of every connection.
     Closed(CloseReason),
 }
 
-/// Why a connection is gone.
+/// Why a connection has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CloseReason {
     /// Both directions were closed in order.
     #[error("closed by both ends")]
     Graceful,
-    /// We aborted it.
+    /// This end aborted the connection.
     #[error("aborted by this end")]
     Aborted,
-    /// The peer reset it.
+    /// The peer reset the connection.
     #[error("reset by the peer")]
     Reset,
-    /// The peer refused the connection: nobody listens there.
+    /// The peer refused the connection: no listener has this address and port.
     #[error("refused by the peer")]
     Refused,
     /// The peer did not answer for too long.
     #[error("timed out")]
     TimedOut,
-    /// The network says that the peer cannot be reached (ICMP).
+    /// The network reported that the peer cannot be reached (ICMP).
     #[error("unreachable")]
     Unreachable,
+    /// The interface lost our address.
+    #[error("our address was removed from the interface")]
+    AddressRemoved,
+    /// The interface was removed, or cannot carry frames any more.
+    #[error("the interface was removed")]
+    InterfaceRemoved,
     /// The MPA start-up failed.
     #[error("MPA start-up failed: {0}")]
     Startup(MpaError),
@@ -201,7 +214,7 @@ pub enum CloseReason {
 
 /// The layer above MPA.
 pub trait Ulp {
-    /// What has to be remembered of a placed ULPDU until it is delivered: its header.
+    /// The information that is kept of a placed ULPDU until it is delivered: its header.
     type Placed: Copy + std::fmt::Debug;
 
     /// Places a complete ULPDU whose CRC is right. It may be empty: a bare FPDU can be a ready-to-receive
@@ -217,6 +230,6 @@ pub trait Ulp {
     /// The peer has acknowledged the stream up to `offset` (compare [`UlpduWriter::end`]).
     fn acked(&mut self, conn: ConnId, offset: StreamOffset);
 
-    /// Something happened to the connection.
+    /// Reports an event of the connection.
     fn event(&mut self, conn: ConnId, event: Event);
 }

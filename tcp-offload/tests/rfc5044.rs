@@ -1,4 +1,4 @@
-//! RFC 5044: what the other tests of MPA leave open.
+//! RFC 5044: requirements that the other tests of MPA do not cover.
 #![allow(dead_code, reason = "the support module serves another test file, too")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,5 +1,5 @@
-//! A second opinion on TCP: smoltcp's, which none of us wrote, exchanges byte streams with ours over the virtual wire,
-//! under each fault that it survives itself; each connects, over IPv4 and IPv6. No MPA: our connections alone.
+//! An independent TCP, smoltcp, exchanges byte streams with ours over the virtual wire, under each fault that smoltcp
+//! survives. Each of the two connects, over IPv4 and IPv6. Our end is a bare TCP connection without MPA.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::{net::SocketAddr, time::Duration};
@@ -34,7 +34,7 @@ fn pattern(offset: StreamOffset) -> u8 {
     (offset ^ offset >> 8 ^ offset >> 16).wrapping_mul(0x9d) as u8
 }
 
-/// What we send: full segments, then a FIN.
+/// Our data: full segments, then a FIN.
 struct Stream(StreamOffset);
 
 impl Source for Stream {
@@ -216,7 +216,7 @@ impl Theirs {
         self.sockets.get::<Socket<'_>>(self.handle).state()
     }
 
-    /// The application: sends its stream, compares ours.
+    /// The application: sends its stream and checks ours.
     fn work(&mut self) -> bool {
         let socket = self.sockets.get_mut::<Socket<'_>>(self.handle);
         let before = (self.sent, self.received);
@@ -247,7 +247,7 @@ impl Node for Theirs {
         if worked {
             self.interface.poll(smol(now), &mut self.phy, &mut self.sockets);
         }
-        // A deadline that has passed already is looked at a microsecond later: theirs is the resolution.
+        // A deadline that has already passed is due in one microsecond, the resolution of smoltcp's clock.
         let at = self.interface.poll_at(smol(now), &self.sockets);
         self.next = at.map(|at| {
             Instant::from_nanos(at.total_micros().max(0) as u64 * 1000).max(now + Duration::from_micros(1))
@@ -283,7 +283,7 @@ fn exchange(name: &str, faults: &[Faults; 2], seed: u64) {
         let what = (theirs.received, theirs.sent, ours.acked, ours.closed, theirs.state());
         assert_eq!(theirs.received, TOTAL, "{context}: {outcome:?} {what:?}");
         let conn = ours.conn.as_mut().unwrap();
-        // The FIN of theirs counts as one.
+        // Their FIN counts as one byte.
         assert!(conn.contiguous() >= TOTAL, "{context}: {what:?} {:?}", conn.info());
         assert!(ours.acked >= TOTAL, "{context}: {what:?}");
         assert_eq!(ours.closed, Some(CloseReason::Graceful), "{context}: {what:?}");
@@ -339,7 +339,7 @@ fn sim_smoltcp_under_reordering_duplication_and_recutting() {
     }
 }
 
-/// What smoltcp does not survive itself comes only towards us.
+/// Faults that smoltcp does not survive affect only frames towards us.
 #[test]
 fn sim_smoltcp_narrow_paths_and_forged_resets_towards_us() {
     for seed in 1..=4 {

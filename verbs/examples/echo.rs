@@ -50,7 +50,7 @@ impl End {
 
     /// Waits until something has completed.
     fn completed(&self) -> Result<(), Failure> {
-        self.cq.wait(LIMIT)?.ok_or("nothing came from the peer")?.ok()?;
+        self.cq.wait(LIMIT)?.ok_or("nothing came from the peer")?.check()?;
         Ok(())
     }
 }

@@ -1,11 +1,11 @@
-//! The AF_XDP driver as an [`Interface`]: names are translated here, nothing is decided.
+//! Implements [`Interface`] for the AF_XDP driver: a translation of types without decisions of its own.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, VecDeque},
     io,
     net::{IpAddr, SocketAddr},
     os::fd::{BorrowedFd, OwnedFd},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -25,19 +25,14 @@ use crate::interface::{
 pub(crate) struct AfXdp {
     driver: xwarp_driver::Interface,
     routes: Arc<Routes>,
-    changes: std::collections::VecDeque<InterfaceChange>,
+    changes: VecDeque<InterfaceChange>,
 }
 
-/// The driver's resolver, which sees the interface as it was when it was made, and the next hops it found.
+/// The driver's resolver with the constant attributes that its routes carry.
 #[derive(Debug)]
 struct Routes {
-    resolver: Mutex<xwarp_driver::Resolver>,
+    resolver: xwarp_driver::Resolver,
     queues: u16,
-    next_hops: Mutex<HashMap<IpAddr, Mac>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl AfXdp {
@@ -46,42 +41,42 @@ impl AfXdp {
         let resolver = driver
             .resolver()
             .map_err(|source| OpenError::System { doing: "opening a netlink socket", source })?;
-        let routes = Arc::new(Routes {
-            resolver: Mutex::new(resolver),
-            queues: driver.attributes().queues,
-            next_hops: Mutex::default(),
-        });
-        Ok(Self { driver, routes, changes: std::collections::VecDeque::new() })
+        let routes = Arc::new(Routes { resolver, queues: driver.attributes().queues });
+        Ok(Self { driver, routes, changes: VecDeque::new() })
     }
 
-    /// The driver's event as ours; the resolver is made anew when what it knows is no longer so.
+    /// Translates the driver's events. Neighbours of one call are one change, so that a burst of them costs one pass
+    /// over the connections.
     fn read_events(&mut self) {
         let Self { driver, routes, changes } = self;
-        let mut stale = false;
-        let read = driver.events(|event| match event {
-            Event::AddressAdded(address) => changes.push_back(InterfaceChange::AddressAdded(address)),
-            Event::AddressRemoved(address) => changes.push_back(InterfaceChange::AddressRemoved(address)),
-            Event::LinkState { up } => changes.push_back(InterfaceChange::Carrier { up }),
-            Event::Mtu(mtu) => {
-                stale = true;
-                changes.push_back(InterfaceChange::Mtu(mtu));
-            }
-            Event::Mac(_) | Event::Overrun => stale = true,
-            Event::LinkRemoved => changes.push_back(InterfaceChange::Removed),
-            Event::Neighbour { address, mac: Some(new) } => {
-                let mut next_hops = lock(&routes.next_hops);
-                if let Some(old) = next_hops.insert(address, new).filter(|old| *old != new) {
-                    changes.push_back(InterfaceChange::NextHop { old, new });
+        let mut neighbours = BTreeMap::new();
+        let read = driver.events(|event| {
+            let change = match event {
+                Event::AddressAdded(address) => InterfaceChange::AddressAdded(address),
+                Event::AddressRemoved(address) => InterfaceChange::AddressRemoved(address),
+                Event::LinkState { up } => InterfaceChange::Carrier { up },
+                Event::Mtu(mtu) => InterfaceChange::Mtu(mtu),
+                Event::Mac(mac) => InterfaceChange::Mac(mac),
+                Event::LinkRemoved => InterfaceChange::Removed,
+                // The lost events may be of any kind; a lookup for every connection covers routes and neighbours.
+                Event::Routes | Event::Overrun => InterfaceChange::Routes,
+                Event::Neighbour { address, mac: Some(mac) } => {
+                    neighbours.insert(address, mac);
+                    return;
                 }
+                _ => return,
+            };
+            if changes.back() != Some(&change) {
+                changes.push_back(change);
             }
-            _ => {}
         });
         if let Err(error) = read {
-            tracing::warn!(%error, "changes of the interface are not seen");
+            tracing::warn!(%error, "changes of the interface cannot be read");
         }
-        if stale && let Ok(resolver) = driver.resolver() {
-            *lock(&routes.resolver) = resolver;
+        if !neighbours.is_empty() {
+            changes.push_back(InterfaceChange::Neighbours(neighbours));
         }
+        routes.resolver.follow(driver.attributes());
     }
 }
 
@@ -92,16 +87,16 @@ impl Resolver for Routes {
         source: Option<IpAddr>,
         limit: Duration,
     ) -> Result<Route, RouteError> {
-        let mut resolver = lock(&self.resolver);
-        let route = resolver.route(destination, source)?;
+        let route = self.resolver.route(destination, source)?;
         let flow = Flow { local: SocketAddr::new(route.source, 0), remote: SocketAddr::new(destination, 0) };
-        let Path { source_mac, next_hop_mac, vlan, mtu, .. } = resolver.resolve(flow, limit)?;
-        lock(&self.next_hops).insert(route.next_hop, next_hop_mac);
-        Ok(Route { source: route.source, source_mac, next_hop_mac, vlan, mtu, queues: self.queues })
+        let Path { source_mac, next_hop_mac, vlan, mtu, .. } = self.resolver.resolve(flow, limit)?;
+        let (source, next_hop, queues) = (route.source, route.next_hop, self.queues);
+        Ok(Route { source, source_mac, next_hop, next_hop_mac, vlan, mtu, queues })
     }
 
     fn reserve_port(&self, address: Option<IpAddr>, port: u16) -> io::Result<PortReservation> {
-        let held = xwarp_driver::reserve_port(address, Some(port)).map_err(|error| {
+        let interface = self.resolver.interface_index();
+        let held = xwarp_driver::reserve_port(address, Some(port), interface).map_err(|error| {
             let kind = match &error {
                 PortError::InUse(_) | PortError::Exhausted(_) => io::ErrorKind::AddrInUse,
                 PortError::Permission(_) => io::ErrorKind::PermissionDenied,
@@ -161,6 +156,11 @@ impl Interface for AfXdp {
             self.read_events();
         }
         self.changes.pop_front()
+    }
+
+    fn next_hop(&mut self, flow: &Flow, unanswered: bool) -> Option<(IpAddr, Option<Mac>)> {
+        let found = self.routes.resolver.next_hop(flow.remote.ip(), flow.local.ip(), unanswered);
+        found.inspect_err(|error| tracing::debug!(?flow, %error, "no next hop")).ok()
     }
 
     fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {

@@ -1,9 +1,10 @@
-//! [`Interface`]: what a device needs of a network interface beyond moving frames. The AF_XDP driver is
-//! adapted to it behind the feature `af-xdp`, the in-memory wire behind the feature `sim`, and an
-//! application may bring its own.
+//! [`Interface`]: what a device needs from a network interface in addition to sending and receiving frames. The
+//! AF_XDP driver implements it with the feature `af-xdp`, the in-memory wire with the feature `sim`, and
+//! applications may implement it themselves.
 
 use std::{
     any::Any,
+    collections::BTreeMap,
     fmt, io,
     net::{IpAddr, SocketAddr},
     os::fd::OwnedFd,
@@ -20,13 +21,13 @@ use xwarp_tcp::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TransferMode {
-    /// The network card reads and writes our frames itself.
+    /// The NIC reads and writes our frames by DMA.
     ZeroCopy,
     /// The kernel copies each frame once.
     Copy,
-    /// The kernel makes a socket buffer of each frame first; works on every interface.
+    /// The kernel first makes a socket buffer of each frame; works on every interface.
     Generic,
-    /// There is no kernel: frames are handed over in memory.
+    /// Frames are passed in memory, without a kernel.
     Memory,
 }
 
@@ -41,12 +42,12 @@ impl fmt::Display for TransferMode {
     }
 }
 
-/// What an interface is, as of now.
+/// The current state of an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterfaceAttributes {
-    /// The kernel's name of it.
+    /// Its name in the kernel.
     pub name: String,
-    /// The kernel's index of it.
+    /// Its index in the kernel.
     pub index: u32,
     /// Its Ethernet address.
     pub mac: Mac,
@@ -56,61 +57,65 @@ pub struct InterfaceAttributes {
     pub up: bool,
     /// Its addresses, shared with the kernel.
     pub addresses: Vec<IpAddr>,
-    /// How frames cross.
+    /// How frames cross between the network and us.
     pub mode: TransferMode,
-    /// Receive queues that are served.
+    /// Receive queues that have a socket.
     pub queues: u16,
 }
 
-/// Something about the interface is not as it was; [`Interface::attributes`] has the new state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A change of the interface; [`Interface::attributes`] has the new state.
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InterfaceChange {
-    /// It went up or down, or its carrier did.
+    /// It went up or down, or its carrier appeared or disappeared.
     Carrier {
         /// Whether it can carry frames now.
         up: bool,
     },
-    /// It has one more address.
+    /// It has a new address.
     AddressAdded(IpAddr),
-    /// An address is no longer its own: connections from it end.
+    /// It lost an address; the connections from this address end.
     AddressRemoved(IpAddr),
-    /// Its largest IP packet has these bytes now.
+    /// Its MTU changed, in bytes of IP packet.
     Mtu(u16),
-    /// A next hop has another Ethernet address.
-    NextHop {
-        /// The address until now.
-        old: Mac,
-        /// The address from now on.
-        new: Mac,
-    },
-    /// It is gone, or no longer ours: nothing will be received any more.
+    /// Its Ethernet address changed.
+    Mac(Mac),
+    /// The Ethernet addresses of these neighbours are known or changed.
+    Neighbours(BTreeMap<IpAddr, Mac>),
+    /// Some route changed: connections may have other next hops now.
+    Routes,
+    /// It was removed and carries no frames any more.
     Removed,
 }
 
-/// The way to a peer: everything of a [`Path`] but the ports.
+/// The route to a peer: a [`Path`] without the ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
-    /// Our address towards it.
+    /// Our address towards the peer.
     pub source: IpAddr,
     /// Ethernet address that our frames carry.
     pub source_mac: Mac,
+    /// IP address of the next hop: a gateway's, or the peer's own.
+    pub next_hop: IpAddr,
     /// Ethernet address of the next hop.
     pub next_hop_mac: Mac,
     /// Tags that our frames carry.
     pub vlan: VlanTags,
     /// Largest IP packet on the way, in bytes.
     pub mtu: u16,
-    /// Queues on which frames may leave: a connection takes one by its ports.
+    /// Number of queues. The ports choose the queue on which the connection's first frames leave.
     pub queues: u16,
 }
 
 impl Route {
-    /// The path of the connection from `port` to `peer`.
+    /// The path of the connection from `port` to `peer`. A scope id of `peer` is left out: frames carry none, so a
+    /// flow with one would match no received segment.
     pub fn path(&self, port: u16, peer: SocketAddr) -> Path {
+        let remote = SocketAddr::new(peer.ip(), peer.port());
         Path {
-            flow: Flow { local: SocketAddr::new(self.source, port), remote: peer },
+            flow: Flow { local: SocketAddr::new(self.source, port), remote },
             source_mac: self.source_mac,
+            next_hop: Some(self.next_hop),
             next_hop_mac: self.next_hop_mac,
             vlan: self.vlan,
             mtu: self.mtu,
@@ -126,24 +131,24 @@ pub enum RouteError {
     /// what to do.
     #[error("{0}")]
     Address(String),
-    /// The network says that nobody is there.
+    /// The next hop does not answer, or the network reports the peer as unreachable.
     #[error("{0}")]
     Unreachable(String),
-    /// Not known within the time limit.
+    /// The time limit passed before the next hop was resolved.
     #[error("{0}")]
     TimedOut(String),
 }
 
-/// A port that is ours until this is dropped; the kernel gives it to nobody else.
+/// A TCP port that the kernel reserves for us until this is dropped.
 pub struct PortReservation {
     /// The port.
     pub port: u16,
-    /// What holds it.
+    /// Keeps the reservation.
     _guard: Box<dyn Any + Send + Sync>,
 }
 
 impl PortReservation {
-    /// `port`, held as long as `guard` lives.
+    /// A reservation of `port` that lasts as long as `guard`.
     pub fn new(port: u16, guard: impl Any + Send + Sync) -> Self {
         Self { port, _guard: Box::new(guard) }
     }
@@ -155,10 +160,10 @@ impl fmt::Debug for PortReservation {
     }
 }
 
-/// Routes, neighbours and ports: the part of an interface that works without holding it, from any thread.
+/// Routes, neighbours and ports: the part of an interface that any thread can use without the engine's lock.
 pub trait Resolver: Send + Sync {
-    /// The way to `destination`, from `source` or from an address of the interface's choice. Waits for
-    /// the next hop's Ethernet address at most `limit`; zero means: only what is known already.
+    /// The route to `destination`, from `source` or from the address that the kernel prefers. Waits at most `limit` for
+    /// the next hop's Ethernet address; with zero it must be known already.
     fn resolve(
         &self,
         destination: IpAddr,
@@ -166,17 +171,17 @@ pub trait Resolver: Send + Sync {
         limit: Duration,
     ) -> Result<Route, RouteError>;
 
-    /// Takes `port` (0: a free one) of `address` (`None`: of all addresses of both families).
+    /// Reserves `port` (0: any free one) on `address` (`None`: on all addresses of both families).
     fn reserve_port(&self, address: Option<IpAddr>, port: u16) -> io::Result<PortReservation>;
 }
 
-/// A network interface with its surroundings.
+/// A network interface: its frames, attributes, changes, routes and neighbours.
 pub trait Interface: Link {
-    /// What it is, as of now.
+    /// Its current state.
     fn attributes(&self) -> InterfaceAttributes;
 
-    /// Descriptors of which at least one is readable while frames or [changes](Self::change) wait. They
-    /// are duplicates: the progress thread polls them without holding the interface.
+    /// Descriptors of which at least one is readable while frames or [changes](Self::change) wait. They are
+    /// duplicates, so that the progress thread polls them without the engine's lock.
     fn readiness(&self) -> io::Result<Vec<OwnedFd>>;
 
     /// Routes, neighbours and ports.
@@ -185,6 +190,14 @@ pub trait Interface: Link {
     /// The next change since the last call, if any.
     fn change(&mut self) -> Option<InterfaceChange>;
 
-    /// Tells every counter of the interface by its stable name.
+    /// The next hop from `flow.local` to `flow.remote` by the current routes, and its Ethernet address if the kernel
+    /// knows it; otherwise an [`InterfaceChange::Neighbours`] follows. `unanswered`: the peer does not answer, so the
+    /// kernel is asked to confirm the neighbour. `None` where the interface has no routes, or none to the peer.
+    fn next_hop(&mut self, flow: &Flow, unanswered: bool) -> Option<(IpAddr, Option<Mac>)> {
+        let _ = (flow, unanswered);
+        None
+    }
+
+    /// Calls `tell` with the stable name and the value of every counter.
     fn counters(&self, tell: &mut dyn FnMut(&'static str, u64));
 }

@@ -1,28 +1,28 @@
 //! Registered memory: the bytes that peers and the application share, and the only unsafe code of this crate.
 //!
-//! A peer may write a region at any moment, so nothing here ever makes a Rust reference to its bytes, which
-//! would promise that nobody else touches them. Like the guest memory of a virtual machine monitor it is
-//! reached by copies to and from private buffers, and by atomic words. Every access is bounds checked,
-//! in release builds too. A race between a copy and a peer yields unspecified *values*, as on an RNIC;
-//! whatever must be consistent (a CRC, a header) is computed from the private side of the copy.
+//! A peer may write a region at any moment, so this module never makes a Rust reference to its bytes: a reference
+//! would promise exclusive or read-only access. Every access goes through [`xwarp_tcp::copy`], whose machine
+//! instructions are opaque to the compiler (docs/decisions/0010): copies to and from private buffers, and accesses to
+//! aligned words. All accesses are bounds-checked, in release builds too. A race between a copy and a peer yields
+//! unspecified *values*, as on a hardware RNIC; anything that must be consistent (a CRC, a header) is computed from
+//! the private side of the copy.
 
 #![allow(unsafe_code)]
 
-use std::{
-    fmt, io,
-    ptr::NonNull,
-    sync::{
-        Arc,
-        atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, compiler_fence},
-    },
-};
+use std::{fmt, io, ptr::NonNull, sync::Arc};
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
+use xwarp_tcp::copy;
+
+/// Size of the pages of [`Pages::Huge`], as a power of two.
+const HUGE_PAGE_BITS: u8 = 21;
+/// Bytes of the private buffer for copies from one memory to another.
+const BOUNCE_BYTES: usize = 1024;
 
 /// An access that the memory does not allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
-    /// Some byte of the range lies outside.
+    /// Some byte of the range lies outside of the memory.
     #[error("bytes {offset}..+{len} lie outside of a memory of {size} bytes")]
     OutOfBounds {
         /// First byte of the range.
@@ -49,17 +49,17 @@ pub enum Pages {
     /// Ordinary pages.
     #[default]
     Normal,
-    /// Ordinary pages that the kernel is asked to merge to huge ones where it can.
+    /// Ordinary pages that the kernel is asked to merge into huge pages where possible.
     TransparentHuge,
-    /// Pages from the kernel's huge page pool (2 MiB); fails when the pool has not enough.
+    /// Pages from the kernel's pool of huge pages (2 MiB). Allocation fails when the pool has too few.
     Huge,
 }
 
-/// What keeps the bytes valid.
+/// The owner of the bytes.
 enum Backing {
     /// Our own anonymous mapping; unmapped with the last handle.
     Owned(#[expect(dead_code, reason = "held for its Drop")] MmapRaw),
-    /// The caller's, by the contract of [`Memory::borrowed`].
+    /// Memory of the caller, under the contract of [`Memory::borrowed`].
     Borrowed,
 }
 
@@ -72,9 +72,9 @@ pub struct Memory {
     _backing: Arc<Backing>,
 }
 
-// SAFETY: the handle gives access only through raw copies and atomics, which are sound from any number of
-// threads (races give unspecified values, see the module), and the backing outlives the handle: an owned
-// mapping by the `Arc`, a borrowed one by the contract of `Memory::borrowed`, which names all threads.
+// SAFETY: the handle gives access only through `xwarp_tcp::copy`, which is sound from any number of threads, and the
+// backing outlives the handle: an owned mapping by the `Arc`, a borrowed one by the contract of
+// `Memory::borrowed`, which names all threads.
 unsafe impl Send for Memory {}
 // SAFETY: as for `Send`: all methods take `&self` and are meant for concurrent use.
 unsafe impl Sync for Memory {}
@@ -85,34 +85,35 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// Word-sized raw access; the macro keeps the one argument for soundness in one place.
+/// Defines the accesses to aligned words, with one soundness argument for all of them.
 macro_rules! words {
-    ($($load:ident $store:ident $atomic:ty, $word:ty, $name:literal;)*) => {$(
-        #[doc = concat!("Reads the aligned ", $name, " at `offset` (host byte order) in one piece; what its writer wrote before it is visible after it.")]
+    ($($load:ident $store:ident $word:ty, $name:literal;)*) => {$(
+        #[doc = concat!("Loads the aligned ", $name, " at `offset` (host byte order) in one piece. A store by [`Memory`] that it sees, and everything before that store, happened before it (acquire).")]
         pub fn $load(&self, offset: usize) -> Result<$word, AccessError> {
             let at = self.word(offset, size_of::<$word>())?;
             // SAFETY: `word` checked that the bytes lie inside the memory and are aligned; the backing is
-            // alive while `self` is; every party uses atomics or raw copies.
-            Ok(unsafe { <$atomic>::from_ptr(at.cast()) }.load(Ordering::Acquire))
+            // alive while `self` is.
+            Ok(unsafe { copy::$load(at.cast()) })
         }
 
-        #[doc = concat!("Writes the aligned ", $name, " at `offset` (host byte order) in one piece, after everything this thread wrote before.")]
+        #[doc = concat!("Stores the aligned ", $name, " at `offset` (host byte order) in one piece, after everything that this thread wrote before (release).")]
         pub fn $store(&self, offset: usize, value: $word) -> Result<(), AccessError> {
             let at = self.writable()?.word(offset, size_of::<$word>())?;
             // SAFETY: as in the load above; the memory is writable.
-            unsafe { <$atomic>::from_ptr(at.cast()) }.store(value, Ordering::Release);
+            unsafe { copy::$store(at.cast(), value) };
             Ok(())
         }
     )*};
 }
 
 impl Memory {
-    /// Zeroed memory of our own.
+    /// Maps `len` zeroed bytes, which are unmapped with the last handle. The mapping is rounded up to whole pages of
+    /// the kind in `pages`; bytes beyond `len` cannot be accessed.
     pub fn anonymous(len: usize, pages: Pages) -> io::Result<Self> {
         let mut options = MmapOptions::new();
-        options.len(len);
+        options.len(mapping_len(len, pages).ok_or(io::ErrorKind::OutOfMemory)?);
         if pages == Pages::Huge {
-            options.huge(Some(21));
+            options.huge(Some(HUGE_PAGE_BITS));
         }
         let map = MmapRaw::from(options.map_anon()?);
         if pages == Pages::TransparentHuge {
@@ -122,7 +123,7 @@ impl Memory {
         Ok(Self { base, len, writable: true, _backing: Arc::new(Backing::Owned(map)) })
     }
 
-    /// Memory of the caller's.
+    /// A handle to memory of the caller.
     ///
     /// # Safety
     /// From now until the last clone and the last [`slice`](Self::slice) of the handle are gone (a region that was
@@ -131,14 +132,17 @@ impl Memory {
     /// - the `len` bytes at `base` stay mapped, readable, and writable (if they are not, use
     ///   [`Memory::borrowed_read_only`]);
     /// - nobody holds or makes a Rust reference (`&` or `&mut`) that overlaps them, except to types with
-    ///   interior mutability that are sound under foreign writes (atomics, `UnsafeCell` behind raw access);
-    /// - accesses by others that race with ours are plain machine accesses of C code or raw/volatile/atomic
-    ///   accesses of Rust code, in any thread, and their values are treated as arbitrary.
+    ///   interior mutability (`UnsafeCell`, atomics);
+    /// - accesses by others at a time when the device may access the same bytes (for as long as a peer may read or
+    ///   write them, or a work request names them) are accesses that the Rust compiler does not see: by C code, another
+    ///   process, the kernel, `asm!`, or the methods of a [`Memory`]. Rust code may also use `AtomicU64` for an aligned word
+    ///   that the device accesses only by [`update_u64`](Self::update_u64) (RFC 7306) at that time. For plain and volatile
+    ///   accesses of Rust code such a race is undefined behaviour; they are fine before and after.
     pub unsafe fn borrowed(base: NonNull<u8>, len: usize) -> Self {
         Self { base, len, writable: true, _backing: Arc::new(Backing::Borrowed) }
     }
 
-    /// Memory of the caller's that must not be written.
+    /// A handle to read-only memory of the caller.
     ///
     /// # Safety
     /// As [`Memory::borrowed`], but the bytes need not be writable, and shared references to them may exist
@@ -147,7 +151,7 @@ impl Memory {
         Self { base, len, writable: false, _backing: Arc::new(Backing::Borrowed) }
     }
 
-    /// The same bytes, not to be written through this handle.
+    /// A read-only handle to the same bytes.
     #[must_use]
     pub fn into_read_only(self) -> Self {
         Self { writable: false, ..self }
@@ -159,12 +163,12 @@ impl Memory {
         Ok(Self { base, len, ..self.clone() })
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no byte at all.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -174,70 +178,99 @@ impl Memory {
         self.writable
     }
 
-    /// Address of the first byte. What is done with it is outside of what this type can keep sound.
+    /// Address of the first byte. This type cannot guarantee the soundness of accesses through the pointer.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// Whether `offset..offset + len` lies inside.
+    /// Whether `offset..offset + len` lies inside of the memory.
     pub fn contains(&self, offset: usize, len: usize) -> bool {
         offset.checked_add(len).is_some_and(|end| end <= self.len)
     }
 
-    /// Copies the bytes from `offset` on into `out`, all of it.
+    /// Copies the bytes from `offset` into `out` and fills it.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), AccessError> {
         let from = self.range(offset, out.len())?;
-        // SAFETY: `range` checked the source; `out` is a live exclusive slice of the same length.
-        unsafe { copy(from, out.as_mut_ptr(), out.len()) };
+        // SAFETY: `range` checked the source, which is mapped; a live exclusive slice does not overlap it.
+        unsafe { copy::read(from, out) };
         Ok(())
     }
 
-    /// Copies `bytes` to `offset`, all of them.
+    /// As [`read`](Self::read), and updates `crc` with the copied bytes in the same pass ([`copy::crc32c`]).
+    pub fn read_with_crc(&self, offset: usize, out: &mut [u8], crc: &mut u32) -> Result<(), AccessError> {
+        let from = self.range(offset, out.len())?;
+        // SAFETY: as in `read`.
+        *crc = unsafe { copy::read_crc32c(*crc, from, out) };
+        Ok(())
+    }
+
+    /// Copies all of `bytes` to `offset`. An aligned word of 2, 4 or 8 bytes is written in one access, for
+    /// applications that poll a counter which a peer writes.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), AccessError> {
         let to = self.writable()?.range(offset, bytes.len())?;
-        // SAFETY: `range` checked the destination, which is writable; `bytes` is a live slice.
-        unsafe { copy(bytes.as_ptr(), to, bytes.len()) };
+        // SAFETY: `range` checked the destination, which is mapped and writable; a live slice does not overlap it.
+        unsafe { copy::write(to, bytes) };
         Ok(())
     }
 
     /// Copies `len` bytes from `offset` to `to_offset` of `to`, which may be the same memory and overlap.
     pub fn copy_to(&self, offset: usize, to: &Self, to_offset: usize, len: usize) -> Result<(), AccessError> {
         let from = self.range(offset, len)?;
-        let to = to.writable()?.range(to_offset, len)?;
-        // SAFETY: both ranges are checked, the destination is writable, and `copy` allows overlap.
-        unsafe { copy(from, to, len) };
+        let target = to.writable()?.range(to_offset, len)?;
+        let mut bounce = [0; BOUNCE_BYTES];
+        let parts = len.div_ceil(BOUNCE_BYTES);
+        // If the target begins within the source, the last part must be read before it is overwritten.
+        let backwards = target.addr() > from.addr();
+        for part in 0..parts {
+            let at = if backwards { parts - 1 - part } else { part } * BOUNCE_BYTES;
+            let part = &mut bounce[..(len - at).min(BOUNCE_BYTES)];
+            self.read(offset + at, part)?;
+            to.write(to_offset + at, part)?;
+        }
         Ok(())
     }
 
-    /// Writes `len` times `byte` from `offset` on.
+    /// Sets the `len` bytes from `offset` to `byte`.
     pub fn fill(&self, offset: usize, len: usize, byte: u8) -> Result<(), AccessError> {
-        let to = self.writable()?.range(offset, len)?;
-        // SAFETY: `range` checked the destination, which is writable.
-        unsafe { to.write_bytes(byte, len) };
-        compiler_fence(Ordering::SeqCst);
+        self.writable()?.range(offset, len)?;
+        let pattern = [byte; BOUNCE_BYTES];
+        for at in (0..len).step_by(BOUNCE_BYTES) {
+            self.write(offset + at, &pattern[..(len - at).min(BOUNCE_BYTES)])?;
+        }
         Ok(())
     }
 
     words! {
-        load_u8 store_u8 AtomicU8, u8, "byte";
-        load_u16 store_u16 AtomicU16, u16, "16-bit word";
-        load_u32 store_u32 AtomicU32, u32, "32-bit word";
-        load_u64 store_u64 AtomicU64, u64, "64-bit word";
+        load_u8 store_u8 u8, "byte";
+        load_u16 store_u16 u16, "16-bit word";
+        load_u32 store_u32 u32, "32-bit word";
+        load_u64 store_u64 u64, "64-bit word";
     }
 
-    /// Replaces the aligned 64-bit word at `offset` by `f` of it, or leaves it when that is `None`, in one atomic step with
-    /// regard to every other atomic access, also of the application's own CPU; returns the word before. `f`
-    /// may be called several times. (The base of RFC 7306's FetchAdd, CmpSwap and Swap.)
-    pub fn update_u64(&self, offset: usize, f: impl FnMut(u64) -> Option<u64>) -> Result<u64, AccessError> {
-        let at = self.writable()?.word(offset, size_of::<u64>())?;
-        // SAFETY: as in the loads and stores: inside, aligned, alive, writable.
-        let word = unsafe { AtomicU64::from_ptr(at.cast()) };
-        Ok(match word.fetch_update(Ordering::AcqRel, Ordering::Acquire, f) {
-            Ok(before) | Err(before) => before,
-        })
+    /// Atomically replaces the aligned 64-bit word at `offset` by `f` of its value, or leaves it unchanged when `f`
+    /// returns `None`; returns the former value. The step is atomic with regard to every other atomic access,
+    /// including those of application threads. `f` may be called several times. RFC 7306's FetchAdd, CmpSwap and Swap
+    /// are built on it.
+    pub fn update_u64(
+        &self,
+        offset: usize,
+        mut f: impl FnMut(u64) -> Option<u64>,
+    ) -> Result<u64, AccessError> {
+        let at: *mut u64 = self.writable()?.word(offset, size_of::<u64>())?.cast();
+        // SAFETY: inside, aligned, alive.
+        let mut seen = unsafe { copy::load_u64(at) };
+        while let Some(new) = f(seen) {
+            // SAFETY: as above, and the memory is writable.
+            let before = unsafe { copy::compare_exchange_u64(at, seen, new) };
+            if before == seen {
+                break;
+            }
+            seen = before;
+        }
+        Ok(seen)
     }
 
-    /// Address of `offset`, when the range from there lies inside.
+    /// Address of byte `offset`, if `len` bytes from there lie inside of the memory.
     fn range(&self, offset: usize, len: usize) -> Result<*mut u8, AccessError> {
         if self.contains(offset, len) {
             // SAFETY: `offset <= self.len`, so the address lies in the memory or one past its end.
@@ -258,27 +291,13 @@ impl Memory {
     }
 }
 
-/// Copies `len` bytes as the processor does it, once.
-///
-/// Not inlined, and closed by a compiler fence, so that no optimisation reads the shared side a second time
-/// in place of the private copy. An aligned word goes in one piece, for applications that watch a counter
-/// which a peer writes.
-///
-/// # Safety
-/// `from` must be readable and `to` writable for `len` bytes; neither may be freed meanwhile.
-#[inline(never)]
-#[expect(clippy::cast_ptr_alignment, reason = "only what lies aligned is taken for a word")]
-unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    let aligned = (from.addr() | to.addr()).is_multiple_of(len.max(1));
-    match len {
-        // SAFETY: the caller's contract; both addresses are aligned to the word.
-        8 if aligned => unsafe { to.cast::<u64>().write_volatile(from.cast::<u64>().read_volatile()) },
-        // SAFETY: as above.
-        4 if aligned => unsafe { to.cast::<u32>().write_volatile(from.cast::<u32>().read_volatile()) },
-        // SAFETY: the caller's contract; `ptr::copy` allows overlap.
-        _ => unsafe { std::ptr::copy(from, to, len) },
+/// Number of bytes to map for `len` bytes. The kernel rounds a mapping of huge pages up, but refuses to unmap a
+/// length that is no multiple of the page size. `None` when rounding up overflows.
+fn mapping_len(len: usize, pages: Pages) -> Option<usize> {
+    match pages {
+        Pages::Normal | Pages::TransparentHuge => Some(len),
+        Pages::Huge => len.max(1).checked_next_multiple_of(1 << HUGE_PAGE_BITS),
     }
-    compiler_fence(Ordering::SeqCst);
 }
 
 #[cfg(test)]
@@ -304,6 +323,20 @@ mod tests {
                 memory.read(0, &mut all).unwrap();
                 prop_assert_eq!(&all, &oracle);
             }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn prop_copies_within_one_memory_equal_copy_within(from in 0usize..3000, to in 0usize..3000, len in 0usize..3000) {
+            let memory = Memory::anonymous(6000, Pages::Normal).unwrap();
+            let mut oracle: Vec<u8> = (0..6000_usize).map(|i| (i * 7 + i / 256) as u8).collect();
+            memory.write(0, &oracle).unwrap();
+            memory.copy_to(from, &memory, to, len).unwrap();
+            oracle.copy_within(from..from + len, to);
+            let mut all = vec![0; 6000];
+            memory.read(0, &mut all).unwrap();
+            prop_assert_eq!(all, oracle);
         }
     }
 
@@ -355,6 +388,47 @@ mod tests {
         let mut out = [0; 8];
         a.read(0, &mut out).unwrap();
         assert_eq!(out, [1, 2, 1, 2, 3, 4, 0, 0]);
+    }
+
+    #[test]
+    fn fill_writes_the_named_bytes_only() {
+        let memory = Memory::anonymous(5000, Pages::Normal).unwrap();
+        memory.fill(100, 4000, 9).unwrap();
+        let mut all = vec![0; 5000];
+        memory.read(0, &mut all).unwrap();
+        let expected = |at: usize| if (100..4100).contains(&at) { 9 } else { 0 };
+        assert!(all.iter().enumerate().all(|(at, byte)| *byte == expected(at)));
+    }
+
+    #[test]
+    fn mappings_of_huge_pages_are_whole_pages() {
+        const HUGE: usize = 2 << 20;
+        assert_eq!(mapping_len(5000, Pages::Normal), Some(5000));
+        for (len, mapped) in [(0, HUGE), (1, HUGE), (HUGE, HUGE), (HUGE + 1, 2 * HUGE)] {
+            assert_eq!(mapping_len(len, Pages::Huge), Some(mapped), "{len} bytes");
+        }
+        assert_eq!(mapping_len(usize::MAX, Pages::Huge), None);
+        assert!(Memory::anonymous(usize::MAX, Pages::Huge).is_err());
+    }
+
+    /// Needs pages in the kernel's pool (`vm.nr_hugepages`); without them the test checks that allocation fails.
+    #[test]
+    fn huge_pages_are_unmapped_with_the_last_handle() {
+        let maps = || std::fs::read_to_string("/proc/self/maps").unwrap();
+        let len = (2 << 20) + 5;
+        let memory = match Memory::anonymous(len, Pages::Huge) {
+            Ok(memory) => memory,
+            Err(error) => {
+                assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
+                return;
+            }
+        };
+        assert_eq!(memory.len(), len);
+        assert!(memory.write(len, &[1]).is_err(), "the rest of the last page is not accessible");
+        let begin = format!("{:x}-", memory.as_ptr().addr());
+        assert!(maps().lines().any(|line| line.starts_with(&begin)));
+        drop(memory);
+        assert!(!maps().lines().any(|line| line.starts_with(&begin)), "the mapping is still there");
     }
 
     #[test]

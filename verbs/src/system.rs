@@ -1,9 +1,10 @@
-//! The clock, waiting, and threads: every contact of this crate with the operating system beyond memory
-//! and interfaces. Everything else is told the time and rings a [`Doorbell`].
+//! The clock, waiting, threads and random secrets: all uses of the operating system by this crate except memory and
+//! interfaces. Other modules get the time as an argument and ring a [`Doorbell`].
 
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
     time::Duration,
 };
@@ -15,7 +16,7 @@ use rustix::{
 };
 use xwarp_tcp::{secret::Secret, time::Instant};
 
-/// The monotonic clock of one device, from the moment it was opened.
+/// The monotonic clock of one device; zero is the moment when the device was opened.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Clock {
     origin: std::time::Instant,
@@ -33,7 +34,14 @@ impl Clock {
     }
 }
 
-/// A descriptor that is readable from [`ring`](Self::ring) to [`clear`](Self::clear).
+/// Locks `mutex`, even if a holder panicked. The data behind this crate's mutexes is never left half changed: queues
+/// and tables change in single steps, and the device handles a panic inside its engine before it releases the lock
+/// (see `api::failure`).
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A descriptor that is readable from a call of [`ring`](Self::ring) to the next [`clear`](Self::clear).
 #[derive(Debug)]
 pub(crate) struct Doorbell(OwnedFd);
 
@@ -42,12 +50,12 @@ impl Doorbell {
         Ok(Self(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Makes it readable. (The only failure is a counter that is full, and then it is readable.)
+    /// Makes it readable. The only possible error is a full counter, and then it is already readable.
     pub(crate) fn ring(&self) {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Makes it unreadable; says whether it was rung.
+    /// Makes it unreadable; returns whether it was rung.
     pub(crate) fn clear(&self) -> bool {
         rustix::io::read(&self.0, &mut [0u8; 8]).is_ok()
     }
@@ -59,8 +67,8 @@ impl AsFd for Doorbell {
     }
 }
 
-/// Waits until one of `fds` is readable (or in error) or `limit` has passed; `None` waits for ever.
-/// Says whether one is. A signal ends the wait early.
+/// Waits until one of `fds` is readable or in error, at most for `limit` (`None`: without limit). Returns whether one
+/// is. A signal ends the wait early.
 pub(crate) fn wait_readable<'a>(
     fds: impl IntoIterator<Item = BorrowedFd<'a>>,
     limit: Option<Duration>,
@@ -84,7 +92,7 @@ pub(crate) fn spawn(name: String, f: impl FnOnce() + Send + 'static) -> io::Resu
     std::thread::Builder::new().name(name).spawn(f)
 }
 
-/// A secret of the system's random source (RFC 4086): what everything random in one engine is drawn from.
+/// A secret from the system's random source (RFC 4086), from which all random values of one engine are derived.
 pub(crate) fn secret() -> io::Result<Secret> {
     let mut bytes = [0; 32];
     OsRng.try_fill_bytes(&mut bytes).map_err(io::Error::other)?;

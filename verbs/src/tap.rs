@@ -1,9 +1,10 @@
-//! A tap at the frame boundary: every frame that crosses an interface, both ways, into a pcapng file.
-//! AF_XDP passes by the kernel's packet sockets, so tcpdump cannot see this traffic.
+//! [`Tap`]: records every frame that crosses an interface, in both directions, to a pcapng file. AF_XDP bypasses the
+//! kernel's packet sockets, so tcpdump cannot see this traffic.
 
 use std::{
     borrow::Cow,
     io::{self, BufWriter, Write},
+    net::IpAddr,
     os::fd::OwnedFd,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -19,21 +20,24 @@ use pcap_file::{
         },
     },
 };
-use xwarp_tcp::link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame, rx_pieces};
+use xwarp_tcp::{
+    link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame, rx_pieces},
+    wire::{Flow, Mac},
+};
 
 use crate::interface::{Interface, InterfaceAttributes, InterfaceChange, Resolver};
 
-/// Bytes that may wait in memory before they are written.
+/// Bytes that may be buffered before they are written.
 const BUFFER_BYTES: usize = 1 << 18;
-/// How long bytes may wait there while frames come and go.
+/// Longest time that bytes stay buffered while there is traffic.
 const FLUSH_EVERY: Duration = Duration::from_millis(100);
 
 /// Direction bits of a packet's flags word (pcapng, section 4.3.1).
 const INBOUND: u32 = 1;
 const OUTBOUND: u32 = 2;
 
-/// An interface whose frames are recorded. Time stamps are wall-clock nanoseconds, outgoing frames as
-/// submitted. When the file cannot be written any more, recording ends with a warning.
+/// An interface whose frames are recorded. Time stamps are wall-clock nanoseconds; outgoing frames are recorded as
+/// submitted. When a write fails, recording ends with a warning.
 pub struct Tap {
     inner: Box<dyn Interface>,
     recorder: Option<Recorder>,
@@ -46,7 +50,7 @@ struct Recorder {
 }
 
 impl Tap {
-    /// Records what crosses `inner` to `out`.
+    /// Records the frames that cross `inner` to `out`.
     pub fn new(inner: Box<dyn Interface>, out: Box<dyn Write + Send>) -> io::Result<Self> {
         let out = BufWriter::with_capacity(BUFFER_BYTES, out);
         let mut file = PcapNgWriter::new(out).map_err(io_error)?;
@@ -197,6 +201,10 @@ impl Interface for Tap {
 
     fn change(&mut self) -> Option<InterfaceChange> {
         self.inner.change()
+    }
+
+    fn next_hop(&mut self, flow: &Flow, unanswered: bool) -> Option<(IpAddr, Option<Mac>)> {
+        self.inner.next_hop(flow, unanswered)
     }
 
     fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {

@@ -1,4 +1,5 @@
-//! Closing a device leaves nothing behind: no thread, no descriptor. Alone in its process, because it counts them.
+//! Closing a device leaves no thread and no descriptor behind. The test runs in its own process, because it counts
+//! them.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;
@@ -18,7 +19,7 @@ fn census() -> (usize, usize) {
     (count("/proc/self/task"), count("/proc/self/fd"))
 }
 
-/// A thread that was joined may still be seen for a moment.
+/// Whether the counts return to `before`: a joined thread may stay visible for a moment.
 fn settles_to(before: (usize, usize)) -> bool {
     (0..200).any(|_| {
         census() == before || {
@@ -36,7 +37,7 @@ fn traffic(progress: Progress) {
     assert!(server.cq.spin(LIMIT).is_some());
 }
 
-/// Objects that outlive each other in every unusual order, with events that nobody reads.
+/// Drops objects in unusual orders, with unread events.
 fn abandoned() {
     let [server, client] = devices(Progress::Auto);
     let channel = EventChannel::new().unwrap();
@@ -54,7 +55,7 @@ fn abandoned() {
     id.resolve_route().unwrap();
     id.connect(&qp, ConnectOptions::default()).unwrap();
     assert!(server.wait(&channel, Some(LIMIT)).unwrap());
-    // A slow resolution is under way as its device is closed.
+    // A slow resolution is in progress when its device is closed.
     let slow = CmId::new(&client, &channel);
     slow.resolve_address("192.0.2.99:1".parse().unwrap(), Duration::from_mins(1)).unwrap();
     drop((pd, client, cq, completions, slow));
@@ -63,7 +64,7 @@ fn abandoned() {
 
 #[test]
 fn nothing_is_left_behind() {
-    // Whatever the process opens once and keeps.
+    // Opens what the process opens once and keeps.
     traffic(Progress::Auto);
     let before = census();
     for _ in 0..5 {

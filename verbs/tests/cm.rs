@@ -1,4 +1,4 @@
-//! The connection manager through the public API: every step, every event, every way not to connect.
+//! The connection manager through the public API: every step, every event and every failure to connect.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;
@@ -24,7 +24,7 @@ fn server_address(port: u16) -> SocketAddr {
     (sim::ipv4(1), port).into()
 }
 
-/// The next event, for which at most [`LIMIT`] is waited.
+/// Waits at most [`LIMIT`] for the next event.
 fn next(device: &Device, channel: &EventChannel) -> Event {
     assert!(device.wait(channel, Some(LIMIT)).unwrap(), "no event came");
     channel.poll().expect("readable means an event")
@@ -65,6 +65,7 @@ fn the_steps_of_both_ends_one_by_one() {
 
     let id = resolved(&client, &at_client, server_address(7));
     assert_eq!(id.peer_address(), Some(server_address(7)));
+    assert!(id.tcp_info().is_none(), "no connection yet");
     let options = ConnectOptions { private_data: b"who is there".to_vec(), ird: 3, ord: 5, mpa: None };
     id.connect(&cqp, options).unwrap();
 
@@ -81,21 +82,23 @@ fn the_steps_of_both_ends_one_by_one() {
     let EventKind::Established { private_data, ird, ord, peer } = next(&client, &at_client).kind else {
         panic!()
     };
-    // RFC 6581 section 9.1: the initiator hears what the responder said, not only what follows from it.
+    // RFC 6581 section 9.1: the initiator gets the responder's own values, not only the negotiated ones.
     assert_eq!(peer, PeerDepths { ird: Some(4), ord: Some(2) });
     assert_eq!(private_data, b"it is me");
     // RFC 6581 section 9.1: neither end has more outstanding than the other serves.
     assert!(ird >= 2 && ord <= 4, "ird {ird}, ord {ord}");
     assert_eq!(id.local_address(), incoming.id.peer_address());
     assert_eq!((sqp.state(), cqp.state()), (QpState::Rts, QpState::Rts));
+    assert_eq!(id.tcp_info().unwrap().emss, cqp.tcp_info().unwrap().emss);
+    assert!(incoming.id.tcp_info().is_some());
 
     // perftest destroys its listener and listens again on the port while its connection lives.
     drop(listener);
     let again = listening(&server, &at_server, 7);
     sqp.post_recv(&RecvRequest::new(1, &[])).unwrap();
     cqp.post_send(&WorkRequest::send(2, Payload::EMPTY).signaled()).unwrap();
-    assert_eq!(scq.spin(LIMIT).unwrap().ok().unwrap().wr_id, 1);
-    assert_eq!(ccq.spin(LIMIT).unwrap().ok().unwrap().wr_id, 2);
+    assert_eq!(scq.spin(LIMIT).unwrap().check().unwrap().wr_id, 1);
+    assert_eq!(ccq.spin(LIMIT).unwrap().check().unwrap().wr_id, 2);
 
     id.disconnect().unwrap();
     assert!(matches!(next(&server, &at_server).kind, EventKind::Disconnected));
@@ -104,6 +107,7 @@ fn the_steps_of_both_ends_one_by_one() {
     assert!(matches!(next(&client, &at_client).kind, EventKind::Closed(_)));
     assert!(matches!(next(&server, &at_server).kind, EventKind::Closed(_)));
     assert!(id.disconnect().is_ok(), "closed already");
+    assert!(id.tcp_info().is_none() && incoming.id.tcp_info().is_none());
     drop(again);
     assert!(at_server.poll().is_none());
 }
@@ -155,7 +159,8 @@ fn a_rejection_carries_private_data_and_leaves_the_queue_pair_usable() {
     });
 }
 
-/// A responder that rejects without markers and without words may mean the markers (design section 5).
+/// A rejection without markers and without private data may be a refusal of markers (design section 5): the initiator
+/// repeats the attempt without markers.
 #[test]
 fn design_s5_a_second_attempt_leaves_from_another_port_unless_one_was_bound() {
     let pair = devices(Progress::Auto);
@@ -170,7 +175,7 @@ fn design_s5_a_second_attempt_leaves_from_another_port_unless_one_was_bound() {
         if let Some(address) = bound {
             id.bind(address).unwrap();
         }
-        // Of the other family each time: the first is remembered by its address.
+        // Alternate address families, because the peer is remembered by its address.
         let peer = if bound.is_some() { sim::ipv6(1) } else { sim::ipv4(1) };
         id.resolve_address((peer, 7).into(), LIMIT).unwrap();
         assert!(matches!(next(client, &at_client).kind, EventKind::AddressResolved));
@@ -216,7 +221,7 @@ fn an_unknown_neighbour_is_an_address_error_within_the_limit() {
     assert!(begin.elapsed() < Duration::from_millis(100), "resolving must not block");
     assert!(matches!(next(&client, &channel).kind, EventKind::AddressError(_)));
     assert!(begin.elapsed() >= Duration::from_millis(140));
-    // It may be asked again.
+    // The resolution may be repeated.
     id.resolve_address(server_address(1), LIMIT).unwrap();
     assert!(matches!(next(&client, &channel).kind, EventKind::AddressResolved));
 }
@@ -226,7 +231,7 @@ fn a_peer_that_answers_nothing_ends_the_wait() {
     let [server, client] = devices(Progress::Application);
     let listener = server.listen(server_address(7), ListenOptions::default()).unwrap();
     let (_pd, _cq, qp) = queue_pair(&client, QueuePairOptions::default());
-    // Nobody runs the server's engine.
+    // No thread runs the server's engine.
     let limit = Duration::from_millis(300);
     let error = client.connect(&qp, server_address(7), ConnectOptions::default(), limit).unwrap_err();
     assert!(matches!(error, ConnectionError::TimeLimit), "{error:?}");
@@ -266,6 +271,27 @@ fn an_initiator_that_leaves_takes_its_request_back() {
     assert!(matches!(event.kind, EventKind::RequestGone), "{event:?}");
     let (_spd, _scq, sqp) = queue_pair(server, QueuePairOptions::default());
     assert!(incoming.id.accept(&sqp, AcceptOptions::default()).is_err());
+}
+
+#[test]
+fn requests_of_initiators_that_leave_do_not_wait_at_a_listener_that_is_not_polled() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = &pair;
+    let (at_server, at_client) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
+    let _listener = listening(server, &at_server, 7);
+    for _ in 0..50 {
+        let (_pd, _cq, qp) = queue_pair(client, QueuePairOptions::default());
+        let id = resolved(client, &at_client, server_address(7));
+        id.connect(&qp, ConnectOptions::default()).unwrap();
+        assert!(server.wait(&at_server, Some(LIMIT)).unwrap(), "the request arrived");
+        drop((qp, id));
+        let begin = Instant::now();
+        while server.wait(&at_server, Some(Duration::ZERO)).unwrap() {
+            assert!(begin.elapsed() < LIMIT, "the request waits");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert!(at_server.poll().is_none());
 }
 
 #[test]
@@ -316,7 +342,7 @@ fn one_listener_serves_many_clients_at_once() {
     });
 }
 
-/// A resolved identifier on a channel of its own, as programs make them before they migrate.
+/// A resolved identifier on its own channel, as programs create it before they migrate it.
 fn resolved_in_between(device: &Device, peer: SocketAddr) -> (CmId, EventChannel) {
     let channel = EventChannel::new().unwrap();
     (resolved(device, &channel, peer), channel)
@@ -361,8 +387,8 @@ fn keepalives(device: &Device) -> u64 {
     device.counters().value("tcp.keepalives").unwrap()
 }
 
-/// RFC 9293 section 3.8.4: a listener's settings go to what comes to it, an identifier's to its connection, whenever
-/// they are made; the other connections of the device are not touched.
+/// RFC 9293 section 3.8.4: a listener's settings apply to its incoming connections, an identifier's to its
+/// connection, at whatever time they are made; other connections of the device are not affected.
 #[test]
 fn rfc9293_s3_8_4_identifiers_tune_their_connections_before_and_after_they_are_made() {
     let pair = devices(Progress::Auto);
@@ -397,7 +423,7 @@ fn rfc9293_s3_8_4_identifiers_tune_their_connections_before_and_after_they_are_m
     until(&|| keepalives(server) > 2);
     assert_eq!((keepalives(client), id.tuning().keepalive), (0, None));
 
-    // Off at one end, on at the other.
+    // Keepalive is off at one end and on at the other.
     incoming.id.tune(default).unwrap();
     id.tune(lively).unwrap();
     let before = keepalives(server);
@@ -420,4 +446,59 @@ fn a_bound_port_is_the_one_that_the_peer_sees() {
     assert!(matches!(next(client, &at_client).kind, EventKind::RouteResolved));
     id.connect(&qp, ConnectOptions::default()).unwrap();
     assert_eq!(request(server, &at_server, &listener).peer, (sim::ipv4(2), 4444).into());
+}
+
+#[test]
+fn a_request_that_was_rejected_with_too_much_private_data_still_waits() {
+    let [server, client] = devices(Progress::Auto);
+    let (at_server, at_client) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
+    let listener = listening(&server, &at_server, 7);
+    let (_spd, _scq, sqp) = queue_pair(&server, QueuePairOptions::default());
+    let (_cpd, _ccq, cqp) = queue_pair(&client, QueuePairOptions::default());
+    let id = resolved(&client, &at_client, server_address(7));
+    id.connect(&cqp, ConnectOptions::default()).unwrap();
+    let incoming = request(&server, &at_server, &listener);
+    assert!(matches!(incoming.id.reject(&vec![0; 70_000]), Err(CmError::Engine(_))));
+    let too_much = AcceptOptions { private_data: vec![0; 70_000], ..AcceptOptions::default() };
+    assert!(matches!(incoming.id.accept(&sqp, too_much), Err(CmError::Engine(_))));
+    incoming.id.accept(&sqp, AcceptOptions::default()).unwrap();
+    assert!(matches!(next(&client, &at_client).kind, EventKind::Established { .. }));
+}
+
+#[test]
+fn an_address_that_cannot_be_resolved_now_can_be_resolved_later() {
+    let [_server, client] = devices(Progress::Auto);
+    let channel = EventChannel::new().unwrap();
+    let nobody = SocketAddr::from(([192, 0, 2, 99], 7));
+    let limit = Duration::from_secs(3);
+    let mut waiting = Vec::new();
+    let refused = loop {
+        let id = CmId::new(&client, &channel);
+        match id.resolve_address(nobody, limit) {
+            Ok(()) => waiting.push(id),
+            Err(_) => break id,
+        }
+        assert!(waiting.len() < 1000, "there is a limit");
+    };
+    assert_eq!(refused.peer_address(), None);
+    refused.resolve_address(server_address(7), limit).unwrap();
+    let event = next(&client, &channel);
+    assert!(matches!(event.kind, EventKind::AddressResolved));
+    assert_eq!((event.id, refused.peer_address()), (refused.key(), Some(server_address(7))));
+}
+
+#[test]
+fn a_connect_that_fails_leaves_no_port_behind() {
+    let [_server, client] = devices(Progress::Auto);
+    let channel = EventChannel::new().unwrap();
+    let (_pd, _cq, qp) = queue_pair(&client, QueuePairOptions::default());
+    let id = resolved(&client, &channel, server_address(7));
+    let before = id.local_address();
+    let too_much = ConnectOptions { private_data: vec![0; 70_000], ..ConnectOptions::default() };
+    assert!(matches!(id.connect(&qp, too_much), Err(CmError::Engine(_))));
+    assert_eq!((id.local_address(), qp.state()), (before, QpState::Idle));
+    // Both ports of the failed attempt are free again.
+    let bound = CmId::new(&client, &channel);
+    bound.bind((sim::ipv4(2), 49152).into()).unwrap();
+    bound.bind((sim::ipv4(2), 49153).into()).unwrap();
 }

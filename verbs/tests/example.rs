@@ -1,4 +1,4 @@
-//! The documented example, as it stands there, over the in-memory interface.
+//! Runs the documented example unchanged, over the in-memory interface.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "../examples/hello/client.rs"]

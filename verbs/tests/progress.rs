@@ -1,4 +1,4 @@
-//! Who runs the engine, and what it costs. In a process of its own, because it looks at threads by name.
+//! Which thread runs the engine, and its cost. The test runs in its own process, because it finds threads by name.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -12,12 +12,12 @@ use std::{
 use common::{connect, devices};
 use xwarp_verbs::{Payload, Progress, RecvRequest, WorkRequest};
 
-/// How often the progress threads of both devices went to sleep, since they began.
+/// Number of times that the progress threads of both devices went to sleep since their start.
 fn sleeps() -> u64 {
     let mut total = 0;
     for task in fs::read_dir("/proc/self/task").unwrap() {
         let task = task.unwrap().path();
-        // A thread may end while we look.
+        // A thread may end meanwhile.
         let Ok(name) = fs::read_to_string(task.join("comm")) else { continue };
         if name.starts_with("xwarp-sim") {
             let status = fs::read_to_string(task.join("status")).unwrap_or_default();
@@ -44,8 +44,8 @@ fn progress_threads_stay_out_of_the_way() {
     let idle = sleeps() - before;
     assert!(idle < 100, "threads woke {idle} times in {PERIOD:?} without any work");
 
-    // Both applications poll all the time, in one thread. On a loaded machine a thread that polls may not run for
-    // a while, and then another has to: the calmest of many windows counts.
+    // Both applications poll all the time, in one thread. On a loaded machine the polling thread may be descheduled,
+    // and then a progress thread must run: the window with the fewest wake-ups counts.
     ends[1].qp.post_send(&WorkRequest::send(100, Payload::EMPTY)).unwrap();
     let calm = (0..40).any(|_| {
         let mut rounds = 0;
@@ -53,7 +53,7 @@ fn progress_threads_stay_out_of_the_way() {
         while begin.elapsed() < WINDOW {
             for end in &ends {
                 if let Some(completion) = end.cq.poll_one() {
-                    completion.ok().unwrap();
+                    completion.check().unwrap();
                     rounds += 1;
                     end.qp.post_recv(&RecvRequest::new(1, &[])).unwrap();
                     end.qp.post_send(&WorkRequest::send(100, Payload::EMPTY)).unwrap();
@@ -61,7 +61,7 @@ fn progress_threads_stay_out_of_the_way() {
             }
         }
         let woken = sleeps() - before;
-        // Two threads that look again after naps of 1 to 4 ms: at most 200 times, about 50 when all is calm.
+        // Two threads check again after naps of 1 to 4 ms: at most 200 times, about 50 on an idle machine.
         woken <= 200 && rounds > woken
     });
     assert!(calm, "threads woke more often than they look, or than messages came");

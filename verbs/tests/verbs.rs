@@ -1,4 +1,4 @@
-//! The nouns of verbs through the public API, over the in-memory interface: real time, real threads.
+//! The objects of verbs through the public API, over the in-memory interface, in real time and with real threads.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;
@@ -8,8 +8,8 @@ use std::{thread, time::Duration};
 use common::{LIMIT, connect, connect_with, devices, devices_with, pattern, queue_pair};
 use xwarp_verbs::{
     Access, AsyncEvent, CompletionChannel, DeviceOptions, FastRegionOptions, Memory, Opcode, Pages, Payload,
-    PostError, Progress, QpState, QueuePairOptions, RecvRequest, Remote, ResourceError, STag, WcStatus,
-    WorkRequest,
+    PostError, PostListError, Progress, QpState, QueuePairOptions, RecvRequest, Remote, ResourceError, STag,
+    WcStatus, WorkRequest,
     cm::{AcceptOptions, ConnectOptions, ListenOptions},
     sim::WireConfig,
 };
@@ -23,39 +23,39 @@ fn every_operation_moves_its_bytes() {
     let data = pattern(200_000, 3);
     ours.write(0, &data).unwrap();
 
-    client.qp.post_send(&WorkRequest::write(1, &ours.sge(0, 200_000), theirs.remote(64)).signaled()).unwrap();
-    let written = client.cq.spin(LIMIT).unwrap().ok().unwrap();
+    client.qp.post_send(&WorkRequest::write(1, ours.sge(0, 200_000), theirs.remote(64)).signaled()).unwrap();
+    let written = client.cq.spin(LIMIT).unwrap().check().unwrap();
     assert_eq!((written.wr_id, written.opcode), (1, Opcode::RdmaWrite));
     assert_eq!(theirs.to_vec(64, 200_000).unwrap(), data);
 
     ours.memory().fill(0, 300_000, 0).unwrap();
-    client.qp.post_send(&WorkRequest::read(2, &ours.sge(5, 150_000), theirs.remote(64)).signaled()).unwrap();
-    let read = client.cq.spin(LIMIT).unwrap().ok().unwrap();
+    client.qp.post_send(&WorkRequest::read(2, ours.sge(5, 150_000), theirs.remote(64)).signaled()).unwrap();
+    let read = client.cq.spin(LIMIT).unwrap().check().unwrap();
     assert_eq!((read.wr_id, read.opcode, read.byte_len), (2, Opcode::RdmaRead, 150_000));
     assert_eq!(ours.to_vec(5, 150_000).unwrap(), data[..150_000]);
 
     theirs.memory().store_u64(0, 40).unwrap();
-    client.qp.post_send(&WorkRequest::fetch_add(3, &ours.sge(8, 8), theirs.remote(0), 2).signaled()).unwrap();
-    assert_eq!(client.cq.spin(LIMIT).unwrap().ok().unwrap().opcode, Opcode::FetchAdd);
+    client.qp.post_send(&WorkRequest::fetch_add(3, ours.sge(8, 8), theirs.remote(0), 2).signaled()).unwrap();
+    assert_eq!(client.cq.spin(LIMIT).unwrap().check().unwrap().opcode, Opcode::FetchAdd);
     assert_eq!((ours.memory().load_u64(8), theirs.memory().load_u64(0)), (Ok(40), Ok(42)));
     client
         .qp
-        .post_send(&WorkRequest::compare_swap(4, &ours.sge(8, 8), theirs.remote(0), 42, 7).signaled())
+        .post_send(&WorkRequest::compare_swap(4, ours.sge(8, 8), theirs.remote(0), 42, 7).signaled())
         .unwrap();
-    assert_eq!(client.cq.spin(LIMIT).unwrap().ok().unwrap().opcode, Opcode::CompareSwap);
+    assert_eq!(client.cq.spin(LIMIT).unwrap().check().unwrap().opcode, Opcode::CompareSwap);
     assert_eq!((ours.memory().load_u64(8), theirs.memory().load_u64(0)), (Ok(42), Ok(7)));
 
     server.qp.post_recv(&RecvRequest::new(5, &[theirs.sge(100, 3), theirs.sge(0, 50)])).unwrap();
     client.qp.post_send(&WorkRequest::send(6, Payload::Inline(b"scatter")).signaled()).unwrap();
-    let received = server.cq.spin(LIMIT).unwrap().ok().unwrap();
+    let received = server.cq.spin(LIMIT).unwrap().check().unwrap();
     assert_eq!((received.wr_id, received.opcode, received.byte_len), (5, Opcode::Recv, 7));
     assert_eq!(theirs.to_vec(100, 3).unwrap(), b"sca");
     assert_eq!(theirs.to_vec(0, 4).unwrap(), b"tter");
-    assert_eq!(client.cq.spin(LIMIT).unwrap().ok().unwrap().wr_id, 6);
+    assert_eq!(client.cq.spin(LIMIT).unwrap().check().unwrap().wr_id, 6);
 
     server.qp.post_recv(&RecvRequest::new(7, &[])).unwrap();
     client.qp.post_send(&WorkRequest::immediate(8, *b"12345678")).unwrap();
-    let received = server.cq.spin(LIMIT).unwrap().ok().unwrap();
+    let received = server.cq.spin(LIMIT).unwrap().check().unwrap();
     assert_eq!((received.wr_id, received.immediate), (7, Some(*b"12345678")));
 }
 
@@ -68,11 +68,11 @@ fn what_completed_has_arrived_even_when_everything_is_dropped_at_once() {
     let ours = client.pd.allocate(1 << 20, Access::empty()).unwrap();
     let data = pattern(1 << 20, 9);
     ours.write(0, &data).unwrap();
-    client.qp.post_send(&WorkRequest::write(1, &ours.sge(0, 1 << 20), theirs.remote(0))).unwrap();
+    client.qp.post_send(&WorkRequest::write(1, ours.sge(0, 1 << 20), theirs.remote(0))).unwrap();
     client.qp.post_send(&WorkRequest::send(2, Payload::EMPTY).signaled()).unwrap();
-    assert_eq!(client.cq.spin(LIMIT).unwrap().ok().unwrap().wr_id, 2);
+    assert_eq!(client.cq.spin(LIMIT).unwrap().check().unwrap().wr_id, 2);
     drop((client, ours, pair));
-    assert_eq!(server.cq.spin(LIMIT).unwrap().ok().unwrap().wr_id, 1);
+    assert_eq!(server.cq.spin(LIMIT).unwrap().check().unwrap().wr_id, 1);
     assert!(theirs.to_vec(0, 1 << 20).unwrap() == data);
     assert!(server.connection.wait_disconnected(LIMIT).unwrap());
 }
@@ -86,7 +86,7 @@ fn a_disconnect_sends_what_was_posted_before_and_flushes_the_rest_behind_it() {
     let data = pattern(1 << 20, 4);
     ours.write(0, &data).unwrap();
     let all = ours.sge(0, 1 << 20);
-    client.qp.post_send(&WorkRequest::write(1, &all, theirs.remote(0)).signaled()).unwrap();
+    client.qp.post_send(&WorkRequest::write(1, all, theirs.remote(0)).signaled()).unwrap();
     client.connection.disconnect().unwrap();
     // Posted while the Write is still on its way, and flushed behind it.
     client.qp.post_send(&WorkRequest::send(2, Payload::EMPTY)).unwrap();
@@ -120,7 +120,7 @@ fn a_sleeping_application_loses_no_wakeup() {
                         end.qp.post_send(&WorkRequest::send(0, Payload::EMPTY)).unwrap();
                     }
                     for round in 0..ROUNDS {
-                        let got = end.cq.wait(LIMIT).unwrap().expect("a wake-up").ok().unwrap();
+                        let got = end.cq.wait(LIMIT).unwrap().expect("a wake-up").check().unwrap();
                         assert_eq!(got.wr_id, round);
                         end.qp.post_recv(&RecvRequest::new(round + 1, &[])).unwrap();
                         if round + 1 < ROUNDS || side == 0 {
@@ -159,7 +159,7 @@ fn only_solicited_completions_wake_when_asked_so() {
     assert!(!server.device.wait(&channel, Some(Duration::from_millis(50))).unwrap(), "not solicited");
     peer.post_send(&WorkRequest::send(2, Payload::EMPTY).solicited()).unwrap();
     assert!(server.device.wait(&channel, Some(LIMIT)).unwrap());
-    assert_eq!(channel.poll(), Some(cq.id()));
+    assert_eq!(channel.poll().map(|notification| notification.cq), Some(cq.id()));
     assert_eq!(channel.poll(), None);
     let mut all = Vec::new();
     assert_eq!(cq.poll(&mut all, 8), 2);
@@ -178,7 +178,7 @@ fn a_peer_reaches_only_what_it_was_given() {
         let [server, client] = connect(&pair, port);
         let remote = ask(&server);
         let ours = client.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
-        client.qp.post_send(&WorkRequest::write(1, &ours.sge(0, 64), remote).signaled()).unwrap();
+        client.qp.post_send(&WorkRequest::write(1, ours.sge(0, 64), remote).signaled()).unwrap();
         // The write itself is acknowledged by TCP; the Terminate that follows ends the queue pair.
         assert!(client.connection.wait_disconnected(LIMIT).unwrap());
         assert_eq!(client.qp.state(), QpState::Error);
@@ -204,8 +204,68 @@ fn dropping_a_region_ends_it_for_work_that_names_it() {
     let ours = client.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
     let piece = ours.sge(0, 64);
     drop(ours);
-    client.qp.post_send(&WorkRequest::send(1, &piece).signaled()).unwrap();
+    client.qp.post_send(&WorkRequest::send(1, piece).signaled()).unwrap();
     assert_eq!(client.cq.spin(LIMIT).unwrap().status, WcStatus::LocalProtection);
+}
+
+#[test]
+fn masked_atomics_and_swap_change_only_the_bits_that_count() {
+    let [server, client] = connect(&devices(Progress::Auto), 1);
+    let theirs = server.pd.allocate(8, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC).unwrap();
+    let ours = client.pd.allocate(8, Access::LOCAL_WRITE).unwrap();
+    let (local, remote) = (ours.sge(0, 8), theirs.remote(0));
+    let run = |before: u64, request: WorkRequest<'_>| {
+        theirs.memory().store_u64(0, before).unwrap();
+        client.qp.post_send(&request.signaled()).unwrap();
+        client.cq.spin(LIMIT).unwrap().check().unwrap();
+        assert_eq!(ours.memory().load_u64(0), Ok(before), "the former value comes back");
+        theirs.memory().load_u64(0).unwrap()
+    };
+    // Two fields of 32 bits: the carry of the lower one is lost.
+    let fields = 1 << 31 | 1 << 63;
+    let sum =
+        run(0x0000_0001_ffff_ffff, WorkRequest::masked_fetch_add(1, local, remote, 0x1_0000_0001, fields));
+    assert_eq!(sum, 0x0000_0002_0000_0000);
+    // The low byte is compared, the high byte is replaced.
+    let exchange = |expected| {
+        WorkRequest::masked_compare_swap(2, local, remote, (expected, 0xff), (u64::MAX, 0xff << 56))
+    };
+    assert_eq!(run(0x0012_3456_789a_bc07, exchange(0x07)), 0xff12_3456_789a_bc07);
+    assert_eq!(run(0x0012_3456_789a_bc07, exchange(0x08)), 0x0012_3456_789a_bc07);
+    assert_eq!(run(77, WorkRequest::swap(3, local, remote, 99)), 99);
+}
+
+#[test]
+fn a_connection_shows_its_tcp_numbers_and_counters() {
+    let pair = devices(Progress::Auto);
+    let (_pd, _cq, idle) = queue_pair(&pair[0], QueuePairOptions::default());
+    assert!(idle.tcp_info().is_none() && idle.counters().iter().next().is_none());
+    let [server, client] = connect(&pair, 1);
+    server.qp.post_recv(&RecvRequest::new(1, &[])).unwrap();
+    client.qp.post_send(&WorkRequest::send(2, Payload::EMPTY).signaled()).unwrap();
+    client.cq.spin(LIMIT).unwrap().check().unwrap();
+    let info = client.qp.tcp_info().unwrap();
+    assert!(info.srtt.is_some() && info.cwnd >= 2 * info.emss as u64, "{info:?}");
+    assert_eq!(info.counters.rto_expired, 0);
+    assert_eq!(client.qp.counters().value("mpa.fpdus_sent"), Some(1));
+    assert!(client.qp.counters().value("tcp.segments_out") >= Some(2));
+}
+
+#[test]
+fn completions_carry_the_context_of_their_queue_pair() {
+    let pair = devices(Progress::Auto);
+    let [server, client] = connect_with(&pair, 1, |device| {
+        let context = if device.is(&pair[0]) { 7 } else { u64::MAX };
+        queue_pair(device, QueuePairOptions { context, ..Default::default() })
+    });
+    server.qp.post_recv(&RecvRequest::new(1, &[])).unwrap();
+    client.qp.post_send(&WorkRequest::send(2, Payload::EMPTY).signaled()).unwrap();
+    assert_eq!(server.cq.spin(LIMIT).unwrap().check().unwrap().context, 7);
+    assert_eq!(client.cq.spin(LIMIT).unwrap().check().unwrap().context, u64::MAX);
+    server.qp.post_recv(&RecvRequest::new(3, &[])).unwrap();
+    server.qp.abort().unwrap();
+    let flushed = server.cq.spin(LIMIT).unwrap();
+    assert_eq!((flushed.status, flushed.context), (WcStatus::Flushed, 7));
 }
 
 #[test]
@@ -218,7 +278,7 @@ fn verbs_refuse_what_cannot_be() {
     assert_eq!(qp.post_recv(&RecvRequest::new(2, &[])), Err(PostError::QueueFull(1)));
     assert_eq!(
         qp.post_recv_list(&[RecvRequest::new(2, &[]), RecvRequest::new(3, &[])]),
-        Err((0, PostError::QueueFull(1)))
+        Err(PostListError { posted: 0, source: PostError::QueueFull(1) })
     );
     assert!(pd.create_qp(&cq, &other_cq, QueuePairOptions::default()).is_err(), "a queue of another device");
     let foreign = other_pd.create_srq(4, 1).unwrap();
@@ -236,7 +296,7 @@ fn verbs_refuse_what_cannot_be() {
 fn a_borrowed_memory_serves_as_a_region() {
     let pair = devices(Progress::Auto);
     let [server, client] = connect(&pair, 1);
-    // An anonymous memory stands for the application's: it lives longer than the region.
+    // An anonymous memory takes the place of the application's memory: it outlives the region.
     let bytes = Memory::anonymous(4096, Pages::Normal).unwrap();
     let base = std::ptr::NonNull::new(bytes.as_ptr()).unwrap();
     // SAFETY: `bytes` outlives `region`, is mapped and writable, and is only reached by raw access.
@@ -246,8 +306,8 @@ fn a_borrowed_memory_serves_as_a_region() {
     assert_eq!(region.remote(16).offset, base.as_ptr() as u64 + 16);
     let ours = client.pd.allocate(8, Access::empty()).unwrap();
     ours.write(0, b"borrowed").unwrap();
-    client.qp.post_send(&WorkRequest::write(1, &ours.sge(0, 8), region.remote(16)).signaled()).unwrap();
-    client.cq.spin(LIMIT).unwrap().ok().unwrap();
+    client.qp.post_send(&WorkRequest::write(1, ours.sge(0, 8), region.remote(16)).signaled()).unwrap();
+    client.cq.spin(LIMIT).unwrap().check().unwrap();
     let mut seen = [0; 8];
     bytes.read(16, &mut seen).unwrap();
     assert_eq!(&seen, b"borrowed");
@@ -269,18 +329,18 @@ fn a_window_lends_a_part_of_a_region_until_the_peer_gives_it_back() {
         let key = window.next_key();
         let binding = theirs.binding(1000, 8, Access::REMOTE_WRITE).zero_based();
         server.qp.post_send(&WorkRequest::bind_window(1, key, binding).signaled()).unwrap();
-        let bound = server.cq.spin(LIMIT).unwrap().ok().unwrap();
+        let bound = server.cq.spin(LIMIT).unwrap().check().unwrap();
         assert_eq!((bound.wr_id, bound.opcode), (1, Opcode::BindWindow));
         let (back, error) = theirs.deregister().unwrap_err();
         assert!(matches!(error, ResourceError::InUse(_, 1)), "{error}");
         theirs = back;
         server.qp.post_recv(&RecvRequest::new(2, &[])).unwrap();
         let remote = Remote { key, offset: 0 };
-        client.qp.post_send(&WorkRequest::write(round, &ours.sge(0, 8), remote)).unwrap();
+        client.qp.post_send(&WorkRequest::write(round, ours.sge(0, 8), remote)).unwrap();
         let done = WorkRequest::send_with_invalidate(round, Payload::EMPTY, key).signaled();
         client.qp.post_send(&done).unwrap();
-        client.cq.spin(LIMIT).unwrap().ok().unwrap();
-        let received = server.cq.spin(LIMIT).unwrap().ok().unwrap();
+        client.cq.spin(LIMIT).unwrap().check().unwrap();
+        let received = server.cq.spin(LIMIT).unwrap().check().unwrap();
         assert_eq!((received.wr_id, received.invalidated), (2, Some(key)));
         assert_eq!(theirs.to_vec(1000, 8).unwrap(), b"borrowed");
         theirs.memory().fill(0, 4096, 0).unwrap();
@@ -302,13 +362,13 @@ fn a_fast_region_lends_memory_by_a_work_request() {
         let key = region.next_key();
         let register = WorkRequest::fast_register(1, key, &pieces, Access::REMOTE_READ, 7).signaled();
         server.qp.post_send(&register).unwrap();
-        assert_eq!(server.cq.spin(LIMIT).unwrap().ok().unwrap().opcode, Opcode::FastRegister);
+        assert_eq!(server.cq.spin(LIMIT).unwrap().check().unwrap().opcode, Opcode::FastRegister);
         let remote = Remote { key, offset: 7 };
-        client.qp.post_send(&WorkRequest::read(1, &ours.sge(0, 4), remote).signaled()).unwrap();
-        client.cq.spin(LIMIT).unwrap().ok().unwrap();
+        client.qp.post_send(&WorkRequest::read(1, ours.sge(0, 4), remote).signaled()).unwrap();
+        client.cq.spin(LIMIT).unwrap().check().unwrap();
         assert_eq!(ours.to_vec(0, 4).unwrap(), b"fast");
         server.qp.post_send(&WorkRequest::local_invalidate(2, key).signaled()).unwrap();
-        assert_eq!(server.cq.spin(LIMIT).unwrap().ok().unwrap().opcode, Opcode::LocalInvalidate);
+        assert_eq!(server.cq.spin(LIMIT).unwrap().check().unwrap().opcode, Opcode::LocalInvalidate);
     }
     assert!(server.device.attributes().limits.max_fast_pieces >= 16);
 }
@@ -321,11 +381,11 @@ fn a_write_with_immediate_says_what_was_written() {
     let ours = client.pd.allocate(100_000, Access::empty()).unwrap();
     server.qp.post_recv(&RecvRequest::new(4, &[])).unwrap();
     let piece = ours.sge(0, 99_000);
-    let request = WorkRequest::write_with_immediate(1, &piece, theirs.remote(1000), *b"99000 by");
+    let request = WorkRequest::write_with_immediate(1, piece, theirs.remote(1000), *b"99000 by");
     client.qp.post_send(&request.signaled()).unwrap();
-    let sent = client.cq.spin(LIMIT).unwrap().ok().unwrap();
+    let sent = client.cq.spin(LIMIT).unwrap().check().unwrap();
     assert_eq!((sent.wr_id, sent.opcode), (1, Opcode::RdmaWrite));
-    let got = server.cq.spin(LIMIT).unwrap().ok().unwrap();
+    let got = server.cq.spin(LIMIT).unwrap().check().unwrap();
     assert_eq!((got.wr_id, got.opcode), (4, Opcode::RecvImmediate));
     assert_eq!((got.byte_len, got.immediate), (99_000, Some(*b"99000 by")));
 }
@@ -352,7 +412,7 @@ fn many_threads_post_and_poll_one_queue_pair() {
     });
     let mut next = [0; 4];
     for i in 0..1200 {
-        let got = server.cq.spin(LIMIT).unwrap().ok().unwrap();
+        let got = server.cq.spin(LIMIT).unwrap().check().unwrap();
         assert_eq!(got.wr_id, i);
         let bytes: [u8; 8] = inbox.to_vec(8 * i as usize, 8).unwrap().try_into().unwrap();
         let value = u64::from_be_bytes(bytes);
@@ -368,13 +428,13 @@ fn a_peer_is_served_while_the_application_does_not_call() {
     let pair = devices(Progress::Auto);
     let [server, client] = connect(&pair, 1);
     let theirs = server.pd.allocate(8, Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
-    // Also after a time of busy polling, of which the server gives no notice that it ends.
+    // Also after busy polling that the server ends without notice.
     for _ in 0..200 {
         assert!(server.cq.poll_one().is_none());
     }
     let ours = client.pd.allocate(8, Access::LOCAL_WRITE).unwrap();
     ours.write(0, b"spinning").unwrap();
-    client.qp.post_send(&WorkRequest::write(1, &ours.sge(0, 8), theirs.remote(0)).signaled()).unwrap();
+    client.qp.post_send(&WorkRequest::write(1, ours.sge(0, 8), theirs.remote(0)).signaled()).unwrap();
     let word = u64::from_ne_bytes(*b"spinning");
     let begin = std::time::Instant::now();
     while theirs.memory().load_u64(0) != Ok(word) {
@@ -396,7 +456,7 @@ fn a_completion_queue_grows_and_shrinks_around_what_waits() {
             client.qp.post_send(&WorkRequest::send(wr_id, Payload::EMPTY).signaled()).unwrap();
         }
         for _ in 0..count {
-            client.cq.spin(LIMIT).unwrap().ok().unwrap();
+            client.cq.spin(LIMIT).unwrap().check().unwrap();
         }
     };
     say(10);
@@ -406,7 +466,7 @@ fn a_completion_queue_grows_and_shrinks_around_what_waits() {
     server.cq.resize(4096).unwrap();
     say(10);
     for wr_id in 0..20 {
-        assert_eq!(server.cq.spin(LIMIT).unwrap().ok().unwrap().wr_id, wr_id);
+        assert_eq!(server.cq.spin(LIMIT).unwrap().check().unwrap().wr_id, wr_id);
     }
     assert!(!server.cq.overflowed());
     let most = server.device.attributes().limits.max_cqe;
@@ -437,19 +497,19 @@ fn a_shared_receive_queue_tells_when_it_runs_low_and_when_a_queue_pair_leaves_it
     let next = || server.device.wait(&events, Some(LIMIT)).unwrap().then(|| events.poll().unwrap());
     peer.post_send(&WorkRequest::send(1, Payload::EMPTY)).unwrap();
     peer.post_send(&WorkRequest::send(2, Payload::EMPTY).signaled()).unwrap();
-    sent.spin(LIMIT).unwrap().ok().unwrap();
+    sent.spin(LIMIT).unwrap().check().unwrap();
     assert_eq!(next(), Some(AsyncEvent::SrqLimit { srq: srq.id() }), "two are left");
-    // The last one takes no receive with it that others may want.
+    // The last queue pair takes no receives with it.
     connected.disconnect().unwrap();
     assert_eq!(next(), Some(AsyncEvent::LastWqeReached { qp: qp.id() }));
     assert_eq!(srq.posted(), Ok(2));
     for wr_id in 0..2 {
-        assert_eq!(cq.spin(LIMIT).unwrap().ok().unwrap().wr_id, wr_id);
+        assert_eq!(cq.spin(LIMIT).unwrap().check().unwrap().wr_id, wr_id);
     }
     assert!(cq.poll_one().is_none(), "receives of a shared queue are not flushed");
 }
 
-/// What draining a queue pair means: when its last event has come, each request has completed, once and in order.
+/// Draining a queue pair: after its last event, each request has completed, once and in order.
 #[test]
 fn a_disconnected_queue_pair_is_drained_when_its_last_event_comes() {
     let pair = devices(Progress::Auto);
@@ -464,10 +524,10 @@ fn a_disconnected_queue_pair_is_drained_when_its_last_event_comes() {
     client
         .qp
         .post_send_list(&[
-            WorkRequest::read(1, &all, theirs.remote(0)).signaled(),
-            WorkRequest::write(2, &all, theirs.remote(0)).signaled(),
+            WorkRequest::read(1, all, theirs.remote(0)).signaled(),
+            WorkRequest::write(2, all, theirs.remote(0)).signaled(),
             WorkRequest::send(3, Payload::EMPTY).fenced().signaled(),
-            WorkRequest::read(4, &one, theirs.remote(0)).signaled(),
+            WorkRequest::read(4, one, theirs.remote(0)).signaled(),
         ])
         .unwrap();
     client.connection.disconnect().unwrap();
@@ -559,8 +619,8 @@ fn data_survives_a_lossy_cable() {
     let ours = client.pd.allocate(1 << 20, Access::empty()).unwrap();
     let data = pattern(1 << 20, 77);
     ours.write(0, &data).unwrap();
-    client.qp.post_send(&WorkRequest::write(1, &ours.sge(0, 1 << 20), theirs.remote(0)).signaled()).unwrap();
-    client.cq.spin(Duration::from_mins(1)).unwrap().ok().unwrap();
+    client.qp.post_send(&WorkRequest::write(1, ours.sge(0, 1 << 20), theirs.remote(0)).signaled()).unwrap();
+    client.cq.spin(Duration::from_mins(1)).unwrap().check().unwrap();
     assert!(theirs.to_vec(0, 1 << 20).unwrap() == data);
     assert!(client.device.counters().value("tcp.retransmits").unwrap() > 0);
 }

@@ -1,5 +1,5 @@
-//! Attaching by a `bpf_link`, which the kernel ends with its owner, and dealing with the program that
-//! may be on the interface already.
+//! Attaching the program by a `bpf_link`, which the kernel removes when its owner exits, and replacing
+//! another owner's program.
 
 use std::ffi::c_int;
 use std::io;
@@ -9,12 +9,14 @@ use libbpf_rs::libbpf_sys;
 use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo, ProgInfoIter};
 use libbpf_rs::{Xdp, XdpFlags};
 
+use crate::holder::{self, Holder};
+
 /// Where in the receive path the program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AttachMode {
     /// In the network driver, before an skb exists.
     Native,
-    /// After the kernel has made an skb: every driver.
+    /// After the kernel has made a socket buffer: works with every driver.
     Generic,
 }
 
@@ -27,21 +29,23 @@ impl AttachMode {
     }
 }
 
-/// A program that is on an interface.
+/// A program that is attached to an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attached {
-    /// The kernel's id of it.
+    /// Its id in the kernel.
     pub id: u32,
     /// Its name (15 characters at most); empty when it has none.
     pub name: String,
     /// Where it runs.
     pub mode: AttachMode,
+    /// A process that holds it or its link; `None` if it is pinned, attached without a link, or not visible.
+    pub holder: Option<Holder>,
 }
 
 /// Why the program could not be attached.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// Another program is there.
+    /// Another program is attached.
     #[error("XDP program {:?} (id {}) is attached already", .0.name, .0.id)]
     Foreign(Attached),
     /// The kernel refused.
@@ -49,8 +53,8 @@ pub enum AttachError {
     System(#[from] io::Error),
 }
 
-/// The program that is on interface `ifindex` of the calling thread's network namespace. A query says
-/// nothing about `ours`, but libbpf-rs wants a program to ask with.
+/// The program that is attached to interface `ifindex` of the calling thread's network namespace. libbpf-rs needs
+/// some program, `ours`, to make a query; the result does not depend on it.
 pub(crate) fn attached(ours: BorrowedFd<'_>, ifindex: u32) -> io::Result<Option<Attached>> {
     let index = c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?;
     let found = Xdp::new(ours).query(index, XdpFlags::NONE).map_err(|error| system(&error))?;
@@ -60,7 +64,7 @@ pub(crate) fn attached(ours: BorrowedFd<'_>, ifindex: u32) -> io::Result<Option<
         (found.skb_prog_id, AttachMode::Generic),
     ];
     let there = candidates.into_iter().find(|(id, _)| *id != 0);
-    Ok(there.map(|(id, mode)| Attached { id, name: program_name(id), mode }))
+    Ok(there.map(|(id, mode)| Attached { id, name: program_name(id), mode, holder: holder::of_program(id) }))
 }
 
 pub(crate) fn attach(
@@ -76,7 +80,7 @@ pub(crate) fn attach(
         detach_foreign(program, ifindex, &there)?;
     }
     create_link(program, ifindex, mode).map_err(|error| match attached(program, ifindex) {
-        // Somebody was faster.
+        // Another process attached its program after our check.
         Ok(Some(there)) => AttachError::Foreign(there),
         _ => AttachError::System(error),
     })
@@ -97,7 +101,7 @@ fn create_link(program: BorrowedFd<'_>, ifindex: u32, mode: AttachMode) -> io::R
     owned(fd)
 }
 
-/// Takes somebody else's program off: by its link when it has one (the kernel refuses otherwise).
+/// Detaches another owner's program, by its link if it has one, because the kernel then rejects other ways.
 fn detach_foreign(program: BorrowedFd<'_>, ifindex: u32, there: &Attached) -> io::Result<()> {
     // Interface indices repeat across network namespaces, program ids do not.
     let its_link = LinkInfoIter::default().find(|link| {
@@ -121,7 +125,7 @@ fn detach_link(id: u32) -> io::Result<()> {
     detach(link.as_fd())
 }
 
-/// Takes a link's program off its interface at once, whoever else holds the link.
+/// Detaches a link's program at once, whoever else holds the link.
 #[expect(unsafe_code, reason = "libbpf-rs detaches only links that it made")]
 pub(crate) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: `link` is an open descriptor for the whole call.
@@ -131,7 +135,7 @@ pub(crate) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// A descriptor from libbpf, which returns the negative errno when it has none.
+/// Takes ownership of a descriptor from libbpf, which returns a negative errno on failure.
 #[expect(unsafe_code, reason = "takes ownership of a descriptor from C")]
 fn owned(fd: c_int) -> io::Result<OwnedFd> {
     if fd < 0 {
@@ -142,9 +146,8 @@ fn owned(fd: c_int) -> io::Result<OwnedFd> {
 }
 
 pub(crate) fn program_id(program: BorrowedFd<'_>) -> Option<u32> {
-    // The kernel tells a program's id in the descriptor's fdinfo, without another unsafe call.
-    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", program.as_raw_fd())).ok()?;
-    info.lines().find_map(|line| line.strip_prefix("prog_id:")?.trim().parse().ok())
+    // The descriptor's fdinfo has the program's id, without another unsafe call.
+    holder::program_of(&std::fs::read_to_string(format!("/proc/self/fdinfo/{}", program.as_raw_fd())).ok()?)
 }
 
 fn program_name(id: u32) -> String {

@@ -26,13 +26,13 @@ macro_rules! program_counters {
 }
 
 program_counters! {
-    /// Segments of our connections.
+    /// Steered: segments of our connections.
     steered_flow,
-    /// SYNs to our listening ports.
+    /// Steered: SYNs to our listening ports.
     steered_listener,
-    /// ICMP errors that quote one of our connections.
+    /// Steered: ICMP errors that quote one of our connections.
     steered_icmp,
-    /// Ours, but no AF_XDP socket serves the queue: passed to the kernel.
+    /// Passed: ours, but no AF_XDP socket serves the queue.
     no_socket,
     /// Passed: multicast or broadcast.
     passed_not_unicast,
@@ -42,14 +42,16 @@ program_counters! {
     passed_vlan,
     /// Passed: an IP fragment.
     passed_fragment,
-    /// Passed: neither TCP nor ICMP (or behind IPv6 extension headers).
+    /// Passed: neither TCP nor ICMP, or an IPv6 packet with extension headers.
     passed_not_tcp,
-    /// Passed: ICMP that quotes no connection of ours.
+    /// Passed: ICMP that quotes none of our connections.
     passed_icmp,
-    /// Passed: TCP of others.
+    /// Passed: TCP that is not ours.
     passed_tcp,
     /// Passed: shorter than its headers say.
     passed_truncated,
+    /// Passed: TCP over IPv6 between IPv4-mapped addresses, or ICMPv6 that quotes it.
+    passed_mapped,
 }
 
 pub(crate) fn read(map: &impl MapCore) -> libbpf_rs::Result<ProgramCounters> {

@@ -1,39 +1,51 @@
-//! Map keys as bytes, laid out as the C structures of `bpf/steer.bpf.c`: addresses as IPv6 or
-//! IPv4-mapped, everything in network byte order.
+//! Map keys as bytes, laid out as the C structures of `bpf/steer.bpf.c`: everything in network byte order,
+//! except the IP version beside each address.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use crate::skeleton::types;
 
-pub(crate) const ADDRESS_BYTES: usize = 16;
+pub(crate) const ADDRESS_BYTES: usize = 18;
 pub(crate) const FLOW_BYTES: usize = 2 * ADDRESS_BYTES + 4;
-pub(crate) const LISTENER_BYTES: usize = ADDRESS_BYTES + 4;
+pub(crate) const LISTENER_BYTES: usize = ADDRESS_BYTES + 2;
+
+/// Matches SYNs to every address of the interface, of both families.
+const WILDCARD: [u8; ADDRESS_BYTES] = [0; ADDRESS_BYTES];
 
 const _: () = assert!(size_of::<types::address>() == ADDRESS_BYTES);
 const _: () = assert!(size_of::<types::flow_key>() == FLOW_BYTES);
 const _: () = assert!(size_of::<types::listener_key>() == LISTENER_BYTES);
 
+/// The address with its version, so that an IPv6 address never equals an IPv4 one.
 pub(crate) fn address(address: IpAddr) -> [u8; ADDRESS_BYTES] {
-    match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    }
+    let mut key = [0; ADDRESS_BYTES];
+    let version: u16 = match address {
+        IpAddr::V4(v4) => {
+            key[..4].copy_from_slice(&v4.octets());
+            4
+        }
+        IpAddr::V6(v6) => {
+            key[..16].copy_from_slice(&v6.octets());
+            6
+        }
+    };
+    key[16..].copy_from_slice(&version.to_ne_bytes());
+    key
 }
 
 pub(crate) fn flow(local: SocketAddr, remote: SocketAddr) -> [u8; FLOW_BYTES] {
     let mut key = [0; FLOW_BYTES];
-    key[..16].copy_from_slice(&address(local.ip()));
-    key[16..32].copy_from_slice(&address(remote.ip()));
-    key[32..34].copy_from_slice(&local.port().to_be_bytes());
-    key[34..].copy_from_slice(&remote.port().to_be_bytes());
+    key[..18].copy_from_slice(&address(local.ip()));
+    key[18..36].copy_from_slice(&address(remote.ip()));
+    key[36..38].copy_from_slice(&local.port().to_be_bytes());
+    key[38..].copy_from_slice(&remote.port().to_be_bytes());
     key
 }
 
-/// The wildcard of both families is all zero: the unspecified addresses mean it too.
+/// The unspecified address of either family also stands for the wildcard.
 pub(crate) fn listener(local: Option<IpAddr>, port: u16) -> [u8; LISTENER_BYTES] {
-    let local = local.filter(|a| !a.is_unspecified()).unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
     let mut key = [0; LISTENER_BYTES];
-    key[..16].copy_from_slice(&address(local));
-    key[16..18].copy_from_slice(&port.to_be_bytes());
+    key[..18].copy_from_slice(&local.filter(|a| !a.is_unspecified()).map_or(WILDCARD, address));
+    key[18..].copy_from_slice(&port.to_be_bytes());
     key
 }

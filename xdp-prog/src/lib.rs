@@ -1,13 +1,14 @@
 //! The steering program of xwarp and its typed maps.
 //!
 //! [`SteeringProgram`] loads the eBPF program of `bpf/steer.bpf.c`, attaches it to an interface and
-//! fills its maps: which connections and listening ports are ours, and which AF_XDP socket serves a
-//! queue. The driver owns one for each open interface. Nothing is pinned: when the owner exits or
-//! crashes, the kernel closes the link and the program is gone from the interface.
+//! fills its maps: the steered connections and listening ports, and the AF_XDP socket of each queue.
+//! The driver owns one for each open interface. Nothing is pinned: when the owner exits or crashes,
+//! the kernel closes the link and detaches the program.
 #![deny(unsafe_code)]
 
 mod attach;
 mod counters;
+mod holder;
 mod keys;
 
 #[allow(
@@ -33,25 +34,42 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, PrintLevel};
 
 pub use attach::{AttachError, AttachMode, Attached};
 pub use counters::ProgramCounters;
+pub use holder::Holder;
 
 use skeleton::{SteerSkel, SteerSkelBuilder};
 
-/// Receive queues that the socket map has room for.
+/// Number of receive queues that the socket map has room for.
 pub const MAX_QUEUES: u16 = 1024;
 
-/// VLAN tags that the program looks behind.
+/// Name of the program in the kernel.
+pub const PROGRAM_NAME: &str = "xwarp_steer";
+
+/// VLAN tags that the program parses.
 pub const MAX_VLANS: usize = 2;
 
-/// The value of a set's member; only the keys mean something.
+/// Value of every entry of the set maps: only the keys count.
 const PRESENT: [u8; 1] = [1];
 
-/// Why the program could not be loaded or a map not changed.
+/// Load flag `BPF_F_XDP_HAS_FRAGS` of `linux/bpf.h`: the program accepts frames of several buffers.
+const HAS_FRAGS: u32 = 1 << 5;
+
+/// Settings of the program at loading.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ProgramConfig<'a> {
+    /// VLAN ids that our frames carry, outermost first; at most [`MAX_VLANS`]. Frames with other tags pass.
+    pub vlans: &'a [u16],
+    /// Accept frames of several buffers (`xdp.frags`). A network driver needs this above an MTU of about 3500; below
+    /// it, a program without multi-buffer support is faster.
+    pub multi_buffer: bool,
+}
+
+/// Why the program could not be loaded or a map could not be changed.
 #[derive(Debug, thiserror::Error)]
 #[error("{doing}: {source}")]
 pub struct ProgramError {
-    /// What was being done.
+    /// The operation that failed.
     pub doing: &'static str,
-    /// What libbpf or the kernel said.
+    /// The error of libbpf or the kernel.
     pub source: libbpf_rs::Error,
 }
 
@@ -60,13 +78,13 @@ impl ProgramError {
         move |source| Self { doing, source }
     }
 
-    /// Whether the process lacks the rights.
+    /// Whether the process lacks a capability.
     pub fn is_permission(&self) -> bool {
         self.source.kind() == libbpf_rs::ErrorKind::PermissionDenied
     }
 }
 
-/// Where the program is attached.
+/// Interface and mode that the program is attached to, and the link that ends the attachment.
 #[derive(Debug)]
 struct Attachment {
     link: OwnedFd,
@@ -74,7 +92,7 @@ struct Attachment {
     mode: AttachMode,
 }
 
-/// The loaded program, its maps, and its attachment to an interface (which ends when this is dropped).
+/// The loaded program, its maps, and its attachment to an interface. Dropping it detaches the program.
 #[derive(Debug)]
 pub struct SteeringProgram {
     link: Option<Attachment>,
@@ -87,22 +105,22 @@ pub struct SteeringProgram {
 }
 
 impl SteeringProgram {
-    /// Loads the program for frames that carry exactly the VLAN tags `vlans` (ids, outermost first; at
-    /// most [`MAX_VLANS`]). It is not attached yet.
+    /// Loads the program without attaching it.
     ///
     /// # Errors
-    /// No rights, a kernel before 5.18 (which does not know `xdp.frags`), or too many tags.
-    pub fn load(vlans: &[u16]) -> Result<Self, ProgramError> {
+    /// The process lacks `CAP_BPF` or `CAP_NET_ADMIN`, the kernel is older than 5.18 (no `bpf_xdp_load_bytes`),
+    /// or there are too many VLAN tags.
+    pub fn load(config: &ProgramConfig<'_>) -> Result<Self, ProgramError> {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             libbpf_rs::set_print(Some((PrintLevel::Info, trace)));
         });
         let mut storage = MaybeUninit::uninit();
-        let skeleton = load_skeleton(vlans, &mut storage)?;
+        let skeleton = load_skeleton(config, 0, &mut storage)?;
         Self::from_skeleton(&skeleton)
     }
 
-    /// Takes descriptors of its own, so that the skeleton may go.
+    /// Duplicates the descriptors, so that the skeleton can be dropped.
     fn from_skeleton(skeleton: &SteerSkel<'_>) -> Result<Self, ProgramError> {
         let failed = |source: io::Error| ProgramError {
             doing: "duplicating the program's descriptor",
@@ -125,9 +143,9 @@ impl SteeringProgram {
 
     /// Attaches the program to interface `ifindex` of the calling thread's network namespace.
     ///
-    /// Attached elsewhere or in another mode it is detached first; attached so already it stays, since for
-    /// some network drivers each change is a reset. With `replace`, a program of somebody else is detached
-    /// first (and not put back later).
+    /// If our program is attached elsewhere or in another mode, it is detached first. If it is already attached as
+    /// requested, it stays, because some network drivers reset the NIC at each change. With `replace`, another
+    /// owner's program is detached first and never restored; this needs `CAP_SYS_ADMIN` if it has a link.
     ///
     /// # Errors
     /// [`AttachError::Foreign`] names the program that is there already.
@@ -144,13 +162,13 @@ impl SteeringProgram {
     /// Detaches the program; frames go to the kernel again.
     pub fn detach(&mut self) {
         if let Some(Attachment { link, .. }) = self.link.take() {
-            // Closing the descriptor would do, but for a process that is forking just now: its child holds
-            // a copy for a moment. Should this fail, closing is what is left.
+            // Closing the descriptor is not enough while the process forks: the child holds a copy for a
+            // moment. If the detach fails, closing remains.
             let _ = attach::detach(link.as_fd());
         }
     }
 
-    /// The kernel's id of the program, 0 when the kernel does not tell.
+    /// The kernel's id of the program; 0 if the kernel does not report it.
     pub fn id(&self) -> u32 {
         attach::program_id(self.program.as_fd()).unwrap_or(0)
     }
@@ -160,7 +178,7 @@ impl SteeringProgram {
         insert(&self.flows, &keys::flow(local, remote), "steering a connection")
     }
 
-    /// Ends it. A connection that is not steered is ignored.
+    /// Stops steering a connection, if it is steered.
     pub fn remove_flow(&self, local: SocketAddr, remote: SocketAddr) {
         remove(&self.flows, &keys::flow(local, remote));
     }
@@ -170,22 +188,22 @@ impl SteeringProgram {
         insert(&self.listeners, &keys::listener(address, port), "steering a listening port")
     }
 
-    /// Ends it. A port that is not steered is ignored.
+    /// Stops steering a listening port, if it is steered.
     pub fn remove_listener(&self, address: Option<IpAddr>, port: u16) {
         remove(&self.listeners, &keys::listener(address, port));
     }
 
-    /// Tells an address of the interface, for listeners on the wildcard address.
+    /// Adds an address of the interface: wildcard listeners accept SYNs to it.
     pub fn add_address(&self, address: IpAddr) -> Result<(), ProgramError> {
-        insert(&self.addresses, &keys::address(address), "telling an address")
+        insert(&self.addresses, &keys::address(address), "adding an address")
     }
 
-    /// Forgets an address.
+    /// Removes an address of the interface.
     pub fn remove_address(&self, address: IpAddr) {
         remove(&self.addresses, &keys::address(address));
     }
 
-    /// Gives what is steered on `queue` to an AF_XDP socket, which must be bound to that queue.
+    /// Registers the AF_XDP socket that receives the steered frames of `queue`; it must be bound to that queue.
     pub fn add_socket(&self, queue: u16, socket: BorrowedFd<'_>) -> Result<(), ProgramError> {
         let value = socket.as_raw_fd().to_ne_bytes();
         self.sockets
@@ -193,7 +211,7 @@ impl SteeringProgram {
             .map_err(ProgramError::new("registering a socket for its queue"))
     }
 
-    /// How many frames went where, summed over all CPUs since the program was loaded.
+    /// Counts of frames by what the program did with them, over all CPUs since the program was loaded.
     pub fn counters(&self) -> Result<ProgramCounters, ProgramError> {
         counters::read(&self.counters).map_err(ProgramError::new("reading the program's counters"))
     }
@@ -205,15 +223,11 @@ impl Drop for SteeringProgram {
     }
 }
 
-/// libbpf prints to standard error unless it is told better.
-#[expect(clippy::needless_pass_by_value, reason = "libbpf-rs calls it so")]
-fn trace(level: PrintLevel, text: String) {
-    let text = text.trim_end();
-    if level == PrintLevel::Warn {
-        tracing::warn!(target: "libbpf", "{text}");
-    } else {
-        tracing::debug!(target: "libbpf", "{text}");
-    }
+/// Replaces libbpf's printing to standard error. Its warnings, the verifier's log among them, are for
+/// debugging only: the error that the caller gets says what to do.
+#[expect(clippy::needless_pass_by_value, reason = "signature of libbpf-rs's callback")]
+fn trace(_: PrintLevel, text: String) {
+    tracing::debug!(target: "libbpf", "{}", text.trim_end());
 }
 
 fn insert(set: &MapHandle, key: &[u8], doing: &'static str) -> Result<(), ProgramError> {
@@ -221,18 +235,22 @@ fn insert(set: &MapHandle, key: &[u8], doing: &'static str) -> Result<(), Progra
 }
 
 fn remove(set: &MapHandle, key: &[u8]) {
-    // The only failure is that the key is not there, which is what is wanted.
+    // The only possible error is that the key is absent, which is the desired state.
     let _ = set.delete(key);
 }
 
+/// Opens, configures and loads the program, with `flags` in addition to those that `config` asks for.
 fn load_skeleton<'obj>(
-    vlans: &[u16],
+    config: &ProgramConfig<'_>,
+    flags: u32,
     storage: &'obj mut MaybeUninit<OpenObject>,
 ) -> Result<SteerSkel<'obj>, ProgramError> {
     let mut open =
         SteerSkelBuilder::default().open(storage).map_err(ProgramError::new("opening the program"))?;
-    let constants = open.maps.rodata_data.as_mut();
-    match constants {
+    let multi_buffer = if config.multi_buffer { HAS_FRAGS } else { 0 };
+    open.progs.xwarp_steer.set_flags(flags | multi_buffer);
+    let vlans = config.vlans;
+    match open.maps.rodata_data.as_mut() {
         Some(constants) if vlans.len() <= MAX_VLANS => {
             constants.vlan_count = vlans.len() as u16;
             for (to, from) in constants.vlan_ids.iter_mut().zip(vlans) {

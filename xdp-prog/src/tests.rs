@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use etherparse::{EtherType, IpNumber, Ipv4Header, Ipv4Options, Ipv6Header, TcpHeader};
 use libbpf_rs::ProgramInput;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use super::*;
 
@@ -18,7 +19,8 @@ const XDP_REDIRECT: u32 = 4;
 /// (action, names of the counters that went up by one) out.
 fn with_program(vlans: &[u16], f: impl FnOnce(&SteeringProgram, &dyn Fn(&[u8]) -> (u32, Vec<&'static str>))) {
     let mut storage = MaybeUninit::uninit();
-    let skeleton = load_skeleton(vlans, &mut storage).unwrap();
+    let config = ProgramConfig { vlans, ..ProgramConfig::default() };
+    let skeleton = load_skeleton(&config, 0, &mut storage).unwrap();
     let program = SteeringProgram::from_skeleton(&skeleton).unwrap();
     let socket = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None).unwrap();
     program.add_socket(0, socket.as_fd()).unwrap();
@@ -175,6 +177,52 @@ fn other_address(address: IpAddr) -> IpAddr {
     }
 }
 
+/// A mapped address on the wire is a forgery: its packets must reach neither an IPv4 connection nor a listener, and
+/// a rule for a mapped address must not be the rule of the IPv4 address.
+#[test]
+fn rfc4291_s2_5_5_2_ipv4_mapped_addresses_pass_and_share_no_key_with_ipv4() {
+    let (ours, peer) = ends()[0];
+    let mapped = |end: SocketAddr| match end.ip() {
+        IpAddr::V4(v4) => SocketAddr::new(v4.to_ipv6_mapped().into(), end.port()),
+        IpAddr::V6(_) => end,
+    };
+    let (ours6, peer6) = ends()[1];
+    with_program(&[], |program, run| {
+        program.add_flow(ours, peer).unwrap();
+        program.add_flow(mapped(ours), mapped(peer)).unwrap();
+        program.add_listener(None, ours.port()).unwrap();
+        program.add_address(ours.ip()).unwrap();
+        program.add_address(mapped(ours).ip()).unwrap();
+        program.add_address(ours6.ip()).unwrap();
+        for (source, destination) in
+            [(mapped(peer), mapped(ours)), (mapped(peer), ours6), (peer6, mapped(ours))]
+        {
+            for flags in [syn, ack, rst] {
+                assert_eq!(run(&frame(&[], &tcp(source, destination, flags))), passed("passed_mapped"));
+            }
+        }
+        let quoted = tcp(mapped(ours), mapped(peer), ack);
+        assert_eq!(run(&frame(&[], &icmp(ours6, 1, &quoted))), passed("passed_mapped"));
+        program.remove_flow(mapped(ours), mapped(peer));
+        assert_eq!(run(&frame(&[], &tcp(peer, ours, ack))), steered("steered_flow"), "still ours");
+        program.remove_address(mapped(ours).ip());
+        let other_port = SocketAddr::new(peer.ip(), peer.port() + 1);
+        assert_eq!(run(&frame(&[], &tcp(other_port, ours, syn))), steered("steered_listener"));
+    });
+}
+
+/// The keys compare by version too: an IPv6 address whose first octets are those of an IPv4 address is another one.
+#[test]
+fn keys_of_the_two_families_never_collide() {
+    let v4: IpAddr = "192.0.2.1".parse().unwrap();
+    let octets = [192, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    for v6 in [IpAddr::from(octets), "::ffff:192.0.2.1".parse().unwrap(), "::192.0.2.1".parse().unwrap()] {
+        assert_ne!(keys::address(v4), keys::address(v6));
+        assert_ne!(keys::listener(Some(v4), 7), keys::listener(Some(v6), 7));
+    }
+    assert_ne!(keys::listener(Some("0.0.0.1".parse().unwrap()), 7), keys::listener(None, 7));
+}
+
 #[test]
 fn only_syns_to_a_listening_port_are_steered() {
     for (ours, peer) in ends() {
@@ -271,7 +319,14 @@ fn priorities_are_no_vlans() {
 
 #[test]
 fn more_than_two_vlans_are_refused() {
-    assert!(SteeringProgram::load(&[1, 2, 3]).is_err());
+    assert!(
+        load_skeleton(
+            &ProgramConfig { vlans: &[1, 2, 3], ..ProgramConfig::default() },
+            0,
+            &mut MaybeUninit::uninit()
+        )
+        .is_err()
+    );
 }
 
 #[test]
@@ -319,7 +374,7 @@ fn icmp_errors_that_quote_us_are_steered() {
     }
 }
 
-/// RFC 792 promises eight bytes of what the quoted packet carried: enough; one less is not.
+/// RFC 792 guarantees eight bytes of the quoted packet's payload: these suffice, and seven do not.
 #[test]
 fn a_quotation_may_end_after_the_sequence_number() {
     for (ours, peer) in ends() {
@@ -406,7 +461,7 @@ fn everything_else_passes() {
     });
 }
 
-/// Cut anywhere, a frame is steered when the ports and flags are there, and passed otherwise.
+/// A frame truncated at any length is steered if it includes the ports and flags, and passed otherwise.
 #[test]
 fn a_frame_cut_anywhere_does_no_harm() {
     for (ours, peer) in ends() {
@@ -428,7 +483,7 @@ fn a_frame_cut_anywhere_does_no_harm() {
 fn without_a_socket_on_the_queue_frames_pass() {
     let (ours, peer) = ends()[0];
     let mut storage = MaybeUninit::uninit();
-    let skeleton = load_skeleton(&[], &mut storage).unwrap();
+    let skeleton = load_skeleton(&ProgramConfig::default(), 0, &mut storage).unwrap();
     let program = SteeringProgram::from_skeleton(&skeleton).unwrap();
     program.add_flow(ours, peer).unwrap();
     let frame = frame(&[], &tcp(peer, ours, ack));
@@ -437,7 +492,7 @@ fn without_a_socket_on_the_queue_frames_pass() {
     assert_eq!(program.counters().unwrap(), ProgramCounters { no_socket: 1, ..Default::default() });
 }
 
-/// A namespace of its own with one veth pair, gone when this is dropped.
+/// A network namespace with one veth pair, deleted on drop.
 struct Namespace(String);
 
 impl Namespace {
@@ -450,7 +505,7 @@ impl Namespace {
         this
     }
 
-    /// Runs `f` inside, on a thread of its own, with the index of `xw0`.
+    /// Runs `f` in the namespace, on its own thread, with the index of `xw0`.
     fn run(&self, f: impl FnOnce(u32) + Send) {
         let index =
             ip(&["-n", &self.0, "-o", "link", "show", "xw0"]).split(':').next().unwrap().parse().unwrap();
@@ -478,18 +533,51 @@ fn ip(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Every configuration that changes what the verifier sees.
+fn configurations() -> [ProgramConfig<'static>; 6] {
+    let of = |vlans, multi_buffer| ProgramConfig { vlans, multi_buffer };
+    [of(&[], false), of(&[], true), of(&[7], false), of(&[7], true), of(&[7, 8], false), of(&[7, 8], true)]
+}
+
+/// `CAP_PERFMON` allows arithmetic on packet pointers that the verifier otherwise refuses. `BPF_F_TEST_REG_INVARIANTS`
+/// (Linux 6.8) makes it refuse a program whose register bounds contradict each other, where it otherwise only writes a
+/// warning to the kernel log; that arithmetic caused one.
+#[test]
+fn two_capabilities_are_enough_to_load_the_program() {
+    const TEST_REG_INVARIANTS: u32 = 1 << 7;
+    let loads = |rights: CapabilitySet, flags| {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let only = CapabilitySets { effective: rights, permitted: rights, inheritable: rights };
+                set_capabilities(None, only).unwrap();
+                configurations()
+                    .map(|config| load_skeleton(&config, flags, &mut MaybeUninit::uninit()).map(drop))
+            });
+            thread.join().unwrap()
+        })
+    };
+    for flags in [0, TEST_REG_INVARIANTS] {
+        for loaded in loads(CapabilitySet::BPF | CapabilitySet::NET_ADMIN, flags) {
+            loaded.unwrap();
+        }
+    }
+    for refused in loads(CapabilitySet::BPF, 0) {
+        assert!(refused.unwrap_err().is_permission());
+    }
+}
+
 #[test]
 fn netns_a_foreign_program_is_named_and_replaced_only_on_demand() {
     for mode in [AttachMode::Native, AttachMode::Generic] {
         Namespace::new().run(|index| {
-            let mut theirs = SteeringProgram::load(&[]).unwrap();
+            let mut theirs = SteeringProgram::load(&ProgramConfig::default()).unwrap();
             theirs.attach(index, mode, false).unwrap();
             refuses_then_replaces(index, theirs.id(), mode);
         });
     }
 }
 
-/// The older way to attach, without a link: the program stays when its owner exits.
+/// Attachment without a link, the older way: the program stays when its owner exits.
 #[test]
 fn netns_a_program_without_a_link_is_named_and_replaced_too() {
     for (mode, flags) in [
@@ -497,7 +585,7 @@ fn netns_a_program_without_a_link_is_named_and_replaced_too() {
         (AttachMode::Generic, libbpf_rs::XdpFlags::SKB_MODE),
     ] {
         Namespace::new().run(|index| {
-            let theirs = SteeringProgram::load(&[]).unwrap();
+            let theirs = SteeringProgram::load(&ProgramConfig::default()).unwrap();
             libbpf_rs::Xdp::new(theirs.program.as_fd()).attach(index.cast_signed(), flags).unwrap();
             let id = theirs.id();
             drop(theirs);
@@ -507,15 +595,17 @@ fn netns_a_program_without_a_link_is_named_and_replaced_too() {
 }
 
 fn refuses_then_replaces(index: u32, id: u32, mode: AttachMode) {
-    let mut ours = SteeringProgram::load(&[]).unwrap();
+    let mut ours = SteeringProgram::load(&ProgramConfig::default()).unwrap();
     let refused = ours.attach(index, AttachMode::Native, false).unwrap_err();
     let AttachError::Foreign(there) = refused else { panic!("{refused:?}") };
-    assert_eq!(there, Attached { id, name: "xwarp_steer".into(), mode });
+    assert_eq!((there.id, there.name.as_str(), there.mode), (id, PROGRAM_NAME, mode));
     assert!(ours.attach(index, AttachMode::Generic, false).is_err());
 
     ours.attach(index, AttachMode::Native, true).unwrap();
     let now = attach::attached(ours.program.as_fd(), index).unwrap();
-    assert_eq!(now, Some(Attached { id: ours.id(), name: "xwarp_steer".into(), mode: AttachMode::Native }));
+    let now = now.unwrap();
+    assert_eq!((now.id, now.name.as_str(), now.mode), (ours.id(), PROGRAM_NAME, AttachMode::Native));
+    assert_eq!(now.holder.map(|holder| holder.pid), Some(std::process::id()));
     ours.detach();
     assert_eq!(attach::attached(ours.program.as_fd(), index).unwrap(), None);
     assert_ne!(ours.id(), 0);
@@ -524,16 +614,20 @@ fn refuses_then_replaces(index: u32, id: u32, mode: AttachMode) {
 #[test]
 fn netns_modes_change_and_dropping_detaches() {
     Namespace::new().run(|index| {
-        let mut ours = SteeringProgram::load(&[]).unwrap();
+        let mut ours = SteeringProgram::load(&ProgramConfig::default()).unwrap();
         for mode in [AttachMode::Native, AttachMode::Native, AttachMode::Generic] {
             ours.attach(index, mode, false).unwrap();
             let there = attach::attached(ours.program.as_fd(), index).unwrap();
             assert_eq!(there.map(|there| (there.id, there.mode)), Some((ours.id(), mode)));
         }
         drop(ours);
-        let probe = SteeringProgram::load(&[]).unwrap();
+        let probe = SteeringProgram::load(&ProgramConfig::default()).unwrap();
         assert_eq!(attach::attached(probe.program.as_fd(), index).unwrap(), None);
-        let nowhere = SteeringProgram::load(&[]).unwrap().attach(index + 1000, AttachMode::Native, false);
+        let nowhere = SteeringProgram::load(&ProgramConfig::default()).unwrap().attach(
+            index + 1000,
+            AttachMode::Native,
+            false,
+        );
         assert!(matches!(nowhere, Err(AttachError::System(_))), "{nowhere:?}");
     });
 }

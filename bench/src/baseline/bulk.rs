@@ -1,4 +1,4 @@
-//! One direction, as fast as it goes.
+//! Bulk transfer in one direction at the highest rate.
 
 use std::{
     io::{Read as _, Write as _},
@@ -16,14 +16,14 @@ use crate::{
     stats::Completions,
 };
 
-/// The peak is over at least so much: writes return when the socket's buffers took the bytes, so shorter
-/// windows show the buffers and not the wire.
+/// Minimum bytes of a window for the peak rate. A write returns when the socket buffer has taken the bytes,
+/// so a shorter window would measure the buffers instead of the wire.
 const PEAK_WINDOW_BYTES: u64 = 32 << 20;
 
-/// What the server tells at the end: bytes taken, and nanoseconds of CPU time it took.
+/// Bytes of the server's receipt: bytes received, and nanoseconds of CPU time used.
 const RECEIPT: usize = 16;
 
-/// The client: sends messages, and stops the clock when the server says that it has them all.
+/// The client: sends messages, and stops the clock when the server's receipt arrives.
 pub(super) fn send(mut stream: TcpStream, bytes: u64, amount: Amount) -> Result<BandwidthRow> {
     let message = vec![0x5a_u8; bytes as usize];
     let (limit, until) = match amount {
@@ -52,7 +52,7 @@ pub(super) fn send(mut stream: TcpStream, bytes: u64, amount: Amount) -> Result<
     let elapsed = start.elapsed().as_secs_f64();
     let local = cpu::process_time().saturating_sub(cpu_before).as_secs_f64();
     let (taken, nanoseconds) = parse_receipt(receipt);
-    ensure!(taken == sent * bytes, "the server got {taken} of {} bytes", sent * bytes);
+    ensure!(taken == sent * bytes, "the server received {taken} of {} bytes", sent * bytes);
     let total = (sent * bytes) as f64;
     let remote = Duration::from_nanos(nanoseconds).as_secs_f64();
     Ok(BandwidthRow {
@@ -64,7 +64,7 @@ pub(super) fn send(mut stream: TcpStream, bytes: u64, amount: Amount) -> Result<
     })
 }
 
-/// What the progress line counts to.
+/// The final value of the progress line.
 fn total(amount: Amount) -> u64 {
     match amount {
         Amount::Iterations(n) => n,
@@ -72,8 +72,8 @@ fn total(amount: Amount) -> u64 {
     }
 }
 
-/// The server: takes everything, with a buffer of the message's size (at least 64 KiB, as a sensible
-/// receiver has).
+/// The server: receives until the end of the stream, with a buffer of the message size (at least 64 KiB, as a
+/// sensible receiver has).
 pub(super) fn take(mut stream: TcpStream, bytes: u64) -> Result<()> {
     let mut buffer = vec![0; (bytes as usize).clamp(64 << 10, 4 << 20)];
     let before = cpu::process_time();

@@ -1,4 +1,4 @@
-//! One message there and back again: half of the time it takes.
+//! Ping-pong of one message; the result is half of the round-trip time.
 
 use std::{
     net::TcpStream,
@@ -11,11 +11,11 @@ use super::{read_message, write_message};
 use crate::{
     options::Amount,
     progress::Progress,
-    report::{LatencyRow, RateRow, Row},
-    stats::Summary,
+    report::{DurationRow, LatencyRow, Row},
+    stats::{Latencies, Summary},
 };
 
-/// The client.
+/// The client: sends a message and waits for its echo.
 pub(super) fn ask(mut stream: TcpStream, bytes: u64, polling: bool, amount: Amount) -> Result<Row> {
     stream.set_nonblocking(polling)?;
     let message = vec![0x5a_u8; bytes as usize];
@@ -47,19 +47,23 @@ fn timed(
 ) -> Result<Row> {
     let bytes = message.len() as u64;
     let mut progress = Progress::new(time.as_millis() as u64, bytes, false);
-    let start = Instant::now();
+    let mut latencies = Latencies::new()?;
+    let begin = Instant::now();
     let mut done = 0_u64;
     let elapsed = loop {
+        let start = Instant::now();
         exchange(&mut stream, message, &mut answer, polling)?;
         done += 1;
         let now = Instant::now();
-        progress.at(now, (now - start).as_millis() as u64, done);
-        if now - start >= time {
-            break (now - start).as_secs_f64();
+        latencies.record(now - start);
+        progress.at(now, (now - begin).as_millis() as u64, done);
+        if now - begin >= time {
+            break (now - begin).as_secs_f64();
         }
     };
-    let average = elapsed * 1e6 / done as f64 / 2.0;
-    Ok(Row::Rate(RateRow { bytes, iterations: done, average, transactions: done as f64 / elapsed }))
+    let summary = latencies.summary(2.0).context("no message was measured")?;
+    let latency = LatencyRow { bytes, iterations: done, summary };
+    Ok(Row::Duration(DurationRow { latency, transactions: done as f64 / elapsed }))
 }
 
 fn exchange(stream: &mut TcpStream, message: &[u8], answer: &mut [u8], polling: bool) -> Result<()> {
@@ -68,7 +72,7 @@ fn exchange(stream: &mut TcpStream, message: &[u8], answer: &mut [u8], polling: 
     Ok(())
 }
 
-/// The server: sends back what comes, until the client closes.
+/// The server: echoes each message until the client closes.
 pub(super) fn answer(mut stream: TcpStream, bytes: u64, polling: bool) -> Result<()> {
     stream.set_nonblocking(polling)?;
     let mut message = vec![0; bytes as usize];

@@ -1,4 +1,4 @@
-//! The two ends of a measurement: this very program, once in each namespace.
+//! The two ends of a measurement: this program, once in each namespace.
 
 use std::{
     env, fs,
@@ -17,18 +17,18 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::options::CompareArgs;
 
-/// What one measurement brought.
+/// The result of one measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Outcome {
-    /// Microseconds or Gb/sec.
+    /// The result, in microseconds or Gb/sec.
     pub value: f64,
-    /// Microseconds, the 99th percentile.
+    /// 99th percentile, in microseconds.
     pub tail: Option<f64>,
     /// Seconds of CPU time of both ends for each GiB.
     pub cpu: Option<f64>,
 }
 
-/// How to start the two ends.
+/// Parameters for starting the two ends.
 #[derive(Debug)]
 pub(super) struct Ends {
     program: PathBuf,
@@ -38,12 +38,12 @@ pub(super) struct Ends {
     json: PathBuf,
 }
 
-/// Somebody wants us to stop: by ctrl-c, or by a polite kill.
+/// Set by SIGINT and SIGTERM.
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// From here on such a wish ends a measurement with an error, so that what was changed is put back.
+/// Makes SIGINT and SIGTERM end a measurement with an error, so that the interfaces' settings are restored.
 pub(super) fn stop_in_order() -> Result<()> {
-    ctrlc::set_handler(|| STOP.store(true, Ordering::Relaxed)).context("cannot take signals")
+    ctrlc::set_handler(|| STOP.store(true, Ordering::Relaxed)).context("cannot install a signal handler")
 }
 
 fn go_on() -> Result<()> {
@@ -51,15 +51,15 @@ fn go_on() -> Result<()> {
     Ok(())
 }
 
-/// Time for the server to say that it listens.
+/// Time for the server to start listening.
 const READY: Duration = Duration::from_secs(20);
-/// From one look to the next: rarely, because this process shares the cores with what it measures.
+/// Time between two polls of a process: long, because this process shares the cores with the measurement.
 const LOOK: Duration = Duration::from_millis(20);
 
 impl Ends {
     pub(super) fn new(args: &CompareArgs, cpus: (usize, usize)) -> Result<Self> {
         Ok(Self {
-            program: env::current_exe().context("cannot find my own program")?,
+            program: env::current_exe().context("cannot find the path of this program")?,
             namespaces: (args.netns_a.clone(), args.netns_b.clone()),
             cpus,
             server: args.server.to_string(),
@@ -67,7 +67,7 @@ impl Ends {
         })
     }
 
-    /// Runs `command` as server and as client; the client's result.
+    /// Runs `command` as server and as client, and returns the client's result.
     pub(super) fn measure(&self, command: &[String], limit: Duration) -> Result<Outcome> {
         let until = Instant::now() + limit;
         let mut server = End::start(self.command(&self.namespaces.1, self.cpus.1, command))?;
@@ -77,7 +77,7 @@ impl Ends {
         client.args(["--out_json", "--out_json_file"]).arg(&self.json).arg(&self.server);
         End::start(client)?.finish(until).context("the client")?;
         server.finish(until).context("the server")?;
-        let text = fs::read_to_string(&self.json).context("the client left no result")?;
+        let text = fs::read_to_string(&self.json).context("the client wrote no result")?;
         Outcome::parse(&text)
     }
 
@@ -95,7 +95,7 @@ impl Drop for Ends {
     }
 }
 
-/// A running end; killed when dropped.
+/// A running process; killed when dropped.
 struct End(Child);
 
 impl Drop for End {
@@ -114,7 +114,7 @@ impl End {
     fn wait_until_it_listens(&mut self) -> Result<()> {
         let out = self.0.stdout.take().context("the server's output is piped")?;
         let (tell, told) = mpsc::channel();
-        // Reads on after the line came, so that the server never waits for us.
+        // Keeps reading after the line, so that the server never blocks on a full pipe.
         thread::spawn(move || {
             for line in BufReader::new(out).lines().map_while(Result::ok) {
                 if line.contains("Waiting for a client") {
@@ -134,7 +134,7 @@ impl End {
         }
     }
 
-    /// What it said on standard error.
+    /// The process's standard error.
     fn words(&mut self) -> String {
         let _ = self.0.kill();
         let mut text = String::new();

@@ -1,10 +1,11 @@
-//! The two interfaces' offloads and MTU: changed for a measurement, and put back as they were.
+//! Offloads and MTU of the two interfaces: changed for a measurement, then restored.
 
 use std::{cell::RefCell, process::Command};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// The offloads that let kernel TCP move frames of up to 64 KiB: names for setting, and in the listing.
+/// Offloads that let kernel TCP use frames of up to 64 KiB: the name for setting each, and its name in the
+/// listing.
 const OFFLOADS: [(&str, &str); 3] = [
     ("tso", "tcp-segmentation-offload"),
     ("gso", "generic-segmentation-offload"),
@@ -13,7 +14,7 @@ const OFFLOADS: [(&str, &str); 3] = [
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Settings {
-    /// In the order of [`OFFLOADS`].
+    /// Whether each of [`OFFLOADS`] is on, in that order.
     offloads: [bool; 3],
     mtu: u32,
 }
@@ -27,18 +28,18 @@ struct Interface {
     now: RefCell<Settings>,
 }
 
-/// Both ends' interfaces.
+/// The interfaces of both ends.
 #[derive(Debug)]
 pub(super) struct Interfaces([Interface; 2]);
 
 impl Interfaces {
-    /// Reads how both are set.
+    /// Reads the current settings of both interfaces.
     pub(super) fn remember(namespaces: [&str; 2], device: &str) -> Result<Self> {
         let [a, b] = namespaces.map(|namespace| Interface::read(namespace, device));
         Ok(Self([a?, b?]))
     }
 
-    /// Turns the offloads off, or back to how they were, and sets an MTU, or the one that was.
+    /// Turns the offloads off or restores them, and sets `mtu` or restores the original one.
     pub(super) fn arrange(&self, offloads: bool, mtu: Option<u32>) -> Result<()> {
         for interface in &self.0 {
             let found = interface.found;
@@ -50,7 +51,7 @@ impl Interfaces {
         Ok(())
     }
 
-    /// Puts everything back.
+    /// Restores all settings.
     pub(super) fn restore(&self) -> Result<()> {
         self.arrange(true, None)
     }
@@ -59,7 +60,7 @@ impl Interfaces {
 impl Drop for Interfaces {
     fn drop(&mut self) {
         if let Err(error) = self.restore() {
-            eprintln!("xwarp-perf: the interfaces are not as they were: {error:#}");
+            eprintln!("xwarp-perf: the interfaces' settings were not restored: {error:#}");
         }
     }
 }
@@ -93,7 +94,7 @@ fn parse_features(text: &str) -> Result<[bool; 3]> {
     let mut offloads = [false; 3];
     for (on, (_, name)) in offloads.iter_mut().zip(OFFLOADS) {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        *on = line.with_context(|| format!("ethtool does not tell {name}"))?.trim().starts_with("on");
+        *on = line.with_context(|| format!("ethtool does not report {name}"))?.trim().starts_with("on");
     }
     Ok(offloads)
 }
@@ -101,7 +102,7 @@ fn parse_features(text: &str) -> Result<[bool; 3]> {
 fn parse_mtu(text: &str) -> Result<u32> {
     let mut words = text.split_whitespace();
     words.find(|&word| word == "mtu");
-    Ok(words.next().context("ip does not tell the MTU")?.parse()?)
+    Ok(words.next().context("ip does not report the MTU")?.parse()?)
 }
 
 fn inside(namespace: &str, command: &[&str]) -> Result<String> {

@@ -1,4 +1,4 @@
-//! What was measured, and the tables of medians and ratios.
+//! The samples, and the tables of medians and ratios.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::ends::Outcome;
 use crate::{cpu::Distance, options::CompareArgs, stats::median, units::short_bytes};
 
-/// What is compared.
+/// The subject of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Subject {
     SendLat,
@@ -29,7 +29,7 @@ impl Subject {
     pub(super) const BANDWIDTHS: [Self; 4] =
         [Self::WriteBw, Self::SendBw, Self::TcpOffloadsOff, Self::TcpDefault];
 
-    /// For the heads of columns.
+    /// Name in column heads.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::SendLat => "send_lat",
@@ -43,7 +43,7 @@ impl Subject {
         }
     }
 
-    /// The test that measures it.
+    /// The subcommand that measures this subject.
     pub(super) fn test(self) -> &'static str {
         match self {
             Self::SendLat | Self::WriteLat | Self::WriteBw | Self::SendBw => self.name(),
@@ -56,7 +56,7 @@ impl Subject {
         self.test() == self.name()
     }
 
-    /// Whether the kernel's segmentation offloads stay as they are.
+    /// Whether the kernel's segmentation offloads stay on.
     pub(super) fn kernel_offloads(self) -> bool {
         self != Self::TcpOffloadsOff
     }
@@ -71,13 +71,13 @@ struct Sample {
 }
 
 impl Sample {
-    /// The distance of the cores, when it was the same before and after.
+    /// The class of the cores' distance, if it was the same before and after the measurement; otherwise `~`.
     fn tag(&self) -> char {
         if self.before.comparable(self.after) { self.before.tag() } else { '~' }
     }
 }
 
-/// All measurements: by size, subject and round.
+/// All measurements, by size, subject and round.
 #[derive(Debug, Default)]
 pub(super) struct Samples(BTreeMap<(u64, Subject), BTreeMap<u32, Sample>>);
 
@@ -112,7 +112,7 @@ impl Samples {
         )
     }
 
-    /// The median of the ratios within rounds in which both had this tag.
+    /// The median of the ratios over the rounds in which both samples had this tag.
     fn ratio(&self, bytes: u64, ours: Subject, theirs: Subject, tag: char) -> Option<f64> {
         let theirs: BTreeMap<u32, Outcome> = self.tagged(bytes, theirs, tag).collect();
         let ratios: Vec<f64> = self
@@ -129,7 +129,7 @@ impl Samples {
         subjects.iter().flat_map(of).collect()
     }
 
-    /// Every measurement, for other programs.
+    /// All measurements as JSON.
     pub(super) fn to_json(&self) -> Value {
         let mut list = Vec::new();
         for ((bytes, subject), rounds) in &self.0 {
@@ -209,7 +209,7 @@ fn table(
     text
 }
 
-/// A figure, or a dash where no round had this tag.
+/// Formats a figure; a dash when no round had this tag.
 fn figure(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"))
 }

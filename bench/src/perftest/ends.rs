@@ -1,4 +1,4 @@
-//! [`Ends`]: the test connections, and the memory that perftest's messages use.
+//! [`Ends`]: the test connections, and the memory of perftest's messages.
 
 use std::{
     collections::HashMap,
@@ -22,13 +22,13 @@ use crate::rnic::{
     links::{CLOSE_LIMIT, Role},
 };
 
-/// Bytes of a credit: a counter of 32 bits in the byte order of the machine, as perftest has it.
+/// Bytes of a credit: a 32-bit counter in the machine's byte order, as in perftest.
 const CREDIT_BYTES: usize = 4;
-/// For perftest's client to fill its memory before it connects, on a slow machine.
+/// Time for perftest's client to fill its memory before it connects, on a slow machine.
 const FILL_LIMIT: Duration = Duration::from_secs(60);
-/// Between two tries to connect.
+/// Time between two attempts to connect.
 const AGAIN: Duration = Duration::from_millis(50);
-/// Requests beyond the depths: credits.
+/// Requests beyond the depths of the queues, for credits.
 const SPARE: u32 = 8;
 
 /// A test connection.
@@ -38,24 +38,24 @@ pub struct End {
     pub qp: QueuePair,
     /// Its connection.
     pub connection: Connection,
-    /// The peer's buffer, or its word for our credits.
+    /// The peer's buffer, or its memory word for our credits.
     pub remote: Remote,
 }
 
 /// All test connections.
 #[derive(Debug)]
 pub struct Ends {
-    /// In the order in which both ends number them.
+    /// The connections, in the order in which both ends number them.
     pub list: Vec<End>,
-    /// Where sends, writes and reads complete.
+    /// Completion queue of sends, writes and reads.
     pub send_cq: CompletionQueue,
-    /// Where receives complete.
+    /// Completion queue of receives.
     pub recv_cq: CompletionQueue,
-    /// What is sent from, and read into.
+    /// Source of sends, and destination of reads.
     pub source: MemoryRegion,
-    /// What is received into, and what the peer writes and reads.
+    /// Destination of receives, and the peer's target for writes and reads.
     pub sink: MemoryRegion,
-    /// What the peer tells of its receives: a word for each queue pair.
+    /// Credits that the peer wrote: one word for each queue pair.
     credits: MemoryRegion,
     /// Bytes of each queue pair's part of the sink.
     part: usize,
@@ -64,7 +64,7 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Connects, or accepts, and swaps the keys. `smallest`: bytes that each buffer has at least.
+    /// Connects or accepts, and exchanges keys. `smallest` is the minimum size of each buffer, in bytes.
     pub fn new(
         endpoint: &Endpoint,
         exchange: &mut Exchange,
@@ -97,7 +97,8 @@ impl Ends {
         Ok(ends)
     }
 
-    /// perftest's server listens for the test connections only after it has said that it is ready for them.
+    /// Retries to connect: perftest's server announces that it is ready before it listens for the test
+    /// connections.
     fn join_patiently(
         &self,
         endpoint: &Endpoint,
@@ -133,7 +134,7 @@ impl Ends {
                 endpoint.device.connect(&qp, *server, options, CONNECT_LIMIT)?
             }
             Meet::Listener(listener) => {
-                let request = listener.accept(FILL_LIMIT).context("no test connection came")?;
+                let request = listener.accept(FILL_LIMIT).context("no test connection arrived")?;
                 let options = AcceptOptions { ird: reads, ord: reads, ..AcceptOptions::default() };
                 request.accept(&qp, options, CONNECT_LIMIT)?
             }
@@ -147,10 +148,10 @@ impl Ends {
         } else {
             self.sink.remote(self.part * number)
         };
-        Keys { reads: plan.reads.into(), qp: qp.id().number(), remote }
+        Keys { reads: plan.reads.into(), qp: qp.id().number() as u32, remote }
     }
 
-    /// Swaps the keys of all queue pairs; perftest does it twice, the second time to print them.
+    /// Exchanges the keys of all queue pairs; perftest does it twice, the second time to print them.
     pub fn swap_keys(&mut self, endpoint: &Endpoint, exchange: &mut Exchange) -> Result<()> {
         for (end, keys) in self.list.iter_mut().zip(&self.keys) {
             end.remote = exchange.shake_hands(endpoint, keys)?.remote;
@@ -158,7 +159,7 @@ impl Ends {
         Ok(())
     }
 
-    /// Waits for the other end.
+    /// Synchronizes with the other end.
     pub fn meet(&self, endpoint: &Endpoint, exchange: &mut Exchange) -> Result<()> {
         let keys = self.keys.first().copied().unwrap_or_default();
         exchange.shake_hands(endpoint, &keys).map(drop)
@@ -170,19 +171,20 @@ impl Ends {
         self.list[number].qp.post_recv(&RecvRequest::new(0, &place)).context("posting a receive")
     }
 
-    /// What the peer has received on a queue pair, as far as it told.
+    /// Number of messages that the peer reported as received on a queue pair.
     pub fn credit(&self, number: usize) -> Result<u32> {
         Ok(self.credits.memory().load_u32(CREDIT_BYTES * number)?)
     }
 
-    /// Begins a row: the peer's counters begin anew.
+    /// Resets the peer's credits at the beginning of a row.
     pub fn forget_credits(&self) -> Result<()> {
         Ok(self.credits.memory().fill(0, self.credits.len(), 0)?)
     }
 
-    /// Number of the queue pair that a completion is of.
+    /// Number of the queue pair of a completion; an error if the completion is not a success.
     pub fn number(&self, completion: &WorkCompletion) -> Result<usize> {
-        let number = self.numbers.get(&completion.qp).copied().context("a foreign completion")?;
+        let number =
+            self.numbers.get(&completion.qp).copied().context("a completion of an unknown queue pair")?;
         ensure!(
             completion.status == WcStatus::Success,
             "{:?} on queue pair {number}: {}",
@@ -192,7 +194,7 @@ impl Ends {
         Ok(number)
     }
 
-    /// Closes all connections in order.
+    /// Closes all connections gracefully.
     pub fn close(self) -> Result<()> {
         for end in &self.list {
             end.connection.disconnect()?;
@@ -204,7 +206,7 @@ impl Ends {
     }
 }
 
-/// Where the test connections come from.
+/// Source of the test connections.
 #[derive(Debug)]
 pub enum Meet<'a> {
     /// We are the client.
@@ -214,7 +216,7 @@ pub enum Meet<'a> {
 }
 
 impl Meet<'_> {
-    /// Who we are.
+    /// Our role.
     pub fn role(&self) -> Role {
         match self {
             Self::Server(_) => Role::Client,
@@ -223,8 +225,8 @@ impl Meet<'_> {
     }
 }
 
-/// Whether receivers tell senders how far they are. On InfiniBand the adapters would do it; over iWARP
-/// perftest writes counters to the sender's memory.
+/// Whether receivers report their progress to senders. On InfiniBand the adapters do it; over iWARP perftest
+/// writes counters to the sender's memory.
 pub fn has_credits(plan: &Plan) -> bool {
     (plan.test.verb, plan.test.kind) == (Verb::Send, Kind::Bandwidth)
 }

@@ -1,6 +1,6 @@
-//! [`Exchange`]: perftest's control connection with `-R`. A queue pair of its own; each end has exactly one
-//! receive posted, so the two take turns: the client speaks, then the server. Everything else that perftest
-//! 4.5 says over it is here too: versions, page and cache line sizes, MTU, keys, reports.
+//! [`Exchange`]: perftest's control connection with `-R`. It has its own queue pair; each end has exactly one
+//! receive posted, so the ends alternate, and the client sends first. The other messages of perftest 4.5 are
+//! here too: versions, page and cache line sizes, MTU, keys, reports.
 
 use std::{
     net::SocketAddr,
@@ -14,30 +14,35 @@ use xwarp_verbs::{
     cm::{AcceptOptions, ConnectOptions, Connection, Listener},
 };
 
-use crate::rnic::{
-    control::CONNECT_LIMIT,
-    endpoint::{Endpoint, Idle, next_request},
-    links::Role,
+use crate::{
+    failure::PeerGone,
+    rnic::{
+        control::CONNECT_LIMIT,
+        endpoint::{Endpoint, Idle, next_request},
+        links::Role,
+    },
 };
 
-/// What perftest 4.5 calls itself.
+/// The protocol version that perftest 4.5 reports.
 const VERSION: &str = "6.06";
-/// Bytes in which it is told, zeros behind it.
+/// Bytes of the version message, padded with zeros.
 const VERSION_BYTES: usize = 16;
-/// The oldest version that perftest 4.5 talks to.
+/// The oldest version that perftest 4.5 accepts.
 const OLDEST_VERSION: f64 = 5.7;
-/// Buffers are at least one page and messages walk through them by cache lines; both ends take the larger value.
+/// Buffers are at least one page, and messages advance through them by cache lines; both ends use the larger
+/// value.
 const PAGE_BYTES: u32 = 4096;
 const CACHE_LINE_BYTES: u32 = 64;
-/// The code of 1024 bytes among the path MTUs of InfiniBand: what iWARP devices report, without meaning here.
+/// InfiniBand's path MTU code of 1024 bytes. iWARP devices report it; it has no meaning for them.
 const MTU_CODE: &[u8; 2] = b"3\0";
 
-/// The server of RDMA Writes and Reads hears nothing while the test runs. An end that is gone is noticed at once.
+/// Limit on the silence of the control connection: the server of RDMA Writes and Reads receives nothing
+/// during the test. The death of the peer is noticed immediately.
 const TEST_LIMIT: Duration = Duration::from_secs(3600);
 
-/// Longest message: keys are.
+/// Size of the longest message, the keys.
 const MESSAGE_BYTES: usize = Keys::BYTES;
-/// The message to be sent lies behind the receive.
+/// Offset of the message to send, behind the receive buffer.
 const SEND_AT: usize = 64;
 const REGION_BYTES: usize = 128;
 
@@ -64,7 +69,7 @@ impl Exchange {
         Ok(exchange)
     }
 
-    /// The client's: connects.
+    /// Connects, as the client.
     pub fn connect(endpoint: &Endpoint, server: SocketAddr) -> Result<Self> {
         let mut exchange = Self::new(endpoint, Role::Client)?;
         let options = ConnectOptions { ird: 0, ord: 0, ..ConnectOptions::default() };
@@ -76,7 +81,7 @@ impl Exchange {
         Ok(exchange)
     }
 
-    /// The server's: accepts the next connection, whenever it comes.
+    /// Accepts the next connection, as the server, without a time limit.
     pub fn accept(endpoint: &Endpoint, listener: &Listener) -> Result<Self> {
         let request = next_request(listener)?;
         let mut exchange = Self::new(endpoint, Role::Server)?;
@@ -85,7 +90,7 @@ impl Exchange {
         Ok(exchange)
     }
 
-    /// Our address, and the peer's.
+    /// Our address and the peer's.
     pub fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         let connection = self.connection.as_ref();
         (connection.and_then(Connection::local_address), connection.and_then(Connection::peer_address))
@@ -96,7 +101,7 @@ impl Exchange {
         self.qp.post_recv(&RecvRequest::new(0, &place)).context("control connection")
     }
 
-    /// Waits until `ready`.
+    /// Waits until `ready` returns true.
     fn wait(&mut self, endpoint: &Endpoint, what: &str, ready: impl Fn(&Self) -> bool) -> Result<()> {
         let cq = self.cq.clone();
         let queues = [&cq];
@@ -114,11 +119,14 @@ impl Exchange {
             match (completion.status, completion.opcode) {
                 (WcStatus::Success, Opcode::Recv) => {
                     self.received = Some(self.region.to_vec(0, completion.byte_len as usize)?);
-                    // Before our answer can bring the next message.
+                    // Post it before our reply can trigger the next message.
                     self.post_receive()?;
                 }
                 (WcStatus::Success, _) => self.sent += 1,
-                (WcStatus::Flushed, _) => bail!("{what}: the other end is gone"),
+                (WcStatus::Flushed, _) => {
+                    let gone = PeerGone("its program closed the control connection".into());
+                    return Err(gone).context(what.to_owned());
+                }
                 (status, opcode) => bail!("{what}: {opcode:?}: {status}"),
             }
         }
@@ -128,8 +136,8 @@ impl Exchange {
     fn send(&mut self, endpoint: &Endpoint, bytes: &[u8], what: &str) -> Result<()> {
         self.region.write(SEND_AT, bytes)?;
         let before = self.sent;
-        let place = [self.region.sge(SEND_AT, bytes.len())];
-        self.qp.post_send(&WorkRequest::send(1, &place).signaled()).context("control connection")?;
+        let place = self.region.sge(SEND_AT, bytes.len());
+        self.qp.post_send(&WorkRequest::send(1, place).signaled()).context("control connection")?;
         self.wait(endpoint, what, |exchange| exchange.sent > before)
     }
 
@@ -138,7 +146,7 @@ impl Exchange {
         self.received.take().context("a message")
     }
 
-    /// Tells `bytes` and hears as many: the client speaks first.
+    /// Exchanges `bytes` for a message of the same length; the client sends first.
     pub fn swap<const N: usize>(
         &mut self,
         endpoint: &Endpoint,
@@ -157,10 +165,10 @@ impl Exchange {
             }
         };
         let len = heard.len();
-        heard.try_into().ok().with_context(|| format!("{what}: {len} bytes came instead of {N}"))
+        heard.try_into().ok().with_context(|| format!("{what}: received {len} bytes instead of {N}"))
     }
 
-    /// What perftest's ends tell each other first. Returns the bytes that every buffer has at least.
+    /// Exchanges perftest's first messages. Returns the minimum size of every buffer, in bytes.
     pub fn greet(&mut self, endpoint: &Endpoint) -> Result<u32> {
         let mut version = [0; VERSION_BYTES];
         version.iter_mut().zip(VERSION.bytes()).for_each(|(to, from)| *to = from);
@@ -176,12 +184,12 @@ impl Exchange {
         Ok(PAGE_BYTES.max(u32::from_be_bytes(page)))
     }
 
-    /// Swaps keys; also perftest's way of waiting for each other.
+    /// Exchanges keys; perftest also uses this to synchronize the two ends.
     pub fn shake_hands(&mut self, endpoint: &Endpoint, keys: &Keys) -> Result<Keys> {
         self.swap(endpoint, &keys.to_bytes(), "keys").map(|theirs| Keys::from_bytes(&theirs))
     }
 
-    /// Swaps what was measured, one number after the other.
+    /// Exchanges the measurements, one number at a time.
     pub fn swap_reports(&mut self, endpoint: &Endpoint, mine: &Measured) -> Result<Measured> {
         let mut next = |number: [u8; 8]| self.swap(endpoint, &number, "reports");
         Ok(Measured {
@@ -194,19 +202,19 @@ impl Exchange {
     }
 }
 
-/// What perftest's ends tell each other about a queue pair. Most of it means nothing to iWARP.
+/// Perftest's description of a queue pair. Most of its fields have no meaning for iWARP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Keys {
     /// RDMA Reads in flight.
     pub reads: u32,
-    /// Its name.
+    /// The queue pair's number.
     pub qp: u32,
-    /// The buffer for data, or in a bandwidth test of Sends the word for credits.
+    /// The data buffer, or in a bandwidth test of Sends the memory word for credits.
     pub remote: Remote,
 }
 
 impl Keys {
-    /// A C structure: four words (LID, reads, QP, PSN), key, a gap, address, GID, two words.
+    /// Size of the C structure: four words (LID, reads, QP, PSN), key, padding, address, GID, two words.
     const BYTES: usize = 56;
 
     fn to_bytes(self) -> [u8; Self::BYTES] {
@@ -225,12 +233,12 @@ impl Keys {
     }
 }
 
-/// What one end measured, in perftest's units.
+/// The measurements of one end, in perftest's units.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Measured {
     /// Size of a message.
     pub bytes: u64,
-    /// Messages.
+    /// Number of messages.
     pub iterations: u64,
     /// MiB a second.
     pub peak: f64,

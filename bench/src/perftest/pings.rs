@@ -1,10 +1,10 @@
-//! [`Pings`]: the rows of perftest's latency tests. A Send is answered by a Send. In `write_lat` the *server*
-//! writes first, and each end polls the last byte of its buffer for the number of the round. A Read is not
-//! answered by the other end's program at all.
+//! [`Pings`]: the rows of perftest's latency tests. In `send_lat` a Send answers a Send. In `write_lat` the
+//! *server* writes first, and each end polls the last byte of its buffer for the number of the round. In
+//! `read_lat` the peer's program takes no part.
 
 use std::time::Instant;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use xwarp_verbs::WorkRequest;
 
 use super::ends::Ends;
@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// The rows.
+/// A latency test on established connections.
 #[derive(Debug)]
 pub struct Pings<'a> {
     endpoint: &'a Endpoint,
@@ -26,13 +26,13 @@ pub struct Pings<'a> {
     role: Role,
     iterations: u64,
     receives: u64,
-    /// Sends and writes that have completed, and those that were posted.
+    /// Sends and writes that have completed, and those posted.
     completed: u64,
     posted: u64,
 }
 
 impl<'a> Pings<'a> {
-    /// For the end that plays `role`.
+    /// Creates the test for the end with role `role`.
     pub fn new(endpoint: &'a Endpoint, ends: &'a Ends, plan: &'a Plan, role: Role) -> Result<Self> {
         let Amount::Iterations(iterations) = plan.amount else {
             anyhow::bail!("with perftest a row is a number of messages (-n), not a time");
@@ -40,7 +40,7 @@ impl<'a> Pings<'a> {
         Ok(Self { endpoint, ends, plan, role, iterations, receives: 0, completed: 0, posted: 0 })
     }
 
-    /// Begins a row of Sends; then both ends meet.
+    /// Posts the receives of a row of Sends, then synchronizes with the other end.
     pub fn prepare(&mut self, size: u64) -> Result<()> {
         self.receives = 0;
         if self.plan.test.verb == Verb::Send {
@@ -56,10 +56,11 @@ impl<'a> Pings<'a> {
         self.ends.post_receive(0, size)
     }
 
-    /// Runs a row to its end; microseconds of each round come back: half of a round trip, except for Reads.
+    /// Runs a row. Returns one sample for each message, in microseconds: half of a round trip, or all of it
+    /// for Reads.
     pub fn run(&mut self, size: u64) -> Result<Vec<f64>> {
         let mut samples = Vec::with_capacity(self.iterations as usize);
-        // In write_lat the server speaks first.
+        // In write_lat the server sends first.
         let speaks_first = (self.plan.test.verb == Verb::Write) == (self.role == Role::Server);
         let trips = if self.plan.test.verb == Verb::Read { 1.0 } else { 2.0 };
         let mut last = Instant::now();
@@ -88,21 +89,23 @@ impl<'a> Pings<'a> {
         let piece = self.ends.source.sge(0, size as usize);
         let target = self.ends.sink.sge(0, size as usize);
         let request = match self.plan.test.verb {
-            Verb::Send => WorkRequest::send(round, &piece),
+            Verb::Send => WorkRequest::send(round, piece),
             Verb::Write => {
                 self.ends.source.write(size as usize - 1, &[round as u8])?;
-                WorkRequest::write(round, &piece, end.remote)
+                WorkRequest::write(round, piece, end.remote)
             }
-            Verb::Read => WorkRequest::read(round, &target, end.remote),
+            Verb::Read => WorkRequest::read(round, target, end.remote),
+            Verb::WriteImmediate | Verb::Atomic(_) => bail!("not offered with --perftest"),
         };
         end.qp.post_send(&request.signaled()).context("posting a message")?;
         self.posted += 1;
-        // The byte of the next round must not overtake this one: its bytes are read when they are sent.
+        // The memory of a posted Write is read when it is sent, so wait for it before the next round changes
+        // its byte.
         let in_flight = if self.plan.test.verb == Verb::Send { 32 } else { 0 };
         self.drain(in_flight)
     }
 
-    /// Waits until no more than `most` messages are in flight.
+    /// Waits until at most `most` messages are in flight.
     fn drain(&mut self, most: u64) -> Result<()> {
         let queues = [&self.ends.send_cq];
         let mut idle = Idle::new(self.endpoint, &queues);

@@ -1,10 +1,10 @@
-//! [`Streams`]: the rows of perftest's bandwidth tests. The client is active, with `-b` both ends are. A
-//! receiver of Sends writes the number of what it has received to the sender's memory each third of its
-//! receive depth; a sender never has more messages ahead of that than the depth.
+//! [`Streams`]: the rows of perftest's bandwidth tests. The client is active; with `-b` both ends are. A
+//! receiver of Sends writes its count of received messages to the sender's memory after each third of its
+//! receive depth; a sender never exceeds that count by more than the depth.
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use xwarp_verbs::{Opcode, Payload, WorkCompletion, WorkRequest};
 
 use super::ends::{Ends, has_credits};
@@ -17,32 +17,32 @@ use crate::{
     },
 };
 
-/// Completions taken by one poll.
+/// Maximum number of completions in one poll.
 const BATCH: usize = 64;
 
-/// How far a queue pair is in this row, in messages.
+/// Progress of a queue pair in this row, in messages.
 #[derive(Debug, Clone, Copy, Default)]
 struct Pace {
     posted: u64,
     completed: u64,
     receives: u64,
     received: u64,
-    /// Credit to be told when the send queue has room.
+    /// The credit to write when the send queue has room.
     due: Option<u32>,
-    /// Credits being written.
+    /// Credit writes in flight.
     telling: u32,
 }
 
-/// What a row brought at this end.
+/// The result of a row at this end.
 #[derive(Debug, Clone, Copy)]
 pub struct Moved {
-    /// Messages, over all queue pairs: those sent, at a receiver those received.
+    /// Number of messages over all queue pairs: sent by a sender, received by a receiver.
     pub messages: u64,
-    /// From the first post or the first message to the last completion.
+    /// Time from the first post, or the first received message, to the last completion.
     pub elapsed: Duration,
 }
 
-/// The rows.
+/// A bandwidth test on established connections.
 #[derive(Debug)]
 pub struct Streams<'a> {
     endpoint: &'a Endpoint,
@@ -57,12 +57,12 @@ pub struct Streams<'a> {
 }
 
 impl<'a> Streams<'a> {
-    /// For the end that plays `role`.
+    /// Creates the test for the end with role `role`.
     pub fn new(endpoint: &'a Endpoint, ends: &'a Ends, plan: &'a Plan, role: Role) -> Result<Self> {
         let Amount::Iterations(iterations) = plan.amount else {
             anyhow::bail!("with perftest a row is a number of messages (-n), not a time");
         };
-        // As perftest limits it; an odd depth becomes even unless all sizes are run.
+        // Same limit as in perftest, which also rounds an odd depth to an even one unless all sizes are run.
         let mut rx_depth = u64::from(plan.rx_depth).min(iterations);
         if plan.sizes.len() == 1 {
             rx_depth = rx_depth.next_multiple_of(2);
@@ -80,7 +80,7 @@ impl<'a> Streams<'a> {
         })
     }
 
-    /// Begins a row; then both ends meet.
+    /// Prepares a row, then synchronizes with the other end.
     pub fn prepare(&mut self, size: u64) -> Result<()> {
         self.paces = vec![Pace::default(); self.ends.list.len()];
         self.ends.forget_credits()?;
@@ -99,7 +99,7 @@ impl<'a> Streams<'a> {
         self.ends.post_receive(number, size)
     }
 
-    /// Runs a row to its end.
+    /// Runs a row.
     pub fn run(&mut self, size: u64) -> Result<Moved> {
         let queues = [&self.ends.send_cq, &self.ends.recv_cq];
         let mut idle = Idle::new(self.endpoint, &queues);
@@ -133,7 +133,8 @@ impl<'a> Streams<'a> {
         })
     }
 
-    /// Takes completions of the send queues. The work request ID of a message is how many there are with it.
+    /// Polls the send completion queue. The work request ID of a message is the number of messages up to and
+    /// including it.
     fn reap(&mut self) -> Result<bool> {
         let mut batch = std::mem::take(&mut self.batch);
         batch.clear();
@@ -150,7 +151,7 @@ impl<'a> Streams<'a> {
         Ok(found > 0)
     }
 
-    /// Takes messages.
+    /// Polls the receive completion queue.
     fn take(&mut self, size: u64) -> Result<bool> {
         let mut batch = std::mem::take(&mut self.batch);
         batch.clear();
@@ -171,7 +172,7 @@ impl<'a> Streams<'a> {
         Ok(found > 0)
     }
 
-    /// Tells the sender how far we are.
+    /// Writes our receive count to the sender's memory.
     fn tell(&mut self, number: usize) -> Result<bool> {
         let (pace, end) = (&mut self.paces[number], &self.ends.list[number]);
         let in_flight = pace.posted - pace.completed + u64::from(pace.telling);
@@ -200,9 +201,10 @@ impl<'a> Streams<'a> {
         {
             let id = pace.posted + 1;
             let mut request = match self.plan.test.verb {
-                Verb::Send => WorkRequest::send(id, &piece),
-                Verb::Write => WorkRequest::write(id, &piece, end.remote),
-                Verb::Read => WorkRequest::read(id, &target, end.remote),
+                Verb::Send => WorkRequest::send(id, piece),
+                Verb::Write => WorkRequest::write(id, piece, end.remote),
+                Verb::Read => WorkRequest::read(id, target, end.remote),
+                Verb::WriteImmediate | Verb::Atomic(_) => bail!("not offered with --perftest"),
             };
             if id.is_multiple_of(every) || id == self.iterations {
                 request = request.signaled();

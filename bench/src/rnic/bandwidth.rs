@@ -1,8 +1,8 @@
-//! The rows of a bandwidth test: both ends walk through them side by side, over the control connection.
+//! The rows of a bandwidth test. Both ends run each row together, synchronized by the control connection.
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use super::{
@@ -20,23 +20,26 @@ use crate::{
     report::{BandwidthRow, CpuUse},
 };
 
-/// Empty polls between two looks for a message of the other end.
+/// Empty polls between two polls of the control connection.
 const POLLS_PER_LOOK: u32 = 32;
 
-/// A bandwidth test on connections that stand.
+/// A bandwidth test on established connections.
 #[derive(Debug)]
 pub struct Bandwidth<'a> {
     endpoint: &'a Endpoint,
     links: &'a Links,
     plan: &'a Plan,
     role: Role,
-    /// Messages sent before, and received, on each queue pair.
+    /// Messages sent in earlier rows, on each queue pair.
     sent: Vec<u64>,
+    /// Messages received, on each queue pair.
     counts: Vec<Count>,
+    /// Atomic operations of the peer in all rows, over all queue pairs.
+    executed: u64,
     verified_bytes: u64,
 }
 
-/// What an end tells at the end of a row.
+/// The measurements that an end reports after a row.
 #[derive(Debug, Clone, Copy, Default)]
 struct Told {
     sent: Sent,
@@ -44,33 +47,34 @@ struct Told {
 }
 
 impl<'a> Bandwidth<'a> {
-    /// Makes everything ready that stays through all rows.
+    /// Posts the receives, and prepares the state that all rows use.
     pub fn new(endpoint: &'a Endpoint, links: &'a Links, plan: &'a Plan, role: Role) -> Result<Self> {
         match plan.test.verb {
-            Verb::Send => Receiver::post_receives(links, plan)?,
+            Verb::Send | Verb::WriteImmediate => Receiver::post_receives(links, plan)?,
             Verb::Write if plan.verify => Rounds::post_receives(links)?,
-            Verb::Write | Verb::Read => {}
+            Verb::Write | Verb::Read | Verb::Atomic(_) => {}
         }
         let count = links.list.len();
         let counts = vec![Count::default(); count];
-        Ok(Self { endpoint, links, plan, role, sent: vec![0; count], counts, verified_bytes: 0 })
+        Ok(Self { endpoint, links, plan, role, sent: vec![0; count], counts, executed: 0, verified_bytes: 0 })
     }
 
     /// Whether this end sends.
     fn is_active(&self) -> bool {
-        self.role == Role::Client || self.plan.bidirectional
+        self.plan.bidirectional || (self.role == Role::Client) != self.plan.reversed
     }
 
+    /// Whether this end receives.
     fn is_passive(&self) -> bool {
-        self.role == Role::Server || self.plan.bidirectional
+        self.plan.bidirectional || (self.role == Role::Server) != self.plan.reversed
     }
 
-    /// Bytes that this end compared, each as it should be.
+    /// Bytes that this end verified.
     pub fn verified_bytes(&self) -> u64 {
         self.verified_bytes
     }
 
-    /// Runs one row, and returns what it measured at both ends together.
+    /// Runs one row and returns the combined measurements of both ends.
     pub fn row(&mut self, control: &mut Control, size: u64) -> Result<BandwidthRow> {
         if self.plan.verify && self.plan.test.verb == Verb::Read {
             self.fill_sink(size)?;
@@ -83,7 +87,7 @@ impl<'a> Bandwidth<'a> {
         Ok(sum_up(size, mine, theirs))
     }
 
-    /// What the peer will read: in each place a pattern that does not change.
+    /// Fills each place that the peer will read with a constant pattern.
     fn fill_sink(&self, size: u64) -> Result<()> {
         let mut bytes = vec![0; size as usize];
         for number in 0..self.plan.queue_pairs {
@@ -95,7 +99,7 @@ impl<'a> Bandwidth<'a> {
         Ok(())
     }
 
-    /// Sends, receives, or both, until both ends have everything.
+    /// Sends, receives, or both, until both ends have received all messages.
     fn run(&mut self, control: &mut Control, size: u64) -> Result<Sent> {
         let plan = self.plan;
         let quiet = self.role == Role::Server;
@@ -104,11 +108,11 @@ impl<'a> Bandwidth<'a> {
         let (active, passive) = (self.is_active(), self.is_passive());
         let mut sender = active.then(|| Sender::new(self.links, plan, self.role, size, &self.sent, quiet));
         let mut receiver = Receiver::new(self.links, plan, self.role.peer(), size, &mut self.counts);
-        let takes_receives = plan.test.verb == Verb::Send || verified_writes;
+        let takes_receives = plan.test.verb.takes_receives() || verified_writes;
         let control_cq = control.cq().clone();
         let queues = [&self.links.send_cq, &self.links.recv_cq, &control_cq];
         let mut idle = Idle::new(self.endpoint, &queues);
-        // How many messages the peer says that it sent, once it is done.
+        // Number of messages that the peer sent; known when the peer has reported it.
         let mut announced = if passive { None } else { Some(0) };
         let mut told = false;
         let mut looks = 0_u32;
@@ -130,23 +134,20 @@ impl<'a> Bandwidth<'a> {
                 && (looks.is_multiple_of(POLLS_PER_LOOK)
                     || self.endpoint.channel.is_some()
                     || sender.is_none());
-            if announced.is_none()
-                && look
-                && let Some(message) = control.try_receive()?
-            {
-                announced = Some(message["done"].as_u64().context("the other end is out of step")?);
+            if look && announced.is_some() {
+                control.check()?;
+            } else if look && let Some(message) = control.try_receive()? {
+                announced = Some(message["done"].as_u64().context("unexpected message from the other end")?);
                 moved = true;
             }
             if let (Some(sent), Some(announced)) = (sent, announced)
                 && (!takes_receives || receiver.total() >= announced)
             {
                 self.verified_bytes += receiver.verified_bytes();
-                if plan.verify && plan.test.verb == Verb::Read {
-                    self.verified_bytes += sent.messages * size;
-                }
                 if let Some(sender) = sender {
                     self.sent = sender.sent_ever();
                 }
+                self.verify_row(size, sent.messages, announced)?;
                 return Ok(sent);
             }
             if moved {
@@ -156,9 +157,29 @@ impl<'a> Bandwidth<'a> {
             }
         }
     }
+
+    /// Counts the bytes that the sender verified, and verifies the words of the peer's atomic operations.
+    fn verify_row(&mut self, size: u64, sent: u64, announced: u64) -> Result<()> {
+        if !self.plan.verify || !self.plan.test.verb.fetches() {
+            return Ok(());
+        }
+        self.verified_bytes += sent * size;
+        if let Verb::Atomic(_) = self.plan.test.verb {
+            self.executed += announced;
+            let (layout, memory) = (self.links.layout, self.links.sink.memory());
+            let word = |number| Ok::<_, anyhow::Error>(memory.load_u64(layout.place(number, 0))?);
+            let found = (0..self.plan.queue_pairs).map(word).sum::<Result<u64>>()?;
+            ensure!(
+                found == self.executed,
+                "the words count {found} atomic operations, the peer {}",
+                self.executed
+            );
+        }
+        Ok(())
+    }
 }
 
-/// One row of both ends' figures.
+/// The figures of both ends together, as one row.
 fn sum_up(size: u64, mine: Told, theirs: Told) -> BandwidthRow {
     let rate = |told: &Told| {
         let seconds = told.sent.elapsed.as_secs_f64();
@@ -186,8 +207,9 @@ impl Told {
     }
 
     fn from_json(value: &Value) -> Result<Self> {
-        let number =
-            |name: &str| value[name].as_u64().with_context(|| format!("the other end told no {name}"));
+        let number = |name: &str| {
+            value[name].as_u64().with_context(|| format!("the other end's report has no {name}"))
+        };
         Ok(Self {
             sent: Sent {
                 messages: number("messages")?,

@@ -1,7 +1,10 @@
-//! [`Control`]: the connection over which both ends agree and tell results, as perftest does it with
-//! `-R`: a queue pair of its own, and short messages by Send in both directions.
+//! [`Control`]: the connection over which both ends agree on the plan and exchange results, like perftest's
+//! with `-R`: its own queue pair, and short messages by Send in both directions.
 //!
-//! This is the only place that knows what such a message looks like. Ours are JSON text.
+//! It also detects the death of the other end: a receive is posted at all times, TCP probes a silent peer
+//! (`--keepalive`), and every loop of a test calls [`Control::check`].
+//!
+//! This is the only place that knows the format of its messages, which is JSON text.
 
 use std::{
     net::SocketAddr,
@@ -16,20 +19,24 @@ use xwarp_verbs::{
     cm::{AcceptOptions, ConnectOptions, Connection, ConnectionError, Listener},
 };
 
-use super::endpoint::{Endpoint, Idle, next_request};
+use super::{
+    endpoint::{Endpoint, Idle, next_request},
+    links::close_reason,
+};
+use crate::failure::PeerGone;
 
-/// Longest message.
+/// Size of the longest message, in bytes.
 pub const MESSAGE_BYTES: usize = 1024;
 /// Receives posted: an end may be this many messages ahead of the other.
 const RECEIVES: usize = 4;
-/// The message to be sent lies behind the receives.
+/// Offset of the outgoing message, behind the receive buffers.
 const SEND_AT: usize = RECEIVES * MESSAGE_BYTES;
-/// Tells a send's completion from a receive's.
+/// `wr_id` of sends; receives have smaller IDs.
 const SEND_ID: u64 = 1 << 32;
 
-/// A connection must stand within this time.
+/// Time limit for establishing a connection.
 pub const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// A client tries again for so long when nobody listens: the server may just be starting.
+/// Time for which a client retries when its connection is refused, because the server may still be starting.
 pub const REFUSED_LIMIT: Duration = Duration::from_secs(3);
 
 /// One end of the control connection.
@@ -39,9 +46,9 @@ pub struct Control {
     qp: QueuePair,
     region: MemoryRegion,
     cq: CompletionQueue,
-    /// A send is not complete yet, so its bytes must stay.
+    /// Whether a send is in flight, so that its buffer must not change.
     sending: bool,
-    /// Messages that came while something else was waited for.
+    /// Messages that arrived during a wait for something else.
     received: std::collections::VecDeque<Value>,
 }
 
@@ -66,11 +73,11 @@ impl Control {
         Ok(control)
     }
 
-    /// The client's: connects.
+    /// Connects to the server.
     pub fn connect(endpoint: &Endpoint, server: SocketAddr) -> Result<Self> {
         let begin = Instant::now();
         loop {
-            // A queue pair whose attempt failed is of no use any more.
+            // A queue pair cannot be reused after a failed attempt.
             let mut control = Self::new(endpoint)?;
             let options = ConnectOptions { ird: 0, ord: 0, ..ConnectOptions::default() };
             match endpoint.device.connect(&control.qp, server, options, CONNECT_LIMIT) {
@@ -88,7 +95,7 @@ impl Control {
         }
     }
 
-    /// The server's: accepts the next connection, whenever it comes.
+    /// Accepts the next client, without a time limit.
     pub fn accept(endpoint: &Endpoint, listener: &Listener) -> Result<Self> {
         let request = next_request(listener)?;
         let mut control = Self::new(endpoint)?;
@@ -103,7 +110,7 @@ impl Control {
         (connection.and_then(Connection::local_address), connection.and_then(Connection::peer_address))
     }
 
-    /// The queue on which messages complete, to be slept on.
+    /// The completion queue of the messages, for callers that sleep until something completes.
     pub fn cq(&self) -> &CompletionQueue {
         &self.cq
     }
@@ -117,10 +124,10 @@ impl Control {
     pub fn send(&mut self, endpoint: &Endpoint, message: &Value) -> Result<()> {
         self.until(endpoint, |control| !control.sending)?;
         let text = message.to_string();
-        ensure!(text.len() <= MESSAGE_BYTES, "a control message of {} bytes", text.len());
+        ensure!(text.len() <= MESSAGE_BYTES, "a control message of {} bytes is too long", text.len());
         self.region.write(SEND_AT, text.as_bytes())?;
         let place = self.region.sge(SEND_AT, text.len());
-        self.qp.post_send(&WorkRequest::send(SEND_ID, &place).signaled()).context("control connection")?;
+        self.qp.post_send(&WorkRequest::send(SEND_ID, place).signaled()).context("control connection")?;
         self.sending = true;
         Ok(())
     }
@@ -128,29 +135,37 @@ impl Control {
     /// Waits for the next message.
     pub fn receive(&mut self, endpoint: &Endpoint) -> Result<Value> {
         self.until(endpoint, |control| !control.received.is_empty())?;
-        let message = self.received.pop_front().context("a message was received")?;
+        let message = self.received.pop_front().context("no message was received")?;
         if let Some(words) = message["error"].as_str() {
             bail!("the other end: {words}");
         }
         Ok(message)
     }
 
-    /// The next message, if it is here already.
+    /// Fails when the other end is gone; queues the messages that arrived.
+    pub fn check(&mut self) -> Result<()> {
+        while self.poll()? {}
+        Ok(())
+    }
+
+    /// Returns the next message, if it has arrived.
     pub fn try_receive(&mut self) -> Result<Option<Value>> {
-        self.poll()?;
+        self.check()?;
         match self.received.pop_front() {
-            Some(message) if !message["error"].is_null() => bail!("the other end: {}", message["error"]),
+            Some(message) if !message["error"].is_null() => {
+                bail!("the other end: {}", message["error"].as_str().unwrap_or("unknown error"))
+            }
             message => Ok(message),
         }
     }
 
-    /// Tells ours and hears theirs.
+    /// Sends a message and waits for one from the other end.
     pub fn exchange(&mut self, endpoint: &Endpoint, message: &Value) -> Result<Value> {
         self.send(endpoint, message)?;
         self.receive(endpoint)
     }
 
-    /// Waits until everything that was sent has arrived.
+    /// Waits until all sent messages have been acknowledged.
     pub fn flush(&mut self, endpoint: &Endpoint) -> Result<()> {
         self.until(endpoint, |control| !control.sending)
     }
@@ -169,19 +184,29 @@ impl Control {
         Ok(())
     }
 
-    /// Takes one completion; whether there was one.
+    /// Explains why the connection has ended.
+    fn gone(&self) -> PeerGone {
+        let reason = self.connection.as_ref().and_then(close_reason);
+        PeerGone(match reason {
+            None | Some(CloseReason::Graceful) => "its program closed the control connection".into(),
+            Some(CloseReason::Reset) => "its program was killed (the control connection was reset)".into(),
+            Some(CloseReason::TimedOut) => "it answers nothing (the control connection timed out)".into(),
+            Some(reason) => format!("the control connection was {reason}"),
+        })
+    }
+
+    /// Processes one completion, if there is one.
     fn poll(&mut self) -> Result<bool> {
         let Some(completion) = self.cq.poll_one() else { return Ok(false) };
         if completion.status == WcStatus::Flushed {
-            bail!("the other end closed the control connection");
+            return Err(self.gone().into());
         }
         ensure!(completion.status == WcStatus::Success, "control connection: {}", completion.status);
         if completion.opcode == Opcode::Recv {
             let slot = completion.wr_id as usize;
             let bytes = self.region.to_vec(slot * MESSAGE_BYTES, completion.byte_len as usize)?;
             self.post_receive(slot)?;
-            let message = serde_json::from_slice(&bytes)
-                .context("what came on the control connection is no message")?;
+            let message = serde_json::from_slice(&bytes).context("a control message is not JSON")?;
             self.received.push_back(message);
         } else {
             self.sending = false;
@@ -189,7 +214,7 @@ impl Control {
         Ok(true)
     }
 
-    /// Closes in order and waits for the end.
+    /// Closes the connection gracefully and waits for its end.
     pub fn close(self) -> Result<()> {
         if let Some(connection) = &self.connection {
             connection.disconnect()?;
@@ -199,7 +224,7 @@ impl Control {
     }
 }
 
-/// Whether nobody listened.
+/// Whether nothing listens at the peer's port.
 pub fn is_refused(error: &ConnectionError) -> bool {
     matches!(error, ConnectionError::Failed(CloseReason::Refused))
 }

@@ -1,4 +1,5 @@
-//! [`Endpoint`]: the device, opened as the command line says, and the one way in which this program waits.
+//! [`Endpoint`]: the device, opened with the options of the command line, and [`Idle`], the only way a test
+//! waits.
 
 use std::{
     fs,
@@ -7,15 +8,18 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use xwarp_verbs::{
-    CompletionChannel, CompletionQueue, Device, DeviceOptions, DriverConfig, Markers, Mode, ModePreference,
-    Progress, ProtectionDomain, Revision,
+    CompletionChannel, CompletionQueue, Device, DeviceOptions, DriverConfig, Keepalive, Markers, Mode,
+    ModePreference, Progress, ProtectionDomain, Revision,
     cm::{ConnectionError, ConnectionRequest, Listener},
 };
 
 use crate::options::{DeviceArgs, MarkersArg, ModeArg, ProgressArg};
 
-/// Nothing moved for so long: the other end is gone, or something is stuck. It must be longer than what
-/// TCP needs to give up.
+/// Number of keepalive probes before a peer is considered dead.
+const PROBES: u32 = 5;
+
+/// Longest wait without an event before a test fails. It exceeds TCP's user timeout, which reports a more
+/// precise reason.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// One open device.
@@ -23,15 +27,18 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Endpoint {
     /// The device.
     pub device: Device,
-    /// The domain of everything here.
+    /// The protection domain of all regions and queue pairs.
     pub pd: ProtectionDomain,
-    /// Wakes us when we sleep (`-e`); `None` when we poll.
+    /// The channel that wakes a sleeping test (`-e`); `None` when the test polls.
     pub channel: Option<CompletionChannel>,
 }
 
 impl Endpoint {
-    /// Opens the interface that the command line names, or the only one there is.
+    /// Opens the named interface, or the only one. Prints a note for each option that has no effect.
     pub fn open(args: &DeviceArgs) -> Result<Self> {
+        for note in args.ignored.notes() {
+            eprintln!("xwarp-perf: {note}");
+        }
         let name = match &args.device {
             Some(name) => name.clone(),
             None => only_interface()?,
@@ -41,14 +48,14 @@ impl Endpoint {
         Self::over(device, args.events)
     }
 
-    /// Over a device that is open already. `events`: sleep instead of polling.
+    /// Creates an endpoint on an open device. With `events` it sleeps instead of polling.
     pub fn over(device: Device, events: bool) -> Result<Self> {
         let pd = device.create_pd()?;
         let channel = if events { Some(CompletionChannel::new()?) } else { None };
         Ok(Self { device, pd, channel })
     }
 
-    /// A completion queue that can wake us when we sleep.
+    /// Creates a completion queue; it wakes the test if the test sleeps.
     pub fn completion_queue(&self, capacity: u32) -> Result<CompletionQueue> {
         Ok(match &self.channel {
             Some(channel) => self.device.create_cq_with_channel(capacity, channel)?,
@@ -57,7 +64,7 @@ impl Endpoint {
     }
 }
 
-/// The next connection that a client asks for, whenever it comes.
+/// Waits for the next connection request, without a time limit.
 pub fn next_request(listener: &Listener) -> Result<ConnectionRequest> {
     loop {
         match listener.accept(Duration::from_secs(3600)) {
@@ -68,7 +75,7 @@ pub fn next_request(listener: &Listener) -> Result<ConnectionRequest> {
     }
 }
 
-/// How long we have been waiting for something to happen, and how we do it.
+/// A wait for completions, by spinning or sleeping, with a time limit.
 #[derive(Debug)]
 pub struct Idle<'a> {
     endpoint: &'a Endpoint,
@@ -78,24 +85,24 @@ pub struct Idle<'a> {
     armed: bool,
 }
 
-/// Looks at the clock once in so many empty polls.
+/// Number of empty polls between two readings of the clock.
 const SPINS_PER_LOOK: u32 = 1024;
-/// Longest sleep without a look around.
+/// Longest sleep between two readings of the clock.
 const NAP: Duration = Duration::from_millis(100);
 
 impl<'a> Idle<'a> {
-    /// Waits on these queues.
+    /// Creates a wait for completions on these queues.
     pub fn new(endpoint: &'a Endpoint, queues: &'a [&'a CompletionQueue]) -> Self {
         Self { endpoint, queues, since: None, spins: 0, armed: false }
     }
 
-    /// Something happened.
+    /// Restarts the time limit after an event.
     pub fn over(&mut self) {
         (self.since, self.spins, self.armed) = (None, 0, false);
     }
 
-    /// Nothing happened at the last look: spins, or sleeps until a queue has something. The first call after
-    /// something happened only arms the queues, because they must be looked at once more after that.
+    /// Spins once, or sleeps until a queue has a completion. The first call after an event only arms the
+    /// queues, because the caller must poll them again after arming.
     pub fn wait(&mut self, what: &str) -> Result<()> {
         if let Some(channel) = &self.endpoint.channel {
             if !self.armed {
@@ -125,7 +132,14 @@ impl<'a> Idle<'a> {
     }
 }
 
-/// The device's options from ours.
+/// Starts the probes after half of `time`, so that the connection of a dead peer ends after `time`; `None`
+/// for 0.
+fn keepalive(time: Duration) -> Option<Keepalive> {
+    let keepalive = Keepalive { idle: time / 2, interval: time / (2 * PROBES), probes: PROBES };
+    (!time.is_zero()).then_some(keepalive)
+}
+
+/// Converts the command line to device options.
 fn options(args: &DeviceArgs) -> DeviceOptions {
     let progress = match args.progress {
         ProgressArg::Auto => Progress::Auto,
@@ -133,6 +147,12 @@ fn options(args: &DeviceArgs) -> DeviceOptions {
         ProgressArg::Thread => Progress::Thread,
     };
     let mut options = DeviceOptions { progress, ..Default::default() };
+    options.tcp.keepalive = keepalive(args.keepalive);
+    // The lower two bits are ECN, which TCP sets.
+    options.tcp.dscp = args.tos >> 2;
+    if let Some(hops) = args.hop_limit {
+        options.tcp.hop_limit = hops;
+    }
     options.capture.clone_from(&args.pcap);
     options.mpa.crc = !args.no_crc;
     options.mpa.markers = match args.markers {
@@ -149,12 +169,13 @@ fn options(args: &DeviceArgs) -> DeviceOptions {
             ModeArg::Generic => ModePreference::Force(Mode::Generic),
         },
         vlan: args.vlan,
+        replace_program: args.replace_program,
         ..DriverConfig::default()
     };
     options
 }
 
-/// The name of the only interface besides the loopback.
+/// Name of the only interface besides the loopback.
 fn only_interface() -> Result<String> {
     let mut names: Vec<String> = fs::read_dir("/sys/class/net")
         .context("cannot list the interfaces: name one with -d")?
@@ -167,5 +188,34 @@ fn only_interface() -> Result<String> {
         [name] => Ok(name.clone()),
         [] => bail!("there is no interface besides the loopback"),
         _ => bail!("there are several interfaces, name one with -d: {}", names.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::options::{Cli, Command};
+
+    fn options_of(line: &str) -> DeviceOptions {
+        let cli = Cli::try_parse_from(std::iter::once("xwarp-perf").chain(line.split_whitespace())).unwrap();
+        let Command::WriteBw(args) = cli.command else { panic!("not write_bw") };
+        options(&args.rnic.device)
+    }
+
+    #[test]
+    fn a_dead_peer_is_noticed_within_the_keepalive_time() {
+        let found = options_of("write_bw --keepalive 4").tcp.keepalive.unwrap();
+        assert_eq!(found.idle + found.interval * found.probes, Duration::from_secs(4));
+        assert!(options_of("write_bw").tcp.keepalive.is_some(), "it is on by default");
+        assert_eq!(options_of("write_bw --keepalive 0").tcp.keepalive, None);
+    }
+
+    #[test]
+    fn the_command_line_reaches_the_packets_and_the_driver() {
+        let found = options_of("write_bw -T 106 -L 3 --replace-program");
+        assert_eq!((found.tcp.dscp, found.tcp.hop_limit, found.driver.replace_program), (26, 3, true));
+        assert!(!options_of("write_bw").driver.replace_program);
     }
 }

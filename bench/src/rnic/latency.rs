@@ -1,4 +1,5 @@
-//! The rows of a latency test: one message there, and (but for RDMA Reads) one back.
+//! The rows of a latency test: one message to the server and one back. RDMA Reads and atomic operations are
+//! round trips by themselves.
 
 use std::time::{Duration, Instant};
 
@@ -11,23 +12,25 @@ use super::{
     endpoint::{Endpoint, Idle},
     links::{Links, Role},
     plan::{Plan, Verb},
+    sender::atomic,
 };
 use crate::{
     options::Amount,
     pattern::Pattern,
     progress::Progress,
-    report::{LatencyRow, RateRow, Row},
-    stats::Summary,
+    report::{DurationRow, LatencyRow, Row},
+    stats::{Latencies, Summary},
 };
 
-/// One message in so many asks for a completion of its sending.
+/// Every how many messages one requests a completion.
 const SIGNAL_EVERY: u64 = 16;
-/// Empty polls of the answering end between two looks for the end of the test.
+/// Number of empty polls between two polls of the control connection.
 const POLLS_PER_LOOK: u32 = 256;
-/// How long the rest of a written message may come behind its last byte: RDMA Writes are placed in any order.
+/// Time allowed for the rest of a written message after its last byte: the segments of an RDMA Write are
+/// placed in any order.
 const STRAGGLER: Duration = Duration::from_secs(1);
 
-/// A latency test on a connection that stands.
+/// A latency test on an established connection.
 #[derive(Debug)]
 pub struct Latency<'a> {
     endpoint: &'a Endpoint,
@@ -40,7 +43,7 @@ pub struct Latency<'a> {
     batch: Vec<WorkCompletion>,
 }
 
-/// What one wait of the answering end brought.
+/// The event that ended a wait.
 enum Heard {
     Message,
     End,
@@ -63,7 +66,7 @@ impl<'a> Latency<'a> {
             scratch: Vec::new(),
             batch: Vec::with_capacity(64),
         };
-        if plan.test.verb == Verb::Send {
+        if plan.test.verb.takes_receives() {
             for slot in 0..u64::from(plan.rx_depth) {
                 latency.post_receive(slot)?;
             }
@@ -71,7 +74,7 @@ impl<'a> Latency<'a> {
         Ok(latency)
     }
 
-    /// Bytes that this end compared, each as it should be.
+    /// Number of bytes that this end verified.
     pub fn verified_bytes(&self) -> u64 {
         self.verified_bytes
     }
@@ -81,7 +84,7 @@ impl<'a> Latency<'a> {
         self.links.list[0].qp.post_recv(&RecvRequest::new(slot, &place)).context("posting a receive")
     }
 
-    /// Runs one row; every sample in microseconds comes back beside what they amount to.
+    /// Runs one row. Returns it with every sample in microseconds; a timed row has no samples.
     pub fn row(&mut self, control: &mut Control, size: u64) -> Result<Option<(Row, Vec<f64>)>> {
         self.scratch = vec![0; size as usize];
         self.prepare(size)?;
@@ -89,15 +92,15 @@ impl<'a> Latency<'a> {
         let result = match self.role {
             Role::Client => {
                 let row = match self.plan.amount {
-                    Amount::Iterations(n) => self.ask(size, n)?,
-                    Amount::Duration(time) => (self.ask_for(size, time)?, Vec::new()),
+                    Amount::Iterations(n) => self.ask(control, size, n)?,
+                    Amount::Duration(time) => (self.ask_for(control, size, time)?, Vec::new()),
                 };
                 control.send(self.endpoint, &json!({ "done": true }))?;
                 control.receive(self.endpoint)?;
                 Some(row)
             }
             Role::Server => {
-                if self.plan.test.verb == Verb::Read {
+                if self.plan.test.verb.fetches() {
                     control.receive(self.endpoint)?;
                 } else {
                     self.answer(control, size)?;
@@ -112,8 +115,8 @@ impl<'a> Latency<'a> {
     fn prepare(&self, size: u64) -> Result<()> {
         let sink = &self.links.sink;
         match self.plan.test.verb {
-            Verb::Send => {}
-            // The byte that is polled: 0 is not the number of the first message.
+            Verb::Send | Verb::WriteImmediate | Verb::Atomic(_) => {}
+            // Reset the polled byte; no first message has the number 0.
             Verb::Write => sink.memory().fill(self.links.layout.place(0, 0), size as usize, 0)?,
             Verb::Read => {
                 let mut bytes = vec![0; size as usize];
@@ -124,15 +127,15 @@ impl<'a> Latency<'a> {
         Ok(())
     }
 
-    fn ask(&mut self, size: u64, iterations: u64) -> Result<(Row, Vec<f64>)> {
+    fn ask(&mut self, control: &mut Control, size: u64, iterations: u64) -> Result<(Row, Vec<f64>)> {
         let mut samples = Vec::with_capacity(iterations as usize);
         let mut progress = Progress::new(iterations, size, false);
         for message in 0..iterations {
             self.fill(size, message)?;
             let start = Instant::now();
-            self.exchange(size, message)?;
+            self.exchange(control, size, message)?;
             let now = Instant::now();
-            samples.push((now - start).as_nanos() as f64 / self.per_sample());
+            samples.push((now - start).as_nanos() as f64 / 1000.0 / self.trips());
             progress.at(now, message + 1, message + 1);
             self.check(size, message)?;
         }
@@ -140,43 +143,50 @@ impl<'a> Latency<'a> {
         Ok((Row::Latency(LatencyRow { bytes: size, iterations, summary }), samples))
     }
 
-    fn ask_for(&mut self, size: u64, time: Duration) -> Result<Row> {
+    fn ask_for(&mut self, control: &mut Control, size: u64, time: Duration) -> Result<Row> {
         let mut progress = Progress::new(time.as_millis() as u64, size, false);
+        let mut latencies = Latencies::new()?;
         let begin = Instant::now();
         let mut iterations = 0;
         let elapsed = loop {
             self.fill(size, iterations)?;
-            self.exchange(size, iterations)?;
+            let start = Instant::now();
+            self.exchange(control, size, iterations)?;
+            let now = Instant::now();
+            latencies.record(now - start);
             self.check(size, iterations)?;
             iterations += 1;
-            let elapsed = begin.elapsed();
-            progress.at(begin + elapsed, elapsed.as_millis() as u64, iterations);
+            let elapsed = now - begin;
+            progress.at(now, elapsed.as_millis() as u64, iterations);
             if elapsed >= time {
                 break elapsed;
             }
         };
-        let average = elapsed.as_nanos() as f64 / self.per_sample() / iterations as f64;
+        let summary = latencies.summary(self.trips()).context("no message was measured")?;
         let transactions = iterations as f64 / elapsed.as_secs_f64();
-        Ok(Row::Rate(RateRow { bytes: size, iterations, average, transactions }))
+        Ok(Row::Duration(DurationRow {
+            latency: LatencyRow { bytes: size, iterations, summary },
+            transactions,
+        }))
     }
 
-    /// Nanoseconds of a round trip by this are the sample: half of it, in microseconds; a Read is one way.
-    fn per_sample(&self) -> f64 {
-        if self.plan.test.verb == Verb::Read { 1000.0 } else { 2000.0 }
+    /// Messages in a round trip, by which its time is divided: two when the server replies, otherwise one.
+    fn trips(&self) -> f64 {
+        if self.plan.test.verb.fetches() { 1.0 } else { 2.0 }
     }
 
-    fn exchange(&mut self, size: u64, message: u64) -> Result<()> {
+    fn exchange(&mut self, control: &mut Control, size: u64, message: u64) -> Result<()> {
         self.post(size, message)?;
-        match self.wait(size, message, None)? {
+        match self.wait(control, size, message)? {
             Heard::Message => Ok(()),
             Heard::End => bail!("the server ended the test"),
         }
     }
 
-    /// The server's part of Send and Write: each message is answered, until the client says that it is done.
+    /// Replies to each message until the client reports the end: the server's part of Sends and Writes.
     fn answer(&mut self, control: &mut Control, size: u64) -> Result<()> {
         for message in 0.. {
-            if let Heard::End = self.wait(size, message, Some(control))? {
+            if let Heard::End = self.wait(control, size, message)? {
                 break;
             }
             self.check(size, message)?;
@@ -186,13 +196,15 @@ impl<'a> Latency<'a> {
         Ok(())
     }
 
-    /// Puts the message's bytes into its place.
+    /// Writes the message's pattern to its place.
     fn fill(&mut self, size: u64, message: u64) -> Result<()> {
         let place = self.links.layout.place(0, message);
         match (self.plan.test.verb, self.plan.verify) {
-            // Stale bytes would look like the server's, which never change.
-            (Verb::Read, true) => self.links.source.memory().fill(place, size as usize, 0)?,
-            (Verb::Send | Verb::Write, true) => {
+            // The server's bytes never change, so bytes of an earlier message would match.
+            (Verb::Read | Verb::Atomic(_), true) => {
+                self.links.source.memory().fill(place, size as usize, 0)?;
+            }
+            (Verb::Send | Verb::Write | Verb::WriteImmediate, true) => {
                 Pattern::new(self.role.number(), 0, message).fill(0, &mut self.scratch);
                 self.links.source.write(place, &self.scratch)?;
             }
@@ -210,58 +222,68 @@ impl<'a> Latency<'a> {
         let piece = links.source.sge(place, size as usize);
         let id = message + 1;
         let mut inline = [0; 4096];
-        let payload = if size <= u64::from(self.plan.inline) && self.plan.test.verb != Verb::Read {
+        let payload = if size <= u64::from(self.plan.inline) && !self.plan.test.verb.fetches() {
             let bytes = &mut inline[..size as usize];
             links.source.read(place, bytes)?;
             Payload::Inline(bytes)
         } else {
-            Payload::Gather(std::slice::from_ref(&piece))
+            Payload::Piece(piece)
         };
         let request = match self.plan.test.verb {
             Verb::Send => WorkRequest::send(id, payload),
             Verb::Write => WorkRequest::write(id, payload, links.remote(0, 0)),
-            Verb::Read => WorkRequest::read(id, &piece, links.remote(0, 0)),
+            Verb::WriteImmediate => {
+                WorkRequest::write_with_immediate(id, payload, links.remote(0, 0), message.to_le_bytes())
+            }
+            Verb::Read => WorkRequest::read(id, piece, links.remote(0, 0)),
+            Verb::Atomic(operation) => atomic(operation, id, piece, links.remote(0, 0), message),
         };
         self.posted += 1;
-        let ask = self.plan.test.verb == Verb::Read || self.posted.is_multiple_of(SIGNAL_EVERY);
+        let ask = self.plan.test.verb.fetches() || self.posted.is_multiple_of(SIGNAL_EVERY);
         let request = if ask { request.signaled() } else { request };
         links.list[0].qp.post_send(&request).context("posting a message")
     }
 
-    /// Waits for what follows a message: the answer, or the data read. With the control connection, its
-    /// message ends the wait too.
-    fn wait(&mut self, size: u64, message: u64, mut control: Option<&mut Control>) -> Result<Heard> {
+    /// Waits for the reply to a message or the data of a read. On the server, a message on the control
+    /// connection also ends the wait.
+    fn wait(&mut self, control: &mut Control, size: u64, message: u64) -> Result<Heard> {
         let queues = match self.plan.test.verb {
-            Verb::Send => vec![&self.links.recv_cq],
-            Verb::Write | Verb::Read => vec![&self.links.send_cq],
+            Verb::Send | Verb::WriteImmediate => vec![&self.links.recv_cq],
+            Verb::Write | Verb::Read | Verb::Atomic(_) => vec![&self.links.send_cq],
         };
-        let control_cq = control.as_ref().map(|control| control.cq().clone());
-        let all: Vec<_> = queues.into_iter().chain(&control_cq).collect();
+        let control_cq = control.cq().clone();
+        let all: Vec<_> = queues.into_iter().chain([&control_cq]).collect();
         let mut idle = Idle::new(self.endpoint, &all);
         let mut looks = 0_u32;
         while !self.has_come(size, message)? {
             looks += 1;
-            if let Some(control) = &mut control
-                && (looks.is_multiple_of(POLLS_PER_LOOK) || self.endpoint.channel.is_some())
-                && control.try_receive()?.is_some()
-            {
-                return Ok(Heard::End);
+            let look = looks.is_multiple_of(POLLS_PER_LOOK) || self.endpoint.channel.is_some();
+            if look && self.role == Role::Server {
+                if control.try_receive()?.is_some() {
+                    return Ok(Heard::End);
+                }
+            } else if look {
+                control.check()?;
             }
             idle.wait("latency test")?;
         }
         Ok(Heard::Message)
     }
 
-    /// Whether the message is here. Runs the engine when it is not.
+    /// Whether the message has arrived. Drives the engine if it has not.
     fn has_come(&mut self, size: u64, message: u64) -> Result<bool> {
         match self.plan.test.verb {
-            Verb::Send => {
+            Verb::Send | Verb::WriteImmediate => {
                 let Some(completion) = self.links.recv_cq.poll_one() else {
                     return self.reap().map(|()| false);
                 };
                 self.links.number(&completion)?;
-                ensure!(u64::from(completion.byte_len) == size, "a message of {} bytes", completion.byte_len);
-                if self.plan.verify {
+                ensure!(
+                    u64::from(completion.byte_len) == size,
+                    "received a message of {} bytes",
+                    completion.byte_len
+                );
+                if self.plan.verify && self.plan.test.verb == Verb::Send {
                     self.links.sink.read(self.links.layout.place(0, completion.wr_id), &mut self.scratch)?;
                 }
                 self.post_receive(completion.wr_id)?;
@@ -275,7 +297,7 @@ impl<'a> Latency<'a> {
                 self.reap()?;
                 Ok(false)
             }
-            Verb::Read => {
+            Verb::Read | Verb::Atomic(_) => {
                 let Some(completion) = self.links.send_cq.poll_one() else { return Ok(false) };
                 self.links.number(&completion)?;
                 Ok(true)
@@ -283,7 +305,7 @@ impl<'a> Latency<'a> {
         }
     }
 
-    /// Takes the completions of what was sent, and notices failures.
+    /// Processes the completions of sent messages; fails if one is not a success.
     fn reap(&mut self) -> Result<()> {
         self.batch.clear();
         self.links.send_cq.poll(&mut self.batch, 64);
@@ -293,26 +315,41 @@ impl<'a> Latency<'a> {
         Ok(())
     }
 
-    /// Compares what came with what the other end sent.
+    /// Verifies the received message.
     fn check(&mut self, size: u64, message: u64) -> Result<()> {
         if !self.plan.verify {
             return Ok(());
         }
         let from = self.role.peer().number();
         let found = match self.plan.test.verb {
-            // Copied before the receive was posted again.
+            // The message was copied before the receive was reposted.
             Verb::Send => Pattern::new(from, 0, message).verify(0, &self.scratch),
             Verb::Write => self.check_written(size, Pattern::new(from, 0, message))?,
             Verb::Read => {
                 self.links.source.read(self.links.layout.place(0, message), &mut self.scratch)?;
                 Pattern::new(from, 0, 0).verify(0, &self.scratch)
             }
+            // The word was placed before the Immediate Data was delivered (RFC 7306 section 6).
+            Verb::WriteImmediate => {
+                self.links.sink.read(self.links.layout.place(0, 0), &mut self.scratch)?;
+                Pattern::new(from, 0, message).verify(0, &self.scratch)
+            }
+            Verb::Atomic(_) => return self.check_atomic(size, message),
         };
         self.verified_bytes += size;
         found.map_err(|mismatch| anyhow!("message {message}: {mismatch}"))
     }
 
-    /// All but the last byte, which is the message's number.
+    /// Verifies the word returned by an atomic operation: each operation increments it by one.
+    fn check_atomic(&mut self, size: u64, message: u64) -> Result<()> {
+        let at = self.links.layout.place(0, message);
+        let (found, expected) = (self.links.source.memory().load_u64(at)?, message);
+        ensure!(found == expected, "atomic {message} found {found} instead of {expected}");
+        self.verified_bytes += size;
+        Ok(())
+    }
+
+    /// Verifies all bytes but the last one, which is the message's number.
     fn check_written(&mut self, size: u64, pattern: Pattern) -> Result<Result<(), crate::pattern::Mismatch>> {
         let until = Instant::now() + STRAGGLER;
         loop {
@@ -326,7 +363,7 @@ impl<'a> Latency<'a> {
     }
 }
 
-/// The last byte of written message `message`: 1, 2, ... and never 0 before the first.
+/// The last byte of written message `message`: 1, 2, and so on. Memory is 0 before the first.
 fn number_byte(message: u64) -> u8 {
     (message + 1) as u8
 }

@@ -1,13 +1,17 @@
-//! [`Links`]: the test connections and the memory they use.
+//! [`Links`]: the test connections and their memory.
 
-use std::{collections::HashMap, net::SocketAddr, time::Duration};
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use xwarp_verbs::{
-    Access, CompletionQueue, MemoryRegion, QpId, QueuePair, QueuePairOptions, Remote, STag,
-    SharedReceiveQueue, WcStatus, WorkCompletion,
-    cm::{AcceptOptions, ConnectOptions, Connection, Listener},
+    Access, CloseReason, CompletionQueue, MemoryRegion, Payload, QpId, QueuePair, QueuePairOptions, Remote,
+    STag, SharedReceiveQueue, WcStatus, WorkCompletion, WorkRequest,
+    cm::{AcceptOptions, ConnectOptions, Connection, EventKind, Listener},
 };
 
 use super::{
@@ -15,30 +19,33 @@ use super::{
     endpoint::Endpoint,
     plan::Plan,
 };
+use crate::failure::PeerGone;
 
-/// Most memory for messages of one queue pair in one direction; fewer messages have a place of their own
-/// when they are larger.
+/// Maximum memory for the messages of one queue pair in one direction, in bytes. The larger messages are, the
+/// fewer have their own slot.
 const AREA_BYTES: u64 = 16 << 20;
-/// Places begin at multiples of this: a cache line.
+/// Alignment of slots: a cache line.
 const ALIGNMENT: u64 = 64;
-/// Small words of each queue pair, in front of the messages: credits, and what the peer learns of rounds.
+/// Size of a queue pair's control words in front of its messages, in bytes: credits, and the Sends of rounds.
 pub const WORDS_BYTES: usize = 64;
-/// Closing in order may take so long.
+/// Time limit for a graceful close.
 pub const CLOSE_LIMIT: Duration = Duration::from_secs(2);
-/// Receives and sends beyond the depths, for credits and rounds.
+/// Time to wait for a connection's close reason after its requests were flushed.
+const REASON_LIMIT: Duration = Duration::from_millis(100);
+/// Receives and sends beyond the test's depth, for credits and rounds.
 const SPARE: u32 = 8;
 
-/// Who started.
+/// The role of an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Waits for connections.
+    /// The server: waits for connections.
     Server,
-    /// Connects.
+    /// The client: connects.
     Client,
 }
 
 impl Role {
-    /// For the patterns: which end made the bytes.
+    /// Identifies the sending end in patterns.
     pub fn number(self) -> u8 {
         match self {
             Self::Server => 0,
@@ -46,7 +53,7 @@ impl Role {
         }
     }
 
-    /// The other one.
+    /// The opposite role.
     #[must_use]
     pub fn peer(self) -> Self {
         match self {
@@ -56,40 +63,40 @@ impl Role {
     }
 }
 
-/// Where in a region the messages of a queue pair lie. The same at both ends.
+/// Layout of the messages of all queue pairs in a region; the same at both ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// Messages that have a place of their own, on each queue pair.
+    /// Messages with their own slot, on each queue pair.
     pub slots: u32,
-    /// From one place to the next.
+    /// Distance between two slots, in bytes.
     stride: u64,
-    /// From one queue pair's part to the next.
+    /// Distance between the areas of two queue pairs, in bytes.
     part: u64,
     queue_pairs: u32,
 }
 
 impl Layout {
-    /// For the largest message of the plan.
+    /// Creates the layout for the largest message of the plan.
     pub fn of(plan: &Plan) -> Self {
         let stride = plan.largest().next_multiple_of(ALIGNMENT);
-        // Only verified messages need places of their own: otherwise one, which stays in the cache.
+        // Only verified messages need their own slots. Otherwise one slot is enough, and stays in the cache.
         let wanted = if plan.verify { u64::from(plan.tx_depth.max(plan.rx_depth).min(512)) } else { 1 };
         let slots = wanted.min((AREA_BYTES / stride).max(1));
         let part = WORDS_BYTES as u64 + slots * stride;
         Self { slots: slots as u32, stride, part, queue_pairs: plan.queue_pairs }
     }
 
-    /// Bytes of the whole region.
+    /// Size of the whole region, in bytes.
     pub fn bytes(self) -> usize {
         (self.part * u64::from(self.queue_pairs)) as usize
     }
 
-    /// Offset of the small words of a queue pair.
+    /// Offset of a queue pair's control words.
     pub fn words(self, queue_pair: u32) -> usize {
         (self.part * u64::from(queue_pair)) as usize
     }
 
-    /// Offset of the place of a message.
+    /// Offset of a message's slot.
     pub fn place(self, queue_pair: u32, message: u64) -> usize {
         let slot = message % u64::from(self.slots);
         self.words(queue_pair) + WORDS_BYTES + (slot * self.stride) as usize
@@ -108,29 +115,29 @@ pub struct Link {
 /// All test connections.
 #[derive(Debug)]
 pub struct Links {
-    /// In the order in which both ends number them.
+    /// The connections, in the order in which both ends number them.
     pub list: Vec<Link>,
-    /// Numbers by name.
+    /// Index of each queue pair in `list`.
     pub numbers: HashMap<QpId, u32>,
-    /// Where sends, writes and reads complete.
+    /// Completion queue of sends, writes and reads.
     pub send_cq: CompletionQueue,
-    /// Where receives complete.
+    /// Completion queue of receives.
     pub recv_cq: CompletionQueue,
-    /// When asked for.
+    /// The shared receive queue, with `--use-srq`.
     pub srq: Option<SharedReceiveQueue>,
-    /// What is sent from, and read into.
+    /// Source of sends, and destination of reads.
     pub source: MemoryRegion,
-    /// What is received into, and what the peer writes and reads.
+    /// Destination of receives, and the peer's target for writes and reads.
     pub sink: MemoryRegion,
-    /// Places in both, here and at the peer.
+    /// Layout of both regions, at both ends.
     pub layout: Layout,
-    /// The first byte of the peer's sink.
+    /// Start of the peer's sink.
     pub peer: Remote,
-    /// The first byte of the peer's source.
+    /// Start of the peer's source.
     pub peer_source: Remote,
 }
 
-/// What is needed before the connections stand.
+/// Resources that exist before the connections.
 struct Parts {
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
@@ -141,31 +148,49 @@ struct Parts {
 }
 
 impl Links {
-    /// The peer's place of a message, to be written or read.
+    /// The peer's slot for a message, to be written or read.
     pub fn remote(&self, queue_pair: u32, message: u64) -> Remote {
         let offset = self.layout.place(queue_pair, message) as u64;
         Remote { offset: self.peer.offset.wrapping_add(offset), ..self.peer }
     }
 
-    /// The peer's word for the credits that we give it.
+    /// The peer's word for our credits.
     pub fn remote_credit(&self, queue_pair: u32) -> Remote {
         let offset = self.layout.words(queue_pair) as u64;
         Remote { offset: self.peer_source.offset.wrapping_add(offset), ..self.peer_source }
     }
 
-    /// Number of the queue pair that a completion is of.
+    /// Number of a completion's queue pair. Fails if the completion is not a success.
     pub fn number(&self, completion: &WorkCompletion) -> Result<u32> {
+        let number =
+            self.numbers.get(&completion.qp).copied().context("a completion of an unknown queue pair")?;
+        if completion.status == WcStatus::Flushed {
+            return Err(self.ended(number));
+        }
         ensure!(
             completion.status == WcStatus::Success,
-            "{:?} on queue pair {}: {}",
+            "{:?} on queue pair {number}: {}",
             completion.opcode,
-            self.numbers.get(&completion.qp).copied().unwrap_or(u32::MAX),
             completion.status
         );
-        self.numbers.get(&completion.qp).copied().context("a completion of a foreign queue pair")
+        Ok(number)
     }
 
-    /// Closes all connections in order.
+    /// Explains why a queue pair's requests were flushed.
+    fn ended(&self, number: u32) -> anyhow::Error {
+        match close_reason(&self.list[number as usize].connection) {
+            Some(CloseReason::Reset) => {
+                PeerGone(format!("its program was killed (queue pair {number} was reset)")).into()
+            }
+            Some(CloseReason::TimedOut) => {
+                PeerGone(format!("it answers nothing (queue pair {number} timed out)")).into()
+            }
+            Some(reason) => PeerGone(format!("queue pair {number} was {reason}")).into(),
+            None => anyhow::anyhow!("queue pair {number}: requests were flushed"),
+        }
+    }
+
+    /// Closes all connections gracefully.
     pub fn close(self) -> Result<()> {
         for link in &self.list {
             link.connection.disconnect()?;
@@ -176,7 +201,7 @@ impl Links {
         Ok(())
     }
 
-    /// The client's: connects them, one after the other.
+    /// Connects all queue pairs one after another, as the client.
     pub fn connect(
         endpoint: &Endpoint,
         control: &mut Control,
@@ -194,10 +219,24 @@ impl Links {
                 .with_context(|| format!("cannot connect queue pair {number} to {server}"))?;
             list.push(Link { qp, connection });
         }
-        parts.swap_keys(endpoint, control, list)
+        let links = parts.swap_keys(endpoint, control, list)?;
+        if plan.reversed {
+            links.release_server()?;
+        }
+        Ok(links)
     }
 
-    /// The server's: accepts as many as the plan says.
+    /// Sends an empty RDMA Write on each queue pair: the server may send only after the client's first FPDU (RFC 5044
+    /// section 7.1.2).
+    fn release_server(&self) -> Result<()> {
+        for link in &self.list {
+            let request = WorkRequest::write(u64::MAX, Payload::Inline(&[]), self.peer);
+            link.qp.post_send(&request).context("posting the client's first message")?;
+        }
+        Ok(())
+    }
+
+    /// Accepts the plan's number of connections, as the server.
     pub fn accept(
         endpoint: &Endpoint,
         control: &mut Control,
@@ -232,7 +271,7 @@ impl Parts {
             srq,
             // The peer writes credits into the source's words.
             source: memory(Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
-            sink: memory(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ)?,
+            sink: memory(Access::LOCAL_WRITE | Access::REMOTE)?,
             layout,
         })
     }
@@ -267,8 +306,24 @@ impl Parts {
 }
 
 fn parse_remote(value: &Value) -> Result<Remote> {
-    let number = |name: &str| value[name].as_u64().context("the other end told no keys");
+    let number = |name: &str| value[name].as_u64().context("the other end sent no keys");
     Ok(Remote { key: STag::new(u32::try_from(number("key")?)?), offset: number("offset")? })
+}
+
+/// The close reason of a connection whose requests were flushed; `None` when it is not known in time.
+pub fn close_reason(connection: &Connection) -> Option<CloseReason> {
+    let until = Instant::now() + REASON_LIMIT;
+    loop {
+        while let Some(event) = connection.poll() {
+            if let EventKind::Closed(reason) = event {
+                return Some(reason);
+            }
+        }
+        if Instant::now() >= until {
+            return None;
+        }
+        connection.id().device().progress();
+    }
 }
 
 #[cfg(test)]
@@ -281,6 +336,9 @@ mod tests {
 
     fn plan(sizes: &[u64], queue_pairs: u32, verify: bool) -> Plan {
         Plan {
+            infinite: false,
+            recv_post_list: 1,
+            reversed: false,
             test: Test { verb: Verb::Send, kind: Kind::Bandwidth },
             sizes: sizes.to_vec(),
             amount: Amount::Iterations(1),

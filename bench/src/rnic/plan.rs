@@ -1,129 +1,159 @@
-//! [`Plan`]: what both ends must agree on. The client's command line decides; the server takes it over and
-//! only insists that the test is the one it was started for.
+//! [`Plan`]: the parameters that both ends must agree on. The client's command line decides; the server
+//! adopts the client's plan and checks only that the test is the one it was started for.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use crate::options::{Amount, BandwidthArgs, LatencyArgs};
+use crate::options::{Amount, AtomicType, BandwidthArgs, LatencyArgs};
 
 /// The operation under test.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verb {
-    /// Two-sided.
+    /// A Send into the peer's next receive.
     Send,
-    /// Into the server's memory.
+    /// An RDMA Write into the server's memory.
     Write,
-    /// From the server's memory.
+    /// An RDMA Write that also completes the peer's next receive.
+    WriteImmediate,
+    /// An RDMA Read from the server's memory.
     Read,
+    /// An atomic operation on a word of the server's memory.
+    Atomic(AtomicType),
 }
 
-/// What is measured of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+impl Verb {
+    /// Whether each message completes a receive of the peer's.
+    pub fn takes_receives(self) -> bool {
+        matches!(self, Self::Send | Self::WriteImmediate)
+    }
+
+    /// Whether data flows from the peer to us: the peer's program does nothing, and the IRD and ORD count.
+    pub fn fetches(self) -> bool {
+        matches!(self, Self::Read | Self::Atomic(_))
+    }
+}
+
+/// The quantity that a test measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
-    /// As many as go.
+    /// Throughput, with many messages in flight.
     Bandwidth,
-    /// One after the other.
+    /// Time per message, with one message in flight.
     Latency,
 }
 
 /// A test.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Test {
     /// The operation.
     pub verb: Verb,
-    /// What of it.
+    /// The quantity.
     pub kind: Kind,
 }
 
 impl Test {
-    /// As on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match (self.verb, self.kind) {
             (Verb::Send, Kind::Bandwidth) => "send_bw",
             (Verb::Send, Kind::Latency) => "send_lat",
-            (Verb::Write, Kind::Bandwidth) => "write_bw",
-            (Verb::Write, Kind::Latency) => "write_lat",
+            (Verb::Write | Verb::WriteImmediate, Kind::Bandwidth) => "write_bw",
+            (Verb::Write | Verb::WriteImmediate, Kind::Latency) => "write_lat",
             (Verb::Read, Kind::Bandwidth) => "read_bw",
             (Verb::Read, Kind::Latency) => "read_lat",
+            (Verb::Atomic(_), Kind::Bandwidth) => "atomic_bw",
+            (Verb::Atomic(_), Kind::Latency) => "atomic_lat",
         }
-    }
-
-    /// As perftest heads its output.
-    pub fn title(self, bidirectional: bool) -> String {
-        let verb = match self.verb {
-            Verb::Send => "Send",
-            Verb::Write => "RDMA_Write",
-            Verb::Read => "RDMA_Read",
-        };
-        let kind = match (self.kind, bidirectional) {
-            (Kind::Bandwidth, false) => "BW",
-            (Kind::Bandwidth, true) => "Bidirectional BW",
-            (Kind::Latency, _) => "Latency",
-        };
-        format!("{verb} {kind} Test")
     }
 }
 
-/// Everything that both ends must know.
-#[derive(Debug, Clone, PartialEq)]
+/// The parameters that both ends must know.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// The test.
     pub test: Test,
-    /// Message size of each row of the table.
+    /// Message size of each row of the table, in bytes.
     pub sizes: Vec<u64>,
-    /// How long a row is.
+    /// Length of a row.
     pub amount: Amount,
+    /// Repeat the rows until the program is interrupted.
+    pub infinite: bool,
     /// Queue pairs.
     pub queue_pairs: u32,
-    /// Messages in flight on each.
+    /// Messages in flight on each queue pair.
     pub tx_depth: u32,
-    /// Receives posted on each.
+    /// Receives posted on each queue pair.
     pub rx_depth: u32,
-    /// One message in so many asks for a completion.
+    /// Every how many messages one requests a completion.
     pub cq_mod: u32,
     /// Messages posted by one call.
     pub post_list: u32,
-    /// RDMA Reads in flight on each.
+    /// Receives posted by one call.
+    pub recv_post_list: u32,
+    /// RDMA Reads and atomic operations in flight on each queue pair.
     pub reads: u16,
-    /// Whether the server sends too.
+    /// Whether both ends send.
     pub bidirectional: bool,
-    /// Whether every byte is checked.
+    /// Whether the server sends and the client receives.
+    pub reversed: bool,
+    /// Whether every byte is verified.
     pub verify: bool,
-    /// Whether receives come from one shared queue.
+    /// Whether all queue pairs receive from one shared queue.
     pub shared_receive_queue: bool,
-    /// Messages up to this size are sent inline.
+    /// Largest message that is sent inline, in bytes.
     pub inline: u32,
 }
 
-/// RDMA Reads in flight, unless said otherwise: what Linux's software iWARP takes at most is 128, hardware
-/// takes fewer.
+/// Default number of RDMA Reads in flight. Linux's software iWARP accepts at most 128, hardware fewer.
 const DEFAULT_READS: u32 = 16;
-/// What perftest sends inline in latency tests on adapters that it knows to be able to.
+/// Default inline limit of a latency test, in bytes; the same as in perftest for adapters that support inline
+/// data.
 const DEFAULT_LATENCY_INLINE: u32 = 64;
-/// Messages longer than this cannot be (RFC 5041 section 5.2).
+/// Longest message (RFC 5041 section 5.2).
 const MAX_SIZE: u64 = u32::MAX as u64;
+/// Size of the word of an atomic operation, in bytes.
+pub const ATOMIC_BYTES: u64 = 8;
+
+/// Applies `--write_with_imm` to `verb`; an error unless it is an RDMA Write.
+fn with_immediate(verb: Verb, immediate: bool) -> Result<Verb> {
+    ensure!(!immediate || verb == Verb::Write, "--write_with_imm is an option of write_bw and write_lat");
+    Ok(if immediate { Verb::WriteImmediate } else { verb })
+}
+
+/// The message sizes of a test; an atomic operation has only one size.
+fn sizes(verb: Verb, args: &crate::options::AmountArgs, default: u64) -> Result<Vec<u64>> {
+    if !matches!(verb, Verb::Atomic(_)) {
+        return Ok(args.sizes(default));
+    }
+    ensure!(
+        !args.all && args.size.is_none_or(|size| size == ATOMIC_BYTES),
+        "an atomic operation works on a word of {ATOMIC_BYTES} bytes: no other size (-s, -a) is possible"
+    );
+    Ok(vec![ATOMIC_BYTES])
+}
 
 impl Plan {
-    /// From the command line of a bandwidth test.
+    /// Creates the plan of a bandwidth test from its command line.
     pub fn bandwidth(verb: Verb, args: &BandwidthArgs) -> Result<Self> {
-        ensure!(
-            verb == Verb::Send || !args.shared_receive_queue,
-            "--use-srq is for Sends: an RDMA Write or Read takes no receive"
-        );
+        let verb = with_immediate(verb, args.write_with_imm)?;
         let reads = args.outstanding_reads.unwrap_or(DEFAULT_READS.min(args.tx_depth));
         Self {
             test: Test { verb, kind: Kind::Bandwidth },
-            sizes: args.rnic.amount.sizes(65536),
+            sizes: sizes(verb, &args.rnic.amount, 65536)?,
             amount: args.rnic.amount.amount(),
+            infinite: args.run_infinitely,
             queue_pairs: args.queue_pairs,
             tx_depth: args.tx_depth,
             rx_depth: args.rx_depth,
             cq_mod: args.cq_mod.min(args.tx_depth),
             post_list: args.post_list,
+            recv_post_list: args.recv_post_list,
             reads: reads.try_into().context("--outs is too large")?,
             bidirectional: args.bidirectional,
+            reversed: args.reversed,
             verify: args.rnic.device.verify,
             shared_receive_queue: args.shared_receive_queue,
             inline: args.rnic.device.inline.unwrap_or(0),
@@ -131,19 +161,23 @@ impl Plan {
         .checked()
     }
 
-    /// From the command line of a latency test.
+    /// Creates the plan of a latency test from its command line.
     pub fn latency(verb: Verb, args: &LatencyArgs) -> Result<Self> {
+        let verb = with_immediate(verb, args.write_with_imm)?;
         Self {
             test: Test { verb, kind: Kind::Latency },
-            sizes: args.rnic.amount.sizes(2),
+            sizes: sizes(verb, &args.rnic.amount, 2)?,
             amount: args.rnic.amount.amount(),
+            infinite: false,
             queue_pairs: 1,
             tx_depth: 64,
             rx_depth: args.rx_depth,
             cq_mod: 1,
             post_list: 1,
+            recv_post_list: 1,
             reads: args.outstanding_reads.unwrap_or(1).try_into().context("--outs is too large")?,
             bidirectional: false,
+            reversed: false,
             verify: args.rnic.device.verify,
             shared_receive_queue: false,
             inline: args.rnic.device.inline.unwrap_or(DEFAULT_LATENCY_INLINE),
@@ -151,73 +185,75 @@ impl Plan {
         .checked()
     }
 
-    /// Refuses what cannot be run; also what a stranger may have sent.
+    /// Rejects a plan that cannot be run. The plan may come from an untrusted peer.
     fn checked(self) -> Result<Self> {
-        ensure!(!self.sizes.is_empty() && self.sizes.len() <= 64, "no size, or too many");
+        let verb = self.test.verb;
+        ensure!(!self.sizes.is_empty() && self.sizes.len() <= 64, "a test needs 1 to 64 message sizes");
         for &size in &self.sizes {
-            ensure!((1..=MAX_SIZE).contains(&size), "a message has 1 to {MAX_SIZE} bytes, not {size}");
+            ensure!((1..=MAX_SIZE).contains(&size), "a message must have 1 to {MAX_SIZE} bytes, not {size}");
+            let fits = !matches!(verb, Verb::Atomic(_)) || size == ATOMIC_BYTES;
+            ensure!(fits, "an atomic operation cannot have {size} bytes");
         }
-        ensure!((1..=1024).contains(&self.queue_pairs), "1 to 1024 queue pairs, not {}", self.queue_pairs);
+        ensure!(
+            verb.takes_receives() || !self.shared_receive_queue,
+            "--use-srq needs an operation that takes receives: Send, or RDMA Write with Immediate Data"
+        );
+        ensure!(
+            (1..=1024).contains(&self.queue_pairs),
+            "the number of queue pairs must be 1 to 1024, not {}",
+            self.queue_pairs
+        );
         for depth in [self.tx_depth, self.rx_depth] {
-            ensure!((1..=16384).contains(&depth), "queues hold 1 to 16384 requests, not {depth}");
+            ensure!((1..=16384).contains(&depth), "a queue depth must be 1 to 16384, not {depth}");
         }
         ensure!((1..=self.tx_depth).contains(&self.cq_mod), "--cq-mod must be 1 to the tx-depth");
-        ensure!(
-            self.reads > 0 || self.test.verb != Verb::Read,
-            "an RDMA Read test needs --outs of at least 1"
-        );
+        ensure!(self.reads > 0 || !verb.fetches(), "{} requires --outs of at least 1", self.test.name());
         ensure!((1..=256).contains(&self.post_list), "--post_list must be 1 to 256");
-        ensure!(self.inline <= 4096, "at most 4096 bytes inline");
+        ensure!((1..=256).contains(&self.recv_post_list), "--recv_post_list must be 1 to 256");
+        ensure!(!(self.bidirectional && self.reversed), "--reversed and -b exclude each other");
+        if let Amount::Duration(time) = self.amount {
+            ensure!(!time.is_zero() && time <= Duration::from_secs(86_400), "a row cannot last {time:?}");
+        }
+        ensure!(!self.infinite || matches!(self.amount, Amount::Duration(_)), "--run_infinitely requires -D");
+        ensure!(self.inline <= 4096, "--inline_size must be at most 4096");
         Ok(self)
     }
 
-    /// The largest message.
+    /// Size of the largest message, in bytes.
     pub fn largest(&self) -> u64 {
         self.sizes.iter().copied().max().unwrap_or(1)
     }
 
-    /// For the other end.
-    pub fn to_json(&self) -> Value {
-        let (iterations, nanoseconds) = match self.amount {
-            Amount::Iterations(n) => (n, 0),
-            Amount::Duration(time) => (0, time.as_nanos() as u64),
+    /// Perftest's name of the test, as in the heading of its output.
+    pub fn title(&self) -> String {
+        let mut words = match self.test.verb {
+            Verb::Send => "Send".to_owned(),
+            Verb::Write => "RDMA_Write".to_owned(),
+            Verb::WriteImmediate => "RDMA_Write_imm".to_owned(),
+            Verb::Read => "RDMA_Read".to_owned(),
+            Verb::Atomic(operation) => format!("Atomic {}", operation.name()),
         };
-        json!({
-            "test": self.test.name(), "sizes": self.sizes, "iterations": iterations, "nanoseconds": nanoseconds,
-            "queue_pairs": self.queue_pairs, "tx_depth": self.tx_depth, "rx_depth": self.rx_depth,
-            "cq_mod": self.cq_mod, "post_list": self.post_list, "reads": self.reads, "bidirectional": self.bidirectional, "verify": self.verify,
-            "srq": self.shared_receive_queue, "inline": self.inline,
-        })
+        match self.test.kind {
+            Kind::Bandwidth => {
+                if self.bidirectional {
+                    words.push_str(" Bidirectional");
+                }
+                if self.post_list > 1 {
+                    words.push_str(" Post List");
+                }
+                words.push_str(" BW");
+            }
+            Kind::Latency => words.push_str(" Latency"),
+        }
+        words + " Test"
     }
 
-    /// What the client wants, at a server that was started for `test`.
-    pub fn from_json(value: &Value, test: Test) -> Result<Self> {
-        let name = value["test"].as_str().context("what the client sends is no plan")?;
-        ensure!(name == test.name(), "the client runs {name}, this server {}", test.name());
-        let number = |name: &str| value[name].as_u64().with_context(|| format!("the plan has no {name}"));
-        let small = |name: &str| Ok::<_, anyhow::Error>(u32::try_from(number(name)?)?);
-        let flag = |name: &str| value[name].as_bool().with_context(|| format!("the plan has no {name}"));
-        let sizes = value["sizes"].as_array().context("the plan has no sizes")?;
-        let nanoseconds = number("nanoseconds")?;
-        Self {
-            test,
-            sizes: sizes.iter().filter_map(Value::as_u64).collect(),
-            amount: match nanoseconds {
-                0 => Amount::Iterations(number("iterations")?),
-                _ => Amount::Duration(Duration::from_nanos(nanoseconds)),
-            },
-            queue_pairs: small("queue_pairs")?,
-            tx_depth: small("tx_depth")?,
-            rx_depth: small("rx_depth")?,
-            cq_mod: small("cq_mod")?,
-            post_list: small("post_list")?,
-            reads: number("reads")?.try_into()?,
-            bidirectional: flag("bidirectional")?,
-            verify: flag("verify")?,
-            shared_receive_queue: flag("srq")?,
-            inline: small("inline")?,
-        }
-        .checked()
+    /// Reads the client's plan at a server that was started for the test `own`.
+    pub fn from_client(value: &Value, own: Test) -> Result<Self> {
+        let plan = Self::deserialize(value).context("the client's plan cannot be read")?;
+        let (theirs, ours) = (plan.test.name(), own.name());
+        ensure!(theirs == ours, "the client runs {theirs}, this server {ours}");
+        plan.checked()
     }
 }
 
@@ -234,7 +270,10 @@ mod tests {
             Command::SendBw(args) => Plan::bandwidth(Verb::Send, &args),
             Command::WriteBw(args) => Plan::bandwidth(Verb::Write, &args),
             Command::ReadBw(args) => Plan::bandwidth(Verb::Read, &args),
+            Command::AtomicBw(args) => Plan::bandwidth(Verb::Atomic(args.atomic_type), &args.bandwidth),
             Command::SendLat(args) => Plan::latency(Verb::Send, &args),
+            Command::WriteLat(args) => Plan::latency(Verb::Write, &args),
+            Command::AtomicLat(args) => Plan::latency(Verb::Atomic(args.atomic_type), &args.latency),
             _ => panic!("not in this test"),
         }
     }
@@ -244,33 +283,59 @@ mod tests {
         for line in [
             "send_bw -a -b --verify",
             "write_bw -D 2.5 -q 4 -Q 7",
+            "write_bw --write_with_imm --recv_post_list 8 -D 1 --run_infinitely",
+            "atomic_bw -A CMP_AND_SWAP --reversed",
             "send_lat -s 64 -n 5",
             "send_bw --use-srq -q 8",
         ] {
             let plan = plan(line).unwrap();
-            let text = plan.to_json().to_string();
-            let other = Plan::from_json(&serde_json::from_str(&text).unwrap(), plan.test).unwrap();
+            let text = serde_json::to_string(&plan).unwrap();
+            let other = Plan::from_client(&serde_json::from_str(&text).unwrap(), plan.test).unwrap();
             assert_eq!(plan, other, "{line}");
             // It must fit a message of the control connection.
-            assert!(text.len() < crate::rnic::control::MESSAGE_BYTES, "{} bytes", text.len());
+            assert!(text.len() + 64 < crate::rnic::control::MESSAGE_BYTES, "{} bytes", text.len());
         }
     }
 
     #[test]
     fn the_wrong_test_is_named() {
-        let value = plan("send_bw").unwrap().to_json();
-        let error = Plan::from_json(&value, Test { verb: Verb::Read, kind: Kind::Latency }).unwrap_err();
+        let value = serde_json::to_value(plan("send_bw").unwrap()).unwrap();
+        let error = Plan::from_client(&value, Test { verb: Verb::Read, kind: Kind::Latency }).unwrap_err();
         assert_eq!(error.to_string(), "the client runs send_bw, this server read_lat");
     }
 
     #[test]
-    fn what_cannot_be_run_is_refused() {
-        assert!(plan("write_bw --use-srq").is_err());
-        assert!(plan("send_bw -s 8G").is_err());
-        assert!(plan("send_bw -s 0").is_err());
-        assert!(plan("read_bw -o 0").is_err());
-        let mut value = plan("send_bw").unwrap().to_json();
+    fn titles_are_those_of_perftest() {
+        for (line, title) in [
+            ("send_bw", "Send BW Test"),
+            ("write_bw -b -l 4", "RDMA_Write Bidirectional Post List BW Test"),
+            ("write_bw --write_with_imm", "RDMA_Write_imm BW Test"),
+            ("atomic_bw", "Atomic FETCH_AND_ADD BW Test"),
+            ("atomic_lat -A CMP_AND_SWAP", "Atomic CMP_AND_SWAP Latency Test"),
+        ] {
+            assert_eq!(plan(line).unwrap().title(), title, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_plan_that_cannot_be_run_is_rejected() {
+        for line in [
+            "write_bw --use-srq",
+            "send_bw -s 8G",
+            "send_bw -s 0",
+            "read_bw -o 0",
+            "atomic_bw -s 16",
+            "atomic_bw -o 0",
+            "send_bw --write_with_imm",
+            "send_bw -b --reversed",
+        ] {
+            assert!(plan(line).is_err(), "{line}");
+        }
+        assert!(plan("write_bw --use-srq --write_with_imm").is_ok());
+        let test = Test { verb: Verb::Send, kind: Kind::Bandwidth };
+        let mut value = serde_json::to_value(plan("send_bw").unwrap()).unwrap();
         value["queue_pairs"] = 1_000_000.into();
-        assert!(Plan::from_json(&value, Test { verb: Verb::Send, kind: Kind::Bandwidth }).is_err());
+        assert!(Plan::from_client(&value, test).is_err());
+        assert!(Plan::from_client(&Value::Null, test).is_err());
     }
 }

@@ -1,7 +1,7 @@
-//! [`Rounds`]: how verified RDMA Writes are checked, of which the receiver learns nothing by itself. After as
-//! many Writes as have places of their own the writer sends a Send on the same queue pair: it is delivered
-//! behind them (RFC 5040 section 5.5), so the receiver finds all of them placed, checks every byte, and
-//! answers; only then the places are used again.
+//! [`Rounds`]: verification of RDMA Writes, which a receiver is not notified of. After as many Writes as
+//! there are slots, the writer sends a Send on the same queue pair. It is delivered after those Writes (RFC
+//! 5040 section 5.5), so the receiver finds all of them placed, checks every byte, and replies. The writer
+//! reuses the slots only after this reply.
 
 use std::collections::HashMap;
 
@@ -12,22 +12,22 @@ use super::links::Links;
 
 /// `wr_id` of the Sends of rounds.
 const OWN_ID: u64 = u64::MAX;
-/// Receives for them on each queue pair: one for the peer's word, one for its answer.
+/// Receives for the Sends of rounds on each queue pair: one for the peer's Written, one for its Checked.
 const RECEIVES: usize = 2;
-/// What is this word?, first message, messages: 64 bits each, little endian.
+/// Bytes of such a Send: its kind, first message, number of messages; each 64 bits, little endian.
 const WORD_BYTES: usize = 24;
 
-/// A round's Send.
+/// The content of a round's Send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Word {
-    /// The writer's: these messages are written.
+    /// From the writer: these messages have been written.
     Written {
         /// The first message.
         first: u64,
-        /// How many.
+        /// Number of messages.
         count: u64,
     },
-    /// The receiver's: the last ones were checked.
+    /// From the receiver: all messages of the last `Written` have been checked.
     Checked,
 }
 
@@ -35,11 +35,11 @@ pub enum Word {
 struct Round {
     first: u64,
     written: u64,
-    /// The word is on its way, and was not answered.
+    /// The `Written` of this round has been sent and not answered.
     closed: bool,
 }
 
-/// The rounds of all queue pairs; of none, when nothing is verified.
+/// The rounds of all queue pairs; empty when nothing is verified.
 #[derive(Debug, Default)]
 pub struct Rounds {
     rounds: HashMap<u32, Round>,
@@ -48,12 +48,12 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// No rounds: everything may be written at any time.
+    /// Creates no rounds: messages may be written at any time.
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// Rounds on every queue pair; posts the receives for their words.
+    /// Creates a round on every queue pair.
     pub fn begin(links: &Links) -> Self {
         let mut rounds = HashMap::new();
         for number in 0..links.list.len() as u32 {
@@ -62,7 +62,7 @@ impl Rounds {
         Self { rounds, slots: u64::from(links.layout.slots) }
     }
 
-    /// Posts the receives for the words of all queue pairs; once for the life of the connections.
+    /// Posts the receives for the Sends of rounds on all queue pairs, once for the life of the connections.
     pub fn post_receives(links: &Links) -> Result<()> {
         for number in 0..links.list.len() as u32 {
             for slot in 0..RECEIVES {
@@ -79,7 +79,7 @@ impl Rounds {
         qp.post_recv(&RecvRequest::new(slot, &place)).context("posting a receive for a round's word")
     }
 
-    /// Reads the word that a receive brought, and posts the receive again.
+    /// Reads the `Word` of a completed receive and posts the receive again.
     pub fn read(links: &Links, number: u32, slot: u64) -> Result<Word> {
         let bytes = links.sink.to_vec(links.layout.words(number) + slot as usize * WORD_BYTES, WORD_BYTES)?;
         Self::post_receive(links, number, slot)?;
@@ -89,7 +89,7 @@ impl Rounds {
         Ok(if word(0) == 0 { Word::Written { first: word(1), count: word(2) } } else { Word::Checked })
     }
 
-    /// Sends a word on a queue pair.
+    /// Sends a `Word` on a queue pair.
     pub fn say(links: &Links, number: u32, word: Word) -> Result<()> {
         let (kind, first, count) = match word {
             Word::Written { first, count } => (0_u64, first, count),
@@ -103,12 +103,12 @@ impl Rounds {
         links.list[number as usize].qp.post_send(&request).context("sending a round's word")
     }
 
-    /// Whether a completion is of a word and of no message.
+    /// Whether a completion belongs to a round's Send and not to a message.
     pub fn is_own(wr_id: u64) -> bool {
         wr_id == OWN_ID
     }
 
-    /// Messages that may still be written in this queue pair's round.
+    /// Number of messages that may still be written in this queue pair's round.
     pub fn room(&self, number: u32) -> u64 {
         match self.rounds.get(&number) {
             None => u64::MAX,
@@ -117,14 +117,14 @@ impl Rounds {
         }
     }
 
-    /// Messages were written.
+    /// Records that `count` messages were written.
     pub fn wrote(&mut self, number: u32, count: u64) {
         if let Some(round) = self.rounds.get_mut(&number) {
             round.written += count;
         }
     }
 
-    /// Ends the round when it is full, or with what there is (`flush`); whether it did.
+    /// Ends the round when it is full, or with `flush` when it is not empty. Returns whether it did.
     pub fn close_if_full(&mut self, links: &Links, number: u32, flush: bool) -> Result<bool> {
         let Some(round) = self.rounds.get_mut(&number) else { return Ok(false) };
         let enough = round.written == self.slots || flush && round.written > 0;
@@ -136,14 +136,14 @@ impl Rounds {
         Ok(true)
     }
 
-    /// The peer checked the round: the next begins.
+    /// Records that the peer checked the round, and begins the next.
     pub fn checked(&mut self, number: u32) {
         if let Some(round) = self.rounds.get_mut(&number) {
             *round = Round { first: round.first + round.written, written: 0, closed: false };
         }
     }
 
-    /// Whether everything that was written has been checked.
+    /// Whether all written messages have been checked.
     pub fn is_settled(&self, number: u32) -> bool {
         self.rounds.get(&number).is_none_or(|round| round.written == 0)
     }

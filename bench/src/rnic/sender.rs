@@ -1,21 +1,26 @@
-//! [`Sender`]: the active side of a bandwidth test: keeps every queue pair's send queue full.
+//! [`Sender`]: the active side of a bandwidth test. It keeps the send queue of every queue pair full.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use smallvec::SmallVec;
-use xwarp_verbs::{Payload, PostError, Sge, WorkCompletion, WorkRequest};
+use xwarp_verbs::{Payload, PostError, PostListError, Remote, Sge, WorkCompletion, WorkRequest};
 
 use super::{
     links::{Links, Role},
     plan::{Plan, Verb},
     rounds::Rounds,
 };
-use crate::{options::Amount, pattern::Pattern, progress::Progress, stats::Completions};
+use crate::{
+    options::{Amount, AtomicType},
+    pattern::Pattern,
+    progress::Progress,
+    stats::Completions,
+};
 
-/// Marks for the peak rate; further completions do not count for it.
+/// Maximum number of samples for the peak rate; later completions are ignored for it.
 const MARKS: usize = 1 << 16;
-/// Completions taken by one poll.
+/// Maximum number of completions in one poll.
 const BATCH: usize = 64;
 
 /// Requests posted by one call without an allocation.
@@ -23,23 +28,23 @@ const LIST: usize = 16;
 
 type Pieces = SmallVec<[Sge; LIST]>;
 
-/// How far a queue pair is, in messages.
+/// Progress of a queue pair, in messages.
 #[derive(Debug, Clone, Copy, Default)]
 struct Pace {
     posted: u64,
     completed: u64,
-    /// Posted up to the last one that asks for a completion.
+    /// The last message that requests a completion.
     signaled: u64,
 }
 
-/// What sending brought.
+/// The result of sending a row.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sent {
-    /// Messages, over all queue pairs.
+    /// Number of messages over all queue pairs.
     pub messages: u64,
-    /// From the first post to the last completion.
+    /// Time from the first post to the last completion.
     pub elapsed: Duration,
-    /// The best window, in messages a second.
+    /// Rate of the best window, in messages a second.
     pub peak: Option<f64>,
 }
 
@@ -51,13 +56,13 @@ pub struct Sender<'a> {
     role: Role,
     size: u64,
     paces: Vec<Pace>,
-    /// Messages of the rows before, on each queue pair: credits count on through all rows.
+    /// Messages of earlier rows on each queue pair, because credits count across rows.
     before: &'a [u64],
-    /// Messages in flight on each queue pair, at most.
+    /// Largest number of messages in flight on each queue pair.
     depth: u64,
-    /// One message in so many asks for a completion.
+    /// Every how many messages one requests a completion.
     signal_every: u64,
-    /// Messages of one queue pair: a number, or no end until the time is over.
+    /// Messages for each queue pair; `None` until the duration has elapsed.
     target: Option<u64>,
     start: Instant,
     until: Option<Duration>,
@@ -71,7 +76,7 @@ pub struct Sender<'a> {
 }
 
 impl<'a> Sender<'a> {
-    /// Ready to send messages of `size` bytes. Time counts from here.
+    /// Creates a sender of messages of `size` bytes and starts the clock of the row.
     pub fn new(
         links: &'a Links,
         plan: &'a Plan,
@@ -96,7 +101,8 @@ impl<'a> Sender<'a> {
             paces: vec![Pace::default(); links.list.len()],
             before,
             depth,
-            // Four completions to a full queue at least: a queue that drains before it is told starves the wire.
+            // At least four completions in a full queue: if the queue drained before its completion was seen,
+            // the wire would starve.
             signal_every: u64::from(plan.cq_mod).min((depth / 4).max(1)),
             target,
             start: Instant::now(),
@@ -111,20 +117,20 @@ impl<'a> Sender<'a> {
         }
     }
 
-    /// What was sent, once everything is complete.
+    /// The result, once every message has completed.
     pub fn done(&self) -> Option<Sent> {
         let elapsed = self.done?;
-        // As many as can be in flight, and so complete at the same time.
+        // All messages in flight can complete at once, so a shorter window is meaningless.
         let window = self.completed.min(u64::from(self.plan.tx_depth) * u64::from(self.plan.queue_pairs));
         Some(Sent { messages: self.completed, elapsed, peak: self.completions.peak(window) })
     }
 
-    /// Messages on each queue pair, those of the rows before included.
+    /// Messages posted on each queue pair, including earlier rows.
     pub fn sent_ever(&self) -> Vec<u64> {
         self.before.iter().zip(&self.paces).map(|(before, pace)| before + pace.posted).collect()
     }
 
-    /// Takes completions and posts what there is room for; whether anything happened.
+    /// Polls for completions and posts messages; returns whether there was anything to do.
     pub fn poll(&mut self, rounds: &mut Rounds) -> Result<bool> {
         if self.done.is_some() {
             return Ok(false);
@@ -167,9 +173,9 @@ impl<'a> Sender<'a> {
                 "completion {upto} after {first} on queue pair {number}"
             );
             self.completed += upto - first;
-            if self.plan.verify && self.plan.test.verb == Verb::Read {
+            if self.plan.verify && self.plan.test.verb.fetches() {
                 for message in first..upto {
-                    self.check_read(number, message)?;
+                    self.verify_fetched(number, message)?;
                 }
             }
         }
@@ -184,11 +190,11 @@ impl<'a> Sender<'a> {
         Ok(found > 0)
     }
 
-    /// How many more messages this queue pair may post now.
+    /// Number of messages that this queue pair may post now.
     fn room(&self, number: u32, rounds: &Rounds) -> Result<u64> {
         let pace = self.paces[number as usize];
         let mut room = self.depth - (pace.posted - pace.completed);
-        if self.plan.test.verb == Verb::Send {
+        if self.plan.test.verb.takes_receives() {
             let credit = self.links.source.memory().load_u32(self.links.layout.words(number))?;
             let window = receive_window(self.plan, self.links);
             // The counter is 32 bits wide and wraps; the difference does not.
@@ -199,7 +205,7 @@ impl<'a> Sender<'a> {
         if let Some(target) = self.target {
             room = room.min(target - pace.posted);
         } else if self.time_over {
-            // Only the one message that brings the last completions, if they were not asked for.
+            // Allow one more message, which requests a completion, if the last one did not.
             room = room.min(u64::from(pace.signaled < pace.posted || pace.posted == 0));
         }
         Ok(room.min(rounds.room(number)))
@@ -228,8 +234,8 @@ impl<'a> Sender<'a> {
         let first = self.paces[number as usize].posted;
         let pieces: Pieces =
             (first..first + count).map(|message| self.piece(number, message)).collect::<Result<_>>()?;
-        // What is sent inline is copied from here as it is posted.
-        let inline = self.size <= u64::from(self.plan.inline) && self.plan.test.verb != Verb::Read;
+        // Inline data is copied when the request is posted.
+        let inline = self.size <= u64::from(self.plan.inline) && !self.plan.test.verb.fetches();
         let mut text = Vec::new();
         if inline {
             for message in first..first + count {
@@ -242,14 +248,21 @@ impl<'a> Sender<'a> {
         for (at, message) in (first..first + count).enumerate() {
             let payload = match text.get(at) {
                 Some(bytes) => Payload::Inline(bytes),
-                None => Payload::Gather(std::slice::from_ref(&pieces[at])),
+                None => Payload::Piece(pieces[at]),
             };
             let id = message + 1;
             let remote = self.links.remote(number, self.remote_message(message));
             let mut request = match self.plan.test.verb {
                 Verb::Send => WorkRequest::send(id, payload),
                 Verb::Write => WorkRequest::write(id, payload, remote),
-                Verb::Read => WorkRequest::read(id, &pieces[at], remote),
+                Verb::WriteImmediate => {
+                    WorkRequest::write_with_immediate(id, payload, remote, message.to_le_bytes())
+                }
+                Verb::Read => WorkRequest::read(id, pieces[at], remote),
+                Verb::Atomic(operation) => {
+                    let word = self.links.remote(number, 0);
+                    atomic(operation, id, pieces[at], word, self.before[number as usize] + message)
+                }
             };
             if id.is_multiple_of(self.signal_every) || Some(id) == self.target || self.time_over {
                 request = request.signaled();
@@ -260,22 +273,22 @@ impl<'a> Sender<'a> {
         let qp = &self.links.list[number as usize].qp;
         match qp.post_send_list(&requests) {
             Ok(()) => self.paces[number as usize].posted += count,
-            Err((_, PostError::QueueFull(_))) => {
+            Err(PostListError { source: PostError::QueueFull(_), .. }) => {
                 bail!("queue pair {number} takes fewer requests than it was made for")
             }
-            Err((_, error)) => return Err(error).with_context(|| format!("posting on queue pair {number}")),
+            Err(error) => return Err(error).with_context(|| format!("posting on queue pair {number}")),
         }
         Ok(())
     }
 
-    /// The local piece of a message; filled, when its bytes are to be checked at the peer.
+    /// The local buffer of a message, filled with its pattern if the peer verifies it.
     fn piece(&mut self, number: u32, message: u64) -> Result<Sge> {
         let at = self.links.layout.place(number, message);
         let size = self.size as usize;
         if self.plan.verify {
-            if self.plan.test.verb == Verb::Read {
-                // Bytes of the message before would look right when the slots are few.
-                self.links.source.memory().fill(at, size, 0)?;
+            if self.plan.test.verb.fetches() {
+                // With few slots, bytes of an earlier message could match.
+                self.links.source.memory().fill(at, size, 0xff)?;
             } else {
                 Pattern::new(self.role.number(), number, message).fill(0, &mut self.scratch);
                 self.links.source.write(at, &self.scratch)?;
@@ -284,17 +297,27 @@ impl<'a> Sender<'a> {
         Ok(self.links.source.sge(at, size))
     }
 
-    /// Which of the peer's places a message uses. Reads walk through them in another order than through ours,
-    /// so that a reply that lands in the wrong place is found.
+    /// The message whose place at the peer this message uses. Reads use the peer's places in another order
+    /// than the local ones, so that a response that lands in the wrong place is detected.
     fn remote_message(&self, message: u64) -> u64 {
         match self.plan.test.verb {
             Verb::Read => message + message / u64::from(self.links.layout.slots),
-            Verb::Send | Verb::Write => message,
+            Verb::Send | Verb::Write | Verb::WriteImmediate | Verb::Atomic(_) => message,
         }
     }
 
-    fn check_read(&mut self, number: u32, message: u64) -> Result<()> {
+    /// Verifies the bytes that an RDMA Read or an atomic operation returned.
+    fn verify_fetched(&mut self, number: u32, message: u64) -> Result<()> {
         let at = self.links.layout.place(number, message);
+        if let Verb::Atomic(_) = self.plan.test.verb {
+            let (found, expected) =
+                (self.links.source.memory().load_u64(at)?, self.before[number as usize] + message);
+            ensure!(
+                found == expected,
+                "atomic {message} of queue pair {number} found {found} instead of {expected}"
+            );
+            return Ok(());
+        }
         self.links.source.read(at, &mut self.scratch)?;
         let theirs = self.remote_message(message) % u64::from(self.links.layout.slots);
         Pattern::new(self.role.peer().number(), number, theirs)
@@ -303,7 +326,16 @@ impl<'a> Sender<'a> {
     }
 }
 
-/// Receives that are posted on each queue pair: as many messages may be sent ahead.
+/// An atomic operation that replaces `value` by its successor. Either operation type works, because each
+/// operation is executed once and in order.
+pub fn atomic(operation: AtomicType, id: u64, local: Sge, word: Remote, value: u64) -> WorkRequest<'static> {
+    match operation {
+        AtomicType::FetchAdd => WorkRequest::fetch_add(id, local, word, 1),
+        AtomicType::CompareSwap => WorkRequest::compare_swap(id, local, word, value, value + 1),
+    }
+}
+
+/// Number of receives posted on each queue pair, which limits the messages sent ahead of credits.
 pub fn receive_window(plan: &Plan, links: &Links) -> u64 {
     let depth = u64::from(plan.rx_depth);
     if plan.verify { depth.min(u64::from(links.layout.slots)) } else { depth }

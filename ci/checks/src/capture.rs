@@ -1,5 +1,4 @@
-//! Captures as TCP streams: each direction's bytes put together again, with what TCP itself must not do
-//! checked on the way.
+//! Captures as TCP streams: reassembles the bytes of each direction and checks them for violations of TCP.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -14,14 +13,14 @@ use anyhow::{Context as _, Result};
 use etherparse::{NetSlice, SlicedPacket, TcpSlice, TransportSlice};
 use pcap_file::pcapng::{Block, PcapNgReader, PcapNgWriter};
 
-/// One direction of one connection, named by its source and its destination.
+/// One direction of one connection, identified by its source and destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Direction {
     /// The sender.
     pub from: SocketAddr,
     /// The receiver.
     pub to: SocketAddr,
-    /// Earlier connections between the two in the same capture.
+    /// Number of earlier connections between the same ports in the capture.
     pub earlier: usize,
 }
 
@@ -39,22 +38,22 @@ impl fmt::Display for Direction {
     }
 }
 
-/// The bytes of one direction, from the first after the SYN.
+/// The bytes of one direction, starting with the first after the SYN.
 #[derive(Debug, Default, Clone)]
 pub struct Stream {
-    /// The bytes, as far as the capture has them without a gap.
+    /// The bytes up to the first gap of the capture.
     pub bytes: Vec<u8>,
-    /// Offsets at which segments began, in the order of the stream, without retransmissions.
+    /// Stream offsets at which segments began, ascending, without retransmissions.
     pub starts: Vec<usize>,
     /// Segments with payload.
     pub segments: usize,
-    /// Segments that brought only bytes which were there before.
+    /// Segments that contained only bytes seen before.
     pub retransmissions: usize,
-    /// What TCP did wrong.
+    /// Detected violations of TCP.
     pub faults: Vec<String>,
 }
 
-/// Of each direction of which the capture has the SYN.
+/// The streams of all directions whose SYN is in the capture.
 pub type Streams = BTreeMap<Direction, Stream>;
 
 struct Segment {
@@ -62,7 +61,8 @@ struct Segment {
     payload: Vec<u8>,
 }
 
-/// Reads a pcapng file. A frame may be in it twice (taken on both ends); the second counts as a retransmission.
+/// Reads a pcapng file. A frame that was captured at both ends occurs twice; the second occurrence counts as
+/// a retransmission.
 pub fn streams(path: &Path) -> Result<Streams> {
     let mut initial: BTreeMap<Direction, u32> = BTreeMap::new();
     let mut segments: BTreeMap<Direction, Vec<Segment>> = BTreeMap::new();
@@ -90,7 +90,7 @@ pub fn streams(path: &Path) -> Result<Streams> {
     Ok(streams)
 }
 
-/// How many connections of a capture have the same addresses and ports, at most.
+/// The largest number of connections in a capture that use the same addresses and ports.
 pub fn most_between_two_ports(path: &Path) -> Result<usize> {
     let mut connections = Connections::default();
     let mut most = 0;
@@ -105,7 +105,7 @@ pub fn most_between_two_ports(path: &Path) -> Result<usize> {
     Ok(most)
 }
 
-/// Copies of a capture only those connections before which there were `earlier` ones between the same ports.
+/// Copies those connections of a capture that follow `earlier` connections between the same ports.
 pub fn copy_connections(path: &Path, copy: &Path, earlier: usize) -> Result<()> {
     let file = File::create(copy).with_context(|| format!("cannot create {}", copy.display()))?;
     let mut writer = PcapNgWriter::new(file)?;
@@ -134,15 +134,16 @@ fn for_each_block(path: &Path, mut each: impl FnMut(&Block<'_>) -> Result<()>) -
     Ok(())
 }
 
-/// Tells connections with the same addresses and ports apart, by their SYNs.
+/// Distinguishes connections with the same addresses and ports by their SYNs.
 #[derive(Debug, Default)]
 struct Connections {
-    /// By the two ends, the lower one first: the number of the last SYN, and how many came before.
+    /// For each pair of ends, the lower one first: the sequence number of the last SYN, and the number of
+    /// earlier connections.
     last: BTreeMap<[SocketAddr; 2], (u32, usize)>,
 }
 
 impl Connections {
-    /// The direction that a frame belongs to, if it is TCP.
+    /// The direction of a frame, if the frame is TCP.
     fn read<'f>(&mut self, frame: &'f [u8]) -> Option<(Direction, TcpSlice<'f>)> {
         let packet = SlicedPacket::from_ethernet(frame).ok()?;
         let (Some(net), Some(TransportSlice::Tcp(tcp))) = (packet.net, packet.transport) else { return None };
@@ -176,16 +177,17 @@ impl Connections {
     }
 }
 
-/// Puts the bytes together; `first` is the sequence number of the first one.
+/// Reassembles a stream; `first` is the sequence number of its first byte.
 fn assemble(first: u32, segments: Vec<Segment>) -> Stream {
     let mut stream = Stream { segments: segments.len(), ..Stream::default() };
     let mut waiting: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
     for segment in segments {
-        // Offsets are 32 bits wide on the wire; the nearest to what was already read is meant.
+        // Extend the 32-bit offset to the value nearest to the bytes already read.
         let near = stream.bytes.len();
         let distance = segment.seq.wrapping_sub(first.wrapping_add(near as u32)).cast_signed();
         let Some(offset) = near.checked_add_signed(distance as isize) else {
-            // A keepalive probe repeats the byte before the window, which may be the SYN's number.
+            // A keepalive probe repeats the byte before the window, which may have the sequence number of the
+            // SYN.
             continue;
         };
         if offset + segment.payload.len() <= near {
@@ -206,11 +208,11 @@ fn assemble(first: u32, segments: Vec<Segment>) -> Stream {
     stream
 }
 
-/// A byte that has a sequence number never changes.
+/// Records a fault when a byte is retransmitted with another value.
 fn compare(stream: &mut Stream, offset: usize, payload: &[u8]) {
     let known = stream.bytes.get(offset..).unwrap_or_default();
     if let Some(at) = known.iter().zip(payload).position(|(a, b)| a != b) {
-        stream.faults.push(format!("byte {} was sent again with another value", offset + at));
+        stream.faults.push(format!("byte {} was retransmitted with another value", offset + at));
     }
 }
 
@@ -248,7 +250,7 @@ mod tests {
         list.iter().map(|&(seq, payload)| Segment { seq, payload: payload.to_vec() }).collect()
     }
 
-    /// A segment from port 1000 to port 7, or back.
+    /// A segment from port 1000 to port 7, or in reverse.
     fn frame(back: bool, flags: &str, seq: u32, payload: &[u8]) -> Vec<u8> {
         let (from, to) = if back { (7, 1000) } else { (1000, 7) };
         let builder = PacketBuilder::ethernet2([1; 6], [2; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 1], 64);
@@ -282,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_have_the_ports_of_earlier_ones_are_told_apart() {
+    fn connections_that_reuse_ports_are_distinguished() {
         let path = std::env::temp_dir().join(format!("ports-used-again-{}.pcapng", std::process::id()));
         let copy = path.with_extension("copy");
         let of = |seq, payload: &[u8]| {
@@ -308,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn disorder_and_repetition_come_out_in_order() {
+    fn reordered_and_repeated_segments_are_reassembled() {
         let first = u32::MAX - 1;
         let stream = assemble(
             first,

@@ -1,13 +1,14 @@
-//! A second reading of MPA (RFC 5044), written from the RFC and sharing no code with the stack: from the
-//! bytes of both directions of a connection to its start-up frames and FPDUs, with each marker, pad and CRC
-//! checked. Wireshark's dissector knows one FPDU a segment only where markers are in use; this one knows them all.
+//! A second MPA parser (RFC 5044), written from the RFC and without shared code with the stack. From the
+//! bytes of both directions of a connection it reads the start-up frames and FPDUs, and it checks each
+//! marker, pad and CRC. When markers are in use, Wireshark's dissector expects one FPDU per segment; this
+//! parser accepts any segmentation.
 
 use crate::capture::{Direction, Stream, Streams};
 
-/// Markers come each so many bytes (section 4.3).
+/// Distance between markers, in stream bytes (section 4.3).
 const MARKER_INTERVAL: usize = 512;
 const MARKER_BYTES: usize = 4;
-/// A start-up frame without its private data (section 7.1.1).
+/// Size of a start-up frame without its private data (section 7.1.1).
 const START_UP_BYTES: usize = 20;
 
 const MARKERS_FLAG: u8 = 0x80;
@@ -26,28 +27,29 @@ struct StartUp {
     bytes: usize,
 }
 
-/// What was found in one connection.
+/// The contents of one connection.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Connection {
-    /// Revision of the reply.
+    /// MPA revision of the reply.
     pub revision: u8,
-    /// Whether the CRCs are to be checked: either side asked.
+    /// Whether CRCs are in use: either end requested them.
     pub crc: bool,
-    /// Whether the initiator's direction has markers (the reply's M flag asks for them), and the responder's.
+    /// Whether the initiator's direction has markers (requested by the reply's M flag), and whether the
+    /// responder's has.
     pub markers: (bool, bool),
-    /// Whether the responder rejected.
+    /// Whether the responder rejected the connection.
     pub rejected: bool,
-    /// FPDUs of both directions.
+    /// Number of FPDUs in both directions.
     pub fpdus: usize,
-    /// Markers of both directions.
+    /// Number of markers in both directions.
     pub marker_count: usize,
-    /// Terminate messages (`RDMAP` opcode 7), of both directions.
+    /// Number of Terminate messages (`RDMAP` opcode 7) in both directions.
     pub terminates: usize,
-    /// What is wrong.
+    /// Detected violations.
     pub faults: Vec<String>,
 }
 
-/// Reads every MPA connection of which both SYNs were seen.
+/// Reads every MPA connection with both SYNs in the capture.
 pub fn connections(streams: &Streams) -> Vec<Connection> {
     streams
         .iter()
@@ -59,7 +61,7 @@ pub fn connections(streams: &Streams) -> Vec<Connection> {
         .collect()
 }
 
-/// The ULPDUs that a direction carries behind its start-up frame, up to the first that is not all there.
+/// The ULPDUs of a direction after its start-up frame, up to the first incomplete one.
 pub fn ulpdus(bytes: &[u8], markers: bool, crc: bool) -> Result<Vec<Vec<u8>>, String> {
     let mut reader = Reader { bytes, at: 0, markers, crc };
     let mut found = Vec::new();
@@ -74,12 +76,12 @@ pub fn ulpdus(bytes: &[u8], markers: bool, crc: bool) -> Result<Vec<Vec<u8>>, St
     Ok(found)
 }
 
-/// Whether a fault is only that its direction was cut off in the middle of an FPDU.
+/// Whether a fault is only that a direction ended in the middle of an FPDU.
 pub fn is_cut_off(fault: &str) -> bool {
     fault.ends_with(CUT_OFF)
 }
 
-/// Whether a fault is only that a pad is not zero (section 4.1).
+/// Whether a fault is only a nonzero pad (section 4.1).
 pub fn is_of_the_pad(fault: &str) -> bool {
     fault.ends_with(PAD_FAULT)
 }
@@ -91,14 +93,14 @@ fn connection(direction: Direction, request: &Stream, start: StartUp, reply: &St
     }
     let Some(answer) = start_up(&reply.bytes) else {
         if !reply.bytes.is_empty() {
-            found.faults.push(format!("{direction}: what answers the MPA Request is no Reply"));
+            found.faults.push(format!("{direction}: the answer to the MPA Request is not a Reply"));
         }
         return found;
     };
     found.revision = answer.revision;
     found.crc = (start.flags | answer.flags) & CRC_FLAG != 0;
     found.rejected = answer.flags & REJECT_FLAG != 0;
-    // Section 7.1.1: M declares that markers are required in what the sender of the frame receives.
+    // Section 7.1.1: M requires markers in the direction that the sender of the frame receives.
     found.markers = (answer.flags & MARKERS_FLAG != 0, start.flags & MARKERS_FLAG != 0);
     let (to, from) = found.markers;
     for (direction, stream, skip, markers) in
@@ -130,7 +132,7 @@ fn start_up(bytes: &[u8]) -> Option<StartUp> {
     Some(StartUp { reply, flags: head[16], revision: head[17], bytes: START_UP_BYTES + private_data })
 }
 
-/// Walks the full operation phase of one direction.
+/// Reads the full operation phase of one direction.
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -139,7 +141,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Reads FPDU by FPDU; returns where they begin, and where the last one ends.
+    /// Reads all FPDUs; returns their offsets, and the end of the last one.
     fn read_all(&mut self, direction: Direction, found: &mut Connection) -> Vec<usize> {
         let mut boundaries = vec![0];
         while self.at < self.bytes.len() {
@@ -190,7 +192,7 @@ impl Reader<'_> {
         let length = usize::from(u16::from_be_bytes([length[0], length[1]]));
         let ulpdu = take(self, length)?;
         let pad = take(self, (4 - (2 + length) % 4) % 4)?;
-        // A marker between pad and CRC is part of what the CRC covers (section 4.4, 1).
+        // A marker between the pad and the CRC is covered by the CRC (section 4.4, 1).
         if self.markers && self.at.is_multiple_of(MARKER_INTERVAL) {
             self.check_marker(header)?;
             markers += 1;
@@ -198,15 +200,16 @@ impl Reader<'_> {
         let covered = self.bytes.get(begin..self.at).unwrap_or_default();
         let sent = self.bytes.get(self.at..self.at + 4).ok_or_else(|| format!("its CRC is {CUT_OFF}"))?;
         self.at += 4;
-        // As iSCSI sends it: the least significant byte first.
+        // Least significant byte first, as in iSCSI.
         let computed = crc32c::crc32c(covered).to_le_bytes();
         if self.crc && sent != computed {
-            return Err(format!("its CRC is {sent:02x?} and not {computed:02x?}"));
+            return Err(format!("its CRC is {sent:02x?} instead of {computed:02x?}"));
         }
         Ok(Fpdu { markers, pad_is_zero: pad.iter().all(|byte| *byte == 0), ulpdu })
     }
 
-    /// Checks the marker at the position and steps over it; `header` is where the FPDU's length field began.
+    /// Checks the marker at the current position and skips it; `header` is the offset of the FPDU's length
+    /// field.
     fn check_marker(&mut self, header: Option<usize>) -> Result<(), String> {
         let marker = self
             .bytes
@@ -220,7 +223,7 @@ impl Reader<'_> {
         }
         if pointer != expected {
             return Err(format!(
-                "the marker at byte {} points {pointer} bytes back and not {expected}",
+                "the marker at byte {} points {pointer} bytes back instead of {expected}",
                 self.at
             ));
         }

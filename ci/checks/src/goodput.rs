@@ -1,7 +1,8 @@
-//! `xwarp-goodput`: goodput of ours (RDMA Writes) and of the kernel's TCP through the same hop, by loss, reordering
-//! and round-trip time. Rounds are interleaved: within a round both meet the same fault with the same seed, one
-//! after the other, and carry as many messages: a rate of the same bytes, since what falls with time (a window after
-//! its first losses) must not count for longer with one than with the other. Medians and ratios are over the rounds.
+//! `xwarp-goodput`: goodput of xwarp (RDMA Writes) and of kernel TCP through the same hop, by loss,
+//! reordering and round-trip time. Rounds are interleaved: within a round both meet the same fault with the
+//! same seed, one after the other, and carry the same number of messages. With equal durations instead, an
+//! effect that decays over time (a small window after the first losses) would count longer for one of the
+//! two. The table has medians and ratios over the rounds.
 
 mod table;
 
@@ -24,19 +25,20 @@ use crate::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
 };
 
-/// Bytes of a full frame at the MTU of the laboratory.
+/// Size of a full frame at the lab's MTU, in bytes.
 const FRAME_BYTES: u64 = 1514;
 
-/// Chance that a frame is held back, in the rows of reordering.
+/// Probability that a frame is delayed, in the rows of reordering.
 const REORDERED: f64 = 0.02;
 
-/// Bytes of a message. Several fit the smallest window, and few are left to drain when time is over.
+/// Size of a message. Several fit into the smallest window, and little is left to drain at the end of the
+/// duration.
 const MESSAGE: &str = "16K";
 
-/// Beyond the duration: the last messages must get through at the lowest rate.
+/// Time allowed beyond the duration, for the last messages at the lowest rate.
 const PATIENCE: Duration = Duration::from_mins(4);
 
-/// Goodput through the impairment hop: ours beside the kernel's TCP, as a table.
+/// Goodput through the impairment hop: xwarp beside kernel TCP, as a table.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "xwarp-goodput")]
 #[allow(clippy::doc_markdown, reason = "these comments are the help text, where backticks would be printed")]
@@ -44,19 +46,19 @@ pub struct GoodputArgs {
     /// Line rate of the hop, bits per second
     #[arg(long, value_name = "BITS", value_parser = rate, default_value = "100M")]
     pub rate: u64,
-    /// Round-trip times that the hop makes
+    /// Round-trip times added by the hop
     #[arg(long, value_name = "TIMES", value_delimiter = ',', value_parser = time, default_value = "10us,1ms,50ms")]
     pub rtts: Vec<Duration>,
     /// Independent loss in each direction
     #[arg(long, value_name = "CHANCES", value_delimiter = ',', value_parser = chance, default_value = "0,0.01%,0.1%,1%,3%")]
     pub losses: Vec<f64>,
-    /// Reordering depths: one frame in fifty lets up to so many overtake it
+    /// Reordering depths: one frame in fifty is overtaken by up to this many others
     #[arg(long, value_name = "FRAMES", value_delimiter = ',', default_value = "3,10,100", num_args = 0..)]
     pub depths: Vec<u32>,
-    /// How often everything is measured
+    /// Number of rounds; each measures everything once
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
     pub rounds: u32,
-    /// Seconds that the first of a round sends; the other sends as many messages
+    /// Duration of the first transfer of a round; the second transfer sends as many messages
     #[arg(short = 'D', long, value_name = "SECONDS", default_value_t = 4.0)]
     pub duration: f64,
     /// Also write the table to this file, in Markdown
@@ -64,28 +66,28 @@ pub struct GoodputArgs {
     pub out: Option<PathBuf>,
 }
 
-/// Who sends.
+/// The sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
     /// RDMA Writes over AF_XDP.
     Ours,
-    /// The kernel's TCP.
+    /// Kernel TCP.
     Kernel,
 }
 
-/// How much is sent.
+/// Amount of data to send.
 #[derive(Debug, Clone, Copy)]
 enum Extent {
-    /// For so long, and then what was posted.
+    /// Send for this many seconds, then drain what was posted.
     Seconds(f64),
-    /// So many messages.
+    /// Send this many messages.
     Messages(u64),
 }
 
-/// The program.
+/// Runs the program.
 pub fn main() -> Result<()> {
     let args = GoodputArgs::parse();
-    let programs = env::current_exe().context("cannot find my own program")?;
+    let programs = env::current_exe().context("cannot find the path of this program")?;
     let programs = programs.parent().context("a program is in a directory")?;
     let lab = Lab::up(LabOptions { hop: true, ..LabOptions::default() })?;
     for side in [Side::A, Side::B] {
@@ -95,7 +97,7 @@ pub fn main() -> Result<()> {
     let mut samples = Samples::default();
     for round in 0..args.rounds {
         for condition in conditions(&args) {
-            // Who goes first changes: what the machine does over time must not favour one.
+            // Alternate the order, so that slow changes of the machine favour neither.
             let mut order = [Subject::Ours, Subject::Kernel];
             order.rotate_left(round as usize % 2);
             let mut extent = Extent::Seconds(args.duration);
@@ -127,8 +129,8 @@ fn conditions(args: &GoodputArgs) -> Vec<Condition> {
     all
 }
 
-/// Nothing of an earlier connection is remembered, the buffers hold any window that occurs here, and unsent bytes do
-/// not pile up in them: they would have to drain after the time is over.
+/// Disable metrics of earlier connections, make the buffers large enough for every window that occurs here,
+/// and limit unsent bytes, which would have to drain after the duration.
 const KERNEL_SETTINGS: [&str; 4] = [
     "net.ipv4.tcp_no_metrics_save=1",
     "net.ipv4.tcp_rmem=4096 131072 33554432",
@@ -144,7 +146,7 @@ fn prepare_kernel(lab: &Lab, side: Side) -> Result<()> {
 }
 
 impl GoodputArgs {
-    /// Frames that may wait before the line: what the path holds, and not less than a small switch has.
+    /// Length of the queue in frames: the bandwidth-delay product, and at least what a small switch has.
     fn queue(&self, rtt: Duration) -> u64 {
         let path = (self.rate as f64 / 8.0 * rtt.as_secs_f64()) as u64 / FRAME_BYTES;
         path.max(100)
@@ -157,7 +159,7 @@ impl GoodputArgs {
         let fault = match condition.fault() {
             Fault::Loss(loss) => format!("--loss {loss}"),
             Fault::Reordering(depth) => {
-                // No longer than so many frames take at the full rate.
+                // At most the time that this many frames take at the full rate.
                 let by = u64::from(depth) * FRAME_BYTES * 8 * 1_000_000_000 / rate;
                 format!("--reorder {REORDERED} --depth {depth} --reorder-by {by}ns --only a")
             }
@@ -186,22 +188,22 @@ impl Bench<'_> {
         let result = self.transfer(subject, extent)?;
         let after = self.kernel_segments()?;
         let report = hop.stop()?;
-        let counter = |name: &str| result["counters"][name].as_f64().unwrap_or(0.0);
+        let counter = |name: &str| result["xwarp"]["counters"][name].as_f64().unwrap_or(0.0);
         let (sent, again) = match subject {
             Subject::Ours => (counter("tcp.segments_out"), counter("tcp.retransmits")),
             Subject::Kernel => (after.0 - before.0, after.1 - before.1),
         };
-        let row = &result["results"][0];
-        let mebibytes = row["BW_average"].as_f64().context("no figure in the JSON")?;
+        let row = &result["xwarp"]["rows"][0];
+        let mebibytes = row["bw_average"].as_f64().context("no bandwidth in the JSON")?;
         Ok(Measurement {
-            messages: row["n_iterations"].as_u64().context("no count in the JSON")?,
+            messages: row["iterations"].as_u64().context("no count in the JSON")?,
             megabits: mebibytes * f64::from(1 << 20) * 8.0 / 1e6,
             resent: again / sent.max(1.0),
             late_us: report["late_mean_us"].as_f64().unwrap_or(0.0),
         })
     }
 
-    /// One transfer from A to B; the client's JSON.
+    /// Runs one transfer from A to B and returns the client's JSON.
     fn transfer(&self, subject: Subject, extent: Extent) -> Result<Value> {
         let json = self.lab.file("goodput.json");
         let _ = fs::remove_file(&json);
@@ -211,12 +213,13 @@ impl Bench<'_> {
             Extent::Messages(count) => ("-n", count.to_string()),
         };
         let program = self.programs.join("xwarp-peer").to_string_lossy().into_owned();
-        // The protocol decides, and not what else the machine does: both ends go before ordinary programs, whose
-        // work they leave most of the time to, because they sleep.
+        // Real-time priority for both ends, so that the result depends on the protocol and not on other work.
+        // They sleep, so other programs keep most of the CPU time.
         let mut line = vec!["--rr", "10", &program];
         line.extend(match subject {
             Subject::Ours => ["write_bw", "-d", INTERFACE, "-e", "--stats"],
-            // Another port: its connections stay in TIME-WAIT, where we could not reserve it.
+            // A separate port: the kernel's connections stay in TIME-WAIT on theirs, where we could not
+            // reserve it.
             Subject::Kernel => ["tcp_bw", "-C", "cubic", "-p", "18516"],
         });
         line.extend(["-s", MESSAGE, option, &extent]);
@@ -227,31 +230,31 @@ impl Bench<'_> {
         let limit = Duration::from_secs_f64(self.args.duration) + PATIENCE;
         self.lab.start(Side::A, "chrt", &line)?.finish(limit)?;
         server.finish(PATIENCE)?;
-        let text = fs::read_to_string(&json).context("the client left no result")?;
-        serde_json::from_str(&text).context("what the client left is no JSON")
+        let text = fs::read_to_string(&json).context("the client wrote no result")?;
+        serde_json::from_str(&text).context("the client's result is not JSON")
     }
 
-    /// Segments sent, and sent again, by the kernel of A.
+    /// Segments sent and retransmitted by the kernel of A.
     fn kernel_segments(&self) -> Result<(f64, f64)> {
         let text = self.lab.run(Side::A, "cat", &["/proc/net/snmp"])?;
         let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
-        let (names, values) = lines.next().zip(lines.next()).context("no TCP in /proc/net/snmp")?;
+        let (names, values) = lines.next().zip(lines.next()).context("no TCP counters in /proc/net/snmp")?;
         let value = |wanted: &str| {
             let mut pairs = names.split_whitespace().zip(values.split_whitespace());
             pairs.find(|(name, _)| *name == wanted).and_then(|(_, value)| value.parse::<f64>().ok())
         };
-        value("OutSegs").zip(value("RetransSegs")).context("no segments in /proc/net/snmp")
+        value("OutSegs").zip(value("RetransSegs")).context("no segment counters in /proc/net/snmp")
     }
 
     fn setting(&self) -> String {
         let args = self.args;
         let queues: Vec<String> = args.rtts.iter().map(|rtt| args.queue(*rtt).to_string()).collect();
         format!(
-            "Line {} Mbit/s in each direction, counted from the Ethernet header on; drop-tail queues of {} frames; MTU 1500, IPv4, \
-             one connection.\nEach figure is the median of {} interleaved rounds: the one sends messages of {MESSAGE} for {} s \
-             and until they have arrived, the other as many.\nLoss is independent, in each direction. Reordering: {} % of the data frames are held back \
-             until up to so many others have passed.\nOurs: RDMA Writes over AF_XDP (both ends sleep until completions come), \
-             CRC and markers on, CUBIC. The kernel's TCP: CUBIC, {}; checksum, segmentation and receive offloads off.\n",
+            "Line {} Mbit/s in each direction, including the Ethernet header; drop-tail queues of {} frames; MTU 1500, IPv4, \
+             one connection.\nEach figure is the median of {} interleaved rounds: one subject sends messages of {MESSAGE} for {} s \
+             and until they have arrived, the other sends as many messages.\nLoss is independent in each direction. Reordering: {} % of the data frames are delayed \
+             until up to the given number of later frames has passed.\nOurs: RDMA Writes over AF_XDP (both ends sleep until completions arrive), \
+             CRC and markers on, CUBIC. Kernel TCP: CUBIC, {}; checksum, segmentation and receive offloads off.\n",
             args.rate as f64 / 1e6,
             queues.join(", "),
             args.rounds,

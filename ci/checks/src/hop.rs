@@ -1,8 +1,8 @@
-//! The impairment hop: a userspace bridge in a namespace of its own between the two ends of the laboratory, with
-//! the fault model of the simulator. The kernel's own (netem) would not see what AF_XDP sends, which goes past the
+//! The impairment hop: a userspace bridge in its own namespace between the two ends of the lab, with the
+//! fault model of the simulator. The kernel's netem would not see frames sent by AF_XDP, which bypass the
 //! queueing disciplines.
 //!
-//! The program is `xwarp-hop`; tests start it by [`Hop::start`].
+//! The program is `xwarp-hop`; tests start it with [`Hop::start`].
 
 mod bridge;
 pub mod options;
@@ -22,15 +22,16 @@ use crate::{
     process::Running,
 };
 
-/// What the program says when it carries frames.
+/// Printed by the program when it forwards frames.
 const READY: &str = "Frames pass between";
 
-/// The program `xwarp-hop`.
+/// Runs the program `xwarp-hop`.
 pub fn main() -> Result<()> {
     static STOP: AtomicBool = AtomicBool::new(false);
     let args = HopArgs::parse();
     ctrlc::set_handler(|| STOP.store(true, std::sync::atomic::Ordering::Relaxed))?;
-    // Sleeps end when they should. By hand it has no priority but this one; without root it goes on.
+    // Makes sleeps precise. This is the only priority of a hop that was started by hand; without root it is
+    // skipped.
     let _ = nix::sys::prctl::set_timerslack(1);
     let _ = setpriority_process(None, -20);
     let mut bridge = Bridge::new([&args.a, &args.b], args.faults(), args.seed)?;
@@ -40,13 +41,13 @@ pub fn main() -> Result<()> {
     Ok(())
 }
 
-/// A hop of a laboratory, carrying frames until it is stopped or dropped.
+/// A lab's running hop, which forwards frames until it is stopped or dropped.
 #[derive(Debug)]
 pub struct Hop(Running);
 
 impl Hop {
-    /// Starts `program` (`xwarp-hop`) with the options in `line` and waits until it carries frames. A wire has no
-    /// time slices: it runs before everything else.
+    /// Starts `program` (`xwarp-hop`) with the options in `line` and waits until it forwards frames. It has
+    /// real-time priority, because a wire is never preempted.
     pub fn start(lab: &Lab, program: impl AsRef<Path>, line: &str) -> Result<Self> {
         let mut command = lab.hop_command("chrt");
         command
@@ -59,7 +60,7 @@ impl Hop {
         Ok(Self(running))
     }
 
-    /// Stops it; what it did to the frames, as [`Bridge::report`] has it.
+    /// Stops the hop and returns its report, see [`Bridge::report`].
     pub fn stop(self) -> Result<Value> {
         self.0.signal(Signal::TERM)?;
         let printed = self.0.finish(Duration::from_secs(20))?;

@@ -1,5 +1,5 @@
-//! A peer without manners: MPA, DDP and RDMAP by hand over an ordinary TCP socket, every byte as the test wants it,
-//! and what comes back read by hand as well (RFC 5040 figures 7 and 8). It shares no code with the stack.
+//! A hostile peer: MPA, DDP and RDMAP written by hand over an ordinary TCP socket, with full control of every
+//! byte. Responses are parsed by hand as well (RFC 5040 figures 7 and 8). It shares no code with the stack.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -19,19 +19,19 @@ pub const CRC: u8 = 0x40;
 /// See [`MARKERS`].
 pub const ENHANCED: u8 = 0x10;
 
-/// How a peer's direction ended.
+/// How the peer's direction ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// By FIN.
+    /// By a FIN.
     Closed,
-    /// By RST.
+    /// By an RST.
     Reset,
-    /// Not within the time limit.
+    /// Not before the time limit.
     Open,
 }
 
 impl End {
-    /// The word for it in a table.
+    /// Name in a table.
     pub fn word(self) -> &'static str {
         match self {
             Self::Closed => "FIN",
@@ -47,21 +47,21 @@ pub struct Hostile {
     stream: TcpStream,
     /// Bytes of FPDUs sent.
     sent: usize,
-    /// All that was received.
+    /// All received bytes.
     heard: Vec<u8>,
     markers_sent: bool,
     markers_heard: bool,
 }
 
-/// A start-up frame: its key says which.
+/// Encodes a start-up frame; `key`, its first 16 bytes, identifies its kind.
 pub fn start_up(key: &[u8; 16], flags: u8, revision: u8, private_data: &[u8]) -> Vec<u8> {
     let len = (private_data.len() as u16).to_be_bytes();
     [&key[..], &[flags, revision], &len, private_data].concat()
 }
 
-/// The key of a request.
+/// The first bytes of a Request.
 pub const REQUEST: &[u8; 16] = b"MPA ID Req Frame";
-/// The key of a reply.
+/// The first bytes of a Reply.
 pub const REPLY: &[u8; 16] = b"MPA ID Rep Frame";
 
 impl Hostile {
@@ -71,18 +71,19 @@ impl Hostile {
         Ok(Self { stream, sent: 0, heard: Vec::new(), markers_sent: false, markers_heard: false })
     }
 
-    /// Connects; nothing is said yet. What is awaited from the other end may take `limit` each time.
+    /// Connects without sending anything. Each later wait for the other end may take `limit`.
     pub fn connect(to: SocketAddr, limit: Duration) -> Result<Self> {
         let stream = TcpStream::connect_timeout(&to, limit).with_context(|| format!("connecting to {to}"))?;
         Ok(Self::new(stream, limit)?)
     }
 
-    /// Takes the next connection of a listener and reads the request.
+    /// Accepts the next connection of a listener and reads the Request.
     pub fn accept(listener: &TcpListener, limit: Duration) -> Result<Self> {
         Ok(Self::asked(listener, limit)?.0)
     }
 
-    /// Takes the next connection of a listener and agrees to what its request asks for; asks for markers when that does.
+    /// Accepts the next connection of a listener and agrees to its Request, including markers if it asks for
+    /// them.
     pub fn accepted(listener: &TcpListener, limit: Duration) -> Result<Self> {
         let (mut this, flags) = Self::asked(listener, limit)?;
         let depths: &[u8] = if flags & ENHANCED == 0 { &[] } else { &[0, 4, 0, 4] };
@@ -93,7 +94,7 @@ impl Hostile {
         Ok(this)
     }
 
-    /// Takes the next connection; the flags of its request.
+    /// Accepts the next connection and returns the flags of its Request.
     fn asked(listener: &TcpListener, limit: Duration) -> Result<(Self, u8)> {
         let (stream, _) = listener.accept()?;
         let mut this = Self::new(stream, limit)?;
@@ -106,11 +107,12 @@ impl Hostile {
         Ok((this, flags))
     }
 
-    /// Connects and starts up in revision 2, with CRCs and perhaps markers in both directions.
+    /// Connects and completes a revision 2 start-up with CRCs, and optionally with markers in both
+    /// directions.
     pub fn started(to: SocketAddr, markers: bool, limit: Duration) -> Result<Self> {
         let mut this = Self::connect(to, limit)?;
         let flags = CRC | if markers { MARKERS } else { 0 };
-        // Depths that allow a few of everything.
+        // IRD and ORD that allow a few requests of each kind.
         this.say(&start_up(REQUEST, flags | ENHANCED, 2, &[0, 4, 0, 4]))?;
         this.hear(20)?;
         ensure!(this.heard.starts_with(REPLY), "no reply: {:02x?}", this.heard);
@@ -122,25 +124,25 @@ impl Hostile {
         Ok(this)
     }
 
-    /// Sends bytes as they are.
+    /// Sends raw bytes.
     pub fn say(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
     }
 
-    /// The socket once more, to send while this one waits for what comes back.
+    /// A second handle of the socket, for sending while this one waits for the response.
     pub fn sender(&self) -> io::Result<TcpStream> {
         let sender = self.stream.try_clone()?;
         sender.set_write_timeout(self.stream.read_timeout()?)?;
         Ok(sender)
     }
 
-    /// Sends a ULPDU in its FPDU.
+    /// Sends a ULPDU in an FPDU.
     pub fn send(&mut self, ulpdu: &[u8]) -> io::Result<()> {
         let fpdu = self.frame(ulpdu);
         self.say(&fpdu)
     }
 
-    /// The FPDU of a ULPDU that is next.
+    /// Encodes the next ULPDU as an FPDU.
     pub fn frame(&mut self, ulpdu: &[u8]) -> Vec<u8> {
         let fpdu = fpdu(ulpdu, self.markers_sent.then_some(self.sent));
         self.sent += fpdu.len();
@@ -152,7 +154,7 @@ impl Hostile {
         self.stream.shutdown(std::net::Shutdown::Write)
     }
 
-    /// Reads until so many bytes are there.
+    /// Reads until this many bytes have arrived.
     fn hear(&mut self, bytes: usize) -> io::Result<()> {
         let mut buffer = [0; 4096];
         while self.heard.len() < bytes {
@@ -165,7 +167,7 @@ impl Hostile {
         Ok(())
     }
 
-    /// Reads until so many ULPDUs are there.
+    /// Reads until this many ULPDUs have arrived.
     pub fn expect(&mut self, count: usize) -> Result<Vec<Vec<u8>>> {
         loop {
             let ulpdus = self.ulpdus()?;
@@ -176,7 +178,7 @@ impl Hostile {
         }
     }
 
-    /// Reads until a message with this opcode is there.
+    /// Reads until a message with this opcode has arrived.
     pub fn expect_opcode(&mut self, opcode: u8) -> Result<Vec<u8>> {
         loop {
             let is_wanted = |ulpdu: &Vec<u8>| ulpdu.get(1).is_some_and(|control| control & 0x0f == opcode);
@@ -187,7 +189,7 @@ impl Hostile {
         }
     }
 
-    /// Reads until the other end has closed: all ULPDUs that came, and how it ended.
+    /// Reads until the other end closes; returns all ULPDUs, and how it ended.
     pub fn to_the_end(&mut self) -> Result<(Vec<Vec<u8>>, End)> {
         let end = loop {
             match self.hear(self.heard.len() + 1) {
@@ -203,7 +205,7 @@ impl Hostile {
         Ok((self.ulpdus()?, end))
     }
 
-    /// Bytes that came since the start-up.
+    /// Bytes received after the start-up.
     pub fn heard(&self) -> &[u8] {
         &self.heard
     }
@@ -216,18 +218,18 @@ impl Hostile {
 /// A Terminate message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Terminate {
-    /// Layer, Error Type, Error Code.
+    /// Layer, error type, error code.
     pub numbers: (u8, u8, u8),
-    /// M: the DDP Segment Length.
+    /// The DDP Segment Length, if M is set.
     pub length: Option<u16>,
-    /// D: the DDP header.
+    /// The DDP header, if D is set.
     pub ddp: Option<Vec<u8>>,
-    /// R: the RDMA header.
+    /// The RDMA header, if R is set.
     pub rdma: Option<Vec<u8>>,
 }
 
 impl Terminate {
-    /// Reads the ULPDU of a Terminate; every field that does not depend on the error is checked.
+    /// Parses the ULPDU of a Terminate and checks every field that does not depend on the error.
     pub fn read(ulpdu: &[u8]) -> Result<Self> {
         const DDP: [u8; 18] = [0x41, 0x47, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0];
         let mut rest = ulpdu;
@@ -251,12 +253,12 @@ impl Terminate {
             None
         };
         let rdma = if r { Some(take(28)?) } else { None };
-        ensure!(rest.is_empty(), "{} bytes behind the Terminate", rest.len());
+        ensure!(rest.is_empty(), "{} bytes after the Terminate", rest.len());
         Ok(Self { numbers: (control[0] >> 4, control[0] & 15, control[1]), length, ddp, rdma })
     }
 }
 
-/// The FPDU of a ULPDU (RFC 5044 section 4), with markers when it is told where in the stream it begins.
+/// Encodes a ULPDU as an FPDU (RFC 5044 section 4); with markers if given its position in the stream.
 pub fn fpdu(ulpdu: &[u8], start: Option<usize>) -> Vec<u8> {
     let mut body = (ulpdu.len() as u16).to_be_bytes().to_vec();
     body.extend_from_slice(ulpdu);
@@ -282,18 +284,18 @@ pub fn fpdu(ulpdu: &[u8], start: Option<usize>) -> Vec<u8> {
     fpdu
 }
 
-/// A tagged segment (RFC 5041 section 4.2) with RDMAP's control byte.
+/// Encodes a tagged segment (RFC 5041 section 4.2) with RDMAP's control byte.
 pub fn tagged(control: u8, stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
     [&[0xc1, control][..], &stag.to_be_bytes(), &to.to_be_bytes(), payload].concat()
 }
 
-/// An untagged segment (RFC 5041 section 4.3), the last of its message.
+/// Encodes an untagged segment (RFC 5041 section 4.3), the last of its message.
 pub fn untagged(control: u8, word: u32, queue: u32, msn: u32, mo: u32, payload: &[u8]) -> Vec<u8> {
     let words = [word, queue, msn, mo].map(u32::to_be_bytes).concat();
     [&[0x41, control][..], &words, payload].concat()
 }
 
-/// A Read Request (RFC 5040 section 4.4), into a sink of no meaning.
+/// Encodes a Read Request (RFC 5040 section 4.4) with an arbitrary sink.
 pub fn read_request(msn: u32, stag: u32, to: u64, len: u32) -> Vec<u8> {
     let body = [
         &0x5117_u32.to_be_bytes()[..],
@@ -305,7 +307,7 @@ pub fn read_request(msn: u32, stag: u32, to: u64, len: u32) -> Vec<u8> {
     untagged(0x41, 0, 1, msn, 0, &body.concat())
 }
 
-/// An Atomic Request (RFC 7306 section 5.2.1): FetchAdd of one, or whatever `code` says.
+/// Encodes an Atomic Request (RFC 7306 section 5.2.1): FetchAdd of one, or the operation `code`.
 pub fn atomic_request(code: u8, stag: u32, to: u64) -> Vec<u8> {
     let mut body = vec![0, 0, 0, code, 0, 0, 0, 1];
     body.extend_from_slice(&stag.to_be_bytes());

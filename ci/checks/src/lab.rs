@@ -1,5 +1,5 @@
-//! [`Lab`]: the namespaces and the veth pair of `ci/lab`, with a name of their own for each test, gone when
-//! the test is over, however it ends.
+//! [`Lab`]: the namespaces and the veth pair of `ci/lab`, with a unique name for each test. They are removed
+//! when the test ends, also after a panic.
 
 use std::{
     fmt, fs,
@@ -23,9 +23,9 @@ use crate::process::Running;
 /// One of the two ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// Where clients are, by custom.
+    /// The client's end by convention.
     A,
-    /// Where servers are, by custom.
+    /// The server's end by convention.
     B,
 }
 
@@ -37,7 +37,7 @@ impl Side {
         }
     }
 
-    /// The last part of this side's addresses.
+    /// Last part of this side's addresses.
     fn host(self) -> u16 {
         match self {
             Self::A => 1,
@@ -45,7 +45,7 @@ impl Side {
         }
     }
 
-    /// The other one.
+    /// The opposite side.
     #[must_use]
     pub fn peer(self) -> Self {
         match self {
@@ -55,7 +55,7 @@ impl Side {
     }
 }
 
-/// Which addresses to use.
+/// The address family of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
     /// 10.77.0.0/24.
@@ -64,18 +64,18 @@ pub enum Family {
     V6,
 }
 
-/// How the laboratory is built.
+/// Parameters of a lab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LabOptions {
-    /// Of the veth pair, in bytes.
+    /// MTU of the veth pair, in bytes.
     pub mtu: u32,
-    /// Receive and transmit queues of each end.
+    /// Number of receive and transmit queues of each end.
     pub queues: u32,
-    /// Also an 802.1Q interface of this ID on each end.
+    /// Also create an 802.1Q interface with this ID on each end.
     pub vlan: Option<u16>,
-    /// Whether the kernel's segmentation and receive offloads stay on.
+    /// Keep the kernel's segmentation and receive offloads on.
     pub offloads: bool,
-    /// A third namespace between the two, for a [`Hop`](crate::hop::Hop); all offloads are off then.
+    /// Add a third namespace between the two, for a [`Hop`](crate::hop::Hop); this turns all offloads off.
     pub hop: bool,
 }
 
@@ -85,13 +85,13 @@ impl Default for LabOptions {
     }
 }
 
-/// The name of the interface in both namespaces.
+/// Name of the interface in both namespaces.
 pub const INTERFACE: &str = "xw0";
 
-/// The names of the interfaces in the namespace of the hop, towards A and towards B.
+/// Names of the interfaces in the hop's namespace, towards A and towards B.
 pub const HOP_INTERFACES: [&str; 2] = ["xa", "xb"];
 
-/// Namespaces of tests are called `xwt<pid>-<number>-a`, `-b` and `-hop`.
+/// Prefix of test namespaces, which are called `xwt<pid>-<number>-a`, `-b` and `-hop`.
 const PREFIX: &str = "xwt";
 
 /// Two namespaces and the veth pair between them, until it is dropped.
@@ -107,7 +107,7 @@ impl fmt::Debug for Lab {
 }
 
 impl Lab {
-    /// Builds a laboratory. The first of a process also removes those whose processes died.
+    /// Builds a lab. The first one of a process also removes labs whose process has died.
     pub fn up(options: LabOptions) -> Result<Self> {
         static SWEEP: Once = Once::new();
         static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -115,7 +115,7 @@ impl Lab {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("{PREFIX}{}-{number}", std::process::id());
         let scratch = std::env::temp_dir().join(&name);
-        fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
+        fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
         let lab = Self { name, scratch };
         let mut command = lab.script("up");
         command.args(["--mtu", &options.mtu.to_string(), "--queues", &options.queues.to_string()]);
@@ -135,12 +135,12 @@ impl Lab {
         script
     }
 
-    /// The name of one namespace.
+    /// Name of a side's namespace.
     pub fn namespace(&self, side: Side) -> String {
         format!("{}-{}", self.name, side.letter())
     }
 
-    /// The address of one end.
+    /// Address of a side.
     pub fn address(&self, side: Side, family: Family) -> IpAddr {
         match family {
             Family::V4 => IpAddr::from([10, 77, 0, side.host() as u8]),
@@ -148,29 +148,29 @@ impl Lab {
         }
     }
 
-    /// A file of this laboratory's own; gone with it, except when the test fails.
+    /// Path of a file of this lab. The file is removed with the lab, unless the test fails.
     pub fn file(&self, name: &str) -> PathBuf {
         self.scratch.join(name)
     }
 
-    /// A command that runs in one namespace.
+    /// A command to run in one namespace.
     pub fn command(&self, side: Side, program: impl AsRef<Path>) -> Command {
         inside(&self.namespace(side), program)
     }
 
-    /// A command that runs in the namespace of the hop.
+    /// A command to run in the hop's namespace.
     pub fn hop_command(&self, program: impl AsRef<Path>) -> Command {
         inside(&format!("{}-hop", self.name), program)
     }
 
-    /// Starts a program in one namespace, its output being read.
+    /// Starts a program in one namespace and reads its output.
     pub fn start(&self, side: Side, program: impl AsRef<Path>, args: &[&str]) -> Result<Running> {
         let mut command = self.command(side, program);
         command.args(args);
         Running::start(command)
     }
 
-    /// Runs a short command to its end and returns what it printed; an error when it fails.
+    /// Runs a short command and returns its output; an error if it fails.
     pub fn run(&self, side: Side, program: &str, args: &[&str]) -> Result<String> {
         let output = self
             .command(side, program)
@@ -184,8 +184,8 @@ impl Lab {
         Ok(text)
     }
 
-    /// Runs `work` on a thread of this process that lives in one namespace; threads that it starts and
-    /// sockets that it opens live there too.
+    /// Runs `work` on a thread of this process that is moved into one namespace; threads that it starts and
+    /// sockets that it opens belong to that namespace too.
     pub fn within<T: Send>(&self, side: Side, work: impl FnOnce() -> T + Send) -> Result<T> {
         thread::scope(|scope| {
             let inside = self.enter(scope, side, work)?;
@@ -195,7 +195,7 @@ impl Lab {
         })
     }
 
-    /// Starts such a thread; two of them are a client and a server in one test.
+    /// Starts such a thread; a test uses two of them as client and server.
     pub fn enter<'scope, T: Send + 'scope>(
         &self,
         scope: &'scope thread::Scope<'scope, '_>,
@@ -206,7 +206,7 @@ impl Lab {
         let namespace = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
         Ok(scope.spawn(move || {
             let moved = move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network));
-            moved.expect("root may enter the namespaces it made");
+            moved.expect("root can enter a namespace that it created");
             work()
         }))
     }
@@ -218,7 +218,7 @@ fn inside(namespace: &str, program: impl AsRef<Path>) -> Command {
     command
 }
 
-/// What a panicking thread said.
+/// Message of a panicked thread.
 fn message(panic: &(dyn std::any::Any + Send)) -> &str {
     panic
         .downcast_ref::<String>()
@@ -245,7 +245,7 @@ fn lab_script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../lab")
 }
 
-/// Removes namespaces of tests whose process does not exist any more: killed, or timed out.
+/// Removes namespaces of tests whose process no longer exists.
 fn sweep() {
     let Ok(entries) = fs::read_dir("/run/netns") else { return };
     for entry in entries.flatten() {
@@ -253,13 +253,13 @@ fn sweep() {
         let Some(lab) = ["-a", "-b", "-hop"].iter().find_map(|end| name.strip_suffix(end)) else { continue };
         let Some(pid) = owner(lab) else { continue };
         if !Path::new(&format!("/proc/{pid}")).exists() {
-            // Somebody else may sweep at the same time: failing is fine.
+            // Another process may sweep at the same time, so failures are ignored.
             let _ = Command::new(lab_script()).args(["--name", lab, "down"]).output();
         }
     }
 }
 
-/// The process that made the laboratory of this name.
+/// Process ID in the name of a lab.
 fn owner(lab: &str) -> Option<u32> {
     let (pid, number) = lab.strip_prefix(PREFIX)?.split_once('-')?;
     let _: u32 = number.parse().ok()?;

@@ -1,13 +1,14 @@
-//! What a process holds: compared before and after, to find leaks.
+//! Descriptors and threads of a process, to be compared before and after a test for leaks.
 
 use std::{collections::BTreeMap, fs, io};
 
-/// Open descriptors of a process, by what they are, with the numbers that differ each time cut off
-/// (`socket:[123]` counts as `socket`).
+/// Open descriptors of a process, counted by target without its varying number (`socket:[123]` counts as
+/// `socket`).
 pub fn descriptors(pid: u32) -> io::Result<BTreeMap<String, usize>> {
     let mut kinds = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
-        // A descriptor may be closed while we look; the one we read the directory with is gone later.
+        // A descriptor may be closed during the iteration, and the one used to read the directory is gone
+        // afterwards.
         let Ok(target) = fs::read_link(entry?.path()) else { continue };
         let target = target.to_string_lossy().into_owned();
         if target.starts_with("/proc/") {
@@ -19,7 +20,7 @@ pub fn descriptors(pid: u32) -> io::Result<BTreeMap<String, usize>> {
     Ok(kinds)
 }
 
-/// Threads of a process.
+/// Number of threads of a process.
 pub fn threads(pid: u32) -> io::Result<usize> {
     Ok(fs::read_dir(format!("/proc/{pid}/task"))?.count())
 }

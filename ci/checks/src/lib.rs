@@ -1,17 +1,17 @@
-//! What the network tests of xwarp are made of: a laboratory of two namespaces, programs that run in it, and
-//! judges that read what was on the wire. The tests themselves are in `tests/`, named `netns_*`; they need root.
+//! Infrastructure of xwarp's network tests: a lab of two namespaces, programs that run in it, and checkers of
+//! captured traffic. The tests are in `tests/`, named `netns_*`; they need root.
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`lab`] | namespaces, the veth pair, and working inside them |
+//! | [`lab`] | namespaces, the veth pair, and running code inside them |
 //! | [`hop`] | a bridge with losses, delay and other faults between the namespaces |
 //! | [`goodput`] | the table of goodput through the hop |
 //! | [`process`] | programs under test: readiness by output, time limits, kill |
 //! | [`perf`] | `xwarp-perf` between the two ends |
 //! | [`capture`] | pcapng files as TCP streams |
-//! | [`framing`] | a second reading of MPA: FPDUs, markers, CRCs |
-//! | [`hostile`] | a raw MPA, DDP and RDMAP sender over a TCP socket, for what no RNIC would send |
-//! | [`tshark`] | Wireshark's opinion |
+//! | [`framing`] | a second MPA parser: FPDUs, markers, CRCs |
+//! | [`hostile`] | a raw MPA, DDP and RDMAP sender over a TCP socket, for traffic that no RNIC would send |
+//! | [`tshark`] | Wireshark's verdict on a capture |
 //! | [`leaks`] | descriptors and threads of a process |
 //! | [`siw_vm`] | virtual machines with Linux Soft-iWARP, for the tests named `siw_*` |
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Running `xwarp-perf` between the two ends of a laboratory, and judging what it sent.
+//! Runs `xwarp-perf` between the two ends of a lab and checks the traffic.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use crate::{
     tshark,
 };
 
-/// One run: a server in B, a client in A.
+/// A run with a server in B and a client in A.
 #[derive(Debug, Clone)]
 pub struct Perf<'a> {
     lab: &'a Lab,
@@ -31,21 +31,21 @@ pub struct Perf<'a> {
     capture: bool,
 }
 
-/// What a run left.
+/// The results of a run.
 #[derive(Debug)]
 pub struct Ran {
     /// The client's JSON.
     pub client: Value,
     /// The server's JSON.
     pub server: Value,
-    /// The client's record of the wire, when asked for.
+    /// The client's capture, if requested.
     pub capture: Option<PathBuf>,
-    /// What the client printed.
+    /// The client's output.
     pub printed: String,
 }
 
 impl<'a> Perf<'a> {
-    /// `test` as on the command line (`send_bw`); `program` is `xwarp-perf`.
+    /// `test` is a subcommand (`send_bw`); `program` is the path of `xwarp-perf`.
     pub fn new(lab: &'a Lab, program: impl AsRef<Path>, test: &'static str) -> Self {
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
         Self {
@@ -61,35 +61,35 @@ impl<'a> Perf<'a> {
         }
     }
 
-    /// Over which family.
+    /// Sets the address family.
     #[must_use]
     pub fn over(mut self, family: Family) -> Self {
         self.family = family;
         self
     }
 
-    /// Options of both ends, as one line.
+    /// Adds options of both ends, as one line.
     #[must_use]
     pub fn both(mut self, line: &str) -> Self {
         self.both.extend(line.split_whitespace().map(str::to_owned));
         self
     }
 
-    /// Options of the server.
+    /// Adds options of the server.
     #[must_use]
     pub fn server(mut self, line: &str) -> Self {
         self.server.extend(line.split_whitespace().map(str::to_owned));
         self
     }
 
-    /// Options of the client.
+    /// Adds options of the client.
     #[must_use]
     pub fn client(mut self, line: &str) -> Self {
         self.client.extend(line.split_whitespace().map(str::to_owned));
         self
     }
 
-    /// Records the wire.
+    /// Captures the client's traffic.
     #[must_use]
     pub fn captured(mut self) -> Self {
         self.capture = true;
@@ -131,36 +131,36 @@ impl<'a> Perf<'a> {
         self.lab.file(&format!("{}.pcapng", self.test))
     }
 
-    /// Runs it to its good end.
+    /// Runs both ends; both must succeed.
     pub fn run(&self) -> Result<Ran> {
         let mut server = self.start_server()?;
         let client = self.start_client()?;
         let printed = match client.finish(self.limit) {
             Ok(printed) => printed,
             Err(error) => {
-                // What the server says tells more than that the client failed.
+                // The server's message is more specific than the client's failure.
                 let _ = server.wait(Duration::from_secs(5));
                 bail!("{error:#}\nserver:\n{}", server.output());
             }
         };
         server.finish(Duration::from_secs(30))?;
         let read = |side| -> Result<Value> {
-            let text = fs::read_to_string(self.json(side)).context("no JSON was left")?;
-            serde_json::from_str(&text).context("what was left is no JSON")
+            let text = fs::read_to_string(self.json(side)).context("no JSON was written")?;
+            serde_json::from_str(&text).context("the result is not JSON")
         };
         let capture = self.capture.then(|| self.pcap());
         Ok(Ran { client: read(Side::A)?, server: read(Side::B)?, capture, printed })
     }
 }
 
-/// What is to be found in a capture, besides that nothing is wrong in it.
+/// Expected properties of a capture that has no faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
-    /// Markers towards the server, and towards the client.
+    /// Markers in the direction to the server, and to the client.
     pub markers: (bool, bool),
     /// CRCs in use.
     pub crc: bool,
-    /// Revision of MPA.
+    /// MPA revision.
     pub revision: u8,
 }
 
@@ -171,12 +171,13 @@ impl Default for Expected {
 }
 
 impl Ran {
-    /// A counter of the client's.
+    /// Value of a counter of the client.
     pub fn counter(&self, name: &str) -> u64 {
-        self.client["counters"][name].as_u64().unwrap_or(0)
+        self.client["xwarp"]["counters"][name].as_u64().unwrap_or(0)
     }
 
-    /// Reads the capture's TCP streams and FPDUs; every connection must be as expected, nothing wrong.
+    /// Checks the capture's TCP streams and FPDUs: every connection must match the expectation and have no
+    /// faults.
     pub fn judge_framing(&self, expected: Expected) -> Result<Vec<Connection>> {
         let path = self.capture.as_deref().context("the run was not captured")?;
         let connections = framing::connections(&capture::streams(path)?);
@@ -194,14 +195,14 @@ impl Ran {
         Ok(connections)
     }
 
-    /// The same, and Wireshark's opinion.
+    /// Checks the same, and Wireshark's verdict.
     pub fn judge(&self, expected: Expected) -> Result<()> {
         let connections = self.judge_framing(expected)?;
         let path = self.capture.as_deref().context("the run was not captured")?;
         let markers = expected.markers != (false, false);
         let verdict = tshark::judge(path, markers)?;
         ensure!(verdict.complaints.is_empty(), "Wireshark complains:\n{}", verdict.complaints.join("\n"));
-        ensure!(verdict.tcp_frames == verdict.frames, "only TCP should be in {verdict:?}");
+        ensure!(verdict.tcp_frames == verdict.frames, "expected only TCP frames: {verdict:?}");
         let fpdus: usize = connections.iter().map(|connection| connection.fpdus).sum();
         if markers {
             return Ok(());

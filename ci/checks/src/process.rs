@@ -1,4 +1,4 @@
-//! [`Running`]: a program under test, its output read as it comes, killed when it is dropped.
+//! [`Running`]: a program under test. Its output is read as it arrives, and it is killed when dropped.
 
 use std::{
     io::{BufRead as _, BufReader, Read},
@@ -17,12 +17,12 @@ pub struct Running {
     child: Child,
     name: String,
     lines: Receiver<String>,
-    /// What it has printed so far, standard output and error mixed as they came.
+    /// The output so far, standard output and error interleaved in order of arrival.
     seen: Vec<String>,
 }
 
 impl Running {
-    /// Starts it with both outputs read.
+    /// Starts the program and reads both outputs.
     pub fn start(mut command: Command) -> Result<Self> {
         let name = format!("{command:?}");
         let mut child = command
@@ -46,7 +46,7 @@ impl Running {
         self.child.id()
     }
 
-    /// What it has printed, as far as it was read by waiting.
+    /// The output as far as it was read by the waiting methods.
     pub fn output(&self) -> String {
         self.seen.join("\n")
     }
@@ -75,10 +75,10 @@ impl Running {
         }
     }
 
-    /// Waits for its end, whatever its status.
+    /// Waits for the program to exit, with any status.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let until = Instant::now() + limit;
-        // Output first: a program whose pipe is full does not end.
+        // Read the output first: a program blocks while its pipe is full.
         loop {
             match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(line) => self.seen.push(line),
@@ -97,14 +97,14 @@ impl Running {
         bail!("{}: closed its output and still runs after {limit:?}", self.name)
     }
 
-    /// Waits for its end, which must be success, and returns what it printed.
+    /// Waits for the program to exit successfully, and returns its output.
     pub fn finish(mut self, limit: Duration) -> Result<String> {
         let status = self.wait(limit)?;
         ensure!(status.success(), "{}: {status}:\n{}", self.name, self.output());
         Ok(self.output())
     }
 
-    /// Sends a signal, `SIGKILL` for a crash.
+    /// Sends a signal; `SIGKILL` simulates a crash.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let pid = Pid::from_raw(self.child.id().cast_signed()).context("a process has an ID")?;
         kill_process(pid, signal).context("cannot signal")
@@ -113,7 +113,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // An error means that it has ended, which is what is wanted.
+        // An error means that the program has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_ends_or_hangs_is_told_apart() {
+    fn a_program_that_ends_is_distinguished_from_one_that_hangs() {
         let error =
             shell("echo no; exit 3").wait_for("ready", Duration::from_secs(10)).unwrap_err().to_string();
         assert!(error.contains("ended without 'ready'") && error.contains("no"), "{error}");

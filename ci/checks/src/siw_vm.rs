@@ -1,5 +1,5 @@
-//! [`SiwVm`]: a small virtual machine with Linux Soft-iWARP (`ci/siw-vm/`), [`Near`]: a namespace on the
-//! same wire, where our programs run, and [`Stage`]: both, with judges of what passes between them.
+//! [`SiwVm`]: a small virtual machine with Linux Soft-iWARP (`ci/siw-vm/`), [`Near`]: a namespace on the same
+//! wire for our programs, and [`Stage`]: both, with checkers of the traffic between them.
 
 mod port;
 mod stage;
@@ -29,29 +29,29 @@ use port::Port;
 pub use port::{Finished, Job};
 pub use stage::{Ending, LONG, Record, SHORT, Stage, built};
 
-/// Which build of the driver the machine loads.
+/// The build of the driver that the machine loads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Siw {
-    /// Debian's source as it is.
+    /// Debian's source, unmodified.
     #[default]
     Pristine,
-    /// Its constants are parameters (`ci/siw-vm/tunable.sed`), changed by [`SiwVm::tune`]; what an early
-    /// first FPDU left in the socket is picked up after an accept.
+    /// The driver's constants are parameters (`ci/siw-vm/tunable.sed`), changed by [`SiwVm::tune`], and an
+    /// early first FPDU that is left in the socket is processed after an accept.
     Tunable,
 }
 
-/// How a machine is made.
+/// Parameters of a machine.
 #[derive(Debug, Clone)]
 pub struct VmOptions {
-    /// The driver.
+    /// The build of the driver.
     pub siw: Siw,
-    /// Of its interface and its wire, in bytes.
+    /// MTU of its interface and its wire, in bytes.
     pub mtu: u32,
-    /// Virtual processors.
+    /// Number of virtual CPUs.
     pub cpus: u32,
-    /// The last part of its addresses: 10.77.0.HOST and `fd77::HOST`.
+    /// Last part of its addresses: 10.77.0.HOST and `fd77::HOST`.
     pub host: u8,
-    /// A folder that it sees as `/host`.
+    /// A folder that the machine sees as `/host`.
     pub share: Option<PathBuf>,
 }
 
@@ -61,7 +61,7 @@ impl Default for VmOptions {
     }
 }
 
-/// A running machine, until it is dropped.
+/// A running machine; killed when dropped.
 #[derive(Debug)]
 pub struct SiwVm {
     name: String,
@@ -70,12 +70,12 @@ pub struct SiwVm {
 }
 
 impl SiwVm {
-    /// Boots a machine on a wire of its own: some 6 seconds when its parts are in the cache.
+    /// Boots a machine on its own wire, which takes about 6 seconds when its parts are cached.
     pub fn boot(options: &VmOptions) -> Result<Self> {
         Self::boot_on(options, None)
     }
 
-    /// Boots another machine on the wire of this one.
+    /// Boots another machine on this machine's wire.
     pub fn boot_beside(&self, options: &VmOptions) -> Result<Self> {
         Self::boot_on(options, Some(&self.name))
     }
@@ -109,17 +109,17 @@ impl SiwVm {
         }
     }
 
-    /// Its address.
+    /// The machine's address.
     pub fn address(&self, family: Family) -> IpAddr {
         address(self.host, family)
     }
 
-    /// Runs a command to its end, whatever its status.
+    /// Runs a command until it exits, with any status.
     pub fn run(&self, command: &str, limit: Duration) -> Result<Finished> {
         self.port.spawn(command)?.wait(limit)
     }
 
-    /// Runs a command to its end, which must be success, and returns its standard output.
+    /// Runs a command, which must succeed, and returns its standard output.
     pub fn check(&self, command: &str, limit: Duration) -> Result<String> {
         self.port.spawn(command)?.succeed(limit)
     }
@@ -129,21 +129,22 @@ impl SiwVm {
         self.port.spawn(command)
     }
 
-    /// Waits until somebody in the machine listens on a TCP port: programs whose output is buffered do not say.
+    /// Waits until a program in the machine listens on a TCP port, because programs with buffered output do
+    /// not report it.
     pub fn wait_listening(&self, port: u16, limit: Duration) -> Result<()> {
         let listens = format!("grep -qE ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6");
         self.check(&format!("until {listens}; do usleep 20000; done"), limit)
             .map(drop)
-            .with_context(|| format!("nobody listens on port {port}"))
+            .with_context(|| format!("no program listens on port {port}"))
     }
 
-    /// Changes a parameter of the tunable driver, for connections to come.
+    /// Changes a parameter of the tunable driver for later connections.
     pub fn tune(&self, parameter: &str, value: &str) -> Result<()> {
         let command = format!("echo {value} > /sys/module/siw/parameters/{parameter}");
         self.check(&command, Duration::from_secs(20)).map(drop)
     }
 
-    /// Makes a namespace on the machine's wire.
+    /// Creates a namespace on the machine's wire.
     pub fn attach(&self, host: u8) -> Result<Near> {
         let namespace = format!("{}-n{host}", self.name);
         let mut attach = script("attach", &self.name);
@@ -152,7 +153,7 @@ impl SiwVm {
         Ok(Near { namespace, host })
     }
 
-    /// Writes what passes the machine's interface to a pcapng file, until the capture is finished.
+    /// Captures the traffic of the machine's interface to a pcapng file until the capture is finished.
     pub fn capture(&self, path: &Path) -> Result<WireCapture> {
         let mut capture = script("capture", &self.name);
         capture.arg(path);
@@ -161,7 +162,7 @@ impl SiwVm {
         Ok(WireCapture { running })
     }
 
-    /// Ends the machine at once, as a power cut would: no FIN, no RST, no answer any more.
+    /// Kills the machine like a power failure: it sends no FIN, no RST and no further reply.
     pub fn kill(&self) -> Result<()> {
         self.port.close();
         finish(script("kill", &self.name))
@@ -185,33 +186,33 @@ pub struct Near {
 }
 
 impl Near {
-    /// Its address.
+    /// The namespace's address.
     pub fn address(&self, family: Family) -> IpAddr {
         address(self.host, family)
     }
 
-    /// A command that runs in it.
+    /// A command to run in the namespace.
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.namespace]).arg(program.as_ref());
         command
     }
 
-    /// Starts a program in it, its output being read.
+    /// Starts a program in the namespace and reads its output.
     pub fn start(&self, program: impl AsRef<Path>, args: &[&str]) -> Result<Running> {
         let mut command = self.command(program);
         command.args(args);
         Running::start(command)
     }
 
-    /// Runs `work` on a thread of this process that lives in the namespace.
+    /// Runs `work` on a thread of this process that is moved into the namespace.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         let path = Path::new("/run/netns").join(&self.namespace);
         let namespace = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
         thread::scope(|scope| {
             let inside = scope.spawn(move || {
                 move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
-                    .expect("root may enter the namespaces it made");
+                    .expect("root can enter a namespace that it created");
                 work()
             });
             inside.join().map_err(|_| anyhow::anyhow!("a panic in {}", self.namespace))
@@ -219,16 +220,16 @@ impl Near {
     }
 }
 
-/// A capture that is being written.
+/// A running capture.
 #[derive(Debug)]
 pub struct WireCapture {
     running: Running,
 }
 
 impl WireCapture {
-    /// Ends it; everything that passed before is in the file.
+    /// Ends the capture; all frames that passed before are in the file.
     pub fn finish(mut self) -> Result<()> {
-        // dumpcap reads its ring in turns, and drops what is left there when it ends.
+        // dumpcap reads its ring periodically and drops the rest when it exits.
         thread::sleep(Duration::from_millis(500));
         self.running.signal(Signal::INT)?;
         let status = self.running.wait(Duration::from_secs(20))?;
@@ -237,7 +238,7 @@ impl WireCapture {
     }
 }
 
-/// Puts one of our programs into a folder for machines to share, where its name starts it.
+/// Puts one of our programs into a folder shared with machines, where it is started by its name.
 pub fn bundle(program: &Path, folder: &Path) -> Result<()> {
     let mut command = tool("bundle");
     command.arg(program).arg(folder);
@@ -255,12 +256,12 @@ fn addresses(host: u8) -> String {
     format!("{}/24,{}/64", address(host, Family::V4), address(host, Family::V6))
 }
 
-/// Where `ci/siw-vm/vm` keeps the sockets of its machines.
+/// The folder with the sockets of `ci/siw-vm/vm`'s machines.
 fn state_folder() -> PathBuf {
     std::env::var_os("XWARP_RUN").map_or_else(|| PathBuf::from("/run/xwarp-siw-vm"), PathBuf::from)
 }
 
-/// A script of `ci/siw-vm/`.
+/// Path of a script of `ci/siw-vm/`.
 fn tool(name: &str) -> Command {
     Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../siw-vm").join(name))
 }
@@ -271,14 +272,14 @@ fn script(verb: &str, name: &str) -> Command {
     command
 }
 
-/// Runs a script; what it says is in the error. Its children may keep its output open, so the
-/// end of the script is waited for, not the end of its output.
+/// Runs a script; its output is in the error. Its children may keep the output open, so this waits for the
+/// exit of the script instead of the end of its output.
 fn finish(mut command: Command) -> Result<()> {
     let said = tempfile()?;
     command.stdout(Stdio::null()).stderr(said.1.try_clone()?);
     let status = command.status().with_context(|| format!("cannot run {command:?}"))?;
     let words = std::fs::read_to_string(&said.0).unwrap_or_default();
-    // The file is only a place for words.
+    // The file only adds detail to the error, so a failure to read it is ignored.
     let _ = std::fs::remove_file(&said.0);
     ensure!(status.success(), "{command:?}: {status}: {}", words.trim());
     Ok(())
@@ -288,6 +289,6 @@ fn tempfile() -> Result<(PathBuf, File)> {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let path = std::env::temp_dir().join(format!("xwv{}-{number}.txt", std::process::id()));
-    let file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
     Ok((path, file))
 }

@@ -1,4 +1,4 @@
-//! Wireshark as a judge: it must find nothing wrong in what we sent, and it must have found our protocols.
+//! Wireshark as a checker: it must find no fault in our traffic, and it must recognise our protocols.
 
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::capture;
 
-/// Complaints of the dissectors (4.0.17) about traffic that is right, by their words. Each with its reason;
-/// whatever else has a severity of warning or error is held against us.
+/// Known false complaints of the dissectors (4.0.17), by their text, each with its reason. Any other expert
+/// information of severity warning or error fails the test.
 const QUIRKS: &[(&str, &str)] = &[
     ("Rev field is NOT set to one", "the dissector knows revision 1 only, RFC 6581 came later"),
     ("Res field is NOT set to zero", "RFC 6581 gave the first reserved bit a meaning (S)"),
@@ -19,27 +19,27 @@ const QUIRKS: &[(&str, &str)] = &[
 
 const CHECKSUM_OF_ONES: &str = "Checksum 0xffff instead of 0x0000 (see RFC 1624)";
 
-/// Severities of Wireshark's expert information that count: warning and error.
+/// Severities of Wireshark's expert information that fail a test: warning and error.
 const WARNING: u32 = 0x0060_0000;
 
-/// What tshark said about a capture.
+/// The result of tshark on a capture.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Verdict {
     /// Frames in the capture.
     pub frames: usize,
-    /// Frames in which it found TCP.
+    /// Frames that contain TCP.
     pub tcp_frames: usize,
-    /// Frames in which it found MPA.
+    /// Frames that contain MPA.
     pub mpa_frames: usize,
-    /// FPDUs whose CRC it checked and found good.
+    /// FPDUs whose CRC is correct.
     pub good_crcs: usize,
-    /// Complaints that are known quirks, and how often.
+    /// Known false complaints, with their number.
     pub quirks: BTreeMap<String, usize>,
-    /// Complaints that count: frame number and words.
+    /// Other complaints: frame number and text.
     pub complaints: Vec<String>,
 }
 
-/// What is asked of each frame, in the order of the columns.
+/// The fields printed for each frame, in column order.
 const FIELDS: [&str; 9] = [
     "frame.number",
     "frame.protocols",
@@ -52,13 +52,13 @@ const FIELDS: [&str; 9] = [
     "tcp.analysis.flags",
 ];
 
-/// Lets tshark read a capture. `markers`: whether MPA markers are in use. The dissector looks for the next
-/// FPDU as if there were none, reads lengths out of the middle of messages, and calls what it finds
-/// malformed; so it is kept away from such captures, and only TCP and what is below is judged here
-/// ([`crate::framing`] judges the rest).
+/// Runs tshark on a capture. `markers` states whether MPA markers are in use. The dissector ignores markers
+/// when it looks for the next FPDU, takes lengths from the middle of messages, and reports malformed frames.
+/// For such captures it is therefore disabled, and only TCP and the layers below are checked here
+/// ([`crate::framing`] checks the rest).
 ///
-/// It also takes a connection for the one before that had the same ports, and what is new in it for malformed: such
-/// connections are given to it one by one.
+/// tshark also takes a connection for an earlier one with the same ports and then reports malformed frames,
+/// so such connections are passed to it one by one.
 pub fn judge(path: &Path, markers: bool) -> Result<Verdict> {
     let most = capture::most_between_two_ports(path)?;
     if most <= 1 {
@@ -74,7 +74,7 @@ pub fn judge(path: &Path, markers: bool) -> Result<Verdict> {
     Ok(verdict)
 }
 
-/// Of a capture in which no ports were used twice.
+/// Checks a capture in which no ports were used twice.
 fn judge_distinct(path: &Path, markers: bool) -> Result<Verdict> {
     let mut command = tshark(path);
     if markers {
@@ -97,9 +97,9 @@ fn judge_distinct(path: &Path, markers: bool) -> Result<Verdict> {
     Ok(verdict)
 }
 
-/// Reading `path`. Out of its order a segment that was cut anew, as siw's TCP does when it retransmits, is
-/// taken for the start of an FPDU; the RPC heuristic calls short Sends malformed; checksums are not
-/// verified by default.
+/// Creates a tshark command that reads `path`: with reassembly out of order, because a segment that siw's TCP
+/// resegmented on retransmission would be taken for the start of an FPDU; without the RPC heuristic, which
+/// reports short Sends as malformed; and with verification of checksums, which is off by default.
 fn tshark(path: &Path) -> Command {
     let mut command = Command::new("tshark");
     command.args(["--disable-protocol", "rpcordma", "-n", "-r"]).arg(path);
@@ -115,7 +115,7 @@ fn tshark(path: &Path) -> Command {
 }
 
 impl Verdict {
-    /// Adds what was said about another part of the same capture; it has frame numbers of its own.
+    /// Adds the verdict on another part of the same capture, which has its own frame numbers.
     fn add(&mut self, other: Self) {
         let Self { frames, tcp_frames, mpa_frames, good_crcs, quirks, complaints } = other;
         self.frames += frames;
@@ -128,7 +128,7 @@ impl Verdict {
         self.complaints.extend(complaints);
     }
 
-    /// One line of tshark: one frame.
+    /// Parses one line of tshark's output: one frame.
     fn read(&mut self, line: &str) {
         let columns: Vec<&str> = line.split('\t').collect();
         let column = |index: usize| columns.get(index).copied().unwrap_or_default();
@@ -164,7 +164,8 @@ impl Verdict {
     }
 }
 
-/// A frame's severities and messages are two lists; messages of the lower severities are recognised by their words.
+/// A frame's severities and messages are separate lists; messages of lower severities are recognised by their
+/// text.
 fn is_severe(message: &str) -> bool {
     const HARMLESS: [&str; 15] = [
         "Connection establish",
@@ -176,7 +177,7 @@ fn is_severe(message: &str) -> bool {
         "TCP window update",
         "TCP window specified by the receiver is now completely full",
         "Zero Window",
-        // What TCP does about loss, or takes for loss on a busy machine, is judged by its own tests.
+        // The stack's own tests cover TCP's reaction to loss, which also occurs on a busy machine.
         "D-SACK Sequence",
         "retransmission",
         "Duplicate ACK",
@@ -187,7 +188,7 @@ fn is_severe(message: &str) -> bool {
     !message.is_empty() && !HARMLESS.iter().any(|words| message.contains(words))
 }
 
-/// Frames with an FPDU whose CRC the dissector calls bad: only its text says so.
+/// Frames with an FPDU whose CRC the dissector reports as bad, which is visible only in its text output.
 fn bad_crcs(path: &Path) -> Result<Vec<String>> {
     let mut command = tshark(path);
     command.args(["-Y", "iwarp_mpa.crc_check", "-V", "-O", "iwarp_mpa"]);

@@ -1,5 +1,5 @@
-//! Through the impairment hop: every byte arrives as it was sent, whatever happens to the frames. How fast, decides
-//! nothing here.
+//! Transfers through the impairment hop: every byte arrives as it was sent, whatever happens to the frames.
+//! Speed does not affect the outcome.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use serde_json::Value;
@@ -16,8 +16,8 @@ fn lab() -> Lab {
     Lab::up(LabOptions { hop: true, ..LabOptions::default() }).unwrap()
 }
 
-/// Runs `tests` of `xwarp-perf` with the options of `line` through a hop with the options of `hop`; what they left,
-/// and what the hop did.
+/// Runs `tests` of `xwarp-perf` with the options `line` through a hop with the options `hop`; returns their
+/// results and the hop's report.
 fn through(lab: &Lab, family: Family, hop: &str, tests: &[&'static str], line: &str) -> (Vec<Ran>, Value) {
     let hop = Hop::start(lab, HOP, hop).unwrap();
     let run = |test: &&'static str| {
@@ -35,7 +35,9 @@ fn count(report: &Value, what: &str) -> u64 {
 }
 
 fn of_both_ends(ran: &[Ran], counter: &str) -> u64 {
-    ran.iter().map(|ran| ran.counter(counter) + ran.server["counters"][counter].as_u64().unwrap_or(0)).sum()
+    ran.iter()
+        .map(|ran| ran.counter(counter) + ran.server["xwarp"]["counters"][counter].as_u64().unwrap_or(0))
+        .sum()
 }
 
 #[test]
@@ -58,7 +60,7 @@ fn netns_hop_without_faults_is_a_cable_with_delay() {
 }
 
 #[test]
-fn netns_hop_ends_with_its_laboratory() {
+fn netns_hop_stops_when_its_lab_is_dropped() {
     let lab = lab();
     let namespace = lab.namespace(Side::A).replace("-a", "-hop");
     let path = std::path::Path::new("/run/netns").join(&namespace);
@@ -71,7 +73,8 @@ fn netns_hop_ends_with_its_laboratory() {
 
 fn loss_both_ways(family: Family) {
     let lab = lab();
-    // A burst goes by frames, not by time: a long one would meet retransmissions, ever later, for half a minute.
+    // The length of a burst is in frames, not time: a long burst would drop backed-off retransmissions for
+    // half a minute.
     let hop = "--loss 2% --bursts 0.2%,50%,60% --rtt 1ms --rate 500M";
     let tests = ["send_bw", "write_bw", "read_bw", "send_lat"];
     let (ran, report) = through(&lab, family, hop, &tests, "-s 20000 -n 60");
@@ -92,7 +95,7 @@ fn netns_hop_loss_both_ways_over_ipv6() {
     loss_both_ways(Family::V6);
 }
 
-/// Without markers, what lies behind gaps keeps receive frames; what is in flight keeps frames to send from.
+/// Without markers, data beyond gaps occupies receive frames; data in flight occupies transmit frames.
 #[test]
 fn netns_hop_hundreds_of_queue_pairs_share_the_frames_of_both_ends() {
     let lab = lab();
@@ -139,13 +142,13 @@ fn netns_hop_corruption_over_ipv6() {
 }
 
 #[test]
-fn netns_hop_corruption_behind_tcps_back_ends_the_stream_and_corrupts_nothing() {
+fn netns_hop_corruption_with_valid_tcp_checksum_ends_the_stream_and_corrupts_nothing() {
     let lab = lab();
     let _hop = Hop::start(&lab, HOP, "--corrupt 5% --repair 1 --only a --rate 500M").unwrap();
     let error = Perf::new(&lab, PROGRAM, "write_bw").both("-s 20000 -n 300").run().unwrap_err();
     let error = format!("{error:#}");
     assert!(!error.contains("still running"), "{error}");
-    assert!(!error.contains(" and not 0x"), "{error}");
+    assert!(!error.contains(" instead of 0x"), "{error}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! The second opinion on the wire: our TCP on AF_XDP against the kernel's, through the impairment hop. Both ends send at
-//! once; each opens and closes first, over IPv4 and IPv6. The kernel's end is an ordinary socket that knows how FPDUs look,
-//! and cuts its stream into segments as the kernel likes. How fast, decides nothing here.
+//! Our TCP on AF_XDP against the kernel's, through the impairment hop. Both ends send at the same time; each
+//! opens and closes first, over IPv4 and IPv6. The kernel's end is an ordinary socket whose application
+//! encodes and decodes FPDUs; the kernel chooses its segmentation. Speed does not affect the outcome.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
@@ -35,39 +35,39 @@ use xwarp_tcp::{
 
 const HOP: &str = env!("CARGO_BIN_EXE_xwarp-hop");
 
-/// An exchange takes a second or two where nothing else runs.
+/// Time limit of an exchange, which takes a second or two on an idle machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// How long the kernel's application waits before it reads, when it is late: some window probes.
+/// Delay before the kernel's application reads, when it is late: long enough for several window probes.
 const LATE: Duration = Duration::from_millis(1500);
 
-/// ULPDUs that we send (1.1 MB), and the kernel's end (1.5 MB).
+/// Number of ULPDUs that we send (1.1 MB), and that the kernel's end sends (1.5 MB).
 const OURS: u32 = 1000;
 const KERNELS: u32 = 1000;
 
-/// Longest sleep of our end: frames that the interface did not take yet go on then.
+/// Longest sleep of our end, which retries frames that the interface did not accept.
 const LOOK: Duration = Duration::from_millis(2);
 
 type End = sim::End<Interface>;
 
-/// Who does something first.
+/// The end that acts first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Who {
     We,
     Kernel,
 }
 
-/// One connection and what is sent over it.
+/// One connection and its transfer.
 #[derive(Debug, Clone, Copy)]
 struct Exchange {
     family: Family,
     opens: Who,
     closes: Who,
-    /// The kernel's application begins to read when its window has been closed for long.
+    /// The kernel's application begins to read after its window has been closed for a while.
     late: bool,
 }
 
-/// Any two of the three choices in all combinations.
+/// Exchanges that cover every pair of values of the three choices.
 const EXCHANGES: [Exchange; 4] = [
     Exchange { family: Family::V4, opens: Who::We, closes: Who::We, late: false },
     Exchange { family: Family::V4, opens: Who::Kernel, closes: Who::Kernel, late: false },
@@ -75,7 +75,7 @@ const EXCHANGES: [Exchange; 4] = [
     Exchange { family: Family::V6, opens: Who::Kernel, closes: Who::We, late: false },
 ];
 
-/// The kernel's end: sends all, hears all, closes.
+/// The kernel's end: sends everything, receives everything, closes.
 fn kernel_end(mut peer: Hostile, Exchange { closes, late, .. }: Exchange) {
     let stream: Vec<u8> = (0..KERNELS).flat_map(|number| peer.frame(&numbered(number))).collect();
     let mut sender = peer.sender().unwrap();
@@ -99,7 +99,7 @@ fn kernel_end(mut peer: Hostile, Exchange { closes, late, .. }: Exchange) {
     }
 }
 
-/// Gives our end its turns until its connection is gone.
+/// Drives our end until its connection is gone.
 fn run(end: &mut End, context: &str) {
     let began = Clock::now();
     let now = || Instant::from_nanos(began.elapsed().as_nanos() as u64);
@@ -117,11 +117,12 @@ fn run(end: &mut End, context: &str) {
     }
 }
 
-/// Both ends send at once, then close; our namespace is that of A. Gives the interface back, and what our TCP counted.
+/// Transfers data in both directions, then closes; runs in the namespace of A. Returns the interface and our
+/// TCP's counters.
 fn exchange(lab: &Lab, interface: Interface, what: Exchange, port: u16) -> (Interface, Counters) {
     let Exchange { family, opens, closes, .. } = what;
     let [here, there] = [Side::A, Side::B].map(|side| SocketAddr::new(lab.address(side, family), port));
-    let _held = reserve_port(None, Some(port)).unwrap();
+    let _held = reserve_port(None, Some(port), 0).unwrap();
     let secret = Secret::from_number(port.into());
     let mut end = End::new(interface, StackConfig { secret, ..StackConfig::default() });
     (end.ulp.to_send, end.ulp.finish) = (OURS, closes == Who::We);
@@ -152,14 +153,14 @@ fn exchange(lab: &Lab, interface: Interface, what: Exchange, port: u16) -> (Inte
     (end.link, end.stack.tcp_counters())
 }
 
-/// Runs `exchanges` through a hop with the options of `line`, after the kernel's end was prepared by `settings`: what our
-/// TCP counted, and what the hop did.
+/// Runs `exchanges` through a hop with the options `line`, after applying `settings` to the kernel's end;
+/// returns our TCP's counters and the hop's report.
 fn through(line: &str, exchanges: &[Exchange], settings: &[&str]) -> (Counters, Value) {
     let lab = Lab::up(LabOptions { hop: true, ..LabOptions::default() }).unwrap();
     for setting in settings {
         lab.run(Side::B, "sysctl", &["-qw", setting]).unwrap();
     }
-    // Other dice by `XWARP_SEED`; what is under way when they are cast depends on the machine all the same.
+    // `XWARP_SEED` changes the hop's seed; the frames that a fault hits still depend on the machine's timing.
     let seed = env::var("XWARP_SEED").unwrap_or_else(|_| "1".to_owned());
     let hop = Hop::start(&lab, HOP, &format!("{line} --seed {seed}")).unwrap();
     let all = || {
@@ -182,7 +183,7 @@ fn count(report: &Value, what: &str) -> u64 {
     ["a_to_b", "b_to_a"].iter().map(|direction| report[direction][what].as_u64().unwrap()).sum()
 }
 
-/// The hop did all of this to frames of both directions.
+/// Asserts that the hop applied all of these faults in both directions.
 fn assert_happened(report: &Value, what: &[&str]) {
     for what in what {
         for direction in ["a_to_b", "b_to_a"] {
@@ -215,9 +216,9 @@ fn netns_hop_kernel_loss_without_timestamps_sack_and_window_scaling() {
     assert!(ours.retransmits > 0 && ours.dsacks_in == 0, "{ours:?}");
 }
 
-/// A megabyte for a reader that is not there: its window closes, and what says that it is open again may be lost.
+/// A megabyte for a late reader: its window closes, and the update that reopens it may be lost.
 #[test]
-fn netns_hop_kernel_a_window_that_closes() {
+fn netns_hop_kernel_zero_window() {
     let line = "--loss 2% --rtt 1ms --rate 500M";
     let (ours, _) = through(line, &EXCHANGES.map(|e| Exchange { late: true, ..e }), &[]);
     assert!(ours.window_probes > 0, "{ours:?}");
@@ -239,7 +240,7 @@ fn netns_hop_kernel_corruption() {
 }
 
 #[test]
-fn netns_hop_kernel_marks() {
+fn netns_hop_kernel_ecn_marks() {
     let line = "--rate 50M --rtt 5ms --queue 200 --mark 10";
     let (ours, report) = through(line, &EXCHANGES, &["net.ipv4.tcp_ecn=1"]);
     assert_happened(&report, &["marked"]);
@@ -263,29 +264,29 @@ fn netns_hop_kernel_blackouts() {
 }
 
 #[test]
-fn netns_hop_kernel_a_path_that_becomes_narrow() {
+fn netns_hop_kernel_decreasing_path_mtu() {
     let line = "--path-mtu 1300 --path-mtu-from 1500ms --rate 50M --rtt 1ms";
     let (_, report) = through(line, &EXCHANGES, &[]);
     assert_happened(&report, &["too_big"]);
 }
 
-/// Only for us: the kernel needs many time-outs, and that only when it is told to probe.
+/// Tests only our end: the kernel needs many time-outs, and only probes when it is configured to.
 #[test]
-fn netns_hop_kernel_a_narrow_path_that_tells_nobody() {
+fn netns_hop_kernel_path_mtu_black_hole() {
     let line = "--path-mtu 1300 --filter-icmp --only a --rate 50M --rtt 1ms";
     let (_, report) = through(line, &EXCHANGES[1..3], &[]);
     assert!(report["a_to_b"]["too_big"].as_u64().unwrap() > 0, "{report:#}");
 }
 
 #[test]
-fn netns_hop_kernel_a_middlebox_that_cuts_anew() {
+fn netns_hop_kernel_resegmenting_middlebox() {
     let (ours, report) = through("--split 20% --loss 1% --rtt 500us --rate 500M", &EXCHANGES, &[]);
     assert_happened(&report, &["split"]);
     assert!(ours.retransmits > 0, "{ours:?}");
 }
 
 #[test]
-fn netns_hop_kernel_everything_at_once() {
+fn netns_hop_kernel_all_faults_combined() {
     let line = "--loss 1% --bursts 0.1%,50%,80% --reorder 3% --depth 20 --reorder-by 2ms --duplicate 2% --corrupt 1% \
                 --split 10% --jitter 300us --rtt 2ms --rate 100M --queue 50 --mark 20";
     let (_, report) = through(line, &EXCHANGES, &["net.ipv4.tcp_ecn=1"]);

@@ -1,4 +1,4 @@
-//! The laboratory itself: what the other network tests stand on.
+//! The lab itself, which the other network tests depend on.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
@@ -16,12 +16,12 @@ fn exists(namespace: &str) -> bool {
 }
 
 #[test]
-fn netns_lab_carries_both_families_at_once_and_vanishes() {
+fn netns_lab_carries_both_families_and_is_removed() {
     let lab = Lab::up(LabOptions { mtu: 3506, queues: 2, ..LabOptions::default() }).unwrap();
     let names = [Side::A, Side::B].map(|side| lab.namespace(side));
     for family in [Family::V4, Family::V6] {
         let address = lab.address(Side::B, family).to_string();
-        // 3506 bytes with the headers of IPv6 and ICMPv6: whole frames pass.
+        // 3506 bytes including the headers of IPv6 and ICMPv6: full frames pass.
         let ping =
             lab.run(Side::A, "ping", &["-c", "1", "-W", "2", "-M", "do", "-s", "3450", &address]).unwrap();
         assert!(ping.contains("1 received"), "{ping}");
@@ -33,7 +33,7 @@ fn netns_lab_carries_both_families_at_once_and_vanishes() {
 }
 
 #[test]
-fn netns_lab_threads_live_in_their_namespace() {
+fn netns_lab_threads_run_in_their_namespace() {
     let lab = Lab::up(LabOptions::default()).unwrap();
     let server = lab.address(Side::B, Family::V6);
     let listener = lab.within(Side::B, || TcpListener::bind((server, 7)).unwrap()).unwrap();
@@ -57,7 +57,7 @@ fn netns_lab_threads_live_in_their_namespace() {
 }
 
 #[test]
-fn netns_lab_is_gone_after_a_panic_too() {
+fn netns_lab_is_removed_after_a_panic() {
     let result = thread::spawn(|| {
         let lab = Lab::up(LabOptions::default()).unwrap();
         let name = lab.namespace(Side::A);

@@ -1,4 +1,5 @@
-//! Closing devices leaves nothing behind. Alone in its process, because it counts descriptors and threads.
+//! Closed devices leave nothing behind. The only test of its process, because it counts descriptors and
+//! threads.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Barrier, thread, time::Duration};
@@ -25,7 +26,7 @@ fn parts(device: &Device) -> (ProtectionDomain, CompletionQueue, QueuePair) {
     (pd, cq, qp)
 }
 
-/// A server that takes one message over each family.
+/// A server that receives one message over each family.
 fn serve(lab: &Lab, listening: &Barrier) {
     let device = Device::open(INTERFACE).unwrap();
     for family in FAMILIES {
@@ -52,7 +53,7 @@ fn connect(lab: &Lab, listening: &Barrier) {
         let _connection = device.connect(&qp, address, ConnectOptions::default(), LIMIT).unwrap();
         let outbox = pd.allocate(BYTES, Access::empty()).unwrap();
         let piece = outbox.sge(0, BYTES);
-        qp.post_send(&WorkRequest::send(1, &piece).signaled()).unwrap();
+        qp.post_send(&WorkRequest::send(1, piece).signaled()).unwrap();
         assert_eq!(cq.spin(LIMIT).unwrap().status, WcStatus::Success);
     }
     expect_all_frames_back(&device);
@@ -68,7 +69,7 @@ fn round(lab: &Lab) {
     });
 }
 
-/// Once its connections are gone a device must have every frame back, received or to be sent.
+/// Waits until a device without connections has all receive and transmit frames back.
 fn expect_all_frames_back(device: &Device) {
     let out = || ["link.frames_held", "link.frames_retained"].map(|name| device.counters().value(name));
     for _ in 0..100 {
@@ -80,7 +81,7 @@ fn expect_all_frames_back(device: &Device) {
     panic!("frames leaked: held and retained {:?}", out());
 }
 
-/// Descriptors and threads of this process. A thread that was joined may still be seen for a moment.
+/// Descriptors and threads of this process. A joined thread may remain visible for a moment.
 fn held() -> (BTreeMap<String, usize>, usize) {
     thread::sleep(Duration::from_millis(100));
     let pid = std::process::id();
@@ -88,16 +89,16 @@ fn held() -> (BTreeMap<String, usize>, usize) {
 }
 
 #[test]
-fn netns_nothing_is_left_after_many_devices_and_connections() {
+fn netns_closed_devices_and_connections_leak_nothing() {
     let lab = Lab::up(LabOptions::default()).unwrap();
-    // What is made once and kept is made now.
+    // The first round also creates what exists once per process.
     round(&lab);
     let before = held();
     for _ in 0..5 {
         round(&lab);
     }
     assert_eq!(before, held());
-    // The programs are detached, too.
+    // The XDP programs are detached too.
     for side in [Side::A, Side::B] {
         let link = lab.run(side, "ip", &["link", "show", INTERFACE]).unwrap();
         assert!(!link.contains("xdp"), "{link}");

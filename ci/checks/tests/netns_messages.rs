@@ -1,5 +1,5 @@
-//! The messages that no test of perftest's sends, over a real veth pair: RDMA Write with Immediate Data, Sends with
-//! invalidation and solicited event, fences, windows, and Terminate; and what Wireshark reads in them.
+//! Messages that no test of perftest sends, over a real veth pair: RDMA Write with Immediate Data, Sends with
+//! invalidation and solicited event, fences, memory windows, and Terminate; and what Wireshark reads in them.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
@@ -26,19 +26,20 @@ use xwarp_verbs::{
 
 const LIMIT: Duration = Duration::from_secs(20);
 const PORT: u16 = 4791;
-/// Bytes of the Write: many segments.
+/// Size of the Write: many segments.
 const LONG: usize = 20_000;
-/// What the window shows of them, and the word of it that is added to.
+/// The part of them that the memory window exposes, and the target word of the atomic operation.
 const SHOWN: std::ops::Range<usize> = 5000..8000;
 const WORD: usize = 7992;
 
-/// The interface of the calling thread's namespace. Without markers, which Wireshark does not understand.
+/// Opens the interface of the calling thread's namespace, without markers, which Wireshark does not
+/// understand.
 fn open(capture: Option<PathBuf>) -> Device {
     let mpa = MpaConfig { markers: Markers::Off, ..MpaConfig::default() };
     Device::open_with(INTERFACE, DeviceOptions { capture, mpa, ..DeviceOptions::default() }).unwrap()
 }
 
-/// One end of a connection; dropped in this order.
+/// One end of a connection; the fields are dropped in this order.
 struct End {
     connection: Connection,
     qp: QueuePair,
@@ -57,10 +58,10 @@ impl End {
     }
 
     fn next(&self) -> WorkCompletion {
-        self.cq.spin(LIMIT).expect("a completion").ok().expect("a success")
+        self.cq.spin(LIMIT).expect("a completion").check().expect("a success")
     }
 
-    /// Why the queue pair failed.
+    /// Waits for the queue pair's failure and returns its reason.
     fn fault(&self) -> QpFault {
         let events = self.device.async_events();
         assert!(self.device.wait(&events, Some(LIMIT)).unwrap(), "an asynchronous event");
@@ -79,12 +80,12 @@ fn word(bytes: &[u8]) -> u64 {
     u64::from_ne_bytes(bytes[WORD..WORD + 8].try_into().unwrap())
 }
 
-/// The server: takes a Write with Immediate Data, lends a window, and gets it back; then ends the stream, because
-/// the client writes once more.
+/// The server: receives a Write with Immediate Data, grants a memory window, and receives its invalidation;
+/// the client's next Write then ends the stream.
 fn serve(address: SocketAddr, keys: &mpsc::Sender<Remote>) {
     let device = open(None);
     let listener = device.listen(address, ListenOptions::default()).unwrap();
-    // The client connects when it gets the first key.
+    // The client connects after it has received the first key.
     let pd = device.create_pd().unwrap();
     let access = Access::REMOTE_WRITE | Access::LOCAL_WRITE | Access::WINDOW_BIND;
     let sink = pd.allocate(LONG, access).unwrap();
@@ -133,11 +134,11 @@ fn ask(address: SocketAddr, keys: &mpsc::Receiver<Remote>, capture: PathBuf) {
     let bytes = sent();
     source.write(0, &bytes).unwrap();
     let piece = source.sge(0, LONG);
-    let write = WorkRequest::write_with_immediate(1, &piece, sink, *b"all here");
+    let write = WorkRequest::write_with_immediate(1, piece, sink, *b"all here");
     end.qp.post_send(&write.solicited().signaled()).unwrap();
     assert_eq!(end.next().opcode, Opcode::RdmaWrite);
 
-    // The fence holds the key's return back until Read and FetchAdd are answered.
+    // The fence delays the invalidation until the Read and the FetchAdd have been answered.
     let window = keys.recv_timeout(LIMIT).unwrap();
     source.memory().fill(0, LONG, 0).unwrap();
     let (place, before) = (source.sge(0, SHOWN.len()), source.sge(WORD, 8));
@@ -145,8 +146,8 @@ fn ask(address: SocketAddr, keys: &mpsc::Receiver<Remote>, capture: PathBuf) {
     let give_back = WorkRequest::send_with_invalidate(3, Payload::EMPTY, window.key);
     end.qp
         .post_send_list(&[
-            WorkRequest::read(2, &place, window).signaled(),
-            WorkRequest::fetch_add(6, &before, remote_word, 5).signaled(),
+            WorkRequest::read(2, place, window).signaled(),
+            WorkRequest::fetch_add(6, before, remote_word, 5).signaled(),
             give_back.fenced().solicited().signaled(),
         ])
         .unwrap();
@@ -156,7 +157,7 @@ fn ask(address: SocketAddr, keys: &mpsc::Receiver<Remote>, capture: PathBuf) {
     assert_eq!((end.next().opcode, source.memory().load_u64(WORD)), (Opcode::FetchAdd, Ok(word(&bytes))));
     assert_eq!(end.next().wr_id, 3);
 
-    // What was given back is closed.
+    // The invalidated window is closed.
     let gone = keys.recv_timeout(LIMIT).unwrap();
     end.qp.post_recv(&RecvRequest::new(4, &[])).unwrap();
     end.qp.post_send(&WorkRequest::write(5, Payload::Inline(b"too late"), gone)).unwrap();
@@ -171,7 +172,7 @@ fn ask(address: SocketAddr, keys: &mpsc::Receiver<Remote>, capture: PathBuf) {
     assert_eq!(end.device.counters().value("rdmap.terminate_received_ddp_invalid_stag"), Some(1));
 }
 
-/// One field of each frame that has it, by Wireshark.
+/// Values of one field in all frames that have it, read by Wireshark.
 fn field(capture: &Path, name: &str) -> Vec<String> {
     let output = Command::new("tshark")
         .args(["--disable-protocol", "rpcordma", "-n", "-r"])

@@ -1,6 +1,10 @@
-//! `xwarp-perf` between two namespaces: every operation, size and setting, each byte verified, each frame judged.
+//! `xwarp-perf` between two namespaces: every operation, size and setting, with verification of every byte
+//! and every frame.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
 use xwarp_checks::{
     lab::{Family, Lab, LabOptions},
     perf::{Expected, Perf, Ran},
@@ -13,13 +17,13 @@ fn lab() -> Lab {
     Lab::up(LabOptions::default()).unwrap()
 }
 
-/// No frame was lost on the cable, and none was refused: there is nothing between the two ends that could.
+/// Asserts that no frame was lost or rejected: nothing between the two ends could cause it.
 fn undisturbed(ran: &Ran) {
     for name in
         ["stack.malformed", "stack.bad_checksum", "mpa.crc_errors", "mpa.marker_errors", "rdmap.failed"]
     {
-        assert_eq!(ran.counter(name), 0, "{name}: {:#}", ran.client["counters"]);
-        assert_eq!(ran.server["counters"][name].as_u64().unwrap_or(0), 0, "{name} at the server");
+        assert_eq!(ran.counter(name), 0, "{name}: {:#}", ran.client["xwarp"]["counters"]);
+        assert_eq!(ran.server["xwarp"]["counters"][name].as_u64().unwrap_or(0), 0, "{name} at the server");
     }
 }
 
@@ -29,9 +33,9 @@ fn every_operation(family: Family) {
         let ran =
             Perf::new(&lab, PROGRAM, test).over(family).both("-s 3000 -n 200").captured().run().unwrap();
         assert!(ran.printed.contains("all as they were sent"), "{}", ran.printed);
-        assert_eq!(ran.client["results"][0]["MsgSize"], 3000);
+        assert_eq!(ran.client["results"]["MsgSize"], 3000);
         let operation = test.split('_').next().unwrap();
-        assert!(ran.counter(&format!("rdmap.{operation}s")) >= 200, "{:#}", ran.client["counters"]);
+        assert!(ran.counter(&format!("rdmap.{operation}s")) >= 200, "{:#}", ran.client["xwarp"]["counters"]);
         undisturbed(&ran);
         ran.judge(Expected::default()).unwrap_or_else(|error| panic!("{test}: {error:#}"));
     }
@@ -50,7 +54,7 @@ fn netns_every_operation_over_ipv6() {
 #[test]
 fn netns_sizes_from_one_byte_up() {
     let lab = lab();
-    // Around the sizes at which something changes: words, markers, segments, 16 bits.
+    // Sizes around the limits of words, markers, segments and 16-bit lengths.
     for size in ["1", "3", "4", "505", "512", "1441", "1442", "1443", "65535", "65536", "1M"] {
         for test in ["send_bw", "write_bw", "read_bw"] {
             let line = format!("-s {size} -n 20 -t 8 -r 8");
@@ -75,7 +79,7 @@ fn netns_messages_of_64_mebibytes() {
 fn netns_all_sizes_of_perftest() {
     let lab = lab();
     let ran = Perf::new(&lab, PROGRAM, "write_bw").both("-a -n 20").run().unwrap();
-    assert_eq!(ran.client["results"].as_array().map(Vec::len), Some(23));
+    assert_eq!(ran.client["xwarp"]["rows"].as_array().map(Vec::len), Some(23));
     undisturbed(&ran);
 }
 
@@ -98,7 +102,7 @@ fn netns_both_directions_at_once() {
     let lab = lab();
     for test in ["send_bw", "write_bw", "read_bw"] {
         let ran = Perf::new(&lab, PROGRAM, test).both("-b -q 2 -s 10000 -n 200").captured().run().unwrap();
-        assert_eq!(ran.client["results"][0]["n_iterations"], 800, "both directions count");
+        assert_eq!(ran.client["results"]["n_iterations"], 800, "both directions count");
         undisturbed(&ran);
         ran.judge(Expected::default()).unwrap();
     }
@@ -135,9 +139,10 @@ fn netns_markers_crc_and_revisions_in_every_combination() {
 }
 
 #[test]
-fn netns_each_end_decides_for_what_it_receives() {
+fn netns_each_end_chooses_markers_for_its_receive_direction() {
     let lab = lab();
-    // RFC 5044 section 7.1: M asks for markers towards who says it; C of either end means CRCs for both.
+    // RFC 5044 section 7.1: M requests markers towards its sender; C from either end enables CRCs in both
+    // directions.
     let cases = [
         (
             "--markers=require --no-crc",
@@ -211,14 +216,14 @@ fn netns_a_duration_ends_in_time() {
     for test in TESTS {
         let begin = std::time::Instant::now();
         let ran = Perf::new(&lab, PROGRAM, test).both("-s 4096 -D 1").run().unwrap();
-        assert!(ran.client["results"][0]["n_iterations"].as_u64().unwrap() > 10, "{test}");
+        assert!(ran.client["results"]["n_iterations"].as_u64().unwrap() > 10, "{test}");
         assert!(begin.elapsed() < std::time::Duration::from_secs(20), "{test} took {:?}", begin.elapsed());
         undisturbed(&ran);
     }
 }
 
 #[test]
-fn netns_the_wrong_test_is_refused_with_words() {
+fn netns_a_different_test_is_rejected_with_a_reason() {
     let lab = lab();
     let server = Perf::new(&lab, PROGRAM, "send_bw").start_server().unwrap();
     let error = Perf::new(&lab, PROGRAM, "write_lat").start_client().unwrap();
@@ -226,4 +231,143 @@ fn netns_the_wrong_test_is_refused_with_words() {
     assert!(error.contains("the client runs write_lat, this server send_bw"), "{error}");
     let error = server.finish(std::time::Duration::from_secs(30)).unwrap_err().to_string();
     assert!(error.contains("the client runs write_lat, this server send_bw"), "{error}");
+}
+
+#[test]
+fn netns_atomic_operations_return_consecutive_words() {
+    let lab = lab();
+    for test in ["atomic_bw", "atomic_lat"] {
+        for operation in ["FETCH_AND_ADD", "CMP_AND_SWAP"] {
+            let line = format!("-A {operation} -n 200");
+            let ran = Perf::new(&lab, PROGRAM, test).both(&line).captured().run().unwrap();
+            assert!(ran.printed.contains("all as they were sent"), "{}", ran.printed);
+            assert_eq!(ran.client["results"]["MsgSize"], 8);
+            assert!(ran.counter("rdmap.atomics") >= 200, "{:#}", ran.client["xwarp"]["counters"]);
+            undisturbed(&ran);
+            ran.judge_framing(Expected::default()).unwrap();
+        }
+    }
+    let ran = Perf::new(&lab, PROGRAM, "atomic_bw").both("-b -q 4 -n 300").run().unwrap();
+    assert_eq!(ran.client["results"]["n_iterations"], 2400, "both directions and all queue pairs count");
+}
+
+#[test]
+fn netns_writes_with_immediate_data_complete_receives() {
+    let lab = lab();
+    for line in ["", "--recv_post_list 8 -r 64", "--use-srq -q 4", "--reversed", "-I 64 -s 64"] {
+        let line = format!("--write_with_imm -s 3000 -n 200 {line}");
+        let line = if line.contains("-I") { line.replace("-s 3000 ", "") } else { line };
+        let ran = Perf::new(&lab, PROGRAM, "write_bw").both(&line).run().unwrap();
+        assert_eq!(ran.client["test_info"]["test"], "RDMA_Write_imm_BW_Test");
+        undisturbed(&ran);
+    }
+    let ran = Perf::new(&lab, PROGRAM, "write_lat").both("--write_with_imm -s 3000 -n 200").run().unwrap();
+    assert!(ran.printed.contains("all as they were sent"), "{}", ran.printed);
+}
+
+#[test]
+fn netns_receives_are_posted_by_lists_and_directions_reversed() {
+    let lab = lab();
+    for line in ["--recv_post_list 16 -r 32", "--recv_post_list 256 -r 4", "--reversed"] {
+        let ran = Perf::new(&lab, PROGRAM, "send_bw").both(&format!("-s 2000 -n 500 {line}")).run().unwrap();
+        undisturbed(&ran);
+    }
+    for test in ["write_bw", "read_bw"] {
+        let ran = Perf::new(&lab, PROGRAM, test).both("-s 2000 -n 500 --reversed").run().unwrap();
+        let operation = test.split('_').next().unwrap();
+        let name = format!("rdmap.{operation}s");
+        let at_server = ran.server["xwarp"]["counters"][&name].as_u64().unwrap_or(0);
+        assert!(at_server >= 500, "the server is the one that posts: {at_server}");
+    }
+}
+
+#[test]
+fn netns_a_timed_latency_has_percentiles() {
+    let lab = lab();
+    let ran = Perf::new(&lab, PROGRAM, "send_lat").both("-s 64 -D 1").run().unwrap();
+    assert!(ran.client["results"]["tps_average"].as_f64().unwrap() > 0.0);
+    let latency = &ran.client["xwarp"]["rows"][0]["latency"];
+    let figure = |name: &str| latency[name].as_f64().unwrap();
+    assert!(figure("min") <= figure("typical") && figure("typical") <= figure("p99"), "{latency}");
+    assert!(figure("p99") <= figure("p999") && figure("p999") <= figure("max"), "{latency}");
+}
+
+#[test]
+fn netns_an_endless_test_prints_a_row_for_each_duration() {
+    let lab = lab();
+    let perf = Perf::new(&lab, PROGRAM, "write_bw").both("-s 4096 -D 0.2 --run_infinitely --keepalive 2");
+    let mut server = perf.start_server().unwrap();
+    let mut client = perf.start_client().unwrap();
+    for _ in 0..3 {
+        client.wait_for("4096 ", Duration::from_secs(10)).unwrap();
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    client.signal(Signal::KILL).unwrap();
+    client.wait(Duration::from_secs(5)).unwrap();
+    server.wait(Duration::from_secs(10)).unwrap();
+    let rows = server.output().lines().filter(|line| line.trim_start().starts_with("4096 ")).count();
+    assert!(rows >= 3, "{}", server.output());
+}
+
+#[test]
+fn netns_a_dead_peer_is_reported_within_the_keepalive_time() {
+    let lab = lab();
+    for test in ["send_bw", "write_bw", "write_lat", "read_lat", "atomic_bw"] {
+        for (killed, mode) in [("client", ""), ("server", ""), ("client", "-e")] {
+            if test == "write_lat" && mode == "-e" {
+                continue;
+            }
+            let line = format!("-D 60 --keepalive 2 {mode}");
+            let perf = Perf::new(&lab, PROGRAM, test).both(&line);
+            let server = perf.start_server().unwrap();
+            let client = perf.start_client().unwrap();
+            let (mut dead, mut left) = if killed == "client" { (client, server) } else { (server, client) };
+            std::thread::sleep(Duration::from_secs(1));
+            dead.signal(Signal::KILL).unwrap();
+            dead.wait(Duration::from_secs(5)).unwrap();
+            let begin = Instant::now();
+            let status = left.wait(Duration::from_secs(10)).unwrap();
+            let took = begin.elapsed();
+            assert_eq!(status.code(), Some(3), "{test}, {killed} killed: {}", left.output());
+            assert!(left.output().contains("the other end is gone: "), "{test}: {}", left.output());
+            assert!(took < Duration::from_secs(5), "{test}, {killed} killed: noticed after {took:?}");
+        }
+    }
+}
+
+#[test]
+fn netns_a_result_below_a_limit_has_its_own_exit_status() {
+    let lab = lab();
+    let perf = Perf::new(&lab, PROGRAM, "write_bw").both("-s 4096 -n 100").client("-w 1000000");
+    let server = perf.start_server().unwrap();
+    let mut client = perf.start_client().unwrap();
+    assert_eq!(client.wait(Duration::from_secs(30)).unwrap().code(), Some(4), "{}", client.output());
+    assert!(client.output().contains("is below the limit of 1000000"), "{}", client.output());
+    server.finish(Duration::from_secs(30)).unwrap();
+}
+
+#[test]
+fn netns_options_without_effect_are_noted_and_logs_have_no_colours_in_a_pipe() {
+    let lab = lab();
+    let perf = Perf::new(&lab, PROGRAM, "write_bw").both("-s 4096 -n 10 -F -vvv");
+    let server = perf.start_server().unwrap();
+    let printed = perf.start_client().unwrap().finish(Duration::from_secs(30)).unwrap();
+    server.finish(Duration::from_secs(30)).unwrap();
+    assert!(printed.contains("--CPU-freq has no effect: "), "{printed}");
+    assert!(printed.lines().any(|line| line.contains("xwarp_")), "-vvv logs: {printed}");
+    assert!(!printed.contains('\u{1b}'), "{printed:?}");
+}
+
+#[test]
+fn netns_an_error_is_printed_once() {
+    let lab = lab();
+    let mut client =
+        lab.start(xwarp_checks::lab::Side::A, PROGRAM, &["send_bw", "-d", "nosuch0", "10.77.0.2"]).unwrap();
+    assert_eq!(client.wait(Duration::from_secs(10)).unwrap().code(), Some(1));
+    let output = client.output();
+    assert_eq!(output.lines().count(), 1, "{output}");
+    let causes: Vec<&str> = output.split(": ").collect();
+    for (at, cause) in causes.iter().enumerate() {
+        assert!(!causes[..at].contains(cause), "'{cause}' twice in {output}");
+    }
 }

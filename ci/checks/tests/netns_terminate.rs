@@ -1,6 +1,6 @@
-//! Every error of a peer's that we can detect, provoked by a raw sender over the kernel's TCP, and our answer: layer,
-//! type and code, and what of the message is quoted. `docs/measurements/terminate.md` is the table of it; with
-//! `XWARP_WRITE_TABLES=1` the tests write it, else they compare it.
+//! Every detectable error of a peer, sent by a raw sender over the kernel's TCP, and our response: layer,
+//! type and code, and the quoted part of the message. `docs/measurements/terminate.md` has the table; the
+//! tests compare it, or with `XWARP_WRITE_TABLES=1` write it.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "terminate/cases.rs"]
@@ -31,14 +31,14 @@ use xwarp_verbs::{
 use cases::{CASES, Case, Quote};
 
 const LIMIT: Duration = Duration::from_secs(10);
-/// The server's time limits.
+/// Time limits of the server.
 const SHORT: Duration = Duration::from_millis(300);
 const PORT: u16 = 4791;
-/// Bytes of each region, and of each receive.
+/// Size of each region and of each receive, in bytes.
 const REGION: usize = 32;
 const RECEIVE: usize = 16;
 
-/// Keys of the server's regions, by what the peer may do with them.
+/// Keys of the server's regions, by the rights of the peer.
 #[derive(Debug, Clone, Copy)]
 struct Keys {
     open: u32,
@@ -48,11 +48,11 @@ struct Keys {
     other_domain: u32,
     other_stream: u32,
     gone: u32,
-    /// Only for the witness.
+    /// For the witness connection only.
     witness: u32,
 }
 
-/// The server's side of all cases: one device, and a connection that must not notice anything.
+/// The server of all cases: one device, and a witness connection that must not be affected.
 struct Server {
     device: Device,
     pd: ProtectionDomain,
@@ -64,7 +64,7 @@ struct Server {
     listener: xwarp_verbs::cm::Listener,
 }
 
-/// What became of the server's queue pair.
+/// The state of the server's queue pair after a case.
 #[derive(Debug)]
 struct Outcome {
     state: QpState,
@@ -73,7 +73,7 @@ struct Outcome {
 }
 
 impl Server {
-    /// Opens the device, tells the listener's readiness, and accepts the witness.
+    /// Opens the device, signals that the listener is ready, and accepts the witness.
     fn open(address: SocketAddr, ready: &Sender<()>) -> Self {
         let device = Device::open(INTERFACE).unwrap();
         let pd = device.create_pd().unwrap();
@@ -115,7 +115,7 @@ impl Server {
         }
     }
 
-    /// Accepts the connection of one case, and says what became of it.
+    /// Accepts the connection of one case and returns its outcome.
     fn serve(&self, case: &Case) -> Outcome {
         let cq = self.device.create_cq(16).unwrap();
         let no_receive = if case.strict { NoReceive::Terminate } else { NoReceive::Withhold };
@@ -134,7 +134,7 @@ impl Server {
         if case.reads {
             let piece = self.inbox.sge(0, RECEIVE);
             let remote = Remote { key: STag::new(9), offset: 0 };
-            qp.post_send(&WorkRequest::read(100, &piece, remote).signaled()).unwrap();
+            qp.post_send(&WorkRequest::read(100, piece, remote).signaled()).unwrap();
             posted += 1;
         }
         let begin = Instant::now();
@@ -153,7 +153,7 @@ impl Server {
         outcome
     }
 
-    /// All frames are back once the last connection is gone.
+    /// Asserts that all frames are back after the last connection.
     fn over(self) {
         let Self { device, witness: (qp, cq, connection), listener, .. } = self;
         drop((listener, connection, qp, cq));
@@ -166,7 +166,7 @@ impl Server {
     }
 }
 
-/// The witness writes a word and reads it back: the device and its other connections go on.
+/// The witness writes a word and reads it back, to show that the device's other connections still work.
 fn testify(witness: &mut Hostile, keys: Keys, round: u32) {
     let word = round.to_be_bytes();
     witness.send(&tagged(0x40, keys.witness, 8, &word)).unwrap();
@@ -176,7 +176,7 @@ fn testify(witness: &mut Hostile, keys: Keys, round: u32) {
     assert_eq!(answers[round as usize - 1][14..], word, "the other connection goes on");
 }
 
-/// The cases as the peer sees them: the rows of the table.
+/// Runs all cases on the peer's side and returns the rows of the table.
 fn provoke(server: SocketAddr, keys: &Receiver<Keys>, outcomes: &Receiver<Outcome>) -> Vec<String> {
     let mut witness = Hostile::started(server, false, LIMIT).unwrap();
     let keys = keys.recv().unwrap();
@@ -188,7 +188,7 @@ fn provoke(server: SocketAddr, keys: &Receiver<Keys>, outcomes: &Receiver<Outcom
         let sent = provoked.unwrap_or_else(|error| panic!("{}: {error:#}", case.sent));
         let (heard, end) = peer.to_the_end().unwrap();
         let what = case.sent;
-        let last = heard.last().unwrap_or_else(|| panic!("{what}: nothing came, then {end:?}"));
+        let last = heard.last().unwrap_or_else(|| panic!("{what}: no Terminate before {end:?}"));
         let terminate = Terminate::read(last).unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(terminate.numbers, case.numbers, "{what}: {terminate:02x?}");
         let quoted = match case.quote {
@@ -227,7 +227,7 @@ fn netns_every_error_of_a_peer_is_answered_by_its_terminate() {
             for case in CASES {
                 tell.send(server.serve(case)).unwrap();
             }
-            // The witness is still heard.
+            // The witness connection still works.
             let _: Result<(), _> = all_done.recv();
             server.over();
         });

@@ -1,4 +1,4 @@
-//! The verbs between two namespaces, used by this very process at both ends: what `xwarp-perf` does not do.
+//! The verbs between two namespaces with both ends in this process: features that `xwarp-perf` does not use.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
@@ -23,21 +23,21 @@ use xwarp_verbs::{
 const PROGRAM: &str = env!("CARGO_BIN_EXE_xwarp-peer");
 const LIMIT: Duration = Duration::from_secs(20);
 const PORT: u16 = 4791;
-/// A peer whose process dies is noticed within this time: its program is detached by the kernel, whose TCP
-/// then answers our segments with resets.
+/// Time limit for detecting that a peer's process died: the kernel detaches its XDP program, and the kernel's
+/// TCP then resets our connection.
 const NOTICED: Duration = Duration::from_secs(5);
 
 fn lab() -> Lab {
     Lab::up(LabOptions::default()).unwrap()
 }
 
-/// Opens the interface of the namespace in which the calling thread lives. Everything else is called there,
-/// too: routes, neighbours and ports are the namespace's.
+/// Opens the interface of the calling thread's namespace. All other calls are made in that namespace too,
+/// because routes, neighbours and ports belong to it.
 fn open() -> Device {
     Device::open(INTERFACE).unwrap()
 }
 
-/// One end of a connection; dropped in this order.
+/// One end of a connection; the fields are dropped in this order.
 struct End {
     _connection: Connection,
     qp: QueuePair,
@@ -54,7 +54,7 @@ fn parts(device: &Device) -> (ProtectionDomain, CompletionQueue, QueuePair) {
 
 const CLIENTS: u64 = 40;
 
-/// Accepts all clients, then hears one message of each.
+/// Accepts all clients, then receives one message from each.
 fn serve_many(lab: &Lab, listening: &Barrier) -> Vec<Vec<u8>> {
     let server = open();
     let address = SocketAddr::new(lab.address(Side::B, Family::V4), PORT);
@@ -79,7 +79,7 @@ fn serve_many(lab: &Lab, listening: &Barrier) -> Vec<Vec<u8>> {
     ends.iter().map(hear).collect()
 }
 
-/// Connects all clients, then says something on each.
+/// Connects all clients, then sends a message on each.
 fn connect_many(lab: &Lab, listening: &Barrier) {
     let client = open();
     let address = SocketAddr::new(lab.address(Side::B, Family::V4), PORT);
@@ -115,7 +115,7 @@ fn netns_a_listener_takes_many_clients() {
 }
 
 #[test]
-fn netns_a_rejection_brings_its_words() {
+fn netns_a_rejection_carries_its_private_data() {
     let lab = lab();
     let address = SocketAddr::new(lab.address(Side::B, Family::V6), PORT);
     let listening = Barrier::new(2);
@@ -138,18 +138,18 @@ fn netns_a_rejection_brings_its_words() {
 }
 
 #[test]
-fn netns_nobody_listening_and_nobody_there_are_told_apart() {
+fn netns_refused_and_unreachable_are_distinguished() {
     let lab = lab();
     lab.within(Side::A, || {
         let client = open();
-        // The kernel answers for a port of which we know nothing: refused, at once.
+        // The kernel answers for a port that the stack does not own: refused immediately.
         let (_pd, _cq, qp) = parts(&client);
         let begin = Instant::now();
         let address = SocketAddr::new(lab.address(Side::B, Family::V4), PORT);
         let error = client.connect(&qp, address, ConnectOptions::default(), LIMIT).unwrap_err();
         assert!(matches!(error, ConnectionError::Failed(CloseReason::Refused)), "{error:?}");
         assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
-        // An address that no machine has: the neighbour is never found.
+        // An address without a machine: neighbour resolution fails.
         let (_pd, _cq, qp) = parts(&client);
         let begin = Instant::now();
         let nobody = SocketAddr::from(([10, 77, 0, 99], PORT));
@@ -161,8 +161,8 @@ fn netns_nobody_listening_and_nobody_there_are_told_apart() {
     .unwrap();
 }
 
-/// Starts a server of `send_bw`, kills it in the middle of a transfer, and returns what the client said and
-/// how long it took to say it.
+/// Starts a `send_bw` server, kills it during a transfer, and returns the client's output and the time until
+/// the client exited.
 fn kill_the_server(lab: &Lab, signal: Signal) -> (String, Duration) {
     let perf = Perf::new(lab, PROGRAM, "send_bw").both("-D 60 -s 64K");
     let mut server = perf.start_server().unwrap();
@@ -177,20 +177,20 @@ fn kill_the_server(lab: &Lab, signal: Signal) -> (String, Duration) {
 }
 
 #[test]
-fn netns_a_killed_peer_is_noticed_at_once() {
+fn netns_a_killed_peer_is_detected_immediately() {
     let lab = lab();
     let (output, took) = kill_the_server(&lab, Signal::KILL);
     assert!(took < NOTICED, "{took:?}: {output}");
-    // The interface is free again, and a new pair works.
+    // The interface is free again, so a new pair works.
     Perf::new(&lab, PROGRAM, "send_bw").both("-n 10").run().unwrap();
 }
 
-/// Serves the first connection of a client that is killed then; how long it took until everything was flushed.
+/// Serves the first connection of a client that is then killed; returns the time until all work was flushed.
 fn survive(lab: &Lab) {
     let device = open();
     let address = SocketAddr::new(lab.address(Side::B, Family::V4), xwarp_perf::options::DEFAULT_PORT);
     let listener = device.listen(address, ListenOptions::default()).unwrap();
-    // Any client will do: it connects its control connection, says its first word, and waits for ours.
+    // Any client works: it connects its control connection, sends its first message, and waits for ours.
     let client = Perf::new(lab, PROGRAM, "send_bw").start_client().unwrap();
     let (pd, cq, qp) = parts(&device);
     let inbox = pd.allocate(4096, Access::LOCAL_WRITE).unwrap();
@@ -202,12 +202,12 @@ fn survive(lab: &Lab) {
     client.signal(Signal::KILL).unwrap();
     drop(client);
     let killed = Instant::now();
-    // Something to send, so that the peer's kernel has something to answer.
+    // Post a Send, so that the peer's kernel has a segment to answer with a reset.
     let outbox = pd.allocate(1 << 20, Access::empty()).unwrap();
     let piece = outbox.sge(0, 1 << 20);
     let mut expected = 9;
     for id in 100..110 {
-        if qp.post_send(&WorkRequest::send(id, &piece).signaled()).is_ok() {
+        if qp.post_send(&WorkRequest::send(id, piece).signaled()).is_ok() {
             expected += 1;
         }
     }
@@ -225,13 +225,13 @@ fn survive(lab: &Lab) {
 }
 
 #[test]
-fn netns_a_survivor_s_queue_pair_errors_and_flushes() {
+fn netns_a_queue_pair_fails_and_flushes_after_its_peer_died() {
     let lab = lab();
     lab.within(Side::B, || survive(&lab)).unwrap();
 }
 
 #[test]
-fn netns_ordinary_traffic_runs_beside() {
+fn netns_kernel_traffic_is_unaffected() {
     let lab = lab();
     let address = lab.address(Side::B, Family::V4);
     let echo = lab.within(Side::B, || TcpListener::bind((address, 7)).unwrap()).unwrap();
@@ -275,12 +275,12 @@ fn netns_ordinary_traffic_runs_beside() {
 }
 
 #[test]
-fn netns_somebody_else_s_program_is_not_replaced() {
+fn netns_a_second_open_names_the_process_that_owns_the_interface() {
     let lab = lab();
     lab.within(Side::A, || {
         let first = open();
         let error = Device::open(INTERFACE).unwrap_err().to_string();
-        assert!(error.contains("program"), "{error}");
+        assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
         let link = lab.run(Side::A, "ip", &["link", "show", INTERFACE]).unwrap();
         assert!(link.contains("xdp"), "{link}");
         drop(first);

@@ -1,5 +1,5 @@
-//! How connections with Linux Soft-iWARP begin and end: private data, rejections, revision 1 of MPA, and
-//! rdmacm-utils' shortest programs against an example of ours.
+//! Begin and end of connections with Linux Soft-iWARP: private data, rejections, MPA revision 1, and the
+//! shortest programs of rdmacm-utils against one of our examples.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use xwarp_checks::{
@@ -7,14 +7,15 @@ use xwarp_checks::{
     siw_vm::{Ending, LONG, SHORT, Siw, Stage},
 };
 
-/// Where `cm` listens (`ci/siw-vm/cm.c`), and our rping for it.
+/// Port of `cm` (`ci/siw-vm/cm.c`), and of our rping for it.
 const PORT: u16 = 7500;
-/// Of `rdma_server`.
+/// Port of `rdma_server`.
 const ECHO_PORT: u16 = 7471;
-/// siw takes 256 bytes, IRD and ORD included. It counts what it sends in a byte, so there it is one less.
+/// Private data limit of siw, including IRD and ORD: 256 bytes. siw stores the length of sent data in a byte,
+/// so its sending limit is one less.
 const MOST: usize = 252;
 const MOST_OF_SIW: usize = 251;
-/// Of what siw does not always get right.
+/// Number of repetitions of exchanges that siw does not always handle correctly.
 const TRIES: usize = 12;
 
 #[test]
@@ -46,7 +47,8 @@ fn siw_private_data_passes_up_to_its_limit() {
     assert_eq!(record.unwrap().connections.len(), 6);
 }
 
-/// More than siw survives is kept from it; who insists is refused, and the machine lives.
+/// Private data beyond the limit of siw requires an option; with it siw refuses the connection, and its
+/// machine survives.
 #[test]
 fn siw_private_data_beyond_its_limit_needs_an_option() {
     let stage = Stage::new(Siw::Tunable).unwrap();
@@ -81,7 +83,7 @@ fn siw_rejections_carry_private_data() {
         assert!(!client.wait(SHORT).unwrap().success());
         let said = client.output();
         assert!(said.contains("rejected") && said.contains("100 bytes of private data"), "{said}");
-        // siw loses the private data when the FIN comes before it has read the reply (docs/decisions/0008).
+        // siw loses the private data if the FIN arrives before it has read the reply (docs/decisions/0008).
         let heard = (0..TRIES).any(|_| {
             let line = format!("-a {ours} -p {PORT} --reject --private-data {MOST}");
             let server = stage.serve_ours("rping", &line).unwrap();
@@ -97,7 +99,7 @@ fn siw_rejections_carry_private_data() {
     assert!(record.connections.len() >= 2 && record.connections.iter().all(|c| c.rejected));
 }
 
-/// rdmacm-utils' shortest programs: one message each way.
+/// The shortest programs of rdmacm-utils: one message in each direction.
 #[test]
 fn siw_rdma_client_and_rdma_server_echo() {
     let stage = Stage::new(Siw::Tunable).unwrap();
@@ -107,13 +109,13 @@ fn siw_rdma_client_and_rdma_server_echo() {
         echo_with_server(&stage, Family::V6);
     });
     let record = record.unwrap();
-    // With markers first, which siw refuses.
+    // The first attempt requests markers, which siw refuses.
     assert_eq!(record.connections.iter().filter(|c| c.rejected).count(), 2);
     assert_eq!(record.connections.iter().filter(|c| c.crc && c.revision == 2 && c.fpdus == 2).count(), 3);
 }
 
 fn echo_with_server(stage: &Stage, family: Family) {
-    // It serves one client, and the refused attempt is not one to it.
+    // It serves one client, and a refused attempt does not count as one.
     let mut server = stage.serve(&format!("rdma_server -s {}", stage.vm.address(family)), ECHO_PORT).unwrap();
     let peer = std::net::SocketAddr::new(stage.vm.address(family), ECHO_PORT);
     let said =
@@ -130,9 +132,9 @@ fn echo_with_client(stage: &Stage, family: Family) {
     server.finish(SHORT).unwrap();
 }
 
-/// RFC 6581 section 10: whoever speaks revision 1 is answered in kind, without IRD, ORD and S.
+/// RFC 6581 section 10: a peer that speaks revision 1 gets a revision 1 reply, without IRD, ORD and S.
 #[test]
-fn siw_revision_1_both_ways() {
+fn siw_revision_1_in_both_directions() {
     let stage = Stage::new(Siw::Tunable).unwrap();
     let ours = stage.near.address(Family::V4);
     let record = stage.judged(Ending::Orderly, || {

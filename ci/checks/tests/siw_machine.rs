@@ -1,4 +1,4 @@
-//! The machines themselves: Soft-iWARP with itself, before it meets us, and we with ourselves on their kernel.
+//! The machines themselves: Soft-iWARP with itself, and xwarp with itself on the machine's kernel.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::{thread, time::Duration};
@@ -23,11 +23,11 @@ fn siw_talks_to_siw() {
     for family in [Family::V4, Family::V6] {
         let to = server.address(family);
         let mut listening = server.spawn(&format!("rping -s -v -a {to} -C 20 -S 4000")).unwrap();
-        // rping says nothing when it listens.
+        // rping prints nothing when it starts to listen.
         thread::sleep(Duration::from_secs(1));
         let said = client.check(&format!("rping -c -v -V -a {to} -C 20 -S 4000"), LONG).unwrap();
         assert_eq!(said.matches("ping data:").count(), 20, "{said}");
-        // The server's last words are about the disconnection, which is an error to it.
+        // The server's last output reports the disconnection, which it treats as an error.
         assert!(listening.wait(SHORT).unwrap().stdout.contains("server ping data"));
     }
     capture.finish().unwrap();
@@ -38,12 +38,12 @@ fn siw_talks_to_siw() {
 }
 
 #[test]
-fn siw_machine_answers_as_a_shell_does() {
+fn siw_machine_runs_commands_like_a_shell() {
     let machine = SiwVm::boot(&VmOptions::default()).unwrap();
     let finished = machine.run("echo out; echo 'it''s' >&2; exit 7", SHORT).unwrap();
     assert_eq!(finished.status, Some(7));
     assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("out\n", "its\n"));
-    // Output of some size, binary safe in its length, while another command runs.
+    // Large binary output, while another command runs.
     let mut sleeper = machine.spawn("echo awake; exec sleep 100").unwrap();
     sleeper.wait_for("awake", SHORT).unwrap();
     let many = machine.check("seq 100000", LONG).unwrap();
@@ -57,10 +57,10 @@ fn siw_machine_answers_as_a_shell_does() {
     machine.run("true", SHORT).unwrap_err();
 }
 
-/// Both ends on Debian's kernel 6.1, with the AF_XDP and the veth that it has.
+/// Both ends on Debian's kernel 6.1, with its AF_XDP and veth.
 #[test]
-fn siw_machines_kernel_runs_us() {
-    let share = std::env::temp_dir().join(format!("siw_machines_kernel_runs_us-{}", std::process::id()));
+fn siw_machine_kernel_runs_xwarp() {
+    let share = std::env::temp_dir().join(format!("siw_machine_kernel_runs_xwarp-{}", std::process::id()));
     bundle(&built("xwarp-perf").unwrap(), &share).unwrap();
     let machine = SiwVm::boot(&VmOptions { share: Some(share.clone()), ..VmOptions::default() }).unwrap();
     for command in [

@@ -1,5 +1,5 @@
 //! Our rping (an example of xwarp-verbs) and the one of rdmacm-utils over Linux Soft-iWARP, in both roles.
-//! What passed between them is read by Wireshark and by our own second reading of MPA.
+//! Wireshark and our own MPA parser check the traffic.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use xwarp_checks::{
@@ -8,33 +8,33 @@ use xwarp_checks::{
     siw_vm::{Ending, Job, LONG, SHORT, Siw, Stage},
 };
 
-/// Of rping.
+/// Port of rping.
 const PORT: u16 = 7174;
 
-/// rping as a server in the machine.
+/// Starts rping as a server in the machine.
 fn server(stage: &Stage, family: Family, size: usize) -> Job {
     stage.serve(&format!("rping -s -v -a {} -S {size}", stage.vm.address(family)), PORT).unwrap()
 }
 
-/// Our rping as a client of it.
+/// Starts our rping as its client.
 fn client(stage: &Stage, family: Family, size: usize, more: &str) -> Running {
     let line = format!("{INTERFACE} -c -a {} -S {size} {more}", stage.vm.address(family));
     stage.start("examples/rping", &line).unwrap()
 }
 
-/// Our rping as a server.
+/// Starts our rping as a server.
 fn our_server(stage: &Stage, family: Family, size: usize, more: &str) -> Running {
     stage.serve_ours("rping", &format!("-a {} -S {size} {more}", stage.near.address(family))).unwrap()
 }
 
-/// rping as a client in the machine; verifies what it gets back.
+/// Starts rping as a client in the machine; it verifies the returned data.
 fn siw_client(stage: &Stage, family: Family, size: usize, count: usize) -> Job {
     let address = stage.near.address(family);
     stage.vm.spawn(&format!("rping -c -v -V -a {address} -S {size} -C {count}")).unwrap()
 }
 
 #[test]
-fn siw_rping_serves_us() {
+fn siw_rping_is_the_server() {
     let stage = Stage::new(Siw::Tunable).unwrap();
     let cases = [
         (Family::V4, 64, "-C 20"),
@@ -42,7 +42,7 @@ fn siw_rping_serves_us() {
         (Family::V4, 4001, "-C 10"),
         (Family::V6, 65535, "-C 5"),
         (Family::V4, 20000, "-C 5 --no-crc"),
-        // The responder of siw takes a Write or a Read as RTR.
+        // siw's responder accepts a Write or a Read as RTR.
         (Family::V4, 64, "-C 5 --p2p write"),
         (Family::V6, 64, "-C 5 --p2p read"),
         (Family::V4, 64, "-C 5 --p2p empty,send,read,write"),
@@ -52,7 +52,7 @@ fn siw_rping_serves_us() {
             let mut server = server(&stage, family, size);
             let said = client(&stage, family, size, &format!("--markers off {more}")).finish(LONG).unwrap();
             assert!(said.contains(" rounds"), "{said}");
-            // The server takes the end of its only client for an error only when it comes in a round.
+            // The server treats the end of its only client as an error only during a round.
             assert_eq!(server.wait(SHORT).unwrap().status, Some(0), "{more}");
         }
     });
@@ -69,10 +69,10 @@ fn siw_rping_serves_us() {
 }
 
 #[test]
-fn siw_rping_asks_us() {
+fn siw_rping_is_the_client() {
     let stage = Stage::new(Siw::Tunable).unwrap();
-    // Parameters stay as they are from case to case: from the third on, peer-to-peer mode with a Write or a
-    // Read as RTR, with a Read only, with a Write only.
+    // Parameters persist across cases: from the third on, peer-to-peer mode with a Write or a Read as RTR,
+    // then only a Read, then only a Write.
     let cases = [
         (Family::V4, 64, 20, "mpa_crc_required", "0"),
         (Family::V6, 64, 20, "mpa_crc_required", "1"),
@@ -93,7 +93,7 @@ fn siw_rping_asks_us() {
     });
     let record = record.unwrap();
     assert_eq!(record.connections.len(), cases.len());
-    // We always ask for CRC; siw never asks for markers.
+    // We always request CRCs; siw never requests markers.
     assert!(record.connections.iter().all(|c| c.crc && c.revision == 2 && c.terminates == 0));
     assert!(record.verdict.good_crcs > 200, "{:?}", record.verdict);
 }
@@ -115,7 +115,7 @@ fn siw_rping_falls_back_without_markers() {
 }
 
 #[test]
-fn siw_rping_is_refused_where_nobody_listens() {
+fn siw_rping_is_refused_without_a_listener() {
     let stage = Stage::new(Siw::Pristine).unwrap();
     let record = stage.judged(Ending::Orderly, || {
         let mut refused = client(&stage, Family::V4, 64, "");
@@ -125,9 +125,9 @@ fn siw_rping_is_refused_where_nobody_listens() {
     assert!(record.unwrap().connections.is_empty());
 }
 
-/// The machine is killed: nobody says anything any more.
+/// The machine is killed, so the peer sends nothing more.
 #[test]
-fn siw_rping_survives_a_power_cut_of_its_peer() {
+fn siw_rping_detects_a_power_failure_of_its_peer() {
     let stage = Stage::new(Siw::Tunable).unwrap();
     let record = stage.judged(Ending::Cut, || {
         let mut server = our_server(&stage, Family::V4, 20000, "--wait 10 -v");
@@ -140,7 +140,7 @@ fn siw_rping_survives_a_power_cut_of_its_peer() {
 }
 
 #[test]
-fn siw_rping_gets_through_loss_and_disorder() {
+fn siw_rping_completes_despite_loss_and_reordering() {
     let stage = Stage::new(Siw::Tunable).unwrap();
     stage.disturb("delay 2ms loss 2% reorder 5%").unwrap();
     let record = stage.judged(Ending::Orderly, || {

@@ -1,5 +1,5 @@
-//! Errors that Linux Soft-iWARP finds in its peer, and what its Terminate says of them, beside what the RFCs
-//! want: made by hand over a kernel socket, and by our own queue pairs through wrong verbs.
+//! Errors that Linux Soft-iWARP detects in its peer, and the Terminates that it sends, compared with the
+//! RFCs: provoked by hand over a kernel socket, and by invalid requests on our own queue pairs.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::{
@@ -19,9 +19,9 @@ use xwarp_verbs::{
     STag, WorkRequest, cm::ConnectOptions,
 };
 
-/// Where `cm` listens (`ci/siw-vm/cm.c`).
+/// Port of `cm` (`ci/siw-vm/cm.c`).
 const PORT: u16 = 7500;
-/// Its receives.
+/// Size of its receives, in bytes.
 const RECEIVE_BYTES: usize = 64;
 
 /// RDMAP's control bytes, version 1 (RFC 5040 section 4.1).
@@ -30,10 +30,10 @@ const READ_RESPONSE: u8 = 0x42;
 const SEND: u8 = 0x43;
 const SEND_INVALIDATE: u8 = 0x44;
 const TERMINATE: u8 = 0x47;
-/// Where an untagged segment's payload begins.
+/// Offset of an untagged segment's payload.
 const UNTAGGED_BYTES: usize = 18;
 
-/// What the peer lays open.
+/// The memory that the peer exposes.
 #[derive(Debug, Clone, Copy)]
 struct Memory {
     open: u32,
@@ -42,7 +42,7 @@ struct Memory {
     len: u32,
 }
 
-/// What it told of the connection that was just accepted; `earlier` ones came before.
+/// The memory reported for the connection that was just accepted, after `earlier` others.
 fn memory(server: &mut Job, earlier: usize) -> Memory {
     let told = server.output().unwrap().stdout;
     let line = told.lines().filter(|line| line.starts_with("memory")).nth(earlier).unwrap();
@@ -56,21 +56,22 @@ type Numbers = (u8, u8, u8);
 
 struct Case {
     what: &'static str,
-    /// The bytes of the offence.
+    /// The invalid bytes.
     bytes: fn(Memory) -> Vec<u8>,
-    /// What siw says, its nibbles in the right order; `None` when it does not mind, and answers a Read Request.
+    /// The Terminate that siw sends, with its nibbles in the right order; `None` if it ignores the error and
+    /// answers a Read Request.
     siw: Option<Numbers>,
-    /// What RFC 5040 section 4.8, RFC 5041 section 7.2 and RFC 5044 section 8 want said.
+    /// The error required by RFC 5040 section 4.8, RFC 5041 section 7.2 and RFC 5044 section 8.
     rfc: Numbers,
 }
 
-/// With the DDP version (the first byte) or the RDMAP version (the second) flipped.
+/// Flips bits of the DDP version (first byte) or the RDMAP version (second byte).
 fn flipped(mut ulpdu: Vec<u8>, byte: usize, bits: u8) -> Vec<u8> {
     ulpdu[byte] ^= bits;
     plain(&ulpdu)
 }
 
-/// The FPDU, without markers.
+/// Encodes an FPDU without markers.
 fn plain(ulpdu: &[u8]) -> Vec<u8> {
     fpdu(ulpdu, None)
 }
@@ -110,7 +111,7 @@ const CASES: &[Case] = &[
         rfc: (1, 1, 1),
     },
     Case {
-        // DDP has no code for missing rights; RFC 5040 figure 9 has one, which is RDMAP's.
+        // DDP has no code for missing rights; RFC 5040 figure 9 has one, which belongs to RDMAP.
         what: "a Write without the right to",
         bytes: |memory| plain(&tagged(WRITE, memory.closed, memory.address, b"x")),
         siw: Some((1, 1, 0)),
@@ -216,7 +217,7 @@ const CASES: &[Case] = &[
     },
 ];
 
-/// Where siw does not say what the RFCs want (docs/decisions/0008 settles each).
+/// Cases in which siw deviates from the RFCs (docs/decisions/0008 discusses each).
 const DIFFERENCES: [&str; 5] = [
     "a Write without the right to",
     "a Read without the right to",
@@ -226,7 +227,7 @@ const DIFFERENCES: [&str; 5] = [
 ];
 
 #[test]
-fn siw_terminates_what_breaks_the_rules() {
+fn siw_terminates_protocol_violations() {
     let stage = Stage::new(Siw::Tunable).unwrap();
     let address = stage.vm.address(Family::V4);
     let mut server = stage.serve(&format!("cm accept {address} {PORT} 0"), PORT).unwrap();
@@ -238,7 +239,8 @@ fn siw_terminates_what_breaks_the_rules() {
             let said = said.unwrap().unwrap_or_else(|error| panic!("{}: {error:#}", case.what));
             if case.siw.is_some() {
                 let said = &said[UNTAGGED_BYTES..];
-                // siw has the layer in the low nibble and the type in the high one: RFC 5040 figure 8 the other way.
+                // siw puts the layer in the low nibble and the type in the high one, the reverse of RFC 5040
+                // figure 8.
                 let numbers = (said[0] & 0x0f, said[0] >> 4, said[1]);
                 assert_eq!(Some(numbers), case.siw, "{}: {said:02x?}", case.what);
             }
@@ -250,14 +252,14 @@ fn siw_terminates_what_breaks_the_rules() {
     assert_eq!(differences, DIFFERENCES);
     let record = record.unwrap();
     let verdict = tshark::judge(&record, false).unwrap();
-    // Wireshark finds wrong what is wrong in MPA, and reads all else as it was meant.
+    // Wireshark reports the errors of MPA and parses everything else as intended.
     let [complaint] = &verdict.complaints[..] else { panic!("{}: {verdict:#?}", record.display()) };
     assert!(complaint.contains("Bad CRC32"), "{}: {complaint}", record.display());
     assert!(verdict.good_crcs >= 2 * CASES.len() - 1, "{verdict:#?}");
     std::fs::remove_file(&record).unwrap();
 }
 
-/// Makes the connection that comes after `earlier` ones, offends on it, and returns the answer.
+/// Opens the connection after `earlier` others, sends the invalid bytes, and returns the response.
 fn provoke(case: &Case, peer: SocketAddr, server: &mut Job, earlier: usize) -> anyhow::Result<Vec<u8>> {
     let mut hostile = Hostile::started(peer, false, SHORT)?;
     hostile.say(&(case.bytes)(memory(server, earlier)))?;
@@ -265,9 +267,9 @@ fn provoke(case: &Case, peer: SocketAddr, server: &mut Job, earlier: usize) -> a
     hostile.expect_opcode(answer)
 }
 
-/// What our own queue pair makes of it when it is siw that finds us wrong.
+/// Our queue pair's interpretation of an error that siw detects.
 #[test]
-fn siw_terminates_our_wrong_verbs() {
+fn siw_terminates_our_invalid_requests() {
     let stage = Stage::new(Siw::Tunable).unwrap();
     let address = stage.vm.address(Family::V4);
     let mut server = stage.serve(&format!("cm accept {address} {PORT} 0"), PORT).unwrap();
@@ -275,7 +277,7 @@ fn siw_terminates_our_wrong_verbs() {
     let record = stage.judged(Ending::Orderly, || {
         let work = || {
             let device = Device::open(INTERFACE).unwrap();
-            // The nibbles are read as RFC 5040 has them: siw's layer is our type.
+            // The nibbles are interpreted according to RFC 5040: siw's layer is our type.
             wrong_verb(&device, peer, &mut server, 0, |memory| {
                 let remote = Remote { key: STag::new(memory.open ^ 1), offset: memory.address };
                 (WorkRequest::write(1, Payload::Inline(b"x"), remote), (1, 1, 0))
@@ -320,7 +322,7 @@ fn wrong_verb<'a>(
     let connection = device.connect(&qp, peer, options, SHORT).unwrap();
     let (request, numbers) = offence(memory(server, earlier));
     qp.post_send(&request.signaled()).unwrap();
-    // The work itself was acknowledged by TCP, or is flushed: the Terminate comes later than either.
+    // TCP acknowledged the request, or it was flushed; the Terminate arrives later in both cases.
     cq.wait(SHORT).unwrap().unwrap();
     assert!(connection.wait_disconnected(SHORT).unwrap());
     let AsyncEvent::QpFatal { fault: QpFault::Remote(header), .. } = next_event(device) else {
@@ -328,5 +330,6 @@ fn wrong_verb<'a>(
     };
     assert_eq!((header.layer, header.error_type, header.code), numbers);
     let (layer, error_type, _) = numbers;
-    assert!(header.to_string().contains(&format!("layer {error_type} type {layer} if")), "{header}");
+    // The text also gives siw's reading of the nibbles where that differs.
+    assert!(header.to_string().contains(&format!("layer {error_type} type {layer}")), "{header}");
 }

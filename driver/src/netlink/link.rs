@@ -1,4 +1,4 @@
-//! Links: index, Ethernet address, MTU, state, and what a VLAN interface lies on.
+//! Links: index, Ethernet address, MTU, state, and the parent of a VLAN interface.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use super::Netlink;
 /// One network interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
-    /// The kernel's number of it.
+    /// Its index in the kernel.
     pub index: u32,
     /// Its name.
     pub name: String,
@@ -21,13 +21,15 @@ pub struct Link {
     pub mac: Mac,
     /// Largest IP packet, in bytes.
     pub mtu: u32,
-    /// Up, and with a carrier.
+    /// Whether it is up and has a carrier.
     pub up: bool,
+    /// Whether the administrator has set it up, with or without a carrier.
+    pub admin_up: bool,
     /// Whether it is Ethernet and not the loopback.
     pub ethernet: bool,
-    /// Receive queues it was made with; it may use fewer.
+    /// Number of receive queues at creation; it may use fewer.
     pub receive_queues: u32,
-    /// Transmit queues it was made with.
+    /// Number of transmit queues at creation.
     pub transmit_queues: u32,
     /// For an interface of kind vlan: the index of the interface below, and its VLAN id.
     pub vlan: Option<(u32, u16)>,
@@ -64,6 +66,7 @@ pub(super) fn from_message(message: &LinkMessage) -> Link {
         mac: Mac::default(),
         mtu: 0,
         up: flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
+        admin_up: flags.contains(LinkFlags::Up),
         ethernet: message.header.link_layer_type == LinkLayerType::Ether
             && !flags.contains(LinkFlags::Loopback),
         receive_queues: 1,

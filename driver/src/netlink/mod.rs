@@ -1,7 +1,7 @@
-//! What the kernel knows: links, addresses, routes and neighbours, asked and heard by netlink.
+//! Links, addresses, routes and neighbours of the kernel, by netlink requests and announcements.
 //!
-//! [`Netlink`] is one request socket: each question is sent and answered before the next. The files
-//! beside this one hold one kind of question each; [`monitor`] listens for changes.
+//! [`Netlink`] is one request socket: each request is answered before the next is sent. The other files hold one kind
+//! of request each; [`monitor`] listens for changes.
 
 pub mod link;
 pub mod monitor;
@@ -36,23 +36,24 @@ impl Netlink {
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// Everything of one kind.
+    /// Requests all objects of one kind.
     fn dump(&mut self, message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
         self.ask(message, NLM_F_REQUEST | NLM_F_DUMP)
     }
 
-    /// One object, or an error that names why there is none.
+    /// Requests one object; the error says why there is none.
     fn one(&mut self, message: RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
         let answer = self.ask(message, NLM_F_REQUEST | NLM_F_ACK)?;
         answer.into_iter().next().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// A change, acknowledged.
+    /// Requests a change and waits for the acknowledgement.
     fn change(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
         self.ask(message, NLM_F_REQUEST | NLM_F_ACK | flags).map(drop)
     }
 
-    /// Sends one question and collects answers until the kernel acknowledges, ends the dump, or refuses.
+    /// Sends one request and collects the answers until the kernel acknowledges it, ends the dump, or returns an
+    /// error.
     fn ask(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<Vec<RouteNetlinkMessage>> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut header = NetlinkHeader::default();
@@ -93,7 +94,7 @@ impl Netlink {
     }
 }
 
-/// Our end of an address message: on point-to-point links `Address` is the peer's and `Local` ours.
+/// Our address in an address message: on point-to-point links `Address` is the peer's and `Local` ours.
 fn address_of(message: &AddressMessage) -> Option<IpAddr> {
     let local = message
         .attributes

@@ -29,43 +29,43 @@ const GROUPS: [u32; 6] = [
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// The interface has an address more.
+    /// The interface has a new address.
     AddressAdded(IpAddr),
-    /// The interface lost an address: connections from it are dead.
+    /// The interface lost an address: connections from it must end.
     AddressRemoved(IpAddr),
-    /// The interface is up with a carrier, or no longer.
+    /// The interface went up or down, or its carrier appeared or disappeared.
     LinkState {
-        /// Whether it is.
+        /// Whether it is up and has a carrier.
         up: bool,
     },
-    /// The interface's MTU changed: what paths may use now, in bytes of IP packet.
+    /// The interface's MTU changed; the value is the new path MTU, in bytes of IP packet.
     Mtu(u16),
     /// The interface's Ethernet address changed.
     Mac(Mac),
     /// The interface is gone.
     LinkRemoved,
-    /// The kernel learnt the Ethernet address of a neighbour, or (`None`) forgot it: it does so with
-    /// neighbours that it does not use itself, so a working connection need not care.
+    /// The kernel learnt the Ethernet address of a neighbour, or (`None`) dropped it: it does so with
+    /// neighbours that it does not use itself, so a working connection keeps the old one.
     Neighbour {
-        /// Whose.
+        /// The neighbour's IP address.
         address: IpAddr,
-        /// The address.
+        /// Its Ethernet address.
         mac: Option<Mac>,
     },
-    /// Some route changed: paths that were resolved before may be others now.
+    /// Some route changed: resolved paths may have another next hop now.
     Routes,
-    /// Changes came faster than they were read and some are lost: look at everything again.
+    /// Changes came faster than they were read, and some were lost: the state must be read again.
     Overrun,
 }
 
-/// What a message says before it is compared with what was known.
+/// The content of a message, before it is compared with the known state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Change {
     Link(Link),
     Other(Event),
 }
 
-/// A socket that hears of changes to one interface.
+/// A socket that receives the kernel's announcements about one interface.
 #[derive(Debug)]
 pub(crate) struct Monitor {
     socket: Socket,
@@ -83,12 +83,13 @@ impl Monitor {
         Ok(Self { socket, interface })
     }
 
-    /// Reads everything that waits.
+    /// Reads all waiting announcements.
     pub(crate) fn read(&mut self, mut tell: impl FnMut(Change)) -> io::Result<()> {
         loop {
             match self.socket.recv_from_full() {
                 Ok((datagram, _)) => {
-                    // What this library cannot decode is of no concern to us: kernels grow new attributes.
+                    // Messages that the library cannot decode are skipped: newer kernels have attributes that it
+                    // does not know.
                     for message in messages(&datagram).flatten() {
                         if let NetlinkPayload::InnerMessage(inner) = message.payload
                             && let Some(change) = self.change(&inner)
@@ -131,7 +132,7 @@ impl Monitor {
             M::DelNeighbour(message) if message.header.ifindex == self.interface => {
                 Event::Neighbour { address: neighbour::address_of(message)?, mac: None }
             }
-            // Local and broadcast routes come and go with addresses, which are told on their own.
+            // Local and broadcast routes come and go with addresses, which have events of their own.
             M::NewRoute(message) | M::DelRoute(message) if message.header.kind == RouteType::Unicast => {
                 Event::Routes
             }

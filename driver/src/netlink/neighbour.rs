@@ -1,5 +1,5 @@
-//! Neighbours: Ethernet addresses of next hops. Resolving them (ARP, neighbour discovery) is the
-//! kernel's work; we ask it to start and read what it found.
+//! Neighbours: Ethernet addresses of next hops. The kernel resolves them (ARP, neighbour discovery); we start the
+//! resolution and read the kernel's table.
 
 use std::io;
 use std::net::IpAddr;
@@ -13,21 +13,21 @@ use xwarp_tcp::wire::Mac;
 
 use super::{Netlink, family_of};
 
-/// What the kernel knows of a neighbour.
+/// The state of a neighbour in the kernel's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Neighbour {
-    /// Its address. It may be stale; sending confirms it.
+    /// Its Ethernet address, perhaps stale.
     Known(Mac),
-    /// Being asked for.
+    /// Resolution is in progress.
     Incomplete,
-    /// Asked for, and nobody answered.
+    /// Resolution got no answer.
     Failed,
-    /// Nothing is known.
+    /// The table has no entry.
     Unknown,
 }
 
 impl Netlink {
-    /// What the kernel knows of `address` on `interface`.
+    /// The entry of `address` on `interface`.
     pub fn neighbour(&mut self, interface: u32, address: IpAddr) -> io::Result<Neighbour> {
         match self.one(RouteNetlinkMessage::GetNeighbour(question(interface, address))) {
             Ok(RouteNetlinkMessage::NewNeighbour(message)) => Ok(from_message(&message)),
@@ -37,7 +37,25 @@ impl Netlink {
         }
     }
 
-    /// Makes the kernel ask who has `address`, as if it had a packet to send there.
+    /// Makes the kernel confirm the Ethernet address that it knows, and remove it if there is no answer. An entry
+    /// that the administrator made is not changed.
+    pub fn confirm_neighbour(&mut self, interface: u32, address: IpAddr) -> io::Result<()> {
+        let known = self.one(RouteNetlinkMessage::GetNeighbour(question(interface, address)))?;
+        let RouteNetlinkMessage::NewNeighbour(known) = known else {
+            return Err(io::ErrorKind::InvalidData.into());
+        };
+        if !matches!(
+            known.header.state,
+            NeighbourState::Reachable | NeighbourState::Stale | NeighbourState::Delay
+        ) {
+            return Ok(());
+        }
+        let mut message = question(interface, address);
+        message.header.state = NeighbourState::Probe;
+        self.change(RouteNetlinkMessage::NewNeighbour(message), NLM_F_REPLACE)
+    }
+
+    /// Makes the kernel resolve `address`, as if it had a packet to send there.
     pub fn probe_neighbour(&mut self, interface: u32, address: IpAddr) -> io::Result<()> {
         let mut message = question(interface, address);
         message.header.flags = NeighbourFlags::Use;
@@ -58,7 +76,7 @@ fn question(interface: u32, address: IpAddr) -> NeighbourMessage {
     message
 }
 
-/// Whose entry a message is.
+/// The IP address of the entry in a message.
 pub(super) fn address_of(message: &NeighbourMessage) -> Option<IpAddr> {
     message.attributes.iter().find_map(|attribute| match attribute {
         NeighbourAttribute::Destination(NeighbourAddress::Inet(v4)) => Some(IpAddr::V4(*v4)),

@@ -1,4 +1,4 @@
-//! Routes: by which interface, next hop and source address the kernel would send.
+//! Routes: the interface, next hop and source address that the kernel would use.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,7 +10,7 @@ use netlink_packet_route::route::{
 
 use super::{Netlink, family_of};
 
-/// The kernel's answer.
+/// The kernel's answer to a route lookup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteAnswer {
     /// The destination is an address of this host.
@@ -26,10 +26,10 @@ pub struct RouteAnswer {
 }
 
 impl Netlink {
-    /// Asks for the route to `destination`, from `source` and out of `interface` when they are given.
+    /// Looks up the route to `destination`, from `source` and through `interface` if they are given.
     ///
     /// # Errors
-    /// `ENETUNREACH` and the like when there is none.
+    /// `ENETUNREACH` or a similar error when there is none.
     pub fn route(
         &mut self,
         destination: IpAddr,
@@ -39,7 +39,7 @@ impl Netlink {
         self.route_with(destination, source, interface, RouteFlags::empty())
     }
 
-    /// Whether the routing tables have an entry for `destination` by `interface`. (A plain lookup with an
+    /// Whether the routing tables have an entry for `destination` through `interface`. (A plain lookup with an
     /// interface always succeeds for IPv4: the kernel then takes the destination to be on the link.)
     pub fn has_route(&mut self, destination: IpAddr, interface: u32) -> bool {
         let found = self.route_with(destination, None, Some(interface), RouteFlags::FibMatch);
@@ -87,7 +87,7 @@ fn from_message(message: &RouteMessage) -> RouteAnswer {
             RouteAttribute::Oif(index) => answer.interface = *index,
             RouteAttribute::Gateway(address) => answer.gateway = ip_of(address),
             RouteAttribute::Via(via) => {
-                // An IPv4 route by an IPv6 next hop (RFC 5549): the neighbour is the IPv6 one.
+                // An IPv4 route with an IPv6 next hop (RFC 5549): the neighbour has an IPv6 address.
                 answer.gateway = match via {
                     netlink_packet_route::route::RouteVia::Inet(v4) => Some(IpAddr::V4(*v4)),
                     netlink_packet_route::route::RouteVia::Inet6(v6) => Some(IpAddr::V6(*v6)),

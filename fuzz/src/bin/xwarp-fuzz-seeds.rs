@@ -1,4 +1,5 @@
-//! Writes first inputs made of captures: `xwarp-fuzz-seeds DIRECTORY CAPTURE...` makes `DIRECTORY/TARGET/...`.
+//! Writes seed inputs made from captures: `xwarp-fuzz-seeds DIRECTORY CAPTURE...` writes to
+//! `DIRECTORY/TARGET/...`.
 
 use std::{env, fs, io, path::PathBuf};
 

@@ -1,4 +1,4 @@
-//! The engine under test with everything that an application would have made, and what must hold of it at the end.
+//! The engine under test with the objects that an application would create, and the checks at the end.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -24,25 +24,25 @@ use super::{
 };
 use crate::{canary::Guarded, input::Input, link::FuzzLink};
 
-/// Bytes of every region.
+/// Size of every region, in bytes.
 const REGION: usize = 8192;
-/// The bytes of the sink that receives and reads are for; what lies around them must never change.
+/// The part of the sink that receives and reads use; the bytes around it must never change.
 const SINK: std::ops::Range<usize> = 1024..7168;
 const SINK_FILL: u8 = 0x11;
 const OPEN_FILL: u8 = 0x22;
 const READABLE_FILL: u8 = 0x33;
-/// Requests of one queue at most.
+/// Maximum number of requests in one queue.
 const DEPTH: u32 = 16;
-/// Where numbers of keys begin again: see [`Card::key`].
+/// First number of former keys: see [`Card::key`].
 const BEFORE: usize = 16;
-/// Verbs from here on are about keys that open and shut, and queues that change.
+/// First number of the verbs that open and close keys or change queues.
 const MORE_VERBS: u8 = 192;
-/// Queue pairs.
+/// Number of queue pairs.
 const QPS: usize = 3;
-/// Turns that the end may take: each runs timers or sends.
+/// Limit of turns until the end; each turn runs timers or sends.
 const MOST_TURNS: usize = 2_000;
 
-/// Regions by what the peer may do with them.
+/// Regions, by the rights of the peer.
 #[derive(Debug)]
 struct Regions {
     sink: Guarded,
@@ -51,18 +51,18 @@ struct Regions {
     readable: Guarded,
     /// No rights; another protection domain; another queue pair; deregistered.
     closed: [Guarded; 4],
-    /// In the same order.
+    /// The keys of these regions, in this order.
     keys: Vec<STag>,
     doors: Doors,
 }
 
-/// The engine and what is around it.
+/// The engine and its environment.
 #[derive(Debug)]
 pub struct Card {
     engine: Engine,
-    /// Its link.
+    /// The engine's link.
     pub link: FuzzLink,
-    /// Virtual time.
+    /// The virtual time.
     pub now: Instant,
     addresses: Addresses,
     pds: [PdId; 2],
@@ -73,25 +73,25 @@ pub struct Card {
     /// A queue pair that is never connected.
     aside: QpId,
     srq: SrqId,
-    /// Requests that have not completed, by their number.
+    /// Outstanding requests, by number.
     outstanding: HashMap<u64, QpId>,
     next_id: u64,
     refuses: bool,
     reached: Reached,
 }
 
-/// How far an input came: a target that nothing passes finds nothing.
+/// Coverage of an input: a target whose checks nothing passes would find nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Reached {
-    /// Requests that completed with success.
+    /// Number of successful requests.
     pub successes: usize,
-    /// Bytes of regions that have changed.
+    /// Number of changed bytes in regions.
     pub bytes: usize,
-    /// Bytes of memory that have changed through a window or a fast region.
+    /// Number of bytes changed through a memory window or fast-registration region.
     pub through_doors: usize,
 }
 
-/// How the engine is set up, by the first byte of an input.
+/// Settings of the engine, from the first byte of an input.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings(pub u8);
 
@@ -99,14 +99,14 @@ impl Settings {
     fn markers(self) -> Markers {
         [Markers::Prefer, Markers::Off, Markers::Require, Markers::Prefer][usize::from(self.0 & 3)]
     }
-    /// The last of four ways to set markers stands for IPv6.
+    /// The last of the four marker settings selects IPv6.
     pub fn v6(self) -> bool {
         self.0 & 3 == 3
     }
     fn crc(self) -> bool {
         self.0 & 4 == 0
     }
-    /// The engine connects instead of listening.
+    /// Whether the engine connects instead of listening.
     pub fn initiator(self) -> bool {
         self.0 & 8 != 0
     }
@@ -116,7 +116,7 @@ impl Settings {
     fn chunk(self) -> usize {
         if self.0 & 32 != 0 { 512 } else { usize::MAX }
     }
-    /// The peer uses timestamps.
+    /// Whether the peer uses timestamps.
     pub fn timestamps(self) -> bool {
         self.0 & 64 != 0
     }
@@ -125,7 +125,8 @@ impl Settings {
     }
 }
 
-/// A plain queue pair, one that terminates where no receive is posted, one with a shared receive queue, and one more.
+/// Attributes: a plain queue pair, one that terminates when no receive is posted, one with a shared receive
+/// queue, and another plain one.
 fn kinds(attributes: QpAttributes, srq: SrqId) -> [QpAttributes; 4] {
     let options = QueuePairOptions { max_send_wr: DEPTH, max_recv_wr: DEPTH, ..attributes.options };
     let strict = QueuePairOptions { no_receive: NoReceive::Terminate, ..options };
@@ -134,7 +135,7 @@ fn kinds(attributes: QpAttributes, srq: SrqId) -> [QpAttributes; 4] {
 }
 
 impl Card {
-    /// A card that listens, or can connect.
+    /// Creates a card that listens or can connect.
     pub fn new(settings: Settings, addresses: Addresses) -> Self {
         let mpa = MpaConfig {
             markers: settings.markers(),
@@ -201,8 +202,8 @@ impl Card {
         }
     }
 
-    /// The key with a number: of regions, then of windows and fast regions. From [`BEFORE`] on it is the key that
-    /// the same place may have had before.
+    /// The key with a number: regions first, then memory windows and fast-registration regions. From
+    /// [`BEFORE`] on, a key that the same index may have had before.
     pub fn key(&self, number: u32) -> Option<STag> {
         let mut keys = self.regions.keys.iter().copied().chain(self.regions.doors.keys());
         let key = keys.nth(number as usize % BEFORE)?;
@@ -213,7 +214,7 @@ impl Card {
         }
     }
 
-    /// The engine connects a queue pair to this port of the peer.
+    /// Connects a queue pair to this port of the peer.
     pub fn connect(&mut self, port: u16) {
         let path = path(self.addresses.card(), (self.addresses.peer(), port));
         for qp in self.qps.clone() {
@@ -225,7 +226,7 @@ impl Card {
         }
     }
 
-    /// One turn: what came in, timers that are due, the answers of the application, what is to be sent.
+    /// Runs one turn: received frames, due timers, the application's replies, sending.
     pub fn turn(&mut self) {
         self.engine.turn(self.now, &mut self.link);
         self.answer();
@@ -233,7 +234,7 @@ impl Card {
         self.reap();
     }
 
-    /// Time passes, as long as `duration`, and timers run.
+    /// Lets `duration` pass and runs timers.
     pub fn wait(&mut self, duration: Duration) {
         let end = self.now + duration;
         for _ in 0..MOST_TURNS {
@@ -247,7 +248,7 @@ impl Card {
         self.turn();
     }
 
-    /// The application answers requests for connections.
+    /// The application replies to connection requests.
     fn answer(&mut self) {
         while let Some(event) = self.engine.next_cm_event() {
             let CmEvent::ConnectRequest { request, .. } = event else { continue };
@@ -258,14 +259,14 @@ impl Card {
                     self.engine.accept(self.now, request, qp, params.clone()).is_ok()
                 });
             if !taken {
-                // It may be gone already.
+                // The request may already be gone.
                 let _ = self.engine.reject(self.now, request, b"no");
             }
         }
         while self.engine.next_async_event().is_some() {}
     }
 
-    /// Takes completions: each of a request that is outstanding.
+    /// Checks completions: each belongs to an outstanding request.
     fn reap(&mut self) {
         while let Some(completion) = self.ring.pop() {
             self.regions.doors.completed(&completion);
@@ -280,7 +281,7 @@ impl Card {
         self.next_id
     }
 
-    /// Something that an application may do.
+    /// Executes one verb of the application.
     pub fn verb(&mut self, input: &mut Input<'_>) {
         let (what, number) = (input.u8(), input.u8());
         let qp = self.qps[usize::from(number) % QPS];
@@ -324,7 +325,7 @@ impl Card {
         }
     }
 
-    /// Posts a request about memory alone.
+    /// Posts a request that concerns only memory.
     fn post_local(&mut self, qp: QpId, request: &Request, flags: u8) {
         let Request { operation, memory } = request;
         let payload = match operation {
@@ -334,7 +335,7 @@ impl Card {
         self.post(qp, *operation, payload, flags);
     }
 
-    /// A piece of the sink.
+    /// A part of the sink.
     fn piece(&self, input: &mut Input<'_>) -> Sge {
         let (offset, len) = (usize::from(input.u16()), usize::from(input.u16()));
         let offset = SINK.start + offset % SINK.len();
@@ -394,7 +395,7 @@ impl Card {
         }
     }
 
-    /// The end: everything is closed, and nothing is left of it.
+    /// Closes everything and checks that nothing is left.
     pub fn over(mut self) -> Reached {
         for qp in self.qps.clone() {
             let _ = self.engine.disconnect(qp);
@@ -406,7 +407,7 @@ impl Card {
         self.turn();
         let mut turns = 0;
         while self.engine.stack().connections() > 0 {
-            let deadline = self.engine.next_deadline().expect("a connection that lasts has a timer");
+            let deadline = self.engine.next_deadline().expect("an open connection has a timer");
             self.now = self.now.max(deadline);
             self.turn();
             self.link.sent.clear();
@@ -425,7 +426,7 @@ impl Card {
         Reached { bytes, through_doors, ..reached }
     }
 
-    /// All objects go. Returns what [`Doors::over`] does.
+    /// Destroys all objects. Returns the result of [`Doors::over`].
     fn take_apart(self) -> usize {
         let Self { mut engine, regions, qps, aside, srq, cq, pds, .. } = self;
         for qp in qps.into_iter().chain([aside]) {
@@ -433,7 +434,7 @@ impl Card {
         }
         let through_doors = regions.doors.over(&mut engine);
         for key in regions.keys {
-            // Some are gone already.
+            // Some have already been deregistered.
             let gone = engine.deregister(key);
             assert!(!matches!(gone, Err(ResourceError::InUse(..))), "{gone:?}");
         }
@@ -445,7 +446,8 @@ impl Card {
         through_doors
     }
 
-    /// What the peer may not write has not changed. Returns how many bytes have of what it may write.
+    /// Checks that memory without write access has not changed. Returns the number of changed bytes in
+    /// writable memory.
     fn check_memory(&self) -> usize {
         let Regions { sink, open, readable, closed, doors, .. } = &self.regions;
         doors.check();
@@ -454,7 +456,7 @@ impl Card {
         }
         let sunk = sink.bytes();
         assert!(sunk[..SINK.start] == [SINK_FILL; SINK.start], "written before a receive");
-        assert!(sunk[SINK.end..] == [SINK_FILL; REGION - SINK.end], "written behind a receive");
+        assert!(sunk[SINK.end..] == [SINK_FILL; REGION - SINK.end], "written after a receive");
         assert!(readable.bytes() == [READABLE_FILL; REGION], "written without the right");
         assert!(closed.iter().all(Guarded::is_secret), "written without any right");
         let changed = |guarded: &Guarded, fill| guarded.bytes().iter().filter(|byte| **byte != fill).count();

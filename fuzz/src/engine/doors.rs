@@ -1,8 +1,8 @@
-//! Keys that open and shut by work requests: windows and fast regions, each over memory that nothing else reaches; and
-//! what must hold of that memory.
+//! Keys that work requests open and close: memory windows and fast-registration regions, each over separate
+//! memory, and the checks of that memory.
 //!
-//! A wall is a region of which only the middle may be opened, the first part for all rights and the second for
-//! reading. Around it lies what nobody may read. While a door is surely shut, not a byte of its wall changes.
+//! A wall is a region of which only the middle can be opened: its first part for all rights, its second for
+//! reading. The memory around it is secret. While a door is certainly closed, no byte of its wall may change.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,51 +17,52 @@ use xwarp_verbs::{
 
 use crate::{canary::Guarded, input::Input};
 
-/// Bytes of a wall.
+/// Size of a wall, in bytes.
 const WALL: usize = 8192;
-/// What may be opened for writing, and only for reading.
+/// The parts that can be opened for writing, and only for reading.
 const WRITABLE: Range<usize> = 1024..4096;
 const READABLE: Range<usize> = 4096..7168;
 const FILL: u8 = 0x44;
-/// Pieces of memory of a fast region at most.
+/// Maximum number of pieces in a fast-registration region.
 const MOST_PIECES: u32 = 3;
 
-/// A window with a region for it, or a fast region.
+/// A memory window with its region, or a fast-registration region.
 #[derive(Debug)]
 struct Door {
     key: STag,
-    /// The region that a window is for; `None`: this is a fast region.
+    /// The region of a memory window; `None` for a fast-registration region.
     region: Option<STag>,
     wall: Guarded,
-    /// Requests that may open it and have not completed, with the keys that they give it.
+    /// Outstanding requests that may open the door, with the keys that they set.
     opening: HashMap<u64, STag>,
-    /// Requests that shut it, with none before or behind them that may open it.
+    /// Outstanding requests that close the door, with no opening request before or after them.
     shutting: HashSet<u64>,
-    /// It was opened, and nothing is known to have shut it.
+    /// Whether the door was opened and is not known to be closed.
     open: bool,
-    /// The wall's bytes since it is surely shut.
+    /// The wall's bytes at the time when the door was certainly closed.
     shut: Option<Vec<u8>>,
 }
 
-/// A request that [`Doors`] makes.
+/// A request created by [`Doors`].
 pub struct Request {
-    /// What to do.
+    /// The operation.
     pub operation: Operation,
-    /// With which memory: of a fast registration.
+    /// The memory of a fast registration.
     pub memory: Vec<Memory>,
 }
 
-/// The same index with another key.
+/// Same index with another key.
 pub fn rekeyed(stag: STag, key: u8) -> STag {
     STag::new(stag.index() << 8 | u32::from(key))
 }
 
-/// All doors.
+/// All memory windows and fast-registration regions.
 #[derive(Debug)]
 pub struct Doors(Vec<Door>);
 
 impl Doors {
-    /// Two windows, then two fast regions of which the second is for `only`. All of them are shut.
+    /// Creates two memory windows and two fast-registration regions, the second of which is limited to
+    /// `only`. All are closed.
     pub fn new(engine: &mut Engine, pd: PdId, only: QpId) -> Self {
         let mut doors = Vec::new();
         for stream in [None, None, None, Some(only)] {
@@ -84,7 +85,7 @@ impl Doors {
         Self(doors)
     }
 
-    /// The keys as they are now.
+    /// The current keys.
     pub fn keys(&self) -> impl Iterator<Item = STag> {
         self.0.iter().map(|door| door.key)
     }
@@ -94,7 +95,8 @@ impl Doors {
         &mut self.0[usize::from(number) % count]
     }
 
-    /// A request that opens a door, which may be open already: a window to `elsewhere`, or to its own wall.
+    /// Creates a request that opens a door, which may already be open. A memory window is bound to
+    /// `elsewhere` or to its own wall.
     pub fn open(&mut self, elsewhere: Option<STag>, input: &mut Input<'_>) -> Request {
         let door = self.door(input.u8());
         let key = rekeyed(door.key, input.u8());
@@ -107,7 +109,8 @@ impl Doors {
         let mut piece = || {
             let (offset, len) = (usize::from(input.u16()), usize::from(input.u16()));
             let offset = part.start + offset % part.len();
-            // All or nothing of a length that does not fit: what lies outside of a wall's middle is never opened.
+            // Use all or nothing when the length does not fit, because memory outside a wall's middle is
+            // never opened.
             (offset, if len > WALL { len } else { len.min(part.end - offset) })
         };
         let Some(region) = door.region else {
@@ -126,7 +129,7 @@ impl Doors {
         Request { operation: Operation::BindWindow { window: key, binding }, memory: Vec::new() }
     }
 
-    /// A request was posted.
+    /// Records a posted request.
     pub fn posted(&mut self, wr_id: u64, operation: &Operation) {
         for door in &mut self.0 {
             match *operation {
@@ -146,7 +149,7 @@ impl Doors {
         }
     }
 
-    /// A request has completed.
+    /// Records a completed request.
     pub fn completed(&mut self, completion: &WorkCompletion) {
         let success = completion.status == WcStatus::Success;
         for door in &mut self.0 {
@@ -166,7 +169,7 @@ impl Doors {
         }
     }
 
-    /// The owner takes a door, or the region that a window is for, away.
+    /// The owner destroys a door, or the region of a memory window.
     pub fn take_away(&mut self, engine: &mut Engine, input: &mut Input<'_>) {
         let (number, how) = (input.u8(), input.u8());
         let door = self.door(number);
@@ -177,23 +180,23 @@ impl Doors {
             (None, 0 | 1) => engine.revoke(door.key),
             (None, _) => engine.deregister(door.key),
         };
-        // Nothing opens it again, and what was bound to it is shut, too.
+        // No request can open it any more, and windows bound to it are closed too.
         if done.is_ok() {
             door.open = false;
             door.shut.get_or_insert_with(|| door.wall.bytes());
         }
     }
 
-    /// What may not change has not. Returns how many bytes of walls have changed.
+    /// Checks that closed memory has not changed. Returns the number of changed bytes of all walls.
     pub fn check(&self) -> usize {
         self.0.iter().map(Door::check).sum()
     }
 
-    /// Everything is given back; only after all queue pairs.
+    /// Frees everything; call it after all queue pairs are destroyed.
     pub fn over(self, engine: &mut Engine) -> usize {
         let changed = self.check();
         for door in self.0 {
-            // What was taken away before is unknown now. Queue pairs that are gone leave no window open.
+            // Destroyed objects are unknown now. Destroyed queue pairs leave no memory window open.
             let done = match door.region {
                 Some(region) => [engine.deregister(region), engine.dealloc_window(door.key)],
                 None => [Ok(()), engine.deregister(door.key)],
@@ -209,7 +212,7 @@ impl Door {
         self.wall.check();
         let now = self.wall.bytes();
         if let Some(shut) = &self.shut {
-            assert!(now == *shut, "written while it was shut");
+            assert!(now == *shut, "written while it was closed");
         }
         assert!(
             self.wall.is_secret_outside(WRITABLE.start..READABLE.end),

@@ -1,7 +1,7 @@
-//! Target: a whole engine, with hostile peers on the wire.
+//! Target: a whole engine with hostile peers on the wire.
 //!
-//! An input is: settings, then records until nothing is left. A record is what happens next: a segment, an FPDU with
-//! everything around it made good, a raw frame, time that passes, or a verb of the application's.
+//! An input is: settings, then records until the end. A record is one event: a segment, an FPDU with correct
+//! framing, a raw frame, time that passes, or a verb of the application.
 
 mod card;
 mod doors;
@@ -15,21 +15,22 @@ use self::{
 };
 use crate::{input::Input, wire::mend};
 
-/// Records that one input can have.
+/// Maximum number of records in one input.
 const MOST_RECORDS: usize = 400;
 /// Connections, by the peer's port.
 const PORTS: std::ops::Range<u16> = 40_000..40_004;
-/// Heap that a run may use: an input has a few kilobytes, an engine keeps what the window and MPA's limits allow.
+/// Heap limit of a run, in bytes: an input has a few kilobytes, and the engine holds at most what the window
+/// and MPA's limits allow.
 const MOST_HEAP: u64 = 24 << 20;
 
-/// What a ULPDU record does besides sending its FPDU.
+/// Flags of a ULPDU record besides sending its FPDU.
 const TRANSLATE: u8 = 1;
 const HOLD_BACK: u8 = 2;
 const TWICE: u8 = 4;
 const BAD_CRC: u8 = 8;
 const SPLIT: u8 = 16;
 
-/// The target.
+/// Runs one input.
 pub fn target(data: &[u8]) {
     let used = allocation_counter::measure(|| {
         World::run(Input::new(data));
@@ -37,7 +38,7 @@ pub fn target(data: &[u8]) {
     assert!(used.bytes_max < MOST_HEAP, "{} bytes of heap", used.bytes_max);
 }
 
-/// The card, its peers, and what is under way to the card.
+/// The card, its peers, and the frames in flight to the card.
 struct World {
     settings: Settings,
     addresses: Addresses,
@@ -45,7 +46,7 @@ struct World {
     peers: Vec<Peer>,
     current: usize,
     held: Vec<Vec<u8>>,
-    /// Nothing is acknowledged.
+    /// Whether the peers withhold acknowledgements.
     mute: bool,
 }
 
@@ -76,7 +77,7 @@ impl World {
         &mut self.peers[self.current]
     }
 
-    /// TCP's handshake of the current peer.
+    /// The TCP handshake of the current peer.
     fn open(&mut self) {
         if self.settings.initiator() {
             let port = self.peer().port();
@@ -144,7 +145,7 @@ impl World {
         }
     }
 
-    /// A start-up frame with these flags, this revision and this private data.
+    /// Encodes a start-up frame with these flags, revision and private data.
     fn start_up(&mut self, input: &mut Input<'_>) {
         let (flags, revision) = (input.u8(), input.u8());
         let private_data = input.chunk();
@@ -158,7 +159,7 @@ impl World {
         peer.origin = peer.sent;
     }
 
-    /// Stream bytes: next in order, or so far from there.
+    /// Sends stream bytes at the next position, or at this distance from it.
     fn bytes(&mut self, delta: i32, bytes: &[u8]) {
         let bytes = &bytes[..bytes.len().min(1500)];
         let peer = self.peer();
@@ -170,7 +171,7 @@ impl World {
         self.arrive(&frame);
     }
 
-    /// A segment without payload.
+    /// Sends a segment without payload.
     fn say(&mut self, flags: u8, seq: i32, ack: i32, window: u16) {
         let peer = self.peer();
         let ack = peer.ack().wrapping_add_signed(ack);
@@ -209,12 +210,12 @@ impl World {
         }
     }
 
-    /// Whether the card's start-up frame, when it came, asks for markers.
+    /// Whether the card's start-up frame requests markers, if it has arrived.
     fn card_wants_markers(&mut self) -> bool {
         self.peer().heard.get(16).is_some_and(|flags| flags & 0x80 != 0)
     }
 
-    /// Small numbers where keys stand become keys.
+    /// Replaces small numbers in key fields by keys.
     fn translate(&self, ulpdu: &mut [u8]) {
         let tagged = ulpdu.first().is_some_and(|first| first & 0x80 != 0);
         let opcode = ulpdu.get(1).map_or(0, |control| control & 15);
@@ -232,7 +233,7 @@ impl World {
         }
     }
 
-    /// Any frame at all: as it is, with good checksums, or put into the current connection.
+    /// Sends any frame: unchanged, with correct checksums, or placed in the current connection.
     fn raw(&mut self, patch: u8, mut frame: Vec<u8>) {
         let peer = &self.peers[self.current];
         let (addresses, ports) = self.addresses.places();
@@ -253,14 +254,14 @@ impl World {
         self.arrive(&frame);
     }
 
-    /// A frame comes to the card, which has its turn, and its answers are taken.
+    /// Delivers a frame to the card, runs its turn, and takes its responses.
     fn arrive(&mut self, frame: &[u8]) {
         self.card.link.arrive(frame);
         self.card.turn();
         self.settle();
     }
 
-    /// What the card has sent reaches the peers, which acknowledge it, until there is nothing new.
+    /// Delivers the card's frames to the peers, which acknowledge them, until there are no new frames.
     fn settle(&mut self) {
         for _ in 0..64 {
             let sent = std::mem::take(&mut self.card.link.sent);
@@ -286,13 +287,13 @@ impl World {
     }
 }
 
-/// The FPDU of a ULPDU (RFC 5044 section 4), at this place behind the start-up frame.
+/// Encodes a ULPDU as an FPDU (RFC 5044 section 4) at this offset after the start-up frame.
 fn frame_ulpdu(ulpdu: &[u8], at: usize, markers: bool) -> Vec<u8> {
     let mut body = (ulpdu.len() as u16).to_be_bytes().to_vec();
     body.extend_from_slice(ulpdu);
     body.resize(body.len().next_multiple_of(4), 0);
     let mut out = Vec::new();
-    // A marker in front of the length field points to it: zero.
+    // The pointer of a marker directly before the length field is zero.
     let header = if markers && at.is_multiple_of(512) { at + 4 } else { at };
     let marker = |out: &mut Vec<u8>| {
         if markers && (at + out.len()).is_multiple_of(512) {

@@ -1,5 +1,5 @@
-//! The hostile end of a connection: TCP segments made by hand, as good or bad as the input wants them, and a check of
-//! every segment that the engine sends.
+//! The hostile end of a connection: TCP segments made by hand, valid or invalid as the input requires, and
+//! checks of every segment that the engine sends.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -9,7 +9,7 @@ use crate::{canary::betrays, wire::mend};
 
 /// The engine's port.
 pub const CARD_PORT: u16 = 4791;
-/// Where the peer's sequence numbers begin, near the wrap.
+/// The peer's initial sequence number, near the wrap.
 const ISN: u32 = u32::MAX - 700;
 
 const ICMP: u8 = 1;
@@ -25,14 +25,14 @@ pub const RST: u8 = 4;
 /// See [`FIN`].
 pub const ACK: u8 = 16;
 
-/// The addresses of the engine and of its peers: each connection has a port of its own.
+/// Addresses of the engine and its peers; each connection has its own port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Addresses {
     v6: bool,
 }
 
 impl Addresses {
-    /// Of IPv6, or of IPv4.
+    /// Creates addresses of IPv6 or IPv4.
     pub fn new(v6: bool) -> Self {
         Self { v6 }
     }
@@ -45,22 +45,22 @@ impl Addresses {
         }
     }
 
-    /// The engine's.
+    /// The engine's address.
     pub fn card(self) -> SocketAddr {
         (self.end(1), CARD_PORT).into()
     }
 
-    /// The peer's.
+    /// The peer's address.
     pub fn peer(self) -> IpAddr {
         self.end(2)
     }
 
-    /// Where the addresses begin in a frame that this module makes, and where the ports do behind them.
+    /// Offset of the addresses in a frame of this module, and the offset of the ports.
     pub fn places(self) -> (usize, usize) {
         if self.v6 { (22, 54) } else { (26, 34) }
     }
 
-    /// The IP header of a packet from one end to the other.
+    /// Encodes the IP header of a packet from one end to the other.
     fn ip_header(self, [from, to]: [u8; 2], protocol: u8, payload: usize) -> Vec<u8> {
         let mut header = if self.v6 {
             let [high, low] = (payload as u16).to_be_bytes();
@@ -78,7 +78,7 @@ impl Addresses {
         header
     }
 
-    /// A frame to the engine, with good checksums.
+    /// Encodes a frame to the engine, with correct checksums.
     fn frame(self, protocol: u8, payload: &[u8]) -> Vec<u8> {
         let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
         frame.extend_from_slice(if self.v6 { &[0x86, 0xdd] } else { &[8, 0] });
@@ -89,31 +89,31 @@ impl Addresses {
     }
 }
 
-/// One TCP connection, as far as a peer knows it.
+/// The peer's state of one TCP connection.
 #[derive(Debug)]
 pub struct Peer {
     addresses: Addresses,
     port: u16,
     timestamps: bool,
-    /// The engine's initial sequence number, once its SYN came.
+    /// The engine's initial sequence number, after its SYN has arrived.
     card_isn: Option<u32>,
-    /// What the engine has sent, from its first byte on, and whether it has sent its FIN.
+    /// The engine's stream from its first byte, and whether its FIN has arrived.
     pub heard: Vec<u8>,
-    /// Bytes of `heard` that came; the others are gaps.
+    /// Whether each byte of `heard` has arrived; the others are gaps.
     came: Vec<bool>,
     heard_fin: bool,
     last_timestamp: u32,
-    /// Bytes sent in order.
+    /// Number of bytes sent in order.
     pub sent: u32,
-    /// Where our FPDUs begin.
+    /// Offset of the first FPDU of the peer.
     pub origin: u32,
-    /// Milliseconds: the timestamps' clock.
+    /// The clock of the timestamps, in milliseconds.
     pub clock: u32,
     acknowledged: usize,
 }
 
 impl Peer {
-    /// A peer that has sent nothing.
+    /// Creates a peer that has sent nothing.
     pub fn new(addresses: Addresses, port: u16, timestamps: bool) -> Self {
         Self {
             addresses,
@@ -131,7 +131,7 @@ impl Peer {
         }
     }
 
-    /// Its port.
+    /// The peer's port.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -141,12 +141,12 @@ impl Peer {
         self.card_isn.is_some()
     }
 
-    /// The sequence number of the byte that is `delta` from the one to be sent next.
+    /// The sequence number at distance `delta` from the next one to send.
     pub fn seq(&self, delta: i32) -> u32 {
         ISN.wrapping_add(1).wrapping_add(self.sent).wrapping_add_signed(delta)
     }
 
-    /// What acknowledges all that came without a gap.
+    /// The acknowledgement number of all bytes that arrived without a gap.
     pub fn ack(&self) -> u32 {
         let Some(isn) = self.card_isn else { return 0 };
         let len = self.contiguous();
@@ -158,20 +158,20 @@ impl Peer {
         self.came.iter().take_while(|came| **came).count()
     }
 
-    /// The SYN, or the answer to the engine's.
+    /// Encodes the SYN, or the SYN-ACK to the engine's SYN.
     pub fn syn(&self) -> Vec<u8> {
         let flags = if self.met() { SYN | ACK } else { SYN };
         self.segment(flags, ISN, self.ack(), 0xffff, &[])
     }
 
-    /// Payload that is next in order.
+    /// Encodes a segment with the next payload.
     pub fn data(&mut self, payload: &[u8]) -> Vec<u8> {
         let frame = self.segment(ACK, self.seq(0), self.ack(), 0xffff, payload);
         self.sent = self.sent.wrapping_add(payload.len() as u32);
         frame
     }
 
-    /// An acknowledgement, when there is something new.
+    /// Encodes an acknowledgement, if there is something new to acknowledge.
     pub fn acknowledge(&mut self) -> Option<Vec<u8>> {
         let now = self.contiguous() + usize::from(self.heard_fin);
         if now == self.acknowledged {
@@ -181,7 +181,7 @@ impl Peer {
         Some(self.segment(ACK, self.seq(0), self.ack(), 0xffff, &[]))
     }
 
-    /// Any segment, with good checksums.
+    /// Encodes any segment, with correct checksums.
     pub fn segment(&self, flags: u8, seq: u32, ack: u32, window: u16, payload: &[u8]) -> Vec<u8> {
         let mut options = Vec::new();
         if flags & SYN != 0 {
@@ -205,8 +205,8 @@ impl Peer {
         self.addresses.frame(TCP, &tcp)
     }
 
-    /// An ICMP error about a segment that the engine has sent: of IPv4 unreachable with this code, of IPv6 too big
-    /// for code 4 and else unreachable.
+    /// Encodes an ICMP error about a segment of the engine. IPv4: unreachable with this code; IPv6: packet
+    /// too big for code 4, otherwise unreachable.
     pub fn icmp(&self, code: u8, mtu: u16) -> Vec<u8> {
         let [high, low] = mtu.to_be_bytes();
         let (protocol, header) = match (self.addresses.v6, code) {
@@ -225,7 +225,7 @@ impl Peer {
         self.addresses.frame(protocol, &icmp)
     }
 
-    /// A segment of the engine's to this peer: its bytes must not contradict those that came before.
+    /// Receives a segment from the engine; its bytes must not contradict earlier ones.
     pub fn hear(&mut self, tcp: &TcpSlice<'_>) {
         if tcp.syn() {
             self.card_isn = Some(tcp.sequence_number());
@@ -244,7 +244,7 @@ impl Peer {
         let offset = tcp.sequence_number().wrapping_sub(isn).wrapping_sub(1);
         let payload = tcp.payload();
         assert!(!betrays(payload), "memory that the peer may not read was sent");
-        // A probe repeats a byte that was acknowledged; a SYN has no offset.
+        // A probe repeats an acknowledged byte; a SYN has no offset.
         if tcp.syn() || offset > 1 << 24 || payload.is_empty() && !tcp.fin() {
             return;
         }
@@ -263,7 +263,8 @@ impl Peer {
     }
 }
 
-/// Reads a frame that the engine has sent, and checks it: lengths, checksums, addresses. Tells the port it is for.
+/// Parses a frame sent by the engine and checks its lengths, checksums and addresses. Returns the destination
+/// port.
 pub fn inspect(addresses: Addresses, frame: &[u8], hear: impl FnOnce(u16, &TcpSlice<'_>)) {
     let sliced = SlicedPacket::from_ethernet(frame).expect("what is sent can be read");
     let (from, to, len): (IpAddr, IpAddr, usize) = match &sliced.net {

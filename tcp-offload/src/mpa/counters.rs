@@ -1,4 +1,4 @@
-//! What one session counts.
+//! The counters of one MPA session.
 
 crate::counters! {
     /// Events of one session since it began; plain numbers, read at any time.
@@ -9,11 +9,11 @@ crate::counters! {
         placed_in_order,
         /// FPDUs placed beyond a gap, found by markers.
         placed_early,
-        /// FPDUs found beyond a gap that the upper layer wanted to see again in order.
+        /// FPDUs beyond a gap that the upper layer refused to place early, so that they are offered again in order.
         refused_early,
         /// FPDUs delivered.
         delivered,
-        /// Received bytes that had been received before.
+        /// Bytes received more than once.
         duplicate_bytes,
         /// Most bytes ever held at once.
         held_bytes_peak: peak,

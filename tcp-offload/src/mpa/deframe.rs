@@ -1,14 +1,14 @@
-//! Checking one received FPDU that is there as a whole, and cutting its ULPDU out: length field, pad, CRC
-//! and markers stay behind (RFC 5044 sections 4.1 to 4.4).
+//! Checks one complete received FPDU and extracts its ULPDU, without length field, pad, CRC and markers (RFC 5044
+//! sections 4.1 to 4.4).
 
 use super::{
     MpaError,
     layout::{CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES},
 };
-use crate::{link::Pieces, seq::StreamOffset, ulp::Ulpdu};
+use crate::{copy, link::Pieces, seq::StreamOffset, ulp::Ulpdu};
 
-/// Verifies the CRC (RFC 5044 section 4.4) of the FPDU whose range consists of `raw`. It covers all bytes
-/// of the range but the CRC field: the markers, and the one right before the length field, too.
+/// Verifies the CRC (RFC 5044 section 4.4) of the FPDU whose range consists of `raw`. The CRC covers all bytes of the
+/// range except the CRC field itself, including the markers and the one right before the length field.
 pub(crate) fn verify_crc(raw: &[&[u8]]) -> Result<(), MpaError> {
     let mut covered = raw.iter().map(|p| p.len()).sum::<usize>().saturating_sub(CRC_BYTES);
     let mut sum = 0;
@@ -17,7 +17,7 @@ pub(crate) fn verify_crc(raw: &[&[u8]]) -> Result<(), MpaError> {
     for piece in raw {
         let (data, rest) = piece.split_at(piece.len().min(covered));
         covered -= data.len();
-        sum = crc32c::crc32c_append(sum, data);
+        sum = copy::crc32c(sum, data);
         for (byte, slot) in rest.iter().zip(slots.by_ref()) {
             *slot = *byte;
         }
@@ -25,8 +25,8 @@ pub(crate) fn verify_crc(raw: &[&[u8]]) -> Result<(), MpaError> {
     if sum == u32::from_le_bytes(field) { Ok(()) } else { Err(MpaError::Crc) }
 }
 
-/// Cuts the ULPDU of `ulpdu` bytes out of the FPDU whose range begins at `start` and consists of `raw`.
-/// Fails when one of its markers does not point to its length field (RFC 5044 section 4.3).
+/// Extracts the ULPDU of `ulpdu` bytes from the FPDU whose range begins at `start` and consists of `raw`. Fails when
+/// one of its markers does not point to its length field (RFC 5044 section 4.3).
 pub(crate) fn cut<'a>(
     layout: &Layout,
     raw: &[&'a [u8]],

@@ -1,7 +1,7 @@
-//! What can go wrong in MPA: [`MpaError`] for what the peer or the network did, with its one conversion
-//! to a Terminate code, and [`SetupError`] for what our caller did.
+//! Errors of MPA: [`MpaError`] for errors of the peer or the network, with the only conversion to a Terminate code,
+//! and [`SetupError`] for errors of the caller.
 
-/// Why MPA gave a stream up (RFC 5044 section 8, RFC 6581 section 8).
+/// Why MPA ended a stream (RFC 5044 section 8, RFC 6581 section 8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MpaError {
     /// The peer closed its direction within a start-up frame or an FPDU.
@@ -16,25 +16,28 @@ pub enum MpaError {
     /// An FPDU waited for a receive for longer than [`super::MpaConfig::withhold_timeout`].
     #[error("no receive was posted in time")]
     Withheld,
-    /// What came first is no start-up frame.
+    /// An FPDU was not completed within [`crate::stack::StackConfig::gap_age`] while memory for held bytes was short.
+    #[error("the rest of an FPDU did not come in time while memory was short")]
+    Stalled,
+    /// The stream does not begin with a start-up frame.
     #[error("the peer does not speak MPA")]
     InvalidKey,
-    /// Both ends were started as initiators, or both as responders (RFC 5044 section 7.1.2, rule 8).
+    /// Both ends started MPA as initiators, or both as responders (RFC 5044 section 7.1.2, rule 8).
     #[error("both ends started MPA in the same role")]
     SameRole,
-    /// The start-up frame's revision is none that we speak.
+    /// This end does not support the revision of the start-up frame.
     #[error("the peer speaks MPA revision {0}")]
     UnsupportedRevision(u8),
     /// The private data exceeds 512 bytes.
     #[error("the peer announced {0} bytes of private data, 512 is the limit")]
     PrivateDataTooLong(u16),
-    /// The frame claims to be an enhanced one, but has no room for IRD and ORD.
+    /// The start-up frame announces enhanced data, but has no room for IRD and ORD.
     #[error("the start-up frame lacks the IRD and ORD that it announces")]
     EnhancedDataMissing,
-    /// We asked for enhanced set-up, and the responder accepted without it.
+    /// This end asked for enhanced set-up, and the responder accepted without it.
     #[error("the responder does not speak the enhanced set-up of RFC 6581")]
     NotEnhanced,
-    /// The initiator sent something behind its request before we replied.
+    /// The initiator sent data after its request and before the reply.
     #[error("the initiator sent data before the reply")]
     DataBeforeReply,
     /// The responder rejected a request for markers and gave no other reason: a connection without them
@@ -44,13 +47,13 @@ pub enum MpaError {
     /// The peer's start-up frame did not come in time.
     #[error("the peer's MPA start-up frame did not come in time")]
     StartupTimeout,
-    /// Something failed locally while connecting.
+    /// A local error while connecting.
     #[error("local catastrophic error")]
     LocalCatastrophic,
     /// The responder's ORD is more than [`super::MpaConfig::max_ird`].
     #[error("the responder's ORD exceeds the IRD that this end can offer")]
     InsufficientIrd,
-    /// The responder supports none of the ready-to-receive messages that we can send.
+    /// The responder supports none of the ready-to-receive messages that this end can send.
     #[error("no ready-to-receive message that both ends support")]
     NoMatchingRtr,
 }
@@ -60,16 +63,16 @@ pub enum MpaError {
 pub struct TerminateCode {
     /// 0 RDMAP, 1 DDP, 2 LLP.
     pub layer: u8,
-    /// Within the layer.
+    /// Error type within the layer.
     pub error_type: u8,
-    /// Within the type.
+    /// Error code within the type.
     pub code: u8,
 }
 
 impl MpaError {
-    /// What a Terminate message says of this error: layer LLP, type MPA, and the codes of RFC 5044 section
-    /// 8 and RFC 6581 section 8. The exception is [`Self::Withheld`], which MPA notices but RFC 5041
-    /// section 8.2 names: untagged, no buffer available.
+    /// The codes of this error in a Terminate message: layer LLP, type MPA, and the codes of RFC 5044 section 8 and RFC 6581
+    /// section 8. The exception is [`Self::Withheld`]: MPA detects it, but RFC 5041 section 7.2 defines its code (untagged
+    /// buffer error, no buffer available).
     pub const fn terminate_code(self) -> TerminateCode {
         let code = match self {
             Self::Withheld => return TerminateCode { layer: 1, error_type: 2, code: 2 },
@@ -84,7 +87,7 @@ impl MpaError {
             | Self::NotEnhanced
             | Self::DataBeforeReply
             | Self::MarkersRefused => 4,
-            Self::LocalCatastrophic => 5,
+            Self::LocalCatastrophic | Self::Stalled => 5,
             Self::InsufficientIrd => 6,
             Self::NoMatchingRtr => 7,
         };
@@ -92,11 +95,11 @@ impl MpaError {
     }
 }
 
-/// Our caller asked for something that start-up does not allow.
+/// Why the start-up cannot proceed as the caller asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SetupError {
-    /// More private data than is sent.
-    #[error("{len} bytes of private data, {limit} is the limit here")]
+    /// More private data than the limit allows.
+    #[error("{len} bytes of private data exceed the limit of {limit}")]
     PrivateDataTooLong {
         /// Bytes given.
         len: usize,
@@ -109,7 +112,7 @@ pub enum SetupError {
     /// Peer-to-peer mode needs revision 2.
     #[error("peer-to-peer mode needs MPA revision 2")]
     PeerToPeerNeedsRevisionTwo,
-    /// Nothing to accept or reject: no request has come, or it was answered before.
+    /// There is no request to accept or reject: none has arrived, or it was already answered.
     #[error("no MPA request waits for an answer")]
     NoRequest,
 }

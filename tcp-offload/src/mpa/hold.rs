@@ -1,13 +1,12 @@
-//! Received bytes that cannot be placed yet, and the frames they lie in.
+//! Received bytes that cannot be placed yet, and the frames that contain them.
 //!
-//! A [`Hold`] knows for each byte that it has where it lies. A receive frame stays with it while at least
-//! one of its bytes is needed. Ranges never overlap: what came first stays.
-
-use std::collections::VecDeque;
+//! A [`Hold`] keeps a receive frame while at least one of its bytes is needed. Ranges never overlap: of two copies of
+//! a byte, the first one is kept.
 
 use slab::Slab;
 use smallvec::SmallVec;
 
+use super::ordered::{Extent, Ordered};
 use crate::{
     link::{Link, Pieces, QueueId, RxFrame, rx_pieces},
     seq::StreamOffset,
@@ -19,7 +18,11 @@ pub(crate) type Range = (StreamOffset, StreamOffset);
 /// A few ranges.
 pub(crate) type Ranges = SmallVec<[Range; 4]>;
 
-/// Names something that holds bytes: see [`Hold::adopt`].
+/// Most bytes of a copy to which further copies are appended. A single byte that is still needed keeps the whole
+/// copy.
+const COPY_BYTES: usize = 4096;
+
+/// The key of a frame or copy that holds bytes; see [`Hold::adopt`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StoreKey(usize);
 
@@ -28,9 +31,15 @@ pub(crate) struct StoreKey(usize);
 struct Span {
     offset: StreamOffset,
     end: StreamOffset,
-    /// Where its first byte lies in the store.
+    /// Position of the first byte in the store.
     at: usize,
     store: StoreKey,
+}
+
+impl Extent for Span {
+    fn end(&self) -> StreamOffset {
+        self.end
+    }
 }
 
 #[derive(Debug)]
@@ -42,14 +51,16 @@ enum Data {
 #[derive(Debug)]
 struct Store {
     data: Data,
-    /// Bytes of spans that lie in it; it goes with the last of them.
+    /// Bytes in this store that spans refer to. The store is removed when none is left.
     live: usize,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Hold {
-    /// In order of offset.
-    spans: VecDeque<Span>,
+    spans: Ordered<Span>,
+    /// The held ranges, with adjacent ranges joined, because every segment needs to know where the stream is
+    /// contiguous.
+    islands: Ordered<Range>,
     stores: Slab<Store>,
     bytes: usize,
     frames: usize,
@@ -75,17 +86,18 @@ impl Hold {
         self.spans.len()
     }
 
-    /// The held ranges, each a contiguous piece of one frame.
-    pub fn ranges(&self) -> impl Iterator<Item = Range> {
-        self.spans.iter().map(|s| (s.offset, s.end))
+    /// The contiguous held ranges that end after `offset`, in order.
+    pub fn islands_from(&self, offset: StreamOffset) -> impl Iterator<Item = Range> {
+        self.islands.iter_from(self.islands.seek(offset)).copied()
     }
 
-    /// The first held range that ends after `offset`.
-    pub fn first_after(&self, offset: StreamOffset) -> Option<Range> {
-        self.spans.get(self.index(offset)).map(|s| (s.offset, s.end))
+    /// Where the last held byte ends.
+    pub fn end(&self) -> Option<StreamOffset> {
+        self.islands.back().map(|island| island.1)
     }
 
-    /// Takes a frame in. It holds nothing before [`Self::add`], and [`Self::discard_unused`] must follow.
+    /// Takes a frame over. [`Self::add`] must follow, or else [`Self::discard_unused`], because no span refers to the
+    /// frame yet.
     pub fn adopt(&mut self, frame: RxFrame) -> StoreKey {
         self.frames += 1;
         StoreKey(self.stores.insert(Store { data: Data::Frame(frame), live: 0 }))
@@ -98,7 +110,47 @@ impl Hold {
         let Some(entry) = self.stores.get_mut(store.0) else { return };
         entry.live += len;
         self.bytes += len;
-        self.spans.insert(self.index(offset), Span { offset, end, at, store });
+        self.spans.insert(self.spans.seek(offset), Span { offset, end, at, store });
+        self.join_island((offset, end));
+    }
+
+    /// Adds `range` to the islands.
+    fn join_island(&mut self, (start, end): Range) {
+        // The first island that ends at `start` or after it.
+        let place = self.islands.seek(start.saturating_sub(1));
+        let Some(island) = self.islands.get_mut(place).filter(|island| island.0 <= end) else {
+            return self.islands.insert(place, (start, end));
+        };
+        if island.1 != start {
+            island.0 = start;
+            return;
+        }
+        island.1 = end;
+        // Join the island with its right neighbour, if `range` was the whole gap between them.
+        let left = island.0;
+        let place = self.islands.seek(end);
+        if let Some(right) = self.islands.get_mut(place).filter(|right| right.0 == end) {
+            right.0 = left;
+            if let Some(place) = self.islands.before(place) {
+                self.islands.remove(place);
+            }
+        }
+    }
+
+    /// Removes `range`, a part of one island, from the islands.
+    fn cut_island(&mut self, (start, end): Range) {
+        let place = self.islands.seek(start);
+        let Some(island) = self.islands.get_mut(place) else { return };
+        match (island.0 < start, end < island.1) {
+            (false, false) => drop(self.islands.remove(place)),
+            (false, true) => island.0 = end,
+            (true, false) => island.1 = start,
+            (true, true) => {
+                let left = (island.0, start);
+                island.0 = end;
+                self.islands.insert(place, left);
+            }
+        }
     }
 
     /// Bytes of `store` that are held.
@@ -116,20 +168,11 @@ impl Hold {
 
     /// The bytes `range`, or `None` when not all of them are held.
     pub fn raw<'a>(&'a self, link: &'a dyn Link, (offset, end): Range) -> Option<Pieces<'a>> {
-        let mut pieces = Pieces::new();
-        let mut at = offset;
-        let first = self.index(offset);
-        // Whether all is there is asked before any frame is touched.
-        let count = self.spans.range(first..).take_while(|s| {
-            let follows = s.offset <= at && at < end;
-            at = if follows { s.end } else { at };
-            follows
-        });
-        let count = count.count();
-        if at < end {
+        if self.contiguous_from(offset) < end {
             return None;
         }
-        for span in self.spans.range(first..first + count) {
+        let mut pieces = Pieces::new();
+        for span in self.spans.iter_from(self.spans.seek(offset)).take_while(|s| s.offset < end) {
             let skip = offset.saturating_sub(span.offset);
             let len = (span.end.min(end) - span.offset - skip) as usize;
             let at = span.at + skip as usize;
@@ -151,44 +194,36 @@ impl Hold {
         Some(bytes)
     }
 
-    /// Where the bytes end that are held without a gap from `offset` on.
+    /// The end of the bytes held without a gap from `offset` on; `offset` when that byte is not held.
     pub fn contiguous_from(&self, offset: StreamOffset) -> StreamOffset {
-        let mut at = offset;
-        for span in self.spans.range(self.index(offset)..) {
-            if span.offset > at {
-                break;
-            }
-            at = span.end;
+        match self.islands.get(self.islands.seek(offset)) {
+            Some(&(start, end)) if start <= offset => end,
+            _ => offset,
         }
-        at
     }
 
-    /// Forgets the bytes `range`, and gives back the frames that nothing else is held of.
+    /// Removes the bytes `range`, and recycles the frames of which nothing else is held.
     pub fn remove(&mut self, link: &mut dyn Link, (offset, end): Range) {
-        let mut index = self.index(offset);
-        while let Some(span) = self.spans.get_mut(index)
-            && span.offset < end
-        {
+        loop {
+            let place = self.spans.seek(offset);
+            let Some(span) = self.spans.get_mut(place).filter(|span| span.offset < end) else { break };
             let (from, to) = (span.offset.max(offset), span.end.min(end));
-            let (store, at) = (span.store, span.at);
+            let (store, skip) = (span.store, (to - span.offset) as usize);
             match (from > span.offset, to < span.end) {
-                (false, false) => {
-                    self.spans.remove(index);
-                }
+                (false, false) => drop(self.spans.remove(place)),
                 (false, true) => {
-                    span.at += (to - span.offset) as usize;
+                    span.at += skip;
                     span.offset = to;
                 }
-                (true, later) => {
-                    let rest =
-                        Span { offset: to, end: span.end, at: at + (to - span.offset) as usize, store };
-                    span.end = from;
-                    index += 1;
-                    if later {
-                        self.spans.insert(index, rest);
-                    }
+                (true, false) => span.end = from,
+                (true, true) => {
+                    let head = Span { offset: span.offset, end: from, at: span.at, store };
+                    span.at += skip;
+                    span.offset = to;
+                    self.spans.insert(place, head);
                 }
             }
+            self.cut_island((from, to));
             self.bytes -= (to - from) as usize;
             if let Some(entry) = self.stores.get_mut(store.0) {
                 entry.live -= (to - from) as usize;
@@ -197,28 +232,27 @@ impl Hold {
         }
     }
 
-    /// Forgets what is held of `store` within `range`, and gives its frame back when that was all.
-    pub fn evict(&mut self, link: &mut dyn Link, store: StoreKey, (offset, end): Range) {
-        let mut index = self.index(offset);
-        while let Some(span) = self.spans.get(index)
-            && span.offset < end
-        {
+    /// Removes the bytes of `store` within `range`, and recycles its frame when no other byte of it is held.
+    pub fn evict(&mut self, link: &mut dyn Link, store: StoreKey, (mut offset, end): Range) {
+        while let Some(span) = self.spans.get(self.spans.seek(offset)).filter(|span| span.offset < end) {
+            let range = (span.offset, span.end);
+            offset = range.1;
             if span.store == store {
-                let range = (span.offset, span.end);
                 self.remove(link, range);
-            } else {
-                index += 1;
             }
         }
     }
 
-    /// Copies what is held of `store`, all of it within `range`, into memory of its own and gives the
-    /// frame back. Returns the bytes copied.
+    /// Copies the held bytes of `store`, all of which lie within `range`, to the heap and recycles the frame. Returns
+    /// the number of bytes copied.
     pub fn compact(&mut self, link: &mut dyn Link, store: StoreKey, (offset, end): Range) -> usize {
         let Some(Store { data: Data::Frame(frame), live }) = self.stores.get(store.0) else { return 0 };
         let mut copy = Vec::with_capacity(*live);
-        let first = self.index(offset);
-        for span in self.spans.range_mut(first..).take_while(|s| s.offset < end) {
+        let mut from = offset;
+        loop {
+            let place = self.spans.seek(from);
+            let Some(span) = self.spans.get_mut(place).filter(|span| span.offset < end) else { break };
+            from = span.end;
             if span.store == store {
                 let at = copy.len();
                 let len = (span.end - span.offset) as usize;
@@ -233,23 +267,26 @@ impl Hold {
             let data = std::mem::replace(&mut entry.data, Data::Copied(copy));
             self.give_back(link, data);
         }
-        self.coalesce(first);
+        self.coalesce(offset);
         copied
     }
 
-    /// Appends the copied span `index` to the copied span right before it: a peer that sends single bytes
-    /// makes no long list.
-    fn coalesce(&mut self, index: usize) {
-        let Some((before, span)) =
-            index.checked_sub(1).and_then(|before| Some((self.spans.get(before)?, self.spans.get(index)?)))
+    /// Appends the copied span at `offset` to the copied span right before it, so that single bytes from a peer do
+    /// not make a long list.
+    fn coalesce(&mut self, offset: StreamOffset) {
+        let place = self.spans.seek(offset);
+        let Some((before, span)) = self
+            .spans
+            .before(place)
+            .and_then(|before| Some((self.spans.get(before)?, self.spans.get(place)?)))
         else {
             return;
         };
         let len = (span.end - span.offset) as usize;
-        let (from, to, end) = (span.store, before.store, span.end);
+        let (from, to, start, end) = (span.store, before.store, before.offset, span.end);
         let tail = before.at + (before.end - before.offset) as usize;
         let starts_store = span.at == 0;
-        if before.end != span.offset || from == to {
+        if before.end != span.offset || from == to || tail + len > COPY_BYTES {
             return;
         }
         let Some([Store { data: Data::Copied(bytes), live }, Store { data: Data::Copied(more), .. }]) =
@@ -257,20 +294,21 @@ impl Hold {
         else {
             return;
         };
-        // Whatever else lay in the two would move or be lost.
+        // Other bytes in the two stores would move or be lost.
         if tail != bytes.len() || !starts_store || more.len() != len {
             return;
         }
         bytes.append(more);
         *live += len;
-        self.spans.remove(index);
-        if let Some(before) = self.spans.get_mut(index - 1) {
+        self.spans.remove(place);
+        let place = self.spans.seek(start);
+        if let Some(before) = self.spans.get_mut(place) {
             before.end = end;
         }
         self.stores.remove(from.0);
     }
 
-    /// Gives a frame back that nothing is held of.
+    /// Removes `store` and recycles its frame, if no span refers to it.
     pub fn discard_unused(&mut self, link: &mut dyn Link, store: StoreKey) {
         if self.stores.get(store.0).is_some_and(|s| s.live == 0) {
             let data = self.stores.remove(store.0).data;
@@ -278,9 +316,10 @@ impl Hold {
         }
     }
 
-    /// Forgets everything and gives all frames back.
+    /// Removes everything and recycles all frames.
     pub fn release(&mut self, link: &mut dyn Link) {
         self.spans.clear();
+        self.islands.clear();
         self.bytes = 0;
         for store in std::mem::take(&mut self.stores) {
             self.give_back(link, store.1.data);
@@ -292,10 +331,5 @@ impl Hold {
             self.frames -= 1;
             link.recycle(frame);
         }
-    }
-
-    /// The first span that ends after `offset`.
-    fn index(&self, offset: StreamOffset) -> usize {
-        self.spans.partition_point(|s| s.end <= offset)
     }
 }

@@ -1,5 +1,5 @@
-//! The arithmetic of FPDUs in the stream: where markers stand, how long an FPDU is with them, how large a
-//! ULPDU may be (RFC 5044 sections 4.1, 4.3 and 4.5). Nothing here touches bytes.
+//! Positions and lengths in the stream: of markers, of FPDUs with their markers, and MULPDU (RFC 5044 sections 4.1,
+//! 4.3 and 4.5). No code here reads or writes the bytes.
 
 use crate::seq::StreamOffset;
 
@@ -18,22 +18,21 @@ pub(crate) const CRC_BYTES: usize = 4;
 /// The smallest and largest MULPDU (RFC 5044 section 3).
 const MULPDU_RANGE: (usize, usize) = (128, 64768);
 
-/// How FPDUs lie in one direction of a stream.
+/// Layout of the FPDUs in one direction of a stream.
 ///
-/// An FPDU's *range* begins with the marker right before its ULPDU Length field, when there is one (that
-/// marker belongs to it, RFC 5044 section 4.3), and ends behind its CRC. Ranges follow one another without
-/// a gap and start at multiples of 4 from [`Self::origin`], as markers do, so a marker never cuts a length
-/// field or a CRC field.
+/// An FPDU's *range* begins with the marker right before its ULPDU Length field, when there is one (that marker
+/// belongs to it, RFC 5044 section 4.3), and ends after its CRC. Ranges follow one another without a gap and start at
+/// multiples of 4 from [`Self::origin`], as markers do, so a marker never cuts a length field or a CRC field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// Where the first FPDU's range begins: right behind the start-up frame.
+    /// Start of the first FPDU's range, right after the start-up frame.
     pub origin: StreamOffset,
     /// Whether markers stand at `origin` and every 512 bytes from there.
     pub markers: bool,
 }
 
 impl Layout {
-    /// Bytes from `offset` back to the last place of a marker at or before it.
+    /// Bytes from the last marker position at or before `offset` to `offset`.
     const fn since_marker(self, offset: StreamOffset) -> u64 {
         offset.wrapping_sub(self.origin) % MARKER_SPACING
     }
@@ -43,7 +42,7 @@ impl Layout {
         self.markers && self.since_marker(offset) == 0
     }
 
-    /// Within a marker: how many of its bytes lie before `offset`.
+    /// The number of bytes before `offset` of the marker that contains it, if one does.
     pub const fn in_marker(self, offset: StreamOffset) -> Option<usize> {
         let since = self.since_marker(offset) as usize;
         if self.markers && since < MARKER_BYTES { Some(since) } else { None }
@@ -57,18 +56,18 @@ impl Layout {
         ((MARKER_SPACING - self.since_marker(offset)) % MARKER_SPACING) as usize
     }
 
-    /// Where the last marker at or before `offset` begins. Only with markers, and from `origin` on.
+    /// Start of the last marker at or before `offset`. Valid only with markers and from `origin` on.
     pub const fn marker_before(self, offset: StreamOffset) -> StreamOffset {
         offset - self.since_marker(offset)
     }
 
-    /// Where the ULPDU Length field of the FPDU lies whose range begins at `start`.
+    /// Offset of the ULPDU Length field of the FPDU whose range begins at `start`.
     pub const fn header(self, start: StreamOffset) -> StreamOffset {
         if self.at_marker(start) { start + MARKER_BYTES as u64 } else { start }
     }
 
-    /// Where the range of the FPDU begins whose ULPDU Length field lies at `header`. `None` when that is
-    /// no place where an FPDU can begin.
+    /// Start of the range of the FPDU whose ULPDU Length field lies at `header`. `None` when no length field can lie
+    /// there.
     pub fn range_of_header(self, header: StreamOffset) -> Option<StreamOffset> {
         let from_origin = header.checked_sub(self.origin)?;
         if from_origin % 4 != 0 || self.at_marker(header) {
@@ -85,7 +84,7 @@ impl Layout {
         (LENGTH_BYTES + ulpdu).next_multiple_of(4) + CRC_BYTES
     }
 
-    /// Where the range of an FPDU ends that begins at `start` and has a ULPDU of `ulpdu` bytes.
+    /// End of the range of an FPDU that begins at `start` and has a ULPDU of `ulpdu` bytes.
     pub const fn end(self, start: StreamOffset, ulpdu: usize) -> StreamOffset {
         let body = Self::body(ulpdu);
         let before = self.to_marker(start);
@@ -117,7 +116,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Lays an FPDU out byte by byte, as RFC 5044 section 4.3 tells it.
+    /// Lays an FPDU out byte by byte, as RFC 5044 section 4.3 describes.
     fn end_by_walking(layout: &Layout, start: u64, ulpdu: usize) -> u64 {
         let mut at = start;
         for _ in 0..Layout::body(ulpdu) {

@@ -4,11 +4,13 @@
 //! | file | owns |
 //! |---|---|
 //! | `startup` | the bytes of MPA Request and Reply frames |
-//! | `negotiate` | what request and reply mean together: CRC, markers, IRD/ORD, peer to peer |
-//! | `layout` | arithmetic of FPDUs and markers in the stream, MULPDU |
+//! | `negotiate` | the negotiation by request and reply: CRC, markers, IRD/ORD, peer to peer |
+//! | `layout` | positions and lengths of FPDUs and markers in the stream, MULPDU |
 //! | `writer` | building one FPDU in a transmit frame |
-//! | `deframe` | checking one received FPDU, cutting its ULPDU out |
+//! | `deframe` | checking one received FPDU and extracting its ULPDU |
+//! | `ordered` | lists in stream order whose operations stay cheap with thousands of items |
 //! | `hold` | received bytes that cannot be placed yet, and the frames they lie in |
+//! | `track` | the FPDUs from the cursor on: check, place, deliver |
 //! | `receiver` | the in-order cursor and the islands beyond gaps: place early, deliver in order |
 //! | `session` | the phases of a connection, time limits, events |
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
@@ -19,9 +21,11 @@ mod error;
 mod hold;
 pub(crate) mod layout;
 mod negotiate;
+mod ordered;
 mod receiver;
 mod session;
 mod startup;
+mod track;
 mod writer;
 
 pub use counters::Counters;
@@ -29,17 +33,18 @@ pub use error::{MpaError, SetupError, TerminateCode};
 pub use negotiate::{AcceptParams, Agreed, MAX_READ_DEPTH, Offer, RtrOptions, UNNEGOTIATED};
 pub use session::Session;
 pub use startup::{Enhanced, MpaReply, MpaRequest};
+pub(crate) use writer::Announced;
 
 use std::time::Duration;
 
-/// Whether we want markers in the direction towards us (design: each direction has its own).
+/// Whether this end wants markers in the FPDUs that it receives. Each direction is negotiated separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Markers {
-    /// Initiator: ask, and connect once more without when the peer refuses. Responder: ask exactly
-    /// when the initiator asked.
+    /// Initiator: ask, and connect again without markers when the peer refuses. Responder: ask if and only if the
+    /// initiator asked.
     #[default]
     Prefer,
-    /// Ask, and fail with an error that says so when the peer refuses.
+    /// Ask, and fail with [`MpaError::MarkersRefused`] when the peer refuses.
     Require,
     /// Never ask. (Markers are still sent when the peer asks for them, as RFC 5044 demands.)
     Off,
@@ -68,14 +73,14 @@ pub enum Rtr {
     Read,
 }
 
-/// What the applications of both ends decide: our side's settings of one connection's start-up.
+/// This end's settings for the start-up of one connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MpaConfig {
-    /// Markers towards us.
+    /// Markers in the FPDUs that this end receives.
     pub markers: Markers,
-    /// Whether we ask for CRC. It is used when either side asks.
+    /// Whether this end asks for CRC, which is used when either side asks.
     pub crc: bool,
-    /// Revision that an initiator speaks; responders answer in kind.
+    /// Revision of an initiator's request. A responder answers with the revision of the request.
     pub revision: Revision,
     /// Initiator: ask for peer-to-peer mode with these ready-to-receive messages.
     pub peer_to_peer: Vec<Rtr>,
@@ -84,14 +89,14 @@ pub struct MpaConfig {
     /// How long an FPDU may wait for a receive before the stream is terminated.
     /// Zero terminates at once: the strict behaviour of RFC 5041 section 7.1.
     pub withhold_timeout: Duration,
-    /// Most bytes held for FPDUs that cannot be placed or delivered yet. More than the TCP window never come, so
-    /// the default is as much as [`crate::tcp::TcpConfig::receive_window_max`].
+    /// Most bytes held for FPDUs that cannot be placed or delivered yet. A peer that keeps to the TCP window never
+    /// sends more than that, so the default is the same as [`crate::tcp::TcpConfig::receive_window_max`].
     pub hold_bytes: usize,
     /// Initiator: the largest IRD that a responder's ORD may raise ours to (RFC 6581 section 9.1).
     pub max_ird: u16,
-    /// Most private data in a request or reply that we send, the 4 bytes of IRD and ORD included; RFC 5044
-    /// section 7.1.1 allows 512. Linux's siw resets a connection whose request has more than the default,
-    /// 256, and its kernel crashes on such a reply: more only towards peers that are known to take it.
+    /// Most private data in a request or reply that this end sends, in bytes, including the 4 bytes of IRD and ORD;
+    /// RFC 5044 section 7.1.1 allows 512. Linux's siw resets a connection whose request has more than the default,
+    /// 256, and its kernel crashes on such a reply. Raise the limit only for peers that are known to accept more.
     pub private_data_bytes: usize,
 }
 

@@ -1,11 +1,11 @@
-//! What request and reply mean together (RFC 5044 section 7.1, RFC 6581 section 9).
+//! The negotiation by MPA Request and Reply (RFC 5044 section 7.1, RFC 6581 section 9).
 
 use super::{
     Markers, MpaConfig, MpaError, Revision, Rtr, SetupError,
     startup::{ENHANCED_BYTES, Enhanced, MAX_PRIVATE_DATA, MpaReply, MpaRequest},
 };
 
-/// The IRD or ORD that stands for "not negotiated, the ULP sees to it" (RFC 6581 section 9.1).
+/// The IRD or ORD that means "not negotiated, left to the ULP" (RFC 6581 section 9.1).
 pub const UNNEGOTIATED: u16 = 0x3fff;
 
 /// The largest IRD or ORD that can be negotiated.
@@ -22,7 +22,7 @@ pub struct RtrOptions {
     pub read: bool,
 }
 
-/// What an initiator asks for in its MPA Request.
+/// The parameters of an initiator's MPA Request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
     /// The initiator's private data, at most 512 bytes.
@@ -31,49 +31,49 @@ pub struct Offer {
     pub ird: u16,
     /// The initiator's ORD, which asks for an IRD of at least this; [`UNNEGOTIATED`] in revision 1.
     pub ord: u16,
-    /// The revision it speaks.
+    /// The revision of the request.
     pub revision: Revision,
     /// Whether IRD, ORD and the connection model are part of the request (RFC 6581 section 6, S).
     pub enhanced: bool,
-    /// The ready-to-receive messages on offer, when it asks for the peer-to-peer model.
+    /// The ready-to-receive messages offered, when the initiator asks for the peer-to-peer model.
     pub peer_to_peer: Option<RtrOptions>,
-    /// The initiator requires markers in what we send.
+    /// The initiator requires markers in the FPDUs that this end sends.
     pub markers: bool,
     /// The initiator asks for CRC.
     pub crc: bool,
 }
 
-/// What both ends agreed on.
+/// The result of the negotiation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Agreed {
-    /// Our IRD: Read Requests that we let the peer have outstanding.
+    /// Our IRD: Read Requests that the peer may have outstanding.
     pub ird: u16,
-    /// Our ORD: Read Requests that we may have outstanding.
+    /// Our ORD: Read Requests that this end may have outstanding.
     pub ord: u16,
-    /// What the peer gave as its IRD; [`UNNEGOTIATED`] without enhanced set-up.
+    /// The IRD that the peer declared; [`UNNEGOTIATED`] without enhanced set-up.
     pub peer_ird: u16,
-    /// What the peer gave as its ORD; [`UNNEGOTIATED`] without enhanced set-up.
+    /// The ORD that the peer declared; [`UNNEGOTIATED`] without enhanced set-up.
     pub peer_ord: u16,
     /// CRCs are generated and checked.
     pub crc: bool,
-    /// We send markers.
+    /// This end sends markers.
     pub markers_sent: bool,
     /// The peer sends markers.
     pub markers_received: bool,
-    /// The revision spoken.
+    /// The revision in use.
     pub revision: Revision,
     /// The peer-to-peer model (RFC 6581 section 9.2): the initiator's first FPDU is its RTR.
     pub peer_to_peer: bool,
 }
 
-/// A responder's yes.
+/// Parameters of a responder that accepts a request.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AcceptParams {
     /// Our IRD, at most [`MAX_READ_DEPTH`].
     pub ird: u16,
     /// Our ORD; the initiator's IRD limits it.
     pub ord: u16,
-    /// For the initiator; see [`MpaConfig::private_data_bytes`].
+    /// Private data for the initiator; see [`MpaConfig::private_data_bytes`].
     pub private_data: Vec<u8>,
 }
 
@@ -81,7 +81,7 @@ impl RtrOptions {
     const ALL: Self = Self { send: true, write: true, read: true };
     const NONE: Self = Self { send: false, write: false, read: false };
 
-    /// Whether an RTR of this kind is among them.
+    /// Whether the set contains an RTR of this kind.
     pub const fn contains(self, rtr: Rtr) -> bool {
         match rtr {
             Rtr::EmptyFpdu | Rtr::Send => self.send,
@@ -110,7 +110,7 @@ impl Revision {
 }
 
 impl Offer {
-    /// What a request asks for.
+    /// The offer that a request makes.
     pub(crate) fn of(request: MpaRequest) -> Self {
         let MpaRequest { revision, markers, crc, enhanced, private_data } = request;
         Self {
@@ -126,17 +126,17 @@ impl Offer {
     }
 }
 
-/// What an initiator asked for, until the reply is there.
+/// What an initiator has asked for, kept until the reply arrives.
 #[derive(Debug)]
 pub(crate) struct Asked {
-    /// What went out.
+    /// The request that was sent.
     pub(crate) request: MpaRequest,
-    /// Our IRD and ORD, also when the request has no room for them and the ULPs see to it.
+    /// Our IRD and ORD, also when the request does not carry them and they are left to the ULPs.
     ird: u16,
     ord: u16,
 }
 
-/// The request of an initiator.
+/// Makes the request of an initiator.
 pub(crate) fn request(
     config: &MpaConfig,
     private_data: Vec<u8>,
@@ -166,10 +166,10 @@ pub(crate) fn request(
     Ok(Asked { request, ird, ord })
 }
 
-/// The reply of a responder that accepts, and what is agreed on by it.
+/// Makes the reply of a responder that accepts, with the result of the negotiation.
 ///
-/// IRD and ORD follow RFC 6581 section 9.1: our ORD is at most the initiator's IRD; what the initiator
-/// leaves to the ULPs stays so. Of the RTRs on offer all are taken, since every one of them is understood.
+/// IRD and ORD follow RFC 6581 section 9.1: our ORD is at most the initiator's IRD, and values that the initiator
+/// leaves to the ULPs stay so. All offered RTRs are accepted, because this end understands each of them.
 pub(crate) fn accept(
     config: &MpaConfig,
     offer: &Offer,
@@ -196,7 +196,7 @@ pub(crate) fn accept(
     Ok((reply, agreed))
 }
 
-/// The reply of a responder that rejects.
+/// Makes the reply of a responder that rejects.
 pub(crate) fn reject(
     config: &MpaConfig,
     offer: &Offer,
@@ -233,33 +233,37 @@ fn reply(
     })
 }
 
-/// Flags B, C and D of a reply (RFC 6581 section 9.2): what was asked for, or, when the initiator asked for
-/// the peer-to-peer model without saying how, all that we understand.
+/// Flags B, C and D of a reply (RFC 6581 section 9.2): the RTRs offered, or all RTRs when the initiator asked for the
+/// peer-to-peer model without naming any.
 fn rtrs_taken(offer: &Offer) -> Option<RtrOptions> {
     offer.peer_to_peer.map(|rtrs| if rtrs == RtrOptions::NONE { RtrOptions::ALL } else { rtrs })
 }
 
-/// What an initiator makes of the reply to its request.
+/// The result of a reply for the initiator.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Conclusion {
+pub(crate) enum ReplyOutcome {
     /// Full operation, beginning with this RTR in the peer-to-peer model.
     Accepted(Agreed, Option<Rtr>),
-    /// Full operation, which however begins with a Terminate (RFC 6581 sections 9.1 and 9.2).
+    /// Full operation that begins with a Terminate (RFC 6581 sections 9.1 and 9.2).
     Terminate(Agreed, MpaError),
-    /// The responder's ULP said no.
+    /// The responder's ULP rejected the connection.
     Rejected,
-    /// There is no connection.
+    /// The start-up has failed.
     Failed(MpaError),
 }
 
-/// Concludes the negotiation at the initiator.
-pub(crate) fn conclude(config: &MpaConfig, asked: &Asked, reply: &MpaReply) -> Conclusion {
+/// Evaluates the reply to the initiator's request, which ends the negotiation.
+pub(crate) fn evaluate_reply(config: &MpaConfig, asked: &Asked, reply: &MpaReply) -> ReplyOutcome {
     let Asked { request, ird, ord } = asked;
     if reply.rejected {
-        // A responder without markers (Linux's siw) can say so only by rejecting; one that declares
-        // markers for itself, or has something to tell, rejects for another reason.
+        // A responder that does not support markers (Linux's siw) can only reject. One that declares markers for
+        // itself, or sends private data, rejects for another reason.
         let for_markers = request.markers && !reply.markers && reply.private_data.is_empty();
-        return if for_markers { Conclusion::Failed(MpaError::MarkersRefused) } else { Conclusion::Rejected };
+        return if for_markers {
+            ReplyOutcome::Failed(MpaError::MarkersRefused)
+        } else {
+            ReplyOutcome::Rejected
+        };
     }
     let mut agreed = Agreed {
         ird: *ird,
@@ -272,26 +276,26 @@ pub(crate) fn conclude(config: &MpaConfig, asked: &Asked, reply: &MpaReply) -> C
         revision: Revision::of(request.revision),
         peer_to_peer: false,
     };
-    let Some(ours) = request.enhanced else { return Conclusion::Accepted(agreed, None) };
-    let Some(theirs) = reply.enhanced else { return Conclusion::Failed(MpaError::NotEnhanced) };
+    let Some(ours) = request.enhanced else { return ReplyOutcome::Accepted(agreed, None) };
+    let Some(theirs) = reply.enhanced else { return ReplyOutcome::Failed(MpaError::NotEnhanced) };
     (agreed.peer_ird, agreed.peer_ord) = (theirs.ird, theirs.ord);
     if theirs.ird != UNNEGOTIATED {
         agreed.ord = ours.ord.min(theirs.ird);
     }
     if theirs.ord != UNNEGOTIATED && theirs.ord > ours.ird {
         if theirs.ord > config.max_ird {
-            return Conclusion::Terminate(agreed, MpaError::InsufficientIrd);
+            return ReplyOutcome::Terminate(agreed, MpaError::InsufficientIrd);
         }
         agreed.ird = theirs.ord;
     }
     if ours.peer_to_peer.is_none() {
-        return Conclusion::Accepted(agreed, None);
+        return ReplyOutcome::Accepted(agreed, None);
     }
     agreed.peer_to_peer = true;
     let offered = theirs.peer_to_peer.unwrap_or(RtrOptions::NONE);
     match config.peer_to_peer.iter().find(|rtr| offered.contains(**rtr)) {
-        Some(rtr) => Conclusion::Accepted(agreed, Some(*rtr)),
-        None => Conclusion::Terminate(agreed, MpaError::NoMatchingRtr),
+        Some(rtr) => ReplyOutcome::Accepted(agreed, Some(*rtr)),
+        None => ReplyOutcome::Terminate(agreed, MpaError::NoMatchingRtr),
     }
 }
 

@@ -1,172 +1,47 @@
 //! The receive direction in full operation: the in-order cursor and the islands beyond gaps.
 //!
-//! A ULPDU is placed as soon as its FPDU is there as a whole and its start is known, and delivered when the
-//! cursor reaches it. What is remembered of a placed FPDU is its range and its header. The start of an FPDU
-//! beyond a gap is known from a marker in it, or from the end of an FPDU before it that was checked
-//! (RFC 5044 section 6).
-
-use std::collections::VecDeque;
+//! A ULPDU is placed as soon as its FPDU is complete and the start of the FPDU is known, and delivered when the
+//! cursor reaches it. Of a placed FPDU only the range and the header are kept. The start of an FPDU beyond a gap is
+//! known from a marker in it, or from the end of a checked FPDU before it (RFC 5044 section 6).
 
 use super::{
     Counters, MpaError,
-    deframe::{cut, pointer, verify_crc},
+    deframe::{cut, pointer},
     hold::{Hold, Range, Ranges, StoreKey},
     layout::{LENGTH_BYTES, Layout, MARKER_SPACING},
+    track::{Halt, Known, Track, Upper},
 };
 use crate::{
-    link::{Link, Pieces, RxFrame, part, rx_pieces},
+    link::{Link, RxFrame, part, rx_pieces},
     seq::StreamOffset,
     tcp,
-    ulp::{Arrival, ConnId, Refusal, Ulp, Ulpdu},
+    ulp::{Arrival, Ulp},
 };
 
-/// So many frames are held whatever little is needed of them: the tail of one or two, when FPDUs are not
-/// aligned with segments.
+/// Frames that one connection may hold however few of their bytes are needed: the tails of one or two segments, when
+/// FPDUs are not aligned with segments.
 const FREE_FRAMES: usize = 4;
 
-/// Of further frames, less than this many bytes are copied out instead: a peer that sends single bytes out
-/// of order does not empty the receive rings.
+/// Bytes needed of a further frame below which they are copied and the frame is recycled, so that a peer that sends
+/// single bytes out of order does not empty the receive rings.
 const COPY_BELOW: usize = 1024;
 
-/// One connection may hold this part of a queue's receive frames; beyond it, bytes are copied.
+/// One connection may hold one in this many of a queue's receive frames; beyond that share, bytes are copied.
 const FRAMES_SHARE: usize = 8;
 
-/// All connections together leave this part of a queue's receive frames free, or the segments that everything held
-/// waits for could not be received.
+/// One in this many of a queue's receive frames stays free of held bytes of all connections, because the segments
+/// that fill the gaps need frames too.
 const FREE_SHARE: usize = 4;
 
-/// Most separate pieces held out of order, so that a list of single bytes stays short.
+/// Most separate pieces that one connection holds out of order, which bounds a list of single bytes.
 const MAX_PIECES: usize = 1 << 12;
-
-/// Most FPDUs known beyond the cursor. Those found when there are as many wait like unreachable ones.
-const MAX_KNOWN: usize = 1 << 13;
-
-/// The upper layer, and which connection this is to it.
-pub(crate) struct Upper<'a, U> {
-    pub ulp: &'a mut U,
-    pub conn: ConnId,
-}
-
-/// Why the receiver does not go on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Halt {
-    /// The upper layer wants the FPDU at the cursor later.
-    Withheld,
-    /// The upper layer reads no more.
-    Stopped,
-    /// The stream is broken.
-    Broken(MpaError),
-}
-
-impl Halt {
-    /// Whether nothing more is taken.
-    fn is_final(self) -> bool {
-        self != Self::Withheld
-    }
-}
-
-/// An FPDU at or beyond the cursor that was checked.
-#[derive(Debug)]
-struct Known<P> {
-    start: StreamOffset,
-    end: StreamOffset,
-    ulpdu: usize,
-    /// `None`: the upper layer wants to see it again in order; its bytes are held.
-    placed: Option<P>,
-}
-
-/// What is known of the FPDUs from the cursor on.
-#[derive(Debug)]
-struct Track<P> {
-    layout: Layout,
-    crc: bool,
-    /// Where the range of the next FPDU to deliver begins. All before it is done with.
-    cursor: StreamOffset,
-    /// In order of offset, without overlap.
-    known: VecDeque<Known<P>>,
-    /// A valid FPDU has been received.
-    begun: bool,
-    counters: Counters,
-}
-
-impl<P: Copy> Track<P> {
-    /// Checks, places and delivers the FPDU at the cursor, which consists of `raw`.
-    fn accept<U: Ulp<Placed = P>>(
-        &mut self,
-        upper: &mut Upper<'_, U>,
-        raw: &Pieces<'_>,
-        ulpdu: usize,
-    ) -> Result<(), Halt> {
-        let start = self.cursor;
-        let end = self.layout.end(start, ulpdu);
-        let cut = self.check(raw, start, ulpdu).map_err(Halt::Broken)?;
-        self.begun = true;
-        match upper.ulp.place(upper.conn, &cut, Arrival::InOrder) {
-            Ok(placed) => {
-                self.counters.placed_in_order += 1;
-                self.deliver(upper, placed, end).inspect_err(|_| {
-                    self.known.push_front(Known { start, end, ulpdu, placed: Some(placed) });
-                })
-            }
-            Err(refusal) => {
-                self.known.push_front(Known { start, end, ulpdu, placed: None });
-                Err(refusal.into())
-            }
-        }
-    }
-
-    fn deliver<U: Ulp<Placed = P>>(
-        &mut self,
-        upper: &mut Upper<'_, U>,
-        placed: P,
-        end: StreamOffset,
-    ) -> Result<(), Halt> {
-        upper.ulp.deliver(upper.conn, placed)?;
-        self.counters.delivered += 1;
-        self.cursor = end;
-        Ok(())
-    }
-
-    /// CRC first: without a good one no field of an FPDU means anything.
-    fn check<'a>(
-        &mut self,
-        raw: &Pieces<'a>,
-        start: StreamOffset,
-        ulpdu: usize,
-    ) -> Result<Ulpdu<'a>, MpaError> {
-        if self.crc {
-            verify_crc(raw).inspect_err(|_| self.counters.crc_errors += 1)?;
-        }
-        cut(&self.layout, raw, start, ulpdu).inspect_err(|_| self.counters.marker_errors += 1)
-    }
-
-    /// The first known FPDU that ends after `offset`.
-    fn index(&self, offset: StreamOffset) -> usize {
-        self.known.partition_point(|k| k.end <= offset)
-    }
-
-    /// The first placed FPDU that ends after `offset`.
-    fn first_placed_after(&self, offset: StreamOffset) -> Option<Range> {
-        let known = self.known.range(self.index(offset)..);
-        known.filter(|k| k.placed.is_some()).map(|k| (k.start, k.end)).next()
-    }
-}
-
-impl From<Refusal> for Halt {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::Withhold => Self::Withheld,
-            Refusal::Stop => Self::Stopped,
-        }
-    }
-}
 
 /// The receive direction of one connection.
 #[derive(Debug)]
 pub(crate) struct Receiver<P> {
     track: Track<P>,
     hold: Hold,
-    /// The FPDU at the cursor waits for the upper layer.
+    /// The upper layer withholds the FPDU at the cursor.
     withheld: bool,
     /// Nothing more is read.
     stopped: bool,
@@ -175,16 +50,7 @@ pub(crate) struct Receiver<P> {
 impl<P: Copy> Receiver<P> {
     /// A receiver that only [collects](Self::collect) until [`Self::begin`].
     pub fn new() -> Self {
-        let layout = Layout { origin: 0, markers: false };
-        let track = Track {
-            layout,
-            crc: false,
-            cursor: 0,
-            known: VecDeque::new(),
-            begun: false,
-            counters: Counters::default(),
-        };
-        Self { track, hold: Hold::default(), withheld: false, stopped: false }
+        Self { track: Track::new(), hold: Hold::default(), withheld: false, stopped: false }
     }
 
     pub fn counters(&self) -> &Counters {
@@ -195,7 +61,32 @@ impl<P: Copy> Receiver<P> {
         self.hold.bytes()
     }
 
-    /// The position that is waiting for the upper layer, if it is.
+    /// Bytes held of the incomplete FPDU (or start-up frame) at the cursor; 0 while the upper layer withholds it.
+    pub fn unfinished_bytes(&self) -> usize {
+        let cursor = self.track.cursor;
+        if self.withheld { 0 } else { (self.hold.contiguous_from(cursor) - cursor) as usize }
+    }
+
+    /// Where the last held byte ends.
+    pub fn held_to(&self) -> Option<StreamOffset> {
+        self.hold.end()
+    }
+
+    /// Where the next FPDU to deliver begins.
+    pub fn cursor(&self) -> StreamOffset {
+        self.track.cursor
+    }
+
+    /// Drops the bytes held beyond a gap. Returns whether there were any.
+    pub fn shed(&mut self, link: &mut dyn Link) -> bool {
+        let range = (self.hold.contiguous_from(self.track.cursor), StreamOffset::MAX);
+        let before = self.hold.bytes();
+        self.hold.remove(link, range);
+        self.track.forget_parts(&self.hold, range);
+        self.hold.bytes() < before
+    }
+
+    /// The offset of the FPDU that the upper layer withholds, if it withholds one.
     pub fn withheld_at(&self) -> Option<StreamOffset> {
         (self.withheld && !self.stopped).then_some(self.track.cursor)
     }
@@ -214,17 +105,14 @@ impl<P: Copy> Receiver<P> {
         self.hold.is_empty() && self.track.known.is_empty()
     }
 
-    /// Reads nothing any more. Frames go back with the next call that has the link.
-    pub fn stop(&mut self) {
+    /// Stops reading, and recycles all held frames.
+    pub fn stop(&mut self, link: &mut dyn Link) {
         self.stopped = true;
-        self.track.known.clear();
-    }
-
-    pub fn release(&mut self, link: &mut dyn Link) {
+        self.track.stop();
         self.hold.release(link);
     }
 
-    /// Start-up: the bytes from the beginning of the stream, without a gap, at most as many as `out` has.
+    /// Start-up: copies the contiguous bytes from the cursor into `out`; returns their number.
     pub fn peek(&self, link: &dyn Link, out: &mut [u8]) -> usize {
         let start = self.track.cursor;
         let end = self.hold.contiguous_from(start).min(start + out.len() as u64);
@@ -233,14 +121,14 @@ impl<P: Copy> Receiver<P> {
         out.iter_mut().zip(bytes).map(|(to, from)| *to = *from).count()
     }
 
-    /// Start-up: the first `len` bytes are done with.
+    /// Start-up: drops the first `len` bytes and moves the cursor past them.
     pub fn consume(&mut self, link: &mut dyn Link, len: usize) {
         let end = self.track.cursor + len as u64;
         self.hold.remove(link, (self.track.cursor, end));
         self.track.cursor = end;
     }
 
-    /// Start-up: holds what came. Returns false when that would be more than `most` bytes.
+    /// Start-up: holds a payload. Returns false, without holding it, when more than `most` bytes would be held.
     pub fn collect(
         &mut self,
         link: &mut dyn Link,
@@ -249,12 +137,12 @@ impl<P: Copy> Receiver<P> {
         most: usize,
     ) -> bool {
         match self.keep(link, arrival, frame) {
-            Some((store, _)) => self.settle(link, arrival, store, most),
+            Some((store, _)) => self.enforce_limits(link, arrival, store, most),
             None => true,
         }
     }
 
-    /// FPDUs begin here. What has come already is worked on.
+    /// Starts full operation at the cursor, and processes the bytes that have already arrived.
     pub fn begin<U: Ulp<Placed = P>>(
         &mut self,
         upper: &mut Upper<'_, U>,
@@ -263,19 +151,24 @@ impl<P: Copy> Receiver<P> {
     ) -> Result<(), Halt> {
         self.expect(framing);
         self.advance(upper, link)?;
-        let held: Ranges = self.hold.ranges().collect();
+        let held: Ranges = self.hold.islands_from(self.track.cursor).collect();
         self.place_early(upper, link, &held)
     }
 
-    /// FPDUs will begin here; nothing has come yet.
+    /// Sets the framing of the FPDUs that begin at the cursor.
     pub fn expect(&mut self, Framing { markers, crc }: Framing) {
+        if self.hold.is_empty() {
+            // An idle connection must not keep the memory that its start-up used.
+            self.hold = Hold::default();
+        }
         self.track.layout = Layout { origin: self.track.cursor, markers };
         self.track.crc = crc;
     }
 
-    /// Takes a payload: places and delivers what it completes, holds the rest. Returns false when that would be more
-    /// than `most` bytes; then the payload counts as not received, though some of it may have been placed.
-    pub fn take<U: Ulp<Placed = P>>(
+    /// Processes a payload: places and delivers the FPDUs that it completes, and holds the rest. Returns false when
+    /// more than `most` bytes would be held; the payload then counts as not received, though a part of it may have
+    /// been placed.
+    pub fn receive<U: Ulp<Placed = P>>(
         &mut self,
         upper: &mut Upper<'_, U>,
         link: &mut dyn Link,
@@ -285,7 +178,6 @@ impl<P: Copy> Receiver<P> {
     ) -> (bool, Result<(), Halt>) {
         if self.stopped {
             link.recycle(frame);
-            self.release(link);
             return (true, Ok(()));
         }
         let mut outcome = Ok(());
@@ -306,26 +198,21 @@ impl<P: Copy> Receiver<P> {
             outcome = outcome.and(self.place_early(upper, link, &fresh));
         }
         if outcome.is_err_and(Halt::is_final) {
-            self.release(link);
             return (true, outcome);
         }
-        (self.settle(link, arrival, store, most), outcome)
+        (self.enforce_limits(link, arrival, store, most), outcome)
     }
 
-    /// The upper layer can take what it refused.
+    /// Offers withheld FPDUs to the upper layer again.
     pub fn resume<U: Ulp<Placed = P>>(
         &mut self,
         upper: &mut Upper<'_, U>,
         link: &mut dyn Link,
     ) -> Result<(), Halt> {
-        if self.stopped {
-            self.release(link);
-            return Ok(());
-        }
-        self.advance(upper, link)
+        if self.stopped { Ok(()) } else { self.advance(upper, link) }
     }
 
-    /// The fast path: whole FPDUs from the cursor on, straight from the frame, while nothing is held.
+    /// The fast path: processes whole FPDUs from the cursor on directly from the frame, while nothing is held.
     fn take_aligned<U: Ulp<Placed = P>>(
         &mut self,
         upper: &mut Upper<'_, U>,
@@ -353,7 +240,7 @@ impl<P: Copy> Receiver<P> {
         }
     }
 
-    /// Holds the bytes of a payload that are new, if any, and says which.
+    /// Holds the new bytes of a payload, if any, and returns their ranges.
     fn keep(
         &mut self,
         link: &mut dyn Link,
@@ -363,7 +250,7 @@ impl<P: Copy> Receiver<P> {
         let end = arrival.offset + arrival.len as u64;
         let fresh = self.missing((arrival.offset.max(self.track.cursor), end));
         let bytes = fresh.iter().map(|(from, to)| to - from).sum::<u64>();
-        // What the fast path has just consumed was fresh as well, and the cursor is beyond it.
+        // Bytes that the fast path has just consumed are not duplicates, though the cursor is beyond them.
         if arrival.offset >= self.track.cursor {
             self.track.counters.duplicate_bytes += arrival.len as u64 - bytes;
         }
@@ -381,18 +268,24 @@ impl<P: Copy> Receiver<P> {
     /// The parts of `range` that are neither held nor placed.
     fn missing(&self, (mut at, end): Range) -> Ranges {
         let mut missing = Ranges::new();
+        let mut held = self.hold.islands_from(at).peekable();
+        let mut placed = self.track.placed_within(at, end).peekable();
         while at < end {
-            let covers = [self.hold.first_after(at), self.track.first_placed_after(at)];
-            let nearest = covers.into_iter().flatten().min().unwrap_or((end, end));
-            if nearest.0 > at {
-                missing.push((at, nearest.0.min(end)));
+            let held_first = match (held.peek(), placed.peek()) {
+                (Some(held), Some(placed)) => held < placed,
+                (held, _) => held.is_some(),
+            };
+            let there = if held_first { held.next() } else { placed.next() };
+            let (from, to) = there.unwrap_or((end, end));
+            if from > at {
+                missing.push((at, from.min(end)));
             }
-            at = nearest.1;
+            at = to;
         }
         missing
     }
 
-    /// Walks the cursor over all that is there without a gap.
+    /// Advances the cursor over all complete FPDUs without a gap.
     fn advance<U: Ulp<Placed = P>>(
         &mut self,
         upper: &mut Upper<'_, U>,
@@ -412,7 +305,7 @@ impl<P: Copy> Receiver<P> {
         }
     }
 
-    /// Works on the FPDU at the cursor. Returns whether there is reason to look again.
+    /// Takes the FPDU at the cursor one step further. Returns whether another step may be possible.
     fn step<U: Ulp<Placed = P>>(
         &mut self,
         upper: &mut Upper<'_, U>,
@@ -448,8 +341,8 @@ impl<P: Copy> Receiver<P> {
         outcome.map(|()| true)
     }
 
-    /// The ULPDU length and the end of the FPDU at the cursor, once its header is held. An error when
-    /// markers said that another one begins before that end (RFC 5044 section 8, code 3).
+    /// The ULPDU length and the end of the FPDU at the cursor, once its header is held. Fails when a marker has shown
+    /// that another FPDU begins before that end (RFC 5044 section 8, code 3).
     fn next_fpdu(&mut self, link: &dyn Link) -> Result<Option<(usize, StreamOffset)>, Halt> {
         let track = &mut self.track;
         let start = track.cursor;
@@ -463,12 +356,12 @@ impl<P: Copy> Receiver<P> {
         Ok(Some((ulpdu, end)))
     }
 
-    /// Places the FPDUs beyond the cursor that became whole, or whose start became known, when the ranges
-    /// `fresh` came.
+    /// Places the FPDUs beyond the cursor that the newly received ranges `fresh` completed, or whose start they made
+    /// known.
     ///
-    /// Such an FPDU has fresh bytes, or follows one that has. Its start is known when the FPDU before it is
-    /// known, or when it has a marker: one that precedes the fresh range, one within, or the one behind. An error when
-    /// what was found contradicts the FPDU at the cursor.
+    /// Such an FPDU contains fresh bytes, or follows one that does. Its start is known when the FPDU before it is
+    /// known, or when it has a marker: before the fresh range, within it, or right after it. Fails when an FPDU that
+    /// was found contradicts the FPDU at the cursor.
     fn place_early<U: Ulp<Placed = P>>(
         &mut self,
         upper: &mut Upper<'_, U>,
@@ -480,20 +373,21 @@ impl<P: Copy> Receiver<P> {
             if from >= to {
                 continue;
             }
-            // The FPDU before the range, and the one at its front when that is the one withheld.
-            let index = self.track.index(from);
-            for index in [index.checked_sub(1), Some(index)].into_iter().flatten() {
-                if let Some(known) = self.track.known.get(index).filter(|k| k.end < to) {
-                    self.place_chain(upper, link, known.end, from);
-                }
+            // The FPDU before the range, and the FPDU at its front, which is known when it is the withheld one.
+            let known = &self.track.known;
+            let place = known.seek(from);
+            let before = [known.before(place), Some(place)];
+            let ends = before.map(|place| known.get(place?).map(|k| k.end).filter(|end| *end < to));
+            for end in ends.into_iter().flatten() {
+                self.place_chain(upper, link, end, from);
             }
             if !self.track.layout.markers {
                 continue;
             }
             let mut marker = self.track.layout.marker_before(from);
             loop {
-                // An FPDU that ends before its marker is none.
-                if let Some(start) = self.fpdu_of_marker(link, marker) {
+                // An FPDU cannot end before its own marker, and an FPDU that begins after the range has not changed.
+                if let Some(start) = self.fpdu_of_marker(link, marker).filter(|start| *start < to) {
                     self.place_chain(upper, link, start, from.max(marker));
                 }
                 if marker >= to {
@@ -505,7 +399,7 @@ impl<P: Copy> Receiver<P> {
         self.next_fpdu(link).map(|_| ())
     }
 
-    /// Where the range of the FPDU begins that the marker at `marker` belongs to, if the marker is held.
+    /// Start of the range of the FPDU to which the marker at `marker` belongs, if the marker is held.
     fn fpdu_of_marker(&self, link: &dyn Link, marker: StreamOffset) -> Option<StreamOffset> {
         match pointer(self.hold.read(link, marker)?) {
             0 => Some(marker),
@@ -513,7 +407,7 @@ impl<P: Copy> Receiver<P> {
         }
     }
 
-    /// Places the FPDU at `start`, if it is whole and reaches beyond `fresh`, and those behind it.
+    /// Places the FPDU at `start`, if it is complete and ends after `fresh`, and the complete FPDUs that follow it.
     fn place_chain<U: Ulp<Placed = P>>(
         &mut self,
         upper: &mut Upper<'_, U>,
@@ -522,22 +416,23 @@ impl<P: Copy> Receiver<P> {
         fresh: StreamOffset,
     ) {
         let track = &mut self.track;
-        while start >= track.cursor && track.known.len() < MAX_KNOWN {
-            let index = track.index(start);
-            let next = track.known.get(index).map_or(StreamOffset::MAX, |k| k.start);
+        while start >= track.cursor && track.may_check_early(start) {
+            let place = track.known.seek(start);
+            let next = track.known.get(place).map_or(StreamOffset::MAX, |k| k.start);
             let Some(length) = self.hold.read(link, track.layout.header(start)) else { return };
             let ulpdu = usize::from(u16::from_be_bytes(length));
             let end = track.layout.end(start, ulpdu);
-            // Known already, or in conflict with what is known: then the cursor will find out who is right.
+            // The FPDU is already known, or it conflicts with a known one, which is decided when the cursor reaches
+            // it.
             if end > next || end <= fresh {
                 return;
             }
             let Some(raw) = self.hold.raw(link, (start, end)) else { return };
-            let Ok(cut) = track.check(&raw, start, ulpdu) else { return };
+            let Some(cut) = track.check_early(&raw, start, ulpdu) else { return };
             track.begun = true;
             let placed = upper.ulp.place(upper.conn, &cut, Arrival::Early).ok();
             drop((cut, raw));
-            track.known.insert(index, Known { start, end, ulpdu, placed });
+            track.known.insert(place, Known { start, end, ulpdu, placed });
             if placed.is_some() {
                 track.counters.placed_early += 1;
                 self.hold.remove(link, (start, end));
@@ -548,20 +443,25 @@ impl<P: Copy> Receiver<P> {
         }
     }
 
-    /// After a payload was worked on: what is still held of it stays, within the limits.
-    fn settle(&mut self, link: &mut dyn Link, arrival: &tcp::Arrival, store: StoreKey, most: usize) -> bool {
+    /// Enforces the limits on the bytes of a payload that are still held after it was processed: evicts or copies
+    /// them. Returns false when they were evicted.
+    fn enforce_limits(
+        &mut self,
+        link: &mut dyn Link,
+        arrival: &tcp::Arrival,
+        store: StoreKey,
+        most: usize,
+    ) -> bool {
         let range = (arrival.offset, arrival.offset + arrival.len as u64);
         let live = self.hold.live(store);
         if live > 0 {
             let in_order = arrival.contiguous >= range.1 && !self.withheld;
-            // What is in order is always taken: it completes the FPDU that everything waits for, and is
-            // less than the longest FPDU.
+            // Payload in order is always kept: it belongs to the FPDU for which all others wait, and is less than the
+            // longest FPDU.
             let full = self.hold.bytes() > most || self.hold.pieces() > MAX_PIECES;
             if full && !in_order {
                 self.hold.evict(link, store, range);
-                let hold = &self.hold;
-                let whole = |k: &Known<P>| hold.contiguous_from(k.start) >= k.end;
-                self.track.known.retain(|k| k.placed.is_some() || whole(k));
+                self.track.forget_parts(&self.hold, range);
                 self.track.counters.refused_segments += 1;
                 return false;
             }
@@ -584,3 +484,6 @@ pub(crate) struct Framing {
     pub markers: bool,
     pub crc: bool,
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-//! The phases of one connection's MPA: start-up (RFC 5044 section 7.1), full operation, and how it ends.
+//! The phases of one connection's MPA: start-up (RFC 5044 section 7.1), full operation, and its end.
 //!
 //! The stack calls a [`Session`] with each payload that TCP took and each segment that TCP may send; the
 //! session calls the upper layer. It never touches TCP itself.
@@ -8,9 +8,10 @@ use std::fmt;
 use super::{
     AcceptParams, Agreed, Counters, MpaConfig, MpaError, Offer, SetupError, UNNEGOTIATED,
     layout::Layout,
-    negotiate::{self, Asked, Conclusion},
-    receiver::{Framing, Halt, Receiver, Upper},
+    negotiate::{self, Asked, ReplyOutcome},
+    receiver::{Framing, Receiver},
     startup::{MAX_FRAME_BYTES, MpaReply, MpaRequest},
+    track::{Halt, Upper},
 };
 use crate::{
     link::{FrameWriter, Link, RxFrame},
@@ -21,36 +22,43 @@ use crate::{
     wire::Path,
 };
 
+/// Most bytes held during the start-up. The longest start-up frame has 532 bytes; the segments of a responder's first
+/// FPDUs may overtake its reply.
+const MOST_STARTUP_BYTES: usize = 1 << 16;
+
 /// MPA of one connection, between its TCP and the upper layer. `P` is [`Ulp::Placed`].
 #[derive(Debug)]
 pub struct Session<P> {
     config: MpaConfig,
-    phase: Phase,
-    /// Our start-up frame, and how much of it TCP has.
+    phase: SessionPhase,
+    /// Our start-up frame, and how many of its bytes were given to TCP.
     startup: Vec<u8>,
     startup_sent: usize,
-    /// When the peer's start-up frame must be there.
+    /// The time by which the peer's start-up frame must arrive.
     startup_deadline: Option<Instant>,
     receiver: Receiver<P>,
-    /// The FPDU that waits for a receive, by its offset, and since when.
+    /// Offset of the FPDU that the upper layer withholds, and the time since when.
     withheld: Option<(StreamOffset, Instant)>,
-    /// The upper layer has nothing to send any more.
+    /// A lower bound of the age of the oldest held bytes: at this time the held bytes ended at this offset, which the
+    /// cursor has not reached since.
+    stalled: Option<(StreamOffset, Instant)>,
+    /// The upper layer has nothing more to send.
     finished: bool,
     fpdus_sent: u64,
     fpdus_withheld: u64,
 }
 
 #[derive(Debug)]
-enum Phase {
-    /// Initiator: the request goes out, the reply is awaited.
+enum SessionPhase {
+    /// Initiator: the request is sent, the reply is awaited.
     AwaitReply(Box<Asked>),
     /// Responder: the request is awaited.
     AwaitRequest(ListenerId),
-    /// Responder: the application decides.
+    /// Responder: the application decides whether to accept.
     Decide(Box<Offer>),
     /// FPDUs in both directions.
     Full(Transmitter),
-    /// The responder said no; nothing follows the start-up frames.
+    /// The responder rejected the connection; nothing follows the start-up frames.
     Rejected,
     /// The start-up failed.
     Failed(MpaError),
@@ -61,12 +69,12 @@ enum Phase {
 struct Transmitter {
     layout: Layout,
     crc: bool,
-    /// A responder sends no FPDU before the initiator's first has come (RFC 5044 section 7.1.2, rule 4).
+    /// A responder sends no FPDU before the initiator's first FPDU has arrived (RFC 5044 section 7.1.2, rule 4).
     waits_for_first: bool,
 }
 
 impl<P: Copy + fmt::Debug> Session<P> {
-    /// The session of an initiator. The request goes out with the first [`Self::fill`].
+    /// The session of an initiator. The request is sent with the first [`Self::fill`].
     pub fn initiator(
         _now: Instant,
         config: MpaConfig,
@@ -76,17 +84,17 @@ impl<P: Copy + fmt::Debug> Session<P> {
     ) -> Result<Self, SetupError> {
         let asked = negotiate::request(&config, private_data, ird, ord)?;
         let startup = asked.request.emit();
-        Ok(Self { startup, ..Self::new(config, Phase::AwaitReply(Box::new(asked)), None) })
+        Ok(Self { startup, ..Self::new(config, SessionPhase::AwaitReply(Box::new(asked)), None) })
     }
 
-    /// The session of a responder, whose TCP connection came to `listener`. The request must come within
+    /// The session of a responder, whose TCP connection was accepted by `listener`. The request must arrive within
     /// [`MpaConfig::startup_timeout`] from `now`.
     pub fn responder(now: Instant, config: MpaConfig, listener: ListenerId) -> Self {
         let deadline = now + config.startup_timeout;
-        Self::new(config, Phase::AwaitRequest(listener), Some(deadline))
+        Self::new(config, SessionPhase::AwaitRequest(listener), Some(deadline))
     }
 
-    fn new(config: MpaConfig, phase: Phase, startup_deadline: Option<Instant>) -> Self {
+    fn new(config: MpaConfig, phase: SessionPhase, startup_deadline: Option<Instant>) -> Self {
         Self {
             receiver: Receiver::new(),
             config,
@@ -95,14 +103,15 @@ impl<P: Copy + fmt::Debug> Session<P> {
             startup_sent: 0,
             startup_deadline,
             withheld: None,
+            stalled: None,
             finished: false,
             fpdus_sent: 0,
             fpdus_withheld: 0,
         }
     }
 
-    /// Responder: accepts the request. [`Event::Established`] comes before this returns; the reply goes out
-    /// with the next [`Self::fill`], FPDUs only when the initiator's first has come.
+    /// Responder: accepts the request. [`Event::Established`] is reported before this returns. The reply is sent with
+    /// the next [`Self::fill`], FPDUs only after the initiator's first FPDU.
     pub fn accept<U: Ulp<Placed = P>>(
         &mut self,
         _now: Instant,
@@ -111,7 +120,7 @@ impl<P: Copy + fmt::Debug> Session<P> {
         path: &Path,
         params: AcceptParams,
     ) -> Result<(), SetupError> {
-        let Phase::Decide(offer) = &self.phase else { return Err(SetupError::NoRequest) };
+        let SessionPhase::Decide(offer) = &self.phase else { return Err(SetupError::NoRequest) };
         let (reply, agreed) = negotiate::accept(&self.config, offer, params)?;
         self.startup = reply.emit();
         self.enter_full_operation(&agreed, true);
@@ -121,17 +130,17 @@ impl<P: Copy + fmt::Debug> Session<P> {
         Ok(())
     }
 
-    /// Responder: rejects the request. The reply goes out with the next [`Self::fill`], then the end.
+    /// Responder: rejects the request. The reply is sent with the next [`Self::fill`], followed by a FIN.
     pub fn reject(&mut self, _now: Instant, private_data: &[u8]) -> Result<(), SetupError> {
-        let Phase::Decide(offer) = &self.phase else { return Err(SetupError::NoRequest) };
+        let SessionPhase::Decide(offer) = &self.phase else { return Err(SetupError::NoRequest) };
         self.startup = negotiate::reject(&self.config, offer, private_data.to_vec())?.emit();
-        self.phase = Phase::Rejected;
+        self.phase = SessionPhase::Rejected;
         Ok(())
     }
 
-    /// Writes the payload of the next segment, which begins at `offset`: (a part of) the start-up frame, or
-    /// as many whole FPDUs as the upper layer has and `out` has room for. `emss` is TCP's EMSS, from which
-    /// MULPDU follows; `out.room()` may be less, when the peer's window is.
+    /// Writes the payload of the next segment, which begins at `offset`: (a part of) the start-up frame, or as many
+    /// whole FPDUs as the upper layer has and `out` has room for. MULPDU follows from TCP's EMSS `emss`; `out.room()`
+    /// may be less, when the peer's window is smaller.
     pub fn fill<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
@@ -144,17 +153,18 @@ impl<P: Copy + fmt::Debug> Session<P> {
         if let Some(rest) = self.startup.get(self.startup_sent..).filter(|rest| !rest.is_empty()) {
             let written = out.put(rest);
             self.startup_sent += written;
-            if matches!(self.phase, Phase::AwaitReply(_)) && self.startup_deadline.is_none() {
+            if matches!(self.phase, SessionPhase::AwaitReply(_)) && self.startup_deadline.is_none() {
                 self.startup_deadline = Some(now + self.config.startup_timeout);
             }
             return if written > 0 { Filled::Segment(written) } else { Filled::Nothing };
         }
         match self.phase {
-            Phase::Full(transmitter) => self.fill_fpdus(transmitter, ulp, conn, offset, emss, out),
-            Phase::Rejected => Filled::Finish,
-            Phase::AwaitReply(_) | Phase::AwaitRequest(_) | Phase::Decide(_) | Phase::Failed(_) => {
-                Filled::Nothing
-            }
+            SessionPhase::Full(transmitter) => self.fill_fpdus(transmitter, ulp, conn, offset, emss, out),
+            SessionPhase::Rejected => Filled::Finish,
+            SessionPhase::AwaitReply(_)
+            | SessionPhase::AwaitRequest(_)
+            | SessionPhase::Decide(_)
+            | SessionPhase::Failed(_) => Filled::Nothing,
         }
     }
 
@@ -168,15 +178,16 @@ impl<P: Copy + fmt::Debug> Session<P> {
         out: &mut FrameWriter<'_>,
     ) -> Filled {
         let Transmitter { layout, crc, waits_for_first } = transmitter;
-        // A probe of the path's MTU is filled to its last byte, wherever the markers lie.
+        // A path MTU probe is filled to its last byte, wherever its markers lie.
         let probe = out.room() > emss;
         let whole = if probe { layout.largest_ulpdu(offset, out.room()) } else { None };
         let mulpdu = whole.unwrap_or_else(|| layout.mulpdu(emss));
-        // When the stream is broken an FPDU has come, if no valid one: the Terminate may go.
+        // After a stream error an FPDU has arrived, though not a valid one, so the Terminate may be sent.
         if waits_for_first && !self.receiver.has_begun() && !self.receiver.is_stopped() {
-            // To close is not to send an FPDU: asked without room, the upper layer can only say whether it is done.
+            // A FIN is not an FPDU and may be sent. Without room, the upper layer can only answer whether it has
+            // finished.
             if !self.finished
-                && let Some(mut writer) = UlpduWriter::begin(out, layout, offset, mulpdu)
+                && let Some(mut writer) = UlpduWriter::begin(out, layout, offset, mulpdu, crc)
             {
                 writer.room = 0;
                 self.finished = ulp.pull(conn, &mut writer) == Pulled::Finish;
@@ -185,12 +196,12 @@ impl<P: Copy + fmt::Debug> Session<P> {
         }
         let mut len = 0;
         while !self.finished {
-            let Some(mut writer) = UlpduWriter::begin(out, layout, offset + len as u64, mulpdu) else {
+            let Some(mut writer) = UlpduWriter::begin(out, layout, offset + len as u64, mulpdu, crc) else {
                 break;
             };
             match ulp.pull(conn, &mut writer) {
                 Pulled::Ulpdu => {
-                    len += writer.finish(crc);
+                    len += writer.finish();
                     self.fpdus_sent += 1;
                 }
                 Pulled::Nothing => break,
@@ -204,10 +215,10 @@ impl<P: Copy + fmt::Debug> Session<P> {
         }
     }
 
-    /// Takes a payload, whose frame is given back to `link` now or when its bytes are not needed any more.
-    /// At most `spare` bytes more may be held than are now. Returns false when that is too little, or the session's own
-    /// limit is: TCP shall treat the payload as lost.
-    #[expect(clippy::too_many_arguments, reason = "what a frame's way up consists of")]
+    /// Processes a payload. Its frame is recycled to `link` now or when its bytes are no longer needed. At most
+    /// `spare` bytes more than now may be held. Returns false when that or the session's own limit is too small; TCP
+    /// must then treat the payload as lost.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of a frame on its way up")]
     pub fn take<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
@@ -221,30 +232,31 @@ impl<P: Copy + fmt::Debug> Session<P> {
     ) -> bool {
         let most = self.config.hold_bytes.min(self.held_bytes().saturating_add(spare));
         match &self.phase {
-            Phase::Full(_) => {
+            SessionPhase::Full(_) => {
                 let mut upper = Upper { ulp, conn };
-                let (taken, outcome) = self.receiver.take(&mut upper, link, &arrival, frame, most);
-                self.conclude(now, &mut upper, outcome);
+                let (taken, outcome) = self.receiver.receive(&mut upper, link, &arrival, frame, most);
+                self.apply_outcome(now, &mut upper, link, outcome);
                 taken
             }
-            Phase::AwaitReply(_) | Phase::AwaitRequest(_) => {
+            SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) => {
+                let most = most.min(MOST_STARTUP_BYTES);
                 let taken = self.receiver.collect(link, &arrival, frame, most);
                 self.read_startup(now, &mut Upper { ulp, conn }, path, link);
                 taken
             }
-            Phase::Decide(_) => {
+            SessionPhase::Decide(_) => {
                 link.recycle(frame);
-                self.fail(MpaError::DataBeforeReply);
+                self.fail(link, MpaError::DataBeforeReply);
                 true
             }
-            Phase::Rejected | Phase::Failed(_) => {
+            SessionPhase::Rejected | SessionPhase::Failed(_) => {
                 link.recycle(frame);
                 true
             }
         }
     }
 
-    /// Looks whether the peer's start-up frame is complete.
+    /// Processes the peer's start-up frame, if it is complete.
     fn read_startup<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
@@ -256,36 +268,39 @@ impl<P: Copy + fmt::Debug> Session<P> {
         let len = self.receiver.peek(link, &mut bytes);
         let bytes = bytes.get(..len).unwrap_or_default();
         match &self.phase {
-            Phase::AwaitRequest(listener) => match MpaRequest::parse(bytes) {
+            SessionPhase::AwaitRequest(listener) => match MpaRequest::parse(bytes) {
                 Ok(Some((request, len))) => {
                     let listener = *listener;
                     self.receiver.consume(link, len);
                     if !self.receiver.is_drained() {
-                        return self.fail(MpaError::DataBeforeReply);
+                        return self.fail(link, MpaError::DataBeforeReply);
                     }
                     self.startup_deadline = None;
                     let offer = Offer::of(request);
-                    self.phase = Phase::Decide(Box::new(offer.clone()));
+                    self.phase = SessionPhase::Decide(Box::new(offer.clone()));
                     upper.ulp.event(upper.conn, Event::Requested { listener, path: *path, offer });
                 }
                 Ok(None) => {}
-                Err(error) => self.fail(error),
+                Err(error) => self.fail(link, error),
             },
-            Phase::AwaitReply(asked) => match MpaReply::parse(bytes) {
+            SessionPhase::AwaitReply(asked) => match MpaReply::parse(bytes) {
                 Ok(Some((reply, len))) => {
-                    let conclusion = negotiate::conclude(&self.config, asked, &reply);
+                    let outcome = negotiate::evaluate_reply(&self.config, asked, &reply);
                     self.receiver.consume(link, len);
                     self.startup_deadline = None;
-                    self.replied(now, upper, path, link, reply, conclusion);
+                    self.replied(now, upper, path, link, reply, outcome);
                 }
                 Ok(None) => {}
-                Err(error) => self.fail(error),
+                Err(error) => self.fail(link, error),
             },
-            Phase::Decide(_) | Phase::Full(_) | Phase::Rejected | Phase::Failed(_) => {}
+            SessionPhase::Decide(_)
+            | SessionPhase::Full(_)
+            | SessionPhase::Rejected
+            | SessionPhase::Failed(_) => {}
         }
     }
 
-    /// Initiator: the reply is there.
+    /// Initiator: acts on the reply.
     fn replied<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
@@ -293,39 +308,38 @@ impl<P: Copy + fmt::Debug> Session<P> {
         path: &Path,
         link: &mut dyn Link,
         reply: MpaReply,
-        conclusion: Conclusion,
+        outcome: ReplyOutcome,
     ) {
         let conn = upper.conn;
-        match conclusion {
-            Conclusion::Accepted(agreed, rtr) => {
+        match outcome {
+            ReplyOutcome::Accepted(agreed, rtr) => {
                 self.enter_full_operation(&agreed, false);
                 let private_data = reply.private_data;
                 upper.ulp.event(conn, Event::Established { path: *path, agreed, private_data, rtr });
                 let outcome = self.receiver.begin(upper, link, framing(&agreed));
-                self.conclude(now, upper, outcome);
+                self.apply_outcome(now, upper, link, outcome);
             }
-            Conclusion::Terminate(agreed, error) => {
+            ReplyOutcome::Terminate(agreed, error) => {
                 self.enter_full_operation(&agreed, false);
-                self.receiver.release(link);
-                self.break_stream(upper, error);
+                self.break_stream(upper, link, error);
             }
-            Conclusion::Rejected => {
-                self.phase = Phase::Rejected;
-                self.receiver.release(link);
+            ReplyOutcome::Rejected => {
+                self.phase = SessionPhase::Rejected;
+                self.receiver.stop(link);
                 let ird = reply.enhanced.map_or(UNNEGOTIATED, |e| e.ird);
                 let ord = reply.enhanced.map_or(UNNEGOTIATED, |e| e.ord);
                 upper.ulp.event(conn, Event::Rejected { private_data: reply.private_data, ird, ord });
             }
-            Conclusion::Failed(error) => self.fail(error),
+            ReplyOutcome::Failed(error) => self.fail(link, error),
         }
     }
 
     fn enter_full_operation(&mut self, agreed: &Agreed, waits_for_first: bool) {
         let layout = Layout { origin: self.startup.len() as StreamOffset, markers: agreed.markers_sent };
-        self.phase = Phase::Full(Transmitter { layout, crc: agreed.crc, waits_for_first });
+        self.phase = SessionPhase::Full(Transmitter { layout, crc: agreed.crc, waits_for_first });
     }
 
-    /// The upper layer can take what it withheld: a receive was posted.
+    /// Offers a withheld FPDU to the upper layer again, after a receive was posted.
     pub fn resume<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
@@ -336,86 +350,138 @@ impl<P: Copy + fmt::Debug> Session<P> {
         if self.withheld.is_some() {
             let mut upper = Upper { ulp, conn };
             let outcome = self.receiver.resume(&mut upper, link);
-            self.conclude(now, &mut upper, outcome);
+            self.apply_outcome(now, &mut upper, link, outcome);
         }
     }
 
-    /// The peer's FIN is next in order: all that it sent was taken. Call it when
+    /// Processes the peer's FIN, which is next in order. The caller must call this only while
     /// [`Self::holds_undelivered`] is false.
-    pub fn peer_closed<U: Ulp<Placed = P>>(&mut self, ulp: &mut U, conn: ConnId) {
+    pub fn peer_closed<U: Ulp<Placed = P>>(&mut self, ulp: &mut U, conn: ConnId, link: &mut dyn Link) {
         match self.phase {
-            Phase::Full(_) if self.receiver.is_stopped() => {}
-            Phase::Full(_) if self.receiver.is_drained() => ulp.event(conn, Event::PeerClosed),
-            Phase::Full(_) => self.break_stream(&mut Upper { ulp, conn }, MpaError::Truncated),
-            Phase::AwaitReply(_) | Phase::AwaitRequest(_) | Phase::Decide(_) => {
-                self.fail(MpaError::Truncated);
+            SessionPhase::Full(_) if self.receiver.is_stopped() => {}
+            SessionPhase::Full(_) if self.receiver.is_drained() => ulp.event(conn, Event::PeerClosed),
+            SessionPhase::Full(_) => self.break_stream(&mut Upper { ulp, conn }, link, MpaError::Truncated),
+            SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) | SessionPhase::Decide(_) => {
+                self.fail(link, MpaError::Truncated);
             }
-            Phase::Rejected | Phase::Failed(_) => {}
+            SessionPhase::Rejected | SessionPhase::Failed(_) => {}
         }
     }
 
-    /// Runs the time limits that have passed.
-    pub fn on_timer<U: Ulp<Placed = P>>(&mut self, now: Instant, ulp: &mut U, conn: ConnId) {
+    /// Acts on the time limit that has passed, if one has.
+    pub fn on_timer<U: Ulp<Placed = P>>(
+        &mut self,
+        now: Instant,
+        ulp: &mut U,
+        conn: ConnId,
+        link: &mut dyn Link,
+    ) {
         if self.deadline().is_none_or(|deadline| deadline > now) {
             return;
         }
         match self.phase {
-            Phase::Full(_) => self.break_stream(&mut Upper { ulp, conn }, MpaError::Withheld),
-            Phase::AwaitReply(_) | Phase::AwaitRequest(_) => self.fail(MpaError::StartupTimeout),
-            Phase::Decide(_) | Phase::Rejected | Phase::Failed(_) => {}
+            SessionPhase::Full(_) => self.break_stream(&mut Upper { ulp, conn }, link, MpaError::Withheld),
+            SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) => {
+                self.fail(link, MpaError::StartupTimeout);
+            }
+            SessionPhase::Decide(_) | SessionPhase::Rejected | SessionPhase::Failed(_) => {}
         }
     }
 
-    /// When [`Self::on_timer`] has something to do.
+    /// The time at which [`Self::on_timer`] must be called, if any.
     pub fn deadline(&self) -> Option<Instant> {
         match self.phase {
-            Phase::Full(_) => self.withheld.map(|(_, since)| since + self.config.withhold_timeout),
-            Phase::AwaitReply(_) | Phase::AwaitRequest(_) => self.startup_deadline,
-            Phase::Decide(_) | Phase::Rejected | Phase::Failed(_) => None,
+            SessionPhase::Full(_) => self.withheld.map(|(_, since)| since + self.config.withhold_timeout),
+            SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) => self.startup_deadline,
+            SessionPhase::Decide(_) | SessionPhase::Rejected | SessionPhase::Failed(_) => None,
         }
     }
 
-    /// Why the start-up failed, when it did: TCP is then aborted at once (RFC 5044 section 8, code 4).
+    /// Why the start-up failed, if it did; TCP is then aborted at once (RFC 5044 section 8, code 4).
     pub fn failed(&self) -> Option<MpaError> {
         match self.phase {
-            Phase::Failed(error) => Some(error),
+            SessionPhase::Failed(error) => Some(error),
             _ => None,
         }
     }
 
-    /// Bytes held: TCP advertises a window smaller by these.
+    /// Responder: whether the initiator's MPA Request is still awaited.
+    pub fn awaits_request(&self) -> bool {
+        matches!(self.phase, SessionPhase::AwaitRequest(_))
+    }
+
+    /// Whether received payload is still of use. It is not after a stream error, or after the start-up has failed or
+    /// was rejected.
+    pub fn is_reading(&self) -> bool {
+        match self.phase {
+            SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) | SessionPhase::Decide(_) => true,
+            SessionPhase::Full(_) => !self.receiver.is_stopped(),
+            SessionPhase::Rejected | SessionPhase::Failed(_) => false,
+        }
+    }
+
+    /// Bytes held, which count towards the limits on memory.
     pub fn held_bytes(&self) -> usize {
         self.receiver.held_bytes()
     }
 
-    /// Whether complete FPDUs wait for the upper layer.
+    /// Bytes by which held data reduces TCP's window. The unfinished FPDU at the cursor does not count: only its rest
+    /// can free it, so an FPDU longer than the window must not close the window.
+    pub fn window_bytes(&self) -> usize {
+        self.receiver.held_bytes() - self.receiver.unfinished_bytes()
+    }
+
+    /// The time since when the oldest held bytes have waited for the peer to fill a gap or finish an FPDU. `None`
+    /// when no bytes wait, or when another time limit applies (that of the start-up,
+    /// [`MpaConfig::withhold_timeout`]).
+    pub fn stalled_since(&self) -> Option<Instant> {
+        self.stalled.map(|(_, since)| since)
+    }
+
+    /// Drops the bytes held beyond a gap, to free memory for other connections. The peer must retransmit them, so the
+    /// caller must tell TCP (RFC 2018 section 8). Without such bytes only the unfinished FPDU at the cursor is held;
+    /// it was acknowledged, so the stream ends with an error. Returns whether the stream continues.
+    pub fn shed<U: Ulp<Placed = P>>(&mut self, ulp: &mut U, conn: ConnId, link: &mut dyn Link) -> bool {
+        self.stalled = None;
+        let shed = self.receiver.shed(link);
+        if !shed {
+            self.break_stream(&mut Upper { ulp, conn }, link, MpaError::Stalled);
+        }
+        shed
+    }
+
+    /// Whether the upper layer withholds a complete FPDU.
     pub fn holds_undelivered(&self) -> bool {
         self.withheld.is_some()
     }
 
-    /// What was counted so far.
+    /// The session's counters.
     pub fn counters(&self) -> Counters {
         let (fpdus_sent, withheld) = (self.fpdus_sent, self.fpdus_withheld);
         Counters { fpdus_sent, withheld, ..*self.receiver.counters() }
     }
 
-    /// Gives back every frame. The session is over.
+    /// Recycles every frame at the end of the session.
     pub fn release(&mut self, link: &mut dyn Link) {
-        self.receiver.stop();
-        self.receiver.release(link);
-        self.withheld = None;
+        self.stop(link);
     }
 
-    /// Sees to what a turn of the receiver came to.
-    fn conclude<U: Ulp<Placed = P>>(
+    fn stop(&mut self, link: &mut dyn Link) {
+        self.receiver.stop(link);
+        (self.withheld, self.stalled) = (None, None);
+    }
+
+    /// Acts on the outcome of the receiver's work: reports a stream error, and updates the time limits.
+    fn apply_outcome<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
         upper: &mut Upper<'_, U>,
+        link: &mut dyn Link,
         outcome: Result<(), Halt>,
     ) {
         match outcome {
-            Err(Halt::Broken(error)) => return self.break_stream(upper, error),
-            Err(Halt::Stopped) => self.receiver.stop(),
+            Err(Halt::Broken(error)) => return self.break_stream(upper, link, error),
+            Err(Halt::Stopped) => self.stop(link),
             Err(Halt::Withheld) | Ok(()) => {}
         }
         let at = self.receiver.withheld_at();
@@ -423,22 +489,30 @@ impl<P: Copy + fmt::Debug> Session<P> {
             self.withheld = at.map(|at| (at, now));
             self.fpdus_withheld += u64::from(at.is_some());
             if at.is_some() && self.config.withhold_timeout.is_zero() {
-                self.break_stream(upper, MpaError::Withheld);
+                return self.break_stream(upper, link, MpaError::Withheld);
             }
         }
+        let held_to = self.receiver.held_to().filter(|_| at.is_none());
+        let passed = self.stalled.is_none_or(|(end, _)| self.receiver.cursor() >= end);
+        self.stalled =
+            if passed { held_to.map(|end| (end, now)) } else { self.stalled.filter(|_| held_to.is_some()) };
     }
 
-    /// The stream is broken: nothing more of it is read (RFC 5044 section 8), and the upper layer says so
-    /// to the peer.
-    fn break_stream<U: Ulp<Placed = P>>(&mut self, upper: &mut Upper<'_, U>, error: MpaError) {
-        self.receiver.stop();
-        self.withheld = None;
+    /// Stops reading after a stream error (RFC 5044 section 8) and reports it to the upper layer, which sends the
+    /// Terminate.
+    fn break_stream<U: Ulp<Placed = P>>(
+        &mut self,
+        upper: &mut Upper<'_, U>,
+        link: &mut dyn Link,
+        error: MpaError,
+    ) {
+        self.stop(link);
         upper.ulp.event(upper.conn, Event::StreamError(error));
     }
 
-    fn fail(&mut self, error: MpaError) {
-        self.receiver.stop();
-        self.phase = Phase::Failed(error);
+    fn fail(&mut self, link: &mut dyn Link, error: MpaError) {
+        self.stop(link);
+        self.phase = SessionPhase::Failed(error);
     }
 }
 

@@ -11,10 +11,10 @@ const FIXED_BYTES: usize = 20;
 /// Most private data in a frame, IRD and ORD included (RFC 5044 section 7.1.1).
 pub(super) const MAX_PRIVATE_DATA: usize = 512;
 
-/// Of them the enhanced connection establishment data (RFC 6581 section 9).
+/// Bytes of private data that the enhanced connection establishment data takes (RFC 6581 section 9).
 pub(super) const ENHANCED_BYTES: usize = 4;
 
-/// The longest start-up frame there can be.
+/// Bytes of the longest possible start-up frame.
 pub(crate) const MAX_FRAME_BYTES: usize = FIXED_BYTES + MAX_PRIVATE_DATA;
 
 const FLAG_MARKERS: u8 = 0x80;
@@ -22,7 +22,7 @@ const FLAG_CRC: u8 = 0x40;
 const FLAG_REJECTED: u8 = 0x20;
 const FLAG_ENHANCED: u8 = 0x10;
 
-/// Control flags A and B stand above the IRD, C and D above the ORD (RFC 6581 section 9).
+/// Control flags A and B are the two bits above the IRD, C and D those above the ORD (RFC 6581 section 9).
 const CONTROL_HIGH: u16 = 0x8000;
 const CONTROL_LOW: u16 = 0x4000;
 const DEPTH: u16 = 0x3fff;
@@ -34,7 +34,7 @@ pub struct Enhanced {
     pub ird: u16,
     /// Outbound RDMA Read Queue depth, 14 bits.
     pub ord: u16,
-    /// Control flag A, and with it B, C and D, which mean nothing without A.
+    /// Control flags B, C and D; `None` without flag A, which gives them meaning.
     pub peer_to_peer: Option<RtrOptions>,
 }
 
@@ -71,8 +71,8 @@ pub struct MpaReply {
 }
 
 impl MpaRequest {
-    /// Reads a request from the first bytes of a stream: the frame and its length, or `None` when more
-    /// bytes are needed to tell.
+    /// Parses a request from the first bytes of a stream. Returns the frame and its length, or `None` when more bytes
+    /// are needed.
     pub fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, MpaError> {
         let Some(frame) = Frame::parse(bytes, REQUEST_KEY, REPLY_KEY)? else { return Ok(None) };
         let (enhanced, private_data) = frame.split_private_data()?;
@@ -94,13 +94,13 @@ impl MpaRequest {
 }
 
 impl MpaReply {
-    /// Reads a reply from the first bytes of a stream: the frame and its length, or `None` when more
-    /// bytes are needed to tell.
+    /// Parses a reply from the first bytes of a stream. Returns the frame and its length, or `None` when more bytes
+    /// are needed.
     pub fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, MpaError> {
         let Some(frame) = Frame::parse(bytes, REPLY_KEY, REQUEST_KEY)? else { return Ok(None) };
         let rejected = frame.flags & FLAG_REJECTED != 0;
         let (enhanced, private_data) = match frame.split_private_data() {
-            // A rejection is understood without IRD and ORD.
+            // A rejection is accepted without IRD and ORD.
             Err(_) if rejected => (None, frame.private_data),
             split => split?,
         };
@@ -123,17 +123,17 @@ impl MpaReply {
     }
 }
 
-/// What requests and replies have in common.
+/// The fields that requests and replies have in common.
 struct Frame<'a> {
     flags: u8,
     revision: u8,
-    /// IRD and ORD included, if there are any.
+    /// Private data, including IRD and ORD, if there are any.
     private_data: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
     fn parse(bytes: &'a [u8], key: &[u8; 16], other_role: &[u8; 16]) -> Result<Option<Self>, MpaError> {
-        // A wrong key is told from its first wrong byte on: nobody has to wait for 20 bytes of HTTP.
+        // A wrong key is detected at its first wrong byte, without waiting for 20 bytes.
         let begins_like = |key: &[u8; 16]| bytes.iter().zip(key).all(|(a, b)| a == b);
         if !begins_like(key) {
             return match bytes.len() {
@@ -159,8 +159,7 @@ impl<'a> Frame<'a> {
         FIXED_BYTES + self.private_data.len()
     }
 
-    /// Takes IRD and ORD off the private data. The S bit is one of the reserved bits in revision 1, and
-    /// those are not looked at.
+    /// Splits IRD and ORD from the private data. The S bit is reserved in revision 1 and ignored there.
     fn split_private_data(&self) -> Result<(Option<Enhanced>, &'a [u8]), MpaError> {
         if self.revision < 2 || self.flags & FLAG_ENHANCED == 0 {
             return Ok((None, self.private_data));

@@ -1,31 +1,52 @@
-//! Building one FPDU in a transmit frame: the methods of [`UlpduWriter`] for the upper layer, and the
-//! framing around what it writes.
+//! Builds one FPDU in a transmit frame: the methods of [`UlpduWriter`] for the upper layer, and the framing of its
+//! ULPDU.
 
 use super::layout::{CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES};
-use crate::{link::FrameWriter, seq::StreamOffset, ulp::UlpduWriter};
+use crate::{copy, link::FrameWriter, seq::StreamOffset, ulp::UlpduWriter};
+
+/// An FPDU whose length was announced: its CRC is computed while it is written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Announced {
+    /// Bytes of the ULPDU.
+    ulpdu: usize,
+    /// The CRC of the range's bytes written so far.
+    crc: u32,
+}
 
 impl<'w, 'f> UlpduWriter<'w, 'f> {
-    /// A writer of the FPDU that begins at `start` of the stream and at the write position of `frame`.
+    /// A writer of the FPDU that begins at `start` of the stream and at the write position of `frame`, with a CRC if `crc`.
     /// Nothing is written before the upper layer writes. `None` when not even an empty FPDU fits.
     pub(crate) fn begin(
         frame: &'w mut FrameWriter<'f>,
         layout: Layout,
         start: StreamOffset,
         mulpdu: usize,
+        crc: bool,
     ) -> Option<Self> {
         let room = layout.largest_ulpdu(start, frame.room())?.min(mulpdu);
         let position = frame.position();
-        Some(Self { frame, layout, start, offset: start, position, room, written: 0, mulpdu })
+        Some(Self {
+            frame,
+            layout,
+            start,
+            offset: start,
+            position,
+            room,
+            written: 0,
+            mulpdu,
+            crc,
+            announced: None,
+        })
     }
 
-    /// Bytes of ULPDU that can still be written into this segment; whoever has a larger ULPDU writes
-    /// nothing and answers [`crate::ulp::Pulled::Nothing`].
+    /// Bytes of ULPDU that can still be written into this segment. An upper layer with a larger ULPDU writes nothing
+    /// and returns [`crate::ulp::Pulled::Nothing`].
     pub fn room(&self) -> usize {
         self.room
     }
 
-    /// MULPDU: the largest ULPDU that fits a full segment of its own (RFC 5044 section 4.5), at least
-    /// 128 bytes. Long messages are cut into ULPDUs of this size.
+    /// MULPDU: the largest ULPDU, in bytes, that fits a full segment of its own (RFC 5044 section 4.5), at least 128
+    /// bytes. Long messages are cut into ULPDUs of this size.
     pub fn mulpdu(&self) -> usize {
         self.mulpdu
     }
@@ -35,7 +56,7 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         self.written
     }
 
-    /// Where in the stream the next byte of the ULPDU will lie, if no marker comes first.
+    /// Stream offset of the next byte of the ULPDU, unless a marker comes first.
     pub fn offset(&self) -> StreamOffset {
         match self.written {
             0 => self.layout.header(self.start) + LENGTH_BYTES as u64,
@@ -43,13 +64,22 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         }
     }
 
-    /// Where in the stream the FPDU ends if nothing more is written: the offset right behind its CRC. Once
-    /// the peer has acknowledged the stream up to here, it has the whole FPDU.
+    /// Stream offset of the end of the FPDU, right after its CRC, if nothing more is written. A peer that has
+    /// acknowledged the stream up to here has the whole FPDU.
     pub fn end(&self) -> StreamOffset {
         self.layout.end(self.start, self.written)
     }
 
-    /// Appends `bytes`, which must fit into [`Self::room`]: what does not is not written.
+    /// Announces, before anything is written, that the ULPDU will have `len` bytes. The CRC is then computed while
+    /// the bytes are copied ([`Self::fill_with_crc`]). Without an announcement, or when a different number of bytes
+    /// is written, it is computed in a separate pass.
+    pub fn announce(&mut self, len: usize) {
+        if self.crc && self.offset == self.start && len <= self.room {
+            self.announced = Some(Announced { ulpdu: len, crc: 0 });
+        }
+    }
+
+    /// Appends `bytes`, which must fit into [`Self::room`]; bytes that do not fit are not written.
     pub fn put(&mut self, bytes: &[u8]) {
         self.fill(bytes.len(), |at, space| {
             if let Some(from) = bytes.get(at..at + space.len()) {
@@ -62,70 +92,95 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     /// piece of the frame's memory between markers, where `at` counts from 0 to `len`; `f` writes every
     /// byte of `space`.
     pub fn fill(&mut self, len: usize, mut f: impl FnMut(usize, &mut [u8])) {
+        self.fill_with_crc(len, |at, space, crc| {
+            f(at, space);
+            if let Some(crc) = crc {
+                *crc = copy::crc32c(*crc, space);
+            }
+        });
+    }
+
+    /// As [`Self::fill`], for a copy that computes the CRC32c in the same pass: `f(at, space, crc)` also updates
+    /// `crc`, if there is one, with the bytes that it wrote.
+    pub fn fill_with_crc(&mut self, len: usize, mut f: impl FnMut(usize, &mut [u8], Option<&mut u32>)) {
         debug_assert!(len <= self.room, "the upper layer asked for {len} bytes, {} are left", self.room);
         let len = len.min(self.room);
         self.write_header();
+        let mut announced = self.announced;
         let mut at = 0;
         while at < len {
+            self.write_marker(&mut announced);
             let space = self.space(len - at);
             if space.is_empty() {
                 debug_assert!(false, "the frame is shorter than the room that was computed from it");
                 break;
             }
-            f(at, space);
+            f(at, space, announced.as_mut().map(|announced| &mut announced.crc));
             at += space.len();
         }
+        self.announced = announced;
         self.room -= at;
         self.written += at;
     }
 
-    /// Completes the FPDU: pad, ULPDU length, CRC (zero without). Returns the bytes of its range.
-    pub(crate) fn finish(mut self, crc: bool) -> usize {
+    /// Completes the FPDU with pad, ULPDU length and CRC (zero when the connection uses none). Returns the length of
+    /// its range in bytes.
+    pub(crate) fn finish(mut self) -> usize {
         self.write_header();
         let pad = Layout::body(self.written) - LENGTH_BYTES - self.written - CRC_BYTES;
-        for _ in 0..pad {
-            self.write(&[0]);
-        }
+        self.write([0; 3].get(..pad).unwrap_or_default());
         let header = (self.layout.header(self.start) - self.start) as usize;
         self.frame.patch(self.position + header, &(self.written as u16).to_be_bytes());
-        // A marker that is due right here stands before the CRC and is covered by it (RFC 5044 section 4.4).
-        self.write_marker();
-        let sum = if crc { self.sum() } else { 0 };
-        self.write(&sum.to_le_bytes());
+        // A marker that is due here comes before the CRC and is covered by it (RFC 5044 section 4.4).
+        let mut announced = self.announced;
+        self.write_marker(&mut announced);
+        self.announced = None;
+        let crc = match announced {
+            _ if !self.crc => 0,
+            Some(announced) if announced.ulpdu == self.written => announced.crc,
+            _ => self.crc_of_frame(),
+        };
+        self.write(&crc.to_le_bytes());
         (self.offset - self.start) as usize
     }
 
     /// The CRC of everything from the range's start, markers included, to the write position.
-    fn sum(&self) -> u32 {
+    fn crc_of_frame(&self) -> u32 {
         let end = self.position + (self.offset - self.start) as usize;
-        self.frame.pieces(self.position, end).iter().fold(0, |sum, piece| crc32c::crc32c_append(sum, piece))
+        self.frame.pieces(self.position, end).iter().fold(0, |crc, piece| copy::crc32c(crc, piece))
     }
 
-    /// Leaves room for the ULPDU Length field, behind the marker that may precede it.
+    /// Writes the ULPDU Length field behind the marker that may precede it: the announced length, or room for it.
     fn write_header(&mut self) {
         if self.offset == self.start {
-            self.write(&[0; LENGTH_BYTES]);
+            let len = self.announced.map_or(0, |announced| announced.ulpdu as u16);
+            self.write(&len.to_be_bytes());
         }
     }
 
     /// Writes `bytes` around the markers.
     fn write(&mut self, mut bytes: &[u8]) {
+        let mut announced = self.announced;
         while !bytes.is_empty() {
+            self.write_marker(&mut announced);
             let space = self.space(bytes.len());
             if space.is_empty() {
                 break;
             }
             let (now, later) = bytes.split_at(space.len());
             space.copy_from_slice(now);
+            if let Some(announced) = &mut announced {
+                announced.crc = copy::crc32c(announced.crc, now);
+            }
             bytes = later;
         }
+        self.announced = announced;
     }
 
     /// The next contiguous memory up to a marker, a chunk's end, or `max` bytes; empty only for `max` 0 or
-    /// when the frame is full.
+    /// when the frame is full. No marker is due at the write position.
     fn space(&mut self, max: usize) -> &mut [u8] {
-        self.write_marker();
-        // A marker stood at `offset` if at all, so the next one is as far as from one byte later.
+        // A marker that was due at `offset` is written already, so the next one is counted from one byte later.
         let max = max.min(self.layout.to_marker(self.offset + 1).saturating_add(1));
         let space = self.frame.space(max);
         self.offset += space.len() as u64;
@@ -133,13 +188,73 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     }
 
     /// Writes the marker that is due at the write position, if one is (RFC 5044 sections 4.2 and 4.3).
-    fn write_marker(&mut self) {
+    fn write_marker(&mut self, announced: &mut Option<Announced>) {
         if self.layout.at_marker(self.offset) {
             let header = self.layout.header(self.start);
             let pointer = self.offset.saturating_sub(header) as u16;
             let mut marker = [0; MARKER_BYTES];
             marker[2..].copy_from_slice(&pointer.to_be_bytes());
             self.offset += self.frame.put(&marker) as u64;
+            if let Some(announced) = announced {
+                announced.crc = copy::crc32c(announced.crc, &marker);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The FPDU with `ulpdu` at `start` of the stream, in a frame of two chunks, with this length announced.
+    fn fpdu(
+        ulpdu: &[u8],
+        start: u64,
+        markers: bool,
+        first_chunk: usize,
+        announced: Option<usize>,
+    ) -> Vec<u8> {
+        let mut memory = vec![0xee; 4096];
+        let (first, second) = memory.split_at_mut(first_chunk);
+        let mut frame = FrameWriter::new([first, second].into_iter().collect(), 0, usize::MAX);
+        let layout = Layout { origin: 0, markers };
+        let mut writer = UlpduWriter::begin(&mut frame, layout, start, 4000, true).unwrap();
+        if let Some(len) = announced {
+            writer.announce(len);
+        }
+        let (header, data) = ulpdu.split_at(ulpdu.len().min(14));
+        writer.put(header);
+        writer.fill_with_crc(data.len(), |at, space, crc| {
+            let from = &data[at..at + space.len()];
+            match crc {
+                Some(crc) => *crc = copy::copy_crc32c(*crc, from, space),
+                None => space.copy_from_slice(from),
+            }
+        });
+        let len = writer.finish();
+        drop(frame);
+        memory.truncate(len);
+        memory
+    }
+
+    proptest! {
+        /// The CRC that is computed during the copy equals that of the finished bytes, and a wrong or missing
+        /// announcement changes no byte.
+        #[test]
+        fn prop_an_announced_length_changes_no_byte_of_the_fpdu(
+            ulpdu in prop::collection::vec(any::<u8>(), 0..3000),
+            start in (0u64..3000).prop_map(|start| start * 4),
+            markers: bool,
+            first_chunk in 0usize..4096,
+            wrong in 0usize..3000,
+        ) {
+            let plain = fpdu(&ulpdu, start, markers, first_chunk, None);
+            let (covered, crc) = plain.split_at(plain.len() - CRC_BYTES);
+            prop_assert_eq!(crc32c::crc32c(covered).to_le_bytes(), crc);
+            prop_assert_eq!(&fpdu(&ulpdu, start, markers, first_chunk, Some(ulpdu.len())), &plain);
+            prop_assert_eq!(&fpdu(&ulpdu, start, markers, first_chunk, Some(wrong)), &plain);
         }
     }
 }

@@ -1,29 +1,29 @@
-//! What every TCP on the wire must keep to, whatever happens to its frames: looked at as they leave their link, before
-//! any fault, by code that shares nothing with our own parser. A breach panics.
+//! Checks of rules that every TCP on the wire must follow whatever happens to its frames. Frames are checked as they
+//! leave their link, before any fault, by code that shares nothing with our own parser. A violation panics.
 //!
-//! Flows whose SYN was not seen (frames that a test injects) are left alone.
+//! Flows whose SYN was not seen (frames that a test injects) are not checked.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use etherparse::{NetSlice, SlicedPacket, TcpOptionElement, TcpSlice, TransportSlice};
 
-/// Bytes of a stream that are remembered: more than any window in use.
+/// Bytes of a stream that are kept for comparison: more than any window in use.
 const REMEMBERED: usize = 8 << 20;
 
 /// Addresses and ports, source first.
 type FlowKey = (Vec<u8>, [u16; 2]);
 
-/// What one end of a connection has said so far. Offsets count from the byte after the SYN.
+/// What one end of a connection has sent so far. Offsets count from the byte after the SYN.
 #[derive(Debug, Default)]
 struct Speaker {
     iss: u32,
-    /// The bytes from `base` on.
+    /// The bytes of the stream from `base` on.
     stream: VecDeque<u8>,
     base: u64,
     fin: Option<u64>,
-    /// Shift of the windows that it advertises, if its peer shifts too.
+    /// Shift of the windows that this end advertises; it applies if the peer has one, too.
     shift: Option<u8>,
-    /// How much of the other stream it has acknowledged, and the highest edge of its window.
+    /// Offset in the other stream up to which this end has acknowledged, and the highest right edge of its window.
     acked: u64,
     edge: Option<u64>,
 }
@@ -33,13 +33,14 @@ impl Speaker {
         self.base + self.stream.len() as u64
     }
 
-    /// The offset of `seq`, which is near `highest`; negative for the SYN and what is before.
+    /// The offset of `seq`, which is near `highest`; negative for the SYN and numbers before it.
     fn offset(&self, seq: u32) -> i64 {
         let next = self.iss.wrapping_add(1).wrapping_add(self.highest() as u32);
         self.highest() as i64 + i64::from(seq.wrapping_sub(next) as i32)
     }
 
-    /// The payload that it sends at `offset` must be what it sent there before, and leave no gap.
+    /// Checks that the payload sent at `offset` equals what was sent there before and leaves no gap, and appends its
+    /// new bytes.
     fn say(&mut self, offset: i64, payload: &[u8]) {
         let highest = self.highest();
         assert!(offset <= self.end() as i64, "sequence space skipped: {offset} after {}", self.end());
@@ -63,7 +64,7 @@ impl Speaker {
         }
     }
 
-    /// Everything that it may have acknowledged by its peer, a FIN included.
+    /// The highest offset that the peer may acknowledge, including a FIN.
     fn end(&self) -> u64 {
         self.highest() + u64::from(self.fin.is_some())
     }
@@ -72,11 +73,11 @@ impl Speaker {
 /// Both ends of all flows.
 #[derive(Debug, Default)]
 pub(super) struct Audit {
-    speakers: HashMap<FlowKey, Speaker>,
+    speakers: BTreeMap<FlowKey, Speaker>,
 }
 
 impl Audit {
-    /// A link sends this frame.
+    /// Checks a frame that a link sends.
     pub fn sent(&mut self, frame: &[u8]) {
         let Ok(packet) = SlicedPacket::from_ethernet(frame) else { return };
         let (Some(net), Some(TransportSlice::Tcp(tcp))) = (&packet.net, &packet.transport) else { return };
@@ -113,8 +114,8 @@ impl Audit {
         if self.speakers.get(&here).is_some_and(|s| s.iss == iss) {
             return;
         }
-        // A new incarnation: what the peer said to the old one is over. An answer to an old SYN that came late begins
-        // none (RFC 9293 section 3.5, figure 9).
+        // A new incarnation: what the peer sent to the old one no longer counts. An answer to a late duplicate SYN
+        // begins none (RFC 9293 section 3.5, figure 9).
         let late = tcp.ack() && self.speakers.get(there).is_some_and(|peer| peer.end() > 0);
         if late || !tcp.ack() {
             self.speakers.remove(there);
@@ -133,7 +134,7 @@ impl Audit {
 }
 
 impl Speaker {
-    /// An acknowledgment with its window, of what `peer` has said.
+    /// Checks an acknowledgment of what `peer` has sent, with its window and SACK blocks.
     fn acknowledge(&mut self, peer: &Self, tcp: &TcpSlice<'_>, what: &dyn Fn() -> String) {
         let acked = peer.offset(tcp.acknowledgment_number());
         assert!(acked >= 0 && acked as u64 <= peer.end(), "acknowledges what was not sent: {}", what());

@@ -1,8 +1,8 @@
-//! One direction of a wire as a pure model: frames and times go in, frames and times come out. Seeded, so that the
-//! same seed and the same frames at the same times give the same trace.
+//! One direction of a wire as a pure model from frames and times to frames and times. The same seed and the same
+//! frames at the same times give the same trace.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     time::Duration,
 };
 
@@ -19,9 +19,9 @@ use crate::{counters, seq::SeqNum, time::Instant};
 const MOST_FLOWS: usize = 1 << 12;
 
 counters! {
-    /// What a direction has done to frames so far.
+    /// Counters of a direction's effects on frames.
     pub struct Tally in "wire" {
-        /// Frames that came in.
+        /// Frames sent into the direction.
         frames,
         /// Lost by chance, in a burst or in a blackout.
         lost,
@@ -31,19 +31,19 @@ counters! {
         too_big,
         /// Marked Congestion Experienced.
         marked,
-        /// Sent on twice.
+        /// Duplicated.
         duplicated,
-        /// Held back.
+        /// Held back so that others overtake it.
         reordered,
-        /// Corrupted so that the TCP checksum tells.
+        /// Corrupted so that the TCP checksum detects it.
         corrupted,
-        /// Corrupted so that it does not.
+        /// Corrupted with the TCP checksum repaired.
         corrupted_unseen,
-        /// Cut in pieces.
+        /// Splits of a segment in two.
         split,
-        /// Joined to the segment before.
+        /// Joined to the previous segment.
         joined,
-        /// Resets slipped in.
+        /// Forged resets injected.
         resets,
     }
 }
@@ -51,7 +51,7 @@ counters! {
 /// A frame that others overtake.
 #[derive(Debug)]
 struct Late {
-    /// Goes on when so many more have overtaken it, or at this time.
+    /// The frame continues after this number of further overtakers, or at `until`.
     overtakers: u32,
     until: Instant,
     frame: Vec<u8>,
@@ -59,30 +59,30 @@ struct Late {
 
 /// One direction of a wire with its [`Faults`].
 ///
-/// A caller gives it frames by [`send`](Self::send) and takes those that have arrived by
-/// [`deliver`](Self::deliver), at [`next_due`](Self::next_due) or later. It reads no clock.
+/// A caller passes frames to [`send`](Self::send) and takes those that have arrived from
+/// [`deliver`](Self::deliver), at [`next_due`](Self::next_due) or later. A direction reads no clock.
 #[derive(Debug)]
 pub struct Direction {
     faults: Faults,
     rng: SmallRng,
     in_burst: bool,
-    /// When each frame that waits for the line or is on it will have left it.
+    /// The times at which the frames that wait for the line, or are on it, leave it.
     line: VecDeque<Instant>,
-    /// Latest arrival of a frame in order: jitter alone never reorders.
+    /// Latest arrival time of a frame in order; jitter alone never reorders.
     last_due: Instant,
-    /// A segment that waits for the next one to be joined with, and until when.
+    /// A segment that waits to be joined with the next one, and the time until it waits.
     joining: Option<(Instant, Vec<u8>)>,
     late: Vec<Late>,
     /// By time of arrival, then by order of sending.
     due: BTreeMap<(Instant, u64), Vec<u8>>,
     serial: u64,
     /// Highest sequence number seen of each flow.
-    highest: HashMap<Vec<u8>, SeqNum>,
+    highest: BTreeMap<Vec<u8>, SeqNum>,
     tally: Tally,
 }
 
 impl Direction {
-    /// A direction with nothing on its way.
+    /// A direction without frames in flight.
     pub fn new(faults: Faults, seed: u64) -> Self {
         Self {
             faults,
@@ -94,7 +94,7 @@ impl Direction {
             late: Vec::new(),
             due: BTreeMap::new(),
             serial: 0,
-            highest: HashMap::new(),
+            highest: BTreeMap::new(),
             tally: Tally::default(),
         }
     }
@@ -104,17 +104,17 @@ impl Direction {
         &self.faults
     }
 
-    /// Other faults for what is sent from now on.
+    /// Replaces the faults for frames that are sent from now on.
     pub fn set_faults(&mut self, faults: Faults) {
         self.faults = faults;
     }
 
-    /// What was done to frames so far.
+    /// The counters so far.
     pub fn tally(&self) -> Tally {
         self.tally
     }
 
-    /// When [`Self::deliver`] has something to give, if nothing more is sent.
+    /// The time at which [`Self::deliver`] returns the next frame, if no more frames are sent.
     pub fn next_due(&self) -> Option<Instant> {
         let due = self.due.keys().next().map(|key| key.0);
         let late = self.late.iter().map(|l| l.until).min();
@@ -129,8 +129,8 @@ impl Direction {
         Some(entry.remove())
     }
 
-    /// A frame, from its Ethernet header on, is sent at `now`, which never goes back. Returns a frame that goes back
-    /// to the sender at once: the ICMP error of a hop whose MTU is too small.
+    /// Sends a frame, from its Ethernet header on, at `now`, which must never decrease. Returns a frame for the
+    /// sender, if any: the ICMP error of a hop whose MTU is too small.
     pub fn send(&mut self, now: Instant, frame: &[u8]) -> Option<Vec<u8>> {
         self.expire(now);
         self.tally.frames += 1;
@@ -172,7 +172,7 @@ impl Direction {
         self.chance(faults.loss) || self.chance(in_burst) || dark
     }
 
-    /// Slips a reset in before `frame`, if it is a TCP segment and the dice say so.
+    /// Injects a forged reset before `frame`, if `frame` is a TCP segment and chance decides so.
     fn slip_reset_in(&mut self, now: Instant, frame: &[u8]) {
         let Some(resets) = self.faults.resets else { return };
         let Some(tcp) = Tcp::of(frame) else { return };
@@ -198,7 +198,7 @@ impl Direction {
         }
     }
 
-    /// The middlebox: joins with what waits, lets wait, cuts.
+    /// The middlebox: joins the segment with a waiting one, makes it wait, or splits it.
     fn recut(&mut self, now: Instant, frame: &[u8], recut: &Recut) {
         let mut segment = frame.to_vec();
         if let Some((_, waiting)) = self.joining.take() {
@@ -231,7 +231,7 @@ impl Direction {
         self.enqueue(now, segment);
     }
 
-    /// A frame comes to the line's queue.
+    /// Puts a frame into the line's queue, which may drop, mark, corrupt or duplicate it.
     fn enqueue(&mut self, now: Instant, mut frame: Vec<u8>) {
         while self.line.front().is_some_and(|left| *left <= now) {
             self.line.pop_front();
@@ -264,7 +264,7 @@ impl Direction {
         }
     }
 
-    /// Line and propagation.
+    /// Computes the arrival time from line rate and propagation delay, and reorders.
     fn travel(&mut self, now: Instant, frame: Vec<u8>) {
         let faults = self.faults;
         let mut left = now;
@@ -300,7 +300,7 @@ impl Direction {
         self.due.insert((due, self.serial), frame);
     }
 
-    /// Sends on what waits for no longer than `now`.
+    /// Forwards the frames whose wait ends at or before `now`.
     fn expire(&mut self, now: Instant) {
         if let Some((until, frame)) = self.joining.take_if(|(until, _)| *until <= now) {
             let split = self.faults.recut.map_or(0.0, |recut| recut.split);

@@ -1,7 +1,7 @@
-//! [`End`]: a stack on any link, with an upper layer that numbers its ULPDUs and checks that each is placed once with the
-//! right bytes and delivered once, in order. What is wrong panics: it is a part of tests.
+//! [`End`]: a stack on any link, with an upper layer that numbers its ULPDUs and checks that each is placed once with
+//! the right bytes and delivered once, in order. It panics on errors, because it is part of tests.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use super::Node;
 use crate::{
@@ -17,12 +17,12 @@ use crate::{
 /// Every ULPDU begins with its number and zeros.
 const HEADER: usize = 12;
 
-/// Bytes of ULPDU `number`, where nothing limits them.
+/// Bytes of ULPDU `number`, unless MULPDU limits it.
 pub fn numbered_len(number: u32) -> usize {
     HEADER + (number.wrapping_mul(2_654_435_761) >> 20) as usize % 3000
 }
 
-/// ULPDU `number`, for a peer that is no [`End`]. One that [`Counting`] sends is shorter where MULPDU is.
+/// ULPDU `number`, for a peer that is not an [`End`]. [`Counting`] sends a shorter one when MULPDU is smaller.
 pub fn numbered(number: u32) -> Vec<u8> {
     let mut ulpdu = vec![0; HEADER];
     ulpdu.splice(..4, number.to_be_bytes());
@@ -34,30 +34,30 @@ fn byte_of(number: u32, at: usize) -> u8 {
     (number as usize * 31 + at * 7) as u8
 }
 
-/// Sends `to_send` numbered ULPDUs of pseudo-random sizes and checks the ones that come.
+/// An upper layer that sends `to_send` numbered ULPDUs of pseudo-random sizes and checks those that it receives.
 #[derive(Debug, Default)]
 pub struct Counting {
     /// Responder: the connection whose request [`End`] accepts in the same turn.
     requested: Option<ConnId>,
-    /// Responder: what the initiator asked for.
+    /// Responder: the initiator's offer.
     pub offer: Option<Offer>,
     /// Full operation has begun.
     pub established: Option<ConnId>,
-    /// ULPDUs to send, and how many were.
+    /// ULPDUs to send; `sent` counts those that were sent.
     pub to_send: u32,
     /// See `to_send`.
     pub sent: u32,
-    /// Where in the stream each ends.
+    /// Stream offset of the end of each.
     pub sent_ends: Vec<StreamOffset>,
-    /// What the peer has acknowledged.
+    /// Stream offset up to which the peer has acknowledged.
     pub acked: StreamOffset,
-    /// How often each was placed, and how many beyond a gap.
-    pub placed: HashMap<u32, usize>,
+    /// How often each ULPDU was placed; `early` counts those placed beyond a gap.
+    pub placed: BTreeMap<u32, usize>,
     /// See `placed`.
     pub early: usize,
-    /// How many were delivered.
+    /// Number of ULPDUs delivered.
     pub delivered: u32,
-    /// Close when all is sent; else when the peer has.
+    /// Close when all is sent. The peer's close sets this, too.
     pub finish: bool,
     /// The peer has closed.
     pub peer_closed: bool,
@@ -65,7 +65,7 @@ pub struct Counting {
     pub closed: Option<CloseReason>,
     /// Reset the connection with the next turn.
     abort: bool,
-    /// Events that should not come.
+    /// Unexpected events.
     pub errors: Vec<String>,
 }
 
@@ -130,8 +130,8 @@ impl Ulp for Counting {
                 self.peer_closed = true;
                 self.finish = true;
             }
-            // An old SYN that comes late can make one more connection, which ends unheard of.
-            // What comes of it counts.
+            // A late duplicate of a SYN can open another connection, which ends without any data. Only its events
+            // count.
             Event::SoftError(_) => {}
             Event::Closed(reason) => self.closed = self.closed.or(Some(reason)),
             other => {
@@ -151,7 +151,7 @@ pub struct End<L> {
     pub ulp: Counting,
     /// Its link.
     pub link: L,
-    /// The connection, once its name is known.
+    /// The connection, once its id is known.
     pub conn: Option<ConnId>,
     batch: Vec<RxFrame>,
     before: Option<tcp::Info>,
@@ -199,8 +199,8 @@ impl<L: Link> End<L> {
         Self { stack, ulp: Counting::default(), link, conn: None, batch: Vec::new(), before: None }
     }
 
-    /// New data goes out only while less than the congestion window is in flight, but for a probe (RFC 8985 section
-    /// 7.3), limited transmit (RFC 3042: two segments) and what rounding up to segments adds.
+    /// Checks that new data is sent only while less than the congestion window is in flight, except for a probe (RFC
+    /// 8985 section 7.3), limited transmit (RFC 3042: two segments) and rounding up to segments.
     fn check_congestion(&mut self) {
         let Some(info) = self.conn.and_then(|conn| self.stack.info(conn)) else { return };
         let Some(before) = self.before.replace(info) else { return };
@@ -210,21 +210,21 @@ impl<L: Link> End<L> {
         let allowed = info.cwnd + 4 * info.emss as u64;
         let kept_to = !sent || probed || info.in_flight <= allowed;
         assert!(kept_to, "sent beyond the congestion window: {before:?}, then {info:?}");
-        // A segment of which a part is acknowledged counts as a whole.
+        // A partly acknowledged segment counts as a whole.
         let outstanding = info.counters.bytes_out - self.ulp.acked.min(info.counters.bytes_out);
         let most = outstanding + 1500;
         assert!(info.in_flight <= most, "more in flight than the {outstanding} outstanding: {info:?}");
     }
 
-    /// What must hold when nothing more happens.
+    /// Checks the state after all connections have ended.
     pub fn check_end(&self, context: &str) {
         assert_eq!(self.stack.connections(), 0, "{context}: slots leaked");
         assert!(self.ulp.placed.values().all(|n| *n == 1), "{context}: a ULPDU was placed twice");
         assert!(self.ulp.closed.is_some() || self.conn.is_none(), "{context}: never closed");
     }
 
-    /// What must hold beyond that when nothing irreparable has happened: all of ours was acknowledged, all `theirs`
-    /// was delivered, in order, and both ends have closed.
+    /// Checks, in addition, the state after a run without irreparable faults: the peer has acknowledged all our data,
+    /// all `theirs` ULPDUs were delivered in order, and the connection was closed by both ends.
     pub fn check_success(&self, theirs: u32, context: &str) {
         self.check_end(context);
         assert_eq!(self.ulp.errors, Vec::<String>::new(), "{context}");

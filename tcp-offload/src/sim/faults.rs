@@ -1,10 +1,10 @@
-//! What a direction of the wire does to frames: the parameters. [`super::Direction`] acts on them.
+//! The parameters of a direction's faults, which [`super::Direction`] applies to frames.
 
 use std::time::Duration;
 
 use crate::time::Instant;
 
-/// Bursty loss after Gilbert and Elliott: a good and a bad state, and the chances to change between them per frame.
+/// Bursty loss (Gilbert-Elliott model): a good and a bad state, with transition probabilities per frame.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gilbert {
     /// Chance to enter the bad state, per frame.
@@ -18,16 +18,16 @@ pub struct Gilbert {
 /// Time spans in which nothing passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Blackout {
-    /// When the first begins.
+    /// Start of the first time span.
     pub from: Instant,
-    /// How long each lasts.
+    /// Duration of each.
     pub length: Duration,
-    /// From the beginning of one to the beginning of the next; `None`: there is only one.
+    /// Period from the start of one to the start of the next; `None`: there is only one.
     pub every: Option<Duration>,
 }
 
 impl Blackout {
-    /// Whether it is dark at `now`.
+    /// Whether `now` is within a blackout.
     pub fn covers(&self, now: Instant) -> bool {
         let since = now.since(self.from);
         let period = self.every.filter(|every| !every.is_zero());
@@ -36,24 +36,24 @@ impl Blackout {
     }
 }
 
-/// A middlebox that cuts the payload of TCP segments anew. Sequence space and bytes stay the same, and the
-/// checksums are right.
+/// A middlebox that splits and joins TCP segments. Sequence space and bytes stay the same, and the checksums are
+/// right.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Recut {
-    /// Chance that a segment is cut into pieces, at random places.
+    /// Chance that a segment is split, at a random place; the rest may be split again.
     pub split: f64,
-    /// Chance that a segment waits for the one that follows it, to become one with it when their headers allow.
+    /// Chance that a segment waits for the next one, to be joined with it if their headers allow.
     pub join: f64,
     /// Longest wait.
     pub wait: Duration,
-    /// Largest IP packet that is made by joining, in bytes.
+    /// Largest IP packet made by joining, in bytes.
     pub most_bytes: usize,
 }
 
-/// A hop that does not take every packet that the ends' interfaces do.
+/// A hop whose MTU is smaller than that of the ends' interfaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathMtu {
-    /// When it begins to matter.
+    /// The time from which it applies.
     pub from: Instant,
     /// Largest IP packet that passes, in bytes.
     pub bytes: u16,
@@ -61,23 +61,23 @@ pub struct PathMtu {
     pub icmp: bool,
 }
 
-/// Which sequence number a reset has that somebody slips in.
+/// Sequence number of an injected reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Aim {
-    /// That of the segment in front of which it comes: where nothing is missing, the peer's own reset looks so.
+    /// That of the next segment. Unless a segment is missing, this looks like the peer's own reset.
     Next,
-    /// A little beyond all that was sent: within the window, but not next (RFC 5961 section 3.2).
+    /// A little beyond all sent data: within the window, but not the next number (RFC 5961 section 3.2).
     Near,
-    /// Far outside of the window.
+    /// Far outside the window.
     Far,
 }
 
-/// Resets that somebody slips in, in front of TCP segments.
+/// Forged resets that are injected before TCP segments.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Resets {
     /// Chance per TCP segment.
     pub chance: f64,
-    /// Where it points.
+    /// Sequence number of the reset.
     pub aim: Aim,
 }
 
@@ -100,29 +100,29 @@ pub struct Faults {
     pub reorder_depth: u32,
     /// One bit flips somewhere behind the Ethernet header.
     pub corrupt: f64,
-    /// Of the corrupted frames, how many have the flip in the TCP payload and their TCP checksum repaired, so
-    /// that only MPA's CRC can notice.
+    /// Chance that a corrupted frame has the flip in its TCP payload and a repaired TCP checksum, so that only MPA's
+    /// CRC can detect it.
     pub repair_checksum: f64,
-    /// Segments are cut anew.
+    /// Segments are split and joined.
     pub recut: Option<Recut>,
     /// A hop with a smaller MTU.
     pub mtu: Option<PathMtu>,
-    /// Resets that neither end sent.
+    /// Forged resets are injected.
     pub resets: Option<Resets>,
     /// Propagation delay.
     pub delay: Duration,
-    /// Additional random delay (order is kept).
+    /// Most additional random delay (order is kept).
     pub jitter: Duration,
     /// Line rate in bytes per second; `None` is infinitely fast.
     pub rate_bytes: Option<u64>,
     /// Frames that may wait for the line; more are dropped at the tail.
     pub queue_frames: usize,
-    /// So many frames waiting make the next one carry Congestion Experienced if it is ECN-capable (RFC 3168).
+    /// Number of waiting frames from which an arriving ECN-capable frame is marked Congestion Experienced (RFC 3168).
     pub mark_frames: usize,
 }
 
 impl Default for Faults {
-    /// None: every frame arrives at once.
+    /// No faults: every frame arrives at once.
     fn default() -> Self {
         Self {
             loss: 0.0,

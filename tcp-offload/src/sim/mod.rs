@@ -1,8 +1,8 @@
-//! The virtual wire: [`Wire`] joins in-memory [`Link`]s, with seeded [`Faults`] in each direction and time as an
+//! The virtual wire: [`Wire`] connects in-memory [`Link`]s, with seeded [`Faults`] in each direction and time as an
 //! argument. The same engines run over it as over AF_XDP, and every frame that they send is audited.
 //!
-//! Without faults and delay it needs no clock, so two threads can also use it in real time. [`Direction`] alone is
-//! the fault model, for frames of any origin.
+//! Without faults and delay the wire needs no clock, so two threads can also use it in real time. [`Direction`] alone
+//! is the fault model, for frames of any origin.
 //!
 //! [`Link`]: crate::link::Link
 
@@ -10,7 +10,9 @@ mod audit;
 mod direction;
 mod end;
 mod faults;
+mod hostile;
 mod packet;
+mod raw_peer;
 mod run;
 mod seeds;
 #[cfg(test)]
@@ -21,6 +23,8 @@ mod wire;
 pub use direction::{Direction, Tally};
 pub use end::{Counting, End, numbered, numbered_len};
 pub use faults::{Aim, Blackout, Faults, Gilbert, PathMtu, Recut, Resets};
+pub use hostile::{Hostile, HostileConfig};
+pub use raw_peer::{RawPeer, RawSegment, fpdu};
 pub use run::{Node, Outcome, run};
 pub use seeds::run_seeds;
 pub use ulpdu::{PulledUlpdu, pull, pull_into};
@@ -38,6 +42,7 @@ pub fn path(local: impl Into<SocketAddr>, remote: impl Into<SocketAddr>) -> Path
     Path {
         flow: Flow { local: local.into(), remote: remote.into() },
         source_mac: Mac([2, 0, 0, 0, 0, 1]),
+        next_hop: None,
         next_hop_mac: Mac([2, 0, 0, 0, 0, 2]),
         vlan: VlanTags::default(),
         mtu: 1500,

@@ -1,5 +1,5 @@
-//! What middleboxes do to frames: mark, flip, cut, join, forge. Frames may be anything; what is no whole TCP
-//! segment in an unfragmented IPv4 or IPv6 packet is left alone.
+//! Operations of middleboxes on frames: mark, flip bits, split, join, forge. Frames may contain any bytes; operations
+//! on TCP leave frames alone that contain no complete TCP segment in an unfragmented IPv4 or IPv6 packet.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 use crate::{seq::SeqNum, wire::Sum};
@@ -18,19 +18,19 @@ const PSH: u8 = 8;
 const URG: u8 = 32;
 const CWR: u8 = 128;
 
-/// Where the parts of a frame with an IP packet lie.
+/// Positions of the parts of a frame with an IP packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ip {
     /// The IP header.
     at: usize,
     v6: bool,
     protocol: u8,
-    /// What follows the IP header, up to the packet's end.
+    /// Start of the IP payload, and the packet's end.
     body: usize,
     end: usize,
 }
 
-/// Where the parts of a frame with a TCP segment lie.
+/// Positions of the parts of a frame with a TCP segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tcp {
     ip: Ip,
@@ -72,7 +72,7 @@ impl Ip {
         self.end - self.at
     }
 
-    /// The sum of the pseudo-header, for `len` bytes behind the IP header.
+    /// The sum of the pseudo-header for `len` bytes of IP payload.
     fn pseudo(&self, frame: &[u8], protocol: u8, len: usize) -> Option<Sum> {
         let addresses = if self.v6 { self.at + 8..self.at + 40 } else { self.at + 12..self.at + 20 };
         Some(Sum::of(frame.get(addresses)?).and_word(protocol.into()).and_word(len as u16))
@@ -120,21 +120,21 @@ impl Tcp {
         SeqNum::new(bytes.map_or(0, |b| u32::from_be_bytes(*b)))
     }
 
-    /// The sequence number behind the segment.
+    /// The sequence number after the segment.
     pub fn next_seq(&self, frame: &[u8]) -> SeqNum {
         let flags = self.flags(frame);
         let controls = u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
         self.seq(frame).add(self.payload_len() as u32 + controls)
     }
 
-    /// Addresses and ports, as they stand in the frame.
+    /// The bytes of the addresses and of the ports in the frame.
     pub fn flow<'a>(&self, frame: &'a [u8]) -> Option<(&'a [u8], &'a [u8])> {
         let addresses =
             if self.ip.v6 { self.ip.at + 8..self.ip.at + 40 } else { self.ip.at + 12..self.ip.at + 20 };
         Some((frame.get(addresses)?, frame.get(self.ip.body..self.ip.body + 4)?))
     }
 
-    /// Makes lengths and checksums right after the frame has changed.
+    /// Updates lengths and checksums after the frame has changed.
     fn finish(&self, frame: &mut [u8]) -> Option<()> {
         self.ip.finish(frame)?;
         put(frame, self.ip.body + 16, [0; 2])?;
@@ -143,7 +143,7 @@ impl Tcp {
         put(frame, self.ip.body + 16, sum.to_be_bytes())
     }
 
-    /// A copy of the headers with other payload.
+    /// A copy of the segment with other sequence number, flags and payload.
     fn with_payload(&self, frame: &[u8], seq: SeqNum, flags: u8, payload: &[u8]) -> Option<Vec<u8>> {
         let mut copy = frame.get(..self.payload)?.to_vec();
         copy.extend_from_slice(payload);
@@ -154,7 +154,7 @@ impl Tcp {
     }
 }
 
-/// Congestion Experienced, if the packet is ECN-capable (RFC 3168 section 5). Returns whether it is.
+/// Marks the packet Congestion Experienced, if it is ECN-capable (RFC 3168 section 5). Returns whether it is.
 pub(super) fn mark(frame: &mut [u8]) -> bool {
     let Some(ip) = Ip::of(frame) else { return false };
     let (at, shift) = if ip.v6 { (ip.at + 1, 4) } else { (ip.at + 1, 0) };
@@ -179,7 +179,7 @@ pub(super) fn flip(frame: &mut [u8], random: u64) {
     }
 }
 
-/// Flips one bit of the TCP payload and adapts the checksum. Returns whether there is payload.
+/// Flips one bit of the TCP payload and repairs the checksum. Returns whether there is payload.
 pub(super) fn flip_unseen(frame: &mut Vec<u8>, random: u64) -> bool {
     let Some(tcp) = Tcp::of(frame) else { return false };
     frame.truncate(tcp.ip.end);
@@ -193,8 +193,8 @@ pub(super) fn flip_unseen(frame: &mut Vec<u8>, random: u64) -> bool {
     tcp.finish(frame).is_some()
 }
 
-/// The segment cut in two behind `first` bytes of payload; `None` when there is nothing to cut. FIN and PSH go
-/// with the last byte, CWR with the first (RFC 3168 section 6.1.2).
+/// Splits the segment in two after `first` bytes of payload; `None` when it cannot be split. FIN and PSH stay with
+/// the last byte, CWR with the first (RFC 3168 section 6.1.2).
 pub(super) fn split(frame: &[u8], first: usize) -> Option<[Vec<u8>; 2]> {
     let tcp = Tcp::of(frame)?;
     let flags = tcp.flags(frame);
@@ -209,7 +209,7 @@ pub(super) fn split(frame: &[u8], first: usize) -> Option<[Vec<u8>; 2]> {
     ])
 }
 
-/// One segment of two, if the second follows the first and their headers differ in nothing that would be lost.
+/// Joins two segments, if the second follows the first and no difference between their headers would be lost.
 pub(super) fn join(first: &[u8], second: &[u8], most_bytes: usize) -> Option<Vec<u8>> {
     let (a, b) = (Tcp::of(first)?, Tcp::of(second)?);
     let (flags, more) = (a.flags(first), b.flags(second));
@@ -231,7 +231,7 @@ pub(super) fn join(first: &[u8], second: &[u8], most_bytes: usize) -> Option<Vec
     a.with_payload(first, a.seq(first), flags | more, &payload)
 }
 
-/// A reset that seems to come from the sender of `frame`. It acknowledges nothing, so that it cannot refuse a SYN.
+/// A forged reset from the sender of `frame`. It has no ACK, so that it cannot refuse a SYN.
 pub(super) fn reset(frame: &[u8], seq: SeqNum) -> Option<Vec<u8>> {
     let tcp = Tcp::of(frame)?;
     let mut forged = frame.get(..tcp.ip.body + TCP)?.to_vec();
@@ -243,13 +243,13 @@ pub(super) fn reset(frame: &[u8], seq: SeqNum) -> Option<Vec<u8>> {
     Some(forged)
 }
 
-/// What a router tells the sender of a packet that is too large for a hop of `mtu` bytes: Fragmentation Needed
-/// (RFC 1191 section 4) or Packet Too Big (RFC 4443 section 3.2). It has the receiver's address.
+/// The ICMP error of a router for a packet that is too large for a hop of `mtu` bytes: Fragmentation Needed (RFC 1191
+/// section 4) or Packet Too Big (RFC 4443 section 3.2). Its source is the receiver's address.
 pub(super) fn too_big(frame: &[u8], mtu: u16) -> Option<Vec<u8>> {
     const HEADER: usize = 8;
     let ip = Ip::of(frame)?;
     let mut error: Vec<u8> = Vec::new();
-    // Back where it came from.
+    // Swap the Ethernet addresses, so that the error returns to the sender.
     error.extend_from_slice(frame.get(6..12)?);
     error.extend_from_slice(frame.get(..6)?);
     error.extend_from_slice(frame.get(12..ip.at)?);

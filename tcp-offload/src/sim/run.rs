@@ -1,4 +1,4 @@
-//! Virtual time: [`run`] gives each node its turns and jumps from event to event.
+//! Virtual time: [`run`] gives each node its turns and advances from event to event.
 
 use std::time::Duration;
 
@@ -11,28 +11,29 @@ pub trait Node {
     /// received or remains to be sent at once, so that another turn is due at the same time.
     fn turn(&mut self, now: Instant) -> bool;
 
-    /// When the next turn is due without anything arriving.
+    /// The time at which the next turn is due if nothing arrives.
     fn next_deadline(&self) -> Option<Instant>;
 }
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// `done` said so, at this time.
+    /// `done` returned true at this time.
     Done(Instant),
-    /// Nothing is under way and no timer runs, but `done` never said so.
+    /// No frame is in flight and no timer runs, but `done` has never returned true.
     Stalled(Instant),
     /// The time limit was reached.
     TimeLimit,
 }
 
-/// Turns that nodes may take without time moving on: more means that a timer or a queue spins.
+/// Most rounds of turns while time stands still. More of them mean that a timer or a queue spins.
 const MOST_TURNS_AT_ONCE: usize = 100_000;
 
 /// Runs the nodes over the wire until `done` (asked after each round of turns) or until `limit` has passed.
 ///
 /// # Panics
-/// When the nodes take turn after turn without time moving on.
+/// When the nodes take too many turns while time stands still, or when a timer of a node is
+/// still due after a turn in which it received nothing: such a timer would fire for ever.
 pub fn run(
     wire: &Wire,
     nodes: &mut [&mut dyn Node],
@@ -47,7 +48,10 @@ pub fn run(
         wire.advance(now);
         let mut busy = false;
         for node in &mut *nodes {
-            busy |= node.turn(now);
+            let active = node.turn(now);
+            let due = node.next_deadline().filter(|at| *at <= now);
+            assert!(active || due.is_none(), "a timer at {due:?} is still due after a turn at {now:?}");
+            busy |= active;
         }
         if done(now, nodes) {
             return Outcome::Done(now);

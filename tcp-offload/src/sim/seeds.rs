@@ -2,11 +2,11 @@
 
 use std::{env, panic};
 
-/// Seeds that are run unless more are asked for.
+/// Number of seeds that run by default.
 const SEEDS: u64 = 64;
 
-/// Runs `scenario` for many seeds: `XWARP_SEEDS` says how many, `XWARP_SEED` from which one on. Panics when it panics for
-/// one of them, after the last, and names all that failed.
+/// Runs `scenario` for `XWARP_SEEDS` seeds, beginning with `XWARP_SEED`. When `scenario` panics for some of them,
+/// this panics after the last seed and names all seeds that failed.
 pub fn run_seeds<T>(scenario: fn(u64) -> T) {
     let setting = |name, default| env::var(name).ok().and_then(|s| s.parse().ok()).unwrap_or(default);
     let first: u64 = setting("XWARP_SEED", 1);
@@ -16,5 +16,5 @@ pub fn run_seeds<T>(scenario: fn(u64) -> T) {
             outcome.inspect_err(|_| eprintln!("that was seed {seed}")).is_err()
         })
         .collect();
-    assert!(failed.is_empty(), "XWARP_SEED=... XWARP_SEEDS=1 shows each of these again: {failed:?}");
+    assert!(failed.is_empty(), "XWARP_SEED=... XWARP_SEEDS=1 reproduces each of these seeds: {failed:?}");
 }

@@ -35,7 +35,7 @@ fn frame_of(flow: Flow, fields: &Fields, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A data segment, whose bytes say where in the stream they lie.
+/// A data segment whose bytes encode their stream position.
 fn data(v6: bool, start: u32, len: u32) -> Vec<u8> {
     let timestamps = Some(Timestamps { value: 7, echo: 8 });
     let fields = Fields {
@@ -50,7 +50,7 @@ fn data(v6: bool, start: u32, len: u32) -> Vec<u8> {
     frame(v6, &fields, &payload)
 }
 
-/// What our own parser says of a frame, and its payload.
+/// The result of our own parser for a frame, and the payload.
 fn parsed(bytes: &[u8]) -> (Result<Inbound, Malformed>, Vec<u8>) {
     let (_, mut from, mut to) = Wire::new(WireConfig { tx_frames: 0, rx_frames: 1, ..WireConfig::default() });
     from.inject(bytes);
@@ -85,7 +85,7 @@ fn at_us(n: u64) -> Instant {
     Instant::ZERO + us(n)
 }
 
-/// Everything that comes out, with its time.
+/// Every delivered frame with its time.
 fn drain(direction: &mut Direction) -> Vec<(Instant, Vec<u8>)> {
     let mut out = Vec::new();
     while let Some(due) = direction.next_due() {
@@ -159,7 +159,7 @@ fn sim_corruption_is_seen_by_tcp_unless_it_is_repaired() {
                 let (inbound, payload) = parsed(&bytes);
                 if repair_checksum == 0.0 {
                     assert_eq!(flipped.sum::<u32>(), 1);
-                    // IPv6 leaves some of its header to no checksum at all.
+                    // No checksum covers some fields of the IPv6 header.
                     assert!(v6 || !matches!(inbound, Ok(Inbound::Tcp(_))), "{inbound:?}");
                 } else {
                     let wrong = payload.iter().zip(&before[before.len() - 101..]).filter(|(a, b)| a != b);
@@ -230,7 +230,7 @@ fn sim_no_more_frames_overtake_than_the_depth_says() {
     let out: Vec<u32> = drain(&mut direction).iter().map(|o| seq(&o.1)).collect();
     assert_eq!(out.len(), total as usize);
     let overtaken = |(place, n): (usize, &u32)| out[..place].iter().filter(|other| *other > n).count();
-    // Frames that are held back themselves do not count as overtakers until they go on.
+    // Frames that are held back do not count as overtakers until they continue.
     let most = out.iter().enumerate().take(total as usize - 20).map(overtaken).max().unwrap();
     assert!((2..=10).contains(&most), "{most}");
     assert!(direction.tally().reordered > 50);
@@ -365,7 +365,8 @@ fn sim_a_switch_learns_where_addresses_are() {
     assert_eq!((wire.tally(0).frames, wire.tally(1).frames, wire.tally(2).frames), (1, 1, 2));
 }
 
-/// Two ends say these things in turn, first the one with the connection's first SYN; `true` is what the peer says.
+/// Audits segments of two ends in order, beginning with the connection's first SYN; `true` marks segments of the
+/// peer.
 fn audited(said: &[(bool, Fields, &[u8])]) {
     let mut audit = audit::Audit::default();
     let syn = |ack| Flags { syn: true, ack, ..Flags::default() };

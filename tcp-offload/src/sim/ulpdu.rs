@@ -1,4 +1,4 @@
-//! An upper layer without TCP below: ULPDUs are pulled out of it one by one, into plain vectors.
+//! Pulls ULPDUs one by one from an upper layer into plain vectors, without TCP.
 
 use smallvec::smallvec;
 
@@ -9,19 +9,19 @@ use crate::{
     ulp::{ConnId, Pulled, Ulp, UlpduWriter},
 };
 
-/// What [`pull`] brought.
+/// The result of [`pull`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PulledUlpdu {
     /// The upper layer's answer.
     pub pulled: Pulled,
     /// The ULPDU, when it is [`Pulled::Ulpdu`].
     pub ulpdu: Vec<u8>,
-    /// Where in the stream its FPDU ends.
+    /// Stream offset of the end of the FPDU.
     pub end: StreamOffset,
 }
 
-/// Asks `ulp` for the next ULPDU, whose FPDU begins at `start` of the stream (a multiple of 4), when
-/// `room` bytes of ULPDU fit into what is left of the segment and `mulpdu` into a segment of its own.
+/// Asks `ulp` for the next ULPDU, whose FPDU begins at `start` of the stream (a multiple of 4). `room` bytes of ULPDU
+/// fit into the rest of the segment, and `mulpdu` bytes into a segment of its own.
 pub fn pull<U: Ulp>(
     ulp: &mut U,
     conn: ConnId,
@@ -34,8 +34,8 @@ pub fn pull<U: Ulp>(
     PulledUlpdu { pulled, ulpdu: memory.get(2..2 + written).unwrap_or_default().to_vec(), end }
 }
 
-/// As [`pull`], but the FPDU is built in `memory`, behind whose first two bytes the ULPDU lies then.
-/// Returns the answer, the ULPDU's length, and where in the stream its FPDU ends.
+/// Like [`pull`], but builds the FPDU in `memory`, where the ULPDU follows the first two bytes. Returns the upper
+/// layer's answer, the ULPDU's length, and the stream offset of the FPDU's end.
 pub fn pull_into<U: Ulp>(
     ulp: &mut U,
     conn: ConnId,
@@ -46,7 +46,7 @@ pub fn pull_into<U: Ulp>(
 ) -> (Pulled, usize, StreamOffset) {
     let mut frame = FrameWriter::new(smallvec![memory], 0, usize::MAX);
     let layout = Layout { origin: start, markers: false };
-    let Some(mut writer) = UlpduWriter::begin(&mut frame, layout, start, mulpdu) else {
+    let Some(mut writer) = UlpduWriter::begin(&mut frame, layout, start, mulpdu, false) else {
         return (Pulled::Nothing, 0, start);
     };
     writer.room = writer.room.min(room);

@@ -1,8 +1,8 @@
-//! [`SimLink`]s and what joins them. Each link has its own frame memory with the same places a UMEM chunk
-//! can be in, so a leaked or twice-freed frame shows here as on AF_XDP.
+//! [`SimLink`]s and the [`Wire`] that connects them. The frames of a link go through the same states as UMEM chunks,
+//! so that a frame leaked or freed twice is detected as with AF_XDP.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     fmt,
     hash::{Hash, Hasher},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -17,14 +17,14 @@ use crate::{
     time::Instant,
 };
 
-/// How a wire and its links are made.
+/// Parameters of a wire and its links.
 #[derive(Debug, Clone, Copy)]
 pub struct WireConfig {
     /// Bytes of a chunk; frames have one chunk.
     pub chunk_bytes: usize,
-    /// Frames that a link can have out for sending and retaining.
+    /// Transmit frames of each link.
     pub tx_frames: usize,
-    /// Frames that a link can have received and not recycled.
+    /// Receive frames of each link.
     pub rx_frames: usize,
     /// Frames that can wait in the transmit ring for a flush.
     pub ring: usize,
@@ -47,14 +47,14 @@ impl Default for WireConfig {
     }
 }
 
-/// How many frames of a link are in which place.
+/// Number of a link's frames in each state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Census {
     /// Transmit frames that can be allocated.
     pub tx_free: usize,
-    /// Transmit frames whose token is out.
+    /// Transmit frames whose token is held.
     pub tx_out: usize,
-    /// Received frames whose token is out.
+    /// Received frames whose token is held.
     pub rx_out: usize,
     /// Frames lost because no receive frame was free.
     pub rx_dropped: u64,
@@ -71,24 +71,25 @@ enum TxPlace {
 }
 
 struct Port {
-    /// What is on its way to this port.
+    /// The frames in flight to this port.
     towards: Direction,
     notify: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
-struct Shared {
+struct WireState {
     now: Instant,
     ports: Vec<Port>,
-    /// Which port a hardware address was last seen at.
-    learned: HashMap<[u8; 6], usize>,
+    /// The port at which each hardware address was last seen.
+    learned: BTreeMap<[u8; 6], usize>,
     audit: Audit,
     trace: SipHasher13,
 }
 
-/// What joins links: a cable of two ends, or a switch. Cheap to clone; the clones and the links share it.
+/// The connection between links: a cable with two ends, or a switch. Clones are cheap and share its state with the
+/// links.
 #[derive(Clone)]
 pub struct Wire {
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<WireState>>,
 }
 
 impl fmt::Debug for Wire {
@@ -107,19 +108,18 @@ impl Wire {
         (wire, first, second)
     }
 
-    /// A switch with a link for each of `faults`, which are those of the direction from the switch to that link
-    /// ([`WireConfig::faults`] is not looked at). It learns where hardware addresses are, and floods what is for
-    /// others.
+    /// A switch with a link for each of `faults`, which apply to the direction from the switch to that link
+    /// ([`WireConfig::faults`] is ignored). The switch learns hardware addresses, and floods frames to unknown ones.
     pub fn switch(config: &WireConfig, faults: &[Faults]) -> (Self, Vec<SimLink>) {
         let seed = config.seed.wrapping_mul(faults.len() as u64);
         let port = |(faults, number): (&Faults, u64)| Port {
             towards: Direction::new(*faults, seed.wrapping_add(number)),
             notify: None,
         };
-        let shared = Shared {
+        let shared = WireState {
             now: Instant::ZERO,
             ports: faults.iter().zip(0..).map(port).collect(),
-            learned: HashMap::new(),
+            learned: BTreeMap::new(),
             audit: Audit::default(),
             trace: SipHasher13::new(),
         };
@@ -128,39 +128,39 @@ impl Wire {
         (wire, links)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shared> {
+    fn lock(&self) -> MutexGuard<'_, WireState> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves virtual time on; it never goes back.
+    /// Advances virtual time to `now`; time never goes back.
     pub fn advance(&self, now: Instant) {
         let mut shared = self.lock();
         shared.now = shared.now.max(now);
     }
 
-    /// When the next frame arrives anywhere, if one is under way.
+    /// Arrival time of the next frame at any link, if one is in flight.
     pub fn next_arrival(&self) -> Option<Instant> {
         self.lock().ports.iter().filter_map(|p| p.towards.next_due()).min()
     }
 
-    /// Replaces the faults of both directions of a cable (first link to second, and back); frames under way keep
+    /// Replaces the faults of both directions of a cable (first link to second, and back); frames in flight keep
     /// theirs.
     pub fn with_faults(&self, [there, back]: [Faults; 2]) {
         self.set_faults(1, there);
         self.set_faults(0, back);
     }
 
-    /// Replaces the faults of the direction towards link `end`; frames under way keep theirs.
+    /// Replaces the faults of the direction towards link `end`; frames in flight keep theirs.
     pub fn set_faults(&self, end: usize, faults: Faults) {
         self.lock().ports[end].towards.set_faults(faults);
     }
 
-    /// What was done to the frames towards link `end`.
+    /// Counters of the direction towards link `end`.
     pub fn tally(&self, end: usize) -> Tally {
         self.lock().ports[end].towards.tally()
     }
 
-    /// A hash over all frames received so far, by whom and when: the same for the same seed.
+    /// A hash over all frames received so far, with receiver and time. The same seed gives the same hash.
     pub fn trace_hash(&self) -> u64 {
         self.lock().trace.finish()
     }
@@ -168,8 +168,8 @@ impl Wire {
 
 type Notified = SmallVec<[Arc<dyn Fn() + Send + Sync>; 1]>;
 
-impl Shared {
-    /// Returns whom to tell, when the lock is free again.
+impl WireState {
+    /// Sends a frame from port `from`. Returns the callbacks to call after the lock is released.
     fn send(&mut self, from: usize, frame: &[u8]) -> Notified {
         let mut notified = Notified::new();
         for to in self.towards(from, frame) {
@@ -190,7 +190,7 @@ impl Shared {
         }
         let others = || (0..self.ports.len()).filter(|to| *to != from);
         match address(0).and_then(|destination| self.learned.get(&destination)) {
-            // Nobody may have to know the addresses of a cable's ends.
+            // On a cable, the hardware addresses are irrelevant.
             Some(to) if self.ports.len() > 2 => others().filter(|other| other == to).collect(),
             _ => others().collect(),
         }
@@ -207,11 +207,11 @@ pub struct SimLink {
     tx_free: Vec<u32>,
     /// Submitted and not yet flushed: (frame, length).
     submitted: VecDeque<(u32, usize)>,
-    /// Received bytes, and whether the token is out.
+    /// Received bytes, and whether the frame's token is held.
     rx: Vec<(Vec<u8>, bool)>,
     rx_free: Vec<u32>,
     rx_dropped: u64,
-    rules: HashSet<Steer>,
+    rules: BTreeSet<Steer>,
 }
 
 impl fmt::Debug for SimLink {
@@ -237,11 +237,11 @@ impl SimLink {
             rx: vec![(Vec::new(), false); config.rx_frames],
             rx_free: (0..config.rx_frames as u32).rev().collect(),
             rx_dropped: 0,
-            rules: HashSet::new(),
+            rules: BTreeSet::new(),
         }
     }
 
-    /// Calls `f` whenever a frame was sent to this end (from the sender's thread), for use in real time.
+    /// Calls `f` in the sender's thread after a frame was sent to this end, for use in real time.
     pub fn on_arrival(&self, f: impl Fn() + Send + Sync + 'static) {
         self.wire.lock().ports[self.end].notify = Some(Arc::new(f));
     }
@@ -252,7 +252,7 @@ impl SimLink {
         shared.ports[self.end].towards.next_due().is_some_and(|due| due <= shared.now)
     }
 
-    /// Which frames are where.
+    /// The number of frames in each state.
     pub fn census(&self) -> Census {
         let out = |p: &TxPlace| matches!(p, TxPlace::Retained | TxPlace::Sending);
         Census {
@@ -262,6 +262,11 @@ impl SimLink {
             rx_dropped: self.rx_dropped,
             rules: self.rules.len(),
         }
+    }
+
+    /// Whether a steering rule is in force.
+    pub fn is_steered(&self, rule: Steer) -> bool {
+        self.rules.contains(&rule)
     }
 
     /// Puts raw bytes on the wire, as a peer without a stack would.
@@ -292,7 +297,7 @@ impl Link for SimLink {
 
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
         let mut shared = self.wire.lock();
-        let Shared { now, ports, trace, .. } = &mut *shared;
+        let WireState { now, ports, trace, .. } = &mut *shared;
         let port = &mut ports[self.end];
         let mut received = 0;
         while received < max {

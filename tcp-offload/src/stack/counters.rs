@@ -1,4 +1,4 @@
-//! What the stack counted, over all its connections, and a look at them.
+//! Counters and table sizes of a stack, and access to those of its connections.
 
 use super::Stack;
 use crate::{
@@ -7,67 +7,117 @@ use crate::{
 };
 
 crate::counters! {
-    /// Frames and connections by what became of them. Plain numbers that only grow.
+    /// Counters of frames and connections. Plain numbers that only grow.
     pub struct StackCounters in "stack" {
         /// Frames received.
         frames_in,
         /// Frames that no header parser accepted, dropped.
         malformed,
-        /// Of those, a wrong IP or TCP checksum.
+        /// Frames with a wrong IP, TCP or ICMP checksum, dropped. Part of `malformed`.
         bad_checksum,
-        /// Frames whose checksum a local sender left to its hardware.
+        /// Frames between IPv4-mapped IPv6 addresses, dropped. Part of `malformed`.
+        mapped_addresses,
+        /// Segments whose checksum a local sender left to its hardware.
         partial_checksum,
         /// Frames that are neither TCP nor an ICMP error about us, dropped.
         foreign,
         /// Segments for no connection and no listener.
         no_connection,
-        /// Resets sent in answer to them.
+        /// Resets sent in answer to such segments.
         resets_sent,
         /// ICMP errors about one of our connections.
         icmp_errors,
-        /// Payloads not taken because the connection, or all together, held too much already; the peer sends them
-        /// again.
+        /// Payloads not taken because the connection, or all connections together, already held too many bytes; the
+        /// peer retransmits them.
         refused_payloads,
-        /// Connections we opened.
+        /// Connections whose held bytes were evicted because other connections needed the memory and the gap was too
+        /// old.
+        holders_evicted,
+        /// Connections that this end opened.
         active_opens,
-        /// Connections that came to our listeners.
+        /// Connections that listeners accepted.
         passive_opens,
         /// SYNs and ACKs of the handshake dropped because a backlog or the table of connections was full.
         backlog_full,
+        /// Connections reset before their MPA Request came, because their listener's backlog was full and a newer
+        /// connection needed the place.
+        startup_evicted,
         /// SYNs answered and remembered.
         half_open,
-        /// Of those, forgotten because too many came after them.
+        /// Half-open connections evicted because the table was full.
         half_open_evicted,
-        /// Of those, forgotten because nobody answered.
+        /// Half-open connections that timed out.
         half_open_expired,
-        /// SYNs dropped because the interface took no rule for their flow.
+        /// SYNs dropped because the interface refused a steering rule for their flow.
         steering_refused,
         /// Connections whose TIME-WAIT was cut short because there were too many.
         time_wait_cut,
-        /// Connections looked at because their timer was due; idle ones never are.
+        /// Connections visited because their timer was due; idle connections are never visited.
         timer_looks,
         /// Times that sending stopped because no transmit frame or ring slot was free.
         starved,
+        /// Bytes of unacknowledged payload moved to the heap because frames were scarce.
+        spilled_bytes,
+        /// Connections reset because their data stayed unacknowledged for too long while frames were scarce.
+        stalled_resets,
     }
 }
 
+/// Number of entries in each table of a stack that a peer can fill.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TableSizes {
+    /// Connections of all kinds.
+    pub connections: usize,
+    /// SYNs answered and not confirmed.
+    pub half_open: usize,
+    /// Entries of the timer heap, including entries whose deadline has moved to a later time.
+    pub timers: usize,
+    /// Connections that wait for their turn to send.
+    pub ready: usize,
+    /// Connections that may owe an ACK.
+    pub owing: usize,
+    /// Connections in TIME-WAIT, including entries of connections that were removed early.
+    pub time_waiting: usize,
+    /// Resets that wait for a frame.
+    pub resets: usize,
+}
+
 impl<U: Ulp> Stack<U> {
-    /// What TCP knows about a connection.
+    /// The number of entries in each table.
+    pub fn table_sizes(&self) -> TableSizes {
+        TableSizes {
+            connections: self.slots.len(),
+            half_open: self.half_open.len(),
+            timers: self.timers.len(),
+            ready: self.ready.len(),
+            owing: self.owing.len(),
+            time_waiting: self.time_waiting.len(),
+            resets: self.resets.len(),
+        }
+    }
+
+    /// TCP's state of a connection.
     pub fn info(&self, conn: ConnId) -> Option<tcp::Info> {
         self.slots.get(conn.index as usize).filter(|s| s.generation == conn.generation).map(|s| s.tcp.info())
     }
 
-    /// Bytes that are held now because they cannot be placed or delivered yet, of all connections.
+    /// MPA's counters of a connection.
+    pub fn mpa_counters_of(&self, conn: ConnId) -> Option<mpa::Counters> {
+        let slot = self.slots.get(conn.index as usize).filter(|s| s.generation == conn.generation)?;
+        Some(slot.mpa.counters())
+    }
+
+    /// Bytes of all connections that are held now because they cannot be placed or delivered yet.
     pub fn held_bytes(&self) -> usize {
         self.held
     }
 
-    /// How many connections there are, those in TIME-WAIT included.
+    /// Number of connections, including those in TIME-WAIT.
     pub fn connections(&self) -> usize {
         self.slots.len()
     }
 
-    /// How many SYNs are answered and not confirmed.
+    /// Number of half-open connections: SYNs answered and not confirmed.
     pub fn half_open(&self) -> usize {
         self.half_open.len()
     }
@@ -77,7 +127,7 @@ impl<U: Ulp> Stack<U> {
         self.counters
     }
 
-    /// TCP's counters, summed over all connections that are and were.
+    /// TCP's counters, summed over all connections, past and present.
     pub fn tcp_counters(&self) -> tcp::Counters {
         let mut sum = self.closed_tcp;
         for (_, slot) in &self.slots {
@@ -86,7 +136,7 @@ impl<U: Ulp> Stack<U> {
         sum
     }
 
-    /// MPA's counters, summed over all connections that are and were.
+    /// MPA's counters, summed over all connections, past and present.
     pub fn mpa_counters(&self) -> mpa::Counters {
         let mut sum = self.closed_mpa;
         for (_, slot) in &self.slots {

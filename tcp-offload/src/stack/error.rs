@@ -1,4 +1,4 @@
-//! What the caller of the stack may get wrong, one small enum per call.
+//! Errors that the stack returns to its caller, one small enum per call.
 
 use crate::{link::SteerError, mpa::SetupError};
 
@@ -8,10 +8,13 @@ pub enum ConnectError {
     /// The four-tuple is in use.
     #[error("a connection with the same addresses and ports exists")]
     AddressInUse,
+    /// An IPv4-mapped IPv6 address names no host on the wire (RFC 4291 section 2.5.5.2).
+    #[error("an IPv4-mapped IPv6 address cannot be connected to: use the IPv4 address")]
+    MappedAddress,
     /// The stack's limit is reached.
     #[error("the limit of {0} connections is reached")]
     TooMany(usize),
-    /// The interface cannot hand us the frames.
+    /// The interface refused the steering rule.
     #[error(transparent)]
     Steer(#[from] SteerError),
     /// The MPA parameters cannot be sent.
@@ -19,21 +22,21 @@ pub enum ConnectError {
     Mpa(#[from] SetupError),
 }
 
-/// Why there can be no such listener.
+/// Why a listener could not be created.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ListenError {
     /// The same address and port has a listener.
     #[error("another listener has this address and port")]
     AddressInUse,
-    /// The interface cannot hand us the frames.
+    /// The interface refused the steering rule.
     #[error(transparent)]
     Steer(#[from] SteerError),
 }
 
-/// Why a request could not be answered as wanted.
+/// Why a request could not be accepted or rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AcceptError {
-    /// The id names no connection (any more).
+    /// The id does not, or no longer, name a connection.
     #[error("no such connection request")]
     NotWaiting,
     /// The parameters cannot be sent, or the request was answered before.

@@ -1,51 +1,62 @@
-//! Connections that a SYN asked for and nobody has confirmed: a bounded cache of SYNs (RFC 4987 section 3.5).
+//! Half-open connections, whose handshake is not confirmed: a bounded cache of their SYNs (RFC 4987 section 3.5).
 //!
-//! A passive connection before its ACK is a pure function of the SYN, the initial sequence number and the time, so this is
-//! all that is kept: the [`Connection`] is made for each segment of the handshake and thrown away, until one
-//! completes it. Why no cookies: `docs/decisions/0007-half-open-connections-are-their-syns.md`.
+//! The state of a passive connection in SYN-RECEIVED is a pure function of the SYN, the initial sequence number and
+//! the time, so only these are kept. A [`Connection`] is rebuilt for each segment of the handshake and dropped
+//! afterwards, until a segment completes the handshake. `docs/decisions/0007-half-open-connections-are-their-syns.md`
+//! says why there are no SYN cookies.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    net::IpAddr,
-};
+use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{Stack, listen::path_of};
 use crate::{
+    keyed::{KeyedHash, KeyedMap},
     link::{FrameWriter, Link, Steer},
+    secret::Secret,
     seq::{SeqNum, StreamOffset},
-    tcp::{Connection, Filled, Source},
-    time::{Duration, Instant},
-    ulp::{ListenerId, Ulp},
-    wire::{Flow, Segment},
+    tcp::{ChallengeBudget, Connection, Filled, Source, TcpConfig},
+    time::Instant,
+    ulp::{CloseReason, ListenerId, Ulp},
+    wire::{Flow, Mac, Segment},
 };
 
-/// SYN-ACKs sent for one SYN, if nothing answers: at once and after 1, 3 and 7 s (RFC 6298 section 2.1 and rule 5.5).
-const MOST_SYN_ACKS: u32 = 4;
+/// Most challenge ACKs and other bare ACKs that all half-open connections together send in a
+/// [period](crate::tcp::TcpConfig::challenge_period). A half-open connection is rebuilt for each segment and has no
+/// budget of its own. The budget of a period is drawn at random between a third and two thirds of this number,
+/// because an off-path attacker can measure the rest of a fixed shared budget (CVE-2016-5696, an exploit of RFC 5961
+/// section 7).
+const MOST_CHALLENGES: u32 = 192;
 
-/// One SYN: 376 bytes with its places in the two maps.
+/// One half-open connection: 376 bytes with its entries in the two maps.
 #[derive(Debug, Clone, Copy)]
-struct HalfOpen {
+pub(super) struct HalfOpen {
     listener: ListenerId,
     syn: Segment,
     isn: SeqNum,
-    /// When the SYN came: timestamps count from it.
+    /// Arrival of the SYN, from which the clock of the timestamps option counts.
     since: Instant,
-    /// SYN-ACKs sent, and when last.
+    /// Number of SYN-ACKs sent, and the time of the last one.
     sent: u32,
     sent_at: Instant,
-    /// Its place in the order of what is due.
+    /// Its key in [`HalfOpens::by_due`].
     due: (Instant, u64),
 }
 
-/// The SYNs, by flow and by when something is due for them.
-#[derive(Debug, Default)]
+/// The half-open connections, by flow and by the time at which their next SYN-ACK or their expiry is due.
+#[derive(Debug)]
 pub(super) struct HalfOpens {
-    by_flow: HashMap<Flow, HalfOpen>,
+    by_flow: KeyedMap<Flow, HalfOpen>,
     by_due: BTreeMap<(Instant, u64), Flow>,
     serial: u64,
+    challenges: ChallengeBudget,
 }
 
 impl HalfOpens {
+    /// An empty table. `secret` keys its hash.
+    pub(super) fn new(secret: &Secret) -> Self {
+        let by_flow = KeyedMap::with_hasher(KeyedHash::new(secret));
+        Self { by_flow, by_due: BTreeMap::new(), serial: 0, challenges: ChallengeBudget::default() }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.by_flow.len()
     }
@@ -58,6 +69,13 @@ impl HalfOpens {
         self.by_due.keys().next().map(|key| key.0)
     }
 
+    /// Sends further SYN-ACKs from the interface's new Ethernet address.
+    pub(super) fn source_mac_changed(&mut self, mac: Mac) {
+        for half in self.by_flow.values_mut() {
+            half.syn.destination_mac = mac;
+        }
+    }
+
     fn insert(&mut self, mut half: HalfOpen, due: Instant) {
         self.serial += 1;
         half.due = (due, self.serial);
@@ -65,14 +83,20 @@ impl HalfOpens {
         self.by_flow.insert(half.syn.flow, half);
     }
 
-    fn take(&mut self, flow: &Flow) -> Option<HalfOpen> {
+    pub(super) fn remove(&mut self, flow: &Flow) -> Option<HalfOpen> {
         let half = self.by_flow.remove(flow)?;
         self.by_due.remove(&half.due);
         Some(half)
     }
+
+    /// The flows that `which` selects, in the order in which they are due.
+    fn flows_where(&self, which: impl Fn(&HalfOpen) -> bool) -> Vec<Flow> {
+        let wanted = |flow: &&Flow| self.by_flow.get(*flow).is_some_and(&which);
+        self.by_due.values().filter(wanted).copied().collect()
+    }
 }
 
-/// A connection in the handshake sends no data.
+/// The source of a connection in the handshake, which sends no data.
 struct NoData;
 
 impl Source for NoData {
@@ -82,8 +106,9 @@ impl Source for NoData {
 }
 
 impl<U: Ulp> Stack<U> {
-    /// A SYN for `listener`: answered, and remembered. When too many are, that is forgotten whose turn to be repeated is
-    /// next, which is the oldest of those that were answered once: an honest peer has confirmed by then.
+    /// Answers a SYN for `listener` and remembers it. When the table is full, the entry whose SYN-ACK is due next is
+    /// evicted. In a flood this is the oldest of the entries that were answered once, and an honest peer has
+    /// confirmed by then.
     pub(super) fn open_half(
         &mut self,
         now: Instant,
@@ -107,9 +132,9 @@ impl<U: Ulp> Stack<U> {
         self.answer_half(now, link, half);
     }
 
-    /// The connection as it stands.
-    fn awaken(&self, now: Instant, half: &HalfOpen, segment: &Segment) -> Connection {
-        let mtu = self.listeners.get(half.listener.0 as usize).map_or(0, |l| l.mtu);
+    /// Rebuilds the connection in its present state, with the path of `segment`.
+    fn rebuild(&self, now: Instant, half: &HalfOpen, segment: &Segment) -> Connection {
+        let mtu = self.listeners.get(&half.listener).map_or(0, |l| l.mtu);
         let path = path_of(segment, mtu);
         let mut tcp = Connection::accept(half.since, &self.tcp, path, &half.syn, half.isn);
         tcp.syn_ack_was_sent(half.sent, half.sent_at);
@@ -117,28 +142,28 @@ impl<U: Ulp> Stack<U> {
         tcp
     }
 
-    /// Sends the SYN-ACK (again) and waits. Connections that are open have the first right to frames: without one, the
-    /// SYN-ACK counts as lost.
+    /// Sends or retransmits the SYN-ACK and schedules the next one. Open connections have precedence: when only
+    /// reserved frames are left, the SYN-ACK counts as lost.
     fn answer_half(&mut self, now: Instant, link: &mut dyn Link, mut half: HalfOpen) {
         if link.tx_available() > self.config.tcp.reserve_frames as usize {
-            let mut tcp = self.awaken(now, &half, &half.syn);
+            let mut tcp = self.rebuild(now, &half, &half.syn);
             tcp.repeat_syn();
-            self.finish_awake(now, link, tcp);
+            self.send_answer(now, link, tcp);
         }
         let wait = self.config.tcp.rto_initial.saturating_mul(1 << half.sent.min(16));
         (half.sent, half.sent_at) = (half.sent + 1, now);
         self.half_open.insert(half, now + wait);
     }
 
-    /// Lets a connection that was made for one segment send its answer. Returns whether it is over.
-    fn finish_awake(&mut self, now: Instant, link: &mut dyn Link, mut tcp: Connection) -> bool {
+    /// Sends the answer of a connection that was rebuilt for one segment. Returns whether the connection is closed.
+    fn send_answer(&mut self, now: Instant, link: &mut dyn Link, mut tcp: Connection) -> bool {
         tcp.transmit(now, link, &mut NoData, 2);
         self.closed_tcp += tcp.counters();
         tcp.is_closed()
     }
 
-    /// A segment of a flow that is half open. When it confirms the handshake, there is a connection afterwards, whose
-    /// segment this is.
+    /// Processes a segment of a half-open flow. A segment that confirms the handshake turns the flow into a
+    /// connection, which then receives this segment.
     pub(super) fn receive_half(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) {
         let Some(half) = self.half_open.by_flow.get(&segment.flow).copied() else { return };
         let confirms = segment.flags.ack
@@ -149,66 +174,75 @@ impl<U: Ulp> Stack<U> {
         if confirms {
             return self.promote(now, link, &half, segment);
         }
-        let mut tcp = self.awaken(now, &half, segment);
+        let mut tcp = self.rebuild(now, &half, segment);
         tcp.receive(now, link, segment);
-        if self.finish_awake(now, link, tcp) {
+        if tcp.owes_bare_ack() && !self.may_challenge(now) {
+            tcp.drop_bare_ack();
+        }
+        if self.send_answer(now, link, tcp) {
             self.forget_half(link, &segment.flow);
         }
     }
 
-    /// The peer exists. Where the listener has no room, the segment is ignored; the peer's next one, or its answer to our
-    /// next SYN-ACK, finds room perhaps.
+    /// Spends one challenge ACK of the budget that half-open connections share.
+    fn may_challenge(&mut self, now: Instant) -> bool {
+        let period = self.config.tcp.challenge_period;
+        let number = now.as_nanos() / (period.as_nanos() as u64).max(1);
+        let lot = self.isn.lot(number, MOST_CHALLENGES / 3);
+        self.half_open.challenges.spend(now, MOST_CHALLENGES / 3 + lot, period)
+    }
+
+    /// Turns a confirmed half-open connection into a connection. When the backlog has no room, the segment is
+    /// ignored; a later segment of the peer, or its answer to our next SYN-ACK, may find room.
     fn promote(&mut self, now: Instant, link: &mut dyn Link, half: &HalfOpen, segment: &Segment) {
         self.make_room(link);
-        if self.slots.len() >= self.config.most_connections || !self.enter_backlog(half.listener) {
+        if self.slots.len() >= self.config.most_connections || !self.reserve_backlog(now, half.listener) {
             self.counters.backlog_full += 1;
             return;
         }
-        let tcp = self.awaken(now, half, segment);
-        self.half_open.take(&segment.flow);
+        let tcp = self.rebuild(now, half, segment);
+        self.half_open.remove(&segment.flow);
         self.insert_passive(now, tcp, half.listener);
     }
 
     fn forget_half(&mut self, link: &mut dyn Link, flow: &Flow) {
-        if self.half_open.take(flow).is_some() {
-            link.unsteer(Steer::Flow(*flow));
+        if self.half_open.remove(flow).is_some() {
+            self.unsteer_unless_used(link, *flow);
         }
     }
 
-    /// A listener is gone, and what was on the way to it.
+    /// Drops the half-open connections of a closed listener.
     pub(super) fn forget_halves_of(&mut self, link: &mut dyn Link, listener: ListenerId) {
-        let halves = self.half_open.by_flow.values().filter(|half| half.listener == listener);
-        let flows: Vec<Flow> = halves.map(|half| half.syn.flow).collect();
+        let flows = self.half_open.flows_where(|half| half.listener == listener);
         for flow in flows {
             self.forget_half(link, &flow);
         }
     }
 
-    /// The local address `ip` is gone, and so is what was on the way to it: reset, as RFC 9293 section 3.10.5 has it for
+    /// Resets the half-open connections of the removed local address `ip`, as RFC 9293 section 3.10.5 requires in
     /// SYN-RECEIVED.
     pub(super) fn abort_halves_at(&mut self, now: Instant, link: &mut dyn Link, ip: IpAddr) {
-        let flows: Vec<Flow> =
-            self.half_open.by_flow.keys().filter(|flow| flow.local.ip() == ip).copied().collect();
+        let flows = self.half_open.flows_where(|half| half.syn.flow.local.ip() == ip);
         for flow in flows {
-            let Some(half) = self.half_open.take(&flow) else { continue };
-            let mut tcp = self.awaken(now, &half, &half.syn);
-            tcp.abort();
-            self.finish_awake(now, link, tcp);
-            link.unsteer(Steer::Flow(flow));
+            let Some(half) = self.half_open.remove(&flow) else { continue };
+            let mut tcp = self.rebuild(now, &half, &half.syn);
+            tcp.abort_with(CloseReason::AddressRemoved);
+            self.send_answer(now, link, tcp);
+            self.unsteer_unless_used(link, flow);
         }
     }
 
-    /// Repeats SYN-ACKs, and forgets those that nobody answers.
+    /// Retransmits the SYN-ACKs that are due, and drops the connections that have timed out.
     pub(super) fn half_open_timer(&mut self, now: Instant, link: &mut dyn Link) {
         while let Some((&(due, _), &flow)) = self.half_open.by_due.first_key_value() {
             if due > now {
                 return;
             }
-            let Some(half) = self.half_open.take(&flow) else { return };
-            let patience = self.config.tcp.connect_timeout.min(Duration::from_mins(3));
-            if half.sent >= MOST_SYN_ACKS || now.since(half.since) >= patience {
+            let Some(half) = self.half_open.remove(&flow) else { return };
+            let TcpConfig { syn_acks, syn_ack_timeout, .. } = self.config.tcp;
+            if half.sent >= syn_acks || now.since(half.since) >= syn_ack_timeout {
                 self.counters.half_open_expired += 1;
-                link.unsteer(Steer::Flow(flow));
+                self.unsteer_unless_used(link, flow);
             } else {
                 self.answer_half(now, link, half);
             }

@@ -1,39 +1,70 @@
 //! Listeners, and segments that belong to no connection (RFC 9293 sections 3.10.7.1 and 3.10.7.2).
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{ListenError, MOST_RESETS, Stack};
 use crate::{
     link::{Link, Steer},
     mpa::{MpaConfig, Session},
     tcp::Connection,
-    time::Instant,
-    ulp::{ListenerId, Ulp},
+    time::{Duration, Instant},
+    ulp::{ConnId, ListenerId, Ulp},
     wire::{Path, Segment},
 };
 
-/// A port that takes connections.
+/// Time within which an honest peer sends its MPA Request after the ACK that ends the handshake. When the backlog is
+/// full, a connection that stays silent for longer is evicted for a newer one.
+///
+/// The initiator need not wait for an answer to that ACK, so the limit contains no round trip: xwarp sends both in
+/// one segment, siw within a system call. 20 ms leave time for a busy peer; to keep a backlog of 128 full, an
+/// attacker then needs 6400 handshakes a second.
+const SILENCE_ALLOWED: Duration = Duration::from_millis(20);
+
+/// A listening port with its backlog.
 #[derive(Debug)]
 pub(super) struct Listener {
     addr: Option<IpAddr>,
     port: u16,
-    /// Most connections that may be in start-up or wait for the application.
+    /// Most connections that may wait for their MPA Request or for the application.
     backlog: usize,
-    pending: usize,
+    /// Connections whose MPA Request has not arrived: table index and opening time by [`ConnId::generation`], oldest
+    /// first.
+    silent: BTreeMap<u64, (u32, Instant)>,
+    /// Connections whose MPA Request waits for the application's answer.
+    requests: usize,
     mpa: MpaConfig,
-    /// Largest IP packet of the interface, for the path of what comes in.
+    /// Largest IP packet of the interface, in bytes: the initial MTU of accepted connections.
     pub(super) mtu: u16,
+}
+
+/// The place of one connection in a listener's backlog.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pending {
+    pub(super) listener: ListenerId,
+    /// The MPA Request of the connection has arrived.
+    pub(super) requested: bool,
 }
 
 impl Listener {
     fn takes(&self, ip: IpAddr, port: u16) -> bool {
         self.port == port && self.addr.is_none_or(|a| a == ip)
     }
+
+    /// Whether the backlog has a free place or a silent connection that can be evicted.
+    fn has_room(&self, now: Instant) -> bool {
+        self.requests + self.silent.len() < self.backlog || self.oldest_silent(now).is_some()
+    }
+
+    /// The connection that has been silent for longest, if for longer than [`SILENCE_ALLOWED`].
+    fn oldest_silent(&self, now: Instant) -> Option<ConnId> {
+        let (&generation, &(index, opened)) = self.silent.first_key_value()?;
+        (now.since(opened) > SILENCE_ALLOWED).then_some(ConnId { index, generation })
+    }
 }
 
 impl<U: Ulp> Stack<U> {
-    /// Takes connections to `port` of `addr` (`None`: of every address of the interface). `mtu` is the
-    /// interface's: the path of a connection that comes in starts with it.
+    /// Accepts connections to `port` of `addr` (`None`: of every address of the interface). `mtu` is the interface's
+    /// MTU in bytes, with which the path of an accepted connection starts.
     pub fn listen(
         &mut self,
         link: &mut dyn Link,
@@ -43,45 +74,67 @@ impl<U: Ulp> Stack<U> {
         mtu: u16,
         mpa: MpaConfig,
     ) -> Result<ListenerId, ListenError> {
-        if self.listeners.iter().any(|(_, l)| l.port == port && l.addr == addr) {
+        if self.listeners.values().any(|l| l.port == port && l.addr == addr) {
             return Err(ListenError::AddressInUse);
         }
         self.fit_window(link);
         link.steer(Steer::Listener { addr, port })?;
-        let listener = Listener { addr, port, backlog: backlog.max(1), pending: 0, mpa, mtu };
-        Ok(ListenerId(self.listeners.insert(listener) as u32))
+        let backlog = backlog.max(1);
+        let listener = Listener { addr, port, backlog, silent: BTreeMap::new(), requests: 0, mpa, mtu };
+        let id = ListenerId(self.next_listener);
+        self.next_listener += 1;
+        self.listeners.insert(id, listener);
+        Ok(id)
     }
 
-    /// Takes no more connections. Those in start-up go on; the caller may abort them.
+    /// Closes the listener. Its half-open connections are dropped; those in MPA start-up continue, and the caller may
+    /// abort them.
     pub fn unlisten(&mut self, link: &mut dyn Link, id: ListenerId) {
-        if let Some(listener) = self.listeners.try_remove(id.0 as usize) {
+        if let Some(listener) = self.listeners.remove(&id) {
             link.unsteer(Steer::Listener { addr: listener.addr, port: listener.port });
             for (_, slot) in &mut self.slots {
-                slot.pending_at = slot.pending_at.filter(|l| *l != id);
+                slot.pending = slot.pending.filter(|p| p.listener != id);
             }
             self.forget_halves_of(link, id);
         }
     }
 
-    /// A connection leaves its listener's backlog: answered, or gone.
-    pub(super) fn no_longer_pending(&mut self, index: u32) {
-        let listener = self.slots.get_mut(index as usize).and_then(|slot| slot.pending_at.take());
-        if let Some(listener) = listener.and_then(|id| self.listeners.get_mut(id.0 as usize)) {
-            listener.pending = listener.pending.saturating_sub(1);
+    /// Moves connection `index` from the silent connections of its backlog to the requests, once its MPA Request has
+    /// arrived.
+    pub(super) fn note_request(&mut self, index: u32) {
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        let awaited = slot.mpa.awaits_request();
+        if let Some(pending) = slot.pending.as_mut().filter(|p| !p.requested && !awaited) {
+            pending.requested = true;
+            if let Some(listener) = self.listeners.get_mut(&pending.listener) {
+                listener.requests += usize::from(listener.silent.remove(&slot.generation).is_some());
+            }
+        }
+    }
+
+    /// Removes connection `index` from its listener's backlog, when it was answered or has ended.
+    pub(super) fn leave_backlog(&mut self, index: u32) {
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        let (Some(pending), generation) = (slot.pending.take(), slot.generation) else { return };
+        let Some(listener) = self.listeners.get_mut(&pending.listener) else { return };
+        if pending.requested {
+            listener.requests = listener.requests.saturating_sub(1);
+        } else {
+            listener.silent.remove(&generation);
         }
     }
 
     pub(super) fn receive_unknown(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) {
         let (ip, port) = (segment.flow.local.ip(), segment.flow.local.port());
-        // An exact address goes before the wildcard.
+        // A listener of the exact address takes precedence over the wildcard.
         let listener = self
             .listeners
             .iter()
             .filter(|(_, l)| l.takes(ip, port))
             .max_by_key(|(_, l)| l.addr.is_some())
-            .map(|(key, _)| key);
+            .map(|(id, _)| *id);
         match listener {
-            Some(key) if segment.flags.is_plain_syn() => self.open_passive(now, link, segment, key),
+            Some(id) if segment.flags.is_plain_syn() => self.open_passive(now, link, segment, id),
             _ => {
                 self.counters.no_connection += 1;
                 if !segment.flags.rst && self.resets.len() < MOST_RESETS {
@@ -91,31 +144,40 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    fn open_passive(&mut self, now: Instant, link: &mut dyn Link, syn: &Segment, key: usize) {
+    fn open_passive(&mut self, now: Instant, link: &mut dyn Link, syn: &Segment, id: ListenerId) {
         self.make_room(link);
         let full = self.slots.len() >= self.config.most_connections;
-        let Some(listener) = self.listeners.get_mut(key) else { return };
-        if full || listener.pending >= listener.backlog {
+        if full || !self.listeners.get(&id).is_some_and(|l| l.has_room(now)) {
             self.counters.backlog_full += 1;
             return;
         }
-        self.open_half(now, link, syn, ListenerId(key as u32));
+        self.open_half(now, link, syn, id);
     }
 
-    /// Counts one more connection in start-up, if the listener is there and allows it.
-    pub(super) fn enter_backlog(&mut self, id: ListenerId) -> bool {
-        let Some(listener) = self.listeners.get_mut(id.0 as usize) else { return false };
-        let free = listener.pending < listener.backlog;
-        listener.pending += usize::from(free);
-        free
+    /// Makes room for one more connection in the backlog of `id`, by evicting a silent connection if necessary.
+    /// Returns whether there is room.
+    pub(super) fn reserve_backlog(&mut self, now: Instant, id: ListenerId) -> bool {
+        let Some(listener) = self.listeners.get(&id) else { return false };
+        if listener.requests + listener.silent.len() < listener.backlog {
+            return true;
+        }
+        let Some(oldest) = listener.oldest_silent(now) else { return false };
+        self.counters.startup_evicted += 1;
+        self.leave_backlog(oldest.index);
+        self.abort(oldest);
+        true
     }
 
-    /// A connection that came to `id` is open: MPA begins.
+    /// Inserts an open connection that was accepted by listener `id`, and starts its MPA session.
     pub(super) fn insert_passive(&mut self, now: Instant, tcp: Connection, id: ListenerId) {
-        let Some(listener) = self.listeners.get(id.0 as usize) else { return };
+        let Some(listener) = self.listeners.get(&id) else { return };
         let mpa = Session::responder(now, listener.mpa.clone(), id);
         self.counters.passive_opens += 1;
-        self.insert(tcp.flow(), tcp, mpa, Some(id));
+        let pending = Pending { listener: id, requested: false };
+        let conn = self.insert(tcp.flow(), tcp, mpa, Some(pending));
+        if let Some(listener) = self.listeners.get_mut(&id) {
+            listener.silent.insert(conn.generation, (conn.index, now));
+        }
     }
 }
 
@@ -124,6 +186,7 @@ pub(super) fn path_of(segment: &Segment, mtu: u16) -> Path {
     Path {
         flow: segment.flow,
         source_mac: segment.destination_mac,
+        next_hop: None,
         next_hop_mac: segment.source_mac,
         vlan: segment.vlan,
         mtu,

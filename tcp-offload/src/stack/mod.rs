@@ -7,139 +7,121 @@
 //! nothing.
 
 mod closing;
+mod config;
 mod counters;
 mod error;
+mod frames;
 mod half_open;
+mod holders;
+mod holding;
+mod icmp;
 mod listen;
+mod next_hops;
 mod paths;
 mod timers;
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     fmt,
+    net::IpAddr,
     sync::Arc,
 };
 
 use slab::Slab;
 
+use self::frames::Sweep;
 pub use self::{
-    counters::StackCounters,
+    config::{ConnectParams, StackConfig},
+    counters::{StackCounters, TableSizes},
     error::{AcceptError, ConnectError, ListenError},
+    next_hops::Lookup,
 };
-use self::{half_open::HalfOpens, listen::Listener, paths::Paths, timers::Timers};
+use self::{
+    half_open::HalfOpens,
+    holders::Holders,
+    listen::{Listener, Pending},
+    paths::Paths,
+    timers::Timers,
+};
 use crate::{
+    keyed::{KeyedHash, KeyedMap},
     link::{FrameWriter, Link, RxFrame, Steer},
     mpa::{self, AcceptParams, MpaConfig, Session},
-    secret::Secret,
     seq::StreamOffset,
     tcp::{self, Connection, Filled, IsnKey, Sent, Source, TcpConfig, Tuning},
     time::Instant,
     ulp::{CloseReason, ConnId, Event, ListenerId, Ulp},
-    wire::{self, Flow, IcmpError, Inbound, Mac, Malformed, Path, Segment},
+    wire::{self, Flow, Inbound, Malformed, Path, Segment},
 };
 
-/// Segments that one connection may send before the next one has its turn.
+/// Segments that one connection may send before the next one gets its turn.
 const TURN_SEGMENTS: usize = 32;
 
-/// See [`Stack::most_in_vain`].
+/// Upper limit of [`Stack::most_in_vain`], in connections.
 const MOST_IN_VAIN: usize = 64;
 
-/// What a receive frame holds at least of a peer that sends full segments: Ethernet's 1500 bytes less headers.
+/// Payload bytes that a receive frame holds at least when the peer sends full segments: Ethernet's 1500 bytes less
+/// headers.
 const FRAME_BYTES: usize = 1400;
 
-/// Resets waiting for a frame; more are not answered (RFC 9293 section 3.10.7.1 asks for each, but
-/// nobody may make us remember an unbounded number).
+/// Most resets that wait for a transmit frame. Beyond them, segments without a connection are not answered: RFC 9293
+/// section 3.10.7.1 asks for a reset for each, but the queue must be bounded.
 const MOST_RESETS: usize = 64;
 
-/// Settings of a stack.
-#[derive(Debug, Clone)]
-pub struct StackConfig {
-    /// What initial sequence numbers are drawn from.
-    pub secret: Secret,
-    /// What every connection starts with.
-    pub tcp: TcpConfig,
-    /// Connections at most, of all kinds; more are refused.
-    pub most_connections: usize,
-    /// SYNs that are answered and not confirmed, at most, over all listeners. For one more the oldest is forgotten: at
-    /// `n` SYNs a second an honest peer has `most_half_open / n` seconds to confirm.
-    pub most_half_open: usize,
-    /// Connections in TIME-WAIT at most. For one more the oldest ends early.
-    pub most_time_wait: usize,
-    /// Bytes that all connections together may hold for FPDUs that cannot be placed or delivered yet; for one
-    /// alone, [`MpaConfig::hold_bytes`] is the limit. Beyond it, what is not next in order counts as lost.
-    pub most_held_bytes: usize,
-}
-
-impl Default for StackConfig {
-    fn default() -> Self {
-        Self {
-            secret: Secret::from_number(0),
-            tcp: TcpConfig::default(),
-            most_connections: 32_768,
-            most_half_open: 4096,
-            most_time_wait: 4096,
-            most_held_bytes: 64 << 20,
-        }
-    }
-}
-
-/// What an initiator asks for in its MPA Request.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct ConnectParams {
-    /// RDMA Reads that we can serve at once.
-    pub ird: u16,
-    /// RDMA Reads that we want to have outstanding.
-    pub ord: u16,
-    /// Bytes for the application of the peer.
-    pub private_data: Vec<u8>,
-}
-
-/// One connection: its TCP, the MPA on it, and where it stands with the stack.
+/// One connection: its TCP, its MPA session, and its state in the tables of the stack.
 #[derive(Debug)]
-struct Slot<P> {
-    generation: u32,
+struct ConnSlot<P> {
+    /// Number of the connection in the stack's life; see [`ConnId::generation`].
+    generation: u64,
     tcp: Connection,
     mpa: Session<P>,
-    /// Its part of [`Stack::held_bytes`].
+    /// Share of this connection in [`Stack::held_bytes`].
     held: usize,
-    /// The listener it came to; counted in that listener's backlog until it is accepted or gone.
-    pending_at: Option<ListenerId>,
-    /// The timer entry that counts.
-    scheduled: Option<Instant>,
-    /// It is in the ready list.
+    /// Share of this connection in [`Stack::spilled_bytes`].
+    spilled: usize,
+    /// Place in the listener's backlog, until the request is answered or the connection has ended.
+    pending: Option<Pending>,
+    /// The connection is in the ready list.
     ready: bool,
-    /// It is in the list of connections that may owe an ACK.
+    /// The connection is in the list of connections that may owe an ACK.
     owes_ack: bool,
-    /// The peer's FIN was passed up.
+    /// The peer's FIN was reported to the upper layer.
     peer_closed: bool,
-    /// [`Event::Closed`] was passed up: only TCP's TIME-WAIT keeps the slot.
+    /// [`Event::Closed`] was reported. The slot stays only while TCP is in TIME-WAIT.
     told_closed: bool,
 }
 
 /// The connections, listeners and timers of one engine.
 pub struct Stack<U: Ulp> {
     config: StackConfig,
-    /// What connections begin with: that of `config`, as far as the link allows.
+    /// TCP settings of new connections: those of `config`, with the receive window limited by the link's frames.
     tcp: Arc<TcpConfig>,
-    slots: Slab<Slot<U::Placed>>,
-    next_generation: u32,
-    flows: HashMap<Flow, u32>,
-    listeners: Slab<Listener>,
+    slots: Slab<ConnSlot<U::Placed>>,
+    next_generation: u64,
+    flows: KeyedMap<Flow, u32>,
+    listeners: BTreeMap<ListenerId, Listener>,
+    next_listener: u64,
     timers: Timers,
     paths: Paths,
+    /// Connections whose next hop must be looked up.
+    lookups: next_hops::Lookups,
     half_open: HalfOpens,
-    /// Connections that entered TIME-WAIT, the oldest first.
+    /// Connections that entered TIME-WAIT, oldest first.
     time_waiting: VecDeque<ConnId>,
-    /// Connections that may have something to send, in turn.
+    /// Connections that may have something to send, in the order of their turns.
     ready: VecDeque<u32>,
-    /// Connections that received something since the last idle turn.
+    /// Connections that received a segment since the last idle turn.
     owing: Vec<u32>,
     resets: VecDeque<Segment>,
     /// See [`Stack::held_bytes`].
     held: usize,
+    holders: Holders,
+    /// See [`Stack::spilled_bytes`].
+    spilled: usize,
+    sweep: Sweep,
     isn: IsnKey,
     counters: StackCounters,
-    /// Sums over connections that are gone.
+    /// Sums over connections that have been removed.
     closed_tcp: tcp::Counters,
     closed_mpa: mpa::Counters,
 }
@@ -154,7 +136,7 @@ impl<U: Ulp> fmt::Debug for Stack<U> {
     }
 }
 
-/// MPA over the upper layer as TCP sees it.
+/// The source of TCP's payload: MPA, which pulls ULPDUs from the upper layer.
 struct MpaSource<'a, U: Ulp> {
     now: Instant,
     emss: usize,
@@ -169,33 +151,48 @@ impl<U: Ulp> Source for MpaSource<'_, U> {
     }
 }
 
+impl<P: Copy + fmt::Debug> ConnSlot<P> {
+    /// The earliest timer of this connection, of TCP or MPA.
+    fn deadline(&self) -> Option<Instant> {
+        earlier(self.tcp.deadline(), self.mpa.deadline())
+    }
+}
+
 impl<U: Ulp> Stack<U> {
-    /// A stack without connections.
+    /// A stack without connections. Settings of TCP that are out of range are [clamped](TcpConfig::clamped).
     pub fn new(config: StackConfig) -> Self {
+        let config = StackConfig { tcp: config.tcp.clamped(), ..config };
+        // The first secret is not used: it begins with the bytes that key the initial sequence numbers.
+        let [_, flow_secret, half_open_secret] = config.secret.split();
         Self {
             isn: IsnKey::new(&config.secret),
             tcp: Arc::new(config.tcp),
+            flows: KeyedMap::with_hasher(KeyedHash::new(&flow_secret)),
+            half_open: HalfOpens::new(&half_open_secret),
             config,
             slots: Slab::new(),
             next_generation: 0,
-            flows: HashMap::new(),
-            listeners: Slab::new(),
+            listeners: BTreeMap::new(),
+            next_listener: 0,
             timers: Timers::default(),
             paths: Paths::default(),
-            half_open: HalfOpens::default(),
+            lookups: next_hops::Lookups::new(),
             time_waiting: VecDeque::new(),
             ready: VecDeque::new(),
             owing: Vec::new(),
             resets: VecDeque::new(),
             held: 0,
+            holders: Holders::default(),
+            spilled: 0,
+            sweep: Sweep::default(),
             counters: StackCounters::default(),
             closed_tcp: tcp::Counters::default(),
             closed_mpa: mpa::Counters::default(),
         }
     }
 
-    /// Starts to open a connection; what becomes of it comes as events. `path.flow.local` names the
-    /// port that the caller has reserved.
+    /// Starts to open a connection; events report its progress. `path.flow.local` names the port that the caller has
+    /// reserved.
     pub fn connect(
         &mut self,
         now: Instant,
@@ -207,6 +204,9 @@ impl<U: Ulp> Stack<U> {
         if self.flows.contains_key(&path.flow) {
             return Err(ConnectError::AddressInUse);
         }
+        if is_mapped(path.flow.local.ip()) || is_mapped(path.flow.remote.ip()) {
+            return Err(ConnectError::MappedAddress);
+        }
         self.fit_window(link);
         self.make_room(link);
         if self.slots.len() >= self.config.most_connections {
@@ -214,6 +214,9 @@ impl<U: Ulp> Stack<U> {
         }
         let mpa = Session::initiator(now, mpa, params.private_data, params.ird, params.ord)?;
         link.steer(Steer::Flow(path.flow))?;
+        // A SYN of the same four-tuple, perhaps forged, must not prevent the application from connecting. The
+        // steering rule of the half-open connection serves the new one.
+        self.half_open.remove(&path.flow);
         let isn = self.isn.isn(now, &path.flow);
         let mut tcp = Connection::connect(now, &self.tcp, path, isn);
         self.adopt_path(now, &mut tcp);
@@ -226,32 +229,37 @@ impl<U: Ulp> Stack<U> {
         flow: Flow,
         tcp: Connection,
         mpa: Session<U::Placed>,
-        pending_at: Option<ListenerId>,
+        pending: Option<Pending>,
     ) -> ConnId {
+        let next_hop_unknown = tcp.path().next_hop.is_none();
         let generation = self.next_generation;
-        self.next_generation = generation.wrapping_add(1);
-        let index = self.slots.insert(Slot {
+        self.next_generation += 1;
+        let index = self.slots.insert(ConnSlot {
             generation,
             tcp,
             mpa,
             held: 0,
-            pending_at,
-            scheduled: None,
+            spilled: 0,
+            pending,
             ready: false,
             owes_ack: false,
             peer_closed: false,
             told_closed: false,
         }) as u32;
         self.flows.insert(flow, index);
+        if next_hop_unknown {
+            self.lookups.insert(index, false);
+        }
         self.make_ready(index);
         ConnId { index, generation }
     }
 
-    fn slot(&mut self, conn: ConnId) -> Option<&mut Slot<U::Placed>> {
+    fn slot(&mut self, conn: ConnId) -> Option<&mut ConnSlot<U::Placed>> {
         self.slots.get_mut(conn.index as usize).filter(|s| s.generation == conn.generation && !s.told_closed)
     }
 
-    /// Answers a request: the MPA Reply goes out, and [`Event::Established`] comes before this returns.
+    /// Accepts a connection request: the MPA Reply is sent with the next [`Stack::transmit`], and
+    /// [`Event::Established`] is reported before this returns.
     pub fn accept(
         &mut self,
         now: Instant,
@@ -262,21 +270,22 @@ impl<U: Ulp> Stack<U> {
         let slot = self.slot(conn).ok_or(AcceptError::NotWaiting)?;
         let path = *slot.tcp.path();
         slot.mpa.accept(now, ulp, conn, &path, params)?;
-        self.no_longer_pending(conn.index);
+        self.leave_backlog(conn.index);
         self.make_ready(conn.index);
         Ok(())
     }
 
-    /// Refuses a request with bytes for the peer's application, and closes.
+    /// Rejects a connection request with private data for the peer's application, and closes the connection.
     pub fn reject(&mut self, now: Instant, conn: ConnId, private_data: &[u8]) -> Result<(), AcceptError> {
         let slot = self.slot(conn).ok_or(AcceptError::NotWaiting)?;
         slot.mpa.reject(now, private_data)?;
-        self.no_longer_pending(conn.index);
+        slot.tcp.stop_reading(now);
+        self.leave_backlog(conn.index);
         self.make_ready(conn.index);
         Ok(())
     }
 
-    /// Changes settings of one connection, from now on.
+    /// Changes settings of one open connection.
     pub fn tune(&mut self, now: Instant, conn: ConnId, tuning: &Tuning) {
         if let Some(slot) = self.slot(conn) {
             slot.tcp.tune(now, tuning);
@@ -284,12 +293,12 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    /// What every connection begins with of that.
+    /// The part of the defaults that a new connection copies and [`Stack::tune`] changes.
     pub fn tuning_defaults(&self) -> Tuning {
         self.tcp.tuning()
     }
 
-    /// No window is larger than what the link can receive: of all frames, each holds a segment at most.
+    /// Limits the receive window to what the link's receive frames can hold, one segment in each.
     fn fit_window(&mut self, link: &dyn Link) {
         let most = u32::try_from(link.rx_frames().saturating_mul(FRAME_BYTES)).unwrap_or(u32::MAX);
         if self.tcp.receive_window > most {
@@ -297,22 +306,22 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    /// The upper layer has something to pull.
+    /// Tells the stack that the upper layer has something to send on this connection.
     pub fn wake(&mut self, conn: ConnId) {
         if self.slot(conn).is_some() {
             self.make_ready(conn.index);
         }
     }
 
-    /// A receive was posted: what was withheld is offered again.
+    /// Offers withheld FPDUs to the upper layer again, after a receive was posted.
     pub fn resume(&mut self, now: Instant, link: &mut dyn Link, conn: ConnId, ulp: &mut U) {
         let Some(slot) = self.slot(conn) else { return };
         slot.mpa.resume(now, ulp, conn, link);
-        slot.tcp.withheld(slot.mpa.held_bytes());
-        self.settle(now, link, conn.index, None, ulp);
+        slot.tcp.withheld(slot.mpa.window_bytes());
+        self.after_change(now, link, conn.index, None, ulp);
     }
 
-    /// Closes at once with a reset; [`Event::Closed`] follows from [`Stack::transmit`].
+    /// Aborts the connection with a reset; the next [`Stack::transmit`] reports [`Event::Closed`].
     pub fn abort(&mut self, conn: ConnId) {
         if let Some(slot) = self.slot(conn) {
             slot.tcp.abort();
@@ -320,7 +329,7 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    /// Takes a frame that came in.
+    /// Processes a received frame.
     pub fn receive(&mut self, now: Instant, link: &mut dyn Link, frame: RxFrame, ulp: &mut U) {
         self.counters.frames_in += 1;
         match wire::parse(link, &frame) {
@@ -337,6 +346,7 @@ impl<U: Ulp> Stack<U> {
                 self.counters.malformed += 1;
                 self.counters.bad_checksum +=
                     u64::from(matches!(reason, Malformed::Checksum | Malformed::IpChecksum));
+                self.counters.mapped_addresses += u64::from(reason == Malformed::MappedAddress);
                 link.recycle(frame);
             }
         }
@@ -363,26 +373,27 @@ impl<U: Ulp> Stack<U> {
         if let Some(acked) = receipt.acked {
             ulp.acked(conn, acked);
         }
+        let spare = receipt.arrival.map_or(0, |arrival| self.spare_hold(now, link, arrival.len, ulp));
+        let Some(slot) = self.slots.get_mut(index as usize) else { return link.recycle(frame) };
         match receipt.arrival {
             Some(arrival) => {
                 let path = *slot.tcp.path();
-                let spare = self.config.most_held_bytes.saturating_sub(self.held);
                 if slot.mpa.take(now, ulp, conn, &path, link, arrival, frame, spare) {
                     slot.tcp.take(now, &arrival);
                 } else {
                     self.counters.refused_payloads += 1;
                 }
-                slot.tcp.withheld(slot.mpa.held_bytes());
+                slot.tcp.withheld(slot.mpa.window_bytes());
             }
             None => link.recycle(frame),
         }
         if !std::mem::replace(&mut slot.owes_ack, true) {
             self.owing.push(index);
         }
-        self.settle(now, link, index, receipt.closed, ulp);
+        self.after_change(now, link, index, receipt.closed, ulp);
     }
 
-    /// A segment of no connection. Returns the connection that it has made, if so.
+    /// Processes a segment without a connection. Returns the connection that the segment has opened, if any.
     fn receive_stranger(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) -> Option<u32> {
         if self.half_open.holds(&segment.flow) {
             self.receive_half(now, link, segment);
@@ -392,39 +403,8 @@ impl<U: Ulp> Stack<U> {
         self.flows.get(&segment.flow).copied()
     }
 
-    fn receive_icmp(&mut self, now: Instant, link: &mut dyn Link, error: IcmpError, ulp: &mut U) {
-        let Some(&index) = self.flows.get(&error.flow) else { return };
-        let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        self.counters.icmp_errors += 1;
-        let closed = slot.tcp.icmp(now, &error);
-        let conn = ConnId { index, generation: slot.generation };
-        tell_soft_error(conn, &mut slot.tcp, ulp);
-        self.settle(now, link, index, closed, ulp);
-    }
-
-    /// Runs what is due.
-    pub fn on_timer(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
-        self.half_open_timer(now, link);
-        while let Some((at, index)) = self.timers.due(now) {
-            let Some(slot) = self.slots.get_mut(index as usize) else { continue };
-            if slot.scheduled != Some(at) {
-                continue;
-            }
-            slot.scheduled = None;
-            self.counters.timer_looks += 1;
-            let conn = ConnId { index, generation: slot.generation };
-            let due = slot.tcp.deadline().is_some_and(|d| d <= now);
-            let closed = if due { slot.tcp.on_timer(now) } else { None };
-            tell_soft_error(conn, &mut slot.tcp, ulp);
-            if slot.mpa.deadline().is_some_and(|d| d <= now) {
-                slot.mpa.on_timer(now, ulp, conn);
-            }
-            self.settle(now, link, index, closed, ulp);
-        }
-    }
-
-    /// A turn received nothing: acknowledgements that waited for company go out with the next
-    /// [`Stack::transmit`].
+    /// Makes delayed acknowledgements due, after a turn that received nothing; the next [`Stack::transmit`] sends
+    /// them.
     pub fn idle(&mut self) {
         while let Some(index) = self.owing.pop() {
             if let Some(slot) = self.slots.get_mut(index as usize)
@@ -436,7 +416,7 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    /// Sends all that is due and allowed, as far as the link has room; then kicks the link.
+    /// Sends everything that is due and allowed while the link has room, then flushes the link.
     pub fn transmit(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
         self.transmit_resets(link);
         let mut in_vain = 0;
@@ -445,16 +425,20 @@ impl<U: Ulp> Stack<U> {
             slot.ready = false;
             let conn = ConnId { index, generation: slot.generation };
             let emss = slot.tcp.emss();
+            slot.tcp.allow_spill(self.config.most_spilled_bytes.saturating_sub(self.spilled));
             let mut source = MpaSource { now, emss, mpa: &mut slot.mpa, ulp, conn };
             let sent = slot.tcp.transmit(now, link, &mut source, TURN_SEGMENTS);
-            self.conclude(link, index, sent.closed, ulp);
+            if sent.short_of_frames {
+                self.sweep.request(now);
+            }
+            self.report_and_free(link, index, sent.closed, ulp);
             let Some(slot) = self.slots.get_mut(index as usize) else { continue };
-            self.timers.arm(index, earlier(slot.tcp.deadline(), slot.mpa.deadline()), &mut slot.scheduled);
+            self.timers.arm(index, slot.deadline());
             if sent.more || sent.starved {
                 self.make_ready(index);
             }
-            // A link that is full gets one flush, which takes completions; when that frees nothing, only
-            // time helps.
+            // A full link is flushed once, which takes completions. When the flush frees nothing, the rest must wait
+            // for a later turn.
             in_vain = match sent {
                 Sent { starved: false, .. } => 0,
                 Sent { frames: 0, .. } => in_vain + 1,
@@ -473,8 +457,8 @@ impl<U: Ulp> Stack<U> {
         link.flush();
     }
 
-    /// Connections in a row that may find no room before a turn ends. Where frames are too few for data, there are still
-    /// enough for the ACKs of others; a ring that is full takes nobody's.
+    /// Most consecutive connections that may find no room before the turn ends. When frames are too scarce for data,
+    /// the reserve still serves the ACKs of other connections; a full ring accepts no frame at all.
     fn most_in_vain(&self, link: &dyn Link) -> usize {
         let scarce = link.tx_available() <= self.config.tcp.reserve_frames as usize;
         if scarce { self.ready.len().min(MOST_IN_VAIN) } else { 1 }
@@ -482,17 +466,12 @@ impl<U: Ulp> Stack<U> {
 
     fn transmit_resets(&mut self, link: &mut dyn Link) {
         while let Some(segment) = self.resets.pop_front() {
-            if !wire::send_reset(link, &segment) {
+            if !wire::send_reset(link, &segment, self.tcp.dscp, self.tcp.hop_limit) {
                 self.resets.push_front(segment);
                 break;
             }
             self.counters.resets_sent += 1;
         }
-    }
-
-    /// When [`Stack::on_timer`] must be called next, if ever. A time that has passed means: now.
-    pub fn next_deadline(&self) -> Option<Instant> {
-        earlier(self.timers.next(), self.half_open.next())
     }
 
     /// Whether [`Stack::transmit`] has work, for instance because the link had no room for all of it.
@@ -514,9 +493,9 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    /// After anything that can change a connection: passes up what it came to, frees it when it is over,
-    /// else sees to its timer and its turn to send.
-    fn settle(
+    /// Brings the tables up to date after a connection may have changed: reports its end and frees it, or else arms
+    /// its timer and puts it into the ready list.
+    fn after_change(
         &mut self,
         now: Instant,
         link: &mut dyn Link,
@@ -525,32 +504,38 @@ impl<U: Ulp> Stack<U> {
         ulp: &mut U,
     ) {
         self.share_path(now, index);
-        self.conclude(link, index, closed, ulp);
+        self.note_request(index);
+        self.report_and_free(link, index, closed, ulp);
         if let Some(slot) = self.slots.get_mut(index as usize) {
-            self.timers.arm(index, earlier(slot.tcp.deadline(), slot.mpa.deadline()), &mut slot.scheduled);
+            if !slot.mpa.is_reading() {
+                slot.tcp.stop_reading(now);
+            }
+            self.timers.arm(index, slot.deadline());
             self.make_ready(index);
         }
     }
 
-    /// Passes the peer's FIN and the end of the connection up, each once. `closed` is what TCP just said.
-    fn conclude(&mut self, link: &mut dyn Link, index: u32, closed: Option<CloseReason>, ulp: &mut U) {
+    /// Reports the peer's FIN and the end of the connection to the upper layer, each once, and frees the connection
+    /// when TCP has closed. `closed` is the reason that TCP has just returned; without one, TCP is asked for a reason
+    /// that it has not returned yet.
+    fn report_and_free(&mut self, link: &mut dyn Link, index: u32, closed: Option<CloseReason>, ulp: &mut U) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         let conn = ConnId { index, generation: slot.generation };
         if !slot.peer_closed && slot.tcp.peer_closed() && !slot.mpa.holds_undelivered() {
             slot.peer_closed = true;
-            slot.mpa.peer_closed(ulp, conn);
+            slot.mpa.peer_closed(ulp, conn, link);
         }
         if let Some(error) = slot.mpa.failed()
             && !slot.told_closed
         {
-            // A start-up that failed leaves nothing to say that the peer would understand.
+            // After a failed start-up there is no message that the peer would understand, only a reset.
             slot.tcp.abort_with(CloseReason::Startup(error));
         }
-        if let Some(reason) = closed {
+        if let Some(reason) = closed.or_else(|| slot.tcp.take_close_reason()) {
             slot.told_closed = true;
             slot.mpa.release(link);
             let waits = slot.tcp.state() == tcp::State::TimeWait;
-            self.no_longer_pending(index);
+            self.leave_backlog(index);
             ulp.event(conn, Event::Closed(reason));
             if waits {
                 self.time_waiting.push_back(conn);
@@ -560,6 +545,9 @@ impl<U: Ulp> Stack<U> {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         let held = slot.mpa.held_bytes();
         self.held = self.held + held - std::mem::replace(&mut slot.held, held);
+        self.holders.note(index, slot.mpa.stalled_since());
+        let spilled = slot.tcp.spilled_bytes();
+        self.spilled = self.spilled + spilled - std::mem::replace(&mut slot.spilled, spilled);
         if slot.tcp.is_closed() && slot.told_closed {
             self.remove(link, index);
         }
@@ -567,30 +555,31 @@ impl<U: Ulp> Stack<U> {
 
     fn remove(&mut self, link: &mut dyn Link, index: u32) {
         let Some(mut slot) = self.slots.try_remove(index as usize) else { return };
+        self.lookups.remove(&index);
+        self.timers.remove(index);
         slot.tcp.release(link);
         slot.mpa.release(link);
         self.held -= slot.held;
+        self.holders.note(index, None);
+        self.spilled -= slot.spilled;
         self.closed_tcp += slot.tcp.counters();
         self.closed_mpa += slot.mpa.counters();
         let flow = slot.tcp.flow();
         self.flows.remove(&flow);
-        link.unsteer(Steer::Flow(flow));
+        self.unsteer_unless_used(link, flow);
     }
 
-    /// The interface's next hop `old` has a new hardware address.
-    pub fn next_hop_changed(&mut self, old: Mac, new: Mac) {
-        for (_, slot) in &mut self.slots {
-            if slot.tcp.path().next_hop_mac == old {
-                slot.tcp.redirect(new);
-            }
+    /// Removes the steering rule of `flow`, unless an open or half-open connection of this four-tuple still needs it.
+    fn unsteer_unless_used(&self, link: &mut dyn Link, flow: Flow) {
+        if !self.flows.contains_key(&flow) && !self.half_open.holds(&flow) {
+            link.unsteer(Steer::Flow(flow));
         }
     }
 }
 
-fn tell_soft_error<U: Ulp>(conn: ConnId, tcp: &mut Connection, ulp: &mut U) {
-    if let Some(error) = tcp.take_soft_error() {
-        ulp.event(conn, Event::SoftError(error));
-    }
+/// Whether `ip` is an IPv4-mapped IPv6 address, which no packet may carry (RFC 4291 section 2.5.5.2).
+fn is_mapped(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some())
 }
 
 fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {

@@ -1,23 +1,23 @@
-//! What is known of the MTU of paths, by destination: all connections to a destination share it, also those that come
-//! later (RFC 8201 section 5.2, RFC 4821 section 5.2).
+//! Path MTU estimates by destination. All connections to a destination share them, also those opened later (RFC 8201
+//! section 5.2, RFC 4821 section 5.2).
 
-use std::{collections::HashMap, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr};
 
-use super::Stack;
+use super::{ConnSlot, Stack};
 use crate::{
     tcp::{Connection, PathMtu},
     time::Instant,
     ulp::Ulp,
 };
 
-/// Destinations remembered at most. Only those whose path is narrower than the interface count; for one more, that goes
-/// which would be probed anew soonest.
+/// Most destinations in the cache, which contains only paths narrower than the interface. When the cache is full, the
+/// entry with the earliest re-probe time is evicted.
 const MOST_PATHS: usize = 1024;
 
 /// Estimates by destination address.
 #[derive(Debug, Default)]
 pub(super) struct Paths {
-    known: HashMap<IpAddr, PathMtu>,
+    known: BTreeMap<IpAddr, PathMtu>,
 }
 
 impl Paths {
@@ -35,25 +35,23 @@ impl Paths {
 }
 
 impl<U: Ulp> Stack<U> {
-    /// A new connection begins with what others have learnt.
+    /// Gives a new connection the cached estimate for its destination.
     pub(super) fn adopt_path(&self, now: Instant, tcp: &mut Connection) {
         if let Some(mtu) = self.paths.known.get(&tcp.flow().remote_ip()) {
             tcp.adopt_mtu(now, *mtu);
         }
     }
 
-    /// Connection `index` has learnt something of its path: the others on it are told.
+    /// Passes a new path MTU estimate of connection `index` to the other connections to its destination.
     pub(super) fn share_path(&mut self, now: Instant, index: u32) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         let Some(mtu) = slot.tcp.take_mtu_news() else { return };
         let destination = slot.tcp.flow().remote_ip();
         self.paths.learn(destination, mtu);
-        let others: Vec<u32> = self
-            .flows
-            .iter()
-            .filter(|(flow, other)| flow.remote_ip() == destination && **other != index)
-            .map(|(_, other)| *other)
-            .collect();
+        // In the order of the connection table, because this order decides which of them sends first.
+        let shares = |slot: &ConnSlot<_>| slot.tcp.flow().remote_ip() == destination;
+        let others = self.slots.iter().filter(|(key, slot)| *key as u32 != index && shares(slot));
+        let others: Vec<u32> = others.map(|(key, _)| key as u32).collect();
         for other in others {
             if let Some(slot) = self.slots.get_mut(other as usize) {
                 slot.tcp.adopt_mtu(now, mtu);
@@ -62,12 +60,12 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    /// The interface carries IP packets of at most `mtu` bytes from now on.
+    /// Applies a changed MTU of the interface, in bytes.
     pub fn mtu_changed(&mut self, now: Instant, mtu: u16) {
         for (_, slot) in &mut self.slots {
             slot.tcp.link_mtu(now, mtu);
         }
-        for (_, listener) in &mut self.listeners {
+        for listener in self.listeners.values_mut() {
             listener.mtu = mtu;
         }
         for known in self.paths.known.values_mut() {

@@ -1,61 +1,221 @@
-//! When to look at which connection again. A heap with lazy entries: a connection has at most one entry
-//! that counts, and moving its deadline later costs nothing (the entry fires early and is put back), so
-//! a re-armed retransmission timer per acknowledgement is free and idle connections are never scanned.
+//! Deadlines of all connections of one stack: a binary heap with one entry for each connection at most, so that its size
+//! is bounded by the number of connections.
+//!
+//! Moving a deadline to a later time costs nothing: the entry stays, expires early and is armed again. A
+//! retransmission timer that each acknowledgement restarts is therefore free, and idle connections are never scanned.
 
-use std::{cmp::Reverse, collections::BinaryHeap};
+use super::{Stack, earlier, icmp};
+use crate::{
+    link::Link,
+    time::Instant,
+    ulp::{ConnId, Ulp},
+};
 
-use crate::time::Instant;
+/// Value in [`Timers::places`] of a connection without an entry.
+const ABSENT: u32 = u32::MAX;
 
-/// The deadlines of all connections of one stack.
+/// One entry of the heap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Deadline {
+    at: Instant,
+    connection: u32,
+}
+
+/// The deadlines, earliest first.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
-    heap: BinaryHeap<Reverse<(Instant, u32)>>,
+    heap: Vec<Deadline>,
+    /// The index in `heap` of each connection's entry.
+    places: Vec<u32>,
 }
 
 impl Timers {
-    /// Notes that connection `index` wants to be looked at by `deadline`. `scheduled` is the
-    /// connection's entry that counts.
-    pub(super) fn arm(&mut self, index: u32, deadline: Option<Instant>, scheduled: &mut Option<Instant>) {
-        let Some(deadline) = deadline else { return };
-        if scheduled.is_none_or(|earlier| deadline < earlier) {
-            *scheduled = Some(deadline);
-            self.heap.push(Reverse((deadline, index)));
+    /// Makes connection `connection` due at `deadline`, unless it is due earlier already.
+    pub(super) fn arm(&mut self, connection: u32, deadline: Option<Instant>) {
+        let Some(at) = deadline else { return };
+        if let Some(place) = self.place(connection) {
+            if let Some(entry) = self.heap.get_mut(place).filter(|entry| at < entry.at) {
+                entry.at = at;
+                self.sift_up(place);
+            }
+        } else {
+            self.heap.push(Deadline { at, connection });
+            self.sift_up(self.heap.len() - 1);
         }
     }
 
-    /// The next entry that is due: its time and connection. The caller compares the time with the
-    /// connection's `scheduled`, and ignores entries that count no more.
-    pub(super) fn due(&mut self, now: Instant) -> Option<(Instant, u32)> {
-        let Reverse((at, _)) = *self.heap.peek()?;
-        if at > now {
-            return None;
-        }
-        self.heap.pop().map(|Reverse(entry)| entry)
+    /// Removes and returns the connection with the earliest deadline, if that is due.
+    fn expire(&mut self, now: Instant) -> Option<u32> {
+        let first = self.heap.first().filter(|first| first.at <= now)?.connection;
+        self.remove(first);
+        Some(first)
     }
 
-    /// When the earliest entry fires, if there is one.
-    pub(super) fn next(&self) -> Option<Instant> {
-        self.heap.peek().map(|Reverse((at, _))| *at)
+    /// Removes the entry of a connection, if it has one.
+    pub(super) fn remove(&mut self, connection: u32) {
+        let Some(place) = self.place(connection) else { return };
+        self.heap.swap_remove(place);
+        self.note_place(connection, ABSENT);
+        if place < self.heap.len() {
+            self.sift_down(place);
+            self.sift_up(place);
+        }
+    }
+
+    /// The earliest deadline.
+    fn next(&self) -> Option<Instant> {
+        self.heap.first().map(|first| first.at)
+    }
+
+    /// How many connections have a deadline.
+    pub(super) fn len(&self) -> usize {
+        self.heap.len()
+    }
+
+    fn place(&self, connection: u32) -> Option<usize> {
+        self.places.get(connection as usize).filter(|place| **place != ABSENT).map(|place| *place as usize)
+    }
+
+    fn note_place(&mut self, connection: u32, place: u32) {
+        let connection = connection as usize;
+        if self.places.len() <= connection {
+            self.places.resize(connection + 1, ABSENT);
+        }
+        if let Some(to) = self.places.get_mut(connection) {
+            *to = place;
+        }
+    }
+
+    /// Records `place` for the connection whose entry lies there.
+    fn record_place(&mut self, place: usize) {
+        if let Some(entry) = self.heap.get(place).copied() {
+            self.note_place(entry.connection, place as u32);
+        }
+    }
+
+    fn sift_up(&mut self, mut place: usize) {
+        while place > 0 && self.heap.get(place) < self.heap.get((place - 1) / 2) {
+            self.heap.swap(place, (place - 1) / 2);
+            self.record_place(place);
+            place = (place - 1) / 2;
+        }
+        self.record_place(place);
+    }
+
+    fn sift_down(&mut self, mut place: usize) {
+        loop {
+            let (left, right) = (2 * place + 1, 2 * place + 2);
+            let least = if right < self.heap.len() && self.heap.get(right) < self.heap.get(left) {
+                right
+            } else {
+                left
+            };
+            if left >= self.heap.len() || self.heap.get(place) <= self.heap.get(least) {
+                return self.record_place(place);
+            }
+            self.heap.swap(place, least);
+            self.record_place(place);
+            place = least;
+        }
+    }
+}
+
+impl<U: Ulp> Stack<U> {
+    /// Handles the timers that are due.
+    pub fn on_timer(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
+        self.half_open_timer(now, link);
+        self.sweep_frames(now, link);
+        // Each connection is served at most once, so that a timer that wrongly re-arms itself cannot delay the
+        // others.
+        for _ in 0..self.timers.len() {
+            let Some(index) = self.timers.expire(now) else { break };
+            let Some(slot) = self.slots.get_mut(index as usize) else { continue };
+            self.counters.timer_looks += 1;
+            let conn = ConnId { index, generation: slot.generation };
+            let due = slot.tcp.deadline().is_some_and(|d| d <= now);
+            let closed = if due { slot.tcp.on_timer(now) } else { None };
+            let doubt = slot.tcp.take_next_hop_doubt();
+            if icmp::pass_soft_error(conn, &mut slot.tcp, ulp) || doubt {
+                self.lookups.insert(index, true);
+            }
+            if slot.mpa.deadline().is_some_and(|d| d <= now) {
+                slot.mpa.on_timer(now, ulp, conn, link);
+            }
+            debug_assert!(slot.deadline().is_none_or(|at| at > now), "a timer at or before now: {slot:?}");
+            self.after_change(now, link, index, closed, ulp);
+        }
+    }
+
+    /// The time at which [`Stack::on_timer`] must be called next, if any; at once when that time has passed.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        earlier(earlier(self.timers.next(), self.half_open.next()), self.sweep.due())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
     use super::*;
 
+    fn at(ns: u64) -> Instant {
+        Instant::from_nanos(ns)
+    }
+
     #[test]
-    fn later_deadlines_add_no_entries_and_earlier_ones_win() {
-        let at = Instant::from_nanos;
+    fn later_deadlines_change_nothing_and_earlier_ones_win() {
         let mut timers = Timers::default();
-        let mut scheduled = None;
-        timers.arm(7, Some(at(50)), &mut scheduled);
-        timers.arm(7, Some(at(90)), &mut scheduled);
-        assert_eq!(timers.heap.len(), 1);
-        timers.arm(7, Some(at(20)), &mut scheduled);
-        assert_eq!(scheduled, Some(at(20)));
-        assert_eq!(timers.due(at(19)), None);
-        assert_eq!(timers.due(at(60)), Some((at(20), 7)));
-        assert_eq!(timers.due(at(60)), Some((at(50), 7)), "a stale entry, for the caller to ignore");
-        assert_eq!(timers.next(), None);
+        timers.arm(7, Some(at(50)));
+        timers.arm(7, Some(at(90)));
+        timers.arm(7, Some(at(20)));
+        timers.arm(7, None);
+        assert_eq!((timers.len(), timers.next()), (1, Some(at(20))));
+        assert_eq!(timers.expire(at(19)), None);
+        assert_eq!(timers.expire(at(60)), Some(7));
+        assert_eq!((timers.expire(at(60)), timers.next()), (None, None));
+    }
+
+    /// One connection with a keepalive two hours away that sends a message each millisecond.
+    #[test]
+    fn a_far_deadline_and_many_near_ones_leave_one_entry() {
+        let mut timers = Timers::default();
+        for message in 0..100_000u64 {
+            let now = message * 1_000_000;
+            timers.arm(3, Some(at(now + 500_000)));
+            assert_eq!(timers.expire(at(now + 500_000)), Some(3));
+            timers.arm(3, Some(at(now + 7_200_000_000_000)));
+        }
+        assert_eq!((timers.len(), timers.heap.capacity()), (1, 4));
+    }
+
+    proptest! {
+        #[test]
+        fn prop_the_heap_agrees_with_a_map(ops in prop::collection::vec((0..4u8, 0..16u32, 0..100u64), 1..200)) {
+            let mut timers = Timers::default();
+            let mut model: BTreeMap<u32, Instant> = BTreeMap::new();
+            for (op, connection, ns) in ops {
+                match op {
+                    0 => {
+                        let expired = timers.expire(at(ns));
+                        let least = model.iter().map(|(c, at)| (*at, *c)).min().filter(|first| first.0 <= at(ns));
+                        prop_assert_eq!(expired, least.map(|first| first.1));
+                        expired.and_then(|c| model.remove(&c));
+                    }
+                    1 => {
+                        timers.remove(connection);
+                        model.remove(&connection);
+                    }
+                    _ => {
+                        timers.arm(connection, Some(at(ns)));
+                        let entry = model.entry(connection).or_insert(at(ns));
+                        *entry = at(ns).min(*entry);
+                    }
+                }
+                prop_assert_eq!(timers.len(), model.len());
+                prop_assert_eq!(timers.next(), model.values().min().copied());
+            }
+        }
     }
 }

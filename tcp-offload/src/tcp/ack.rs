@@ -41,8 +41,8 @@ impl AckPolicy {
         self.owed = Owed::Now;
     }
 
-    /// What waits is due now. Returns whether anything waited.
-    pub(super) fn hurry(&mut self) -> bool {
+    /// Makes a delayed ACK due now. Returns whether an ACK is due.
+    pub(super) fn flush(&mut self) -> bool {
         if self.owed == Owed::Pending {
             self.owed = Owed::Now;
         }
@@ -69,9 +69,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ack_waits_until_enough_bytes_or_until_hurried() {
+    fn an_ack_is_delayed_until_enough_bytes_or_a_flush() {
         let mut ack = AckPolicy::default();
-        assert!(!ack.hurry());
+        assert!(!ack.flush());
         assert!(ack.in_order(1000, 8000));
         assert!(!ack.in_order(1000, 8000));
         assert!(!ack.is_due());
@@ -82,7 +82,7 @@ mod tests {
         ack.sent();
         assert!(!ack.is_due());
         assert!(ack.in_order(1, 8000));
-        assert!(ack.hurry());
+        assert!(ack.flush());
         assert!(ack.is_due());
     }
 }

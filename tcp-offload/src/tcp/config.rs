@@ -2,11 +2,17 @@
 
 use std::time::Duration;
 
-use super::PathMtuConfig;
+use super::{PathMtuConfig, timers::TICK};
 use crate::wire::HOP_LIMIT;
 
 /// Largest receive window (RFC 7323 section 2.3).
 const MOST_WINDOW: u32 = 1 << 30;
+
+/// Longest retransmission time-out and allowance for delayed ACKs: a day, so that sums of them cannot overflow.
+const MOST_TIMEOUT: Duration = Duration::from_hours(24);
+
+/// Longest delay of an ACK: less than 0.5 s (RFC 9293 section 3.8.6.3).
+const MOST_ACK_DELAY: Duration = Duration::from_millis(499);
 
 /// The congestion control of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -73,6 +79,12 @@ pub struct TcpConfig {
     pub ack_every: u32,
     /// How long a connection attempt may take.
     pub connect_timeout: Duration,
+    /// SYN-ACKs sent for one SYN while nothing answers, at most. 4: at once and after 1, 3 and 7 s (RFC 6298 section 2.1 and rule
+    /// 5.5), as a half-open connection costs memory that strangers can claim.
+    pub syn_acks: u32,
+    /// How long a half-open connection waits for the ACK of its SYN-ACK, at most. RFC 9293 section 3.8.3 (MUST-23) asks for 3
+    /// minutes, which takes as many `syn_acks` too.
+    pub syn_ack_timeout: Duration,
     /// How long data may stay unacknowledged, or a window closed without an answer to probes, before the
     /// connection is given up (the user timeout of RFC 9293 section 3.9.1).
     pub user_timeout: Duration,
@@ -83,8 +95,9 @@ pub struct TcpConfig {
     /// a new incarnation: 1 s, in which a peer whose time-out is 200 ms sends its FIN three times. Where the time-out
     /// is longer, or the peer had backed off, TIME-WAIT lasts for three of its time-outs, up to a minute.
     pub time_wait: Duration,
-    /// How long FIN-WAIT-2 lasts while the peer sends nothing: 60 s, so that a peer that never closes costs no
-    /// connection for ever (RFC 9293 section 3.6.1 sets no limit).
+    /// How long FIN-WAIT-2 lasts while the peer sends nothing: 60 s, so that a peer that never closes does not keep a connection
+    /// (RFC 9293 section 3.6.1 sets no limit). Where nobody reads any more, the whole close may take so long, whatever the peer
+    /// sends.
     pub fin_wait_2: Duration,
     /// How the MTU of the path is found.
     pub path_mtu: PathMtuConfig,
@@ -116,7 +129,56 @@ pub struct Tuning {
     pub hop_limit: u8,
 }
 
+impl Keepalive {
+    /// Times of at least a tick, and one probe at least (RFC 9293 section 3.8.4, MUST-29).
+    fn clamped(self) -> Self {
+        let Self { idle, interval, probes } = self;
+        Self { idle: idle.max(TICK), interval: interval.max(TICK), probes: probes.max(1) }
+    }
+}
+
+impl Tuning {
+    /// The same settings, those out of range replaced by the nearest possible ones: every timer runs for a tick at least.
+    #[must_use]
+    pub fn clamped(self) -> Self {
+        Self {
+            user_timeout: self.user_timeout.max(TICK),
+            keepalive: self.keepalive.map(Keepalive::clamped),
+            dscp: self.dscp & 0x3f,
+            hop_limit: self.hop_limit.max(1),
+        }
+    }
+}
+
 impl TcpConfig {
+    /// The same settings, those out of range replaced by the nearest possible ones: every timer runs for a tick at least,
+    /// a time-out no longer than a day, and a connection can always send a segment.
+    #[must_use]
+    pub fn clamped(self) -> Self {
+        let Tuning { user_timeout, keepalive, dscp, hop_limit } = self.tuning().clamped();
+        let rto_min = self.rto_min.clamp(TICK, MOST_TIMEOUT);
+        Self {
+            initial_window: self.initial_window.max(1),
+            rto_initial: self.rto_initial.clamp(TICK, MOST_TIMEOUT),
+            rto_min,
+            rto_max: self.rto_max.clamp(rto_min, MOST_TIMEOUT),
+            tlp_ack_delay: self.tlp_ack_delay.min(MOST_TIMEOUT),
+            delayed_ack: self.delayed_ack.min(MOST_ACK_DELAY),
+            connect_timeout: self.connect_timeout.max(TICK),
+            syn_acks: self.syn_acks.max(1),
+            syn_ack_timeout: self.syn_ack_timeout.max(TICK),
+            time_wait: self.time_wait.max(TICK),
+            fin_wait_2: self.fin_wait_2.max(TICK),
+            challenge_period: self.challenge_period.max(TICK),
+            max_frames: self.max_frames.max(1),
+            user_timeout,
+            keepalive,
+            dscp,
+            hop_limit,
+            ..self
+        }
+    }
+
     /// The receive window at first and at last, in bytes.
     pub(super) fn receive_windows(&self) -> (u32, u32) {
         let first = self.receive_window.min(MOST_WINDOW);
@@ -148,6 +210,8 @@ impl Default for TcpConfig {
             delayed_ack: Duration::from_millis(1),
             ack_every: 8,
             connect_timeout: Duration::from_secs(30),
+            syn_acks: 4,
+            syn_ack_timeout: Duration::from_secs(30),
             user_timeout: Duration::from_secs(30),
             keepalive: None,
             time_wait: Duration::from_secs(1),

@@ -1,5 +1,5 @@
 //! [`Connection`]: the parts of one connection, its states, and what the stack calls. Segments that come in are
-//! processed in `input`, segments that go out are made in `output`.
+//! processed in `input`, segments that go out are made in `output`, timers are handled in `timeouts`.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -10,7 +10,7 @@ use super::{
     congestion::Window,
     pmtu::PathMtu,
     receiver::Receiver,
-    sender::{After, Sender},
+    sender::Sender,
     timers::{Timer, Timers},
 };
 use crate::{
@@ -20,9 +20,6 @@ use crate::{
     ulp::CloseReason,
     wire::{Flow, Headers, Options, Path, Segment},
 };
-
-/// Time-outs in a row without any answer that are a full stop (RFC 4821 section 7.7): R1 of RFC 9293 section 3.8.3.
-const R1: u32 = 3;
 
 /// TIME-WAIT lasts for so many of the peer's time-outs: the first two of its repetitions after the ACK of its FIN was lost
 /// (1 + 2), each of which begins it anew.
@@ -60,22 +57,34 @@ pub(super) struct Boundary {
     pub marked: bool,
 }
 
-/// RFC 5961 section 7: a time and a counter.
+/// Budget of challenge ACKs: how many were sent since a period began (RFC 5961 section 7).
 #[derive(Debug, Clone, Copy, Default)]
-struct Challenges {
+pub(crate) struct ChallengeBudget {
     began: Option<Instant>,
-    sent: u32,
+    spent: u32,
+}
+
+impl ChallengeBudget {
+    /// Takes one of the `most` challenge ACKs of a `period`. Returns whether there was one left.
+    pub(crate) fn spend(&mut self, now: Instant, most: u32, period: Duration) -> bool {
+        if self.began.is_none_or(|began| now.since(began) >= period) {
+            *self = Self { began: Some(now), spent: 0 };
+        }
+        let left = self.spent < most;
+        self.spent += u32::from(left);
+        left
+    }
 }
 
 /// Things to send that are neither data nor plain acknowledgments.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Due {
-    /// A segment below the window that makes the peer answer: keepalive or window probe.
-    pub poke: bool,
+    /// A segment without payload below the window, which makes the peer answer: keepalive or window probe.
+    pub empty_probe: bool,
     /// A tail loss probe.
     pub loss_probe: bool,
-    /// A window below the EMSS may be used up: the persist timer has fired.
-    pub insist: bool,
+    /// The persist timer has fired: a window below the EMSS may be used up, a closed one is probed.
+    pub window_probe: bool,
     /// A RST in answer to a bad ACK of our SYN: its sequence number, and the timestamp that it answers.
     pub refuse: Option<(SeqNum, Option<u32>)>,
     /// A RST that ends the connection, and why.
@@ -111,7 +120,7 @@ pub struct Connection {
     pub(super) due: Due,
     /// No more data comes from the source: a FIN follows what was sent.
     pub(super) closing: bool,
-    challenges: Challenges,
+    challenges: ChallengeBudget,
     pub(super) challenge_due: bool,
     pub(super) last_ack_sent: SeqNum,
     /// When the peer last sent anything acceptable.
@@ -121,13 +130,20 @@ pub struct Connection {
     /// When our FIN was first sent.
     pub(super) fin_sent: Instant,
     pub(super) keepalives: u32,
+    /// Window probes since the window was last open, for the back-off.
     pub(super) window_probes: u32,
+    /// Nobody reads what the peer sends. See [`Connection::stop_reading`].
+    pub(super) unread: bool,
     opened: Instant,
-    soft_error: Option<(SoftError, Instant)>,
+    pub(super) soft_error: Option<(SoftError, Instant)>,
     /// A soft error that was not reported yet.
-    untold: Option<SoftError>,
+    pub(super) unreported: Option<SoftError>,
+    /// See [`Connection::take_next_hop_doubt`].
+    pub(super) next_hop_doubtful: bool,
     /// Why the connection ended, until it was reported.
     pub(super) ended: Option<CloseReason>,
+    /// Bytes that may be moved to the heap by retransmissions; see [`Connection::allow_spill`].
+    pub(super) spill_allowance: usize,
     pub(super) counters: Counters,
 }
 
@@ -157,7 +173,7 @@ impl Connection {
             boundaries: VecDeque::new(),
             due: Due::default(),
             closing: false,
-            challenges: Challenges::default(),
+            challenges: ChallengeBudget::default(),
             challenge_due: false,
             last_ack_sent: SeqNum::default(),
             last_heard: now,
@@ -165,10 +181,13 @@ impl Connection {
             fin_sent: now,
             keepalives: 0,
             window_probes: 0,
+            unread: false,
+            next_hop_doubtful: false,
             opened: now,
             soft_error: None,
-            untold: None,
+            unreported: None,
             ended: None,
+            spill_allowance: usize::MAX,
             counters: Counters::default(),
         };
         connection.resize();
@@ -198,9 +217,20 @@ impl Connection {
         }
     }
 
-    /// The SYN-ACK is due once more.
+    /// Retransmits the SYN-ACK with the next [`Connection::transmit`].
     pub(crate) fn repeat_syn(&mut self) {
         self.syn.due = true;
+    }
+
+    /// Whether a bare ACK is due: in SYN-RECEIVED, the answer to a suspicious segment.
+    pub(crate) fn owes_bare_ack(&self) -> bool {
+        self.ack.is_due() || self.challenge_due
+    }
+
+    /// Drops the bare ACK that is due.
+    pub(crate) fn drop_bare_ack(&mut self) {
+        self.ack.sent();
+        self.challenge_due = false;
     }
 
     /// Takes over what the peer's SYN says: its sequence number, window and options. An extension is used when
@@ -257,7 +287,11 @@ impl Connection {
         if self.rx.take(arrival.offset, arrival.len) {
             let full = self.rx.largest_segment().min(self.own_mss());
             if self.ack.in_order(arrival.len, full * self.config.ack_every as usize) {
-                self.timers.arm(Timer::DelayedAck, now + self.config.delayed_ack);
+                if self.config.delayed_ack.is_zero() {
+                    self.ack.now();
+                } else {
+                    self.timers.arm(Timer::DelayedAck, now + self.config.delayed_ack);
+                }
             }
         } else {
             // Beyond a gap, or filling one: RFC 5681 section 4.2 wants the ACK at once.
@@ -266,9 +300,26 @@ impl Connection {
         }
         if self.rx.fin_reached() && !had_fin {
             self.on_peer_fin(now);
-        } else if self.state == State::FinWait2 {
+        } else if self.state == State::FinWait2 && !self.unread {
             self.timers.arm(Timer::Wait, now + self.config.fin_wait_2);
         }
+    }
+
+    /// Nobody reads what the peer sends from now on: the framing layer found the stream broken, or the connection was
+    /// rejected. Payload is dropped without an acknowledgement; once the peer has acknowledged our FIN it is answered by a RST
+    /// (RFC 9293 section 3.6.1, SHLD-3). However the peer behaves, the connection is over after
+    /// [`TcpConfig::fin_wait_2`].
+    pub fn stop_reading(&mut self, now: Instant) {
+        let over = matches!(self.state, State::TimeWait | State::Closed);
+        if !std::mem::replace(&mut self.unread, true) && !over {
+            self.timers.arm(Timer::Wait, now + self.config.fin_wait_2);
+        }
+    }
+
+    /// Why the connection has just ended, if that was not returned by another call. [`Connection::take`] may end it, when
+    /// the payload fills the gap before the peer's FIN.
+    pub fn take_close_reason(&mut self) -> Option<CloseReason> {
+        self.ended.take()
     }
 
     /// The peer's FIN has become the next in order (RFC 9293 section 3.10.7.4, eighth check).
@@ -316,7 +367,7 @@ impl Connection {
     /// Makes an ACK that merely waits for company due at once (an idle poll). Returns whether there was one:
     /// then [`Connection::transmit`] wants to be called.
     pub fn flush_ack(&mut self) -> bool {
-        self.ack.hurry()
+        self.ack.flush()
     }
 
     /// The framing layer holds `bytes` that it can neither place nor deliver: the window shrinks by as many.
@@ -324,6 +375,11 @@ impl Connection {
         if self.rx.hold(bytes) {
             self.ack.now();
         }
+    }
+
+    /// The framing layer has dropped payload beyond a gap that it had taken: the peer must retransmit it (RFC 2018 section 8).
+    pub fn renege(&mut self) {
+        self.rx.renege();
     }
 
     /// Closes our direction after what was filled: no more calls of [`super::Source::fill`], then a FIN.
@@ -344,7 +400,7 @@ impl Connection {
 
     /// Changes settings of this connection only.
     pub fn tune(&mut self, now: Instant, tuning: &Tuning) {
-        let Tuning { user_timeout, keepalive, dscp, hop_limit } = *tuning;
+        let Tuning { user_timeout, keepalive, dscp, hop_limit } = tuning.clamped();
         let config = Arc::make_mut(&mut self.config);
         (config.user_timeout, config.keepalive) = (user_timeout, keepalive);
         (config.dscp, config.hop_limit) = (dscp, hop_limit);
@@ -352,7 +408,9 @@ impl Connection {
         if matches!(self.state, State::SynSent | State::SynReceived | State::TimeWait | State::Closed) {
             return;
         }
-        self.bound_by_user_timeout();
+        if let Some(at) = self.timers.at(Timer::Retransmit) {
+            self.timers.arm(Timer::Retransmit, self.tx.bound_by_user_timeout(now, at, &self.config));
+        }
         match keepalive {
             Some(keepalive) => self.timers.arm(Timer::Keepalive, now + keepalive.idle),
             None => self.timers.disarm(Timer::Keepalive),
@@ -366,132 +424,12 @@ impl Connection {
         self.state = State::Closed;
     }
 
-    // ----- timers -----
-
-    /// When [`Connection::on_timer`] wants to be called.
-    pub fn deadline(&self) -> Option<Instant> {
-        self.timers.next()
-    }
-
-    /// Acts on the timers that have run out. Afterwards [`Connection::transmit`] wants to be called.
-    /// Returns the reason when the connection has just ended.
-    pub fn on_timer(&mut self, now: Instant) -> Option<CloseReason> {
-        while let Some(timer) = self.timers.expire(now) {
-            match timer {
-                Timer::Retransmit if matches!(self.state, State::SynSent | State::SynReceived) => {
-                    self.syn.due = true;
-                }
-                Timer::Retransmit => self.on_retransmit_timeout(now),
-                Timer::Probe => self.on_probe_timeout(now),
-                Timer::Reorder => {
-                    self.tx.on_reorder_timer(now, &mut self.counters);
-                    self.heed_probe(now);
-                    if let Some(at) = self.tx.reorder_at() {
-                        self.timers.arm(Timer::Reorder, at);
-                    }
-                }
-                Timer::Persist => self.on_persist(now),
-                Timer::DelayedAck => {
-                    self.ack.hurry();
-                }
-                Timer::Keepalive => self.on_keepalive(now),
-                Timer::Wait => self.end(CloseReason::TimedOut),
-                // What waited may be sent now.
-                Timer::Hold => {}
-            }
-        }
-        self.ended.take()
-    }
-
-    /// Trouble that the connection may survive. It is reported once, until an acknowledgement of new data shows that
-    /// it was over in between.
-    pub(super) fn suffer(&mut self, now: Instant, error: SoftError) {
-        let lasts = |(last, at): (SoftError, Instant)| last == error && at >= self.tx.progress;
-        if !self.soft_error.is_some_and(lasts) {
-            self.untold = Some(error);
-        }
-        self.soft_error = Some((error, now));
-    }
-
-    /// The soft error that has to be reported.
-    pub fn take_soft_error(&mut self) -> Option<SoftError> {
-        self.untold.take()
-    }
-
-    fn on_retransmit_timeout(&mut self, now: Instant) {
-        // A peer that answers with a closed window lives (RFC 9293 section 3.8.6.1).
-        let progress = if self.tx.snd_wnd() == 0 { self.last_heard } else { self.tx.progress };
-        if now.since(progress) >= self.config.user_timeout {
-            return self.end(CloseReason::TimedOut);
-        }
-        self.counters.rto_expired += 1;
-        self.tx.on_timeout(now, self.clock.is_none());
-        if let Some(step) = self.tx.rtt.backoff().checked_sub(R1) {
-            self.suffer(now, SoftError::NoAnswer);
-            self.full_stop(now, step);
-        }
-        self.tx.arm(now, &mut self.timers, &self.config, After::Timeout);
-        self.bound_by_user_timeout();
-    }
-
-    /// The first segment was sent again: never once more within less than a time-out (RFC 6298 section 5, RFC 6675 section 6).
-    pub(super) fn restart_timeout(&mut self, now: Instant) {
-        self.timers.arm(Timer::Retransmit, now + self.tx.rtt.rto());
-        self.bound_by_user_timeout();
-    }
-
-    /// The time-out does not sleep past the user timeout.
-    fn bound_by_user_timeout(&mut self) {
-        if let Some(at) = self.timers.at(Timer::Retransmit) {
-            self.timers.arm(Timer::Retransmit, at.min(self.tx.progress + self.config.user_timeout));
-        }
-    }
-
-    /// RFC 8985 section 7.3.
-    fn on_probe_timeout(&mut self, now: Instant) {
-        self.due.loss_probe = self.tx.may_probe();
-        self.tx.arm(now, &mut self.timers, &self.config, After::Timeout);
-    }
-
-    /// RFC 9293 section 3.8.6.1. The connection lives as long as the peer answers the probes.
-    fn on_persist(&mut self, now: Instant) {
-        if now.since(self.last_heard) >= self.config.user_timeout {
-            return self.end(CloseReason::TimedOut);
-        }
-        self.window_probes += 1;
-        self.due.insist = true;
-    }
-
-    fn on_keepalive(&mut self, now: Instant) {
-        let Some(keepalive) = self.config.keepalive else { return };
-        let silence = now.since(self.last_heard);
-        if silence < keepalive.idle {
-            return self.timers.arm(Timer::Keepalive, self.last_heard + keepalive.idle);
-        }
-        if self.keepalives >= keepalive.probes {
-            return self.end(CloseReason::TimedOut);
-        }
-        // While data is outstanding, its retransmissions find out whether the peer lives.
-        if self.tx.queue.is_empty() {
-            self.keepalives += 1;
-            self.counters.keepalives += 1;
-            self.due.poke = true;
-        }
-        self.timers.arm(Timer::Keepalive, now + keepalive.interval);
-    }
-
     // ----- challenge ACKs -----
 
-    /// Answers something suspicious with an ACK, unless there were too many (RFC 5961 section 7).
+    /// Sends a challenge ACK, within the connection's budget (RFC 5961 section 7).
     pub(super) fn challenge(&mut self, now: Instant) {
-        let challenges = &mut self.challenges;
-        if challenges.began.is_none_or(|began| now.since(began) >= self.config.challenge_period) {
-            *challenges = Challenges { began: Some(now), sent: 0 };
-        }
-        if challenges.sent < self.config.challenges {
-            challenges.sent += 1;
-            self.challenge_due = true;
-        }
+        let (most, period) = (self.config.challenges, self.config.challenge_period);
+        self.challenge_due |= self.challenges.spend(now, most, period);
     }
 
     // ----- a look inside -----
@@ -552,7 +490,8 @@ impl Connection {
             rcv_wnd: self.rx.window(),
             emss: self.emss,
             path_mtu: self.mtu.bytes(),
-            frames_retained: self.tx.queue.len(),
+            frames_retained: self.tx.queue.frames(),
+            spilled_bytes: self.tx.queue.spilled_bytes(),
             soft_error: self.soft_error,
             opened: self.opened,
             counters: self.counters,

@@ -104,10 +104,18 @@ impl Connection {
         segment: &Segment,
         receipt: &mut Receipt,
     ) {
-        if self.check_handshake(segment) == Next::Drop || self.check_timestamps(now, segment) == Next::Drop {
+        if self.check_handshake(segment) == Next::Drop {
             return;
         }
-        let simultaneous = self.state == State::SynReceived && segment.flags.syn;
+        // The SYN-ACK of a simultaneous open; every other SYN is challenged, whatever its sequence number and options (RFC
+        // 5961 section 4.2).
+        let simultaneous = self.is_simultaneous_open(segment);
+        if segment.flags.syn && !segment.flags.rst && !simultaneous {
+            return self.challenge(now);
+        }
+        if self.check_timestamps(now, segment) == Next::Drop {
+            return;
+        }
         let verdict =
             if simultaneous { Verdict::Nothing { duplicate: false } } else { self.rx.judge(segment) };
         if verdict == Verdict::Unacceptable {
@@ -115,9 +123,6 @@ impl Connection {
         }
         if self.check_reset(now, segment) == Next::Drop {
             return;
-        }
-        if segment.flags.syn && !simultaneous {
-            return self.challenge(now);
         }
         if !segment.flags.ack || self.check_ack(now, segment) == Next::Drop {
             return;
@@ -146,13 +151,23 @@ impl Connection {
         if self.state != State::SynReceived || !segment.flags.syn || segment.seq != self.rx.irs() {
             return Next::Go;
         }
-        if segment.flags.ack && !self.passive && segment.ack == self.tx.iss().add(1) {
+        if self.is_simultaneous_open(segment) {
             return Next::Go;
         }
         if !segment.flags.rst {
             self.syn.due = true;
         }
         Next::Drop
+    }
+
+    /// Whether this is the SYN-ACK of a simultaneous open: it repeats the sequence number of the peer's SYN.
+    fn is_simultaneous_open(&self, segment: &Segment) -> bool {
+        self.state == State::SynReceived
+            && !self.passive
+            && segment.flags.syn
+            && segment.flags.ack
+            && segment.seq == self.rx.irs()
+            && segment.ack == self.tx.iss().add(1)
     }
 
     /// RFC 7323: segments without the option are dropped once it was negotiated (section 3.2), older ones are
@@ -240,7 +255,10 @@ impl Connection {
         if self.tx.queue.is_empty() && segment.options.sack_count == 0 {
             // The common case of the end that only receives.
             self.tx.update_window(segment.seq, offset, window);
-            return self.heed_window();
+            if self.answers_keep_it_open() {
+                self.tx.waiting_since = None;
+            }
+            return self.stop_window_probes();
         }
         let mut blocks: SmallVec<[Block; 4]> = SmallVec::new();
         let dsack = self.read_blocks(segment, offset, &mut blocks);
@@ -255,8 +273,12 @@ impl Connection {
             marked: segment.flags.ece && self.ecn.on,
             bare: segment.payload_len == 0 && !segment.flags.fin && !segment.flags.syn,
         };
+        let was_blocked = self.tx.is_blocked_by_window();
         let advanced = self.tx.on_ack(link, self.clock.as_ref(), &mut self.counters, &ack);
-        self.heed_probe(now);
+        if (was_blocked || self.tx.is_blocked_by_window()) && self.answers_keep_it_open() {
+            self.tx.waiting_since = None;
+        }
+        self.act_on_probe_outcome(now);
         if segment.flags.ece && self.ecn.on {
             self.counters.ecn_echoes += 1;
             self.on_ecn_echo(now);
@@ -271,15 +293,15 @@ impl Connection {
         } else {
             self.tx.arm_reorder(&mut self.timers);
         }
-        self.heed_window();
+        self.stop_window_probes();
     }
 
-    /// A window that has room needs no probes.
-    fn heed_window(&mut self) {
+    /// Stops probing the window when it has room for a full segment.
+    fn stop_window_probes(&mut self) {
         if self.tx.usable() >= self.emss as u64 {
             self.timers.disarm(Timer::Persist);
             self.window_probes = 0;
-            self.due.insist = false;
+            self.due.window_probe = false;
         }
     }
 
@@ -322,7 +344,9 @@ impl Connection {
         match self.state {
             State::FinWait1 => {
                 self.state = State::FinWait2;
-                self.timers.arm(Timer::Wait, now + self.config.fin_wait_2);
+                if !self.unread {
+                    self.timers.arm(Timer::Wait, now + self.config.fin_wait_2);
+                }
             }
             State::Closing => self.enter_time_wait(now),
             State::LastAck => self.end(CloseReason::Graceful),
@@ -373,6 +397,7 @@ impl Connection {
             return;
         }
         match verdict {
+            Verdict::Payload(_) if self.unread => self.drop_unread_payload(),
             Verdict::Payload(arrival) => receipt.arrival = Some(arrival),
             Verdict::Nothing { duplicate } => {
                 self.counters.duplicates += u64::from(duplicate);
@@ -385,6 +410,15 @@ impl Connection {
                 self.ack.now();
             }
             Verdict::Unacceptable => {}
+        }
+    }
+
+    /// New payload that nobody will read is not acknowledged. Once the peer has our FIN, and thus all that was said before it,
+    /// a RST answers (RFC 9293 section 3.6.1, SHLD-3); earlier, a RST could destroy what the peer has not read yet.
+    fn drop_unread_payload(&mut self) {
+        self.counters.unread += 1;
+        if self.state == State::FinWait2 {
+            self.abort();
         }
     }
 

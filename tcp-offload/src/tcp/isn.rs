@@ -40,6 +40,13 @@ impl IsnKey {
         }
         SeqNum::new((now.as_nanos() / 4_000) as u32).add(hasher.finish() as u32)
     }
+
+    /// A number of 0 to `most` that follows from `number` and that nobody without the secret can tell.
+    pub(crate) fn lot(&self, number: u64, most: u32) -> u32 {
+        let mut hasher = SipHasher24::new_with_key(&self.key);
+        hasher.write_u64(number);
+        (hasher.finish() % (u64::from(most) + 1)) as u32
+    }
 }
 
 #[cfg(test)]

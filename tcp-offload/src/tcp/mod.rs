@@ -26,9 +26,11 @@ mod sender;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod timeouts;
 mod timers;
 
 pub use config::{Algorithm, Keepalive, TcpConfig, Tuning};
+pub(crate) use connection::ChallengeBudget;
 pub use connection::Connection;
 pub use isn::IsnKey;
 pub use pmtu::{PathMtu, PathMtuConfig};
@@ -118,6 +120,8 @@ pub struct Sent {
     /// A free frame, a ring slot, or the end of a frame's earlier transmission is missing: flush the link and
     /// call again.
     pub starved: bool,
+    /// Something was not sent because others, or this connection itself, retain too many frames.
+    pub short_of_frames: bool,
     /// The connection has just ended.
     pub closed: Option<CloseReason>,
 }
@@ -158,6 +162,8 @@ pub struct Info {
     pub path_mtu: u16,
     /// Frames retained until acknowledged.
     pub frames_retained: usize,
+    /// Bytes retained on the heap instead.
+    pub spilled_bytes: usize,
     /// The last trouble that did not end the connection, and when (RFC 9293 section 3.9.1.8).
     pub soft_error: Option<(SoftError, Instant)>,
     /// When the connection began.
@@ -199,6 +205,8 @@ crate::counters! {
         out_of_window,
         /// Segments beyond gaps that were not taken: there were too many gaps.
         crowded,
+        /// Payload segments dropped without an acknowledgement because nobody reads any more.
+        unread,
         /// Segments dropped as old by their timestamps (RFC 7323 section 5).
         paws_dropped,
         /// Challenge ACKs sent (RFC 5961).

@@ -1,15 +1,15 @@
-//! Segments that go out: what is due, in which order, and how frames are filled, kept and sent again.
+//! Segments that go out: what is due, in which order, and how frames are filled and kept. `resend` retransmits.
 
-use smallvec::SmallVec;
+mod resend;
 
 use super::{
     Connection, Filled, Sent, Source, State,
-    queue::Entry,
+    queue::{Entry, Payload},
     sender::{After, Limit},
     timers::Timer,
 };
 use crate::{
-    link::{FrameWriter, Link, TxFrame},
+    link::{FrameWriter, Link},
     seq::{SeqNum, StreamOffset},
     time::Instant,
     ulp::CloseReason,
@@ -38,6 +38,12 @@ impl Turn<'_> {
         if self.sent.frames < self.room { Ok(()) } else { Err(Stopped::Room) }
     }
 
+    /// No frame is free for what is to be sent.
+    fn no_frame(&mut self) -> Stopped {
+        self.sent.short_of_frames = true;
+        Stopped::Starved
+    }
+
     fn count(&mut self, sent: bool) -> Result<(), Stopped> {
         if !sent {
             return Err(Stopped::Starved);
@@ -47,7 +53,7 @@ impl Turn<'_> {
     }
 }
 
-/// So many times the free frames may a connection retain: alone, four fifths of all.
+/// A connection may retain this many times the free frames: alone, four fifths of all.
 const FREE_TIMES: usize = 4;
 
 const ACK: Flags =
@@ -95,7 +101,7 @@ impl Connection {
                 }
                 // Data without frames holds back no ACK, or two ends that have all frames in flight would both wait
                 // for the other's for ever: the reserve is for that.
-                self.transmit_poke(turn)?;
+                self.transmit_empty_probe(turn)?;
             }
         }
         if self.ack.is_due() || self.challenge_due {
@@ -224,15 +230,15 @@ impl Connection {
 
     /// Keepalive and window probe: no payload, one below `SND.UNA`, so that no FPDU is ever cut. The peer must
     /// answer what lies outside its window with an ACK (RFC 9293 section 3.10.7.4), and that says its window.
-    fn transmit_poke(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
-        if !self.due.poke {
+    fn transmit_empty_probe(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
+        if !self.due.empty_probe {
             return Ok(());
         }
         let seq = self.tx.seq_at(self.tx.una()).sub(1);
         let fields = self.fields(turn.now, seq, ACK);
         self.bare(turn, &fields)?;
         self.acknowledged(false);
-        self.due.poke = false;
+        self.due.empty_probe = false;
         Ok(())
     }
 
@@ -256,7 +262,7 @@ impl Connection {
             }
             let probe = self.due.loss_probe;
             let most_frames = self.most_frames(turn.link);
-            let room = match self.tx.room(self.emss, most_frames, self.due.insist) {
+            let room = match self.tx.room(self.emss, most_frames, self.due.window_probe) {
                 Err(Limit::Congestion) if probe && self.tx.usable() >= self.emss as u64 => self.emss,
                 Ok(room) => room,
                 Err(limit) => return self.stopped_by(turn, limit),
@@ -271,7 +277,7 @@ impl Connection {
                     if probe {
                         self.probe_sent(turn.now, false);
                     }
-                    self.due.insist = false;
+                    self.due.window_probe = false;
                 }
                 Filled::Finish => self.closing = true,
                 Filled::Nothing => {
@@ -301,7 +307,8 @@ impl Connection {
         match limit {
             Limit::Congestion => self.tx.was_limited(),
             Limit::Window if self.tx.queue.is_empty() => self.persist(turn)?,
-            Limit::Window | Limit::Frames => {}
+            Limit::Frames => turn.sent.short_of_frames = true,
+            Limit::Window => {}
         }
         if self.tx.nothing_new() {
             self.retransmit(turn)?;
@@ -313,14 +320,16 @@ impl Connection {
     /// open it: probe when the timer says so, and set it anew (RFC 9293 section 3.8.6.1: first after one
     /// time-out, then ever slower).
     fn persist(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
-        if self.due.insist {
-            self.due.poke = true;
-            self.transmit_poke(turn)?;
+        if self.due.window_probe {
+            self.due.empty_probe = true;
+            self.transmit_empty_probe(turn)?;
             self.counters.window_probes += 1;
-            self.due.insist = false;
+            self.due.window_probe = false;
+            self.tx.waiting_since.get_or_insert(turn.now);
         }
         let wait = self.tx.rtt.base_rto().saturating_mul(1 << self.window_probes.min(16));
-        self.timers.arm_if_idle(Timer::Persist, turn.now + wait.min(self.config.rto_max));
+        let at = turn.now + wait.min(self.config.rto_max);
+        self.timers.arm_if_idle(Timer::Persist, self.tx.bound_by_user_timeout(turn.now, at, &self.config));
         Ok(())
     }
 
@@ -328,11 +337,11 @@ impl Connection {
     fn fill(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source, room: usize) -> Result<Filled, Stopped> {
         turn.check_room()?;
         if turn.link.tx_available() <= self.config.reserve_frames as usize {
-            return Err(Stopped::Starved);
+            return Err(turn.no_frame());
         }
         let offset = self.tx.nxt();
         let header = self.headers.len(&Options::default()) + self.option_bytes();
-        let Some(mut frame) = turn.link.alloc(header + room) else { return Err(Stopped::Starved) };
+        let Some(mut frame) = turn.link.alloc(header + room) else { return Err(turn.no_frame()) };
         let Some(chunks) = turn.link.tx_chunks(&mut frame) else {
             turn.link.release(frame);
             return Err(Stopped::Starved);
@@ -355,7 +364,8 @@ impl Connection {
             writer.patch(0, head.get(..written).unwrap_or_default());
         }
         drop(writer);
-        let entry = Entry::new(offset, offset + len as u64, frame, header, sum, turn.now);
+        let payload = Payload::Frame { frame, header };
+        let entry = Entry::new(offset, offset + len as u64, payload, sum, turn.now);
         self.counters.bytes_out += len as u64;
         self.submit_new(turn, entry, header + len)?;
         Ok(filled)
@@ -364,9 +374,9 @@ impl Connection {
     /// Puts a new segment on the ring and keeps it. Its bytes have been pulled from the source: should the ring be
     /// full, it counts as sent and lost, and the next turn sends it.
     fn submit_new(&mut self, turn: &mut Turn<'_>, mut entry: Entry, len: usize) -> Result<(), Stopped> {
-        let sent = match &mut entry.frame {
-            Some(frame) => turn.link.submit(self.path.queue, frame, len).is_ok(),
-            None => false,
+        let sent = match &mut entry.payload {
+            Payload::Frame { frame, .. } => turn.link.submit(self.path.queue, frame, len).is_ok(),
+            Payload::Heap(_) | Payload::Fin => false,
         };
         self.tx.sent_new(turn.now, entry);
         self.tx.arm(turn.now, &mut self.timers, &self.config, After::Sent);
@@ -404,142 +414,5 @@ impl Connection {
         self.tx.arm(turn.now, &mut self.timers, &self.config, After::Sent);
         self.state = if self.state == State::CloseWait { State::LastAck } else { State::FinWait1 };
         Ok(())
-    }
-
-    // ----- retransmission -----
-
-    fn retransmit(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
-        while let Some(index) = self.tx.next_resend() {
-            self.resend(turn, index)?;
-        }
-        Ok(())
-    }
-
-    /// A tail loss probe that found no new data sends the last segment again (RFC 8985 section 7.3).
-    fn probe_with_old(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
-        if !self.due.loss_probe {
-            return Ok(());
-        }
-        if self.tx.give_up_last_probe() {
-            self.retransmit(turn)?;
-            self.tx.arm(turn.now, &mut self.timers, &self.config, After::Timeout);
-        } else if self.tx.may_probe()
-            && let Some(last) = self.tx.queue.last_index()
-        {
-            self.resend(turn, last)?;
-            self.probe_sent(turn.now, true);
-        }
-        self.due.loss_probe = false;
-        Ok(())
-    }
-
-    fn probe_sent(&mut self, now: Instant, is_retrans: bool) {
-        self.counters.tlp_probes += 1;
-        self.due.loss_probe = false;
-        self.tx.tlp.end_seq = Some(self.tx.nxt());
-        self.tx.tlp.is_retrans = is_retrans;
-        self.tx.tlp.measured = false;
-        self.tx.arm(now, &mut self.timers, &self.config, After::Timeout);
-    }
-
-    /// Sends entry `index` again: new headers in front of the same bytes.
-    fn resend(&mut self, turn: &mut Turn<'_>, index: usize) -> Result<(), Stopped> {
-        turn.check_room()?;
-        let header = self.headers.len(&Options::default()) + self.option_bytes();
-        let Some(entry) = self.tx.queue.entry(index) else { return Ok(()) };
-        let (offset, is_fin) = (entry.start, entry.frame.is_none());
-        if is_fin {
-            let seq = self.tx.seq_at(offset);
-            let fields = self.fields(turn.now, seq, Flags { fin: true, ..Flags::default() });
-            self.bare(turn, &fields)?;
-        } else {
-            if entry.bytes() > self.emss as u64 || entry.header != header {
-                self.recut(turn, index, header)?;
-            }
-            self.resend_frame(turn, index, offset)?;
-        }
-        self.acknowledged(false);
-        self.counters.retransmits += 1;
-        self.tx.resent(turn.now, index);
-        if index == 0 {
-            self.restart_timeout(turn.now);
-        }
-        Ok(())
-    }
-
-    fn resend_frame(
-        &mut self,
-        turn: &mut Turn<'_>,
-        index: usize,
-        offset: StreamOffset,
-    ) -> Result<(), Stopped> {
-        let fields = self.data_fields(turn.now, offset, false);
-        let Some(entry) = self.tx.queue.entry(index) else { return Ok(()) };
-        let (len, header, sum) = (entry.bytes() as usize, entry.header, entry.payload_sum());
-        let Some(frame) = &mut entry.frame else { return Ok(()) };
-        let mut chunks = turn.link.tx_chunks(frame).ok_or(Stopped::Starved)?;
-        if let Some(head) = chunks.first_mut() {
-            self.headers.emit(head, &fields, len, sum);
-        }
-        drop(chunks);
-        let sent = turn.link.submit(self.path.queue, frame, header + len).is_ok();
-        turn.count(sent)
-    }
-
-    /// Cuts a segment that no longer fits the path into ones that do (or makes room for longer headers). The bytes
-    /// and their numbers stay; only for them the alignment with FPDUs is lost.
-    fn recut(&mut self, turn: &mut Turn<'_>, index: usize, header: usize) -> Result<(), Stopped> {
-        let emss = self.emss;
-        let Some(entry) = self.tx.queue.entry(index) else { return Ok(()) };
-        let (start, len, old_header) = (entry.start, entry.bytes() as usize, entry.header);
-        let template = entry.status();
-        let Some(frame) = &mut entry.frame else { return Ok(()) };
-        let mut payload = Vec::with_capacity(len);
-        {
-            let chunks = turn.link.tx_chunks(frame).ok_or(Stopped::Starved)?;
-            let writer = FrameWriter::new(chunks, 0, old_header + len);
-            for piece in writer.pieces(old_header, old_header + len) {
-                payload.extend_from_slice(piece);
-            }
-        }
-        let mut pieces: Vec<Entry> = Vec::new();
-        let mut at = start;
-        for bytes in payload.chunks(emss) {
-            let Some(frame) = copy_to_frame(turn.link, header, bytes) else {
-                release_all(turn.link, pieces);
-                return Err(Stopped::Starved);
-            };
-            let mut piece =
-                Entry::new(at, at + bytes.len() as u64, frame, header, Sum::of(bytes), template.sent);
-            piece.restore(&template);
-            at += bytes.len() as u64;
-            pieces.push(piece);
-        }
-        if let Some(Entry { frame: Some(frame), .. }) = self.tx.queue.replace(index, pieces) {
-            turn.link.release(frame);
-            self.counters.recut += 1;
-        }
-        Ok(())
-    }
-}
-
-/// A frame with `bytes` behind `header` free bytes.
-fn copy_to_frame(link: &mut dyn Link, header: usize, bytes: &[u8]) -> Option<TxFrame> {
-    let mut frame = link.alloc(header + bytes.len())?;
-    let written = match link.tx_chunks(&mut frame) {
-        Some(chunks) => FrameWriter::new(chunks, header, header + bytes.len()).put(bytes),
-        None => 0,
-    };
-    if written == bytes.len() {
-        return Some(frame);
-    }
-    link.release(frame);
-    None
-}
-
-fn release_all(link: &mut dyn Link, pieces: Vec<Entry>) {
-    let frames: SmallVec<[TxFrame; 4]> = pieces.into_iter().filter_map(|p| p.frame).collect();
-    for frame in frames {
-        link.release(frame);
     }
 }

@@ -1,5 +1,7 @@
 //! The network below a connection: what its path carries, what routers say, where frames leave.
 
+use std::net::IpAddr;
+
 use super::{
     Connection, SoftError, State,
     pmtu::{PathMtu, Verdict},
@@ -122,8 +124,8 @@ impl Connection {
         self.tx.prober.sent(self.tx.nxt(), size);
     }
 
-    /// Acts on what ACKs and timers have told of packet sizes.
-    pub(super) fn heed_probe(&mut self, now: Instant) {
+    /// Acts on what ACKs and timers have shown of the path's MTU.
+    pub(super) fn act_on_probe_outcome(&mut self, now: Instant) {
         let largest = self.tx.prober.take_largest();
         if largest > 0 {
             self.mtu.delivered(self.packet_bytes(largest));
@@ -164,7 +166,7 @@ impl Connection {
             IcmpKind::Unreachable { hard: true } if self.state == State::SynSent => {
                 self.end(CloseReason::Unreachable);
             }
-            IcmpKind::Unreachable { .. } => self.suffer(now, SoftError::Unreachable),
+            IcmpKind::Unreachable { .. } => self.record_soft_error(now, SoftError::Unreachable),
         }
         self.ended.take()
     }
@@ -186,9 +188,21 @@ impl Connection {
         self.path.queue = queue;
     }
 
-    /// The next hop has a new Ethernet address.
-    pub fn redirect(&mut self, next_hop: Mac) {
-        self.path.next_hop_mac = next_hop;
-        self.headers = Headers::new(&self.path).with_service(self.config.dscp, self.config.hop_limit);
+    /// The next hop towards the peer has the IP address `address`.
+    pub fn set_next_hop(&mut self, address: IpAddr) {
+        self.path.next_hop = Some(address);
+    }
+
+    /// Sets the Ethernet addresses that frames carry from now on, retransmitted ones included.
+    pub fn redirect(&mut self, source: Mac, next_hop: Mac) {
+        if (self.path.source_mac, self.path.next_hop_mac) != (source, next_hop) {
+            (self.path.source_mac, self.path.next_hop_mac) = (source, next_hop);
+            self.headers = Headers::new(&self.path).with_service(self.config.dscp, self.config.hop_limit);
+        }
+    }
+
+    /// Ends the connection without a RST, because the interface that would carry it is gone.
+    pub fn interface_removed(&mut self) {
+        self.end(CloseReason::InterfaceRemoved);
     }
 }

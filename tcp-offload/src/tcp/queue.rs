@@ -11,19 +11,37 @@ use crate::{
     wire::Sum,
 };
 
+/// Where the payload of a segment lies until it is acknowledged.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Payload {
+    /// A FIN has none; its segment is built anew each time.
+    Fin,
+    /// In the frame that was sent, behind `header` bytes of headers.
+    Frame { frame: TxFrame, header: usize },
+    /// On the heap: each retransmission copies it into a frame that goes back at once.
+    Heap(Box<[u8]>),
+}
+
+impl Payload {
+    /// Gives the frame back, if there is one.
+    pub(super) fn release(self, link: &mut dyn Link) {
+        if let Self::Frame { frame, .. } = self {
+            link.release(frame);
+        }
+    }
+}
+
 /// A segment that occupies sequence space.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub start: StreamOffset,
     /// Behind its last byte; the FIN counts as one.
     pub end: StreamOffset,
-    /// The frame that holds its payload; a FIN has none and is built anew each time.
-    pub frame: Option<TxFrame>,
-    /// Header bytes before the payload in the frame.
-    pub header: usize,
+    pub payload: Payload,
     /// Folded sum of the payload.
     pub sum: u16,
-    /// When it was last sent.
+    /// When it was first and last sent.
+    pub first_sent: Instant,
     pub sent: Instant,
     pub retransmitted: bool,
     /// Acknowledged selectively.
@@ -48,12 +66,11 @@ impl Entry {
     pub(super) fn new(
         start: StreamOffset,
         end: StreamOffset,
-        frame: TxFrame,
-        header: usize,
+        payload: Payload,
         sum: Sum,
         sent: Instant,
     ) -> Self {
-        Self { frame: Some(frame), end, header, sum: sum.fold(), ..Self::fin(start, sent) }
+        Self { payload, end, sum: sum.fold(), ..Self::fin(start, sent) }
     }
 
     /// The FIN at `start`.
@@ -61,9 +78,9 @@ impl Entry {
         Self {
             start,
             end: start + 1,
-            frame: None,
-            header: 0,
+            payload: Payload::Fin,
             sum: 0,
+            first_sent: sent,
             sent,
             retransmitted: false,
             sacked: false,
@@ -85,6 +102,10 @@ impl Entry {
 
     pub(super) fn bytes(&self) -> u64 {
         self.end - self.start
+    }
+
+    fn spilled_bytes(&self) -> usize {
+        if let Payload::Heap(bytes) = &self.payload { bytes.len() } else { 0 }
     }
 
     pub(super) fn payload_sum(&self) -> Sum {
@@ -110,6 +131,9 @@ pub(super) struct Queue {
     retransmitted_to: StreamOffset,
     /// Blocks applied by the last SACK: what grew at its right end only is not walked over again.
     known: [Block; 4],
+    /// Bytes of payload on the heap, and the offset before which no payload is in a frame.
+    spilled_bytes: usize,
+    spilled_to: StreamOffset,
 }
 
 impl Queue {
@@ -164,6 +188,7 @@ impl Queue {
             self.in_flight -= entry.bytes();
         }
         self.retransmitted -= usize::from(entry.retransmitted);
+        self.spilled_bytes -= entry.spilled_bytes();
         Some(entry)
     }
 
@@ -318,6 +343,8 @@ impl Queue {
     /// Puts `pieces` in the place of entry `index`, of which they are the parts; returns the old one.
     pub(super) fn replace(&mut self, index: usize, pieces: Vec<Entry>) -> Option<Entry> {
         let old = self.entries.remove(index)?;
+        self.spilled_bytes -= old.spilled_bytes();
+        self.spilled_bytes += pieces.iter().map(Entry::spilled_bytes).sum::<usize>();
         let more = pieces.len() - 1;
         self.lost += if old.lost { more } else { 0 };
         self.retransmitted += if old.retransmitted { more } else { 0 };
@@ -330,13 +357,12 @@ impl Queue {
     /// Gives all frames back.
     pub(super) fn clear(&mut self, link: &mut dyn Link) {
         for entry in self.entries.drain(..) {
-            if let Some(frame) = entry.frame {
-                link.release(frame);
-            }
+            entry.payload.release(link);
         }
         *self = Self { entries: std::mem::take(&mut self.entries), ..Self::default() };
     }
 }
 
+mod spill;
 #[cfg(test)]
 mod tests;

@@ -177,18 +177,7 @@ mod tests {
     }
 
     fn entry(start: u64, sent: u64, retransmitted: bool) -> Entry {
-        Entry {
-            start,
-            end: start + 100,
-            frame: None,
-            header: 0,
-            sum: 0,
-            sent: at(sent),
-            retransmitted,
-            sacked: false,
-            lost: false,
-            unsent: false,
-        }
+        Entry { end: start + 100, retransmitted, ..Entry::fin(start, at(sent)) }
     }
 
     fn rtt(srtt: u64) -> Rtt {

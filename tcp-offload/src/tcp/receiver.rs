@@ -277,6 +277,11 @@ impl Receiver {
         false
     }
 
+    /// Forgets all that was taken beyond `RCV.NXT`.
+    pub(super) fn renege(&mut self) {
+        self.ranges.clear();
+    }
+
     fn add_range(&mut self, start: StreamOffset, end: StreamOffset) {
         let first = self.ranges.partition_point(|r| r.end < start);
         let behind = self.ranges.partition_point(|r| r.start <= end);

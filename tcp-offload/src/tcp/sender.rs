@@ -15,12 +15,19 @@ use super::{
     rack::{DUP_THRESH, Rack, Tlp},
     recovery::{Frto, Phase, Prr, Undo},
     rtt::Rtt,
-    timers::{Timer, Timers},
+    timers::{TICK, Timer, Timers},
 };
 use crate::{
     seq::{SeqNum, StreamOffset},
     time::Instant,
 };
+
+/// Retransmissions or probes in a user timeout while the peer's window is closed, at least.
+const LEAST_PROBES: u32 = 4;
+
+/// Shortest probe time-out: a round-trip time within one turn of the engine measures as nothing, and no timer may be due when it
+/// is armed.
+const LEAST_PTO: Duration = Duration::from_micros(1);
 
 /// Why no new segment may be sent now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +75,10 @@ pub(super) struct Sender {
     limited_at: Option<StreamOffset>,
     /// When `SND.UNA` last moved, or the queue ceased to be empty.
     pub progress: Instant,
+    /// Start of the user timeout: since when the peer owes an answer. That is an acknowledgement of new data; while its window
+    /// is too small for the first segment, anything (RFC 9293 section 3.8.6.1), and the time runs from the first
+    /// retransmission or window probe after its last answer.
+    pub waiting_since: Option<Instant>,
     last_sent: Instant,
     idle_since: Option<Instant>,
     /// No second reduction for ECN before this is acknowledged (RFC 3168 section 6.1.2).
@@ -105,6 +116,7 @@ impl Sender {
             flight_before: 0,
             limited_at: None,
             progress: now,
+            waiting_since: None,
             last_sent: now,
             idle_since: Some(now),
             marked_to: 0,
@@ -160,6 +172,17 @@ impl Sender {
     /// `SND.WND`.
     pub(super) fn snd_wnd(&self) -> u64 {
         self.edge.saturating_sub(self.una)
+    }
+
+    /// Whether the peer owes an answer for longer than the user timeout.
+    pub(super) fn waits_too_long(&self, now: Instant, config: &TcpConfig) -> bool {
+        self.waiting_since.is_some_and(|since| now.since(since) >= config.user_timeout)
+    }
+
+    /// Whether the first outstanding segment reaches beyond the peer's window, which has shrunk: the peer need not
+    /// acknowledge it (RFC 9293 section 3.8.6, SHLD-17).
+    pub(super) fn is_blocked_by_window(&self) -> bool {
+        self.queue.front().is_some_and(|first| first.end > self.edge)
     }
 
     /// The handshake told the peer's first window; it is not scaled.
@@ -253,7 +276,7 @@ impl Sender {
             timers.disarm(Timer::Reorder);
             return;
         }
-        let rto_at = now + self.rtt.rto();
+        let rto_at = self.bound_by_user_timeout(now, now + self.rtt.rto(), config);
         if after == After::Sent {
             timers.arm_if_idle(Timer::Retransmit, rto_at);
         } else {
@@ -273,6 +296,18 @@ impl Sender {
         }
     }
 
+    /// `at`, but no later than the user timeout, and later than `now` in any case. While only the peer's window holds us back,
+    /// it is asked [`LEAST_PROBES`] times in a user timeout, so that one lost answer does not end the connection.
+    pub(super) fn bound_by_user_timeout(&self, now: Instant, at: Instant, config: &TcpConfig) -> Instant {
+        let at = if self.queue.is_empty() || self.is_blocked_by_window() {
+            at.min(now + config.user_timeout / LEAST_PROBES)
+        } else {
+            at
+        };
+        let end = self.waiting_since.map_or(at, |since| since + config.user_timeout);
+        at.min(end).max(now + TICK)
+    }
+
     /// RFC 8985 section 7.2: not in recovery, nothing reported by SACK.
     fn probes_apply(&self) -> bool {
         self.sack && self.phase == Phase::Open && self.queue.sacked() == 0
@@ -283,7 +318,8 @@ impl Sender {
     fn pto(&self, config: &TcpConfig) -> Duration {
         let Some(srtt) = self.rtt.srtt() else { return Duration::from_secs(1) };
         let few = self.queue.len() <= config.ack_every as usize;
-        srtt * 2 + if few { self.tlp.allowance(config.tlp_ack_delay) } else { Duration::ZERO }
+        let pto = srtt * 2 + if few { self.tlp.allowance(config.tlp_ack_delay) } else { Duration::ZERO };
+        pto.max(LEAST_PTO)
     }
 
     /// Section 7.3: whether a probe may be sent.
@@ -395,6 +431,7 @@ impl Sender {
                 self.window.cwnd = self.window.cwnd.min(self.initial_window);
             }
             self.progress = now;
+            self.waiting_since = Some(now);
         }
     }
 
@@ -423,6 +460,7 @@ impl Sender {
     pub(super) fn resent(&mut self, now: Instant, index: usize) {
         self.queue.resent(index, now);
         self.last_sent = now;
+        self.waiting_since.get_or_insert(now);
         if let Some(bytes) = self.queue.entry(index).map(|e| e.bytes()) {
             self.prr.sent(bytes);
         }

@@ -1,15 +1,15 @@
-//! The timers of one connection: a table indexed by kind, whose minimum is the connection's deadline.
+//! Timers of one connection: a table of deadlines by kind, whose minimum is the connection's deadline.
 
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 
-/// What can be due.
+/// Kinds of timers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Timer {
-    /// RFC 6298: retransmission time-out; of the SYN too.
+    /// RFC 6298: retransmission time-out, also of the SYN.
     Retransmit,
     /// RFC 8985 section 7: tail loss probe.
     Probe,
-    /// RFC 8985 section 6.2: reordering settles.
+    /// RFC 8985 section 6.2: the reordering window of a segment ends.
     Reorder,
     /// RFC 9293 section 3.8.6.1: zero-window probe.
     Persist,
@@ -17,13 +17,14 @@ pub(super) enum Timer {
     DelayedAck,
     /// RFC 9293 section 3.8.4.
     Keepalive,
-    /// End of TIME-WAIT or FIN-WAIT-2, of the connection attempt.
+    /// End of TIME-WAIT, FIN-WAIT-2, the connection attempt, or a close that nobody reads for.
     Wait,
-    /// RFC 3168 section 6.1.2: new data waits, since a window of one segment was marked.
+    /// RFC 3168 section 6.1.2: new data waits because a congestion window of one segment was marked.
     Hold,
 }
 
-const KINDS: [Timer; 8] = [
+/// All timers, in the order in which those that are due at the same time are handled.
+pub(super) const KINDS: [Timer; 8] = [
     Timer::Retransmit,
     Timer::Probe,
     Timer::Reorder,
@@ -33,6 +34,10 @@ const KINDS: [Timer; 8] = [
     Timer::Wait,
     Timer::Hold,
 ];
+
+/// The shortest time that a timer runs: one tick of the timestamp clock. A handler that armed a timer at or before `now` would
+/// run for ever.
+pub(super) const TICK: Duration = Duration::from_millis(1);
 
 const NEVER: Instant = Instant::from_nanos(u64::MAX);
 
@@ -55,7 +60,7 @@ impl Timers {
         *self.slot(timer) = at;
     }
 
-    /// Arms it unless it is armed already.
+    /// Arms `timer` at `at` unless it is armed already.
     pub(super) fn arm_if_idle(&mut self, timer: Timer, at: Instant) {
         let slot = self.slot(timer);
         if *slot == NEVER {
@@ -80,11 +85,13 @@ impl Timers {
         self.0.iter().min().copied().filter(|at| *at != NEVER)
     }
 
-    /// Takes one timer that is due, disarming it.
-    pub(super) fn expire(&mut self, now: Instant) -> Option<Timer> {
-        let (timer, _) = KINDS.into_iter().zip(self.0).find(|(_, at)| *at <= now)?;
-        self.disarm(timer);
-        Some(timer)
+    /// Disarms `timer` if it is due. Returns whether it was.
+    pub(super) fn expire(&mut self, timer: Timer, now: Instant) -> bool {
+        let due = self.at(timer).is_some_and(|at| at <= now);
+        if due {
+            self.disarm(timer);
+        }
+        due
     }
 }
 
@@ -101,10 +108,12 @@ mod tests {
         timers.arm(Timer::Probe, at(5));
         timers.arm_if_idle(Timer::Probe, at(1));
         assert_eq!(timers.next(), Some(at(5)));
-        assert_eq!(timers.expire(at(4)), None);
-        assert_eq!(timers.expire(at(9)), Some(Timer::Probe));
-        assert_eq!(timers.expire(at(9)), Some(Timer::Keepalive));
-        assert_eq!(timers.expire(at(9)), None);
+        let expired = |timers: &mut Timers, now| {
+            KINDS.into_iter().filter(|t| timers.expire(*t, now)).collect::<Vec<_>>()
+        };
+        assert_eq!(expired(&mut timers, at(4)), []);
+        assert_eq!(expired(&mut timers, at(9)), [Timer::Probe, Timer::Keepalive]);
+        assert_eq!(expired(&mut timers, at(9)), []);
         timers.arm(Timer::Wait, at(3));
         timers.disarm(Timer::Wait);
         assert_eq!(timers.at(Timer::Wait), None);

@@ -1,9 +1,9 @@
-//! The Internet checksum (RFC 1071's sum, as RFC 9293 section 3.1 uses it), over bytes that may lie in pieces.
+//! The Internet checksum (RFC 1071, as used by RFC 9293 section 3.1), over bytes that may lie in pieces.
 
-/// Bytes summed side by side, so that compilers make vector code of it.
+/// Bytes that are summed side by side, so that the compiler can vectorize the loop.
 const BLOCK: usize = 64;
 
-/// A one's complement sum in the making, in the machine's byte order.
+/// An unfolded one's complement sum, in the machine's byte order.
 ///
 /// The sum commutes with byte swapping, so words are added as the machine reads them, four bytes at a
 /// time into 64 bits.
@@ -41,14 +41,14 @@ impl Sum {
         sum
     }
 
-    /// Both sums.
+    /// The sum of both.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         // Each has less than 2^48 for anything that fits a frame: no overflow to carry.
         Self(self.0 + other.0)
     }
 
-    /// With one more 16-bit number.
+    /// Adds a 16-bit number.
     #[must_use]
     pub const fn and_word(self, word: u16) -> Self {
         Self(self.0 + word.to_be() as u64)
@@ -66,12 +66,12 @@ impl Sum {
         u16::from_be(self.folded())
     }
 
-    /// What belongs into a checksum field that counted as 0 in this sum.
+    /// The value for the checksum field, which counted as 0 in this sum.
     pub const fn checksum(self) -> u16 {
         !self.fold()
     }
 
-    /// A folded sum, short enough to be remembered with a frame, as a sum again.
+    /// The sum whose folded value is `folded`, which is short enough to be kept with a frame.
     pub const fn from_folded(folded: u16) -> Self {
         Self(folded.to_be() as u64)
     }

@@ -1,5 +1,5 @@
-//! Headers in front of segments that we send: everything that is the same for all frames of a connection is
-//! made once ([`Headers`]), the rest is filled in per frame.
+//! Headers of transmitted segments. The part that is the same for all frames of a connection is made once
+//! ([`Headers`]), the rest is filled in per frame.
 
 use std::net::IpAddr;
 
@@ -16,19 +16,19 @@ use super::{
 };
 use crate::{link::Link, seq::SeqNum};
 
-/// The longest header: Ethernet, two tags, IPv6, TCP with all its options.
+/// Bytes of the longest header: Ethernet, two tags, IPv6, TCP with all its options.
 pub const MOST_HEADER_BYTES: usize = 14 + 8 + 40 + TCP_HEADER + MOST_OPTION_BYTES;
 
 /// Bytes of a TCP header without options.
 const TCP_HEADER: usize = 20;
 
-/// Room for Ethernet, two tags and IPv6.
+/// Bytes of the longest prefix: Ethernet, two tags and IPv6.
 const MOST_PREFIX_BYTES: usize = 14 + 8 + 40;
 
-/// Hops that a packet may take unless told otherwise, the default of RFC 1700 and of every stack.
+/// Default TTL or hop limit of a packet, the recommendation of RFC 1700.
 pub const HOP_LIMIT: u8 = 64;
 
-/// What differs from frame to frame.
+/// The header fields that differ from frame to frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Fields {
     /// Sequence number.
@@ -54,14 +54,14 @@ pub struct Headers {
     ip: usize,
     v6: bool,
     ports: [u8; 4],
-    /// Over the IPv4 header as it stands in `prefix`: length, ECN and checksum 0.
+    /// Sum over the IP header in `prefix`, whose length, ECN and checksum fields are 0.
     ip_sum: Sum,
-    /// Over the pseudo-header without its length.
+    /// Sum over the pseudo-header without its length.
     pseudo: Sum,
 }
 
 impl Headers {
-    /// For frames on `path`.
+    /// The headers of frames on `path`.
     pub fn new(path: &Path) -> Self {
         let flow = path.flow;
         let mut headers = Self {
@@ -82,7 +82,7 @@ impl Headers {
         headers
     }
 
-    /// With this Differentiated Services codepoint (the upper six bits are not there) and this TTL or hop limit.
+    /// Sets the Differentiated Services codepoint, of whose value the lower six bits count, and the TTL or hop limit.
     #[must_use]
     pub fn with_service(mut self, dscp: u8, hop_limit: u8) -> Self {
         let (dscp, v6) = (dscp & 0x3f, self.v6);
@@ -129,8 +129,8 @@ impl Headers {
         }
     }
 
-    /// DF is set always: segments are sized by the path MTU (RFC 1191). The identification of such a
-    /// datagram means nothing (RFC 6864 section 4) and is 0.
+    /// Appends the IP header. DF is always set, because segments are sized by the path MTU (RFC 1191). The
+    /// identification of such a datagram has no meaning (RFC 6864 section 4) and is 0.
     fn push_ip(&mut self, flow: &Flow) {
         match (flow.local.ip(), flow.remote.ip()) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -170,13 +170,13 @@ impl Headers {
         self.prefix_len + TCP_HEADER + options.wire_len()
     }
 
-    /// Whether there is no header at all, which never happens.
+    /// Whether the headers are empty, which never happens.
     pub const fn is_empty(&self) -> bool {
         self.prefix_len == 0
     }
 
-    /// Writes the headers of a frame whose payload has `payload_len` bytes and the sum `payload`. Returns their
-    /// length, or `None` when `out` is too short or the options too long.
+    /// Writes the headers of a frame whose payload has `payload_len` bytes and the checksum sum `payload`. Returns
+    /// their length, or `None` when `out` is too short or the options too long.
     pub fn emit(&self, out: &mut [u8], fields: &Fields, payload_len: usize, payload: Sum) -> Option<usize> {
         let options = fields.options.wire_len();
         if options > MOST_OPTION_BYTES {
@@ -230,15 +230,17 @@ fn tcp_header(fields: &Fields, ports: [u8; 4], options: usize) -> [u8; TCP_HEADE
     [s0, s1, d0, d1, q0, q1, q2, q3, a0, a1, a2, a3, words << 4, bits, w0, w1, 0, 0, 0, 0]
 }
 
-/// Answers a segment that belongs to no connection with the RST of RFC 9293 section 3.10.7.1. Returns false
-/// when no frame or ring slot was free; a RST is never answered.
-pub fn send_reset(link: &mut dyn Link, segment: &Segment) -> bool {
+/// Answers a segment without a connection with the RST of RFC 9293 section 3.10.7.1; a RST is never answered. Returns
+/// false when no frame or ring slot was free. The packet carries `dscp` and `hop_limit` (RFC 9293 sections 3.9.1.9
+/// and 3.9.2).
+pub fn send_reset(link: &mut dyn Link, segment: &Segment, dscp: u8, hop_limit: u8) -> bool {
     if segment.flags.rst {
         return true;
     }
     let path = Path {
         flow: segment.flow,
         source_mac: segment.destination_mac,
+        next_hop: None,
         next_hop_mac: segment.source_mac,
         vlan: segment.vlan,
         mtu: u16::MAX,
@@ -254,7 +256,7 @@ pub fn send_reset(link: &mut dyn Link, segment: &Segment) -> bool {
         let flags = Flags { rst: true, ack: true, ..Flags::default() };
         Fields { ack: segment.seq.add(octets), flags, ..fields }
     };
-    send_bare(link, &Headers::new(&path), &path, &fields)
+    send_bare(link, &Headers::new(&path).with_service(dscp, hop_limit), &path, &fields)
 }
 
 /// Sends a segment without payload. Returns false when no frame or ring slot was free.

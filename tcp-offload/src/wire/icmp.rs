@@ -7,14 +7,14 @@ use etherparse::{Ipv4HeaderSlice, Ipv6HeaderSlice};
 use super::{
     Flow, IcmpError, IcmpKind, Inbound, Malformed,
     checksum::Sum,
-    ip::{PROTOCOL_ICMPV6, PROTOCOL_TCP, Packet, pseudo_header},
+    ip::{PROTOCOL_ICMPV6, PROTOCOL_TCP, Packet, is_mapped, pseudo_header},
 };
 use crate::seq::SeqNum;
 
 /// Bytes of an ICMP error before the packet that it quotes.
 const ICMP_HEADER: usize = 8;
 
-/// Reads an ICMP message whose sum, from the ICMP header on, is `sum`.
+/// Parses an ICMP message whose sum, from the ICMP header on, is `sum`.
 pub(super) fn parse(head: &[u8], packet: &Packet, sum: Sum) -> Result<Inbound, Malformed> {
     let bytes = head.get(packet.start..).unwrap_or_default();
     let bytes = bytes.get(..packet.len).unwrap_or(bytes);
@@ -58,8 +58,8 @@ fn kind_v6(header: [u8; ICMP_HEADER]) -> Option<IcmpKind> {
     }
 }
 
-/// A quote may end anywhere behind the first 8 bytes of its TCP header (RFC 792), and routers may have
-/// changed lengths and checksums: only addresses, ports and the sequence number are read.
+/// Parses a quoted packet. The quote may end anywhere after the first 8 bytes of its TCP header (RFC 792), and
+/// routers may have changed lengths and checksums, so only addresses, ports and the sequence number are read.
 fn quote_v4(quoted: &[u8]) -> Option<(Flow, SeqNum)> {
     let header = Ipv4HeaderSlice::from_slice(quoted).ok()?;
     if header.protocol().0 != PROTOCOL_TCP || header.fragments_offset().value() != 0 {
@@ -72,6 +72,9 @@ fn quote_v4(quoted: &[u8]) -> Option<(Flow, SeqNum)> {
 fn quote_v6(quoted: &[u8]) -> Option<(Flow, SeqNum)> {
     let header = Ipv6HeaderSlice::from_slice(quoted).ok()?;
     let tcp = quoted.get(header.header_len()..)?;
+    if is_mapped(header.source_addr()) || is_mapped(header.destination_addr()) {
+        return None;
+    }
     (header.next_header().0 == PROTOCOL_TCP)
         .then(|| quote_tcp(header.source_addr().into(), header.destination_addr().into(), tcp))?
 }

@@ -1,4 +1,4 @@
-//! IPv4 and IPv6 headers of received packets, and the pseudo-header of what they carry.
+//! IPv4 and IPv6 headers of received packets, and the pseudo-header of their payload.
 
 use std::net::IpAddr;
 
@@ -10,14 +10,14 @@ pub(super) const PROTOCOL_ICMP: u8 = 1;
 pub(super) const PROTOCOL_TCP: u8 = 6;
 pub(super) const PROTOCOL_ICMPV6: u8 = 58;
 
-/// What is known of a packet when its IP header has been read.
+/// The result of parsing a packet's IP header.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Packet {
     pub source: IpAddr,
     pub destination: IpAddr,
     pub protocol: u8,
     pub ecn: Ecn,
-    /// Where the transport header lies in the frame, and the bytes from there to the packet's end.
+    /// Position of the transport header in the frame, and the bytes from there to the packet's end.
     pub start: usize,
     pub len: usize,
 }
@@ -31,7 +31,7 @@ fn ecn(bits: u8) -> Ecn {
     }
 }
 
-/// Reads an IPv4 header that begins at `at`.
+/// Parses an IPv4 header that begins at `at`.
 pub(super) fn ipv4(head: &[u8], at: usize) -> Result<Packet, Malformed> {
     let bytes = head.get(at..).unwrap_or_default();
     let header = Ipv4HeaderSlice::from_slice(bytes).map_err(|e| match e {
@@ -64,10 +64,10 @@ fn unicast_v4(ip: std::net::Ipv4Addr) -> bool {
     !(ip.is_multicast() || ip.is_broadcast() || ip.is_unspecified())
 }
 
-/// Reads an IPv6 header that begins at `at`.
+/// Parses an IPv6 header that begins at `at`.
 ///
-/// Packets with extension headers are not for us: their next header is not TCP, and they count as
-/// [`Inbound::Other`](super::Inbound::Other); a fragment header says so itself.
+/// Extension headers are not supported: such packets count as [`Inbound::Other`](super::Inbound::Other), because
+/// their next header is not TCP. A fragment header is reported as [`Malformed::Fragment`].
 pub(super) fn ipv6(head: &[u8], at: usize) -> Result<Packet, Malformed> {
     const FRAGMENT: u8 = 44;
     let bytes = head.get(at..).unwrap_or_default();
@@ -79,7 +79,10 @@ pub(super) fn ipv6(head: &[u8], at: usize) -> Result<Packet, Malformed> {
         return Err(Malformed::Fragment);
     }
     let (source, destination) = (header.source_addr(), header.destination_addr());
-    // Neighbour discovery and the like go to multicast groups; only TCP must not.
+    if is_mapped(source) || is_mapped(destination) {
+        return Err(Malformed::MappedAddress);
+    }
+    // Neighbour discovery and others use multicast addresses, which only TCP must not.
     if header.next_header().0 == PROTOCOL_TCP
         && [source, destination].iter().any(|ip| ip.is_multicast() || ip.is_unspecified())
     {
@@ -93,6 +96,11 @@ pub(super) fn ipv6(head: &[u8], at: usize) -> Result<Packet, Malformed> {
         start: at + header.header_len(),
         len: usize::from(header.payload_length()),
     })
+}
+
+/// Whether `ip` is `::ffff:a.b.c.d` (RFC 4291 section 2.5.5.2).
+pub(super) fn is_mapped(ip: std::net::Ipv6Addr) -> bool {
+    ip.to_ipv4_mapped().is_some()
 }
 
 /// The sum over the pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1).

@@ -1,5 +1,5 @@
-//! Frames to headers and back: Ethernet (with VLAN tags), IPv4, IPv6, TCP with its options, and the
-//! ICMP errors that concern TCP. Checksums are made and verified here; nothing here keeps state.
+//! Parsing and emitting of headers: Ethernet (with VLAN tags), IPv4, IPv6, TCP with its options, and the ICMP errors
+//! that concern TCP. Checksums are computed and verified here; no code here keeps state.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 use std::net::{IpAddr, SocketAddr};
@@ -24,12 +24,12 @@ pub use parse::parse;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Mac(pub [u8; 6]);
 
-/// The four-tuple of a connection, seen from here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// The four-tuple of a connection, as seen from this end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Flow {
     /// Our address and port.
     pub local: SocketAddr,
-    /// The peer's.
+    /// The peer's address and port.
     pub remote: SocketAddr,
 }
 
@@ -37,20 +37,23 @@ pub struct Flow {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct VlanTags(pub [Option<(u16, u16)>; 2]);
 
-/// Everything that the headers of one connection's frames need: who, by which next hop, how large.
+/// The path of one connection: addresses, next hop, tags, MTU and queue of its frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Path {
     /// Addresses and ports.
     pub flow: Flow,
-    /// Our interface's address.
+    /// Our interface's Ethernet address.
     pub source_mac: Mac,
-    /// The next hop's address.
+    /// The next hop's IP address: a gateway's, or the peer's own. `None` for a path that was taken from a received
+    /// frame and has not been looked up yet.
+    pub next_hop: Option<IpAddr>,
+    /// The next hop's Ethernet address.
     pub next_hop_mac: Mac,
     /// Tags that frames carry.
     pub vlan: VlanTags,
     /// Largest IP packet on this path, in bytes (the interface's or route's MTU, not the Ethernet frame).
     pub mtu: u16,
-    /// Queue on which frames leave: that on which the peer's arrive.
+    /// Queue on which frames are sent: the queue on which the peer's frames arrive.
     pub queue: QueueId,
 }
 
@@ -81,7 +84,7 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Whether this is a SYN that asks for a new connection.
+    /// Whether this is a SYN without ACK, RST or FIN, which asks for a new connection.
     pub const fn is_plain_syn(self) -> bool {
         self.syn && !self.ack && !self.rst && !self.fin
     }
@@ -105,7 +108,7 @@ pub struct SackBlock {
     pub right: SeqNum,
 }
 
-/// The options that this TCP understands. Others are skipped (RFC 9293 section 3.2).
+/// The TCP options that are supported. Others are skipped (RFC 9293 section 3.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Options {
     /// Maximum segment size, in bytes.
@@ -123,7 +126,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The SACK blocks that there are.
+    /// The SACK blocks of the segment.
     pub fn sack_blocks(&self) -> &[SackBlock] {
         self.sack.get(..usize::from(self.sack_count)).unwrap_or_default()
     }
@@ -143,7 +146,7 @@ pub enum Ecn {
     Ce,
 }
 
-/// A TCP segment that came in: everything but the payload's bytes, which stay in the frame.
+/// A received TCP segment: everything except the payload's bytes, which stay in the frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
     /// Ethernet source: the next hop that the peer's frames come from.
@@ -179,37 +182,37 @@ pub struct Segment {
 /// An ICMP error that quotes a TCP segment of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IcmpError {
-    /// The quoted segment's flow, seen from here: local is the quoted source.
+    /// The quoted segment's flow, as seen from this end: local is the quoted source.
     pub flow: Flow,
-    /// Its sequence number.
+    /// The quoted segment's sequence number.
     pub seq: SeqNum,
-    /// What the error says.
+    /// The kind of the error.
     pub kind: IcmpKind,
 }
 
-/// What an [`IcmpError`] says.
+/// The kind of an [`IcmpError`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IcmpKind {
     /// Fragmentation needed and DF set (RFC 1191), or Packet Too Big (RFC 8201).
     TooBig {
-        /// MTU of the next hop, in bytes; 0 when an old router does not say.
+        /// MTU of the next hop, in bytes; 0 from an old router that does not report it.
         mtu: u32,
     },
     /// Destination unreachable, of any other code.
     Unreachable {
-        /// Hard errors (RFC 1122 section 4.2.3.9: protocol or port unreachable) tell that nobody is there.
+        /// Hard errors (RFC 1122 section 4.2.3.9: protocol or port unreachable) mean that no endpoint is there.
         hard: bool,
     },
 }
 
-/// What a frame holds.
+/// The content of a received frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Inbound {
     /// A TCP segment with good checksums.
     Tcp(Segment),
     /// An ICMP error that quotes a TCP segment.
     Icmp(IcmpError),
-    /// Nothing that concerns TCP.
+    /// A packet that does not concern TCP.
     Other,
 }
 
@@ -222,7 +225,7 @@ pub enum Malformed {
     /// A header's own length field is impossible.
     #[error("bad header length")]
     HeaderLength,
-    /// IP fragments are not taken.
+    /// The packet is an IP fragment.
     #[error("fragment")]
     Fragment,
     /// The IPv4 header checksum is wrong.
@@ -237,4 +240,8 @@ pub enum Malformed {
     /// Addresses that no connection can have: multicast, broadcast, unspecified, or port 0.
     #[error("address")]
     Address,
+    /// An IPv6 packet from or to an IPv4-mapped address, which names no interface on the wire (RFC 4291 section
+    /// 2.5.5.2). As a flow, it would be mistaken for the IPv4 flow wherever both families share a key.
+    #[error("IPv4-mapped IPv6 address")]
+    MappedAddress,
 }

@@ -1,4 +1,4 @@
-//! TCP options: the five that this TCP understands (RFC 9293 section 3.2, RFC 7323, RFC 2018).
+//! The five supported TCP options (RFC 9293 section 3.2, RFC 7323, RFC 2018).
 
 use super::{Malformed, Options, SackBlock, Timestamps};
 use crate::seq::SeqNum;
@@ -11,7 +11,7 @@ const SACK_PERMITTED: u8 = 4;
 const SACK: u8 = 5;
 const TIMESTAMPS: u8 = 8;
 
-/// Most bytes of options that a header has room for (RFC 9293 section 3.1: data offset 15).
+/// Most bytes of options in a header (RFC 9293 section 3.1: data offset 15).
 pub const MOST_OPTION_BYTES: usize = 40;
 
 /// Bytes of the timestamps option with its padding.
@@ -26,8 +26,8 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 impl Options {
-    /// Reads the options of a header. Unknown ones, and known ones of a wrong length, are skipped
-    /// (RFC 9293 section 3.2, MUST-6); a length that leaves the header or is below 2 is an error (MUST-7).
+    /// Parses the options of a header. Unknown options, and known options with a wrong length, are skipped (RFC 9293
+    /// section 3.2, MUST-6); a length below 2 or beyond the header is an error (MUST-7).
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut options = Self::default();
         if let Some(timestamps) = only_timestamps(bytes) {
@@ -93,7 +93,8 @@ impl Options {
     }
 
     /// Writes the options to the front of `out`, each aligned to 4 bytes with no-operations before it; SACK-permitted
-    /// stands in the timestamps' padding. Returns their length, or `None` when they do not fit `out`; more than
+    /// takes the place of the timestamps' padding. Returns their length, or `None` when they do not fit `out`; more
+    /// than
     /// [`MOST_OPTION_BYTES`] do not fit a header.
     pub fn emit(&self, out: &mut [u8]) -> Option<usize> {
         let mut words = out.as_chunks_mut::<4>().0.iter_mut();
@@ -124,8 +125,8 @@ impl Options {
     }
 }
 
-/// The layout that RFC 7323 appendix A recommends and everybody sends in every data segment: two
-/// no-operations and the timestamps, nothing else.
+/// Parses the layout of RFC 7323 appendix A, which most stacks send in every data segment: two no-operations and the
+/// timestamps, without other options.
 fn only_timestamps(bytes: &[u8]) -> Option<Timestamps> {
     let bytes: &[u8; TIMESTAMPS_BYTES] = bytes.try_into().ok()?;
     let [NOP, NOP, TIMESTAMPS, 10, ..] = *bytes else { return None };

@@ -1,4 +1,4 @@
-//! A received frame's headers, from Ethernet to TCP, with every length and checksum verified.
+//! Parser of a received frame's headers, from Ethernet to TCP, which verifies every length and checksum.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -19,8 +19,8 @@ const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
 const ETHERTYPES_VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
 
-/// Reads the headers of a received frame and verifies its checksums. Ethernet padding behind the IP
-/// packet is cut off; headers must lie in the frame's first chunk.
+/// Parses the headers of a received frame and verifies its checksums. Ethernet padding after the IP packet is
+/// ignored; headers must lie in the frame's first chunk.
 pub fn parse(link: &dyn Link, frame: &RxFrame) -> Result<Inbound, Malformed> {
     let head = link.rx_chunk(frame, 0);
     let ethernet = Ethernet2HeaderSlice::from_slice(head).map_err(|_| Malformed::Truncated)?;
@@ -56,7 +56,7 @@ pub fn parse(link: &dyn Link, frame: &RxFrame) -> Result<Inbound, Malformed> {
     }
 }
 
-/// Walks over up to two VLAN tags: the tags, the EtherType behind them and where its payload begins.
+/// Parses up to two VLAN tags. Returns the tags, the EtherType after them and the position of its payload.
 fn tags(head: &[u8], ethertype: u16) -> Result<(VlanTags, u16, usize), Malformed> {
     let mut tags = VlanTags::default();
     let (mut ethertype, mut at) = (ethertype, 14);
@@ -74,8 +74,8 @@ fn tags(head: &[u8], ethertype: u16) -> Result<(VlanTags, u16, usize), Malformed
     Ok((tags, ethertype, at))
 }
 
-/// Reads the TCP header; `sum` is that of header and payload. What only the Ethernet header knows is filled
-/// in by the caller.
+/// Parses the TCP header; `sum` is the sum over header and payload. The caller fills in the fields that come from the
+/// Ethernet header.
 fn tcp(head: &[u8], packet: &Packet, sum: Sum) -> Result<Segment, Malformed> {
     let bytes = head.get(packet.start..).unwrap_or_default();
     let bytes = bytes.get(..packet.len).unwrap_or(bytes);

@@ -1,4 +1,4 @@
-//! The codecs against golden frames, against etherparse's own view, cut at every length.
+//! Tests of the codecs: golden frames, comparison with etherparse, truncation at every length.
 
 use super::*;
 use crate::{
@@ -32,6 +32,7 @@ fn path(v6: bool, vlan: VlanTags) -> Path {
     Path {
         flow: Flow { local: local.parse().unwrap(), remote: remote.parse().unwrap() },
         source_mac: Mac([2, 0, 0, 0, 0, 1]),
+        next_hop: None,
         next_hop_mac: Mac([2, 0, 0, 0, 0, 2]),
         vlan,
         mtu: 1500,
@@ -83,7 +84,7 @@ fn segment_of(inbound: Result<Inbound, Malformed>) -> Segment {
     }
 }
 
-/// A SYN laid out as Linux does it: 10.200.1.1:40582 to 10.200.1.2:7471.
+/// A SYN with the layout that Linux uses: 10.200.1.1:40582 to 10.200.1.2:7471.
 fn linux_syn() -> Vec<u8> {
     let head = [
         0x02, 0, 0, 0, 0, 2, 0x02, 0, 0, 0, 0, 1, 0x08, 0x00, // Ethernet
@@ -206,8 +207,8 @@ fn every_truncation_and_every_flipped_bit_is_refused() {
             let mut flipped = bytes.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
             let parsed = parse_bytes(&flipped);
-            // IPv6 has no header checksum: its traffic class, flow label and hop limit are not covered by
-            // anything, and another next header makes another packet.
+            // IPv6 has no header checksum: no checksum covers its traffic class, flow label and hop limit, and a
+            // different next header makes it a different packet.
             let uncovered = v6 && (bit / 8 < 22 || (24..26).contains(&(bit / 8)));
             assert!(uncovered || parsed.is_err(), "bit {bit} flipped: {parsed:?}");
         }
@@ -349,7 +350,7 @@ fn icmp_errors_name_our_flow_sequence_number_and_mtu() {
 /// Sends a RST for `segment` and reads it at the other end.
 fn reset_for(segment: &Segment) -> Option<Segment> {
     let (mut a, mut b) = links(4096);
-    assert!(send_reset(&mut a, segment));
+    assert!(send_reset(&mut a, segment, 0, HOP_LIMIT));
     a.flush();
     assert_eq!(a.census().tx_out, 0);
     let mut batch = Vec::new();
@@ -393,7 +394,7 @@ proptest! {
         mut bytes in proptest::collection::vec(any::<u8>(), 0..160), v6: bool, tagged: bool,
     ) {
         let _ = parse_bytes(&bytes);
-        // The same with headers that lead further in.
+        // The same bytes after valid headers, which lead deeper into the parser.
         let start: &[u8] = match (v6, tagged) {
             (false, false) => &[8, 0, 0x45],
             (true, false) => &[0x86, 0xdd, 0x60, 0, 0, 0, 0, 60, 6],
@@ -423,7 +424,7 @@ proptest! {
     }
 }
 
-/// The last option of a kind counts, also when it is empty: nothing of the one before is left.
+/// The last option of a kind counts, even when it is empty: it replaces the option before.
 #[test]
 fn rfc2018_s3_an_empty_sack_option_forgets_the_one_before() {
     let options = [5, 10, 0, 0, 0, 1, 0, 0, 0, 2, 5, 2];

@@ -42,7 +42,7 @@ fn read(name: &str) -> Vec<Directions> {
     connections.into_iter().map(|(.., directions)| directions).collect()
 }
 
-/// Feeds `segments` to `end`, forwards or, but for the start-up frame, backwards.
+/// Feeds `segments` to `end`, forwards or, except for the start-up frame, backwards.
 fn feed(end: &mut End, segments: &BTreeMap<usize, Vec<u8>>, backwards: bool) {
     let mut rest: Vec<_> = segments.iter().skip(1).collect();
     if backwards {
@@ -57,8 +57,8 @@ fn feed(end: &mut End, segments: &BTreeMap<usize, Vec<u8>>, backwards: bool) {
     assert_eq!(end.link.lent(), 0);
 }
 
-/// Frames what was delivered again and compares it with the stream behind the start-up frame. Only the pad
-/// may differ, which siw does not clear though RFC 5044 section 4.1 says so; the CRC covers it as it is.
+/// Frames the delivered ULPDUs again and compares them with the stream after the start-up frame. Only the pad may
+/// differ, which siw does not clear, against RFC 5044 section 4.1; the CRC covers it as it is.
 fn reframes(end: &End, segments: &BTreeMap<usize, Vec<u8>>, crc: bool) {
     let stream: Vec<u8> = segments.values().flatten().copied().collect();
     let stream = &stream[segments[&0].len()..];

@@ -1,4 +1,4 @@
-//! What the design promises of the hot paths: no allocation, one place and one deliver per FPDU.
+//! The guarantees of the hot paths: no allocation, one place and one deliver per FPDU.
 
 use allocation_counter::measure;
 use xwarp_tcp::{
@@ -11,7 +11,7 @@ use xwarp_tcp::{
 
 use crate::support::{CONN, End, HEADERS, Reference, TestLink, connected, path, ulpdus};
 
-/// Counts, and allocates nothing.
+/// An upper layer that counts and does not allocate.
 #[derive(Default)]
 struct Counting {
     placed: usize,
@@ -46,7 +46,7 @@ impl Ulp for Counting {
     fn event(&mut self, _: ConnId, _: Event) {}
 }
 
-/// Takes the segments `order` of `stream`; returns the allocations.
+/// Receives the segments `order` of `stream`; returns the number of allocations.
 fn allocations(
     session: &mut Session<usize>,
     link: &mut TestLink,

@@ -8,7 +8,7 @@ use crate::{
     support::{End, Reference, connect, ulpdus},
 };
 
-/// A few cuts, and an order of the pieces with some of them twice or longer than cut.
+/// A few cuts, and an order of the pieces, some of which are repeated or extended.
 #[derive(Debug, Clone)]
 struct Disorder {
     cuts: Vec<usize>,
@@ -49,8 +49,8 @@ impl Disorder {
     }
 }
 
-/// Which FPDUs can be placed when these bytes have come: whole, and in order, or with a marker in them, or
-/// right behind one that is.
+/// The FPDUs that can be placed when the bytes `have` were received: complete, and in order, or with a marker, or
+/// right after one that can be placed.
 fn placeable(stream: &Reference, have: &[bool], markers: bool) -> Vec<bool> {
     let mut known = vec![false; stream.ranges.len()];
     let mut before = true;
@@ -83,7 +83,7 @@ proptest! {
             }
             let in_order = placeable.iter().take_while(|p| **p).count();
             prop_assert_eq!(end.ulp.delivered.len(), in_order);
-            // What is held is what came and could not be placed.
+            // The held bytes are those that were received and could not be placed.
             let waiting = stream.ranges.iter().enumerate().filter(|(n, _)| !placeable[*n]);
             let waiting = waiting.flat_map(|(_, (from, to))| &have[*from..*to]).filter(|h| **h).count();
             prop_assert_eq!(end.session.held_bytes(), waiting);
@@ -141,7 +141,7 @@ proptest! {
             end.receive(start + from, &stream.bytes[from..to]);
             prop_assert!(end.session.held_bytes() <= most);
         }
-        // The sender goes over all again, as often as it takes: each round advances at least one piece.
+        // The sender retransmits everything as often as needed; each round advances at least one piece.
         for _ in 0..3 {
             for (from, to) in (0..stream.bytes.len()).step_by(700).map(|at| (at, at + 700)) {
                 let to = to.min(stream.bytes.len());
@@ -154,7 +154,7 @@ proptest! {
         prop_assert_eq!((end.ulp.stream_errors(), end.link.lent()), (vec![], 0));
     }
 
-    /// What came first stays: later copies of it with other content change nothing.
+    /// The first copy of a byte is kept: later copies with other content change nothing.
     #[test]
     fn prop_islands_later_copies_do_not_matter(lengths in lengths(20), disorder in disorder()) {
         let (mut end, start, stream, data) = receiver(&lengths, true, true);
@@ -169,7 +169,7 @@ proptest! {
         prop_assert_eq!((end.ulp.stream_errors(), end.link.lent()), (vec![], 0));
     }
 
-    /// Damage beyond a gap: what is placed is right, and the error comes when the cursor is there.
+    /// Damage beyond a gap: all placed bytes are correct, and the error is reported when the cursor reaches it.
     #[test]
     fn prop_islands_corruption_is_found(
         lengths in lengths(20), disorder in disorder(), at: prop::sample::Index, bit in 0u8..8,
@@ -249,7 +249,7 @@ fn rfc5044_s8_code_3_a_marker_that_contradicts_an_unfinished_fpdu() {
     assert_eq!(end.ulp.stream_errors(), [MpaError::MarkerMismatch]);
     assert!(end.ulp.delivered.is_empty());
     assert_eq!((end.link.lent(), end.session.held_bytes()), (0, 0));
-    // One that ends before its marker is none, so there is nothing that it contradicts yet.
+    // An FPDU cannot end before its own marker, so nothing contradicts it yet.
     let end = lie(34);
     assert!(end.ulp.placed.is_empty());
     assert_eq!(end.ulp.stream_errors(), []);
@@ -269,7 +269,7 @@ fn rfc5044_a4_single_bytes_do_not_hold_frames() {
     assert_eq!((end.link.lent(), counters.refused_segments), (0, 0));
 }
 
-/// Single bytes out of order are taken up to a number, however small they are.
+/// Pieces out of order are taken up to a fixed number, even when they are single bytes.
 #[test]
 fn rfc5044_a4_single_bytes_out_of_order_are_bounded() {
     let (mut end, start, stream, data) = receiver(&[9000], false, true);
@@ -283,7 +283,7 @@ fn rfc5044_a4_single_bytes_out_of_order_are_bounded() {
     assert_eq!((end.ulp.delivered, end.link.lent()), (data, 0));
 }
 
-/// A segment that is not taken leaves nothing behind: what comes in its place is checked again.
+/// A refused segment leaves no state behind: its retransmission is checked again.
 #[test]
 fn rfc5044_s4_4_what_was_refused_for_the_limit_is_checked_again() {
     let config = MpaConfig { hold_bytes: 100, ..MpaConfig::default() };

@@ -6,13 +6,13 @@ use xwarp_tcp::{mpa::MpaError, ulp::Event};
 
 use crate::support::{End, Reference, connected, ulpdus};
 
-/// Sizes of ULPDUs that put markers into every place of an FPDU.
+/// Sizes of ULPDUs that put markers at every position of an FPDU.
 pub fn lengths(most: usize) -> impl Strategy<Value = Vec<usize>> {
     let length = prop_oneof![2 => 1usize..40, 2 => 400usize..1430, 1 => 480usize..530, 1 => 2000usize..9000];
     proptest::collection::vec(length, 1..most)
 }
 
-/// A receiver, the stream it is to get from `start` on, and the ULPDUs in it.
+/// A receiver, the offset and the stream that it will receive, and the ULPDUs in the stream.
 pub fn receiver(lengths: &[usize], markers: bool, crc: bool) -> (End, usize, Reference, Vec<Vec<u8>>) {
     let (_, end) = connected(markers, crc);
     let start = end.contiguous;
@@ -51,7 +51,7 @@ proptest! {
         prop_assert_eq!((counters.placed_in_order, counters.placed_early), (data.len() as u64, 0));
     }
 
-    /// With CRC, a wrong bit anywhere is found before anything after it is placed in order, and told once.
+    /// With CRC, a wrong bit anywhere is detected before anything after it is placed in order, and reported once.
     #[test]
     fn prop_receive_corruption_is_found(
         lengths in lengths(12), at: prop::sample::Index, bit in 0u8..8, markers: bool, reverse: bool,
@@ -79,7 +79,7 @@ proptest! {
         prop_assert_eq!(end.link.lent(), 0);
     }
 
-    /// Arbitrary bytes in arbitrary places: no panic, no leak, no more than one error.
+    /// Arbitrary bytes at arbitrary offsets: no panic, no leak, at most one error.
     #[test]
     fn prop_receive_junk(
         segments in proptest::collection::vec(

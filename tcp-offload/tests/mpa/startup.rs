@@ -32,7 +32,7 @@ fn asking(config: MpaConfig) -> End {
     end
 }
 
-/// What an initiator makes of `reply`.
+/// An initiator that has received `reply`.
 fn told(config: MpaConfig, reply: &MpaReply) -> End {
     let mut end = asking(config);
     assert!(end.receive(0, &reply.emit()));
@@ -75,7 +75,7 @@ fn rfc5044_s7_1_2_request_reply_and_events() {
 }
 
 proptest! {
-    /// Start-up frames come in any pieces, and the first FPDUs right behind the reply or before it.
+    /// Start-up frames arrive in any pieces, and the first FPDUs right after the reply or before it.
     #[test]
     fn prop_startup_frames_come_in_any_order_and_pieces(
         cuts in proptest::collection::vec(1usize..9, 1..4), seed: u64, crc: bool, markers: bool,
@@ -91,7 +91,7 @@ proptest! {
         scatter(&mut responder, 0, &request, &cuts, seed);
         responder.accept();
         let mut stream = responder.fill_all(1448).concat();
-        // The responder may not speak first; a reply followed by FPDUs is what a lax peer sends.
+        // The responder must not send the first FPDU, but a lax peer sends FPDUs right after its reply.
         let data = ulpdus(&[20, 700, 3]);
         stream.extend_from_slice(&crate::support::Reference::new(&data, markers, crc).bytes);
         scatter(&mut initiator, 0, &stream, &cuts, seed);
@@ -198,7 +198,7 @@ fn rfc5044_s7_1_2_rule_8_same_role_and_time_limits() {
     end.on_timer();
     assert_eq!(end.session.failed(), Some(MpaError::StartupTimeout));
 
-    // An initiator's time begins with its request, not with the first SYN.
+    // An initiator's time limit begins with its request, not with its SYN.
     let mut end = End::initiator(MpaConfig::default());
     assert_eq!(end.session.deadline(), None);
     end.now = Instant::from_nanos(5);
@@ -264,7 +264,7 @@ fn rfc6581_s9_1_rejection_tells_ird_and_ord() {
     assert_eq!(end.ulp.events, [Event::Rejected { private_data: Vec::new(), ird: 3, ord: 99 }]);
 }
 
-/// How Linux's siw refuses markers: R set, M clear, nothing said.
+/// Linux's siw refuses markers with R set, M clear and no private data.
 #[test]
 fn rfc5044_s7_1_1_markers_refused_is_told_apart_from_a_rejection() {
     let no = MpaReply { rejected: true, ..reply() };
@@ -379,7 +379,7 @@ fn rfc6581_s9_2_initiator_sends_the_first_rtr_that_both_support() {
         let end = told(config(&[Rtr::Read]), &answer(answered));
         assert_eq!(end.ulp.events, [Event::StreamError(MpaError::NoMatchingRtr)]);
     }
-    // Flags that nobody asked for mean nothing.
+    // Flags that were not asked for are ignored.
     let end = told(config(&[]), &answer(Some(write)));
     assert!(!end.ulp.established().unwrap().peer_to_peer);
 }
@@ -409,7 +409,7 @@ fn rfc6581_s9_caller_errors() {
     let two = MpaConfig::default();
     assert_eq!(start(two.clone(), 253, 0), SetupError::PrivateDataTooLong { len: 253, limit: 252 });
     assert_eq!(start(one.clone(), 257, 0), SetupError::PrivateDataTooLong { len: 257, limit: 256 });
-    // Who knows that the peer takes it may send all that RFC 5044 section 7.1.1 allows, and not more.
+    // A caller who raises the limit may send as much as RFC 5044 section 7.1.1 allows, and not more.
     let all = MpaConfig { private_data_bytes: 9999, ..two.clone() };
     assert_eq!(start(all.clone(), 509, 0), SetupError::PrivateDataTooLong { len: 509, limit: 508 });
     assert!(Session::<()>::initiator(Instant::ZERO, all, vec![0; 508], 0, 0).is_ok());

@@ -1,5 +1,5 @@
-//! What the tests need around a session: a link that counts its frames, an upper layer that remembers all,
-//! one end of a connection that plays TCP's part, and the framing of RFC 5044 told once more, byte by byte.
+//! Support for tests of sessions: a link that counts its frames, an upper layer that records everything, one end of a
+//! connection that takes TCP's part, and an independent byte-by-byte framing of RFC 5044.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ pub const LISTENER: ListenerId = ListenerId(3);
 /// Bytes before the payload in every received frame.
 pub const HEADERS: usize = 54;
 
-/// A link of which only the receive side is used.
+/// A link with a receive side only.
 #[derive(Default)]
 pub struct TestLink {
     frames: Slab<Vec<Vec<u8>>>,
@@ -94,7 +94,7 @@ pub struct Placement {
     pub delivered: bool,
 }
 
-/// An upper layer that remembers.
+/// An upper layer that records everything.
 #[derive(Default)]
 pub struct TestUlp {
     pub placed: Vec<Placement>,
@@ -102,12 +102,12 @@ pub struct TestUlp {
     pub events: Vec<Event>,
     pub to_send: VecDeque<Vec<u8>>,
     pub finish: bool,
-    /// `(start, end)` as the writer told them, of each ULPDU pulled.
+    /// `(start, end)` of each ULPDU pulled, as the writer reported them.
     pub pulled: Vec<(u64, u64)>,
     pub mulpdu: usize,
     /// ULPDUs that may be placed in order before it withholds.
     pub receives: Option<usize>,
-    /// What is placed early needs none of these receives, as tagged messages do; else it is refused.
+    /// Early ULPDUs need none of these receives, like tagged messages; otherwise they are refused.
     pub early_needs_no_receive: bool,
     /// ULPDUs that may be delivered before it withholds.
     pub deliveries: Option<usize>,
@@ -165,8 +165,20 @@ impl Ulp for TestUlp {
         let start = out.end();
         // Half by copying in, half by filling the frame's memory in place.
         let (head, tail) = next.split_at(next.len() / 2);
+        // The length announced, or not, or a wrong one: the FPDU is the same.
+        match next.len() % 3 {
+            0 => out.announce(next.len()),
+            1 => {}
+            _ => out.announce(next.len() - 1),
+        }
         out.put(head);
-        out.fill(tail.len(), |at, space| space.copy_from_slice(&tail[at..at + space.len()]));
+        out.fill_with_crc(tail.len(), |at, space, crc| {
+            let from = &tail[at..at + space.len()];
+            match crc {
+                Some(crc) => *crc = xwarp_tcp::copy::copy_crc32c(*crc, from, space),
+                None => space.copy_from_slice(from),
+            }
+        });
         assert_eq!(out.written(), next.len());
         assert!(out.end() >= start);
         self.pulled.push((start, out.end()));
@@ -199,15 +211,15 @@ pub fn path() -> Path {
     sim::path(([10, 0, 0, 1], 4000), ([10, 0, 0, 2], 4000))
 }
 
-/// One end of a connection: the session, what is around it, and the little of TCP that it needs.
+/// One end of a connection: the session, its link and upper layer, and the few functions of TCP that it needs.
 pub struct End {
     pub session: Session<usize>,
     pub ulp: TestUlp,
     pub link: TestLink,
     pub now: Instant,
-    /// All bytes that it has sent.
+    /// All bytes that this end has sent.
     pub sent: Vec<u8>,
-    /// For each byte of the peer's stream: whether it was taken.
+    /// Whether each byte of the peer's stream was taken.
     pub taken: Vec<bool>,
     /// The first byte not taken.
     pub contiguous: usize,
@@ -254,7 +266,7 @@ impl End {
         }
     }
 
-    /// All segments that it has to send.
+    /// All segments that this end has to send.
     pub fn fill_all(&mut self, emss: usize) -> Vec<Vec<u8>> {
         std::iter::from_fn(|| self.fill(emss, emss).ok()).collect()
     }
@@ -295,11 +307,11 @@ impl End {
     }
 
     pub fn peer_closed(&mut self) {
-        self.session.peer_closed(&mut self.ulp, CONN);
+        self.session.peer_closed(&mut self.ulp, CONN, &mut self.link);
     }
 
     pub fn on_timer(&mut self) {
-        self.session.on_timer(self.now, &mut self.ulp, CONN);
+        self.session.on_timer(self.now, &mut self.ulp, CONN, &mut self.link);
     }
 }
 

@@ -1,4 +1,4 @@
-//! The transmit direction: what a session writes is what RFC 5044 section 4 says, and nothing is cut.
+//! The transmit direction: a session frames as RFC 5044 section 4 requires, and no segment border cuts an FPDU.
 
 use proptest::prelude::*;
 use xwarp_tcp::tcp::Filled;
@@ -19,7 +19,7 @@ proptest! {
         end.ulp.to_send = data.clone().into();
         end.ulp.finish = true;
         let mut borders = vec![startup];
-        // Now and then a window that is too small for the next FPDU.
+        // Sometimes the window is too small for the next FPDU.
         for room in rooms {
             if end.fill(1448, room).is_ok() {
                 borders.push(end.sent.len());
@@ -91,7 +91,7 @@ fn rfc5044_s4_3_figure_6_from_the_transmitter() {
     assert_eq!(second[0x30..], [0x84, 0x92, 0x58, 0x98]);
 }
 
-/// A marker that is due between two FPDUs belongs to the second and says zero (RFC 5044 section 4.3).
+/// A marker that is due between two FPDUs belongs to the second and contains zero (RFC 5044 section 4.3).
 #[test]
 fn rfc5044_s4_3_marker_between_fpdus_is_zero_and_in_the_crc_of_the_second() {
     let (mut end, _) = connected(true, true);

@@ -1,4 +1,4 @@
-//! No receive posted: the data waits, bounded in time, and comes through when the upper layer resumes.
+//! Without a posted receive the data waits for a limited time, and is delivered when the upper layer resumes.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use xwarp_tcp::{
 
 use crate::{
     receive::{lengths, receiver},
-    support::{End, Reference, connect, ulpdus},
+    support::{CONN, End, Reference, connect, ulpdus},
 };
 
 proptest! {
@@ -61,7 +61,7 @@ fn rfc5041_s7_withheld_has_a_time_limit() {
     let limit = end.now + MpaConfig::default().withhold_timeout;
     assert_eq!(end.session.deadline(), Some(limit));
     assert!(end.session.holds_undelivered());
-    // Looking again without success does not start the time anew.
+    // A resume without success does not restart the time limit.
     end.now = limit - Duration::from_nanos(1);
     end.resume();
     end.on_timer();
@@ -73,8 +73,7 @@ fn rfc5041_s7_withheld_has_a_time_limit() {
     let code = MpaError::Withheld.terminate_code();
     assert_eq!((code.layer, code.error_type, code.code), (1, 2, 2));
     assert_eq!(end.session.counters().withheld, 1);
-    end.session.release(&mut end.link);
-    assert_eq!(end.link.lent(), 0);
+    assert_eq!((end.link.lent(), end.session.held_bytes()), (0, 0), "what was held is given back at once");
 }
 
 #[test]
@@ -87,7 +86,8 @@ fn rfc5041_s7_strict_behaviour_terminates_at_once() {
     assert_eq!(end.ulp.stream_errors(), [MpaError::Withheld]);
 }
 
-/// What follows a withheld FPDU is found by its length, whose CRC was good, and placed while it waits.
+/// The FPDU after a withheld one is found by the length of the withheld one, whose CRC is good, and placed while that
+/// waits.
 #[test]
 fn rfc5044_s6_fpdus_behind_a_withheld_one_are_placed_early() {
     let (mut end, start, stream, data) = receiver(&[100, 200, 300], false, true);
@@ -127,4 +127,65 @@ fn rfc5041_s7_withheld_data_is_bounded() {
     }
     assert_eq!(end.ulp.delivered, data);
     assert_eq!(end.link.lent(), 0);
+}
+
+/// An FPDU longer than the receive window must not close it: only its rest frees what is held of it.
+#[test]
+fn the_unfinished_fpdu_at_the_cursor_takes_nothing_from_the_window() {
+    let (mut end, start, stream, _) = receiver(&[9000, 9000], true, true);
+    let segment = |n: usize| 1400 * n..1400 * (n + 1);
+    for n in 0..5 {
+        end.receive(start + 1400 * n, &stream.bytes[segment(n)]);
+        assert_eq!((end.session.held_bytes(), end.session.window_bytes()), (1400 * (n + 1), 0));
+    }
+    end.receive(start + 1400 * 8, &stream.bytes[segment(8)]);
+    assert_eq!((end.session.held_bytes(), end.session.window_bytes()), (1400 * 6, 1400), "beyond a gap");
+    // A whole FPDU that waits for a receive counts.
+    end.ulp.receives = Some(0);
+    end.receive(start + 1400 * 5, &stream.bytes[1400 * 5..1400 * 8]);
+    assert_eq!(end.session.window_bytes(), 1400 * 9);
+}
+
+/// The age of held bytes counts until the cursor has passed the bytes that were held at its start; a trickle into the
+/// gap does not reset it.
+#[test]
+fn held_bytes_are_as_old_as_the_oldest_of_them() {
+    let (mut end, start, stream, data) = receiver(&[1000; 4], false, true);
+    let at = |n: usize| stream.ranges[n].0;
+    assert_eq!(end.session.stalled_since(), None);
+    end.now = Instant::from_nanos(1);
+    end.receive(start + at(2), &stream.bytes[at(2)..at(3)]);
+    let first = Some(end.now);
+    assert_eq!(end.session.stalled_since(), first);
+    end.now = Instant::from_nanos(2);
+    end.receive(start + at(3), &stream.bytes[at(3)..at(3) + 10]);
+    end.receive(start, &stream.bytes[..at(1)]);
+    assert_eq!((end.ulp.delivered.len(), end.session.stalled_since()), (1, first));
+    end.receive(start + at(1), &stream.bytes[at(1)..at(2)]);
+    assert_eq!((end.ulp.delivered.len(), end.session.stalled_since()), (3, Some(end.now)));
+    end.receive(start + at(3) + 10, &stream.bytes[at(3) + 10..]);
+    assert_eq!((&end.ulp.delivered, end.session.stalled_since()), (&data, None));
+}
+
+/// Bytes shed beyond a gap are retransmitted; half an FPDU was acknowledged, so shedding it ends the stream.
+#[test]
+fn shed_bytes_come_again_and_an_acknowledged_half_ends_the_stream() {
+    let (mut end, start, stream, data) = receiver(&[1000; 4], false, true);
+    let at = |n: usize| stream.ranges[n].0;
+    end.receive(start + at(2), &stream.bytes[at(2)..]);
+    end.receive(start, &stream.bytes[..10]);
+    let shed = |end: &mut End| end.session.shed(&mut end.ulp, CONN, &mut end.link);
+    assert!(shed(&mut end));
+    assert_eq!((end.session.held_bytes(), end.session.stalled_since()), (10, None));
+    end.receive(start + 10, &stream.bytes[10..at(2)]);
+    end.taken.truncate(end.contiguous);
+    end.contiguous = start + at(2);
+    end.receive(start + at(2), &stream.bytes[at(2)..]);
+    assert_eq!(end.ulp.delivered, data);
+
+    let (mut end, start, stream, _) = receiver(&[1000; 4], false, true);
+    end.receive(start, &stream.bytes[..10]);
+    assert!(!shed(&mut end));
+    assert_eq!(end.ulp.stream_errors(), [MpaError::Stalled]);
+    assert_eq!((end.link.lent(), end.session.held_bytes()), (0, 0));
 }

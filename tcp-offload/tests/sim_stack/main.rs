@@ -2,6 +2,7 @@
 //! placed once with the right bytes and delivered once, in order.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+mod hostile;
 mod mixed;
 
 use std::{net::SocketAddr, time::Duration};
@@ -16,7 +17,7 @@ use xwarp_tcp::{
     wire::Path,
 };
 
-/// What an initiator says in its request.
+/// An initiator's private data.
 const PRIVATE_DATA: &[u8] = b"hello";
 
 fn path(from: &str, to: &str, mtu: u16) -> Path {
@@ -24,7 +25,7 @@ fn path(from: &str, to: &str, mtu: u16) -> Path {
     Path { mtu, ..sim::path(from, to) }
 }
 
-/// The ends of a connection, initiator and responder, when all is over.
+/// Checks the ends of a connection, initiator and responder, after it has ended.
 fn check_both(ends: [&End<SimLink>; 2], success: bool, context: &str) {
     for (end, other) in [(ends[0], ends[1]), (ends[1], ends[0])] {
         let census = end.link.census();
@@ -57,12 +58,13 @@ impl Default for Scenario {
     }
 }
 
-/// Both ends send `ulpdus`, then close. Returns the two ends as they were when all was over.
+/// Both ends send `ulpdus`, then close. Returns the two ends in their final state.
 fn exchange(scenario: &Scenario, seed: u64) -> (End<SimLink>, End<SimLink>) {
     let config = WireConfig { faults: [scenario.faults; 2], seed, ..Default::default() };
     let (wire, link_a, link_b) = Wire::new(config);
     let end = |link, seed| {
-        // Bursts are counted in frames: one that begins when little is sent lasts for many time-outs in both directions.
+        // Bursts are counted in frames: a burst that begins when little is sent lasts for many time-outs in both
+        // directions.
         let patient = Duration::from_mins(5);
         let rto_max = Duration::from_secs(2);
         let tcp = TcpConfig { user_timeout: patient, fin_wait_2: patient, rto_max, ..TcpConfig::default() };

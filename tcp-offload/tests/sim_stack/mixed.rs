@@ -1,6 +1,6 @@
-//! Everything at once, drawn from a seed: faults in both directions, settings of TCP, MPA and links. Some faults are
-//! beyond repair (a flip that only MPA's CRC sees, a genuine reset); then the connection may end, but nothing wrong
-//! may be delivered, and nothing may leak. After a while the faults stop, and then everything has to come to its end.
+//! All faults together, drawn from a seed: faults in both directions, settings of TCP, MPA and links. Some faults
+//! cannot be repaired (a flip that only MPA's CRC detects, a genuine reset). The connection may then end, but no
+//! wrong data may be delivered, and nothing may leak. After a while the faults stop, and everything must finish.
 
 use std::{ops::RangeInclusive, time::Duration};
 
@@ -32,7 +32,7 @@ impl Dice {
         self.0.random_bool(0.5)
     }
 
-    /// Nothing in half of all cases, else up to `most`.
+    /// Zero in half of all cases, otherwise up to `most`.
     fn chance(&mut self, most: f64) -> f64 {
         if self.often() { self.0.random_range(0.0..most) } else { 0.0 }
     }
@@ -104,7 +104,7 @@ impl Dice {
             user_timeout: LONG,
             fin_wait_2: LONG,
             time_wait: LONG,
-            // Or an end whose peer was reset would wait for it for ever.
+            // Without keepalive, an end whose peer was reset would wait for ever.
             keepalive: Some(Keepalive { idle: LONG / 10, interval: LONG / 100, probes: 5 }),
             ..TcpConfig::default()
         }
@@ -153,7 +153,7 @@ fn mixed(seed: u64) -> u64 {
     b.ulp.to_send = dice.size(1..=400);
     a.ulp.finish = true;
 
-    // The start-up frames have no CRC: what only a CRC sees begins behind them.
+    // The start-up frames have no CRC, so faults that only a CRC detects begin after them.
     let irreparable = dice.0.random_bool(0.2);
     let beginning = dice.time(300_000);
     let outcome = run(&wire, &mut [&mut a, &mut b], Instant::ZERO, beginning, |_, _| false);
@@ -175,7 +175,7 @@ fn mixed(seed: u64) -> u64 {
     run(&wire, &mut [&mut a, &mut b], now, middle, |_, _| false);
     now += middle;
 
-    // Now the network is good again, but for its length.
+    // Now the network has no faults except its delay.
     wire.with_faults(faults.map(|f| Faults { delay: f.delay, ..Faults::default() }));
     let outcome = run(&wire, &mut [&mut a, &mut b], now, LONG * 3, |_, _| false);
     let context = format!("seed {seed}: {outcome:?}");
@@ -189,7 +189,7 @@ fn sim_mixed_faults_of_all_kinds() {
     run_seeds(mixed);
 }
 
-/// Seeds that failed once, by what they found.
+/// Seeds that once failed, named by the defect that they found.
 #[test]
 fn sim_seed_5_bytes_that_wait_for_a_ring_slot_are_counted() {
     mixed(5);

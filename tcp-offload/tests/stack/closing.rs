@@ -1,12 +1,20 @@
-//! How connections go: with the address that they stand on, and by TIME-WAIT.
+//! How connections end: by removal of their address, and through TIME-WAIT.
 
 use std::time::Duration;
 
-use xwarp_tcp::{tcp::TcpConfig, ulp::CloseReason};
+use xwarp_tcp::{
+    link::{Link, RxFrame},
+    sim::{Node, SimLink, path},
+    tcp::TcpConfig,
+    ulp::{CloseReason, ConnId},
+    wire::{
+        Fields, Flags, Flow, Headers, Inbound, MOST_HEADER_BYTES, Options, Segment, Sum, Timestamps, parse,
+    },
+};
 
 use crate::{
     flood::{forged, syn},
-    support::Lab,
+    support::{Lab, PORT},
 };
 
 #[test]
@@ -36,8 +44,8 @@ fn an_address_that_is_removed_takes_its_connections_with_it_also_half_open_ones(
     lab.server.assert_nothing_leaked();
 }
 
-/// The server's last words arrive, but for 10 s nothing that the client says to them: TIME-WAIT waits as long as the server
-/// tries, which then knows that all was delivered.
+/// The server's last data and FIN arrive, but the client's acknowledgements are lost for 10 s. TIME-WAIT lasts as
+/// long as the server retransmits, which thus learns that everything was delivered.
 #[test]
 fn rfc9293_s3_10_7_4_last_words_are_acknowledged_also_after_a_long_back_off() {
     let mut lab = Lab::new(TcpConfig::default(), 8);
@@ -55,4 +63,114 @@ fn rfc9293_s3_10_7_4_last_words_are_acknowledged_also_after_a_long_back_off() {
     let closed = [lab.client.upper.closed.get(&conn.index), lab.server.upper.closed.get(&server.index)];
     assert_eq!(closed, [Some(&CloseReason::Graceful); 2]);
     lab.assert_no_errors();
+}
+
+/// Frames that have arrived at a link, with their parsed segments.
+fn arrived(link: &mut SimLink) -> Vec<(RxFrame, Segment)> {
+    let mut frames = Vec::new();
+    link.receive(&mut frames, 64);
+    let said = |frame: RxFrame| match parse(link, &frame) {
+        Ok(Inbound::Tcp(segment)) => (frame, segment),
+        other => panic!("not TCP: {other:?}"),
+    };
+    frames.into_iter().map(said).collect()
+}
+
+/// Injects a frame with `payload` on `flow`, to the client or the server.
+fn inject(link: &mut SimLink, flow: Flow, fields: &Fields, payload: &[u8]) {
+    let mut frame = vec![0; MOST_HEADER_BYTES];
+    let mut path = path(flow.local, flow.remote);
+    if flow.local.port() == PORT {
+        (path.source_mac, path.next_hop_mac) = (path.next_hop_mac, path.source_mac);
+    }
+    let len = Headers::new(&path).emit(&mut frame, fields, payload.len(), Sum::of(payload)).unwrap();
+    frame.truncate(len);
+    frame.extend(payload);
+    link.inject(&frame);
+}
+
+/// A client and the server's end of it in full operation.
+fn connected(lab: &mut Lab) -> (ConnId, ConnId) {
+    let conn = lab.connect();
+    lab.pass(Duration::from_millis(5));
+    lab.client.send(conn, 100);
+    lab.pass(Duration::from_millis(5));
+    (conn, lab.server.upper.established[0])
+}
+
+/// In FIN-WAIT-2 one batch brings the peer's FIN, the data before it, and the SYN of a new incarnation.
+#[test]
+fn the_end_of_a_connection_is_reported_before_a_newer_syn_takes_its_place() {
+    let mut lab = Lab::new(TcpConfig::default(), 8);
+    let (conn, server) = connected(&mut lab);
+    lab.client.finish(conn);
+    lab.client.turn(lab.now);
+    lab.now += Duration::from_millis(1);
+    lab.wire.advance(lab.now);
+    lab.server.send(server, 1000);
+    lab.server.turn(lab.now);
+    lab.now += Duration::from_millis(1);
+    lab.wire.advance(lab.now);
+    let mut frames = arrived(&mut lab.client.link);
+    let [.., (_, data), (_, fin)] = &frames[..] else { panic!("data and FIN") };
+    assert!(data.payload_len > 1000 && fin.flags.fin);
+    let stamp = fin.options.timestamps.unwrap();
+    let options = Options { timestamps: Some(Timestamps { value: stamp.value + 1, echo: 0 }), ..fin.options };
+    let flags = Flags { syn: true, ..Flags::default() };
+    let syn = Fields { seq: fin.seq.add(100_000), flags, window: 65_535, options, ..Fields::default() };
+    let there = Flow { local: fin.flow.remote, remote: fin.flow.local };
+    inject(&mut lab.stranger, there, &syn, &[]);
+    lab.now += Duration::from_millis(1);
+    lab.wire.advance(lab.now);
+    // The FIN overtakes the data, which then fills the gap.
+    frames.reverse();
+    frames.extend(arrived(&mut lab.client.link));
+    assert!(frames.last().unwrap().1.flags.syn);
+    for (frame, _) in frames {
+        lab.client.stack.receive(lab.now, &mut lab.client.link, frame, &mut lab.client.upper);
+    }
+    assert_eq!(lab.client.upper.closed.get(&conn.index), Some(&CloseReason::Graceful));
+    assert_eq!(lab.client.stack.connections(), 0, "TIME-WAIT gave way");
+    assert_eq!(lab.client.upper.delivered, 1000);
+}
+
+/// SHLD-3, through MPA: the peer keeps sending after the server has rejected its request.
+#[test]
+fn rfc9293_s3_6_1_data_of_a_peer_that_was_rejected_is_reset() {
+    let mut lab = Lab::new(TcpConfig::default(), 8);
+    lab.server.upper.deaf = true;
+    lab.connect();
+    lab.pass(Duration::from_millis(5));
+    let request = lab.server.upper.requested[0];
+    lab.server.stack.reject(lab.now, request, b"no").unwrap();
+    lab.server.turn(lab.now);
+    lab.now += Duration::from_millis(1);
+    lab.wire.advance(lab.now);
+    let (frame, fin) = arrived(&mut lab.client.link).pop().unwrap();
+    assert!(fin.flags.fin);
+    lab.client.link.recycle(frame);
+    let stamp = fin.options.timestamps.unwrap();
+    let options = Options {
+        timestamps: Some(Timestamps { value: stamp.echo, echo: stamp.value }),
+        ..Options::default()
+    };
+    let flags = Flags { ack: true, ..Flags::default() };
+    let sends = |acked: u32| Fields {
+        seq: fin.ack,
+        ack: fin.seq.add(acked),
+        flags,
+        window: 65_535,
+        options,
+        ..Fields::default()
+    };
+    let say = |lab: &mut Lab, acked| {
+        inject(&mut lab.stranger, fin.flow, &sends(acked), b"more");
+        lab.now += Duration::from_millis(1);
+        lab.wire.advance(lab.now);
+        lab.server.turn(lab.now);
+        lab.server.stack.tcp_counters()
+    };
+    assert_eq!((say(&mut lab, 0).unread, lab.server.stack.connections()), (1, 1), "it may not have our FIN");
+    assert_eq!((say(&mut lab, 1).unread, lab.server.stack.connections()), (2, 0));
+    assert_eq!(lab.server.upper.closed.get(&request.index), Some(&CloseReason::Aborted));
 }

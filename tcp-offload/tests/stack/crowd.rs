@@ -1,4 +1,4 @@
-//! Connections that share what is scarce: transmit frames and a ring, over a path with faults.
+//! Connections that share scarce transmit frames and a small ring, over a path with faults.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ use crate::support::Lab;
 /// Longer than any time-out that a lost frame can lead to.
 const LONG: Duration = Duration::from_secs(10_000);
 
-/// All connections of both ends want more frames for data than there are. What each waits for is the other's ACK,
-/// which needs none of them.
+/// All connections of both ends want more frames for data than there are. Each waits for the other's ACK, which uses
+/// a reserved frame.
 #[test]
 fn ends_without_frames_for_data_still_acknowledge() {
     let config = TcpConfig { reserve_frames: 4096 - 32, ..TcpConfig::default() };
@@ -39,8 +39,8 @@ fn ends_without_frames_for_data_still_acknowledge() {
     lab.assert_no_errors();
 }
 
-/// What one connection has sent to a peer that acknowledges no more stays in its frames for as long as the user timeout.
-/// Others still find some.
+/// Data sent to a peer that stops acknowledging stays in its frames until the user timeout. Other connections still
+/// find free frames.
 #[test]
 fn a_silent_peer_takes_no_frames_from_others() {
     let links = WireConfig { tx_frames: 256, ..WireConfig::default() };
@@ -62,8 +62,8 @@ fn a_silent_peer_takes_no_frames_from_others() {
     assert_eq!(lab.server.upper.delivered - before, 5_000);
 }
 
-/// Without markers, what comes behind a gap stays in its frame. All connections together could hold all frames, and then
-/// none is left for what fills the gaps.
+/// Without markers, payload beyond a gap stays in its frame. If all connections together held all frames, none would
+/// be left for the segments that fill the gaps.
 #[test]
 fn what_is_held_leaves_frames_to_receive_into() {
     let links = WireConfig { rx_frames: 64, ..WireConfig::default() };
@@ -96,7 +96,8 @@ fn faults(dice: &mut SmallRng) -> Faults {
     }
 }
 
-/// Some of many connections send, at both ends; all arrives and all close in order, and no frame is lost.
+/// Many connections, of which some send, at both ends: all data arrives, all connections close in order, and no frame
+/// leaks.
 fn crowd(seed: u64) {
     let mut dice = SmallRng::seed_from_u64(seed);
     let connections = dice.random_range(2..=40);
@@ -142,7 +143,7 @@ fn crowd(seed: u64) {
     for _ in 0..dice.random_range(0..200) {
         lab.pass(Duration::from_millis(dice.random_range(1..50)));
         for end in [&lab.client, &lab.server] {
-            // What is next in order is taken in any case: an FPDU's beginning.
+            // Payload in order, the beginning of an FPDU, is always taken.
             let held = end.stack.held_bytes();
             assert!(held <= most + 1500 * connections, "seed {seed}: {held} bytes held, more than {most}");
         }

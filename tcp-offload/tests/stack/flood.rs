@@ -1,4 +1,4 @@
-//! SYN floods and other crowds: what is bounded, and what they do to honest peers (RFC 4987).
+//! SYN floods: bounded tables, and honest peers that still connect (RFC 4987).
 
 use std::{net::Ipv4Addr, time::Duration};
 
@@ -63,7 +63,7 @@ fn rfc4987_s2_a_flood_is_bounded_and_honest_peers_still_connect() {
     let info = lab.client.stack.info(first).unwrap();
     let lost = (info.counters.rto_expired, info.counters.recoveries);
     assert_eq!(lost, (0, 0), "the open connection did not notice");
-    // When it is over, everything is forgotten.
+    // After the flood, all entries time out.
     lab.pass(Duration::from_secs(20));
     assert_eq!((lab.server.stack.half_open(), lab.server.link.census().rules), (0, 7));
     assert!(lab.server.stack.counters().half_open_expired >= 4096);
@@ -98,7 +98,7 @@ fn rfc9293_s3_10_7_4_a_half_open_connection_judges_as_an_open_one() {
     lab.pass(step);
     let out = |lab: &Lab| lab.server.stack.tcp_counters().segments_out;
     assert_eq!((lab.server.stack.half_open(), out(&lab)), (1, 1));
-    // The SYN once more: the SYN-ACK once more.
+    // A repeated SYN is answered with the SYN-ACK again.
     forged(&mut lab.stranger, 1, 1024, &syn(7));
     lab.pass(step);
     assert_eq!(out(&lab), 2);
@@ -106,7 +106,7 @@ fn rfc9293_s3_10_7_4_a_half_open_connection_judges_as_an_open_one() {
     forged(&mut lab.stranger, 1, 1024, &ack(8, 12_345));
     lab.pass(step);
     assert_eq!((lab.server.stack.half_open(), out(&lab)), (1, 3));
-    // A reset in the window but not next is challenged (RFC 5961 section 3.2), the exact one is believed.
+    // A reset within the window that is not next is challenged (RFC 5961 section 3.2), an exact one is accepted.
     let reset = |seq| Fields { flags: Flags { rst: true, ..Flags::default() }, ..ack(seq, 0) };
     forged(&mut lab.stranger, 1, 1024, &reset(9));
     lab.pass(step);
@@ -121,7 +121,7 @@ fn rfc9293_s3_10_7_4_a_half_open_connection_judges_as_an_open_one() {
 #[test]
 fn data_confirms_a_half_open_connection_and_is_taken() {
     let mut lab = Lab::new(TcpConfig::default(), 8);
-    // The server's answer is lost, and so is what the client says at first.
+    // The server's answer and the client's first segments are lost.
     lab.connect();
     lab.lose_until(Duration::from_micros(400));
     lab.pass(Duration::from_secs(4));
@@ -180,4 +180,60 @@ fn time_wait_is_bounded_and_makes_room() {
     assert_eq!(lab.client.upper.closed.values().count(), 5, "all of them, in five places");
     assert_eq!(lab.client.stack.counters().time_wait_cut, 3);
     lab.assert_no_errors();
+}
+
+/// Half-open connections keep nothing between segments, so they share one budget of challenge ACKs.
+#[test]
+fn rfc5961_s7_half_open_connections_share_a_budget_of_challenges() {
+    let mut lab = Lab::new(TcpConfig::default(), 8);
+    for host in 0..500 {
+        forged(&mut lab.stranger, host, 1024, &syn(7));
+    }
+    lab.pass(Duration::from_millis(5));
+    let sent = |lab: &Lab| lab.server.stack.tcp_counters().segments_out;
+    let mut in_periods = Vec::new();
+    for _ in 0..4 {
+        // Begin with a fresh period, before or between retransmissions of SYN-ACKs.
+        lab.pass(Duration::from_millis(5_100));
+        let before = sent(&lab);
+        let retransmits = lab.server.stack.tcp_counters().retransmits;
+        for host in 0..500 {
+            forged(&mut lab.stranger, 1000 + host, 1024, &syn(7));
+        }
+        lab.pass(Duration::from_millis(2));
+        let opened = sent(&lab);
+        assert_eq!(opened - before - (lab.server.stack.tcp_counters().retransmits - retransmits), 500);
+        for host in 0..500 {
+            let flags = Flags { rst: true, ..Flags::default() };
+            forged(&mut lab.stranger, 1000 + host, 1024, &Fields { flags, ..ack(100, 0) });
+            let far = ack(7u32.wrapping_sub(5), 0);
+            forged(&mut lab.stranger, 1000 + host, 1024, &far);
+        }
+        lab.pass(Duration::from_millis(2));
+        in_periods.push(sent(&lab) - opened);
+        for host in 0..500 {
+            let flags = Flags { rst: true, ..Flags::default() };
+            forged(&mut lab.stranger, 1000 + host, 1024, &Fields { flags, ..ack(8, 0) });
+        }
+        lab.pass(Duration::from_millis(2));
+    }
+    assert!(in_periods.iter().all(|n| (64..=128).contains(n)), "{in_periods:?}");
+    assert!(in_periods.iter().any(|n| *n != in_periods[0]), "nobody can count what is left: {in_periods:?}");
+}
+
+#[test]
+fn the_patience_of_a_listener_can_be_set() {
+    let tcp = TcpConfig { syn_acks: 8, syn_ack_timeout: Duration::from_mins(3), ..TcpConfig::default() };
+    for (tcp, seconds, sent) in [
+        (tcp, 180, 8),
+        (TcpConfig { syn_acks: 2, ..tcp }, 3, 2),
+        (TcpConfig { syn_ack_timeout: Duration::from_secs(7), ..tcp }, 7, 3),
+    ] {
+        let mut lab = Lab::new(tcp, 8);
+        forged(&mut lab.stranger, 1, 1024, &syn(7));
+        lab.pass(Duration::from_millis(seconds * 1000 - 10));
+        assert_eq!((lab.server.stack.half_open(), lab.server.stack.tcp_counters().segments_out), (1, sent));
+        lab.pass(Duration::from_secs(80));
+        assert_eq!(lab.server.stack.half_open(), 0);
+    }
 }

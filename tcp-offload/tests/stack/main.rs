@@ -1,11 +1,15 @@
-//! Whole stacks over the virtual wire: what connections share, and what many of them cost.
+//! Whole stacks over the virtual wire: resources that connections share, and the cost of many connections.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod closing;
 mod crowd;
 mod flood;
+mod frames;
+mod holding;
 mod listening;
 mod many;
 mod paths;
+mod raw;
+mod steering;
 mod support;

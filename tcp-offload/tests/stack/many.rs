@@ -1,4 +1,4 @@
-//! Many connections that say nothing: what each costs.
+//! The cost of many idle connections.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use crate::support::Lab;
 
 const CONNECTIONS: usize = 10_000;
 
-/// Heap bytes that a connection may cost at one end: with its MPA session, its places in all tables, which grow by doubling,
-/// and the books that the simulator and this test keep of it.
+/// Most heap bytes of a connection at one end, including its MPA session, its entries in all tables, which grow by
+/// doubling, and the bookkeeping of the simulator and this test.
 const MOST_BYTES: i64 = 5120;
 
 #[test]
@@ -38,7 +38,8 @@ fn ten_thousand_idle_connections_cost_memory_and_no_time() {
         }
         assert_eq!((end.stack.counters(), end.stack.tcp_counters()), (before, sent));
     }
-    // One that works costs about what it would alone: its round-trip times were measured in a crowd.
+    // An active connection costs about as much as it would alone; its round-trip times were measured among many
+    // others.
     let looks = |lab: &Lab| lab.client.stack.counters().timer_looks;
     let before = looks(&lab);
     let busy = lab.client.upper.established[CONNECTIONS / 2];
@@ -56,7 +57,7 @@ fn ten_thousand_idle_connections_cost_memory_and_no_time() {
     lab.assert_no_errors();
 }
 
-/// RFC 9293 section 3.8.6: what is told must be kept.
+/// RFC 9293 section 3.8.6: an advertised window must not be taken back.
 #[test]
 fn no_window_is_larger_than_the_frames_of_the_link() {
     let config = TcpConfig { receive_window: 1 << 28, ..TcpConfig::default() };

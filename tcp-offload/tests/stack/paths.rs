@@ -7,13 +7,17 @@ use xwarp_tcp::{
     ulp::ConnId,
 };
 
-use crate::support::Lab;
+use crate::{
+    flood::{forged, syn},
+    raw::RawPeer,
+    support::Lab,
+};
 
 fn path_mtu(lab: &Lab, conn: ConnId) -> u16 {
     lab.client.stack.info(conn).unwrap().path_mtu
 }
 
-/// A client with two connections over a path that carries 1400 bytes, and no router that says so.
+/// A client with two connections over a path that drops packets above 1400 bytes without ICMP errors.
 fn narrow() -> (Lab, [ConnId; 2]) {
     let config = PathMtuConfig { initial: Some(1100), ..PathMtuConfig::default() };
     // A small window: after a failed probe the search waits for as many round trips as the window has segments.
@@ -43,7 +47,7 @@ fn rfc4821_s5_2_what_one_connection_finds_the_others_use() {
     );
     let again = info.counters.retransmits - info.counters.tlp_probes;
     assert_eq!(again, 2 * info.counters.mtu_probes_lost, "nothing but probes was lost, each cut in two");
-    // And one that begins later.
+    // And a connection that is opened later.
     let late = lab.connect();
     lab.pass(Duration::from_millis(10));
     assert_eq!(path_mtu(&lab, late), found);
@@ -94,4 +98,56 @@ fn a_change_of_the_interface_reaches_connections_listeners_and_what_is_known() {
     let accepted = *lab.server.upper.established.last().unwrap();
     let info = lab.server.stack.info(accepted).unwrap();
     assert_eq!(info.path_mtu, 1300, "the listener's new connections begin with it");
+}
+
+/// Many connections to one destination over a path whose MTU falls, and half-open connections of an address that is
+/// removed. Events that affect all of them happen in the same order in each run.
+#[test]
+fn sim_the_same_seed_runs_the_same_with_many_connections_to_one_destination() {
+    let trace = || {
+        let mut lab = Lab::new(TcpConfig::default(), 64);
+        let conns: Vec<_> = (0..40).map(|_| lab.connect()).collect();
+        for host in 0..40 {
+            forged(&mut lab.stranger, host, 1024, &syn(7));
+        }
+        lab.pass(Duration::from_millis(10));
+        for conn in &conns {
+            lab.client.send(*conn, 100_000);
+        }
+        lab.pass(Duration::from_millis(20));
+        lab.narrow(Some(1300));
+        lab.pass(Duration::from_secs(5));
+        assert_eq!(lab.server.upper.delivered, 40 * 100_000);
+        assert!(path_mtu(&lab, conns[39]) <= 1300);
+        for host in 100..140 {
+            forged(&mut lab.stranger, host, 1024, &syn(7));
+        }
+        lab.pass(Duration::from_millis(10));
+        let server = &mut lab.server;
+        assert!(server.stack.half_open() >= 40);
+        server.stack.address_removed(lab.now, &mut server.link, [10, 1, 1, 1].into());
+        RawPeer::listen_in(&mut lab);
+        lab.pass(Duration::from_millis(10));
+        assert!(lab.inbox.len() >= 40, "a reset for each half-open connection");
+        lab.wire.trace_hash()
+    };
+    assert_eq!(trace(), trace());
+}
+
+/// MUST-20(b): a connection whose retransmissions are not acknowledged asks for its next hop again.
+#[test]
+fn rfc9293_s3_8_3_at_r1_the_next_hop_is_looked_up_again() {
+    let mut lab = Lab::new(TcpConfig::default(), 8);
+    let conn = lab.connect();
+    lab.pass(Duration::from_millis(5));
+    while lab.client.stack.next_lookup().is_some() {}
+    lab.lose_until(Duration::from_secs(20));
+    lab.pass(Duration::from_millis(1));
+    lab.client.send(conn, 1000);
+    lab.pass(Duration::from_secs(15));
+    let lookup = lab.client.stack.next_lookup();
+    assert!(lookup.is_some_and(|lookup| lookup.conn == conn && lookup.unanswered), "{lookup:?}");
+    assert_eq!(lab.client.stack.next_lookup(), None, "once");
+    lab.pass(Duration::from_secs(13));
+    assert!(lab.client.stack.next_lookup().is_some(), "again after the next time-out");
 }

@@ -15,15 +15,21 @@ use xwarp_tcp::{
     tcp::TcpConfig,
     time::Instant,
     ulp::{Arrival, CloseReason, ConnId, Event, ListenerId, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
+    wire::Segment,
 };
+
+use crate::raw::Mailbox;
 
 pub const PORT: u16 = 4791;
 
-/// Accepts everything, sends what it is told to, and counts what comes.
+/// An upper layer that accepts all requests, sends as many bytes as a test asks for, and counts what arrives.
 #[derive(Debug, Default)]
 pub struct Upper {
-    requested: Vec<ConnId>,
-    /// Requests wait.
+    /// Requests that wait for an answer, when `deaf`.
+    pub requested: Vec<ConnId>,
+    /// The listeners that accepted the requests' connections.
+    pub requested_at: Vec<ListenerId>,
+    /// Requests are not accepted.
     pub deaf: bool,
     /// Connections to close, when all is sent.
     pub finishing: HashSet<ConnId>,
@@ -67,7 +73,10 @@ impl Ulp for Upper {
 
     fn event(&mut self, conn: ConnId, event: Event) {
         match event {
-            Event::Requested { .. } => self.requested.push(conn),
+            Event::Requested { listener, .. } => {
+                self.requested.push(conn);
+                self.requested_at.push(listener);
+            }
             Event::Established { .. } => self.established.push(conn),
             Event::PeerClosed => {
                 self.finishing.insert(conn);
@@ -144,14 +153,16 @@ fn wide() -> Faults {
     Faults { delay, rate_bytes, ..Default::default() }
 }
 
-/// Two ends, a stranger and the switch between them; the second one listens.
+/// Client, server and a stranger, connected by a switch; the server listens.
 pub struct Lab {
     pub wire: Wire,
     pub now: Instant,
     pub client: End,
     pub server: End,
-    /// The link of somebody who never answers.
+    /// The link of a host that never answers.
     pub stranger: SimLink,
+    /// Segments that arrived at the stranger, when its link delivers them.
+    pub inbox: Vec<(Segment, Vec<u8>)>,
     mpa: MpaConfig,
     pub listener: ListenerId,
     /// The local port of the client's last connection.
@@ -189,7 +200,18 @@ impl Lab {
         };
         let (client, mut server) = (End::new(client, stack(1)), End::new(server, stack(2)));
         let listener = server.stack.listen(&mut server.link, None, PORT, backlog, 1500, mpa.clone()).unwrap();
-        Self { wire, now: Instant::ZERO, client, server, stranger, mpa, listener, port: 10_000, next_host: 1 }
+        Self {
+            wire,
+            now: Instant::ZERO,
+            client,
+            server,
+            stranger,
+            inbox: Vec::new(),
+            mpa,
+            listener,
+            port: 10_000,
+            next_host: 1,
+        }
     }
 
     /// The client starts to connect, from another port each time.
@@ -203,7 +225,7 @@ impl Lab {
         self.client.stack.connect(self.now, &mut self.client.link, path, mpa, params).unwrap()
     }
 
-    /// IP packets of more than `bytes` bytes vanish from now on, and nobody says so. `None`: no more.
+    /// From now on, IP packets of more than `bytes` bytes are dropped without an ICMP error. `None` ends this.
     pub fn narrow(&mut self, bytes: Option<u16>) {
         let mtu = bytes.map(|bytes| PathMtu { from: self.now, bytes, icmp: false });
         for end in 0..2 {
@@ -211,7 +233,12 @@ impl Lab {
         }
     }
 
-    /// What the client sends 20 us from now on is lost for so long: its SYN has passed.
+    /// From now on, frames for the stranger arrive.
+    pub fn hear_stranger(&mut self) {
+        self.wire.set_faults(2, wide());
+    }
+
+    /// Loses the client's frames for `length`, beginning in 20 us, when its SYN has passed.
     pub fn lose_until(&mut self, length: Duration) {
         let from = self.now + Duration::from_micros(20);
         let blackout = Some(Blackout { from, length, every: None });
@@ -222,7 +249,9 @@ impl Lab {
     pub fn run(&mut self, limit: Duration, mut done: impl FnMut() -> bool) -> Outcome {
         let start = self.now;
         let mut last = start;
-        let outcome = run(&self.wire, &mut [&mut self.client, &mut self.server], start, limit, |now, _| {
+        let mut mailbox = Mailbox { link: &mut self.stranger, inbox: &mut self.inbox };
+        let nodes: &mut [&mut dyn Node] = &mut [&mut self.client, &mut self.server, &mut mailbox];
+        let outcome = run(&self.wire, nodes, start, limit, |now, _| {
             last = now;
             done()
         });
@@ -233,7 +262,7 @@ impl Lab {
         outcome
     }
 
-    /// Lets so much time pass.
+    /// Advances virtual time by `time`.
     pub fn pass(&mut self, time: Duration) {
         let until = self.now + time;
         self.run(time, || false);

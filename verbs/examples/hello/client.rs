@@ -26,15 +26,14 @@ pub fn ask(device: &Device, address: SocketAddr, text: &str) -> Result<String, B
     // Both in one call: the write is placed before the message is delivered.
     let length = (text.len() as u64).to_be_bytes();
     qp.post_send_list(&[
-        WorkRequest::write(2, &outbox.sge(0, text.len()), board),
+        WorkRequest::write(2, outbox.sge(0, text.len()), board),
         WorkRequest::send(3, Payload::Inline(&length)).signaled(),
-    ])
-    .map_err(|(_, error)| error)?;
+    ])?;
 
     // The message's own completion and the answer, in any order. This queue is polled, not slept on.
     let mut answer = None;
     for _ in 0..2 {
-        let completion = cq.spin(LIMIT).ok_or("no answer came")?.ok()?;
+        let completion = cq.spin(LIMIT).ok_or("no answer came")?.check()?;
         if completion.wr_id == 1 {
             answer = Some(inbox.to_vec(0, completion.byte_len as usize)?);
         }

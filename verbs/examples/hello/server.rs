@@ -33,7 +33,7 @@ pub fn serve(
     let private_data = board.remote(0).to_bytes().to_vec();
     let connection = request.accept(&qp, AcceptOptions { private_data, ..Default::default() }, LIMIT)?;
 
-    let message = cq.wait(LIMIT)?.ok_or("no message came")?.ok()?;
+    let message = cq.wait(LIMIT)?.ok_or("no message came")?.check()?;
     let mut length = [0; 8];
     inbox.read(0, length.get_mut(..message.byte_len as usize).ok_or("too long")?)?;
     let text = String::from_utf8(board.to_vec(0, u64::from_be_bytes(length) as usize)?)?;
@@ -41,7 +41,7 @@ pub fn serve(
     let answer = text.to_uppercase();
     qp.post_send(&WorkRequest::send(2, Payload::Inline(answer.as_bytes())).signaled())?;
     // Completed means: the client's end has acknowledged it. Then it may even leave first.
-    cq.wait(LIMIT)?.ok_or("the answer was not acknowledged")?.ok()?;
+    cq.wait(LIMIT)?.ok_or("the answer was not acknowledged")?.check()?;
     connection.wait_disconnected(LIMIT)?;
     Ok(text)
 }

@@ -86,12 +86,12 @@ impl Peer {
 
     /// Reads the peer's buffer into `region`.
     pub fn read(&mut self, region: &MemoryRegion, from: Advert) -> Result<(), Failure> {
-        self.perform(&WorkRequest::read(SENT, &region.sge(0, region.len()), from.remote))
+        self.perform(&WorkRequest::read(SENT, region.sge(0, region.len()), from.remote))
     }
 
     /// Writes `region` to the peer's buffer.
     pub fn write(&mut self, region: &MemoryRegion, to: Advert) -> Result<(), Failure> {
-        self.perform(&WorkRequest::write(SENT, &region.sge(0, region.len()), to.remote))
+        self.perform(&WorkRequest::write(SENT, region.sge(0, region.len()), to.remote))
     }
 
     /// Posts a request and waits until it is done.

@@ -1,18 +1,22 @@
-//! Asynchronous events (the verbs' word): what happens to queues without a work request asking for it.
+//! Asynchronous events (the verbs' term): changes of queues, connections and ports that no work request asked for.
 
 use std::{
     collections::VecDeque,
     fmt, io,
-    os::fd::{AsFd, BorrowedFd},
-    sync::{Arc, Mutex, PoisonError},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    sync::{Arc, Mutex},
 };
 
-use crate::{rnic::AsyncEvent, system::Doorbell};
+use crate::{
+    rnic::AsyncEvent,
+    system::{Doorbell, lock},
+};
 
-/// Events kept for an application that does not read them; the oldest go first.
+/// Events kept for an application that does not read them. When there are more, the oldest one is dropped.
 const MOST_EVENTS: usize = 1024;
 
-/// A queue of events behind a descriptor that is readable exactly while something is in it.
+/// A queue of events behind a descriptor that is readable exactly while the queue has an entry, and that signals each
+/// entry: an edge-triggered poller gets an edge for an entry that is added while others wait.
 pub(super) struct BellQueue<T> {
     entries: Mutex<VecDeque<T>>,
     bell: Doorbell,
@@ -23,18 +27,17 @@ impl<T> BellQueue<T> {
         Ok(Self { entries: Mutex::default(), bell: Doorbell::new()? })
     }
 
-    /// Adds an entry; returns the oldest one when there are more than `most`.
+    /// Adds an entry and signals it; returns the oldest entry when there are more than `most`.
     pub(super) fn push(&self, entry: T, most: usize) -> Option<T> {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        if entries.is_empty() {
-            self.bell.ring();
-        }
+        let mut entries = lock(&self.entries);
         entries.push_back(entry);
+        // Rings even when earlier events wait: under EPOLLET only a write to the descriptor is an edge.
+        self.bell.ring();
         if entries.len() > most { entries.pop_front() } else { None }
     }
 
     pub(super) fn pop(&self) -> Option<T> {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = lock(&self.entries);
         let entry = entries.pop_front();
         if entries.is_empty() {
             self.bell.clear();
@@ -42,9 +45,9 @@ impl<T> BellQueue<T> {
         entry
     }
 
-    /// Takes out all that `which` says, in order.
-    pub(super) fn take(&self, mut which: impl FnMut(&T) -> bool) -> Vec<T> {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Removes and returns the entries for which `which` is true, in order.
+    pub(super) fn remove_if(&self, mut which: impl FnMut(&T) -> bool) -> Vec<T> {
+        let mut entries = lock(&self.entries);
         let mut taken = Vec::new();
         for entry in std::mem::take(&mut *entries) {
             if which(&entry) { taken.push(entry) } else { entries.push_back(entry) }
@@ -82,15 +85,24 @@ impl AsyncQueue {
     }
 }
 
-/// The asynchronous events of a device. Its descriptor is readable while one waits. Clones share the
-/// events: each is given out once.
+/// The asynchronous events of a device. The descriptor is readable while an event waits. Clones share the events: each
+/// event is returned once.
+///
+/// When the descriptor becomes readable, call [`poll`](Self::poll) until it returns `None`: an edge-triggered poller
+/// (mio, tokio) is not notified again for events that were left.
 #[derive(Clone)]
 pub struct AsyncEvents(Arc<BellQueue<AsyncEvent>>);
 
 impl AsyncEvents {
-    /// The oldest event that waits.
+    /// The oldest event that waits, without blocking.
     pub fn poll(&self) -> Option<AsyncEvent> {
         self.0.pop()
+    }
+}
+
+impl AsRawFd for AsyncEvents {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     fmt, io,
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -13,17 +13,50 @@ use super::{
 };
 use crate::rnic::{CompletionRing, CqId, Notify, ResourceError, WorkCompletion};
 
-/// Where completion queues say that they have something: a descriptor for `poll`, `epoll` or an async
-/// runtime, readable while a notification waits. One channel may serve many queues, of many devices.
+/// A channel on which completion queues notify: a descriptor for `poll`, `epoll` or an async runtime, readable while a
+/// notification waits. One channel may serve many queues of many devices.
 ///
-/// The steps that lose no wake-up: [`CompletionQueue::arm`], poll until empty, then wait for the channel,
-/// take the notification with [`poll`](Self::poll), and begin again.
+/// These steps lose no wake-up, also with an edge-triggered poller (mio, tokio, `EPOLLET`):
+///
+/// 1. [`arm`](CompletionQueue::arm) each queue.
+/// 2. Poll each queue until it is empty.
+/// 3. Wait until the descriptor is readable.
+/// 4. Call [`poll`](Self::poll) until it returns `None`, and begin again with the queues that it returned. An
+///    edge-triggered poller is not notified again for notifications that were left.
 #[derive(Clone)]
-pub struct CompletionChannel(Arc<BellQueue<CqId>>);
+pub struct CompletionChannel(Arc<BellQueue<CqNotification>>);
 
-/// Told by the engine, under its lock.
+/// A notification of a completion queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CqNotification {
+    /// The queue.
+    pub cq: CqId,
+    /// The queue's [`CompletionQueueOptions::context`].
+    pub context: u64,
+}
+
+/// Size and notification of a completion queue.
+#[derive(Debug, Clone)]
+pub struct CompletionQueueOptions {
+    /// Entries that fit.
+    pub capacity: u32,
+    /// Channel for notifications; `None`: the queue is only polled.
+    pub channel: Option<CompletionChannel>,
+    /// A number of the application's, returned in each notification (an index or a handle).
+    pub context: u64,
+}
+
+impl Default for CompletionQueueOptions {
+    fn default() -> Self {
+        Self { capacity: 256, channel: None, context: 0 }
+    }
+}
+
+/// The engine's side of a channel, called under the engine's lock.
 struct Notifier {
     channel: CompletionChannel,
+    context: u64,
     /// Set once the queue has its id; until then nothing completes.
     cq: OnceLock<CqId>,
 }
@@ -32,7 +65,7 @@ impl Notify for Notifier {
     fn notify(&self) {
         if let Some(cq) = self.cq.get() {
             // Each queue has at most one notification per arming, so the applications bound this.
-            self.channel.0.push(*cq, usize::MAX);
+            self.channel.0.push(CqNotification { cq: *cq, context: self.context }, usize::MAX);
         }
     }
 }
@@ -43,9 +76,15 @@ impl CompletionChannel {
         Ok(Self(Arc::new(BellQueue::new()?)))
     }
 
-    /// The queue of the oldest notification, without waiting.
-    pub fn poll(&self) -> Option<CqId> {
+    /// The oldest notification, without blocking.
+    pub fn poll(&self) -> Option<CqNotification> {
         self.0.pop()
+    }
+}
+
+impl AsRawFd for CompletionChannel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 
@@ -61,8 +100,7 @@ impl fmt::Debug for CompletionChannel {
     }
 }
 
-/// A completion queue. Clones are handles to the same queue; it lives until the last handle, the last queue
-/// pair and the last shared receive queue on it are gone.
+/// A completion queue. Clones are handles to the same queue, which lives as long as a handle or a queue pair on it.
 #[derive(Clone)]
 pub struct CompletionQueue(pub(super) Arc<CqInner>);
 
@@ -78,7 +116,7 @@ impl Drop for CqInner {
         let freed = self.device.shared().with(|state, _| state.engine.destroy_cq(self.id));
         destroyed(freed, "queue pairs hold their completion queues");
         if let Some(channel) = &self.channel {
-            channel.0.take(|cq| *cq == self.id);
+            channel.0.remove_if(|notification| notification.cq == self.id);
         }
     }
 }
@@ -90,33 +128,30 @@ impl fmt::Debug for CompletionQueue {
 }
 
 impl CompletionQueue {
-    pub(super) fn create(
-        device: &Device,
-        capacity: u32,
-        channel: Option<&CompletionChannel>,
-    ) -> Result<Self, ResourceError> {
+    pub(super) fn create(device: &Device, options: CompletionQueueOptions) -> Result<Self, ResourceError> {
+        let CompletionQueueOptions { capacity, channel, context } = options;
         let notifier =
-            channel.map(|channel| Arc::new(Notifier { channel: channel.clone(), cq: OnceLock::new() }));
+            channel.clone().map(|channel| Arc::new(Notifier { channel, context, cq: OnceLock::new() }));
         let notify = notifier.clone().map(|n| n as Arc<dyn Notify>);
         let (id, ring) = device.shared().with(|state, _| state.engine.create_cq(capacity, notify))?;
         if let Some(notifier) = notifier {
             let _ = notifier.cq.set(id);
         }
-        Ok(Self(Arc::new(CqInner { device: device.clone(), id, ring, channel: channel.cloned() })))
+        Ok(Self(Arc::new(CqInner { device: device.clone(), id, ring, channel })))
     }
 
-    /// Its name in notifications and asynchronous events.
+    /// The queue's identifier in notifications and asynchronous events.
     pub fn id(&self) -> CqId {
         self.0.id
     }
 
-    /// Entries that fit. One more than that kills the queue and its queue pairs.
+    /// Entries that fit. A further entry overflows the queue, which ends it and its queue pairs.
     pub fn capacity(&self) -> usize {
         self.0.ring.capacity()
     }
 
-    /// Moves up to `max` completions, oldest first, to the end of `out`; returns how many. When none waits
-    /// it runs the engine once (see [`Progress`](super::Progress)) and looks again. Never blocks.
+    /// Appends up to `max` completions to `out`, oldest first, and returns their number. When no completion waits, runs
+    /// the engine once (see [`Progress`](super::Progress)) and looks again. Never blocks.
     pub fn poll(&self, out: &mut Vec<WorkCompletion>, max: usize) -> usize {
         let shared = self.0.device.shared();
         shared.note_poll();
@@ -128,7 +163,7 @@ impl CompletionQueue {
         self.0.ring.poll(out, max)
     }
 
-    /// The oldest completion. Otherwise as [`poll`](Self::poll).
+    /// The oldest completion; otherwise like [`poll`](Self::poll).
     pub fn poll_one(&self) -> Option<WorkCompletion> {
         let shared = self.0.device.shared();
         shared.note_poll();
@@ -139,8 +174,7 @@ impl CompletionQueue {
         self.0.ring.pop()
     }
 
-    /// Waits for the oldest completion by polling, at most for `limit`. For applications that may
-    /// burn a processor while they wait; others arm the queue and wait for its channel.
+    /// Polls until a completion comes, at most for `limit`. Keeps a processor busy; use [`wait`](Self::wait) to sleep.
     pub fn spin(&self, limit: Duration) -> Option<WorkCompletion> {
         let shared = self.0.device.shared();
         let end = shared.clock.now() + limit;
@@ -148,38 +182,40 @@ impl CompletionQueue {
             if let Some(completion) = self.poll_one() {
                 return Some(completion);
             }
-            if shared.clock.now() >= end {
-                return None;
+            if shared.failed() || shared.clock.now() >= end {
+                return self.0.ring.pop();
             }
             std::hint::spin_loop();
         }
     }
 
-    /// Asks for one notification on the channel: of the next completion, or (`solicited_only`) of the next
-    /// that is solicited or an error. Completions that wait already are not notified: poll once more after
-    /// arming, before you sleep.
+    /// Requests one notification on the channel: for the next completion, or with `solicited_only` for the next one that
+    /// is solicited or an error. Completions that wait already are not notified: poll after arming, before you sleep.
     pub fn arm(&self, solicited_only: bool) {
         self.0.ring.arm(solicited_only);
         self.0.device.shared().application_sleeps();
     }
 
-    /// Makes room for `capacity` entries. What waits stays; fails when it would not fit.
+    /// Changes the capacity. Entries that wait are kept; fails when they would not fit.
     pub fn resize(&self, capacity: u32) -> Result<(), ResourceError> {
         self.0.device.shared().with(|state, _| state.engine.resize_cq(self.0.id, capacity))
     }
 
-    /// Whether it was too small for what completed. It takes nothing any more.
+    /// Whether the queue has overflowed. It takes no further entry.
     pub fn overflowed(&self) -> bool {
         self.0.ring.overflowed()
     }
 
-    /// Waits for the oldest completion without burning a processor, at most for `limit`. Needs a channel
-    /// that no other queue uses.
+    /// Sleeps until a completion comes, at most for `limit`. The queue's channel must not be shared with other queues;
+    /// without a channel this polls like [`spin`](Self::spin).
     pub fn wait(&self, limit: Duration) -> io::Result<Option<WorkCompletion>> {
-        let Some(channel) = &self.0.channel else {
-            return Ok(self.spin(limit));
-        };
         let shared = self.0.device.shared();
+        let Some(channel) = &self.0.channel else {
+            return match (self.spin(limit), shared.failure()) {
+                (None, Some(failure)) => Err(failure.clone().into()),
+                (found, _) => Ok(found),
+            };
+        };
         let end = shared.clock.now() + limit;
         loop {
             self.arm(false);

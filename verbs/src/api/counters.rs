@@ -1,10 +1,12 @@
-//! All counters of a device, by names that stay: `layer.what`.
+//! Counters of a device or a connection, by stable names: `layer.counter`.
 
 use std::fmt;
 
+use xwarp_tcp::{mpa, tcp};
+
 use super::shared::State;
 
-/// A snapshot of everything that a device counts. Numbers only grow while the device is open.
+/// A snapshot of counters. Values only grow while the device or the connection exists.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Counters(Vec<(&'static str, u64)>);
 
@@ -21,17 +23,23 @@ impl Counters {
         Self(all)
     }
 
-    /// The counter `name`, if there is one.
+    pub(super) fn of_connection(tcp: &tcp::Info, mpa: &mpa::Counters) -> Self {
+        let mut all: Vec<_> = tcp.counters.iter().chain(mpa.iter()).collect();
+        all.sort_unstable();
+        Self(all)
+    }
+
+    /// The value of the counter `name`; `None` for an unknown name.
     pub fn value(&self, name: &str) -> Option<u64> {
         self.0.iter().find(|(n, _)| *n == name).map(|(_, value)| *value)
     }
 
-    /// Names and values, by name.
+    /// Names and values, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.0.iter().copied()
     }
 
-    /// What was counted since `earlier`, and is not zero.
+    /// The growth since `earlier`, without counters that did not grow.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let grown = self.iter().map(|(n, v)| (n, v.saturating_sub(earlier.value(n).unwrap_or(0))));

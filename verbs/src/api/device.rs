@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     thread::JoinHandle,
     time::Duration,
 };
@@ -14,9 +14,10 @@ use xwarp_tcp::{mpa::MpaConfig, tcp::TcpConfig};
 
 use super::{
     async_event::AsyncEvents,
-    cm::{self, ConnectOptions, Connection, ConnectionError, ListenOptions, Listener, table::CmTable},
-    completion::{CompletionChannel, CompletionQueue},
+    cm::{ConnectOptions, Connecting, Connection, ConnectionError, ListenOptions, Listener, table::CmTable},
+    completion::{CompletionChannel, CompletionQueue, CompletionQueueOptions},
     counters::Counters,
+    failure::DeviceFailed,
     progress::{self, Progress},
     protection::ProtectionDomain,
     shared::{Setup, Shared},
@@ -25,30 +26,31 @@ use crate::{
     engine::{Engine, EngineConfig},
     interface::{Interface, InterfaceAttributes},
     rnic::{Limits, ResourceError},
-    system::{self, Clock, wait_readable},
+    system::{self, Clock, lock, wait_readable},
     tap::Tap,
 };
 
 /// Threads that wait for neighbours at the same time; more resolutions are refused.
 const MOST_RESOLVERS: usize = 64;
-/// Longest wait between two looks while a device that is being closed says goodbye.
+/// Longest wait between two checks while a closing device waits for its connections.
 const FAREWELL_WAIT: Duration = Duration::from_millis(5);
 
-/// How to open a device.
+/// Options of a device.
 #[derive(Debug, Clone)]
 pub struct DeviceOptions {
-    /// Who runs the engine.
+    /// Which threads run the engine.
     pub progress: Progress,
-    /// How long closing the device may take to finish its connections in order: to have everything
-    /// acknowledged and both ends closed. What is left then is dropped, and peers see a reset.
+    /// Longest time that closing the device waits until its connections are acknowledged and closed at both ends. Those
+    /// that are left then are reset.
     pub linger: Duration,
-    /// Record every frame to this pcapng file.
+    /// A pcapng file to which every frame is recorded.
     pub capture: Option<PathBuf>,
-    /// Start-up settings of connections and listeners that bring none of their own.
+    /// MPA start-up settings of connections and listeners that have none of their own.
     pub mpa: MpaConfig,
-    /// Settings of all TCP connections. Some can be others for one connection: [`cm::CmId::tune`].
+    /// TCP settings of all connections. Keepalive, user timeout, DSCP and hop limit can be changed for a single
+    /// connection: [`CmId::tune`](super::cm::CmId::tune).
     pub tcp: TcpConfig,
-    /// What the engine has room for.
+    /// Most objects and largest queues.
     pub limits: Limits,
     /// Settings of the AF_XDP driver.
     #[cfg(feature = "af-xdp")]
@@ -79,7 +81,7 @@ pub enum OpenError {
     #[error(transparent)]
     Interface(#[from] xwarp_driver::OpenError),
     /// The capture file cannot be written.
-    #[error("capture file {path}: {source}")]
+    #[error("cannot write the capture file {path}")]
     Capture {
         /// The file.
         path: PathBuf,
@@ -91,21 +93,22 @@ pub enum OpenError {
     System(#[from] io::Error),
 }
 
-/// What a device is.
+/// The attributes of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeviceAttributes {
-    /// Its interface.
+    /// The network interface.
     pub interface: InterfaceAttributes,
-    /// What it has room for.
+    /// Most objects and largest queues.
     pub limits: Limits,
-    /// Who runs its engine.
+    /// Which threads run the engine.
     pub progress: Progress,
 }
 
-/// An RNIC: an interface with an engine on it. Clones are handles to the same device.
+/// An RNIC: a network interface with an engine. Clones are handles to the same device.
 ///
-/// Every object made from it keeps it open. When the last one and the last handle are gone, the device
-/// finishes its connections (see [`DeviceOptions::linger`]) and leaves nothing behind.
+/// Every object that was created from a device keeps it open. When the last object and the last handle are dropped, the
+/// device closes its connections in order (see [`DeviceOptions::linger`]) and releases the interface.
 #[derive(Clone)]
 pub struct Device(Arc<DeviceInner>);
 
@@ -113,7 +116,7 @@ pub(crate) struct DeviceInner {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
     resolvers: Mutex<Vec<JoinHandle<()>>>,
-    /// Readable when the interface has something; for those who run the engine while they wait.
+    /// Descriptors that are readable while frames or changes wait, for threads that run the engine while they wait.
     readiness: Vec<OwnedFd>,
     progress: Progress,
     linger: Duration,
@@ -140,7 +143,8 @@ impl Device {
         Self::over(Box::new(interface), options)
     }
 
-    /// A device over an interface of the caller's.
+    /// Opens a device over the caller's own [`Interface`], for instance an end of the in-memory fabric (`sim::pair` with
+    /// feature `sim`).
     pub fn over(interface: Box<dyn Interface>, options: DeviceOptions) -> Result<Self, OpenError> {
         let interface = match options.capture {
             None => interface,
@@ -180,7 +184,7 @@ impl Device {
         if has_thread {
             let fds = inner.readiness.iter().map(OwnedFd::try_clone).collect::<io::Result<Vec<_>>>()?;
             let thread = progress::spawn(&inner.shared, &attributes.name, fds)?;
-            *inner.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+            *lock(&inner.thread) = Some(thread);
         }
         Ok(Self(inner))
     }
@@ -193,12 +197,12 @@ impl Device {
         &self.0.shared
     }
 
-    /// Whether `other` is a handle to the same device.
+    /// Whether both are handles to the same device.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// What it is, as of now.
+    /// The device's current attributes.
     pub fn attributes(&self) -> DeviceAttributes {
         DeviceAttributes {
             interface: self.0.shared.look(|state| state.link.attributes()),
@@ -207,37 +211,44 @@ impl Device {
         }
     }
 
-    /// Everything that is counted, by stable names.
+    /// All counters of the device, by stable names. Those of one connection: [`QueuePair::counters`].
+    ///
+    /// [`QueuePair::counters`]: super::QueuePair::counters
     pub fn counters(&self) -> Counters {
         self.0.shared.look(Counters::collect)
     }
 
-    /// Asynchronous events of its queues.
+    /// The asynchronous events of the device: of its queues, its connections and its port.
     pub fn async_events(&self) -> AsyncEvents {
         self.0.shared.async_events.events()
     }
 
-    /// A protection domain: memory and queue pairs that may work together.
+    /// Creates a protection domain: a set of regions and queue pairs that may work together.
     pub fn create_pd(&self) -> Result<ProtectionDomain, ResourceError> {
         ProtectionDomain::create(self)
     }
 
-    /// A completion queue for `capacity` entries, to be polled.
+    /// Creates a completion queue for `capacity` entries, to be polled.
     pub fn create_cq(&self, capacity: u32) -> Result<CompletionQueue, ResourceError> {
-        CompletionQueue::create(self, capacity, None)
+        self.create_cq_with(CompletionQueueOptions { capacity, ..Default::default() })
     }
 
-    /// A completion queue for `capacity` entries that can wake whoever waits for `channel`.
+    /// Creates a completion queue for `capacity` entries that notifies on `channel`.
     pub fn create_cq_with_channel(
         &self,
         capacity: u32,
         channel: &CompletionChannel,
     ) -> Result<CompletionQueue, ResourceError> {
-        CompletionQueue::create(self, capacity, Some(channel))
+        let channel = Some(channel.clone());
+        self.create_cq_with(CompletionQueueOptions { capacity, channel, ..Default::default() })
     }
 
-    /// Connects `qp` to the listener at `peer`; waits at most `limit`. The steps one by one, without
-    /// waiting, are [`cm::CmId`]'s.
+    /// Creates a completion queue with options.
+    pub fn create_cq_with(&self, options: CompletionQueueOptions) -> Result<CompletionQueue, ResourceError> {
+        CompletionQueue::create(self, options)
+    }
+
+    /// Connects `qp` to the listener at `peer` and waits until the connection is established, at most for `limit`.
     pub fn connect(
         &self,
         qp: &super::QueuePair,
@@ -245,27 +256,61 @@ impl Device {
         options: ConnectOptions,
         limit: Duration,
     ) -> Result<Connection, ConnectionError> {
-        cm::connect(self, qp, peer, options, limit)
+        let end = self.0.shared.clock.now() + limit;
+        let connecting = self.start_connect(qp, peer, options, limit)?;
+        connecting.wait(end.since(self.0.shared.clock.now()))
     }
 
-    /// Listens at `address`, which may be a wildcard, and whose port may be 0 (any).
+    /// Starts to connect `qp` to the listener at `peer`, without waiting. The next hop is resolved within
+    /// `resolve_limit`; then TCP's and MPA's own time-outs bound the attempt. Single steps are [`CmId`](super::cm::CmId)'s.
+    pub fn start_connect<'qp>(
+        &self,
+        qp: &'qp super::QueuePair,
+        peer: SocketAddr,
+        options: ConnectOptions,
+        resolve_limit: Duration,
+    ) -> Result<Connecting<'qp>, ConnectionError> {
+        Connecting::start(self, qp, peer, options, resolve_limit)
+    }
+
+    /// Listens at `address`. The IP address may be a wildcard; port 0 chooses a free port.
     pub fn listen(&self, address: SocketAddr, options: ListenOptions) -> Result<Listener, ConnectionError> {
         Listener::new(self, address, options)
     }
 
-    /// Runs the engine until nothing comes in any more. Only [`Progress::Application`] needs it, for
-    /// stretches without a poll.
+    /// The panic inside the device's engine, if there was one. Such a panic makes a device fail: all work is flushed as far as
+    /// that is possible, verbs return an error that says so, waits end, and [`AsyncEvent::DeviceFatal`] is the last
+    /// asynchronous event. The interface is closed, so that the kernel resets the connections of peers. Registered memory is not
+    /// accessed any more.
+    ///
+    /// `None` for a device whose interface was removed, although it also raises [`AsyncEvent::DeviceFatal`]: its engine still
+    /// runs, its objects can be queried, and its connections end with
+    /// [`CloseReason::InterfaceRemoved`](crate::CloseReason::InterfaceRemoved).
+    ///
+    /// [`AsyncEvent::DeviceFatal`]: crate::AsyncEvent::DeviceFatal
+    pub fn failure(&self) -> Option<DeviceFailed> {
+        self.0.shared.failure().cloned()
+    }
+
+    /// Runs the engine until no frame is left to receive, but for a bounded number of frames. Needed only with
+    /// [`Progress::Application`], by an application that does not poll for a while.
     pub fn progress(&self) {
         self.0.shared.progress();
     }
 
-    /// Waits until `fd` (a channel of any kind, or any other descriptor) is readable, at most for `limit`;
-    /// says whether it is. Runs the engine meanwhile, if no thread of the device's does.
+    /// Waits until `fd` (any channel, listener, connection or other descriptor) is readable, at most for `limit`;
+    /// returns whether it is. Runs the engine meanwhile if the device has no progress thread.
     pub fn wait(&self, fd: impl AsFd, limit: Option<Duration>) -> io::Result<bool> {
         let shared = &self.0.shared;
         if shared.has_thread {
             shared.application_sleeps();
-            return wait_readable([fd.as_fd()], limit);
+            let woken = wait_readable([fd.as_fd(), shared.failure_bell()], limit)?;
+            return match shared.failure() {
+                None => Ok(woken),
+                // An `fd` that is already readable counts before the failure.
+                Some(_) if wait_readable([fd.as_fd()], Some(Duration::ZERO))? => Ok(true),
+                Some(failure) => Err(failure.clone().into()),
+            };
         }
         let link: Vec<BorrowedFd<'_>> = self.0.readiness.iter().map(AsFd::as_fd).collect();
         shared.drive(fd.as_fd(), &link, limit)
@@ -273,7 +318,7 @@ impl Device {
 
     /// Runs `f` on a thread of its own, which is waited for when the device is closed.
     pub(super) fn spawn_resolver(&self, f: impl FnOnce(&Shared) + Send + 'static) -> io::Result<()> {
-        let mut running = self.0.resolvers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = lock(&self.0.resolvers);
         running.retain(|thread| !thread.is_finished());
         if running.len() >= MOST_RESOLVERS {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "too many addresses are being resolved"));
@@ -284,9 +329,11 @@ impl Device {
     }
 }
 
-/// Destroying an object fails only when something still uses it, and `why` that cannot be.
+/// Checks the destruction of an object. It fails only while other objects use it; `why` says why that cannot be.
 pub(super) fn destroyed(result: Result<(), ResourceError>, why: &str) {
-    if let Err(error) = result {
+    if let Err(error) = result
+        && error != ResourceError::DeviceFailed
+    {
         tracing::error!(%error, "an object was not destroyed, although {why}");
     }
 }
@@ -294,15 +341,15 @@ pub(super) fn destroyed(result: Result<(), ResourceError>, why: &str) {
 impl Drop for DeviceInner {
     fn drop(&mut self) {
         self.shared.stop();
-        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let resolvers = std::mem::take(self.resolvers.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let thread = lock(&self.thread).take();
+        let resolvers = std::mem::take(&mut *lock(&self.resolvers));
         for thread in thread.into_iter().chain(resolvers) {
-            // A thread that panicked has said so; there is nothing left to do about it here.
+            // A panic of the thread was already reported.
             let _ = thread.join();
         }
         let clock = self.shared.clock;
         let end = clock.now() + self.linger;
-        loop {
+        while !self.shared.failed() {
             self.shared.progress();
             let now = clock.now();
             if now >= end || self.shared.look(|state| state.engine.stack().unfinished_connections() == 0) {
@@ -313,7 +360,7 @@ impl Drop for DeviceInner {
                 break;
             }
         }
-        // Whoever is left shall not wait for us.
+        // The peers of the remaining connections are reset, so that they do not wait for their time-outs.
         self.shared.with(|state, _| state.engine.abort_unfinished());
     }
 }

@@ -4,29 +4,36 @@
 //! |---|---|
 //! | `device` | opening, closing, what a device is |
 //! | `shared`, `progress` | the engine's lock, the turn, the progress thread |
+//! | `failure` | what is left of a device whose engine panicked |
 //! | `protection`, `window`, `queue_pair`, `completion`, `work` | the nouns of verbs |
 //! | `cm` | the connection manager |
-//! | `async_event`, `counters` | what happened, how often |
+//! | `async_event`, `counters` | asynchronous events, counters |
+//! | `tokio` | futures over the channels |
 
 mod async_event;
 pub mod cm;
 mod completion;
 mod counters;
 mod device;
+mod failure;
 mod progress;
 mod protection;
 mod queue_pair;
 mod shared;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 mod window;
 mod work;
 
 pub use self::{
     async_event::AsyncEvents,
-    completion::{CompletionChannel, CompletionQueue},
+    completion::{CompletionChannel, CompletionQueue, CompletionQueueOptions, CqNotification},
     counters::Counters,
     device::{Device, DeviceAttributes, DeviceOptions, OpenError},
+    failure::DeviceFailed,
     progress::Progress,
     protection::{MemoryRegion, ProtectionDomain, RegionOptions, RegisterError},
     queue_pair::{QueuePair, SharedReceiveQueue},
     window::{FastRegion, FastRegionOptions, MemoryWindow},
+    work::PostListError,
 };

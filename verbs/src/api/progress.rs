@@ -1,6 +1,6 @@
-//! The progress thread: it runs the engine while the application does not (design section 8). It sleeps on
-//! the interface's descriptors, the engine's next deadline and the doorbell; while the application polls
-//! busily it only looks now and then whether that is still so.
+//! The progress thread, which runs the engine while the application does not. It sleeps on the interface's
+//! descriptors, the engine's next deadline and the doorbell. While the application busy-polls, the thread only checks
+//! from time to time whether it still does.
 
 use std::{
     io,
@@ -15,17 +15,17 @@ use xwarp_tcp::time::Instant;
 use super::shared::{BUSY_POLLS, Shared};
 use crate::system;
 
-/// Who runs the engine.
+/// Which threads run the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Progress {
-    /// The application whenever it polls an empty completion queue, and a thread of the device's while it
-    /// does not: a peer can always reach our memory, and a busy-polling application pays for no second thread.
+    /// The application when it polls an empty completion queue, and a progress thread while the application does not poll:
+    /// peers can always reach our memory, and a busy-polling application does not pay for a second thread.
     #[default]
     Auto,
-    /// Only the application, by polling and by [`Device::wait`](super::Device::wait). Between its calls
-    /// nothing is received, acknowledged or repeated; a peer may give up.
+    /// Only the application, by polling and by [`Device::wait`](super::Device::wait). Between its calls nothing is received,
+    /// acknowledged or retransmitted, and a peer may time out.
     Application,
-    /// Only the device's thread. Polling a completion queue never takes the engine's lock.
+    /// Only the progress thread. Polling a completion queue never takes the engine's lock.
     Thread,
 }
 
@@ -48,18 +48,18 @@ pub(crate) fn spawn(
     })
 }
 
-/// Polls between two looks that make an application a busy one: 16 000 a second at least.
+/// Polls between two checks from which on an application counts as busy-polling: at least 16 000 per second.
 const STEADY_POLLS: u64 = 16;
 
-/// What the thread saw of the application's polling when it last looked.
+/// The application's polling at the thread's last check.
 struct Watch {
     polls: u64,
     at: Instant,
 }
 
 impl Watch {
-    /// Whether the application polls busily. Looks at most once in the shortest nap: in less time
-    /// even a busy application may not get to poll, above all while this thread has the engine.
+    /// Whether the application busy-polls. Checks at most once in the shortest nap: in less time even a busy
+    /// application may not poll, above all while this thread holds the engine.
     fn sees_polling(&mut self, shared: &Shared) -> bool {
         let now = shared.clock.now();
         if !shared.application_progress || now.since(self.at) < NAP[0] {
@@ -73,7 +73,7 @@ impl Watch {
 fn run(shared: &Shared, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut watch = Watch { polls: 0, at: shared.clock.now() };
     let mut nap = NAP[0];
-    while !shared.stopping() {
+    while !shared.stopping() && !shared.failed() {
         if watch.sees_polling(shared) {
             shared.nap(nap)?;
             nap = (nap * 2).min(NAP[1]);

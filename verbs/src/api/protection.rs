@@ -9,31 +9,31 @@ use crate::{
     rnic::{Access, PdId, Registration, Remote, ResourceError, Sge},
 };
 
-/// Why memory was not registered.
+/// An error of [`ProtectionDomain::allocate`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// There is no such memory to be had.
-    #[error("allocating memory: {0}")]
+    /// The operating system refuses the memory.
+    #[error("cannot allocate memory")]
     Allocate(#[from] io::Error),
-    /// The engine refuses.
+    /// The device refuses the registration.
     #[error(transparent)]
     Resource(#[from] ResourceError),
 }
 
-/// How to register memory, beyond the rights on it.
+/// Options of a registration.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RegionOptions {
-    /// The offset that peers and work requests use for the first byte. 0 by default; programs that think
-    /// in addresses take the address.
+    /// Tagged offset of the first byte, in work requests and at peers. 0 by default; programs that work with addresses
+    /// set the address.
     pub base: TaggedOffset,
-    /// Only the peer of this queue pair may use the region (RFC 5041 section 8.2); by default every peer
-    /// of the domain's queue pairs.
+    /// The only queue pair whose peer may use the region (RFC 5041 section 8.2); by default the peers of all queue pairs
+    /// of the domain.
     pub only_for: Option<crate::rnic::QpId>,
 }
 
-/// A protection domain: regions and queue pairs of different ones do not work together. Clones are
-/// handles to the same domain.
+/// A protection domain. Regions and queue pairs of different domains do not work together. Clones are handles to the
+/// same domain.
 #[derive(Clone)]
 pub struct ProtectionDomain(pub(super) Arc<PdInner>);
 
@@ -61,7 +61,7 @@ impl ProtectionDomain {
         Ok(Self(Arc::new(PdInner { device: device.clone(), id })))
     }
 
-    /// The device it belongs to.
+    /// The device.
     pub fn device(&self) -> &Device {
         &self.0.device
     }
@@ -71,8 +71,8 @@ impl ProtectionDomain {
         Ok(self.register(Memory::anonymous(len, Pages::Normal)?, access)?)
     }
 
-    /// Registers `memory`: of our own ([`Memory::anonymous`]) or borrowed ([`Memory::borrowed`], whose
-    /// contract ends when the region is dropped).
+    /// Registers memory that was allocated by [`Memory::anonymous`] or borrowed by [`Memory::borrowed`], whose contract
+    /// ends when the region is dropped.
     pub fn register(&self, memory: Memory, access: Access) -> Result<MemoryRegion, ResourceError> {
         self.register_with(memory, access, RegionOptions::default())
     }
@@ -92,12 +92,12 @@ impl ProtectionDomain {
     }
 }
 
-/// Registered memory. Dropping it ends the registration at once and totally: whatever still names it, here
-/// or at a peer, fails, and so does what names a window that is bound to it. (The verb of ibverbs that refuses
-/// while windows are bound is [`deregister`](Self::deregister).)
+/// A registered region of memory. Dropping it ends the registration immediately: work requests and peers that still name
+/// the region, or a window bound to it, get an error. ([`deregister`](Self::deregister) refuses while windows are bound,
+/// as `ibv_dereg_mr` does.)
 ///
-/// Peers may write it at any moment, so its bytes are reached by copies and atomic words, never by
-/// reference (see [`crate::memory`]). Offsets of these methods count from the first byte.
+/// Peers may write the memory at any time, so its bytes are accessed by copies and atomic words, never by reference (see
+/// [`crate::memory`]). Offsets of these methods count from the first byte of the region.
 pub struct MemoryRegion {
     pd: ProtectionDomain,
     memory: Memory,
@@ -118,54 +118,54 @@ impl fmt::Debug for MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // Fails only when it was deregistered, which leaves nothing to end.
+        // Fails only when the region is already deregistered.
         let _ = self.pd.0.device.shared().with(|state, _| state.engine.revoke(self.key));
     }
 }
 
 impl MemoryRegion {
-    /// Ends the registration, unless windows are bound to it: then it comes back with the reason.
+    /// Ends the registration, unless windows are bound to the region: then returns the region with the error.
     pub fn deregister(self) -> Result<(), (Self, ResourceError)> {
         let ended = self.pd.0.device.shared().with(|state, _| state.engine.deregister(self.key));
         ended.map_err(|error| (self, error))
     }
 
-    /// The key that work requests, here and at the peer, name it by.
+    /// The key of the region, for work requests and peers.
     pub fn key(&self) -> STag {
         self.key
     }
 
-    /// What may be done with it.
+    /// The access rights.
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// Its protection domain.
+    /// The protection domain.
     pub fn pd(&self) -> &ProtectionDomain {
         &self.pd
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// Whether it has no byte at all.
+    /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.memory.is_empty()
     }
 
-    /// The memory itself: atomic words, copies between memories, the address.
+    /// The memory, for atomic words, copies between memories, and the address.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// The piece of `len` bytes from `offset` on, for a work request. It is checked when it is used.
+    /// The piece of `len` bytes at `offset`, for a work request. Bounds are checked when the piece is used.
     pub fn sge(&self, offset: usize, len: usize) -> Sge {
         Sge { key: self.key, offset: self.at(offset), len: u32::try_from(len).unwrap_or(u32::MAX) }
     }
 
-    /// The place `offset` bytes from the start, to be told to a peer.
+    /// The place at `offset`, to be advertised to a peer.
     pub fn remote(&self, offset: usize) -> Remote {
         Remote { key: self.key, offset: self.at(offset) }
     }
@@ -174,17 +174,17 @@ impl MemoryRegion {
         self.base.wrapping_add(offset as u64)
     }
 
-    /// Copies the bytes from `offset` on into `out`, all of it.
+    /// Fills `out` with the bytes at `offset`.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), AccessError> {
         self.memory.read(offset, out)
     }
 
-    /// Copies `bytes` to `offset`, all of them.
+    /// Copies all of `bytes` to `offset`.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), AccessError> {
         self.memory.write(offset, bytes)
     }
 
-    /// A copy of the `len` bytes from `offset` on.
+    /// A copy of the `len` bytes at `offset`.
     pub fn to_vec(&self, offset: usize, len: usize) -> Result<Vec<u8>, AccessError> {
         if !self.memory.contains(offset, len) {
             return Err(AccessError::OutOfBounds { offset, len, size: self.len() });

@@ -2,21 +2,25 @@
 
 use std::{fmt, sync::Arc};
 
+use xwarp_tcp::tcp::Info as TcpInfo;
+
 use super::{
     completion::CompletionQueue,
+    counters::Counters,
     device::{Device, destroyed},
     protection::ProtectionDomain,
+    work::PostListError,
 };
 use crate::rnic::{
     PostError, QpAttributes, QpId, QpInfo, QpState, QueuePairOptions, RecvRequest, ResourceError,
     SrqAttributes, SrqId, WorkRequest,
 };
 
-/// A send queue and a receive queue, to be connected to one peer's.
+/// A send queue and a receive queue, for a connection to one peer.
 ///
-/// Any thread may post. Dropping it forgets what is outstanding; its connection is reset, unless it was
-/// [disconnected](super::cm::CmId::disconnect) before and everything has been sent. Wait for the completion of
-/// what must arrive.
+/// Any thread may post. Dropping a queue pair discards outstanding work, and resets the connection unless it was
+/// [disconnected](super::cm::CmId::disconnect) before and everything has been sent. Wait for the completions of work
+/// that must arrive.
 pub struct QueuePair {
     id: QpId,
     pd: ProtectionDomain,
@@ -42,7 +46,7 @@ impl Drop for QueuePair {
 }
 
 impl ProtectionDomain {
-    /// A queue pair of this domain. Both completion queues may be the same.
+    /// Creates a queue pair of this domain. Both completion queues may be the same one.
     pub fn create_qp(
         &self,
         send_cq: &CompletionQueue,
@@ -52,7 +56,7 @@ impl ProtectionDomain {
         QueuePair::create(self, send_cq, recv_cq, None, options)
     }
 
-    /// A queue pair of this domain that takes its receives from `srq`.
+    /// Creates a queue pair of this domain that takes its receives from `srq`.
     pub fn create_qp_with_srq(
         &self,
         send_cq: &CompletionQueue,
@@ -63,7 +67,7 @@ impl ProtectionDomain {
         QueuePair::create(self, send_cq, recv_cq, Some(srq), options)
     }
 
-    /// A receive queue for several queue pairs of this domain: `max_wr` receives of at most `max_sge` pieces.
+    /// Creates a receive queue for several queue pairs of this domain: `max_wr` receives of at most `max_sge` pieces.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, ResourceError> {
         let attributes = SrqAttributes { pd: self.0.id, max_wr, max_sge, limit: 0 };
         let id = self.device().shared().with(|state, _| state.engine.create_srq(&attributes))?;
@@ -99,57 +103,73 @@ impl QueuePair {
         Ok(Self { id, pd: pd.clone(), send_cq: send_cq.clone(), recv_cq: recv_cq.clone(), srq: srq.cloned() })
     }
 
-    /// Its name in completions and asynchronous events.
+    /// The queue pair's identifier in completions and asynchronous events.
     pub fn id(&self) -> QpId {
         self.id
     }
 
-    /// The device it belongs to.
+    /// The device.
     pub fn device(&self) -> &Device {
         self.pd.device()
     }
 
-    /// Its protection domain.
+    /// The protection domain.
     pub fn pd(&self) -> &ProtectionDomain {
         &self.pd
     }
 
-    /// Where requests of the send queue complete.
+    /// The completion queue of the send queue.
     pub fn send_cq(&self) -> &CompletionQueue {
         &self.send_cq
     }
 
-    /// Where receives complete.
+    /// The completion queue of receives.
     pub fn recv_cq(&self) -> &CompletionQueue {
         &self.recv_cq
     }
 
-    /// The shared receive queue that it takes receives from.
+    /// The shared receive queue, if receives are taken from one.
     pub fn srq(&self) -> Option<&SharedReceiveQueue> {
         self.srq.as_ref()
     }
 
-    /// What it is now.
+    /// The current state and attributes.
     pub fn query(&self) -> Result<QpInfo, ResourceError> {
         self.device().shared().look(|state| state.engine.query_qp(self.id))
     }
 
-    /// Where it is in its life.
+    /// The current state.
     pub fn state(&self) -> QpState {
         self.query().map_or(QpState::Error, |info| info.state)
     }
 
-    /// Posts a request to the send queue, and sends as much of it as the window allows before it returns.
+    /// TCP's numbers of the queue pair's connection: round-trip time, congestion window, windows, retransmissions.
+    /// `None` without a connection.
+    pub fn tcp_info(&self) -> Option<TcpInfo> {
+        let info = self.device().shared().look(|state| state.engine.connection_info(self.id));
+        info.map(|(tcp, _)| tcp)
+    }
+
+    /// TCP's and MPA's counters of the queue pair's connection, since it began. Empty without a connection.
+    pub fn counters(&self) -> Counters {
+        let info = self.device().shared().look(|state| state.engine.connection_info(self.id));
+        info.map(|(tcp, mpa)| Counters::of_connection(&tcp, &mpa)).unwrap_or_default()
+    }
+
+    /// Posts a request to the send queue and transmits as much of it as the window allows before it returns.
     pub fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), PostError> {
         self.device().shared().with(|state, _| state.engine.post_send(self.id, request))
     }
 
-    /// Posts requests in order, for the price of one call; several small messages may then share a segment.
-    /// An error says how many were posted before the request that it is about.
-    pub fn post_send_list(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostError)> {
+    /// Posts requests in order with one call, which takes the device's lock once; several small messages may then share
+    /// a segment. Stops at the first request that is refused.
+    pub fn post_send_list(&self, requests: &[WorkRequest<'_>]) -> Result<(), PostListError> {
         self.device().shared().with(|state, _| {
             for (posted, request) in requests.iter().enumerate() {
-                state.engine.post_send(self.id, request).map_err(|error| (posted, error))?;
+                state
+                    .engine
+                    .post_send(self.id, request)
+                    .map_err(|source| PostListError { posted, source })?;
             }
             Ok(())
         })
@@ -160,28 +180,31 @@ impl QueuePair {
         self.device().shared().with(|state, _| state.engine.post_recv(self.id, request))
     }
 
-    /// Posts receives in order. An error says how many were posted before the one that it is about.
-    pub fn post_recv_list(&self, requests: &[RecvRequest<'_>]) -> Result<(), (usize, PostError)> {
+    /// Posts receives in order with one call. Stops at the first one that is refused.
+    pub fn post_recv_list(&self, requests: &[RecvRequest<'_>]) -> Result<(), PostListError> {
         self.device().shared().with(|state, _| {
             for (posted, request) in requests.iter().enumerate() {
-                state.engine.post_recv(self.id, request).map_err(|error| (posted, error))?;
+                state
+                    .engine
+                    .post_recv(self.id, request)
+                    .map_err(|source| PostListError { posted, source })?;
             }
             Ok(())
         })
     }
 
-    /// Makes a queue pair idle again whose connection is over, so that it can be connected anew.
+    /// Returns a queue pair whose connection has ended to the idle state, so that it can be connected again.
     pub fn reset(&self) -> Result<(), ResourceError> {
         self.device().shared().with(|state, _| state.engine.reset_qp(self.id))
     }
 
-    /// Ends the connection at once with a reset, and flushes all work.
+    /// Resets the connection and flushes all work.
     pub fn abort(&self) -> Result<(), ResourceError> {
         self.device().shared().with(|state, _| state.engine.abort(self.id))
     }
 }
 
-/// Receives that several queue pairs take from. Clones are handles to the same queue.
+/// A queue of receives for several queue pairs. Clones are handles to the same queue.
 #[derive(Clone)]
 pub struct SharedReceiveQueue(Arc<SrqInner>);
 
@@ -204,28 +227,28 @@ impl fmt::Debug for SharedReceiveQueue {
 }
 
 impl SharedReceiveQueue {
-    /// Its name in asynchronous events.
+    /// The queue's identifier in asynchronous events.
     pub fn id(&self) -> SrqId {
         self.0.id
     }
 
-    /// Posts a receive, for whichever queue pair needs it first.
+    /// Posts a receive for the queue pair that needs one first.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
         self.0.pd.device().shared().with(|state, _| state.engine.post_srq_recv(self.0.id, request))
     }
 
-    /// Receives that are posted and not taken.
+    /// Number of receives that are posted and not taken by a queue pair.
     pub fn posted(&self) -> Result<usize, ResourceError> {
         self.0.pd.device().shared().look(|state| state.engine.query_srq(self.0.id)).map(|(_, posted)| posted)
     }
 
-    /// Asks for one [`AsyncEvent::SrqLimit`](crate::AsyncEvent::SrqLimit), when fewer than `limit` receives
-    /// are left. 0: none.
+    /// Requests one [`AsyncEvent::SrqLimit`](crate::AsyncEvent::SrqLimit) for the time when fewer than `limit` receives
+    /// are left. 0 cancels the request.
     pub fn arm_limit(&self, limit: u32) -> Result<(), ResourceError> {
         self.0.pd.device().shared().with(|state, _| state.engine.arm_srq_limit(self.0.id, limit))
     }
 
-    /// Makes room for `max_wr` receives; fails when more are posted.
+    /// Changes the capacity to `max_wr` receives; fails when more are posted.
     pub fn resize(&self, max_wr: u32) -> Result<(), ResourceError> {
         self.0.pd.device().shared().with(|state, _| state.engine.resize_srq(self.0.id, max_wr))
     }

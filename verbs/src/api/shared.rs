@@ -2,10 +2,12 @@
 //! [`Shared::with`]; whoever polls runs it through [`Shared::try_progress`]; the progress thread waits for it.
 
 use std::{
+    any::Any,
     io,
     os::fd::{AsFd, BorrowedFd},
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        Arc, Mutex, MutexGuard, OnceLock, TryLockError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -13,22 +15,32 @@ use std::{
 
 use xwarp_tcp::time::Instant;
 
-use super::{async_event::AsyncQueue, cm::table::CmTable};
+use super::{
+    async_event::AsyncQueue,
+    cm::table::CmTable,
+    failure::{Answer, ClosedInterface, DeviceFailed},
+};
 use crate::{
     engine::Engine,
     interface::{Interface, InterfaceChange, Resolver},
-    system::{Clock, Doorbell, wait_readable},
+    rnic::AsyncEvent,
+    system::{Clock, Doorbell, lock, wait_readable},
 };
 
-/// How soon to look again when the link had no room for what wants to be sent: nothing announces room.
+/// Interval at which transmission is retried when the link had no room: no event announces room.
 const STARVED_WAIT: Duration = Duration::from_micros(100);
 /// Polls without arming a queue after which an application may count as busy-polling.
 pub(crate) const BUSY_POLLS: u64 = 64;
-/// How often a busy engine asks the interface whether it changed.
+/// Interval at which a busy engine asks the interface for changes.
 const CHANGE_EVERY: Duration = Duration::from_millis(20);
-/// Longest sleep of an application's own wait, which nobody else's verbs can shorten.
+/// Largest number of next hops that are looked up at a time, with two or three netlink requests each under the
+/// engine's lock.
+const MOST_LOOKUPS: usize = 8;
+/// Longest sleep in an application's own wait, which verbs of other threads cannot shorten.
 const APPLICATION_WAIT: Duration = Duration::from_millis(5);
-/// No time at all: nobody sleeps.
+/// Largest number of turns in one call of [`Shared::progress`]: about 4000 frames.
+const MOST_TURNS: usize = 64;
+/// Value of `wakes_at` while the progress thread does not sleep.
 const NOT_WAITING: u64 = 0;
 
 /// What the lock protects.
@@ -40,7 +52,7 @@ pub(crate) struct State {
     ask_changes_at: Instant,
 }
 
-/// What a [`Shared`] is made of.
+/// The parts of a new [`Shared`].
 pub(crate) struct Setup {
     pub(crate) engine: Engine,
     pub(crate) link: Box<dyn Interface>,
@@ -50,7 +62,10 @@ pub(crate) struct Setup {
     pub(crate) has_thread: bool,
 }
 
-/// A device, as its handles, its objects and its thread share it.
+/// A step of failing a device, with its description for the log in case the step fails too.
+type FailureStep = (&'static str, fn(&mut State));
+
+/// The part of a device that its handles, objects and threads share.
 pub(crate) struct Shared {
     state: Mutex<State>,
     pub(crate) clock: Clock,
@@ -67,17 +82,46 @@ pub(crate) struct Shared {
     /// Polls of the application since it last armed a queue.
     polls: AtomicU64,
     stop: AtomicBool,
+    /// Set when the engine panicked: it does not run any more.
+    failure: OnceLock<DeviceFailed>,
+    /// Rung when `failure` is set, and never cleared: ends every wait.
+    failure_bell: Doorbell,
     interface_gone: AtomicBool,
 }
 
+/// The asynchronous event that reports a change of the interface to the application, if one does.
+fn event_of(change: &InterfaceChange) -> Option<AsyncEvent> {
+    Some(match change {
+        InterfaceChange::Removed => AsyncEvent::DeviceFatal,
+        InterfaceChange::Carrier { up: true } => AsyncEvent::PortUp,
+        InterfaceChange::Carrier { up: false } => AsyncEvent::PortDown,
+        InterfaceChange::AddressAdded(address) => AsyncEvent::AddressAdded(*address),
+        InterfaceChange::AddressRemoved(address) => AsyncEvent::AddressRemoved(*address),
+        _ => return None,
+    })
+}
+
 impl State {
-    /// How long nothing needs to be done unless a frame arrives or a verb is called.
+    /// Time until the engine must run unless a frame arrives or a verb is called.
     fn quiet_for(&self, now: Instant) -> Option<Duration> {
         let timer = self.engine.next_deadline().map(|at| at.since(now));
         if self.engine.wants_to_transmit() {
             return Some(timer.map_or(STARVED_WAIT, |t| t.min(STARVED_WAIT)));
         }
+        if self.engine.wants_lookup() {
+            return Some(timer.map_or(CHANGE_EVERY, |t| t.min(CHANGE_EVERY)));
+        }
         timer
+    }
+
+    /// Asks the kernel for next hops that the engine wants to look up, a bounded number at a time.
+    fn look_up_next_hops(&mut self) {
+        for _ in 0..MOST_LOOKUPS {
+            let Some(lookup) = self.engine.next_lookup() else { return };
+            if let Some((address, mac)) = self.link.next_hop(&lookup.flow, lookup.unanswered) {
+                self.engine.next_hop_found(lookup.conn, address, mac);
+            }
+        }
     }
 }
 
@@ -95,33 +139,95 @@ impl Shared {
             wakes_at: AtomicU64::new(NOT_WAITING),
             polls: AtomicU64::new(0),
             stop: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            failure_bell: Doorbell::new()?,
             interface_gone: AtomicBool::new(false),
         })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
-    /// Looks at the state without changing anything.
+    /// Calls `f` with the state for reading, even after the device has failed.
     pub(crate) fn look<R>(&self, f: impl FnOnce(&State) -> R) -> R {
         f(&self.lock())
     }
 
-    /// Runs a verb, and sends what it made ready.
-    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut State, Instant) -> R) -> R {
-        let mut state = self.lock();
-        let now = self.clock.now();
-        let result = f(&mut state, now);
-        let State { engine, link, .. } = &mut *state;
-        if engine.wants_to_transmit() {
-            engine.transmit(now, &mut **link);
-        }
-        self.conclude(state, now);
-        result
+    /// Runs a verb and transmits the work that it made ready. If the device has failed or fails now, the verb returns
+    /// the answer of a failed device.
+    pub(crate) fn with<R: Answer>(&self, f: impl FnOnce(&mut State, Instant) -> R) -> R {
+        let done = self.guarded(self.lock(), |state| {
+            let now = self.clock.now();
+            let result = f(state, now);
+            let State { engine, link, .. } = state;
+            if engine.wants_to_transmit() {
+                engine.transmit(now, &mut **link);
+            }
+            self.conclude(state, now);
+            result
+        });
+        done.unwrap_or_else(R::of_failed_device)
     }
 
-    /// One turn of the engine by a polling application, unless somebody else is at it. Whether anything
+    /// Runs `f` unless the device has failed. A panic of `f` is caught and fails the device. Returns `None` in both
+    /// cases.
+    fn guarded<R>(&self, mut state: MutexGuard<'_, State>, f: impl FnOnce(&mut State) -> R) -> Option<R> {
+        if self.failed() {
+            return None;
+        }
+        match catch_unwind(AssertUnwindSafe(|| f(&mut state))) {
+            Ok(result) => Some(result),
+            Err(panic) => {
+                self.fail(&mut state, &*panic);
+                None
+            }
+        }
+    }
+
+    /// Fails the device after a panic of its engine: the engine never runs again, and all waiting threads are woken.
+    /// The engine's state is unreliable, so flushing work, notifying connections and closing the interface are
+    /// attempted one by one.
+    fn fail(&self, state: &mut State, panic: &(dyn Any + Send)) {
+        let failure = DeviceFailed::by(panic);
+        tracing::error!(panic = %failure.message, "the engine panicked: the device and all its objects have failed");
+        if self.failure.set(failure).is_err() {
+            return;
+        }
+        let steps: [FailureStep; 3] = [
+            ("flush the work of its queue pairs", |state| state.engine.fail_all()),
+            ("notify its connections", |state| state.cm.device_failed()),
+            ("close its interface", |state| {
+                let closed = ClosedInterface::of(&*state.link);
+                drop(std::mem::replace(&mut state.link, Box::new(closed)));
+            }),
+        ];
+        for (what, step) in steps {
+            if catch_unwind(AssertUnwindSafe(|| step(state))).is_err() {
+                tracing::error!("the failed device could not {what}");
+            }
+        }
+        self.async_events.push(AsyncEvent::DeviceFatal);
+        self.failure_bell.ring();
+        self.doorbell.ring();
+    }
+
+    /// Why the device has failed, if it has.
+    pub(crate) fn failure(&self) -> Option<&DeviceFailed> {
+        self.failure.get()
+    }
+
+    /// Whether the device has failed.
+    pub(crate) fn failed(&self) -> bool {
+        self.failure.get().is_some()
+    }
+
+    /// Readable from the moment the device fails.
+    pub(crate) fn failure_bell(&self) -> BorrowedFd<'_> {
+        self.failure_bell.as_fd()
+    }
+
+    /// One turn of the engine by a polling application, unless another thread holds the engine. Returns whether a frame
     /// was received.
     pub(crate) fn try_progress(&self) -> bool {
         if !self.application_progress {
@@ -129,42 +235,53 @@ impl Shared {
         }
         let state = match self.state.try_lock() {
             Ok(state) => state,
+            // As in `lock`.
             Err(TryLockError::Poisoned(e)) => e.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
-        let now = self.clock.now();
-        self.turn(state, now)
+        self.turn(state)
     }
 
-    /// Turns of the engine until nothing comes in any more, or somebody stops the device. Called after a
-    /// sleep, so the interface itself may have something to say.
+    /// Runs the engine until no frame is left to receive or the device is stopped, but at most [`MOST_TURNS`] turns:
+    /// peers that never stop sending do not keep the caller here. Called after a sleep, so the interface is asked for
+    /// changes.
     pub(crate) fn progress(&self) {
         self.lock().ask_changes_at = Instant::ZERO;
-        while self.turn(self.lock(), self.clock.now()) && !self.stopping() {}
+        for _ in 0..MOST_TURNS {
+            if !self.turn(self.lock()) || self.stopping() {
+                break;
+            }
+        }
     }
 
-    fn turn(&self, mut state: MutexGuard<'_, State>, now: Instant) -> bool {
-        let State { engine, link, .. } = &mut *state;
-        let received = engine.turn(now, &mut **link);
-        self.conclude(state, now);
-        received
+    fn turn(&self, state: MutexGuard<'_, State>) -> bool {
+        let turned = self.guarded(state, |state| {
+            let now = self.clock.now();
+            let State { engine, link, .. } = state;
+            let received = engine.turn(now, &mut **link);
+            self.conclude(state, now);
+            received
+        });
+        turned.unwrap_or(false)
     }
 
-    /// After anything that may have caused events or deadlines: passes them on.
-    fn conclude(&self, mut state: MutexGuard<'_, State>, now: Instant) {
+    /// Passes on the events and deadlines that the engine's last work may have caused.
+    fn conclude(&self, state: &mut State, now: Instant) {
+        if now >= state.ask_changes_at {
+            state.ask_changes_at = now + CHANGE_EVERY;
+            while let Some(change) = state.link.change() {
+                self.interface_changed(state, now, change);
+            }
+            state.look_up_next_hops();
+        }
         while let Some(event) = state.engine.next_cm_event() {
             state.dispatch(now, event);
         }
         while let Some(event) = state.engine.next_async_event() {
             self.async_events.push(event);
         }
-        if now >= state.ask_changes_at {
-            state.ask_changes_at = now + CHANGE_EVERY;
-            while let Some(change) = state.link.change() {
-                self.interface_changed(&mut state, now, change);
-            }
-        }
-        // The thread stores this under the lock too, so that either it has seen our deadline or we see it.
+        // The thread also stores this under the lock, so either the thread has seen our deadline or we see the
+        // thread's wake-up time.
         let wakes_at = self.wakes_at.load(Ordering::Relaxed);
         if wakes_at != NOT_WAITING
             && state.quiet_for(now).is_some_and(|quiet| (now + quiet).as_nanos() < wakes_at)
@@ -174,36 +291,50 @@ impl Shared {
     }
 
     fn interface_changed(&self, state: &mut State, now: Instant, change: InterfaceChange) {
-        tracing::info!(?change, "the interface changed");
+        tracing::debug!(?change, "the interface changed");
+        if let Some(event) = event_of(&change) {
+            tracing::info!(?event, "the interface changed");
+            self.async_events.push(event);
+        }
         match change {
             InterfaceChange::AddressRemoved(address) => {
                 state.engine.address_removed(now, &mut *state.link, address);
             }
+            InterfaceChange::AddressAdded(_) | InterfaceChange::Carrier { .. } => {}
             InterfaceChange::Mtu(mtu) => state.engine.mtu_changed(now, mtu),
-            InterfaceChange::NextHop { old, new } => state.engine.next_hop_changed(old, new),
-            InterfaceChange::Removed => self.interface_gone.store(true, Ordering::Relaxed),
-            InterfaceChange::Carrier { .. } | InterfaceChange::AddressAdded(_) => {}
+            InterfaceChange::Mac(mac) => state.engine.source_mac_changed(mac),
+            InterfaceChange::Neighbours(changed) => state.engine.neighbours_changed(&changed),
+            InterfaceChange::Routes => state.engine.routes_changed(),
+            InterfaceChange::Removed => {
+                self.interface_gone.store(true, Ordering::Relaxed);
+                state.engine.interface_removed();
+            }
         }
     }
 
-    /// The application polls. Counted without a bus lock: a count that gets lost between threads does not matter.
+    /// Whether the interface was removed. Its descriptors stay readable (`POLLERR`) then and must not be waited for.
+    pub(crate) fn interface_gone(&self) -> bool {
+        self.interface_gone.load(Ordering::Relaxed)
+    }
+
+    /// Counts a poll of the application, without a bus lock: a count lost between threads does not matter.
     pub(crate) fn note_poll(&self) {
         self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// How often it has, since it last armed a queue.
+    /// Number of polls since the application last armed a queue.
     pub(crate) fn polls(&self) -> u64 {
         self.polls.load(Ordering::Relaxed)
     }
 
-    /// The application is about to sleep and relies on being woken: it no longer counts as polling.
+    /// Notes that the application is about to sleep and must be woken: it no longer counts as polling.
     pub(crate) fn application_sleeps(&self) {
         if self.polls.swap(0, Ordering::Relaxed) >= BUSY_POLLS {
             self.doorbell.ring();
         }
     }
 
-    /// Tells the progress thread to end.
+    /// Asks the progress thread to end.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.doorbell.ring();
@@ -214,10 +345,10 @@ impl Shared {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Sleeps until something readable, the doorbell, the engine's next deadline or `limit` ends it.
+    /// Sleeps until a descriptor is readable, the doorbell rings, the engine's next deadline comes or `limit` has
+    /// passed.
     pub(crate) fn sleep(&self, fds: &[BorrowedFd<'_>], limit: Option<Duration>) -> io::Result<()> {
-        let wait = {
-            let state = self.lock();
+        let wait = self.guarded(self.lock(), |state| {
             let now = self.clock.now();
             let wait = match (state.quiet_for(now), limit) {
                 (Some(a), Some(b)) => Some(a.min(b)),
@@ -226,14 +357,17 @@ impl Shared {
             let wakes_at = wait.map_or(u64::MAX, |w| (now + w).as_nanos());
             self.wakes_at.store(wakes_at.max(NOT_WAITING + 1), Ordering::Relaxed);
             wait
-        };
+        });
+        let Some(wait) = wait else { return Ok(()) };
+        let fds = if self.interface_gone() { &[] } else { fds };
         wait_readable(fds.iter().copied().chain([self.doorbell.as_fd()]), wait)?;
         self.wakes_at.store(NOT_WAITING, Ordering::Relaxed);
         self.doorbell.clear();
         Ok(())
     }
 
-    /// Runs the engine in the calling thread until `fd` is readable or `limit` has passed. Whether it is.
+    /// Runs the engine in the calling thread until `fd` is readable or `limit` has passed; returns whether `fd` is
+    /// readable. Checks both after each turn, so a steady stream of frames does not prolong the call.
     pub(crate) fn drive(
         &self,
         fd: BorrowedFd<'_>,
@@ -241,22 +375,32 @@ impl Shared {
         limit: Option<Duration>,
     ) -> io::Result<bool> {
         let end = limit.map(|l| self.clock.now() + l);
+        self.lock().ask_changes_at = Instant::ZERO;
         loop {
-            self.progress();
+            let received = self.turn(self.lock());
             if wait_readable([fd], Some(Duration::ZERO))? {
                 return Ok(true);
+            }
+            if let Some(failure) = self.failure() {
+                return Err(failure.clone().into());
             }
             let now = self.clock.now();
             let left = end.map_or(APPLICATION_WAIT, |end| end.since(now));
             if left.is_zero() {
                 return Ok(false);
             }
-            let quiet = self.lock().quiet_for(now).unwrap_or(APPLICATION_WAIT);
+            if received {
+                continue;
+            }
+            let quiet =
+                self.guarded(self.lock(), |state| state.quiet_for(now)).flatten().unwrap_or(APPLICATION_WAIT);
+            let link = if self.interface_gone() { &[] } else { link };
             wait_readable(link.iter().copied().chain([fd]), Some(left.min(quiet).min(APPLICATION_WAIT)))?;
+            self.lock().ask_changes_at = Instant::ZERO;
         }
     }
 
-    /// Sleeps while the application does the work, at most for `limit`. Frames do not end this.
+    /// Sleeps for at most `limit` while the application runs the engine. Frames do not end this sleep.
     pub(crate) fn nap(&self, limit: Duration) -> io::Result<()> {
         wait_readable([self.doorbell.as_fd()], Some(limit))?;
         self.doorbell.clear();

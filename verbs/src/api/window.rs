@@ -1,9 +1,8 @@
-//! Keys that work requests open and close: memory windows and fast regions.
+//! Memory windows and fast regions: keys that work requests make valid and invalid.
 //!
-//! Both are made once, and opened again and again under a new key by a request of a send queue, which costs
-//! no call of the connection's setup and is in order with the other requests: what is posted behind it may
-//! advertise the key. A key that was invalidated, here or by the peer's Send with Invalidate, opens nothing,
-//! and the next opening takes another one.
+//! Both are created once and then bound (or registered) repeatedly under a new key by a work request, which is executed in
+//! order with the other requests of its send queue: a request posted behind it may advertise the key. A key that was
+//! invalidated, here or by the peer's Send with Invalidate, grants no access; the next binding uses another key.
 //!
 //! ```
 //! # use xwarp_verbs::{Access, MemoryRegion, PostError, QueuePair, Remote, ResourceError, STag, WorkRequest};
@@ -71,35 +70,35 @@ impl Drop for OwnedKey {
     }
 }
 
-/// A memory window (type 2 of the verbs): a key that opens a part of a region to the peer of one queue pair,
-/// from the request that binds it to its invalidation. Dropping it closes it at once.
+/// A memory window (type 2 of the verbs): a key that grants the peer of one queue pair access to part of a region, from
+/// the request that binds the window until its invalidation. Dropping the window invalidates it immediately.
 #[derive(Debug)]
 pub struct MemoryWindow(OwnedKey);
 
 impl MemoryWindow {
-    /// The key that was taken last.
+    /// The key that was used last.
     pub fn key(&self) -> STag {
         self.0.key.current()
     }
 
-    /// The key for the next binding. It has 256 values and then comes again.
+    /// The key for the next binding. Keys repeat after 256 bindings.
     pub fn next_key(&self) -> STag {
         self.0.key.next()
     }
 
-    /// Its protection domain.
+    /// The protection domain.
     pub fn pd(&self) -> &ProtectionDomain {
         &self.0.pd
     }
 }
 
-/// How to make a fast region.
+/// Options of a fast region.
 #[derive(Debug, Clone, Copy)]
 pub struct FastRegionOptions {
-    /// Pieces of memory that one registration may have.
+    /// Most pieces of memory in one registration.
     pub max_pieces: u32,
-    /// Only the peer of this queue pair may use the region (RFC 5041 section 8.2), and may invalidate it
-    /// although the domain has other queue pairs.
+    /// The only queue pair whose peer may use the region (RFC 5041 section 8.2). That peer may also invalidate the region
+    /// when the domain has other queue pairs.
     pub only_for: Option<QpId>,
 }
 
@@ -109,38 +108,38 @@ impl Default for FastRegionOptions {
     }
 }
 
-/// A region without memory, which a work request ([`WorkRequest::fast_register`]) gives some to, until it is
-/// invalidated. Dropping it takes the memory away at once.
+/// A region that gets its memory from a work request ([`WorkRequest::fast_register`]) and loses it when it is invalidated.
+/// Dropping the region invalidates it immediately.
 ///
 /// [`WorkRequest::fast_register`]: crate::WorkRequest::fast_register
 #[derive(Debug)]
 pub struct FastRegion(OwnedKey);
 
 impl FastRegion {
-    /// The key that was taken last.
+    /// The key that was used last.
     pub fn key(&self) -> STag {
         self.0.key.current()
     }
 
-    /// The key for the next registration. It has 256 values and then comes again.
+    /// The key for the next registration. Keys repeat after 256 registrations.
     pub fn next_key(&self) -> STag {
         self.0.key.next()
     }
 
-    /// Its protection domain.
+    /// The protection domain.
     pub fn pd(&self) -> &ProtectionDomain {
         &self.0.pd
     }
 }
 
 impl ProtectionDomain {
-    /// A window, which is not bound.
+    /// Allocates a window, which is not bound.
     pub fn alloc_window(&self) -> Result<MemoryWindow, ResourceError> {
         let key = self.device().shared().with(|state, _| state.engine.alloc_window(self.0.id))?;
         Ok(MemoryWindow(OwnedKey { pd: self.clone(), key: StepKey::new(key), free: Engine::dealloc_window }))
     }
 
-    /// A region for registrations by work requests, which is invalid until the first.
+    /// Allocates a region for registrations by work requests. It is invalid until the first registration.
     pub fn alloc_fast_region(&self, options: FastRegionOptions) -> Result<FastRegion, ResourceError> {
         let FastRegionOptions { max_pieces, only_for } = options;
         let registration = FastRegistration { pd: self.0.id, max_pieces, stream: only_for };
@@ -150,8 +149,8 @@ impl ProtectionDomain {
 }
 
 impl MemoryRegion {
-    /// What a window opens that shows `len` bytes from `offset` on, under the offsets that they have in the
-    /// region. The region must have been registered with [`Access::WINDOW_BIND`].
+    /// A binding of `len` bytes at `offset`, under the tagged offsets that they have in the region. The region must have
+    /// been registered with [`Access::WINDOW_BIND`].
     pub fn binding(&self, offset: usize, len: usize, access: Access) -> Binding {
         let offset = self.remote(offset).offset;
         Binding { region: self.key(), offset, len: len as u64, base: offset, access }
@@ -159,7 +158,7 @@ impl MemoryRegion {
 }
 
 impl Binding {
-    /// The same bytes, the first of which the peer calls 0: it learns nothing of where they lie.
+    /// The same bytes under tagged offsets that start at 0, so that the peer does not see where they lie in the region.
     #[must_use]
     pub fn zero_based(self) -> Self {
         Self { base: 0, ..self }

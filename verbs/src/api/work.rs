@@ -1,10 +1,10 @@
-//! Making work requests: constructors for each operation, options by chaining.
+//! Constructors of work requests: one for each operation, options by chaining.
 //!
 //! ```
 //! use xwarp_verbs::{Sge, WorkRequest};
 //!
 //! let piece = Sge { len: 64, ..Sge::default() };
-//! let request = WorkRequest::send(1, &piece).signaled().solicited();
+//! let request = WorkRequest::send(1, piece).signaled().solicited();
 //! assert_eq!(request.wr_id, 1);
 //! ```
 
@@ -12,8 +12,8 @@ use crate::{
     ddp::{STag, TaggedOffset},
     memory::Memory,
     rnic::{
-        Access, Binding, Operation, Payload, RecvRequest, Remote, SendFlags, Sge, WcStatus, WorkCompletion,
-        WorkRequest,
+        Access, Binding, Operation, Payload, PostError, RecvRequest, Remote, SendFlags, Sge, WcStatus,
+        WorkCompletion, WorkRequest,
     },
 };
 
@@ -29,10 +29,20 @@ impl<'a, const N: usize> From<&'a [Sge; N]> for Payload<'a> {
     }
 }
 
-impl<'a> From<&'a Sge> for Payload<'a> {
-    fn from(piece: &'a Sge) -> Self {
-        Self::Gather(std::slice::from_ref(piece))
+impl From<Sge> for Payload<'_> {
+    fn from(piece: Sge) -> Self {
+        Self::Piece(piece)
     }
+}
+
+/// The failure of a list of work requests: those before the failed one are posted, those after it are not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("work request {posted} of the list was not posted")]
+pub struct PostListError {
+    /// Number of requests that were posted, which is the index of the one that failed.
+    pub posted: usize,
+    /// Why that one was not posted.
+    pub source: PostError,
 }
 
 impl<'a> WorkRequest<'a> {
@@ -45,19 +55,19 @@ impl<'a> WorkRequest<'a> {
         Self::new(wr_id, Operation::Send { invalidate: None }, payload.into())
     }
 
-    /// Sends a message into the peer's next receive, and invalidates `key` of the peer's: a window or a fast
-    /// region is closed, a region loses its remote rights.
+    /// Sends a message into the peer's next receive and invalidates the peer's `key`: a window or a fast region is
+    /// closed, a region loses its remote rights.
     pub fn send_with_invalidate(wr_id: u64, payload: impl Into<Payload<'a>>, key: STag) -> Self {
         Self::new(wr_id, Operation::Send { invalidate: Some(key) }, payload.into())
     }
 
-    /// Writes to the peer's memory; the peer's application learns nothing of it.
+    /// Writes to the peer's memory. The peer's application is not notified: send a message after the write.
     pub fn write(wr_id: u64, payload: impl Into<Payload<'a>>, remote: Remote) -> Self {
         Self::new(wr_id, Operation::Write { remote }, payload.into())
     }
 
-    /// Writes to the peer's memory; then eight bytes come with the completion of the peer's next receive,
-    /// which also says how many were written.
+    /// Writes to the peer's memory, then delivers eight bytes of Immediate Data with the completion of the peer's next
+    /// receive. That completion's `byte_len` is the number of bytes written.
     pub fn write_with_immediate(
         wr_id: u64,
         payload: impl Into<Payload<'a>>,
@@ -68,49 +78,73 @@ impl<'a> WorkRequest<'a> {
     }
 
     /// Reads the peer's memory into `local`.
-    pub fn read(wr_id: u64, local: &'a Sge, remote: Remote) -> Self {
+    pub fn read(wr_id: u64, local: Sge, remote: Remote) -> Self {
         Self::new(wr_id, Operation::Read { remote, invalidate: false }, local.into())
     }
 
     /// Reads the peer's memory into `local`, then revokes the remote rights on `local`'s region.
-    pub fn read_with_invalidate(wr_id: u64, local: &'a Sge, remote: Remote) -> Self {
+    pub fn read_with_invalidate(wr_id: u64, local: Sge, remote: Remote) -> Self {
         Self::new(wr_id, Operation::Read { remote, invalidate: true }, local.into())
     }
 
-    /// Eight bytes into the completion of the peer's next receive.
+    /// Delivers eight bytes of Immediate Data with the completion of the peer's next receive.
     pub fn immediate(wr_id: u64, data: [u8; 8]) -> Self {
         Self::new(wr_id, Operation::Immediate { data }, Payload::EMPTY)
     }
 
-    /// Adds `add` to a 64-bit word of the peer's; the word before comes to `local`.
-    pub fn fetch_add(wr_id: u64, local: &'a Sge, remote: Remote, add: u64) -> Self {
-        Self::new(wr_id, Operation::FetchAdd { remote, add, mask: 0 }, local.into())
+    /// Adds `add` to a 64-bit word of the peer's memory. The word's former value is written to `local`, eight bytes.
+    /// (See [byte order](crate#byte-order-of-atomics).)
+    pub fn fetch_add(wr_id: u64, local: Sge, remote: Remote, add: u64) -> Self {
+        Self::masked_fetch_add(wr_id, local, remote, add, 0)
     }
 
-    /// Replaces a 64-bit word of the peer's by `swap` if it is `compare`; the word before comes to `local`.
-    pub fn compare_swap(wr_id: u64, local: &'a Sge, remote: Remote, compare: u64, swap: u64) -> Self {
-        let (compare_mask, swap_mask) = (u64::MAX, u64::MAX);
+    /// Adds `add` to a 64-bit word of the peer's memory that consists of several fields: `mask` has the most
+    /// significant bit of each field set, and no carry leaves a field (RFC 7306 section 5.1.1).
+    pub fn masked_fetch_add(wr_id: u64, local: Sge, remote: Remote, add: u64, mask: u64) -> Self {
+        Self::new(wr_id, Operation::FetchAdd { remote, add, mask }, local.into())
+    }
+
+    /// Replaces a 64-bit word of the peer's memory by `swap` if it is `compare`. The word's former value is written to
+    /// `local`, eight bytes. (See [byte order](crate#byte-order-of-atomics).)
+    pub fn compare_swap(wr_id: u64, local: Sge, remote: Remote, compare: u64, swap: u64) -> Self {
+        Self::masked_compare_swap(wr_id, local, remote, (compare, u64::MAX), (swap, u64::MAX))
+    }
+
+    /// Replaces bits of a 64-bit word of the peer's memory if other bits are as expected. Of `compare` and `swap`, the
+    /// first number is the value and the second one has the bits set that count (RFC 7306 section 5.1.2).
+    pub fn masked_compare_swap(
+        wr_id: u64,
+        local: Sge,
+        remote: Remote,
+        (compare, compare_mask): (u64, u64),
+        (swap, swap_mask): (u64, u64),
+    ) -> Self {
         let operation = Operation::CompareSwap { remote, compare, compare_mask, swap, swap_mask };
         Self::new(wr_id, operation, local.into())
     }
 
-    /// Invalidates `key` of ours in order with the other requests: a window or a fast region is closed, a
-    /// region loses its remote rights. Reads and atomics before it may still be under way; see
-    /// [`fenced`](Self::fenced).
+    /// Replaces a 64-bit word of the peer's memory by `value`, whatever it is. The word's former value is written to
+    /// `local`, eight bytes. On the wire this is a compare and swap that compares no bits.
+    pub fn swap(wr_id: u64, local: Sge, remote: Remote, value: u64) -> Self {
+        Self::masked_compare_swap(wr_id, local, remote, (0, 0), (value, u64::MAX))
+    }
+
+    /// Invalidates our `key` in order with the other requests: a window or a fast region is closed, a region loses its
+    /// remote rights. RDMA Reads and atomics posted before may still be outstanding; see [`fenced`](Self::fenced).
     pub fn local_invalidate(wr_id: u64, key: STag) -> Self {
         Self::new(wr_id, Operation::LocalInvalidate { key }, Payload::EMPTY)
     }
 
-    /// Opens a window, which must not be bound, under `key` ([`MemoryWindow::next_key`]) to the peer of this
-    /// queue pair.
+    /// Binds a window that is not bound to part of a region, under `key` ([`MemoryWindow::next_key`]), for the peer of
+    /// this queue pair.
     ///
     /// [`MemoryWindow::next_key`]: crate::MemoryWindow::next_key
     pub fn bind_window(wr_id: u64, key: STag, binding: Binding) -> Self {
         Self::new(wr_id, Operation::BindWindow { window: key, binding }, Payload::EMPTY)
     }
 
-    /// Registers `memory`, one piece behind the other, under `key` of a fast region that is invalid
-    /// ([`FastRegion::next_key`]). The first byte is called `base`.
+    /// Registers the pieces of `memory`, in this order, under `key` of a fast region that is invalid
+    /// ([`FastRegion::next_key`]). `base` is the tagged offset of the first byte.
     ///
     /// [`FastRegion::next_key`]: crate::FastRegion::next_key
     pub fn fast_register(
@@ -123,7 +157,7 @@ impl<'a> WorkRequest<'a> {
         Self::new(wr_id, Operation::FastRegister { key, access, base }, Payload::Memory(memory))
     }
 
-    /// Completes with an entry on the completion queue also when it succeeds.
+    /// Adds a completion queue entry for success too. (A failure always adds one.)
     #[must_use]
     pub fn signaled(mut self) -> Self {
         self.flags |= SendFlags::SIGNALED;
@@ -137,7 +171,7 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// Begins only when all RDMA Reads and atomics before it have completed.
+    /// Delays the request until all RDMA Reads and atomics posted before it have completed.
     #[must_use]
     pub fn fenced(mut self) -> Self {
         self.flags |= SendFlags::FENCE;
@@ -146,17 +180,18 @@ impl<'a> WorkRequest<'a> {
 }
 
 impl<'a> RecvRequest<'a> {
-    /// Takes a message into `scatter`.
+    /// Receives a message into the pieces of `scatter`, in this order.
     pub fn new(wr_id: u64, scatter: &'a [Sge]) -> Self {
         Self { wr_id, scatter }
     }
 }
 
 impl Remote {
-    /// Bytes of [`to_bytes`](Self::to_bytes).
+    /// Length of [`to_bytes`](Self::to_bytes), in bytes.
     pub const BYTES: usize = 12;
 
-    /// A form in which applications can tell it to each other: key and offset, most significant byte first.
+    /// An encoding in which applications can advertise memory to each other: key and offset, most significant byte
+    /// first.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         let (key, offset) = bytes.split_at_mut(4);
@@ -165,7 +200,7 @@ impl Remote {
         bytes
     }
 
-    /// What [`to_bytes`](Self::to_bytes) made, from the beginning of `bytes`; `None` when they are too few.
+    /// Decodes what [`to_bytes`](Self::to_bytes) returned from the start of `bytes`; `None` when they are too short.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (key, rest) = bytes.split_first_chunk()?;
         let (offset, _) = rest.split_first_chunk()?;
@@ -174,8 +209,8 @@ impl Remote {
 }
 
 impl WorkCompletion {
-    /// Itself, if it is a success.
-    pub fn ok(self) -> Result<Self, WcStatus> {
+    /// The completion if its status is success, else the status as an error.
+    pub fn check(self) -> Result<Self, WcStatus> {
         match self.status {
             WcStatus::Success => Ok(self),
             status => Err(status),
@@ -188,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_remote_place_survives_the_way_to_the_peer() {
+    fn remote_survives_its_encoding() {
         let remote = Remote { key: STag::new(0x0123_4567), offset: 0x89ab_cdef_0011_2233 };
         assert_eq!(remote.to_bytes()[..5], [1, 0x23, 0x45, 0x67, 0x89]);
         assert_eq!(Remote::from_bytes(&remote.to_bytes()), Some(remote));
@@ -196,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn options_add_up() {
+    fn chained_options_add_up() {
         let request = WorkRequest::send(7, Payload::EMPTY).signaled().fenced();
         assert_eq!(request.flags, SendFlags::SIGNALED | SendFlags::FENCE);
         assert_eq!(request.wr_id, 7);

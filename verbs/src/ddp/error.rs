@@ -1,15 +1,15 @@
 //! The error numbers of RFC 5041 section 7.2.
 
-/// What DDP found wrong with a segment (RFC 5041 sections 7.1 and 7.2).
+/// An error that DDP detects in a segment (RFC 5041 sections 7.1 and 7.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum DdpError {
-    /// Not the peer's fault: our side cannot go on.
+    /// A local failure that the peer did not cause.
     #[error("local catastrophic error")]
     LocalCatastrophic,
-    /// Tagged: no such Steering Tag, or (RFC 5041 has no number for it) one without the access right.
+    /// Tagged: the Steering Tag does not exist or, for lack of another code, does not grant the access.
     #[error("tagged buffer: invalid STag")]
     InvalidStag,
-    /// Tagged: bytes outside of the region.
+    /// Tagged: some bytes lie outside of the region.
     #[error("tagged buffer: base or bounds violation")]
     TaggedBounds,
     /// Tagged: the Steering Tag belongs to another protection domain or stream.
@@ -18,25 +18,25 @@ pub enum DdpError {
     /// Tagged: offset plus length exceed 64 bits.
     #[error("tagged buffer: TO wrap")]
     ToWrap,
-    /// Tagged: DV is not one.
+    /// Tagged: DV is not 1.
     #[error("tagged buffer: invalid DDP version")]
     TaggedVersion,
-    /// Untagged: no such queue.
+    /// Untagged: the queue does not exist.
     #[error("untagged buffer: invalid queue number")]
     InvalidQueue,
-    /// Untagged: nothing posted for this message.
+    /// Untagged: no buffer is posted for this message.
     #[error("untagged buffer: invalid MSN, no buffer available")]
     NoBuffer,
-    /// Untagged: not a message that can come now.
+    /// Untagged: the MSN is outside of the valid range.
     #[error("untagged buffer: invalid MSN, not in range")]
     MsnRange,
-    /// Untagged: offset outside of the buffer, or not where the message goes on.
+    /// Untagged: the offset lies outside of the buffer, or segments do not make up the whole message.
     #[error("untagged buffer: invalid MO")]
     InvalidMo,
     /// Untagged: the message is longer than its buffer.
     #[error("untagged buffer: message too long for the available buffer")]
     TooLong,
-    /// Untagged: DV is not one.
+    /// Untagged: DV is not 1.
     #[error("untagged buffer: invalid DDP version")]
     UntaggedVersion,
 }

@@ -10,7 +10,7 @@ pub const UNTAGGED_BYTES: usize = 18;
 
 const TAGGED: u8 = 0x80;
 const LAST: u8 = 0x40;
-/// DV, the only version there is (RFC 5041 section 4.1).
+/// DV: the only DDP version (RFC 5041 section 4.1).
 const VERSION: u8 = 1;
 const VERSION_MASK: u8 = 0x03;
 
@@ -21,9 +21,9 @@ pub struct Tagged {
     pub last: bool,
     /// The upper layer's byte (`RsvdULP`): the RDMAP control field.
     pub control: u8,
-    /// The region.
+    /// The region's Steering Tag.
     pub stag: STag,
-    /// Where the payload goes in it.
+    /// Tagged offset of the payload's first byte.
     pub to: TaggedOffset,
 }
 
@@ -36,11 +36,11 @@ pub struct Untagged {
     pub control: u8,
     /// The upper layer's word (`RsvdULP[8:39]`): RDMAP's Invalidate `STag`.
     pub word: u32,
-    /// Queue number; not every value names a queue.
+    /// Queue number; not every value is a valid queue.
     pub queue: u32,
-    /// Which message.
+    /// The message's sequence number.
     pub msn: Msn,
-    /// Which byte of it is the payload's first.
+    /// Offset of the payload's first byte in the message.
     pub mo: MessageOffset,
 }
 
@@ -56,14 +56,14 @@ pub enum Header {
 /// Why bytes are not a DDP header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Malformed {
-    /// Fewer bytes than a header has.
+    /// Too few bytes for a header.
     Truncated,
-    /// DV is not one; the rest is as it would be read if it were.
+    /// DV is not 1. The header is what the bytes would mean with DV 1.
     Version(DdpError, Header),
 }
 
 impl Header {
-    /// Reads the header at the start of `bytes`. Reserved bits are not looked at (section 4.1).
+    /// Parses the header at the start of `bytes`. Reserved bits are ignored (section 4.1).
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
         let &flags = bytes.first().ok_or(Malformed::Truncated)?;
         let last = flags & LAST != 0;
@@ -134,13 +134,13 @@ impl Header {
     }
 }
 
-/// A header byte for byte, reserved bits and wrong versions included: to be quoted in a Terminate (RFC 5040
-/// section 4.8).
+/// A header as received, including reserved bits and a wrong version, to be quoted in a Terminate (RFC 5040 section
+/// 4.8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RawHeader([u8; UNTAGGED_BYTES]);
 
 impl RawHeader {
-    /// The header at the start of `bytes`, tagged or untagged; `None` when it is not all there.
+    /// Copies the header at the start of `bytes`, tagged or untagged; `None` when it is incomplete.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let mut raw = [0; UNTAGGED_BYTES];
         let len = if bytes.first()? & TAGGED != 0 { TAGGED_BYTES } else { UNTAGGED_BYTES };
@@ -148,7 +148,7 @@ impl RawHeader {
         Some(Self(raw))
     }
 
-    /// What was parsed to `header` from bytes whose first one was `first`.
+    /// Restores the bytes of `header`, whose first byte was `first`.
     pub(crate) fn of(header: &Header, first: u8) -> Self {
         let mut raw = [0; UNTAGGED_BYTES];
         header.emit(&mut raw);
@@ -164,7 +164,7 @@ impl RawHeader {
         if first & TAGGED != 0 { raw.get(..TAGGED_BYTES).unwrap_or(raw) } else { raw }
     }
 
-    /// What they mean.
+    /// Parses the bytes.
     pub fn header(&self) -> Result<Header, Malformed> {
         Header::parse(self.as_bytes())
     }

@@ -1,6 +1,6 @@
-//! Direct Data Placement (RFC 5041): its numbers, its header, and the errors it reports.
+//! Direct Data Placement (RFC 5041): its number types, header and errors.
 //!
-//! Nothing here keeps state: which buffer a segment belongs to is decided in [`crate::rnic`].
+//! This module has no state: [`crate::rnic`] finds the buffer of a segment.
 
 mod error;
 mod header;
@@ -12,7 +12,7 @@ pub use header::{Header, Malformed, RawHeader, TAGGED_BYTES, Tagged, UNTAGGED_BY
 
 /// A Steering Tag (RFC 5041 section 4.2): names a region of registered memory, here and on the wire.
 ///
-/// The upper 24 bits are an index, the lower 8 a key that steps each time the index is used again.
+/// The upper 24 bits are an index, the lower 8 bits a key that changes each time the index is reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct STag(u32);
 
@@ -37,7 +37,7 @@ impl STag {
         self.0 >> 8
     }
 
-    /// The same index with the next key, for an owner who opens it anew.
+    /// The same index with the next key, for the next binding or fast registration.
     #[must_use]
     pub const fn next(self) -> Self {
         Self::from_parts(self.index(), self.key().wrapping_add(1))
@@ -55,9 +55,9 @@ impl fmt::Debug for STag {
     }
 }
 
-/// A byte's address within what a Steering Tag names (RFC 5041 section 4.2).
+/// Address of a byte within the memory that a Steering Tag names (RFC 5041 section 4.2).
 ///
-/// Plain 64 bits with ordinary order: a sum that would wrap is an error of the peer's (section 7.1).
+/// A plain 64-bit number with ordinary order: a sum that would wrap is an error of the peer (section 7.1).
 pub type TaggedOffset = u64;
 
 /// Offset of a byte within an untagged message (RFC 5041 section 4.3).
@@ -68,7 +68,7 @@ pub type MessageOffset = u32;
 pub struct Msn(u32);
 
 impl Msn {
-    /// Of the first message on every queue.
+    /// Number of the first message on every queue.
     pub const FIRST: Self = Self(1);
 
     /// The number whose wire value is `value`.
@@ -81,20 +81,20 @@ impl Msn {
         self.0
     }
 
-    /// That of the following message.
+    /// Number of the next message.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0.wrapping_add(1))
     }
 
-    /// How many messages after `earlier` this one is, or `None` when it is one before it.
+    /// Number of messages from `earlier` to this one; `None` when this one precedes `earlier`.
     pub const fn ahead_of(self, earlier: Self) -> Option<u32> {
         let distance = self.0.wrapping_sub(earlier.0);
         if distance < 1 << 31 { Some(distance) } else { None }
     }
 }
 
-/// Which of the untagged queues a segment is for (RFC 5040 section 4.1, RFC 7306 section 4.1).
+/// An untagged queue (RFC 5040 section 4.1, RFC 7306 section 4.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Queue {
     /// Queue 0: Sends and Immediate Data.

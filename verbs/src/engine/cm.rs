@@ -1,12 +1,12 @@
-//! The connection manager's verbs, and the second try of an initiator whose markers were refused.
+//! The connection manager's verbs, and the initiator's second attempt when the peer refuses markers.
 
 use std::net::IpAddr;
 
 use xwarp_tcp::{
     link::Link,
-    mpa::{AcceptParams, Markers, MpaConfig},
+    mpa::{self, AcceptParams, Markers, MpaConfig},
     stack::{self, ListenError},
-    tcp::Tuning,
+    tcp::{self, Tuning},
     time::Instant,
     ulp::ListenerId,
     wire::Path,
@@ -15,34 +15,35 @@ use xwarp_tcp::{
 use super::Engine;
 use crate::rnic::{Attempt, CmError, QpId, RequestId, ResourceError};
 
-/// Peers remembered for refusing markers; beyond that all are forgotten, at the price of one try more each.
+/// Largest number of peers that are remembered for refusing markers. Beyond it all are dropped, which costs one more
+/// attempt for each.
 const MOST_MARKERLESS: usize = 4096;
 
-/// What an initiator asks for.
+/// Parameters of an initiator's connection.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ConnectParams {
-    /// RDMA Reads and atomics that we serve at once.
+    /// RDMA Reads and atomics that we serve at once (IRD).
     pub ird: u16,
-    /// RDMA Reads and atomics that we want to have outstanding.
+    /// RDMA Reads and atomics that we want to have outstanding (ORD).
     pub ord: u16,
-    /// For the peer's application.
+    /// Private data for the peer's application.
     pub private_data: Vec<u8>,
-    /// MPA's settings, in place of the engine's.
+    /// MPA settings; `None`: the engine's.
     pub mpa: Option<MpaConfig>,
-    /// The path of a second attempt when the peer refuses markers: with another local port, reserved like the
-    /// first. Without it the second attempt takes the first one's port, whose connection the peer may still
-    /// keep in TIME-WAIT.
+    /// Path of a second attempt when the peer refuses markers, with another local port that is reserved like the
+    /// first. Without it the second attempt uses the first port, whose connection the peer may still keep in
+    /// TIME-WAIT.
     pub fallback: Option<Path>,
 }
 
 impl Engine {
-    /// What connections start with unless a verb says otherwise.
+    /// MPA settings of connections that have none of their own.
     pub fn mpa_defaults(&self) -> &MpaConfig {
         &self.mpa
     }
 
-    /// Takes connection requests to `port` of `addr` (`None`: of every address of the interface). `mtu` is
-    /// the interface's, in bytes of an IP packet.
+    /// Listens on `port` of `addr` (`None`: of every address of the interface). `mtu` is the interface's, in bytes of
+    /// an IP packet.
     pub fn listen(
         &mut self,
         link: &mut dyn Link,
@@ -56,13 +57,13 @@ impl Engine {
         self.stack.listen(link, addr, port, backlog, mtu, mpa)
     }
 
-    /// Takes no more requests there. Those that came stay to be answered.
+    /// Stops listening. Requests that were already reported can still be answered.
     pub fn unlisten(&mut self, link: &mut dyn Link, listener: ListenerId) {
         self.stack.unlisten(link, listener);
     }
 
-    /// Connects an idle queue pair; how it ends comes as an event. `path.flow.local` names a port that the
-    /// caller has reserved, and so does the fallback's, until [`crate::rnic::CmEvent::Closed`],
+    /// Connects an idle queue pair; an event reports the result. `path.flow.local` names a port that the caller has
+    /// reserved, and so does the fallback's, until [`crate::rnic::CmEvent::Closed`],
     /// [`crate::rnic::CmEvent::Rejected`] or [`crate::rnic::CmEvent::ConnectError`].
     pub fn connect(
         &mut self,
@@ -97,8 +98,7 @@ impl Engine {
         mpa.unwrap_or(&self.mpa).markers == Markers::Prefer && !self.markerless.contains(&peer)
     }
 
-    /// Connects those once more whose markers were refused, without, and remembers their peers (design
-    /// section 5).
+    /// Repeats connection attempts whose markers were refused, without markers, and remembers these peers.
     pub(super) fn retry_without_markers(&mut self, now: Instant, link: &mut dyn Link) {
         while let Some((qp, Attempt { path, mpa, params, tuning })) = self.rnic.next_retry() {
             if self.markerless.len() >= MOST_MARKERLESS {
@@ -121,19 +121,25 @@ impl Engine {
         }
     }
 
-    /// Changes the settings of TCP of a queue pair's connection, which may still be in start-up, from now on.
+    /// Changes the TCP settings of a queue pair's connection, which may still be in start-up.
     pub fn tune(&mut self, now: Instant, qp: QpId, tuning: &Tuning) -> Result<(), CmError> {
         let conn = self.rnic.tuned(qp, tuning)?;
         self.stack.tune(now, conn, tuning);
         Ok(())
     }
 
-    /// What [`Self::tune`] finds in a new connection.
+    /// TCP's state and MPA's counters of a queue pair's connection, if it has one.
+    pub fn connection_info(&self, qp: QpId) -> Option<(tcp::Info, mpa::Counters)> {
+        let conn = self.rnic.connection_of(qp)?;
+        Some((self.stack.info(conn)?, self.stack.mpa_counters_of(conn)?))
+    }
+
+    /// The TCP settings of a new connection, which [`Self::tune`] changes.
     pub fn tuning_defaults(&self) -> Tuning {
         self.stack.tuning_defaults()
     }
 
-    /// Answers a request: the queue pair, which must be idle, is connected.
+    /// Accepts a request with an idle queue pair.
     pub fn accept(
         &mut self,
         now: Instant,
@@ -150,19 +156,22 @@ impl Engine {
         Ok(())
     }
 
-    /// Refuses a request, with bytes for the peer's application.
+    /// Rejects a request, with private data for the peer's application. After an error the request still waits for an
+    /// answer.
     pub fn reject(&mut self, now: Instant, request: RequestId, private_data: &[u8]) -> Result<(), CmError> {
-        self.rnic.take_request(request)?;
-        Ok(self.stack.reject(now, request.0, private_data)?)
+        self.rnic.check_request(request)?;
+        self.stack.reject(now, request.0, private_data)?;
+        self.rnic.rejected(request);
+        Ok(())
     }
 
-    /// Closes in order: what was posted is done, and what the peer asked for is answered, before our
-    /// direction ends; nothing more can be posted. Without a Terminate.
+    /// Closes gracefully, without a Terminate: posted work is executed and the peer's requests are answered before
+    /// our direction ends. Work that is posted later is flushed.
     pub fn disconnect(&mut self, qp: QpId) -> Result<(), CmError> {
         self.rnic.disconnect(qp)
     }
 
-    /// Ends a connection at once by a reset; the work is flushed.
+    /// Resets a connection at once; its work is flushed.
     pub fn abort(&mut self, qp: QpId) -> Result<(), ResourceError> {
         self.rnic.fail_qp(qp)
     }

@@ -1,49 +1,58 @@
-//! [`Engine`]: the whole card as plain data, sans-IO: TCP and MPA below, queue pairs above.
+//! [`Engine`]: the whole software RNIC, sans-IO: TCP and MPA below, queue pairs above.
 //!
-//! It owns the [`Stack`] and the [`Rnic`], runs them, and carries between them what neither may do inside
-//! a call of the other. Time, frames and memory come from the caller; results go to completion rings, and
-//! to the two event queues. Whoever owns it calls [`turn`](Engine::turn) when frames may have come in or
+//! It owns the [`Stack`] and the [`Rnic`], runs them, and passes between them the work that neither may do inside a
+//! call of the other. Time, frames and memory come from the caller; results go to completion rings and to the two
+//! event queues. The caller calls [`turn`](Engine::turn) when frames may have arrived or
 //! [`next_deadline`](Engine::next_deadline) has passed, and [`transmit`](Engine::transmit) after verbs.
 
 mod changes;
 mod cm;
 
-use std::{collections::HashSet, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use xwarp_tcp::{
     link::{Link, RxFrame},
-    mpa::MpaConfig,
+    mpa::{self, MpaConfig},
     secret::Secret,
     stack::{Stack, StackConfig},
-    tcp::TcpConfig,
-    time::Instant,
+    tcp::{self, TcpConfig},
+    time::{Duration, Instant},
+    ulp::ConnId,
 };
 
 pub use self::cm::ConnectParams;
 use crate::{
     ddp::STag,
     rnic::{
-        self, AsyncEvent, CmEvent, CompletionRing, CqId, FastRegistration, Limits, Notify, PdId, PostError,
-        QpAttributes, QpId, QpInfo, RecvRequest, Registration, ResourceError, Rnic, SrqAttributes, SrqId,
-        WorkRequest,
+        self, AsyncEvent, CmEvent, CompletionRing, CqId, DdpCounters, FastRegistration, Limits, Notify, PdId,
+        PostError, QpAttributes, QpId, QpInfo, RdmapCounters, RecvRequest, Registration, ResourceError, Rnic,
+        SrqAttributes, SrqId, WorkRequest,
     },
 };
 
-/// Frames received in one turn, so that nobody waits long for what comes after it.
+/// Largest number of frames received in one turn, which bounds the time until the turn transmits.
 const BATCH: usize = 64;
+
+/// Longest life of a connection after its queue pair has ended: the time for the Terminate and the FIN to reach the
+/// peer despite losses. It does not depend on what the peer sends. Equal to TCP's default user timeout.
+const TEARDOWN_LIMIT: Duration = Duration::from_secs(30);
 
 /// Settings of an engine.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
-    /// What sequence numbers and the keys of memory are drawn from, apart from each other.
+    /// Seed of sequence numbers and of memory keys, which are derived independently of each other.
     pub secret: Secret,
-    /// What every connection's TCP starts with.
+    /// TCP settings of new connections.
     pub tcp: TcpConfig,
-    /// What every connection's MPA starts with, unless a verb says otherwise.
+    /// MPA settings of connections that have none of their own.
     pub mpa: MpaConfig,
-    /// Connections at most, of all kinds.
+    /// Largest number of connections of all kinds.
     pub most_connections: usize,
-    /// Objects and queue sizes at most.
+    /// Limits of objects and queue sizes.
     pub limits: Limits,
 }
 
@@ -59,6 +68,20 @@ impl Default for EngineConfig {
     }
 }
 
+/// Statistics of one queue pair.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct QpStatistics {
+    /// RDMAP's counters, since the queue pair was created.
+    pub rdmap: RdmapCounters,
+    /// DDP's counters, since the queue pair was created.
+    pub ddp: DdpCounters,
+    /// TCP's state of the connection: round-trip time, congestion window, retransmissions. `None` without one.
+    pub tcp: Option<tcp::Info>,
+    /// MPA's counters of the connection. `None` without one.
+    pub mpa: Option<mpa::Counters>,
+}
+
 /// One software RNIC.
 #[derive(Debug)]
 pub struct Engine {
@@ -66,13 +89,16 @@ pub struct Engine {
     rnic: Rnic,
     mpa: MpaConfig,
     /// Peers that refused markers.
-    markerless: HashSet<IpAddr>,
-    /// Frames of the turn; kept for its room.
+    markerless: BTreeSet<IpAddr>,
+    /// Connections whose queue pairs have ended, with the times at which they are reset if they still exist, in time
+    /// order.
+    teardowns: VecDeque<(Instant, ConnId)>,
+    /// Received frames of the turn; kept to reuse the allocation.
     batch: Vec<RxFrame>,
 }
 
 impl Engine {
-    /// An engine without objects or connections.
+    /// Creates an engine without objects or connections.
     pub fn new(config: EngineConfig) -> Self {
         let EngineConfig { secret, tcp, mpa, most_connections, limits } = config;
         let [sequence_numbers, keys] = secret.split();
@@ -85,19 +111,20 @@ impl Engine {
             }),
             rnic: Rnic::new(limits, &keys),
             mpa,
-            markerless: HashSet::new(),
+            markerless: BTreeSet::new(),
+            teardowns: VecDeque::new(),
             batch: Vec::with_capacity(BATCH),
         }
     }
 
-    /// Tells `notify` whenever a connection event or an asynchronous event is there to be taken.
+    /// Calls `notify` for each new connection event or asynchronous event.
     pub fn on_event(&mut self, notify: Arc<dyn Notify>) {
         self.rnic.on_event(notify);
     }
 
-    /// One turn: takes a batch of frames that came in, does what is due, and sends what there is room for. When
-    /// nothing came in and no sleeping application was just woken, acknowledgements that waited for data to ride on go.
-    /// Whether anything came in.
+    /// Runs one turn: receives a batch of frames, runs due timers, and transmits as far as there is room. If no frame
+    /// was received and no sleeping application was just woken, pending acknowledgements are sent. Returns whether a
+    /// frame was received.
     pub fn turn(&mut self, now: Instant, link: &mut dyn Link) -> bool {
         let mut batch = std::mem::take(&mut self.batch);
         let received = link.receive(&mut batch, BATCH) > 0;
@@ -107,7 +134,7 @@ impl Engine {
         self.batch = batch;
         if !received {
             self.settle(now, link);
-            // Whoever was woken by the last turn answers in a moment, or polls again.
+            // The application that the last turn woke will soon post a reply or poll again.
             if !self.rnic.just_woke() {
                 self.stack.idle();
             }
@@ -116,45 +143,75 @@ impl Engine {
         received
     }
 
-    /// Takes a frame that came in, for those who look at each of them; otherwise [`Self::turn`] does.
+    /// Handles one received frame, for callers that receive frames themselves; [`Self::turn`] does this for others.
     pub fn receive(&mut self, now: Instant, link: &mut dyn Link, frame: RxFrame) {
         self.stack.receive(now, link, frame, &mut self.rnic);
         self.settle(now, link);
     }
 
-    /// Does what is due by now, and sends what there is to send and room for. Kicks the link.
+    /// Runs the timers that are due and transmits as far as the link has room. Kicks the link.
     pub fn transmit(&mut self, now: Instant, link: &mut dyn Link) {
         if self.next_deadline().is_some_and(|at| at <= now) {
             self.stack.on_timer(now, link, &mut self.rnic);
+            self.reset_overdue(now);
         }
         self.settle(now, link);
         self.stack.transmit(now, link, &mut self.rnic);
         self.settle(now, link);
     }
 
-    /// When to call [`Self::turn`] or [`Self::transmit`], at the latest.
+    /// Latest time for the next call of [`Self::turn`] or [`Self::transmit`].
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.stack.next_deadline()
+        let teardown = self.teardowns.front().map(|(at, _)| *at);
+        match (self.stack.next_deadline(), teardown) {
+            (Some(stack), Some(teardown)) => Some(stack.min(teardown)),
+            (stack, teardown) => stack.or(teardown),
+        }
     }
 
-    /// Whether [`Self::transmit`] has work: something was posted since its last call, or the link had no room for all.
+    /// Resets the connections that still exist [`TEARDOWN_LIMIT`] after their queue pairs ended, and drops entries of
+    /// closed ones.
+    fn reset_overdue(&mut self, now: Instant) {
+        while let Some((at, conn)) = self.teardowns.front().copied() {
+            if at <= now {
+                self.stack.abort(conn);
+            } else if self.stack.info(conn).is_some() {
+                break;
+            }
+            self.teardowns.pop_front();
+        }
+    }
+
+    /// Whether [`Self::transmit`] has work: verbs left some since its last call, or the link had no room for all of
+    /// it.
     pub fn wants_to_transmit(&self) -> bool {
         self.rnic.has_errands() || self.stack.wants_to_transmit()
     }
 
-    /// The stack's own view: connections and counters.
+    /// The TCP stack, for its connections and counters.
     pub fn stack(&self) -> &Stack<Rnic> {
         &self.stack
     }
 
-    /// What the card counted: RDMAP and DDP.
-    pub fn counters(&self) -> &rnic::Counters {
+    /// Counters of RDMAP and DDP over all queue pairs, including destroyed ones.
+    pub fn counters(&self) -> rnic::Counters {
         self.rnic.counters()
     }
 
-    /// Does what the card left to do, until nothing is left.
+    /// Statistics of one queue pair: its own counters, and those of its connection while it has one.
+    pub fn qp_statistics(&self, qp: QpId) -> Result<QpStatistics, ResourceError> {
+        let (stream, conn) = self.rnic.stream_counters(qp)?;
+        let tcp = conn.and_then(|conn| self.stack.info(conn));
+        let mpa = conn.and_then(|conn| self.stack.mpa_counters_of(conn));
+        Ok(QpStatistics { rdmap: stream.rdmap, ddp: stream.ddp, tcp, mpa })
+    }
+
+    /// Does all the work that the RNIC left to the engine.
     fn settle(&mut self, now: Instant, link: &mut dyn Link) {
         while self.rnic.has_errands() {
+            while let Some(conn) = self.rnic.next_ended() {
+                self.teardowns.push_back((now + TEARDOWN_LIMIT, conn));
+            }
             while let Some(conn) = self.rnic.next_abort() {
                 self.stack.abort(conn);
             }
@@ -179,8 +236,8 @@ impl Engine {
     }
 }
 
-/// Verbs that concern the card alone. What they refuse is said at [`Rnic`]'s methods of the same names.
-#[expect(missing_docs, reason = "documented where they are done")]
+/// Verbs that concern the RNIC alone, documented at [`Rnic`]'s methods of the same names.
+#[allow(missing_docs, reason = "documented where they are done")]
 impl Engine {
     pub fn limits(&self) -> &Limits {
         self.rnic.limits()

@@ -1,4 +1,4 @@
-//! Atomic Request and Response headers (RFC 7306 section 5.2), and what they compute (section 5.1).
+//! Atomic Request and Response headers (RFC 7306 section 5.2), and the operations (section 5.1).
 #![deny(clippy::indexing_slicing)]
 
 use super::split;
@@ -6,12 +6,12 @@ use crate::ddp::{STag, TaggedOffset};
 
 /// Bytes of a request's header.
 ///
-/// RFC 7306 section 4 says 52, as do figure 4's fields added up.
+/// RFC 7306 section 4 says 52, which is also the sum of figure 4's fields.
 pub const ATOMIC_REQUEST_BYTES: usize = 52;
-/// Bytes of a response's header: the fields of figure 6. (Section 4 says 32, which no figure bears out.)
+/// Bytes of a response's header: the sum of figure 6's fields. (Section 4 says 32, which agrees with no figure.)
 pub const ATOMIC_RESPONSE_BYTES: usize = 12;
 
-/// What an atomic operation does to a word.
+/// An atomic operation on a 64-bit word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AtomicOperation {
     /// Adds, field by field (section 5.1.1).
@@ -21,7 +21,7 @@ pub enum AtomicOperation {
         /// Add Mask: the most significant bit of each field; 0 is one field of 64 bits.
         mask: u64,
     },
-    /// Replaces bits if others are as expected (section 5.1.2).
+    /// Replaces bits if the compared bits are as expected (section 5.1.2).
     CompareSwap {
         /// Swap Data.
         swap: u64,
@@ -35,12 +35,12 @@ pub enum AtomicOperation {
 }
 
 impl AtomicOperation {
-    /// The word that takes the place of `original`.
+    /// The new value of a word whose value is `original`.
     pub const fn apply(&self, original: u64) -> u64 {
         match *self {
             Self::FetchAdd { add, mask } => {
-                // All fields at once: sums without their top bits cannot carry out of a field, and a top
-                // bit is the exclusive or of both summands' with the carry that comes in.
+                // Adds all fields at once: sums without the fields' top bits cannot carry out of a field, and each
+                // top bit is the exclusive or of both summands' top bits and the incoming carry.
                 let top = mask | 1 << 63;
                 let low = (original & !top).wrapping_add(add & !top);
                 low ^ ((original ^ add) & top)
@@ -59,13 +59,13 @@ impl AtomicOperation {
 /// The Atomic Request header (figure 4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AtomicRequest {
-    /// What to do.
+    /// The operation.
     pub operation: AtomicOperation,
-    /// Comes back in the response.
+    /// Request identifier, returned in the response.
     pub id: u32,
-    /// The answerer's region.
+    /// The responder's region.
     pub stag: STag,
-    /// The word in it.
+    /// Tagged offset of the word.
     pub to: TaggedOffset,
 }
 
@@ -73,7 +73,7 @@ const FETCH_ADD: u8 = 0;
 const COMPARE_SWAP: u8 = 2;
 
 impl AtomicRequest {
-    /// Reads the header: `None` when `bytes` are fewer; `Some(None)` when the operation is none of ours.
+    /// Parses the header: `None` when `bytes` is too short, `Some(None)` when the operation is unknown.
     pub fn parse(bytes: &[u8]) -> Option<Option<Self>> {
         let ([_, _, _, code], rest) = split(bytes)?;
         let (id, rest) = split(rest)?;
@@ -125,14 +125,14 @@ impl AtomicRequest {
 /// The Atomic Response header (figure 6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AtomicResponse {
-    /// Of the request.
+    /// Identifier of the request.
     pub id: u32,
-    /// The word before the operation.
+    /// The word's value before the operation.
     pub original: u64,
 }
 
 impl AtomicResponse {
-    /// Reads the header; `None` when `bytes` are fewer.
+    /// Parses the header; `None` when `bytes` is too short.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (id, rest) = split(bytes)?;
         let (original, _) = split(rest)?;

@@ -6,13 +6,13 @@ use crate::ddp::Queue;
 
 /// RV of RFC 5040.
 const VERSION: u8 = 1;
-/// RV of the RDMA Consortium, valid as well (RFC 5040 section 4.1). It has none of RFC 7306's messages.
+/// RV of the RDMA Consortium, also valid (RFC 5040 section 4.1). It does not have the messages of RFC 7306.
 const CONSORTIUM_VERSION: u8 = 0;
 
-/// Terminate. Those above are of RFC 7306.
+/// Opcode of Terminate. The opcodes above it belong to RFC 7306.
 const LAST_OF_RFC_5040: u8 = 0x7;
 
-/// What a message is.
+/// The type of an RDMAP message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MessageType {
     /// RDMA Write.
@@ -41,7 +41,7 @@ pub enum MessageType {
     AtomicResponse,
 }
 
-/// Where DDP carries a message: the Tagged flag and the queue number of figure 4.
+/// The DDP buffer model of a message: the Tagged flag and the queue number of figure 4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Carriage {
     Tagged,
@@ -67,7 +67,7 @@ impl MessageType {
         }
     }
 
-    /// The type with this opcode; `None` for the reserved ones.
+    /// The type with this opcode; `None` for reserved opcodes.
     pub const fn from_opcode(opcode: u8) -> Option<Self> {
         Some(match opcode {
             0x0 => Self::Write,
@@ -100,16 +100,16 @@ impl MessageType {
 /// The RDMAP Control Field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Control {
-    /// What the message is.
+    /// Type of the message.
     pub message: MessageType,
 }
 
-/// A control field that is not one of ours.
+/// An invalid control field, and the error to report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InvalidControl(pub RdmapError);
 
 impl Control {
-    /// Reads the field. Reserved bits are not looked at.
+    /// Parses the field. Reserved bits are ignored.
     pub const fn parse(byte: u8) -> Result<Self, InvalidControl> {
         let (version, opcode) = (byte >> 6, byte & 0x0f);
         match MessageType::from_opcode(opcode) {

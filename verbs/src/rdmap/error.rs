@@ -1,24 +1,23 @@
-//! The errors of RFC 5040 section 4.8 (figure 9), and the one conversion of any layer's error to the
-//! numbers of a Terminate.
+//! The errors of RFC 5040 section 4.8 (figure 9), and the conversion of every layer's errors to Terminate numbers.
 
 use xwarp_tcp::mpa::MpaError;
 
 use super::{LAYER_DDP, LAYER_RDMA};
 use crate::ddp::DdpError;
 
-/// What RDMAP found wrong with a message (RFC 5040 figure 9).
+/// An error that RDMAP detects (RFC 5040 figure 9).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum RdmapError {
-    /// Not the peer's fault: our side cannot go on.
+    /// A local failure that the peer did not cause.
     #[error("local catastrophic error")]
     LocalCatastrophic,
-    /// Remote protection: no such Steering Tag.
+    /// Remote protection: the Steering Tag does not exist.
     #[error("invalid STag")]
     InvalidStag,
-    /// Remote protection: bytes outside of the region.
+    /// Remote protection: some bytes lie outside of the region.
     #[error("base or bounds violation")]
     Bounds,
-    /// Remote protection: the region does not grant this.
+    /// Remote protection: the region does not grant this access.
     #[error("access rights violation")]
     AccessRights,
     /// Remote protection: the Steering Tag belongs to another protection domain or stream.
@@ -27,16 +26,16 @@ pub enum RdmapError {
     /// Remote protection: offset plus length exceed 64 bits.
     #[error("TO wrap")]
     ToWrap,
-    /// Remote protection: the Steering Tag is not the peer's to invalidate.
+    /// Remote protection: the peer may not invalidate the Steering Tag.
     #[error("STag cannot be invalidated")]
     CannotInvalidate,
     /// Remote protection, unspecified.
     #[error("unspecified protection error")]
     UnspecifiedProtection,
-    /// Remote operation: RV is none of ours.
+    /// Remote operation: RV is not supported.
     #[error("invalid RDMAP version")]
     Version,
-    /// Remote operation: a reserved opcode, or one that cannot come here or now.
+    /// Remote operation: a reserved opcode, or one that is not valid on this queue or at this time.
     #[error("unexpected opcode")]
     UnexpectedOpcode,
     /// Remote operation: the stream is broken.
@@ -93,16 +92,16 @@ impl RdmapError {
     }
 }
 
-/// An error of the stream, of whichever layer: what a Terminate is sent for.
+/// A stream error of any layer, reported to the peer by a Terminate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
-    /// RDMAP's.
+    /// Detected by RDMAP.
     #[error("RDMAP: {0}")]
     Rdmap(#[from] RdmapError),
-    /// DDP's.
+    /// Detected by DDP.
     #[error("DDP: {0}")]
     Ddp(#[from] DdpError),
-    /// MPA's.
+    /// Detected by MPA.
     #[error("MPA: {0}")]
     Mpa(#[from] MpaError),
 }
@@ -121,8 +120,17 @@ impl StreamError {
         (layer, error_type, code)
     }
 
-    /// Whether the terminated segment's DDP header and length go with it (RFC 5040 figure 10): not with a Local
-    /// Catastrophic Error of either layer, nor with an error of MPA's. [`MpaError::Withheld`] is DDP's.
+    /// The error that a Terminate with these numbers names; `None` for numbers that no RFC defines.
+    pub fn from_numbers(layer: u8, error_type: u8, code: u8) -> Option<Self> {
+        let rdmap = RdmapError::ALL.into_iter().map(Self::from);
+        let ddp = DdpError::ALL.into_iter().map(Self::from);
+        let mpa = MPA_ERRORS.into_iter().map(Self::from);
+        rdmap.chain(ddp).chain(mpa).find(|error| error.numbers() == (layer, error_type, code))
+    }
+
+    /// Whether the Terminate quotes the DDP header and length of the faulty segment (RFC 5040 figure 10): not for a
+    /// Local Catastrophic Error of either layer, nor for an error of MPA. [`MpaError::Withheld`] counts as an error
+    /// of DDP.
     pub(crate) const fn takes_ddp_header(self) -> bool {
         match self {
             Self::Rdmap(error) => error.numbers().0 != 0,
@@ -131,11 +139,22 @@ impl StreamError {
         }
     }
 
-    /// Whether the header of a terminated Read Request goes with it (RFC 5040 figure 10).
+    /// Whether the Terminate quotes the header of the faulty Read Request (RFC 5040 figure 10).
     pub(crate) const fn takes_rdma_header(self) -> bool {
         matches!(self, Self::Rdmap(error) if error.numbers().0 == 1)
     }
 }
+
+/// One MPA error for each Terminate code (RFC 5044 section 8, RFC 6581 section 8).
+const MPA_ERRORS: [MpaError; 7] = [
+    MpaError::Truncated,
+    MpaError::Crc,
+    MpaError::MarkerMismatch,
+    MpaError::InvalidKey,
+    MpaError::LocalCatastrophic,
+    MpaError::InsufficientIrd,
+    MpaError::NoMatchingRtr,
+];
 
 #[cfg(test)]
 mod tests {

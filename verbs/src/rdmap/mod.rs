@@ -15,12 +15,12 @@ pub use error::{RdmapError, StreamError};
 pub use read_request::{READ_REQUEST_BYTES, ReadRequest};
 pub use terminate::{LAYER_DDP, LAYER_LLP, LAYER_RDMA, TERMINATE_MOST_BYTES, TerminateHeader};
 
-/// The first `N` bytes of `bytes`, and the rest.
+/// Splits `bytes` after the first `N` bytes.
 fn split<const N: usize>(bytes: &[u8]) -> Option<([u8; N], &[u8])> {
     bytes.split_first_chunk::<N>().map(|(head, rest)| (*head, rest))
 }
 
-/// Writes fields one after the other; `out` is as long as they are together.
+/// Writes `fields` one after the other; `out` must have the sum of their lengths.
 fn put_fields(out: &mut [u8], fields: &[&[u8]]) {
     for (to, from) in out.iter_mut().zip(fields.iter().copied().flatten()) {
         *to = *from;

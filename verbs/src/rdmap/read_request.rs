@@ -7,23 +7,23 @@ use crate::ddp::{STag, TaggedOffset};
 /// Bytes of the header.
 pub const READ_REQUEST_BYTES: usize = 28;
 
-/// Asks for `len` bytes from the peer's memory into the asker's.
+/// A request for `len` bytes from the responder's memory into the requester's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadRequest {
-    /// The asker's region; the answerer copies it without a look.
+    /// The requester's region; the responder copies the tag to its response without checks.
     pub sink_stag: STag,
-    /// Where in it.
+    /// Tagged offset of the first byte in the region.
     pub sink_to: TaggedOffset,
-    /// Bytes (RDMARDSZ).
+    /// Length in bytes (RDMARDSZ).
     pub len: u32,
-    /// The answerer's region.
+    /// The responder's region.
     pub source_stag: STag,
-    /// Where in it.
+    /// Tagged offset of the first byte in the region.
     pub source_to: TaggedOffset,
 }
 
 impl ReadRequest {
-    /// Reads the header; `None` when `bytes` are fewer.
+    /// Parses the header; `None` when `bytes` is too short.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (sink_stag, rest) = split(bytes)?;
         let (sink_to, rest) = split(rest)?;
@@ -53,7 +53,7 @@ impl ReadRequest {
         out
     }
 
-    /// The request as it stands after `sent` bytes were answered (section 4.8, Terminated RDMA Header).
+    /// The request that remains after `sent` bytes of its response (section 4.8, Terminated RDMA Header).
     #[must_use]
     pub const fn advanced(self, sent: u32) -> Self {
         Self {

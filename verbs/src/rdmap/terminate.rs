@@ -3,35 +3,35 @@
 
 use std::fmt;
 
-use super::{READ_REQUEST_BYTES, ReadRequest, split};
+use super::{READ_REQUEST_BYTES, ReadRequest, StreamError, split};
 use crate::ddp::{RawHeader, UNTAGGED_BYTES};
 
-/// Layer of errors that RDMAP found.
+/// Layer of errors that RDMAP detects.
 pub const LAYER_RDMA: u8 = 0;
-/// Layer of errors that DDP found.
+/// Layer of errors that DDP detects.
 pub const LAYER_DDP: u8 = 1;
-/// Layer of errors that the lower layer (MPA) found.
+/// Layer of errors that the lower layer (MPA) detects.
 pub const LAYER_LLP: u8 = 2;
 
 const CONTROL_BYTES: usize = 4;
 const LENGTH_BYTES: usize = 2;
-/// Bytes of the longest Terminate Header: a Read Request's.
+/// Bytes of the longest Terminate Header: the one that quotes a Read Request.
 pub const TERMINATE_MOST_BYTES: usize = CONTROL_BYTES + LENGTH_BYTES + UNTAGGED_BYTES + READ_REQUEST_BYTES;
 
-/// M: the DDP Segment Length is valid. In the 32-bit word the control field is left aligned in.
+/// M: the DDP Segment Length is valid. Bit in the 32-bit word that holds the control field left-aligned.
 const LENGTH_VALID: u32 = 1 << 15;
 /// D: the terminated DDP header follows.
 const DDP_HEADER: u32 = 1 << 14;
 /// R: the terminated Read Request header follows.
 const RDMA_HEADER: u32 = 1 << 13;
 
-/// Why a peer ends the stream.
+/// A Terminate Header: why a peer ends the stream.
 ///
-/// Linux's siw exchanges layer and type (`docs/decisions/0008`), so nothing may be decided by these
-/// numbers; they are for people, who are shown both readings.
+/// Linux's siw exchanges layer and type (`docs/decisions/0008`), so no decision may depend on these numbers alone.
+/// They are shown to users, in both readings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TerminateHeader {
-    /// Which layer found the error.
+    /// The layer that detected the error.
     pub layer: u8,
     /// Error Type, by layer.
     pub error_type: u8,
@@ -41,21 +41,37 @@ pub struct TerminateHeader {
     pub segment_length: Option<u16>,
     /// Its header.
     pub ddp_header: Option<RawHeader>,
-    /// The Read Request that it carried, advanced by what was answered of it.
+    /// The Read Request in that segment, advanced by the bytes that were answered.
     pub rdma_header: Option<ReadRequest>,
 }
 
 impl fmt::Display for TerminateHeader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { layer, error_type, code, .. } = *self;
+        let name = |layer, error_type| StreamError::from_numbers(layer, error_type, code);
         write!(f, "layer {layer} type {error_type} code {code:#04x}")?;
-        write!(f, " (layer {error_type} type {layer} if the peer is Linux's siw)")
+        if let Some(error) = name(layer, error_type) {
+            write!(f, ": {error}")?;
+        }
+        if layer != error_type {
+            write!(f, " (if the peer is Linux's siw: layer {error_type} type {layer}")?;
+            if let Some(error) = name(error_type, layer) {
+                write!(f, ": {error}")?;
+            }
+            write!(f, ")")?;
+        }
+        Ok(())
     }
 }
 
 impl TerminateHeader {
-    /// Reads the header. A part that is announced but missing or unreadable is left out: a peer that goes
-    /// is not argued with. `None` when not even the control field is there.
+    /// Layer, Error Type and Error Code.
+    pub const fn numbers(&self) -> (u8, u8, u8) {
+        (self.layer, self.error_type, self.code)
+    }
+
+    /// Parses the header. A quoted part that is announced but missing or malformed is left out, because the stream
+    /// ends anyway. `None` when the control field is incomplete.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (control, rest) = split::<CONTROL_BYTES>(bytes)?;
         let control = u32::from_be_bytes(control);
@@ -206,7 +222,7 @@ mod tests {
         assert_eq!(bytes[..4], [0x20, 0x02, 0, 0]);
         assert_eq!(
             header.to_string(),
-            "layer 2 type 0 code 0x02 (layer 0 type 2 if the peer is Linux's siw)"
+            "layer 2 type 0 code 0x02: MPA: the CRC of an FPDU is wrong (if the peer is Linux's siw: layer 0 type 2)"
         );
     }
 }

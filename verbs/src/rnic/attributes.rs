@@ -1,4 +1,4 @@
-//! What objects are created with, what they can be asked, and why a verb refuses.
+//! Attributes that objects are created with, their queryable state, limits, and the errors of verbs.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ use crate::{
     memory::Memory,
 };
 
-/// What one engine has room for.
+/// Limits of one device: the number of objects of each kind, and their largest sizes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Protection domains.
@@ -72,36 +72,36 @@ pub struct Registration {
     pub pd: PdId,
     /// The bytes.
     pub memory: Memory,
-    /// What may be done with them.
+    /// Access rights that the region grants.
     pub access: Access,
-    /// What the first byte's tagged offset is: zero, or for those who think in addresses the address.
+    /// Tagged offset of the first byte: zero for a zero-based region, or the byte's virtual address.
     pub base: TaggedOffset,
     /// The only queue pair whose peer may use the region (RFC 5041 section 8.2); `None`: all of the domain.
     pub stream: Option<QpId>,
 }
 
-/// A region to be made whose memory comes by work requests.
+/// A fast region to create: work requests give it its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FastRegistration {
     /// The protection domain.
     pub pd: PdId,
-    /// Pieces of memory at most.
+    /// Largest number of pieces of memory.
     pub max_pieces: u32,
     /// As [`Registration::stream`].
     pub stream: Option<QpId>,
 }
 
-/// What to do with a message that finds no receive posted.
+/// Handling of a message for which no receive is posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NoReceive {
-    /// Keep it back for the time and the bytes that MPA's settings allow; the TCP window shrinks.
+    /// Withhold the message, bounded in time and bytes by MPA's settings; the TCP window shrinks.
     #[default]
     Withhold,
     /// Terminate the stream, as RFC 5041 section 7.1 allows.
     Terminate,
 }
 
-/// How large a queue pair is, and how it behaves.
+/// Size and behaviour of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueuePairOptions {
     /// Requests outstanding on the send queue.
@@ -118,6 +118,8 @@ pub struct QueuePairOptions {
     pub signal_all: bool,
     /// What to do with a message that finds no receive posted.
     pub no_receive: NoReceive,
+    /// A number of the application's, returned in each completion of this queue pair (an index or a handle).
+    pub context: u64,
 }
 
 impl Default for QueuePairOptions {
@@ -130,6 +132,7 @@ impl Default for QueuePairOptions {
             max_inline_data: 128,
             signal_all: false,
             no_receive: NoReceive::Withhold,
+            context: 0,
         }
     }
 }
@@ -143,7 +146,7 @@ pub struct QpAttributes {
     pub send_cq: CqId,
     /// Where receives complete.
     pub recv_cq: CqId,
-    /// Take receives from here instead of from an own receive queue.
+    /// The shared receive queue to take receives from. `None`: the queue pair has its own receive queue.
     pub srq: Option<SrqId>,
     /// Its size and behaviour.
     pub options: QueuePairOptions,
@@ -159,55 +162,58 @@ impl QpAttributes {
 /// What a shared receive queue is created with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SrqAttributes {
-    /// The protection domain; queue pairs that share the queue must be of the same.
+    /// The protection domain. Queue pairs that use the queue must belong to the same domain.
     pub pd: PdId,
     /// Receives posted.
     pub max_wr: u32,
     /// Pieces of a scatter list.
     pub max_sge: u32,
-    /// Raise [`super::AsyncEvent::SrqLimit`], once, when fewer receives are left; 0: never.
+    /// Raise [`super::AsyncEvent::SrqLimit`] once when fewer receives than this are left; 0: never.
     pub limit: u32,
 }
 
-/// Where a queue pair is in its life.
+/// The state of a queue pair.
 ///
-/// The names are those of the RDMA Consortium's verbs; RFC 5040 section 6.2 describes the same ways to end.
+/// The names are those of the RDMA Consortium's verbs. RFC 5040 section 6.2 describes the same ways in which a stream
+/// ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum QpState {
     /// Not connected. Receives may be posted.
     Idle,
     /// Connected (ready to send).
     Rts,
-    /// We close in order: what was posted is still done, nothing more may be posted; or the peer has
-    /// closed, and only our direction goes on.
+    /// An orderly close: we have disconnected and posted work is still executed, but no more may be posted; or the peer
+    /// has closed its direction and only ours is open.
     Closing,
-    /// We send a Terminate. All work was flushed.
+    /// A Terminate is being sent. All work was flushed.
     Terminate,
-    /// The stream is over. All work was flushed, and what is posted is flushed at once.
+    /// The stream has ended. All work was flushed, and new work is flushed immediately.
     Error,
 }
 
-/// What a queue pair is now.
+/// The current state and attributes of a queue pair.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct QpInfo {
     /// Its state.
     pub state: QpState,
-    /// What it was created with.
+    /// Its attributes at creation.
     pub attributes: QpAttributes,
     /// Addresses of its connection, ours first, once it is established.
     pub addresses: Option<(SocketAddr, SocketAddr)>,
-    /// RDMA Reads and atomics served at once.
+    /// RDMA Reads and atomics that the queue pair serves at once (IRD).
     pub ird: u16,
-    /// RDMA Reads and atomics outstanding at most.
+    /// RDMA Reads and atomics that the queue pair may have outstanding (ORD).
     pub ord: u16,
     /// Requests of the send queue that have not completed.
     pub send_outstanding: usize,
-    /// Receives of its own that have not completed.
+    /// Receives of its own receive queue that have not completed.
     pub recv_outstanding: usize,
 }
 
-/// Which kind of object a verb is about.
+/// A kind of object, in errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Object {
     /// Protection domain.
     ProtectionDomain,
@@ -236,8 +242,9 @@ impl std::fmt::Display for Object {
     }
 }
 
-/// Why an object was not made, changed or destroyed.
+/// Why an object could not be created, changed or destroyed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ResourceError {
     /// No such object (any more).
     #[error("no such {0}")]
@@ -245,55 +252,59 @@ pub enum ResourceError {
     /// No such key.
     #[error("no region or window has the key {0:?}")]
     UnknownKey(STag),
-    /// The engine has as many as it can.
+    /// The engine's limit for this kind of object is reached.
     #[error("the limit of {limit} {object}s is reached")]
     TooMany {
-        /// Of what.
+        /// The kind of object.
         object: Object,
-        /// How many.
+        /// The limit.
         limit: u32,
     },
     /// An attribute is out of range.
     #[error("{attribute} of {value} is outside of 1..={limit}")]
     Attribute {
-        /// Its name.
+        /// Name of the attribute.
         attribute: &'static str,
-        /// What was asked for.
+        /// The requested value.
         value: u64,
-        /// What there is.
+        /// The largest valid value.
         limit: u64,
     },
-    /// Others still use it.
+    /// Other objects still use it.
     #[error("the {0} is still used by {1} others")]
     InUse(Object, usize),
     /// The objects belong to different protection domains.
     #[error("the shared receive queue belongs to another protection domain")]
     ForeignSrq,
-    /// The queue pair is not in a state for this.
+    /// The queue pair's state does not allow this.
     #[error("the queue pair is in state {0:?}")]
     State(QpState),
-    /// The bytes of the memory cannot be written, or its offsets would exceed 64 bits.
+    /// The access rights include writing but the memory is read-only, or the offsets would exceed 64 bits.
     #[error("the memory does not allow this registration")]
     Memory,
+    /// The device has failed; [`Device::failure`](crate::Device::failure) says why.
+    #[error("the device has failed")]
+    DeviceFailed,
 }
 
-/// Why a request was not posted.
+/// Why a work request could not be posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum PostError {
-    /// No such queue (any more), or this queue pair has no own receive queue.
+    /// The queue does not exist (any more), or the queue pair has no receive queue of its own.
     #[error("no such queue")]
     Unknown,
     /// The queue pair is not connected yet.
     #[error("the queue pair is not connected")]
     NotConnected,
-    /// As many requests as the queue was created for are outstanding.
+    /// The queue is full: as many requests as it was created for are outstanding.
     #[error("the queue is full ({0} requests)")]
     QueueFull(u32),
     /// The gather or scatter list is too long.
     #[error("more than {0} pieces")]
     TooManyPieces(u32),
-    /// An RDMA Read takes one piece, an atomic one of eight bytes, a fast registration memory; Immediate,
-    /// binding and invalidation take nothing.
+    /// The payload does not fit the operation. An RDMA Read takes one piece, an atomic operation one piece of eight
+    /// bytes, a fast registration memory; Immediate, binding and invalidation take no payload.
     #[error("this operation takes other local memory")]
     Payload,
     /// The inline data is too long.
@@ -305,34 +316,39 @@ pub enum PostError {
     /// The connection allows no RDMA Reads or atomics (ORD is 0).
     #[error("the connection allows no RDMA Reads (ORD is 0)")]
     NoReads,
+    /// The device has failed; [`Device::failure`](crate::Device::failure) says why. When it failed within this call, the
+    /// request may have been posted, and is then flushed.
+    #[error("the device has failed")]
+    DeviceFailed,
 }
 
-/// Why a connection verb was refused.
+/// Why a connection could not be started, accepted or rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum CmError {
     /// No such queue pair (any more).
     #[error("no such queue pair")]
     UnknownQp,
-    /// The queue pair has a connection already, or had one and was not reset.
+    /// The queue pair already has a connection, or had one and was not reset.
     #[error("the queue pair is in state {0:?}")]
     State(QpState),
     /// No such request (any more).
     #[error("no such connection request: {0:?}")]
     UnknownRequest(RequestId),
-    /// IRD or ORD are above the engine's limit.
+    /// IRD or ORD exceeds the engine's limit.
     #[error("{attribute} of {value} exceeds {limit}")]
     ReadDepth {
-        /// Which.
+        /// The attribute, `ird` or `ord`.
         attribute: &'static str,
-        /// What was asked for.
+        /// The requested value.
         value: u16,
-        /// What there is.
+        /// The largest valid value.
         limit: u16,
     },
-    /// The stack refuses to connect.
+    /// The TCP stack could not start the connection.
     #[error(transparent)]
     Connect(#[from] stack::ConnectError),
-    /// The stack refuses to answer.
+    /// The TCP stack could not answer the request.
     #[error(transparent)]
     Answer(#[from] stack::AcceptError),
 }

@@ -1,9 +1,9 @@
-//! Completion queues: a bounded ring that the engine fills and anybody polls without the engine's lock.
+//! Completion queues: a bounded ring that the engine fills and any thread polls without the engine's lock.
 
 use std::{
     fmt,
     sync::{
-        Arc, OnceLock,
+        Arc, PoisonError, RwLock, RwLockReadGuard,
         atomic::{AtomicBool, AtomicU8, Ordering, fence},
     },
 };
@@ -12,9 +12,9 @@ use crossbeam_queue::ArrayQueue;
 
 use super::work::{WcStatus, WorkCompletion};
 
-/// Told when something happened that its owner asked to be told of; must be quick, and must not call back.
+/// Receives notifications from the engine, under its lock: must return quickly and must not call the engine.
 pub trait Notify: Send + Sync {
-    /// Something happened.
+    /// Called when an event that the owner asked for has occurred.
     fn notify(&self);
 }
 
@@ -26,30 +26,14 @@ const DISARMED: u8 = 0;
 const SOLICITED: u8 = 1;
 const ANY: u8 = 2;
 
-/// A ring, and the larger or smaller one that took its place when the queue was resized.
-struct Ring {
-    entries: ArrayQueue<WorkCompletion>,
-    /// Once set, nothing is pushed to `entries` any more.
-    next: OnceLock<Box<Ring>>,
+fn ring(capacity: u32) -> ArrayQueue<WorkCompletion> {
+    ArrayQueue::new(capacity.max(1) as usize)
 }
 
-impl Ring {
-    fn new(capacity: u32) -> Self {
-        Self { entries: ArrayQueue::new(capacity.max(1) as usize), next: OnceLock::new() }
-    }
-
-    fn last(&self) -> &Self {
-        let mut ring = self;
-        while let Some(next) = ring.next.get() {
-            ring = next;
-        }
-        ring
-    }
-}
-
-/// The completions of one queue. Clones of the `Arc` around it are handles to the same queue.
+/// The completions of one queue. Clones of its `Arc` are handles to the same queue.
 pub struct CompletionRing {
-    first: Ring,
+    /// Write-locked only by [`Self::resize`]; the engine and polling threads share the read lock.
+    entries: RwLock<ArrayQueue<WorkCompletion>>,
     armed: AtomicU8,
     overflowed: AtomicBool,
     notify: Option<Arc<dyn Notify>>,
@@ -62,79 +46,71 @@ impl fmt::Debug for CompletionRing {
 }
 
 impl CompletionRing {
-    /// A ring for `capacity` entries; `notify` is told of the next entry after each [`arm`](Self::arm).
+    /// Creates a ring for `capacity` entries. `notify` is called for the next entry after each [`arm`](Self::arm).
     pub(crate) fn new(capacity: u32, notify: Option<Arc<dyn Notify>>) -> Self {
         Self {
-            first: Ring::new(capacity),
+            entries: RwLock::new(ring(capacity)),
             armed: AtomicU8::new(DISARMED),
             overflowed: AtomicBool::new(false),
             notify,
         }
     }
 
-    /// Takes the oldest entry.
-    pub fn pop(&self) -> Option<WorkCompletion> {
-        let mut ring = &self.first;
-        loop {
-            if let Some(entry) = ring.entries.pop() {
-                return Some(entry);
-            }
-            let next = ring.next.get()?;
-            // Entries that were pushed between the look and the successor's birth come before its own.
-            if let Some(entry) = ring.entries.pop() {
-                return Some(entry);
-            }
-            ring = next;
-        }
+    fn entries(&self) -> RwLockReadGuard<'_, ArrayQueue<WorkCompletion>> {
+        // No code panics while it holds the write lock.
+        self.entries.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves up to `max` entries, oldest first, to the end of `out`; returns how many.
+    /// Removes and returns the oldest entry.
+    pub fn pop(&self) -> Option<WorkCompletion> {
+        self.entries().pop()
+    }
+
+    /// Moves up to `max` entries, oldest first, to the end of `out`; returns their number.
     pub fn poll(&self, out: &mut Vec<WorkCompletion>, max: usize) -> usize {
         let before = out.len();
-        out.extend(std::iter::from_fn(|| self.pop()).take(max));
+        let entries = self.entries();
+        out.extend(std::iter::from_fn(|| entries.pop()).take(max));
         out.len() - before
     }
 
-    /// Entries waiting.
+    /// Number of entries in the queue.
     pub fn len(&self) -> usize {
-        let (mut ring, mut len) = (&self.first, self.first.entries.len());
-        while let Some(next) = ring.next.get() {
-            ring = next;
-            len += ring.entries.len();
-        }
-        len
+        self.entries().len()
     }
 
-    /// Whether no entry is waiting.
+    /// Whether the queue has no entry.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Entries that fit.
+    /// Number of entries that the queue has room for.
     pub fn capacity(&self) -> usize {
-        self.first.last().entries.capacity()
+        self.entries().capacity()
     }
 
-    /// Whether an entry was lost because the queue was full: the queue is dead, and so are its queue pairs.
+    /// Whether an entry was lost because the queue was full. The queue then takes no more entries, and its queue
+    /// pairs have failed.
     pub fn overflowed(&self) -> bool {
         self.overflowed.load(Ordering::Acquire)
     }
 
-    /// Asks for one notification: of the next entry, or of the next that is solicited or an error. What
-    /// came before is not notified: poll once more after arming. A wish for any entry is not weakened by a
-    /// later one for solicited entries only.
+    /// Requests one notification: for the next entry, or with `solicited_only` for the next entry that is solicited
+    /// or an error. Entries that are already in the queue cause no notification, so poll again after arming. A call
+    /// with `solicited_only` does not narrow an earlier request for any entry.
     pub fn arm(&self, solicited_only: bool) {
         self.armed.fetch_max(if solicited_only { SOLICITED } else { ANY }, Ordering::SeqCst);
         // Orders the arming before the caller's next poll; the fence in `push` is its counterpart.
         fence(Ordering::SeqCst);
     }
 
-    /// Adds an entry. Never blocks. Whether somebody was notified; an error, once, when there was no room.
+    /// Adds an entry. Returns whether the owner was notified. Returns an error once, for the first entry that finds
+    /// no room.
     pub(crate) fn push(&self, entry: WorkCompletion) -> Result<bool, Overflow> {
         if self.overflowed() {
             return Ok(false);
         }
-        if self.first.last().entries.push(entry).is_err() {
+        if self.entries().push(entry).is_err() {
             self.overflowed.store(true, Ordering::Release);
             self.fire();
             return Err(Overflow);
@@ -144,19 +120,25 @@ impl CompletionRing {
         Ok(self.armed.load(Ordering::Relaxed) >= worth && self.fire())
     }
 
-    /// Replaces the ring by one for `capacity` entries; what waits stays and is polled first.
+    /// Replaces the ring by one for `capacity` entries and moves the waiting entries to it. The error is the number
+    /// of waiting entries when `capacity` is too small for them.
     pub(crate) fn resize(&self, capacity: u32) -> Result<(), usize> {
-        let waiting = self.len();
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let waiting = entries.len();
         if waiting > capacity as usize {
             return Err(waiting);
         }
-        // Only the engine's owner pushes and resizes, one at a time, so the cell is empty.
-        let _ = self.first.last().next.set(Box::new(Ring::new(capacity)));
+        let resized = ring(capacity);
+        while let Some(entry) = entries.pop() {
+            // The new ring has room for all waiting entries, and no other thread has access to it yet.
+            let _ = resized.push(entry);
+        }
+        *entries = resized;
         Ok(())
     }
 
-    /// Notifies whoever armed the queue; whether anybody had.
-    fn fire(&self) -> bool {
+    /// Notifies the owner if the queue is armed; returns whether it was.
+    pub(crate) fn fire(&self) -> bool {
         let armed = self.armed.swap(DISARMED, Ordering::SeqCst) != DISARMED;
         if armed && let Some(notify) = &self.notify {
             notify.notify();

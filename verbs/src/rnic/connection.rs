@@ -1,5 +1,5 @@
-//! What happens to connections: requests, establishment, and every way to end, told to the queue pair and
-//! to the application.
+//! Connection events: requests, establishment and every way to end, applied to the queue pair and reported to the
+//! application.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -17,22 +17,24 @@ use super::{
 };
 use crate::rdmap::StreamError;
 
-/// Whose a connection is.
+/// The owner of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owner {
-    Request,
+    /// A request of a peer. Holds the number of its [`CmEvent::ConnectRequest`] until the request is accepted.
+    Request(Option<u64>),
     Qp(QpId),
 }
 
-/// Connections by their place in the stack's table, and those to be made once more.
+/// Owners of connections by the connection's index in the stack's table, and the connection attempts to repeat.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
-    by_index: Vec<Option<(u32, Owner)>>,
-    /// Attempts whose markers were refused, with their queue pairs; to be made without.
+    by_index: Vec<Option<(ConnId, Owner)>>,
+    /// Queue pairs whose peers refused markers: their connection attempts are repeated without markers.
     retries: VecDeque<QpId>,
 }
 
-/// What an initiator asks for when its markers are refused, kept until it is established.
+/// Parameters of the initiator's second attempt, in case the peer refuses markers; kept until the connection is
+/// established.
 #[derive(Debug, Clone)]
 pub(crate) struct Attempt {
     pub(crate) path: Path,
@@ -43,14 +45,14 @@ pub(crate) struct Attempt {
 
 impl Connections {
     fn owner(&self, conn: ConnId) -> Option<Owner> {
-        let (generation, owner) = (*self.by_index.get(conn.index as usize)?)?;
-        (generation == conn.generation).then_some(owner)
+        let (named, owner) = (*self.by_index.get(conn.index as usize)?)?;
+        (named == conn).then_some(owner)
     }
 
     pub(super) fn qp(&self, conn: ConnId) -> Option<QpId> {
         match self.owner(conn)? {
             Owner::Qp(qp) => Some(qp),
-            Owner::Request => None,
+            Owner::Request(_) => None,
         }
     }
 
@@ -60,7 +62,7 @@ impl Connections {
             self.by_index.resize(index + 1, None);
         }
         if let Some(place) = self.by_index.get_mut(index) {
-            *place = Some((conn.generation, owner));
+            *place = Some((conn, owner));
         }
     }
 
@@ -74,7 +76,7 @@ impl Connections {
 }
 
 impl Rnic {
-    /// A queue pair that is free to connect.
+    /// The queue pair `qp`, if it is idle and unconnected.
     fn unconnected(&mut self, qp: QpId) -> Result<&mut QueuePair, CmError> {
         let qp = self.qps.get_mut(qp).ok_or(CmError::UnknownQp)?;
         if qp.state == QpState::Idle && qp.stage == Stage::Unconnected {
@@ -84,7 +86,7 @@ impl Rnic {
         }
     }
 
-    /// Whether `qp` may connect with these depths.
+    /// Checks that `qp` may connect with these depths.
     pub(crate) fn check_connect(&mut self, qp: QpId, ird: u16, ord: u16) -> Result<(), CmError> {
         let (max_ird, max_ord) = (self.limits.max_ird, self.limits.max_ord);
         self.unconnected(qp)?;
@@ -96,7 +98,7 @@ impl Rnic {
         Ok(())
     }
 
-    /// The initiator's connection exists; `second` is the attempt to follow when its markers are refused.
+    /// Gives `qp` the initiator's new connection; `second` is the attempt to make if the peer refuses markers.
     pub(crate) fn connecting(&mut self, qp: QpId, conn: ConnId, second: Option<Attempt>) {
         self.bind(qp, conn, Stage::Connecting);
         if let Some(qp) = self.qps.get_mut(qp) {
@@ -111,16 +113,14 @@ impl Rnic {
         self.connections.attach(conn, Owner::Qp(qp));
     }
 
-    /// The connection is `qp`'s from now on.
+    /// Gives the connection of `request` to `qp`.
     pub(crate) fn accepting(&mut self, qp: QpId, request: RequestId) -> Result<(), CmError> {
-        if self.connections.owner(request.0) != Some(Owner::Request) {
-            return Err(CmError::UnknownRequest(request));
-        }
+        self.check_request(request)?;
         self.bind(qp, request.0, Stage::Accepting);
         Ok(())
     }
 
-    /// The connection of `qp`, to be tuned; one that may be made once more remembers how.
+    /// The connection of `qp`, to be tuned. A second attempt that may follow gets the same tuning.
     pub(crate) fn tuned(&mut self, qp: QpId, tuning: &Tuning) -> Result<ConnId, CmError> {
         let qp = self.qps.get_mut(qp).ok_or(CmError::UnknownQp)?;
         if let Some(attempt) = &mut qp.attempt {
@@ -129,24 +129,29 @@ impl Rnic {
         qp.conn.ok_or(CmError::State(qp.state))
     }
 
-    /// The answer could not be given: the request waits on.
+    /// Undoes [`Self::accepting`] after the answer failed: the request waits for another answer.
     pub(crate) fn accept_failed(&mut self, qp: QpId, request: RequestId) {
-        self.connections.attach(request.0, Owner::Request);
+        self.connections.attach(request.0, Owner::Request(None));
         if let Some(qp) = self.qps.get_mut(qp) {
             qp.reset_connection();
         }
     }
 
-    /// Takes a request that is to be rejected.
-    pub(crate) fn take_request(&mut self, request: RequestId) -> Result<(), CmError> {
-        if self.connections.owner(request.0) != Some(Owner::Request) {
-            return Err(CmError::UnknownRequest(request));
+    /// Checks that a request waits for an answer.
+    pub(crate) fn check_request(&self, request: RequestId) -> Result<(), CmError> {
+        if matches!(self.connections.owner(request.0), Some(Owner::Request(_))) {
+            Ok(())
+        } else {
+            Err(CmError::UnknownRequest(request))
         }
-        self.connections.detach(request.0);
-        Ok(())
     }
 
-    /// Begins a graceful close: what was posted is done, then our direction ends (RFC 5041 section 6.2.1).
+    /// Detaches the connection of a rejected request; only the stack knows it from now on.
+    pub(crate) fn rejected(&mut self, request: RequestId) {
+        self.connections.detach(request.0);
+    }
+
+    /// Begins a graceful close: posted work is executed, then our direction ends (RFC 5041 section 6.2.1).
     pub(crate) fn disconnect(&mut self, qp: QpId) -> Result<(), CmError> {
         let qp = self.qps.get_mut(qp).ok_or(CmError::UnknownQp)?;
         match qp.state {
@@ -156,7 +161,7 @@ impl Rnic {
                 self.shared.wake(qp.conn);
                 Ok(())
             }
-            // On its way down already: nothing to do.
+            // The stream is already ending.
             QpState::Terminate | QpState::Error => Ok(()),
             QpState::Idle if qp.stage.is_underway() => {
                 self.shared.abort(qp.conn);
@@ -166,7 +171,7 @@ impl Rnic {
         }
     }
 
-    /// The next queue pair that connects once more, and what it asks for.
+    /// The next queue pair with a second connection attempt to make, and the attempt's parameters.
     pub(crate) fn next_retry(&mut self) -> Option<(QpId, Attempt)> {
         loop {
             let qp = self.connections.retries.pop_front()?;
@@ -177,7 +182,7 @@ impl Rnic {
         }
     }
 
-    /// Connecting once more failed.
+    /// Reports that the second connection attempt could not be started.
     pub(crate) fn retry_failed(&mut self, qp: QpId) {
         if let Some(pair) = self.qps.get_mut(qp) {
             pair.reset_connection();
@@ -192,10 +197,10 @@ impl Rnic {
         }
         match self.connections.owner(conn) {
             None => {}
-            Some(Owner::Request) => {
+            Some(Owner::Request(announced)) => {
                 if matches!(event, Event::Closed(_)) {
                     self.connections.detach(conn);
-                    self.shared.events.request_gone(RequestId(conn));
+                    self.shared.events.request_gone(RequestId(conn), announced);
                 }
             }
             Some(Owner::Qp(id)) => self.qp_event(conn, id, event),
@@ -203,8 +208,7 @@ impl Rnic {
     }
 
     fn requested(&mut self, conn: ConnId, listener: ListenerId, path: &Path, offer: Offer) {
-        self.connections.attach(conn, Owner::Request);
-        self.shared.events.push_cm(CmEvent::ConnectRequest {
+        let announced = self.shared.events.push_cm(CmEvent::ConnectRequest {
             request: RequestId(conn),
             listener,
             local: path.flow.local,
@@ -212,6 +216,7 @@ impl Rnic {
             peer: PeerDepths::of(offer.ird, offer.ord),
             private_data: offer.private_data,
         });
+        self.connections.attach(conn, Owner::Request(Some(announced)));
     }
 
     fn qp_event(&mut self, conn: ConnId, id: QpId, event: Event) {
@@ -219,10 +224,12 @@ impl Rnic {
         let shared = &mut self.shared;
         match event {
             Event::Requested { .. } => {}
-            // What failed here meanwhile is told by a Terminate first, and then as a connection not made.
+            // The queue pair failed during start-up: the peer gets a Terminate, then the application a
+            // `ConnectError`.
             Event::Established { .. } if qp.state != QpState::Idle => shared.wake(Some(conn)),
             Event::Established { path, agreed, private_data, rtr } => {
                 let (local, remote) = (path.flow.local, path.flow.remote);
+                tracing::debug!(qp = id.number(), %local, %remote, ?agreed, path_mtu = path.mtu, "connection established");
                 qp.rx.expects_rtr = agreed.peer_to_peer && qp.stage == Stage::Accepting;
                 qp.establish(agreed.ird, agreed.ord, rtr, (local, remote));
                 let (ird, ord) = (agreed.ird, agreed.ord);
@@ -252,7 +259,7 @@ impl Rnic {
 }
 
 impl QueuePair {
-    /// Idle again after a connection that was never established; posted receives stay.
+    /// Makes the queue pair idle after a connection that was never established; posted receives stay.
     fn reset_connection(&mut self) {
         self.reset();
         self.attempt = None;
@@ -262,17 +269,17 @@ impl QueuePair {
         if self.stage.is_underway() {
             self.startup_error = Some(error);
             if error == MpaError::MarkersRefused {
-                // Nothing to argue about: this connection goes, and perhaps another one comes.
+                // No Terminate is sent: the connection is reset, and a second attempt without markers may follow.
                 self.tx.finished = true;
                 return shared.abort(self.conn);
             }
         }
-        // Only an error about a message that waits is about a message.
-        let quote = self.rx.withheld.take().filter(|_| error == MpaError::Withheld);
+        // Only `Withheld` refers to a message, the one that waits for a receive.
+        let quote = self.rx.withheld.filter(|_| error == MpaError::Withheld);
         self.fail(StreamError::Mpa(error), quote.unwrap_or_default(), shared);
     }
 
-    /// The connection is gone. Returns whether it is to be tried once more without markers.
+    /// Handles the end of the connection. Returns whether to repeat the attempt without markers.
     fn closed(&mut self, reason: CloseReason, shared: &mut Shared) -> bool {
         self.conn = None;
         if !self.stage.is_underway() {
@@ -296,14 +303,15 @@ impl QueuePair {
     }
 }
 
-/// What is left to do for the engine.
+/// Work that the RNIC leaves to the engine.
 impl Rnic {
     pub(crate) fn has_errands(&self) -> bool {
-        let Shared { wakes, resumes, aborts, .. } = &self.shared;
-        !(wakes.is_empty() && resumes.is_empty() && aborts.is_empty() && self.connections.retries.is_empty())
+        let Shared { wakes, resumes, refilled, aborts, ended, .. } = &self.shared;
+        let idle = wakes.is_empty() && resumes.is_empty() && refilled.is_empty();
+        !(idle && aborts.is_empty() && ended.is_empty() && self.connections.retries.is_empty())
     }
 
-    /// Whether a sleeping application was woken since the last call.
+    /// Whether a completion woke a sleeping application since the last call.
     pub(crate) fn just_woke(&mut self) -> bool {
         std::mem::take(&mut self.shared.woke)
     }
@@ -312,12 +320,35 @@ impl Rnic {
         self.shared.wakes.pop()
     }
 
+    /// The next connection that may get a receive for its withheld message. Connections that wait for a shared
+    /// receive queue are returned one at a time, and only while the queue has receives.
     pub(crate) fn next_resume(&mut self) -> Option<ConnId> {
-        self.shared.resumes.pop()
+        if let Some(conn) = self.shared.resumes.pop() {
+            return Some(conn);
+        }
+        while let Some(id) = self.shared.refilled.last() {
+            let srq = self.shared.srqs.get_mut(*id).filter(|srq| srq.len() > 0);
+            let Some(waiting) = srq.and_then(|srq| srq.waiting.pop_front()) else {
+                self.shared.refilled.pop();
+                continue;
+            };
+            if let Some(qp) = self.qps.get_mut(waiting)
+                && qp.rx.withheld.take().is_some()
+                && let Some(conn) = qp.conn
+            {
+                return Some(conn);
+            }
+        }
+        None
     }
 
     pub(crate) fn next_abort(&mut self) -> Option<ConnId> {
         self.shared.aborts.pop()
+    }
+
+    /// The next connection whose queue pair has ended.
+    pub(crate) fn next_ended(&mut self) -> Option<ConnId> {
+        self.shared.ended.pop()
     }
 
     pub(crate) fn on_event(&mut self, notify: Arc<dyn Notify>) {
@@ -325,7 +356,7 @@ impl Rnic {
     }
 
     pub(crate) fn next_cm_event(&mut self) -> Option<CmEvent> {
-        self.shared.events.cm.pop_front()
+        self.shared.events.cm.pop_first().map(|(_, event)| event)
     }
 
     pub(crate) fn next_async_event(&mut self) -> Option<AsyncEvent> {

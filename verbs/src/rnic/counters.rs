@@ -1,4 +1,4 @@
-//! What the card counts, beyond what MPA and TCP count of the same streams.
+//! Counters of RDMAP and DDP. MPA and TCP have their own counters of the same streams.
 
 use xwarp_tcp::ulp::Arrival;
 
@@ -9,35 +9,35 @@ use super::{
 use crate::rdmap::TerminateHeader;
 
 xwarp_tcp::counters! {
-    /// What RDMAP did, of all streams.
+    /// RDMAP's counters, over all streams.
     pub struct RdmapCounters in "rdmap" {
-        /// Sends of ours that completed.
+        /// Our Sends that completed.
         sends,
-        /// RDMA Writes of ours that completed.
+        /// Our RDMA Writes that completed.
         writes,
-        /// RDMA Reads of ours that completed.
+        /// Our RDMA Reads that completed.
         reads,
-        /// Atomic operations of ours that completed.
+        /// Our atomic operations that completed.
         atomics,
-        /// Immediate Data of ours that completed, with an RDMA Write or alone.
+        /// Our Immediate Data that completed, with an RDMA Write or alone.
         immediates,
         /// Requests and receives that were flushed.
         flushed,
         /// Requests and receives that failed otherwise.
         failed,
-        /// Sends of the peers' that were delivered.
+        /// Peers' Sends that were delivered.
         sends_in,
-        /// Immediate Data of the peers' that were delivered.
+        /// Peers' Immediate Data that were delivered.
         immediates_in,
-        /// Read Requests of the peers' that were accepted.
+        /// Peers' Read Requests that were accepted.
         reads_in,
-        /// Atomic Requests of the peers' that were accepted.
+        /// Peers' Atomic Requests that were accepted.
         atomics_in,
-        /// Messages that were due and found no receive.
+        /// Messages that were due and had no posted receive.
         no_receive,
-        /// Keys invalidated at the peers' wish (Send with Invalidate).
+        /// Keys invalidated by peers (Send with Invalidate).
         invalidated_by_peer,
-        /// Keys invalidated by requests of ours.
+        /// Keys invalidated by our own work requests.
         invalidated_here,
         /// Windows bound.
         windows_bound,
@@ -47,43 +47,59 @@ xwarp_tcp::counters! {
 }
 
 xwarp_tcp::counters! {
-    /// What DDP placed, of all streams.
+    /// DDP's counters, over all streams.
     pub struct DdpCounters in "ddp" {
         /// Bytes that RDMA Writes placed.
         write_bytes,
         /// Bytes that Read Responses placed.
         read_bytes,
-        /// Bytes of untagged messages, placed in receives or taken by the card.
+        /// Bytes of untagged messages, placed in receives or consumed by the RNIC itself.
         untagged_bytes,
         /// Bytes of all kinds that were placed beyond a gap.
         early_bytes,
-        /// Segments beyond a gap that were refused, to be judged again in order.
+        /// Segments beyond a gap that were rejected; each is checked again when it is in order.
         early_refused,
     }
 }
 
-/// Of the streams of one card.
+/// Counters of the streams of one queue pair, or the sum over several queue pairs.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct StreamCounters {
+    pub(crate) rdmap: RdmapCounters,
+    pub(crate) ddp: DdpCounters,
+}
+
+impl std::ops::AddAssign for StreamCounters {
+    fn add_assign(&mut self, other: Self) {
+        self.rdmap += other.rdmap;
+        self.ddp += other.ddp;
+    }
+}
+
+/// Counters of the streams of one RNIC.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Counters {
-    /// RDMAP's.
+    /// RDMAP's counters.
     pub rdmap: RdmapCounters,
-    /// DDP's.
+    /// DDP's counters.
     pub ddp: DdpCounters,
-    /// Terminates that were sent.
+    /// Terminates that we sent.
     pub terminates_sent: TerminateCounters,
-    /// Terminates that came.
+    /// Terminates that we received.
     pub terminates_received: TerminateCounters,
 }
 
 impl Counters {
-    /// Names, with the layer before them, and values.
+    /// Name, prefixed with the layer, and value of each counter.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         let sent = self.terminates_sent.0.into_iter().zip(TERMINATES).map(|(n, t)| (t.sent, n));
         let received = self.terminates_received.0.into_iter().zip(TERMINATES).map(|(n, t)| (t.received, n));
         self.rdmap.iter().chain(self.ddp.iter()).chain(sent).chain(received)
     }
+}
 
-    /// A request of ours ended.
+impl StreamCounters {
+    /// Counts the end of one of our requests.
     pub(super) fn request_done(&mut self, operation: &Operation, status: WcStatus) {
         let rdmap = &mut self.rdmap;
         if status != WcStatus::Success {
@@ -105,7 +121,7 @@ impl Counters {
         }
     }
 
-    /// A request or a receive did not succeed.
+    /// Counts a request or receive that did not succeed.
     pub(super) fn work_failed(&mut self, status: WcStatus) {
         match status {
             WcStatus::Flushed => self.rdmap.flushed += 1,
@@ -113,7 +129,7 @@ impl Counters {
         }
     }
 
-    /// A segment was placed.
+    /// Counts a placed segment.
     pub(super) fn placed(&mut self, segment: &Segment, arrival: Arrival) {
         let ddp = &mut self.ddp;
         let (total, len) = match segment {
@@ -138,7 +154,7 @@ struct TerminateName {
     received: &'static str,
 }
 
-/// Names them twice: as they are counted when they are sent, and when they are received.
+/// Names each Terminate twice: for the counter of sent and for that of received Terminates.
 macro_rules! terminates {
     ($($layer:literal $error_type:literal $code:literal $name:literal,)*) => {
         [$(TerminateName {
@@ -151,8 +167,8 @@ macro_rules! terminates {
     };
 }
 
-/// Figure 9 of RFC 5040, section 7.2 of RFC 5041, section 8 of RFC 5044 and section 8 of RFC 6581; last what
-/// none of them knows.
+/// Figure 9 of RFC 5040, section 7.2 of RFC 5041, section 8 of RFC 5044 and section 8 of RFC 6581; the last entry is
+/// for numbers that none of them defines.
 const TERMINATES: [TerminateName; TERMINATE_NAMES] = terminates![
     0 0 0x00 "rdma_local_catastrophic",
     0 1 0x00 "rdma_invalid_stag",
@@ -201,8 +217,15 @@ impl Default for TerminateCounters {
     }
 }
 
+/// Terminates of one RNIC, sent and received.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct TerminateCount {
+    pub(crate) sent: TerminateCounters,
+    pub(crate) received: TerminateCounters,
+}
+
 impl TerminateCounters {
-    /// Counts one. Linux's siw puts the numbers elsewhere, so that what it sends counts as something else.
+    /// Counts one Terminate. Linux's siw exchanges layer and type, so its Terminates count under other names.
     pub(super) fn count(&mut self, header: &TerminateHeader) {
         let TerminateHeader { layer, error_type, code, .. } = *header;
         let known = TERMINATES
@@ -245,7 +268,7 @@ mod tests {
     #[test]
     fn names_are_unique() {
         let names: Vec<_> = Counters::default().iter().map(|(name, _)| name).collect();
-        let unique: std::collections::HashSet<_> = names.iter().collect();
+        let unique: std::collections::BTreeSet<_> = names.iter().collect();
         assert_eq!(unique.len(), names.len());
     }
 }

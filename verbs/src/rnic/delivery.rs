@@ -1,5 +1,5 @@
-//! Placed ULPDUs in order: what [`Ulp::deliver`] does. Here messages become completions, requests become
-//! work, and Terminate ends the stream.
+//! Delivery of placed ULPDUs in stream order ([`Ulp::deliver`]). Messages become completions, the peer's requests
+//! become work, and a Terminate ends the stream.
 //!
 //! [`Ulp::deliver`]: xwarp_tcp::ulp::Ulp::deliver
 
@@ -36,8 +36,12 @@ impl QueuePair {
             }
             Body::Immediate { data, solicited } => {
                 due(seen, self.rx.send_msn)?;
+                if !self.rx.send_coverage.is_whole(0) {
+                    // Segments of a Send with this MSN were already delivered.
+                    return Err(seen.refused(RdmapError::UnexpectedOpcode));
+                }
                 let byte_len = self.rx.written.bytes;
-                shared.counters.rdmap.immediates_in += 1;
+                self.counters.rdmap.immediates_in += 1;
                 self.complete_receive(shared, |completion| WorkCompletion {
                     opcode: Opcode::RecvImmediate,
                     byte_len,
@@ -51,6 +55,7 @@ impl QueuePair {
             Body::AtomicRequest(request) => self.deliver_atomic_request(shared, seen, request),
             Body::AtomicResponse(response) => self.deliver_atomic_response(shared, seen, response),
             Body::Rtr => {
+                due(seen, self.rx.send_msn)?;
                 self.rx.send_msn = self.rx.send_msn.next();
                 Ok(())
             }
@@ -69,24 +74,26 @@ impl QueuePair {
         solicited: bool,
     ) -> Result<(), Refused> {
         due(seen, self.rx.send_msn)?;
-        self.rx.send_bytes += u64::from(seen.len);
+        let invalid_mo = Refused::Receive(WcStatus::LocalLength, DdpError::InvalidMo, seen.into());
+        let start = u64::from(seen.header.mo);
+        let end = start + u64::from(seen.len);
+        self.rx.send_coverage.add(start, end).map_err(|_| invalid_mo)?;
         if !seen.header.last {
             return Ok(());
         }
-        // The last segment has the highest offset, so a message without holes is as long as its segments
-        // together (RFC 5041 sections 4.1 and 5.4).
-        let total = u64::from(seen.header.mo) + u64::from(seen.len);
-        if self.rx.send_bytes != total {
-            return Err(Refused::Receive(WcStatus::LocalLength, DdpError::InvalidMo, seen.into()));
+        // The last segment has the highest offset (RFC 5041 section 4.1), so its end is the end of the message, and
+        // every byte before it must have been filled (section 5.4).
+        if !self.rx.send_coverage.is_whole(end) {
+            return Err(invalid_mo);
         }
         if let Some(stag) = invalidate {
             let alone = shared.is_alone(self.attributes.pd);
             shared.keys.invalidate_remotely(self.user(), stag, alone).map_err(|error| seen.refused(error))?;
-            shared.counters.rdmap.invalidated_by_peer += 1;
+            self.counters.rdmap.invalidated_by_peer += 1;
         }
-        shared.counters.rdmap.sends_in += 1;
+        self.counters.rdmap.sends_in += 1;
         self.complete_receive(shared, |completion| WorkCompletion {
-            byte_len: total as u32,
+            byte_len: end as u32,
             invalidated: invalidate,
             solicited,
             ..completion
@@ -94,14 +101,14 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Completes the receive of the message that was due, as `describe` says.
+    /// Completes the receive of the message that was due; `describe` fills in the completion.
     fn complete_receive(
         &mut self,
         shared: &mut Shared,
         describe: impl FnOnce(WorkCompletion) -> WorkCompletion,
     ) {
         self.rx.send_msn = self.rx.send_msn.next();
-        self.rx.send_bytes = 0;
+        self.rx.send_coverage.clear();
         self.rx.written = Written::default();
         if let Some(receive) = self.rq.complete() {
             let completion = describe(self.completion(receive.wr_id, WcStatus::Success, Opcode::Recv));
@@ -109,9 +116,8 @@ impl QueuePair {
         }
     }
 
-    /// A request of the peer's: the one that is due, and not one more than we promised to take. IRD counts
-    /// Reads; there is room for as many atomics beside them, for a peer that counts them apart (RFC 7306
-    /// section 5.2.2, rule 4).
+    /// Accepts the peer's next request if it is the one that is due and within IRD. IRD counts Reads; as many atomics
+    /// are accepted besides, for a peer that counts them separately (RFC 7306 section 5.2.2, rule 4).
     fn accept_request(
         &mut self,
         seen: Seen<Untagged>,
@@ -127,7 +133,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Checks of RFC 5040 section 7.2; a request for no bytes names nothing (section 5.2.1).
+    /// Checks a Read Request (RFC 5040 section 7.2). The tag and offset of a request for zero bytes are not checked
+    /// (section 5.2.1).
     fn deliver_read_request(
         &mut self,
         shared: &mut Shared,
@@ -142,7 +149,7 @@ impl QueuePair {
                 Refused::Stream(RdmapError::from(error).into(), quote)
             })?;
         }
-        shared.counters.rdmap.reads_in += 1;
+        self.counters.rdmap.reads_in += 1;
         self.tx.to_answer.push_back(ToAnswer::Read { request, sent: 0, seen });
         shared.wake(self.conn);
         Ok(())
@@ -156,7 +163,7 @@ impl QueuePair {
     ) -> Result<(), Refused> {
         self.accept_request(seen, |asked| matches!(asked, ToAnswer::Atomic { .. }))?;
         shared.check_atomic(self.user(), &request).map_err(|error| seen.refused(error))?;
-        shared.counters.rdmap.atomics_in += 1;
+        self.counters.rdmap.atomics_in += 1;
         self.tx.to_answer.push_back(ToAnswer::Atomic { request, seen });
         shared.wake(self.conn);
         Ok(())
@@ -164,14 +171,14 @@ impl QueuePair {
 
     fn deliver_response(&mut self, shared: &mut Shared, seen: Seen<Tagged>) -> Result<(), Refused> {
         let asked = self.rx.asked.front_mut().ok_or_else(|| seen.refused(RdmapError::UnexpectedOpcode))?;
-        // What was placed early was only found to lie within some request.
+        // Early placement only checked that the segment lies within some request.
         asked.kind.check(seen)?;
         if let AskedKind::Read { delivered, .. } = &mut asked.kind {
             *delivered += u32::from(seen.len);
         }
         if seen.header.last {
             let position = asked.position;
-            self.answered(position, Some(seen.header.stag), shared);
+            self.answered(position, shared);
         }
         Ok(())
     }
@@ -203,27 +210,32 @@ impl QueuePair {
             let error = RdmapError::LocalCatastrophic;
             return Err(Refused::Answer(WcStatus::LocalProtection, error.into(), seen.into()));
         }
-        self.answered(Some(position), None, shared);
+        self.answered(Some(position), shared);
         Ok(())
     }
 
-    /// The oldest request of ours has its answer, a Read the one in `sink`. What waited for that may go on:
-    /// a fence, or ORD.
-    fn answered(&mut self, position: Option<Position>, sink: Option<STag>, shared: &mut Shared) {
+    /// Completes our oldest outstanding Read or atomic. Requests that waited for it, by a fence or for ORD, may
+    /// begin.
+    fn answered(&mut self, position: Option<Position>, shared: &mut Shared) {
         self.rx.asked.pop_front();
+        let user = self.user();
         let Some(entry) = position.and_then(|p| self.sq.get_mut(p)) else { return };
         entry.progress = Progress::Done(WcStatus::Success);
-        if let (Operation::Read { invalidate: true, .. }, Some(sink)) = (entry.operation, sink) {
-            // A region that was deregistered meanwhile has no rights left to revoke; one to which windows are
-            // bound keeps them.
-            let _ = shared.keys.invalidate_locally(self.user(), sink);
+        // The key is taken from the request: the peer chooses the tag in a response without payload (RFC 5041 section
+        // 5.2).
+        if let (Operation::Read { invalidate: true, .. }, Some(sink)) =
+            (entry.operation, entry.payload.first())
+        {
+            // The error is ignored: a region that was deregistered meanwhile has no rights to revoke, and one with
+            // bound windows keeps its rights.
+            let _ = shared.keys.invalidate_locally(user, sink.key);
         }
         self.complete_sends(shared);
         shared.wake(self.conn);
     }
 }
 
-/// Whether this is the message that is due on its queue.
+/// Checks that this is the message that is due on its queue.
 fn due(seen: Seen<Untagged>, expected: Msn) -> Result<(), Refused> {
     if seen.header.msn == expected { Ok(()) } else { Err(seen.refused(DdpError::MsnRange)) }
 }

@@ -1,6 +1,11 @@
-//! What happened that is no completion: connection events, and asynchronous events of queues.
+//! Events that are no completions: connection events, and asynchronous events of queues.
 
-use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use xwarp_tcp::{
     mpa::UNNEGOTIATED,
@@ -11,12 +16,12 @@ use xwarp_tcp::{
 use super::{CqId, Notify, QpId, SrqId};
 use crate::rdmap::{StreamError, TerminateHeader};
 
-/// A connection that a peer asks for, until it is accepted, rejected or gone.
+/// A peer's connection request, until it is accepted, rejected or gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestId(pub(crate) ConnId);
 
-/// IRD and ORD as the peer gave them in its start-up frame; `None` where it leaves them to the applications
-/// (as MPA revision 1 always does).
+/// IRD and ORD from the peer's start-up frame; `None` where the peer leaves them to the applications (as MPA revision
+/// 1 always does).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PeerDepths {
     /// RDMA Reads that the peer serves at once.
@@ -35,24 +40,24 @@ impl PeerDepths {
 /// An event of the connection manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CmEvent {
-    /// A peer asks for a connection: answer with `Engine::accept` or `Engine::reject`.
+    /// A peer requests a connection: answer with `Engine::accept` or `Engine::reject`.
     ConnectRequest {
-        /// What to answer to.
+        /// The request.
         request: RequestId,
-        /// The listener it came to.
+        /// The listener that received it.
         listener: ListenerId,
         /// Our address.
         local: SocketAddr,
-        /// The peer's.
+        /// The peer's address.
         remote: SocketAddr,
-        /// Bytes of the peer's application: not to be trusted.
+        /// The peer's private data: untrusted bytes.
         private_data: Vec<u8>,
-        /// What the peer says of itself.
+        /// The peer's IRD and ORD.
         peer: PeerDepths,
     },
-    /// A request is gone before it was answered.
+    /// A request ended before it was answered.
     RequestGone {
-        /// Which.
+        /// The request.
         request: RequestId,
     },
     /// The queue pair is ready to send.
@@ -61,39 +66,39 @@ pub enum CmEvent {
         qp: QpId,
         /// Our address.
         local: SocketAddr,
-        /// The peer's.
+        /// The peer's address.
         remote: SocketAddr,
         /// The responder's private data; empty at the responder.
         private_data: Vec<u8>,
-        /// RDMA Reads that we serve at once.
+        /// RDMA Reads that we serve at once (IRD).
         ird: u16,
-        /// RDMA Reads that we may have outstanding.
+        /// RDMA Reads that we may have outstanding (ORD).
         ord: u16,
-        /// What the peer said of itself (RFC 6581 section 9.1).
+        /// The peer's IRD and ORD (RFC 6581 section 9.1).
         peer: PeerDepths,
     },
-    /// The peer's application does not want the connection.
+    /// The peer rejected the connection.
     Rejected {
-        /// The queue pair that asked.
+        /// The initiating queue pair.
         qp: QpId,
-        /// Bytes of the peer's application.
+        /// The responder's private data: untrusted bytes.
         private_data: Vec<u8>,
-        /// What the peer said of itself, perhaps what it would need (RFC 6581 section 9.1).
+        /// The peer's IRD and ORD, possibly those that it would need (RFC 6581 section 9.1).
         peer: PeerDepths,
     },
-    /// The connection could not be made.
+    /// The connection could not be established.
     ConnectError {
-        /// The queue pair that asked, or was to answer.
+        /// The initiating or accepting queue pair.
         qp: QpId,
-        /// Why: refused, unreachable, timed out, or an MPA start-up that failed.
+        /// The reason: refused, unreachable, timed out, or a failed MPA start-up.
         reason: CloseReason,
     },
-    /// The peer sends no more: it closed its direction, terminated, or the connection is lost. Comes once.
+    /// The peer sends no more: it closed its direction or sent a Terminate, or the stream failed. Reported once.
     Disconnected {
         /// The queue pair.
         qp: QpId,
     },
-    /// Nothing is left of the connection; the last event of a queue pair that was connected.
+    /// The connection no longer exists: the last event of an established connection.
     Closed {
         /// The queue pair.
         qp: QpId,
@@ -117,50 +122,104 @@ impl CmEvent {
 
 /// Why a queue pair failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum QpFault {
-    /// The peer broke the protocol (or we cannot go on); we sent a Terminate.
+    /// The peer violated the protocol or we had a local error; we send a Terminate if our direction is still open.
     Local(StreamError),
     /// The peer sent a Terminate.
     Remote(TerminateHeader),
-    /// The connection is gone.
+    /// The connection ended.
     Connection(CloseReason),
-    /// A completion queue that it uses overflowed.
+    /// One of its completion queues overflowed.
     CqOverflow,
 }
 
-/// An asynchronous event (the verbs' word): something that no work request asked for.
+impl fmt::Display for QpFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local(error) => write!(f, "stream error, {error}"),
+            Self::Remote(header) => write!(f, "terminated by the peer, {header}"),
+            Self::Connection(reason) => write!(f, "connection {reason}"),
+            Self::CqOverflow => f.write_str("a completion queue overflowed"),
+        }
+    }
+}
+
+/// An asynchronous event (the verbs' term): a change that no work request asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum AsyncEvent {
-    /// The queue pair left ready-to-send because of an error; its work is flushed.
+    /// The queue pair has failed; its work is flushed.
     QpFatal {
-        /// Which.
+        /// The queue pair.
         qp: QpId,
-        /// Why.
+        /// The reason.
         fault: QpFault,
     },
-    /// The connection of a queue pair is in trouble, and may survive it: nothing is over yet. Comes once, and again
-    /// only when data went through in between (RFC 9293 sections 3.8.3 and 3.9.1.8).
+    /// TCP reports a soft error of the queue pair's connection, which may still recover. The same error is reported
+    /// again only after data was acknowledged in between (RFC 9293 sections 3.8.3 and 3.9.1.8).
     SoftError {
-        /// Which.
+        /// The queue pair.
         qp: QpId,
-        /// Why.
+        /// The reason.
         error: SoftError,
     },
-    /// A completion queue lost an entry. It takes no more.
+    /// A completion queue lost an entry because it was full. It takes no more entries.
     CqOverflow {
-        /// Which.
+        /// The completion queue.
         cq: CqId,
     },
-    /// A queue pair on a shared receive queue takes no more receives from it.
+    /// A queue pair takes no more receives from its shared receive queue.
     LastWqeReached {
-        /// Which.
+        /// The queue pair.
         qp: QpId,
     },
     /// A shared receive queue holds fewer receives than its limit.
     SrqLimit {
-        /// Which.
+        /// The shared receive queue.
         srq: SrqId,
     },
+    /// The device is of no more use: its interface was removed, or its engine panicked.
+    /// [`Device::failure`](crate::Device::failure) returns the panic, and `None` for a removed interface, whose connections end
+    /// with [`CloseReason::InterfaceRemoved`].
+    DeviceFatal,
+    /// The interface is up and has a carrier again.
+    PortUp,
+    /// The interface is down or has no carrier. Connections stay until their time-outs.
+    PortDown,
+    /// The interface has a new address.
+    AddressAdded(IpAddr),
+    /// The interface lost an address; the connections from it are reset.
+    AddressRemoved(IpAddr),
+}
+
+impl fmt::Display for AsyncEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::QpFatal { qp, fault } => write!(f, "queue pair {} failed: {fault}", qp.number()),
+            Self::SoftError { qp, error } => {
+                let why = match error {
+                    SoftError::Unreachable => "a router reports that the peer is unreachable",
+                    SoftError::NoAnswer => "the peer has not answered several retransmissions",
+                };
+                write!(f, "the connection of queue pair {} may fail: {why}", qp.number())
+            }
+            Self::CqOverflow { cq } => write!(f, "completion queue {} overflowed", cq.number()),
+            Self::LastWqeReached { qp } => {
+                write!(f, "queue pair {} takes no more shared receives", qp.number())
+            }
+            Self::SrqLimit { srq } => {
+                write!(f, "shared receive queue {} holds fewer receives than its limit", srq.number())
+            }
+            Self::DeviceFatal => {
+                f.write_str("the device failed: its interface was removed, or its engine panicked")
+            }
+            Self::PortUp => f.write_str("the interface is up"),
+            Self::PortDown => f.write_str("the interface is down or has no carrier"),
+            Self::AddressAdded(address) => write!(f, "the interface has the new address {address}"),
+            Self::AddressRemoved(address) => write!(f, "the interface lost the address {address}"),
+        }
+    }
 }
 
 impl AsyncEvent {
@@ -169,7 +228,13 @@ impl AsyncEvent {
             Self::QpFatal { qp: of, .. }
             | Self::SoftError { qp: of, .. }
             | Self::LastWqeReached { qp: of } => *of == qp,
-            Self::CqOverflow { .. } | Self::SrqLimit { .. } => false,
+            Self::CqOverflow { .. }
+            | Self::SrqLimit { .. }
+            | Self::DeviceFatal
+            | Self::PortUp
+            | Self::PortDown
+            | Self::AddressAdded(_)
+            | Self::AddressRemoved(_) => false,
         }
     }
 }
@@ -177,31 +242,34 @@ impl AsyncEvent {
 /// Events that wait for the application.
 #[derive(Default)]
 pub(crate) struct Events {
-    pub(crate) cm: VecDeque<CmEvent>,
+    /// Events of the connection manager by their number, the oldest first.
+    pub(crate) cm: BTreeMap<u64, CmEvent>,
+    /// Number of the next event of the connection manager.
+    next_cm: u64,
     pub(crate) asynchronous: VecDeque<AsyncEvent>,
     pub(crate) notify: Option<Arc<dyn Notify>>,
 }
 
 impl Events {
-    pub(crate) fn push_cm(&mut self, event: CmEvent) {
-        self.cm.push_back(event);
+    /// Adds an event of the connection manager; returns its number.
+    pub(crate) fn push_cm(&mut self, event: CmEvent) -> u64 {
+        let number = self.next_cm;
+        self.next_cm += 1;
+        self.cm.insert(number, event);
         self.fire();
+        number
     }
 
-    /// A request is gone. Of one that the application has not heard of it never hears, so that peers who
-    /// come and go cannot make the queue grow.
-    pub(crate) fn request_gone(&mut self, gone: RequestId) {
-        let unheard =
-            |event: &CmEvent| matches!(event, CmEvent::ConnectRequest { request, .. } if *request == gone);
-        if let Some(at) = self.cm.iter().position(unheard) {
-            self.cm.remove(at);
-        } else {
+    /// Reports that a request is gone. If its [`CmEvent::ConnectRequest`], the event with the number `announced`, still
+    /// waits, that event is removed instead, so peers whose requests come and go cannot make the queue grow.
+    pub(crate) fn request_gone(&mut self, gone: RequestId, announced: Option<u64>) {
+        if announced.and_then(|number| self.cm.remove(&number)).is_none() {
             self.push_cm(CmEvent::RequestGone { request: gone });
         }
     }
 
-    /// Trouble that the application has not taken notice of is not told twice, so that a peer's network cannot make
-    /// the queue grow.
+    /// Reports a soft error, unless the same event is still in the queue: a peer's network cannot make the queue
+    /// grow.
     pub(crate) fn soft_error(&mut self, qp: QpId, error: SoftError) {
         let event = AsyncEvent::SoftError { qp, error };
         if !self.asynchronous.contains(&event) {

@@ -1,11 +1,11 @@
-//! The key table: which Steering Tag names which bytes, and who may do what with them (RFC 5042).
+//! The key table: maps each Steering Tag to bytes of memory and to the access rights of its users (RFC 5042).
 //!
-//! A tag stands for one of three things: a region that a verb registered, which is open until it is
-//! deregistered; a fast region, whose memory comes and goes by work requests; a window (type 2 of the
-//! verbs), which opens a part of a region to one peer between its binding and its invalidation.
+//! A tag names one of three objects: a region that a verb registered, valid until it is deregistered; a fast region,
+//! whose memory is registered and invalidated by work requests; a window (type 2 of the verbs), which gives one peer
+//! access to a part of a region between its binding and its invalidation.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     hash::{BuildHasherDefault, Hasher},
 };
 
@@ -24,31 +24,32 @@ use crate::{
     rdmap::RdmapError,
 };
 
-/// Most regions, and most windows. Together they take at most half of the indices that a tag can have, so
-/// that an unused one is soon drawn.
+/// Largest number of regions, and of windows. Together they take at most half of the 2^24 indices, so that few random
+/// draws find an unused index.
 const MOST_KEYS: u32 = 1 << 22;
 
-/// Freed places that rest before the oldest is used again: a tag shall return as late as possible (RFC 5042
+/// Freed indices that are kept unused before the oldest is reused: a tag should return as late as possible (RFC 5042
 /// section 6.1.1).
 const RESTING: usize = 4096;
 
-/// Why a key does not open a range of bytes.
+/// Why a key gives no access to a range of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyError {
-    /// Nothing, or something that is not open to peers (any more).
+    /// The key names no object, or one that peers cannot use (any more).
     Unknown,
-    /// A region of another protection domain or stream.
+    /// The object belongs to another protection domain or stream.
     Foreign,
-    /// The region does not grant this.
+    /// The object does not grant this access.
     Access,
-    /// Bytes outside of it.
+    /// Some bytes lie outside of the object.
     Bounds,
     /// Offset plus length exceed 64 bits.
     Wrap,
 }
 
 impl From<KeyError> for DdpError {
-    /// RFC 5041 section 7.2. It has no number for a missing access right: the tag is then not valid *for this*.
+    /// RFC 5041 section 7.2. It defines no code for a missing access right: the tag counts as invalid for this
+    /// access.
     fn from(error: KeyError) -> Self {
         match error {
             KeyError::Unknown | KeyError::Access => Self::InvalidStag,
@@ -72,7 +73,7 @@ impl From<KeyError> for RdmapError {
     }
 }
 
-/// Why a work request on memory itself (binding, fast registration, local invalidation) is refused.
+/// Why a work request that manages memory (binding, fast registration, local invalidation) is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ManagementError {
     #[error("no such key, or not one of this kind")]
@@ -87,36 +88,36 @@ pub(crate) enum ManagementError {
     Bounds,
 }
 
-/// On whose behalf memory is used.
+/// The queue pair on whose behalf memory is accessed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct User {
     pub(crate) pd: PdId,
     pub(crate) qp: QpId,
 }
 
-/// Bytes that a region or a valid fast region stands for.
+/// The bytes of a region or of a valid fast region.
 #[derive(Debug)]
 struct Mapping {
-    /// Never used twice: windows that outlive it find that it is gone.
+    /// Never reused: a window that outlives the mapping finds that it is gone.
     number: u64,
     extent: Extent,
     access: Access,
     base: TaggedOffset,
-    /// Windows bound to it.
+    /// Number of windows bound to it.
     windows: u32,
 }
 
-/// What a bound window opens.
+/// The bytes that a bound window gives access to.
 #[derive(Debug, Clone, Copy)]
 struct Bound {
     /// The index and the mapping of the region.
     region: (u32, u64),
-    /// Where the window begins in the region's bytes.
+    /// Offset of the window's first byte in the region's bytes.
     start: u64,
     len: u64,
     access: Access,
     base: TaggedOffset,
-    /// The only stream that may use it.
+    /// The only stream that may use the window.
     stream: QpId,
 }
 
@@ -124,10 +125,10 @@ struct Bound {
 enum Object {
     Region {
         mapping: Mapping,
-        /// The peer's rights were invalidated. The owner's stand.
+        /// The remote rights were invalidated; the local rights remain.
         revoked: bool,
     },
-    /// `None`: invalid, to be registered by a work request.
+    /// `None`: invalid, until a work request registers memory.
     Fast { max_pieces: u32, mapping: Option<Mapping> },
     /// `None`: not bound.
     Window(Option<Bound>),
@@ -162,13 +163,13 @@ impl Object {
 #[derive(Debug)]
 struct Entry {
     pd: PdId,
-    /// The only stream that a region is for.
+    /// The only stream that may use a region, if it is limited to one.
     limited_to: Option<QpId>,
     object: Object,
 }
 
 impl Entry {
-    /// The only stream that may use it now.
+    /// The only stream that may use the object now, if it is limited to one.
     fn stream(&self) -> Option<QpId> {
         match &self.object {
             Object::Window(bound) => bound.map(|bound| bound.stream),
@@ -176,7 +177,7 @@ impl Entry {
         }
     }
 
-    /// Whether `user` shares the domain, and the stream if there is only one.
+    /// Whether `user` is in the object's domain, and is its stream if the object is limited to one.
     fn is_for(&self, user: User) -> bool {
         self.pd == user.pd && self.stream().is_none_or(|stream| stream == user.qp)
     }
@@ -190,7 +191,8 @@ impl Entry {
     }
 }
 
-/// What a tag opens: `len` bytes from byte `start` of `extent` on, the first of which is called `base`.
+/// The bytes that a tag gives access to: `len` bytes from byte `start` of `extent`. The first has the tagged offset
+/// `base`.
 struct View<'k> {
     extent: &'k Extent,
     start: u64,
@@ -208,50 +210,50 @@ struct Slot {
 /// Regions and windows by Steering Tag.
 #[derive(Debug)]
 pub(crate) struct KeyTable {
-    /// By the tag's index.
-    slots: HashMap<u32, Slot, BuildHasherDefault<IndexHasher>>,
-    /// Indices that were used, oldest first.
+    /// Slots by the tag's index.
+    slots: SlotsByIndex,
+    /// Freed indices, oldest first.
     free: VecDeque<u32>,
     max_regions: u32,
     max_windows: u32,
     regions: u32,
     windows: u32,
     next_mapping: u64,
-    /// Bound windows by the stream that may use them.
-    bound: HashMap<QpId, HashSet<u32>>,
-    /// Draws indices and first keys: nobody can tell the next tag from those before (RFC 5040 section
-    /// 8.1.1, rule 8).
+    /// Indices of bound windows, by the stream that may use them.
+    bound: BTreeMap<QpId, BTreeSet<u32>>,
+    /// Draws indices and first keys, so that tags cannot be predicted from earlier ones (RFC 5040 section 8.1.1, rule
+    /// 8).
     rng: StdRng,
 }
 
 impl KeyTable {
     pub(crate) fn new(limits: &Limits, secret: &Secret) -> Self {
         Self {
-            slots: HashMap::default(),
+            slots: SlotsByIndex::default(),
             free: VecDeque::new(),
             max_regions: limits.max_mr.min(MOST_KEYS),
             max_windows: limits.max_mw.min(MOST_KEYS),
             regions: 0,
             windows: 0,
             next_mapping: 0,
-            bound: HashMap::new(),
+            bound: BTreeMap::new(),
             rng: secret.rng(),
         }
     }
 
-    /// Regions there are, fast ones included.
+    /// Number of regions, including fast regions.
     pub(crate) fn regions(&self) -> u32 {
         self.regions
     }
 
-    /// Registers a region; `None` when there are too many.
+    /// Registers a region; `None` when the limit is reached.
     pub(crate) fn insert_region(&mut self, registration: Registration) -> Option<STag> {
         let Registration { pd, memory, access, base, stream } = registration;
         let mapping = self.mapping([memory].into_iter().collect(), access, base);
         self.insert(Entry { pd, limited_to: stream, object: Object::Region { mapping, revoked: false } })
     }
 
-    /// Makes a fast region, which is invalid; `None` when there are too many.
+    /// Creates an invalid fast region; `None` when the limit is reached.
     pub(crate) fn insert_fast_region(
         &mut self,
         pd: PdId,
@@ -261,7 +263,7 @@ impl KeyTable {
         self.insert(Entry { pd, limited_to, object: Object::Fast { max_pieces, mapping: None } })
     }
 
-    /// Makes a window, which is not bound; `None` when there are too many.
+    /// Creates an unbound window; `None` when the limit is reached.
     pub(crate) fn insert_window(&mut self, pd: PdId) -> Option<STag> {
         self.insert(Entry { pd, limited_to: None, object: Object::Window(None) })
     }
@@ -286,7 +288,8 @@ impl KeyTable {
         Some(STag::from_parts(index, slot.key))
     }
 
-    /// The index of a slot without an entry: the oldest that has rested enough, or a new one.
+    /// The index of a slot without an entry: the oldest freed one when more than [`RESTING`] are free, else a new
+    /// random one.
     fn vacant(&mut self) -> u32 {
         if self.free.len() > RESTING
             && let Some(index) = self.free.pop_front()
@@ -295,7 +298,7 @@ impl KeyTable {
         }
         loop {
             let tag = STag::new(self.rng.next_u32());
-            // Peers that broke give index 0 a meaning; no tag of ours has it.
+            // Some faulty peers treat index 0 as special, so no tag of ours has it.
             if tag.index() != 0 && !self.slots.contains_key(&tag.index()) {
                 self.slots.insert(tag.index(), Slot { key: tag.key(), entry: None });
                 return tag.index();
@@ -311,7 +314,7 @@ impl KeyTable {
         self.slots.get_mut(&stag.index()).filter(|slot| slot.key == stag.key())?.entry.as_mut()
     }
 
-    /// How many windows are bound to a region; `None` when there is no such region.
+    /// Number of windows bound to a region; `None` when the region does not exist.
     pub(crate) fn bound_windows(&self, stag: STag) -> Option<u32> {
         let slot = self.slots.get(&stag.index())?;
         let object = &slot.entry.as_ref()?.object;
@@ -322,16 +325,16 @@ impl KeyTable {
         }
     }
 
-    /// Forgets a region, at once and for everybody: windows that are bound to it open nothing any more.
-    /// Of a fast region only the index counts, as its owner chooses the key. Returns its protection domain.
+    /// Removes a region at once; windows that are bound to it give no access any more. Only the index of a fast
+    /// region's tag is compared, because its owner chooses the key. Returns the protection domain.
     pub(crate) fn remove_region(&mut self, stag: STag) -> Option<PdId> {
         self.bound_windows(stag)?;
         self.regions -= 1;
         self.remove(stag.index())
     }
 
-    /// Forgets a window, bound or not. Only the index counts, as its owner chooses the key. Returns its
-    /// protection domain.
+    /// Removes a window, bound or not. Only the index of the tag is compared, because the owner chooses the key.
+    /// Returns the protection domain.
     pub(crate) fn remove_window(&mut self, stag: STag) -> Option<PdId> {
         let index = stag.index();
         self.slots.get(&index)?.entry.as_ref().filter(|entry| entry.object.is_window())?;
@@ -348,8 +351,8 @@ impl KeyTable {
         Some(entry.pd)
     }
 
-    /// The bytes that `stag` opens to `user` for `need`: all `len` of them from `offset` on are in bounds.
-    /// The checks are in the order of RFC 5040 section 7.2.
+    /// The `len` bytes from `offset` of `stag`, if `user` has access `need` to all of them. The checks are in the
+    /// order of RFC 5040 section 7.2.
     pub(crate) fn open(
         &self,
         user: User,
@@ -363,7 +366,7 @@ impl KeyTable {
         Ok(stretches)
     }
 
-    /// As [`Self::open`], behind what `stretches` has already.
+    /// As [`Self::open`], but appends to `stretches`.
     pub(crate) fn open_into<'k>(
         &'k self,
         user: User,
@@ -380,7 +383,7 @@ impl KeyTable {
         if !entry.is_for(user) {
             return Err(KeyError::Foreign);
         }
-        // A window is for the peer; its owner has the region.
+        // A window serves remote accesses only; local accesses use the region.
         if !view.access.contains(need) || !remote && entry.object.is_window() {
             return Err(KeyError::Access);
         }
@@ -393,7 +396,7 @@ impl KeyTable {
         Ok(())
     }
 
-    /// What an entry opens to whoever may use it, while it opens anything.
+    /// The bytes that an entry gives access to; `None` while it is invalid or unbound, or when its region is gone.
     fn view<'k>(&'k self, entry: &'k Entry) -> Option<View<'k>> {
         if let Object::Window(bound) = entry.object {
             let Bound { region: (index, number), start, len, access, base, .. } = bound?;
@@ -406,10 +409,10 @@ impl KeyTable {
         }
     }
 
-    /// Invalidates at the peer's wish. A tag that is not associated with the stream "cannot be invalidated" (RFC 5040
-    /// section 5.3), though other operations call that by another number. `alone` says whether `user` is the only
-    /// stream of its domain: the tag of a region that several streams share is nobody's to invalidate (section 8.1.1,
-    /// rule 7), nor is one to which windows are bound, nor one that was never opened to peers: its owner needs it.
+    /// Invalidates a tag for the peer (Send with Invalidate). A tag that is not associated with the stream "cannot be
+    /// invalidated" (RFC 5040 section 5.3), an error for which other operations have another code. `alone` says
+    /// whether `user` is the only stream of its domain. The peer cannot invalidate a region that several streams
+    /// share (section 8.1.1, rule 7), one with bound windows, or one without remote rights.
     pub(crate) fn invalidate_remotely(
         &mut self,
         user: User,
@@ -426,7 +429,7 @@ impl KeyTable {
         Ok(())
     }
 
-    /// Invalidates at the owner's wish; done already is fine.
+    /// Invalidates a tag for the owner. Invalidating it again is no error.
     pub(crate) fn invalidate_locally(&mut self, user: User, stag: STag) -> Result<(), ManagementError> {
         let entry = self.entry(stag).ok_or(ManagementError::Unknown)?;
         if !entry.is_for(user) {
@@ -439,7 +442,7 @@ impl KeyTable {
         Ok(())
     }
 
-    /// Ends what peers may do: of a fast region or a window everything, of a region what is remote.
+    /// Ends all access through a fast region or a window, and the remote access to a region.
     fn close(&mut self, index: u32) {
         let Some(entry) = self.slots.get_mut(&index).and_then(|slot| slot.entry.as_mut()) else { return };
         match &mut entry.object {
@@ -460,15 +463,15 @@ impl KeyTable {
         }
     }
 
-    /// Closes the windows that only the stream of `qp` may use: it is over, and the next one is another peer's.
+    /// Unbinds the windows of `qp`'s stream when it ends: the queue pair's next stream may be with another peer.
     pub(crate) fn close_windows_of(&mut self, qp: QpId) {
         for window in self.bound.remove(&qp).into_iter().flatten() {
             self.close(window);
         }
     }
 
-    /// Binds a window that is not bound to a part of a region. From now on its tag is `window`, whose key
-    /// its owner chose.
+    /// Binds an unbound window to a part of a region. The window's tag becomes `window`, with the key that the owner
+    /// chose.
     pub(crate) fn bind(
         &mut self,
         user: User,
@@ -502,7 +505,8 @@ impl KeyTable {
         Ok(())
     }
 
-    /// Gives memory to a fast region that is invalid. From now on its tag is `key`, whose key its owner chose.
+    /// Registers memory for an invalid fast region. The region's tag becomes `key`, with the key that the owner
+    /// chose.
     pub(crate) fn register_fast(
         &mut self,
         user: User,
@@ -528,7 +532,7 @@ impl KeyTable {
         Ok(())
     }
 
-    /// The object at the index of `key`, when it is `user`'s and, as `vacant` says, waits to be filled.
+    /// Checks that the object at the index of `key` is `user`'s and that `vacant` accepts it.
     fn check_vacant(
         &self,
         user: User,
@@ -555,7 +559,10 @@ impl KeyTable {
     }
 }
 
-/// Spreads indices. They are drawn at random already, and peers can look tags up but not choose them.
+#[expect(clippy::disallowed_types, reason = "with a hasher that has no state of its own")]
+type SlotsByIndex = std::collections::HashMap<u32, Slot, BuildHasherDefault<IndexHasher>>;
+
+/// Hashes indices. A simple hash suffices: indices are random, and peers cannot choose them.
 #[derive(Debug, Default)]
 struct IndexHasher(u64);
 

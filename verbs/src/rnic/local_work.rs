@@ -1,5 +1,5 @@
-//! Work requests about our own memory alone: windows, fast registration, local invalidation. They need no
-//! room on the wire, so they are done as soon as it is their turn in the send queue.
+//! Work requests that manage local memory: binding of windows, fast registration, local invalidation. They send
+//! nothing, so they are executed as soon as they are next in the send queue.
 
 use super::{
     Shared,
@@ -9,9 +9,9 @@ use super::{
 };
 
 impl QueuePair {
-    /// Does the requests of this kind that are next in the send queue. What they change counts for all
-    /// requests behind them; those before them have read their memory, but for Reads and atomics, whose
-    /// answers a fence waits for.
+    /// Executes the requests of this kind that are next in the send queue. Their changes apply to all later requests.
+    /// Earlier requests have already read their memory, except that the responses of Reads and atomics may be
+    /// outstanding; a fence waits for these.
     pub(crate) fn do_local_work(&mut self, shared: &mut Shared) {
         while self.may_begin() {
             let position = self.sq.next;

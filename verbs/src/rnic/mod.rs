@@ -1,28 +1,32 @@
-//! The card: protection domains, keys, queues and queue pairs, and the state of every RDMAP stream.
+//! [`Rnic`]: protection domains, keys, queues and queue pairs, and the state of every RDMAP stream.
 //!
-//! [`Rnic`] is the upper layer of [`xwarp_tcp::stack::Stack`]: it places and delivers what comes, and says
-//! what to send. It knows no sockets and no time. [`crate::engine::Engine`] owns both, and passes on to the
-//! stack what [`Rnic`] left to do: connections to wake, to resume, to reset.
+//! [`Rnic`] is the upper layer of [`xwarp_tcp::stack::Stack`]: it places and delivers received ULPDUs and supplies
+//! the ULPDUs to send. It has no sockets and no clock. [`crate::engine::Engine`] owns both and tells the stack which
+//! connections [`Rnic`] wants to wake, resume or reset.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `work` | requests and completions, as they are posted and polled |
-//! | `attributes` | what objects are made with, limits, errors of verbs |
-//! | `resources` | making and destroying objects, posting |
-//! | `keys` | which tag opens which memory to whom |
+//! | `work` | work requests and completions |
+//! | `attributes` | attributes of objects, limits, errors of verbs |
+//! | `resources` | creating, querying and destroying objects; posting |
+//! | `keys` | the memory and the access rights of each Steering Tag |
 //! | `completion` | the completion ring |
 //! | `send_queue`, `receive_queue` | requests between posting and completion |
-//! | `qp` | a queue pair and the ways it ends |
-//! | `placement`, `delivery` | ULPDUs into memory; messages, in order |
-//! | `transmission` | requests and answers into ULPDUs |
-//! | `local_work` | requests that are about our own memory alone |
-//! | `connection` | what happens to connections |
-//! | `counters` | how often |
+//! | `qp` | a queue pair's state and the ways it ends |
+//! | `placement`, `delivery` | writing ULPDUs to memory; completing messages in order |
+//! | `coverage` | the filled bytes of a message |
+//! | `transmission` | building ULPDUs from requests and responses |
+//! | `blame` | the request that a peer's Terminate blames |
+//! | `local_work` | requests that manage local memory |
+//! | `connection` | connection events |
+//! | `counters` | counters of RDMAP and DDP |
 
 mod attributes;
+mod blame;
 mod completion;
 mod connection;
 mod counters;
+mod coverage;
 mod delivery;
 mod events;
 mod keys;
@@ -65,6 +69,7 @@ pub use self::{
 };
 use self::{
     connection::Connections,
+    counters::{StreamCounters, TerminateCount},
     events::Events,
     keys::{KeyTable, User},
     placement::{Quote, Refused},
@@ -84,7 +89,7 @@ id! {
     QpId
 }
 
-/// A protection domain: who uses it.
+/// A protection domain: the number of objects that use it.
 #[derive(Debug, Default)]
 struct Domain {
     /// Regions and windows.
@@ -93,27 +98,33 @@ struct Domain {
     qps: usize,
 }
 
-/// A completion queue as the engine knows it.
+/// The engine's side of a completion queue.
 #[derive(Debug)]
 struct Cq {
     ring: Arc<CompletionRing>,
     users: usize,
 }
 
-/// What the queue pairs share.
+/// State that all queue pairs share.
 pub(crate) struct Shared {
     domains: Table<PdId, Domain>,
     keys: KeyTable,
     srqs: Table<SrqId, SharedReceiveQueue>,
     events: Events,
-    counters: Counters,
-    /// Completion queues that lost an entry; their queue pairs have to end.
+    terminates: TerminateCount,
+    /// Completion queues that lost an entry; their queue pairs must fail.
     overflowed: Vec<CqId>,
-    /// Connections that have something to send, can take what they withheld, or must be reset.
+    /// Connections that may have data to send.
     wakes: Vec<ConnId>,
+    /// Connections that can retry the delivery of a withheld message.
     resumes: Vec<ConnId>,
+    /// Shared receive queues that got a receive while queue pairs may wait for one.
+    refilled: Vec<SrqId>,
+    /// Connections to reset.
     aborts: Vec<ConnId>,
-    /// A completion woke somebody who slept.
+    /// Connections whose queue pairs ended; the engine resets those that stay too long.
+    ended: Vec<ConnId>,
+    /// A completion notified a sleeping application.
     woke: bool,
 }
 
@@ -137,12 +148,12 @@ impl Shared {
         self.aborts.extend(conn);
     }
 
-    /// Whether a domain has one queue pair only.
+    /// Whether the domain has exactly one queue pair.
     fn is_alone(&self, pd: PdId) -> bool {
         self.domains.get(pd).is_some_and(|domain| domain.qps == 1)
     }
 
-    /// Whether the word of an atomic request is there, granted, and aligned (RFC 7306 section 8.2).
+    /// Checks that the word of an atomic request is accessible and aligned (RFC 7306 section 8.2).
     fn check_atomic(&self, user: User, request: &AtomicRequest) -> Result<(), RdmapError> {
         let (memory, offset) = self.open_word(user, request)?;
         memory.load_u64(offset).map(|_| ()).map_err(atomic_error)
@@ -150,11 +161,11 @@ impl Shared {
 
     fn open_word(&self, user: User, request: &AtomicRequest) -> Result<(&Memory, usize), RdmapError> {
         let word = self.keys.open(user, request.stag, Access::REMOTE_ATOMIC, request.to, 8)?;
-        // A word that lies in two pieces is aligned in neither.
+        // A word that spans two pieces of memory is not aligned in either.
         word.in_one_piece().ok_or(RdmapError::StreamCatastrophic)
     }
 
-    /// Does an atomic operation; returns the word before.
+    /// Executes an atomic operation; returns the word's former value.
     fn atomic(&self, user: User, request: &AtomicRequest) -> Result<u64, RdmapError> {
         let (memory, offset) = self.open_word(user, request)?;
         memory
@@ -171,12 +182,14 @@ fn atomic_error(error: AccessError) -> RdmapError {
     }
 }
 
-/// The card.
+/// The RDMA part of a software RNIC.
 pub struct Rnic {
     limits: Limits,
     shared: Shared,
     cqs: Table<CqId, Cq>,
     qps: Table<QpId, QueuePair>,
+    /// Counters of queue pairs that were destroyed.
+    destroyed: StreamCounters,
     connections: Connections,
 }
 
@@ -187,7 +200,7 @@ impl std::fmt::Debug for Rnic {
 }
 
 impl Rnic {
-    /// A card without objects. `secret` decides which keys its regions get.
+    /// Creates an RNIC without objects. The keys of its regions are drawn from `secret`.
     pub fn new(limits: Limits, secret: &Secret) -> Self {
         Self {
             shared: Shared {
@@ -195,22 +208,25 @@ impl Rnic {
                 keys: KeyTable::new(&limits, secret),
                 srqs: Table::new(limits.max_srq),
                 events: Events::default(),
-                counters: Counters::default(),
+                terminates: TerminateCount::default(),
                 overflowed: Vec::new(),
                 wakes: Vec::new(),
                 resumes: Vec::new(),
+                refilled: Vec::new(),
                 aborts: Vec::new(),
+                ended: Vec::new(),
                 woke: false,
             },
             cqs: Table::new(limits.max_cq),
             qps: Table::new(limits.max_qp),
+            destroyed: StreamCounters::default(),
             connections: Connections::default(),
             limits,
         }
     }
 
-    /// Ends the queue pairs of completion queues that overflowed; others are not touched (RFC 5042 section
-    /// 6.4.6). Their own entries go to the other completion queue, which may overflow in turn.
+    /// Fails the queue pairs of overflowed completion queues; other queue pairs are not affected (RFC 5042 section
+    /// 6.4.6). Their flushed work may make another completion queue overflow, which is then handled too.
     fn end_overflowed(&mut self) {
         while let Some(cq) = self.shared.overflowed.pop() {
             for qp in self.qps.iter_mut().filter(|qp| qp.completes_to(cq)) {
@@ -219,9 +235,34 @@ impl Rnic {
         }
     }
 
-    /// What was counted so far.
-    pub fn counters(&self) -> &Counters {
-        &self.shared.counters
+    /// Flushes the work of all queue pairs and notifies the owners of all completion queues, because the engine will not
+    /// run any more. Connections are not touched.
+    pub(crate) fn fail_all(&mut self) {
+        for qp in self.qps.iter_mut() {
+            qp.end(QpState::Error, None, &mut self.shared);
+        }
+        for cq in self.cqs.iter_mut() {
+            cq.ring.fire();
+        }
+    }
+
+    /// Counters over all queue pairs, including destroyed ones.
+    pub fn counters(&self) -> Counters {
+        let mut sum = self.destroyed;
+        for qp in self.qps.iter() {
+            sum += qp.counters;
+        }
+        let TerminateCount { sent, received } = self.shared.terminates;
+        Counters { rdmap: sum.rdmap, ddp: sum.ddp, terminates_sent: sent, terminates_received: received }
+    }
+
+    /// Counters of one queue pair, and its connection if it has one.
+    pub(crate) fn stream_counters(
+        &self,
+        qp: QpId,
+    ) -> Result<(StreamCounters, Option<ConnId>), ResourceError> {
+        let qp = self.qps.get(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
+        Ok((qp.counters, qp.conn))
     }
 
     fn qp_of(&mut self, conn: ConnId) -> Option<(&mut QueuePair, &mut Shared)> {
@@ -238,13 +279,17 @@ impl Ulp for Rnic {
         if qp.rx.stopped {
             return Err(Refusal::Stop);
         }
+        if qp.peer_closed {
+            qp.data_after_close(shared);
+            return Err(Refusal::Stop);
+        }
         match qp.place(shared, ulpdu, arrival) {
             Ok(segment) => {
-                shared.counters.placed(&segment, arrival);
+                qp.counters.placed(&segment, arrival);
                 Ok(Placed(segment))
             }
             Err(_) if arrival == Arrival::Early => {
-                shared.counters.ddp.early_refused += 1;
+                qp.counters.ddp.early_refused += 1;
                 Err(Refusal::Withhold)
             }
             Err(refused) => {
@@ -268,7 +313,7 @@ impl Ulp for Rnic {
     }
 
     fn pull(&mut self, conn: ConnId, out: &mut UlpduWriter<'_, '_>) -> Pulled {
-        // A connection that lost its queue pair has nothing more to say.
+        // A connection without a queue pair sends nothing more.
         let Some((qp, shared)) = self.qp_of(conn) else { return Pulled::Finish };
         let pulled = qp.pull(shared, out);
         if !self.shared.overflowed.is_empty() {
@@ -293,11 +338,11 @@ impl Ulp for Rnic {
 }
 
 impl QueuePair {
-    /// Draws the consequences of a ULPDU that was refused in order.
+    /// Handles a ULPDU that was rejected in order: withholds it, or fails the stream.
     fn refuse(&mut self, refused: Refused, shared: &mut Shared) -> Refusal {
         match refused {
             Refused::NoReceive(quote) => {
-                shared.counters.rdmap.no_receive += 1;
+                self.counters.rdmap.no_receive += 1;
                 match self.attributes.options.no_receive {
                     NoReceive::Withhold => {
                         self.wait_for_receive(quote, shared);
@@ -323,11 +368,20 @@ impl QueuePair {
     }
 
     fn wait_for_receive(&mut self, quote: Quote, shared: &mut Shared) {
-        self.rx.withheld = Some(quote);
+        let waits_already = self.rx.withheld.replace(quote).is_some();
         if let Some(srq) = self.attributes.srq.and_then(|id| shared.srqs.get_mut(id))
-            && !srq.waiting.contains(&self.id)
+            && !waits_already
         {
-            srq.waiting.push(self.id);
+            srq.waiting.push_back(self.id);
+        }
+    }
+
+    /// Stops waiting for a receive.
+    pub(crate) fn stop_waiting(&mut self, shared: &mut Shared) {
+        if self.rx.withheld.take().is_some()
+            && let Some(srq) = self.attributes.srq.and_then(|id| shared.srqs.get_mut(id))
+        {
+            srq.waiting.retain(|waiting| *waiting != self.id);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Lists of pieces opened by the key table, and copies between them and bytes that come in parts.
+//! Lists of memory pieces that the key table granted, and copies between them and private buffers.
 
 use smallvec::SmallVec;
 
@@ -8,10 +8,10 @@ use super::{
 };
 use crate::memory::Memory;
 
-/// Bytes of one memory, or of several one behind the other: what a region stands for.
+/// The bytes of a region: one memory, or several concatenated.
 #[derive(Debug, Default)]
 pub(crate) struct Extent {
-    /// Each with where it begins.
+    /// Each memory with the offset of its first byte.
     pieces: SmallVec<[(u64, Memory); 1]>,
     len: u64,
 }
@@ -21,7 +21,7 @@ impl FromIterator<Memory> for Extent {
         let mut extent = Self::default();
         for piece in memory {
             let start = extent.len;
-            // Memory that is mapped together has fewer than 2^64 bytes.
+            // Memories that are mapped at the same time have fewer than 2^64 bytes together.
             extent.len = start.saturating_add(piece.len() as u64);
             extent.pieces.push((start, piece));
         }
@@ -30,22 +30,22 @@ impl FromIterator<Memory> for Extent {
 }
 
 impl Extent {
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
-    /// Memories.
+    /// Number of memories.
     pub(crate) fn pieces(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Whether all bytes may be written.
+    /// Whether all bytes are writable.
     pub(crate) fn is_writable(&self) -> bool {
         self.pieces.iter().all(|(_, memory)| memory.is_writable())
     }
 
-    /// Adds the `len` bytes from `start` on, which are within, to `stretches`.
+    /// Appends the `len` bytes from `start` to `stretches`. The caller has checked that they are in bounds.
     pub(crate) fn cut<'k>(&'k self, start: u64, mut len: u64, stretches: &mut Stretches<'k>) {
         let behind = self.pieces.partition_point(|(at, _)| *at <= start);
         let mut skip = start;
@@ -65,7 +65,7 @@ impl Extent {
     }
 }
 
-/// A stretch of memory that was checked.
+/// A contiguous range of memory whose access was checked.
 #[derive(Debug)]
 struct Stretch<'k> {
     memory: &'k Memory,
@@ -73,17 +73,17 @@ struct Stretch<'k> {
     len: usize,
 }
 
-/// Stretches that belong together, checked in this engine call: they cannot be deregistered within it.
+/// A list of checked stretches. They borrow the key table, so no region of them can be deregistered meanwhile.
 #[derive(Debug, Default)]
 pub(crate) struct Stretches<'k> {
     list: SmallVec<[Stretch<'k>; 4]>,
-    /// Where the next copy goes on.
+    /// Position of the next copy.
     at: usize,
     within: usize,
 }
 
 impl<'k> Stretches<'k> {
-    /// The `len` bytes from byte `skip` of `pieces` on, each opened to `user` for `need`.
+    /// The `len` bytes from byte `skip` of `pieces`, each checked for access `need` by `user`.
     pub(crate) fn open(
         keys: &'k KeyTable,
         user: User,
@@ -111,7 +111,7 @@ impl<'k> Stretches<'k> {
         if len > 0 { Err(KeyError::Bounds) } else { Ok(stretches) }
     }
 
-    /// The memory and the offset, when all bytes lie in one piece: what an atomic word must do.
+    /// The memory and the offset if all bytes lie in one piece, as those of an atomic word must.
     pub(crate) fn in_one_piece(&self) -> Option<(&'k Memory, usize)> {
         match self.list.as_slice() {
             [Stretch { memory, offset, .. }] => Some((memory, *offset)),
@@ -119,19 +119,22 @@ impl<'k> Stretches<'k> {
         }
     }
 
-    /// Copies the next bytes into `out`.
-    pub(crate) fn read(&mut self, mut out: &mut [u8]) {
+    /// Copies the next bytes into `out`, and updates `crc` with them if there is one.
+    pub(crate) fn read(&mut self, mut out: &mut [u8], mut crc: Option<&mut u32>) {
         while !out.is_empty() {
             let Some((memory, offset, n)) = self.step(out.len()) else { return };
             let (now, later) = out.split_at_mut(n);
-            // Checked when opened; the memory of a key never shrinks.
-            let copied = memory.read(offset, now);
+            // The range was checked when it was opened, and the memory of a key never shrinks.
+            let copied = match &mut crc {
+                Some(crc) => memory.read_with_crc(offset, now, crc),
+                None => memory.read(offset, now),
+            };
             debug_assert!(copied.is_ok());
             out = later;
         }
     }
 
-    /// Copies `bytes` to the next bytes; false when the memory turns out to be read-only.
+    /// Copies `bytes` to the next bytes; returns false if the memory is read-only.
     pub(crate) fn write(&mut self, mut bytes: &[u8]) -> bool {
         while !bytes.is_empty() {
             let Some((memory, offset, n)) = self.step(bytes.len()) else { return false };
@@ -144,7 +147,7 @@ impl<'k> Stretches<'k> {
         true
     }
 
-    /// The next stretch of at most `max` bytes, which is passed over.
+    /// Returns the next stretch of at most `max` bytes and advances past it.
     fn step(&mut self, max: usize) -> Option<(&'k Memory, usize, usize)> {
         loop {
             let stretch = self.list.get(self.at)?;

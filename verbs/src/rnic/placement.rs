@@ -1,9 +1,8 @@
-//! ULPDUs into memory: what [`Ulp::place`] does, in order or early.
+//! Placement of ULPDUs in memory ([`Ulp::place`]), in order or early (beyond a gap).
 //!
-//! Placement decides which buffer a segment belongs to and copies its payload there, and nothing else:
-//! what it means is decided when it is delivered. All checks of RFC 5041 section 7.1 come before the first
-//! byte is written. The few bytes of requests and of Terminate are carried in [`Placed`] itself, so that
-//! queues 1 to 3 need no buffers.
+//! Placement finds the buffer of a segment and copies the payload there; the effects of a message come with its
+//! delivery. All checks of RFC 5041 section 7.1 precede the first written byte. The short bodies of requests and of
+//! Terminate are stored in [`Placed`] itself, so queues 1 to 3 need no buffers.
 //!
 //! [`Ulp::place`]: xwarp_tcp::ulp::Ulp::place
 #![deny(clippy::indexing_slicing)]
@@ -31,25 +30,24 @@ use crate::{
 /// Bytes of Immediate Data.
 const IMMEDIATE_BYTES: usize = 8;
 
-/// Bytes of the longest body of queues 1 to 3.
+/// Bytes of the longest message body on queues 1 to 3.
 const MOST_BODY_BYTES: usize =
     if ATOMIC_REQUEST_BYTES > TERMINATE_MOST_BYTES { ATOMIC_REQUEST_BYTES } else { TERMINATE_MOST_BYTES };
 
-/// A segment's header, and its length: what is remembered of it, and what an error report says of it (RFC
-/// 5041 section 7.1).
+/// A segment's header and payload length, kept until delivery and for an error report (RFC 5041 section 7.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Seen<H> {
     pub(crate) header: H,
-    /// The header's first byte, as it came: a Terminate quotes it with its reserved bits.
+    /// The header's first byte as received: a Terminate quotes it including reserved bits.
     first: u8,
     /// Bytes of payload. MPA's length field has 16 bits.
     pub(crate) len: u16,
 }
 
-/// What a Terminate may quote of the message that an error is about.
+/// The part of the faulty message that a Terminate may quote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Quote {
-    /// The segment's header, and the segment's length with it.
+    /// The segment's header, and the length of the whole segment with its header.
     pub(crate) segment: Option<(RawHeader, u16)>,
     pub(crate) request: Option<ReadRequest>,
 }
@@ -73,15 +71,15 @@ impl From<Seen<Untagged>> for Quote {
     }
 }
 
-/// What is remembered of a placed ULPDU until it is delivered.
+/// A placed ULPDU, kept until it is delivered.
 #[derive(Debug, Clone, Copy)]
 pub struct Placed(pub(crate) Segment);
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Segment {
-    /// A bare FPDU (RFC 6581 section 9.2): delivering it means nothing.
+    /// An FPDU without payload (RFC 6581 section 9.2): its delivery has no effect.
     Silent,
-    /// Only Immediate Data that follows will ask how long the Write was.
+    /// A segment of an RDMA Write. Its length counts for Immediate Data that follows.
     Write {
         len: u16,
         last: bool,
@@ -90,10 +88,10 @@ pub(crate) enum Segment {
     Untagged(Seen<Untagged>, Body),
 }
 
-/// What an untagged segment carries.
+/// The content of an untagged segment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Body {
-    /// Its payload lies in the receive.
+    /// A segment of a Send, whose payload was placed in the receive.
     Send {
         invalidate: bool,
         solicited: bool,
@@ -106,21 +104,21 @@ pub(crate) enum Body {
     AtomicRequest(AtomicRequest),
     AtomicResponse(AtomicResponse),
     Terminate(TerminateHeader),
-    /// The Send that tells the responder that the initiator is ready: no application knows of it, so it
-    /// takes no receive (RFC 6581 section 4.4.2).
+    /// The initiator's ready-to-receive Send: no application posted it, so it takes no receive (RFC 6581 section
+    /// 4.4.2).
     Rtr,
 }
 
-/// Why a ULPDU is not placed or not delivered.
+/// Why a ULPDU was not placed or not delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// No receive for it yet.
+    /// No receive is available for it yet.
     NoReceive(Quote),
-    /// The peer broke the protocol.
+    /// The peer violated the protocol.
     Stream(StreamError, Quote),
-    /// The receive of the message that is due cannot take it.
+    /// The receive for the message that is due cannot hold it: the receive fails.
     Receive(WcStatus, DdpError, Quote),
-    /// The request of ours that it answers cannot take it.
+    /// The response does not fit our oldest outstanding request: that request fails.
     Answer(WcStatus, StreamError, Quote),
 }
 
@@ -128,13 +126,13 @@ impl<H: Copy> Seen<H>
 where
     Quote: From<Self>,
 {
-    /// The refusal of this segment for an error of the stream.
+    /// The rejection of this segment for a stream error.
     pub(crate) fn refused(self, error: impl Into<StreamError>) -> Refused {
         Refused::Stream(error.into(), self.into())
     }
 }
 
-/// A ULPDU on its way into memory.
+/// A ULPDU that is being placed.
 struct Incoming<'u, 'p, H> {
     ulpdu: &'u Ulpdu<'p>,
     arrival: Arrival,
@@ -149,7 +147,7 @@ where
         self.seen.refused(error)
     }
 
-    /// Copies the payload, which follows `header_bytes`; false when the memory turns out to be read-only.
+    /// Copies the payload, which follows `header_bytes` of header; returns false if the memory is read-only.
     fn copy_to(&self, header_bytes: usize, mut stretches: Stretches<'_>) -> bool {
         let mut written = true;
         self.ulpdu.for_each(header_bytes, |_, bytes| written &= stretches.write(bytes));
@@ -158,8 +156,8 @@ where
 }
 
 impl QueuePair {
-    /// Places a ULPDU. Early, nothing is changed but the memory that it is for, and the receive that a
-    /// shared queue gives to its message.
+    /// Places a ULPDU. Early placement changes only the target memory and the binding of a shared queue's receive to
+    /// the message.
     pub(crate) fn place(
         &mut self,
         shared: &mut Shared,
@@ -167,7 +165,8 @@ impl QueuePair {
         arrival: Arrival,
     ) -> Result<Segment, Refused> {
         if self.rx.expects_rtr && arrival == Arrival::Early {
-            // Whether the first message takes a receive decides which receives the others take.
+            // The first message may be a ready-to-receive Send, which takes no receive; until it has come, the
+            // receives of later messages are unknown.
             return Err(Refused::NoReceive(Quote::default()));
         }
         if ulpdu.is_empty() {
@@ -206,7 +205,7 @@ impl QueuePair {
 
     fn place_write(&self, shared: &Shared, incoming: &Incoming<'_, '_, Tagged>) -> Result<Segment, Refused> {
         let Seen { header, len, .. } = incoming.seen;
-        // Without payload the tag and the offset must not be looked at (RFC 5041 section 5.2).
+        // The tag and the offset of a segment without payload must not be checked (RFC 5041 section 5.2).
         if len > 0 {
             let stretches = shared
                 .keys
@@ -219,8 +218,8 @@ impl QueuePair {
         Ok(Segment::Write { len, last: header.last })
     }
 
-    /// A Read Response goes only where one of our own requests asked for it, whatever other rights the
-    /// region grants. RFC 5040 section 5.2.2 allows this check.
+    /// Places a segment of a Read Response, only within the sink of one of our outstanding requests, whatever else
+    /// the region grants. RFC 5040 section 5.2.2 allows this check.
     fn place_response(
         &self,
         shared: &Shared,
@@ -266,6 +265,8 @@ impl QueuePair {
         }
         if let MessageType::Send { invalidate, solicited } = message {
             if self.rx.expects_rtr && incoming.seen.len == 0 {
+                in_range(incoming, self.rx.send_msn, 1)?;
+                whole(incoming, 0)?;
                 return Ok(Body::Rtr);
             }
             self.place_send(shared, incoming)?;
@@ -290,7 +291,7 @@ impl QueuePair {
             MessageType::AtomicRequest => {
                 whole(incoming, ATOMIC_REQUEST_BYTES)?;
                 in_range(incoming, self.rx.request_msn, 2 * u32::from(self.ird))?;
-                // An operation that we do not know: RFC 7306 section 5.2.1, rule 4.
+                // An unknown operation: RFC 7306 section 5.2.1, rule 4.
                 let unknown = || incoming.refused(RdmapError::UnexpectedOpcode);
                 Body::AtomicRequest(AtomicRequest::parse(body).ok_or_else(short)?.ok_or_else(unknown)?)
             }
@@ -300,7 +301,7 @@ impl QueuePair {
                 Body::AtomicResponse(AtomicResponse::parse(body).ok_or_else(short)?)
             }
             MessageType::Terminate => {
-                // There is one buffer, for one message (RFC 5040 section 5.4).
+                // The queue has one buffer, for one message (RFC 5040 section 5.4).
                 in_range(incoming, Msn::FIRST, 1)?;
                 if incoming.seen.header.mo != 0 {
                     return Err(incoming.refused(DdpError::InvalidMo));
@@ -313,7 +314,7 @@ impl QueuePair {
         })
     }
 
-    /// The receive that a message of queue 0 takes, by its MSN.
+    /// The receive for a message of queue 0, by its MSN.
     fn receive_for(
         &mut self,
         shared: &mut Shared,
@@ -344,7 +345,7 @@ impl QueuePair {
         }
         let refused = |status, error| Refused::Receive(status, error, incoming.seen.into());
         let (mo, len) = (u64::from(header.mo), u64::from(len));
-        // A message has less than 2^32 bytes (RFC 5041 section 5.2), however large the receive is.
+        // A message has fewer than 2^32 bytes (RFC 5041 section 5.2), even in a larger receive.
         if mo > receive.capacity || mo + len > u64::from(u32::MAX) {
             return Err(refused(WcStatus::LocalLength, DdpError::InvalidMo));
         }
@@ -357,8 +358,8 @@ impl QueuePair {
     }
 }
 
-/// Whether a message of queues 1 to 3 is the one that is due, or early one of the `buffers` from there on
-/// (RFC 5041 section 7.1).
+/// Checks that a message of queues 1 to 3 is the one that is due or, if early, one of the `buffers` messages from
+/// that one on (RFC 5041 section 7.1).
 fn in_range(incoming: &Incoming<'_, '_, Untagged>, due: Msn, buffers: u32) -> Result<(), Refused> {
     let ahead = incoming.seen.header.msn.ahead_of(due);
     let fits = |ahead: &u32| *ahead == 0 || incoming.arrival == Arrival::Early && *ahead < buffers;
@@ -369,9 +370,10 @@ fn message_of(control: u8) -> Result<MessageType, RdmapError> {
     Control::parse(control).map(|control| control.message).map_err(|InvalidControl(error)| error)
 }
 
-/// Whether a message of queues 1 to 3, or Immediate Data, is there whole in one segment.
+/// Checks that one segment holds a whole message of queues 1 to 3, or whole Immediate Data.
 ///
-/// Every MULPDU is large enough for it (RFC 5044 section 3.2: at least 128), so only a broken peer cuts it.
+/// Every MULPDU is large enough for these (RFC 5044 section 3: at least 128 octets), so only a faulty peer splits
+/// them.
 fn whole(incoming: &Incoming<'_, '_, Untagged>, bytes: usize) -> Result<(), Refused> {
     let Seen { header, len, .. } = incoming.seen;
     let len = usize::from(len);

@@ -11,10 +11,12 @@ use xwarp_tcp::{
 use super::{
     AsyncEvent, Attempt, CmEvent, CompletionRing, Opcode, QpAttributes, QpFault, QpId, QpState, Shared,
     WcStatus, WorkCompletion,
+    counters::StreamCounters,
+    coverage::Coverage,
     keys::User,
     placement::{Quote, Refused, Seen},
     receive_queue::{Receive, ReceiveQueue},
-    send_queue::{Entry, Position, Progress, SendQueue},
+    send_queue::{Entry, Position, SendQueue},
     work::{CqId, Operation, SendFlags},
 };
 use crate::{
@@ -25,7 +27,7 @@ use crate::{
 /// A Read or Atomic Request of ours that the peer has not answered.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asked {
-    /// The request it is for; `None` for a ready-to-receive Read (RFC 6581 section 9.2).
+    /// Position of the work request; `None` for a ready-to-receive Read (RFC 6581 section 9.2).
     pub(crate) position: Option<Position>,
     pub(crate) kind: AskedKind,
 }
@@ -49,7 +51,8 @@ impl AskedKind {
         Self::Read { sink: request.sink_stag, to: request.sink_to, len: request.len, delivered: 0 }
     }
 
-    /// Whether a segment of a Read Response lies within what was asked for. One without payload names nothing.
+    /// Whether a segment of a Read Response lies within the requested range. The tag and offset of a segment without
+    /// payload are not checked.
     pub(crate) fn covers(&self, Seen { header, len, .. }: Seen<Tagged>) -> bool {
         match *self {
             Self::Read { sink, to, len: asked, .. } if len > 0 => {
@@ -65,7 +68,7 @@ impl AskedKind {
         }
     }
 
-    /// Whether a segment of a Read Response is the next one of the answer.
+    /// Checks that a segment of a Read Response is the next one of the response.
     pub(crate) fn check(&self, seen: Seen<Tagged>) -> Result<(), Refused> {
         let Seen { header, len, .. } = seen;
         let bad = |error: StreamError| Err(Refused::Answer(WcStatus::BadResponse, error, seen.into()));
@@ -86,25 +89,25 @@ impl AskedKind {
     }
 }
 
-/// A request of the peer's that we have not wholly answered.
+/// A request of the peer to which we have not sent the whole response.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum ToAnswer {
     Read { request: ReadRequest, sent: u32, seen: Seen<Untagged> },
     Atomic { request: AtomicRequest, seen: Seen<Untagged> },
 }
 
-/// The message of which some segments are out.
+/// The message that is being sent.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Current {
     /// A Send or RDMA Write of the send queue.
     Request { position: Position, sent: u32 },
-    /// The Immediate Data of an RDMA Write that is out.
+    /// The Immediate Data of an RDMA Write whose payload was sent.
     Immediate { position: Position, data: [u8; 8] },
     /// The Read Response at the front of [`Transmitter::to_answer`].
     Response,
 }
 
-/// The direction to the peer.
+/// State of the direction to the peer.
 #[derive(Debug)]
 pub(crate) struct Transmitter {
     pub(crate) current: Option<Current>,
@@ -115,20 +118,20 @@ pub(crate) struct Transmitter {
     /// Sent before everything else.
     pub(crate) rtr: Option<Rtr>,
     pub(crate) terminate: Option<TerminateHeader>,
-    /// Nothing more is sent: MPA was, or will be, told to finish.
+    /// No more ULPDUs are sent: MPA finishes the direction.
     pub(crate) finished: bool,
     pub(crate) to_answer: VecDeque<ToAnswer>,
-    /// The last message was a response: the send queue is next if it has something.
+    /// The last message was a response: the send queue is next if it has a request that may begin.
     pub(crate) answered_last: bool,
     pub(crate) acked: StreamOffset,
 }
 
-/// The RDMA Write that was delivered last, for the Immediate Data that may follow it.
+/// The last delivered RDMA Write, for the Immediate Data that may follow it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Written {
-    /// Bytes of it.
+    /// Delivered bytes of the Write.
     pub(crate) bytes: u32,
-    /// It is whole: the next segment begins another one.
+    /// The Write is complete: the next segment begins another one.
     ended: bool,
 }
 
@@ -139,31 +142,33 @@ impl Written {
     }
 }
 
-/// The direction from the peer.
+/// State of the direction from the peer.
 #[derive(Debug)]
 pub(crate) struct Receiver {
-    /// The Send (or Immediate Data) that is due, and the bytes of it that were delivered.
+    /// Sequence number of the Send or Immediate Data that is due.
     pub(crate) send_msn: Msn,
-    pub(crate) send_bytes: u64,
+    /// Delivered bytes of that message.
+    pub(crate) send_coverage: Coverage,
     pub(crate) written: Written,
     pub(crate) request_msn: Msn,
     pub(crate) atomic_msn: Msn,
     pub(crate) asked: VecDeque<Asked>,
-    /// The segment that waits for a receive, if one does: what a Terminate says of it when none is posted in time.
+    /// What a Terminate quotes of the segment that waits for a receive, in case none is posted in time; `None` when
+    /// no segment waits.
     pub(crate) withheld: Option<Quote>,
-    /// The initiator's ready-to-receive message has not come (RFC 6581 section 9.2).
+    /// The initiator's ready-to-receive message has not arrived (RFC 6581 section 9.2).
     pub(crate) expects_rtr: bool,
-    /// Nothing more of the stream is looked at.
+    /// The rest of the received stream is ignored.
     pub(crate) stopped: bool,
 }
 
-/// What the connection manager knows.
+/// Stage of the connection's establishment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     Unconnected,
-    /// We asked, and are not established.
+    /// We are the initiator; the connection is not established.
     Connecting,
-    /// We accepted, and are not established.
+    /// We accepted the peer's request; the connection is not established.
     Accepting,
     Established,
 }
@@ -190,15 +195,16 @@ pub(crate) struct QueuePair {
     pub(crate) rq: ReceiveQueue,
     pub(crate) tx: Transmitter,
     pub(crate) rx: Receiver,
-    /// The application closes.
+    /// The application has begun a graceful close.
     pub(crate) closing: bool,
-    /// The peer sends no more.
+    /// The peer has closed its direction.
     pub(crate) peer_closed: bool,
     told_disconnected: bool,
-    /// What was asked for, while it may have to be asked once more.
+    /// Parameters of the second connection attempt, while one may be needed.
     pub(crate) attempt: Option<Box<Attempt>>,
-    /// What went wrong in the start-up of MPA.
+    /// The error of the MPA start-up.
     pub(crate) startup_error: Option<MpaError>,
+    pub(crate) counters: StreamCounters,
 }
 
 impl QueuePair {
@@ -233,6 +239,7 @@ impl QueuePair {
             told_disconnected: false,
             attempt: None,
             startup_error: None,
+            counters: StreamCounters::default(),
         }
     }
 
@@ -249,7 +256,7 @@ impl QueuePair {
         self.peer_closed || matches!(self.state, QpState::Terminate | QpState::Error)
     }
 
-    /// Full operation begins.
+    /// Begins full operation.
     pub(crate) fn establish(
         &mut self,
         ird: u16,
@@ -265,7 +272,7 @@ impl QueuePair {
         self.tx.rtr = rtr;
     }
 
-    /// As it was made, but for the receives of its own queue, which stay posted while it is idle.
+    /// Resets all state but the receives of the queue pair's own queue, which stay posted while it is idle.
     pub(crate) fn reset(&mut self) {
         self.state = QpState::Idle;
         self.stage = Stage::Unconnected;
@@ -280,7 +287,8 @@ impl QueuePair {
         self.startup_error = None;
     }
 
-    /// Whether a graceful close has nothing left to wait for: all work sent, all reads answered, both ways.
+    /// Whether a graceful close may finish our direction: all work is sent, and all Reads and atomics are answered in
+    /// both directions.
     pub(crate) fn drained(&self) -> bool {
         self.tx.current.is_none()
             && self.sq.upcoming().is_none()
@@ -289,15 +297,15 @@ impl QueuePair {
             && self.tx.rtr.is_none()
     }
 
-    /// Completes what is done of the send queue, in order (RFC 5040 section 5.5, rule 15).
+    /// Completes the finished requests at the head of the send queue, in order (RFC 5040 section 5.5, rule 15).
     pub(crate) fn complete_sends(&mut self, shared: &mut Shared) {
         while let Some((entry, status)) = self.sq.pop_done(self.tx.acked) {
             self.push_send(&entry, status, shared);
         }
     }
 
-    fn push_send(&self, entry: &Entry, status: WcStatus, shared: &mut Shared) {
-        shared.counters.request_done(&entry.operation, status);
+    fn push_send(&mut self, entry: &Entry, status: WcStatus, shared: &mut Shared) {
+        self.counters.request_done(&entry.operation, status);
         let silent = !entry.flags.contains(SendFlags::SIGNALED) && !self.attributes.options.signal_all;
         if silent && status == WcStatus::Success {
             return;
@@ -311,10 +319,10 @@ impl QueuePair {
         shared.complete(&self.send_cq, self.attributes.send_cq, completion);
     }
 
-    pub(crate) fn push_recv(&self, completion: WorkCompletion, shared: &mut Shared) {
+    pub(crate) fn push_recv(&mut self, completion: WorkCompletion, shared: &mut Shared) {
         match completion.status {
             WcStatus::Success => {}
-            status => shared.counters.work_failed(status),
+            status => self.counters.work_failed(status),
         }
         shared.complete(&self.recv_cq, self.attributes.recv_cq, completion);
     }
@@ -325,6 +333,7 @@ impl QueuePair {
             status,
             opcode,
             qp: self.id,
+            context: self.attributes.options.context,
             byte_len: 0,
             invalidated: None,
             immediate: None,
@@ -332,7 +341,7 @@ impl QueuePair {
         }
     }
 
-    /// Completes the receive of the message that is due in error, ahead of the flush of the others.
+    /// Completes the receive of the message that is due with an error, before the others are flushed.
     pub(crate) fn fail_receive(&mut self, status: WcStatus, shared: &mut Shared) {
         if let Some(receive) = self.rq.complete() {
             self.push_recv(self.completion(receive.wr_id, status, Opcode::Recv), shared);
@@ -356,16 +365,16 @@ impl QueuePair {
         }
     }
 
-    /// The peer broke the protocol, or we cannot go on: ends the stream with a Terminate (RFC 5040 section
-    /// 7.1). Only the first error counts (rule 4).
+    /// Ends the stream with a Terminate after a protocol error or a local error (RFC 5040 section 7.1). Only the
+    /// first error counts (rule 4).
     pub(crate) fn fail(&mut self, error: StreamError, quote: Quote, shared: &mut Shared) {
         self.fail_for(QpFault::Local(error), error, quote, shared);
     }
 
-    /// A completion queue that this queue pair uses lost an entry: its work cannot be told of any more.
+    /// Fails the queue pair because one of its completion queues lost an entry: its work can no longer be reported.
     pub(crate) fn overflowed(&mut self, shared: &mut Shared) {
         let error = if self.stage.is_underway() {
-            // RFC 6581 section 9.3: so the peer is told while the connection is being made.
+            // RFC 6581 section 9.3: the error that the peer gets during connection establishment.
             self.startup_error = Some(MpaError::LocalCatastrophic);
             MpaError::LocalCatastrophic.into()
         } else {
@@ -380,7 +389,7 @@ impl QueuePair {
         }
         tracing::warn!(qp = self.id.number(), %error, ?fault, "the stream fails");
         if self.tx.finished || self.conn.is_none() {
-            // Our direction is closed already: only a reset can tell the peer.
+            // Our direction is closed: only a reset can inform the peer.
             shared.abort(self.conn);
             return self.end(QpState::Error, Some(fault), shared);
         }
@@ -388,37 +397,18 @@ impl QueuePair {
         self.end(QpState::Terminate, Some(fault), shared);
     }
 
-    /// The peer sent a Terminate: nothing more goes either way (RFC 5040 section 5.4).
+    /// Handles the peer's Terminate: the stream ends in both directions (RFC 5040 section 5.4).
     pub(crate) fn terminated(&mut self, header: TerminateHeader, shared: &mut Shared) {
         tracing::warn!(qp = self.id.number(), %header, "the peer sent a Terminate");
-        shared.counters.terminates_received.count(&header);
-        self.blame_read(&header);
+        shared.terminates.received.count(&header);
+        self.blame(&header);
         self.tx.finished = true;
         self.end(QpState::Error, Some(QpFault::Remote(header)), shared);
     }
 
-    /// When the Terminate quotes a Read Request of ours, that request failed for the peer's reason.
-    fn blame_read(&mut self, header: &TerminateHeader) {
-        let Some(quoted) = header.rdma_header else { return };
-        let position = self.rx.asked.iter().find_map(|asked| match asked.kind {
-            AskedKind::Read { sink, to, len, .. } => {
-                // The quoted request is advanced by what was answered: where it ends has not changed.
-                let end = |to: TaggedOffset, len: u32| to.wrapping_add(u64::from(len));
-                let same = sink == quoted.sink_stag
-                    && quoted.len <= len
-                    && end(to, len) == end(quoted.sink_to, quoted.len);
-                asked.position.filter(|_| same)
-            }
-            AskedKind::Atomic { .. } => None,
-        });
-        if let Some(entry) = position.and_then(|p| self.sq.get_mut(p)) {
-            entry.progress = Progress::Done(WcStatus::RemoteAccess);
-        }
-    }
-
-    /// The connection is gone.
+    /// Handles the end of the connection.
     pub(crate) fn disconnected(&mut self, reason: CloseReason, shared: &mut Shared) {
-        // Whoever has closed and has nothing left to lose does not care how the peer went.
+        // After our close with no work outstanding, the way in which the connection ended is no fault.
         let done = self.closing && self.tx.finished && self.sq.len() == 0;
         let orderly = done || reason == CloseReason::Graceful && self.state != QpState::Terminate;
         let fault = (!orderly && !self.rx.stopped).then_some(QpFault::Connection(reason));
@@ -427,17 +417,19 @@ impl QueuePair {
         self.end(QpState::Error, fault, shared);
     }
 
-    /// Leaves operation: no more is received, all work is flushed, each exactly once and in order.
+    /// Ends the stream: receiving stops, and all work is flushed, each request exactly once and in order.
     pub(crate) fn end(&mut self, state: QpState, fault: Option<QpFault>, shared: &mut Shared) {
         let first = !matches!(self.state, QpState::Terminate | QpState::Error);
         self.state = state;
         self.rx.stopped = true;
+        self.stop_waiting(shared);
         self.tx.to_answer.clear();
         self.tx.rtr = None;
         if first {
             if let Some(fault) = fault {
                 shared.events.push_async(AsyncEvent::QpFatal { qp: self.id, fault });
             }
+            shared.ended.extend(self.conn);
             self.flush_sends(shared);
             if !self.peer_closed {
                 self.flush_receives(shared);
@@ -456,8 +448,8 @@ impl QueuePair {
         }
     }
 
-    /// The peer's direction ended in order: what was to come from there never will. Our direction goes on
-    /// until the application closes it (RFC 5041 section 6.2.1).
+    /// Handles the peer's orderly close of its direction: posted receives are flushed. Our direction stays open until
+    /// the application closes it (RFC 5041 section 6.2.1).
     pub(crate) fn peer_closed(&mut self, shared: &mut Shared) {
         if self.flushes_receives() {
             return;
@@ -466,12 +458,19 @@ impl QueuePair {
         self.flush_receives(shared);
         self.peer_closed = true;
         if !self.rx.asked.is_empty() {
-            // A peer that still owes answers did not close in order.
+            // A close with outstanding responses is not orderly.
             self.tx.finished = true;
             self.end(QpState::Error, Some(QpFault::Connection(CloseReason::Graceful)), shared);
         }
         self.tell_disconnected(shared);
         shared.wake(self.conn);
+    }
+
+    /// Fails the stream because the peer sent data after it had closed its direction (RFC 5041 section 6.2.1).
+    pub(crate) fn data_after_close(&mut self, shared: &mut Shared) {
+        shared.abort(self.conn);
+        self.tx.finished = true;
+        self.end(QpState::Error, Some(QpFault::Connection(CloseReason::Aborted)), shared);
     }
 
     /// Whether one of its completion queues is `cq`.
@@ -502,7 +501,7 @@ impl Receiver {
     fn new() -> Self {
         Self {
             send_msn: Msn::FIRST,
-            send_bytes: 0,
+            send_coverage: Coverage::default(),
             written: Written::default(),
             request_msn: Msn::FIRST,
             atomic_msn: Msn::FIRST,
@@ -514,7 +513,7 @@ impl Receiver {
     }
 }
 
-/// What a Terminate says of an error (RFC 5040 section 4.8, figure 10).
+/// The Terminate header for an error (RFC 5040 section 4.8, figure 10).
 fn terminate_header(error: StreamError, quote: Quote) -> TerminateHeader {
     let (layer, error_type, code) = error.numbers();
     let segment = quote.segment.filter(|_| error.takes_ddp_header());

@@ -1,4 +1,4 @@
-//! Receives: the own queue of a queue pair, and queues that several share.
+//! Receive queues: the queue pair's own, and shared ones.
 
 use std::collections::VecDeque;
 
@@ -9,8 +9,8 @@ use super::{
     work::{PdId, SgeList},
 };
 
-/// How far ahead of the message that is due a shared receive queue gives a receive to one queue pair: it
-/// bounds what one peer can take that never fills its gaps (RFC 5042 section 6.4.3.1).
+/// Number of messages, from the one that is due, for which one queue pair may bind receives of a shared queue: it
+/// bounds the receives that a peer can take by never filling its gaps (RFC 5042 section 6.4.3.1).
 const MOST_AHEAD: usize = 1024;
 
 /// A posted receive.
@@ -18,7 +18,7 @@ const MOST_AHEAD: usize = 1024;
 pub(crate) struct Receive {
     pub(crate) wr_id: u64,
     pub(crate) scatter: SgeList,
-    /// Bytes that fit.
+    /// Bytes of the largest message that fits.
     pub(crate) capacity: u64,
 }
 
@@ -35,27 +35,36 @@ impl Receive {
     }
 }
 
-/// The receives of one queue pair, in the order of the messages that take them; the first is for the
-/// message that is due.
+/// The receives of one queue pair, in the order of their messages; the first is for the message that is due.
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
-    /// With a shared queue, those that messages were bound to; `None` for messages of which nothing has come.
+    /// With a shared queue: the receives that are bound to messages; `None` for messages of which no segment has
+    /// arrived.
     receives: VecDeque<Option<Receive>>,
-    /// Most receives, and pieces of each; `None` with a shared queue.
+    /// Limits of receives and of pieces in each; `None` with a shared queue.
     own: Option<(u32, u32)>,
+    /// Number of shared receives that are bound to messages after the one that is due.
+    early: usize,
 }
 
 impl ReceiveQueue {
     pub(crate) fn own(max_wr: u32, max_sge: u32) -> Self {
-        Self { receives: VecDeque::with_capacity(max_wr.min(1024) as usize), own: Some((max_wr, max_sge)) }
+        let receives = VecDeque::with_capacity(max_wr.min(1024) as usize);
+        Self { receives, own: Some((max_wr, max_sge)), early: 0 }
     }
 
     pub(crate) fn shared() -> Self {
-        Self { receives: VecDeque::new(), own: None }
+        Self { receives: VecDeque::new(), own: None, early: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.receives.iter().flatten().count()
+    }
+
+    /// Checks a request without regard to whether the queue is full.
+    pub(crate) fn check(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
+        let (_, max_sge) = self.own.ok_or(PostError::Unknown)?;
+        Receive::new(request, max_sge).map(|_| ())
     }
 
     pub(crate) fn post(&mut self, request: &RecvRequest<'_>) -> Result<(), PostError> {
@@ -67,8 +76,9 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// The receive for the message that is `ahead` messages after the one that is due. A shared queue gives
-    /// its oldest receive to a message when the first bytes of it come.
+    /// The receive for the message that is `ahead` messages after the one that is due. A shared queue binds its
+    /// oldest receive to a message when its first segment arrives. It does so for a message that is not due only
+    /// while this queue pair's early receives are within its share.
     pub(crate) fn bind(
         &mut self,
         ahead: usize,
@@ -76,26 +86,34 @@ impl ReceiveQueue {
         events: &mut Events,
     ) -> Option<&Receive> {
         if let Some(shared) = shared
-            && ahead < MOST_AHEAD
+            && self.receives.get(ahead).is_none_or(Option::is_none)
         {
+            let early = ahead > 0;
+            if early && (ahead >= MOST_AHEAD || self.early >= shared.early_share(self.early)) {
+                return None;
+            }
+            let receive = shared.take(events)?;
             while self.receives.len() <= ahead {
                 self.receives.push_back(None);
             }
-            let entry = self.receives.get_mut(ahead)?;
-            if entry.is_none() {
-                *entry = shared.take(events);
-            }
+            *self.receives.get_mut(ahead)? = Some(receive);
+            self.early += usize::from(early);
         }
         self.receives.get(ahead)?.as_ref()
     }
 
-    /// The receive of the message that was due; the next one is due now.
+    /// Removes and returns the receive of the message that was due; the next message becomes due.
     pub(crate) fn complete(&mut self) -> Option<Receive> {
-        self.receives.pop_front().flatten()
+        let receive = self.receives.pop_front().flatten();
+        if self.own.is_none() && matches!(self.receives.front(), Some(Some(_))) {
+            self.early -= 1;
+        }
+        receive
     }
 
-    /// Takes out the first that is left, whatever message it was for.
+    /// Removes and returns the first remaining receive, to be flushed.
     pub(crate) fn pop_flushed(&mut self) -> Option<Receive> {
+        self.early = 0;
         while let Some(receive) = self.receives.pop_front() {
             if receive.is_some() {
                 return receive;
@@ -114,10 +132,10 @@ pub(crate) struct SharedReceiveQueue {
     max_wr: u32,
     max_sge: u32,
     limit: u32,
-    /// Queue pairs that use it.
+    /// Number of queue pairs that use the queue.
     pub(crate) users: usize,
-    /// Queue pairs that hold a message back for want of a receive.
-    pub(crate) waiting: Vec<QpId>,
+    /// Queue pairs with a message that waits for a receive, in the order in which they get one.
+    pub(crate) waiting: VecDeque<QpId>,
 }
 
 impl SharedReceiveQueue {
@@ -130,7 +148,7 @@ impl SharedReceiveQueue {
             max_sge: attributes.max_sge,
             limit: attributes.limit,
             users: 0,
-            waiting: Vec::new(),
+            waiting: VecDeque::new(),
         }
     }
 
@@ -142,7 +160,7 @@ impl SharedReceiveQueue {
         self.receives.len()
     }
 
-    /// Changes the size, which must hold what is posted.
+    /// Changes the size. The error is the number of posted receives when `max_wr` is too small for them.
     pub(crate) fn resize(&mut self, max_wr: u32) -> Result<(), usize> {
         if self.receives.len() > max_wr as usize {
             return Err(self.receives.len());
@@ -151,7 +169,7 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// Arms the limit event; it comes at once when fewer receives are there.
+    /// Arms the limit event, which is raised at once if the queue already has fewer receives.
     pub(crate) fn arm_limit(&mut self, limit: u32, events: &mut Events) {
         self.limit = limit;
         self.check_limit(events);
@@ -163,6 +181,15 @@ impl SharedReceiveQueue {
         }
         self.receives.push_back(Receive::new(request, self.max_sge)?);
         Ok(())
+    }
+
+    /// Largest number of receives that one queue pair may hold for messages that are not due, when it now holds
+    /// `early` of them.
+    ///
+    /// All queue pairs together get about half of the posted receives at most, so that gaps which peers leave on
+    /// purpose do not take the receives for other peers' messages that are due (RFC 5042 section 6.4.3.1).
+    fn early_share(&self, early: usize) -> usize {
+        (self.receives.len() + early) / (2 * self.users.max(1))
     }
 
     fn take(&mut self, events: &mut Events) -> Option<Receive> {

@@ -1,4 +1,4 @@
-//! Making, asking and destroying objects; posting work.
+//! Creating, querying and destroying objects; posting work requests.
 
 use std::sync::Arc;
 
@@ -24,19 +24,19 @@ fn up_to(name: &'static str, value: u32, limit: u32) -> Result<(), ResourceError
 }
 
 impl Rnic {
-    /// What there is room for.
+    /// The limits of this RNIC.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// Makes a protection domain.
+    /// Creates a protection domain.
     pub fn alloc_pd(&mut self) -> Result<PdId, ResourceError> {
         let limit = self.limits.max_pd;
         let object = Object::ProtectionDomain;
         self.shared.domains.insert_with(|_| Domain::default()).ok_or(ResourceError::TooMany { object, limit })
     }
 
-    /// Destroys a protection domain that nothing uses any more.
+    /// Destroys an unused protection domain.
     pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), ResourceError> {
         let unknown = ResourceError::Unknown(Object::ProtectionDomain);
         let domain = self.shared.domains.get(pd).ok_or(unknown)?;
@@ -47,7 +47,7 @@ impl Rnic {
         self.shared.domains.remove(pd).map(|_| ()).ok_or(unknown)
     }
 
-    /// Registers memory. The key returned is local and remote key in one.
+    /// Registers memory. The returned key is both local and remote key.
     pub fn register(&mut self, registration: Registration) -> Result<STag, ResourceError> {
         let pd = registration.pd;
         let wraps = registration.base.checked_add(registration.memory.len() as u64).is_none();
@@ -59,7 +59,7 @@ impl Rnic {
         self.add_key(pd, Object::Region, limit, |keys| keys.insert_region(registration))
     }
 
-    /// Makes a region whose memory comes by work requests. It is invalid until then.
+    /// Creates a fast region. It is invalid until a work request registers memory for it.
     pub fn alloc_fast_region(&mut self, registration: FastRegistration) -> Result<STag, ResourceError> {
         let FastRegistration { pd, max_pieces, stream } = registration;
         attribute("max_pieces", max_pieces, self.limits.max_fast_pieces)?;
@@ -68,13 +68,13 @@ impl Rnic {
         self.add_key(pd, Object::Region, limit, |keys| keys.insert_fast_region(pd, max_pieces, stream))
     }
 
-    /// Makes a window, which is not bound (type 2 of the verbs: work requests bind it, to one stream).
+    /// Creates an unbound window (type 2 of the verbs: work requests bind it, to one stream).
     pub fn alloc_window(&mut self, pd: PdId) -> Result<STag, ResourceError> {
         let limit = self.limits.max_mw;
         self.add_key(pd, Object::Window, limit, |keys| keys.insert_window(pd))
     }
 
-    /// The queue pair to which a region is limited is one of the same domain.
+    /// Checks that the queue pair to which a region is limited belongs to the same domain.
     fn check_stream(&self, pd: PdId, stream: Option<QpId>) -> Result<(), ResourceError> {
         match stream {
             Some(qp) if self.qps.get(qp).is_none_or(|qp| qp.attributes.pd != pd) => {
@@ -106,8 +106,8 @@ impl Rnic {
         Ok(())
     }
 
-    /// Forgets a region, fast or not. From now on its key opens nothing, also to work that was posted
-    /// before. As long as windows are bound to it the verb refuses; see [`Self::revoke`].
+    /// Deregisters a region, fast or not. Its key gives no access any more, even to work that was posted before.
+    /// Fails while windows are bound to the region; see [`Self::revoke`].
     pub fn deregister(&mut self, key: STag) -> Result<(), ResourceError> {
         match self.shared.keys.bound_windows(key) {
             Some(0) => self.revoke(key),
@@ -116,19 +116,20 @@ impl Rnic {
         }
     }
 
-    /// Forgets a region and closes the windows that are bound to it.
+    /// Deregisters a region and ends the access of the windows that are bound to it.
     pub fn revoke(&mut self, key: STag) -> Result<(), ResourceError> {
         let pd = self.shared.keys.remove_region(key);
         self.key_removed(key, pd)
     }
 
-    /// Forgets a window, bound or not.
+    /// Destroys a window, bound or not.
     pub fn dealloc_window(&mut self, key: STag) -> Result<(), ResourceError> {
         let pd = self.shared.keys.remove_window(key);
         self.key_removed(key, pd)
     }
 
-    /// Makes a completion queue of `capacity` entries; `notify` is told when it was armed and an entry comes.
+    /// Creates a completion queue of `capacity` entries; `notify` is called when the queue is armed and an entry is
+    /// added.
     pub fn create_cq(
         &mut self,
         capacity: u32,
@@ -141,14 +142,14 @@ impl Rnic {
         Ok((self.cqs.insert_with(|_| cq).ok_or(full)?, ring))
     }
 
-    /// Changes the number of entries; the handle to the ring stays, and so do the entries that wait.
+    /// Changes the capacity of a completion queue. Handles to its ring stay valid, and waiting entries are kept.
     pub fn resize_cq(&mut self, cq: CqId, capacity: u32) -> Result<(), ResourceError> {
         attribute("cqe", capacity, self.limits.max_cqe)?;
         let cq = self.cqs.get(cq).ok_or(ResourceError::Unknown(Object::CompletionQueue))?;
         cq.ring.resize(capacity).map_err(|waiting| ResourceError::InUse(Object::CompletionQueue, waiting))
     }
 
-    /// Destroys a completion queue that no queue pair uses any more.
+    /// Destroys a completion queue that no queue pair uses.
     pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), ResourceError> {
         let unknown = ResourceError::Unknown(Object::CompletionQueue);
         match self.cqs.get(cq).ok_or(unknown)?.users {
@@ -157,7 +158,7 @@ impl Rnic {
         }
     }
 
-    /// Makes a shared receive queue.
+    /// Creates a shared receive queue.
     pub fn create_srq(&mut self, attributes: &SrqAttributes) -> Result<SrqId, ResourceError> {
         attribute("max_wr", attributes.max_wr, self.limits.max_srq_wr)?;
         attribute("max_sge", attributes.max_sge, self.limits.max_sge)?;
@@ -169,13 +170,13 @@ impl Rnic {
         Ok(srq)
     }
 
-    /// What a shared receive queue is now, and how many receives are posted.
+    /// The current attributes of a shared receive queue, and its number of posted receives.
     pub fn query_srq(&self, srq: SrqId) -> Result<(SrqAttributes, usize), ResourceError> {
         let srq = self.shared.srqs.get(srq).ok_or(ResourceError::Unknown(Object::SharedReceiveQueue))?;
         Ok((srq.attributes(), srq.len()))
     }
 
-    /// Changes how many receives a shared receive queue holds.
+    /// Changes the capacity of a shared receive queue.
     pub fn resize_srq(&mut self, srq: SrqId, max_wr: u32) -> Result<(), ResourceError> {
         attribute("max_wr", max_wr, self.limits.max_srq_wr)?;
         let srq = self.shared.srqs.get_mut(srq).ok_or(ResourceError::Unknown(Object::SharedReceiveQueue))?;
@@ -189,7 +190,7 @@ impl Rnic {
         Ok(())
     }
 
-    /// Destroys a shared receive queue that no queue pair uses any more; what is posted is forgotten.
+    /// Destroys a shared receive queue that no queue pair uses; posted receives are dropped without completions.
     pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), ResourceError> {
         let unknown = ResourceError::Unknown(Object::SharedReceiveQueue);
         let SharedReceiveQueue { pd, users, .. } = *self.shared.srqs.get(srq).ok_or(unknown)?;
@@ -203,7 +204,7 @@ impl Rnic {
         Ok(())
     }
 
-    /// Makes a queue pair, which is idle.
+    /// Creates an idle queue pair.
     pub fn create_qp(&mut self, attributes: QpAttributes) -> Result<QpId, ResourceError> {
         let limits = &self.limits;
         let size = attributes.options;
@@ -246,7 +247,12 @@ impl Rnic {
         }
     }
 
-    /// What a queue pair is now.
+    /// The connection of a queue pair.
+    pub(crate) fn connection_of(&self, qp: QpId) -> Option<xwarp_tcp::ulp::ConnId> {
+        self.qps.get(qp)?.conn
+    }
+
+    /// The current state and attributes of a queue pair.
     pub fn query_qp(&self, qp: QpId) -> Result<QpInfo, ResourceError> {
         let qp = self.qps.get(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
         Ok(QpInfo {
@@ -260,7 +266,7 @@ impl Rnic {
         })
     }
 
-    /// Makes a failed or closed queue pair idle again, so that it can be connected anew.
+    /// Makes a failed or closed queue pair idle, so that it can be connected again.
     pub fn reset_qp(&mut self, qp: QpId) -> Result<(), ResourceError> {
         let pair = self.qps.get_mut(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
         match pair.state {
@@ -274,7 +280,7 @@ impl Rnic {
         }
     }
 
-    /// Ends a queue pair's stream: its work is flushed, its connection reset (the verbs' move to Error).
+    /// Moves a queue pair to Error: its work is flushed and its connection reset.
     pub fn fail_qp(&mut self, qp: QpId) -> Result<(), ResourceError> {
         let qp = self.qps.get_mut(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
         self.shared.abort(qp.conn);
@@ -284,10 +290,11 @@ impl Rnic {
         Ok(())
     }
 
-    /// Destroys a queue pair. Its work is forgotten without completions. Its connection is reset, unless a
-    /// graceful close has come so far that only TCP has work left.
+    /// Destroys a queue pair. Its work is dropped without completions. Its connection is reset, unless our direction
+    /// is finished or a graceful close has drained, so that only TCP has work left.
     pub fn destroy_qp(&mut self, qp: QpId) -> Result<(), ResourceError> {
         let mut gone = self.qps.remove(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
+        self.destroyed += gone.counters;
         self.count_users(&gone.attributes, |n| *n -= 1);
         self.shared.keys.close_windows_of(qp);
         if let Some(srq) = gone.attributes.srq.and_then(|srq| self.shared.srqs.get_mut(srq)) {
@@ -301,13 +308,13 @@ impl Rnic {
                 self.shared.abort(Some(conn));
             }
         }
-        self.shared.events.cm.retain(|event| !event.concerns(qp));
+        self.shared.events.cm.retain(|_, event| !event.concerns(qp));
         self.shared.events.asynchronous.retain(|event| !event.concerns(qp));
         Ok(())
     }
 
-    /// Posts to a send queue. On a queue pair that closes or has ended it completes as flushed, after what was
-    /// posted before.
+    /// Posts to a send queue. On a queue pair that is closing or has ended, the request completes as flushed, after
+    /// earlier requests.
     pub fn post_send(&mut self, qp: QpId, request: &WorkRequest<'_>) -> Result<(), PostError> {
         let qp = self.qps.get_mut(qp).ok_or(PostError::Unknown)?;
         if qp.flushes_sends() {
@@ -332,10 +339,11 @@ impl Rnic {
         Ok(())
     }
 
-    /// Posts to the own receive queue of a queue pair.
+    /// Posts to a queue pair's own receive queue.
     pub fn post_recv(&mut self, qp: QpId, request: &RecvRequest<'_>) -> Result<(), PostError> {
         let qp = self.qps.get_mut(qp).ok_or(PostError::Unknown)?;
         if qp.flushes_receives() {
+            qp.rq.check(request)?;
             let completion = qp.completion(request.wr_id, WcStatus::Flushed, Opcode::Recv);
             qp.push_recv(completion, &mut self.shared);
             self.end_overflowed();
@@ -350,15 +358,10 @@ impl Rnic {
 
     /// Posts to a shared receive queue.
     pub fn post_srq_recv(&mut self, srq: SrqId, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        let srq = self.shared.srqs.get_mut(srq).ok_or(PostError::Unknown)?;
-        srq.post(request)?;
-        // One receive, one connection: whoever still waits asks for the next one.
-        while let Some(waiting) = (!srq.waiting.is_empty()).then(|| srq.waiting.remove(0)) {
-            let Some(qp) = self.qps.get_mut(waiting) else { continue };
-            if qp.rx.withheld.take().is_some() {
-                self.shared.resumes.extend(qp.conn);
-                break;
-            }
+        let queue = self.shared.srqs.get_mut(srq).ok_or(PostError::Unknown)?;
+        queue.post(request)?;
+        if !queue.waiting.is_empty() {
+            self.shared.refilled.push(srq);
         }
         Ok(())
     }

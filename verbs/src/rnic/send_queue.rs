@@ -1,6 +1,6 @@
-//! The send queue: requests from their posting to their completion, which is in order.
+//! The send queue: work requests from posting to their in-order completion.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, ops::Range};
 
 use xwarp_tcp::seq::StreamOffset;
 
@@ -10,29 +10,29 @@ use super::{
 };
 use crate::memory::Memory;
 
-/// How far a request is.
+/// Progress of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// Not wholly handed to MPA.
+    /// Not yet fully passed to MPA.
     Posted,
-    /// Its last byte lies before this offset of the stream: done when the peer's TCP has acknowledged it.
+    /// Fully sent; done when the peer's TCP has acknowledged the stream up to this offset.
     Sent(StreamOffset),
-    /// Its request is out, the peer's answer is not in.
+    /// The Read or Atomic Request was sent; its response is outstanding.
     Asked,
-    /// Done, or failed.
+    /// Done or failed, with this outcome.
     Done(WcStatus),
 }
 
-/// A request in the queue.
+/// A work request in the queue.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) wr_id: u64,
     pub(crate) operation: Operation,
     pub(crate) flags: SendFlags,
     pub(crate) payload: SgeList,
-    /// The payload lies in the inline arena, in this slot.
+    /// Slot of the inline arena that holds the payload.
     pub(crate) inline: Option<u32>,
-    /// For a fast registration.
+    /// Memory of a fast registration.
     pub(crate) memory: Option<Box<[Memory]>>,
     pub(crate) len: u32,
     pub(crate) progress: Progress,
@@ -41,13 +41,13 @@ pub(crate) struct Entry {
 /// A position in the queue that stays the same while earlier requests complete.
 pub(crate) type Position = u64;
 
-/// The queue.
+/// A send queue.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     entries: VecDeque<Entry>,
     /// Position of the first entry.
     head: Position,
-    /// Position of the first entry that was not begun.
+    /// Position of the first entry that is not fully sent.
     pub(crate) next: Position,
     max_wr: u32,
     max_sge: u32,
@@ -73,12 +73,12 @@ impl SendQueue {
         self.entries.len()
     }
 
-    /// The request to begin next. What was posted to be flushed in its turn is never begun.
+    /// The request to begin next. Requests that were posted to be flushed are never begun.
     pub(crate) fn upcoming(&self) -> Option<&Entry> {
         self.get(self.next).filter(|entry| matches!(entry.progress, Progress::Posted))
     }
 
-    /// Appends a request, which has come to `progress` already.
+    /// Appends a request with its initial progress.
     pub(crate) fn post(&mut self, request: &WorkRequest<'_>, progress: Progress) -> Result<(), PostError> {
         if self.entries.len() >= self.max_wr as usize {
             return Err(PostError::QueueFull(self.max_wr));
@@ -88,6 +88,7 @@ impl SendQueue {
         let (mut payload, mut inline, mut memory) = (SgeList::new(), None, None);
         match request.payload {
             Payload::Gather(list) => payload = SgeList::from_slice(list),
+            Payload::Piece(piece) => payload.push(piece),
             Payload::Memory(pieces) => memory = Some(pieces.into()),
             Payload::Inline(bytes) => {
                 let at = slot as usize * self.max_inline as usize;
@@ -110,13 +111,14 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Bytes of the payload, when it fits the operation and the queue.
+    /// Bytes of the payload, if it is valid for the operation and the queue.
     fn check_payload(&self, request: &WorkRequest<'_>) -> Result<u32, PostError> {
+        let pieces = request.payload.pieces();
+        if pieces.len() > self.max_sge as usize {
+            return Err(PostError::TooManyPieces(self.max_sge));
+        }
         let len = match request.payload {
-            Payload::Gather(list) if list.len() > self.max_sge as usize => {
-                return Err(PostError::TooManyPieces(self.max_sge));
-            }
-            Payload::Gather(list) => list.iter().map(|s| u64::from(s.len)).sum(),
+            Payload::Gather(_) | Payload::Piece(_) => pieces.iter().map(|s| u64::from(s.len)).sum(),
             Payload::Inline(bytes) if bytes.len() > self.max_inline as usize => {
                 return Err(PostError::InlineTooLong(self.max_inline));
             }
@@ -128,10 +130,6 @@ impl SendQueue {
             (Operation::FastRegister { .. }, payload) => matches!(payload, Payload::Memory(_)),
             (_, Payload::Memory(_)) => false,
             (Operation::Send { .. } | Operation::Write { .. } | Operation::WriteImmediate { .. }, _) => true,
-            (Operation::Read { .. }, Payload::Gather(list)) => list.len() == 1 || len == 0 && list.is_empty(),
-            (Operation::FetchAdd { .. } | Operation::CompareSwap { .. }, Payload::Gather(list)) => {
-                list.len() == 1 && len == 8
-            }
             (
                 Operation::Immediate { .. }
                 | Operation::LocalInvalidate { .. }
@@ -139,6 +137,8 @@ impl SendQueue {
                 _,
             ) => len == 0,
             (_, Payload::Inline(_)) => false,
+            (Operation::Read { .. }, _) => pieces.len() == 1 || len == 0 && pieces.is_empty(),
+            (Operation::FetchAdd { .. } | Operation::CompareSwap { .. }, _) => pieces.len() == 1 && len == 8,
         };
         if fits { Ok(len) } else { Err(PostError::Payload) }
     }
@@ -151,13 +151,18 @@ impl SendQueue {
         self.entries.get_mut(usize::try_from(position.checked_sub(self.head)?).ok()?)
     }
 
+    /// Positions of the entries that were fully passed to MPA or finished without it.
+    pub(crate) fn finished(&self) -> Range<Position> {
+        self.head..self.next
+    }
+
     /// The inline bytes of an entry.
     pub(crate) fn inline(&self, entry: &Entry) -> Option<&[u8]> {
         let at = entry.inline? as usize * self.max_inline as usize;
         self.arena.get(at..at + entry.len as usize)
     }
 
-    /// Takes out the first request if it is done, given what the peer has acknowledged.
+    /// Removes the first request if it is done; `acked` is the stream offset up to which the peer has acknowledged.
     pub(crate) fn pop_done(&mut self, acked: StreamOffset) -> Option<(Entry, WcStatus)> {
         let status = match self.entries.front()?.progress {
             Progress::Sent(end) if end <= acked => WcStatus::Success,
@@ -167,7 +172,7 @@ impl SendQueue {
         Some((self.pop()?, status))
     }
 
-    /// Takes out the first request whatever it has come to; for flushing.
+    /// Removes the first request to flush it; its outcome is kept if it is already done.
     pub(crate) fn pop_flushed(&mut self) -> Option<(Entry, WcStatus)> {
         let entry = self.pop()?;
         let status = match entry.progress {

@@ -1,15 +1,22 @@
-//! Tables of objects that are named by small numbers which a stale holder cannot use by mistake.
+//! Tables of objects whose ids are never reused in the life of the table.
+//!
+//! Access rights depend on ids: a region may be limited to one queue pair, and a stale id must never name another
+//! peer's queue pair, however many were created and destroyed in between.
 
-/// Bits of an id that name the place; the upper ones step each time the place is used again.
+/// Bits of an id that are the slot's index; the upper bits are a generation that increases each time the slot is
+/// reused.
 const INDEX_BITS: u32 = 20;
-const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
-/// Most objects of one kind.
+const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
+/// Largest number of objects of one kind.
 pub(crate) const TABLE_LIMIT: u32 = 1 << INDEX_BITS;
+/// The last generation of a slot, which stays empty after it. Years of continuous creation and destruction do not
+/// reach it.
+const LAST_GENERATION: u64 = u64::MAX >> INDEX_BITS;
 
-/// A name in a [`Table`].
+/// An identifier of an object in a [`Table`].
 pub(crate) trait Id: Copy {
-    fn from_raw(raw: u32) -> Self;
-    fn raw(self) -> u32;
+    fn from_raw(raw: u64) -> Self;
+    fn raw(self) -> u64;
 }
 
 /// Defines a public id type.
@@ -17,21 +24,21 @@ macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name(u32);
+        pub struct $name(u64);
 
         impl $name {
-            /// The number, for people and for C programs.
-            pub const fn number(self) -> u32 {
+            /// The number, for logs and C programs: no other object of this kind ever has it.
+            pub const fn number(self) -> u64 {
                 self.0
             }
         }
 
         impl $crate::rnic::table::Id for $name {
-            fn from_raw(raw: u32) -> Self {
+            fn from_raw(raw: u64) -> Self {
                 Self(raw)
             }
 
-            fn raw(self) -> u32 {
+            fn raw(self) -> u64 {
                 self.0
             }
         }
@@ -41,7 +48,7 @@ pub(crate) use id;
 
 #[derive(Debug)]
 struct Slot<T> {
-    generation: u32,
+    generation: u64,
     value: Option<T>,
 }
 
@@ -50,6 +57,8 @@ struct Slot<T> {
 pub(crate) struct Table<I, T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
+    /// Number of objects in the table.
+    len: usize,
     limit: u32,
     _id: std::marker::PhantomData<I>,
 }
@@ -60,17 +69,18 @@ impl<I: Id, T> Table<I, T> {
         Self {
             slots: Vec::new(),
             free: Vec::new(),
+            len: 0,
             limit: limit.min(TABLE_LIMIT),
             _id: std::marker::PhantomData,
         }
     }
 
-    /// Objects in the table.
+    /// Number of objects in the table.
     pub(crate) fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.len
     }
 
-    /// Adds what `make` returns for the id; `None` when the table is full.
+    /// Adds the object that `make` returns for its id; `None` when the table is full.
     pub(crate) fn insert_with(&mut self, make: impl FnOnce(I) -> T) -> Option<I> {
         let index = if let Some(index) = self.free.pop() {
             index
@@ -80,19 +90,22 @@ impl<I: Id, T> Table<I, T> {
             index
         };
         let slot = self.slots.get_mut(index as usize)?;
-        let id = I::from_raw(slot.generation << INDEX_BITS | index);
+        let id = I::from_raw(slot.generation << INDEX_BITS | u64::from(index));
         slot.value = Some(make(id));
+        self.len += 1;
         Some(id)
     }
 
-    /// Takes an object out; its id is stale from now on.
+    /// Removes an object; its id becomes stale.
     pub(crate) fn remove(&mut self, id: I) -> Option<T> {
-        self.get(id)?;
-        let index = id.raw() & INDEX_MASK;
-        let slot = self.slots.get_mut(index as usize)?;
-        slot.generation = (slot.generation + 1) & (u32::MAX >> INDEX_BITS);
-        self.free.push(index);
-        slot.value.take()
+        let slot = self.slot_mut(id)?;
+        let value = slot.value.take()?;
+        if slot.generation < LAST_GENERATION {
+            slot.generation += 1;
+            self.free.push((id.raw() & INDEX_MASK) as u32);
+        }
+        self.len -= 1;
+        Some(value)
     }
 
     pub(crate) fn get(&self, id: I) -> Option<&T> {
@@ -101,8 +114,16 @@ impl<I: Id, T> Table<I, T> {
     }
 
     pub(crate) fn get_mut(&mut self, id: I) -> Option<&mut T> {
+        self.slot_mut(id)?.value.as_mut()
+    }
+
+    fn slot_mut(&mut self, id: I) -> Option<&mut Slot<T>> {
         let slot = self.slots.get_mut((id.raw() & INDEX_MASK) as usize)?;
-        if slot.generation == id.raw() >> INDEX_BITS { slot.value.as_mut() } else { None }
+        (slot.generation == id.raw() >> INDEX_BITS).then_some(slot)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().filter_map(|s| s.value.as_ref())
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
@@ -131,5 +152,22 @@ mod tests {
         assert_ne!(a.number(), c.number());
         assert_eq!((table.get(a), table.get(b), table.get(c)), (None, Some(&2), Some(&4)));
         assert_eq!((table.len(), table.iter_mut().map(|v| *v).sum::<u8>()), (2, 6));
+    }
+
+    #[test]
+    fn an_id_is_never_used_twice_however_often_its_place_is() {
+        let mut table = Table::<TestId, u8>::new(1);
+        let first = table.insert_with(|_| 0).unwrap();
+        table.remove(first);
+        for _ in 0..10_000 {
+            let id = table.insert_with(|_| 1).unwrap();
+            assert_ne!(id, first);
+            assert_eq!(table.get(first), None);
+            table.remove(id);
+        }
+        table.slots[0].generation = LAST_GENERATION;
+        let last = table.insert_with(|_| 2).unwrap();
+        assert_eq!(table.remove(last), Some(2));
+        assert_eq!((table.insert_with(|_| 3), table.get(last), table.len()), (None, None, 0));
     }
 }

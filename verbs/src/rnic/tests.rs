@@ -1,6 +1,7 @@
-//! Two cards joined by a pipe: ULPDUs go from one upper-layer interface to the other, without TCP and MPA
-//! in between, in order or with gaps as a test wishes.
+//! Two RNICs connected by a pipe: ULPDUs go from one upper-layer interface to the other, without TCP and MPA in
+//! between, in order or with gaps.
 
+mod blame;
 mod conformance;
 mod connections;
 mod hot_path;
@@ -56,11 +57,11 @@ struct End {
     cq: CqId,
     ring: Arc<CompletionRing>,
     qp: QpId,
-    /// Where the next FPDU lies in the stream.
+    /// Stream offset of the next FPDU.
     offset: u64,
-    /// ULPDUs on their way to the other end, and where each ends.
+    /// ULPDUs in flight to the other end, with the stream offset of each end.
     wire: VecDeque<(Vec<u8>, u64)>,
-    /// It sends no more.
+    /// The end has finished its direction.
     finished: bool,
     mulpdu: usize,
 }
@@ -91,7 +92,7 @@ impl End {
         self.rnic.event(CONN, Event::Established { path: path(), agreed, private_data: Vec::new(), rtr });
     }
 
-    /// A region of `len` bytes that count up from `first`.
+    /// Registers a region of `len` bytes that count up from `first`.
     fn region(&mut self, len: usize, first: u8, access: Access) -> (STag, Memory) {
         let memory = Memory::anonymous(len.max(1), Pages::Normal).unwrap();
         let bytes: Vec<u8> = (0..len).map(|i| first.wrapping_add(i as u8)).collect();
@@ -113,7 +114,7 @@ impl End {
         self.rnic.post_recv(self.qp, &RecvRequest { wr_id, scatter }).unwrap();
     }
 
-    /// Pulls one ULPDU, when there is one.
+    /// Pulls one ULPDU, if there is one.
     fn pull(&mut self) -> Option<Vec<u8>> {
         let PulledUlpdu { pulled, ulpdu, end } =
             sim::pull(&mut self.rnic, CONN, self.offset, self.mulpdu, self.mulpdu);
@@ -142,7 +143,7 @@ impl End {
         self.rnic.place(CONN, &Ulpdu::new(smallvec![ulpdu]), arrival)
     }
 
-    /// Takes a ULPDU in order.
+    /// Places and delivers a ULPDU in order.
     fn take(&mut self, ulpdu: &[u8]) -> Result<(), Refusal> {
         let placed = self.place(ulpdu, Arrival::InOrder)?;
         self.rnic.deliver(CONN, placed)
@@ -175,7 +176,7 @@ impl End {
         User { pd: self.pd, qp: self.qp }
     }
 
-    /// The Terminate that it sends next.
+    /// Pulls the Terminate, which must be next.
     fn terminate(&mut self) -> TerminateHeader {
         let ulpdu = self.pull().expect("a Terminate is due");
         assert_eq!(ulpdu[..2], [0x41, 0x47], "L, DDP version 1, RDMAP version 1, opcode 7");
@@ -201,7 +202,7 @@ impl Pair {
         Self::with(|_, attributes| attributes)
     }
 
-    /// Both ends with the attributes that `attributes` makes of the defaults; IRD and ORD are 4.
+    /// Both ends, with default attributes as changed by `attributes`; IRD and ORD are 4.
     fn with(attributes: impl Fn(&mut Rnic, QpAttributes) -> QpAttributes) -> Self {
         let mut pair = Self { a: End::new(&attributes), b: End::new(&attributes) };
         pair.a.establish(4, 4, None);

@@ -1,7 +1,7 @@
-//! From the send queue, the peer's requests and errors to ULPDUs: what [`Ulp::pull`] does.
+//! Builds ULPDUs from the send queue, the peer's requests, and errors ([`Ulp::pull`]).
 //!
-//! Messages of one stream leave one after the other, never mixed (RFC 5041 section 5.3). When both the send
-//! queue and the peer's requests have something, they take turns, message by message.
+//! Messages of one stream are sent one after the other, never interleaved (RFC 5041 section 5.3). The send queue and
+//! the responses to the peer alternate, message by message.
 //!
 //! [`Ulp::pull`]: xwarp_tcp::ulp::Ulp::pull
 
@@ -27,17 +27,17 @@ use crate::{
     },
 };
 
-/// A message is not cut for the sake of fewer bytes than this in the rest of a frame.
+/// A message is not split to fill the rest of a frame with fewer bytes than this.
 const LEAST_CUT: u32 = 128;
 
-/// The sink that a ready-to-receive Read names: nothing is placed there, but one peer's card refuses tag 0.
+/// The sink tag of a ready-to-receive Read. Nothing is placed there, but one vendor's RNIC rejects tag 0.
 const RTR_STAG: STag = STag::new(1);
 
-/// What a step towards the next ULPDU came to.
+/// Result of one step towards the next ULPDU.
 enum Step {
-    /// This is the answer to MPA.
+    /// The result for MPA.
     Pulled(Pulled),
-    /// Something was done that needs no ULPDU, or the next message was chosen: look again.
+    /// The step produced no ULPDU, or chose the next message: take another step.
     Again,
 }
 
@@ -65,7 +65,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether the first request that was not begun may begin.
+    /// Whether the next request of the send queue may begin: ORD and its fence allow it.
     pub(crate) fn may_begin(&self) -> bool {
         if self.state != QpState::Rts && self.state != QpState::Closing {
             return false;
@@ -99,7 +99,7 @@ impl QueuePair {
     fn begin_request(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
         let position = self.sq.next;
         let Some(entry) = self.sq.get(position) else { return Step::Pulled(Pulled::Nothing) };
-        // Where an answer is to go is found wrong before it is asked for.
+        // An invalid sink fails the request before it is sent.
         if entry.operation.is_answered() && self.open_sink(entry, shared).is_err() {
             self.sq.next += 1;
             self.fail_request(position, WcStatus::LocalProtection, shared);
@@ -140,13 +140,13 @@ impl QueuePair {
         }
     }
 
-    /// A request cannot be executed: it fails, and takes the stream with it (RFC 5040 section 7.1, case 1).
+    /// Fails a request that cannot be executed, and the stream with it (RFC 5040 section 7.1, case 1).
     pub(crate) fn fail_request(&mut self, position: Position, status: WcStatus, shared: &mut Shared) {
         self.settle_entry(position, Progress::Done(status));
         self.fail(StreamError::Rdmap(RdmapError::LocalCatastrophic), Quote::default(), shared);
     }
 
-    /// The next segment of a Send or RDMA Write.
+    /// Writes the next segment of a Send or RDMA Write.
     fn send_segment(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
         let Some(Current::Request { position, sent }) = self.tx.current else { return Step::Again };
         let Some(entry) = self.sq.get(position) else {
@@ -172,8 +172,9 @@ impl QueuePair {
         } else if let Ok(mut stretches) =
             Stretches::open(&shared.keys, user, Access::empty(), &entry.payload, skip, u64::from(n))
         {
+            out.announce(header_bytes + n as usize);
             self.put_header(entry, sent, last, out);
-            out.fill(n as usize, |_, space| stretches.read(space));
+            out.fill_with_crc(n as usize, |_, space, crc| stretches.read(space, crc));
         } else {
             self.fail_request(position, WcStatus::LocalProtection, shared);
             return Step::Again;
@@ -214,7 +215,7 @@ impl QueuePair {
         }
     }
 
-    /// Immediate Data, of a request of its own or behind an RDMA Write.
+    /// Writes Immediate Data, of its own request or after an RDMA Write.
     fn send_immediate(&mut self, position: Position, data: [u8; 8], out: &mut UlpduWriter<'_, '_>) -> Step {
         let solicited = self.sq.get(position).is_some_and(|e| e.flags.contains(SendFlags::SOLICITED));
         let header = untagged(MessageType::Immediate { solicited }, 0, Queue::Send, self.tx.send_msn);
@@ -262,7 +263,7 @@ impl QueuePair {
         Step::Pulled(Pulled::Ulpdu)
     }
 
-    /// Writes a message for the peer's request queue.
+    /// Writes a message for the peer's request queue (queue 1).
     fn put_request(&mut self, message: MessageType, body: &[u8], out: &mut UlpduWriter<'_, '_>) -> bool {
         let written = put_whole(out, &untagged(message, 0, Queue::Request, self.tx.request_msn), body);
         if written {
@@ -279,7 +280,7 @@ impl QueuePair {
         }
     }
 
-    /// The ready-to-receive message of peer-to-peer mode (RFC 6581 section 9.2).
+    /// Writes the ready-to-receive message of peer-to-peer mode (RFC 6581 section 9.2).
     fn send_rtr(&mut self, rtr: Rtr, out: &mut UlpduWriter<'_, '_>) -> Pulled {
         let written = match rtr {
             Rtr::EmptyFpdu => true,
@@ -319,7 +320,7 @@ impl QueuePair {
         Pulled::Ulpdu
     }
 
-    /// Begins to answer the peer's oldest request.
+    /// Begins the response to the peer's oldest request.
     fn begin_answer(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
         match self.tx.to_answer.front() {
             Some(&ToAnswer::Atomic { request, seen }) => self.answer_atomic(&request, seen, shared, out),
@@ -331,7 +332,8 @@ impl QueuePair {
         }
     }
 
-    /// The next segment of a Read Response. The source is checked for each: it may be deregistered any time.
+    /// Writes the next segment of a Read Response. The source is checked for each segment, because it may be
+    /// deregistered at any time.
     fn answer_segment(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
         let Some(&ToAnswer::Read { request, sent, seen }) = self.tx.to_answer.front() else {
             self.tx.current = None;
@@ -350,8 +352,9 @@ impl QueuePair {
             let (stag, to, len) = (rest.source_stag, rest.source_to, u64::from(n));
             let opened = shared.keys.open(self.user(), stag, Access::REMOTE_READ, to, len);
             let written = opened.map(|mut stretches| {
+                out.announce(TAGGED_BYTES + n as usize);
                 out.put(&header.to_bytes());
-                out.fill(n as usize, |_, space| stretches.read(space));
+                out.fill_with_crc(n as usize, |_, space, crc| stretches.read(space, crc));
             });
             if let Err(error) = written {
                 let quote = Quote { request: Some(rest), ..seen.into() };
@@ -368,7 +371,7 @@ impl QueuePair {
         Step::Pulled(Pulled::Ulpdu)
     }
 
-    /// Does an atomic operation, once there is room for its response.
+    /// Executes an atomic operation once there is room for its response, and writes the response.
     fn answer_atomic(
         &mut self,
         request: &AtomicRequest,
@@ -397,7 +400,7 @@ impl QueuePair {
         }
     }
 
-    /// The Terminate, after which nothing more is sent (RFC 5040 section 5.4).
+    /// Writes the Terminate, the last message of the stream (RFC 5040 section 5.4).
     fn send_terminate(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Pulled {
         let Some(terminate) = self.tx.terminate else { return Pulled::Finish };
         let mut body = [0; TERMINATE_MOST_BYTES];
@@ -406,19 +409,19 @@ impl QueuePair {
         if !put_whole(out, &header, body.get(..len).unwrap_or_default()) {
             return Pulled::Nothing;
         }
-        shared.counters.terminates_sent.count(&terminate);
+        shared.terminates.sent.count(&terminate);
         self.tx.terminate = None;
         self.tx.finished = true;
         Pulled::Ulpdu
     }
 }
 
-/// Header of an untagged message of one segment.
+/// The header of an untagged message of one segment.
 fn untagged(message: MessageType, word: u32, queue: Queue, msn: Msn) -> Untagged {
     Untagged { last: true, control: Control { message }.byte(), word, queue: queue.number(), msn, mo: 0 }
 }
 
-/// Writes a message of one segment, if it fits.
+/// Writes a message of one segment; returns whether it fits.
 fn put_whole(out: &mut UlpduWriter<'_, '_>, header: &Untagged, body: &[u8]) -> bool {
     let fits = out.room() >= UNTAGGED_BYTES + body.len();
     if fits {
@@ -428,7 +431,7 @@ fn put_whole(out: &mut UlpduWriter<'_, '_>, header: &Untagged, body: &[u8]) -> b
     fits
 }
 
-/// How many of `rest` bytes of a message go into the segment that is being built; `None`: it begins better
+/// Number of the message's `rest` bytes to put into the current TCP segment; `None` when the message should continue
 /// in the next one.
 fn segment_bytes(out: &UlpduWriter<'_, '_>, header_bytes: usize, rest: u32) -> Option<u32> {
     let space = u32::try_from(out.room().checked_sub(header_bytes)?).unwrap_or(u32::MAX);

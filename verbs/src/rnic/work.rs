@@ -1,4 +1,4 @@
-//! Work requests as they are posted, and completions as they are polled.
+//! Work requests and completions, as applications see them.
 
 use smallvec::SmallVec;
 
@@ -22,7 +22,7 @@ id! {
 }
 
 bitflags::bitflags! {
-    /// What may be done with a region (RFC 5042 section 6). The owner may always read it.
+    /// Access rights on a region (RFC 5042 section 6). The owner may always read it.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Access: u32 {
         /// Receives and RDMA Read data may be written to it.
@@ -39,49 +39,50 @@ bitflags::bitflags! {
 }
 
 impl Access {
-    /// Any right of the peer's.
+    /// All rights of peers.
     pub const REMOTE: Self = Self::REMOTE_WRITE.union(Self::REMOTE_READ).union(Self::REMOTE_ATOMIC);
     /// Any right that changes the bytes.
     pub(crate) const WRITES: Self = Self::LOCAL_WRITE.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC);
 }
 
-/// A piece of registered memory, of a gather or scatter list.
+/// A piece of registered memory: an element of a gather or scatter list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sge {
     /// The region.
     pub key: STag,
-    /// First byte, counted as the region's registration counts ([`super::Registration::base`]).
+    /// Tagged offset of the first byte; the region's first byte has the offset that its registration chose (`base`).
     pub offset: TaggedOffset,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
-/// A place in the peer's memory, as it advertised it.
+/// A place in the peer's memory, as the peer advertised it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Remote {
     /// The region.
     pub key: STag,
-    /// First byte.
+    /// Tagged offset of the first byte.
     pub offset: TaggedOffset,
 }
 
-/// What a window opens, and to what: a part of a region, for the peer of the queue pair that binds it.
+/// The part of a region that a window makes accessible to the peer of the queue pair that binds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Binding {
     /// The region, which must allow it ([`Access::WINDOW_BIND`]).
     pub region: STag,
-    /// First byte, counted as the region's registration counts.
+    /// Tagged offset of the first byte in the region.
     pub offset: TaggedOffset,
-    /// Bytes, at least one.
+    /// Length in bytes, at least 1.
     pub len: u64,
-    /// What the peer calls the first byte: 0 for a zero-based window, or `offset`, or anything else.
+    /// Tagged offset of the first byte for the peer: 0 for a zero-based window, `offset`, or any other.
     pub base: TaggedOffset,
     /// Remote rights only. Those that change bytes need [`Access::LOCAL_WRITE`] of the region, as with all verbs.
     pub access: Access,
 }
 
-/// What a work request of a send queue does.
+/// The operation of a send queue request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Operation {
     /// A message into the peer's next receive (RFC 5040 section 5.3).
     Send {
@@ -98,7 +99,7 @@ pub enum Operation {
     WriteImmediate {
         /// Where to.
         remote: Remote,
-        /// The eight bytes for the completion of its next receive.
+        /// The eight bytes for the completion of the peer's next receive.
         data: [u8; 8],
     },
     /// Bytes from the peer's memory into ours, which is one piece (RFC 5040 section 5.2).
@@ -113,7 +114,7 @@ pub enum Operation {
         /// The bytes.
         data: [u8; 8],
     },
-    /// Adds to a 64-bit word of the peer's, and returns the word before (RFC 7306 section 5.1.1).
+    /// Adds to a 64-bit word of the peer's memory and returns its former value (RFC 7306 section 5.1.1).
     FetchAdd {
         /// The word, which must lie on a multiple of eight.
         remote: Remote,
@@ -122,7 +123,7 @@ pub enum Operation {
         /// Bits where a carry stops: the most significant one of each field; 0 is one field of 64 bits.
         mask: u64,
     },
-    /// Replaces bits of a 64-bit word of the peer's if others are as expected, and returns the word before
+    /// Replaces bits of a 64-bit word of the peer's memory if other bits are as expected, and returns its former value
     /// (RFC 7306 section 5.1.2).
     CompareSwap {
         /// The word, which must lie on a multiple of eight.
@@ -203,47 +204,60 @@ bitflags::bitflags! {
 
 /// The local bytes of a work request.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub enum Payload<'a> {
-    /// Registered memory, in this order.
+    /// One piece of registered memory.
+    Piece(Sge),
+    /// Pieces of registered memory, in this order.
     Gather(&'a [Sge]),
-    /// Bytes that are copied as the request is posted.
+    /// Bytes that are copied when the request is posted.
     Inline(&'a [u8]),
-    /// Memory for a fast region, one piece behind the other.
+    /// Memory for a fast region, in this order.
     Memory(&'a [Memory]),
 }
 
 impl Payload<'_> {
     /// No bytes.
     pub const EMPTY: Self = Self::Gather(&[]);
+
+    /// The pieces of registered memory.
+    pub(crate) fn pieces(&self) -> &[Sge] {
+        match self {
+            Self::Piece(piece) => std::slice::from_ref(piece),
+            Self::Gather(list) => list,
+            Self::Inline(_) | Self::Memory(_) => &[],
+        }
+    }
 }
 
 /// A request for a send queue.
 #[derive(Debug, Clone, Copy)]
 pub struct WorkRequest<'a> {
-    /// Comes back in the completion.
+    /// Identifier of the request, returned in the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation.
     pub operation: Operation,
-    /// With which local bytes. The piece an RDMA Read or an atomic operation returns its data to.
+    /// The local bytes; for RDMA Reads and atomics the piece to which the data is returned.
     pub payload: Payload<'a>,
-    /// How.
+    /// Options.
     pub flags: SendFlags,
 }
 
 /// A request for a receive queue, own or shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecvRequest<'a> {
-    /// Comes back in the completion.
+    /// Identifier of the request, returned in the completion.
     pub wr_id: u64,
-    /// Where the message goes, in this order.
+    /// Pieces for the message, in this order.
     pub scatter: &'a [Sge],
 }
 
 /// A list of pieces, as the queues keep it.
 pub(crate) type SgeList = SmallVec<[Sge; 4]>;
 
-/// What a completion is of.
+/// The kind of work request that a completion belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Opcode {
     /// A Send of any kind.
     Send,
@@ -269,10 +283,11 @@ pub enum Opcode {
     RecvImmediate,
 }
 
-/// How a work request ended.
+/// The outcome of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
 pub enum WcStatus {
-    /// Done.
+    /// Success.
     #[error("success")]
     Success,
     /// Receive: the message was longer than the buffer.
@@ -307,21 +322,24 @@ pub enum WcStatus {
 
 /// An entry of a completion queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct WorkCompletion {
-    /// Of the request.
+    /// The work request's identifier, as it was posted.
     pub wr_id: u64,
-    /// How it ended. Unless it is a success only `wr_id`, `qp` and `opcode` mean something.
+    /// The outcome. After a failure only `wr_id`, `qp`, `context` and `opcode` have a meaning.
     pub status: WcStatus,
-    /// What it is of.
+    /// The kind of request.
     pub opcode: Opcode,
     /// The queue pair.
     pub qp: QpId,
-    /// Bytes received or read; with Immediate Data those of the RDMA Write before it, if there was one.
+    /// The queue pair's [`QueuePairOptions::context`](super::QueuePairOptions::context).
+    pub context: u64,
+    /// Bytes received or read. For a receive with Immediate Data: bytes of the RDMA Write before it, or 0.
     pub byte_len: u32,
     /// Receive: the key that the message invalidated.
     pub invalidated: Option<STag>,
-    /// Receive: Immediate Data.
+    /// Receive: the Immediate Data.
     pub immediate: Option<[u8; 8]>,
-    /// Receive: the message asked for a solicited event.
+    /// Receive: the sender set the solicited-event flag.
     pub solicited: bool,
 }

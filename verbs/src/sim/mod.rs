@@ -1,9 +1,10 @@
-//! A whole network in memory, without root, for tests of ours and of applications. Frames, TCP and everything above
-//! are the real ones; only the cable is not.
+//! A network in memory, without root, for our tests and those of applications. Frames, TCP and all layers above are
+//! the real ones; only the cable is simulated.
 //!
-//! [`pair`] makes two interfaces for devices that run in real time. [`Station`] is an engine on a link, to be run in
-//! virtual time by [`xwarp_tcp::sim::run`].
+//! [`pair`] makes two interfaces for devices that run in real time. With feature `internals`, `Station` is an engine on a
+//! link, to be run in virtual time by [`xwarp_tcp::sim::run`].
 
+#[cfg(feature = "internals")]
 mod station;
 
 use std::{
@@ -11,10 +12,11 @@ use std::{
     fmt, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::fd::{AsFd, OwnedFd},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
+#[cfg(feature = "internals")]
 pub use self::station::{Station, path};
 pub use xwarp_tcp::sim::{
     Aim, Blackout, Census, Faults, Gilbert, Node, Outcome, PathMtu, Recut, Resets, SimLink, Tally, Wire,
@@ -30,10 +32,10 @@ use crate::{
         Interface, InterfaceAttributes, InterfaceChange, PortReservation, Resolver, Route, RouteError,
         TransferMode,
     },
-    system::{Clock, Doorbell, wait_readable},
+    system::{Clock, Doorbell, lock, wait_readable},
 };
 
-/// First port that is handed out when any will do.
+/// First ephemeral port.
 const EPHEMERAL: u16 = 49152;
 
 /// One end of a virtual cable, as an interface.
@@ -62,16 +64,16 @@ struct SimResolver {
     ports: Arc<Mutex<HashSet<u16>>>,
 }
 
-/// Gives the port back.
+/// A reserved port; dropping it frees the port.
 struct Held(u16, Arc<Mutex<HashSet<u16>>>);
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.1.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        lock(&self.1).remove(&self.0);
     }
 }
 
-/// A cable with an MTU of `mtu` bytes, and its two ends. Time on the cable is real time.
+/// Creates a cable with an MTU of `mtu` bytes and returns its two ends. The cable runs in real time.
 pub fn pair(config: WireConfig, mtu: u16) -> io::Result<(SimInterface, SimInterface)> {
     let (wire, a, b) = Wire::new(config);
     let clock = Clock::start();
@@ -120,13 +122,14 @@ impl Resolver for SimResolver {
             return Err(RouteError::Address(format!("{source:?} is not an address of this end")));
         }
         if destination != ipv4(peer) && destination != ipv6(peer) {
-            // Nobody answers for any other address.
+            // No neighbour answers for any other address.
             wait_readable([], Some(limit)).ok();
             return Err(RouteError::TimedOut(format!("{destination} does not answer")));
         }
         Ok(Route {
             source: own,
             source_mac: mac(self.end),
+            next_hop: destination,
             next_hop_mac: mac(peer),
             vlan: VlanTags::default(),
             mtu: self.mtu,
@@ -135,7 +138,7 @@ impl Resolver for SimResolver {
     }
 
     fn reserve_port(&self, _address: Option<IpAddr>, port: u16) -> io::Result<PortReservation> {
-        let mut ports = self.ports.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ports = lock(&self.ports);
         let port = match port {
             0 => (EPHEMERAL..=u16::MAX).find(|p| !ports.contains(p)).ok_or(io::ErrorKind::AddrInUse)?,
             port => port,
@@ -168,7 +171,7 @@ impl Link for SimInterface {
         self.wire.advance(self.clock.now());
         self.bell.clear();
         let received = self.link.receive(batch, max);
-        // Also what is still under way must be looked for again: the cable has no clock of its own.
+        // Frames that are still in flight need another look later: the cable has no clock of its own.
         if self.wire.next_arrival().is_some() {
             self.bell.ring();
         }

@@ -15,18 +15,18 @@ use crate::{
     rnic::{CmEvent, QpId},
 };
 
-/// An engine and its link. Requests for connections are answered as was said beforehand.
+/// An engine and its link. It answers connection requests as configured.
 #[derive(Debug)]
 pub struct Station {
-    /// The card.
+    /// The engine.
     pub engine: Engine,
     /// Its end of the wire.
     pub link: SimLink,
-    /// Which queue pair the request of a peer gets; one that is not expected is rejected.
+    /// The queue pair for the request of each expected peer; requests of other peers are rejected.
     pub expected: HashMap<IpAddr, QpId>,
-    /// How requests are accepted.
+    /// Parameters for accepting requests.
     pub accept: AcceptParams,
-    /// Connection events that came so far.
+    /// Connection events so far.
     pub events: Vec<CmEvent>,
 }
 
@@ -42,11 +42,11 @@ impl Station {
         }
     }
 
-    /// Keeps what came, and answers requests.
+    /// Stores new events and answers requests.
     fn take_events(&mut self, now: Instant) {
         while let Some(event) = self.engine.next_cm_event() {
             if let CmEvent::ConnectRequest { request, remote, .. } = &event {
-                // A request may be gone before it is answered: the event that says so follows.
+                // A request may be gone before it is answered; an event reports that.
                 let _ = match self.expected.remove(&remote.ip()) {
                     Some(qp) => self.engine.accept(now, *request, qp, self.accept.clone()),
                     None => self.engine.reject(now, *request, &[]),
@@ -72,7 +72,7 @@ impl Node for Station {
     }
 }
 
-/// From one end (1, 2 ...) and port to another, over IPv4 or IPv6.
+/// The path from one end (1, 2 ...) and port to another, over IPv4 or IPv6.
 pub fn path([from, to]: [(u8, u16); 2], v6: bool, mtu: u16) -> Path {
     let ip = if v6 { ipv6 } else { ipv4 };
     Path {

@@ -1,4 +1,4 @@
-//! Two devices joined in memory, and what tests do with them.
+//! Two devices connected in memory, and helpers for tests.
 #![allow(dead_code, missing_docs, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -71,7 +71,7 @@ pub fn connect_with(
     ]
 }
 
-/// Bytes that tell their place.
+/// `len` bytes whose values depend on their position and `seed`.
 pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed)).collect()
 }

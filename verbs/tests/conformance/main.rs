@@ -1,8 +1,8 @@
-//! The letter of RFCs 5041, 5040, 7306 and 5042: a whole engine on one side of the virtual wire, and on the
-//! other a peer that says exactly the DDP segments that a test writes down, byte by byte.
+//! Conformance to RFCs 5041, 5040, 7306 and 5042: a whole engine on one side of the virtual wire, and on the other a
+//! peer that sends exactly the DDP segments that a test gives byte by byte.
 //!
-//! `docs/conformance.md` names these tests. Headers are written here by hand, so that the codecs under test
-//! are not their own witnesses.
+//! `docs/conformance.md` names these tests. Headers are built by hand, so that the codecs under test do not check
+//! themselves.
 
 #![allow(clippy::unwrap_used, reason = "what cannot be set up fails its test")]
 

@@ -27,16 +27,16 @@ pub const DEPTH: u16 = 4;
 pub const ALL: Access = Access::all();
 pub const SEND: Operation = Operation::Send { invalidate: None };
 const PORT: u16 = 7;
-/// One way along the wire.
+/// One-way delay of the wire.
 const DELAY: Duration = Duration::from_micros(50);
-/// Virtual time that one exchange is given: much more than it takes, less than any time limit.
+/// Virtual time for one exchange: much more than it needs, and less than any time limit.
 const EXCHANGE: Duration = Duration::from_millis(500);
 
 /// One connection as the peer sees it.
 #[derive(Debug, Default)]
 pub struct Talk {
     outbox: VecDeque<Vec<u8>>,
-    /// ULPDUs that were delivered, and not yet taken by the test.
+    /// ULPDUs that were delivered and that the test has not read yet.
     pub inbox: VecDeque<Vec<u8>>,
     pub events: Vec<Event>,
     finish: bool,
@@ -124,7 +124,7 @@ impl Node for Peer {
     }
 }
 
-/// Both ends. The peer is the initiator unless a test says otherwise, so it may speak first.
+/// Both ends. The peer is the initiator unless a test says otherwise, so it may send first.
 pub struct World {
     wire: Wire,
     now: Instant,
@@ -134,19 +134,19 @@ pub struct World {
     pub cq: CqId,
     pub ring: Arc<CompletionRing>,
     pub qp: QpId,
-    /// The connection of [`Self::qp`], as the peer names it.
+    /// The peer's identifier of the connection of [`Self::qp`].
     pub conn: ConnId,
     next_port: u16,
 }
 
 impl World {
-    /// A connected world; `attributes` makes the queue pair's attributes of the defaults.
+    /// A connected world; `attributes` changes the default attributes of the queue pair.
     pub fn with(attributes: impl FnOnce(&mut Engine, QpAttributes) -> QpAttributes) -> Self {
         let mut world = Self::unconnected(attributes);
         world.card.engine.listen(&mut world.card.link, None, PORT, 8, 1500, None).unwrap();
         world.conn = world.connect(world.qp, MpaConfig::default());
         assert_eq!(world.state(), QpState::Rts);
-        // A responder speaks only after the initiator's first FPDU: a Write of nothing.
+        // A responder may send only after the initiator's first FPDU: an empty Write.
         world.say([write(STag::new(0), 0, b"")]);
         world
     }
@@ -176,7 +176,7 @@ impl World {
         Self { wire, now: Instant::ZERO, card, peer, pd, cq, ring, qp, conn, next_port: 40_000 }
     }
 
-    /// The peer connects to the card's listener, which gives it `qp`.
+    /// Connects the peer to the engine's listener, which accepts with `qp`.
     pub fn connect(&mut self, qp: QpId, mpa: MpaConfig) -> ConnId {
         self.card.expected.insert(sim::ipv4(2), qp);
         let params = ConnectParams { ird: DEPTH, ord: DEPTH, private_data: Vec::new() };
@@ -187,7 +187,7 @@ impl World {
         conn
     }
 
-    /// The card connects to the peer, which answers with `accept`.
+    /// Connects the engine to the peer, which answers with `accept`.
     pub fn connect_card(&mut self, params: engine::ConnectParams, accept: AcceptParams) {
         self.peer.accept = accept;
         let mpa = MpaConfig::default();
@@ -198,7 +198,7 @@ impl World {
         self.conn = *self.peer.script.talks.keys().next().expect("the peer saw the request");
     }
 
-    /// Lets everything happen that is going to.
+    /// Runs both ends for one exchange.
     pub fn run(&mut self) {
         self.run_for(EXCHANGE);
     }
@@ -210,7 +210,7 @@ impl World {
         self.now = start + time;
     }
 
-    /// The peer sends these segments, in order.
+    /// Sends these segments from the peer, in order.
     pub fn say(&mut self, ulpdus: impl IntoIterator<Item = Vec<u8>>) {
         let conn = self.conn;
         self.say_on(conn, ulpdus);
@@ -221,14 +221,14 @@ impl World {
         self.run();
     }
 
-    /// The peer says this, and there is time for a few round trips only.
+    /// Sends a segment from the peer and runs a few round trips only.
     pub fn say_and_interrupt(&mut self, ulpdu: Vec<u8>) {
         let conn = self.conn;
         self.talk(conn).outbox.push_back(ulpdu);
         self.run_for(DELAY * 6);
     }
 
-    /// From now on the network changes a byte of each frame to the card, and mends the TCP checksum.
+    /// Makes the network change a byte of each frame to the engine and correct the TCP checksum.
     pub fn corrupt_with_good_checksums(&mut self) {
         let corrupting = Faults { corrupt: 1.0, repair_checksum: 1.0, ..faults() };
         self.wire.with_faults([faults(), corrupting]);
@@ -238,20 +238,20 @@ impl World {
         self.peer.script.talks.entry(conn).or_default()
     }
 
-    /// The peer closes its direction.
+    /// Closes the peer's direction.
     pub fn finish(&mut self) {
         let conn = self.conn;
         self.talk(conn).finish = true;
         self.run();
     }
 
-    /// What the card sent since the last call.
+    /// The ULPDUs that the engine sent since the last call.
     pub fn heard(&mut self) -> Vec<Vec<u8>> {
         let conn = self.conn;
         self.talk(conn).inbox.drain(..).collect()
     }
 
-    /// The Terminate that the card sent, as the last thing of all.
+    /// The Terminate that the engine sent as its last ULPDU.
     pub fn terminate(&mut self) -> Terminate {
         let heard = self.heard();
         let last = heard.last().expect("a Terminate was sent");
@@ -262,7 +262,7 @@ impl World {
         Terminate::read(&last[18..])
     }
 
-    /// A region of the card's in the common protection domain, filled with `fill`.
+    /// Registers a region of the engine in the common protection domain, filled with `fill`.
     pub fn region(&mut self, len: usize, fill: u8, access: Access) -> (STag, Memory) {
         let memory = Memory::anonymous(len, Pages::Normal).unwrap();
         memory.fill(0, len, fill).unwrap();
@@ -314,7 +314,7 @@ fn faults() -> Faults {
     Faults { delay: DELAY, ..Faults::default() }
 }
 
-/// A Terminate, read by hand from figures 7 and 8 of RFC 5040.
+/// A Terminate, decoded by hand after figures 7 and 8 of RFC 5040.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Terminate {
     pub layer: u8,

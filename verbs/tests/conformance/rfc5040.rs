@@ -1,8 +1,10 @@
 //! RFC 5040: the RDMA protocol.
 
+use std::time::Duration;
+
 use xwarp_verbs::{
     Access, AsyncEvent, Memory, Operation, Pages, Payload, QpFault, QpState, STag, SendFlags, WcStatus,
-    rdmap::TerminateHeader,
+    rdmap::TerminateHeader, rnic::CmEvent,
 };
 
 use crate::peer::*;
@@ -95,7 +97,7 @@ fn rfc5040_s4_4_the_sink_is_copied_without_a_look() {
 fn rfc5040_s4_8_a_read_that_breaks_off_is_quoted_where_it_stands() {
     let mut world = World::new();
     let (key, _) = world.region(20_000_000, 9, Access::REMOTE_READ);
-    // Deregistered while its bytes are under way: the first part is sent, the rest cannot be.
+    // The region is deregistered during the response: only the first part can be sent.
     world.say_and_interrupt(read_request(1, key, 0, 20_000_000));
     world.card.engine.deregister(key).unwrap();
     world.run();
@@ -240,6 +242,23 @@ fn rfc5040_s5_4_nothing_follows_a_terminate() {
 }
 
 #[test]
+fn rfc5040_s5_4_a_failed_queue_pair_is_closed_although_its_peer_goes_on_sending() {
+    let mut world = World::new();
+    world.say([write(STag::new(1), 0, b"x")]);
+    assert_eq!(world.terminate().numbers(), (1, 1, 0));
+    // The peer never closes, and sends data every few seconds.
+    for _ in 0..12 {
+        world.run_for(Duration::from_secs(5));
+        world.say([write(STag::new(1), 0, b"x")]);
+    }
+    let closed = |event: &CmEvent| matches!(event, CmEvent::Closed { .. });
+    assert!(world.card.events.iter().any(closed), "{:?}", world.card.events);
+    assert_eq!(world.card.engine.stack().connections(), 0);
+    let qp = world.qp;
+    world.card.engine.reset_qp(qp).unwrap();
+}
+
+#[test]
 fn rfc5040_s5_5_r13_messages_go_out_in_the_order_they_were_posted() {
     let mut world = World::new();
     let (key, _) = world.region(5000, 1, ALL);
@@ -313,7 +332,7 @@ fn rfc5040_s7_2_opcode_and_version_errors() {
     let cases = [
         (untagged(0x4c, 0, 1, 0, true, b""), (0, 2, 6)),
         (untagged(0x4f, 0, 1, 0, true, b""), (0, 2, 6)),
-        // Known, but not where it may come: a Write untagged, a Send tagged, a Send on queue 1.
+        // Known opcodes where they are not allowed: an untagged Write, a tagged Send, a Send on queue 1.
         (untagged(0x40, 0, 1, 0, true, b""), (0, 2, 6)),
         (tagged(0x43, STag::new(0), 0, true, b""), (0, 2, 6)),
         (untagged(0x43, 1, 1, 0, true, b""), (0, 2, 6)),

@@ -155,8 +155,8 @@ fn strict(_: &mut xwarp_verbs::engine::Engine, mut attributes: QpAttributes) -> 
     attributes
 }
 
-/// Each check of section 7.1 with its number of section 7.2, what the report quotes, and that nothing of the
-/// segment is placed.
+/// Each check of section 7.1 with its code of section 7.2, the quoted part, and that no byte of the segment is
+/// placed.
 #[test]
 fn rfc5041_s7_1_untagged_errors() {
     let mut version_2 = send(1, 0, true, b"x");
@@ -184,7 +184,7 @@ fn rfc5041_s7_1_untagged_errors() {
     }
 }
 
-/// The queues that the card itself takes messages from have buffers for what is due, too.
+/// The queues whose messages the RNIC itself consumes also have buffers for the messages that are due.
 #[test]
 fn rfc5041_s7_1_messages_for_the_card_are_checked_before_placement() {
     let terminate = [0x01, 0x02, 0, 0];
@@ -223,7 +223,7 @@ fn rfc5041_s7_1_no_buffer_is_recovered_by_the_window_otherwise() {
     assert_eq!((world.outcomes(), bytes(&memory)), (vec![(1, SUCCESS)], b"x".to_vec()));
 }
 
-/// Section 7.1: the report has the DDP header and the segment's length, also when the error is that time is up.
+/// Section 7.1: the report has the DDP header and the segment's length, also when the wait for a receive timed out.
 #[test]
 fn rfc5041_s7_1_no_buffer_in_time_is_reported_with_the_segment_that_waited() {
     let mut world = World::new();
@@ -236,7 +236,7 @@ fn rfc5041_s7_1_no_buffer_in_time_is_reported_with_the_segment_that_waited() {
     assert_eq!((terminate.ddp.as_deref(), terminate.rdma), (Some(&segment[..18]), None));
 }
 
-/// RFC 5040 section 4.8: no DDP header is present when the type is Local Catastrophic, DDP's as well.
+/// RFC 5040 section 4.8: no DDP header is present with a Local Catastrophic Error, of DDP too.
 #[test]
 fn rfc5041_s7_2_a_local_error_of_ddp_quotes_nothing() {
     let mut world = World::new();

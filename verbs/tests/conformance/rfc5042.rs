@@ -91,8 +91,8 @@ fn rfc5042_s6_4_5_a_tag_that_streams_share_is_not_the_peers_to_invalidate() {
     assert_eq!(world.terminate().numbers(), (0, 1, 9));
 }
 
-/// A window is bound for one stream: no other reaches it, whatever else they share, and it is its own peer's to
-/// invalidate.
+/// A window is bound to one stream: no other stream can use it, whatever else they share, and only its own peer can
+/// invalidate it.
 #[test]
 fn rfc5042_s6_4_5_a_window_is_one_streams_alone() {
     let mut world = World::new();

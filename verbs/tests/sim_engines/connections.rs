@@ -1,5 +1,5 @@
-//! What becomes of connections: second attempts without markers (design section 5), TCP's settings for one of them, and
-//! soft errors (RFC 9293 sections 3.8.3, 3.8.4 and 3.9.1.8).
+//! Connections: second attempts without markers, TCP settings of one connection, and soft errors (RFC 9293 sections
+//! 3.8.3, 3.8.4 and 3.9.1.8).
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use xwarp_verbs::{
 
 const PORT: u16 = 7;
 
-/// Nothing passes any more, or all does again.
+/// Makes the wire lose every frame (`dark`), or none.
 fn darken(wire: &Wire, dark: bool) {
     let faults = Faults { loss: if dark { 1.0 } else { 0.0 }, ..Faults::default() };
     wire.with_faults([faults, faults]);
@@ -65,7 +65,8 @@ impl Pair {
         self.now += time;
     }
 
-    /// A card without markers can refuse them only by rejecting the request; it accepts the second one.
+    /// Refuses markers once: an engine without markers can refuse them only by rejecting the request. It accepts the
+    /// second request.
     fn refuse_once(&mut self) {
         let qp = self.ends[1].expected.remove(&ipv4(1)).unwrap();
         // Time to answer otherwise than before.
@@ -99,8 +100,8 @@ impl Pair {
     }
 }
 
-/// `docs/decisions/0002`: an ACK waits for a moment until a sleeping application has answered; what comes first,
-/// its next poll or a millisecond, ends that.
+/// `docs/decisions/0002`: an ACK waits for the reply of an application that was just woken, until its next poll or
+/// for a millisecond, whichever comes first.
 #[test]
 fn sim_who_was_woken_may_answer_before_an_ack_goes() {
     let mut pair = Pair::connected();
@@ -194,7 +195,7 @@ fn design_s5_a_peer_that_refuses_markers_is_asked_once_more_and_remembered() {
     let mut pair = Pair::connecting(without_markers());
     pair.refuse_once();
 
-    // The next connection to that peer does without from the start: a rejection is one.
+    // The next connection to that peer uses no markers from the start, so a rejection is final.
     let [near, _] = &mut pair.ends;
     let attributes = near.engine.query_qp(pair.qps[0]).unwrap().attributes;
     let other = near.engine.create_qp(attributes).unwrap();
@@ -213,4 +214,28 @@ fn what_is_rejected_without_markers_in_play_is_a_rejection() {
     pair.pass(Duration::from_secs(1));
     let events = &pair.ends[0].events;
     assert!(matches!(events[..], [CmEvent::Rejected { .. }]), "{events:?}");
+}
+
+#[test]
+fn a_queue_pair_tells_the_numbers_of_its_connection() {
+    let mut pair = Pair::connected();
+    pair.ends[1].engine.post_recv(pair.qps[1], &RecvRequest { wr_id: 1, scatter: &[] }).unwrap();
+    let send = WorkRequest {
+        wr_id: 2,
+        operation: Operation::Send { invalidate: None },
+        payload: Payload::Inline(b""),
+        flags: SendFlags::SIGNALED,
+    };
+    pair.ends[0].engine.post_send(pair.qps[0], &send).unwrap();
+    pair.pass(Duration::from_millis(500));
+    let [near, far] = [0, 1].map(|end| pair.ends[end].engine.qp_statistics(pair.qps[end]).unwrap());
+    assert_eq!((near.rdmap.sends, near.rdmap.sends_in), (1, 0));
+    assert_eq!((far.rdmap.sends, far.rdmap.sends_in), (0, 1));
+    let tcp = near.tcp.expect("a connection has numbers of TCP");
+    assert!(tcp.srtt.is_some() && tcp.cwnd > 0 && tcp.counters.segments_out > 0);
+    assert!(near.mpa.is_some());
+    // The counters of the device keep what a destroyed queue pair counted.
+    pair.ends[0].engine.destroy_qp(pair.qps[0]).unwrap();
+    assert_eq!(pair.ends[0].engine.counters().rdmap.sends, 1);
+    assert!(pair.ends[0].engine.qp_statistics(pair.qps[0]).is_err());
 }

@@ -51,20 +51,20 @@ impl Node for Host {
         let mut busy = self.station.turn(now);
         let engine = &mut self.station.engine;
         while let Some(event) = engine.next_async_event() {
-            // Each host has few queue pairs: all may know.
+            // Each host has few queue pairs, so every talk sees the event.
             self.talks.iter_mut().for_each(|talk| talk.take_event(event.clone()));
         }
         for (talk, done) in self.talks.iter_mut().zip(&mut self.done) {
             busy |= talk.step(engine);
             if talk.is_done() && !std::mem::replace(done, true) {
-                // At 0 already when the others were given up.
+                // Already 0 when the other ends were given up.
                 self.working.set(self.working.get().saturating_sub(1));
                 busy = true;
             }
         }
         if self.working.get() == 0 && !std::mem::replace(&mut self.disconnected, true) {
             for talk in &self.talks {
-                // The peer may have been first.
+                // The peer may have disconnected first.
                 let _ = engine.disconnect(talk.qp);
             }
             busy = true;
@@ -139,7 +139,7 @@ fn config(rng: &mut SmallRng, seed: u64) -> EngineConfig {
 /// Engines on a switch: the first listens, each other has a connection to it.
 fn hosts(rng: &mut SmallRng, links: Vec<SimLink>, seed: u64, working: &Rc<Cell<usize>>) -> Vec<Host> {
     let mut host = |(mut link, end): (SimLink, u8)| {
-        // A word to everybody, from which the switch learns where this one is.
+        // A broadcast frame, from which the switch learns this host's port.
         let own = [2, 0, 0, 0, 0, end];
         link.inject(&[&[0xff; 6][..], &own, &[0x88, 0xb5]].concat());
         Host::new(link, config(rng, seed + 1), working)
@@ -184,7 +184,7 @@ fn mixed(seed: u64) -> u64 {
         let mut nodes: Vec<&mut dyn Node> = hosts.iter_mut().map(|h| h as &mut dyn Node).collect();
         run(&wire, &mut nodes, from, limit, |_, _| false)
     };
-    // The start-up frames have no CRC: what only a CRC sees begins behind them.
+    // The start-up frames have no CRC, so faults that only a CRC detects begin after them.
     let beginning = time(&mut rng, 100_000);
     go(Instant::ZERO, beginning);
     let mut now = Instant::ZERO + beginning;
@@ -210,7 +210,7 @@ fn mixed(seed: u64) -> u64 {
     }
     let mut outcome = go(now, LONG * 3);
     if irreparable && matches!(outcome, Outcome::TimeLimit) {
-        // Somebody waits for work that will never be done, as its end of a connection is gone.
+        // An end waits for work that will never complete, because its connection is gone.
         working.set(0);
         outcome = go(now + LONG * 3, LONG * 3);
     }

@@ -1,5 +1,5 @@
-//! Placement beyond gaps, checked against a reader of markers that shares nothing with ours: whatever it finds whole in
-//! the frames that have arrived must be in memory, however many bytes before it are missing.
+//! Placement beyond gaps, checked against an independent reader of markers: every complete FPDU that it finds in the
+//! arrived frames must be in memory, however many bytes before it are missing.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -199,7 +199,7 @@ impl Pair {
         let (wire, near, far) =
             Wire::new(WireConfig { seed, tx_frames, rx_frames, ring: 4096, ..WireConfig::default() });
         let (mut near, mut far) = (Station::new(near, config()), Station::new(far, config()));
-        // Receives first, then as much again for Writes; the writer has the same bytes to take from.
+        // Memory for receives, then as much for Writes; the writer has a source of the same layout.
         let len = 2 * MESSAGES * SLOT;
         let [(qp, source, memory), (far_qp, key, sink)] = [&mut near, &mut far].map(|station| {
             let engine = &mut station.engine;
@@ -245,7 +245,7 @@ impl Pair {
         self.near.engine.post_send(self.qp, &request).unwrap();
     }
 
-    /// From the same place of ours as to of the peer's.
+    /// Writes from an offset of our memory to the same offset of the peer's.
     fn write(&mut self, at: usize, len: usize) {
         let remote = Remote { key: self.far.key, offset: at as u64 };
         self.post(Operation::Write { remote }, at, len);

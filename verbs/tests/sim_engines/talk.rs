@@ -1,6 +1,6 @@
-//! One end of a connection with work of all kinds to do, and the checks of what comes of it: each signalled request
-//! completes once and in order, bytes are those of the source, receives complete in order, atomics are exact, nothing
-//! is written where nobody may write.
+//! One end of a connection with work of all kinds, and the checks of its results: each signalled request completes
+//! once and in order, bytes equal those of the source, receives complete in order, atomics are exact, and no byte
+//! outside of the writable ranges changes.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -12,10 +12,10 @@ use xwarp_verbs::{
     rnic::{CompletionRing, QpAttributes, QueuePairOptions, Registration},
 };
 
-/// Bytes that nobody may write, before, between and behind what may be written.
+/// Bytes before, between and after the writable ranges that must not change.
 const CANARY: usize = 512;
 const CANARY_BYTE: u8 = 0xc5;
-/// Bytes that Writes, Sends and Reads take theirs from.
+/// Bytes of the source of Writes, Sends and Reads.
 const SOURCE: usize = 1 << 16;
 /// Longest message.
 pub const MOST: usize = 20_000;
@@ -125,7 +125,7 @@ impl Plan {
     }
 }
 
-/// Where what lies in the memory of an end.
+/// Layout of an end's memory.
 #[derive(Debug, Clone, Copy)]
 struct Map {
     /// The words that the peer's atomics work on: a sum, and one that is swapped.
@@ -225,7 +225,7 @@ impl Talk {
         talk
     }
 
-    /// Tells each of the two the other's key and places.
+    /// Gives each end the key and layout of the other.
     pub fn introduce(a: &mut Self, b: &mut Self) {
         a.peer = Some((b.key, b.map, b.salt));
         b.peer = Some((a.key, a.map, a.salt));
@@ -349,7 +349,7 @@ impl Talk {
         let op = self.plan.ops[index];
         if completion.status != WcStatus::Success {
             self.failed = true;
-            // Failures are told of requests without a signal, too: they come in order with the others.
+            // Unsignalled requests complete too when they fail, in order with the others.
             assert!(index < self.posted);
             if op.signalled {
                 assert_eq!(self.awaited.pop_front(), Some(completion.wr_id), "once and in order");
@@ -407,7 +407,7 @@ impl Talk {
         self.posted == self.plan.ops.len() && self.awaited.is_empty() && self.received == messages
     }
 
-    /// What must hold at the end, whatever happened.
+    /// Checks what must hold at the end in all cases.
     pub fn check_end(&self, engine: &Engine, context: &str) {
         assert_eq!(self.awaited, [0; 0], "{context}: signalled requests that never completed");
         assert!(self.received <= self.receives_posted, "{context}");
@@ -438,7 +438,7 @@ impl Talk {
         }
     }
 
-    /// What must hold beyond that when nothing irreparable has happened.
+    /// Checks what must also hold at the end when no connection failed.
     pub fn check_success(&self, engine: &Engine, context: &str) {
         assert!(self.is_done() && !self.failed, "{context}: {} of {}", self.posted, self.plan.ops.len());
         let trouble = |event: &&AsyncEvent| !matches!(event, AsyncEvent::SoftError { .. });

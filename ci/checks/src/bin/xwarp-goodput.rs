@@ -1,4 +1,4 @@
-//! Goodput through the impairment hop, ours beside the kernel's: see `--help`.
+//! Goodput of xwarp beside kernel TCP through the impairment hop: see `--help`.
 
 fn main() -> anyhow::Result<()> {
     xwarp_checks::goodput::main()

@@ -1,5 +1,5 @@
-//! `xwarp-perf` under a name of this package's, because cargo tells tests where the programs of their own
-//! package are.
+//! `xwarp-perf` as a program of this package, because cargo gives tests only the paths of their own package's
+//! programs.
 
 use std::process::ExitCode;
 

@@ -10,7 +10,7 @@ fn start_up_frame(reply: bool, flags: u8, private_data: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Figure 5 of RFC 5044: the first FPDU of a stream, behind a marker.
+/// Figure 5 of RFC 5044: the first FPDU of a stream, after a marker.
 fn figure_5() -> Vec<u8> {
     let mut bytes = vec![0, 0, 0, 0, 0, 0x2a, 0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0];
     bytes.resize(0x30, 0);
@@ -30,7 +30,7 @@ fn plain_fpdu(length: u16) -> Vec<u8> {
     fpdu
 }
 
-/// Judges one connection: flags of request and reply, and what the initiator sends in which segments.
+/// Parses one connection, given the flags of Request and Reply and the initiator's segments.
 fn judge(request_flags: u8, reply_flags: u8, segments: &[&[u8]]) -> Connection {
     let [from, to] = [1, 2].map(|host| SocketAddr::from(([10, 0, 0, host], 4000)));
     let stream = |frame: Vec<u8>, segments: &[&[u8]]| {
@@ -60,7 +60,7 @@ fn rfc5044_s4_4_figure_5_is_good() {
 
 #[test]
 fn rfc5044_s4_4_figure_6_is_good() {
-    // The FPDU before it has 492 bytes with its marker; the figure's begins at byte 492 (0x1ec).
+    // The FPDU before it has 492 bytes including its marker; the figure's FPDU begins at byte 492 (0x1ec).
     let mut first = vec![0, 0, 0, 0];
     first.extend_from_slice(&482_u16.to_be_bytes());
     first.resize(488, 0);
@@ -74,7 +74,7 @@ fn rfc5044_s4_4_figure_6_is_good() {
 }
 
 #[test]
-fn plain_fpdus_of_every_pad_are_good_several_in_a_segment() {
+fn fpdus_of_every_pad_length_are_accepted_in_one_segment() {
     let both = [plain_fpdu(20), plain_fpdu(21)].concat();
     let found = judge(0, CRC_FLAG, &[&both, &plain_fpdu(22), &plain_fpdu(23), &plain_fpdu(0)]);
     assert_eq!(found.faults, Vec::<String>::new());
@@ -96,7 +96,7 @@ fn a_wrong_pointer_is_found_without_crc_too() {
     let mut bad = figure_5();
     bad[3] = 4;
     let found = judge(0, MARKERS_FLAG, &[&bad]);
-    assert!(found.faults[0].contains("points 4 bytes back and not 0"), "{:?}", found.faults);
+    assert!(found.faults[0].contains("points 4 bytes back instead of 0"), "{:?}", found.faults);
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn a_cut_stream_is_found_at_every_length() {
 }
 
 #[test]
-fn a_rejection_is_no_fault() {
+fn a_rejection_is_not_a_fault() {
     let found = judge(CRC_FLAG, CRC_FLAG | REJECT_FLAG, &[]);
     assert!(found.rejected && found.faults.is_empty(), "{found:?}");
 }

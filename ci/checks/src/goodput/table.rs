@@ -1,4 +1,4 @@
-//! What was measured, and the table of medians and ratios.
+//! The measurements, and the table of medians and ratios.
 
 use std::{
     collections::BTreeMap,
@@ -8,26 +8,26 @@ use std::{
 
 use super::Subject;
 
-/// What the hop does besides delay.
+/// A fault of the hop besides delay.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fault {
-    /// This chance of independent loss.
+    /// Independent loss with this probability.
     Loss(f64),
-    /// Some frames let up to so many others overtake them.
+    /// Some frames are overtaken by up to this many others.
     Reordering(u32),
 }
 
-/// A row of the table.
+/// The condition of one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Condition {
-    /// Added round-trip time.
+    /// Round-trip time added by the hop.
     pub rtt: Duration,
-    /// Loss in millionths, and depth: whole numbers, to be ordered by.
+    /// Loss in millionths, and depth; integers, so that conditions can be ordered.
     fault: (u32, u32),
 }
 
 impl Condition {
-    /// A row.
+    /// Creates a condition.
     pub fn new(rtt: Duration, fault: Fault) -> Self {
         let fault = match fault {
             Fault::Loss(chance) => ((chance * 1e6).round() as u32, 0),
@@ -60,40 +60,40 @@ impl fmt::Display for Fault {
     }
 }
 
-/// One transfer.
+/// The result of one transfer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measurement {
-    /// Messages carried.
+    /// Messages transferred.
     pub messages: u64,
     /// Goodput: payload of messages, in 10^6 bits per second.
     pub megabits: f64,
-    /// Segments that were sent again, of all that were sent.
+    /// Share of retransmitted segments among all sent segments.
     pub resent: f64,
-    /// How much later than it should the hop delivered, in the mean: what the machine added.
+    /// Mean delay of the hop's deliveries beyond their due time, caused by the machine.
     pub late_us: f64,
 }
 
 impl fmt::Display for Measurement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let resent = self.resent * 100.0;
-        write!(f, "{:.2} Mbit/s, {resent:.2} % resent, hop {:.0} us late", self.megabits, self.late_us)
+        write!(f, "{:.2} Mbit/s, {resent:.2} % retransmitted, hop {:.0} us late", self.megabits, self.late_us)
     }
 }
 
-/// All transfers, in the order of the rounds.
+/// All transfers, in round order.
 #[derive(Debug, Default)]
 pub struct Samples(BTreeMap<Condition, BTreeMap<Subject, Vec<Measurement>>>);
 
 impl Samples {
-    /// Adds the next round's.
+    /// Adds the result of the next round.
     pub fn add(&mut self, condition: Condition, subject: Subject, measured: Measurement) {
         self.0.entry(condition).or_default().entry(subject).or_default().push(measured);
     }
 
-    /// The table, in Markdown.
+    /// Formats the table as Markdown.
     pub fn table(&self) -> String {
         let mut text = String::from(
-            "| RTT | fault | ours, Mbit/s | kernel, Mbit/s | ours / kernel (least, most) | resent, ours | resent, kernel |\n\
+            "| RTT | fault | ours, Mbit/s | kernel, Mbit/s | ours / kernel (min, max) | retransmitted, ours | retransmitted, kernel |\n\
              |---|---|---|---|---|---|---|\n",
         );
         for (condition, subjects) in &self.0 {
@@ -120,7 +120,7 @@ impl Samples {
     }
 }
 
-/// The middle one, or the mean of the two in the middle; NaN of nothing.
+/// The median, the mean of the two middle values for an even count; NaN without values.
 fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);

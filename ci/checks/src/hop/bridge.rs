@@ -1,4 +1,4 @@
-//! [`Bridge`]: two interfaces, and the simulator's directions between them, in real time.
+//! [`Bridge`]: two interfaces, joined by the simulator's directions in real time.
 
 use std::{
     io,
@@ -16,16 +16,16 @@ use xwarp_tcp::{
 
 use super::socket::RawSocket;
 
-/// Longest sleep: how soon a wish to stop is heard.
+/// Longest sleep, which limits the delay of a stop request.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Frames taken from one side before the other has its turn.
+/// Frames taken from one side before the other side is served.
 const BATCH: usize = 64;
 
 /// Larger than any frame without segmentation offloads.
 const MOST_FRAME_BYTES: usize = 1 << 16;
 
-/// How much later than the model says frames left: what the machine added.
+/// Delay of frames beyond the time given by the model, caused by the machine.
 #[derive(Debug, Default)]
 struct Lateness {
     frames: u64,
@@ -33,21 +33,22 @@ struct Lateness {
     most: Duration,
 }
 
-/// The bridge.
+/// A bridge between two interfaces.
 #[derive(Debug)]
 pub struct Bridge {
     /// The interfaces of A and B.
     sockets: [RawSocket; 2],
-    /// What comes in at the socket of the same index goes through this one, and out of the other socket.
+    /// The direction with index `i` carries the frames received by socket `i` to the other socket.
     directions: [Direction; 2],
     began: Clock,
     lateness: Lateness,
-    /// Frames that an interface refused.
+    /// Number of frames that an interface refused.
     refused: u64,
 }
 
 impl Bridge {
-    /// Joins two interfaces by names. `faults` are those of frames from the first to the second, and back.
+    /// Joins two interfaces by name. `faults` are those of the direction from the first to the second, and of
+    /// the reverse.
     pub fn new(interfaces: [&str; 2], faults: [Faults; 2], seed: u64) -> Result<Self> {
         let [a, b] = interfaces.map(RawSocket::open);
         let [there, back] = faults;
@@ -60,7 +61,7 @@ impl Bridge {
         })
     }
 
-    /// Carries frames until `stop` is set. With `spin`, it never sleeps.
+    /// Forwards frames until `stop` is set. With `spin`, it never sleeps.
     pub fn run(&mut self, stop: &AtomicBool, spin: bool) -> Result<()> {
         let mut buffer = vec![0; MOST_FRAME_BYTES];
         while !stop.load(Ordering::Relaxed) {
@@ -81,7 +82,7 @@ impl Bridge {
         Instant::from_nanos(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// Takes what came in at one side.
+    /// Takes the frames received at one side.
     fn take(&mut self, side: usize, buffer: &mut [u8]) -> Result<bool> {
         let mut taken = 0;
         while taken < BATCH
@@ -96,7 +97,7 @@ impl Bridge {
         Ok(taken > 0)
     }
 
-    /// Gives what is due to the other side of the direction that begins at `from`.
+    /// Sends the due frames of the direction that begins at `from`.
     fn give(&mut self, from: usize) -> bool {
         let mut given = false;
         loop {
@@ -120,7 +121,7 @@ impl Bridge {
         }
     }
 
-    /// What was done to the frames of both directions, and how punctually.
+    /// The faults applied to the frames of both directions, and the timing error.
     pub fn report(&self) -> Value {
         let late = &self.lateness;
         let mean = late.total.as_nanos() as f64 / late.frames.max(1) as f64 / 1000.0;

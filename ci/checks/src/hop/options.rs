@@ -9,79 +9,81 @@ use xwarp_tcp::{
     time::Instant,
 };
 
-/// A wire with faults: carries every frame between two interfaces, as the simulator's model of a wire says.
+/// A wire with faults: forwards every frame between two interfaces according to the simulator's model.
 ///
-/// Ends on an interrupt and tells what it did, as JSON. Both directions have the same faults unless --only is given.
-/// The offloads of the interfaces at both ends must be off, so that frames are what would be on a cable:
-/// 'ci/lab up --hop' sees to that.
+/// Exits on an interrupt and prints a report as JSON. Both directions have the same faults unless --only is
+/// given. The offloads of the interfaces at both ends must be off, so that frames are as on a cable: 'ci/lab
+/// up --hop' ensures that.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "xwarp-hop")]
 pub struct HopArgs {
-    /// The interface towards A
+    /// The interface that leads to A
     pub a: String,
-    /// The interface towards B
+    /// The interface that leads to B
     pub b: String,
-    /// Line rate of each direction in bits per second, counted from the Ethernet header on: 100M, 1G [default: none]
+    /// Line rate of each direction in bits per second, including the Ethernet header: 100M, 1G [default:
+    /// none]
     #[arg(long, value_name = "BITS", value_parser = rate)]
     pub rate: Option<u64>,
-    /// Frames that may wait for the line; more are dropped at the tail
+    /// Length of the line's queue in frames; further frames are dropped at the tail
     #[arg(long, value_name = "FRAMES", default_value_t = 1000)]
     pub queue: usize,
-    /// So many frames waiting make the next one carry Congestion Experienced, if it is ECN-capable [default: none]
+    /// Mark ECN-capable frames with Congestion Experienced when this many frames are queued [default: none]
     #[arg(long, value_name = "FRAMES")]
     pub mark: Option<usize>,
-    /// Time that the hop adds to a round trip, half of it in each direction: 50ms, 10us
+    /// Delay added to a round trip, half of it in each direction: 50ms, 10us
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "0us")]
     pub rtt: Duration,
-    /// Additional random delay, at most; order is kept
+    /// Maximum additional random delay, without reordering
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "0us")]
     pub jitter: Duration,
-    /// Independent loss: 1% or 0.01
+    /// Probability of independent loss: 1% or 0.01
     #[arg(long, value_name = "CHANCE", value_parser = chance, default_value = "0")]
     pub loss: f64,
-    /// Bursty loss, on top: the chances to enter and to leave the bad state per frame, and of loss in it
+    /// Bursty loss in addition: probabilities to enter and to leave the bad state per frame, and of loss in
+    /// it
     #[arg(long, value_name = "ENTER,LEAVE,LOSS", value_parser = bursts)]
     pub bursts: Option<Gilbert>,
-    /// A frame is held back, so that later ones overtake it
+    /// Probability that a frame is delayed, so that later ones overtake it
     #[arg(long, value_name = "CHANCE", value_parser = chance, default_value = "0")]
     pub reorder: f64,
-    /// ... for a random time up to this
+    /// ... by a random time up to this
     #[arg(long = "reorder-by", value_name = "TIME", value_parser = time, default_value = "1ms")]
     pub reorder_by: Duration,
-    /// ... and until a random number of frames up to this have overtaken it, if that comes first
+    /// ... and at most until a random number of frames up to this has overtaken it
     #[arg(long, value_name = "FRAMES", default_value_t = u32::MAX)]
     pub depth: u32,
-    /// A frame arrives twice
+    /// Probability that a frame is duplicated
     #[arg(long, value_name = "CHANCE", value_parser = chance, default_value = "0")]
     pub duplicate: f64,
-    /// One bit of a frame flips
+    /// Probability that one bit of a frame is flipped
     #[arg(long, value_name = "CHANCE", value_parser = chance, default_value = "0")]
     pub corrupt: f64,
-    /// Of these frames, so many have their TCP checksum repaired: only MPA's CRC can tell
+    /// Share of these frames whose TCP checksum is repaired, so that only MPA's CRC detects the error
     #[arg(long, value_name = "CHANCE", value_parser = chance, default_value = "0")]
     pub repair: f64,
-    /// Nothing passes: the first time from the start of the hop, for how long, and from one beginning to the next
+    /// Blackouts, in which no frame passes: start of the first, length, and period
     #[arg(long, value_name = "FROM,LENGTH,EVERY", value_parser = blackout)]
     pub blackout: Option<Blackout>,
-    /// Larger IP packets do not pass, and their senders are told
+    /// Drop larger IP packets and report it to their senders
     #[arg(long = "path-mtu", value_name = "BYTES")]
     pub path_mtu: Option<u16>,
-    /// ... from so long after the start of the hop on
+    /// ... beginning at this time after the start of the hop
     #[arg(long = "path-mtu-from", value_name = "TIME", value_parser = time, default_value = "0us")]
     pub path_mtu_from: Duration,
-    /// ... and their senders are not told
+    /// ... without reporting it to their senders
     #[arg(long = "filter-icmp")]
     pub filter_icmp: bool,
-    /// A TCP segment is cut into pieces
+    /// Probability that a TCP segment is split
     #[arg(long, value_name = "CHANCE", value_parser = chance, default_value = "0")]
     pub split: f64,
-    /// All but line, queue and delay only for what this end sends
+    /// Apply all faults but line, queue and delay only to frames from this end
     #[arg(long, value_name = "END")]
     pub only: Option<End>,
-    /// Seed of all randomness
+    /// Seed of the random numbers
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Never sleep: frames leave on time, for one CPU
+    /// Never sleep: precise timing at the cost of one CPU
     #[arg(long)]
     pub spin: bool,
 }
@@ -108,7 +110,7 @@ impl HopArgs {
         };
         let from = Instant::ZERO + self.path_mtu_from;
         let mtu = self.path_mtu.map(|bytes| PathMtu { from, bytes, icmp: !self.filter_icmp });
-        // Joining takes segments that are not full, which bulk data has not.
+        // Joining requires segments that are not full, which bulk data lacks.
         let recut = Recut { split: self.split, join: 0.0, wait: Duration::ZERO, most_bytes: 0 };
         let all = Faults {
             loss: self.loss,
@@ -128,14 +130,14 @@ impl HopArgs {
     }
 }
 
-/// A number and what follows it.
+/// Splits a number from its suffix.
 fn number(text: &str) -> Option<(f64, &str)> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (digits, unit) = text.split_at(end);
     Some((digits.parse().ok()?, unit))
 }
 
-/// Bits per second; K, M, G are powers of 1000.
+/// Parses bits per second; K, M, G are powers of 1000.
 pub fn rate(text: &str) -> Result<u64, String> {
     let factor = |unit| match unit {
         "" => Some(1.0),
@@ -151,7 +153,7 @@ pub fn rate(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("'{text}' is not a rate like 100M"))
 }
 
-/// A time with its unit.
+/// Parses a time with its unit.
 pub fn time(text: &str) -> Result<Duration, String> {
     let seconds = |unit| match unit {
         "ns" => Some(1e-9),
@@ -165,21 +167,25 @@ pub fn time(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("'{text}' is not a time like 50ms"))
 }
 
-/// From 0 to 1, or in percent.
+/// Parses a probability from 0 to 1, or in percent.
 pub fn chance(text: &str) -> Result<f64, String> {
     let chance = match number(text) {
         Some((value, "%")) => value / 100.0,
         Some((value, "")) => value,
         _ => f64::NAN,
     };
-    if (0.0..=1.0).contains(&chance) { Ok(chance) } else { Err(format!("'{text}' is not a chance like 1%")) }
+    if (0.0..=1.0).contains(&chance) {
+        Ok(chance)
+    } else {
+        Err(format!("'{text}' is not a probability like 1%"))
+    }
 }
 
 fn bursts(text: &str) -> Result<Gilbert, String> {
     let parts: Vec<f64> = text.split(',').map(chance).collect::<Result<_, _>>()?;
     match parts[..] {
         [enter, leave, loss] => Ok(Gilbert { enter, leave, loss }),
-        _ => Err(format!("'{text}' is not three chances")),
+        _ => Err(format!("'{text}' is not three probabilities")),
     }
 }
 
@@ -225,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_on_the_way_becomes_faults_too() {
+    fn options_of_the_path_become_faults() {
         let line =
             "--mark 9 --blackout 1s,20ms,300ms --path-mtu 1300 --path-mtu-from 5ms --filter-icmp --split 10%";
         let [there, _] = parse(line).unwrap().faults();
@@ -239,14 +245,14 @@ mod tests {
     }
 
     #[test]
-    fn one_end_alone_can_have_the_faults_but_both_have_the_line() {
+    fn only_limits_faults_but_not_the_line_to_one_end() {
         let [there, back] = parse("--rate 1G --loss 1 --corrupt 1% --only b").unwrap().faults();
         assert_eq!(there, Faults { loss: 0.0, corrupt: 0.0, reorder_by: Duration::ZERO, ..back });
         assert_eq!(there.rate_bytes, Some(125_000_000));
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_options_are_rejected() {
         for line in [
             "--loss 101%",
             "--loss x",

@@ -1,4 +1,4 @@
-//! [`RawSocket`]: every frame that comes in on one interface, and a way to send frames out of it.
+//! [`RawSocket`]: receives every frame of one interface and sends frames on it.
 
 use std::{
     io::{self, ErrorKind},
@@ -14,10 +14,10 @@ use nix::{
     },
 };
 
-/// `PACKET_OUTGOING` of packet(7): what we sent ourselves comes back with this mark.
+/// `PACKET_OUTGOING` of packet(7): the type of our own frames, which the socket also receives.
 const OUTGOING: u8 = 4;
 
-/// Room for the bursts of a peer while the bridge does not run: some 10 000 full frames.
+/// Size of the socket buffers: about 10 000 full frames, for bursts of a peer while the bridge does not run.
 const BUFFER_BYTES: usize = 32 << 20;
 
 /// A packet socket on one interface.
@@ -28,7 +28,7 @@ pub(super) struct RawSocket {
 }
 
 impl RawSocket {
-    /// On the interface of this name.
+    /// Opens a socket on the interface with this name.
     pub(super) fn open(interface: &str) -> Result<Self> {
         let address = getifaddrs()?
             .filter(|found| found.interface_name == interface)
@@ -43,11 +43,11 @@ impl RawSocket {
         Ok(Self { socket, index: address.ifindex() })
     }
 
-    /// The next frame that came in, if one waits: its length in `buffer`.
+    /// Receives the next frame into `buffer` and returns its length; `None` if no frame is waiting.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         loop {
             match recvfrom::<LinkAddr>(self.socket.as_raw_fd(), buffer) {
-                // Before it was bound, the socket took frames of all interfaces.
+                // Before it is bound, the socket receives frames of all interfaces.
                 Ok((len, Some(from))) if from.ifindex() == self.index && from.pkttype() != OUTGOING => {
                     return Ok(Some(len));
                 }
@@ -60,7 +60,7 @@ impl RawSocket {
         }
     }
 
-    /// Sends a frame; whether the interface took it.
+    /// Sends a frame; returns whether the interface accepted it.
     pub(super) fn send(&self, frame: &[u8]) -> bool {
         send(self.socket.as_raw_fd(), frame, MsgFlags::empty()).is_ok()
     }

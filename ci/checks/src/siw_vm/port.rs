@@ -1,5 +1,5 @@
-//! The command channel of a machine: `ci/siw-vm/init` tells the protocol. Commands run side by side; one
-//! thread reads the answers and hands each to whom it belongs.
+//! The command channel of a machine; `ci/siw-vm/init` documents the protocol. Commands run in parallel; one
+//! thread reads the answers and passes each to the job that waits for it.
 
 use std::{
     collections::HashMap,
@@ -18,15 +18,15 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// How long a machine may take to answer what needs no work of it.
+/// Time limit for answers that require no work of the machine.
 const ANSWER_LIMIT: Duration = Duration::from_secs(20);
-/// Between two looks at what a command has printed.
+/// Time between two polls of a command's output.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What a command has printed, and how it ended.
+/// The output and status of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finished {
-    /// The shell's status: 128 and the signal for a command that was killed; `None` while it runs.
+    /// The shell's status: 128 plus the signal number for a command that was killed; `None` while it runs.
     pub status: Option<i32>,
     /// Its standard output.
     pub stdout: String,
@@ -35,7 +35,7 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// Both outputs, for a message.
+    /// Both outputs, for an error message.
     pub fn text(&self) -> String {
         format!("{}{}", self.stdout, self.stderr)
     }
@@ -64,7 +64,7 @@ impl Port {
         let waiting = Arc::new(Waiting::default());
         let to = Arc::clone(&waiting);
         thread::spawn(move || {
-            // An error is the end of the machine: everybody who waits sees a closed channel.
+            // An error ends the machine: every waiting job sees a closed channel.
             let _ = read_answers(reader, &to);
             to.lock().unwrap_or_else(PoisonError::into_inner).clear();
         });
@@ -84,12 +84,12 @@ impl Port {
 
     fn say(&self, line: &str) -> Result<()> {
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        stream.write_all(line.as_bytes()).context("the machine is gone")
+        stream.write_all(line.as_bytes()).context("the machine has ended")
     }
 
     pub(super) fn close(&self) {
         let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        // It may be closed already.
+        // The socket may already be closed.
         let _ = stream.shutdown(Shutdown::Both);
     }
 }
@@ -114,7 +114,7 @@ fn read_answers(stream: UnixStream, waiting: &Waiting) -> io::Result<()> {
         };
         let finished = Finished { status, stdout: text()?, stderr: text()? };
         let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        // Nobody may be waiting any more.
+        // The waiting job may have been dropped.
         if done {
             if let Some(to) = waiting.remove(&id) {
                 let _ = to.send(Answer::Done(finished));
@@ -136,7 +136,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// Waits until it has printed `text`, on either output; an error when it ends before, with what it said.
+    /// Waits until the command has printed `text` on either output; an error with the output if it exits
+    /// before.
     pub fn wait_for(&mut self, text: &str, limit: Duration) -> Result<()> {
         let until = Instant::now() + limit;
         loop {
@@ -161,7 +162,7 @@ impl Job {
         }
     }
 
-    /// What it has printed so far; all of it, with its status, when it has ended.
+    /// The output so far; complete and with the status after the command has exited.
     pub fn output(&mut self) -> Result<Finished> {
         if let Some(finished) = &self.finished {
             return Ok(finished.clone());
@@ -175,8 +176,8 @@ impl Job {
         }
     }
 
-    /// Waits for its end, whatever its status. When it does not end in time it is killed, and what it
-    /// printed is in the error.
+    /// Waits for the command to exit, with any status. At the time limit it is killed, and the error has its
+    /// output.
     pub fn wait(&mut self, limit: Duration) -> Result<Finished> {
         if let Some(finished) = self.wait_until(Instant::now() + limit)? {
             return Ok(finished);
@@ -198,7 +199,7 @@ impl Job {
         Ok(self.finished.clone())
     }
 
-    /// Waits for its end, which must be success, and returns its standard output.
+    /// Waits for the command to exit successfully, and returns its standard output.
     pub fn succeed(&mut self, limit: Duration) -> Result<String> {
         let finished = self.wait(limit)?;
         ensure!(
@@ -211,7 +212,7 @@ impl Job {
         Ok(finished.stdout)
     }
 
-    /// Sends a signal (`TERM`, `KILL`, ...) to the command and what it started; `INT` is ignored, as background
+    /// Sends a signal (`TERM`, `KILL`, ...) to the command's process group; `INT` is ignored, as background
     /// commands of a shell do.
     pub fn signal(&self, signal: &str) -> Result<()> {
         self.port.say(&format!("kill {} {signal}\n", self.id))
@@ -221,7 +222,7 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         if self.finished.is_none() {
-            // The machine may be gone, and the command with it.
+            // The machine may have ended, and the command with it.
             let _ = self.signal("KILL");
         }
     }

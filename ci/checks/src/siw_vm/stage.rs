@@ -1,4 +1,4 @@
-//! [`Stage`]: a machine and a namespace on its wire, where what passes is recorded and judged.
+//! [`Stage`]: a machine and a namespace on its wire, with captures and checks of the traffic.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -13,12 +13,12 @@ use crate::{
     tshark::{self, Verdict},
 };
 
-/// For what takes no work of an emulated machine to speak of.
+/// Time limit for work that is quick even on an emulated machine.
 pub const SHORT: Duration = Duration::from_secs(30);
-/// For what does.
+/// Time limit for work that is slow on an emulated machine.
 pub const LONG: Duration = Duration::from_secs(180);
 
-/// A program that cargo has put beside the running test: of `examples/NAME` or `NAME`.
+/// Path of a program that cargo built beside the running test: `examples/NAME` or `NAME`.
 pub fn built(name: &str) -> Result<PathBuf> {
     let test = std::env::current_exe()?;
     let folder = test.ancestors().nth(2).unwrap_or(&test);
@@ -27,21 +27,21 @@ pub fn built(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Whose connections are cut off on purpose, in the middle of whatever they were doing.
+/// Whether connections may be cut off in the middle of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// Nobody's.
+    /// All connections end in order.
     Orderly,
-    /// Somebody is killed.
+    /// A program or machine is killed.
     Cut,
 }
 
-/// What the judges found on a wire on which nothing was wrong.
+/// The findings in a capture without faults.
 #[derive(Debug)]
 pub struct Record {
-    /// Wireshark's opinion.
+    /// Wireshark's verdict.
     pub verdict: Verdict,
-    /// Our own reading.
+    /// The connections, read by our own parser.
     pub connections: Vec<Connection>,
 }
 
@@ -50,7 +50,7 @@ pub struct Record {
 pub struct Stage {
     /// The peer.
     pub vm: SiwVm,
-    /// Where our programs run.
+    /// The namespace of our programs.
     pub near: Near,
 }
 
@@ -62,7 +62,8 @@ impl Stage {
         Ok(Self { vm, near })
     }
 
-    /// Starts one of our programs at our end: the interface is the first word, or follows `-d`.
+    /// Starts one of our programs in the namespace; the interface is the first word of `line` or follows
+    /// `-d`.
     pub fn start(&self, program: &str, line: &str) -> Result<Running> {
         let words: Vec<&str> = line.split_whitespace().collect();
         self.near.start(built(program)?, &words)
@@ -75,15 +76,15 @@ impl Stage {
         Ok(job)
     }
 
-    /// Starts one of our examples as a server, and waits until it listens.
+    /// Starts one of our examples as a server and waits until it listens.
     pub fn serve_ours(&self, example: &str, line: &str) -> Result<Running> {
         let mut server = self.start(&format!("examples/{example}"), &format!("{INTERFACE} -s {line}"))?;
         server.wait_for("listening", SHORT)?;
         Ok(server)
     }
 
-    /// Puts loss, delay and disorder on both directions of the machine's interface: what it receives passes
-    /// by an intermediate device.
+    /// Applies loss, delay and reordering to both directions of the machine's interface; received frames pass
+    /// an intermediate device (ifb).
     pub fn disturb(&self, netem: &str) -> Result<()> {
         for command in [
             &format!("tc qdisc add dev eth0 root netem {netem} limit 1000"),
@@ -97,7 +98,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Runs `work` while the wire is recorded, and returns where.
+    /// Captures the wire while `work` runs, and returns the path of the capture.
     pub fn recorded(&self, work: impl FnOnce()) -> Result<PathBuf> {
         let test = std::thread::current().name().unwrap_or("siw").replace(':', "_");
         let path = std::env::temp_dir().join(format!("{test}-{}.pcapng", std::process::id()));
@@ -107,8 +108,8 @@ impl Stage {
         Ok(path)
     }
 
-    /// Runs `work` while the wire is recorded; an error when a judge finds anything wrong in the record,
-    /// which is then kept.
+    /// Captures the wire while `work` runs; an error if a checker finds a fault in the capture, which is then
+    /// kept.
     pub fn judged(&self, ending: Ending, work: impl FnOnce()) -> Result<Record> {
         let path = self.recorded(work)?;
         let verdict = tshark::judge(&path, false)?;
@@ -124,8 +125,8 @@ impl Stage {
         Ok(Record { verdict, connections })
     }
 
-    /// Keeping FPDUs and segments aligned is asked of us; siw leaves it to TCP how its bytes are cut, and its
-    /// pads hold what was there (docs/decisions/0008).
+    /// Whether the fault is a known property of siw: alignment of FPDUs with segments is required only of us,
+    /// siw leaves segmentation to TCP, and its pads hold stale bytes (docs/decisions/0008).
     fn is_siws(&self, fault: &str) -> bool {
         let from_siw = [Family::V4, Family::V6].iter().any(|family| {
             let address = SocketAddr::new(self.vm.address(*family), 0).to_string();

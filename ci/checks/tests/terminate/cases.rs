@@ -6,38 +6,38 @@ use xwarp_verbs::WcStatus;
 
 use super::{Keys, RECEIVE};
 
-/// What a Terminate quotes.
+/// The parts of a message that a Terminate quotes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quote {
-    /// Neither M, D nor R.
+    /// None: M, D and R are clear.
     Nothing,
-    /// M and D: the DDP header and the segment's length.
+    /// M and D: the segment's length and the DDP header.
     Header,
-    /// And R: the Read Request.
+    /// M, D and R: also the Read Request.
     Request,
 }
 
-/// One error.
+/// One error case.
 pub struct Case {
-    /// What is sent, in words.
+    /// Description of the error.
     pub sent: &'static str,
-    /// The section that says what the answer is.
+    /// The section that defines the response.
     pub rule: &'static str,
-    /// Layer, type, code.
+    /// Expected layer, type, code.
     pub numbers: (u8, u8, u8),
     pub quote: Quote,
-    /// Sends it, and returns the ULPDU at fault.
+    /// Sends the error and returns the ULPDU at fault.
     pub provoke: fn(Keys, &mut Hostile) -> Result<Vec<u8>>,
-    /// Markers in both directions.
+    /// Use markers in both directions.
     pub markers: bool,
-    /// The server's queue pair does not wait for receives.
+    /// The server's queue pair rejects a Send without a receive immediately.
     pub strict: bool,
-    /// Receives posted, and whether their region is gone.
+    /// Number of posted receives, and whether their region has been deregistered.
     pub receives: u64,
     pub stale: bool,
     /// The server reads from the peer.
     pub reads: bool,
-    /// How the first request of the server fails, when it is not flushed.
+    /// How the server's first request fails, if it is not flushed.
     pub fails: Option<WcStatus>,
 }
 
@@ -68,7 +68,7 @@ fn say(peer: &mut Hostile, ulpdu: Vec<u8>) -> Result<Vec<u8>> {
     Ok(ulpdu)
 }
 
-/// A Send, of the message `msn`.
+/// Encodes a Send with MSN `msn`.
 fn send(msn: u32, mo: u32, payload: &[u8]) -> Vec<u8> {
     untagged(0x43, 0, 0, msn, mo, payload)
 }
@@ -78,7 +78,7 @@ fn with_first(first: u8, mut ulpdu: Vec<u8>) -> Vec<u8> {
     ulpdu
 }
 
-/// Waits for the server's Read Request, which follows our first FPDU, and answers it.
+/// Waits for the server's Read Request, which follows our first FPDU, and responds to it.
 fn answer(peer: &mut Hostile, to: impl FnOnce(&[u8]) -> Vec<u8>) -> Result<Vec<u8>> {
     peer.send(&tagged(0x40, 0, 0, b""))?;
     let request = peer.expect(1)?.remove(0);
@@ -94,23 +94,23 @@ use Quote::{Header, Nothing, Request};
 
 pub const CASES: &[Case] = &[
     // DDP, tagged buffers.
-    case("Write to a key that is none", "5041 7.1 tagged 1", (1, 1, 0), Header, |keys, peer| {
+    case("Write to an unknown key", "5041 7.1 tagged 1", (1, 1, 0), Header, |keys, peer| {
         say(peer, tagged(0x40, keys.open ^ 1, 0, b"x"))
     }),
-    case("Write to a key that was deregistered", "5041 7.1 tagged 1", (1, 1, 0), Header, |keys, peer| {
+    case("Write to a deregistered key", "5041 7.1 tagged 1", (1, 1, 0), Header, |keys, peer| {
         say(peer, tagged(0x40, keys.gone, 0, b"x"))
     }),
     case(
-        "Write without the right to (no number of its own)",
+        "Write without the access right (no code of its own)",
         "5041 7.1 tagged 2",
         (1, 1, 0),
         Header,
         |keys, peer| say(peer, tagged(0x40, keys.no_write, 0, b"x")),
     ),
-    case("Write beginning behind the region", "5041 7.1 tagged 3", (1, 1, 1), Header, |keys, peer| {
+    case("Write beginning after the region", "5041 7.1 tagged 3", (1, 1, 1), Header, |keys, peer| {
         say(peer, tagged(0x40, keys.open, 33, b"x"))
     }),
-    case("Write ending behind the region", "5041 7.1 tagged 4", (1, 1, 1), Header, |keys, peer| {
+    case("Write ending after the region", "5041 7.1 tagged 4", (1, 1, 1), Header, |keys, peer| {
         say(peer, tagged(0x40, keys.open, 30, b"xyz"))
     }),
     case(
@@ -150,8 +150,8 @@ pub const CASES: &[Case] = &[
             |_, peer| say(peer, send(1, 0, b"x")),
         )
     },
-    case("one Read Request more than IRD", "5041 7.1 untagged 2", (1, 2, 2), Header, |keys, peer| {
-        // In one segment, so that none is answered between.
+    case("one Read Request more than the IRD", "5041 7.1 untagged 2", (1, 2, 2), Header, |keys, peer| {
+        // Sent in one segment, so that no Read is answered in between.
         let requests = [1, 2, 3].map(|msn| read_request(msn, keys.open, 0, 8));
         let bytes: Vec<u8> = requests.iter().flat_map(|request| peer.frame(request)).collect();
         peer.say(&bytes)?;
@@ -165,7 +165,7 @@ pub const CASES: &[Case] = &[
     }),
     Case {
         fails: Some(WcStatus::LocalLength),
-        ..case("Send at an offset behind the receive", "5041 7.1 untagged 3", (1, 2, 4), Header, |_, peer| {
+        ..case("Send at an offset beyond the receive", "5041 7.1 untagged 3", (1, 2, 4), Header, |_, peer| {
             say(peer, send(1, RECEIVE as u32 + 1, b"x"))
         })
     },
@@ -182,7 +182,7 @@ pub const CASES: &[Case] = &[
         stale: true,
         fails: Some(WcStatus::LocalProtection),
         ..case(
-            "Send into a receive whose region is gone",
+            "Send into a receive whose region was deregistered",
             "5040 4.8, 5041 7.2",
             (1, 0, 0),
             Nothing,
@@ -190,13 +190,13 @@ pub const CASES: &[Case] = &[
         )
     },
     // RDMAP, remote protection.
-    case("Read Request of a key that is none", "5040 7.2 4a", (0, 1, 0), Request, |keys, peer| {
+    case("Read Request of an unknown key", "5040 7.2 4a", (0, 1, 0), Request, |keys, peer| {
         say(peer, read_request(1, keys.open ^ 1, 0, 8))
     }),
     case("Read Request beyond the region", "5040 7.2 4d", (0, 1, 1), Request, |keys, peer| {
         say(peer, read_request(1, keys.open, 30, 8))
     }),
-    case("Read Request without the right to", "5040 4.8", (0, 1, 2), Request, |keys, peer| {
+    case("Read Request without the access right", "5040 4.8", (0, 1, 2), Request, |keys, peer| {
         say(peer, read_request(1, keys.no_read, 0, 8))
     }),
     case("Read Request of another domain's key", "5040 7.2 4b", (0, 1, 3), Request, |keys, peer| {
@@ -208,7 +208,7 @@ pub const CASES: &[Case] = &[
     case("Read Request whose offset wraps", "5040 7.2 4e", (0, 1, 4), Request, |keys, peer| {
         say(peer, read_request(1, keys.open, u64::MAX, 2))
     }),
-    case("Send with Invalidate of a key that is none", "5040 7.2 4", (0, 1, 0), Header, |keys, peer| {
+    case("Send with Invalidate of an unknown key", "5040 7.2 4", (0, 1, 0), Header, |keys, peer| {
         say(peer, untagged(0x44, keys.open ^ 1, 0, 1, 0, b""))
     }),
     case(
@@ -226,19 +226,19 @@ pub const CASES: &[Case] = &[
         |keys, peer| say(peer, untagged(0x46, keys.other_domain, 0, 1, 0, b"")),
     ),
     case(
-        "Send with Invalidate of a key that streams share",
+        "Send with Invalidate of a key shared by streams",
         "5040 8.1.1 7",
         (0, 1, 9),
         Header,
         |keys, peer| say(peer, untagged(0x44, keys.open, 0, 1, 0, b"")),
     ),
-    case("Atomic Request of a key that is none", "7306 8.1, 5040 4.8", (0, 1, 0), Header, |keys, peer| {
+    case("Atomic Request of an unknown key", "7306 8.1, 5040 4.8", (0, 1, 0), Header, |keys, peer| {
         say(peer, atomic_request(0, keys.open ^ 1, 0))
     }),
     case("Atomic Request beyond the region", "7306 8.1, 5040 4.8", (0, 1, 1), Header, |keys, peer| {
         say(peer, atomic_request(0, keys.open, 32))
     }),
-    case("Atomic Request without the right to", "7306 8.1, 5040 4.8", (0, 1, 2), Header, |keys, peer| {
+    case("Atomic Request without the access right", "7306 8.1, 5040 4.8", (0, 1, 2), Header, |keys, peer| {
         say(peer, atomic_request(0, keys.no_atomic, 0))
     }),
     // RDMAP, remote operation.
@@ -254,19 +254,19 @@ pub const CASES: &[Case] = &[
     case("Send in a tagged segment", "5040 7.2 2", (0, 2, 6), Header, |keys, peer| {
         say(peer, tagged(0x43, keys.open, 0, b"x"))
     }),
-    case("Send on the queue of requests", "5040 7.2 2", (0, 2, 6), Header, |_, peer| {
+    case("Send on the request queue", "5040 7.2 2", (0, 2, 6), Header, |_, peer| {
         say(peer, untagged(0x43, 0, 1, 1, 0, b"x"))
     }),
-    case("Read Response that nobody asked for", "5040 7.2 2", (0, 2, 6), Header, |keys, peer| {
+    case("Read Response without a request", "5040 7.2 2", (0, 2, 6), Header, |keys, peer| {
         say(peer, tagged(0x42, keys.open, 0, b"x"))
     }),
-    case("Atomic Response that nobody asked for", "7306 8.2, 5040 7.2 2", (0, 2, 6), Header, |_, peer| {
+    case("Atomic Response without a request", "7306 8.2, 5040 7.2 2", (0, 2, 6), Header, |_, peer| {
         say(peer, untagged(0x4b, 0, 3, 1, 0, &[0; 12]))
     }),
-    case("Atomic Request of an operation that is none", "7306 5.2.1 4", (0, 2, 6), Header, |keys, peer| {
+    case("Atomic Request with an unknown operation", "7306 5.2.1 4", (0, 2, 6), Header, |keys, peer| {
         say(peer, atomic_request(9, keys.open, 0))
     }),
-    case("Atomic Request of a word that is not aligned", "7306 8.2", (0, 2, 7), Header, |keys, peer| {
+    case("Atomic Request of an unaligned word", "7306 8.2", (0, 2, 7), Header, |keys, peer| {
         say(peer, atomic_request(0, keys.open, 4))
     }),
     case("ULPDU shorter than a DDP header", "5040 4.8", (0, 2, 7), Nothing, |_, peer| {
@@ -279,7 +279,7 @@ pub const CASES: &[Case] = &[
         say(peer, untagged(0x41, 0, 1, 1, 0, &[0; 29]))
     }),
     case(
-        "Read Request at an offset of its message",
+        "Read Request at a nonzero message offset",
         "5041 7.1 untagged 3",
         (1, 2, 4),
         Header,
@@ -294,11 +294,11 @@ pub const CASES: &[Case] = &[
     case("Immediate Data of nine bytes", "7306 6.3, 5041 7.1", (1, 2, 5), Header, |_, peer| {
         say(peer, untagged(0x48, 0, 0, 1, 0, &[0; 9]))
     }),
-    // Answers to our own Read Request.
+    // Responses to our own Read Request.
     Case {
         reads: true,
         ..case(
-            "Read Response to another key than was asked",
+            "Read Response to another key than requested",
             "5041 7.1 tagged 1",
             (1, 1, 0),
             Header,
@@ -308,7 +308,7 @@ pub const CASES: &[Case] = &[
     Case {
         reads: true,
         ..case(
-            "Read Response at another offset than was asked",
+            "Read Response at another offset than requested",
             "5041 7.1 tagged 3",
             (1, 1, 1),
             Header,
@@ -317,7 +317,7 @@ pub const CASES: &[Case] = &[
     },
     Case {
         reads: true,
-        ..case("Read Response longer than was asked", "5041 7.1 tagged 4", (1, 1, 1), Header, |_, peer| {
+        ..case("Read Response longer than requested", "5041 7.1 tagged 4", (1, 1, 1), Header, |_, peer| {
             answer(peer, |request| tagged(0x42, sink(request), 0, &[1; RECEIVE + 1]))
         })
     },
@@ -349,7 +349,7 @@ pub const CASES: &[Case] = &[
     Case {
         markers: true,
         ..case(
-            "with markers: Write to a key that is none",
+            "with markers: Write to an unknown key",
             "5041 7.1 tagged 1",
             (1, 1, 0),
             Header,

@@ -1,4 +1,4 @@
-//! `docs/measurements/terminate.md`: the tables that the tests write or compare.
+//! `docs/measurements/terminate.md`: the tables that the tests compare or write.
 
 use std::{
     env, fs,
@@ -10,13 +10,13 @@ use xwarp_checks::hostile::Terminate;
 
 use super::cases::Case;
 
-/// The row of one case.
+/// Formats the row of a case.
 pub fn row(case: &Case, came: &Terminate) -> String {
     let Case { sent, rule, numbers: promised, .. } = case;
     format!("| {sent} | {rule} | {} | {} |", expected(*promised), numbers(came))
 }
 
-/// Layer, type and code of a Terminate that came, and its header control bits.
+/// Formats layer, type and code of a received Terminate, and its header control bits.
 pub fn numbers(came: &Terminate) -> String {
     let (layer, error_type, code) = came.numbers;
     let parts = [(came.length.is_some(), 'M'), (came.ddp.is_some(), 'D'), (came.rdma.is_some(), 'R')];
@@ -24,7 +24,7 @@ pub fn numbers(came: &Terminate) -> String {
     format!("{layer} {error_type} {code:02x} {bits}")
 }
 
-/// Layer, type and code with the RFCs' names.
+/// Formats layer, type and code with the RFCs' names.
 pub fn expected((layer, error_type, code): (u8, u8, u8)) -> String {
     let name = match (layer, error_type, code) {
         (0, 1, 0x00) => "remote protection: invalid STag",
@@ -53,14 +53,14 @@ pub fn expected((layer, error_type, code): (u8, u8, u8)) -> String {
         (2, 0, 0x03) => "MPA: marker and ULPDU length disagree",
         (2, 0, 0x06) => "MPA: insufficient IRD",
         (2, 0, 0x07) => "MPA: no matching RTR",
-        _ => panic!("an error of no name"),
+        _ => panic!("an error without a name"),
     };
     format!("{layer} {error_type} {code:02x} {name}")
 }
 
 /// Compares one table of the document with `rows`, or writes it.
 pub fn check(table: &str, rows: &[String]) {
-    // The tests of one process write one after the other.
+    // The tests of this process write one at a time.
     static WRITING: Mutex<()> = Mutex::new(());
     let _one = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/measurements/terminate.md");

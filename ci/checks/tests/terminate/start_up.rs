@@ -1,5 +1,5 @@
-//! The errors of a start-up, in both roles: the TCP connection is closed at once (RFC 5044 section 8, code 4), and only
-//! where both ends agreed on full operation a Terminate comes first (RFC 6581 section 8).
+//! Errors of the start-up in both roles: the TCP connection is closed immediately (RFC 5044 section 8, code
+//! 4), and a Terminate precedes that only where both ends agreed on full operation (RFC 6581 section 8).
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -19,14 +19,14 @@ use xwarp_verbs::{
 
 use super::{Keys, LIMIT, PORT, SHORT, Server, document, testify};
 
-/// A start-up that fails: what is sent in words, the section, and what sends it.
+/// A failing start-up: its description, the section, and the function that sends it.
 type Failure = (&'static str, &'static str, fn(&mut Hostile) -> Result<()>);
 
 fn say(peer: &mut Hostile, bytes: &[u8]) -> Result<()> {
     Ok(peer.say(bytes)?)
 }
 
-/// What a responder refuses.
+/// Start-ups that a responder rejects.
 const REQUESTS: &[Failure] = &[
     ("HTTP", "5044 7.1.1", |peer| say(peer, b"GET / HTTP/1.0\r\n\r\n")),
     ("a Reply instead of a Request", "5044 7.1.2, rule 8", |peer| say(peer, &start_up(REPLY, CRC, 1, b""))),
@@ -36,7 +36,7 @@ const REQUESTS: &[Failure] = &[
     ("S without room for IRD and ORD", "6581 6", |peer| {
         say(peer, &start_up(REQUEST, CRC | ENHANCED, 2, &[0; 3]))
     }),
-    ("an FPDU behind the Request", "5044 7.1.2, rule 2", |peer| {
+    ("an FPDU after the Request", "5044 7.1.2, rule 2", |peer| {
         let fpdu = peer.frame(&tagged(0x40, 0, 0, b""));
         say(peer, &[start_up(REQUEST, CRC, 1, b""), fpdu].concat())
     }),
@@ -75,7 +75,7 @@ fn netns_every_bad_request_closes_the_connection() {
         let server = lab.enter(scope, Side::B, move || {
             let server = Server::open(address, &ready);
             tell_keys.send(server.keys).unwrap();
-            // A peer that panics hangs up; either way it is over.
+            // A peer that panics closes its socket; the test ends in both cases.
             let _: Result<(), _> = all_done.recv();
             server.over();
         });
@@ -92,7 +92,7 @@ fn netns_every_bad_request_closes_the_connection() {
     document::check("requests", &rows);
 }
 
-/// What an initiator refuses: also the settings it has, and the Terminate that is to come.
+/// A start-up that an initiator rejects, with its settings and the expected Terminate.
 struct Refusal {
     failure: Failure,
     mpa: fn() -> MpaConfig,
@@ -135,26 +135,26 @@ const REPLIES: &[Refusal] = &[
     refusal("nothing until the time limit", "5044 7.1.2, rule 6", |_| Ok(())),
     Refusal {
         mpa: with_markers,
-        ..refusal("R without a word, when markers are required", "5044 7.1.2", |peer| {
+        ..refusal("rejection without private data when markers are required", "5044 7.1.2", |peer| {
             say(peer, &start_up(REPLY, CRC | ENHANCED | 0x20, 2, &[0; 4]))
         })
     },
     Refusal {
         terminate: Some((2, 0, 6)),
-        ..refusal("an ORD that is above every IRD of ours", "6581 9.1", |peer| {
+        ..refusal("an ORD above our maximum IRD", "6581 9.1", |peer| {
             say(peer, &start_up(REPLY, CRC | ENHANCED, 2, &[0, 4, 0x0f, 0xff]))
         })
     },
     Refusal {
         mpa: peer_to_peer,
         terminate: Some((2, 0, 7)),
-        ..refusal("another RTR than was offered", "6581 9.2", |peer| {
+        ..refusal("an RTR that was not offered", "6581 9.2", |peer| {
             say(peer, &start_up(REPLY, CRC | ENHANCED, 2, &[0x80, 4, 0x40, 4]))
         })
     },
 ];
 
-/// The raw responder: says what each case wants said, and what came then.
+/// The raw responder: sends the start-up of each case and returns the response.
 fn answer(listener: &TcpListener) -> Vec<(Option<Terminate>, End)> {
     let mut seen = Vec::new();
     for Refusal { failure: (sent, _, provoke), terminate, .. } in REPLIES {
@@ -170,7 +170,7 @@ fn answer(listener: &TcpListener) -> Vec<(Option<Terminate>, End)> {
     seen
 }
 
-/// The initiator: what the verb says in each case.
+/// The initiator: returns the verb's error in each case.
 fn connect_to_all(peer: SocketAddr) -> Vec<String> {
     let device = Device::open(INTERFACE).unwrap();
     let pd = device.create_pd().unwrap();

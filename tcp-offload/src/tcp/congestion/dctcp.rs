@@ -46,7 +46,7 @@ impl CongestionControl for Dctcp {
         self.reno.acked(window, acked);
     }
 
-    /// Section 3.3, step 9; losses halve the window (section 3.4).
+    /// Section 3.3, step 9; losses halve the window (section 3.5).
     fn reduce(&mut self, window: &Window, flight: u64, sign: Congestion) -> u64 {
         let reno = self.reno.reduce(window, flight, sign);
         if sign != Congestion::Marked {
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn rfc8257_s3_4_losses_are_answered_as_ever() {
+    fn rfc8257_s3_5_losses_are_answered_as_ever() {
         let mut dctcp = Dctcp { alpha: 0.0, ..Dctcp::default() };
         assert_eq!(dctcp.reduce(&WINDOW, 100_000, Congestion::Loss), 50_000);
         assert_eq!(dctcp.reduce(&WINDOW, 100_000, Congestion::Timeout), 50_000);

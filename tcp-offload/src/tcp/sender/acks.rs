@@ -115,6 +115,9 @@ impl Sender {
         if !held {
             self.grow(ack, advanced.then(|| ack.number - una), &delivery);
         }
+        if advanced {
+            self.waiting_since = Some(ack.now).filter(|_| !self.queue.is_empty());
+        }
         if had_data && self.queue.is_empty() {
             self.idle_since = Some(ack.now);
         }
@@ -162,9 +165,7 @@ impl Sender {
             if !entry.sacked {
                 note(&mut delivery, &entry);
             }
-            if let Some(frame) = entry.frame {
-                link.release(frame);
-            }
+            entry.payload.release(link);
         }
         // What waited beyond a gap until a retransmission filled it says nothing of the path.
         if delivery.retransmitted {

@@ -42,7 +42,15 @@ pub(super) fn path(here: bool) -> Path {
     let (local_mac, remote_mac) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
     let flow = if here { Flow { local, remote } } else { Flow { local: remote, remote: local } };
     let (source_mac, next_hop_mac) = if here { (local_mac, remote_mac) } else { (remote_mac, local_mac) };
-    Path { flow, source_mac, next_hop_mac, vlan: VlanTags::default(), mtu: 1500, queue: QueueId(0) }
+    Path {
+        flow,
+        source_mac,
+        next_hop: Some(flow.remote.ip()),
+        next_hop_mac,
+        vlan: VlanTags::default(),
+        mtu: 1500,
+        queue: QueueId(0),
+    }
 }
 
 /// Sends `total` bytes of the pattern in units that are never cut, then nothing or a FIN.

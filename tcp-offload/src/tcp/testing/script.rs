@@ -88,7 +88,12 @@ impl Script {
 
     /// The peer's SYN-ACK, 1 ms after the SYN.
     pub(crate) fn syn_ack(&mut self, options: Options) {
-        self.now += super::ms(1);
+        self.syn_ack_after(super::ms(1), options);
+    }
+
+    /// The peer's SYN-ACK, `delay` after the SYN.
+    pub(crate) fn syn_ack_after(&mut self, delay: std::time::Duration, options: Options) {
+        self.now += delay;
         let flags = Flags { syn: true, ack: true, ..Flags::default() };
         self.inject(Fields { seq: SeqNum::new(IRS), flags, options, ..self.template }, 0);
         if options.timestamps.is_none() {
@@ -193,6 +198,8 @@ impl Script {
         while let Some(next) = self.conn.deadline().filter(|d| *d <= end) {
             self.now = self.now.max(next);
             self.closed = self.closed.or(self.conn.on_timer(self.now));
+            let next = self.conn.deadline();
+            assert!(next.is_none_or(|at| at > self.now), "a timer was armed at or before now: {next:?}");
             let after = self.now.since(start).as_micros() as u64;
             seen.extend(self.run().into_iter().map(|s| (after, s)));
             assert!(seen.len() < 10_000, "a timer spins");

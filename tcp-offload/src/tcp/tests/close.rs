@@ -294,3 +294,71 @@ fn rfc6191_s2_a_later_syn_may_replace_time_wait() {
     assert!(!script.conn.replaceable_by(&syn(irs(1))));
     assert!(!script.conn.replaceable_by(&syn(SeqNum::new(IRS - 1000))));
 }
+
+/// An established connection whose framing layer has stopped reading, in the middle of what the peer sends.
+fn unread(source: Stream) -> Script {
+    let mut script = Script::established(TcpConfig::default(), source);
+    script.run();
+    script.data(0, 10);
+    script.conn.flush_ack();
+    script.run();
+    let now = script.now;
+    script.conn.stop_reading(now);
+    script
+}
+
+#[test]
+fn data_that_nobody_will_read_is_not_acknowledged() {
+    let mut script = unread(silent());
+    assert!(script.data(10, 100).is_empty());
+    assert!(script.wait(ms(100)).is_empty());
+    assert_eq!((script.conn.contiguous(), script.conn.counters().unread), (10, 1));
+    // Not before our FIN has arrived: a RST could overtake what was said before it.
+    script.source = Stream::new(0, 0, true);
+    let [fin] = script.run()[..] else { panic!("our FIN") };
+    assert_eq!((fin.flags.fin, fin.ack), (true, irs(10)));
+    assert!(script.data(10, 100).is_empty());
+    assert_eq!(script.closed, None);
+}
+
+#[test]
+fn rfc9293_s3_6_1_payload_after_our_fin_that_nobody_will_read_is_reset() {
+    let mut script = unread(Stream::new(0, 0, true));
+    assert_eq!(script.conn.state(), State::FinWait1);
+    let data = Fields { seq: irs(10), ack: iss(1), ..plain(&script) };
+    let [reset] = script.exchange(data, 100)[..] else { panic!("one RST") };
+    assert_eq!((reset.flags.rst, reset.seq, reset.ack), (true, iss(1), irs(10)));
+    assert_eq!(script.closed, Some(CloseReason::Aborted));
+}
+
+#[test]
+fn a_peer_that_still_reads_to_its_fin_closes_gracefully_though_nobody_reads() {
+    let mut script = unread(Stream::new(0, 0, true));
+    script.inject(Fields { seq: irs(10), ack: iss(1), flags: FIN, ..plain(&script) }, 0);
+    assert_eq!((script.conn.state(), script.closed), (State::TimeWait, Some(CloseReason::Graceful)));
+}
+
+/// Once a second the peer sends `len` bytes at `offset`. Returns the seconds until the connection is over, two minutes at most.
+fn trickled(script: &mut Script, offset: u32, acked: u32, len: usize) -> usize {
+    let second = |_: &usize| {
+        script.wait(ms(1_000));
+        script.exchange(Fields { seq: irs(offset), ack: iss(acked), ..plain(script) }, len);
+        !script.conn.is_closed()
+    };
+    (0..120).take_while(second).count()
+}
+
+#[test]
+fn no_trickle_keeps_a_connection_that_nobody_reads() {
+    // The FIN is never acknowledged: the user timeout, as for data.
+    assert!(trickled(&mut unread(Stream::new(0, 0, true)), 10, 0, 1) <= 31);
+    // Nothing is outstanding: duplicates in FIN-WAIT-2.
+    let mut script = unread(Stream::new(0, 0, true));
+    script.inject(Fields { seq: irs(10), ack: iss(1), ..plain(&script) }, 0);
+    assert_eq!(script.conn.state(), State::FinWait2);
+    assert!((58..=61).contains(&trickled(&mut script, 0, 1, 1)));
+    // The upper layer never closes: a RST, because the peer knows of no end.
+    let mut script = unread(silent());
+    assert!((58..=61).contains(&trickled(&mut script, 10, 0, 1)));
+    assert_eq!(script.closed, Some(CloseReason::TimedOut));
+}

@@ -7,7 +7,7 @@ use crate::{
     seq::SeqNum,
     sim,
     tcp::{
-        Connection, State, TcpConfig,
+        Connection, SoftError, State, TcpConfig,
         testing::{IRS, ISS, Script, Stream, at_ms, ms},
     },
     ulp::CloseReason,
@@ -254,4 +254,37 @@ fn rfc7323_s5_2_a_refusal_echoes_the_timestamp_that_it_answers() {
     let [reset] = script.exchange(bad, 0)[..] else { panic!("one RST") };
     assert_eq!(reset.options.timestamps, Some(Timestamps { value: 0, echo: 4711 }));
     assert_eq!(reset.flags, Flags { rst: true, ..Flags::default() });
+}
+
+/// RFC 9293 section 3.5, figure 7: the SYN-ACK has the sequence number of the SYN before it. Any other is of another
+/// incarnation or forged.
+#[test]
+fn rfc9293_s3_5_a_syn_ack_with_another_number_completes_no_simultaneous_open() {
+    let mut script = Script::connecting(without_sack(), silent());
+    script.run();
+    let syn = Flags { syn: true, ..Flags::default() };
+    script.exchange(Fields { seq: SeqNum::new(IRS), flags: syn, ..script.template }, 0);
+    assert_eq!(script.conn.state(), State::SynReceived);
+    for seq in [IRS + 1, IRS + 77, IRS - 1, IRS ^ 0x8000_0000] {
+        let flags = Flags { ack: true, ..syn };
+        let other = Fields { seq: SeqNum::new(seq), flags, ..script.template };
+        let [challenge] = script.exchange(other, 0)[..] else { panic!("a challenge ACK for {seq}") };
+        assert_eq!((challenge.flags.syn, challenge.flags.rst, challenge.ack), (false, false, irs(0)));
+        assert_eq!(script.conn.state(), State::SynReceived);
+    }
+}
+
+/// MUST-22: excessive retransmissions of a SYN are reported like those of data; MUST-20: the next hop is asked for again.
+#[test]
+fn rfc9293_s3_8_3_syns_without_an_answer_are_reported() {
+    let mut script = Script::connecting(TcpConfig::default(), silent());
+    script.run();
+    script.wait(ms(6_900));
+    assert_eq!((script.conn.take_soft_error(), script.conn.take_next_hop_doubt()), (None, false));
+    script.wait(ms(200));
+    assert_eq!(script.conn.take_soft_error(), Some(SoftError::NoAnswer), "three SYNs without an answer");
+    assert!(script.conn.take_next_hop_doubt() && !script.conn.take_next_hop_doubt());
+    script.wait(ms(8_000));
+    assert_eq!(script.conn.take_soft_error(), None, "reported once");
+    assert!(script.conn.take_next_hop_doubt(), "but the next hop is doubted again");
 }

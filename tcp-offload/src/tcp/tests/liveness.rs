@@ -7,7 +7,7 @@ use crate::{
         testing::{Script, ms, offset, path},
     },
     ulp::CloseReason,
-    wire::{Fields, IcmpError, IcmpKind},
+    wire::{Fields, IcmpError, IcmpKind, Options},
 };
 
 #[test]
@@ -242,4 +242,80 @@ fn rfc9293_s3_8_3_and_s3_8_4_one_connection_can_have_times_of_its_own() {
     script.conn.tune(now, &tuning);
     assert!(script.wait(ms(60_000)).is_empty());
     assert_eq!(script.closed, None);
+}
+
+/// Everything that is a time or a number of packets is zero.
+fn zeros() -> TcpConfig {
+    let zero = std::time::Duration::ZERO;
+    TcpConfig {
+        initial_window: 0,
+        rto_initial: zero,
+        rto_min: zero,
+        rto_max: zero,
+        tlp_ack_delay: zero,
+        delayed_ack: zero,
+        ack_every: 0,
+        connect_timeout: zero,
+        syn_acks: 0,
+        syn_ack_timeout: zero,
+        user_timeout: zero,
+        keepalive: Some(Keepalive { idle: zero, interval: zero, probes: 0 }),
+        time_wait: zero,
+        fin_wait_2: zero,
+        challenges: 0,
+        challenge_period: zero,
+        max_frames: 0,
+        reserve_frames: 0,
+        hop_limit: 0,
+        dscp: 255,
+        ..TcpConfig::default()
+    }
+}
+
+/// `Script::wait` panics when a timer is armed at or before the present.
+#[test]
+fn settings_of_zero_make_no_timer_spin() {
+    let clamped = zeros().clamped();
+    assert_eq!(clamped.clamped(), clamped);
+    assert_eq!(TcpConfig::default().clamped(), TcpConfig::default());
+    for config in [clamped, TcpConfig { user_timeout: ms(60_000), ..clamped }] {
+        let keepalive = Some(Keepalive { probes: 100, ..config.keepalive.expect("on") });
+        for (keepalive, source) in [(keepalive, bulk(9)), (keepalive, silent()), (None, bulk(9))] {
+            let mut script =
+                Script::established(TcpConfig { connect_timeout: ms(50), keepalive, ..config }, source);
+            script.run();
+            script.data(0, 10);
+            script.wait(ms(20));
+            script.inject(Fields { window: 0, ..plain(&script) }, 0);
+            script.wait(ms(5_000));
+        }
+    }
+}
+
+#[test]
+fn a_connection_is_tuned_to_possible_values_only() {
+    let mut script = Script::established(TcpConfig::default(), silent());
+    script.run();
+    let (now, tuning) = (script.now, zeros().tuning());
+    script.conn.tune(now, &tuning);
+    assert!(script.conn.deadline().is_some_and(|at| at > now));
+    script.wait(ms(1_000));
+    assert_eq!(script.closed, Some(CloseReason::TimedOut), "one probe without an answer");
+    assert_eq!(script.conn.counters().keepalives, 1);
+}
+
+/// Data and its ACK within one instant: the smoothed round-trip time is nothing, and so would be the probe's time-out for more
+/// segments than a delayed ACK covers.
+#[test]
+fn rfc8985_s7_2_a_round_trip_of_nothing_arms_no_probe_in_the_present() {
+    let mut script = Script::connecting(TcpConfig { timestamps: false, ..TcpConfig::default() }, bulk(20));
+    script.run();
+    let before = script.now;
+    let options = Options { mss: Some(1000), sack_permitted: true, ..Options::default() };
+    script.syn_ack_after(ms(0), options);
+    assert_eq!((script.now, script.run().len()), (before, 10));
+    assert_eq!(script.conn.info().srtt, Some(ms(0)));
+    assert!(script.conn.deadline().is_some_and(|at| at > before));
+    script.wait(ms(1));
+    assert_eq!(script.conn.counters().tlp_probes, 1);
 }

@@ -102,10 +102,11 @@ fn a_raised_mtu_is_used_for_new_segments() {
 }
 
 #[test]
-fn frames_follow_the_next_hop_retransmissions_too() {
+fn frames_follow_the_ethernet_addresses_retransmissions_too() {
     let mut script = Script::established(TcpConfig::default(), bulk(2));
     script.run();
-    script.conn.redirect(Mac([9; 6]));
+    script.conn.redirect(Mac([8; 6]), Mac([9; 6]));
     let seen = script.wait(ms(500));
-    assert!(!seen.is_empty() && seen.iter().all(|(_, s)| s.destination_mac == Mac([9; 6])));
+    let redirected = |s: &Segment| (s.source_mac, s.destination_mac) == (Mac([8; 6]), Mac([9; 6]));
+    assert!(!seen.is_empty() && seen.iter().all(|(_, s)| redirected(s)));
 }

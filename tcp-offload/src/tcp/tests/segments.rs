@@ -7,7 +7,7 @@ use crate::{
         testing::{Script, Stream, ms},
     },
     ulp::CloseReason,
-    wire::{Fields, Flags, Options},
+    wire::{Fields, Flags, Options, Timestamps},
 };
 
 fn with(fields: Fields, flags: Flags) -> Fields {
@@ -217,4 +217,19 @@ fn rfc9293_s3_5_3_a_reset_may_have_data() {
     script.run();
     let receipt = script.inject(with(plain(&script), RST), 20);
     assert_eq!((receipt.closed, receipt.arrival), (Some(CloseReason::Reset), None));
+}
+
+/// RFC 5961 section 4.2 goes before RFC 7323 section 3.2: a peer that has restarted may offer no timestamps, or older ones.
+#[test]
+fn rfc5961_s4_2_a_syn_without_timestamps_or_with_old_ones_is_challenged() {
+    let mut script = stamped(Stream::new(0, 0, false));
+    script.run();
+    let old = Timestamps { value: 1, echo: 0 };
+    for timestamps in [None, Some(old)] {
+        let options = Options { timestamps, ..Options::default() };
+        let syn = with(Fields { seq: irs(1 << 30), options, ..plain(&script) }, SYN);
+        let [challenge] = script.exchange(syn, 0)[..] else { panic!("a challenge ACK") };
+        assert_eq!((challenge.flags.rst, challenge.ack), (false, irs(0)));
+    }
+    assert_eq!(script.conn.state(), State::Established);
 }

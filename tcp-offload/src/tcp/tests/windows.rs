@@ -224,3 +224,95 @@ fn nothing_is_sent_that_the_source_does_not_have() {
     assert!(script.wait(ms(100_000)).is_empty());
     assert_eq!(script.conn.deadline(), None);
 }
+
+/// Each time the connection says something, the peer answers with this window and acknowledges nothing new. Returns how many
+/// answers there were in `time`.
+fn answered_with(script: &mut Script, acked_to: u32, window: u16, time: u64) -> usize {
+    let end = script.now + ms(time);
+    let mut answers = 0;
+    while let Some(next) = script.conn.deadline().filter(|at| *at <= end) {
+        if !script.wait(next.since(script.now)).is_empty() {
+            script.wait(ms(20));
+            while !script.exchange(acked(script, acked_to, window), 0).is_empty() {}
+            answers += 1;
+        }
+    }
+    script.now = end;
+    answers
+}
+
+/// The peer's first window allows a segment, then it closes over the segment in flight.
+#[test]
+fn rfc9293_s3_8_6_1_a_window_closed_over_data_in_flight_spins_no_timer_and_ends_nothing() {
+    for config in [TcpConfig::default(), super::without_sack()] {
+        let mut script = Script::established(config, bulk(1));
+        assert_eq!(script.run().len(), 1);
+        script.inject(acked(&script, 0, 0), 0);
+        let answers = answered_with(&mut script, 0, 0, 600_000);
+        assert!((60..120).contains(&answers), "{answers} retransmissions in ten minutes");
+        assert_eq!(script.closed, None);
+        // The window opens: the user timeout begins with the next retransmission.
+        script.inject(acked(&script, 0, 5000), 0);
+        script.wait(ms(29_000));
+        assert_eq!(script.closed, None);
+        script.wait(ms(62_000));
+        assert_eq!(script.closed, Some(CloseReason::TimedOut));
+    }
+}
+
+#[test]
+fn rfc9293_s3_8_6_1_silence_behind_a_closed_window_times_out() {
+    let mut script = Script::established(TcpConfig::default(), bulk(1));
+    script.run();
+    script.inject(acked(&script, 0, 0), 0);
+    answered_with(&mut script, 0, 0, 100_000);
+    script.wait(ms(92_000));
+    assert_eq!(script.closed, Some(CloseReason::TimedOut));
+}
+
+/// SHLD-17: the peer may not take what lies beyond the edge that it has moved left.
+#[test]
+fn rfc9293_s3_8_6_data_beyond_a_shrunk_edge_does_not_time_out() {
+    let mut script = Script::established(TcpConfig::default(), bulk(1));
+    script.run();
+    // Less than the smallest segment that a narrow path leads to.
+    script.inject(acked(&script, 0, 200), 0);
+    answered_with(&mut script, 0, 200, 300_000);
+    assert_eq!(script.closed, None);
+    // What lies within the window does.
+    script.inject(acked(&script, 0, 1000), 0);
+    answered_with(&mut script, 0, 1000, 92_000);
+    assert_eq!(script.closed, Some(CloseReason::TimedOut));
+}
+
+/// The user timeout runs from the first probe without an answer, not from the last answer.
+#[test]
+fn rfc9293_s3_8_6_1_probes_far_apart_that_are_answered_keep_the_connection() {
+    let mut script = closed_to(0, bulk(1));
+    script.run();
+    let answers = answered_with(&mut script, 0, 0, 3_600_000);
+    assert!(answers > 60, "{answers}");
+    assert_eq!(script.closed, None);
+    let start = script.now;
+    while script.closed.is_none() {
+        script.wait(ms(1_000));
+    }
+    assert!(script.now.since(start) <= ms(39_000), "a pause, and the user timeout from the first probe");
+}
+
+/// As RFC 6429 explains: a peer that answers probes may keep a connection open, but not one that its user has closed.
+#[test]
+fn a_closed_window_does_not_hold_a_connection_that_we_have_closed() {
+    let mut script = Script::established(TcpConfig::default(), Stream::new(1000, 0, true));
+    assert_eq!(script.run().len(), 2, "data and FIN");
+    script.inject(acked(&script, 0, 0), 0);
+    answered_with(&mut script, 0, 0, 31_000);
+    assert_eq!(script.closed, Some(CloseReason::TimedOut));
+
+    let mut script = closed_to(0, bulk(1));
+    script.run();
+    answered_with(&mut script, 0, 0, 10_000);
+    script.conn.close();
+    answered_with(&mut script, 0, 0, 60_000);
+    assert_eq!(script.closed, Some(CloseReason::TimedOut));
+}

@@ -1,30 +1,32 @@
 //! Events of the connection manager, and the channel they come on.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fmt, io,
     net::SocketAddr,
-    os::fd::{AsFd, BorrowedFd},
-    sync::{Arc, Weak},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    sync::{Arc, Mutex, Weak},
 };
 
 use xwarp_tcp::ulp::CloseReason;
 
 use super::{CmId, table::CmKey};
 use crate::{
-    api::{async_event::BellQueue, device::DeviceInner},
+    api::device::DeviceInner,
     interface::RouteError,
     rnic::PeerDepths,
+    system::{Doorbell, lock},
 };
 
-/// What happened to an identifier.
+/// A change of an identifier.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum EventKind {
     /// [`CmId::resolve_address`]: the peer's address can be reached.
     AddressResolved,
-    /// [`CmId::resolve_address`]: it cannot.
+    /// [`CmId::resolve_address`]: the peer's address cannot be reached.
     AddressError(RouteError),
-    /// [`CmId::resolve_route`]: ready to connect.
+    /// [`CmId::resolve_route`]: the identifier is ready to connect.
     RouteResolved,
     /// A listener: a peer asks for a connection.
     ConnectRequest(IncomingRequest),
@@ -32,61 +34,66 @@ pub enum EventKind {
     RequestGone,
     /// The queue pair is ready to send.
     Established {
-        /// Bytes of the responder's application, not to be trusted; empty at the responder.
+        /// Private data of the responder's application; untrusted. Empty at the responder.
         private_data: Vec<u8>,
-        /// RDMA Reads and atomics of the peer that we serve at once.
+        /// RDMA Reads and atomics of the peer that we serve at the same time.
         ird: u16,
         /// RDMA Reads and atomics that we may have outstanding.
         ord: u16,
-        /// What the peer said of itself (RFC 6581 section 9.1).
+        /// The peer's own IRD and ORD (RFC 6581 section 9.1).
         peer: PeerDepths,
     },
-    /// The peer's application does not want the connection.
+    /// The peer's application rejected the connection.
     Rejected {
-        /// Bytes of its, not to be trusted.
+        /// Private data of the peer's application; untrusted.
         private_data: Vec<u8>,
-        /// What the peer said of itself, perhaps what it would need (RFC 6581 section 9.1).
+        /// The peer's IRD and ORD, perhaps those that it would have needed (RFC 6581 section 9.1).
         peer: PeerDepths,
     },
-    /// Nobody listens at the peer's port.
+    /// No listener at the peer's port.
     Refused,
-    /// The network says that the peer cannot be reached.
+    /// The network reported that the peer cannot be reached.
     Unreachable,
     /// The peer did not answer in time.
     TimedOut,
-    /// The connection could not be made for another reason.
+    /// The connection could not be established for another reason.
     ConnectError(CloseReason),
-    /// The peer closed the connection, or it is lost; work of the queue pair is flushed.
+    /// The peer closed the connection, or it was lost. The work of the queue pair is flushed.
     Disconnected,
-    /// Nothing is left of the connection. Its last event.
+    /// The connection has ended at both ends. The last event of a connection.
     Closed(CloseReason),
+    /// The device has failed, and the identifier with it. Its last event.
+    DeviceFailed,
 }
 
-/// A connection that a peer asks for.
+/// A peer's request for a connection.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct IncomingRequest {
-    /// The new identifier, to accept or to reject. It reports on its listener's channel. Dropping it rejects.
+    /// The identifier of the new connection, to accept or to reject. Its events come on the listener's channel. Dropping
+    /// it rejects the request.
     pub id: CmId,
-    /// Bytes of the initiator's application: not to be trusted.
+    /// Private data of the initiator's application; untrusted.
     pub private_data: Vec<u8>,
-    /// RDMA Reads that the peer serves at once and wants to have outstanding, if it says so.
+    /// The peer's own IRD and ORD, as far as it sent them.
     pub depths: PeerDepths,
     /// Our address.
     pub local: SocketAddr,
-    /// The peer's.
+    /// The peer's address.
     pub peer: SocketAddr,
 }
 
-/// Something happened to an identifier.
+/// An event of the connection manager.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Event {
-    /// Which ([`CmId::key`]). With a [`EventKind::ConnectRequest`] the listener.
+    /// The identifier ([`CmId::key`]). For [`EventKind::ConnectRequest`] it is the listener.
     pub id: CmKey,
-    /// What.
+    /// The change.
     pub kind: EventKind,
 }
 
-/// An event as it waits: it must keep no device alive, or nobody could ever close one with unread events.
+/// An event in the queue. It holds no handle to the device, so unread events do not keep a device open.
 pub(crate) enum Queued {
     Plain(Event),
     Request {
@@ -101,61 +108,155 @@ pub(crate) enum Queued {
 }
 
 impl Queued {
-    /// The identifier that the event is about; for a request the new one.
-    fn about(&self) -> CmKey {
+    /// The identifiers that the event names: its own, and the listener of a request.
+    fn names(&self) -> [CmKey; 2] {
         match self {
-            Self::Plain(event) => event.id,
-            Self::Request { key, .. } => *key,
+            Self::Plain(event) => [event.id; 2],
+            Self::Request { listener, key, .. } => [*key, *listener],
+        }
+    }
+
+    /// The new identifier of a request.
+    fn request(&self) -> Option<CmKey> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Request { key, .. } => Some(*key),
         }
     }
 }
 
-/// The inside of a channel.
-pub(crate) struct ChannelQueue(BellQueue<Queued>);
+/// The events that wait in a channel. All operations on one event take logarithmic time.
+#[derive(Default)]
+struct Waiting {
+    /// The events by their number, the oldest first.
+    events: BTreeMap<u64, Queued>,
+    /// The numbers of the events that name each identifier.
+    by_name: BTreeSet<(CmKey, u64)>,
+    /// Number of the next event.
+    next: u64,
+}
+
+impl Waiting {
+    fn push(&mut self, event: Queued) {
+        let number = self.next;
+        self.next += 1;
+        self.by_name.extend(event.names().map(|name| (name, number)));
+        self.events.insert(number, event);
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Queued> {
+        let event = self.events.remove(&number)?;
+        for name in event.names() {
+            self.by_name.remove(&(name, number));
+        }
+        Some(event)
+    }
+
+    fn pop(&mut self) -> Option<Queued> {
+        let number = *self.events.first_key_value()?.0;
+        self.remove(number)
+    }
+
+    /// The numbers of the events that name `id`, the oldest first.
+    fn naming(&self, id: CmKey) -> Vec<u64> {
+        self.by_name.range((id, 0)..=(id, u64::MAX)).map(|&(_, number)| number).collect()
+    }
+
+    /// Removes and returns the events that name `id`, the oldest first.
+    fn remove_naming(&mut self, id: CmKey) -> Vec<Queued> {
+        self.naming(id).into_iter().filter_map(|number| self.remove(number)).collect()
+    }
+}
+
+/// The queue of a channel, behind a descriptor that is readable exactly while an event waits and that signals each event.
+pub(crate) struct ChannelQueue {
+    waiting: Mutex<Waiting>,
+    bell: Doorbell,
+}
 
 impl ChannelQueue {
-    /// Adds an event. The number that can wait is bounded by the identifiers and their backlogs.
-    pub(crate) fn push(&self, event: Queued) {
-        self.0.push(event, usize::MAX);
+    fn new() -> io::Result<Self> {
+        Ok(Self { waiting: Mutex::default(), bell: Doorbell::new()? })
     }
 
-    /// Moves what waits for an identifier to another channel.
-    pub(crate) fn hand_over(&self, id: CmKey, to: &Self) {
-        for event in self.0.take(|event| event.about() == id) {
+    /// Runs `f`, which removes events, and keeps the descriptor readable only if some are left.
+    fn shrink<R>(&self, f: impl FnOnce(&mut Waiting) -> R) -> R {
+        let mut waiting = lock(&self.waiting);
+        let result = f(&mut waiting);
+        if waiting.events.is_empty() {
+            self.bell.clear();
+        }
+        result
+    }
+
+    /// Adds an event. The number that can wait is bounded by the identifiers and the backlogs of listeners.
+    pub(crate) fn push(&self, event: Queued) {
+        let mut waiting = lock(&self.waiting);
+        waiting.push(event);
+        // Also when others wait: under EPOLLET only a write to the descriptor is an edge.
+        self.bell.ring();
+    }
+
+    /// Moves the events of an identifier to another channel. Returns the new identifiers of requests among them.
+    pub(crate) fn hand_over(&self, id: CmKey, to: &Self) -> Vec<CmKey> {
+        let events = self.shrink(|waiting| waiting.remove_naming(id));
+        let requests = events.iter().filter_map(Queued::request).collect();
+        for event in events {
             to.push(event);
         }
+        requests
     }
 
-    /// Forgets what waits for an identifier that is gone.
-    pub(crate) fn forget(&self, id: CmKey) {
-        self.0.take(|event| event.about() == id);
+    /// Discards the events of an identifier that is gone. Returns the new identifiers of requests among them, which the
+    /// application will not see.
+    pub(crate) fn forget(&self, id: CmKey) -> Vec<CmKey> {
+        let events = self.shrink(|waiting| waiting.remove_naming(id));
+        events.iter().filter_map(Queued::request).collect()
     }
 
-    /// Takes back the requests of a listener that the application has not seen.
-    pub(crate) fn take_requests(&self, of: CmKey) -> Vec<CmKey> {
-        self.0
-            .take(|event| matches!(event, Queued::Request { listener, .. } if *listener == of))
-            .iter()
-            .map(Queued::about)
-            .collect()
+    /// Removes the event of a request that the application has not seen. Returns false when it has seen the request.
+    pub(crate) fn withdraw_request(&self, id: CmKey) -> bool {
+        self.shrink(|waiting| {
+            let unseen = |number: &u64| waiting.events.get(number).and_then(Queued::request) == Some(id);
+            let Some(number) = waiting.naming(id).into_iter().find(unseen) else { return false };
+            waiting.remove(number).is_some()
+        })
+    }
+
+    fn pop(&self) -> Option<Queued> {
+        self.shrink(Waiting::pop)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        lock(&self.waiting).events.is_empty()
+    }
+
+    /// Entries of all tables, in the order of their fields.
+    #[cfg(test)]
+    pub(super) fn sizes(&self) -> [usize; 2] {
+        let waiting = lock(&self.waiting);
+        [waiting.events.len(), waiting.by_name.len()]
     }
 }
 
-/// Where events come. Its descriptor is readable while one waits. Clones share the events: each is given
-/// out once.
+/// A channel of connection manager events. The descriptor is readable while an event waits. Clones share the events:
+/// each event is returned once.
+///
+/// When the descriptor becomes readable, call [`poll`](Self::poll) until it returns `None`: an edge-triggered poller
+/// (mio, tokio) is not notified again for events that were left.
 #[derive(Clone)]
 pub struct EventChannel(pub(super) Arc<ChannelQueue>);
 
 impl EventChannel {
     /// A channel without events.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(Arc::new(ChannelQueue(BellQueue::new()?))))
+        Ok(Self(Arc::new(ChannelQueue::new()?)))
     }
 
-    /// The oldest event, without waiting.
+    /// The oldest event that waits, without blocking.
     pub fn poll(&self) -> Option<Event> {
         loop {
-            match self.0.0.pop()? {
+            match self.0.pop()? {
                 Queued::Plain(event) => return Some(event),
                 Queued::Request { listener, device, key, private_data, depths, local, peer } => {
                     let Some(device) = device.upgrade() else { continue };
@@ -170,7 +271,13 @@ impl EventChannel {
 
 impl AsFd for EventChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.0.as_fd()
+        self.0.bell.as_fd()
+    }
+}
+
+impl AsRawFd for EventChannel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 

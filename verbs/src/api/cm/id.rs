@@ -9,7 +9,7 @@ use std::{
 
 use xwarp_tcp::{
     mpa::{AcceptParams, MpaConfig},
-    tcp::Tuning,
+    tcp::{Info as TcpInfo, Tuning},
     time::Instant,
 };
 
@@ -33,8 +33,7 @@ const RESOLVE_SLICE: Duration = Duration::from_millis(50);
 
 /// An identifier of the connection manager (`rdma_cm_id`).
 ///
-/// Dropping it ends what it stands for: a listener stops, a request is rejected, a connection is
-/// disconnected in order.
+/// Dropping it ends its object: a listener is closed, a request is rejected, a connection is disconnected in order.
 pub struct CmId {
     device: Device,
     channel: Arc<ChannelQueue>,
@@ -48,10 +47,11 @@ impl fmt::Debug for CmId {
 }
 
 impl CmId {
-    /// A new identifier whose events come on `channel`.
+    /// Creates an identifier whose events come on `channel`.
     pub fn new(device: &Device, channel: &EventChannel) -> Self {
         let entry = Entry::new(&channel.0);
-        let key = device.shared().with(|state, _| state.cm.insert(entry));
+        // An identifier of a failed device is in no table: every call with it returns an error for the failed device.
+        let key = device.shared().with(|state, _| Some(state.cm.insert(entry))).unwrap_or(CmKey::NONE);
         Self { device: device.clone(), channel: Arc::clone(&channel.0), key }
     }
 
@@ -60,33 +60,37 @@ impl CmId {
         Self { device: Device::from_inner(device), channel: Arc::clone(&channel.0), key }
     }
 
-    /// Its name in events.
+    /// The identifier's key in events.
     pub fn key(&self) -> CmKey {
         self.key
     }
 
-    /// From now on its events come on another channel, also those that wait already.
+    /// Moves the identifier to another channel, with the events that wait already.
     pub fn migrate(&mut self, channel: &EventChannel) {
         let old = std::mem::replace(&mut self.channel, Arc::clone(&channel.0));
         self.device.shared().with(|state, _| {
             if let Some(entry) = state.cm.entries.get_mut(&self.key) {
                 entry.channel = Arc::clone(&channel.0);
-                old.hand_over(self.key, &channel.0);
+                for request in old.hand_over(self.key, &channel.0) {
+                    if let Some(entry) = state.cm.entries.get_mut(&request) {
+                        entry.channel = Arc::clone(&channel.0);
+                    }
+                }
             }
         });
     }
 
-    /// The device it belongs to.
+    /// The device.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Our address, as far as it is known.
+    /// Our address, once it is known.
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.entry(|entry| entry.local)
     }
 
-    /// The peer's address, as far as it is known.
+    /// The peer's address, once it is known.
     pub fn peer_address(&self) -> Option<SocketAddr> {
         self.entry(|entry| entry.peer)
     }
@@ -147,16 +151,22 @@ impl CmId {
             |state, _| {
                 let Some(entry) = state.cm.entries.get_mut(&self.key) else { return Ok(None) };
                 entry.phase = Phase::Resolving;
-                entry.peer = Some(peer);
                 Ok(entry.local.map(|a| a.ip()).filter(|ip| !ip.is_unspecified()))
             },
         )?;
         let shared = self.device.shared();
         match shared.resolver.resolve(peer.ip(), source, Duration::ZERO) {
-            Err(RouteError::TimedOut(_)) if !limit.is_zero() => self.resolve_later(peer, source, limit)?,
-            answer => self.device.shared().with(|state, _| state.resolved(self.key, answer)),
+            Err(RouteError::TimedOut(_)) if !limit.is_zero() => {
+                self.resolve_later(peer, source, limit).map_err(|error| {
+                    self.change(|entry| entry.phase = Phase::Idle);
+                    error.into()
+                })
+            }
+            answer => {
+                self.device.shared().with(|state, _| state.resolved(self.key, peer, answer));
+                Ok(())
+            }
         }
-        Ok(())
     }
 
     /// The next hop must be asked for: a thread of its own waits for it.
@@ -174,7 +184,7 @@ impl CmId {
                     break answer;
                 }
             };
-            shared.with(|state, _| state.resolved(key, answer));
+            shared.with(|state, _| state.resolved(key, peer, answer));
         })
     }
 
@@ -201,7 +211,7 @@ impl CmId {
     pub fn connect(&self, qp: &QueuePair, options: ConnectOptions) -> Result<(), CmError> {
         self.same_device(qp)?;
         let ConnectOptions { private_data, ird, ord, mpa } = options;
-        let fallback_port = self.reserve_for_connect(mpa.as_ref())?;
+        let reserved = self.reserve_for_connect(mpa.as_ref())?;
         let qp = qp.id();
         self.step(
             "connect",
@@ -209,18 +219,22 @@ impl CmId {
             |state, now| {
                 let State { cm, engine, link, .. } = state;
                 let Some(entry) = cm.entries.get(&self.key) else { return Ok(()) };
-                let (Phase::RouteResolved(route), Some(peer), Some(port)) =
-                    (&entry.phase, entry.peer, &entry.port)
+                // A port that was bound, or reserved by a call on another thread, takes precedence over the new
+                // reservation.
+                let bound = entry.port.clone().map(|port| LocalPorts { port, fallback: None });
+                let (Phase::RouteResolved(route), Some(peer), Some(ports)) =
+                    (&entry.phase, entry.peer, bound.or(reserved))
                 else {
                     return Err(entry.wrong_phase("connect"));
                 };
-                let path = route.path(port.port, peer);
-                let fallback = fallback_port.as_ref().map(|port| route.path(port.port, peer));
+                let path = route.path(ports.port.port, peer);
+                let fallback = ports.fallback.as_ref().map(|port| route.path(port.port, peer));
                 let params = ConnectParams { ird, ord, private_data, mpa, fallback };
                 engine.connect(now, &mut **link, qp, path, params)?;
-                let ports = LocalPorts { port: Arc::clone(port), fallback: fallback_port };
+                tracing::debug!(qp = qp.number(), local = %path.flow.local, remote = %path.flow.remote, "connecting");
                 if let Some(entry) = cm.entries.get_mut(&self.key) {
                     entry.local = Some(path.flow.local);
+                    entry.port = Some(Arc::clone(&ports.port));
                 }
                 cm.connecting(self.key, qp, Some(ports));
                 state.tune(now, self.key)
@@ -228,9 +242,9 @@ impl CmId {
         )
     }
 
-    /// Takes a port for an identifier that is ready to connect and has none, and returns a second one when
-    /// the connection may take a second attempt.
-    fn reserve_for_connect(&self, mpa: Option<&MpaConfig>) -> Result<Option<Arc<PortReservation>>, CmError> {
+    /// Reserves a port for an identifier that is ready to connect and has none, and a second one when the
+    /// connection may take a second attempt.
+    fn reserve_for_connect(&self, mpa: Option<&MpaConfig>) -> Result<Option<LocalPorts>, CmError> {
         let ready = |entry: &Entry| match entry.phase {
             Phase::RouteResolved(route) if entry.port.is_none() => Some((route.source, entry.peer?.ip())),
             _ => None,
@@ -238,12 +252,12 @@ impl CmId {
         let Some((source, peer)) = self.entry(ready) else { return Ok(None) };
         let any = SocketAddr::new(source, 0);
         let port = self.reserve(any)?;
-        self.change(|entry| entry.port = Some(port));
         let twice = self.device.shared().look(|state| state.engine.may_fall_back(peer, mpa));
-        twice.then(|| self.reserve(any)).transpose()
+        let fallback = twice.then(|| self.reserve(any)).transpose()?;
+        Ok(Some(LocalPorts { port, fallback }))
     }
 
-    /// Takes connections to the bound address: [`EventKind::ConnectRequest`] for each.
+    /// Listens at the bound address: each request is an [`EventKind::ConnectRequest`].
     pub fn listen(&self, options: ListenOptions) -> Result<(), CmError> {
         self.step(
             "listen",
@@ -284,7 +298,7 @@ impl CmId {
         )
     }
 
-    /// Refuses a request, with bytes for the initiator's application.
+    /// Rejects a request, with private data for the initiator's application.
     pub fn reject(&self, private_data: &[u8]) -> Result<(), CmError> {
         self.step(
             "reject",
@@ -299,6 +313,16 @@ impl CmId {
                 Ok(())
             },
         )
+    }
+
+    /// TCP's numbers of the identifier's connection, as [`QueuePair::tcp_info`]. `None` before there is a queue pair and
+    /// after the connection.
+    pub fn tcp_info(&self) -> Option<TcpInfo> {
+        let info = self.device.shared().look(|state| {
+            let qp = state.cm.queue_pair(self.key)?;
+            state.engine.connection_info(qp)
+        });
+        info.map(|(tcp, _)| tcp)
     }
 
     /// TCP's settings for this identifier's connection: those that were made here, else the device's.
@@ -317,14 +341,17 @@ impl CmId {
         }
         let any = |_: &Phase| true;
         self.step("tune", any, |state, now| {
+            if let Some(qp) = state.cm.queue_pair(self.key) {
+                state.engine.tune(now, qp, &tuning)?;
+            }
             if let Some(entry) = state.cm.entries.get_mut(&self.key) {
                 entry.tuning = Some(tuning);
             }
-            state.tune(now, self.key)
+            Ok(())
         })
     }
 
-    /// Closes the connection in order: work that was posted is still sent, then the peer learns of it.
+    /// Closes the connection in order: posted work is sent first, then our direction is closed.
     /// [`EventKind::Disconnected`] and [`EventKind::Closed`] follow. Not an error when it is closed already.
     pub fn disconnect(&self) -> Result<(), CmError> {
         let connected =
@@ -345,14 +372,15 @@ impl Drop for CmId {
         self.device.shared().with(|state, now| {
             let State { cm, engine, link, .. } = state;
             if let Some(qp) = cm.queue_pair(self.key) {
-                // Refused only when it is over by itself.
+                // Fails only when there is no connection to close.
                 drop(engine.disconnect(qp));
             }
+            let unseen = self.channel.forget(self.key);
             let Some(entry) = cm.remove(self.key) else { return };
             match entry.phase {
                 Phase::Listening(listener) => {
                     engine.unlisten(&mut **link, listener);
-                    for key in self.channel.take_requests(self.key) {
+                    for key in unseen {
                         if let Some(Entry { phase: Phase::Requested(request), .. }) = cm.remove(key) {
                             drop(engine.reject(now, request, &[]));
                         }
@@ -368,11 +396,12 @@ impl Drop for CmId {
 
 impl State {
     /// The resolver's answer for an identifier, unless it is gone by now.
-    fn resolved(&mut self, key: CmKey, answer: Result<Route, RouteError>) {
+    fn resolved(&mut self, key: CmKey, peer: SocketAddr, answer: Result<Route, RouteError>) {
         let Some(entry) = self.cm.entries.get_mut(&key) else { return };
         let kind = match answer {
             Ok(route) => {
                 entry.phase = Phase::AddressResolved(route);
+                entry.peer = Some(peer);
                 let port = entry.port.as_ref().map_or(0, |p| p.port);
                 entry.local = Some(SocketAddr::new(route.source, port));
                 EventKind::AddressResolved

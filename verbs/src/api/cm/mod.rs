@@ -1,5 +1,5 @@
-//! The connection manager, in the manner of rdma_cm: identifiers walk through the steps of a connection,
-//! and what happens to them comes as events on a channel that is a file descriptor.
+//! The connection manager, modelled on rdma_cm: an identifier goes through the steps of a connection, and its changes are
+//! events on a channel with a file descriptor.
 //!
 //! | initiator | responder |
 //! |---|---|
@@ -8,10 +8,13 @@
 //! | [`CmId::connect`] → [`EventKind::Established`] | [`CmId::accept`] → [`EventKind::Established`] |
 //! | [`CmId::disconnect`], [`EventKind::Disconnected`] | the same |
 //!
-//! Nothing here blocks. [`connect`](super::Device::connect) and [`Listener`] do the same steps and wait.
+//! None of these calls blocks. [`Device::connect`](super::Device::connect), [`Device::start_connect`] and [`Listener`] take
+//! the same steps in fewer calls.
+//!
+//! [`Device::start_connect`]: super::Device::start_connect
 
-mod blocking;
 mod channel;
+mod connection;
 mod id;
 mod ports;
 pub(super) mod table;
@@ -20,30 +23,30 @@ use std::{io, net::SocketAddr};
 
 use xwarp_tcp::{mpa::MpaConfig, ulp::CloseReason};
 
+use self::{channel::ChannelQueue, ports::Ports};
 pub use self::{
-    blocking::{Connection, ConnectionRequest, Listener},
     channel::{Event, EventChannel, EventKind, IncomingRequest},
+    connection::{Connecting, Connection, ConnectionRequest, Listener},
     id::CmId,
     table::CmKey,
 };
-use self::{channel::ChannelQueue, ports::Ports};
 use crate::interface::RouteError;
-pub(super) use blocking::connect;
+pub use crate::rnic::CmError as EngineError;
 
-/// RDMA Reads and atomics that may be outstanding in one direction, unless said otherwise.
+/// Default number of RDMA Reads and atomics that may be outstanding in one direction.
 pub const DEFAULT_READ_DEPTH: u16 = 16;
 
-/// How to connect.
+/// Options of an initiator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectOptions {
-    /// Bytes for the peer's application: at most 252 (256 with revision 1), unless
+    /// Private data for the peer's application: at most 252 bytes (256 with MPA revision 1), unless
     /// [`MpaConfig::private_data_bytes`] allows more.
     pub private_data: Vec<u8>,
-    /// RDMA Reads and atomics of the peer that we serve at once (`responder_resources` of rdma_cm).
+    /// RDMA Reads and atomics of the peer that we serve at the same time (`responder_resources` of rdma_cm).
     pub ird: u16,
     /// RDMA Reads and atomics that we want to have outstanding (`initiator_depth` of rdma_cm).
     pub ord: u16,
-    /// Start-up settings, when they differ from the device's.
+    /// MPA start-up settings in place of the device's.
     pub mpa: Option<MpaConfig>,
 }
 
@@ -53,13 +56,13 @@ impl Default for ConnectOptions {
     }
 }
 
-/// How to accept. What was granted may be less, and is told with [`EventKind::Established`].
+/// Options of a responder. IRD and ORD may be reduced by the negotiation: see [`EventKind::Established`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AcceptOptions {
-    /// Bytes for the peer's application: at most 252 (256 to an initiator of revision 1), unless
+    /// Private data for the peer's application: at most 252 bytes (256 to an initiator of MPA revision 1), unless
     /// [`MpaConfig::private_data_bytes`] of [`ListenOptions::mpa`] allows more.
     pub private_data: Vec<u8>,
-    /// RDMA Reads and atomics of the peer that we serve at once.
+    /// RDMA Reads and atomics of the peer that we serve at the same time.
     pub ird: u16,
     /// RDMA Reads and atomics that we want to have outstanding.
     pub ord: u16,
@@ -71,13 +74,13 @@ impl Default for AcceptOptions {
     }
 }
 
-/// How to listen.
+/// Options of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenOptions {
     /// Most connections that may be in start-up or wait to be accepted; more are dropped, and their peers
     /// try again.
     pub backlog: usize,
-    /// Start-up settings, when they differ from the device's.
+    /// MPA start-up settings in place of the device's.
     pub mpa: Option<MpaConfig>,
 }
 
@@ -87,30 +90,30 @@ impl Default for ListenOptions {
     }
 }
 
-/// A call of the connection manager that cannot be done.
+/// An error of a call of the connection manager.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CmError {
-    /// The identifier is not at the step that this call belongs to.
+    /// The identifier is not in a state for this call.
     #[error("{call} does not fit an identifier that is {phase}")]
     Phase {
         /// The call.
         call: &'static str,
-        /// Where the identifier stands.
+        /// The state of the identifier.
         phase: &'static str,
     },
     /// The identifier and the queue pair belong to different devices.
     #[error("the queue pair belongs to another device")]
     OtherDevice,
     /// A codepoint of Differentiated Services has six bits.
-    #[error("{0} is no codepoint: it has six bits")]
+    #[error("{0} is not a DSCP: a codepoint has six bits")]
     Codepoint(u8),
     /// The address and port are taken, here or in the kernel, or are not ours.
-    #[error("cannot bind {address}: {source}")]
+    #[error("cannot bind {address}")]
     Bind {
-        /// What was asked for.
+        /// The requested address.
         address: SocketAddr,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// The engine cannot listen there.
@@ -118,20 +121,23 @@ pub enum CmError {
     Listen(#[from] xwarp_tcp::stack::ListenError),
     /// The engine refuses to connect, accept or reject.
     #[error(transparent)]
-    Engine(crate::rnic::CmError),
+    Engine(EngineError),
     /// The operating system refused a thread or a descriptor.
     #[error(transparent)]
     System(#[from] io::Error),
+    /// The device has failed; [`Device::failure`](crate::Device::failure) says why.
+    #[error("the device has failed")]
+    DeviceFailed,
 }
 
-/// Why there is no connection, as the blocking calls report it.
+/// An error of connecting, listening or accepting.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionError {
     /// The peer's address is unknown, unreachable, or not to be reached through this interface.
     #[error(transparent)]
     Route(#[from] RouteError),
-    /// The peer's application does not want it.
+    /// The peer's application rejected the connection, with this private data.
     #[error("rejected by the peer's application, with {} bytes of private data", .0.len())]
     Rejected(Vec<u8>),
     /// The attempt ended otherwise: refused, unreachable, timed out, or MPA failed.
@@ -140,10 +146,10 @@ pub enum ConnectionError {
     /// The peer gave up before it was answered.
     #[error("the request is gone")]
     RequestGone,
-    /// Nothing came within the time limit.
-    #[error("the time limit is over")]
+    /// The time limit has passed.
+    #[error("timed out")]
     TimeLimit,
-    /// A call that cannot be done.
+    /// A call of the connection manager failed.
     #[error(transparent)]
     Call(#[from] CmError),
 }

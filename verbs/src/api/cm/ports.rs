@@ -1,14 +1,17 @@
-//! TCP ports of one device: reserved in the kernel once, shared by the connections and listeners that use
-//! the same one (an accepted connection outlives its listener, and a new listener may take the port again).
+//! TCP ports of one device. Each is reserved in the kernel once and shared by the connections and listeners that use
+//! it: an accepted connection may outlive its listener, and a new listener may use the port again.
 
 use std::{
     collections::HashMap,
     io,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
 };
 
-use crate::interface::{PortReservation, Resolver};
+use crate::{
+    interface::{PortReservation, Resolver},
+    system::lock,
+};
 
 /// A local address: `None` is the wildcard.
 type Key = (Option<IpAddr>, u16);
@@ -36,8 +39,8 @@ impl Ports {
         address: SocketAddr,
     ) -> io::Result<Arc<PortReservation>> {
         let ip = Some(address.ip()).filter(|ip| !ip.is_unspecified());
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        // The wildcard's reservation covers each address.
+        let mut held = lock(&self.held);
+        // A reservation on the wildcard covers each address.
         for key in [(ip, address.port()), (None, address.port())] {
             if let Some(port) = held.ports.get(&key).and_then(Weak::upgrade) {
                 return Ok(port);

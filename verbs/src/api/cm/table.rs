@@ -28,6 +28,11 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CmKey(u64);
 
+impl CmKey {
+    /// The name that no identifier has.
+    pub(super) const NONE: Self = Self(u64::MAX);
+}
+
 /// Where an identifier stands.
 #[derive(Debug, Clone)]
 pub(super) enum Phase {
@@ -187,6 +192,20 @@ impl CmTable {
         self.by_request.remove(&request);
     }
 
+    /// The device has failed: every identifier hears of it, and all ports are given back.
+    pub(crate) fn device_failed(&mut self) {
+        self.by_qp.clear();
+        self.by_listener.clear();
+        self.by_request.clear();
+        self.in_use.clear();
+        self.resting.clear();
+        for (id, entry) in &mut self.entries {
+            entry.phase = Phase::Disconnected(None);
+            entry.port = None;
+            entry.channel.push(Queued::Plain(Event { id: *id, kind: EventKind::DeviceFailed }));
+        }
+    }
+
     /// Forgets an identifier; returns what it was.
     pub(super) fn remove(&mut self, key: CmKey) -> Option<Entry> {
         let qp = self.queue_pair(key);
@@ -267,6 +286,19 @@ impl CmTable {
         self.by_request.insert(request, key);
         Some((listening, key))
     }
+
+    /// Reports that a request is gone, or removes all that is kept of it when the application has not seen it: the
+    /// requests that come and go at a listener that is not polled leave nothing behind.
+    fn request_gone(&mut self, request: RequestId) {
+        let Some(key) = self.by_request.remove(&request) else { return };
+        let Some(entry) = self.entries.get_mut(&key) else { return };
+        if entry.channel.withdraw_request(key) {
+            self.entries.remove(&key);
+        } else {
+            entry.phase = Phase::Disconnected(None);
+            self.tell(key, EventKind::RequestGone);
+        }
+    }
 }
 
 impl State {
@@ -281,6 +313,7 @@ impl State {
 
     /// What an event of the engine means to the identifiers.
     pub(crate) fn dispatch(&mut self, now: Instant, event: CmEvent) {
+        log(&event);
         let cm = &mut self.cm;
         match event {
             CmEvent::ConnectRequest { request, listener, local, remote, private_data, peer: depths } => {
@@ -303,11 +336,7 @@ impl State {
                 });
             }
             CmEvent::RequestGone { request } => {
-                let Some(key) = cm.by_request.remove(&request) else { return };
-                if let Some(entry) = cm.entries.get_mut(&key) {
-                    entry.phase = Phase::Disconnected(None);
-                }
-                cm.tell(key, EventKind::RequestGone);
+                cm.request_gone(request);
             }
             CmEvent::Established { qp, local, remote, private_data, ird, ord, peer } => {
                 if let Some(entry) = cm.by_qp.get(&qp).and_then(|key| cm.entries.get_mut(key)) {
@@ -331,6 +360,27 @@ impl State {
     }
 }
 
+/// Logs how a connection begins and ends. What was negotiated is logged where it is known, in `rnic`.
+fn log(event: &CmEvent) {
+    match event {
+        CmEvent::ConnectRequest { local, remote, peer, .. } => {
+            tracing::debug!(%local, %remote, ird = ?peer.ird, ord = ?peer.ord, "connection request");
+        }
+        CmEvent::RequestGone { .. } => tracing::debug!("connection request gone before it was answered"),
+        CmEvent::Established { qp, ird, ord, .. } => {
+            tracing::debug!(qp = qp.number(), ird, ord, "queue pair ready to send");
+        }
+        CmEvent::Rejected { qp, .. } => {
+            tracing::debug!(qp = qp.number(), "rejected by the peer's application");
+        }
+        CmEvent::ConnectError { qp, reason } => {
+            tracing::debug!(qp = qp.number(), %reason, "connection attempt failed");
+        }
+        CmEvent::Disconnected { qp } => tracing::debug!(qp = qp.number(), "peer disconnected"),
+        CmEvent::Closed { qp, reason } => tracing::debug!(qp = qp.number(), %reason, "connection closed"),
+    }
+}
+
 /// The event for a connection that was not made.
 fn failure(reason: CloseReason) -> EventKind {
     match reason {
@@ -345,5 +395,110 @@ fn failure(reason: CloseReason) -> EventKind {
 impl From<rnic::CmError> for CmError {
     fn from(error: rnic::CmError) -> Self {
         Self::Engine(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use xwarp_tcp::ulp::ConnId;
+
+    use super::*;
+    use crate::{
+        Device, DeviceOptions, PeerDepths,
+        cm::{CmId, EventChannel, ListenOptions},
+        sim::{self, WireConfig},
+    };
+
+    const LISTENER: ListenerId = ListenerId(77);
+
+    fn request(index: u32) -> RequestId {
+        RequestId(ConnId { index, generation: 1 })
+    }
+
+    /// The event of a peer that asks for a connection.
+    fn asked(index: u32) -> CmEvent {
+        CmEvent::ConnectRequest {
+            request: request(index),
+            listener: LISTENER,
+            local: (sim::ipv4(1), 7).into(),
+            remote: (sim::ipv4(2), 8).into(),
+            private_data: vec![0; 16],
+            peer: PeerDepths::default(),
+        }
+    }
+
+    fn gone(index: u32) -> CmEvent {
+        CmEvent::RequestGone { request: request(index) }
+    }
+
+    fn dispatch(device: &Device, events: impl IntoIterator<Item = CmEvent>) {
+        device.shared().with(|state, now| {
+            for event in events {
+                state.dispatch(now, event);
+            }
+        });
+    }
+
+    /// Sizes of the tables: identifiers, requests, events and names of events.
+    fn sizes(device: &Device, channel: &EventChannel) -> [usize; 4] {
+        let [events, names] = channel.0.sizes();
+        device.shared().look(|state| [state.cm.entries.len(), state.cm.by_request.len(), events, names])
+    }
+
+    /// A listener whose requests are made by [`dispatch`].
+    fn listening(channel: &EventChannel) -> (Device, CmId) {
+        let (a, _b) = sim::pair(WireConfig::default(), 1500).unwrap();
+        let device = Device::over(Box::new(a), DeviceOptions::default()).unwrap();
+        let listener = CmId::new(&device, channel);
+        listener.bind((sim::ipv4(1), 7).into()).unwrap();
+        listener.listen(ListenOptions::default()).unwrap();
+        device.shared().with(|state, _| state.cm.by_listener.insert(LISTENER, listener.key()));
+        (device, listener)
+    }
+
+    #[test]
+    fn requests_that_come_and_go_leave_nothing_at_a_listener_that_is_not_polled() {
+        const REQUESTS: u32 = 5000;
+        let channel = EventChannel::new().unwrap();
+        let (device, listener) = listening(&channel);
+        let before = sizes(&device, &channel);
+        // One by one, and in batches of which the newest goes first.
+        dispatch(&device, (0..REQUESTS).flat_map(|index| [asked(index), gone(index)]));
+        assert_eq!(sizes(&device, &channel), before);
+        dispatch(&device, (0..REQUESTS).map(asked).chain((0..REQUESTS).rev().map(gone)));
+        assert_eq!(sizes(&device, &channel), before);
+        assert!(
+            !device.wait(&channel, Some(Duration::ZERO)).unwrap(),
+            "the descriptor is readable for no event"
+        );
+
+        // A request that the application has seen is reported when it goes, and only that one.
+        dispatch(&device, [asked(1), asked(2)]);
+        let seen = channel.poll().unwrap();
+        let EventKind::ConnectRequest(incoming) = seen.kind else { panic!("{seen:?}") };
+        assert_eq!(seen.id, listener.key());
+        dispatch(&device, [gone(2), gone(1)]);
+        let event = channel.poll().unwrap();
+        assert!(matches!(event.kind, EventKind::RequestGone), "{event:?}");
+        assert_eq!(event.id, incoming.id.key());
+        drop(incoming);
+        assert_eq!(sizes(&device, &channel), before);
+    }
+
+    #[test]
+    fn a_listener_takes_its_unseen_requests_to_another_channel() {
+        let (old, new) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
+        let (device, mut listener) = listening(&old);
+        dispatch(&device, (0..3).map(asked));
+        listener.migrate(&new);
+        assert!(old.poll().is_none());
+        dispatch(&device, [gone(1)]);
+        for _ in [0, 2] {
+            assert!(matches!(new.poll().unwrap().kind, EventKind::ConnectRequest(_)));
+        }
+        assert!(new.poll().is_none());
+        dispatch(&device, (4..7).map(asked));
+        drop(listener);
+        assert_eq!(sizes(&device, &new), [0; 4]);
     }
 }

@@ -1,5 +1,5 @@
-//! Errors and what is said of them: RFC 5040 sections 4.8, 5.4 and 7, RFC 5041 section 7, RFC 5042 section 6,
-//! RFC 7306 section 8; and bytes of a foreign implementation.
+//! Errors and their Terminates: RFC 5040 sections 4.8, 5.4 and 7, RFC 5041 section 7, RFC 5042 section 6, RFC 7306
+//! section 8; and captured bytes of another implementation.
 
 use super::*;
 use crate::{
@@ -23,7 +23,7 @@ fn read_request(msn: u32, request: &ReadRequest) -> Vec<u8> {
     segment(untagged(0x41, 1, msn, 0, true), &request.to_bytes())
 }
 
-/// Lets `b` take a wrong ULPDU, and checks all that its Terminate says.
+/// Delivers an invalid ULPDU to `b`, and checks every field of its Terminate.
 fn expect(pair: &mut Pair, ulpdu: &[u8], error: StreamError, request: Option<ReadRequest>) {
     assert_eq!(pair.b.take(ulpdu), Err(Refusal::Stop));
     assert_eq!(pair.b.state(), QpState::Terminate);
@@ -112,16 +112,16 @@ fn rfc5040_s7_2_opcodes_and_versions() {
     let cases = [
         (segment(untagged(0x4c, 0, 1, 0, true), &[]), RdmapError::UnexpectedOpcode),
         (segment(untagged(0x83, 0, 1, 0, true), &[]), RdmapError::Version),
-        // Opcodes that do not go with the queue or the buffer model they come in (figure 4).
+        // Opcodes on a wrong queue or with a wrong buffer model (figure 4).
         (segment(untagged(0x40, 0, 1, 0, true), &[]), RdmapError::UnexpectedOpcode),
         (segment(untagged(0x43, 1, 1, 0, true), &[]), RdmapError::UnexpectedOpcode),
         (segment(untagged(0x41, 0, 1, 0, true), &[0; 28]), RdmapError::UnexpectedOpcode),
         (tagged(0x43, STag::new(1), 0, &[]), RdmapError::UnexpectedOpcode),
         (tagged(0xc0, STag::new(1), 0, &[]), RdmapError::Version),
-        // An answer that nobody asked for.
+        // A response without a request.
         (tagged(0x42, STag::new(1), 0, &[1]), RdmapError::UnexpectedOpcode),
         (segment(untagged(0x4b, 3, 1, 0, true), &[0; 12]), RdmapError::UnexpectedOpcode),
-        // Too short for what they are.
+        // Too short for their type.
         (segment(untagged(0x41, 1, 1, 0, true), &[0; 27]), RdmapError::StreamCatastrophic),
         (segment(untagged(0x48, 0, 1, 0, true), &[0; 7]), RdmapError::StreamCatastrophic),
     ];
@@ -233,7 +233,7 @@ fn rfc5040_s7_a_read_that_the_peer_terminates_for_fails_with_its_reason() {
     for request in &requests[..1] {
         pair.b.take(request).unwrap();
     }
-    // The first answer is lost with the stream.
+    // The first response is lost with the stream.
     assert_eq!(pair.b.take(&requests[1]), Err(Refusal::Stop));
     Pair::carry(&mut pair.b, &mut pair.a);
     let want = [(1, WcStatus::Flushed), (2, WcStatus::RemoteAccess), (3, WcStatus::Flushed)];
@@ -272,7 +272,7 @@ fn rfc5040_s5_5_r12_a_request_that_came_early_is_not_begun_before_its_turn() {
     let early = ulpdus.map(|ulpdu| pair.b.place(&ulpdu, Arrival::Early).unwrap());
     assert_eq!(pair.b.pull(), None, "nothing is answered");
     assert_eq!(memory.load_u64(8), Ok(0), "nothing is done");
-    // What changes before their turn is what they find.
+    // Atomics see changes that come before their execution.
     pair.b.take(&add(1, 6, 41)).unwrap();
     memory.write(0, b"at last!").unwrap();
     for placed in early {
@@ -340,21 +340,21 @@ fn rfc5042_s6_1_1_keys_are_sparse_hard_to_guess_and_come_back_late() {
     let mut end = End::new(|_, a| a);
     let keys: Vec<STag> = (0..1000).map(|_| end.region(1, 0, ALL).0).collect();
     let mut indices: Vec<u32> = keys.iter().map(|k| k.index()).collect();
-    let steps: std::collections::HashSet<i64> =
+    let steps: std::collections::BTreeSet<i64> =
         indices.windows(2).map(|w| i64::from(w[1]) - i64::from(w[0])).collect();
     assert!(steps.len() > 990, "no step from one key to the next repeats");
     indices.sort_unstable();
     indices.dedup();
     assert_eq!(indices.len(), 1000);
     assert!(indices[500].abs_diff(1 << 23) < 1 << 21, "spread over all of 24 bits");
-    let mut gone = std::collections::HashSet::new();
+    let mut gone = std::collections::BTreeSet::new();
     for _ in 0..3000 {
         let (key, _) = end.region(1, 0, ALL);
         end.rnic.deregister(key).unwrap();
         assert!(gone.insert(key.index()), "an index rests before it is used again");
     }
     // When it is, the key has stepped.
-    let mut seen = std::collections::HashMap::new();
+    let mut seen = std::collections::BTreeMap::new();
     for _ in 0..9000 {
         let (key, _) = end.region(1, 0, ALL);
         if let Some(before) = seen.insert(key.index(), key.key()) {

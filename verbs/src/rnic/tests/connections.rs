@@ -1,4 +1,4 @@
-//! Ways to begin and to end.
+//! Ways to begin and to end a connection.
 
 use xwarp_tcp::{
     mpa::{Markers, MpaConfig, MpaError, Offer},
@@ -178,7 +178,7 @@ fn refused_markers_are_tried_once_more_without() {
 fn rfc6581_s9_3_a_local_failure_before_full_operation_is_terminated_with_code_5() {
     let mut end = End::new(|_, a| a);
     let qp = end.qp;
-    // The completion queue overflows, through others' work, while the connection is being made.
+    // The completion queue overflows by the work of other queue pairs during connection establishment.
     end.rnic.shared.overflowed.push(end.cq);
     end.rnic.end_overflowed();
     assert_eq!(end.state(), QpState::Terminate);
@@ -223,13 +223,14 @@ fn requests_are_answered_once_and_told_when_they_go() {
         .collect();
     end.rnic.accepting(qp, requests[0]).unwrap();
     assert!(matches!(end.rnic.accepting(qp, requests[0]), Err(CmError::UnknownRequest(_))));
-    end.rnic.take_request(requests[1]).unwrap();
-    assert!(end.rnic.take_request(requests[1]).is_err());
+    end.rnic.check_request(requests[1]).unwrap();
+    end.rnic.rejected(requests[1]);
+    assert!(end.rnic.check_request(requests[1]).is_err());
     end.rnic.event(conn(3), Event::Closed(CloseReason::Reset));
     assert_eq!(end.cm_events(), [CmEvent::RequestGone { request: requests[2] }]);
     end.rnic.event(conn(4), Event::Requested { listener: ListenerId(1), path: path(), offer });
     end.rnic.event(conn(4), Event::Closed(CloseReason::Reset));
-    assert_eq!(end.cm_events(), [], "of what is over before it was heard of nothing is told");
+    assert_eq!(end.cm_events(), [], "the event of a request that is gone before it was read is removed");
     end.rnic.event(conn(1), Event::Closed(CloseReason::TimedOut));
     assert_eq!(end.cm_events(), [CmEvent::ConnectError { qp, reason: CloseReason::TimedOut }]);
 }
@@ -247,4 +248,34 @@ fn a_destroyed_queue_pair_resets_its_connection_unless_it_was_closed_in_order() 
     assert_eq!(pair.b.rnic.next_abort(), None);
     writer = sim::pull(&mut pair.b.rnic, CONN, 0, 100, 100);
     assert_eq!(writer.pulled, Pulled::Finish);
+}
+
+#[test]
+fn rfc6581_s9_2_the_ready_to_receive_send_is_the_first_message_and_whole() {
+    let segment = |msn, mo, last| placement::send_segment(msn, mo, last, &[]);
+    for (ulpdu, code) in [
+        (segment(2, 0, true), 3),
+        (segment(0, 0, true), 3),
+        (segment(1, 5, true), 4),
+        (segment(1, 0, false), 5),
+    ] {
+        let mut end = End::new(|_, a| a);
+        end.rnic.qps.get_mut(end.qp).unwrap().stage = qp::Stage::Accepting;
+        end.establish(1, 1, Some(Rtr::Send));
+        end.rnic.qps.get_mut(end.qp).unwrap().tx.rtr = None;
+        assert_eq!(end.take(&ulpdu), Err(Refusal::Stop));
+        assert_eq!(end.terminate().numbers(), (1, 2, code));
+    }
+}
+
+#[test]
+fn rfc5041_s6_2_1_data_after_the_peers_close_tears_the_stream_down() {
+    let mut pair = Pair::new();
+    pair.a.rnic.event(CONN, Event::PeerClosed);
+    pair.a.post(1, SEND, &[]);
+    pair.b.post(2, SEND, &[]);
+    let late = pair.b.pull().unwrap();
+    assert_eq!(pair.a.take(&late), Err(Refusal::Stop));
+    assert_eq!((pair.a.state(), pair.a.outcomes()), (QpState::Error, vec![(1, FLUSHED)]));
+    assert_eq!(pair.a.rnic.next_abort(), Some(CONN));
 }

@@ -1,4 +1,4 @@
-//! What the design promises of the hot paths: nothing is allocated once the queues are warm.
+//! The hot paths do not allocate once the queues are warm.
 
 use allocation_counter::measure;
 

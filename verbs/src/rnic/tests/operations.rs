@@ -60,7 +60,7 @@ fn reads_fetch_up_to_ord_at_a_time_and_complete_in_order() {
 fn messages_without_bytes_work_for_every_operation() {
     let mut pair = Pair::new();
     pair.b.receive(7, &[]);
-    // Tags that name nothing: without bytes they must not be looked at (RFC 5041 section 5.2).
+    // Invalid tags: without payload they must not be checked (RFC 5041 section 5.2).
     let nothing = STag::new(0xdead_beef);
     pair.a.post(1, write_to(nothing, u64::MAX), &[]);
     pair.a.post(2, read_from(nothing, 3), &[]);
@@ -213,7 +213,7 @@ fn regions_may_begin_at_any_tagged_offset() {
 fn a_message_may_have_four_gigabytes_less_one_and_no_more() {
     let mut pair = Pair::new();
     let (key, _) = pair.a.region(8, 0, ALL);
-    // What does not exist is found out when it is sent; what cannot be said, when it is posted.
+    // An invalid key is detected at sending; a message that is too long, at posting.
     let huge = [whole(key, u32::MAX), whole(key, 1)];
     let request = WorkRequest {
         wr_id: 1,
@@ -225,4 +225,22 @@ fn a_message_may_have_four_gigabytes_less_one_and_no_more() {
     pair.a.post(2, SEND, &huge[..1]);
     pair.run();
     assert_eq!(pair.a.outcomes(), [(2, WcStatus::LocalProtection)]);
+}
+
+#[test]
+fn a_read_of_no_bytes_revokes_the_key_of_its_request_and_not_the_one_that_the_peer_names() {
+    let mut pair = Pair::new();
+    let (source, _) = pair.b.region(10, 0, Access::REMOTE_READ);
+    let (sink, _) = pair.a.region(10, 0, ALL);
+    let (precious, _) = pair.a.region(10, 0, ALL);
+    let operation = Operation::Read { remote: Remote { key: source, offset: 0 }, invalidate: true };
+    pair.a.post(1, operation, &[whole(sink, 0)]);
+    Pair::carry(&mut pair.a, &mut pair.b);
+    let mut response = pair.b.pull().unwrap();
+    response[2..6].copy_from_slice(&precious.value().to_be_bytes());
+    pair.a.take(&response).unwrap();
+    assert_eq!(pair.a.outcomes(), [(1, SUCCESS)]);
+    let user = pair.a.user();
+    let opens = |key| pair.a.rnic.shared.keys.open(user, key, Access::REMOTE_READ, 0, 1).is_ok();
+    assert_eq!((opens(precious), opens(sink)), (true, false));
 }

@@ -6,7 +6,7 @@ use super::*;
 use crate::ddp::{Header, Msn, Tagged, Untagged};
 
 /// A segment of a Send.
-fn send_segment(msn: u32, mo: u32, last: bool, payload: &[u8]) -> Vec<u8> {
+pub(super) fn send_segment(msn: u32, mo: u32, last: bool, payload: &[u8]) -> Vec<u8> {
     let header = Untagged { last, control: 0x43, word: 0, queue: 0, msn: Msn::new(msn), mo };
     [&header.to_bytes()[..], payload].concat()
 }
@@ -119,7 +119,7 @@ fn read_responses_are_placed_early_only_where_they_were_asked_for() {
     Pair::carry(&mut pair.a, &mut pair.b);
     pair.b.pull_all();
     let responses: Vec<_> = pair.b.wire.drain(..).map(|(ulpdu, _)| ulpdu).collect();
-    // The region grants everything, but a response beside what was asked for is none.
+    // The region grants all rights, but a response outside of the requested range is rejected.
     let mut beside = responses[1].clone();
     beside[13] += 1;
     assert!(pair.a.place(&beside, Arrival::Early).is_err());
@@ -168,22 +168,92 @@ fn a_shared_queue_resumes_one_waiting_stream_for_each_receive() {
 
 #[test]
 fn one_peer_cannot_take_every_shared_receive_by_leaving_gaps() {
-    let mut pair = Pair::with(|rnic, a| {
-        let srq = rnic.create_srq(&SrqAttributes { pd: a.pd, max_wr: 4096, max_sge: 1, limit: 0 }).unwrap();
-        QpAttributes { srq: Some(srq), ..a }
-    });
-    let srq = pair.b.rnic.query_qp(pair.b.qp).unwrap().attributes.srq.unwrap();
-    for wr_id in 0..4000 {
-        pair.b.rnic.post_srq_recv(srq, &RecvRequest { wr_id, scatter: &[] }).unwrap();
+    for (posted, users, least_left) in [(4000, 1, 2900), (100, 1, 50), (100, 5, 90), (3, 2, 3), (1, 1, 1)] {
+        let mut pair = Pair::with(|rnic, a| {
+            let srq =
+                rnic.create_srq(&SrqAttributes { pd: a.pd, max_wr: 4096, max_sge: 1, limit: 0 }).unwrap();
+            for _ in 1..users {
+                rnic.create_qp(QpAttributes { srq: Some(srq), ..a }).unwrap();
+            }
+            QpAttributes { srq: Some(srq), ..a }
+        });
+        let srq = pair.b.rnic.query_qp(pair.b.qp).unwrap().attributes.srq.unwrap();
+        for wr_id in 0..posted {
+            pair.b.rnic.post_srq_recv(srq, &RecvRequest { wr_id, scatter: &[] }).unwrap();
+        }
+        for msn in (2..5000).chain([1 << 30, 0x7fff_ffff]) {
+            let _ = pair.b.place(&send_segment(msn, 0, true, &[]), Arrival::Early);
+        }
+        let left = pair.b.rnic.query_srq(srq).unwrap().1;
+        assert!(left >= least_left, "{left} of {posted} are left with {users} users");
+        // The message that is due takes one whatever the share is, and so do those behind it in their turn.
+        for msn in 1..=posted as u32 {
+            pair.b.take(&send_segment(msn, 0, true, &[])).unwrap();
+        }
+        assert_eq!(pair.b.outcomes().len() as u64, posted);
     }
-    for msn in (2..5000).chain([1 << 30, 0x7fff_ffff]) {
-        let _ = pair.b.place(&send_segment(msn, 0, true, &[]), Arrival::Early);
+}
+
+#[test]
+fn rfc5041_s5_4_overlapping_segments_do_not_hide_a_hole() {
+    // As many bytes as the message is long, but not those from 10 to 20.
+    let overlaps: [&[(u32, usize)]; 3] =
+        [&[(0, 10), (0, 10), (20, 10)], &[(0, 10), (20, 10), (20, 10)], &[(10, 20)]];
+    for segments in overlaps {
+        for missing in 0..segments.len() {
+            let mut pair = Pair::new();
+            let (sink, _) = pair.b.region(30, 0, ALL);
+            pair.b.receive(1, &[whole(sink, 30)]);
+            let last = segments.len() - 1;
+            let ulpdus: Vec<_> = (segments.iter().enumerate())
+                .map(|(i, (mo, len))| send_segment(1, *mo, i == last, &vec![7; *len]))
+                .collect();
+            let early: Vec<_> =
+                ulpdus[missing..].iter().map(|u| pair.b.place(u, Arrival::Early).ok()).collect();
+            let mut delivered = Ok(());
+            for (at, ulpdu) in ulpdus.iter().enumerate() {
+                let placed = at.checked_sub(missing).and_then(|at| early[at]);
+                delivered = match placed {
+                    Some(placed) => pair.b.rnic.deliver(CONN, placed),
+                    None => pair.b.take(ulpdu),
+                };
+                if delivered.is_err() {
+                    break;
+                }
+            }
+            assert_eq!(delivered, Err(Refusal::Stop), "{segments:?}, the first {missing} late");
+            assert_eq!(pair.b.outcomes(), [(1, WcStatus::LocalLength)]);
+            assert_eq!(pair.b.terminate().numbers(), (1, 2, 4), "invalid MO");
+        }
     }
-    assert!(pair.b.rnic.query_srq(srq).unwrap().1 > 2900);
+}
+
+#[test]
+fn rfc5041_s5_3_a_message_is_whole_in_any_order_of_its_segments_also_when_they_overlap() {
+    let mut pair = Pair::new();
+    let (sink, to) = pair.b.region(30, 0, ALL);
+    pair.b.receive(1, &[whole(sink, 30)]);
+    for (mo, len, last) in [(15, 10, false), (0, 10, false), (5, 12, false), (25, 5, true)] {
+        pair.b.take(&send_segment(1, mo, last, &bytes_from(mo as u8, len))).unwrap();
+    }
+    assert_eq!(bytes(&to), bytes_from(0, 30));
+    assert_eq!(pair.b.poll()[0].byte_len, 30);
+}
+
+#[test]
+fn a_send_that_has_begun_does_not_end_as_immediate_data() {
+    let mut pair = Pair::new();
+    let (sink, _) = pair.b.region(30, 0, ALL);
+    pair.b.receive(1, &[whole(sink, 30)]);
+    pair.b.take(&send_segment(1, 0, false, &[1; 10])).unwrap();
+    let header = Untagged { last: true, control: 0x48, word: 0, queue: 0, msn: Msn::new(1), mo: 0 };
+    let immediate = [&header.to_bytes()[..], &[5; 8]].concat();
+    assert_eq!(pair.b.take(&immediate), Err(Refusal::Stop));
+    assert_eq!(pair.b.outcomes(), [(1, WcStatus::Flushed)]);
 }
 
 proptest! {
-    /// Whatever comes, early or in order, only bytes of what the headers may open change.
+    /// Whatever is received, early or in order, only bytes that the headers may access change.
     #[test]
     fn prop_no_segment_changes_a_byte_outside_of_what_it_may_open(
         segments in prop::collection::vec((any::<bool>(), 0u64..140, 0u32..140, 1u32..5, 0usize..60, any::<bool>(), 0u8..4), 1..40)

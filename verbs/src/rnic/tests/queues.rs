@@ -1,4 +1,4 @@
-//! Completion queues, shared receive queues, limits, and who may be destroyed when.
+//! Completion queues, shared receive queues, limits, and when objects may be destroyed.
 
 use super::*;
 
@@ -9,6 +9,7 @@ fn completion(wr_id: u64, status: WcStatus, solicited: bool) -> WorkCompletion {
         status,
         opcode: Opcode::Recv,
         qp,
+        context: 0,
         byte_len: 0,
         invalidated: None,
         immediate: None,
@@ -47,8 +48,8 @@ fn a_resized_queue_keeps_its_entries_and_their_order() {
     ring.push(completion(1, WcStatus::Success, false)).unwrap();
     ring.push(completion(2, WcStatus::Success, false)).unwrap();
     assert_eq!(ring.resize(1), Err(2));
-    ring.resize(3).unwrap();
-    assert_eq!(ring.capacity(), 3);
+    ring.resize(5).unwrap();
+    assert_eq!(ring.capacity(), 5);
     for wr_id in 3..6 {
         ring.push(completion(wr_id, WcStatus::Success, false)).unwrap();
     }
@@ -234,4 +235,101 @@ fn what_cannot_be_made_is_refused() {
     let memory = Memory::anonymous(8, Pages::Normal).unwrap();
     let wraps = Registration { pd: end.pd, memory, access: ALL, base: u64::MAX - 7, stream: None };
     assert_eq!(end.rnic.register(wraps).err(), Some(ResourceError::Memory));
+}
+
+/// A second queue pair of `end`, connected, that shares its receive queue.
+fn second_user(end: &mut End) -> (QpId, ConnId) {
+    let attributes = end.rnic.query_qp(end.qp).unwrap().attributes;
+    let qp = end.rnic.create_qp(attributes).unwrap();
+    let conn = ConnId { index: 1, generation: 0 };
+    end.rnic.connecting(qp, conn, None);
+    let pair = end.rnic.qps.get_mut(qp).unwrap();
+    pair.establish(4, 4, None, (path().flow.local, path().flow.remote));
+    (qp, conn)
+}
+
+#[test]
+fn a_receive_goes_to_the_next_live_queue_pair_when_the_first_in_line_is_dead() {
+    type Die = fn(&mut End);
+    let deaths: [Die; 4] = [
+        |end| end.rnic.fail_qp(end.qp).unwrap(),
+        |end| end.rnic.event(CONN, Event::StreamError(xwarp_tcp::mpa::MpaError::Withheld)),
+        |end| end.rnic.event(CONN, Event::Closed(xwarp_tcp::ulp::CloseReason::Reset)),
+        |end| end.rnic.destroy_qp(end.qp).unwrap(),
+    ];
+    for die in deaths {
+        for dies_after_the_post in [false, true] {
+            let mut pair = Pair::with(|rnic, a| {
+                let attributes = SrqAttributes { pd: a.pd, max_wr: 8, max_sge: 1, limit: 0 };
+                QpAttributes { srq: Some(rnic.create_srq(&attributes).unwrap()), ..a }
+            });
+            let end = &mut pair.b;
+            let srq = end.rnic.query_qp(end.qp).unwrap().attributes.srq.unwrap();
+            let (_, other) = second_user(end);
+            let message = placement::send_segment(1, 0, true, &[]);
+            assert_eq!(end.take(&message), Err(Refusal::Withhold));
+            let ulpdu = Ulpdu::new(smallvec![&message[..]]);
+            assert_eq!(end.rnic.place(other, &ulpdu, Arrival::InOrder).err(), Some(Refusal::Withhold));
+            if !dies_after_the_post {
+                die(end);
+            }
+            end.rnic.post_srq_recv(srq, &RecvRequest { wr_id: 1, scatter: &[] }).unwrap();
+            if dies_after_the_post {
+                die(end);
+            }
+            assert!(end.rnic.has_errands());
+            assert_eq!(end.rnic.next_resume(), Some(other));
+            end.rnic.place(other, &ulpdu, Arrival::InOrder).unwrap();
+            assert_eq!(end.rnic.next_resume(), None);
+        }
+    }
+}
+
+#[test]
+fn a_resumed_queue_pair_that_takes_no_receive_leaves_it_to_the_next_one() {
+    let mut pair = Pair::with(|rnic, a| {
+        let attributes = SrqAttributes { pd: a.pd, max_wr: 8, max_sge: 1, limit: 0 };
+        QpAttributes { srq: Some(rnic.create_srq(&attributes).unwrap()), ..a }
+    });
+    let end = &mut pair.b;
+    let srq = end.rnic.query_qp(end.qp).unwrap().attributes.srq.unwrap();
+    let (_, other) = second_user(end);
+    let message = placement::send_segment(1, 0, true, &[]);
+    let ulpdu = Ulpdu::new(smallvec![&message[..]]);
+    assert_eq!(end.take(&message), Err(Refusal::Withhold));
+    assert_eq!(end.rnic.place(other, &ulpdu, Arrival::InOrder).err(), Some(Refusal::Withhold));
+    end.rnic.post_srq_recv(srq, &RecvRequest { wr_id: 1, scatter: &[] }).unwrap();
+    // The stack no longer knows the first connection, or its session has stopped: nothing is placed.
+    assert_eq!(end.rnic.next_resume(), Some(CONN));
+    assert_eq!(end.rnic.next_resume(), Some(other));
+    assert_eq!(end.rnic.next_resume(), None);
+}
+
+#[test]
+fn a_completion_queue_that_is_resized_often_keeps_one_ring() {
+    let ring = CompletionRing::new(1, None);
+    for wr_id in 0..1_000_000u32 {
+        ring.resize(1 + wr_id % 2).unwrap();
+    }
+    ring.push(completion(7, WcStatus::Success, false)).unwrap();
+    assert_eq!((ring.len(), ring.pop().map(|c| c.wr_id)), (1, Some(7)));
+    drop(ring);
+}
+
+#[test]
+fn a_region_of_one_queue_pair_opens_to_none_that_is_created_later() {
+    let mut end = End::new(|_, a| a);
+    let attributes = QpAttributes::new(end.pd, end.cq, end.cq);
+    let owner = end.rnic.create_qp(attributes).unwrap();
+    let memory = Memory::anonymous(8, Pages::Normal).unwrap();
+    let registration = Registration { pd: end.pd, memory, access: ALL, base: 0, stream: Some(owner) };
+    let key = end.rnic.register(registration).unwrap();
+    end.rnic.destroy_qp(owner).unwrap();
+    for _ in 0..5000 {
+        let qp = end.rnic.create_qp(attributes).unwrap();
+        let user = User { pd: end.pd, qp };
+        let opened = end.rnic.shared.keys.open(user, key, Access::REMOTE_WRITE, 0, 8);
+        assert_eq!(opened.err(), Some(keys::KeyError::Foreign), "{qp:?} is not {owner:?}");
+        end.rnic.destroy_qp(qp).unwrap();
+    }
 }

@@ -12,7 +12,7 @@ use crate::{
 const SUCCESS: WcStatus = WcStatus::Success;
 const LENDABLE: Access = Access::LOCAL_WRITE.union(Access::WINDOW_BIND);
 
-/// The `len` bytes at `offset` of a region, called by the same offsets.
+/// A binding of the `len` bytes at `offset` of a region, with the same tagged offsets.
 fn part(region: STag, offset: u64, len: u64, access: Access) -> Binding {
     Binding { region, offset, len, base: offset, access }
 }
@@ -183,7 +183,7 @@ fn a_fenced_invalidation_waits_for_the_read_before_it() {
     pair.run();
     assert_eq!(pair.a.outcomes(), [(1, SUCCESS), (2, SUCCESS), (3, SUCCESS)]);
     assert_eq!(bytes(&memory)[..3], [5, 6, 7]);
-    // Without the fence it does not wait, and the answer finds no memory.
+    // Without the fence the request does not wait, and the response finds no memory.
     let key = key.next();
     pair.a.register_fast(4, key, &[memory], Access::LOCAL_WRITE, 0);
     pair.a.post(5, read_from(source, 0), &[whole(key, 3000)]);
@@ -279,7 +279,7 @@ fn a_region_with_windows_stays_until_they_are_gone() {
     pair.b.rnic.dealloc_window(first).unwrap();
     assert_eq!(pair.b.rnic.dealloc_window(first), Err(ResourceError::UnknownKey(first)));
     assert_eq!(pair.b.rnic.deregister(region), in_use(1));
-    // To take it away all the same closes the window.
+    // Revoking the region ends the access of its window.
     pair.b.rnic.revoke(region).unwrap();
     pair.a.write_inline(1, second, 0, b"late");
     pair.run();
@@ -305,7 +305,7 @@ fn a_window_closes_with_the_stream_that_it_was_bound_for() {
     assert_eq!(pair.b.rnic.deregister(region), Err(ResourceError::InUse(Object::Region, 1)));
     pair.b.rnic.reset_qp(qp).unwrap();
     assert_eq!(pair.b.rnic.shared.keys.bound_windows(region), Some(0));
-    // The next peer of the queue pair finds it closed.
+    // The queue pair's next peer finds the window unbound.
     pair.b.rnic.connecting(qp, CONN, None);
     pair.b.establish(4, 4, None);
     let mut other = Pair::new().a;
@@ -382,7 +382,7 @@ fn a_fast_region_takes_pieces_and_is_reached_across_them() {
     pair.b.post(3, SEND, &[Sge { key, offset: (1 << 40) + 400, len: 200 }]);
     pair.run();
     assert_eq!(bytes(&to)[..99], sent[400..499]);
-    // One byte behind the end is outside.
+    // One byte beyond the end is outside.
     pair.a.write_inline(4, key, (1 << 40) + 3500, b"x");
     pair.run();
     let fault = QpFault::Local(DdpError::TaggedBounds.into());

@@ -1,0 +1,156 @@
+//! References in documents and comments: sections of RFCs, and code names in conformance rows.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
+
+use super::{conformance_pages, conformance_rows, files, root, shown};
+
+/// The sections of each RFC, read from `ci/checks/rfc-sections.txt`.
+fn known_sections() -> BTreeMap<String, BTreeSet<String>> {
+    let table = fs::read_to_string(root().join("ci/checks/rfc-sections.txt")).unwrap();
+    let mut known = BTreeMap::new();
+    for line in table.lines().filter(|line| !line.starts_with('#')) {
+        let mut words = line.split_whitespace().map(str::to_owned);
+        known.insert(words.next().unwrap(), words.collect());
+    }
+    known
+}
+
+/// A section number (`4.3`, `A.1`, `B`) at the start of `text`, without a trailing full stop.
+fn section_at(text: &str) -> Option<&str> {
+    let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '.').unwrap_or(text.len());
+    let section = text[..end].trim_end_matches('.');
+    let first = section.split('.').next()?;
+    let is_letter = first.len() == 1 && first.chars().all(|c| c.is_ascii_uppercase());
+    let is_number = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_digit());
+    let starts_well = is_letter || is_number(first);
+    (starts_well && section.split('.').skip(1).all(is_number)).then_some(section)
+}
+
+/// The citations in `text` as RFC number and section. `RFC 5040 sections 5.1, 5.2 and 7` has three.
+fn citations(text: &str) -> Vec<(&str, &str)> {
+    let mut found = Vec::new();
+    for (at, _) in text.match_indices("RFC ") {
+        let rest = &text[at + 4..];
+        let (number, rest) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len()));
+        let rest = rest.trim_start_matches(',').trim_start();
+        let words = ["sections ", "section ", "appendix "];
+        let Some(mut rest) = words.iter().find_map(|word| rest.strip_prefix(word)) else { continue };
+        while let Some(section) = section_at(rest) {
+            found.push((number, section));
+            let behind = &rest[section.len()..];
+            let Some(more) = [", ", " and ", " to ", " or "].iter().find_map(|w| behind.strip_prefix(w))
+            else {
+                break;
+            };
+            // A single letter after the first section is a word of the sentence.
+            let is_word =
+                section_at(more).is_some_and(|next| next.starts_with(|c: char| c.is_ascii_uppercase()));
+            if is_word {
+                break;
+            }
+            rest = more;
+        }
+    }
+    found
+}
+
+/// Joins the lines of a file and removes comment markers, so that a citation may be wrapped anywhere.
+fn in_one_line(text: &str) -> String {
+    let line = |line: &str| line.trim().trim_start_matches(['/', '!', '*', '#']).trim().to_owned();
+    text.lines().map(line).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn house_cited_sections_exist() {
+    let known = known_sections();
+    let mut cited = 0;
+    for path in files(&[".rs", ".md", ".c", ".h"]) {
+        if shown(&path).starts_with("ci/checks/tests/house") {
+            continue;
+        }
+        let text = in_one_line(&fs::read_to_string(&path).unwrap());
+        for (number, section) in citations(&text) {
+            cited += 1;
+            let exists = known.get(number).is_some_and(|sections| sections.contains(section));
+            assert!(
+                exists,
+                "{}: RFC {number} has no section {section} (ci/checks/rfc-sections.txt)",
+                shown(&path)
+            );
+        }
+    }
+    assert!(cited > 100, "only {cited} citations were found: has their form changed?");
+}
+
+#[test]
+fn house_conformance_rows_are_of_sections_that_exist() {
+    let known = known_sections();
+    for path in conformance_pages() {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let Some(sections) = name.strip_prefix("rfc").map(|number| known.get(number)) else { continue };
+        let sections = sections.unwrap_or_else(|| panic!("{name} is not in ci/checks/rfc-sections.txt"));
+        for (at, [section, ..]) in conformance_rows(&path) {
+            for section in section.split([',', ' ']).filter_map(section_at) {
+                assert!(sections.contains(section), "{at}: {name} has no section {section}");
+            }
+        }
+    }
+}
+
+#[test]
+fn house_citations_are_read_in_all_their_forms() {
+    let text =
+        "of RFC 5040 sections 5.1, 5.2 and 7. RFC 6298, section 2.4. RFC 3720 appendix B.4; RFC 793 says.";
+    let expected = [("5040", "5.1"), ("5040", "5.2"), ("5040", "7"), ("6298", "2.4"), ("3720", "B.4")];
+    assert_eq!(citations(text), expected);
+    assert_eq!(citations(&in_one_line("/// RFC 5044\n    /// section 4.3).")), [("5044", "4.3")]);
+    let known = known_sections();
+    assert!(known["5044"].contains("4.3") && !known["5044"].contains("4.9"));
+}
+
+/// Words of the code, without words that occur only in comments.
+fn words_of_code() -> BTreeSet<String> {
+    let mut words = BTreeSet::new();
+    for path in files(&[".rs", ".c", ".h"]) {
+        let text = fs::read_to_string(&path).unwrap();
+        for line in text.lines() {
+            let code = line.split("//").next().unwrap_or_default();
+            words.extend(code.split(|c: char| !c.is_alphanumeric() && c != '_').map(str::to_owned));
+        }
+    }
+    words
+}
+
+/// Whether a file (`stack/mod.rs`, `../input.rs`) or a folder with that name exists.
+fn is_place(name: &str, all: &[String]) -> bool {
+    let name = name.trim_start_matches("../").trim_end_matches('/');
+    all.iter().any(|file| file.ends_with(&format!("/{name}")) || file.contains(&format!("/{name}/")))
+}
+
+#[test]
+fn house_conformance_rows_name_code_that_exists() {
+    let words = words_of_code();
+    let all: Vec<String> =
+        files(&[".rs", ".c", ".h"]).iter().map(|path| format!("/{}", shown(path))).collect();
+    let mut names = 0;
+    for path in conformance_pages() {
+        for (at, [_, _, _, _, place, _]) in conformance_rows(&path) {
+            // Text between backquotes: every second piece.
+            for name in place.split('`').skip(1).step_by(2) {
+                names += 1;
+                if is_place(name, &all) {
+                    continue;
+                }
+                assert!(Path::new(name).extension().is_none(), "{at}: there is no file {name}");
+                for word in name.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|w| !w.is_empty()) {
+                    assert!(words.contains(word), "{at}: the code has no {name}");
+                }
+            }
+        }
+    }
+    assert!(names > 100, "only {names} names were found: has the rows' form changed?");
+}

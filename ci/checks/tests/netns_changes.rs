@@ -1,0 +1,236 @@
+//! Changes of an interface and its environment while connections are open: links, addresses, neighbours,
+//! routes.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Barrier,
+        mpsc::{Sender, channel},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use xwarp_checks::lab::{Family, INTERFACE, Lab, LabOptions, Side};
+use xwarp_verbs::{
+    Access, AsyncEvent, CloseReason, CompletionQueue, Device, MemoryRegion, Payload, ProtectionDomain,
+    QpFault, QueuePair, QueuePairOptions, RecvRequest, WcStatus, WorkRequest,
+    cm::{AcceptOptions, ConnectOptions, Connection, ListenOptions},
+};
+
+const LIMIT: Duration = Duration::from_secs(20);
+/// Time limit for the report of an interface's change.
+const REPORTED: Duration = Duration::from_secs(2);
+const PORT: u16 = 4791;
+
+/// One end of a connection; the fields are dropped in this order.
+struct End {
+    _connection: Connection,
+    qp: QueuePair,
+    cq: CompletionQueue,
+    inbox: MemoryRegion,
+    _pd: ProtectionDomain,
+    device: Device,
+}
+
+fn parts(device: &Device) -> (ProtectionDomain, CompletionQueue, QueuePair, MemoryRegion) {
+    let pd = device.create_pd().unwrap();
+    let cq = device.create_cq(64).unwrap();
+    let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
+    let inbox = pd.allocate(64, Access::LOCAL_WRITE).unwrap();
+    qp.post_recv(&RecvRequest::new(1, &[inbox.sge(0, 64)])).unwrap();
+    (pd, cq, qp, inbox)
+}
+
+impl End {
+    fn accepted(address: SocketAddr, listening: &Sender<()>) -> Self {
+        let device = Device::open(INTERFACE).unwrap();
+        let listener = device.listen(address, ListenOptions::default()).unwrap();
+        listening.send(()).unwrap();
+        let request = listener.accept(LIMIT).unwrap();
+        let (pd, cq, qp, inbox) = parts(&device);
+        let connection = request.accept(&qp, AcceptOptions::default(), LIMIT).unwrap();
+        Self { _connection: connection, qp, cq, inbox, _pd: pd, device }
+    }
+
+    fn connected(address: SocketAddr) -> Self {
+        let device = Device::open(INTERFACE).unwrap();
+        let (pd, cq, qp, inbox) = parts(&device);
+        let connection = device.connect(&qp, address, ConnectOptions::default(), LIMIT).unwrap();
+        Self { _connection: connection, qp, cq, inbox, _pd: pd, device }
+    }
+
+    fn say(&self, text: &str) {
+        self.qp.post_send(&WorkRequest::send(2, Payload::Inline(text.as_bytes())).signaled()).unwrap();
+        assert_eq!(self.cq.spin(LIMIT).unwrap().status, WcStatus::Success);
+    }
+
+    fn hear(&self) -> String {
+        let completion = self.cq.spin(LIMIT).unwrap();
+        assert_eq!(completion.status, WcStatus::Success);
+        String::from_utf8(self.inbox.to_vec(0, completion.byte_len as usize).unwrap()).unwrap()
+    }
+
+    /// The asynchronous events up to the first one that `is_last` accepts; panics after the time limit.
+    fn events_until(&self, is_last: impl Fn(&AsyncEvent) -> bool) -> Vec<AsyncEvent> {
+        let events = self.device.async_events();
+        let (end, mut seen) = (Instant::now() + REPORTED, Vec::new());
+        loop {
+            match events.poll() {
+                Some(event) => seen.push(event),
+                None => assert!(Instant::now() < end, "only {seen:?}"),
+            }
+            if seen.last().is_some_and(&is_last) {
+                return seen;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The asynchronous events up to the failure of the queue pair.
+    fn failed_by(&self, reason: CloseReason) -> Vec<AsyncEvent> {
+        self.events_until(|event| {
+            matches!(event, AsyncEvent::QpFatal { fault: QpFault::Connection(by), .. } if *by == reason)
+        })
+    }
+}
+
+/// Connects a client in side A to a server in side B at `address`; each closure runs in its side's namespace.
+fn between(lab: &Lab, address: SocketAddr, client: impl FnOnce(End) + Send, server: impl FnOnce(End) + Send) {
+    let (ready, listening) = channel();
+    thread::scope(|scope| {
+        let server = lab.enter(scope, Side::B, move || server(End::accepted(address, &ready))).unwrap();
+        let client = lab
+            .enter(scope, Side::A, move || {
+                listening.recv().unwrap();
+                client(End::connected(address));
+            })
+            .unwrap();
+        client.join().unwrap();
+        server.join().unwrap();
+    });
+}
+
+fn lab() -> Lab {
+    Lab::up(LabOptions::default()).unwrap()
+}
+
+fn server_address(lab: &Lab) -> SocketAddr {
+    SocketAddr::new(lab.address(Side::B, Family::V4), PORT)
+}
+
+fn ip(lab: &Lab, side: Side, command: &str) -> String {
+    lab.run(side, "ip", &command.split_whitespace().collect::<Vec<_>>()).unwrap()
+}
+
+#[test]
+fn netns_a_removed_interface_is_fatal_to_its_device_and_reported() {
+    let lab = lab();
+    let ends = |end: End| {
+        let events = end.failed_by(CloseReason::InterfaceRemoved);
+        assert!(events.contains(&AsyncEvent::DeviceFatal), "{events:?}");
+        assert!(!end.device.attributes().interface.up);
+        // A new connection reports it too.
+        let (_pd, _cq, qp, _inbox) = parts(&end.device);
+        let to = SocketAddr::new(IpAddr::from([10, 77, 0, 9]), PORT);
+        let error = end.device.connect(&qp, to, ConnectOptions::default(), LIMIT).unwrap_err().to_string();
+        assert!(error.contains("removed"), "{error}");
+    };
+    between(
+        &lab,
+        server_address(&lab),
+        |end| {
+            ip(&lab, Side::A, &format!("link del {INTERFACE}"));
+            ends(end);
+        },
+        ends,
+    );
+}
+
+#[test]
+fn netns_a_link_that_goes_down_and_up_is_reported_and_survived() {
+    let lab = lab();
+    between(
+        &lab,
+        server_address(&lab),
+        |end| {
+            ip(&lab, Side::A, &format!("link set {INTERFACE} down"));
+            end.events_until(|event| *event == AsyncEvent::PortDown);
+            let (_pd, _cq, qp, _inbox) = parts(&end.device);
+            let to = server_address(&lab);
+            let error =
+                end.device.connect(&qp, to, ConnectOptions::default(), LIMIT).unwrap_err().to_string();
+            assert!(error.contains(&format!("ip link set dev {INTERFACE} up")), "{error}");
+            ip(&lab, Side::A, &format!("link set {INTERFACE} up"));
+            end.events_until(|event| *event == AsyncEvent::PortUp);
+            end.say("still here");
+        },
+        |end| assert_eq!(end.hear(), "still here"),
+    );
+}
+
+#[test]
+fn netns_a_removed_address_ends_its_connections_and_is_reported() {
+    let lab = lab();
+    let address = lab.address(Side::A, Family::V4);
+    between(
+        &lab,
+        server_address(&lab),
+        |end| {
+            ip(&lab, Side::A, &format!("addr add 10.77.0.99/24 dev {INTERFACE}"));
+            let added = AsyncEvent::AddressAdded(IpAddr::from([10, 77, 0, 99]));
+            end.events_until(|event| *event == added);
+            ip(&lab, Side::A, &format!("addr del {address}/24 dev {INTERFACE}"));
+            end.events_until(|event| *event == AsyncEvent::AddressRemoved(address));
+            end.failed_by(CloseReason::AddressRemoved);
+        },
+        |end| {
+            end.failed_by(CloseReason::Reset);
+        },
+    );
+}
+
+/// Both ends change their Ethernet address in turn; neither re-resolves the other's address on its own.
+#[test]
+fn netns_open_connections_follow_new_ethernet_addresses() {
+    let lab = lab();
+    let step = Barrier::new(2);
+    let change = |side: Side, last: u8| {
+        ip(&lab, side, &format!("link set {INTERFACE} address 02:00:00:00:77:{last:02x}"));
+        // An ARP request from the kernel announces the change.
+        ip(&lab, side, &format!("neigh flush dev {INTERFACE}"));
+        let peer = lab.address(side.peer(), Family::V4);
+        lab.run(side, "ping", &["-c1", "-W5", &peer.to_string()]).unwrap();
+    };
+    between(
+        &lab,
+        server_address(&lab),
+        |end| {
+            end.say("one");
+            step.wait();
+            change(Side::A, 1);
+            end.say("two");
+            step.wait();
+        },
+        |end| {
+            assert_eq!(end.hear(), "one");
+            end.qp.post_recv(&RecvRequest::new(1, &[end.inbox.sge(0, 64)])).unwrap();
+            change(Side::B, 2);
+            step.wait();
+            assert_eq!(end.hear(), "two");
+            step.wait();
+        },
+    );
+}
+
+/// The scope of a link-local address is the device's interface.
+#[test]
+fn netns_link_local_addresses_connect() {
+    let lab = lab();
+    for (side, last) in [(Side::A, 1), (Side::B, 2)] {
+        ip(&lab, side, &format!("addr add fe80::77:{last}/64 dev {INTERFACE} nodad"));
+    }
+    let address = SocketAddr::new("fe80::77:2".parse().unwrap(), PORT);
+    between(&lab, address, |end| end.say("near"), |end| assert_eq!(end.hear(), "near"));
+}

@@ -1,0 +1,130 @@
+//! Access to memory that others write and read at the same time, and the CRC32c of bytes while they are copied: the only
+//! unsafe code of this crate.
+//!
+//! Registered memory is shared with peers, with threads of the application, with C code and with other
+//! processes, and nobody takes a lock. Rust gives plain copies no meaning there (a data race is undefined
+//! behaviour), nor atomic accesses of different sizes to the same bytes. Therefore the compiler never sees an access
+//! to the shared side: each one is a machine instruction in an `asm!` block, which Rust treats as
+//! foreign code (docs/decisions/0010). What such an instruction reads is an arbitrary value to the compiler; the
+//! private side of every copy is an ordinary slice, and whatever must be consistent is computed from it.
+//!
+//! What a copy promises on the shared side:
+//! - each byte is read or written exactly once, so that a value the application stores after it has seen ours is not
+//!   overwritten by a second store of the same copy;
+//! - an aligned word of 8, 4 or 2 bytes that is a copy of its own goes in one piece;
+//! - on x86-64 the bytes become visible in ascending order.
+//!
+//! On other processors, and under Miri, the shared side is accessed by relaxed atomic bytes and by atomic words.
+
+#![allow(unsafe_code)]
+
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+#[path = "aarch64.rs"]
+mod access;
+#[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+#[path = "portable.rs"]
+mod access;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[path = "x86_64.rs"]
+mod access;
+mod crc;
+#[cfg(test)]
+mod tests;
+
+/// Copies `out.len()` bytes from the shared memory at `from` into `out`.
+///
+/// # Safety
+/// `from` must be valid for reads of `out.len()` bytes as far as the machine is concerned (mapped and readable); the
+/// bytes must not overlap `out`. Others may write them meanwhile.
+#[inline]
+pub unsafe fn read(from: *const u8, out: &mut [u8]) {
+    // SAFETY: the caller's contract; `out` is exclusive.
+    unsafe { access::read(from, out) }
+}
+
+/// Copies `bytes` to the shared memory at `to`.
+///
+/// # Safety
+/// `to` must be valid for writes of `bytes.len()` bytes as far as the machine is concerned (mapped and writable);
+/// the bytes must not overlap `bytes`. Others may read and write them meanwhile.
+#[inline]
+pub unsafe fn write(to: *mut u8, bytes: &[u8]) {
+    // SAFETY: the caller's contract.
+    unsafe { access::write(to, bytes) }
+}
+
+/// The CRC32c of the bytes whose CRC32c is `crc` and of `bytes` behind them; 0 is the CRC of no bytes.
+#[inline]
+pub fn crc32c(crc: u32, bytes: &[u8]) -> u32 {
+    crc::sum(crc, bytes)
+}
+
+/// Copies `bytes`, which nobody else accesses, into `out` of the same length, and appends them to `crc` in the same pass, as
+/// [`crc32c()`] does.
+///
+/// # Panics
+/// When the lengths differ.
+#[inline]
+pub fn copy_crc32c(crc: u32, bytes: &[u8], out: &mut [u8]) -> u32 {
+    assert_eq!(bytes.len(), out.len(), "a copy needs as much room as there is to copy");
+    // SAFETY: `bytes` is readable for its length, which is that of `out`; two live slices do not overlap.
+    unsafe { read_crc32c(crc, bytes.as_ptr(), out) }
+}
+
+/// Copies `out.len()` bytes from the shared memory at `from` into `out`, and appends what came out to `crc` in the same
+/// pass, as [`crc32c()`] does. The CRC is that of `out`, whatever others write meanwhile.
+///
+/// # Safety
+/// As [`read`].
+#[inline]
+pub unsafe fn read_crc32c(crc: u32, from: *const u8, out: &mut [u8]) -> u32 {
+    // SAFETY: the caller's contract.
+    unsafe { crc::read(crc, from, out) }
+}
+
+/// Access to one aligned word of shared memory.
+macro_rules! words {
+    ($($load:ident $store:ident $word:ty, $name:literal;)*) => {$(
+        #[doc = concat!("Loads the ", $name, " at `at` in one piece. Accesses after it in program order take place after it (acquire).")]
+        ///
+        /// # Safety
+        /// `at` must be mapped, readable and aligned to the size of the word. Others may write it meanwhile.
+        #[inline]
+        pub unsafe fn $load(at: *const $word) -> $word {
+            debug_assert!(at.is_aligned());
+            // SAFETY: the caller's contract.
+            unsafe { access::$load(at) }
+        }
+
+        #[doc = concat!("Stores the ", $name, " at `at` in one piece. Accesses before it in program order take place before it (release).")]
+        ///
+        /// # Safety
+        /// `at` must be mapped, writable and aligned to the size of the word. Others may access it meanwhile.
+        #[inline]
+        pub unsafe fn $store(at: *mut $word, value: $word) {
+            debug_assert!(at.is_aligned());
+            // SAFETY: the caller's contract.
+            unsafe { access::$store(at, value) }
+        }
+    )*};
+}
+
+words! {
+    load_u8 store_u8 u8, "byte";
+    load_u16 store_u16 u16, "16-bit word";
+    load_u32 store_u32 u32, "32-bit word";
+    load_u64 store_u64 u64, "64-bit word";
+}
+
+/// Replaces the 64-bit word at `at` by `new` if it is `current`, in one atomic step with regard to every atomic access
+/// of the processors (acquire and release). Returns the word that was there before.
+///
+/// # Safety
+/// `at` must be mapped, readable, writable (also when the words differ) and aligned to 8 bytes.
+/// Others may access it meanwhile.
+#[inline]
+pub unsafe fn compare_exchange_u64(at: *mut u64, current: u64, new: u64) -> u64 {
+    debug_assert!(at.is_aligned());
+    // SAFETY: the caller's contract.
+    unsafe { access::compare_exchange_u64(at, current, new) }
+}

@@ -1,0 +1,52 @@
+//! Other processors, and Miri: relaxed atomic bytes and atomic words. A word that is a copy of its own does not go in
+//! one piece by [`read`] and [`write`] here. Where somebody else accesses the same bytes by words at the same time, the sizes
+//! mix, for which Rust gives no meaning; that is why the processors in use have their instructions.
+
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+/// See [`super::read`].
+pub(super) unsafe fn read(from: *const u8, out: &mut [u8]) {
+    for (at, byte) in out.iter_mut().enumerate() {
+        // SAFETY: `at` is less than the length that the caller vouches for.
+        *byte = unsafe { AtomicU8::from_ptr(from.add(at).cast_mut()) }.load(Ordering::Relaxed);
+    }
+}
+
+/// See [`super::write`].
+pub(super) unsafe fn write(to: *mut u8, bytes: &[u8]) {
+    for (at, byte) in bytes.iter().enumerate() {
+        // SAFETY: `at` is less than the length that the caller vouches for.
+        unsafe { AtomicU8::from_ptr(to.add(at)) }.store(*byte, Ordering::Relaxed);
+    }
+}
+
+/// One word's load and store.
+macro_rules! words {
+    ($($load:ident $store:ident $atomic:ty, $word:ty;)*) => {$(
+        /// See the function of the same name above.
+        pub(super) unsafe fn $load(at: *const $word) -> $word {
+            // SAFETY: the caller's contract.
+            unsafe { <$atomic>::from_ptr(at.cast_mut()) }.load(Ordering::Acquire)
+        }
+
+        /// See the function of the same name above.
+        pub(super) unsafe fn $store(at: *mut $word, value: $word) {
+            // SAFETY: the caller's contract.
+            unsafe { <$atomic>::from_ptr(at) }.store(value, Ordering::Release);
+        }
+    )*};
+}
+
+words! {
+    load_u8 store_u8 AtomicU8, u8;
+    load_u16 store_u16 AtomicU16, u16;
+    load_u32 store_u32 AtomicU32, u32;
+    load_u64 store_u64 AtomicU64, u64;
+}
+
+/// See [`super::compare_exchange_u64`].
+pub(super) unsafe fn compare_exchange_u64(at: *mut u64, current: u64, new: u64) -> u64 {
+    // SAFETY: the caller's contract.
+    let word = unsafe { AtomicU64::from_ptr(at) };
+    word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).unwrap_or_else(|before| before)
+}

@@ -1,0 +1,284 @@
+//! The copies against plain slices, for all short lengths and alignments, and concurrent use (also for Miri:
+//! `cargo +nightly miri test -p xwarp-tcp --lib copy::`).
+
+use std::{
+    cell::UnsafeCell,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Lengths and alignments are all tried natively, and a few under Miri, which is slow.
+const STEP: usize = if cfg!(miri) { 37 } else { 1 };
+/// Repetitions of what threads do at the same time.
+const REPEAT: u64 = if cfg!(miri) { 20 } else { 20_000 };
+
+/// Bytes that several threads access through this module only.
+#[repr(align(64))]
+struct Shared<const N: usize>(UnsafeCell<[u8; N]>);
+
+// SAFETY: all accesses go through this module.
+unsafe impl<const N: usize> Sync for Shared<N> {}
+
+impl<const N: usize> Shared<N> {
+    fn new() -> Self {
+        Self(UnsafeCell::new([0; N]))
+    }
+
+    fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset <= N);
+        // SAFETY: within the array or one past its end.
+        unsafe { self.0.get().cast::<u8>().add(offset) }
+    }
+}
+
+fn pattern(len: usize, salt: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + i / 251 + salt) as u8).collect()
+}
+
+#[test]
+fn copies_move_exactly_the_named_bytes_at_every_length_and_alignment() {
+    const MARGIN: usize = 64;
+    let shared = Shared::<1024>::new();
+    for len in (0..=600).step_by(STEP) {
+        for align in (0..64).step_by(if len < 300 { STEP } else { 7 * STEP }) {
+            // SAFETY: everything lies within the 1024 bytes.
+            unsafe { write(shared.at(0), &[0xee; 1024]) };
+            let bytes = pattern(len + align, len);
+            // SAFETY: as above.
+            unsafe { write(shared.at(MARGIN + align), &bytes[align..]) };
+            let mut all = [0; 1024];
+            // SAFETY: as above.
+            unsafe { read(shared.at(0), &mut all) };
+            let end = MARGIN + align + len;
+            assert_eq!(all[MARGIN + align..end], bytes[align..], "write of {len} bytes at {align}");
+            assert!(
+                all[..MARGIN + align].iter().chain(&all[end..]).all(|b| *b == 0xee),
+                "write of {len} at {align}"
+            );
+            let mut out = vec![0x11; len + align + MARGIN];
+            // SAFETY: as above.
+            unsafe { read(shared.at(MARGIN + align), &mut out[align..align + len]) };
+            assert_eq!(out[align..align + len], bytes[align..], "read of {len} bytes at {align}");
+            assert!(
+                out[..align].iter().chain(&out[align + len..]).all(|b| *b == 0x11),
+                "read of {len} at {align}"
+            );
+        }
+    }
+}
+
+#[test]
+fn words_are_loaded_and_stored_as_the_host_orders_bytes() {
+    let shared = Shared::<16>::new();
+    // SAFETY: aligned words within the 16 bytes.
+    unsafe {
+        store_u64(shared.at(8).cast(), 0x0102_0304_0506_0708);
+        let mut bytes = [0; 8];
+        read(shared.at(8), &mut bytes);
+        assert_eq!(bytes, 0x0102_0304_0506_0708_u64.to_ne_bytes());
+        write(shared.at(0), &[1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(load_u8(shared.at(3)), 4);
+        assert_eq!(load_u16(shared.at(2).cast()), u16::from_ne_bytes([3, 4]));
+        assert_eq!(load_u32(shared.at(4).cast()), u32::from_ne_bytes([5, 6, 7, 8]));
+        assert_eq!(load_u64(shared.at(0).cast()), u64::from_ne_bytes([1, 2, 3, 4, 5, 6, 7, 8]));
+        store_u8(shared.at(0), 0xaa);
+        store_u16(shared.at(2).cast(), u16::from_ne_bytes([0xbb, 0xcc]));
+        store_u32(shared.at(4).cast(), u32::from_ne_bytes([9, 9, 9, 9]));
+        read(shared.at(0), &mut bytes);
+        assert_eq!(bytes, [0xaa, 2, 0xbb, 0xcc, 9, 9, 9, 9]);
+    }
+}
+
+#[test]
+fn compare_and_exchange_replaces_only_the_expected_word() {
+    let shared = Shared::<8>::new();
+    let at: *mut u64 = shared.at(0).cast();
+    // SAFETY: an aligned word within the 8 bytes.
+    unsafe {
+        assert_eq!(compare_exchange_u64(at, 0, u64::MAX), 0);
+        assert_eq!(compare_exchange_u64(at, 0, 5), u64::MAX);
+        assert_eq!(load_u64(at), u64::MAX);
+        assert_eq!(compare_exchange_u64(at, u64::MAX, 5), u64::MAX);
+        assert_eq!(load_u64(at), 5);
+    }
+}
+
+#[test]
+fn concurrent_increments_lose_nothing() {
+    let shared = Shared::<8>::new();
+    thread::scope(|s| {
+        for _ in 0..2 {
+            s.spawn(|| {
+                let at: *mut u64 = shared.at(0).cast();
+                for _ in 0..REPEAT {
+                    // SAFETY: an aligned word within the 8 bytes.
+                    unsafe {
+                        let mut seen = load_u64(at);
+                        loop {
+                            let before = compare_exchange_u64(at, seen, seen + 1);
+                            if before == seen {
+                                break;
+                            }
+                            seen = before;
+                        }
+                    }
+                }
+            });
+        }
+    });
+    // SAFETY: as above.
+    assert_eq!(unsafe { load_u64(shared.at(0).cast()) }, 2 * REPEAT);
+}
+
+/// A reader that races with a writer sees, in each byte, one of the values that were written.
+#[test]
+fn a_racing_copy_sees_bytes_that_somebody_wrote() {
+    let shared = Shared::<512>::new();
+    let done = AtomicBool::new(false);
+    thread::scope(|s| {
+        s.spawn(|| {
+            for round in 0..REPEAT {
+                // SAFETY: within the 512 bytes.
+                unsafe { write(shared.at(3), &[if round % 2 == 0 { 0xff } else { 0 }; 400]) };
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        let mut out = [0; 400];
+        while !done.load(Ordering::Relaxed) {
+            // SAFETY: as above.
+            unsafe { read(shared.at(3), &mut out) };
+            assert!(out.iter().all(|b| *b == 0 || *b == 0xff));
+        }
+    });
+}
+
+/// Data that is written before a flag is stored is seen by whoever loads the flag.
+#[test]
+fn a_stored_flag_is_seen_after_the_data_before_it() {
+    let shared = Shared::<512>::new();
+    thread::scope(|s| {
+        s.spawn(|| {
+            for round in 1..=REPEAT {
+                // SAFETY: within the 512 bytes, the flag aligned.
+                unsafe {
+                    write(shared.at(64), &[round as u8; 300]);
+                    store_u64(shared.at(0).cast(), round);
+                    while load_u64(shared.at(8).cast()) != round {
+                        std::hint::spin_loop();
+                    }
+                }
+            }
+        });
+        for round in 1..=REPEAT {
+            // SAFETY: as above.
+            unsafe {
+                while load_u64(shared.at(0).cast()) != round {
+                    std::hint::spin_loop();
+                }
+                let mut out = [0; 300];
+                read(shared.at(64), &mut out);
+                assert!(out.iter().all(|b| *b == round as u8), "round {round}");
+                store_u64(shared.at(8).cast(), round);
+            }
+        }
+    });
+}
+
+/// A short prefix and lengths that meet every branch: no word, few words, one and several rounds of three streams.
+fn crc_lengths() -> impl Iterator<Item = usize> {
+    (0..=300).chain([508, 1448, 1460, 3071, 3072, 3073, 3500, 9000, 20_000]).step_by(STEP)
+}
+
+#[test]
+fn the_crc_of_a_copy_equals_the_crate_at_every_length_and_alignment() {
+    let bytes = pattern(20_100, 9);
+    for len in crc_lengths() {
+        for align in (0..16).step_by(if cfg!(miri) { 7 } else { 1 }) {
+            let source = &bytes[align..align + len];
+            let expected = ::crc32c::crc32c_append(0x1234_5678, source);
+            assert_eq!(crc32c(0x1234_5678, source), expected, "{len} bytes at {align}");
+            let mut out = vec![0x11; 15 + len + 16];
+            let begin = 15 - align;
+            assert_eq!(copy_crc32c(0x1234_5678, source, &mut out[begin..begin + len]), expected);
+            assert_eq!(&out[begin..begin + len], source, "copy of {len} bytes at {align}");
+            assert!(
+                out[..begin].iter().chain(&out[begin + len..]).all(|b| *b == 0x11),
+                "{len} bytes at {align}"
+            );
+            let mut slow = vec![0; len];
+            // SAFETY: a live slice of the length of the other.
+            let crc = unsafe { crc::read_in_two_passes(0x1234_5678, source.as_ptr(), &mut slow) };
+            assert_eq!((crc, &slow[..]), (expected, source), "without instructions of the processor's");
+        }
+    }
+}
+
+/// RFC 3720 appendix B.4.
+#[test]
+fn rfc3720_b_4_crc32c_of_the_examples() {
+    let ascending: Vec<u8> = (0..32).collect();
+    let descending: Vec<u8> = (0..32).rev().collect();
+    let examples: [(&[u8], u32); 4] = [
+        (&[0; 32], 0x8a91_36aa),
+        (&[0xff; 32], 0x62a8_ab43),
+        (&ascending, 0x46dd_794e),
+        (&descending, 0x113f_db5c),
+    ];
+    for (bytes, expected) in examples {
+        let mut out = [0; 32];
+        assert_eq!((crc32c(0, bytes), copy_crc32c(0, bytes, &mut out)), (expected, expected));
+        assert_eq!(out, bytes);
+    }
+    assert_eq!(crc32c(0, b"123456789"), 0xe306_9283, "the check value of the polynomial");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 3 } else { 256 }, failure_persistence: None, ..Default::default() })]
+
+    /// However a stream is split, and wherever its parts lie, the CRC is that of the whole.
+    #[test]
+    fn prop_the_crc_of_any_split_is_that_of_the_whole(
+        bytes in prop::collection::vec(any::<u8>(), 0..4000),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
+        align in 0usize..32,
+    ) {
+        let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
+        cuts.extend([0, bytes.len()]);
+        cuts.sort_unstable();
+        let mut out = vec![0; align + bytes.len()];
+        let (mut crc, mut summed) = (0, 0);
+        for part in cuts.windows(2) {
+            let part = part[0]..part[1];
+            summed = crc32c(summed, &bytes[part.clone()]);
+            crc = copy_crc32c(crc, &bytes[part.clone()], &mut out[align..][part]);
+        }
+        prop_assert_eq!(&out[align..], &bytes[..]);
+        prop_assert_eq!((crc, summed), (::crc32c::crc32c(&bytes), ::crc32c::crc32c(&bytes)));
+    }
+}
+
+/// The CRC of a copy is that of what came out, also when somebody writes meanwhile.
+#[test]
+fn the_crc_of_a_racing_copy_is_that_of_the_private_side() {
+    let shared = Shared::<2048>::new();
+    let done = AtomicBool::new(false);
+    thread::scope(|s| {
+        s.spawn(|| {
+            for round in 0..REPEAT {
+                // SAFETY: within the 2048 bytes.
+                unsafe { write(shared.at(3), &[round as u8; 1460]) };
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        let mut out = [0; 1460];
+        while !done.load(Ordering::Relaxed) {
+            // SAFETY: as above.
+            let crc = unsafe { read_crc32c(0, shared.at(3), &mut out) };
+            assert_eq!(crc, ::crc32c::crc32c(&out));
+        }
+    });
+}

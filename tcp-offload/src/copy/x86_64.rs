@@ -1,0 +1,199 @@
+//! x86-64: moves through general and vector registers. All of the processor's loads acquire and all of its stores release.
+
+use std::arch::asm;
+
+/// Bytes from which on a copy is long: AVX pays, and so does aligning its stores.
+const LONG: usize = 256;
+/// Bytes that one pass of the AVX loop moves.
+const BLOCK: usize = 128;
+/// Bytes of an AVX register.
+const VECTOR: usize = 32;
+
+/// See [`super::read`].
+#[inline]
+pub(super) unsafe fn read(from: *const u8, out: &mut [u8]) {
+    // SAFETY: the caller's contract for `from`; `out` is exclusive for its length.
+    unsafe { copy(from, out.as_mut_ptr(), out.len()) }
+}
+
+/// See [`super::write`].
+#[inline]
+pub(super) unsafe fn write(to: *mut u8, bytes: &[u8]) {
+    // SAFETY: the caller's contract for `to`; `bytes` is readable for its length.
+    unsafe { copy(bytes.as_ptr(), to, bytes.len()) }
+}
+
+/// Copies `len` bytes that do not overlap, each once and in ascending order.
+///
+/// # Safety
+/// `from` must be readable and `to` writable for `len` bytes as far as the machine is concerned.
+#[inline]
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's contract; AVX is only used where it is present.
+    unsafe {
+        if len >= LONG && is_x86_feature_detected!("avx") {
+            copy_long(from, to, len);
+        } else {
+            copy_short(from, to, len);
+        }
+    }
+}
+
+/// Moves one value from `$from` to `$to` through a register, and advances `$from`, `$to` and `$len` by its size.
+macro_rules! step {
+    ($from:ident, $to:ident, $len:ident, $size:literal, $class:ident, $load:literal, $store:literal) => {
+        asm!($load, $store, v = out($class) _, f = in(reg) $from, t = in(reg) $to, options(nostack, preserves_flags));
+        $from = $from.add($size);
+        $to = $to.add($size);
+        $len -= $size;
+    };
+}
+
+/// As [`copy`], for short lengths.
+///
+/// # Safety
+/// As [`copy`].
+#[inline]
+unsafe fn copy_short(mut from: *const u8, mut to: *mut u8, mut len: usize) {
+    // SAFETY: every step moves bytes that lie within the `len` bytes which are left.
+    unsafe {
+        while len >= 16 {
+            step!(from, to, len, 16, xmm_reg, "movdqu {v}, [{f}]", "movdqu [{t}], {v}");
+        }
+        copy_tail(from, to, len);
+    }
+}
+
+/// Copies fewer than 16 bytes.
+///
+/// # Safety
+/// As [`copy`].
+#[inline]
+#[expect(unused_assignments, reason = "the last step advances like the others")]
+unsafe fn copy_tail(mut from: *const u8, mut to: *mut u8, mut len: usize) {
+    debug_assert!(len < 16);
+    // SAFETY: the bits of `len` name sizes whose sum is `len`.
+    unsafe {
+        if len & 8 != 0 {
+            step!(from, to, len, 8, reg, "mov {v:r}, qword ptr [{f}]", "mov qword ptr [{t}], {v:r}");
+        }
+        if len & 4 != 0 {
+            step!(from, to, len, 4, reg, "mov {v:e}, dword ptr [{f}]", "mov dword ptr [{t}], {v:e}");
+        }
+        if len & 2 != 0 {
+            step!(from, to, len, 2, reg, "movzx {v:e}, word ptr [{f}]", "mov word ptr [{t}], {v:x}");
+        }
+        if len & 1 != 0 {
+            step!(from, to, len, 1, reg_byte, "mov {v}, byte ptr [{f}]", "mov byte ptr [{t}], {v}");
+        }
+    }
+}
+
+/// As [`copy`], for at least [`LONG`] bytes.
+///
+/// # Safety
+/// As [`copy`]; the processor has AVX.
+#[target_feature(enable = "avx")]
+unsafe fn copy_long(mut from: *const u8, mut to: *mut u8, mut len: usize) {
+    debug_assert!(len >= LONG);
+    // SAFETY: the head is shorter than a vector, and `LONG` bytes are there; the loop moves whole blocks of what is
+    // left; every step moves bytes that lie within the `len` bytes which are left.
+    unsafe {
+        let head = to.addr().wrapping_neg() % VECTOR;
+        if head & 1 != 0 {
+            step!(from, to, len, 1, reg_byte, "mov {v}, byte ptr [{f}]", "mov byte ptr [{t}], {v}");
+        }
+        if head & 2 != 0 {
+            step!(from, to, len, 2, reg, "movzx {v:e}, word ptr [{f}]", "mov word ptr [{t}], {v:x}");
+        }
+        if head & 4 != 0 {
+            step!(from, to, len, 4, reg, "mov {v:e}, dword ptr [{f}]", "mov dword ptr [{t}], {v:e}");
+        }
+        if head & 8 != 0 {
+            step!(from, to, len, 8, reg, "mov {v:r}, qword ptr [{f}]", "mov qword ptr [{t}], {v:r}");
+        }
+        if head & 16 != 0 {
+            step!(from, to, len, 16, xmm_reg, "vmovdqu {v}, [{f}]", "vmovdqu [{t}], {v}");
+        }
+        let blocks = len / BLOCK;
+        if blocks > 0 {
+            asm!(
+                ".p2align 5",
+                "2:",
+                "vmovdqu {a}, [{f}]",
+                "vmovdqu {b}, [{f} + 32]",
+                "vmovdqu {c}, [{f} + 64]",
+                "vmovdqu {d}, [{f} + 96]",
+                "sub {f}, -128",
+                "vmovdqa [{t}], {a}",
+                "vmovdqa [{t} + 32], {b}",
+                "vmovdqa [{t} + 64], {c}",
+                "vmovdqa [{t} + 96], {d}",
+                "sub {t}, -128",
+                "dec {n}",
+                "jnz 2b",
+                a = out(ymm_reg) _,
+                b = out(ymm_reg) _,
+                c = out(ymm_reg) _,
+                d = out(ymm_reg) _,
+                f = inout(reg) from,
+                t = inout(reg) to,
+                n = inout(reg) blocks => _,
+                options(nostack),
+            );
+            len %= BLOCK;
+        }
+        while len >= VECTOR {
+            step!(from, to, len, 32, ymm_reg, "vmovdqu {v}, [{f}]", "vmovdqa [{t}], {v}");
+        }
+        if len >= 16 {
+            step!(from, to, len, 16, xmm_reg, "vmovdqu {v}, [{f}]", "vmovdqa [{t}], {v}");
+        }
+        copy_tail(from, to, len);
+    }
+}
+
+/// One word's load and store.
+macro_rules! words {
+    ($($load:ident $store:ident $word:ty, $class:ident, $load_text:literal, $store_text:literal;)*) => {$(
+        /// See the function of the same name above.
+        #[inline]
+        pub(super) unsafe fn $load(at: *const $word) -> $word {
+            let value;
+            // SAFETY: the caller's contract. Not `readonly` and not `pure`: it orders and is not repeated.
+            unsafe { asm!($load_text, v = out($class) value, a = in(reg) at, options(nostack, preserves_flags)) };
+            value
+        }
+
+        /// See the function of the same name above.
+        #[inline]
+        pub(super) unsafe fn $store(at: *mut $word, value: $word) {
+            // SAFETY: the caller's contract.
+            unsafe { asm!($store_text, v = in($class) value, a = in(reg) at, options(nostack, preserves_flags)) };
+        }
+    )*};
+}
+
+words! {
+    load_u8 store_u8 u8, reg_byte, "mov {v}, byte ptr [{a}]", "mov byte ptr [{a}], {v}";
+    load_u16 store_u16 u16, reg, "mov {v:x}, word ptr [{a}]", "mov word ptr [{a}], {v:x}";
+    load_u32 store_u32 u32, reg, "mov {v:e}, dword ptr [{a}]", "mov dword ptr [{a}], {v:e}";
+    load_u64 store_u64 u64, reg, "mov {v:r}, qword ptr [{a}]", "mov qword ptr [{a}], {v:r}";
+}
+
+/// See [`super::compare_exchange_u64`].
+#[inline]
+pub(super) unsafe fn compare_exchange_u64(at: *mut u64, current: u64, new: u64) -> u64 {
+    let before;
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "lock cmpxchg qword ptr [{a}], {n}",
+            a = in(reg) at,
+            n = in(reg) new,
+            inout("rax") current => before,
+            options(nostack),
+        );
+    }
+    before
+}

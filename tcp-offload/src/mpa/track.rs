@@ -1,0 +1,198 @@
+//! The known FPDUs from the cursor on, and the steps of each: check, place and deliver.
+
+use super::{
+    Counters, MpaError,
+    deframe::{cut, verify_crc},
+    hold::{Hold, Range},
+    layout::Layout,
+    ordered::{Extent, Ordered},
+};
+use crate::{
+    link::Pieces,
+    seq::StreamOffset,
+    ulp::{Arrival, ConnId, Refusal, Ulp, Ulpdu},
+};
+
+/// Most known FPDUs beyond the cursor. When there are that many, further FPDUs wait as if their start were unknown.
+const MAX_KNOWN: usize = 1 << 13;
+
+/// Most remembered FPDUs that failed a check beyond the cursor. Each is checked again only when the cursor reaches
+/// it, so that a peer cannot make the check of a long FPDU repeat with every byte. At the limit, nothing more is
+/// placed early.
+const MAX_INVALID: usize = 16;
+
+/// The upper layer, and the id of the connection that it knows.
+pub(crate) struct Upper<'a, U> {
+    pub ulp: &'a mut U,
+    pub conn: ConnId,
+}
+
+/// Why the receiver has halted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Halt {
+    /// The upper layer withholds the FPDU at the cursor: it has no buffer yet.
+    Withheld,
+    /// The upper layer has stopped reading.
+    Stopped,
+    /// The stream contains an error.
+    Broken(MpaError),
+}
+
+impl Halt {
+    /// Whether the stream cannot continue.
+    pub fn is_final(self) -> bool {
+        self != Self::Withheld
+    }
+}
+
+/// An FPDU at or beyond the cursor that was checked.
+#[derive(Debug)]
+pub(super) struct Known<P> {
+    pub start: StreamOffset,
+    pub end: StreamOffset,
+    pub ulpdu: usize,
+    /// `None`: the upper layer has refused the FPDU, which is held and offered again in order.
+    pub placed: Option<P>,
+}
+
+impl<P> Extent for Known<P> {
+    fn end(&self) -> StreamOffset {
+        self.end
+    }
+}
+
+/// State of the FPDUs from the cursor on.
+#[derive(Debug)]
+pub(super) struct Track<P> {
+    pub layout: Layout,
+    pub crc: bool,
+    /// Start of the range of the next FPDU to deliver. Everything before it has been delivered.
+    pub cursor: StreamOffset,
+    pub known: Ordered<Known<P>>,
+    /// Starts of the FPDUs that failed a check beyond the cursor.
+    invalid: Vec<StreamOffset>,
+    /// A valid FPDU has been received.
+    pub begun: bool,
+    pub counters: Counters,
+}
+
+impl<P: Copy> Track<P> {
+    /// A track at the start of the stream, before the framing is negotiated.
+    pub fn new() -> Self {
+        Self {
+            layout: Layout { origin: 0, markers: false },
+            crc: false,
+            cursor: 0,
+            known: Ordered::default(),
+            invalid: Vec::new(),
+            begun: false,
+            counters: Counters::default(),
+        }
+    }
+
+    /// Checks, places and delivers the FPDU at the cursor, which consists of `raw`.
+    pub fn accept<U: Ulp<Placed = P>>(
+        &mut self,
+        upper: &mut Upper<'_, U>,
+        raw: &Pieces<'_>,
+        ulpdu: usize,
+    ) -> Result<(), Halt> {
+        let start = self.cursor;
+        let end = self.layout.end(start, ulpdu);
+        let cut = self.check(raw, start, ulpdu).map_err(Halt::Broken)?;
+        self.begun = true;
+        match upper.ulp.place(upper.conn, &cut, Arrival::InOrder) {
+            Ok(placed) => {
+                self.counters.placed_in_order += 1;
+                self.deliver(upper, placed, end).inspect_err(|_| {
+                    self.known.push_front(Known { start, end, ulpdu, placed: Some(placed) });
+                })
+            }
+            Err(refusal) => {
+                self.known.push_front(Known { start, end, ulpdu, placed: None });
+                Err(refusal.into())
+            }
+        }
+    }
+
+    pub fn deliver<U: Ulp<Placed = P>>(
+        &mut self,
+        upper: &mut Upper<'_, U>,
+        placed: P,
+        end: StreamOffset,
+    ) -> Result<(), Halt> {
+        upper.ulp.deliver(upper.conn, placed)?;
+        self.counters.delivered += 1;
+        self.cursor = end;
+        Ok(())
+    }
+
+    /// Checks the CRC, then the markers, and extracts the ULPDU. No field of an FPDU can be trusted before its CRC.
+    fn check<'a>(
+        &mut self,
+        raw: &Pieces<'a>,
+        start: StreamOffset,
+        ulpdu: usize,
+    ) -> Result<Ulpdu<'a>, MpaError> {
+        if self.crc {
+            verify_crc(raw).inspect_err(|_| self.counters.crc_errors += 1)?;
+        }
+        cut(&self.layout, raw, start, ulpdu).inspect_err(|_| self.counters.marker_errors += 1)
+    }
+
+    /// Like [`Self::check`], for an FPDU beyond the cursor.
+    pub fn check_early<'a>(
+        &mut self,
+        raw: &Pieces<'a>,
+        start: StreamOffset,
+        ulpdu: usize,
+    ) -> Option<Ulpdu<'a>> {
+        let checked = self.check(raw, start, ulpdu);
+        if checked.is_err() {
+            self.invalid.push(start);
+        }
+        checked.ok()
+    }
+
+    /// Whether an FPDU that begins at `start` may be checked before the cursor reaches it.
+    pub fn may_check_early(&mut self, start: StreamOffset) -> bool {
+        let cursor = self.cursor;
+        if self.invalid.len() >= MAX_INVALID {
+            self.invalid.retain(|start| *start > cursor);
+        }
+        self.invalid.len() < MAX_INVALID && self.known.len() < MAX_KNOWN && !self.invalid.contains(&start)
+    }
+
+    /// The ranges of the placed FPDUs that have bytes in `offset..end`, in order.
+    pub fn placed_within(&self, offset: StreamOffset, end: StreamOffset) -> impl Iterator<Item = Range> {
+        let known = self.known.iter_from(self.known.seek(offset)).take_while(move |k| k.start < end);
+        known.filter(|k| k.placed.is_some()).map(|k| (k.start, k.end))
+    }
+
+    /// Removes the known FPDUs in `range` that are neither placed nor completely held.
+    pub fn forget_parts(&mut self, hold: &Hold, (mut offset, end): Range) {
+        loop {
+            let place = self.known.seek(offset);
+            let Some(known) = self.known.get(place).filter(|k| k.start < end) else { break };
+            offset = known.end;
+            if known.placed.is_none() && hold.contiguous_from(known.start) < known.end {
+                self.known.remove(place);
+            }
+        }
+    }
+
+    /// Removes everything that is known beyond the cursor, when the stream has ended.
+    pub fn stop(&mut self) {
+        self.known.clear();
+        self.invalid.clear();
+    }
+}
+
+impl From<Refusal> for Halt {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Withhold => Self::Withheld,
+            Refusal::Stop => Self::Stopped,
+        }
+    }
+}

@@ -1,0 +1,517 @@
+//! [`Hostile`]: a host that speaks TCP and MPA well enough to open connections, and then misbehaves.
+//!
+//! Each of its connections has a lasting mood: which windows it advertises, what it acknowledges, whether it answers.
+//! The next action, its connection and the pause before it are drawn from a seed. At times it follows a campaign.
+
+use std::{net::SocketAddr, ops::Range, time::Duration};
+
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+
+use super::{Node, RawPeer, RawSegment, SimLink, fpdu};
+use crate::{
+    link::{Link, RxFrame},
+    mpa::{Enhanced, MpaReply, MpaRequest},
+    time::Instant,
+    wire::{self, Flags, Inbound, Path, Segment},
+};
+
+/// Most payload bytes of a segment.
+const SEGMENT: usize = 1400;
+
+/// Most frames in answer to received ones between two actions.
+const MOST_ANSWERS: u32 = 2000;
+
+/// Parameters of a hostile host.
+pub struct HostileConfig {
+    /// Seed of all its choices.
+    pub seed: u64,
+    /// The path to the victim's port; local ports are chosen from its local port on.
+    pub path: Path,
+    /// Most connections at once.
+    pub connections: usize,
+    /// Number of actions after which the host falls silent.
+    pub actions: u32,
+    /// Pauses between actions.
+    pub pauses: Range<Duration>,
+    /// Makes the ULPDUs that the host sends.
+    pub ulpdu: fn(&mut SmallRng) -> Vec<u8>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Window {
+    Open,
+    Zero,
+    Shrunk(u16),
+    Random,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Acks {
+    All,
+    Old,
+    Partial,
+    Future,
+    Nonsense,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Mood {
+    window: Window,
+    acks: Acks,
+    /// Percentage of the other end's segments that are answered.
+    answers: u32,
+}
+
+impl Mood {
+    const CALM: Self = Self { window: Window::Open, acks: Acks::All, answers: 100 };
+    const SILENT: Self = Self { window: Window::Open, acks: Acks::Old, answers: 0 };
+    const CLOSED_WINDOW: Self = Self { window: Window::Zero, acks: Acks::Old, answers: 100 };
+}
+
+/// An attack that takes many actions in order.
+#[derive(Debug, Clone, Copy)]
+enum Campaign {
+    /// One byte after the other in slow succession on the connection from `port`, for this number of actions.
+    Trickle { port: u16, left: u32 },
+    /// All connections take data, then acknowledge nothing, then close their windows over what is in flight.
+    Siege { left: u32 },
+}
+
+impl Campaign {
+    /// Actions of a siege, those of them after which nothing is acknowledged, and those with closed windows.
+    const SIEGE: u32 = 120;
+    const SIEGE_SILENT: u32 = 80;
+    const SIEGE_CLOSED: u32 = 30;
+
+    /// Part of the actions that begin a campaign.
+    const SHARE: f64 = 0.005;
+
+    /// The pauses between its actions.
+    fn pauses(self) -> Range<Duration> {
+        match self {
+            Self::Trickle { .. } => Duration::from_secs(1)..Duration::from_secs(30),
+            Self::Siege { left } if left > Self::SIEGE_CLOSED => {
+                Duration::from_millis(1)..Duration::from_millis(50)
+            }
+            Self::Siege { .. } => Duration::from_millis(200)..Duration::from_secs(2),
+        }
+    }
+}
+
+struct Conversation {
+    peer: RawPeer,
+    mood: Mood,
+    /// Bytes of the stream that follow the last sent one.
+    stream: Vec<u8>,
+    /// Length of the FPDUs made so far, in bytes.
+    made: u64,
+    markers: bool,
+    /// The last bytes sent, from which repetitions are taken.
+    last: Vec<u8>,
+}
+
+/// See the module's text.
+pub struct Hostile {
+    link: SimLink,
+    config: HostileConfig,
+    rng: SmallRng,
+    conversations: Vec<Conversation>,
+    campaign: Option<Campaign>,
+    next_port: u16,
+    next: Instant,
+    answers: u32,
+    batch: Vec<RxFrame>,
+}
+
+impl Hostile {
+    /// A hostile host at `link`.
+    pub fn new(link: SimLink, config: HostileConfig) -> Self {
+        Self {
+            link,
+            rng: SmallRng::seed_from_u64(config.seed),
+            conversations: Vec::new(),
+            campaign: None,
+            next_port: config.path.flow.local.port(),
+            next: Instant::ZERO,
+            answers: 0,
+            batch: Vec::new(),
+            config,
+        }
+    }
+
+    /// Whether the host has done all its actions.
+    pub fn is_done(&self) -> bool {
+        self.config.actions == 0
+    }
+
+    fn pause(&mut self) -> Duration {
+        let pauses = self.config.pauses.clone();
+        let Range { start, end } = self.campaign.map_or(pauses, Campaign::pauses);
+        let (least, most) = (start.as_secs_f64().max(1e-9).ln(), end.as_secs_f64().ln());
+        Duration::from_secs_f64(self.rng.random_range(least..most).exp())
+    }
+
+    fn mood(rng: &mut SmallRng) -> Mood {
+        let window = match rng.random_range(0..8) {
+            0..3 => Window::Open,
+            3..6 => Window::Zero,
+            6 => Window::Shrunk(rng.random_range(0..200)),
+            _ => Window::Random,
+        };
+        let acks = match rng.random_range(0..8) {
+            0..3 => Acks::All,
+            3 | 4 => Acks::Old,
+            5 => Acks::Partial,
+            6 => Acks::Future,
+            _ => Acks::Nonsense,
+        };
+        let answers = [0, 20, 100, 100][rng.random_range(0..4)];
+        Mood { window, acks, answers }
+    }
+
+    /// Opens a connection from a new port, or from the last port again.
+    fn open(&mut self) {
+        if self.conversations.len() >= self.config.connections {
+            let at = self.rng.random_range(0..self.conversations.len());
+            self.conversations.swap_remove(at);
+        }
+        if self.rng.random_bool(0.8) {
+            self.next_port = self.next_port.wrapping_add(1).max(1024);
+        }
+        let mut path = self.config.path;
+        path.flow.local.set_port(self.next_port);
+        if self.conversations.iter().any(|c| c.peer.path().flow == path.flow) {
+            return;
+        }
+        self.converse(path);
+        let Some(conversation) = self.conversations.last() else { return };
+        let syn = conversation.peer.syn();
+        self.link.inject(&syn);
+    }
+
+    fn converse(&mut self, path: Path) {
+        let rng = &mut self.rng;
+        let peer = RawPeer::new(path, rng.random(), rng.random_bool(0.7));
+        let mood = Self::mood(rng);
+        let mood = if rng.random_bool(0.5) { Mood::CALM } else { mood };
+        let markers = rng.random_bool(0.5);
+        self.conversations.push(Conversation {
+            peer,
+            mood,
+            stream: Vec::new(),
+            made: 0,
+            markers,
+            last: Vec::new(),
+        });
+    }
+
+    /// Puts this end's start-up frame at the beginning of the stream.
+    fn start_up(conversation: &mut Conversation, initiator: bool) {
+        let enhanced = Some(Enhanced { ird: 4, ord: 4, peer_to_peer: None });
+        let (revision, markers, crc) = (2, conversation.markers, true);
+        let frame = if initiator {
+            MpaRequest { revision, markers, crc, enhanced, private_data: Vec::new() }.emit()
+        } else {
+            MpaReply { revision, markers, crc, rejected: false, enhanced, private_data: Vec::new() }.emit()
+        };
+        conversation.stream = frame;
+    }
+
+    fn hear(&mut self, segment: &Segment) {
+        let flow = segment.flow;
+        let index = self.conversations.iter().position(|c| c.peer.path().flow == flow);
+        let index = match index {
+            Some(index) => index,
+            // The victim connects to this host.
+            None if segment.flags.is_plain_syn() && self.conversations.len() < self.config.connections => {
+                self.converse(Path { flow, ..self.config.path });
+                self.conversations.len() - 1
+            }
+            None => return,
+        };
+        let Some(conversation) = self.conversations.get_mut(index) else { return };
+        let met = conversation.peer.has_met();
+        conversation.peer.hear(segment);
+        if !met && conversation.peer.has_met() {
+            Self::start_up(conversation, segment.flags.ack);
+            let first = if segment.flags.ack {
+                let stream = std::mem::take(&mut conversation.stream);
+                conversation.peer.data(&stream)
+            } else {
+                conversation.peer.syn()
+            };
+            self.link.inject(&first);
+            return;
+        }
+        if !segment.flags.ack && segment.flags.syn {
+            let syn = conversation.peer.syn();
+            self.link.inject(&syn);
+        } else if segment.flags.fin && self.config.actions > 0 && self.rng.random_bool(0.2) {
+            let ack = conversation.peer.segment(&RawSegment { window: u16::MAX, ..RawSegment::ack() });
+            self.link.inject(&ack);
+            self.replace(index);
+        } else if conversation.peer.has_met()
+            && self.answers < MOST_ANSWERS
+            && !segment.flags.rst
+            && self.rng.random_range(0..100) < conversation.mood.answers
+        {
+            // Only segments with data, a FIN, or a window probe are answered: answers to answers would never end.
+            let sequence_len = segment.payload_len + usize::from(segment.flags.fin);
+            let probe = sequence_len > 0 || matches!(conversation.mood.window, Window::Zero);
+            if probe && self.config.actions > 0 {
+                self.answers += 1;
+                self.acknowledge(index);
+            }
+        }
+    }
+
+    /// Sends a segment without payload, according to the connection's mood.
+    fn acknowledge(&mut self, index: usize) {
+        let Self { rng, conversations, link, .. } = self;
+        let Some(Conversation { peer, mood, .. }) = conversations.get_mut(index) else { return };
+        let window = match mood.window {
+            Window::Open => u16::MAX,
+            Window::Zero => 0,
+            Window::Shrunk(window) => window,
+            Window::Random => rng.random(),
+        };
+        let waiting = peer.received.saturating_sub(peer.acknowledged).cast_signed();
+        let mut sack = Vec::new();
+        let ack = match mood.acks {
+            Acks::All => 0,
+            Acks::Old => -waiting,
+            Acks::Partial => -rng.random_range(0..=waiting.max(0)),
+            Acks::Future => rng.random_range(1..100_000),
+            Acks::Nonsense => {
+                let mut edge = || rng.random_range(-100_000..100_000);
+                sack.extend((0..3).map(|_| (edge(), edge())));
+                -waiting
+            }
+        };
+        if ack <= 0 {
+            peer.acknowledged = peer.acknowledged.max(peer.received.saturating_add_signed(ack));
+        }
+        let frame = peer.segment(&RawSegment { ack, window, sack: &sack, ..RawSegment::ack() });
+        link.inject(&frame);
+    }
+
+    /// Makes FPDUs until at least `len` bytes of the stream wait to be sent.
+    fn supply(&mut self, index: usize, len: usize) {
+        let (rng, make) = (&mut self.rng, self.config.ulpdu);
+        let Some(conversation) = self.conversations.get_mut(index) else { return };
+        while conversation.stream.len() < len {
+            let bytes = fpdu(conversation.made, conversation.markers, &make(rng));
+            conversation.made += bytes.len() as u64;
+            conversation.stream.extend_from_slice(&bytes);
+        }
+    }
+
+    /// Sends the next `len` bytes of the stream in segments of at most `cut` bytes.
+    fn say(&mut self, index: usize, len: usize, cut: usize) {
+        self.supply(index, len);
+        let Self { conversations, link, .. } = self;
+        let Some(conversation) = conversations.get_mut(index) else { return };
+        conversation.last = conversation.stream.drain(..len).collect();
+        for payload in conversation.last.chunks(cut) {
+            link.inject(&conversation.peer.data(payload));
+        }
+    }
+
+    /// Sends bytes of the stream out of order: beyond a gap, or a repetition with other boundaries.
+    fn stray(&mut self, index: usize, beyond: bool) {
+        let distance = 1 << self.rng.random_range(0..18);
+        let len = self.rng.random_range(1..=SEGMENT);
+        self.supply(index, if beyond { distance + len } else { 0 });
+        let Self { rng, conversations, link, .. } = self;
+        let Some(Conversation { peer, stream, last, .. }) = conversations.get_mut(index) else { return };
+        let (seq, mut payload) = if beyond {
+            (distance as i32, stream.get(distance..distance + len).unwrap_or_default().to_vec())
+        } else {
+            let from = rng.random_range(0..=last.len());
+            let to = (from + len).min(last.len());
+            (from as i32 - last.len() as i32, last.get(from..to).unwrap_or_default().to_vec())
+        };
+        // A repetition may run into new bytes, and some bytes are changed.
+        if !beyond {
+            payload.extend(stream.iter().take(rng.random_range(0..100)));
+        }
+        if rng.random_bool(0.1) {
+            for byte in &mut payload {
+                *byte = byte.wrapping_add(1);
+            }
+        }
+        link.inject(&peer.segment(&RawSegment {
+            seq,
+            window: u16::MAX,
+            payload: &payload,
+            ..RawSegment::ack()
+        }));
+    }
+
+    /// Sends RST, SYN or FIN with valid or invalid numbers.
+    fn control(&mut self, index: usize) {
+        let Self { rng, conversations, link, .. } = self;
+        let Some(Conversation { peer, .. }) = conversations.get_mut(index) else { return };
+        let near = if rng.random_bool(0.5) { 0 } else { rng.random_range(-70_000..70_000) };
+        let with =
+            |flags: Flags, seq: i32| RawSegment { flags, seq, window: u16::MAX, ..RawSegment::default() };
+        let flags = Flags { ack: true, ..Flags::default() };
+        match rng.random_range(0..10) {
+            0 => link.inject(&peer.segment(&with(Flags { rst: true, ..Flags::default() }, near))),
+            1 | 2 => {
+                let ack = rng.random_bool(0.3);
+                let seq = if rng.random_bool(0.5) { near } else { rng.random() };
+                link.inject(&peer.segment(&with(Flags { syn: true, ack, ..Flags::default() }, seq)));
+            }
+            3..6 => {
+                link.inject(&peer.segment(&with(Flags { fin: true, ..flags }, 0)));
+                peer.sent = peer.sent.wrapping_add(1);
+            }
+            6..8 => {
+                self.replace(index);
+            }
+            _ => link.inject(&peer.segment(&with(Flags { fin: true, ..flags }, near))),
+        }
+    }
+
+    /// Sends the last data with a FIN, and the SYN of a new connection of the same four-tuple in the same batch.
+    fn replace(&mut self, index: usize) {
+        let Self { rng, conversations, link, .. } = self;
+        let Some(Conversation { peer, stream, made, .. }) = conversations.get_mut(index) else { return };
+        let flags = Flags { fin: true, ack: true, ..Flags::default() };
+        let last = RawSegment { flags, window: u16::MAX, payload: &[0; 100], ..RawSegment::default() };
+        link.inject(&peer.segment(&last));
+        let mut successor = RawPeer::new(*peer.path(), rng.random(), true);
+        successor.clock = peer.clock.wrapping_add(1);
+        link.inject(&successor.syn());
+        *peer = successor;
+        stream.clear();
+        *made = 0;
+    }
+
+    fn begin_campaign(&mut self) {
+        let index = self.rng.random_range(0..self.conversations.len().max(1));
+        self.campaign = if self.rng.random_bool(0.5) {
+            Some(Campaign::Siege { left: Campaign::SIEGE })
+        } else if let Some(conversation) = self.conversations.get_mut(index) {
+            conversation.mood = Mood::CALM;
+            let port = conversation.peer.path().flow.local.port();
+            Some(Campaign::Trickle { port, left: self.rng.random_range(10..60) })
+        } else {
+            None
+        };
+    }
+
+    /// The next action of a campaign.
+    fn continue_campaign(&mut self, campaign: Campaign) {
+        self.campaign = match campaign {
+            Campaign::Trickle { port, left } => {
+                let index = self.conversations.iter().position(|c| c.peer.path().flow.local.port() == port);
+                if let Some(index) = index {
+                    self.say(index, 1, 1);
+                    self.acknowledge(index);
+                }
+                index.filter(|_| left > 0).map(|_| Campaign::Trickle { port, left: left - 1 })
+            }
+            Campaign::Siege { left } => {
+                self.besiege(left);
+                (left > 0).then(|| Campaign::Siege { left: left - 1 })
+            }
+        };
+    }
+
+    fn besiege(&mut self, left: u32) {
+        let taking = left > Campaign::SIEGE_SILENT;
+        let mood = match left {
+            _ if taking => Mood::CALM,
+            Campaign::SIEGE_CLOSED.. => Mood::SILENT,
+            _ => Mood::CLOSED_WINDOW,
+        };
+        if taking && self.conversations.len() < self.config.connections {
+            self.open();
+        }
+        for index in 0..self.conversations.len() {
+            if let Some(conversation) = self.conversations.get_mut(index) {
+                conversation.mood = mood;
+            }
+            // A responder sends no FPDU before it has received one.
+            let first = self.conversations.get(index).is_some_and(|c| c.made == 0 && c.peer.received > 0);
+            if taking && first {
+                self.supply(index, 1);
+                let len = self.conversations.get(index).map_or(0, |c| c.stream.len());
+                self.say(index, len, SEGMENT);
+            } else {
+                self.acknowledge(index);
+            }
+        }
+    }
+
+    fn act(&mut self) {
+        self.config.actions -= 1;
+        self.answers = 0;
+        if self.campaign.is_none() && self.rng.random_bool(Campaign::SHARE) {
+            self.begin_campaign();
+        }
+        if let Some(campaign) = self.campaign {
+            return self.continue_campaign(campaign);
+        }
+        let count = self.conversations.len();
+        let index = if count == 0 { 0 } else { self.rng.random_range(0..count) };
+        let met = self.conversations.get(index).is_some_and(|c| c.peer.has_met());
+        if let Some(conversation) = self.conversations.get_mut(index) {
+            conversation.peer.clock = conversation.peer.clock.wrapping_add(1);
+        }
+        match self.rng.random_range(0..100) {
+            0..15 => self.open(),
+            _ if !met => self.open(),
+            15..25 => {
+                let mood = Self::mood(&mut self.rng);
+                if let Some(conversation) = self.conversations.get_mut(index) {
+                    conversation.mood = mood;
+                }
+                self.acknowledge(index);
+            }
+            25..45 => self.acknowledge(index),
+            45..55 => {
+                let len = self.rng.random_range(1..8);
+                self.say(index, len, 1);
+            }
+            55..72 => {
+                let len = 1 << self.rng.random_range(0..15);
+                let cut = self.rng.random_range(8..=SEGMENT);
+                self.say(index, len, cut);
+            }
+            72..84 => self.stray(index, true),
+            84..92 => self.stray(index, false),
+            _ => self.control(index),
+        }
+    }
+
+    /// The address of this host.
+    pub fn address(&self) -> SocketAddr {
+        self.config.path.flow.local
+    }
+}
+
+impl Node for Hostile {
+    fn turn(&mut self, now: Instant) -> bool {
+        let mut batch = std::mem::take(&mut self.batch);
+        let received = self.link.receive(&mut batch, 64);
+        for frame in batch.drain(..) {
+            if let Ok(Inbound::Tcp(segment)) = wire::parse(&self.link, &frame) {
+                self.hear(&segment);
+            }
+            self.link.recycle(frame);
+        }
+        self.batch = batch;
+        while self.config.actions > 0 && self.next <= now {
+            self.act();
+            self.next = now + self.pause();
+        }
+        received > 0
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        (self.config.actions > 0).then_some(self.next)
+    }
+}

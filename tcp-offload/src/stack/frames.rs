@@ -1,0 +1,96 @@
+//! Reclaims transmit frames that wait for slow peers when frames are scarce
+//! (`docs/decisions/0009-frames-are-shared-by-thresholds.md`).
+
+use super::Stack;
+use crate::{
+    link::Link,
+    time::{Duration, Instant},
+    ulp::{CloseReason, ConnId, Ulp},
+};
+
+/// Time between two sweeps while frames are scarce. Payloads are moved only after they have waited for at least 200
+/// ms, the smallest retransmission time-out.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Entries of the connection table that one sweep visits. Sweeps visit a table of the default size limit in a third
+/// of a second.
+const SWEEP_CONNECTIONS: usize = 1024;
+
+/// Most bytes that one sweep moves; copying them takes about 100 us.
+const SWEEP_BYTES: usize = 1 << 20;
+
+/// State of the sweeps over the connection table. Each sweep starts where the last one ended.
+#[derive(Debug, Default)]
+pub(super) struct Sweep {
+    next: usize,
+    due: Option<Instant>,
+}
+
+impl Sweep {
+    /// When the next sweep is due, if frames are scarce.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Schedules a sweep, because a connection could not send for lack of frames.
+    pub(super) fn request(&mut self, now: Instant) {
+        self.due.get_or_insert(now + SWEEP_INTERVAL);
+    }
+}
+
+impl<U: Ulp> Stack<U> {
+    /// Bytes that may still be moved to the heap.
+    fn spill_room(&self) -> usize {
+        self.config.most_spilled_bytes.saturating_sub(self.spilled)
+    }
+
+    /// Bytes of unacknowledged payload on the heap, of all connections.
+    pub fn spilled_bytes(&self) -> usize {
+        self.spilled
+    }
+
+    /// Moves payloads that have waited for long to the heap. When the heap's share is nearly full, each sweep resets
+    /// one connection: the one, among those visited, whose data has been unacknowledged for longest, if for longer
+    /// than [`StackConfig::stall_limit`](super::StackConfig::stall_limit).
+    pub(super) fn sweep_frames(&mut self, now: Instant, link: &mut dyn Link) {
+        if self.sweep.due.is_none_or(|due| due > now) {
+            return;
+        }
+        self.sweep.due = None;
+        let places = self.slots.capacity();
+        let mut budget = SWEEP_BYTES;
+        let mut oldest: Option<(Instant, u32)> = None;
+        for _ in 0..places.min(SWEEP_CONNECTIONS) {
+            let index = self.sweep.next % places;
+            self.sweep.next = index + 1;
+            let room = budget.min(self.spill_room());
+            let Some(slot) = self.slots.get_mut(index) else { continue };
+            let moved = slot.tcp.spill(now, link, room);
+            slot.spilled += moved;
+            self.spilled += moved;
+            self.counters.spilled_bytes += moved as u64;
+            budget -= moved;
+            if let Some(since) = slot.tcp.unacknowledged_since() {
+                let candidate = (since, index as u32);
+                oldest = Some(oldest.map_or(candidate, |oldest| oldest.min(candidate)));
+            }
+        }
+        // Seven eighths count as full, because the remaining room may be smaller than one segment.
+        let full = self.spilled >= self.config.most_spilled_bytes / 8 * 7;
+        if let Some((since, index)) = oldest.filter(|(since, _)| now.since(*since) > self.config.stall_limit)
+            && full
+        {
+            self.reset_stalled(now, since, index);
+        }
+    }
+
+    fn reset_stalled(&mut self, now: Instant, since: Instant, index: u32) {
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        let conn = ConnId { index, generation: slot.generation };
+        let (remote, waited) = (slot.tcp.flow().remote, now.since(since));
+        tracing::warn!(%remote, ?conn, ?waited, "reset: its data keeps the frames that others need");
+        slot.tcp.abort_with(CloseReason::TimedOut);
+        self.counters.stalled_resets += 1;
+        self.make_ready(index);
+    }
+}

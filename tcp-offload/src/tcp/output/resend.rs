@@ -1,0 +1,164 @@
+//! Retransmission: from the frame that was sent, or from the heap when the frame was given back.
+
+use super::{Stopped, Turn};
+use crate::{
+    link::{FrameWriter, Link},
+    seq::StreamOffset,
+    tcp::{Connection, queue::Payload, sender::After},
+    time::{Duration, Instant},
+    wire::{Flags, MOST_HEADER_BYTES, Options},
+};
+
+/// Longest time for which unacknowledged data keeps its frame when frames are scarce. The retransmission time-out follows
+/// what the peer makes us measure, so a hostile one could stretch it up to a minute.
+const MOST_FRAME_AGE: Duration = Duration::from_secs(1);
+
+impl Connection {
+    /// At most `bytes` more of payload may move to the heap by the next [`Connection::transmit`].
+    pub fn allow_spill(&mut self, bytes: usize) {
+        self.spill_allowance = bytes;
+    }
+
+    /// Frames are scarce: segments that have waited for a retransmission time-out, or for a second, move their payload to the
+    /// heap and give their frame back, the oldest first, at most `room` bytes. Returns the bytes moved.
+    pub fn spill(&mut self, now: Instant, link: &mut dyn Link, room: usize) -> usize {
+        let age = self.tx.rtt.base_rto().min(MOST_FRAME_AGE);
+        let Some(before) = now.as_nanos().checked_sub(age.as_nanos() as u64) else { return 0 };
+        self.tx.queue.spill(link, Instant::from_nanos(before), room)
+    }
+
+    /// Bytes of unacknowledged payload on the heap.
+    pub fn spilled_bytes(&self) -> usize {
+        self.tx.queue.spilled_bytes()
+    }
+
+    /// When the oldest segment that is not acknowledged was first sent.
+    pub fn unacknowledged_since(&self) -> Option<Instant> {
+        self.tx.queue.front().map(|entry| entry.first_sent)
+    }
+
+    pub(super) fn retransmit(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
+        while let Some(index) = self.tx.next_resend() {
+            self.resend(turn, index)?;
+        }
+        Ok(())
+    }
+
+    /// A tail loss probe that found no new data retransmits the last segment (RFC 8985 section 7.3).
+    pub(super) fn probe_with_old(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
+        if !self.due.loss_probe {
+            return Ok(());
+        }
+        if self.tx.give_up_last_probe() {
+            self.retransmit(turn)?;
+            self.tx.arm(turn.now, &mut self.timers, &self.config, After::Timeout);
+        } else if self.tx.may_probe()
+            && let Some(last) = self.tx.queue.last_index()
+        {
+            self.resend(turn, last)?;
+            self.probe_sent(turn.now, true);
+        }
+        self.due.loss_probe = false;
+        Ok(())
+    }
+
+    pub(super) fn probe_sent(&mut self, now: Instant, is_retrans: bool) {
+        self.counters.tlp_probes += 1;
+        self.due.loss_probe = false;
+        self.tx.tlp.end_seq = Some(self.tx.nxt());
+        self.tx.tlp.is_retrans = is_retrans;
+        self.tx.tlp.measured = false;
+        self.tx.arm(now, &mut self.timers, &self.config, After::Timeout);
+    }
+
+    /// Retransmits entry `index`: new headers in front of the same bytes.
+    fn resend(&mut self, turn: &mut Turn<'_>, index: usize) -> Result<(), Stopped> {
+        turn.check_room()?;
+        let header = self.headers.len(&Options::default()) + self.option_bytes();
+        self.recut(turn, index, header)?;
+        let Some(entry) = self.tx.queue.entry(index) else { return Ok(()) };
+        let (offset, is_fin) = (entry.start, entry.payload == Payload::Fin);
+        if is_fin {
+            let seq = self.tx.seq_at(offset);
+            let fields = self.fields(turn.now, seq, Flags { fin: true, ..Flags::default() });
+            self.bare(turn, &fields)?;
+        } else {
+            self.resend_payload(turn, index, offset)?;
+        }
+        self.acknowledged(false);
+        self.counters.retransmits += 1;
+        self.tx.resent(turn.now, index);
+        if index == 0 {
+            self.restart_timeout(turn.now);
+        }
+        Ok(())
+    }
+
+    fn resend_payload(
+        &mut self,
+        turn: &mut Turn<'_>,
+        index: usize,
+        offset: StreamOffset,
+    ) -> Result<(), Stopped> {
+        let fields = self.data_fields(turn.now, offset, false);
+        let Some(entry) = self.tx.queue.entry(index) else { return Ok(()) };
+        let (len, sum) = (entry.bytes() as usize, entry.payload_sum());
+        let mut head = [0; MOST_HEADER_BYTES];
+        let written = self.headers.emit(&mut head, &fields, len, sum).unwrap_or(0);
+        let head = head.get(..written).unwrap_or_default();
+        let sent = match &mut entry.payload {
+            Payload::Fin => return Ok(()),
+            Payload::Frame { frame, header } => {
+                let chunks = turn.link.tx_chunks(frame).ok_or(Stopped::Starved)?;
+                FrameWriter::new(chunks, 0, written).put(head);
+                turn.link.submit(self.path.queue, frame, *header + len).is_ok()
+            }
+            Payload::Heap(bytes) => {
+                // The frame goes back as soon as it is sent, like that of an ACK: it may come from the reserve, but
+                // leaves half of it to ACKs.
+                if turn.link.tx_available() <= self.config.reserve_frames as usize / 2 {
+                    return Err(turn.no_frame());
+                }
+                let Some(mut frame) = turn.link.alloc(written + len) else { return Err(turn.no_frame()) };
+                if let Some(chunks) = turn.link.tx_chunks(&mut frame) {
+                    let mut writer = FrameWriter::new(chunks, 0, written + len);
+                    writer.put(head);
+                    writer.put(bytes);
+                }
+                let sent = turn.link.submit(self.path.queue, &mut frame, written + len).is_ok();
+                turn.link.release(frame);
+                sent
+            }
+        };
+        turn.count(sent)
+    }
+
+    /// Cuts a segment that no longer fits the path into ones that do, or makes room for longer headers. The bytes and their
+    /// sequence numbers stay; these segments lose their alignment with FPDUs. The pieces lie on the heap, so that no
+    /// frame is needed to retain them.
+    fn recut(&mut self, turn: &mut Turn<'_>, index: usize, header: usize) -> Result<(), Stopped> {
+        let emss = self.emss;
+        let Some(entry) = self.tx.queue.entry(index) else { return Ok(()) };
+        let len = entry.bytes() as usize;
+        let too_long = len > emss;
+        match &entry.payload {
+            Payload::Frame { header: old, .. } if too_long || *old != header => {}
+            Payload::Heap(_) if too_long => {}
+            _ => return Ok(()),
+        }
+        if matches!(entry.payload, Payload::Frame { .. }) {
+            if len > self.spill_allowance {
+                return Err(turn.no_frame());
+            }
+            if !self.tx.queue.spill_entry(turn.link, index) {
+                return Err(Stopped::Starved);
+            }
+            self.spill_allowance -= len;
+        }
+        if too_long {
+            self.tx.queue.split(index, emss);
+        }
+        self.counters.recut += 1;
+        Ok(())
+    }
+}

@@ -1,0 +1,167 @@
+//! Timers that fire: retransmission and user timeout (RFC 6298, RFC 9293 section 3.8.3), window probes (section 3.8.6.1),
+//! keepalive (section 3.8.4), and what is reported of a peer that does not answer.
+
+use super::{
+    Connection, SoftError, State,
+    sender::After,
+    timers::{KINDS, Timer},
+};
+use crate::{time::Instant, ulp::CloseReason};
+
+/// Time-outs in a row without any answer that are a full stop (RFC 4821 section 7.7): R1 of RFC 9293 section 3.8.3.
+const R1: u32 = 3;
+
+impl Connection {
+    /// When [`Connection::on_timer`] wants to be called.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.timers.next()
+    }
+
+    /// Acts on the timers that have run out. Afterwards [`Connection::transmit`] wants to be called.
+    /// Returns the reason when the connection has just ended.
+    pub fn on_timer(&mut self, now: Instant) -> Option<CloseReason> {
+        for timer in KINDS {
+            if self.timers.expire(timer, now) {
+                self.on_expired(timer, now);
+            }
+        }
+        debug_assert!(
+            self.timers.next().is_none_or(|at| at > now),
+            "a timer handler has armed a timer at or before now: {:?}",
+            self.timers
+        );
+        self.ended.take()
+    }
+
+    fn on_expired(&mut self, timer: Timer, now: Instant) {
+        match timer {
+            Timer::Retransmit if matches!(self.state, State::SynSent | State::SynReceived) => {
+                self.on_syn_timeout(now);
+            }
+            Timer::Retransmit => self.on_retransmit_timeout(now),
+            Timer::Probe => self.on_probe_timeout(now),
+            Timer::Reorder => {
+                self.tx.on_reorder_timer(now, &mut self.counters);
+                self.act_on_probe_outcome(now);
+                if let Some(at) = self.tx.reorder_at() {
+                    self.timers.arm(Timer::Reorder, at);
+                }
+            }
+            Timer::Persist => self.on_persist(now),
+            Timer::DelayedAck => {
+                self.ack.flush();
+            }
+            Timer::Keepalive => self.on_keepalive(now),
+            Timer::Wait => self.on_wait_timeout(),
+            // New data may be sent again.
+            Timer::Hold => {}
+        }
+    }
+
+    /// TIME-WAIT, FIN-WAIT-2 or the connection attempt is over. A close that has not finished in time, though nobody reads
+    /// what the peer sends, ends with a RST.
+    fn on_wait_timeout(&mut self) {
+        if self.unread && !matches!(self.state, State::FinWait2 | State::TimeWait) {
+            self.abort_with(CloseReason::TimedOut);
+        } else {
+            self.end(CloseReason::TimedOut);
+        }
+    }
+
+    /// The SYN or SYN-ACK is due again. Excessive retransmissions of it are reported like those of data (RFC 9293 section
+    /// 3.8.3, MUST-22).
+    fn on_syn_timeout(&mut self, now: Instant) {
+        self.syn.due = true;
+        if self.syn.sent >= R1 {
+            self.on_r1(now);
+        }
+    }
+
+    /// R1 of RFC 9293 section 3.8.3 is reached: the user learns it once, and the next hop shall be resolved again (MUST-20)
+    /// after each further time-out.
+    fn on_r1(&mut self, now: Instant) {
+        self.record_soft_error(now, SoftError::NoAnswer);
+        self.next_hop_doubtful = true;
+    }
+
+    /// Whether time-outs in a row have cast doubt on the next hop since the last call.
+    pub fn take_next_hop_doubt(&mut self) -> bool {
+        std::mem::take(&mut self.next_hop_doubtful)
+    }
+
+    /// Records an error that the connection may survive. It is reported once; after an acknowledgement of new data the next
+    /// one is reported again.
+    pub(super) fn record_soft_error(&mut self, now: Instant, error: SoftError) {
+        let lasts = |(last, at): (SoftError, Instant)| last == error && at >= self.tx.progress;
+        if !self.soft_error.is_some_and(lasts) {
+            self.unreported = Some(error);
+        }
+        self.soft_error = Some((error, now));
+    }
+
+    /// The soft error that has to be reported.
+    pub fn take_soft_error(&mut self) -> Option<SoftError> {
+        self.unreported.take()
+    }
+
+    fn on_retransmit_timeout(&mut self, now: Instant) {
+        if self.tx.waits_too_long(now, &self.config) {
+            return self.end(CloseReason::TimedOut);
+        }
+        self.counters.rto_expired += 1;
+        let (peer, rto) = (self.path.flow.remote, self.tx.rtt.rto());
+        tracing::debug!(%peer, state = ?self.state, ?rto, "retransmission time-out");
+        self.tx.on_timeout(now, self.clock.is_none());
+        if let Some(step) = self.tx.rtt.backoff().checked_sub(R1) {
+            self.on_r1(now);
+            self.full_stop(now, step);
+        }
+        self.tx.arm(now, &mut self.timers, &self.config, After::Timeout);
+    }
+
+    /// Restarts the retransmission time-out because the first segment was retransmitted: it is not retransmitted again
+    /// within less than a time-out (RFC 6298 section 5, RFC 6675 section 6).
+    pub(super) fn restart_timeout(&mut self, now: Instant) {
+        let at = now + self.tx.rtt.rto();
+        self.timers.arm(Timer::Retransmit, self.tx.bound_by_user_timeout(now, at, &self.config));
+    }
+
+    /// Whether answers of the peer alone keep the connection open while its window is closed (RFC 9293 section 3.8.6.1). They
+    /// do not once the user has closed it: then only progress counts (as RFC 6429 explains).
+    pub(super) fn answers_keep_it_open(&self) -> bool {
+        !self.closing && !self.unread
+    }
+
+    /// RFC 8985 section 7.3.
+    fn on_probe_timeout(&mut self, now: Instant) {
+        self.due.loss_probe = self.tx.may_probe();
+        self.tx.arm(now, &mut self.timers, &self.config, After::Timeout);
+    }
+
+    /// RFC 9293 section 3.8.6.1. The connection stays open as long as the peer answers the probes.
+    fn on_persist(&mut self, now: Instant) {
+        if self.tx.waits_too_long(now, &self.config) {
+            return self.end(CloseReason::TimedOut);
+        }
+        self.window_probes += 1;
+        self.due.window_probe = true;
+    }
+
+    fn on_keepalive(&mut self, now: Instant) {
+        let Some(keepalive) = self.config.keepalive else { return };
+        let silence = now.since(self.last_heard);
+        if silence < keepalive.idle {
+            return self.timers.arm(Timer::Keepalive, self.last_heard + keepalive.idle);
+        }
+        if self.keepalives >= keepalive.probes {
+            return self.end(CloseReason::TimedOut);
+        }
+        // While data is outstanding, its retransmissions find out whether the peer lives.
+        if self.tx.queue.is_empty() {
+            self.keepalives += 1;
+            self.counters.keepalives += 1;
+            self.due.empty_probe = true;
+        }
+        self.timers.arm(Timer::Keepalive, now + keepalive.interval);
+    }
+}

@@ -1,0 +1,70 @@
+//! Which connections need a steering rule, and which packets may match it.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use xwarp_tcp::{
+    link::Steer,
+    mpa::MpaConfig,
+    seq::SeqNum,
+    sim::path,
+    stack::{ConnectError, ConnectParams},
+    tcp::TcpConfig,
+    wire::{Fields, Flags, Headers, MOST_HEADER_BYTES, Sum},
+};
+
+use crate::{flood::syn, raw::RawPeer, support::Lab};
+
+/// A SYN from `::ffff:a.b.c.d` would make a half-open connection whose reset removes the rule of the IPv4 connection.
+#[test]
+fn rfc4291_s2_5_5_2_packets_of_mapped_addresses_are_dropped() {
+    let mut lab = Lab::new(TcpConfig::default(), 8);
+    let mapped = |end: SocketAddr| match end.ip() {
+        IpAddr::V4(ip) => SocketAddr::new(ip.to_ipv6_mapped().into(), end.port()),
+        IpAddr::V6(_) => end,
+    };
+    let victim = path(([10, 1, 0, 1], 10_001), ([10, 1, 1, 1], 4791)).flow;
+    for (local, remote) in [
+        (mapped(victim.local), mapped(victim.remote)),
+        (mapped(victim.local), "[fd00::1]:4791".parse().unwrap()),
+        ("[fd00::2]:10001".parse().unwrap(), mapped(victim.remote)),
+    ] {
+        let mut frame = [0; MOST_HEADER_BYTES];
+        let len = Headers::new(&path(local, remote)).emit(&mut frame, &syn(7), 0, Sum::default()).unwrap();
+        lab.stranger.inject(&frame[..len]);
+    }
+    lab.pass(Duration::from_millis(1));
+    assert_eq!(lab.server.stack.counters().mapped_addresses, 3);
+    assert_eq!((lab.server.stack.half_open(), lab.server.link.census().rules), (0, 1));
+
+    let (mpa, params) = (MpaConfig::default(), ConnectParams::default());
+    let path = path(mapped(victim.local), mapped(victim.remote));
+    let refused = lab.client.stack.connect(lab.now, &mut lab.client.link, path, mpa, params);
+    assert_eq!(refused, Err(ConnectError::MappedAddress));
+}
+
+/// When a half-open connection with the four-tuple of our own connection expires or is reset, the rule stays until
+/// our connection ends.
+#[test]
+fn a_half_open_connection_does_not_unsteer_our_own() {
+    let mut lab = Lab::new(TcpConfig::default(), 8);
+    let forger = RawPeer::new(1, 1024);
+    let flow = forger.flow_at_server();
+    forger.send(&mut lab, &syn(1000), &[]);
+    lab.pass(Duration::from_millis(1));
+    assert_eq!((lab.server.stack.half_open(), lab.server.link.is_steered(Steer::Flow(flow))), (1, true));
+
+    let (mpa, params) = (MpaConfig::default(), ConnectParams::default());
+    let server = &mut lab.server;
+    let path = path(flow.local, flow.remote);
+    server.stack.connect(lab.now, &mut server.link, path, mpa, params).unwrap();
+    let reset = Flags { rst: true, ..Flags::default() };
+    forger.send(&mut lab, &Fields { seq: SeqNum::new(1001), flags: reset, ..Fields::default() }, &[]);
+    lab.pass(Duration::from_secs(20));
+    assert_eq!(lab.server.stack.half_open(), 0, "its time is over");
+    assert!(lab.server.link.is_steered(Steer::Flow(flow)), "the connection has lost its frames");
+    lab.pass(Duration::from_secs(20));
+    assert_eq!((lab.server.stack.connections(), lab.server.link.census().rules), (0, 1));
+}

@@ -1,0 +1,169 @@
+//! What is left of a device whose engine panicked: [`DeviceFailed`], the answers of verbs, and a closed interface.
+//!
+//! A panic leaves the engine in an unknown state, so it never runs again. Reporting the failure to applications does
+//! not depend on that state, or is attempted and given up if it panics too ([`Shared::fail`](super::shared::Shared)).
+
+use std::{any::Any, fmt, io, os::fd::OwnedFd, sync::Arc};
+
+use xwarp_tcp::link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
+
+use super::{cm::CmError, work::PostListError};
+use crate::{
+    interface::{Interface, InterfaceAttributes, InterfaceChange, Resolver},
+    rnic::{PostError, ResourceError},
+};
+
+/// The device has failed: its engine panicked. Nothing of it works any more; open another one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the device failed: its engine panicked: {message}")]
+pub struct DeviceFailed {
+    /// The panic's message.
+    pub message: Arc<str>,
+}
+
+impl DeviceFailed {
+    /// The failure that a panic with the payload `panic` caused.
+    pub(super) fn by(panic: &(dyn Any + Send)) -> Self {
+        let text = panic.downcast_ref::<&str>().copied();
+        let message = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        Self { message: message.unwrap_or("no message").into() }
+    }
+}
+
+impl From<DeviceFailed> for io::Error {
+    fn from(failed: DeviceFailed) -> Self {
+        Self::other(failed)
+    }
+}
+
+/// The result of a verb on a failed device.
+pub(crate) trait Answer {
+    /// The result.
+    fn of_failed_device() -> Self;
+}
+
+impl Answer for () {
+    fn of_failed_device() -> Self {}
+}
+
+impl<T> Answer for Option<T> {
+    fn of_failed_device() -> Self {
+        None
+    }
+}
+
+impl<T> Answer for Result<T, ResourceError> {
+    fn of_failed_device() -> Self {
+        Err(ResourceError::DeviceFailed)
+    }
+}
+
+impl<T> Answer for Result<T, PostError> {
+    fn of_failed_device() -> Self {
+        Err(PostError::DeviceFailed)
+    }
+}
+
+impl Answer for Result<(), PostListError> {
+    fn of_failed_device() -> Self {
+        Err(PostListError { posted: 0, source: PostError::DeviceFailed })
+    }
+}
+
+impl<T> Answer for Result<T, CmError> {
+    fn of_failed_device() -> Self {
+        Err(CmError::DeviceFailed)
+    }
+}
+
+/// The interface of a device that has failed: the real one is closed, and its steering rules are gone, so that the
+/// kernel resets the connections of peers that go on.
+pub(super) struct ClosedInterface {
+    /// The last attributes of the real interface.
+    attributes: InterfaceAttributes,
+    resolver: Arc<dyn Resolver>,
+}
+
+impl ClosedInterface {
+    /// The closed form of `interface`, which the caller drops.
+    pub(super) fn of(interface: &dyn Interface) -> Self {
+        let attributes = InterfaceAttributes { up: false, ..interface.attributes() };
+        Self { attributes, resolver: interface.resolver() }
+    }
+}
+
+impl fmt::Debug for ClosedInterface {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ClosedInterface").field(&self.attributes.name).finish()
+    }
+}
+
+impl Link for ClosedInterface {
+    fn chunk_bytes(&self) -> usize {
+        0
+    }
+
+    fn tx_available(&self) -> usize {
+        0
+    }
+
+    fn rx_frames(&self) -> usize {
+        0
+    }
+
+    fn rx_available(&self, _queue: QueueId) -> usize {
+        0
+    }
+
+    fn receive(&mut self, _batch: &mut Vec<RxFrame>, _max: usize) -> usize {
+        0
+    }
+
+    fn rx_chunk(&self, _frame: &RxFrame, _index: usize) -> &[u8] {
+        &[]
+    }
+
+    fn recycle(&mut self, _frame: RxFrame) {}
+
+    fn alloc(&mut self, _len: usize) -> Option<TxFrame> {
+        None
+    }
+
+    fn tx_chunks(&mut self, _frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
+        None
+    }
+
+    fn submit(&mut self, _queue: QueueId, _frame: &mut TxFrame, _len: usize) -> Result<(), RingFull> {
+        Err(RingFull)
+    }
+
+    fn release(&mut self, _frame: TxFrame) {}
+
+    fn flush(&mut self) {}
+
+    fn steer(&mut self, _rule: Steer) -> Result<(), SteerError> {
+        Err(SteerError("the device has failed".into()))
+    }
+
+    fn unsteer(&mut self, _rule: Steer) {}
+}
+
+impl Interface for ClosedInterface {
+    fn attributes(&self) -> InterfaceAttributes {
+        self.attributes.clone()
+    }
+
+    fn readiness(&self) -> io::Result<Vec<OwnedFd>> {
+        Ok(Vec::new())
+    }
+
+    fn resolver(&self) -> Arc<dyn Resolver> {
+        Arc::clone(&self.resolver)
+    }
+
+    fn change(&mut self) -> Option<InterfaceChange> {
+        None
+    }
+
+    fn counters(&self, _tell: &mut dyn FnMut(&'static str, u64)) {}
+}
