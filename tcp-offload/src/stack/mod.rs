@@ -17,6 +17,7 @@ mod holding;
 mod icmp;
 mod listen;
 mod next_hops;
+mod offload;
 mod paths;
 mod timers;
 
@@ -40,6 +41,7 @@ use self::{
     half_open::HalfOpens,
     holders::Holders,
     listen::{Listener, Pending},
+    offload::ChecksumOffload,
     paths::Paths,
     timers::Timers,
 };
@@ -75,6 +77,7 @@ struct ConnSlot<P> {
     generation: u64,
     tcp: Connection,
     mpa: Session<P>,
+    checksums: ChecksumOffload,
     /// Share of this connection in [`Stack::held_bytes`].
     held: usize,
     /// Share of this connection in [`Stack::spilled_bytes`].
@@ -238,6 +241,7 @@ impl<U: Ulp> Stack<U> {
             generation,
             tcp,
             mpa,
+            checksums: ChecksumOffload::default(),
             held: 0,
             spilled: 0,
             pending,
@@ -367,6 +371,11 @@ impl<U: Ulp> Stack<U> {
             return link.recycle(frame);
         };
         let Some(slot) = self.slots.get_mut(index as usize) else { return link.recycle(frame) };
+        if !slot.checksums.admits(segment.partial_checksum) {
+            self.counters.malformed += 1;
+            self.counters.bad_checksum += 1;
+            return link.recycle(frame);
+        }
         let conn = ConnId { index, generation: slot.generation };
         slot.tcp.follow_queue(segment.queue);
         let receipt = slot.tcp.receive(now, link, segment);

@@ -175,7 +175,8 @@ pub struct Segment {
     pub payload_start: usize,
     /// Payload bytes, by the IP header's length.
     pub payload_len: usize,
-    /// The checksum field held only the pseudo-header's sum: a local sender left it to hardware.
+    /// The checksum field held only the pseudo-header's sum: a local sender left it to hardware, or a corrupted frame
+    /// looks like it. Only a sender that does so as a habit may be believed.
     pub partial_checksum: bool,
 }
 

@@ -1,0 +1,66 @@
+//! [`ChecksumOffload`]: whether a peer leaves its TCP checksums to hardware.
+
+/// Consecutive segments that contradict the known habit of a peer before it is taken to have changed.
+const CHANGE_AFTER: u8 = 3;
+
+/// Whether the peer of one connection leaves its TCP checksums to hardware.
+///
+/// A sender on the same host whose interface offloads checksums stores only the sum of the pseudo-header, and nothing
+/// fills in the rest on a veth pair. Such a checksum protects nothing: of the frames of a peer that does compute
+/// checksums, one corrupted frame in 65536 looks like it and would be accepted. Therefore partial checksums are
+/// accepted only of a peer that sends them as a habit.
+#[derive(Debug, Default)]
+pub(super) struct ChecksumOffload {
+    /// What the peer does, since its first segment.
+    habit: Option<bool>,
+    /// Consecutive segments of the other kind.
+    contrary: u8,
+}
+
+impl ChecksumOffload {
+    /// Whether a segment may be processed whose checksum is correct or, with `partial`, holds the pseudo-header's sum
+    /// only.
+    pub(super) fn admits(&mut self, partial: bool) -> bool {
+        let habit = *self.habit.get_or_insert(partial);
+        if habit == partial {
+            self.contrary = 0;
+        } else {
+            self.contrary += 1;
+            if self.contrary == CHANGE_AFTER {
+                *self = Self { habit: Some(partial), contrary: 0 };
+            }
+        }
+        !partial || self.habit == Some(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn admitted(segments: &[bool]) -> Vec<bool> {
+        let mut offload = ChecksumOffload::default();
+        segments.iter().map(|partial| offload.admits(*partial)).collect()
+    }
+
+    #[test]
+    fn a_partial_checksum_is_admitted_by_habit_only() {
+        assert_eq!(admitted(&[true, true]), [true; 2]);
+        assert_eq!(
+            admitted(&[false, true, false, true, true, false]),
+            [true, false, true, false, false, true]
+        );
+    }
+
+    #[test]
+    fn a_few_complete_checksums_do_not_end_the_habit() {
+        // The kernel computes the checksum of some control segments itself.
+        assert_eq!(admitted(&[true, false, false, true]), [true; 4]);
+    }
+
+    #[test]
+    fn a_setting_that_changes_is_followed() {
+        assert_eq!(admitted(&[false, true, true, true, true]), [true, false, false, true, true]);
+        assert_eq!(admitted(&[true, false, false, false, true]), [true, true, true, true, false]);
+    }
+}
