@@ -16,66 +16,12 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{
     options::{MeetArgs, TcpArgs},
+    order::{Order, Task},
     report::{Info, Report, Row, TestInfo},
 };
 
 /// Time without received bytes after which the peer is taken for dead and the connection is closed.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Purpose of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Task {
-    /// The server receives until the end of the stream.
-    Bulk,
-    /// The server sends back each message.
-    Echo,
-    /// The server ends.
-    End,
-}
-
-/// The first bytes of each connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Order {
-    task: Task,
-    /// Whether both ends poll instead of sleeping.
-    polling: bool,
-    /// Size of a message.
-    bytes: u64,
-}
-
-impl Order {
-    const LEN: usize = 16;
-    const MAGIC: [u8; 6] = *b"xwperf";
-
-    fn emit(self) -> [u8; Self::LEN] {
-        let mut out = [0; Self::LEN];
-        out[..6].copy_from_slice(&Self::MAGIC);
-        out[6] = match self.task {
-            Task::Bulk => 1,
-            Task::Echo => 2,
-            Task::End => 3,
-        };
-        out[7] = u8::from(self.polling);
-        out[8..].copy_from_slice(&self.bytes.to_le_bytes());
-        out
-    }
-
-    fn parse(bytes: [u8; Self::LEN]) -> Option<Self> {
-        let (head, size) = bytes.split_at(8);
-        if head[..6] != Self::MAGIC {
-            return None;
-        }
-        let task = match head[6] {
-            1 => Task::Bulk,
-            2 => Task::Echo,
-            3 => Task::End,
-            _ => return None,
-        };
-        let bytes = u64::from_le_bytes(size.try_into().ok()?);
-        // Limits the allocation that the order of an unknown peer can cause.
-        (bytes <= 1 << 32).then_some(Self { task, polling: head[7] != 0, bytes })
-    }
-}
 
 /// The kind of baseline test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -241,8 +187,6 @@ fn write_message(stream: &mut TcpStream, mut buffer: &[u8]) -> Result<()> {
 mod tests {
     use std::thread;
 
-    use proptest::prelude::*;
-
     use super::*;
     use crate::options::{Amount, Cli, Command};
     use clap::Parser as _;
@@ -300,20 +244,5 @@ mod tests {
         assert!(row.latency.iterations > 0 && row.transactions > 0.0);
         assert!(row.latency.summary.min <= row.latency.summary.p999);
         assert!(begin.elapsed() < Duration::from_secs(10));
-    }
-
-    proptest! {
-        #[test]
-        fn prop_orders_survive_the_wire(task in 0..3, polling: bool, bytes in 0u64..=1 << 32) {
-            let task = [Task::Bulk, Task::Echo, Task::End][task as usize];
-            let order = Order { task, polling, bytes };
-            prop_assert_eq!(Order::parse(order.emit()), Some(order));
-        }
-
-        #[test]
-        fn prop_strangers_are_refused(bytes: [u8; Order::LEN]) {
-            prop_assume!(bytes[..6] != Order::MAGIC);
-            prop_assert_eq!(Order::parse(bytes), None);
-        }
     }
 }

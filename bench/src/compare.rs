@@ -1,31 +1,49 @@
-//! `xwarp-perf compare`: our verbs and kernel TCP on the same veth pair, in one run. Each round measures
-//! every subject once, one after the other, so that a disturbance of the machine affects all of them alike.
-//! Results are compared only within a round, and only when the distance between the two cores was the same
-//! for both.
+//! `xwarp-perf compare`: our verbs, raw AF_XDP and kernel TCP on the same veth pair, in one run. Each round
+//! measures every subject once, one after the other, so that a disturbance of the machine affects all of them
+//! alike. Results are compared only within a round, and only when the distance between the two cores was the
+//! same for both.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `plan` | what a round measures |
+//! | `ends`, `offloads` | the two processes of a measurement, and the interfaces' settings |
+//! | `samples` | all measurements, medians and ratios |
+//! | `goals` | the goals of the performance milestone |
+//! | `results` | the page's sections |
+//! | `page`, `plot` | the page as Markdown and HTML |
 
 mod ends;
+mod goals;
 mod offloads;
-mod table;
+mod page;
+mod plan;
+mod plot;
+mod results;
+mod samples;
 
-use std::time::Duration;
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
 
 use self::{
-    ends::{Ends, Outcome},
+    ends::Ends,
     offloads::Interfaces,
-    table::{Samples, Subject},
+    plan::{Step, Subject},
+    results::{Machine, Run},
+    samples::Samples,
 };
 use crate::{
     cpu::{self, Distance},
-    options::{CompareArgs, DEFAULT_PORT, ModeArg},
-    progress::Progress,
+    options::CompareArgs,
 };
 
-/// Time allowed to one measurement beyond its requested duration; it includes opening and closing a device.
-const OVERHEAD: Duration = Duration::from_secs(30);
-
-/// Runs the comparison and prints its tables.
+/// Runs the comparison, prints the page, and writes the files.
 pub fn run(args: &CompareArgs) -> Result<()> {
     let cpus = args.cpus.unwrap_or_else(|| match *cpu::allowed().as_slice() {
         [a, b, ..] => (a, b),
@@ -34,132 +52,106 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     });
     ends::stop_in_order()?;
     let interfaces = Interfaces::remember([&args.netns_a, &args.netns_b], &args.device)?;
-    let ends = Ends::new(args, cpus)?;
-    let mut samples = Samples::default();
-    let steps = steps(args);
-    let mut progress = Progress::new(u64::from(args.rounds) * steps.len() as u64, 0, false);
-    let mut done = 0;
-    for round in 0..args.rounds {
-        for step in &steps {
-            interfaces.arrange(step.subject.kernel_offloads(), our_mtu(args, step.subject))?;
-            let before = Distance::measure(cpus.0, cpus.1);
-            let outcome = ends
-                .measure(&step.command, step.limit)
-                .with_context(|| format!("measuring {} with {} bytes", step.subject.name(), step.bytes))?;
-            let after = Distance::measure(cpus.0, cpus.1);
-            samples.add(round, step.subject, step.bytes, outcome, before, after);
-            done += 1;
-            progress.at(std::time::Instant::now(), done, done);
-        }
-    }
-    drop(progress);
+    let machine = Machine::describe();
+    let mut rounds = Rounds {
+        ends: Ends::new(args, cpus)?,
+        interfaces: &interfaces,
+        cpus,
+        samples: Samples::default(),
+        failures: Vec::new(),
+    };
+    let begin = Instant::now();
+    rounds.run_all(args)?;
     interfaces.restore()?;
-    table::print(args, &samples, cpus);
-    if let Some(path) = &args.out_json_file {
-        let mut text = serde_json::to_string_pretty(&samples.to_json())?;
-        text.push('\n');
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    let Rounds { samples, failures, .. } = rounds;
+    ensure!(!samples.is_empty(), "nothing was measured: {}", failures.join("; "));
+    let goals = goals::goals(args, &samples);
+    let run = Run { args, cpus, machine, elapsed: begin.elapsed(), samples, goals, failures };
+    let page = run.page();
+    print!("{}", page.markdown());
+    if let Some(path) = &args.html {
+        write(path, &page.html()?)?;
+    }
+    if let Some(path) = &args.json {
+        let all = json!({
+            "machine": run.machine.lines(), "goals": run.goals, "failures": run.failures,
+            "samples": run.samples.to_json(),
+        });
+        write(path, &format!("{}\n", serde_json::to_string_pretty(&all)?))?;
     }
     Ok(())
 }
 
-/// One measurement of a round.
-struct Step {
-    subject: Subject,
-    bytes: u64,
-    command: Vec<String>,
-    limit: Duration,
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn our_mtu(args: &CompareArgs, subject: Subject) -> Option<u32> {
-    if subject.is_ours() { args.our_mtu } else { None }
+/// The measurements of all rounds.
+struct Rounds<'a> {
+    ends: Ends,
+    interfaces: &'a Interfaces,
+    cpus: (usize, usize),
+    samples: Samples,
+    /// Measurements that failed. The run goes on without them.
+    failures: Vec<String>,
 }
 
-fn steps(args: &CompareArgs) -> Vec<Step> {
-    let mut steps = Vec::new();
-    for &bytes in &args.latency_sizes {
-        for subject in Subject::LATENCIES {
-            let mut command = vec![subject.test().to_owned(), "-s".into(), bytes.to_string()];
-            command.extend(["-n".into(), args.iters.to_string()]);
-            if subject == Subject::TcpSleeping {
-                command.push("-e".into());
+impl Rounds<'_> {
+    fn run_all(&mut self, args: &CompareArgs) -> Result<()> {
+        let mut steps = plan::steps(args);
+        let rounds = args.rounds();
+        let bar = bar(u64::from(rounds) * steps.len() as u64);
+        let begin = Instant::now();
+        for round in 0..rounds {
+            // Who comes first within a table changes, so that slow changes of the machine favour nobody.
+            for table in steps.chunk_by_mut(|a, b| (a.group, a.x) == (b.group, b.x)) {
+                if round > 0 {
+                    table.rotate_left(1);
+                }
             }
-            ours(args, subject, &mut command);
-            // 1000 exchanges a second: anything that works is faster.
-            let limit = OVERHEAD + Duration::from_millis(args.iters);
-            steps.push(Step { subject, bytes, command, limit });
+            for step in &steps {
+                bar.set_message(step.title());
+                if let Err(error) = self.measure(round, step) {
+                    ends::go_on()?;
+                    self.failures.push(format!("round {}: {}: {error:#}", round + 1, step.title()));
+                }
+                bar.inc(1);
+            }
+            let left = begin.elapsed() / (round + 1) * (rounds - round - 1);
+            bar.suspend(|| {
+                eprintln!("round {} of {rounds} is done, {} to go", round + 1, minutes(left));
+            });
         }
+        bar.finish_and_clear();
+        Ok(())
     }
-    for &bytes in &args.bandwidth_sizes {
-        for subject in Subject::BANDWIDTHS {
-            let mut command = vec![subject.test().to_owned(), "-s".into(), bytes.to_string()];
-            command.extend(["-D".into(), args.duration.as_secs_f64().to_string()]);
-            command.extend(["--report_gbits".into(), "--cpu_util".into()]);
-            ours(args, subject, &mut command);
-            steps.push(Step { subject, bytes, command, limit: OVERHEAD + args.duration });
+
+    fn measure(&mut self, round: u32, step: &Step) -> Result<()> {
+        self.interfaces.arrange(step.subject.kernel_offloads(), Some(step.mtu))?;
+        let before = Distance::measure(self.cpus.0, self.cpus.1);
+        let outcomes = match step.subject {
+            Subject::Device => vec![self.ends.measure_alone(&step.command, step.limit)?],
+            _ => self.ends.measure(&step.command, step.limit)?,
+        };
+        let after = Distance::measure(self.cpus.0, self.cpus.1);
+        for outcome in outcomes {
+            let case = (step.group, step.x.unwrap_or(outcome.bytes), step.subject);
+            self.samples.add(round, case, outcome, before, after);
         }
-    }
-    steps
-}
-
-/// Options of our own tests, and the port of the kernel's tests. The kernel's connections stay in TIME-WAIT
-/// on their port, where we could not reserve it.
-fn ours(args: &CompareArgs, subject: Subject, command: &mut Vec<String>) {
-    if !subject.is_ours() {
-        command.extend(["-p".into(), (DEFAULT_PORT + 1).to_string()]);
-        return;
-    }
-    let mode = match args.mode {
-        ModeArg::Auto => "auto",
-        ModeArg::Zerocopy => "zerocopy",
-        ModeArg::Copy => "copy",
-        ModeArg::Generic => "generic",
-    };
-    command.extend(["-d".into(), args.device.clone(), "--mode".into(), mode.into()]);
-}
-
-impl Outcome {
-    /// Reads the JSON of a run: latency in microseconds (the median), bandwidth in Gb/sec.
-    fn parse(text: &str) -> Result<Self> {
-        let all: serde_json::Value = serde_json::from_str(text)?;
-        let row = all["xwarp"]["rows"].get(0).context("no result in the JSON")?;
-        let value = row["latency"]["typical"].as_f64().or_else(|| row["bw_average"].as_f64());
-        let ends = [row["cpu_sec_per_gib_local"].as_f64(), row["cpu_sec_per_gib_remote"].as_f64()];
-        Ok(Self {
-            value: value.context("no figure in the JSON")?,
-            tail: row["latency"]["p99"].as_f64(),
-            cpu: ends.into_iter().flatten().reduce(|a, b| a + b),
-        })
+        Ok(())
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use clap::Parser as _;
-
-    use super::*;
-    use crate::options::{Cli, Command};
-
-    #[test]
-    fn every_command_of_a_round_is_one_that_we_understand() {
-        let cli = Cli::try_parse_from(["xwarp-perf", "compare", "--mode", "generic"]).unwrap();
-        let Command::Compare(args) = cli.command else { panic!("not compare") };
-        let steps = steps(&args);
-        assert!(steps.iter().any(|s| s.subject == Subject::SendLat && s.bytes == 64));
-        for step in steps {
-            let line = std::iter::once("xwarp-perf".to_owned()).chain(step.command);
-            assert!(Cli::try_parse_from(line).is_ok());
-        }
+/// The progress line, which is hidden when standard error is not a terminal.
+fn bar(steps: u64) -> ProgressBar {
+    let bar = ProgressBar::new(steps);
+    if let Ok(style) = ProgressStyle::with_template("  {bar:30} {pos}/{len}  {msg}") {
+        bar.set_style(style);
     }
+    bar
+}
 
-    #[test]
-    fn both_kinds_of_results_are_read() {
-        let latency = r#"{"xwarp": {"rows": [{"bytes": 64, "latency": {"typical": 1.5, "p99": 2.5}}]}}"#;
-        let outcome = Outcome::parse(latency).unwrap();
-        assert_eq!((outcome.value, outcome.tail, outcome.cpu), (1.5, Some(2.5), None));
-        let bandwidth = r#"{"xwarp": {"rows": [{"bw_average": 20.0, "cpu_sec_per_gib_local": 0.25, "cpu_sec_per_gib_remote": 0.5}]}}"#;
-        let outcome = Outcome::parse(bandwidth).unwrap();
-        assert_eq!((outcome.value, outcome.cpu), (20.0, Some(0.75)));
-        assert!(Outcome::parse(r#"{"xwarp": {"rows": []}}"#).is_err());
-    }
+fn minutes(time: Duration) -> String {
+    let seconds = time.as_secs();
+    if seconds < 90 { format!("{seconds} seconds") } else { format!("{} minutes", seconds.div_ceil(60)) }
 }

@@ -1,4 +1,4 @@
-//! The machine of a result: CPU pinning, CPU time, and the distance of two cores.
+//! The machine of a result: CPU pinning, CPU time, memory, and the distance of two cores.
 //!
 //! On a virtual machine the host can move the virtual CPUs at any time, which changes the cost of
 //! communication between two cores by a factor of three without notice. A two-core result is therefore
@@ -18,6 +18,8 @@ use rustix::{
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
     time::{ClockId, clock_gettime},
 };
+
+use crate::stats::Spread;
 
 /// Pins the calling thread, and the threads that it will start, to one CPU.
 pub fn pin(cpu: usize) -> Result<()> {
@@ -39,6 +41,39 @@ pub fn allowed() -> Vec<usize> {
 pub fn process_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+}
+
+/// Whether this process has a real-time scheduling policy, so that other load delays it less.
+pub fn is_realtime() -> bool {
+    // The name in parentheses can contain spaces; the fields behind it are counted from 3 (proc_pid_stat(5)).
+    const POLICY: usize = 41;
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let policy = text.rsplit_once(") ").and_then(|(_, rest)| rest.split_whitespace().nth(POLICY - 3));
+    // SCHED_FIFO and SCHED_RR (sched(7)).
+    matches!(policy, Some("1" | "2"))
+}
+
+/// Bytes of memory of this process that are present in RAM.
+pub fn resident_bytes() -> Option<u64> {
+    // Pages: total, resident, shared, ... (proc_pid_statm(5)).
+    let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = pages.split_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}
+
+/// The cost of a system call that does nothing, in nanoseconds: the median of a few blocks.
+pub fn system_call_ns() -> Option<f64> {
+    const CALLS: u32 = 2000;
+    let blocks: Vec<f64> = (0..15)
+        .map(|_| {
+            let start = Instant::now();
+            for _ in 0..CALLS {
+                std::hint::black_box(rustix::process::getppid());
+            }
+            start.elapsed().as_nanos() as f64 / f64::from(CALLS)
+        })
+        .collect();
+    Spread::of(&blocks).map(|spread| spread.median)
 }
 
 /// Time for a cache line to travel to another core and back.

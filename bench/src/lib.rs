@@ -1,5 +1,5 @@
 //! `xwarp-perf`: bandwidth and latency of the xwarp RNIC as perftest measures and prints them, and the
-//! same traffic over kernel TCP beside it.
+//! same traffic over kernel TCP and over raw AF_XDP beside it.
 //!
 //! | module | owns |
 //! |---|---|
@@ -11,17 +11,23 @@
 //! | [`rnic`] | `send`, `write`, `read` and `atomic`, `_bw` and `_lat` |
 //! | [`perftest`] | the same against perftest's own programs |
 //! | [`baseline`] | `tcp_bw` and `tcp_lat` |
-//! | [`compare`] | both, interleaved, with ratios |
+//! | [`raw`] | `raw_bw` and `raw_lat` |
+//! | [`idle`] | the cost of a device without traffic |
+//! | [`order`] | what the client of a baseline or raw test asks of its server |
+//! | [`compare`] | all of them, interleaved, with ratios |
 #![forbid(unsafe_code)]
 
 pub mod baseline;
 pub mod compare;
 pub mod cpu;
 pub mod failure;
+pub mod idle;
 pub mod options;
+pub mod order;
 pub mod pattern;
 pub mod perftest;
 pub mod progress;
+pub mod raw;
 pub mod report;
 pub mod rnic;
 pub mod stats;
@@ -82,6 +88,9 @@ pub fn run(cli: &Cli) -> Result<()> {
         Command::AtomicLat(args) => rnic::latency(Verb::Atomic(args.atomic_type), &args.latency),
         Command::TcpBw(args) => baseline::run(baseline::Kind::Bandwidth, args),
         Command::TcpLat(args) => baseline::run(baseline::Kind::Latency, args),
+        Command::RawBw(args) => raw::run(baseline::Kind::Bandwidth, args),
+        Command::RawLat(args) => raw::run(baseline::Kind::Latency, args),
+        Command::Idle(args) => idle::run(args),
         Command::Compare(args) => compare::run(args),
     }
 }

@@ -1,14 +1,21 @@
 //! The command line: perftest's options where they apply, and our own.
 #![allow(clippy::doc_markdown, reason = "these comments are the help text, where backticks would be printed")]
 
+mod compare;
 mod ignored;
+mod references;
 
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
+use xwarp_verbs::{Mode, ModePreference};
 
-pub use self::ignored::IgnoredArgs;
+pub use self::{
+    compare::{CompareArgs, Group},
+    ignored::IgnoredArgs,
+    references::{IdleArgs, RawArgs, TcpArgs},
+};
 use crate::units::{RateUnit, parse_bytes};
 
 /// The default port, the same as perftest's.
@@ -76,8 +83,15 @@ pub enum Command {
     TcpBw(TcpArgs),
     /// Latency of one kernel TCP connection, half a round trip: the baseline
     TcpLat(TcpArgs),
-    /// Our verbs beside kernel TCP between two network namespaces, interleaved, with ratios
-    Compare(CompareArgs),
+    /// Bandwidth of raw AF_XDP, with the copies and acknowledgements of a transport and no protocol: the
+    /// upper bound of what any transport over AF_XDP can reach
+    RawBw(RawArgs),
+    /// Latency of raw AF_XDP, half a round trip
+    RawLat(RawArgs),
+    /// Cost of a device without traffic, and of registering memory
+    Idle(IdleArgs),
+    /// Our verbs beside raw AF_XDP and kernel TCP between two network namespaces, interleaved, with ratios
+    Compare(Box<CompareArgs>),
 }
 
 /// The addresses of the two ends.
@@ -409,76 +423,6 @@ pub struct AtomicLatencyArgs {
     pub latency: LatencyArgs,
 }
 
-/// `tcp_bw`, `tcp_lat`.
-#[derive(Debug, Clone, Args)]
-pub struct TcpArgs {
-    #[command(flatten)]
-    #[allow(missing_docs, reason = "shown by its own type")]
-    pub meet: MeetArgs,
-    #[command(flatten)]
-    #[allow(missing_docs, reason = "shown by its own type")]
-    pub amount: AmountArgs,
-    #[command(flatten)]
-    #[allow(missing_docs, reason = "shown by its own type")]
-    pub output: OutputArgs,
-    /// Sleep in the kernel until data arrives instead of polling (latency; bandwidth always sleeps)
-    #[arg(short = 'e', long)]
-    pub events: bool,
-    /// Congestion control of the client's connection [default: the kernel's]
-    #[arg(short = 'C', long, value_name = "NAME")]
-    pub congestion: Option<String>,
-}
-
-/// `compare`.
-#[derive(Debug, Clone, Args)]
-pub struct CompareArgs {
-    /// The namespace of the client
-    #[arg(long = "netns-a", value_name = "NAME", default_value = "xw-a")]
-    pub netns_a: String,
-    /// The namespace of the server
-    #[arg(long = "netns-b", value_name = "NAME", default_value = "xw-b")]
-    pub netns_b: String,
-    /// The interface in both namespaces
-    #[arg(
-        short = 'd',
-        long = "ib-dev",
-        visible_alias = "dev",
-        value_name = "INTERFACE",
-        default_value = "xw0"
-    )]
-    pub device: String,
-    /// The server's address
-    #[arg(long, value_name = "ADDRESS", default_value = "10.77.0.2")]
-    pub server: IpAddr,
-    /// Sizes of the ping-pong
-    #[arg(long = "latency-sizes", value_name = "BYTES", value_delimiter = ',', value_parser = parse_bytes, default_value = "64,1024")]
-    pub latency_sizes: Vec<u64>,
-    /// Sizes of the bulk messages
-    #[arg(long = "bandwidth-sizes", value_name = "BYTES", value_delimiter = ',', value_parser = parse_bytes, default_value = "4K,64K,1M")]
-    pub bandwidth_sizes: Vec<u64>,
-    /// MTU for xwarp and raw, if it differs from TCP's; both ends are set for each run and restored
-    #[arg(long = "our-mtu", value_name = "MTU", value_parser = clap::value_parser!(u32).range(576..=65535))]
-    pub our_mtu: Option<u32>,
-    /// Number of rounds; a round measures everything once, and medians are reported
-    #[arg(long, value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub rounds: u32,
-    /// Duration of one bulk measurement, in seconds
-    #[arg(short = 'D', long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "1")]
-    pub duration: Duration,
-    /// Messages of one ping-pong measurement
-    #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
-    pub iters: u64,
-    /// How xwarp's frames are sent and received
-    #[arg(long, value_name = "MODE", default_value = "auto")]
-    pub mode: ModeArg,
-    /// The CPUs of client and server [default: the first two; one CPU when there is only one]
-    #[arg(long, value_name = "A,B", value_parser = parse_cpus)]
-    pub cpus: Option<(usize, usize)>,
-    /// Also write the results as JSON to this file
-    #[arg(long = "out_json_file", visible_alias = "out-json-file", value_name = "FILE")]
-    pub out_json_file: Option<PathBuf>,
-}
-
 impl OutputArgs {
     /// The unit for bandwidth.
     pub fn unit(&self) -> RateUnit {
@@ -493,6 +437,28 @@ pub enum Amount {
     Iterations(u64),
     /// A time.
     Duration(Duration),
+}
+
+impl Amount {
+    /// The final value of a progress line: messages, or milliseconds.
+    pub fn units(self) -> u64 {
+        match self {
+            Self::Iterations(n) => n,
+            Self::Duration(time) => time.as_millis() as u64,
+        }
+    }
+}
+
+impl ModeArg {
+    /// The driver's setting.
+    pub fn preference(self) -> ModePreference {
+        match self {
+            Self::Auto => ModePreference::Probe,
+            Self::Zerocopy => ModePreference::Force(Mode::ZeroCopy),
+            Self::Copy => ModePreference::Force(Mode::Copy),
+            Self::Generic => ModePreference::Force(Mode::Generic),
+        }
+    }
 }
 
 impl AmountArgs {
@@ -532,11 +498,6 @@ fn parse_keepalive(text: &str) -> Result<Duration, String> {
 fn parse_limit(text: &str) -> Result<f64, String> {
     let limit: Option<f64> = text.parse().ok();
     limit.filter(|limit| limit.is_finite() && *limit >= 0.0).ok_or_else(|| format!("'{text}' is not a limit"))
-}
-
-fn parse_cpus(text: &str) -> Result<(usize, usize), String> {
-    let pair = text.split_once(',').and_then(|(a, b)| Some((a.trim().parse().ok()?, b.trim().parse().ok()?)));
-    pair.ok_or_else(|| format!("'{text}' is not two CPU numbers (like 0,1)"))
 }
 
 #[cfg(test)]

@@ -28,8 +28,10 @@ use xwarp_verbs::{
     cm::{ListenOptions, Listener},
 };
 
-use self::{bandwidth::Bandwidth, control::Control, endpoint::Endpoint, latency::Latency, links::Links};
+use self::{bandwidth::Bandwidth, control::Control, latency::Latency, links::Links};
 pub use self::{
+    control::CONNECT_LIMIT,
+    endpoint::{Endpoint, interface_name},
     links::Role,
     plan::{Kind, Plan, Test, Verb},
 };
@@ -55,6 +57,13 @@ struct Line<'a> {
     samples: Option<Order>,
     /// Results below these limits are failures.
     limits: Limits,
+}
+
+/// The state of an end with an open device and without connections.
+struct Before {
+    counters: Counters,
+    /// Bytes of memory present in RAM.
+    resident: Option<u64>,
 }
 
 /// `--limit_bw`, in the unit of the report, and `--limit_msgrate`, in millions of messages a second.
@@ -104,7 +113,7 @@ fn run(line: &Line<'_>, plan: Plan) -> Result<()> {
         cpu::pin(cpu)?;
     }
     let endpoint = Endpoint::open(&line.args.device)?;
-    let before = endpoint.device.counters();
+    let before = Before { counters: endpoint.device.counters(), resident: cpu::resident_bytes() };
     if line.args.device.perftest {
         return with_perftest(line, &endpoint, &plan, &before);
     }
@@ -118,7 +127,7 @@ fn run(line: &Line<'_>, plan: Plan) -> Result<()> {
 }
 
 /// Runs the test against a program of perftest.
-fn with_perftest(line: &Line<'_>, endpoint: &Endpoint, plan: &Plan, before: &Counters) -> Result<()> {
+fn with_perftest(line: &Line<'_>, endpoint: &Endpoint, plan: &Plan, before: &Before) -> Result<()> {
     let listener = match line.args.meet.server {
         None => Some(listen(line, endpoint, plan)?),
         Some(_) => None,
@@ -130,7 +139,7 @@ fn with_perftest(line: &Line<'_>, endpoint: &Endpoint, plan: &Plan, before: &Cou
         (None, server) => Meet::Server(resolve(server.as_deref().unwrap_or_default(), &line.args.meet)?),
     };
     perftest::run(endpoint, plan, meet, &mut report)?;
-    end(line, endpoint, report, before)
+    end(line, endpoint, report, before, None)
 }
 
 /// Runs the client.
@@ -139,7 +148,7 @@ fn measure(
     endpoint: &Endpoint,
     plan: Plan,
     server: SocketAddr,
-    before: &Counters,
+    before: &Before,
 ) -> Result<()> {
     let mut control = Control::connect(endpoint, server)?;
     control.exchange(endpoint, &json!({ "version": VERSION, "plan": &plan }))?;
@@ -148,7 +157,7 @@ fn measure(
 }
 
 /// Runs the server: it ends after one test, as perftest's does.
-fn serve(line: &Line<'_>, endpoint: &Endpoint, own: &Plan, before: &Counters) -> Result<()> {
+fn serve(line: &Line<'_>, endpoint: &Endpoint, own: &Plan, before: &Before) -> Result<()> {
     let listener = listen(line, endpoint, own)?;
     let mut control = Control::accept(endpoint, &listener)?;
     match agree(endpoint, &mut control, own) {
@@ -202,8 +211,9 @@ fn walk(
     links: Links,
     plan: &Plan,
     role: Role,
-    before: &Counters,
+    before: &Before,
 ) -> Result<()> {
+    let connected = cpu::resident_bytes();
     let mut report = Report::begin(&line.args.output, info(line, endpoint, plan, role));
     tell_addresses(&report, &control, &links);
     let outcome = rows(line, endpoint, &mut control, &links, plan, role, &mut report)
@@ -225,13 +235,23 @@ fn walk(
     if plan.verify {
         report.note(&format!("verified {verified} bytes at both ends, all as they were sent"));
     }
-    end(line, endpoint, report, before)?;
+    let memory = connected.zip(before.resident).map(|(after, before)| {
+        // With all that a connection has: queues, regions and what this program keeps for it.
+        json!({ "bytes_per_connection": (after - before.min(after)) as f64 / f64::from(plan.queue_pairs) })
+    });
+    end(line, endpoint, report, before, memory)?;
     Ok(within?)
 }
 
 /// Prints the counters and ends the report.
-fn end(line: &Line<'_>, endpoint: &Endpoint, report: Report, before: &Counters) -> Result<()> {
-    let counters = endpoint.device.counters().since(before);
+fn end(
+    line: &Line<'_>,
+    endpoint: &Endpoint,
+    report: Report,
+    before: &Before,
+    memory: Option<Value>,
+) -> Result<()> {
+    let counters = endpoint.device.counters().since(&before.counters);
     if line.args.device.stats {
         for (name, value) in counters.iter() {
             report.note(&format!("{name:<40} {value}"));
@@ -239,7 +259,8 @@ fn end(line: &Line<'_>, endpoint: &Endpoint, report: Report, before: &Counters) 
     }
     let counters: Value =
         counters.iter().map(|(name, value)| (name.to_owned(), Value::from(value))).collect();
-    report.end([("counters".to_owned(), counters)].into_iter().collect())
+    let memory = memory.map(|memory| ("memory".to_owned(), memory));
+    report.end([("counters".to_owned(), counters)].into_iter().chain(memory).collect())
 }
 
 /// Sum of the bytes that both ends verified.

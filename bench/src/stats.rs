@@ -83,11 +83,27 @@ impl Latencies {
     }
 }
 
-/// The median of `samples`; `None` without samples.
-pub fn median(samples: &[f64]) -> Option<f64> {
-    let mut sorted = samples.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    (!sorted.is_empty()).then(|| median_of_sorted(&sorted))
+/// The median of a few samples, and how far they spread.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Spread {
+    /// The median.
+    pub median: f64,
+    /// The smallest sample.
+    pub min: f64,
+    /// The largest sample.
+    pub max: f64,
+    /// Number of samples.
+    pub count: usize,
+}
+
+impl Spread {
+    /// Computes the figures of `samples`; `None` without samples.
+    pub fn of(samples: &[f64]) -> Option<Self> {
+        let mut sorted = samples.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let (&min, &max) = (sorted.first()?, sorted.last()?);
+        Some(Self { median: median_of_sorted(&sorted), min, max, count: sorted.len() })
+    }
 }
 
 fn median_of_sorted(sorted: &[f64]) -> f64 {
@@ -185,8 +201,9 @@ mod tests {
         let summary = Summary::of(&[7.0]).unwrap();
         assert_eq!((summary.min, summary.typical, summary.p999, summary.stdev), (7.0, 7.0, 7.0, 0.0));
         assert_eq!(Summary::of(&[]), None);
-        assert_eq!(median(&[]), None);
-        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(Spread::of(&[]), None);
+        let spread = Spread::of(&[3.0, 1.0, 2.0]).unwrap();
+        assert_eq!((spread.min, spread.median, spread.max, spread.count), (1.0, 2.0, 3.0, 3));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use crate::{
     cpu,
     options::Amount,
+    order::Receipt,
     progress::Progress,
     report::{BandwidthRow, CpuUse},
     stats::Completions,
@@ -20,9 +21,6 @@ use crate::{
 /// so a shorter window would measure the buffers instead of the wire.
 const PEAK_WINDOW_BYTES: u64 = 32 << 20;
 
-/// Bytes of the server's receipt: bytes received, and nanoseconds of CPU time used.
-const RECEIPT: usize = 16;
-
 /// The client: sends messages, and stops the clock when the server's receipt arrives.
 pub(super) fn send(mut stream: TcpStream, bytes: u64, amount: Amount) -> Result<BandwidthRow> {
     let message = vec![0x5a_u8; bytes as usize];
@@ -31,7 +29,7 @@ pub(super) fn send(mut stream: TcpStream, bytes: u64, amount: Amount) -> Result<
         Amount::Duration(time) => (u64::MAX, Some(time)),
     };
     let mut completions = Completions::with_capacity(1 << 16);
-    let mut progress = Progress::new(total(amount), bytes, false);
+    let mut progress = Progress::new(amount.units(), bytes, false);
     let cpu_before = cpu::process_time();
     let start = Instant::now();
     let mut sent = 0;
@@ -47,14 +45,14 @@ pub(super) fn send(mut stream: TcpStream, bytes: u64, amount: Amount) -> Result<
         }
     }
     stream.shutdown(Shutdown::Write)?;
-    let mut receipt = [0; RECEIPT];
+    let mut receipt = [0; Receipt::LEN];
     stream.read_exact(&mut receipt).context("waiting for the server's receipt")?;
     let elapsed = start.elapsed().as_secs_f64();
     let local = cpu::process_time().saturating_sub(cpu_before).as_secs_f64();
-    let (taken, nanoseconds) = parse_receipt(receipt);
+    let Receipt { taken, cpu_ns } = Receipt::parse(receipt);
     ensure!(taken == sent * bytes, "the server received {taken} of {} bytes", sent * bytes);
     let total = (sent * bytes) as f64;
-    let remote = Duration::from_nanos(nanoseconds).as_secs_f64();
+    let remote = Duration::from_nanos(cpu_ns).as_secs_f64();
     Ok(BandwidthRow {
         bytes,
         iterations: sent,
@@ -62,14 +60,6 @@ pub(super) fn send(mut stream: TcpStream, bytes: u64, amount: Amount) -> Result<
         average: total / elapsed,
         cpu: Some(CpuUse::of(local, Some(remote), total, elapsed)),
     })
-}
-
-/// The final value of the progress line.
-fn total(amount: Amount) -> u64 {
-    match amount {
-        Amount::Iterations(n) => n,
-        Amount::Duration(time) => time.as_millis() as u64,
-    }
 }
 
 /// The server: receives until the end of the stream, with a buffer of the message size (at least 64 KiB, as a
@@ -86,17 +76,6 @@ pub(super) fn take(mut stream: TcpStream, bytes: u64) -> Result<()> {
         taken += n as u64;
     }
     let spent = cpu::process_time().saturating_sub(before);
-    let mut receipt = [0; RECEIPT];
-    receipt[..8].copy_from_slice(&taken.to_le_bytes());
-    receipt[8..].copy_from_slice(&(spent.as_nanos() as u64).to_le_bytes());
-    stream.write_all(&receipt).context("sending the receipt")
-}
-
-fn parse_receipt(receipt: [u8; RECEIPT]) -> (u64, u64) {
-    let word = |at: usize| {
-        let mut word = [0; 8];
-        word.copy_from_slice(&receipt[at..at + 8]);
-        u64::from_le_bytes(word)
-    };
-    (word(0), word(8))
+    let receipt = Receipt { taken, cpu_ns: spent.as_nanos() as u64 };
+    stream.write_all(&receipt.emit()).context("sending the receipt")
 }

@@ -15,18 +15,8 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 
+use super::samples::Outcome;
 use crate::options::CompareArgs;
-
-/// The result of one measurement.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Outcome {
-    /// The result, in microseconds or Gb/sec.
-    pub value: f64,
-    /// 99th percentile, in microseconds.
-    pub tail: Option<f64>,
-    /// Seconds of CPU time of both ends for each GiB.
-    pub cpu: Option<f64>,
-}
 
 /// Parameters for starting the two ends.
 #[derive(Debug)]
@@ -46,7 +36,8 @@ pub(super) fn stop_in_order() -> Result<()> {
     ctrlc::set_handler(|| STOP.store(true, Ordering::Relaxed)).context("cannot install a signal handler")
 }
 
-fn go_on() -> Result<()> {
+/// Fails when the user has interrupted the program.
+pub(super) fn go_on() -> Result<()> {
     ensure!(!STOP.load(Ordering::Relaxed), "interrupted");
     Ok(())
 }
@@ -67,8 +58,8 @@ impl Ends {
         })
     }
 
-    /// Runs `command` as server and as client, and returns the client's result.
-    pub(super) fn measure(&self, command: &[String], limit: Duration) -> Result<Outcome> {
+    /// Runs `command` as server and as client, and returns the rows of the client's result.
+    pub(super) fn measure(&self, command: &[String], limit: Duration) -> Result<Vec<Outcome>> {
         let until = Instant::now() + limit;
         let mut server = End::start(self.command(&self.namespaces.1, self.cpus.1, command))?;
         server.wait_until_it_listens()?;
@@ -78,7 +69,17 @@ impl Ends {
         End::start(client)?.finish(until).context("the client")?;
         server.finish(until).context("the server")?;
         let text = fs::read_to_string(&self.json).context("the client wrote no result")?;
-        Outcome::parse(&text)
+        Outcome::parse_all(&text)
+    }
+
+    /// Runs `command` in the client's namespace, without a server.
+    pub(super) fn measure_alone(&self, command: &[String], limit: Duration) -> Result<Outcome> {
+        let until = Instant::now() + limit;
+        let _ = fs::remove_file(&self.json);
+        let mut alone = self.command(&self.namespaces.0, self.cpus.0, command);
+        alone.arg("--json").arg(&self.json);
+        End::start(alone)?.finish(until)?;
+        Outcome::parse_idle(&fs::read_to_string(&self.json).context("there is no result")?)
     }
 
     fn command(&self, namespace: &str, cpu: usize, command: &[String]) -> Command {
@@ -155,6 +156,65 @@ impl End {
             }
             go_on()?;
             thread::sleep(LOOK);
+        }
+    }
+}
+
+impl Outcome {
+    /// Reads the JSON of a run with `--report_gbits`.
+    fn parse_all(text: &str) -> Result<Vec<Self>> {
+        let all: serde_json::Value = serde_json::from_str(text)?;
+        let rows = all["xwarp"]["rows"].as_array().filter(|rows| !rows.is_empty());
+        let memory = all["xwarp"]["memory"]["bytes_per_connection"].as_f64();
+        rows.context("no result in the JSON")?.iter().map(|row| Self::parse(row, memory)).collect()
+    }
+
+    /// Reads the JSON of `idle`.
+    fn parse_idle(text: &str) -> Result<Self> {
+        let all: serde_json::Value = serde_json::from_str(text)?;
+        let number = |name: &str| all[name].as_f64().with_context(|| format!("no {name} in the JSON"));
+        let (idle_cpu, registration) = (number("cpu_percent")?, number("registration_us")?);
+        Ok(Self { idle_cpu: Some(idle_cpu), registration: Some(registration), ..Self::default() })
+    }
+
+    fn parse(row: &serde_json::Value, memory: Option<f64>) -> Result<Self> {
+        let ends = [row["cpu_sec_per_gib_local"].as_f64(), row["cpu_sec_per_gib_remote"].as_f64()];
+        let outcome = Self {
+            bytes: row["bytes"].as_u64().context("no size in the JSON")?,
+            latency: row["latency"]["typical"].as_f64(),
+            tail: row["latency"]["p99"].as_f64(),
+            bandwidth: row["bw_average"].as_f64(),
+            rate: row["msg_rate"].as_f64(),
+            cpu: ends.into_iter().flatten().reduce(|a, b| a + b),
+            memory,
+            ..Self::default()
+        };
+        ensure!(outcome.latency.or(outcome.bandwidth).is_some(), "no figure in the JSON");
+        Ok(outcome)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_kinds_of_results_are_read() {
+        let latency = r#"{"xwarp": {"rows": [{"bytes": 64, "latency": {"typical": 1.5, "p99": 2.5}}]}}"#;
+        let expected = Outcome { bytes: 64, latency: Some(1.5), tail: Some(2.5), ..Outcome::default() };
+        assert_eq!(Outcome::parse_all(latency).unwrap(), [expected]);
+        let bandwidth = r#"{"xwarp": {"memory": {"bytes_per_connection": 4000.0}, "rows": [
+            {"bytes": 2, "bw_average": 20.0, "msg_rate": 3.0, "cpu_sec_per_gib_local": 0.25, "cpu_sec_per_gib_remote": 0.5},
+            {"bytes": 4, "bw_average": 30.0}]}}"#;
+        let outcomes = Outcome::parse_all(bandwidth).unwrap();
+        let [first, second] = outcomes.as_slice() else { panic!("{outcomes:?}") };
+        assert_eq!((first.bandwidth, first.rate, first.cpu), (Some(20.0), Some(3.0), Some(0.75)));
+        assert_eq!((second.bytes, second.cpu, second.memory), (4, None, Some(4000.0)));
+        let idle = Outcome::parse_idle(r#"{"cpu_percent": 0.5, "registration_us": 1.25}"#).unwrap();
+        assert_eq!((idle.idle_cpu, idle.registration), (Some(0.5), Some(1.25)));
+        assert!(Outcome::parse_idle("{}").is_err());
+        for empty in [r#"{"xwarp": {"rows": []}}"#, r#"{"xwarp": {"rows": [{"bytes": 2}]}}"#, "{"] {
+            assert!(Outcome::parse_all(empty).is_err(), "{empty}");
         }
     }
 }

@@ -8,12 +8,12 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use xwarp_verbs::{
-    CompletionChannel, CompletionQueue, Device, DeviceOptions, DriverConfig, Keepalive, Markers, Mode,
-    ModePreference, Progress, ProtectionDomain, Revision,
+    CompletionChannel, CompletionQueue, Device, DeviceOptions, DriverConfig, Keepalive, Markers, Progress,
+    ProtectionDomain, Revision,
     cm::{ConnectionError, ConnectionRequest, Listener},
 };
 
-use crate::options::{DeviceArgs, MarkersArg, ModeArg, ProgressArg};
+use crate::options::{DeviceArgs, MarkersArg, ProgressArg};
 
 /// Number of keepalive probes before a peer is considered dead.
 const PROBES: u32 = 5;
@@ -39,10 +39,7 @@ impl Endpoint {
         for note in args.ignored.notes() {
             eprintln!("xwarp-perf: {note}");
         }
-        let name = match &args.device {
-            Some(name) => name.clone(),
-            None => only_interface()?,
-        };
+        let name = interface_name(args.device.as_deref())?;
         let device =
             Device::open_with(&name, options(args)).with_context(|| format!("cannot open {name}"))?;
         Self::over(device, args.events)
@@ -162,12 +159,7 @@ fn options(args: &DeviceArgs) -> DeviceOptions {
     };
     options.mpa.revision = if args.mpa_revision == 1 { Revision::One } else { Revision::Two };
     options.driver = DriverConfig {
-        mode: match args.mode {
-            ModeArg::Auto => ModePreference::Probe,
-            ModeArg::Zerocopy => ModePreference::Force(Mode::ZeroCopy),
-            ModeArg::Copy => ModePreference::Force(Mode::Copy),
-            ModeArg::Generic => ModePreference::Force(Mode::Generic),
-        },
+        mode: args.mode.preference(),
         vlan: args.vlan,
         replace_program: args.replace_program,
         ..DriverConfig::default()
@@ -175,8 +167,11 @@ fn options(args: &DeviceArgs) -> DeviceOptions {
     options
 }
 
-/// Name of the only interface besides the loopback.
-fn only_interface() -> Result<String> {
+/// The named interface, or the only one besides the loopback.
+pub fn interface_name(named: Option<&str>) -> Result<String> {
+    if let Some(name) = named {
+        return Ok(name.to_owned());
+    }
     let mut names: Vec<String> = fs::read_dir("/sys/class/net")
         .context("cannot list the interfaces: name one with -d")?
         .flatten()

@@ -1,0 +1,301 @@
+//! What a round measures: tables, subjects, and the command of each measurement.
+
+use std::time::Duration;
+
+use crate::{
+    options::{CompareArgs, DEFAULT_PORT, Group, ModeArg},
+    units::short_bytes,
+};
+
+/// The subject of a measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Subject {
+    Send,
+    Write,
+    WriteImmediate,
+    Raw,
+    TcpOffloadsOff,
+    Tcp,
+    /// A device of xwarp without a peer.
+    Device,
+}
+
+impl Subject {
+    /// Name in tables, plots and JSON.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Send => "Send",
+            Self::Write => "Write",
+            Self::WriteImmediate => "Write with Immediate",
+            Self::Raw => "raw AF_XDP",
+            Self::TcpOffloadsOff => "TCP, offloads off",
+            Self::Tcp => "TCP",
+            Self::Device => "xwarp",
+        }
+    }
+
+    /// Whether the kernel's segmentation and receive offloads stay on.
+    pub(super) fn kernel_offloads(self) -> bool {
+        self != Self::TcpOffloadsOff
+    }
+}
+
+/// The figure that a table shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Figure {
+    /// Microseconds.
+    HalfRoundTrip,
+    /// Gb/s.
+    Bandwidth,
+    /// Millions of messages a second.
+    Rate,
+    /// CPU seconds of both ends for each GiB.
+    Cpu,
+    /// Bytes of memory for each connection of the client's end.
+    Memory,
+    /// Percent of one CPU.
+    IdleCpu,
+    /// Microseconds.
+    Registration,
+}
+
+impl Figure {
+    pub(super) fn unit(self) -> &'static str {
+        match self {
+            Self::HalfRoundTrip => "us",
+            Self::Bandwidth => "Gb/s",
+            Self::Rate => "million messages/s",
+            Self::Cpu => "CPU s/GiB",
+            Self::Memory => "bytes",
+            Self::IdleCpu => "% of one CPU",
+            Self::Registration => "us to register",
+        }
+    }
+}
+
+impl Group {
+    pub(super) const ALL: [Self; 10] = [
+        Self::Polling,
+        Self::Sleeping,
+        Self::Rate,
+        Self::Bulk,
+        Self::Pairs,
+        Self::PairsRate,
+        Self::Memory,
+        Self::LatencySizes,
+        Self::BandwidthSizes,
+        Self::Idle,
+    ];
+
+    pub(super) fn subjects(self) -> &'static [Subject] {
+        use Subject::{Raw, Send, Tcp, TcpOffloadsOff, Write, WriteImmediate};
+        match self {
+            Self::Polling => &[Send, Write, Raw, Tcp],
+            Self::Sleeping => &[Send, WriteImmediate, Raw, Tcp],
+            Self::Bulk => &[Write, Send, Raw, TcpOffloadsOff, Tcp],
+            Self::Pairs | Self::PairsRate | Self::Memory => &[Write],
+            Self::LatencySizes => &[Write, Send, Tcp],
+            Self::Rate | Self::BandwidthSizes => &[Write, Send, Raw, Tcp],
+            Self::Idle => &[Subject::Device],
+        }
+    }
+
+    pub(super) fn figures(self) -> &'static [Figure] {
+        match self {
+            Self::Polling | Self::Sleeping | Self::LatencySizes => &[Figure::HalfRoundTrip],
+            Self::Rate | Self::PairsRate => &[Figure::Rate],
+            Self::Bulk => &[Figure::Bandwidth, Figure::Cpu],
+            Self::Pairs | Self::BandwidthSizes => &[Figure::Bandwidth],
+            Self::Memory => &[Figure::Memory],
+            Self::Idle => &[Figure::IdleCpu, Figure::Registration],
+        }
+    }
+
+    /// Pairs of subjects whose ratio the table shows.
+    pub(super) fn ratios(self) -> &'static [(Subject, Subject)] {
+        use Subject::{Raw, Send, Tcp, TcpOffloadsOff, Write, WriteImmediate};
+        match self {
+            Self::Polling => &[(Send, Raw), (Write, Raw), (Send, Tcp), (Write, Tcp)],
+            Self::Sleeping => &[(Send, Raw), (Send, Tcp), (WriteImmediate, Tcp)],
+            Self::Rate => &[(Write, Raw), (Send, Raw), (Write, Tcp)],
+            Self::Bulk => &[(Write, Raw), (Send, Raw), (Write, TcpOffloadsOff), (Write, Tcp), (Raw, Tcp)],
+            Self::Pairs | Self::PairsRate | Self::Memory | Self::Idle => &[],
+            Self::LatencySizes => &[(Write, Tcp), (Send, Tcp)],
+            Self::BandwidthSizes => &[(Write, Raw), (Write, Tcp)],
+        }
+    }
+
+    /// The quantity in the first column.
+    pub(super) fn axis(self) -> &'static str {
+        match self {
+            Self::Bulk => "MTU",
+            Self::Pairs | Self::PairsRate | Self::Memory => "queue pairs",
+            _ => "bytes",
+        }
+    }
+
+    /// A value of the first column.
+    pub(super) fn label(self, x: u64) -> String {
+        if self.axis() == "bytes" { short_bytes(x) } else { x.to_string() }
+    }
+}
+
+/// One measurement of a round.
+#[derive(Debug, Clone)]
+pub(super) struct Step {
+    pub group: Group,
+    pub subject: Subject,
+    /// Value of the first column; `None` when each row of the result has its own, the message size.
+    pub x: Option<u64>,
+    pub mtu: u32,
+    pub command: Vec<String>,
+    pub limit: Duration,
+}
+
+impl Step {
+    pub(super) fn title(&self) -> String {
+        let x = self.x.map_or_else(|| "all sizes".to_owned(), |x| self.group.label(x));
+        format!("{:?}: {} at {} {x}", self.group, self.subject.name(), self.group.axis())
+    }
+}
+
+/// Time allowed to one measurement beyond its requested duration; it includes opening and closing a device, and a
+/// thousand connections.
+const OVERHEAD: Duration = Duration::from_secs(60);
+
+/// Sizes of the latency tables.
+const LATENCY_SIZES: [u64; 2] = [64, 1024];
+/// Size of a small message.
+pub(super) const SMALL: u64 = 64;
+/// Size of a large message.
+pub(super) const LARGE: u64 = 65536;
+/// Size of a memory region.
+pub(super) const REGISTERED: u64 = 1 << 30;
+/// Number of sizes of `-a`.
+const ALL_SIZES: u32 = 23;
+
+/// All measurements of a round, in the order of the first round.
+pub(super) fn steps(args: &CompareArgs) -> Vec<Step> {
+    let groups = Group::ALL.into_iter().filter(|&group| args.measures(group));
+    groups.flat_map(|group| group_steps(args, group)).collect()
+}
+
+fn group_steps(args: &CompareArgs, group: Group) -> Vec<Step> {
+    let first = args.mtus.first().copied().unwrap_or(1500);
+    let largest = args.mtus.iter().copied().max().unwrap_or(first);
+    // The values of the first column, with the MTU of each.
+    let rows: Vec<(Option<u64>, u32)> = match group {
+        Group::Polling => LATENCY_SIZES.map(|bytes| (Some(bytes), first)).to_vec(),
+        Group::Sleeping | Group::Rate => vec![(Some(SMALL), first)],
+        Group::Bulk => args.mtus.iter().map(|&mtu| (Some(mtu.into()), mtu)).collect(),
+        Group::Pairs | Group::PairsRate => {
+            args.queue_pairs.iter().map(|&count| (Some(count.into()), largest)).collect()
+        }
+        Group::Memory => vec![(args.queue_pairs.iter().max().map(|&count| count.into()), largest)],
+        Group::LatencySizes | Group::BandwidthSizes => vec![(None, largest)],
+        Group::Idle => vec![(Some(REGISTERED), first)],
+    };
+    let mut steps = Vec::new();
+    for (x, mtu) in rows {
+        for &subject in group.subjects() {
+            let command = command(args, group, subject, x);
+            let rows = if x.is_none() { ALL_SIZES } else { 1 };
+            let limit = OVERHEAD + args.duration() * rows;
+            steps.push(Step { group, subject, x, mtu, command, limit });
+        }
+    }
+    steps
+}
+
+/// The command line of a measurement, for both ends.
+fn command(args: &CompareArgs, group: Group, subject: Subject, x: Option<u64>) -> Vec<String> {
+    let latency = group.figures() == [Figure::HalfRoundTrip];
+    let seconds = args.duration().as_secs_f64().to_string();
+    let mode = match args.mode {
+        ModeArg::Auto => "auto",
+        ModeArg::Zerocopy => "zerocopy",
+        ModeArg::Copy => "copy",
+        ModeArg::Generic => "generic",
+    };
+    let text = x.unwrap_or_default().to_string();
+    let test = match subject {
+        Subject::Device => {
+            let line = ["idle", "-s", &text, "-D", &seconds, "-d", &args.device, "--mode", mode];
+            return line.map(str::to_owned).to_vec();
+        }
+        Subject::Send => "send",
+        Subject::Write | Subject::WriteImmediate => "write",
+        Subject::Raw => "raw",
+        Subject::TcpOffloadsOff | Subject::Tcp => "tcp",
+    };
+    let mut line = vec![format!("{test}_{}", if latency { "lat" } else { "bw" })];
+    let mut add = |words: &[&str]| line.extend(words.iter().map(|&word| word.to_owned()));
+    let (small, large) = (SMALL.to_string(), LARGE.to_string());
+    match group {
+        Group::Polling | Group::Sleeping => add(&["-s", &text]),
+        Group::Rate => add(&["-s", &small]),
+        Group::Bulk => add(&["-s", &large]),
+        Group::Pairs => add(&["-s", &large, "-q", &text, "-t", "16", "-Q", "4"]),
+        Group::PairsRate => add(&["-s", &small, "-q", &text, "-t", "16", "-Q", "4"]),
+        Group::Memory => add(&["-s", &small, "-q", &text, "-t", "1", "-Q", "1", "-r", "1"]),
+        Group::LatencySizes => add(&["-a"]),
+        // Messages in flight at the end of a row are still waited for: at the default depth, a GiB of them.
+        Group::BandwidthSizes if matches!(test, "send" | "write") => add(&["-a", "-t", "32", "-Q", "8"]),
+        Group::BandwidthSizes => add(&["-a"]),
+        // Its only subject is the device.
+        Group::Idle => {}
+    }
+    add(&["-D", &seconds]);
+    if !latency {
+        add(&["--report_gbits", "--cpu_util"]);
+    }
+    if group == Group::Sleeping {
+        add(&["-e"]);
+    }
+    if subject == Subject::WriteImmediate {
+        add(&["--write_with_imm"]);
+    }
+    if test == "tcp" {
+        // Kernel connections stay in TIME-WAIT on their port, where we could not reserve it.
+        add(&["-p", &(DEFAULT_PORT + 1).to_string()]);
+    } else {
+        add(&["-d", &args.device, "--mode", mode]);
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::options::{Cli, Command};
+
+    fn args(line: &str) -> CompareArgs {
+        let cli = Cli::try_parse_from(std::iter::once("xwarp-perf").chain(line.split_whitespace())).unwrap();
+        let Command::Compare(args) = cli.command else { panic!("not compare") };
+        *args
+    }
+
+    #[test]
+    fn every_command_of_a_round_is_one_that_we_understand() {
+        let steps = steps(&args("compare --mode generic"));
+        let found: BTreeSet<Group> = steps.iter().map(|step| step.group).collect();
+        assert_eq!(found, BTreeSet::from(Group::ALL));
+        for step in steps {
+            let line = std::iter::once("xwarp-perf".to_owned()).chain(step.command);
+            assert!(Cli::try_parse_from(line).is_ok());
+        }
+    }
+
+    #[test]
+    fn the_round_is_what_was_asked_for() {
+        let steps = steps(&args("compare --only bulk,polling --mtus 1500,9000"));
+        assert!(steps.iter().all(|step| [Group::Bulk, Group::Polling].contains(&step.group)));
+        let mtus: BTreeSet<u32> = steps.iter().filter(|s| s.group == Group::Bulk).map(|s| s.mtu).collect();
+        assert_eq!(mtus, BTreeSet::from([1500, 9000]));
+        assert!(steps.iter().all(|step| step.group == Group::Bulk || step.mtu == 1500));
+    }
+}

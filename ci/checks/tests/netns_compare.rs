@@ -1,0 +1,153 @@
+//! The raw AF_XDP reference of `xwarp-perf` between two namespaces, and the page that `compare` writes: every row
+//! is there and every figure valid. Speed is not judged.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::{collections::BTreeSet, fs, time::Duration};
+
+use serde_json::Value;
+use xwarp_checks::{
+    lab::{Family, INTERFACE, Lab, LabOptions, Side},
+    process::Running,
+};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_xwarp-peer");
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs one raw test and returns the client's JSON.
+fn raw(lab: &Lab, family: Family, line: &str) -> Value {
+    let json = lab.file("raw.json");
+    let path = json.to_string_lossy().into_owned();
+    let server = lab.address(Side::B, family).to_string();
+    let mut words: Vec<&str> = line.split_whitespace().collect();
+    words.extend(["-d", INTERFACE]);
+    let start = |side, extra: &[&str]| -> Running {
+        lab.start(side, PROGRAM, &[words.as_slice(), extra].concat()).unwrap()
+    };
+    let mut waiting = start(Side::B, &[]);
+    waiting.wait_for("Waiting for a client", LIMIT).unwrap();
+    start(Side::A, &["--out_json", "--out_json_file", &path, &server]).finish(LIMIT).unwrap();
+    waiting.finish(LIMIT).unwrap();
+    serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap()
+}
+
+#[test]
+fn netns_raw_frames_cross_in_both_families() {
+    let lab = Lab::up(LabOptions::default()).unwrap();
+    for family in [Family::V4, Family::V6] {
+        for line in ["raw_lat -s 64 -n 100", "raw_lat -s 1 -D 0.05 -e"] {
+            let ran = raw(&lab, family, line);
+            assert!(ran["xwarp"]["rows"][0]["latency"]["typical"].as_f64().unwrap() > 0.0, "{line}: {ran:#}");
+        }
+        for line in ["raw_bw -a -n 3", "raw_bw -s 64K -D 0.05 -e"] {
+            let ran = raw(&lab, family, line);
+            let rows = ran["xwarp"]["rows"].as_array().unwrap();
+            assert_eq!(rows.len(), if line.contains("-a") { 23 } else { 1 });
+            assert!(rows.iter().all(|row| row["bw_average"].as_f64().unwrap() > 0.0), "{line}: {ran:#}");
+        }
+    }
+}
+
+/// Every 64-byte message is a frame, and every message of 64 KiB as many full frames as it takes.
+#[test]
+fn netns_raw_sends_frames_of_the_mtu_and_acknowledges_every_fourth() {
+    let lab = Lab::up(LabOptions::default()).unwrap();
+    let received = |side| {
+        let text =
+            lab.run(side, "cat", &[&format!("/sys/class/net/{INTERFACE}/statistics/rx_packets")]).unwrap();
+        text.trim().parse::<u64>().unwrap()
+    };
+    for (line, frames) in [("raw_bw -s 64 -n 1000", 1000), ("raw_bw -s 65536 -n 20", 45 * 20)] {
+        let before = (received(Side::A), received(Side::B));
+        raw(&lab, Family::V4, line);
+        let (acks, data) = (received(Side::A) - before.0, received(Side::B) - before.1);
+        // Besides: orders, their answers, and what the kernel says to its neighbours.
+        assert!((frames..frames + 60).contains(&data), "{line}: {data} frames of data");
+        assert!((frames / 4..frames / 4 + 60).contains(&acks), "{line}: {acks} acknowledgements");
+    }
+}
+
+#[test]
+fn netns_raw_refuses_a_ping_pong_that_does_not_fit_a_frame() {
+    let lab = Lab::up(LabOptions::default()).unwrap();
+    let mut server = lab.start(Side::B, PROGRAM, &["raw_lat", "-d", INTERFACE]).unwrap();
+    server.wait_for("Waiting for a client", LIMIT).unwrap();
+    let address = lab.address(Side::B, Family::V4).to_string();
+    let client = lab.start(Side::A, PROGRAM, &["raw_lat", "-d", INTERFACE, "-s", "1461", &address]).unwrap();
+    let error = client.finish(LIMIT).unwrap_err();
+    assert!(format!("{error:#}").contains("1460 bytes"), "{error:#}");
+}
+
+/// The tables of the page, with the subjects of each and the number of values in its first column.
+const TABLES: [(&str, &[&str], usize); 10] = [
+    ("Polling", &["Send", "Write", "raw AF_XDP", "TCP"], 2),
+    ("Sleeping", &["Send", "Write with Immediate", "raw AF_XDP", "TCP"], 1),
+    ("Rate", &["Write", "Send", "raw AF_XDP", "TCP"], 1),
+    ("Bulk", &["Write", "Send", "raw AF_XDP", "TCP, offloads off", "TCP"], 2),
+    ("Pairs", &["Write"], 2),
+    ("PairsRate", &["Write"], 2),
+    ("Memory", &["Write"], 1),
+    ("LatencySizes", &["Write", "Send", "TCP"], 23),
+    ("BandwidthSizes", &["Write", "Send", "raw AF_XDP", "TCP"], 23),
+    ("Idle", &["xwarp"], 1),
+];
+
+#[test]
+fn netns_compare_writes_a_page_with_every_row() {
+    let lab = Lab::up(LabOptions::default()).unwrap();
+    let (html, json) = (lab.file("page.html"), lab.file("page.json"));
+    let [a, b] = [Side::A, Side::B].map(|side| lab.namespace(side));
+    let output = std::process::Command::new(PROGRAM)
+        .args(["compare", "--quick", "-D", "0.02", "--queue-pairs", "1,20", "--mtus", "1500,3506"])
+        .args(["--netns-a", &a, "--netns-b", &b, "--html"])
+        .arg(&html)
+        .arg("--json")
+        .arg(&json)
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    assert!(errors.contains("round 1 of 1"), "{errors}");
+
+    let all: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    assert_eq!(all["failures"].as_array().map(Vec::len), Some(0), "{:#}", all["failures"]);
+    let samples = all["samples"].as_array().unwrap();
+    for (table, subjects, values) in TABLES {
+        for subject in subjects {
+            let rows: Vec<&Value> =
+                samples.iter().filter(|s| s["table"] == table && s["what"] == *subject).collect();
+            assert_eq!(rows.len(), values, "{table}, {subject}");
+            for row in rows {
+                judge(table, row);
+            }
+        }
+    }
+    let page = String::from_utf8(output.stdout).unwrap();
+    let numbers: BTreeSet<u64> =
+        all["goals"].as_array().unwrap().iter().map(|goal| goal["number"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, BTreeSet::from([1, 3, 4, 5, 6, 7]));
+    for goal in all["goals"].as_array().unwrap() {
+        let text = goal["text"].as_str().unwrap();
+        assert!(page.contains(text), "the page lacks the goal {text}");
+    }
+    assert_eq!(page.matches("\n## ").count(), 2 + TABLES.len(), "{page}");
+
+    let html = fs::read_to_string(html).unwrap();
+    assert_eq!(html.matches("<h2>").count(), 2 + TABLES.len());
+    assert_eq!(html.matches("<svg").count(), 3, "by MTU, and twice by size");
+    assert!(!html.contains("NaN") && !html.contains("href=") && !html.contains("src="), "it stands alone");
+}
+
+/// Asserts that a measurement has the figures of its table.
+fn judge(table: &str, row: &Value) {
+    let figures: &[&str] = match table {
+        "Polling" | "Sleeping" | "LatencySizes" => &["half_round_trip_us", "p99_us"],
+        "Memory" => &["bytes_per_connection"],
+        "Idle" => &["registration_us"],
+        _ => &["gbits", "million_messages", "cpu_sec_per_gib"],
+    };
+    for figure in figures {
+        let value = row[figure].as_f64().unwrap_or_else(|| panic!("{figure}: {row:#}"));
+        assert!(value.is_finite() && value > 0.0, "{figure}: {row:#}");
+    }
+    assert!(["N", "F", "~", "?"].contains(&row["tag"].as_str().unwrap()), "{row:#}");
+}
