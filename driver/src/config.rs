@@ -6,7 +6,7 @@ use xwarp_tcp::wire::Mac;
 
 /// The largest IP packet that fits one chunk as every driver can receive it (native XDP on veth
 /// accepts programs without fragments up to this MTU; beyond it frames may need several chunks).
-pub const MAX_MTU: u16 = 3506;
+pub const SINGLE_CHUNK_MTU: u16 = 3506;
 
 /// How frames cross between the kernel and our rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,11 +51,11 @@ pub struct DriverConfig {
     pub vlan: Option<u16>,
     /// An outer 802.1ad tag around [`vlan`](Self::vlan).
     pub service_vlan: Option<u16>,
-    /// Receive frames of each queue. They bound the bytes that peers may have in flight to us; fewer frames stay in
-    /// the cache more often.
-    pub receive_frames: u32,
-    /// Transmit frames of all queues together. A frame usually stays in use until its data is acknowledged.
-    pub transmit_frames: u32,
+    /// Receive chunks of each queue, 4096 bytes of memory each, which hold 3840 of a frame. They bound the bytes that peers
+    /// may have in flight to us; fewer chunks stay in the cache more often.
+    pub receive_chunks: u32,
+    /// Transmit chunks of all queues together. A frame usually stays in use until its data is acknowledged.
+    pub transmit_chunks: u32,
     /// Descriptors in each transmit and completion ring; a power of two.
     pub ring_size: u32,
     /// Replace another owner's XDP program instead of failing.
@@ -73,8 +73,8 @@ impl Default for DriverConfig {
             mode: ModePreference::Probe,
             vlan: None,
             service_vlan: None,
-            receive_frames: 1024,
-            transmit_frames: 2048,
+            receive_chunks: 1024,
+            transmit_chunks: 2048,
             ring_size: 1024,
             replace_program: false,
             busy_retry: Duration::from_millis(100),
@@ -97,8 +97,11 @@ pub struct Attributes {
     /// The kernel's MTU of the interface, in bytes of IP packet.
     pub mtu: u32,
     /// Largest path MTU through this driver, in bytes of IP packet: the interface's MTU (less a second VLAN tag), at
-    /// most [`MAX_MTU`].
+    /// most [`largest_mtu`](Self::largest_mtu).
     pub path_mtu: u16,
+    /// Largest IP packet that frames can carry while the interface is open, in bytes. [`SINGLE_CHUNK_MTU`] if the
+    /// interface's MTU was not larger at opening, or if the kernel supports no frames of several chunks (before 6.6).
+    pub largest_mtu: u16,
     /// Whether the interface is up and has a carrier.
     pub up: bool,
     /// How frames cross between kernel and rings.
@@ -118,7 +121,7 @@ xwarp_tcp::counters! {
         received_frames,
         /// Their bytes.
         received_bytes,
-        /// Received descriptors that named memory outside our frames, or a part of a longer frame: dropped.
+        /// Received frames with a descriptor that named memory outside our chunks, or with too many chunks: dropped.
         receive_malformed,
         /// Frames put on the transmit rings.
         sent_frames,
@@ -144,7 +147,7 @@ xwarp_tcp::counters! {
         kernel_rx_dropped,
         /// ... because a receive ring was full.
         kernel_rx_ring_full,
-        /// ... because a fill ring was empty: raise [`DriverConfig::receive_frames`].
+        /// ... because a fill ring was empty: raise [`DriverConfig::receive_chunks`].
         kernel_fill_ring_empty,
         /// Receive descriptors that the kernel refused.
         kernel_rx_invalid,

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use xwarp_prog::Holder;
 
-use crate::config::{MAX_MTU, Mode};
+use crate::config::{Mode, SINGLE_CHUNK_MTU};
 
 /// The capabilities that opening an interface needs: the first three for the program, its maps and the sockets, the
 /// last to lock frame memory beyond `RLIMIT_MEMLOCK`.
@@ -43,7 +43,7 @@ pub enum OpenError {
     /// The network driver refuses XDP at this MTU.
     #[error(
         "MTU {mtu} of {name} is too large for native XDP in its driver: ip link set dev {name} mtu {max} (on both ends), or \
-         choose generic mode", max = MAX_MTU
+         choose generic mode", max = SINGLE_CHUNK_MTU
     )]
     MtuTooLarge {
         /// The interface.

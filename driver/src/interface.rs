@@ -9,7 +9,7 @@ use xwarp_prog::{ProgramConfig, ProgramCounters, SteeringProgram};
 use xwarp_tcp::link::QueueId;
 use xwarp_tcp::wire::{Flow, Path, VlanTags};
 
-use crate::config::{Attributes, Counters, DriverConfig, MAX_MTU};
+use crate::config::{Attributes, Counters, DriverConfig};
 use crate::error::{OpenError, ResolveError};
 use crate::frames::FrameCensus;
 use crate::netlink::Netlink;
@@ -56,20 +56,20 @@ impl Interface {
         let mut netlink = Netlink::open().map_err(system("opening a netlink socket"))?;
         let found = open::find(&mut netlink, name, config)?;
         let sizes = open::sizes(&found, config)?;
-        let mut program = open::load_program(&ProgramConfig {
-            vlans: &found.vlans,
-            multi_buffer: found.carrier.mtu > u32::from(MAX_MTU),
-        })?;
+        let mut program =
+            open::load_program(&ProgramConfig { vlans: &found.vlans, multi_buffer: sizes.multi_buffer })?;
         // Listening starts before the addresses are read, so no change in between is missed.
         let monitor = Monitor::open(found.link.index).map_err(system("listening for address changes"))?;
-        let (mode, rings) = open::bring_up(&mut program, &found, sizes, config)?;
+        let (mode, sizes, rings) = open::bring_up(&mut program, &found, sizes, config)?;
+        let largest_mtu = open::largest_mtu(mode, &sizes);
         let attributes = Attributes {
             name: name.into(),
             carrier: found.carrier.name,
             index: found.link.index,
             mac: found.link.mac,
             mtu: found.link.mtu,
-            path_mtu: path_mtu(found.link.mtu, &found.vlans),
+            path_mtu: path_mtu(found.link.mtu, largest_mtu, &found.vlans),
+            largest_mtu,
             up: found.link.up,
             mode,
             queues: rings.queues(),
@@ -230,7 +230,7 @@ impl Interface {
         }
         if link.mtu != attributes.mtu {
             attributes.mtu = link.mtu;
-            attributes.path_mtu = path_mtu(link.mtu, &attributes.vlans);
+            attributes.path_mtu = path_mtu(link.mtu, attributes.largest_mtu, &attributes.vlans);
             tell(Event::Mtu(attributes.path_mtu));
         }
         if link.mac != attributes.mac {
@@ -277,9 +277,9 @@ impl Interface {
 }
 
 /// Devices let frames exceed their MTU by one VLAN tag; the room for a second one comes from the packet.
-fn path_mtu(mtu: u32, vlans: &[u16]) -> u16 {
+fn path_mtu(mtu: u32, largest: u16, vlans: &[u16]) -> u16 {
     let second_tag = if vlans.len() > 1 { VLAN_TAG_BYTES } else { 0 };
-    mtu.saturating_sub(second_tag).min(u32::from(MAX_MTU)) as u16
+    mtu.saturating_sub(second_tag).min(u32::from(largest)) as u16
 }
 
 fn vlan_tags(ids: &[u16]) -> VlanTags {

@@ -21,6 +21,7 @@
 //! in the network namespace of the calling thread.
 #![deny(unsafe_code)]
 
+mod chains;
 pub mod config;
 mod deadline;
 pub mod error;
@@ -33,7 +34,7 @@ pub mod port;
 mod resolver;
 mod sys;
 
-pub use config::{Attributes, Counters, DriverConfig, MAX_MTU, Mode, ModePreference};
+pub use config::{Attributes, Counters, DriverConfig, Mode, ModePreference, SINGLE_CHUNK_MTU};
 pub use error::{CAPABILITIES, OpenError, PortError, ResolveError};
 pub use frames::FrameCensus;
 pub use interface::Interface;

@@ -2,17 +2,16 @@
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use smallvec::smallvec;
-use xwarp_tcp::link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
+use xwarp_tcp::link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
 
 use crate::interface::Interface;
-use crate::sys::CHUNK_CAPACITY;
+use crate::sys::{CHUNK_CAPACITY, chunks_of};
 
 /// Number of free chunks from which on they are put back on the queue's fill ring at once; fewer wait for the next
 /// flush.
 const REFILL_BATCH: usize = 32;
 
-/// Largest number of consecutive kicks of one queue, each of at most 32 frames (the kernel's budget).
+/// Largest number of consecutive kicks of one queue, each of at most 32 chunks (the kernel's budget).
 const MAX_KICKS: usize = 64;
 
 impl Link for Interface {
@@ -24,12 +23,12 @@ impl Link for Interface {
         self.rings.transmit_free()
     }
 
-    fn rx_frames(&self) -> usize {
+    fn rx_capacity(&self) -> usize {
         self.sizes.receive_per_queue as usize
     }
 
     fn rx_available(&self, queue: QueueId) -> usize {
-        self.rx_frames() - self.rings.receive_out(queue.0)
+        self.rx_capacity() - self.rings.receive_out(queue.0)
     }
 
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
@@ -45,7 +44,7 @@ impl Link for Interface {
             let mut bytes = 0;
             let taken = self.rings.receive(queue, room, |arrived| {
                 bytes += u64::from(arrived.bytes);
-                batch.push(RxFrame::new(arrived.chunk, 1, arrived.bytes, QueueId(queue)));
+                batch.push(RxFrame::new(arrived.head, arrived.chunks, arrived.bytes, QueueId(queue)));
             });
             self.counters.received_frames += taken.frames as u64;
             self.counters.received_bytes += bytes;
@@ -55,8 +54,8 @@ impl Link for Interface {
         batch.len() - before
     }
 
-    fn rx_chunk(&self, frame: &RxFrame, index: usize) -> &[u8] {
-        if index == 0 { self.rings.received(frame.head()) } else { &[] }
+    fn rx_chunks(&self, frame: &RxFrame) -> Pieces<'_> {
+        self.rings.received(frame.head())
     }
 
     fn recycle(&mut self, frame: RxFrame) {
@@ -65,27 +64,30 @@ impl Link for Interface {
     }
 
     fn alloc(&mut self, len: usize) -> Option<TxFrame> {
-        if len > CHUNK_CAPACITY {
+        let chunks = chunks_of(len);
+        if chunks > self.sizes.frame_chunks() {
             return None;
         }
-        if self.rings.transmit_free() == 0 {
+        if self.rings.transmit_free() < chunks {
             self.complete();
         }
-        let chunk = self.rings.alloc();
-        self.counters.transmit_exhausted += u64::from(chunk.is_none());
-        chunk.map(|chunk| TxFrame::new(chunk, 1))
+        let head = self.rings.alloc(chunks);
+        self.counters.transmit_exhausted += u64::from(head.is_none());
+        head.map(|head| TxFrame::new(head, chunks as u16))
     }
 
     fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
-        self.rings.retained(frame.head()).map(|chunk| smallvec![chunk])
+        self.rings.retained(frame.head())
     }
 
     fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
         // An interface may have fewer transmit than receive queues.
-        if !self.rings.submit(queue.0 % self.sizes.transmit_queues, frame.head(), len) {
+        let queue = queue.0 % self.sizes.transmit_queues;
+        let Some(chunks) = self.rings.submit(queue, frame.head(), len) else {
             self.counters.transmit_ring_full += 1;
             return Err(RingFull);
-        }
+        };
+        frame.shorten(chunks);
         self.counters.sent_frames += 1;
         self.counters.sent_bytes += len as u64;
         Ok(())

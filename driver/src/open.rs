@@ -7,18 +7,25 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use xsk_rs::config::BindFlags;
 use xwarp_prog::{AttachError, AttachMode, Attached, ProgramConfig, SteeringProgram};
 
-use crate::config::{DriverConfig, Mode, ModePreference};
+use crate::config::{DriverConfig, Mode, ModePreference, SINGLE_CHUNK_MTU};
 use crate::deadline::Deadline;
 use crate::error::OpenError;
 use crate::netlink::Netlink;
 use crate::netlink::link::Link;
-use crate::sys::{self, QueueCounts, Rings, Sizes};
+use crate::sys::{self, CHUNK_CAPACITY, QueueCounts, Rings, Sizes};
 
 /// Pause between two retries of a busy queue.
 const BUSY_RETRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
 
 /// The first kernel with every feature that the program needs: `bpf_xdp_load_bytes` and multi-buffer XDP came together.
 const OLDEST_KERNEL: (u32, u32) = (5, 18);
+
+/// Most chunks of a frame in zero-copy mode. Network drivers differ in how many they support (netlink family netdev,
+/// attribute xdp-zc-max-segs); a frame of 9216 bytes, the usual largest, needs three.
+const ZERO_COPY_CHUNKS: usize = 3;
+
+/// Bytes of an Ethernet header with two VLAN tags.
+const MOST_ETHERNET_BYTES: usize = 22;
 
 /// An interface that was found and checked.
 pub(crate) struct Found {
@@ -82,9 +89,10 @@ pub(crate) fn sizes(found: &Found, config: &DriverConfig) -> Result<Sizes, OpenE
     Ok(Sizes {
         queues,
         transmit_queues: counts.transmit.clamp(1, u32::from(queues)) as u16,
-        receive_per_queue: config.receive_frames,
-        transmit: config.transmit_frames,
+        receive_per_queue: config.receive_chunks,
+        transmit: config.transmit_chunks,
         transmit_ring: config.ring_size,
+        multi_buffer: carrier.mtu > u32::from(SINGLE_CHUNK_MTU),
     })
 }
 
@@ -95,8 +103,8 @@ pub(crate) fn check(config: &DriverConfig) -> Result<(), OpenError> {
             config.ring_size
         )));
     }
-    if config.receive_frames == 0 || config.transmit_frames == 0 {
-        return Err(OpenError::Config("receive_frames and transmit_frames must not be 0".into()));
+    if config.receive_chunks == 0 || config.transmit_chunks == 0 {
+        return Err(OpenError::Config("receive_chunks and transmit_chunks must not be 0".into()));
     }
     Ok(())
 }
@@ -125,24 +133,42 @@ fn kernel_release() -> Option<(String, (u32, u32))> {
     }
 }
 
-/// Attaches the program and binds all queues, in the first mode that works.
+/// The largest IP packet that frames of this mode and these sizes can carry, in bytes.
+pub(crate) fn largest_mtu(mode: Mode, sizes: &Sizes) -> u16 {
+    let chunks = match mode {
+        Mode::ZeroCopy => sizes.frame_chunks().min(ZERO_COPY_CHUNKS),
+        Mode::Copy | Mode::Generic => sizes.frame_chunks(),
+    };
+    if chunks == 1 {
+        return SINGLE_CHUNK_MTU;
+    }
+    u16::try_from(chunks * CHUNK_CAPACITY - MOST_ETHERNET_BYTES).unwrap_or(u16::MAX)
+}
+
+/// Attaches the program and binds all queues, in the first mode that works. Returns the mode and the sizes, in which
+/// frames of several chunks are given up when the kernel refuses them.
 pub(crate) fn bring_up(
     program: &mut SteeringProgram,
     found: &Found,
     sizes: Sizes,
     config: &DriverConfig,
-) -> Result<(Mode, Rings), OpenError> {
+) -> Result<(Mode, Sizes, Rings), OpenError> {
     let modes: &[Mode] = match &config.mode {
         ModePreference::Probe => &[Mode::ZeroCopy, Mode::Copy, Mode::Generic],
         ModePreference::Force(mode) => std::slice::from_ref(mode),
     };
     let mut refusal = None;
-    for &mode in modes {
+    // A kernel before 6.6 knows no frames of several chunks, and not every network driver has them in zero-copy mode.
+    let frames = if sizes.multi_buffer { &[true, false][..] } else { &[false] };
+    for (&mode, &multi_buffer) in
+        modes.iter().flat_map(|mode| frames.iter().map(move |frames| (mode, frames)))
+    {
+        let sizes = Sizes { multi_buffer, ..sizes };
         match bring_up_as(mode, program, found, sizes, config) {
-            Ok(rings) => return Ok((mode, rings)),
+            Ok(rings) => return Ok((mode, sizes, rings)),
             Err(Refusal::Final(error)) => return Err(error),
             Err(Refusal::Mode(error)) => {
-                tracing::debug!(interface = found.carrier.name, %mode, %error, "mode refused");
+                tracing::debug!(interface = found.carrier.name, %mode, multi_buffer, %error, "mode refused");
                 refusal = Some(error);
             }
         }

@@ -5,7 +5,8 @@
 //! `Received` or `Retained`, and by the kernel only while it is `Fill`, `Sending` or `Released`. The
 //! places are private to [`Rings`], change only together with the ring operation that hands a chunk
 //! over or takes it back, and are checked in release builds too. A reference into a chunk borrows
-//! [`Rings`], so no hand-over can happen while it lives.
+//! [`Rings`], so no hand-over can happen while it lives. The chunks of a frame are all different: a chunk joins a
+//! chain only when it has just left the free stack or the receive ring.
 #![expect(unsafe_code, reason = "the one place for it; see the module's argument")]
 
 use std::io;
@@ -15,6 +16,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use xsk_rs::config::{BindFlags, FrameSize, Interface, LibxdpFlags, QueueSize, SocketConfig, UmemConfig};
 use xsk_rs::{CompQueue, FillQueue, FrameDesc, RxQueue, Socket, TxQueue, Umem};
 
+use xwarp_tcp::link::{ChunksMut, Pieces};
+
+use crate::chains::Chains;
 use crate::frames::{FrameCensus, FrameTable, Place};
 
 /// Bytes of one chunk: the largest that the kernel allows, and one page.
@@ -24,8 +28,15 @@ pub(crate) const CHUNK_BYTES: usize = 4096;
 /// transmission too.
 const HEADROOM_BYTES: usize = 256;
 
-/// Largest frame in one chunk, in bytes.
+/// Most bytes of a frame in one chunk.
 pub(crate) const CHUNK_CAPACITY: usize = CHUNK_BYTES - HEADROOM_BYTES;
+
+/// Most chunks of a frame: one and the fragments of the kernel's socket buffers (`MAX_SKB_FRAGS`), of which there are 17
+/// unless the kernel was built for more.
+pub(crate) const MOST_CHUNKS: usize = 18;
+
+/// Option of a descriptor that is not the last of its frame (`XDP_PKT_CONTD` of `linux/if_xdp.h`).
+const CONTINUED: u32 = 1 << 0;
 
 /// Descriptors moved by one ring operation.
 const BATCH: usize = 64;
@@ -35,6 +46,7 @@ pub(crate) struct Rings {
     // Queues are dropped before the memory that the kernel accesses for them.
     queues: Vec<Queue>,
     frames: FrameTable,
+    chains: Chains,
     /// By chunk: the descriptor of the received bytes.
     received: Vec<FrameDesc>,
     /// By chunk: the descriptor of the empty chunk.
@@ -58,12 +70,26 @@ struct Queue {
     rx: RxQueue,
     fill: FillQueue,
     completion: CompQueue,
+    /// The frame whose last chunk has not come yet.
+    partial: Partial,
 }
 
-/// A received frame that lies in one chunk.
+/// The first chunks of a frame.
+#[derive(Debug, Clone, Copy, Default)]
+struct Partial {
+    head: u32,
+    last: u32,
+    chunks: u16,
+    bytes: u32,
+    /// A descriptor of the frame was wrong, or the frame has too many: none of its chunks is kept.
+    malformed: bool,
+}
+
+/// A received frame: a chain of chunks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arrived {
-    pub chunk: u32,
+    pub head: u32,
+    pub chunks: u16,
     pub bytes: u32,
 }
 
@@ -85,6 +111,8 @@ pub(crate) struct Sizes {
     pub transmit: u32,
     /// A power of two.
     pub transmit_ring: u32,
+    /// Frames may have several chunks.
+    pub multi_buffer: bool,
 }
 
 impl Sizes {
@@ -94,6 +122,12 @@ impl Sizes {
 
     pub(crate) const fn bytes(&self) -> u64 {
         self.chunks() as u64 * CHUNK_BYTES as u64
+    }
+
+    /// Most chunks of a frame, of which rings and memory of each direction hold at least four.
+    pub(crate) fn frame_chunks(&self) -> usize {
+        let least = self.receive_per_queue.min(self.transmit).min(self.transmit_ring) / 4;
+        if self.multi_buffer { MOST_CHUNKS.min(least as usize).max(1) } else { 1 }
     }
 }
 
@@ -105,6 +139,30 @@ fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
 fn cause(error: &dyn std::error::Error) -> io::Error {
     let errno = error.source().and_then(|s| s.downcast_ref::<io::Error>()).and_then(io::Error::raw_os_error);
     errno.map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error)
+}
+
+/// Chunks of a frame of `len` bytes.
+pub(crate) const fn chunks_of(len: usize) -> usize {
+    if len == 0 { 1 } else { len.div_ceil(CHUNK_CAPACITY) }
+}
+
+impl Partial {
+    /// Appends `chunk`, whose descriptor is `right` or not.
+    fn add(&mut self, chains: &mut Chains, chunk: u32, bytes: usize, right: bool) {
+        self.malformed |= !right || usize::from(self.chunks) >= MOST_CHUNKS;
+        if self.malformed {
+            return;
+        }
+        if self.chunks == 0 {
+            chains.begin(chunk);
+            self.head = chunk;
+        } else {
+            chains.append(self.head, self.last, chunk);
+        }
+        self.last = chunk;
+        self.chunks += 1;
+        self.bytes += bytes as u32;
+    }
 }
 
 impl Rings {
@@ -122,6 +180,7 @@ impl Rings {
         Ok(Self {
             queues: Vec::new(),
             frames: FrameTable::new(sizes.queues, sizes.receive_per_queue, sizes.transmit),
+            chains: Chains::new(sizes.chunks()),
             received: blank.clone(),
             blank,
             scratch: [FrameDesc::default(); BATCH],
@@ -139,7 +198,7 @@ impl Rings {
             .rx_queue_size(ring(sizes.receive_per_queue.next_power_of_two())?)
             .tx_queue_size(ring(sizes.transmit_ring)?)
             .libxdp_flags(LibxdpFlags::XSK_LIBXDP_FLAGS_INHIBIT_PROG_LOAD)
-            .bind_flags(flags);
+            .bind_flags(if sizes.multi_buffer { flags | BindFlags::XDP_USE_SG } else { flags });
         let queue = self.queues.len() as u16;
         // SAFETY: no socket of this UMEM is bound to this queue (each call binds the next one), and the
         // flag that the contract asks for is set anyway.
@@ -147,7 +206,7 @@ impl Rings {
         let (tx, rx, rings) = bound.map_err(|error| cause(&error))?;
         let (fill, completion) =
             rings.ok_or_else(|| io::Error::other("the queue came without fill and completion rings"))?;
-        self.queues.push(Queue { tx, rx, fill, completion });
+        self.queues.push(Queue { tx, rx, fill, completion, partial: Partial::default() });
         self.refill(queue);
         Ok(())
     }
@@ -222,19 +281,29 @@ impl Rings {
             for desc in &self.scratch[..n] {
                 let (chunk, start) = ((desc.addr() / CHUNK_BYTES) as u32, desc.addr() % CHUNK_BYTES);
                 let bytes = desc.lengths().data();
-                let whole = start + bytes <= CHUNK_BYTES && !desc.has_more_frames();
-                match self.frames.received(chunk) {
-                    Ok(()) if whole => {
-                        self.received[chunk as usize] = *desc;
-                        take(Arrived { chunk, bytes: bytes as u32 });
-                        taken.frames += 1;
-                    }
-                    Ok(()) => {
-                        let recycled = self.frames.recycle(chunk);
-                        debug_assert!(recycled.is_ok(), "it has just been received");
-                        taken.malformed += 1;
-                    }
-                    Err(_) => taken.malformed += 1,
+                let ours = self.frames.received(chunk).is_ok();
+                if ours {
+                    self.received[chunk as usize] = *desc;
+                }
+                rings.partial.add(&mut self.chains, chunk, bytes, ours && start + bytes <= CHUNK_BYTES);
+                if ours && rings.partial.malformed {
+                    let recycled = self.frames.recycle(chunk);
+                    debug_assert!(recycled.is_ok(), "it has just been received");
+                }
+                if desc.has_more_frames() {
+                    continue;
+                }
+                let Partial { head, chunks, bytes, malformed, .. } = std::mem::take(&mut rings.partial);
+                if !malformed {
+                    taken.frames += 1;
+                    take(Arrived { head, chunks, bytes });
+                    continue;
+                }
+                taken.malformed += 1;
+                let kept = (chunks > 0).then(|| self.chains.truncate(head, 0));
+                for chunk in kept.into_iter().flatten() {
+                    let recycled = self.frames.recycle(chunk);
+                    debug_assert!(recycled.is_ok(), "it was kept");
                 }
             }
             if n < want {
@@ -244,67 +313,110 @@ impl Rings {
         taken
     }
 
-    /// The bytes of a received chunk; nothing when it is not received.
-    pub(crate) fn received(&self, chunk: u32) -> &[u8] {
-        if self.frames.place(chunk) != Some(Place::Received) {
-            return &[];
+    /// The bytes of a received frame, chunk by chunk; nothing when it is not received.
+    pub(crate) fn received(&self, head: u32) -> Pieces<'_> {
+        let received = |chunk: &u32| self.frames.place(*chunk) == Some(Place::Received);
+        let bytes = |chunk: u32| {
+            // SAFETY: the chunk is `Received`, so the kernel does not write it and we only read it (`&self`);
+            // the descriptor was checked to lie inside the chunk when it came.
+            unsafe { self.umem.data(&self.received[chunk as usize]) }.contents()
+        };
+        self.chains.iter(head).filter(received).map(bytes).collect()
+    }
+
+    /// Received -> free, to be filled again, for all chunks of a frame.
+    pub(crate) fn recycle(&mut self, head: u32) {
+        for chunk in self.chains.truncate(head, 0) {
+            let recycled = self.frames.recycle(chunk);
+            debug_assert!(recycled.is_ok(), "chunk {chunk} is not received");
         }
-        // SAFETY: the chunk is `Received`, so the kernel does not write it and we only read it (`&self`);
-        // the descriptor was checked to lie inside the chunk when it came.
-        unsafe { self.umem.data(&self.received[chunk as usize]) }.contents()
     }
 
-    /// Received -> free, to be filled again.
-    pub(crate) fn recycle(&mut self, chunk: u32) {
-        let recycled = self.frames.recycle(chunk);
-        debug_assert!(recycled.is_ok(), "chunk {chunk} is not received");
-    }
-
-    /// A chunk to send from.
-    pub(crate) fn alloc(&mut self) -> Option<u32> {
-        self.frames.alloc()
-    }
-
-    /// The memory of a chunk that is retained; `None` while the kernel may read it.
-    pub(crate) fn retained(&mut self, chunk: u32) -> Option<&mut [u8]> {
-        if self.frames.place(chunk) != Some(Place::Retained) {
+    /// A frame of so many chunks to send from, named by its first chunk.
+    pub(crate) fn alloc(&mut self, chunks: usize) -> Option<u32> {
+        if self.frames.transmit_free() < chunks {
             return None;
         }
-        let mut desc = self.blank[chunk as usize];
-        // SAFETY: the chunk is `Retained`, so the kernel does not use it, and `&mut self` keeps every other
-        // reference to it away.
-        let mut data = unsafe { self.umem.data_mut(&mut desc) };
-        data.cursor().set_pos(CHUNK_CAPACITY);
-        let memory = data.contents_mut();
-        let (start, len) = (memory.as_mut_ptr(), memory.len());
-        // SAFETY: the same memory as just above, in the region that `self.umem` keeps mapped; only the
-        // borrow is made longer, from the local descriptor to `&mut self`.
-        Some(unsafe { std::slice::from_raw_parts_mut(start, len) })
+        let head = self.frames.alloc()?;
+        self.chains.begin(head);
+        let mut last = head;
+        for _ in 1..chunks {
+            let chunk = self.frames.alloc()?;
+            self.chains.append(head, last, chunk);
+            last = chunk;
+        }
+        Some(head)
     }
 
-    /// Puts the first `len` bytes of a retained chunk on the queue's transmit ring. False when the ring
-    /// is full or the chunk is still being sent; nothing has changed then.
+    /// Whether the kernel reads no chunk of the frame, which has some.
+    fn is_retained(&self, head: u32) -> bool {
+        let mut places = self.chains.iter(head).map(|chunk| self.frames.place(chunk));
+        self.chains.len(head) > 0 && places.all(|place| place == Some(Place::Retained))
+    }
+
+    /// The memory of a frame that is retained, chunk by chunk; `None` while the kernel may read it.
+    pub(crate) fn retained(&mut self, head: u32) -> Option<ChunksMut<'_>> {
+        if !self.is_retained(head) {
+            return None;
+        }
+        let mut chunks = ChunksMut::new();
+        for chunk in self.chains.iter(head) {
+            let mut desc = self.blank[chunk as usize];
+            // SAFETY: the chunk is `Retained`, so the kernel does not use it, and `&mut self` keeps every other
+            // reference to it away.
+            let mut data = unsafe { self.umem.data_mut(&mut desc) };
+            data.cursor().set_pos(CHUNK_CAPACITY);
+            let memory = data.contents_mut();
+            let (start, len) = (memory.as_mut_ptr(), memory.len());
+            // SAFETY: the same memory as just above, in the region that `self.umem` keeps mapped; only the
+            // borrow is made longer, from the local descriptor to `&mut self`. The other slices are of other
+            // chunks of the chain.
+            chunks.push(unsafe { std::slice::from_raw_parts_mut(start, len) });
+        }
+        Some(chunks)
+    }
+
+    /// Puts the first `len` bytes of a retained frame on the queue's transmit ring, and frees the chunks behind
+    /// them. Returns the number of chunks that the frame has now. `None` when the ring has no room for all of
+    /// them or the frame is still being sent; nothing has changed then.
     ///
     /// The queue must be one that can transmit: the kernel does not check.
-    pub(crate) fn submit(&mut self, queue: u16, chunk: u32, len: usize) -> bool {
-        let Some(rings) = self.queues.get_mut(usize::from(queue)) else { return false };
-        if len > CHUNK_CAPACITY || rings.tx.nb_free(1) == 0 || self.frames.sending(chunk).is_err() {
-            return false;
+    pub(crate) fn submit(&mut self, queue: u16, head: u32, len: usize) -> Option<u16> {
+        let count = chunks_of(len);
+        if count > self.chains.len(head).min(BATCH) || !self.is_retained(head) {
+            return None;
         }
-        let mut desc = self.blank[chunk as usize];
-        // SAFETY: the chunk was `Retained` a moment ago and the kernel does not know of it yet; the memory
-        // is not touched, only the descriptor's length is written.
-        unsafe { self.umem.data_mut(&mut desc) }.cursor().set_pos(len);
-        // SAFETY: the chunk is of this UMEM and is `Sending` from now on, so nobody writes it.
-        let produced = unsafe { rings.tx.produce_one(&desc) };
-        debug_assert_eq!(produced, 1, "the transmit ring had room");
-        true
+        let rings = self.queues.get_mut(usize::from(queue))?;
+        if (rings.tx.nb_free(count as u32) as usize) < count {
+            return None;
+        }
+        for chunk in self.chains.truncate(head, count) {
+            let released = self.frames.release(chunk);
+            debug_assert!(released.is_ok(), "chunk {chunk} is retained");
+        }
+        for (at, (desc, chunk)) in self.scratch.iter_mut().zip(self.chains.iter(head)).enumerate() {
+            let sending = self.frames.sending(chunk);
+            debug_assert!(sending.is_ok(), "chunk {chunk} is retained");
+            let bytes = (len - at * CHUNK_CAPACITY).min(CHUNK_CAPACITY);
+            *desc = self.blank[chunk as usize];
+            // SAFETY: the chunk was `Retained` a moment ago and the kernel does not know of it yet; the memory
+            // is not touched, only the descriptor's length is written.
+            unsafe { self.umem.data_mut(desc) }.cursor().set_pos(bytes);
+            desc.set_options(if at + 1 < count { CONTINUED } else { 0 });
+        }
+        // SAFETY: the chunks are of this UMEM and are `Sending` from now on, so nobody writes them; the ring has
+        // room for all of them, so none stays behind.
+        let produced = unsafe { rings.tx.produce(&self.scratch[..count]) };
+        debug_assert_eq!(produced, count, "the transmit ring had room");
+        Some(count as u16)
     }
 
-    /// The token of a chunk is given back.
-    pub(crate) fn release(&mut self, chunk: u32) {
-        let released = self.frames.release(chunk);
-        debug_assert!(released.is_ok(), "chunk {chunk} has no token");
+    /// The token of a frame is given back.
+    pub(crate) fn release(&mut self, head: u32) {
+        for chunk in self.chains.truncate(head, 0) {
+            let released = self.frames.release(chunk);
+            debug_assert!(released.is_ok(), "chunk {chunk} has no token");
+        }
     }
 
     /// Takes the chunks that the kernel has sent; returns how many.

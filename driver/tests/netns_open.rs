@@ -43,8 +43,8 @@ fn netns_errors_say_what_to_do() {
 
     for wrong in [
         DriverConfig { ring_size: 1000, ..DriverConfig::default() },
-        DriverConfig { receive_frames: 0, ..DriverConfig::default() },
-        DriverConfig { transmit_frames: 0, ..DriverConfig::default() },
+        DriverConfig { receive_chunks: 0, ..DriverConfig::default() },
+        DriverConfig { transmit_chunks: 0, ..DriverConfig::default() },
         DriverConfig { vlan: Some(0), ..DriverConfig::default() },
         DriverConfig { vlan: Some(4095), ..DriverConfig::default() },
     ] {

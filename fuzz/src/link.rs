@@ -2,16 +2,18 @@
 //! each frame, so that a double return or a use after return panics, and a leak is detected.
 
 use slab::Slab;
-use xwarp_tcp::link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
+use xwarp_tcp::link::{
+    ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame, chunks_for,
+};
 
-/// Number of transmit frames.
-const TX_FRAMES: usize = 96;
-/// Number of receive frames that the link reports.
-const RX_FRAMES: usize = 256;
-/// Maximum number of frames that wait for a flush.
-const RING: usize = 32;
-/// Size of a transmit frame, in bytes.
-const TX_BYTES: usize = 2048;
+/// Size of the largest chunk, in bytes.
+const LARGEST_CHUNK: usize = 2048;
+/// Size of the memory for transmit frames, in bytes.
+const TX_BYTES: usize = 96 * LARGEST_CHUNK;
+/// Size of the memory for received frames, in bytes.
+const RX_BYTES: usize = 256 * LARGEST_CHUNK;
+/// Bytes of the chunks that wait for a flush, at most.
+const RING_BYTES: usize = 32 * LARGEST_CHUNK;
 
 #[derive(Debug)]
 struct Sent {
@@ -28,8 +30,13 @@ pub struct FuzzLink {
     chunk: usize,
     incoming: std::collections::VecDeque<RxFrame>,
     lent: Slab<Vec<Vec<u8>>>,
+    /// Chunks of the lent frames.
+    lent_chunks: usize,
     out: Slab<Sent>,
+    /// Chunks of the transmit frames.
+    out_chunks: usize,
     ring: Vec<(usize, usize)>,
+    ring_chunks: usize,
     /// Sent frames that the target has not taken yet.
     pub sent: Vec<Vec<u8>>,
 }
@@ -38,11 +45,14 @@ impl FuzzLink {
     /// Creates a link whose frames have chunks of `chunk` bytes, at least the size of all headers together.
     pub fn new(chunk: usize) -> Self {
         Self {
-            chunk: chunk.clamp(256, TX_BYTES),
+            chunk: chunk.clamp(256, LARGEST_CHUNK),
             incoming: std::collections::VecDeque::new(),
             lent: Slab::new(),
+            lent_chunks: 0,
             out: Slab::new(),
+            out_chunks: 0,
             ring: Vec::new(),
+            ring_chunks: 0,
             sent: Vec::new(),
         }
     }
@@ -54,12 +64,13 @@ impl FuzzLink {
             chunks.push(Vec::new());
         }
         let count = chunks.len() as u16;
+        self.lent_chunks += chunks.len();
         RxFrame::new(self.lent.insert(chunks) as u32, count, bytes.len() as u32, QueueId(0))
     }
 
     /// Queues a frame for [`Link::receive`]. It is lost, as on a NIC, when no frame is free.
     pub fn arrive(&mut self, bytes: &[u8]) {
-        if self.lent.len() < RX_FRAMES {
+        if bytes.len().div_ceil(self.chunk) <= self.rx_available(QueueId(0)) {
             let frame = self.lend(bytes);
             self.incoming.push_back(frame);
         }
@@ -82,15 +93,15 @@ impl Link for FuzzLink {
     }
 
     fn tx_available(&self) -> usize {
-        TX_FRAMES - self.out.len()
+        TX_BYTES / self.chunk - self.out_chunks
     }
 
-    fn rx_frames(&self) -> usize {
-        RX_FRAMES
+    fn rx_capacity(&self) -> usize {
+        RX_BYTES / self.chunk
     }
 
     fn rx_available(&self, _queue: QueueId) -> usize {
-        RX_FRAMES - self.lent.len()
+        self.rx_capacity().saturating_sub(self.lent_chunks)
     }
 
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
@@ -99,19 +110,20 @@ impl Link for FuzzLink {
         n
     }
 
-    fn rx_chunk(&self, frame: &RxFrame, index: usize) -> &[u8] {
-        self.lent[frame.head() as usize].get(index).map_or(&[], Vec::as_slice)
+    fn rx_chunks(&self, frame: &RxFrame) -> Pieces<'_> {
+        self.lent[frame.head() as usize].iter().map(Vec::as_slice).collect()
     }
 
     fn recycle(&mut self, frame: RxFrame) {
-        self.lent.remove(frame.head() as usize);
+        self.lent_chunks -= self.lent.remove(frame.head() as usize).len();
     }
 
     fn alloc(&mut self, len: usize) -> Option<TxFrame> {
-        if self.out.len() >= TX_FRAMES || len > TX_BYTES {
+        let count = chunks_for(self, len);
+        if count > self.tx_available() {
             return None;
         }
-        let count = len.div_ceil(self.chunk).max(1);
+        self.out_chunks += count;
         let chunks = vec![vec![0; self.chunk]; count];
         let head = self.out.insert(Sent { chunks, submitted: false, released: false });
         Some(TxFrame::new(head as u32, count as u16))
@@ -124,13 +136,17 @@ impl Link for FuzzLink {
     }
 
     fn submit(&mut self, _queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
-        if self.ring.len() >= RING {
+        let count = chunks_for(self, len);
+        if self.ring_chunks + count > RING_BYTES / self.chunk {
             return Err(RingFull);
         }
         let sent = &mut self.out[frame.head() as usize];
         assert!(!sent.submitted && !sent.released, "submitted while it is still being sent");
-        assert!(len <= sent.chunks.len() * self.chunk, "longer than the frame");
+        assert!(count <= sent.chunks.len(), "longer than the frame");
+        self.out_chunks -= sent.chunks.drain(count..).count();
+        frame.shorten(count as u16);
         sent.submitted = true;
+        self.ring_chunks += count;
         self.ring.push((frame.head() as usize, len));
         Ok(())
     }
@@ -140,7 +156,7 @@ impl Link for FuzzLink {
         assert!(!sent.released, "released twice");
         sent.released = true;
         if !sent.submitted {
-            self.out.remove(frame.head() as usize);
+            self.out_chunks -= self.out.remove(frame.head() as usize).chunks.len();
         }
     }
 
@@ -152,9 +168,10 @@ impl Link for FuzzLink {
             bytes.truncate(len);
             self.sent.push(bytes);
             if sent.released {
-                self.out.remove(head);
+                self.out_chunks -= self.out.remove(head).chunks.len();
             }
         }
+        self.ring_chunks = 0;
     }
 
     fn steer(&mut self, _rule: Steer) -> Result<(), SteerError> {

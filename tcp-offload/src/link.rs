@@ -1,7 +1,7 @@
 //! [`Link`]: what the stack needs of a network interface, and the frame tokens that cross it.
 //!
-//! A frame is one or more chunks of memory that the link owns (AF_XDP: of its UMEM). The stack holds frames as
-//! move-only tokens, [`RxFrame`] and [`TxFrame`]; the holder of the token owns the frame, and the link knows the
+//! A frame is a chain of one or more chunks of memory that the link owns (AF_XDP: of its UMEM). Budgets count chunks.
+//! All headers lie in the first chunk of a frame. The stack holds frames as move-only tokens, [`RxFrame`] and [`TxFrame`]; the holder of the token owns the frame, and the link knows the
 //! place of each chunk: free, on the fill ring, received (token out), retained (token out), being sent, or being sent
 //! and already released. The AF_XDP driver and the simulator implement this trait; [`crate::stack::Stack`] calls it.
 
@@ -84,6 +84,11 @@ impl TxFrame {
     pub const fn chunks(&self) -> usize {
         self.chunks as usize
     }
+
+    /// For the link: chunks behind the first `chunks` are no longer part of the frame.
+    pub const fn shorten(&mut self, chunks: u16) {
+        self.chunks = chunks;
+    }
 }
 
 /// The transmit ring has no room: flush, take completions, and try again later.
@@ -110,11 +115,15 @@ pub enum Steer {
 #[error("steering rule refused: {0}")]
 pub struct SteerError(pub String);
 
+/// Most chunks of a frame for which lists of chunks and pieces are not allocated: the longest IP packet and its
+/// Ethernet header, in AF_XDP chunks of 3840 usable bytes.
+const MOST_CHUNKS: usize = 18;
+
 /// The writable chunks of one frame, in order.
-pub type ChunksMut<'a> = SmallVec<[&'a mut [u8]; 3]>;
+pub type ChunksMut<'a> = SmallVec<[&'a mut [u8]; MOST_CHUNKS]>;
 
 /// Readable pieces of bytes that belong together, in order: a payload across chunks, markers and frames.
-pub type Pieces<'a> = SmallVec<[&'a [u8]; 12]>;
+pub type Pieces<'a> = SmallVec<[&'a [u8]; MOST_CHUNKS]>;
 
 /// The `len` bytes from byte `start` on of the bytes in `chunks`; fewer when the chunks are shorter.
 pub fn part<'a>(chunks: impl IntoIterator<Item = &'a [u8]>, start: usize, len: usize) -> Pieces<'a> {
@@ -140,7 +149,12 @@ pub fn part<'a>(chunks: impl IntoIterator<Item = &'a [u8]>, start: usize, len: u
 
 /// The `len` bytes from byte `start` on of a received frame, across its chunks; fewer when the frame is shorter.
 pub fn rx_pieces<'a>(link: &'a dyn Link, frame: &RxFrame, start: usize, len: usize) -> Pieces<'a> {
-    part((0..frame.chunks()).map(|index| link.rx_chunk(frame, index)), start, len)
+    part(link.rx_chunks(frame), start, len)
+}
+
+/// How many chunks a frame of `len` bytes takes on transmit.
+pub fn chunks_for(link: &dyn Link, len: usize) -> usize {
+    len.div_ceil(link.chunk_bytes().max(1)).max(1)
 }
 
 /// A write position that walks the chunks of a frame from front to back.
@@ -252,32 +266,33 @@ pub trait Link: Send {
     /// Bytes that one chunk can carry on transmit.
     fn chunk_bytes(&self) -> usize;
 
-    /// How many frames of one chunk could be allocated right now.
+    /// Free transmit chunks.
     fn tx_available(&self) -> usize;
 
-    /// Receive frames of each queue. They bound the data that a peer may have in flight to this end.
-    fn rx_frames(&self) -> usize;
+    /// Receive chunks of each queue. They bound the data that a peer may have in flight to this end.
+    fn rx_capacity(&self) -> usize;
 
-    /// Receive frames of `queue` that are free now. With none left, the queue drops incoming frames.
+    /// Receive chunks of `queue` that are free now. When a frame needs more, the queue drops it.
     fn rx_available(&self, queue: QueueId) -> usize;
 
     /// Moves up to `max` received frames to the end of `batch`; returns how many.
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize;
 
-    /// The bytes of chunk `index` of a received frame; empty when there is no such chunk.
-    fn rx_chunk(&self, frame: &RxFrame, index: usize) -> &[u8];
+    /// The bytes of a received frame, chunk by chunk.
+    fn rx_chunks(&self, frame: &RxFrame) -> Pieces<'_>;
 
     /// Takes back a received frame.
     fn recycle(&mut self, frame: RxFrame);
 
-    /// A frame with room for `len` bytes, or `None` when none is free.
+    /// A frame with room for `len` bytes, or `None` when too few chunks are free.
     fn alloc(&mut self, len: usize) -> Option<TxFrame>;
 
     /// The memory of a frame, chunk by chunk, or `None` while an earlier transmission still reads it.
     fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>>;
 
-    /// Puts the frame's first `len` bytes on the transmit ring of `queue`. The token stays with the
-    /// caller, who may submit it again (a retransmission) or release it.
+    /// Puts the frame's first `len` bytes on the transmit ring of `queue`, all of its chunks or none. Chunks behind
+    /// these bytes become free. The token stays with the caller, who may submit it again (a retransmission) or release
+    /// it.
     fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull>;
 
     /// Takes back a frame; when it is still being sent, it becomes free when that is done.

@@ -159,7 +159,7 @@ impl Device for Phy {
         let mut batch = Vec::new();
         self.0.receive(&mut batch, 1);
         let frame = batch.pop()?;
-        let bytes = self.0.rx_chunk(&frame, 0).to_vec();
+        let bytes = self.0.rx_chunks(&frame).concat();
         self.0.recycle(frame);
         Some((Received(bytes), Sending(&mut self.0)))
     }

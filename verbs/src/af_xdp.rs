@@ -11,7 +11,7 @@ use std::{
 
 use xwarp_driver::{DriverConfig, Event, Mode, OpenError, PortError, ResolveError};
 use xwarp_tcp::{
-    link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
+    link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
     wire::{Flow, Mac, Path},
 };
 
@@ -165,8 +165,8 @@ impl Interface for AfXdp {
 
     fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
         let frames = self.driver.frame_census();
-        tell("link.frames_held", frames.received as u64);
-        tell("link.frames_retained", (frames.retained + frames.sending) as u64);
+        tell("link.chunks_held", frames.received as u64);
+        tell("link.chunks_retained", (frames.retained + frames.sending) as u64);
         for (name, value) in self.driver.counters().iter().chain(self.driver.program_counters().iter()) {
             tell(name, value);
         }
@@ -182,8 +182,8 @@ impl Link for AfXdp {
         self.driver.tx_available()
     }
 
-    fn rx_frames(&self) -> usize {
-        self.driver.rx_frames()
+    fn rx_capacity(&self) -> usize {
+        self.driver.rx_capacity()
     }
 
     fn rx_available(&self, queue: QueueId) -> usize {
@@ -194,8 +194,8 @@ impl Link for AfXdp {
         self.driver.receive(batch, max)
     }
 
-    fn rx_chunk(&self, frame: &RxFrame, index: usize) -> &[u8] {
-        self.driver.rx_chunk(frame, index)
+    fn rx_chunks(&self, frame: &RxFrame) -> Pieces<'_> {
+        self.driver.rx_chunks(frame)
     }
 
     fn recycle(&mut self, frame: RxFrame) {

@@ -21,7 +21,7 @@ use pcap_file::{
     },
 };
 use xwarp_tcp::{
-    link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame, rx_pieces},
+    link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame, rx_pieces},
     wire::{Flow, Mac},
 };
 
@@ -127,8 +127,8 @@ impl Link for Tap {
         self.inner.tx_available()
     }
 
-    fn rx_frames(&self) -> usize {
-        self.inner.rx_frames()
+    fn rx_capacity(&self) -> usize {
+        self.inner.rx_capacity()
     }
 
     fn rx_available(&self, queue: QueueId) -> usize {
@@ -142,8 +142,8 @@ impl Link for Tap {
         received
     }
 
-    fn rx_chunk(&self, frame: &RxFrame, index: usize) -> &[u8] {
-        self.inner.rx_chunk(frame, index)
+    fn rx_chunks(&self, frame: &RxFrame) -> Pieces<'_> {
+        self.inner.rx_chunks(frame)
     }
 
     fn recycle(&mut self, frame: RxFrame) {

@@ -15,7 +15,7 @@ use std::{
 };
 
 use common::{LIMIT, connect_with, queue_pair};
-use xwarp_tcp::link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
+use xwarp_tcp::link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
 use xwarp_verbs::{
     AsyncEvent, CompletionChannel, Device, DeviceOptions, Payload, PostError, Progress, QpState,
     QueuePairOptions, RecvRequest, ResourceError, WcStatus, WorkRequest,
@@ -41,8 +41,8 @@ impl Link for Mined {
     fn tx_available(&self) -> usize {
         self.0.tx_available()
     }
-    fn rx_frames(&self) -> usize {
-        self.0.rx_frames()
+    fn rx_capacity(&self) -> usize {
+        self.0.rx_capacity()
     }
     fn rx_available(&self, queue: QueueId) -> usize {
         self.0.rx_available(queue)
@@ -52,8 +52,8 @@ impl Link for Mined {
         assert!(!self.1.receive.load(Ordering::Relaxed) || received == 0, "stepped on a mine");
         received
     }
-    fn rx_chunk(&self, frame: &RxFrame, index: usize) -> &[u8] {
-        self.0.rx_chunk(frame, index)
+    fn rx_chunks(&self, frame: &RxFrame) -> Pieces<'_> {
+        self.0.rx_chunks(frame)
     }
     fn recycle(&mut self, frame: RxFrame) {
         self.0.recycle(frame);

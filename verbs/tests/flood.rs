@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use xwarp_tcp::link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
+use xwarp_tcp::link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
 use xwarp_verbs::{
     CompletionChannel, Device, DeviceOptions, Progress, QueuePairOptions, RecvRequest,
     interface::{Interface, InterfaceAttributes, InterfaceChange, Resolver},
@@ -46,16 +46,16 @@ impl Link for Flooded {
         self.ours.tx_available()
     }
 
-    fn rx_frames(&self) -> usize {
-        self.ours.rx_frames()
+    fn rx_capacity(&self) -> usize {
+        self.ours.rx_capacity()
     }
 
     fn rx_available(&self, queue: QueueId) -> usize {
         self.ours.rx_available(queue)
     }
 
-    fn rx_chunk(&self, frame: &RxFrame, index: usize) -> &[u8] {
-        self.ours.rx_chunk(frame, index)
+    fn rx_chunks(&self, frame: &RxFrame) -> Pieces<'_> {
+        self.ours.rx_chunks(frame)
     }
 
     fn recycle(&mut self, frame: RxFrame) {

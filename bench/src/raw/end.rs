@@ -12,7 +12,7 @@ use rustix::{
 };
 use xwarp_driver::Interface;
 use xwarp_tcp::{
-    link::{Link as _, Pieces, QueueId, RxFrame, rx_pieces},
+    link::{Link as _, Pieces, QueueId, RxFrame, part},
     wire::Path,
 };
 
@@ -78,10 +78,10 @@ impl End {
         self.mtu + ETHERNET - self.header.bytes()
     }
 
-    /// Full frames that fit into half of the receive frames of the peer, which are as many as ours.
+    /// Full frames that fit into half of the receive chunks of the peer, which are as many as ours.
     pub(super) fn most_in_flight(&self) -> u32 {
         let chunks = (self.payload_room() + self.header.bytes()).div_ceil(self.interface.chunk_bytes());
-        (self.interface.rx_frames() / 2 / chunks).max(8) as u32
+        (self.interface.rx_capacity() / 2 / chunks).max(8) as u32
     }
 
     /// Copies `payload` behind the headers into a frame and puts it on the transmit ring. Returns false when
@@ -109,9 +109,11 @@ impl End {
         self.interface.receive(&mut self.batch, BATCH);
         let taken = self.batch.len();
         for received in self.batch.drain(..) {
-            if let Some(head) = self.header.parse(self.interface.rx_chunk(&received, 0)) {
-                frame(head, rx_pieces(&self.interface, &received, self.header.bytes(), head.len));
+            let chunks = self.interface.rx_chunks(&received);
+            if let Some(head) = chunks.first().and_then(|first| self.header.parse(first)) {
+                frame(head, part(chunks.iter().copied(), self.header.bytes(), head.len));
             }
+            drop(chunks);
             self.interface.recycle(received);
         }
         if taken > 0 {

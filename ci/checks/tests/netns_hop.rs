@@ -95,6 +95,21 @@ fn netns_hop_loss_both_ways_over_ipv6() {
     loss_both_ways(Family::V6);
 }
 
+/// Chains of chunks that are lost, retransmitted and, without markers, held beyond gaps.
+#[test]
+fn netns_hop_loss_of_frames_of_many_chunks() {
+    for (family, mtu) in [(Family::V4, 9000), (Family::V6, 65_535)] {
+        let lab = Lab::up(LabOptions { mtu, hop: true, ..LabOptions::default() }).unwrap();
+        for markers in ["prefer", "off"] {
+            let line = format!("-s 300000 -n 60 -t 16 -r 16 --markers {markers}");
+            let hop = "--loss 3% --reorder 3% --reorder-by 1ms --rtt 1ms --rate 1G";
+            let (ran, report) = through(&lab, family, hop, &["send_bw", "write_bw", "read_bw"], &line);
+            assert!(count(&report, "lost") > 0 && of_both_ends(&ran, "tcp.retransmits") > 0, "{report:#}");
+            assert!(of_both_ends(&ran, "tcp.out_of_order") > 0, "nothing arrived beyond a gap");
+        }
+    }
+}
+
 /// Without markers, data beyond gaps occupies receive frames; data in flight occupies transmit frames.
 #[test]
 fn netns_hop_hundreds_of_queue_pairs_share_the_frames_of_both_ends() {

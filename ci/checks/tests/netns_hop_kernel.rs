@@ -156,7 +156,11 @@ fn exchange(lab: &Lab, interface: Interface, what: Exchange, port: u16) -> (Inte
 /// Runs `exchanges` through a hop with the options `line`, after applying `settings` to the kernel's end;
 /// returns our TCP's counters and the hop's report.
 fn through(line: &str, exchanges: &[Exchange], settings: &[&str]) -> (Counters, Value) {
-    let lab = Lab::up(LabOptions { hop: true, ..LabOptions::default() }).unwrap();
+    through_mtu(1500, line, exchanges, settings)
+}
+
+fn through_mtu(mtu: u32, line: &str, exchanges: &[Exchange], settings: &[&str]) -> (Counters, Value) {
+    let lab = Lab::up(LabOptions { mtu, hop: true, ..LabOptions::default() }).unwrap();
     for setting in settings {
         lab.run(Side::B, "sysctl", &["-qw", setting]).unwrap();
     }
@@ -206,6 +210,16 @@ fn netns_hop_kernel_loss() {
     let (ours, report) = through(line, &EXCHANGES, &[]);
     assert_happened(&report, &["lost"]);
     assert!(ours.retransmits > 0 && ours.out_of_order > 0, "{ours:?}");
+}
+
+/// Frames of several chunks, both ways.
+#[test]
+fn netns_hop_kernel_loss_of_frames_of_many_chunks() {
+    for mtu in [9000, 65_535] {
+        let line = "--loss 3% --rtt 1ms --jitter 200us --rate 1G";
+        let (ours, report) = through_mtu(mtu, line, &[EXCHANGES, EXCHANGES].concat(), &[]);
+        assert!(count(&report, "lost") > 0 && ours.retransmits > 0, "MTU {mtu}: {ours:?} {report:#}");
+    }
 }
 
 #[test]

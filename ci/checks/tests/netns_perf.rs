@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use xwarp_checks::{
-    lab::{Family, Lab, LabOptions},
+    lab::{Family, INTERFACE, Lab, LabOptions, Side},
     perf::{Expected, Perf, Ran},
 };
 
@@ -188,6 +188,47 @@ fn netns_larger_frames_and_more_queues() {
         let ran = Perf::new(&lab, PROGRAM, test).both("-q 4 -s 20000 -n 100").captured().run().unwrap();
         undisturbed(&ran);
         ran.judge(Expected::default()).unwrap();
+    }
+}
+
+/// Frames of several chunks, of both families and in both modes; the small ones of the same connection too.
+#[test]
+fn netns_frames_of_many_chunks() {
+    for (mtu, chunked) in [(9000, 2), (65_535, 9)] {
+        let lab = Lab::up(LabOptions { mtu, ..LabOptions::default() }).unwrap();
+        for (family, mode) in [(Family::V4, "copy"), (Family::V6, "copy"), (Family::V4, "generic")] {
+            for (test, depth) in
+                [("send_bw", "-t 16 -r 16"), ("write_bw", "-t 16"), ("read_bw", "-t 16"), ("send_lat", "")]
+            {
+                let line = format!("-s 300000 -n 40 {depth} --mode {mode}");
+                let ran = Perf::new(&lab, PROGRAM, test).over(family).both(&line).captured().run().unwrap();
+                assert!(ran.printed.contains("all as they were sent"), "{}", ran.printed);
+                undisturbed(&ran);
+                for name in ["link.receive_malformed", "link.kernel_tx_invalid", "link.kick_failed"] {
+                    assert_eq!(ran.counter(name), 0, "{name}: {:#}", ran.client["xwarp"]["counters"]);
+                }
+                // Full segments have as many bytes as the MTU allows.
+                let (bytes, frames) = (ran.counter("link.sent_bytes"), ran.counter("link.sent_frames"));
+                let received =
+                    ran.counter("link.received_bytes") / ran.counter("link.received_frames").max(1);
+                let mean = (bytes / frames.max(1)).max(received);
+                assert!(mean > chunked * 1000, "{test} at MTU {mtu}: frames of {mean} bytes");
+                ran.judge_framing(Expected::default())
+                    .unwrap_or_else(|error| panic!("{test} {mtu}: {error:#}"));
+            }
+        }
+    }
+}
+
+/// A peer whose frames have one chunk gets segments of its size, and sends its own.
+#[test]
+fn netns_a_peer_with_smaller_frames() {
+    let lab = Lab::up(LabOptions { mtu: 65_535, ..LabOptions::default() }).unwrap();
+    lab.run(Side::B, "ip", &["link", "set", INTERFACE, "mtu", "3506"]).unwrap();
+    for test in ["send_bw", "write_bw", "read_bw"] {
+        let ran = Perf::new(&lab, PROGRAM, test).both("-b -s 100000 -n 100").captured().run().unwrap();
+        undisturbed(&ran);
+        ran.judge_framing(Expected::default()).unwrap();
     }
 }
 

@@ -158,7 +158,7 @@ impl Server {
         let Self { device, witness: (qp, cq, connection), listener, .. } = self;
         drop((listener, connection, qp, cq));
         let begin = Instant::now();
-        let out = || ["link.frames_held", "link.frames_retained"].map(|name| device.counters().value(name));
+        let out = || ["link.chunks_held", "link.chunks_retained"].map(|name| device.counters().value(name));
         while out() != [Some(0); 2] && begin.elapsed() < LIMIT {
             thread::sleep(Duration::from_millis(20));
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::os::fd::AsFd;
 use xwarp_driver::{DriverConfig, Interface, OpenError};
-use xwarp_tcp::link::{Link, RxFrame};
+use xwarp_tcp::link::{FrameWriter, Link, RxFrame};
 
 /// Addresses of side A and side B.
 pub const A4: &str = "10.77.0.1";
@@ -140,7 +140,7 @@ pub fn receive_one(link: &mut Interface) -> RxFrame {
 /// The bytes of the next frame, which is recycled.
 pub fn receive_bytes(link: &mut Interface) -> Vec<u8> {
     let frame = receive_one(link);
-    let bytes = link.rx_chunk(&frame, 0).to_vec();
+    let bytes = link.rx_chunks(&frame).concat();
     assert_eq!(bytes.len(), frame.len());
     link.recycle(frame);
     bytes
@@ -149,7 +149,8 @@ pub fn receive_bytes(link: &mut Interface) -> Vec<u8> {
 /// Sends one frame with these bytes, and gives its token back.
 pub fn send_bytes(link: &mut Interface, queue: u16, bytes: &[u8]) {
     let mut frame = link.alloc(bytes.len()).unwrap();
-    link.tx_chunks(&mut frame).unwrap()[0][..bytes.len()].copy_from_slice(bytes);
+    let chunks = link.tx_chunks(&mut frame).unwrap();
+    FrameWriter::new(chunks, 0, bytes.len()).put(bytes);
     link.submit(xwarp_tcp::link::QueueId(queue), &mut frame, bytes.len()).unwrap();
     link.release(frame);
     link.flush();

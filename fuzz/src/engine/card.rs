@@ -113,8 +113,9 @@ impl Settings {
     fn little_hold(self) -> bool {
         self.0 & 16 != 0
     }
-    fn chunk(self) -> usize {
-        if self.0 & 32 != 0 { 512 } else { usize::MAX }
+    /// The size of chunks and the MTU: frames of one chunk, or chains.
+    fn frames(self) -> (usize, u16) {
+        if self.0 & 32 != 0 { (512, 9000) } else { (usize::MAX, 1500) }
     }
     /// Whether the peer uses timestamps.
     pub fn timestamps(self) -> bool {
@@ -179,9 +180,10 @@ impl Card {
         let closed = [no_rights, other_domain, other_stream, gone];
         let doors = Doors::new(&mut engine, pd, qps[0]);
         let regions = Regions { sink, open, readable, closed, keys, doors };
-        let mut link = FuzzLink::new(settings.chunk());
+        let (chunk, mtu) = settings.frames();
+        let mut link = FuzzLink::new(chunk);
         if !settings.initiator() {
-            engine.listen(&mut link, None, CARD_PORT, 4, 1500, None).expect("a listener");
+            engine.listen(&mut link, None, CARD_PORT, 4, mtu, None).expect("a listener");
         }
         Self {
             engine,

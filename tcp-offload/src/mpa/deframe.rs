@@ -3,7 +3,7 @@
 
 use super::{
     MpaError,
-    layout::{CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES},
+    layout::{CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES, MARKER_SPACING},
 };
 use crate::{copy, link::Pieces, seq::StreamOffset, ulp::Ulpdu};
 
@@ -35,7 +35,9 @@ pub(crate) fn cut<'a>(
 ) -> Result<Ulpdu<'a>, MpaError> {
     let header = layout.header(start);
     let data = header + LENGTH_BYTES as u64;
-    let mut pieces = Pieces::new();
+    // One allocation at most: markers cut a long FPDU into more pieces than are stored inline.
+    let between_markers = if layout.markers { ulpdu / MARKER_SPACING as usize + 2 } else { 0 };
+    let mut pieces = Pieces::with_capacity(raw.len() + between_markers);
     let mut left = ulpdu;
     let mut at = start;
     let mut marker = [0; MARKER_BYTES];

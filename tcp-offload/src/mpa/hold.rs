@@ -63,7 +63,7 @@ pub(crate) struct Hold {
     islands: Ordered<Range>,
     stores: Slab<Store>,
     bytes: usize,
-    frames: usize,
+    chunks: usize,
 }
 
 impl Hold {
@@ -76,9 +76,9 @@ impl Hold {
         self.bytes
     }
 
-    /// Frames held.
-    pub fn frames(&self) -> usize {
-        self.frames
+    /// Chunks of the frames held.
+    pub fn chunks(&self) -> usize {
+        self.chunks
     }
 
     /// How many separate pieces the held bytes consist of.
@@ -99,7 +99,7 @@ impl Hold {
     /// Takes a frame over. [`Self::add`] must follow, or else [`Self::discard_unused`], because no span refers to the
     /// frame yet.
     pub fn adopt(&mut self, frame: RxFrame) -> StoreKey {
-        self.frames += 1;
+        self.chunks += frame.chunks();
         StoreKey(self.stores.insert(Store { data: Data::Frame(frame), live: 0 }))
     }
 
@@ -328,7 +328,7 @@ impl Hold {
 
     fn give_back(&mut self, link: &mut dyn Link, data: Data) {
         if let Data::Frame(frame) = data {
-            self.frames -= 1;
+            self.chunks -= frame.chunks();
             link.recycle(frame);
         }
     }

@@ -18,18 +18,18 @@ use crate::{
     ulp::{Arrival, Ulp},
 };
 
-/// Frames that one connection may hold however few of their bytes are needed: the tails of one or two segments, when
-/// FPDUs are not aligned with segments.
-const FREE_FRAMES: usize = 4;
+/// Chunks that one connection may hold however few of their bytes are needed: the tails of one or two segments of one
+/// chunk, when FPDUs are not aligned with segments.
+const FREE_CHUNKS: usize = 4;
 
 /// Bytes needed of a further frame below which they are copied and the frame is recycled, so that a peer that sends
 /// single bytes out of order does not empty the receive rings.
 const COPY_BELOW: usize = 1024;
 
-/// One connection may hold one in this many of a queue's receive frames; beyond that share, bytes are copied.
-const FRAMES_SHARE: usize = 8;
+/// One connection may hold one in this many of a queue's receive chunks; beyond that share, bytes are copied.
+const CHUNKS_SHARE: usize = 8;
 
-/// One in this many of a queue's receive frames stays free of held bytes of all connections, because the segments
+/// One in this many of a queue's receive chunks stays free of held bytes of all connections, because the segments
 /// that fill the gaps need frames too.
 const FREE_SHARE: usize = 4;
 
@@ -465,9 +465,9 @@ impl<P: Copy> Receiver<P> {
                 self.track.counters.refused_segments += 1;
                 return false;
             }
-            let (frames, all) = (self.hold.frames(), link.rx_frames());
+            let (chunks, all) = (self.hold.chunks(), link.rx_capacity());
             let scarce = self.hold.queue(store).is_some_and(|q| link.rx_available(q) < all / FREE_SHARE);
-            let too_many = frames > all / FRAMES_SHARE || frames > FREE_FRAMES && live < COPY_BELOW;
+            let too_many = chunks > all / CHUNKS_SHARE || chunks > FREE_CHUNKS && live < COPY_BELOW;
             if scarce || too_many {
                 self.track.counters.copied_bytes += self.hold.compact(link, store, range) as u64;
             }

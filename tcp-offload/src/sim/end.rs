@@ -155,6 +155,8 @@ pub struct End<L> {
     pub conn: Option<ConnId>,
     batch: Vec<RxFrame>,
     before: Option<tcp::Info>,
+    /// Largest EMSS so far, in bytes.
+    largest: u64,
 }
 
 impl<L: Link> Node for End<L> {
@@ -196,7 +198,15 @@ impl<L: Link> End<L> {
     /// A stack without connections.
     pub fn new(link: L, stack: StackConfig) -> Self {
         let stack = Stack::new(stack);
-        Self { stack, ulp: Counting::default(), link, conn: None, batch: Vec::new(), before: None }
+        Self {
+            stack,
+            ulp: Counting::default(),
+            link,
+            conn: None,
+            batch: Vec::new(),
+            before: None,
+            largest: 0,
+        }
     }
 
     /// Checks that new data is sent only while less than the congestion window is in flight, except for a probe (RFC
@@ -212,7 +222,8 @@ impl<L: Link> End<L> {
         assert!(kept_to, "sent beyond the congestion window: {before:?}, then {info:?}");
         // A partly acknowledged segment counts as a whole.
         let outstanding = info.counters.bytes_out - self.ulp.acked.min(info.counters.bytes_out);
-        let most = outstanding + 1500;
+        self.largest = self.largest.max(info.emss as u64);
+        let most = outstanding + self.largest.max(1500);
         assert!(info.in_flight <= most, "more in flight than the {outstanding} outstanding: {info:?}");
     }
 

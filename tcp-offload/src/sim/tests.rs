@@ -52,7 +52,7 @@ fn data(v6: bool, start: u32, len: u32) -> Vec<u8> {
 
 /// The result of our own parser for a frame, and the payload.
 fn parsed(bytes: &[u8]) -> (Result<Inbound, Malformed>, Vec<u8>) {
-    let (_, mut from, mut to) = Wire::new(WireConfig { tx_frames: 0, rx_frames: 1, ..WireConfig::default() });
+    let (_, mut from, mut to) = Wire::new(WireConfig { tx_chunks: 0, rx_chunks: 1, ..WireConfig::default() });
     from.inject(bytes);
     let mut batch = Vec::new();
     to.receive(&mut batch, 1);

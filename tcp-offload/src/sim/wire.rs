@@ -9,24 +9,28 @@ use std::{
 };
 
 use siphasher::sip::SipHasher13;
-use smallvec::{SmallVec, smallvec};
+use slab::Slab;
+use smallvec::SmallVec;
 
 use super::{Direction, Faults, Tally, audit::Audit};
 use crate::{
-    link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
+    link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame, chunks_for},
     time::Instant,
 };
+
+/// Bytes of an Ethernet header with two VLAN tags.
+const MOST_ETHERNET_BYTES: usize = 22;
 
 /// Parameters of a wire and its links.
 #[derive(Debug, Clone, Copy)]
 pub struct WireConfig {
-    /// Bytes of a chunk; frames have one chunk.
+    /// Bytes of a chunk. Longer frames are chains of chunks.
     pub chunk_bytes: usize,
-    /// Transmit frames of each link.
-    pub tx_frames: usize,
-    /// Receive frames of each link.
-    pub rx_frames: usize,
-    /// Frames that can wait in the transmit ring for a flush.
+    /// Transmit chunks of each link.
+    pub tx_chunks: usize,
+    /// Receive chunks of each link.
+    pub rx_chunks: usize,
+    /// Chunks that can wait in the transmit ring for a flush.
     pub ring: usize,
     /// Faults from the first link to the second, and back.
     pub faults: [Faults; 2],
@@ -38,8 +42,8 @@ impl Default for WireConfig {
     fn default() -> Self {
         Self {
             chunk_bytes: 4096,
-            tx_frames: 1024,
-            rx_frames: 1024,
+            tx_chunks: 1024,
+            rx_chunks: 1024,
             ring: 256,
             faults: [Faults::default(); 2],
             seed: 1,
@@ -47,16 +51,32 @@ impl Default for WireConfig {
     }
 }
 
+impl WireConfig {
+    /// The same wire with chunks of `chunk_bytes`, of which each link has as many times more as a frame of `mtu` bytes of
+    /// IP packet needs.
+    #[must_use]
+    pub fn chained(self, chunk_bytes: usize, mtu: u16) -> Self {
+        let chunks = (MOST_ETHERNET_BYTES + usize::from(mtu)).div_ceil(chunk_bytes);
+        Self {
+            chunk_bytes,
+            tx_chunks: self.tx_chunks * chunks,
+            rx_chunks: self.rx_chunks * chunks,
+            ring: self.ring * chunks,
+            ..self
+        }
+    }
+}
+
 /// Number of a link's frames in each state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Census {
-    /// Transmit frames that can be allocated.
+    /// Transmit chunks that can be allocated.
     pub tx_free: usize,
     /// Transmit frames whose token is held.
     pub tx_out: usize,
     /// Received frames whose token is held.
     pub rx_out: usize,
-    /// Frames lost because no receive frame was free.
+    /// Frames lost because too few receive chunks were free.
     pub rx_dropped: u64,
     /// Steering rules in force.
     pub rules: usize,
@@ -64,10 +84,15 @@ pub struct Census {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TxPlace {
-    Free,
     Retained,
     Sending,
     SendingReleased,
+}
+
+/// A transmit frame that is not free.
+struct Outgoing {
+    chunks: Vec<Box<[u8]>>,
+    place: TxPlace,
 }
 
 struct Port {
@@ -203,13 +228,16 @@ pub struct SimLink {
     end: usize,
     chunk_bytes: usize,
     ring: usize,
-    tx: Vec<(Box<[u8]>, TxPlace)>,
-    tx_free: Vec<u32>,
+    tx: Slab<Outgoing>,
+    tx_free: Vec<Box<[u8]>>,
     /// Submitted and not yet flushed: (frame, length).
-    submitted: VecDeque<(u32, usize)>,
-    /// Received bytes, and whether the frame's token is held.
-    rx: Vec<(Vec<u8>, bool)>,
-    rx_free: Vec<u32>,
+    submitted: VecDeque<(usize, usize)>,
+    /// Their chunks.
+    submitted_chunks: usize,
+    /// The bytes of the received frames whose token is held.
+    rx: Slab<Vec<u8>>,
+    rx_capacity: usize,
+    rx_free: usize,
     rx_dropped: u64,
     rules: BTreeSet<Steer>,
 }
@@ -225,17 +253,19 @@ impl fmt::Debug for SimLink {
 
 impl SimLink {
     fn new(wire: Wire, end: usize, config: &WireConfig) -> Self {
-        let chunk = || (vec![0; config.chunk_bytes].into_boxed_slice(), TxPlace::Free);
+        let chunk = || vec![0; config.chunk_bytes].into_boxed_slice();
         Self {
             wire,
             end,
             chunk_bytes: config.chunk_bytes,
             ring: config.ring,
-            tx: (0..config.tx_frames).map(|_| chunk()).collect(),
-            tx_free: (0..config.tx_frames as u32).rev().collect(),
+            tx: Slab::new(),
+            tx_free: (0..config.tx_chunks).map(|_| chunk()).collect(),
             submitted: VecDeque::new(),
-            rx: vec![(Vec::new(), false); config.rx_frames],
-            rx_free: (0..config.rx_frames as u32).rev().collect(),
+            submitted_chunks: 0,
+            rx: Slab::new(),
+            rx_capacity: config.rx_chunks,
+            rx_free: config.rx_chunks,
             rx_dropped: 0,
             rules: BTreeSet::new(),
         }
@@ -254,11 +284,11 @@ impl SimLink {
 
     /// The number of frames in each state.
     pub fn census(&self) -> Census {
-        let out = |p: &TxPlace| matches!(p, TxPlace::Retained | TxPlace::Sending);
+        let held = |(_, frame): &(usize, &Outgoing)| frame.place != TxPlace::SendingReleased;
         Census {
             tx_free: self.tx_free.len(),
-            tx_out: self.tx.iter().filter(|(_, p)| out(p)).count(),
-            rx_out: self.rx.len() - self.rx_free.len(),
+            tx_out: self.tx.iter().filter(held).count(),
+            rx_out: self.rx.len(),
             rx_dropped: self.rx_dropped,
             rules: self.rules.len(),
         }
@@ -287,12 +317,12 @@ impl Link for SimLink {
         self.tx_free.len()
     }
 
-    fn rx_frames(&self) -> usize {
-        self.rx.len()
+    fn rx_capacity(&self) -> usize {
+        self.rx_capacity
     }
 
     fn rx_available(&self, _queue: QueueId) -> usize {
-        self.rx_free.len()
+        self.rx_free
     }
 
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
@@ -303,66 +333,69 @@ impl Link for SimLink {
         while received < max {
             let Some(bytes) = port.towards.deliver(*now) else { break };
             (*now, self.end, &bytes).hash(trace);
-            let Some(head) = self.rx_free.pop() else {
+            let (len, chunks) = (bytes.len() as u32, bytes.len().div_ceil(self.chunk_bytes).max(1));
+            let Some(free) = self.rx_free.checked_sub(chunks) else {
                 self.rx_dropped += 1;
                 continue;
             };
-            batch.push(RxFrame::new(head, 1, bytes.len() as u32, QueueId(0)));
-            self.rx[head as usize] = (bytes, true);
+            self.rx_free = free;
+            let head = self.rx.insert(bytes) as u32;
+            batch.push(RxFrame::new(head, chunks as u16, len, QueueId(0)));
             received += 1;
         }
         received
     }
 
-    fn rx_chunk(&self, frame: &RxFrame, index: usize) -> &[u8] {
-        if index == 0 { &self.rx[frame.head() as usize].0 } else { &[] }
+    fn rx_chunks(&self, frame: &RxFrame) -> Pieces<'_> {
+        self.rx[frame.head() as usize].chunks(self.chunk_bytes).collect()
     }
 
     fn recycle(&mut self, frame: RxFrame) {
-        let out = std::mem::replace(&mut self.rx[frame.head() as usize].1, false);
-        assert!(out, "receive frame recycled twice");
-        self.rx_free.push(frame.head());
+        let bytes = self.rx.try_remove(frame.head() as usize).expect("receive frame recycled twice");
+        assert_eq!(bytes.len(), frame.len(), "a token of another frame");
+        self.rx_free += frame.chunks();
     }
 
     fn alloc(&mut self, len: usize) -> Option<TxFrame> {
-        if len > self.chunk_bytes {
-            return None;
-        }
-        let head = self.tx_free.pop()?;
-        self.tx[head as usize].1 = TxPlace::Retained;
-        Some(TxFrame::new(head, 1))
+        let rest = self.tx_free.len().checked_sub(chunks_for(self, len))?;
+        let chunks = self.tx_free.split_off(rest);
+        let count = chunks.len() as u16;
+        Some(TxFrame::new(self.tx.insert(Outgoing { chunks, place: TxPlace::Retained }) as u32, count))
     }
 
     fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
-        let (chunk, place) = &mut self.tx[frame.head() as usize];
+        let Outgoing { chunks, place } = &mut self.tx[frame.head() as usize];
+        assert_eq!(chunks.len(), frame.chunks(), "a token of another frame");
         match place {
-            TxPlace::Retained => Some(smallvec![&mut **chunk]),
+            TxPlace::Retained => Some(chunks.iter_mut().map(|chunk| &mut **chunk).collect()),
             TxPlace::Sending => None,
-            TxPlace::Free | TxPlace::SendingReleased => panic!("a token for a frame that was released"),
+            TxPlace::SendingReleased => panic!("a token for a frame that was released"),
         }
     }
 
     fn submit(&mut self, _queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
-        if self.submitted.len() >= self.ring {
+        let count = chunks_for(self, len);
+        if self.submitted_chunks + count > self.ring {
             return Err(RingFull);
         }
-        let place = &mut self.tx[frame.head() as usize].1;
+        let Outgoing { chunks, place } = &mut self.tx[frame.head() as usize];
         assert_eq!(*place, TxPlace::Retained, "submitted while it is still being sent");
+        assert!(count <= chunks.len(), "longer than the frame");
         *place = TxPlace::Sending;
-        self.submitted.push_back((frame.head(), len));
+        self.tx_free.extend(chunks.drain(count..));
+        frame.shorten(count as u16);
+        self.submitted.push_back((frame.head() as usize, len));
+        self.submitted_chunks += count;
         Ok(())
     }
 
     fn release(&mut self, frame: TxFrame) {
-        let place = &mut self.tx[frame.head() as usize].1;
-        *place = match *place {
-            TxPlace::Retained => {
-                self.tx_free.push(frame.head());
-                TxPlace::Free
-            }
-            TxPlace::Sending => TxPlace::SendingReleased,
-            TxPlace::Free | TxPlace::SendingReleased => panic!("transmit frame released twice"),
-        };
+        let key = frame.head() as usize;
+        match self.tx[key].place {
+            TxPlace::Retained => self.tx_free.extend(self.tx.remove(key).chunks),
+            TxPlace::Sending => self.tx[key].place = TxPlace::SendingReleased,
+            TxPlace::SendingReleased => panic!("transmit frame released twice"),
+        }
     }
 
     fn flush(&mut self) {
@@ -371,17 +404,19 @@ impl Link for SimLink {
         }
         let mut notified = Notified::new();
         let mut shared = self.wire.lock();
-        for (head, len) in self.submitted.drain(..) {
-            let (chunk, place) = &mut self.tx[head as usize];
-            shared.audit.sent(&chunk[..len]);
-            notified = shared.send(self.end, &chunk[..len]);
-            *place = if *place == TxPlace::SendingReleased {
-                self.tx_free.push(head);
-                TxPlace::Free
+        for (key, len) in self.submitted.drain(..) {
+            let frame = &mut self.tx[key];
+            let mut bytes = frame.chunks.concat();
+            bytes.truncate(len);
+            shared.audit.sent(&bytes);
+            notified = shared.send(self.end, &bytes);
+            if frame.place == TxPlace::SendingReleased {
+                self.tx_free.extend(self.tx.remove(key).chunks);
             } else {
-                TxPlace::Retained
-            };
+                frame.place = TxPlace::Retained;
+            }
         }
+        self.submitted_chunks = 0;
         drop(shared);
         for notify in notified {
             notify();

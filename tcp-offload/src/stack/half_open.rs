@@ -145,7 +145,7 @@ impl<U: Ulp> Stack<U> {
     /// Sends or retransmits the SYN-ACK and schedules the next one. Open connections have precedence: when only
     /// reserved frames are left, the SYN-ACK counts as lost.
     fn answer_half(&mut self, now: Instant, link: &mut dyn Link, mut half: HalfOpen) {
-        if link.tx_available() > self.config.tcp.reserve_frames as usize {
+        if link.tx_available() > self.config.tcp.reserve_chunks as usize {
             let mut tcp = self.rebuild(now, &half, &half.syn);
             tcp.repeat_syn();
             self.send_answer(now, link, tcp);

@@ -62,9 +62,9 @@ const TURN_SEGMENTS: usize = 32;
 /// Upper limit of [`Stack::most_in_vain`], in connections.
 const MOST_IN_VAIN: usize = 64;
 
-/// Payload bytes that a receive frame holds at least when the peer sends full segments: Ethernet's 1500 bytes less
-/// headers.
-const FRAME_BYTES: usize = 1400;
+/// Payload bytes that a receive chunk holds at least when the peer sends full segments: Ethernet's 1500 bytes less
+/// headers, or a full chunk of a longer segment.
+const FULL_CHUNK_BYTES: usize = 1400;
 
 /// Most resets that wait for a transmit frame. Beyond them, segments without a connection are not answered: RFC 9293
 /// section 3.10.7.1 asks for a reset for each, but the queue must be bounded.
@@ -302,9 +302,10 @@ impl<U: Ulp> Stack<U> {
         self.tcp.tuning()
     }
 
-    /// Limits the receive window to what the link's receive frames can hold, one segment in each.
+    /// Limits the receive window to what the link's receive chunks can hold.
     fn fit_window(&mut self, link: &dyn Link) {
-        let most = u32::try_from(link.rx_frames().saturating_mul(FRAME_BYTES)).unwrap_or(u32::MAX);
+        let bytes = FULL_CHUNK_BYTES.min(link.chunk_bytes());
+        let most = u32::try_from(link.rx_capacity().saturating_mul(bytes)).unwrap_or(u32::MAX);
         if self.tcp.receive_window > most {
             Arc::make_mut(&mut self.tcp).receive_window = most;
         }
@@ -456,7 +457,7 @@ impl<U: Ulp> Stack<U> {
             match in_vain {
                 0 => {}
                 1 => link.flush(),
-                _ if in_vain > self.most_in_vain(link) => {
+                _ if in_vain > self.most_in_vain(sent.short_of_frames) => {
                     self.counters.starved += 1;
                     break;
                 }
@@ -468,9 +469,8 @@ impl<U: Ulp> Stack<U> {
 
     /// Most consecutive connections that may find no room before the turn ends. When frames are too scarce for data,
     /// the reserve still serves the ACKs of other connections; a full ring accepts no frame at all.
-    fn most_in_vain(&self, link: &dyn Link) -> usize {
-        let scarce = link.tx_available() <= self.config.tcp.reserve_frames as usize;
-        if scarce { self.ready.len().min(MOST_IN_VAIN) } else { 1 }
+    fn most_in_vain(&self, short_of_frames: bool) -> usize {
+        if short_of_frames { self.ready.len().min(MOST_IN_VAIN) } else { 1 }
     }
 
     fn transmit_resets(&mut self, link: &mut dyn Link) {

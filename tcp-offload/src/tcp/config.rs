@@ -109,11 +109,12 @@ pub struct TcpConfig {
     pub challenges: u32,
     /// See `challenges`.
     pub challenge_period: Duration,
-    /// Most transmit frames that this connection may retain; never more than four times as many as are free then, so
-    /// that others find some.
-    pub max_frames: u32,
-    /// Free transmit frames that new data leaves to ACKs and retransmissions of all connections.
-    pub reserve_frames: u32,
+    /// Most transmit chunks that this connection may retain; never more than four times as many as are free then, so
+    /// that others find some. The last frame may exceed it.
+    pub max_chunks: u32,
+    /// Free transmit chunks that new data leaves to ACKs and retransmissions of all connections; at least those of two
+    /// full segments.
+    pub reserve_chunks: u32,
 }
 
 /// What may be changed of a connection that is open (RFC 9293 sections 3.8.3, 3.8.4, 3.9.1.9 and 3.9.2).
@@ -170,7 +171,7 @@ impl TcpConfig {
             time_wait: self.time_wait.max(TICK),
             fin_wait_2: self.fin_wait_2.max(TICK),
             challenge_period: self.challenge_period.max(TICK),
-            max_frames: self.max_frames.max(1),
+            max_chunks: self.max_chunks.max(1),
             user_timeout,
             keepalive,
             dscp,
@@ -221,8 +222,8 @@ impl Default for TcpConfig {
             hop_limit: HOP_LIMIT,
             challenges: 10,
             challenge_period: Duration::from_secs(5),
-            max_frames: u32::MAX,
-            reserve_frames: 16,
+            max_chunks: u32::MAX,
+            reserve_chunks: 16,
         }
     }
 }

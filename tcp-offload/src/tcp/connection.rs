@@ -490,7 +490,7 @@ impl Connection {
             rcv_wnd: self.rx.window(),
             emss: self.emss,
             path_mtu: self.mtu.bytes(),
-            frames_retained: self.tx.queue.frames(),
+            chunks_retained: self.tx.queue.chunks_retained(),
             spilled_bytes: self.tx.queue.spilled_bytes(),
             soft_error: self.soft_error,
             opened: self.opened,

@@ -139,7 +139,11 @@ impl Connection {
             self.tx.first_window(segment.seq, 0);
             self.establish(now, receipt);
         }
+        let widest = self.tx.max_window();
         self.process_ack(now, link, segment, receipt);
+        if self.tx.max_window() > widest {
+            self.resize();
+        }
         self.receive_ecn(segment);
         self.process_payload(verdict, segment, receipt);
         self.process_fin(now, segment);

@@ -160,8 +160,8 @@ pub struct Info {
     pub emss: usize,
     /// Bytes of the largest IP packet on the path that is no probe.
     pub path_mtu: u16,
-    /// Frames retained until acknowledged.
-    pub frames_retained: usize,
+    /// Chunks of the frames retained until acknowledged.
+    pub chunks_retained: usize,
     /// Bytes retained on the heap instead.
     pub spilled_bytes: usize,
     /// The last trouble that did not end the connection, and when (RFC 9293 section 3.9.1.8).

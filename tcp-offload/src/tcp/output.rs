@@ -9,7 +9,7 @@ use super::{
     timers::Timer,
 };
 use crate::{
-    link::{FrameWriter, Link},
+    link::{FrameWriter, Link, chunks_for},
     seq::{SeqNum, StreamOffset},
     time::Instant,
     ulp::CloseReason,
@@ -53,7 +53,7 @@ impl Turn<'_> {
     }
 }
 
-/// A connection may retain this many times the free frames: alone, four fifths of all.
+/// A connection may retain this many times the free chunks: alone, four fifths of all.
 const FREE_TIMES: usize = 4;
 
 const ACK: Flags =
@@ -153,7 +153,7 @@ impl Connection {
         }
         let Some(reason) = self.due.abort else { return Ok(()) };
         if !matches!(self.state, State::SynSent | State::TimeWait | State::Closed) {
-            let seq = self.tx.seq_at(self.tx.nxt());
+            let seq = self.tx.bare_seq();
             let fields = self.fields(turn.now, seq, Flags { rst: true, ..Flags::default() });
             self.bare(turn, &fields)?;
         }
@@ -165,7 +165,7 @@ impl Connection {
     /// ACKs with earlier numbers, for marks that began or ended behind them.
     fn transmit_boundaries(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         while let Some(boundary) = self.boundaries.front().copied() {
-            let seq = self.tx.seq_at(self.tx.nxt());
+            let seq = self.tx.bare_seq();
             let fields = Fields {
                 ack: self.rx.seq_at(boundary.next),
                 window: self.rx.advertise_from(boundary.next, self.snd_shift.is_some()),
@@ -215,7 +215,7 @@ impl Connection {
 
     /// An ACK of its own, with all that SACK has to say.
     fn transmit_ack(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
-        let seq = self.tx.seq_at(self.tx.nxt());
+        let seq = self.tx.bare_seq();
         let mut fields = self.fields(turn.now, seq, ACK);
         if self.tx.sack && (self.rx.has_gap() || self.rx.has_dsack()) {
             let room = if self.clock.is_some() { 3 } else { 4 };
@@ -261,8 +261,8 @@ impl Connection {
                 };
             }
             let probe = self.due.loss_probe;
-            let most_frames = self.most_frames(turn.link);
-            let room = match self.tx.room(self.emss, most_frames, self.due.window_probe) {
+            let most_chunks = self.most_chunks(turn.link);
+            let room = match self.tx.room(self.emss, most_chunks, self.due.window_probe) {
                 Err(Limit::Congestion) if probe && self.tx.usable() >= self.emss as u64 => self.emss,
                 Ok(room) => room,
                 Err(limit) => return self.stopped_by(turn, limit),
@@ -294,12 +294,19 @@ impl Connection {
         self.probe_with_old(turn)
     }
 
-    /// How many frames may be retained now: a multiple of those that are free (dynamic thresholds, Choudhury and Hahne
+    /// How many chunks may be retained now: a multiple of those that are free (dynamic thresholds, Choudhury and Hahne
     /// 1998). However many peers have fallen silent, the next connection still finds some.
-    fn most_frames(&self, link: &dyn Link) -> usize {
-        let free = link.tx_available().saturating_sub(self.config.reserve_frames as usize);
+    fn most_chunks(&self, link: &dyn Link) -> usize {
+        let free = link.tx_available().saturating_sub(self.reserved_chunks(link));
         // With none in flight no ACK would ask again: then it is `fill` that finds out.
-        (FREE_TIMES * free).max(1).min(self.config.max_frames as usize)
+        (FREE_TIMES * free).max(1).min(self.config.max_chunks as usize)
+    }
+
+    /// Free chunks that new data leaves to ACKs and retransmissions: half of them to ACKs, and at least one full segment
+    /// from the other half.
+    fn reserved_chunks(&self, link: &dyn Link) -> usize {
+        let header = self.headers.len(&Options::default()) + self.option_bytes();
+        (self.config.reserve_chunks as usize).max(2 * chunks_for(link, header + self.emss))
     }
 
     /// A limit holds back new data, if there is any.
@@ -336,11 +343,12 @@ impl Connection {
     /// Makes one new segment from `source`.
     fn fill(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source, room: usize) -> Result<Filled, Stopped> {
         turn.check_room()?;
-        if turn.link.tx_available() <= self.config.reserve_frames as usize {
-            return Err(turn.no_frame());
-        }
         let offset = self.tx.nxt();
         let header = self.headers.len(&Options::default()) + self.option_bytes();
+        let needed = self.reserved_chunks(turn.link) + chunks_for(turn.link, header + room);
+        if turn.link.tx_available() < needed {
+            return Err(turn.no_frame());
+        }
         let Some(mut frame) = turn.link.alloc(header + room) else { return Err(turn.no_frame()) };
         let Some(chunks) = turn.link.tx_chunks(&mut frame) else {
             turn.link.release(frame);
@@ -378,6 +386,7 @@ impl Connection {
             Payload::Frame { frame, .. } => turn.link.submit(self.path.queue, frame, len).is_ok(),
             Payload::Heap(_) | Payload::Fin => false,
         };
+        entry.count_chunks();
         self.tx.sent_new(turn.now, entry);
         self.tx.arm(turn.now, &mut self.timers, &self.config, After::Sent);
         if !sent {

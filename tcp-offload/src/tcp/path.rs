@@ -21,6 +21,9 @@ const TCP_HEADER: usize = 20;
 /// would not fit a segment, and tiny segments are a known attack on senders.
 const LEAST_EMSS: usize = 256;
 
+/// Payload of a full segment on Ethernet.
+const ORDINARY_SEGMENT: usize = 1460;
+
 /// RFC 4821 section 7.6.3: after a probe whose loss only a time-out told, the pause is longer by this factor.
 const TIMEOUT_PAUSE: u32 = 5;
 
@@ -40,11 +43,23 @@ impl Connection {
         usize::from(self.path.mtu).saturating_sub(self.fixed_headers())
     }
 
-    /// Computes the EMSS anew: the smaller of the peer's MSS and the path's, less the options of a data segment.
+    /// Computes the EMSS anew: the smaller of the peer's MSS and the path's, less the options of a data segment, and no
+    /// more than the peer's window has room for.
     pub(super) fn resize(&mut self) {
         let path = usize::from(self.mtu.bytes()).saturating_sub(self.fixed_headers());
-        self.emss = self.snd_mss.min(path).saturating_sub(self.option_bytes()).max(LEAST_EMSS);
+        let most = self.snd_mss.min(path).saturating_sub(self.option_bytes());
+        self.emss = most.min(self.most_in_window()).max(LEAST_EMSS);
         self.tx.resize(self.emss, &self.config);
+    }
+
+    /// Three eighths of the largest window that the peer has offered, unless that is less than an ordinary segment. An FPDU
+    /// never leaves in parts, so one that is longer than the window would never leave; and to avoid the silly window
+    /// syndrome, a peer may open only half of its window (RFC 9293 section 3.8.6.2.2), rounded down to its scale.
+    fn most_in_window(&self) -> usize {
+        match self.tx.max_window() as usize {
+            0 => usize::MAX,
+            window => window.min((window / 8 * 3).max(ORDINARY_SEGMENT)),
+        }
     }
 
     /// The size of an IP packet with `payload` bytes.

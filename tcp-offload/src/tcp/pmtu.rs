@@ -37,7 +37,7 @@ const LEAST_RETRY: Duration = Duration::from_mins(5);
 const COMMON: [u16; 11] = [1280, 1400, 1450, 1480, 1492, 1500, 2048, 4096, 4352, 8166, 9000];
 
 /// RFC 1191 section 7.1, for routers that do not say their MTU.
-const PLATEAUS: [u16; 7] = [8166, 4352, 2002, 1492, 1006, 508, 296];
+const PLATEAUS: [u16; 9] = [32_000, 17_914, 8166, 4352, 2002, 1492, 1006, 508, 296];
 
 /// The search has converged when the size in use is within this part of the bound (RFC 4821 section 7.3).
 const CONVERGED: u16 = 16;

@@ -40,6 +40,8 @@ pub(super) struct Entry {
     pub payload: Payload,
     /// Folded sum of the payload.
     pub sum: u16,
+    /// Chunks that its frame took when it was first sent: its share of the budget, also while the payload is on the heap.
+    pub chunks: u16,
     /// When it was first and last sent.
     pub first_sent: Instant,
     pub sent: Instant,
@@ -80,12 +82,20 @@ impl Entry {
             end: start + 1,
             payload: Payload::Fin,
             sum: 0,
+            chunks: 1,
             first_sent: sent,
             sent,
             retransmitted: false,
             sacked: false,
             lost: false,
             unsent: false,
+        }
+    }
+
+    /// Takes note of the length of its frame, after the link has shortened it.
+    pub(super) fn count_chunks(&mut self) {
+        if let Payload::Frame { frame, .. } = &self.payload {
+            self.chunks = frame.chunks() as u16;
         }
     }
 
@@ -120,6 +130,8 @@ pub(super) type Block = (StreamOffset, StreamOffset);
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     entries: VecDeque<Entry>,
+    /// Chunks of all entries.
+    chunks: usize,
     /// Bytes sent and neither acknowledged in any way nor lost: the `pipe` of RFC 6675.
     in_flight: u64,
     sacked: usize,
@@ -139,6 +151,11 @@ pub(super) struct Queue {
 impl Queue {
     pub(super) fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    /// Chunks of the frames in which the segments were first sent.
+    pub(super) fn chunks(&self) -> usize {
+        self.chunks
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -174,6 +191,7 @@ impl Queue {
     /// A segment was sent for the first time.
     pub(super) fn push(&mut self, entry: Entry) {
         self.in_flight += entry.bytes();
+        self.chunks += usize::from(entry.chunks);
         self.entries.push_back(entry);
     }
 
@@ -189,6 +207,7 @@ impl Queue {
         }
         self.retransmitted -= usize::from(entry.retransmitted);
         self.spilled_bytes -= entry.spilled_bytes();
+        self.chunks -= usize::from(entry.chunks);
         Some(entry)
     }
 
@@ -269,6 +288,11 @@ impl Queue {
         }
     }
 
+    /// Where the segments begin that have never left, which are the last ones.
+    pub(super) fn unsent_from(&self) -> Option<StreamOffset> {
+        self.entries.iter().rev().take_while(|entry| entry.unsent).last().map(|entry| entry.start)
+    }
+
     /// Marks lost what is longer than `bytes`. Returns whether anything is.
     pub(super) fn mark_lost_longer_than(&mut self, bytes: usize) -> bool {
         let mut any = false;
@@ -345,6 +369,8 @@ impl Queue {
         let old = self.entries.remove(index)?;
         self.spilled_bytes -= old.spilled_bytes();
         self.spilled_bytes += pieces.iter().map(Entry::spilled_bytes).sum::<usize>();
+        self.chunks -= usize::from(old.chunks);
+        self.chunks += pieces.iter().map(|piece| usize::from(piece.chunks)).sum::<usize>();
         let more = pieces.len() - 1;
         self.lost += if old.lost { more } else { 0 };
         self.retransmitted += if old.retransmitted { more } else { 0 };

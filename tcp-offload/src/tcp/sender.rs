@@ -160,6 +160,12 @@ impl Sender {
         self.fin.is_some_and(|fin| self.una >= fin)
     }
 
+    /// The sequence number of a segment without payload: `SND.NXT`, or the first byte that waits for ring slots. A short
+    /// segment may find a slot where a long one found too few.
+    pub(super) fn bare_seq(&self) -> SeqNum {
+        self.seq_at(self.queue.unsent_from().unwrap_or(self.nxt))
+    }
+
     pub(super) fn max_window(&self) -> u64 {
         self.max_window
     }
@@ -348,8 +354,8 @@ impl Sender {
     /// Room for a new segment's payload, at most `emss`; or what limits it. A window too small for a full segment is
     /// offered only when it is at least half of the largest the peer ever had, or when nothing is in flight
     /// and `insist` (RFC 9293 section 3.8.6.2.1).
-    pub(super) fn room(&self, emss: usize, max_frames: usize, insist: bool) -> Result<usize, Limit> {
-        if self.queue.len() >= max_frames {
+    pub(super) fn room(&self, emss: usize, max_chunks: usize, insist: bool) -> Result<usize, Limit> {
+        if self.queue.chunks() >= max_chunks {
             return Err(Limit::Frames);
         }
         let usable = self.usable();

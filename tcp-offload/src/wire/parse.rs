@@ -11,7 +11,7 @@ use super::{
     ip::{PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_TCP, Packet, ipv4, ipv6, pseudo_header},
 };
 use crate::{
-    link::{Link, RxFrame, rx_pieces},
+    link::{Link, RxFrame, part},
     seq::SeqNum,
 };
 
@@ -22,7 +22,8 @@ const ETHERTYPES_VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
 /// Parses the headers of a received frame and verifies its checksums. Ethernet padding after the IP packet is
 /// ignored; headers must lie in the frame's first chunk.
 pub fn parse(link: &dyn Link, frame: &RxFrame) -> Result<Inbound, Malformed> {
-    let head = link.rx_chunk(frame, 0);
+    let chunks = link.rx_chunks(frame);
+    let head = chunks.first().copied().unwrap_or_default();
     let ethernet = Ethernet2HeaderSlice::from_slice(head).map_err(|_| Malformed::Truncated)?;
     let (vlan, ethertype, ip) = tags(head, ethernet.ether_type().0)?;
     let packet = match ethertype {
@@ -34,10 +35,10 @@ pub fn parse(link: &dyn Link, frame: &RxFrame) -> Result<Inbound, Malformed> {
         return Err(Malformed::Truncated);
     }
     let sum = || {
-        if frame.chunks() == 1 {
+        if chunks.len() == 1 {
             head.get(packet.start..packet.start + packet.len).map(Sum::of).ok_or(Malformed::Truncated)
         } else {
-            Ok(Sum::of_pieces(rx_pieces(link, frame, packet.start, packet.len)))
+            Ok(Sum::of_pieces(part(chunks.iter().copied(), packet.start, packet.len)))
         }
     };
     match (packet.protocol, packet.source) {

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 fn links(chunk_bytes: usize) -> (SimLink, SimLink) {
     let (_, a, b) =
-        Wire::new(WireConfig { chunk_bytes, tx_frames: 4, rx_frames: 4, ..WireConfig::default() });
+        Wire::new(WireConfig { chunk_bytes, tx_chunks: 4, rx_chunks: 4, ..WireConfig::default() });
     (a, b)
 }
 

@@ -100,14 +100,14 @@ proptest! {
     /// An early refusal means only that the ULPDU is offered again, in order.
     #[test]
     fn prop_islands_early_refusals_only_wait(
-        lengths in lengths(30), disorder in disorder(), crc: bool, rx_frames in 0usize..100,
+        lengths in lengths(30), disorder in disorder(), crc: bool, rx_chunks in 0usize..100,
     ) {
         let (mut end, start, stream, data) = receiver(&lengths, true, crc);
         end.ulp.refuses_odd_early = true;
-        end.link.rx_frames = rx_frames;
+        end.link.rx_chunks = rx_chunks;
         for (from, to) in disorder.ranges(stream.bytes.len()) {
             prop_assert!(end.receive(start + from, &stream.bytes[from..to]));
-            prop_assert!(end.link.lent() <= rx_frames / 8 + 1, "more frames held than its share");
+            prop_assert!(end.link.lent() <= rx_chunks / 8 + 1, "more frames held than its share");
         }
         prop_assert_eq!(&end.ulp.delivered, &data);
         prop_assert_eq!(end.ulp.placed.len(), data.len());

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use slab::Slab;
 use xwarp_tcp::{
-    link::{ChunksMut, FrameWriter, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
+    link::{ChunksMut, FrameWriter, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
     mpa::{AcceptParams, Agreed, Markers, MpaConfig, MpaError, Session},
     sim,
     tcp::{Arrival, Filled},
@@ -26,7 +26,7 @@ pub struct TestLink {
     frames: Slab<Vec<Vec<u8>>>,
     /// Bytes per chunk; 0 is one chunk for all.
     pub chunk: usize,
-    pub rx_frames: usize,
+    pub rx_chunks: usize,
 }
 
 impl TestLink {
@@ -53,18 +53,18 @@ impl Link for TestLink {
     fn tx_available(&self) -> usize {
         0
     }
-    fn rx_frames(&self) -> usize {
-        self.rx_frames
+    fn rx_capacity(&self) -> usize {
+        self.rx_chunks
     }
 
     fn rx_available(&self, _queue: QueueId) -> usize {
-        self.rx_frames.saturating_sub(self.lent())
+        self.rx_chunks.saturating_sub(self.lent())
     }
     fn receive(&mut self, _: &mut Vec<RxFrame>, _: usize) -> usize {
         0
     }
-    fn rx_chunk(&self, frame: &RxFrame, index: usize) -> &[u8] {
-        self.frames[frame.head() as usize].get(index).map_or(&[], Vec::as_slice)
+    fn rx_chunks(&self, frame: &RxFrame) -> Pieces<'_> {
+        self.frames[frame.head() as usize].iter().map(Vec::as_slice).collect()
     }
     fn recycle(&mut self, frame: RxFrame) {
         self.frames.remove(frame.head() as usize);
@@ -230,7 +230,7 @@ impl End {
         Self {
             session,
             ulp: TestUlp::default(),
-            link: TestLink { rx_frames: 4096, ..TestLink::default() },
+            link: TestLink { rx_chunks: 4096, ..TestLink::default() },
             now: Instant::ZERO,
             sent: Vec::new(),
             taken: Vec::new(),

@@ -411,10 +411,10 @@ fn victim_config(dice: &mut SmallRng, seed: u64) -> StackConfig {
 /// Runs the scenario of a seed; returns the trace's hash.
 fn hostile(seed: u64) -> u64 {
     let mut dice = SmallRng::seed_from_u64(seed);
-    let (tx_frames, rx_frames) = (1 << dice.random_range(7..=10), 1 << dice.random_range(8..=10));
+    let (tx_chunks, rx_chunks) = (1 << dice.random_range(7..=10), 1 << dice.random_range(8..=10));
     let faults =
         sim::Faults { delay: Duration::from_micros(dice.random_range(1..500)), ..Default::default() };
-    let config = WireConfig { seed, tx_frames, rx_frames, ..WireConfig::default() };
+    let config = WireConfig { seed, tx_chunks, rx_chunks, ..WireConfig::default() };
     let (wire, links) = Wire::switch(&config, &[faults; 3]);
     let Ok([mut victim, mut asker, mut hostile]) = <[SimLink; 3]>::try_from(links) else {
         panic!("three links")

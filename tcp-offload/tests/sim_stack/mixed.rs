@@ -99,7 +99,7 @@ impl Dice {
             ecn: self.often(),
             ack_every: self.size(1..=16),
             delayed_ack: self.time(40_000),
-            max_frames: self.size(4..=1000),
+            max_chunks: self.size(4..=1000),
             connect_timeout: LONG,
             user_timeout: LONG,
             fin_wait_2: LONG,
@@ -112,8 +112,8 @@ impl Dice {
 
     fn wire(&mut self) -> WireConfig {
         WireConfig {
-            tx_frames: self.size(40..=1024) as usize,
-            rx_frames: self.size(40..=1024) as usize,
+            tx_chunks: self.size(40..=1024) as usize,
+            rx_chunks: self.size(40..=1024) as usize,
             ring: self.size(2..=256) as usize,
             ..WireConfig::default()
         }
@@ -130,13 +130,24 @@ impl Dice {
     }
 }
 
-/// Runs the scenario of a seed; returns the trace's hash.
+/// Runs the scenario of a seed with frames of one chunk and an MTU of 1500; returns the trace's hash.
 fn mixed(seed: u64) -> u64 {
+    scenario(seed, 1500, |config| config)
+}
+
+/// Runs the scenario of a seed with chunks of any size and an MTU of up to 65535.
+fn mixed_on_chains(seed: u64) -> u64 {
+    let mut dice = Dice(SmallRng::seed_from_u64(!seed));
+    let (chunk, mtu) = (dice.size(160..=4096) as usize, dice.size(1280..=65_535) as u16);
+    scenario(seed, mtu, |config| config.chained(chunk, mtu))
+}
+
+fn scenario(seed: u64, mtu: u16, chained: impl FnOnce(WireConfig) -> WireConfig) -> u64 {
     let mut dice = Dice(SmallRng::seed_from_u64(seed));
     let v6 = dice.often();
     let mpa = dice.mpa();
     let mut faults = [dice.faults(v6), dice.faults(v6)];
-    let config = WireConfig { seed, faults, ..dice.wire() };
+    let config = chained(WireConfig { seed, faults, ..dice.wire() });
     let (wire, link_a, link_b) = Wire::new(config);
     let mut end = |link, seed| {
         let secret = Secret::from_number(seed);
@@ -145,10 +156,10 @@ fn mixed(seed: u64) -> u64 {
     let (mut a, mut b) = (end(link_a, seed), end(link_b, seed + 1));
     let (from, to) =
         if v6 { ("[fd00::1]:40000", "[fd00::2]:18515") } else { ("10.1.0.1:40000", "10.1.0.2:18515") };
-    b.stack.listen(&mut b.link, None, PORT, 8, 1500, mpa.clone()).unwrap();
+    b.stack.listen(&mut b.link, None, PORT, 8, mtu, mpa.clone()).unwrap();
     let params = ConnectParams { ird: 4, ord: 4, private_data: PRIVATE_DATA.to_vec() };
     a.conn =
-        Some(a.stack.connect(Instant::ZERO, &mut a.link, path(from, to, 1500), mpa.clone(), params).unwrap());
+        Some(a.stack.connect(Instant::ZERO, &mut a.link, path(from, to, mtu), mpa.clone(), params).unwrap());
     a.ulp.to_send = dice.size(1..=400);
     b.ulp.to_send = dice.size(1..=400);
     a.ulp.finish = true;
@@ -189,6 +200,11 @@ fn sim_mixed_faults_of_all_kinds() {
     run_seeds(mixed);
 }
 
+#[test]
+fn sim_mixed_faults_on_chains_of_chunks() {
+    run_seeds(mixed_on_chains);
+}
+
 /// Seeds that once failed, named by the defect that they found.
 #[test]
 fn sim_seed_5_bytes_that_wait_for_a_ring_slot_are_counted() {
@@ -226,6 +242,18 @@ fn sim_seed_10737_a_probe_that_did_not_leave_goes_before_more_new_data() {
 fn sim_seed_104462_data_that_waits_for_frames_holds_back_no_ack() {
     mixed(104_462);
     mixed(118_954);
+}
+
+#[test]
+fn sim_chain_seed_6_an_fpdu_fits_the_window_that_the_peer_may_open() {
+    mixed_on_chains(6);
+    mixed_on_chains(90);
+}
+
+#[test]
+fn sim_chain_seed_96_an_ack_names_no_byte_that_waits_for_ring_slots() {
+    mixed_on_chains(96);
+    mixed_on_chains(820);
 }
 
 #[test]

@@ -19,7 +19,7 @@ const LONG: Duration = Duration::from_secs(10_000);
 /// a reserved frame.
 #[test]
 fn ends_without_frames_for_data_still_acknowledge() {
-    let config = TcpConfig { reserve_frames: 4096 - 32, ..TcpConfig::default() };
+    let config = TcpConfig { reserve_chunks: 4096 - 32, ..TcpConfig::default() };
     let mut lab = Lab::new(config, 128);
     for _ in 0..100 {
         lab.connect();
@@ -43,7 +43,7 @@ fn ends_without_frames_for_data_still_acknowledge() {
 /// find free frames.
 #[test]
 fn a_silent_peer_takes_no_frames_from_others() {
-    let links = WireConfig { tx_frames: 256, ..WireConfig::default() };
+    let links = WireConfig { tx_chunks: 256, ..WireConfig::default() };
     let mut lab = Lab::over(&links, TcpConfig::default(), MpaConfig::default(), 8, |_| {});
     let path = Faults { delay: Duration::from_millis(5), ..Faults::default() };
     lab.wire.with_faults([path; 2]);
@@ -54,7 +54,7 @@ fn a_silent_peer_takes_no_frames_from_others() {
     let deaf = Blackout { from: lab.now, length: LONG, every: None };
     lab.wire.set_faults(0, Faults { blackout: Some(deaf), ..path });
     lab.pass(Duration::from_millis(100));
-    let retained = lab.client.stack.info(greedy).unwrap().frames_retained;
+    let retained = lab.client.stack.info(greedy).unwrap().chunks_retained;
     assert!(retained > 190, "{retained} frames");
     let before = lab.server.upper.delivered;
     lab.client.send(modest, 5_000);
@@ -66,7 +66,7 @@ fn a_silent_peer_takes_no_frames_from_others() {
 /// be left for the segments that fill the gaps.
 #[test]
 fn what_is_held_leaves_frames_to_receive_into() {
-    let links = WireConfig { rx_frames: 64, ..WireConfig::default() };
+    let links = WireConfig { rx_chunks: 64, ..WireConfig::default() };
     let mpa = MpaConfig { markers: Markers::Off, ..MpaConfig::default() };
     let mut lab = Lab::over(&links, TcpConfig::default(), mpa, 64, |_| {});
     let connections: Vec<_> = (0..64).map(|_| lab.connect()).collect();
@@ -102,15 +102,15 @@ fn crowd(seed: u64) {
     let mut dice = SmallRng::seed_from_u64(seed);
     let connections = dice.random_range(2..=40);
     let wire = WireConfig {
-        tx_frames: dice.random_range(20..=400),
-        rx_frames: dice.random_range(40..=1000),
+        tx_chunks: dice.random_range(20..=400),
+        rx_chunks: dice.random_range(40..=1000),
         ring: dice.random_range(2..=256),
         seed,
         ..WireConfig::default()
     };
     let tcp = TcpConfig {
-        max_frames: dice.random_range(2..=100),
-        reserve_frames: dice.random_range(2..=16),
+        max_chunks: dice.random_range(2..=100),
+        reserve_chunks: dice.random_range(2..=16),
         receive_window: dice.random_range(4_000..=200_000),
         ack_every: dice.random_range(1..=16),
         user_timeout: LONG,

@@ -16,7 +16,7 @@ const FRAMES: usize = 256;
 
 /// A server with few transmit frames, and an honest client.
 fn lab(limit: impl Fn(&mut StackConfig)) -> Lab {
-    let links = WireConfig { tx_frames: FRAMES, rx_frames: 4096, ..WireConfig::default() };
+    let links = WireConfig { tx_chunks: FRAMES, rx_chunks: 4096, ..WireConfig::default() };
     let mut lab = Lab::over(&links, TcpConfig::default(), MpaConfig::default(), 64, limit);
     RawPeer::listen_in(&mut lab);
     lab
@@ -70,7 +70,7 @@ fn stay_closed(lab: &mut Lab, peers: &[RawPeer], time: Duration) {
 }
 
 fn retained(lab: &Lab, conns: &[ConnId]) -> usize {
-    conns.iter().filter_map(|conn| lab.server.stack.info(*conn)).map(|info| info.frames_retained).sum()
+    conns.iter().filter_map(|conn| lab.server.stack.info(*conn)).map(|info| info.chunks_retained).sum()
 }
 
 /// Makes an honest connection from client to server, and `count` peers that close their windows over data in flight.

@@ -87,7 +87,7 @@ fn pass(lab: &mut Lab, time: Duration) -> Vec<Segment> {
 
 fn lab(receive_window: u32) -> Lab {
     let tcp = TcpConfig { receive_window, receive_window_max: receive_window, ..TcpConfig::default() };
-    let wire = WireConfig { tx_frames: 512, rx_frames: 2048, ..WireConfig::default() };
+    let wire = WireConfig { tx_chunks: 512, rx_chunks: 2048, ..WireConfig::default() };
     let mut lab = Lab::over(&wire, tcp, MpaConfig::default(), 64, |stack| stack.most_held_bytes = 100_000);
     lab.hear_stranger();
     lab

@@ -177,7 +177,7 @@ impl Lab {
 
     /// With other limits of both stacks.
     pub fn limited(tcp: TcpConfig, backlog: usize, limit: impl Fn(&mut StackConfig)) -> Self {
-        let config = WireConfig { tx_frames: 4096, rx_frames: 4096, ..Default::default() };
+        let config = WireConfig { tx_chunks: 4096, rx_chunks: 4096, ..Default::default() };
         Self::over(&config, tcp, MpaConfig::default(), backlog, limit)
     }
 

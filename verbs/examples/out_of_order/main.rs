@@ -140,8 +140,8 @@ struct Row {
 
 fn measure(faults: &Faults, markers: Markers, messages: usize) -> Row {
     let config = WireConfig {
-        tx_frames: 4096,
-        rx_frames: 4096,
+        tx_chunks: 4096,
+        rx_chunks: 4096,
         ring: 4096,
         faults: [*faults, Faults { delay: faults.delay, ..Faults::default() }],
         seed: 7,

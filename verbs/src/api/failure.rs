@@ -5,7 +5,7 @@
 
 use std::{any::Any, fmt, io, os::fd::OwnedFd, sync::Arc};
 
-use xwarp_tcp::link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
+use xwarp_tcp::link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
 
 use super::{cm::CmError, work::PostListError};
 use crate::{
@@ -107,7 +107,7 @@ impl Link for ClosedInterface {
         0
     }
 
-    fn rx_frames(&self) -> usize {
+    fn rx_capacity(&self) -> usize {
         0
     }
 
@@ -119,8 +119,8 @@ impl Link for ClosedInterface {
         0
     }
 
-    fn rx_chunk(&self, _frame: &RxFrame, _index: usize) -> &[u8] {
-        &[]
+    fn rx_chunks(&self, _frame: &RxFrame) -> Pieces<'_> {
+        Pieces::new()
     }
 
     fn recycle(&mut self, _frame: RxFrame) {}

@@ -23,7 +23,7 @@ pub use xwarp_tcp::sim::{
     WireConfig, run,
 };
 use xwarp_tcp::{
-    link::{ChunksMut, Link, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
+    link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
     wire::{Mac, VlanTags},
 };
 
@@ -159,8 +159,8 @@ impl Link for SimInterface {
         self.link.tx_available()
     }
 
-    fn rx_frames(&self) -> usize {
-        self.link.rx_frames()
+    fn rx_capacity(&self) -> usize {
+        self.link.rx_capacity()
     }
 
     fn rx_available(&self, queue: QueueId) -> usize {
@@ -178,8 +178,8 @@ impl Link for SimInterface {
         received
     }
 
-    fn rx_chunk(&self, frame: &RxFrame, index: usize) -> &[u8] {
-        self.link.rx_chunk(frame, index)
+    fn rx_chunks(&self, frame: &RxFrame) -> Pieces<'_> {
+        self.link.rx_chunks(frame)
     }
 
     fn recycle(&mut self, frame: RxFrame) {

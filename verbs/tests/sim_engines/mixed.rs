@@ -137,7 +137,13 @@ fn config(rng: &mut SmallRng, seed: u64) -> EngineConfig {
 }
 
 /// Engines on a switch: the first listens, each other has a connection to it.
-fn hosts(rng: &mut SmallRng, links: Vec<SimLink>, seed: u64, working: &Rc<Cell<usize>>) -> Vec<Host> {
+fn hosts(
+    rng: &mut SmallRng,
+    links: Vec<SimLink>,
+    seed: u64,
+    mtu: u16,
+    working: &Rc<Cell<usize>>,
+) -> Vec<Host> {
     let mut host = |(mut link, end): (SimLink, u8)| {
         // A broadcast frame, from which the switch learns this host's port.
         let own = [2, 0, 0, 0, 0, end];
@@ -148,7 +154,7 @@ fn hosts(rng: &mut SmallRng, links: Vec<SimLink>, seed: u64, working: &Rc<Cell<u
     let (server, clients) = hosts.split_first_mut().unwrap();
     let v6 = rng.random_bool(0.5);
     let station = &mut server.station;
-    station.engine.listen(&mut station.link, None, PORT, 8, 1500, None).unwrap();
+    station.engine.listen(&mut station.link, None, PORT, 8, mtu, None).unwrap();
     for (client, end) in clients.iter_mut().zip(2..) {
         let mut plan = || {
             let count = rng.random_range(1..40);
@@ -163,7 +169,7 @@ fn hosts(rng: &mut SmallRng, links: Vec<SimLink>, seed: u64, working: &Rc<Cell<u
         Talk::introduce(&mut near, &mut far);
         server.station.expected.insert(if v6 { ipv6(end) } else { ipv4(end) }, far.qp);
         let params = ConnectParams { ird: 4, ord: 4, ..ConnectParams::default() };
-        let path = path([(end, 40_000), (1, PORT)], v6, 1500);
+        let path = path([(end, 40_000), (1, PORT)], v6, mtu);
         let station = &mut client.station;
         station.engine.connect(Instant::ZERO, &mut station.link, near.qp, path, params).unwrap();
         client.add(near);
@@ -172,14 +178,26 @@ fn hosts(rng: &mut SmallRng, links: Vec<SimLink>, seed: u64, working: &Rc<Cell<u
     hosts
 }
 
-/// Runs the scenario of a seed; returns the trace's hash.
+/// Runs the scenario of a seed with frames of one chunk and an MTU of 1500; returns the trace's hash.
 fn mixed(seed: u64) -> u64 {
+    scenario(seed, 1500, &WireConfig::default())
+}
+
+/// Runs the scenario of a seed with chunks of any size and an MTU of up to 65535.
+fn mixed_on_chains(seed: u64) -> u64 {
+    let mut rng = SmallRng::seed_from_u64(!seed);
+    let (chunk, mtu) = (1 << rng.random_range(8..=12), 1280 << rng.random_range(0..=5));
+    let (chunk, mtu) = (chunk - rng.random_range(0..chunk / 3), mtu + rng.random_range(0..=mtu / 2));
+    scenario(seed, mtu, &WireConfig::default().chained(chunk, mtu))
+}
+
+fn scenario(seed: u64, mtu: u16, config: &WireConfig) -> u64 {
     let mut rng = SmallRng::seed_from_u64(seed);
     let count = rng.random_range(2..=4);
     let mut directions: Vec<Faults> = (0..count).map(|_| faults(&mut rng)).collect();
-    let (wire, links) = Wire::switch(&WireConfig { seed, ..WireConfig::default() }, &directions);
+    let (wire, links) = Wire::switch(&WireConfig { seed, ..*config }, &directions);
     let working = Rc::new(Cell::new(0));
-    let mut hosts = hosts(&mut rng, links, seed, &working);
+    let mut hosts = hosts(&mut rng, links, seed, mtu, &working);
     let mut go = |from, limit| {
         let mut nodes: Vec<&mut dyn Node> = hosts.iter_mut().map(|h| h as &mut dyn Node).collect();
         run(&wire, &mut nodes, from, limit, |_, _| false)
@@ -234,6 +252,11 @@ fn mixed(seed: u64) -> u64 {
 #[test]
 fn sim_mixed_faults_under_whole_engines() {
     run_seeds(mixed);
+}
+
+#[test]
+fn sim_mixed_faults_under_whole_engines_on_chains_of_chunks() {
+    run_seeds(mixed_on_chains);
 }
 
 #[test]

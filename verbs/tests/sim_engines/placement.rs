@@ -155,7 +155,7 @@ impl Node for Watched {
         self.station.link.receive(&mut batch, usize::MAX);
         let busy = !batch.is_empty();
         for frame in batch {
-            self.arrived.take(self.station.link.rx_chunk(&frame, 0));
+            self.arrived.take(&self.station.link.rx_chunks(&frame).concat());
             self.station.engine.receive(now, &mut self.station.link, frame);
             self.check();
         }
@@ -195,9 +195,9 @@ fn config(markers: Markers) -> EngineConfig {
 impl Pair {
     fn new(markers: Markers, seed: u64) -> Self {
         let config = || config(markers);
-        let (tx_frames, rx_frames) = (4096, 4096);
+        let (tx_chunks, rx_chunks) = (4096, 4096);
         let (wire, near, far) =
-            Wire::new(WireConfig { seed, tx_frames, rx_frames, ring: 4096, ..WireConfig::default() });
+            Wire::new(WireConfig { seed, tx_chunks, rx_chunks, ring: 4096, ..WireConfig::default() });
         let (mut near, mut far) = (Station::new(near, config()), Station::new(far, config()));
         // Memory for receives, then as much for Writes; the writer has a source of the same layout.
         let len = 2 * MESSAGES * SLOT;

@@ -22,8 +22,8 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Frames taken from one side before the other side is served.
 const BATCH: usize = 64;
 
-/// Larger than any frame without segmentation offloads.
-const MOST_FRAME_BYTES: usize = 1 << 16;
+/// The largest frame: an IP packet of 65535 bytes and its Ethernet header.
+const MOST_FRAME_BYTES: usize = 65_535 + 14;
 
 /// Delay of frames beyond the time given by the model, caused by the machine.
 #[derive(Debug, Default)]

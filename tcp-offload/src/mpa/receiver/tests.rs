@@ -43,7 +43,7 @@ struct Lab {
 
 impl Lab {
     fn new(markers: bool, early: bool) -> Self {
-        let (_, link, peer) = Wire::new(WireConfig { rx_frames: 1 << 14, ..WireConfig::default() });
+        let (_, link, peer) = Wire::new(WireConfig { rx_chunks: 1 << 14, ..WireConfig::default() });
         let mut receiver = Receiver::new();
         receiver.expect(Framing { markers, crc: true });
         Self { receiver, ulp: Picky { early }, link, peer }

@@ -2,7 +2,7 @@
 
 use super::{Stopped, Turn};
 use crate::{
-    link::{FrameWriter, Link},
+    link::{FrameWriter, Link, chunks_for},
     seq::StreamOffset,
     tcp::{Connection, queue::Payload, sender::After},
     time::{Duration, Instant},
@@ -101,6 +101,7 @@ impl Connection {
         offset: StreamOffset,
     ) -> Result<(), Stopped> {
         let fields = self.data_fields(turn.now, offset, false);
+        let reserved = self.reserved_chunks(turn.link);
         let Some(entry) = self.tx.queue.entry(index) else { return Ok(()) };
         let (len, sum) = (entry.bytes() as usize, entry.payload_sum());
         let mut head = [0; MOST_HEADER_BYTES];
@@ -116,7 +117,7 @@ impl Connection {
             Payload::Heap(bytes) => {
                 // The frame goes back as soon as it is sent, like that of an ACK: it may come from the reserve, but
                 // leaves half of it to ACKs.
-                if turn.link.tx_available() <= self.config.reserve_frames as usize / 2 {
+                if turn.link.tx_available() < reserved / 2 + chunks_for(turn.link, written + len) {
                     return Err(turn.no_frame());
                 }
                 let Some(mut frame) = turn.link.alloc(written + len) else { return Err(turn.no_frame()) };

@@ -14,9 +14,13 @@ impl Queue {
         self.spilled_bytes
     }
 
-    /// Segments whose payload is in a frame.
-    pub(in crate::tcp) fn frames(&self) -> usize {
-        self.entries.iter().filter(|entry| matches!(entry.payload, Payload::Frame { .. })).count()
+    /// Chunks of the frames that contain payload.
+    pub(in crate::tcp) fn chunks_retained(&self) -> usize {
+        let chunks = |entry: &Entry| match &entry.payload {
+            Payload::Frame { frame, .. } => frame.chunks(),
+            Payload::Heap(_) | Payload::Fin => 0,
+        };
+        self.entries.iter().map(chunks).sum()
     }
 
     /// Moves payloads of segments first sent at `before` or earlier to the heap, the oldest first, at most `room` bytes.

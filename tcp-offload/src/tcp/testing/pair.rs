@@ -144,8 +144,8 @@ impl Pair {
         let (wire, a, b) = Wire::new(WireConfig {
             faults: *faults,
             seed,
-            tx_frames: 2048,
-            rx_frames: 2048,
+            tx_chunks: 2048,
+            rx_chunks: 2048,
             ..WireConfig::default()
         });
         let end = |link, config, source, here| End {

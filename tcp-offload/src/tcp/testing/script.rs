@@ -53,7 +53,7 @@ impl Script {
     }
 
     fn wire() -> (Wire, SimLink, SimLink) {
-        Wire::new(WireConfig { tx_frames: 256, rx_frames: 256, ..WireConfig::default() })
+        Wire::new(WireConfig { tx_chunks: 256, rx_chunks: 256, ..WireConfig::default() })
     }
 
     /// An active open whose SYN has not been sent yet.

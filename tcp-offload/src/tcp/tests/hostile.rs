@@ -61,7 +61,7 @@ fn check(script: &mut Script) {
     let info = script.conn.info();
     assert!(info.emss >= 256 && info.cwnd >= info.emss as u64);
     assert!(info.in_flight <= script.source.at + 1);
-    assert!(info.frames_retained <= 200);
+    assert!(info.chunks_retained <= 200);
 }
 
 proptest! {
@@ -70,7 +70,7 @@ proptest! {
         segments in proptest::collection::vec(segment(), 1..60),
         start in 0u8..3, sack: bool, timestamps: bool, ecn: bool,
     ) {
-        let config = TcpConfig { sack, timestamps, ecn, max_frames: 200, ..TcpConfig::default() };
+        let config = TcpConfig { sack, timestamps, ecn, max_chunks: 200, ..TcpConfig::default() };
         let source = Stream::new(30_000, 700, true);
         let mut script = match start {
             0 => Script::connecting(config, source),
@@ -113,7 +113,7 @@ proptest! {
             rounds += 1;
             prop_assert!(rounds < 200, "stuck at {}", script.acked());
         }
-        prop_assert_eq!(script.conn.info().frames_retained, 0);
+        prop_assert_eq!(script.conn.info().chunks_retained, 0);
         script.tear_down();
     }
 }

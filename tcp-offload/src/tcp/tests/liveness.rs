@@ -51,7 +51,7 @@ fn rfc6298_s3_what_was_sent_twice_is_not_measured() {
     script.wait(ms(150));
     assert!(script.conn.counters().tlp_probes > 0);
     script.ack(1000, &[]);
-    assert_eq!((script.conn.info().srtt, script.conn.info().frames_retained), (before, 0));
+    assert_eq!((script.conn.info().srtt, script.conn.info().chunks_retained), (before, 0));
     script.source.total += 1000;
     script.run();
     script.now += ms(9);
@@ -98,7 +98,7 @@ fn rfc5681_s3_1_after_a_timeout_slow_start_repeats_what_was_lost() {
     let sent = script.ack(3000, &[]);
     assert_eq!(sent.iter().map(offset).collect::<Vec<_>>(), [3000, 4000, 5000]);
     script.ack(8000, &[]);
-    assert_eq!(script.conn.info().frames_retained, 0);
+    assert_eq!(script.conn.info().chunks_retained, 0);
 }
 
 #[test]
@@ -264,8 +264,8 @@ fn zeros() -> TcpConfig {
         fin_wait_2: zero,
         challenges: 0,
         challenge_period: zero,
-        max_frames: 0,
-        reserve_frames: 0,
+        max_chunks: 0,
+        reserve_chunks: 0,
         hop_limit: 0,
         dscp: 255,
         ..TcpConfig::default()

@@ -33,7 +33,7 @@ fn rfc1191_s6_what_is_in_flight_is_cut_to_the_new_size_and_sent_again() {
     assert_eq!(after.counters.recut, 3);
     assert_eq!(after.ssthresh, before.ssthresh, "no congestion: the window stays");
     script.ack(3000, &[]);
-    assert_eq!(script.conn.info().frames_retained, 0);
+    assert_eq!(script.conn.info().chunks_retained, 0);
     script.source.total += 600;
     assert_eq!(pieces(&script.run()), [(3000, 600)]);
 }

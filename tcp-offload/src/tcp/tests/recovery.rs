@@ -299,7 +299,7 @@ fn rfc2018_s8_a_reneging_receiver_gets_everything_again() {
         script.ack(acked, &[]);
         script.wait(ms(1));
     }
-    assert_eq!(script.conn.info().frames_retained, 0);
+    assert_eq!(script.conn.info().chunks_retained, 0);
 }
 
 #[test]

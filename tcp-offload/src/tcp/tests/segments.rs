@@ -83,7 +83,7 @@ fn rfc5961_s5_2_acks_far_off_are_refused_with_their_data() {
     }
     script.exchange(Fields { ack: iss(0).sub(65_535), ..plain(&script) }, 10);
     assert_eq!(script.conn.contiguous(), 10, "an old but acceptable ACK brings data");
-    assert_eq!(script.conn.info().frames_retained, 1);
+    assert_eq!(script.conn.info().chunks_retained, 1);
 }
 
 #[test]

@@ -210,10 +210,10 @@ fn without_scaling_by_the_peer_our_window_is_at_most_65535() {
 
 #[test]
 fn room_and_frames_bound_what_one_call_sends() {
-    let mut script = Script::established(TcpConfig { max_frames: 5, ..TcpConfig::default() }, bulk(20));
+    let mut script = Script::established(TcpConfig { max_chunks: 5, ..TcpConfig::default() }, bulk(20));
     assert_eq!(script.run_with_room(2).len(), 2);
     assert_eq!(script.run().len(), 3);
-    assert_eq!(script.conn.info().frames_retained, 5);
+    assert_eq!(script.conn.info().chunks_retained, 5);
     assert_eq!(script.ack(1000, &[]).len(), 1);
 }
 
