@@ -12,6 +12,7 @@ use xwarp_tcp::wire::{Flow, Path, VlanTags};
 use crate::config::{Attributes, Counters, DriverConfig};
 use crate::error::{OpenError, ResolveError};
 use crate::frames::FrameCensus;
+use crate::kick::{Kicker, Kicks};
 use crate::netlink::Netlink;
 use crate::netlink::link::Link;
 use crate::netlink::monitor::{Change, Event, Monitor};
@@ -35,6 +36,9 @@ pub struct Interface {
     pub(crate) rings: Rings,
     pub(crate) sizes: Sizes,
     pub(crate) counters: Counters,
+    pub(crate) kicks: Kicks,
+    /// Frames were submitted since the last flush.
+    pub(crate) sent_since_flush: bool,
     /// The queue from which the next batch is received first.
     pub(crate) next_queue: u16,
     monitor: Monitor,
@@ -61,6 +65,7 @@ impl Interface {
         // Listening starts before the addresses are read, so no change in between is missed.
         let monitor = Monitor::open(found.link.index).map_err(system("listening for address changes"))?;
         let (mode, sizes, rings) = open::bring_up(&mut program, &found, sizes, config)?;
+        let kicks = Kicks::new(&rings).map_err(system("duplicating sockets"))?;
         let largest_mtu = open::largest_mtu(mode, &sizes);
         let attributes = Attributes {
             name: name.into(),
@@ -82,6 +87,8 @@ impl Interface {
             rings,
             sizes,
             counters: Counters::default(),
+            kicks,
+            sent_since_flush: false,
             next_queue: 0,
             monitor,
             netlink,
@@ -107,6 +114,7 @@ impl Interface {
     /// frame.
     pub fn counters(&self) -> Counters {
         let mut counters = self.counters;
+        self.kicks.count(&mut counters);
         for queue in 0..self.rings.queues() {
             let Some(statistics) =
                 self.rings.socket(queue).and_then(|socket| sockopt::xdp_statistics(socket).ok())
@@ -135,6 +143,12 @@ impl Interface {
     /// The sockets of all queues: readable when a frame has come in.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         (0..self.rings.queues()).filter_map(|queue| self.rings.socket(queue))
+    }
+
+    /// Takes over the kicks: from now on [`flush`](xwarp_tcp::link::Link::flush) only requests them, and the caller calls
+    /// [`Kick::kick`](xwarp_tcp::link::Kick::kick) after each.
+    pub fn kicker(&mut self) -> Kicker {
+        self.kicks.hand_over()
     }
 
     /// Frames that wait on transmit rings because the kernel did not take them (its send buffer or the path's queue

@@ -11,7 +11,8 @@
 //! | `interface`, `open` | opening, attributes, counters, events |
 //! | `resolver` | from a peer's address to a path |
 //! | `deadline` | the end of a wait with a limit |
-//! | `link` | the `Link` implementation: rings to tokens and back, the kick |
+//! | `link` | the `Link` implementation: rings to tokens and back |
+//! | `kick` | the kick, by any thread |
 //! | [`frames`] | the place of each chunk |
 //! | `sys` | everything `unsafe`: rings, frame memory, one ioctl |
 //! | [`netlink`] | links, addresses, routes, neighbours, notifications |
@@ -27,6 +28,7 @@ mod deadline;
 pub mod error;
 pub mod frames;
 mod interface;
+mod kick;
 mod link;
 pub mod netlink;
 mod open;
@@ -38,6 +40,7 @@ pub use config::{Attributes, Counters, DriverConfig, Mode, ModePreference, SINGL
 pub use error::{CAPABILITIES, OpenError, PortError, ResolveError};
 pub use frames::FrameCensus;
 pub use interface::Interface;
+pub use kick::Kicker;
 pub use netlink::monitor::Event;
 pub use port::{PortReservation, reserve_port};
 pub use resolver::{Resolver, Route};

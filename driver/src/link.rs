@@ -1,18 +1,14 @@
-//! The [`Link`] implementation: tokens to ring descriptors and back, and the kick.
+//! The [`Link`] implementation: tokens to ring descriptors and back.
 
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{RecvFlags, recv};
 use xwarp_tcp::link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
 
 use crate::interface::Interface;
 use crate::sys::{CHUNK_CAPACITY, chunks_of};
 
 /// Number of free chunks from which on they are put back on the queue's fill ring at once; fewer wait for the next
-/// flush.
+/// call of `receive`.
 const REFILL_BATCH: usize = 32;
-
-/// Largest number of consecutive kicks of one queue, each of at most 32 chunks (the kernel's budget).
-const MAX_KICKS: usize = 64;
 
 impl Link for Interface {
     fn chunk_bytes(&self) -> usize {
@@ -40,6 +36,7 @@ impl Link for Interface {
                 break;
             }
             let queue = (self.next_queue + turn) % queues;
+            self.rings.complete(queue);
             self.refill(queue, 1);
             let mut bytes = 0;
             let taken = self.rings.receive(queue, room, |arrived| {
@@ -88,6 +85,7 @@ impl Link for Interface {
             return Err(RingFull);
         };
         frame.shorten(chunks);
+        self.sent_since_flush = true;
         self.counters.sent_frames += 1;
         self.counters.sent_bytes += len as u64;
         Ok(())
@@ -99,9 +97,17 @@ impl Link for Interface {
 
     fn flush(&mut self) {
         for queue in 0..self.rings.queues() {
-            self.kick(queue);
-            self.rings.complete(queue);
-            self.refill(queue, 1);
+            self.request_kick(queue);
+        }
+        self.sent_since_flush = false;
+        if self.kicks.serve() {
+            for queue in 0..self.rings.queues() {
+                self.rings.complete(queue);
+                self.refill(queue, 1);
+            }
+        } else if self.rings.transmit_free() < self.sizes.transmit as usize / 2 {
+            // Otherwise the next call of `receive` has time for it: here a message waits for its kick.
+            self.complete();
         }
     }
 
@@ -122,40 +128,12 @@ impl Link for Interface {
 }
 
 impl Interface {
-    /// Makes the kernel send the frames on the queue's ring. A frame that stays there (EAGAIN, ENOBUFS) is sent by a
-    /// later kick; TCP retransmits a frame that the kernel drops (EBUSY).
-    fn kick(&mut self, queue: u16) {
-        let mut left = self.rings.transmit_pending(queue, self.sizes.transmit_ring);
-        for _ in 0..MAX_KICKS {
-            if left == 0 || !self.rings.transmit_sleeps(queue) {
-                return;
-            }
-            let Some(socket) = self.socket(QueueId(queue)) else { return };
-            let kicked = send(socket, &[], SendFlags::DONTWAIT);
-            let counters = &mut self.counters;
-            counters.kicks += 1;
-            match kicked {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => counters.kick_again += 1,
-                Err(Errno::BUSY) => counters.kick_lost += 1,
-                Err(Errno::NOBUFS) => counters.kick_no_buffers += 1,
-                Err(Errno::NETDOWN | Errno::NXIO) => {
-                    counters.kick_down += 1;
-                    return;
-                }
-                Err(_) => {
-                    counters.kick_failed += 1;
-                    return;
-                }
-            }
-            let before = left;
-            left = self.rings.transmit_pending(queue, self.sizes.transmit_ring);
-            if left == before {
-                // No progress: the send buffer or the path's queue is full, or the completion ring needs room.
-                if self.rings.complete(queue) == 0 {
-                    return;
-                }
-            }
+    /// Requests a kick of the queue if frames are on its ring and the kernel must be told.
+    fn request_kick(&mut self, queue: u16) {
+        let new = self.sent_since_flush;
+        let left = self.rings.transmit_pending(queue, self.sizes.transmit_ring);
+        if left > 0 && self.rings.transmit_sleeps(queue) {
+            self.kicks.request(queue, left, new);
         }
     }
 

@@ -258,6 +258,26 @@ impl<'a> FrameWriter<'a> {
     }
 }
 
+/// Makes an interface send what was submitted, in a thread that does not hold the [`Link`]: a kick is a system call that
+/// takes longer than all other work on a frame, and other threads use the link meanwhile. Any number of threads may call
+/// it at the same time. It does not keep the interface open.
+pub trait Kick: Send + Sync {
+    /// Serves the requests of [`Link::flush`] that no other thread is serving.
+    fn kick(&self) -> Kicked;
+}
+
+/// The outcome of [`Kick::kick`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kicked {
+    /// Nothing was requested, or another thread serves it.
+    Nothing,
+    /// All requests have been served.
+    Done,
+    /// The interface had no room for all frames, or other threads request faster than one thread serves: some thread must
+    /// flush and kick again soon.
+    More,
+}
+
 /// A network interface as the stack sees it.
 ///
 /// The trait is object safe on purpose: the stack and everything above it are compiled once for the driver and the
@@ -298,7 +318,8 @@ pub trait Link: Send {
     /// Takes back a frame; when it is still being sent, it becomes free when that is done.
     fn release(&mut self, frame: TxFrame);
 
-    /// Makes the interface send what was submitted (the kick), and takes completions.
+    /// Makes the interface send what was submitted (the kick), and takes completions. Where the link's user has taken
+    /// over the kicks, this only requests one: see [`Kick`].
     fn flush(&mut self);
 
     /// Installs a steering rule.

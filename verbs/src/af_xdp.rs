@@ -11,7 +11,7 @@ use std::{
 
 use xwarp_driver::{DriverConfig, Event, Mode, OpenError, PortError, ResolveError};
 use xwarp_tcp::{
-    link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
+    link::{ChunksMut, Kick, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
     wire::{Flow, Mac, Path},
 };
 
@@ -149,6 +149,10 @@ impl Interface for AfXdp {
 
     fn resolver(&self) -> Arc<dyn Resolver> {
         Arc::clone(&self.routes) as Arc<dyn Resolver>
+    }
+
+    fn kicker(&mut self) -> Option<Arc<dyn Kick>> {
+        Some(Arc::new(self.driver.kicker()))
     }
 
     fn change(&mut self) -> Option<InterfaceChange> {

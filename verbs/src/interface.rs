@@ -13,7 +13,7 @@ use std::{
 };
 
 use xwarp_tcp::{
-    link::{Link, QueueId},
+    link::{Kick, Link, QueueId},
     wire::{Flow, Mac, Path, VlanTags},
 };
 
@@ -186,6 +186,12 @@ pub trait Interface: Link {
 
     /// Routes, neighbours and ports.
     fn resolver(&self) -> Arc<dyn Resolver>;
+
+    /// Takes over the kicks: from now on [`Link::flush`] only requests them, and the caller serves the requests after it
+    /// has released the engine's lock. `None` for an interface that sends without a system call.
+    fn kicker(&mut self) -> Option<Arc<dyn Kick>> {
+        None
+    }
 
     /// The next change since the last call, if any.
     fn change(&mut self) -> Option<InterfaceChange>;

@@ -21,7 +21,9 @@ use pcap_file::{
     },
 };
 use xwarp_tcp::{
-    link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame, rx_pieces},
+    link::{
+        ChunksMut, Kick, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame, rx_pieces,
+    },
     wire::{Flow, Mac},
 };
 
@@ -197,6 +199,10 @@ impl Interface for Tap {
 
     fn resolver(&self) -> Arc<dyn Resolver> {
         self.inner.resolver()
+    }
+
+    fn kicker(&mut self) -> Option<Arc<dyn Kick>> {
+        self.inner.kicker()
     }
 
     fn change(&mut self) -> Option<InterfaceChange> {

@@ -13,7 +13,10 @@ use std::{
     time::Duration,
 };
 
-use xwarp_tcp::time::Instant;
+use xwarp_tcp::{
+    link::{Kick, Kicked},
+    time::Instant,
+};
 
 use super::{
     async_event::AsyncQueue,
@@ -38,6 +41,8 @@ const CHANGE_EVERY: Duration = Duration::from_millis(20);
 const MOST_LOOKUPS: usize = 8;
 /// Longest sleep in an application's own wait, which verbs of other threads cannot shorten.
 const APPLICATION_WAIT: Duration = Duration::from_millis(5);
+/// Largest number of times that one call transmits again what had no room before its kick.
+const MOST_REFILLS: usize = 4;
 /// Largest number of turns in one call of [`Shared::progress`]: about 4000 frames.
 const MOST_TURNS: usize = 64;
 /// Value of `wakes_at` while the progress thread does not sleep.
@@ -68,6 +73,8 @@ type FailureStep = (&'static str, fn(&mut State));
 /// The part of a device that its handles, objects and threads share.
 pub(crate) struct Shared {
     state: Mutex<State>,
+    /// Kicks the interface, outside the lock. `None` where [`Link::flush`](xwarp_tcp::link::Link::flush) sends.
+    kicker: Option<Arc<dyn Kick>>,
     pub(crate) clock: Clock,
     /// Whether applications run the engine when they poll.
     pub(crate) application_progress: bool,
@@ -127,8 +134,10 @@ impl State {
 
 impl Shared {
     pub(crate) fn new(setup: Setup, resolver: Arc<dyn Resolver>) -> io::Result<Self> {
-        let Setup { engine, link, cm, clock, application_progress, has_thread } = setup;
+        let Setup { engine, mut link, cm, clock, application_progress, has_thread } = setup;
+        let kicker = link.kicker();
         Ok(Self {
+            kicker,
             state: Mutex::new(State { engine, link, cm, ask_changes_at: Instant::ZERO }),
             clock,
             application_progress,
@@ -165,9 +174,37 @@ impl Shared {
                 engine.transmit(now, &mut **link);
             }
             self.conclude(state, now);
-            result
+            (result, state.engine.wants_to_transmit())
         });
-        done.unwrap_or_else(R::of_failed_device)
+        self.kick(done.as_ref().is_some_and(|(_, starved)| *starved));
+        done.map_or_else(R::of_failed_device, |(result, _)| result)
+    }
+
+    /// Kicks the interface for what was submitted under the lock, which the caller has released: other threads post and
+    /// poll meanwhile. `starved`: the link had no room for all that the engine wanted to send. The kick may have made room,
+    /// so the rest is sent then.
+    fn kick(&self, starved: bool) {
+        let Some(kicker) = &self.kicker else { return };
+        let mut starved = starved;
+        for _ in 0..=MOST_REFILLS {
+            match kicker.kick() {
+                Kicked::Nothing => return,
+                Kicked::Done => {}
+                // A thread that serves all others has no end; the progress thread goes on.
+                Kicked::More => return self.doorbell.ring(),
+            }
+            if !starved {
+                return;
+            }
+            let refilled = self.guarded(self.lock(), |state| {
+                let now = self.clock.now();
+                let State { engine, link, .. } = state;
+                engine.transmit(now, &mut **link);
+                self.conclude(state, now);
+                state.engine.wants_to_transmit()
+            });
+            starved = refilled.unwrap_or(false);
+        }
     }
 
     /// Runs `f` unless the device has failed. A panic of `f` is caught and fails the device. Returns `None` in both
@@ -260,9 +297,11 @@ impl Shared {
             let State { engine, link, .. } = state;
             let received = engine.turn(now, &mut **link);
             self.conclude(state, now);
-            received
+            (received, state.engine.wants_to_transmit())
         });
-        turned.unwrap_or(false)
+        let (received, starved) = turned.unwrap_or_default();
+        self.kick(starved);
+        received
     }
 
     /// Passes on the events and deadlines that the engine's last work may have caused.

@@ -10,6 +10,8 @@ use xwarp_verbs::{
     sim::{self, WireConfig},
 };
 
+pub mod probe;
+
 pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// Two devices; the first has 192.0.2.1, the second 192.0.2.2.
