@@ -148,8 +148,8 @@ pub use self::{
     api::{
         AsyncEvents, CompletionChannel, CompletionQueue, CompletionQueueOptions, Counters, CqNotification,
         Device, DeviceAttributes, DeviceFailed, DeviceOptions, FastRegion, FastRegionOptions, MemoryRegion,
-        MemoryWindow, OpenError, PostListError, Progress, ProtectionDomain, QueuePair, RegionOptions,
-        RegisterError, SharedReceiveQueue, cm,
+        MemoryWindow, OpenError, PostBatch, PostListError, Progress, ProtectionDomain, QueuePair,
+        RegionOptions, RegisterError, SharedReceiveQueue, cm,
     },
     ddp::{DdpError, STag, TaggedOffset},
     memory::{AccessError, Memory, Pages},

@@ -101,6 +101,12 @@ impl<U: Ulp> Stack<U> {
         self.slots.get(conn.index as usize).filter(|s| s.generation == conn.generation).map(|s| s.tcp.info())
     }
 
+    /// Payload bytes of a full segment of a connection that has data in flight; `None` while its pipe is empty.
+    pub fn emss_in_flight(&self, conn: ConnId) -> Option<usize> {
+        let slot = self.slots.get(conn.index as usize).filter(|s| s.generation == conn.generation)?;
+        slot.tcp.has_unacknowledged().then(|| slot.tcp.emss())
+    }
+
     /// MPA's counters of a connection.
     pub fn mpa_counters_of(&self, conn: ConnId) -> Option<mpa::Counters> {
         let slot = self.slots.get(conn.index as usize).filter(|s| s.generation == conn.generation)?;

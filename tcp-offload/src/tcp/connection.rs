@@ -465,6 +465,11 @@ impl Connection {
         self.emss
     }
 
+    /// Whether segments were sent that the peer has not acknowledged.
+    pub fn has_unacknowledged(&self) -> bool {
+        !self.tx.queue.is_empty()
+    }
+
     /// `RCV.NXT` as an offset: all below has been taken.
     pub fn contiguous(&self) -> StreamOffset {
         self.rx.next()

@@ -157,6 +157,7 @@ impl CompletionQueue {
         shared.note_poll();
         let found = self.0.ring.poll(out, max);
         if found > 0 {
+            shared.send_due_posts();
             return found;
         }
         shared.try_progress();
@@ -168,6 +169,7 @@ impl CompletionQueue {
         let shared = self.0.device.shared();
         shared.note_poll();
         if let Some(completion) = self.0.ring.pop() {
+            shared.send_due_posts();
             return Some(completion);
         }
         shared.try_progress();

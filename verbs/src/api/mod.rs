@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `device` | opening, closing, what a device is |
 //! | `shared`, `progress` | the engine's lock, the turn, the progress thread |
+//! | `gather` | posts that wait for the next poll |
 //! | `failure` | what is left of a device whose engine panicked |
 //! | `protection`, `window`, `queue_pair`, `completion`, `work` | the nouns of verbs |
 //! | `cm` | the connection manager |
@@ -16,6 +17,7 @@ mod completion;
 mod counters;
 mod device;
 mod failure;
+mod gather;
 mod progress;
 mod protection;
 mod queue_pair;
@@ -33,7 +35,7 @@ pub use self::{
     failure::DeviceFailed,
     progress::Progress,
     protection::{MemoryRegion, ProtectionDomain, RegionOptions, RegisterError},
-    queue_pair::{QueuePair, SharedReceiveQueue},
+    queue_pair::{PostBatch, QueuePair, SharedReceiveQueue},
     window::{FastRegion, FastRegionOptions, MemoryWindow},
     work::PostListError,
 };

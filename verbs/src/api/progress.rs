@@ -66,7 +66,9 @@ impl Watch {
             return false;
         }
         let before = std::mem::replace(self, Self { polls: shared.polls(), at: now });
-        self.polls >= BUSY_POLLS && self.polls.abs_diff(before.polls) >= STEADY_POLLS
+        self.polls >= BUSY_POLLS
+            && self.polls.abs_diff(before.polls) >= STEADY_POLLS
+            && !shared.application_forgets_posts()
     }
 }
 
@@ -76,7 +78,8 @@ fn run(shared: &Shared, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     while !shared.stopping() && !shared.failed() {
         if watch.sees_polling(shared) {
             shared.nap(nap)?;
-            nap = (nap * 2).min(NAP[1]);
+            // Gathered posts wait for a nap at most, should the application stop polling.
+            nap = if shared.gathered_lately() { NAP[0] } else { (nap * 2).min(NAP[1]) };
         } else {
             nap = NAP[0];
             shared.progress();

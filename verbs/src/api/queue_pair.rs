@@ -8,6 +8,7 @@ use super::{
     completion::CompletionQueue,
     counters::Counters,
     device::{Device, destroyed},
+    gather::wire_bytes,
     protection::ProtectionDomain,
     work::PostListError,
 };
@@ -156,20 +157,27 @@ impl QueuePair {
         info.map(|(tcp, mpa)| Counters::of_connection(&tcp, &mpa)).unwrap_or_default()
     }
 
-    /// Posts a request to the send queue and transmits as much of it as the window allows before it returns.
+    /// Posts a request to the send queue.
+    ///
+    /// While nothing of the connection is in flight, the request is transmitted before this returns. The same holds for an
+    /// application that does not poll all the time. While it does and data is in flight, small requests gather, so that
+    /// several messages share a segment and several segments a system call: they are transmitted with the next poll that
+    /// finds no completion, as soon as they fill a few segments, or with the first post or poll after 50 us. Should the
+    /// application stop polling, the progress thread transmits them at the end of its nap, within 4 ms. Requests of one
+    /// queue pair always leave in the order in which they were posted.
     pub fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), PostError> {
-        self.device().shared().with(|state, _| state.engine.post_send(self.id, request))
+        let bytes = wire_bytes(request);
+        self.device().shared().post(self.id, bytes, |engine| engine.post_send(self.id, request))
     }
 
-    /// Posts requests in order with one call, which takes the device's lock once; several small messages may then share
-    /// a segment. Stops at the first request that is refused.
+    /// Posts requests in order with one call, which takes the device's lock once and kicks the interface at most once;
+    /// several small messages may then share a segment. Stops at the first request that is refused. See
+    /// [`post_send`](Self::post_send) for the time at which they leave.
     pub fn post_send_list(&self, requests: &[WorkRequest<'_>]) -> Result<(), PostListError> {
-        self.device().shared().with(|state, _| {
+        let bytes = requests.iter().map(wire_bytes).fold(0, usize::saturating_add);
+        self.device().shared().post(self.id, bytes, |engine| {
             for (posted, request) in requests.iter().enumerate() {
-                state
-                    .engine
-                    .post_send(self.id, request)
-                    .map_err(|source| PostListError { posted, source })?;
+                engine.post_send(self.id, request).map_err(|source| PostListError { posted, source })?;
             }
             Ok(())
         })
@@ -177,17 +185,14 @@ impl QueuePair {
 
     /// Posts a receive.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        self.device().shared().with(|state, _| state.engine.post_recv(self.id, request))
+        self.device().shared().post_receive(|engine| engine.post_recv(self.id, request))
     }
 
     /// Posts receives in order with one call. Stops at the first one that is refused.
     pub fn post_recv_list(&self, requests: &[RecvRequest<'_>]) -> Result<(), PostListError> {
-        self.device().shared().with(|state, _| {
+        self.device().shared().post_receive(|engine| {
             for (posted, request) in requests.iter().enumerate() {
-                state
-                    .engine
-                    .post_recv(self.id, request)
-                    .map_err(|source| PostListError { posted, source })?;
+                engine.post_recv(self.id, request).map_err(|source| PostListError { posted, source })?;
             }
             Ok(())
         })
@@ -201,6 +206,48 @@ impl QueuePair {
     /// Resets the connection and flushes all work.
     pub fn abort(&self) -> Result<(), ResourceError> {
         self.device().shared().with(|state, _| state.engine.abort(self.id))
+    }
+}
+
+/// Requests for queue pairs of one device that leave together, when this is dropped: with one kick of the interface for all
+/// of them, and small messages of one queue pair in shared segments. Other activity of the device may transmit some of
+/// them earlier.
+///
+/// ```no_run
+/// # use xwarp_verbs::{Device, Payload, PostError, QueuePair, WorkRequest};
+/// # fn send(device: &Device, qps: &[QueuePair]) -> Result<(), PostError> {
+/// let batch = device.batch();
+/// for qp in qps {
+///     batch.post_send(qp, &WorkRequest::send(1, Payload::Inline(b"to all")))?;
+/// }
+/// drop(batch);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "the requests leave when the batch is dropped"]
+pub struct PostBatch<'d>(&'d Device);
+
+impl PostBatch<'_> {
+    /// Posts a request to the send queue of `qp`, which must be a queue pair of the batch's device.
+    pub fn post_send(&self, qp: &QueuePair, request: &WorkRequest<'_>) -> Result<(), PostError> {
+        if !self.0.is(qp.device()) {
+            return Err(PostError::Unknown);
+        }
+        self.0.shared().post_in_batch(|engine| engine.post_send(qp.id, request))
+    }
+}
+
+impl Drop for PostBatch<'_> {
+    fn drop(&mut self) {
+        self.0.shared().with(|_, _| ());
+    }
+}
+
+impl Device {
+    /// Begins a batch of posts: they leave together when it is dropped.
+    pub fn batch(&self) -> PostBatch<'_> {
+        PostBatch(self)
     }
 }
 
@@ -234,7 +281,7 @@ impl SharedReceiveQueue {
 
     /// Posts a receive for the queue pair that needs one first.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        self.0.pd.device().shared().with(|state, _| state.engine.post_srq_recv(self.0.id, request))
+        self.0.pd.device().shared().post_receive(|engine| engine.post_srq_recv(self.0.id, request))
     }
 
     /// Number of receives that are posted and not taken by a queue pair.

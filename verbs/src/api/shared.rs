@@ -22,11 +22,12 @@ use super::{
     async_event::AsyncQueue,
     cm::table::CmTable,
     failure::{Answer, ClosedInterface, DeviceFailed},
+    gather::Gathered,
 };
 use crate::{
     engine::Engine,
     interface::{Interface, InterfaceChange, Resolver},
-    rnic::AsyncEvent,
+    rnic::{AsyncEvent, QpId},
     system::{Clock, Doorbell, lock, wait_readable},
 };
 
@@ -67,6 +68,16 @@ pub(crate) struct Setup {
     pub(crate) has_thread: bool,
 }
 
+/// When the requests that a verb has posted leave.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Leave {
+    Now,
+    /// With the application's next poll, or the thread's next look.
+    WithNextPoll,
+    /// With a call that follows soon.
+    WithBatch,
+}
+
 /// A step of failing a device, with its description for the log in case the step fails too.
 type FailureStep = (&'static str, fn(&mut State));
 
@@ -88,6 +99,10 @@ pub(crate) struct Shared {
     wakes_at: AtomicU64,
     /// Polls of the application since it last armed a queue.
     polls: AtomicU64,
+    /// The progress thread has seen that the application polls, and naps.
+    napping: AtomicBool,
+    /// Posts that wait for the next poll.
+    gathered: Gathered,
     stop: AtomicBool,
     /// Set when the engine panicked: it does not run any more.
     failure: OnceLock<DeviceFailed>,
@@ -147,6 +162,8 @@ impl Shared {
             doorbell: Doorbell::new()?,
             wakes_at: AtomicU64::new(NOT_WAITING),
             polls: AtomicU64::new(0),
+            napping: AtomicBool::new(false),
+            gathered: Gathered::new(),
             stop: AtomicBool::new(false),
             failure: OnceLock::new(),
             failure_bell: Doorbell::new()?,
@@ -166,18 +183,74 @@ impl Shared {
     /// Runs a verb and transmits the work that it made ready. If the device has failed or fails now, the verb returns
     /// the answer of a failed device.
     pub(crate) fn with<R: Answer>(&self, f: impl FnOnce(&mut State, Instant) -> R) -> R {
+        self.call(|state, now| (f(state, now), Leave::Now))
+    }
+
+    /// Posts requests of `bytes` bytes to the send queue of `qp`, which may be gathered.
+    pub(crate) fn post<R: Answer>(&self, qp: QpId, bytes: usize, f: impl FnOnce(&mut Engine) -> R) -> R {
+        self.call(|state, now| {
+            let gathers = self.application_polls()
+                && state.engine.emss_in_flight(qp).is_some_and(|emss| self.gathered.add(now, bytes, emss));
+            (f(&mut state.engine), if gathers { Leave::WithNextPoll } else { Leave::Now })
+        })
+    }
+
+    /// Posts a receive, which does not make gathered posts leave.
+    pub(crate) fn post_receive<R: Answer>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
+        self.call(|state, now| {
+            let waits = self.gathered.any() && !self.gathered.is_due(now);
+            (f(&mut state.engine), if waits { Leave::WithNextPoll } else { Leave::Now })
+        })
+    }
+
+    /// Posts requests that leave with a later call.
+    pub(crate) fn post_in_batch<R: Answer>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
+        self.call(|state, _| (f(&mut state.engine), Leave::WithBatch))
+    }
+
+    fn call<R: Answer>(&self, f: impl FnOnce(&mut State, Instant) -> (R, Leave)) -> R {
         let done = self.guarded(self.lock(), |state| {
             let now = self.clock.now();
-            let result = f(state, now);
-            let State { engine, link, .. } = state;
-            if engine.wants_to_transmit() {
-                engine.transmit(now, &mut **link);
+            let (result, leave) = f(state, now);
+            if leave == Leave::Now && state.engine.wants_to_transmit() {
+                self.transmit(state, now);
             }
-            self.conclude(state, now);
-            (result, state.engine.wants_to_transmit())
+            if leave != Leave::WithBatch {
+                self.conclude(state, now);
+            }
+            (result, leave == Leave::Now && state.engine.wants_to_transmit())
         });
         self.kick(done.as_ref().is_some_and(|(_, starved)| *starved));
         done.map_or_else(R::of_failed_device, |(result, _)| result)
+    }
+
+    fn transmit(&self, state: &mut State, now: Instant) {
+        let State { engine, link, .. } = state;
+        engine.transmit(now, &mut **link);
+        self.gathered.clear();
+    }
+
+    /// Whether the application polls so often that posts may wait for it. The progress thread, if there is one, has seen
+    /// that, and looks again after each nap.
+    fn application_polls(&self) -> bool {
+        self.polls() >= BUSY_POLLS && (!self.has_thread || self.napping.load(Ordering::Relaxed))
+    }
+
+    /// Sends gathered posts that have waited long enough: called by polls that do not run the engine.
+    pub(crate) fn send_due_posts(&self) {
+        if self.gathered.any() && self.gathered.is_due(self.clock.now()) {
+            self.try_progress();
+        }
+    }
+
+    /// Whether gathered posts wait although the application had time to poll.
+    pub(crate) fn application_forgets_posts(&self) -> bool {
+        self.gathered.any() && self.gathered.is_due(self.clock.now())
+    }
+
+    /// Whether posts were gathered since the last call.
+    pub(crate) fn gathered_lately(&self) -> bool {
+        self.gathered.lately()
     }
 
     /// Kicks the interface for what was submitted under the lock, which the caller has released: other threads post and
@@ -198,8 +271,7 @@ impl Shared {
             }
             let refilled = self.guarded(self.lock(), |state| {
                 let now = self.clock.now();
-                let State { engine, link, .. } = state;
-                engine.transmit(now, &mut **link);
+                self.transmit(state, now);
                 self.conclude(state, now);
                 state.engine.wants_to_transmit()
             });
@@ -296,6 +368,7 @@ impl Shared {
             let now = self.clock.now();
             let State { engine, link, .. } = state;
             let received = engine.turn(now, &mut **link);
+            self.gathered.clear();
             self.conclude(state, now);
             (received, state.engine.wants_to_transmit())
         });
@@ -368,6 +441,9 @@ impl Shared {
 
     /// Notes that the application is about to sleep and must be woken: it no longer counts as polling.
     pub(crate) fn application_sleeps(&self) {
+        if self.gathered.any() {
+            self.with(|_, _| ());
+        }
         if self.polls.swap(0, Ordering::Relaxed) >= BUSY_POLLS {
             self.doorbell.ring();
         }
@@ -441,7 +517,10 @@ impl Shared {
 
     /// Sleeps for at most `limit` while the application runs the engine. Frames do not end this sleep.
     pub(crate) fn nap(&self, limit: Duration) -> io::Result<()> {
-        wait_readable([self.doorbell.as_fd()], Some(limit))?;
+        self.napping.store(true, Ordering::Relaxed);
+        let woken = wait_readable([self.doorbell.as_fd()], Some(limit));
+        self.napping.store(false, Ordering::Relaxed);
+        woken?;
         self.doorbell.clear();
         Ok(())
     }

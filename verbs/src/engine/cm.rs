@@ -134,6 +134,11 @@ impl Engine {
         Some((self.stack.info(conn)?, self.stack.mpa_counters_of(conn)?))
     }
 
+    /// Payload bytes of a full segment of a queue pair whose connection has data in flight.
+    pub fn emss_in_flight(&self, qp: QpId) -> Option<usize> {
+        self.stack.emss_in_flight(self.rnic.connection_of(qp)?)
+    }
+
     /// The TCP settings of a new connection, which [`Self::tune`] changes.
     pub fn tuning_defaults(&self) -> Tuning {
         self.stack.tuning_defaults()

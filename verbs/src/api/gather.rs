@@ -1,0 +1,90 @@
+//! Gathering: while an application polls and a connection has data in flight, small posts wait for the next poll, so that
+//! several messages share a segment and several segments a kick (`docs/decisions/0012-*`).
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::Duration,
+};
+
+use xwarp_tcp::time::Instant;
+
+use crate::rnic::{Operation, Payload, WorkRequest};
+
+/// Longest time that a post waits while the application goes on to post or poll.
+const LIMIT: Duration = Duration::from_micros(50);
+/// Full segments of gathered posts that are sent at once.
+const SEGMENTS: usize = 4;
+/// Estimate of the bytes that framing adds to a message: MPA's length, pad and CRC, and DDP's header.
+const FRAMING_BYTES: usize = 26;
+/// Value of `until` while no post waits.
+const NOTHING: u64 = 0;
+
+/// The posts that wait. Changed under the engine's lock only.
+#[derive(Debug)]
+pub(super) struct Gathered {
+    /// When the posts are sent without another poll, in nanoseconds of the device's clock.
+    until: AtomicU64,
+    /// Bytes of the posts on the wire.
+    bytes: AtomicU64,
+    /// Posts waited since the progress thread last asked.
+    lately: AtomicBool,
+}
+
+impl Gathered {
+    pub(super) fn new() -> Self {
+        Self { until: AtomicU64::new(NOTHING), bytes: AtomicU64::new(0), lately: AtomicBool::new(false) }
+    }
+
+    /// Lets a post of `bytes` bytes wait. Returns false if the posts must be sent now: they fill segments of `emss` bytes,
+    /// or the first one has waited long enough.
+    pub(super) fn add(&self, now: Instant, bytes: usize, emss: usize) -> bool {
+        let total = self.bytes.load(Ordering::Relaxed) + bytes as u64;
+        if total >= (SEGMENTS * emss) as u64 || self.is_due(now) {
+            return false;
+        }
+        self.bytes.store(total, Ordering::Relaxed);
+        if !self.any() {
+            self.until.store((now + LIMIT).as_nanos(), Ordering::Relaxed);
+            self.lately.store(true, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// All posts were sent.
+    pub(super) fn clear(&self) {
+        if self.any() {
+            self.until.store(NOTHING, Ordering::Relaxed);
+            self.bytes.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether posts wait.
+    pub(super) fn any(&self) -> bool {
+        self.until.load(Ordering::Relaxed) != NOTHING
+    }
+
+    /// Whether posts wait that must be sent.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        let until = self.until.load(Ordering::Relaxed);
+        until != NOTHING && now.as_nanos() >= until
+    }
+
+    /// Whether posts have waited since the last call.
+    pub(super) fn lately(&self) -> bool {
+        self.lately.swap(false, Ordering::Relaxed)
+    }
+}
+
+/// Estimate of the bytes of a request on the wire.
+pub(super) fn wire_bytes(request: &WorkRequest<'_>) -> usize {
+    let payload = match (&request.operation, &request.payload) {
+        (Operation::Send { .. } | Operation::Write { .. } | Operation::WriteImmediate { .. }, payload) => {
+            match payload {
+                Payload::Inline(bytes) => bytes.len(),
+                payload => payload.pieces().iter().map(|piece| piece.len as usize).sum(),
+            }
+        }
+        _ => 0,
+    };
+    payload.saturating_add(FRAMING_BYTES)
+}
