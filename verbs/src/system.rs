@@ -11,7 +11,7 @@ use std::{
 
 use rand::{TryRngCore as _, rngs::OsRng};
 use rustix::{
-    event::{EventfdFlags, PollFd, PollFlags, Timespec},
+    event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll},
     io::Errno,
 };
 use xwarp_tcp::{secret::Secret, time::Instant};
@@ -67,6 +67,92 @@ impl AsFd for Doorbell {
     }
 }
 
+/// Descriptors that several sets share, and of which an event wakes one waiter only: that of the first set, in the order
+/// of their creation, in which a thread waits at that moment (`EPOLLEXCLUSIVE`).
+#[derive(Debug)]
+pub(crate) struct WaitSet(OwnedFd);
+
+/// A set and one descriptor more, which is removed when this is dropped.
+pub(crate) struct WaitSetWith<'s> {
+    set: &'s WaitSet,
+    own: BorrowedFd<'s>,
+}
+
+/// What a wait found readable or in error.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Woken {
+    /// A descriptor of the set.
+    pub(crate) shared: bool,
+    /// The waiter's own descriptor.
+    pub(crate) own: bool,
+}
+
+/// Marks of the descriptors in a set.
+const SHARED_MARK: u64 = 0;
+const OWN_MARK: u64 = 1;
+
+impl WaitSet {
+    /// A set of `shared`, which other sets contain too, and `bell`, which other sets may contain too and which wakes all waiters.
+    pub(crate) fn new<'a>(
+        shared: impl IntoIterator<Item = BorrowedFd<'a>>,
+        bell: BorrowedFd<'_>,
+    ) -> io::Result<Self> {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let mark = epoll::EventData::new_u64(SHARED_MARK);
+        for fd in shared {
+            epoll::add(&set, fd, mark, epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE)?;
+        }
+        epoll::add(&set, bell, mark, epoll::EventFlags::IN)?;
+        Ok(Self(set))
+    }
+
+    /// Waits until a descriptor is readable or in error, at most for `limit`. A signal ends the wait early.
+    pub(crate) fn wait(&self, limit: Option<Duration>) -> io::Result<Woken> {
+        let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        let mut events = [nothing; 4];
+        let found = match epoll::wait(&self.0, &mut events[..], limit.map(timespec).as_ref()) {
+            Ok(found) => found,
+            Err(Errno::INTR) => 0,
+            Err(e) => return Err(e.into()),
+        };
+        let mut woken = Woken::default();
+        for event in events.iter().take(found) {
+            let data = event.data;
+            match data.u64() {
+                OWN_MARK => woken.own = true,
+                _ => woken.shared = true,
+            }
+        }
+        Ok(woken)
+    }
+
+    /// The set with `own` in addition. Fails for a descriptor that cannot be waited for, or is in the set already.
+    pub(crate) fn with<'s>(&'s self, own: BorrowedFd<'s>) -> io::Result<WaitSetWith<'s>> {
+        epoll::add(&self.0, own, epoll::EventData::new_u64(OWN_MARK), epoll::EventFlags::IN)?;
+        Ok(WaitSetWith { set: self, own })
+    }
+}
+
+impl WaitSetWith<'_> {
+    /// As [`WaitSet::wait`].
+    pub(crate) fn wait(&self, limit: Option<Duration>) -> io::Result<Woken> {
+        self.set.wait(limit)
+    }
+}
+
+impl Drop for WaitSetWith<'_> {
+    fn drop(&mut self) {
+        let _ = epoll::delete(&self.set.0, self.own);
+    }
+}
+
+fn timespec(limit: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(limit.subsec_nanos()),
+    }
+}
+
 /// Waits until one of `fds` is readable or in error, at most for `limit` (`None`: without limit). Returns whether one
 /// is. A signal ends the wait early.
 pub(crate) fn wait_readable<'a>(
@@ -75,10 +161,7 @@ pub(crate) fn wait_readable<'a>(
 ) -> io::Result<bool> {
     let mut set: smallvec::SmallVec<[PollFd<'_>; 8]> =
         fds.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-    let limit = limit.map(|l| Timespec {
-        tv_sec: i64::try_from(l.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(l.subsec_nanos()),
-    });
+    let limit = limit.map(timespec);
     match rustix::event::poll(&mut set, limit.as_ref()) {
         Ok(ready) => Ok(ready > 0),
         Err(Errno::INTR) => Ok(false),

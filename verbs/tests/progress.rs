@@ -5,28 +5,12 @@
 mod common;
 
 use std::{
-    fs, thread,
+    thread,
     time::{Duration, Instant},
 };
 
-use common::{connect, devices};
+use common::{connect, devices, sleeps};
 use xwarp_verbs::{Payload, Progress, RecvRequest, WorkRequest};
-
-/// Number of times that the progress threads of both devices went to sleep since their start.
-fn sleeps() -> u64 {
-    let mut total = 0;
-    for task in fs::read_dir("/proc/self/task").unwrap() {
-        let task = task.unwrap().path();
-        // A thread may end meanwhile.
-        let Ok(name) = fs::read_to_string(task.join("comm")) else { continue };
-        if name.starts_with("xwarp-sim") {
-            let status = fs::read_to_string(task.join("status")).unwrap_or_default();
-            let line = status.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"));
-            total += line.and_then(|n| n.trim().parse::<u64>().ok()).unwrap_or(0);
-        }
-    }
-    total
-}
 
 #[test]
 fn progress_threads_stay_out_of_the_way() {

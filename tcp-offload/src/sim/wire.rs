@@ -168,6 +168,11 @@ impl Wire {
         self.lock().ports.iter().filter_map(|p| p.towards.next_due()).min()
     }
 
+    /// Arrival time of the next frame at link `end`, if one is in flight.
+    pub fn next_arrival_at(&self, end: usize) -> Option<Instant> {
+        self.lock().ports.get(end)?.towards.next_due()
+    }
+
     /// Replaces the faults of both directions of a cable (first link to second, and back); frames in flight keep
     /// theirs.
     pub fn with_faults(&self, [there, back]: [Faults; 2]) {

@@ -21,12 +21,13 @@ use super::{
     progress::{self, Progress},
     protection::ProtectionDomain,
     shared::{Setup, Shared},
+    sleep::Front,
 };
 use crate::{
     engine::{Engine, EngineConfig},
     interface::{Interface, InterfaceAttributes},
     rnic::{Limits, ResourceError},
-    system::{self, Clock, lock, wait_readable},
+    system::{self, Clock, WaitSet, lock, wait_readable},
     tap::Tap,
 };
 
@@ -118,6 +119,7 @@ pub(crate) struct DeviceInner {
     resolvers: Mutex<Vec<JoinHandle<()>>>,
     /// Descriptors that are readable while frames or changes wait, for threads that run the engine while they wait.
     readiness: Vec<OwnedFd>,
+    front: Front,
     progress: Progress,
     linger: Duration,
 }
@@ -172,8 +174,13 @@ impl Device {
         let cm = CmTable::new(time_wait);
         let application_progress = options.progress != Progress::Thread;
         let setup = Setup { engine, link: interface, cm, clock, application_progress, has_thread };
+        let shared = Arc::new(Shared::new(setup, resolver)?);
+        let set = |bell| WaitSet::new(readiness.iter().map(AsFd::as_fd), bell);
+        let front = Front::new(set(shared.failure_bell())?);
+        let behind = set(shared.doorbell())?;
         let inner = Arc::new(DeviceInner {
-            shared: Arc::new(Shared::new(setup, resolver)?),
+            shared,
+            front,
             thread: Mutex::default(),
             resolvers: Mutex::default(),
             readiness,
@@ -182,8 +189,7 @@ impl Device {
         });
         inner.shared.with(|state, _| state.cm.belongs_to(Arc::downgrade(&inner)));
         if has_thread {
-            let fds = inner.readiness.iter().map(OwnedFd::try_clone).collect::<io::Result<Vec<_>>>()?;
-            let thread = progress::spawn(&inner.shared, &attributes.name, fds)?;
+            let thread = progress::spawn(&inner.shared, &attributes.name, behind)?;
             *lock(&inner.thread) = Some(thread);
         }
         Ok(Self(inner))
@@ -299,11 +305,19 @@ impl Device {
     }
 
     /// Waits until `fd` (any channel, listener, connection or other descriptor) is readable, at most for `limit`;
-    /// returns whether it is. Runs the engine meanwhile if the device has no progress thread.
+    /// returns whether it is. Runs the engine meanwhile, unless another thread waits already or the device has
+    /// [`Progress::Thread`].
     pub fn wait(&self, fd: impl AsFd, limit: Option<Duration>) -> io::Result<bool> {
         let shared = &self.0.shared;
         if shared.has_thread {
             shared.application_sleeps();
+            let end = limit.map(|limit| shared.clock.now() + limit);
+            if shared.application_progress
+                && let Some(readable) = self.0.front.lead(shared, fd.as_fd(), limit)?
+            {
+                return Ok(readable);
+            }
+            let limit = end.map(|end| end.since(shared.clock.now()));
             let woken = wait_readable([fd.as_fd(), shared.failure_bell()], limit)?;
             return match shared.failure() {
                 None => Ok(woken),

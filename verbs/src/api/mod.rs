@@ -3,7 +3,7 @@
 //! | file | owns |
 //! |---|---|
 //! | `device` | opening, closing, what a device is |
-//! | `shared`, `progress` | the engine's lock, the turn, the progress thread |
+//! | `shared`, `progress`, `sleep` | the engine's lock, the turn, the progress thread, who sleeps and who is woken |
 //! | `gather` | posts that wait for the next poll |
 //! | `failure` | what is left of a device whose engine panicked |
 //! | `protection`, `window`, `queue_pair`, `completion`, `work` | the nouns of verbs |
@@ -22,6 +22,7 @@ mod progress;
 mod protection;
 mod queue_pair;
 mod shared;
+mod sleep;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 mod window;

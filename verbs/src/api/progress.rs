@@ -1,19 +1,13 @@
 //! The progress thread, which runs the engine while the application does not. It sleeps on the interface's
 //! descriptors, the engine's next deadline and the doorbell. While the application busy-polls, the thread only checks
-//! from time to time whether it still does.
+//! from time to time whether it still does. While an application waits for frames itself, the thread stands by.
 
-use std::{
-    io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::Arc,
-    thread::JoinHandle,
-    time::Duration,
-};
+use std::{io, sync::Arc, thread::JoinHandle, time::Duration};
 
 use xwarp_tcp::time::Instant;
 
 use super::shared::{BUSY_POLLS, Shared};
-use crate::system;
+use crate::system::{self, WaitSet};
 
 /// Which threads run the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -33,16 +27,12 @@ pub enum Progress {
 /// the application stops polling without arming a queue.
 const NAP: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(4)];
 
-/// Starts the thread of a device whose interface is ready when one of `readiness` is readable.
-pub(crate) fn spawn(
-    shared: &Arc<Shared>,
-    interface: &str,
-    readiness: Vec<OwnedFd>,
-) -> io::Result<JoinHandle<()>> {
+/// Starts the thread of a device. `set` contains the interface's descriptors and was made after the device's
+/// [`Front`](super::sleep::Front), so that a waiting application is woken first.
+pub(crate) fn spawn(shared: &Arc<Shared>, interface: &str, set: WaitSet) -> io::Result<JoinHandle<()>> {
     let shared = Arc::clone(shared);
     system::spawn(format!("xwarp-{interface}"), move || {
-        let fds: Vec<BorrowedFd<'_>> = readiness.iter().map(AsFd::as_fd).collect();
-        if let Err(error) = run(&shared, &fds) {
+        if let Err(error) = run(&shared, &set) {
             tracing::error!(%error, "the progress thread ends: the device stands still unless it is polled");
         }
     })
@@ -72,7 +62,8 @@ impl Watch {
     }
 }
 
-fn run(shared: &Shared, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+fn run(shared: &Shared, set: &WaitSet) -> io::Result<()> {
+    let mut leads = 0;
     let mut watch = Watch { polls: 0, at: shared.clock.now() };
     let mut nap = NAP[0];
     while !shared.stopping() && !shared.failed() {
@@ -83,7 +74,8 @@ fn run(shared: &Shared, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         } else {
             nap = NAP[0];
             shared.progress();
-            shared.sleep(fds, None)?;
+            let before = std::mem::replace(&mut leads, shared.leads());
+            shared.sleep(set, leads != before)?;
         }
     }
     Ok(())

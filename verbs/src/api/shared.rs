@@ -28,11 +28,11 @@ use crate::{
     engine::Engine,
     interface::{Interface, InterfaceChange, Resolver},
     rnic::{AsyncEvent, QpId},
-    system::{Clock, Doorbell, lock, wait_readable},
+    system::{Clock, Doorbell, lock},
 };
 
-/// Interval at which transmission is retried when the link had no room: no event announces room.
-const STARVED_WAIT: Duration = Duration::from_micros(100);
+/// Interval at which transmission and kicks are retried when the interface had no room: no event announces room.
+pub(super) const STARVED_WAIT: Duration = Duration::from_micros(100);
 /// Polls without arming a queue after which an application may count as busy-polling.
 pub(crate) const BUSY_POLLS: u64 = 64;
 /// Interval at which a busy engine asks the interface for changes.
@@ -40,14 +40,12 @@ const CHANGE_EVERY: Duration = Duration::from_millis(20);
 /// Largest number of next hops that are looked up at a time, with two or three netlink requests each under the
 /// engine's lock.
 const MOST_LOOKUPS: usize = 8;
-/// Longest sleep in an application's own wait, which verbs of other threads cannot shorten.
-const APPLICATION_WAIT: Duration = Duration::from_millis(5);
 /// Largest number of times that one call transmits again what had no room before its kick.
 const MOST_REFILLS: usize = 4;
 /// Largest number of turns in one call of [`Shared::progress`]: about 4000 frames.
 const MOST_TURNS: usize = 64;
 /// Value of `wakes_at` while the progress thread does not sleep.
-const NOT_WAITING: u64 = 0;
+pub(super) const NOT_WAITING: u64 = 0;
 
 /// What the lock protects.
 pub(crate) struct State {
@@ -55,7 +53,7 @@ pub(crate) struct State {
     pub(crate) link: Box<dyn Interface>,
     pub(crate) cm: CmTable,
     /// When to ask the interface for changes.
-    ask_changes_at: Instant,
+    pub(super) ask_changes_at: Instant,
 }
 
 /// The parts of a new [`Shared`].
@@ -94,13 +92,17 @@ pub(crate) struct Shared {
     pub(crate) resolver: Arc<dyn Resolver>,
     pub(crate) async_events: AsyncQueue,
     /// Wakes the progress thread.
-    doorbell: Doorbell,
+    pub(super) doorbell: Doorbell,
     /// When the sleeping progress thread wakes by itself, in nanoseconds of `clock`.
-    wakes_at: AtomicU64,
+    pub(super) wakes_at: AtomicU64,
     /// Polls of the application since it last armed a queue.
     polls: AtomicU64,
     /// The progress thread has seen that the application polls, and naps.
-    napping: AtomicBool,
+    pub(super) napping: AtomicBool,
+    /// The last kick left frames that must be kicked again.
+    pub(super) frames_left: AtomicBool,
+    /// Times that a waiting application ran the engine because frames had arrived.
+    pub(super) leads: AtomicU64,
     /// Posts that wait for the next poll.
     gathered: Gathered,
     stop: AtomicBool,
@@ -125,7 +127,7 @@ fn event_of(change: &InterfaceChange) -> Option<AsyncEvent> {
 
 impl State {
     /// Time until the engine must run unless a frame arrives or a verb is called.
-    fn quiet_for(&self, now: Instant) -> Option<Duration> {
+    pub(super) fn quiet_for(&self, now: Instant) -> Option<Duration> {
         let timer = self.engine.next_deadline().map(|at| at.since(now));
         if self.engine.wants_to_transmit() {
             return Some(timer.map_or(STARVED_WAIT, |t| t.min(STARVED_WAIT)));
@@ -163,6 +165,8 @@ impl Shared {
             wakes_at: AtomicU64::new(NOT_WAITING),
             polls: AtomicU64::new(0),
             napping: AtomicBool::new(false),
+            frames_left: AtomicBool::new(false),
+            leads: AtomicU64::new(0),
             gathered: Gathered::new(),
             stop: AtomicBool::new(false),
             failure: OnceLock::new(),
@@ -171,7 +175,7 @@ impl Shared {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
 
@@ -263,8 +267,14 @@ impl Shared {
             match kicker.kick() {
                 Kicked::Nothing => return,
                 Kicked::Done => {}
-                // A thread that serves all others has no end; the progress thread goes on.
-                Kicked::More => return self.doorbell.ring(),
+                Kicked::More => {
+                    // Either this thread sees that the progress thread sleeps, or that thread sees the frames.
+                    self.frames_left.store(true, Ordering::SeqCst);
+                    if self.wakes_at.load(Ordering::SeqCst) != NOT_WAITING {
+                        self.doorbell.ring();
+                    }
+                    return;
+                }
             }
             if !starved {
                 return;
@@ -281,7 +291,11 @@ impl Shared {
 
     /// Runs `f` unless the device has failed. A panic of `f` is caught and fails the device. Returns `None` in both
     /// cases.
-    fn guarded<R>(&self, mut state: MutexGuard<'_, State>, f: impl FnOnce(&mut State) -> R) -> Option<R> {
+    pub(super) fn guarded<R>(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        f: impl FnOnce(&mut State) -> R,
+    ) -> Option<R> {
         if self.failed() {
             return None;
         }
@@ -331,6 +345,11 @@ impl Shared {
         self.failure.get().is_some()
     }
 
+    /// Readable when the progress thread must look at the engine.
+    pub(crate) fn doorbell(&self) -> BorrowedFd<'_> {
+        self.doorbell.as_fd()
+    }
+
     /// Readable from the moment the device fails.
     pub(crate) fn failure_bell(&self) -> BorrowedFd<'_> {
         self.failure_bell.as_fd()
@@ -363,7 +382,7 @@ impl Shared {
         }
     }
 
-    fn turn(&self, state: MutexGuard<'_, State>) -> bool {
+    pub(super) fn turn(&self, state: MutexGuard<'_, State>) -> bool {
         let turned = self.guarded(state, |state| {
             let now = self.clock.now();
             let State { engine, link, .. } = state;
@@ -449,6 +468,11 @@ impl Shared {
         }
     }
 
+    /// Times that a waiting application ran the engine because frames had arrived.
+    pub(crate) fn leads(&self) -> u64 {
+        self.leads.load(Ordering::Relaxed)
+    }
+
     /// Asks the progress thread to end.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
@@ -458,70 +482,5 @@ impl Shared {
     /// Whether the device is being closed.
     pub(crate) fn stopping(&self) -> bool {
         self.stop.load(Ordering::Acquire)
-    }
-
-    /// Sleeps until a descriptor is readable, the doorbell rings, the engine's next deadline comes or `limit` has
-    /// passed.
-    pub(crate) fn sleep(&self, fds: &[BorrowedFd<'_>], limit: Option<Duration>) -> io::Result<()> {
-        let wait = self.guarded(self.lock(), |state| {
-            let now = self.clock.now();
-            let wait = match (state.quiet_for(now), limit) {
-                (Some(a), Some(b)) => Some(a.min(b)),
-                (a, b) => a.or(b),
-            };
-            let wakes_at = wait.map_or(u64::MAX, |w| (now + w).as_nanos());
-            self.wakes_at.store(wakes_at.max(NOT_WAITING + 1), Ordering::Relaxed);
-            wait
-        });
-        let Some(wait) = wait else { return Ok(()) };
-        let fds = if self.interface_gone() { &[] } else { fds };
-        wait_readable(fds.iter().copied().chain([self.doorbell.as_fd()]), wait)?;
-        self.wakes_at.store(NOT_WAITING, Ordering::Relaxed);
-        self.doorbell.clear();
-        Ok(())
-    }
-
-    /// Runs the engine in the calling thread until `fd` is readable or `limit` has passed; returns whether `fd` is
-    /// readable. Checks both after each turn, so a steady stream of frames does not prolong the call.
-    pub(crate) fn drive(
-        &self,
-        fd: BorrowedFd<'_>,
-        link: &[BorrowedFd<'_>],
-        limit: Option<Duration>,
-    ) -> io::Result<bool> {
-        let end = limit.map(|l| self.clock.now() + l);
-        self.lock().ask_changes_at = Instant::ZERO;
-        loop {
-            let received = self.turn(self.lock());
-            if wait_readable([fd], Some(Duration::ZERO))? {
-                return Ok(true);
-            }
-            if let Some(failure) = self.failure() {
-                return Err(failure.clone().into());
-            }
-            let now = self.clock.now();
-            let left = end.map_or(APPLICATION_WAIT, |end| end.since(now));
-            if left.is_zero() {
-                return Ok(false);
-            }
-            if received {
-                continue;
-            }
-            let quiet =
-                self.guarded(self.lock(), |state| state.quiet_for(now)).flatten().unwrap_or(APPLICATION_WAIT);
-            let link = if self.interface_gone() { &[] } else { link };
-            wait_readable(link.iter().copied().chain([fd]), Some(left.min(quiet).min(APPLICATION_WAIT)))?;
-            self.lock().ask_changes_at = Instant::ZERO;
-        }
-    }
-
-    /// Sleeps for at most `limit` while the application runs the engine. Frames do not end this sleep.
-    pub(crate) fn nap(&self, limit: Duration) -> io::Result<()> {
-        self.napping.store(true, Ordering::Relaxed);
-        let woken = wait_readable([self.doorbell.as_fd()], Some(limit));
-        self.napping.store(false, Ordering::Relaxed);
-        woken?;
-        self.doorbell.clear();
-        Ok(())
     }
 }

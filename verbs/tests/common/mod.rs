@@ -2,7 +2,7 @@
 #![allow(dead_code, missing_docs, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::{net::SocketAddr, thread, time::Duration};
+use std::{fs, net::SocketAddr, thread, time::Duration};
 
 use xwarp_verbs::{
     CompletionQueue, Device, DeviceOptions, Progress, ProtectionDomain, QueuePair, QueuePairOptions,
@@ -76,4 +76,20 @@ pub fn connect_with(
 /// `len` bytes whose values depend on their position and `seed`.
 pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed)).collect()
+}
+
+/// Number of times that the progress threads of both devices went to sleep since their start.
+pub fn sleeps() -> u64 {
+    let mut total = 0;
+    for task in fs::read_dir("/proc/self/task").unwrap() {
+        let task = task.unwrap().path();
+        // A thread may end meanwhile.
+        let Ok(name) = fs::read_to_string(task.join("comm")) else { continue };
+        if name.starts_with("xwarp-sim") {
+            let status = fs::read_to_string(task.join("status")).unwrap_or_default();
+            let line = status.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"));
+            total += line.and_then(|n| n.trim().parse::<u64>().ok()).unwrap_or(0);
+        }
+    }
+    total
 }

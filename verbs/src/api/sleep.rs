@@ -1,0 +1,166 @@
+//! How threads sleep until the engine must run: the progress thread, and applications that wait.
+//!
+//! An application that waits on a device with a progress thread *leads*: it waits for frames itself and runs the engine,
+//! so that a message wakes one thread. The thread stands by: each frame wakes the first waiter only, and that is the
+//! leader while it waits, else the thread. One application thread leads at a time; the others are woken by
+//! whoever runs the engine.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    sync::{Mutex, TryLockError, atomic::Ordering},
+    time::Duration,
+};
+
+use xwarp_tcp::time::Instant;
+
+use super::shared::{NOT_WAITING, STARVED_WAIT, Shared};
+use crate::system::{WaitSet, wait_readable};
+
+/// Longest sleep in an application's own wait, which verbs of other threads cannot shorten.
+const APPLICATION_WAIT: Duration = Duration::from_millis(5);
+/// Turns of a leader between two checks whether its wait is over.
+const MOST_LEAD_TURNS: usize = 4;
+/// Longest sleep of the progress thread while an application leads. Deadlines that come meanwhile wait for its end if
+/// the application does not run the engine: ringing the thread for each would wake two threads a message again.
+const STANDBY: Duration = Duration::from_millis(1);
+
+/// Where an application waits for frames: the first of the sets that share the interface's descriptors.
+pub(crate) struct Front(Mutex<WaitSet>);
+
+impl Front {
+    pub(crate) fn new(set: WaitSet) -> Self {
+        Self(Mutex::new(set))
+    }
+
+    /// Waits until `fd` is readable, at most for `limit`, and runs the engine of `shared` when frames arrive. `None` when
+    /// another thread leads, or the wait must go on without leading.
+    pub(crate) fn lead(
+        &self,
+        shared: &Shared,
+        fd: BorrowedFd<'_>,
+        limit: Option<Duration>,
+    ) -> io::Result<Option<bool>> {
+        let set = match self.0.try_lock() {
+            Ok(set) => set,
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(None),
+        };
+        // Not every descriptor can be added, for instance not one that is in the set already.
+        let Ok(own) = set.with(fd) else { return Ok(None) };
+        let end = limit.map(|l| shared.clock.now() + l);
+        loop {
+            let left = end.map(|end| end.since(shared.clock.now()));
+            let woken = own.wait(left)?;
+            if !woken.shared {
+                if woken.own || left.is_some_and(|left| left.is_zero()) {
+                    return Ok(Some(woken.own));
+                }
+                continue;
+            }
+            // The event has woken this thread only, so frames are received before this thread leaves.
+            let rest = shared.run_for_event();
+            // The descriptors of an interface that is gone, and the bell of a failure, stay readable.
+            if shared.failed() || shared.interface_gone() {
+                return Ok(None);
+            }
+            if wait_readable([fd], Some(Duration::ZERO))? {
+                if rest {
+                    shared.doorbell.ring();
+                }
+                return Ok(Some(true));
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Runs the engine after an event of the interface's descriptors. Returns whether frames may be left.
+    fn run_for_event(&self) -> bool {
+        self.leads.fetch_add(1, Ordering::Relaxed);
+        if !self.turn(self.lock()) {
+            // The event was no frame.
+            self.progress();
+            return false;
+        }
+        (0..MOST_LEAD_TURNS).all(|_| self.turn(self.lock()))
+    }
+
+    /// The progress thread's sleep: until a frame arrives that no leader receives, the doorbell rings or the engine's next
+    /// deadline comes. While it stands by for a leader, the thread looks at deadlines every [`STANDBY`] only.
+    pub(crate) fn sleep(&self, set: &WaitSet, stands_by: bool) -> io::Result<()> {
+        let wait = self.guarded(self.lock(), |state| {
+            let now = self.clock.now();
+            if stands_by && !state.engine.wants_to_transmit() {
+                return Some(STANDBY);
+            }
+            let wait = state.quiet_for(now);
+            let wakes_at = wait.map_or(u64::MAX, |w| (now + w).as_nanos());
+            self.wakes_at.store(wakes_at.max(NOT_WAITING + 1), Ordering::SeqCst);
+            wait
+        });
+        let Some(wait) = wait else { return Ok(()) };
+        let wait = self.until_kick(wait);
+        if self.interface_gone() {
+            wait_readable([self.doorbell.as_fd()], wait)?;
+        } else {
+            set.wait(wait)?;
+        }
+        self.wakes_at.store(NOT_WAITING, Ordering::Relaxed);
+        self.doorbell.clear();
+        Ok(())
+    }
+
+    /// A sleep of `wait`, or a shorter one if frames must be kicked again.
+    fn until_kick(&self, wait: Option<Duration>) -> Option<Duration> {
+        if !self.frames_left.swap(false, Ordering::SeqCst) {
+            return wait;
+        }
+        Some(wait.map_or(STARVED_WAIT, |wait| wait.min(STARVED_WAIT)))
+    }
+
+    /// Runs the engine in the calling thread until `fd` is readable or `limit` has passed; returns whether `fd` is
+    /// readable. Checks both after each turn, so a steady stream of frames does not prolong the call.
+    pub(crate) fn drive(
+        &self,
+        fd: BorrowedFd<'_>,
+        link: &[BorrowedFd<'_>],
+        limit: Option<Duration>,
+    ) -> io::Result<bool> {
+        let end = limit.map(|l| self.clock.now() + l);
+        self.lock().ask_changes_at = Instant::ZERO;
+        loop {
+            let received = self.turn(self.lock());
+            if wait_readable([fd], Some(Duration::ZERO))? {
+                return Ok(true);
+            }
+            if let Some(failure) = self.failure() {
+                return Err(failure.clone().into());
+            }
+            let now = self.clock.now();
+            let left = end.map_or(APPLICATION_WAIT, |end| end.since(now));
+            if left.is_zero() {
+                return Ok(false);
+            }
+            if received {
+                continue;
+            }
+            let quiet =
+                self.guarded(self.lock(), |state| state.quiet_for(now)).flatten().unwrap_or(APPLICATION_WAIT);
+            let quiet = self.until_kick(Some(quiet)).unwrap_or(quiet);
+            let link = if self.interface_gone() { &[] } else { link };
+            wait_readable(link.iter().copied().chain([fd]), Some(left.min(quiet).min(APPLICATION_WAIT)))?;
+            self.lock().ask_changes_at = Instant::ZERO;
+        }
+    }
+
+    /// Sleeps for at most `limit` while the application runs the engine. Frames do not end this sleep.
+    pub(crate) fn nap(&self, limit: Duration) -> io::Result<()> {
+        self.napping.store(true, Ordering::Relaxed);
+        let woken = wait_readable([self.doorbell.as_fd()], Some(limit));
+        self.napping.store(false, Ordering::Relaxed);
+        woken?;
+        self.doorbell.clear();
+        Ok(())
+    }
+}
