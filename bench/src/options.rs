@@ -210,7 +210,7 @@ pub struct DeviceArgs {
     #[arg(short = 'I', long = "inline_size", visible_alias = "inline-size", value_name = "BYTES")]
     pub inline: Option<u32>,
     /// End the test when the other end has not answered for this time (0: never probe a silent peer)
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_keepalive)]
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_keepalive)]
     pub keepalive: Duration,
     /// Type-of-service byte of all packets; its upper six bits are the DSCP, TCP uses the others for ECN
     #[arg(short = 'T', long, visible_alias = "tclass", value_name = "TOS", default_value_t = 0)]
@@ -607,7 +607,7 @@ mod tests {
     #[test]
     fn keepalive_and_verbosity_have_their_ranges() {
         let Command::SendBw(args) = parse("send_bw").unwrap().command else { panic!("not send_bw") };
-        assert_eq!(args.rnic.device.keepalive, Duration::from_secs(5));
+        assert_eq!(args.rnic.device.keepalive, Duration::from_secs(30));
         assert!(!args.rnic.device.replace_program);
         assert_eq!(parse("send_bw -vv --replace-program --keepalive 0").unwrap().verbose, 2);
         assert!(parse("send_bw --keepalive 0.1").is_err());

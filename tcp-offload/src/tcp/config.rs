@@ -27,9 +27,12 @@ pub enum Algorithm {
 }
 
 /// When a silent peer is probed (RFC 9293 section 3.8.4).
+///
+/// A probe is a sign of life for the end that receives it, and the end that accepted the connection waits for one `interval`
+/// more before its first probe. Therefore only the initiator of an idle connection probes, while its peer lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keepalive {
-    /// Silence before the first probe.
+    /// Silence before the first probe of the end that opened the connection.
     pub idle: Duration,
     /// Time between probes.
     pub interval: Duration,
@@ -88,7 +91,10 @@ pub struct TcpConfig {
     /// How long data may stay unacknowledged, or a window closed without an answer to probes, before the
     /// connection is given up (the user timeout of RFC 9293 section 3.9.1).
     pub user_timeout: Duration,
-    /// Keepalive; off by default (RFC 9293 section 3.8.4).
+    /// Keepalive (RFC 9293 section 3.8.4): the first probe after 15 s of silence, then one each 3 s, five in all, so that
+    /// a dead peer is noticed after 30 s (33 s at the end that accepted the connection). `None` turns it off: a queue pair that
+    /// only waits for receives then never notices that its peer is gone. RFC 9293 wants it to be off by default;
+    /// `docs/decisions/0013-keepalive-is-on-by-default.md` says why it is on.
     pub keepalive: Option<Keepalive>,
     /// How long TIME-WAIT lasts at least. RFC 9293 section 3.4.2 says 2 MSL = 4 minutes for the whole Internet. A frame
     /// lives no longer than some milliseconds in a data centre, and timestamps or the rule of RFC 6191 guard
@@ -130,7 +136,19 @@ pub struct Tuning {
     pub hop_limit: u8,
 }
 
+impl Default for Keepalive {
+    /// See [`TcpConfig::keepalive`].
+    fn default() -> Self {
+        Self { idle: Duration::from_secs(15), interval: Duration::from_secs(3), probes: 5 }
+    }
+}
+
 impl Keepalive {
+    /// Silence before the first probe of the end that opened the connection, or that accepted it (`passive`).
+    pub(super) fn first_probe(&self, passive: bool) -> Duration {
+        if passive { self.idle.saturating_add(self.interval) } else { self.idle }
+    }
+
     /// Times of at least a tick, and one probe at least (RFC 9293 section 3.8.4, MUST-29).
     fn clamped(self) -> Self {
         let Self { idle, interval, probes } = self;
@@ -214,7 +232,7 @@ impl Default for TcpConfig {
             syn_acks: 4,
             syn_ack_timeout: Duration::from_secs(30),
             user_timeout: Duration::from_secs(30),
-            keepalive: None,
+            keepalive: Some(Keepalive::default()),
             time_wait: Duration::from_secs(1),
             fin_wait_2: Duration::from_mins(1),
             path_mtu: PathMtuConfig::default(),

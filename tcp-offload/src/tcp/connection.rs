@@ -411,10 +411,7 @@ impl Connection {
         if let Some(at) = self.timers.at(Timer::Retransmit) {
             self.timers.arm(Timer::Retransmit, self.tx.bound_by_user_timeout(now, at, &self.config));
         }
-        match keepalive {
-            Some(keepalive) => self.timers.arm(Timer::Keepalive, now + keepalive.idle),
-            None => self.timers.disarm(Timer::Keepalive),
-        }
+        self.arm_keepalive(now);
     }
 
     /// Gives every frame back. The connection is [`State::Closed`] afterwards.

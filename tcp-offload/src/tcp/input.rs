@@ -91,9 +91,7 @@ impl Connection {
             self.tx.syn_was_lost();
         }
         self.timers.disarm_all();
-        if let Some(keepalive) = self.config.keepalive {
-            self.timers.arm(Timer::Keepalive, now + keepalive.idle);
-        }
+        self.arm_keepalive(now);
     }
 
     /// RFC 9293 section 3.10.7.4.
@@ -128,8 +126,7 @@ impl Connection {
             return;
         }
         self.note_silence(now);
-        self.last_heard = now;
-        self.keepalives = 0;
+        self.note_life(now);
         if let (Some(clock), Some(stamp)) = (&mut self.clock, segment.options.timestamps)
             && segment.seq.at_or_before(self.last_ack_sent)
         {
@@ -205,8 +202,13 @@ impl Connection {
             // An old duplicate, whose sender wants to know (RFC 2883), or more than the window allows.
             self.counters.duplicates += u64::from(self.rx.has_dsack());
             self.ack.now();
+        } else if self.is_keepalive_probe(segment) {
+            // Always answered: if forged segments could use up the budget for the answers, they would end idle connections. An
+            // answer is never a probe in its turn, because its sequence number is not one below the next octet.
+            self.note_life(now);
+            self.ack.now();
         } else {
-            // Keepalives and window probes look so; two confused ends must not answer each other for ever.
+            // Window probes look so; two confused ends must not answer each other for ever.
             self.challenge(now);
         }
         // The peer does not know yet that we have all.
@@ -214,6 +216,13 @@ impl Connection {
             self.note_silence(now);
             self.wait_for_the_peer(now);
         }
+    }
+
+    /// Whether this is the peer's keepalive probe: one below the next octet, and all that we sent is acknowledged (RFC 9293
+    /// section 3.8.4). Both numbers are exact: a host off the path, which would have to guess them, cannot hide that the peer is
+    /// gone.
+    fn is_keepalive_probe(&self, segment: &Segment) -> bool {
+        segment.seq == self.rx.next_seq().sub(1) && self.tx.offset_of(segment.ack) == Some(self.tx.nxt())
     }
 
     /// RFC 5961 section 3.2: only the exact number resets.

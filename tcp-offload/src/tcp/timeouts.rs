@@ -147,11 +147,25 @@ impl Connection {
         self.due.window_probe = true;
     }
 
+    /// Starts the keepalive timer, or stops it where keepalive is off.
+    pub(super) fn arm_keepalive(&mut self, now: Instant) {
+        match self.config.keepalive {
+            Some(keepalive) => self.timers.arm(Timer::Keepalive, now + keepalive.first_probe(self.passive)),
+            None => self.timers.disarm(Timer::Keepalive),
+        }
+    }
+
+    /// The peer has sent something that only it can have sent: the keepalive timer counts from now.
+    pub(super) fn note_life(&mut self, now: Instant) {
+        self.last_heard = now;
+        self.keepalives = 0;
+    }
+
     fn on_keepalive(&mut self, now: Instant) {
         let Some(keepalive) = self.config.keepalive else { return };
-        let silence = now.since(self.last_heard);
-        if silence < keepalive.idle {
-            return self.timers.arm(Timer::Keepalive, self.last_heard + keepalive.idle);
+        let first = self.last_heard + keepalive.first_probe(self.passive);
+        if now < first {
+            return self.timers.arm(Timer::Keepalive, first);
         }
         if self.keepalives >= keepalive.probes {
             return self.end(CloseReason::TimedOut);

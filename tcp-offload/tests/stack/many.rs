@@ -12,8 +12,11 @@ const CONNECTIONS: usize = 10_000;
 /// doubling, and the bookkeeping of the simulator and this test.
 const MOST_BYTES: i64 = 5120;
 
+/// Minutes for which the connections are idle.
+const MINUTES: u32 = 2;
+
 #[test]
-fn ten_thousand_idle_connections_cost_memory_and_no_time() {
+fn ten_thousand_idle_connections_cost_memory_and_a_probe_each_15_seconds() {
     let mut lab = Lab::new(TcpConfig::default(), CONNECTIONS);
     let measured = allocation_counter::measure(|| {
         for _ in 0..CONNECTIONS / 100 {
@@ -29,10 +32,29 @@ fn ten_thousand_idle_connections_cost_memory_and_no_time() {
     let each = measured.bytes_current / (2 * CONNECTIONS as i64);
     println!("{each} bytes for a connection");
     assert!(each < MOST_BYTES, "{each} bytes for a connection");
-    // No timer runs, so no tick finds anything to look at.
+    // The only cost is keepalive: the client probes each 15 s, and the server answers.
+    let numbers = |lab: &Lab| {
+        [&lab.client, &lab.server].map(|end| {
+            let tcp = end.stack.tcp_counters();
+            (end.stack.counters().timer_looks, tcp.keepalives, tcp.segments_out)
+        })
+    };
+    let before = numbers(&lab);
+    let begin = std::time::Instant::now();
+    lab.pass(Duration::from_mins(MINUTES.into()));
+    println!("{:?} for {MINUTES} minutes at both ends", begin.elapsed());
+    let after = numbers(&lab);
+    let periods = u64::from(MINUTES) * 4 * CONNECTIONS as u64;
+    let [client, server] = [0, 1].map(|end| {
+        let ((looks, probes, sent), (looks_before, probes_before, sent_before)) = (after[end], before[end]);
+        (looks - looks_before, probes - probes_before, sent - sent_before)
+    });
+    assert!(client.1 == client.2 && client.1 == server.2 && server.1 == 0, "{client:?} {server:?}");
+    assert!(client.1.abs_diff(periods) <= CONNECTIONS as u64, "{client:?}");
+    assert!(client.0 <= 2 * periods + CONNECTIONS as u64 && server.0 <= periods, "{client:?} {server:?}");
+    // Between the probes, no tick finds anything to look at.
     for end in [&mut lab.client, &mut lab.server] {
         let (before, sent) = (end.stack.counters(), end.stack.tcp_counters());
-        assert_eq!(end.stack.next_deadline(), None);
         for _ in 0..100 {
             assert!(!end.turn(lab.now));
         }

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use xwarp_tcp::time::Instant;
 use xwarp_verbs::{
     AsyncEvent, CloseReason, Keepalive, Markers, MpaConfig, Operation, Payload, QpFault, QpId, RecvRequest,
-    SendFlags, SoftError, Tuning, WorkRequest,
+    SendFlags, SoftError, Tuning, WcStatus, WorkRequest,
     engine::{ConnectParams, EngineConfig},
     rnic::{CmEvent, CompletionRing, QpAttributes},
     sim::{Faults, Node, Station, Wire, WireConfig, ipv4, path, run},
@@ -157,19 +157,46 @@ fn rfc9293_s3_8_3_a_connection_has_a_user_timeout_of_its_own() {
     assert_eq!(pair.told(0), [AsyncEvent::QpFatal { qp: pair.qps[0], fault }]);
 }
 
+/// Both ends only wait for receives. `docs/decisions/0013`.
+#[test]
+fn a_vanished_peer_is_noticed_by_default_though_nothing_is_sent() {
+    let mut pair = Pair::connected();
+    for end in 0..2 {
+        let receive = RecvRequest { wr_id: 7, scatter: &[] };
+        pair.ends[end].engine.post_recv(pair.qps[end], &receive).unwrap();
+    }
+    pair.pass(Duration::from_hours(1));
+    assert_eq!((pair.told(0), pair.told(1)), (vec![], vec![]), "who answers lives");
+    let [near, far] = [0, 1].map(|end: usize| pair.ends[end].engine.stack().tcp_counters());
+    assert_eq!(near.keepalives, 240, "each 15 s from the end that opened the connection");
+    assert_eq!(far.keepalives, 0);
+
+    darken(&pair.wire, true);
+    pair.pass(Duration::from_secs(35));
+    for end in 0..2 {
+        let fault = QpFault::Connection(CloseReason::TimedOut);
+        assert_eq!(pair.told(end), [AsyncEvent::QpFatal { qp: pair.qps[end], fault }]);
+        let mut completions = Vec::new();
+        assert_eq!(pair.rings[end].poll(&mut completions, 2), 1);
+        assert_eq!((completions[0].wr_id, completions[0].status), (7, WcStatus::Flushed));
+    }
+}
+
 #[test]
 fn rfc9293_s3_8_4_keepalive_can_be_switched_for_each_connection() {
     let mut pair = Pair::connected();
     let (now, qps) = (pair.now, pair.qps);
     let mut tuning = pair.ends[1].engine.tuning_defaults();
-    assert_eq!(tuning.keepalive, None, "off by default (MUST-25)");
+    assert_eq!(tuning.keepalive, Some(Keepalive::default()), "on by default, against MUST-25");
+    tuning.keepalive = None;
+    pair.ends[0].engine.tune(now, qps[0], &tuning).unwrap();
     let second = Duration::from_secs(1);
     tuning.keepalive = Some(Keepalive { idle: second, interval: second, probes: 3 });
     pair.ends[1].engine.tune(now, qps[1], &tuning).unwrap();
     pair.pass(Duration::from_secs(10));
     assert_eq!((pair.told(0), pair.told(1)), (vec![], vec![]), "who answers lives");
     darken(&pair.wire, true);
-    pair.pass(Duration::from_secs(10));
+    pair.pass(Duration::from_mins(10));
     let fault = QpFault::Connection(CloseReason::TimedOut);
     assert_eq!(pair.told(1), [AsyncEvent::QpFatal { qp: qps[1], fault }]);
     assert_eq!(pair.told(0), [], "without keepalive nothing is noticed");

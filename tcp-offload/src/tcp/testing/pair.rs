@@ -197,14 +197,17 @@ impl Pair {
         any
     }
 
-    /// Turns until nothing moves any more at the present time, then goes to the next event. Returns false when
-    /// there is none.
-    pub(crate) fn step(&mut self) -> bool {
+    /// Turns until nothing moves any more at the present time.
+    fn spin(&mut self) {
         let mut turns = 0;
         while self.turn() {
             turns += 1;
             assert!(turns < 100_000, "the connections spin");
         }
+    }
+
+    /// Goes to the next event. Returns false when there is none.
+    fn advance(&mut self) -> bool {
         let timers = self.ends.iter().filter_map(|e| e.conn.as_ref()?.deadline());
         let next = timers.chain(self.wire.next_arrival()).min();
         match next {
@@ -223,10 +226,11 @@ impl Pair {
 
     /// Runs until `done`, at most until `limit`; panics when it takes longer.
     pub(crate) fn run_until(&mut self, limit: Instant, mut done: impl FnMut(&mut Self) -> bool) {
+        self.spin();
         while !done(self) {
             assert!(self.now <= limit, "not done at {:?}: {:#?}", self.now, self.info());
-            let more = self.step();
-            assert!(more || done(self), "nothing more happens at {:?}: {:#?}", self.now, self.info());
+            assert!(self.advance(), "nothing more happens at {:?}: {:#?}", self.now, self.info());
+            self.spin();
         }
     }
 

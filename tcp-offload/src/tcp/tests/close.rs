@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{idle, irs, iss, plain, silent};
+use super::{idle, irs, iss, plain, silent, unprobed};
 use crate::{
     seq::SeqNum,
     tcp::{
@@ -20,7 +20,7 @@ fn fin(script: &Script, offset: u32, acked: u32) -> Fields {
 }
 
 fn closing(data: u64) -> Script {
-    let mut script = Script::established(TcpConfig::default(), Stream::new(data, 0, true));
+    let mut script = Script::established(unprobed(), Stream::new(data, 0, true));
     let sent = script.run();
     let last = sent.last().expect("a FIN");
     assert!(last.flags.fin && last.flags.ack);
@@ -297,7 +297,7 @@ fn rfc6191_s2_a_later_syn_may_replace_time_wait() {
 
 /// An established connection whose framing layer has stopped reading, in the middle of what the peer sends.
 fn unread(source: Stream) -> Script {
-    let mut script = Script::established(TcpConfig::default(), source);
+    let mut script = Script::established(unprobed(), source);
     script.run();
     script.data(0, 10);
     script.conn.flush_ack();

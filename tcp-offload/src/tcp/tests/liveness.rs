@@ -1,6 +1,6 @@
 //! Time-outs, keepalive and the user timeout: RFC 6298, RFC 9293 sections 3.8.3 and 3.8.4.
 
-use super::{bulk, irs, iss, plain, silent, without_sack};
+use super::{bulk, irs, iss, plain, silent, unprobed, without_sack};
 use crate::{
     tcp::{
         Keepalive, SoftError, TcpConfig,
@@ -82,7 +82,7 @@ fn rfc6298_s5_3_an_ack_of_new_data_restarts_the_timer() {
 
 #[test]
 fn rfc6298_s5_2_no_timer_runs_when_all_is_acknowledged() {
-    let mut script = Script::established(TcpConfig::default(), bulk(3));
+    let mut script = Script::established(unprobed(), bulk(3));
     script.run();
     script.ack(3000, &[]);
     assert_eq!(script.conn.deadline(), None);
@@ -119,6 +119,68 @@ fn rfc9293_s3_8_3_the_user_timeout_ends_a_connection_that_makes_no_progress() {
 fn alive() -> TcpConfig {
     let keepalive = Keepalive { idle: ms(1_000), interval: ms(100), probes: 3 };
     TcpConfig { keepalive: Some(keepalive), ..TcpConfig::default() }
+}
+
+/// `docs/decisions/0013`.
+#[test]
+fn a_dead_peer_is_noticed_after_half_a_minute_by_default() {
+    let mut script = Script::established(TcpConfig::default(), silent());
+    script.run();
+    let seen = script.wait(ms(29_999));
+    let times: Vec<u64> = seen.iter().map(|(t, _)| t / 1000).collect();
+    assert_eq!((times, script.closed), (vec![15_000, 18_000, 21_000, 24_000, 27_000], None));
+    script.wait(ms(1));
+    assert_eq!(script.closed, Some(CloseReason::TimedOut));
+
+    let mut script = Script::established(unprobed(), silent());
+    script.run();
+    assert!(script.wait(ms(3_600_000)).is_empty());
+    assert_eq!(script.closed, None);
+}
+
+/// The end that accepted the connection begins an interval later, and a probe of the other end counts as a sign of life.
+#[test]
+fn only_the_initiator_of_an_idle_connection_probes() {
+    let mut script = Script::accepting(alive(), Options::default());
+    script.run();
+    script.inject(plain(&script), 0);
+    let probe = Fields { seq: irs(0).sub(1), ..plain(&script) };
+    for _ in 0..20 {
+        assert!(script.wait(ms(1_000)).is_empty());
+        let [answer] = script.exchange(probe, 0)[..] else { panic!("an ACK") };
+        assert_eq!((answer.seq, answer.ack), (iss(0), irs(0)));
+    }
+    assert_eq!(script.conn.counters().keepalives, 0);
+    let times: Vec<u64> = script.wait(ms(1_500)).iter().map(|(t, _)| t / 1000).collect();
+    assert_eq!((times, script.closed), (vec![1100, 1200, 1300], Some(CloseReason::TimedOut)));
+}
+
+/// A host off the path that knows the four-tuple can use up the budget of challenge ACKs; it can neither keep the peer's
+/// probes from being answered nor pretend that a dead peer lives.
+#[test]
+fn forged_segments_neither_suppress_answers_to_probes_nor_replace_a_sign_of_life() {
+    let mut script = Script::established(alive(), silent());
+    script.run();
+    let near = [(2, 0), (1, 1), (1, 100_000)];
+    let forged = near.map(|(below, beyond)| Fields {
+        seq: irs(0).sub(below),
+        ack: iss(0).add(beyond),
+        ..plain(&script)
+    });
+    for _ in 0..50 {
+        for fields in forged {
+            script.exchange(fields, 0);
+        }
+        let probe = Fields { seq: irs(0).sub(1), ..plain(&script) };
+        assert_eq!(script.exchange(probe, 0).len(), 1, "the probe of the peer is answered");
+    }
+    for _ in 0..14 {
+        for fields in forged {
+            script.exchange(fields, 0);
+        }
+        script.wait(ms(100));
+    }
+    assert_eq!(script.closed, Some(CloseReason::TimedOut));
 }
 
 #[test]
@@ -229,7 +291,7 @@ fn rfc9293_s3_8_3_and_s3_8_4_one_connection_can_have_times_of_its_own() {
     script.wait(ms(300));
     assert_eq!(script.closed, Some(CloseReason::TimedOut));
 
-    let mut script = Script::established(TcpConfig::default(), silent());
+    let mut script = Script::established(unprobed(), silent());
     script.run();
     assert_eq!(script.conn.deadline(), None);
     tuning.keepalive = alive().keepalive;

@@ -36,9 +36,14 @@ fn bulk(segments: u64) -> Stream {
     Stream::new(segments * 1000, 0, false)
 }
 
-/// An established connection with nothing to send.
+/// Without keepalive: silence of the peer has no consequence of its own.
+fn unprobed() -> TcpConfig {
+    TcpConfig { keepalive: None, ..TcpConfig::default() }
+}
+
+/// An established connection with nothing to send, without keepalive.
 fn idle() -> Script {
-    Script::established(TcpConfig::default(), silent())
+    Script::established(unprobed(), silent())
 }
 
 fn iss(offset: u32) -> SeqNum {
