@@ -29,6 +29,7 @@ pub mod seq;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod stack;
+mod steps;
 pub mod tcp;
 pub mod time;
 pub mod ulp;

@@ -7,6 +7,7 @@ use super::rack::sent_after;
 use crate::{
     link::{Link, TxFrame},
     seq::StreamOffset,
+    steps,
     time::Instant,
     wire::Sum,
 };
@@ -52,6 +53,8 @@ pub(super) struct Entry {
     pub lost: bool,
     /// It has never left, because the ring was full.
     pub unsent: bool,
+    /// For a `sacked` entry: it and all entries up to this offset are `sacked`.
+    pub run_end: StreamOffset,
 }
 
 /// What is known of a segment's transmissions.
@@ -89,6 +92,7 @@ impl Entry {
             sacked: false,
             lost: false,
             unsent: false,
+            run_end: start + 1,
         }
     }
 
@@ -107,7 +111,7 @@ impl Entry {
     pub(super) fn restore(&mut self, status: &Status) {
         let Status { sent, retransmitted, sacked, lost, unsent } = *status;
         (self.sent, self.retransmitted, self.sacked) = (sent, retransmitted, sacked);
-        (self.lost, self.unsent) = (lost, unsent);
+        (self.lost, self.unsent, self.run_end) = (lost, unsent, self.end);
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -141,8 +145,6 @@ pub(super) struct Queue {
     lost_from: StreamOffset,
     /// No entry at or behind this offset was ever retransmitted.
     retransmitted_to: StreamOffset,
-    /// Blocks applied by the last SACK: what grew at its right end only is not walked over again.
-    known: [Block; 4],
     /// Bytes of payload on the heap, and the offset before which no payload is in a frame.
     spilled_bytes: usize,
     spilled_to: StreamOffset,
@@ -215,32 +217,43 @@ impl Queue {
         self.entries.partition_point(|e| e.start < offset)
     }
 
-    /// Marks what `blocks` cover whole; calls `f` for each entry that was not marked before.
+    /// The index of the entry that follows entry `index`, and those after it up to `offset`.
+    fn index_behind(&self, index: usize, offset: StreamOffset) -> usize {
+        let single = self.entries.get(index).is_none_or(|e| e.end >= offset);
+        if single { index + 1 } else { self.index_from(offset) }
+    }
+
+    /// Marks what `blocks` cover whole; calls `f` for each entry that was not marked before. Runs of marked entries are
+    /// skipped, and each walk shortens the next one through the same entries, as in a union-find structure: an ACK
+    /// costs what it newly marks and some binary searches, whatever blocks its sender chooses.
     pub(super) fn sack(&mut self, blocks: &[Block], mut f: impl FnMut(&Entry)) {
         for &(left, right) in blocks {
-            let known = self.known.iter().find(|k| k.0 == left && k.1 <= right).map_or(left, |k| k.1);
-            let first = self.index_from(known);
-            for entry in self.entries.range_mut(first..).take_while(|e| e.end <= right) {
-                if entry.sacked {
-                    continue;
+            let first = self.index_from(left);
+            let (mut index, mut reached) = (first, left);
+            while let Some(entry) = self.entries.get_mut(index).filter(|e| e.end <= right) {
+                steps::add(1);
+                if !entry.sacked {
+                    if entry.lost {
+                        self.lost -= 1;
+                    } else {
+                        self.in_flight -= entry.bytes();
+                    }
+                    f(entry);
+                    (entry.sacked, entry.lost, entry.run_end) = (true, false, entry.end);
+                    self.sacked += 1;
                 }
-                if entry.lost {
-                    self.lost -= 1;
-                } else {
-                    self.in_flight -= entry.bytes();
-                }
-                f(entry);
-                (entry.sacked, entry.lost) = (true, false);
-                self.sacked += 1;
+                reached = entry.run_end;
+                index = self.index_behind(index, reached);
             }
+            self.shorten_runs(first, reached);
         }
-        for (known, block) in self.known.iter_mut().zip(blocks) {
-            // Only whole entries were marked: the rest of a block counts as unknown.
-            *known = (block.0, block.0);
-            let end = self.entries.partition_point(|e| e.end <= block.1);
-            if let Some(entry) = end.checked_sub(1).and_then(|i| self.entries.get(i)) {
-                known.1 = entry.end.max(block.0);
-            }
+    }
+
+    /// Records that all entries from `index` up to `reached` are marked, in those that a walk over them visits.
+    fn shorten_runs(&mut self, mut index: usize, reached: StreamOffset) {
+        while let Some(entry) = self.entries.get_mut(index).filter(|e| e.end <= reached) {
+            let run_end = std::mem::replace(&mut entry.run_end, reached);
+            index = self.index_behind(index, run_end);
         }
     }
 
@@ -253,7 +266,6 @@ impl Queue {
             }
         }
         self.sacked = 0;
-        self.known = <[Block; 4]>::default();
     }
 
     /// The losses were none: all that is not acknowledged is in flight, but what has never left.
@@ -319,13 +331,20 @@ impl Queue {
         end: StreamOffset,
         mut lost: impl FnMut(&Entry) -> bool,
     ) -> bool {
-        let mut any = false;
-        for entry in &mut self.entries {
+        let (mut any, mut index) = (false, 0);
+        while let Some(entry) = self.entries.get_mut(index) {
+            steps::add(1);
             let before = sent_after(xmit, end, entry.sent, entry.end);
             if !before && entry.start >= self.retransmitted_to {
                 break;
             }
-            if !before || entry.sacked || entry.lost || !lost(entry) {
+            if entry.sacked {
+                let run_end = entry.run_end;
+                index = self.index_behind(index, run_end);
+                continue;
+            }
+            index += 1;
+            if !before || entry.lost || !lost(entry) {
                 continue;
             }
             entry.lost = true;

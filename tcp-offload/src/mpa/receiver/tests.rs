@@ -1,10 +1,11 @@
 //! The work for one segment against the number of held bytes and known FPDUs, counted in steps instead of time.
 
-use super::{super::ordered::steps, *};
+use super::*;
 use crate::{
     link::FrameWriter,
     mpa::layout::Layout,
     sim::{SimLink, Wire, WireConfig},
+    steps,
     ulp::{ConnId, Event, Pulled, Refusal, Ulpdu, UlpduWriter},
 };
 

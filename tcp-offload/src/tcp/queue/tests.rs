@@ -109,6 +109,35 @@ fn losses_are_looked_for_only_among_what_was_sent_before() {
     assert_eq!(seen, [1, 2, 4], "a retransmission behind the rest is not forgotten");
 }
 
+/// Steps of the most expensive ACK of a peer whose blocks begin elsewhere each time, with `count` segments in flight.
+fn most_steps_of_an_ack(count: u64) -> usize {
+    let mut queue = Queue::default();
+    for n in 0..count {
+        queue.push(entry(n, n));
+    }
+    // All but the first segment is marked in runs of one, which the next block joins.
+    for n in (2..count).step_by(2) {
+        queue.sack(&[(n * LEN, (n + 1) * LEN)], |_| ());
+    }
+    queue.sack(&[(LEN, count * LEN)], |_| ());
+    assert_eq!(queue.sacked() as u64, count - 1);
+    let ack = |n: u64| {
+        let (left, middle) = (1 + n % (count / 2), 1 + (n * 7919) % (count - 1));
+        let blocks = [(left * LEN, count * LEN), (middle * LEN, (count - 1) * LEN), (LEN, count * LEN - n)];
+        steps::of(|| {
+            queue.sack(&blocks, |_| panic!("all is marked"));
+            queue.mark_lost_where(Instant::from_nanos(count), count * LEN, |_| false);
+        })
+    };
+    (0..4 * count).map(ack).skip(1).max().expect("some")
+}
+
+#[test]
+fn sack_blocks_over_what_is_marked_cost_no_more_with_more_segments() {
+    let (few, many) = (most_steps_of_an_ack(100), most_steps_of_an_ack(10_000));
+    assert!(many <= few + 20 && many < 40, "{few} steps with 100 segments, {many} with 10000");
+}
+
 #[test]
 fn a_receiver_that_reneges_loses_its_marks() {
     let mut queue = Queue::default();
@@ -120,7 +149,7 @@ fn a_receiver_that_reneges_loses_its_marks() {
     queue.renege();
     assert_eq!((queue.sacked(), queue.in_flight()), (0, 4 * LEN));
     queue.sack(&[(LEN, 4 * LEN)], |_| ());
-    assert_eq!(queue.sacked(), 3, "the memory of known blocks is gone too");
+    assert_eq!(queue.sacked(), 3, "the memory of runs is gone too");
 }
 
 #[test]
