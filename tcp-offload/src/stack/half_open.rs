@@ -142,22 +142,22 @@ impl<U: Ulp> Stack<U> {
         tcp
     }
 
-    /// Sends or retransmits the SYN-ACK and schedules the next one. Open connections have precedence: when only
-    /// reserved frames are left, the SYN-ACK counts as lost.
+    /// Sends or retransmits the SYN-ACK and schedules the next one.
     fn answer_half(&mut self, now: Instant, link: &mut dyn Link, mut half: HalfOpen) {
-        if link.tx_available() > self.config.tcp.reserve_chunks as usize {
-            let mut tcp = self.rebuild(now, &half, &half.syn);
-            tcp.repeat_syn();
-            self.send_answer(now, link, tcp);
-        }
+        let mut tcp = self.rebuild(now, &half, &half.syn);
+        tcp.repeat_syn();
+        self.send_answer(now, link, tcp);
         let wait = self.config.tcp.rto_initial.saturating_mul(1 << half.sent.min(16));
         (half.sent, half.sent_at) = (half.sent + 1, now);
         self.half_open.insert(half, now + wait);
     }
 
-    /// Sends the answer of a connection that was rebuilt for one segment. Returns whether the connection is closed.
+    /// Sends the answer of a connection that was rebuilt for one segment. Open connections have precedence: when only reserved
+    /// frames are left, the answer counts as lost. Returns whether the connection is closed.
     fn send_answer(&mut self, now: Instant, link: &mut dyn Link, mut tcp: Connection) -> bool {
-        tcp.transmit(now, link, &mut NoData, 2);
+        if link.tx_available() > self.config.tcp.reserve_frames as usize {
+            tcp.transmit(now, link, &mut NoData, 2);
+        }
         self.closed_tcp += tcp.counters();
         tcp.is_closed()
     }

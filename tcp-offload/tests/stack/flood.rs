@@ -221,6 +221,18 @@ fn rfc5961_s7_half_open_connections_share_a_budget_of_challenges() {
     assert!(in_periods.iter().any(|n| *n != in_periods[0]), "nobody can count what is left: {in_periods:?}");
 }
 
+/// Neither the first answer nor those to repeated SYNs and other segments of strangers.
+#[test]
+fn half_open_connections_take_no_frame_from_the_reserve() {
+    let tcp = TcpConfig { reserve_frames: 1 << 20, ..TcpConfig::default() };
+    let mut lab = Lab::new(tcp, 8);
+    for fields in [syn(7), syn(7), ack(8, 1), ack(100, 0), syn(7)] {
+        forged(&mut lab.stranger, 1, 1024, &fields);
+        lab.pass(Duration::from_millis(1));
+    }
+    assert_eq!((lab.server.stack.half_open(), lab.server.stack.tcp_counters().segments_out), (1, 0));
+}
+
 #[test]
 fn the_patience_of_a_listener_can_be_set() {
     let tcp = TcpConfig { syn_acks: 8, syn_ack_timeout: Duration::from_mins(3), ..TcpConfig::default() };
