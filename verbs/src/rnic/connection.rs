@@ -356,10 +356,10 @@ impl Rnic {
     }
 
     pub(crate) fn next_cm_event(&mut self) -> Option<CmEvent> {
-        self.shared.events.cm.pop_first().map(|(_, event)| event)
+        self.shared.events.cm.pop()
     }
 
     pub(crate) fn next_async_event(&mut self) -> Option<AsyncEvent> {
-        self.shared.events.asynchronous.pop_front()
+        self.shared.events.asynchronous.pop()
     }
 }

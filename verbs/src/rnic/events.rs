@@ -1,7 +1,7 @@
 //! Events that are no completions: connection events, and asynchronous events of queues.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     fmt,
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -107,15 +107,15 @@ pub enum CmEvent {
     },
 }
 
-impl CmEvent {
-    pub(super) fn concerns(&self, qp: QpId) -> bool {
+impl Concerns for CmEvent {
+    fn queue_pair(&self) -> Option<QpId> {
         match self {
-            Self::ConnectRequest { .. } | Self::RequestGone { .. } => false,
-            Self::Established { qp: of, .. }
-            | Self::Rejected { qp: of, .. }
-            | Self::ConnectError { qp: of, .. }
-            | Self::Disconnected { qp: of }
-            | Self::Closed { qp: of, .. } => *of == qp,
+            Self::ConnectRequest { .. } | Self::RequestGone { .. } => None,
+            Self::Established { qp, .. }
+            | Self::Rejected { qp, .. }
+            | Self::ConnectError { qp, .. }
+            | Self::Disconnected { qp }
+            | Self::Closed { qp, .. } => Some(*qp),
         }
     }
 }
@@ -222,19 +222,83 @@ impl fmt::Display for AsyncEvent {
     }
 }
 
-impl AsyncEvent {
-    pub(super) fn concerns(&self, qp: QpId) -> bool {
+impl Concerns for AsyncEvent {
+    fn queue_pair(&self) -> Option<QpId> {
         match self {
-            Self::QpFatal { qp: of, .. }
-            | Self::SoftError { qp: of, .. }
-            | Self::LastWqeReached { qp: of } => *of == qp,
+            Self::QpFatal { qp, .. } | Self::SoftError { qp, .. } | Self::LastWqeReached { qp } => Some(*qp),
             Self::CqOverflow { .. }
             | Self::SrqLimit { .. }
             | Self::DeviceFatal
             | Self::PortUp
             | Self::PortDown
             | Self::AddressAdded(_)
-            | Self::AddressRemoved(_) => false,
+            | Self::AddressRemoved(_) => None,
+        }
+    }
+}
+
+/// An event that may belong to a queue pair.
+pub(crate) trait Concerns {
+    /// The queue pair, with which the event is dropped.
+    fn queue_pair(&self) -> Option<QpId>;
+}
+
+/// Events that wait for the application, the oldest first. The application may poll rarely or never, so the cost of an
+/// operation does not grow with the length of the queue.
+#[derive(Debug)]
+pub(crate) struct EventQueue<E> {
+    events: BTreeMap<u64, E>,
+    /// The numbers of the events of each queue pair.
+    by_queue_pair: BTreeSet<(QpId, u64)>,
+    /// Number of the next event.
+    next: u64,
+}
+
+impl<E> Default for EventQueue<E> {
+    fn default() -> Self {
+        Self { events: BTreeMap::new(), by_queue_pair: BTreeSet::new(), next: 0 }
+    }
+}
+
+impl<E: Concerns + PartialEq> EventQueue<E> {
+    /// Adds an event; returns its number.
+    fn push(&mut self, event: E) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.by_queue_pair.extend(event.queue_pair().map(|qp| (qp, number)));
+        self.events.insert(number, event);
+        number
+    }
+
+    /// Removes and returns the oldest event.
+    pub(crate) fn pop(&mut self) -> Option<E> {
+        let number = *self.events.first_key_value()?.0;
+        self.remove(number)
+    }
+
+    fn remove(&mut self, number: u64) -> Option<E> {
+        let event = self.events.remove(&number)?;
+        if let Some(qp) = event.queue_pair() {
+            self.by_queue_pair.remove(&(qp, number));
+        }
+        Some(event)
+    }
+
+    /// The numbers of the events of a queue pair.
+    fn numbers_of(&self, qp: QpId) -> impl Iterator<Item = u64> {
+        self.by_queue_pair.range((qp, 0)..=(qp, u64::MAX)).map(|(_, number)| *number)
+    }
+
+    /// Whether the queue of `qp` has an event equal to `event`.
+    fn has(&self, qp: QpId, event: &E) -> bool {
+        self.numbers_of(qp).any(|number| self.events.get(&number) == Some(event))
+    }
+
+    /// Drops the events of a queue pair.
+    fn forget(&mut self, qp: QpId) {
+        let numbers: Vec<u64> = self.numbers_of(qp).collect();
+        for number in numbers {
+            self.remove(number);
         }
     }
 }
@@ -242,20 +306,16 @@ impl AsyncEvent {
 /// Events that wait for the application.
 #[derive(Default)]
 pub(crate) struct Events {
-    /// Events of the connection manager by their number, the oldest first.
-    pub(crate) cm: BTreeMap<u64, CmEvent>,
-    /// Number of the next event of the connection manager.
-    next_cm: u64,
-    pub(crate) asynchronous: VecDeque<AsyncEvent>,
+    /// Events of the connection manager.
+    pub(crate) cm: EventQueue<CmEvent>,
+    pub(crate) asynchronous: EventQueue<AsyncEvent>,
     pub(crate) notify: Option<Arc<dyn Notify>>,
 }
 
 impl Events {
     /// Adds an event of the connection manager; returns its number.
     pub(crate) fn push_cm(&mut self, event: CmEvent) -> u64 {
-        let number = self.next_cm;
-        self.next_cm += 1;
-        self.cm.insert(number, event);
+        let number = self.cm.push(event);
         self.fire();
         number
     }
@@ -263,7 +323,7 @@ impl Events {
     /// Reports that a request is gone. If its [`CmEvent::ConnectRequest`], the event with the number `announced`, still
     /// waits, that event is removed instead, so peers whose requests come and go cannot make the queue grow.
     pub(crate) fn request_gone(&mut self, gone: RequestId, announced: Option<u64>) {
-        if announced.and_then(|number| self.cm.remove(&number)).is_none() {
+        if announced.and_then(|number| self.cm.remove(number)).is_none() {
             self.push_cm(CmEvent::RequestGone { request: gone });
         }
     }
@@ -272,19 +332,73 @@ impl Events {
     /// grow.
     pub(crate) fn soft_error(&mut self, qp: QpId, error: SoftError) {
         let event = AsyncEvent::SoftError { qp, error };
-        if !self.asynchronous.contains(&event) {
+        if !self.asynchronous.has(qp, &event) {
             self.push_async(event);
         }
     }
 
     pub(crate) fn push_async(&mut self, event: AsyncEvent) {
-        self.asynchronous.push_back(event);
+        self.asynchronous.push(event);
         self.fire();
+    }
+
+    /// Drops the events of a destroyed queue pair.
+    pub(crate) fn forget(&mut self, qp: QpId) {
+        self.cm.forget(qp);
+        self.asynchronous.forget(qp);
     }
 
     fn fire(&self) {
         if let Some(notify) = &self.notify {
             notify.notify();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::rnic::table::Id;
+
+    fn soft(qp: u64, unreachable: bool) -> AsyncEvent {
+        let error = if unreachable { SoftError::Unreachable } else { SoftError::NoAnswer };
+        AsyncEvent::SoftError { qp: QpId::from_raw(qp), error }
+    }
+
+    proptest! {
+        /// A plain list is the oracle.
+        #[test]
+        fn prop_the_queue_agrees_with_a_list(ops in prop::collection::vec((0..6u8, 0..4u64, any::<bool>()), 0..200)) {
+            let (mut events, mut list) = (Events::default(), Vec::new());
+            for (op, qp, unreachable) in ops {
+                let event = soft(qp, unreachable);
+                match op {
+                    0 => {
+                        events.push_async(AsyncEvent::PortUp);
+                        list.push(AsyncEvent::PortUp);
+                    }
+                    1 => {
+                        events.forget(QpId::from_raw(qp));
+                        list.retain(|e| e.queue_pair() != Some(QpId::from_raw(qp)));
+                    }
+                    2 => {
+                        let oldest = (!list.is_empty()).then(|| list.remove(0));
+                        prop_assert_eq!(events.asynchronous.pop(), oldest);
+                    }
+                    _ => {
+                        let error = if unreachable { SoftError::Unreachable } else { SoftError::NoAnswer };
+                        events.soft_error(QpId::from_raw(qp), error);
+                        if !list.contains(&event) {
+                            list.push(event);
+                        }
+                    }
+                }
+                prop_assert_eq!(events.asynchronous.events.values().cloned().collect::<Vec<_>>(), list.clone());
+                let owned = list.iter().filter(|e| e.queue_pair().is_some()).count();
+                prop_assert_eq!(events.asynchronous.by_queue_pair.len(), owned);
+            }
         }
     }
 }

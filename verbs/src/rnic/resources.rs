@@ -308,8 +308,7 @@ impl Rnic {
                 self.shared.abort(Some(conn));
             }
         }
-        self.shared.events.cm.retain(|_, event| !event.concerns(qp));
-        self.shared.events.asynchronous.retain(|event| !event.concerns(qp));
+        self.shared.events.forget(qp);
         Ok(())
     }
 
