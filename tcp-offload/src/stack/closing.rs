@@ -8,7 +8,7 @@ use crate::{
     link::Link,
     tcp,
     time::Instant,
-    ulp::{CloseReason, Ulp},
+    ulp::{CloseReason, ConnId, Ulp},
     wire::Segment,
 };
 
@@ -47,6 +47,15 @@ impl<U: Ulp> Stack<U> {
     pub(super) fn make_room(&mut self, link: &mut dyn Link) {
         while self.slots.len() >= self.config.most_connections && !self.time_waiting.is_empty() {
             self.bound_time_wait(link, self.time_waiting.len() - 1);
+        }
+    }
+
+    /// The upper layer closes `conn` as soon as its data is sent, by `Pulled::Finish`. From now on the connection ends when the
+    /// peer takes no data for the user timeout, even if it answers window probes.
+    pub fn close_when_sent(&mut self, conn: ConnId) {
+        if let Some(slot) = self.slot(conn) {
+            slot.tcp.close_when_sent();
+            self.make_ready(conn.index);
         }
     }
 

@@ -134,6 +134,8 @@ pub struct Connection {
     pub(super) window_probes: u32,
     /// Nobody reads what the peer sends. See [`Connection::stop_reading`].
     pub(super) unread: bool,
+    /// The user has closed the connection, though the source may have data left. See [`Connection::close_when_sent`].
+    pub(super) closes_when_sent: bool,
     opened: Instant,
     pub(super) soft_error: Option<(SoftError, Instant)>,
     /// A soft error that was not reported yet.
@@ -182,6 +184,7 @@ impl Connection {
             keepalives: 0,
             window_probes: 0,
             unread: false,
+            closes_when_sent: false,
             next_hop_doubtful: false,
             opened: now,
             soft_error: None,
@@ -385,6 +388,12 @@ impl Connection {
     /// Closes our direction after what was filled: no more calls of [`super::Source::fill`], then a FIN.
     pub fn close(&mut self) {
         self.closing = true;
+    }
+
+    /// Our direction will be closed as soon as the source has no more data. From now on answers to window probes alone do not
+    /// keep the connection open: the peer must take data within [`TcpConfig::user_timeout`].
+    pub fn close_when_sent(&mut self) {
+        self.closes_when_sent = true;
     }
 
     /// Ends the connection at once, with a RST where RFC 9293 section 3.10.5 wants one (sent by the next

@@ -129,7 +129,7 @@ impl Connection {
     /// Whether answers of the peer alone keep the connection open while its window is closed (RFC 9293 section 3.8.6.1). They
     /// do not once the user has closed it: then only progress counts (as RFC 6429 explains).
     pub(super) fn answers_keep_it_open(&self) -> bool {
-        !self.closing && !self.unread
+        !self.closing && !self.closes_when_sent && !self.unread
     }
 
     /// RFC 8985 section 7.3.

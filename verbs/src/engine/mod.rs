@@ -215,6 +215,9 @@ impl Engine {
             while let Some(conn) = self.rnic.next_abort() {
                 self.stack.abort(conn);
             }
+            while let Some(conn) = self.rnic.next_close() {
+                self.stack.close_when_sent(conn);
+            }
             while let Some(conn) = self.rnic.next_resume() {
                 self.stack.resume(now, link, conn, &mut self.rnic);
             }

@@ -158,7 +158,7 @@ impl Rnic {
             QpState::Rts | QpState::Closing => {
                 qp.closing = true;
                 qp.state = QpState::Closing;
-                self.shared.wake(qp.conn);
+                self.shared.closes.extend(qp.conn);
                 Ok(())
             }
             // The stream is already ending.
@@ -306,14 +306,19 @@ impl QueuePair {
 /// Work that the RNIC leaves to the engine.
 impl Rnic {
     pub(crate) fn has_errands(&self) -> bool {
-        let Shared { wakes, resumes, refilled, aborts, ended, .. } = &self.shared;
-        let idle = wakes.is_empty() && resumes.is_empty() && refilled.is_empty();
+        let Shared { wakes, closes, resumes, refilled, aborts, ended, .. } = &self.shared;
+        let idle = wakes.is_empty() && closes.is_empty() && resumes.is_empty() && refilled.is_empty();
         !(idle && aborts.is_empty() && ended.is_empty() && self.connections.retries.is_empty())
     }
 
     /// Whether a completion woke a sleeping application since the last call.
     pub(crate) fn just_woke(&mut self) -> bool {
         std::mem::take(&mut self.shared.woke)
+    }
+
+    /// The next connection whose queue pair was disconnected in order.
+    pub(crate) fn next_close(&mut self) -> Option<ConnId> {
+        self.shared.closes.pop()
     }
 
     pub(crate) fn next_wake(&mut self) -> Option<ConnId> {

@@ -116,6 +116,8 @@ pub(crate) struct Shared {
     overflowed: Vec<CqId>,
     /// Connections that may have data to send.
     wakes: Vec<ConnId>,
+    /// Connections that are closed when their data is sent.
+    closes: Vec<ConnId>,
     /// Connections that can retry the delivery of a withheld message.
     resumes: Vec<ConnId>,
     /// Shared receive queues that got a receive while queue pairs may wait for one.
@@ -211,6 +213,7 @@ impl Rnic {
                 terminates: TerminateCount::default(),
                 overflowed: Vec::new(),
                 wakes: Vec::new(),
+                closes: Vec::new(),
                 resumes: Vec::new(),
                 refilled: Vec::new(),
                 aborts: Vec::new(),

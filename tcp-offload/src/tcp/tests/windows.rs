@@ -82,6 +82,35 @@ fn rfc9293_s3_8_6_1_answered_probes_keep_the_connection() {
     assert_eq!(script.closed, Some(CloseReason::TimedOut), "silence ends it");
 }
 
+/// The window is closed before the data was sent, so the stack alone cannot know that the user wants to close.
+#[test]
+fn a_closed_window_does_not_hold_up_an_orderly_close_for_longer_than_the_user_timeout() {
+    let closes_after = |announced: bool| {
+        let mut script = closed_to(0, bulk(5));
+        if announced {
+            script.conn.close_when_sent();
+        }
+        script.run();
+        let begin = script.now;
+        answered_with(&mut script, 0, 0, 120_000);
+        (script.closed, script.now.since(begin))
+    };
+    assert_eq!(closes_after(false).0, None);
+    let (closed, after) = closes_after(true);
+    assert_eq!(closed, Some(CloseReason::TimedOut), "{after:?}");
+    // Progress keeps it open: the peer takes the data in time.
+    let mut script = closed_to(0, bulk(5));
+    script.conn.close_when_sent();
+    script.run();
+    answered_with(&mut script, 0, 0, 25_000);
+    script.inject(acked(&script, 0, 5000), 0);
+    assert_eq!(script.run().len(), 5);
+    script.now += ms(1);
+    script.ack(5000, &[]);
+    script.wait(ms(10_000));
+    assert_eq!(script.closed, None);
+}
+
 #[test]
 fn a_window_that_fits_only_smaller_segments_is_used_whole_after_the_persist_timer() {
     // A byte stream may be cut to what fits; units of 600 bytes may not.
