@@ -33,8 +33,8 @@ pub struct HostileConfig {
     pub actions: u32,
     /// Pauses between actions.
     pub pauses: Range<Duration>,
-    /// Makes the ULPDUs that the host sends.
-    pub ulpdu: fn(&mut SmallRng) -> Vec<u8>,
+    /// Makes the ULPDUs that the host sends. The number is the state of the connection, at first 0.
+    pub ulpdu: fn(&mut SmallRng, &mut u64) -> Vec<u8>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -105,6 +105,8 @@ struct Conversation {
     stream: Vec<u8>,
     /// Length of the FPDUs made so far, in bytes.
     made: u64,
+    /// See [`HostileConfig::ulpdu`].
+    state: u64,
     markers: bool,
     /// The last bytes sent, from which repetitions are taken.
     last: Vec<u8>,
@@ -200,6 +202,7 @@ impl Hostile {
             mood,
             stream: Vec::new(),
             made: 0,
+            state: 0,
             markers,
             last: Vec::new(),
         });
@@ -300,7 +303,7 @@ impl Hostile {
         let (rng, make) = (&mut self.rng, self.config.ulpdu);
         let Some(conversation) = self.conversations.get_mut(index) else { return };
         while conversation.stream.len() < len {
-            let bytes = fpdu(conversation.made, conversation.markers, &make(rng));
+            let bytes = fpdu(conversation.made, conversation.markers, &make(rng, &mut conversation.state));
             conversation.made += bytes.len() as u64;
             conversation.stream.extend_from_slice(&bytes);
         }
@@ -377,7 +380,9 @@ impl Hostile {
     /// Sends the last data with a FIN, and the SYN of a new connection of the same four-tuple in the same batch.
     fn replace(&mut self, index: usize) {
         let Self { rng, conversations, link, .. } = self;
-        let Some(Conversation { peer, stream, made, .. }) = conversations.get_mut(index) else { return };
+        let Some(Conversation { peer, stream, made, state, .. }) = conversations.get_mut(index) else {
+            return;
+        };
         let flags = Flags { fin: true, ack: true, ..Flags::default() };
         let last = RawSegment { flags, window: u16::MAX, payload: &[0; 100], ..RawSegment::default() };
         link.inject(&peer.segment(&last));
@@ -386,7 +391,7 @@ impl Hostile {
         link.inject(&successor.syn());
         *peer = successor;
         stream.clear();
-        *made = 0;
+        (*made, *state) = (0, 0);
     }
 
     fn begin_campaign(&mut self) {

@@ -187,7 +187,7 @@ impl Host {
     fn close(&mut self, conn: ConnId, now: Instant) {
         if let Some(talk) = self.upper.talk(conn) {
             talk.closed.get_or_insert(now);
-            self.stack.wake(conn);
+            self.stack.close_when_sent(conn);
         }
     }
 
@@ -201,7 +201,14 @@ impl Host {
             self.upper.talks.values().filter(|(_, talk)| !talk.honest).map(|(conn, _)| *conn).collect();
         let Some(&conn) = others.get(dice.random_range(0..others.len().max(1))) else { return };
         match dice.random_range(0..50) {
-            0..30 => {
+            // Much for everybody: what a siege needs to take all transmit frames.
+            0..2 => {
+                for conn in others {
+                    self.upper.running(conn).to_send = 1000;
+                    self.stack.wake(conn);
+                }
+            }
+            2..30 => {
                 let more = 1 << dice.random_range(0..10);
                 let talk = self.upper.running(conn);
                 talk.to_send = (talk.to_send + more).min(1000);
@@ -446,7 +453,7 @@ fn hostile(seed: u64) -> u64 {
             connections: dice.random_range(1..12),
             actions: dice.random_range(200..1500),
             pauses: Duration::from_micros(1)..Duration::from_secs(dice.random_range(1..120)),
-            ulpdu: |rng| {
+            ulpdu: |rng, _| {
                 let most = 1 << rng.random_range(1..17);
                 vec![0x5a; rng.random_range(0..most).min(60_000)]
             },

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod connections;
+mod hostile;
 mod mixed;
 mod placement;
 mod talk;
