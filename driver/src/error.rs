@@ -110,13 +110,17 @@ pub enum OpenError {
     },
     /// Another AF_XDP socket is bound to the queue.
     #[error(
-        "receive queue {queue} of {name} is in use by another AF_XDP socket: stop its owner (ss --xdp -p)"
+        "receive queue {queue} of {name} is in use by another AF_XDP socket: stop its owner, {}",
+        owners(users)
     )]
     QueueInUse {
         /// The interface.
         name: String,
         /// The queue.
         queue: u16,
+        /// The processes with AF_XDP sockets that we may see, one of which may be the owner. The kernel tells which queue a
+        /// socket is bound to only by socket diagnostics, which many kernels lack.
+        users: Vec<Holder>,
     },
     /// The limit on locked memory is too small for the frames.
     #[error(
@@ -247,4 +251,13 @@ pub enum PortError {
         /// The kernel's error.
         source: io::Error,
     },
+}
+
+/// Names the processes that may own a queue.
+fn owners(users: &[Holder]) -> String {
+    if users.is_empty() {
+        return "which cannot be seen from here".into();
+    }
+    let list: Vec<String> = users.iter().map(ToString::to_string).collect();
+    format!("one of those with such sockets: {}", list.join(", "))
 }

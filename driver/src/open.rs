@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use xsk_rs::config::BindFlags;
-use xwarp_prog::{AttachError, AttachMode, Attached, ProgramConfig, SteeringProgram};
+use xwarp_prog::{AttachError, AttachMode, Attached, ProgramConfig, SteeringProgram, af_xdp_users};
 
 use crate::config::{DriverConfig, Mode, ModePreference, SINGLE_CHUNK_MTU};
 use crate::deadline::Deadline;
@@ -249,7 +249,11 @@ fn bind(
             Ok(()) => return Ok(()),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
                 if deadline.passed() {
-                    return Err(Refusal::Final(OpenError::QueueInUse { name: name.into(), queue }));
+                    return Err(Refusal::Final(OpenError::QueueInUse {
+                        name: name.into(),
+                        queue,
+                        users: af_xdp_users(),
+                    }));
                 }
                 std::thread::sleep(BUSY_RETRY_PAUSE);
             }

@@ -145,7 +145,9 @@ fn netns_a_second_owner_is_refused_and_the_first_one_named() {
         ..DriverConfig::default()
     };
     let busy = lab.open_with(Side::A, &config).unwrap_err();
-    assert!(matches!(busy, OpenError::QueueInUse { queue: 0, .. }), "{busy:?}");
+    let OpenError::QueueInUse { queue: 0, users, .. } = &busy else { panic!("{busy:?}") };
+    assert!(users.iter().any(|user| user.pid == std::process::id()), "{users:?}");
+    assert!(busy.to_string().contains(&format!("process {}", std::process::id())), "{busy}");
     drop(first);
     drop(lab.open(Side::A));
 }

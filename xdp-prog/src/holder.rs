@@ -1,10 +1,10 @@
-//! [`Holder`]: the process that keeps an XDP program attached, found in /proc.
+//! [`Holder`]: the process that keeps an XDP program attached or has AF_XDP sockets, found in /proc.
 
 use std::fmt;
 use std::fs;
 use std::path::Path;
 
-/// A process that holds a BPF program or its link.
+/// A process that holds a BPF program, its link, or AF_XDP sockets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     /// Its process id.
@@ -23,8 +23,31 @@ impl fmt::Display for Holder {
 /// The first process that has a descriptor of the program with this id, or of a link to it. Processes of other
 /// users are visible to a privileged caller only.
 pub(crate) fn of_program(id: u32) -> Option<Holder> {
-    let pids = fs::read_dir("/proc").ok()?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    pids.filter(|pid| holds(*pid, id)).map(|pid| Holder { pid, command: command(pid) }).next()
+    processes().find(|pid| holds(*pid, id)).map(holder)
+}
+
+/// The processes that have AF_XDP sockets with rings. Which of them is bound to a certain queue is told by socket
+/// diagnostics only, which many kernels lack (`CONFIG_XDP_SOCKETS_DIAG`). Processes of other users are visible to a privileged
+/// caller only.
+pub fn af_xdp_users() -> Vec<Holder> {
+    let maps = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    processes().filter(|pid| maps(pid).lines().any(is_fill_ring)).map(holder).collect()
+}
+
+/// Whether a line of /proc/PID/maps is the fill ring of an AF_XDP socket: the mapping of a socket at an offset that no other
+/// socket has (`XDP_UMEM_PGOFF_FILL_RING`).
+fn is_fill_ring(line: &str) -> bool {
+    let mut fields = line.split_ascii_whitespace().skip(2);
+    fields.next() == Some("100000000") && fields.nth(2).is_some_and(|path| path.starts_with("socket:["))
+}
+
+fn processes() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+fn holder(pid: u32) -> Holder {
+    Holder { pid, command: command(pid) }
 }
 
 fn holds(pid: u32, program: u32) -> bool {
@@ -45,4 +68,20 @@ pub(crate) fn program_of(fdinfo: &str) -> Option<u32> {
 
 fn command(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fill_rings_are_told_from_other_mappings() {
+        let line =
+            |offset: &str, path: &str| format!("7f1c00000000-7f1c00004000 rw-s {offset} 00:08 12345 {path}");
+        assert!(is_fill_ring(&line("100000000", "socket:[12345]")));
+        // A receive ring, or a ring of a packet socket; and a large file.
+        assert!(!is_fill_ring(&line("00000000", "socket:[12345]")));
+        assert!(!is_fill_ring(&line("100000000", "/var/lib/data")));
+        assert!(!is_fill_ring("") && !is_fill_ring("7f1c00000000-7f1c00004000 rw-p 00000000 00:00 0"));
+    }
 }

@@ -34,7 +34,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, PrintLevel};
 
 pub use attach::{AttachError, AttachMode, Attached};
 pub use counters::ProgramCounters;
-pub use holder::Holder;
+pub use holder::{Holder, af_xdp_users};
 
 use skeleton::{SteerSkel, SteerSkelBuilder};
 
