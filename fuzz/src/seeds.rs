@@ -126,12 +126,34 @@ const WINDOW: Aim = Aim { write: 7, read: 7, opens: &[8, 192, 0, 255, 0, 5, 14, 
 const FAST: Aim =
     Aim { write: 9, read: 9, opens: &[8, 192, 0, 255, 2, 7, 7, 4, 0, 8, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0] };
 
+/// Attacks of several segments (see [`crate::engine`]) behind everything else: a window closed over two of our Sends for two minutes, repetitions
+/// with other boundaries and new bytes, a trickle, and a FIN with the SYN of the next connection.
+const ATTACKS: [&[u8]; 4] = [
+    &[
+        8, 2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 16, 240, 0, 0, 16, 8, 2, 0, 0, 0, 0, 1, 0,
+        0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 16, 6, 0x75, 0x30, 240, 0, 0, 0, 6, 0x75, 0x30, 8, 7, 0, 6, 0x75,
+        0x30, 6, 0x75, 0x30,
+    ],
+    &[241, 0, 100, 0, 60, 0, 0, 241, 0, 40, 0, 80, 0, 4, 1, 2, 3, 4, 241, 4, 0, 2, 0, 0, 0],
+    &[242, 0x10, 0, 0, 8, 0, 4, 1, 2, 3, 4, 5, 6, 6, 0x75, 0x30],
+    &[8, 7, 0, 243, 0, 8, 0, 4, 1, 2, 3, 4, 5, 6, 6, 0, 200],
+];
+
 /// Creates inputs of all kinds, which differ in settings, in the arrival of FPDUs, and in their target keys.
 fn engine_inputs(seeds: &mut Seeds, initiator: bool, start_up: &[u8], ulpdus: &[&[u8]]) {
     let role = if initiator { 0 } else { 8 };
     for settings in [role | 1, role, role | 64 | 1, role | 16, role | 4 | 1] {
         for how in [1, 1 | 2, 1 | 4, 1 | 16] {
             add(seeds, "engine", engine_input([settings, how], &REGIONS, start_up, ulpdus));
+        }
+    }
+    for attack in ATTACKS {
+        for settings in [role | 1, role] {
+            add(
+                seeds,
+                "engine",
+                [&engine_input([settings, 1], &REGIONS, start_up, ulpdus)[..], attack].concat(),
+            );
         }
     }
     for settings in [role | 1, role | 3] {

@@ -23,6 +23,11 @@ const PORTS: std::ops::Range<u16> = 40_000..40_004;
 /// and MPA's limits allow.
 const MOST_HEAP: u64 = 24 << 20;
 
+/// First byte of records that are attacks of several segments.
+const ATTACKS: u8 = 240;
+/// Longest trickle, in segments.
+const TRICKLE: usize = 32;
+
 /// Flags of a ULPDU record besides sending its FPDU.
 const TRANSLATE: u8 = 1;
 const HOLD_BACK: u8 = 2;
@@ -90,7 +95,11 @@ impl World {
     }
 
     fn record(&mut self, input: &mut Input<'_>) {
-        match input.u8() % 12 {
+        let kind = input.u8();
+        if let Some(attack) = kind.checked_sub(ATTACKS) {
+            return self.attack(attack, input);
+        }
+        match kind % 12 {
             0 => self.start_up(input),
             1 | 2 => self.ulpdu(input),
             3 => {
@@ -141,6 +150,42 @@ impl World {
                 self.mute = what & 128 != 0;
                 let frame = self.peer().icmp(what & 15, mtu);
                 self.arrive(&frame);
+            }
+        }
+    }
+
+    /// Does what a peer does that knows TCP well: lasting windows, overlapping segments, trickles, and successors of a connection.
+    fn attack(&mut self, kind: u8, input: &mut Input<'_>) {
+        match kind % 4 {
+            // A window that lasts, closed more often than not, over whatever is in flight.
+            0 => {
+                let window = input.u16();
+                self.peer().window = if window & 1 == 0 { 0 } else { window };
+                let window = self.peer().window;
+                self.say(ACK, 0, -i32::from(input.u8()), window);
+            }
+            1 => {
+                let (back, len, more) = (input.u16(), input.u16(), input.chunk());
+                let frame = self.peer().again(back.into(), len.into(), more);
+                self.arrive(&frame);
+            }
+            2 => {
+                let (ms, bytes) = (u64::from(input.u16()), input.chunk());
+                for byte in bytes.iter().take(TRICKLE) {
+                    self.card.wait(Duration::from_millis(ms));
+                    self.settle();
+                    self.bytes(0, &[*byte]);
+                }
+            }
+            _ => {
+                let last = input.chunk();
+                let frames = self.peer().replace(&last[..last.len().min(1400)]);
+                for frame in &frames {
+                    self.card.link.arrive(frame);
+                }
+                self.card.turn();
+                self.settle();
+                self.say(ACK, 0, 0, 0xffff);
             }
         }
     }

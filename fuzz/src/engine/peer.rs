@@ -9,8 +9,10 @@ use crate::{canary::betrays, wire::mend};
 
 /// The engine's port.
 pub const CARD_PORT: u16 = 4791;
-/// The peer's initial sequence number, near the wrap.
+/// The peer's first initial sequence number, near the wrap.
 const ISN: u32 = u32::MAX - 700;
+/// Distance of the initial sequence numbers of two connections in succession: more than is ever sent.
+const NEXT_ISN: u32 = 1 << 24;
 
 const ICMP: u8 = 1;
 const TCP: u8 = 6;
@@ -95,6 +97,11 @@ pub struct Peer {
     addresses: Addresses,
     port: u16,
     timestamps: bool,
+    isn: u32,
+    /// The window of acknowledgements and data.
+    pub window: u16,
+    /// The bytes sent in order.
+    said: Vec<u8>,
     /// The engine's initial sequence number, after its SYN has arrived.
     card_isn: Option<u32>,
     /// The engine's stream from its first byte, and whether its FIN has arrived.
@@ -119,6 +126,9 @@ impl Peer {
             addresses,
             port,
             timestamps,
+            isn: ISN,
+            window: 0xffff,
+            said: Vec::new(),
             card_isn: None,
             heard: Vec::new(),
             came: Vec::new(),
@@ -143,7 +153,7 @@ impl Peer {
 
     /// The sequence number at distance `delta` from the next one to send.
     pub fn seq(&self, delta: i32) -> u32 {
-        ISN.wrapping_add(1).wrapping_add(self.sent).wrapping_add_signed(delta)
+        self.isn.wrapping_add(1).wrapping_add(self.sent).wrapping_add_signed(delta)
     }
 
     /// The acknowledgement number of all bytes that arrived without a gap.
@@ -161,14 +171,33 @@ impl Peer {
     /// Encodes the SYN, or the SYN-ACK to the engine's SYN.
     pub fn syn(&self) -> Vec<u8> {
         let flags = if self.met() { SYN | ACK } else { SYN };
-        self.segment(flags, ISN, self.ack(), 0xffff, &[])
+        self.segment(flags, self.isn, self.ack(), 0xffff, &[])
     }
 
     /// Encodes a segment with the next payload.
     pub fn data(&mut self, payload: &[u8]) -> Vec<u8> {
-        let frame = self.segment(ACK, self.seq(0), self.ack(), 0xffff, payload);
+        let frame = self.segment(ACK, self.seq(0), self.ack(), self.window, payload);
         self.sent = self.sent.wrapping_add(payload.len() as u32);
+        self.said.extend_from_slice(payload);
         frame
+    }
+
+    /// Encodes a segment that repeats up to `len` of the last `back` bytes, and continues them with `more`.
+    pub fn again(&self, back: usize, len: usize, more: &[u8]) -> Vec<u8> {
+        let back = back.min(self.said.len()).min(1 << 16);
+        let last = &self.said[self.said.len() - back..];
+        let payload: Vec<u8> = last.iter().chain(more).take(len.min(1400)).copied().collect();
+        self.segment(ACK, self.seq(-(back as i32)), self.ack(), self.window, &payload)
+    }
+
+    /// Encodes the FIN behind `last` and the SYN of a new connection with the same ports. From then on the peer is that of the new
+    /// connection.
+    pub fn replace(&mut self, last: &[u8]) -> [Vec<u8>; 2] {
+        let fin = self.segment(FIN | ACK, self.seq(0), self.ack(), self.window, last);
+        let isn = self.isn.wrapping_add(NEXT_ISN);
+        let clock = self.clock.wrapping_add(1);
+        *self = Self { isn, clock, ..Self::new(self.addresses, self.port, self.timestamps) };
+        [fin, self.syn()]
     }
 
     /// Encodes an acknowledgement, if there is something new to acknowledge.
@@ -178,7 +207,7 @@ impl Peer {
             return None;
         }
         self.acknowledged = now;
-        Some(self.segment(ACK, self.seq(0), self.ack(), 0xffff, &[]))
+        Some(self.segment(ACK, self.seq(0), self.ack(), self.window, &[]))
     }
 
     /// Encodes any segment, with correct checksums.
