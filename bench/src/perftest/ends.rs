@@ -28,6 +28,8 @@ const CREDIT_BYTES: usize = 4;
 const FILL_LIMIT: Duration = Duration::from_secs(60);
 /// Time between two attempts to connect.
 const AGAIN: Duration = Duration::from_millis(50);
+/// Queue pair numbers of ibverbs have 24 bits, and perftest prints them as such; it uses them for nothing else over iWARP.
+const QP_NUMBER_MASK: u64 = 0xff_ffff;
 /// Requests beyond the depths of the queues, for credits.
 const SPARE: u32 = 8;
 
@@ -148,7 +150,7 @@ impl Ends {
         } else {
             self.sink.remote(self.part * number)
         };
-        Keys { reads: plan.reads.into(), qp: qp.id().number() as u32, remote }
+        Keys { reads: plan.reads.into(), qp: (qp.id().number() & QP_NUMBER_MASK) as u32, remote }
     }
 
     /// Exchanges the keys of all queue pairs; perftest does it twice, the second time to print them.
