@@ -155,7 +155,7 @@ impl<U: Ulp> Stack<U> {
     /// Sends the answer of a connection that was rebuilt for one segment. Open connections have precedence: when only reserved
     /// frames are left, the answer counts as lost. Returns whether the connection is closed.
     fn send_answer(&mut self, now: Instant, link: &mut dyn Link, mut tcp: Connection) -> bool {
-        if link.tx_available() > self.config.tcp.reserve_frames as usize {
+        if link.tx_available() > self.config.tcp.reserve_chunks as usize {
             tcp.transmit(now, link, &mut NoData, 2);
         }
         self.closed_tcp += tcp.counters();
