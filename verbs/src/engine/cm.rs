@@ -171,8 +171,8 @@ impl Engine {
     }
 
     /// Closes gracefully, without a Terminate: posted work is executed and the peer's requests are answered before
-    /// our direction ends. Work that is posted later is flushed. A peer that takes no data for the user timeout (its window
-    /// stays closed) ends the connection with an error.
+    /// our direction ends. Work that is posted later is flushed. The connection is reset when the peer takes no data for the
+    /// user timeout (its window stays closed), and five minutes later in any case.
     pub fn disconnect(&mut self, qp: QpId) -> Result<(), CmError> {
         self.rnic.disconnect(qp)
     }

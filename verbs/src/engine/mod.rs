@@ -41,6 +41,10 @@ const BATCH: usize = 64;
 /// peer despite losses. It does not depend on what the peer sends. Equal to TCP's default user timeout.
 const TEARDOWN_LIMIT: Duration = Duration::from_secs(30);
 
+/// Longest orderly close. The peer can hold up posted work for as long as it answers: an initiator that never sends the first
+/// FPDU (RFC 5044 section 7.1.2), or one that never answers an RDMA Read.
+const CLOSE_LIMIT: Duration = Duration::from_mins(5);
+
 /// Settings of an engine.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
@@ -93,6 +97,8 @@ pub struct Engine {
     /// Connections whose queue pairs have ended, with the times at which they are reset if they still exist, in time
     /// order.
     teardowns: VecDeque<(Instant, ConnId)>,
+    /// Connections that are closed in order, in the same form.
+    closes: VecDeque<(Instant, ConnId)>,
     /// Received frames of the turn; kept to reuse the allocation.
     batch: Vec<RxFrame>,
 }
@@ -113,6 +119,7 @@ impl Engine {
             mpa,
             markerless: BTreeSet::new(),
             teardowns: VecDeque::new(),
+            closes: VecDeque::new(),
             batch: Vec::with_capacity(BATCH),
         }
     }
@@ -162,23 +169,22 @@ impl Engine {
 
     /// Latest time for the next call of [`Self::turn`] or [`Self::transmit`].
     pub fn next_deadline(&self) -> Option<Instant> {
-        let teardown = self.teardowns.front().map(|(at, _)| *at);
-        match (self.stack.next_deadline(), teardown) {
-            (Some(stack), Some(teardown)) => Some(stack.min(teardown)),
-            (stack, teardown) => stack.or(teardown),
-        }
+        let overdue = [&self.teardowns, &self.closes].map(|list| list.front().map(|(at, _)| *at));
+        overdue.into_iter().flatten().chain(self.stack.next_deadline()).min()
     }
 
-    /// Resets the connections that still exist [`TEARDOWN_LIMIT`] after their queue pairs ended, and drops entries of
-    /// closed ones.
+    /// Resets the connections that still exist [`TEARDOWN_LIMIT`] after their queue pairs ended, or [`CLOSE_LIMIT`] after
+    /// an orderly close began, and drops entries of closed ones.
     fn reset_overdue(&mut self, now: Instant) {
-        while let Some((at, conn)) = self.teardowns.front().copied() {
-            if at <= now {
-                self.stack.abort(conn);
-            } else if self.stack.info(conn).is_some() {
-                break;
+        for list in [&mut self.teardowns, &mut self.closes] {
+            while let Some((at, conn)) = list.front().copied() {
+                if at <= now {
+                    self.stack.abort(conn);
+                } else if self.stack.info(conn).is_some() {
+                    break;
+                }
+                list.pop_front();
             }
-            self.teardowns.pop_front();
         }
     }
 
@@ -217,6 +223,7 @@ impl Engine {
             }
             while let Some(conn) = self.rnic.next_close() {
                 self.stack.close_when_sent(conn);
+                self.closes.push_back((now + CLOSE_LIMIT, conn));
             }
             while let Some(conn) = self.rnic.next_resume() {
                 self.stack.resume(now, link, conn, &mut self.rnic);

@@ -377,6 +377,14 @@ fn sim_a_hostile_host_gets_no_stale_bytes_delivered_and_leaves_no_queue_pair_beh
     run_seeds(hostile);
 }
 
+/// The peer closes its direction without the first FPDU, or never completes it, so the posted Sends can never leave.
+#[test]
+fn sim_seeds_65_and_99_a_peer_that_never_lets_us_send_does_not_hold_up_a_close() {
+    for seed in [65, 99] {
+        hostile(seed);
+    }
+}
+
 #[test]
 fn sim_the_hostile_host_gets_messages_through_and_connections_closed() {
     let (received, ended) = (1..=4).map(hostile).fold((0, 0), |sum, (r, e)| (sum.0 + r, sum.1 + e));
