@@ -5,7 +5,7 @@
 //! missing pieces arrive in order. The oracle is [`Reference`], which reads the stream from start to end.
 
 use xwarp_tcp::{
-    mpa::{Markers, MpaConfig, MpaError, Revision},
+    mpa::{Markers, MpaConfig, MpaError, RequestRevision},
     ulp::Event,
 };
 
@@ -68,7 +68,7 @@ fn connected(settings: u8) -> End {
     let config = MpaConfig {
         markers: if settings & MARKERS != 0 { Markers::Require } else { Markers::Off },
         crc: settings & CRC != 0,
-        revision: Revision::One,
+        revision: RequestRevision::One,
         hold_bytes: if settings & LITTLE != 0 { LITTLE_BYTES } else { 1 << 20 },
         ..MpaConfig::default()
     };

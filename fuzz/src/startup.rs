@@ -3,7 +3,7 @@
 //! An input is: settings, segment boundaries (a count, then that many bytes), the peer's stream.
 
 use xwarp_tcp::{
-    mpa::{Markers, MpaConfig, MpaError, MpaReply, MpaRequest, Revision, Rtr},
+    mpa::{Markers, MpaConfig, MpaError, MpaReply, MpaRequest, RequestRevision, Rtr},
     ulp::Event,
 };
 
@@ -54,7 +54,7 @@ fn config(settings: u8) -> MpaConfig {
     MpaConfig {
         markers: [Markers::Prefer, Markers::Require, Markers::Off][usize::from(settings & 3) % 3],
         crc: settings & 4 != 0,
-        revision: if settings & REVISION_1 != 0 { Revision::One } else { Revision::Two },
+        revision: if settings & REVISION_1 != 0 { RequestRevision::One } else { RequestRevision::PreferTwo },
         peer_to_peer: if settings & PEER_TO_PEER != 0 && settings & REVISION_1 == 0 {
             vec![Rtr::Write, Rtr::Read]
         } else {

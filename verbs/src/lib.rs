@@ -136,7 +136,7 @@ pub mod tap;
 #[cfg(feature = "tokio")]
 pub use self::api::tokio;
 pub use xwarp_tcp::{
-    mpa::{Markers, MpaConfig, Revision, Rtr},
+    mpa::{Markers, MpaConfig, RequestRevision, Rtr},
     tcp::{Algorithm, Info as TcpInfo, Keepalive, SoftError, TcpConfig, Tuning},
     ulp::CloseReason,
 };

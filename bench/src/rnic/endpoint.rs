@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use xwarp_verbs::{
     CompletionChannel, CompletionQueue, Device, DeviceOptions, DriverConfig, Keepalive, Markers, Progress,
-    ProtectionDomain, Revision,
+    ProtectionDomain, RequestRevision,
     cm::{ConnectionError, ConnectionRequest, Listener},
 };
 
@@ -157,7 +157,10 @@ fn options(args: &DeviceArgs) -> DeviceOptions {
         MarkersArg::Require => Markers::Require,
         MarkersArg::Off => Markers::Off,
     };
-    options.mpa.revision = if args.mpa_revision == 1 { Revision::One } else { Revision::Two };
+    options.mpa.revision = match args.mpa_revision {
+        1 => RequestRevision::One,
+        _ => RequestRevision::PreferTwo,
+    };
     options.driver = DriverConfig {
         mode: args.mode.preference(),
         vlan: args.vlan,

@@ -34,7 +34,7 @@ pub enum MpaError {
     /// The start-up frame announces enhanced data, but has no room for IRD and ORD.
     #[error("the start-up frame lacks the IRD and ORD that it announces")]
     EnhancedDataMissing,
-    /// This end asked for enhanced set-up, and the responder accepted without it.
+    /// This end asked for enhanced set-up, and the responder answered without it.
     #[error("the responder does not speak the enhanced set-up of RFC 6581")]
     NotEnhanced,
     /// The initiator sent data after its request and before the reply.

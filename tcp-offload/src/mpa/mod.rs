@@ -50,14 +50,26 @@ pub enum Markers {
     Off,
 }
 
-/// MPA revision of an initiator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// MPA revision of a start-up frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Revision {
     /// RFC 5044.
     One,
     /// RFC 6581: enhanced set-up with IRD and ORD.
-    #[default]
     Two,
+}
+
+/// MPA revision of an initiator's request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RequestRevision {
+    /// Revision 1. IRD and ORD are left to the applications.
+    One,
+    /// Revision 2. When the peer does not support it, the initiator connects again with revision 1 (RFC 6581 section
+    /// 10), unless [`MpaConfig::peer_to_peer`] needs revision 2.
+    #[default]
+    PreferTwo,
+    /// Revision 2 only.
+    RequireTwo,
 }
 
 /// The ready-to-receive message of peer-to-peer mode (RFC 6581 section 9.1).
@@ -81,7 +93,7 @@ pub struct MpaConfig {
     /// Whether this end asks for CRC, which is used when either side asks.
     pub crc: bool,
     /// Revision of an initiator's request. A responder answers with the revision of the request.
-    pub revision: Revision,
+    pub revision: RequestRevision,
     /// Initiator: ask for peer-to-peer mode with these ready-to-receive messages.
     pub peer_to_peer: Vec<Rtr>,
     /// Time limit for the peer's start-up frame.
@@ -101,12 +113,12 @@ pub struct MpaConfig {
 }
 
 impl Default for MpaConfig {
-    /// Markers preferred, CRC on, revision 2, client-server model.
+    /// Markers preferred, CRC on, revision 2 preferred, client-server model.
     fn default() -> Self {
         Self {
             markers: Markers::default(),
             crc: true,
-            revision: Revision::default(),
+            revision: RequestRevision::default(),
             peer_to_peer: Vec::new(),
             startup_timeout: Duration::from_secs(10),
             withhold_timeout: Duration::from_secs(5),
@@ -114,5 +126,13 @@ impl Default for MpaConfig {
             max_ird: 128,
             private_data_bytes: 256,
         }
+    }
+}
+
+impl MpaConfig {
+    /// Initiator: whether a request of revision 2 may be followed by one of revision 1, on another connection. The
+    /// peer-to-peer model has no form in revision 1.
+    pub fn falls_back_to_revision_one(&self) -> bool {
+        self.revision == RequestRevision::PreferTwo && self.peer_to_peer.is_empty()
     }
 }

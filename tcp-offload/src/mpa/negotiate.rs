@@ -1,7 +1,7 @@
 //! The negotiation by MPA Request and Reply (RFC 5044 section 7.1, RFC 6581 section 9).
 
 use super::{
-    Markers, MpaConfig, MpaError, Revision, Rtr, SetupError,
+    Markers, MpaConfig, MpaError, RequestRevision, Revision, Rtr, SetupError,
     startup::{ENHANCED_BYTES, Enhanced, MAX_PRIVATE_DATA, MpaReply, MpaRequest},
 };
 
@@ -145,19 +145,20 @@ pub(crate) fn request(
 ) -> Result<Asked, SetupError> {
     check_depth(ird)?;
     check_depth(ord)?;
-    let enhanced = match config.revision {
-        Revision::One if !config.peer_to_peer.is_empty() => {
+    let (revision, enhanced) = match config.revision {
+        RequestRevision::One if !config.peer_to_peer.is_empty() => {
             return Err(SetupError::PeerToPeerNeedsRevisionTwo);
         }
-        Revision::One => None,
-        Revision::Two => {
+        RequestRevision::One => (Revision::One, None),
+        RequestRevision::PreferTwo | RequestRevision::RequireTwo => {
             let rtrs = RtrOptions::of(&config.peer_to_peer);
-            Some(Enhanced { ird, ord, peer_to_peer: (rtrs != RtrOptions::NONE).then_some(rtrs) })
+            let peer_to_peer = (rtrs != RtrOptions::NONE).then_some(rtrs);
+            (Revision::Two, Some(Enhanced { ird, ord, peer_to_peer }))
         }
     };
     check_private_data(config, &private_data, enhanced)?;
     let request = MpaRequest {
-        revision: config.revision.number(),
+        revision: revision.number(),
         markers: config.markers != Markers::Off,
         crc: config.crc,
         enhanced,
@@ -255,6 +256,10 @@ pub(crate) enum ReplyOutcome {
 /// Evaluates the reply to the initiator's request, which ends the negotiation.
 pub(crate) fn evaluate_reply(config: &MpaConfig, asked: &Asked, reply: &MpaReply) -> ReplyOutcome {
     let Asked { request, ird, ord } = asked;
+    // A responder of revision 1 cannot know what it accepts or rejects: it takes IRD and ORD for private data.
+    if reply.revision < request.revision && config.falls_back_to_revision_one() {
+        return ReplyOutcome::Failed(MpaError::NotEnhanced);
+    }
     if reply.rejected {
         // A responder that does not support markers (Linux's siw) can only reject. One that declares markers for
         // itself, or sends private data, rejects for another reason.

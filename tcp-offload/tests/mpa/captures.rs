@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, path::Path};
 use etherparse::{SlicedPacket, TransportSlice};
 use pcap_file::pcap::PcapReader;
 use xwarp_tcp::{
-    mpa::{Markers, MpaConfig, MpaRequest, Revision, Rtr},
+    mpa::{Markers, MpaConfig, MpaRequest, RequestRevision, Rtr},
     ulp::Event,
 };
 
@@ -96,7 +96,7 @@ fn replay_connection(directions: &Directions, fpdus: [usize; 2]) {
         let mut initiator = End::initiator(MpaConfig {
             markers: Markers::Off,
             crc: request.crc,
-            revision: if request.revision == 1 { Revision::One } else { Revision::Two },
+            revision: if request.revision == 1 { RequestRevision::One } else { RequestRevision::PreferTwo },
             peer_to_peer: match request.enhanced.and_then(|e| e.peer_to_peer) {
                 Some(_) => vec![Rtr::Write, Rtr::Read],
                 None => Vec::new(),

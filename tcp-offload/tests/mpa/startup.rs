@@ -5,8 +5,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use xwarp_tcp::{
     mpa::{
-        AcceptParams, Enhanced, Markers, MpaConfig, MpaError, MpaReply, MpaRequest, Revision, Rtr,
-        RtrOptions, Session, SetupError, UNNEGOTIATED,
+        AcceptParams, Enhanced, Markers, MpaConfig, MpaError, MpaReply, MpaRequest, RequestRevision,
+        Revision, Rtr, RtrOptions, Session, SetupError, UNNEGOTIATED,
     },
     tcp::Filled,
     time::Instant,
@@ -331,7 +331,7 @@ fn rfc6581_s10_unenhanced_requests_get_unenhanced_replies() {
         assert!(matches!(&end.ulp.events[0], Event::Requested { offer, .. }
             if offer.ird == UNNEGOTIATED && !offer.enhanced));
     }
-    let config = MpaConfig { revision: Revision::One, ..MpaConfig::default() };
+    let config = MpaConfig { revision: RequestRevision::One, ..MpaConfig::default() };
     let (initiator, _) = connect(End::initiator(config), End::responder(MpaConfig::default()));
     assert_eq!(initiator.sent[16..20], [0xc0, 1, 0, 5], "no S, and only the application's data");
     let agreed = initiator.ulp.established().unwrap();
@@ -405,7 +405,7 @@ fn rfc6581_s9_caller_errors() {
     let start = |config: MpaConfig, len, ird| {
         Session::<()>::initiator(Instant::ZERO, config, vec![0; len], ird, 0).map(|_| ()).unwrap_err()
     };
-    let one = MpaConfig { revision: Revision::One, ..MpaConfig::default() };
+    let one = MpaConfig { revision: RequestRevision::One, ..MpaConfig::default() };
     let two = MpaConfig::default();
     assert_eq!(start(two.clone(), 253, 0), SetupError::PrivateDataTooLong { len: 253, limit: 252 });
     assert_eq!(start(one.clone(), 257, 0), SetupError::PrivateDataTooLong { len: 257, limit: 256 });

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use xwarp_verbs::{Markers, MpaConfig, Revision, Rtr};
+use xwarp_verbs::{Markers, MpaConfig, RequestRevision, Rtr};
 
 pub const USAGE: &str = "\
 usage: rping INTERFACE -s|-c [-a ADDRESS] [OPTIONS]
@@ -125,10 +125,10 @@ fn markers(word: &str) -> Result<Markers, String> {
     }
 }
 
-fn revision(word: &str) -> Result<Revision, String> {
+fn revision(word: &str) -> Result<RequestRevision, String> {
     match word {
-        "1" => Ok(Revision::One),
-        "2" => Ok(Revision::Two),
+        "1" => Ok(RequestRevision::One),
+        "2" => Ok(RequestRevision::PreferTwo),
         _ => Err(format!("there is no revision {word}")),
     }
 }

@@ -1,6 +1,6 @@
-//! The connection manager's verbs, and the initiator's second attempt when the peer refuses markers.
+//! The connection manager's verbs, and the initiator's further attempts when the peer refuses a part of MPA.
 
-use std::net::IpAddr;
+use std::{collections::VecDeque, net::IpAddr};
 
 use xwarp_tcp::{
     link::Link,
@@ -13,11 +13,7 @@ use xwarp_tcp::{
 };
 
 use super::Engine;
-use crate::rnic::{Attempt, CmError, QpId, RequestId, ResourceError};
-
-/// Largest number of peers that are remembered for refusing markers. Beyond it all are dropped, which costs one more
-/// attempt for each.
-const MOST_MARKERLESS: usize = 4096;
+use crate::rnic::{Attempt, CmError, Lacks, QpId, RequestId, ResourceError};
 
 /// Parameters of an initiator's connection.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -30,10 +26,10 @@ pub struct ConnectParams {
     pub private_data: Vec<u8>,
     /// MPA settings; `None`: the engine's.
     pub mpa: Option<MpaConfig>,
-    /// Path of a second attempt when the peer refuses markers, with another local port that is reserved like the
-    /// first. Without it the second attempt uses the first port, whose connection the peer may still keep in
-    /// TIME-WAIT.
-    pub fallback: Option<Path>,
+    /// Paths of further attempts when the peer refuses a part of MPA: [`Engine::further_attempts`] of them, each with
+    /// another local port that is reserved like the first. Without one, a further attempt uses the port of the one
+    /// before, whose connection the peer may still keep in TIME-WAIT.
+    pub fallbacks: VecDeque<Path>,
 }
 
 impl Engine {
@@ -63,7 +59,7 @@ impl Engine {
     }
 
     /// Connects an idle queue pair; an event reports the result. `path.flow.local` names a port that the caller has
-    /// reserved, and so does the fallback's, until [`crate::rnic::CmEvent::Closed`],
+    /// reserved, and so do the fallbacks, until [`crate::rnic::CmEvent::Closed`],
     /// [`crate::rnic::CmEvent::Rejected`] or [`crate::rnic::CmEvent::ConnectError`].
     pub fn connect(
         &mut self,
@@ -73,49 +69,47 @@ impl Engine {
         path: Path,
         params: ConnectParams,
     ) -> Result<(), CmError> {
-        let ConnectParams { ird, ord, private_data, mpa, fallback } = params;
+        let ConnectParams { ird, ord, private_data, mpa, fallbacks } = params;
         self.rnic.check_connect(qp, ird, ord)?;
-        let may_fall_back = self.may_fall_back(path.flow.remote_ip(), mpa.as_ref());
-        let mut mpa = mpa.unwrap_or_else(|| self.mpa.clone());
-        if mpa.markers == Markers::Prefer && !may_fall_back {
-            mpa.markers = Markers::Off;
-        }
+        let mpa = self.adapted(now, path.flow.remote_ip(), mpa.as_ref());
         let params = stack::ConnectParams { ird, ord, private_data };
-        let second = may_fall_back.then(|| Attempt {
-            path: fallback.unwrap_or(path),
-            mpa: MpaConfig { markers: Markers::Off, ..mpa.clone() },
-            params: params.clone(),
-            tuning: None,
-        });
-        let conn = self.stack.connect(now, link, path, mpa, params)?;
-        self.rnic.connecting(qp, conn, second);
+        let conn = self.stack.connect(now, link, path, mpa.clone(), params.clone())?;
+        let attempt = Attempt { path, fallbacks, mpa, params, tuning: None, lacks: Lacks::default() };
+        self.rnic.connecting(qp, conn, attempt);
         Ok(())
     }
 
-    /// Whether connecting to `peer` with `mpa` (`None`: the engine's settings) may take a second attempt:
-    /// markers are preferred, and the peer is not known to refuse them.
-    pub fn may_fall_back(&self, peer: IpAddr, mpa: Option<&MpaConfig>) -> bool {
-        mpa.unwrap_or(&self.mpa).markers == Markers::Prefer && !self.markerless.contains(&peer)
+    /// The settings `mpa` (`None`: the engine's) for connecting to `peer`, without what it is known to lack.
+    fn adapted(&self, now: Instant, peer: IpAddr, mpa: Option<&MpaConfig>) -> MpaConfig {
+        self.peers.lacks(now, peer).adapt(mpa.unwrap_or(&self.mpa).clone())
     }
 
-    /// Repeats connection attempts whose markers were refused, without markers, and remembers these peers.
-    pub(super) fn retry_without_markers(&mut self, now: Instant, link: &mut dyn Link) {
-        while let Some((qp, Attempt { path, mpa, params, tuning })) = self.rnic.next_retry() {
-            if self.markerless.len() >= MOST_MARKERLESS {
-                self.markerless.clear();
-            }
-            self.markerless.insert(path.flow.remote_ip());
-            tracing::info!(remote = %path.flow.remote, "the peer refuses markers, connecting without");
+    /// Most attempts that may follow the first one of a connection to `peer` with `mpa` (`None`: the engine's
+    /// settings): one without markers, and one with revision 1, unless the peer is known to need it.
+    pub fn further_attempts(&self, now: Instant, peer: IpAddr, mpa: Option<&MpaConfig>) -> usize {
+        let mpa = self.adapted(now, peer, mpa);
+        usize::from(mpa.markers == Markers::Prefer) + usize::from(mpa.falls_back_to_revision_one())
+    }
+
+    /// Repeats connection attempts that failed because the peer refused a part of MPA, without this part, and remembers
+    /// the peers for which this succeeded.
+    pub(super) fn retry_attempts(&mut self, now: Instant, link: &mut dyn Link) {
+        while let Some((peer, lacks)) = self.rnic.next_learned() {
+            self.peers.remember(now, peer, lacks);
+        }
+        while let Some((qp, attempt)) = self.rnic.next_retry() {
+            let Attempt { path, mpa, params, tuning, lacks, .. } = attempt.clone();
+            tracing::info!(remote = %path.flow.remote, ?lacks, "the peer refuses a part of MPA, connecting without");
             match self.stack.connect(now, link, path, mpa, params) {
                 Ok(conn) => {
-                    self.rnic.connecting(qp, conn, None);
+                    self.rnic.connecting(qp, conn, attempt);
                     if let Some(tuning) = tuning {
                         self.stack.tune(now, conn, &tuning);
                     }
                 }
                 Err(error) => {
                     tracing::warn!(qp = qp.number(), %error, "connecting once more failed");
-                    self.rnic.retry_failed(qp);
+                    self.rnic.retry_failed(qp, lacks);
                 }
             }
         }

@@ -7,12 +7,9 @@
 
 mod changes;
 mod cm;
+mod peers;
 
-use std::{
-    collections::{BTreeSet, VecDeque},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{collections::VecDeque, sync::Arc};
 
 use xwarp_tcp::{
     link::{Link, RxFrame},
@@ -25,6 +22,7 @@ use xwarp_tcp::{
 };
 
 pub use self::cm::ConnectParams;
+use self::peers::Peers;
 use crate::{
     ddp::STag,
     rnic::{
@@ -92,8 +90,7 @@ pub struct Engine {
     stack: Stack<Rnic>,
     rnic: Rnic,
     mpa: MpaConfig,
-    /// Peers that refused markers.
-    markerless: BTreeSet<IpAddr>,
+    peers: Peers,
     /// Connections whose queue pairs have ended, with the times at which they are reset if they still exist, in time
     /// order.
     teardowns: VecDeque<(Instant, ConnId)>,
@@ -117,7 +114,7 @@ impl Engine {
             }),
             rnic: Rnic::new(limits, &keys),
             mpa,
-            markerless: BTreeSet::new(),
+            peers: Peers::default(),
             teardowns: VecDeque::new(),
             closes: VecDeque::new(),
             batch: Vec::with_capacity(BATCH),
@@ -231,7 +228,7 @@ impl Engine {
             while let Some(conn) = self.rnic.next_wake() {
                 self.stack.wake(conn);
             }
-            self.retry_without_markers(now, link);
+            self.retry_attempts(now, link);
         }
     }
 

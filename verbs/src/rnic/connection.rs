@@ -1,10 +1,10 @@
 //! Connection events: requests, establishment and every way to end, applied to the queue pair and reported to the
 //! application.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, net::IpAddr, sync::Arc};
 
 use xwarp_tcp::{
-    mpa::{MpaConfig, MpaError, Offer},
+    mpa::{Markers, MpaConfig, MpaError, Offer, RequestRevision},
     stack::ConnectParams,
     tcp::Tuning,
     ulp::{CloseReason, ConnId, Event, ListenerId},
@@ -29,18 +29,74 @@ enum Owner {
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     by_index: Vec<Option<(ConnId, Owner)>>,
-    /// Queue pairs whose peers refused markers: their connection attempts are repeated without markers.
+    /// Queue pairs whose peers refused a part of MPA: their connection attempts are repeated without it.
     retries: VecDeque<QpId>,
+    /// Peers that answered a repeated attempt, and the parts that it left out.
+    learned: Vec<(IpAddr, Lacks)>,
 }
 
-/// Parameters of the initiator's second attempt, in case the peer refuses markers; kept until the connection is
-/// established.
+/// The parts of MPA that a peer does not support.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Lacks {
+    /// Markers in the FPDUs that it sends.
+    pub(crate) markers: bool,
+    /// Requests of revision 2.
+    pub(crate) revision_two: bool,
+}
+
+impl Lacks {
+    /// What both ends are known to lack: a part that either names.
+    pub(crate) const fn and(self, other: Self) -> Self {
+        Self { markers: self.markers || other.markers, revision_two: self.revision_two || other.revision_two }
+    }
+
+    /// The settings of an initiator for a peer that lacks this.
+    pub(crate) fn adapt(self, mut mpa: MpaConfig) -> MpaConfig {
+        if self.markers && mpa.markers == Markers::Prefer {
+            mpa.markers = Markers::Off;
+        }
+        if self.revision_two && mpa.falls_back_to_revision_one() {
+            mpa.revision = RequestRevision::One;
+        }
+        mpa
+    }
+}
+
+/// Parameters of an initiator's connection attempt, kept until the connection is established, in case the peer refuses
+/// a part of MPA that another attempt can leave out.
 #[derive(Debug, Clone)]
 pub(crate) struct Attempt {
     pub(crate) path: Path,
+    /// Paths of the attempts that may follow, in this order. Without one, an attempt uses the path of the one before.
+    pub(crate) fallbacks: VecDeque<Path>,
     pub(crate) mpa: MpaConfig,
     pub(crate) params: ConnectParams,
     pub(crate) tuning: Option<Tuning>,
+    /// The parts that the peer refused in the attempts so far.
+    pub(crate) lacks: Lacks,
+}
+
+impl Attempt {
+    /// The attempt that follows one that has ended for `reason`: without the part of MPA that the peer refused. `None`
+    /// when the end is final. Each attempt leaves out one of two parts more, so there are three at most.
+    fn after(mut self, reason: CloseReason) -> Option<Self> {
+        let markers = reason == CloseReason::Startup(MpaError::MarkersRefused);
+        // A responder that does not support revision 2 closes the connection (RFC 6581 section 10), or answers with
+        // revision 1.
+        let revision_two = matches!(
+            reason,
+            CloseReason::Reset | CloseReason::Startup(MpaError::Truncated | MpaError::NotEnhanced)
+        );
+        let refused = Lacks { markers, revision_two };
+        let mpa = refused.adapt(self.mpa.clone());
+        if mpa == self.mpa {
+            return None;
+        }
+        self.lacks = self.lacks.and(refused);
+        self.mpa = mpa;
+        self.path = self.fallbacks.pop_front().unwrap_or(self.path);
+        Some(self)
+    }
 }
 
 impl Connections {
@@ -63,6 +119,14 @@ impl Connections {
         }
         if let Some(place) = self.by_index.get_mut(index) {
             *place = Some((conn, owner));
+        }
+    }
+
+    /// Notes what the peer of `qp` lacks, now that it has answered an attempt without it. Until then nothing is known
+    /// of it: a connection can be reset for other reasons.
+    fn learn(&mut self, qp: &QueuePair) {
+        if let Some(attempt) = qp.attempt.as_ref().filter(|attempt| attempt.lacks != Lacks::default()) {
+            self.learned.push((attempt.path.flow.remote_ip(), attempt.lacks));
         }
     }
 
@@ -98,11 +162,11 @@ impl Rnic {
         Ok(())
     }
 
-    /// Gives `qp` the initiator's new connection; `second` is the attempt to make if the peer refuses markers.
-    pub(crate) fn connecting(&mut self, qp: QpId, conn: ConnId, second: Option<Attempt>) {
+    /// Gives `qp` the initiator's new connection, which `attempt` describes.
+    pub(crate) fn connecting(&mut self, qp: QpId, conn: ConnId, attempt: Attempt) {
         self.bind(qp, conn, Stage::Connecting);
         if let Some(qp) = self.qps.get_mut(qp) {
-            qp.attempt = second.map(Box::new);
+            qp.attempt = Some(Box::new(attempt));
         }
     }
 
@@ -164,6 +228,8 @@ impl Rnic {
             // The stream is already ending.
             QpState::Terminate | QpState::Error => Ok(()),
             QpState::Idle if qp.stage.is_underway() => {
+                // No other attempt follows, even if the peer refuses this one before the abort is executed.
+                qp.attempt = None;
                 self.shared.abort(qp.conn);
                 Ok(())
             }
@@ -171,7 +237,7 @@ impl Rnic {
         }
     }
 
-    /// The next queue pair with a second connection attempt to make, and the attempt's parameters.
+    /// The next queue pair with another connection attempt to make, and the attempt.
     pub(crate) fn next_retry(&mut self) -> Option<(QpId, Attempt)> {
         loop {
             let qp = self.connections.retries.pop_front()?;
@@ -182,13 +248,18 @@ impl Rnic {
         }
     }
 
-    /// Reports that the second connection attempt could not be started.
-    pub(crate) fn retry_failed(&mut self, qp: QpId) {
+    /// Reports that another connection attempt could not be started after the peer refused a part of MPA.
+    pub(crate) fn retry_failed(&mut self, qp: QpId, lacks: Lacks) {
         if let Some(pair) = self.qps.get_mut(qp) {
             pair.reset_connection();
-            let reason = CloseReason::Startup(MpaError::MarkersRefused);
-            self.shared.events.push_cm(CmEvent::ConnectError { qp, reason });
+            let error = if lacks.revision_two { MpaError::NotEnhanced } else { MpaError::MarkersRefused };
+            self.shared.events.push_cm(CmEvent::ConnectError { qp, reason: CloseReason::Startup(error) });
         }
+    }
+
+    /// The next peer that answered an attempt that left out what it lacks.
+    pub(crate) fn next_learned(&mut self) -> Option<(IpAddr, Lacks)> {
+        self.connections.learned.pop()
     }
 
     pub(super) fn connection_event(&mut self, conn: ConnId, event: Event) {
@@ -230,6 +301,7 @@ impl Rnic {
             Event::Established { path, agreed, private_data, rtr } => {
                 let (local, remote) = (path.flow.local, path.flow.remote);
                 tracing::debug!(qp = id.number(), %local, %remote, ?agreed, path_mtu = path.mtu, "connection established");
+                self.connections.learn(qp);
                 qp.rx.expects_rtr = agreed.peer_to_peer && qp.stage == Stage::Accepting;
                 qp.establish(agreed.ird, agreed.ord, rtr, (local, remote));
                 let (ird, ord) = (agreed.ird, agreed.ord);
@@ -240,6 +312,7 @@ impl Rnic {
                 shared.wake(Some(conn));
             }
             Event::Rejected { private_data, ird, ord } => {
+                self.connections.learn(qp);
                 self.connections.detach(conn);
                 qp.reset_connection();
                 let peer = PeerDepths::of(ird, ord);
@@ -268,18 +341,13 @@ impl QueuePair {
     fn mpa_error(&mut self, error: MpaError, shared: &mut Shared) {
         if self.stage.is_underway() {
             self.startup_error = Some(error);
-            if error == MpaError::MarkersRefused {
-                // No Terminate is sent: the connection is reset, and a second attempt without markers may follow.
-                self.tx.finished = true;
-                return shared.abort(self.conn);
-            }
         }
         // Only `Withheld` refers to a message, the one that waits for a receive.
         let quote = self.rx.withheld.filter(|_| error == MpaError::Withheld);
         self.fail(StreamError::Mpa(error), quote.unwrap_or_default(), shared);
     }
 
-    /// Handles the end of the connection. Returns whether to repeat the attempt without markers.
+    /// Handles the end of the connection. Returns whether another attempt follows.
     fn closed(&mut self, reason: CloseReason, shared: &mut Shared) -> bool {
         self.conn = None;
         if !self.stage.is_underway() {
@@ -289,11 +357,11 @@ impl QueuePair {
             return false;
         }
         let reason = self.startup_error.take().map_or(reason, CloseReason::Startup);
-        let refused = reason == CloseReason::Startup(MpaError::MarkersRefused);
-        let attempt = self.attempt.take().filter(|_| refused);
-        let retries = attempt.is_some();
+        let failed = self.state != QpState::Idle;
+        let next = self.attempt.take().filter(|_| !failed).and_then(|attempt| attempt.after(reason));
+        let retries = next.is_some();
         self.reset();
-        self.attempt = attempt;
+        self.attempt = next.map(Box::new);
         if retries {
             self.stage = Stage::Connecting;
         } else {
@@ -308,7 +376,8 @@ impl Rnic {
     pub(crate) fn has_errands(&self) -> bool {
         let Shared { wakes, closes, resumes, refilled, aborts, ended, .. } = &self.shared;
         let idle = wakes.is_empty() && closes.is_empty() && resumes.is_empty() && refilled.is_empty();
-        !(idle && aborts.is_empty() && ended.is_empty() && self.connections.retries.is_empty())
+        let Connections { retries, learned, .. } = &self.connections;
+        !(idle && aborts.is_empty() && ended.is_empty() && retries.is_empty() && learned.is_empty())
     }
 
     /// Whether a completion woke a sleeping application since the last call.

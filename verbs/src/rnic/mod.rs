@@ -52,7 +52,7 @@ use xwarp_tcp::{
     ulp::{Arrival, ConnId, Event, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
 };
 
-pub(crate) use self::connection::Attempt;
+pub(crate) use self::connection::{Attempt, Lacks};
 pub use self::{
     attributes::{
         CmError, FastRegistration, Limits, NoReceive, Object, PostError, QpAttributes, QpInfo, QpState,

@@ -21,8 +21,9 @@ use std::{
 
 use smallvec::smallvec;
 use xwarp_tcp::{
-    mpa::{Agreed, Revision, Rtr},
+    mpa::{Agreed, MpaConfig, Revision, Rtr},
     sim::{self, PulledUlpdu},
+    stack::ConnectParams,
     ulp::{Arrival, ConnId, Event, Pulled, Refusal, Ulp, Ulpdu},
     wire::Path,
 };
@@ -50,6 +51,12 @@ impl Notify for Bell {
     }
 }
 
+/// The first attempt of an initiator with these settings.
+fn attempt(mpa: MpaConfig) -> Attempt {
+    let (fallbacks, params) = (VecDeque::new(), ConnectParams::default());
+    Attempt { path: path(), fallbacks, mpa, params, tuning: None, lacks: Lacks::default() }
+}
+
 /// One end.
 struct End {
     rnic: Rnic,
@@ -73,7 +80,7 @@ impl End {
         let (cq, ring) = rnic.create_cq(4096, None).unwrap();
         let attributes = attributes(&mut rnic, QpAttributes::new(pd, cq, cq));
         let qp = rnic.create_qp(attributes).unwrap();
-        rnic.connecting(qp, CONN, None);
+        rnic.connecting(qp, CONN, attempt(MpaConfig::default()));
         Self { rnic, pd, cq, ring, qp, offset: 0, wire: VecDeque::new(), finished: false, mulpdu: MULPDU }
     }
 

@@ -48,7 +48,8 @@ impl Pair {
         far.engine.listen(&mut far.link, None, PORT, 8, 1500, Some(mpa)).unwrap();
         far.expected.insert(ipv4(1), qps[1]);
         let path = |port| path([(1, port), (2, PORT)], false, 1500);
-        let params = ConnectParams { fallback: Some(path(40_001)), ..ConnectParams::default() };
+        let fallbacks = [path(40_001), path(40_002)].into();
+        let params = ConnectParams { fallbacks, ..ConnectParams::default() };
         near.engine.connect(Instant::ZERO, &mut near.link, qps[0], path(40_000), params).unwrap();
         Self { wire, now: Instant::ZERO, ends, qps, rings }
     }

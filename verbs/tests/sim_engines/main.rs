@@ -6,4 +6,5 @@ mod connections;
 mod hostile;
 mod mixed;
 mod placement;
+mod refusals;
 mod talk;

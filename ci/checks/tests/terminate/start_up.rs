@@ -13,7 +13,7 @@ use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
 };
 use xwarp_verbs::{
-    Device, Markers, MpaConfig, QpState, QueuePairOptions, Rtr,
+    Device, Markers, MpaConfig, QpState, QueuePairOptions, RequestRevision, Rtr,
     cm::{ConnectOptions, ConnectionError},
 };
 
@@ -100,7 +100,9 @@ struct Refusal {
 }
 
 fn plain() -> MpaConfig {
-    MpaConfig { markers: Markers::Off, startup_timeout: SHORT, ..MpaConfig::default() }
+    // Every failure is final: no second attempt with revision 1.
+    let revision = RequestRevision::RequireTwo;
+    MpaConfig { markers: Markers::Off, revision, startup_timeout: SHORT, ..MpaConfig::default() }
 }
 
 fn with_markers() -> MpaConfig {

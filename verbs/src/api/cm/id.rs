@@ -205,9 +205,9 @@ impl CmId {
         )
     }
 
-    /// Connects `qp` to the resolved peer: [`EventKind::Established`], or one that says why not. When markers
-    /// are refused, an identifier that was not bound connects once more from another port; a bound one
-    /// from the same.
+    /// Connects `qp` to the resolved peer: [`EventKind::Established`], or one that says why not. When the peer refuses
+    /// markers or revision 2 of MPA, up to two further attempts follow: from other ports if the identifier was not
+    /// bound, else from the same port.
     pub fn connect(&self, qp: &QueuePair, options: ConnectOptions) -> Result<(), CmError> {
         self.same_device(qp)?;
         let ConnectOptions { private_data, ird, ord, mpa } = options;
@@ -221,15 +221,15 @@ impl CmId {
                 let Some(entry) = cm.entries.get(&self.key) else { return Ok(()) };
                 // A port that was bound, or reserved by a call on another thread, takes precedence over the new
                 // reservation.
-                let bound = entry.port.clone().map(|port| LocalPorts { port, fallback: None });
+                let bound = entry.port.clone().map(LocalPorts::single);
                 let (Phase::RouteResolved(route), Some(peer), Some(ports)) =
                     (&entry.phase, entry.peer, bound.or(reserved))
                 else {
                     return Err(entry.wrong_phase("connect"));
                 };
                 let path = route.path(ports.port.port, peer);
-                let fallback = ports.fallback.as_ref().map(|port| route.path(port.port, peer));
-                let params = ConnectParams { ird, ord, private_data, mpa, fallback };
+                let fallbacks = ports.fallbacks.iter().map(|port| route.path(port.port, peer)).collect();
+                let params = ConnectParams { ird, ord, private_data, mpa, fallbacks };
                 engine.connect(now, &mut **link, qp, path, params)?;
                 tracing::debug!(qp = qp.number(), local = %path.flow.local, remote = %path.flow.remote, "connecting");
                 if let Some(entry) = cm.entries.get_mut(&self.key) {
@@ -242,8 +242,8 @@ impl CmId {
         )
     }
 
-    /// Reserves a port for an identifier that is ready to connect and has none, and a second one when the
-    /// connection may take a second attempt.
+    /// Reserves a port for an identifier that is ready to connect and has none, and one for each further attempt
+    /// that the connection may take.
     fn reserve_for_connect(&self, mpa: Option<&MpaConfig>) -> Result<Option<LocalPorts>, CmError> {
         let ready = |entry: &Entry| match entry.phase {
             Phase::RouteResolved(route) if entry.port.is_none() => Some((route.source, entry.peer?.ip())),
@@ -252,9 +252,11 @@ impl CmId {
         let Some((source, peer)) = self.entry(ready) else { return Ok(None) };
         let any = SocketAddr::new(source, 0);
         let port = self.reserve(any)?;
-        let twice = self.device.shared().look(|state| state.engine.may_fall_back(peer, mpa));
-        let fallback = twice.then(|| self.reserve(any)).transpose()?;
-        Ok(Some(LocalPorts { port, fallback }))
+        let shared = self.device.shared();
+        let now = shared.clock.now();
+        let further = shared.look(|state| state.engine.further_attempts(now, peer, mpa));
+        let fallbacks = (0..further).map(|_| self.reserve(any)).collect::<Result<_, _>>()?;
+        Ok(Some(LocalPorts { port, fallbacks }))
     }
 
     /// Listens at the bound address: each request is an [`EventKind::ConnectRequest`].
@@ -290,7 +292,7 @@ impl CmId {
                 let Phase::Requested(request) = entry.phase else { return Err(entry.wrong_phase("accept")) };
                 let AcceptOptions { private_data, ird, ord } = options;
                 engine.accept(now, request, qp, AcceptParams { ird, ord, private_data })?;
-                let ports = entry.port.clone().map(|port| LocalPorts { port, fallback: None });
+                let ports = entry.port.clone().map(LocalPorts::single);
                 cm.answered(request);
                 cm.connecting(self.key, qp, ports);
                 state.tune(now, self.key)

@@ -97,8 +97,15 @@ impl Entry {
 pub(super) struct LocalPorts {
     /// Of the connection, or of the first attempt.
     pub(super) port: Arc<PortReservation>,
-    /// Of an initiator's attempt without markers, while there may be one.
-    pub(super) fallback: Option<Arc<PortReservation>>,
+    /// Of an initiator's further attempts in their order, while there may be some.
+    pub(super) fallbacks: Vec<Arc<PortReservation>>,
+}
+
+impl LocalPorts {
+    /// The port of a connection without further attempts.
+    pub(super) const fn single(port: Arc<PortReservation>) -> Self {
+        Self { port, fallbacks: Vec::new() }
+    }
 }
 
 /// All identifiers of a device.
@@ -239,19 +246,24 @@ impl CmTable {
         self.by_qp.remove(&qp);
     }
 
-    /// The connection of `qp` is established from `port`: what was reserved for the other attempt goes.
+    /// The connection of `qp` is established from `port`: the ports of earlier attempts rest, those of attempts that
+    /// were not needed are released.
     fn settle_port(&mut self, now: Instant, qp: QpId, port: u16) {
         let Some(ports) = self.in_use.get_mut(&qp) else { return };
-        if let Some(fallback) = ports.fallback.take().filter(|fallback| fallback.port == port) {
-            let first = std::mem::replace(&mut ports.port, fallback);
-            self.rest(now, first);
+        let mut fallbacks = std::mem::take(&mut ports.fallbacks);
+        let Some(used) = fallbacks.iter().position(|fallback| fallback.port == port) else { return };
+        fallbacks.truncate(used + 1);
+        let Some(last) = fallbacks.pop() else { return };
+        fallbacks.push(std::mem::replace(&mut ports.port, last));
+        for earlier in fallbacks {
+            self.rest(now, earlier);
         }
     }
 
     /// The connection of `qp` is over.
     fn release_ports(&mut self, now: Instant, qp: QpId) {
-        let Some(LocalPorts { port, fallback }) = self.in_use.remove(&qp) else { return };
-        for port in [Some(port), fallback].into_iter().flatten() {
+        let Some(LocalPorts { port, fallbacks }) = self.in_use.remove(&qp) else { return };
+        for port in fallbacks.into_iter().chain([port]) {
             self.rest(now, port);
         }
     }

@@ -1,8 +1,7 @@
 //! Ways to begin and to end a connection.
 
 use xwarp_tcp::{
-    mpa::{Markers, MpaConfig, MpaError, Offer},
-    stack::ConnectParams,
+    mpa::{Markers, MpaError, Offer, RequestRevision, Revision},
     ulp::{CloseReason, ListenerId},
 };
 
@@ -156,22 +155,102 @@ fn rfc6581_s9_1_an_agreement_that_is_none_is_terminated_and_told_as_a_connect_er
     assert_eq!(end.cm_events(), [CmEvent::ConnectError { qp: end.qp, reason }]);
 }
 
+/// Each refusal, in either order, is followed by an attempt without the refused part, and there are three attempts.
 #[test]
-fn refused_markers_are_tried_once_more_without() {
+fn rfc6581_s10_refused_parts_of_mpa_are_left_out_one_after_the_other() {
+    let markers = CloseReason::Startup(MpaError::MarkersRefused);
+    let revisions = [
+        CloseReason::Reset,
+        CloseReason::Startup(MpaError::Truncated),
+        CloseReason::Startup(MpaError::NotEnhanced),
+    ];
+    for revision in revisions {
+        for refusals in [[markers, revision], [revision, markers]] {
+            let mut end = End::new(|_, a| a);
+            end.rnic.connecting(end.qp, CONN, attempt(MpaConfig::default()));
+            end.receive(1, &[]);
+            let mut conn = CONN;
+            for (round, refusal) in (1..).zip(refusals) {
+                end.rnic.event(conn, Event::Closed(refusal));
+                assert_eq!(end.cm_events(), [], "the application does not see a repeated attempt");
+                let (qp, next) = end.rnic.next_retry().unwrap();
+                assert_eq!(next.mpa.markers == Markers::Off, next.lacks.markers);
+                assert_eq!(next.mpa.revision == RequestRevision::One, next.lacks.revision_two);
+                assert_eq!(next.lacks.markers, refusal == markers || round == 2);
+                conn = ConnId { index: 3, generation: round };
+                end.rnic.connecting(qp, conn, next);
+            }
+            end.rnic.event(conn, Event::Closed(markers));
+            assert!(end.rnic.next_retry().is_none() && end.rnic.next_learned().is_none());
+            let [CmEvent::ConnectError { reason, .. }] = end.cm_events()[..] else { panic!("not told") };
+            assert_eq!(reason, markers);
+            assert_eq!(end.outcomes(), [], "the receive stays");
+        }
+    }
+}
+
+#[test]
+fn rfc6581_s10_other_ends_and_other_settings_allow_no_further_attempt() {
+    let require = |revision, markers| MpaConfig { revision, markers, ..MpaConfig::default() };
+    let strict = require(RequestRevision::RequireTwo, Markers::Require);
+    let one = require(RequestRevision::One, Markers::Off);
+    let peer_to_peer =
+        MpaConfig { peer_to_peer: vec![Rtr::Write], markers: Markers::Off, ..MpaConfig::default() };
+    let startup = CloseReason::Startup;
+    let refusals = [
+        CloseReason::Reset,
+        startup(MpaError::Truncated),
+        startup(MpaError::NotEnhanced),
+        startup(MpaError::MarkersRefused),
+    ];
+    let others = [
+        CloseReason::Refused,
+        CloseReason::TimedOut,
+        CloseReason::Aborted,
+        startup(MpaError::InvalidKey),
+        startup(MpaError::StartupTimeout),
+        startup(MpaError::UnsupportedRevision(3)),
+    ];
+    let strict_ones = [strict, one, peer_to_peer].map(|mpa| (mpa, &refusals[..]));
+    for (mpa, reasons) in strict_ones.into_iter().chain([(MpaConfig::default(), &others[..])]) {
+        for reason in reasons.iter().copied() {
+            let mut end = End::new(|_, a| a);
+            end.rnic.connecting(end.qp, CONN, attempt(mpa.clone()));
+            end.rnic.event(CONN, Event::Closed(reason));
+            assert!(end.rnic.next_retry().is_none(), "{mpa:?} {reason}");
+            assert_eq!(end.cm_events(), [CmEvent::ConnectError { qp: end.qp, reason }]);
+        }
+    }
+}
+
+/// The peer's refusal can arrive between the application's call and the reset.
+#[test]
+fn an_abandoned_attempt_is_not_repeated() {
     let mut end = End::new(|_, a| a);
-    let mpa = MpaConfig { markers: Markers::Prefer, ..MpaConfig::default() };
-    let attempt = Attempt { path: path(), mpa, params: ConnectParams::default(), tuning: None };
-    end.rnic.connecting(end.qp, CONN, Some(attempt));
-    end.receive(1, &[]);
-    end.rnic.event(CONN, Event::Closed(CloseReason::Startup(MpaError::MarkersRefused)));
-    assert_eq!(end.cm_events(), [], "nobody is told of the first try");
-    let (qp, _) = end.rnic.next_retry().unwrap();
-    assert_eq!(qp, end.qp);
-    let again = ConnId { index: 3, generation: 1 };
-    end.rnic.connecting(qp, again, None);
-    end.rnic.event(again, Event::Closed(CloseReason::Startup(MpaError::MarkersRefused)));
-    assert_eq!(end.cm_events().len(), 1);
+    end.rnic.connecting(end.qp, CONN, attempt(MpaConfig::default()));
+    end.rnic.disconnect(end.qp).unwrap();
+    end.rnic.event(CONN, Event::Closed(CloseReason::Reset));
     assert!(end.rnic.next_retry().is_none());
+}
+
+#[test]
+fn a_peer_is_known_to_lack_a_part_when_it_has_answered_without() {
+    let lacks = Lacks { markers: false, revision_two: true };
+    let rejected = Event::Rejected { private_data: Vec::new(), ird: 0, ord: 0 };
+    for answer in [None, Some(rejected)] {
+        let mut end = End::new(|_, a| a);
+        end.rnic.connecting(end.qp, CONN, Attempt { lacks, ..attempt(MpaConfig::default()) });
+        match answer {
+            None => end.establish(0, 0, None),
+            Some(event) => end.rnic.event(CONN, event),
+        }
+        assert_eq!(end.rnic.next_learned(), Some((path().flow.remote_ip(), lacks)));
+        assert!(end.rnic.next_learned().is_none());
+    }
+    let mut end = End::new(|_, a| a);
+    end.rnic.connecting(end.qp, CONN, attempt(MpaConfig::default()));
+    end.establish(0, 0, None);
+    assert!(end.rnic.next_learned().is_none());
 }
 
 #[test]

@@ -95,7 +95,7 @@ fn rfc5042_s6_4_6_an_overflow_ends_the_queue_pairs_of_that_queue_and_no_others()
     let (small, ring) = end.rnic.create_cq(2, None).unwrap();
     let victim = end.rnic.create_qp(QpAttributes::new(end.pd, small, end.cq)).unwrap();
     let conn = ConnId { index: 1, generation: 0 };
-    end.rnic.connecting(victim, conn, None);
+    end.rnic.connecting(victim, conn, attempt(MpaConfig::default()));
     end.establish(1, 1, None);
     let mut established = end.rnic.query_qp(end.qp).unwrap();
     let qp = end.qp;
@@ -242,7 +242,7 @@ fn second_user(end: &mut End) -> (QpId, ConnId) {
     let attributes = end.rnic.query_qp(end.qp).unwrap().attributes;
     let qp = end.rnic.create_qp(attributes).unwrap();
     let conn = ConnId { index: 1, generation: 0 };
-    end.rnic.connecting(qp, conn, None);
+    end.rnic.connecting(qp, conn, attempt(MpaConfig::default()));
     let pair = end.rnic.qps.get_mut(qp).unwrap();
     pair.establish(4, 4, None, (path().flow.local, path().flow.remote));
     (qp, conn)

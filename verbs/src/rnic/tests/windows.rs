@@ -306,7 +306,7 @@ fn a_window_closes_with_the_stream_that_it_was_bound_for() {
     pair.b.rnic.reset_qp(qp).unwrap();
     assert_eq!(pair.b.rnic.shared.keys.bound_windows(region), Some(0));
     // The queue pair's next peer finds the window unbound.
-    pair.b.rnic.connecting(qp, CONN, None);
+    pair.b.rnic.connecting(qp, CONN, attempt(MpaConfig::default()));
     pair.b.establish(4, 4, None);
     let mut other = Pair::new().a;
     other.write_inline(1, key, 0, b"x");

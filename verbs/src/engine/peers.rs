@@ -1,0 +1,95 @@
+//! What peers lack: an initiator remembers for some time which parts of MPA a peer did not support, so that the next
+//! connection to this peer needs no repeated attempts.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use xwarp_tcp::time::{Duration, Instant};
+
+use crate::rnic::Lacks;
+
+/// Largest number of peers remembered.
+const MOST_PEERS: usize = 4096;
+
+/// How long a peer is remembered. Afterwards it is asked again for what it lacked, since it may have been replaced, or a
+/// reset by another cause may have been taken for a refusal.
+const LIFETIME: Duration = Duration::from_secs(600);
+
+/// Peers that are known to lack something.
+#[derive(Debug, Default)]
+pub(super) struct Peers {
+    entries: BTreeMap<IpAddr, Known>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    lacks: Lacks,
+    until: Instant,
+}
+
+impl Peers {
+    /// The parts of MPA that `peer` is known to lack.
+    pub(super) fn lacks(&self, now: Instant, peer: IpAddr) -> Lacks {
+        self.entries.get(&peer).filter(|known| known.until > now).map_or_else(Lacks::default, |k| k.lacks)
+    }
+
+    /// Remembers what `peer` lacks. When the table is full, the entry that expires first is evicted.
+    pub(super) fn remember(&mut self, now: Instant, peer: IpAddr, lacks: Lacks) {
+        let known = Known { lacks: self.lacks(now, peer).and(lacks), until: now + LIFETIME };
+        if self.entries.len() >= MOST_PEERS && !self.entries.contains_key(&peer) {
+            self.entries.retain(|_, known| known.until > now);
+            let first = self.entries.iter().min_by_key(|(_, known)| known.until).map(|(peer, _)| *peer);
+            if let Some(first) = first.filter(|_| self.entries.len() >= MOST_PEERS) {
+                self.entries.remove(&first);
+            }
+        }
+        self.entries.insert(peer, known);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    const MARKERS: Lacks = Lacks { markers: true, revision_two: false };
+    const REVISION_TWO: Lacks = Lacks { markers: false, revision_two: true };
+
+    fn peer(number: usize) -> IpAddr {
+        Ipv4Addr::from(number as u32).into()
+    }
+
+    #[test]
+    fn a_peer_is_remembered_for_its_lifetime() {
+        let mut peers = Peers::default();
+        peers.remember(Instant::ZERO, peer(1), MARKERS);
+        let half = Instant::ZERO + LIFETIME / 2;
+        assert_eq!(peers.lacks(half, peer(1)), MARKERS);
+        assert_eq!(peers.lacks(half, peer(2)), Lacks::default());
+        peers.remember(half, peer(1), REVISION_TWO);
+        assert_eq!(peers.lacks(half, peer(1)), MARKERS.and(REVISION_TWO));
+        assert_eq!(peers.lacks(half + LIFETIME, peer(1)), Lacks::default());
+        // What has expired does not come back with what is learned later.
+        peers.remember(half + LIFETIME, peer(1), REVISION_TWO);
+        assert_eq!(peers.lacks(half + LIFETIME, peer(1)), REVISION_TWO);
+    }
+
+    #[test]
+    fn a_full_table_evicts_the_entry_that_expires_first() {
+        let mut peers = Peers::default();
+        let at = |number: usize| Instant::ZERO + Duration::from_millis(number as u64);
+        for number in 0..=MOST_PEERS {
+            peers.remember(at(number), peer(number), MARKERS);
+        }
+        assert_eq!(peers.entries.len(), MOST_PEERS);
+        let now = at(MOST_PEERS);
+        assert_eq!(peers.lacks(now, peer(0)), Lacks::default());
+        assert_eq!(peers.lacks(now, peer(1)), MARKERS);
+        // A known peer needs no room.
+        peers.remember(now, peer(1), REVISION_TWO);
+        assert_eq!(peers.lacks(now, peer(2)), MARKERS);
+        // Expired entries go first, all at once.
+        peers.remember(now + LIFETIME, peer(0), MARKERS);
+        assert_eq!(peers.entries.len(), 1);
+    }
+}

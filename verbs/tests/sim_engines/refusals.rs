@@ -1,0 +1,276 @@
+//! An initiator and peers that do not support all of MPA (RFC 6581 section 10), written byte by byte: further attempts
+//! over loss, the memory of peers, and peers that refuse everything.
+
+use std::time::Duration;
+
+use xwarp_tcp::{
+    link::Link,
+    mpa::MpaError,
+    sim::{RawPeer, RawSegment},
+    time::Instant,
+    wire::{Flags, Inbound, Segment, parse},
+};
+use xwarp_verbs::{
+    CloseReason, MpaConfig, QpId, RequestRevision,
+    engine::{ConnectParams, EngineConfig},
+    rnic::{CmEvent, QpAttributes},
+    sim::{Faults, Node, SimLink, Station, Wire, WireConfig, path, run},
+};
+
+const PORT: u16 = 7;
+const PATIENCE: Duration = Duration::from_secs(60);
+const CRC: u8 = 0x40;
+const REJECTED: u8 = 0x20;
+const MARKERS: u8 = 0x80;
+const ENHANCED: u8 = 0x10;
+
+/// A peer's answer to a request.
+enum Answer {
+    Reset,
+    Close,
+    Say(Vec<u8>),
+}
+
+/// The bytes of a reply without private data; IRD and ORD of an enhanced one are 0.
+fn reply(flags: u8, revision: u8) -> Answer {
+    let data: &[u8] = if flags & ENHANCED == 0 { &[0, 0] } else { &[0, 4, 0, 0, 0, 0] };
+    Answer::Say([b"MPA ID Rep Frame", &[flags, revision][..], data].concat())
+}
+
+/// One connection of the peer.
+struct Talk {
+    raw: RawPeer,
+    /// Bytes of the answer that were sent.
+    said: usize,
+}
+
+/// A responder with a TCP that repeats its answer whenever it receives the request again.
+struct OldPeer {
+    link: SimLink,
+    answer: fn(&[u8]) -> Answer,
+    talks: Vec<Talk>,
+    /// Flags and revision of the request of each connection.
+    requests: Vec<(u8, u8)>,
+}
+
+impl OldPeer {
+    fn hear(&mut self, segment: &Segment, payload: &[u8]) {
+        let Segment { flow, flags, .. } = *segment;
+        if flags.syn && !self.talks.iter().any(|talk| talk.raw.path().flow == flow) {
+            let mut path = path([(2, PORT), (1, flow.remote.port())], false, 1500);
+            path.flow = flow;
+            self.talks.push(Talk { raw: RawPeer::new(path, 7000, false), said: 0 });
+        }
+        let Some(talk) = self.talks.iter_mut().find(|talk| talk.raw.path().flow == flow) else { return };
+        talk.raw.hear(segment);
+        if flags.rst {
+            return;
+        }
+        let ack = RawSegment { window: u16::MAX, ..RawSegment::ack() };
+        let frame = if flags.syn {
+            talk.raw.syn()
+        } else if !payload.is_empty() {
+            if talk.raw.received as usize == payload.len() && talk.said == 0 {
+                self.requests.push((payload[16], payload[17]));
+            }
+            match (self.answer)(payload) {
+                Answer::Reset => {
+                    talk.said = 1;
+                    talk.raw.segment(&RawSegment { flags: Flags { rst: true, ..ack.flags }, ..ack })
+                }
+                Answer::Close => {
+                    talk.said = 1;
+                    talk.raw.segment(&RawSegment { flags: Flags { fin: true, ..ack.flags }, ..ack })
+                }
+                Answer::Say(bytes) if talk.said == 0 => {
+                    talk.said = bytes.len();
+                    talk.raw.data(&bytes)
+                }
+                Answer::Say(bytes) => {
+                    talk.raw.segment(&RawSegment { seq: -(talk.said as i32), payload: &bytes, ..ack })
+                }
+            }
+        } else if flags.fin {
+            talk.raw.segment(&RawSegment { flags: Flags { fin: true, ..ack.flags }, ..ack })
+        } else {
+            return;
+        };
+        self.link.inject(&frame);
+    }
+}
+
+impl Node for OldPeer {
+    fn turn(&mut self, _now: Instant) -> bool {
+        let mut batch = Vec::new();
+        let received = self.link.receive(&mut batch, 64) > 0;
+        for frame in batch {
+            if let Ok(Inbound::Tcp(segment)) = parse(&self.link, &frame) {
+                let (start, len) = (segment.payload_start, segment.payload_len);
+                let payload = self.link.rx_chunk(&frame, 0)[start..start + len].to_vec();
+                self.hear(&segment, &payload);
+            }
+            self.link.recycle(frame);
+        }
+        received
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+}
+
+struct World {
+    wire: Wire,
+    now: Instant,
+    near: Station,
+    peer: OldPeer,
+    next_port: u16,
+}
+
+impl World {
+    fn new(seed: u64, loss: f64, answer: fn(&[u8]) -> Answer) -> Self {
+        let faults = Faults { loss, delay: Duration::from_micros(50), ..Faults::default() };
+        let (wire, near, far) = Wire::new(WireConfig { seed, faults: [faults; 2], ..WireConfig::default() });
+        // Time for many retransmissions.
+        let mpa = MpaConfig { startup_timeout: PATIENCE, ..MpaConfig::default() };
+        let near = Station::new(near, EngineConfig { mpa, ..EngineConfig::default() });
+        let peer = OldPeer { link: far, answer, talks: Vec::new(), requests: Vec::new() };
+        Self { wire, now: Instant::ZERO, near, peer, next_port: 40_000 }
+    }
+
+    fn pass(&mut self, time: Duration) {
+        run(&self.wire, &mut [&mut self.near as &mut dyn Node, &mut self.peer], self.now, time, |_, _| false);
+        self.now += time;
+    }
+
+    /// Connects a new queue pair; returns it, the only event, and the peer's requests.
+    fn connect(&mut self, mpa: Option<MpaConfig>) -> (QpId, CmEvent, Vec<(u8, u8)>) {
+        let engine = &mut self.near.engine;
+        let pd = engine.alloc_pd().unwrap();
+        let (cq, _ring) = engine.create_cq(16, None).unwrap();
+        let qp = engine.create_qp(QpAttributes::new(pd, cq, cq)).unwrap();
+        let port = self.next_port;
+        self.next_port += 3;
+        let path = |port| path([(1, port), (2, PORT)], false, 1500);
+        let fallbacks = [path(port + 1), path(port + 2)].into();
+        let params = ConnectParams { mpa, fallbacks, ..ConnectParams::default() };
+        engine.connect(self.now, &mut self.near.link, qp, path(port), params).unwrap();
+        self.pass(PATIENCE * 2);
+        let events: Vec<_> = self.near.events.drain(..).collect();
+        let [event] = &events[..] else { panic!("{events:?}") };
+        (qp, event.clone(), self.peer.requests.drain(..).collect())
+    }
+}
+
+/// Closes the connection on a request of revision 2, as RFC 6581 section 10 has it.
+fn closes(request: &[u8]) -> Answer {
+    if request[17] == 1 { reply(CRC, 1) } else { Answer::Close }
+}
+
+fn resets(request: &[u8]) -> Answer {
+    if request[17] == 1 { reply(CRC, 1) } else { Answer::Reset }
+}
+
+/// Answers each request with revision 1.
+fn answers_one(_request: &[u8]) -> Answer {
+    reply(CRC, 1)
+}
+
+/// Rejects revision 2 by the only frame that it knows.
+fn rejects_two(request: &[u8]) -> Answer {
+    if request[17] == 1 { reply(CRC, 1) } else { reply(CRC | REJECTED, 1) }
+}
+
+/// Refuses markers, and closes on a request of revision 2.
+fn refuses_both(request: &[u8]) -> Answer {
+    match (request[16] & MARKERS != 0, request[17]) {
+        (_, 2) => Answer::Close,
+        (true, _) => reply(CRC | REJECTED, 1),
+        (false, _) => reply(CRC, 1),
+    }
+}
+
+#[test]
+fn sim_rfc6581_s10_a_peer_of_revision_one_gets_another_request_and_is_remembered() {
+    let with = (MARKERS | CRC | ENHANCED, 2);
+    let one = (MARKERS | CRC, 1);
+    let peers: [(fn(&[u8]) -> Answer, &[(u8, u8)]); 5] = [
+        (closes, &[with, one]),
+        (resets, &[with, one]),
+        (answers_one, &[with, one]),
+        (rejects_two, &[with, one]),
+        (refuses_both, &[with, one, (CRC, 1)]),
+    ];
+    for (answer, expected) in peers {
+        for (seed, loss) in [(0, 0.0), (1, 0.2), (2, 0.2), (3, 0.2), (4, 0.2)] {
+            let mut world = World::new(seed, loss, answer);
+            let (qp, event, requests) = world.connect(None);
+            assert!(matches!(event, CmEvent::Established { qp: of, .. } if of == qp), "{seed}: {event:?}");
+            assert_eq!(requests, expected, "{seed}");
+            let (_, event, requests) = world.connect(None);
+            assert!(matches!(event, CmEvent::Established { .. }), "{seed}: {event:?}");
+            assert_eq!(requests, expected[expected.len() - 1..], "{seed}: remembered");
+            world.pass(Duration::from_secs(600));
+            let (.., requests) = world.connect(None);
+            assert_eq!(requests, expected, "{seed}: asked again after the lifetime");
+        }
+    }
+}
+
+#[test]
+fn sim_rfc6581_s10_an_initiator_that_requires_revision_two_does_not_ask_again() {
+    for (answer, reason) in [
+        (closes as fn(&[u8]) -> Answer, CloseReason::Startup(MpaError::Truncated)),
+        (resets, CloseReason::Reset),
+        (answers_one, CloseReason::Startup(MpaError::NotEnhanced)),
+    ] {
+        let mut world = World::new(0, 0.0, answer);
+        let mpa = MpaConfig { revision: RequestRevision::RequireTwo, ..MpaConfig::default() };
+        let (qp, event, requests) = world.connect(Some(mpa));
+        assert_eq!(event, CmEvent::ConnectError { qp, reason });
+        assert_eq!(requests, [(MARKERS | CRC | ENHANCED, 2)]);
+    }
+}
+
+/// A peer that refuses whatever it is asked costs a bounded number of attempts, and none of them is remembered.
+#[test]
+fn sim_a_peer_that_always_refuses_costs_three_attempts_at_most() {
+    fn resets_all(_: &[u8]) -> Answer {
+        Answer::Reset
+    }
+    fn refuses_one_after_the_other(request: &[u8]) -> Answer {
+        match (request[16] & MARKERS != 0, request[17]) {
+            (true, _) => reply(CRC | REJECTED | ENHANCED, 2),
+            (false, _) => Answer::Close,
+        }
+    }
+    let truncated = CloseReason::Startup(MpaError::Truncated);
+    for (answer, expected, end) in [
+        (resets_all as fn(&[u8]) -> Answer, 2, CloseReason::Reset),
+        (refuses_one_after_the_other, 3, truncated),
+    ] {
+        for (seed, loss) in [(0, 0.0), (1, 0.2), (2, 0.2)] {
+            let mut world = World::new(seed, loss, answer);
+            for _ in 0..3 {
+                let (qp, event, requests) = world.connect(None);
+                assert_eq!(event, CmEvent::ConnectError { qp, reason: end }, "{seed}");
+                assert_eq!(requests.len(), expected, "{seed}: {requests:?}");
+                assert_eq!(requests[0], (MARKERS | CRC | ENHANCED, 2), "{seed}: nothing is remembered");
+            }
+        }
+    }
+}
+
+#[test]
+fn sim_rubbish_in_answer_to_revision_one_is_final_and_not_remembered() {
+    fn rubbish(request: &[u8]) -> Answer {
+        if request[17] == 1 { Answer::Say(b"MPA ID Rubbish".to_vec()) } else { reply(CRC, 1) }
+    }
+    let mut world = World::new(0, 0.0, rubbish);
+    for _ in 0..2 {
+        let (qp, event, requests) = world.connect(None);
+        let reason = CloseReason::Startup(MpaError::InvalidKey);
+        assert_eq!(event, CmEvent::ConnectError { qp, reason });
+        assert_eq!(requests, [(MARKERS | CRC | ENHANCED, 2), (MARKERS | CRC, 1)]);
+    }
+}
