@@ -185,9 +185,12 @@ pub struct DeviceArgs {
     /// Do not request MPA's CRC (it is used if either end requests it)
     #[arg(long = "no-crc", visible_alias = "no_crc")]
     pub no_crc: bool,
-    /// Revision of MPA: 1 (RFC 5044) or 2 (RFC 6581)
+    /// Revision of MPA: 1 (RFC 5044), or 2 (RFC 6581) and then 1 if the peer refuses 2
     #[arg(long = "mpa-rev", visible_alias = "mpa_rev", value_name = "REVISION", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub mpa_revision: u8,
+    /// Accept peers that speak the RDMA Consortium's protocols (MPA revision 0, RFC 5044 appendix C)
+    #[arg(long)]
+    pub permissive: bool,
     /// The other end is a program of perftest (4.5), started with -R and the same options
     #[arg(long)]
     pub perftest: bool,

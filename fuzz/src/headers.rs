@@ -3,7 +3,7 @@
 //! An input is the ULPDU.
 
 use xwarp_verbs::{
-    ddp::{Header, Malformed, RawHeader},
+    ddp::{Header, Malformed, RawHeader, Versions},
     rdmap::{
         ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Control,
         READ_REQUEST_BYTES, ReadRequest, TERMINATE_MOST_BYTES, TerminateHeader,
@@ -12,10 +12,12 @@ use xwarp_verbs::{
 
 /// Runs one input.
 pub fn target(data: &[u8]) {
-    ddp(data);
-    for &byte in data.iter().take(2) {
-        if let Ok(control) = Control::parse(byte) {
-            assert_eq!(Control::parse(control.byte()), Ok(control));
+    for versions in [Versions::Ietf, Versions::Rdmac] {
+        ddp(data, versions);
+        for &byte in data.iter().take(2) {
+            if let Ok(control) = Control::parse(byte, versions) {
+                assert_eq!(Control::parse(control.byte(versions), versions), Ok(control));
+            }
         }
     }
     terminate(data);
@@ -41,18 +43,18 @@ pub fn target(data: &[u8]) {
     }
 }
 
-fn ddp(bytes: &[u8]) {
+fn ddp(bytes: &[u8], versions: Versions) {
     let raw = RawHeader::read(bytes);
-    match Header::parse(bytes) {
+    match Header::parse(bytes, versions) {
         Ok(header) | Err(Malformed::Version(_, header)) => {
             let mut out = [0; 18];
-            assert_eq!(header.emit(&mut out), header.bytes());
-            assert_eq!(Header::parse(&out), Ok(header), "round trip");
+            assert_eq!(header.emit(versions, &mut out), header.bytes());
+            assert_eq!(Header::parse(&out, versions), Ok(header), "round trip");
             assert_eq!(out[1..header.bytes()], bytes[1..header.bytes()]);
             let raw = raw.expect("a header of this length");
             assert_eq!(raw.as_bytes(), &bytes[..header.bytes()], "a quote is the bytes that came");
             for short in 0..header.bytes() {
-                assert_eq!(Header::parse(&bytes[..short]), Err(Malformed::Truncated));
+                assert_eq!(Header::parse(&bytes[..short], versions), Err(Malformed::Truncated));
             }
         }
         Err(Malformed::Truncated) => assert!(raw.is_none()),

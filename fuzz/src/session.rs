@@ -158,6 +158,19 @@ impl End {
         errors.filter_map(|e| if let Event::StreamError(error) = e { Some(*error) } else { None }).collect()
     }
 
+    /// Takes up to `most` bytes of streaming data and begins MPA behind them.
+    pub fn begin_mpa(&mut self, most: usize) {
+        let (session, ulp, link) = (&mut self.session, &mut self.ulp, &mut self.link);
+        session.report_streaming(Instant::ZERO, ulp, CONN, &path());
+        ulp.events.clear();
+        let taken = session.stream_recv(link, &mut vec![0; most]).expect("it carries streaming data");
+        assert!(taken <= most);
+        session
+            .begin_mpa(Instant::ZERO, ulp, CONN, &path(), link, b"ack")
+            .expect("it carries streaming data");
+        self.check_bounds();
+    }
+
     /// Whether a Request waits for a reply.
     pub fn requested(&self) -> bool {
         self.session.failed().is_none() && matches!(self.ulp.events[..], [Event::Requested { .. }])

@@ -2,6 +2,8 @@
 //!
 //! An input is: settings, segment boundaries (a count, then that many bytes), the peer's stream.
 
+use std::time::Duration;
+
 use xwarp_tcp::{
     mpa::{Markers, MpaConfig, MpaError, MpaReply, MpaRequest, RequestRevision, Rtr},
     ulp::Event,
@@ -12,6 +14,10 @@ use crate::{input::Input, session::End};
 const REVISION_1: u8 = 8;
 const PEER_TO_PEER: u8 = 16;
 const RESPONDER: u8 = 32;
+const PERMISSIVE: u8 = 64;
+/// The first bytes of the stream are streaming data.
+const STREAMING: u8 = 128;
+const STREAMING_BYTES: usize = 16;
 
 /// Runs one input.
 pub fn target(data: &[u8]) {
@@ -55,6 +61,8 @@ fn config(settings: u8) -> MpaConfig {
         markers: [Markers::Prefer, Markers::Require, Markers::Off][usize::from(settings & 3) % 3],
         crc: settings & 4 != 0,
         revision: if settings & REVISION_1 != 0 { RequestRevision::One } else { RequestRevision::PreferTwo },
+        permissive: settings & PERMISSIVE != 0,
+        streaming: (settings & STREAMING != 0).then_some(Duration::from_secs(1)),
         peer_to_peer: if settings & PEER_TO_PEER != 0 && settings & REVISION_1 == 0 {
             vec![Rtr::Write, Rtr::Read]
         } else {
@@ -75,6 +83,9 @@ fn session(settings: u8, cuts: &[u8], stream: &[u8]) -> (Vec<Event>, Option<MpaE
         let len = lengths.next().unwrap_or(1400).min(stream.len() - at);
         end.segment(at, &stream[at..at + len]);
         at += len;
+    }
+    if settings & STREAMING != 0 {
+        end.begin_mpa(STREAMING_BYTES);
     }
     if responder && end.requested() {
         end.accept();

@@ -140,6 +140,17 @@ pub struct UlpduWriter<'w, 'f> {
 /// An event of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
+    /// The connection is established and carries streaming data until [`crate::stack::Stack::begin_mpa`], because
+    /// [`crate::mpa::MpaConfig::streaming`] says so. The connection's first event.
+    Streaming {
+        /// Responder: the listener that accepted the connection.
+        listener: Option<ListenerId>,
+        /// Addresses of the connection.
+        path: Path,
+    },
+    /// Streaming bytes of the peer can be taken with [`crate::stack::Stack::stream_recv`]. Reported again only after all
+    /// were taken.
+    StreamReadable,
     /// Responder: a valid MPA Request has arrived; answer with [`crate::stack::Stack::accept`] or
     /// [`crate::stack::Stack::reject`].
     Requested {

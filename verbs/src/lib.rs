@@ -151,7 +151,7 @@ pub use self::{
         MemoryWindow, OpenError, PostBatch, PostListError, Progress, ProtectionDomain, QueuePair,
         RegionOptions, RegisterError, SharedReceiveQueue, cm,
     },
-    ddp::{DdpError, STag, TaggedOffset},
+    ddp::{DdpError, STag, TaggedOffset, Versions},
     memory::{AccessError, Memory, Pages},
     rdmap::{RdmapError, StreamError, TerminateHeader},
     rnic::{

@@ -112,6 +112,61 @@ fn the_steps_of_both_ends_one_by_one() {
     assert!(at_server.poll().is_none());
 }
 
+/// RFC 5044 section 7.1.3.
+#[test]
+fn the_steps_of_both_ends_with_streaming_data_before_mpa() {
+    let [server, client] = devices(Progress::Auto);
+    let (at_server, at_client) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
+    let mpa = Some(MpaConfig { streaming: Some(LIMIT), ..MpaConfig::default() });
+    let listener = CmId::new(&server, &at_server);
+    listener.bind(server_address(3260)).unwrap();
+    listener.listen(ListenOptions { mpa: mpa.clone(), ..ListenOptions::default() }).unwrap();
+    let (_spd, _scq, sqp) = queue_pair(&server, QueuePairOptions::default());
+    let (_cpd, _ccq, cqp) = queue_pair(&client, QueuePairOptions::default());
+
+    let id = resolved(&client, &at_client, server_address(3260));
+    assert!(matches!(id.stream_send(b"early"), Err(CmError::Phase { .. })));
+    id.connect(&cqp, ConnectOptions { mpa: mpa.clone(), ..ConnectOptions::default() }).unwrap();
+    assert!(matches!(next(&client, &at_client).kind, EventKind::Streaming));
+    let event = next(&server, &at_server);
+    assert_eq!(event.id, listener.key());
+    let EventKind::StreamRequest(incoming) = event.kind else { panic!("{:?}", event.kind) };
+    assert!(matches!(incoming.id.accept(&sqp, AcceptOptions::default()), Err(CmError::Phase { .. })));
+    assert_eq!(id.stream_send(b"hello").unwrap(), 5);
+    let mut bytes = [0; 16];
+    while incoming.id.stream_recv(&mut bytes).unwrap() == 0 {
+        assert!(matches!(next(&server, &at_server).kind, EventKind::StreamReadable));
+    }
+    assert_eq!(bytes[..5], *b"hello");
+    incoming.id.begin_mpa(b"ack").unwrap();
+    while id.stream_recv(&mut bytes).unwrap() == 0 {
+        assert!(matches!(next(&client, &at_client).kind, EventKind::StreamReadable));
+    }
+    assert_eq!(bytes[..3], *b"ack");
+    id.begin_mpa(b"").unwrap();
+
+    let mut event = next(&server, &at_server);
+    if matches!(event.kind, EventKind::StreamReadable) {
+        // The bytes were taken before the event was.
+        event = next(&server, &at_server);
+    }
+    assert_eq!(event.id, incoming.id.key());
+    assert!(matches!(event.kind, EventKind::MpaRequest { .. }), "{event:?}");
+    incoming.id.accept(&sqp, AcceptOptions::default()).unwrap();
+    assert!(matches!(next(&server, &at_server).kind, EventKind::Established { .. }));
+    while !matches!(next(&client, &at_client).kind, EventKind::Established { .. }) {}
+    assert!(matches!(id.stream_send(b"late"), Err(CmError::Phase { .. })));
+
+    // A dropped identifier resets a connection that has not begun MPA.
+    let (_pd, _cq, qp) = queue_pair(&client, QueuePairOptions::default());
+    let other = resolved(&client, &at_client, server_address(3260));
+    other.connect(&qp, ConnectOptions { mpa, ..ConnectOptions::default() }).unwrap();
+    assert!(matches!(next(&client, &at_client).kind, EventKind::Streaming));
+    drop(next(&server, &at_server));
+    let event = next(&client, &at_client);
+    assert!(matches!(event.kind, EventKind::ConnectError(CloseReason::Reset)), "{event:?}");
+}
+
 #[test]
 fn steps_out_of_order_are_refused() {
     let [server, client] = devices(Progress::Auto);

@@ -157,6 +157,7 @@ fn options(args: &DeviceArgs) -> DeviceOptions {
         MarkersArg::Require => Markers::Require,
         MarkersArg::Off => Markers::Off,
     };
+    options.mpa.permissive = args.permissive;
     options.mpa.revision = match args.mpa_revision {
         1 => RequestRevision::One,
         _ => RequestRevision::PreferTwo,

@@ -79,32 +79,64 @@ impl Hostile {
 
     /// Accepts the next connection of a listener and reads the Request.
     pub fn accept(listener: &TcpListener, limit: Duration) -> Result<Self> {
-        Ok(Self::asked(listener, limit)?.0)
+        let mut this = Self::accept_stream(listener, limit)?;
+        this.hear_start_up(REQUEST)?;
+        Ok(this)
+    }
+
+    /// Accepts the next connection of a listener without reading anything.
+    pub fn accept_stream(listener: &TcpListener, limit: Duration) -> Result<Self> {
+        let (stream, _) = listener.accept()?;
+        Ok(Self::new(stream, limit)?)
     }
 
     /// Accepts the next connection of a listener and agrees to its Request, including markers if it asks for
     /// them.
     pub fn accepted(listener: &TcpListener, limit: Duration) -> Result<Self> {
-        let (mut this, flags) = Self::asked(listener, limit)?;
-        let depths: &[u8] = if flags & ENHANCED == 0 { &[] } else { &[0, 4, 0, 4] };
-        this.markers_heard = flags & MARKERS != 0;
-        this.markers_sent = this.markers_heard;
-        let revision = if depths.is_empty() { 1 } else { 2 };
-        this.say(&start_up(REPLY, flags, revision, depths))?;
+        let mut this = Self::accept_stream(listener, limit)?;
+        this.answer(|request| {
+            let flags = request[16];
+            if flags & ENHANCED == 0 {
+                start_up(REPLY, flags, 1, &[])
+            } else {
+                start_up(REPLY, flags, 2, &[0, 4, 0, 4])
+            }
+        })?;
         Ok(this)
     }
 
-    /// Accepts the next connection and returns the flags of its Request.
-    fn asked(listener: &TcpListener, limit: Duration) -> Result<(Self, u8)> {
-        let (stream, _) = listener.accept()?;
-        let mut this = Self::new(stream, limit)?;
-        this.hear(20)?;
-        let private_data = usize::from(u16::from_be_bytes([this.heard[18], this.heard[19]]));
-        this.hear(20 + private_data)?;
-        ensure!(this.heard.starts_with(REQUEST), "no request: {:02x?}", this.heard);
-        let flags = this.heard[16];
-        this.heard.clear();
-        Ok((this, flags))
+    /// Reads the Request and sends the Reply that `reply` makes of it; returns the Request.
+    pub fn answer(&mut self, reply: impl FnOnce(&[u8]) -> Vec<u8>) -> Result<Vec<u8>> {
+        let request = self.hear_start_up(REQUEST)?;
+        let reply = reply(&request);
+        self.markers_heard = reply[16] & MARKERS != 0;
+        // With revision 0 there are markers in both directions (RFC 5044 figure 16).
+        self.markers_sent = request[16] & MARKERS != 0 || reply[17] == 0;
+        self.say(&reply)?;
+        Ok(request)
+    }
+
+    /// Sends this Request and returns the Reply.
+    pub fn start(&mut self, request: &[u8]) -> Result<Vec<u8>> {
+        self.say(request)?;
+        let reply = self.hear_start_up(REPLY)?;
+        self.markers_heard = request[16] & MARKERS != 0;
+        self.markers_sent = reply[16] & MARKERS != 0;
+        Ok(reply)
+    }
+
+    /// Reads a start-up frame that begins with `key`.
+    fn hear_start_up(&mut self, key: &[u8; 16]) -> Result<Vec<u8>> {
+        self.hear(20)?;
+        let private_data = usize::from(u16::from_be_bytes([self.heard[18], self.heard[19]]));
+        ensure!(self.heard.starts_with(key), "no start-up frame: {:02x?}", self.heard);
+        self.hear_stream(20 + private_data)
+    }
+
+    /// Reads this many bytes of streaming data.
+    pub fn hear_stream(&mut self, bytes: usize) -> Result<Vec<u8>> {
+        self.hear(bytes)?;
+        Ok(self.heard.drain(..bytes).collect())
     }
 
     /// Connects and completes a revision 2 start-up with CRCs, and optionally with markers in both
@@ -113,14 +145,7 @@ impl Hostile {
         let mut this = Self::connect(to, limit)?;
         let flags = CRC | if markers { MARKERS } else { 0 };
         // IRD and ORD that allow a few requests of each kind.
-        this.say(&start_up(REQUEST, flags | ENHANCED, 2, &[0, 4, 0, 4]))?;
-        this.hear(20)?;
-        ensure!(this.heard.starts_with(REPLY), "no reply: {:02x?}", this.heard);
-        let private_data = usize::from(u16::from_be_bytes([this.heard[18], this.heard[19]]));
-        this.hear(20 + private_data)?;
-        this.markers_heard = markers;
-        this.markers_sent = this.heard[16] & MARKERS != 0;
-        this.heard.clear();
+        this.start(&start_up(REQUEST, flags | ENHANCED, 2, &[0, 4, 0, 4]))?;
         Ok(this)
     }
 

@@ -28,6 +28,9 @@ pub enum MpaError {
     /// This end does not support the revision of the start-up frame.
     #[error("the peer speaks MPA revision {0}")]
     UnsupportedRevision(u8),
+    /// A frame of revision 0 lacks M or C, which every RNIC of the RDMA Consortium sets (RFC 5044 figure 14).
+    #[error("the peer's start-up frame of revision 0 does not ask for markers and CRC")]
+    NotRdmac,
     /// The private data exceeds 512 bytes.
     #[error("the peer announced {0} bytes of private data, 512 is the limit")]
     PrivateDataTooLong(u16),
@@ -82,6 +85,7 @@ impl MpaError {
             Self::InvalidKey
             | Self::SameRole
             | Self::UnsupportedRevision(_)
+            | Self::NotRdmac
             | Self::PrivateDataTooLong(_)
             | Self::EnhancedDataMissing
             | Self::NotEnhanced
@@ -112,6 +116,12 @@ pub enum SetupError {
     /// Peer-to-peer mode needs revision 2.
     #[error("peer-to-peer mode needs MPA revision 2")]
     PeerToPeerNeedsRevisionTwo,
+    /// The connection carries no streaming data: it never did, or MPA was started.
+    #[error("the connection carries no streaming data")]
+    NotStreaming,
+    /// The last streaming bytes do not fit into the buffer of bytes that wait to be sent.
+    #[error("too many streaming bytes wait to be sent")]
+    StreamBufferFull,
     /// There is no request to accept or reject: none has arrived, or it was already answered.
     #[error("no MPA request waits for an answer")]
     NoRequest,

@@ -12,7 +12,7 @@
 //! | `hold` | received bytes that cannot be placed yet, and the frames they lie in |
 //! | `track` | the FPDUs from the cursor on: check, place, deliver |
 //! | `receiver` | the in-order cursor and the islands beyond gaps: place early, deliver in order |
-//! | `session` | the phases of a connection, time limits, events |
+//! | `session` | the phases of a connection, time limits, events; streaming data before MPA |
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 mod counters;
@@ -53,6 +53,8 @@ pub enum Markers {
 /// MPA revision of a start-up frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Revision {
+    /// The RDMA Consortium's MPA, whose connections also have version 0 of DDP and RDMAP (RFC 5044 appendix C).
+    Zero,
     /// RFC 5044.
     One,
     /// RFC 6581: enhanced set-up with IRD and ORD.
@@ -94,8 +96,14 @@ pub struct MpaConfig {
     pub crc: bool,
     /// Revision of an initiator's request. A responder answers with the revision of the request.
     pub revision: RequestRevision,
+    /// Whether this end also speaks with RNICs of the RDMA Consortium: the permissive RNIC of RFC 5044 appendix C.
+    pub permissive: bool,
     /// Initiator: ask for peer-to-peer mode with these ready-to-receive messages.
     pub peer_to_peer: Vec<Rtr>,
+    /// `Some`: MPA does not begin with the connection, but when the application says so, which has first exchanged
+    /// streaming data with the peer (RFC 5044 sections 7.1.3 and 7.1.5). The time limit for this exchange. Both ends
+    /// must use it. No attempt of such a connection is repeated, since the application has to log in again.
+    pub streaming: Option<Duration>,
     /// Time limit for the peer's start-up frame.
     pub startup_timeout: Duration,
     /// How long an FPDU may wait for a receive before the stream is terminated.
@@ -119,6 +127,8 @@ impl Default for MpaConfig {
             markers: Markers::default(),
             crc: true,
             revision: RequestRevision::default(),
+            permissive: false,
+            streaming: None,
             peer_to_peer: Vec::new(),
             startup_timeout: Duration::from_secs(10),
             withhold_timeout: Duration::from_secs(5),

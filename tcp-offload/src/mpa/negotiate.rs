@@ -99,19 +99,24 @@ impl RtrOptions {
 impl Revision {
     const fn number(self) -> u8 {
         match self {
+            Self::Zero => 0,
             Self::One => 1,
             Self::Two => 2,
         }
     }
 
     const fn of(number: u8) -> Self {
-        if number < 2 { Self::One } else { Self::Two }
+        match number {
+            0 => Self::Zero,
+            1 => Self::One,
+            _ => Self::Two,
+        }
     }
 }
 
 impl Offer {
     /// The offer that a request makes.
-    pub(crate) fn of(request: MpaRequest) -> Self {
+    fn of(request: MpaRequest) -> Self {
         let MpaRequest { revision, markers, crc, enhanced, private_data } = request;
         Self {
             private_data,
@@ -124,6 +129,21 @@ impl Offer {
             crc,
         }
     }
+}
+
+/// Checks that this end may speak the revision of a start-up frame of the peer, which has these M and C bits.
+fn check_revision(config: &MpaConfig, revision: u8, markers: bool, crc: bool) -> Result<(), MpaError> {
+    match revision {
+        0 if !config.permissive => Err(MpaError::UnsupportedRevision(0)),
+        0 if !(markers && crc) => Err(MpaError::NotRdmac),
+        _ => Ok(()),
+    }
+}
+
+/// Evaluates an initiator's request.
+pub(crate) fn evaluate_request(config: &MpaConfig, request: MpaRequest) -> Result<Offer, MpaError> {
+    check_revision(config, request.revision, request.markers, request.crc)?;
+    Ok(Offer::of(request))
 }
 
 /// What an initiator has asked for, kept until the reply arrives.
@@ -223,6 +243,8 @@ fn reply(
     Ok(MpaReply {
         revision: offer.revision.number(),
         markers: match config.markers {
+            // An RDMAC RNIC sends markers, whatever this end prefers (RFC 5044 appendix C.2.3).
+            _ if offer.revision == Revision::Zero => true,
             Markers::Prefer => offer.markers,
             Markers::Require => true,
             Markers::Off => false,
@@ -256,7 +278,12 @@ pub(crate) enum ReplyOutcome {
 /// Evaluates the reply to the initiator's request, which ends the negotiation.
 pub(crate) fn evaluate_reply(config: &MpaConfig, asked: &Asked, reply: &MpaReply) -> ReplyOutcome {
     let Asked { request, ird, ord } = asked;
-    // A responder of revision 1 cannot know what it accepts or rejects: it takes IRD and ORD for private data.
+    // The M and C bits of a rejection have no effect.
+    let (markers, crc) = (reply.markers || reply.rejected, reply.crc || reply.rejected);
+    if let Err(error) = check_revision(config, reply.revision, markers, crc) {
+        return ReplyOutcome::Failed(error);
+    }
+    // A responder of a lower revision cannot know what it accepts or rejects: it takes IRD and ORD for private data.
     if reply.revision < request.revision && config.falls_back_to_revision_one() {
         return ReplyOutcome::Failed(MpaError::NotEnhanced);
     }
@@ -277,8 +304,8 @@ pub(crate) fn evaluate_reply(config: &MpaConfig, asked: &Asked, reply: &MpaReply
         peer_ord: UNNEGOTIATED,
         crc: request.crc || reply.crc,
         markers_sent: reply.markers,
-        markers_received: request.markers,
-        revision: Revision::of(request.revision),
+        markers_received: request.markers || reply.revision == 0,
+        revision: Revision::of(reply.revision.min(request.revision)),
         peer_to_peer: false,
     };
     let Some(ours) = request.enhanced else { return ReplyOutcome::Accepted(agreed, None) };

@@ -3,8 +3,11 @@
 //! The stack calls a [`Session`] with each payload that TCP took and each segment that TCP may send; the
 //! session calls the upper layer. It never touches TCP itself.
 
+mod streaming;
+
 use std::fmt;
 
+use self::streaming::Streaming;
 use super::{
     AcceptParams, Agreed, Counters, MpaConfig, MpaError, Offer, SetupError, UNNEGOTIATED,
     layout::Layout,
@@ -31,8 +34,10 @@ const MOST_STARTUP_BYTES: usize = 1 << 16;
 pub struct Session<P> {
     config: MpaConfig,
     phase: SessionPhase,
-    /// Our start-up frame, and how many of its bytes were given to TCP.
+    /// Bytes before the first FPDU: streaming data, if there is any, and our start-up frame. The first of them has this
+    /// stream offset, and so many of them were given to TCP.
     startup: Vec<u8>,
+    startup_offset: StreamOffset,
     startup_sent: usize,
     /// The time by which the peer's start-up frame must arrive.
     startup_deadline: Option<Instant>,
@@ -50,6 +55,8 @@ pub struct Session<P> {
 
 #[derive(Debug)]
 enum SessionPhase {
+    /// The applications exchange streaming data; MPA was not started.
+    Streaming(Box<Streaming>),
     /// Initiator: the request is sent, the reply is awaited.
     AwaitReply(Box<Asked>),
     /// Responder: the request is awaited.
@@ -82,14 +89,22 @@ impl<P: Copy + fmt::Debug> Session<P> {
         ird: u16,
         ord: u16,
     ) -> Result<Self, SetupError> {
-        let asked = negotiate::request(&config, private_data, ird, ord)?;
+        let asked = Box::new(negotiate::request(&config, private_data, ird, ord)?);
+        if config.streaming.is_some() {
+            let streaming = Box::new(Streaming::initiator(asked));
+            return Ok(Self::new(config, SessionPhase::Streaming(streaming), None));
+        }
         let startup = asked.request.emit();
-        Ok(Self { startup, ..Self::new(config, SessionPhase::AwaitReply(Box::new(asked)), None) })
+        Ok(Self { startup, ..Self::new(config, SessionPhase::AwaitReply(asked), None) })
     }
 
     /// The session of a responder, whose TCP connection was accepted by `listener`. The request must arrive within
     /// [`MpaConfig::startup_timeout`] from `now`.
     pub fn responder(now: Instant, config: MpaConfig, listener: ListenerId) -> Self {
+        if config.streaming.is_some() {
+            let streaming = Box::new(Streaming::responder(listener));
+            return Self::new(config, SessionPhase::Streaming(streaming), None);
+        }
         let deadline = now + config.startup_timeout;
         Self::new(config, SessionPhase::AwaitRequest(listener), Some(deadline))
     }
@@ -100,6 +115,7 @@ impl<P: Copy + fmt::Debug> Session<P> {
             config,
             phase,
             startup: Vec::new(),
+            startup_offset: 0,
             startup_sent: 0,
             startup_deadline,
             withheld: None,
@@ -122,7 +138,7 @@ impl<P: Copy + fmt::Debug> Session<P> {
     ) -> Result<(), SetupError> {
         let SessionPhase::Decide(offer) = &self.phase else { return Err(SetupError::NoRequest) };
         let (reply, agreed) = negotiate::accept(&self.config, offer, params)?;
-        self.startup = reply.emit();
+        self.queue_startup(&reply.emit());
         self.enter_full_operation(&agreed, true);
         self.receiver.expect(framing(&agreed));
         let private_data = Vec::new();
@@ -133,9 +149,20 @@ impl<P: Copy + fmt::Debug> Session<P> {
     /// Responder: rejects the request. The reply is sent with the next [`Self::fill`], followed by a FIN.
     pub fn reject(&mut self, _now: Instant, private_data: &[u8]) -> Result<(), SetupError> {
         let SessionPhase::Decide(offer) = &self.phase else { return Err(SetupError::NoRequest) };
-        self.startup = negotiate::reject(&self.config, offer, private_data.to_vec())?.emit();
+        let reply = negotiate::reject(&self.config, offer, private_data.to_vec())?;
+        self.queue_startup(&reply.emit());
         self.phase = SessionPhase::Rejected;
         Ok(())
+    }
+
+    /// Appends bytes to those that precede the first FPDU.
+    fn queue_startup(&mut self, bytes: &[u8]) {
+        if self.startup_sent == self.startup.len() {
+            self.startup_offset += self.startup_sent as u64;
+            self.startup_sent = 0;
+            self.startup.clear();
+        }
+        self.startup.extend_from_slice(bytes);
     }
 
     /// Writes the payload of the next segment, which begins at `offset`: (a part of) the start-up frame, or as many
@@ -161,7 +188,8 @@ impl<P: Copy + fmt::Debug> Session<P> {
         match self.phase {
             SessionPhase::Full(transmitter) => self.fill_fpdus(transmitter, ulp, conn, offset, emss, out),
             SessionPhase::Rejected => Filled::Finish,
-            SessionPhase::AwaitReply(_)
+            SessionPhase::Streaming(_)
+            | SessionPhase::AwaitReply(_)
             | SessionPhase::AwaitRequest(_)
             | SessionPhase::Decide(_)
             | SessionPhase::Failed(_) => Filled::Nothing,
@@ -244,6 +272,17 @@ impl<P: Copy + fmt::Debug> Session<P> {
                 self.read_startup(now, &mut Upper { ulp, conn }, path, link);
                 taken
             }
+            SessionPhase::Streaming(_) => {
+                // The receiver keeps any payload in order, as of an FPDU; streaming data have no such end.
+                let most = most.min(MOST_STARTUP_BYTES);
+                if self.held_bytes() + arrival.len > most {
+                    link.recycle(frame);
+                    return false;
+                }
+                let taken = self.receiver.collect(link, &arrival, frame, most);
+                self.report_readable(ulp, conn);
+                taken
+            }
             SessionPhase::Decide(_) => {
                 link.recycle(frame);
                 self.fail(link, MpaError::DataBeforeReply);
@@ -271,12 +310,15 @@ impl<P: Copy + fmt::Debug> Session<P> {
             SessionPhase::AwaitRequest(listener) => match MpaRequest::parse(bytes) {
                 Ok(Some((request, len))) => {
                     let listener = *listener;
+                    let offer = match negotiate::evaluate_request(&self.config, request) {
+                        Ok(offer) => offer,
+                        Err(error) => return self.fail(link, error),
+                    };
                     self.receiver.consume(link, len);
                     if !self.receiver.is_drained() {
                         return self.fail(link, MpaError::DataBeforeReply);
                     }
                     self.startup_deadline = None;
-                    let offer = Offer::of(request);
                     self.phase = SessionPhase::Decide(Box::new(offer.clone()));
                     upper.ulp.event(upper.conn, Event::Requested { listener, path: *path, offer });
                 }
@@ -293,7 +335,8 @@ impl<P: Copy + fmt::Debug> Session<P> {
                 Ok(None) => {}
                 Err(error) => self.fail(link, error),
             },
-            SessionPhase::Decide(_)
+            SessionPhase::Streaming(_)
+            | SessionPhase::Decide(_)
             | SessionPhase::Full(_)
             | SessionPhase::Rejected
             | SessionPhase::Failed(_) => {}
@@ -335,7 +378,8 @@ impl<P: Copy + fmt::Debug> Session<P> {
     }
 
     fn enter_full_operation(&mut self, agreed: &Agreed, waits_for_first: bool) {
-        let layout = Layout { origin: self.startup.len() as StreamOffset, markers: agreed.markers_sent };
+        let origin = self.startup_offset + self.startup.len() as u64;
+        let layout = Layout { origin, markers: agreed.markers_sent };
         self.phase = SessionPhase::Full(Transmitter { layout, crc: agreed.crc, waits_for_first });
     }
 
@@ -361,7 +405,10 @@ impl<P: Copy + fmt::Debug> Session<P> {
             SessionPhase::Full(_) if self.receiver.is_stopped() => {}
             SessionPhase::Full(_) if self.receiver.is_drained() => ulp.event(conn, Event::PeerClosed),
             SessionPhase::Full(_) => self.break_stream(&mut Upper { ulp, conn }, link, MpaError::Truncated),
-            SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) | SessionPhase::Decide(_) => {
+            SessionPhase::Streaming(_)
+            | SessionPhase::AwaitReply(_)
+            | SessionPhase::AwaitRequest(_)
+            | SessionPhase::Decide(_) => {
                 self.fail(link, MpaError::Truncated);
             }
             SessionPhase::Rejected | SessionPhase::Failed(_) => {}
@@ -381,7 +428,7 @@ impl<P: Copy + fmt::Debug> Session<P> {
         }
         match self.phase {
             SessionPhase::Full(_) => self.break_stream(&mut Upper { ulp, conn }, link, MpaError::Withheld),
-            SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) => {
+            SessionPhase::Streaming(_) | SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) => {
                 self.fail(link, MpaError::StartupTimeout);
             }
             SessionPhase::Decide(_) | SessionPhase::Rejected | SessionPhase::Failed(_) => {}
@@ -392,6 +439,7 @@ impl<P: Copy + fmt::Debug> Session<P> {
     pub fn deadline(&self) -> Option<Instant> {
         match self.phase {
             SessionPhase::Full(_) => self.withheld.map(|(_, since)| since + self.config.withhold_timeout),
+            SessionPhase::Streaming(ref streaming) => streaming.deadline,
             SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) => self.startup_deadline,
             SessionPhase::Decide(_) | SessionPhase::Rejected | SessionPhase::Failed(_) => None,
         }
@@ -405,16 +453,23 @@ impl<P: Copy + fmt::Debug> Session<P> {
         }
     }
 
-    /// Responder: whether the initiator's MPA Request is still awaited.
-    pub fn awaits_request(&self) -> bool {
-        matches!(self.phase, SessionPhase::AwaitRequest(_))
+    /// Responder: whether the initiator's MPA Request, or the first streaming data, is still awaited.
+    pub fn is_silent(&self) -> bool {
+        match &self.phase {
+            SessionPhase::AwaitRequest(_) => true,
+            SessionPhase::Streaming(streaming) => streaming.is_silent(),
+            _ => false,
+        }
     }
 
     /// Whether received payload is still of use. It is not after a stream error, or after the start-up has failed or
     /// was rejected.
     pub fn is_reading(&self) -> bool {
         match self.phase {
-            SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) | SessionPhase::Decide(_) => true,
+            SessionPhase::Streaming(_)
+            | SessionPhase::AwaitReply(_)
+            | SessionPhase::AwaitRequest(_)
+            | SessionPhase::Decide(_) => true,
             SessionPhase::Full(_) => !self.receiver.is_stopped(),
             SessionPhase::Rejected | SessionPhase::Failed(_) => false,
         }

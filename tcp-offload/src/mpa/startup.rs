@@ -41,7 +41,7 @@ pub struct Enhanced {
 /// An MPA Request frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MpaRequest {
-    /// 1 or 2.
+    /// 0, 1 or 2.
     pub revision: u8,
     /// M: the initiator requires markers from the responder.
     pub markers: bool,
@@ -56,7 +56,7 @@ pub struct MpaRequest {
 /// An MPA Reply frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MpaReply {
-    /// 1 or 2.
+    /// 0, 1 or 2.
     pub revision: u8,
     /// M: the responder requires markers from the initiator.
     pub markers: bool,
@@ -144,7 +144,7 @@ impl<'a> Frame<'a> {
         }
         let Some((fixed, rest)) = bytes.split_first_chunk::<FIXED_BYTES>() else { return Ok(None) };
         let [.., flags, revision, high, low] = *fixed;
-        if !matches!(revision, 1 | 2) {
+        if revision > 2 {
             return Err(MpaError::UnsupportedRevision(revision));
         }
         let len = u16::from_be_bytes([high, low]);
@@ -159,7 +159,7 @@ impl<'a> Frame<'a> {
         FIXED_BYTES + self.private_data.len()
     }
 
-    /// Splits IRD and ORD from the private data. The S bit is reserved in revision 1 and ignored there.
+    /// Splits IRD and ORD from the private data. The S bit is reserved below revision 2 and ignored there.
     fn split_private_data(&self) -> Result<(Option<Enhanced>, &'a [u8]), MpaError> {
         if self.revision < 2 || self.flags & FLAG_ENHANCED == 0 {
             return Ok((None, self.private_data));
@@ -259,6 +259,16 @@ mod tests {
         }
     }
 
+    /// RFC 5044 appendix C.2.4: revision 0, M and C; the S bit is reserved.
+    #[test]
+    fn rfc5044_c2_4_frames_of_rdmac_rnics() {
+        let bytes = b"MPA ID Req Frame\xd0\x00\x00\x02hi";
+        let (request, len) = MpaRequest::parse(bytes).unwrap().unwrap();
+        assert_eq!((len, request.revision, request.enhanced), (22, 0, None));
+        assert!(request.markers && request.crc && request.private_data == b"hi");
+        assert_eq!(request.emit()[16..20], [FLAG_MARKERS | FLAG_CRC, 0, 0, 2]);
+    }
+
     /// The bytes that Linux 6.1's siw sent (rping, revision 2; and revision 1).
     #[test]
     fn rfc6581_s6_golden_frames_of_siw() {
@@ -293,7 +303,6 @@ mod tests {
         assert_eq!(parse(b"MPA ID Rep Fram"), Ok(()), "may still become a reply");
         assert_eq!(parse(b"MPA ID Rep Frame"), Err(MpaError::SameRole));
         assert_eq!(parse(b"MPA ID Rep Frumm"), Err(MpaError::InvalidKey));
-        assert_eq!(parse(b"MPA ID Req Frame\0\0\0\0"), Err(MpaError::UnsupportedRevision(0)));
         assert_eq!(parse(b"MPA ID Req Frame\0\x03\0\0"), Err(MpaError::UnsupportedRevision(3)));
         assert_eq!(parse(b"MPA ID Req Frame\0\x01\x02\x01"), Err(MpaError::PrivateDataTooLong(513)));
         assert_eq!(parse(b"MPA ID Req Frame\x10\x02\0\x03abc"), Err(MpaError::EnhancedDataMissing));

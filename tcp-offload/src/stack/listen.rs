@@ -103,7 +103,7 @@ impl<U: Ulp> Stack<U> {
     /// arrived.
     pub(super) fn note_request(&mut self, index: u32) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        let awaited = slot.mpa.awaits_request();
+        let awaited = slot.mpa.is_silent();
         if let Some(pending) = slot.pending.as_mut().filter(|p| !p.requested && !awaited) {
             pending.requested = true;
             if let Some(listener) = self.listeners.get_mut(&pending.listener) {

@@ -19,6 +19,7 @@ mod listen;
 mod next_hops;
 mod offload;
 mod paths;
+mod streaming;
 mod timers;
 
 use std::{
@@ -513,6 +514,7 @@ impl<U: Ulp> Stack<U> {
         ulp: &mut U,
     ) {
         self.share_path(now, index);
+        self.report_streaming(now, index, ulp);
         self.note_request(index);
         self.report_and_free(link, index, closed, ulp);
         if let Some(slot) = self.slots.get_mut(index as usize) {

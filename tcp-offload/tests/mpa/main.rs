@@ -6,8 +6,10 @@
 mod captures;
 mod hot_path;
 mod islands;
+mod rdmac;
 mod receive;
 mod startup;
+mod streaming;
 mod support;
 mod transmit;
 mod withhold;

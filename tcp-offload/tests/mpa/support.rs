@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use slab::Slab;
 use xwarp_tcp::{
     link::{ChunksMut, FrameWriter, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
-    mpa::{AcceptParams, Agreed, Markers, MpaConfig, MpaError, Session},
+    mpa::{AcceptParams, Agreed, Markers, MpaConfig, MpaError, Session, SetupError},
     sim,
     tcp::{Arrival, Filled},
     time::Instant,
@@ -299,6 +299,23 @@ impl End {
 
     pub fn resume(&mut self) {
         self.session.resume(self.now, &mut self.ulp, CONN, &mut self.link);
+    }
+
+    /// Reports a connection that carries streaming data.
+    pub fn report_streaming(&mut self) {
+        self.session.report_streaming(self.now, &mut self.ulp, CONN, &path());
+    }
+
+    /// Streaming bytes of the peer, at most `most`.
+    pub fn stream_recv(&mut self, most: usize) -> Vec<u8> {
+        let mut bytes = vec![0; most];
+        let len = self.session.stream_recv(&mut self.link, &mut bytes).unwrap();
+        bytes.truncate(len);
+        bytes
+    }
+
+    pub fn begin_mpa(&mut self, last: &[u8]) -> Result<(), SetupError> {
+        self.session.begin_mpa(self.now, &mut self.ulp, CONN, &path(), &mut self.link, last)
     }
 
     pub fn accept(&mut self) {

@@ -146,6 +146,7 @@ impl Ulp for Upper {
                 self.running(conn).established = true;
                 self.established.push(conn);
             }
+            Event::Streaming { .. } | Event::StreamReadable => {}
             Event::PeerClosed | Event::StreamError(_) | Event::Rejected { .. } => {
                 if let Some(talk) = self.talk(conn) {
                     talk.closed.get_or_insert(now);

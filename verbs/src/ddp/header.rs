@@ -1,7 +1,7 @@
 //! The DDP header, tagged (14 bytes) and untagged (18 bytes): RFC 5041 section 4.
 #![deny(clippy::indexing_slicing)]
 
-use super::{DdpError, MessageOffset, Msn, STag, TaggedOffset};
+use super::{DdpError, MessageOffset, Msn, STag, TaggedOffset, Versions};
 
 /// Bytes of a tagged header (RFC 5041 section 4.2).
 pub const TAGGED_BYTES: usize = 14;
@@ -10,8 +10,7 @@ pub const UNTAGGED_BYTES: usize = 18;
 
 const TAGGED: u8 = 0x80;
 const LAST: u8 = 0x40;
-/// DV: the only DDP version (RFC 5041 section 4.1).
-const VERSION: u8 = 1;
+/// DV (RFC 5041 section 4.1).
 const VERSION_MASK: u8 = 0x03;
 
 /// Header of a segment for a tagged buffer.
@@ -58,17 +57,19 @@ pub enum Header {
 pub enum Malformed {
     /// Too few bytes for a header.
     Truncated,
-    /// DV is not 1. The header is what the bytes would mean with DV 1.
+    /// DV is not that of the connection. The header is what the bytes would mean with the right one.
     Version(DdpError, Header),
 }
 
 impl Header {
-    /// Parses the header at the start of `bytes`. Reserved bits are ignored (section 4.1).
-    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+    /// Parses the header at the start of `bytes`, on a connection with these versions. Reserved bits are ignored
+    /// (section 4.1).
+    pub fn parse(bytes: &[u8], versions: Versions) -> Result<Self, Malformed> {
         let &flags = bytes.first().ok_or(Malformed::Truncated)?;
         let last = flags & LAST != 0;
         let checked = |error, header| {
-            if flags & VERSION_MASK == VERSION { Ok(header) } else { Err(Malformed::Version(error, header)) }
+            let valid = flags & VERSION_MASK == versions.number();
+            if valid { Ok(header) } else { Err(Malformed::Version(error, header)) }
         };
         if flags & TAGGED != 0 {
             let &[_, control, s0, s1, s2, s3, ref to @ ..] =
@@ -100,12 +101,12 @@ impl Header {
         }
     }
 
-    /// The first byte: the DDP Control Field as we send it.
+    /// The first byte: the DDP Control Field as we send it with version 1.
     #[cfg(test)]
     pub(crate) fn flags(&self) -> u8 {
         match self {
-            Self::Tagged(t) => flags(TAGGED, t.last),
-            Self::Untagged(u) => flags(0, u.last),
+            Self::Tagged(t) => flags(TAGGED, t.last, Versions::Ietf),
+            Self::Untagged(u) => flags(0, u.last, Versions::Ietf),
         }
     }
 
@@ -126,10 +127,10 @@ impl Header {
     }
 
     /// Writes the header to the start of `out`; returns its length, or 0 when `out` is too short.
-    pub fn emit(&self, out: &mut [u8]) -> usize {
+    pub fn emit(&self, versions: Versions, out: &mut [u8]) -> usize {
         match self {
-            Self::Tagged(t) => put(out, &t.to_bytes()),
-            Self::Untagged(u) => put(out, &u.to_bytes()),
+            Self::Tagged(t) => put(out, &t.to_bytes(versions)),
+            Self::Untagged(u) => put(out, &u.to_bytes(versions)),
         }
     }
 }
@@ -151,7 +152,7 @@ impl RawHeader {
     /// Restores the bytes of `header`, whose first byte was `first`.
     pub(crate) fn of(header: &Header, first: u8) -> Self {
         let mut raw = [0; UNTAGGED_BYTES];
-        header.emit(&mut raw);
+        header.emit(Versions::Ietf, &mut raw);
         let [flags, ..] = &mut raw;
         *flags = first;
         Self(raw)
@@ -164,35 +165,38 @@ impl RawHeader {
         if first & TAGGED != 0 { raw.get(..TAGGED_BYTES).unwrap_or(raw) } else { raw }
     }
 
-    /// Parses the bytes.
-    pub fn header(&self) -> Result<Header, Malformed> {
-        Header::parse(self.as_bytes())
+    /// Parses the bytes, whatever their version.
+    pub fn header(&self) -> Option<Header> {
+        match Header::parse(self.as_bytes(), Versions::default()) {
+            Ok(header) | Err(Malformed::Version(_, header)) => Some(header),
+            Err(Malformed::Truncated) => None,
+        }
     }
 }
 
 impl Tagged {
     /// The header's bytes.
-    pub fn to_bytes(&self) -> [u8; TAGGED_BYTES] {
+    pub fn to_bytes(&self, versions: Versions) -> [u8; TAGGED_BYTES] {
         let [s0, s1, s2, s3] = self.stag.value().to_be_bytes();
         let [t0, t1, t2, t3, t4, t5, t6, t7] = self.to.to_be_bytes();
-        [flags(TAGGED, self.last), self.control, s0, s1, s2, s3, t0, t1, t2, t3, t4, t5, t6, t7]
+        [flags(TAGGED, self.last, versions), self.control, s0, s1, s2, s3, t0, t1, t2, t3, t4, t5, t6, t7]
     }
 }
 
 impl Untagged {
     /// The header's bytes.
-    pub fn to_bytes(&self) -> [u8; UNTAGGED_BYTES] {
+    pub fn to_bytes(&self, versions: Versions) -> [u8; UNTAGGED_BYTES] {
         let [w0, w1, w2, w3] = self.word.to_be_bytes();
         let [q0, q1, q2, q3] = self.queue.to_be_bytes();
         let [m0, m1, m2, m3] = self.msn.value().to_be_bytes();
         let [o0, o1, o2, o3] = self.mo.to_be_bytes();
-        let first = flags(0, self.last);
+        let first = flags(0, self.last, versions);
         [first, self.control, w0, w1, w2, w3, q0, q1, q2, q3, m0, m1, m2, m3, o0, o1, o2, o3]
     }
 }
 
-fn flags(tagged: u8, last: bool) -> u8 {
-    tagged | if last { LAST } else { 0 } | VERSION
+fn flags(tagged: u8, last: bool, versions: Versions) -> u8 {
+    tagged | if last { LAST } else { 0 } | versions.number()
 }
 
 fn put(out: &mut [u8], bytes: &[u8]) -> usize {
@@ -224,29 +228,33 @@ mod tests {
 
     proptest! {
         #[test]
-        fn prop_headers_survive_a_round_trip_and_every_truncation_is_noticed(header in header()) {
+        fn prop_headers_survive_a_round_trip_and_every_truncation_is_noticed(
+            header in header(), rdmac: bool
+        ) {
+            let versions = if rdmac { Versions::Rdmac } else { Versions::Ietf };
             let mut bytes = [0xEE; 20];
-            let len = header.emit(&mut bytes);
+            let len = header.emit(versions, &mut bytes);
             prop_assert_eq!(len, header.bytes());
             prop_assert_eq!(&bytes[len..], &[0xEE; 20][len..]);
-            prop_assert_eq!(Header::parse(&bytes), Ok(header));
+            prop_assert_eq!(Header::parse(&bytes, versions), Ok(header));
             let raw = RawHeader::of(&header, bytes[0] ^ 0x3e);
             bytes[0] ^= 0x3e;
             prop_assert_eq!(raw.as_bytes(), &bytes[..len]);
             prop_assert_eq!(RawHeader::read(&bytes), Some(raw));
+            prop_assert_eq!(raw.header(), Some(header));
             bytes[0] ^= 0x3e;
             for short in 0..len {
                 prop_assert_eq!(RawHeader::read(&bytes[..short]), None);
-                prop_assert_eq!(Header::parse(&bytes[..short]), Err(Malformed::Truncated));
-                prop_assert_eq!(header.emit(&mut [0; 20][..short]), 0);
+                prop_assert_eq!(Header::parse(&bytes[..short], versions), Err(Malformed::Truncated));
+                prop_assert_eq!(header.emit(versions, &mut [0; 20][..short]), 0);
             }
         }
 
         #[test]
         fn prop_any_bytes_are_parsed_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..24)) {
-            if let Ok(header) = Header::parse(&bytes) {
+            if let Ok(header) = Header::parse(&bytes, Versions::Ietf) {
                 let mut out = [0; 20];
-                prop_assert!(header.emit(&mut out) <= bytes.len());
+                prop_assert!(header.emit(Versions::Ietf, &mut out) <= bytes.len());
             }
         }
     }
@@ -255,18 +263,26 @@ mod tests {
     fn rfc5041_s4_1_reserved_bits_are_sent_zero_and_ignored() {
         let header = Header::Tagged(Tagged { last: true, control: 0x40, stag: STag::new(1), to: 0 });
         let mut bytes = [0; TAGGED_BYTES];
-        header.emit(&mut bytes);
+        header.emit(Versions::Ietf, &mut bytes);
         assert_eq!(bytes[0] & 0x3c, 0);
         bytes[0] |= 0x3c;
-        assert_eq!(Header::parse(&bytes), Ok(header));
+        assert_eq!(Header::parse(&bytes, Versions::Ietf), Ok(header));
     }
 
     #[test]
-    fn rfc5041_s4_1_only_version_one_is_valid() {
+    fn rfc5041_s4_1_only_the_version_of_the_connection_is_valid() {
         for (tagged, error) in [(0x80, DdpError::TaggedVersion), (0, DdpError::UntaggedVersion)] {
-            for version in [0, 2, 3] {
-                let bytes = [tagged | version; 18];
-                assert!(matches!(Header::parse(&bytes), Err(Malformed::Version(e, _)) if e == error));
+            for (versions, valid) in [(Versions::Ietf, 1), (Versions::Rdmac, 0)] {
+                for version in 0..4 {
+                    let bytes = [tagged | version; 18];
+                    match Header::parse(&bytes, versions) {
+                        Ok(_) => assert_eq!(version, valid),
+                        Err(malformed) => {
+                            assert!(matches!(malformed, Malformed::Version(e, _) if e == error));
+                            assert_ne!(version, valid);
+                        }
+                    }
+                }
             }
         }
     }

@@ -9,6 +9,7 @@ use std::fmt;
 
 pub use error::DdpError;
 pub use header::{Header, Malformed, RawHeader, TAGGED_BYTES, Tagged, UNTAGGED_BYTES, Untagged};
+use xwarp_tcp::mpa::Revision;
 
 /// A Steering Tag (RFC 5041 section 4.2): names a region of registered memory, here and on the wire.
 ///
@@ -52,6 +53,36 @@ impl STag {
 impl fmt::Debug for STag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "STag({:#010x})", self.0)
+    }
+}
+
+/// The versions of DDP and RDMAP on one connection, in both directions. The start-up decides them together with MPA's
+/// revision, and they are never mixed (RFC 5044 appendix C.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Versions {
+    /// Version 0 of both: the protocols of the RDMA Consortium, without the extensions of RFC 7306.
+    Rdmac,
+    /// Version 1 of both: RFC 5040 and RFC 5041.
+    #[default]
+    Ietf,
+}
+
+impl Versions {
+    /// DV and RV.
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Rdmac => 0,
+            Self::Ietf => 1,
+        }
+    }
+}
+
+impl From<Revision> for Versions {
+    fn from(revision: Revision) -> Self {
+        match revision {
+            Revision::Zero => Self::Rdmac,
+            Revision::One | Revision::Two => Self::Ietf,
+        }
     }
 }
 

@@ -85,9 +85,13 @@ impl Engine {
     }
 
     /// Most attempts that may follow the first one of a connection to `peer` with `mpa` (`None`: the engine's
-    /// settings): one without markers, and one with revision 1, unless the peer is known to need it.
+    /// settings): one without markers, and one with revision 1, unless the peer is known to need it. None after
+    /// streaming data.
     pub fn further_attempts(&self, now: Instant, peer: IpAddr, mpa: Option<&MpaConfig>) -> usize {
         let mpa = self.adapted(now, peer, mpa);
+        if mpa.streaming.is_some() {
+            return 0;
+        }
         usize::from(mpa.markers == Markers::Prefer) + usize::from(mpa.falls_back_to_revision_one())
     }
 

@@ -8,6 +8,7 @@
 mod changes;
 mod cm;
 mod peers;
+mod streaming;
 
 use std::{collections::VecDeque, sync::Arc};
 

@@ -2,14 +2,9 @@
 //! figure 2 of RFC 7306).
 
 use super::RdmapError;
-use crate::ddp::Queue;
+use crate::ddp::{Queue, Versions};
 
-/// RV of RFC 5040.
-const VERSION: u8 = 1;
-/// RV of the RDMA Consortium, also valid (RFC 5040 section 4.1). It does not have the messages of RFC 7306.
-const CONSORTIUM_VERSION: u8 = 0;
-
-/// Opcode of Terminate. The opcodes above it belong to RFC 7306.
+/// Opcode of Terminate. The opcodes above it belong to RFC 7306, which extends version 1 only.
 const LAST_OF_RFC_5040: u8 = 0x7;
 
 /// The type of an RDMAP message.
@@ -109,24 +104,20 @@ pub struct Control {
 pub struct InvalidControl(pub RdmapError);
 
 impl Control {
-    /// Parses the field. Reserved bits are ignored.
-    pub const fn parse(byte: u8) -> Result<Self, InvalidControl> {
+    /// Parses the field, on a connection with these versions. Reserved bits are ignored.
+    pub fn parse(byte: u8, versions: Versions) -> Result<Self, InvalidControl> {
         let (version, opcode) = (byte >> 6, byte & 0x0f);
-        match MessageType::from_opcode(opcode) {
-            _ if version != VERSION && version != CONSORTIUM_VERSION => {
-                Err(InvalidControl(RdmapError::Version))
-            }
-            Some(_) if version == CONSORTIUM_VERSION && opcode > LAST_OF_RFC_5040 => {
-                Err(InvalidControl(RdmapError::Version))
-            }
-            Some(message) => Ok(Self { message }),
-            None => Err(InvalidControl(RdmapError::UnexpectedOpcode)),
+        if version != versions.number() {
+            return Err(InvalidControl(RdmapError::Version));
         }
+        let extension = opcode > LAST_OF_RFC_5040;
+        let message = MessageType::from_opcode(opcode).filter(|_| versions == Versions::Ietf || !extension);
+        message.map(|message| Self { message }).ok_or(InvalidControl(RdmapError::UnexpectedOpcode))
     }
 
     /// The field's byte.
-    pub const fn byte(self) -> u8 {
-        VERSION << 6 | self.message.opcode()
+    pub const fn byte(self, versions: Versions) -> u8 {
+        versions.number() << 6 | self.message.opcode()
     }
 }
 
@@ -136,19 +127,19 @@ mod tests {
 
     #[test]
     fn rfc5040_s4_1_every_control_byte_is_a_message_or_the_right_error() {
-        for byte in 0..=u8::MAX {
-            let (version, opcode) = (byte >> 6, byte & 15);
-            match Control::parse(byte) {
-                Ok(control) => {
-                    assert!(version == 1 && opcode < 12 || version == 0 && opcode < 8);
-                    assert_eq!(control.byte(), 0x40 | opcode);
-                }
-                Err(InvalidControl(RdmapError::Version)) => {
-                    assert!(version >= 2 || version == 0 && (8..12).contains(&opcode));
-                }
-                Err(InvalidControl(error)) => {
-                    assert_eq!(error, RdmapError::UnexpectedOpcode);
-                    assert!(opcode >= 12);
+        for (versions, valid, opcodes) in [(Versions::Ietf, 1, 12), (Versions::Rdmac, 0, 8)] {
+            for byte in 0..=u8::MAX {
+                let (version, opcode) = (byte >> 6, byte & 15);
+                match Control::parse(byte, versions) {
+                    Ok(control) => {
+                        assert!(version == valid && opcode < opcodes);
+                        assert_eq!(control.byte(versions), valid << 6 | opcode);
+                    }
+                    Err(InvalidControl(RdmapError::Version)) => assert_ne!(version, valid),
+                    Err(InvalidControl(error)) => {
+                        assert_eq!(error, RdmapError::UnexpectedOpcode);
+                        assert!(version == valid && opcode >= opcodes);
+                    }
                 }
             }
         }

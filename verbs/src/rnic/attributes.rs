@@ -7,7 +7,7 @@ use xwarp_tcp::stack;
 use super::work::{Access, CqId, PdId, SrqId};
 use super::{QpId, RequestId};
 use crate::{
-    ddp::{STag, TaggedOffset},
+    ddp::{STag, TaggedOffset, Versions},
     memory::Memory,
 };
 
@@ -205,6 +205,9 @@ pub struct QpInfo {
     pub ird: u16,
     /// RDMA Reads and atomics that the queue pair may have outstanding (ORD).
     pub ord: u16,
+    /// Versions of DDP and RDMAP on its connection. [`Versions::Rdmac`] needs
+    /// [`MpaConfig::permissive`](xwarp_tcp::mpa::MpaConfig::permissive).
+    pub versions: Versions,
     /// Requests of the send queue that have not completed.
     pub send_outstanding: usize,
     /// Receives of its own receive queue that have not completed.
@@ -316,6 +319,10 @@ pub enum PostError {
     /// The connection allows no RDMA Reads or atomics (ORD is 0).
     #[error("the connection allows no RDMA Reads (ORD is 0)")]
     NoReads,
+    /// The peer is an RNIC of the RDMA Consortium ([`Versions::Rdmac`]), whose RDMAP has neither atomics nor Immediate
+    /// Data.
+    #[error("RDMAP version 0 has no atomics and no Immediate Data")]
+    NoExtensions,
     /// The device has failed; [`Device::failure`](crate::Device::failure) says why. When it failed within this call, the
     /// request may have been posted, and is then flushed.
     #[error("the device has failed")]

@@ -9,7 +9,7 @@ use super::{
     work::{Operation, Remote, WcStatus},
 };
 use crate::{
-    ddp::{Header, Malformed, Msn, Queue, Tagged, TaggedOffset, Untagged},
+    ddp::{Header, Msn, Queue, Tagged, TaggedOffset, Untagged},
     rdmap::{Control, LAYER_RDMA, MessageType, ReadRequest, TerminateHeader},
 };
 
@@ -19,10 +19,7 @@ const REMOTE_PROTECTION: u8 = 1;
 impl QueuePair {
     /// Fails the request that `terminate` quotes, if it has not completed.
     pub(super) fn blame(&mut self, terminate: &TerminateHeader) {
-        let quoted = terminate.ddp_header.and_then(|raw| match raw.header() {
-            Ok(header) | Err(Malformed::Version(_, header)) => Some(header),
-            Err(Malformed::Truncated) => None,
-        });
+        let quoted = terminate.ddp_header.and_then(|raw| raw.header());
         let position = match (terminate.rdma_header, quoted) {
             (Some(request), _) => self.position_of_read(&request),
             (None, Some(Header::Tagged(header))) => self.position_of_write(&header),
@@ -58,7 +55,7 @@ impl QueuePair {
 
     /// Position of the oldest RDMA Write in the queue whose target contains the segment.
     fn position_of_write(&self, header: &Tagged) -> Option<Position> {
-        if Control::parse(header.control).ok()?.message != MessageType::Write {
+        if Control::parse(header.control, self.versions).ok()?.message != MessageType::Write {
             return None;
         }
         self.begun().find(|position| {

@@ -12,7 +12,7 @@ use xwarp_tcp::{
 };
 
 use super::{
-    AsyncEvent, CmError, CmEvent, Notify, PeerDepths, QpId, QpState, RequestId, Rnic, Shared,
+    AsyncEvent, CmError, CmEvent, Notify, PeerDepths, QpId, QpState, RequestId, Rnic, Shared, StreamId,
     qp::{QueuePair, Stage},
 };
 use crate::rdmap::StreamError;
@@ -45,7 +45,7 @@ pub(crate) struct Lacks {
 }
 
 impl Lacks {
-    /// What both ends are known to lack: a part that either names.
+    /// The parts that either of the two names.
     pub(crate) const fn and(self, other: Self) -> Self {
         Self { markers: self.markers || other.markers, revision_two: self.revision_two || other.revision_two }
     }
@@ -89,7 +89,8 @@ impl Attempt {
         );
         let refused = Lacks { markers, revision_two };
         let mpa = refused.adapt(self.mpa.clone());
-        if mpa == self.mpa {
+        // After streaming data, only the application can repeat the attempt.
+        if mpa == self.mpa || mpa.streaming.is_some() {
             return None;
         }
         self.lacks = self.lacks.and(refused);
@@ -215,6 +216,17 @@ impl Rnic {
         self.connections.detach(request.0);
     }
 
+    /// The connection of an application's end that carries streaming data.
+    pub(crate) fn stream_connection(&self, stream: StreamId) -> Result<ConnId, CmError> {
+        match stream {
+            StreamId::Request(request) => self.check_request(request).map(|()| request.0),
+            StreamId::Qp(qp) => {
+                let qp = self.qps.get(qp).ok_or(CmError::UnknownQp)?;
+                qp.conn.ok_or(CmError::State(qp.state))
+            }
+        }
+    }
+
     /// Begins a graceful close: posted work is executed, then our direction ends (RFC 5041 section 6.2.1).
     pub(crate) fn disconnect(&mut self, qp: QpId) -> Result<(), CmError> {
         let qp = self.qps.get_mut(qp).ok_or(CmError::UnknownQp)?;
@@ -266,14 +278,31 @@ impl Rnic {
         if let Event::Requested { listener, path, offer } = event {
             return self.requested(conn, listener, &path, offer);
         }
+        if let Event::Streaming { listener: Some(listener), path } = event {
+            let announced = self.shared.events.push_cm(CmEvent::Streaming {
+                stream: StreamId::Request(RequestId(conn)),
+                listener: Some(listener),
+                local: path.flow.local,
+                remote: path.flow.remote,
+            });
+            return self.connections.attach(conn, Owner::Request(Some(announced)));
+        }
         match self.connections.owner(conn) {
             None => {}
-            Some(Owner::Request(announced)) => {
-                if matches!(event, Event::Closed(_)) {
+            Some(Owner::Request(announced)) => match event {
+                Event::Closed(_) => {
                     self.connections.detach(conn);
                     self.shared.events.request_gone(RequestId(conn), announced);
                 }
-            }
+                Event::StreamReadable => {
+                    // The application has to look for bytes when it sees the connection.
+                    if announced.is_none_or(|number| !self.shared.events.cm.contains_key(&number)) {
+                        let stream = StreamId::Request(RequestId(conn));
+                        self.shared.events.push_cm(CmEvent::StreamReadable { stream });
+                    }
+                }
+                _ => {}
+            },
             Some(Owner::Qp(id)) => self.qp_event(conn, id, event),
         }
     }
@@ -295,6 +324,14 @@ impl Rnic {
         let shared = &mut self.shared;
         match event {
             Event::Requested { .. } => {}
+            Event::Streaming { path, .. } => {
+                let (local, remote) = (path.flow.local, path.flow.remote);
+                let stream = StreamId::Qp(id);
+                shared.events.push_cm(CmEvent::Streaming { stream, listener: None, local, remote });
+            }
+            Event::StreamReadable => {
+                shared.events.push_cm(CmEvent::StreamReadable { stream: StreamId::Qp(id) });
+            }
             // The queue pair failed during start-up: the peer gets a Terminate, then the application a
             // `ConnectError`.
             Event::Established { .. } if qp.state != QpState::Idle => shared.wake(Some(conn)),
@@ -304,6 +341,7 @@ impl Rnic {
                 self.connections.learn(qp);
                 qp.rx.expects_rtr = agreed.peer_to_peer && qp.stage == Stage::Accepting;
                 qp.establish(agreed.ird, agreed.ord, rtr, (local, remote));
+                qp.versions = agreed.revision.into();
                 let (ird, ord) = (agreed.ird, agreed.ord);
                 let peer = PeerDepths::of(agreed.peer_ird, agreed.peer_ord);
                 let established =

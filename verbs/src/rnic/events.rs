@@ -20,6 +20,15 @@ use crate::rdmap::{StreamError, TerminateHeader};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestId(pub(crate) ConnId);
 
+/// An application's end of a connection that carries streaming data before MPA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StreamId {
+    /// A responder's connection, which has no queue pair yet.
+    Request(RequestId),
+    /// The connection of an initiator's queue pair.
+    Qp(QpId),
+}
+
 /// IRD and ORD from the peer's start-up frame; `None` where the peer leaves them to the applications (as MPA revision
 /// 1 always does).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -40,6 +49,22 @@ impl PeerDepths {
 /// An event of the connection manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CmEvent {
+    /// A connection carries streaming data until `Engine::begin_mpa`. Bytes of the peer may have arrived.
+    Streaming {
+        /// The connection.
+        stream: StreamId,
+        /// Responder: the listener that accepted it.
+        listener: Option<ListenerId>,
+        /// Our address.
+        local: SocketAddr,
+        /// The peer's address.
+        remote: SocketAddr,
+    },
+    /// Streaming bytes of the peer can be taken. Reported again only after all were taken.
+    StreamReadable {
+        /// The connection.
+        stream: StreamId,
+    },
     /// A peer requests a connection: answer with `Engine::accept` or `Engine::reject`.
     ConnectRequest {
         /// The request.
@@ -111,6 +136,10 @@ impl Concerns for CmEvent {
     fn queue_pair(&self) -> Option<QpId> {
         match self {
             Self::ConnectRequest { .. } | Self::RequestGone { .. } => None,
+            Self::Streaming { stream, .. } | Self::StreamReadable { stream } => match stream {
+                StreamId::Qp(qp) => Some(*qp),
+                StreamId::Request(_) => None,
+            },
             Self::Established { qp, .. }
             | Self::Rejected { qp, .. }
             | Self::ConnectError { qp, .. }

@@ -60,7 +60,7 @@ pub use self::{
     },
     completion::{CompletionRing, Notify},
     counters::{Counters, DdpCounters, RdmapCounters, TerminateCounters},
-    events::{AsyncEvent, CmEvent, PeerDepths, QpFault, RequestId},
+    events::{AsyncEvent, CmEvent, PeerDepths, QpFault, RequestId, StreamId},
     placement::Placed,
     work::{
         Access, Binding, CqId, Opcode, Operation, Payload, PdId, RecvRequest, Remote, SendFlags, Sge, SrqId,

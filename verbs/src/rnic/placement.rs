@@ -174,7 +174,7 @@ impl QueuePair {
         }
         let mut head = [0; UNTAGGED_BYTES];
         let peeked = ulpdu.peek(&mut head);
-        let parsed = Header::parse(head.get(..peeked).unwrap_or_default());
+        let parsed = Header::parse(head.get(..peeked).unwrap_or_default(), self.versions);
         let (header, version) = match parsed {
             Ok(header) => (header, Ok(())),
             Err(Malformed::Version(error, header)) => (header, Err(error)),
@@ -188,7 +188,7 @@ impl QueuePair {
             Header::Tagged(header) => {
                 let incoming = Incoming { ulpdu, arrival, seen: Seen { header, first, len } };
                 version.map_err(|error| incoming.refused(error))?;
-                match message_of(header.control).map_err(|error| incoming.refused(error))? {
+                match self.message_of(header.control).map_err(|error| incoming.refused(error))? {
                     MessageType::Write => self.place_write(shared, &incoming),
                     MessageType::ReadResponse => self.place_response(shared, &incoming),
                     _ => Err(incoming.refused(RdmapError::UnexpectedOpcode)),
@@ -197,10 +197,15 @@ impl QueuePair {
             Header::Untagged(header) => {
                 let incoming = Incoming { ulpdu, arrival, seen: Seen { header, first, len } };
                 version.map_err(|error| incoming.refused(error))?;
-                let message = message_of(header.control).map_err(|error| incoming.refused(error))?;
+                let message = self.message_of(header.control).map_err(|error| incoming.refused(error))?;
                 Ok(Segment::Untagged(incoming.seen, self.place_untagged(shared, &incoming, message)?))
             }
         }
+    }
+
+    fn message_of(&self, control: u8) -> Result<MessageType, RdmapError> {
+        let parsed = Control::parse(control, self.versions);
+        parsed.map(|control| control.message).map_err(|InvalidControl(error)| error)
     }
 
     fn place_write(&self, shared: &Shared, incoming: &Incoming<'_, '_, Tagged>) -> Result<Segment, Refused> {
@@ -364,10 +369,6 @@ fn in_range(incoming: &Incoming<'_, '_, Untagged>, due: Msn, buffers: u32) -> Re
     let ahead = incoming.seen.header.msn.ahead_of(due);
     let fits = |ahead: &u32| *ahead == 0 || incoming.arrival == Arrival::Early && *ahead < buffers;
     ahead.filter(fits).map(|_| ()).ok_or_else(|| incoming.refused(DdpError::MsnRange))
-}
-
-fn message_of(control: u8) -> Result<MessageType, RdmapError> {
-    Control::parse(control).map(|control| control.message).map_err(|InvalidControl(error)| error)
 }
 
 /// Checks that one segment holds a whole message of queues 1 to 3, or whole Immediate Data.

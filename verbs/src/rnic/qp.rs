@@ -20,7 +20,7 @@ use super::{
     work::{CqId, Operation, SendFlags},
 };
 use crate::{
-    ddp::{DdpError, Msn, STag, Tagged, TaggedOffset, Untagged},
+    ddp::{DdpError, Msn, STag, Tagged, TaggedOffset, Untagged, Versions},
     rdmap::{AtomicRequest, RdmapError, ReadRequest, StreamError, TerminateHeader},
 };
 
@@ -189,6 +189,8 @@ pub(crate) struct QueuePair {
     pub(crate) addresses: Option<(SocketAddr, SocketAddr)>,
     pub(crate) ird: u16,
     pub(crate) ord: u16,
+    /// Versions of DDP and RDMAP, which the start-up has decided.
+    pub(crate) versions: Versions,
     pub(crate) send_cq: Arc<CompletionRing>,
     pub(crate) recv_cq: Arc<CompletionRing>,
     pub(crate) sq: SendQueue,
@@ -232,6 +234,7 @@ impl QueuePair {
             addresses: None,
             ird: 0,
             ord: 0,
+            versions: Versions::default(),
             tx: Transmitter::new(),
             rx: Receiver::new(),
             closing: false,
@@ -279,6 +282,7 @@ impl QueuePair {
         self.conn = None;
         self.addresses = None;
         (self.ird, self.ord) = (0, 0);
+        self.versions = Versions::default();
         self.tx = Transmitter::new();
         self.rx = Receiver::new();
         self.closing = false;

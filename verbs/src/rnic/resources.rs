@@ -8,7 +8,7 @@ use super::{
     ResourceError, Rnic, SharedReceiveQueue, SrqAttributes, SrqId, WcStatus, WorkRequest, qp::Stage,
     send_queue::Progress,
 };
-use crate::ddp::STag;
+use crate::ddp::{STag, Versions};
 
 fn attribute(attribute: &'static str, value: u32, limit: u32) -> Result<(), ResourceError> {
     let (value, limit) = (u64::from(value), u64::from(limit));
@@ -261,6 +261,7 @@ impl Rnic {
             addresses: qp.addresses,
             ird: qp.ird,
             ord: qp.ord,
+            versions: qp.versions,
             send_outstanding: qp.sq.len(),
             recv_outstanding: qp.rq.len(),
         })
@@ -327,6 +328,9 @@ impl Rnic {
         }
         if qp.ord == 0 && request.operation.is_answered() {
             return Err(PostError::NoReads);
+        }
+        if qp.versions == Versions::Rdmac && request.operation.is_extension() {
+            return Err(PostError::NoExtensions);
         }
         qp.sq.post(request, Progress::Posted)?;
         if request.operation.is_local() {

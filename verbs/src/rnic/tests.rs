@@ -9,6 +9,7 @@ mod operations;
 mod ordering;
 mod placement;
 mod queues;
+mod versions;
 mod windows;
 
 use std::{
@@ -85,6 +86,10 @@ impl End {
     }
 
     fn establish(&mut self, ird: u16, ord: u16, rtr: Option<Rtr>) {
+        self.establish_with(Revision::Two, ird, ord, rtr);
+    }
+
+    fn establish_with(&mut self, revision: Revision, ird: u16, ord: u16, rtr: Option<Rtr>) {
         let agreed = Agreed {
             ird,
             ord,
@@ -93,7 +98,7 @@ impl End {
             crc: true,
             markers_sent: false,
             markers_received: false,
-            revision: Revision::Two,
+            revision,
             peer_to_peer: rtr.is_some(),
         };
         self.rnic.event(CONN, Event::Established { path: path(), agreed, private_data: Vec::new(), rtr });

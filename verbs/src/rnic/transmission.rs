@@ -198,9 +198,9 @@ impl QueuePair {
     fn put_header(&self, entry: &Entry, sent: u32, last: bool, out: &mut UlpduWriter<'_, '_>) {
         match entry.operation {
             Operation::Write { remote } | Operation::WriteImmediate { remote, .. } => {
-                let control = Control { message: MessageType::Write }.byte();
+                let control = Control { message: MessageType::Write }.byte(self.versions);
                 let to = remote.offset.wrapping_add(u64::from(sent));
-                out.put(&Tagged { last, control, stag: remote.key, to }.to_bytes());
+                out.put(&Tagged { last, control, stag: remote.key, to }.to_bytes(self.versions));
             }
             operation => {
                 let (invalidate, word) = match operation {
@@ -209,8 +209,8 @@ impl QueuePair {
                 };
                 let message =
                     MessageType::Send { invalidate, solicited: entry.flags.contains(SendFlags::SOLICITED) };
-                let header = untagged(message, word, Queue::Send, self.tx.send_msn);
-                out.put(&Untagged { last, mo: sent, ..header }.to_bytes());
+                let header = self.untagged(message, word, Queue::Send, self.tx.send_msn);
+                out.put(&Untagged { last, mo: sent, ..header }.to_bytes(self.versions));
             }
         }
     }
@@ -218,8 +218,8 @@ impl QueuePair {
     /// Writes Immediate Data, of its own request or after an RDMA Write.
     fn send_immediate(&mut self, position: Position, data: [u8; 8], out: &mut UlpduWriter<'_, '_>) -> Step {
         let solicited = self.sq.get(position).is_some_and(|e| e.flags.contains(SendFlags::SOLICITED));
-        let header = untagged(MessageType::Immediate { solicited }, 0, Queue::Send, self.tx.send_msn);
-        if !put_whole(out, &header, &data) {
+        let header = self.untagged(MessageType::Immediate { solicited }, 0, Queue::Send, self.tx.send_msn);
+        if !self.put_whole(out, &header, &data) {
             return Step::Pulled(Pulled::Nothing);
         }
         self.tx.send_msn = self.tx.send_msn.next();
@@ -265,7 +265,8 @@ impl QueuePair {
 
     /// Writes a message for the peer's request queue (queue 1).
     fn put_request(&mut self, message: MessageType, body: &[u8], out: &mut UlpduWriter<'_, '_>) -> bool {
-        let written = put_whole(out, &untagged(message, 0, Queue::Request, self.tx.request_msn), body);
+        let written =
+            self.put_whole(out, &self.untagged(message, 0, Queue::Request, self.tx.request_msn), body);
         if written {
             self.tx.request_msn = self.tx.request_msn.next();
         }
@@ -286,15 +287,16 @@ impl QueuePair {
             Rtr::EmptyFpdu => true,
             Rtr::Send => {
                 let message = MessageType::Send { invalidate: false, solicited: false };
-                let written = put_whole(out, &untagged(message, 0, Queue::Send, self.tx.send_msn), &[]);
+                let written =
+                    self.put_whole(out, &self.untagged(message, 0, Queue::Send, self.tx.send_msn), &[]);
                 self.tx.send_msn = if written { self.tx.send_msn.next() } else { self.tx.send_msn };
                 written
             }
             Rtr::Write => {
-                let control = Control { message: MessageType::Write }.byte();
+                let control = Control { message: MessageType::Write }.byte(self.versions);
                 let header = Tagged { last: true, control, stag: RTR_STAG, to: 0 };
                 out.room() >= TAGGED_BYTES && {
-                    out.put(&header.to_bytes());
+                    out.put(&header.to_bytes(self.versions));
                     true
                 }
             }
@@ -344,16 +346,16 @@ impl QueuePair {
             return Step::Pulled(Pulled::Nothing);
         };
         let last = n == rest.len;
-        let control = Control { message: MessageType::ReadResponse }.byte();
+        let control = Control { message: MessageType::ReadResponse }.byte(self.versions);
         let header = Tagged { last, control, stag: rest.sink_stag, to: rest.sink_to };
         if request.len == 0 {
-            out.put(&header.to_bytes());
+            out.put(&header.to_bytes(self.versions));
         } else {
             let (stag, to, len) = (rest.source_stag, rest.source_to, u64::from(n));
             let opened = shared.keys.open(self.user(), stag, Access::REMOTE_READ, to, len);
             let written = opened.map(|mut stretches| {
                 out.announce(TAGGED_BYTES + n as usize);
-                out.put(&header.to_bytes());
+                out.put(&header.to_bytes(self.versions));
                 out.fill_with_crc(n as usize, |_, space, crc| stretches.read(space, crc));
             });
             if let Err(error) = written {
@@ -387,8 +389,8 @@ impl QueuePair {
             Ok(original) => {
                 let response = AtomicResponse { id: request.id, original };
                 let header =
-                    untagged(MessageType::AtomicResponse, 0, Queue::AtomicResponse, self.tx.atomic_msn);
-                put_whole(out, &header, &response.to_bytes());
+                    self.untagged(MessageType::AtomicResponse, 0, Queue::AtomicResponse, self.tx.atomic_msn);
+                self.put_whole(out, &header, &response.to_bytes());
                 self.tx.atomic_msn = self.tx.atomic_msn.next();
                 self.tx.to_answer.pop_front();
                 Step::Pulled(Pulled::Ulpdu)
@@ -405,8 +407,8 @@ impl QueuePair {
         let Some(terminate) = self.tx.terminate else { return Pulled::Finish };
         let mut body = [0; TERMINATE_MOST_BYTES];
         let len = terminate.emit(&mut body);
-        let header = untagged(MessageType::Terminate, 0, Queue::Terminate, Msn::FIRST);
-        if !put_whole(out, &header, body.get(..len).unwrap_or_default()) {
+        let header = self.untagged(MessageType::Terminate, 0, Queue::Terminate, Msn::FIRST);
+        if !self.put_whole(out, &header, body.get(..len).unwrap_or_default()) {
             return Pulled::Nothing;
         }
         shared.terminates.sent.count(&terminate);
@@ -414,21 +416,22 @@ impl QueuePair {
         self.tx.finished = true;
         Pulled::Ulpdu
     }
-}
 
-/// The header of an untagged message of one segment.
-fn untagged(message: MessageType, word: u32, queue: Queue, msn: Msn) -> Untagged {
-    Untagged { last: true, control: Control { message }.byte(), word, queue: queue.number(), msn, mo: 0 }
-}
-
-/// Writes a message of one segment; returns whether it fits.
-fn put_whole(out: &mut UlpduWriter<'_, '_>, header: &Untagged, body: &[u8]) -> bool {
-    let fits = out.room() >= UNTAGGED_BYTES + body.len();
-    if fits {
-        out.put(&header.to_bytes());
-        out.put(body);
+    /// The header of an untagged message of one segment.
+    fn untagged(&self, message: MessageType, word: u32, queue: Queue, msn: Msn) -> Untagged {
+        let control = Control { message }.byte(self.versions);
+        Untagged { last: true, control, word, queue: queue.number(), msn, mo: 0 }
     }
-    fits
+
+    /// Writes a message of one segment; returns whether it fits.
+    fn put_whole(&self, out: &mut UlpduWriter<'_, '_>, header: &Untagged, body: &[u8]) -> bool {
+        let fits = out.room() >= UNTAGGED_BYTES + body.len();
+        if fits {
+            out.put(&header.to_bytes(self.versions));
+            out.put(body);
+        }
+        fits
+    }
 }
 
 /// Number of the message's `rest` bytes to put into the current TCP segment; `None` when the message should continue

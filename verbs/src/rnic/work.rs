@@ -183,6 +183,17 @@ impl Operation {
         matches!(self, Self::LocalInvalidate { .. } | Self::BindWindow { .. } | Self::FastRegister { .. })
     }
 
+    /// Whether it needs RFC 7306, which extends RDMAP version 1.
+    pub(crate) const fn is_extension(&self) -> bool {
+        matches!(
+            self,
+            Self::Immediate { .. }
+                | Self::WriteImmediate { .. }
+                | Self::FetchAdd { .. }
+                | Self::CompareSwap { .. }
+        )
+    }
+
     /// Whether the peer answers it, so that it counts against ORD.
     pub(crate) const fn is_answered(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::FetchAdd { .. } | Self::CompareSwap { .. })

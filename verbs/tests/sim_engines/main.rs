@@ -7,4 +7,5 @@ mod hostile;
 mod mixed;
 mod placement;
 mod refusals;
+mod streaming;
 mod talk;

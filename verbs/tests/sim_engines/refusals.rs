@@ -11,14 +11,16 @@ use xwarp_tcp::{
     wire::{Flags, Inbound, Segment, parse},
 };
 use xwarp_verbs::{
-    CloseReason, MpaConfig, QpId, RequestRevision,
+    CloseReason, MpaConfig, Operation, Payload, QpId, RequestRevision, SendFlags, TcpConfig, Versions,
+    WorkRequest,
     engine::{ConnectParams, EngineConfig},
     rnic::{CmEvent, QpAttributes},
     sim::{Faults, Node, SimLink, Station, Wire, WireConfig, path, run},
 };
 
 const PORT: u16 = 7;
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limits of the initiator: enough for many retransmissions.
+const PATIENCE: Duration = Duration::from_secs(120);
 const CRC: u8 = 0x40;
 const REJECTED: u8 = 0x20;
 const MARKERS: u8 = 0x80;
@@ -51,6 +53,8 @@ struct OldPeer {
     talks: Vec<Talk>,
     /// Flags and revision of the request of each connection.
     requests: Vec<(u8, u8)>,
+    /// All payloads.
+    heard: Vec<Vec<u8>>,
 }
 
 impl OldPeer {
@@ -70,6 +74,7 @@ impl OldPeer {
         let frame = if flags.syn {
             talk.raw.syn()
         } else if !payload.is_empty() {
+            self.heard.push(payload.to_vec());
             if talk.raw.received as usize == payload.len() && talk.said == 0 {
                 self.requests.push((payload[16], payload[17]));
             }
@@ -131,10 +136,10 @@ impl World {
     fn new(seed: u64, loss: f64, answer: fn(&[u8]) -> Answer) -> Self {
         let faults = Faults { loss, delay: Duration::from_micros(50), ..Faults::default() };
         let (wire, near, far) = Wire::new(WireConfig { seed, faults: [faults; 2], ..WireConfig::default() });
-        // Time for many retransmissions.
         let mpa = MpaConfig { startup_timeout: PATIENCE, ..MpaConfig::default() };
-        let near = Station::new(near, EngineConfig { mpa, ..EngineConfig::default() });
-        let peer = OldPeer { link: far, answer, talks: Vec::new(), requests: Vec::new() };
+        let tcp = TcpConfig { user_timeout: PATIENCE, ..TcpConfig::default() };
+        let near = Station::new(near, EngineConfig { mpa, tcp, ..EngineConfig::default() });
+        let peer = OldPeer { link: far, answer, talks: Vec::new(), requests: Vec::new(), heard: Vec::new() };
         Self { wire, now: Instant::ZERO, near, peer, next_port: 40_000 }
     }
 
@@ -202,7 +207,7 @@ fn sim_rfc6581_s10_a_peer_of_revision_one_gets_another_request_and_is_remembered
         (refuses_both, &[with, one, (CRC, 1)]),
     ];
     for (answer, expected) in peers {
-        for (seed, loss) in [(0, 0.0), (1, 0.2), (2, 0.2), (3, 0.2), (4, 0.2)] {
+        for (seed, loss) in [(0, 0.0), (1, 0.1), (2, 0.1), (3, 0.1), (4, 0.1)] {
             let mut world = World::new(seed, loss, answer);
             let (qp, event, requests) = world.connect(None);
             assert!(matches!(event, CmEvent::Established { qp: of, .. } if of == qp), "{seed}: {event:?}");
@@ -211,7 +216,8 @@ fn sim_rfc6581_s10_a_peer_of_revision_one_gets_another_request_and_is_remembered
             assert!(matches!(event, CmEvent::Established { .. }), "{seed}: {event:?}");
             assert_eq!(requests, expected[expected.len() - 1..], "{seed}: remembered");
             world.pass(Duration::from_secs(600));
-            let (.., requests) = world.connect(None);
+            let (_, event, requests) = world.connect(None);
+            assert!(matches!(event, CmEvent::Established { .. }), "{seed}: {event:?}");
             assert_eq!(requests, expected, "{seed}: asked again after the lifetime");
         }
     }
@@ -272,5 +278,34 @@ fn sim_rubbish_in_answer_to_revision_one_is_final_and_not_remembered() {
         let reason = CloseReason::Startup(MpaError::InvalidKey);
         assert_eq!(event, CmEvent::ConnectError { qp, reason });
         assert_eq!(requests, [(MARKERS | CRC | ENHANCED, 2), (MARKERS | CRC, 1)]);
+    }
+}
+
+/// RFC 5044 appendix C.2.5: the RDMAC RNIC answers every request with revision 0, M and C.
+#[test]
+fn sim_rfc5044_c2_5_a_permissive_initiator_meets_an_rdmac_rnic() {
+    fn rdmac(_: &[u8]) -> Answer {
+        reply(MARKERS | CRC, 0)
+    }
+    for (permissive, requests) in [(false, 1), (true, 2)] {
+        let mut world = World::new(0, 0.0, rdmac);
+        let (qp, event, seen) = world.connect(Some(MpaConfig { permissive, ..MpaConfig::default() }));
+        assert_eq!(seen.len(), requests);
+        if !permissive {
+            let reason = CloseReason::Startup(MpaError::UnsupportedRevision(0));
+            assert_eq!(event, CmEvent::ConnectError { qp, reason });
+            continue;
+        }
+        assert!(matches!(event, CmEvent::Established { .. }), "{event:?}");
+        let versions = world.near.engine.query_qp(qp).unwrap().versions;
+        assert_eq!(versions, Versions::Rdmac);
+        world.peer.heard.clear();
+        let operation = Operation::Send { invalidate: None };
+        let flags = SendFlags::SIGNALED;
+        let send = WorkRequest { wr_id: 1, operation, payload: Payload::Inline(b"hi"), flags };
+        world.near.engine.post_send(qp, &send).unwrap();
+        world.pass(Duration::from_secs(1));
+        let fpdu = &world.peer.heard[0];
+        assert_eq!(fpdu[..8], [0, 0, 0, 0, 0, 20, 0x40, 0x03], "marker, length, version 0 of DDP and RDMAP");
     }
 }

@@ -30,6 +30,21 @@ pub enum EventKind {
     RouteResolved,
     /// A listener: a peer asks for a connection.
     ConnectRequest(IncomingRequest),
+    /// An initiator whose [`MpaConfig::streaming`](crate::MpaConfig::streaming) is set: bytes can be exchanged
+    /// ([`CmId::stream_send`], [`CmId::stream_recv`]) until [`CmId::begin_mpa`].
+    Streaming,
+    /// The same at a listener, for a peer that has connected. [`EventKind::MpaRequest`] follows
+    /// [`CmId::begin_mpa`].
+    StreamRequest(IncomingRequest),
+    /// Streaming bytes of the peer can be taken. Reported again only after all were taken.
+    StreamReadable,
+    /// A responder that has begun MPA: the peer has, too. Answer with [`CmId::accept`] or [`CmId::reject`].
+    MpaRequest {
+        /// Private data of the initiator's application; untrusted.
+        private_data: Vec<u8>,
+        /// The peer's own IRD and ORD, as far as it sent them.
+        depths: PeerDepths,
+    },
     /// The peer gave up before [`CmId::accept`] or [`CmId::reject`].
     RequestGone,
     /// The queue pair is ready to send.
@@ -87,7 +102,8 @@ pub struct IncomingRequest {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Event {
-    /// The identifier ([`CmId::key`]). For [`EventKind::ConnectRequest`] it is the listener.
+    /// The identifier ([`CmId::key`]). For [`EventKind::ConnectRequest`] and [`EventKind::StreamRequest`] it is the
+    /// listener.
     pub id: CmKey,
     /// The change.
     pub kind: EventKind,
@@ -104,6 +120,8 @@ pub(crate) enum Queued {
         depths: PeerDepths,
         local: SocketAddr,
         peer: SocketAddr,
+        /// The connection carries streaming data; MPA has not begun.
+        streaming: bool,
     },
 }
 
@@ -258,11 +276,16 @@ impl EventChannel {
         loop {
             match self.0.pop()? {
                 Queued::Plain(event) => return Some(event),
-                Queued::Request { listener, device, key, private_data, depths, local, peer } => {
+                Queued::Request { listener, device, key, private_data, depths, local, peer, streaming } => {
                     let Some(device) = device.upgrade() else { continue };
                     let id = CmId::adopt(device, self, key);
                     let request = IncomingRequest { id, private_data, depths, local, peer };
-                    return Some(Event { id: listener, kind: EventKind::ConnectRequest(request) });
+                    let kind = if streaming {
+                        EventKind::StreamRequest(request)
+                    } else {
+                        EventKind::ConnectRequest(request)
+                    };
+                    return Some(Event { id: listener, kind });
                 }
             }
         }

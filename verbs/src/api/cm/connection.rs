@@ -192,7 +192,12 @@ fn step(
         EventKind::ConnectError(reason) | EventKind::Closed(reason) => return Err(reason.into()),
         EventKind::RequestGone => return Err(ConnectionError::RequestGone),
         EventKind::DeviceFailed => return Err(CmError::DeviceFailed.into()),
-        EventKind::ConnectRequest(_) | EventKind::Disconnected => {}
+        EventKind::ConnectRequest(_)
+        | EventKind::StreamRequest(_)
+        | EventKind::Streaming
+        | EventKind::StreamReadable
+        | EventKind::MpaRequest { .. }
+        | EventKind::Disconnected => {}
     }
     Ok(None)
 }

@@ -26,6 +26,7 @@ use crate::{
     },
     engine::ConnectParams,
     interface::{PortReservation, Route, RouteError},
+    rnic::StreamId,
 };
 
 /// How long one request to the resolver may take: a device that is being closed waits for it.
@@ -317,6 +318,47 @@ impl CmId {
         )
     }
 
+    /// Queues streaming bytes before MPA; returns the number of bytes taken, which is less than all when 64 KiB wait to
+    /// be sent. Possible from [`EventKind::Streaming`] or [`EventKind::StreamRequest`] on.
+    pub fn stream_send(&self, bytes: &[u8]) -> Result<usize, CmError> {
+        self.stream("stream_send", |state, _, stream| Ok(state.engine.stream_send(stream, bytes)?))
+    }
+
+    /// Takes streaming bytes of the peer into `out`, without blocking; returns their number.
+    /// [`EventKind::StreamReadable`] reports more bytes, after all were taken. An initiator or responder
+    /// should look for bytes when the connection is reported, too.
+    pub fn stream_recv(&self, out: &mut [u8]) -> Result<usize, CmError> {
+        self.stream("stream_recv", |State { engine, link, .. }, _, stream| {
+            Ok(engine.stream_recv(&mut **link, stream, out)?)
+        })
+    }
+
+    /// Begins MPA on a connection with streaming data (RFC 5044 section 7.1.3): behind all bytes that
+    /// [`stream_send`](Self::stream_send) took, then `last`, in our direction, and behind all bytes that
+    /// [`stream_recv`](Self::stream_recv) returned in the peer's. The responder calls this with its last streaming bytes,
+    /// and the initiator when it has received them. [`EventKind::MpaRequest`] or [`EventKind::Established`] follows.
+    pub fn begin_mpa(&self, last: &[u8]) -> Result<(), CmError> {
+        self.stream("begin_mpa", |State { engine, link, .. }, now, stream| {
+            Ok(engine.begin_mpa(now, &mut **link, stream, last)?)
+        })
+    }
+
+    fn stream<R>(
+        &self,
+        call: &'static str,
+        f: impl FnOnce(&mut State, Instant, StreamId) -> Result<R, CmError>,
+    ) -> Result<R, CmError> {
+        let streams = |p: &Phase| matches!(p, Phase::Streaming(_) | Phase::Connecting(_));
+        self.step(call, streams, |state, now| {
+            let stream = match state.cm.entries.get(&self.key).map(|entry| &entry.phase) {
+                Some(Phase::Streaming(request)) => StreamId::Request(*request),
+                Some(Phase::Connecting(qp)) => StreamId::Qp(*qp),
+                _ => return Err(CmError::Phase { call, phase: "gone" }),
+            };
+            f(state, now, stream)
+        })
+    }
+
     /// TCP's numbers of the identifier's connection, as [`QueuePair::tcp_info`]. `None` before there is a queue pair and
     /// after the connection.
     pub fn tcp_info(&self) -> Option<TcpInfo> {
@@ -383,12 +425,15 @@ impl Drop for CmId {
                 Phase::Listening(listener) => {
                     engine.unlisten(&mut **link, listener);
                     for key in unseen {
-                        if let Some(Entry { phase: Phase::Requested(request), .. }) = cm.remove(key) {
-                            drop(engine.reject(now, request, &[]));
+                        match cm.remove(key).map(|entry| entry.phase) {
+                            Some(Phase::Requested(request)) => drop(engine.reject(now, request, &[])),
+                            Some(Phase::Streaming(request)) => drop(engine.abandon(request)),
+                            _ => {}
                         }
                     }
                 }
                 Phase::Requested(request) => drop(engine.reject(now, request, &[])),
+                Phase::Streaming(request) => drop(engine.abandon(request)),
                 _ => {}
             }
         });

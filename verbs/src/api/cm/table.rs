@@ -21,7 +21,7 @@ use super::{
 use crate::{
     api::{device::DeviceInner, shared::State},
     interface::{PortReservation, Route},
-    rnic::{self, CmEvent, QpId, RequestId},
+    rnic::{self, CmEvent, PeerDepths, QpId, RequestId, StreamId},
 };
 
 /// The name of an identifier, in events: never used twice in the life of a device.
@@ -41,6 +41,8 @@ pub(super) enum Phase {
     AddressResolved(Route),
     RouteResolved(Route),
     Listening(ListenerId),
+    /// A responder's connection that carries streaming data.
+    Streaming(RequestId),
     Requested(RequestId),
     Connecting(QpId),
     Connected(QpId),
@@ -57,6 +59,7 @@ impl Phase {
             Self::AddressResolved(_) => "resolved, without its route",
             Self::RouteResolved(_) => "resolved",
             Self::Listening(_) => "listening",
+            Self::Streaming(_) => "exchanging streaming data",
             Self::Requested(_) => "waiting to be accepted",
             Self::Connecting(_) => "connecting",
             Self::Connected(_) => "connected",
@@ -219,7 +222,7 @@ impl CmTable {
         let entry = self.entries.remove(&key)?;
         match entry.phase {
             Phase::Listening(listener) => drop(self.by_listener.remove(&listener)),
-            Phase::Requested(request) => self.answered(request),
+            Phase::Requested(request) | Phase::Streaming(request) => self.answered(request),
             _ => {}
         }
         if let Some(qp) = qp {
@@ -281,13 +284,14 @@ impl CmTable {
         &mut self,
         listener: ListenerId,
         request: RequestId,
+        phase: Phase,
         local: SocketAddr,
         peer: SocketAddr,
     ) -> Option<(CmKey, CmKey)> {
         let listening = *self.by_listener.get(&listener)?;
         let parent = self.entries.get(&listening)?;
         let entry = Entry {
-            phase: Phase::Requested(request),
+            phase,
             local: Some(local),
             peer: Some(peer),
             port: parent.port.clone(),
@@ -299,12 +303,40 @@ impl CmTable {
         Some((listening, key))
     }
 
+    /// Makes an identifier for a peer's connection and reports it to the listener: with the peer's depths if MPA was
+    /// requested, without while the connection carries streaming data. `None` when the listener is gone.
+    fn announce(
+        &mut self,
+        listener: ListenerId,
+        request: RequestId,
+        phase: Phase,
+        [local, peer]: [SocketAddr; 2],
+        private_data: Vec<u8>,
+        depths: Option<PeerDepths>,
+    ) -> Option<()> {
+        let (listener, key) = self.requested(listener, request, phase, local, peer)?;
+        let device = Weak::clone(&self.device);
+        let streaming = depths.is_none();
+        let depths = depths.unwrap_or_default();
+        let event = Queued::Request { listener, device, key, private_data, depths, local, peer, streaming };
+        self.entries.get(&key)?.channel.push(event);
+        Some(())
+    }
+
+    /// Reports an event of the connection of `qp`.
+    fn tell_owner(&self, qp: QpId, kind: EventKind) {
+        if let Some(&key) = self.by_qp.get(&qp) {
+            self.tell(key, kind);
+        }
+    }
+
     /// Reports that a request is gone, or removes all that is kept of it when the application has not seen it: the
     /// requests that come and go at a listener that is not polled leave nothing behind.
     fn request_gone(&mut self, request: RequestId) {
         let Some(key) = self.by_request.remove(&request) else { return };
         let Some(entry) = self.entries.get_mut(&key) else { return };
         if entry.channel.withdraw_request(key) {
+            entry.channel.forget(key);
             self.entries.remove(&key);
         } else {
             entry.phase = Phase::Disconnected(None);
@@ -328,24 +360,45 @@ impl State {
         log(&event);
         let cm = &mut self.cm;
         match event {
-            CmEvent::ConnectRequest { request, listener, local, remote, private_data, peer: depths } => {
-                let Some((listening, key)) = cm.requested(listener, request, local, remote) else {
-                    // The listener is gone: nobody will answer.
-                    let _ = self.engine.reject(now, request, &[]);
-                    return;
-                };
-                let device = Weak::clone(&cm.device);
-                let Some(entry) = cm.entries.get(&key) else { return };
-                let peer = remote;
-                entry.channel.push(Queued::Request {
-                    listener: listening,
-                    device,
-                    key,
-                    private_data,
-                    depths,
-                    local,
-                    peer,
+            CmEvent::Streaming { stream: StreamId::Request(request), listener, local, remote } => {
+                let accepted = listener.and_then(|listener| {
+                    cm.announce(
+                        listener,
+                        request,
+                        Phase::Streaming(request),
+                        [local, remote],
+                        Vec::new(),
+                        None,
+                    )
                 });
+                if accepted.is_none() {
+                    let _ = self.engine.abandon(request);
+                }
+            }
+            CmEvent::Streaming { stream: StreamId::Qp(qp), .. } => cm.tell_owner(qp, EventKind::Streaming),
+            CmEvent::StreamReadable { stream: StreamId::Qp(qp) } => {
+                cm.tell_owner(qp, EventKind::StreamReadable)
+            }
+            CmEvent::StreamReadable { stream: StreamId::Request(request) } => {
+                if let Some(&key) = cm.by_request.get(&request) {
+                    cm.tell(key, EventKind::StreamReadable);
+                }
+            }
+            CmEvent::ConnectRequest { request, listener, local, remote, private_data, peer: depths } => {
+                let phase = Phase::Requested(request);
+                if let Some(&key) = cm.by_request.get(&request) {
+                    if let Some(entry) = cm.entries.get_mut(&key) {
+                        entry.phase = phase;
+                    }
+                    cm.tell(key, EventKind::MpaRequest { private_data, depths });
+                } else {
+                    let ends = [local, remote];
+                    let accepted = cm.announce(listener, request, phase, ends, private_data, Some(depths));
+                    if accepted.is_none() {
+                        // The listener is gone: nobody will answer.
+                        let _ = self.engine.reject(now, request, &[]);
+                    }
+                }
             }
             CmEvent::RequestGone { request } => {
                 cm.request_gone(request);
@@ -378,6 +431,10 @@ fn log(event: &CmEvent) {
         CmEvent::ConnectRequest { local, remote, peer, .. } => {
             tracing::debug!(%local, %remote, ird = ?peer.ird, ord = ?peer.ord, "connection request");
         }
+        CmEvent::Streaming { local, remote, .. } => {
+            tracing::debug!(%local, %remote, "connection carries streaming data");
+        }
+        CmEvent::StreamReadable { .. } => {}
         CmEvent::RequestGone { .. } => tracing::debug!("connection request gone before it was answered"),
         CmEvent::Established { qp, ird, ord, .. } => {
             tracing::debug!(qp = qp.number(), ird, ord, "queue pair ready to send");
@@ -483,6 +540,19 @@ mod tests {
             !device.wait(&channel, Some(Duration::ZERO)).unwrap(),
             "the descriptor is readable for no event"
         );
+
+        let stream = |index| StreamId::Request(request(index));
+        let ends = [(sim::ipv4(1), 7).into(), (sim::ipv4(2), 8).into()];
+        let streaming = |index| {
+            let [local, remote] = ends;
+            [
+                CmEvent::Streaming { stream: stream(index), listener: Some(LISTENER), local, remote },
+                CmEvent::StreamReadable { stream: stream(index) },
+                gone(index),
+            ]
+        };
+        dispatch(&device, (0..REQUESTS).flat_map(streaming));
+        assert_eq!(sizes(&device, &channel), before);
 
         // A request that the application has seen is reported when it goes, and only that one.
         dispatch(&device, [asked(1), asked(2)]);

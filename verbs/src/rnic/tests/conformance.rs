@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::{
-    ddp::{DdpError, Header, Msn, Tagged, Untagged},
+    ddp::{DdpError, Header, Msn, Tagged, Untagged, Versions},
     rdmap::{AtomicOperation, AtomicRequest, LAYER_LLP, RdmapError, ReadRequest, StreamError},
 };
 
@@ -12,11 +12,11 @@ fn untagged(control: u8, queue: u32, msn: u32, mo: u32, last: bool) -> Untagged 
 }
 
 fn segment(header: Untagged, payload: &[u8]) -> Vec<u8> {
-    [&header.to_bytes()[..], payload].concat()
+    [&header.to_bytes(Versions::Ietf)[..], payload].concat()
 }
 
 fn tagged(control: u8, stag: STag, to: u64, payload: &[u8]) -> Vec<u8> {
-    [&Tagged { last: true, control, stag, to }.to_bytes()[..], payload].concat()
+    [&Tagged { last: true, control, stag, to }.to_bytes(Versions::Ietf)[..], payload].concat()
 }
 
 fn read_request(msn: u32, request: &ReadRequest) -> Vec<u8> {
@@ -408,7 +408,7 @@ const SIW_SEGMENT: &str = "01430000000000000000000000010000059000";
 
 #[test]
 fn messages_of_soft_iwarp_are_read_as_what_they_are() {
-    let read = |text| Header::parse(&hex(text)).unwrap();
+    let read = |text| Header::parse(&hex(text), Versions::Ietf).unwrap();
     assert_eq!(read(SIW_SEND), Header::Untagged(untagged(0x43, 0, 1, 0, true)));
     assert_eq!(read(SIW_READ_REQUEST), Header::Untagged(untagged(0x41, 1, 1, 0, true)));
     assert_eq!(read(SIW_SEGMENT), Header::Untagged(untagged(0x43, 0, 1, 1424, false)));

@@ -3,16 +3,16 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::ddp::{Header, Msn, Tagged, Untagged};
+use crate::ddp::{Header, Msn, Tagged, Untagged, Versions};
 
 /// A segment of a Send.
 pub(super) fn send_segment(msn: u32, mo: u32, last: bool, payload: &[u8]) -> Vec<u8> {
     let header = Untagged { last, control: 0x43, word: 0, queue: 0, msn: Msn::new(msn), mo };
-    [&header.to_bytes()[..], payload].concat()
+    [&header.to_bytes(Versions::Ietf)[..], payload].concat()
 }
 
 fn write_segment(stag: STag, to: u64, last: bool, payload: &[u8]) -> Vec<u8> {
-    [&Tagged { last, control: 0x40, stag, to }.to_bytes()[..], payload].concat()
+    [&Tagged { last, control: 0x40, stag, to }.to_bytes(Versions::Ietf)[..], payload].concat()
 }
 
 /// Takes `ulpdus` with the first `missing` lost at first: the others are placed early, then all are
@@ -247,7 +247,7 @@ fn a_send_that_has_begun_does_not_end_as_immediate_data() {
     pair.b.receive(1, &[whole(sink, 30)]);
     pair.b.take(&send_segment(1, 0, false, &[1; 10])).unwrap();
     let header = Untagged { last: true, control: 0x48, word: 0, queue: 0, msn: Msn::new(1), mo: 0 };
-    let immediate = [&header.to_bytes()[..], &[5; 8]].concat();
+    let immediate = [&header.to_bytes(Versions::Ietf)[..], &[5; 8]].concat();
     assert_eq!(pair.b.take(&immediate), Err(Refusal::Stop));
     assert_eq!(pair.b.outcomes(), [(1, WcStatus::Flushed)]);
 }
@@ -334,7 +334,7 @@ proptest! {
         prop_assert_eq!(&bytes(&to)[..len], &bytes(&from)[..len]);
         prop_assert_eq!(pair.b.poll()[0].byte_len as usize, len);
         // The header of the last segment alone has L set.
-        let lasts = ulpdus.iter().filter(|u| matches!(Header::parse(u), Ok(h) if h.last())).count();
+        let lasts = ulpdus.iter().filter(|u| matches!(Header::parse(u, Versions::Ietf), Ok(h) if h.last())).count();
         prop_assert_eq!(lasts, 1);
     }
 }

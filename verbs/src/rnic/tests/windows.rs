@@ -5,7 +5,7 @@ use xwarp_tcp::ulp::CloseReason;
 
 use super::*;
 use crate::{
-    ddp::{DdpError, Tagged},
+    ddp::{DdpError, Tagged, Versions},
     rdmap::{RdmapError, StreamError},
 };
 
@@ -576,7 +576,7 @@ fn immediate_data_waits_for_a_receive_behind_its_write() {
 
 /// A Write of one segment.
 fn segment_to(key: STag, to: u64, payload: &[u8]) -> Vec<u8> {
-    [&Tagged { last: true, control: 0x40, stag: key, to }.to_bytes()[..], payload].concat()
+    [&Tagged { last: true, control: 0x40, stag: key, to }.to_bytes(Versions::Ietf)[..], payload].concat()
 }
 
 proptest! {

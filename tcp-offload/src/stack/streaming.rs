@@ -1,0 +1,66 @@
+//! Streaming data before MPA (RFC 5044 sections 7.1.3 and 7.1.5), on connections whose
+//! [`MpaConfig::streaming`](crate::mpa::MpaConfig::streaming) asks for it.
+
+use super::{AcceptError, Stack};
+use crate::{
+    link::Link,
+    tcp::State,
+    time::Instant,
+    ulp::{ConnId, Ulp},
+};
+
+impl<U: Ulp> Stack<U> {
+    /// Queues streaming bytes; returns the number of bytes taken, which is less than all when 64 KiB wait to be sent.
+    pub fn stream_send(&mut self, conn: ConnId, bytes: &[u8]) -> Result<usize, AcceptError> {
+        let slot = self.slot(conn).ok_or(AcceptError::NotWaiting)?;
+        let taken = slot.mpa.stream_send(bytes)?;
+        self.make_ready(conn.index);
+        Ok(taken)
+    }
+
+    /// Takes streaming bytes of the peer into `out`; returns their number. What is not taken when MPA begins belongs to
+    /// MPA.
+    pub fn stream_recv(
+        &mut self,
+        link: &mut dyn Link,
+        conn: ConnId,
+        out: &mut [u8],
+    ) -> Result<usize, AcceptError> {
+        let slot = self.slot(conn).ok_or(AcceptError::NotWaiting)?;
+        let taken = slot.mpa.stream_recv(link, out)?;
+        let held = slot.mpa.held_bytes();
+        let before = std::mem::replace(&mut slot.held, held);
+        self.held = self.held + held - before;
+        Ok(taken)
+    }
+
+    /// Begins MPA behind the streaming bytes that were sent and taken; `last` is sent before. The responder should call
+    /// this together with its last streaming bytes, the initiator when it has received them. The events of an MPA
+    /// start-up follow.
+    pub fn begin_mpa(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        conn: ConnId,
+        last: &[u8],
+        ulp: &mut U,
+    ) -> Result<(), AcceptError> {
+        let slot = self.slot(conn).ok_or(AcceptError::NotWaiting)?;
+        let path = *slot.tcp.path();
+        slot.mpa.begin_mpa(now, ulp, conn, &path, link, last)?;
+        self.after_change(now, link, conn.index, None, ulp);
+        Ok(())
+    }
+
+    /// Reports connection `index` when its TCP is established and it carries streaming data.
+    pub(super) fn report_streaming(&mut self, now: Instant, index: u32, ulp: &mut U) {
+        if let Some(slot) = self.slots.get_mut(index as usize)
+            && slot.tcp.state() == State::Established
+            && slot.mpa.awaits_report()
+        {
+            let conn = ConnId { index, generation: slot.generation };
+            let path = *slot.tcp.path();
+            slot.mpa.report_streaming(now, ulp, conn, &path);
+        }
+    }
+}
