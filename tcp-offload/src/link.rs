@@ -190,6 +190,7 @@ impl<'a> FrameWriter<'a> {
 
     /// The next contiguous memory, at most `max` bytes of it; the position moves behind it. Shorter
     /// than `max` at a chunk's end, and empty only when `max` is 0 or no room is left.
+    #[inline]
     pub fn space(&mut self, max: usize) -> &mut [u8] {
         let max = max.min(self.room());
         while max > 0 && self.chunks.get(self.chunk).is_some_and(|c| self.at == c.len()) {
@@ -205,6 +206,7 @@ impl<'a> FrameWriter<'a> {
     }
 
     /// Writes as many of `bytes` as fit; returns their number.
+    #[inline]
     pub fn put(&mut self, mut bytes: &[u8]) -> usize {
         let total = bytes.len();
         while !bytes.is_empty() {
@@ -217,6 +219,21 @@ impl<'a> FrameWriter<'a> {
             bytes = later;
         }
         total - bytes.len()
+    }
+
+    /// As [`Self::put`], for a field of a few bytes, which lies in one chunk but for rare cases.
+    #[inline]
+    pub fn put_field<const N: usize>(&mut self, field: [u8; N]) -> usize {
+        let space = self.chunks.get_mut(self.chunk).and_then(|chunk| chunk.get_mut(self.at..));
+        if self.limit - self.position >= N
+            && let Some(to) = space.and_then(|space| space.first_chunk_mut())
+        {
+            *to = field;
+            self.at += N;
+            self.position += N;
+            return N;
+        }
+        self.put(&field)
     }
 
     /// Moves on by `n` bytes without writing them, to be [patched](Self::patch) later.
@@ -252,9 +269,32 @@ impl<'a> FrameWriter<'a> {
         }
     }
 
-    /// The bytes `start..end` of the frame, chunk by chunk.
-    pub fn pieces(&self, start: usize, end: usize) -> Pieces<'_> {
-        part(self.chunks.iter().map(|chunk| &**chunk), start, end.saturating_sub(start))
+    /// The first `len` bytes of the frame, which must lie in its first chunk as headers do; fewer when that is shorter.
+    pub fn front(&mut self, len: usize) -> &mut [u8] {
+        let Some(chunk) = self.chunks.first_mut() else { return &mut [] };
+        let len = len.min(chunk.len());
+        chunk.get_mut(..len).unwrap_or_default()
+    }
+
+    /// Passes the bytes `start..end` of the frame to `f`, chunk by chunk.
+    #[inline]
+    pub fn for_each(&self, start: usize, end: usize, mut f: impl FnMut(&[u8])) {
+        let (mut skip, mut want) = (start, end.saturating_sub(start));
+        for chunk in &self.chunks {
+            let Some(rest) = chunk.get(skip..) else {
+                skip -= chunk.len();
+                continue;
+            };
+            skip = 0;
+            let piece = rest.get(..want).unwrap_or(rest);
+            if !piece.is_empty() {
+                f(piece);
+            }
+            want -= piece.len();
+            if want == 0 {
+                break;
+            }
+        }
     }
 }
 

@@ -24,17 +24,30 @@ impl Instant {
         self.0
     }
 
+    /// The instant `ns` nanoseconds later.
+    #[must_use]
+    pub const fn after_nanos(self, ns: u64) -> Self {
+        Self(self.0.saturating_add(ns))
+    }
+
     /// The time from `earlier` to `self`, zero when `earlier` is later.
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
+/// `duration` in nanoseconds, at most 2^64 - 1 (584 years).
+#[inline]
+pub const fn nanos(duration: Duration) -> u64 {
+    duration.as_secs().saturating_mul(1_000_000_000).saturating_add(duration.subsec_nanos() as u64)
+}
+
 impl Add<Duration> for Instant {
     type Output = Self;
 
+    #[inline]
     fn add(self, rhs: Duration) -> Self {
-        Self(self.0.saturating_add(u64::try_from(rhs.as_nanos()).unwrap_or(u64::MAX)))
+        self.after_nanos(nanos(rhs))
     }
 }
 
@@ -48,6 +61,6 @@ impl Sub<Duration> for Instant {
     type Output = Self;
 
     fn sub(self, rhs: Duration) -> Self {
-        Self(self.0.saturating_sub(u64::try_from(rhs.as_nanos()).unwrap_or(u64::MAX)))
+        Self(self.0.saturating_sub(nanos(rhs)))
     }
 }

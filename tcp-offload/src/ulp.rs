@@ -4,8 +4,11 @@
 //! complete and its CRC is right, also beyond a gap; it is delivered once, in order.
 
 use crate::{
-    link::{FrameWriter, Pieces},
-    mpa::{MpaError, Rtr, layout::Layout},
+    link::FrameWriter,
+    mpa::{
+        MpaError, Rtr,
+        layout::{BETWEEN_MARKERS, Layout, MARKER_BYTES},
+    },
     seq::StreamOffset,
     tcp::SoftError,
     wire::Path,
@@ -26,18 +29,28 @@ pub struct ConnId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerId(pub u64);
 
-/// A received ULPDU: the bytes between an FPDU's length field and its pad, markers already cut out.
-#[derive(Debug)]
+/// A received ULPDU: the bytes between an FPDU's length field and its pad. Markers between them are skipped by their
+/// position; the bytes are not copied.
+#[derive(Debug, Clone, Copy)]
 pub struct Ulpdu<'a> {
-    pieces: Pieces<'a>,
+    raw: &'a [&'a [u8]],
+    /// Position in `raw` of the first byte.
+    start: usize,
     len: usize,
+    /// Bytes of the ULPDU before its first marker; `usize::MAX` without markers.
+    to_marker: usize,
 }
 
 impl<'a> Ulpdu<'a> {
     /// The ULPDU whose bytes are `pieces`, in order.
-    pub fn new(pieces: Pieces<'a>) -> Self {
+    pub fn new(pieces: &'a [&'a [u8]]) -> Self {
         let len = pieces.iter().map(|p| p.len()).sum();
-        Self { pieces, len }
+        Self { raw: pieces, start: 0, len, to_marker: usize::MAX }
+    }
+
+    /// The ULPDU of `len` bytes from byte `start` of `raw` on, whose first marker comes after `to_marker` of its bytes.
+    pub(crate) fn between_markers(raw: &'a [&'a [u8]], start: usize, len: usize, to_marker: usize) -> Self {
+        Self { raw, start, len, to_marker }
     }
 
     /// Bytes of the whole ULPDU.
@@ -51,33 +64,50 @@ impl<'a> Ulpdu<'a> {
     }
 
     /// Copies the first bytes into `out`; returns their number.
+    #[inline]
     pub fn peek(&self, out: &mut [u8]) -> usize {
-        let mut done = 0;
-        for piece in &self.pieces {
-            let Some(to) = out.get_mut(done..) else { break };
-            let n = to.len().min(piece.len());
-            if let (Some(to), Some(from)) = (to.get_mut(..n), piece.get(..n)) {
-                to.copy_from_slice(from);
+        let most = self.len.min(out.len());
+        self.walk(0, most, |at, bytes| {
+            if let Some(to) = out.get_mut(at..at + bytes.len()) {
+                to.copy_from_slice(bytes);
             }
-            done += n;
-        }
-        done
+        });
+        most
     }
 
     /// Calls `f(offset, bytes)` for the bytes from `start` on, where `offset` counts from `start`.
-    pub fn for_each(&self, start: usize, mut f: impl FnMut(usize, &[u8])) {
-        let mut skip = start;
-        let mut offset = 0;
-        for piece in &self.pieces {
-            let Some(rest) = piece.get(skip..) else {
-                skip -= piece.len();
-                continue;
-            };
-            skip = 0;
-            if !rest.is_empty() {
-                f(offset, rest);
-                offset += rest.len();
+    #[inline]
+    pub fn for_each(&self, start: usize, f: impl FnMut(usize, &[u8])) {
+        self.walk(start, self.len.saturating_sub(start), f);
+    }
+
+    /// Calls `f(offset, bytes)` for the `len` bytes from `start` on, where `offset` counts from `start`.
+    #[inline]
+    fn walk(&self, start: usize, len: usize, mut f: impl FnMut(usize, &[u8])) {
+        // Position in the current piece of `raw`, which may lie beyond its end, and bytes before the next marker.
+        let (mut at, mut to_marker) = match start.checked_sub(self.to_marker) {
+            None => (self.start + start, self.to_marker - start),
+            Some(behind) => {
+                let markers = 1 + behind / BETWEEN_MARKERS;
+                (self.start + start + MARKER_BYTES * markers, BETWEEN_MARKERS - behind % BETWEEN_MARKERS)
             }
+        };
+        let mut done = 0;
+        for piece in self.raw {
+            while done < len
+                && let Some(rest) = piece.get(at..).filter(|rest| !rest.is_empty())
+            {
+                let n = rest.len().min(len - done).min(to_marker);
+                f(done, rest.get(..n).unwrap_or_default());
+                done += n;
+                at += n;
+                to_marker -= n;
+                if to_marker == 0 {
+                    at += MARKER_BYTES;
+                    to_marker = BETWEEN_MARKERS;
+                }
+            }
+            at = at.saturating_sub(piece.len());
         }
     }
 }
@@ -234,6 +264,10 @@ pub trait Ulp {
 
     /// Delivers the next ULPDU in order; it was placed before.
     fn deliver(&mut self, conn: ConnId, placed: Self::Placed) -> Result<(), Refusal>;
+
+    /// Whether [`Ulp::pull`] may return anything but [`Pulled::Nothing`]. After false, the upper layer calls
+    /// [`crate::stack::Stack::wake`] when it has something.
+    fn has_data(&self, conn: ConnId) -> bool;
 
     /// Writes the next ULPDU to send. Called only when window, frames and ring have room for it.
     fn pull(&mut self, conn: ConnId, out: &mut UlpduWriter<'_, '_>) -> Pulled;

@@ -38,6 +38,10 @@ fn pattern(offset: StreamOffset) -> u8 {
 struct Stream(StreamOffset);
 
 impl Source for Stream {
+    fn has_data(&self) -> bool {
+        true
+    }
+
     fn fill(&mut self, offset: StreamOffset, out: &mut FrameWriter<'_>) -> Filled {
         assert_eq!(offset, self.0);
         let len = (out.room() as u64).min(TOTAL - self.0);

@@ -7,8 +7,8 @@
 use std::arch::{
     asm,
     x86_64::{
-        _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64, _mm_cvtsi32_si128, _mm_cvtsi128_si64,
-        _mm_xor_si128,
+        _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u32, _mm_crc32_u64, _mm_cvtsi32_si128,
+        _mm_cvtsi128_si64, _mm_xor_si128,
     },
 };
 
@@ -77,6 +77,17 @@ pub(super) unsafe fn sum<const COPY: bool>(
             from = from.add(8);
             to = to.wrapping_add(8);
             len -= 8;
+        }
+        if len >= 4 {
+            let word: u32;
+            asm!("mov {w:e}, dword ptr [{f}]", w = out(reg) word, f = in(reg) from, options(nostack, preserves_flags));
+            sum = u64::from(_mm_crc32_u32(sum as u32, word));
+            if COPY {
+                to.cast::<[u8; 4]>().write(word.to_ne_bytes());
+            }
+            from = from.add(4);
+            to = to.wrapping_add(4);
+            len -= 4;
         }
         for at in 0..len {
             let byte = super::super::load_u8(from.add(at));

@@ -28,6 +28,7 @@ mod access;
 #[path = "x86_64.rs"]
 mod access;
 mod crc;
+pub(crate) mod sum;
 #[cfg(test)]
 mod tests;
 

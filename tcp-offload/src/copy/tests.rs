@@ -282,3 +282,14 @@ fn the_crc_of_a_racing_copy_is_that_of_the_private_side() {
         }
     });
 }
+
+#[test]
+fn sums_of_words_agree_on_all_lengths() {
+    let bytes: Vec<u8> = (0..4096u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let blocks = bytes.as_chunks::<{ sum::BLOCK }>().0;
+    for len in 0..=blocks.len() {
+        assert_eq!(sum::of_words(&blocks[..len]), sum::plain(&blocks[..len]));
+    }
+    let ones = [[0xff; sum::BLOCK]; 2048];
+    assert_eq!(sum::of_words(&ones), 0xffff_ffff * 8 * 2048, "the longest frame");
+}

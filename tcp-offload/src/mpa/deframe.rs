@@ -5,71 +5,76 @@ use super::{
     MpaError,
     layout::{CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES, MARKER_SPACING},
 };
-use crate::{copy, link::Pieces, seq::StreamOffset, ulp::Ulpdu};
+use crate::{copy, seq::StreamOffset, ulp::Ulpdu};
 
 /// Verifies the CRC (RFC 5044 section 4.4) of the FPDU whose range consists of `raw`. The CRC covers all bytes of the
 /// range except the CRC field itself, including the markers and the one right before the length field.
 pub(crate) fn verify_crc(raw: &[&[u8]]) -> Result<(), MpaError> {
+    if let [piece] = raw
+        && let Some((covered, field)) = piece.split_last_chunk::<CRC_BYTES>()
+    {
+        return compare_crc(copy::crc32c(0, covered), *field);
+    }
     let mut covered = raw.iter().map(|p| p.len()).sum::<usize>().saturating_sub(CRC_BYTES);
-    let mut sum = 0;
     let mut field = [0; CRC_BYTES];
-    let mut slots = field.iter_mut();
+    read_at(raw, covered, &mut field);
+    let mut sum = 0;
     for piece in raw {
-        let (data, rest) = piece.split_at(piece.len().min(covered));
+        let data = piece.get(..covered).unwrap_or(piece);
         covered -= data.len();
         sum = copy::crc32c(sum, data);
-        for (byte, slot) in rest.iter().zip(slots.by_ref()) {
-            *slot = *byte;
+    }
+    compare_crc(sum, field)
+}
+
+fn compare_crc(sum: u32, field: [u8; CRC_BYTES]) -> Result<(), MpaError> {
+    if sum == u32::from_le_bytes(field) { Ok(()) } else { Err(MpaError::Crc) }
+}
+
+/// Copies the bytes of `raw` from position `at` on into `out`; bytes beyond the end of `raw` stay as they are.
+#[inline]
+pub(crate) fn read_at(raw: &[&[u8]], mut at: usize, out: &mut [u8]) {
+    if let [piece] = raw
+        && let Some(bytes) = piece.get(at..at + out.len())
+    {
+        return out.copy_from_slice(bytes);
+    }
+    let mut done = 0;
+    for piece in raw {
+        let rest = piece.get(at..).unwrap_or_default();
+        at = at.saturating_sub(piece.len());
+        for (to, from) in out.iter_mut().skip(done).zip(rest) {
+            *to = *from;
+            done += 1;
         }
     }
-    if sum == u32::from_le_bytes(field) { Ok(()) } else { Err(MpaError::Crc) }
 }
 
 /// Extracts the ULPDU of `ulpdu` bytes from the FPDU whose range begins at `start` and consists of `raw`. Fails when
 /// one of its markers does not point to its length field (RFC 5044 section 4.3).
 pub(crate) fn cut<'a>(
     layout: &Layout,
-    raw: &[&'a [u8]],
+    raw: &'a [&'a [u8]],
     start: StreamOffset,
     ulpdu: usize,
 ) -> Result<Ulpdu<'a>, MpaError> {
     let header = layout.header(start);
     let data = header + LENGTH_BYTES as u64;
-    // One allocation at most: markers cut a long FPDU into more pieces than are stored inline.
-    let between_markers = if layout.markers { ulpdu / MARKER_SPACING as usize + 2 } else { 0 };
-    let mut pieces = Pieces::with_capacity(raw.len() + between_markers);
-    let mut left = ulpdu;
-    let mut at = start;
-    let mut marker = [0; MARKER_BYTES];
-    for piece in raw {
-        let mut rest = *piece;
-        while !rest.is_empty() {
-            let in_marker = layout.in_marker(at);
-            let most = match in_marker {
-                Some(done) => MARKER_BYTES - done,
-                None if at < data => (data - at) as usize,
-                None if left > 0 => left.min(layout.to_marker(at)),
-                None => layout.to_marker(at),
-            };
-            let (now, later) = rest.split_at(most.min(rest.len()));
-            if let Some(done) = in_marker {
-                for (slot, byte) in marker.iter_mut().skip(done).zip(now) {
-                    *slot = *byte;
-                }
-                if done + now.len() == MARKER_BYTES
-                    && pointer(marker) != (at - done as u64).saturating_sub(header) as u16
-                {
-                    return Err(MpaError::MarkerMismatch);
-                }
-            } else if at >= data && left > 0 {
-                pieces.push(now);
-                left -= now.len();
+    let skip = (data - start) as usize;
+    let to_marker = layout.to_marker(data);
+    if layout.markers {
+        let range = raw.iter().map(|p| p.len()).sum::<usize>();
+        let mut at = layout.to_marker(start);
+        while at + MARKER_BYTES <= range {
+            let mut marker = [0; MARKER_BYTES];
+            read_at(raw, at, &mut marker);
+            if pointer(marker) != (start + at as u64).saturating_sub(header) as u16 {
+                return Err(MpaError::MarkerMismatch);
             }
-            at += now.len() as u64;
-            rest = later;
+            at += MARKER_SPACING as usize;
         }
     }
-    Ok(Ulpdu::new(pieces))
+    Ok(Ulpdu::between_markers(raw, skip, ulpdu, to_marker))
 }
 
 /// FPDUPTR of a marker; its low two bits count as zero (RFC 5044 section 4.2).

@@ -9,6 +9,9 @@ pub(crate) const MARKER_SPACING: u64 = 512;
 /// Bytes of a marker: two reserved, two of FPDUPTR.
 pub(crate) const MARKER_BYTES: usize = 4;
 
+/// Bytes from the end of one marker to the start of the next.
+pub(crate) const BETWEEN_MARKERS: usize = MARKER_SPACING as usize - MARKER_BYTES;
+
 /// Bytes of the ULPDU Length field.
 pub(crate) const LENGTH_BYTES: usize = 2;
 
@@ -40,12 +43,6 @@ impl Layout {
     /// Whether a marker begins at `offset`.
     pub const fn at_marker(self, offset: StreamOffset) -> bool {
         self.markers && self.since_marker(offset) == 0
-    }
-
-    /// The number of bytes before `offset` of the marker that contains it, if one does.
-    pub const fn in_marker(self, offset: StreamOffset) -> Option<usize> {
-        let since = self.since_marker(offset) as usize;
-        if self.markers && since < MARKER_BYTES { Some(since) } else { None }
     }
 
     /// Bytes from `offset` to the next marker that begins at or after it; `usize::MAX` without markers.
@@ -88,8 +85,7 @@ impl Layout {
     pub const fn end(self, start: StreamOffset, ulpdu: usize) -> StreamOffset {
         let body = Self::body(ulpdu);
         let before = self.to_marker(start);
-        let between = MARKER_SPACING as usize - MARKER_BYTES;
-        let markers = if body > before { (body - before).div_ceil(between) } else { 0 };
+        let markers = if body > before { (body - before).div_ceil(BETWEEN_MARKERS) } else { 0 };
         start + (body + MARKER_BYTES * markers) as u64
     }
 

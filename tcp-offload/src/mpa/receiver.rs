@@ -6,13 +6,13 @@
 
 use super::{
     Counters, MpaError,
-    deframe::{cut, pointer},
+    deframe::{cut, pointer, read_at},
     hold::{Hold, Range, Ranges, StoreKey},
     layout::{LENGTH_BYTES, Layout, MARKER_SPACING},
     track::{Halt, Known, Track, Upper},
 };
 use crate::{
-    link::{Link, RxFrame, part, rx_pieces},
+    link::{Link, RxFrame, part},
     seq::StreamOffset,
     tcp,
     ulp::{Arrival, Ulp},
@@ -220,23 +220,44 @@ impl<P: Copy> Receiver<P> {
         arrival: &tcp::Arrival,
         frame: &RxFrame,
     ) -> Result<(), Halt> {
-        let payload = rx_pieces(link, frame, arrival.start, arrival.len);
-        let end = arrival.offset + arrival.len as u64;
+        let chunks = link.rx_chunks(frame);
+        if let [chunk] = chunks.as_slice() {
+            let payload = chunk.get(arrival.start..arrival.start + arrival.len).unwrap_or_default();
+            return self.take_whole(upper, arrival.offset, &[payload], arrival.len);
+        }
+        let payload = part(chunks, arrival.start, arrival.len);
+        self.take_whole(upper, arrival.offset, &payload, arrival.len)
+    }
+
+    /// Processes the whole FPDUs from the cursor on in the `len` bytes of `payload`, which begin at stream offset
+    /// `first`.
+    fn take_whole<U: Ulp<Placed = P>>(
+        &mut self,
+        upper: &mut Upper<'_, U>,
+        first: StreamOffset,
+        payload: &[&[u8]],
+        len: usize,
+    ) -> Result<(), Halt> {
+        let end = first + len as u64;
         loop {
             let start = self.track.cursor;
             let header = self.track.layout.header(start);
             if header + LENGTH_BYTES as u64 > end {
                 return Ok(());
             }
-            let length = part(payload.iter().copied(), (header - arrival.offset) as usize, LENGTH_BYTES);
-            let ulpdu = length.iter().flat_map(|p| p.iter()).fold(0, |n, b| n << 8 | usize::from(*b));
+            let mut length = [0; LENGTH_BYTES];
+            read_at(payload, (header - first) as usize, &mut length);
+            let ulpdu = usize::from(u16::from_be_bytes(length));
             let fpdu_end = self.track.layout.end(start, ulpdu);
             if fpdu_end > end {
                 return Ok(());
             }
-            let raw =
-                part(payload.iter().copied(), (start - arrival.offset) as usize, (fpdu_end - start) as usize);
-            self.track.accept(upper, &raw, ulpdu)?;
+            let (from, to) = ((start - first) as usize, (fpdu_end - first) as usize);
+            if let [piece] = payload {
+                self.track.accept(upper, &[piece.get(from..to).unwrap_or_default()], ulpdu)?;
+            } else {
+                self.track.accept(upper, &part(payload.iter().copied(), from, to - from), ulpdu)?;
+            }
         }
     }
 
@@ -326,7 +347,7 @@ impl<P: Copy> Receiver<P> {
             let ulpdu = cut(&track.layout, &raw, start, known.ulpdu).map_err(Halt::Broken)?;
             known.placed = Some(upper.ulp.place(upper.conn, &ulpdu, Arrival::InOrder)?);
             track.counters.placed_in_order += 1;
-            drop((ulpdu, raw));
+            drop(raw);
             self.hold.remove(link, range);
             return Ok(true);
         }
@@ -431,7 +452,7 @@ impl<P: Copy> Receiver<P> {
             let Some(cut) = track.check_early(&raw, start, ulpdu) else { return };
             track.begun = true;
             let placed = upper.ulp.place(upper.conn, &cut, Arrival::Early).ok();
-            drop((cut, raw));
+            drop(raw);
             track.known.insert(place, Known { start, end, ulpdu, placed });
             if placed.is_some() {
                 track.counters.placed_early += 1;

@@ -165,6 +165,23 @@ impl<P: Copy + fmt::Debug> Session<P> {
         self.startup.extend_from_slice(bytes);
     }
 
+    /// Whether [`Self::fill`] may have something: payload, or the end of this direction. A wrong answer costs a frame
+    /// that is allocated in vain.
+    pub fn has_data<U: Ulp<Placed = P>>(&self, ulp: &U, conn: ConnId) -> bool {
+        if self.startup_sent < self.startup.len() {
+            return true;
+        }
+        match self.phase {
+            SessionPhase::Full(_) => self.finished || ulp.has_data(conn),
+            SessionPhase::Rejected => true,
+            SessionPhase::Streaming(_)
+            | SessionPhase::AwaitReply(_)
+            | SessionPhase::AwaitRequest(_)
+            | SessionPhase::Decide(_)
+            | SessionPhase::Failed(_) => false,
+        }
+    }
+
     /// Writes the payload of the next segment, which begins at `offset`: (a part of) the start-up frame, or as many
     /// whole FPDUs as the upper layer has and `out` has room for. MULPDU follows from TCP's EMSS `emss`; `out.room()`
     /// may be less, when the peer's window is smaller.
@@ -223,7 +240,7 @@ impl<P: Copy + fmt::Debug> Session<P> {
             return if self.finished { Filled::Finish } else { Filled::Nothing };
         }
         let mut len = 0;
-        while !self.finished {
+        while !self.finished && (len == 0 || ulp.has_data(conn)) {
             let Some(mut writer) = UlpduWriter::begin(out, layout, offset + len as u64, mulpdu, crc) else {
                 break;
             };

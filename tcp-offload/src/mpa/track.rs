@@ -8,7 +8,6 @@ use super::{
     ordered::{Extent, Ordered},
 };
 use crate::{
-    link::Pieces,
     seq::StreamOffset,
     ulp::{Arrival, ConnId, Refusal, Ulp, Ulpdu},
 };
@@ -94,7 +93,7 @@ impl<P: Copy> Track<P> {
     pub fn accept<U: Ulp<Placed = P>>(
         &mut self,
         upper: &mut Upper<'_, U>,
-        raw: &Pieces<'_>,
+        raw: &[&[u8]],
         ulpdu: usize,
     ) -> Result<(), Halt> {
         let start = self.cursor;
@@ -130,7 +129,7 @@ impl<P: Copy> Track<P> {
     /// Checks the CRC, then the markers, and extracts the ULPDU. No field of an FPDU can be trusted before its CRC.
     fn check<'a>(
         &mut self,
-        raw: &Pieces<'a>,
+        raw: &'a [&'a [u8]],
         start: StreamOffset,
         ulpdu: usize,
     ) -> Result<Ulpdu<'a>, MpaError> {
@@ -143,7 +142,7 @@ impl<P: Copy> Track<P> {
     /// Like [`Self::check`], for an FPDU beyond the cursor.
     pub fn check_early<'a>(
         &mut self,
-        raw: &Pieces<'a>,
+        raw: &'a [&'a [u8]],
         start: StreamOffset,
         ulpdu: usize,
     ) -> Option<Ulpdu<'a>> {

@@ -1,7 +1,7 @@
 //! Builds one FPDU in a transmit frame: the methods of [`UlpduWriter`] for the upper layer, and the framing of its
 //! ULPDU.
 
-use super::layout::{CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES};
+use super::layout::{CRC_BYTES, LENGTH_BYTES, Layout};
 use crate::{copy, link::FrameWriter, seq::StreamOffset, ulp::UlpduWriter};
 
 /// An FPDU whose length was announced: its CRC is computed while it is written.
@@ -9,8 +9,11 @@ use crate::{copy, link::FrameWriter, seq::StreamOffset, ulp::UlpduWriter};
 pub(crate) struct Announced {
     /// Bytes of the ULPDU.
     ulpdu: usize,
-    /// The CRC of the range's bytes written so far.
+    /// The CRC of the range's bytes before `summed`.
     crc: u32,
+    /// Position in the frame up to which `crc` counts. What was written behind it is summed with the next copy, or at
+    /// the end: a header, a marker or a pad is too short for a call of its own.
+    summed: usize,
 }
 
 impl<'w, 'f> UlpduWriter<'w, 'f> {
@@ -41,12 +44,14 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
 
     /// Bytes of ULPDU that can still be written into this segment. An upper layer with a larger ULPDU writes nothing
     /// and returns [`crate::ulp::Pulled::Nothing`].
+    #[inline]
     pub fn room(&self) -> usize {
         self.room
     }
 
     /// MULPDU: the largest ULPDU, in bytes, that fits a full segment of its own (RFC 5044 section 4.5), at least 128
     /// bytes. Long messages are cut into ULPDUs of this size.
+    #[inline]
     pub fn mulpdu(&self) -> usize {
         self.mulpdu
     }
@@ -75,11 +80,12 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     /// is written, it is computed in a separate pass.
     pub fn announce(&mut self, len: usize) {
         if self.crc && self.offset == self.start && len <= self.room {
-            self.announced = Some(Announced { ulpdu: len, crc: 0 });
+            self.announced = Some(Announced { ulpdu: len, crc: 0, summed: self.position });
         }
     }
 
     /// Appends `bytes`, which must fit into [`Self::room`]; bytes that do not fit are not written.
+    #[inline]
     pub fn put(&mut self, bytes: &[u8]) {
         self.fill(bytes.len(), |at, space| {
             if let Some(from) = bytes.get(at..at + space.len()) {
@@ -91,36 +97,61 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     /// Appends `len` bytes, which must fit into [`Self::room`]: calls `f(at, space)` for each contiguous
     /// piece of the frame's memory between markers, where `at` counts from 0 to `len`; `f` writes every
     /// byte of `space`.
+    #[inline]
     pub fn fill(&mut self, len: usize, mut f: impl FnMut(usize, &mut [u8])) {
-        self.fill_with_crc(len, |at, space, crc| {
-            f(at, space);
-            if let Some(crc) = crc {
-                *crc = copy::crc32c(*crc, space);
+        let len = self.begin_bytes(len);
+        let mut at = 0;
+        while at < len {
+            self.write_marker();
+            let space = self.space(len - at);
+            if space.is_empty() {
+                break;
             }
-        });
+            f(at, space);
+            at += space.len();
+        }
+        self.end_bytes(len, at);
     }
 
     /// As [`Self::fill`], for a copy that computes the CRC32c in the same pass: `f(at, space, crc)` also updates
     /// `crc`, if there is one, with the bytes that it wrote.
+    #[inline]
     pub fn fill_with_crc(&mut self, len: usize, mut f: impl FnMut(usize, &mut [u8], Option<&mut u32>)) {
-        debug_assert!(len <= self.room, "the upper layer asked for {len} bytes, {} are left", self.room);
-        let len = len.min(self.room);
-        self.write_header();
-        let mut announced = self.announced;
+        let len = self.begin_bytes(len);
         let mut at = 0;
         while at < len {
-            self.write_marker(&mut announced);
+            self.write_marker();
+            self.sum_written();
+            let mut announced = self.announced;
             let space = self.space(len - at);
             if space.is_empty() {
-                debug_assert!(false, "the frame is shorter than the room that was computed from it");
                 break;
             }
+            let n = space.len();
             f(at, space, announced.as_mut().map(|announced| &mut announced.crc));
-            at += space.len();
+            if let Some(announced) = &mut announced {
+                announced.summed += n;
+            }
+            self.announced = announced;
+            at += n;
         }
-        self.announced = announced;
-        self.room -= at;
-        self.written += at;
+        self.end_bytes(len, at);
+    }
+
+    /// Before `len` more bytes of ULPDU; returns how many of them may be written.
+    #[inline]
+    fn begin_bytes(&mut self, len: usize) -> usize {
+        debug_assert!(len <= self.room, "the upper layer asked for {len} bytes, {} are left", self.room);
+        self.write_header();
+        len.min(self.room)
+    }
+
+    /// After `done` of `len` bytes of ULPDU were written.
+    #[inline]
+    fn end_bytes(&mut self, len: usize, done: usize) {
+        debug_assert_eq!(len, done, "the frame is shorter than the room that was computed from it");
+        self.room -= done;
+        self.written += done;
     }
 
     /// Completes the FPDU with pad, ULPDU length and CRC (zero when the connection uses none). Returns the length of
@@ -128,57 +159,56 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     pub(crate) fn finish(mut self) -> usize {
         self.write_header();
         let pad = Layout::body(self.written) - LENGTH_BYTES - self.written - CRC_BYTES;
-        self.write([0; 3].get(..pad).unwrap_or_default());
-        let header = (self.layout.header(self.start) - self.start) as usize;
-        self.frame.patch(self.position + header, &(self.written as u16).to_be_bytes());
+        if pad > 0 {
+            self.offset += self.frame.put([0; 3].get(..pad).unwrap_or_default()) as u64;
+        }
+        if self.announced.is_none_or(|announced| announced.ulpdu != self.written) {
+            let header = (self.layout.header(self.start) - self.start) as usize;
+            self.frame.patch(self.position + header, &(self.written as u16).to_be_bytes());
+            // The CRC covers the length, so it begins anew.
+            self.announced =
+                self.crc.then_some(Announced { ulpdu: self.written, crc: 0, summed: self.position });
+        }
         // A marker that is due here comes before the CRC and is covered by it (RFC 5044 section 4.4).
-        let mut announced = self.announced;
-        self.write_marker(&mut announced);
-        self.announced = None;
-        let crc = match announced {
-            _ if !self.crc => 0,
-            Some(announced) if announced.ulpdu == self.written => announced.crc,
-            _ => self.crc_of_frame(),
-        };
-        self.write(&crc.to_le_bytes());
+        self.write_marker();
+        self.sum_written();
+        let crc = self.announced.map_or(0, |announced| announced.crc);
+        self.put_field(crc.to_le_bytes());
         (self.offset - self.start) as usize
     }
 
-    /// The CRC of everything from the range's start, markers included, to the write position.
-    fn crc_of_frame(&self) -> u32 {
-        let end = self.position + (self.offset - self.start) as usize;
-        self.frame.pieces(self.position, end).iter().fold(0, |crc, piece| copy::crc32c(crc, piece))
+    /// Appends what was written since the last call to the CRC, if that is computed while the FPDU is written.
+    #[inline]
+    fn sum_written(&mut self) {
+        let to = self.position + (self.offset - self.start) as usize;
+        if let Some(Announced { crc, summed, .. }) = &mut self.announced
+            && *summed < to
+        {
+            self.frame.for_each(*summed, to, |piece| *crc = copy::crc32c(*crc, piece));
+            *summed = to;
+        }
     }
 
     /// Writes the ULPDU Length field behind the marker that may precede it: the announced length, or room for it.
+    #[inline]
     fn write_header(&mut self) {
         if self.offset == self.start {
+            self.write_marker();
             let len = self.announced.map_or(0, |announced| announced.ulpdu as u16);
-            self.write(&len.to_be_bytes());
+            self.put_field(len.to_be_bytes());
         }
     }
 
-    /// Writes `bytes` around the markers.
-    fn write(&mut self, mut bytes: &[u8]) {
-        let mut announced = self.announced;
-        while !bytes.is_empty() {
-            self.write_marker(&mut announced);
-            let space = self.space(bytes.len());
-            if space.is_empty() {
-                break;
-            }
-            let (now, later) = bytes.split_at(space.len());
-            space.copy_from_slice(now);
-            if let Some(announced) = &mut announced {
-                announced.crc = copy::crc32c(announced.crc, now);
-            }
-            bytes = later;
-        }
-        self.announced = announced;
+    /// Writes a field, in which no marker can lie: fields end at multiples of 4, or at the first byte of the ULPDU, and
+    /// markers begin at multiples of 4.
+    #[inline]
+    fn put_field<const N: usize>(&mut self, field: [u8; N]) {
+        self.offset += self.frame.put_field(field) as u64;
     }
 
     /// The next contiguous memory up to a marker, a chunk's end, or `max` bytes; empty only for `max` 0 or
     /// when the frame is full. No marker is due at the write position.
+    #[inline]
     fn space(&mut self, max: usize) -> &mut [u8] {
         // A marker that was due at `offset` is written already, so the next one is counted from one byte later.
         let max = max.min(self.layout.to_marker(self.offset + 1).saturating_add(1));
@@ -188,16 +218,12 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     }
 
     /// Writes the marker that is due at the write position, if one is (RFC 5044 sections 4.2 and 4.3).
-    fn write_marker(&mut self, announced: &mut Option<Announced>) {
+    #[inline]
+    fn write_marker(&mut self) {
         if self.layout.at_marker(self.offset) {
-            let header = self.layout.header(self.start);
-            let pointer = self.offset.saturating_sub(header) as u16;
-            let mut marker = [0; MARKER_BYTES];
-            marker[2..].copy_from_slice(&pointer.to_be_bytes());
-            self.offset += self.frame.put(&marker) as u64;
-            if let Some(announced) = announced {
-                announced.crc = copy::crc32c(announced.crc, &marker);
-            }
+            let [high, low] =
+                (self.offset.saturating_sub(self.layout.header(self.start)) as u16).to_be_bytes();
+            self.put_field([0, 0, high, low]);
         }
     }
 }

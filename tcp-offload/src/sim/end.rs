@@ -92,6 +92,10 @@ impl Ulp for Counting {
         Ok(())
     }
 
+    fn has_data(&self, _conn: ConnId) -> bool {
+        self.sent < self.to_send || self.finish
+    }
+
     fn pull(&mut self, _conn: ConnId, out: &mut UlpduWriter<'_, '_>) -> Pulled {
         if self.sent == self.to_send {
             return if self.finish { Pulled::Finish } else { Pulled::Nothing };

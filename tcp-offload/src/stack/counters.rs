@@ -74,7 +74,7 @@ pub struct TableSizes {
     pub timers: usize,
     /// Connections that wait for their turn to send.
     pub ready: usize,
-    /// Connections that may owe an ACK.
+    /// Connections that owe an ACK and nothing else.
     pub owing: usize,
     /// Connections in TIME-WAIT, including entries of connections that were removed early.
     pub time_waiting: usize,
@@ -89,8 +89,8 @@ impl<U: Ulp> Stack<U> {
             connections: self.slots.len(),
             half_open: self.half_open.len(),
             timers: self.timers.len(),
-            ready: self.ready.len(),
-            owing: self.owing.len(),
+            ready: self.turns.sends(),
+            owing: self.turns.acks(),
             time_waiting: self.time_waiting.len(),
             resets: self.resets.len(),
         }

@@ -100,6 +100,10 @@ impl HalfOpens {
 struct NoData;
 
 impl Source for NoData {
+    fn has_data(&self) -> bool {
+        false
+    }
+
     fn fill(&mut self, _offset: StreamOffset, _out: &mut FrameWriter<'_>) -> Filled {
         Filled::Nothing
     }

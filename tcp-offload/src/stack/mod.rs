@@ -21,6 +21,7 @@ mod offload;
 mod paths;
 mod streaming;
 mod timers;
+mod turns;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -45,6 +46,7 @@ use self::{
     offload::ChecksumOffload,
     paths::Paths,
     timers::Timers,
+    turns::{Turns, Work},
 };
 use crate::{
     keyed::{KeyedHash, KeyedMap},
@@ -85,10 +87,6 @@ struct ConnSlot<P> {
     spilled: usize,
     /// Place in the listener's backlog, until the request is answered or the connection has ended.
     pending: Option<Pending>,
-    /// The connection is in the ready list.
-    ready: bool,
-    /// The connection is in the list of connections that may owe an ACK.
-    owes_ack: bool,
     /// The peer's FIN was reported to the upper layer.
     peer_closed: bool,
     /// [`Event::Closed`] was reported. The slot stays only while TCP is in TIME-WAIT.
@@ -112,10 +110,8 @@ pub struct Stack<U: Ulp> {
     half_open: HalfOpens,
     /// Connections that entered TIME-WAIT, oldest first.
     time_waiting: VecDeque<ConnId>,
-    /// Connections that may have something to send, in the order of their turns.
-    ready: VecDeque<u32>,
-    /// Connections that received a segment since the last idle turn.
-    owing: Vec<u32>,
+    /// What each connection has to do next.
+    turns: Turns,
     resets: VecDeque<Segment>,
     /// See [`Stack::held_bytes`].
     held: usize,
@@ -150,6 +146,10 @@ struct MpaSource<'a, U: Ulp> {
 }
 
 impl<U: Ulp> Source for MpaSource<'_, U> {
+    fn has_data(&self) -> bool {
+        self.mpa.has_data(self.ulp, self.conn)
+    }
+
     fn fill(&mut self, offset: StreamOffset, out: &mut FrameWriter<'_>) -> Filled {
         self.mpa.fill(self.now, self.ulp, self.conn, offset, self.emss, out)
     }
@@ -159,6 +159,11 @@ impl<P: Copy + fmt::Debug> ConnSlot<P> {
     /// The earliest timer of this connection, of TCP or MPA.
     fn deadline(&self) -> Option<Instant> {
         earlier(self.tcp.deadline(), self.mpa.deadline())
+    }
+
+    /// Whether [`Stack::report`] may have something to report.
+    fn has_news(&self) -> bool {
+        self.tcp.has_ended() || self.tcp.peer_closed() && !self.peer_closed || self.mpa.failed().is_some()
     }
 }
 
@@ -182,8 +187,7 @@ impl<U: Ulp> Stack<U> {
             paths: Paths::default(),
             lookups: next_hops::Lookups::new(),
             time_waiting: VecDeque::new(),
-            ready: VecDeque::new(),
-            owing: Vec::new(),
+            turns: Turns::default(),
             resets: VecDeque::new(),
             held: 0,
             holders: Holders::default(),
@@ -246,8 +250,6 @@ impl<U: Ulp> Stack<U> {
             held: 0,
             spilled: 0,
             pending,
-            ready: false,
-            owes_ack: false,
             peer_closed: false,
             told_closed: false,
         }) as u32;
@@ -339,7 +341,7 @@ impl<U: Ulp> Stack<U> {
     pub fn receive(&mut self, now: Instant, link: &mut dyn Link, frame: RxFrame, ulp: &mut U) {
         self.counters.frames_in += 1;
         match wire::parse(link, &frame) {
-            Ok(Inbound::Tcp(segment)) => self.receive_segment(now, link, &segment, frame, ulp),
+            Ok(Inbound::Tcp(ref segment)) => self.receive_segment(now, link, segment, frame, ulp),
             Ok(Inbound::Icmp(error)) => {
                 link.recycle(frame);
                 self.receive_icmp(now, link, error, ulp);
@@ -384,24 +386,32 @@ impl<U: Ulp> Stack<U> {
         if let Some(acked) = receipt.acked {
             ulp.acked(conn, acked);
         }
-        let spare = receipt.arrival.map_or(0, |arrival| self.spare_hold(now, link, arrival.len, ulp));
-        let Some(slot) = self.slots.get_mut(index as usize) else { return link.recycle(frame) };
         match receipt.arrival {
-            Some(arrival) => {
-                let path = *slot.tcp.path();
-                if slot.mpa.take(now, ulp, conn, &path, link, arrival, frame, spare) {
-                    slot.tcp.take(now, &arrival);
-                } else {
-                    self.counters.refused_payloads += 1;
-                }
-                slot.tcp.withheld(slot.mpa.window_bytes());
-            }
+            Some(arrival) => self.take_payload(now, link, conn, &arrival, frame, ulp),
             None => link.recycle(frame),
         }
-        if !std::mem::replace(&mut slot.owes_ack, true) {
-            self.owing.push(index);
-        }
         self.after_change(now, link, index, receipt.closed, ulp);
+    }
+
+    /// Passes new payload to MPA; what MPA refuses counts as lost.
+    fn take_payload(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        conn: ConnId,
+        arrival: &tcp::Arrival,
+        frame: RxFrame,
+        ulp: &mut U,
+    ) {
+        let spare = self.spare_hold(now, link, arrival.len, ulp);
+        // Making room may have ended this very connection.
+        let Some(slot) = self.slots.get_mut(conn.index as usize) else { return link.recycle(frame) };
+        if slot.mpa.take(now, ulp, conn, slot.tcp.path(), link, *arrival, frame, spare) {
+            slot.tcp.take(now, arrival);
+        } else {
+            self.counters.refused_payloads += 1;
+        }
+        slot.tcp.withheld(slot.mpa.window_bytes());
     }
 
     /// Processes a segment without a connection. Returns the connection that the segment has opened, if any.
@@ -417,9 +427,8 @@ impl<U: Ulp> Stack<U> {
     /// Makes delayed acknowledgements due, after a turn that received nothing; the next [`Stack::transmit`] sends
     /// them.
     pub fn idle(&mut self) {
-        while let Some(index) = self.owing.pop() {
+        while let Some(index) = self.turns.next_ack() {
             if let Some(slot) = self.slots.get_mut(index as usize)
-                && std::mem::take(&mut slot.owes_ack)
                 && slot.tcp.flush_ack()
             {
                 self.make_ready(index);
@@ -431,9 +440,8 @@ impl<U: Ulp> Stack<U> {
     pub fn transmit(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
         self.transmit_resets(link);
         let mut in_vain = 0;
-        while let Some(index) = self.ready.pop_front() {
+        while let Some(index) = self.turns.next_send() {
             let Some(slot) = self.slots.get_mut(index as usize) else { continue };
-            slot.ready = false;
             let conn = ConnId { index, generation: slot.generation };
             let emss = slot.tcp.emss();
             slot.tcp.allow_spill(self.config.most_spilled_bytes.saturating_sub(self.spilled));
@@ -445,8 +453,11 @@ impl<U: Ulp> Stack<U> {
             self.report_and_free(link, index, sent.closed, ulp);
             let Some(slot) = self.slots.get_mut(index as usize) else { continue };
             self.timers.arm(index, slot.deadline());
+            let owes_ack = slot.tcp.owes_ack();
             if sent.more || sent.starved {
                 self.make_ready(index);
+            } else if owes_ack && self.turns.work(index) == Work::Nothing {
+                self.turns.set(index, Work::Ack);
             }
             // A full link is flushed once, which takes completions. When the flush frees nothing, the rest must wait
             // for a later turn.
@@ -471,7 +482,7 @@ impl<U: Ulp> Stack<U> {
     /// Most consecutive connections that may find no room before the turn ends. When frames are too scarce for data,
     /// the reserve still serves the ACKs of other connections; a full ring accepts no frame at all.
     fn most_in_vain(&self, short_of_frames: bool) -> usize {
-        if short_of_frames { self.ready.len().min(MOST_IN_VAIN) } else { 1 }
+        if short_of_frames { self.turns.sends().min(MOST_IN_VAIN) } else { 1 }
     }
 
     fn transmit_resets(&mut self, link: &mut dyn Link) {
@@ -486,25 +497,20 @@ impl<U: Ulp> Stack<U> {
 
     /// Whether [`Stack::transmit`] has work, for instance because the link had no room for all of it.
     pub fn wants_to_transmit(&self) -> bool {
-        !self.ready.is_empty() || !self.resets.is_empty()
+        self.turns.sends() > 0 || !self.resets.is_empty()
     }
 
     /// Whether acknowledgements wait for [`Stack::idle`].
     pub fn owes_acks(&self) -> bool {
-        !self.owing.is_empty()
+        self.turns.acks() > 0
     }
 
     fn make_ready(&mut self, index: u32) {
-        if let Some(slot) = self.slots.get_mut(index as usize)
-            && !slot.ready
-        {
-            slot.ready = true;
-            self.ready.push_back(index);
-        }
+        self.turns.set(index, Work::Send);
     }
 
     /// Brings the tables up to date after a connection may have changed: reports its end and frees it, or else arms
-    /// its timer and puts it into the ready list.
+    /// its timer and notes what it has to do.
     fn after_change(
         &mut self,
         now: Instant,
@@ -513,23 +519,53 @@ impl<U: Ulp> Stack<U> {
         closed: Option<CloseReason>,
         ulp: &mut U,
     ) {
-        self.share_path(now, index);
-        self.report_streaming(now, index, ulp);
-        self.note_request(index);
+        let rare = |s: &ConnSlot<_>| s.tcp.has_mtu_news() || s.pending.is_some() || s.mpa.awaits_report();
+        if self.slots.get(index as usize).is_some_and(rare) {
+            self.share_path(now, index);
+            self.report_streaming(now, index, ulp);
+            self.note_request(index);
+        }
         self.report_and_free(link, index, closed, ulp);
-        if let Some(slot) = self.slots.get_mut(index as usize) {
-            if !slot.mpa.is_reading() {
-                slot.tcp.stop_reading(now);
-            }
-            self.timers.arm(index, slot.deadline());
-            self.make_ready(index);
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        if !slot.mpa.is_reading() {
+            slot.tcp.stop_reading(now);
+        }
+        self.timers.arm(index, slot.deadline());
+        if self.turns.work(index) != Work::Send {
+            let conn = ConnId { index, generation: slot.generation };
+            let work = if slot.tcp.wants_to_transmit(|| slot.mpa.has_data(ulp, conn)) {
+                Work::Send
+            } else if slot.tcp.owes_ack() {
+                Work::Ack
+            } else {
+                Work::Nothing
+            };
+            self.turns.set(index, work);
         }
     }
 
-    /// Reports the peer's FIN and the end of the connection to the upper layer, each once, and frees the connection
-    /// when TCP has closed. `closed` is the reason that TCP has just returned; without one, TCP is asked for a reason
-    /// that it has not returned yet.
+    /// Reports what the upper layer must know of the connection, frees the connection when TCP has closed, and brings
+    /// its shares of the stack's memory up to date. `closed` is the reason that TCP has just returned.
     fn report_and_free(&mut self, link: &mut dyn Link, index: u32, closed: Option<CloseReason>, ulp: &mut U) {
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        if closed.is_some() || slot.has_news() {
+            self.report(link, index, closed, ulp);
+        }
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        let (held, spilled) = (slot.mpa.held_bytes(), slot.tcp.spilled_bytes());
+        if (held | slot.held) != 0 {
+            self.held = self.held + held - std::mem::replace(&mut slot.held, held);
+            self.holders.note(index, slot.mpa.stalled_since());
+        }
+        self.spilled = self.spilled + spilled - std::mem::replace(&mut slot.spilled, spilled);
+        if slot.told_closed && slot.tcp.is_closed() {
+            self.remove(link, index);
+        }
+    }
+
+    /// Reports the peer's FIN and the end of the connection to the upper layer, each once. Without a reason in `closed`,
+    /// TCP is asked for one that it has not returned yet.
+    fn report(&mut self, link: &mut dyn Link, index: u32, closed: Option<CloseReason>, ulp: &mut U) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         let conn = ConnId { index, generation: slot.generation };
         if !slot.peer_closed && slot.tcp.peer_closed() && !slot.mpa.holds_undelivered() {
@@ -553,19 +589,11 @@ impl<U: Ulp> Stack<U> {
                 self.bound_time_wait(link, self.config.most_time_wait);
             }
         }
-        let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        let held = slot.mpa.held_bytes();
-        self.held = self.held + held - std::mem::replace(&mut slot.held, held);
-        self.holders.note(index, slot.mpa.stalled_since());
-        let spilled = slot.tcp.spilled_bytes();
-        self.spilled = self.spilled + spilled - std::mem::replace(&mut slot.spilled, spilled);
-        if slot.tcp.is_closed() && slot.told_closed {
-            self.remove(link, index);
-        }
     }
 
     fn remove(&mut self, link: &mut dyn Link, index: u32) {
         let Some(mut slot) = self.slots.try_remove(index as usize) else { return };
+        self.turns.set(index, Work::Nothing);
         self.lookups.remove(&index);
         self.timers.remove(index);
         slot.tcp.release(link);

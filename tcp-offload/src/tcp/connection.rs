@@ -91,6 +91,17 @@ pub(super) struct Due {
     pub abort: Option<CloseReason>,
 }
 
+impl Due {
+    /// Whether anything is due.
+    pub(super) fn any(&self) -> bool {
+        self.empty_probe
+            || self.loss_probe
+            || self.window_probe
+            || self.refuse.is_some()
+            || self.abort.is_some()
+    }
+}
+
 /// One TCP connection.
 #[derive(Debug)]
 pub struct Connection {
@@ -325,6 +336,11 @@ impl Connection {
         self.ended.take()
     }
 
+    /// Whether [`Self::take_close_reason`] would return a reason.
+    pub fn has_ended(&self) -> bool {
+        self.ended.is_some()
+    }
+
     /// The peer's FIN has become the next in order (RFC 9293 section 3.10.7.4, eighth check).
     pub(super) fn on_peer_fin(&mut self, now: Instant) {
         self.ack.now();
@@ -371,6 +387,11 @@ impl Connection {
     /// then [`Connection::transmit`] wants to be called.
     pub fn flush_ack(&mut self) -> bool {
         self.ack.flush()
+    }
+
+    /// Whether an ACK is owed, at once or delayed.
+    pub fn owes_ack(&self) -> bool {
+        self.ack.is_owed()
     }
 
     /// The framing layer holds `bytes` that it can neither place nor deliver: the window shrinks by as many.

@@ -85,7 +85,7 @@ impl Connection {
         self.state = State::Established;
         receipt.established = true;
         if self.syn.sent == 1 {
-            self.tx.rtt.sample(now, now.since(self.syn.sent_at));
+            self.tx.rtt.sample(now, self.syn.sent_at);
             self.tx.tlp.measured = true;
         } else {
             self.tx.syn_was_lost();
@@ -373,7 +373,7 @@ impl Connection {
         let Some(reduced) = self.tx.on_ecn_echo() else { return };
         self.ecn.cwr = true;
         if reduced == Reduced::BelowOneSegment {
-            self.timers.arm(Timer::Hold, now + self.tx.rtt.rto());
+            self.timers.arm(Timer::Hold, self.tx.rtt.rto_after(now));
         }
     }
 

@@ -66,6 +66,9 @@ pub enum Filled {
 
 /// Where the payload of new segments comes from: the framing layer.
 pub trait Source {
+    /// Whether [`Source::fill`] may return anything but [`Filled::Nothing`], so that a frame is worth allocating.
+    fn has_data(&self) -> bool;
+
     /// Writes the payload of one segment that starts at `offset`, at most `out.room()` bytes. The room is the EMSS; less
     /// when the peer's window allows only less; more for a probe of the path's MTU, to be filled to the last byte.
     fn fill(&mut self, offset: StreamOffset, out: &mut FrameWriter<'_>) -> Filled;

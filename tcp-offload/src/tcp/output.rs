@@ -13,7 +13,7 @@ use crate::{
     seq::{SeqNum, StreamOffset},
     time::Instant,
     ulp::CloseReason,
-    wire::{Ecn, Fields, Flags, MOST_HEADER_BYTES, Options, Sum, Timestamps, send_bare},
+    wire::{Ecn, Fields, Flags, Options, RunningSum, Timestamps, send_bare},
 };
 
 /// Why a segment could not be sent now.
@@ -77,6 +77,18 @@ impl Connection {
         self.counters.segments_out += turn.sent.frames as u64;
         turn.sent.closed = self.ended.take();
         turn.sent
+    }
+
+    /// Whether [`Connection::transmit`] may have something to do; `has_data` tells whether the source has data.
+    pub fn wants_to_transmit(&self, has_data: impl FnOnce() -> bool) -> bool {
+        if self.ack.is_due() || self.challenge_due || self.due.any() || !self.boundaries.is_empty() {
+            return true;
+        }
+        match self.state {
+            State::Closed => false,
+            State::SynSent | State::SynReceived => self.syn.due || self.closing,
+            _ => self.tx.wants_to_retransmit() || self.sends_data() && (self.closing || has_data()),
+        }
     }
 
     fn transmit_all(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source) -> Result<(), Stopped> {
@@ -206,7 +218,7 @@ impl Connection {
         self.syn.due = false;
         self.syn.sent += 1;
         self.syn.sent_at = turn.now;
-        self.timers.arm(Timer::Retransmit, turn.now + self.tx.rtt.rto());
+        self.timers.arm(Timer::Retransmit, self.tx.rtt.rto_after(turn.now));
         if answer {
             self.acknowledged(false);
         }
@@ -260,6 +272,9 @@ impl Connection {
                     self.stopped_by(turn, Limit::Window)
                 };
             }
+            if !source.has_data() {
+                return self.nothing_new(turn);
+            }
             let probe = self.due.loss_probe;
             let most_chunks = self.most_chunks(turn.link);
             let room = match self.tx.room(self.emss, most_chunks, self.due.window_probe) {
@@ -284,12 +299,17 @@ impl Connection {
                     if room < self.emss && self.tx.queue.is_empty() {
                         self.persist(turn)?;
                     }
-                    if self.tx.nothing_new() {
-                        self.retransmit(turn)?;
-                    }
-                    return self.probe_with_old(turn);
+                    return self.nothing_new(turn);
                 }
             }
+        }
+        self.probe_with_old(turn)
+    }
+
+    /// No new data is sent now.
+    fn nothing_new(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
+        if self.tx.nothing_new() {
+            self.retransmit(turn)?;
         }
         self.probe_with_old(turn)
     }
@@ -317,10 +337,7 @@ impl Connection {
             Limit::Frames => turn.sent.short_of_frames = true,
             Limit::Window => {}
         }
-        if self.tx.nothing_new() {
-            self.retransmit(turn)?;
-        }
-        self.probe_with_old(turn)
+        self.nothing_new(turn)
     }
 
     /// The window is too small for what there is (or may be) to send, and nothing is in flight whose ACK could
@@ -364,13 +381,13 @@ impl Connection {
                 return Ok(if filled == Filled::Finish { filled } else { Filled::Nothing });
             }
         };
-        let sum = Sum::of_pieces(writer.pieces(header, header + len));
+        let mut payload = RunningSum::default();
+        writer.for_each(header, header + len, |piece| payload.add(piece));
+        let sum = payload.sum;
         self.tx.before_new_data(turn.now);
         let fields = self.data_fields(turn.now, offset, true);
-        let mut head = [0; MOST_HEADER_BYTES];
-        if let Some(written) = self.headers.emit(&mut head, &fields, len, sum) {
-            writer.patch(0, head.get(..written).unwrap_or_default());
-        }
+        let written = self.headers.emit(writer.front(header), &fields, len, sum);
+        debug_assert_eq!(written, Some(header), "the header was reserved for these options");
         drop(writer);
         let payload = Payload::Frame { frame, header };
         let entry = Entry::new(offset, offset + len as u64, payload, sum, turn.now);

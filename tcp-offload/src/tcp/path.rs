@@ -75,6 +75,11 @@ impl Connection {
         self.mtu
     }
 
+    /// Whether [`Self::take_mtu_news`] would return an estimate.
+    pub fn has_mtu_news(&self) -> bool {
+        self.mtu_news
+    }
+
     /// The estimate of the path, when it has changed since the last call: for other connections of the path (RFC 8201
     /// section 5.2).
     pub fn take_mtu_news(&mut self) -> Option<PathMtu> {

@@ -168,6 +168,11 @@ impl Queue {
         self.in_flight
     }
 
+    /// Whether a segment counts as lost.
+    pub(super) fn has_lost(&self) -> bool {
+        self.lost > 0
+    }
+
     /// Segments acknowledged selectively.
     pub(super) fn sacked(&self) -> usize {
         self.sacked

@@ -182,7 +182,7 @@ mod tests {
 
     fn rtt(srtt: u64) -> Rtt {
         let mut rtt = Rtt::new(&TcpConfig::default());
-        rtt.sample(at(0), us(srtt));
+        rtt.sample(at(srtt), at(0));
         rtt
     }
 

@@ -3,59 +3,62 @@
 use std::time::Duration;
 
 use super::TcpConfig;
-use crate::time::Instant;
+use crate::time::{Instant, nanos};
 
 /// How long a smallest round-trip time is believed: paths change, and RFC 8985 section 6.2 asks for a windowed
 /// minimum. Two halves of 5 s each make a window of 5 to 10 s, long enough to see an empty queue.
-const MIN_HALF: Duration = Duration::from_secs(5);
+const MIN_HALF_NS: u64 = 5_000_000_000;
 
 /// Doublings of the time-out at most; `rto_max` bounds it long before.
 const MOST_BACKOFF: u32 = 16;
 
-/// Round-trip estimates of one connection.
+/// Round-trip estimates of one connection, in nanoseconds: they are computed with each ACK, where [`Duration`] would
+/// carry from nanoseconds to seconds at each step.
 #[derive(Debug, Clone)]
 pub(super) struct Rtt {
-    srtt: Option<Duration>,
-    rttvar: Duration,
+    srtt: Option<u64>,
+    rttvar: u64,
     /// Smallest in the running half-window and in the one before.
-    min: Option<Duration>,
-    min_before: Option<Duration>,
+    min: Option<u64>,
+    min_before: Option<u64>,
     half_began: Instant,
     backoff: u32,
-    initial: Duration,
-    floor: Duration,
-    ceiling: Duration,
+    initial: u64,
+    floor: u64,
+    ceiling: u64,
 }
 
 impl Rtt {
     pub(super) fn new(config: &TcpConfig) -> Self {
         Self {
             srtt: None,
-            rttvar: Duration::ZERO,
+            rttvar: 0,
             min: None,
             min_before: None,
             half_began: Instant::ZERO,
             backoff: 0,
-            initial: config.rto_initial,
-            floor: config.rto_min,
-            ceiling: config.rto_max,
+            initial: nanos(config.rto_initial),
+            floor: nanos(config.rto_min),
+            ceiling: nanos(config.rto_max),
         }
     }
 
-    /// A measurement of a segment that was sent once (Karn's rule, RFC 6298 section 3). Ends the back-off.
-    pub(super) fn sample(&mut self, now: Instant, rtt: Duration) {
+    /// A measurement at `now` of a segment that was sent once at `sent` (Karn's rule, RFC 6298 section 3). Ends the
+    /// back-off.
+    pub(super) fn sample(&mut self, now: Instant, sent: Instant) {
+        let rtt = now.as_nanos().saturating_sub(sent.as_nanos());
         match self.srtt {
             None => {
                 self.srtt = Some(rtt);
                 self.rttvar = rtt / 2;
             }
             Some(srtt) => {
-                self.rttvar = self.rttvar * 3 / 4 + srtt.abs_diff(rtt) / 4;
-                self.srtt = Some(srtt * 7 / 8 + rtt / 8);
+                self.rttvar = self.rttvar - self.rttvar / 4 + srtt.abs_diff(rtt) / 4;
+                self.srtt = Some(srtt - srtt / 8 + rtt / 8);
             }
         }
         self.backoff = 0;
-        if now.since(self.half_began) >= MIN_HALF {
+        if now.as_nanos().saturating_sub(self.half_began.as_nanos()) >= MIN_HALF_NS {
             self.min_before = self.min.take();
             self.half_began = now;
         }
@@ -63,26 +66,45 @@ impl Rtt {
     }
 
     pub(super) fn srtt(&self) -> Option<Duration> {
+        self.srtt.map(Duration::from_nanos)
+    }
+
+    /// SRTT in nanoseconds.
+    pub(super) fn srtt_ns(&self) -> Option<u64> {
         self.srtt
     }
 
     pub(super) fn min(&self) -> Option<Duration> {
-        match (self.min, self.min_before) {
+        let min = match (self.min, self.min_before) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (one, other) => one.or(other),
-        }
+        };
+        min.map(Duration::from_nanos)
+    }
+
+    fn base_rto_ns(&self) -> u64 {
+        let beyond = self.rttvar.saturating_mul(4).max(self.floor);
+        self.srtt.map_or(self.initial.max(self.floor), |srtt| srtt.saturating_add(beyond)).min(self.ceiling)
+    }
+
+    fn rto_ns(&self) -> u64 {
+        self.base_rto_ns().saturating_mul(1 << self.backoff).min(self.ceiling)
     }
 
     /// The time-out without back-off (RFC 6298 section 2). On a steady path RTTVAR falls to nothing, and then a late ACK would
     /// be a time-out: `floor` takes the place of G, the clock's granularity, which is a nanosecond here.
     pub(super) fn base_rto(&self) -> Duration {
-        let beyond = (self.rttvar * 4).max(self.floor);
-        self.srtt.map_or(self.initial.max(self.floor), |srtt| srtt + beyond).min(self.ceiling)
+        Duration::from_nanos(self.base_rto_ns())
     }
 
     /// The time-out now.
     pub(super) fn rto(&self) -> Duration {
-        self.base_rto().saturating_mul(1 << self.backoff).min(self.ceiling)
+        Duration::from_nanos(self.rto_ns())
+    }
+
+    /// When a time-out that begins at `start` ends.
+    pub(super) fn rto_after(&self, start: Instant) -> Instant {
+        start.after_nanos(self.rto_ns())
     }
 
     /// Doubles the time-out (RFC 6298 rule 5.5).
@@ -103,7 +125,7 @@ impl Rtt {
     /// RFC 6298 rule 5.7: the SYN timed out, so data begins with 3 s instead of 1 s.
     pub(super) fn syn_timed_out(&mut self) {
         self.backoff = 0;
-        self.initial = self.initial.max(Duration::from_secs(3)).min(self.ceiling);
+        self.initial = self.initial.max(3_000_000_000).min(self.ceiling);
     }
 }
 
@@ -119,6 +141,10 @@ mod tests {
         Instant::ZERO + ms(n)
     }
 
+    fn sample(rtt: &mut Rtt, sent: Instant, after: Duration) {
+        rtt.sample(sent + after, sent);
+    }
+
     fn rtt() -> Rtt {
         Rtt::new(&TcpConfig { rto_min: ms(1), ..TcpConfig::default() })
     }
@@ -127,9 +153,9 @@ mod tests {
     fn rfc6298_s2_first_and_later_measurements() {
         let mut rtt = rtt();
         assert_eq!(rtt.rto(), Duration::from_secs(1));
-        rtt.sample(at(0), ms(100));
+        sample(&mut rtt, at(0), ms(100));
         assert_eq!(rtt.rto(), ms(100 + 4 * 50));
-        rtt.sample(at(1), ms(180));
+        sample(&mut rtt, at(1), ms(180));
         // RTTVAR = 3/4 * 50 + 1/4 * 80 = 57.5, SRTT = 7/8 * 100 + 1/8 * 180 = 110.
         assert_eq!(rtt.srtt(), Some(ms(110)));
         assert_eq!(rtt.rto(), ms(110 + 230));
@@ -139,7 +165,7 @@ mod tests {
     fn rfc6298_s4_a_steady_path_leaves_room_for_a_late_ack() {
         let mut rtt = Rtt::new(&TcpConfig::default());
         for n in 0..100 {
-            rtt.sample(at(n), ms(300));
+            sample(&mut rtt, at(n), ms(300));
         }
         assert_eq!(rtt.rto(), ms(500));
     }
@@ -147,14 +173,14 @@ mod tests {
     #[test]
     fn rfc6298_s5_back_off_doubles_to_the_ceiling_and_ends_with_a_measurement() {
         let mut rtt = rtt();
-        rtt.sample(at(0), ms(100));
+        sample(&mut rtt, at(0), ms(100));
         rtt.back_off();
         assert_eq!(rtt.rto(), ms(600));
         for _ in 0..40 {
             rtt.back_off();
         }
         assert_eq!(rtt.rto(), Duration::from_mins(1));
-        rtt.sample(at(1), ms(100));
+        sample(&mut rtt, at(1), ms(100));
         assert!(rtt.rto() < ms(300));
     }
 
@@ -169,10 +195,10 @@ mod tests {
     #[test]
     fn rfc8985_s6_2_the_minimum_is_forgotten_after_a_window() {
         let mut rtt = rtt();
-        rtt.sample(at(0), ms(10));
-        rtt.sample(at(5_000), ms(50));
+        sample(&mut rtt, at(0), ms(10));
+        sample(&mut rtt, at(5_000), ms(50));
         assert_eq!(rtt.min(), Some(ms(10)));
-        rtt.sample(at(10_000), ms(60));
+        sample(&mut rtt, at(10_000), ms(60));
         assert_eq!(rtt.min(), Some(ms(50)));
     }
 }

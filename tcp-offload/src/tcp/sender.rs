@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     seq::{SeqNum, StreamOffset},
-    time::Instant,
+    time::{Instant, nanos},
 };
 
 /// Retransmissions or probes in a user timeout while the peer's window is closed, at least.
@@ -27,7 +27,7 @@ const LEAST_PROBES: u32 = 4;
 
 /// Shortest probe time-out: a round-trip time within one turn of the engine measures as nothing, and no timer may be due when it
 /// is armed.
-const LEAST_PTO: Duration = Duration::from_micros(1);
+const LEAST_PTO_NS: u64 = 1_000;
 
 /// Why no new segment may be sent now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -282,7 +282,7 @@ impl Sender {
             timers.disarm(Timer::Reorder);
             return;
         }
-        let rto_at = self.bound_by_user_timeout(now, now + self.rtt.rto(), config);
+        let rto_at = self.bound_by_user_timeout(now, self.rtt.rto_after(now), config);
         if after == After::Sent {
             timers.arm_if_idle(Timer::Retransmit, rto_at);
         } else {
@@ -298,7 +298,7 @@ impl Sender {
             timers.disarm(Timer::Probe);
         } else {
             let rto_at = timers.at(Timer::Retransmit).unwrap_or(rto_at);
-            timers.arm(Timer::Probe, (now + self.pto(config)).min(rto_at));
+            timers.arm(Timer::Probe, self.pto_after(now, config).min(rto_at));
         }
     }
 
@@ -319,13 +319,13 @@ impl Sender {
         self.sack && self.phase == Phase::Open && self.queue.sacked() == 0
     }
 
-    /// `TLP_calc_PTO`. A peer of our kind may keep back the ACK of up to `ack_every` segments, so the allowance
+    /// When the probe is due that `TLP_calc_PTO` gives a time-out from `now`. A peer of our kind may keep back the ACK of up to `ack_every` segments, so the allowance
     /// that the RFC has for one segment applies to as many.
-    fn pto(&self, config: &TcpConfig) -> Duration {
-        let Some(srtt) = self.rtt.srtt() else { return Duration::from_secs(1) };
+    fn pto_after(&self, now: Instant, config: &TcpConfig) -> Instant {
+        let Some(srtt) = self.rtt.srtt_ns() else { return now + Duration::from_secs(1) };
         let few = self.queue.len() <= config.ack_every as usize;
-        let pto = srtt * 2 + if few { self.tlp.allowance(config.tlp_ack_delay) } else { Duration::ZERO };
-        pto.max(LEAST_PTO)
+        let allowance = if few { nanos(self.tlp.allowance(config.tlp_ack_delay)) } else { 0 };
+        now.after_nanos(srtt.saturating_mul(2).saturating_add(allowance).max(LEAST_PTO_NS))
     }
 
     /// Section 7.3: whether a probe may be sent.
@@ -334,6 +334,11 @@ impl Sender {
     }
 
     // ----- sending -----
+
+    /// Whether a segment counts as lost, or F-RTO waits to learn whether there is new data.
+    pub(super) fn wants_to_retransmit(&self) -> bool {
+        self.queue.has_lost() || self.frto_sends_new()
+    }
 
     /// The lost segment to send again now, if the window allows one.
     pub(super) fn next_resend(&mut self) -> Option<usize> {
@@ -433,7 +438,7 @@ impl Sender {
     pub(super) fn before_new_data(&mut self, now: Instant) {
         if let Some(since) = self.idle_since.take() {
             self.control.paused(now.since(since));
-            if now.since(self.last_sent) > self.rtt.rto() {
+            if now > self.rtt.rto_after(self.last_sent) {
                 self.window.cwnd = self.window.cwnd.min(self.initial_window);
             }
             self.progress = now;

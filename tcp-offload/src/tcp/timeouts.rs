@@ -122,7 +122,7 @@ impl Connection {
     /// Restarts the retransmission time-out because the first segment was retransmitted: it is not retransmitted again
     /// within less than a time-out (RFC 6298 section 5, RFC 6675 section 6).
     pub(super) fn restart_timeout(&mut self, now: Instant) {
-        let at = now + self.tx.rtt.rto();
+        let at = self.tx.rtt.rto_after(now);
         self.timers.arm(Timer::Retransmit, self.tx.bound_by_user_timeout(now, at, &self.config));
     }
 

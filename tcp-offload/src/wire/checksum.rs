@@ -1,50 +1,72 @@
 //! The Internet checksum (RFC 1071, as used by RFC 9293 section 3.1), over bytes that may lie in pieces.
 
-/// Bytes that are summed side by side, so that the compiler can vectorize the loop.
-const BLOCK: usize = 64;
+use crate::copy::sum;
+
+/// Bytes from which on vectors pay.
+const LONG: usize = 256;
 
 /// An unfolded one's complement sum, in the machine's byte order.
 ///
-/// The sum commutes with byte swapping, so words are added as the machine reads them, four bytes at a
-/// time into 64 bits.
+/// The sum commutes with byte swapping, so words are added as the machine reads them, eight bytes at a time with the
+/// carry added to the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sum(u64);
 
 impl Sum {
     /// The sum of `bytes`, which begin at an even position.
+    #[inline]
     pub fn of(bytes: &[u8]) -> Self {
-        let (blocks, rest) = bytes.as_chunks::<BLOCK>();
-        let mut lanes = [0u64; BLOCK / 4];
-        for block in blocks {
-            for (lane, word) in lanes.iter_mut().zip(block.as_chunks::<4>().0) {
-                *lane += u64::from(u32::from_ne_bytes(*word));
-            }
+        if bytes.len() < LONG { Self::of_short(bytes) } else { Self::of_long(bytes) }
+    }
+
+    /// As [`Self::of`], for bytes of a payload.
+    #[inline(never)]
+    fn of_long(bytes: &[u8]) -> Self {
+        let (blocks, rest) = bytes.as_chunks::<{ sum::BLOCK }>();
+        let words = sum::of_words(blocks);
+        Self((words & 0xffff_ffff) + (words >> 32)).and(Self::of_short(rest))
+    }
+
+    /// As [`Self::of`], for headers and small payloads.
+    #[inline]
+    fn of_short(bytes: &[u8]) -> Self {
+        let (words, mut rest) = bytes.as_chunks::<8>();
+        let mut sum = 0u64;
+        for word in words {
+            let (added, carry) = sum.overflowing_add(u64::from_ne_bytes(*word));
+            sum = added + u64::from(carry);
         }
-        let (words, rest) = rest.as_chunks::<4>();
-        let mut last = [0; 4];
-        for (to, from) in last.iter_mut().zip(rest) {
-            *to = *from;
+        let mut sum = (sum & 0xffff_ffff) + (sum >> 32);
+        if let Some((word, tail)) = rest.split_first_chunk::<4>() {
+            sum += u64::from(u32::from_ne_bytes(*word));
+            rest = tail;
         }
-        let rest = words.iter().chain([&last]).map(|w| u64::from(u32::from_ne_bytes(*w))).sum::<u64>();
-        Self(lanes.iter().sum::<u64>() + rest)
+        if let Some((word, tail)) = rest.split_first_chunk::<2>() {
+            sum += u64::from(u16::from_ne_bytes(*word));
+            rest = tail;
+        }
+        if let [last] = *rest {
+            sum += u64::from(u16::from_ne_bytes([last, 0]));
+        }
+        Self(sum)
+    }
+
+    /// The sum of four bytes.
+    pub(super) const fn of_u32(bytes: [u8; 4]) -> Self {
+        Self(u32::from_ne_bytes(bytes) as u64)
     }
 
     /// The sum of bytes in pieces, the first of which begins at an even position.
     pub fn of_pieces<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Self {
-        let mut sum = Self::default();
-        let mut odd = false;
-        for piece in pieces {
-            let part = Self::of(piece);
-            sum = sum.and(if odd { Self(u64::from(part.folded().swap_bytes())) } else { part });
-            odd ^= piece.len() % 2 == 1;
-        }
-        sum
+        let mut all = RunningSum::default();
+        pieces.into_iter().for_each(|piece| all.add(piece));
+        all.sum
     }
 
     /// The sum of both.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
-        // Each has less than 2^48 for anything that fits a frame: no overflow to carry.
+        // Each is less than 2^34, and a frame has few parts: no overflow to carry.
         Self(self.0 + other.0)
     }
 
@@ -74,6 +96,25 @@ impl Sum {
     /// The sum whose folded value is `folded`, which is short enough to be kept with a frame.
     pub const fn from_folded(folded: u16) -> Self {
         Self(folded.to_be() as u64)
+    }
+}
+
+/// A sum over bytes that come piece by piece, the first at an even position.
+#[derive(Debug, Default)]
+pub(crate) struct RunningSum {
+    /// The sum of all pieces so far.
+    pub(crate) sum: Sum,
+    /// The next piece begins at an odd position.
+    odd: bool,
+}
+
+impl RunningSum {
+    /// Adds the next piece.
+    #[inline]
+    pub(crate) fn add(&mut self, piece: &[u8]) {
+        let part = Sum::of(piece);
+        self.sum = self.sum.and(if self.odd { Sum(u64::from(part.folded().swap_bytes())) } else { part });
+        self.odd ^= piece.len() % 2 == 1;
     }
 }
 

@@ -219,9 +219,7 @@ impl Headers {
 
 /// A TCP header without options and with checksum 0 (RFC 9293 section 3.1).
 fn tcp_header(fields: &Fields, ports: [u8; 4], options: usize) -> [u8; TCP_HEADER] {
-    let flags = fields.flags;
-    let bits = [flags.fin, flags.syn, flags.rst, flags.psh, flags.ack, false, flags.ece, flags.cwr];
-    let bits = bits.iter().rev().fold(0u8, |byte, bit| byte << 1 | u8::from(*bit));
+    let bits = fields.flags.to_byte();
     let [s0, s1, d0, d1] = ports;
     let [q0, q1, q2, q3] = fields.seq.value().to_be_bytes();
     let [a0, a1, a2, a3] = fields.ack.value().to_be_bytes();

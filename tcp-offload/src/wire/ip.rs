@@ -1,14 +1,16 @@
 //! IPv4 and IPv6 headers of received packets, and the pseudo-header of their payload.
 
-use std::net::IpAddr;
-
-use etherparse::{Ipv4HeaderSlice, Ipv6HeaderSlice};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Ecn, Malformed, checksum::Sum};
 
 pub(super) const PROTOCOL_ICMP: u8 = 1;
 pub(super) const PROTOCOL_TCP: u8 = 6;
 pub(super) const PROTOCOL_ICMPV6: u8 = 58;
+
+/// Bytes of an IPv4 header without options, and of an IPv6 header.
+const IPV4_HEADER: usize = 20;
+const IPV6_HEADER: usize = 40;
 
 /// The result of parsing a packet's IP header.
 #[derive(Debug, Clone, Copy)]
@@ -31,59 +33,66 @@ fn ecn(bits: u8) -> Ecn {
     }
 }
 
-/// Parses an IPv4 header that begins at `at`.
+/// Parses an IPv4 header that begins at `at` (RFC 791).
 pub(super) fn ipv4(head: &[u8], at: usize) -> Result<Packet, Malformed> {
     let bytes = head.get(at..).unwrap_or_default();
-    let header = Ipv4HeaderSlice::from_slice(bytes).map_err(|e| match e {
-        etherparse::err::ipv4::HeaderSliceError::Len(_) => Malformed::Truncated,
-        etherparse::err::ipv4::HeaderSliceError::Content(_) => Malformed::HeaderLength,
-    })?;
-    if Sum::of(header.slice()).fold() != 0xffff {
+    let fixed = bytes.first_chunk::<IPV4_HEADER>().ok_or(Malformed::Truncated)?;
+    let [version, service, l0, l1, _, _, f0, f1, _, protocol, _, _, addresses @ ..] = *fixed;
+    let header_len = usize::from(version & 0xf) * 4;
+    if version >> 4 != 4 || header_len < IPV4_HEADER {
+        return Err(Malformed::HeaderLength);
+    }
+    let header = bytes.get(..header_len).ok_or(Malformed::Truncated)?;
+    if Sum::of(header).fold() != 0xffff {
         return Err(Malformed::IpChecksum);
     }
-    if header.is_fragmenting_payload() {
+    // "More fragments", or an offset.
+    if u16::from_be_bytes([f0, f1]) & 0x3fff != 0 {
         return Err(Malformed::Fragment);
     }
-    let header_len = header.slice().len();
-    let len = usize::from(header.total_len()).checked_sub(header_len).ok_or(Malformed::HeaderLength)?;
-    let (source, destination) = (header.source_addr(), header.destination_addr());
+    let total = usize::from(u16::from_be_bytes([l0, l1]));
+    let len = total.checked_sub(header_len).ok_or(Malformed::HeaderLength)?;
+    let [s0, s1, s2, s3, d0, d1, d2, d3] = addresses;
+    let (source, destination) = (Ipv4Addr::new(s0, s1, s2, s3), Ipv4Addr::new(d0, d1, d2, d3));
     if !(unicast_v4(source) && unicast_v4(destination)) {
         return Err(Malformed::Address);
     }
     Ok(Packet {
         source: source.into(),
         destination: destination.into(),
-        protocol: header.protocol().0,
-        ecn: ecn(header.ecn().value()),
+        protocol,
+        ecn: ecn(service),
         start: at + header_len,
         len,
     })
 }
 
-fn unicast_v4(ip: std::net::Ipv4Addr) -> bool {
+fn unicast_v4(ip: Ipv4Addr) -> bool {
     !(ip.is_multicast() || ip.is_broadcast() || ip.is_unspecified())
 }
 
-/// Parses an IPv6 header that begins at `at`.
+/// Parses an IPv6 header that begins at `at` (RFC 8200).
 ///
 /// Extension headers are not supported: such packets count as [`Inbound::Other`](super::Inbound::Other), because
 /// their next header is not TCP. A fragment header is reported as [`Malformed::Fragment`].
 pub(super) fn ipv6(head: &[u8], at: usize) -> Result<Packet, Malformed> {
     const FRAGMENT: u8 = 44;
     let bytes = head.get(at..).unwrap_or_default();
-    let header = Ipv6HeaderSlice::from_slice(bytes).map_err(|e| match e {
-        etherparse::err::ipv6::HeaderSliceError::Len(_) => Malformed::Truncated,
-        etherparse::err::ipv6::HeaderSliceError::Content(_) => Malformed::HeaderLength,
-    })?;
-    if header.next_header().0 == FRAGMENT {
+    let fixed = bytes.first_chunk::<IPV6_HEADER>().ok_or(Malformed::Truncated)?;
+    let [version, service, _, _, l0, l1, protocol, _, addresses @ ..] = *fixed;
+    if version >> 4 != 6 {
+        return Err(Malformed::HeaderLength);
+    }
+    if protocol == FRAGMENT {
         return Err(Malformed::Fragment);
     }
-    let (source, destination) = (header.source_addr(), header.destination_addr());
+    let address = |octets: Option<&[u8; 16]>| octets.copied().map_or(Ipv6Addr::UNSPECIFIED, Ipv6Addr::from);
+    let (source, destination) = (address(addresses.first_chunk()), address(addresses.last_chunk()));
     if is_mapped(source) || is_mapped(destination) {
         return Err(Malformed::MappedAddress);
     }
     // Neighbour discovery and others use multicast addresses, which only TCP must not.
-    if header.next_header().0 == PROTOCOL_TCP
+    if protocol == PROTOCOL_TCP
         && [source, destination].iter().any(|ip| ip.is_multicast() || ip.is_unspecified())
     {
         return Err(Malformed::Address);
@@ -91,22 +100,23 @@ pub(super) fn ipv6(head: &[u8], at: usize) -> Result<Packet, Malformed> {
     Ok(Packet {
         source: source.into(),
         destination: destination.into(),
-        protocol: header.next_header().0,
-        ecn: ecn(header.traffic_class()),
-        start: at + header.header_len(),
-        len: usize::from(header.payload_length()),
+        protocol,
+        // The traffic class lies across the first two bytes; ECN is its lower two bits.
+        ecn: ecn(service >> 4),
+        start: at + IPV6_HEADER,
+        len: usize::from(u16::from_be_bytes([l0, l1])),
     })
 }
 
 /// Whether `ip` is `::ffff:a.b.c.d` (RFC 4291 section 2.5.5.2).
-pub(super) fn is_mapped(ip: std::net::Ipv6Addr) -> bool {
+pub(super) fn is_mapped(ip: Ipv6Addr) -> bool {
     ip.to_ipv4_mapped().is_some()
 }
 
 /// The sum over the pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1).
 pub(super) fn pseudo_header(source: IpAddr, destination: IpAddr, protocol: u8, len: usize) -> Sum {
     let address = |ip| match ip {
-        IpAddr::V4(ip) => Sum::of(&ip.octets()),
+        IpAddr::V4(ip) => Sum::of_u32(ip.octets()),
         IpAddr::V6(ip) => Sum::of(&ip.octets()),
     };
     address(source).and(address(destination)).and_word(protocol.into()).and_word(len as u16)

@@ -2,7 +2,10 @@
 //! that concern TCP. Checksums are computed and verified here; no code here keeps state.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    hash::{Hash, Hasher},
+    net::{IpAddr, SocketAddr},
+};
 
 use crate::{link::QueueId, seq::SeqNum};
 
@@ -15,6 +18,7 @@ mod parse;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use checksum::RunningSum;
 pub use checksum::Sum;
 pub use emit::{Fields, HOP_LIMIT, Headers, MOST_HEADER_BYTES, send_bare, send_reset};
 pub use options::TIMESTAMPS_BYTES;
@@ -25,7 +29,7 @@ pub use parse::parse;
 pub struct Mac(pub [u8; 6]);
 
 /// The four-tuple of a connection, as seen from this end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Flow {
     /// Our address and port.
     pub local: SocketAddr,
@@ -57,6 +61,29 @@ pub struct Path {
     pub queue: QueueId,
 }
 
+/// Addresses and ports in as few words as possible, because each received segment is looked up by them.
+impl Hash for Flow {
+    #[inline]
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        match (self.local.ip(), self.remote.ip()) {
+            (IpAddr::V4(local), IpAddr::V4(remote)) => {
+                hasher.write_u64(u64::from(local.to_bits()) << 32 | u64::from(remote.to_bits()));
+            }
+            (local, remote) => {
+                for ip in [local, remote] {
+                    let bits = match ip {
+                        IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
+                        IpAddr::V6(ip) => ip.to_bits(),
+                    };
+                    hasher.write_u64((bits >> 64) as u64);
+                    hasher.write_u64(bits as u64);
+                }
+            }
+        }
+        hasher.write_u32(u32::from(self.local.port()) << 16 | u32::from(self.remote.port()));
+    }
+}
+
 impl Flow {
     /// The peer's address.
     pub fn remote_ip(&self) -> IpAddr {
@@ -84,6 +111,30 @@ pub struct Flags {
 }
 
 impl Flags {
+    /// The control bits in the header's fourteenth byte.
+    const fn from_byte(byte: u8) -> Self {
+        Self {
+            fin: byte & 0x01 != 0,
+            syn: byte & 0x02 != 0,
+            rst: byte & 0x04 != 0,
+            psh: byte & 0x08 != 0,
+            ack: byte & 0x10 != 0,
+            ece: byte & 0x40 != 0,
+            cwr: byte & 0x80 != 0,
+        }
+    }
+
+    /// The header's fourteenth byte.
+    const fn to_byte(self) -> u8 {
+        (self.fin as u8)
+            | (self.syn as u8) << 1
+            | (self.rst as u8) << 2
+            | (self.psh as u8) << 3
+            | (self.ack as u8) << 4
+            | (self.ece as u8) << 6
+            | (self.cwr as u8) << 7
+    }
+
     /// Whether this is a SYN without ACK, RST or FIN, which asks for a new connection.
     pub const fn is_plain_syn(self) -> bool {
         self.syn && !self.ack && !self.rst && !self.fin

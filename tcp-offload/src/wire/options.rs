@@ -73,6 +73,7 @@ impl Options {
     }
 
     /// Bytes that [`Options::emit`] writes: a multiple of 4.
+    #[inline]
     pub const fn wire_len(&self) -> usize {
         let mut len = 0;
         if self.mss.is_some() {
@@ -97,6 +98,13 @@ impl Options {
     /// than
     /// [`MOST_OPTION_BYTES`] do not fit a header.
     pub fn emit(&self, out: &mut [u8]) -> Option<usize> {
+        if let Some(timestamps) = self.timestamps
+            && self.wire_len() == TIMESTAMPS_BYTES
+            && !self.sack_permitted
+        {
+            emit_timestamps(timestamps, out.first_chunk_mut()?);
+            return Some(TIMESTAMPS_BYTES);
+        }
         let mut words = out.as_chunks_mut::<4>().0.iter_mut();
         let mut put = |word: [u8; 4]| words.next().map(|w| *w = word);
         if let Some(mss) = self.mss {
@@ -123,6 +131,13 @@ impl Options {
         }
         Some(self.wire_len())
     }
+}
+
+/// Writes the layout of RFC 7323 appendix A.
+fn emit_timestamps(timestamps: Timestamps, out: &mut [u8; TIMESTAMPS_BYTES]) {
+    let [v0, v1, v2, v3] = timestamps.value.to_be_bytes();
+    let [e0, e1, e2, e3] = timestamps.echo.to_be_bytes();
+    *out = [NOP, NOP, TIMESTAMPS, 10, v0, v1, v2, v3, e0, e1, e2, e3];
 }
 
 /// Parses the layout of RFC 7323 appendix A, which most stacks send in every data segment: two no-operations and the

@@ -2,8 +2,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use etherparse::{Ethernet2HeaderSlice, SingleVlanHeaderSlice, TcpHeaderSlice};
-
 use super::{
     Flags, Flow, Inbound, Mac, Malformed, Options, Segment, VlanTags,
     checksum::Sum,
@@ -15,6 +13,9 @@ use crate::{
     seq::SeqNum,
 };
 
+const ETHERNET_HEADER: usize = 14;
+const VLAN_TAG: usize = 4;
+const TCP_HEADER: usize = 20;
 const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
 const ETHERTYPES_VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
@@ -24,8 +25,9 @@ const ETHERTYPES_VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
 pub fn parse(link: &dyn Link, frame: &RxFrame) -> Result<Inbound, Malformed> {
     let chunks = link.rx_chunks(frame);
     let head = chunks.first().copied().unwrap_or_default();
-    let ethernet = Ethernet2HeaderSlice::from_slice(head).map_err(|_| Malformed::Truncated)?;
-    let (vlan, ethertype, ip) = tags(head, ethernet.ether_type().0)?;
+    let ethernet = head.first_chunk::<ETHERNET_HEADER>().ok_or(Malformed::Truncated)?;
+    let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1] = *ethernet;
+    let (vlan, ethertype, ip) = tags(head, u16::from_be_bytes([t0, t1]))?;
     let packet = match ethertype {
         ETHERTYPE_IPV4 => ipv4(head, ip)?,
         ETHERTYPE_IPV6 => ipv6(head, ip)?,
@@ -44,8 +46,8 @@ pub fn parse(link: &dyn Link, frame: &RxFrame) -> Result<Inbound, Malformed> {
     match (packet.protocol, packet.source) {
         (PROTOCOL_TCP, _) => {
             let mut segment = tcp(head, &packet, sum()?)?;
-            segment.source_mac = Mac(ethernet.source());
-            segment.destination_mac = Mac(ethernet.destination());
+            segment.source_mac = Mac([s0, s1, s2, s3, s4, s5]);
+            segment.destination_mac = Mac([d0, d1, d2, d3, d4, d5]);
             segment.vlan = vlan;
             segment.queue = frame.queue();
             Ok(Inbound::Tcp(segment))
@@ -60,62 +62,56 @@ pub fn parse(link: &dyn Link, frame: &RxFrame) -> Result<Inbound, Malformed> {
 /// Parses up to two VLAN tags. Returns the tags, the EtherType after them and the position of its payload.
 fn tags(head: &[u8], ethertype: u16) -> Result<(VlanTags, u16, usize), Malformed> {
     let mut tags = VlanTags::default();
-    let (mut ethertype, mut at) = (ethertype, 14);
+    let (mut ethertype, mut at) = (ethertype, ETHERNET_HEADER);
     for tag in &mut tags.0 {
         if !ETHERTYPES_VLAN.contains(&ethertype) {
             break;
         }
-        let bytes = head.get(at..).unwrap_or_default();
-        let header = SingleVlanHeaderSlice::from_slice(bytes).map_err(|_| Malformed::Truncated)?;
-        let tci = header.slice().first_chunk::<2>().map_or(0, |b| u16::from_be_bytes(*b));
-        *tag = Some((ethertype, tci));
-        ethertype = header.ether_type().0;
-        at += header.slice().len();
+        let bytes = head.get(at..).and_then(<[u8]>::first_chunk::<VLAN_TAG>);
+        let [c0, c1, t0, t1] = *bytes.ok_or(Malformed::Truncated)?;
+        *tag = Some((ethertype, u16::from_be_bytes([c0, c1])));
+        ethertype = u16::from_be_bytes([t0, t1]);
+        at += VLAN_TAG;
     }
     Ok((tags, ethertype, at))
 }
 
-/// Parses the TCP header; `sum` is the sum over header and payload. The caller fills in the fields that come from the
-/// Ethernet header.
+/// Parses the TCP header (RFC 9293 section 3.1); `sum` is the sum over header and payload. The caller fills in the fields
+/// that come from the Ethernet header.
 fn tcp(head: &[u8], packet: &Packet, sum: Sum) -> Result<Segment, Malformed> {
     let bytes = head.get(packet.start..).unwrap_or_default();
     let bytes = bytes.get(..packet.len).unwrap_or(bytes);
-    let header = TcpHeaderSlice::from_slice(bytes).map_err(|e| match e {
-        etherparse::err::tcp::HeaderSliceError::Len(_) => Malformed::Truncated,
-        etherparse::err::tcp::HeaderSliceError::Content(_) => Malformed::HeaderLength,
-    })?;
+    let fixed = bytes.first_chunk::<TCP_HEADER>().ok_or(Malformed::Truncated)?;
+    let [s0, s1, d0, d1, q0, q1, q2, q3, a0, a1, a2, a3, offset, flags, w0, w1, c0, c1, _, _] = *fixed;
+    let header_len = usize::from(offset >> 4) * 4;
+    if header_len < TCP_HEADER {
+        return Err(Malformed::HeaderLength);
+    }
+    let options = bytes.get(TCP_HEADER..header_len).ok_or(Malformed::Truncated)?;
     let pseudo = pseudo_header(packet.source, packet.destination, PROTOCOL_TCP, packet.len);
     let good = sum.and(pseudo).fold() == 0xffff;
-    let partial_checksum = !good && header.checksum() == pseudo.fold();
+    let partial_checksum = !good && u16::from_be_bytes([c0, c1]) == pseudo.fold();
     if !(good || partial_checksum) {
         return Err(Malformed::Checksum);
     }
-    if header.source_port() == 0 || header.destination_port() == 0 {
+    let (source_port, destination_port) = (u16::from_be_bytes([s0, s1]), u16::from_be_bytes([d0, d1]));
+    if source_port == 0 || destination_port == 0 {
         return Err(Malformed::Address);
     }
-    let header_len = header.slice().len();
     Ok(Segment {
         source_mac: Mac::default(),
         destination_mac: Mac::default(),
         vlan: VlanTags::default(),
         queue: crate::link::QueueId::default(),
         flow: Flow {
-            local: SocketAddr::new(packet.destination, header.destination_port()),
-            remote: SocketAddr::new(packet.source, header.source_port()),
+            local: SocketAddr::new(packet.destination, destination_port),
+            remote: SocketAddr::new(packet.source, source_port),
         },
-        seq: SeqNum::new(header.sequence_number()),
-        ack: SeqNum::new(header.acknowledgment_number()),
-        flags: Flags {
-            fin: header.fin(),
-            syn: header.syn(),
-            rst: header.rst(),
-            psh: header.psh(),
-            ack: header.ack(),
-            ece: header.ece(),
-            cwr: header.cwr(),
-        },
-        window: header.window_size(),
-        options: Options::parse(header.options())?,
+        seq: SeqNum::new(u32::from_be_bytes([q0, q1, q2, q3])),
+        ack: SeqNum::new(u32::from_be_bytes([a0, a1, a2, a3])),
+        flags: Flags::from_byte(flags),
+        window: u16::from_be_bytes([w0, w1]),
+        options: Options::parse(options)?,
         ecn: packet.ecn,
         payload_start: packet.start + header_len,
         payload_len: packet.len - header_len,

@@ -32,6 +32,10 @@ impl Ulp for Counting {
         Ok(())
     }
 
+    fn has_data(&self, _conn: ConnId) -> bool {
+        true
+    }
+
     fn pull(&mut self, _: ConnId, out: &mut UlpduWriter<'_, '_>) -> Pulled {
         if self.to_send == 0 || out.room() < 400 {
             return Pulled::Nothing;

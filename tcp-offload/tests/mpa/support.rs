@@ -153,6 +153,10 @@ impl Ulp for TestUlp {
         Ok(())
     }
 
+    fn has_data(&self, _conn: ConnId) -> bool {
+        true
+    }
+
     fn pull(&mut self, conn: ConnId, out: &mut UlpduWriter<'_, '_>) -> Pulled {
         assert_eq!(conn, CONN);
         self.mulpdu = out.mulpdu();

@@ -118,6 +118,10 @@ impl Ulp for Upper {
         Ok(())
     }
 
+    fn has_data(&self, _conn: ConnId) -> bool {
+        true
+    }
+
     fn pull(&mut self, conn: ConnId, out: &mut UlpduWriter<'_, '_>) -> Pulled {
         let talk = self.running(conn);
         if talk.closed.is_some() {

@@ -55,6 +55,10 @@ impl Ulp for Upper {
         Ok(())
     }
 
+    fn has_data(&self, _conn: ConnId) -> bool {
+        true
+    }
+
     fn pull(&mut self, conn: ConnId, out: &mut UlpduWriter<'_, '_>) -> Pulled {
         let Some(left) = self.to_send.get_mut(&conn).filter(|left| **left > 0) else {
             return if self.finishing.contains(&conn) { Pulled::Finish } else { Pulled::Nothing };

@@ -315,6 +315,11 @@ impl Ulp for Rnic {
         delivered
     }
 
+    fn has_data(&self, conn: ConnId) -> bool {
+        let qp = self.connections.qp(conn).and_then(|qp| self.qps.get(qp));
+        qp.is_none_or(QueuePair::has_data)
+    }
+
     fn pull(&mut self, conn: ConnId, out: &mut UlpduWriter<'_, '_>) -> Pulled {
         // A connection without a queue pair sends nothing more.
         let Some((qp, shared)) = self.qp_of(conn) else { return Pulled::Finish };

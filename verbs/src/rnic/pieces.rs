@@ -120,6 +120,7 @@ impl<'k> Stretches<'k> {
     }
 
     /// Copies the next bytes into `out`, and updates `crc` with them if there is one.
+    #[inline]
     pub(crate) fn read(&mut self, mut out: &mut [u8], mut crc: Option<&mut u32>) {
         while !out.is_empty() {
             let Some((memory, offset, n)) = self.step(out.len()) else { return };
@@ -135,6 +136,7 @@ impl<'k> Stretches<'k> {
     }
 
     /// Copies `bytes` to the next bytes; returns false if the memory is read-only.
+    #[inline]
     pub(crate) fn write(&mut self, mut bytes: &[u8]) -> bool {
         while !bytes.is_empty() {
             let Some((memory, offset, n)) = self.step(bytes.len()) else { return false };
@@ -148,6 +150,7 @@ impl<'k> Stretches<'k> {
     }
 
     /// Returns the next stretch of at most `max` bytes and advances past it.
+    #[inline]
     fn step(&mut self, max: usize) -> Option<(&'k Memory, usize, usize)> {
         loop {
             let stretch = self.list.get(self.at)?;

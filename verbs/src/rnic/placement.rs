@@ -150,7 +150,12 @@ where
     /// Copies the payload, which follows `header_bytes` of header; returns false if the memory is read-only.
     fn copy_to(&self, header_bytes: usize, mut stretches: Stretches<'_>) -> bool {
         let mut written = true;
-        self.ulpdu.for_each(header_bytes, |_, bytes| written &= stretches.write(bytes));
+        if let Some((memory, offset)) = stretches.in_one_piece() {
+            self.ulpdu
+                .for_each(header_bytes, |at, bytes| written &= memory.write(offset + at, bytes).is_ok());
+        } else {
+            self.ulpdu.for_each(header_bytes, |_, bytes| written &= stretches.write(bytes));
+        }
         written
     }
 }

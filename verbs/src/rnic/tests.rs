@@ -20,7 +20,6 @@ use std::{
     },
 };
 
-use smallvec::smallvec;
 use xwarp_tcp::{
     mpa::{Agreed, MpaConfig, Revision, Rtr},
     sim::{self, PulledUlpdu},
@@ -152,7 +151,7 @@ impl End {
     }
 
     fn place(&mut self, ulpdu: &[u8], arrival: Arrival) -> Result<Placed, Refusal> {
-        self.rnic.place(CONN, &Ulpdu::new(smallvec![ulpdu]), arrival)
+        self.rnic.place(CONN, &Ulpdu::new(&[ulpdu]), arrival)
     }
 
     /// Places and delivers a ULPDU in order.

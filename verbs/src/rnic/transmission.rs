@@ -42,6 +42,17 @@ enum Step {
 }
 
 impl QueuePair {
+    /// Whether [`Self::pull`] would write a ULPDU, if there were room, or finish the direction.
+    pub(crate) fn has_data(&self) -> bool {
+        self.tx.current.is_some()
+            || self.may_begin()
+            || !self.tx.to_answer.is_empty()
+            || self.tx.finished
+            || self.tx.terminate.is_some()
+            || self.tx.rtr.is_some()
+            || self.closing && self.drained()
+    }
+
     /// Writes the next ULPDU.
     pub(crate) fn pull(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Pulled {
         loop {
@@ -108,7 +119,7 @@ impl QueuePair {
         match entry.operation {
             Operation::Send { .. } | Operation::Write { .. } | Operation::WriteImmediate { .. } => {
                 self.tx.current = Some(Current::Request { position, sent: 0 });
-                Step::Again
+                self.send_segment(shared, out)
             }
             Operation::Read { remote, .. } => self.ask_to_read(position, remote, out),
             Operation::Immediate { data } => self.send_immediate(position, data, out),

@@ -66,6 +66,10 @@ impl Ulp for Script {
         Ok(())
     }
 
+    fn has_data(&self, _conn: ConnId) -> bool {
+        true
+    }
+
     fn pull(&mut self, conn: ConnId, out: &mut UlpduWriter<'_, '_>) -> Pulled {
         let talk = self.talks.entry(conn).or_default();
         match talk.outbox.front() {

@@ -27,6 +27,10 @@ impl Ulp for Picky {
         Ok(())
     }
 
+    fn has_data(&self, _conn: ConnId) -> bool {
+        true
+    }
+
     fn pull(&mut self, _: ConnId, _: &mut UlpduWriter<'_, '_>) -> Pulled {
         Pulled::Nothing
     }

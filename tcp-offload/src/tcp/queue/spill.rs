@@ -51,7 +51,9 @@ impl Queue {
         let Payload::Frame { frame, header } = &mut entry.payload else { return true };
         let Some(chunks) = link.tx_chunks(frame) else { return false };
         let (start, end) = (*header, *header + len);
-        let bytes = FrameWriter::new(chunks, 0, end).pieces(start, end).concat().into_boxed_slice();
+        let mut bytes = Vec::with_capacity(end - start);
+        FrameWriter::new(chunks, 0, end).for_each(start, end, |piece| bytes.extend_from_slice(piece));
+        let bytes = bytes.into_boxed_slice();
         self.spilled_bytes += bytes.len();
         std::mem::replace(&mut entry.payload, Payload::Heap(bytes)).release(link);
         true

@@ -98,7 +98,7 @@ impl Sender {
         let duplicate = !advanced && ack.bare && had_data && window_before == self.edge && ack.number == una;
         self.count_duplicates(advanced, duplicate, delivery.bytes);
         if let Some(sent) = delivery.sample() {
-            self.rtt.sample(ack.now, ack.now.since(sent));
+            self.rtt.sample(ack.now, sent);
             self.tlp.measured = true;
         }
         counters.dsacks_in += u64::from(ack.dsack.is_some());

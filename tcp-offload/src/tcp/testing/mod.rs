@@ -71,6 +71,10 @@ impl Stream {
 }
 
 impl Source for Stream {
+    fn has_data(&self) -> bool {
+        self.at < self.total || self.finish
+    }
+
     fn fill(&mut self, offset: StreamOffset, out: &mut FrameWriter<'_>) -> Filled {
         assert_eq!(offset, self.at, "segments are filled in order");
         if self.at == self.total {

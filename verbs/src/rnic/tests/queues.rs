@@ -268,7 +268,8 @@ fn a_receive_goes_to_the_next_live_queue_pair_when_the_first_in_line_is_dead() {
             let (_, other) = second_user(end);
             let message = placement::send_segment(1, 0, true, &[]);
             assert_eq!(end.take(&message), Err(Refusal::Withhold));
-            let ulpdu = Ulpdu::new(smallvec![&message[..]]);
+            let pieces = [&message[..]];
+            let ulpdu = Ulpdu::new(&pieces);
             assert_eq!(end.rnic.place(other, &ulpdu, Arrival::InOrder).err(), Some(Refusal::Withhold));
             if !dies_after_the_post {
                 die(end);
@@ -295,7 +296,8 @@ fn a_resumed_queue_pair_that_takes_no_receive_leaves_it_to_the_next_one() {
     let srq = end.rnic.query_qp(end.qp).unwrap().attributes.srq.unwrap();
     let (_, other) = second_user(end);
     let message = placement::send_segment(1, 0, true, &[]);
-    let ulpdu = Ulpdu::new(smallvec![&message[..]]);
+    let pieces = [&message[..]];
+    let ulpdu = Ulpdu::new(&pieces);
     assert_eq!(end.take(&message), Err(Refusal::Withhold));
     assert_eq!(end.rnic.place(other, &ulpdu, Arrival::InOrder).err(), Some(Refusal::Withhold));
     end.rnic.post_srq_recv(srq, &RecvRequest { wr_id: 1, scatter: &[] }).unwrap();

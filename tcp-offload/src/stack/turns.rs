@@ -1,0 +1,170 @@
+//! What each connection has to do next: nothing, to send a delayed ACK when the engine is idle, or to send now. A
+//! connection is in one list at most, and a removed connection is in none, so the lists are bounded by the table.
+
+/// What a connection has to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Work {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// It owes an ACK that may wait until a turn receives nothing.
+    Ack,
+    /// It may have something to send now.
+    Send,
+}
+
+/// Links of one connection in its list.
+#[derive(Debug, Clone, Copy, Default)]
+struct Place {
+    work: Work,
+    before: Option<u32>,
+    after: Option<u32>,
+}
+
+/// One doubly linked list.
+#[derive(Debug, Clone, Copy, Default)]
+struct List {
+    first: Option<u32>,
+    last: Option<u32>,
+    len: usize,
+}
+
+/// The work of all connections, first come, first served.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    /// By connection index.
+    places: Vec<Place>,
+    acks: List,
+    sends: List,
+}
+
+impl Turns {
+    /// What connection `index` has to do.
+    #[inline]
+    pub(super) fn work(&self, index: u32) -> Work {
+        self.places.get(index as usize).map_or(Work::Nothing, |place| place.work)
+    }
+
+    /// Sets what connection `index` has to do. It joins the end of the list of its new work; with the same work as
+    /// before it keeps its place.
+    #[inline]
+    pub(super) fn set(&mut self, index: u32, work: Work) {
+        if self.work(index) != work {
+            self.change(index, work);
+        }
+    }
+
+    fn change(&mut self, index: u32, work: Work) {
+        let at = index as usize;
+        if self.places.len() <= at {
+            self.places.resize(at + 1, Place::default());
+        }
+        let Some(Place { work: old, before, after }) = self.places.get(at).copied() else { return };
+        if let Some(list) = self.list(old) {
+            list.len -= 1;
+            if before.is_none() {
+                list.first = after;
+            }
+            if after.is_none() {
+                list.last = before;
+            }
+            if let Some(place) = self.place(before) {
+                place.after = after;
+            }
+            if let Some(place) = self.place(after) {
+                place.before = before;
+            }
+        }
+        let mut new = Place { work, before: None, after: None };
+        if let Some(list) = self.list(work) {
+            list.len += 1;
+            new.before = list.last.replace(index);
+            list.first.get_or_insert(index);
+            if let Some(last) = self.place(new.before) {
+                last.after = Some(index);
+            }
+        }
+        if let Some(place) = self.places.get_mut(at) {
+            *place = new;
+        }
+    }
+
+    /// Removes and returns the connection whose turn it is to send.
+    pub(super) fn next_send(&mut self) -> Option<u32> {
+        let index = self.sends.first?;
+        self.set(index, Work::Nothing);
+        Some(index)
+    }
+
+    /// Removes and returns a connection that owes an ACK.
+    pub(super) fn next_ack(&mut self) -> Option<u32> {
+        let index = self.acks.first?;
+        self.set(index, Work::Nothing);
+        Some(index)
+    }
+
+    /// Number of connections that may have something to send.
+    pub(super) fn sends(&self) -> usize {
+        self.sends.len
+    }
+
+    /// Number of connections that owe an ACK and nothing else.
+    pub(super) fn acks(&self) -> usize {
+        self.acks.len
+    }
+
+    fn list(&mut self, work: Work) -> Option<&mut List> {
+        match work {
+            Work::Nothing => None,
+            Work::Ack => Some(&mut self.acks),
+            Work::Send => Some(&mut self.sends),
+        }
+    }
+
+    fn place(&mut self, index: Option<u32>) -> Option<&mut Place> {
+        self.places.get_mut(index? as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn prop_the_lists_agree_with_queues(ops in prop::collection::vec((0..5u8, 0..8u32), 1..200)) {
+            let mut turns = Turns::default();
+            let (mut acks, mut sends) = (VecDeque::new(), VecDeque::new());
+            for (op, index) in ops {
+                let work = match op {
+                    0 => Work::Nothing,
+                    1 => Work::Ack,
+                    2 => Work::Send,
+                    3 => {
+                        prop_assert_eq!(turns.next_send(), sends.pop_front());
+                        continue;
+                    }
+                    _ => {
+                        prop_assert_eq!(turns.next_ack(), acks.pop_front());
+                        continue;
+                    }
+                };
+                turns.set(index, work);
+                for (list, of) in [(&mut acks, Work::Ack), (&mut sends, Work::Send)] {
+                    match list.iter().position(|i| *i == index) {
+                        Some(_) if work == of => {}
+                        Some(at) => drop(list.remove(at)),
+                        None if work == of => list.push_back(index),
+                        None => {}
+                    }
+                }
+                prop_assert_eq!(turns.work(index), work);
+                prop_assert_eq!((turns.acks(), turns.sends()), (acks.len(), sends.len()));
+            }
+        }
+    }
+}

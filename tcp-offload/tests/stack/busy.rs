@@ -1,0 +1,66 @@
+//! A stack that is never idle, because each of its turns receives a frame.
+
+use xwarp_tcp::{
+    link::Link,
+    mpa::MpaConfig,
+    sim::{RawPeer, RawSegment, SimLink, Wire, WireConfig, path},
+    stack::{Stack, StackConfig},
+    time::Instant,
+    wire::{self, Flags, Inbound},
+};
+
+use crate::support::{PORT, Upper};
+
+struct Busy {
+    stack: Stack<Upper>,
+    upper: Upper,
+    near: SimLink,
+    far: SimLink,
+}
+
+impl Busy {
+    /// The stack receives a frame of `peer` and transmits; the peer hears what it sends.
+    fn exchange(&mut self, peer: &mut RawPeer, frame: &[u8]) {
+        let mut batch = Vec::new();
+        self.far.inject(frame);
+        assert_eq!(self.near.receive(&mut batch, 64), 1);
+        for frame in batch.drain(..) {
+            self.stack.receive(Instant::ZERO, &mut self.near, frame, &mut self.upper);
+        }
+        self.stack.transmit(Instant::ZERO, &mut self.near, &mut self.upper);
+        self.far.receive(&mut batch, 64);
+        for frame in batch {
+            if let Ok(Inbound::Tcp(segment)) = wire::parse(&self.far, &frame) {
+                peer.hear(&segment);
+            }
+            self.far.recycle(frame);
+        }
+    }
+}
+
+/// A peer that opens a connection, lets the stack owe it an ACK, and resets the connection, again and again.
+#[test]
+fn removed_connections_leave_no_entry_in_the_lists_of_work() {
+    let (_, near, far) = Wire::new(WireConfig::default());
+    let (stack, upper) = (Stack::new(StackConfig::default()), Upper::default());
+    let mut busy = Busy { stack, upper, near, far };
+    busy.stack.listen(&mut busy.near, None, PORT, 8, 1500, MpaConfig::default()).unwrap();
+    let mut owed = 0;
+    for port in 1000..1200 {
+        let mut peer = RawPeer::new(path(([10, 9, 0, 1], port), ([10, 1, 1, 1], PORT)), 7, false);
+        let syn = peer.syn();
+        busy.exchange(&mut peer, &syn);
+        let ack = peer.data(&[]);
+        busy.exchange(&mut peer, &ack);
+        // The beginning of an MPA Request, whose ACK may wait.
+        let data = peer.data(b"MPA ID");
+        busy.exchange(&mut peer, &data);
+        owed += busy.stack.table_sizes().owing;
+        let flags = Flags { rst: true, ack: true, ..Flags::default() };
+        let reset = peer.segment(&RawSegment { flags, ..RawSegment::default() });
+        busy.exchange(&mut peer, &reset);
+    }
+    let sizes = busy.stack.table_sizes();
+    assert_eq!(owed, 200, "each connection was owed an ACK once");
+    assert_eq!((sizes.connections, sizes.ready, sizes.owing), (0, 0, 0), "{sizes:?}");
+}
