@@ -224,7 +224,7 @@ fn rfc5961_s7_half_open_connections_share_a_budget_of_challenges() {
 /// Neither the first answer nor those to repeated SYNs and other segments of strangers.
 #[test]
 fn half_open_connections_take_no_frame_from_the_reserve() {
-    let tcp = TcpConfig { reserve_frames: 1 << 20, ..TcpConfig::default() };
+    let tcp = TcpConfig { reserve_chunks: 1 << 20, ..TcpConfig::default() };
     let mut lab = Lab::new(tcp, 8);
     for fields in [syn(7), syn(7), ack(8, 1), ack(100, 0), syn(7)] {
         forged(&mut lab.stranger, 1, 1024, &fields);

@@ -296,7 +296,7 @@ impl Rnic {
                 }
                 Event::StreamReadable => {
                     // The application has to look for bytes when it sees the connection.
-                    if announced.is_none_or(|number| !self.shared.events.cm.contains_key(&number)) {
+                    if announced.is_none_or(|number| !self.shared.events.cm.holds(number)) {
                         let stream = StreamId::Request(RequestId(conn));
                         self.shared.events.push_cm(CmEvent::StreamReadable { stream });
                     }
@@ -415,7 +415,8 @@ impl Rnic {
         let Shared { wakes, closes, resumes, refilled, aborts, ended, .. } = &self.shared;
         let Connections { retries, learned, .. } = &self.connections;
         // One test of all lengths: asked several times for each received frame.
-        let errands = wakes.len() | closes.len() | resumes.len() | refilled.len() | aborts.len() | ended.len();
+        let errands =
+            wakes.len() | closes.len() | resumes.len() | refilled.len() | aborts.len() | ended.len();
         errands | retries.len() | learned.len() != 0
     }
 

@@ -313,6 +313,11 @@ impl<E: Concerns + PartialEq> EventQueue<E> {
         Some(event)
     }
 
+    /// Whether the event with this number still waits.
+    pub(super) fn holds(&self, number: u64) -> bool {
+        self.events.contains_key(&number)
+    }
+
     /// The numbers of the events of a queue pair.
     fn numbers_of(&self, qp: QpId) -> impl Iterator<Item = u64> {
         self.by_queue_pair.range((qp, 0)..=(qp, u64::MAX)).map(|(_, number)| *number)

@@ -13,7 +13,7 @@ use xwarp_tcp::{
 use xwarp_verbs::{
     Access, Memory, Opcode, Operation, Pages, Payload, QpId, RecvRequest, STag, SendFlags, Sge, WcStatus,
     WorkCompletion, WorkRequest,
-    ddp::{Header, Msn, Tagged, UNTAGGED_BYTES, Untagged},
+    ddp::{Header, Msn, Tagged, UNTAGGED_BYTES, Untagged, Versions},
     engine::{ConnectParams, Engine, EngineConfig},
     rdmap::{Control, MessageType},
     rnic::{CmEvent, CompletionRing, PdId, QpAttributes, QueuePairOptions, Registration, RequestId},
@@ -162,7 +162,7 @@ impl Host {
                 CmEvent::Closed { qp, .. }
                 | CmEvent::ConnectError { qp, .. }
                 | CmEvent::Rejected { qp, .. } => self.dismiss(qp),
-                CmEvent::RequestGone { .. } => {}
+                CmEvent::RequestGone { .. } | CmEvent::Streaming { .. } | CmEvent::StreamReadable { .. } => {}
             }
         }
         while self.engine.next_async_event().is_some() {}
@@ -294,9 +294,9 @@ fn ulpdu(rng: &mut SmallRng, state: &mut u64) -> Vec<u8> {
     match rng.random_range(0..200) {
         0 => return (0..rng.random_range(0..100)).map(|_| rng.random()).collect(),
         1 => {
-            let control = Control { message: MessageType::Write }.byte();
+            let control = Control { message: MessageType::Write }.byte(Versions::Ietf);
             let (stag, to) = (STag::new(rng.random()), rng.random());
-            Header::Tagged(Tagged { last: true, control, stag, to }).emit(&mut bytes);
+            Header::Tagged(Tagged { last: true, control, stag, to }).emit(Versions::Ietf, &mut bytes);
             return bytes;
         }
         _ => {}
@@ -310,19 +310,21 @@ fn ulpdu(rng: &mut SmallRng, state: &mut u64) -> Vec<u8> {
     *state = u64::from(msn) | u64::from(left) << 32 | u64::from(units) << 40;
     let in_order = units - 1 - left;
     let unit = if left == 0 || rng.random_bool(0.7) { in_order } else { rng.random_range(0..units) };
-    let control = Control { message: MessageType::Send { invalidate: false, solicited: false } }.byte();
+    let control =
+        Control { message: MessageType::Send { invalidate: false, solicited: false } }.byte(Versions::Ietf);
     let queue = if rng.random_bool(0.01) { rng.random_range(0..5) } else { 0 };
     let (msn, mo) = (Msn::new(msn), u32::from(unit) * UNIT);
-    Header::Untagged(Untagged { last: left == 0, control, word: 0, queue, msn, mo }).emit(&mut bytes);
+    Header::Untagged(Untagged { last: left == 0, control, word: 0, queue, msn, mo })
+        .emit(Versions::Ietf, &mut bytes);
     bytes
 }
 
 /// Runs the scenario of a seed. Returns the receives that completed at the victim, and the connections that ended.
 fn hostile(seed: u64) -> (u64, u64) {
     let mut dice = SmallRng::seed_from_u64(seed);
-    let (tx_frames, rx_frames) = (1 << dice.random_range(8..=10), 1 << dice.random_range(8..=10));
+    let (tx_chunks, rx_chunks) = (1 << dice.random_range(8..=10), 1 << dice.random_range(8..=10));
     let faults = Faults { delay: Duration::from_micros(dice.random_range(1..500)), ..Faults::default() };
-    let config = WireConfig { seed, tx_frames, rx_frames, ..WireConfig::default() };
+    let config = WireConfig { seed, tx_chunks, rx_chunks, ..WireConfig::default() };
     let (wire, links) = Wire::switch(&config, &[faults; 3]);
     let Ok([mut victim, mut asker, mut hostile]) = <[SimLink; 3]>::try_from(links) else {
         panic!("three links")

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use xwarp_tcp::{
-    link::Link,
+    link::{Link, rx_pieces},
     mpa::MpaError,
     sim::{RawPeer, RawSegment},
     time::Instant,
@@ -111,7 +111,7 @@ impl Node for OldPeer {
         for frame in batch {
             if let Ok(Inbound::Tcp(segment)) = parse(&self.link, &frame) {
                 let (start, len) = (segment.payload_start, segment.payload_len);
-                let payload = self.link.rx_chunk(&frame, 0)[start..start + len].to_vec();
+                let payload = rx_pieces(&self.link, &frame, start, len).concat();
                 self.hear(&segment, &payload);
             }
             self.link.recycle(frame);
