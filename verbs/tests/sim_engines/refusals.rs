@@ -137,7 +137,8 @@ impl World {
         let faults = Faults { loss, delay: Duration::from_micros(50), ..Faults::default() };
         let (wire, near, far) = Wire::new(WireConfig { seed, faults: [faults; 2], ..WireConfig::default() });
         let mpa = MpaConfig { startup_timeout: PATIENCE, ..MpaConfig::default() };
-        let tcp = TcpConfig { user_timeout: PATIENCE, ..TcpConfig::default() };
+        // The peer answers no keepalives.
+        let tcp = TcpConfig { user_timeout: PATIENCE, keepalive: None, ..TcpConfig::default() };
         let near = Station::new(near, EngineConfig { mpa, tcp, ..EngineConfig::default() });
         let peer = OldPeer { link: far, answer, talks: Vec::new(), requests: Vec::new(), heard: Vec::new() };
         Self { wire, now: Instant::ZERO, near, peer, next_port: 40_000 }
