@@ -150,7 +150,6 @@ impl Ulp for Upper {
                 self.running(conn).established = true;
                 self.established.push(conn);
             }
-            Event::Streaming { .. } | Event::StreamReadable => {}
             Event::PeerClosed | Event::StreamError(_) | Event::Rejected { .. } => {
                 if let Some(talk) = self.talk(conn) {
                     talk.closed.get_or_insert(now);
@@ -159,7 +158,7 @@ impl Ulp for Upper {
                     }
                 }
             }
-            Event::SoftError(_) => {}
+            Event::Streaming { .. } | Event::StreamReadable | Event::SoftError(_) => {}
             Event::Closed(reason) => {
                 let talk = self.talks.remove(&(conn.index, conn.generation));
                 self.delivered.remove(&conn);

@@ -294,12 +294,12 @@ impl Rnic {
                     self.connections.detach(conn);
                     self.shared.events.request_gone(RequestId(conn), announced);
                 }
-                Event::StreamReadable => {
-                    // The application has to look for bytes when it sees the connection.
-                    if announced.is_none_or(|number| !self.shared.events.cm.holds(number)) {
-                        let stream = StreamId::Request(RequestId(conn));
-                        self.shared.events.push_cm(CmEvent::StreamReadable { stream });
-                    }
+                // While the application has not seen the connection, it will look for bytes when it does.
+                Event::StreamReadable
+                    if announced.is_none_or(|number| !self.shared.events.cm.holds(number)) =>
+                {
+                    let stream = StreamId::Request(RequestId(conn));
+                    self.shared.events.push_cm(CmEvent::StreamReadable { stream });
                 }
                 _ => {}
             },

@@ -26,6 +26,9 @@ const REJECTED: u8 = 0x20;
 const MARKERS: u8 = 0x80;
 const ENHANCED: u8 = 0x10;
 
+/// What a peer answers to the bytes of a request.
+type Behaviour = fn(&[u8]) -> Answer;
+
 /// A peer's answer to a request.
 enum Answer {
     Reset,
@@ -49,7 +52,7 @@ struct Talk {
 /// A responder with a TCP that repeats its answer whenever it receives the request again.
 struct OldPeer {
     link: SimLink,
-    answer: fn(&[u8]) -> Answer,
+    answer: Behaviour,
     talks: Vec<Talk>,
     /// Flags and revision of the request of each connection.
     requests: Vec<(u8, u8)>,
@@ -133,7 +136,7 @@ struct World {
 }
 
 impl World {
-    fn new(seed: u64, loss: f64, answer: fn(&[u8]) -> Answer) -> Self {
+    fn new(seed: u64, loss: f64, answer: Behaviour) -> Self {
         let faults = Faults { loss, delay: Duration::from_micros(50), ..Faults::default() };
         let (wire, near, far) = Wire::new(WireConfig { seed, faults: [faults; 2], ..WireConfig::default() });
         let mpa = MpaConfig { startup_timeout: PATIENCE, ..MpaConfig::default() };
@@ -200,8 +203,8 @@ fn refuses_both(request: &[u8]) -> Answer {
 fn sim_rfc6581_s10_a_peer_of_revision_one_gets_another_request_and_is_remembered() {
     let with = (MARKERS | CRC | ENHANCED, 2);
     let one = (MARKERS | CRC, 1);
-    let peers: [(fn(&[u8]) -> Answer, &[(u8, u8)]); 5] = [
-        (closes, &[with, one]),
+    let peers = [
+        (closes as Behaviour, &[with, one][..]),
         (resets, &[with, one]),
         (answers_one, &[with, one]),
         (rejects_two, &[with, one]),
@@ -227,7 +230,7 @@ fn sim_rfc6581_s10_a_peer_of_revision_one_gets_another_request_and_is_remembered
 #[test]
 fn sim_rfc6581_s10_an_initiator_that_requires_revision_two_does_not_ask_again() {
     for (answer, reason) in [
-        (closes as fn(&[u8]) -> Answer, CloseReason::Startup(MpaError::Truncated)),
+        (closes as Behaviour, CloseReason::Startup(MpaError::Truncated)),
         (resets, CloseReason::Reset),
         (answers_one, CloseReason::Startup(MpaError::NotEnhanced)),
     ] {
@@ -252,10 +255,9 @@ fn sim_a_peer_that_always_refuses_costs_three_attempts_at_most() {
         }
     }
     let truncated = CloseReason::Startup(MpaError::Truncated);
-    for (answer, expected, end) in [
-        (resets_all as fn(&[u8]) -> Answer, 2, CloseReason::Reset),
-        (refuses_one_after_the_other, 3, truncated),
-    ] {
+    for (answer, expected, end) in
+        [(resets_all as Behaviour, 2, CloseReason::Reset), (refuses_one_after_the_other, 3, truncated)]
+    {
         for (seed, loss) in [(0, 0.0), (1, 0.2), (2, 0.2)] {
             let mut world = World::new(seed, loss, answer);
             for _ in 0..3 {

@@ -377,7 +377,7 @@ impl State {
             }
             CmEvent::Streaming { stream: StreamId::Qp(qp), .. } => cm.tell_owner(qp, EventKind::Streaming),
             CmEvent::StreamReadable { stream: StreamId::Qp(qp) } => {
-                cm.tell_owner(qp, EventKind::StreamReadable)
+                cm.tell_owner(qp, EventKind::StreamReadable);
             }
             CmEvent::StreamReadable { stream: StreamId::Request(request) } => {
                 if let Some(&key) = cm.by_request.get(&request) {

@@ -60,7 +60,7 @@ fn rfc5044_c1_with_an_rdmac_rnic_every_header_has_version_0() {
     for opcode in [0, 1, 2, 3] {
         assert!(heads.iter().any(|head| head[1] == opcode), "opcode {opcode}: {heads:02x?}");
     }
-    assert!(heads.iter().all(|head| head[0] & 3 == 0 && head[1] >> 6 == 0), "{heads:02x?}");
+    assert!(heads.iter().all(|head| (head[0] & 3, head[1] >> 6) == (0, 0)), "{heads:02x?}");
 }
 
 /// RFC 7306 extends version 1.
