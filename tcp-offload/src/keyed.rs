@@ -112,7 +112,7 @@ mod tests {
         let hash = KeyedHash::new(&Secret::from_number(3));
         let mut buckets = [0u32; 1024];
         for port in 0..65_536u64 {
-            buckets[(hash.hash_one((0x0a01_0002_0a01_0001u64, port << 16 | 4791)) % 1024) as usize] += 1;
+            buckets[(hash.hash_one((0x0a01_0002_0a01_0001u64, port * 65_536 + 4791)) % 1024) as usize] += 1;
         }
         let (least, most) = (buckets.iter().min().unwrap(), buckets.iter().max().unwrap());
         assert!(*least > 20 && *most < 130, "64 on average, {least} to {most}");
