@@ -238,10 +238,9 @@ fn command(args: &CompareArgs, group: Group, subject: Subject, x: Option<u64>) -
         Group::Pairs => add(&["-s", &large, "-q", &text, "-t", "16", "-Q", "4"]),
         Group::PairsRate => add(&["-s", &small, "-q", &text, "-t", "16", "-Q", "4"]),
         Group::Memory => add(&["-s", &small, "-q", &text, "-t", "1", "-Q", "1", "-r", "1"]),
-        Group::LatencySizes => add(&["-a"]),
         // Messages in flight at the end of a row are still waited for: at the default depth, a GiB of them.
         Group::BandwidthSizes if matches!(test, "send" | "write") => add(&["-a", "-t", "32", "-Q", "8"]),
-        Group::BandwidthSizes => add(&["-a"]),
+        Group::LatencySizes | Group::BandwidthSizes => add(&["-a"]),
         // Its only subject is the device.
         Group::Idle => {}
     }

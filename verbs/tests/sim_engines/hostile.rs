@@ -365,7 +365,9 @@ fn hostile(seed: u64) -> (u64, u64) {
     }
     let at = pass(Duration::from_secs(1), &mut victim, &mut hostile);
     let left: Vec<QpId> = victim.guests.values().filter(|g| !g.honest).map(|g| g.qp).collect();
-    left.into_iter().for_each(|qp| victim.disconnect(at, qp));
+    for qp in left {
+        victim.disconnect(at, qp);
+    }
     pass(LINGER, &mut victim, &mut hostile);
     assert_eq!((victim.guests.len(), victim.engine.stack().connections()), (1, 1), "{:?}", victim.guests);
     victim.link.flush();
