@@ -119,6 +119,7 @@ fn siw_perftest_is_the_client() {
 }
 
 #[test]
+#[ignore = "slow: run by ./ci/test --slow"]
 fn siw_perftest_runs_through_all_sizes() {
     let stage = Stage::new(Siw::Tunable).unwrap();
     let record = stage.judged(Ending::Orderly, || {
@@ -129,6 +130,7 @@ fn siw_perftest_runs_through_all_sizes() {
 }
 
 #[test]
+#[ignore = "slow: run by ./ci/test --slow"]
 fn siw_perftest_latency_of_the_largest_reads() {
     let stage = Stage::new(Siw::Tunable).unwrap();
     let record = stage.judged(Ending::Orderly, || {
