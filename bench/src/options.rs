@@ -526,7 +526,7 @@ mod tests {
         command.build();
         let help = command.find_subcommand_mut("send_bw").unwrap().render_long_help().to_string();
         assert!(help.contains("RUST_LOG") && help.contains("--keepalive <SECONDS>"), "{help}");
-        assert!(help.contains("[default: 5]"), "{help}");
+        assert!(help.contains("[default: 30]"), "{help}");
     }
 
     #[test]

@@ -214,6 +214,20 @@ impl Hostile {
         }
     }
 
+    /// Reads until the last segment of the first message with this opcode has arrived; returns the message's segments.
+    pub fn expect_message(&mut self, opcode: u8) -> Result<Vec<Vec<u8>>> {
+        const LAST: u8 = 0x40;
+        loop {
+            let of_message = |ulpdu: &Vec<u8>| ulpdu.get(1).is_some_and(|control| control & 0x0f == opcode);
+            let mut segments: Vec<_> = self.ulpdus()?.into_iter().filter(of_message).collect();
+            if let Some(last) = segments.iter().position(|segment| segment[0] & LAST != 0) {
+                segments.truncate(last + 1);
+                return Ok(segments);
+            }
+            self.hear(self.heard.len() + 1)?;
+        }
+    }
+
     /// Reads until the other end closes; returns all ULPDUs, and how it ended.
     pub fn to_the_end(&mut self) -> Result<(Vec<Vec<u8>>, End)> {
         let end = loop {

@@ -86,12 +86,18 @@ fn converse(peer: &mut Hostile, key: u32, version: u8) {
     peer.send(&headers(tagged(0x40, key, 16, &bytes))).unwrap();
     peer.send(&headers(read_request(1, key, 16, 1200))).unwrap();
     peer.send(&headers(send(1, b"first"))).unwrap();
-    let response = peer.expect_opcode(2).unwrap();
-    assert_eq!(response[..2], [0xc0 | version, version << 6 | 2], "L, DV, RV, Read Response");
-    assert_eq!(response[14..], bytes);
-    let sent = peer.expect_opcode(3).unwrap();
-    assert_eq!(sent[..2], [0x40 | version, version << 6 | 3], "L, DV, RV, Send");
-    assert_eq!(sent[18..], [0x5e; 600]);
+    assert_eq!(message(peer, 2, 14, [0x80 | version, version << 6 | 2]), bytes, "Read Response");
+    assert_eq!(message(peer, 3, 18, [version, version << 6 | 3]), [0x5e; 600], "Send");
+}
+
+/// The payload of the device's message with this opcode. Its segments have headers of `header` bytes that begin with
+/// `control` but for the L bit; the message has two where the first one fills up a TCP segment.
+fn message(peer: &mut Hostile, opcode: u8, header: usize, control: [u8; 2]) -> Vec<u8> {
+    let segments = peer.expect_message(opcode).unwrap();
+    for segment in &segments {
+        assert_eq!([segment[0] & !0x40, segment[1]], control, "T, DV, RV, opcode");
+    }
+    segments.iter().flat_map(|segment| &segment[header..]).copied().collect()
 }
 
 /// Both versions mixed: a Send with the other version of DDP ends the stream by a Terminate of the connection's.
