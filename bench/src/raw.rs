@@ -70,10 +70,11 @@ fn measure(kind: Kind, interface: Interface, args: &RawArgs, server: SocketAddr)
         let end = client.begin(Order { task, polling, bytes })?;
         let row = match kind {
             Kind::Bandwidth => {
+                anyhow::ensure!(bytes > 0, "a message of raw_bw has at least one byte");
                 let transfer = bulk::send(end, bytes, args.amount.amount(), args.window)?;
                 let receipt = client.finish()?;
                 let row = transfer.row(receipt);
-                let lost = transfer.bytes().saturating_sub(receipt.taken);
+                let lost = transfer.sent().saturating_sub(receipt.taken);
                 if lost > 0 {
                     report.note(&format!("{lost} bytes were lost; they do not count"));
                 }

@@ -110,6 +110,14 @@ impl Run<'_> {
              with all offloads; with offloads off, it has no segmentation or receive offload."
                 .to_owned(),
         ];
+        let omitted: Vec<String> = Group::ALL
+            .into_iter()
+            .filter(|&group| !args.measures(group))
+            .map(|group| heading(group).0)
+            .collect();
+        if !omitted.is_empty() {
+            paragraphs.push(format!("Not measured in this run: {}.", omitted.join("; ")));
+        }
         if args.quick {
             paragraphs.push("This was a run with --quick: its figures mean nothing.".to_owned());
         }

@@ -59,7 +59,7 @@ pub struct CompareArgs {
     pub only: Vec<Group>,
     /// MTUs of the bulk table; both ends are set for each measurement and restored. The first is that of the
     /// latency tables, the largest that of the tables by queue pairs and by size
-    #[arg(long, value_name = "MTUS", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(576..=65535), default_value = "1500,3506")]
+    #[arg(long, value_name = "MTUS", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(576..=65535), default_value = "1500,3506,9000,32768,65535")]
     pub mtus: Vec<u32>,
     /// Numbers of queue pairs
     #[arg(long = "queue-pairs", value_name = "COUNTS", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024), default_value = "1,10,100,1000")]

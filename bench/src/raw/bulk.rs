@@ -26,17 +26,23 @@ const BURST: u32 = 32;
 
 /// What the client sent.
 pub(super) struct Transfer {
+    /// Size of a message.
     bytes: u64,
-    messages: u64,
+    /// Bytes of all frames.
+    sent: u64,
     start: Instant,
     cpu_before: Duration,
     completions: Completions,
 }
 
 impl Transfer {
-    /// Bytes of all messages.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes * self.messages
+    /// Bytes sent.
+    pub(super) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    fn messages(&self) -> u64 {
+        self.sent / self.bytes.max(1)
     }
 
     /// The row, now that the receipt has arrived.
@@ -48,7 +54,7 @@ impl Transfer {
         let peak = self.completions.peak(PEAK_WINDOW_BYTES.div_ceil(self.bytes.max(1)));
         BandwidthRow {
             bytes: self.bytes,
-            iterations: self.messages,
+            iterations: self.messages(),
             peak: peak.map(|rate| rate * self.bytes as f64),
             average: taken / elapsed,
             cpu: Some(CpuUse::of(local, Some(remote), taken, elapsed)),
@@ -80,16 +86,18 @@ impl Flight {
     }
 }
 
-/// The client: sends messages for a time, or a number of them.
+/// The client: sends messages for a time, or a number of them. Messages that are longer than a frame make a stream of
+/// full frames, as those of a transport do; of shorter ones, each is a frame.
 pub(super) fn send(end: &mut End, bytes: u64, amount: Amount, window: u32) -> Result<Transfer> {
-    let message = vec![0x5a_u8; bytes as usize];
-    let room = end.payload_room();
+    let length = (bytes as usize).min(end.payload_room());
+    // The last frame of a message continues with the start of the next one.
+    let message = vec![0x5a_u8; bytes as usize + length];
+    let limit = if let Amount::Iterations(n) = amount { n * bytes } else { u64::MAX };
     let mut flight = Flight { next: 0, acknowledged: 0, most: window.min(end.most_in_flight()) };
     let mut progress = Progress::new(amount.units(), bytes, false);
-    let mut rest: &[u8] = &message;
     let mut transfer = Transfer {
         bytes,
-        messages: 0,
+        sent: 0,
         cpu_before: cpu::process_time(),
         start: Instant::now(),
         completions: Completions::with_capacity(1 << 16),
@@ -100,23 +108,16 @@ pub(super) fn send(end: &mut End, bytes: u64, amount: Amount, window: u32) -> Re
                 flight.acknowledge(head.number);
             }
         });
-        let (mut burst, before) = (0, transfer.messages);
-        while burst < BURST && flight.has_room() {
-            let payload = &rest[..rest.len().min(room)];
-            if !end.submit(Kind::Data, flight.next, payload) {
+        let (mut burst, before) = (0, transfer.messages());
+        while burst < BURST && flight.has_room() && transfer.sent < limit {
+            let at = (transfer.sent % bytes) as usize;
+            let now = length.min((limit - transfer.sent) as usize);
+            if !end.submit(Kind::Data, flight.next, &message[at..at + now]) {
                 break;
             }
             flight.next = flight.next.wrapping_add(1);
             burst += 1;
-            rest = &rest[payload.len()..];
-            if rest.is_empty() {
-                rest = &message;
-                transfer.messages += 1;
-                if matches!(amount, Amount::Iterations(n) if transfer.messages == n) {
-                    end.flush();
-                    return Ok(transfer);
-                }
-            }
+            transfer.sent += now as u64;
         }
         if burst > 0 {
             end.flush();
@@ -124,17 +125,17 @@ pub(super) fn send(end: &mut End, bytes: u64, amount: Amount, window: u32) -> Re
             end.submit(Kind::Probe, flight.next, &[]);
             end.flush();
         }
-        // Whole messages only: the clock is read between them.
-        if transfer.messages > before {
+        let messages = transfer.messages();
+        if messages > before {
             let now = Instant::now();
             let elapsed = now - transfer.start;
-            transfer.completions.mark(transfer.messages, elapsed.as_nanos() as u64);
+            transfer.completions.mark(messages, elapsed.as_nanos() as u64);
             let done = match amount {
-                Amount::Iterations(_) => transfer.messages,
+                Amount::Iterations(_) => messages,
                 Amount::Duration(_) => elapsed.as_millis() as u64,
             };
-            progress.at(now, done, transfer.messages);
-            if matches!(amount, Amount::Duration(time) if elapsed >= time) {
+            progress.at(now, done, messages);
+            if transfer.sent >= limit || matches!(amount, Amount::Duration(time) if elapsed >= time) {
                 return Ok(transfer);
             }
         }
@@ -143,7 +144,7 @@ pub(super) fn send(end: &mut End, bytes: u64, amount: Amount, window: u32) -> Re
 
 /// The server: receives until the client has finished. Each payload is copied to its place in the message.
 pub(super) fn take(end: &mut End, bytes: u64) -> Result<Receipt> {
-    let mut message = vec![0_u8; bytes as usize];
+    let mut message = vec![0_u8; bytes as usize + end.payload_room()];
     let before = cpu::process_time();
     let (mut at, mut taken) = (0, 0_u64);
     let (mut expected, mut unanswered, mut answer) = (0_u32, 0, Vec::with_capacity(64));
@@ -151,15 +152,13 @@ pub(super) fn take(end: &mut End, bytes: u64) -> Result<Receipt> {
     loop {
         let heard = end.take(|head, payload| match head.kind {
             Kind::Data => {
-                if at + head.len > message.len() {
-                    at = 0;
-                }
                 for piece in &payload {
                     if let Some(to) = message.get_mut(at..at + piece.len()) {
                         to.copy_from_slice(piece);
                         at += piece.len();
                     }
                 }
+                at %= bytes.max(1) as usize;
                 taken += head.len as u64;
                 expected = head.number.wrapping_add(1);
                 unanswered += 1;
