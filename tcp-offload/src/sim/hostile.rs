@@ -19,7 +19,7 @@ use crate::{
 const SEGMENT: usize = 1400;
 
 /// Most frames in answer to received ones between two actions.
-const MOST_ANSWERS: u32 = 2000;
+const MOST_ANSWERS: u32 = 200;
 
 /// Parameters of a hostile host.
 pub struct HostileConfig {
@@ -73,24 +73,28 @@ impl Mood {
 enum Campaign {
     /// One byte after the other in slow succession on the connection from `port`, for this number of actions.
     Trickle { port: u16, left: u32 },
-    /// All connections take data, then acknowledge nothing, then close their windows over what is in flight.
-    Siege { left: u32 },
+    /// All connections take data. Then they fall silent, `step` actions apart, so that each takes a part of the transmit frames that
+    /// are left. At last all have the mood `end` over what is in flight, and new connections take what becomes free.
+    Siege { left: u32, step: u32, end: Mood },
 }
 
 impl Campaign {
-    /// Actions of a siege, those of them after which nothing is acknowledged, and those with closed windows.
-    const SIEGE: u32 = 120;
-    const SIEGE_SILENT: u32 = 80;
-    const SIEGE_CLOSED: u32 = 30;
+    /// Actions of a siege, and how many are left when connections begin to fall silent and when they take their last mood.
+    const SIEGE: u32 = 76;
+    const SIEGE_SILENT: u32 = 64;
+    const SIEGE_CLOSED: u32 = 40;
+
+    /// Bytes: who has received less than this keeps its window open to the end of the siege.
+    const SIEGE_LITTLE: u32 = 7000;
 
     /// Part of the actions that begin a campaign.
-    const SHARE: f64 = 0.005;
+    const SHARE: f64 = 0.01;
 
     /// The pauses between its actions.
     fn pauses(self) -> Range<Duration> {
         match self {
             Self::Trickle { .. } => Duration::from_secs(1)..Duration::from_secs(30),
-            Self::Siege { left } if left > Self::SIEGE_CLOSED => {
+            Self::Siege { left, .. } if left > Self::SIEGE_CLOSED => {
                 Duration::from_millis(1)..Duration::from_millis(50)
             }
             Self::Siege { .. } => Duration::from_millis(200)..Duration::from_secs(2),
@@ -397,7 +401,14 @@ impl Hostile {
     fn begin_campaign(&mut self) {
         let index = self.rng.random_range(0..self.conversations.len().max(1));
         self.campaign = if self.rng.random_bool(0.5) {
-            Some(Campaign::Siege { left: Campaign::SIEGE })
+            // What was said on the old connections may have broken them.
+            self.conversations.clear();
+            while self.conversations.len() < self.config.connections {
+                self.open();
+            }
+            let step = self.rng.random_range(0..4);
+            let end = if self.rng.random_bool(0.5) { Mood::CLOSED_WINDOW } else { Mood::SILENT };
+            Some(Campaign::Siege { left: Campaign::SIEGE, step, end })
         } else if let Some(conversation) = self.conversations.get_mut(index) {
             conversation.mood = Mood::CALM;
             let port = conversation.peer.path().flow.local.port();
@@ -418,30 +429,29 @@ impl Hostile {
                 }
                 index.filter(|_| left > 0).map(|_| Campaign::Trickle { port, left: left - 1 })
             }
-            Campaign::Siege { left } => {
-                self.besiege(left);
-                (left > 0).then(|| Campaign::Siege { left: left - 1 })
+            Campaign::Siege { left, step, end } => {
+                self.besiege(left, step, end);
+                (left > 0).then(|| Campaign::Siege { left: left - 1, step, end })
             }
         };
     }
 
-    fn besiege(&mut self, left: u32) {
-        let taking = left > Campaign::SIEGE_SILENT;
-        let mood = match left {
-            _ if taking => Mood::CALM,
-            Campaign::SIEGE_CLOSED.. => Mood::SILENT,
-            _ => Mood::CLOSED_WINDOW,
-        };
-        if taking && self.conversations.len() < self.config.connections {
+    fn besiege(&mut self, left: u32, step: u32, end: Mood) {
+        // New connections take the frames that older ones gave back.
+        if left < Campaign::SIEGE_CLOSED {
             self.open();
         }
         for index in 0..self.conversations.len() {
-            if let Some(conversation) = self.conversations.get_mut(index) {
-                conversation.mood = mood;
-            }
+            let Some(conversation) = self.conversations.get_mut(index) else { continue };
+            let little = conversation.peer.received < Campaign::SIEGE_LITTLE;
+            conversation.mood = match left {
+                0..Campaign::SIEGE_CLOSED if little => Mood::SILENT,
+                0..Campaign::SIEGE_CLOSED => end,
+                _ if left + step * (index as u32) < Campaign::SIEGE_SILENT => Mood::SILENT,
+                _ => Mood::CALM,
+            };
             // A responder sends no FPDU before it has received one.
-            let first = self.conversations.get(index).is_some_and(|c| c.made == 0 && c.peer.received > 0);
-            if taking && first {
+            if conversation.made == 0 && conversation.peer.received > 0 {
                 self.supply(index, 1);
                 let len = self.conversations.get(index).map_or(0, |c| c.stream.len());
                 self.say(index, len, SEGMENT);
