@@ -5,6 +5,8 @@
 //! place of each chunk: free, on the fill ring, received (token out), retained (token out), being sent, or being sent
 //! and already released. The AF_XDP driver and the simulator implement this trait; [`crate::stack::Stack`] calls it.
 
+mod forward;
+
 use std::net::IpAddr;
 
 use smallvec::SmallVec;

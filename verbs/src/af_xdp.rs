@@ -11,7 +11,8 @@ use std::{
 
 use xwarp_driver::{DriverConfig, Event, Mode, OpenError, PortError, ResolveError};
 use xwarp_tcp::{
-    link::{ChunksMut, Kick, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
+    forward_link,
+    link::{Kick, Link},
     wire::{Flow, Mac, Path},
 };
 
@@ -178,59 +179,6 @@ impl Interface for AfXdp {
 }
 
 impl Link for AfXdp {
-    fn chunk_bytes(&self) -> usize {
-        self.driver.chunk_bytes()
-    }
-
-    fn tx_available(&self) -> usize {
-        self.driver.tx_available()
-    }
-
-    fn rx_capacity(&self) -> usize {
-        self.driver.rx_capacity()
-    }
-
-    fn rx_available(&self, queue: QueueId) -> usize {
-        self.driver.rx_available(queue)
-    }
-
-    fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
-        self.driver.receive(batch, max)
-    }
-
-    fn rx_chunks(&self, frame: &RxFrame) -> Pieces<'_> {
-        self.driver.rx_chunks(frame)
-    }
-
-    fn recycle(&mut self, frame: RxFrame) {
-        self.driver.recycle(frame);
-    }
-
-    fn alloc(&mut self, len: usize) -> Option<TxFrame> {
-        self.driver.alloc(len)
-    }
-
-    fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
-        self.driver.tx_chunks(frame)
-    }
-
-    fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
-        self.driver.submit(queue, frame, len)
-    }
-
-    fn release(&mut self, frame: TxFrame) {
-        self.driver.release(frame);
-    }
-
-    fn flush(&mut self) {
-        self.driver.flush();
-    }
-
-    fn steer(&mut self, rule: Steer) -> Result<(), SteerError> {
-        self.driver.steer(rule)
-    }
-
-    fn unsteer(&mut self, rule: Steer) {
-        self.driver.unsteer(rule);
-    }
+    forward_link!(driver: chunk_bytes, tx_available, rx_capacity, rx_available, receive, rx_chunks, recycle,
+        alloc, tx_chunks, submit, release, flush, steer, unsteer);
 }

@@ -12,8 +12,9 @@ use std::{
     time::Duration,
 };
 
-use xwarp_tcp::{
-    link::{Kick, Link, QueueId},
+use xwarp_tcp::link::QueueId;
+pub use xwarp_tcp::{
+    link::{Kick, Link},
     wire::{Flow, Mac, Path, VlanTags},
 };
 
@@ -206,4 +207,52 @@ pub trait Interface: Link {
 
     /// Calls `tell` with the stable name and the value of every counter.
     fn counters(&self, tell: &mut dyn FnMut(&'static str, u64));
+}
+
+/// Implements the named methods of [`Interface`] by those of a field, in the `impl` block of an interface around another
+/// one; [`forward_link!`](xwarp_tcp::forward_link) does it for its [`Link`].
+#[macro_export]
+macro_rules! forward_interface {
+    ($inner:tt: $($method:ident),+ $(,)?) => {
+        $($crate::forward_interface!(@$method $inner);)+
+    };
+    (@attributes $inner:tt) => {
+        fn attributes(&self) -> $crate::interface::InterfaceAttributes {
+            self.$inner.attributes()
+        }
+    };
+    (@readiness $inner:tt) => {
+        fn readiness(&self) -> ::std::io::Result<Vec<::std::os::fd::OwnedFd>> {
+            self.$inner.readiness()
+        }
+    };
+    (@resolver $inner:tt) => {
+        fn resolver(&self) -> ::std::sync::Arc<dyn $crate::interface::Resolver> {
+            self.$inner.resolver()
+        }
+    };
+    (@kicker $inner:tt) => {
+        fn kicker(&mut self) -> Option<::std::sync::Arc<dyn $crate::interface::Kick>> {
+            self.$inner.kicker()
+        }
+    };
+    (@change $inner:tt) => {
+        fn change(&mut self) -> Option<$crate::interface::InterfaceChange> {
+            self.$inner.change()
+        }
+    };
+    (@next_hop $inner:tt) => {
+        fn next_hop(
+            &mut self,
+            flow: &$crate::interface::Flow,
+            unanswered: bool,
+        ) -> Option<(::std::net::IpAddr, Option<$crate::interface::Mac>)> {
+            self.$inner.next_hop(flow, unanswered)
+        }
+    };
+    (@counters $inner:tt) => {
+        fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+            self.$inner.counters(tell);
+        }
+    };
 }

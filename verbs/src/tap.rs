@@ -4,9 +4,6 @@
 use std::{
     borrow::Cow,
     io::{self, BufWriter, Write},
-    net::IpAddr,
-    os::fd::OwnedFd,
-    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -21,13 +18,11 @@ use pcap_file::{
     },
 };
 use xwarp_tcp::{
-    link::{
-        ChunksMut, Kick, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame, rx_pieces,
-    },
-    wire::{Flow, Mac},
+    forward_link,
+    link::{Link, QueueId, RingFull, RxFrame, TxFrame, rx_pieces},
 };
 
-use crate::interface::{Interface, InterfaceAttributes, InterfaceChange, Resolver};
+use crate::{forward_interface, interface::Interface};
 
 /// Bytes that may be buffered before they are written.
 const BUFFER_BYTES: usize = 1 << 18;
@@ -121,43 +116,14 @@ fn io_error(error: PcapError) -> io::Error {
 }
 
 impl Link for Tap {
-    fn chunk_bytes(&self) -> usize {
-        self.inner.chunk_bytes()
-    }
-
-    fn tx_available(&self) -> usize {
-        self.inner.tx_available()
-    }
-
-    fn rx_capacity(&self) -> usize {
-        self.inner.rx_capacity()
-    }
-
-    fn rx_available(&self, queue: QueueId) -> usize {
-        self.inner.rx_available(queue)
-    }
+    forward_link!(inner: chunk_bytes, tx_available, rx_capacity, rx_available, rx_chunks, recycle, alloc,
+        tx_chunks, release, flush, steer, unsteer);
 
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
         let before = batch.len();
         let received = self.inner.receive(batch, max);
         self.record_received(batch.get(before..).unwrap_or_default());
         received
-    }
-
-    fn rx_chunks(&self, frame: &RxFrame) -> Pieces<'_> {
-        self.inner.rx_chunks(frame)
-    }
-
-    fn recycle(&mut self, frame: RxFrame) {
-        self.inner.recycle(frame);
-    }
-
-    fn alloc(&mut self, len: usize) -> Option<TxFrame> {
-        self.inner.alloc(len)
-    }
-
-    fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
-        self.inner.tx_chunks(frame)
     }
 
     fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
@@ -170,57 +136,15 @@ impl Link for Tap {
         self.record(OUTBOUND);
         Ok(())
     }
-
-    fn release(&mut self, frame: TxFrame) {
-        self.inner.release(frame);
-    }
-
-    fn flush(&mut self) {
-        self.inner.flush();
-    }
-
-    fn steer(&mut self, rule: Steer) -> Result<(), SteerError> {
-        self.inner.steer(rule)
-    }
-
-    fn unsteer(&mut self, rule: Steer) {
-        self.inner.unsteer(rule);
-    }
 }
 
 impl Interface for Tap {
-    fn attributes(&self) -> InterfaceAttributes {
-        self.inner.attributes()
-    }
-
-    fn readiness(&self) -> io::Result<Vec<OwnedFd>> {
-        self.inner.readiness()
-    }
-
-    fn resolver(&self) -> Arc<dyn Resolver> {
-        self.inner.resolver()
-    }
-
-    fn kicker(&mut self) -> Option<Arc<dyn Kick>> {
-        self.inner.kicker()
-    }
-
-    fn change(&mut self) -> Option<InterfaceChange> {
-        self.inner.change()
-    }
-
-    fn next_hop(&mut self, flow: &Flow, unanswered: bool) -> Option<(IpAddr, Option<Mac>)> {
-        self.inner.next_hop(flow, unanswered)
-    }
-
-    fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
-        self.inner.counters(tell);
-    }
+    forward_interface!(inner: attributes, readiness, resolver, kicker, change, next_hop, counters);
 }
 
 #[cfg(all(test, feature = "sim"))]
 mod tests {
-    use std::sync::{Mutex, PoisonError};
+    use std::sync::{Arc, Mutex, PoisonError};
 
     use pcap_file::pcapng::{Block, PcapNgReader};
 

@@ -4,8 +4,6 @@
 mod common;
 
 use std::{
-    io,
-    os::fd::OwnedFd,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -15,12 +13,16 @@ use std::{
 };
 
 use common::{LIMIT, connect_with, queue_pair};
-use xwarp_tcp::link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
+use xwarp_tcp::{
+    forward_link,
+    link::{Link, QueueId, RingFull, RxFrame, TxFrame},
+};
 use xwarp_verbs::{
     AsyncEvent, CompletionChannel, Device, DeviceOptions, Payload, PostError, Progress, QpState,
     QueuePairOptions, RecvRequest, ResourceError, WcStatus, WorkRequest,
     cm::{CmError, ConnectionError, ListenOptions},
-    interface::{Interface, InterfaceAttributes, InterfaceChange, Resolver},
+    forward_interface,
+    interface::Interface,
     sim::{self, SimInterface, WireConfig},
 };
 
@@ -35,69 +37,23 @@ struct Mines {
 struct Mined(SimInterface, Arc<Mines>);
 
 impl Link for Mined {
-    fn chunk_bytes(&self) -> usize {
-        self.0.chunk_bytes()
-    }
-    fn tx_available(&self) -> usize {
-        self.0.tx_available()
-    }
-    fn rx_capacity(&self) -> usize {
-        self.0.rx_capacity()
-    }
-    fn rx_available(&self, queue: QueueId) -> usize {
-        self.0.rx_available(queue)
-    }
+    forward_link!(0: chunk_bytes, tx_available, rx_capacity, rx_available, rx_chunks, recycle, alloc,
+        tx_chunks, release, flush, steer, unsteer);
+
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
         let received = self.0.receive(batch, max);
         assert!(!self.1.receive.load(Ordering::Relaxed) || received == 0, "stepped on a mine");
         received
     }
-    fn rx_chunks(&self, frame: &RxFrame) -> Pieces<'_> {
-        self.0.rx_chunks(frame)
-    }
-    fn recycle(&mut self, frame: RxFrame) {
-        self.0.recycle(frame);
-    }
-    fn alloc(&mut self, len: usize) -> Option<TxFrame> {
-        self.0.alloc(len)
-    }
-    fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
-        self.0.tx_chunks(frame)
-    }
+
     fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
         assert!(!self.1.submit.load(Ordering::Relaxed), "stepped on a mine");
         self.0.submit(queue, frame, len)
     }
-    fn release(&mut self, frame: TxFrame) {
-        self.0.release(frame);
-    }
-    fn flush(&mut self) {
-        self.0.flush();
-    }
-    fn steer(&mut self, rule: Steer) -> Result<(), SteerError> {
-        self.0.steer(rule)
-    }
-    fn unsteer(&mut self, rule: Steer) {
-        self.0.unsteer(rule);
-    }
 }
 
 impl Interface for Mined {
-    fn attributes(&self) -> InterfaceAttributes {
-        self.0.attributes()
-    }
-    fn readiness(&self) -> io::Result<Vec<OwnedFd>> {
-        self.0.readiness()
-    }
-    fn resolver(&self) -> Arc<dyn Resolver> {
-        self.0.resolver()
-    }
-    fn change(&mut self) -> Option<InterfaceChange> {
-        self.0.change()
-    }
-    fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
-        self.0.counters(tell);
-    }
+    forward_interface!(0: attributes, readiness, resolver, change, counters);
 }
 
 /// Two devices, of which the one with the index `which` has mines and this progress.

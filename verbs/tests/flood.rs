@@ -2,17 +2,18 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
-    io,
-    os::fd::OwnedFd,
-    sync::{Arc, mpsc},
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
 
-use xwarp_tcp::link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
+use xwarp_tcp::{
+    forward_link,
+    link::{Link, QueueId, RxFrame},
+};
 use xwarp_verbs::{
-    CompletionChannel, Device, DeviceOptions, Progress, QueuePairOptions, RecvRequest,
-    interface::{Interface, InterfaceAttributes, InterfaceChange, Resolver},
+    CompletionChannel, Device, DeviceOptions, Progress, QueuePairOptions, RecvRequest, forward_interface,
+    interface::Interface,
     sim::{self, SimInterface, WireConfig},
 };
 
@@ -23,6 +24,9 @@ struct Flooded {
 }
 
 impl Link for Flooded {
+    forward_link!(ours: chunk_bytes, tx_available, rx_capacity, rx_available, rx_chunks, recycle, alloc,
+        tx_chunks, submit, release, flush, steer, unsteer);
+
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
         if let Some(mut frame) = self.peer.alloc(60) {
             let sent = self.peer.submit(QueueId(0), &mut frame, 60);
@@ -37,80 +41,10 @@ impl Link for Flooded {
         }
         self.ours.receive(batch, max)
     }
-
-    fn chunk_bytes(&self) -> usize {
-        self.ours.chunk_bytes()
-    }
-
-    fn tx_available(&self) -> usize {
-        self.ours.tx_available()
-    }
-
-    fn rx_capacity(&self) -> usize {
-        self.ours.rx_capacity()
-    }
-
-    fn rx_available(&self, queue: QueueId) -> usize {
-        self.ours.rx_available(queue)
-    }
-
-    fn rx_chunks(&self, frame: &RxFrame) -> Pieces<'_> {
-        self.ours.rx_chunks(frame)
-    }
-
-    fn recycle(&mut self, frame: RxFrame) {
-        self.ours.recycle(frame);
-    }
-
-    fn alloc(&mut self, len: usize) -> Option<TxFrame> {
-        self.ours.alloc(len)
-    }
-
-    fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
-        self.ours.tx_chunks(frame)
-    }
-
-    fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
-        self.ours.submit(queue, frame, len)
-    }
-
-    fn release(&mut self, frame: TxFrame) {
-        self.ours.release(frame);
-    }
-
-    fn flush(&mut self) {
-        self.ours.flush();
-    }
-
-    fn steer(&mut self, rule: Steer) -> Result<(), SteerError> {
-        self.ours.steer(rule)
-    }
-
-    fn unsteer(&mut self, rule: Steer) {
-        self.ours.unsteer(rule);
-    }
 }
 
 impl Interface for Flooded {
-    fn attributes(&self) -> InterfaceAttributes {
-        self.ours.attributes()
-    }
-
-    fn readiness(&self) -> io::Result<Vec<OwnedFd>> {
-        self.ours.readiness()
-    }
-
-    fn resolver(&self) -> Arc<dyn Resolver> {
-        self.ours.resolver()
-    }
-
-    fn change(&mut self) -> Option<InterfaceChange> {
-        self.ours.change()
-    }
-
-    fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
-        self.ours.counters(tell);
-    }
+    forward_interface!(ours: attributes, readiness, resolver, change, counters);
 }
 
 fn flooded_device() -> Device {

@@ -23,7 +23,8 @@ pub use xwarp_tcp::sim::{
     WireConfig, run,
 };
 use xwarp_tcp::{
-    link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
+    forward_link,
+    link::{Link, RxFrame},
     wire::{Mac, VlanTags},
 };
 
@@ -151,21 +152,8 @@ impl Resolver for SimResolver {
 }
 
 impl Link for SimInterface {
-    fn chunk_bytes(&self) -> usize {
-        self.link.chunk_bytes()
-    }
-
-    fn tx_available(&self) -> usize {
-        self.link.tx_available()
-    }
-
-    fn rx_capacity(&self) -> usize {
-        self.link.rx_capacity()
-    }
-
-    fn rx_available(&self, queue: QueueId) -> usize {
-        self.link.rx_available(queue)
-    }
+    forward_link!(link: chunk_bytes, tx_available, rx_capacity, rx_available, rx_chunks, recycle, alloc,
+        tx_chunks, submit, release, steer, unsteer);
 
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
         self.wire.advance(self.clock.now());
@@ -178,41 +166,9 @@ impl Link for SimInterface {
         received
     }
 
-    fn rx_chunks(&self, frame: &RxFrame) -> Pieces<'_> {
-        self.link.rx_chunks(frame)
-    }
-
-    fn recycle(&mut self, frame: RxFrame) {
-        self.link.recycle(frame);
-    }
-
-    fn alloc(&mut self, len: usize) -> Option<TxFrame> {
-        self.link.alloc(len)
-    }
-
-    fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
-        self.link.tx_chunks(frame)
-    }
-
-    fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
-        self.link.submit(queue, frame, len)
-    }
-
-    fn release(&mut self, frame: TxFrame) {
-        self.link.release(frame);
-    }
-
     fn flush(&mut self) {
         self.wire.advance(self.clock.now());
         self.link.flush();
-    }
-
-    fn steer(&mut self, rule: Steer) -> Result<(), SteerError> {
-        self.link.steer(rule)
-    }
-
-    fn unsteer(&mut self, rule: Steer) {
-        self.link.unsteer(rule);
     }
 }
 

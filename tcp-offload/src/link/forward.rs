@@ -1,0 +1,102 @@
+//! [`forward_link!`](crate::forward_link): the methods that a link around another link does not change.
+
+/// Implements the named methods of [`Link`](crate::link::Link) by those of a field, in the `impl` block of a link around
+/// another one. The methods that such a link changes are written beside it.
+///
+/// ```
+/// use xwarp_tcp::{forward_link, link::{Link, QueueId, RingFull, TxFrame}};
+///
+/// /// Counts the frames that it sends.
+/// struct Counting<L>(L, u64);
+///
+/// impl<L: Link> Link for Counting<L> {
+///     forward_link!(0: chunk_bytes, tx_available, rx_capacity, rx_available, receive, rx_chunks, recycle, alloc,
+///         tx_chunks, release, flush, steer, unsteer);
+///
+///     fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
+///         self.1 += 1;
+///         self.0.submit(queue, frame, len)
+///     }
+/// }
+/// ```
+#[macro_export]
+macro_rules! forward_link {
+    ($inner:tt: $($method:ident),+ $(,)?) => {
+        $($crate::forward_link!(@$method $inner);)+
+    };
+    (@chunk_bytes $inner:tt) => {
+        fn chunk_bytes(&self) -> usize {
+            self.$inner.chunk_bytes()
+        }
+    };
+    (@tx_available $inner:tt) => {
+        fn tx_available(&self) -> usize {
+            self.$inner.tx_available()
+        }
+    };
+    (@rx_capacity $inner:tt) => {
+        fn rx_capacity(&self) -> usize {
+            self.$inner.rx_capacity()
+        }
+    };
+    (@rx_available $inner:tt) => {
+        fn rx_available(&self, queue: $crate::link::QueueId) -> usize {
+            self.$inner.rx_available(queue)
+        }
+    };
+    (@receive $inner:tt) => {
+        fn receive(&mut self, batch: &mut Vec<$crate::link::RxFrame>, max: usize) -> usize {
+            self.$inner.receive(batch, max)
+        }
+    };
+    (@rx_chunks $inner:tt) => {
+        fn rx_chunks(&self, frame: &$crate::link::RxFrame) -> $crate::link::Pieces<'_> {
+            self.$inner.rx_chunks(frame)
+        }
+    };
+    (@recycle $inner:tt) => {
+        fn recycle(&mut self, frame: $crate::link::RxFrame) {
+            self.$inner.recycle(frame);
+        }
+    };
+    (@alloc $inner:tt) => {
+        fn alloc(&mut self, len: usize) -> Option<$crate::link::TxFrame> {
+            self.$inner.alloc(len)
+        }
+    };
+    (@tx_chunks $inner:tt) => {
+        fn tx_chunks(&mut self, frame: &mut $crate::link::TxFrame) -> Option<$crate::link::ChunksMut<'_>> {
+            self.$inner.tx_chunks(frame)
+        }
+    };
+    (@submit $inner:tt) => {
+        fn submit(
+            &mut self,
+            queue: $crate::link::QueueId,
+            frame: &mut $crate::link::TxFrame,
+            len: usize,
+        ) -> Result<(), $crate::link::RingFull> {
+            self.$inner.submit(queue, frame, len)
+        }
+    };
+    (@release $inner:tt) => {
+        fn release(&mut self, frame: $crate::link::TxFrame) {
+            self.$inner.release(frame);
+        }
+    };
+    (@flush $inner:tt) => {
+        fn flush(&mut self) {
+            self.$inner.flush();
+        }
+    };
+    (@steer $inner:tt) => {
+        fn steer(&mut self, rule: $crate::link::Steer) -> Result<(), $crate::link::SteerError> {
+            self.$inner.steer(rule)
+        }
+    };
+    (@unsteer $inner:tt) => {
+        fn unsteer(&mut self, rule: $crate::link::Steer) {
+            self.$inner.unsteer(rule);
+        }
+    };
+}
