@@ -392,9 +392,9 @@ pub struct LatencyArgs {
     pub unsorted: bool,
 }
 
-/// `atomic_bw`.
+/// Options of both atomic tests.
 #[derive(Debug, Clone, Args)]
-pub struct AtomicBandwidthArgs {
+pub struct AtomicArgs {
     /// The atomic operation
     #[arg(
         short = 'A',
@@ -404,6 +404,14 @@ pub struct AtomicBandwidthArgs {
         default_value = "FETCH_AND_ADD"
     )]
     pub atomic_type: AtomicType,
+}
+
+/// `atomic_bw`.
+#[derive(Debug, Clone, Args)]
+pub struct AtomicBandwidthArgs {
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "shown by its own type")]
+    pub atomic: AtomicArgs,
     #[command(flatten)]
     #[allow(missing_docs, reason = "shown by its own type")]
     pub bandwidth: BandwidthArgs,
@@ -412,15 +420,9 @@ pub struct AtomicBandwidthArgs {
 /// `atomic_lat`.
 #[derive(Debug, Clone, Args)]
 pub struct AtomicLatencyArgs {
-    /// The atomic operation
-    #[arg(
-        short = 'A',
-        long = "atomic_type",
-        visible_alias = "atomic-type",
-        value_name = "TYPE",
-        default_value = "FETCH_AND_ADD"
-    )]
-    pub atomic_type: AtomicType,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "shown by its own type")]
+    pub atomic: AtomicArgs,
     #[command(flatten)]
     #[allow(missing_docs, reason = "shown by its own type")]
     pub latency: LatencyArgs,
@@ -591,7 +593,7 @@ mod tests {
             [("atomic_bw", AtomicType::FetchAdd), ("atomic_bw -A CMP_AND_SWAP", AtomicType::CompareSwap)]
         {
             let Command::AtomicBw(args) = parse(line).unwrap().command else { panic!("not atomic_bw") };
-            assert_eq!(args.atomic_type, expected, "{line}");
+            assert_eq!(args.atomic.atomic_type, expected, "{line}");
         }
         assert!(parse("atomic_lat -A SWAP").is_err());
     }

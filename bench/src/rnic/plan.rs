@@ -270,10 +270,12 @@ mod tests {
             Command::SendBw(args) => Plan::bandwidth(Verb::Send, &args),
             Command::WriteBw(args) => Plan::bandwidth(Verb::Write, &args),
             Command::ReadBw(args) => Plan::bandwidth(Verb::Read, &args),
-            Command::AtomicBw(args) => Plan::bandwidth(Verb::Atomic(args.atomic_type), &args.bandwidth),
+            Command::AtomicBw(args) => {
+                Plan::bandwidth(Verb::Atomic(args.atomic.atomic_type), &args.bandwidth)
+            }
             Command::SendLat(args) => Plan::latency(Verb::Send, &args),
             Command::WriteLat(args) => Plan::latency(Verb::Write, &args),
-            Command::AtomicLat(args) => Plan::latency(Verb::Atomic(args.atomic_type), &args.latency),
+            Command::AtomicLat(args) => Plan::latency(Verb::Atomic(args.atomic.atomic_type), &args.latency),
             _ => panic!("not in this test"),
         }
     }
