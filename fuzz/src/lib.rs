@@ -10,6 +10,7 @@
 //! | [`startup`](startup::target) | MPA Request and Reply, a session's start-up in pieces | round trip, every truncation, the result is independent of the segmentation |
 //! | [`headers`](headers::target) | DDP and RDMAP headers, Terminate | round trips, every truncation |
 //! | [`deframe`](deframe::target) | the receiving MPA session: any stream, segmented and reordered | delivers what an in-order reader finds; places each ULPDU once |
+//! | [`explain`](explain::target) | a capture file, or frames of which one is made | `xwarp explain` neither panics nor needs more than bounded memory |
 //! | [`engine`](engine::target) | a whole engine with hostile peers on the wire | canaries, frames, memory, closed keys, validity of sent frames, clean end |
 //! | [`pair`](pair::target) | two engines and the network between them | each completion once and in order, contents, canaries, frames |
 #![deny(unsafe_code)]
@@ -17,6 +18,7 @@
 pub mod canary;
 pub mod deframe;
 pub mod engine;
+pub mod explain;
 pub mod headers;
 pub mod input;
 pub mod link;
@@ -30,11 +32,12 @@ pub mod wire;
 pub type Target = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Target); 6] = [
+pub const TARGETS: [(&str, Target); 7] = [
     ("wire", wire::target),
     ("startup", startup::target),
     ("headers", headers::target),
     ("deframe", deframe::target),
+    ("explain", explain::target),
     ("engine", engine::target),
     ("pair", pair::target),
 ];

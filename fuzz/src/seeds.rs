@@ -1,6 +1,11 @@
 //! Seed inputs for the fuzzer, made from captures of real sessions.
 
-use std::{collections::BTreeMap, fs::File, io, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    path::Path,
+};
 
 use etherparse::{SlicedPacket, TransportSlice};
 use pcap_file::pcap::PcapReader;
@@ -21,8 +26,11 @@ pub fn of_capture(path: &Path) -> io::Result<Seeds> {
     let mut seeds = Seeds::new();
     let mut streams: BTreeMap<(u16, u16), (u32, Segments)> = BTreeMap::new();
     let mut reader = PcapReader::new(File::open(path)?).map_err(io::Error::other)?;
+    add(&mut seeds, "explain", [&[12][..], &prefix(fs::read(path)?)].concat());
+    let mut frames = vec![5, 0];
     while let Some(packet) = reader.next_packet() {
         let frame = packet.map_err(io::Error::other)?.data.into_owned();
+        frames.extend_from_slice(&[&[1][..], &(frame.len() as u16).to_be_bytes(), &frame].concat());
         let Ok(SlicedPacket { transport: Some(TransportSlice::Tcp(tcp)), .. }) =
             SlicedPacket::from_ethernet(&frame)
         else {
@@ -39,11 +47,18 @@ pub fn of_capture(path: &Path) -> io::Result<Seeds> {
         add(&mut seeds, "wire", [&[1, 0][..], &frame].concat());
         add(&mut seeds, "wire", [&[2, 0][..], tcp.options()].concat());
     }
+    add(&mut seeds, "explain", prefix(frames));
     for (_, segments) in streams.into_values() {
         let stream: Vec<u8> = segments.into_values().flatten().collect();
         of_stream(&mut seeds, &stream);
     }
     Ok(seeds)
+}
+
+/// As much of a file as an input may have.
+fn prefix(mut file: Vec<u8>) -> Vec<u8> {
+    file.truncate(STREAM);
+    file
 }
 
 fn add(seeds: &mut Seeds, target: &'static str, input: Vec<u8>) {

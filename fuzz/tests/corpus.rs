@@ -39,6 +39,11 @@ fn corpus_deframe() {
 }
 
 #[test]
+fn corpus_explain() {
+    replay("explain");
+}
+
+#[test]
 fn corpus_engine() {
     replay("engine");
 }

@@ -8,6 +8,7 @@
 //! | `layout` | positions and lengths of FPDUs and markers in the stream, MULPDU |
 //! | `writer` | building one FPDU in a transmit frame |
 //! | `deframe` | checking one received FPDU and extracting its ULPDU |
+//! | `recorded` | FPDUs in recorded streams, for programs that explain captures |
 //! | `ordered` | lists in stream order whose operations stay cheap with thousands of items |
 //! | `hold` | received bytes that cannot be placed yet, and the frames they lie in |
 //! | `track` | the FPDUs from the cursor on: check, place, deliver |
@@ -23,6 +24,7 @@ pub(crate) mod layout;
 mod negotiate;
 mod ordered;
 mod receiver;
+mod recorded;
 mod session;
 mod startup;
 mod track;
@@ -31,6 +33,7 @@ mod writer;
 pub use counters::Counters;
 pub use error::{MpaError, SetupError, TerminateCode};
 pub use negotiate::{AcceptParams, Agreed, MAX_READ_DEPTH, Offer, RtrOptions, UNNEGOTIATED};
+pub use recorded::RecordedFpdus;
 pub use session::Session;
 pub use startup::{Enhanced, MpaReply, MpaRequest};
 pub(crate) use writer::Announced;

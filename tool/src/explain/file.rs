@@ -1,0 +1,314 @@
+//! Reads the packets of pcap and pcapng files, also from a pipe. A packet is read at a time; nothing in a file makes the
+//! reader hold more than [`MOST_BLOCK_BYTES`] or a table of more than [`MOST_INTERFACES`] entries.
+
+use std::{
+    io::{self, Read},
+    time::Duration,
+};
+
+/// Most bytes of a pcapng block or a pcap packet. The longest frame has 65535 bytes and a few headers.
+const MOST_BLOCK_BYTES: usize = 1 << 20;
+/// Most interfaces of a pcapng section.
+const MOST_INTERFACES: usize = 4096;
+
+const SECTION_HEADER: u32 = 0x0a0d_0d0a;
+const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
+const INTERFACE_DESCRIPTION: u32 = 1;
+const SIMPLE_PACKET: u32 = 3;
+const ENHANCED_PACKET: u32 = 6;
+const OPTION_TIMESTAMP_RESOLUTION: u16 = 9;
+
+/// Why a file cannot be read, or not to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// Reading failed.
+    #[error("cannot read the capture: {0}")]
+    Io(#[from] io::Error),
+    /// The first bytes are those of no known format.
+    #[error(
+        "this is neither a pcap nor a pcapng file (record one with 'tcpdump -w FILE' or 'xwarp-perf --pcap FILE')"
+    )]
+    Format,
+    /// The file ends within a packet.
+    #[error("the capture ends within a packet: it was cut off, or is still being written")]
+    CutOff,
+    /// A length or reference in the file is impossible.
+    #[error("the capture is damaged behind its packet {0}: the rest cannot be read")]
+    Damaged(u64),
+}
+
+/// The form of a packet's first bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkType {
+    /// An Ethernet header.
+    Ethernet,
+    /// An IPv4 or IPv6 header.
+    Ip,
+    /// The header of Linux' cooked captures, version 1 (`tcpdump -i any` of old versions).
+    Cooked,
+    /// Version 2 of that header.
+    CookedTwo,
+    /// Something that is not explained.
+    Other(u32),
+}
+
+impl LinkType {
+    fn from_number(number: u32) -> Self {
+        match number {
+            1 => Self::Ethernet,
+            12 | 14 | 101 | 228 | 229 => Self::Ip,
+            113 => Self::Cooked,
+            276 => Self::CookedTwo,
+            other => Self::Other(other),
+        }
+    }
+}
+
+/// A packet of the file.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Packet<'a> {
+    /// Time since 1970; `None` when the file does not have it.
+    pub time: Option<Duration>,
+    /// The form of the first bytes.
+    pub link: LinkType,
+    /// The captured bytes.
+    pub bytes: &'a [u8],
+}
+
+/// Reads one packet after the other.
+pub struct CaptureFile<R> {
+    input: R,
+    format: Format,
+    buffer: Vec<u8>,
+    packets: u64,
+}
+
+enum Format {
+    Pcap { big_endian: bool, nanoseconds: bool, link: LinkType },
+    PcapNg { big_endian: bool, interfaces: Vec<Description> },
+}
+
+/// An interface of a pcapng section.
+struct Description {
+    link: LinkType,
+    snap_length: u32,
+    ticks: Ticks,
+}
+
+/// Unit of a pcapng interface's time stamps.
+#[derive(Clone, Copy)]
+enum Ticks {
+    /// 10 to the power of minus this, in seconds.
+    Decimal(u8),
+    /// 2 to the power of minus this.
+    Binary(u8),
+}
+
+impl Ticks {
+    fn from_option(value: u8) -> Self {
+        if value & 0x80 == 0 { Self::Decimal(value) } else { Self::Binary(value & 0x7f) }
+    }
+
+    fn time(self, count: u64) -> Option<Duration> {
+        let per_second = match self {
+            Self::Decimal(power) => 10_u128.checked_pow(power.into())?,
+            Self::Binary(power) => 1_u128.checked_shl(power.into())?,
+        };
+        let nanoseconds = u128::from(count).checked_mul(1_000_000_000)? / per_second;
+        Some(Duration::from_nanos(u64::try_from(nanoseconds).ok()?))
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize, big_endian: bool) -> Option<u16> {
+    let bytes = *bytes.get(at..)?.first_chunk()?;
+    Some(if big_endian { u16::from_be_bytes(bytes) } else { u16::from_le_bytes(bytes) })
+}
+
+fn u32_at(bytes: &[u8], at: usize, big_endian: bool) -> Option<u32> {
+    let bytes = *bytes.get(at..)?.first_chunk()?;
+    Some(if big_endian { u32::from_be_bytes(bytes) } else { u32::from_le_bytes(bytes) })
+}
+
+impl<R: Read> CaptureFile<R> {
+    /// Reads the header of a file.
+    pub fn open(mut input: R) -> Result<Self, FileError> {
+        let mut magic = [0; 4];
+        let full = |result: io::Result<()>| match result {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(FileError::Format),
+            other => other.map_err(FileError::from),
+        };
+        full(input.read_exact(&mut magic))?;
+        let mut file = Self {
+            input,
+            format: Format::PcapNg { big_endian: false, interfaces: Vec::new() },
+            buffer: Vec::new(),
+            packets: 0,
+        };
+        let (big_endian, nanoseconds) = match magic {
+            [0xa1, 0xb2, 0xc3, 0xd4] => (true, false),
+            [0xd4, 0xc3, 0xb2, 0xa1] => (false, false),
+            [0xa1, 0xb2, 0x3c, 0x4d] => (true, true),
+            [0x4d, 0x3c, 0xb2, 0xa1] => (false, true),
+            _ if u32::from_be_bytes(magic) == SECTION_HEADER => {
+                file.read_section_header()?;
+                return Ok(file);
+            }
+            _ => return Err(FileError::Format),
+        };
+        let mut header = [0; 20];
+        full(file.input.read_exact(&mut header))?;
+        // The upper bits of the link type announce the length of frame check sequences.
+        let link = u32_at(&header, 16, big_endian).unwrap_or_default() & 0x0fff_ffff;
+        file.format = Format::Pcap { big_endian, nanoseconds, link: LinkType::from_number(link) };
+        Ok(file)
+    }
+
+    /// The next packet; `None` at the end of the file. After an error no more packets can be read.
+    pub fn next_packet(&mut self) -> Result<Option<Packet<'_>>, FileError> {
+        let found = match self.format {
+            Format::Pcap { big_endian, nanoseconds, link } => {
+                self.next_of_pcap(big_endian, nanoseconds, link)?
+            }
+            Format::PcapNg { .. } => self.next_of_pcapng()?,
+        };
+        let Some(Found { time, link, begin, len }) = found else { return Ok(None) };
+        self.packets += 1;
+        let bytes = self.buffer.get(begin..begin + len).unwrap_or_default();
+        Ok(Some(Packet { time, link, bytes }))
+    }
+
+    fn next_of_pcap(
+        &mut self,
+        big_endian: bool,
+        nanoseconds: bool,
+        link: LinkType,
+    ) -> Result<Option<Found>, FileError> {
+        if !self.fill(16)? {
+            return Ok(None);
+        }
+        let field = |at| u32_at(&self.buffer, at, big_endian).unwrap_or_default();
+        let (seconds, fraction, len) = (field(0), field(4), field(8) as usize);
+        let unit = if nanoseconds { 1 } else { 1000 };
+        let nanoseconds = u64::from(seconds) * 1_000_000_000 + u64::from(fraction) * unit;
+        self.fill_rest(0, len)?;
+        Ok(Some(Found { time: Some(Duration::from_nanos(nanoseconds)), link, begin: 0, len }))
+    }
+
+    fn next_of_pcapng(&mut self) -> Result<Option<Found>, FileError> {
+        loop {
+            if !self.fill(4)? {
+                return Ok(None);
+            }
+            let big_endian = matches!(self.format, Format::PcapNg { big_endian: true, .. });
+            let kind = u32_at(&self.buffer, 0, big_endian).unwrap_or_default();
+            if kind == SECTION_HEADER {
+                self.read_section_header()?;
+                continue;
+            }
+            self.fill_rest(0, 4)?;
+            let len = u32_at(&self.buffer, 0, big_endian).unwrap_or_default() as usize;
+            let body = len.checked_sub(12).filter(|_| len.is_multiple_of(4)).ok_or(self.damaged())?;
+            self.fill_rest(0, body + 4)?;
+            self.buffer.truncate(body);
+            match kind {
+                INTERFACE_DESCRIPTION => self.read_description(big_endian)?,
+                ENHANCED_PACKET => return self.enhanced_packet(big_endian).map(Some),
+                SIMPLE_PACKET => return self.simple_packet(big_endian).map(Some),
+                _ => {}
+            }
+        }
+    }
+
+    /// Reads a section header behind its block type: length and byte order magic, then the rest.
+    fn read_section_header(&mut self) -> Result<(), FileError> {
+        self.fill_rest(0, 8)?;
+        let big_endian = u32_at(&self.buffer, 4, true) == Some(BYTE_ORDER_MAGIC);
+        if u32_at(&self.buffer, 4, big_endian) != Some(BYTE_ORDER_MAGIC) {
+            return Err(self.damaged());
+        }
+        let len = u32_at(&self.buffer, 0, big_endian).unwrap_or_default() as usize;
+        let rest = len.checked_sub(12).ok_or(self.damaged())?;
+        self.fill_rest(0, rest)?;
+        self.format = Format::PcapNg { big_endian, interfaces: Vec::new() };
+        Ok(())
+    }
+
+    fn read_description(&mut self, big_endian: bool) -> Result<(), FileError> {
+        let damaged = self.damaged();
+        let Format::PcapNg { interfaces, .. } = &mut self.format else { return Err(damaged) };
+        let body = &self.buffer;
+        let link = u16_at(body, 0, big_endian);
+        let (Some(link), Some(snap_length)) = (link, u32_at(body, 4, big_endian)) else {
+            return Err(damaged);
+        };
+        if interfaces.len() == MOST_INTERFACES {
+            return Err(damaged);
+        }
+        let mut ticks = Ticks::Decimal(6);
+        let mut at = 8;
+        while let (Some(code), Some(len)) = (u16_at(body, at, big_endian), u16_at(body, at + 2, big_endian)) {
+            if code == 0 {
+                break;
+            }
+            if let (OPTION_TIMESTAMP_RESOLUTION, Some(&value)) = (code, body.get(at + 4)) {
+                ticks = Ticks::from_option(value);
+            }
+            at += 4 + usize::from(len).next_multiple_of(4);
+        }
+        interfaces.push(Description { link: LinkType::from_number(link.into()), snap_length, ticks });
+        Ok(())
+    }
+
+    fn enhanced_packet(&self, big_endian: bool) -> Result<Found, FileError> {
+        let field = |at| u32_at(&self.buffer, at, big_endian).ok_or(self.damaged());
+        let Format::PcapNg { interfaces, .. } = &self.format else { return Err(self.damaged()) };
+        let interface = interfaces.get(field(0)? as usize).ok_or(self.damaged())?;
+        let ticks = u64::from(field(4)?) << 32 | u64::from(field(8)?);
+        let len = field(12)? as usize;
+        if len > self.buffer.len().saturating_sub(20) {
+            return Err(self.damaged());
+        }
+        Ok(Found { time: interface.ticks.time(ticks), link: interface.link, begin: 20, len })
+    }
+
+    fn simple_packet(&self, big_endian: bool) -> Result<Found, FileError> {
+        let original = u32_at(&self.buffer, 0, big_endian).ok_or(self.damaged())?;
+        let Format::PcapNg { interfaces, .. } = &self.format else { return Err(self.damaged()) };
+        let interface = interfaces.first().ok_or(self.damaged())?;
+        let limit = if interface.snap_length == 0 { u32::MAX } else { interface.snap_length };
+        let len = (original.min(limit) as usize).min(self.buffer.len() - 4);
+        Ok(Found { time: None, link: interface.link, begin: 4, len })
+    }
+
+    fn damaged(&self) -> FileError {
+        FileError::Damaged(self.packets)
+    }
+
+    /// Reads the first `len` bytes of a block or packet; false at the end of the file.
+    fn fill(&mut self, len: usize) -> Result<bool, FileError> {
+        self.buffer.clear();
+        let got = (&mut self.input).take(len as u64).read_to_end(&mut self.buffer)?;
+        if got == 0 {
+            return Ok(false);
+        }
+        if got == len { Ok(true) } else { Err(FileError::CutOff) }
+    }
+
+    /// Replaces the buffer's bytes from `at` on by the next `len` bytes of the file.
+    fn fill_rest(&mut self, at: usize, len: usize) -> Result<(), FileError> {
+        if len > MOST_BLOCK_BYTES {
+            return Err(self.damaged());
+        }
+        self.buffer.truncate(at);
+        let got = (&mut self.input).take(len as u64).read_to_end(&mut self.buffer)?;
+        if got == len { Ok(()) } else { Err(FileError::CutOff) }
+    }
+}
+
+/// A packet in the buffer.
+struct Found {
+    time: Option<Duration>,
+    link: LinkType,
+    begin: usize,
+    len: usize,
+}

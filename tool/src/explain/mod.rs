@@ -1,0 +1,355 @@
+//! `xwarp explain`: a capture in words. [`Explainer`] reads one packet after the other, keeps what it must know about
+//! each connection within [`MOST_CONNECTIONS`] and [`MOST_HELD`], and prints events as they come and summaries at the end.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `file` | packets of pcap and pcapng files |
+//! | `packet` | the TCP segment in a packet |
+//! | `stream` | segments in order, retransmissions, gaps |
+//! | `connection` | a TCP connection, its summary |
+//! | `mpa` | start-up frames and FPDUs |
+//! | `messages` | DDP segments, RDMAP messages, Terminates |
+//! | `event` | what happened, in words and as JSON |
+//! | `frames` | single frames, by smoltcp's printers |
+
+mod connection;
+mod event;
+mod file;
+mod frames;
+mod messages;
+mod mpa;
+mod packet;
+mod stream;
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Read, Write},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use serde::Serialize;
+
+use self::{
+    connection::{Connection, EndSummary, Summary},
+    event::{Event, count},
+    file::{CaptureFile, Packet},
+    mpa::Events,
+    packet::{Content, Segment},
+};
+
+pub use file::FileError;
+
+/// Most connections that are followed.
+const MOST_CONNECTIONS: usize = 4096;
+/// Most bytes of segments that wait for earlier ones, of all connections together.
+const MOST_HELD: usize = 32 << 20;
+/// Columns of an end's name.
+const LINE_FIELD: usize = 6;
+
+/// What is printed.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// JSON, one object a line.
+    pub json: bool,
+    /// Each frame, by smoltcp's printers.
+    pub frames: bool,
+    /// Only the summaries.
+    pub summary: bool,
+    /// Each message, though it is like the one before.
+    pub all: bool,
+    /// Only this connection.
+    pub connection: Option<usize>,
+}
+
+/// Explains the capture that `input` has. An error of the file is returned after the summaries of what was read.
+pub fn explain(input: impl Read, options: Options, out: &mut dyn Write) -> io::Result<Result<(), FileError>> {
+    let mut file = match CaptureFile::open(input) {
+        Ok(file) => file,
+        Err(error) => return Ok(Err(error)),
+    };
+    let mut explainer = Explainer::new(options, out);
+    let result = loop {
+        match file.next_packet() {
+            Ok(Some(packet)) => explainer.read(&packet)?,
+            Ok(None) => break Ok(()),
+            Err(error) => break Err(error),
+        }
+    };
+    explainer.finish()?;
+    Ok(result)
+}
+
+struct Explainer<'w> {
+    options: Options,
+    out: &'w mut dyn Write,
+    begin: Option<Duration>,
+    frame: u64,
+    connections: Vec<Connection>,
+    /// The last connection between two ends, the lower one first.
+    by_ends: BTreeMap<[SocketAddr; 2], usize>,
+    /// Packets that are not TCP, by kind.
+    other: BTreeMap<&'static str, u64>,
+    not_followed: u64,
+    held: usize,
+    repeated: BTreeMap<(usize, usize), Repeated>,
+}
+
+/// Events that are not shown because they are like the one before.
+struct Repeated {
+    key: (&'static str, u64),
+    count: u64,
+    until: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct EventLine<'a> {
+    connection: usize,
+    frame: u64,
+    seconds: Option<f64>,
+    from: &'static str,
+    #[serde(flatten)]
+    event: &'a Event,
+}
+
+#[derive(Serialize)]
+struct SummaryLine<'a> {
+    summary: &'a Summary,
+}
+
+#[derive(Serialize)]
+struct FrameLine<'a> {
+    frame: u64,
+    seconds: Option<f64>,
+    text: &'a str,
+}
+
+#[derive(Serialize)]
+struct TotalLine<'a> {
+    frames: u64,
+    connections: usize,
+    frames_not_followed: u64,
+    other_frames: &'a BTreeMap<&'static str, u64>,
+}
+
+impl<'w> Explainer<'w> {
+    fn new(options: Options, out: &'w mut dyn Write) -> Self {
+        Self {
+            options,
+            out,
+            begin: None,
+            frame: 0,
+            connections: Vec::new(),
+            by_ends: BTreeMap::new(),
+            other: BTreeMap::new(),
+            not_followed: 0,
+            held: 0,
+            repeated: BTreeMap::new(),
+        }
+    }
+
+    fn read(&mut self, packet: &Packet<'_>) -> io::Result<()> {
+        self.frame += 1;
+        self.begin = self.begin.or(packet.time);
+        if self.options.frames {
+            self.print_frame(packet)?;
+        }
+        match packet::content(packet) {
+            Content::Tcp(segment) => self.read_segment(&segment, packet.time),
+            Content::Other(kind) => {
+                *self.other.entry(kind).or_default() += 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn read_segment(&mut self, segment: &Segment<'_>, time: Option<Duration>) -> io::Result<()> {
+        let ends = [segment.from.min(segment.to), segment.from.max(segment.to)];
+        let known = self.by_ends.get(&ends).copied();
+        let index = known.filter(|index| !self.connections[*index].is_succeeded_by(segment));
+        let index = match index {
+            Some(index) => index,
+            None if self.connections.len() == MOST_CONNECTIONS => {
+                self.not_followed += 1;
+                return Ok(());
+            }
+            None => {
+                self.connections.push(Connection::new(segment, time));
+                self.by_ends.insert(ends, self.connections.len() - 1);
+                self.connections.len() - 1
+            }
+        };
+        let mut events = Events::new();
+        let connection = &mut self.connections[index];
+        connection.read(segment, (self.frame, time), &mut self.held, MOST_HELD, &mut events);
+        for (from, event) in events {
+            self.print_event(index, from, &event, time)?;
+        }
+        Ok(())
+    }
+
+    fn is_wanted(&self, index: usize) -> bool {
+        self.options.connection.is_none_or(|only| only == index + 1)
+    }
+
+    fn seconds(&self, time: Option<Duration>) -> Option<f64> {
+        let (time, begin) = time.zip(self.begin)?;
+        Some((time.as_nanos() as i128 - begin.as_nanos() as i128) as f64 / 1e9)
+    }
+
+    fn print_frame(&mut self, packet: &Packet<'_>) -> io::Result<()> {
+        let (frame, seconds, text) = (self.frame, self.seconds(packet.time), frames::describe(packet));
+        if self.options.json {
+            return json(self.out, &FrameLine { frame, seconds, text: &text });
+        }
+        writeln!(self.out, "{} frame {frame}", at(seconds))?;
+        for line in text.lines() {
+            writeln!(self.out, "{:14}{line}", "")?;
+        }
+        Ok(())
+    }
+
+    fn print_event(
+        &mut self,
+        index: usize,
+        from: usize,
+        event: &Event,
+        time: Option<Duration>,
+    ) -> io::Result<()> {
+        if self.options.summary || !self.is_wanted(index) {
+            return Ok(());
+        }
+        let seconds = self.seconds(time);
+        let name = self.connections[index].names()[from];
+        if self.options.json {
+            let line = EventLine { connection: index + 1, frame: self.frame, seconds, from: name, event };
+            return json(self.out, &line);
+        }
+        let key = event.key().filter(|_| !self.options.all);
+        if let Some(repeated) = self.repeated.get_mut(&(index, from))
+            && Some(repeated.key) == key
+        {
+            repeated.count += 1;
+            repeated.until = seconds;
+            return Ok(());
+        }
+        self.print_repeated(index, from)?;
+        if let Some(key) = key {
+            self.repeated.insert((index, from), Repeated { key, count: 0, until: None });
+        }
+        if matches!(event, Event::Middle | Event::Syn { answer: false, .. }) {
+            let [a, b] = self.connections[index].ends;
+            let [first, second] = self.connections[index].names();
+            writeln!(
+                self.out,
+                "{} [{}] new connection: {first} is {a}, {second} is {b}",
+                at(seconds),
+                index + 1
+            )?;
+        }
+        writeln!(self.out, "{} [{}] {name:LINE_FIELD$}  {event}", at(seconds), index + 1)
+    }
+
+    /// Prints how often the last event of an end was repeated.
+    fn print_repeated(&mut self, index: usize, from: usize) -> io::Result<()> {
+        if let Some(Repeated { count, until, .. }) = self.repeated.remove(&(index, from))
+            && count > 0
+        {
+            let name = self.connections[index].names()[from];
+            write!(self.out, "{:12} [{}] {name:LINE_FIELD$}  ... and {count} more like this", "", index + 1)?;
+            match until {
+                Some(until) => writeln!(self.out, ", until {until:.6}")?,
+                None => writeln!(self.out)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> io::Result<()> {
+        let last: Vec<_> = self.repeated.keys().copied().collect();
+        for (index, from) in last {
+            self.print_repeated(index, from)?;
+        }
+        for (index, connection) in self.connections.iter().enumerate() {
+            if self.is_wanted(index) {
+                let summary = connection.summary(index + 1);
+                if self.options.json {
+                    json(self.out, &SummaryLine { summary: &summary })?;
+                } else {
+                    write_summary(self.out, &summary)?;
+                }
+            }
+        }
+        if self.options.json {
+            let total = TotalLine {
+                frames: self.frame,
+                connections: self.connections.len(),
+                frames_not_followed: self.not_followed,
+                other_frames: &self.other,
+            };
+            return json(self.out, &total);
+        }
+        let connections = count(self.connections.len() as u64, "TCP connection");
+        write!(self.out, "\n{}, {connections}", count(self.frame, "frame"))?;
+        for (kind, number) in &self.other {
+            write!(self.out, "; {number} {kind}")?;
+        }
+        if self.not_followed > 0 {
+            write!(
+                self.out,
+                "; {} belong to further connections (only {MOST_CONNECTIONS} are followed)",
+                count(self.not_followed, "frame")
+            )?;
+        }
+        writeln!(self.out)
+    }
+}
+
+fn at(seconds: Option<f64>) -> String {
+    seconds.map_or_else(|| format!("{:>12}", "-"), |seconds| format!("{seconds:>12.6}"))
+}
+
+fn json(out: &mut dyn Write, line: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, line)?;
+    writeln!(out)
+}
+
+fn write_summary(out: &mut dyn Write, summary: &Summary) -> io::Result<()> {
+    let Summary { connection, frames, seconds, mpa, end, ends: [first, second], .. } = summary;
+    writeln!(
+        out,
+        "\nConnection {connection}: {} {}, {} {}",
+        first.name, first.address, second.name, second.address
+    )?;
+    write!(out, "  {}", count(*frames, "frame"))?;
+    if let Some(seconds) = seconds {
+        write!(out, " in {seconds:.6} s")?;
+    }
+    writeln!(out, "; {end}{}", if *mpa { "" } else { "; no MPA in it" })?;
+    for side in [first, second] {
+        writeln!(out, "  {} sent {}", side.name, sent(side))?;
+    }
+    Ok(())
+}
+
+fn sent(side: &EndSummary) -> String {
+    let mut parts = vec![format!("{} in {}", count(side.bytes, "byte"), count(side.segments, "segment"))];
+    if side.fpdus > 0 {
+        parts.push(count(side.fpdus, "FPDU"));
+    }
+    let messages = side.messages.iter();
+    parts.extend(
+        messages.map(|(kind, total)| format!("{}x {kind} ({})", total.messages, count(total.bytes, "byte"))),
+    );
+    let troubles = [
+        (side.retransmissions, "retransmitted"),
+        (side.out_of_order, "out of order"),
+        (side.congestion_marks, "marked with congestion"),
+        (side.bad_fpdus, "bad FPDU(s)"),
+        (side.not_captured_bytes, "bytes not in the capture"),
+    ];
+    parts.extend(
+        troubles.iter().filter(|(number, _)| *number > 0).map(|(number, what)| format!("{number} {what}")),
+    );
+    parts.join("; ")
+}

@@ -1,0 +1,291 @@
+//! MPA of one recorded connection: reads the start-up frames and the FPDUs of both directions. Where the begin of a
+//! connection or of an FPDU is not in the capture, FPDUs are found at the begin of a segment.
+
+use std::collections::BTreeMap;
+
+use xwarp_tcp::mpa::{MpaError, MpaReply, MpaRequest, RecordedFpdus};
+use xwarp_verbs::Versions;
+
+use super::{
+    event::{Event, StartUp},
+    messages::{Messages, Total, is_plausible},
+    stream::Piece,
+};
+
+/// Segments at whose begin FPDUs of unknown form are searched.
+const MOST_TRIES: u32 = 64;
+/// Distances of markers from the begin of a segment: multiples of 4 below 512 (RFC 5044 section 4.3).
+const MARKER_PHASES: std::ops::Range<u64> = 0..128;
+/// Bytes kept while a start-up frame or an FPDU is incomplete. The longest FPDU has 65535 bytes, and 516 of markers.
+const MOST_BYTES: usize = 1 << 17;
+
+/// The events of both directions, with the direction.
+pub type Events = Vec<(usize, Event)>;
+
+/// MPA of a connection. Directions are 0 and 1.
+#[derive(Debug, Default)]
+pub struct Mpa {
+    directions: [Direction; 2],
+    /// The initiator's direction, when the request was seen.
+    initiator: Option<usize>,
+    request: Option<MpaRequest>,
+    reply: Option<MpaReply>,
+    versions: Versions,
+}
+
+#[derive(Debug, Default)]
+struct Direction {
+    phase: Phase,
+    /// Bytes that are not read yet, and the stream offset of the first.
+    buffer: Vec<u8>,
+    at: u64,
+    messages: Messages,
+    /// FPDUs read.
+    fpdus: u64,
+}
+
+#[derive(Debug, Default)]
+enum Phase {
+    /// Nothing of MPA was seen; earlier bytes may be streaming data.
+    #[default]
+    StartUp,
+    /// The own start-up frame was seen, but not the peer's, which decides on markers and CRC.
+    AwaitPeer,
+    /// FPDUs.
+    Fpdus(RecordedFpdus),
+    /// The begin of an FPDU is unknown.
+    Search { known: Option<RecordedFpdus>, tries: u32 },
+    /// Not MPA, or not any more.
+    Ignored,
+}
+
+impl Mpa {
+    /// The connection begins in the middle: no start-up frames can be expected.
+    pub fn begin_in_the_middle(&mut self) {
+        for direction in &mut self.directions {
+            direction.phase = Phase::Search { known: None, tries: 0 };
+        }
+    }
+
+    /// The direction in which the MPA Request came.
+    pub fn initiator(&self) -> Option<usize> {
+        self.initiator
+    }
+
+    /// Whether anything of MPA was seen.
+    pub fn was_seen(&self) -> bool {
+        self.initiator.is_some() || self.reply.is_some() || self.directions.iter().any(|d| d.fpdus > 0)
+    }
+
+    /// Messages of a direction by kind.
+    pub fn totals(&self, direction: usize) -> BTreeMap<&'static str, Total> {
+        self.directions
+            .get(direction)
+            .map(|direction| direction.messages.totals().clone())
+            .unwrap_or_default()
+    }
+
+    /// Number of FPDUs in a direction.
+    pub fn fpdus(&self, direction: usize) -> u64 {
+        self.directions.get(direction).map_or(0, |direction| direction.fpdus)
+    }
+
+    /// Reads the next bytes of a direction.
+    pub fn read(&mut self, direction: usize, piece: &Piece<'_>, frame: u64, out: &mut Events) {
+        let Some(this) = self.directions.get_mut(direction) else { return };
+        match *piece {
+            Piece::Bytes(at, bytes, starts_segment) => {
+                if this.buffer.is_empty() || (starts_segment && matches!(this.phase, Phase::Search { .. })) {
+                    this.buffer.clear();
+                    this.at = at;
+                }
+                this.buffer.extend_from_slice(bytes);
+                self.advance(direction, frame, out);
+                // Both directions continue when the second start-up frame decides on their form.
+                self.advance(1 - direction.min(1), frame, out);
+            }
+            Piece::Missing(..) => {
+                this.buffer.clear();
+                this.messages.cut();
+                this.phase = match this.phase {
+                    Phase::Fpdus(known) => Phase::Search { known: Some(known), tries: 0 },
+                    Phase::StartUp | Phase::AwaitPeer => Phase::Search { known: None, tries: 0 },
+                    Phase::Search { known, tries } => Phase::Search { known, tries },
+                    Phase::Ignored => Phase::Ignored,
+                };
+            }
+        }
+        if let Some(this) = self.directions.get_mut(direction)
+            && this.buffer.len() > MOST_BYTES
+        {
+            this.buffer.clear();
+            this.phase = Phase::Ignored;
+        }
+    }
+
+    fn advance(&mut self, direction: usize, frame: u64, out: &mut Events) {
+        let Some(this) = self.directions.get_mut(direction) else { return };
+        if this.buffer.is_empty() {
+            return;
+        }
+        match this.phase {
+            Phase::StartUp => self.read_start_up(direction, frame, out),
+            Phase::AwaitPeer => {}
+            Phase::Fpdus(_) => self.read_fpdus(direction, frame, out),
+            Phase::Search { known, tries } => {
+                let found = search(this.at, &this.buffer, known, self.versions);
+                match found {
+                    Some(fpdus) => {
+                        if known.is_none() {
+                            out.push((
+                                direction,
+                                Event::Found { markers: fpdus.has_markers(), crc: fpdus.has_crc() },
+                            ));
+                        }
+                        this.phase = Phase::Fpdus(fpdus);
+                        self.read_fpdus(direction, frame, out);
+                    }
+                    None if known.is_none() && tries == MOST_TRIES => this.phase = Phase::Ignored,
+                    None => this.phase = Phase::Search { known, tries: tries + 1 },
+                }
+            }
+            Phase::Ignored => this.buffer.clear(),
+        }
+    }
+
+    fn read_start_up(&mut self, direction: usize, frame: u64, out: &mut Events) {
+        let Some(this) = self.directions.get_mut(direction) else { return };
+        let consumed = match MpaRequest::parse(&this.buffer) {
+            Ok(Some((request, len))) => {
+                out.push((direction, Event::MpaRequest(StartUp::from(&request))));
+                (self.initiator, self.request) = (Some(direction), Some(request));
+                len
+            }
+            Ok(None) => return,
+            Err(MpaError::SameRole) => match MpaReply::parse(&this.buffer) {
+                Ok(Some((reply, len))) => {
+                    let start_up = StartUp::from(&reply);
+                    out.push((direction, Event::MpaReply { rejected: reply.rejected, start_up }));
+                    self.reply = Some(reply);
+                    len
+                }
+                Ok(None) => return,
+                Err(error) => return self.bad_start_up(direction, error, out),
+            },
+            // Streaming data, or another protocol: the next segment may begin with a start-up frame.
+            Err(MpaError::InvalidKey) => {
+                this.buffer.clear();
+                return;
+            }
+            Err(error) => return self.bad_start_up(direction, error, out),
+        };
+        this.buffer.drain(..consumed);
+        this.at += consumed as u64;
+        this.phase = Phase::AwaitPeer;
+        self.agree(out);
+        self.advance(direction, frame, out);
+    }
+
+    fn bad_start_up(&mut self, direction: usize, error: MpaError, out: &mut Events) {
+        out.push((direction, Event::BadFpdu { error: format!("start-up frame: {error}") }));
+        for this in &mut self.directions {
+            this.buffer.clear();
+            this.phase = Phase::Ignored;
+        }
+    }
+
+    /// Applies both start-up frames (RFC 5044 section 7.1.1): M asks for markers in what the sender of the frame
+    /// receives, and CRC is used when either end wants it.
+    fn agree(&mut self, out: &mut Events) {
+        let (Some(initiator), Some(request), Some(reply)) = (self.initiator, &self.request, &self.reply)
+        else {
+            return;
+        };
+        if reply.rejected {
+            for this in &mut self.directions {
+                this.phase = Phase::Ignored;
+            }
+            return;
+        }
+        let crc = request.crc || reply.crc;
+        let warning = if request.revision != reply.revision {
+            Some("the two ends sent different revisions")
+        } else if let (Some(ours), Some(theirs)) = (request.enhanced, reply.enhanced)
+            && (theirs.ord > ours.ird || ours.ord > theirs.ird)
+        {
+            Some("one end's ORD exceeds the other's IRD")
+        } else {
+            None
+        };
+        let (markers_received, markers_sent) = (request.markers, reply.markers);
+        out.push((
+            initiator,
+            Event::Agreed { revision: reply.revision, crc, markers_received, markers_sent, warning },
+        ));
+        self.versions = if reply.revision == 0 { Versions::Rdmac } else { Versions::Ietf };
+        for (direction, this) in self.directions.iter_mut().enumerate() {
+            if matches!(this.phase, Phase::AwaitPeer) {
+                let markers = if direction == initiator { markers_sent } else { markers_received };
+                this.phase = Phase::Fpdus(RecordedFpdus::new(this.at, markers, crc));
+            }
+        }
+    }
+
+    fn read_fpdus(&mut self, direction: usize, frame: u64, out: &mut Events) {
+        let [first, second] = &mut self.directions;
+        let (this, peer) = if direction == 0 { (first, second) } else { (second, first) };
+        let Phase::Fpdus(fpdus) = this.phase else { return };
+        let mut read = 0;
+        while let Some(rest) = this.buffer.get(read..)
+            && let Some(len) = fpdus.len(this.at, rest)
+            && let Some(fpdu) = rest.get(..len)
+        {
+            let pieces = [fpdu];
+            match fpdus.ulpdu(this.at, &pieces) {
+                Ok(ulpdu) => {
+                    this.fpdus += 1;
+                    this.messages.take(&ulpdu, self.versions, frame, &peer.messages, &mut |event| {
+                        out.push((direction, event));
+                    });
+                }
+                Err(error) => {
+                    out.push((direction, Event::BadFpdu { error: error.to_string() }));
+                    this.messages.cut();
+                    if error == MpaError::MarkerMismatch {
+                        this.buffer.clear();
+                        this.phase = Phase::Search { known: Some(fpdus), tries: 0 };
+                        return;
+                    }
+                }
+            }
+            this.at += len as u64;
+            read += len;
+        }
+        this.buffer.drain(..read.min(this.buffer.len()));
+    }
+}
+
+/// Finds FPDUs at the begin of a segment at this stream offset; the first FPDU must end within the bytes.
+fn search(at: u64, bytes: &[u8], known: Option<RecordedFpdus>, versions: Versions) -> Option<RecordedFpdus> {
+    let begins = |fpdus: &RecordedFpdus| {
+        let len = fpdus.can_begin(at).then(|| fpdus.len(at, bytes)).flatten()?;
+        let pieces = [bytes.get(..len)?];
+        is_plausible(&fpdus.ulpdu(at, &pieces).ok()?, versions).then_some(len)
+    };
+    if let Some(known) = known {
+        return begins(&known).map(|_| known);
+    }
+    let without_markers = RecordedFpdus::new(at, false, true);
+    if begins(&without_markers).is_some() {
+        return Some(without_markers);
+    }
+    // The last marker before the segment, or at its begin.
+    let with_markers = MARKER_PHASES
+        .filter_map(|phase| Some(RecordedFpdus::new(at.checked_sub(4 * phase)?, true, true)))
+        .find(|fpdus| begins(fpdus).is_some());
+    // Without a CRC only a segment that consists of whole FPDUs is certain enough.
+    with_markers.or_else(|| {
+        let fpdus = RecordedFpdus::new(at, false, false);
+        (begins(&fpdus)? == bytes.len()).then_some(fpdus)
+    })
+}

@@ -1,0 +1,50 @@
+//! `xwarp`: the command for people who use or examine xwarp.
+#![forbid(unsafe_code)]
+
+mod cli;
+
+use std::{
+    fs::File,
+    io::{self, BufReader, BufWriter, Read, Write as _},
+    process::ExitCode,
+};
+
+use anyhow::{Context as _, Result};
+use clap::Parser as _;
+use xwarp_tool::explain::explain;
+
+use crate::cli::{Command, ExplainArguments, XwarpArguments};
+
+fn main() -> ExitCode {
+    let result = match XwarpArguments::parse().command {
+        Command::Explain(arguments) => run_explain(&arguments),
+    };
+    match result {
+        Ok(code) => code,
+        // The reader of a pipe has seen enough.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xwarp: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+fn run_explain(arguments: &ExplainArguments) -> Result<ExitCode> {
+    let path = &arguments.file;
+    let input: Box<dyn Read> = if path.as_os_str() == "-" {
+        Box::new(io::stdin().lock())
+    } else {
+        let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        Box::new(BufReader::with_capacity(1 << 16, file))
+    };
+    let mut out = BufWriter::new(io::stdout().lock());
+    let result = explain(input, arguments.options(), &mut out)?;
+    out.flush()?;
+    result.with_context(|| path.display().to_string())?;
+    Ok(ExitCode::SUCCESS)
+}
