@@ -24,6 +24,7 @@ mod counters;
 mod keyed;
 pub mod link;
 pub mod mpa;
+pub mod rdma_tcp;
 pub mod secret;
 pub mod seq;
 #[cfg(feature = "sim")]

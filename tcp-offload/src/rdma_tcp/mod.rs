@@ -1,0 +1,25 @@
+//! RDMA/TCP, the format that Jim Williams proposed in 2000: the second framing beside MPA.
+//!
+//! Segments are found beyond a gap by a random 64-bit Connection ID, if they begin where a TCP segment begins. The proposal
+//! leaves much open; docs/decisions/0014 names each decision (A1 to A18).
+//!
+//! | file | owns |
+//! |---|---|
+//! | `crc` | the CRC-32 with the reversed generator |
+//! | `header` | the bytes of a segment's header and control data |
+//! | `order` | message numbers, the order field and its rule |
+//! | `sequence` | the rules for segments in stream order |
+#![cfg_attr(not(test), deny(clippy::indexing_slicing))]
+
+mod crc;
+mod error;
+mod header;
+mod order;
+mod sequence;
+
+pub use error::SegmentError;
+pub use header::{
+    AtomicWords, BufferPlace, ConnectionId, HEADER_MOST_BYTES, SegmentHeader, SegmentKind, SendControl,
+};
+pub use order::{MessageNumber, Order, OrderWindow, WINDOW};
+pub use sequence::{SendTerms, Sequence};
