@@ -179,6 +179,9 @@ pub struct DeviceArgs {
     /// Progress of the protocol: by the application's polling, a thread, or both as needed
     #[arg(long, value_name = "WHO", default_value = "auto")]
     pub progress: ProgressArg,
+    /// Framing of the messages in the TCP stream; both ends must choose the same
+    #[arg(long, value_enum, default_value_t = FramingArg::Mpa)]
+    pub framing: FramingArg,
     /// MPA markers in the data that we receive: prefer, require or omit them
     #[arg(long, value_name = "WISH", num_args = 0..=1, default_value = "prefer", default_missing_value = "require")]
     pub markers: MarkersArg,
@@ -265,6 +268,15 @@ pub enum ProgressArg {
     Application,
     /// Always a thread.
     Thread,
+}
+
+/// `--framing`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FramingArg {
+    /// MPA (RFC 5044).
+    Mpa,
+    /// RDMA/TCP of 2000.
+    RdmaTcp,
 }
 
 /// `--markers`.

@@ -5,6 +5,7 @@
 //! missing pieces arrive in order. The oracle is [`Reference`], which reads the stream from start to end.
 
 use xwarp_tcp::{
+    framing::Agreed,
     mpa::{Markers, MpaConfig, MpaError, RequestRevision},
     ulp::Event,
 };
@@ -107,8 +108,11 @@ fn compare(end: &End, reference: &Reference, changed: bool) {
     let delivered: Vec<_> = end.ulp.delivered.iter().map(|at| &end.ulp.placed[*at].0).collect();
     let errors = end.stream_errors();
     assert!(errors.len() <= 1, "one error ends a stream");
-    let checks_crc =
-        end.ulp.events.iter().any(|e| matches!(e, Event::Established { agreed, .. } if agreed.crc));
+    let checks_crc = end
+        .ulp
+        .events
+        .iter()
+        .any(|e| matches!(e, Event::Established { agreed: Agreed::Mpa(agreed), .. } if agreed.crc));
     if changed && !checks_crc {
         return;
     }

@@ -1,7 +1,8 @@
-//! Target: the RDMAP and DDP headers of a ULPDU.
+//! Target: the RDMAP and DDP headers of a ULPDU, and the header of a segment of RDMA/TCP.
 //!
-//! An input is the ULPDU.
+//! An input is the ULPDU or the segment.
 
+use xwarp_tcp::rdma_tcp::{ConnectionId, HEADER_MOST_BYTES, SegmentHeader};
 use xwarp_verbs::{
     ddp::{Header, Malformed, RawHeader, Versions},
     rdmap::{
@@ -12,6 +13,7 @@ use xwarp_verbs::{
 
 /// Runs one input.
 pub fn target(data: &[u8]) {
+    segment(data);
     for versions in [Versions::Ietf, Versions::Rdmac] {
         ddp(data, versions);
         for &byte in data.iter().take(2) {
@@ -40,6 +42,19 @@ pub fn target(data: &[u8]) {
         if let Some(response) = response {
             assert_eq!(AtomicResponse::parse(&response.to_bytes()), Some(response));
         }
+    }
+}
+
+fn segment(bytes: &[u8]) {
+    let Ok(header) = SegmentHeader::parse(bytes, bytes.len()) else { return };
+    let mut out = [0; HEADER_MOST_BYTES];
+    let len = header.emit(ConnectionId(0), bytes.len() - header.bytes(), &mut out);
+    assert_eq!(len, header.bytes());
+    assert_eq!(SegmentHeader::parse(&out, bytes.len()), Ok(header), "round trip");
+    // Version, length and Connection ID are the framing's.
+    assert_eq!((out[1], &out[12..len]), (bytes[1], &bytes[12..len]));
+    for short in 0..len {
+        assert!(SegmentHeader::parse(&bytes[..short], bytes.len()).is_err());
     }
 }
 

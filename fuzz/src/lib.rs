@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | [`wire`](wire::target) | headers of a frame: Ethernet, IP, TCP with options, ICMP | the result is independent of chunks and equals etherparse's; options survive a round trip |
 //! | [`startup`](startup::target) | MPA Request and Reply, a session's start-up in pieces | round trip, every truncation, the result is independent of the segmentation |
-//! | [`headers`](headers::target) | DDP and RDMAP headers, Terminate | round trips, every truncation |
+//! | [`headers`](headers::target) | DDP and RDMAP headers, Terminate, segments of RDMA/TCP | round trips, every truncation |
 //! | [`deframe`](deframe::target) | the receiving MPA session: any stream, segmented and reordered | delivers what an in-order reader finds; places each ULPDU once |
 //! | [`explain`](explain::target) | a capture file, or frames of which one is made | `xwarp explain` neither panics nor needs more than bounded memory |
 //! | [`engine`](engine::target) | a whole engine with hostile peers on the wire | canaries, frames, memory, closed keys, validity of sent frames, clean end |

@@ -1,6 +1,6 @@
 //! Target: two engines and the network between them.
 //!
-//! An input is: settings, then records until the end: a request that an end posts, a change of the next frame
+//! An input is: settings (bit 7: RDMA/TCP instead of MPA), then records until the end: a request that an end posts, a change of the next frame
 //! by the network, or time that passes. The expected value of each byte depends only on its offset,
 //! independent of the order of arrival: see [`pattern`].
 
@@ -10,7 +10,9 @@ use std::{
 };
 
 use xwarp_tcp::{
+    framing::FramingConfig,
     mpa::{AcceptParams, Markers, MpaConfig},
+    rdma_tcp::RdmaTcpConfig,
     secret::Secret,
     sim::path,
     time::{Duration, Instant},
@@ -89,9 +91,12 @@ struct Side {
 }
 
 impl Side {
-    fn new(seed: u64, mpa: MpaConfig, chunk: usize) -> Self {
-        let mut engine =
-            Engine::new(EngineConfig { secret: Secret::from_number(seed), mpa, ..EngineConfig::default() });
+    fn new(seed: u64, framing: FramingConfig, chunk: usize) -> Self {
+        let mut engine = Engine::new(EngineConfig {
+            secret: Secret::from_number(seed),
+            framing,
+            ..EngineConfig::default()
+        });
         let pd = engine.alloc_pd().expect("a domain");
         let (cq, ring) = engine.create_cq(256, None).expect("a completion queue");
         let options = QueuePairOptions { max_send_wr: 32, max_recv_wr: 32, ..QueuePairOptions::default() };
@@ -232,13 +237,17 @@ struct World {
 
 impl World {
     fn new(settings: u8) -> Self {
-        let crc = settings & 4 == 0;
+        // RDMA/TCP always has CRCs.
+        let rdma_tcp = settings & 128 != 0;
+        let crc = rdma_tcp || settings & 4 == 0;
         let wish = |bits: u8| [Markers::Prefer, Markers::Off, Markers::Require][usize::from(bits & 3) % 3];
-        let config = |markers| MpaConfig {
-            markers,
-            crc,
-            hold_bytes: if settings & 8 != 0 { 4096 } else { 1 << 17 },
-            ..MpaConfig::default()
+        let hold_bytes = if settings & 8 != 0 { 4096 } else { 1 << 17 };
+        let config = |markers| {
+            if rdma_tcp {
+                RdmaTcpConfig { hold_bytes, ..RdmaTcpConfig::default() }.into()
+            } else {
+                MpaConfig { markers, crc, hold_bytes, ..MpaConfig::default() }.into()
+            }
         };
         let chunk = if settings & 16 != 0 { 512 } else { usize::MAX };
         let mut sides = [

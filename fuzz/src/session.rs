@@ -1,6 +1,7 @@
 //! One end of an MPA connection: a session, its environment, and the parts of TCP that it needs.
 
 use xwarp_tcp::{
+    framing::FramingError,
     link::FrameWriter,
     mpa::{AcceptParams, MpaConfig, MpaError, Session},
     sim,
@@ -159,7 +160,11 @@ impl End {
     /// The errors that the session reported.
     pub fn stream_errors(&self) -> Vec<MpaError> {
         let errors = self.ulp.events.iter();
-        errors.filter_map(|e| if let Event::StreamError(error) = e { Some(*error) } else { None }).collect()
+        errors
+            .filter_map(|e| {
+                if let Event::StreamError(FramingError::Mpa(error)) = e { Some(*error) } else { None }
+            })
+            .collect()
     }
 
     /// Takes up to `most` bytes of streaming data and begins MPA behind them.

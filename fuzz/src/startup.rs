@@ -5,7 +5,8 @@
 use std::time::Duration;
 
 use xwarp_tcp::{
-    mpa::{Markers, MpaConfig, MpaError, MpaReply, MpaRequest, RequestRevision, Rtr},
+    framing::FramingError,
+    mpa::{Markers, MpaConfig, MpaReply, MpaRequest, RequestRevision, Rtr},
     ulp::Event,
 };
 
@@ -73,7 +74,7 @@ fn config(settings: u8) -> MpaConfig {
 }
 
 /// Feeds a session with `stream`; returns the events and the error, if any.
-fn session(settings: u8, cuts: &[u8], stream: &[u8]) -> (Vec<Event>, Option<MpaError>) {
+fn session(settings: u8, cuts: &[u8], stream: &[u8]) -> (Vec<Event>, Option<FramingError>) {
     let config = config(settings);
     let responder = settings & RESPONDER != 0;
     let mut end = if responder { End::responder(config) } else { End::initiator(config) };

@@ -11,7 +11,9 @@
 //! | [`link`] | frames as move-only tokens, and the interface that lends them |
 //! | [`wire`] | frames to headers and back, checksums |
 //! | [`tcp`] | one connection: state machine, recovery, windows |
+//! | [`framing`] | what the framings have in common: the phases of a connection, frames beyond gaps |
 //! | [`mpa`] | start-up, FPDUs, markers, CRC, both directions |
+//! | [`rdma_tcp`] | RDMA/TCP of 2000, the second framing |
 //! | [`ulp`] | the interface to DDP |
 //! | [`stack`] | the connection table, listeners, timers, the transmit loop |
 //! | [`copy`] | access to memory that is shared with others: the only unsafe code |
@@ -21,6 +23,7 @@
 
 pub mod copy;
 mod counters;
+pub mod framing;
 mod keyed;
 pub mod link;
 pub mod mpa;

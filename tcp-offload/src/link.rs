@@ -149,6 +149,25 @@ pub fn part<'a>(chunks: impl IntoIterator<Item = &'a [u8]>, start: usize, len: u
     pieces
 }
 
+/// Copies the bytes of `raw` from position `at` on into `out`; bytes beyond the end of `raw` stay as they are.
+#[inline]
+pub(crate) fn read_at(raw: &[&[u8]], mut at: usize, out: &mut [u8]) {
+    if let [piece] = raw
+        && let Some(bytes) = piece.get(at..at + out.len())
+    {
+        return out.copy_from_slice(bytes);
+    }
+    let mut done = 0;
+    for piece in raw {
+        let rest = piece.get(at..).unwrap_or_default();
+        at = at.saturating_sub(piece.len());
+        for (to, from) in out.iter_mut().skip(done).zip(rest) {
+            *to = *from;
+            done += 1;
+        }
+    }
+}
+
 /// The `len` bytes from byte `start` on of a received frame, across its chunks; fewer when the frame is shorter.
 pub fn rx_pieces<'a>(link: &'a dyn Link, frame: &RxFrame, start: usize, len: usize) -> Pieces<'a> {
     part(link.rx_chunks(frame), start, len)

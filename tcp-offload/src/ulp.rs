@@ -4,9 +4,10 @@
 //! complete and its CRC is right, also beyond a gap; it is delivered once, in order.
 
 use crate::{
+    framing::{Agreed, FramingError, Offer},
     link::FrameWriter,
     mpa::{
-        MpaError, Rtr,
+        Rtr,
         layout::{BETWEEN_MARKERS, Layout, MARKER_BYTES},
     },
     seq::StreamOffset,
@@ -163,6 +164,8 @@ pub struct UlpduWriter<'w, 'f> {
     pub(crate) mulpdu: usize,
     /// Whether the connection uses CRCs.
     pub(crate) crc: bool,
+    /// Whether the frame has a ULPDU Length field of MPA before the ULPDU.
+    pub(crate) has_length: bool,
     /// Set when the upper layer has announced the length of the ULPDU.
     pub(crate) announced: Option<crate::mpa::Announced>,
 }
@@ -181,7 +184,7 @@ pub enum Event {
     /// Streaming bytes of the peer can be taken with [`crate::stack::Stack::stream_recv`]. Reported again only after all
     /// were taken.
     StreamReadable,
-    /// Responder: a valid MPA Request has arrived; answer with [`crate::stack::Stack::accept`] or
+    /// Responder: a valid request (of MPA: an MPA Request) has arrived; answer with [`crate::stack::Stack::accept`] or
     /// [`crate::stack::Stack::reject`].
     Requested {
         /// The listener that accepted the connection.
@@ -189,14 +192,14 @@ pub enum Event {
         /// Addresses of the connection.
         path: Path,
         /// The initiator's parameters and private data.
-        offer: crate::mpa::Offer,
+        offer: Offer,
     },
     /// Full operation has begun: FPDUs may be sent, by the responder only after the initiator's first FPDU.
     Established {
         /// Addresses of the connection (an initiator learns its local port here).
         path: Path,
         /// The result of the negotiation.
-        agreed: crate::mpa::Agreed,
+        agreed: Agreed,
         /// The responder's private data; empty at the responder.
         private_data: Vec<u8>,
         /// Initiator in peer-to-peer mode: the ready-to-receive message to send first (RFC 6581 section 9).
@@ -211,8 +214,8 @@ pub enum Event {
         /// The responder's ORD, perhaps the one that it would need (RFC 6581 section 9.1).
         ord: u16,
     },
-    /// MPA found an error in the stream. The upper layer sends its Terminate and finishes.
-    StreamError(MpaError),
+    /// The framing found an error in the stream. The upper layer sends its Terminate and finishes.
+    StreamError(FramingError),
     /// The peer closed its direction, and everything it sent was delivered.
     PeerClosed,
     /// A soft error, which the connection may survive (RFC 9293 section 3.9.1.8).
@@ -248,9 +251,9 @@ pub enum CloseReason {
     /// The interface was removed, or cannot carry frames any more.
     #[error("the interface was removed")]
     InterfaceRemoved,
-    /// The MPA start-up failed.
-    #[error("MPA start-up failed: {0}")]
-    Startup(MpaError),
+    /// The start-up of the framing failed.
+    #[error("the start-up failed: {0}")]
+    Startup(FramingError),
 }
 
 /// The layer above MPA.

@@ -136,7 +136,9 @@ pub mod tap;
 #[cfg(feature = "tokio")]
 pub use self::api::tokio;
 pub use xwarp_tcp::{
+    framing::{FramingConfig, FramingError},
     mpa::{Markers, MpaConfig, RequestRevision, Rtr},
+    rdma_tcp::{RdmaTcpConfig, SegmentError},
     tcp::{Algorithm, Info as TcpInfo, Keepalive, SoftError, TcpConfig, Tuning},
     ulp::CloseReason,
 };

@@ -11,8 +11,8 @@ use std::{
 
 use common::{LIMIT, connect, devices, queue_pair};
 use xwarp_verbs::{
-    CloseReason, Device, Keepalive, Markers, MpaConfig, Payload, PeerDepths, Progress, QpState,
-    QueuePairOptions, RecvRequest, Tuning, WorkRequest,
+    CloseReason, Device, FramingConfig, Keepalive, Markers, MpaConfig, Payload, PeerDepths, Progress,
+    QpState, QueuePairOptions, RecvRequest, Tuning, WorkRequest,
     cm::{
         AcceptOptions, CmError, CmId, ConnectOptions, ConnectionError, Event, EventChannel, EventKind,
         IncomingRequest, ListenOptions,
@@ -66,7 +66,7 @@ fn the_steps_of_both_ends_one_by_one() {
     let id = resolved(&client, &at_client, server_address(7));
     assert_eq!(id.peer_address(), Some(server_address(7)));
     assert!(id.tcp_info().is_none(), "no connection yet");
-    let options = ConnectOptions { private_data: b"who is there".to_vec(), ird: 3, ord: 5, mpa: None };
+    let options = ConnectOptions { private_data: b"who is there".to_vec(), ird: 3, ord: 5, framing: None };
     id.connect(&cqp, options).unwrap();
 
     let incoming = request(&server, &at_server, &listener);
@@ -117,16 +117,17 @@ fn the_steps_of_both_ends_one_by_one() {
 fn the_steps_of_both_ends_with_streaming_data_before_mpa() {
     let [server, client] = devices(Progress::Auto);
     let (at_server, at_client) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
-    let mpa = Some(MpaConfig { streaming: Some(LIMIT), ..MpaConfig::default() });
+    let framing: FramingConfig = MpaConfig { streaming: Some(LIMIT), ..MpaConfig::default() }.into();
+    let framing = Some(framing);
     let listener = CmId::new(&server, &at_server);
     listener.bind(server_address(3260)).unwrap();
-    listener.listen(ListenOptions { mpa: mpa.clone(), ..ListenOptions::default() }).unwrap();
+    listener.listen(ListenOptions { framing: framing.clone(), ..ListenOptions::default() }).unwrap();
     let (_spd, _scq, sqp) = queue_pair(&server, QueuePairOptions::default());
     let (_cpd, _ccq, cqp) = queue_pair(&client, QueuePairOptions::default());
 
     let id = resolved(&client, &at_client, server_address(3260));
     assert!(matches!(id.stream_send(b"early"), Err(CmError::Phase { .. })));
-    id.connect(&cqp, ConnectOptions { mpa: mpa.clone(), ..ConnectOptions::default() }).unwrap();
+    id.connect(&cqp, ConnectOptions { framing: framing.clone(), ..ConnectOptions::default() }).unwrap();
     assert!(matches!(next(&client, &at_client).kind, EventKind::Streaming));
     let event = next(&server, &at_server);
     assert_eq!(event.id, listener.key());
@@ -160,7 +161,7 @@ fn the_steps_of_both_ends_with_streaming_data_before_mpa() {
     // A dropped identifier resets a connection that has not begun MPA.
     let (_pd, _cq, qp) = queue_pair(&client, QueuePairOptions::default());
     let other = resolved(&client, &at_client, server_address(3260));
-    other.connect(&qp, ConnectOptions { mpa, ..ConnectOptions::default() }).unwrap();
+    other.connect(&qp, ConnectOptions { framing, ..ConnectOptions::default() }).unwrap();
     assert!(matches!(next(&client, &at_client).kind, EventKind::Streaming));
     drop(next(&server, &at_server));
     let event = next(&client, &at_client);
@@ -221,10 +222,10 @@ fn design_s5_a_second_attempt_leaves_from_another_port_unless_one_was_bound() {
     let pair = devices(Progress::Auto);
     let [server, client] = &pair;
     let (at_server, at_client) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
-    let markers = |markers| Some(MpaConfig { markers, ..MpaConfig::default() });
+    let markers = |markers| Some(MpaConfig { markers, ..MpaConfig::default() }.into());
     let listener = CmId::new(server, &at_server);
     listener.bind("0.0.0.0:7".parse().unwrap()).unwrap();
-    listener.listen(ListenOptions { mpa: markers(Markers::Off), ..ListenOptions::default() }).unwrap();
+    listener.listen(ListenOptions { framing: markers(Markers::Off), ..ListenOptions::default() }).unwrap();
     let refused = |bound: Option<SocketAddr>| {
         let id = CmId::new(client, &at_client);
         if let Some(address) = bound {

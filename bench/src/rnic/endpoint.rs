@@ -8,12 +8,12 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use xwarp_verbs::{
-    CompletionChannel, CompletionQueue, Device, DeviceOptions, DriverConfig, Keepalive, Markers, Progress,
-    ProtectionDomain, RequestRevision,
+    CompletionChannel, CompletionQueue, Device, DeviceOptions, DriverConfig, Keepalive, Markers, MpaConfig,
+    Progress, ProtectionDomain, RdmaTcpConfig, RequestRevision,
     cm::{ConnectionError, ConnectionRequest, Listener},
 };
 
-use crate::options::{DeviceArgs, MarkersArg, ProgressArg};
+use crate::options::{DeviceArgs, FramingArg, MarkersArg, ProgressArg};
 
 /// Number of keepalive probes before a peer is considered dead.
 const PROBES: u32 = 5;
@@ -151,16 +151,23 @@ fn options(args: &DeviceArgs) -> DeviceOptions {
         options.tcp.hop_limit = hops;
     }
     options.capture.clone_from(&args.pcap);
-    options.mpa.crc = !args.no_crc;
-    options.mpa.markers = match args.markers {
-        MarkersArg::Prefer => Markers::Prefer,
-        MarkersArg::Require => Markers::Require,
-        MarkersArg::Off => Markers::Off,
-    };
-    options.mpa.permissive = args.permissive;
-    options.mpa.revision = match args.mpa_revision {
-        1 => RequestRevision::One,
-        _ => RequestRevision::PreferTwo,
+    options.framing = match args.framing {
+        FramingArg::Mpa => MpaConfig {
+            crc: !args.no_crc,
+            markers: match args.markers {
+                MarkersArg::Prefer => Markers::Prefer,
+                MarkersArg::Require => Markers::Require,
+                MarkersArg::Off => Markers::Off,
+            },
+            permissive: args.permissive,
+            revision: match args.mpa_revision {
+                1 => RequestRevision::One,
+                _ => RequestRevision::PreferTwo,
+            },
+            ..MpaConfig::default()
+        }
+        .into(),
+        FramingArg::RdmaTcp => RdmaTcpConfig::default().into(),
     };
     options.driver = DriverConfig {
         mode: args.mode.preference(),

@@ -124,7 +124,7 @@ fn serve(mpa: MpaConfig, request: Vec<u8>, reply: Vec<u8>, version: u8) {
             let region = local.pd.allocate(REGION, Access::all()).unwrap();
             local.qp.post_recv(&RecvRequest::new(1, &[region.sge(0, 16)])).unwrap();
             local.qp.post_recv(&RecvRequest::new(2, &[region.sge(0, 16)])).unwrap();
-            let options = ListenOptions { mpa: Some(mpa), ..ListenOptions::default() };
+            let options = ListenOptions { framing: Some(mpa.into()), ..ListenOptions::default() };
             let listener = local.device.listen(address, options).unwrap();
             ready.send(region.key().value()).unwrap();
             let incoming = listener.accept(LIMIT).unwrap();
@@ -169,7 +169,8 @@ fn connect(mpa: MpaConfig, reply: Vec<u8>, requests: &[(u8, u8)], version: u8) {
                 let region = local.pd.allocate(REGION, Access::all()).unwrap();
                 local.qp.post_recv(&RecvRequest::new(1, &[region.sge(0, 16)])).unwrap();
                 tell.send(region.key().value()).unwrap();
-                let options = ConnectOptions { mpa: Some(mpa.clone()), ..ConnectOptions::default() };
+                let options =
+                    ConnectOptions { framing: Some(mpa.clone().into()), ..ConnectOptions::default() };
                 let connection = device.connect(&local.qp, address, options, LIMIT).unwrap();
                 let versions = if version == 0 { Versions::Rdmac } else { Versions::Ietf };
                 assert_eq!(local.qp.query().unwrap().versions, versions);
@@ -289,7 +290,9 @@ fn netns_rfc5044_s7_1_3_a_peer_logs_in_and_then_begins_mpa() {
             let events = EventChannel::new().unwrap();
             let listener = CmId::new(&local.device, &events);
             listener.bind(address).unwrap();
-            listener.listen(ListenOptions { mpa: Some(streaming()), ..ListenOptions::default() }).unwrap();
+            listener
+                .listen(ListenOptions { framing: Some(streaming().into()), ..ListenOptions::default() })
+                .unwrap();
             ready.send(region.key().value()).unwrap();
             let id = next(&local, &events, |event| match event.kind {
                 EventKind::StreamRequest(request) => Some(request.id),
@@ -343,8 +346,11 @@ fn netns_rfc5044_s7_1_3_we_log_in_at_a_peer_and_then_begin_mpa() {
             next(&local, &events, is(|kind| matches!(kind, EventKind::AddressResolved)));
             id.resolve_route().unwrap();
             next(&local, &events, is(|kind| matches!(kind, EventKind::RouteResolved)));
-            id.connect(&local.qp, ConnectOptions { mpa: Some(streaming()), ..ConnectOptions::default() })
-                .unwrap();
+            id.connect(
+                &local.qp,
+                ConnectOptions { framing: Some(streaming().into()), ..ConnectOptions::default() },
+            )
+            .unwrap();
             next(&local, &events, is(|kind| matches!(kind, EventKind::Streaming)));
             assert_eq!(id.stream_send(HELLO).unwrap(), HELLO.len());
             assert_eq!(hear(&local, &id, &events, ACK.len()), ACK);

@@ -36,7 +36,8 @@ const WORD: usize = 7992;
 /// understand.
 fn open(capture: Option<PathBuf>) -> Device {
     let mpa = MpaConfig { markers: Markers::Off, ..MpaConfig::default() };
-    Device::open_with(INTERFACE, DeviceOptions { capture, mpa, ..DeviceOptions::default() }).unwrap()
+    Device::open_with(INTERFACE, DeviceOptions { capture, framing: mpa.into(), ..DeviceOptions::default() })
+        .unwrap()
 }
 
 /// One end of a connection; the fields are dropped in this order.

@@ -79,8 +79,9 @@ impl Server {
         let pd = device.create_pd().unwrap();
         let other_pd = device.create_pd().unwrap();
         let mpa = MpaConfig { withhold_timeout: SHORT, startup_timeout: SHORT, ..MpaConfig::default() };
-        let listener =
-            device.listen(address, ListenOptions { mpa: Some(mpa), ..ListenOptions::default() }).unwrap();
+        let listener = device
+            .listen(address, ListenOptions { framing: Some(mpa.into()), ..ListenOptions::default() })
+            .unwrap();
         ready.send(()).unwrap();
         let request = listener.accept(LIMIT).unwrap();
         let cq = device.create_cq(16).unwrap();

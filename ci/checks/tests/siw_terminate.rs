@@ -317,8 +317,8 @@ fn wrong_verb<'a>(
     let cq = device.create_cq_with_channel(16, &CompletionChannel::new().unwrap()).unwrap();
     let pd = device.create_pd().unwrap();
     let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
-    let mpa = Some(MpaConfig { markers: Markers::Off, ..MpaConfig::default() });
-    let options = ConnectOptions { mpa, ..ConnectOptions::default() };
+    let mpa = MpaConfig { markers: Markers::Off, ..MpaConfig::default() };
+    let options = ConnectOptions { framing: Some(mpa.into()), ..ConnectOptions::default() };
     let connection = device.connect(&qp, peer, options, SHORT).unwrap();
     let (request, numbers) = offence(memory(server, earlier));
     qp.post_send(&request.signaled()).unwrap();

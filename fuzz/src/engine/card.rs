@@ -147,7 +147,7 @@ impl Card {
         let limits = Limits { max_cqe: 4096, max_mr: 64, max_qp: 8, ..Limits::default() };
         let mut engine = Engine::new(EngineConfig {
             secret: Secret::from_number(7),
-            mpa,
+            framing: mpa.into(),
             limits,
             most_connections: 16,
             ..EngineConfig::default()

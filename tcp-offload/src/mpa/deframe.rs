@@ -5,7 +5,7 @@ use super::{
     MpaError,
     layout::{CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES, MARKER_SPACING},
 };
-use crate::{copy, seq::StreamOffset, ulp::Ulpdu};
+use crate::{copy, link::read_at, seq::StreamOffset, ulp::Ulpdu};
 
 /// Verifies the CRC (RFC 5044 section 4.4) of the FPDU whose range consists of `raw`. The CRC covers all bytes of the
 /// range except the CRC field itself, including the markers and the one right before the length field.
@@ -29,25 +29,6 @@ pub(crate) fn verify_crc(raw: &[&[u8]]) -> Result<(), MpaError> {
 
 fn compare_crc(sum: u32, field: [u8; CRC_BYTES]) -> Result<(), MpaError> {
     if sum == u32::from_le_bytes(field) { Ok(()) } else { Err(MpaError::Crc) }
-}
-
-/// Copies the bytes of `raw` from position `at` on into `out`; bytes beyond the end of `raw` stay as they are.
-#[inline]
-pub(crate) fn read_at(raw: &[&[u8]], mut at: usize, out: &mut [u8]) {
-    if let [piece] = raw
-        && let Some(bytes) = piece.get(at..at + out.len())
-    {
-        return out.copy_from_slice(bytes);
-    }
-    let mut done = 0;
-    for piece in raw {
-        let rest = piece.get(at..).unwrap_or_default();
-        at = at.saturating_sub(piece.len());
-        for (to, from) in out.iter_mut().skip(done).zip(rest) {
-            *to = *from;
-            done += 1;
-        }
-    }
 }
 
 /// Extracts the ULPDU of `ulpdu` bytes from the FPDU whose range begins at `start` and consists of `raw`. Fails when

@@ -26,7 +26,7 @@ const MULPDU_RANGE: (usize, usize) = (128, 64768);
 /// An FPDU's *range* begins with the marker right before its ULPDU Length field, when there is one (that marker
 /// belongs to it, RFC 5044 section 4.3), and ends after its CRC. Ranges follow one another without a gap and start at
 /// multiples of 4 from [`Self::origin`], as markers do, so a marker never cuts a length field or a CRC field.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Layout {
     /// Start of the first FPDU's range, right after the start-up frame.
     pub origin: StreamOffset,

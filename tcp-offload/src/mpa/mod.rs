@@ -1,5 +1,5 @@
 //! Marker PDU Aligned framing (RFC 5044) with the enhanced set-up of RFC 6581: the start-up frames, and
-//! FPDUs in both directions. One [`Session`] per connection sits between its TCP and the upper layer.
+//! FPDUs in both directions. [`crate::framing::Session`] runs it between a connection's TCP and the upper layer.
 //!
 //! | file | owns |
 //! |---|---|
@@ -9,34 +9,28 @@
 //! | `writer` | building one FPDU in a transmit frame |
 //! | `deframe` | checking one received FPDU and extracting its ULPDU |
 //! | `recorded` | FPDUs in recorded streams, for programs that explain captures |
-//! | `ordered` | lists in stream order whose operations stay cheap with thousands of items |
-//! | `hold` | received bytes that cannot be placed yet, and the frames they lie in |
-//! | `track` | the FPDUs from the cursor on: check, place, deliver |
-//! | `receiver` | the in-order cursor and the islands beyond gaps: place early, deliver in order |
-//! | `session` | the phases of a connection, time limits, events; streaming data before MPA |
+//! | `frames` | the traits of a framing |
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 mod counters;
 mod deframe;
 mod error;
-mod hold;
+pub(crate) mod frames;
 pub(crate) mod layout;
 mod negotiate;
-mod ordered;
-mod receiver;
 mod recorded;
-mod session;
 mod startup;
-mod track;
 mod writer;
 
 pub use counters::Counters;
 pub use error::{MpaError, SetupError, TerminateCode};
 pub use negotiate::{AcceptParams, Agreed, MAX_READ_DEPTH, Offer, RtrOptions, UNNEGOTIATED};
 pub use recorded::RecordedFpdus;
-pub use session::Session;
 pub use startup::{Enhanced, MpaReply, MpaRequest};
 pub(crate) use writer::Announced;
+
+/// The session of a connection with MPA.
+pub type Session<P> = crate::framing::Session<P, MpaConfig>;
 
 use std::time::Duration;
 

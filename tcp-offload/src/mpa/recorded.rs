@@ -5,7 +5,7 @@ use super::{
     MpaError, deframe,
     layout::{LENGTH_BYTES, Layout},
 };
-use crate::{seq::StreamOffset, ulp::Ulpdu};
+use crate::{link::read_at, seq::StreamOffset, ulp::Ulpdu};
 
 /// Reads FPDUs from the bytes of one direction (RFC 5044 sections 4.1 to 4.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl RecordedFpdus {
             deframe::verify_crc(fpdu)?;
         }
         let mut length = [0; LENGTH_BYTES];
-        deframe::read_at(fpdu, (self.layout.header(start) - start) as usize, &mut length);
+        read_at(fpdu, (self.layout.header(start) - start) as usize, &mut length);
         deframe::cut(&self.layout, fpdu, start, u16::from_be_bytes(length).into())
     }
 }

@@ -14,9 +14,6 @@ pub(super) const MAX_PRIVATE_DATA: usize = 512;
 /// Bytes of private data that the enhanced connection establishment data takes (RFC 6581 section 9).
 pub(super) const ENHANCED_BYTES: usize = 4;
 
-/// Bytes of the longest possible start-up frame.
-pub(crate) const MAX_FRAME_BYTES: usize = FIXED_BYTES + MAX_PRIVATE_DATA;
-
 const FLAG_MARKERS: u8 = 0x80;
 const FLAG_CRC: u8 = 0x40;
 const FLAG_REJECTED: u8 = 0x20;
@@ -254,7 +251,7 @@ mod tests {
             let mut frame = if keyed { REQUEST_KEY.to_vec() } else { Vec::new() };
             frame.extend_from_slice(&bytes);
             if let Ok(Some((_, len))) = MpaRequest::parse(&frame) {
-                prop_assert!(len <= frame.len() && len <= MAX_FRAME_BYTES);
+                prop_assert!(len <= frame.len() && len <= FIXED_BYTES + MAX_PRIVATE_DATA);
             }
         }
     }

@@ -38,8 +38,37 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
             written: 0,
             mulpdu,
             crc,
+            has_length: true,
             announced: None,
         })
+    }
+
+    /// A writer of `room` bytes of a frame without markers, which begins with the ULPDU.
+    pub(crate) fn begin_segment(
+        frame: &'w mut FrameWriter<'f>,
+        start: StreamOffset,
+        mulpdu: usize,
+        room: usize,
+    ) -> Self {
+        let position = frame.position();
+        Self {
+            frame,
+            layout: Layout::default(),
+            start,
+            offset: start,
+            position,
+            room,
+            written: 0,
+            mulpdu,
+            crc: false,
+            has_length: false,
+            announced: None,
+        }
+    }
+
+    /// Appends bytes that do not belong to the ULPDU to a frame without markers.
+    pub(crate) fn put_raw(&mut self, bytes: &[u8]) {
+        self.offset += self.frame.put(bytes) as u64;
     }
 
     /// Bytes of ULPDU that can still be written into this segment. An upper layer with a larger ULPDU writes nothing
@@ -64,7 +93,7 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     /// Stream offset of the next byte of the ULPDU, unless a marker comes first.
     pub fn offset(&self) -> StreamOffset {
         match self.written {
-            0 => self.layout.header(self.start) + LENGTH_BYTES as u64,
+            0 if self.has_length => self.layout.header(self.start) + LENGTH_BYTES as u64,
             _ => self.offset,
         }
     }
@@ -72,7 +101,11 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     /// Stream offset of the end of the FPDU, right after its CRC, if nothing more is written. A peer that has
     /// acknowledged the stream up to here has the whole FPDU.
     pub fn end(&self) -> StreamOffset {
-        self.layout.end(self.start, self.written)
+        if self.has_length {
+            self.layout.end(self.start, self.written)
+        } else {
+            self.start + (self.written.next_multiple_of(4) + CRC_BYTES) as u64
+        }
     }
 
     /// Announces, before anything is written, that the ULPDU will have `len` bytes. The CRC is then computed while
@@ -192,7 +225,7 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     /// Writes the ULPDU Length field behind the marker that may precede it: the announced length, or room for it.
     #[inline]
     fn write_header(&mut self) {
-        if self.offset == self.start {
+        if self.offset == self.start && self.has_length {
             self.write_marker();
             let len = self.announced.map_or(0, |announced| announced.ulpdu as u16);
             self.put_field(len.to_be_bytes());

@@ -17,13 +17,33 @@ const ALL_ONES: u64 = 0xffff_ffff;
 static PARAMS: LazyLock<CrcParams> =
     LazyLock::new(|| CrcParams::new("CRC-32/RDMA-TCP", 32, GENERATOR, ALL_ONES, true, ALL_ONES, 0));
 
-/// The CRC of the concatenation of `pieces`. On the wire its least significant byte is first.
-pub(crate) fn crc32<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> u32 {
-    let mut digest = Digest::new_with_params(*PARAMS);
-    for piece in pieces {
-        digest.update(piece);
+/// The CRC of the bytes that were appended so far.
+pub(crate) struct Crc32(Digest);
+
+impl Crc32 {
+    /// The CRC of no bytes.
+    pub(crate) fn new() -> Self {
+        Self(Digest::new_with_params(*PARAMS))
     }
-    digest.finalize() as u32
+
+    /// Appends bytes.
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The CRC. On the wire its least significant byte is first.
+    pub(crate) fn value(&self) -> u32 {
+        self.0.finalize() as u32
+    }
+}
+
+/// The CRC of the concatenation of `pieces`.
+pub(crate) fn crc32<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> u32 {
+    let mut crc = Crc32::new();
+    for piece in pieces {
+        crc.update(piece);
+    }
+    crc.value()
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Errors of the peer in RDMA/TCP of 2000.
 
+use crate::mpa::TerminateCode;
+
 /// Why a segment, or the order of segments, is invalid. Beyond a gap such a segment only shows that no segment begins
 /// there; in order it ends the stream (decision A14).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -56,4 +58,28 @@ pub enum SegmentError {
     /// The server's ORD is more than the largest IRD that this end may raise its own to.
     #[error("the server's ORD exceeds the IRD that this end can offer")]
     InsufficientIrd,
+}
+
+impl SegmentError {
+    /// The codes of this error in a Terminate, which are MPA's where MPA has such an error (RFC 5044 section 8): a message
+    /// that breaks the rules for segments is a framing error.
+    pub const fn terminate_code(self) -> TerminateCode {
+        let code = match self {
+            Self::Withheld => return TerminateCode { layer: 1, error_type: 2, code: 2 },
+            Self::Truncated | Self::SetupTimeout => 1,
+            Self::Crc => 2,
+            Self::Stalled => 5,
+            Self::InsufficientIrd => 6,
+            Self::Setup | Self::DataBeforeAnswer | Self::Version(_) => 4,
+            Self::ConnectionId
+            | Self::Length
+            | Self::Reserved
+            | Self::Control
+            | Self::Number
+            | Self::Message
+            | Self::Offset
+            | Self::Overlap => 3,
+        };
+        TerminateCode { layer: 2, error_type: 0, code }
+    }
 }

@@ -9,13 +9,17 @@
 //! | `header` | the bytes of a segment's header and control data |
 //! | `order` | message numbers, the order field and its rule |
 //! | `sequence` | the rules for segments in stream order |
+//! | `segments` | the traits of a framing: finding, checking and completing segments |
+//! | `setup` | Connect, Accept and Reject |
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 mod crc;
 mod error;
 mod header;
 mod order;
+mod segments;
 mod sequence;
+mod setup;
 
 pub use error::SegmentError;
 pub use header::{
@@ -23,3 +27,5 @@ pub use header::{
 };
 pub use order::{MessageNumber, Order, OrderWindow, WINDOW};
 pub use sequence::{SendTerms, Sequence};
+pub(crate) use setup::Setup;
+pub use setup::{Agreed, Connect, MAX_PRIVATE_DATA, RdmaTcpConfig};

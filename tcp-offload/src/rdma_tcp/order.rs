@@ -105,7 +105,7 @@ impl OrderWindow {
                 self.words.pop_front();
                 self.skew = 0;
             }
-            if !self.words.front().is_some_and(|word| word >> self.skew & 1 == 1) {
+            if self.words.front().is_none_or(|word| word >> self.skew & 1 == 0) {
                 return;
             }
         }

@@ -63,6 +63,13 @@ impl Sequence {
                 _ => Err(SegmentError::Message),
             };
         }
+        if let SegmentKind::Send { control: control @ SendControl::Terminate { .. }, .. } = header.kind
+            && self.open.is_some()
+            && header.number == self.due.next()
+        {
+            // A19: the sender gives the open message up.
+            return Ok(Some(SendTerms { control, solicited: header.solicited }));
+        }
         if header.number != self.due {
             return Err(SegmentError::Number);
         }
@@ -77,6 +84,10 @@ impl Sequence {
         self.check(header, payload)?;
         if let SegmentKind::ReadResponse { .. } = header.kind {
             self.response = (!header.last).then_some(header.number);
+            return Ok(());
+        }
+        if header.number != self.due {
+            (self.due, self.open) = (header.number.next(), None);
             return Ok(());
         }
         let open = self.successor(header, payload)?;

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 use super::Node;
 use crate::{
+    framing::Offer,
     link::{Link, RxFrame},
-    mpa::{AcceptParams, Offer},
+    mpa::AcceptParams,
     seq::StreamOffset,
     stack::{Stack, StackConfig},
     tcp,

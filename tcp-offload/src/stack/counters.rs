@@ -110,7 +110,7 @@ impl<U: Ulp> Stack<U> {
     /// MPA's counters of a connection.
     pub fn mpa_counters_of(&self, conn: ConnId) -> Option<mpa::Counters> {
         let slot = self.slots.get(conn.index as usize).filter(|s| s.generation == conn.generation)?;
-        Some(slot.mpa.counters())
+        Some(slot.session.counters())
     }
 
     /// Bytes of all connections that are held now because they cannot be placed or delivered yet.
@@ -146,7 +146,7 @@ impl<U: Ulp> Stack<U> {
     pub fn mpa_counters(&self) -> mpa::Counters {
         let mut sum = self.closed_mpa;
         for (_, slot) in &self.slots {
-            sum += slot.mpa.counters();
+            sum += slot.session.counters();
         }
         sum
     }

@@ -37,10 +37,10 @@ impl<U: Ulp> Stack<U> {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         let conn = ConnId { index, generation: slot.generation };
         self.counters.holders_evicted += 1;
-        if slot.mpa.shed(ulp, conn, link) {
+        if slot.session.shed(ulp, conn, link) {
             slot.tcp.renege();
         }
-        slot.tcp.withheld(slot.mpa.window_bytes());
+        slot.tcp.withheld(slot.session.window_bytes());
         self.after_change(now, link, index, None, ulp);
     }
 }

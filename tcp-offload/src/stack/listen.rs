@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{ListenError, MOST_RESETS, Stack};
 use crate::{
+    framing::{AnySession, FramingConfig},
     link::{Link, Steer},
-    mpa::{MpaConfig, Session},
     tcp::Connection,
     time::{Duration, Instant},
     ulp::{ConnId, ListenerId, Ulp},
@@ -32,7 +32,7 @@ pub(super) struct Listener {
     silent: BTreeMap<u64, (u32, Instant)>,
     /// Connections whose MPA Request waits for the application's answer.
     requests: usize,
-    mpa: MpaConfig,
+    framing: FramingConfig,
     /// Largest IP packet of the interface, in bytes: the initial MTU of accepted connections.
     pub(super) mtu: u16,
 }
@@ -72,7 +72,7 @@ impl<U: Ulp> Stack<U> {
         port: u16,
         backlog: usize,
         mtu: u16,
-        mpa: MpaConfig,
+        framing: impl Into<FramingConfig>,
     ) -> Result<ListenerId, ListenError> {
         if self.listeners.values().any(|l| l.port == port && l.addr == addr) {
             return Err(ListenError::AddressInUse);
@@ -80,7 +80,8 @@ impl<U: Ulp> Stack<U> {
         self.fit_window(link);
         link.steer(Steer::Listener { addr, port })?;
         let backlog = backlog.max(1);
-        let listener = Listener { addr, port, backlog, silent: BTreeMap::new(), requests: 0, mpa, mtu };
+        let (silent, framing) = (BTreeMap::new(), framing.into());
+        let listener = Listener { addr, port, backlog, silent, requests: 0, framing, mtu };
         let id = ListenerId(self.next_listener);
         self.next_listener += 1;
         self.listeners.insert(id, listener);
@@ -103,7 +104,7 @@ impl<U: Ulp> Stack<U> {
     /// arrived.
     pub(super) fn note_request(&mut self, index: u32) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        let awaited = slot.mpa.is_silent();
+        let awaited = slot.session.is_silent();
         if let Some(pending) = slot.pending.as_mut().filter(|p| !p.requested && !awaited) {
             pending.requested = true;
             if let Some(listener) = self.listeners.get_mut(&pending.listener) {
@@ -168,13 +169,14 @@ impl<U: Ulp> Stack<U> {
         true
     }
 
-    /// Inserts an open connection that was accepted by listener `id`, and starts its MPA session.
+    /// Inserts an open connection that was accepted by listener `id`, and starts its session.
     pub(super) fn insert_passive(&mut self, now: Instant, tcp: Connection, id: ListenerId) {
+        let random = self.random();
         let Some(listener) = self.listeners.get(&id) else { return };
-        let mpa = Session::responder(now, listener.mpa.clone(), id);
+        let session = AnySession::responder(now, listener.framing.clone(), random, id);
         self.counters.passive_opens += 1;
         let pending = Pending { listener: id, requested: false };
-        let conn = self.insert(tcp.flow(), tcp, mpa, Some(pending));
+        let conn = self.insert(tcp.flow(), tcp, session, Some(pending));
         if let Some(listener) = self.listeners.get_mut(&id) {
             listener.silent.insert(conn.generation, (conn.index, now));
         }

@@ -30,6 +30,7 @@ use std::{
     sync::Arc,
 };
 
+use rand::{RngCore, rngs::StdRng};
 use slab::Slab;
 
 use self::frames::Sweep;
@@ -49,9 +50,10 @@ use self::{
     turns::{Turns, Work},
 };
 use crate::{
+    framing::{AnySession, FramingConfig},
     keyed::{KeyedHash, KeyedMap},
     link::{FrameWriter, Link, RxFrame, Steer},
-    mpa::{self, AcceptParams, MpaConfig, Session},
+    mpa::{self, AcceptParams},
     seq::StreamOffset,
     tcp::{self, Connection, Filled, IsnKey, Sent, Source, TcpConfig, Tuning},
     time::Instant,
@@ -79,7 +81,7 @@ struct ConnSlot<P> {
     /// Number of the connection in the stack's life; see [`ConnId::generation`].
     generation: u64,
     tcp: Connection,
-    mpa: Session<P>,
+    session: AnySession<P>,
     checksums: ChecksumOffload,
     /// Share of this connection in [`Stack::held_bytes`].
     held: usize,
@@ -120,6 +122,8 @@ pub struct Stack<U: Ulp> {
     spilled: usize,
     sweep: Sweep,
     isn: IsnKey,
+    /// Connection IDs and first message numbers of RDMA/TCP.
+    random: StdRng,
     counters: StackCounters,
     /// Sums over connections that have been removed.
     closed_tcp: tcp::Counters,
@@ -137,33 +141,32 @@ impl<U: Ulp> fmt::Debug for Stack<U> {
 }
 
 /// The source of TCP's payload: MPA, which pulls ULPDUs from the upper layer.
-struct MpaSource<'a, U: Ulp> {
+struct FramingSource<'a, U: Ulp> {
     now: Instant,
     emss: usize,
-    mpa: &'a mut Session<U::Placed>,
+    session: &'a mut AnySession<U::Placed>,
     ulp: &'a mut U,
     conn: ConnId,
 }
 
-impl<U: Ulp> Source for MpaSource<'_, U> {
+impl<U: Ulp> Source for FramingSource<'_, U> {
     fn has_data(&self) -> bool {
-        self.mpa.has_data(self.ulp, self.conn)
+        self.session.has_data(self.ulp, self.conn)
     }
-
     fn fill(&mut self, offset: StreamOffset, out: &mut FrameWriter<'_>) -> Filled {
-        self.mpa.fill(self.now, self.ulp, self.conn, offset, self.emss, out)
+        self.session.fill(self.now, self.ulp, self.conn, offset, self.emss, out)
     }
 }
 
 impl<P: Copy + fmt::Debug> ConnSlot<P> {
     /// The earliest timer of this connection, of TCP or MPA.
     fn deadline(&self) -> Option<Instant> {
-        earlier(self.tcp.deadline(), self.mpa.deadline())
+        earlier(self.tcp.deadline(), self.session.deadline())
     }
 
     /// Whether [`Stack::report`] may have something to report.
     fn has_news(&self) -> bool {
-        self.tcp.has_ended() || self.tcp.peer_closed() && !self.peer_closed || self.mpa.failed().is_some()
+        self.tcp.has_ended() || self.tcp.peer_closed() && !self.peer_closed || self.session.failed().is_some()
     }
 }
 
@@ -172,12 +175,13 @@ impl<U: Ulp> Stack<U> {
     pub fn new(config: StackConfig) -> Self {
         let config = StackConfig { tcp: config.tcp.clamped(), ..config };
         // The first secret is not used: it begins with the bytes that key the initial sequence numbers.
-        let [_, flow_secret, half_open_secret] = config.secret.split();
+        let [_, flow_secret, half_open_secret, framing_secret] = config.secret.split();
         Self {
             isn: IsnKey::new(&config.secret),
             tcp: Arc::new(config.tcp),
             flows: KeyedMap::with_hasher(KeyedHash::new(&flow_secret)),
             half_open: HalfOpens::new(&half_open_secret),
+            random: framing_secret.rng(),
             config,
             slots: Slab::new(),
             next_generation: 0,
@@ -206,7 +210,7 @@ impl<U: Ulp> Stack<U> {
         now: Instant,
         link: &mut dyn Link,
         path: Path,
-        mpa: MpaConfig,
+        framing: impl Into<FramingConfig>,
         params: ConnectParams,
     ) -> Result<ConnId, ConnectError> {
         if self.flows.contains_key(&path.flow) {
@@ -220,7 +224,9 @@ impl<U: Ulp> Stack<U> {
         if self.slots.len() >= self.config.most_connections {
             return Err(ConnectError::TooMany(self.config.most_connections));
         }
-        let mpa = Session::initiator(now, mpa, params.private_data, params.ird, params.ord)?;
+        let (framing, random) = (framing.into(), self.random());
+        let ConnectParams { ird, ord, private_data } = params;
+        let session = AnySession::initiator(now, framing, random, private_data, ird, ord)?;
         link.steer(Steer::Flow(path.flow))?;
         // A SYN of the same four-tuple, perhaps forged, must not prevent the application from connecting. The
         // steering rule of the half-open connection serves the new one.
@@ -229,14 +235,14 @@ impl<U: Ulp> Stack<U> {
         let mut tcp = Connection::connect(now, &self.tcp, path, isn);
         self.adopt_path(now, &mut tcp);
         self.counters.active_opens += 1;
-        Ok(self.insert(path.flow, tcp, mpa, None))
+        Ok(self.insert(path.flow, tcp, session, None))
     }
 
     fn insert(
         &mut self,
         flow: Flow,
         tcp: Connection,
-        mpa: Session<U::Placed>,
+        session: AnySession<U::Placed>,
         pending: Option<Pending>,
     ) -> ConnId {
         let next_hop_unknown = tcp.path().next_hop.is_none();
@@ -245,7 +251,7 @@ impl<U: Ulp> Stack<U> {
         let index = self.slots.insert(ConnSlot {
             generation,
             tcp,
-            mpa,
+            session,
             checksums: ChecksumOffload::default(),
             held: 0,
             spilled: 0,
@@ -259,6 +265,11 @@ impl<U: Ulp> Stack<U> {
         }
         self.make_ready(index);
         ConnId { index, generation }
+    }
+
+    /// 128 bits that no one else can guess.
+    fn random(&mut self) -> u128 {
+        u128::from(self.random.next_u64()) << 64 | u128::from(self.random.next_u64())
     }
 
     fn slot(&mut self, conn: ConnId) -> Option<&mut ConnSlot<U::Placed>> {
@@ -276,7 +287,7 @@ impl<U: Ulp> Stack<U> {
     ) -> Result<(), AcceptError> {
         let slot = self.slot(conn).ok_or(AcceptError::NotWaiting)?;
         let path = *slot.tcp.path();
-        slot.mpa.accept(now, ulp, conn, &path, params)?;
+        slot.session.accept(now, ulp, conn, &path, params)?;
         self.leave_backlog(conn.index);
         self.make_ready(conn.index);
         Ok(())
@@ -285,7 +296,7 @@ impl<U: Ulp> Stack<U> {
     /// Rejects a connection request with private data for the peer's application, and closes the connection.
     pub fn reject(&mut self, now: Instant, conn: ConnId, private_data: &[u8]) -> Result<(), AcceptError> {
         let slot = self.slot(conn).ok_or(AcceptError::NotWaiting)?;
-        slot.mpa.reject(now, private_data)?;
+        slot.session.reject(now, private_data)?;
         slot.tcp.stop_reading(now);
         self.leave_backlog(conn.index);
         self.make_ready(conn.index);
@@ -324,8 +335,8 @@ impl<U: Ulp> Stack<U> {
     /// Offers withheld FPDUs to the upper layer again, after a receive was posted.
     pub fn resume(&mut self, now: Instant, link: &mut dyn Link, conn: ConnId, ulp: &mut U) {
         let Some(slot) = self.slot(conn) else { return };
-        slot.mpa.resume(now, ulp, conn, link);
-        slot.tcp.withheld(slot.mpa.window_bytes());
+        slot.session.resume(now, ulp, conn, link);
+        slot.tcp.withheld(slot.session.window_bytes());
         self.after_change(now, link, conn.index, None, ulp);
     }
 
@@ -406,12 +417,12 @@ impl<U: Ulp> Stack<U> {
         let spare = self.spare_hold(now, link, arrival.len, ulp);
         // Making room may have ended this very connection.
         let Some(slot) = self.slots.get_mut(conn.index as usize) else { return link.recycle(frame) };
-        if slot.mpa.take(now, ulp, conn, slot.tcp.path(), link, *arrival, frame, spare) {
+        if slot.session.take(now, ulp, conn, slot.tcp.path(), link, *arrival, frame, spare) {
             slot.tcp.take(now, arrival);
         } else {
             self.counters.refused_payloads += 1;
         }
-        slot.tcp.withheld(slot.mpa.window_bytes());
+        slot.tcp.withheld(slot.session.window_bytes());
     }
 
     /// Processes a segment without a connection. Returns the connection that the segment has opened, if any.
@@ -445,7 +456,7 @@ impl<U: Ulp> Stack<U> {
             let conn = ConnId { index, generation: slot.generation };
             let emss = slot.tcp.emss();
             slot.tcp.allow_spill(self.config.most_spilled_bytes.saturating_sub(self.spilled));
-            let mut source = MpaSource { now, emss, mpa: &mut slot.mpa, ulp, conn };
+            let mut source = FramingSource { now, emss, session: &mut slot.session, ulp, conn };
             let sent = slot.tcp.transmit(now, link, &mut source, TURN_SEGMENTS);
             if sent.short_of_frames {
                 self.sweep.request(now);
@@ -519,7 +530,7 @@ impl<U: Ulp> Stack<U> {
         closed: Option<CloseReason>,
         ulp: &mut U,
     ) {
-        let rare = |s: &ConnSlot<_>| s.tcp.has_mtu_news() || s.pending.is_some() || s.mpa.awaits_report();
+        let rare = |s: &ConnSlot<_>| s.tcp.has_mtu_news() || s.pending.is_some() || s.session.awaits_report();
         if self.slots.get(index as usize).is_some_and(rare) {
             self.share_path(now, index);
             self.report_streaming(now, index, ulp);
@@ -527,13 +538,13 @@ impl<U: Ulp> Stack<U> {
         }
         self.report_and_free(link, index, closed, ulp);
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        if !slot.mpa.is_reading() {
+        if !slot.session.is_reading() {
             slot.tcp.stop_reading(now);
         }
         self.timers.arm(index, slot.deadline());
         if self.turns.work(index) != Work::Send {
             let conn = ConnId { index, generation: slot.generation };
-            let work = if slot.tcp.wants_to_transmit(|| slot.mpa.has_data(ulp, conn)) {
+            let work = if slot.tcp.wants_to_transmit(|| slot.session.has_data(ulp, conn)) {
                 Work::Send
             } else if slot.tcp.owes_ack() {
                 Work::Ack
@@ -552,10 +563,10 @@ impl<U: Ulp> Stack<U> {
             self.report(link, index, closed, ulp);
         }
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        let (held, spilled) = (slot.mpa.held_bytes(), slot.tcp.spilled_bytes());
+        let (held, spilled) = (slot.session.held_bytes(), slot.tcp.spilled_bytes());
         if (held | slot.held) != 0 {
             self.held = self.held + held - std::mem::replace(&mut slot.held, held);
-            self.holders.note(index, slot.mpa.stalled_since());
+            self.holders.note(index, slot.session.stalled_since());
         }
         self.spilled = self.spilled + spilled - std::mem::replace(&mut slot.spilled, spilled);
         if slot.told_closed && slot.tcp.is_closed() {
@@ -568,11 +579,11 @@ impl<U: Ulp> Stack<U> {
     fn report(&mut self, link: &mut dyn Link, index: u32, closed: Option<CloseReason>, ulp: &mut U) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         let conn = ConnId { index, generation: slot.generation };
-        if !slot.peer_closed && slot.tcp.peer_closed() && !slot.mpa.holds_undelivered() {
+        if !slot.peer_closed && slot.tcp.peer_closed() && !slot.session.holds_undelivered() {
             slot.peer_closed = true;
-            slot.mpa.peer_closed(ulp, conn, link);
+            slot.session.peer_closed(ulp, conn, link);
         }
-        if let Some(error) = slot.mpa.failed()
+        if let Some(error) = slot.session.failed()
             && !slot.told_closed
         {
             // After a failed start-up there is no message that the peer would understand, only a reset.
@@ -580,7 +591,7 @@ impl<U: Ulp> Stack<U> {
         }
         if let Some(reason) = closed.or_else(|| slot.tcp.take_close_reason()) {
             slot.told_closed = true;
-            slot.mpa.release(link);
+            slot.session.release(link);
             let waits = slot.tcp.state() == tcp::State::TimeWait;
             self.leave_backlog(index);
             ulp.event(conn, Event::Closed(reason));
@@ -597,12 +608,12 @@ impl<U: Ulp> Stack<U> {
         self.lookups.remove(&index);
         self.timers.remove(index);
         slot.tcp.release(link);
-        slot.mpa.release(link);
+        slot.session.release(link);
         self.held -= slot.held;
         self.holders.note(index, None);
         self.spilled -= slot.spilled;
         self.closed_tcp += slot.tcp.counters();
-        self.closed_mpa += slot.mpa.counters();
+        self.closed_mpa += slot.session.counters();
         let flow = slot.tcp.flow();
         self.flows.remove(&flow);
         self.unsteer_unless_used(link, flow);

@@ -89,7 +89,8 @@ impl<U: Ulp> Stack<U> {
 mod tests {
     use super::*;
     use crate::{
-        mpa::{MpaConfig, Session},
+        framing::{AnySession, FramingConfig},
+        mpa::MpaConfig,
         seq::SeqNum,
         sim::{Counting, Faults, SimLink, Wire, WireConfig, path},
         stack::{ConnectParams, StackConfig},
@@ -130,7 +131,8 @@ mod tests {
         fn accepted(&mut self, port: u16) -> ConnId {
             let path = path_from(port, None);
             let tcp = Connection::connect(Instant::ZERO, &self.stack.tcp, path, SeqNum::new(7));
-            let mpa = Session::initiator(Instant::ZERO, MpaConfig::default(), Vec::new(), 0, 0).unwrap();
+            let config = FramingConfig::default();
+            let mpa = AnySession::initiator(Instant::ZERO, config, 0, Vec::new(), 0, 0).unwrap();
             self.stack.insert(path.flow, tcp, mpa, None)
         }
 

@@ -138,8 +138,8 @@ impl<U: Ulp> Stack<U> {
             if icmp::pass_soft_error(conn, &mut slot.tcp, ulp) || doubt {
                 self.lookups.insert(index, true);
             }
-            if slot.mpa.deadline().is_some_and(|d| d <= now) {
-                slot.mpa.on_timer(now, ulp, conn, link);
+            if slot.session.deadline().is_some_and(|d| d <= now) {
+                slot.session.on_timer(now, ulp, conn, link);
             }
             debug_assert!(slot.deadline().is_none_or(|at| at > now), "a timer at or before now: {slot:?}");
             self.after_change(now, link, index, closed, ulp);

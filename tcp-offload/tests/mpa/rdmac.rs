@@ -2,6 +2,7 @@
 //! cell of its figures 15, 16 and 17.
 
 use xwarp_tcp::{
+    framing,
     mpa::{Agreed, Markers, MpaConfig, MpaError, RequestRevision, Revision, UNNEGOTIATED},
     ulp::Event,
 };
@@ -44,7 +45,9 @@ fn rfc5044_c2_4_a_permissive_responder_answers_an_rdmac_initiator_with_revision_
     for markers in MARKERS {
         let mut end = End::responder(config(markers, true));
         assert!(end.receive(0, REQUEST));
-        let [Event::Requested { offer, .. }] = &end.ulp.events[..] else { panic!("not requested") };
+        let [Event::Requested { offer: framing::Offer::Mpa(offer), .. }] = &end.ulp.events[..] else {
+            panic!("not requested")
+        };
         assert_eq!((offer.revision, &offer.private_data[..]), (Revision::Zero, &b"hi"[..]));
         end.accept();
         end.fill_all(1448);
@@ -54,7 +57,7 @@ fn rfc5044_c2_4_a_permissive_responder_answers_an_rdmac_initiator_with_revision_
 
         let mut end = End::responder(config(markers, false));
         assert!(end.receive(0, REQUEST));
-        assert_eq!(end.session.failed(), Some(MpaError::UnsupportedRevision(0)), "closed");
+        assert_eq!(end.session.failed(), Some(MpaError::UnsupportedRevision(0).into()), "closed");
         assert!(end.ulp.events.is_empty());
     }
 }
@@ -75,7 +78,7 @@ fn rfc5044_c2_5_a_permissive_initiator_follows_an_rdmac_responder() {
         let mut end = End::initiator(config(markers, false));
         end.fill_all(1448);
         assert!(end.receive(0, REPLY));
-        assert_eq!(end.session.failed(), Some(MpaError::UnsupportedRevision(0)), "closed");
+        assert_eq!(end.session.failed(), Some(MpaError::UnsupportedRevision(0).into()), "closed");
     }
 }
 
@@ -87,7 +90,7 @@ fn rfc5044_c2_5_an_enhanced_request_is_not_completed_by_revision_0() {
         let mut end = End::initiator(MpaConfig { revision, ..config(Markers::Prefer, true) });
         end.fill_all(1448);
         assert!(end.receive(0, REPLY));
-        assert_eq!(end.session.failed(), Some(MpaError::NotEnhanced));
+        assert_eq!(end.session.failed(), Some(MpaError::NotEnhanced.into()));
     }
 }
 
@@ -117,11 +120,11 @@ fn rfc5044_c1_a_frame_of_revision_0_without_markers_or_crc_is_refused() {
         let with = |frame: &[u8], flags| [&frame[..16], &[flags], &frame[17..]].concat();
         let mut end = End::responder(config(Markers::Prefer, true));
         assert!(end.receive(0, &with(REQUEST, flags)));
-        assert_eq!(end.session.failed(), Some(MpaError::NotRdmac));
+        assert_eq!(end.session.failed(), Some(MpaError::NotRdmac.into()));
         let mut end = End::initiator(config(Markers::Prefer, true));
         end.fill_all(1448);
         assert!(end.receive(0, &with(REPLY, flags)));
-        assert_eq!(end.session.failed(), Some(MpaError::NotRdmac));
+        assert_eq!(end.session.failed(), Some(MpaError::NotRdmac.into()));
         // In a rejection, the two bits have no effect.
         let mut end = End::initiator(config(Markers::Prefer, true));
         end.fill_all(1448);

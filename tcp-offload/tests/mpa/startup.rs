@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use xwarp_tcp::{
+    framing,
     mpa::{
         AcceptParams, Enhanced, Markers, MpaConfig, MpaError, MpaReply, MpaRequest, RequestRevision,
         Revision, Rtr, RtrOptions, Session, SetupError, UNNEGOTIATED,
@@ -55,14 +56,18 @@ fn accepted(config: MpaConfig, request: &MpaRequest, ird: u16, ord: u16) -> (End
 fn rfc5044_s7_1_2_request_reply_and_events() {
     let (initiator, responder) =
         connect(End::initiator(MpaConfig::default()), End::responder(MpaConfig::default()));
-    let [Event::Requested { listener, offer, .. }, Event::Established { agreed: theirs, rtr: None, .. }] =
-        &responder.ulp.events[..]
+    let [
+        Event::Requested { listener, offer: framing::Offer::Mpa(offer), .. },
+        Event::Established { agreed: framing::Agreed::Mpa(theirs), rtr: None, .. },
+    ] = &responder.ulp.events[..]
     else {
         panic!("{:?}", responder.ulp.events)
     };
     assert_eq!((*listener, &offer.private_data[..]), (LISTENER, &b"hello"[..]));
     assert_eq!((offer.ird, offer.ord, offer.revision), (16, 8, Revision::Two));
-    let [Event::Established { agreed: ours, private_data, rtr: None, .. }] = &initiator.ulp.events[..] else {
+    let [Event::Established { agreed: framing::Agreed::Mpa(ours), private_data, rtr: None, .. }] =
+        &initiator.ulp.events[..]
+    else {
         panic!("{:?}", initiator.ulp.events)
     };
     assert_eq!(private_data, b"welcome");
@@ -186,7 +191,7 @@ fn rfc5044_s7_1_2_rule_4_responder_waits_for_the_first_fpdu() {
 fn rfc5044_s7_1_2_rule_8_same_role_and_time_limits() {
     let mut end = asking(MpaConfig::default());
     end.receive(0, &request().emit());
-    assert_eq!(end.session.failed(), Some(MpaError::SameRole));
+    assert_eq!(end.session.failed(), Some(MpaError::SameRole.into()));
 
     let mut end = End::responder(MpaConfig::default());
     let limit = Instant::ZERO + MpaConfig::default().startup_timeout;
@@ -196,7 +201,7 @@ fn rfc5044_s7_1_2_rule_8_same_role_and_time_limits() {
     assert_eq!(end.session.failed(), None);
     end.now = limit;
     end.on_timer();
-    assert_eq!(end.session.failed(), Some(MpaError::StartupTimeout));
+    assert_eq!(end.session.failed(), Some(MpaError::StartupTimeout.into()));
 
     // An initiator's time limit begins with its request, not with its SYN.
     let mut end = End::initiator(MpaConfig::default());
@@ -215,14 +220,14 @@ fn rfc5044_s7_1_2_data_before_the_reply_ends_the_connection() {
     bytes.push(0);
     let mut end = End::responder(MpaConfig::default());
     end.receive(0, &bytes);
-    assert_eq!(end.session.failed(), Some(MpaError::DataBeforeReply));
+    assert_eq!(end.session.failed(), Some(MpaError::DataBeforeReply.into()));
     assert!(end.ulp.events.is_empty());
 
     let mut end = End::responder(MpaConfig::default());
     end.receive(0, &request().emit());
     let offset = end.contiguous;
     end.receive(offset, &[0]);
-    assert_eq!(end.session.failed(), Some(MpaError::DataBeforeReply));
+    assert_eq!(end.session.failed(), Some(MpaError::DataBeforeReply.into()));
     assert_eq!(end.link.lent(), 0);
 }
 
@@ -230,7 +235,7 @@ fn rfc5044_s7_1_2_data_before_the_reply_ends_the_connection() {
 fn rfc5044_s7_1_2_peer_closes_during_startup() {
     for mut end in [asking(MpaConfig::default()), End::responder(MpaConfig::default())] {
         end.peer_closed();
-        assert_eq!(end.session.failed(), Some(MpaError::Truncated));
+        assert_eq!(end.session.failed(), Some(MpaError::Truncated.into()));
         assert!(end.ulp.events.is_empty());
     }
 }
@@ -269,7 +274,7 @@ fn rfc6581_s9_1_rejection_tells_ird_and_ord() {
 fn rfc5044_s7_1_1_markers_refused_is_told_apart_from_a_rejection() {
     let no = MpaReply { rejected: true, ..reply() };
     let end = told(MpaConfig::default(), &no);
-    assert_eq!(end.session.failed(), Some(MpaError::MarkersRefused));
+    assert_eq!(end.session.failed(), Some(MpaError::MarkersRefused.into()));
     assert!(end.ulp.events.is_empty());
     for (markers, private_data) in [(true, &b""[..]), (false, b"full")] {
         let private_data = private_data.to_vec();
@@ -313,7 +318,7 @@ fn rfc6581_s9_1_initiator_follows_the_responder() {
     }
     // More than we can serve: a Terminate goes out, with layer 2, type 0, code 6.
     let mut end = told(MpaConfig::default(), &answer(4, 129));
-    assert_eq!(end.ulp.events, [Event::StreamError(MpaError::InsufficientIrd)]);
+    assert_eq!(end.ulp.events, [Event::StreamError(MpaError::InsufficientIrd.into())]);
     let code = MpaError::InsufficientIrd.terminate_code();
     assert_eq!((code.layer, code.error_type, code.code), (2, 0, 6));
     end.ulp.to_send = ulpdus(&[22]).into();
@@ -328,7 +333,7 @@ fn rfc6581_s10_unenhanced_requests_get_unenhanced_replies() {
         assert_eq!((reply.revision, reply.enhanced), (revision, None));
         let agreed = end.ulp.established().unwrap();
         assert_eq!((agreed.ird, agreed.ord, agreed.peer_ird), (5, 6, UNNEGOTIATED));
-        assert!(matches!(&end.ulp.events[0], Event::Requested { offer, .. }
+        assert!(matches!(&end.ulp.events[0], Event::Requested { offer: framing::Offer::Mpa(offer), .. }
             if offer.ird == UNNEGOTIATED && !offer.enhanced));
     }
     let config = MpaConfig { revision: RequestRevision::One, ..MpaConfig::default() };
@@ -343,7 +348,7 @@ fn rfc6581_s10_unenhanced_requests_get_unenhanced_replies() {
 fn rfc6581_s10_an_unenhanced_reply_to_an_enhanced_request_fails() {
     for revision in [1, 2] {
         let end = told(MpaConfig::default(), &MpaReply { revision, enhanced: None, ..reply() });
-        assert_eq!(end.session.failed(), Some(MpaError::NotEnhanced));
+        assert_eq!(end.session.failed(), Some(MpaError::NotEnhanced.into()));
     }
 }
 
@@ -369,7 +374,9 @@ fn rfc6581_s9_2_initiator_sends_the_first_rtr_that_both_support() {
         |peer_to_peer| MpaReply { enhanced: Some(Enhanced { ird: 16, ord: 8, peer_to_peer }), ..reply() };
     let write = RtrOptions { write: true, ..RtrOptions::default() };
     let end = told(config(&[Rtr::Read, Rtr::Write]), &answer(Some(write)));
-    let [Event::Established { agreed, rtr: Some(Rtr::Write), .. }] = &end.ulp.events[..] else {
+    let [Event::Established { agreed: framing::Agreed::Mpa(agreed), rtr: Some(Rtr::Write), .. }] =
+        &end.ulp.events[..]
+    else {
         panic!("{:?}", end.ulp.events)
     };
     assert!(agreed.peer_to_peer);
@@ -377,7 +384,7 @@ fn rfc6581_s9_2_initiator_sends_the_first_rtr_that_both_support() {
 
     for answered in [Some(write), None] {
         let end = told(config(&[Rtr::Read]), &answer(answered));
-        assert_eq!(end.ulp.events, [Event::StreamError(MpaError::NoMatchingRtr)]);
+        assert_eq!(end.ulp.events, [Event::StreamError(MpaError::NoMatchingRtr.into())]);
     }
     // Flags that were not asked for are ignored.
     let end = told(config(&[]), &answer(Some(write)));

@@ -150,7 +150,7 @@ fn rfc5044_s7_1_2_rule_10_streaming_has_a_time_limit_and_then_the_start_up() {
     for (end, at) in [(&mut initiator, Instant::ZERO + LIMIT), (&mut responder, limit)] {
         end.now = at;
         end.on_timer();
-        assert_eq!(end.session.failed(), Some(MpaError::StartupTimeout));
+        assert_eq!(end.session.failed(), Some(MpaError::StartupTimeout.into()));
         assert_eq!(end.session.stream_send(b"late"), Err(SetupError::NotStreaming));
     }
 }
@@ -165,7 +165,7 @@ fn rfc5044_s7_1_5_streaming_ends_with_mpa_or_the_peers_fin() {
     }
     let (mut end, _) = streaming();
     end.peer_closed();
-    assert_eq!(end.session.failed(), Some(MpaError::Truncated));
+    assert_eq!(end.session.failed(), Some(MpaError::Truncated.into()));
     // Without the setting there is no streaming data.
     let mut end = End::responder(MpaConfig::default());
     assert_eq!(end.session.stream_send(b"x"), Err(SetupError::NotStreaming));
@@ -179,5 +179,5 @@ fn rfc5044_s7_1_2_rubbish_where_mpa_should_begin_ends_the_connection() {
     assert!(end.receive(0, b"hello, and more"));
     assert_eq!(end.stream_recv(5), b"hello");
     end.begin_mpa(b"go").unwrap();
-    assert_eq!(end.session.failed(), Some(MpaError::InvalidKey));
+    assert_eq!(end.session.failed(), Some(MpaError::InvalidKey.into()));
 }

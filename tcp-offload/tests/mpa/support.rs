@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use slab::Slab;
 use xwarp_tcp::{
+    framing::{self, FramingError},
     link::{ChunksMut, FrameWriter, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
     mpa::{AcceptParams, Agreed, Markers, MpaConfig, MpaError, Session, SetupError},
     sim,
@@ -201,13 +202,21 @@ impl Ulp for TestUlp {
 impl TestUlp {
     pub fn stream_errors(&self) -> Vec<MpaError> {
         let errors = self.events.iter();
-        errors.filter_map(|e| if let Event::StreamError(error) = e { Some(*error) } else { None }).collect()
+        errors
+            .filter_map(|e| {
+                if let Event::StreamError(FramingError::Mpa(error)) = e { Some(*error) } else { None }
+            })
+            .collect()
     }
 
     pub fn established(&self) -> Option<Agreed> {
-        self.events
-            .iter()
-            .find_map(|e| if let Event::Established { agreed, .. } = e { Some(*agreed) } else { None })
+        self.events.iter().find_map(|e| {
+            if let Event::Established { agreed: framing::Agreed::Mpa(agreed), .. } = e {
+                Some(*agreed)
+            } else {
+                None
+            }
+        })
     }
 }
 

@@ -37,8 +37,8 @@ fn check_both(ends: [&End<SimLink>; 2], success: bool, context: &str) {
         }
     }
     assert!(!success || ends.iter().any(|end| end.ulp.peer_closed), "{context}");
-    if let Some(offer) = &ends[1].ulp.offer {
-        assert_eq!(offer.private_data, PRIVATE_DATA, "{context}");
+    if let Some(offer) = ends[1].ulp.offer.clone() {
+        assert_eq!(offer.into_private_data(), PRIVATE_DATA, "{context}");
     }
 }
 

@@ -126,7 +126,7 @@ fn halves_of_fpdus_do_not_take_all_memory_for_held_bytes() {
         assert!(lab.server.stack.held_bytes() <= 100_000 + 14_000);
     }
     assert!(
-        lab.server.upper.errors.iter().all(|e| e == "StreamError(Stalled)"),
+        lab.server.upper.errors.iter().all(|e| e == "StreamError(Mpa(Stalled))"),
         "{:?}",
         lab.server.upper.errors
     );

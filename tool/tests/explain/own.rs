@@ -39,7 +39,7 @@ fn session() -> Vec<u8> {
     let captured = Captured::default();
     let (a, b) = sim::pair(WireConfig::default(), 1500).unwrap();
     let mpa = MpaConfig { markers: Markers::Require, ..MpaConfig::default() };
-    let options = || DeviceOptions { mpa: mpa.clone(), ..DeviceOptions::default() };
+    let options = || DeviceOptions { framing: mpa.clone().into(), ..DeviceOptions::default() };
     let server = Device::over(Box::new(a), options()).unwrap();
     let tap = Tap::new(Box::new(b), Box::new(captured.clone())).unwrap();
     let client = Device::over(Box::new(tap), options()).unwrap();

@@ -1,5 +1,5 @@
-//! What markers are worth: two engines on a virtual wire with loss or reordering, with and without markers towards the
-//! receiver. Prints a table in Markdown.
+//! What markers are worth: two engines on a virtual wire with loss, reordering or a hop that splits or joins segments,
+//! with MPA with and without markers towards the receiver, and with RDMA/TCP. Prints a table in Markdown.
 //!
 //!     cargo run --release -p xwarp-verbs --no-default-features --example out_of_order -- [MESSAGES]
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot go on panics")]
@@ -8,16 +8,17 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use xwarp_tcp::{mpa::Counters, secret::Secret, tcp::TcpConfig, time::Instant};
 use xwarp_verbs::{
-    Access, Markers, Memory, MpaConfig, Operation, Pages, Payload, QpId, RecvRequest, Remote, STag,
-    SendFlags, Sge, WcStatus, WorkRequest,
+    Access, FramingConfig, Markers, Memory, MpaConfig, Operation, Pages, Payload, QpId, RdmaTcpConfig,
+    RecvRequest, Remote, STag, SendFlags, Sge, WcStatus, WorkRequest,
     engine::{ConnectParams, EngineConfig},
     rnic::{CompletionRing, QpAttributes, Registration},
-    sim::{Faults, Node, Station, Wire, WireConfig, ipv4, path, run},
+    sim::{Faults, Node, Recut, Station, Wire, WireConfig, ipv4, path, run},
 };
 
 const HELP: &str = "\
 Measures out-of-order placement in virtual time: Writes with Immediate Data of 16 KiB, 32 outstanding, over a line of
-10 Gbit/s with a round trip of 100 us; loss, and deep reordering; markers on and off. Prints Markdown.
+10 Gbit/s with a round trip of 100 us; loss, reordering, and a hop that splits or joins segments; MPA with and without
+markers, and RDMA/TCP. Prints Markdown.
 
 usage: out_of_order [MESSAGES]     messages of each case, 20000 unless given";
 
@@ -34,10 +35,10 @@ struct End {
 }
 
 impl End {
-    fn new(link: xwarp_verbs::sim::SimLink, markers: Markers) -> Self {
+    fn new(link: xwarp_verbs::sim::SimLink, framing: FramingConfig) -> Self {
         let tcp = TcpConfig { receive_window: 4 << 20, ..TcpConfig::default() };
-        let mpa = MpaConfig { markers, hold_bytes: 4 << 20, ..MpaConfig::default() };
-        let config = EngineConfig { secret: Secret::from_number(1), tcp, mpa, ..EngineConfig::default() };
+        let secret = Secret::from_number(1);
+        let config = EngineConfig { secret, tcp, framing, ..EngineConfig::default() };
         let mut station = Station::new(link, config);
         let engine = &mut station.engine;
         let pd = engine.alloc_pd().unwrap();
@@ -138,7 +139,7 @@ struct Row {
     latency: [Duration; 3],
 }
 
-fn measure(faults: &Faults, markers: Markers, messages: usize) -> Row {
+fn measure(faults: &Faults, framing: &FramingConfig, messages: usize) -> Row {
     let config = WireConfig {
         tx_chunks: 4096,
         rx_chunks: 4096,
@@ -148,7 +149,7 @@ fn measure(faults: &Faults, markers: Markers, messages: usize) -> Row {
         ..WireConfig::default()
     };
     let (wire, near, far) = Wire::new(config);
-    let (mut near, mut far) = (End::new(near, markers), End::new(far, markers));
+    let (mut near, mut far) = (End::new(near, framing.clone()), End::new(far, framing.clone()));
     far.station.engine.listen(&mut far.station.link, None, PORT, 8, 1500, None).unwrap();
     far.station.expected.insert(ipv4(1), far.qp);
     let path = path([(1, 40_000), (2, PORT)], false, 1500);
@@ -204,19 +205,37 @@ fn main() {
         ..Faults::default()
     };
     let deep = Faults { reorder: 0.1, reorder_depth: 100, reorder_by: Duration::from_millis(1), ..line };
+    let near = Faults { reorder: 0.1, reorder_depth: 3, reorder_by: Duration::from_millis(1), ..line };
+    let middle = Faults { reorder_depth: 30, ..near };
+    let lossy = Faults { loss: 0.001, ..line };
+    let hop = |split, join| {
+        let wait = Duration::from_micros(5);
+        Faults { recut: Some(Recut { split, join, wait, most_bytes: 9000 }), ..lossy }
+    };
     let cases = [
         ("no fault", line),
-        ("0.1 % loss", Faults { loss: 0.001, ..line }),
+        ("0.1 % loss", lossy),
         ("1 % loss", Faults { loss: 0.01, ..line }),
+        ("10 % reordered, up to 3 frames deep", near),
+        ("10 % reordered, up to 30 frames deep", middle),
         ("10 % reordered, up to 100 frames deep", deep),
+        ("0.1 % loss, 20 % split", hop(0.2, 0.0)),
+        ("0.1 % loss, half joined", hop(0.0, 0.5)),
     ];
     println!(
-        "| path | markers | placed early | held, peak | held, mean | copies a byte | goodput | p50 | p99 | p99.9 |"
+        "| path | framing | placed early | held, peak | held, mean | copies a byte | goodput | p50 | p99 | p99.9 |"
     );
     println!("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|");
     for (name, faults) in cases {
-        for (setting, markers) in [("on", Markers::Require), ("off", Markers::Off)] {
-            let row = measure(&faults, markers, messages);
+        let mpa = |markers| MpaConfig { markers, hold_bytes: 4 << 20, ..MpaConfig::default() }.into();
+        let rdma_tcp = RdmaTcpConfig { hold_bytes: 4 << 20, ..RdmaTcpConfig::default() }.into();
+        let framings: [(&str, FramingConfig); 3] = [
+            ("MPA, markers", mpa(Markers::Require)),
+            ("MPA, no markers", mpa(Markers::Off)),
+            ("RDMA/TCP", rdma_tcp),
+        ];
+        for (setting, framing) in framings {
+            let row = measure(&faults, &framing, messages);
             let us = row.latency.map(|l| l.as_micros());
             let early = row.counters.placed_early as f64 * 100.0 / row.counters.delivered.max(1) as f64;
             println!(

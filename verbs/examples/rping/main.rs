@@ -41,7 +41,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<(), Failure> {
     let options = DeviceOptions {
-        mpa: arguments.mpa.clone(),
+        framing: arguments.mpa.clone().into(),
         capture: arguments.capture.clone(),
         ..DeviceOptions::default()
     };

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use xwarp_tcp::{mpa::MpaConfig, tcp::TcpConfig};
+use xwarp_tcp::{framing::FramingConfig, tcp::TcpConfig};
 
 use super::{
     async_event::AsyncEvents,
@@ -46,8 +46,8 @@ pub struct DeviceOptions {
     pub linger: Duration,
     /// A pcapng file to which every frame is recorded.
     pub capture: Option<PathBuf>,
-    /// MPA start-up settings of connections and listeners that have none of their own.
-    pub mpa: MpaConfig,
+    /// Framing, with its start-up settings, of connections and listeners that have none of their own.
+    pub framing: FramingConfig,
     /// TCP settings of all connections. Keepalive, user timeout, DSCP and hop limit can be changed for a single
     /// connection: [`CmId::tune`](super::cm::CmId::tune).
     pub tcp: TcpConfig,
@@ -64,7 +64,7 @@ impl Default for DeviceOptions {
             progress: Progress::default(),
             linger: Duration::from_secs(1),
             capture: None,
-            mpa: MpaConfig::default(),
+            framing: FramingConfig::default(),
             tcp: TcpConfig::default(),
             limits: Limits::default(),
             #[cfg(feature = "af-xdp")]
@@ -164,7 +164,7 @@ impl Device {
         let engine = Engine::new(EngineConfig {
             secret: system::secret()?,
             tcp: options.tcp,
-            mpa: options.mpa,
+            framing: options.framing,
             limits: options.limits,
             ..EngineConfig::default()
         });

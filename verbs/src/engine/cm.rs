@@ -3,8 +3,9 @@
 use std::{collections::VecDeque, net::IpAddr};
 
 use xwarp_tcp::{
+    framing::FramingConfig,
     link::Link,
-    mpa::{self, AcceptParams, Markers, MpaConfig},
+    mpa::{self, AcceptParams, Markers},
     stack::{self, ListenError},
     tcp::{self, Tuning},
     time::Instant,
@@ -24,8 +25,8 @@ pub struct ConnectParams {
     pub ord: u16,
     /// Private data for the peer's application.
     pub private_data: Vec<u8>,
-    /// MPA settings; `None`: the engine's.
-    pub mpa: Option<MpaConfig>,
+    /// Framing and its settings; `None`: the engine's.
+    pub framing: Option<FramingConfig>,
     /// Paths of further attempts when the peer refuses a part of MPA: [`Engine::further_attempts`] of them, each with
     /// another local port that is reserved like the first. Without one, a further attempt uses the port of the one
     /// before, whose connection the peer may still keep in TIME-WAIT.
@@ -33,9 +34,9 @@ pub struct ConnectParams {
 }
 
 impl Engine {
-    /// MPA settings of connections that have none of their own.
-    pub fn mpa_defaults(&self) -> &MpaConfig {
-        &self.mpa
+    /// Framing of connections that have none of their own.
+    pub fn framing_defaults(&self) -> &FramingConfig {
+        &self.framing
     }
 
     /// Listens on `port` of `addr` (`None`: of every address of the interface). `mtu` is the interface's, in bytes of
@@ -47,10 +48,10 @@ impl Engine {
         port: u16,
         backlog: usize,
         mtu: u16,
-        mpa: Option<MpaConfig>,
+        framing: Option<FramingConfig>,
     ) -> Result<ListenerId, ListenError> {
-        let mpa = mpa.unwrap_or_else(|| self.mpa.clone());
-        self.stack.listen(link, addr, port, backlog, mtu, mpa)
+        let framing = framing.unwrap_or_else(|| self.framing.clone());
+        self.stack.listen(link, addr, port, backlog, mtu, framing)
     }
 
     /// Stops listening. Requests that were already reported can still be answered.
@@ -69,30 +70,31 @@ impl Engine {
         path: Path,
         params: ConnectParams,
     ) -> Result<(), CmError> {
-        let ConnectParams { ird, ord, private_data, mpa, fallbacks } = params;
+        let ConnectParams { ird, ord, private_data, framing, fallbacks } = params;
         self.rnic.check_connect(qp, ird, ord)?;
-        let mpa = self.adapted(now, path.flow.remote_ip(), mpa.as_ref());
+        let framing = self.adapted(now, path.flow.remote_ip(), framing.as_ref());
         let params = stack::ConnectParams { ird, ord, private_data };
-        let conn = self.stack.connect(now, link, path, mpa.clone(), params.clone())?;
-        let attempt = Attempt { path, fallbacks, mpa, params, tuning: None, lacks: Lacks::default() };
+        let conn = self.stack.connect(now, link, path, framing.clone(), params.clone())?;
+        let attempt = Attempt { path, fallbacks, framing, params, tuning: None, lacks: Lacks::default() };
         self.rnic.connecting(qp, conn, attempt);
         Ok(())
     }
 
-    /// The settings `mpa` (`None`: the engine's) for connecting to `peer`, without what it is known to lack.
-    fn adapted(&self, now: Instant, peer: IpAddr, mpa: Option<&MpaConfig>) -> MpaConfig {
-        self.peers.lacks(now, peer).adapt(mpa.unwrap_or(&self.mpa).clone())
+    /// The settings `framing` (`None`: the engine's) for connecting to `peer`, without what it is known to lack.
+    fn adapted(&self, now: Instant, peer: IpAddr, framing: Option<&FramingConfig>) -> FramingConfig {
+        self.peers.lacks(now, peer).adapt(framing.unwrap_or(&self.framing).clone())
     }
 
-    /// Most attempts that may follow the first one of a connection to `peer` with `mpa` (`None`: the engine's
-    /// settings): one without markers, and one with revision 1, unless the peer is known to need it. None after
-    /// streaming data.
-    pub fn further_attempts(&self, now: Instant, peer: IpAddr, mpa: Option<&MpaConfig>) -> usize {
-        let mpa = self.adapted(now, peer, mpa);
-        if mpa.streaming.is_some() {
-            return 0;
+    /// Most attempts that may follow the first one of a connection to `peer` with `framing` (`None`: the engine's):
+    /// with MPA one without markers, and one with revision 1, unless the peer is known to need it. None after streaming
+    /// data, and none with RDMA/TCP.
+    pub fn further_attempts(&self, now: Instant, peer: IpAddr, framing: Option<&FramingConfig>) -> usize {
+        match self.adapted(now, peer, framing) {
+            FramingConfig::Mpa(mpa) if mpa.streaming.is_none() => {
+                usize::from(mpa.markers == Markers::Prefer) + usize::from(mpa.falls_back_to_revision_one())
+            }
+            FramingConfig::Mpa(_) | FramingConfig::RdmaTcp(_) => 0,
         }
-        usize::from(mpa.markers == Markers::Prefer) + usize::from(mpa.falls_back_to_revision_one())
     }
 
     /// Repeats connection attempts that failed because the peer refused a part of MPA, without this part, and remembers
@@ -102,9 +104,9 @@ impl Engine {
             self.peers.remember(now, peer, lacks);
         }
         while let Some((qp, attempt)) = self.rnic.next_retry() {
-            let Attempt { path, mpa, params, tuning, lacks, .. } = attempt.clone();
+            let Attempt { path, framing, params, tuning, lacks, .. } = attempt.clone();
             tracing::info!(remote = %path.flow.remote, ?lacks, "the peer refuses a part of MPA, connecting without");
-            match self.stack.connect(now, link, path, mpa, params) {
+            match self.stack.connect(now, link, path, framing, params) {
                 Ok(conn) => {
                     self.rnic.connecting(qp, conn, attempt);
                     if let Some(tuning) = tuning {

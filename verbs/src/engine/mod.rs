@@ -13,8 +13,9 @@ mod streaming;
 use std::{collections::VecDeque, sync::Arc};
 
 use xwarp_tcp::{
+    framing::FramingConfig,
     link::{Link, RxFrame},
-    mpa::{self, MpaConfig},
+    mpa,
     secret::Secret,
     stack::{Stack, StackConfig},
     tcp::{self, TcpConfig},
@@ -51,8 +52,8 @@ pub struct EngineConfig {
     pub secret: Secret,
     /// TCP settings of new connections.
     pub tcp: TcpConfig,
-    /// MPA settings of connections that have none of their own.
-    pub mpa: MpaConfig,
+    /// Framing of connections that have none of their own.
+    pub framing: FramingConfig,
     /// Largest number of connections of all kinds.
     pub most_connections: usize,
     /// Limits of objects and queue sizes.
@@ -64,7 +65,7 @@ impl Default for EngineConfig {
         Self {
             secret: Secret::from_number(0),
             tcp: TcpConfig::default(),
-            mpa: MpaConfig::default(),
+            framing: FramingConfig::default(),
             most_connections: StackConfig::default().most_connections,
             limits: Limits::default(),
         }
@@ -90,7 +91,7 @@ pub struct QpStatistics {
 pub struct Engine {
     stack: Stack<Rnic>,
     rnic: Rnic,
-    mpa: MpaConfig,
+    framing: FramingConfig,
     peers: Peers,
     /// Connections whose queue pairs have ended, with the times at which they are reset if they still exist, in time
     /// order.
@@ -104,7 +105,7 @@ pub struct Engine {
 impl Engine {
     /// Creates an engine without objects or connections.
     pub fn new(config: EngineConfig) -> Self {
-        let EngineConfig { secret, tcp, mpa, most_connections, limits } = config;
+        let EngineConfig { secret, tcp, framing, most_connections, limits } = config;
         let [sequence_numbers, keys] = secret.split();
         Self {
             stack: Stack::new(StackConfig {
@@ -114,7 +115,7 @@ impl Engine {
                 ..StackConfig::default()
             }),
             rnic: Rnic::new(limits, &keys),
-            mpa,
+            framing,
             peers: Peers::default(),
             teardowns: VecDeque::new(),
             closes: VecDeque::new(),

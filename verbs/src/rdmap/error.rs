@@ -1,6 +1,6 @@
 //! The errors of RFC 5040 section 4.8 (figure 9), and the conversion of every layer's errors to Terminate numbers.
 
-use xwarp_tcp::mpa::MpaError;
+use xwarp_tcp::{framing::FramingError, mpa::MpaError, rdma_tcp::SegmentError};
 
 use super::{LAYER_DDP, LAYER_RDMA};
 use crate::ddp::DdpError;
@@ -104,6 +104,18 @@ pub enum StreamError {
     /// Detected by MPA.
     #[error("MPA: {0}")]
     Mpa(#[from] MpaError),
+    /// Detected by RDMA/TCP.
+    #[error("RDMA/TCP: {0}")]
+    RdmaTcp(#[from] SegmentError),
+}
+
+impl From<FramingError> for StreamError {
+    fn from(error: FramingError) -> Self {
+        match error {
+            FramingError::Mpa(error) => Self::Mpa(error),
+            FramingError::RdmaTcp(error) => Self::RdmaTcp(error),
+        }
+    }
 }
 
 impl StreamError {
@@ -113,6 +125,10 @@ impl StreamError {
             Self::Rdmap(error) => (LAYER_RDMA, error.numbers()),
             Self::Ddp(error) => (LAYER_DDP, error.numbers()),
             Self::Mpa(error) => {
+                let code = error.terminate_code();
+                return (code.layer, code.error_type, code.code);
+            }
+            Self::RdmaTcp(error) => {
                 let code = error.terminate_code();
                 return (code.layer, code.error_type, code.code);
             }
@@ -136,6 +152,7 @@ impl StreamError {
             Self::Rdmap(error) => error.numbers().0 != 0,
             Self::Ddp(error) => error.numbers().0 != 0,
             Self::Mpa(error) => matches!(error, MpaError::Withheld),
+            Self::RdmaTcp(_) => false,
         }
     }
 

@@ -4,7 +4,8 @@
 use std::{collections::VecDeque, net::IpAddr, sync::Arc};
 
 use xwarp_tcp::{
-    mpa::{Markers, MpaConfig, MpaError, Offer, RequestRevision},
+    framing::{Agreed, FramingConfig, FramingError, Offer},
+    mpa::{Markers, MpaError, RequestRevision},
     stack::ConnectParams,
     tcp::Tuning,
     ulp::{CloseReason, ConnId, Event, ListenerId},
@@ -14,6 +15,7 @@ use xwarp_tcp::{
 use super::{
     AsyncEvent, CmError, CmEvent, Notify, PeerDepths, QpId, QpState, RequestId, Rnic, Shared, StreamId,
     qp::{QueuePair, Stage},
+    rdma_tcp::Stream,
 };
 use crate::rdmap::StreamError;
 
@@ -51,14 +53,16 @@ impl Lacks {
     }
 
     /// The settings of an initiator for a peer that lacks this.
-    pub(crate) fn adapt(self, mut mpa: MpaConfig) -> MpaConfig {
-        if self.markers && mpa.markers == Markers::Prefer {
-            mpa.markers = Markers::Off;
+    pub(crate) fn adapt(self, mut framing: FramingConfig) -> FramingConfig {
+        if let FramingConfig::Mpa(mpa) = &mut framing {
+            if self.markers && mpa.markers == Markers::Prefer {
+                mpa.markers = Markers::Off;
+            }
+            if self.revision_two && mpa.falls_back_to_revision_one() {
+                mpa.revision = RequestRevision::One;
+            }
         }
-        if self.revision_two && mpa.falls_back_to_revision_one() {
-            mpa.revision = RequestRevision::One;
-        }
-        mpa
+        framing
     }
 }
 
@@ -69,7 +73,7 @@ pub(crate) struct Attempt {
     pub(crate) path: Path,
     /// Paths of the attempts that may follow, in this order. Without one, an attempt uses the path of the one before.
     pub(crate) fallbacks: VecDeque<Path>,
-    pub(crate) mpa: MpaConfig,
+    pub(crate) framing: FramingConfig,
     pub(crate) params: ConnectParams,
     pub(crate) tuning: Option<Tuning>,
     /// The parts that the peer refused in the attempts so far.
@@ -80,21 +84,22 @@ impl Attempt {
     /// The attempt that follows one that has ended for `reason`: without the part of MPA that the peer refused. `None`
     /// when the end is final. Each attempt leaves out one of two parts more, so there are three at most.
     fn after(mut self, reason: CloseReason) -> Option<Self> {
-        let markers = reason == CloseReason::Startup(MpaError::MarkersRefused);
+        let markers = reason == CloseReason::Startup(FramingError::Mpa(MpaError::MarkersRefused));
         // A responder that does not support revision 2 closes the connection (RFC 6581 section 10), or answers with
         // revision 1.
         let revision_two = matches!(
             reason,
-            CloseReason::Reset | CloseReason::Startup(MpaError::Truncated | MpaError::NotEnhanced)
+            CloseReason::Reset
+                | CloseReason::Startup(FramingError::Mpa(MpaError::Truncated | MpaError::NotEnhanced))
         );
         let refused = Lacks { markers, revision_two };
-        let mpa = refused.adapt(self.mpa.clone());
+        let framing = refused.adapt(self.framing.clone());
         // After streaming data, only the application can repeat the attempt.
-        if mpa == self.mpa || mpa.streaming.is_some() {
+        if framing == self.framing || framing.streaming().is_some() {
             return None;
         }
         self.lacks = self.lacks.and(refused);
-        self.mpa = mpa;
+        self.framing = framing;
         self.path = self.fallbacks.pop_front().unwrap_or(self.path);
         Some(self)
     }
@@ -265,7 +270,8 @@ impl Rnic {
         if let Some(pair) = self.qps.get_mut(qp) {
             pair.reset_connection();
             let error = if lacks.revision_two { MpaError::NotEnhanced } else { MpaError::MarkersRefused };
-            self.shared.events.push_cm(CmEvent::ConnectError { qp, reason: CloseReason::Startup(error) });
+            let reason = CloseReason::Startup(error.into());
+            self.shared.events.push_cm(CmEvent::ConnectError { qp, reason });
         }
     }
 
@@ -313,8 +319,8 @@ impl Rnic {
             listener,
             local: path.flow.local,
             remote: path.flow.remote,
-            peer: PeerDepths::of(offer.ird, offer.ord),
-            private_data: offer.private_data,
+            peer: PeerDepths::of(offer.ird(), offer.ord()),
+            private_data: offer.into_private_data(),
         });
         self.connections.attach(conn, Owner::Request(Some(announced)));
     }
@@ -339,11 +345,14 @@ impl Rnic {
                 let (local, remote) = (path.flow.local, path.flow.remote);
                 tracing::debug!(qp = id.number(), %local, %remote, ?agreed, path_mtu = path.mtu, "connection established");
                 self.connections.learn(qp);
-                qp.rx.expects_rtr = agreed.peer_to_peer && qp.stage == Stage::Accepting;
-                qp.establish(agreed.ird, agreed.ord, rtr, (local, remote));
-                qp.versions = agreed.revision.into();
-                let (ird, ord) = (agreed.ird, agreed.ord);
-                let peer = PeerDepths::of(agreed.peer_ird, agreed.peer_ord);
+                qp.rx.expects_rtr = agreed.peer_to_peer() && qp.stage == Stage::Accepting;
+                let (ird, ord) = (agreed.ird(), agreed.ord());
+                qp.establish(ird, ord, rtr, (local, remote));
+                match &agreed {
+                    Agreed::Mpa(agreed) => qp.versions = agreed.revision.into(),
+                    Agreed::RdmaTcp(agreed) => qp.stream = Some(Box::new(Stream::new(agreed))),
+                }
+                let peer = PeerDepths::of(agreed.peer_ird(), agreed.peer_ord());
                 let established =
                     CmEvent::Established { qp: id, local, remote, private_data, ird, ord, peer };
                 shared.events.push_cm(established);
@@ -356,7 +365,7 @@ impl Rnic {
                 let peer = PeerDepths::of(ird, ord);
                 shared.events.push_cm(CmEvent::Rejected { qp: id, private_data, peer });
             }
-            Event::StreamError(error) => qp.mpa_error(error, shared),
+            Event::StreamError(error) => qp.framing_error(error, shared),
             Event::PeerClosed => qp.peer_closed(shared),
             Event::SoftError(error) => shared.events.soft_error(id, error),
             Event::Closed(reason) => {
@@ -376,13 +385,13 @@ impl QueuePair {
         self.attempt = None;
     }
 
-    fn mpa_error(&mut self, error: MpaError, shared: &mut Shared) {
+    fn framing_error(&mut self, error: FramingError, shared: &mut Shared) {
         if self.stage.is_underway() {
             self.startup_error = Some(error);
         }
         // Only `Withheld` refers to a message, the one that waits for a receive.
-        let quote = self.rx.withheld.filter(|_| error == MpaError::Withheld);
-        self.fail(StreamError::Mpa(error), quote.unwrap_or_default(), shared);
+        let quote = self.rx.withheld.filter(|_| error == MpaError::Withheld.into());
+        self.fail(StreamError::from(error), quote.unwrap_or_default(), shared);
     }
 
     /// Handles the end of the connection. Returns whether another attempt follows.

@@ -1,6 +1,6 @@
 //! Counters of RDMAP and DDP. MPA and TCP have their own counters of the same streams.
 
-use xwarp_tcp::ulp::Arrival;
+use xwarp_tcp::{rdma_tcp::SegmentKind, ulp::Arrival};
 
 use super::{
     placement::Segment,
@@ -137,6 +137,11 @@ impl StreamCounters {
             Segment::Write { len, .. } => (&mut ddp.write_bytes, *len),
             Segment::ReadResponse(seen) => (&mut ddp.read_bytes, seen.len),
             Segment::Untagged(seen, _) => (&mut ddp.untagged_bytes, seen.len),
+            Segment::Numbered(segment) => match segment.header.kind {
+                SegmentKind::Write { .. } => (&mut ddp.write_bytes, segment.len),
+                SegmentKind::ReadResponse { .. } => (&mut ddp.read_bytes, segment.len),
+                _ => (&mut ddp.untagged_bytes, segment.len),
+            },
         };
         *total += u64::from(len);
         if arrival == Arrival::Early {

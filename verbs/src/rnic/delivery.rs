@@ -28,29 +28,14 @@ impl QueuePair {
             }
             Segment::ReadResponse(seen) => return self.deliver_response(shared, seen),
             Segment::Untagged(seen, body) => (seen, body),
+            Segment::Numbered(segment) => return self.deliver_segment(shared, segment),
         };
         match body {
             Body::Send { invalidate, solicited } => {
                 let invalidate = invalidate.then(|| STag::new(seen.header.word));
                 self.deliver_send(shared, seen, invalidate, solicited)
             }
-            Body::Immediate { data, solicited } => {
-                due(seen, self.rx.send_msn)?;
-                if !self.rx.send_coverage.is_whole(0) {
-                    // Segments of a Send with this MSN were already delivered.
-                    return Err(seen.refused(RdmapError::UnexpectedOpcode));
-                }
-                let byte_len = self.rx.written.bytes;
-                self.counters.rdmap.immediates_in += 1;
-                self.complete_receive(shared, |completion| WorkCompletion {
-                    opcode: Opcode::RecvImmediate,
-                    byte_len,
-                    immediate: Some(data),
-                    solicited,
-                    ..completion
-                });
-                Ok(())
-            }
+            Body::Immediate { data, solicited } => self.deliver_immediate(shared, seen, data, solicited),
             Body::ReadRequest(request) => self.deliver_read_request(shared, seen, request),
             Body::AtomicRequest(request) => self.deliver_atomic_request(shared, seen, request),
             Body::AtomicResponse(response) => self.deliver_atomic_response(shared, seen, response),
@@ -66,7 +51,31 @@ impl QueuePair {
         }
     }
 
-    fn deliver_send(
+    pub(super) fn deliver_immediate(
+        &mut self,
+        shared: &mut Shared,
+        seen: Seen<Untagged>,
+        data: [u8; 8],
+        solicited: bool,
+    ) -> Result<(), Refused> {
+        due(seen, self.rx.send_msn)?;
+        if !self.rx.send_coverage.is_whole(0) {
+            // Segments of a Send with this MSN were already delivered.
+            return Err(seen.refused(RdmapError::UnexpectedOpcode));
+        }
+        let byte_len = self.rx.written.bytes;
+        self.counters.rdmap.immediates_in += 1;
+        self.complete_receive(shared, |completion| WorkCompletion {
+            opcode: Opcode::RecvImmediate,
+            byte_len,
+            immediate: Some(data),
+            solicited,
+            ..completion
+        });
+        Ok(())
+    }
+
+    pub(super) fn deliver_send(
         &mut self,
         shared: &mut Shared,
         seen: Seen<Untagged>,
@@ -135,7 +144,7 @@ impl QueuePair {
 
     /// Checks a Read Request (RFC 5040 section 7.2). The tag and offset of a request for zero bytes are not checked
     /// (section 5.2.1).
-    fn deliver_read_request(
+    pub(super) fn deliver_read_request(
         &mut self,
         shared: &mut Shared,
         seen: Seen<Untagged>,
@@ -155,7 +164,7 @@ impl QueuePair {
         Ok(())
     }
 
-    fn deliver_atomic_request(
+    pub(super) fn deliver_atomic_request(
         &mut self,
         shared: &mut Shared,
         seen: Seen<Untagged>,
@@ -169,7 +178,11 @@ impl QueuePair {
         Ok(())
     }
 
-    fn deliver_response(&mut self, shared: &mut Shared, seen: Seen<Tagged>) -> Result<(), Refused> {
+    pub(super) fn deliver_response(
+        &mut self,
+        shared: &mut Shared,
+        seen: Seen<Tagged>,
+    ) -> Result<(), Refused> {
         let asked = self.rx.asked.front_mut().ok_or_else(|| seen.refused(RdmapError::UnexpectedOpcode))?;
         // Early placement only checked that the segment lies within some request.
         asked.kind.check(seen)?;
@@ -183,7 +196,7 @@ impl QueuePair {
         Ok(())
     }
 
-    fn deliver_atomic_response(
+    pub(super) fn deliver_atomic_response(
         &mut self,
         shared: &mut Shared,
         seen: Seen<Untagged>,

@@ -16,6 +16,7 @@
 //! | `placement`, `delivery` | writing ULPDUs to memory; completing messages in order |
 //! | `coverage` | the filled bytes of a message |
 //! | `transmission` | building ULPDUs from requests and responses |
+//! | `rdma_tcp` | the codec of a connection with RDMA/TCP |
 //! | `blame` | the request that a peer's Terminate blames |
 //! | `local_work` | requests that manage local memory |
 //! | `connection` | connection events |
@@ -34,6 +35,7 @@ mod local_work;
 mod pieces;
 mod placement;
 mod qp;
+mod rdma_tcp;
 mod receive_queue;
 mod resources;
 mod send_queue;

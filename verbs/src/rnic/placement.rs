@@ -13,6 +13,7 @@ use super::{
     Shared,
     pieces::Stretches,
     qp::QueuePair,
+    rdma_tcp::PlacedSegment,
     receive_queue::Receive,
     work::{Access, WcStatus},
 };
@@ -40,7 +41,7 @@ pub(crate) struct Seen<H> {
     pub(crate) header: H,
     /// The header's first byte as received: a Terminate quotes it including reserved bits.
     first: u8,
-    /// Bytes of payload. MPA's length field has 16 bits.
+    /// Bytes of payload. The length field of a framing has 16 bits.
     pub(crate) len: u16,
 }
 
@@ -86,6 +87,8 @@ pub(crate) enum Segment {
     },
     ReadResponse(Seen<Tagged>),
     Untagged(Seen<Untagged>, Body),
+    /// A segment of RDMA/TCP.
+    Numbered(PlacedSegment),
 }
 
 /// The content of an untagged segment.
@@ -122,6 +125,13 @@ pub(crate) enum Refused {
     Answer(WcStatus, StreamError, Quote),
 }
 
+impl<H> Seen<H> {
+    /// The form of a segment that did not come with a DDP header, so that none is ever quoted.
+    pub(super) const fn without_bytes(header: H, len: u16) -> Self {
+        Self { header, first: 0, len }
+    }
+}
+
 impl<H: Copy> Seen<H>
 where
     Quote: From<Self>,
@@ -133,10 +143,12 @@ where
 }
 
 /// A ULPDU that is being placed.
-struct Incoming<'u, 'p, H> {
-    ulpdu: &'u Ulpdu<'p>,
-    arrival: Arrival,
-    seen: Seen<H>,
+pub(super) struct Incoming<'u, 'p, H> {
+    pub(super) ulpdu: &'u Ulpdu<'p>,
+    pub(super) arrival: Arrival,
+    pub(super) seen: Seen<H>,
+    /// Where the payload begins in the ULPDU.
+    pub(super) payload_at: usize,
 }
 
 impl<H: Copy> Incoming<'_, '_, H>
@@ -147,14 +159,14 @@ where
         self.seen.refused(error)
     }
 
-    /// Copies the payload, which follows `header_bytes` of header; returns false if the memory is read-only.
-    fn copy_to(&self, header_bytes: usize, mut stretches: Stretches<'_>) -> bool {
+    /// Copies the payload; returns false if the memory is read-only.
+    fn copy_to(&self, mut stretches: Stretches<'_>) -> bool {
         let mut written = true;
         if let Some((memory, offset)) = stretches.in_one_piece() {
             self.ulpdu
-                .for_each(header_bytes, |at, bytes| written &= memory.write(offset + at, bytes).is_ok());
+                .for_each(self.payload_at, |at, bytes| written &= memory.write(offset + at, bytes).is_ok());
         } else {
-            self.ulpdu.for_each(header_bytes, |_, bytes| written &= stretches.write(bytes));
+            self.ulpdu.for_each(self.payload_at, |_, bytes| written &= stretches.write(bytes));
         }
         written
     }
@@ -169,6 +181,9 @@ impl QueuePair {
         ulpdu: &Ulpdu<'_>,
         arrival: Arrival,
     ) -> Result<Segment, Refused> {
+        if self.stream.is_some() {
+            return self.place_segment(shared, ulpdu, arrival);
+        }
         if self.rx.expects_rtr && arrival == Arrival::Early {
             // The first message may be a ready-to-receive Send, which takes no receive; until it has come, the
             // receives of later messages are unknown.
@@ -191,7 +206,8 @@ impl QueuePair {
         let len = (ulpdu.len() - header.bytes()) as u16;
         match header {
             Header::Tagged(header) => {
-                let incoming = Incoming { ulpdu, arrival, seen: Seen { header, first, len } };
+                let (seen, payload_at) = (Seen { header, first, len }, TAGGED_BYTES);
+                let incoming = Incoming { ulpdu, arrival, seen, payload_at };
                 version.map_err(|error| incoming.refused(error))?;
                 match self.message_of(header.control).map_err(|error| incoming.refused(error))? {
                     MessageType::Write => self.place_write(shared, &incoming),
@@ -200,7 +216,8 @@ impl QueuePair {
                 }
             }
             Header::Untagged(header) => {
-                let incoming = Incoming { ulpdu, arrival, seen: Seen { header, first, len } };
+                let (seen, payload_at) = (Seen { header, first, len }, UNTAGGED_BYTES);
+                let incoming = Incoming { ulpdu, arrival, seen, payload_at };
                 version.map_err(|error| incoming.refused(error))?;
                 let message = self.message_of(header.control).map_err(|error| incoming.refused(error))?;
                 Ok(Segment::Untagged(incoming.seen, self.place_untagged(shared, &incoming, message)?))
@@ -213,7 +230,11 @@ impl QueuePair {
         parsed.map(|control| control.message).map_err(|InvalidControl(error)| error)
     }
 
-    fn place_write(&self, shared: &Shared, incoming: &Incoming<'_, '_, Tagged>) -> Result<Segment, Refused> {
+    pub(super) fn place_write(
+        &self,
+        shared: &Shared,
+        incoming: &Incoming<'_, '_, Tagged>,
+    ) -> Result<Segment, Refused> {
         let Seen { header, len, .. } = incoming.seen;
         // The tag and the offset of a segment without payload must not be checked (RFC 5041 section 5.2).
         if len > 0 {
@@ -221,7 +242,7 @@ impl QueuePair {
                 .keys
                 .open(self.user(), header.stag, Access::REMOTE_WRITE, header.to, u64::from(len))
                 .map_err(|error| incoming.refused(DdpError::from(error)))?;
-            if !incoming.copy_to(TAGGED_BYTES, stretches) {
+            if !incoming.copy_to(stretches) {
                 return Err(incoming.refused(DdpError::LocalCatastrophic));
             }
         }
@@ -230,7 +251,7 @@ impl QueuePair {
 
     /// Places a segment of a Read Response, only within the sink of one of our outstanding requests, whatever else
     /// the region grants. RFC 5040 section 5.2.2 allows this check.
-    fn place_response(
+    pub(super) fn place_response(
         &self,
         shared: &Shared,
         incoming: &Incoming<'_, '_, Tagged>,
@@ -255,7 +276,7 @@ impl QueuePair {
                 .map_err(|error| {
                     Refused::Answer(WcStatus::LocalProtection, DdpError::from(error).into(), quote)
                 })?;
-            if !incoming.copy_to(TAGGED_BYTES, stretches) {
+            if !incoming.copy_to(stretches) {
                 return Err(incoming.refused(DdpError::LocalCatastrophic));
             }
         }
@@ -325,7 +346,7 @@ impl QueuePair {
     }
 
     /// The receive for a message of queue 0, by its MSN.
-    fn receive_for(
+    pub(super) fn receive_for(
         &mut self,
         shared: &mut Shared,
         incoming: &Incoming<'_, '_, Untagged>,
@@ -342,7 +363,7 @@ impl QueuePair {
         receive.ok_or_else(|| Refused::NoReceive(incoming.seen.into()))
     }
 
-    fn place_send(
+    pub(super) fn place_send(
         &mut self,
         shared: &mut Shared,
         incoming: &Incoming<'_, '_, Untagged>,
@@ -363,7 +384,7 @@ impl QueuePair {
             return Err(refused(WcStatus::LocalLength, DdpError::TooLong));
         }
         let placed = Stretches::open(&shared.keys, user, Access::LOCAL_WRITE, &receive.scatter, mo, len)
-            .is_ok_and(|stretches| incoming.copy_to(UNTAGGED_BYTES, stretches));
+            .is_ok_and(|stretches| incoming.copy_to(stretches));
         if placed { Ok(()) } else { Err(refused(WcStatus::LocalProtection, DdpError::LocalCatastrophic)) }
     }
 }

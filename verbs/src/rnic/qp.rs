@@ -3,6 +3,7 @@
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
 use xwarp_tcp::{
+    framing::FramingError,
     mpa::{MpaError, Rtr},
     seq::StreamOffset,
     ulp::{CloseReason, ConnId},
@@ -15,6 +16,7 @@ use super::{
     coverage::Coverage,
     keys::User,
     placement::{Quote, Refused, Seen},
+    rdma_tcp::Stream,
     receive_queue::{Receive, ReceiveQueue},
     send_queue::{Entry, Position, SendQueue},
     work::{CqId, Operation, SendFlags},
@@ -204,8 +206,10 @@ pub(crate) struct QueuePair {
     told_disconnected: bool,
     /// Parameters of the second connection attempt, while one may be needed.
     pub(crate) attempt: Option<Box<Attempt>>,
-    /// The error of the MPA start-up.
-    pub(crate) startup_error: Option<MpaError>,
+    /// The error of the start-up.
+    pub(crate) startup_error: Option<FramingError>,
+    /// State of a connection with RDMA/TCP; `None` with MPA.
+    pub(crate) stream: Option<Box<Stream>>,
     pub(crate) counters: StreamCounters,
 }
 
@@ -242,6 +246,7 @@ impl QueuePair {
             told_disconnected: false,
             attempt: None,
             startup_error: None,
+            stream: None,
             counters: StreamCounters::default(),
         }
     }
@@ -289,6 +294,7 @@ impl QueuePair {
         self.peer_closed = false;
         self.told_disconnected = false;
         self.startup_error = None;
+        self.stream = None;
     }
 
     /// Whether a graceful close may finish our direction: all work is sent, and all Reads and atomics are answered in
@@ -379,7 +385,7 @@ impl QueuePair {
     pub(crate) fn overflowed(&mut self, shared: &mut Shared) {
         let error = if self.stage.is_underway() {
             // RFC 6581 section 9.3: the error that the peer gets during connection establishment.
-            self.startup_error = Some(MpaError::LocalCatastrophic);
+            self.startup_error = Some(MpaError::LocalCatastrophic.into());
             MpaError::LocalCatastrophic.into()
         } else {
             RdmapError::LocalCatastrophic.into()

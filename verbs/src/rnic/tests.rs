@@ -54,7 +54,7 @@ impl Notify for Bell {
 /// The first attempt of an initiator with these settings.
 fn attempt(mpa: MpaConfig) -> Attempt {
     let (fallbacks, params) = (VecDeque::new(), ConnectParams::default());
-    Attempt { path: path(), fallbacks, mpa, params, tuning: None, lacks: Lacks::default() }
+    Attempt { path: path(), fallbacks, framing: mpa.into(), params, tuning: None, lacks: Lacks::default() }
 }
 
 /// One end.
@@ -100,6 +100,7 @@ impl End {
             revision,
             peer_to_peer: rtr.is_some(),
         };
+        let agreed = xwarp_tcp::framing::Agreed::Mpa(agreed);
         self.rnic.event(CONN, Event::Established { path: path(), agreed, private_data: Vec::new(), rtr });
     }
 

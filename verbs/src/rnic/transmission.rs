@@ -7,6 +7,7 @@
 
 use xwarp_tcp::{
     mpa::Rtr,
+    rdma_tcp::SendControl,
     ulp::{Pulled, UlpduWriter},
 };
 
@@ -16,6 +17,7 @@ use super::{
     pieces::Stretches,
     placement::{Quote, Seen},
     qp::{Asked, AskedKind, Current, QueuePair, ToAnswer},
+    rdma_tcp::atomic_words,
     send_queue::{Entry, Position, Progress},
     work::{Access, Operation, Remote, SendFlags, WcStatus},
 };
@@ -164,9 +166,10 @@ impl QueuePair {
             self.tx.current = None;
             return Step::Again;
         };
-        let header_bytes = match entry.operation {
-            Operation::Write { .. } | Operation::WriteImmediate { .. } => TAGGED_BYTES,
-            _ => UNTAGGED_BYTES,
+        let header_bytes = match (&self.stream, entry.operation) {
+            (Some(stream), _) => stream.message_header(entry, sent, false).bytes(),
+            (None, Operation::Write { .. } | Operation::WriteImmediate { .. }) => TAGGED_BYTES,
+            (None, _) => UNTAGGED_BYTES,
         };
         let Some(n) = segment_bytes(out, header_bytes, entry.len - sent) else {
             return Step::Pulled(Pulled::Nothing);
@@ -178,17 +181,22 @@ impl QueuePair {
         };
         let (user, skip) = (self.user(), u64::from(sent));
         if let Some(bytes) = self.sq.inline(entry) {
-            self.put_header(entry, sent, last, out);
+            self.put_header(entry, sent, n, last, out);
             out.put(bytes.get(sent as usize..(sent + n) as usize).unwrap_or_default());
         } else if let Ok(mut stretches) =
             Stretches::open(&shared.keys, user, Access::empty(), &entry.payload, skip, u64::from(n))
         {
             out.announce(header_bytes + n as usize);
-            self.put_header(entry, sent, last, out);
+            self.put_header(entry, sent, n, last, out);
             out.fill_with_crc(n as usize, |_, space, crc| stretches.read(space, crc));
         } else {
             self.fail_request(position, WcStatus::LocalProtection, shared);
             return Step::Again;
+        }
+        if let Some(stream) = &mut self.stream
+            && let Some(entry) = self.sq.get(position)
+        {
+            stream.sent(&stream.message_header(entry, sent, last));
         }
         if let Some(data) = immediate.filter(|_| last) {
             self.tx.current = Some(Current::Immediate { position, data });
@@ -205,8 +213,11 @@ impl QueuePair {
         Step::Pulled(Pulled::Ulpdu)
     }
 
-    /// Writes the DDP header of the segment that begins at byte `sent` of a Send or RDMA Write.
-    fn put_header(&self, entry: &Entry, sent: u32, last: bool, out: &mut UlpduWriter<'_, '_>) {
+    /// Writes the header of the segment with `n` bytes from byte `sent` of a Send or RDMA Write.
+    fn put_header(&self, entry: &Entry, sent: u32, n: u32, last: bool, out: &mut UlpduWriter<'_, '_>) {
+        if let Some(stream) = &self.stream {
+            return stream.put(&stream.message_header(entry, sent, last), n as usize, out);
+        }
         match entry.operation {
             Operation::Write { remote } | Operation::WriteImmediate { remote, .. } => {
                 let control = Control { message: MessageType::Write }.byte(self.versions);
@@ -230,7 +241,11 @@ impl QueuePair {
     fn send_immediate(&mut self, position: Position, data: [u8; 8], out: &mut UlpduWriter<'_, '_>) -> Step {
         let solicited = self.sq.get(position).is_some_and(|e| e.flags.contains(SendFlags::SOLICITED));
         let header = self.untagged(MessageType::Immediate { solicited }, 0, Queue::Send, self.tx.send_msn);
-        if !self.put_whole(out, &header, &data) {
+        let written = match &mut self.stream {
+            Some(stream) => stream.put_control(SendControl::Immediate { data }, solicited, out),
+            None => self.put_whole(out, &header, &data),
+        };
+        if !written {
             return Step::Pulled(Pulled::Nothing);
         }
         self.tx.send_msn = self.tx.send_msn.next();
@@ -250,7 +265,11 @@ impl QueuePair {
             source_stag: remote.key,
             source_to: remote.offset,
         };
-        if !self.put_request(MessageType::ReadRequest, &request.to_bytes(), out) {
+        let written = match &mut self.stream {
+            Some(stream) => stream.put_request(remote, request.len, None, out),
+            None => self.put_request(MessageType::ReadRequest, &request.to_bytes(), out),
+        };
+        if !written {
             return Step::Pulled(Pulled::Nothing);
         }
         self.asked(Some(position), AskedKind::read(&request));
@@ -266,7 +285,11 @@ impl QueuePair {
     ) -> Step {
         let id = self.tx.next_atomic_id;
         let request = AtomicRequest { operation, id, stag: remote.key, to: remote.offset };
-        if !self.put_request(MessageType::AtomicRequest, &request.to_bytes(), out) {
+        let written = match &mut self.stream {
+            Some(stream) => stream.put_request(remote, 8, Some(atomic_words(operation)), out),
+            None => self.put_request(MessageType::AtomicRequest, &request.to_bytes(), out),
+        };
+        if !written {
             return Step::Pulled(Pulled::Nothing);
         }
         self.tx.next_atomic_id = id.wrapping_add(1);
@@ -353,20 +376,27 @@ impl QueuePair {
             return Step::Again;
         };
         let rest = request.advanced(sent);
-        let Some(n) = segment_bytes(out, TAGGED_BYTES, rest.len) else {
+        let header_bytes =
+            self.stream.as_ref().map_or(TAGGED_BYTES, |stream| stream.response_header(sent, false).bytes());
+        let Some(n) = segment_bytes(out, header_bytes, rest.len) else {
             return Step::Pulled(Pulled::Nothing);
         };
         let last = n == rest.len;
         let control = Control { message: MessageType::ReadResponse }.byte(self.versions);
         let header = Tagged { last, control, stag: rest.sink_stag, to: rest.sink_to };
+        let stream = self.stream.as_deref();
+        let put_header = |out: &mut UlpduWriter<'_, '_>| match stream {
+            Some(stream) => stream.put(&stream.response_header(sent, last), n as usize, out),
+            None => out.put(&header.to_bytes(self.versions)),
+        };
         if request.len == 0 {
-            out.put(&header.to_bytes(self.versions));
+            put_header(out);
         } else {
             let (stag, to, len) = (rest.source_stag, rest.source_to, u64::from(n));
             let opened = shared.keys.open(self.user(), stag, Access::REMOTE_READ, to, len);
             let written = opened.map(|mut stretches| {
-                out.announce(TAGGED_BYTES + n as usize);
-                out.put(&header.to_bytes(self.versions));
+                out.announce(header_bytes + n as usize);
+                put_header(out);
                 out.fill_with_crc(n as usize, |_, space, crc| stretches.read(space, crc));
             });
             if let Err(error) = written {
@@ -374,6 +404,9 @@ impl QueuePair {
                 self.fail(RdmapError::from(error).into(), quote, shared);
                 return Step::Again;
             }
+        }
+        if let Some(stream) = &mut self.stream {
+            stream.sent(&stream.response_header(sent, last));
         }
         if last {
             self.tx.to_answer.pop_front();
@@ -392,7 +425,8 @@ impl QueuePair {
         shared: &mut Shared,
         out: &mut UlpduWriter<'_, '_>,
     ) -> Step {
-        if out.room() < UNTAGGED_BYTES + ATOMIC_RESPONSE_BYTES {
+        // A response of RDMA/TCP has 32 bytes.
+        if out.room() < UNTAGGED_BYTES + ATOMIC_RESPONSE_BYTES + 2 {
             self.tx.answered_last = false;
             return Step::Pulled(Pulled::Nothing);
         }
@@ -401,7 +435,12 @@ impl QueuePair {
                 let response = AtomicResponse { id: request.id, original };
                 let header =
                     self.untagged(MessageType::AtomicResponse, 0, Queue::AtomicResponse, self.tx.atomic_msn);
-                self.put_whole(out, &header, &response.to_bytes());
+                match &mut self.stream {
+                    Some(stream) => {
+                        stream.put_whole(&stream.response_header(0, true), &original.to_be_bytes(), out)
+                    }
+                    None => self.put_whole(out, &header, &response.to_bytes()),
+                };
                 self.tx.atomic_msn = self.tx.atomic_msn.next();
                 self.tx.to_answer.pop_front();
                 Step::Pulled(Pulled::Ulpdu)
@@ -419,7 +458,13 @@ impl QueuePair {
         let mut body = [0; TERMINATE_MOST_BYTES];
         let len = terminate.emit(&mut body);
         let header = self.untagged(MessageType::Terminate, 0, Queue::Terminate, Msn::FIRST);
-        if !self.put_whole(out, &header, body.get(..len).unwrap_or_default()) {
+        let (layer, error_type, code) = terminate.numbers();
+        let code = u16::from(layer) << 12 | u16::from(error_type) << 8 | u16::from(code);
+        let written = match &mut self.stream {
+            Some(stream) => stream.put_control(SendControl::Terminate { code }, false, out),
+            None => self.put_whole(out, &header, body.get(..len).unwrap_or_default()),
+        };
+        if !written {
             return Pulled::Nothing;
         }
         shared.terminates.sent.count(&terminate);

@@ -6,7 +6,7 @@ use xwarp_verbs::{QpState, WcStatus, engine::ConnectParams};
 use crate::peer::*;
 
 fn initiator(mpa: MpaConfig, ird: u16) -> ConnectParams {
-    ConnectParams { ird, ord: 4, mpa: Some(mpa), ..ConnectParams::default() }
+    ConnectParams { ird, ord: 4, framing: Some(mpa.into()), ..ConnectParams::default() }
 }
 
 #[test]

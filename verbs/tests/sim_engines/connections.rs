@@ -45,7 +45,7 @@ impl Pair {
         });
         let (qps, rings) = ([near_qp, far_qp], [near_ring, far_ring]);
         let [near, far] = &mut ends;
-        far.engine.listen(&mut far.link, None, PORT, 8, 1500, Some(mpa)).unwrap();
+        far.engine.listen(&mut far.link, None, PORT, 8, 1500, Some(mpa.into())).unwrap();
         far.expected.insert(ipv4(1), qps[1]);
         let path = |port| path([(1, port), (2, PORT)], false, 1500);
         let fallbacks = [path(40_001), path(40_002)].into();

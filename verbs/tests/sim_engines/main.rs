@@ -6,6 +6,7 @@ mod connections;
 mod hostile;
 mod mixed;
 mod placement;
+mod rdma_tcp;
 mod refusals;
 mod streaming;
 mod talk;

@@ -6,7 +6,7 @@ use std::{cell::Cell, rc::Rc, time::Duration};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use xwarp_tcp::{mpa::AcceptParams, secret::Secret, sim::run_seeds, time::Instant};
 use xwarp_verbs::{
-    Algorithm, Markers, MpaConfig, TcpConfig,
+    Algorithm, Markers, MpaConfig, RdmaTcpConfig, TcpConfig,
     engine::{ConnectParams, EngineConfig},
     sim::{
         Aim, Faults, Gilbert, Node, Outcome, Recut, Resets, SimLink, Station, Wire, WireConfig, ipv4, ipv6,
@@ -112,7 +112,14 @@ fn faults(rng: &mut SmallRng) -> Faults {
     }
 }
 
-fn config(rng: &mut SmallRng, seed: u64) -> EngineConfig {
+/// The framing of a scenario's connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Framing {
+    Mpa,
+    RdmaTcp,
+}
+
+fn config(rng: &mut SmallRng, seed: u64, framing: Framing) -> EngineConfig {
     let tcp = TcpConfig {
         receive_window: 1 << rng.random_range(13..=20),
         algorithm: if rng.random_bool(0.5) { Algorithm::Cubic } else { Algorithm::NewReno },
@@ -133,14 +140,19 @@ fn config(rng: &mut SmallRng, seed: u64) -> EngineConfig {
         hold_bytes: 1 << rng.random_range(12..=20),
         ..MpaConfig::default()
     };
-    EngineConfig { secret: Secret::from_number(seed), tcp, mpa, ..EngineConfig::default() }
+    let MpaConfig { startup_timeout, withhold_timeout, hold_bytes, max_ird, .. } = mpa;
+    let framing = match framing {
+        Framing::Mpa => mpa.into(),
+        Framing::RdmaTcp => RdmaTcpConfig { startup_timeout, withhold_timeout, hold_bytes, max_ird }.into(),
+    };
+    EngineConfig { secret: Secret::from_number(seed), tcp, framing, ..EngineConfig::default() }
 }
 
 /// Engines on a switch: the first listens, each other has a connection to it.
 fn hosts(
     rng: &mut SmallRng,
     links: Vec<SimLink>,
-    seed: u64,
+    (seed, framing): (u64, Framing),
     mtu: u16,
     working: &Rc<Cell<usize>>,
 ) -> Vec<Host> {
@@ -148,7 +160,7 @@ fn hosts(
         // A broadcast frame, from which the switch learns this host's port.
         let own = [2, 0, 0, 0, 0, end];
         link.inject(&[&[0xff; 6][..], &own, &[0x88, 0xb5]].concat());
-        Host::new(link, config(rng, seed + 1), working)
+        Host::new(link, config(rng, seed + 1, framing), working)
     };
     let mut hosts: Vec<Host> = links.into_iter().zip(1..).map(&mut host).collect();
     let (server, clients) = hosts.split_first_mut().unwrap();
@@ -179,25 +191,25 @@ fn hosts(
 }
 
 /// Runs the scenario of a seed with frames of one chunk and an MTU of 1500; returns the trace's hash.
-fn mixed(seed: u64) -> u64 {
-    scenario(seed, 1500, &WireConfig::default())
+fn mixed(seed: u64, framing: Framing) -> u64 {
+    scenario((seed, framing), 1500, &WireConfig::default())
 }
 
 /// Runs the scenario of a seed with chunks of any size and an MTU of up to 65535.
-fn mixed_on_chains(seed: u64) -> u64 {
+fn mixed_on_chains(seed: u64, framing: Framing) -> u64 {
     let mut rng = SmallRng::seed_from_u64(!seed);
     let (chunk, mtu) = (1 << rng.random_range(8..=12), 1280 << rng.random_range(0..=5));
     let (chunk, mtu) = (chunk - rng.random_range(0..chunk / 3), mtu + rng.random_range(0..=mtu / 2));
-    scenario(seed, mtu, &WireConfig::default().chained(chunk, mtu))
+    scenario((seed, framing), mtu, &WireConfig::default().chained(chunk, mtu))
 }
 
-fn scenario(seed: u64, mtu: u16, config: &WireConfig) -> u64 {
+fn scenario((seed, framing): (u64, Framing), mtu: u16, config: &WireConfig) -> u64 {
     let mut rng = SmallRng::seed_from_u64(seed);
     let count = rng.random_range(2..=4);
     let mut directions: Vec<Faults> = (0..count).map(|_| faults(&mut rng)).collect();
     let (wire, links) = Wire::switch(&WireConfig { seed, ..*config }, &directions);
     let working = Rc::new(Cell::new(0));
-    let mut hosts = hosts(&mut rng, links, seed, mtu, &working);
+    let mut hosts = hosts(&mut rng, links, (seed, framing), mtu, &working);
     let mut go = |from, limit| {
         let mut nodes: Vec<&mut dyn Node> = hosts.iter_mut().map(|h| h as &mut dyn Node).collect();
         run(&wire, &mut nodes, from, limit, |_, _| false)
@@ -251,16 +263,28 @@ fn scenario(seed: u64, mtu: u16, config: &WireConfig) -> u64 {
 
 #[test]
 fn sim_mixed_faults_under_whole_engines() {
-    run_seeds(mixed);
+    run_seeds(|seed| mixed(seed, Framing::Mpa));
+}
+
+#[test]
+fn sim_mixed_faults_under_whole_engines_with_rdma_tcp() {
+    run_seeds(|seed| mixed(seed, Framing::RdmaTcp));
 }
 
 #[test]
 fn sim_mixed_faults_under_whole_engines_on_chains_of_chunks() {
-    run_seeds(mixed_on_chains);
+    run_seeds(|seed| mixed_on_chains(seed, Framing::Mpa));
+}
+
+#[test]
+fn sim_mixed_faults_under_whole_engines_on_chains_of_chunks_with_rdma_tcp() {
+    run_seeds(|seed| mixed_on_chains(seed, Framing::RdmaTcp));
 }
 
 #[test]
 fn sim_the_same_seed_runs_engines_the_same() {
-    assert_eq!(mixed(3), mixed(3));
-    assert_ne!(mixed(3), mixed(4));
+    for framing in [Framing::Mpa, Framing::RdmaTcp] {
+        assert_eq!(mixed(3, framing), mixed(3, framing));
+        assert_ne!(mixed(3, framing), mixed(4, framing));
+    }
 }

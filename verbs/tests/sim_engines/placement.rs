@@ -189,7 +189,7 @@ fn config(markers: Markers) -> EngineConfig {
         ..TcpConfig::default()
     };
     let mpa = MpaConfig { markers, hold_bytes: 4 << 20, ..MpaConfig::default() };
-    EngineConfig { secret: Secret::from_number(5), tcp, mpa, ..EngineConfig::default() }
+    EngineConfig { secret: Secret::from_number(5), tcp, framing: mpa.into(), ..EngineConfig::default() }
 }
 
 impl Pair {

@@ -142,7 +142,7 @@ impl World {
         let mpa = MpaConfig { startup_timeout: PATIENCE, ..MpaConfig::default() };
         // The peer answers no keepalives.
         let tcp = TcpConfig { user_timeout: PATIENCE, keepalive: None, ..TcpConfig::default() };
-        let near = Station::new(near, EngineConfig { mpa, tcp, ..EngineConfig::default() });
+        let near = Station::new(near, EngineConfig { framing: mpa.into(), tcp, ..EngineConfig::default() });
         let peer = OldPeer { link: far, answer, talks: Vec::new(), requests: Vec::new(), heard: Vec::new() };
         Self { wire, now: Instant::ZERO, near, peer, next_port: 40_000 }
     }
@@ -162,7 +162,7 @@ impl World {
         self.next_port += 3;
         let path = |port| path([(1, port), (2, PORT)], false, 1500);
         let fallbacks = [path(port + 1), path(port + 2)].into();
-        let params = ConnectParams { mpa, fallbacks, ..ConnectParams::default() };
+        let params = ConnectParams { framing: mpa.map(Into::into), fallbacks, ..ConnectParams::default() };
         engine.connect(self.now, &mut self.near.link, qp, path(port), params).unwrap();
         self.pass(PATIENCE * 2);
         let events: Vec<_> = self.near.events.drain(..).collect();
@@ -230,9 +230,9 @@ fn sim_rfc6581_s10_a_peer_of_revision_one_gets_another_request_and_is_remembered
 #[test]
 fn sim_rfc6581_s10_an_initiator_that_requires_revision_two_does_not_ask_again() {
     for (answer, reason) in [
-        (closes as Behaviour, CloseReason::Startup(MpaError::Truncated)),
+        (closes as Behaviour, CloseReason::Startup(MpaError::Truncated.into())),
         (resets, CloseReason::Reset),
-        (answers_one, CloseReason::Startup(MpaError::NotEnhanced)),
+        (answers_one, CloseReason::Startup(MpaError::NotEnhanced.into())),
     ] {
         let mut world = World::new(0, 0.0, answer);
         let mpa = MpaConfig { revision: RequestRevision::RequireTwo, ..MpaConfig::default() };
@@ -254,7 +254,7 @@ fn sim_a_peer_that_always_refuses_costs_three_attempts_at_most() {
             (false, _) => Answer::Close,
         }
     }
-    let truncated = CloseReason::Startup(MpaError::Truncated);
+    let truncated = CloseReason::Startup(MpaError::Truncated.into());
     for (answer, expected, end) in
         [(resets_all as Behaviour, 2, CloseReason::Reset), (refuses_one_after_the_other, 3, truncated)]
     {
@@ -278,7 +278,7 @@ fn sim_rubbish_in_answer_to_revision_one_is_final_and_not_remembered() {
     let mut world = World::new(0, 0.0, rubbish);
     for _ in 0..2 {
         let (qp, event, requests) = world.connect(None);
-        let reason = CloseReason::Startup(MpaError::InvalidKey);
+        let reason = CloseReason::Startup(MpaError::InvalidKey.into());
         assert_eq!(event, CmEvent::ConnectError { qp, reason });
         assert_eq!(requests, [(MARKERS | CRC | ENHANCED, 2), (MARKERS | CRC, 1)]);
     }
@@ -295,7 +295,7 @@ fn sim_rfc5044_c2_5_a_permissive_initiator_meets_an_rdmac_rnic() {
         let (qp, event, seen) = world.connect(Some(MpaConfig { permissive, ..MpaConfig::default() }));
         assert_eq!(seen.len(), requests);
         if !permissive {
-            let reason = CloseReason::Startup(MpaError::UnsupportedRevision(0));
+            let reason = CloseReason::Startup(MpaError::UnsupportedRevision(0).into());
             assert_eq!(event, CmEvent::ConnectError { qp, reason });
             continue;
         }

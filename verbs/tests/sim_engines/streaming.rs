@@ -52,10 +52,10 @@ impl World {
             engine.create_qp(QpAttributes::new(pd, cq, cq)).unwrap()
         });
         let [near, far] = &mut ends;
-        far.engine.listen(&mut far.link, None, PORT, 8, 1500, Some(config())).unwrap();
+        far.engine.listen(&mut far.link, None, PORT, 8, 1500, Some(config().into())).unwrap();
         far.expected.insert(ipv4(1), qps[1]);
         let path = path([(1, 40_000), (2, PORT)], false, 1500);
-        let params = ConnectParams { mpa: Some(config()), ..ConnectParams::default() };
+        let params = ConnectParams { framing: Some(config().into()), ..ConnectParams::default() };
         near.engine.connect(Instant::ZERO, &mut near.link, qps[0], path, params).unwrap();
         Self { wire, now: Instant::ZERO, ends, qps, sides: Default::default() }
     }
@@ -155,7 +155,7 @@ fn sim_rfc5044_s7_1_2_rule_10_a_log_in_that_does_not_end_fails_at_both_ends() {
     let stream = world.sides[0].stream.unwrap();
     assert_eq!(world.ends[0].engine.stream_send(stream, b"hello?"), Ok(6));
     world.pass(LIMIT * 2);
-    let reason = CloseReason::Startup(MpaError::StartupTimeout);
+    let reason = CloseReason::Startup(MpaError::StartupTimeout.into());
     let [near, far] = &world.ends;
     let failed = near.events.iter().filter(|e| {
         matches!(e, CmEvent::ConnectError { reason: of, .. } if *of == reason
@@ -198,7 +198,7 @@ fn sim_ends_that_disagree_about_streaming_data_fail() {
     let [near, far] = &mut world.ends;
     let attributes = near.engine.query_qp(world.qps[0]).unwrap().attributes;
     let qp = near.engine.create_qp(attributes).unwrap();
-    let params = ConnectParams { mpa: Some(MpaConfig::default()), ..ConnectParams::default() };
+    let params = ConnectParams { framing: Some(MpaConfig::default().into()), ..ConnectParams::default() };
     near.engine.connect(world.now, &mut near.link, qp, path, params).unwrap();
     let before = far.events.len();
     world.pass(Duration::from_secs(1));
@@ -210,6 +210,6 @@ fn sim_ends_that_disagree_about_streaming_data_fail() {
     far.engine.begin_mpa(world.now, &mut far.link, stream, b"Log in first").unwrap();
     near.events.clear();
     world.pass(Duration::from_secs(1));
-    let reason = CloseReason::Startup(MpaError::InvalidKey);
+    let reason = CloseReason::Startup(MpaError::InvalidKey.into());
     assert_eq!(world.ends[0].events, [CmEvent::ConnectError { qp, reason }]);
 }

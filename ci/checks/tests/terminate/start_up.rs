@@ -179,7 +179,7 @@ fn connect_to_all(peer: SocketAddr) -> Vec<String> {
     let cq = device.create_cq(16).unwrap();
     let said = REPLIES.iter().map(|Refusal { failure: (sent, ..), mpa, .. }| {
         let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
-        let options = ConnectOptions { mpa: Some(mpa()), ..ConnectOptions::default() };
+        let options = ConnectOptions { framing: Some(mpa().into()), ..ConnectOptions::default() };
         let error = device.connect(&qp, peer, options, LIMIT).unwrap_err();
         assert!(matches!(error, ConnectionError::Failed(_)), "{sent}: {error:?}");
         assert_ne!(qp.state(), QpState::Rts, "{sent}");

@@ -308,9 +308,10 @@ mod independent {
         !register
     }
 
+    #[expect(clippy::too_many_lines, reason = "one table of the study")]
     /// Connection ID, header and payload of a whole segment; `None` when any rule for a segment alone is broken.
     pub fn parse(bytes: &[u8]) -> Option<(u64, SegmentHeader, Vec<u8>)> {
-        if bytes.len() % 4 != 0 || bytes.len() < 28 {
+        if !bytes.len().is_multiple_of(4) || bytes.len() < 28 {
             return None;
         }
         let words: Vec<u32> =

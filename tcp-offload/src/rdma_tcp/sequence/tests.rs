@@ -57,6 +57,20 @@ fn rdma_tcp_a4_all_segments_of_a_message_have_the_same_order_field() {
 }
 
 #[test]
+fn rdma_tcp_a19_a_terminate_may_interrupt_a_message() {
+    let mut sequence = Sequence::new(MessageNumber(1));
+    let terminate = |number| {
+        let control = SendControl::Terminate { code: 0x1203 };
+        header(number, true, true, SegmentKind::Send { offset: 0, control })
+    };
+    assert_eq!(sequence.check(&terminate(2), 0), Err(SegmentError::Number), "no message is open");
+    sequence.accept(&header(1, true, false, send(0)), 4).unwrap();
+    assert_eq!(sequence.check(&terminate(1), 0), Err(SegmentError::Message));
+    sequence.accept(&terminate(2), 0).unwrap();
+    assert_eq!(sequence.due(), MessageNumber(3));
+}
+
+#[test]
 fn rdma_tcp_a10_messages_without_bytes_are_allowed() {
     let mut sequence = Sequence::new(MessageNumber(1));
     sequence.accept(&header(1, true, true, send(0)), 0).unwrap();

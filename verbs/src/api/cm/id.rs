@@ -8,7 +8,8 @@ use std::{
 };
 
 use xwarp_tcp::{
-    mpa::{AcceptParams, MpaConfig},
+    framing::FramingConfig,
+    mpa::AcceptParams,
     tcp::{Info as TcpInfo, Tuning},
     time::Instant,
 };
@@ -211,8 +212,8 @@ impl CmId {
     /// bound, else from the same port.
     pub fn connect(&self, qp: &QueuePair, options: ConnectOptions) -> Result<(), CmError> {
         self.same_device(qp)?;
-        let ConnectOptions { private_data, ird, ord, mpa } = options;
-        let reserved = self.reserve_for_connect(mpa.as_ref())?;
+        let ConnectOptions { private_data, ird, ord, framing } = options;
+        let reserved = self.reserve_for_connect(framing.as_ref())?;
         let qp = qp.id();
         self.step(
             "connect",
@@ -230,7 +231,7 @@ impl CmId {
                 };
                 let path = route.path(ports.port.port, peer);
                 let fallbacks = ports.fallbacks.iter().map(|port| route.path(port.port, peer)).collect();
-                let params = ConnectParams { ird, ord, private_data, mpa, fallbacks };
+                let params = ConnectParams { ird, ord, private_data, framing, fallbacks };
                 engine.connect(now, &mut **link, qp, path, params)?;
                 tracing::debug!(qp = qp.number(), local = %path.flow.local, remote = %path.flow.remote, "connecting");
                 if let Some(entry) = cm.entries.get_mut(&self.key) {
@@ -245,7 +246,7 @@ impl CmId {
 
     /// Reserves a port for an identifier that is ready to connect and has none, and one for each further attempt
     /// that the connection may take.
-    fn reserve_for_connect(&self, mpa: Option<&MpaConfig>) -> Result<Option<LocalPorts>, CmError> {
+    fn reserve_for_connect(&self, framing: Option<&FramingConfig>) -> Result<Option<LocalPorts>, CmError> {
         let ready = |entry: &Entry| match entry.phase {
             Phase::RouteResolved(route) if entry.port.is_none() => Some((route.source, entry.peer?.ip())),
             _ => None,
@@ -255,7 +256,7 @@ impl CmId {
         let port = self.reserve(any)?;
         let shared = self.device.shared();
         let now = shared.clock.now();
-        let further = shared.look(|state| state.engine.further_attempts(now, peer, mpa));
+        let further = shared.look(|state| state.engine.further_attempts(now, peer, framing));
         let fallbacks = (0..further).map(|_| self.reserve(any)).collect::<Result<_, _>>()?;
         Ok(Some(LocalPorts { port, fallbacks }))
     }
@@ -273,7 +274,7 @@ impl CmId {
                 let ip = Some(local.ip()).filter(|ip| !ip.is_unspecified());
                 let mtu = link.attributes().mtu;
                 let listener =
-                    engine.listen(&mut **link, ip, local.port(), options.backlog, mtu, options.mpa)?;
+                    engine.listen(&mut **link, ip, local.port(), options.backlog, mtu, options.framing)?;
                 cm.listening(self.key, listener);
                 Ok(())
             },

@@ -26,7 +26,7 @@ pub(super) mod table;
 
 use std::{io, net::SocketAddr};
 
-use xwarp_tcp::{mpa::MpaConfig, ulp::CloseReason};
+use xwarp_tcp::{framing::FramingConfig, ulp::CloseReason};
 
 use self::{channel::ChannelQueue, ports::Ports};
 pub use self::{
@@ -45,19 +45,19 @@ pub const DEFAULT_READ_DEPTH: u16 = 16;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectOptions {
     /// Private data for the peer's application: at most 252 bytes (256 with MPA revision 1), unless
-    /// [`MpaConfig::private_data_bytes`] allows more.
+    /// [`crate::MpaConfig::private_data_bytes`] allows more.
     pub private_data: Vec<u8>,
     /// RDMA Reads and atomics of the peer that we serve at the same time (`responder_resources` of rdma_cm).
     pub ird: u16,
     /// RDMA Reads and atomics that we want to have outstanding (`initiator_depth` of rdma_cm).
     pub ord: u16,
-    /// MPA start-up settings in place of the device's.
-    pub mpa: Option<MpaConfig>,
+    /// Framing, with its start-up settings, in place of the device's.
+    pub framing: Option<FramingConfig>,
 }
 
 impl Default for ConnectOptions {
     fn default() -> Self {
-        Self { private_data: Vec::new(), ird: DEFAULT_READ_DEPTH, ord: DEFAULT_READ_DEPTH, mpa: None }
+        Self { private_data: Vec::new(), ird: DEFAULT_READ_DEPTH, ord: DEFAULT_READ_DEPTH, framing: None }
     }
 }
 
@@ -65,7 +65,7 @@ impl Default for ConnectOptions {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AcceptOptions {
     /// Private data for the peer's application: at most 252 bytes (256 to an initiator of MPA revision 1), unless
-    /// [`MpaConfig::private_data_bytes`] of [`ListenOptions::mpa`] allows more.
+    /// [`crate::MpaConfig::private_data_bytes`] of [`ListenOptions::framing`] allows more.
     pub private_data: Vec<u8>,
     /// RDMA Reads and atomics of the peer that we serve at the same time.
     pub ird: u16,
@@ -85,13 +85,13 @@ pub struct ListenOptions {
     /// Most connections that may be in start-up or wait to be accepted; more are dropped, and their peers
     /// try again.
     pub backlog: usize,
-    /// MPA start-up settings in place of the device's.
-    pub mpa: Option<MpaConfig>,
+    /// Framing, with its start-up settings, in place of the device's.
+    pub framing: Option<FramingConfig>,
 }
 
 impl Default for ListenOptions {
     fn default() -> Self {
-        Self { backlog: 128, mpa: None }
+        Self { backlog: 128, framing: None }
     }
 }
 

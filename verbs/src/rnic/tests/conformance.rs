@@ -184,7 +184,7 @@ fn rfc5040_s7_1_only_the_first_error_is_told() {
     let mut pair = Pair::new();
     assert_eq!(pair.b.take(&tagged(0x40, STag::new(1), 0, &[1])), Err(Refusal::Stop));
     assert_eq!(pair.b.take(&tagged(0x4f, STag::new(1), 0, &[1])), Err(Refusal::Stop));
-    pair.b.rnic.event(CONN, Event::StreamError(xwarp_tcp::mpa::MpaError::Crc));
+    pair.b.rnic.event(CONN, Event::StreamError(xwarp_tcp::mpa::MpaError::Crc.into()));
     assert_eq!(pair.b.terminate().layer, 1);
     assert_eq!(pair.b.async_events().len(), 1);
 }
@@ -192,7 +192,7 @@ fn rfc5040_s7_1_only_the_first_error_is_told() {
 #[test]
 fn rfc5040_s4_8_errors_of_mpa_have_its_layer_and_no_header() {
     let mut pair = Pair::new();
-    pair.b.rnic.event(CONN, Event::StreamError(xwarp_tcp::mpa::MpaError::Crc));
+    pair.b.rnic.event(CONN, Event::StreamError(xwarp_tcp::mpa::MpaError::Crc.into()));
     let terminate = pair.b.terminate();
     assert_eq!((terminate.layer, terminate.error_type, terminate.code), (LAYER_LLP, 0, 2));
     assert_eq!((terminate.segment_length, terminate.ddp_header), (None, None));

@@ -1,6 +1,7 @@
 //! Ways to begin and to end a connection.
 
 use xwarp_tcp::{
+    framing::FramingConfig,
     mpa::{Markers, MpaError, Offer, RequestRevision, Revision},
     ulp::{CloseReason, ListenerId},
 };
@@ -147,22 +148,22 @@ fn start_up_that_fails_leaves_the_queue_pair_idle_with_its_receives() {
 #[test]
 fn rfc6581_s9_1_an_agreement_that_is_none_is_terminated_and_told_as_a_connect_error() {
     let mut end = End::new(|_, a| a);
-    end.rnic.event(CONN, Event::StreamError(MpaError::InsufficientIrd));
+    end.rnic.event(CONN, Event::StreamError(MpaError::InsufficientIrd.into()));
     let terminate = end.terminate();
     assert_eq!((terminate.layer, terminate.error_type, terminate.code), (2, 0, 6));
     end.rnic.event(CONN, Event::Closed(CloseReason::Graceful));
-    let reason = CloseReason::Startup(MpaError::InsufficientIrd);
+    let reason = CloseReason::Startup(MpaError::InsufficientIrd.into());
     assert_eq!(end.cm_events(), [CmEvent::ConnectError { qp: end.qp, reason }]);
 }
 
 /// Each refusal, in either order, is followed by an attempt without the refused part, and there are three attempts.
 #[test]
 fn rfc6581_s10_refused_parts_of_mpa_are_left_out_one_after_the_other() {
-    let markers = CloseReason::Startup(MpaError::MarkersRefused);
+    let markers = CloseReason::Startup(MpaError::MarkersRefused.into());
     let revisions = [
         CloseReason::Reset,
-        CloseReason::Startup(MpaError::Truncated),
-        CloseReason::Startup(MpaError::NotEnhanced),
+        CloseReason::Startup(MpaError::Truncated.into()),
+        CloseReason::Startup(MpaError::NotEnhanced.into()),
     ];
     for revision in revisions {
         for refusals in [[markers, revision], [revision, markers]] {
@@ -174,8 +175,9 @@ fn rfc6581_s10_refused_parts_of_mpa_are_left_out_one_after_the_other() {
                 end.rnic.event(conn, Event::Closed(refusal));
                 assert_eq!(end.cm_events(), [], "the application does not see a repeated attempt");
                 let (qp, next) = end.rnic.next_retry().unwrap();
-                assert_eq!(next.mpa.markers == Markers::Off, next.lacks.markers);
-                assert_eq!(next.mpa.revision == RequestRevision::One, next.lacks.revision_two);
+                let FramingConfig::Mpa(mpa) = &next.framing else { panic!("another framing") };
+                assert_eq!(mpa.markers == Markers::Off, next.lacks.markers);
+                assert_eq!(mpa.revision == RequestRevision::One, next.lacks.revision_two);
                 assert_eq!(next.lacks.markers, refusal == markers || round == 2);
                 conn = ConnId { index: 3, generation: round };
                 end.rnic.connecting(qp, conn, next);
@@ -199,17 +201,17 @@ fn rfc6581_s10_other_ends_and_other_settings_allow_no_further_attempt() {
     let startup = CloseReason::Startup;
     let refusals = [
         CloseReason::Reset,
-        startup(MpaError::Truncated),
-        startup(MpaError::NotEnhanced),
-        startup(MpaError::MarkersRefused),
+        startup(MpaError::Truncated.into()),
+        startup(MpaError::NotEnhanced.into()),
+        startup(MpaError::MarkersRefused.into()),
     ];
     let others = [
         CloseReason::Refused,
         CloseReason::TimedOut,
         CloseReason::Aborted,
-        startup(MpaError::InvalidKey),
-        startup(MpaError::StartupTimeout),
-        startup(MpaError::UnsupportedRevision(3)),
+        startup(MpaError::InvalidKey.into()),
+        startup(MpaError::StartupTimeout.into()),
+        startup(MpaError::UnsupportedRevision(3).into()),
     ];
     let strict_ones = [strict, one, peer_to_peer].map(|mpa| (mpa, &refusals[..]));
     for (mpa, reasons) in strict_ones.into_iter().chain([(MpaConfig::default(), &others[..])]) {
@@ -266,7 +268,7 @@ fn rfc6581_s9_3_a_local_failure_before_full_operation_is_terminated_with_code_5(
     let terminate = end.terminate();
     assert_eq!((terminate.layer, terminate.error_type, terminate.code), (2, 0, 5));
     end.rnic.event(CONN, Event::Closed(CloseReason::Graceful));
-    let reason = CloseReason::Startup(MpaError::LocalCatastrophic);
+    let reason = CloseReason::Startup(MpaError::LocalCatastrophic.into());
     assert_eq!(end.cm_events(), [CmEvent::ConnectError { qp, reason }]);
     assert_eq!(end.async_events(), [AsyncEvent::QpFatal { qp, fault: QpFault::CqOverflow }]);
 }
@@ -275,7 +277,7 @@ fn rfc6581_s9_3_a_local_failure_before_full_operation_is_terminated_with_code_5(
 fn requests_are_answered_once_and_told_when_they_go() {
     let mut end = End::new(|_, a| a);
     let qp = end.rnic.create_qp(QpAttributes::new(end.pd, end.cq, end.cq)).unwrap();
-    let offer = Offer {
+    let offer = xwarp_tcp::framing::Offer::Mpa(Offer {
         private_data: b"hello".to_vec(),
         ird: 4,
         ord: xwarp_tcp::mpa::UNNEGOTIATED,
@@ -284,7 +286,7 @@ fn requests_are_answered_once_and_told_when_they_go() {
         peer_to_peer: None,
         markers: false,
         crc: true,
-    };
+    });
     let conn = |index| ConnId { index, generation: 9 };
     for index in 1..4 {
         end.rnic.event(

@@ -253,7 +253,7 @@ fn a_receive_goes_to_the_next_live_queue_pair_when_the_first_in_line_is_dead() {
     type Die = fn(&mut End);
     let deaths: [Die; 4] = [
         |end| end.rnic.fail_qp(end.qp).unwrap(),
-        |end| end.rnic.event(CONN, Event::StreamError(xwarp_tcp::mpa::MpaError::Withheld)),
+        |end| end.rnic.event(CONN, Event::StreamError(xwarp_tcp::mpa::MpaError::Withheld.into())),
         |end| end.rnic.event(CONN, Event::Closed(xwarp_tcp::ulp::CloseReason::Reset)),
         |end| end.rnic.destroy_qp(end.qp).unwrap(),
     ];

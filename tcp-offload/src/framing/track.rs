@@ -1,13 +1,12 @@
 //! The known FPDUs from the cursor on, and the steps of each: check, place and deliver.
 
 use super::{
-    Counters, MpaError,
-    deframe::{cut, verify_crc},
+    Framing, FramingError,
     hold::{Hold, Range},
-    layout::Layout,
     ordered::{Extent, Ordered},
 };
 use crate::{
+    mpa::Counters,
     seq::StreamOffset,
     ulp::{Arrival, ConnId, Refusal, Ulp, Ulpdu},
 };
@@ -34,7 +33,7 @@ pub(crate) enum Halt {
     /// The upper layer has stopped reading.
     Stopped,
     /// The stream contains an error.
-    Broken(MpaError),
+    Broken(FramingError),
 }
 
 impl Halt {
@@ -62,9 +61,8 @@ impl<P> Extent for Known<P> {
 
 /// State of the FPDUs from the cursor on.
 #[derive(Debug)]
-pub(super) struct Track<P> {
-    pub layout: Layout,
-    pub crc: bool,
+pub(super) struct Track<P, F> {
+    pub framing: F,
     /// Start of the range of the next FPDU to deliver. Everything before it has been delivered.
     pub cursor: StreamOffset,
     pub known: Ordered<Known<P>>,
@@ -75,12 +73,11 @@ pub(super) struct Track<P> {
     pub counters: Counters,
 }
 
-impl<P: Copy> Track<P> {
+impl<P: Copy, F: Framing> Track<P, F> {
     /// A track at the start of the stream, before the framing is negotiated.
     pub fn new() -> Self {
         Self {
-            layout: Layout { origin: 0, markers: false },
-            crc: false,
+            framing: F::default(),
             cursor: 0,
             known: Ordered::default(),
             invalid: Vec::new(),
@@ -97,7 +94,7 @@ impl<P: Copy> Track<P> {
         ulpdu: usize,
     ) -> Result<(), Halt> {
         let start = self.cursor;
-        let end = self.layout.end(start, ulpdu);
+        let end = self.framing.end(start, ulpdu);
         let cut = self.check(raw, start, ulpdu).map_err(Halt::Broken)?;
         self.begun = true;
         match upper.ulp.place(upper.conn, &cut, Arrival::InOrder) {
@@ -132,11 +129,9 @@ impl<P: Copy> Track<P> {
         raw: &'a [&'a [u8]],
         start: StreamOffset,
         ulpdu: usize,
-    ) -> Result<Ulpdu<'a>, MpaError> {
-        if self.crc {
-            verify_crc(raw).inspect_err(|_| self.counters.crc_errors += 1)?;
-        }
-        cut(&self.layout, raw, start, ulpdu).inspect_err(|_| self.counters.marker_errors += 1)
+    ) -> Result<Ulpdu<'a>, FramingError> {
+        self.framing.verify(raw).inspect_err(|_| self.counters.crc_errors += 1)?;
+        self.framing.cut(raw, start, ulpdu).inspect_err(|_| self.counters.marker_errors += 1)
     }
 
     /// Like [`Self::check`], for an FPDU beyond the cursor.

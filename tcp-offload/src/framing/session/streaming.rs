@@ -6,10 +6,10 @@
 
 use std::fmt;
 
-use super::{MOST_STARTUP_BYTES, Session, SessionPhase};
+use super::{MOST_STARTUP_BYTES, Session, SessionPhase, StartUp, Upper};
 use crate::{
     link::Link,
-    mpa::{SetupError, negotiate::Asked},
+    mpa::SetupError,
     time::Instant,
     ulp::{ConnId, Event, ListenerId, Ulp},
     wire::Path,
@@ -17,8 +17,8 @@ use crate::{
 
 /// State of a connection that carries streaming data.
 #[derive(Debug)]
-pub(super) struct Streaming {
-    role: Role,
+pub(super) struct Streaming<S: StartUp> {
+    role: Role<S>,
     /// The time by which MPA must have been started, once the connection was reported.
     pub(super) deadline: Option<Instant>,
     /// Bytes of the peer have arrived.
@@ -29,14 +29,15 @@ pub(super) struct Streaming {
 
 /// This end's role in the MPA start-up that follows.
 #[derive(Debug)]
-enum Role {
-    Initiator(Box<Asked>),
+enum Role<S: StartUp> {
+    /// What it will ask for, and the bytes of its request.
+    Initiator(S::Asked, Vec<u8>),
     Responder(ListenerId),
 }
 
-impl Streaming {
-    pub(super) const fn initiator(asked: Box<Asked>) -> Self {
-        Self { role: Role::Initiator(asked), deadline: None, heard: false, told: false }
+impl<S: StartUp> Streaming<S> {
+    pub(super) const fn initiator(asked: S::Asked, request: Vec<u8>) -> Self {
+        Self { role: Role::Initiator(asked, request), deadline: None, heard: false, told: false }
     }
 
     pub(super) const fn responder(listener: ListenerId) -> Self {
@@ -49,14 +50,15 @@ impl Streaming {
     }
 }
 
-impl<P: Copy + fmt::Debug> Session<P> {
+#[expect(private_bounds, reason = "no other crate adds a framing")]
+impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
     /// Whether the connection carries streaming data and was not reported.
     pub fn awaits_report(&self) -> bool {
         matches!(&self.phase, SessionPhase::Streaming(streaming) if streaming.deadline.is_none())
     }
 
     /// Reports that the connection, whose TCP is established, carries streaming data, which may be exchanged from now
-    /// on for [`super::MpaConfig::streaming`].
+    /// on for [`crate::mpa::MpaConfig::streaming`].
     pub fn report_streaming<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
@@ -65,9 +67,9 @@ impl<P: Copy + fmt::Debug> Session<P> {
         path: &Path,
     ) {
         let SessionPhase::Streaming(streaming) = &mut self.phase else { return };
-        streaming.deadline = Some(now + self.config.streaming.unwrap_or_default());
+        streaming.deadline = Some(now + self.config.limits().streaming.unwrap_or_default());
         let listener = match streaming.role {
-            Role::Initiator(_) => None,
+            Role::Initiator(..) => None,
             Role::Responder(listener) => Some(listener),
         };
         ulp.event(conn, Event::Streaming { listener, path: *path });
@@ -126,17 +128,16 @@ impl<P: Copy + fmt::Debug> Session<P> {
         }
         match std::mem::replace(&mut self.phase, SessionPhase::Rejected) {
             SessionPhase::Streaming(streaming) => match streaming.role {
-                Role::Initiator(asked) => {
-                    let request = asked.request.emit();
+                Role::Initiator(asked, request) => {
                     self.queue_startup(&request);
-                    self.phase = SessionPhase::AwaitReply(asked);
+                    self.phase = SessionPhase::AwaitReply(Box::new(asked));
                 }
                 Role::Responder(listener) => self.phase = SessionPhase::AwaitRequest(listener),
             },
             other => self.phase = other,
         }
-        self.startup_deadline = Some(now + self.config.startup_timeout);
-        let mut upper = super::Upper { ulp, conn };
+        self.startup_deadline = Some(now + self.config.limits().startup_timeout);
+        let mut upper = Upper { ulp, conn };
         self.read_startup(now, &mut upper, path, link);
         Ok(())
     }

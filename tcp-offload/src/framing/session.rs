@@ -1,4 +1,4 @@
-//! The phases of one connection's MPA: start-up (RFC 5044 section 7.1), full operation, and its end.
+//! The phases of one connection: start-up (of MPA: RFC 5044 section 7.1), full operation, and its end.
 //!
 //! The stack calls a [`Session`] with each payload that TCP took and each segment that TCP may send; the
 //! session calls the upper layer. It never touches TCP itself.
@@ -9,39 +9,40 @@ use std::fmt;
 
 use self::streaming::Streaming;
 use super::{
-    AcceptParams, Agreed, Counters, MpaConfig, MpaError, Offer, SetupError, UNNEGOTIATED,
-    layout::Layout,
-    negotiate::{self, Asked, ReplyOutcome},
-    receiver::{Framing, Receiver},
-    startup::{MAX_FRAME_BYTES, MpaReply, MpaRequest},
-    track::{Halt, Upper},
+    Answer, FramingError, Full, StartUp, Transmitter,
+    receiver::{Halt, Receiver, Upper},
 };
 use crate::{
     link::{FrameWriter, Link, RxFrame},
+    mpa::{AcceptParams, Counters, SetupError},
     seq::StreamOffset,
     tcp::{self, Filled},
     time::Instant,
-    ulp::{ConnId, Event, ListenerId, Pulled, Ulp, UlpduWriter},
+    ulp::{ConnId, Event, ListenerId, Pulled, Ulp},
     wire::Path,
 };
 
-/// Most bytes held during the start-up. The longest start-up frame has 532 bytes; the segments of a responder's first
-/// FPDUs may overtake its reply.
+/// Most bytes of the frame with which an end starts up: 532 of an MPA Request or Reply, 548 of a segment of RDMA/TCP.
+pub(crate) const MOST_FIRST_BYTES: usize = 560;
+
+/// Most bytes held during the start-up. The segments of a responder's first frames may overtake its answer.
 const MOST_STARTUP_BYTES: usize = 1 << 16;
 
-/// MPA of one connection, between its TCP and the upper layer. `P` is [`Ulp::Placed`].
+/// The framing of one connection, between its TCP and the upper layer. `P` is [`Ulp::Placed`]; `S` is the framing's
+/// start-up with this end's settings.
 #[derive(Debug)]
-pub struct Session<P> {
-    config: MpaConfig,
-    phase: SessionPhase,
-    /// Bytes before the first FPDU: streaming data, if there is any, and our start-up frame. The first of them has this
+#[expect(private_bounds, reason = "no other crate adds a framing")]
+pub struct Session<P, S: StartUp> {
+    config: S,
+    phase: SessionPhase<S>,
+    /// Bytes before the first frame: streaming data, if there is any, and our start-up frame. The first of them has this
     /// stream offset, and so many of them were given to TCP.
     startup: Vec<u8>,
     startup_offset: StreamOffset,
     startup_sent: usize,
     /// The time by which the peer's start-up frame must arrive.
     startup_deadline: Option<Instant>,
-    receiver: Receiver<P>,
+    receiver: Receiver<P, S::Framing>,
     /// Offset of the FPDU that the upper layer withholds, and the time since when.
     withheld: Option<(StreamOffset, Instant)>,
     /// A lower bound of the age of the oldest held bytes: at this time the held bytes ended at this offset, which the
@@ -54,62 +55,53 @@ pub struct Session<P> {
 }
 
 #[derive(Debug)]
-enum SessionPhase {
-    /// The applications exchange streaming data; MPA was not started.
-    Streaming(Box<Streaming>),
+enum SessionPhase<S: StartUp> {
+    /// The applications exchange streaming data; the framing was not started.
+    Streaming(Box<Streaming<S>>),
     /// Initiator: the request is sent, the reply is awaited.
-    AwaitReply(Box<Asked>),
+    AwaitReply(Box<S::Asked>),
     /// Responder: the request is awaited.
     AwaitRequest(ListenerId),
     /// Responder: the application decides whether to accept.
-    Decide(Box<Offer>),
-    /// FPDUs in both directions.
-    Full(Transmitter),
+    Decide(Box<S::Offered>),
+    /// Frames in both directions.
+    Full(S::Transmitter),
     /// The responder rejected the connection; nothing follows the start-up frames.
     Rejected,
     /// The start-up failed.
-    Failed(MpaError),
+    Failed(FramingError),
 }
 
-/// The transmit direction in full operation.
-#[derive(Debug, Clone, Copy)]
-struct Transmitter {
-    layout: Layout,
-    crc: bool,
-    /// A responder sends no FPDU before the initiator's first FPDU has arrived (RFC 5044 section 7.1.2, rule 4).
-    waits_for_first: bool,
-}
-
-impl<P: Copy + fmt::Debug> Session<P> {
+#[expect(private_bounds, reason = "no other crate adds a framing")]
+impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
     /// The session of an initiator. The request is sent with the first [`Self::fill`].
     pub fn initiator(
         _now: Instant,
-        config: MpaConfig,
+        config: S,
         private_data: Vec<u8>,
         ird: u16,
         ord: u16,
     ) -> Result<Self, SetupError> {
-        let asked = Box::new(negotiate::request(&config, private_data, ird, ord)?);
-        if config.streaming.is_some() {
-            let streaming = Box::new(Streaming::initiator(asked));
+        let (asked, startup) = config.request(private_data, ird, ord)?;
+        if config.limits().streaming.is_some() {
+            let streaming = Box::new(Streaming::initiator(asked, startup));
             return Ok(Self::new(config, SessionPhase::Streaming(streaming), None));
         }
-        let startup = asked.request.emit();
-        Ok(Self { startup, ..Self::new(config, SessionPhase::AwaitReply(asked), None) })
+        Ok(Self { startup, ..Self::new(config, SessionPhase::AwaitReply(Box::new(asked)), None) })
     }
 
     /// The session of a responder, whose TCP connection was accepted by `listener`. The request must arrive within
-    /// [`MpaConfig::startup_timeout`] from `now`.
-    pub fn responder(now: Instant, config: MpaConfig, listener: ListenerId) -> Self {
-        if config.streaming.is_some() {
+    /// [`crate::mpa::MpaConfig::startup_timeout`] from `now`.
+    pub fn responder(now: Instant, config: S, listener: ListenerId) -> Self {
+        if config.limits().streaming.is_some() {
             let streaming = Box::new(Streaming::responder(listener));
             return Self::new(config, SessionPhase::Streaming(streaming), None);
         }
-        let deadline = now + config.startup_timeout;
+        let deadline = now + config.limits().startup_timeout;
         Self::new(config, SessionPhase::AwaitRequest(listener), Some(deadline))
     }
 
-    fn new(config: MpaConfig, phase: SessionPhase, startup_deadline: Option<Instant>) -> Self {
+    fn new(config: S, phase: SessionPhase<S>, startup_deadline: Option<Instant>) -> Self {
         Self {
             receiver: Receiver::new(),
             config,
@@ -137,10 +129,11 @@ impl<P: Copy + fmt::Debug> Session<P> {
         params: AcceptParams,
     ) -> Result<(), SetupError> {
         let SessionPhase::Decide(offer) = &self.phase else { return Err(SetupError::NoRequest) };
-        let (reply, agreed) = negotiate::accept(&self.config, offer, params)?;
-        self.queue_startup(&reply.emit());
-        self.enter_full_operation(&agreed, true);
-        self.receiver.expect(framing(&agreed));
+        let (answer, Full { agreed, transmitter, frames }) =
+            self.config.accept(offer, params, self.first_bytes_end())?;
+        self.queue_startup(&answer);
+        self.phase = SessionPhase::Full(transmitter);
+        self.receiver.expect(frames);
         let private_data = Vec::new();
         ulp.event(conn, Event::Established { path: *path, agreed, private_data, rtr: None });
         Ok(())
@@ -149,13 +142,18 @@ impl<P: Copy + fmt::Debug> Session<P> {
     /// Responder: rejects the request. The reply is sent with the next [`Self::fill`], followed by a FIN.
     pub fn reject(&mut self, _now: Instant, private_data: &[u8]) -> Result<(), SetupError> {
         let SessionPhase::Decide(offer) = &self.phase else { return Err(SetupError::NoRequest) };
-        let reply = negotiate::reject(&self.config, offer, private_data.to_vec())?;
-        self.queue_startup(&reply.emit());
+        let answer = self.config.reject(offer, private_data.to_vec())?;
+        self.queue_startup(&answer);
         self.phase = SessionPhase::Rejected;
         Ok(())
     }
 
-    /// Appends bytes to those that precede the first FPDU.
+    /// Stream offset of the end of the bytes that were queued so far, where our first frame begins.
+    fn first_bytes_end(&self) -> StreamOffset {
+        self.startup_offset + self.startup.len() as u64
+    }
+
+    /// Appends bytes to those that precede the first frame.
     fn queue_startup(&mut self, bytes: &[u8]) {
         if self.startup_sent == self.startup.len() {
             self.startup_offset += self.startup_sent as u64;
@@ -198,12 +196,12 @@ impl<P: Copy + fmt::Debug> Session<P> {
             let written = out.put(rest);
             self.startup_sent += written;
             if matches!(self.phase, SessionPhase::AwaitReply(_)) && self.startup_deadline.is_none() {
-                self.startup_deadline = Some(now + self.config.startup_timeout);
+                self.startup_deadline = Some(now + self.config.limits().startup_timeout);
             }
             return if written > 0 { Filled::Segment(written) } else { Filled::Nothing };
         }
         match self.phase {
-            SessionPhase::Full(transmitter) => self.fill_fpdus(transmitter, ulp, conn, offset, emss, out),
+            SessionPhase::Full(transmitter) => self.fill_frames(transmitter, ulp, conn, offset, emss, out),
             SessionPhase::Rejected => Filled::Finish,
             SessionPhase::Streaming(_)
             | SessionPhase::AwaitReply(_)
@@ -213,26 +211,23 @@ impl<P: Copy + fmt::Debug> Session<P> {
         }
     }
 
-    fn fill_fpdus<U: Ulp<Placed = P>>(
+    fn fill_frames<U: Ulp<Placed = P>>(
         &mut self,
-        transmitter: Transmitter,
+        transmitter: S::Transmitter,
         ulp: &mut U,
         conn: ConnId,
         offset: StreamOffset,
         emss: usize,
         out: &mut FrameWriter<'_>,
     ) -> Filled {
-        let Transmitter { layout, crc, waits_for_first } = transmitter;
-        // A path MTU probe is filled to its last byte, wherever its markers lie.
-        let probe = out.room() > emss;
-        let whole = if probe { layout.largest_ulpdu(offset, out.room()) } else { None };
-        let mulpdu = whole.unwrap_or_else(|| layout.mulpdu(emss));
+        let probe = Some(out.room()).filter(|room| *room > emss);
+        let mulpdu = transmitter.mulpdu(offset, emss, probe);
         // After a stream error an FPDU has arrived, though not a valid one, so the Terminate may be sent.
-        if waits_for_first && !self.receiver.has_begun() && !self.receiver.is_stopped() {
+        if transmitter.waits_for_first() && !self.receiver.has_begun() && !self.receiver.is_stopped() {
             // A FIN is not an FPDU and may be sent. Without room, the upper layer can only answer whether it has
             // finished.
             if !self.finished
-                && let Some(mut writer) = UlpduWriter::begin(out, layout, offset, mulpdu, crc)
+                && let Some(mut writer) = transmitter.begin(out, offset, mulpdu)
             {
                 writer.room = 0;
                 self.finished = ulp.pull(conn, &mut writer) == Pulled::Finish;
@@ -241,13 +236,14 @@ impl<P: Copy + fmt::Debug> Session<P> {
         }
         let mut len = 0;
         while !self.finished && (len == 0 || ulp.has_data(conn)) {
-            let Some(mut writer) = UlpduWriter::begin(out, layout, offset + len as u64, mulpdu, crc) else {
-                break;
-            };
+            let Some(mut writer) = transmitter.begin(out, offset + len as u64, mulpdu) else { break };
             match ulp.pull(conn, &mut writer) {
                 Pulled::Ulpdu => {
-                    len += writer.finish();
+                    len += transmitter.finish(writer);
                     self.fpdus_sent += 1;
+                    if S::Transmitter::ONE_FRAME {
+                        break;
+                    }
                 }
                 Pulled::Nothing => break,
                 Pulled::Finish => self.finished = true,
@@ -275,7 +271,7 @@ impl<P: Copy + fmt::Debug> Session<P> {
         frame: RxFrame,
         spare: usize,
     ) -> bool {
-        let most = self.config.hold_bytes.min(self.held_bytes().saturating_add(spare));
+        let most = self.config.limits().hold_bytes.min(self.held_bytes().saturating_add(spare));
         match &self.phase {
             SessionPhase::Full(_) => {
                 let mut upper = Upper { ulp, conn };
@@ -302,7 +298,7 @@ impl<P: Copy + fmt::Debug> Session<P> {
             }
             SessionPhase::Decide(_) => {
                 link.recycle(frame);
-                self.fail(link, MpaError::DataBeforeReply);
+                self.fail(link, S::DATA_BEFORE_ANSWER);
                 true
             }
             SessionPhase::Rejected | SessionPhase::Failed(_) => {
@@ -320,38 +316,37 @@ impl<P: Copy + fmt::Debug> Session<P> {
         path: &Path,
         link: &mut dyn Link,
     ) {
-        let mut bytes = [0; MAX_FRAME_BYTES];
+        let mut bytes = [0; MOST_FIRST_BYTES];
         let len = self.receiver.peek(link, &mut bytes);
         let bytes = bytes.get(..len).unwrap_or_default();
         match &self.phase {
-            SessionPhase::AwaitRequest(listener) => match MpaRequest::parse(bytes) {
-                Ok(Some((request, len))) => {
+            SessionPhase::AwaitRequest(listener) => match self.config.parse_request(bytes) {
+                Ok(Some((offer, len))) => {
                     let listener = *listener;
-                    let offer = match negotiate::evaluate_request(&self.config, request) {
-                        Ok(offer) => offer,
-                        Err(error) => return self.fail(link, error),
-                    };
                     self.receiver.consume(link, len);
                     if !self.receiver.is_drained() {
-                        return self.fail(link, MpaError::DataBeforeReply);
+                        return self.fail(link, S::DATA_BEFORE_ANSWER);
                     }
                     self.startup_deadline = None;
                     self.phase = SessionPhase::Decide(Box::new(offer.clone()));
-                    upper.ulp.event(upper.conn, Event::Requested { listener, path: *path, offer });
+                    upper
+                        .ulp
+                        .event(upper.conn, Event::Requested { listener, path: *path, offer: offer.into() });
                 }
                 Ok(None) => {}
                 Err(error) => self.fail(link, error),
             },
-            SessionPhase::AwaitReply(asked) => match MpaReply::parse(bytes) {
-                Ok(Some((reply, len))) => {
-                    let outcome = negotiate::evaluate_reply(&self.config, asked, &reply);
-                    self.receiver.consume(link, len);
-                    self.startup_deadline = None;
-                    self.replied(now, upper, path, link, reply, outcome);
+            SessionPhase::AwaitReply(asked) => {
+                match self.config.parse_answer(asked, bytes, self.first_bytes_end()) {
+                    Ok(Some((answer, len))) => {
+                        self.receiver.consume(link, len);
+                        self.startup_deadline = None;
+                        self.answered(now, upper, path, link, answer);
+                    }
+                    Ok(None) => {}
+                    Err(error) => self.fail(link, error),
                 }
-                Ok(None) => {}
-                Err(error) => self.fail(link, error),
-            },
+            }
             SessionPhase::Streaming(_)
             | SessionPhase::Decide(_)
             | SessionPhase::Full(_)
@@ -360,44 +355,34 @@ impl<P: Copy + fmt::Debug> Session<P> {
         }
     }
 
-    /// Initiator: acts on the reply.
-    fn replied<U: Ulp<Placed = P>>(
+    /// Initiator: acts on the answer.
+    fn answered<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
         upper: &mut Upper<'_, U>,
         path: &Path,
         link: &mut dyn Link,
-        reply: MpaReply,
-        outcome: ReplyOutcome,
+        answer: Answer<S>,
     ) {
         let conn = upper.conn;
-        match outcome {
-            ReplyOutcome::Accepted(agreed, rtr) => {
-                self.enter_full_operation(&agreed, false);
-                let private_data = reply.private_data;
+        match answer {
+            Answer::Accepted { full: Full { agreed, transmitter, frames }, private_data, rtr } => {
+                self.phase = SessionPhase::Full(transmitter);
                 upper.ulp.event(conn, Event::Established { path: *path, agreed, private_data, rtr });
-                let outcome = self.receiver.begin(upper, link, framing(&agreed));
+                let outcome = self.receiver.begin(upper, link, frames);
                 self.apply_outcome(now, upper, link, outcome);
             }
-            ReplyOutcome::Terminate(agreed, error) => {
-                self.enter_full_operation(&agreed, false);
+            Answer::Terminate(full, error) => {
+                self.phase = SessionPhase::Full(full.transmitter);
                 self.break_stream(upper, link, error);
             }
-            ReplyOutcome::Rejected => {
+            Answer::Rejected { private_data, ird, ord } => {
                 self.phase = SessionPhase::Rejected;
                 self.receiver.stop(link);
-                let ird = reply.enhanced.map_or(UNNEGOTIATED, |e| e.ird);
-                let ord = reply.enhanced.map_or(UNNEGOTIATED, |e| e.ord);
-                upper.ulp.event(conn, Event::Rejected { private_data: reply.private_data, ird, ord });
+                upper.ulp.event(conn, Event::Rejected { private_data, ird, ord });
             }
-            ReplyOutcome::Failed(error) => self.fail(link, error),
+            Answer::Failed(error) => self.fail(link, error),
         }
-    }
-
-    fn enter_full_operation(&mut self, agreed: &Agreed, waits_for_first: bool) {
-        let origin = self.startup_offset + self.startup.len() as u64;
-        let layout = Layout { origin, markers: agreed.markers_sent };
-        self.phase = SessionPhase::Full(Transmitter { layout, crc: agreed.crc, waits_for_first });
     }
 
     /// Offers a withheld FPDU to the upper layer again, after a receive was posted.
@@ -421,12 +406,12 @@ impl<P: Copy + fmt::Debug> Session<P> {
         match self.phase {
             SessionPhase::Full(_) if self.receiver.is_stopped() => {}
             SessionPhase::Full(_) if self.receiver.is_drained() => ulp.event(conn, Event::PeerClosed),
-            SessionPhase::Full(_) => self.break_stream(&mut Upper { ulp, conn }, link, MpaError::Truncated),
+            SessionPhase::Full(_) => self.break_stream(&mut Upper { ulp, conn }, link, S::TRUNCATED),
             SessionPhase::Streaming(_)
             | SessionPhase::AwaitReply(_)
             | SessionPhase::AwaitRequest(_)
             | SessionPhase::Decide(_) => {
-                self.fail(link, MpaError::Truncated);
+                self.fail(link, S::TRUNCATED);
             }
             SessionPhase::Rejected | SessionPhase::Failed(_) => {}
         }
@@ -444,9 +429,9 @@ impl<P: Copy + fmt::Debug> Session<P> {
             return;
         }
         match self.phase {
-            SessionPhase::Full(_) => self.break_stream(&mut Upper { ulp, conn }, link, MpaError::Withheld),
+            SessionPhase::Full(_) => self.break_stream(&mut Upper { ulp, conn }, link, S::WITHHELD),
             SessionPhase::Streaming(_) | SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) => {
-                self.fail(link, MpaError::StartupTimeout);
+                self.fail(link, S::TIMED_OUT);
             }
             SessionPhase::Decide(_) | SessionPhase::Rejected | SessionPhase::Failed(_) => {}
         }
@@ -455,7 +440,9 @@ impl<P: Copy + fmt::Debug> Session<P> {
     /// The time at which [`Self::on_timer`] must be called, if any.
     pub fn deadline(&self) -> Option<Instant> {
         match self.phase {
-            SessionPhase::Full(_) => self.withheld.map(|(_, since)| since + self.config.withhold_timeout),
+            SessionPhase::Full(_) => {
+                self.withheld.map(|(_, since)| since + self.config.limits().withhold_timeout)
+            }
             SessionPhase::Streaming(ref streaming) => streaming.deadline,
             SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) => self.startup_deadline,
             SessionPhase::Decide(_) | SessionPhase::Rejected | SessionPhase::Failed(_) => None,
@@ -463,7 +450,7 @@ impl<P: Copy + fmt::Debug> Session<P> {
     }
 
     /// Why the start-up failed, if it did; TCP is then aborted at once (RFC 5044 section 8, code 4).
-    pub fn failed(&self) -> Option<MpaError> {
+    pub fn failed(&self) -> Option<FramingError> {
         match self.phase {
             SessionPhase::Failed(error) => Some(error),
             _ => None,
@@ -505,7 +492,7 @@ impl<P: Copy + fmt::Debug> Session<P> {
 
     /// The time since when the oldest held bytes have waited for the peer to fill a gap or finish an FPDU. `None`
     /// when no bytes wait, or when another time limit applies (that of the start-up,
-    /// [`MpaConfig::withhold_timeout`]).
+    /// [`crate::mpa::MpaConfig::withhold_timeout`]).
     pub fn stalled_since(&self) -> Option<Instant> {
         self.stalled.map(|(_, since)| since)
     }
@@ -517,7 +504,7 @@ impl<P: Copy + fmt::Debug> Session<P> {
         self.stalled = None;
         let shed = self.receiver.shed(link);
         if !shed {
-            self.break_stream(&mut Upper { ulp, conn }, link, MpaError::Stalled);
+            self.break_stream(&mut Upper { ulp, conn }, link, S::STALLED);
         }
         shed
     }
@@ -560,8 +547,8 @@ impl<P: Copy + fmt::Debug> Session<P> {
         if self.withheld.map(|(at, _)| at) != at {
             self.withheld = at.map(|at| (at, now));
             self.fpdus_withheld += u64::from(at.is_some());
-            if at.is_some() && self.config.withhold_timeout.is_zero() {
-                return self.break_stream(upper, link, MpaError::Withheld);
+            if at.is_some() && self.config.limits().withhold_timeout.is_zero() {
+                return self.break_stream(upper, link, S::WITHHELD);
             }
         }
         let held_to = self.receiver.held_to().filter(|_| at.is_none());
@@ -576,18 +563,14 @@ impl<P: Copy + fmt::Debug> Session<P> {
         &mut self,
         upper: &mut Upper<'_, U>,
         link: &mut dyn Link,
-        error: MpaError,
+        error: FramingError,
     ) {
         self.stop(link);
         upper.ulp.event(upper.conn, Event::StreamError(error));
     }
 
-    fn fail(&mut self, link: &mut dyn Link, error: MpaError) {
+    fn fail(&mut self, link: &mut dyn Link, error: FramingError) {
         self.stop(link);
         self.phase = SessionPhase::Failed(error);
     }
-}
-
-fn framing(agreed: &Agreed) -> Framing {
-    Framing { markers: agreed.markers_received, crc: agreed.crc }
 }

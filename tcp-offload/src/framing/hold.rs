@@ -184,11 +184,11 @@ impl Hold {
         Some(pieces)
     }
 
-    /// The `N` bytes from `offset` on, if all of them are held.
-    pub fn read<const N: usize>(&self, link: &dyn Link, offset: StreamOffset) -> Option<[u8; N]> {
-        let raw = self.raw(link, (offset, offset + N as u64))?;
-        let mut bytes = [0; N];
-        for (to, from) in bytes.iter_mut().zip(raw.iter().flat_map(|p| p.iter())) {
+    /// As many bytes from `offset` on as the array `A` has, if all of them are held.
+    pub fn read<A: Default + AsMut<[u8]>>(&self, link: &dyn Link, offset: StreamOffset) -> Option<A> {
+        let mut bytes = A::default();
+        let raw = self.raw(link, (offset, offset + bytes.as_mut().len() as u64))?;
+        for (to, from) in bytes.as_mut().iter_mut().zip(raw.iter().flat_map(|p| p.iter())) {
             *to = *from;
         }
         Some(bytes)
@@ -200,6 +200,11 @@ impl Hold {
             Some(&(start, end)) if start <= offset => end,
             _ => offset,
         }
+    }
+
+    /// The start of the bytes held without a gap up to `offset`; `offset` when that byte is not held.
+    pub fn island_start(&self, offset: StreamOffset) -> StreamOffset {
+        self.islands.get(self.islands.seek(offset)).map_or(offset, |island| island.0.min(offset))
     }
 
     /// Removes the bytes `range`, and recycles the frames of which nothing else is held.

@@ -4,15 +4,15 @@
 //! cursor reaches it. Of a placed FPDU only the range and the header are kept. The start of an FPDU beyond a gap is
 //! known from a marker in it, or from the end of a checked FPDU before it (RFC 5044 section 6).
 
+pub(crate) use super::track::{Halt, Upper};
 use super::{
-    Counters, MpaError,
-    deframe::{cut, pointer, read_at},
+    Framing,
     hold::{Hold, Range, Ranges, StoreKey},
-    layout::{LENGTH_BYTES, Layout, MARKER_SPACING},
-    track::{Halt, Known, Track, Upper},
+    track::{Known, Track},
 };
 use crate::{
-    link::{Link, RxFrame, part},
+    link::{Link, RxFrame, part, read_at},
+    mpa::Counters,
     seq::StreamOffset,
     tcp,
     ulp::{Arrival, Ulp},
@@ -38,8 +38,8 @@ const MAX_PIECES: usize = 1 << 12;
 
 /// The receive direction of one connection.
 #[derive(Debug)]
-pub(crate) struct Receiver<P> {
-    track: Track<P>,
+pub(crate) struct Receiver<P, F> {
+    track: Track<P, F>,
     hold: Hold,
     /// The upper layer withholds the FPDU at the cursor.
     withheld: bool,
@@ -47,7 +47,7 @@ pub(crate) struct Receiver<P> {
     stopped: bool,
 }
 
-impl<P: Copy> Receiver<P> {
+impl<P: Copy, F: Framing> Receiver<P, F> {
     /// A receiver that only [collects](Self::collect) until [`Self::begin`].
     pub fn new() -> Self {
         Self { track: Track::new(), hold: Hold::default(), withheld: false, stopped: false }
@@ -147,7 +147,7 @@ impl<P: Copy> Receiver<P> {
         &mut self,
         upper: &mut Upper<'_, U>,
         link: &mut dyn Link,
-        framing: Framing,
+        framing: F,
     ) -> Result<(), Halt> {
         self.expect(framing);
         self.advance(upper, link)?;
@@ -156,13 +156,12 @@ impl<P: Copy> Receiver<P> {
     }
 
     /// Sets the framing of the FPDUs that begin at the cursor.
-    pub fn expect(&mut self, Framing { markers, crc }: Framing) {
+    pub fn expect(&mut self, framing: F) {
         if self.hold.is_empty() {
             // An idle connection must not keep the memory that its start-up used.
             self.hold = Hold::default();
         }
-        self.track.layout = Layout { origin: self.track.cursor, markers };
-        self.track.crc = crc;
+        self.track.framing = framing.starting_at(self.track.cursor);
     }
 
     /// Processes a payload: places and delivers the FPDUs that it completes, and holds the rest. Returns false when
@@ -241,14 +240,16 @@ impl<P: Copy> Receiver<P> {
         let end = first + len as u64;
         loop {
             let start = self.track.cursor;
-            let header = self.track.layout.header(start);
-            if header + LENGTH_BYTES as u64 > end {
+            let framing = self.track.framing;
+            let at = framing.head(start);
+            let mut head = F::Head::default();
+            let head_bytes = head.as_mut();
+            if at + head_bytes.len() as u64 > end {
                 return Ok(());
             }
-            let mut length = [0; LENGTH_BYTES];
-            read_at(payload, (header - first) as usize, &mut length);
-            let ulpdu = usize::from(u16::from_be_bytes(length));
-            let fpdu_end = self.track.layout.end(start, ulpdu);
+            read_at(payload, (at - first) as usize, head_bytes);
+            let ulpdu = framing.ulpdu_len(head).map_err(Halt::Broken)?;
+            let fpdu_end = framing.end(start, ulpdu);
             if fpdu_end > end {
                 return Ok(());
             }
@@ -344,7 +345,7 @@ impl<P: Copy> Receiver<P> {
                 return Ok(true);
             }
             let Some(raw) = self.hold.raw(link, range) else { return Ok(false) };
-            let ulpdu = cut(&track.layout, &raw, start, known.ulpdu).map_err(Halt::Broken)?;
+            let ulpdu = track.framing.cut(&raw, start, known.ulpdu).map_err(Halt::Broken)?;
             known.placed = Some(upper.ulp.place(upper.conn, &ulpdu, Arrival::InOrder)?);
             track.counters.placed_in_order += 1;
             drop(raw);
@@ -367,12 +368,12 @@ impl<P: Copy> Receiver<P> {
     fn next_fpdu(&mut self, link: &dyn Link) -> Result<Option<(usize, StreamOffset)>, Halt> {
         let track = &mut self.track;
         let start = track.cursor;
-        let Some(length) = self.hold.read(link, track.layout.header(start)) else { return Ok(None) };
-        let ulpdu = usize::from(u16::from_be_bytes(length));
-        let end = track.layout.end(start, ulpdu);
+        let Some(head) = self.hold.read(link, track.framing.head(start)) else { return Ok(None) };
+        let ulpdu = track.framing.ulpdu_len(head).map_err(Halt::Broken)?;
+        let end = track.framing.end(start, ulpdu);
         if track.known.front().is_some_and(|k| k.start > start && k.start < end) {
             track.counters.marker_errors += 1;
-            return Err(Halt::Broken(MpaError::MarkerMismatch));
+            return Err(Halt::Broken(F::OVERLAP));
         }
         Ok(Some((ulpdu, end)))
     }
@@ -402,30 +403,17 @@ impl<P: Copy> Receiver<P> {
             for end in ends.into_iter().flatten() {
                 self.place_chain(upper, link, end, from);
             }
-            if !self.track.layout.markers {
-                continue;
-            }
-            let mut marker = self.track.layout.marker_before(from);
-            loop {
-                // An FPDU cannot end before its own marker, and an FPDU that begins after the range has not changed.
-                if let Some(start) = self.fpdu_of_marker(link, marker).filter(|start| *start < to) {
-                    self.place_chain(upper, link, start, from.max(marker));
+            let framing = self.track.framing;
+            let mut probe = framing.first_probe(&self.hold, from);
+            while let Some(at) = probe {
+                // A frame cannot end before its own marker, and a frame that begins after the range has not changed.
+                if let Some(start) = framing.frame_at(&self.hold, link, at).filter(|start| *start < to) {
+                    self.place_chain(upper, link, start, from.max(at));
                 }
-                if marker >= to {
-                    break;
-                }
-                marker += MARKER_SPACING;
+                probe = framing.next_probe(at, from, to);
             }
         }
         self.next_fpdu(link).map(|_| ())
-    }
-
-    /// Start of the range of the FPDU to which the marker at `marker` belongs, if the marker is held.
-    fn fpdu_of_marker(&self, link: &dyn Link, marker: StreamOffset) -> Option<StreamOffset> {
-        match pointer(self.hold.read(link, marker)?) {
-            0 => Some(marker),
-            back => self.track.layout.range_of_header(marker.checked_sub(u64::from(back))?),
-        }
     }
 
     /// Places the FPDU at `start`, if it is complete and ends after `fresh`, and the complete FPDUs that follow it.
@@ -440,9 +428,9 @@ impl<P: Copy> Receiver<P> {
         while start >= track.cursor && track.may_check_early(start) {
             let place = track.known.seek(start);
             let next = track.known.get(place).map_or(StreamOffset::MAX, |k| k.start);
-            let Some(length) = self.hold.read(link, track.layout.header(start)) else { return };
-            let ulpdu = usize::from(u16::from_be_bytes(length));
-            let end = track.layout.end(start, ulpdu);
+            let Some(head) = self.hold.read(link, track.framing.head(start)) else { return };
+            let Ok(ulpdu) = track.framing.ulpdu_len(head) else { return };
+            let end = track.framing.end(start, ulpdu);
             // The FPDU is already known, or it conflicts with a known one, which is decided when the cursor reaches
             // it.
             if end > next || end <= fresh {
@@ -497,13 +485,6 @@ impl<P: Copy> Receiver<P> {
         *peak = (*peak).max(self.hold.bytes() as u64);
         true
     }
-}
-
-/// How FPDUs of one direction are framed.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Framing {
-    pub markers: bool,
-    pub crc: bool,
 }
 
 #[cfg(test)]

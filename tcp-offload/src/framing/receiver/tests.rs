@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     link::FrameWriter,
-    mpa::layout::Layout,
+    mpa::{frames::Fpdus, layout::Layout},
     sim::{SimLink, Wire, WireConfig},
     steps,
     ulp::{ConnId, Event, Pulled, Refusal, Ulpdu, UlpduWriter},
@@ -40,7 +40,7 @@ impl Ulp for Picky {
 }
 
 struct Lab {
-    receiver: Receiver<()>,
+    receiver: Receiver<(), Fpdus>,
     ulp: Picky,
     link: SimLink,
     peer: SimLink,
@@ -50,7 +50,7 @@ impl Lab {
     fn new(markers: bool, early: bool) -> Self {
         let (_, link, peer) = Wire::new(WireConfig { rx_chunks: 1 << 14, ..WireConfig::default() });
         let mut receiver = Receiver::new();
-        receiver.expect(Framing { markers, crc: true });
+        receiver.expect(Fpdus { layout: Layout { origin: 0, markers }, crc: true });
         Self { receiver, ulp: Picky { early }, link, peer }
     }
 

@@ -1,0 +1,280 @@
+//! What every framing of ULPDUs in a TCP stream has in common, and the traits that a framing implements.
+//!
+//! A *frame* is an FPDU of MPA or a segment of RDMA/TCP; a *ULPDU* is what it carries. [`Session`] is compiled once for each
+//! framing, so a frame costs no dynamic call; the stack chooses between the two sessions once for each payload and each
+//! TCP segment (`AnySession`).
+//!
+//! | file | owns |
+//! |---|---|
+//! | `session` | the phases of a connection, time limits, events |
+//! | `any` | the session of a connection whose framing was chosen at run time |
+//! | `receiver` | the in-order cursor and the islands beyond gaps: place early, deliver in order |
+//! | `track` | the frames from the cursor on: check, place, deliver |
+//! | `hold` | received bytes that cannot be placed yet, and the frames of the link that they lie in |
+//! | `ordered` | lists in stream order whose operations stay cheap with thousands of items |
+#![cfg_attr(not(test), deny(clippy::indexing_slicing))]
+
+mod any;
+pub(crate) mod hold;
+mod ordered;
+pub(crate) mod receiver;
+mod session;
+mod track;
+
+use std::{fmt, time::Duration};
+
+pub(crate) use any::AnySession;
+pub use any::FramingConfig;
+pub(crate) use session::MOST_FIRST_BYTES;
+pub use session::Session;
+
+use crate::{
+    link::{FrameWriter, Link},
+    mpa::{self, AcceptParams, MpaError, Rtr, SetupError},
+    rdma_tcp::{self, SegmentError},
+    seq::StreamOffset,
+    ulp::{Ulpdu, UlpduWriter},
+};
+use hold::Hold;
+
+/// Why a framing ended a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum FramingError {
+    /// An error of MPA.
+    #[error(transparent)]
+    Mpa(#[from] MpaError),
+    /// An error of RDMA/TCP.
+    #[error(transparent)]
+    RdmaTcp(#[from] SegmentError),
+}
+
+/// The peer's part of the negotiation, for the responder's application.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Offer {
+    /// An MPA Request.
+    Mpa(mpa::Offer),
+    /// A Connect of RDMA/TCP.
+    RdmaTcp(rdma_tcp::Connect),
+}
+
+impl Offer {
+    /// The initiator's IRD; [`mpa::UNNEGOTIATED`] when it is left to the ULPs.
+    pub fn ird(&self) -> u16 {
+        match self {
+            Self::Mpa(offer) => offer.ird,
+            Self::RdmaTcp(connect) => connect.ird,
+        }
+    }
+
+    /// The initiator's ORD; [`mpa::UNNEGOTIATED`] when it is left to the ULPs.
+    pub fn ord(&self) -> u16 {
+        match self {
+            Self::Mpa(offer) => offer.ord,
+            Self::RdmaTcp(connect) => connect.ord,
+        }
+    }
+
+    /// The initiator's private data.
+    pub fn into_private_data(self) -> Vec<u8> {
+        match self {
+            Self::Mpa(offer) => offer.private_data,
+            Self::RdmaTcp(connect) => connect.private_data,
+        }
+    }
+}
+
+/// The result of the negotiation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Agreed {
+    /// Of MPA.
+    Mpa(mpa::Agreed),
+    /// Of RDMA/TCP.
+    RdmaTcp(rdma_tcp::Agreed),
+}
+
+impl Agreed {
+    /// RDMA Reads that this end serves at once (IRD).
+    pub fn ird(&self) -> u16 {
+        match self {
+            Self::Mpa(agreed) => agreed.ird,
+            Self::RdmaTcp(agreed) => agreed.ird,
+        }
+    }
+
+    /// RDMA Reads that this end may have outstanding (ORD).
+    pub fn ord(&self) -> u16 {
+        match self {
+            Self::Mpa(agreed) => agreed.ord,
+            Self::RdmaTcp(agreed) => agreed.ord,
+        }
+    }
+
+    /// The peer's IRD; [`mpa::UNNEGOTIATED`] when it was left to the ULPs.
+    pub fn peer_ird(&self) -> u16 {
+        match self {
+            Self::Mpa(agreed) => agreed.peer_ird,
+            Self::RdmaTcp(agreed) => agreed.peer_ird,
+        }
+    }
+
+    /// The peer's ORD; [`mpa::UNNEGOTIATED`] when it was left to the ULPs.
+    pub fn peer_ord(&self) -> u16 {
+        match self {
+            Self::Mpa(agreed) => agreed.peer_ord,
+            Self::RdmaTcp(agreed) => agreed.peer_ord,
+        }
+    }
+
+    /// Whether the responder must expect a ready-to-receive message of MPA's peer-to-peer mode.
+    pub fn peer_to_peer(&self) -> bool {
+        matches!(self, Self::Mpa(agreed) if agreed.peer_to_peer)
+    }
+}
+
+/// The frames of one direction of a stream.
+pub(crate) trait Framing: Copy + Default + fmt::Debug {
+    /// The bytes of a frame's head that contain its length.
+    type Head: Copy + Default + AsMut<[u8]>;
+
+    /// The error when a frame found beyond a gap begins within another frame.
+    const OVERLAP: FramingError;
+
+    /// This framing of a direction whose first frame begins at `origin`.
+    #[must_use]
+    fn starting_at(self, origin: StreamOffset) -> Self;
+
+    /// Offset of the head of the frame that begins at `start`.
+    fn head(&self, start: StreamOffset) -> StreamOffset;
+
+    /// Bytes of the ULPDU of the frame with this head. Fails when no frame has it.
+    fn ulpdu_len(&self, head: Self::Head) -> Result<usize, FramingError>;
+
+    /// End of the frame that begins at `start` and has a ULPDU of `ulpdu` bytes.
+    fn end(&self, start: StreamOffset, ulpdu: usize) -> StreamOffset;
+
+    /// Verifies the CRC of the frame that consists of `raw`, if the connection uses CRCs.
+    fn verify(&self, raw: &[&[u8]]) -> Result<(), FramingError>;
+
+    /// Extracts the ULPDU of the frame that begins at `start` and consists of `raw`.
+    fn cut<'a>(
+        &self,
+        raw: &'a [&'a [u8]],
+        start: StreamOffset,
+        ulpdu: usize,
+    ) -> Result<Ulpdu<'a>, FramingError>;
+
+    /// The first place to look for the start of a frame, when bytes from `fresh` on were received beyond a gap.
+    fn first_probe(&self, hold: &Hold, fresh: StreamOffset) -> Option<StreamOffset>;
+
+    /// The next such place after `probe`; `end` is the end of the received bytes.
+    fn next_probe(&self, probe: StreamOffset, fresh: StreamOffset, end: StreamOffset)
+    -> Option<StreamOffset>;
+
+    /// Start of the frame that the probe at `probe` finds, if the bytes that it needs are held.
+    fn frame_at(&self, hold: &Hold, link: &dyn Link, probe: StreamOffset) -> Option<StreamOffset>;
+}
+
+/// The transmit direction in full operation.
+pub(crate) trait Transmitter: Copy + fmt::Debug {
+    /// Whether a TCP segment holds one frame only.
+    const ONE_FRAME: bool;
+
+    /// Whether nothing is sent before the peer's first frame has arrived.
+    fn waits_for_first(&self) -> bool;
+
+    /// MULPDU in a segment that begins at `offset`, for TCP's EMSS `emss`. A path MTU probe has `probe` bytes, to be
+    /// filled completely.
+    fn mulpdu(&self, offset: StreamOffset, emss: usize, probe: Option<usize>) -> usize;
+
+    /// A writer of the frame that begins at `start`; `None` when not even an empty frame fits.
+    fn begin<'w, 'f>(
+        &self,
+        out: &'w mut FrameWriter<'f>,
+        start: StreamOffset,
+        mulpdu: usize,
+    ) -> Option<UlpduWriter<'w, 'f>>;
+
+    /// Completes the frame; returns its bytes.
+    fn finish(&self, writer: UlpduWriter<'_, '_>) -> usize;
+}
+
+/// The part of a configuration that does not depend on the framing.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    pub startup_timeout: Duration,
+    /// `Some`: streaming data precedes the first frame. The time limit for its exchange.
+    pub streaming: Option<Duration>,
+    pub withhold_timeout: Duration,
+    pub hold_bytes: usize,
+}
+
+/// What full operation needs.
+#[derive(Debug)]
+pub(crate) struct Full<S: StartUp> {
+    pub agreed: Agreed,
+    pub transmitter: S::Transmitter,
+    /// The frames that the peer sends.
+    pub frames: S::Framing,
+}
+
+/// The result of the responder's answer for the initiator.
+#[derive(Debug)]
+pub(crate) enum Answer<S: StartUp> {
+    /// Full operation, beginning with this ready-to-receive message in MPA's peer-to-peer model.
+    Accepted { full: Full<S>, private_data: Vec<u8>, rtr: Option<Rtr> },
+    /// Full operation that begins with a Terminate.
+    Terminate(Full<S>, FramingError),
+    /// The responder's ULP rejected the connection.
+    Rejected { private_data: Vec<u8>, ird: u16, ord: u16 },
+    /// The start-up has failed.
+    Failed(FramingError),
+}
+
+/// The start-up of a framing: the first bytes of each direction, and what they agree on. `Self` is the configuration.
+pub(crate) trait StartUp: fmt::Debug + Sized {
+    type Framing: Framing;
+    type Transmitter: Transmitter;
+    /// What an initiator has asked for.
+    type Asked: fmt::Debug;
+    /// What an initiator offers.
+    type Offered: fmt::Debug + Clone + Into<Offer>;
+
+    const TRUNCATED: FramingError;
+    const WITHHELD: FramingError;
+    const STALLED: FramingError;
+    const TIMED_OUT: FramingError;
+    const DATA_BEFORE_ANSWER: FramingError;
+
+    fn limits(&self) -> Limits;
+
+    /// The initiator's first bytes.
+    fn request(
+        &self,
+        private_data: Vec<u8>,
+        ird: u16,
+        ord: u16,
+    ) -> Result<(Self::Asked, Vec<u8>), SetupError>;
+
+    /// Parses the initiator's first bytes; `None` when they are incomplete, else the offer and the bytes parsed.
+    fn parse_request(&self, bytes: &[u8]) -> Result<Option<(Self::Offered, usize)>, FramingError>;
+
+    /// The bytes with which a responder accepts, at stream offset `start` of what it sends.
+    fn accept(
+        &self,
+        offer: &Self::Offered,
+        params: AcceptParams,
+        start: StreamOffset,
+    ) -> Result<(Vec<u8>, Full<Self>), SetupError>;
+
+    /// The bytes with which a responder rejects.
+    fn reject(&self, offer: &Self::Offered, private_data: Vec<u8>) -> Result<Vec<u8>, SetupError>;
+
+    /// Parses the responder's answer; `None` when it is incomplete, else the answer and the bytes parsed. Our first
+    /// frame will begin at stream offset `start`, behind the request.
+    fn parse_answer(
+        &self,
+        asked: &Self::Asked,
+        bytes: &[u8],
+        start: StreamOffset,
+    ) -> Result<Option<(Answer<Self>, usize)>, FramingError>;
+}

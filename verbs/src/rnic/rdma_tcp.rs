@@ -1,0 +1,454 @@
+//! The codec of a queue pair whose connection uses RDMA/TCP of 2000: between segments and the queue pair's own forms.
+//!
+//! DDP names a message by queue and MSN, this format by one number for all messages of a direction. What the two have in common
+//! (buffers, rights, completions, the send queue) is in the other files; docs/decisions/0014 names the decisions (A1 to A19).
+#![deny(clippy::indexing_slicing)]
+
+use std::collections::VecDeque;
+
+use xwarp_tcp::{
+    rdma_tcp::{
+        Agreed, AtomicWords, BufferPlace, ConnectionId, HEADER_MOST_BYTES, MessageNumber, Order, OrderWindow,
+        SegmentError, SegmentHeader, SegmentKind, SendControl, SendTerms, Sequence,
+    },
+    ulp::{Arrival, Ulpdu, UlpduWriter},
+};
+
+use super::{
+    Shared,
+    placement::{Incoming, Quote, Refused, Seen, Segment},
+    qp::{AskedKind, QueuePair},
+    send_queue::Entry,
+    work::{Operation, Remote, SendFlags},
+};
+use crate::{
+    ddp::{Queue, STag, Tagged, Untagged, Versions},
+    rdmap::{
+        AtomicOperation, AtomicRequest, AtomicResponse, Control, MessageType, RdmapError, ReadRequest,
+        TerminateHeader,
+    },
+};
+
+/// Bytes of an atomic response's payload: the former value, big-endian.
+const ATOMIC_VALUE_BYTES: usize = 8;
+
+/// State of a stream of segments, in both directions.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    connection: ConnectionId,
+    /// Number of the message of group 1 that is being sent, or that is sent next.
+    next_sent: MessageNumber,
+    /// Some segments of that message are sent, but not the last one.
+    sent_partly: bool,
+    received: Sequence,
+    processed: OrderWindow,
+    /// Numbers of our requests that are outstanding, in the order of the queue pair's list of them.
+    asked: VecDeque<MessageNumber>,
+    /// Numbers of the peer's requests to answer, in the order of the queue pair's list of them.
+    to_answer: VecDeque<MessageNumber>,
+}
+
+impl Stream {
+    pub(super) fn new(agreed: &Agreed) -> Self {
+        Self {
+            connection: agreed.connection,
+            next_sent: agreed.next_sent,
+            sent_partly: false,
+            received: Sequence::new(agreed.next_received),
+            processed: OrderWindow::new(agreed.next_received),
+            asked: VecDeque::new(),
+            to_answer: VecDeque::new(),
+        }
+    }
+
+    /// Header of the segment that begins at byte `sent` of a Send or RDMA Write.
+    pub(super) fn message_header(&self, entry: &Entry, sent: u32, last: bool) -> SegmentHeader {
+        let (order, kind) = match entry.operation {
+            Operation::Write { remote } | Operation::WriteImmediate { remote, .. } => {
+                let offset = remote.offset.wrapping_add(u64::from(sent));
+                let to = BufferPlace { id: remote.key.value(), offset };
+                // RFC 5040 section 5.5 promises no order of placement.
+                (Order::AT_ONCE, SegmentKind::Write { to, total: entry.len })
+            }
+            operation => {
+                let control = match operation {
+                    Operation::Send { invalidate: Some(stag) } if sent == 0 => {
+                        SendControl::Invalidate { stag: stag.value() }
+                    }
+                    _ => SendControl::None,
+                };
+                (Order::STRICT, SegmentKind::Send { offset: sent, control })
+            }
+        };
+        let write = matches!(kind, SegmentKind::Write { .. });
+        SegmentHeader {
+            first: sent == 0,
+            last,
+            solicited: !write && entry.flags.contains(SendFlags::SOLICITED),
+            number: self.next_sent,
+            order,
+            kind,
+        }
+    }
+
+    /// Header of the segment that begins at byte `sent` of the oldest response to send.
+    pub(super) fn response_header(&self, sent: u32, last: bool) -> SegmentHeader {
+        SegmentHeader {
+            first: sent == 0,
+            last,
+            solicited: false,
+            number: self.to_answer.front().copied().unwrap_or(self.next_sent),
+            order: Order::AT_ONCE,
+            kind: SegmentKind::ReadResponse { offset: sent },
+        }
+    }
+
+    /// Writes the header of a segment with `payload` bytes.
+    pub(super) fn put(&self, header: &SegmentHeader, payload: usize, out: &mut UlpduWriter<'_, '_>) {
+        let mut bytes = [0; HEADER_MOST_BYTES];
+        let len = header.emit(self.connection, payload, &mut bytes);
+        out.put(bytes.get(..len).unwrap_or_default());
+    }
+
+    /// Notes that a segment was written.
+    pub(super) fn sent(&mut self, header: &SegmentHeader) {
+        match header.kind {
+            SegmentKind::ReadResponse { .. } if header.last => drop(self.to_answer.pop_front()),
+            SegmentKind::ReadResponse { .. } => {}
+            _ => {
+                self.sent_partly = !header.last;
+                if header.last {
+                    self.next_sent = header.number.next();
+                }
+            }
+        }
+    }
+
+    /// Writes a Send of control data alone, if it fits.
+    pub(super) fn put_control(
+        &mut self,
+        control: SendControl,
+        solicited: bool,
+        out: &mut UlpduWriter<'_, '_>,
+    ) -> bool {
+        // A Terminate may interrupt a message, of which no more segments follow (A19).
+        let number = if self.sent_partly { self.next_sent.next() } else { self.next_sent };
+        let kind = SegmentKind::Send { offset: 0, control };
+        let header = SegmentHeader { first: true, last: true, solicited, number, order: Order::STRICT, kind };
+        self.put_whole(&header, &[], out)
+    }
+
+    /// Writes a request for `total` bytes, or for an atomic operation, if it fits.
+    pub(super) fn put_request(
+        &mut self,
+        from: Remote,
+        total: u32,
+        atomic: Option<AtomicWords>,
+        out: &mut UlpduWriter<'_, '_>,
+    ) -> bool {
+        let from = BufferPlace { id: from.key.value(), offset: from.offset };
+        let kind = SegmentKind::ReadRequest { from, total, atomic };
+        let (number, order) = (self.next_sent, Order::STRICT);
+        let header = SegmentHeader { first: true, last: true, solicited: false, number, order, kind };
+        let written = self.put_whole(&header, &[], out);
+        if written {
+            self.asked.push_back(number);
+        }
+        written
+    }
+
+    /// Writes a segment that is a whole message, if it fits.
+    pub(super) fn put_whole(
+        &mut self,
+        header: &SegmentHeader,
+        payload: &[u8],
+        out: &mut UlpduWriter<'_, '_>,
+    ) -> bool {
+        let fits = out.room() >= header.bytes() + payload.len();
+        if fits {
+            self.put(header, payload.len(), out);
+            out.put(payload);
+            self.sent(header);
+        }
+        fits
+    }
+}
+
+/// The words of an atomic request, with the numbers of RFC 7306 section 5.2.
+pub(super) fn atomic_words(operation: AtomicOperation) -> AtomicWords {
+    match operation {
+        AtomicOperation::FetchAdd { add, mask } => {
+            AtomicWords { code: FETCH_ADD, operands: [add, mask, 0, u64::MAX] }
+        }
+        AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask } => {
+            AtomicWords { code: COMPARE_SWAP, operands: [swap, swap_mask, compare, compare_mask] }
+        }
+    }
+}
+
+const FETCH_ADD: u32 = 0;
+const COMPARE_SWAP: u32 = 2;
+
+/// The operation of these words; `None` when it is unknown.
+fn atomic_operation(AtomicWords { code, operands }: AtomicWords) -> Option<AtomicOperation> {
+    let [first, first_mask, compare, compare_mask] = operands;
+    match code {
+        FETCH_ADD => Some(AtomicOperation::FetchAdd { add: first, mask: first_mask }),
+        COMPARE_SWAP => {
+            let (swap, swap_mask) = (first, first_mask);
+            Some(AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask })
+        }
+        _ => None,
+    }
+}
+
+/// A segment that was placed: its header, the bytes of its payload, and the value of an atomic response.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PlacedSegment {
+    pub(crate) header: SegmentHeader,
+    pub(crate) len: u16,
+    value: u64,
+}
+
+/// The former value in an atomic response.
+fn atomic_value(header: &SegmentHeader, ulpdu: &Ulpdu<'_>, payload_at: usize) -> Result<u64, Refused> {
+    if ulpdu.len() - payload_at != ATOMIC_VALUE_BYTES || !header.first || !header.last {
+        return Err(violation(SegmentError::Length));
+    }
+    let mut bytes = [0; ATOMIC_VALUE_BYTES];
+    ulpdu.for_each(payload_at, |at, part| {
+        for (to, from) in bytes.iter_mut().skip(at).zip(part) {
+            *to = *from;
+        }
+    });
+    Ok(u64::from_be_bytes(bytes))
+}
+
+fn violation(error: SegmentError) -> Refused {
+    Refused::Stream(error.into(), Quote::default())
+}
+
+/// The form of DDP that a segment of `message` has in the queue pair.
+fn tagged(message: MessageType, last: bool, stag: STag, to: u64, len: u16) -> Seen<Tagged> {
+    let control = Control { message }.byte(Versions::Ietf);
+    Seen::without_bytes(Tagged { last, control, stag, to }, len)
+}
+
+impl QueuePair {
+    fn numbered(&self, header: &SegmentHeader, message: MessageType, len: u16) -> Seen<Untagged> {
+        let control = Control { message }.byte(Versions::Ietf);
+        let (queue, msn, mo) = match header.kind {
+            SegmentKind::Send { offset, .. } => (Queue::Send, self.rx.send_msn, offset),
+            _ => (Queue::Request, self.rx.request_msn, 0),
+        };
+        Seen::without_bytes(
+            Untagged { last: header.last, control, word: 0, queue: queue.number(), msn, mo },
+            len,
+        )
+    }
+
+    /// Places a segment. Beyond a gap only RDMA Writes whose order allows it and responses are placed: the receive of a Send is
+    /// not known before all messages before it, because Writes and requests share their numbers with Sends.
+    pub(super) fn place_segment(
+        &mut self,
+        shared: &mut Shared,
+        ulpdu: &Ulpdu<'_>,
+        arrival: Arrival,
+    ) -> Result<Segment, Refused> {
+        let mut head = [0; HEADER_MOST_BYTES];
+        let peeked = ulpdu.peek(&mut head);
+        let header = SegmentHeader::parse(head.get(..peeked).unwrap_or_default(), ulpdu.len());
+        let header = header.map_err(violation)?;
+        let payload_at = header.bytes();
+        let len = ulpdu.len().saturating_sub(payload_at) as u16;
+        let Some(stream) = &self.stream else { return Err(violation(SegmentError::Setup)) };
+        let terms = match arrival {
+            Arrival::InOrder => stream.received.check(&header, u32::from(len)).map_err(violation)?,
+            Arrival::Early => None,
+        };
+        let may_write =
+            arrival == Arrival::InOrder || stream.processed.may_process(header.number, header.order);
+        let mut value = 0;
+        match header.kind {
+            SegmentKind::Write { to, .. } if may_write => {
+                let seen = tagged(MessageType::Write, header.last, STag::new(to.id), to.offset, len);
+                self.place_write(shared, &Incoming { ulpdu, arrival, seen, payload_at })?;
+            }
+            SegmentKind::ReadResponse { offset } => match self.asked_by(&header, arrival)? {
+                AskedKind::Read { sink, to, .. } => {
+                    let to = to.wrapping_add(u64::from(offset));
+                    let seen = tagged(MessageType::ReadResponse, header.last, sink, to, len);
+                    self.place_response(shared, &Incoming { ulpdu, arrival, seen, payload_at })?;
+                }
+                AskedKind::Atomic { .. } => value = atomic_value(&header, ulpdu, payload_at)?,
+            },
+            SegmentKind::Write { .. } | SegmentKind::Send { .. } | SegmentKind::ReadRequest { .. }
+                if arrival == Arrival::Early =>
+            {
+                return Err(Refused::NoReceive(Quote::default()));
+            }
+            SegmentKind::Send { .. } => {
+                let seen = self.numbered(&header, MessageType::Immediate { solicited: false }, len);
+                let incoming = Incoming { ulpdu, arrival, seen, payload_at };
+                match terms.map(|terms| terms.control) {
+                    Some(SendControl::None | SendControl::Invalidate { .. }) => {
+                        self.place_send(shared, &incoming)?;
+                    }
+                    Some(SendControl::Immediate { .. }) => {
+                        self.receive_for(shared, &incoming)?;
+                    }
+                    Some(SendControl::Terminate { .. }) => {}
+                    _ => return Err(violation(SegmentError::Control)),
+                }
+            }
+            SegmentKind::ReadRequest { atomic, .. } => {
+                // An unknown operation: RFC 7306 section 5.2.1, rule 4.
+                if atomic.is_some_and(|words| atomic_operation(words).is_none()) {
+                    let seen = self.numbered(&header, MessageType::AtomicRequest, len);
+                    return Err(seen.refused(RdmapError::UnexpectedOpcode));
+                }
+            }
+            SegmentKind::Write { .. } => return Err(violation(SegmentError::Number)),
+        }
+        Ok(Segment::Numbered(PlacedSegment { header, len, value }))
+    }
+
+    /// Our request that a response answers. In order this is the oldest one (A17).
+    fn asked_by(&self, header: &SegmentHeader, arrival: Arrival) -> Result<AskedKind, Refused> {
+        let asked = self.stream.iter().flat_map(|stream| &stream.asked).zip(&self.rx.asked);
+        let most = if arrival == Arrival::InOrder { 1 } else { usize::MAX };
+        let found = asked.take(most).find(|(number, _)| **number == header.number);
+        found.map(|(_, asked)| asked.kind).ok_or_else(|| violation(SegmentError::Number))
+    }
+
+    /// Delivers the next segment.
+    pub(super) fn deliver_segment(
+        &mut self,
+        shared: &mut Shared,
+        PlacedSegment { header, len, value }: PlacedSegment,
+    ) -> Result<(), Refused> {
+        let Some(stream) = &self.stream else { return Err(violation(SegmentError::Setup)) };
+        let terms = stream.received.check(&header, u32::from(len)).map_err(violation)?;
+        match header.kind {
+            SegmentKind::Write { .. } => self.rx.written.add(len, header.last),
+            SegmentKind::Send { .. } => {
+                if let Some(terms) = terms {
+                    self.deliver_numbered_send(shared, &header, terms, len)?;
+                }
+            }
+            SegmentKind::ReadRequest { from, total, atomic } => {
+                self.deliver_request(shared, &header, from, total, atomic)?;
+            }
+            SegmentKind::ReadResponse { offset } => {
+                self.deliver_answer(shared, &header, offset, len, value)?;
+            }
+        }
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        stream.received.accept(&header, u32::from(len)).map_err(violation)?;
+        match header.kind {
+            SegmentKind::ReadResponse { .. } if header.last => drop(stream.asked.pop_front()),
+            SegmentKind::ReadResponse { .. } => {}
+            _ if header.last => stream.processed.process(header.number),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn deliver_numbered_send(
+        &mut self,
+        shared: &mut Shared,
+        header: &SegmentHeader,
+        SendTerms { control, solicited }: SendTerms,
+        len: u16,
+    ) -> Result<(), Refused> {
+        let message = MessageType::Send { invalidate: false, solicited };
+        let seen = self.numbered(header, message, len);
+        match control {
+            SendControl::None => self.deliver_send(shared, seen, None, solicited),
+            SendControl::Invalidate { stag } => {
+                self.deliver_send(shared, seen, Some(STag::new(stag)), solicited)
+            }
+            SendControl::Immediate { data } => self.deliver_immediate(shared, seen, data, solicited),
+            SendControl::Terminate { code } => {
+                let header = TerminateHeader {
+                    layer: (code >> 12) as u8,
+                    error_type: (code >> 8) as u8 & 0x0f,
+                    code: code as u8,
+                    segment_length: None,
+                    ddp_header: None,
+                    rdma_header: None,
+                };
+                self.terminated(header, shared);
+                Ok(())
+            }
+            SendControl::Connect { .. } | SendControl::Accept { .. } | SendControl::Reject => {
+                Err(violation(SegmentError::Control))
+            }
+        }
+    }
+
+    fn deliver_request(
+        &mut self,
+        shared: &mut Shared,
+        header: &SegmentHeader,
+        from: BufferPlace,
+        total: u32,
+        atomic: Option<AtomicWords>,
+    ) -> Result<(), Refused> {
+        let (stag, to) = (STag::new(from.id), from.offset);
+        match atomic.and_then(atomic_operation) {
+            None => {
+                let seen = self.numbered(header, MessageType::ReadRequest, 0);
+                // The sink is not on the wire: the requester finds it by the number.
+                let request = ReadRequest {
+                    sink_stag: STag::new(0),
+                    sink_to: 0,
+                    len: total,
+                    source_stag: stag,
+                    source_to: to,
+                };
+                self.deliver_read_request(shared, seen, request)?;
+            }
+            Some(operation) => {
+                let seen = self.numbered(header, MessageType::AtomicRequest, 0);
+                let request = AtomicRequest { operation, id: 0, stag, to };
+                self.deliver_atomic_request(shared, seen, request)?;
+            }
+        }
+        if let Some(stream) = &mut self.stream {
+            stream.to_answer.push_back(header.number);
+        }
+        Ok(())
+    }
+
+    fn deliver_answer(
+        &mut self,
+        shared: &mut Shared,
+        header: &SegmentHeader,
+        offset: u32,
+        len: u16,
+        value: u64,
+    ) -> Result<(), Refused> {
+        match self.asked_by(header, Arrival::InOrder)? {
+            AskedKind::Read { sink, to, .. } => {
+                let to = to.wrapping_add(u64::from(offset));
+                let seen = tagged(MessageType::ReadResponse, header.last, sink, to, len);
+                self.deliver_response(shared, seen)
+            }
+            AskedKind::Atomic { id } => {
+                let seen = Seen::without_bytes(
+                    Untagged {
+                        last: true,
+                        control: Control { message: MessageType::AtomicResponse }.byte(Versions::Ietf),
+                        word: 0,
+                        queue: Queue::AtomicResponse.number(),
+                        msn: self.rx.atomic_msn,
+                        mo: 0,
+                    },
+                    len,
+                );
+                self.deliver_atomic_response(shared, seen, AtomicResponse { id, original: value })
+            }
+        }
+    }
+}

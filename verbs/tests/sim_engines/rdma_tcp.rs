@@ -1,0 +1,190 @@
+//! Two engines with RDMA/TCP of 2000: what is on the wire, and placement beyond gaps.
+
+use std::time::Duration;
+
+use xwarp_tcp::{link::Link, mpa::Counters, secret::Secret, tcp::TcpConfig, time::Instant};
+use xwarp_verbs::{
+    Access, Memory, Operation, Pages, Payload, QpId, RdmaTcpConfig, Remote, STag, SendFlags, Sge,
+    WorkRequest,
+    engine::{ConnectParams, EngineConfig},
+    rnic::{QpAttributes, Registration},
+    sim::{Faults, Node, Recut, Station, Wire, WireConfig, ipv4, path, run},
+};
+
+const PORT: u16 = 7;
+const MIB: usize = 1 << 20;
+
+/// An end, and the payloads of the TCP segments that it received.
+struct End {
+    station: Station,
+    qp: QpId,
+    memory: Memory,
+    key: STag,
+    payloads: Vec<Vec<u8>>,
+}
+
+impl End {
+    fn new(link: xwarp_verbs::sim::SimLink, seed: u64) -> Self {
+        let tcp = TcpConfig { initial_window: 1000, receive_window: 4 << 20, ..TcpConfig::default() };
+        let framing = RdmaTcpConfig { hold_bytes: 4 << 20, ..RdmaTcpConfig::default() }.into();
+        let secret = Secret::from_number(seed);
+        let mut station =
+            Station::new(link, EngineConfig { secret, tcp, framing, ..EngineConfig::default() });
+        let engine = &mut station.engine;
+        let pd = engine.alloc_pd().unwrap();
+        let (cq, _) = engine.create_cq(4096, None).unwrap();
+        let qp = engine.create_qp(QpAttributes::new(pd, cq, cq)).unwrap();
+        let memory = Memory::anonymous(4 * MIB, Pages::Normal).unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let registration = Registration { pd, memory: memory.clone(), access, base: 0, stream: None };
+        let key = engine.register(registration).unwrap();
+        Self { station, qp, memory, key, payloads: Vec::new() }
+    }
+
+    fn filled(&self) -> usize {
+        let mut bytes = vec![0; 4 * MIB];
+        self.memory.read(0, &mut bytes).unwrap();
+        bytes.iter().filter(|byte| **byte != 0).count()
+    }
+
+    fn counters(&self) -> Counters {
+        self.station.engine.stack().mpa_counters()
+    }
+}
+
+impl Node for End {
+    fn turn(&mut self, now: Instant) -> bool {
+        let mut batch = Vec::new();
+        self.station.link.receive(&mut batch, usize::MAX);
+        let busy = !batch.is_empty();
+        for frame in batch {
+            let bytes = self.station.link.rx_chunks(&frame).concat();
+            let packet = 14 + usize::from(u16::from_be_bytes([bytes[16], bytes[17]]));
+            let payload = &bytes[34 + usize::from(bytes[46] >> 4) * 4..packet];
+            if !payload.is_empty() {
+                self.payloads.push(payload.to_vec());
+            }
+            self.station.engine.receive(now, &mut self.station.link, frame);
+        }
+        self.station.turn(now);
+        busy
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.station.next_deadline()
+    }
+}
+
+struct Pair {
+    wire: Wire,
+    now: Instant,
+    near: End,
+    far: End,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let (tx_chunks, rx_chunks, ring) = (4096, 4096, 4096);
+        let (wire, near, far) = Wire::new(WireConfig { tx_chunks, rx_chunks, ring, ..WireConfig::default() });
+        let (mut near, mut far) = (End::new(near, 1), End::new(far, 2));
+        let bytes: Vec<u8> = (0..2 * MIB).map(|at| (at % 251) as u8 | 1).collect();
+        near.memory.write(0, &bytes).unwrap();
+        let listening = &mut far.station;
+        listening.engine.listen(&mut listening.link, None, PORT, 8, 1500, None).unwrap();
+        listening.expected.insert(ipv4(1), far.qp);
+        listening.accept = xwarp_tcp::mpa::AcceptParams { ird: 4, ord: 4, ..Default::default() };
+        let path = path([(1, 40_000), (2, PORT)], false, 1500);
+        let params = ConnectParams { ird: 4, ord: 4, ..ConnectParams::default() };
+        let asking = &mut near.station;
+        asking.engine.connect(Instant::ZERO, &mut asking.link, near.qp, path, params).unwrap();
+        let mut pair = Self { wire, now: Instant::ZERO, near, far };
+        pair.pass(Duration::from_millis(100));
+        pair
+    }
+
+    fn pass(&mut self, time: Duration) {
+        run(&self.wire, &mut [&mut self.near, &mut self.far], self.now, time, |_, _| false);
+        self.now += time;
+    }
+
+    /// The first end writes the bytes from `at` on to the same place of the second end.
+    fn write(&mut self, at: usize, len: usize) {
+        let remote = Remote { key: self.far.key, offset: at as u64 };
+        let pieces = [Sge { key: self.near.key, offset: at as u64, len: len as u32 }];
+        post(&mut self.near, Operation::Write { remote }, &pieces);
+    }
+
+    /// The second end reads the bytes from `at` on to the same place of its own.
+    fn read(&mut self, at: usize, len: usize) {
+        let remote = Remote { key: self.near.key, offset: at as u64 };
+        let pieces = [Sge { key: self.far.key, offset: at as u64, len: len as u32 }];
+        post(&mut self.far, Operation::Read { remote, invalidate: false }, &pieces);
+    }
+}
+
+fn post(end: &mut End, operation: Operation, pieces: &[Sge]) {
+    let payload = Payload::Gather(pieces);
+    let request = WorkRequest { wr_id: 0, operation, payload, flags: SendFlags::SIGNALED };
+    end.station.engine.post_send(end.qp, &request).unwrap();
+}
+
+/// Section 2 recommends it, and a receiver depends on it beyond a gap.
+#[test]
+fn sim_rdma_tcp_every_tcp_segment_is_one_rdma_segment() {
+    let mut pair = Pair::new();
+    pair.write(0, 100_000);
+    pair.read(200_000, 100_000);
+    pair.pass(Duration::from_secs(1));
+    assert_eq!(pair.far.filled(), 200_000);
+    let id = pair.far.payloads[0][4..12].to_vec();
+    for payload in pair.far.payloads.iter().chain(&pair.near.payloads) {
+        assert_eq!((payload[0], &payload[4..12]), (1, &id[..]));
+        let len = usize::from(u16::from_be_bytes([payload[2], payload[3]]));
+        assert_eq!(len.next_multiple_of(4) + 4, payload.len());
+    }
+    assert!(pair.far.payloads.len() > 140, "{} segments", pair.far.payloads.len());
+    assert_eq!((pair.far.payloads[0][1], pair.far.payloads[0][24]), (0x0c, 1), "Connect");
+    assert_eq!((pair.near.payloads[0][1], pair.near.payloads[0][24]), (0x0c, 2), "Accept");
+}
+
+/// One segment is lost; a Write of a MiB behind it is placed and not held.
+fn beyond_a_gap(recut: Option<Recut>) -> Counters {
+    let mut pair = Pair::new();
+    let slow = Faults { delay: Duration::from_millis(20), ..Faults::default() };
+    pair.wire.with_faults([Faults { loss: 1.0, ..slow }, slow]);
+    pair.write(3 * MIB, 1000);
+    pair.pass(Duration::from_micros(1));
+    pair.wire.with_faults([Faults { recut, ..slow }, slow]);
+    pair.write(0, MIB);
+    pair.pass(Duration::from_millis(25));
+    let (placed, held) = (pair.far.filled(), pair.far.station.engine.stack().held_bytes());
+    assert!(placed > 100_000, "{placed} bytes placed, {held} held");
+    pair.pass(Duration::from_secs(5));
+    assert_eq!(pair.far.filled(), MIB);
+    let counters = pair.far.counters();
+    assert!(counters.placed_early > 70, "{counters:?}");
+    counters
+}
+
+#[test]
+fn sim_rdma_tcp_writes_and_responses_are_placed_beyond_a_gap() {
+    let writes = beyond_a_gap(None);
+    assert!(writes.held_bytes_peak < 4096, "{writes:?}");
+    let mut pair = Pair::new();
+    let lossy = Faults { loss: 0.02, delay: Duration::from_millis(1), ..Faults::default() };
+    pair.wire.with_faults([lossy; 2]);
+    pair.read(0, MIB);
+    pair.pass(Duration::from_secs(60));
+    assert_eq!(pair.far.filled(), MIB);
+    let responses = pair.far.counters();
+    assert!(responses.placed_early > 10 && responses.held_bytes_peak < 4096, "{responses:?}");
+}
+
+/// A hop that splits segments: a segment is still found when its first half begins the held bytes, or follows a segment
+/// that was found.
+#[test]
+fn sim_rdma_tcp_segments_that_a_hop_splits_are_found_once_they_are_whole() {
+    let recut = Recut { split: 0.5, join: 0.0, wait: Duration::ZERO, most_bytes: 1500 };
+    let counters = beyond_a_gap(Some(recut));
+    assert!(counters.held_bytes_peak < 8192, "{counters:?}");
+}
