@@ -8,6 +8,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`config`], [`error`] | settings, attributes and counters; errors |
+//! | [`inspect`] | what is known without opening: for diagnosis |
 //! | `interface`, `open` | opening, attributes, counters, events |
 //! | `resolver` | from a peer's address to a path |
 //! | `deadline` | the end of a wait with a limit |
@@ -27,6 +28,7 @@ pub mod config;
 mod deadline;
 pub mod error;
 pub mod frames;
+pub mod inspect;
 mod interface;
 mod kick;
 mod link;
@@ -44,4 +46,4 @@ pub use kick::Kicker;
 pub use netlink::monitor::Event;
 pub use port::{PortReservation, reserve_port};
 pub use resolver::{Resolver, Route};
-pub use xwarp_prog::{Holder, ProgramCounters};
+pub use xwarp_prog::{AttachMode, Attached, Holder, PROGRAM_NAME, ProgramCounters, af_xdp_users};

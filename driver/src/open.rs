@@ -18,7 +18,7 @@ use crate::sys::{self, CHUNK_CAPACITY, QueueCounts, Rings, Sizes};
 const BUSY_RETRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
 
 /// The first kernel with every feature that the program needs: `bpf_xdp_load_bytes` and multi-buffer XDP came together.
-const OLDEST_KERNEL: (u32, u32) = (5, 18);
+pub const OLDEST_KERNEL: (u32, u32) = (5, 18);
 
 /// Most chunks of a frame in zero-copy mode. Network drivers differ in how many they support (netlink family netdev,
 /// attribute xdp-zc-max-segs); a frame of 9216 bytes, the usual largest, needs three.
@@ -124,7 +124,7 @@ pub(crate) fn load_program(config: &ProgramConfig<'_>) -> Result<SteeringProgram
     })
 }
 
-fn kernel_release() -> Option<(String, (u32, u32))> {
+pub(crate) fn kernel_release() -> Option<(String, (u32, u32))> {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     match (numbers.next(), numbers.next()) {

@@ -460,7 +460,6 @@ struct EthtoolChannels {
 
 /// `struct ethtool_value` of `linux/ethtool.h`.
 #[repr(C)]
-#[derive(Default)]
 struct EthtoolValue {
     cmd: u32,
     data: u32,
@@ -468,6 +467,8 @@ struct EthtoolValue {
 
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 const ETHTOOL_GFLAGS: u32 = 0x25;
+const ETHTOOL_GGRO: u32 = 0x2b;
+const ETH_FLAG_LRO: u32 = 1 << 15;
 const ETH_FLAG_RXVLAN: u32 = 1 << 8;
 
 /// Receive and transmit queues.
@@ -490,10 +491,21 @@ pub(crate) fn active_queues(any_socket: BorrowedFd<'_>, name: &str) -> Option<Qu
 
 /// Whether the interface takes VLAN tags off received frames before XDP sees them.
 pub(crate) fn strips_vlan_tags(any_socket: BorrowedFd<'_>, name: &str) -> bool {
-    let mut flags = EthtoolValue { cmd: ETHTOOL_GFLAGS, ..Default::default() };
-    // SAFETY: ETHTOOL_GFLAGS writes one `ethtool_value`, which `flags` is laid out as.
-    let told = unsafe { ethtool(any_socket, name, (&raw mut flags).cast()) };
-    told && flags.data & ETH_FLAG_RXVLAN != 0
+    ethtool_value(any_socket, name, ETHTOOL_GFLAGS) & ETH_FLAG_RXVLAN != 0
+}
+
+/// Whether received segments are joined by the kernel (GRO), or by the device (LRO).
+pub(crate) fn joins_segments(any_socket: BorrowedFd<'_>, name: &str) -> (bool, bool) {
+    let flags = ethtool_value(any_socket, name, ETHTOOL_GFLAGS);
+    (ethtool_value(any_socket, name, ETHTOOL_GGRO) != 0, flags & ETH_FLAG_LRO != 0)
+}
+
+/// The answer to a request that reads one number; 0 when the driver does not tell.
+fn ethtool_value(any_socket: BorrowedFd<'_>, name: &str, cmd: u32) -> u32 {
+    let mut value = EthtoolValue { cmd, data: 0 };
+    // SAFETY: the requests that are passed here write one `ethtool_value`, which `value` is laid out as.
+    let told = unsafe { ethtool(any_socket, name, (&raw mut value).cast()) };
+    if told { value.data } else { 0 }
 }
 
 /// One SIOCETHTOOL request about interface `name`; whether it succeeded.

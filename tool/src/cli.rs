@@ -17,6 +17,7 @@ pub struct XwarpArguments {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Explain(ExplainArguments),
+    Doctor(DoctorArguments),
 }
 
 /// Tells what happened in a capture: connections, MPA negotiation, messages, retransmissions, Terminates.
@@ -56,4 +57,22 @@ impl ExplainArguments {
         let Self { connection, summary, all, frames, json, .. } = *self;
         Options { json, frames, summary, all, connection }
     }
+}
+
+/// Checks what a machine and an interface need to run xwarp, and says what to do about each problem.
+///
+/// Checks the kernel, the rights of this process, the link, the MTU, addresses, XDP programs and who holds them, offloads and
+/// the limit on locked memory. Nothing is changed, unless '--open' is given.
+///
+/// Exit code: 0, or 1 when there is a problem that keeps xwarp from working.
+#[derive(Debug, Args)]
+pub struct DoctorArguments {
+    /// The interface to check, in the network namespace of this process.
+    pub interface: Option<String>,
+    /// Opens the interface for a moment, which shows the XDP mode. Some network cards drop frames while a program is attached.
+    #[arg(long, requires = "interface")]
+    pub open: bool,
+    /// Prints one JSON object.
+    #[arg(long)]
+    pub json: bool,
 }

@@ -1,4 +1,6 @@
-//! The parts of the `xwarp` command that other programs may use: so far [`explain`], which the fuzz targets run.
+//! The parts of the `xwarp` command. The fuzz targets run [`explain`].
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "af-xdp")]
+pub mod doctor;
 pub mod explain;

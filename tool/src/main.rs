@@ -11,13 +11,14 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use clap::Parser as _;
-use xwarp_tool::explain::explain;
+use xwarp_tool::{doctor, explain::explain};
 
-use crate::cli::{Command, ExplainArguments, XwarpArguments};
+use crate::cli::{Command, DoctorArguments, ExplainArguments, XwarpArguments};
 
 fn main() -> ExitCode {
     let result = match XwarpArguments::parse().command {
         Command::Explain(arguments) => run_explain(&arguments),
+        Command::Doctor(arguments) => run_doctor(&arguments),
     };
     match result {
         Ok(code) => code,
@@ -47,4 +48,15 @@ fn run_explain(arguments: &ExplainArguments) -> Result<ExitCode> {
     out.flush()?;
     result.with_context(|| path.display().to_string())?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn run_doctor(arguments: &DoctorArguments) -> Result<ExitCode> {
+    let findings = doctor::examine(arguments.interface.as_deref(), arguments.open);
+    let out = &mut io::stdout().lock();
+    if arguments.json {
+        doctor::write_json(&findings, out)?;
+    } else {
+        doctor::write(&findings, out)?;
+    }
+    Ok(if doctor::has_problem(&findings) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -2,6 +2,7 @@
 //! another owner's program.
 
 use std::ffi::c_int;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -53,11 +54,10 @@ pub enum AttachError {
     System(#[from] io::Error),
 }
 
-/// The program that is attached to interface `ifindex` of the calling thread's network namespace. libbpf-rs needs
-/// some program, `ours`, to make a query; the result does not depend on it.
-pub(crate) fn attached(ours: BorrowedFd<'_>, ifindex: u32) -> io::Result<Option<Attached>> {
+/// As [`attached_to`]. libbpf-rs needs some descriptor, `any`, to make a query; the result does not depend on it.
+pub(crate) fn attached(any: BorrowedFd<'_>, ifindex: u32) -> io::Result<Option<Attached>> {
     let index = c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let found = Xdp::new(ours).query(index, XdpFlags::NONE).map_err(|error| system(&error))?;
+    let found = Xdp::new(any).query(index, XdpFlags::NONE).map_err(|error| system(&error))?;
     let candidates = [
         (found.drv_prog_id, AttachMode::Native),
         (found.hw_prog_id, AttachMode::Native),
@@ -65,6 +65,12 @@ pub(crate) fn attached(ours: BorrowedFd<'_>, ifindex: u32) -> io::Result<Option<
     ];
     let there = candidates.into_iter().find(|(id, _)| *id != 0);
     Ok(there.map(|(id, mode)| Attached { id, name: program_name(id), mode, holder: holder::of_program(id) }))
+}
+
+/// The program that is attached to interface `ifindex` of the calling thread's network namespace. Needs no rights, but without
+/// them the program's name and holder are unknown.
+pub fn attached_to(ifindex: u32) -> io::Result<Option<Attached>> {
+    attached(File::open("/dev/null")?.as_fd(), ifindex)
 }
 
 pub(crate) fn attach(

@@ -32,7 +32,7 @@ use std::sync::Once;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, PrintLevel};
 
-pub use attach::{AttachError, AttachMode, Attached};
+pub use attach::{AttachError, AttachMode, Attached, attached_to};
 pub use counters::ProgramCounters;
 pub use holder::{Holder, af_xdp_users};
 
