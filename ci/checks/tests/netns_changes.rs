@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use xwarp_checks::lab::{Family, INTERFACE, Lab, LabOptions, Side};
+use xwarp_checks::lab::{Family, HOP_INTERFACES, INTERFACE, Lab, LabOptions, Side};
 use xwarp_verbs::{
     Access, AsyncEvent, CloseReason, CompletionQueue, Device, MemoryRegion, Payload, ProtectionDomain,
     QpFault, QueuePair, QueuePairOptions, RecvRequest, WcStatus, WorkRequest,
@@ -220,6 +220,58 @@ fn netns_open_connections_follow_new_ethernet_addresses() {
             step.wait();
             assert_eq!(end.hear(), "two");
             step.wait();
+        },
+    );
+}
+
+/// Runs `ip` in the namespace between the sides.
+fn router_ip(lab: &Lab, command: &str) {
+    let status = lab.hop_command("ip").args(command.split_whitespace()).status().unwrap();
+    assert!(status.success(), "ip {command}");
+}
+
+/// A server that never connects takes the path of an accepted connection from a frame. It follows a gateway whose Ethernet
+/// address changes, and a route that names another gateway. The router drops frames to its earlier Ethernet addresses.
+#[test]
+fn netns_a_server_follows_its_gateway() {
+    let lab = Lab::up(LabOptions { hop: true, ..LabOptions::default() }).unwrap();
+    let [to_client, to_server] = HOP_INTERFACES;
+    let server = lab.address(Side::B, Family::V4);
+    ip(&lab, Side::A, &format!("addr flush dev {INTERFACE}"));
+    ip(&lab, Side::A, &format!("addr add 10.78.0.1/24 dev {INTERFACE}"));
+    ip(&lab, Side::A, "route add default via 10.78.0.254");
+    router_ip(&lab, &format!("addr add 10.78.0.254/24 dev {to_client}"));
+    router_ip(&lab, &format!("addr add 10.77.0.254/24 dev {to_server}"));
+    let forward = lab.hop_command("sysctl").args(["-qw", "net.ipv4.ip_forward=1"]).status().unwrap();
+    assert!(forward.success());
+    ip(&lab, Side::B, "route add 10.78.0.0/24 via 10.77.0.254");
+
+    let address = |last: u8| {
+        router_ip(&lab, &format!("link set {to_server} address 02:00:00:00:77:{last:02x}"));
+        router_ip(&lab, &format!("neigh flush dev {to_server}"));
+    };
+    between(
+        &lab,
+        SocketAddr::new(server, PORT),
+        |end| {
+            end.say("one");
+            for text in ["two", "three"] {
+                assert_eq!(end.hear(), text);
+                end.qp.post_recv(&RecvRequest::new(1, &[end.inbox.sge(0, 64)])).unwrap();
+            }
+        },
+        |end| {
+            assert_eq!(end.hear(), "one");
+            address(0x11);
+            // An ARP request of the router announces the change.
+            let ping = lab.hop_command("ping").args(["-qc1", "-W5", &server.to_string()]).output().unwrap();
+            assert!(ping.status.success());
+            end.say("two");
+            router_ip(&lab, &format!("addr del 10.77.0.254/24 dev {to_server}"));
+            router_ip(&lab, &format!("addr add 10.77.0.253/24 dev {to_server}"));
+            address(0x12);
+            ip(&lab, Side::B, "route replace 10.78.0.0/24 via 10.77.0.253");
+            end.say("three");
         },
     );
 }
