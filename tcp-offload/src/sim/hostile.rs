@@ -19,7 +19,7 @@ use crate::{
 const SEGMENT: usize = 1400;
 
 /// Most frames in answer to received ones between two actions.
-const MOST_ANSWERS: u32 = 200;
+const MOST_ANSWERS: u32 = 100;
 
 /// Parameters of a hostile host.
 pub struct HostileConfig {
@@ -33,8 +33,19 @@ pub struct HostileConfig {
     pub actions: u32,
     /// Pauses between actions.
     pub pauses: Range<Duration>,
+    /// Whether the victim uses markers with a peer that asks for them.
+    pub markers: bool,
     /// Makes the ULPDUs that the host sends. The number is the state of the connection, at first 0.
-    pub ulpdu: fn(&mut SmallRng, &mut u64) -> Vec<u8>,
+    pub ulpdu: fn(&mut SmallRng, &mut u64, Purpose) -> Vec<u8>,
+}
+
+/// What a ULPDU is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// It may have any length and any error.
+    Any,
+    /// It is valid and as short as possible, and the victim answers it.
+    Question,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -73,8 +84,9 @@ impl Mood {
 enum Campaign {
     /// One byte after the other in slow succession on the connection from `port`, for this number of actions.
     Trickle { port: u16, left: u32 },
-    /// All connections take data. Then they fall silent, `step` actions apart, so that each takes a part of the transmit frames that
-    /// are left. At last all have the mood `end` over what is in flight, and new connections take what becomes free.
+    /// All connections ask for data and take it. Then they fall silent, `step` actions apart, so that each takes a part of the
+    /// transmit frames that are left. At last all have the mood `end` over what is in flight, and new connections take what becomes
+    /// free.
     Siege { left: u32, step: u32, end: Mood },
 }
 
@@ -87,8 +99,14 @@ impl Campaign {
     /// Bytes: who has received less than this keeps its window open to the end of the siege.
     const SIEGE_LITTLE: u32 = 7000;
 
+    /// Connections of a siege, at least: fewer could not take most of the transmit frames.
+    const SIEGE_LEAST: usize = 8;
+
+    /// Bytes of questions that each connection of a siege sends with an action.
+    const SIEGE_QUESTIONS: usize = 1000;
+
     /// Part of the actions that begin a campaign.
-    const SHARE: f64 = 0.01;
+    const SHARE: f64 = 0.03;
 
     /// The pauses between its actions.
     fn pauses(self) -> Range<Duration> {
@@ -97,7 +115,7 @@ impl Campaign {
             Self::Siege { left, .. } if left > Self::SIEGE_CLOSED => {
                 Duration::from_millis(1)..Duration::from_millis(50)
             }
-            Self::Siege { .. } => Duration::from_millis(200)..Duration::from_secs(2),
+            Self::Siege { .. } => Duration::from_millis(100)..Duration::from_secs(1),
         }
     }
 }
@@ -177,7 +195,11 @@ impl Hostile {
 
     /// Opens a connection from a new port, or from the last port again.
     fn open(&mut self) {
-        if self.conversations.len() >= self.config.connections {
+        let most = match self.campaign {
+            Some(Campaign::Siege { .. }) => self.config.connections.max(Campaign::SIEGE_LEAST),
+            _ => self.config.connections,
+        };
+        while self.conversations.len() >= most {
             let at = self.rng.random_range(0..self.conversations.len());
             self.conversations.swap_remove(at);
         }
@@ -200,7 +222,8 @@ impl Hostile {
         let peer = RawPeer::new(path, rng.random(), rng.random_bool(0.7));
         let mood = Self::mood(rng);
         let mood = if rng.random_bool(0.5) { Mood::CALM } else { mood };
-        let markers = rng.random_bool(0.5);
+        // At times an end sends markers that the other one did not ask for, or leaves them out.
+        let markers = rng.random_bool(0.5) && (self.config.markers || rng.random_bool(0.1));
         self.conversations.push(Conversation {
             peer,
             mood,
@@ -302,12 +325,13 @@ impl Hostile {
         link.inject(&frame);
     }
 
-    /// Makes FPDUs until at least `len` bytes of the stream wait to be sent.
-    fn supply(&mut self, index: usize, len: usize) {
+    /// Makes FPDUs for `purpose` until at least `len` bytes of the stream wait to be sent.
+    fn supply(&mut self, index: usize, len: usize, purpose: Purpose) {
         let (rng, make) = (&mut self.rng, self.config.ulpdu);
         let Some(conversation) = self.conversations.get_mut(index) else { return };
         while conversation.stream.len() < len {
-            let bytes = fpdu(conversation.made, conversation.markers, &make(rng, &mut conversation.state));
+            let bytes =
+                fpdu(conversation.made, conversation.markers, &make(rng, &mut conversation.state, purpose));
             conversation.made += bytes.len() as u64;
             conversation.stream.extend_from_slice(&bytes);
         }
@@ -315,7 +339,7 @@ impl Hostile {
 
     /// Sends the next `len` bytes of the stream in segments of at most `cut` bytes.
     fn say(&mut self, index: usize, len: usize, cut: usize) {
-        self.supply(index, len);
+        self.supply(index, len, Purpose::Any);
         let Self { conversations, link, .. } = self;
         let Some(conversation) = conversations.get_mut(index) else { return };
         conversation.last = conversation.stream.drain(..len).collect();
@@ -328,7 +352,7 @@ impl Hostile {
     fn stray(&mut self, index: usize, beyond: bool) {
         let distance = 1 << self.rng.random_range(0..18);
         let len = self.rng.random_range(1..=SEGMENT);
-        self.supply(index, if beyond { distance + len } else { 0 });
+        self.supply(index, if beyond { distance + len } else { 0 }, Purpose::Any);
         let Self { rng, conversations, link, .. } = self;
         let Some(Conversation { peer, stream, last, .. }) = conversations.get_mut(index) else { return };
         let (seq, mut payload) = if beyond {
@@ -401,14 +425,15 @@ impl Hostile {
     fn begin_campaign(&mut self) {
         let index = self.rng.random_range(0..self.conversations.len().max(1));
         self.campaign = if self.rng.random_bool(0.5) {
-            // What was said on the old connections may have broken them.
-            self.conversations.clear();
-            while self.conversations.len() < self.config.connections {
-                self.open();
-            }
             let step = self.rng.random_range(0..4);
             let end = if self.rng.random_bool(0.5) { Mood::CLOSED_WINDOW } else { Mood::SILENT };
-            Some(Campaign::Siege { left: Campaign::SIEGE, step, end })
+            self.campaign = Some(Campaign::Siege { left: Campaign::SIEGE, step, end });
+            // What was said on the old connections may have broken them.
+            self.conversations.clear();
+            while self.conversations.len() < self.config.connections.max(Campaign::SIEGE_LEAST) {
+                self.open();
+            }
+            self.campaign
         } else if let Some(conversation) = self.conversations.get_mut(index) {
             conversation.mood = Mood::CALM;
             let port = conversation.peer.path().flow.local.port();
@@ -450,9 +475,10 @@ impl Hostile {
                 _ if left + step * (index as u32) < Campaign::SIEGE_SILENT => Mood::SILENT,
                 _ => Mood::CALM,
             };
-            // A responder sends no FPDU before it has received one.
-            if conversation.made == 0 && conversation.peer.received > 0 {
-                self.supply(index, 1);
+            // Behind the victim's start-up frame.
+            let asks = conversation.made == 0 || matches!(conversation.mood.acks, Acks::All);
+            if asks && conversation.peer.received > 0 {
+                self.supply(index, Campaign::SIEGE_QUESTIONS, Purpose::Question);
                 let len = self.conversations.get(index).map_or(0, |c| c.stream.len());
                 self.say(index, len, SEGMENT);
             } else {

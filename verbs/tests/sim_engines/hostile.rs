@@ -7,7 +7,7 @@ use rand::{Rng, SeedableRng, rngs::SmallRng};
 use xwarp_tcp::{
     link::Link,
     mpa::AcceptParams,
-    sim::{Hostile, HostileConfig, run_seeds},
+    sim::{Hostile, HostileConfig, Purpose, run_seeds},
     time::Instant,
 };
 use xwarp_verbs::{
@@ -289,9 +289,11 @@ impl Node for Asker {
 
 /// A ULPDU of the hostile host, mostly a segment of a Send whose segments have the right number and lengths, but overlap or
 /// leave holes. `state` has the message's number, its segments that are left, and its length in units.
-fn ulpdu(rng: &mut SmallRng, state: &mut u64) -> Vec<u8> {
+fn ulpdu(rng: &mut SmallRng, state: &mut u64, purpose: Purpose) -> Vec<u8> {
     let mut bytes = vec![WORD; UNTAGGED_BYTES + UNIT as usize];
+    let errs = purpose == Purpose::Any;
     match rng.random_range(0..200) {
+        _ if !errs => {}
         0 => return (0..rng.random_range(0..100)).map(|_| rng.random()).collect(),
         1 => {
             let control = Control { message: MessageType::Write }.byte(Versions::Ietf);
@@ -303,16 +305,16 @@ fn ulpdu(rng: &mut SmallRng, state: &mut u64) -> Vec<u8> {
     }
     let (mut msn, mut left, mut units) = (*state as u32, (*state >> 32) as u8, (*state >> 40) as u8);
     if left == 0 {
-        units = rng.random_range(1..5);
+        units = if errs { rng.random_range(1..5) } else { 1 };
         (msn, left) = (msn + 1, units);
     }
     left -= 1;
     *state = u64::from(msn) | u64::from(left) << 32 | u64::from(units) << 40;
     let in_order = units - 1 - left;
-    let unit = if left == 0 || rng.random_bool(0.7) { in_order } else { rng.random_range(0..units) };
+    let unit = if left == 0 || !errs || rng.random_bool(0.7) { in_order } else { rng.random_range(0..units) };
     let control =
         Control { message: MessageType::Send { invalidate: false, solicited: false } }.byte(Versions::Ietf);
-    let queue = if rng.random_bool(0.01) { rng.random_range(0..5) } else { 0 };
+    let queue = if errs && rng.random_bool(0.01) { rng.random_range(0..5) } else { 0 };
     let (msn, mo) = (Msn::new(msn), u32::from(unit) * UNIT);
     Header::Untagged(Untagged { last: left == 0, control, word: 0, queue, msn, mo })
         .emit(Versions::Ietf, &mut bytes);
@@ -350,6 +352,7 @@ fn hostile(seed: u64) -> (u64, u64) {
             connections: dice.random_range(1..12),
             actions: dice.random_range(200..1500),
             pauses: Duration::from_micros(1)..Duration::from_secs(dice.random_range(1..60)),
+            markers: true,
             ulpdu,
         },
     );
