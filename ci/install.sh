@@ -1,8 +1,8 @@
 # Sourced by the scripts beside it. `install_needs PACKAGE...` installs the missing ones of these Debian
 # packages; when nothing is missing it does not use the network.
 
-# Packages for building: the crates compile libbpf, libxdp and libelf from source.
-BUILD_PACKAGES=(clang llvm libelf-dev zlib1g-dev pkg-config m4 make gcc libc6-dev libc6-dev-i386)
+# Packages for building: the crates compile libbpf and libelf from source.
+BUILD_PACKAGES=(clang llvm libelf-dev zlib1g-dev pkg-config make gcc libc6-dev libc6-dev-i386)
 # Packages for the lab and for the checks of captures.
 TEST_PACKAGES=(iproute2 ethtool procps iputils-ping iperf3 tshark)
 

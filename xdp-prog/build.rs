@@ -1,4 +1,4 @@
-//! Compiles the steering program with clang and generates its Rust skeleton.
+//! Compiles the programs with clang and generates their Rust skeletons.
 
 use std::env;
 use std::ffi::OsString;
@@ -6,20 +6,23 @@ use std::path::PathBuf;
 
 use libbpf_cargo::SkeletonBuilder;
 
-const SOURCE: &str = "src/bpf/steer.bpf.c";
+const PROGRAMS: [&str; 2] = ["steer", "switch"];
 
 fn main() {
-    println!("cargo:rerun-if-changed={SOURCE}");
+    println!("cargo:rerun-if-changed=src/bpf");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo tells build scripts OUT_DIR"));
-    let skeleton = out.join("steer.skel.rs");
-    if let Err(error) =
-        SkeletonBuilder::new().source(SOURCE).clang_args(clang_args()).build_and_generate(&skeleton)
-    {
-        eprintln!("{error:?}");
-        eprintln!(
-            "the steering program needs clang and the kernel's headers (Debian: apt-get install clang linux-libc-dev)"
-        );
-        std::process::exit(1);
+    for program in PROGRAMS {
+        let source = format!("src/bpf/{program}.bpf.c");
+        let skeleton = out.join(format!("{program}.skel.rs"));
+        if let Err(error) =
+            SkeletonBuilder::new().source(source).clang_args(clang_args()).build_and_generate(&skeleton)
+        {
+            eprintln!("{error:?}");
+            eprintln!(
+                "the XDP programs need clang and the kernel's headers (Debian: apt-get install clang linux-libc-dev)"
+            );
+            std::process::exit(1);
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Settings of an interface ([`DriverConfig`]), and its state ([`Attributes`], [`Counters`]).
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use xwarp_tcp::wire::Mac;
@@ -39,6 +40,26 @@ pub enum ModePreference {
     Force(Mode),
 }
 
+/// Whose an open interface is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// This process owns the interface alone.
+    Owned,
+    /// The helper `xwarpd` owns it and shares it: this process has a device of its own on it, and needs no privileges.
+    Granted,
+}
+
+/// Which [`Origin`] to choose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum OriginPreference {
+    /// Granted when a helper answers that shares the interface, else owned. Owned also if the other settings ask for
+    /// something that only the owner has: a mode, a VLAN, or the replacement of a program.
+    #[default]
+    Probe,
+    /// This origin; opening fails if it is not possible.
+    Force(Origin),
+}
+
 /// How to open an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriverConfig {
@@ -63,8 +84,14 @@ pub struct DriverConfig {
     /// How long to retry when a queue is busy: the kernel frees one only some milliseconds after its
     /// last owner closed it. [`Duration::MAX`] retries without end.
     pub busy_retry: Duration,
-    /// Send buffer of each AF_XDP socket, in bytes; the kernel's default stops after about 90 frames.
+    /// Send buffer of each AF_XDP socket, in bytes; the kernel's default stops after about 90 frames. A helper uses its own
+    /// setting.
     pub send_buffer_bytes: usize,
+    /// Whether this process opens the interface itself or asks the helper for a device on it.
+    pub origin: OriginPreference,
+    /// The helper's socket; `None`: the one that the environment variable `XWARP_HELPER` names, else
+    /// `/run/xwarp/xwarpd.sock`.
+    pub helper: Option<PathBuf>,
 }
 
 impl Default for DriverConfig {
@@ -79,14 +106,19 @@ impl Default for DriverConfig {
             replace_program: false,
             busy_retry: Duration::from_millis(100),
             send_buffer_bytes: 4 << 20,
+            origin: OriginPreference::Probe,
+            helper: None,
         }
     }
 }
 
-/// Attributes of an open interface, including the choices made at opening.
+/// Attributes of an open interface, including the choices made at opening. Names and indices of a granted interface are
+/// those of the helper's network namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attributes {
-    /// Name, as given to open.
+    /// Whose it is.
+    pub origin: Origin,
+    /// Its name.
     pub name: String,
     /// Name of the interface that carries the frames: the parent of a VLAN interface, else `name`.
     pub carrier: String,

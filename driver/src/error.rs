@@ -2,7 +2,9 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 
+use xwarp_control::DEFAULT_SOCKET;
 use xwarp_prog::Holder;
 
 use crate::config::{Mode, SINGLE_CHUNK_MTU};
@@ -131,6 +133,28 @@ pub enum OpenError {
         /// Bytes of frame memory.
         bytes: u64,
     },
+    /// The helper shares the interface, so it has an owner already.
+    #[error(
+        "{name} is shared by xwarpd{}: connect to it (its socket is {DEFAULT_SOCKET} unless XWARP_HELPER names another), or stop it",
+        holder.as_ref().map(|holder| format!(", {holder}")).unwrap_or_default()
+    )]
+    Shared {
+        /// The interface.
+        name: String,
+        /// The process, if /proc shows it to us.
+        holder: Option<Holder>,
+    },
+    /// The helper cannot be reached.
+    #[error("no answer from xwarpd at {} ({source}): start it, or name its socket in XWARP_HELPER", socket.display())]
+    NoHelper {
+        /// The helper's socket.
+        socket: PathBuf,
+        /// The error.
+        source: io::Error,
+    },
+    /// The helper refuses.
+    #[error("xwarpd refuses: {0}")]
+    Refused(String),
     /// The configuration contradicts itself.
     #[error("configuration: {0}")]
     Config(String),
@@ -222,6 +246,9 @@ pub enum ResolveError {
         /// The neighbour whose Ethernet address is missing.
         next_hop: IpAddr,
     },
+    /// The helper refuses, or is gone.
+    #[error("{0}")]
+    Helper(String),
     /// A netlink request failed.
     #[error("netlink: {0}")]
     Netlink(#[from] io::Error),
@@ -243,6 +270,9 @@ pub enum PortError {
     /// Every ephemeral port tried was in use.
     #[error("no ephemeral port is free on {0} (sysctl net.ipv4.ip_local_port_range)")]
     Exhausted(IpAddr),
+    /// The helper refuses, or is gone.
+    #[error("{0}")]
+    Helper(String),
     /// A system call failed.
     #[error("reserving {address}: {source}")]
     System {

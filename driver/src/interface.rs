@@ -1,38 +1,36 @@
 //! [`Interface`]: an open network interface, its attributes, counters and events.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use rustix::net::sockopt;
 use xwarp_prog::{ProgramConfig, ProgramCounters, SteeringProgram};
 use xwarp_tcp::link::QueueId;
-use xwarp_tcp::wire::{Flow, Path, VlanTags};
+use xwarp_tcp::wire::{Flow, Path};
 
-use crate::config::{Attributes, Counters, DriverConfig};
+use crate::config::{Attributes, Counters, DriverConfig, Origin, OriginPreference};
 use crate::error::{OpenError, ResolveError};
 use crate::frames::FrameCensus;
+use crate::grant::{self, Grant, Unshared};
 use crate::kick::{Kicker, Kicks};
 use crate::netlink::Netlink;
-use crate::netlink::link::Link;
-use crate::netlink::monitor::{Change, Event, Monitor};
+use crate::netlink::monitor::{Event, Monitor};
 use crate::open;
-use crate::resolver::{Facts, Resolver};
+use crate::resolver::Resolver;
+use crate::state::{State, Watch, path_mtu};
 use crate::sys::{Rings, Sizes};
 
-/// `EtherType` of an 802.1Q tag, the inner or only one.
-const TPID_CUSTOMER: u16 = 0x8100;
-/// `EtherType` of an 802.1ad tag, the outer of two.
-const TPID_SERVICE: u16 = 0x88a8;
-const VLAN_TAG_BYTES: u32 = 4;
-
-/// An open interface: the steering program is attached, every receive queue has a socket.
+/// An open interface, whose frames to and from us pass through AF_XDP.
 ///
-/// Dropping it detaches the program and frees the queues; the kernel does the same when the process dies.
+/// Of an interface that this process owns, the steering program is attached and every receive queue has a socket.
+/// Dropping it detaches the program and frees the queues; the kernel does the same when the process dies. A granted
+/// interface has one queue, on a pair of virtual interfaces that the helper removes when this is dropped or the process dies.
 #[derive(Debug)]
 pub struct Interface {
     // Dropped first, so that frames go to the kernel again before the sockets close.
-    pub(crate) program: SteeringProgram,
+    origin: From,
     pub(crate) rings: Rings,
     pub(crate) sizes: Sizes,
     pub(crate) counters: Counters,
@@ -41,34 +39,61 @@ pub struct Interface {
     pub(crate) sent_since_flush: bool,
     /// The queue from which the next batch is received first.
     pub(crate) next_queue: u16,
-    monitor: Monitor,
-    netlink: Netlink,
-    attributes: Attributes,
-    addresses: Vec<std::net::IpAddr>,
-    /// [`Event::LinkRemoved`] was reported.
-    removed: bool,
+}
+
+/// Where an interface comes from.
+#[derive(Debug)]
+enum From {
+    Owned { program: Box<SteeringProgram>, watch: Box<Watch> },
+    Granted(Box<Grant>),
 }
 
 impl Interface {
-    /// Opens interface `name` of the calling thread's network namespace.
+    /// Opens interface `name` of the calling thread's network namespace, or asks the helper for a device on its interface of
+    /// this name: see [`DriverConfig::origin`].
     ///
     /// # Errors
     /// See [`OpenError`]; each error text says what to do.
     pub fn open(name: &str, config: &DriverConfig) -> Result<Self, OpenError> {
         open::check(config)?;
+        match config.origin {
+            OriginPreference::Force(Origin::Owned) => Self::open_owned(name, config),
+            OriginPreference::Force(Origin::Granted) => {
+                Self::open_granted(name, config).map_err(Unshared::into_error)
+            }
+            OriginPreference::Probe if grant::wants_owner(config) => Self::open_owned(name, config),
+            OriginPreference::Probe => match Self::open_granted(name, config) {
+                Err(unshared) if unshared.leaves_interface() => {
+                    tracing::debug!(interface = name, reason = %unshared.into_error(), "not granted by a helper");
+                    Self::open_owned(name, config)
+                }
+                granted => granted.map_err(Unshared::into_error),
+            },
+        }
+    }
+
+    fn open_granted(name: &str, config: &DriverConfig) -> Result<Self, Unshared> {
+        let (grant, rings, sizes) = Grant::open(name, config)?;
+        let attributes = &grant.state.attributes;
+        tracing::info!(interface = attributes.name, mode = %attributes.mode, mtu = attributes.path_mtu, "opened through xwarpd");
+        Self::new(From::Granted(Box::new(grant)), rings, sizes)
+            .map_err(|source| Unshared::Failed(OpenError::System { doing: "duplicating sockets", source }))
+    }
+
+    fn open_owned(name: &str, config: &DriverConfig) -> Result<Self, OpenError> {
         let system = |doing| move |source| OpenError::System { doing, source };
         let mut netlink = Netlink::open().map_err(system("opening a netlink socket"))?;
         let found = open::find(&mut netlink, name, config)?;
         let sizes = open::sizes(&found, config)?;
-        let mut program =
-            open::load_program(&ProgramConfig { vlans: &found.vlans, multi_buffer: sizes.multi_buffer })?;
+        let program_config = ProgramConfig { vlans: &found.vlans, multi_buffer: sizes.multi_buffer };
+        let mut program = SteeringProgram::load(&program_config).map_err(open::load_error)?;
         // Listening starts before the addresses are read, so no change in between is missed.
         let monitor = Monitor::open(found.link.index).map_err(system("listening for address changes"))?;
         let (mode, sizes, rings) = open::bring_up(&mut program, &found, sizes, config)?;
-        let kicks = Kicks::new(&rings).map_err(system("duplicating sockets"))?;
         let largest_mtu = open::largest_mtu(mode, &sizes);
         let attributes = Attributes {
-            name: name.into(),
+            origin: Origin::Owned,
+            name: found.link.name,
             carrier: found.carrier.name,
             index: found.link.index,
             mac: found.link.mac,
@@ -82,32 +107,46 @@ impl Interface {
             program_id: program.id(),
         };
         tracing::info!(interface = name, %mode, queues = attributes.queues, mtu = attributes.mtu, "opened");
-        let mut interface = Self {
-            program,
-            rings,
-            sizes,
-            counters: Counters::default(),
-            kicks,
-            sent_since_flush: false,
-            next_queue: 0,
-            monitor,
-            netlink,
-            attributes,
-            addresses: Vec::new(),
-            removed: false,
-        };
-        interface.reload_addresses(|_| ()).map_err(system("reading addresses"))?;
-        Ok(interface)
+        let watch = Watch::new(monitor, netlink, attributes, |event| follow(&program, &event))
+            .map_err(system("reading addresses"))?;
+        Self::new(From::Owned { program: Box::new(program), watch: Box::new(watch) }, rings, sizes)
+            .map_err(system("duplicating sockets"))
+    }
+
+    fn new(origin: From, rings: Rings, sizes: Sizes) -> io::Result<Self> {
+        let kicks = Kicks::new(&rings)?;
+        let counters = Counters::default();
+        Ok(Self { origin, rings, sizes, counters, kicks, sent_since_flush: false, next_queue: 0 })
+    }
+
+    fn state(&self) -> &State {
+        match &self.origin {
+            From::Owned { watch, .. } => &watch.state,
+            From::Granted(grant) => &grant.state,
+        }
+    }
+
+    /// The steering program of an owned interface.
+    pub(crate) fn program(&self) -> Option<&SteeringProgram> {
+        match &self.origin {
+            From::Owned { program, .. } => Some(program),
+            From::Granted(_) => None,
+        }
+    }
+
+    /// Whether the helper has taken the device away, or is gone.
+    pub(crate) fn revoked(&self) -> bool {
+        matches!(&self.origin, From::Granted(grant) if grant.state.removed)
     }
 
     /// The current attributes.
     pub fn attributes(&self) -> &Attributes {
-        &self.attributes
+        &self.state().attributes
     }
 
     /// Its addresses, up to date as of the last call of [`events`](Self::events).
-    pub fn addresses(&self) -> &[std::net::IpAddr] {
-        &self.addresses
+    pub fn addresses(&self) -> &[IpAddr] {
+        &self.state().addresses
     }
 
     /// Counters since it was opened, including the kernel's. Takes a few system calls: do not call it for every
@@ -130,9 +169,9 @@ impl Interface {
         counters
     }
 
-    /// Counters of the steering program, over all CPUs. Takes a few system calls.
-    pub fn program_counters(&self) -> ProgramCounters {
-        self.program.counters().unwrap_or_default()
+    /// Counters of the steering program, over all CPUs; none of a granted interface. Takes a few system calls.
+    pub fn program_counters(&self) -> Option<ProgramCounters> {
+        self.program().map(|program| program.counters().unwrap_or_default())
     }
 
     /// Number of chunks in each place. Examines every chunk: for tests and diagnosis.
@@ -155,58 +194,42 @@ impl Interface {
     /// was full). While there are any, call [`flush`](xwarp_tcp::link::Link::flush) again soon: no descriptor signals
     /// room.
     pub fn unsent(&mut self) -> usize {
-        let ring = self.sizes.transmit_ring;
-        (0..self.rings.queues()).map(|queue| self.rings.transmit_pending(queue, ring) as usize).sum()
+        (0..self.rings.queues()).map(|queue| self.rings.transmit_pending(queue) as usize).sum()
     }
 
     /// Readable when [`events`](Self::events) has changes to report.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
-        self.monitor.as_fd()
+        match &self.origin {
+            From::Owned { watch, .. } => watch.event_fd(),
+            From::Granted(grant) => grant.event_fd(),
+        }
     }
 
-    /// Reads the changes that the kernel announced since the last call, without waiting, and applies them:
+    /// Reads the changes that the kernel or the helper announced since the last call, without waiting, and applies them:
     /// attributes are up to date, and wildcard listeners answer on new addresses.
     ///
     /// # Errors
     /// Reading from the netlink socket failed.
     pub fn events(&mut self, mut tell: impl FnMut(Event)) -> io::Result<()> {
-        let mut changes = Vec::new();
-        self.monitor.read(|change| changes.push(change))?;
-        for change in changes {
-            match change {
-                Change::Link(link) => self.follow_link(&link, &mut tell),
-                Change::Other(Event::Overrun) => {
-                    tell(Event::Overrun);
-                    match self.netlink.link(self.attributes.index) {
-                        Ok(link) => self.follow_link(&link, &mut tell),
-                        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {
-                            if self.follow(&Event::LinkRemoved) {
-                                tell(Event::LinkRemoved);
-                            }
-                        }
-                        Err(error) => return Err(error),
-                    }
-                    self.reload_addresses(&mut tell)?;
-                }
-                // A removed interface loses its addresses first; only the removal is reported.
-                Change::Other(Event::AddressRemoved(_)) if self.link_is_gone() => {
-                    if self.follow(&Event::LinkRemoved) {
-                        tell(Event::LinkRemoved);
-                    }
-                }
-                Change::Other(event) => {
-                    if self.follow(&event) {
-                        tell(event);
-                    }
-                }
+        match &mut self.origin {
+            From::Owned { program, watch } => watch.events(|event| {
+                follow(program, &event);
+                tell(event);
+            }),
+            From::Granted(grant) => {
+                grant.events(tell);
+                Ok(())
             }
         }
-        Ok(())
     }
 
     /// A resolver for this interface; see [`Resolver::follow`].
     pub fn resolver(&self) -> io::Result<Resolver> {
-        Resolver::new(self.facts(), &self.attributes)
+        let State { attributes, .. } = self.state();
+        match &self.origin {
+            From::Owned { .. } => Resolver::new(self.state().facts(), attributes),
+            From::Granted(grant) => Ok(Resolver::by_helper(self.state().facts(), attributes, grant.helper())),
+        }
     }
 
     /// Waits for the path of a connection, at most `limit`; see [`Resolver::resolve`].
@@ -221,85 +244,17 @@ impl Interface {
     pub(crate) fn socket(&self, queue: QueueId) -> Option<BorrowedFd<'_>> {
         self.rings.socket(queue.0)
     }
-
-    fn facts(&self) -> Facts {
-        Facts {
-            name: self.attributes.name.clone(),
-            index: self.attributes.index,
-            vlan: vlan_tags(&self.attributes.vlans),
-            queues: self.attributes.queues,
-        }
-    }
-
-    fn link_is_gone(&mut self) -> bool {
-        let link = self.netlink.link(self.attributes.index);
-        link.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV))
-    }
-
-    fn follow_link(&mut self, link: &Link, tell: &mut impl FnMut(Event)) {
-        let attributes = &mut self.attributes;
-        if link.up != attributes.up {
-            attributes.up = link.up;
-            tell(Event::LinkState { up: link.up });
-        }
-        if link.mtu != attributes.mtu {
-            attributes.mtu = link.mtu;
-            attributes.path_mtu = path_mtu(link.mtu, attributes.largest_mtu, &attributes.vlans);
-            tell(Event::Mtu(attributes.path_mtu));
-        }
-        if link.mac != attributes.mac {
-            attributes.mac = link.mac;
-            tell(Event::Mac(link.mac));
-        }
-    }
-
-    /// Updates the attributes, the list of addresses and that of the steering program. Returns false if the event
-    /// announces nothing new.
-    fn follow(&mut self, event: &Event) -> bool {
-        match event {
-            Event::AddressAdded(address) if self.addresses.contains(address) => return false,
-            Event::AddressAdded(address) => {
-                self.addresses.push(*address);
-                if let Err(error) = self.program.add_address(*address) {
-                    tracing::warn!(interface = self.attributes.name, %address, %error, "wildcard listeners miss an address");
-                }
-            }
-            Event::AddressRemoved(address) => {
-                self.addresses.retain(|a| a != address);
-                self.program.remove_address(*address);
-            }
-            Event::LinkRemoved => {
-                self.attributes.up = false;
-                return !std::mem::replace(&mut self.removed, true);
-            }
-            _ => {}
-        }
-        true
-    }
-
-    fn reload_addresses(&mut self, mut tell: impl FnMut(Event)) -> io::Result<()> {
-        let now = self.netlink.addresses(self.attributes.index)?;
-        let gone: Vec<_> = self.addresses.iter().filter(|a| !now.contains(a)).copied().collect();
-        let added = now.into_iter().map(Event::AddressAdded);
-        for event in gone.into_iter().map(Event::AddressRemoved).chain(added) {
-            if self.follow(&event) {
-                tell(event);
-            }
-        }
-        Ok(())
-    }
 }
 
-/// Devices let frames exceed their MTU by one VLAN tag; the room for a second one comes from the packet.
-fn path_mtu(mtu: u32, largest: u16, vlans: &[u16]) -> u16 {
-    let second_tag = if vlans.len() > 1 { VLAN_TAG_BYTES } else { 0 };
-    mtu.saturating_sub(second_tag).min(u32::from(largest)) as u16
-}
-
-fn vlan_tags(ids: &[u16]) -> VlanTags {
-    match *ids {
-        [outer, inner, ..] => VlanTags([Some((TPID_SERVICE, outer)), Some((TPID_CUSTOMER, inner))]),
-        [only] => VlanTags([Some((TPID_CUSTOMER, only)), None]),
-        [] => VlanTags::default(),
+/// Keeps the addresses that the steering program knows up to date.
+fn follow(program: &SteeringProgram, event: &Event) {
+    match event {
+        Event::AddressAdded(address) => {
+            if let Err(error) = program.add_address(*address) {
+                tracing::warn!(%address, %error, "wildcard listeners miss an address");
+            }
+        }
+        Event::AddressRemoved(address) => program.remove_address(*address),
+        _ => {}
     }
 }

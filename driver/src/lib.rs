@@ -2,14 +2,16 @@
 //!
 //! It loads and attaches the steering program, binds one AF_XDP socket to each receive queue (all on one shared
 //! UMEM), tracks the place of every frame, and asks the kernel by netlink for addresses, routes, next hops and the
-//! MTU. The verbs' device owns an [`Interface`] and lends it to the engine as `&mut dyn Link`; its connection manager
+//! MTU. Where the helper `xwarpd` shares the interface, it asks the helper for a socket, for routes and for ports instead. The verbs' device owns an [`Interface`] and lends it to the engine as `&mut dyn Link`; its connection manager
 //! keeps a [`Resolver`] and [`PortReservation`]s, which work without the interface.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`config`], [`error`] | settings, attributes and counters; errors |
 //! | [`inspect`] | what is known without opening: for diagnosis |
-//! | `interface`, `open` | opening, attributes, counters, events |
+//! | `interface`, `open`, `state` | opening, attributes, counters, events |
+//! | `grant`, [`helper`] | a device that a helper grants, and the connection to the helper |
+//! | [`shared`] | the helper's side: an interface that it shares |
 //! | `resolver` | from a peer's address to a path |
 //! | `deadline` | the end of a wait with a limit |
 //! | `link` | the `Link` implementation: rings to tokens and back |
@@ -28,6 +30,8 @@ pub mod config;
 mod deadline;
 pub mod error;
 pub mod frames;
+mod grant;
+pub mod helper;
 pub mod inspect;
 mod interface;
 mod kick;
@@ -36,9 +40,13 @@ pub mod netlink;
 mod open;
 pub mod port;
 mod resolver;
+pub mod shared;
+mod state;
 mod sys;
 
-pub use config::{Attributes, Counters, DriverConfig, Mode, ModePreference, SINGLE_CHUNK_MTU};
+pub use config::{
+    Attributes, Counters, DriverConfig, Mode, ModePreference, Origin, OriginPreference, SINGLE_CHUNK_MTU,
+};
 pub use error::{CAPABILITIES, OpenError, PortError, ResolveError};
 pub use frames::FrameCensus;
 pub use interface::Interface;

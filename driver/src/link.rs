@@ -29,6 +29,9 @@ impl Link for Interface {
 
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
         let before = batch.len();
+        if self.revoked() {
+            return 0;
+        }
         let queues = self.rings.queues();
         for turn in 0..queues {
             let room = max - (batch.len() - before);
@@ -111,18 +114,21 @@ impl Link for Interface {
         }
     }
 
+    /// A granted interface has no rules: all frames to a reserved port are ours.
     fn steer(&mut self, rule: Steer) -> Result<(), SteerError> {
+        let Some(program) = self.program() else { return Ok(()) };
         let steered = match rule {
-            Steer::Flow(flow) => self.program.add_flow(flow.local, flow.remote),
-            Steer::Listener { addr, port } => self.program.add_listener(addr, port),
+            Steer::Flow(flow) => program.add_flow(flow.local, flow.remote),
+            Steer::Listener { addr, port } => program.add_listener(addr, port),
         };
         steered.map_err(|error| SteerError(error.to_string()))
     }
 
     fn unsteer(&mut self, rule: Steer) {
+        let Some(program) = self.program() else { return };
         match rule {
-            Steer::Flow(flow) => self.program.remove_flow(flow.local, flow.remote),
-            Steer::Listener { addr, port } => self.program.remove_listener(addr, port),
+            Steer::Flow(flow) => program.remove_flow(flow.local, flow.remote),
+            Steer::Listener { addr, port } => program.remove_listener(addr, port),
         }
     }
 }
@@ -131,8 +137,9 @@ impl Interface {
     /// Requests a kick of the queue if frames are on its ring and the kernel must be told.
     fn request_kick(&mut self, queue: u16) {
         let new = self.sent_since_flush;
-        let left = self.rings.transmit_pending(queue, self.sizes.transmit_ring);
-        if left > 0 && self.rings.transmit_sleeps(queue) {
+        let left = self.rings.transmit_pending(queue);
+        // The switch would still carry frames of a device that its helper has left.
+        if left > 0 && !self.revoked() && self.rings.transmit_sleeps(queue) {
             self.kicks.request(queue, left, new);
         }
     }

@@ -3,9 +3,9 @@
 use std::io;
 use std::os::fd::AsFd;
 
+use rustix::net::xdp::SocketAddrXdpFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
-use xsk_rs::config::BindFlags;
-use xwarp_prog::{AttachError, AttachMode, Attached, ProgramConfig, SteeringProgram, af_xdp_users};
+use xwarp_prog::{AttachError, AttachMode, Attached, ProgramError, SteeringProgram, af_xdp_users};
 
 use crate::config::{DriverConfig, Mode, ModePreference, SINGLE_CHUNK_MTU};
 use crate::deadline::Deadline;
@@ -109,19 +109,17 @@ pub(crate) fn check(config: &DriverConfig) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Loads the steering program without attaching it.
-pub(crate) fn load_program(config: &ProgramConfig<'_>) -> Result<SteeringProgram, OpenError> {
-    SteeringProgram::load(config).map_err(|error| {
-        if error.is_permission() {
-            return OpenError::Permission { doing: "loading the steering program" };
+/// The error for programs that cannot be loaded.
+pub(crate) fn load_error(error: ProgramError) -> OpenError {
+    if error.is_permission() {
+        return OpenError::Permission { doing: "loading the steering program" };
+    }
+    match kernel_release() {
+        Some((release, version)) if version < OLDEST_KERNEL => {
+            OpenError::KernelTooOld { release, missing: "bpf_xdp_load_bytes", needs: "5.18" }
         }
-        match kernel_release() {
-            Some((release, version)) if version < OLDEST_KERNEL => {
-                OpenError::KernelTooOld { release, missing: "bpf_xdp_load_bytes", needs: "5.18" }
-            }
-            _ => OpenError::Program(error.to_string()),
-        }
-    })
+        _ => OpenError::Program(error.to_string()),
+    }
 }
 
 pub(crate) fn kernel_release() -> Option<(String, (u32, u32))> {
@@ -208,10 +206,11 @@ fn bring_up_as(
             AttachError::System(source) => Refusal::Mode(source),
         },
     )?;
-    let copy = if mode == Mode::ZeroCopy { BindFlags::XDP_ZEROCOPY } else { BindFlags::XDP_COPY };
+    let copy =
+        if mode == Mode::ZeroCopy { SocketAddrXdpFlags::XDP_ZEROCOPY } else { SocketAddrXdpFlags::XDP_COPY };
     let mut rings = Rings::new(sizes).map_err(|source| Refusal::Final(memory_error(source, sizes)))?;
     for queue in 0..sizes.queues {
-        bind(&mut rings, name, queue, sizes, copy | BindFlags::XDP_USE_NEED_WAKEUP, config)?;
+        bind(&mut rings, &found.carrier, sizes, copy | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP, config)?;
         let socket = rings.socket(queue).ok_or_else(|| Refusal::Mode(io::ErrorKind::NotFound.into()))?;
         if let Err(errno) = sockopt::set_socket_send_buffer_size_force(socket, config.send_buffer_bytes) {
             tracing::warn!(interface = name, queue, %errno, "the send buffer keeps its default size; sending may stall");
@@ -225,33 +224,34 @@ fn bring_up_as(
 
 /// The error for an interface that already has a program. Program names are readable with `CAP_SYS_ADMIN` only;
 /// without it, our own program counts as another one.
-fn in_use(name: String, there: Attached) -> OpenError {
+pub(crate) fn in_use(name: String, there: Attached) -> OpenError {
     let Attached { id, name: program, holder, .. } = there;
-    if program == xwarp_prog::PROGRAM_NAME {
+    if program == xwarp_prog::SWITCH_NAME {
+        OpenError::Shared { name, holder }
+    } else if program == xwarp_prog::PROGRAM_NAME {
         OpenError::InUse { name, holder }
     } else {
         OpenError::ForeignProgram { name, program, id, holder }
     }
 }
 
-/// Binds one queue; retries while it is busy, at most for [`DriverConfig::busy_retry`].
+/// Binds the next queue; retries while it is busy, at most for [`DriverConfig::busy_retry`].
 fn bind(
     rings: &mut Rings,
-    name: &str,
-    queue: u16,
+    carrier: &Link,
     sizes: Sizes,
-    flags: BindFlags,
+    flags: SocketAddrXdpFlags,
     config: &DriverConfig,
 ) -> Result<(), Refusal> {
     let deadline = Deadline::after(config.busy_retry);
     loop {
-        match rings.bind(name, sizes, flags) {
+        match rings.bind(carrier.index, sizes, flags) {
             Ok(()) => return Ok(()),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
                 if deadline.passed() {
                     return Err(Refusal::Final(OpenError::QueueInUse {
-                        name: name.into(),
-                        queue,
+                        name: carrier.name.clone(),
+                        queue: rings.queues(),
                         users: af_xdp_users(),
                     }));
                 }
@@ -274,6 +274,6 @@ fn memory_error(source: io::Error, sizes: Sizes) -> OpenError {
     }
 }
 
-fn is_permission(error: &io::Error) -> bool {
+pub(crate) fn is_permission(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::PermissionDenied
 }

@@ -1,15 +1,20 @@
 //! Port reservation: a kernel socket that is bound to a TCP port, without listening, reserves the port for us while
 //! it is open. The kernel gives the port to no other socket and resets segments to it that are not steered to us.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use rand::Rng;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
 
+use xwarp_control::{Reason, Reply, Request};
+
 use crate::error::PortError;
+use crate::helper::{CallError, Helper, PATIENCE, unexpected};
 
 /// The dynamic ports of RFC 6335 section 6, used when the kernel's range is not readable.
 const DYNAMIC_PORTS: RangeInclusive<u16> = 49152..=65535;
@@ -20,7 +25,28 @@ const DYNAMIC_PORTS: RangeInclusive<u16> = 49152..=65535;
 pub struct PortReservation {
     address: Option<IpAddr>,
     port: u16,
-    _socket: OwnedFd,
+    _held: Held,
+}
+
+/// What keeps a port reserved.
+#[derive(Debug)]
+enum Held {
+    Socket { _bound: OwnedFd },
+    Granted { _port: GrantedPort },
+}
+
+/// A port that a helper has reserved for this process.
+#[derive(Debug)]
+struct GrantedPort {
+    helper: Arc<Helper>,
+    address: Option<IpAddr>,
+    port: u16,
+}
+
+impl Drop for GrantedPort {
+    fn drop(&mut self) {
+        self.helper.tell(Request::Release { address: self.address, port: self.port });
+    }
 }
 
 impl PortReservation {
@@ -51,6 +77,38 @@ pub fn reserve_port(
         Some(port) if port != 0 => reserve(address, port, interface),
         _ => reserve_ephemeral(address, interface),
     }
+}
+
+/// Reserves a port as [`reserve_port`] does, by `helper`.
+pub(crate) fn reserve_by_helper(
+    helper: &Arc<Helper>,
+    address: Option<IpAddr>,
+    port: u16,
+) -> Result<PortReservation, PortError> {
+    let address = address.filter(|a| !a.is_unspecified());
+    match helper.call(Request::Reserve { address, port }, PATIENCE) {
+        Ok(Reply::Reserved { port }) => {
+            let granted = GrantedPort { helper: Arc::clone(helper), address, port };
+            Ok(PortReservation { address, port, _held: Held::Granted { _port: granted } })
+        }
+        Ok(other) => Err(PortError::Helper(io::Error::from(unexpected(&other)).to_string())),
+        Err(CallError::Refused(refusal)) => {
+            let named = named(address, port);
+            Err(match refusal.reason {
+                Reason::PortInUse => PortError::InUse(named),
+                Reason::Permission => PortError::Permission(named),
+                Reason::NotOurAddress => PortError::NotOurAddress(named.ip()),
+                Reason::PortsExhausted => PortError::Exhausted(named.ip()),
+                _ => PortError::Helper(refusal.text),
+            })
+        }
+        Err(error) => Err(PortError::Helper(io::Error::from(error).to_string())),
+    }
+}
+
+/// The address in errors.
+fn named(address: Option<IpAddr>, port: u16) -> SocketAddr {
+    SocketAddr::new(address.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED)), port)
 }
 
 /// Reserves the first free port of the range, starting at a random one.
@@ -87,9 +145,9 @@ fn reserve(address: Option<IpAddr>, port: u16, interface: u32) -> Result<PortRes
             other => other,
         },
     };
-    let named = SocketAddr::new(address.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED)), port);
+    let named = named(address, port);
     match bound {
-        Ok(socket) => Ok(PortReservation { address, port, _socket: socket }),
+        Ok(socket) => Ok(PortReservation { address, port, _held: Held::Socket { _bound: socket } }),
         Err(Errno::ADDRINUSE) => Err(PortError::InUse(named)),
         Err(Errno::ACCESS | Errno::PERM) => Err(PortError::Permission(named)),
         Err(Errno::ADDRNOTAVAIL) => Err(PortError::NotOurAddress(named.ip())),

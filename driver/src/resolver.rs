@@ -2,20 +2,30 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use xwarp_control::{Neighbour as HelpersNeighbour, Reply, Request};
 
 use xwarp_tcp::link::QueueId;
 use xwarp_tcp::wire::{Flow, Mac, Path, VlanTags};
 
 use crate::config::Attributes;
 use crate::deadline::Deadline;
-use crate::error::ResolveError;
+use crate::error::{PortError, ResolveError};
+use crate::helper::{CallError, Helper, PATIENCE, unexpected};
 use crate::netlink::Netlink;
 use crate::netlink::neighbour::Neighbour;
+use crate::port::{self, PortReservation};
 
-/// Interval at which the kernel is asked whether it has resolved a neighbour.
+/// First interval at which the kernel is asked whether it has resolved a neighbour; it doubles up to the longest.
 const NEIGHBOUR_POLL: Duration = Duration::from_millis(2);
+const LONGEST_NEIGHBOUR_POLL: Duration = Duration::from_millis(16);
+
+/// Longest wait for a helper's answer about a next hop: the engine's lock is held meanwhile.
+const NEXT_HOP_PATIENCE: Duration = Duration::from_millis(50);
+/// Time for which a helper that did not answer is not asked about next hops again.
+const NEXT_HOP_PAUSE: Duration = Duration::from_secs(1);
 
 /// The smallest MTU that IPv4 allows (RFC 791); a route's MTU below it counts as this.
 const MIN_MTU: u32 = 68;
@@ -42,17 +52,34 @@ pub struct Route {
     pub mtu: u16,
 }
 
-/// Asks the kernel for paths out of one interface.
+/// Asks the kernel, or the helper that granted the interface, for paths and ports.
 ///
-/// Owns its netlink socket and borrows nothing from the interface, so a connection manager can use it
+/// Borrows nothing from the interface, so a connection manager can use it
 /// without the engine's lock, from several threads: a thread that waits for a neighbour blocks no other.
 #[derive(Debug)]
 pub struct Resolver {
-    /// Locked for one request and its answer.
-    netlink: Mutex<Netlink>,
+    source: Source,
     facts: Facts,
     /// Ethernet address and path MTU of the interface.
     link: Mutex<(Mac, u16)>,
+}
+
+/// Who knows routes and neighbours, and reserves ports.
+#[derive(Debug)]
+enum Source {
+    /// The kernel of this network namespace; locked for one request and its answer.
+    Kernel(Mutex<Netlink>),
+    Helper {
+        helper: Arc<Helper>,
+        /// When to ask about next hops again, after the helper did not answer.
+        ask_again_at: Mutex<Option<Instant>>,
+    },
+}
+
+/// A helper's answer about a path.
+struct Resolved {
+    route: Route,
+    neighbour: HelpersNeighbour,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -63,7 +90,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Resolver {
     pub(crate) fn new(facts: Facts, attributes: &Attributes) -> io::Result<Self> {
         let link = Mutex::new((attributes.mac, attributes.path_mtu));
-        Ok(Self { netlink: Mutex::new(Netlink::open()?), facts, link })
+        Ok(Self { source: Source::Kernel(Mutex::new(Netlink::open()?)), facts, link })
+    }
+
+    pub(crate) fn by_helper(facts: Facts, attributes: &Attributes, helper: Arc<Helper>) -> Self {
+        let link = Mutex::new((attributes.mac, attributes.path_mtu));
+        Self { source: Source::Helper { helper, ask_again_at: Mutex::default() }, facts, link }
     }
 
     /// Uses the interface's Ethernet address and MTU of `attributes` from now on: call it when an
@@ -72,23 +104,25 @@ impl Resolver {
         *lock(&self.link) = (attributes.mac, attributes.path_mtu);
     }
 
-    fn netlink(&self) -> MutexGuard<'_, Netlink> {
-        lock(&self.netlink)
-    }
-
-    /// Index of the interface: the scope of link-local addresses.
-    pub fn interface_index(&self) -> u32 {
-        self.facts.index
-    }
-
     /// The route to `destination`, from `source` if given, else from the address that the kernel prefers.
     ///
     /// # Errors
     /// Everything but [`ResolveError::Unreachable`] and [`ResolveError::TimedOut`].
     pub fn route(&self, destination: IpAddr, source: Option<IpAddr>) -> Result<Route, ResolveError> {
         check_addresses(destination, source)?;
-        let mut netlink = self.netlink();
-        self.check_link(&mut netlink)?;
+        match &self.source {
+            Source::Kernel(netlink) => self.kernel_route(&mut lock(netlink), destination, source),
+            Source::Helper { helper, .. } => Ok(ask(helper, destination, source)?.route),
+        }
+    }
+
+    fn kernel_route(
+        &self,
+        netlink: &mut Netlink,
+        destination: IpAddr,
+        source: Option<IpAddr>,
+    ) -> Result<Route, ResolveError> {
+        self.check_link(netlink)?;
         let ours = netlink.addresses(self.facts.index)?;
         if let Some(address) = source.filter(|source| !ours.contains(source)) {
             return Err(ResolveError::NotOurAddress { address, name: self.facts.name.clone() });
@@ -100,7 +134,7 @@ impl Resolver {
         }
         if answer.interface != self.facts.index {
             if !netlink.has_route(destination, self.facts.index) {
-                return Err(self.other_interface(&mut netlink, destination, answer.interface));
+                return Err(self.other_interface(netlink, destination, answer.interface));
             }
             // Both interfaces have a route; the caller chose this one by opening it.
             answer = netlink.route(destination, source, Some(self.facts.index))?;
@@ -111,6 +145,17 @@ impl Resolver {
         let most = u32::from(lock(&self.link).1);
         let mtu = answer.mtu.unwrap_or(most).min(most).max(MIN_MTU) as u16;
         Ok(Route { destination, source, next_hop: answer.gateway.unwrap_or(destination), mtu })
+    }
+
+    /// Reserves `port`, or (0) a random ephemeral one, on `address`, or (`None`) on all addresses of both families.
+    ///
+    /// # Errors
+    /// As [`reserve_port`](crate::reserve_port), and the helper's refusals.
+    pub fn reserve_port(&self, address: Option<IpAddr>, port: u16) -> Result<PortReservation, PortError> {
+        match &self.source {
+            Source::Kernel(_) => port::reserve_port(address, Some(port), self.facts.index),
+            Source::Helper { helper, .. } => port::reserve_by_helper(helper, address, port),
+        }
     }
 
     /// The kernel has no route over an interface that is down: this error comes first, because it says what to do.
@@ -146,7 +191,13 @@ impl Resolver {
         confirm: bool,
     ) -> Result<(IpAddr, Option<Mac>), ResolveError> {
         let index = self.facts.index;
-        let mut netlink = self.netlink();
+        let netlink = match &self.source {
+            Source::Kernel(netlink) => netlink,
+            Source::Helper { helper, ask_again_at } => {
+                return next_hop_by_helper(helper, ask_again_at, destination, source, confirm);
+            }
+        };
+        let mut netlink = lock(netlink);
         let no_route = |source| ResolveError::NoRoute { destination, source };
         let mut answer =
             netlink.route(destination, Some(source), self.scope(destination)).map_err(no_route)?;
@@ -181,7 +232,19 @@ impl Resolver {
     /// # Errors
     /// [`ResolveError::Unreachable`] when the kernel has asked and got no answer. Each call makes it ask again.
     pub fn neighbour(&self, route: &Route) -> Result<Option<Mac>, ResolveError> {
-        let mut netlink = self.netlink();
+        let unreachable =
+            ResolveError::Unreachable { destination: route.destination, next_hop: route.next_hop };
+        let netlink = match &self.source {
+            Source::Kernel(netlink) => netlink,
+            Source::Helper { helper, .. } => {
+                return match ask(helper, route.destination, Some(route.source))?.neighbour {
+                    HelpersNeighbour::Known(mac) => Ok(Some(mac)),
+                    HelpersNeighbour::Pending => Ok(None),
+                    HelpersNeighbour::Failed => Err(unreachable),
+                };
+            }
+        };
+        let mut netlink = lock(netlink);
         match netlink.neighbour(self.facts.index, route.next_hop)? {
             Neighbour::Known(mac) => Ok(Some(mac)),
             Neighbour::Incomplete => Ok(None),
@@ -191,7 +254,7 @@ impl Resolver {
             }
             Neighbour::Failed => {
                 netlink.probe_neighbour(self.facts.index, route.next_hop)?;
-                Err(ResolveError::Unreachable { destination: route.destination, next_hop: route.next_hop })
+                Err(unreachable)
             }
         }
     }
@@ -220,6 +283,7 @@ impl Resolver {
         let route = self.route(flow.remote.ip(), Some(flow.local.ip()))?;
         let deadline = Deadline::after(limit);
         let mut asked_again = false;
+        let mut pause = NEIGHBOUR_POLL;
         loop {
             match self.neighbour(&route) {
                 Ok(Some(mac)) => return Ok(self.path(flow, &route, mac)),
@@ -234,7 +298,49 @@ impl Resolver {
                     next_hop: route.next_hop,
                 });
             }
-            std::thread::sleep(NEIGHBOUR_POLL);
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(LONGEST_NEIGHBOUR_POLL);
+        }
+    }
+}
+
+/// Asks the helper how to reach `destination`.
+fn ask(helper: &Helper, destination: IpAddr, source: Option<IpAddr>) -> Result<Resolved, ResolveError> {
+    match helper.call(Request::Resolve { destination, source }, PATIENCE) {
+        Ok(Reply::Resolved { source, next_hop, neighbour, mtu }) => {
+            Ok(Resolved { route: Route { destination, source, next_hop, mtu }, neighbour })
+        }
+        Ok(other) => Err(unexpected(&other).into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl From<CallError> for ResolveError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Refused(refusal) => Self::Helper(refusal.text),
+            other => Self::Helper(io::Error::from(other).to_string()),
+        }
+    }
+}
+
+fn next_hop_by_helper(
+    helper: &Helper,
+    ask_again_at: &Mutex<Option<Instant>>,
+    destination: IpAddr,
+    source: IpAddr,
+    confirm: bool,
+) -> Result<(IpAddr, Option<Mac>), ResolveError> {
+    let mut ask_again_at = lock(ask_again_at);
+    if ask_again_at.is_some_and(|at| Instant::now() < at) {
+        return Err(CallError::TimedOut.into());
+    }
+    match helper.call(Request::NextHop { destination, source, confirm }, NEXT_HOP_PATIENCE) {
+        Ok(Reply::NextHop { address, mac }) => Ok((address, mac)),
+        Ok(other) => Err(unexpected(&other).into()),
+        Err(error) => {
+            *ask_again_at = Some(Instant::now() + NEXT_HOP_PAUSE);
+            Err(error.into())
         }
     }
 }

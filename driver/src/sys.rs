@@ -7,25 +7,34 @@
 //! over or takes it back, and are checked in release builds too. A reference into a chunk borrows
 //! [`Rings`], so no hand-over can happen while it lives. The chunks of a frame are all different: a chunk joins a
 //! chain only when it has just left the free stack or the receive ring.
+//!
+//! A helper that granted the socket has mapped the memory only while it registered it.
 #![expect(unsafe_code, reason = "the one place for it; see the module's argument")]
 
+mod ethtool;
+mod memory;
+mod ring;
+
 use std::io;
-use std::num::NonZeroU32;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use xsk_rs::config::{BindFlags, FrameSize, Interface, LibxdpFlags, QueueSize, SocketConfig, UmemConfig};
-use xsk_rs::{CompQueue, FillQueue, FrameDesc, RxQueue, Socket, TxQueue, Umem};
-
+use rustix::net::xdp::{
+    SocketAddrXdp, SocketAddrXdpFlags, SocketAddrXdpWithSharedUmem, XdpUmemReg, XdpUmemRegFlags,
+};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
 use xwarp_tcp::link::{ChunksMut, Pieces};
 
+pub(crate) use self::ethtool::{QueueCounts, active_queues, joins_segments, strips_vlan_tags};
+pub(crate) use self::memory::Memory;
+use self::ring::{Descriptor, Entries, SocketRings};
 use crate::chains::Chains;
 use crate::frames::{FrameCensus, FrameTable, Place};
 
 /// Bytes of one chunk: the largest that the kernel allows, and one page.
 pub(crate) const CHUNK_BYTES: usize = 4096;
 
-/// Bytes at the start of each received chunk that the kernel reserves for XDP programs; xsk-rs reserves them for
-/// transmission too.
+/// Bytes at the start of each received chunk that the kernel reserves for XDP programs (`XDP_PACKET_HEADROOM`). Transmitted
+/// chunks leave them unused too, so that both directions have chunks of one capacity.
 const HEADROOM_BYTES: usize = 256;
 
 /// Most bytes of a frame in one chunk.
@@ -47,12 +56,20 @@ pub(crate) struct Rings {
     queues: Vec<Queue>,
     frames: FrameTable,
     chains: Chains,
-    /// By chunk: the descriptor of the received bytes.
-    received: Vec<FrameDesc>,
-    /// By chunk: the descriptor of the empty chunk.
-    blank: Vec<FrameDesc>,
-    scratch: [FrameDesc; BATCH],
-    umem: Umem,
+    /// By chunk: where the received bytes are in it.
+    received: Vec<Extent>,
+    scratch: [Descriptor; BATCH],
+    completed: [u64; BATCH],
+    /// The socket to which the memory was registered, until it is bound to the first queue.
+    unbound: Option<OwnedFd>,
+    memory: Memory,
+}
+
+/// Bytes in a chunk; inside the chunk's bounds.
+#[derive(Debug, Clone, Copy, Default)]
+struct Extent {
+    start: u32,
+    len: u32,
 }
 
 impl std::fmt::Debug for Rings {
@@ -64,12 +81,10 @@ impl std::fmt::Debug for Rings {
     }
 }
 
-/// The rings of one queue.
+/// The socket and the rings of one queue.
 struct Queue {
-    tx: TxQueue,
-    rx: RxQueue,
-    fill: FillQueue,
-    completion: CompQueue,
+    rings: SocketRings,
+    socket: OwnedFd,
     /// The frame whose last chunk has not come yet.
     partial: Partial,
 }
@@ -124,6 +139,11 @@ impl Sizes {
         self.chunks() as u64 * CHUNK_BYTES as u64
     }
 
+    /// Entries of each queue's rings.
+    fn entries(&self) -> Entries {
+        Entries { receive: self.receive_per_queue.next_power_of_two(), transmit: self.transmit_ring }
+    }
+
     /// Most chunks of a frame, of which rings and memory of each direction hold at least four.
     pub(crate) fn frame_chunks(&self) -> usize {
         let least = self.receive_per_queue.min(self.transmit).min(self.transmit_ring) / 4;
@@ -131,19 +151,15 @@ impl Sizes {
     }
 }
 
-fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, error)
-}
-
-/// The errno behind an error of xsk-rs, whose own text hides it.
-fn cause(error: &dyn std::error::Error) -> io::Error {
-    let errno = error.source().and_then(|s| s.downcast_ref::<io::Error>()).and_then(io::Error::raw_os_error);
-    errno.map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error)
-}
-
 /// Chunks of a frame of `len` bytes.
 pub(crate) const fn chunks_of(len: usize) -> usize {
     if len == 0 { 1 } else { len.div_ceil(CHUNK_CAPACITY) }
+}
+
+/// The chunk of an address in the frame memory, and the offset in the chunk. An address beyond the memory is in no chunk.
+fn chunk_at(address: u64) -> (u32, usize) {
+    let chunk = u32::try_from(address / CHUNK_BYTES as u64).unwrap_or(u32::MAX);
+    (chunk, (address % CHUNK_BYTES as u64) as usize)
 }
 
 impl Partial {
@@ -165,50 +181,101 @@ impl Partial {
     }
 }
 
+/// An AF_XDP socket to which `memory` is registered, with rings. It is not bound.
+fn socket_over(memory: &Memory, sizes: &Sizes) -> io::Result<OwnedFd> {
+    let socket = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+    let registration = XdpUmemReg {
+        addr: memory.mapping.start().as_ptr() as u64,
+        len: memory.mapping.len() as u64,
+        chunk_size: CHUNK_BYTES as u32,
+        headroom: 0,
+        flags: XdpUmemRegFlags::empty(),
+        tx_metadata_len: 0,
+    };
+    sockopt::set_xdp_umem_reg(&socket, registration)?;
+    ring::make(socket.as_fd(), sizes.entries())?;
+    Ok(socket)
+}
+
+fn with_chains(flags: SocketAddrXdpFlags, sizes: &Sizes) -> SocketAddrXdpFlags {
+    if sizes.multi_buffer { flags | SocketAddrXdpFlags::XDP_USE_SG } else { flags }
+}
+
+/// A socket that is bound to queue 0 of interface `index` of the calling thread's network namespace, over memory that another
+/// process made, for that process. The memory stays registered, and is not mapped here any more.
+pub(crate) fn socket_for(
+    memory: OwnedFd,
+    index: u32,
+    sizes: Sizes,
+    flags: SocketAddrXdpFlags,
+) -> io::Result<OwnedFd> {
+    let memory = Memory::of(memory, sizes.bytes() as usize)?;
+    let socket = socket_over(&memory, &sizes)?;
+    bind(&socket, &SocketAddrXdp::new(with_chains(flags, &sizes), index, 0))?;
+    Ok(socket)
+}
+
 impl Rings {
     /// Allocates and registers the frame memory; no queue is bound yet.
     pub(crate) fn new(sizes: Sizes) -> io::Result<Self> {
-        let ring = |n: u32| QueueSize::new(n).map_err(invalid);
-        let config = UmemConfig::builder()
-            .frame_size(FrameSize::new(CHUNK_BYTES as u32).map_err(invalid)?)
-            .fill_queue_size(ring(sizes.receive_per_queue.next_power_of_two())?)
-            .comp_queue_size(ring(sizes.transmit_ring)?)
-            .build()
-            .map_err(invalid)?;
-        let chunks = NonZeroU32::new(sizes.chunks()).ok_or(io::ErrorKind::InvalidInput)?;
-        let (umem, blank) = Umem::new(config, chunks, false).map_err(|error| cause(&error))?;
-        Ok(Self {
+        let memory = Memory::new(sizes.bytes() as usize)?;
+        let socket = socket_over(&memory, &sizes)?;
+        Ok(Self::without_queues(memory, sizes, Some(socket)))
+    }
+
+    /// One queue over a bound socket, to which `memory` is registered with `sizes`.
+    pub(crate) fn over(socket: OwnedFd, memory: Memory, sizes: Sizes) -> io::Result<Self> {
+        let mut rings = Self::without_queues(memory, sizes, None);
+        rings.add(socket, sizes)?;
+        Ok(rings)
+    }
+
+    fn without_queues(memory: Memory, sizes: Sizes, unbound: Option<OwnedFd>) -> Self {
+        Self {
             queues: Vec::new(),
             frames: FrameTable::new(sizes.queues, sizes.receive_per_queue, sizes.transmit),
             chains: Chains::new(sizes.chunks()),
-            received: blank.clone(),
-            blank,
-            scratch: [FrameDesc::default(); BATCH],
-            umem,
-        })
+            received: vec![Extent::default(); sizes.chunks() as usize],
+            scratch: [Descriptor::default(); BATCH],
+            completed: [0; BATCH],
+            unbound,
+            memory,
+        }
     }
 
-    /// Binds a socket to the next queue of interface `name` and fills its fill ring. `flags` count for
+    /// Binds a socket to the next queue of interface `index` and fills its fill ring. `flags` count for
     /// the first socket only; the others share its memory and with it its mode.
-    pub(crate) fn bind(&mut self, name: &str, sizes: Sizes, flags: BindFlags) -> io::Result<()> {
-        let ring = |n: u32| QueueSize::new(n).map_err(invalid);
-        let name: Interface = name.parse().map_err(invalid)?;
-        let mut config = SocketConfig::builder();
-        config
-            .rx_queue_size(ring(sizes.receive_per_queue.next_power_of_two())?)
-            .tx_queue_size(ring(sizes.transmit_ring)?)
-            .libxdp_flags(LibxdpFlags::XSK_LIBXDP_FLAGS_INHIBIT_PROG_LOAD)
-            .bind_flags(if sizes.multi_buffer { flags | BindFlags::XDP_USE_SG } else { flags });
+    pub(crate) fn bind(&mut self, index: u32, sizes: Sizes, flags: SocketAddrXdpFlags) -> io::Result<()> {
+        let queue = self.queues.len() as u32;
+        let socket = if let Some(first) = self.queues.first() {
+            let socket = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+            ring::make(socket.as_fd(), sizes.entries())?;
+            let addr = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_SHARED_UMEM, index, queue);
+            bind(&socket, &SocketAddrXdpWithSharedUmem { addr, shared_umem_fd: first.socket.as_fd() })?;
+            socket
+        } else {
+            let socket = self.unbound.take().ok_or(io::ErrorKind::NotFound)?;
+            if let Err(errno) = bind(&socket, &SocketAddrXdp::new(with_chains(flags, &sizes), index, queue)) {
+                // The caller may try again.
+                self.unbound = Some(socket);
+                return Err(errno.into());
+            }
+            socket
+        };
+        self.add(socket, sizes)
+    }
+
+    fn add(&mut self, socket: OwnedFd, sizes: Sizes) -> io::Result<()> {
+        let rings = SocketRings::map(socket.as_fd(), sizes.entries())?;
         let queue = self.queues.len() as u16;
-        // SAFETY: no socket of this UMEM is bound to this queue (each call binds the next one), and the
-        // flag that the contract asks for is set anyway.
-        let bound = unsafe { Socket::new(config.build(), &self.umem, &name, u32::from(queue)) };
-        let (tx, rx, rings) = bound.map_err(|error| cause(&error))?;
-        let (fill, completion) =
-            rings.ok_or_else(|| io::Error::other("the queue came without fill and completion rings"))?;
-        self.queues.push(Queue { tx, rx, fill, completion, partial: Partial::default() });
+        self.queues.push(Queue { rings, socket, partial: Partial::default() });
         self.refill(queue);
         Ok(())
+    }
+
+    /// The address of an empty chunk's bytes in the frame memory.
+    fn blank(chunk: u32) -> u64 {
+        u64::from(chunk) * CHUNK_BYTES as u64 + HEADROOM_BYTES as u64
     }
 
     pub(crate) fn queues(&self) -> u16 {
@@ -233,67 +300,57 @@ impl Rings {
 
     /// The socket of a queue.
     pub(crate) fn socket(&self, queue: u16) -> Option<BorrowedFd<'_>> {
-        let fd = self.queues.get(usize::from(queue))?.rx.fd().as_raw_fd();
-        // SAFETY: the queue owns the open socket, and the result borrows `self`, which owns the queue.
-        Some(unsafe { BorrowedFd::borrow_raw(fd) })
+        Some(self.queues.get(usize::from(queue))?.socket.as_fd())
     }
 
     /// Whether the kernel sleeps until it is kicked to transmit on the queue.
     pub(crate) fn transmit_sleeps(&self, queue: u16) -> bool {
-        self.queues.get(usize::from(queue)).is_some_and(|q| q.tx.needs_wakeup())
+        self.queues.get(usize::from(queue)).is_some_and(|q| q.rings.transmit.sleeps())
     }
 
     /// Whether the kernel sleeps until it is woken after the fill ring was filled.
     pub(crate) fn fill_sleeps(&self, queue: u16) -> bool {
-        self.queues.get(usize::from(queue)).is_some_and(|q| q.fill.needs_wakeup())
+        self.queues.get(usize::from(queue)).is_some_and(|q| q.rings.fill.sleeps())
     }
 
     /// Puts the queue's free chunks on its fill ring.
     pub(crate) fn refill(&mut self, queue: u16) {
-        let Some(rings) = self.queues.get_mut(usize::from(queue)) else { return };
-        loop {
-            let room = (rings.fill.nb_free(BATCH as u32) as usize).min(BATCH);
-            let mut n = 0;
-            while n < room
-                && let Some(chunk) = self.frames.fill(queue)
-            {
-                self.scratch[n] = self.blank[chunk as usize];
-                n += 1;
-            }
-            // SAFETY: these chunks are of this UMEM and have just become `Fill`, so nobody else uses them;
-            // the ring has room for all of them, so none stays behind.
-            let filled = unsafe { rings.fill.produce(&self.scratch[..n]) };
-            debug_assert_eq!(filled, n, "the fill ring had room");
-            if n < BATCH {
-                return;
-            }
+        let Some(Queue { rings, .. }) = self.queues.get_mut(usize::from(queue)) else { return };
+        // The kernel does not use these chunks, and we do not either from now on: they are `Fill`.
+        while rings.fill.room(1) > 0
+            && let Some(chunk) = self.frames.fill(queue)
+        {
+            rings.fill.push(Self::blank(chunk));
         }
+        rings.fill.publish();
     }
 
     /// Takes up to `max` received frames of a queue, and hands each to `take`.
     pub(crate) fn receive(&mut self, queue: u16, max: usize, mut take: impl FnMut(Arrived)) -> Taken {
         let mut taken = Taken::default();
-        let Some(rings) = self.queues.get_mut(usize::from(queue)) else { return taken };
+        let Some(Queue { rings, partial, .. }) = self.queues.get_mut(usize::from(queue)) else {
+            return taken;
+        };
         while taken.frames < max {
             let want = (max - taken.frames).min(BATCH);
-            // SAFETY: the descriptors are plain values that the call overwrites; what they name is checked below.
-            let n = unsafe { rings.rx.consume(&mut self.scratch[..want]) };
+            let n = rings.receive.take(&mut self.scratch[..want]);
             for desc in &self.scratch[..n] {
-                let (chunk, start) = ((desc.addr() / CHUNK_BYTES) as u32, desc.addr() % CHUNK_BYTES);
-                let bytes = desc.lengths().data();
+                let (chunk, start) = chunk_at(desc.address);
+                let bytes = desc.len as usize;
+                let inside = start + bytes <= CHUNK_BYTES;
                 let ours = self.frames.received(chunk).is_ok();
-                if ours {
-                    self.received[chunk as usize] = *desc;
+                if ours && inside {
+                    self.received[chunk as usize] = Extent { start: start as u32, len: desc.len };
                 }
-                rings.partial.add(&mut self.chains, chunk, bytes, ours && start + bytes <= CHUNK_BYTES);
-                if ours && rings.partial.malformed {
+                partial.add(&mut self.chains, chunk, bytes, ours && inside);
+                if ours && partial.malformed {
                     let recycled = self.frames.recycle(chunk);
                     debug_assert!(recycled.is_ok(), "it has just been received");
                 }
-                if desc.has_more_frames() {
+                if desc.options & CONTINUED != 0 {
                     continue;
                 }
-                let Partial { head, chunks, bytes, malformed, .. } = std::mem::take(&mut rings.partial);
+                let Partial { head, chunks, bytes, malformed, .. } = std::mem::take(partial);
                 if !malformed {
                     taken.frames += 1;
                     take(Arrived { head, chunks, bytes });
@@ -317,9 +374,11 @@ impl Rings {
     pub(crate) fn received(&self, head: u32) -> Pieces<'_> {
         let received = |chunk: &u32| self.frames.place(*chunk) == Some(Place::Received);
         let bytes = |chunk: u32| {
+            let Extent { start, len } = self.received[chunk as usize];
+            let at = chunk as usize * CHUNK_BYTES + start as usize;
             // SAFETY: the chunk is `Received`, so the kernel does not write it and we only read it (`&self`);
-            // the descriptor was checked to lie inside the chunk when it came.
-            unsafe { self.umem.data(&self.received[chunk as usize]) }.contents()
+            // the extent was checked to lie inside the chunk when it came, and all chunks lie inside the mapping.
+            unsafe { std::slice::from_raw_parts(self.memory.mapping.start().add(at).as_ptr(), len as usize) }
         };
         self.chains.iter(head).filter(received).map(bytes).collect()
     }
@@ -361,17 +420,13 @@ impl Rings {
         }
         let mut chunks = ChunksMut::new();
         for chunk in self.chains.iter(head) {
-            let mut desc = self.blank[chunk as usize];
+            let at = Self::blank(chunk) as usize;
             // SAFETY: the chunk is `Retained`, so the kernel does not use it, and `&mut self` keeps every other
-            // reference to it away.
-            let mut data = unsafe { self.umem.data_mut(&mut desc) };
-            data.cursor().set_pos(CHUNK_CAPACITY);
-            let memory = data.contents_mut();
-            let (start, len) = (memory.as_mut_ptr(), memory.len());
-            // SAFETY: the same memory as just above, in the region that `self.umem` keeps mapped; only the
-            // borrow is made longer, from the local descriptor to `&mut self`. The other slices are of other
-            // chunks of the chain.
-            chunks.push(unsafe { std::slice::from_raw_parts_mut(start, len) });
+            // reference to it away. The other slices are of other chunks of the chain, and all chunks lie inside the
+            // mapping, which `self` keeps.
+            chunks.push(unsafe {
+                std::slice::from_raw_parts_mut(self.memory.mapping.start().add(at).as_ptr(), CHUNK_CAPACITY)
+            });
         }
         Some(chunks)
     }
@@ -386,28 +441,23 @@ impl Rings {
         if count > self.chains.len(head).min(BATCH) || !self.is_retained(head) {
             return None;
         }
-        let rings = self.queues.get_mut(usize::from(queue))?;
-        if (rings.tx.nb_free(count as u32) as usize) < count {
+        let transmit = &mut self.queues.get_mut(usize::from(queue))?.rings.transmit;
+        if (transmit.room(count as u32) as usize) < count {
             return None;
         }
         for chunk in self.chains.truncate(head, count) {
             let released = self.frames.release(chunk);
             debug_assert!(released.is_ok(), "chunk {chunk} is retained");
         }
-        for (at, (desc, chunk)) in self.scratch.iter_mut().zip(self.chains.iter(head)).enumerate() {
+        // From now on the chunks are `Sending`, so we do not write them.
+        for (at, chunk) in self.chains.iter(head).enumerate() {
             let sending = self.frames.sending(chunk);
             debug_assert!(sending.is_ok(), "chunk {chunk} is retained");
-            let bytes = (len - at * CHUNK_CAPACITY).min(CHUNK_CAPACITY);
-            *desc = self.blank[chunk as usize];
-            // SAFETY: the chunk was `Retained` a moment ago and the kernel does not know of it yet; the memory
-            // is not touched, only the descriptor's length is written.
-            unsafe { self.umem.data_mut(desc) }.cursor().set_pos(bytes);
-            desc.set_options(if at + 1 < count { CONTINUED } else { 0 });
+            let options = if at + 1 < count { CONTINUED } else { 0 };
+            let len = (len - at * CHUNK_CAPACITY).min(CHUNK_CAPACITY) as u32;
+            transmit.push(Descriptor { address: Self::blank(chunk), len, options });
         }
-        // SAFETY: the chunks are of this UMEM and are `Sending` from now on, so nobody writes them; the ring has
-        // room for all of them, so none stays behind.
-        let produced = unsafe { rings.tx.produce(&self.scratch[..count]) };
-        debug_assert_eq!(produced, count, "the transmit ring had room");
+        transmit.publish();
         Some(count as u16)
     }
 
@@ -421,13 +471,12 @@ impl Rings {
 
     /// Takes the chunks that the kernel has sent; returns how many.
     pub(crate) fn complete(&mut self, queue: u16) -> usize {
-        let Some(rings) = self.queues.get_mut(usize::from(queue)) else { return 0 };
+        let Some(Queue { rings, .. }) = self.queues.get_mut(usize::from(queue)) else { return 0 };
         let mut completed = 0;
         loop {
-            // SAFETY: the descriptors are plain values that the call overwrites; their chunks are checked below.
-            let n = unsafe { rings.completion.consume(&mut self.scratch) };
-            for desc in &self.scratch[..n] {
-                let sent = self.frames.sent((desc.addr() / CHUNK_BYTES) as u32);
+            let n = rings.completion.take(&mut self.completed);
+            for address in &self.completed[..n] {
+                let sent = self.frames.sent(chunk_at(*address).0);
                 debug_assert!(sent.is_ok(), "the kernel completed a chunk that was not being sent");
             }
             completed += n;
@@ -438,92 +487,7 @@ impl Rings {
     }
 
     /// Transmit descriptors that the kernel has not taken yet.
-    pub(crate) fn transmit_pending(&mut self, queue: u16, ring: u32) -> u32 {
-        self.queues.get_mut(usize::from(queue)).map_or(0, |q| ring.saturating_sub(q.tx.nb_free_exact()))
+    pub(crate) fn transmit_pending(&mut self, queue: u16) -> u32 {
+        self.queues.get_mut(usize::from(queue)).map_or(0, |q| q.rings.transmit.pending())
     }
-}
-
-/// `struct ethtool_channels` of `linux/ethtool.h`.
-#[repr(C)]
-#[derive(Default)]
-struct EthtoolChannels {
-    cmd: u32,
-    max_rx: u32,
-    max_tx: u32,
-    max_other: u32,
-    max_combined: u32,
-    rx_count: u32,
-    tx_count: u32,
-    other_count: u32,
-    combined_count: u32,
-}
-
-/// `struct ethtool_value` of `linux/ethtool.h`.
-#[repr(C)]
-struct EthtoolValue {
-    cmd: u32,
-    data: u32,
-}
-
-const ETHTOOL_GCHANNELS: u32 = 0x3c;
-const ETHTOOL_GFLAGS: u32 = 0x25;
-const ETHTOOL_GGRO: u32 = 0x2b;
-const ETH_FLAG_LRO: u32 = 1 << 15;
-const ETH_FLAG_RXVLAN: u32 = 1 << 8;
-
-/// Receive and transmit queues.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct QueueCounts {
-    pub receive: u32,
-    pub transmit: u32,
-}
-
-/// The queues of an interface that are in use now (not the most there could be), as its driver tells;
-/// `None` when it does not.
-pub(crate) fn active_queues(any_socket: BorrowedFd<'_>, name: &str) -> Option<QueueCounts> {
-    let mut channels = EthtoolChannels { cmd: ETHTOOL_GCHANNELS, ..Default::default() };
-    // SAFETY: ETHTOOL_GCHANNELS writes one `ethtool_channels`, which `channels` is laid out as.
-    unsafe { ethtool(any_socket, name, (&raw mut channels).cast()) }.then(|| QueueCounts {
-        receive: channels.rx_count + channels.combined_count,
-        transmit: channels.tx_count + channels.combined_count,
-    })
-}
-
-/// Whether the interface takes VLAN tags off received frames before XDP sees them.
-pub(crate) fn strips_vlan_tags(any_socket: BorrowedFd<'_>, name: &str) -> bool {
-    ethtool_value(any_socket, name, ETHTOOL_GFLAGS) & ETH_FLAG_RXVLAN != 0
-}
-
-/// Whether received segments are joined by the kernel (GRO), or by the device (LRO).
-pub(crate) fn joins_segments(any_socket: BorrowedFd<'_>, name: &str) -> (bool, bool) {
-    let flags = ethtool_value(any_socket, name, ETHTOOL_GFLAGS);
-    (ethtool_value(any_socket, name, ETHTOOL_GGRO) != 0, flags & ETH_FLAG_LRO != 0)
-}
-
-/// The answer to a request that reads one number; 0 when the driver does not tell.
-fn ethtool_value(any_socket: BorrowedFd<'_>, name: &str, cmd: u32) -> u32 {
-    let mut value = EthtoolValue { cmd, data: 0 };
-    // SAFETY: the requests that are passed here write one `ethtool_value`, which `value` is laid out as.
-    let told = unsafe { ethtool(any_socket, name, (&raw mut value).cast()) };
-    if told { value.data } else { 0 }
-}
-
-/// One SIOCETHTOOL request about interface `name`; whether it succeeded.
-///
-/// # Safety
-/// `command` points to the structure that belongs to the command in its first field, writable.
-unsafe fn ethtool(any_socket: BorrowedFd<'_>, name: &str, command: *mut libc::c_char) -> bool {
-    // SAFETY: `ifreq` is plain data, for which all zeroes is a value.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // One byte stays zero: the kernel reads a C string.
-    if name.len() >= request.ifr_name.len() {
-        return false;
-    }
-    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from.cast_signed();
-    }
-    request.ifr_ifru.ifru_data = command;
-    // SAFETY: SIOCETHTOOL reads the name and does to the structure what the caller vouches for; both live
-    // longer than the call.
-    unsafe { libc::ioctl(any_socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) == 0 }
 }

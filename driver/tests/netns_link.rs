@@ -39,7 +39,7 @@ fn netns_frames_cross_in_both_modes_of_veth() {
         let back = Frame::tcp(frame.to, frame.from, frame.destination, frame.source).build();
         send_bytes(&mut b, 0, &back);
         assert_eq!(receive_bytes(&mut a), back);
-        assert_eq!(b.program_counters().steered_flow, 4);
+        assert_eq!(b.program_counters().unwrap().steered_flow, 4);
         assert_eq!(b.counters().received_frames, 4);
     }
 }
@@ -238,7 +238,7 @@ fn netns_every_queue_has_a_socket() {
         assert_eq!((got.queue(), b.rx_chunks(&got).concat()), (QueueId(queue), bytes));
         b.recycle(got);
     }
-    assert_eq!(b.program_counters().no_socket, 0);
+    assert_eq!(b.program_counters().unwrap().no_socket, 0);
 }
 
 /// Queues take turns: a small batch does not starve the last one.

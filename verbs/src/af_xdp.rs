@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use xwarp_driver::{DriverConfig, Event, Mode, OpenError, PortError, ResolveError};
+use xwarp_driver::{DriverConfig, Event, Mode, OpenError, Origin, PortError, ProgramCounters, ResolveError};
 use xwarp_tcp::{
     forward_link,
     link::{Kick, Link},
@@ -96,8 +96,7 @@ impl Resolver for Routes {
     }
 
     fn reserve_port(&self, address: Option<IpAddr>, port: u16) -> io::Result<PortReservation> {
-        let interface = self.resolver.interface_index();
-        let held = xwarp_driver::reserve_port(address, Some(port), interface).map_err(|error| {
+        let held = self.resolver.reserve_port(address, port).map_err(|error| {
             let kind = match &error {
                 PortError::InUse(_) | PortError::Exhausted(_) => io::ErrorKind::AddrInUse,
                 PortError::Permission(_) => io::ErrorKind::PermissionDenied,
@@ -126,6 +125,7 @@ impl Interface for AfXdp {
         let attributes = self.driver.attributes();
         InterfaceAttributes {
             name: attributes.name.clone(),
+            shared: attributes.origin == Origin::Granted,
             index: attributes.index,
             mac: attributes.mac,
             mtu: attributes.path_mtu,
@@ -172,7 +172,10 @@ impl Interface for AfXdp {
         let frames = self.driver.frame_census();
         tell("link.chunks_held", frames.received as u64);
         tell("link.chunks_retained", (frames.retained + frames.sending) as u64);
-        for (name, value) in self.driver.counters().iter().chain(self.driver.program_counters().iter()) {
+        for (name, value) in self.driver.counters().iter() {
+            tell(name, value);
+        }
+        for (name, value) in self.driver.program_counters().iter().flat_map(ProgramCounters::iter) {
             tell(name, value);
         }
     }

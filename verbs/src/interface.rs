@@ -48,6 +48,8 @@ impl fmt::Display for TransferMode {
 pub struct InterfaceAttributes {
     /// Its name in the kernel.
     pub name: String,
+    /// Whether it belongs to the helper `xwarpd`, which shares it among processes; otherwise this process owns it.
+    pub shared: bool,
     /// Its index in the kernel.
     pub index: u32,
     /// Its Ethernet address.

@@ -144,7 +144,7 @@ pub use xwarp_tcp::{
 };
 
 #[cfg(feature = "af-xdp")]
-pub use xwarp_driver::{DriverConfig, Mode, ModePreference};
+pub use xwarp_driver::{DriverConfig, Mode, ModePreference, Origin, OriginPreference};
 
 pub use self::{
     api::{

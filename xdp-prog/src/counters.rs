@@ -1,31 +1,59 @@
-//! [`ProgramCounters`]: how many frames the program steered, and why it passed the others.
+//! [`ProgramCounters`] and [`SwitchCounters`]: what the programs did with frames, and why they passed others.
 
 use libbpf_rs::{MapCore, MapFlags};
 
+/// A struct of counters whose first fields are those of `enum reason` in `bpf/frame.h`.
 macro_rules! program_counters {
-    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
-        /// Frames by what the program did with them, in the order of `enum reason` in `bpf/steer.bpf.c`.
+    ($(#[$outer:meta])* $struct:ident, $prefix:literal; $($(#[$doc:meta])* $name:ident),+ $(,)?) => {
+        program_counters! {
+            @all $(#[$outer])* $struct, $prefix;
+            /// Passed: multicast or broadcast.
+            passed_not_unicast,
+            /// Passed: neither IPv4 nor IPv6.
+            passed_not_ip,
+            /// Passed: other VLAN tags than ours.
+            passed_vlan,
+            /// Passed: an IP fragment.
+            passed_fragment,
+            /// Passed: neither TCP nor ICMP, or an IPv6 packet with extension headers.
+            passed_not_tcp,
+            /// Passed: ICMP that quotes none of our connections.
+            passed_icmp,
+            /// Passed: TCP that is not ours.
+            passed_tcp,
+            /// Passed: shorter than its headers say.
+            passed_truncated,
+            /// Passed: TCP over IPv6 between IPv4-mapped addresses, or ICMPv6 that quotes it.
+            passed_mapped,
+            $($(#[$doc])* $name),+
+        }
+    };
+    (@all $(#[$outer:meta])* $struct:ident, $prefix:literal; $($(#[$doc:meta])* $name:ident),+) => {
+        $(#[$outer])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-        pub struct ProgramCounters {
+        pub struct $struct {
             $($(#[$doc])* pub $name: u64),+
         }
 
-        impl ProgramCounters {
+        impl $struct {
             const COUNT: u32 = [$(stringify!($name)),+].len() as u32;
 
-            /// Name (`program.` before it) and value of each counter, in order.
+            /// Name and value of each counter, in order.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
-                [$((concat!("program.", stringify!($name)), self.$name)),+].into_iter()
+                [$((concat!($prefix, ".", stringify!($name)), self.$name)),+].into_iter()
             }
 
-            fn from_values(mut values: impl Iterator<Item = u64>) -> Self {
-                Self { $($name: values.next().unwrap_or(0)),+ }
+            pub(crate) fn read(map: &impl MapCore) -> libbpf_rs::Result<Self> {
+                let mut values = read(map, Self::COUNT)?.into_iter();
+                Ok(Self { $($name: values.next().unwrap_or(0)),+ })
             }
         }
     };
 }
 
 program_counters! {
+    /// Frames by what the steering program did with them, in the order of `bpf/steer.bpf.c`.
+    ProgramCounters, "program";
     /// Steered: segments of our connections.
     steered_flow,
     /// Steered: SYNs to our listening ports.
@@ -34,32 +62,32 @@ program_counters! {
     steered_icmp,
     /// Passed: ours, but no AF_XDP socket serves the queue.
     no_socket,
-    /// Passed: multicast or broadcast.
-    passed_not_unicast,
-    /// Passed: neither IPv4 nor IPv6.
-    passed_not_ip,
-    /// Passed: other VLAN tags than ours.
-    passed_vlan,
-    /// Passed: an IP fragment.
-    passed_fragment,
-    /// Passed: neither TCP nor ICMP, or an IPv6 packet with extension headers.
-    passed_not_tcp,
-    /// Passed: ICMP that quotes none of our connections.
-    passed_icmp,
-    /// Passed: TCP that is not ours.
-    passed_tcp,
-    /// Passed: shorter than its headers say.
-    passed_truncated,
-    /// Passed: TCP over IPv6 between IPv4-mapped addresses, or ICMPv6 that quotes it.
-    passed_mapped,
 }
 
-pub(crate) fn read(map: &impl MapCore) -> libbpf_rs::Result<ProgramCounters> {
-    let mut sums = Vec::with_capacity(ProgramCounters::COUNT as usize);
-    for reason in 0..ProgramCounters::COUNT {
+program_counters! {
+    /// Frames by what the programs of the switch did with them, in the order of `bpf/switch.bpf.c`.
+    SwitchCounters, "switch";
+    /// Redirected: from the interface to a client.
+    to_client,
+    /// Redirected: from a client to a client of the same host.
+    to_local_client,
+    /// Redirected: from a client out of the interface.
+    to_wire,
+    /// Dropped: a client sent it from an address or a port that is not its own, or it is no TCP segment.
+    dropped_foreign,
+    /// Dropped: a client sent it to an address of this interface and a port that no client owns.
+    dropped_no_owner,
+    /// Dropped: its client has no socket.
+    dropped_no_socket,
+}
+
+/// The sum of each counter over all CPUs.
+fn read(map: &impl MapCore, counters: u32) -> libbpf_rs::Result<Vec<u64>> {
+    let mut sums = Vec::with_capacity(counters as usize);
+    for reason in 0..counters {
         let per_cpu = map.lookup_percpu(&reason.to_ne_bytes(), MapFlags::ANY)?.unwrap_or_default();
         let values = per_cpu.iter().filter_map(|value| value.first_chunk::<8>());
         sums.push(values.map(|value| u64::from_ne_bytes(*value)).sum());
     }
-    Ok(ProgramCounters::from_values(sums.into_iter()))
+    Ok(sums)
 }

@@ -218,9 +218,9 @@ fn keys_of_the_two_families_never_collide() {
     let octets = [192, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     for v6 in [IpAddr::from(octets), "::ffff:192.0.2.1".parse().unwrap(), "::192.0.2.1".parse().unwrap()] {
         assert_ne!(keys::address(v4), keys::address(v6));
-        assert_ne!(keys::listener(Some(v4), 7), keys::listener(Some(v6), 7));
+        assert_ne!(keys::port(Some(v4), 7), keys::port(Some(v6), 7));
     }
-    assert_ne!(keys::listener(Some("0.0.0.1".parse().unwrap()), 7), keys::listener(None, 7));
+    assert_ne!(keys::port(Some("0.0.0.1".parse().unwrap()), 7), keys::port(None, 7));
 }
 
 #[test]

@@ -13,6 +13,7 @@
 //! | [`hostile`] | a raw MPA, DDP and RDMAP sender over a TCP socket, for traffic that no RNIC would send |
 //! | [`tshark`] | Wireshark's verdict on a capture |
 //! | [`leaks`] | descriptors and threads of a process |
+//! | [`shared`] | `xwarpd`, and programs without privileges |
 //! | [`siw_vm`] | virtual machines with Linux Soft-iWARP, for the tests named `siw_*` |
 #![forbid(unsafe_code)]
 
@@ -25,5 +26,6 @@ pub mod lab;
 pub mod leaks;
 pub mod perf;
 pub mod process;
+pub mod shared;
 pub mod siw_vm;
 pub mod tshark;

@@ -7,6 +7,7 @@ pub mod link;
 pub mod monitor;
 pub mod neighbour;
 pub mod route;
+pub mod veth;
 
 use std::io;
 use std::net::IpAddr;

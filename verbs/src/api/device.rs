@@ -132,7 +132,8 @@ impl fmt::Debug for Device {
 }
 
 impl Device {
-    /// Opens the interface `name` with AF_XDP, with default options.
+    /// Opens the interface `name` with AF_XDP, with default options: through the helper `xwarpd` if it answers and shares this
+    /// interface, else the interface itself, which needs privileges. [`InterfaceAttributes::shared`] has the choice.
     #[cfg(feature = "af-xdp")]
     pub fn open(name: &str) -> Result<Self, OpenError> {
         Self::open_with(name, DeviceOptions::default())
@@ -158,7 +159,7 @@ impl Device {
             }
         };
         let attributes = interface.attributes();
-        tracing::debug!(interface = attributes.name, mode = %attributes.mode, queues = attributes.queues, mtu = attributes.mtu, "device opened");
+        tracing::debug!(interface = attributes.name, shared = attributes.shared, mode = %attributes.mode, queues = attributes.queues, mtu = attributes.mtu, "device opened");
         let readiness = interface.readiness()?;
         let resolver = interface.resolver();
         let engine = Engine::new(EngineConfig {

@@ -176,6 +176,7 @@ impl Interface for SimInterface {
     fn attributes(&self) -> InterfaceAttributes {
         InterfaceAttributes {
             name: format!("sim{}", self.end),
+            shared: false,
             index: self.end.into(),
             mac: mac(self.end),
             mtu: self.mtu,

@@ -1,0 +1,69 @@
+//! [`Shared`]: `xwarpd` in one namespace of a lab, and programs without privileges that use it.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+
+use crate::{
+    lab::{INTERFACE, Lab, Side},
+    process::Running,
+};
+
+/// The user and group of programs without privileges.
+pub const NOBODY: u32 = 65534;
+
+/// Time limit for the helper to start.
+const START: Duration = Duration::from_secs(30);
+
+/// A helper that shares the interface of side A.
+#[derive(Debug)]
+pub struct Shared {
+    socket: PathBuf,
+    /// The helper itself.
+    pub helper: Running,
+}
+
+impl Shared {
+    /// Starts the helper `program` with more options, and waits until it is ready.
+    pub fn start(lab: &Lab, program: &str, options: &[&str]) -> Result<Self> {
+        let socket = lab.file("xwarpd.sock");
+        let path = socket.to_str().context("a path of ASCII")?.to_owned();
+        let mut args = vec![INTERFACE, "--socket", &path, "--mode", "666"];
+        args.extend(options);
+        let mut helper = lab.start(Side::A, program, &args)?;
+        helper.wait_for("ready", START)?;
+        Ok(Self { socket, helper })
+    }
+
+    /// The helper's socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// A command that runs `program` as nobody: without any capability, with no memory that it may lock, and in a network
+    /// namespace of its own without any interface. All that it has is the helper's socket.
+    pub fn unprivileged(&self, program: &str) -> Command {
+        self.unprivileged_as(NOBODY, program)
+    }
+
+    /// The same as another user.
+    pub fn unprivileged_as(&self, uid: u32, program: &str) -> Command {
+        let mut command = Command::new("unshare");
+        let user = format!("--reuid={uid}");
+        command.args(["--net", "prlimit", "--memlock=0", "setpriv", &user, &format!("--regid={uid}")]);
+        command.args(["--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all", program]);
+        command.env("XWARP_HELPER", &self.socket);
+        command
+    }
+
+    /// Starts such a program.
+    pub fn start_unprivileged(&self, program: &str, args: &[&str]) -> Result<Running> {
+        let mut command = self.unprivileged(program);
+        command.args(args);
+        Running::start(command)
+    }
+}

@@ -1,0 +1,101 @@
+//! [`Client`]: one connection.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use xwarp_control::{Event, Reply, Tagged};
+use xwarp_driver::PortReservation;
+use xwarp_driver::helper::send_message;
+
+use crate::pairs::Pair;
+
+/// Most next hops whose changes a client is told.
+const MOST_NEXT_HOPS: usize = 1024;
+
+/// A connected process.
+pub(crate) struct Client {
+    pub socket: OwnedFd,
+    pub uid: u32,
+    pub pid: i32,
+    /// Readable when the process has ended: a child of it may keep the socket open.
+    pub process: Option<OwnedFd>,
+    pub greeted: bool,
+    pub device: Device,
+    pub ports: BTreeMap<(Option<IpAddr>, u16), PortReservation>,
+    /// Next hops of its connections.
+    pub next_hops: BTreeSet<IpAddr>,
+}
+
+/// A client's device.
+pub(crate) enum Device {
+    None,
+    /// Its pair is being made.
+    Opening {
+        request: u32,
+        uplink: usize,
+        memory_bytes: u64,
+    },
+    Open {
+        uplink: usize,
+        memory_bytes: u64,
+        pair: Pair,
+        events: OwnedFd,
+    },
+}
+
+impl Device {
+    /// Bytes of its frame memory; `None` without a device.
+    pub(crate) fn memory_bytes(&self) -> Option<u64> {
+        match self {
+            Self::None => None,
+            Self::Opening { memory_bytes, .. } | Self::Open { memory_bytes, .. } => Some(*memory_bytes),
+        }
+    }
+}
+
+impl Client {
+    /// The process at the other end of `socket`.
+    pub(crate) fn new(socket: OwnedFd) -> io::Result<Self> {
+        let peer = getsockopt(&socket, PeerCredentials)?;
+        let pid = peer.pid();
+        // 0 for a process of a PID namespace that cannot be seen from here.
+        let process = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        Ok(Self {
+            socket,
+            uid: peer.uid(),
+            pid,
+            process,
+            greeted: false,
+            device: Device::None,
+            ports: BTreeMap::new(),
+            next_hops: BTreeSet::new(),
+        })
+    }
+
+    /// Answers a request.
+    pub(crate) fn reply(&self, id: u32, body: Reply, descriptors: &[OwnedFd]) -> Result<(), Errno> {
+        let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        send_message(self.socket.as_fd(), &Tagged { id, body }.encode(), &descriptors)
+    }
+
+    /// Sends an event, unless there is no device.
+    pub(crate) fn tell(&self, event: &Event) -> Result<(), Errno> {
+        match &self.device {
+            Device::Open { events, .. } => send_message(events.as_fd(), &event.encode(), &[]),
+            _ => Ok(()),
+        }
+    }
+
+    /// Remembers a next hop whose changes concern this client.
+    pub(crate) fn follow(&mut self, next_hop: IpAddr) {
+        if self.next_hops.len() >= MOST_NEXT_HOPS && !self.next_hops.contains(&next_hop) {
+            self.next_hops.pop_first();
+        }
+        self.next_hops.insert(next_hop);
+    }
+}

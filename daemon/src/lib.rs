@@ -1,0 +1,51 @@
+//! `xwarpd`, the helper that shares interfaces among processes which need no privileges.
+//!
+//! For each client the helper makes a pair of virtual interfaces in a network namespace of its own and binds an AF_XDP socket
+//! to the far end; the client gets this socket over memory of its own. The programs of the switch (`xwarp_prog::Switch`) carry
+//! the client's frames between its pair and the interface, or into the pair of another client. A port belongs to one client:
+//! the helper reserves it in the kernel, and the switch drops frames that a client sends from any other port or address.
+//! The helper also answers what a client cannot ask the kernel itself: routes, neighbours, changes of the interface.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `options` | the command line |
+//! | `server` | the loop: connections, requests, events |
+//! | `client` | one connection: who it is, its device, its ports |
+//! | `limits` | what one user may have |
+//! | `ports` | reservations and their quarantine |
+//! | `pairs` | the thread that makes and removes pairs |
+//! | `privileges` | the capabilities that are kept |
+//!
+//! Nothing outlives the helper: programs, pairs and reserved ports end with its descriptors, and each client ends its device
+//! when the helper's sockets close.
+#![forbid(unsafe_code)]
+
+mod client;
+mod limits;
+mod listen;
+mod options;
+mod pairs;
+mod ports;
+mod privileges;
+mod server;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use tracing_subscriber::EnvFilter;
+
+pub use options::Options;
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    let options = Options::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    match server::run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

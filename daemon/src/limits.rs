@@ -1,0 +1,125 @@
+//! What one user may have, and the rate of requests.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use xwarp_control::{Reason, Refusal};
+
+/// Connections beyond the devices that a user may have.
+const SPARE_CONNECTIONS: usize = 16;
+
+/// What one user (uid) may have at a time. Root is limited too: a program of root that leaks is no better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limits {
+    pub devices: usize,
+    pub ports: usize,
+    pub memory_bytes: u64,
+    pub requests_per_second: u32,
+}
+
+/// What one user has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Usage {
+    pub connections: usize,
+    pub devices: usize,
+    pub ports: usize,
+    pub memory_bytes: u64,
+}
+
+fn refuse(text: String) -> Result<(), Refusal> {
+    Err(Refusal { reason: Reason::Limit, text })
+}
+
+impl Limits {
+    pub(crate) fn most_connections(&self) -> usize {
+        self.devices + SPARE_CONNECTIONS
+    }
+
+    /// Whether a user with `usage` may open a device with `memory_bytes` of frame memory.
+    pub(crate) fn device(&self, usage: &Usage, memory_bytes: u64) -> Result<(), Refusal> {
+        let Self { devices, memory_bytes: most, .. } = *self;
+        if usage.devices >= devices {
+            return refuse(format!("this user has {devices} devices already (--devices-per-user of xwarpd)"));
+        }
+        if memory_bytes > most.saturating_sub(usage.memory_bytes) {
+            let [wanted, had, most] = [memory_bytes, usage.memory_bytes, most].map(|bytes| bytes >> 10);
+            return refuse(format!(
+                "{wanted} KiB of frame memory: this user has {had} of {most} KiB already (--memory-per-user of xwarpd, or fewer chunks)"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether a user with `usage` may reserve a port.
+    pub(crate) fn port(&self, usage: &Usage) -> Result<(), Refusal> {
+        if usage.ports >= self.ports {
+            let most = self.ports;
+            return refuse(format!("this user has {most} ports already (--ports-per-user of xwarpd)"));
+        }
+        Ok(())
+    }
+}
+
+/// The requests that each user may still send now: a bucket that fills at the rate and holds one second.
+#[derive(Debug, Default)]
+pub(crate) struct Rates(BTreeMap<u32, Bucket>);
+
+#[derive(Debug)]
+struct Bucket {
+    left: f64,
+    at: Instant,
+}
+
+impl Rates {
+    /// Takes one request of `uid` out of its bucket.
+    pub(crate) fn take(&mut self, uid: u32, per_second: u32, now: Instant) -> Result<(), Refusal> {
+        let most = f64::from(per_second);
+        let bucket = self.0.entry(uid).or_insert(Bucket { left: most, at: now });
+        let filled = bucket.left + now.saturating_duration_since(bucket.at).as_secs_f64() * most;
+        bucket.left = filled.min(most);
+        bucket.at = now;
+        if bucket.left < 1.0 {
+            let text = format!(
+                "this user sends more than {per_second} requests in a second (--requests-per-second of xwarpd)"
+            );
+            return Err(Refusal { reason: Reason::Rate, text });
+        }
+        bucket.left -= 1.0;
+        Ok(())
+    }
+
+    /// Forgets the users who are not `there`.
+    pub(crate) fn keep(&mut self, there: impl Fn(u32) -> bool) {
+        self.0.retain(|uid, _| there(*uid));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_bucket_fills_at_its_rate_and_holds_one_second() {
+        let mut rates = Rates::default();
+        let start = Instant::now();
+        let mut taken = |at: Duration| (0..1000).filter(|_| rates.take(7, 10, start + at).is_ok()).count();
+        assert_eq!(taken(Duration::ZERO), 10);
+        assert_eq!(taken(Duration::from_millis(550)), 5);
+        assert_eq!(taken(Duration::from_secs(60)), 10);
+        assert!(rates.take(8, 10, start).is_ok(), "users are independent");
+    }
+
+    #[test]
+    fn limits_are_refused_at_their_value_and_not_before() {
+        let limits = Limits { devices: 2, ports: 1, memory_bytes: 8192, requests_per_second: 1 };
+        let usage = |devices, memory_bytes| Usage { devices, memory_bytes, ..Usage::default() };
+        assert_eq!(limits.device(&usage(1, 4096), 4096), Ok(()));
+        assert_eq!(limits.device(&usage(2, 0), 1).unwrap_err().reason, Reason::Limit);
+        assert_eq!(limits.device(&usage(1, 4096), 4097).unwrap_err().reason, Reason::Limit);
+        assert_eq!(limits.device(&usage(0, 0), u64::MAX).unwrap_err().reason, Reason::Limit);
+        assert_eq!(limits.port(&Usage::default()), Ok(()));
+        assert_eq!(limits.port(&Usage { ports: 1, ..Usage::default() }).unwrap_err().reason, Reason::Limit);
+    }
+}

@@ -1,0 +1,83 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+use xwarp_control::DEFAULT_SOCKET;
+
+use crate::limits::Limits;
+
+/// Shares network interfaces among processes that use xwarp, which need no privileges then
+#[derive(Debug, Clone, Parser)]
+#[command(name = "xwarpd", version)]
+pub struct Options {
+    /// Interfaces to share
+    #[arg(required = true)]
+    pub interfaces: Vec<String>,
+    /// Socket on which clients connect; `-`: the one that standard input is (systemd: `StandardInput=socket`)
+    #[arg(long, default_value = DEFAULT_SOCKET)]
+    pub socket: PathBuf,
+    /// Permissions of the socket, in octal: who may connect may use the interfaces
+    #[arg(long, default_value = "0660", value_parser = octal)]
+    pub mode: u32,
+    /// Group of the socket, by number or by its name in /etc/group
+    #[arg(long)]
+    pub group: Option<String>,
+    /// Run XDP after the kernel has made a socket buffer, for interfaces whose driver cannot do without
+    #[arg(long)]
+    pub generic: bool,
+    /// Devices that one user may have open
+    #[arg(long, default_value_t = 8)]
+    pub devices_per_user: usize,
+    /// Ports that one user may have reserved
+    #[arg(long, default_value_t = 1024)]
+    pub ports_per_user: usize,
+    /// Frame memory that one user may have registered, in MiB
+    #[arg(long, default_value_t = 128)]
+    pub memory_per_user: u64,
+    /// Requests that one user may send each second
+    #[arg(long, default_value_t = 1000)]
+    pub requests_per_second: u32,
+    /// Seconds for which a released port is kept from other users
+    #[arg(long, default_value_t = 60)]
+    pub quarantine: u64,
+}
+
+impl Options {
+    /// What one user may have.
+    pub(crate) fn limits(&self) -> Limits {
+        Limits {
+            devices: self.devices_per_user,
+            ports: self.ports_per_user,
+            memory_bytes: self.memory_per_user << 20,
+            requests_per_second: self.requests_per_second,
+        }
+    }
+
+    pub(crate) fn quarantine(&self) -> Duration {
+        Duration::from_secs(self.quarantine)
+    }
+}
+
+fn octal(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).map_err(|error| error.to_string())?;
+    if mode <= 0o777 { Ok(mode) } else { Err("permissions have three octal digits".into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory as _;
+        Options::command().debug_assert();
+    }
+
+    #[test]
+    fn permissions_are_octal() {
+        assert_eq!(octal("0660"), Ok(0o660));
+        assert!(octal("0888").is_err() && octal("7777").is_err());
+    }
+}

@@ -1,0 +1,180 @@
+//! The thread that makes and removes the pairs of clients. Removing an interface takes tens of milliseconds in the kernel,
+//! so the loop that serves clients does not wait for it.
+//!
+//! The thread lives in a network namespace of its own, which has no name: all pairs are in it, out of sight of other
+//! programs, and end with it.
+
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+use anyhow::{Context as _, Result};
+use nix::sched::{CloneFlags, unshare};
+use rustix::event::{EventfdFlags, eventfd};
+use xwarp_control::Sizes;
+use xwarp_driver::netlink::Netlink;
+use xwarp_driver::{DriverConfig, shared};
+use xwarp_prog::{AttachMode, PairLinks, Switch};
+
+use crate::privileges;
+
+/// The pair of one client.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    pub slot: u32,
+    ends: [u32; 2],
+    switch: Arc<Switch>,
+    _links: PairLinks,
+}
+
+/// A pair to be made, and the socket on its far end.
+pub(crate) struct Order {
+    pub client: u64,
+    pub slot: u32,
+    pub switch: Arc<Switch>,
+    pub memory: OwnedFd,
+    pub sizes: Sizes,
+    pub multi_buffer: bool,
+    pub mtu: u32,
+    pub generic: bool,
+}
+
+enum Job {
+    Make(Box<Order>),
+    Remove(Box<Pair>),
+    SetMtu { ends: [u32; 2], mtu: u32 },
+}
+
+/// What the thread has done.
+pub(crate) enum Done {
+    Made { client: u64, slot: u32, result: Result<(Pair, OwnedFd)> },
+    Removed { slot: u32 },
+}
+
+/// The handle to the thread.
+pub(crate) struct Pairs {
+    jobs: Sender<Job>,
+    done: Receiver<Done>,
+    bell: Arc<OwnedFd>,
+}
+
+impl Pairs {
+    /// Starts the thread.
+    pub(crate) fn start() -> Result<Self> {
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (jobs, orders) = channel();
+        let (results, done) = channel();
+        let (ready, is_ready) = channel();
+        let ring = Arc::clone(&bell);
+        thread::Builder::new().name("xwarpd-pairs".into()).spawn(move || match enter() {
+            Ok(netlink) => {
+                let _ = ready.send(Ok(()));
+                work(netlink, &orders, &results, &ring);
+            }
+            Err(error) => {
+                let _ = ready.send(Err(error));
+            }
+        })?;
+        is_ready.recv().context("the thread of the pairs ended")??;
+        Ok(Self { jobs, done, bell })
+    }
+
+    /// Readable when [`next`](Self::next) has something.
+    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// What was done since the last call. Call it until it returns `None`.
+    pub(crate) fn next(&self) -> Option<Done> {
+        let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+        self.done.try_recv().ok()
+    }
+
+    pub(crate) fn make(&self, order: Order) {
+        self.send(Job::Make(Box::new(order)));
+    }
+
+    pub(crate) fn remove(&self, pair: Pair) {
+        self.send(Job::Remove(Box::new(pair)));
+    }
+
+    pub(crate) fn set_mtu(&self, pair: &Pair, mtu: u32) {
+        self.send(Job::SetMtu { ends: pair.ends, mtu });
+    }
+
+    fn send(&self, job: Job) {
+        if self.jobs.send(job).is_err() {
+            tracing::error!("the thread of the pairs has ended");
+        }
+    }
+}
+
+/// Moves the calling thread into a new network namespace.
+fn enter() -> Result<Netlink> {
+    unshare(CloneFlags::CLONE_NEWNET).context("a network namespace for the pairs needs CAP_SYS_ADMIN")?;
+    // Otherwise the kernel sends router solicitations on each pair.
+    let ipv6 = fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
+    if let Err(error) = ipv6 {
+        tracing::debug!(%error, "IPv6 stays on in the namespace of the pairs");
+    }
+    let netlink = Netlink::open().context("opening a netlink socket")?;
+    privileges::drop_others().context("dropping capabilities")?;
+    Ok(netlink)
+}
+
+fn work(mut netlink: Netlink, orders: &Receiver<Job>, results: &Sender<Done>, bell: &OwnedFd) {
+    for job in orders {
+        let done = match job {
+            Job::Make(order) => {
+                let (client, slot) = (order.client, order.slot);
+                Done::Made { client, slot, result: make(&mut netlink, *order) }
+            }
+            Job::Remove(pair) => {
+                let Pair { slot, ends, switch, _links } = *pair;
+                switch.disconnect_client(slot, ends);
+                if let Err(error) = netlink.delete_link(ends[0]) {
+                    tracing::error!(slot, %error, "a pair could not be removed");
+                }
+                Done::Removed { slot }
+            }
+            Job::SetMtu { ends, mtu } => {
+                for end in ends {
+                    if let Err(error) = netlink.set_mtu(end, mtu) {
+                        tracing::warn!(mtu, %error, "a pair keeps its MTU");
+                    }
+                }
+                continue;
+            }
+        };
+        if results.send(done).is_err() {
+            return;
+        }
+        let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+    }
+}
+
+fn make(netlink: &mut Netlink, order: Order) -> Result<(Pair, OwnedFd)> {
+    let Order { slot, switch, memory, sizes, multi_buffer, mtu, generic, .. } = order;
+    let names = [format!("near{slot}"), format!("far{slot}")];
+    let ends = netlink
+        .create_veth([&names[0], &names[1]], mtu)
+        .context("making a pair of virtual interfaces (veth)")?;
+    let mode = if generic { AttachMode::Generic } else { AttachMode::Native };
+    let send_buffer = DriverConfig::default().send_buffer_bytes;
+    let connected = shared::client_socket(memory, ends[1], sizes, multi_buffer, send_buffer)
+        .context("binding an AF_XDP socket to the client's memory")
+        .and_then(|socket| {
+            let links = switch.connect_client(slot, ends, socket.as_fd(), mode);
+            Ok((links.context("connecting the client to the switch")?, socket))
+        });
+    match connected {
+        Ok((links, socket)) => Ok((Pair { slot, ends, switch, _links: links }, socket)),
+        Err(error) => {
+            switch.disconnect_client(slot, ends);
+            let _ = netlink.delete_link(ends[0]);
+            Err(error)
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! [`Grant`]: a device on an interface that the helper `xwarpd` shares.
+
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use xwarp_control::{
+    Choice, DEFAULT_SOCKET, Device, Event as HelpersEvent, Reason, Refusal, Reply, Request, SOCKET_VARIABLE,
+};
+
+use crate::config::{Attributes, DriverConfig, Mode, ModePreference, Origin};
+use crate::error::OpenError;
+use crate::helper::{CallError, Helper, receive_message, unexpected};
+use crate::netlink::monitor::Event;
+use crate::state::State;
+use crate::sys::{Memory, Rings, Sizes};
+
+/// Most events that are read at a time.
+const MOST_EVENTS: usize = 256;
+
+/// Why no device was granted.
+#[derive(Debug)]
+pub(crate) enum Unshared {
+    /// Nobody listens on the helper's socket, or this process may not connect.
+    NoHelper(PathBuf, io::Error),
+    /// The helper does not share the interface.
+    NotServed(Refusal),
+    Failed(OpenError),
+}
+
+impl Unshared {
+    /// Whether the interface may still be opened by this process itself.
+    pub(crate) fn leaves_interface(&self) -> bool {
+        !matches!(self, Self::Failed(_))
+    }
+
+    pub(crate) fn into_error(self) -> OpenError {
+        match self {
+            Self::NoHelper(socket, source) => OpenError::NoHelper { socket, source },
+            Self::NotServed(refusal) => OpenError::Refused(refusal.text),
+            Self::Failed(error) => error,
+        }
+    }
+}
+
+/// Whether the settings ask for something that only the owner of an interface has.
+pub(crate) fn wants_owner(config: &DriverConfig) -> bool {
+    config.mode != ModePreference::Probe
+        || config.vlan.is_some()
+        || config.service_vlan.is_some()
+        || config.replace_program
+}
+
+/// The connection to the helper that granted a device, and the state of the interface as the helper reports it.
+pub(crate) struct Grant {
+    helper: Arc<Helper>,
+    events: OwnedFd,
+    pub state: State,
+}
+
+impl fmt::Debug for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grant").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl Grant {
+    /// Asks the helper for a device.
+    pub(crate) fn open(name: &str, config: &DriverConfig) -> Result<(Self, Rings, Sizes), Unshared> {
+        let path = socket_path(config);
+        let helper = Helper::connect(&path).map_err(|source| Unshared::NoHelper(path, source))?;
+        helper.greet().map_err(refused)?;
+        let system = |doing| move |source| Unshared::Failed(OpenError::System { doing, source });
+        let mut sizes = Sizes {
+            queues: 1,
+            transmit_queues: 1,
+            receive_per_queue: config.receive_chunks,
+            transmit: config.transmit_chunks,
+            transmit_ring: config.ring_size,
+            multi_buffer: false,
+        };
+        let memory = Memory::new(sizes.bytes() as usize).map_err(system("allocating frame memory"))?;
+        let interface = match name.parse::<IpAddr>() {
+            Ok(address) => Choice::Address(address),
+            Err(_) => Choice::Name(name.into()),
+        };
+        let request = Request::Open {
+            interface,
+            sizes: xwarp_control::Sizes {
+                receive_chunks: config.receive_chunks,
+                transmit_chunks: config.transmit_chunks,
+                ring: config.ring_size,
+            },
+        };
+        let (reply, descriptors) = helper.exchange(request, memory.file()).map_err(refused)?;
+        let Reply::Opened(device) = reply else { return Err(refused(unexpected(&reply))) };
+        let Ok([socket, events]) = <[OwnedFd; 2]>::try_from(descriptors) else {
+            let source = io::Error::new(io::ErrorKind::InvalidData, "xwarpd passed no sockets");
+            return Err(system("opening through xwarpd")(source));
+        };
+        sizes.multi_buffer = device.multi_buffer;
+        let rings = Rings::over(socket, memory, sizes).map_err(system("mapping the rings"))?;
+        let state = state_of(device);
+        Ok((Self { helper: Arc::new(helper), events, state }, rings, sizes))
+    }
+
+    pub(crate) fn helper(&self) -> Arc<Helper> {
+        Arc::clone(&self.helper)
+    }
+
+    /// Readable when [`events`](Self::events) has something to report, also the end of the helper: the AF_XDP socket reports
+    /// nothing when its interface is gone.
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+
+    /// Reads the events that the helper has sent, without waiting, and applies them.
+    pub(crate) fn events(&mut self, mut tell: impl FnMut(Event)) {
+        for _ in 0..MOST_EVENTS {
+            if self.state.removed {
+                return;
+            }
+            let event = match receive_message(self.events.as_fd()) {
+                Ok((bytes, _)) if bytes.is_empty() => self.ended("xwarpd has ended"),
+                Ok((bytes, _)) => match HelpersEvent::decode(&bytes) {
+                    Ok(HelpersEvent::Revoked { text }) => self.ended(&text),
+                    Ok(event) => event_of(event),
+                    Err(error) => self.ended(&error.to_string()),
+                },
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR) => continue,
+                Err(errno) => self.ended(&errno.to_string()),
+            };
+            if self.state.follow(&event) {
+                tell(event);
+            }
+        }
+    }
+
+    /// The event for the end of the device.
+    fn ended(&self, reason: &str) -> Event {
+        tracing::error!(interface = self.state.attributes.name, reason, "xwarpd took the device away");
+        Event::LinkRemoved
+    }
+}
+
+fn socket_path(config: &DriverConfig) -> PathBuf {
+    let named = || std::env::var_os(SOCKET_VARIABLE).map(PathBuf::from);
+    config.helper.clone().or_else(named).unwrap_or_else(|| DEFAULT_SOCKET.into())
+}
+
+fn refused(error: CallError) -> Unshared {
+    match error {
+        CallError::Refused(refusal) if refusal.reason == Reason::NotServed => Unshared::NotServed(refusal),
+        CallError::Refused(refusal) => Unshared::Failed(OpenError::Refused(refusal.text)),
+        other => {
+            Unshared::Failed(OpenError::System { doing: "opening through xwarpd", source: other.into() })
+        }
+    }
+}
+
+fn state_of(device: Device) -> State {
+    let attributes = Attributes {
+        origin: Origin::Granted,
+        name: device.name,
+        carrier: device.carrier,
+        index: device.index,
+        mac: device.mac,
+        mtu: device.mtu,
+        path_mtu: device.path_mtu,
+        largest_mtu: device.largest_mtu,
+        up: device.up,
+        mode: if device.generic { Mode::Generic } else { Mode::Copy },
+        queues: 1,
+        vlans: device.vlans,
+        program_id: device.program_id,
+    };
+    State { attributes, addresses: device.addresses, removed: false }
+}
+
+fn event_of(event: HelpersEvent) -> Event {
+    match event {
+        HelpersEvent::AddressAdded(address) => Event::AddressAdded(address),
+        HelpersEvent::AddressRemoved(address) => Event::AddressRemoved(address),
+        HelpersEvent::LinkState { up } => Event::LinkState { up },
+        HelpersEvent::Mtu(mtu) => Event::Mtu(mtu),
+        HelpersEvent::Mac(mac) => Event::Mac(mac),
+        HelpersEvent::LinkRemoved | HelpersEvent::Revoked { .. } => Event::LinkRemoved,
+        HelpersEvent::Neighbour { address, mac } => Event::Neighbour { address, mac: Some(mac) },
+        HelpersEvent::Routes => Event::Routes,
+    }
+}

@@ -1,0 +1,269 @@
+//! [`Helper`]: a process's connection to `xwarpd`, which grants it a device on an interface that many processes share.
+//!
+//! Any thread may call; the one that finds nobody reading the socket reads it for all. Events come on a socket of their
+//! own, which the interface reads.
+
+use std::collections::BTreeMap;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use std::{fmt, io};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg,
+    socket_with,
+};
+use xwarp_control::{MOST_BYTES, Refusal, Reply, Request, Tagged, VERSION};
+
+/// Longest wait for the answer to a call that does not name a limit.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Most descriptors in one message.
+const MOST_DESCRIPTORS: usize = 2;
+
+/// Why a call has no answer.
+#[derive(Debug)]
+pub(crate) enum CallError {
+    /// The helper refuses.
+    Refused(Refusal),
+    /// The helper is gone, or does not answer as it should.
+    Gone(io::Error),
+    /// The helper did not answer in time.
+    TimedOut,
+}
+
+impl From<CallError> for io::Error {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Refused(refusal) => Self::other(refusal),
+            CallError::Gone(source) => Self::new(
+                source.kind(),
+                format!("xwarpd is gone ({source}): open the device again when it runs"),
+            ),
+            CallError::TimedOut => Self::new(io::ErrorKind::TimedOut, "xwarpd did not answer in time"),
+        }
+    }
+}
+
+impl From<Errno> for CallError {
+    fn from(errno: Errno) -> Self {
+        Self::Gone(errno.into())
+    }
+}
+
+/// A connection to the helper.
+pub(crate) struct Helper {
+    socket: OwnedFd,
+    next_id: AtomicU32,
+    answers: Mutex<Answers>,
+    arrived: Condvar,
+}
+
+#[derive(Default)]
+struct Answers {
+    /// By id of the request: the answer, once it is there.
+    waiting: BTreeMap<u32, Option<Reply>>,
+    /// A thread reads the socket.
+    reading: bool,
+}
+
+impl fmt::Debug for Helper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Helper").field("socket", &self.socket).finish_non_exhaustive()
+    }
+}
+
+impl Helper {
+    /// Connects to the helper at `path`.
+    ///
+    /// # Errors
+    /// Nobody listens there.
+    pub(crate) fn connect(path: &Path) -> io::Result<Self> {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(Self { socket, next_id: AtomicU32::new(1), answers: Mutex::default(), arrived: Condvar::new() })
+    }
+
+    /// Compares versions. The first call of a connection.
+    pub(crate) fn greet(&self) -> Result<(), CallError> {
+        match self.call(Request::Hello { version: VERSION }, PATIENCE)? {
+            Reply::Hello { version: VERSION } => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Sends a request with a descriptor, whose answer has descriptors too. For a caller who is alone.
+    pub(crate) fn exchange(
+        &self,
+        body: Request,
+        descriptor: BorrowedFd<'_>,
+    ) -> Result<(Reply, Vec<OwnedFd>), CallError> {
+        let end = Instant::now() + PATIENCE;
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        self.send(&Tagged { id, body }, Some(descriptor), end)?;
+        loop {
+            let (reply, descriptors) = self.receive(end)?;
+            match reply.body {
+                Reply::Refused(refusal) if reply.id == id => return Err(CallError::Refused(refusal)),
+                body if reply.id == id => return Ok((body, descriptors)),
+                _ => {}
+            }
+        }
+    }
+
+    /// Sends a request and waits for its answer, at most `limit`.
+    pub(crate) fn call(&self, body: Request, limit: Duration) -> Result<Reply, CallError> {
+        let end = Instant::now() + limit;
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        self.lock().waiting.insert(id, None);
+        let answer = self.send(&Tagged { id, body }, None, end).and_then(|()| self.wait(id, end));
+        self.lock().waiting.remove(&id);
+        match answer? {
+            Reply::Refused(refusal) => Err(CallError::Refused(refusal)),
+            reply => Ok(reply),
+        }
+    }
+
+    /// Sends a request that has no answer. It does not matter if the helper is gone.
+    pub(crate) fn tell(&self, body: Request) {
+        let _ = self.send(&Tagged { id: 0, body }, None, Instant::now() + PATIENCE);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Answers> {
+        // The map changes in single steps.
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait(&self, id: u32, end: Instant) -> Result<Reply, CallError> {
+        let mut answers = self.lock();
+        loop {
+            if let Some(reply) = answers.waiting.get_mut(&id).and_then(Option::take) {
+                return Ok(reply);
+            }
+            if answers.reading {
+                let left = end.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(CallError::TimedOut);
+                }
+                let waited = self.arrived.wait_timeout(answers, left);
+                answers = waited.unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            }
+            answers.reading = true;
+            drop(answers);
+            let received = self.receive(end);
+            answers = self.lock();
+            answers.reading = false;
+            // Others look for their answers, and one of them reads on.
+            self.arrived.notify_all();
+            let (reply, _) = received?;
+            if let Some(place) = answers.waiting.get_mut(&reply.id) {
+                *place = Some(reply.body);
+            }
+        }
+    }
+
+    fn send(
+        &self,
+        message: &Tagged<Request>,
+        descriptor: Option<BorrowedFd<'_>>,
+        end: Instant,
+    ) -> Result<(), CallError> {
+        let bytes = message.encode();
+        loop {
+            match send_message(self.socket.as_fd(), &bytes, descriptor.as_slice()) {
+                Ok(()) => return Ok(()),
+                Err(Errno::AGAIN) => self.ready(PollFlags::OUT, end)?,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    fn receive(&self, end: Instant) -> Result<(Tagged<Reply>, Vec<OwnedFd>), CallError> {
+        loop {
+            match receive_message(self.socket.as_fd()) {
+                Ok((bytes, _)) if bytes.is_empty() => return Err(Errno::CONNRESET.into()),
+                Ok((bytes, descriptors)) => {
+                    let reply = Tagged::<Reply>::decode(&bytes);
+                    return Ok((
+                        reply.map_err(|error| CallError::Gone(io::Error::other(error)))?,
+                        descriptors,
+                    ));
+                }
+                Err(Errno::AGAIN) => self.ready(PollFlags::IN, end)?,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// Waits until the socket is ready.
+    fn ready(&self, flags: PollFlags, end: Instant) -> Result<(), CallError> {
+        let left = end.saturating_duration_since(Instant::now());
+        let limit = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        match poll(&mut [PollFd::new(&self.socket, flags)], Some(&limit)) {
+            Ok(0) => Err(CallError::TimedOut),
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+/// The error for an answer of another kind than the request's.
+pub(crate) fn unexpected(reply: &Reply) -> CallError {
+    CallError::Gone(io::Error::new(io::ErrorKind::InvalidData, format!("an unexpected answer: {reply:?}")))
+}
+
+/// Sends one message with descriptors, at most two, without waiting.
+///
+/// # Errors
+/// `EAGAIN` when the receiver does not read.
+pub fn send_message(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(Errno::INVAL);
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags).map(drop)
+}
+
+/// Receives one message with its descriptors, at most two, without waiting. An empty message means that the sender has closed
+/// its end; a message that is too long is cut to one byte more than [`MOST_BYTES`], which no decoder accepts.
+///
+/// # Errors
+/// `EAGAIN` when there is none.
+pub fn receive_message(socket: BorrowedFd<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
+    let mut bytes = vec![0; MOST_BYTES + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
+    bytes.truncate(received.bytes);
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        // More descriptors than any message has: the kernel has closed them.
+        descriptors.clear();
+    }
+    Ok((bytes, descriptors))
+}

@@ -1,0 +1,191 @@
+//! The helper's side: an interface that it shares ([`SharedInterface`]), and the sockets that it grants.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::net::sockopt;
+use rustix::net::xdp::SocketAddrXdpFlags;
+use xwarp_control::Sizes as GrantedSizes;
+use xwarp_prog::{AttachError, AttachMode, ProgramConfig, Switch};
+
+use crate::config::{Attributes, DriverConfig, Mode, ModePreference, Origin, SINGLE_CHUNK_MTU};
+use crate::error::OpenError;
+use crate::netlink::Netlink;
+use crate::netlink::monitor::{Event, Monitor};
+use crate::open;
+use crate::resolver::Resolver;
+use crate::state::{Watch, path_mtu};
+use crate::sys::{self, Sizes};
+
+/// An interface whose frames the switch distributes among clients. Dropping it detaches the switch.
+#[derive(Debug)]
+pub struct SharedInterface {
+    switch: Arc<Switch>,
+    watch: Watch,
+    multi_buffer: bool,
+}
+
+impl SharedInterface {
+    /// Opens interface `name` of the calling thread's network namespace, natively or else in generic mode, unless
+    /// `config` forces one of them.
+    ///
+    /// # Errors
+    /// As [`Interface::open`](crate::Interface::open).
+    pub fn open(name: &str, config: &DriverConfig) -> Result<Self, OpenError> {
+        let system = |doing| move |source| OpenError::System { doing, source };
+        let mut netlink = Netlink::open().map_err(system("opening a netlink socket"))?;
+        let found = open::find(&mut netlink, name, config)?;
+        let multi_buffer = found.carrier.mtu > u32::from(SINGLE_CHUNK_MTU);
+        let program_config = ProgramConfig { vlans: &found.vlans, multi_buffer };
+        let mut switch = Switch::load(&program_config).map_err(open::load_error)?;
+        let failed = |error: xwarp_prog::ProgramError| OpenError::Program(error.to_string());
+        switch.set_source(found.link.mac.0).map_err(failed)?;
+        let monitor = Monitor::open(found.link.index).map_err(system("listening for address changes"))?;
+        let mode = attach(&mut switch, &found.carrier.name, found.carrier.index, config)?;
+        let largest_mtu = open::largest_mtu(mode, &default_sizes(multi_buffer));
+        let attributes = Attributes {
+            origin: Origin::Owned,
+            name: found.link.name,
+            carrier: found.carrier.name,
+            index: found.link.index,
+            mac: found.link.mac,
+            mtu: found.link.mtu,
+            path_mtu: path_mtu(found.link.mtu, largest_mtu, &found.vlans),
+            largest_mtu,
+            up: found.link.up,
+            mode,
+            queues: 1,
+            vlans: found.vlans,
+            program_id: switch.id(),
+        };
+        let watch = Watch::new(monitor, netlink, attributes, |event| follow(&switch, &event))
+            .map_err(system("reading addresses"))?;
+        Ok(Self { switch: Arc::new(switch), watch, multi_buffer })
+    }
+
+    /// The programs and their maps.
+    pub fn switch(&self) -> &Arc<Switch> {
+        &self.switch
+    }
+
+    /// The current attributes.
+    pub fn attributes(&self) -> &Attributes {
+        &self.watch.state.attributes
+    }
+
+    /// Its addresses.
+    pub fn addresses(&self) -> &[IpAddr] {
+        &self.watch.state.addresses
+    }
+
+    /// Whether frames may have several chunks.
+    pub fn multi_buffer(&self) -> bool {
+        self.multi_buffer
+    }
+
+    /// Readable when [`events`](Self::events) has changes to report.
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.watch.event_fd()
+    }
+
+    /// Reads the changes that the kernel announced since the last call, without waiting, and applies them to the
+    /// attributes and to the switch.
+    ///
+    /// # Errors
+    /// Reading from the netlink socket failed.
+    pub fn events(&mut self, mut tell: impl FnMut(Event)) -> io::Result<()> {
+        let Self { switch, watch, .. } = self;
+        watch.events(|event| {
+            follow(switch, &event);
+            tell(event);
+        })
+    }
+
+    /// A resolver for this interface.
+    ///
+    /// # Errors
+    /// No netlink socket can be opened.
+    pub fn resolver(&self) -> io::Result<Resolver> {
+        Resolver::new(self.watch.state.facts(), self.attributes())
+    }
+}
+
+/// Attaches the switch in the first mode that works.
+fn attach(switch: &mut Switch, name: &str, index: u32, config: &DriverConfig) -> Result<Mode, OpenError> {
+    let modes: &[Mode] = match config.mode {
+        ModePreference::Force(Mode::Generic) => &[Mode::Generic],
+        ModePreference::Force(_) => &[Mode::Copy],
+        ModePreference::Probe => &[Mode::Copy, Mode::Generic],
+    };
+    let mut refusal: io::Error = io::ErrorKind::Unsupported.into();
+    for &mode in modes {
+        let attach_mode = if mode == Mode::Generic { AttachMode::Generic } else { AttachMode::Native };
+        match switch.attach(index, attach_mode) {
+            Ok(()) => return Ok(mode),
+            Err(AttachError::Foreign(there)) => return Err(open::in_use(name.into(), there)),
+            Err(AttachError::System(source)) if open::is_permission(&source) => {
+                return Err(OpenError::Permission { doing: "attaching the switch" });
+            }
+            Err(AttachError::System(source)) => refusal = source,
+        }
+    }
+    Err(OpenError::XdpUnsupported { name: name.into(), source: refusal })
+}
+
+/// The sizes of a client's default settings, which bound the largest frame that is announced.
+fn default_sizes(multi_buffer: bool) -> Sizes {
+    let DriverConfig { receive_chunks, transmit_chunks, ring_size, .. } = DriverConfig::default();
+    sizes(GrantedSizes { receive_chunks, transmit_chunks, ring: ring_size }, multi_buffer)
+}
+
+fn sizes(sizes: GrantedSizes, multi_buffer: bool) -> Sizes {
+    Sizes {
+        queues: 1,
+        transmit_queues: 1,
+        receive_per_queue: sizes.receive_chunks,
+        transmit: sizes.transmit_chunks,
+        transmit_ring: sizes.ring,
+        multi_buffer,
+    }
+}
+
+/// Bytes of the frame memory that a client with these sizes makes.
+pub fn memory_bytes(granted: GrantedSizes) -> u64 {
+    sizes(granted, false).bytes()
+}
+
+/// An AF_XDP socket for a client: over `memory`, which the client made and sealed, and bound to queue 0 of interface `index`
+/// of the calling thread's network namespace. Its send buffer has `send_buffer_bytes`.
+///
+/// # Errors
+/// The memory is not as announced, or the kernel refuses.
+pub fn client_socket(
+    memory: OwnedFd,
+    index: u32,
+    granted: GrantedSizes,
+    multi_buffer: bool,
+    send_buffer_bytes: usize,
+) -> io::Result<OwnedFd> {
+    let flags = SocketAddrXdpFlags::XDP_COPY | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
+    let socket = sys::socket_for(memory, index, sizes(granted, multi_buffer), flags)?;
+    sockopt::set_socket_send_buffer_size_force(socket.as_fd(), send_buffer_bytes)?;
+    Ok(socket)
+}
+
+/// Keeps the addresses that the switch knows up to date.
+fn follow(switch: &Switch, event: &Event) {
+    let followed = match event {
+        Event::AddressAdded(address) => switch.add_address(*address),
+        Event::Mac(mac) => switch.set_source(mac.0),
+        Event::AddressRemoved(address) => {
+            switch.remove_address(*address);
+            Ok(())
+        }
+        _ => Ok(()),
+    };
+    if let Err(error) = followed {
+        tracing::warn!(%error, "the switch does not follow a change of the interface");
+    }
+}

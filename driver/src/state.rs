@@ -1,0 +1,166 @@
+//! [`State`]: the attributes and addresses of an open interface, which follow its events; [`Watch`]: the events of the
+//! kernel.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use xwarp_tcp::wire::VlanTags;
+
+use crate::config::Attributes;
+use crate::netlink::Netlink;
+use crate::netlink::link::Link;
+use crate::netlink::monitor::{Change, Event, Monitor};
+use crate::resolver::Facts;
+
+/// `EtherType` of an 802.1Q tag, the inner or only one.
+const TPID_CUSTOMER: u16 = 0x8100;
+/// `EtherType` of an 802.1ad tag, the outer of two.
+const TPID_SERVICE: u16 = 0x88a8;
+const VLAN_TAG_BYTES: u32 = 4;
+
+/// The state of an open interface, as of the last event.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub attributes: Attributes,
+    pub addresses: Vec<IpAddr>,
+    /// [`Event::LinkRemoved`] was reported.
+    pub removed: bool,
+}
+
+impl State {
+    /// Applies an event. Returns false if the event announces nothing new.
+    pub(crate) fn follow(&mut self, event: &Event) -> bool {
+        let Self { attributes, addresses, removed } = self;
+        match event {
+            Event::AddressAdded(address) if addresses.contains(address) => return false,
+            Event::AddressAdded(address) => addresses.push(*address),
+            Event::AddressRemoved(address) => addresses.retain(|a| a != address),
+            Event::LinkState { up } => attributes.up = *up,
+            Event::Mtu(mtu) => attributes.path_mtu = *mtu,
+            Event::Mac(mac) => attributes.mac = *mac,
+            Event::LinkRemoved => {
+                attributes.up = false;
+                return !std::mem::replace(removed, true);
+            }
+            _ => {}
+        }
+        true
+    }
+
+    /// The constant attributes that paths depend on.
+    pub(crate) fn facts(&self) -> Facts {
+        Facts {
+            name: self.attributes.name.clone(),
+            index: self.attributes.index,
+            vlan: vlan_tags(&self.attributes.vlans),
+            queues: self.attributes.queues,
+        }
+    }
+}
+
+/// Reads the changes of an interface that the kernel announces.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    monitor: Monitor,
+    netlink: Netlink,
+    pub state: State,
+}
+
+impl Watch {
+    /// Starts with `attributes`. `monitor` was opened before they were read, so that no change in between is missed.
+    /// Reports the addresses to `tell`.
+    pub(crate) fn new(
+        monitor: Monitor,
+        netlink: Netlink,
+        attributes: Attributes,
+        tell: impl FnMut(Event),
+    ) -> io::Result<Self> {
+        let state = State { attributes, addresses: Vec::new(), removed: false };
+        let mut watch = Self { monitor, netlink, state };
+        watch.reload_addresses(tell)?;
+        Ok(watch)
+    }
+
+    /// Readable when [`events`](Self::events) has changes to report.
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+        self.monitor.as_fd()
+    }
+
+    /// Reads the changes that the kernel announced since the last call, without waiting, and applies them to the state.
+    pub(crate) fn events(&mut self, mut tell: impl FnMut(Event)) -> io::Result<()> {
+        let mut changes = Vec::new();
+        self.monitor.read(|change| changes.push(change))?;
+        for change in changes {
+            match change {
+                Change::Link(link) => self.follow_link(&link, &mut tell),
+                Change::Other(Event::Overrun) => {
+                    tell(Event::Overrun);
+                    match self.netlink.link(self.state.attributes.index) {
+                        Ok(link) => self.follow_link(&link, &mut tell),
+                        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {
+                            self.report(Event::LinkRemoved, &mut tell);
+                        }
+                        Err(error) => return Err(error),
+                    }
+                    self.reload_addresses(&mut tell)?;
+                }
+                // A removed interface loses its addresses first; only the removal is reported.
+                Change::Other(Event::AddressRemoved(_)) if self.link_is_gone() => {
+                    self.report(Event::LinkRemoved, &mut tell);
+                }
+                Change::Other(event) => self.report(event, &mut tell),
+            }
+        }
+        Ok(())
+    }
+
+    fn report(&mut self, event: Event, tell: &mut impl FnMut(Event)) {
+        if self.state.follow(&event) {
+            tell(event);
+        }
+    }
+
+    fn link_is_gone(&mut self) -> bool {
+        let link = self.netlink.link(self.state.attributes.index);
+        link.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV))
+    }
+
+    fn follow_link(&mut self, link: &Link, tell: &mut impl FnMut(Event)) {
+        let attributes = &mut self.state.attributes;
+        let path_mtu = path_mtu(link.mtu, attributes.largest_mtu, &attributes.vlans);
+        let changes = [
+            (link.up != attributes.up).then_some(Event::LinkState { up: link.up }),
+            (link.mtu != attributes.mtu).then_some(Event::Mtu(path_mtu)),
+            (link.mac != attributes.mac).then_some(Event::Mac(link.mac)),
+        ];
+        attributes.mtu = link.mtu;
+        for event in changes.into_iter().flatten() {
+            self.report(event, tell);
+        }
+    }
+
+    fn reload_addresses(&mut self, mut tell: impl FnMut(Event)) -> io::Result<()> {
+        let now = self.netlink.addresses(self.state.attributes.index)?;
+        let gone: Vec<_> = self.state.addresses.iter().filter(|a| !now.contains(a)).copied().collect();
+        let added = now.into_iter().map(Event::AddressAdded);
+        for event in gone.into_iter().map(Event::AddressRemoved).chain(added) {
+            self.report(event, &mut tell);
+        }
+        Ok(())
+    }
+}
+
+/// Devices let frames exceed their MTU by one VLAN tag; the room for a second one comes from the packet.
+pub(crate) fn path_mtu(mtu: u32, largest: u16, vlans: &[u16]) -> u16 {
+    let second_tag = if vlans.len() > 1 { VLAN_TAG_BYTES } else { 0 };
+    mtu.saturating_sub(second_tag).min(u32::from(largest)) as u16
+}
+
+fn vlan_tags(ids: &[u16]) -> VlanTags {
+    match *ids {
+        [outer, inner, ..] => VlanTags([Some((TPID_SERVICE, outer)), Some((TPID_CUSTOMER, inner))]),
+        [only] => VlanTags([Some((TPID_CUSTOMER, only)), None]),
+        [] => VlanTags::default(),
+    }
+}

@@ -1,0 +1,92 @@
+//! [`Memory`]: the mapping of frame memory (UMEM), which the kernel reads and writes too.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+/// Seals of memory that a helper registers for another process: its size never changes.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// A mapping that ends when this is dropped, and that a child process of `fork` does not inherit.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread.
+unsafe impl Send for Mapping {}
+// SAFETY: a shared reference gives the address only.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes of `fd` from `offset` on, readable, writable and shared.
+    pub(super) fn new(fd: impl AsFd, offset: u64, len: usize) -> io::Result<Self> {
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: the kernel chooses the address, so no memory in use is replaced.
+        let start = unsafe {
+            mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, fd, offset)?
+        };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::InvalidData)?;
+        let mapping = Self { start, len };
+        // Parent and child would both use ring positions that are in private memory, and corrupt the rings.
+        // SAFETY: the advice concerns this mapping only, and only what children see.
+        unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontFork)? };
+        Ok(mapping)
+    }
+
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and those who hold addresses into it own or borrow this.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Frame memory and the file that it is.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(super) mapping: Mapping,
+    file: OwnedFd,
+}
+
+impl Memory {
+    /// New memory of `len` bytes, all pages present.
+    pub(crate) fn new(len: usize) -> io::Result<Self> {
+        let file = memfd_create("xwarp-umem", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, len as u64)?;
+        fcntl_add_seals(&file, SEALS)?;
+        let mapping = Mapping::new(&file, 0, len)?;
+        Ok(Self { mapping, file })
+    }
+
+    /// The memory that another process made: a sealed file of exactly `len` bytes.
+    pub(crate) fn of(file: OwnedFd, len: usize) -> io::Result<Self> {
+        let refuse = |why| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        // Only files in memory have seals; a file of a user's file system could block whoever reads it.
+        if !fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)) {
+            return refuse("frame memory must be a memfd with the seals SHRINK, GROW and SEAL");
+        }
+        if fstat(&file)?.st_size != len as i64 {
+            return refuse("frame memory does not have the announced size");
+        }
+        let mapping = Mapping::new(&file, 0, len)?;
+        Ok(Self { mapping, file })
+    }
+
+    /// The file, to be passed to a helper.
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+//
+// Parsing shared by the programs: from an Ethernet frame to the addresses and ports of a TCP segment, or of the
+// segment that an ICMP error quotes.
+//
+// Packet memory is read at constant offsets only; headers at a variable offset (behind VLAN tags, IP
+// options, in an ICMP message) are copied to the stack by bpf_xdp_load_bytes (Linux 5.18). Adding a
+// register to a packet pointer would need CAP_PERFMON: the verifier rejects it for a process that has
+// only CAP_BPF and CAP_NET_ADMIN.
+
+#pragma once
+
+#include <stdbool.h>
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#define MAX_VLANS 2
+#define VLAN_ID_MASK 0x0fff
+#define IP_FRAGMENT_MASK 0x3fff /* more fragments, and the offset */
+#define IP_OFFSET_MASK 0x1fff
+/* Bytes of an ICMP message before the packet that it quotes (RFC 792, RFC 4443 section 3). */
+#define ICMP_HEADER_BYTES 8
+
+enum icmp_v4_type { ICMP_UNREACHABLE = 3, ICMP_TIME_EXCEEDED = 11, ICMP_PARAMETER = 12 };
+enum icmp_v6_type { ICMP6_UNREACHABLE = 1, ICMP6_PARAMETER = 4 }; /* 2: too big, 3: time exceeded */
+
+/* Why a frame is none of ours; in the order of the counters in counters.rs, before those of each program. */
+enum reason {
+	PASSED_NOT_UNICAST,
+	PASSED_NOT_IP,
+	PASSED_VLAN,
+	PASSED_FRAGMENT,
+	PASSED_NOT_TCP,
+	PASSED_ICMP,
+	PASSED_TCP,
+	PASSED_TRUNCATED,
+	PASSED_MAPPED,
+	REASONS,
+};
+
+/* An address in network byte order with the version of its IP packet, 4 or 6: addresses of the two
+ * families never compare equal. An IPv4 address fills the first four octets; the others are zero. */
+struct address {
+	__u8 octets[16];
+	__u16 version;
+};
+
+struct flow_key {
+	struct address local;
+	struct address remote;
+	__be16 local_port;
+	__be16 remote_port;
+};
+
+/* A port of an address. The wildcard address is all zero, version included. */
+struct port_key {
+	struct address local;
+	__be16 port;
+};
+
+/* A TCP segment from `remote` to `local`, or an ICMP error that quotes a segment from `local` to `remote`. */
+struct packet {
+	struct flow_key flow;
+	bool syn; /* opens a connection */
+	bool quoted;
+};
+
+/* The interface's own addresses: a wildcard port is that of these, and not of addresses that this host only
+ * forwards to. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct address);
+	__type(value, __u8);
+} addresses SEC(".maps");
+
+#define PARSED (-1)
+
+struct vlan_tag {
+	__be16 tci;
+	__be16 next_proto;
+};
+
+/* VLAN ids of our frames, outermost first, in host order. */
+const volatile __u16 vlan_count = 0;
+const volatile __u16 vlan_ids[MAX_VLANS] = {};
+
+/* Counts by reason: of `enum reason`, then of the program that includes this file, PROGRAM_REASONS in all. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, PROGRAM_REASONS);
+	__type(key, __u32);
+	__type(value, __u64);
+} counters SEC(".maps");
+
+static __always_inline void count(__u32 reason)
+{
+	__u64 *counter = bpf_map_lookup_elem(&counters, &reason);
+
+	if (counter)
+		(*counter)++;
+}
+
+static __always_inline int pass(__u32 reason)
+{
+	count(reason);
+	return XDP_PASS;
+}
+
+static __always_inline void copy_v4(struct address *to, __be32 from)
+{
+	__builtin_memcpy(to->octets, &from, 4);
+	__builtin_memset(to->octets + 4, 0, 12);
+	to->version = 4;
+}
+
+static __always_inline void copy_v6(struct address *to, const struct in6_addr *from)
+{
+	__builtin_memcpy(to->octets, from, 16);
+	to->version = 6;
+}
+
+/* ::ffff:a.b.c.d stands for an IPv4 address inside a host and names no interface on the wire (RFC 4291
+ * section 2.5.5.2). */
+static __always_inline bool is_mapped(const struct in6_addr *ip)
+{
+	return !(ip->in6_u.u6_addr32[0] | ip->in6_u.u6_addr32[1]) &&
+	       ip->in6_u.u6_addr32[2] == bpf_htonl(0xffff);
+}
+
+/* A TCP segment. `packet` has the addresses; `offset` is that of the TCP header. */
+static __always_inline int tcp_segment(struct xdp_md *ctx, struct packet *packet, __u32 offset)
+{
+	struct tcphdr tcp;
+
+	if (bpf_xdp_load_bytes(ctx, offset, &tcp, sizeof(tcp)))
+		return PASSED_TRUNCATED;
+	packet->flow.local_port = tcp.dest;
+	packet->flow.remote_port = tcp.source;
+	packet->syn = tcp.syn && !tcp.ack;
+	return PARSED;
+}
+
+/* An ICMP error that quotes a packet of ours, whose source port is the local one. RFC 792 guarantees eight
+ * bytes of the quoted TCP header: both ports and the sequence number. */
+static __always_inline int quoted_tcp(struct xdp_md *ctx, struct packet *packet, __u32 offset)
+{
+	struct {
+		__be16 source;
+		__be16 dest;
+		__be32 seq;
+	} quoted;
+
+	if (bpf_xdp_load_bytes(ctx, offset, &quoted, sizeof(quoted)))
+		return PASSED_ICMP;
+	packet->flow.local_port = quoted.source;
+	packet->flow.remote_port = quoted.dest;
+	packet->quoted = true;
+	return PARSED;
+}
+
+/* RFC 792: eight bytes, then the quoted IP header and the first bytes of its payload. */
+static __always_inline int icmp_v4(struct xdp_md *ctx, struct packet *packet, __u32 offset)
+{
+	struct iphdr quoted;
+	__u8 type;
+
+	if (bpf_xdp_load_bytes(ctx, offset, &type, sizeof(type)))
+		return PASSED_ICMP;
+	if (type != ICMP_UNREACHABLE && type != ICMP_TIME_EXCEEDED && type != ICMP_PARAMETER)
+		return PASSED_ICMP;
+	offset += ICMP_HEADER_BYTES;
+	if (bpf_xdp_load_bytes(ctx, offset, &quoted, sizeof(quoted)))
+		return PASSED_ICMP;
+	if (quoted.version != 4 || quoted.ihl < 5 || quoted.protocol != IPPROTO_TCP ||
+	    quoted.frag_off & bpf_htons(IP_OFFSET_MASK))
+		return PASSED_ICMP;
+	copy_v4(&packet->flow.local, quoted.saddr);
+	copy_v4(&packet->flow.remote, quoted.daddr);
+	return quoted_tcp(ctx, packet, offset + quoted.ihl * 4);
+}
+
+/* RFC 4443 sections 2.1 and 3: eight bytes, then as much of the packet as fits. */
+static __always_inline int icmp_v6(struct xdp_md *ctx, struct packet *packet, __u32 offset)
+{
+	struct ipv6hdr quoted;
+	__u8 type;
+
+	if (bpf_xdp_load_bytes(ctx, offset, &type, sizeof(type)))
+		return PASSED_ICMP;
+	if (type < ICMP6_UNREACHABLE || type > ICMP6_PARAMETER)
+		return PASSED_ICMP;
+	offset += ICMP_HEADER_BYTES;
+	if (bpf_xdp_load_bytes(ctx, offset, &quoted, sizeof(quoted)))
+		return PASSED_ICMP;
+	if (quoted.version != 6 || quoted.nexthdr != IPPROTO_TCP)
+		return PASSED_ICMP;
+	if (is_mapped(&quoted.saddr) || is_mapped(&quoted.daddr))
+		return PASSED_MAPPED;
+	copy_v6(&packet->flow.local, &quoted.saddr);
+	copy_v6(&packet->flow.remote, &quoted.daddr);
+	return quoted_tcp(ctx, packet, offset + sizeof(quoted));
+}
+
+static __always_inline int ip_v4(struct xdp_md *ctx, struct packet *packet, __u32 offset)
+{
+	struct iphdr ip;
+
+	if (bpf_xdp_load_bytes(ctx, offset, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5)
+		return PASSED_TRUNCATED;
+	/* A fragment after the first has no ports: the kernel reassembles all of them. */
+	if (ip.frag_off & bpf_htons(IP_FRAGMENT_MASK))
+		return PASSED_FRAGMENT;
+	offset += ip.ihl * 4;
+	if (ip.protocol == IPPROTO_ICMP)
+		return icmp_v4(ctx, packet, offset);
+	if (ip.protocol != IPPROTO_TCP)
+		return PASSED_NOT_TCP;
+	copy_v4(&packet->flow.local, ip.daddr);
+	copy_v4(&packet->flow.remote, ip.saddr);
+	return tcp_segment(ctx, packet, offset);
+}
+
+/* Extension headers are not followed: our peers send no TCP behind one. */
+static __always_inline int ip_v6(struct xdp_md *ctx, struct packet *packet, __u32 offset)
+{
+	struct ipv6hdr ip;
+
+	if (bpf_xdp_load_bytes(ctx, offset, &ip, sizeof(ip)) || ip.version != 6)
+		return PASSED_TRUNCATED;
+	if (ip.nexthdr == IPPROTO_FRAGMENT)
+		return PASSED_FRAGMENT;
+	offset += sizeof(ip);
+	if (ip.nexthdr == IPPROTO_ICMPV6)
+		return icmp_v6(ctx, packet, offset);
+	if (ip.nexthdr != IPPROTO_TCP)
+		return PASSED_NOT_TCP;
+	if (is_mapped(&ip.saddr) || is_mapped(&ip.daddr))
+		return PASSED_MAPPED;
+	copy_v6(&packet->flow.local, &ip.daddr);
+	copy_v6(&packet->flow.remote, &ip.saddr);
+	return tcp_segment(ctx, packet, offset);
+}
+
+static __always_inline bool is_vlan(__be16 proto)
+{
+	return proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD);
+}
+
+/* Fills `packet`, which the caller has zeroed, and returns PARSED, or returns why the frame is none of ours. */
+static __always_inline int parse(struct xdp_md *ctx, struct packet *packet)
+{
+	void *data = (void *)(long)ctx->data;
+	void *end = (void *)(long)ctx->data_end;
+	struct ethhdr *eth = data;
+	/* Read here, at constant offsets: see the top of the file. */
+	const __u16 outer_id = vlan_ids[0], inner_id = vlan_ids[1];
+	__u32 offset = sizeof(*eth);
+	__u32 tags = 0;
+	__be16 proto;
+
+	if ((void *)(eth + 1) > end)
+		return PASSED_TRUNCATED;
+	if (eth->h_dest[0] & 1)
+		return PASSED_NOT_UNICAST;
+	proto = eth->h_proto;
+
+#pragma unroll
+	for (int i = 0; i < MAX_VLANS; i++) {
+		struct vlan_tag tag;
+		__u16 id;
+
+		if (!is_vlan(proto))
+			break;
+		if (bpf_xdp_load_bytes(ctx, offset, &tag, sizeof(tag)))
+			return PASSED_TRUNCATED;
+		id = bpf_ntohs(tag.tci) & VLAN_ID_MASK;
+		proto = tag.next_proto;
+		offset += sizeof(tag);
+		/* Id 0 carries a priority only (IEEE 802.1Q section 6.9.1): no VLAN. */
+		if (id == 0)
+			continue;
+		if (tags >= vlan_count || id != (tags == 0 ? outer_id : inner_id))
+			return PASSED_VLAN;
+		tags++;
+	}
+	if (tags != vlan_count || is_vlan(proto))
+		return PASSED_VLAN;
+
+	if (proto == bpf_htons(ETH_P_IP))
+		return ip_v4(ctx, packet, offset);
+	if (proto == bpf_htons(ETH_P_IPV6))
+		return ip_v6(ctx, packet, offset);
+	return PASSED_NOT_IP;
+}

@@ -1,0 +1,188 @@
+//! [`Switch`]: the programs of an interface that many processes share, and their maps.
+
+use std::mem::MaybeUninit;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramMut};
+
+use crate::attach::{self, AttachError, AttachMode};
+use crate::counters::SwitchCounters;
+use crate::switch_skeleton::SwitchSkelBuilder;
+use crate::{HAS_FRAGS, ProgramConfig, ProgramError, configure, insert, keys, redirect_messages, remove};
+
+/// Name of the switch's program on the interface, in the kernel.
+pub const SWITCH_NAME: &str = "xwarp_uplink";
+
+/// Key of the interface itself in the map of clients.
+const UPLINK: u32 = 0;
+
+/// The programs and maps of one shared interface. Dropping it detaches the program from the interface.
+#[derive(Debug)]
+pub struct Switch {
+    uplink: OwnedFd,
+    port: OwnedFd,
+    to_xsk: OwnedFd,
+    owners: MapHandle,
+    addresses: MapHandle,
+    clients: MapHandle,
+    slots: MapHandle,
+    sockets: MapHandle,
+    source: MapHandle,
+    counters: MapHandle,
+    link: Option<OwnedFd>,
+}
+
+/// Keeps the programs on the two ends of a client's pair attached.
+#[derive(Debug)]
+pub struct PairLinks {
+    _near: OwnedFd,
+    _far: OwnedFd,
+}
+
+impl Switch {
+    /// Loads the programs without attaching them.
+    ///
+    /// # Errors
+    /// As [`SteeringProgram::load`](crate::SteeringProgram::load).
+    pub fn load(config: &ProgramConfig<'_>) -> Result<Self, ProgramError> {
+        redirect_messages();
+        let mut storage = MaybeUninit::uninit();
+        let mut open = SwitchSkelBuilder::default()
+            .open(&mut storage)
+            .map_err(ProgramError::new("opening the programs of the switch"))?;
+        let flags = if config.multi_buffer { HAS_FRAGS } else { 0 };
+        open.progs.xwarp_uplink.set_flags(flags);
+        open.progs.xwarp_port.set_flags(flags);
+        open.progs.xwarp_to_xsk.set_flags(flags);
+        let constants = open.maps.rodata_data.as_mut();
+        configure(config.vlans, constants.map(|data| (&mut data.vlan_count, &mut data.vlan_ids)))?;
+        let skeleton = open.load().map_err(ProgramError::new("loading the programs of the switch"))?;
+        let program = |program: &ProgramMut<'_>| {
+            program.as_fd().try_clone_to_owned().map_err(|source| ProgramError {
+                doing: "duplicating a program's descriptor",
+                source: source.into(),
+            })
+        };
+        let map = |map: &libbpf_rs::MapMut<'_>| {
+            MapHandle::try_from(map).map_err(ProgramError::new("duplicating a map's descriptor"))
+        };
+        let (programs, maps) = (&skeleton.progs, &skeleton.maps);
+        Ok(Self {
+            uplink: program(&programs.xwarp_uplink)?,
+            port: program(&programs.xwarp_port)?,
+            to_xsk: program(&programs.xwarp_to_xsk)?,
+            owners: map(&maps.owners)?,
+            addresses: map(&maps.addresses)?,
+            clients: map(&maps.clients)?,
+            slots: map(&maps.slots)?,
+            sockets: map(&maps.sockets)?,
+            source: map(&maps.source)?,
+            counters: map(&maps.counters)?,
+            link: None,
+        })
+    }
+
+    /// Attaches the program to interface `ifindex` of the calling thread's network namespace, through which the frames
+    /// of clients leave from now on.
+    ///
+    /// # Errors
+    /// [`AttachError::Foreign`] names the program that is there already.
+    pub fn attach(&mut self, ifindex: u32, mode: AttachMode) -> Result<(), AttachError> {
+        self.link = Some(attach::attach(self.uplink.as_fd(), ifindex, mode, false)?);
+        self.set_device(UPLINK, ifindex).map_err(|error| AttachError::System(std::io::Error::other(error)))
+    }
+
+    fn set_device(&self, slot: u32, ifindex: u32) -> Result<(), ProgramError> {
+        let doing = "adding an interface to the switch";
+        self.clients
+            .update(&slot.to_ne_bytes(), &ifindex.to_ne_bytes(), MapFlags::ANY)
+            .map_err(ProgramError::new(doing))
+    }
+
+    /// Connects the client of `slot` (1 to 4095): the ends of its pair, which are interfaces of the calling thread's network
+    /// namespace, and the socket that is bound to the far end.
+    ///
+    /// # Errors
+    /// A program cannot be attached in this mode, or a map is full.
+    pub fn connect_client(
+        &self,
+        slot: u32,
+        [near, far]: [u32; 2],
+        socket: BorrowedFd<'_>,
+        mode: AttachMode,
+    ) -> Result<PairLinks, AttachError> {
+        let failed = |error: ProgramError| AttachError::System(std::io::Error::other(error));
+        // The far end receives redirected frames only while it has a program, or its peer has one.
+        let far_link = attach::attach(self.to_xsk.as_fd(), far, AttachMode::Native, false)?;
+        let near_link = attach::attach(self.port.as_fd(), near, mode, false)?;
+        for end in [near, far] {
+            let doing = "adding a client to the switch";
+            let added = self.slots.update(&end.to_ne_bytes(), &slot.to_ne_bytes(), MapFlags::ANY);
+            added.map_err(ProgramError::new(doing)).map_err(failed)?;
+        }
+        let descriptor = socket.as_raw_fd().to_ne_bytes();
+        let added = self.sockets.update(&slot.to_ne_bytes(), &descriptor, MapFlags::ANY);
+        added.map_err(ProgramError::new("adding a client's socket to the switch")).map_err(failed)?;
+        self.set_device(slot, near).map_err(failed)?;
+        Ok(PairLinks { _near: near_link, _far: far_link })
+    }
+
+    /// Disconnects the client of `slot` with these ends. Its ports are removed separately, before.
+    pub fn disconnect_client(&self, slot: u32, ends: [u32; 2]) {
+        remove(&self.clients, &slot.to_ne_bytes());
+        remove(&self.sockets, &slot.to_ne_bytes());
+        for end in ends {
+            remove(&self.slots, &end.to_ne_bytes());
+        }
+    }
+
+    /// Gives `port` of `address` (`None`: of every [address](Self::add_address)) to the client of `slot`.
+    pub fn add_owner(&self, address: Option<IpAddr>, port: u16, slot: u32) -> Result<(), ProgramError> {
+        self.owners
+            .update(&keys::port(address, port), &slot.to_ne_bytes(), MapFlags::ANY)
+            .map_err(ProgramError::new("giving a port to a client"))
+    }
+
+    /// Takes a port away from its owner, if it has one.
+    pub fn remove_owner(&self, address: Option<IpAddr>, port: u16) {
+        remove(&self.owners, &keys::port(address, port));
+    }
+
+    /// Adds an address of the interface: frames from and to other addresses are no client's.
+    pub fn add_address(&self, address: IpAddr) -> Result<(), ProgramError> {
+        insert(&self.addresses, &keys::address(address), "adding an address")
+    }
+
+    /// Removes an address of the interface.
+    pub fn remove_address(&self, address: IpAddr) {
+        remove(&self.addresses, &keys::address(address));
+    }
+
+    /// Sets the Ethernet address that frames of clients must come from.
+    pub fn set_source(&self, mac: [u8; 6]) -> Result<(), ProgramError> {
+        self.source
+            .update(&0u32.to_ne_bytes(), &mac, MapFlags::ANY)
+            .map_err(ProgramError::new("setting the Ethernet address"))
+    }
+
+    /// The kernel's id of the program on the interface; 0 if the kernel does not report it.
+    pub fn id(&self) -> u32 {
+        attach::program_id(self.uplink.as_fd()).unwrap_or(0)
+    }
+
+    /// Counts of frames by what the programs did with them, over all CPUs since they were loaded.
+    pub fn counters(&self) -> Result<SwitchCounters, ProgramError> {
+        SwitchCounters::read(&self.counters).map_err(ProgramError::new("reading the switch's counters"))
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        if let Some(link) = self.link.take() {
+            // As for the steering program: closing alone is not enough while the process forks.
+            let _ = attach::detach(link.as_fd());
+        }
+    }
+}
