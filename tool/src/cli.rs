@@ -1,9 +1,9 @@
 //! The command line.
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand};
-use xwarp_tool::explain::Options;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use xwarp_tool::{explain::Options, lab::Properties};
 
 /// Examines xwarp, an RDMA NIC in software: captures of its traffic, and what a machine needs to run it.
 #[derive(Debug, Parser)]
@@ -18,6 +18,7 @@ pub struct XwarpArguments {
 pub enum Command {
     Explain(ExplainArguments),
     Doctor(DoctorArguments),
+    Lab(LabArguments),
 }
 
 /// Tells what happened in a capture: connections, MPA negotiation, messages, retransmissions, Terminates.
@@ -75,4 +76,91 @@ pub struct DoctorArguments {
     /// Prints one JSON object.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Makes and removes a fabric for tests: two network namespaces joined by a veth pair.
+///
+/// In each of them the interface is called xw0; a has 10.77.0.1 and fd77::1, b has 10.77.0.2 and fd77::2. With '--vlan ID' there
+/// is also xw0.ID with 10.78.0.x and fd78::x. Needs root, bash and iproute2.
+///
+/// Example: 'xwarp lab up', then 'xwarp lab run a xwarp-perf write_bw -d xw0', and in another terminal 'xwarp lab run b
+/// xwarp-perf write_bw -d xw0 10.77.0.1', then 'xwarp lab down'.
+#[derive(Debug, Args)]
+#[command(arg_required_else_help = true)]
+pub struct LabArguments {
+    /// First part of the names of the namespaces, NAME-a and NAME-b.
+    #[arg(long, default_value = "xw", value_parser = lab_name)]
+    pub name: String,
+    #[command(subcommand)]
+    pub command: LabCommand,
+}
+
+/// What to do with a lab.
+#[derive(Debug, Subcommand)]
+pub enum LabCommand {
+    Up(LabUpArguments),
+    /// Removes the lab and kills the processes in it.
+    Down,
+    /// Shows the addresses.
+    Show,
+    /// Runs a program in one of the namespaces, and returns its exit code.
+    Run {
+        /// The namespace.
+        side: LabSide,
+        /// The program and its arguments.
+        #[arg(trailing_var_arg = true, required = true, allow_hyphen_values = true)]
+        command: Vec<OsString>,
+    },
+}
+
+/// Makes the lab; one of the same name is removed first.
+#[derive(Debug, Args)]
+pub struct LabUpArguments {
+    /// MTU in bytes [default: 65535, because large frames are the fastest].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1280..=65535))]
+    mtu: Option<u32>,
+    /// Receive and transmit queues of each interface [default: 1].
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=64))]
+    queues: Option<u16>,
+    /// Also makes a VLAN interface with this id on each end.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=4094))]
+    vlan: Option<u16>,
+    /// Turns the kernel's segmentation and receive offloads off, for comparisons with kernel TCP.
+    #[arg(long)]
+    without_offloads: bool,
+}
+
+impl LabUpArguments {
+    /// The properties of the lab.
+    pub fn properties(&self) -> Properties {
+        let Self { mtu, queues, vlan, without_offloads } = *self;
+        Properties { mtu, queues, vlan, without_offloads }
+    }
+}
+
+/// An end of a lab.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum LabSide {
+    A,
+    B,
+}
+
+impl LabSide {
+    /// Last part of the namespace's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::A => "a",
+            Self::B => "b",
+        }
+    }
+}
+
+/// Names of namespaces are file names.
+fn lab_name(name: &str) -> Result<String, String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if !name.is_empty() && name.len() <= 64 && !name.starts_with('-') && name.chars().all(fits) {
+        Ok(name.to_owned())
+    } else {
+        Err("letters, digits, '-' and '_', not more than 64".to_owned())
+    }
 }

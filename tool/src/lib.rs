@@ -4,3 +4,4 @@
 #[cfg(feature = "af-xdp")]
 pub mod doctor;
 pub mod explain;
+pub mod lab;

@@ -11,14 +11,15 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use clap::Parser as _;
-use xwarp_tool::{doctor, explain::explain};
+use xwarp_tool::{doctor, explain::explain, lab};
 
-use crate::cli::{Command, DoctorArguments, ExplainArguments, XwarpArguments};
+use crate::cli::{Command, DoctorArguments, ExplainArguments, LabArguments, LabCommand, XwarpArguments};
 
 fn main() -> ExitCode {
     let result = match XwarpArguments::parse().command {
         Command::Explain(arguments) => run_explain(&arguments),
         Command::Doctor(arguments) => run_doctor(&arguments),
+        Command::Lab(arguments) => run_lab(&arguments),
     };
     match result {
         Ok(code) => code,
@@ -59,4 +60,16 @@ fn run_doctor(arguments: &DoctorArguments) -> Result<ExitCode> {
         doctor::write(&findings, out)?;
     }
     Ok(if doctor::has_problem(&findings) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The exit code is that of the program that ran in the lab.
+fn run_lab(LabArguments { name, command }: &LabArguments) -> Result<ExitCode> {
+    let status = match command {
+        LabCommand::Up(arguments) => lab::up(name, &arguments.properties()),
+        LabCommand::Down => lab::down(name),
+        LabCommand::Show => lab::show(name),
+        LabCommand::Run { side, command } => lab::run(name, side.name(), command),
+    };
+    let status = status.context("the lab is made by a script: is bash installed?")?;
+    Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
 }
