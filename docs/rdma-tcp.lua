@@ -47,25 +47,28 @@ proto.fields = f
 local bad_crc = ProtoExpert.new("rdmatcp.bad_crc", "The CRC is wrong", expert.group.CHECKSUM, expert.severity.ERROR)
 proto.experts = { bad_crc }
 
+-- Lua before 5.3 has bit32; Wireshark's own library, with signed results, is there in each version.
+local bits = bit32 or bit
+
 -- The reflected CRC-32 with the generator 0xDB710641, one byte per step.
 local TABLE = {}
 for byte = 0, 255 do
   local register = byte
   for _ = 1, 8 do
-    local odd = bit32.band(register, 1)
-    register = bit32.rshift(register, 1)
-    if odd == 1 then register = bit32.bxor(register, 0x82608edb) end
+    local odd = bits.band(register, 1)
+    register = bits.rshift(register, 1)
+    if odd == 1 then register = bits.bxor(register, 0x82608edb) end
   end
   TABLE[byte] = register
 end
 
 local function crc32(bytes)
   local register = 0xffffffff
-  for at = 0, bytes:len() - 1 do
-    local index = bit32.band(bit32.bxor(register, bytes:get_index(at)), 0xff)
-    register = bit32.bxor(bit32.rshift(register, 8), TABLE[index])
+  local bxor, band, rshift, byte = bits.bxor, bits.band, bits.rshift, string.byte
+  for at = 1, #bytes do
+    register = bxor(rshift(register, 8), TABLE[band(bxor(register, byte(bytes, at)), 0xff)])
   end
-  return bit32.bxor(register, 0xffffffff)
+  return bxor(register, 0xffffffff)
 end
 
 local HEAD = 20
@@ -130,7 +133,7 @@ local function segment(tvb, at, whole, pinfo, root)
   if whole - 4 > length then tree:add(f.pad, tvb(at + length, whole - 4 - length)) end
   local field = tvb(at + whole - 4, 4)
   tree:add_le(f.crc, field)
-  local good = crc32(tvb(at, whole - 4):bytes()) == field:le_uint()
+  local good = (crc32(tvb:raw(at, whole - 4)) - field:le_uint()) % 0x100000000 == 0
   tree:add(f.crc_good, field, good):set_generated()
   if not good then tree:add_proto_expert_info(bad_crc) end
   pinfo.cols.info:append(string.format(" %s #%u (%u)", name, tvb(at + 12, 4):uint(), length - payload))

@@ -177,7 +177,7 @@ impl Ran {
     }
 
     /// Whether either end has sent a segment more than once, as happens on a loaded machine.
-    fn retransmitted(&self) -> bool {
+    pub fn retransmitted(&self) -> bool {
         [&self.client, &self.server]
             .iter()
             .any(|end| end["xwarp"]["counters"]["tcp.retransmits"].as_u64().unwrap_or(0) > 0)

@@ -114,6 +114,98 @@ fn tshark(path: &Path) -> Command {
     command
 }
 
+/// The dissector of RDMA/TCP of 2000.
+const RDMA_TCP_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rdma-tcp.lua");
+
+/// What the dissector of RDMA/TCP finds in a capture.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Segments {
+    /// Frames with TCP payload.
+    pub payloads: usize,
+    /// Frames in which segments end.
+    pub frames: usize,
+    /// Segments whose CRC is correct.
+    pub good_crcs: usize,
+    /// Whole messages by type: Send, RDMA Write, Read Request, Read Response.
+    pub messages: [usize; 4],
+    /// Sends of control data alone by code: Connect is 1, Accept 2.
+    pub controls: BTreeMap<u8, usize>,
+    /// Frame number and text.
+    pub complaints: Vec<String>,
+}
+
+/// Runs tshark with the dissector of RDMA/TCP on a capture.
+pub fn segments(path: &Path) -> Result<Segments> {
+    let mut command = tshark(path);
+    command.args(["-X", &format!("lua_script:{RDMA_TCP_SCRIPT}")]);
+    command.args(["-T", "fields", "-E", "separator=/t", "-E", "occurrence=a", "-E", "aggregator=|"]);
+    for field in [
+        "frame.number",
+        "tcp.len",
+        "rdmatcp.type",
+        "rdmatcp.end",
+        "rdmatcp.crc_good",
+        "rdmatcp.control",
+        "_ws.malformed",
+        "_ws.expert.severity",
+        "_ws.expert.message",
+    ] {
+        command.args(["-e", field]);
+    }
+    let output = command.output().context("cannot run tshark: is it installed?")?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() && !errors.contains("rdma-tcp.lua"), "tshark: {}", errors.trim());
+    let mut segments = Segments::default();
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        segments.read(line);
+    }
+    Ok(segments)
+}
+
+impl Segments {
+    /// Parses one line of tshark's output: one frame.
+    fn read(&mut self, line: &str) {
+        let mut columns = line.split('\t');
+        let mut next = || columns.next().unwrap_or_default();
+        let (number, payload) = (next(), next());
+        let [types, ends, crcs, controls, malformed, severities, messages] =
+            [next(), next(), next(), next(), next(), next(), next()].map(|text| text.split('|'));
+        self.payloads += usize::from(payload != "0");
+        let mut found = false;
+        for (kind, end) in types.zip(ends).filter(|(kind, _)| !kind.is_empty()) {
+            found = true;
+            if is_true(end)
+                && let Some(count) = kind.parse::<usize>().ok().and_then(|kind| self.messages.get_mut(kind))
+            {
+                *count += 1;
+            }
+        }
+        self.frames += usize::from(found);
+        for crc in crcs.filter(|crc| !crc.is_empty()) {
+            if is_true(crc) {
+                self.good_crcs += 1;
+            } else {
+                self.complaints.push(format!("frame {number}: the CRC is wrong"));
+            }
+        }
+        for code in controls.filter_map(|code| code.parse().ok()) {
+            *self.controls.entry(code).or_default() += 1;
+        }
+        if malformed.into_iter().any(|text| !text.is_empty()) {
+            self.complaints.push(format!("frame {number}: malformed"));
+        }
+        if severities.into_iter().any(|s| s.parse::<u32>().is_ok_and(|severity| severity >= WARNING)) {
+            for message in messages.filter(|message| is_severe(message) && *message != CHECKSUM_OF_ONES) {
+                self.complaints.push(format!("frame {number}: {message}"));
+            }
+        }
+    }
+}
+
+fn is_true(field: &str) -> bool {
+    matches!(field, "1" | "True")
+}
+
 impl Verdict {
     /// Adds the verdict on another part of the same capture, which has its own frame numbers.
     fn add(&mut self, other: Self) {
