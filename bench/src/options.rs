@@ -3,6 +3,7 @@
 
 mod compare;
 mod ignored;
+mod pacing;
 mod references;
 
 use std::{net::IpAddr, path::PathBuf, time::Duration};
@@ -14,6 +15,7 @@ use xwarp_verbs::{Mode, ModePreference};
 pub use self::{
     compare::{CompareArgs, Group},
     ignored::IgnoredArgs,
+    pacing::{PacingArgs, RateLimitUnit},
     references::{IdleArgs, RawArgs, TcpArgs},
 };
 use crate::units::{RateUnit, parse_bytes};
@@ -379,6 +381,9 @@ pub struct BandwidthArgs {
     /// Fail when the message rate, in millions a second, is below this
     #[arg(short = 'y', long = "limit_msgrate", visible_alias = "limit-msgrate", value_name = "RATE", value_parser = parse_limit)]
     pub limit_msgrate: Option<f64>,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "shown by its own type")]
+    pub pacing: PacingArgs,
 }
 
 /// `send_lat`, `write_lat`, `read_lat`.
@@ -396,6 +401,9 @@ pub struct LatencyArgs {
     /// Write with Immediate Data, and wait for completions instead of polling memory (write_lat only)
     #[arg(long = "write_with_imm", visible_alias = "write-with-imm")]
     pub write_with_imm: bool,
+    /// Wait this long before each message, in microseconds
+    #[arg(long = "latency_gap", visible_alias = "latency-gap", value_name = "MICROSECONDS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub latency_gap: u32,
     /// Print every sample, sorted
     #[arg(short = 'H', long = "report-histogram")]
     pub histogram: bool,
@@ -582,14 +590,18 @@ mod tests {
     fn every_option_of_perftest_is_accepted_and_noted_if_it_has_no_effect() {
         let line = "write_bw -F -i 1 -x 3 -m 1024 -S 2 -u 14 -X 0 -f 2 -W x -z -R -c RC -T 104 -L 9 -y 0.5 -w 10 \
                     --write_with_imm --recv_post_list 4 --data_validation --odp --mr_per_qp --use_old_post_send \
-                    --retry_count 7 --report-both --wait_destroy 1 -D 1 --run_infinitely --perform_warm_up 10.0.0.1";
+                    --retry_count 7 --report-both --wait_destroy 1 -D 1 --run_infinitely --perform_warm_up -O --mmap /dev/x \
+                    --mmap-offset 4096 --rate_limit 2.5 --rate_units g --burst_size 8 --rate_limit_type SW \
+                    --typical_pkt_size 1000 10.0.0.1";
         let Command::WriteBw(args) = parse(line).unwrap().command else { panic!("not write_bw") };
         let device = &args.rnic.device;
         assert_eq!((device.tos, device.hop_limit, device.verify), (104, Some(9), true));
         assert_eq!((args.limit_bw, args.limit_msgrate), (Some(10.0), Some(0.5)));
         assert!(args.write_with_imm && args.run_infinitely && args.recv_post_list == 4);
         let notes: Vec<String> = device.ignored.notes().collect();
-        assert_eq!(notes.len(), 17, "{notes:#?}");
+        assert_eq!(notes.len(), 22, "{notes:#?}");
+        let pacing = &args.pacing;
+        assert_eq!((pacing.rate_limit, pacing.rate_units), (Some(2.5), RateLimitUnit::GigabitsPerSecond));
         assert!(notes.iter().any(|note| note.starts_with("--CPU-freq has no effect: ")), "{notes:#?}");
         assert!(
             !notes.iter().any(|note| note.contains("--rdma_cm has")),

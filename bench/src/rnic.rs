@@ -13,6 +13,7 @@ mod bandwidth;
 pub(crate) mod control;
 pub(crate) mod endpoint;
 mod latency;
+mod limiter;
 pub(crate) mod links;
 mod plan;
 mod receiver;

@@ -30,11 +30,13 @@ impl IgnoredOption {
 const NOT_INFINIBAND: &str = "it means something to InfiniBand only";
 const NOT_A_BUS: &str = "a software RNIC has no PCIe bus of its own";
 const ONE_PORT: &str = "an interface is one port";
+const NOT_A_FILE: &str = "the buffers are anonymous memory, which every device of the host can share";
 
 const IGNORED: &[IgnoredOption] = &[
     flag("CPU-freq", "the clock used here does not depend on the CPU's frequency").short('F'),
     option("ib-port", "PORT", ONE_PORT).short('i'),
     flag("report-per-port", ONE_PORT),
+    flag("dualport", ONE_PORT).short('O'),
     option("gid-index", "INDEX", "iWARP has IP addresses and no GIDs: see --bind_source_ip").short('x'),
     option("mtu", "MTU", "the MTU is the interface's, and path MTU discovery adapts it").short('m'),
     option("sl", "SL", NOT_INFINIBAND).short('S'),
@@ -60,6 +62,10 @@ const IGNORED: &[IgnoredOption] = &[
     flag("no_lock", "the engine has one lock, which only its users take"),
     flag("disable_dynamic_polling", "polling takes as many completions as there are"),
     option("cqe_poll", "COUNT", "polling takes as many completions as there are"),
+    option("mmap", "FILE", NOT_A_FILE),
+    option("mmap-offset", "BYTES", NOT_A_FILE),
+    option("rate_limit_type", "TYPE", "the limiter is always the program's own (SW)"),
+    option("typical_pkt_size", "BYTES", "it means something to limiters in hardware only"),
 ];
 
 impl IgnoredOption {

@@ -132,6 +132,7 @@ impl<'a> Latency<'a> {
         let mut progress = Progress::new(iterations, size, false);
         for message in 0..iterations {
             self.fill(size, message)?;
+            self.pause()?;
             let start = Instant::now();
             self.exchange(control, size, message)?;
             let now = Instant::now();
@@ -150,6 +151,7 @@ impl<'a> Latency<'a> {
         let mut iterations = 0;
         let elapsed = loop {
             self.fill(size, iterations)?;
+            self.pause()?;
             let start = Instant::now();
             self.exchange(control, size, iterations)?;
             let now = Instant::now();
@@ -168,6 +170,18 @@ impl<'a> Latency<'a> {
             latency: LatencyRow { bytes: size, iterations, summary },
             transactions,
         }))
+    }
+
+    /// Waits before a message, and lets the engine run meanwhile.
+    fn pause(&mut self) -> Result<()> {
+        if self.plan.latency_gap.is_zero() {
+            return Ok(());
+        }
+        let end = Instant::now() + self.plan.latency_gap;
+        while Instant::now() < end {
+            self.reap()?;
+        }
+        Ok(())
     }
 
     /// Messages in a round trip, by which its time is divided: two when the server replies, otherwise one.

@@ -352,6 +352,8 @@ mod tests {
             verify,
             shared_receive_queue: false,
             inline: 0,
+            rate_limit: None,
+            latency_gap: Duration::ZERO,
         }
     }
 

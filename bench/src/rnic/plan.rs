@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::limiter::RateLimit;
 use crate::options::{Amount, AtomicType, BandwidthArgs, LatencyArgs};
 
 /// The operation under test.
@@ -105,6 +106,10 @@ pub struct Plan {
     pub shared_receive_queue: bool,
     /// Largest message that is sent inline, in bytes.
     pub inline: u32,
+    /// Rate that each sender must not exceed.
+    pub rate_limit: Option<RateLimit>,
+    /// Pause before each message of a latency test.
+    pub latency_gap: Duration,
 }
 
 /// Default number of RDMA Reads in flight. Linux's software iWARP accepts at most 128, hardware fewer.
@@ -157,6 +162,8 @@ impl Plan {
             verify: args.rnic.device.verify,
             shared_receive_queue: args.shared_receive_queue,
             inline: args.rnic.device.inline.unwrap_or(0),
+            rate_limit: RateLimit::of(&args.pacing, args.tx_depth),
+            latency_gap: Duration::ZERO,
         }
         .checked()
     }
@@ -181,6 +188,8 @@ impl Plan {
             verify: args.rnic.device.verify,
             shared_receive_queue: false,
             inline: args.rnic.device.inline.unwrap_or(DEFAULT_LATENCY_INLINE),
+            rate_limit: None,
+            latency_gap: Duration::from_micros(args.latency_gap.into()),
         }
         .checked()
     }
@@ -216,6 +225,8 @@ impl Plan {
         }
         ensure!(!self.infinite || matches!(self.amount, Amount::Duration(_)), "--run_infinitely requires -D");
         ensure!(self.inline <= 4096, "--inline_size must be at most 4096");
+        self.rate_limit.map_or(Ok(()), |limit| limit.check(&self.sizes))?;
+        ensure!(self.latency_gap <= Duration::from_secs(1), "--latency_gap must be at most a second");
         Ok(self)
     }
 
@@ -287,8 +298,9 @@ mod tests {
             "write_bw -D 2.5 -q 4 -Q 7",
             "write_bw --write_with_imm --recv_post_list 8 -D 1 --run_infinitely",
             "atomic_bw -A CMP_AND_SWAP --reversed",
-            "send_lat -s 64 -n 5",
+            "send_lat -s 64 -n 5 --latency_gap 100",
             "send_bw --use-srq -q 8",
+            "write_bw --rate_limit 0.3 --rate_units g --burst_size 4",
         ] {
             let plan = plan(line).unwrap();
             let text = serde_json::to_string(&plan).unwrap();
@@ -330,6 +342,9 @@ mod tests {
             "atomic_bw -o 0",
             "send_bw --write_with_imm",
             "send_bw -b --reversed",
+            "send_bw --rate_limit 1 --rate_units p",
+            "send_bw -e --rate_limit 100",
+            "send_bw --burst_size 4",
         ] {
             assert!(plan(line).is_err(), "{line}");
         }

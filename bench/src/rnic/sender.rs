@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use xwarp_verbs::{Payload, PostError, PostListError, Remote, Sge, WorkCompletion, WorkRequest};
 
 use super::{
+    limiter::Limiter,
     links::{Links, Role},
     plan::{Plan, Verb},
     rounds::Rounds,
@@ -66,6 +67,7 @@ pub struct Sender<'a> {
     target: Option<u64>,
     start: Instant,
     until: Option<Duration>,
+    limiter: Option<Limiter>,
     time_over: bool,
     completed: u64,
     completions: Completions,
@@ -93,6 +95,7 @@ impl<'a> Sender<'a> {
         };
         let mut completions = Completions::with_capacity(MARKS);
         completions.mark(0, 0);
+        let start = Instant::now();
         Self {
             links,
             plan,
@@ -105,8 +108,9 @@ impl<'a> Sender<'a> {
             // the wire would starve.
             signal_every: u64::from(plan.cq_mod).min((depth / 4).max(1)),
             target,
-            start: Instant::now(),
+            start,
             until,
+            limiter: plan.rate_limit.map(|limit| Limiter::new(limit, size, start)),
             time_over: false,
             completed: 0,
             completions,
@@ -214,13 +218,17 @@ impl<'a> Sender<'a> {
     fn post(&mut self, number: u32, rounds: &mut Rounds) -> Result<bool> {
         let mut moved = false;
         loop {
-            let room = self.room(number, rounds)?.min(u64::from(self.plan.post_list));
+            let allowed = self.limiter.as_mut().map_or(u64::MAX, |limiter| limiter.room(Instant::now()));
+            let room = self.room(number, rounds)?.min(u64::from(self.plan.post_list)).min(allowed);
             if room == 0 {
                 return Ok(moved | rounds.close_if_full(self.links, number, self.is_flushing(number))?);
             }
             moved = true;
             self.post_some(number, room)?;
             rounds.wrote(number, room);
+            if let Some(limiter) = &mut self.limiter {
+                limiter.posted(room);
+            }
         }
     }
 

@@ -264,6 +264,19 @@ fn netns_a_duration_ends_in_time() {
 }
 
 #[test]
+fn netns_the_rate_limit_and_the_latency_gap_hold_messages_back() {
+    let lab = lab();
+    let limited = "--rate_limit 400 --rate_units p --burst_size 4";
+    let ran = Perf::new(&lab, PROGRAM, "write_bw").both("-s 4096 -n 100").client(limited).run().unwrap();
+    // The first of the 25 bursts does not wait.
+    let rate = ran.client["results"]["MsgRate"].as_f64().unwrap() * 1e6;
+    assert!(rate <= 400.0 * 25.0 / 24.0 + 1.0, "{rate} messages/sec");
+    let ran = Perf::new(&lab, PROGRAM, "send_lat").both("-D 1").client("--latency_gap 20000").run().unwrap();
+    let rate = ran.client["results"]["tps_average"].as_f64().unwrap();
+    assert!(rate <= 50.0, "{rate} messages/sec");
+}
+
+#[test]
 fn netns_a_different_test_is_rejected_with_a_reason() {
     let lab = lab();
     let server = Perf::new(&lab, PROGRAM, "send_bw").start_server().unwrap();
