@@ -48,6 +48,11 @@ impl Sequence {
         self.due
     }
 
+    /// Whether a Send is open.
+    pub fn has_open_send(&self) -> bool {
+        matches!(self.open, Some(Open { content: Content::Send { .. }, .. }))
+    }
+
     /// Whether a response is open, of which the next response segment must be the continuation.
     pub fn open_response(&self) -> Option<MessageNumber> {
         self.response

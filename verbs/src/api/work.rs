@@ -177,6 +177,13 @@ impl<'a> WorkRequest<'a> {
         self.flags |= SendFlags::FENCE;
         self
     }
+
+    /// Lets a Send be delivered before messages posted before it that are lost on the way.
+    #[must_use]
+    pub fn overtaking(mut self) -> Self {
+        self.flags |= SendFlags::OVERTAKE;
+        self
+    }
 }
 
 impl<'a> RecvRequest<'a> {

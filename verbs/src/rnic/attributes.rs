@@ -118,6 +118,10 @@ pub struct QueuePairOptions {
     pub signal_all: bool,
     /// What to do with a message that finds no receive posted.
     pub no_receive: NoReceive,
+    /// A Send that may overtake others ([`SendFlags::OVERTAKE`](super::SendFlags::OVERTAKE)) and fits into one segment
+    /// takes the next receive when it arrives, and completes at once, though messages before it are missing. Otherwise
+    /// such Sends are delivered in order, too.
+    pub any_receive: bool,
     /// A number of the application's, returned in each completion of this queue pair (an index or a handle).
     pub context: u64,
 }
@@ -132,6 +136,7 @@ impl Default for QueuePairOptions {
             max_inline_data: 128,
             signal_all: false,
             no_receive: NoReceive::Withhold,
+            any_receive: false,
             context: 0,
         }
     }

@@ -110,6 +110,20 @@ impl QueuePair {
         Ok(())
     }
 
+    /// Completes the next receive with a Send of `len` bytes that has overtaken others.
+    pub(super) fn complete_overtaking(&mut self, shared: &mut Shared, len: u16, solicited: bool) {
+        // The Write that was overtaken may have Immediate Data, which tells the length of the Write.
+        let written = std::mem::take(&mut self.rx.written);
+        self.counters.rdmap.sends_in += 1;
+        self.complete_receive(shared, |completion| WorkCompletion {
+            byte_len: len.into(),
+            solicited,
+            overtook: true,
+            ..completion
+        });
+        self.rx.written = written;
+    }
+
     /// Completes the receive of the message that was due; `describe` fills in the completion.
     fn complete_receive(
         &mut self,

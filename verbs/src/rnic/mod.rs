@@ -291,6 +291,10 @@ impl Ulp for Rnic {
         match qp.place(shared, ulpdu, arrival) {
             Ok(segment) => {
                 qp.counters.placed(&segment, arrival);
+                // The completion of a Send that has overtaken others may have overflowed its queue.
+                if !shared.overflowed.is_empty() {
+                    self.end_overflowed();
+                }
                 Ok(Placed(segment))
             }
             Err(_) if arrival == Arrival::Early => {

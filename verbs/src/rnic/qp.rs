@@ -348,6 +348,7 @@ impl QueuePair {
             invalidated: None,
             immediate: None,
             solicited: false,
+            overtook: false,
         }
     }
 

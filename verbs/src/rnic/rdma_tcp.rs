@@ -77,7 +77,10 @@ impl Stream {
                     }
                     _ => SendControl::None,
                 };
-                (Order::STRICT, SegmentKind::Send { offset: sent, control })
+                let overtakes = entry.flags.contains(SendFlags::OVERTAKE)
+                    && matches!(operation, Operation::Send { invalidate: None });
+                let order = if overtakes { Order::AT_ONCE } else { Order::STRICT };
+                (order, SegmentKind::Send { offset: sent, control })
             }
         };
         let write = matches!(kind, SegmentKind::Write { .. });
@@ -208,6 +211,8 @@ pub(crate) struct PlacedSegment {
     pub(crate) header: SegmentHeader,
     pub(crate) len: u16,
     value: u64,
+    /// A Send that was completed when it was placed.
+    overtook: bool,
 }
 
 /// The former value in an atomic response.
@@ -247,8 +252,9 @@ impl QueuePair {
         )
     }
 
-    /// Places a segment. Beyond a gap only RDMA Writes whose order allows it and responses are placed: the receive of a Send is
-    /// not known before all messages before it, because Writes and requests share their numbers with Sends.
+    /// Places a segment. Beyond a gap RDMA Writes whose order allows it and responses are placed. The receive of a Send is not
+    /// known there, because Writes and requests share their numbers with Sends; so a Send is placed, and completed, only if
+    /// any receive will do.
     pub(super) fn place_segment(
         &mut self,
         shared: &mut Shared,
@@ -266,8 +272,14 @@ impl QueuePair {
             Arrival::InOrder => stream.received.check(&header, u32::from(len)).map_err(violation)?,
             Arrival::Early => None,
         };
-        let may_write =
-            arrival == Arrival::InOrder || stream.processed.may_process(header.number, header.order);
+        let allowed = stream.processed.may_process(header.number, header.order);
+        let may_write = arrival == Arrival::InOrder || allowed;
+        let overtakes = arrival == Arrival::Early
+            && allowed
+            && self.attributes.options.any_receive
+            && header.first
+            && header.last
+            && !stream.received.has_open_send();
         let mut value = 0;
         match header.kind {
             SegmentKind::Write { to, .. } if may_write => {
@@ -282,6 +294,14 @@ impl QueuePair {
                 }
                 AskedKind::Atomic { .. } => value = atomic_value(&header, ulpdu, payload_at)?,
             },
+            SegmentKind::Send { control: SendControl::None, .. } if overtakes => {
+                let seen = self.numbered(&header, MessageType::Immediate { solicited: false }, len);
+                self.place_send(shared, &Incoming { ulpdu, arrival, seen, payload_at })?;
+                self.complete_overtaking(shared, len, header.solicited);
+                if let Some(stream) = &mut self.stream {
+                    stream.processed.process(header.number);
+                }
+            }
             SegmentKind::Write { .. } | SegmentKind::Send { .. } | SegmentKind::ReadRequest { .. }
                 if arrival == Arrival::Early =>
             {
@@ -310,7 +330,8 @@ impl QueuePair {
             }
             SegmentKind::Write { .. } => return Err(violation(SegmentError::Number)),
         }
-        Ok(Segment::Numbered(PlacedSegment { header, len, value }))
+        let overtook = overtakes && matches!(header.kind, SegmentKind::Send { .. });
+        Ok(Segment::Numbered(PlacedSegment { header, len, value, overtook }))
     }
 
     /// Our request that a response answers. In order this is the oldest one (A17).
@@ -325,14 +346,14 @@ impl QueuePair {
     pub(super) fn deliver_segment(
         &mut self,
         shared: &mut Shared,
-        PlacedSegment { header, len, value }: PlacedSegment,
+        PlacedSegment { header, len, value, overtook }: PlacedSegment,
     ) -> Result<(), Refused> {
         let Some(stream) = &self.stream else { return Err(violation(SegmentError::Setup)) };
         let terms = stream.received.check(&header, u32::from(len)).map_err(violation)?;
         match header.kind {
             SegmentKind::Write { .. } => self.rx.written.add(len, header.last),
             SegmentKind::Send { .. } => {
-                if let Some(terms) = terms {
+                if let Some(terms) = terms.filter(|_| !overtook) {
                     self.deliver_numbered_send(shared, &header, terms, len)?;
                 }
             }

@@ -210,6 +210,11 @@ bitflags::bitflags! {
         const SOLICITED = 2;
         /// Begin only when all RDMA Reads and atomics before it have completed.
         const FENCE = 4;
+        /// Send without invalidation: may be delivered before messages that were posted before it and are lost on the
+        /// way. Only RDMA/TCP says so to the peer, which must want it ([`QueuePairOptions::any_receive`]).
+        ///
+        /// [`QueuePairOptions::any_receive`]: super::QueuePairOptions::any_receive
+        const OVERTAKE = 8;
     }
 }
 
@@ -353,4 +358,6 @@ pub struct WorkCompletion {
     pub immediate: Option<[u8; 8]>,
     /// Receive: the sender set the solicited-event flag.
     pub solicited: bool,
+    /// Receive: messages that were sent before this one had not arrived ([`SendFlags::OVERTAKE`]).
+    pub overtook: bool,
 }

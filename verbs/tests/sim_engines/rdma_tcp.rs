@@ -1,13 +1,13 @@
 //! Two engines with RDMA/TCP of 2000: what is on the wire, and placement beyond gaps.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use xwarp_tcp::{link::Link, mpa::Counters, secret::Secret, tcp::TcpConfig, time::Instant};
 use xwarp_verbs::{
-    Access, Memory, Operation, Pages, Payload, QpId, RdmaTcpConfig, Remote, STag, SendFlags, Sge,
-    WorkRequest,
+    Access, Memory, Operation, Pages, Payload, QpId, QueuePairOptions, RdmaTcpConfig, RecvRequest, Remote,
+    STag, SendFlags, Sge, WorkRequest,
     engine::{ConnectParams, EngineConfig},
-    rnic::{QpAttributes, Registration},
+    rnic::{CompletionRing, QpAttributes, Registration},
     sim::{Faults, Node, Recut, Station, Wire, WireConfig, ipv4, path, run},
 };
 
@@ -21,10 +21,11 @@ struct End {
     memory: Memory,
     key: STag,
     payloads: Vec<Vec<u8>>,
+    ring: Arc<CompletionRing>,
 }
 
 impl End {
-    fn new(link: xwarp_verbs::sim::SimLink, seed: u64) -> Self {
+    fn new(link: xwarp_verbs::sim::SimLink, seed: u64, any_receive: bool) -> Self {
         let tcp = TcpConfig { initial_window: 1000, receive_window: 4 << 20, ..TcpConfig::default() };
         let framing = RdmaTcpConfig { hold_bytes: 4 << 20, ..RdmaTcpConfig::default() }.into();
         let secret = Secret::from_number(seed);
@@ -32,13 +33,14 @@ impl End {
             Station::new(link, EngineConfig { secret, tcp, framing, ..EngineConfig::default() });
         let engine = &mut station.engine;
         let pd = engine.alloc_pd().unwrap();
-        let (cq, _) = engine.create_cq(4096, None).unwrap();
-        let qp = engine.create_qp(QpAttributes::new(pd, cq, cq)).unwrap();
+        let (cq, ring) = engine.create_cq(4096, None).unwrap();
+        let options = QueuePairOptions { any_receive, ..QueuePairOptions::default() };
+        let qp = engine.create_qp(QpAttributes { options, ..QpAttributes::new(pd, cq, cq) }).unwrap();
         let memory = Memory::anonymous(4 * MIB, Pages::Normal).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let registration = Registration { pd, memory: memory.clone(), access, base: 0, stream: None };
         let key = engine.register(registration).unwrap();
-        Self { station, qp, memory, key, payloads: Vec::new() }
+        Self { station, qp, memory, key, payloads: Vec::new(), ring }
     }
 
     fn filled(&self) -> usize {
@@ -84,9 +86,13 @@ struct Pair {
 
 impl Pair {
     fn new() -> Self {
+        Self::with(false)
+    }
+
+    fn with(any_receive: bool) -> Self {
         let (tx_chunks, rx_chunks, ring) = (4096, 4096, 4096);
         let (wire, near, far) = Wire::new(WireConfig { tx_chunks, rx_chunks, ring, ..WireConfig::default() });
-        let (mut near, mut far) = (End::new(near, 1), End::new(far, 2));
+        let (mut near, mut far) = (End::new(near, 1, false), End::new(far, 2, any_receive));
         let bytes: Vec<u8> = (0..2 * MIB).map(|at| (at % 251) as u8 | 1).collect();
         near.memory.write(0, &bytes).unwrap();
         let listening = &mut far.station;
@@ -187,4 +193,58 @@ fn sim_rdma_tcp_segments_that_a_hop_splits_are_found_once_they_are_whole() {
     let recut = Recut { split: 0.5, join: 0.0, wait: Duration::ZERO, most_bytes: 1500 };
     let counters = beyond_a_gap(Some(recut));
     assert!(counters.held_bytes_peak < 8192, "{counters:?}");
+}
+
+/// A Write of 3000 bytes with Immediate Data is lost; behind it come a Send with these flags of one segment, one of two
+/// segments, and a plain one. Returns what the receives were completed with, before and after the retransmission:
+/// identifier, bytes, first byte, and whether the message overtook others.
+fn behind_a_lost_write(flags: SendFlags, any_receive: bool) -> [Vec<(u64, u32, u8, bool)>; 2] {
+    let mut pair = Pair::with(any_receive);
+    for wr_id in 0..4 {
+        let scatter = [Sge { key: pair.far.key, offset: (MIB + wr_id as usize * 4096) as u64, len: 4096 }];
+        pair.far.station.engine.post_recv(pair.far.qp, &RecvRequest { wr_id, scatter: &scatter }).unwrap();
+    }
+    let slow = Faults { delay: Duration::from_millis(20), ..Faults::default() };
+    pair.wire.with_faults([Faults { loss: 1.0, ..slow }, slow]);
+    let remote = Remote { key: pair.far.key, offset: 0 };
+    let lost = [Sge { key: pair.near.key, offset: 0, len: 3000 }];
+    post(&mut pair.near, Operation::WriteImmediate { remote, data: *b"all here" }, &lost);
+    pair.pass(Duration::from_micros(1));
+    pair.wire.with_faults([slow; 2]);
+    for (at, len, flags) in [(1, 64, flags), (2, 2000, flags), (3, 64, SendFlags::empty())] {
+        let payload = [Sge { key: pair.near.key, offset: at, len }];
+        let operation = Operation::Send { invalidate: None };
+        let request = WorkRequest { wr_id: 0, operation, payload: Payload::Gather(&payload), flags };
+        pair.near.station.engine.post_send(pair.near.qp, &request).unwrap();
+        pair.pass(Duration::from_micros(1));
+    }
+    [Duration::from_millis(25), Duration::from_secs(5)].map(|time| {
+        pair.pass(time);
+        let completions = std::iter::from_fn(|| pair.far.ring.pop());
+        completions
+            .map(|c| {
+                let mut first = [0];
+                pair.far.memory.read(MIB + c.wr_id as usize * 4096, &mut first).unwrap();
+                (c.wr_id, c.byte_len, first[0], c.overtook)
+            })
+            .collect()
+    })
+}
+
+/// Section 3.4, order: the application of either end can forbid it.
+#[test]
+fn sim_rdma_tcp_a_send_overtakes_a_lost_write_if_both_ends_want_it() {
+    let first_byte = |at: usize| (at % 251) as u8 | 1;
+    let early = vec![(0, 64, first_byte(1), true)];
+    let rest = vec![(1, 3000, 0, false), (2, 2000, first_byte(2), false), (3, 64, first_byte(3), false)];
+    assert_eq!(behind_a_lost_write(SendFlags::OVERTAKE, true), [early, rest]);
+    let in_order = vec![
+        (0, 3000, 0, false),
+        (1, 64, first_byte(1), false),
+        (2, 2000, first_byte(2), false),
+        (3, 64, first_byte(3), false),
+    ];
+    for (flags, any_receive) in [(SendFlags::OVERTAKE, false), (SendFlags::empty(), true)] {
+        assert_eq!(behind_a_lost_write(flags, any_receive), [vec![], in_order.clone()]);
+    }
 }

@@ -14,6 +14,7 @@ fn completion(wr_id: u64, status: WcStatus, solicited: bool) -> WorkCompletion {
         invalidated: None,
         immediate: None,
         solicited,
+        overtook: false,
     }
 }
 
