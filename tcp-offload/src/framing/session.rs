@@ -153,12 +153,13 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         self.startup_offset + self.startup.len() as u64
     }
 
-    /// Appends bytes to those that precede the first frame.
+    /// Appends bytes to those that precede the first frame. Bytes that were sent are dropped when no others wait, or when they
+    /// have become as many as may wait, so that a peer that never takes all of them does not make the buffer grow.
     fn queue_startup(&mut self, bytes: &[u8]) {
-        if self.startup_sent == self.startup.len() {
+        if self.startup_sent == self.startup.len() || self.startup_sent >= MOST_STARTUP_BYTES {
             self.startup_offset += self.startup_sent as u64;
+            self.startup.drain(..self.startup_sent);
             self.startup_sent = 0;
-            self.startup.clear();
         }
         self.startup.extend_from_slice(bytes);
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use allocation_counter::measure;
 use proptest::prelude::*;
 use xwarp_tcp::{
     mpa::{Markers, MpaConfig, MpaError, SetupError},
@@ -136,6 +137,22 @@ fn rfc5044_s7_1_5_streaming_data_is_bounded_in_both_directions() {
     assert!(end.receive(65_536, &bytes[..1024]));
     end.session.release(&mut end.link);
     assert_eq!(end.link.lent(), 0);
+}
+
+/// The peer's window always leaves some bytes unsent, and the application always sends more.
+#[test]
+fn streaming_data_that_was_sent_takes_no_memory() {
+    let (mut end, _) = streaming();
+    let bytes = vec![7; 65_536];
+    assert_eq!(end.session.stream_send(&bytes), Ok(65_536));
+    end.sent.reserve(2 << 20);
+    let used = measure(|| {
+        for _ in 0..1000 {
+            let sent = end.fill(1448, 1448).unwrap();
+            assert_eq!(end.session.stream_send(&bytes[..sent.len()]), Ok(sent.len()));
+        }
+    });
+    assert!(used.bytes_max < 4 * 65_536, "{} bytes for 64 KiB that wait", used.bytes_max);
 }
 
 #[test]
