@@ -10,12 +10,14 @@
 //! | [`startup`](startup::target) | MPA Request and Reply, a session's start-up in pieces | round trip, every truncation, the result is independent of the segmentation |
 //! | [`headers`](headers::target) | DDP and RDMAP headers, Terminate, segments of RDMA/TCP | round trips, every truncation |
 //! | [`deframe`](deframe::target) | the receiving MPA session: any stream, segmented and reordered | delivers what an in-order reader finds; places each ULPDU once |
+//! | [`control`](control::target) | a message between a process and `xwarpd` | one encoding, every truncation |
 //! | [`explain`](explain::target) | a capture file, or frames of which one is made | `xwarp explain` neither panics nor needs more than bounded memory |
 //! | [`engine`](engine::target) | a whole engine with hostile peers on the wire | canaries, frames, memory, closed keys, validity of sent frames, clean end |
 //! | [`pair`](pair::target) | two engines and the network between them | each completion once and in order, contents, canaries, frames |
 #![deny(unsafe_code)]
 
 pub mod canary;
+pub mod control;
 pub mod deframe;
 pub mod engine;
 pub mod explain;
@@ -32,11 +34,12 @@ pub mod wire;
 pub type Target = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Target); 7] = [
+pub const TARGETS: [(&str, Target); 8] = [
     ("wire", wire::target),
     ("startup", startup::target),
     ("headers", headers::target),
     ("deframe", deframe::target),
+    ("control", control::target),
     ("explain", explain::target),
     ("engine", engine::target),
     ("pair", pair::target),

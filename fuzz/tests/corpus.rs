@@ -39,6 +39,11 @@ fn corpus_deframe() {
 }
 
 #[test]
+fn corpus_control() {
+    replay("control");
+}
+
+#[test]
 fn corpus_explain() {
     replay("explain");
 }
