@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
@@ -29,7 +29,9 @@ impl Listening {
     pub(crate) fn open(options: &Options) -> Result<Self> {
         let path = &options.socket;
         if path.as_os_str() == "-" {
-            let socket = io::stdin().as_fd().try_clone_to_owned().context("standard input is no socket")?;
+            let socket = io::stdin().as_fd().try_clone_to_owned().context("standard input is closed")?;
+            // A client may hang up between its arrival and `accept`.
+            ioctl_fionbio(&socket, true).context("standard input is no socket")?;
             return Ok(Self { socket, made: None });
         }
         remove_stale(path)?;
