@@ -177,7 +177,8 @@ pub enum OpenError {
 pub enum ResolveError {
     /// The destination is an address of this host.
     #[error(
-        "{0} is an address of this host: loopback does not pass a network interface, so XDP never sees it"
+        "{0} is an address of this host: loopback does not pass a network interface, so XDP never sees it; processes of one \
+         host reach each other, and one process itself, through xwarpd"
     )]
     Local(IpAddr),
     /// The destination is not one host.
@@ -245,6 +246,12 @@ pub enum ResolveError {
         destination: IpAddr,
         /// The neighbour whose Ethernet address is missing.
         next_hop: IpAddr,
+    },
+    /// This process is a child (`fork`) of the one that opened the interface.
+    #[error("process {owner} opened the interface, a parent of this one: open it in this process")]
+    Inherited {
+        /// The process that opened it.
+        owner: u32,
     },
     /// The helper refuses, or is gone.
     #[error("{0}")]

@@ -41,11 +41,15 @@ struct GrantedPort {
     helper: Arc<Helper>,
     address: Option<IpAddr>,
     port: u16,
+    /// The process whose port it is; a child (`fork`) has a copy of this.
+    owner: u32,
 }
 
 impl Drop for GrantedPort {
     fn drop(&mut self) {
-        self.helper.tell(Request::Release { address: self.address, port: self.port });
+        if self.owner == std::process::id() {
+            self.helper.tell(Request::Release { address: self.address, port: self.port });
+        }
     }
 }
 
@@ -88,7 +92,8 @@ pub(crate) fn reserve_by_helper(
     let address = address.filter(|a| !a.is_unspecified());
     match helper.call(Request::Reserve { address, port }, PATIENCE) {
         Ok(Reply::Reserved { port }) => {
-            let granted = GrantedPort { helper: Arc::clone(helper), address, port };
+            let granted =
+                GrantedPort { helper: Arc::clone(helper), address, port, owner: std::process::id() };
             Ok(PortReservation { address, port, _held: Held::Granted { _port: granted } })
         }
         Ok(other) => Err(PortError::Helper(io::Error::from(unexpected(&other)).to_string())),

@@ -59,6 +59,8 @@ pub struct Route {
 #[derive(Debug)]
 pub struct Resolver {
     source: Source,
+    /// The process that opened the interface. A child (`fork`) must not use its sockets: it would take away the answers.
+    owner: u32,
     facts: Facts,
     /// Ethernet address and path MTU of the interface.
     link: Mutex<(Mac, u16)>,
@@ -90,12 +92,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Resolver {
     pub(crate) fn new(facts: Facts, attributes: &Attributes) -> io::Result<Self> {
         let link = Mutex::new((attributes.mac, attributes.path_mtu));
-        Ok(Self { source: Source::Kernel(Mutex::new(Netlink::open()?)), facts, link })
+        Ok(Self {
+            source: Source::Kernel(Mutex::new(Netlink::open()?)),
+            owner: std::process::id(),
+            facts,
+            link,
+        })
     }
 
     pub(crate) fn by_helper(facts: Facts, attributes: &Attributes, helper: Arc<Helper>) -> Self {
         let link = Mutex::new((attributes.mac, attributes.path_mtu));
-        Self { source: Source::Helper { helper, ask_again_at: Mutex::default() }, facts, link }
+        let source = Source::Helper { helper, ask_again_at: Mutex::default() };
+        Self { source, owner: std::process::id(), facts, link }
     }
 
     /// Uses the interface's Ethernet address and MTU of `attributes` from now on: call it when an
@@ -110,6 +118,7 @@ impl Resolver {
     /// Everything but [`ResolveError::Unreachable`] and [`ResolveError::TimedOut`].
     pub fn route(&self, destination: IpAddr, source: Option<IpAddr>) -> Result<Route, ResolveError> {
         check_addresses(destination, source)?;
+        self.check_process()?;
         match &self.source {
             Source::Kernel(netlink) => self.kernel_route(&mut lock(netlink), destination, source),
             Source::Helper { helper, .. } => Ok(ask(helper, destination, source)?.route),
@@ -152,9 +161,18 @@ impl Resolver {
     /// # Errors
     /// As [`reserve_port`](crate::reserve_port), and the helper's refusals.
     pub fn reserve_port(&self, address: Option<IpAddr>, port: u16) -> Result<PortReservation, PortError> {
+        self.check_process().map_err(|error| PortError::Helper(error.to_string()))?;
         match &self.source {
             Source::Kernel(_) => port::reserve_port(address, Some(port), self.facts.index),
             Source::Helper { helper, .. } => port::reserve_by_helper(helper, address, port),
+        }
+    }
+
+    fn check_process(&self) -> Result<(), ResolveError> {
+        if std::process::id() == self.owner {
+            Ok(())
+        } else {
+            Err(ResolveError::Inherited { owner: self.owner })
         }
     }
 
@@ -190,6 +208,7 @@ impl Resolver {
         source: IpAddr,
         confirm: bool,
     ) -> Result<(IpAddr, Option<Mac>), ResolveError> {
+        self.check_process()?;
         let index = self.facts.index;
         let netlink = match &self.source {
             Source::Kernel(netlink) => netlink,
@@ -232,6 +251,7 @@ impl Resolver {
     /// # Errors
     /// [`ResolveError::Unreachable`] when the kernel has asked and got no answer. Each call makes it ask again.
     pub fn neighbour(&self, route: &Route) -> Result<Option<Mac>, ResolveError> {
+        self.check_process()?;
         let unreachable =
             ResolveError::Unreachable { destination: route.destination, next_hop: route.next_hop };
         let netlink = match &self.source {

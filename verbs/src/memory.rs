@@ -11,7 +11,8 @@
 
 use std::{fmt, io, ptr::NonNull, sync::Arc};
 
-use memmap2::{Advice, MmapOptions, MmapRaw};
+use memmap2::{Advice, MmapMut, MmapOptions, MmapRaw};
+use rustix::mm::{Advice as LinuxAdvice, madvise};
 use xwarp_tcp::copy;
 
 /// Size of the pages of [`Pages::Huge`], as a power of two.
@@ -297,6 +298,27 @@ fn mapping_len(len: usize, pages: Pages) -> Option<usize> {
     match pages {
         Pages::Normal | Pages::TransparentHuge => Some(len),
         Pages::Huge => len.max(1).checked_next_multiple_of(1 << HUGE_PAGE_BITS),
+    }
+}
+
+/// Tells whether this process made the mark, or is a child (`fork`) of the process that made it.
+#[derive(Debug)]
+pub(crate) struct ForkMark(MmapMut);
+
+impl ForkMark {
+    pub(crate) fn new() -> io::Result<Self> {
+        let mut page = MmapMut::map_anon(1)?;
+        page.fill(1);
+        // SAFETY: the page is private and anonymous, as the advice demands; its effect is that children find zeroes, which
+        // are values of bytes.
+        unsafe { madvise(page.as_mut_ptr().cast(), page.len(), LinuxAdvice::LinuxWipeOnFork)? };
+        Ok(Self(page))
+    }
+
+    /// Whether this process is a child. Costs one read of memory.
+    pub(crate) fn is_inherited(&self) -> bool {
+        // SAFETY: the byte is inside the mapping. Volatile, because the kernel changes it in a child.
+        unsafe { self.0.as_ptr().read_volatile() == 0 }
     }
 }
 

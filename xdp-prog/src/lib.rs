@@ -103,6 +103,8 @@ impl ProgramError {
 #[derive(Debug)]
 struct Attachment {
     link: OwnedFd,
+    /// The process that attached the program; a child (`fork`) has a copy of the descriptor.
+    owner: u32,
     ifindex: u32,
     mode: AttachMode,
 }
@@ -167,13 +169,15 @@ impl SteeringProgram {
         }
         self.detach();
         let link = attach::attach(self.program.as_fd(), ifindex, mode, replace)?;
-        self.link = Some(Attachment { link, ifindex, mode });
+        self.link = Some(Attachment { link, owner: std::process::id(), ifindex, mode });
         Ok(())
     }
 
     /// Detaches the program; frames go to the kernel again.
     pub fn detach(&mut self) {
-        if let Some(Attachment { link, .. }) = self.link.take() {
+        if let Some(Attachment { link, owner, .. }) = self.link.take()
+            && owner == std::process::id()
+        {
             // Closing the descriptor is not enough while the process forks: the child holds a copy for a
             // moment. If the detach fails, closing remains.
             let _ = attach::detach(link.as_fd());

@@ -285,7 +285,8 @@ impl Device {
         Listener::new(self, address, options)
     }
 
-    /// The panic inside the device's engine, if there was one. Such a panic makes a device fail: all work is flushed as far as
+    /// Why the device has failed, if it has: a panic inside its engine, or because this process is a child (`fork`) of the one that
+    /// opened it. In a child, verbs return an error and change nothing; the parent goes on. A panic makes a device fail: all work is flushed as far as
     /// that is possible, verbs return an error that says so, waits end, and [`AsyncEvent::DeviceFatal`] is the last
     /// asynchronous event. The interface is closed, so that the kernel resets the connections of peers. Registered memory is not
     /// accessed any more.
@@ -310,6 +311,9 @@ impl Device {
     /// [`Progress::Thread`].
     pub fn wait(&self, fd: impl AsFd, limit: Option<Duration>) -> io::Result<bool> {
         let shared = &self.0.shared;
+        if let (true, Some(failure)) = (shared.inherited(), shared.failure()) {
+            return Err(failure.clone().into());
+        }
         if shared.has_thread {
             shared.application_sleeps();
             let end = limit.map(|limit| shared.clock.now() + limit);
@@ -355,6 +359,13 @@ pub(super) fn destroyed(result: Result<(), ResourceError>, why: &str) {
 
 impl Drop for DeviceInner {
     fn drop(&mut self) {
+        if self.shared.inherited() {
+            // The parent still uses descriptors, ports and programs of the device, and its threads are not in this process.
+            std::mem::forget(Arc::clone(&self.shared));
+            std::mem::forget(lock(&self.thread).take());
+            std::mem::forget(std::mem::take(&mut *lock(&self.resolvers)));
+            return;
+        }
         self.shared.stop();
         let thread = lock(&self.thread).take();
         let resolvers = std::mem::take(&mut *lock(&self.resolvers));

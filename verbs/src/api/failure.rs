@@ -1,4 +1,4 @@
-//! What is left of a device whose engine panicked: [`DeviceFailed`], the answers of verbs, and a closed interface.
+//! What is left of a device whose engine panicked, or that a child process inherited: [`DeviceFailed`], the answers of verbs, and a closed interface.
 //!
 //! A panic leaves the engine in an unknown state, so it never runs again. Reporting the failure to applications does
 //! not depend on that state, or is attempted and given up if it panics too ([`Shared::fail`](super::shared::Shared)).
@@ -13,11 +13,12 @@ use crate::{
     rnic::{PostError, ResourceError},
 };
 
-/// The device has failed: its engine panicked. Nothing of it works any more; open another one.
+/// The device has failed: its engine panicked, or this process is a child (`fork`) of the one that opened it, which goes on.
+/// Nothing of it works here any more; open another one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the device failed: its engine panicked: {message}")]
+#[error("the device failed: {message}")]
 pub struct DeviceFailed {
-    /// The panic's message.
+    /// The cause.
     pub message: Arc<str>,
 }
 
@@ -26,7 +27,12 @@ impl DeviceFailed {
     pub(super) fn by(panic: &(dyn Any + Send)) -> Self {
         let text = panic.downcast_ref::<&str>().copied();
         let message = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-        Self { message: message.unwrap_or("no message").into() }
+        Self { message: format!("its engine panicked: {}", message.unwrap_or("no message")).into() }
+    }
+
+    /// The failure of a device that a child process inherited.
+    pub(super) fn inherited() -> Self {
+        Self { message: "a parent of this process opened it (fork): open a device in this process".into() }
     }
 }
 

@@ -27,6 +27,7 @@ use super::{
 use crate::{
     engine::Engine,
     interface::{Interface, InterfaceChange, Resolver},
+    memory::ForkMark,
     rnic::{AsyncEvent, QpId},
     system::{Clock, Doorbell, lock},
 };
@@ -106,8 +107,9 @@ pub(crate) struct Shared {
     /// Posts that wait for the next poll.
     gathered: Gathered,
     stop: AtomicBool,
-    /// Set when the engine panicked: it does not run any more.
+    /// Set when the engine panicked, or in a child process: it does not run any more.
     failure: OnceLock<DeviceFailed>,
+    fork: ForkMark,
     /// Rung when `failure` is set, and never cleared: ends every wait.
     failure_bell: Doorbell,
     interface_gone: AtomicBool,
@@ -170,6 +172,7 @@ impl Shared {
             gathered: Gathered::new(),
             stop: AtomicBool::new(false),
             failure: OnceLock::new(),
+            fork: ForkMark::new()?,
             failure_bell: Doorbell::new()?,
             interface_gone: AtomicBool::new(false),
         })
@@ -213,6 +216,9 @@ impl Shared {
     }
 
     fn call<R: Answer>(&self, f: impl FnOnce(&mut State, Instant) -> (R, Leave)) -> R {
+        if self.failed() {
+            return R::of_failed_device();
+        }
         let done = self.guarded(self.lock(), |state| {
             let now = self.clock.now();
             let (result, leave) = f(state, now);
@@ -337,12 +343,23 @@ impl Shared {
 
     /// Why the device has failed, if it has.
     pub(crate) fn failure(&self) -> Option<&DeviceFailed> {
+        self.inherited();
         self.failure.get()
     }
 
-    /// Whether the device has failed.
+    /// Whether the device has failed. Asked before the lock is taken: in a child process, a thread that does not exist there
+    /// may hold it.
     pub(crate) fn failed(&self) -> bool {
-        self.failure.get().is_some()
+        self.inherited() || self.failure.get().is_some()
+    }
+
+    /// Whether a parent of this process opened the device, which still uses it.
+    pub(crate) fn inherited(&self) -> bool {
+        let inherited = self.fork.is_inherited();
+        if inherited {
+            self.failure.get_or_init(DeviceFailed::inherited);
+        }
+        inherited
     }
 
     /// Readable when the progress thread must look at the engine.
@@ -358,7 +375,7 @@ impl Shared {
     /// One turn of the engine by a polling application, unless another thread holds the engine. Returns whether a frame
     /// was received.
     pub(crate) fn try_progress(&self) -> bool {
-        if !self.application_progress {
+        if !self.application_progress || self.failed() {
             return false;
         }
         let state = match self.state.try_lock() {
@@ -374,6 +391,9 @@ impl Shared {
     /// peers that never stop sending do not keep the caller here. Called after a sleep, so the interface is asked for
     /// changes.
     pub(crate) fn progress(&self) {
+        if self.failed() {
+            return;
+        }
         self.lock().ask_changes_at = Instant::ZERO;
         for _ in 0..MOST_TURNS {
             if !self.turn(self.lock()) || self.stopping() {
