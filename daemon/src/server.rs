@@ -109,6 +109,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             interface = attributes.name,
             mode = %attributes.mode,
             mtu = attributes.path_mtu,
+            from_clients = if uplink.shared.takes_redirected() { "native" } else { "generic" },
             addresses = ?uplink.shared.addresses(),
             "shared"
         );
@@ -438,7 +439,7 @@ impl Server {
             sizes,
             multi_buffer: uplink.shared.multi_buffer(),
             mtu: uplink.pair_mtu(),
-            generic: uplink.generic(),
+            generic: !uplink.shared.takes_redirected(),
         });
         if let Some(client) = self.clients.get_mut(&id) {
             client.device = Device::Opening { request, uplink: found, memory_bytes: bytes };

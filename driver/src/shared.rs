@@ -25,6 +25,7 @@ pub struct SharedInterface {
     switch: Arc<Switch>,
     watch: Watch,
     multi_buffer: bool,
+    takes_redirected: bool,
 }
 
 impl SharedInterface {
@@ -44,6 +45,8 @@ impl SharedInterface {
         switch.set_source(found.link.mac.0).map_err(failed)?;
         let monitor = Monitor::open(found.link.index).map_err(system("listening for address changes"))?;
         let mode = attach(&mut switch, &found.carrier.name, found.carrier.index, config)?;
+        // A veth takes redirected frames only while its other end has an XDP program or GRO, and drops them silently otherwise.
+        let takes_redirected = mode != Mode::Generic && !found.carrier.veth;
         let largest_mtu = open::largest_mtu(mode, &default_sizes(multi_buffer));
         let attributes = Attributes {
             origin: Origin::Owned,
@@ -62,7 +65,7 @@ impl SharedInterface {
         };
         let watch = Watch::new(monitor, netlink, attributes, |event| follow(&switch, &event))
             .map_err(system("reading addresses"))?;
-        Ok(Self { switch: Arc::new(switch), watch, multi_buffer })
+        Ok(Self { switch: Arc::new(switch), watch, multi_buffer, takes_redirected })
     }
 
     /// The programs and their maps.
@@ -83,6 +86,12 @@ impl SharedInterface {
     /// Whether frames may have several chunks.
     pub fn multi_buffer(&self) -> bool {
         self.multi_buffer
+    }
+
+    /// Whether the network driver sends frames that native XDP redirects to it. Otherwise XDP on the near ends of clients must
+    /// be generic, which makes a socket buffer of each frame.
+    pub fn takes_redirected(&self) -> bool {
+        self.takes_redirected
     }
 
     /// Readable when [`events`](Self::events) has changes to report.

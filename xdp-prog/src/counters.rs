@@ -75,7 +75,9 @@ program_counters! {
     to_wire,
     /// Dropped: a client sent it from an address or a port that is not its own, or it is no TCP segment.
     dropped_foreign,
-    /// Dropped: a client sent it to an address of this interface and a port that no client owns.
+    /// Answered by a reset: a client sent it to an address of this interface and a port that no client owns.
+    refused,
+    /// Dropped: the same, but a reset, or of a form that is not answered.
     dropped_no_owner,
     /// Dropped: its client has no socket.
     dropped_no_socket,

@@ -6,6 +6,7 @@
 //! | [`lab`] | namespaces, the veth pair, and running code inside them |
 //! | [`hop`] | a bridge with losses, delay and other faults between the namespaces |
 //! | [`goodput`] | the table of goodput through the hop |
+//! | [`nobody`] | programs that run without privileges |
 //! | [`process`] | programs under test: readiness by output, time limits, kill |
 //! | [`perf`] | `xwarp-perf` between the two ends |
 //! | [`capture`] | pcapng files as TCP streams |
@@ -24,6 +25,7 @@ pub mod hop;
 pub mod hostile;
 pub mod lab;
 pub mod leaks;
+pub mod nobody;
 pub mod perf;
 pub mod process;
 pub mod shared;

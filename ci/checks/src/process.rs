@@ -23,10 +23,15 @@ pub struct Running {
 
 impl Running {
     /// Starts the program and reads both outputs.
-    pub fn start(mut command: Command) -> Result<Self> {
+    pub fn start(command: Command) -> Result<Self> {
+        Self::start_with(command, Stdio::null())
+    }
+
+    /// The same, with a standard input.
+    pub fn start_with(mut command: Command, input: Stdio) -> Result<Self> {
         let name = format!("{command:?}");
         let mut child = command
-            .stdin(Stdio::null())
+            .stdin(input)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

@@ -1,12 +1,15 @@
 //! [`Shared`]: `xwarpd` in one namespace of a lab, and programs without privileges that use it.
 
 use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 
 use crate::{
     lab::{INTERFACE, Lab, Side},
@@ -37,6 +40,20 @@ impl Shared {
         let mut helper = lab.start(Side::A, program, &args)?;
         helper.wait_for("ready", START)?;
         Ok(Self { socket, helper })
+    }
+
+    /// Starts the helper as systemd does, with a listening socket as its standard input.
+    pub fn activated(lab: &Lab, program: &str) -> Result<Self> {
+        let path = lab.file("activated.sock");
+        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        bind(&listener, &SocketAddrUnix::new(path.as_path())?)?;
+        listen(&listener, 16)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
+        let mut command = lab.command(Side::A, program);
+        command.args([INTERFACE, "--socket", "-"]);
+        let mut helper = Running::start_with(command, listener.into())?;
+        helper.wait_for("ready", START)?;
+        Ok(Self { socket: path, helper })
     }
 
     /// The helper's socket.

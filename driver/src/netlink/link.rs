@@ -33,6 +33,8 @@ pub struct Link {
     pub transmit_queues: u32,
     /// For an interface of kind vlan: the index of the interface below, and its VLAN id.
     pub vlan: Option<(u32, u16)>,
+    /// Whether it is an end of a pair of virtual interfaces.
+    pub veth: bool,
 }
 
 impl Netlink {
@@ -72,6 +74,7 @@ pub(super) fn from_message(message: &LinkMessage) -> Link {
         receive_queues: 1,
         transmit_queues: 1,
         vlan: None,
+        veth: false,
     };
     let (mut below, mut vlan_id) = (None, None);
     for attribute in &message.attributes {
@@ -84,6 +87,9 @@ pub(super) fn from_message(message: &LinkMessage) -> Link {
             LinkAttribute::NumRxQueues(queues) => link.receive_queues = *queues,
             LinkAttribute::NumTxQueues(queues) => link.transmit_queues = *queues,
             LinkAttribute::Link(index) => below = Some(*index),
+            LinkAttribute::LinkInfo(infos) if infos.contains(&LinkInfo::Kind(InfoKind::Veth)) => {
+                link.veth = true;
+            }
             LinkAttribute::LinkInfo(infos) if infos.contains(&LinkInfo::Kind(InfoKind::Vlan)) => {
                 vlan_id = vlan_id_of(infos);
             }

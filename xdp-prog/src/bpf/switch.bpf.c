@@ -5,13 +5,14 @@
 //
 //   xwarp_uplink  on the interface: frames to a port that a client owns go into the client's pair, others to the kernel
 //   xwarp_port    on the near end: frames that a client sent, from an address and a port that it owns, go into the pair
-//                 of the client that owns the destination, or out of the interface; all others are dropped
+//                 of the client that owns the destination, or out of the interface; all others are dropped. A port of the
+//                 interface's own addresses that no client owns is answered by a reset, as the kernel does
 //   xwarp_to_xsk  on the far end: every frame goes to the client's socket
 //
 // A port that a client has reserved belongs to this client alone, with all connections and strays. The kernel socket
 // that reserves it keeps everybody else away. User space (`Switch` in switch.rs) fills the maps and owns them.
 
-#define PROGRAM_REASONS (REASONS + 6)
+#define PROGRAM_REASONS (REASONS + 7)
 #include "frame.h"
 
 /* What the programs did with the other frames, after `enum reason`. */
@@ -20,7 +21,8 @@ enum switched {
 	TO_LOCAL_CLIENT,
 	TO_WIRE,
 	DROPPED_FOREIGN, /* the client does not own the source, or it is no TCP segment */
-	DROPPED_NO_OWNER, /* to an own address, at a port without owner */
+	REFUSED, /* to an own address, at a port without owner: answered by a reset */
+	DROPPED_NO_OWNER, /* the same, but not to be answered */
 	DROPPED_NO_SOCKET,
 };
 
@@ -129,6 +131,99 @@ static __always_inline bool has_our_source(struct xdp_md *ctx)
 	return true;
 }
 
+static __always_inline __u16 folded(__s64 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (__u16)~sum;
+}
+
+/* The reset that answers a segment (RFC 9293 section 3.10.7.1), whose TCP header is at `offset`, in `length` bytes. */
+static __always_inline void reset_of(const struct tcphdr *segment, __u32 length, struct tcphdr *reset)
+{
+	__u32 payload = length > segment->doff * 4 ? length - segment->doff * 4 : 0;
+
+	reset->source = segment->dest;
+	reset->dest = segment->source;
+	reset->doff = sizeof(*reset) / 4;
+	reset->rst = 1;
+	if (segment->ack) {
+		reset->seq = segment->ack_seq;
+		return;
+	}
+	reset->ack = 1;
+	reset->ack_seq = bpf_htonl(bpf_ntohl(segment->seq) + payload + segment->syn + segment->fin);
+}
+
+static __always_inline bool reset_v4(struct xdp_md *ctx, __u32 at, __u32 *end)
+{
+	struct {
+		__be32 source, dest;
+		__be16 protocol, length;
+	} pseudo = { .protocol = bpf_htons(IPPROTO_TCP), .length = bpf_htons(sizeof(struct tcphdr)) };
+	struct tcphdr segment, reset = {};
+	struct iphdr ip;
+
+	if (bpf_xdp_load_bytes(ctx, at, &ip, sizeof(ip)) || ip.ihl != sizeof(ip) / 4 ||
+	    bpf_xdp_load_bytes(ctx, at + sizeof(ip), &segment, sizeof(segment)) || segment.rst)
+		return false;
+	reset_of(&segment, bpf_ntohs(ip.tot_len) - sizeof(ip), &reset);
+	pseudo.source = ip.daddr;
+	pseudo.dest = ip.saddr;
+	ip.saddr = pseudo.source;
+	ip.daddr = pseudo.dest;
+	ip.tot_len = bpf_htons(sizeof(ip) + sizeof(reset));
+	ip.ttl = 64;
+	ip.check = 0;
+	ip.check = folded(bpf_csum_diff(0, 0, (__be32 *)&ip, sizeof(ip), 0));
+	reset.check = folded(bpf_csum_diff(0, 0, (__be32 *)&reset, sizeof(reset),
+					   bpf_csum_diff(0, 0, (__be32 *)&pseudo, sizeof(pseudo), 0)));
+	*end = at + sizeof(ip) + sizeof(reset);
+	return !bpf_xdp_store_bytes(ctx, at, &ip, sizeof(ip)) &&
+	       !bpf_xdp_store_bytes(ctx, at + sizeof(ip), &reset, sizeof(reset));
+}
+
+static __always_inline bool reset_v6(struct xdp_md *ctx, __u32 at, __u32 *end)
+{
+	struct {
+		struct in6_addr source, dest;
+		__be32 length, protocol;
+	} pseudo = { .protocol = bpf_htonl(IPPROTO_TCP), .length = bpf_htonl(sizeof(struct tcphdr)) };
+	struct tcphdr segment, reset = {};
+	struct ipv6hdr ip;
+
+	if (bpf_xdp_load_bytes(ctx, at, &ip, sizeof(ip)) ||
+	    bpf_xdp_load_bytes(ctx, at + sizeof(ip), &segment, sizeof(segment)) || segment.rst)
+		return false;
+	reset_of(&segment, bpf_ntohs(ip.payload_len), &reset);
+	pseudo.source = ip.daddr;
+	pseudo.dest = ip.saddr;
+	ip.saddr = pseudo.source;
+	ip.daddr = pseudo.dest;
+	ip.payload_len = bpf_htons(sizeof(reset));
+	ip.hop_limit = 64;
+	reset.check = folded(bpf_csum_diff(0, 0, (__be32 *)&reset, sizeof(reset),
+					   bpf_csum_diff(0, 0, (__be32 *)&pseudo, sizeof(pseudo), 0)));
+	*end = at + sizeof(ip) + sizeof(reset);
+	return !bpf_xdp_store_bytes(ctx, at, &ip, sizeof(ip)) &&
+	       !bpf_xdp_store_bytes(ctx, at + sizeof(ip), &reset, sizeof(reset));
+}
+
+/* Answers a segment to a port without owner by a reset. Its frame has the VLAN tags of the interface, and both Ethernet
+ * addresses are the interface's. */
+static __always_inline int refuse(struct xdp_md *ctx, const struct packet *packet)
+{
+	__u32 at = sizeof(struct ethhdr) + (__u32)vlan_count * sizeof(struct vlan_tag), end = 0;
+	bool made = packet->flow.local.version == 4 ? reset_v4(ctx, at, &end) : reset_v6(ctx, at, &end);
+	__u64 length = bpf_xdp_get_buff_len(ctx);
+
+	if (!made || end > length || bpf_xdp_adjust_tail(ctx, (int)end - (int)length))
+		return drop(DROPPED_NO_OWNER);
+	count(REFUSED);
+	return XDP_TX;
+}
+
 SEC("xdp")
 int xwarp_port(struct xdp_md *ctx)
 {
@@ -147,7 +242,7 @@ int xwarp_port(struct xdp_md *ctx)
 		return redirect(UPLINK, TO_WIRE);
 	to = owner(&packet.flow.local, packet.flow.local_port);
 	if (!to)
-		return drop(DROPPED_NO_OWNER);
+		return refuse(ctx, &packet);
 	return redirect(*to, TO_LOCAL_CLIENT);
 }
 

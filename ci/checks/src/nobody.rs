@@ -1,0 +1,485 @@
+//! Programs that tests run without privileges behind `xwarpd`: hostile ones, and a pair that exchanges messages.
+
+use std::{
+    env,
+    fs::File,
+    net::{IpAddr, SocketAddr},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use etherparse::PacketBuilder;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
+    io::Errno,
+    net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with, sockopt,
+        xdp::{SocketAddrXdp, SocketAddrXdpFlags},
+    },
+};
+use xwarp_control::{Choice, Reason, Reply, Request, SOCKET_VARIABLE, Sizes, Tagged, VERSION};
+use xwarp_driver::{
+    DriverConfig, Event, Interface, Origin, OriginPreference,
+    helper::{receive_message, send_message},
+};
+use xwarp_tcp::link::{Link as _, QueueId};
+use xwarp_verbs::{
+    Access, Device, DeviceOptions, QueuePairOptions, RecvRequest, WorkRequest,
+    cm::{AcceptOptions, ConnectOptions, ListenOptions},
+};
+
+use crate::lab::INTERFACE;
+
+const LIMIT: Duration = Duration::from_secs(30);
+/// Small sizes, so that a hundred processes fit a machine.
+const SMALL: Sizes = Sizes { receive_chunks: 128, transmit_chunks: 128, ring: 128 };
+
+/// Runs the program that `arguments` name.
+pub fn run(arguments: &[String]) -> Result<()> {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["messages"] => wrong_messages(),
+        ["socket"] => granted_socket(),
+        ["frames", peer] => foreign_frames(peer.parse()?),
+        ["ports", most] => too_many_ports(most.parse()?),
+        ["flood"] => flood(),
+        ["watch"] => watch(),
+        ["serve", address, connections] => serve(address.parse()?, connections.parse()?),
+        ["talk", address, messages] => talk(address.parse()?, messages.parse()?),
+        _ => bail!("unknown program {arguments:?}"),
+    }
+}
+
+/// A connection to the helper that sends whatever it likes.
+struct Raw(OwnedFd);
+
+impl Raw {
+    fn connect() -> Result<Self> {
+        let path = env::var_os(SOCKET_VARIABLE).context("no helper is named")?;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        connect(&socket, &SocketAddrUnix::new(path.as_os_str())?)?;
+        Ok(Self(socket))
+    }
+
+    fn greeted() -> Result<Self> {
+        let raw = Self::connect()?;
+        let reply = raw.ask(Request::Hello { version: VERSION }, None)?.0;
+        ensure!(reply == Reply::Hello { version: VERSION }, "{reply:?}");
+        Ok(raw)
+    }
+
+    fn send(&self, body: Request, descriptor: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+        send_message(self.0.as_fd(), &Tagged { id: 7, body }.encode(), descriptor.as_slice())
+    }
+
+    /// The next message; empty when the helper has hung up.
+    fn receive(&self) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
+        let limit = Timespec { tv_sec: 10, tv_nsec: 0 };
+        ensure!(poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&limit))? == 1, "no answer");
+        match receive_message(self.0.as_fd()) {
+            Err(Errno::CONNRESET) => Ok((Vec::new(), Vec::new())),
+            other => Ok(other?),
+        }
+    }
+
+    fn ask(&self, body: Request, descriptor: Option<BorrowedFd<'_>>) -> Result<(Reply, Vec<OwnedFd>)> {
+        self.send(body, descriptor)?;
+        let (bytes, descriptors) = self.receive()?;
+        Ok((Tagged::<Reply>::decode(&bytes)?.body, descriptors))
+    }
+
+    fn refused(&self, body: Request, descriptor: Option<BorrowedFd<'_>>, reason: Reason) -> Result<()> {
+        let request = format!("{body:?}");
+        match self.ask(body, descriptor)?.0 {
+            Reply::Refused(refusal) if refusal.reason == reason => {
+                println!("{request}: {refusal}");
+                Ok(())
+            }
+            other => bail!("{request}: {other:?}, expected a refusal for {reason:?}"),
+        }
+    }
+}
+
+fn open(sizes: Sizes) -> Request {
+    Request::Open { interface: Choice::Name(INTERFACE.into()), sizes }
+}
+
+fn memory(bytes: u64, sealed: bool) -> Result<OwnedFd> {
+    let file = memfd_create("hostile", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&file, bytes)?;
+    if sealed {
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    }
+    Ok(file)
+}
+
+fn bytes_of(sizes: Sizes) -> u64 {
+    xwarp_driver::shared::memory_bytes(sizes)
+}
+
+/// Messages that no driver would send.
+fn wrong_messages() -> Result<()> {
+    let garbage: [&[u8]; 4] = [b"x", &[0xff; 64], &[0; 4096], &[1, 0, 0, 0, 99]];
+    for bytes in garbage {
+        let raw = Raw::connect()?;
+        send_message(raw.0.as_fd(), bytes, &[])?;
+        ensure!(raw.receive()?.0.is_empty(), "the helper answers {} bytes of garbage", bytes.len());
+    }
+    let raw = Raw::connect()?;
+    raw.refused(Request::Reserve { address: None, port: 0 }, None, Reason::State)?;
+    raw.refused(Request::Hello { version: VERSION + 1 }, None, Reason::Version)?;
+    let raw = Raw::greeted()?;
+    raw.refused(Request::Resolve { destination: [10, 77, 0, 2].into(), source: None }, None, Reason::State)?;
+    raw.refused(open(SMALL), None, Reason::State)?;
+    let right = memory(bytes_of(SMALL), true)?;
+    let elsewhere = Request::Open { interface: Choice::Name("lo".into()), sizes: SMALL };
+    raw.refused(elsewhere, Some(right.as_fd()), Reason::NotServed)?;
+    for sizes in [
+        Sizes { ring: 100, ..SMALL },
+        Sizes { ring: 0, ..SMALL },
+        Sizes { receive_chunks: 0, ..SMALL },
+        Sizes { receive_chunks: u32::MAX, ..SMALL },
+        Sizes { transmit_chunks: u32::MAX, ring: 1 << 31, ..SMALL },
+    ] {
+        raw.refused(open(sizes), Some(right.as_fd()), Reason::Limit)?;
+    }
+    // Memory that is shorter than announced, that may shrink later, that cannot be written, or that is none.
+    let short = memory(bytes_of(SMALL) / 2, true)?;
+    let unsealed = memory(bytes_of(SMALL), false)?;
+    let constant = memory(bytes_of(SMALL), false)?;
+    fcntl_add_seals(&constant, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL)?;
+    let pipe = rustix::pipe::pipe()?.0;
+    let file: OwnedFd = File::open("/proc/self/exe")?.into();
+    for wrong in [&short, &unsealed, &constant, &pipe, &file, &raw.0] {
+        raw.refused(open(SMALL), Some(wrong.as_fd()), Reason::Memory)?;
+    }
+    // The connection still works, and has one device at most.
+    ensure!(matches!(raw.ask(open(SMALL), Some(right.as_fd()))?.0, Reply::Opened(_)), "not opened");
+    raw.refused(open(SMALL), Some(right.as_fd()), Reason::State)?;
+    raw.refused(Request::Reserve { address: None, port: 80 }, None, Reason::Permission)?;
+    for address in [[10, 77, 0, 2], [127, 0, 0, 1]] {
+        let address = Some(address.into());
+        raw.refused(Request::Reserve { address, port: 0 }, None, Reason::NotOurAddress)?;
+    }
+    raw.refused(Request::Resolve { destination: [224, 0, 0, 1].into(), source: None }, None, Reason::Route)?;
+    // Ports of others are not given back, and descriptors that no request has are closed.
+    for port in 0..100 {
+        raw.send(Request::Release { address: None, port }, Some(right.as_fd()))?;
+    }
+    ensure!(matches!(raw.ask(Request::Reserve { address: None, port: 0 }, None)?.0, Reply::Reserved { .. }));
+    Ok(())
+}
+
+/// What the bound socket does not allow.
+fn granted_socket() -> Result<()> {
+    let raw = Raw::greeted()?;
+    let memory = memory(bytes_of(SMALL), true)?;
+    let (reply, descriptors) = raw.ask(open(SMALL), Some(memory.as_fd()))?;
+    ensure!(matches!(reply, Reply::Opened(_)), "{reply:?}");
+    let [socket, _events] = <[OwnedFd; 2]>::try_from(descriptors).ok().context("two descriptors")?;
+    let fails = |what, result: Result<(), Errno>| {
+        ensure!(result.is_err(), "{what} is possible");
+        println!("{what}: {result:?}");
+        Ok(())
+    };
+    for index in 1..8 {
+        fails("bind", bind(&socket, &SocketAddrXdp::new(SocketAddrXdpFlags::XDP_COPY, index, 0)))?;
+    }
+    fails("another transmit ring", sockopt::set_xdp_tx_ring_size(&socket, 64))?;
+    fails("another fill ring", sockopt::set_xdp_umem_fill_ring_size(&socket, 64))?;
+    fails("a forced send buffer", sockopt::set_socket_send_buffer_size_force(&socket, 1 << 30))?;
+    fails("shorter memory", ftruncate(&memory, 4096))?;
+    fails("longer memory", ftruncate(&memory, 1 << 30))?;
+    let own = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None);
+    fails("a socket of its own", own.map(drop))
+}
+
+/// Sends frames from ports, addresses and stations that are not this client's, between two that are. The caller counts what
+/// arrives.
+fn foreign_frames(peer: IpAddr) -> Result<()> {
+    let config = DriverConfig { origin: OriginPreference::Force(Origin::Granted), ..DriverConfig::default() };
+    let mut interface = Interface::open(INTERFACE, &config)?;
+    let resolver = interface.resolver()?;
+    let route = resolver.route(peer, None)?;
+    let port = resolver.reserve_port(Some(route.source), 0)?;
+    let flow = xwarp_tcp::wire::Flow {
+        local: SocketAddr::new(route.source, port.port()),
+        remote: SocketAddr::new(peer, 9),
+    };
+    let path = resolver.resolve(flow, LIMIT)?;
+    let (IpAddr::V4(ours), IpAddr::V4(theirs)) = (route.source, peer) else { bail!("IPv4 only") };
+    let (station, next) = (path.source_mac.0, path.next_hop_mac.0);
+    let build = |from: [u8; 6], to: [u8; 6], source: [u8; 4], port: u16| -> Result<Vec<u8>> {
+        let mut frame = Vec::new();
+        let builder = PacketBuilder::ethernet2(from, to).ipv4(source, theirs.octets(), 64);
+        builder.tcp(port, 9, 1, 1000).ack(1).write(&mut frame, b"payload")?;
+        Ok(frame)
+    };
+    let own = build(station, next, ours.octets(), port.port())?;
+    let mut udp = Vec::new();
+    let builder = PacketBuilder::ethernet2(station, next).ipv4(ours.octets(), theirs.octets(), 64);
+    builder.udp(port.port(), 9).write(&mut udp, b"payload")?;
+    let frames = [
+        own.clone(),
+        build(station, next, ours.octets(), port.port() ^ 1)?,
+        build(station, next, [10, 77, 0, 99], port.port())?,
+        build(station, next, theirs.octets(), port.port())?,
+        build([2, 0, 0, 0, 0, 9], next, ours.octets(), port.port())?,
+        build(station, [0xff; 6], ours.octets(), port.port())?,
+        udp,
+        own.get(..30).context("a frame is longer")?.to_vec(),
+        own,
+    ];
+    for frame in &frames {
+        let mut token = interface.alloc(frame.len()).context("a free frame")?;
+        let mut chunks = interface.tx_chunks(&mut token).context("its memory")?;
+        let chunk = chunks.first_mut().context("a chunk")?;
+        chunk.get_mut(..frame.len()).context("room")?.copy_from_slice(frame);
+        drop(chunks);
+        interface.submit(QueueId(0), &mut token, frame.len())?;
+        interface.release(token);
+        interface.flush();
+    }
+    println!("sent {}", frames.len());
+    thread::sleep(Duration::from_millis(300));
+    Ok(())
+}
+
+/// Prints the changes of the interface until it is removed.
+fn watch() -> Result<()> {
+    let config = DriverConfig { origin: OriginPreference::Force(Origin::Granted), ..DriverConfig::default() };
+    let mut interface = Interface::open(INTERFACE, &config)?;
+    println!("watches");
+    let limit = Timespec { tv_sec: 30, tv_nsec: 0 };
+    while interface.attributes().up || !interface.addresses().is_empty() {
+        let event = PollFd::from_borrowed_fd(interface.event_fd(), PollFlags::IN);
+        ensure!(poll(&mut [event], Some(&limit))? == 1, "no event");
+        let mut removed = false;
+        interface.events(|event| {
+            removed |= event == Event::LinkRemoved;
+            println!("{event:?}");
+        })?;
+        if removed {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Reserves ports until the helper refuses, which must be after `most`.
+fn too_many_ports(most: usize) -> Result<()> {
+    let raw = Raw::greeted()?;
+    let memory = memory(bytes_of(SMALL), true)?;
+    ensure!(matches!(raw.ask(open(SMALL), Some(memory.as_fd()))?.0, Reply::Opened(_)));
+    for _ in 0..most {
+        let reply = raw.ask(Request::Reserve { address: None, port: 0 }, None)?.0;
+        ensure!(matches!(reply, Reply::Reserved { .. }), "{reply:?}");
+    }
+    raw.refused(Request::Reserve { address: None, port: 0 }, None, Reason::Limit)
+}
+
+/// Sends requests as fast as possible for two seconds: first reading the answers, then not.
+fn flood() -> Result<()> {
+    let raw = Raw::greeted()?;
+    let begin = Instant::now();
+    let mut refused = 0;
+    while begin.elapsed() < Duration::from_secs(1) {
+        let reply = raw.ask(Request::Hello { version: VERSION }, None)?.0;
+        refused += usize::from(matches!(reply, Reply::Refused(refusal) if refusal.reason == Reason::Rate));
+    }
+    ensure!(refused > 0, "no request was refused");
+    // Somebody who reads no answers is disconnected.
+    let file = memory(4096, false)?;
+    let mut sent = 0;
+    while begin.elapsed() < Duration::from_secs(10) {
+        match raw.send(Request::Hello { version: VERSION }, Some(file.as_fd())) {
+            Ok(()) => sent += 1,
+            Err(Errno::AGAIN | Errno::TOOMANYREFS) => thread::sleep(Duration::from_millis(1)),
+            Err(Errno::PIPE | Errno::CONNRESET) => {
+                println!("{refused} refused, hung up after {sent}");
+                return Ok(());
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    bail!("the helper still listens after {sent} requests without a read answer")
+}
+
+fn device(origin: Origin) -> Result<Device> {
+    let mut options = DeviceOptions::default();
+    options.driver.origin = OriginPreference::Force(origin);
+    options.driver.receive_chunks = 256;
+    options.driver.transmit_chunks = 256;
+    options.driver.ring_size = 256;
+    let device = Device::open_with(INTERFACE, options)?;
+    ensure!(device.attributes().interface.shared == (origin == Origin::Granted), "of another origin");
+    Ok(device)
+}
+
+/// Byte `at` of message `number` in the direction of `from`.
+fn pattern(from: u8, number: usize, at: usize) -> u8 {
+    (number.wrapping_mul(31) ^ at.wrapping_mul(7) ^ (at >> 8)) as u8 ^ from
+}
+
+fn size(number: usize) -> usize {
+    1 + number.wrapping_mul(7919) % MESSAGE
+}
+
+const MESSAGE: usize = 9000;
+
+/// One end of a connection that exchanges messages in turn.
+struct End<'a> {
+    cq: &'a xwarp_verbs::CompletionQueue,
+    qp: &'a xwarp_verbs::QueuePair,
+    memory: &'a xwarp_verbs::MemoryRegion,
+}
+
+impl End<'_> {
+    fn post_receive(&self) -> Result<()> {
+        Ok(self.qp.post_recv(&RecvRequest::new(1, &[self.memory.sge(0, MESSAGE)]))?)
+    }
+
+    /// Sends the messages of these numbers, each after the answer to the one before.
+    fn ask(&self, numbers: std::ops::Range<usize>) -> Result<()> {
+        for number in numbers {
+            self.post_receive()?;
+            self.send(b'c', number)?;
+            self.complete(1, b's', Some(number))?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the message of this number and answers it.
+    fn answer(&self, number: usize) -> Result<()> {
+        self.complete(0, b'c', Some(number))?;
+        self.post_receive()?;
+        self.send(b's', number)?;
+        self.complete(1, b'c', None)
+    }
+
+    fn send(&self, from: u8, number: usize) -> Result<()> {
+        let bytes: Vec<u8> = (0..size(number)).map(|at| pattern(from, number, at)).collect();
+        self.memory.write(MESSAGE, &bytes)?;
+        let piece = self.memory.sge(MESSAGE, bytes.len());
+        Ok(self.qp.post_send(&WorkRequest::send(2, piece).signaled())?)
+    }
+
+    /// Waits for the completions of one send and one receive, and checks the received message.
+    fn complete(&self, sends: usize, from: u8, number: Option<usize>) -> Result<()> {
+        for _ in 0..sends + usize::from(number.is_some()) {
+            let completion = self.cq.wait(LIMIT)?.context("no completion in time")?;
+            completion.check()?;
+            if completion.wr_id == 1 {
+                let number = number.context("a message that nobody expects")?;
+                let bytes = self.memory.to_vec(0, completion.byte_len as usize)?;
+                ensure!(bytes.len() == size(number), "{} bytes of message {number}", bytes.len());
+                let right = bytes.iter().enumerate().all(|(at, byte)| *byte == pattern(from, number, at));
+                ensure!(right, "message {number} is damaged");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Accepts `connections`, one after another, and answers every message of each with one of its own.
+fn serve(address: SocketAddr, connections: usize) -> Result<()> {
+    let device = device(Origin::Granted)?;
+    let listener = device.listen(address, ListenOptions::default())?;
+    println!("listens");
+    for _ in 0..connections {
+        let request = listener.accept(Duration::from_secs(120))?;
+        let pd = device.create_pd()?;
+        let cq = device.create_cq(16)?;
+        let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default())?;
+        let memory = pd.allocate(2 * MESSAGE, Access::LOCAL_WRITE)?;
+        let end = End { cq: &cq, qp: &qp, memory: &memory };
+        end.post_receive()?;
+        let connection = request.accept(&qp, AcceptOptions::default(), LIMIT)?;
+        // The client ends when it has enough, or is killed.
+        let ended = (0..).try_for_each(|number| end.answer(number));
+        println!("{ended:?}");
+        drop(connection);
+    }
+    Ok(())
+}
+
+/// Connects and exchanges `messages`; 0: without end.
+fn talk(address: SocketAddr, messages: usize) -> Result<()> {
+    let device = device(Origin::Granted)?;
+    let pd = device.create_pd()?;
+    let cq = device.create_cq(16)?;
+    let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default())?;
+    let memory = pd.allocate(2 * MESSAGE, Access::LOCAL_WRITE)?;
+    let end = End { cq: &cq, qp: &qp, memory: &memory };
+    let connection = device.connect(&qp, address, ConnectOptions::default(), LIMIT)?;
+    println!("connected");
+    end.ask(0..1)?;
+    println!("talks");
+    if let Err(error) = end.ask(1..if messages == 0 { usize::MAX } else { messages }) {
+        // Why the device is of no more use, if that is the cause.
+        if let Err(reason) = device.listen(address, ListenOptions::default()) {
+            println!("{:#}", anyhow::Error::from(reason));
+        }
+        return Err(error);
+    }
+    connection.disconnect()?;
+    println!("done");
+    Ok(())
+}
+
+/// Connects, exchanges messages, forks, and exchanges messages again after the child has tried everything and has ended.
+/// `arguments`: `owned` or `granted`, and the server's address. `fork` returns the child's process id in the parent.
+pub fn forking(arguments: &[String], fork: impl FnOnce() -> Result<Option<i32>>) -> Result<()> {
+    let [origin, address] = arguments else { bail!("two arguments") };
+    let origin = if origin == "granted" { Origin::Granted } else { Origin::Owned };
+    let address: SocketAddr = address.parse()?;
+    let device = device(origin)?;
+    let pd = device.create_pd()?;
+    let cq = device.create_cq(16)?;
+    let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default())?;
+    let memory = pd.allocate(2 * MESSAGE, Access::LOCAL_WRITE)?;
+    let end = End { cq: &cq, qp: &qp, memory: &memory };
+    let connection = device.connect(&qp, address, ConnectOptions::default(), LIMIT)?;
+    end.ask(0..10)?;
+    let Some(child) = fork()? else {
+        return in_child(&device, &pd, &end, address);
+    };
+    let child = rustix::process::Pid::from_raw(child).context("a process id")?;
+    // The parent works while the child lives, too.
+    end.ask(10..20)?;
+    let (_, status) =
+        rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty())?.context("a child")?;
+    ensure!(status.exit_status() == Some(0), "the child: {status:?}");
+    end.ask(20..40)?;
+    let second = pd.create_qp(&cq, &cq, QueuePairOptions::default())?;
+    drop(second);
+    connection.disconnect()?;
+    println!("done");
+    Ok(())
+}
+
+/// What a child may do with a device of its parent: nothing, and each call says so.
+fn in_child(
+    device: &Device,
+    pd: &xwarp_verbs::ProtectionDomain,
+    end: &End<'_>,
+    address: SocketAddr,
+) -> Result<()> {
+    let failure = device.failure().context("the device works in a child")?.to_string();
+    ensure!(failure.contains("fork"), "{failure}");
+    ensure!(device.create_cq(16).is_err(), "create_cq works in a child");
+    ensure!(pd.create_qp(end.cq, end.cq, QueuePairOptions::default()).is_err(), "create_qp works in a child");
+    ensure!(end.post_receive().is_err() && end.send(b'c', 0).is_err(), "posting works in a child");
+    ensure!(end.cq.wait(Duration::from_secs(1)).is_err(), "waiting works in a child");
+    let connected = device.connect(end.qp, address, ConnectOptions::default(), Duration::from_secs(1));
+    ensure!(connected.is_err(), "connecting works in a child");
+    ensure!(device.listen(address, ListenOptions::default()).is_err(), "listening works in a child");
+    device.progress();
+    if device.attributes().interface.shared {
+        self::device(Origin::Granted).context("a device of the child's own")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,126 @@
+//! Hostile clients of `xwarpd`, and the limits of one user: each gets a clear refusal and nothing beyond its own.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::{
+    collections::BTreeMap,
+    net::TcpListener,
+    thread,
+    time::{Duration, Instant},
+};
+
+use xwarp_checks::{
+    lab::{Family, INTERFACE, Lab, LabOptions, Side},
+    leaks,
+    process::Running,
+    shared::{NOBODY, Shared},
+};
+
+const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
+const NOBODYS: &str = env!("CARGO_BIN_EXE_xwarp-nobody");
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn lab() -> Lab {
+    Lab::up(LabOptions::default()).unwrap()
+}
+
+/// Descriptors of the helper by kind.
+fn descriptors(shared: &Shared) -> BTreeMap<String, usize> {
+    leaks::descriptors(shared.helper.id()).unwrap()
+}
+
+/// Waits until the helper has the descriptors that it had before its clients came.
+fn settles(shared: &Shared, before: &BTreeMap<String, usize>) {
+    let begin = Instant::now();
+    while descriptors(shared) != *before {
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}, before: {before:?}", descriptors(shared));
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Runs a program of a client without privileges to its successful end.
+fn run(shared: &Shared, args: &[&str]) -> String {
+    shared.start_unprivileged(NOBODYS, args).unwrap().finish(LIMIT).unwrap()
+}
+
+/// Two clients exchange messages, which the helper must still make possible.
+fn works(lab: &Lab, shared: &Shared) {
+    let address = format!("{}:7000", lab.address(Side::A, Family::V4));
+    let mut server = shared.start_unprivileged(NOBODYS, &["serve", &address, "1"]).unwrap();
+    server.wait_for("listens", LIMIT).unwrap();
+    run(shared, &["talk", &address, "20"]);
+    server.finish(LIMIT).unwrap();
+}
+
+#[test]
+fn netns_shared_wrong_messages_are_refused_and_leave_nothing() {
+    let lab = lab();
+    let shared = Shared::start(&lab, HELPER, &["--quarantine", "0"]).unwrap();
+    let before = descriptors(&shared);
+    println!("{}", run(&shared, &["messages"]));
+    println!("{}", run(&shared, &["socket"]));
+    settles(&shared, &before);
+    works(&lab, &shared);
+}
+
+/// TCP segments that the kernel of side B has received.
+fn segments(lab: &Lab) -> u64 {
+    let text = lab.run(Side::B, "cat", &["/proc/net/snmp"]).unwrap();
+    let mut lines = text.lines().filter(|line| line.starts_with("Tcp:"));
+    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+    let at = names.split_whitespace().position(|name| name == "InSegs").unwrap();
+    values.split_whitespace().nth(at).unwrap().parse().unwrap()
+}
+
+#[test]
+fn netns_shared_frames_from_foreign_sources_do_not_leave_the_host() {
+    let lab = lab();
+    let shared = Shared::start(&lab, HELPER, &[]).unwrap();
+    // A listener on another port of the same client's host would not be reached either: nothing but the two own frames is.
+    let _listener = lab.within(Side::B, || TcpListener::bind("10.77.0.2:9").unwrap()).unwrap();
+    let before = segments(&lab);
+    println!("{}", run(&shared, &["frames", "10.77.0.2"]));
+    assert_eq!(segments(&lab) - before, 2, "the first and the last of nine frames are the client's");
+}
+
+#[test]
+fn netns_shared_a_flood_of_requests_is_refused_and_stops_nobody_else() {
+    let lab = lab();
+    let shared = Shared::start(&lab, HELPER, &["--quarantine", "0", "--requests-per-second", "200"]).unwrap();
+    let before = descriptors(&shared);
+    let mut command = shared.unprivileged_as(NOBODY - 1, NOBODYS);
+    command.arg("flood");
+    let flood = Running::start(command).unwrap();
+    works(&lab, &shared);
+    println!("{}", flood.finish(LIMIT).unwrap());
+    settles(&shared, &before);
+}
+
+#[test]
+fn netns_shared_each_user_has_limits_with_reasons() {
+    let lab = lab();
+    let options = ["--devices-per-user", "2", "--memory-per-user", "16", "--ports-per-user", "5"];
+    let shared = Shared::start(&lab, HELPER, &options).unwrap();
+    run(&shared, &["ports", "5"]);
+    let address = lab.address(Side::A, Family::V4).to_string();
+    let serve = |uid, port: &str| {
+        let mut command = shared.unprivileged_as(uid, NOBODYS);
+        command.args(["serve", &format!("{address}:{port}"), "1"]);
+        Running::start(command).unwrap()
+    };
+    let mut first = serve(NOBODY, "7001");
+    first.wait_for("listens", LIMIT).unwrap();
+    let peer = env!("CARGO_BIN_EXE_xwarp-peer");
+    // 12 MiB beside 2 MiB, and 12 MiB more are too many.
+    let mut second = shared.start_unprivileged(peer, &["send_bw", "-d", INTERFACE]).unwrap();
+    second.wait_for("Waiting for a client", LIMIT).unwrap();
+    drop(first);
+    let mut big = shared.start_unprivileged(peer, &["send_bw", "-d", INTERFACE]).unwrap();
+    big.wait_for("KiB of frame memory: this user has 12288 of 16384 KiB already", LIMIT).unwrap();
+    let mut third = serve(NOBODY, "7002");
+    third.wait_for("listens", LIMIT).unwrap();
+    let mut fourth = serve(NOBODY, "7003");
+    fourth.wait_for("this user has 2 devices already", LIMIT).unwrap();
+    assert!(!fourth.wait(LIMIT).unwrap().success());
+    let mut other = serve(NOBODY - 1, "7004");
+    other.wait_for("listens", LIMIT).unwrap();
+}
