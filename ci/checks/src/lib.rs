@@ -15,7 +15,7 @@
 //! | [`tshark`] | Wireshark's verdict on a capture |
 //! | [`leaks`] | descriptors and threads of a process |
 //! | [`shared`] | `xwarpd`, and programs without privileges |
-//! | [`siw_vm`] | virtual machines with Linux Soft-iWARP, for the tests named `siw_*` |
+//! | [`vm`] | virtual machines: with Linux Soft-iWARP for the tests named `siw_*`, with a new kernel for `zerocopy_*` |
 #![forbid(unsafe_code)]
 
 pub mod capture;
@@ -29,5 +29,5 @@ pub mod nobody;
 pub mod perf;
 pub mod process;
 pub mod shared;
-pub mod siw_vm;
 pub mod tshark;
+pub mod vm;

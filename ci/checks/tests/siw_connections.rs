@@ -4,10 +4,10 @@
 
 use xwarp_checks::{
     lab::{Family, INTERFACE},
-    siw_vm::{Ending, LONG, SHORT, Siw, Stage},
+    vm::{Ending, Kernel, LONG, SHORT, Stage},
 };
 
-/// Port of `cm` (`ci/siw-vm/cm.c`), and of our rping for it.
+/// Port of `cm` (`ci/vm/cm.c`), and of our rping for it.
 const PORT: u16 = 7500;
 /// Port of `rdma_server`.
 const ECHO_PORT: u16 = 7471;
@@ -20,7 +20,7 @@ const TRIES: usize = 12;
 
 #[test]
 fn siw_private_data_passes_up_to_its_limit() {
-    let stage = Stage::new(Siw::Tunable).unwrap();
+    let stage = Stage::new(Kernel::TunableSiw).unwrap();
     let address = stage.vm.address(Family::V4);
     let ours = stage.near.address(Family::V4);
     let record = stage.judged(Ending::Orderly, || {
@@ -51,7 +51,7 @@ fn siw_private_data_passes_up_to_its_limit() {
 /// ORD exceed its limit, and accepts the next one, of revision 1 (RFC 6581 section 10). Its machine survives.
 #[test]
 fn siw_private_data_beyond_its_limit_needs_an_option() {
-    let stage = Stage::new(Siw::Tunable).unwrap();
+    let stage = Stage::new(Kernel::TunableSiw).unwrap();
     let address = stage.vm.address(Family::V4);
     let _server = stage.serve(&format!("cm accept {address} {PORT} 0"), PORT).unwrap();
     let ask = |more: &str| {
@@ -72,7 +72,7 @@ fn siw_private_data_beyond_its_limit_needs_an_option() {
 
 #[test]
 fn siw_rejections_carry_private_data() {
-    let stage = Stage::new(Siw::Pristine).unwrap();
+    let stage = Stage::new(Kernel::Siw).unwrap();
     let address = stage.vm.address(Family::V6);
     let ours = stage.near.address(Family::V6);
     let record = stage.judged(Ending::Orderly, || {
@@ -101,7 +101,7 @@ fn siw_rejections_carry_private_data() {
 /// The shortest programs of rdmacm-utils: one message in each direction.
 #[test]
 fn siw_rdma_client_and_rdma_server_echo() {
-    let stage = Stage::new(Siw::Tunable).unwrap();
+    let stage = Stage::new(Kernel::TunableSiw).unwrap();
     let record = stage.judged(Ending::Orderly, || {
         echo_with_server(&stage, Family::V4);
         echo_with_client(&stage, Family::V4);
@@ -134,7 +134,7 @@ fn echo_with_client(stage: &Stage, family: Family) {
 /// RFC 6581 section 10: a peer that speaks revision 1 gets a revision 1 reply, without IRD, ORD and S.
 #[test]
 fn siw_revision_1_in_both_directions() {
-    let stage = Stage::new(Siw::Tunable).unwrap();
+    let stage = Stage::new(Kernel::TunableSiw).unwrap();
     let ours = stage.near.address(Family::V4);
     let record = stage.judged(Ending::Orderly, || {
         let address = stage.vm.address(Family::V4);

@@ -5,8 +5,8 @@ use std::{thread, time::Duration};
 
 use xwarp_checks::{
     lab::Family,
-    siw_vm::{Siw, SiwVm, VmOptions, built, bundle},
     tshark,
+    vm::{Kernel, Vm, VmOptions, built, bundle},
 };
 
 const SHORT: Duration = Duration::from_secs(20);
@@ -14,9 +14,10 @@ const LONG: Duration = Duration::from_secs(90);
 
 #[test]
 fn siw_talks_to_siw() {
-    let server = SiwVm::boot(&VmOptions { siw: Siw::Tunable, ..VmOptions::default() }).unwrap();
-    let client =
-        server.boot_beside(&VmOptions { siw: Siw::Tunable, host: 3, ..VmOptions::default() }).unwrap();
+    let server = Vm::boot(&VmOptions { kernel: Kernel::TunableSiw, ..VmOptions::default() }).unwrap();
+    let client = server
+        .boot_beside(&VmOptions { kernel: Kernel::TunableSiw, host: 3, ..VmOptions::default() })
+        .unwrap();
     client.tune("mpa_crc_required", "1").unwrap();
     let path = std::env::temp_dir().join(format!("siw_talks_to_siw-{}.pcapng", std::process::id()));
     let capture = server.capture(&path).unwrap();
@@ -39,7 +40,7 @@ fn siw_talks_to_siw() {
 
 #[test]
 fn siw_machine_runs_commands_like_a_shell() {
-    let machine = SiwVm::boot(&VmOptions::default()).unwrap();
+    let machine = Vm::boot(&VmOptions::default()).unwrap();
     let finished = machine.run("echo out; echo 'it''s' >&2; exit 7", SHORT).unwrap();
     assert_eq!(finished.status, Some(7));
     assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("out\n", "its\n"));
@@ -62,7 +63,7 @@ fn siw_machine_runs_commands_like_a_shell() {
 fn siw_machine_kernel_runs_xwarp() {
     let share = std::env::temp_dir().join(format!("siw_machine_kernel_runs_xwarp-{}", std::process::id()));
     bundle(&built("xwarp-perf").unwrap(), &share).unwrap();
-    let machine = SiwVm::boot(&VmOptions { share: Some(share.clone()), ..VmOptions::default() }).unwrap();
+    let machine = Vm::boot(&VmOptions { share: Some(share.clone()), ..VmOptions::default() }).unwrap();
     for command in [
         "ip netns add a && ip netns add b && ip link add xw0 netns a type veth peer name xw0 netns b",
         "ip -n a addr add 10.78.0.1/24 dev xw0 && ip -n a link set xw0 up",

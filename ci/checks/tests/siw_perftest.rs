@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use xwarp_checks::{
     lab::{Family, INTERFACE},
     process::Running,
-    siw_vm::{Ending, Job, LONG, SHORT, Siw, Stage},
+    vm::{Ending, Job, Kernel, LONG, SHORT, Stage},
 };
 
 /// Port of perftest.
@@ -103,13 +103,13 @@ fn every_case(stage: &Stage, run: impl Fn(&Stage, &str, &str)) {
 /// Includes `write_lat`, whose server sends first; siw accepts that (docs/decisions/0008).
 #[test]
 fn siw_perftest_is_the_server() {
-    let stage = Stage::new(Siw::Tunable).unwrap();
+    let stage = Stage::new(Kernel::TunableSiw).unwrap();
     every_case(&stage, measure);
 }
 
 #[test]
 fn siw_perftest_is_the_client() {
-    let stage = Stage::new(Siw::Tunable).unwrap();
+    let stage = Stage::new(Kernel::TunableSiw).unwrap();
     every_case(&stage, |stage, test, options| {
         // As the server of write_lat we may send first only after the client has declared that it is ready to
         // receive.
@@ -121,7 +121,7 @@ fn siw_perftest_is_the_client() {
 #[test]
 #[ignore = "slow: run by ./ci/test --slow"]
 fn siw_perftest_runs_through_all_sizes() {
-    let stage = Stage::new(Siw::Tunable).unwrap();
+    let stage = Stage::new(Kernel::TunableSiw).unwrap();
     let record = stage.judged(Ending::Orderly, || {
         measure(&stage, "send_bw", "-n 5 -a");
         serve(&stage, "write_bw", "-n 5 -a");
@@ -132,7 +132,7 @@ fn siw_perftest_runs_through_all_sizes() {
 #[test]
 #[ignore = "slow: run by ./ci/test --slow"]
 fn siw_perftest_latency_of_the_largest_reads() {
-    let stage = Stage::new(Siw::Tunable).unwrap();
+    let stage = Stage::new(Kernel::TunableSiw).unwrap();
     let record = stage.judged(Ending::Orderly, || {
         measure(&stage, "read_lat", "-n 5 -s 8388608");
         serve(&stage, "read_lat", "-n 5 -s 8388608");
@@ -142,7 +142,7 @@ fn siw_perftest_latency_of_the_largest_reads() {
 
 #[test]
 fn siw_perftest_completes_despite_loss_and_reordering() {
-    let stage = Stage::new(Siw::Tunable).unwrap();
+    let stage = Stage::new(Kernel::TunableSiw).unwrap();
     stage.disturb("delay 1ms loss 1% reorder 5%").unwrap();
     let record = stage.judged(Ending::Orderly, || {
         for (test, options) in [("send_bw", "-n 20 -s 65536"), ("write_bw", "-n 20 -s 65536 -b")] {
@@ -160,7 +160,7 @@ fn siw_perftest_completes_despite_loss_and_reordering() {
 /// reset, so the other end must be sending.
 #[test]
 fn siw_perftest_survives_the_death_of_a_peer() {
-    let stage = Stage::new(Siw::Tunable).unwrap();
+    let stage = Stage::new(Kernel::TunableSiw).unwrap();
     let endless = "-n 1000000 -s 262144";
     let record = stage.judged(Ending::Cut, || {
         let both = format!("{endless} -b");

@@ -5,7 +5,7 @@
 use xwarp_checks::{
     lab::{Family, INTERFACE},
     process::Running,
-    siw_vm::{Ending, Job, LONG, SHORT, Siw, Stage},
+    vm::{Ending, Job, Kernel, LONG, SHORT, Stage},
 };
 
 /// Port of rping.
@@ -35,7 +35,7 @@ fn siw_client(stage: &Stage, family: Family, size: usize, count: usize) -> Job {
 
 #[test]
 fn siw_rping_is_the_server() {
-    let stage = Stage::new(Siw::Tunable).unwrap();
+    let stage = Stage::new(Kernel::TunableSiw).unwrap();
     let cases = [
         (Family::V4, 64, "-C 20"),
         (Family::V6, 64, "-C 20"),
@@ -70,7 +70,7 @@ fn siw_rping_is_the_server() {
 
 #[test]
 fn siw_rping_is_the_client() {
-    let stage = Stage::new(Siw::Tunable).unwrap();
+    let stage = Stage::new(Kernel::TunableSiw).unwrap();
     // Parameters persist across cases: from the third on, peer-to-peer mode with a Write or a Read as RTR,
     // then only a Read, then only a Write.
     let cases = [
@@ -100,7 +100,7 @@ fn siw_rping_is_the_client() {
 
 #[test]
 fn siw_rping_falls_back_without_markers() {
-    let stage = Stage::new(Siw::Tunable).unwrap();
+    let stage = Stage::new(Kernel::TunableSiw).unwrap();
     let record = stage.judged(Ending::Orderly, || {
         let _server = stage.serve("rping -s -P", PORT).unwrap();
         let said = client(&stage, Family::V4, 64, "-C 3").finish(SHORT).unwrap();
@@ -116,7 +116,7 @@ fn siw_rping_falls_back_without_markers() {
 
 #[test]
 fn siw_rping_is_refused_without_a_listener() {
-    let stage = Stage::new(Siw::Pristine).unwrap();
+    let stage = Stage::new(Kernel::Siw).unwrap();
     let record = stage.judged(Ending::Orderly, || {
         let mut refused = client(&stage, Family::V4, 64, "");
         assert!(!refused.wait(SHORT).unwrap().success());
@@ -128,7 +128,7 @@ fn siw_rping_is_refused_without_a_listener() {
 /// The machine is killed, so the peer sends nothing more.
 #[test]
 fn siw_rping_detects_a_power_failure_of_its_peer() {
-    let stage = Stage::new(Siw::Tunable).unwrap();
+    let stage = Stage::new(Kernel::TunableSiw).unwrap();
     let record = stage.judged(Ending::Cut, || {
         let mut server = our_server(&stage, Family::V4, 20000, "--wait 10 -v");
         let _client = siw_client(&stage, Family::V4, 20000, 100_000);
@@ -141,7 +141,7 @@ fn siw_rping_detects_a_power_failure_of_its_peer() {
 
 #[test]
 fn siw_rping_completes_despite_loss_and_reordering() {
-    let stage = Stage::new(Siw::Tunable).unwrap();
+    let stage = Stage::new(Kernel::TunableSiw).unwrap();
     stage.disturb("delay 2ms loss 2% reorder 5%").unwrap();
     let record = stage.judged(Ending::Orderly, || {
         for crc in ["", "--no-crc"] {

@@ -11,15 +11,15 @@ use std::{
 use xwarp_checks::{
     hostile::{Hostile, fpdu, read_request, tagged, untagged},
     lab::{Family, INTERFACE},
-    siw_vm::{Ending, Job, SHORT, Siw, Stage},
     tshark,
+    vm::{Ending, Job, Kernel, SHORT, Stage},
 };
 use xwarp_verbs::{
     AsyncEvent, CompletionChannel, Device, Markers, MpaConfig, Payload, QpFault, QueuePairOptions, Remote,
     STag, WorkRequest, cm::ConnectOptions,
 };
 
-/// Port of `cm` (`ci/siw-vm/cm.c`).
+/// Port of `cm` (`ci/vm/cm.c`).
 const PORT: u16 = 7500;
 /// Size of its receives, in bytes.
 const RECEIVE_BYTES: usize = 64;
@@ -228,7 +228,7 @@ const DIFFERENCES: [&str; 5] = [
 
 #[test]
 fn siw_terminates_protocol_violations() {
-    let stage = Stage::new(Siw::Tunable).unwrap();
+    let stage = Stage::new(Kernel::TunableSiw).unwrap();
     let address = stage.vm.address(Family::V4);
     let mut server = stage.serve(&format!("cm accept {address} {PORT} 0"), PORT).unwrap();
     let mut differences = Vec::new();
@@ -270,7 +270,7 @@ fn provoke(case: &Case, peer: SocketAddr, server: &mut Job, earlier: usize) -> a
 /// Our queue pair's interpretation of an error that siw detects.
 #[test]
 fn siw_terminates_our_invalid_requests() {
-    let stage = Stage::new(Siw::Tunable).unwrap();
+    let stage = Stage::new(Kernel::TunableSiw).unwrap();
     let address = stage.vm.address(Family::V4);
     let mut server = stage.serve(&format!("cm accept {address} {PORT} 0"), PORT).unwrap();
     let peer = SocketAddr::new(address, PORT);

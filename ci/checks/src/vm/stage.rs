@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Result, ensure};
 
-use super::{Job, Near, Siw, SiwVm, VmOptions};
+use super::{Job, Kernel, Near, Vm, VmOptions};
 use crate::{
     capture,
     framing::{self, Connection},
@@ -49,15 +49,15 @@ pub struct Record {
 #[derive(Debug)]
 pub struct Stage {
     /// The peer.
-    pub vm: SiwVm,
+    pub vm: Vm,
     /// The namespace of our programs.
     pub near: Near,
 }
 
 impl Stage {
     /// Boots a machine.
-    pub fn new(siw: Siw) -> Result<Self> {
-        let vm = SiwVm::boot(&VmOptions { siw, ..VmOptions::default() })?;
+    pub fn new(kernel: Kernel) -> Result<Self> {
+        let vm = Vm::boot(&VmOptions { kernel, ..VmOptions::default() })?;
         let near = vm.attach(1)?;
         Ok(Self { vm, near })
     }

@@ -1,5 +1,5 @@
 # Turns the constants of the kernel's siw into module parameters, for the second build. Each line
-# names what it looks for; ci/siw-vm/build checks afterwards that every parameter came into being.
+# names what it looks for; ci/vm/build checks afterwards that every parameter came into being.
 
 # siw_main.c defines them.
 s/^const bool \(zcopy_tx\|try_gso\|loopback_enabled\|mpa_crc_required\|mpa_crc_strict\|siw_tcp_nagle\|peer_to_peer\)\(.*\);/bool \1\2;\nmodule_param(\1, bool, 0644);/

@@ -1,4 +1,4 @@
-//! The command channel of a machine; `ci/siw-vm/init` documents the protocol. Commands run in parallel; one
+//! The command channel of a machine; `ci/vm/init` documents the protocol. Commands run in parallel; one
 //! thread reads the answers and passes each to the job that waits for it.
 
 use std::{

@@ -1,4 +1,4 @@
-//! [`SiwVm`]: a small virtual machine with Linux Soft-iWARP (`ci/siw-vm/`), [`Near`]: a namespace on the same
+//! [`Vm`]: a small virtual machine (`ci/vm/`) with Linux Soft-iWARP or a new kernel, [`Near`]: a namespace on the same
 //! wire for our programs, and [`Stage`]: both, with checkers of the traffic between them.
 
 mod port;
@@ -29,22 +29,25 @@ use port::Port;
 pub use port::{Finished, Job};
 pub use stage::{Ending, LONG, Record, SHORT, Stage, built};
 
-/// The build of the driver that the machine loads.
+/// What the machine boots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Siw {
-    /// Debian's source, unmodified.
+pub enum Kernel {
+    /// Debian 12's kernel, with siw as its source has it.
     #[default]
-    Pristine,
-    /// The driver's constants are parameters (`ci/siw-vm/tunable.sed`), changed by [`SiwVm::tune`], and an
+    Siw,
+    /// The same with another build of siw: the driver's constants are parameters (`ci/vm/tunable.sed`), changed by [`Vm::tune`], and an
     /// early first FPDU that is left in the socket is processed after an accept.
-    Tunable,
+    TunableSiw,
+    /// The newest kernel that Debian offers for its stable release, whose `virtio_net` has AF_XDP in zero-copy mode
+    /// (transmission since 6.13). Without siw.
+    Newest,
 }
 
 /// Parameters of a machine.
 #[derive(Debug, Clone)]
 pub struct VmOptions {
-    /// The build of the driver.
-    pub siw: Siw,
+    /// What it boots.
+    pub kernel: Kernel,
     /// MTU of its interface and its wire, in bytes.
     pub mtu: u32,
     /// Number of virtual CPUs.
@@ -57,19 +60,19 @@ pub struct VmOptions {
 
 impl Default for VmOptions {
     fn default() -> Self {
-        Self { siw: Siw::Pristine, mtu: 1500, cpus: 1, host: 2, share: None }
+        Self { kernel: Kernel::Siw, mtu: 1500, cpus: 1, host: 2, share: None }
     }
 }
 
 /// A running machine; killed when dropped.
 #[derive(Debug)]
-pub struct SiwVm {
+pub struct Vm {
     name: String,
     host: u8,
     port: Arc<Port>,
 }
 
-impl SiwVm {
+impl Vm {
     /// Boots a machine on its own wire, which takes about 6 seconds when its parts are cached.
     pub fn boot(options: &VmOptions) -> Result<Self> {
         Self::boot_on(options, None)
@@ -84,12 +87,13 @@ impl SiwVm {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let id = std::process::id();
         let name = format!("xwv{id}-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        let siw = match options.siw {
-            Siw::Pristine => "pristine",
-            Siw::Tunable => "tunable",
+        let kernel = match options.kernel {
+            Kernel::Siw => "siw",
+            Kernel::TunableSiw => "tunable-siw",
+            Kernel::Newest => "newest",
         };
         let mut boot = script("boot", &name);
-        boot.args(["--siw", siw, "--owner", &id.to_string()]);
+        boot.args(["--kernel", kernel, "--owner", &id.to_string()]);
         boot.args(["--mtu", &options.mtu.to_string(), "--cpus", &options.cpus.to_string()]);
         boot.args(["--address", &addresses(options.host)]);
         if let Some(folder) = &options.share {
@@ -169,7 +173,7 @@ impl SiwVm {
     }
 }
 
-impl Drop for SiwVm {
+impl Drop for Vm {
     fn drop(&mut self) {
         self.port.close();
         if let Err(error) = finish(script("stop", &self.name)) {
@@ -256,14 +260,14 @@ fn addresses(host: u8) -> String {
     format!("{}/24,{}/64", address(host, Family::V4), address(host, Family::V6))
 }
 
-/// The folder with the sockets of `ci/siw-vm/vm`'s machines.
+/// The folder with the sockets of `ci/vm/vm`'s machines.
 fn state_folder() -> PathBuf {
-    std::env::var_os("XWARP_RUN").map_or_else(|| PathBuf::from("/run/xwarp-siw-vm"), PathBuf::from)
+    std::env::var_os("XWARP_RUN").map_or_else(|| PathBuf::from("/run/xwarp-vm"), PathBuf::from)
 }
 
-/// Path of a script of `ci/siw-vm/`.
+/// Path of a script of `ci/vm/`.
 fn tool(name: &str) -> Command {
-    Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../siw-vm").join(name))
+    Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm").join(name))
 }
 
 fn script(verb: &str, name: &str) -> Command {
