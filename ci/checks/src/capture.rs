@@ -49,6 +49,8 @@ pub struct Stream {
     pub segments: usize,
     /// Segments that contained only bytes seen before.
     pub retransmissions: usize,
+    /// Stream offsets of these segments.
+    pub repeated: Vec<usize>,
     /// Detected violations of TCP.
     pub faults: Vec<String>,
 }
@@ -192,6 +194,7 @@ fn assemble(first: u32, segments: Vec<Segment>) -> Stream {
         };
         if offset + segment.payload.len() <= near {
             stream.retransmissions += 1;
+            stream.repeated.push(offset);
         }
         let longer = waiting.get(&offset).is_none_or(|known| known.len() < segment.payload.len());
         compare(&mut stream, offset, &segment.payload);

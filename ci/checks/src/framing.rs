@@ -41,6 +41,8 @@ pub struct Connection {
     pub rejected: bool,
     /// Number of FPDUs in both directions.
     pub fpdus: usize,
+    /// The first FPDU of a direction was captured more than once.
+    pub repeats_first: bool,
     /// Number of markers in both directions.
     pub marker_count: usize,
     /// Number of Terminate messages (`RDMAP` opcode 7) in both directions.
@@ -109,6 +111,7 @@ fn connection(direction: Direction, request: &Stream, start: StartUp, reply: &St
         let mut reader =
             Reader { bytes: stream.bytes.get(skip..).unwrap_or_default(), at: 0, markers, crc: found.crc };
         let boundaries = reader.read_all(direction, &mut found);
+        found.repeats_first |= stream.repeated.contains(&skip);
         // The sender begins each segment with an FPDU (design section 5, RFC 5044 section 5.1).
         for start in stream.starts.iter().filter(|&&start| start > skip) {
             if boundaries.binary_search(&(start - skip)).is_err() {

@@ -210,15 +210,17 @@ impl Ran {
         let verdict = tshark::judge(path, markers)?;
         ensure!(verdict.complaints.is_empty(), "Wireshark complains:\n{}", verdict.complaints.join("\n"));
         ensure!(verdict.tcp_frames == verdict.frames, "expected only TCP frames: {verdict:?}");
-        let fpdus: usize = connections.iter().map(|connection| connection.fpdus).sum();
         if markers {
             return Ok(());
         }
-        ensure!(verdict.mpa_frames > 0, "Wireshark found no MPA: {verdict:?}");
+        // The dissector does not recognise a connection whose first FPDU was sent twice, as happens on a loaded machine.
+        let fpdus = |which: fn(&&Connection) -> bool| -> usize {
+            connections.iter().filter(which).map(|connection| connection.fpdus).sum()
+        };
+        let possible = fpdus(|connection| !connection.repeats_first)..=fpdus(|_| true);
+        ensure!(verdict.mpa_frames > 0 || *possible.start() == 0, "Wireshark found no MPA: {verdict:?}");
         if expected.crc {
-            // The dissector does not recognise a connection whose first FPDU was sent twice.
-            let complete = self.retransmitted() || verdict.good_crcs == fpdus;
-            ensure!(complete && verdict.good_crcs <= fpdus, "{fpdus} FPDUs, but {verdict:?}");
+            ensure!(possible.contains(&verdict.good_crcs), "{possible:?} FPDUs, but {verdict:?}");
         }
         Ok(())
     }

@@ -120,3 +120,20 @@ fn a_rejection_is_not_a_fault() {
     let found = judge(CRC_FLAG, CRC_FLAG | REJECT_FLAG, &[]);
     assert!(found.rejected && found.faults.is_empty(), "{found:?}");
 }
+
+#[test]
+fn a_connection_whose_first_fpdu_was_captured_twice_is_marked() {
+    let fpdu = plain_fpdu(20);
+    let [from, to] = [1, 2].map(|host| SocketAddr::from(([10, 0, 0, host], 4000)));
+    let direction = Direction { from, to, earlier: 0 };
+    let request = start_up_frame(false, CRC_FLAG, b"hi");
+    let first = request.len();
+    for (repeated, marked) in [(vec![], false), (vec![0, first + fpdu.len()], false), (vec![first], true)] {
+        let bytes = [&request[..], &fpdu, &fpdu].concat();
+        let stream = Stream { bytes, starts: vec![0, first], repeated, ..Stream::default() };
+        let answer = start_up_frame(true, CRC_FLAG, b"");
+        let reply = Stream { bytes: answer, starts: vec![0], ..Stream::default() };
+        let streams = Streams::from([(direction, stream), (direction.reverse(), reply)]);
+        assert_eq!(connections(&streams)[0].repeats_first, marked);
+    }
+}
