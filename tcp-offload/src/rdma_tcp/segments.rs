@@ -161,3 +161,6 @@ impl UlpduWriter<'_, '_> {
         self.written + pad + CRC_BYTES
     }
 }
+
+#[cfg(test)]
+mod tests;
