@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use xwarp_tcp::{mpa::AcceptParams, secret::Secret, time::Instant};
 use xwarp_verbs::{
-    Access, Memory, Opcode, Operation, Pages, Payload, QpId, RecvRequest, Remote, STag, SendFlags, Sge,
-    WcStatus, WorkRequest,
+    Access, FramingConfig, Memory, Opcode, Operation, Pages, Payload, QpId, RecvRequest, Remote, STag,
+    SendFlags, Sge, WcStatus, WorkRequest,
     engine::{ConnectParams, Engine, EngineConfig},
     rnic::{CmEvent, CompletionRing, QpAttributes, Registration},
     sim::path,
@@ -94,8 +94,8 @@ pub struct Pair {
 }
 
 impl End {
-    fn new(link: MemoryLink) -> Self {
-        let config = EngineConfig { secret: Secret::from_number(1), ..EngineConfig::default() };
+    fn new(link: MemoryLink, framing: FramingConfig) -> Self {
+        let config = EngineConfig { secret: Secret::from_number(1), framing, ..EngineConfig::default() };
         let mut engine = Engine::new(config);
         let pd = engine.alloc_pd().unwrap();
         let (cq, ring) = engine.create_cq(1024, None).unwrap();
@@ -152,8 +152,9 @@ impl End {
 
 impl Pair {
     /// Connects two engines for `scenario`, and lets some of its traffic pass.
-    pub fn new(scenario: Scenario) -> Self {
-        let mut ends = cable(usize::from(scenario.mtu) + ETHERNET).map(End::new);
+    pub fn new(scenario: Scenario, framing: &FramingConfig) -> Self {
+        let links = cable(usize::from(scenario.mtu) + ETHERNET);
+        let mut ends = links.map(|link| End::new(link, framing.clone()));
         let [near, far] = &mut ends;
         let mut now = Instant::ZERO;
         far.engine.listen(&mut far.link, None, PORT, 8, scenario.mtu, None).unwrap();

@@ -1,7 +1,7 @@
 //! Instructions of both ends per small message and per full frame, by function: two engines in one thread on a link in
 //! memory, counted by callgrind. No noise of a machine moves these figures, so they show what a change costs or saves.
 //!
-//!     ci/instructions [--record]      needs valgrind, which the script installs
+//!     ci/instructions [--record | --framings]      needs valgrind, which the script installs
 //!
 //! The link's own work does not count, nor does the kernel's.
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot go on panics")]
@@ -18,6 +18,8 @@ use std::{
     process::{Command, Stdio},
 };
 
+use xwarp_verbs::{FramingConfig, Markers, MpaConfig, RdmaTcpConfig};
+
 use self::{
     counted::{Pair, SCENARIOS, Scenario, Unit},
     profile::{Profile, is_bytes},
@@ -27,8 +29,9 @@ const HELP: &str = "\
 Counts the instructions of both ends per message and per frame under callgrind, and prints what moved since the
 figures that were recorded last.
 
-usage: instructions [--record]      --record replaces the recorded figures
-       instructions --count NAME    runs the traffic of one scenario, under the profiler";
+usage: instructions [--record]              --record replaces the recorded figures
+       instructions --framings              compares the framings
+       instructions --count NAME FRAMING    runs the traffic of one scenario, under the profiler";
 
 /// Where the figures are recorded.
 const RECORD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/measurements/instructions.md");
@@ -55,21 +58,45 @@ struct Figures {
 fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["--count", name] => count(name),
+        ["--count", name, framing] => count(name, framing),
+        ["--framings"] => compare_framings(),
         [] => report(false),
         ["--record"] => report(true),
         _ => println!("{HELP}"),
     }
 }
 
-fn count(name: &str) {
+/// Names of the framings: MPA with markers, without, and RDMA/TCP.
+const FRAMINGS: [&str; 3] = ["markers", "no-markers", "rdma-tcp"];
+
+fn framing(name: &str) -> FramingConfig {
+    match name {
+        "markers" => MpaConfig::default().into(),
+        "no-markers" => MpaConfig { markers: Markers::Off, ..MpaConfig::default() }.into(),
+        _ => RdmaTcpConfig::default().into(),
+    }
+}
+
+fn count(name: &str, of: &str) {
     let scenario = SCENARIOS.iter().find(|s| s.name == name).expect("a scenario's name");
-    println!("{}", Pair::new(*scenario).run());
+    println!("{}", Pair::new(*scenario, &framing(of)).run());
+}
+
+/// Prints the instructions of each scenario with each framing: all, and besides those that work on the bytes.
+fn compare_framings() {
+    println!("| scenario | unit | MPA, markers | MPA, no markers | RDMA/TCP |\n|---|---|--:|--:|--:|");
+    for scenario in SCENARIOS {
+        let columns = FRAMINGS.map(|framing| {
+            let Figures { total, bytes, .. } = profiled(scenario, framing);
+            format!("{total:.0} ({:.0})", total - bytes)
+        });
+        println!("| {} | {} | {} |", scenario.name, unit(&scenario), columns.join(" | "));
+    }
 }
 
 fn report(record: bool) {
     let recorded = fs::read_to_string(RECORD).unwrap_or_default();
-    let figures: Vec<_> = SCENARIOS.into_iter().map(profiled).collect();
+    let figures: Vec<_> = SCENARIOS.into_iter().map(|scenario| profiled(scenario, FRAMINGS[0])).collect();
     let page = page(&figures);
     println!("{page}");
     print_moved(&recorded, &page);
@@ -79,14 +106,14 @@ fn report(record: bool) {
 }
 
 /// Runs one scenario under callgrind.
-fn profiled(scenario: Scenario) -> Figures {
+fn profiled(scenario: Scenario, framing: &str) -> Figures {
     let output = env::temp_dir().join(format!("xwarp-instructions-{}-{}", std::process::id(), scenario.name));
     let run = Command::new("valgrind")
         .args(["--tool=callgrind", "--quiet", "--dump-line=no"])
         .args(TOGGLES.map(|function| format!("--toggle-collect={function}")))
         .arg(format!("--callgrind-out-file={}", output.display()))
         .arg(env::current_exe().unwrap())
-        .args(["--count", scenario.name])
+        .args(["--count", scenario.name, framing])
         .stderr(Stdio::inherit())
         .output()
         .expect("valgrind runs");

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Parts of the names of functions whose work is in the bytes themselves: copies, CRCs and checksums of payload.
-const BYTES: [&str; 2] = ["xwarp_tcp::copy::", "xwarp_tcp::wire::checksum::"];
+const BYTES: [&str; 3] = ["xwarp_tcp::copy::", "xwarp_tcp::wire::checksum::", "crc_fast::"];
 
 /// Instructions by function.
 #[derive(Debug, Default)]

@@ -1,5 +1,6 @@
-//! What markers are worth: two engines on a virtual wire with loss, reordering or a hop that splits or joins segments,
-//! with MPA with and without markers towards the receiver, and with RDMA/TCP. Prints a table in Markdown.
+//! What markers and RDMA/TCP are worth: two engines on a virtual wire with loss, reordering or a hop that splits or joins
+//! segments, with MPA with and without markers towards the receiver, and with RDMA/TCP; then the latency of a Send behind
+//! a Write that was lost in part. Prints two tables in Markdown.
 //!
 //!     cargo run --release -p xwarp-verbs --no-default-features --example out_of_order -- [MESSAGES]
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot go on panics")]
@@ -8,8 +9,8 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use xwarp_tcp::{mpa::Counters, secret::Secret, tcp::TcpConfig, time::Instant};
 use xwarp_verbs::{
-    Access, FramingConfig, Markers, Memory, MpaConfig, Operation, Pages, Payload, QpId, RdmaTcpConfig,
-    RecvRequest, Remote, STag, SendFlags, Sge, WcStatus, WorkRequest,
+    Access, FramingConfig, Markers, Memory, MpaConfig, Operation, Pages, Payload, QpId, QueuePairOptions,
+    RdmaTcpConfig, RecvRequest, Remote, STag, SendFlags, Sge, WcStatus, WorkRequest,
     engine::{ConnectParams, EngineConfig},
     rnic::{CompletionRing, QpAttributes, Registration},
     sim::{Faults, Node, Recut, Station, Wire, WireConfig, ipv4, path, run},
@@ -18,7 +19,8 @@ use xwarp_verbs::{
 const HELP: &str = "\
 Measures out-of-order placement in virtual time: Writes with Immediate Data of 16 KiB, 32 outstanding, over a line of
 10 Gbit/s with a round trip of 100 us; loss, reordering, and a hop that splits or joins segments; MPA with and without
-markers, and RDMA/TCP. Prints Markdown.
+markers, and RDMA/TCP. Then the latency of a Send of 64 bytes behind Writes of 1 MiB, of which a segment is lost, with
+round trips of 100 us and 10 ms. Prints Markdown.
 
 usage: out_of_order [MESSAGES]     messages of each case, 20000 unless given";
 
@@ -36,15 +38,25 @@ struct End {
 
 impl End {
     fn new(link: xwarp_verbs::sim::SimLink, framing: FramingConfig) -> Self {
-        let tcp = TcpConfig { receive_window: 4 << 20, ..TcpConfig::default() };
+        Self::with(link, framing, OUTSTANDING * MESSAGE, TcpConfig::default().initial_window)
+    }
+
+    fn with(
+        link: xwarp_verbs::sim::SimLink,
+        framing: FramingConfig,
+        bytes: usize,
+        initial_window: u32,
+    ) -> Self {
+        let tcp = TcpConfig { receive_window: 4 << 20, initial_window, ..TcpConfig::default() };
         let secret = Secret::from_number(1);
         let config = EngineConfig { secret, tcp, framing, ..EngineConfig::default() };
         let mut station = Station::new(link, config);
         let engine = &mut station.engine;
         let pd = engine.alloc_pd().unwrap();
         let (cq, ring) = engine.create_cq(4096, None).unwrap();
-        let qp = engine.create_qp(QpAttributes::new(pd, cq, cq)).unwrap();
-        let memory = Memory::anonymous(OUTSTANDING * MESSAGE, Pages::Normal).unwrap();
+        let options = QueuePairOptions { any_receive: true, ..QueuePairOptions::default() };
+        let qp = engine.create_qp(QpAttributes { options, ..QpAttributes::new(pd, cq, cq) }).unwrap();
+        let memory = Memory::anonymous(bytes, Pages::Normal).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let key = engine.register(Registration { pd, memory, access, base: 0, stream: None }).unwrap();
         Self { station, qp, ring, key }
@@ -190,6 +202,91 @@ fn measure(faults: &Faults, framing: &FramingConfig, messages: usize) -> Row {
     }
 }
 
+/// Bytes that are written before a Send, and of those the bytes of a segment that is lost.
+const LOST_WRITE: usize = 1 << 20;
+const LOST_BYTES: usize = 1000;
+const SEND: usize = 64;
+/// Times that the latency of the Send is measured, each with another segment lost.
+const ROUNDS: usize = 50;
+
+/// Latencies of a Send behind Writes of which a segment is lost, from posting to the peer's completion, shortest first.
+fn behind_a_loss(line: &Faults, framing: &FramingConfig, flags: SendFlags) -> Vec<Duration> {
+    let before = (0..ROUNDS).map(|round| LOST_WRITE * round / ROUNDS);
+    let mut latencies: Vec<_> = before.map(|before| latency(line, framing, flags, before)).collect();
+    latencies.sort_unstable();
+    latencies
+}
+
+/// The latency when the lost segment comes after `before` bytes. The congestion window is as large as all Writes, so
+/// that the Send is on its way when the loss is noticed.
+fn latency(line: &Faults, framing: &FramingConfig, flags: SendFlags, before: usize) -> Duration {
+    let config = WireConfig { tx_chunks: 4096, rx_chunks: 4096, ring: 4096, ..WireConfig::default() };
+    let (wire, near, far) = Wire::new(WireConfig { faults: [*line; 2], seed: 7, ..config });
+    let [mut near, mut far] =
+        [near, far].map(|link| End::with(link, framing.clone(), LOST_WRITE + SEND, 1000));
+    far.station.engine.listen(&mut far.station.link, None, PORT, 8, 1500, None).unwrap();
+    far.station.expected.insert(ipv4(1), far.qp);
+    let path = path([(1, 40_000), (2, PORT)], false, 1500);
+    let params = ConnectParams::default();
+    near.station.engine.connect(Instant::ZERO, &mut near.station.link, near.qp, path, params).unwrap();
+    let remote = Remote { key: far.key, offset: 0 };
+    let sink = [Sge { key: far.key, offset: LOST_WRITE as u64, len: SEND as u32 }];
+    far.station.engine.post_recv(far.qp, &RecvRequest { wr_id: 0, scatter: &sink }).unwrap();
+    let mut now = Instant::ZERO;
+    let mut pass = |near: &mut End, far: &mut End, time| {
+        run(&wire, &mut [&mut near.station as &mut dyn Node, &mut far.station], now, time, |_, _| false);
+        now += time;
+        now
+    };
+    let posted = pass(&mut near, &mut far, Duration::from_secs(1));
+    let (write, send) = (Operation::Write { remote }, Operation::Send { invalidate: None });
+    for (operation, len, flags, loss) in [
+        (write, before, SendFlags::empty(), 0.0),
+        (write, LOST_BYTES, SendFlags::empty(), 1.0),
+        (write, LOST_WRITE - LOST_BYTES - before, SendFlags::empty(), 0.0),
+        (send, SEND, flags, 0.0),
+    ] {
+        let piece = [Sge { key: near.key, offset: 0, len: len as u32 }];
+        let request = WorkRequest { wr_id: 0, operation, payload: Payload::Gather(&piece), flags };
+        near.station.engine.post_send(near.qp, &request).unwrap();
+        wire.with_faults([Faults { loss, ..*line }, *line]);
+        pass(&mut near, &mut far, Duration::from_nanos(1));
+    }
+    loop {
+        let latency = pass(&mut near, &mut far, Duration::from_micros(1)).since(posted);
+        if far.ring.pop().is_some() {
+            return latency;
+        }
+        assert!(latency < Duration::from_secs(10), "the Send is lost");
+    }
+}
+
+fn print_latencies(line: &Faults, mpa: &FramingConfig, rdma_tcp: &FramingConfig) {
+    println!("\n| round trip | framing | order of the Send | p10 | p50 | p90 | longest |");
+    println!("|--:|---|---|--:|--:|--:|--:|");
+    for one_way in [Duration::from_micros(50), Duration::from_millis(5)] {
+        let line = Faults { delay: one_way, ..*line };
+        for (name, framing, order, flags) in [
+            ("MPA, markers", mpa, "in order", SendFlags::empty()),
+            ("RDMA/TCP", rdma_tcp, "0", SendFlags::empty()),
+            ("RDMA/TCP", rdma_tcp, "FFFF", SendFlags::OVERTAKE),
+        ] {
+            let latencies = behind_a_loss(&line, framing, flags);
+            let us = |percent: usize| {
+                latencies[(latencies.len() * percent / 100).min(latencies.len() - 1)].as_micros()
+            };
+            println!(
+                "| {} us | {name} | {order} | {} us | {} us | {} us | {} us |",
+                2 * one_way.as_micros(),
+                us(10),
+                us(50),
+                us(90),
+                us(100)
+            );
+        }
+    }
+}
+
 fn main() {
     let messages = match std::env::args().nth(1) {
         None => 20_000,
@@ -221,21 +318,22 @@ fn main() {
         ("10 % reordered, up to 100 frames deep", deep),
         ("0.1 % loss, 20 % split", hop(0.2, 0.0)),
         ("0.1 % loss, half joined", hop(0.0, 0.5)),
+        ("0.1 % loss, shifted: joined, then cut anywhere", hop(0.5, 0.9)),
     ];
     println!(
         "| path | framing | placed early | held, peak | held, mean | copies a byte | goodput | p50 | p99 | p99.9 |"
     );
     println!("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|");
+    let mpa = |markers| MpaConfig { markers, hold_bytes: 4 << 20, ..MpaConfig::default() }.into();
+    let rdma_tcp: FramingConfig = RdmaTcpConfig { hold_bytes: 4 << 20, ..RdmaTcpConfig::default() }.into();
+    let framings: [(&str, FramingConfig); 3] = [
+        ("MPA, markers", mpa(Markers::Require)),
+        ("MPA, no markers", mpa(Markers::Off)),
+        ("RDMA/TCP", rdma_tcp.clone()),
+    ];
     for (name, faults) in cases {
-        let mpa = |markers| MpaConfig { markers, hold_bytes: 4 << 20, ..MpaConfig::default() }.into();
-        let rdma_tcp = RdmaTcpConfig { hold_bytes: 4 << 20, ..RdmaTcpConfig::default() }.into();
-        let framings: [(&str, FramingConfig); 3] = [
-            ("MPA, markers", mpa(Markers::Require)),
-            ("MPA, no markers", mpa(Markers::Off)),
-            ("RDMA/TCP", rdma_tcp),
-        ];
-        for (setting, framing) in framings {
-            let row = measure(&faults, &framing, messages);
+        for (setting, framing) in &framings {
+            let row = measure(&faults, framing, messages);
             let us = row.latency.map(|l| l.as_micros());
             let early = row.counters.placed_early as f64 * 100.0 / row.counters.delivered.max(1) as f64;
             println!(
@@ -250,4 +348,5 @@ fn main() {
             );
         }
     }
+    print_latencies(&line, &mpa(Markers::Require), &rdma_tcp);
 }
