@@ -49,8 +49,8 @@ enum From {
 }
 
 impl Interface {
-    /// Opens interface `name` of the calling thread's network namespace, or asks the helper for a device on its interface of
-    /// this name: see [`DriverConfig::origin`].
+    /// Opens the interface with this name or IP address in the calling thread's network namespace, or asks the helper for a
+    /// device on its interface of this name or address: see [`DriverConfig::origin`].
     ///
     /// # Errors
     /// See [`OpenError`]; each error text says what to do.

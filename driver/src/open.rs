@@ -1,6 +1,7 @@
 //! Opening an interface: from a name to bound queues, in the best mode that works.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 
 use rustix::net::xdp::SocketAddrXdpFlags;
@@ -36,11 +37,15 @@ pub(crate) struct Found {
     pub vlans: Vec<u16>,
 }
 
-/// Finds the interface and, for a VLAN interface, its parent.
+/// Finds the interface with this name or address and, if it is a VLAN interface, its parent.
 pub(crate) fn find(netlink: &mut Netlink, name: &str, config: &DriverConfig) -> Result<Found, OpenError> {
     let links =
         netlink.links().map_err(|source| OpenError::System { doing: "listing interfaces", source })?;
-    let Some(link) = links.iter().find(|link| link.name == name) else {
+    let named = match name.parse::<IpAddr>() {
+        Ok(address) => with_address(netlink, &links, address)?,
+        Err(_) => links.iter().find(|link| link.name == name),
+    };
+    let Some(link) = named else {
         let present = links.iter().map(|link| link.name.clone()).collect();
         return Err(OpenError::NoSuchInterface { name: name.into(), present });
     };
@@ -68,6 +73,23 @@ pub(crate) fn find(netlink: &mut Netlink, name: &str, config: &DriverConfig) -> 
         return Err(OpenError::Config(format!("{id} is not a VLAN id (1 to 4094)")));
     }
     Ok(Found { link: link.clone(), carrier: carrier.clone(), vlans })
+}
+
+/// The interface that has an address.
+fn with_address<'a>(
+    netlink: &mut Netlink,
+    links: &'a [Link],
+    address: IpAddr,
+) -> Result<Option<&'a Link>, OpenError> {
+    for link in links {
+        let addresses = netlink.addresses(link.index);
+        let addresses =
+            addresses.map_err(|source| OpenError::System { doing: "reading addresses", source })?;
+        if addresses.contains(&address) {
+            return Ok(Some(link));
+        }
+    }
+    Ok(None)
 }
 
 /// The active queues and the size of their memory.

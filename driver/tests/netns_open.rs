@@ -229,3 +229,17 @@ fn netns_a_removed_interface_is_no_disaster() {
     let census = a.frame_census();
     assert!(census.nothing_out(), "{census:?}");
 }
+
+#[test]
+fn netns_an_interface_is_opened_by_its_address() {
+    let lab = Lab::new();
+    lab.run(Side::A, || {
+        for address in [A4, A6] {
+            let interface = Interface::open(address, &DriverConfig::default()).unwrap();
+            assert_eq!(interface.attributes().name, DEV);
+            assert!(interface.addresses().contains(&address.parse().unwrap()));
+        }
+    });
+    let elsewhere = error(&lab, "192.0.2.77", &DriverConfig::default());
+    assert!(matches!(elsewhere, OpenError::NoSuchInterface { .. }), "{elsewhere:?}");
+}

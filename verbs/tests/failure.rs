@@ -110,7 +110,7 @@ fn a_panic_inside_a_turn_fails_the_device_and_wakes_everybody() {
         });
         assert!(begin.elapsed() < LIMIT / 2, "waits ended by the failure, not by their limit");
 
-        assert_eq!(&*failing.device.failure().unwrap().message, "stepped on a mine");
+        assert_eq!(&*failing.device.failure().unwrap().message, "its engine panicked: stepped on a mine");
         assert_eq!(std::iter::from_fn(|| events.poll()).last(), Some(AsyncEvent::DeviceFatal));
         let failed = failing.device.wait(&events, Some(LIMIT)).unwrap_err();
         assert!(failed.to_string().contains("stepped on a mine"), "{failed}");

@@ -132,7 +132,7 @@ impl fmt::Debug for Device {
 }
 
 impl Device {
-    /// Opens the interface `name` with AF_XDP, with default options: through the helper `xwarpd` if it answers and shares this
+    /// Opens the interface with this name or IP address with AF_XDP, with default options: through the helper `xwarpd` if it answers and shares this
     /// interface, else the interface itself, which needs privileges. [`InterfaceAttributes::shared`] has the choice.
     #[cfg(feature = "af-xdp")]
     pub fn open(name: &str) -> Result<Self, OpenError> {
