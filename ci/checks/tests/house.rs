@@ -59,7 +59,7 @@ fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
 #[test]
 fn house_crates_import_only_what_the_design_allows() {
     let dependencies = dependencies();
-    let forbidden: [(&str, &[&str]); 8] = [
+    let forbidden: [(&str, &[&str]); 9] = [
         ("xwarp-tcp", &["xwarp-driver", "xwarp-verbs", "xwarp-prog", "libc", "rustix", "nix", "libbpf-rs"]),
         ("xwarp-verbs", &["xwarp-prog", "xwarp-control", "libbpf-rs", "libbpf-sys"]),
         (
@@ -70,6 +70,7 @@ fn house_crates_import_only_what_the_design_allows() {
         ("xwarp-prog", &["xwarp-tcp", "xwarp-verbs", "xwarp-driver"]),
         ("xwarp-driver", &["xwarp-verbs"]),
         ("xwarp-tool", &["libbpf-rs", "libbpf-sys", "xwarp-perf", "xwarp-checks"]),
+        ("xwarp-sdp", &["xwarp-tcp", "xwarp-driver", "xwarp-prog", "libc", "nix"]),
         ("xwarp-fuzz", &["xwarp-driver", "xwarp-prog", "xwarp-perf", "libc", "rustix"]),
     ];
     for (package, never) in forbidden {

@@ -1,0 +1,163 @@
+//! Listeners.
+
+use std::{
+    collections::VecDeque,
+    fmt, io,
+    net::SocketAddr,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use xwarp_verbs::cm::{CmId, ListenOptions};
+
+use crate::{
+    service::Sdp,
+    socket::{Bell, Socket},
+    stream::SdpStream,
+};
+
+/// Connections of a listener that wait to be accepted.
+pub(crate) struct Backlog {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+    bell: Bell,
+    most: usize,
+}
+
+#[derive(Default)]
+struct Waiting {
+    sockets: VecDeque<Arc<Socket>>,
+    /// Connections that are being established.
+    pending: usize,
+    failed: bool,
+}
+
+impl Backlog {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a place for a connection that is being established; false when all are taken.
+    pub(crate) fn reserve(&self) -> bool {
+        let mut waiting = self.lock();
+        let free = waiting.sockets.len() + waiting.pending < self.most;
+        waiting.pending += usize::from(free);
+        free
+    }
+
+    /// Frees a place whose connection was not established.
+    pub(crate) fn release(&self) {
+        let mut waiting = self.lock();
+        waiting.pending = waiting.pending.saturating_sub(1);
+    }
+
+    /// Adds an established connection, which has a place.
+    pub(crate) fn push(&self, socket: Arc<Socket>) {
+        let mut waiting = self.lock();
+        waiting.pending = waiting.pending.saturating_sub(1);
+        waiting.sockets.push_back(socket);
+        self.bell.set(true);
+        self.changed.notify_one();
+    }
+
+    /// The device has failed.
+    pub(crate) fn fail(&self) {
+        self.lock().failed = true;
+        self.bell.set(true);
+        self.changed.notify_all();
+    }
+}
+
+/// A socket that listens, in the manner of [`std::net::TcpListener`]. The descriptor is readable while a connection waits.
+pub struct SdpListener {
+    id: CmId,
+    backlog: Arc<Backlog>,
+    nonblocking: AtomicBool,
+    sdp: Sdp,
+}
+
+impl fmt::Debug for SdpListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SdpListener").field("local", &self.id.local_address()).finish_non_exhaustive()
+    }
+}
+
+impl SdpListener {
+    /// Listens at `address`. The IP address may be a wildcard; port 0 chooses a free port. It is a port of iWARP: the kernel's
+    /// listener at the same port does not get its connections.
+    pub fn bind(sdp: &Sdp, address: SocketAddr) -> io::Result<Self> {
+        let core = &sdp.0.core;
+        let most = core.options.backlog.max(1);
+        let backlog =
+            Backlog { waiting: Mutex::default(), changed: Condvar::new(), bell: Bell::new()?, most };
+        let backlog = Arc::new(backlog);
+        let id = CmId::new(&core.device, &core.events);
+        id.bind(address).map_err(|error| io::Error::new(io::ErrorKind::AddrInUse, error))?;
+        core.listen(&backlog, id.key());
+        let options = ListenOptions { backlog: most, framing: Some(core.framing()) };
+        let listener = Self { id, backlog, nonblocking: AtomicBool::new(false), sdp: sdp.clone() };
+        listener.id.listen(options).map_err(io::Error::other)?;
+        Ok(listener)
+    }
+
+    /// The next connection and its peer's address.
+    pub fn accept(&self) -> io::Result<(SdpStream, SocketAddr)> {
+        let mut waiting = self.backlog.lock();
+        loop {
+            if let Some(socket) = waiting.sockets.pop_front() {
+                self.backlog.bell.set(!waiting.sockets.is_empty());
+                drop(waiting);
+                let stream = SdpStream::of(socket, &self.sdp);
+                let peer = stream.peer_addr()?;
+                return Ok((stream, peer));
+            }
+            if waiting.failed {
+                return Err(io::Error::other("the device has failed"));
+            }
+            if self.nonblocking.load(Ordering::Relaxed) {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            waiting = self.backlog.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Iterates over the connections.
+    pub fn incoming(&self) -> impl Iterator<Item = io::Result<SdpStream>> + '_ {
+        std::iter::from_fn(|| Some(self.accept().map(|(stream, _)| stream)))
+    }
+
+    /// The bound address, with the port that was chosen when port 0 was asked for.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.id.local_address().ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// Makes [`Self::accept`] return [`io::ErrorKind::WouldBlock`] instead of waiting.
+    pub fn set_nonblocking(&self, nonblocking: bool) {
+        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+}
+
+impl AsFd for SdpListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.backlog.bell.as_fd()
+    }
+}
+
+impl AsRawFd for SdpListener {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+impl Drop for SdpListener {
+    fn drop(&mut self) {
+        self.sdp.0.core.unlisten(self.id.key());
+        // Connections that nobody accepts are reset.
+        for socket in std::mem::take(&mut self.backlog.lock().sockets) {
+            drop(SdpStream::of(socket, &self.sdp));
+        }
+    }
+}

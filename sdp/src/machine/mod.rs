@@ -1,0 +1,628 @@
+//! One connection's protocol as a value: no clock, no thread, no descriptor.
+//!
+//! The caller feeds what arrives ([`Machine::receive`], [`Machine::read_done`], [`Machine::stream_ended`]) and what the
+//! program does, then takes [`Action`]s from [`Machine::poll`] until there is none, and executes them in order on one send
+//! queue. [`Notice`]s tell which memory of the program is free again.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `credit` | credits of both ends, sequence numbers |
+//! | `transmit` | what is sent next, in which order |
+//! | `source` | the sending half: data, SrcAvails, RDMA Writes, its mode |
+//! | `sink` | the receiving half: ring, RDMA Reads, SinkAvails, its mode |
+//! | `resize` | sizes of receive buffers |
+//! | `violation` | what a peer can do wrong |
+
+mod credit;
+#[cfg(test)]
+mod model_tests;
+mod resize;
+mod seeded;
+mod sink;
+mod source;
+mod transmit;
+mod violation;
+
+use std::collections::VecDeque;
+
+pub use self::violation::Violation;
+use self::{
+    credit::{Credits, Need},
+    resize::Resize,
+    seeded::{Mistake, seeded},
+    sink::Sink,
+    source::Source,
+};
+use crate::wire::{Advert, Base, Flags, Half, Hello, HelloAck, LEAST_BUFFER_BYTES, Message, Mode, Seq};
+
+/// Fewest receives (draft section 10, constraint 2).
+pub const LEAST_BUFFERS: u16 = 3;
+
+/// Sizes and limits of one end.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// Receives that are posted, at least 3.
+    pub buffers: u16,
+    /// Size of each at first, in bytes, at least 37.
+    pub buffer_bytes: u32,
+    /// Size up to which the peer may make them grow, in bytes.
+    pub most_buffer_bytes: u32,
+    /// Size that the peer's receives should have, which is the longest message that is sent, in bytes.
+    pub desired_bytes: u32,
+    /// Bytes that wait to be sent at most (`SO_SNDBUF`).
+    pub send_bytes: usize,
+    /// Bytes that wait to be read at most (`SO_RCVBUF`).
+    pub receive_bytes: usize,
+    /// Advertisements of the peer at a time.
+    pub max_adverts: u16,
+    /// RDMA Reads of the peer that are served at a time.
+    pub ird: u16,
+    /// RDMA Reads that may be outstanding.
+    pub ord: u16,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            buffers: 8,
+            buffer_bytes: 16 << 10,
+            most_buffer_bytes: 32 << 10,
+            desired_bytes: 32 << 10,
+            send_bytes: 256 << 10,
+            receive_bytes: 256 << 10,
+            max_adverts: 32,
+            ird: 16,
+            ord: 16,
+        }
+    }
+}
+
+impl Config {
+    /// The same with values inside of the protocol's limits.
+    #[must_use]
+    fn bounded(&self) -> Self {
+        let buffer_bytes = self.buffer_bytes.clamp(LEAST_BUFFER_BYTES, crate::wire::MOST_BYTES);
+        Self {
+            buffers: self.buffers.clamp(LEAST_BUFFERS, u16::MAX / 4),
+            buffer_bytes,
+            most_buffer_bytes: self.most_buffer_bytes.clamp(buffer_bytes, crate::wire::MOST_BYTES),
+            desired_bytes: self.desired_bytes.clamp(LEAST_BUFFER_BYTES, crate::wire::MOST_BYTES),
+            max_adverts: self.max_adverts.max(1),
+            ird: self.ird.max(1),
+            ord: self.ord.max(1),
+            ..self.clone()
+        }
+    }
+}
+
+/// Which end of the set-up this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// The end that sent the Hello.
+    Connecting,
+    /// The end that answered it.
+    Accepting,
+}
+
+/// How a connection ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum End {
+    /// Both directions were closed in order.
+    Graceful,
+    /// The peer reset it, or it was lost.
+    Reset,
+    /// We reset it.
+    Aborted,
+    /// We reset it, because the peer violated the protocol.
+    Violated(Violation),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Phase {
+    /// The HelloAck has not come.
+    Acking,
+    Open,
+    /// Ended. `reset`: an [`Action::Reset`] is due; with `Some(true)` behind an AbortConn.
+    Ended {
+        end: End,
+        reset: Option<bool>,
+    },
+}
+
+/// The state of a request that the peer answers: a withdrawal of advertisements, or a change of size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Request {
+    None,
+    Queued,
+    Sent(Seq),
+}
+
+/// A message without payload that waits for credit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Control {
+    message: Message,
+    flags: Flags,
+    invalidate: Option<u32>,
+}
+
+impl From<Message> for Control {
+    fn from(message: Message) -> Self {
+        Self { message, flags: Flags::empty(), invalidate: None }
+    }
+}
+
+/// What the caller does next, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Post receives.
+    PostReceives {
+        /// Their number.
+        count: u16,
+        /// The size of each, in bytes.
+        bytes: u32,
+    },
+    /// Send the message whose header, and copied payload, [`Machine::poll`] has written.
+    Send {
+        /// The rest of the payload: a piece of the program's memory.
+        memory: Option<Advert>,
+        /// Raise a solicited event.
+        solicited: bool,
+        /// Invalidate this key of the peer's.
+        invalidate: Option<u32>,
+    },
+    /// Read from the peer's memory into ours, both of the same length; then call [`Machine::read_done`].
+    Read {
+        /// The peer's memory.
+        remote: Advert,
+        /// The program's memory.
+        local: Advert,
+    },
+    /// Write from our memory to the peer's, both of the same length.
+    Write {
+        /// The program's memory.
+        local: Advert,
+        /// The peer's memory.
+        remote: Advert,
+    },
+    /// Close the stream below in order, behind everything that was sent.
+    Disconnect,
+    /// Reset the stream below. `flush`: only when what was sent has completed.
+    Reset {
+        /// Whether an AbortConn was sent before.
+        flush: bool,
+    },
+}
+
+/// A change that concerns memory of the program.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Notice {
+    /// The memory was sent.
+    Sent {
+        /// What [`Machine::write_memory`] returned.
+        id: u64,
+    },
+    /// A receive into memory has ended with `len` bytes; 0 is the end of the stream, or an empty transfer.
+    Received {
+        /// What [`Machine::read_memory`] returned.
+        id: u64,
+        /// Number of bytes.
+        len: u32,
+        /// The bytes, to be copied to the memory; empty when RDMA has placed them.
+        copied: Vec<u8>,
+    },
+    /// A receive into memory was withdrawn.
+    Withdrawn {
+        /// What [`Machine::read_memory`] returned.
+        id: u64,
+    },
+}
+
+/// The protocol of one end of a connection. See the [module](self).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Machine {
+    config: Config,
+    role: Role,
+    phase: Phase,
+    credits: Credits,
+    resize: Resize,
+    source: Source,
+    sink: Sink,
+    control: VecDeque<Control>,
+    notices: VecDeque<Notice>,
+    /// Advertisements that the peer accepts at a time.
+    peer_adverts: usize,
+    /// The program sends no more.
+    closing: bool,
+    disconn_sent: bool,
+    disconnected: bool,
+}
+
+impl Machine {
+    fn new(config: &Config, role: Role) -> Self {
+        let config = config.bounded();
+        Self {
+            role,
+            phase: Phase::Acking,
+            credits: Credits::new(
+                config.buffers,
+                role == Role::Accepting && !seeded(Mistake::HelloAckUncounted),
+                role == Role::Connecting,
+            ),
+            resize: Resize::new(config.buffer_bytes, config.most_buffer_bytes, config.desired_bytes),
+            source: Source::new(),
+            sink: Sink::new(),
+            control: VecDeque::new(),
+            notices: VecDeque::new(),
+            peer_adverts: 0,
+            closing: false,
+            disconn_sent: false,
+            disconnected: false,
+            config,
+        }
+    }
+
+    /// The connecting end, and its Hello. [`Self::receives_to_post`] receives are posted before it is sent.
+    pub fn connect(config: &Config) -> (Self, Vec<u8>) {
+        let machine = Self::new(config, Role::Connecting);
+        let config = &machine.config;
+        let hello = Message::Hello(Hello {
+            max_adverts: config.max_adverts,
+            desired_bytes: config.desired_bytes,
+            buffer_bytes: config.buffer_bytes,
+            ird: config.ird,
+            ord: config.ord,
+        });
+        let mut bytes = Vec::new();
+        hello.emit(Base { bufs: config.buffers, ..Base::default() }, 0, &mut bytes);
+        (machine, bytes)
+    }
+
+    /// The accepting end for a peer's Hello; its first message will be the HelloAck.
+    pub fn accept(config: &Config, hello: &[u8]) -> Result<Self, Violation> {
+        let (base, message, _) = Message::parse(hello)?;
+        let Message::Hello(hello) = message else { return Err(Violation::SetUp) };
+        let mut machine = Self::new(config, Role::Accepting);
+        machine.config.ord = machine.config.ord.min(hello.ird);
+        machine.greet(base.bufs, hello.buffer_bytes, hello.max_adverts)?;
+        Ok(machine)
+    }
+
+    fn greet(&mut self, bufs: u16, buffer_bytes: u32, max_adverts: u16) -> Result<(), Violation> {
+        if bufs < LEAST_BUFFERS {
+            return Err(Violation::FewBuffers);
+        }
+        self.credits.greet(bufs);
+        self.resize.peer_bytes = buffer_bytes;
+        self.peer_adverts = usize::from(max_adverts);
+        if self.role == Role::Accepting {
+            let config = &self.config;
+            let ack = HelloAck {
+                max_adverts: config.max_adverts,
+                buffer_bytes: config.buffer_bytes,
+                ird: config.ird,
+                ord: config.ord,
+            };
+            self.control.push_back(Message::HelloAck(ack).into());
+        }
+        self.phase = Phase::Open;
+        Ok(())
+    }
+
+    /// Receives to post before the set-up. The connecting end posts one more than its Hello says, for the HelloAck, which
+    /// the credits do not count (decision 4).
+    pub fn receives_to_post(&self) -> (u16, u32) {
+        let counted = self.role == Role::Accepting || seeded(Mistake::HelloAckUncounted);
+        let hello_ack = u16::from(!counted);
+        (self.config.buffers + hello_ack, self.config.buffer_bytes)
+    }
+
+    /// Size of the receives that are posted now, in bytes.
+    pub fn post_bytes(&self) -> u32 {
+        self.resize.post_bytes()
+    }
+
+    /// RDMA Reads that may be outstanding.
+    pub fn ord(&self) -> u16 {
+        self.config.ord
+    }
+
+    /// RDMA Reads of the peer that are served.
+    pub fn ird(&self) -> u16 {
+        self.config.ird
+    }
+
+    /// Takes a message of the peer. `invalidated` is the key of ours that it invalidated.
+    pub fn receive(&mut self, bytes: &[u8], invalidated: Option<u32>) {
+        if matches!(self.phase, Phase::Ended { .. }) {
+            return;
+        }
+        if let Err(violation) = self.take(bytes, invalidated) {
+            self.end(End::Violated(violation));
+        }
+    }
+
+    fn take(&mut self, bytes: &[u8], invalidated: Option<u32>) -> Result<(), Violation> {
+        let (base, message, payload) = Message::parse(bytes)?;
+        if self.phase == Phase::Acking {
+            let Message::HelloAck(ack) = message else { return Err(Violation::SetUp) };
+            self.config.ord = self.config.ord.min(ack.ird);
+            return self.greet(base.bufs, ack.buffer_bytes, ack.max_adverts);
+        }
+        if matches!(self.control.front(), Some(Control { message: Message::HelloAck(_), .. })) {
+            return Err(Violation::SetUp);
+        }
+        if !self.credits.is_next(&base) {
+            return Err(Violation::Sequence);
+        }
+        if !self.credits.is_ack_valid(&base) {
+            return Err(Violation::Acknowledgement);
+        }
+        if !self.credits.peer_may_send(!payload.is_empty()) {
+            return Err(Violation::Credit);
+        }
+        self.credits.take(&base, Sink::is_update(&base, &message, payload));
+        self.resize.receive_used(&mut self.control);
+        self.source.acknowledged(base.mseq_ack);
+        if invalidated.is_some()
+            && !matches!(message, Message::RdmaRdCompl { .. } | Message::RdmaWrCompl { .. })
+        {
+            return Err(Violation::Invalidation);
+        }
+        if base.flags.contains(Flags::OOB_PEND) && payload.is_empty() {
+            self.sink.payload(&[], base.flags, &mut self.notices)?;
+        }
+        self.dispatch(base, message, payload, invalidated)?;
+        self.adjust();
+        Ok(())
+    }
+
+    fn dispatch(
+        &mut self,
+        base: Base,
+        message: Message,
+        payload: &[u8],
+        invalidated: Option<u32>,
+    ) -> Result<(), Violation> {
+        let most = usize::from(self.config.max_adverts);
+        let Self { source, sink, control, notices, .. } = self;
+        match message {
+            Message::Hello(_) | Message::HelloAck(_) => return Err(Violation::SetUp),
+            Message::Data => sink.payload(payload, base.flags, notices)?,
+            Message::SrcAvail(advert) => sink.src_avail(advert, payload, base.flags, most, notices)?,
+            Message::SinkAvail { advert, non_discards } => {
+                sink.payload(payload, base.flags, notices)?;
+                source.sink_avail(advert, non_discards, most)?;
+            }
+            Message::SendSm => source.send_sm(base.mseq_ack),
+            Message::RdmaRdCompl { len } => {
+                source.read_completed(len, invalidated, notices)?;
+                if let Some(mode) = source.preferred_mode(base.flags.contains(Flags::REQ_PIPE)) {
+                    source.change_mode(mode, control);
+                }
+            }
+            Message::RdmaWrCompl { len } => sink.write_completed(len, invalidated, notices)?,
+            Message::ModeChange { half: Half::Receive, mode } => sink.change_mode(mode, notices)?,
+            Message::ModeChange { half: Half::Send, mode: Mode::Combined } => source.leave_buffered()?,
+            Message::ModeChange { half: Half::Send, .. } => return Err(Violation::ModeChange),
+            Message::SrcAvailCancel => sink.src_cancelled(base.mseq, control),
+            Message::SinkAvailCancel => source.sink_cancelled(control),
+            Message::SinkCancelAck => sink.cancel_acknowledged(base.mseq_ack, notices),
+            Message::ChRcvBuf { bytes } => {
+                self.resize.requested(bytes, base.mseq_ack, self.credits.posted, self.role, control)?;
+            }
+            Message::ChRcvBufAck { bytes } => self.resize.answered(bytes)?,
+            Message::SuspComm { .. } | Message::SuspCommAck => return Err(Violation::Suspend),
+            Message::DisConn => sink.close(notices)?,
+            Message::AbortConn => self.end(End::Reset),
+        }
+        Ok(())
+    }
+
+    /// Policies that follow from a change of both halves.
+    fn adjust(&mut self) {
+        // Both ends advertise and none receives: the data goes in messages, into the ring (draft section 9.2).
+        while self.source.adverts() > 0
+            && self.sink.offer_is_unwanted()
+            && self.sink.force_messages(&mut self.control)
+        {}
+    }
+
+    /// The RDMA Read in process has completed.
+    pub fn read_done(&mut self) {
+        if !matches!(self.phase, Phase::Ended { .. }) {
+            self.sink.read_done(&mut self.control, &mut self.notices);
+        }
+    }
+
+    /// The stream below has ended, in order or not.
+    pub fn stream_ended(&mut self) {
+        let graceful = self.disconn_sent && self.sink.has_eof();
+        if let Phase::Ended { reset, .. } = &mut self.phase {
+            *reset = None;
+        } else {
+            self.end(if graceful { End::Graceful } else { End::Reset });
+            if let Phase::Ended { reset, .. } = &mut self.phase {
+                *reset = None;
+            }
+        }
+    }
+
+    fn end(&mut self, end: End) {
+        if matches!(self.phase, Phase::Ended { .. }) {
+            return;
+        }
+        self.control.clear();
+        self.sink.abandon(&mut self.notices);
+        // AbortConn says that the DisConn before it does not count. Without credit the reset must do (decision 20).
+        let says_so = self.disconn_sent && end != End::Graceful && end != End::Reset;
+        let says_so = says_so && self.credits.allows(Need::Control);
+        if says_so {
+            self.control.push_back(Message::AbortConn.into());
+        }
+        let reset = (end != End::Graceful).then_some(says_so);
+        self.phase = Phase::Ended { end, reset };
+    }
+
+    /// Resets the connection: unsent data is discarded.
+    pub fn abort(&mut self) {
+        self.end(End::Aborted);
+    }
+
+    /// The program sends no more: DisConn follows all data.
+    pub fn shutdown(&mut self) {
+        self.closing = true;
+    }
+
+    /// Whether [`Self::shutdown`] was called.
+    pub fn is_shut_down(&self) -> bool {
+        self.closing
+    }
+
+    /// How the connection has ended, if it has.
+    pub fn ended(&self) -> Option<End> {
+        match self.phase {
+            Phase::Ended { end, .. } => Some(end),
+            _ => None,
+        }
+    }
+
+    /// Whether the set-up is complete.
+    pub fn is_open(&self) -> bool {
+        self.phase == Phase::Open
+    }
+
+    /// Whether both directions are closed and the peer was told.
+    pub fn is_finished(&self) -> bool {
+        self.disconnected || self.ended().is_some()
+    }
+
+    /// Queues bytes to be sent; returns how many were taken.
+    pub fn write(&mut self, bytes: &[u8]) -> usize {
+        if self.closing || self.ended().is_some() {
+            return 0;
+        }
+        let room = self.config.send_bytes.saturating_sub(self.source.copied());
+        let taken = bytes.get(..bytes.len().min(room)).unwrap_or_default();
+        self.source.write(taken);
+        taken.len()
+    }
+
+    /// Whether [`Self::write`] would take bytes.
+    pub fn is_writable(&self) -> bool {
+        self.source.copied() < self.config.send_bytes
+    }
+
+    /// Queues an out-of-band byte; returns whether it was taken.
+    pub fn write_oob(&mut self, byte: u8) -> bool {
+        !self.closing && self.ended().is_none() && self.is_writable() && self.source.write_oob(byte)
+    }
+
+    /// Queues memory to be sent, by RDMA if the peer wants. It must stay as it is, and readable by the peer under its key,
+    /// until [`Notice::Sent`] or the end of the connection.
+    pub fn write_memory(&mut self, piece: Advert) -> u64 {
+        self.source.write_memory(piece, &mut self.notices)
+    }
+
+    /// Sends advertised data in messages from now on, because the peer does not read it.
+    pub fn cancel_writes(&mut self) {
+        self.source.cancel(&mut self.control);
+    }
+
+    /// Posts a receive into memory, which must be writable by the peer under its key until the receive ends. Receives into
+    /// memory and [`Self::read`] are not mixed: one waits at a time.
+    pub fn read_memory(&mut self, piece: Advert) -> u64 {
+        self.sink.want(piece, &mut self.notices)
+    }
+
+    /// Withdraws all receives into memory. Each ends with a [`Notice`].
+    pub fn cancel_reads(&mut self) {
+        self.sink.withdraw(&mut self.control, &mut self.notices);
+    }
+
+    /// Takes received bytes. Stops before an out-of-band mark.
+    pub fn read(&mut self, out: &mut [u8]) -> usize {
+        self.sink.read(out)
+    }
+
+    /// Copies received bytes without taking them.
+    pub fn peek(&self, out: &mut [u8]) -> usize {
+        self.sink.peek(out)
+    }
+
+    /// Bytes that wait to be read.
+    pub fn buffered(&self) -> usize {
+        self.sink.buffered()
+    }
+
+    /// A plain reader waits: advertised data is asked for in messages.
+    pub fn want_messages(&mut self) {
+        if self.sink.buffered() == 0 && self.sink.has_offer() {
+            self.sink.force_messages(&mut self.control);
+        }
+    }
+
+    /// Whether data waits that the peer has advertised.
+    pub fn has_offer(&self) -> bool {
+        self.sink.has_offer()
+    }
+
+    /// Whether the peer has closed its direction and everything was read.
+    pub fn at_eof(&self) -> bool {
+        self.sink.at_eof()
+    }
+
+    /// Whether the peer has closed its direction.
+    pub fn peer_closed(&self) -> bool {
+        self.sink.has_eof()
+    }
+
+    /// Whether an out-of-band byte was announced or waits.
+    pub fn is_urgent(&self) -> bool {
+        self.sink.is_urgent()
+    }
+
+    /// Takes the out-of-band byte.
+    pub fn take_oob(&mut self) -> Option<u8> {
+        self.sink.take_oob()
+    }
+
+    /// Whether the next byte to read is the one behind the last out-of-band byte (`SIOCATMARK`).
+    pub fn at_mark(&self) -> bool {
+        self.sink.at_mark()
+    }
+
+    /// Changes the mode of the sending half; returns whether that is a legal transition now (draft section 12).
+    pub fn change_mode(&mut self, mode: Mode) -> bool {
+        self.phase == Phase::Open && self.source.change_mode(mode, &mut self.control)
+    }
+
+    /// Ends Buffered mode of the receiving half; returns whether it was in that mode.
+    pub fn leave_buffered(&mut self) -> bool {
+        self.sink.leave_buffered(&mut self.control)
+    }
+
+    /// The modes of the sending and of the receiving half.
+    pub fn modes(&self) -> (Mode, Mode) {
+        (self.source.mode, self.sink.mode)
+    }
+
+    #[cfg(test)]
+    fn source_at_rest(&self) -> (Mode, u32, bool) {
+        self.source.rest()
+    }
+
+    #[cfg(test)]
+    fn sink_at_rest(&self) -> (Mode, u32, bool) {
+        self.sink.rest()
+    }
+
+    #[cfg(test)]
+    fn receives_into_memory(&self) -> u64 {
+        self.sink.next_id()
+    }
+
+    /// The oldest notice.
+    pub fn notice(&mut self) -> Option<Notice> {
+        self.notices.pop_front()
+    }
+}

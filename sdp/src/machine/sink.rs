@@ -1,0 +1,498 @@
+//! The receiving half: the Data Sink.
+//!
+//! Payload of messages goes to a ring, advertised data stays with the peer until it is read by RDMA or asked for by SendSm.
+//! Receives into memory of the program (wants) are filled from the ring, by RDMA Read, or after a SinkAvail by RDMA Write.
+
+use std::collections::VecDeque;
+
+use super::{
+    Control, Notice, Request, Violation,
+    seeded::{Mistake, seeded},
+};
+use crate::wire::{Advert, Base, Flags, Half, Message, Mode, Seq};
+
+/// A receive of the program into its own memory.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Want {
+    id: u64,
+    piece: Advert,
+    /// A SinkAvail is outstanding for it. Those of a row that have one are its beginning.
+    advertised: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Sink {
+    pub(super) mode: Mode,
+    ring: VecDeque<u8>,
+    /// SrcAvails that are not processed, without what was transferred.
+    offers: VecDeque<Advert>,
+    /// Bytes of the RDMA Read from the first offer into the first want that is in process.
+    reading: Option<u32>,
+    /// Bytes that SendSm asked for and that have not come.
+    expected: u64,
+    wants: VecDeque<Want>,
+    /// NonDiscards (draft section 9.5.1).
+    non_discards: u32,
+    cancel: Request,
+    /// The number of a SrcAvailCancel that waits for a Read in process: MSeqAck stays below it (draft section 9.5.4).
+    cancelled: Option<Seq>,
+    eof: bool,
+    next_id: u64,
+    /// OOB_PEND came, and its byte has not.
+    urgent: bool,
+    /// Bytes in the ring before the place of the last out-of-band byte.
+    mark: Option<usize>,
+    oob: Option<u8>,
+}
+
+impl Sink {
+    pub(super) fn new() -> Self {
+        Self {
+            mode: Mode::Combined,
+            ring: VecDeque::new(),
+            offers: VecDeque::new(),
+            reading: None,
+            expected: 0,
+            wants: VecDeque::new(),
+            non_discards: 0,
+            cancel: Request::None,
+            cancelled: None,
+            eof: false,
+            next_id: 0,
+            urgent: false,
+            mark: None,
+            oob: None,
+        }
+    }
+
+    pub(super) fn buffered(&self) -> usize {
+        self.ring.len()
+    }
+
+    /// Whether the peer has closed its direction and everything was read.
+    pub(super) fn at_eof(&self) -> bool {
+        self.eof && self.ring.is_empty()
+    }
+
+    /// The counts that both ends agree on when nothing is in flight.
+    #[cfg(test)]
+    pub(super) fn rest(&self) -> (Mode, u32, bool) {
+        let quiet = self.offers.is_empty()
+            && self.wants.is_empty()
+            && self.expected == 0
+            && self.cancel == Request::None
+            && self.cancelled.is_none();
+        (self.mode, self.non_discards, quiet)
+    }
+
+    /// The identifier of the next receive into memory.
+    #[cfg(test)]
+    pub(super) fn next_id(&self) -> u64 {
+        self.next_id
+    }
+
+    pub(super) fn has_eof(&self) -> bool {
+        self.eof
+    }
+
+    /// Whether advertised data waits that no receive takes.
+    pub(super) fn has_offer(&self) -> bool {
+        !self.offers.is_empty() && self.reading.is_none()
+    }
+
+    /// Bytes that one read may return: it ends before an out-of-band mark.
+    fn readable(&self) -> usize {
+        match self.mark {
+            Some(mark) if mark > 0 => mark,
+            _ => self.ring.len(),
+        }
+    }
+
+    pub(super) fn peek(&self, out: &mut [u8]) -> usize {
+        let n = self.readable().min(out.len());
+        for (place, byte) in out.iter_mut().zip(self.ring.iter().take(n)) {
+            *place = *byte;
+        }
+        n
+    }
+
+    pub(super) fn read(&mut self, out: &mut [u8]) -> usize {
+        let n = self.peek(out);
+        self.consume(n);
+        n
+    }
+
+    fn consume(&mut self, n: usize) {
+        self.mark = match self.mark {
+            // A read that begins at the mark leaves it behind.
+            Some(0) if n > 0 => None,
+            Some(mark) => Some(mark.saturating_sub(n)),
+            None => None,
+        };
+        self.ring.drain(..n.min(self.ring.len()));
+    }
+
+    pub(super) fn is_urgent(&self) -> bool {
+        self.urgent || self.oob.is_some()
+    }
+
+    pub(super) fn take_oob(&mut self) -> Option<u8> {
+        self.oob.take()
+    }
+
+    pub(super) fn at_mark(&self) -> bool {
+        self.mark == Some(0)
+    }
+
+    /// Posts a receive into memory; [`Notice::Received`] ends it.
+    pub(super) fn want(&mut self, piece: Advert, notices: &mut VecDeque<Notice>) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.wants.push_back(Want { id, piece, advertised: false });
+        self.fill_from_ring(notices);
+        id
+    }
+
+    /// Completes receives with bytes of the ring, or with none at the end of the stream.
+    fn fill_from_ring(&mut self, notices: &mut VecDeque<Notice>) {
+        while let Some(want) = self.wants.front()
+            && !want.advertised
+            && self.reading.is_none()
+            && (self.eof || !self.ring.is_empty())
+        {
+            let n = self.readable().min(want.piece.len as usize);
+            let id = want.id;
+            let copied: Vec<u8> = self.ring.iter().take(n).copied().collect();
+            self.consume(n);
+            self.wants.pop_front();
+            notices.push_back(Notice::Received { id, len: n as u32, copied });
+        }
+    }
+
+    fn is_advertised(&self) -> bool {
+        self.wants.front().is_some_and(|want| want.advertised)
+    }
+
+    /// SinkAvails that are outstanding.
+    pub(super) fn adverts(&self) -> usize {
+        self.wants.iter().take_while(|want| want.advertised).count()
+    }
+
+    /// Payload of any message.
+    pub(super) fn payload(
+        &mut self,
+        payload: &[u8],
+        flags: Flags,
+        notices: &mut VecDeque<Notice>,
+    ) -> Result<(), Violation> {
+        if flags.contains(Flags::OOB_PEND) {
+            self.urgent = true;
+        }
+        if payload.is_empty() {
+            return Ok(());
+        }
+        if self.eof {
+            return Err(Violation::AfterDisConn);
+        }
+        let beyond = (payload.len() as u64).saturating_sub(self.expected);
+        if beyond > 0 && !self.offers.is_empty() {
+            return Err(Violation::DataBesideSrcAvail);
+        }
+        self.expected = self.expected.saturating_sub(payload.len() as u64);
+        let stream = self.take_out_of_band(payload, flags);
+        if self.is_advertised() {
+            // Exactly one message completes an advertised buffer (draft section 9.5.1). It fits, because our receive buffers are
+            // smaller than every buffer that we advertise.
+            if let Some(want) = self.wants.pop_front() {
+                // The buffer takes what is before the mark.
+                self.mark = self.mark.map(|_| 0);
+                let copied = stream.to_vec();
+                notices.push_back(Notice::Received { id: want.id, len: copied.len() as u32, copied });
+            }
+            if matches!(self.cancel, Request::Sent(_)) && seeded(Mistake::DataEndsSinkCancel) {
+                self.drop_adverts(notices);
+            }
+            self.settle_cancel(notices);
+        } else {
+            self.non_discards = self.non_discards.wrapping_add(1);
+            self.ring.extend(stream);
+            self.fill_from_ring(notices);
+        }
+        Ok(())
+    }
+
+    /// Takes the out-of-band byte out of the stream. One that was not read is replaced.
+    fn take_out_of_band<'p>(&mut self, payload: &'p [u8], flags: Flags) -> &'p [u8] {
+        match payload.split_last() {
+            Some((byte, before)) if flags.contains(Flags::OOB_PRES) => {
+                self.oob = Some(*byte);
+                self.urgent = false;
+                self.mark = Some(self.ring.len() + before.len());
+                before
+            }
+            _ => payload,
+        }
+    }
+
+    pub(super) fn src_avail(
+        &mut self,
+        advert: Advert,
+        payload: &[u8],
+        flags: Flags,
+        most: usize,
+        notices: &mut VecDeque<Notice>,
+    ) -> Result<(), Violation> {
+        if self.eof {
+            return Err(Violation::AfterDisConn);
+        }
+        let fits = match self.mode {
+            Mode::Buffered => false,
+            Mode::Combined => !payload.is_empty() && self.offers.is_empty(),
+            Mode::Pipelined => payload.is_empty(),
+        };
+        if !fits {
+            return Err(Violation::AdvertMode);
+        }
+        if self.is_advertised() {
+            // Write has priority over Read when both cross (draft section 11.3).
+            return Ok(());
+        }
+        if self.offers.len() >= most {
+            return Err(Violation::TooManyAdverts);
+        }
+        self.payload(payload, flags, notices)?;
+        let skip = payload.len() as u32;
+        self.offers.push_back(Advert {
+            len: advert.len - skip,
+            offset: advert.offset.wrapping_add(u64::from(skip)),
+            ..advert
+        });
+        Ok(())
+    }
+
+    /// The next RDMA Read: from the oldest offer into the oldest want.
+    pub(super) fn take_read(&mut self) -> Option<(Advert, Advert)> {
+        let (offer, want) = (self.offers.front()?, self.wants.front()?);
+        let free = self.reading.is_none() && self.cancelled.is_none() && !want.advertised;
+        if !free || self.expected > 0 || !self.ring.is_empty() {
+            return None;
+        }
+        let len = offer.len.min(want.piece.len);
+        self.reading = Some(len);
+        Some((Advert { len, ..*offer }, Advert { len, ..want.piece }))
+    }
+
+    /// The RDMA Read in process is complete.
+    pub(super) fn read_done(&mut self, control: &mut VecDeque<Control>, notices: &mut VecDeque<Notice>) {
+        let (Some(len), Some(offer)) = (self.reading.take(), self.offers.front_mut()) else { return };
+        offer.len = offer.len.saturating_sub(len);
+        offer.offset = offer.offset.wrapping_add(u64::from(len));
+        let invalidate = (offer.len == 0).then_some(offer.stag);
+        if offer.len == 0 {
+            self.offers.pop_front();
+        }
+        if let Some(want) = self.wants.pop_front() {
+            notices.push_back(Notice::Received { id: want.id, len, copied: Vec::new() });
+        }
+        // The hint: more receives into memory wait, so that Writes would save their round trips.
+        let flags = if self.wants.is_empty() { Flags::empty() } else { Flags::REQ_PIPE };
+        control.push_back(Control { message: Message::RdmaRdCompl { len }, flags, invalidate });
+        if self.cancelled.take().is_some() {
+            self.drop_offers(control);
+        }
+        self.fill_from_ring(notices);
+    }
+
+    /// Drops what the source has withdrawn, and says so if there was anything.
+    fn drop_offers(&mut self, control: &mut VecDeque<Control>) {
+        if !self.offers.is_empty() {
+            self.offers.clear();
+            control.push_back(Message::SendSm.into());
+        }
+    }
+
+    pub(super) fn src_cancelled(&mut self, seq: Seq, control: &mut VecDeque<Control>) {
+        if self.reading.is_some() {
+            self.cancelled = Some(seq);
+        } else {
+            self.drop_offers(control);
+        }
+    }
+
+    /// The MSeqAck to send while a cancellation is in process.
+    pub(super) fn frozen_ack(&self) -> Option<Seq> {
+        self.cancelled.map(|seq| Seq(seq.0.wrapping_sub(1)))
+    }
+
+    /// Asks for the oldest advertised data in messages; returns false when there is none to ask for.
+    pub(super) fn force_messages(&mut self, control: &mut VecDeque<Control>) -> bool {
+        if self.reading.is_some() || self.cancelled.is_some() {
+            return false;
+        }
+        let Some(offer) = self.offers.pop_front() else { return false };
+        self.expected += u64::from(offer.len);
+        control.push_back(Message::SendSm.into());
+        true
+    }
+
+    /// Whether advertised data waits and no receive into memory does.
+    pub(super) fn offer_is_unwanted(&self) -> bool {
+        self.has_offer() && self.wants.is_empty()
+    }
+
+    /// The next SinkAvail, if one may be sent: its buffer and NonDiscards.
+    pub(super) fn take_sink_avail(&mut self, own_bytes: u32) -> Option<(Advert, u32)> {
+        let may = self.mode == Mode::Pipelined
+            && self.offers.is_empty()
+            && self.expected == 0
+            && self.ring.is_empty()
+            && self.cancel == Request::None
+            && !self.eof;
+        if !may {
+            return None;
+        }
+        let want = self.wants.iter_mut().find(|want| !want.advertised)?;
+        if want.piece.len <= own_bytes {
+            return None;
+        }
+        want.advertised = true;
+        Some((want.piece, self.non_discards))
+    }
+
+    pub(super) fn write_completed(
+        &mut self,
+        len: u32,
+        invalidated: Option<u32>,
+        notices: &mut VecDeque<Notice>,
+    ) -> Result<(), Violation> {
+        if !self.is_advertised() {
+            return Err(Violation::Completion);
+        }
+        let Some(want) = self.wants.pop_front() else { return Err(Violation::Completion) };
+        if len > want.piece.len {
+            return Err(Violation::Completion);
+        }
+        if invalidated.is_some_and(|stag| stag != want.piece.stag) {
+            return Err(Violation::Invalidation);
+        }
+        notices.push_back(Notice::Received { id: want.id, len, copied: Vec::new() });
+        self.settle_cancel(notices);
+        Ok(())
+    }
+
+    /// Withdraws all receives into memory. [`Notice::Withdrawn`] follows for each, unless it completes first.
+    pub(super) fn withdraw(&mut self, control: &mut VecDeque<Control>, notices: &mut VecDeque<Notice>) {
+        let mut keep = self.adverts();
+        if self.reading.is_some() {
+            keep = keep.max(1);
+        }
+        for want in self.wants.drain(keep..) {
+            notices.push_back(Notice::Withdrawn { id: want.id });
+        }
+        if self.is_advertised() && self.cancel == Request::None {
+            self.cancel = Request::Queued;
+            control.push_back(Message::SinkAvailCancel.into());
+        }
+    }
+
+    /// The cancellation is about to be sent with number `seq`; returns false when nothing is left to cancel.
+    pub(super) fn send_cancel(&mut self, seq: Seq) -> bool {
+        let useful = self.is_advertised();
+        self.cancel = if useful { Request::Sent(seq) } else { Request::None };
+        useful
+    }
+
+    pub(super) fn cancel_acknowledged(&mut self, ack: Seq, notices: &mut VecDeque<Notice>) {
+        if let Request::Sent(seq) = self.cancel
+            && ack.since(seq) >= 0
+        {
+            self.drop_adverts(notices);
+        }
+    }
+
+    /// The SinkAvails that were to be cancelled are dropped.
+    fn drop_adverts(&mut self, notices: &mut VecDeque<Notice>) {
+        while self.is_advertised() {
+            if let Some(want) = self.wants.pop_front() {
+                notices.push_back(Notice::Withdrawn { id: want.id });
+            }
+        }
+        self.settle_cancel(notices);
+    }
+
+    /// None is outstanding: the cancellation is done (decision 16).
+    fn settle_cancel(&mut self, notices: &mut VecDeque<Notice>) {
+        if !self.is_advertised() {
+            if matches!(self.cancel, Request::Sent(_)) {
+                self.cancel = Request::None;
+            }
+            self.fill_from_ring(notices);
+        }
+    }
+
+    /// The source has changed its mode.
+    pub(super) fn change_mode(
+        &mut self,
+        mode: Mode,
+        notices: &mut VecDeque<Notice>,
+    ) -> Result<(), Violation> {
+        match (self.mode, mode) {
+            (Mode::Combined, Mode::Buffered) if self.offers.is_empty() => {}
+            (Mode::Combined, Mode::Pipelined) => {}
+            (Mode::Pipelined, Mode::Combined) => {
+                // All SinkAvails are void (draft section 12.4). Receives that were not withdrawn stay, without one.
+                if self.cancel == Request::None {
+                    for want in &mut self.wants {
+                        want.advertised = false;
+                    }
+                } else {
+                    self.drop_adverts(notices);
+                }
+            }
+            _ => return Err(Violation::ModeChange),
+        }
+        self.mode = mode;
+        Ok(())
+    }
+
+    /// Ends Buffered mode, as only the sink can.
+    pub(super) fn leave_buffered(&mut self, control: &mut VecDeque<Control>) -> bool {
+        if self.mode != Mode::Buffered {
+            return false;
+        }
+        self.mode = Mode::Combined;
+        control.push_back(Message::ModeChange { half: Half::Send, mode: Mode::Combined }.into());
+        true
+    }
+
+    /// The source has closed its direction: no SinkAvail is used any more (draft section 8.2.1).
+    pub(super) fn close(&mut self, notices: &mut VecDeque<Notice>) -> Result<(), Violation> {
+        if self.eof {
+            return Err(Violation::AfterDisConn);
+        }
+        if !self.offers.is_empty() || self.expected > 0 {
+            return Err(Violation::EarlyDisConn);
+        }
+        self.eof = true;
+        for want in &mut self.wants {
+            want.advertised = false;
+        }
+        self.cancel = Request::None;
+        self.fill_from_ring(notices);
+        Ok(())
+    }
+
+    /// Discards everything at the end of the connection.
+    pub(super) fn abandon(&mut self, notices: &mut VecDeque<Notice>) {
+        for want in self.wants.drain(..) {
+            notices.push_back(Notice::Withdrawn { id: want.id });
+        }
+        self.offers.clear();
+        self.reading = None;
+    }
+
+    /// Whether a message is a mere credit update.
+    pub(super) fn is_update(base: &Base, message: &Message, payload: &[u8]) -> bool {
+        *message == Message::Data && payload.is_empty() && !base.flags.contains(Flags::OOB_PEND)
+    }
+}

@@ -1,0 +1,81 @@
+//! What a peer can do wrong. Each kind ends the connection (draft section 8.2.2) and has a counter.
+
+use crate::wire::WireError;
+
+/// A violation of the protocol by the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum Violation {
+    /// The bytes are no message.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// Less than three receives.
+    #[error("fewer than three receives were granted")]
+    FewBuffers,
+    /// A Hello on a connection, a message before the HelloAck, or a second one.
+    #[error("a set-up message at the wrong time, or another one before it")]
+    SetUp,
+    /// MSeq is not the last one plus one.
+    #[error("a message is missing or repeated")]
+    Sequence,
+    /// MSeqAck acknowledges what was not sent, or less than before.
+    #[error("an acknowledgement outside of what was sent")]
+    Acknowledgement,
+    /// More messages, or more payload messages, than there was credit for.
+    #[error("a message without credit")]
+    Credit,
+    /// Payload after DisConn, or a second DisConn.
+    #[error("data or DisConn after DisConn")]
+    AfterDisConn,
+    /// DisConn before all advertised data was transferred.
+    #[error("DisConn while data was advertised")]
+    EarlyDisConn,
+    /// A Data message with payload while SrcAvails are outstanding, or more than was asked for by SendSm.
+    #[error("data in a message beside advertised data")]
+    DataBesideSrcAvail,
+    /// A SrcAvail or SinkAvail that the mode does not allow, or with or without payload against the mode's rule.
+    #[error("an advertisement that the flow control mode does not allow")]
+    AdvertMode,
+    /// More advertisements than the limit of the set-up.
+    #[error("too many advertisements")]
+    TooManyAdverts,
+    /// A completion message for no advertisement, for more bytes than it has, or in the wrong order.
+    #[error("completion of something that was not advertised")]
+    Completion,
+    /// A key was invalidated that belongs to no completed advertisement.
+    #[error("another key than the advertised one was invalidated")]
+    Invalidation,
+    /// A ModeChange that is not a transition of the draft's figure 26.
+    #[error("an illegal change of the flow control mode")]
+    ModeChange,
+    /// A second ChRcvBuf before the answer to the first, or an answer to none.
+    #[error("resizing of receive buffers out of turn")]
+    Resize,
+    /// SuspComm, which is not supported.
+    #[error("the peer wants to suspend communication, which is not supported")]
+    Suspend,
+}
+
+impl Violation {
+    /// The name of its counter.
+    pub const fn counter(self) -> &'static str {
+        match self {
+            Self::Wire(error) => error.counter(),
+            Self::FewBuffers => "sdp_few_buffers",
+            Self::SetUp => "sdp_set_up",
+            Self::Sequence => "sdp_sequence",
+            Self::Acknowledgement => "sdp_acknowledgement",
+            Self::Credit => "sdp_credit",
+            Self::AfterDisConn => "sdp_after_disconn",
+            Self::EarlyDisConn => "sdp_early_disconn",
+            Self::DataBesideSrcAvail => "sdp_data_beside_srcavail",
+            Self::AdvertMode => "sdp_advert_mode",
+            Self::TooManyAdverts => "sdp_too_many_adverts",
+            Self::Completion => "sdp_completion",
+            Self::Invalidation => "sdp_invalidation",
+            Self::ModeChange => "sdp_mode_change",
+            Self::Resize => "sdp_resize",
+            Self::Suspend => "sdp_suspend",
+        }
+    }
+}

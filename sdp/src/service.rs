@@ -1,0 +1,387 @@
+//! SDP on a device: what all its connections share, and the thread that runs them when the program does not.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use rustix::event::epoll;
+use xwarp_verbs::{
+    CompletionChannel, CompletionQueueOptions, Device, FramingConfig, Markers, MpaConfig, NoReceive,
+    ProtectionDomain, QueuePairOptions, Rtr,
+    cm::{AcceptOptions, CmId, CmKey, ConnectOptions, EventChannel, EventKind, IncomingRequest},
+};
+
+use crate::{
+    buffers::{Receives, SEND_SLOTS, SendSlots},
+    listener::Backlog,
+    machine::{Config, Machine},
+    socket::{Bell, Link, MOST_RDMA, Socket},
+};
+
+/// Longest sleep of the service thread: the resolution of its time limits.
+const TICK: Duration = Duration::from_millis(200);
+/// How long a closed connection may take to transfer its rest and close in order.
+const ORPHAN_LIMIT: Duration = Duration::from_secs(60);
+/// How long closed connections may take when SDP itself ends.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// Time limit for the HelloAck, and for the MPA start-up frames.
+const SET_UP_LIMIT: Duration = Duration::from_secs(10);
+
+/// Settings of SDP on a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SdpOptions {
+    /// Sizes and limits of each connection.
+    pub connection: Config,
+    /// Shorter transfers by [`SdpStream::send_memory`](crate::SdpStream::send_memory) are copied (the Bcopy Threshold).
+    pub bcopy_threshold: usize,
+    /// Connections that wait to be accepted at a listener; more are rejected.
+    pub backlog: usize,
+    /// Settings of MPA's start-up. Markers and peer-to-peer mode are chosen by SDP.
+    pub mpa: MpaConfig,
+}
+
+impl Default for SdpOptions {
+    fn default() -> Self {
+        let connection = Config::default();
+        let mpa = MpaConfig { startup_timeout: SET_UP_LIMIT, ..MpaConfig::default() };
+        Self { connection, bcopy_threshold: 64 << 10, backlog: 128, mpa }
+    }
+}
+
+impl SdpOptions {
+    /// MPA's settings: the connecting end promises the one port from which it connects, so nothing may need a second
+    /// attempt, and peer-to-peer mode lets the accepting end send first (draft section 8.1.1).
+    fn mpa(&self) -> MpaConfig {
+        let peer_to_peer = vec![Rtr::EmptyFpdu, Rtr::Write];
+        MpaConfig { markers: Markers::Off, peer_to_peer, ..self.mpa.clone() }
+    }
+}
+
+/// Where an event of the connection manager goes.
+enum Target {
+    Socket(Arc<Socket>),
+    Listener(Arc<Backlog>),
+    /// An accepted connection, until it is established.
+    Accepting(Arc<Socket>, Arc<Backlog>),
+}
+
+pub(crate) struct Core {
+    pub(crate) device: Device,
+    pub(crate) options: SdpOptions,
+    pd: ProtectionDomain,
+    completions: CompletionChannel,
+    pub(crate) events: EventChannel,
+    sockets: Mutex<BTreeMap<u64, (CmKey, Arc<Socket>)>>,
+    targets: Mutex<BTreeMap<CmKey, Target>>,
+    next_socket: AtomicU64,
+    counters: Mutex<BTreeMap<&'static str, u64>>,
+    stop: AtomicBool,
+    /// Wakes the service thread.
+    bell: Bell,
+    /// All descriptors that the service thread waits for.
+    waits: OwnedFd,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// SDP on a device. Clones, streams and listeners are handles to the same service; its thread ends with the last one, after
+/// at most a second for connections that were closed and are not finished.
+#[derive(Clone)]
+pub struct Sdp(pub(crate) Arc<Service>);
+
+/// The service thread's owner.
+pub(crate) struct Service {
+    pub(crate) core: Arc<Core>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for Sdp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Sdp").field(&self.0.core.device).finish()
+    }
+}
+
+impl Sdp {
+    /// Starts SDP on `device`.
+    pub fn new(device: &Device, options: SdpOptions) -> io::Result<Self> {
+        let (completions, events, bell) = (CompletionChannel::new()?, EventChannel::new()?, Bell::new()?);
+        let waits = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for fd in [completions.as_fd(), events.as_fd(), bell.as_fd()] {
+            epoll::add(&waits, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        }
+        let core = Arc::new(Core {
+            pd: device.create_pd().map_err(io::Error::other)?,
+            device: device.clone(),
+            options,
+            completions,
+            events,
+            sockets: Mutex::default(),
+            targets: Mutex::default(),
+            next_socket: AtomicU64::new(0),
+            counters: Mutex::default(),
+            stop: AtomicBool::new(false),
+            bell,
+            waits,
+        });
+        let runs = Arc::clone(&core);
+        let thread = std::thread::Builder::new().name("xwarp-sdp".into()).spawn(move || runs.run())?;
+        Ok(Self(Arc::new(Service { core, thread: Mutex::new(Some(thread)) })))
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.0.core.device
+    }
+
+    /// Violations of the protocol by peers, each by its name, and bytes by the way they went.
+    pub fn counters(&self) -> BTreeMap<&'static str, u64> {
+        lock(&self.0.core.counters).clone()
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.core.stop.store(true, Ordering::Release);
+        self.core.bell.set(true);
+        if let Some(thread) = lock(&self.thread).take() {
+            // A panic of the thread was already reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Core {
+    pub(crate) fn count(&self, name: &'static str, n: u64) {
+        *lock(&self.counters).entry(name).or_default() += n;
+    }
+
+    /// What a new connection uses of the device, with its first receives posted.
+    fn link(&self, id: CmId, machine: &Machine, number: u64) -> io::Result<Link> {
+        let config = &self.options.connection;
+        let receives_most = u32::from(config.buffers) * 2 + 2;
+        let sends_most = (SEND_SLOTS + MOST_RDMA) as u32;
+        let cq = self.device.create_cq_with(CompletionQueueOptions {
+            capacity: receives_most + sends_most,
+            channel: Some(self.completions.clone()),
+            context: number,
+        });
+        let cq = cq.map_err(io::Error::other)?;
+        let options = QueuePairOptions {
+            max_send_wr: sends_most,
+            max_recv_wr: receives_most,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            no_receive: NoReceive::Terminate,
+            ..QueuePairOptions::default()
+        };
+        let qp = self.pd.create_qp(&cq, &cq, options).map_err(io::Error::other)?;
+        let slots =
+            SendSlots::new(&self.pd, config.desired_bytes.max(crate::wire::LEAST_BUFFER_BYTES) as usize);
+        let mut link = Link {
+            id,
+            qp,
+            cq,
+            pd: self.pd.clone(),
+            slots: slots.map_err(io::Error::other)?,
+            receives: Receives::default(),
+            rdma: 0,
+            established: false,
+            reset_at: None,
+            sends: BTreeMap::new(),
+            wants: BTreeMap::new(),
+            written: Vec::new(),
+        };
+        let (count, bytes) = machine.receives_to_post();
+        link.receives.post(&link.pd, &link.qp, count, bytes).map_err(io::Error::other)?;
+        Ok(link)
+    }
+
+    fn next_number(&self) -> u64 {
+        self.next_socket.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Starts to connect to `peer`.
+    pub(crate) fn connect(self: &Arc<Self>, peer: SocketAddr) -> io::Result<Arc<Socket>> {
+        let (machine, hello) = Machine::connect(&self.options.connection);
+        let number = self.next_number();
+        let id = CmId::new(&self.device, &self.events);
+        let key = id.key();
+        let link = self.link(id, &machine, number)?;
+        let socket = Socket::new(self, machine, link)?;
+        let mut state = socket.lock();
+        state.peer = Some(peer);
+        state.hello = hello;
+        lock(&self.targets).insert(key, Target::Socket(Arc::clone(&socket)));
+        lock(&self.sockets).insert(number, (key, Arc::clone(&socket)));
+        let resolving = state.link.as_ref().map(|link| link.id.resolve_address(peer, SET_UP_LIMIT));
+        if let Some(Err(error)) = resolving {
+            state.failed = Some((io::ErrorKind::AddrNotAvailable, error.to_string()));
+        }
+        drop(state);
+        Ok(socket)
+    }
+
+    pub(crate) fn listen(&self, backlog: &Arc<Backlog>, key: CmKey) {
+        lock(&self.targets).insert(key, Target::Listener(Arc::clone(backlog)));
+    }
+
+    pub(crate) fn unlisten(&self, key: CmKey) {
+        lock(&self.targets).remove(&key);
+    }
+
+    /// MPA with SDP's settings. SDP over iWARP has no form over another framing.
+    pub(crate) fn framing(&self) -> FramingConfig {
+        FramingConfig::Mpa(self.options.mpa())
+    }
+
+    /// A peer's request: its Hello is answered, or rejected.
+    fn requested(self: &Arc<Self>, request: IncomingRequest, backlog: &Arc<Backlog>) -> io::Result<()> {
+        let IncomingRequest { id, private_data, local, peer, .. } = request;
+        let machine = match Machine::accept(&self.options.connection, &private_data) {
+            Ok(machine) => machine,
+            Err(violation) => {
+                tracing::debug!(%peer, %violation, "no SDP Hello");
+                self.count(violation.counter(), 1);
+                return id.reject(&[]).map_err(io::Error::other);
+            }
+        };
+        if !backlog.reserve() {
+            return id.reject(&[]).map_err(io::Error::other);
+        }
+        let (ird, ord) = (machine.ird(), machine.ord());
+        let (number, key) = (self.next_number(), id.key());
+        let made = self.link(id, &machine, number).and_then(|link| Socket::new(self, machine, link));
+        let socket = made.inspect_err(|_| backlog.release())?;
+        let mut state = socket.lock();
+        (state.local, state.peer) = (Some(local), Some(peer));
+        lock(&self.targets).insert(key, Target::Accepting(Arc::clone(&socket), Arc::clone(backlog)));
+        lock(&self.sockets).insert(number, (key, Arc::clone(&socket)));
+        let options = AcceptOptions { private_data: Vec::new(), ird, ord };
+        let accepted = state.link.as_ref().map(|link| link.id.accept(&link.qp, options));
+        if let Some(Err(error)) = accepted {
+            state.failed = Some((io::ErrorKind::ConnectionAborted, error.to_string()));
+        }
+        Ok(())
+    }
+
+    fn event(self: &Arc<Self>, key: CmKey, kind: EventKind) {
+        let target = match lock(&self.targets).get(&key) {
+            Some(Target::Socket(socket)) => Target::Socket(Arc::clone(socket)),
+            Some(Target::Listener(backlog)) => Target::Listener(Arc::clone(backlog)),
+            Some(Target::Accepting(socket, backlog)) => {
+                Target::Accepting(Arc::clone(socket), Arc::clone(backlog))
+            }
+            None => return,
+        };
+        match (target, kind) {
+            (Target::Listener(backlog), EventKind::ConnectRequest(request)) => {
+                if let Err(error) = self.requested(request, &backlog) {
+                    tracing::warn!(%error, "a connection was not accepted");
+                }
+            }
+            (Target::Listener(backlog), EventKind::DeviceFailed) => backlog.fail(),
+            (Target::Listener(_), _) => {}
+            (Target::Socket(socket), EventKind::RouteResolved) => {
+                let mut state = socket.lock();
+                let (ird, ord) = (state.machine.ird(), state.machine.ord());
+                let private_data = std::mem::take(&mut state.hello);
+                let framing = Some(self.framing());
+                state.start(ConnectOptions { private_data, ird, ord, framing });
+                socket.drive(&mut state);
+            }
+            (Target::Socket(socket), kind) => {
+                socket.event(kind);
+            }
+            (Target::Accepting(socket, backlog), kind) => {
+                if socket.event(kind) {
+                    lock(&self.targets).insert(key, Target::Socket(Arc::clone(&socket)));
+                    backlog.push(socket);
+                } else if socket.lock().is_over() {
+                    lock(&self.targets).insert(key, Target::Socket(socket));
+                    backlog.release();
+                }
+            }
+        }
+    }
+
+    fn run(self: Arc<Self>) {
+        let mut farewell = None;
+        let mut next_tick = Instant::now();
+        loop {
+            if self.device.wait(&self.waits, Some(TICK)).is_err() && self.device.failure().is_some() {
+                // The device's events have told every socket, or will not any more.
+                self.fail_all();
+            }
+            self.bell.set(false);
+            while let Some(notification) = self.completions.poll() {
+                let socket = lock(&self.sockets).get(&notification.context).map(|(_, s)| Arc::clone(s));
+                if let Some(socket) = socket {
+                    socket.turn();
+                }
+            }
+            while let Some(event) = self.events.poll() {
+                self.event(event.id, event.kind);
+            }
+            let now = Instant::now();
+            if now >= next_tick || self.stop.load(Ordering::Acquire) {
+                next_tick = now + TICK;
+                self.sweep(now);
+            }
+            if self.stop.load(Ordering::Acquire) {
+                let end = *farewell.get_or_insert(now + FAREWELL);
+                if now >= end || lock(&self.sockets).is_empty() || self.device.failure().is_some() {
+                    lock(&self.sockets).clear();
+                    lock(&self.targets).clear();
+                    return;
+                }
+            }
+        }
+    }
+
+    fn fail_all(&self) {
+        let all: Vec<Arc<Socket>> =
+            lock(&self.sockets).values().map(|(_, socket)| Arc::clone(socket)).collect();
+        for socket in all {
+            socket.event(EventKind::DeviceFailed);
+        }
+    }
+
+    /// Time limits, and connections that are over.
+    fn sweep(&self, now: Instant) {
+        let all: Vec<(u64, CmKey, Arc<Socket>)> =
+            lock(&self.sockets).iter().map(|(n, (key, s))| (*n, *key, Arc::clone(s))).collect();
+        for (number, key, socket) in all {
+            let mut state = socket.lock();
+            if state.orphaned.is_some_and(|since| now >= since + ORPHAN_LIMIT) {
+                state.machine.abort();
+            }
+            if !state.machine.is_open()
+                && state.machine.ended().is_none()
+                && now >= state.opened + SET_UP_LIMIT * 2
+            {
+                state.failed = Some((io::ErrorKind::TimedOut, "no HelloAck came".into()));
+                state.machine.abort();
+            }
+            socket.drive(&mut state);
+            if state.is_over() {
+                // The queue pair and its memory are freed; the program may still read what has arrived.
+                let link = state.link.take();
+                drop(state);
+                drop(link);
+                lock(&self.sockets).remove(&number);
+                lock(&self.targets).remove(&key);
+            }
+        }
+    }
+}

@@ -1,0 +1,473 @@
+//! Streams.
+
+use std::{
+    fmt,
+    io::{self, Read, Write},
+    net::{Shutdown, SocketAddr},
+    ops::Range,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use xwarp_verbs::{Access, Memory, MemoryRegion, RegionOptions};
+
+use crate::{
+    machine::End,
+    service::Sdp,
+    socket::{Socket, State, UNREAD_LIMIT},
+    wire::Advert,
+};
+
+/// Bytes that are copied at a time between a stream and memory.
+const COPY_BYTES: usize = 16 << 10;
+
+/// What the clones of a stream share. Dropping it closes the stream.
+struct Handle {
+    socket: Arc<Socket>,
+    read_timeout: Mutex<Option<Duration>>,
+    write_timeout: Mutex<Option<Duration>>,
+    nonblocking: AtomicBool,
+    nodelay: AtomicBool,
+    /// One receive into memory at a time.
+    receiving: Mutex<()>,
+    // Dropped last: the service goes on until the connection is closed.
+    sdp: Sdp,
+}
+
+/// A stream, in the manner of [`std::net::TcpStream`].
+///
+/// Dropping the last clone closes it: data that was written is still sent, unless received data was left unread, which
+/// resets the connection as with TCP. The descriptor is readable while a read would not block; it says nothing about writes.
+pub struct SdpStream(Arc<Handle>);
+
+impl fmt::Debug for SdpStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.0.socket.lock();
+        f.debug_struct("SdpStream")
+            .field("local", &state.local)
+            .field("peer", &state.peer)
+            .finish_non_exhaustive()
+    }
+}
+
+fn value<T: Copy>(mutex: &Mutex<T>) -> T {
+    *mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl SdpStream {
+    pub(crate) fn of(socket: Arc<Socket>, sdp: &Sdp) -> Self {
+        Self(Arc::new(Handle {
+            socket,
+            read_timeout: Mutex::default(),
+            write_timeout: Mutex::default(),
+            nonblocking: AtomicBool::new(false),
+            nodelay: AtomicBool::new(true),
+            receiving: Mutex::default(),
+            sdp: sdp.clone(),
+        }))
+    }
+
+    /// Connects to the SDP listener at `peer`.
+    pub fn connect(sdp: &Sdp, peer: SocketAddr) -> io::Result<Self> {
+        Self::connect_until(sdp, peer, None)
+    }
+
+    /// Connects to the SDP listener at `peer`, at most for `limit`.
+    pub fn connect_timeout(sdp: &Sdp, peer: SocketAddr, limit: Duration) -> io::Result<Self> {
+        Self::connect_until(sdp, peer, Some(Instant::now() + limit))
+    }
+
+    fn connect_until(sdp: &Sdp, peer: SocketAddr, end: Option<Instant>) -> io::Result<Self> {
+        let stream = Self::of(sdp.0.core.connect(peer)?, sdp);
+        let socket = &stream.0.socket;
+        let mut state = socket.lock();
+        loop {
+            if let Some(error) = state.error() {
+                return Err(error);
+            }
+            if state.machine.is_open() {
+                drop(state);
+                return Ok(stream);
+            }
+            let (after, in_time) = socket.wait(state, end);
+            state = after;
+            if !in_time {
+                state.machine.abort();
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+
+    fn is_nonblocking(&self) -> bool {
+        self.0.nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// Repeats `step` until it returns something; between two steps the machine's actions are executed, and the thread waits
+    /// for a change.
+    fn until<R>(
+        &self,
+        limit: Option<Duration>,
+        mut step: impl FnMut(&mut State) -> Option<io::Result<R>>,
+    ) -> io::Result<R> {
+        let end = limit.map(|limit| Instant::now() + limit);
+        let socket = &self.0.socket;
+        let mut state = socket.lock();
+        loop {
+            let outcome = step(&mut state);
+            socket.drive(&mut state);
+            if let Some(outcome) = outcome {
+                return outcome;
+            }
+            if self.is_nonblocking() {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let (after, in_time) = socket.wait(state, end);
+            state = after;
+            if !in_time {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+        }
+    }
+
+    fn receive(&self, out: &mut [u8], peek: bool) -> io::Result<usize> {
+        if out.is_empty() {
+            return Ok(0);
+        }
+        self.until(value(&self.0.read_timeout), |state| {
+            if state.read_shut {
+                return Some(Ok(0));
+            }
+            let n = if peek { state.machine.peek(out) } else { state.machine.read(out) };
+            if n > 0 {
+                return Some(Ok(n));
+            }
+            if state.machine.at_eof() {
+                return Some(Ok(0));
+            }
+            if let Some(error) = state.error() {
+                return Some(Err(error));
+            }
+            state.machine.want_messages();
+            None
+        })
+    }
+
+    /// Reads without taking the bytes out of the stream.
+    pub fn peek(&self, out: &mut [u8]) -> io::Result<usize> {
+        self.receive(out, true)
+    }
+
+    fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        self.until(value(&self.0.write_timeout), |state| {
+            if let Some(error) = broken(state) {
+                return Some(Err(error));
+            }
+            let n = state.machine.write(bytes);
+            (n > 0).then_some(Ok(n))
+        })
+    }
+
+    /// Sends one byte out of band (`MSG_OOB`).
+    pub fn send_oob(&self, byte: u8) -> io::Result<()> {
+        self.until(value(&self.0.write_timeout), |state| {
+            if let Some(error) = broken(state) {
+                return Some(Err(error));
+            }
+            state.machine.write_oob(byte).then_some(Ok(()))
+        })
+    }
+
+    /// Takes the last out-of-band byte, if one came (`MSG_OOB`). Reads stop at its place in the stream.
+    pub fn recv_oob(&self) -> Option<u8> {
+        let mut state = self.0.socket.lock();
+        let byte = state.machine.take_oob();
+        self.0.socket.drive(&mut state);
+        byte
+    }
+
+    /// Whether the next byte to read follows the last out-of-band byte (`SIOCATMARK`).
+    pub fn at_mark(&self) -> bool {
+        self.0.socket.lock().machine.at_mark()
+    }
+
+    /// Sends `range` of `memory` and returns when the peer has it, so that the memory may change again. A range below the
+    /// threshold is copied. A longer one is advertised, and the peer fetches it by RDMA; when it does not within a second, it
+    /// goes in messages. There is no time limit: the connection's keepalive ends a send to a peer that is gone.
+    pub fn send_memory(&self, memory: &Memory, range: Range<usize>) -> io::Result<()> {
+        let len = range.len();
+        let piece = memory.slice(range.start, len).map_err(invalid)?;
+        if len < self.0.sdp.0.core.options.bcopy_threshold {
+            return self.send_copied(&piece);
+        }
+        let len = u32::try_from(len).map_err(invalid)?;
+        let mut id = None;
+        let mut unread_at = Some(Instant::now() + UNREAD_LIMIT);
+        let socket = &self.0.socket;
+        let mut state = socket.lock();
+        loop {
+            if let Some(error) = broken(&state).filter(|_| id.is_none()).or_else(|| state.error()) {
+                return Err(error);
+            }
+            match id {
+                None => id = Some(advertise(&mut state, &piece, len, Access::REMOTE_READ)?),
+                Some(id) => {
+                    let link = state.link.as_ref();
+                    if link.is_none_or(|link| !link.sends.contains_key(&id) && link.written.is_empty()) {
+                        self.0.sdp.0.core.count("sdp_bytes_advertised", len.into());
+                        return Ok(());
+                    }
+                }
+            }
+            socket.drive(&mut state);
+            let (after, in_time) = socket.wait(state, unread_at);
+            state = after;
+            if !in_time {
+                unread_at = None;
+                state.machine.cancel_writes();
+                socket.drive(&mut state);
+            }
+        }
+    }
+
+    fn send_copied(&self, piece: &Memory) -> io::Result<()> {
+        let mut bytes = [0; COPY_BYTES];
+        let mut at = 0;
+        while at < piece.len() {
+            let n = COPY_BYTES.min(piece.len() - at);
+            let chunk = bytes.get_mut(..n).unwrap_or_default();
+            piece.read(at, chunk).map_err(invalid)?;
+            (&*self).write_all(chunk)?;
+            at += n;
+        }
+        Ok(())
+    }
+
+    /// Receives into `range` of `memory`, at least one byte, or 0 at the end of the stream. Data that the peer advertises is
+    /// placed there by RDMA; data that came in messages is copied.
+    pub fn recv_memory(&self, memory: &Memory, range: Range<usize>) -> io::Result<usize> {
+        let piece = memory.slice(range.start, range.len()).map_err(invalid)?;
+        let len = u32::try_from(piece.len()).map_err(invalid)?;
+        if len == 0 {
+            return Ok(0);
+        }
+        let _one: MutexGuard<'_, ()> = self.0.receiving.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = value(&self.0.read_timeout).map(|limit| Instant::now() + limit);
+        let socket = &self.0.socket;
+        let mut state = socket.lock();
+        let mut id = None;
+        let mut withdrawn = self.is_nonblocking();
+        loop {
+            if let Some(n) = id.and_then(|id| state.outcomes.received.remove(&id)) {
+                if n > 0 || state.machine.at_eof() {
+                    socket.drive(&mut state);
+                    return Ok(n as usize);
+                }
+                if let Some(error) = state.error() {
+                    return Err(error);
+                }
+                if withdrawn {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+                id = None;
+            }
+            if id.is_none() {
+                if state.machine.at_eof() || state.read_shut {
+                    return Ok(0);
+                }
+                if let Some(error) = state.error().filter(|_| state.machine.buffered() == 0) {
+                    return Err(error);
+                }
+                let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+                id = Some(advertise(&mut state, &piece, len, access)?);
+                if withdrawn {
+                    state.machine.cancel_reads();
+                }
+                socket.drive(&mut state);
+                continue;
+            }
+            let (after, in_time) = socket.wait(state, end.filter(|_| !withdrawn));
+            state = after;
+            if !in_time {
+                withdrawn = true;
+                state.machine.cancel_reads();
+                socket.drive(&mut state);
+            }
+        }
+    }
+
+    /// Ends one direction or both. Ending the sending one says so to the peer behind all data, as TCP's FIN does.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        let mut state = self.0.socket.lock();
+        if let Some(error) = state.error() {
+            return Err(error);
+        }
+        if how != Shutdown::Read {
+            state.machine.shutdown();
+        }
+        if how != Shutdown::Write {
+            state.read_shut = true;
+        }
+        self.0.socket.drive(&mut state);
+        Ok(())
+    }
+
+    /// Another handle to the same stream.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self(Arc::clone(&self.0)))
+    }
+
+    /// Our address.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.socket.lock().local.ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// The peer's address.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.0.socket.lock().peer.ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// The error that ended the connection, if one did.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        Ok(self.0.socket.lock().error())
+    }
+
+    /// Makes calls return [`io::ErrorKind::WouldBlock`] instead of waiting, at all clones.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.0.nonblocking.store(nonblocking, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether [`Self::set_nodelay`] was set. Data is always sent at once.
+    pub fn nodelay(&self) -> io::Result<bool> {
+        Ok(self.0.nodelay.load(Ordering::Relaxed))
+    }
+
+    /// Stored for programs that ask. Data is always sent at once.
+    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
+        self.0.nodelay.store(nodelay, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The time limit of reads.
+    pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(value(&self.0.read_timeout))
+    }
+
+    /// The time limit of writes.
+    pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(value(&self.0.write_timeout))
+    }
+
+    /// Sets the time limit of reads: after it they return [`io::ErrorKind::WouldBlock`]. A limit of zero is an error.
+    pub fn set_read_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+        set_limit(&self.0.read_timeout, limit)
+    }
+
+    /// Sets the time limit of writes, as [`Self::set_read_timeout`].
+    pub fn set_write_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+        set_limit(&self.0.write_timeout, limit)
+    }
+}
+
+/// Registers `piece` for this connection's peer and gives it to the machine; returns its identifier.
+fn advertise(state: &mut State, piece: &Memory, len: u32, access: Access) -> io::Result<u64> {
+    let State { machine, link, .. } = state;
+    let link = link.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+    let options = RegionOptions { base: 0, only_for: Some(link.qp.id()) };
+    let region: MemoryRegion =
+        link.pd.register_with(piece.clone(), access, options).map_err(io::Error::other)?;
+    let advert = Advert { len, stag: region.key().value(), offset: 0 };
+    if access == Access::REMOTE_READ {
+        let id = machine.write_memory(advert);
+        link.sends.insert(id, region);
+        Ok(id)
+    } else {
+        let id = machine.read_memory(advert);
+        link.wants.insert(id, region);
+        Ok(id)
+    }
+}
+
+fn set_limit(place: &Mutex<Option<Duration>>, limit: Option<Duration>) -> io::Result<()> {
+    if limit.is_some_and(|limit| limit.is_zero()) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    *place.lock().unwrap_or_else(PoisonError::into_inner) = limit;
+    Ok(())
+}
+
+fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, error)
+}
+
+/// Why nothing can be written.
+fn broken(state: &State) -> Option<io::Error> {
+    if state.machine.is_shut_down() || state.machine.ended() == Some(End::Graceful) {
+        return Some(io::ErrorKind::BrokenPipe.into());
+    }
+    state.error()
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let mut state = self.socket.lock();
+        state.orphaned = Some(Instant::now());
+        if state.machine.buffered() > 0 || state.machine.has_offer() || !state.machine.is_open() {
+            state.machine.abort();
+        } else {
+            state.machine.shutdown();
+        }
+        self.socket.drive(&mut state);
+    }
+}
+
+impl Read for &SdpStream {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.receive(out, false)
+    }
+}
+
+impl Write for &SdpStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.send(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for SdpStream {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.receive(out, false)
+    }
+}
+
+impl Write for SdpStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.send(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for SdpStream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.socket.bell.as_fd()
+    }
+}
+
+impl AsRawFd for SdpStream {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}

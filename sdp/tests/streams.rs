@@ -1,0 +1,365 @@
+//! Streams and listeners over two devices that are joined in memory.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{Shutdown, SocketAddr},
+    thread,
+    time::{Duration, Instant},
+};
+
+use xwarp_sdp::{
+    Sdp, SdpListener, SdpOptions, SdpStream,
+    wire::{Base, Message, Seq},
+};
+use xwarp_verbs::{
+    Access, Device, DeviceOptions, FramingConfig, Markers, Memory, MpaConfig, Pages, Payload,
+    QueuePairOptions, RecvRequest, Rtr, WorkRequest,
+    cm::ConnectOptions,
+    sim::{self, WireConfig},
+};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn devices() -> [Device; 2] {
+    let (a, b) = sim::pair(WireConfig::default(), 1500).unwrap();
+    [a, b].map(|end| Device::over(Box::new(end), DeviceOptions::default()).unwrap())
+}
+
+fn address(port: u16) -> SocketAddr {
+    (sim::ipv4(1), port).into()
+}
+
+/// A connected pair: the accepted stream, then the connected one, and the service of the first.
+fn pair_with(options: SdpOptions) -> (SdpStream, SdpStream, Sdp) {
+    let [a, b] = devices();
+    let server = Sdp::new(&a, options.clone()).unwrap();
+    let client = Sdp::new(&b, options).unwrap();
+    let listener = SdpListener::bind(&server, address(7)).unwrap();
+    let connected = SdpStream::connect(&client, address(7)).unwrap();
+    let (accepted, peer) = listener.accept().unwrap();
+    assert_eq!(peer, connected.local_addr().unwrap());
+    assert_eq!(accepted.local_addr().unwrap(), address(7));
+    (accepted, connected, server)
+}
+
+fn pair() -> (SdpStream, SdpStream) {
+    let (accepted, connected, _) = pair_with(SdpOptions::default());
+    (accepted, connected)
+}
+
+fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed)).collect()
+}
+
+/// Waits until `done`, at most for [`LIMIT`].
+fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !done() {
+        assert!(Instant::now() < end, "{what} did not happen");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn both_directions_carry_megabytes_at_the_same_time() {
+    let (accepted, connected) = pair();
+    let (up, down) = (pattern(3_000_000, 1), pattern(2_000_000, 99));
+    thread::scope(|scope| {
+        for (stream, out) in [(&accepted, &down), (&connected, &up)] {
+            scope.spawn(move || {
+                let mut writer: &SdpStream = stream;
+                // Pieces of many sizes.
+                let (mut rest, mut n) = (&out[..], 1);
+                while !rest.is_empty() {
+                    let (now, later) = rest.split_at(n.min(rest.len()));
+                    writer.write_all(now).unwrap();
+                    (rest, n) = (later, n * 3 % 70_001);
+                }
+                stream.shutdown(Shutdown::Write).unwrap();
+            });
+        }
+        for (mut stream, expected) in [(&accepted, &up), (&connected, &down)] {
+            scope.spawn(move || {
+                let mut got = Vec::new();
+                stream.read_to_end(&mut got).unwrap();
+                assert!(got == *expected, "{} of {} bytes, or others", got.len(), expected.len());
+            });
+        }
+    });
+}
+
+#[test]
+fn small_messages_are_answered_one_by_one() {
+    let (mut accepted, mut connected) = pair();
+    let server =
+        thread::spawn(move || std::io::copy(&mut accepted.try_clone().unwrap(), &mut accepted).unwrap());
+    for i in 0..500_u32 {
+        connected.write_all(&i.to_be_bytes()).unwrap();
+        let mut back = [0; 4];
+        connected.read_exact(&mut back).unwrap();
+        assert_eq!(u32::from_be_bytes(back), i);
+    }
+    connected.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(connected.read(&mut [0; 4]).unwrap(), 0, "the other end closes, too");
+    assert_eq!(server.join().unwrap(), 2000);
+}
+
+#[test]
+fn a_half_closed_stream_still_carries_the_other_direction() {
+    let (mut accepted, mut connected) = pair();
+    connected.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(connected.write(b"late").unwrap_err().kind(), ErrorKind::BrokenPipe);
+    assert_eq!(accepted.read(&mut [0; 9]).unwrap(), 0);
+    let bytes = pattern(300_000, 5);
+    let expected = bytes.clone();
+    let reader = thread::spawn(move || {
+        let mut got = Vec::new();
+        connected.read_to_end(&mut got).unwrap();
+        assert!(got == expected);
+    });
+    accepted.write_all(&bytes).unwrap();
+    drop(accepted);
+    reader.join().unwrap();
+}
+
+#[test]
+fn data_survives_the_close_of_the_stream_that_wrote_it() {
+    let (mut accepted, mut connected) = pair();
+    let bytes = pattern(200_000, 8);
+    connected.write_all(&bytes).unwrap();
+    drop(connected);
+    let mut got = Vec::new();
+    accepted.read_to_end(&mut got).unwrap();
+    assert!(got == bytes);
+}
+
+#[test]
+fn closing_with_unread_data_resets() {
+    let (mut accepted, mut connected) = pair();
+    connected.write_all(b"nobody reads this").unwrap();
+    eventually("arrival", || accepted.peek(&mut [0; 4]).unwrap() == 4);
+    accepted.write_all(b"x").unwrap();
+    drop(accepted);
+    eventually("the reset", || match connected.read(&mut [0; 4]) {
+        Ok(n) => {
+            assert!(n > 0, "no end of the stream");
+            false
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+            true
+        }
+    });
+    assert!(connected.write(b"y").is_err());
+}
+
+#[test]
+fn peek_leaves_bytes_and_limits_of_time_hold() {
+    let (accepted, mut connected) = pair();
+    let mut bytes = [0; 8];
+    accepted.set_read_timeout(Some(Duration::from_millis(30))).unwrap();
+    let begin = Instant::now();
+    assert_eq!((&accepted).read(&mut bytes).unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert!(begin.elapsed() >= Duration::from_millis(30));
+    assert!(accepted.set_read_timeout(Some(Duration::ZERO)).is_err());
+    accepted.set_read_timeout(None).unwrap();
+    connected.write_all(b"abcd").unwrap();
+    assert_eq!(accepted.peek(&mut bytes).unwrap(), 4);
+    assert_eq!((&accepted).read(&mut bytes[..2]).unwrap(), 2);
+    assert_eq!((&accepted).read(&mut bytes).unwrap(), 2);
+    assert_eq!(&bytes[..2], b"cd");
+    accepted.set_nonblocking(true).unwrap();
+    assert_eq!((&accepted).read(&mut bytes).unwrap_err().kind(), ErrorKind::WouldBlock);
+    // A peer that does not read stops the writer.
+    connected.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
+    let full = (0..1000).find_map(|_| connected.write(&vec![7; 65536]).err());
+    assert_eq!(full.unwrap().kind(), ErrorKind::WouldBlock);
+}
+
+#[test]
+fn the_descriptor_is_readable_exactly_while_a_read_would_not_block() {
+    let [a, b] = devices();
+    let (server, client) =
+        (Sdp::new(&a, SdpOptions::default()).unwrap(), Sdp::new(&b, SdpOptions::default()).unwrap());
+    let listener = SdpListener::bind(&server, address(9)).unwrap();
+    assert!(!a.wait(&listener, Some(Duration::ZERO)).unwrap());
+    let mut connected = SdpStream::connect(&client, address(9)).unwrap();
+    assert!(a.wait(&listener, Some(LIMIT)).unwrap());
+    let (mut accepted, _) = listener.accept().unwrap();
+    assert!(!a.wait(&listener, Some(Duration::ZERO)).unwrap());
+    listener.set_nonblocking(true);
+    assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert!(!a.wait(&accepted, Some(Duration::ZERO)).unwrap());
+    connected.write_all(b"ring").unwrap();
+    assert!(a.wait(&accepted, Some(LIMIT)).unwrap());
+    assert_eq!(accepted.read(&mut [0; 8]).unwrap(), 4);
+    assert!(!a.wait(&accepted, Some(Duration::ZERO)).unwrap());
+    drop(connected);
+    assert!(a.wait(&accepted, Some(LIMIT)).unwrap(), "the end of the stream");
+}
+
+#[test]
+fn out_of_band_data_stays_at_its_place_in_the_stream() {
+    let (mut accepted, mut connected) = pair();
+    connected.write_all(b"before").unwrap();
+    connected.send_oob(b'!').unwrap();
+    connected.write_all(b"after").unwrap();
+    let mut bytes = [0; 32];
+    let mut got = Vec::new();
+    eventually("the mark", || {
+        if !accepted.at_mark() {
+            let n = accepted.read(&mut bytes).unwrap();
+            got.extend_from_slice(&bytes[..n]);
+        }
+        accepted.at_mark()
+    });
+    assert_eq!(got, b"before");
+    assert_eq!(accepted.recv_oob(), Some(b'!'));
+    assert_eq!(accepted.recv_oob(), None);
+    accepted.read_exact(&mut bytes[..5]).unwrap();
+    assert_eq!(&bytes[..5], b"after");
+}
+
+#[test]
+fn memory_is_transferred_by_rdma_in_both_ways() {
+    const LEN: usize = 1 << 20;
+    let (accepted, connected, server) = pair_with(SdpOptions::default());
+    let source = Memory::anonymous(LEN, Pages::Normal).unwrap();
+    let bytes = pattern(LEN, 3);
+    let rounds = 6;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..rounds {
+                let mut bytes = bytes.clone();
+                bytes[0] = round;
+                source.write(0, &bytes).unwrap();
+                connected.send_memory(&source, 0..LEN).unwrap();
+            }
+            connected.shutdown(Shutdown::Write).unwrap();
+        });
+        let sink = Memory::anonymous(LEN, Pages::Normal).unwrap();
+        let mut got = vec![0; LEN];
+        for round in 0..rounds {
+            let mut at = 0;
+            while at < LEN {
+                at += accepted.recv_memory(&sink, at..LEN).unwrap();
+            }
+            sink.read(0, &mut got).unwrap();
+            assert!(got[0] == round && got[1..] == bytes[1..], "round {round}");
+        }
+        assert_eq!(accepted.recv_memory(&sink, 0..LEN).unwrap(), 0);
+    });
+    let read = server.counters().get("sdp_bytes_read").copied().unwrap_or_default();
+    assert!(read > (LEN * 3) as u64, "only {read} bytes went by RDMA Read");
+}
+
+#[test]
+fn advertised_memory_reaches_a_plain_reader_in_messages() {
+    const LEN: usize = 300_000;
+    let (mut accepted, connected) = pair();
+    let source = Memory::anonymous(LEN, Pages::Normal).unwrap();
+    source.write(0, &pattern(LEN, 4)).unwrap();
+    let sender = thread::spawn(move || {
+        connected.send_memory(&source, 0..LEN).unwrap();
+        connected.send_memory(&source, 0..10).unwrap();
+    });
+    let mut got = Vec::new();
+    accepted.read_to_end(&mut got).unwrap();
+    sender.join().unwrap();
+    assert!(got[..LEN] == pattern(LEN, 4) && got[LEN..] == pattern(10, 4));
+}
+
+#[test]
+fn memory_that_nobody_reads_is_sent_in_messages_after_a_second() {
+    const LEN: usize = 100_000;
+    let (mut accepted, connected) = pair();
+    let source = Memory::anonymous(LEN, Pages::Normal).unwrap();
+    // The reader comes late, and both ends send first: no end may wait for ever.
+    connected.send_memory(&source, 0..LEN).unwrap();
+    let mut got = vec![1; LEN];
+    accepted.read_exact(&mut got).unwrap();
+    assert!(got.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_receive_into_memory_that_times_out_leaves_the_stream_intact() {
+    let (accepted, mut connected) = pair();
+    let sink = Memory::anonymous(100_000, Pages::Normal).unwrap();
+    accepted.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    assert_eq!(accepted.recv_memory(&sink, 0..100_000).unwrap_err().kind(), ErrorKind::WouldBlock);
+    connected.write_all(b"still here").unwrap();
+    accepted.set_read_timeout(Some(LIMIT)).unwrap();
+    assert_eq!(accepted.recv_memory(&sink, 0..100_000).unwrap(), 10);
+}
+
+#[test]
+fn nobody_listens_or_nobody_speaks_sdp() {
+    let [a, b] = devices();
+    let client = Sdp::new(&b, SdpOptions::default()).unwrap();
+    let refused = SdpStream::connect(&client, address(99)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{refused}");
+    // An iWARP peer whose private data is no Hello is rejected, and counted.
+    let server = Sdp::new(&a, SdpOptions::default()).unwrap();
+    let _listener = SdpListener::bind(&server, address(98)).unwrap();
+    let cq = b.create_cq(16).unwrap();
+    let pd = b.create_pd().unwrap();
+    let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
+    // Without fall-back to other settings of MPA, so that there is one attempt.
+    let mpa = MpaConfig { peer_to_peer: vec![Rtr::EmptyFpdu], markers: Markers::Off, ..MpaConfig::default() };
+    let options = ConnectOptions {
+        private_data: b"not a Hello".to_vec(),
+        framing: Some(FramingConfig::Mpa(mpa)),
+        ..Default::default()
+    };
+    assert!(b.connect(&qp, address(98), options, LIMIT).is_err());
+    assert_eq!(server.counters().get("sdp_short"), Some(&1));
+}
+
+/// A peer made of plain verbs, which has sent `hello` and received the HelloAck.
+fn raw_peer(device: &Device, port: u16) -> (xwarp_verbs::QueuePair, xwarp_verbs::cm::Connection) {
+    let (_, hello) = xwarp_sdp::machine::Machine::connect(&SdpOptions::default().connection);
+    let cq = device.create_cq(64).unwrap();
+    let pd = device.create_pd().unwrap();
+    let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
+    let inbox = pd.allocate(16 << 10, Access::LOCAL_WRITE).unwrap();
+    qp.post_recv(&RecvRequest::new(1, &[inbox.sge(0, inbox.len())])).unwrap();
+    let mpa = MpaConfig { peer_to_peer: vec![Rtr::EmptyFpdu], ..MpaConfig::default() };
+    let framing = Some(FramingConfig::Mpa(mpa));
+    let options = ConnectOptions { private_data: hello, framing, ..Default::default() };
+    let connection = device.connect(&qp, address(port), options, LIMIT).unwrap();
+    let ack = cq.spin(LIMIT).unwrap().check().unwrap();
+    let ack = inbox.to_vec(0, ack.byte_len as usize).unwrap();
+    assert!(matches!(Message::parse(&ack), Ok((_, Message::HelloAck(_), b""))));
+    (qp, connection)
+}
+
+#[test]
+fn violations_of_a_peer_end_its_connection_only_and_have_names() {
+    let [a, b] = devices();
+    let server = Sdp::new(&a, SdpOptions::default()).unwrap();
+    let listener = SdpListener::bind(&server, address(97)).unwrap();
+    let base = |mseq, mseq_ack| Base { bufs: 1, mseq: Seq(mseq), mseq_ack: Seq(mseq_ack), ..Base::default() };
+    let cases = [
+        ("sdp_sequence", base(2, 0), Message::Data, &b""[..]),
+        ("sdp_acknowledgement", base(1, 1), Message::Data, b""),
+        ("sdp_completion", base(1, 0), Message::RdmaRdCompl { len: 1 }, b""),
+        (
+            "sdp_mode_change",
+            base(1, 0),
+            Message::ModeChange { half: xwarp_sdp::wire::Half::Send, mode: xwarp_sdp::wire::Mode::Combined },
+            b"",
+        ),
+        ("sdp_suspend", base(1, 0), Message::SuspComm { port: 1 }, b""),
+    ];
+    for (counter, base, message, payload) in cases {
+        let (qp, connection) = raw_peer(&b, 97);
+        let (mut accepted, _) = listener.accept().unwrap();
+        let mut bytes = Vec::new();
+        message.emit(base, payload.len() as u32, &mut bytes);
+        qp.post_send(&WorkRequest::send(1, Payload::Inline(&bytes))).unwrap();
+        assert!(accepted.read(&mut [0; 4]).is_err(), "{counter}");
+        assert_eq!(server.counters().get(counter), Some(&1), "{counter}");
+        assert!(connection.wait_disconnected(LIMIT).unwrap());
+    }
+}
