@@ -1,4 +1,4 @@
-//! [`Helper`]: a process's connection to `xwarpd`, which grants it a device on an interface that many processes share.
+//! A process's connection to `xwarpd`, which grants it a device on an interface that many processes share.
 //!
 //! Any thread may call; the one that finds nobody reading the socket reads it for all. Events come on a socket of their
 //! own, which the interface reads.
