@@ -1,9 +1,10 @@
 //! The command line.
+#![allow(clippy::doc_markdown, reason = "these comments are help texts and manual pages")]
 
 use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use xwarp_tool::{explain::Options, lab::Properties};
+use xwarp_tool::{explain::Options, lab::Properties, observed::Choice};
 
 /// Examines xwarp, an RDMA NIC in software: captures of its traffic, and what a machine needs to run it.
 #[derive(Debug, Parser)]
@@ -19,6 +20,20 @@ pub enum Command {
     Explain(ExplainArguments),
     Doctor(DoctorArguments),
     Lab(LabArguments),
+    Stat(StatArguments),
+    Capture(CaptureArguments),
+    /// Prints a completion script for a shell.
+    ///
+    /// Example: 'xwarp completions bash > /usr/share/bash-completion/completions/xwarp'.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Writes the manual pages, one for each subcommand, to a directory.
+    Manual {
+        /// The directory, for instance /usr/share/man/man1.
+        directory: PathBuf,
+    },
 }
 
 /// Tells what happened in a capture: connections, MPA negotiation, messages, retransmissions, Terminates.
@@ -163,4 +178,56 @@ fn lab_name(name: &str) -> Result<String, String> {
     } else {
         Err("letters, digits, '-' and '_', not more than 64".to_owned())
     }
+}
+
+/// Which devices are meant.
+#[derive(Debug, Args)]
+pub struct ChoiceArguments {
+    /// Only devices of this process.
+    #[arg(long, short, value_name = "PID")]
+    pid: Option<u32>,
+    /// Only devices on this interface.
+    #[arg(long, short, value_name = "IFACE")]
+    interface: Option<String>,
+}
+
+impl ChoiceArguments {
+    /// The choice.
+    pub fn choice(&self) -> Choice {
+        Choice { pid: self.pid, interface: self.interface.clone() }
+    }
+}
+
+/// Shows running devices: process, mode, queue pairs with state, peer, RTT, congestion window and retransmissions.
+///
+/// A program is seen when it was started with XWARP_OBSERVE=1 in its environment, or sets DeviceOptions::observe; by its own user
+/// and by root. Rates are shown from the second time on with '--watch'. 'wnd' is the congestion window, 'flight' the bytes in the
+/// network.
+#[derive(Debug, Args)]
+pub struct StatArguments {
+    #[command(flatten)]
+    pub choice: ChoiceArguments,
+    /// Shows the devices again and again, each time after so many seconds.
+    #[arg(long, short, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
+          value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub watch: Option<u64>,
+    /// Prints one JSON object a time, with all counters.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Records the frames of a running device to a pcapng file, until it is interrupted.
+///
+/// AF_XDP bypasses tcpdump; this is its substitute. The program must be observable, see 'xwarp stat --help'. The capture ends
+/// early when the file is written so slowly that 16 MiB of frames wait. 'xwarp explain' tells what happened in it.
+#[derive(Debug, Args)]
+pub struct CaptureArguments {
+    #[command(flatten)]
+    pub choice: ChoiceArguments,
+    /// The file to write; '-' is the standard output ('xwarp capture -w - | xwarp explain -').
+    #[arg(long, short, value_name = "FILE")]
+    pub write: PathBuf,
+    /// Ends after so many seconds.
+    #[arg(long, short, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub seconds: Option<u64>,
 }

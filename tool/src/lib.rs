@@ -5,3 +5,7 @@
 pub mod doctor;
 pub mod explain;
 pub mod lab;
+#[cfg(feature = "af-xdp")]
+pub mod observed;
+#[cfg(feature = "af-xdp")]
+pub mod stat;

@@ -5,21 +5,35 @@ mod cli;
 
 use std::{
     fs::File,
-    io::{self, BufReader, BufWriter, Read, Write as _},
+    io::{self, BufReader, BufWriter, IsTerminal as _, Read, Write},
+    path::Path,
     process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
-use clap::Parser as _;
-use xwarp_tool::{doctor, explain::explain, lab};
+use clap::{CommandFactory as _, Parser as _};
+use xwarp_tool::{doctor, explain::explain, lab, observed, stat};
 
-use crate::cli::{Command, DoctorArguments, ExplainArguments, LabArguments, LabCommand, XwarpArguments};
+use crate::cli::{
+    CaptureArguments, Command, DoctorArguments, ExplainArguments, LabArguments, LabCommand, StatArguments,
+    XwarpArguments,
+};
 
 fn main() -> ExitCode {
     let result = match XwarpArguments::parse().command {
         Command::Explain(arguments) => run_explain(&arguments),
         Command::Doctor(arguments) => run_doctor(&arguments),
         Command::Lab(arguments) => run_lab(&arguments),
+        Command::Stat(arguments) => run_stat(&arguments),
+        Command::Capture(arguments) => run_capture(&arguments),
+        Command::Completions { shell } => print_completions(shell),
+        Command::Manual { directory } => write_manual(&directory),
     };
     match result {
         Ok(code) => code,
@@ -72,4 +86,63 @@ fn run_lab(LabArguments { name, command }: &LabArguments) -> Result<ExitCode> {
     };
     let status = status.context("the lab is made by a script: is bash installed?")?;
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+fn run_stat(arguments: &StatArguments) -> Result<ExitCode> {
+    let choice = arguments.choice.choice();
+    let interval = arguments.watch.map(Duration::from_secs);
+    let out = &mut io::stdout().lock();
+    let mut before = Vec::new();
+    loop {
+        let devices = observed::find(&choice)?;
+        let samples: Vec<_> = devices.iter().filter_map(|device| stat::sample(device).ok()).collect();
+        if arguments.json {
+            stat::write_json(&samples, &before, out)?;
+        } else {
+            if interval.is_some() && io::stdout().is_terminal() {
+                // The first column of the first line, and everything below it empty.
+                write!(out, "\x1b[H\x1b[J")?;
+            }
+            stat::write(&samples, &before, out)?;
+        }
+        out.flush()?;
+        let Some(interval) = interval else { break };
+        before = samples;
+        thread::sleep(interval);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_capture(arguments: &CaptureArguments) -> Result<ExitCode> {
+    let device = observed::one(&arguments.choice.choice())?;
+    let path = &arguments.write;
+    let limit = arguments.seconds.map(Duration::from_secs);
+    let ended = Arc::new(AtomicBool::new(false));
+    let on_signal = Arc::clone(&ended);
+    ctrlc::set_handler(move || on_signal.store(true, Ordering::Relaxed))?;
+    if path.as_os_str() == "-" {
+        anyhow::ensure!(
+            !io::stdout().is_terminal(),
+            "a capture is no text: write it to a file, or into a pipe"
+        );
+        observed::capture(&device, limit, &ended, &mut io::stdout().lock())?;
+    } else {
+        let mut file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+        eprintln!("xwarp: recording {device} to {}; interrupt to end", path.display());
+        observed::capture(&device, limit, &ended, &mut file)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_completions(shell: clap_complete::Shell) -> Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut XwarpArguments::command(), "xwarp", &mut script);
+    io::stdout().lock().write_all(&script)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn write_manual(directory: &Path) -> Result<ExitCode> {
+    clap_mangen::generate_to(XwarpArguments::command(), directory)
+        .with_context(|| format!("cannot write to {}", directory.display()))?;
+    Ok(ExitCode::SUCCESS)
 }

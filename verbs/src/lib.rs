@@ -9,6 +9,7 @@
 //! | get their outcome | [`CompletionQueue`]: poll [`WorkCompletion`]s, or sleep on a [`CompletionChannel`] |
 //! | connect | [`Device::connect`], [`Device::listen`]; without blocking: [`Device::start_connect`], [`cm`] |
 //! | change TCP's settings of one connection | [`cm::CmId::tune`] |
+//! | let `xwarp stat` and `xwarp capture` look at a running process | [`DeviceOptions::observe`], [`observe`] |
 //! | see round-trip time, windows, retransmissions | [`QueuePair::tcp_info`], [`QueuePair::counters`], [`Device::counters`] |
 //! | get faults and warnings | [`Device::async_events`]: [`AsyncEvent`] |
 //!
@@ -92,6 +93,7 @@ mod af_xdp;
 mod api;
 pub mod interface;
 pub mod memory;
+pub mod observe;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod system;

@@ -4,6 +4,10 @@
 use std::{
     borrow::Cow,
     io::{self, BufWriter, Write},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -22,7 +26,7 @@ use xwarp_tcp::{
     link::{Link, QueueId, RingFull, RxFrame, TxFrame, rx_pieces},
 };
 
-use crate::{forward_interface, interface::Interface};
+use crate::{forward_interface, interface::Interface, system::lock};
 
 /// Bytes that may be buffered before they are written.
 const BUFFER_BYTES: usize = 1 << 18;
@@ -37,44 +41,62 @@ const OUTBOUND: u32 = 2;
 /// submitted. When a write fails, recording ends with a warning.
 pub struct Tap {
     inner: Box<dyn Interface>,
-    recorder: Option<Recorder>,
+    recording: Arc<Recording>,
     scratch: Vec<u8>,
+}
+
+/// Whether and where a [`Tap`] records. It may be switched while the tap is in use.
+pub struct Recording {
+    interface: String,
+    active: AtomicBool,
+    recorder: Mutex<Option<Recorder>>,
 }
 
 struct Recorder {
     file: PcapNgWriter<BufWriter<Box<dyn Write + Send>>>,
     flushed: SystemTime,
+    /// Started by [`Recording::start_live`].
+    live: bool,
 }
 
 impl Tap {
     /// Records the frames that cross `inner` to `out`.
     pub fn new(inner: Box<dyn Interface>, out: Box<dyn Write + Send>) -> io::Result<Self> {
-        let out = BufWriter::with_capacity(BUFFER_BYTES, out);
-        let mut file = PcapNgWriter::new(out).map_err(io_error)?;
-        file.write_pcapng_block(InterfaceDescriptionBlock {
-            linktype: DataLink::ETHERNET,
-            snaplen: 0,
-            options: vec![
-                InterfaceDescriptionOption::IfName(inner.attributes().name.into()),
-                // Time stamps count 10^-9 seconds.
-                InterfaceDescriptionOption::IfTsResol(9),
-            ],
-        })
-        .map_err(io_error)?;
-        let recorder = Some(Recorder { file, flushed: wall_clock() });
-        Ok(Self { inner, recorder, scratch: Vec::new() })
+        let tap = Self::idle(inner);
+        tap.recording.start(out, false)?;
+        Ok(tap)
+    }
+
+    /// Records nothing until [`Recording::start_live`].
+    pub fn idle(inner: Box<dyn Interface>) -> Self {
+        let recording = Recording {
+            interface: inner.attributes().name,
+            active: AtomicBool::new(false),
+            recorder: Mutex::new(None),
+        };
+        Self { inner, recording: Arc::new(recording), scratch: Vec::new() }
+    }
+
+    /// Switches the tap.
+    pub fn recording(&self) -> Arc<Recording> {
+        Arc::clone(&self.recording)
     }
 
     fn record(&mut self, direction: u32) {
-        if let Some(recorder) = &mut self.recorder
-            && let Err(error) = recorder.record(&self.scratch, direction)
+        let mut recorder = lock(&self.recording.recorder);
+        if let Some(running) = &mut *recorder
+            && let Err(error) = running.record(&self.scratch, direction)
         {
             tracing::warn!(%error, "the frame tap stops");
-            self.recorder = None;
+            self.recording.active.store(false, Ordering::Relaxed);
+            *recorder = None;
         }
     }
 
     fn record_received(&mut self, batch: &[RxFrame]) {
+        if !self.recording.is_active() {
+            return;
+        }
         for frame in batch {
             self.scratch.clear();
             for piece in rx_pieces(&*self.inner, frame, 0, frame.len()) {
@@ -82,6 +104,57 @@ impl Tap {
             }
             self.record(INBOUND);
         }
+    }
+}
+
+impl Recording {
+    /// Records all frames from now on, until [`Self::stop_live`]. Fails when the device is already recorded.
+    pub fn start_live(&self, out: Box<dyn Write + Send>) -> io::Result<()> {
+        self.start(out, true)
+    }
+
+    /// Ends what [`Self::start_live`] began.
+    pub fn stop_live(&self) {
+        let mut recorder = lock(&self.recorder);
+        if recorder.as_ref().is_some_and(|running| running.live) {
+            self.active.store(false, Ordering::Relaxed);
+            *recorder = None;
+        }
+    }
+
+    /// Writes what is buffered.
+    pub fn flush(&self) {
+        if let Some(running) = &mut *lock(&self.recorder)
+            && let Err(error) = running.file.get_mut().flush()
+        {
+            tracing::debug!(%error, "flushing the frame tap");
+        }
+    }
+
+    fn start(&self, out: Box<dyn Write + Send>, live: bool) -> io::Result<()> {
+        let mut recorder = lock(&self.recorder);
+        if recorder.is_some() {
+            return Err(io::Error::other("the device is already recorded"));
+        }
+        let out = BufWriter::with_capacity(BUFFER_BYTES, out);
+        let mut file = PcapNgWriter::new(out).map_err(io_error)?;
+        file.write_pcapng_block(InterfaceDescriptionBlock {
+            linktype: DataLink::ETHERNET,
+            snaplen: 0,
+            options: vec![
+                InterfaceDescriptionOption::IfName(self.interface.clone().into()),
+                // Time stamps count 10^-9 seconds.
+                InterfaceDescriptionOption::IfTsResol(9),
+            ],
+        })
+        .map_err(io_error)?;
+        *recorder = Some(Recorder { file, flushed: wall_clock(), live });
+        self.active.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn is_active(&self) -> bool {
+        self.active.load(Ordering::Relaxed)
     }
 }
 
@@ -127,6 +200,9 @@ impl Link for Tap {
     }
 
     fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
+        if !self.recording.is_active() {
+            return self.inner.submit(queue, frame, len);
+        }
         self.scratch.clear();
         for chunk in self.inner.tx_chunks(frame).into_iter().flatten() {
             let wanted = chunk.len().min(len - self.scratch.len());
@@ -144,7 +220,7 @@ impl Interface for Tap {
 
 #[cfg(all(test, feature = "sim"))]
 mod tests {
-    use std::sync::{Arc, Mutex, PoisonError};
+    use std::sync::PoisonError;
 
     use pcap_file::pcapng::{Block, PcapNgReader};
 

@@ -18,6 +18,7 @@ use super::{
     completion::{CompletionChannel, CompletionQueue, CompletionQueueOptions},
     counters::Counters,
     failure::DeviceFailed,
+    observer::Observer,
     progress::{self, Progress},
     protection::ProtectionDomain,
     shared::{Setup, Shared},
@@ -26,9 +27,10 @@ use super::{
 use crate::{
     engine::{Engine, EngineConfig},
     interface::{Interface, InterfaceAttributes},
+    observe::OBSERVE_VARIABLE,
     rnic::{Limits, ResourceError},
     system::{self, Clock, WaitSet, lock, wait_readable},
-    tap::Tap,
+    tap::{Recording, Tap},
 };
 
 /// Threads that wait for neighbours at the same time; more resolutions are refused.
@@ -46,6 +48,10 @@ pub struct DeviceOptions {
     pub linger: Duration,
     /// A pcapng file to which every frame is recorded.
     pub capture: Option<PathBuf>,
+    /// Answer `xwarp stat` and `xwarp capture` of the same user and of root, on a socket (see [`crate::observe`]) and a thread.
+    /// The environment variable `XWARP_OBSERVE=1` does the same. A device that cannot be observed is opened nevertheless, with a
+    /// warning in the log.
+    pub observe: bool,
     /// Framing, with its start-up settings, of connections and listeners that have none of their own.
     pub framing: FramingConfig,
     /// TCP settings of all connections. Keepalive, user timeout, DSCP and hop limit can be changed for a single
@@ -64,6 +70,7 @@ impl Default for DeviceOptions {
             progress: Progress::default(),
             linger: Duration::from_secs(1),
             capture: None,
+            observe: false,
             framing: FramingConfig::default(),
             tcp: TcpConfig::default(),
             limits: Limits::default(),
@@ -122,6 +129,43 @@ pub(crate) struct DeviceInner {
     front: Front,
     progress: Progress,
     linger: Duration,
+    observer: Mutex<Option<Observer>>,
+}
+
+/// An interface, and the switch of its tap, if it has one.
+type Tapped = (Box<dyn Interface>, Option<Arc<Recording>>);
+
+/// Puts a tap on the interface, if its frames are recorded or may be.
+fn tapped(
+    interface: Box<dyn Interface>,
+    capture: Option<PathBuf>,
+    observe: bool,
+) -> Result<Tapped, OpenError> {
+    let tap = match capture {
+        None if !observe => return Ok((interface, None)),
+        None => Tap::idle(interface),
+        Some(path) => {
+            let file = std::fs::File::create(&path)
+                .map_err(|source| OpenError::Capture { path: path.clone(), source })?;
+            Tap::new(interface, Box::new(file)).map_err(|source| OpenError::Capture { path, source })?
+        }
+    };
+    let recording = tap.recording();
+    Ok((Box::new(tap), Some(recording)))
+}
+
+/// Whether an environment variable is set, to something other than `0`.
+fn is_set(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|value| !value.is_empty() && value != "0")
+}
+
+impl DeviceInner {
+    fn observe(&self, recording: Arc<Recording>, interface: &str) {
+        match Observer::start(Arc::clone(&self.shared), recording, interface) {
+            Ok(observer) => *lock(&self.observer) = Some(observer),
+            Err(error) => tracing::warn!(interface, %error, "the device cannot be observed"),
+        }
+    }
 }
 
 impl fmt::Debug for Device {
@@ -149,15 +193,8 @@ impl Device {
     /// Opens a device over the caller's own [`Interface`], for instance an end of the in-memory fabric (`sim::pair` with
     /// feature `sim`).
     pub fn over(interface: Box<dyn Interface>, options: DeviceOptions) -> Result<Self, OpenError> {
-        let interface = match options.capture {
-            None => interface,
-            Some(path) => {
-                let file = std::fs::File::create(&path)
-                    .map_err(|source| OpenError::Capture { path: path.clone(), source })?;
-                let tap = Tap::new(interface, Box::new(file));
-                Box::new(tap.map_err(|source| OpenError::Capture { path, source })?)
-            }
-        };
+        let observe = options.observe || is_set(OBSERVE_VARIABLE);
+        let (interface, recording) = tapped(interface, options.capture, observe)?;
         let attributes = interface.attributes();
         tracing::debug!(interface = attributes.name, shared = attributes.shared, mode = %attributes.mode, queues = attributes.queues, mtu = attributes.mtu, "device opened");
         let readiness = interface.readiness()?;
@@ -187,7 +224,11 @@ impl Device {
             readiness,
             progress: options.progress,
             linger: options.linger,
+            observer: Mutex::default(),
         });
+        if let Some(recording) = recording.filter(|_| observe) {
+            inner.observe(recording, &attributes.name);
+        }
         inner.shared.with(|state, _| state.cm.belongs_to(Arc::downgrade(&inner)));
         if has_thread {
             let thread = progress::spawn(&inner.shared, &attributes.name, behind)?;
@@ -363,9 +404,12 @@ impl Drop for DeviceInner {
             // The parent still uses descriptors, ports and programs of the device, and its threads are not in this process.
             std::mem::forget(Arc::clone(&self.shared));
             std::mem::forget(lock(&self.thread).take());
+            std::mem::forget(lock(&self.observer).take());
             std::mem::forget(std::mem::take(&mut *lock(&self.resolvers)));
             return;
         }
+        let observer = lock(&self.observer).take();
+        drop(observer);
         self.shared.stop();
         let thread = lock(&self.thread).take();
         let resolvers = std::mem::take(&mut *lock(&self.resolvers));

@@ -8,6 +8,7 @@
 //! | `failure` | what is left of a device whose engine panicked |
 //! | `protection`, `window`, `queue_pair`, `completion`, `work` | the nouns of verbs |
 //! | `cm` | the connection manager |
+//! | `observer` | questions about a device from outside of its process |
 //! | `async_event`, `counters` | asynchronous events, counters |
 //! | `tokio` | futures over the channels |
 
@@ -18,6 +19,7 @@ mod counters;
 mod device;
 mod failure;
 mod gather;
+mod observer;
 mod progress;
 mod protection;
 mod queue_pair;

@@ -324,6 +324,11 @@ impl Engine {
         self.rnic.create_qp(attributes)
     }
 
+    /// All queue pairs.
+    pub fn qps(&self) -> Vec<QpId> {
+        self.rnic.qps()
+    }
+
     pub fn query_qp(&self, qp: QpId) -> Result<QpInfo, ResourceError> {
         self.rnic.query_qp(qp)
     }

@@ -252,6 +252,11 @@ impl Rnic {
         self.qps.get(qp)?.conn
     }
 
+    /// All queue pairs.
+    pub fn qps(&self) -> Vec<QpId> {
+        self.qps.ids().collect()
+    }
+
     /// The current state and attributes of a queue pair.
     pub fn query_qp(&self, qp: QpId) -> Result<QpInfo, ResourceError> {
         let qp = self.qps.get(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;

@@ -122,6 +122,12 @@ impl<I: Id, T> Table<I, T> {
         (slot.generation == id.raw() >> INDEX_BITS).then_some(slot)
     }
 
+    /// The ids of all objects.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = I> {
+        let used = self.slots.iter().zip(0..).filter(|(slot, _)| slot.value.is_some());
+        used.map(|(slot, index)| I::from_raw(slot.generation << INDEX_BITS | index))
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().filter_map(|s| s.value.as_ref())
     }
