@@ -29,11 +29,11 @@ fn crowd(pairs: u16, messages: &str) {
     let shared =
         Shared::start(&lab, HELPER, &["--devices-per-user", "256", "--memory-per-user", "1024"]).unwrap();
     let at = |pair: u16| {
-        let family = if pair % 2 == 0 { Family::V4 } else { Family::V6 };
+        let family = if pair.is_multiple_of(2) { Family::V4 } else { Family::V6 };
         SocketAddr::new(lab.address(Side::A, family), 7000 + pair).to_string()
     };
     let start = |args: &[&str]| shared.start_unprivileged(NOBODYS, args).unwrap();
-    let killed = |pair: u16| pair % 8 == 0;
+    let killed = |pair: u16| pair.is_multiple_of(8);
     let mut servers: Vec<Running> =
         (0..pairs).map(|pair| start(&["serve", &at(pair), if killed(pair) { "2" } else { "1" }])).collect();
     for server in &mut servers {

@@ -80,7 +80,7 @@ fn zerocopy_carries_every_verb_in_both_directions() {
     for (number, test) in ["send_bw", "write_bw -e", "read_bw", "send_bw -e", "read_bw -e"].iter().enumerate()
     {
         let test = format!("{test} --verify -s 65536 -n 50");
-        let family = if number % 2 == 0 { Family::V4 } else { Family::V6 };
+        let family = if number.is_multiple_of(2) { Family::V4 } else { Family::V6 };
         let (inside, outside) = wire.machine_serves(&test, family, "zerocopy");
         assert!(inside.contains("XDP mode        : zero-copy"), "{test}: {inside}");
         assert!(outside.contains("XDP mode        : copy"), "{test}: {outside}");

@@ -8,7 +8,8 @@
 //! | [`CmId::connect`] → [`EventKind::Established`] | [`CmId::accept`] → [`EventKind::Established`] |
 //! | [`CmId::disconnect`], [`EventKind::Disconnected`] | the same |
 //!
-//! Protocols that log in before they use RDMA set [`MpaConfig::streaming`] at both ends. Then [`CmId::connect`] leads to
+//! Protocols that log in before they use RDMA set [`MpaConfig::streaming`](crate::MpaConfig::streaming) at both ends. Then
+//! [`CmId::connect`] leads to
 //! [`EventKind::Streaming`] and the peer's connection to [`EventKind::StreamRequest`], bytes are exchanged by
 //! [`CmId::stream_send`] and [`CmId::stream_recv`], and [`CmId::begin_mpa`] leads on to [`EventKind::Established`], or at
 //! the responder to [`EventKind::MpaRequest`].
