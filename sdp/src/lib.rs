@@ -12,7 +12,7 @@
 //!
 //! Small data goes in messages through buffers of SDP. Memory that a program sends by
 //! [`send_memory`](SdpStream::send_memory) is advertised, and the peer's [`recv_memory`](SdpStream::recv_memory) reads it by
-//! RDMA, or advertises its own memory, which is then written by RDMA.
+//! RDMA. The machine also writes into memory that the peer advertises; streams do not ask for that yet.
 //!
 //! # A server and a client
 //!

@@ -9,7 +9,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    thread::JoinHandle,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -320,8 +320,9 @@ impl Core {
         let mut next_tick = Instant::now();
         loop {
             if self.device.wait(&self.waits, Some(TICK)).is_err() && self.device.failure().is_some() {
-                // The device's events have told every socket, or will not any more.
+                // The device's events have told every socket, or will not any more. Its waits end at once from now on.
                 self.fail_all();
+                thread::sleep(TICK);
             }
             self.bell.set(false);
             while let Some(notification) = self.completions.poll() {
