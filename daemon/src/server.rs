@@ -242,6 +242,7 @@ impl Server {
                     BELL => self.pairs_done(),
                     STOP => {
                         tracing::info!(clients = self.clients.len(), "ends");
+                        self.revoke_all("xwarpd was stopped");
                         return Ok(());
                     }
                     mark if mark < FIRST_CLIENT => self.interface_changed((mark - FIRST_INTERFACE) as usize),
@@ -589,6 +590,13 @@ impl Server {
                 }
                 self.tell(id, &event);
             }
+        }
+    }
+
+    /// Tells every client why its device ends. One that does not read learns it from the end of its connections.
+    fn revoke_all(&self, text: &str) {
+        for client in self.clients.values() {
+            let _ = client.tell(&Event::Revoked { text: text.into() });
         }
     }
 

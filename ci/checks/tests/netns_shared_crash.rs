@@ -115,3 +115,15 @@ fn netns_shared_a_killed_helper_stops_its_clients_and_leaves_nothing() {
     let shared = Shared::start(&lab, HELPER, &[]).unwrap();
     let _ = talking(&lab, &shared, 7000, "1");
 }
+
+#[test]
+fn netns_shared_a_stopped_helper_tells_its_clients_why() {
+    let lab = lab();
+    let mut shared = Shared::start(&lab, HELPER, &[]).unwrap();
+    let mut waiting = shared.start_unprivileged(PERF, &["send_bw", "-d", INTERFACE]).unwrap();
+    waiting.wait_for("Waiting for a client", LIMIT).unwrap();
+    shared.helper.signal(Signal::TERM).unwrap();
+    assert!(shared.helper.wait(LIMIT).unwrap().success(), "{}", shared.helper.output());
+    assert!(!waiting.wait(NOTICED).unwrap().success());
+    assert!(waiting.output().contains("xwarpd was stopped"), "{}", waiting.output());
+}
