@@ -61,7 +61,7 @@ pub(crate) struct Rings {
     scratch: [Descriptor; BATCH],
     completed: [u64; BATCH],
     /// The socket to which the memory was registered, until it is bound to the first queue.
-    unbound: Option<OwnedFd>,
+    unbound: Option<Queue>,
     memory: Memory,
 }
 
@@ -87,6 +87,14 @@ struct Queue {
     socket: OwnedFd,
     /// The frame whose last chunk has not come yet.
     partial: Partial,
+}
+
+impl Queue {
+    /// The queue of a socket that has rings.
+    fn over(socket: OwnedFd, sizes: &Sizes) -> io::Result<Self> {
+        let rings = SocketRings::map(socket.as_fd(), sizes.entries())?;
+        Ok(Self { rings, socket, partial: Partial::default() })
+    }
 }
 
 /// The first chunks of a frame.
@@ -219,18 +227,19 @@ impl Rings {
     /// Allocates and registers the frame memory; no queue is bound yet.
     pub(crate) fn new(sizes: Sizes) -> io::Result<Self> {
         let memory = Memory::new(sizes.bytes() as usize)?;
-        let socket = socket_over(&memory, &sizes)?;
-        Ok(Self::without_queues(memory, sizes, Some(socket)))
+        let queue = Queue::over(socket_over(&memory, &sizes)?, &sizes)?;
+        Ok(Self::without_queues(memory, sizes, Some(queue)))
     }
 
     /// One queue over a bound socket, to which `memory` is registered with `sizes`.
     pub(crate) fn over(socket: OwnedFd, memory: Memory, sizes: Sizes) -> io::Result<Self> {
+        let queue = Queue::over(socket, &sizes)?;
         let mut rings = Self::without_queues(memory, sizes, None);
-        rings.add(socket, sizes)?;
+        rings.add(queue);
         Ok(rings)
     }
 
-    fn without_queues(memory: Memory, sizes: Sizes, unbound: Option<OwnedFd>) -> Self {
+    fn without_queues(memory: Memory, sizes: Sizes, unbound: Option<Queue>) -> Self {
         Self {
             queues: Vec::new(),
             frames: FrameTable::new(sizes.queues, sizes.receive_per_queue, sizes.transmit),
@@ -246,31 +255,33 @@ impl Rings {
     /// Binds a socket to the next queue of interface `index` and fills its fill ring. `flags` count for
     /// the first socket only; the others share its memory and with it its mode.
     pub(crate) fn bind(&mut self, index: u32, sizes: Sizes, flags: SocketAddrXdpFlags) -> io::Result<()> {
-        let queue = self.queues.len() as u32;
-        let socket = if let Some(first) = self.queues.first() {
+        let number = self.queues.len() as u32;
+        let queue = if let Some(first) = self.queues.first() {
             let socket = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
             ring::make(socket.as_fd(), sizes.entries())?;
-            let addr = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_SHARED_UMEM, index, queue);
-            bind(&socket, &SocketAddrXdpWithSharedUmem { addr, shared_umem_fd: first.socket.as_fd() })?;
-            socket
+            let queue = Queue::over(socket, &sizes)?;
+            let addr = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_SHARED_UMEM, index, number);
+            bind(&queue.socket, &SocketAddrXdpWithSharedUmem { addr, shared_umem_fd: first.socket.as_fd() })?;
+            queue
         } else {
-            let socket = self.unbound.take().ok_or(io::ErrorKind::NotFound)?;
-            if let Err(errno) = bind(&socket, &SocketAddrXdp::new(with_chains(flags, &sizes), index, queue)) {
+            let queue = self.unbound.take().ok_or(io::ErrorKind::NotFound)?;
+            let addr = SocketAddrXdp::new(with_chains(flags, &sizes), index, number);
+            if let Err(errno) = bind(&queue.socket, &addr) {
                 // The caller may try again.
-                self.unbound = Some(socket);
+                self.unbound = Some(queue);
                 return Err(errno.into());
             }
-            socket
+            queue
         };
-        self.add(socket, sizes)
+        self.add(queue);
+        Ok(())
     }
 
-    fn add(&mut self, socket: OwnedFd, sizes: Sizes) -> io::Result<()> {
-        let rings = SocketRings::map(socket.as_fd(), sizes.entries())?;
-        let queue = self.queues.len() as u16;
-        self.queues.push(Queue { rings, socket, partial: Partial::default() });
-        self.refill(queue);
-        Ok(())
+    /// Adds a queue whose socket is bound.
+    fn add(&mut self, queue: Queue) {
+        let number = self.queues.len() as u16;
+        self.queues.push(queue);
+        self.refill(number);
     }
 
     /// The address of an empty chunk's bytes in the frame memory.

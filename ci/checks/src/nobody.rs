@@ -27,13 +27,14 @@ use xwarp_driver::{
 };
 use xwarp_tcp::link::{Link as _, QueueId};
 use xwarp_verbs::{
-    Access, Device, DeviceOptions, QueuePairOptions, RecvRequest, WorkRequest,
+    Access, Device, DeviceOptions, FramingConfig, MpaConfig, QueuePairOptions, RecvRequest, WorkRequest,
     cm::{AcceptOptions, ConnectOptions, ListenOptions},
 };
 
 use crate::lab::INTERFACE;
 
-const LIMIT: Duration = Duration::from_secs(30);
+/// Longer than it takes a server of a hundred on two cores to notice that its client was killed, and to accept the next.
+const LIMIT: Duration = Duration::from_secs(60);
 /// Small sizes, so that a hundred processes fit a machine.
 const SMALL: Sizes = Sizes { receive_chunks: 128, transmit_chunks: 128, ring: 128 };
 
@@ -309,7 +310,8 @@ fn flood() -> Result<()> {
 }
 
 fn device(origin: Origin) -> Result<Device> {
-    let mut options = DeviceOptions::default();
+    let mpa = MpaConfig { startup_timeout: LIMIT, ..MpaConfig::default() };
+    let mut options = DeviceOptions { framing: FramingConfig::Mpa(mpa), ..DeviceOptions::default() };
     options.driver.origin = OriginPreference::Force(origin);
     options.driver.receive_chunks = 256;
     options.driver.transmit_chunks = 256;

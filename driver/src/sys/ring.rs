@@ -200,7 +200,8 @@ pub(super) struct SocketRings {
 }
 
 impl SocketRings {
-    /// Maps the rings of a bound socket, which have `entries`. Nobody else may use them.
+    /// Maps the rings of a socket, which have `entries`. Nobody else may use them. Older kernels (6.1) refuse it with `EBUSY`
+    /// once the socket is bound, so who makes a socket maps its rings first.
     pub(super) fn map(socket: BorrowedFd<'_>, entries: Entries) -> io::Result<Self> {
         if !entries.receive.is_power_of_two() || !entries.transmit.is_power_of_two() {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -208,7 +209,7 @@ impl SocketRings {
         let at = sockopt::xdp_mmap_offsets(socket)?;
         let Entries { receive, transmit } = entries;
         // SAFETY: each ring has the type of its descriptors in `linux/if_xdp.h`, all of plain integers. The rings of
-        // a bound socket are mapped once: by the caller who has just bound it, or who has just received it.
+        // a socket are mapped once: by the caller who has just made it, or who has just received it.
         unsafe {
             Ok(Self {
                 receive: Consumer(Ring::map(socket, RECEIVE, at.rx, receive)?),
