@@ -1,4 +1,4 @@
-//! Settings of an interface ([`DriverConfig`]), and its state ([`Attributes`], [`Counters`]).
+//! Settings of an interface ([`DriverConfig`]), and its state ([`Attributes`], [`LinkCounters`]).
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -148,7 +148,7 @@ pub struct Attributes {
 
 xwarp_tcp::counters! {
     /// Counters since the interface was opened. Frames are counted once, bytes from the Ethernet header on.
-    pub struct Counters in "link" {
+    pub struct LinkCounters in "link" {
         /// Frames taken from the receive rings.
         received_frames,
         /// Their bytes.

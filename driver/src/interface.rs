@@ -10,7 +10,7 @@ use xwarp_prog::{ProgramConfig, ProgramCounters, SteeringProgram};
 use xwarp_tcp::link::QueueId;
 use xwarp_tcp::wire::{Flow, Path};
 
-use crate::config::{Attributes, Counters, DriverConfig, Origin, OriginPreference};
+use crate::config::{Attributes, DriverConfig, LinkCounters, Origin, OriginPreference};
 use crate::error::{OpenError, ResolveError};
 use crate::frames::FrameCensus;
 use crate::grant::{self, Grant, Unshared};
@@ -33,7 +33,7 @@ pub struct Interface {
     origin: From,
     pub(crate) rings: Rings,
     pub(crate) sizes: Sizes,
-    pub(crate) counters: Counters,
+    pub(crate) counters: LinkCounters,
     pub(crate) kicks: Kicks,
     /// Frames were submitted since the last flush.
     pub(crate) sent_since_flush: bool,
@@ -115,7 +115,7 @@ impl Interface {
 
     fn new(origin: From, rings: Rings, sizes: Sizes) -> io::Result<Self> {
         let kicks = Kicks::new(&rings)?;
-        let counters = Counters::default();
+        let counters = LinkCounters::default();
         Ok(Self { origin, rings, sizes, counters, kicks, sent_since_flush: false, next_queue: 0 })
     }
 
@@ -151,7 +151,7 @@ impl Interface {
 
     /// Counters since it was opened, including the kernel's. Takes a few system calls: do not call it for every
     /// frame.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> LinkCounters {
         let mut counters = self.counters;
         self.kicks.count(&mut counters);
         for queue in 0..self.rings.queues() {

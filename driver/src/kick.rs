@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 use xwarp_tcp::link::{Kick, Kicked};
 
-use crate::config::Counters;
+use crate::config::LinkCounters;
 use crate::sys::Rings;
 
 /// Descriptors that the kernel takes from a transmit ring in one kick.
@@ -41,7 +41,7 @@ struct Requests {
 /// Duplicates of the queues' sockets, which stay valid while a thread is inside a kick.
 type Sockets = Vec<OwnedFd>;
 
-/// Counters of [`Counters`] that kicks change, in any thread.
+/// Counters of [`LinkCounters`] that kicks change, in any thread.
 #[derive(Debug, Default)]
 struct Results {
     kicks: AtomicU64,
@@ -98,7 +98,7 @@ impl Kicks {
     }
 
     /// Adds the results of all kicks to `counters`.
-    pub(crate) fn count(&self, counters: &mut Counters) {
+    pub(crate) fn count(&self, counters: &mut LinkCounters) {
         let results = &self.kicker.requests.results;
         counters.kicks += results.kicks.load(Ordering::Relaxed);
         counters.kick_again += results.again.load(Ordering::Relaxed);

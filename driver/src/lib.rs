@@ -45,7 +45,7 @@ mod state;
 mod sys;
 
 pub use config::{
-    Attributes, Counters, DriverConfig, Mode, ModePreference, Origin, OriginPreference, SINGLE_CHUNK_MTU,
+    Attributes, DriverConfig, LinkCounters, Mode, ModePreference, Origin, OriginPreference, SINGLE_CHUNK_MTU,
 };
 pub use error::{CAPABILITIES, OpenError, PortError, ResolveError};
 pub use frames::FrameCensus;

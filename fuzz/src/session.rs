@@ -5,7 +5,7 @@ use xwarp_tcp::{
     link::FrameWriter,
     mpa::{AcceptParams, MpaConfig, MpaError, Session},
     sim,
-    tcp::{Arrival, Filled},
+    tcp::{Filled, NewPayload},
     time::Instant,
     ulp::{self, ConnId, Event, ListenerId, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
     wire::Path,
@@ -130,9 +130,9 @@ impl End {
         frame.extend_from_slice(payload);
         let frame = self.link.lend(&frame);
         let (offset64, len) = (offset as u64, payload.len());
-        let arrival = Arrival { offset: offset64, start: HEADERS, len, contiguous: contiguous as u64 };
+        let arrival = NewPayload { offset: offset64, start: HEADERS, len, contiguous: contiguous as u64 };
         let (session, ulp, link) = (&mut self.session, &mut self.ulp, &mut self.link);
-        let took = session.take(Instant::ZERO, ulp, CONN, &path(), link, arrival, frame, usize::MAX);
+        let took = session.receive(Instant::ZERO, ulp, CONN, &path(), link, arrival, frame, usize::MAX);
         if took {
             self.taken.resize(self.taken.len().max(end), false);
             self.taken[offset..end].fill(true);

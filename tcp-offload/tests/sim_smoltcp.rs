@@ -91,7 +91,7 @@ impl Ours {
         for (offset, byte) in (arrival.offset..).zip(bytes.iter().flat_map(|p| p.iter())) {
             assert_eq!(*byte, pattern(offset), "byte {offset} of their stream");
         }
-        conn.take(now, &arrival);
+        conn.payload_taken(now, &arrival);
     }
 }
 

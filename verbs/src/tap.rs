@@ -228,9 +228,9 @@ mod tests {
     use crate::sim::{self, WireConfig};
 
     #[derive(Clone, Default)]
-    struct Shared(Arc<Mutex<Vec<u8>>>);
+    struct Output(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Shared {
+    impl Write for Output {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
         }
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn both_directions_are_recorded_with_nanoseconds() {
         let (a, mut b) = sim::pair(WireConfig::default(), 1500).unwrap();
-        let file = Shared::default();
+        let file = Output::default();
         let begin = wall_clock().duration_since(SystemTime::UNIX_EPOCH).unwrap();
         let mut tap = Tap::new(Box::new(a), Box::new(file.clone())).unwrap();
         send(&mut tap, b"first, from us");

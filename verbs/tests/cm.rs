@@ -126,13 +126,13 @@ fn the_steps_of_both_ends_with_streaming_data_before_mpa() {
     let (_cpd, _ccq, cqp) = queue_pair(&client, QueuePairOptions::default());
 
     let id = resolved(&client, &at_client, server_address(3260));
-    assert!(matches!(id.stream_send(b"early"), Err(CmError::Phase { .. })));
+    assert!(matches!(id.stream_send(b"early"), Err(CmError::State { .. })));
     id.connect(&cqp, ConnectOptions { framing: framing.clone(), ..ConnectOptions::default() }).unwrap();
     assert!(matches!(next(&client, &at_client).kind, EventKind::Streaming));
     let event = next(&server, &at_server);
     assert_eq!(event.id, listener.key());
     let EventKind::StreamRequest(incoming) = event.kind else { panic!("{:?}", event.kind) };
-    assert!(matches!(incoming.id.accept(&sqp, AcceptOptions::default()), Err(CmError::Phase { .. })));
+    assert!(matches!(incoming.id.accept(&sqp, AcceptOptions::default()), Err(CmError::State { .. })));
     assert_eq!(id.stream_send(b"hello").unwrap(), 5);
     let mut bytes = [0; 16];
     while incoming.id.stream_recv(&mut bytes).unwrap() == 0 {
@@ -156,7 +156,7 @@ fn the_steps_of_both_ends_with_streaming_data_before_mpa() {
     incoming.id.accept(&sqp, AcceptOptions::default()).unwrap();
     assert!(matches!(next(&server, &at_server).kind, EventKind::Established { .. }));
     while !matches!(next(&client, &at_client).kind, EventKind::Established { .. }) {}
-    assert!(matches!(id.stream_send(b"late"), Err(CmError::Phase { .. })));
+    assert!(matches!(id.stream_send(b"late"), Err(CmError::State { .. })));
 
     // A dropped identifier resets a connection that has not begun MPA.
     let (_pd, _cq, qp) = queue_pair(&client, QueuePairOptions::default());
@@ -176,13 +176,13 @@ fn steps_out_of_order_are_refused() {
     let id = CmId::new(&client, &channel);
     assert!(matches!(
         id.connect(&qp, ConnectOptions::default()),
-        Err(CmError::Phase { call: "connect", .. })
+        Err(CmError::State { call: "connect", .. })
     ));
-    assert!(matches!(id.resolve_route(), Err(CmError::Phase { .. })));
-    assert!(matches!(id.listen(ListenOptions::default()), Err(CmError::Phase { .. })));
-    assert!(matches!(id.accept(&qp, AcceptOptions::default()), Err(CmError::Phase { .. })));
-    assert!(matches!(id.reject(&[]), Err(CmError::Phase { .. })));
-    assert!(matches!(id.disconnect(), Err(CmError::Phase { .. })));
+    assert!(matches!(id.resolve_route(), Err(CmError::State { .. })));
+    assert!(matches!(id.listen(ListenOptions::default()), Err(CmError::State { .. })));
+    assert!(matches!(id.accept(&qp, AcceptOptions::default()), Err(CmError::State { .. })));
+    assert!(matches!(id.reject(&[]), Err(CmError::State { .. })));
+    assert!(matches!(id.disconnect(), Err(CmError::State { .. })));
     let (_pd, _cq, foreign) = queue_pair(&server, QueuePairOptions::default());
     assert!(matches!(id.connect(&foreign, ConnectOptions::default()), Err(CmError::OtherDevice)));
     id.bind((sim::ipv4(2), 9).into()).unwrap();

@@ -43,7 +43,7 @@ impl End {
 
 /// One end of a connection.
 #[derive(Debug)]
-pub struct Hostile {
+pub struct SocketPeer {
     stream: TcpStream,
     /// Bytes of FPDUs sent.
     sent: usize,
@@ -64,7 +64,7 @@ pub const REQUEST: &[u8; 16] = b"MPA ID Req Frame";
 /// The first bytes of a Reply.
 pub const REPLY: &[u8; 16] = b"MPA ID Rep Frame";
 
-impl Hostile {
+impl SocketPeer {
     fn new(stream: TcpStream, limit: Duration) -> io::Result<Self> {
         stream.set_read_timeout(Some(limit))?;
         stream.set_nodelay(true)?;

@@ -1,4 +1,4 @@
-//! [`Shared`]: `xwarpd` in one namespace of a lab, and programs without privileges that use it.
+//! [`SharedInterface`]: `xwarpd` in one namespace of a lab, and programs without privileges that use it.
 
 use std::{
     fs,
@@ -24,13 +24,13 @@ const START: Duration = Duration::from_secs(30);
 
 /// A helper that shares the interface of side A.
 #[derive(Debug)]
-pub struct Shared {
+pub struct SharedInterface {
     socket: PathBuf,
     /// The helper itself.
     pub helper: Running,
 }
 
-impl Shared {
+impl SharedInterface {
     /// Starts the helper `program` with more options, and waits until it is ready.
     pub fn start(lab: &Lab, program: &str, options: &[&str]) -> Result<Self> {
         let socket = lab.file("xwarpd.sock");

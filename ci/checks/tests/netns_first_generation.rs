@@ -11,7 +11,7 @@ use std::{
 
 use xwarp_checks::{
     hostile::{
-        CRC, ENHANCED, End, Hostile, MARKERS, REPLY, REQUEST, read_request, start_up, tagged, untagged,
+        CRC, ENHANCED, End, MARKERS, REPLY, REQUEST, SocketPeer, read_request, start_up, tagged, untagged,
     },
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
 };
@@ -80,7 +80,7 @@ impl Local {
 
 /// The peer's part in full operation, after the start-up, with `version` (0 or 1) of DDP and RDMAP: a Write, a Read of
 /// what was written, and a Send; then the device's Send, and at last the end.
-fn converse(peer: &mut Hostile, key: u32, version: u8) {
+fn converse(peer: &mut SocketPeer, key: u32, version: u8) {
     let headers = |ulpdu| if version == 0 { version_0(ulpdu) } else { ulpdu };
     let bytes: Vec<u8> = (0..1200_u32).map(|at| (at % 253) as u8).collect();
     peer.send(&headers(tagged(0x40, key, 16, &bytes))).unwrap();
@@ -92,7 +92,7 @@ fn converse(peer: &mut Hostile, key: u32, version: u8) {
 
 /// The payload of the device's message with this opcode. Its segments have headers of `header` bytes that begin with
 /// `control` but for the L bit; the message has two where the first one fills up a TCP segment.
-fn message(peer: &mut Hostile, opcode: u8, header: usize, control: [u8; 2]) -> Vec<u8> {
+fn message(peer: &mut SocketPeer, opcode: u8, header: usize, control: [u8; 2]) -> Vec<u8> {
     let segments = peer.expect_message(opcode).unwrap();
     for segment in &segments {
         assert_eq!([segment[0] & !0x40, segment[1]], control, "T, DV, RV, opcode");
@@ -101,7 +101,7 @@ fn message(peer: &mut Hostile, opcode: u8, header: usize, control: [u8; 2]) -> V
 }
 
 /// Both versions mixed: a Send with the other version of DDP ends the stream by a Terminate of the connection's.
-fn mix(peer: &mut Hostile, version: u8) {
+fn mix(peer: &mut SocketPeer, version: u8) {
     let mut other = send(2, b"mixed");
     other[0] = 0x40 | (1 - version);
     other[1] = version << 6 | 3;
@@ -141,7 +141,7 @@ fn serve(mpa: MpaConfig, request: Vec<u8>, reply: Vec<u8>, version: u8) {
         });
         let key = is_ready.recv().unwrap();
         let client = lab.enter(scope, Side::A, move || {
-            let mut peer = Hostile::connect(address, LIMIT).unwrap();
+            let mut peer = SocketPeer::connect(address, LIMIT).unwrap();
             assert_eq!(peer.start(&request).unwrap(), reply);
             converse(&mut peer, key, version);
             mix(&mut peer, version);
@@ -183,7 +183,7 @@ fn connect(mpa: MpaConfig, reply: Vec<u8>, requests: &[(u8, u8)], version: u8) {
         for round in 0..2 {
             let key = keys.recv().unwrap();
             let mut peer = loop {
-                let mut peer = Hostile::accept_stream(&listener, LIMIT).unwrap();
+                let mut peer = SocketPeer::accept_stream(&listener, LIMIT).unwrap();
                 let request = peer.answer(|_| reply.clone()).unwrap();
                 seen.push((request[16], request[17]));
                 if request[17] == 1 {
@@ -228,7 +228,7 @@ fn netns_rfc5044_c2_2_without_the_permissive_mode_an_rdmac_rnic_is_refused() {
             let refused = local.device.connect(&local.qp, address, ConnectOptions::default(), LIMIT);
             assert!(matches!(refused, Err(ConnectionError::Failed(_))), "{refused:?}");
         });
-        let mut peer = Hostile::accept_stream(&listener, LIMIT).unwrap();
+        let mut peer = SocketPeer::accept_stream(&listener, LIMIT).unwrap();
         peer.answer(|_| start_up(REPLY, MARKERS | CRC, 0, b"")).unwrap();
         assert_ne!(peer.to_the_end().unwrap().1, End::Open);
         initiator.unwrap().join().unwrap();
@@ -312,7 +312,7 @@ fn netns_rfc5044_s7_1_3_a_peer_logs_in_and_then_begins_mpa() {
         });
         let key = is_ready.recv().unwrap();
         let client = lab.enter(scope, Side::A, move || {
-            let mut peer = Hostile::connect(address, LIMIT).unwrap();
+            let mut peer = SocketPeer::connect(address, LIMIT).unwrap();
             peer.say(&HELLO[..10]).unwrap();
             peer.say(&HELLO[10..]).unwrap();
             assert_eq!(peer.hear_stream(ACK.len()).unwrap(), ACK);
@@ -361,7 +361,7 @@ fn netns_rfc5044_s7_1_3_we_log_in_at_a_peer_and_then_begin_mpa() {
             next(&local, &events, is(|kind| matches!(kind, EventKind::Closed(_))));
         });
         let key = keys.recv().unwrap();
-        let mut peer = Hostile::accept_stream(&listener, LIMIT).unwrap();
+        let mut peer = SocketPeer::accept_stream(&listener, LIMIT).unwrap();
         assert_eq!(peer.hear_stream(HELLO.len()).unwrap(), HELLO);
         peer.say(ACK).unwrap();
         let request = peer.answer(|_| start_up(REPLY, MARKERS | CRC | ENHANCED, 2, &[0, 4, 0, 4])).unwrap();

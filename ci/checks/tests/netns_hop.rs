@@ -82,7 +82,7 @@ fn loss_both_ways(family: Family) {
         assert!(report[direction]["lost"].as_u64().unwrap() > 0, "{report:#}");
     }
     assert!(of_both_ends(&ran, "tcp.retransmits") > 0);
-    assert!(of_both_ends(&ran, "mpa.placed_early") > 0, "nothing was placed beyond a gap");
+    assert!(of_both_ends(&ran, "framing.placed_early") > 0, "nothing was placed beyond a gap");
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn corruption(family: Family) {
     let (ran, report) = through(&lab, family, hop, &["send_bw", "write_bw", "read_bw"], "-s 20000 -n 100");
     assert!(count(&report, "corrupted") > 0, "{report:#}");
     assert!(of_both_ends(&ran, "stack.bad_checksum") > 0);
-    assert_eq!(of_both_ends(&ran, "mpa.crc_errors"), 0, "TCP's checksum sees every single bit");
+    assert_eq!(of_both_ends(&ran, "framing.crc_errors"), 0, "TCP's checksum sees every single bit");
 }
 
 #[test]

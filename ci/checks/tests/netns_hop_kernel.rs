@@ -18,7 +18,7 @@ use rustix::{
 use serde_json::Value;
 use xwarp_checks::{
     hop::Hop,
-    hostile::{self, Hostile},
+    hostile::{self, SocketPeer},
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
 };
 use xwarp_driver::{DriverConfig, Interface, reserve_port};
@@ -28,7 +28,7 @@ use xwarp_tcp::{
     secret::Secret,
     sim::{self, Node as _, numbered},
     stack::{ConnectParams, StackConfig},
-    tcp::Counters,
+    tcp::TcpCounters,
     time::Instant,
     wire::Flow,
 };
@@ -76,7 +76,7 @@ const EXCHANGES: [Exchange; 4] = [
 ];
 
 /// The kernel's end: sends everything, receives everything, closes.
-fn kernel_end(mut peer: Hostile, Exchange { closes, late, .. }: Exchange) {
+fn kernel_end(mut peer: SocketPeer, Exchange { closes, late, .. }: Exchange) {
     let stream: Vec<u8> = (0..KERNELS).flat_map(|number| peer.frame(&numbered(number))).collect();
     let mut sender = peer.sender().unwrap();
     let (heard, end) = thread::scope(|scope| {
@@ -119,7 +119,7 @@ fn run(end: &mut End, context: &str) {
 
 /// Transfers data in both directions, then closes; runs in the namespace of A. Returns the interface and our
 /// TCP's counters.
-fn exchange(lab: &Lab, interface: Interface, what: Exchange, port: u16) -> (Interface, Counters) {
+fn exchange(lab: &Lab, interface: Interface, what: Exchange, port: u16) -> (Interface, TcpCounters) {
     let Exchange { family, opens, closes, .. } = what;
     let [here, there] = [Side::A, Side::B].map(|side| SocketAddr::new(lab.address(side, family), port));
     let _held = reserve_port(None, Some(port), 0).unwrap();
@@ -135,12 +135,12 @@ fn exchange(lab: &Lab, interface: Interface, what: Exchange, port: u16) -> (Inte
                 (MpaConfig::default(), ConnectParams { ird: 4, ord: 4, private_data: Vec::new() });
             end.conn = Some(end.stack.connect(Instant::ZERO, &mut end.link, path, mpa, params).unwrap());
             lab.enter(scope, Side::B, move || {
-                kernel_end(Hostile::accepted(&listener, LIMIT).unwrap(), what);
+                kernel_end(SocketPeer::accepted(&listener, LIMIT).unwrap(), what);
             })
         } else {
             end.stack.listen(&mut end.link, None, port, 1, 1500, MpaConfig::default()).unwrap();
             lab.enter(scope, Side::B, move || {
-                kernel_end(Hostile::started(here, true, LIMIT).unwrap(), what);
+                kernel_end(SocketPeer::started(here, true, LIMIT).unwrap(), what);
             })
         };
         run(&mut end, &format!("{what:?}"));
@@ -155,11 +155,11 @@ fn exchange(lab: &Lab, interface: Interface, what: Exchange, port: u16) -> (Inte
 
 /// Runs `exchanges` through a hop with the options `line`, after applying `settings` to the kernel's end;
 /// returns our TCP's counters and the hop's report.
-fn through(line: &str, exchanges: &[Exchange], settings: &[&str]) -> (Counters, Value) {
+fn through(line: &str, exchanges: &[Exchange], settings: &[&str]) -> (TcpCounters, Value) {
     through_mtu(1500, line, exchanges, settings)
 }
 
-fn through_mtu(mtu: u32, line: &str, exchanges: &[Exchange], settings: &[&str]) -> (Counters, Value) {
+fn through_mtu(mtu: u32, line: &str, exchanges: &[Exchange], settings: &[&str]) -> (TcpCounters, Value) {
     let lab = Lab::up(LabOptions { mtu, hop: true, ..LabOptions::default() }).unwrap();
     for setting in settings {
         lab.run(Side::B, "sysctl", &["-qw", setting]).unwrap();
@@ -169,7 +169,7 @@ fn through_mtu(mtu: u32, line: &str, exchanges: &[Exchange], settings: &[&str]) 
     let hop = Hop::start(&lab, HOP, &format!("{line} --seed {seed}")).unwrap();
     let all = || {
         let mut interface = Interface::open(INTERFACE, &DriverConfig::default()).unwrap();
-        let mut sum = Counters::default();
+        let mut sum = TcpCounters::default();
         for (port, what) in (4791..).zip(exchanges) {
             let began = Clock::now();
             let counted;

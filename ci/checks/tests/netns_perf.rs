@@ -19,9 +19,13 @@ fn lab() -> Lab {
 
 /// Asserts that no frame was lost or rejected: nothing between the two ends could cause it.
 fn undisturbed(ran: &Ran) {
-    for name in
-        ["stack.malformed", "stack.bad_checksum", "mpa.crc_errors", "mpa.marker_errors", "rdmap.failed"]
-    {
+    for name in [
+        "stack.malformed",
+        "stack.bad_checksum",
+        "framing.crc_errors",
+        "framing.marker_errors",
+        "rdmap.failed",
+    ] {
         assert_eq!(ran.counter(name), 0, "{name}: {:#}", ran.client["xwarp"]["counters"]);
         assert_eq!(ran.server["xwarp"]["counters"][name].as_u64().unwrap_or(0), 0, "{name} at the server");
     }

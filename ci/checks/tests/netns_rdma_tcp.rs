@@ -13,9 +13,13 @@ const FRAMING: &str = "--framing rdma-tcp";
 
 /// Checks every segment of a captured run.
 fn judge(ran: &Ran) -> Segments {
-    for name in
-        ["stack.malformed", "stack.bad_checksum", "mpa.crc_errors", "mpa.marker_errors", "rdmap.failed"]
-    {
+    for name in [
+        "stack.malformed",
+        "stack.bad_checksum",
+        "framing.crc_errors",
+        "framing.marker_errors",
+        "rdmap.failed",
+    ] {
         assert_eq!(ran.counter(name), 0, "{name}: {:#}", ran.client["xwarp"]["counters"]);
     }
     assert!(ran.printed.contains("all as they were sent"), "{}", ran.printed);

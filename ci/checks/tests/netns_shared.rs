@@ -10,7 +10,7 @@ use std::{
 use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     process::Running,
-    shared::Shared,
+    shared::SharedInterface,
 };
 
 const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
@@ -50,7 +50,7 @@ fn exchange(
 #[test]
 fn netns_a_process_without_privileges_talks_to_a_peer_on_the_wire() {
     let lab = lab();
-    let shared = Shared::start(&lab, HELPER, &[]).unwrap();
+    let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
     let nobody = |args: &[&str]| shared.start_unprivileged(PERF, args).unwrap();
     let peer = |args: &[&str]| lab.start(Side::B, PERF, args).unwrap();
     for family in [Family::V4, Family::V6] {
@@ -63,7 +63,7 @@ fn netns_a_process_without_privileges_talks_to_a_peer_on_the_wire() {
 #[test]
 fn netns_two_processes_of_one_host_talk_without_privileges() {
     let lab = lab();
-    let shared = Shared::start(&lab, HELPER, &[]).unwrap();
+    let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
     let nobody = |args: &[&str]| shared.start_unprivileged(PERF, args).unwrap();
     for family in [Family::V4, Family::V6] {
         let here = lab.address(Side::A, family).to_string();
@@ -74,7 +74,7 @@ fn netns_two_processes_of_one_host_talk_without_privileges() {
 #[test]
 fn netns_shared_a_port_of_this_host_without_owner_refuses_at_once() {
     let lab = lab();
-    let shared = Shared::start(&lab, HELPER, &[]).unwrap();
+    let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
     for family in [Family::V4, Family::V6] {
         let address = SocketAddr::new(lab.address(Side::A, family), 7777).to_string();
         let begin = Instant::now();
@@ -87,7 +87,7 @@ fn netns_shared_a_port_of_this_host_without_owner_refuses_at_once() {
 #[test]
 fn netns_shared_the_socket_may_come_from_the_service_manager() {
     let lab = lab();
-    let shared = Shared::activated(&lab, HELPER).unwrap();
+    let shared = SharedInterface::activated(&lab, HELPER).unwrap();
     let address = SocketAddr::new(lab.address(Side::A, Family::V4), 7777).to_string();
     let mut server = shared.start_unprivileged(NOBODYS, &["serve", &address, "1"]).unwrap();
     server.wait_for("listens", LIMIT).unwrap();
@@ -99,7 +99,7 @@ fn netns_shared_the_socket_may_come_from_the_service_manager() {
 #[test]
 fn netns_shared_the_helper_keeps_the_capabilities_that_it_names() {
     let lab = lab();
-    let shared = Shared::start(&lab, HELPER, &[]).unwrap();
+    let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
     let named = shared.helper.output();
     let named = named.lines().find(|line| line.contains("capabilities")).unwrap();
     let threads = fs::read_dir(format!("/proc/{}/task", shared.helper.id())).unwrap();
@@ -120,7 +120,7 @@ fn netns_shared_the_helper_keeps_the_capabilities_that_it_names() {
 #[test]
 fn netns_shared_changes_of_the_interface_reach_clients() {
     let lab = lab();
-    let shared = Shared::start(&lab, HELPER, &[]).unwrap();
+    let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
     let run = |args: &[&str]| lab.run(Side::A, "ip", args).unwrap();
     let nobody = || {
         let mut watcher = shared.start_unprivileged(NOBODYS, &["watch"]).unwrap();

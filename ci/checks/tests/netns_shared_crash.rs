@@ -12,7 +12,7 @@ use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     leaks,
     process::Running,
-    shared::Shared,
+    shared::SharedInterface,
 };
 
 const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
@@ -41,7 +41,7 @@ fn census(helper: u32) -> (BTreeMap<String, usize>, usize, usize) {
 }
 
 /// Waits until the census is what it was.
-fn settles(shared: &Shared, before: &(BTreeMap<String, usize>, usize, usize)) {
+fn settles(shared: &SharedInterface, before: &(BTreeMap<String, usize>, usize, usize)) {
     let helper = shared.helper.id();
     let begin = Instant::now();
     while census(helper) != *before {
@@ -51,7 +51,7 @@ fn settles(shared: &Shared, before: &(BTreeMap<String, usize>, usize, usize)) {
 }
 
 /// A server and a client that talk without end.
-fn talking(lab: &Lab, shared: &Shared, port: u16, connections: &str) -> (Running, Running) {
+fn talking(lab: &Lab, shared: &SharedInterface, port: u16, connections: &str) -> (Running, Running) {
     let address = format!("{}:{port}", lab.address(Side::A, Family::V4));
     let mut server = shared.start_unprivileged(NOBODYS, &["serve", &address, connections]).unwrap();
     server.wait_for("listens", LIMIT).unwrap();
@@ -63,7 +63,7 @@ fn talking(lab: &Lab, shared: &Shared, port: u16, connections: &str) -> (Running
 #[test]
 fn netns_shared_a_killed_client_leaves_nothing_and_others_go_on() {
     let lab = lab();
-    let shared = Shared::start(&lab, HELPER, &["--quarantine", "0"]).unwrap();
+    let shared = SharedInterface::start(&lab, HELPER, &["--quarantine", "0"]).unwrap();
     let before = census(shared.helper.id());
     assert_eq!((before.1, before.2), (0, 0), "no client yet");
     let (server, mut client) = talking(&lab, &shared, 7000, "2");
@@ -91,7 +91,7 @@ fn netns_shared_a_killed_client_leaves_nothing_and_others_go_on() {
 #[test]
 fn netns_shared_a_killed_helper_stops_its_clients_and_leaves_nothing() {
     let lab = lab();
-    let shared = Shared::start(&lab, HELPER, &[]).unwrap();
+    let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
     let (mut server, mut client) = talking(&lab, &shared, 7000, "1");
     let peer_address = lab.address(Side::B, Family::V4).to_string();
     let args = ["send_bw", "-d", INTERFACE, "-D", "60"];
@@ -112,14 +112,14 @@ fn netns_shared_a_killed_helper_stops_its_clients_and_leaves_nothing() {
     assert!(!programs().contains("xdp"), "{}", programs());
     // Another helper takes over the interface and the socket that the first one left.
     drop(shared);
-    let shared = Shared::start(&lab, HELPER, &[]).unwrap();
+    let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
     let _ = talking(&lab, &shared, 7000, "1");
 }
 
 #[test]
 fn netns_shared_a_stopped_helper_tells_its_clients_why() {
     let lab = lab();
-    let mut shared = Shared::start(&lab, HELPER, &[]).unwrap();
+    let mut shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
     let mut waiting = shared.start_unprivileged(PERF, &["send_bw", "-d", INTERFACE]).unwrap();
     waiting.wait_for("Waiting for a client", LIMIT).unwrap();
     shared.helper.signal(Signal::TERM).unwrap();

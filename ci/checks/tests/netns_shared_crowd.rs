@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use xwarp_checks::{
     lab::{Family, Lab, LabOptions, Side},
     process::Running,
-    shared::Shared,
+    shared::SharedInterface,
 };
 
 const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
@@ -27,7 +27,8 @@ fn lab() -> Lab {
 fn crowd(pairs: u16, messages: &str) {
     let lab = lab();
     let shared =
-        Shared::start(&lab, HELPER, &["--devices-per-user", "256", "--memory-per-user", "1024"]).unwrap();
+        SharedInterface::start(&lab, HELPER, &["--devices-per-user", "256", "--memory-per-user", "1024"])
+            .unwrap();
     let at = |pair: u16| {
         let family = if pair.is_multiple_of(2) { Family::V4 } else { Family::V6 };
         SocketAddr::new(lab.address(Side::A, family), 7000 + pair).to_string()
@@ -79,7 +80,7 @@ fn netns_shared_a_hundred_processes_exchange_messages() {
 #[test]
 fn netns_shared_a_fork_leaves_the_parent_its_device() {
     let lab = lab();
-    let shared = Shared::start(&lab, HELPER, &[]).unwrap();
+    let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
     let server = |connections: &str, address: &str| {
         let mut server = shared.start_unprivileged(NOBODYS, &["serve", address, connections]).unwrap();
         server.wait_for("listens", LIMIT).unwrap();

@@ -1,4 +1,4 @@
-//! Hostile clients of `xwarpd`, and the limits of one user: each gets a clear refusal and nothing beyond its own.
+//! SocketPeer clients of `xwarpd`, and the limits of one user: each gets a clear refusal and nothing beyond its own.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
@@ -12,7 +12,7 @@ use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     leaks,
     process::Running,
-    shared::{NOBODY, Shared},
+    shared::{NOBODY, SharedInterface},
 };
 
 const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
@@ -24,12 +24,12 @@ fn lab() -> Lab {
 }
 
 /// Descriptors of the helper by kind.
-fn descriptors(shared: &Shared) -> BTreeMap<String, usize> {
+fn descriptors(shared: &SharedInterface) -> BTreeMap<String, usize> {
     leaks::descriptors(shared.helper.id()).unwrap()
 }
 
 /// Waits until the helper has the descriptors that it had before its clients came.
-fn settles(shared: &Shared, before: &BTreeMap<String, usize>) {
+fn settles(shared: &SharedInterface, before: &BTreeMap<String, usize>) {
     let begin = Instant::now();
     while descriptors(shared) != *before {
         assert!(begin.elapsed() < Duration::from_secs(10), "{:?}, before: {before:?}", descriptors(shared));
@@ -38,12 +38,12 @@ fn settles(shared: &Shared, before: &BTreeMap<String, usize>) {
 }
 
 /// Runs a program of a client without privileges to its successful end.
-fn run(shared: &Shared, args: &[&str]) -> String {
+fn run(shared: &SharedInterface, args: &[&str]) -> String {
     shared.start_unprivileged(NOBODYS, args).unwrap().finish(LIMIT).unwrap()
 }
 
 /// Two clients exchange messages, which the helper must still make possible.
-fn works(lab: &Lab, shared: &Shared) {
+fn works(lab: &Lab, shared: &SharedInterface) {
     let address = format!("{}:7000", lab.address(Side::A, Family::V4));
     let mut server = shared.start_unprivileged(NOBODYS, &["serve", &address, "1"]).unwrap();
     server.wait_for("listens", LIMIT).unwrap();
@@ -54,7 +54,7 @@ fn works(lab: &Lab, shared: &Shared) {
 #[test]
 fn netns_shared_wrong_messages_are_refused_and_leave_nothing() {
     let lab = lab();
-    let shared = Shared::start(&lab, HELPER, &["--quarantine", "0"]).unwrap();
+    let shared = SharedInterface::start(&lab, HELPER, &["--quarantine", "0"]).unwrap();
     let before = descriptors(&shared);
     println!("{}", run(&shared, &["messages"]));
     println!("{}", run(&shared, &["socket"]));
@@ -74,7 +74,7 @@ fn segments(lab: &Lab) -> u64 {
 #[test]
 fn netns_shared_frames_from_foreign_sources_do_not_leave_the_host() {
     let lab = lab();
-    let shared = Shared::start(&lab, HELPER, &[]).unwrap();
+    let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
     // A listener on another port of the same client's host would not be reached either: nothing but the two own frames is.
     let _listener = lab.within(Side::B, || TcpListener::bind("10.77.0.2:9").unwrap()).unwrap();
     let before = segments(&lab);
@@ -85,7 +85,8 @@ fn netns_shared_frames_from_foreign_sources_do_not_leave_the_host() {
 #[test]
 fn netns_shared_a_flood_of_requests_is_refused_and_stops_nobody_else() {
     let lab = lab();
-    let shared = Shared::start(&lab, HELPER, &["--quarantine", "0", "--requests-per-second", "200"]).unwrap();
+    let shared =
+        SharedInterface::start(&lab, HELPER, &["--quarantine", "0", "--requests-per-second", "200"]).unwrap();
     let before = descriptors(&shared);
     let mut command = shared.unprivileged_as(NOBODY - 1, NOBODYS);
     command.arg("flood");
@@ -99,7 +100,7 @@ fn netns_shared_a_flood_of_requests_is_refused_and_stops_nobody_else() {
 fn netns_shared_each_user_has_limits_with_reasons() {
     let lab = lab();
     let options = ["--devices-per-user", "2", "--memory-per-user", "16", "--ports-per-user", "5"];
-    let shared = Shared::start(&lab, HELPER, &options).unwrap();
+    let shared = SharedInterface::start(&lab, HELPER, &options).unwrap();
     run(&shared, &["ports", "5"]);
     let address = lab.address(Side::A, Family::V4).to_string();
     let serve = |uid, port: &str| {

@@ -18,7 +18,7 @@ use std::{
 };
 
 use xwarp_checks::{
-    hostile::{End, Hostile, Terminate, read_request, tagged},
+    hostile::{End, SocketPeer, Terminate, read_request, tagged},
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
 };
 use xwarp_verbs::{
@@ -168,7 +168,7 @@ impl Server {
 }
 
 /// The witness writes a word and reads it back, to show that the device's other connections still work.
-fn testify(witness: &mut Hostile, keys: Keys, round: u32) {
+fn testify(witness: &mut SocketPeer, keys: Keys, round: u32) {
     let word = round.to_be_bytes();
     witness.send(&tagged(0x40, keys.witness, 8, &word)).unwrap();
     witness.send(&read_request(round, keys.witness, 8, 4)).unwrap();
@@ -179,11 +179,11 @@ fn testify(witness: &mut Hostile, keys: Keys, round: u32) {
 
 /// Runs all cases on the peer's side and returns the rows of the table.
 fn provoke(server: SocketAddr, keys: &Receiver<Keys>, outcomes: &Receiver<Outcome>) -> Vec<String> {
-    let mut witness = Hostile::started(server, false, LIMIT).unwrap();
+    let mut witness = SocketPeer::started(server, false, LIMIT).unwrap();
     let keys = keys.recv().unwrap();
     let mut rows = Vec::new();
     for (case, round) in CASES.iter().zip(1..) {
-        let started = Hostile::started(server, case.markers, LIMIT);
+        let started = SocketPeer::started(server, case.markers, LIMIT);
         let mut peer = started.unwrap_or_else(|error| panic!("{}: {error:#}", case.sent));
         let provoked = (case.provoke)(keys, &mut peer);
         let sent = provoked.unwrap_or_else(|error| panic!("{}: {error:#}", case.sent));

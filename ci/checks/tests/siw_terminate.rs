@@ -9,7 +9,7 @@ use std::{
 };
 
 use xwarp_checks::{
-    hostile::{Hostile, fpdu, read_request, tagged, untagged},
+    hostile::{SocketPeer, fpdu, read_request, tagged, untagged},
     lab::{Family, INTERFACE},
     tshark,
     vm::{Ending, Job, Kernel, SHORT, Stage},
@@ -261,7 +261,7 @@ fn siw_terminates_protocol_violations() {
 
 /// Opens the connection after `earlier` others, sends the invalid bytes, and returns the response.
 fn provoke(case: &Case, peer: SocketAddr, server: &mut Job, earlier: usize) -> anyhow::Result<Vec<u8>> {
-    let mut hostile = Hostile::started(peer, false, SHORT)?;
+    let mut hostile = SocketPeer::started(peer, false, SHORT)?;
     hostile.say(&(case.bytes)(memory(server, earlier)))?;
     let answer = 0x0f & if case.siw.is_none() { READ_RESPONSE } else { TERMINATE };
     hostile.expect_opcode(answer)

@@ -2,10 +2,10 @@
 
 use std::{fmt, time::Duration};
 
-use super::{FramingError, Session};
+use super::{FramingCounters, FramingError, Session};
 use crate::{
     link::{FrameWriter, Link, RxFrame},
-    mpa::{AcceptParams, Counters, MpaConfig, SetupError},
+    mpa::{AcceptParams, MpaConfig, SetupError},
     rdma_tcp::{RdmaTcpConfig, Setup},
     seq::StreamOffset,
     tcp::{self, Filled},
@@ -126,18 +126,18 @@ impl<P: Copy + fmt::Debug> AnySession<P> {
     }
 
     #[expect(clippy::too_many_arguments, reason = "the arguments of a frame on its way up")]
-    pub(crate) fn take<U: Ulp<Placed = P>>(
+    pub(crate) fn receive<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
         ulp: &mut U,
         conn: ConnId,
         path: &Path,
         link: &mut dyn Link,
-        arrival: tcp::Arrival,
+        arrival: tcp::NewPayload,
         frame: RxFrame,
         spare: usize,
     ) -> bool {
-        either!(self, session => session.take(now, ulp, conn, path, link, arrival, frame, spare))
+        either!(self, session => session.receive(now, ulp, conn, path, link, arrival, frame, spare))
     }
 
     pub(crate) fn resume<U: Ulp<Placed = P>>(
@@ -243,7 +243,7 @@ impl<P: Copy + fmt::Debug> AnySession<P> {
         either!(self, session => session.holds_undelivered())
     }
 
-    pub(crate) fn counters(&self) -> Counters {
+    pub(crate) fn counters(&self) -> FramingCounters {
         either!(self, session => session.counters())
     }
 

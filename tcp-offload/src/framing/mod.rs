@@ -6,6 +6,7 @@
 //!
 //! | file | owns |
 //! |---|---|
+//! | `counters` | what happened on a connection, counted alike for every framing |
 //! | `session` | the phases of a connection, time limits, events |
 //! | `any` | the session of a connection whose framing was chosen at run time |
 //! | `receiver` | the in-order cursor and the islands beyond gaps: place early, deliver in order |
@@ -15,6 +16,7 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 mod any;
+mod counters;
 pub(crate) mod hold;
 mod ordered;
 pub(crate) mod receiver;
@@ -25,6 +27,7 @@ use std::{fmt, time::Duration};
 
 pub(crate) use any::AnySession;
 pub use any::FramingConfig;
+pub use counters::FramingCounters;
 pub(crate) use session::MOST_FIRST_BYTES;
 pub use session::Session;
 

@@ -11,8 +11,8 @@ use super::{
     track::{Known, Track},
 };
 use crate::{
+    framing::FramingCounters,
     link::{Link, RxFrame, part, read_at},
-    mpa::Counters,
     seq::StreamOffset,
     tcp,
     ulp::{Arrival, Ulp},
@@ -53,7 +53,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         Self { track: Track::new(), hold: Hold::default(), withheld: false, stopped: false }
     }
 
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> &FramingCounters {
         &self.track.counters
     }
 
@@ -132,7 +132,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
     pub fn collect(
         &mut self,
         link: &mut dyn Link,
-        arrival: &tcp::Arrival,
+        arrival: &tcp::NewPayload,
         frame: RxFrame,
         most: usize,
     ) -> bool {
@@ -171,7 +171,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         &mut self,
         upper: &mut Upper<'_, U>,
         link: &mut dyn Link,
-        arrival: &tcp::Arrival,
+        arrival: &tcp::NewPayload,
         frame: RxFrame,
         most: usize,
     ) -> (bool, Result<(), Halt>) {
@@ -216,7 +216,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         &mut self,
         upper: &mut Upper<'_, U>,
         link: &dyn Link,
-        arrival: &tcp::Arrival,
+        arrival: &tcp::NewPayload,
         frame: &RxFrame,
     ) -> Result<(), Halt> {
         let chunks = link.rx_chunks(frame);
@@ -266,7 +266,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
     fn keep(
         &mut self,
         link: &mut dyn Link,
-        arrival: &tcp::Arrival,
+        arrival: &tcp::NewPayload,
         frame: RxFrame,
     ) -> Option<(StoreKey, Ranges)> {
         let end = arrival.offset + arrival.len as u64;
@@ -457,7 +457,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
     fn enforce_limits(
         &mut self,
         link: &mut dyn Link,
-        arrival: &tcp::Arrival,
+        arrival: &tcp::NewPayload,
         store: StoreKey,
         most: usize,
     ) -> bool {

@@ -9,12 +9,12 @@ use std::fmt;
 
 use self::streaming::Streaming;
 use super::{
-    Answer, FramingError, Full, StartUp, Transmitter,
+    Answer, FramingCounters, FramingError, Full, StartUp, Transmitter,
     receiver::{Halt, Receiver, Upper},
 };
 use crate::{
     link::{FrameWriter, Link, RxFrame},
-    mpa::{AcceptParams, Counters, SetupError},
+    mpa::{AcceptParams, SetupError},
     seq::StreamOffset,
     tcp::{self, Filled},
     time::Instant,
@@ -50,7 +50,7 @@ pub struct Session<P, S: StartUp> {
     stalled: Option<(StreamOffset, Instant)>,
     /// The upper layer has nothing more to send.
     finished: bool,
-    fpdus_sent: u64,
+    ulpdus_sent: u64,
     fpdus_withheld: u64,
 }
 
@@ -113,7 +113,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
             withheld: None,
             stalled: None,
             finished: false,
-            fpdus_sent: 0,
+            ulpdus_sent: 0,
             fpdus_withheld: 0,
         }
     }
@@ -241,7 +241,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
             match ulp.pull(conn, &mut writer) {
                 Pulled::Ulpdu => {
                     len += transmitter.finish(writer);
-                    self.fpdus_sent += 1;
+                    self.ulpdus_sent += 1;
                     if S::Transmitter::ONE_FRAME {
                         break;
                     }
@@ -261,14 +261,14 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
     /// `spare` bytes more than now may be held. Returns false when that or the session's own limit is too small; TCP
     /// must then treat the payload as lost.
     #[expect(clippy::too_many_arguments, reason = "the arguments of a frame on its way up")]
-    pub fn take<U: Ulp<Placed = P>>(
+    pub fn receive<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
         ulp: &mut U,
         conn: ConnId,
         path: &Path,
         link: &mut dyn Link,
-        arrival: tcp::Arrival,
+        arrival: tcp::NewPayload,
         frame: RxFrame,
         spare: usize,
     ) -> bool {
@@ -516,9 +516,9 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
     }
 
     /// The session's counters.
-    pub fn counters(&self) -> Counters {
-        let (fpdus_sent, withheld) = (self.fpdus_sent, self.fpdus_withheld);
-        Counters { fpdus_sent, withheld, ..*self.receiver.counters() }
+    pub fn counters(&self) -> FramingCounters {
+        let (ulpdus_sent, withheld) = (self.ulpdus_sent, self.fpdus_withheld);
+        FramingCounters { ulpdus_sent, withheld, ..*self.receiver.counters() }
     }
 
     /// Recycles every frame at the end of the session.

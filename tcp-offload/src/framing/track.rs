@@ -6,7 +6,7 @@ use super::{
     ordered::{Extent, Ordered},
 };
 use crate::{
-    mpa::Counters,
+    framing::FramingCounters,
     seq::StreamOffset,
     ulp::{Arrival, ConnId, Refusal, Ulp, Ulpdu},
 };
@@ -70,7 +70,7 @@ pub(super) struct Track<P, F> {
     invalid: Vec<StreamOffset>,
     /// A valid FPDU has been received.
     pub begun: bool,
-    pub counters: Counters,
+    pub counters: FramingCounters,
 }
 
 impl<P: Copy, F: Framing> Track<P, F> {
@@ -82,7 +82,7 @@ impl<P: Copy, F: Framing> Track<P, F> {
             known: Ordered::default(),
             invalid: Vec::new(),
             begun: false,
-            counters: Counters::default(),
+            counters: FramingCounters::default(),
         }
     }
 

@@ -12,7 +12,6 @@
 //! | `frames` | the traits of a framing |
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
-mod counters;
 mod deframe;
 mod error;
 pub(crate) mod frames;
@@ -22,7 +21,6 @@ mod recorded;
 mod startup;
 mod writer;
 
-pub use counters::Counters;
 pub use error::{MpaError, SetupError, TerminateCode};
 pub use negotiate::{AcceptParams, Agreed, MAX_READ_DEPTH, Offer, RtrOptions, UNNEGOTIATED};
 pub use recorded::RecordedFpdus;

@@ -1,4 +1,4 @@
-//! [`Hostile`]: a host that speaks TCP and MPA well enough to open connections, and then misbehaves.
+//! [`HostileHost`]: a host that speaks TCP and MPA well enough to open connections, and then misbehaves.
 //!
 //! Each of its connections has a lasting mood: which windows it advertises, what it acknowledges, whether it answers.
 //! The next action, its connection and the pause before it are drawn from a seed. At times it follows a campaign.
@@ -135,7 +135,7 @@ struct Conversation {
 }
 
 /// See the module's text.
-pub struct Hostile {
+pub struct HostileHost {
     link: SimLink,
     config: HostileConfig,
     rng: SmallRng,
@@ -147,7 +147,7 @@ pub struct Hostile {
     batch: Vec<RxFrame>,
 }
 
-impl Hostile {
+impl HostileHost {
     /// A hostile host at `link`.
     pub fn new(link: SimLink, config: HostileConfig) -> Self {
         Self {
@@ -534,7 +534,7 @@ impl Hostile {
     }
 }
 
-impl Node for Hostile {
+impl Node for HostileHost {
     fn turn(&mut self, now: Instant) -> bool {
         let mut batch = std::mem::take(&mut self.batch);
         let received = self.link.receive(&mut batch, 64);

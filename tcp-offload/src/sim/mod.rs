@@ -23,7 +23,7 @@ mod wire;
 pub use direction::{Direction, Tally};
 pub use end::{Counting, End, numbered, numbered_len};
 pub use faults::{Aim, Blackout, Faults, Gilbert, PathMtu, Recut, Resets};
-pub use hostile::{Hostile, HostileConfig, Purpose};
+pub use hostile::{HostileConfig, HostileHost, Purpose};
 pub use raw_peer::{RawPeer, RawSegment, fpdu};
 pub use run::{Node, Outcome, run};
 pub use seeds::run_seeds;

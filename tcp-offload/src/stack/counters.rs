@@ -2,7 +2,8 @@
 
 use super::Stack;
 use crate::{
-    mpa, tcp,
+    framing::FramingCounters,
+    tcp::{self, TcpCounters},
     ulp::{ConnId, Ulp},
 };
 
@@ -108,7 +109,7 @@ impl<U: Ulp> Stack<U> {
     }
 
     /// MPA's counters of a connection.
-    pub fn mpa_counters_of(&self, conn: ConnId) -> Option<mpa::Counters> {
+    pub fn framing_counters_of(&self, conn: ConnId) -> Option<FramingCounters> {
         let slot = self.slots.get(conn.index as usize).filter(|s| s.generation == conn.generation)?;
         Some(slot.session.counters())
     }
@@ -134,7 +135,7 @@ impl<U: Ulp> Stack<U> {
     }
 
     /// TCP's counters, summed over all connections, past and present.
-    pub fn tcp_counters(&self) -> tcp::Counters {
+    pub fn tcp_counters(&self) -> TcpCounters {
         let mut sum = self.closed_tcp;
         for (_, slot) in &self.slots {
             sum += slot.tcp.counters();
@@ -143,8 +144,8 @@ impl<U: Ulp> Stack<U> {
     }
 
     /// MPA's counters, summed over all connections, past and present.
-    pub fn mpa_counters(&self) -> mpa::Counters {
-        let mut sum = self.closed_mpa;
+    pub fn framing_counters(&self) -> FramingCounters {
+        let mut sum = self.closed_framing;
         for (_, slot) in &self.slots {
             sum += slot.session.counters();
         }

@@ -50,12 +50,12 @@ use self::{
     turns::{Turns, Work},
 };
 use crate::{
-    framing::{AnySession, FramingConfig},
+    framing::{AnySession, FramingConfig, FramingCounters},
     keyed::{KeyedHash, KeyedMap},
     link::{FrameWriter, Link, RxFrame, Steer},
-    mpa::{self, AcceptParams},
+    mpa::AcceptParams,
     seq::StreamOffset,
-    tcp::{self, Connection, Filled, IsnKey, Sent, Source, TcpConfig, Tuning},
+    tcp::{self, Connection, Filled, IsnKey, Sent, Source, TcpConfig, TcpCounters, Tuning},
     time::Instant,
     ulp::{CloseReason, ConnId, Event, ListenerId, Ulp},
     wire::{self, Flow, Inbound, Malformed, Path, Segment},
@@ -126,8 +126,8 @@ pub struct Stack<U: Ulp> {
     random: StdRng,
     counters: StackCounters,
     /// Sums over connections that have been removed.
-    closed_tcp: tcp::Counters,
-    closed_mpa: mpa::Counters,
+    closed_tcp: TcpCounters,
+    closed_framing: FramingCounters,
 }
 
 impl<U: Ulp> fmt::Debug for Stack<U> {
@@ -198,8 +198,8 @@ impl<U: Ulp> Stack<U> {
             spilled: 0,
             sweep: Sweep::default(),
             counters: StackCounters::default(),
-            closed_tcp: tcp::Counters::default(),
-            closed_mpa: mpa::Counters::default(),
+            closed_tcp: TcpCounters::default(),
+            closed_framing: FramingCounters::default(),
         }
     }
 
@@ -410,15 +410,15 @@ impl<U: Ulp> Stack<U> {
         now: Instant,
         link: &mut dyn Link,
         conn: ConnId,
-        arrival: &tcp::Arrival,
+        arrival: &tcp::NewPayload,
         frame: RxFrame,
         ulp: &mut U,
     ) {
         let spare = self.spare_hold(now, link, arrival.len, ulp);
         // Making room may have ended this very connection.
         let Some(slot) = self.slots.get_mut(conn.index as usize) else { return link.recycle(frame) };
-        if slot.session.take(now, ulp, conn, slot.tcp.path(), link, *arrival, frame, spare) {
-            slot.tcp.take(now, arrival);
+        if slot.session.receive(now, ulp, conn, slot.tcp.path(), link, *arrival, frame, spare) {
+            slot.tcp.payload_taken(now, arrival);
         } else {
             self.counters.refused_payloads += 1;
         }
@@ -613,7 +613,7 @@ impl<U: Ulp> Stack<U> {
         self.holders.note(index, None);
         self.spilled -= slot.spilled;
         self.closed_tcp += slot.tcp.counters();
-        self.closed_mpa += slot.session.counters();
+        self.closed_framing += slot.session.counters();
         let flow = slot.tcp.flow();
         self.flows.remove(&flow);
         self.unsteer_unless_used(link, flow);

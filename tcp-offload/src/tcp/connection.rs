@@ -4,7 +4,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use super::{
-    Arrival, Counters, Info, SoftError, State, TcpConfig, Tuning,
+    Info, NewPayload, SoftError, State, TcpConfig, TcpCounters, Tuning,
     ack::AckPolicy,
     clock::Clock,
     congestion::Window,
@@ -157,7 +157,7 @@ pub struct Connection {
     pub(super) ended: Option<CloseReason>,
     /// Bytes that may be moved to the heap by retransmissions; see [`Connection::allow_spill`].
     pub(super) spill_allowance: usize,
-    pub(super) counters: Counters,
+    pub(super) counters: TcpCounters,
 }
 
 impl Connection {
@@ -202,7 +202,7 @@ impl Connection {
             unreported: None,
             ended: None,
             spill_allowance: usize::MAX,
-            counters: Counters::default(),
+            counters: TcpCounters::default(),
         };
         connection.resize();
         connection
@@ -294,11 +294,11 @@ impl Connection {
     // ----- what the stack calls between segments -----
 
     /// The framing layer has taken the payload of `arrival`.
-    pub fn take(&mut self, now: Instant, arrival: &Arrival) {
+    pub fn payload_taken(&mut self, now: Instant, arrival: &NewPayload) {
         self.counters.bytes_in += arrival.len as u64;
         self.rx.grow(now, self.tx.rtt.min(), self.counters.bytes_in);
         let had_fin = self.rx.fin_reached();
-        if self.rx.take(arrival.offset, arrival.len) {
+        if self.rx.add(arrival.offset, arrival.len) {
             let full = self.rx.largest_segment().min(self.own_mss());
             if self.ack.in_order(arrival.len, full * self.config.ack_every as usize) {
                 if self.config.delayed_ack.is_zero() {
@@ -330,7 +330,7 @@ impl Connection {
         }
     }
 
-    /// Why the connection has just ended, if that was not returned by another call. [`Connection::take`] may end it, when
+    /// Why the connection has just ended, if that was not returned by another call. [`Connection::payload_taken`] may end it, when
     /// the payload fills the gap before the peer's FIN.
     pub fn take_close_reason(&mut self) -> Option<CloseReason> {
         self.ended.take()
@@ -503,7 +503,7 @@ impl Connection {
     }
 
     /// Counters since the connection began.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> TcpCounters {
         self.counters
     }
 

@@ -2,7 +2,7 @@
 //!
 //! [`Connection`] owns its retransmit queue of frame tokens and keeps no received data: the framing
 //! layer takes payloads straight from receive frames. The stack calls it: [`Connection::receive`] for a
-//! segment, [`Connection::take`] when the payload was taken, [`Connection::on_timer`] when
+//! segment, [`Connection::payload_taken`] when the payload was taken, [`Connection::on_timer`] when
 //! [`Connection::deadline`] has passed, then [`Connection::transmit`].
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
@@ -41,7 +41,7 @@ use crate::{link::FrameWriter, seq::StreamOffset, time::Instant, ulp::CloseReaso
 
 /// Payload of one segment that fits the receive window, trimmed of what came before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Arrival {
+pub struct NewPayload {
     /// Stream offset of its first byte.
     pub offset: StreamOffset,
     /// Where that byte lies in the frame.
@@ -102,9 +102,9 @@ pub enum State {
 /// What one received segment led to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Receipt {
-    /// Payload to take. When the framing layer takes it, [`Connection::take`] must follow before the next
+    /// Payload to take. When the framing layer takes it, [`Connection::payload_taken`] must follow before the next
     /// segment is received; when it does not, the payload counts as lost.
-    pub arrival: Option<Arrival>,
+    pub arrival: Option<NewPayload>,
     /// The connection has just become ESTABLISHED.
     pub established: bool,
     /// The peer has newly acknowledged all data below this offset.
@@ -172,12 +172,12 @@ pub struct Info {
     /// When the connection began.
     pub opened: Instant,
     /// Counters since then.
-    pub counters: Counters,
+    pub counters: TcpCounters,
 }
 
 crate::counters! {
     /// Events of one connection, counted.
-    pub struct Counters in "tcp" {
+    pub struct TcpCounters in "tcp" {
         /// Segments received that belong to this connection.
         segments_in,
         /// Segments sent, retransmissions included.

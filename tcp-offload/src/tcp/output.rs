@@ -4,7 +4,7 @@ mod resend;
 
 use super::{
     Connection, Filled, Sent, Source, State,
-    queue::{Entry, Payload},
+    queue::{Payload, SentSegment},
     sender::{After, Limit},
     timers::Timer,
 };
@@ -390,7 +390,7 @@ impl Connection {
         debug_assert_eq!(written, Some(header), "the header was reserved for these options");
         drop(writer);
         let payload = Payload::Frame { frame, header };
-        let entry = Entry::new(offset, offset + len as u64, payload, sum, turn.now);
+        let entry = SentSegment::new(offset, offset + len as u64, payload, sum, turn.now);
         self.counters.bytes_out += len as u64;
         self.submit_new(turn, entry, header + len)?;
         Ok(filled)
@@ -398,7 +398,7 @@ impl Connection {
 
     /// Puts a new segment on the ring and keeps it. Its bytes have been pulled from the source: should the ring be
     /// full, it counts as sent and lost, and the next turn sends it.
-    fn submit_new(&mut self, turn: &mut Turn<'_>, mut entry: Entry, len: usize) -> Result<(), Stopped> {
+    fn submit_new(&mut self, turn: &mut Turn<'_>, mut entry: SentSegment, len: usize) -> Result<(), Stopped> {
         let sent = match &mut entry.payload {
             Payload::Frame { frame, .. } => turn.link.submit(self.path.queue, frame, len).is_ok(),
             Payload::Heap(_) | Payload::Fin => false,
@@ -436,7 +436,7 @@ impl Connection {
         self.tx.before_new_data(turn.now);
         self.tx.fin = Some(offset);
         self.fin_sent = turn.now;
-        self.tx.sent_new(turn.now, Entry::fin(offset, turn.now));
+        self.tx.sent_new(turn.now, SentSegment::fin(offset, turn.now));
         self.tx.arm(turn.now, &mut self.timers, &self.config, After::Sent);
         self.state = if self.state == State::CloseWait { State::LastAck } else { State::FinWait1 };
         Ok(())

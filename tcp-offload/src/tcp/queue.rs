@@ -34,7 +34,7 @@ impl Payload {
 
 /// A segment that occupies sequence space.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct SentSegment {
     pub start: StreamOffset,
     /// Behind its last byte; the FIN counts as one.
     pub end: StreamOffset,
@@ -67,7 +67,7 @@ pub(super) struct Status {
     unsent: bool,
 }
 
-impl Entry {
+impl SentSegment {
     pub(super) fn new(
         start: StreamOffset,
         end: StreamOffset,
@@ -133,7 +133,7 @@ pub(super) type Block = (StreamOffset, StreamOffset);
 /// The queue, ordered by position, without holes.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<SentSegment>,
     /// Chunks of all entries.
     chunks: usize,
     /// Bytes sent and neither acknowledged in any way nor lost: the `pipe` of RFC 6675.
@@ -183,7 +183,7 @@ impl Queue {
         self.sacked > 0 || self.retransmitted > 0
     }
 
-    pub(super) fn front(&self) -> Option<&Entry> {
+    pub(super) fn front(&self) -> Option<&SentSegment> {
         self.entries.front()
     }
 
@@ -191,19 +191,19 @@ impl Queue {
         self.entries.len().checked_sub(1)
     }
 
-    pub(super) fn entry(&mut self, index: usize) -> Option<&mut Entry> {
+    pub(super) fn entry(&mut self, index: usize) -> Option<&mut SentSegment> {
         self.entries.get_mut(index)
     }
 
     /// A segment was sent for the first time.
-    pub(super) fn push(&mut self, entry: Entry) {
+    pub(super) fn push(&mut self, entry: SentSegment) {
         self.in_flight += entry.bytes();
         self.chunks += usize::from(entry.chunks);
         self.entries.push_back(entry);
     }
 
     /// Takes the first entry when all of it lies below `una`.
-    pub(super) fn pop_acked(&mut self, una: StreamOffset) -> Option<Entry> {
+    pub(super) fn pop_acked(&mut self, una: StreamOffset) -> Option<SentSegment> {
         let entry = self.entries.pop_front_if(|e| e.end <= una)?;
         if entry.sacked {
             self.sacked -= 1;
@@ -231,7 +231,7 @@ impl Queue {
     /// Marks what `blocks` cover whole; calls `f` for each entry that was not marked before. Runs of marked entries are
     /// skipped, and each walk shortens the next one through the same entries, as in a union-find structure: an ACK
     /// costs what it newly marks and some binary searches, whatever blocks its sender chooses.
-    pub(super) fn sack(&mut self, blocks: &[Block], mut f: impl FnMut(&Entry)) {
+    pub(super) fn sack(&mut self, blocks: &[Block], mut f: impl FnMut(&SentSegment)) {
         for &(left, right) in blocks {
             let first = self.index_from(left);
             let (mut index, mut reached) = (first, left);
@@ -334,7 +334,7 @@ impl Queue {
         &mut self,
         xmit: Instant,
         end: StreamOffset,
-        mut lost: impl FnMut(&Entry) -> bool,
+        mut lost: impl FnMut(&SentSegment) -> bool,
     ) -> bool {
         let (mut any, mut index) = (false, 0);
         while let Some(entry) = self.entries.get_mut(index) {
@@ -373,7 +373,7 @@ impl Queue {
         Some(index)
     }
 
-    /// Entry `index` was sent again.
+    /// SentSegment `index` was sent again.
     pub(super) fn resent(&mut self, index: usize, now: Instant) {
         if let Some(entry) = self.entries.get_mut(index) {
             if std::mem::take(&mut entry.lost) {
@@ -389,10 +389,10 @@ impl Queue {
     }
 
     /// Puts `pieces` in the place of entry `index`, of which they are the parts; returns the old one.
-    pub(super) fn replace(&mut self, index: usize, pieces: Vec<Entry>) -> Option<Entry> {
+    pub(super) fn replace(&mut self, index: usize, pieces: Vec<SentSegment>) -> Option<SentSegment> {
         let old = self.entries.remove(index)?;
         self.spilled_bytes -= old.spilled_bytes();
-        self.spilled_bytes += pieces.iter().map(Entry::spilled_bytes).sum::<usize>();
+        self.spilled_bytes += pieces.iter().map(SentSegment::spilled_bytes).sum::<usize>();
         self.chunks -= usize::from(old.chunks);
         self.chunks += pieces.iter().map(|piece| usize::from(piece.chunks)).sum::<usize>();
         let more = pieces.len() - 1;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{queue::Entry, rtt::Rtt};
+use super::{queue::SentSegment, rtt::Rtt};
 use crate::{seq::StreamOffset, time::Instant};
 
 /// Recoveries without a D-SACK after which the reordering window shrinks back (section 6.2 step 4).
@@ -42,7 +42,7 @@ impl Rack {
     pub(super) fn delivered(
         &mut self,
         now: Instant,
-        entry: &Entry,
+        entry: &SentSegment,
         echo_before: bool,
         min_rtt: Option<Duration>,
     ) {
@@ -176,8 +176,8 @@ mod tests {
         Instant::ZERO + us(n)
     }
 
-    fn entry(start: u64, sent: u64, retransmitted: bool) -> Entry {
-        Entry { end: start + 100, retransmitted, ..Entry::fin(start, at(sent)) }
+    fn entry(start: u64, sent: u64, retransmitted: bool) -> SentSegment {
+        SentSegment { end: start + 100, retransmitted, ..SentSegment::fin(start, at(sent)) }
     }
 
     fn rtt(srtt: u64) -> Rtt {

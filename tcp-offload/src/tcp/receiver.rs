@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::{Arrival, TcpConfig};
+use super::{NewPayload, TcpConfig};
 use crate::{
     seq::{SeqNum, StreamOffset},
     time::Instant,
@@ -51,7 +51,7 @@ pub(super) enum Verdict {
     /// New payload that is not taken: it would need one range too many.
     Crowded,
     /// Payload to take.
-    Payload(Arrival),
+    Payload(NewPayload),
 }
 
 /// The receive side of one connection.
@@ -224,7 +224,7 @@ impl Receiver {
         {
             return Verdict::Crowded;
         }
-        Verdict::Payload(Arrival {
+        Verdict::Payload(NewPayload {
             offset,
             start: segment.payload_start + (start - from) as usize,
             len,
@@ -258,7 +258,7 @@ impl Receiver {
     }
 
     /// The payload `start..start + len` was taken. Returns whether it was simply the next in order.
-    pub(super) fn take(&mut self, start: StreamOffset, len: usize) -> bool {
+    pub(super) fn add(&mut self, start: StreamOffset, len: usize) -> bool {
         let end = start + len as u64;
         self.arrivals += 1;
         if self.ranges.is_empty() && start == self.next {

@@ -4,7 +4,7 @@ use crate::{seq::StreamOffset, time::Instant};
 
 /// Where loss recovery stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum RecoveryPhase {
     /// No recovery.
     Open,
     /// Fast recovery, until `high` is acknowledged.

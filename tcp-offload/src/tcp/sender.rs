@@ -11,9 +11,9 @@ use super::{
     TcpConfig,
     congestion::{self, Congestion, CongestionControl, Window},
     pmtu::Prober,
-    queue::{Entry, Queue},
+    queue::{Queue, SentSegment},
     rack::{DUP_THRESH, Rack, Tlp},
-    recovery::{Frto, Phase, Prr, Undo},
+    recovery::{Frto, Prr, RecoveryPhase, Undo},
     rtt::Rtt,
     timers::{TICK, Timer, Timers},
 };
@@ -61,7 +61,7 @@ pub(super) struct Sender {
     control: Box<dyn CongestionControl>,
     pub window: Window,
     initial_window: u64,
-    pub phase: Phase,
+    pub phase: RecoveryPhase,
     prr: Prr,
     undo: Option<Undo>,
     /// Whether the peer sends SACK.
@@ -107,7 +107,7 @@ impl Sender {
             control: congestion::new(config.algorithm),
             window: Window { cwnd: initial_window, ssthresh: u64::MAX, smss: smss as u64 },
             initial_window,
-            phase: Phase::Open,
+            phase: RecoveryPhase::Open,
             prr: Prr::default(),
             undo: None,
             sack: false,
@@ -243,14 +243,14 @@ impl Sender {
     /// The retransmission time-out has fired: everything that could have been acknowledged by now is lost, and
     /// sending begins with one segment (RFC 5681 section 3.1, RFC 8985 section 6.3).
     pub(super) fn on_timeout(&mut self, now: Instant, frto: bool) {
-        let again = matches!(self.phase, Phase::Loss { .. });
+        let again = matches!(self.phase, RecoveryPhase::Loss { .. });
         if self.queue.front().is_some_and(|e| e.sacked) {
             self.queue.renege();
         }
         // F-RTO begins from no recovery, or again for the same segment (RFC 5682 section 3.2).
         let same = again && self.undo.is_some_and(|u| u.from == self.una);
-        let may_be_spurious = frto && self.sack && (self.phase == Phase::Open || same);
-        if self.phase == Phase::Open {
+        let may_be_spurious = frto && self.sack && (self.phase == RecoveryPhase::Open || same);
+        if self.phase == RecoveryPhase::Open {
             self.remember();
         }
         if !again {
@@ -267,7 +267,7 @@ impl Sender {
         self.queue
             .mark_lost_where(Instant::from_nanos(u64::MAX), StreamOffset::MAX, |e| e.sent + deadline <= now);
         let frto = if may_be_spurious { Frto::Retransmitted } else { Frto::Off };
-        self.phase = Phase::Loss { high: self.nxt, frto };
+        self.phase = RecoveryPhase::Loss { high: self.nxt, frto };
         self.tlp.reset();
         self.duplicates = 0;
         self.rtt.back_off();
@@ -316,7 +316,7 @@ impl Sender {
 
     /// RFC 8985 section 7.2: not in recovery, nothing reported by SACK.
     fn probes_apply(&self) -> bool {
-        self.sack && self.phase == Phase::Open && self.queue.sacked() == 0
+        self.sack && self.phase == RecoveryPhase::Open && self.queue.sacked() == 0
     }
 
     /// When the probe is due that `TLP_calc_PTO` gives a time-out from `now`. A peer of our kind may keep back the ACK of up to `ack_every` segments, so the allowance
@@ -342,7 +342,7 @@ impl Sender {
 
     /// The lost segment to send again now, if the window allows one.
     pub(super) fn next_resend(&mut self) -> Option<usize> {
-        if let Phase::Loss { frto: Frto::SendNew(_) | Frto::Sent, .. } = self.phase {
+        if let RecoveryPhase::Loss { frto: Frto::SendNew(_) | Frto::Sent, .. } = self.phase {
             // F-RTO sends only new data, and so what never left because the ring was full.
             let last = self.queue.last_index()?;
             return self.queue.entry(last).is_some_and(|e| e.unsent).then_some(last);
@@ -378,7 +378,7 @@ impl Sender {
 
     /// RFC 4821 section 7.4: no probe, no loss and no sign of one outstanding.
     pub(super) fn may_probe_mtu(&self, now: Instant) -> bool {
-        self.phase == Phase::Open
+        self.phase == RecoveryPhase::Open
             && self.duplicates == 0
             && !self.queue.is_disordered()
             && self.prober.is_free(now)
@@ -426,7 +426,7 @@ impl Sender {
     }
 
     fn frto_sends_new(&self) -> bool {
-        matches!(self.phase, Phase::Loss { frto: Frto::SendNew(_), .. })
+        matches!(self.phase, RecoveryPhase::Loss { frto: Frto::SendNew(_), .. })
     }
 
     /// The congestion window has stopped us.
@@ -447,12 +447,12 @@ impl Sender {
     }
 
     /// A new segment was sent.
-    pub(super) fn sent_new(&mut self, now: Instant, entry: Entry) {
+    pub(super) fn sent_new(&mut self, now: Instant, entry: SentSegment) {
         self.nxt = entry.end;
         self.last_sent = now;
         self.prr.sent(entry.bytes());
         self.queue.push(entry);
-        if let Phase::Loss { frto, .. } = &mut self.phase
+        if let RecoveryPhase::Loss { frto, .. } = &mut self.phase
             && let Frto::SendNew(left) = *frto
         {
             *frto = if left > 1 { Frto::SendNew(left - 1) } else { Frto::Sent };
@@ -461,13 +461,13 @@ impl Sender {
 
     /// F-RTO found no new data to send: conventional recovery. Returns whether that changed anything.
     pub(super) fn nothing_new(&mut self) -> bool {
-        let Phase::Loss { frto, .. } = &mut self.phase else { return false };
+        let RecoveryPhase::Loss { frto, .. } = &mut self.phase else { return false };
         let Frto::SendNew(left) = *frto else { return false };
         *frto = if left == 2 { Frto::Off } else { Frto::Sent };
         *frto == Frto::Off
     }
 
-    /// Entry `index` was sent again.
+    /// SentSegment `index` was sent again.
     pub(super) fn resent(&mut self, now: Instant, index: usize) {
         self.queue.resent(index, now);
         self.last_sent = now;

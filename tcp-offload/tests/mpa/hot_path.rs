@@ -4,7 +4,7 @@ use allocation_counter::measure;
 use xwarp_tcp::{
     link::FrameWriter,
     mpa::Session,
-    tcp::{Arrival, Filled},
+    tcp::{Filled, NewPayload},
     time::Instant,
     ulp::{self, ConnId, Event, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
 };
@@ -63,7 +63,7 @@ fn allocations(
     for n in order {
         let (from, to) = stream.ranges[n];
         let frame = link.lend(&stream.bytes[from..to]);
-        let arrival = Arrival {
+        let arrival = NewPayload {
             offset: (start + from) as u64,
             start: HEADERS,
             len: to - from,
@@ -71,7 +71,7 @@ fn allocations(
         };
         let mut taken = false;
         let used = measure(|| {
-            taken = session.take(Instant::ZERO, ulp, CONN, &path, link, arrival, frame, usize::MAX);
+            taken = session.receive(Instant::ZERO, ulp, CONN, &path, link, arrival, frame, usize::MAX);
         });
         assert!(taken);
         count += used.count_total;
@@ -121,5 +121,5 @@ fn design_s5_sending_costs_no_allocation() {
         assert_eq!(used.count_total, 0);
         segments += 1;
     }
-    assert_eq!((segments, session.counters().fpdus_sent), (25, 100));
+    assert_eq!((segments, session.counters().ulpdus_sent), (25, 100));
 }

@@ -9,7 +9,7 @@ use xwarp_tcp::{
     link::{ChunksMut, FrameWriter, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
     mpa::{AcceptParams, Agreed, Markers, MpaConfig, MpaError, Session, SetupError},
     sim,
-    tcp::{Arrival, Filled},
+    tcp::{Filled, NewPayload},
     time::Instant,
     ulp::{self, ConnId, Event, ListenerId, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
     wire::Path,
@@ -295,7 +295,7 @@ impl End {
         taken[offset..offset + payload.len()].fill(true);
         let contiguous = taken.iter().position(|t| !t).unwrap_or(taken.len());
         let frame = self.link.lend(payload);
-        let arrival = Arrival {
+        let arrival = NewPayload {
             offset: offset as u64,
             start: HEADERS,
             len: payload.len(),
@@ -303,7 +303,7 @@ impl End {
         };
         let path = path();
         let (session, ulp, link) = (&mut self.session, &mut self.ulp, &mut self.link);
-        let took = session.take(self.now, ulp, CONN, &path, link, arrival, frame, usize::MAX);
+        let took = session.receive(self.now, ulp, CONN, &path, link, arrival, frame, usize::MAX);
         if took {
             (self.taken, self.contiguous) = (taken, contiguous);
         }

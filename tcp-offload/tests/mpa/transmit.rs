@@ -39,7 +39,7 @@ proptest! {
         }
         let ends: Vec<_> = reference.ranges.iter().map(|(_, end)| (startup + end) as u64).collect();
         prop_assert_eq!(end.ulp.pulled.iter().map(|(_, end)| *end).collect::<Vec<_>>(), ends);
-        prop_assert_eq!(end.session.counters().fpdus_sent, data.len() as u64);
+        prop_assert_eq!(end.session.counters().ulpdus_sent, data.len() as u64);
     }
 }
 
@@ -61,7 +61,7 @@ fn a_probe_of_the_path_is_filled_to_its_last_byte() {
         assert_eq!(end.fill(1000, probe), Err(Filled::Nothing), "asked, to learn what would fit");
         end.ulp.to_send = ulpdus(&[end.ulp.mulpdu]).into();
         assert_eq!(end.fill(1000, probe).map(|segment| segment.len()), Ok(probe & !3));
-        assert_eq!(end.session.counters().fpdus_sent, 1);
+        assert_eq!(end.session.counters().ulpdus_sent, 1);
     }
 }
 

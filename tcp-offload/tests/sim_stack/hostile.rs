@@ -13,7 +13,9 @@ use xwarp_tcp::{
     mpa::{AcceptParams, Markers, MpaConfig},
     secret::Secret,
     seq::StreamOffset,
-    sim::{self, Hostile, HostileConfig, Node, Outcome, Purpose, SimLink, Wire, WireConfig, run, run_seeds},
+    sim::{
+        self, HostileConfig, HostileHost, Node, Outcome, Purpose, SimLink, Wire, WireConfig, run, run_seeds,
+    },
     stack::{ConnectParams, Stack, StackConfig},
     tcp::{Keepalive, State, TcpConfig},
     time::Instant,
@@ -467,7 +469,7 @@ fn hostile(seed: u64) -> u64 {
         let conn = asker.connect(Instant::ZERO);
         asker.conns.push(conn);
     }
-    let mut hostile = Hostile::new(
+    let mut hostile = HostileHost::new(
         hostile,
         HostileConfig {
             seed,
@@ -483,7 +485,7 @@ fn hostile(seed: u64) -> u64 {
         },
     );
     let mut now = Instant::ZERO;
-    let mut pass = |time: Duration, victim: &mut Host, hostile: &mut Hostile| {
+    let mut pass = |time: Duration, victim: &mut Host, hostile: &mut HostileHost| {
         let outcome = run(&wire, &mut [victim, &mut asker, hostile], now, time, |_, _| false);
         assert_eq!(outcome, Outcome::TimeLimit, "the honest host asks for ever");
         now += time;

@@ -9,7 +9,7 @@ use super::{
     messages::Total,
     mpa::{Events, Mpa},
     packet::Segment,
-    stream::{Arrival, Piece, Stream},
+    stream::{Piece, Stream, StreamPosition},
 };
 
 /// Age of a gap from which the segment that fills it counts as retransmitted, when the round-trip time is unknown.
@@ -273,25 +273,25 @@ impl Connection {
         );
         direction.segments += 1;
         match arrival {
-            Arrival::Repeated => {
+            StreamPosition::Repeated => {
                 direction.retransmissions += 1;
                 direction.retransmitted_bytes += bytes;
                 out.push((from, Event::Retransmission { bytes }));
             }
-            Arrival::BeyondGap(gap_bytes) => {
+            StreamPosition::BeyondGap(gap_bytes) => {
                 direction.out_of_order += 1;
                 out.push((from, Event::OutOfOrder { gap_bytes }));
             }
-            Arrival::FillsGap(Some(after)) if after >= self.handshake.unwrap_or(LATE) => {
+            StreamPosition::FillsGap(Some(after)) if after >= self.handshake.unwrap_or(LATE) => {
                 direction.retransmissions += 1;
                 direction.retransmitted_bytes += bytes;
                 out.push((from, Event::LateSegment { bytes, after_ms: milliseconds(after) }));
             }
-            Arrival::Probe => {
+            StreamPosition::Probe => {
                 direction.segments -= 1;
                 out.push((from, Event::KeepaliveProbe));
             }
-            Arrival::InOrder | Arrival::FillsGap(_) | Arrival::Earlier => {}
+            StreamPosition::InOrder | StreamPosition::FillsGap(_) | StreamPosition::Earlier => {}
         }
         self.report_missing(from, missing, out);
         for (from, event) in inner {

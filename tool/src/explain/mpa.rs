@@ -35,7 +35,7 @@ pub struct Mpa {
 
 #[derive(Debug, Default)]
 struct Direction {
-    phase: Phase,
+    phase: ReadingState,
     /// Bytes that are not read yet, and the stream offset of the first.
     buffer: Vec<u8>,
     at: u64,
@@ -45,7 +45,7 @@ struct Direction {
 }
 
 #[derive(Debug, Default)]
-enum Phase {
+enum ReadingState {
     /// Nothing of MPA was seen; earlier bytes may be streaming data.
     #[default]
     StartUp,
@@ -63,7 +63,7 @@ impl Mpa {
     /// The connection begins in the middle: no start-up frames can be expected.
     pub fn begin_in_the_middle(&mut self) {
         for direction in &mut self.directions {
-            direction.phase = Phase::Search { known: None, tries: 0 };
+            direction.phase = ReadingState::Search { known: None, tries: 0 };
         }
     }
 
@@ -95,7 +95,9 @@ impl Mpa {
         let Some(this) = self.directions.get_mut(direction) else { return };
         match *piece {
             Piece::Bytes(at, bytes, starts_segment) => {
-                if this.buffer.is_empty() || (starts_segment && matches!(this.phase, Phase::Search { .. })) {
+                if this.buffer.is_empty()
+                    || (starts_segment && matches!(this.phase, ReadingState::Search { .. }))
+                {
                     this.buffer.clear();
                     this.at = at;
                 }
@@ -108,10 +110,12 @@ impl Mpa {
                 this.buffer.clear();
                 this.messages.cut();
                 this.phase = match this.phase {
-                    Phase::Fpdus(known) => Phase::Search { known: Some(known), tries: 0 },
-                    Phase::StartUp | Phase::AwaitPeer => Phase::Search { known: None, tries: 0 },
-                    Phase::Search { known, tries } => Phase::Search { known, tries },
-                    Phase::Ignored => Phase::Ignored,
+                    ReadingState::Fpdus(known) => ReadingState::Search { known: Some(known), tries: 0 },
+                    ReadingState::StartUp | ReadingState::AwaitPeer => {
+                        ReadingState::Search { known: None, tries: 0 }
+                    }
+                    ReadingState::Search { known, tries } => ReadingState::Search { known, tries },
+                    ReadingState::Ignored => ReadingState::Ignored,
                 };
             }
         }
@@ -119,7 +123,7 @@ impl Mpa {
             && this.buffer.len() > MOST_BYTES
         {
             this.buffer.clear();
-            this.phase = Phase::Ignored;
+            this.phase = ReadingState::Ignored;
         }
     }
 
@@ -129,10 +133,10 @@ impl Mpa {
             return;
         }
         match this.phase {
-            Phase::StartUp => self.read_start_up(direction, frame, out),
-            Phase::AwaitPeer => {}
-            Phase::Fpdus(_) => self.read_fpdus(direction, frame, out),
-            Phase::Search { known, tries } => {
+            ReadingState::StartUp => self.read_start_up(direction, frame, out),
+            ReadingState::AwaitPeer => {}
+            ReadingState::Fpdus(_) => self.read_fpdus(direction, frame, out),
+            ReadingState::Search { known, tries } => {
                 let found = search(this.at, &this.buffer, known, self.versions);
                 match found {
                     Some(fpdus) => {
@@ -142,14 +146,14 @@ impl Mpa {
                                 Event::Found { markers: fpdus.has_markers(), crc: fpdus.has_crc() },
                             ));
                         }
-                        this.phase = Phase::Fpdus(fpdus);
+                        this.phase = ReadingState::Fpdus(fpdus);
                         self.read_fpdus(direction, frame, out);
                     }
-                    None if known.is_none() && tries == MOST_TRIES => this.phase = Phase::Ignored,
-                    None => this.phase = Phase::Search { known, tries: tries + 1 },
+                    None if known.is_none() && tries == MOST_TRIES => this.phase = ReadingState::Ignored,
+                    None => this.phase = ReadingState::Search { known, tries: tries + 1 },
                 }
             }
-            Phase::Ignored => this.buffer.clear(),
+            ReadingState::Ignored => this.buffer.clear(),
         }
     }
 
@@ -181,7 +185,7 @@ impl Mpa {
         };
         this.buffer.drain(..consumed);
         this.at += consumed as u64;
-        this.phase = Phase::AwaitPeer;
+        this.phase = ReadingState::AwaitPeer;
         self.agree(out);
         self.advance(direction, frame, out);
     }
@@ -190,7 +194,7 @@ impl Mpa {
         out.push((direction, Event::BadFpdu { error: format!("start-up frame: {error}") }));
         for this in &mut self.directions {
             this.buffer.clear();
-            this.phase = Phase::Ignored;
+            this.phase = ReadingState::Ignored;
         }
     }
 
@@ -203,7 +207,7 @@ impl Mpa {
         };
         if reply.rejected {
             for this in &mut self.directions {
-                this.phase = Phase::Ignored;
+                this.phase = ReadingState::Ignored;
             }
             return;
         }
@@ -224,9 +228,9 @@ impl Mpa {
         ));
         self.versions = if reply.revision == 0 { Versions::Rdmac } else { Versions::Ietf };
         for (direction, this) in self.directions.iter_mut().enumerate() {
-            if matches!(this.phase, Phase::AwaitPeer) {
+            if matches!(this.phase, ReadingState::AwaitPeer) {
                 let markers = if direction == initiator { markers_sent } else { markers_received };
-                this.phase = Phase::Fpdus(RecordedFpdus::new(this.at, markers, crc));
+                this.phase = ReadingState::Fpdus(RecordedFpdus::new(this.at, markers, crc));
             }
         }
     }
@@ -234,7 +238,7 @@ impl Mpa {
     fn read_fpdus(&mut self, direction: usize, frame: u64, out: &mut Events) {
         let [first, second] = &mut self.directions;
         let (this, peer) = if direction == 0 { (first, second) } else { (second, first) };
-        let Phase::Fpdus(fpdus) = this.phase else { return };
+        let ReadingState::Fpdus(fpdus) = this.phase else { return };
         let mut read = 0;
         while let Some(rest) = this.buffer.get(read..)
             && let Some(len) = fpdus.len(this.at, rest)
@@ -253,7 +257,7 @@ impl Mpa {
                     this.messages.cut();
                     if error == MpaError::MarkerMismatch {
                         this.buffer.clear();
-                        this.phase = Phase::Search { known: Some(fpdus), tries: 0 };
+                        this.phase = ReadingState::Search { known: Some(fpdus), tries: 0 };
                         return;
                     }
                 }

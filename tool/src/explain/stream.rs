@@ -33,7 +33,7 @@ struct Waiting {
 
 /// What a segment with payload is to the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arrival {
+pub enum StreamPosition {
     /// The next bytes.
     InOrder,
     /// Bytes beyond a gap of this length.
@@ -96,15 +96,20 @@ impl Stream {
         held: &mut usize,
         most: usize,
         sink: &mut dyn FnMut(Piece<'_>),
-    ) -> Arrival {
-        let Some(begin) = self.offset(seq) else { return Arrival::Earlier };
+    ) -> StreamPosition {
+        let Some(begin) = self.offset(seq) else { return StreamPosition::Earlier };
         let end = begin + len as u64;
         if end <= self.next {
-            return if len == 1 && end == self.next { Arrival::Probe } else { Arrival::Repeated };
+            return if len == 1 && end == self.next {
+                StreamPosition::Probe
+            } else {
+                StreamPosition::Repeated
+            };
         }
         if begin > self.next {
             let known = self.waiting.get(&begin).is_some_and(|waiting| waiting.len >= len);
-            let arrival = if known { Arrival::Repeated } else { Arrival::BeyondGap(begin - self.next) };
+            let arrival =
+                if known { StreamPosition::Repeated } else { StreamPosition::BeyondGap(begin - self.next) };
             if !known {
                 let waiting = Waiting { payload: payload.to_vec(), len, since: now };
                 *held += payload.len() + SEGMENT_OVERHEAD;
@@ -120,9 +125,9 @@ impl Stream {
         }
         let arrival = match self.waiting.first_key_value() {
             Some((_, first)) => {
-                Arrival::FillsGap(now.zip(first.since).and_then(|(now, since)| now.checked_sub(since)))
+                StreamPosition::FillsGap(now.zip(first.since).and_then(|(now, since)| now.checked_sub(since)))
             }
-            None => Arrival::InOrder,
+            None => StreamPosition::InOrder,
         };
         self.deliver(begin, len, payload, sink);
         self.deliver_waiting(held, sink);
@@ -195,7 +200,7 @@ mod tests {
     }
 
     impl Test {
-        fn add(&mut self, seq: u32, len: usize, payload: &[u8]) -> Arrival {
+        fn add(&mut self, seq: u32, len: usize, payload: &[u8]) -> StreamPosition {
             let pieces = &mut self.pieces;
             let now = Some(Duration::from_millis(5));
             self.stream.add((seq, len, payload), now, &mut self.held, 1000, &mut |piece| {
@@ -220,12 +225,12 @@ mod tests {
         let first = u32::MAX - 1;
         let at = |offset: u32| first.wrapping_add(1 + offset);
         let mut test = begun(first);
-        assert_eq!(test.add(at(0), 3, b"abc"), Arrival::InOrder);
-        assert_eq!(test.add(at(6), 3, b"ghi"), Arrival::BeyondGap(3));
-        assert_eq!(test.add(at(6), 3, b"ghi"), Arrival::Repeated);
-        assert_eq!(test.add(at(0), 3, b"abc"), Arrival::Repeated);
-        assert_eq!(test.add(at(2), 1, b"c"), Arrival::Probe);
-        assert_eq!(test.add(at(2), 4, b"cdef"), Arrival::FillsGap(Some(Duration::ZERO)));
+        assert_eq!(test.add(at(0), 3, b"abc"), StreamPosition::InOrder);
+        assert_eq!(test.add(at(6), 3, b"ghi"), StreamPosition::BeyondGap(3));
+        assert_eq!(test.add(at(6), 3, b"ghi"), StreamPosition::Repeated);
+        assert_eq!(test.add(at(0), 3, b"abc"), StreamPosition::Repeated);
+        assert_eq!(test.add(at(2), 1, b"c"), StreamPosition::Probe);
+        assert_eq!(test.add(at(2), 4, b"cdef"), StreamPosition::FillsGap(Some(Duration::ZERO)));
         assert_eq!(test.pieces, ["0>abc", "3+def", "6>ghi"]);
         assert_eq!(test.held, 0);
     }
@@ -234,7 +239,7 @@ mod tests {
     fn bytes_that_were_acknowledged_or_not_captured_are_missing() {
         let mut test = begun(99);
         test.add(100, 5, b"ab");
-        assert_eq!(test.add(115, 2, b"yz"), Arrival::BeyondGap(10));
+        assert_eq!(test.add(115, 2, b"yz"), StreamPosition::BeyondGap(10));
         let Test { stream, held, pieces } = &mut test;
         stream.acknowledge(114, held, &mut |_| panic!("the gap may still be filled"));
         stream.acknowledge(117, held, &mut |piece| pieces.push(format!("{piece:?}")));
@@ -251,7 +256,7 @@ mod tests {
         let held = test.held;
         test.stream.begin(5000);
         assert_eq!((test.stream.delivered(), test.held), (4, held));
-        assert_eq!(test.add(5, 4, b"more"), Arrival::FillsGap(Some(Duration::ZERO)));
+        assert_eq!(test.add(5, 4, b"more"), StreamPosition::FillsGap(Some(Duration::ZERO)));
         assert_eq!((test.stream.delivered(), test.held), (10, 0));
     }
 

@@ -7,7 +7,7 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use xwarp_tcp::{mpa::Counters, secret::Secret, tcp::TcpConfig, time::Instant};
+use xwarp_tcp::{framing::FramingCounters, secret::Secret, tcp::TcpConfig, time::Instant};
 use xwarp_verbs::{
     Access, FramingConfig, Markers, Memory, MpaConfig, Operation, Pages, Payload, QpId, QueuePairOptions,
     RdmaTcpConfig, RecvRequest, Remote, STag, SendFlags, Sge, WcStatus, WorkRequest,
@@ -145,7 +145,7 @@ impl Node for Reader {
 struct Row {
     goodput_gbps: f64,
     held_mean: f64,
-    counters: Counters,
+    counters: FramingCounters,
     copies: f64,
     /// From posting to the peer's completion.
     latency: [Duration; 3],
@@ -192,7 +192,7 @@ fn measure(faults: &Faults, framing: &FramingConfig, messages: usize) -> Row {
     let of_thousand = |n: usize| latency[(latency.len() * n / 1000).min(latency.len() - 1)];
     let (first, last) = (writer.posted_at[0], *reader.arrivals.last().unwrap());
     let bytes = (messages * MESSAGE) as f64;
-    let counters = reader.end.station.engine.stack().mpa_counters();
+    let counters = reader.end.station.engine.stack().framing_counters();
     Row {
         goodput_gbps: bytes * 8.0 / last.since(first).as_nanos() as f64,
         held_mean: reader.held as f64 / last.since(first).as_nanos() as f64,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use xwarp_tcp::{mpa, tcp};
+use xwarp_tcp::{framing::FramingCounters, tcp};
 
 use super::shared::State;
 
@@ -17,14 +17,14 @@ impl Counters {
         state.link.counters(&mut |name, value| all.push((name, value)));
         all.extend(stack.counters().iter());
         all.extend(stack.tcp_counters().iter());
-        all.extend(stack.mpa_counters().iter());
+        all.extend(stack.framing_counters().iter());
         all.extend(state.engine.counters().iter());
         all.sort_unstable();
         Self(all)
     }
 
-    pub(super) fn of_connection(tcp: &tcp::Info, mpa: &mpa::Counters) -> Self {
-        let mut all: Vec<_> = tcp.counters.iter().chain(mpa.iter()).collect();
+    pub(super) fn of_connection(tcp: &tcp::Info, framing: &FramingCounters) -> Self {
+        let mut all: Vec<_> = tcp.counters.iter().chain(framing.iter()).collect();
         all.sort_unstable();
         Self(all)
     }

@@ -21,7 +21,7 @@ use super::{
     observer::Observer,
     progress::{self, Progress},
     protection::ProtectionDomain,
-    shared::{Setup, Shared},
+    shared::{DeviceCore, Setup},
     sleep::Front,
 };
 use crate::{
@@ -121,7 +121,7 @@ pub struct DeviceAttributes {
 pub struct Device(Arc<DeviceInner>);
 
 pub(crate) struct DeviceInner {
-    shared: Arc<Shared>,
+    shared: Arc<DeviceCore>,
     thread: Mutex<Option<JoinHandle<()>>>,
     resolvers: Mutex<Vec<JoinHandle<()>>>,
     /// Descriptors that are readable while frames or changes wait, for threads that run the engine while they wait.
@@ -212,7 +212,7 @@ impl Device {
         let cm = CmTable::new(time_wait);
         let application_progress = options.progress != Progress::Thread;
         let setup = Setup { engine, link: interface, cm, clock, application_progress, has_thread };
-        let shared = Arc::new(Shared::new(setup, resolver)?);
+        let shared = Arc::new(DeviceCore::new(setup, resolver)?);
         let set = |bell| WaitSet::new(readiness.iter().map(AsFd::as_fd), bell);
         let front = Front::new(set(shared.failure_bell())?);
         let behind = set(shared.doorbell())?;
@@ -241,7 +241,7 @@ impl Device {
         Self(inner)
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<DeviceCore> {
         &self.0.shared
     }
 
@@ -377,7 +377,7 @@ impl Device {
     }
 
     /// Runs `f` on a thread of its own, which is waited for when the device is closed.
-    pub(super) fn spawn_resolver(&self, f: impl FnOnce(&Shared) + Send + 'static) -> io::Result<()> {
+    pub(super) fn spawn_resolver(&self, f: impl FnOnce(&DeviceCore) + Send + 'static) -> io::Result<()> {
         let mut running = lock(&self.0.resolvers);
         running.retain(|thread| !thread.is_finished());
         if running.len() >= MOST_RESOLVERS {

@@ -1,7 +1,7 @@
 //! What is left of a device whose engine panicked, or that a child process inherited: [`DeviceFailed`], the answers of verbs, and a closed interface.
 //!
 //! A panic leaves the engine in an unknown state, so it never runs again. Reporting the failure to applications does
-//! not depend on that state, or is attempted and given up if it panics too ([`Shared::fail`](super::shared::Shared)).
+//! not depend on that state, or is attempted and given up if it panics too ([`DeviceCore::fail`](super::shared::DeviceCore)).
 
 use std::{any::Any, fmt, io, os::fd::OwnedFd, sync::Arc};
 

@@ -24,7 +24,7 @@ use std::{
 
 use rustix::{net::sockopt::socket_peercred, process::geteuid};
 
-use super::{counters::Counters, shared::Shared};
+use super::{counters::Counters, shared::DeviceCore};
 use crate::{
     observe::{VERSION, directory},
     rnic::{QpId, QpInfo},
@@ -61,7 +61,11 @@ struct Stop {
 
 impl Observer {
     /// Starts to answer.
-    pub(super) fn start(shared: Arc<Shared>, recording: Arc<Recording>, interface: &str) -> io::Result<Self> {
+    pub(super) fn start(
+        shared: Arc<DeviceCore>,
+        recording: Arc<Recording>,
+        interface: &str,
+    ) -> io::Result<Self> {
         let directory = directory()
             .ok_or_else(|| io::Error::other("no directory for its socket: set XDG_RUNTIME_DIR"))?;
         make_private(&directory)?;
@@ -113,7 +117,7 @@ fn make_private(directory: &Path) -> io::Result<()> {
 }
 
 struct Service {
-    device: Arc<Shared>,
+    device: Arc<DeviceCore>,
     recording: Arc<Recording>,
     stop: Arc<Stop>,
     /// The thread that sends a capture.

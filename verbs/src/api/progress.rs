@@ -6,7 +6,7 @@ use std::{io, sync::Arc, thread::JoinHandle, time::Duration};
 
 use xwarp_tcp::time::Instant;
 
-use super::shared::{BUSY_POLLS, Shared};
+use super::shared::{BUSY_POLLS, DeviceCore};
 use crate::system::{self, WaitSet};
 
 /// Which threads run the engine.
@@ -29,7 +29,7 @@ const NAP: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(4)];
 
 /// Starts the thread of a device. `set` contains the interface's descriptors and was made after the device's
 /// [`Front`](super::sleep::Front), so that a waiting application is woken first.
-pub(crate) fn spawn(shared: &Arc<Shared>, interface: &str, set: WaitSet) -> io::Result<JoinHandle<()>> {
+pub(crate) fn spawn(shared: &Arc<DeviceCore>, interface: &str, set: WaitSet) -> io::Result<JoinHandle<()>> {
     let shared = Arc::clone(shared);
     system::spawn(format!("xwarp-{interface}"), move || {
         if let Err(error) = run(&shared, &set) {
@@ -50,7 +50,7 @@ struct Watch {
 impl Watch {
     /// Whether the application busy-polls. Checks at most once in the shortest nap: in less time even a busy
     /// application may not poll, above all while this thread holds the engine.
-    fn sees_polling(&mut self, shared: &Shared) -> bool {
+    fn sees_polling(&mut self, shared: &DeviceCore) -> bool {
         let now = shared.clock.now();
         if !shared.application_progress || now.since(self.at) < NAP[0] {
             return false;
@@ -62,7 +62,7 @@ impl Watch {
     }
 }
 
-fn run(shared: &Shared, set: &WaitSet) -> io::Result<()> {
+fn run(shared: &DeviceCore, set: &WaitSet) -> io::Result<()> {
     let mut leads = 0;
     let mut watch = Watch { polls: 0, at: shared.clock.now() };
     let mut nap = NAP[0];

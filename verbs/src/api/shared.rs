@@ -1,5 +1,5 @@
-//! One engine, its interface and its lock: [`Shared`]. Every verb that needs the engine goes through
-//! [`Shared::with`]; whoever polls runs it through [`Shared::try_progress`]; the progress thread waits for it.
+//! One engine, its interface and its lock: [`DeviceCore`]. Every verb that needs the engine goes through
+//! [`DeviceCore::with`]; whoever polls runs it through [`DeviceCore::try_progress`]; the progress thread waits for it.
 
 use std::{
     any::Any,
@@ -43,7 +43,7 @@ const CHANGE_EVERY: Duration = Duration::from_millis(20);
 const MOST_LOOKUPS: usize = 8;
 /// Largest number of times that one call transmits again what had no room before its kick.
 const MOST_REFILLS: usize = 4;
-/// Largest number of turns in one call of [`Shared::progress`]: about 4000 frames.
+/// Largest number of turns in one call of [`DeviceCore::progress`]: about 4000 frames.
 const MOST_TURNS: usize = 64;
 /// Value of `wakes_at` while the progress thread does not sleep.
 pub(super) const NOT_WAITING: u64 = 0;
@@ -57,7 +57,7 @@ pub(crate) struct State {
     pub(super) ask_changes_at: Instant,
 }
 
-/// The parts of a new [`Shared`].
+/// The parts of a new [`DeviceCore`].
 pub(crate) struct Setup {
     pub(crate) engine: Engine,
     pub(crate) link: Box<dyn Interface>,
@@ -81,7 +81,7 @@ enum Leave {
 type FailureStep = (&'static str, fn(&mut State));
 
 /// The part of a device that its handles, objects and threads share.
-pub(crate) struct Shared {
+pub(crate) struct DeviceCore {
     state: Mutex<State>,
     /// Kicks the interface, outside the lock. `None` where [`Link::flush`](xwarp_tcp::link::Link::flush) sends.
     kicker: Option<Arc<dyn Kick>>,
@@ -151,7 +151,7 @@ impl State {
     }
 }
 
-impl Shared {
+impl DeviceCore {
     pub(crate) fn new(setup: Setup, resolver: Arc<dyn Resolver>) -> io::Result<Self> {
         let Setup { engine, mut link, cm, clock, application_progress, has_thread } = setup;
         let kicker = link.kicker();
@@ -226,7 +226,7 @@ impl Shared {
                 self.transmit(state, now);
             }
             if leave != Leave::WithBatch {
-                self.conclude(state, now);
+                self.publish(state, now);
             }
             (result, leave == Leave::Now && state.engine.wants_to_transmit())
         });
@@ -288,7 +288,7 @@ impl Shared {
             let refilled = self.guarded(self.lock(), |state| {
                 let now = self.clock.now();
                 self.transmit(state, now);
-                self.conclude(state, now);
+                self.publish(state, now);
                 state.engine.wants_to_transmit()
             });
             starved = refilled.unwrap_or(false);
@@ -408,7 +408,7 @@ impl Shared {
             let State { engine, link, .. } = state;
             let received = engine.turn(now, &mut **link);
             self.gathered.clear();
-            self.conclude(state, now);
+            self.publish(state, now);
             (received, state.engine.wants_to_transmit())
         });
         let (received, starved) = turned.unwrap_or_default();
@@ -417,7 +417,7 @@ impl Shared {
     }
 
     /// Passes on the events and deadlines that the engine's last work may have caused.
-    fn conclude(&self, state: &mut State, now: Instant) {
+    fn publish(&self, state: &mut State, now: Instant) {
         if now >= state.ask_changes_at {
             state.ask_changes_at = now + CHANGE_EVERY;
             while let Some(change) = state.link.change() {

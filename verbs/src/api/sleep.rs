@@ -14,7 +14,7 @@ use std::{
 
 use xwarp_tcp::time::Instant;
 
-use super::shared::{NOT_WAITING, STARVED_WAIT, Shared};
+use super::shared::{DeviceCore, NOT_WAITING, STARVED_WAIT};
 use crate::system::{WaitSet, wait_readable};
 
 /// Longest sleep in an application's own wait, which verbs of other threads cannot shorten.
@@ -37,7 +37,7 @@ impl Front {
     /// another thread leads, or the wait must go on without leading.
     pub(crate) fn lead(
         &self,
-        shared: &Shared,
+        shared: &DeviceCore,
         fd: BorrowedFd<'_>,
         limit: Option<Duration>,
     ) -> io::Result<Option<bool>> {
@@ -74,7 +74,7 @@ impl Front {
     }
 }
 
-impl Shared {
+impl DeviceCore {
     /// Runs the engine after an event of the interface's descriptors. Returns whether frames may be left.
     fn run_for_event(&self) -> bool {
         self.leads.fetch_add(1, Ordering::Relaxed);

@@ -139,10 +139,10 @@ impl Deref for AsyncCompletionQueue {
 /// A channel whose entries [`EventStream`] can await.
 pub trait Channel: AsFd + sealed::Sealed {
     /// An entry of the channel.
-    type Entry;
+    type Item;
 
     /// The oldest entry, without blocking.
-    fn poll_entry(&self) -> Option<Self::Entry>;
+    fn poll_item(&self) -> Option<Self::Item>;
 }
 
 mod sealed {
@@ -154,9 +154,9 @@ macro_rules! channels {
         impl sealed::Sealed for $channel {}
 
         impl Channel for $channel {
-            type Entry = $entry;
+            type Item = $entry;
 
-            fn poll_entry(&self) -> Option<$entry> {
+            fn poll_item(&self) -> Option<$entry> {
                 self.poll()
             }
         }
@@ -191,8 +191,8 @@ impl<C: Channel> EventStream<C> {
     }
 
     /// The oldest entry.
-    pub async fn next(&mut self) -> io::Result<C::Entry> {
-        self.readiness.until(|| self.channel.poll_entry()).await
+    pub async fn next(&mut self) -> io::Result<C::Item> {
+        self.readiness.until(|| self.channel.poll_item()).await
     }
 }
 

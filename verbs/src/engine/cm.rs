@@ -3,9 +3,9 @@
 use std::{collections::VecDeque, net::IpAddr};
 
 use xwarp_tcp::{
-    framing::FramingConfig,
+    framing::{FramingConfig, FramingCounters},
     link::Link,
-    mpa::{self, AcceptParams, Markers},
+    mpa::{AcceptParams, Markers},
     stack::{self, ListenError},
     tcp::{self, Tuning},
     time::Instant,
@@ -129,9 +129,9 @@ impl Engine {
     }
 
     /// TCP's state and MPA's counters of a queue pair's connection, if it has one.
-    pub fn connection_info(&self, qp: QpId) -> Option<(tcp::Info, mpa::Counters)> {
+    pub fn connection_info(&self, qp: QpId) -> Option<(tcp::Info, FramingCounters)> {
         let conn = self.rnic.connection_of(qp)?;
-        Some((self.stack.info(conn)?, self.stack.mpa_counters_of(conn)?))
+        Some((self.stack.info(conn)?, self.stack.framing_counters_of(conn)?))
     }
 
     /// Payload bytes of a full segment of a queue pair whose connection has data in flight.

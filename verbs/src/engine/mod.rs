@@ -13,9 +13,8 @@ mod streaming;
 use std::{collections::VecDeque, sync::Arc};
 
 use xwarp_tcp::{
-    framing::FramingConfig,
+    framing::{FramingConfig, FramingCounters},
     link::{Link, RxFrame},
-    mpa,
     secret::Secret,
     stack::{Stack, StackConfig},
     tcp::{self, TcpConfig},
@@ -28,9 +27,9 @@ use self::peers::Peers;
 use crate::{
     ddp::STag,
     rnic::{
-        self, AsyncEvent, CmEvent, CompletionRing, CqId, DdpCounters, FastRegistration, Limits, Notify, PdId,
+        AsyncEvent, CmEvent, CompletionRing, CqId, DdpCounters, FastRegistration, Limits, Notify, PdId,
         PostError, QpAttributes, QpId, QpInfo, RdmapCounters, RecvRequest, Registration, ResourceError, Rnic,
-        SrqAttributes, SrqId, WorkRequest,
+        RnicCounters, SrqAttributes, SrqId, WorkRequest,
     },
 };
 
@@ -83,7 +82,7 @@ pub struct QpStatistics {
     /// TCP's state of the connection: round-trip time, congestion window, retransmissions. `None` without one.
     pub tcp: Option<tcp::Info>,
     /// MPA's counters of the connection. `None` without one.
-    pub mpa: Option<mpa::Counters>,
+    pub framing: Option<FramingCounters>,
 }
 
 /// One software RNIC.
@@ -139,7 +138,7 @@ impl Engine {
         }
         self.batch = batch;
         if !received {
-            self.settle(now, link);
+            self.run_errands(now, link);
             // The application that the last turn woke will soon post a reply or poll again.
             if !self.rnic.just_woke() {
                 self.stack.idle();
@@ -152,7 +151,7 @@ impl Engine {
     /// Handles one received frame, for callers that receive frames themselves; [`Self::turn`] does this for others.
     pub fn receive(&mut self, now: Instant, link: &mut dyn Link, frame: RxFrame) {
         self.stack.receive(now, link, frame, &mut self.rnic);
-        self.settle(now, link);
+        self.run_errands(now, link);
     }
 
     /// Runs the timers that are due and transmits as far as the link has room. Kicks the link.
@@ -161,9 +160,9 @@ impl Engine {
             self.stack.on_timer(now, link, &mut self.rnic);
             self.reset_overdue(now);
         }
-        self.settle(now, link);
+        self.run_errands(now, link);
         self.stack.transmit(now, link, &mut self.rnic);
-        self.settle(now, link);
+        self.run_errands(now, link);
     }
 
     /// Latest time for the next call of [`Self::turn`] or [`Self::transmit`].
@@ -199,7 +198,7 @@ impl Engine {
     }
 
     /// Counters of RDMAP and DDP over all queue pairs, including destroyed ones.
-    pub fn counters(&self) -> rnic::Counters {
+    pub fn counters(&self) -> RnicCounters {
         self.rnic.counters()
     }
 
@@ -207,12 +206,12 @@ impl Engine {
     pub fn qp_statistics(&self, qp: QpId) -> Result<QpStatistics, ResourceError> {
         let (stream, conn) = self.rnic.stream_counters(qp)?;
         let tcp = conn.and_then(|conn| self.stack.info(conn));
-        let mpa = conn.and_then(|conn| self.stack.mpa_counters_of(conn));
-        Ok(QpStatistics { rdmap: stream.rdmap, ddp: stream.ddp, tcp, mpa })
+        let framing = conn.and_then(|conn| self.stack.framing_counters_of(conn));
+        Ok(QpStatistics { rdmap: stream.rdmap, ddp: stream.ddp, tcp, framing })
     }
 
     /// Does all the work that the RNIC left to the engine.
-    fn settle(&mut self, now: Instant, link: &mut dyn Link) {
+    fn run_errands(&mut self, now: Instant, link: &mut dyn Link) {
         while self.rnic.has_errands() {
             while let Some(conn) = self.rnic.next_ended() {
                 self.teardowns.push_back((now + TEARDOWN_LIMIT, conn));

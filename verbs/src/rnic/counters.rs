@@ -78,7 +78,7 @@ impl std::ops::AddAssign for StreamCounters {
 
 /// Counters of the streams of one RNIC.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Counters {
+pub struct RnicCounters {
     /// RDMAP's counters.
     pub rdmap: RdmapCounters,
     /// DDP's counters.
@@ -89,7 +89,7 @@ pub struct Counters {
     pub terminates_received: TerminateCounters,
 }
 
-impl Counters {
+impl RnicCounters {
     /// Name, prefixed with the layer, and value of each counter.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         let sent = self.terminates_sent.0.into_iter().zip(TERMINATES).map(|(n, t)| (t.sent, n));
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn names_are_unique() {
-        let names: Vec<_> = Counters::default().iter().map(|(name, _)| name).collect();
+        let names: Vec<_> = RnicCounters::default().iter().map(|(name, _)| name).collect();
         let unique: std::collections::BTreeSet<_> = names.iter().collect();
         assert_eq!(unique.len(), names.len());
     }

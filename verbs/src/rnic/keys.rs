@@ -161,14 +161,14 @@ impl Object {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct KeyedObject {
     pd: PdId,
     /// The only stream that may use a region, if it is limited to one.
     limited_to: Option<QpId>,
     object: Object,
 }
 
-impl Entry {
+impl KeyedObject {
     /// The only stream that may use the object now, if it is limited to one.
     fn stream(&self) -> Option<QpId> {
         match &self.object {
@@ -202,9 +202,9 @@ struct View<'k> {
 }
 
 #[derive(Debug)]
-struct Slot {
+struct TagSlot {
     key: u8,
-    entry: Option<Entry>,
+    entry: Option<KeyedObject>,
 }
 
 /// Regions and windows by Steering Tag.
@@ -250,7 +250,11 @@ impl KeyTable {
     pub(crate) fn insert_region(&mut self, registration: Registration) -> Option<STag> {
         let Registration { pd, memory, access, base, stream } = registration;
         let mapping = self.mapping([memory].into_iter().collect(), access, base);
-        self.insert(Entry { pd, limited_to: stream, object: Object::Region { mapping, revoked: false } })
+        self.insert(KeyedObject {
+            pd,
+            limited_to: stream,
+            object: Object::Region { mapping, revoked: false },
+        })
     }
 
     /// Creates an invalid fast region; `None` when the limit is reached.
@@ -260,12 +264,12 @@ impl KeyTable {
         max_pieces: u32,
         limited_to: Option<QpId>,
     ) -> Option<STag> {
-        self.insert(Entry { pd, limited_to, object: Object::Fast { max_pieces, mapping: None } })
+        self.insert(KeyedObject { pd, limited_to, object: Object::Fast { max_pieces, mapping: None } })
     }
 
     /// Creates an unbound window; `None` when the limit is reached.
     pub(crate) fn insert_window(&mut self, pd: PdId) -> Option<STag> {
-        self.insert(Entry { pd, limited_to: None, object: Object::Window(None) })
+        self.insert(KeyedObject { pd, limited_to: None, object: Object::Window(None) })
     }
 
     fn mapping(&mut self, extent: Extent, access: Access, base: TaggedOffset) -> Mapping {
@@ -273,7 +277,7 @@ impl KeyTable {
         Mapping { number: self.next_mapping, extent, access, base, windows: 0 }
     }
 
-    fn insert(&mut self, entry: Entry) -> Option<STag> {
+    fn insert(&mut self, entry: KeyedObject) -> Option<STag> {
         let (count, most) = match entry.object {
             Object::Window(_) => (&mut self.windows, self.max_windows),
             Object::Region { .. } | Object::Fast { .. } => (&mut self.regions, self.max_regions),
@@ -300,17 +304,17 @@ impl KeyTable {
             let tag = STag::new(self.rng.next_u32());
             // Some faulty peers treat index 0 as special, so no tag of ours has it.
             if tag.index() != 0 && !self.slots.contains_key(&tag.index()) {
-                self.slots.insert(tag.index(), Slot { key: tag.key(), entry: None });
+                self.slots.insert(tag.index(), TagSlot { key: tag.key(), entry: None });
                 return tag.index();
             }
         }
     }
 
-    fn entry(&self, stag: STag) -> Option<&Entry> {
+    fn entry(&self, stag: STag) -> Option<&KeyedObject> {
         self.slots.get(&stag.index()).filter(|slot| slot.key == stag.key())?.entry.as_ref()
     }
 
-    fn entry_mut(&mut self, stag: STag) -> Option<&mut Entry> {
+    fn entry_mut(&mut self, stag: STag) -> Option<&mut KeyedObject> {
         self.slots.get_mut(&stag.index()).filter(|slot| slot.key == stag.key())?.entry.as_mut()
     }
 
@@ -397,7 +401,7 @@ impl KeyTable {
     }
 
     /// The bytes that an entry gives access to; `None` while it is invalid or unbound, or when its region is gone.
-    fn view<'k>(&'k self, entry: &'k Entry) -> Option<View<'k>> {
+    fn view<'k>(&'k self, entry: &'k KeyedObject) -> Option<View<'k>> {
         if let Object::Window(bound) = entry.object {
             let Bound { region: (index, number), start, len, access, base, .. } = bound?;
             let region = self.slots.get(&index)?.entry.as_ref()?;
@@ -560,7 +564,7 @@ impl KeyTable {
 }
 
 #[expect(clippy::disallowed_types, reason = "with a hasher that has no state of its own")]
-type SlotsByIndex = std::collections::HashMap<u32, Slot, BuildHasherDefault<IndexHasher>>;
+type SlotsByIndex = std::collections::HashMap<u32, TagSlot, BuildHasherDefault<IndexHasher>>;
 
 /// Hashes indices. A simple hash suffices: indices are random, and peers cannot choose them.
 #[derive(Debug, Default)]

@@ -24,7 +24,7 @@ impl QueuePair {
                 tracing::warn!(qp = self.id.number(), ?operation, %error, "a request on memory is refused");
                 self.fail_request(position, WcStatus::MemoryManagement, shared);
             } else {
-                self.settle_entry(position, Progress::Done(WcStatus::Success));
+                self.set_progress(position, Progress::Done(WcStatus::Success));
                 self.complete_sends(shared);
             }
         }

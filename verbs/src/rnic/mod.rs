@@ -61,7 +61,7 @@ pub use self::{
         QueuePairOptions, Registration, ResourceError, SrqAttributes,
     },
     completion::{CompletionRing, Notify},
-    counters::{Counters, DdpCounters, RdmapCounters, TerminateCounters},
+    counters::{DdpCounters, RdmapCounters, RnicCounters, TerminateCounters},
     events::{AsyncEvent, CmEvent, PeerDepths, QpFault, RequestId, StreamId},
     placement::Placed,
     work::{
@@ -252,13 +252,13 @@ impl Rnic {
     }
 
     /// Counters over all queue pairs, including destroyed ones.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> RnicCounters {
         let mut sum = self.destroyed;
         for qp in self.qps.iter() {
             sum += qp.counters;
         }
         let TerminateCount { sent, received } = self.shared.terminates;
-        Counters { rdmap: sum.rdmap, ddp: sum.ddp, terminates_sent: sent, terminates_received: received }
+        RnicCounters { rdmap: sum.rdmap, ddp: sum.ddp, terminates_sent: sent, terminates_received: received }
     }
 
     /// Counters of one queue pair, and its connection if it has one.

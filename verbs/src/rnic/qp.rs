@@ -18,7 +18,7 @@ use super::{
     placement::{Quote, Refused, Seen},
     rdma_tcp::Stream,
     receive_queue::{Receive, ReceiveQueue},
-    send_queue::{Entry, Position, SendQueue},
+    send_queue::{Position, SendQueue, SendRequest},
     work::{CqId, Operation, SendFlags},
 };
 use crate::{
@@ -314,7 +314,7 @@ impl QueuePair {
         }
     }
 
-    fn push_send(&mut self, entry: &Entry, status: WcStatus, shared: &mut Shared) {
+    fn push_send(&mut self, entry: &SendRequest, status: WcStatus, shared: &mut Shared) {
         self.counters.request_done(&entry.operation, status);
         let silent = !entry.flags.contains(SendFlags::SIGNALED) && !self.attributes.options.signal_all;
         if silent && status == WcStatus::Success {

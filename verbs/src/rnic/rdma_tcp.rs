@@ -18,7 +18,7 @@ use super::{
     Shared,
     placement::{Incoming, Quote, Refused, Seen, Segment},
     qp::{AskedKind, QueuePair},
-    send_queue::Entry,
+    send_queue::SendRequest,
     work::{Operation, Remote, SendFlags},
 };
 use crate::{
@@ -62,7 +62,7 @@ impl Stream {
     }
 
     /// Header of the segment that begins at byte `sent` of a Send or RDMA Write.
-    pub(super) fn message_header(&self, entry: &Entry, sent: u32, last: bool) -> SegmentHeader {
+    pub(super) fn message_header(&self, entry: &SendRequest, sent: u32, last: bool) -> SegmentHeader {
         let (order, kind) = match entry.operation {
             Operation::Write { remote } | Operation::WriteImmediate { remote, .. } => {
                 let offset = remote.offset.wrapping_add(u64::from(sent));

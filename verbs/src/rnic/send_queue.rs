@@ -25,7 +25,7 @@ pub(crate) enum Progress {
 
 /// A work request in the queue.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct SendRequest {
     pub(crate) wr_id: u64,
     pub(crate) operation: Operation,
     pub(crate) flags: SendFlags,
@@ -44,7 +44,7 @@ pub(crate) type Position = u64;
 /// A send queue.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<SendRequest>,
     /// Position of the first entry.
     head: Position,
     /// Position of the first entry that is not fully sent.
@@ -74,7 +74,7 @@ impl SendQueue {
     }
 
     /// The request to begin next. Requests that were posted to be flushed are never begun.
-    pub(crate) fn upcoming(&self) -> Option<&Entry> {
+    pub(crate) fn upcoming(&self) -> Option<&SendRequest> {
         self.get(self.next).filter(|entry| matches!(entry.progress, Progress::Posted))
     }
 
@@ -98,7 +98,7 @@ impl SendQueue {
                 inline = Some(slot);
             }
         }
-        self.entries.push_back(Entry {
+        self.entries.push_back(SendRequest {
             wr_id: request.wr_id,
             operation: request.operation,
             flags: request.flags,
@@ -143,11 +143,11 @@ impl SendQueue {
         if fits { Ok(len) } else { Err(PostError::Payload) }
     }
 
-    pub(crate) fn get(&self, position: Position) -> Option<&Entry> {
+    pub(crate) fn get(&self, position: Position) -> Option<&SendRequest> {
         self.entries.get(usize::try_from(position.checked_sub(self.head)?).ok()?)
     }
 
-    pub(crate) fn get_mut(&mut self, position: Position) -> Option<&mut Entry> {
+    pub(crate) fn get_mut(&mut self, position: Position) -> Option<&mut SendRequest> {
         self.entries.get_mut(usize::try_from(position.checked_sub(self.head)?).ok()?)
     }
 
@@ -157,13 +157,13 @@ impl SendQueue {
     }
 
     /// The inline bytes of an entry.
-    pub(crate) fn inline(&self, entry: &Entry) -> Option<&[u8]> {
+    pub(crate) fn inline(&self, entry: &SendRequest) -> Option<&[u8]> {
         let at = entry.inline? as usize * self.max_inline as usize;
         self.arena.get(at..at + entry.len as usize)
     }
 
     /// Removes the first request if it is done; `acked` is the stream offset up to which the peer has acknowledged.
-    pub(crate) fn pop_done(&mut self, acked: StreamOffset) -> Option<(Entry, WcStatus)> {
+    pub(crate) fn pop_done(&mut self, acked: StreamOffset) -> Option<(SendRequest, WcStatus)> {
         let status = match self.entries.front()?.progress {
             Progress::Sent(end) if end <= acked => WcStatus::Success,
             Progress::Done(status) => status,
@@ -173,7 +173,7 @@ impl SendQueue {
     }
 
     /// Removes the first request to flush it; its outcome is kept if it is already done.
-    pub(crate) fn pop_flushed(&mut self) -> Option<(Entry, WcStatus)> {
+    pub(crate) fn pop_flushed(&mut self) -> Option<(SendRequest, WcStatus)> {
         let entry = self.pop()?;
         let status = match entry.progress {
             Progress::Done(status) => status,
@@ -182,7 +182,7 @@ impl SendQueue {
         Some((entry, status))
     }
 
-    fn pop(&mut self) -> Option<Entry> {
+    fn pop(&mut self) -> Option<SendRequest> {
         let entry = self.entries.pop_front()?;
         self.head += 1;
         self.next = self.next.max(self.head);

@@ -18,7 +18,7 @@ use super::{
     placement::{Quote, Seen},
     qp::{Asked, AskedKind, Current, QueuePair, ToAnswer},
     rdma_tcp::atomic_words,
-    send_queue::{Entry, Position, Progress},
+    send_queue::{Position, Progress, SendRequest},
     work::{Access, Operation, Remote, SendFlags, WcStatus},
 };
 use crate::{
@@ -142,12 +142,12 @@ impl QueuePair {
     }
 
     /// The local memory of a Read or an atomic operation.
-    fn open_sink<'k>(&self, entry: &Entry, shared: &'k Shared) -> Result<Stretches<'k>, KeyError> {
+    fn open_sink<'k>(&self, entry: &SendRequest, shared: &'k Shared) -> Result<Stretches<'k>, KeyError> {
         let len = u64::from(entry.len);
         Stretches::open(&shared.keys, self.user(), Access::LOCAL_WRITE, &entry.payload, 0, len)
     }
 
-    pub(crate) fn settle_entry(&mut self, position: Position, progress: Progress) {
+    pub(crate) fn set_progress(&mut self, position: Position, progress: Progress) {
         if let Some(entry) = self.sq.get_mut(position) {
             entry.progress = progress;
         }
@@ -155,7 +155,7 @@ impl QueuePair {
 
     /// Fails a request that cannot be executed, and the stream with it (RFC 5040 section 7.1, case 1).
     pub(crate) fn fail_request(&mut self, position: Position, status: WcStatus, shared: &mut Shared) {
-        self.settle_entry(position, Progress::Done(status));
+        self.set_progress(position, Progress::Done(status));
         self.fail(StreamError::Rdmap(RdmapError::LocalCatastrophic), Quote::default(), shared);
     }
 
@@ -206,7 +206,7 @@ impl QueuePair {
             }
             self.tx.current = None;
             self.sq.next = position + 1;
-            self.settle_entry(position, Progress::Sent(out.end()));
+            self.set_progress(position, Progress::Sent(out.end()));
         } else {
             self.tx.current = Some(Current::Request { position, sent: sent + n });
         }
@@ -214,7 +214,7 @@ impl QueuePair {
     }
 
     /// Writes the header of the segment with `n` bytes from byte `sent` of a Send or RDMA Write.
-    fn put_header(&self, entry: &Entry, sent: u32, n: u32, last: bool, out: &mut UlpduWriter<'_, '_>) {
+    fn put_header(&self, entry: &SendRequest, sent: u32, n: u32, last: bool, out: &mut UlpduWriter<'_, '_>) {
         if let Some(stream) = &self.stream {
             return stream.put(&stream.message_header(entry, sent, last), n as usize, out);
         }
@@ -251,7 +251,7 @@ impl QueuePair {
         self.tx.send_msn = self.tx.send_msn.next();
         self.tx.current = None;
         self.sq.next = position + 1;
-        self.settle_entry(position, Progress::Sent(out.end()));
+        self.set_progress(position, Progress::Sent(out.end()));
         Step::Pulled(Pulled::Ulpdu)
     }
 
@@ -311,7 +311,7 @@ impl QueuePair {
         self.rx.asked.push_back(Asked { position, kind });
         if let Some(position) = position {
             self.sq.next = position + 1;
-            self.settle_entry(position, Progress::Asked);
+            self.set_progress(position, Progress::Asked);
         }
     }
 

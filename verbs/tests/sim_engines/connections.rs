@@ -261,7 +261,7 @@ fn a_queue_pair_tells_the_numbers_of_its_connection() {
     assert_eq!((far.rdmap.sends, far.rdmap.sends_in), (0, 1));
     let tcp = near.tcp.expect("a connection has numbers of TCP");
     assert!(tcp.srtt.is_some() && tcp.cwnd > 0 && tcp.counters.segments_out > 0);
-    assert!(near.mpa.is_some());
+    assert!(near.framing.is_some());
     // The counters of the device keep what a destroyed queue pair counted.
     pair.ends[0].engine.destroy_qp(pair.qps[0]).unwrap();
     assert_eq!(pair.ends[0].engine.counters().rdmap.sends, 1);

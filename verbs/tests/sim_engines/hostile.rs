@@ -7,7 +7,7 @@ use rand::{Rng, SeedableRng, rngs::SmallRng};
 use xwarp_tcp::{
     link::Link,
     mpa::AcceptParams,
-    sim::{Hostile, HostileConfig, Purpose, run_seeds},
+    sim::{HostileConfig, HostileHost, Purpose, run_seeds},
     time::Instant,
 };
 use xwarp_verbs::{
@@ -344,7 +344,7 @@ fn hostile(seed: u64) -> (u64, u64) {
     let next = Instant::ZERO + Duration::from_secs(1);
     let every = Duration::from_millis(dice.random_range(PATIENCE.as_millis() as u64..60_000));
     let mut asker = Asker { host, qp, every, next, asked: 0 };
-    let mut hostile = Hostile::new(
+    let mut hostile = HostileHost::new(
         hostile,
         HostileConfig {
             seed,
@@ -357,7 +357,7 @@ fn hostile(seed: u64) -> (u64, u64) {
         },
     );
     let mut now = Instant::ZERO;
-    let mut pass = |time: Duration, victim: &mut Host, hostile: &mut Hostile| {
+    let mut pass = |time: Duration, victim: &mut Host, hostile: &mut HostileHost| {
         let outcome = run(&wire, &mut [victim, &mut asker, hostile], now, time, |_, _| false);
         assert_eq!(outcome, Outcome::TimeLimit, "the honest host asks for ever");
         now += time;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
-use xwarp_tcp::{link::Link, mpa::Counters, secret::Secret, tcp::TcpConfig, time::Instant};
+use xwarp_tcp::{framing::FramingCounters, link::Link, secret::Secret, tcp::TcpConfig, time::Instant};
 use xwarp_verbs::{
     Access, Markers, Memory, MpaConfig, Operation, Pages, Payload, QpId, RecvRequest, Remote, STag,
     SendFlags, Sge, WorkRequest,
@@ -251,8 +251,8 @@ impl Pair {
         self.post(Operation::Write { remote }, at, len);
     }
 
-    fn counters(&self) -> Counters {
-        self.far.station.engine.stack().mpa_counters()
+    fn counters(&self) -> FramingCounters {
+        self.far.station.engine.stack().framing_counters()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use xwarp_tcp::{link::Link, mpa::Counters, secret::Secret, tcp::TcpConfig, time::Instant};
+use xwarp_tcp::{framing::FramingCounters, link::Link, secret::Secret, tcp::TcpConfig, time::Instant};
 use xwarp_verbs::{
     Access, Memory, Operation, Pages, Payload, QpId, QueuePairOptions, RdmaTcpConfig, RecvRequest, Remote,
     STag, SendFlags, Sge, WorkRequest,
@@ -49,8 +49,8 @@ impl End {
         bytes.iter().filter(|byte| **byte != 0).count()
     }
 
-    fn counters(&self) -> Counters {
-        self.station.engine.stack().mpa_counters()
+    fn counters(&self) -> FramingCounters {
+        self.station.engine.stack().framing_counters()
     }
 }
 
@@ -154,7 +154,7 @@ fn sim_rdma_tcp_every_tcp_segment_is_one_rdma_segment() {
 }
 
 /// One segment is lost; a Write of a MiB behind it is placed and not held.
-fn beyond_a_gap(recut: Option<Recut>) -> Counters {
+fn beyond_a_gap(recut: Option<Recut>) -> FramingCounters {
     let mut pair = Pair::new();
     let slow = Faults { delay: Duration::from_millis(20), ..Faults::default() };
     pair.wire.with_faults([Faults { loss: 1.0, ..slow }, slow]);

@@ -1,7 +1,7 @@
 //! The errors of an established stream.
 
 use anyhow::Result;
-use xwarp_checks::hostile::{Hostile, atomic_request, read_request, tagged, untagged};
+use xwarp_checks::hostile::{SocketPeer, atomic_request, read_request, tagged, untagged};
 use xwarp_verbs::WcStatus;
 
 use super::{Keys, RECEIVE};
@@ -27,7 +27,7 @@ pub struct Case {
     pub numbers: (u8, u8, u8),
     pub quote: Quote,
     /// Sends the error and returns the ULPDU at fault.
-    pub provoke: fn(Keys, &mut Hostile) -> Result<Vec<u8>>,
+    pub provoke: fn(Keys, &mut SocketPeer) -> Result<Vec<u8>>,
     /// Use markers in both directions.
     pub markers: bool,
     /// The server's queue pair rejects a Send without a receive immediately.
@@ -46,7 +46,7 @@ const fn case(
     rule: &'static str,
     numbers: (u8, u8, u8),
     quote: Quote,
-    provoke: fn(Keys, &mut Hostile) -> Result<Vec<u8>>,
+    provoke: fn(Keys, &mut SocketPeer) -> Result<Vec<u8>>,
 ) -> Case {
     Case {
         sent,
@@ -63,7 +63,7 @@ const fn case(
     }
 }
 
-fn say(peer: &mut Hostile, ulpdu: Vec<u8>) -> Result<Vec<u8>> {
+fn say(peer: &mut SocketPeer, ulpdu: Vec<u8>) -> Result<Vec<u8>> {
     peer.send(&ulpdu)?;
     Ok(ulpdu)
 }
@@ -79,7 +79,7 @@ fn with_first(first: u8, mut ulpdu: Vec<u8>) -> Vec<u8> {
 }
 
 /// Waits for the server's Read Request, which follows our first FPDU, and responds to it.
-fn answer(peer: &mut Hostile, to: impl FnOnce(&[u8]) -> Vec<u8>) -> Result<Vec<u8>> {
+fn answer(peer: &mut SocketPeer, to: impl FnOnce(&[u8]) -> Vec<u8>) -> Result<Vec<u8>> {
     peer.send(&tagged(0x40, 0, 0, b""))?;
     let request = peer.expect(1)?.remove(0);
     say(peer, to(&request))

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Result;
 use xwarp_checks::{
-    hostile::{CRC, ENHANCED, End, Hostile, REPLY, REQUEST, Terminate, start_up, tagged},
+    hostile::{CRC, ENHANCED, End, REPLY, REQUEST, SocketPeer, Terminate, start_up, tagged},
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
 };
 use xwarp_verbs::{
@@ -20,9 +20,9 @@ use xwarp_verbs::{
 use super::{Keys, LIMIT, PORT, SHORT, Server, document, testify};
 
 /// A failing start-up: its description, the section, and the function that sends it.
-type Failure = (&'static str, &'static str, fn(&mut Hostile) -> Result<()>);
+type Failure = (&'static str, &'static str, fn(&mut SocketPeer) -> Result<()>);
 
-fn say(peer: &mut Hostile, bytes: &[u8]) -> Result<()> {
+fn say(peer: &mut SocketPeer, bytes: &[u8]) -> Result<()> {
     Ok(peer.say(bytes)?)
 }
 
@@ -51,11 +51,11 @@ const REQUESTS: &[Failure] = &[
 ];
 
 fn fail_requests(server: SocketAddr, keys: &Receiver<Keys>) -> Vec<String> {
-    let mut witness = Hostile::started(server, false, LIMIT).unwrap();
+    let mut witness = SocketPeer::started(server, false, LIMIT).unwrap();
     let keys = keys.recv().unwrap();
     let mut rows = Vec::new();
     for ((sent, rule, provoke), round) in REQUESTS.iter().zip(1..) {
-        let mut peer = Hostile::connect(server, LIMIT).unwrap();
+        let mut peer = SocketPeer::connect(server, LIMIT).unwrap();
         provoke(&mut peer).unwrap();
         let (_, end) = peer.to_the_end().unwrap();
         assert_eq!(peer.heard(), b"", "{sent}: no reply");
@@ -113,7 +113,11 @@ fn peer_to_peer() -> MpaConfig {
     MpaConfig { peer_to_peer: vec![Rtr::Write], ..plain() }
 }
 
-const fn refusal(sent: &'static str, rule: &'static str, provoke: fn(&mut Hostile) -> Result<()>) -> Refusal {
+const fn refusal(
+    sent: &'static str,
+    rule: &'static str,
+    provoke: fn(&mut SocketPeer) -> Result<()>,
+) -> Refusal {
     Refusal { failure: (sent, rule, provoke), mpa: plain, terminate: None }
 }
 
@@ -160,7 +164,7 @@ const REPLIES: &[Refusal] = &[
 fn answer(listener: &TcpListener) -> Vec<(Option<Terminate>, End)> {
     let mut seen = Vec::new();
     for Refusal { failure: (sent, _, provoke), terminate, .. } in REPLIES {
-        let mut peer = Hostile::accept(listener, LIMIT).unwrap();
+        let mut peer = SocketPeer::accept(listener, LIMIT).unwrap();
         provoke(&mut peer).unwrap();
         let (heard, end) = peer.to_the_end().unwrap();
         assert_eq!(heard.len(), usize::from(terminate.is_some()), "{sent}: {heard:02x?}");

@@ -1,7 +1,7 @@
 //! Payloads that move from their frames to the heap, so that others can send from the frames
 //! (`docs/decisions/0009-frames-are-shared-by-thresholds.md`).
 
-use super::{Entry, Payload, Queue};
+use super::{Payload, Queue, SentSegment};
 use crate::{
     link::{FrameWriter, Link},
     time::Instant,
@@ -16,7 +16,7 @@ impl Queue {
 
     /// Chunks of the frames that contain payload.
     pub(in crate::tcp) fn chunks_retained(&self) -> usize {
-        let chunks = |entry: &Entry| match &entry.payload {
+        let chunks = |entry: &SentSegment| match &entry.payload {
             Payload::Frame { frame, .. } => frame.chunks(),
             Payload::Heap(_) | Payload::Fin => 0,
         };
@@ -68,7 +68,8 @@ impl Queue {
         let mut pieces = Vec::with_capacity(payload.len().div_ceil(emss.max(1)));
         for bytes in payload.chunks(emss.max(1)) {
             let end = at + bytes.len() as u64;
-            let mut piece = Entry::new(at, end, Payload::Heap(bytes.into()), Sum::of(bytes), entry.sent);
+            let mut piece =
+                SentSegment::new(at, end, Payload::Heap(bytes.into()), Sum::of(bytes), entry.sent);
             piece.first_sent = entry.first_sent;
             piece.restore(&entry.status());
             pieces.push(piece);

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 
 const LEN: u64 = 100;
 
-fn entry(n: u64, sent: u64) -> Entry {
-    Entry { end: (n + 1) * LEN, ..Entry::fin(n * LEN, Instant::from_nanos(sent)) }
+fn entry(n: u64, sent: u64) -> SentSegment {
+    SentSegment { end: (n + 1) * LEN, ..SentSegment::fin(n * LEN, Instant::from_nanos(sent)) }
 }
 
 /// What each segment is, by number: the oracle.
@@ -161,7 +161,7 @@ fn pieces_take_the_place_of_what_they_were_cut_from() {
     queue.mark_lost(1);
     let status = queue.entry(1).expect("there").status();
     let piece = |from: u64, to: u64| {
-        let mut piece = Entry { end: to, ..Entry::fin(from, status.sent) };
+        let mut piece = SentSegment { end: to, ..SentSegment::fin(from, status.sent) };
         piece.restore(&status);
         piece
     };

@@ -71,7 +71,7 @@ fn rfc9293_s3_10_7_4_the_four_cases_of_the_acceptability_test() {
     ] {
         assert_eq!(acceptable(&mut rx, offset, len), expected, "{len} bytes at {offset}");
     }
-    rx.take(0, BUFFER as usize);
+    rx.add(0, BUFFER as usize);
     rx.hold(BUFFER as usize);
     rx.advertise(true);
     assert_eq!(rx.window(), 0);
@@ -92,7 +92,7 @@ fn rfc7323_s2_4_rounding_down_is_honoured() {
     let mut rx = with_window(100_000);
     assert_eq!((rx.shift(), rx.advertise(true)), (1, 50_000));
     rx.hold(100_000);
-    rx.take(0, 5);
+    rx.add(0, 5);
     assert_eq!(rx.advertise(true), 49_997);
     assert_eq!(rx.window(), 99_995, "what was said before is still taken");
 }
@@ -105,7 +105,7 @@ fn many_ranges_are_kept_but_not_any_number() {
     rx.advertise(true);
     for i in 0..MOST_RANGES as u64 {
         assert!(matches!(rx.judge(&segment(100 * i as i64 + 50, 50, false)), Verdict::Payload(_)));
-        rx.take(100 * i + 50, 50);
+        rx.add(100 * i + 50, 50);
     }
     let behind = 100 * MOST_RANGES as i64 + 50;
     assert_eq!(rx.judge(&segment(behind, 50, false)), Verdict::Crowded);
@@ -114,7 +114,7 @@ fn many_ranges_are_kept_but_not_any_number() {
         "touches the last one"
     );
     assert!(matches!(rx.judge(&segment(0, 50, false)), Verdict::Payload(_)), "fills a hole");
-    rx.take(0, 50);
+    rx.add(0, 50);
     assert_eq!(rx.next(), 100);
 }
 
@@ -153,9 +153,9 @@ fn what_has_waited_for_a_sleeping_receiver_does_not_count_for_a_round_trip() {
 #[test]
 fn a_fin_that_contradicts_what_came_before_is_ignored() {
     let mut rx = receiver();
-    rx.take(100, 50);
+    rx.add(100, 50);
     rx.note_fin(&segment(0, 120, true));
-    rx.take(0, 100);
+    rx.add(0, 100);
     assert!(!rx.fin_reached());
     rx.note_fin(&segment(150, 0, true));
     assert!(rx.fin_reached());
@@ -199,7 +199,7 @@ proptest! {
                     let covered = have[a.offset as usize..a.offset as usize + a.len].iter().filter(|b| !**b).count();
                     prop_assert_eq!(covered, wanted, "all that is new, nothing else");
                     if piece.take {
-                        rx.take(a.offset, a.len);
+                        rx.add(a.offset, a.len);
                         have[a.offset as usize..a.offset as usize + a.len].fill(true);
                         prop_assert_eq!(rx.next(), a.contiguous);
                     }

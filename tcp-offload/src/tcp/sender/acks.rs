@@ -8,12 +8,12 @@ use crate::{
     link::Link,
     seq::{SeqNum, StreamOffset},
     tcp::{
-        Counters,
+        TcpCounters,
         clock::Clock,
         congestion::{Acked, Congestion},
-        queue::{Block, Entry},
+        queue::{Block, SentSegment},
         rack::ProbeOutcome,
-        recovery::{Frto, Phase, Prr, Undo},
+        recovery::{Frto, Prr, RecoveryPhase, Undo},
         timers::{Timer, Timers},
     },
     time::Instant,
@@ -76,7 +76,7 @@ impl Sender {
         &mut self,
         link: &mut dyn Link,
         clock: Option<&Clock>,
-        counters: &mut Counters,
+        counters: &mut TcpCounters,
         ack: &Ack<'_>,
     ) -> bool {
         self.flight_before = self.flight();
@@ -111,7 +111,7 @@ impl Sender {
         let repaired = self.leave_recovery();
         self.step_frto(counters, ack, advanced, &delivery);
         self.look_for_losses(ack.now, counters);
-        let held = repaired || ack.marked && self.phase == Phase::Open;
+        let held = repaired || ack.marked && self.phase == RecoveryPhase::Open;
         if !held {
             self.grow(ack, advanced.then(|| ack.number - una), &delivery);
         }
@@ -137,9 +137,9 @@ impl Sender {
     fn deliver(&mut self, link: &mut dyn Link, clock: Option<&Clock>, ack: &Ack<'_>) -> Delivery {
         let mut delivery = Delivery::default();
         let min_rtt = self.rtt.min();
-        let after_timeout = matches!(self.phase, Phase::Loss { .. });
+        let after_timeout = matches!(self.phase, RecoveryPhase::Loss { .. });
         let (rack, prober) = (&mut self.rack, &mut self.prober);
-        let mut note = |delivery: &mut Delivery, entry: &Entry| {
+        let mut note = |delivery: &mut Delivery, entry: &SentSegment| {
             let echo_before = match (clock, ack.echo) {
                 (Some(clock), Some(echo)) => clock.echoes_before(echo, entry.sent),
                 _ => false,
@@ -186,7 +186,7 @@ impl Sender {
             self.duplicates += 1;
         } else if advanced {
             let left = (delivered / self.window.smss.max(1)).saturating_sub(1) as u32;
-            let partial = matches!(self.phase, Phase::Recovery { high } if self.una < high);
+            let partial = matches!(self.phase, RecoveryPhase::Recovery { high } if self.una < high);
             self.duplicates = if partial { self.duplicates.saturating_sub(left) } else { 0 };
         }
     }
@@ -201,15 +201,17 @@ impl Sender {
     /// Recovery ends when all is acknowledged that was sent before it began. Returns whether fast recovery has
     /// just ended: then the window is what the reduction said, and does not grow by the same ACK.
     fn leave_recovery(&mut self) -> bool {
-        let (Phase::Recovery { high } | Phase::Loss { high, .. }) = self.phase else { return false };
+        let (RecoveryPhase::Recovery { high } | RecoveryPhase::Loss { high, .. }) = self.phase else {
+            return false;
+        };
         if self.una < high {
             return false;
         }
-        let fast = matches!(self.phase, Phase::Recovery { .. });
+        let fast = matches!(self.phase, RecoveryPhase::Recovery { .. });
         if fast {
             self.window.cwnd = self.window.ssthresh;
         }
-        self.phase = Phase::Open;
+        self.phase = RecoveryPhase::Open;
         self.recovered_to = high;
         self.duplicates = 0;
         self.rack.recovered();
@@ -219,7 +221,13 @@ impl Sender {
     /// Eifel by timestamps (RFC 3522) and D-SACK (RFC 3708): was the retransmission for nothing? The echo tells only
     /// in the `first` ACK that covers what was sent again first (RFC 3522 section 3.2): beyond a gap the peer echoes
     /// what came before it (RFC 7323 section 4.3), whichever transmission has arrived.
-    fn look_for_undo(&mut self, clock: Option<&Clock>, counters: &mut Counters, ack: &Ack<'_>, first: bool) {
+    fn look_for_undo(
+        &mut self,
+        clock: Option<&Clock>,
+        counters: &mut TcpCounters,
+        ack: &Ack<'_>,
+        first: bool,
+    ) {
         let Some(undo) = &mut self.undo else { return };
         let by_dsack = ack.dsack.is_some_and(|(left, right)| undo.duplicate(left, right));
         let by_echo = first
@@ -232,22 +240,22 @@ impl Sender {
         }
     }
 
-    fn restore(&mut self, counters: &mut Counters) {
+    fn restore(&mut self, counters: &mut TcpCounters) {
         let Some(undo) = self.undo.take() else { return };
         counters.undone += 1;
         self.control.undo();
         self.window.cwnd = self.window.cwnd.max(undo.cwnd);
         self.window.ssthresh = undo.ssthresh;
         self.queue.forget_losses();
-        self.phase = Phase::Open;
+        self.phase = RecoveryPhase::Open;
         self.recovered_to = self.una;
         self.duplicates = 0;
         self.rtt.forgive();
     }
 
     /// RFC 5682 section 3.1, steps 2 and 3.
-    fn step_frto(&mut self, counters: &mut Counters, ack: &Ack<'_>, advanced: bool, delivery: &Delivery) {
-        let Phase::Loss { high, frto } = &mut self.phase else { return };
+    fn step_frto(&mut self, counters: &mut TcpCounters, ack: &Ack<'_>, advanced: bool, delivery: &Delivery) {
+        let RecoveryPhase::Loss { high, frto } = &mut self.phase else { return };
         match *frto {
             Frto::Retransmitted if advanced => *frto = Frto::SendNew(2),
             Frto::Sent if ack.blocks.iter().any(|b| b.1 > *high) || delivery.bytes == 0 => {
@@ -303,14 +311,15 @@ impl Sender {
     }
 
     pub(super) fn reo_wnd(&self) -> Duration {
-        self.rack.reo_wnd(&self.rtt, self.phase != Phase::Open, self.queue.sacked())
+        self.rack.reo_wnd(&self.rtt, self.phase != RecoveryPhase::Open, self.queue.sacked())
     }
 
     fn detect_by_duplicates(&mut self) -> bool {
         // The duplicate ACKs of a lost retransmission are those of its original: only a time-out tells.
         let original = self.queue.front().is_some_and(|e| !e.retransmitted && !e.lost);
-        let partial = matches!(self.phase, Phase::Recovery { .. });
-        let fresh = self.phase == Phase::Open && self.duplicates >= DUP_ACKS && self.una >= self.recovered_to;
+        let partial = matches!(self.phase, RecoveryPhase::Recovery { .. });
+        let fresh =
+            self.phase == RecoveryPhase::Open && self.duplicates >= DUP_ACKS && self.una >= self.recovered_to;
         if original && (partial || fresh) {
             self.queue.mark_lost(0);
             return true;
@@ -319,18 +328,18 @@ impl Sender {
     }
 
     /// The reordering timer has fired (RFC 8985 section 6.2, step 5).
-    pub(in crate::tcp) fn on_reorder_timer(&mut self, now: Instant, counters: &mut Counters) {
+    pub(in crate::tcp) fn on_reorder_timer(&mut self, now: Instant, counters: &mut TcpCounters) {
         self.flight_before = self.flight();
         self.look_for_losses(now, counters);
     }
 
     /// Detects losses, and enters recovery for the first; not for a probe of the path's MTU that alone is lost (RFC 4821
     /// section 4).
-    fn look_for_losses(&mut self, now: Instant, counters: &mut Counters) {
+    fn look_for_losses(&mut self, now: Instant, counters: &mut TcpCounters) {
         if !self.detect_losses(now) {
             return;
         }
-        let open = self.phase == Phase::Open;
+        let open = self.phase == RecoveryPhase::Open;
         if open && self.queue.only_lost().is_some_and(|end| self.prober.is(end)) {
             return self.prober.lost_alone(self.nxt, false);
         }
@@ -340,12 +349,12 @@ impl Sender {
         }
     }
 
-    fn enter_recovery(&mut self, counters: &mut Counters) {
+    fn enter_recovery(&mut self, counters: &mut TcpCounters) {
         counters.recoveries += 1;
         self.remember();
         self.prr = Prr::begin(self.flight());
         self.reduce(self.flight_before, Congestion::Loss);
-        self.phase = Phase::Recovery { high: self.nxt };
+        self.phase = RecoveryPhase::Recovery { high: self.nxt };
         self.tlp.reset();
     }
 
@@ -362,7 +371,7 @@ impl Sender {
 
     /// A reduction outside of recovery, at once: ECN, and a loss that a probe has repaired.
     fn reduce_once(&mut self, sign: Congestion) {
-        if self.phase == Phase::Open {
+        if self.phase == RecoveryPhase::Open {
             let window = self.reduce(self.flight_before, sign);
             let least = if sign == Congestion::Marked { window } else { self.window.ssthresh };
             self.window.cwnd = self.window.cwnd.min(least);
@@ -372,7 +381,7 @@ impl Sender {
     /// ECN-Echo (RFC 3168 section 6.1.2): at most once a window. Returns whether the window was reduced, and whether that
     /// was to less than a segment a round trip.
     pub(in crate::tcp) fn on_ecn_echo(&mut self) -> Option<Reduced> {
-        if self.una < self.marked_to || self.phase != Phase::Open {
+        if self.una < self.marked_to || self.phase != RecoveryPhase::Open {
             return None;
         }
         self.marked_to = self.nxt;
@@ -385,15 +394,16 @@ impl Sender {
     fn grow(&mut self, ack: &Ack<'_>, acked: Option<u64>, delivery: &Delivery) {
         let limited = self.limited_at.is_some_and(|at| ack.number <= at);
         match self.phase {
-            Phase::Recovery { .. } => {
+            RecoveryPhase::Recovery { .. } => {
                 // Without SACK a duplicate ACK delivers one segment (RFC 6675 section 3 in spirit).
                 let duplicate = u64::from(!self.sack && acked.is_none()) * self.window.smss;
                 let newly = delivery.bytes + duplicate;
                 self.window.cwnd =
                     self.prr.window(newly, self.pipe(), self.window.ssthresh, self.window.smss);
             }
-            Phase::Open | Phase::Loss { .. } => {
-                let Some(bytes) = acked.filter(|_| limited || matches!(self.phase, Phase::Loss { .. }))
+            RecoveryPhase::Open | RecoveryPhase::Loss { .. } => {
+                let Some(bytes) =
+                    acked.filter(|_| limited || matches!(self.phase, RecoveryPhase::Loss { .. }))
                 else {
                     return;
                 };
@@ -404,7 +414,7 @@ impl Sender {
                     srtt: self.rtt.srtt(),
                     una: self.una,
                     nxt: self.nxt,
-                    after_timeout: matches!(self.phase, Phase::Loss { .. }),
+                    after_timeout: matches!(self.phase, RecoveryPhase::Loss { .. }),
                 };
                 self.control.acked(&mut self.window, &acked);
             }

@@ -87,7 +87,7 @@ impl End {
         if self.refuse {
             return;
         }
-        conn.take(now, &arrival);
+        conn.payload_taken(now, &arrival);
         assert_eq!(conn.contiguous(), arrival.contiguous);
         self.taken = conn.contiguous();
     }

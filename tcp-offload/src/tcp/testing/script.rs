@@ -113,7 +113,7 @@ impl Script {
             if let Some(arrival) = last.arrival.filter(|_| self.take) {
                 let skip = arrival.start - segment.payload_start;
                 assert_eq!(payload[skip], pattern(arrival.offset), "the payload is where the arrival says");
-                self.conn.take(self.now, &arrival);
+                self.conn.payload_taken(self.now, &arrival);
             }
         }
         last
@@ -127,7 +127,7 @@ impl Script {
             if let Some(arrival) = receipt.arrival {
                 assert!(arrival.start >= segment.payload_start);
                 assert!(arrival.start + arrival.len <= segment.payload_start + segment.payload_len);
-                self.conn.take(self.now, &arrival);
+                self.conn.payload_taken(self.now, &arrival);
                 assert_eq!(self.conn.contiguous(), arrival.contiguous);
             }
         }

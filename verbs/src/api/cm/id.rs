@@ -17,7 +17,7 @@ use xwarp_tcp::{
 use super::{
     AcceptOptions, ChannelQueue, CmError, ConnectOptions, EventChannel, ListenOptions,
     channel::{Event, EventKind, Queued},
-    table::{CmKey, Entry, LocalPorts, Phase},
+    table::{CmKey, CmState, Identifier, LocalPorts},
 };
 use crate::{
     api::{
@@ -51,7 +51,7 @@ impl fmt::Debug for CmId {
 impl CmId {
     /// Creates an identifier whose events come on `channel`.
     pub fn new(device: &Device, channel: &EventChannel) -> Self {
-        let entry = Entry::new(&channel.0);
+        let entry = Identifier::new(&channel.0);
         // An identifier of a failed device is in no table: every call with it returns an error for the failed device.
         let key = device.shared().with(|state, _| Some(state.cm.insert(entry))).unwrap_or(CmKey::NONE);
         Self { device: device.clone(), channel: Arc::clone(&channel.0), key }
@@ -97,7 +97,7 @@ impl CmId {
         self.entry(|entry| entry.peer)
     }
 
-    fn entry<R>(&self, f: impl FnOnce(&Entry) -> Option<R>) -> Option<R> {
+    fn entry<R>(&self, f: impl FnOnce(&Identifier) -> Option<R>) -> Option<R> {
         self.device.shared().look(|state| state.cm.entries.get(&self.key).and_then(f))
     }
 
@@ -105,19 +105,19 @@ impl CmId {
     fn step<R>(
         &self,
         call: &'static str,
-        fits: impl FnOnce(&Phase) -> bool,
+        fits: impl FnOnce(&CmState) -> bool,
         f: impl FnOnce(&mut State, Instant) -> Result<R, CmError>,
     ) -> Result<R, CmError> {
         self.device.shared().with(|state, now| {
-            let entry = state.cm.entries.get(&self.key).ok_or(CmError::Phase { call, phase: "gone" })?;
-            if !fits(&entry.phase) {
-                return Err(entry.wrong_phase(call));
+            let entry = state.cm.entries.get(&self.key).ok_or(CmError::State { call, state: "gone" })?;
+            if !fits(&entry.state) {
+                return Err(entry.wrong_state(call));
             }
             f(state, now)
         })
     }
 
-    fn change(&self, f: impl FnOnce(&mut Entry)) {
+    fn change(&self, f: impl FnOnce(&mut Identifier)) {
         self.device.shared().with(|state, _| state.cm.entries.get_mut(&self.key).map(f));
     }
 
@@ -133,7 +133,7 @@ impl CmId {
         let port = self.reserve(address)?;
         self.step(
             "bind",
-            |p| matches!(p, Phase::Idle),
+            |p| matches!(p, CmState::Idle),
             |state, _| {
                 if let Some(entry) = state.cm.entries.get_mut(&self.key) {
                     entry.local = Some(SocketAddr::new(address.ip(), port.port));
@@ -149,10 +149,10 @@ impl CmId {
     pub fn resolve_address(&self, peer: SocketAddr, limit: Duration) -> Result<(), CmError> {
         let source = self.step(
             "resolve_address",
-            |p| matches!(p, Phase::Idle),
+            |p| matches!(p, CmState::Idle),
             |state, _| {
                 let Some(entry) = state.cm.entries.get_mut(&self.key) else { return Ok(None) };
-                entry.phase = Phase::Resolving;
+                entry.state = CmState::Resolving;
                 Ok(entry.local.map(|a| a.ip()).filter(|ip| !ip.is_unspecified()))
             },
         )?;
@@ -160,7 +160,7 @@ impl CmId {
         match shared.resolver.resolve(peer.ip(), source, Duration::ZERO) {
             Err(RouteError::TimedOut(_)) if !limit.is_zero() => {
                 self.resolve_later(peer, source, limit).map_err(|error| {
-                    self.change(|entry| entry.phase = Phase::Idle);
+                    self.change(|entry| entry.state = CmState::Idle);
                     error.into()
                 })
             }
@@ -195,11 +195,11 @@ impl CmId {
     pub fn resolve_route(&self) -> Result<(), CmError> {
         self.step(
             "resolve_route",
-            |p| matches!(p, Phase::AddressResolved(_)),
+            |p| matches!(p, CmState::AddressResolved(_)),
             |state, _| {
                 let Some(entry) = state.cm.entries.get_mut(&self.key) else { return Ok(()) };
-                if let Phase::AddressResolved(route) = entry.phase {
-                    entry.phase = Phase::RouteResolved(route);
+                if let CmState::AddressResolved(route) = entry.state {
+                    entry.state = CmState::RouteResolved(route);
                     entry.channel.push(Queued::Plain(Event { id: self.key, kind: EventKind::RouteResolved }));
                 }
                 Ok(())
@@ -217,17 +217,17 @@ impl CmId {
         let qp = qp.id();
         self.step(
             "connect",
-            |p| matches!(p, Phase::RouteResolved(_)),
+            |p| matches!(p, CmState::RouteResolved(_)),
             |state, now| {
                 let State { cm, engine, link, .. } = state;
                 let Some(entry) = cm.entries.get(&self.key) else { return Ok(()) };
                 // A port that was bound, or reserved by a call on another thread, takes precedence over the new
                 // reservation.
                 let bound = entry.port.clone().map(LocalPorts::single);
-                let (Phase::RouteResolved(route), Some(peer), Some(ports)) =
-                    (&entry.phase, entry.peer, bound.or(reserved))
+                let (CmState::RouteResolved(route), Some(peer), Some(ports)) =
+                    (&entry.state, entry.peer, bound.or(reserved))
                 else {
-                    return Err(entry.wrong_phase("connect"));
+                    return Err(entry.wrong_state("connect"));
                 };
                 let path = route.path(ports.port.port, peer);
                 let fallbacks = ports.fallbacks.iter().map(|port| route.path(port.port, peer)).collect();
@@ -247,8 +247,8 @@ impl CmId {
     /// Reserves a port for an identifier that is ready to connect and has none, and one for each further attempt
     /// that the connection may take.
     fn reserve_for_connect(&self, framing: Option<&FramingConfig>) -> Result<Option<LocalPorts>, CmError> {
-        let ready = |entry: &Entry| match entry.phase {
-            Phase::RouteResolved(route) if entry.port.is_none() => Some((route.source, entry.peer?.ip())),
+        let ready = |entry: &Identifier| match entry.state {
+            CmState::RouteResolved(route) if entry.port.is_none() => Some((route.source, entry.peer?.ip())),
             _ => None,
         };
         let Some((source, peer)) = self.entry(ready) else { return Ok(None) };
@@ -265,11 +265,11 @@ impl CmId {
     pub fn listen(&self, options: ListenOptions) -> Result<(), CmError> {
         self.step(
             "listen",
-            |p| matches!(p, Phase::Idle),
+            |p| matches!(p, CmState::Idle),
             |state, _| {
                 let State { cm, engine, link, .. } = state;
                 let Some(local) = cm.entries.get(&self.key).and_then(|e| e.local) else {
-                    return Err(CmError::Phase { call: "listen", phase: "not bound" });
+                    return Err(CmError::State { call: "listen", state: "not bound" });
                 };
                 let ip = Some(local.ip()).filter(|ip| !ip.is_unspecified());
                 let mtu = link.attributes().mtu;
@@ -287,11 +287,13 @@ impl CmId {
         let qp = qp.id();
         self.step(
             "accept",
-            |p| matches!(p, Phase::Requested(_)),
+            |p| matches!(p, CmState::Requested(_)),
             |state, now| {
                 let State { cm, engine, .. } = state;
                 let Some(entry) = cm.entries.get(&self.key) else { return Ok(()) };
-                let Phase::Requested(request) = entry.phase else { return Err(entry.wrong_phase("accept")) };
+                let CmState::Requested(request) = entry.state else {
+                    return Err(entry.wrong_state("accept"));
+                };
                 let AcceptOptions { private_data, ird, ord } = options;
                 engine.accept(now, request, qp, AcceptParams { ird, ord, private_data })?;
                 let ports = entry.port.clone().map(LocalPorts::single);
@@ -306,13 +308,15 @@ impl CmId {
     pub fn reject(&self, private_data: &[u8]) -> Result<(), CmError> {
         self.step(
             "reject",
-            |p| matches!(p, Phase::Requested(_)),
+            |p| matches!(p, CmState::Requested(_)),
             |state, now| {
                 let State { cm, engine, .. } = state;
                 let Some(entry) = cm.entries.get_mut(&self.key) else { return Ok(()) };
-                let Phase::Requested(request) = entry.phase else { return Err(entry.wrong_phase("reject")) };
+                let CmState::Requested(request) = entry.state else {
+                    return Err(entry.wrong_state("reject"));
+                };
                 engine.reject(now, request, private_data)?;
-                entry.phase = Phase::Disconnected(None);
+                entry.state = CmState::Disconnected(None);
                 cm.answered(request);
                 Ok(())
             },
@@ -349,12 +353,12 @@ impl CmId {
         call: &'static str,
         f: impl FnOnce(&mut State, Instant, StreamId) -> Result<R, CmError>,
     ) -> Result<R, CmError> {
-        let streams = |p: &Phase| matches!(p, Phase::Streaming(_) | Phase::Connecting(_));
+        let streams = |p: &CmState| matches!(p, CmState::Streaming(_) | CmState::Connecting(_));
         self.step(call, streams, |state, now| {
-            let stream = match state.cm.entries.get(&self.key).map(|entry| &entry.phase) {
-                Some(Phase::Streaming(request)) => StreamId::Request(*request),
-                Some(Phase::Connecting(qp)) => StreamId::Qp(*qp),
-                _ => return Err(CmError::Phase { call, phase: "gone" }),
+            let stream = match state.cm.entries.get(&self.key).map(|entry| &entry.state) {
+                Some(CmState::Streaming(request)) => StreamId::Request(*request),
+                Some(CmState::Connecting(qp)) => StreamId::Qp(*qp),
+                _ => return Err(CmError::State { call, state: "gone" }),
             };
             f(state, now, stream)
         })
@@ -384,7 +388,7 @@ impl CmId {
         if tuning.dscp >= 64 {
             return Err(CmError::Codepoint(tuning.dscp));
         }
-        let any = |_: &Phase| true;
+        let any = |_: &CmState| true;
         self.step("tune", any, |state, now| {
             if let Some(qp) = state.cm.queue_pair(self.key) {
                 state.engine.tune(now, qp, &tuning)?;
@@ -399,8 +403,9 @@ impl CmId {
     /// Closes the connection in order: posted work is sent first, then our direction is closed.
     /// [`EventKind::Disconnected`] and [`EventKind::Closed`] follow. Not an error when it is closed already.
     pub fn disconnect(&self) -> Result<(), CmError> {
-        let connected =
-            |p: &Phase| matches!(p, Phase::Connecting(_) | Phase::Connected(_) | Phase::Disconnected(_));
+        let connected = |p: &CmState| {
+            matches!(p, CmState::Connecting(_) | CmState::Connected(_) | CmState::Disconnected(_))
+        };
         self.step("disconnect", connected, |state, _| {
             let State { cm, engine, .. } = state;
             Ok(cm.queue_pair(self.key).map_or(Ok(()), |qp| engine.disconnect(qp))?)
@@ -422,19 +427,19 @@ impl Drop for CmId {
             }
             let unseen = self.channel.forget(self.key);
             let Some(entry) = cm.remove(self.key) else { return };
-            match entry.phase {
-                Phase::Listening(listener) => {
+            match entry.state {
+                CmState::Listening(listener) => {
                     engine.unlisten(&mut **link, listener);
                     for key in unseen {
-                        match cm.remove(key).map(|entry| entry.phase) {
-                            Some(Phase::Requested(request)) => drop(engine.reject(now, request, &[])),
-                            Some(Phase::Streaming(request)) => drop(engine.abandon(request)),
+                        match cm.remove(key).map(|entry| entry.state) {
+                            Some(CmState::Requested(request)) => drop(engine.reject(now, request, &[])),
+                            Some(CmState::Streaming(request)) => drop(engine.abandon(request)),
                             _ => {}
                         }
                     }
                 }
-                Phase::Requested(request) => drop(engine.reject(now, request, &[])),
-                Phase::Streaming(request) => drop(engine.abandon(request)),
+                CmState::Requested(request) => drop(engine.reject(now, request, &[])),
+                CmState::Streaming(request) => drop(engine.abandon(request)),
                 _ => {}
             }
         });
@@ -448,14 +453,14 @@ impl State {
         let Some(entry) = self.cm.entries.get_mut(&key) else { return };
         let kind = match answer {
             Ok(route) => {
-                entry.phase = Phase::AddressResolved(route);
+                entry.state = CmState::AddressResolved(route);
                 entry.peer = Some(peer);
                 let port = entry.port.as_ref().map_or(0, |p| p.port);
                 entry.local = Some(SocketAddr::new(route.source, port));
                 EventKind::AddressResolved
             }
             Err(error) => {
-                entry.phase = Phase::Idle;
+                entry.state = CmState::Idle;
                 EventKind::AddressError(error)
             }
         };

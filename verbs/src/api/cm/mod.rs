@@ -101,12 +101,12 @@ impl Default for ListenOptions {
 #[non_exhaustive]
 pub enum CmError {
     /// The identifier is not in a state for this call.
-    #[error("{call} does not fit an identifier that is {phase}")]
-    Phase {
+    #[error("{call} does not fit an identifier that is {state}")]
+    State {
         /// The call.
         call: &'static str,
         /// The state of the identifier.
-        phase: &'static str,
+        state: &'static str,
     },
     /// The identifier and the queue pair belong to different devices.
     #[error("the queue pair belongs to another device")]

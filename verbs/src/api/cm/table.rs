@@ -35,7 +35,7 @@ impl CmKey {
 
 /// Where an identifier stands.
 #[derive(Debug, Clone)]
-pub(super) enum Phase {
+pub(super) enum CmState {
     Idle,
     Resolving,
     AddressResolved(Route),
@@ -50,7 +50,7 @@ pub(super) enum Phase {
     Disconnected(Option<QpId>),
 }
 
-impl Phase {
+impl CmState {
     /// For error messages.
     fn name(&self) -> &'static str {
         match self {
@@ -68,9 +68,9 @@ impl Phase {
     }
 }
 
-pub(super) struct Entry {
+pub(super) struct Identifier {
     pub(super) channel: Arc<ChannelQueue>,
-    pub(super) phase: Phase,
+    pub(super) state: CmState,
     pub(super) local: Option<SocketAddr>,
     pub(super) peer: Option<SocketAddr>,
     pub(super) port: Option<Arc<PortReservation>>,
@@ -78,11 +78,11 @@ pub(super) struct Entry {
     pub(super) tuning: Option<Tuning>,
 }
 
-impl Entry {
+impl Identifier {
     pub(super) fn new(channel: &Arc<ChannelQueue>) -> Self {
         Self {
             channel: Arc::clone(channel),
-            phase: Phase::Idle,
+            state: CmState::Idle,
             local: None,
             peer: None,
             port: None,
@@ -91,8 +91,8 @@ impl Entry {
     }
 
     /// The refusal of a call that does not fit here.
-    pub(super) fn wrong_phase(&self, call: &'static str) -> CmError {
-        CmError::Phase { call, phase: self.phase.name() }
+    pub(super) fn wrong_state(&self, call: &'static str) -> CmError {
+        CmError::State { call, state: self.state.name() }
     }
 }
 
@@ -113,7 +113,7 @@ impl LocalPorts {
 
 /// All identifiers of a device.
 pub(crate) struct CmTable {
-    pub(super) entries: HashMap<CmKey, Entry>,
+    pub(super) entries: HashMap<CmKey, Identifier>,
     next: u64,
     device: Weak<DeviceInner>,
     pub(super) ports: Arc<Ports>,
@@ -149,7 +149,7 @@ impl CmTable {
         self.device = device;
     }
 
-    pub(super) fn insert(&mut self, entry: Entry) -> CmKey {
+    pub(super) fn insert(&mut self, entry: Identifier) -> CmKey {
         let key = CmKey(self.next);
         self.next += 1;
         self.entries.insert(key, entry);
@@ -158,8 +158,8 @@ impl CmTable {
 
     /// The queue pair of an identifier whose connection is not over yet.
     pub(super) fn queue_pair(&self, key: CmKey) -> Option<QpId> {
-        let (Phase::Connecting(qp) | Phase::Connected(qp) | Phase::Disconnected(Some(qp))) =
-            self.entries.get(&key)?.phase
+        let (CmState::Connecting(qp) | CmState::Connected(qp) | CmState::Disconnected(Some(qp))) =
+            self.entries.get(&key)?.state
         else {
             return None;
         };
@@ -173,10 +173,10 @@ impl CmTable {
     }
 
     /// The identifier of a queue pair's event moves on, and its owner is told.
-    fn advance(&mut self, qp: QpId, phase: Phase, kind: EventKind) {
+    fn advance(&mut self, qp: QpId, state: CmState, kind: EventKind) {
         let Some(&key) = self.by_qp.get(&qp) else { return };
         if let Some(entry) = self.entries.get_mut(&key) {
-            entry.phase = phase;
+            entry.state = state;
         }
         self.tell(key, kind);
     }
@@ -187,14 +187,14 @@ impl CmTable {
             self.in_use.insert(qp, ports);
         }
         if let Some(entry) = self.entries.get_mut(&key) {
-            entry.phase = Phase::Connecting(qp);
+            entry.state = CmState::Connecting(qp);
         }
     }
 
     pub(super) fn listening(&mut self, key: CmKey, listener: ListenerId) {
         self.by_listener.insert(listener, key);
         if let Some(entry) = self.entries.get_mut(&key) {
-            entry.phase = Phase::Listening(listener);
+            entry.state = CmState::Listening(listener);
         }
     }
 
@@ -210,19 +210,19 @@ impl CmTable {
         self.in_use.clear();
         self.resting.clear();
         for (id, entry) in &mut self.entries {
-            entry.phase = Phase::Disconnected(None);
+            entry.state = CmState::Disconnected(None);
             entry.port = None;
             entry.channel.push(Queued::Plain(Event { id: *id, kind: EventKind::DeviceFailed }));
         }
     }
 
     /// Forgets an identifier; returns what it was.
-    pub(super) fn remove(&mut self, key: CmKey) -> Option<Entry> {
+    pub(super) fn remove(&mut self, key: CmKey) -> Option<Identifier> {
         let qp = self.queue_pair(key);
         let entry = self.entries.remove(&key)?;
-        match entry.phase {
-            Phase::Listening(listener) => drop(self.by_listener.remove(&listener)),
-            Phase::Requested(request) | Phase::Streaming(request) => self.answered(request),
+        match entry.state {
+            CmState::Listening(listener) => drop(self.by_listener.remove(&listener)),
+            CmState::Requested(request) | CmState::Streaming(request) => self.answered(request),
             _ => {}
         }
         if let Some(qp) = qp {
@@ -238,20 +238,20 @@ impl CmTable {
         if let Some(key) = self.by_qp.remove(&qp)
             && let Some(entry) = self.entries.get_mut(&key)
         {
-            entry.phase = Phase::Disconnected(None);
+            entry.state = CmState::Disconnected(None);
         }
     }
 
     /// Nothing is left of the connection of `qp`.
     fn over(&mut self, now: Instant, qp: QpId, kind: EventKind) {
         self.release_ports(now, qp);
-        self.advance(qp, Phase::Disconnected(None), kind);
+        self.advance(qp, CmState::Disconnected(None), kind);
         self.by_qp.remove(&qp);
     }
 
     /// The connection of `qp` is established from `port`: the ports of earlier attempts rest, those of attempts that
     /// were not needed are released.
-    fn settle_port(&mut self, now: Instant, qp: QpId, port: u16) {
+    fn pass_port_on(&mut self, now: Instant, qp: QpId, port: u16) {
         let Some(ports) = self.in_use.get_mut(&qp) else { return };
         let mut fallbacks = std::mem::take(&mut ports.fallbacks);
         let Some(used) = fallbacks.iter().position(|fallback| fallback.port == port) else { return };
@@ -284,19 +284,19 @@ impl CmTable {
         &mut self,
         listener: ListenerId,
         request: RequestId,
-        phase: Phase,
+        state: CmState,
         local: SocketAddr,
         peer: SocketAddr,
     ) -> Option<(CmKey, CmKey)> {
         let listening = *self.by_listener.get(&listener)?;
         let parent = self.entries.get(&listening)?;
-        let entry = Entry {
-            phase,
+        let entry = Identifier {
+            state,
             local: Some(local),
             peer: Some(peer),
             port: parent.port.clone(),
             tuning: parent.tuning,
-            ..Entry::new(&parent.channel)
+            ..Identifier::new(&parent.channel)
         };
         let key = self.insert(entry);
         self.by_request.insert(request, key);
@@ -309,12 +309,12 @@ impl CmTable {
         &mut self,
         listener: ListenerId,
         request: RequestId,
-        phase: Phase,
+        state: CmState,
         [local, peer]: [SocketAddr; 2],
         private_data: Vec<u8>,
         depths: Option<PeerDepths>,
     ) -> Option<()> {
-        let (listener, key) = self.requested(listener, request, phase, local, peer)?;
+        let (listener, key) = self.requested(listener, request, state, local, peer)?;
         let device = Weak::clone(&self.device);
         let streaming = depths.is_none();
         let depths = depths.unwrap_or_default();
@@ -339,7 +339,7 @@ impl CmTable {
             entry.channel.forget(key);
             self.entries.remove(&key);
         } else {
-            entry.phase = Phase::Disconnected(None);
+            entry.state = CmState::Disconnected(None);
             self.tell(key, EventKind::RequestGone);
         }
     }
@@ -365,7 +365,7 @@ impl State {
                     cm.announce(
                         listener,
                         request,
-                        Phase::Streaming(request),
+                        CmState::Streaming(request),
                         [local, remote],
                         Vec::new(),
                         None,
@@ -385,15 +385,15 @@ impl State {
                 }
             }
             CmEvent::ConnectRequest { request, listener, local, remote, private_data, peer: depths } => {
-                let phase = Phase::Requested(request);
+                let state = CmState::Requested(request);
                 if let Some(&key) = cm.by_request.get(&request) {
                     if let Some(entry) = cm.entries.get_mut(&key) {
-                        entry.phase = phase;
+                        entry.state = state;
                     }
                     cm.tell(key, EventKind::MpaRequest { private_data, depths });
                 } else {
                     let ends = [local, remote];
-                    let accepted = cm.announce(listener, request, phase, ends, private_data, Some(depths));
+                    let accepted = cm.announce(listener, request, state, ends, private_data, Some(depths));
                     if accepted.is_none() {
                         // The listener is gone: nobody will answer.
                         let _ = self.engine.reject(now, request, &[]);
@@ -407,9 +407,9 @@ impl State {
                 if let Some(entry) = cm.by_qp.get(&qp).and_then(|key| cm.entries.get_mut(key)) {
                     (entry.local, entry.peer) = (Some(local), Some(remote));
                 }
-                cm.settle_port(now, qp, local.port());
+                cm.pass_port_on(now, qp, local.port());
                 let established = EventKind::Established { private_data, ird, ord, peer };
-                cm.advance(qp, Phase::Connected(qp), established);
+                cm.advance(qp, CmState::Connected(qp), established);
             }
             CmEvent::Rejected { qp, private_data, peer } => {
                 cm.over(now, qp, EventKind::Rejected { private_data, peer });
@@ -418,7 +418,7 @@ impl State {
                 cm.over(now, qp, failure(reason));
             }
             CmEvent::Disconnected { qp } => {
-                cm.advance(qp, Phase::Disconnected(Some(qp)), EventKind::Disconnected);
+                cm.advance(qp, CmState::Disconnected(Some(qp)), EventKind::Disconnected);
             }
             CmEvent::Closed { qp, reason } => cm.over(now, qp, EventKind::Closed(reason)),
         }
