@@ -73,6 +73,9 @@ pub struct RdmaInfo {
     mtu: u32,
     #[serde(rename = "Link_type")]
     link: &'static str,
+    /// perftest writes 0 for each Ethernet device, also of iWARP.
+    #[serde(rename = "GID_index")]
+    gid_index: u32,
     #[serde(rename = "Max_inline_data", skip_serializing_if = "Option::is_none")]
     inline: Option<u32>,
     #[serde(rename = "Outstand_reads", skip_serializing_if = "Option::is_none")]
@@ -124,6 +127,7 @@ impl RdmaInfo {
             cq_moderation: bandwidth.then_some(plan.cq_mod),
             mtu: device.mtu,
             link: "Ethernet",
+            gid_index: 0,
             inline: (!verb.fetches()).then_some(plan.inline),
             reads: verb.fetches().then_some(plan.reads),
             rdma_cm: "ON",

@@ -102,7 +102,8 @@ fn latency() -> LatencyRow {
 
 /// The files were made by hand from the format strings of perftest 26.04.17 (`write_test_info_to_file`,
 /// `write_bw_report_to_file`, `write_report_lat_to_file` and `write_report_lat_duration_to_file` in `perftest_parameters.c`), for
-/// the client of an iWARP device without inline data.
+/// the client of an iWARP device without inline data; `GID_index` is in the file that perftest 4.5 writes over siw
+/// (`siw_perftest_writes_the_json_that_we_write`).
 #[test]
 fn json_has_perftests_keys_nesting_and_types() {
     let duration = Row::Duration(DurationRow { latency: latency(), transactions: 1e5 });

@@ -2,7 +2,7 @@
 //! supports only IPv4 with `-R`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
-use std::{thread, time::Duration};
+use std::{collections::BTreeMap, env, fs, process, thread, time::Duration};
 
 use rustix::process::Signal;
 use xwarp_checks::{
@@ -154,6 +154,56 @@ fn siw_perftest_completes_despite_loss_and_reordering() {
         serve(&stage, "send_lat", "-n 50 -s 64");
     });
     record.unwrap();
+}
+
+/// Path of each value in the sections that perftest writes, and whether the value is a number. perftest 4.5 leaves the
+/// quotation marks out; with them removed from ours, both files have one value a line.
+fn values(text: &str) -> BTreeMap<String, bool> {
+    let (mut section, mut values) = (String::new(), BTreeMap::new());
+    for line in text.lines() {
+        let line = line.replace('"', "");
+        let Some((name, value)) = line.trim().trim_end_matches(',').split_once(':') else { continue };
+        let (name, value) = (name.trim(), value.trim());
+        match value {
+            "{" => name.clone_into(&mut section),
+            _ => drop(values.insert(format!("{section}.{name}"), value.parse::<f64>().is_ok())),
+        }
+    }
+    values
+}
+
+/// Each value in a file that perftest wrote is in our file of the same test and role, in the same section and of the same
+/// type. Later versions write valid JSON and more values: `json_has_perftests_keys_nesting_and_types` of xwarp-perf.
+#[test]
+fn siw_perftest_writes_the_json_that_we_write() {
+    let stage = Stage::new(Kernel::TunableSiw).unwrap();
+    let folder = env::temp_dir();
+    let written = |role: &str| {
+        let path = folder.join(format!("xwarp-{}-{role}.json", process::id()));
+        (format!("-n 100 -s 4000 --out_json --out_json_file {}", path.display()), path)
+    };
+    let theirs = |role| format!("-n 100 -s 4000 --out_json --out_json_file=/tmp/{role}.json");
+    for test in ["send_bw", "write_lat"] {
+        stage.vm.tune("peer_to_peer", if test == "write_lat" { "1" } else { "0" }).unwrap();
+        let (options, client_file) = written("client");
+        let mut server = their_server(&stage, test, &theirs("server"));
+        our_client(&stage, test, &options).finish(LONG).unwrap();
+        assert_eq!(server.wait(SHORT).unwrap().status, Some(0), "{test}");
+        let (options, server_file) = written("server");
+        let server = our_server(&stage, test, &options);
+        let client = their_client(&stage, test, &theirs("client")).wait(LONG).unwrap();
+        assert_eq!(client.status, Some(0), "{test}:\n{}", client.text());
+        server.finish(SHORT).unwrap();
+        for (role, ours) in [("client", client_file), ("server", server_file)] {
+            let text = stage.vm.check(&format!("cat /tmp/{role}.json"), SHORT).unwrap();
+            let (written, expected) = (values(&fs::read_to_string(&ours).unwrap()), values(&text));
+            fs::remove_file(&ours).unwrap();
+            assert!(expected.len() > 15, "{text}");
+            for (name, number) in &expected {
+                assert_eq!(written.get(name), Some(number), "{name} of {test}, {role}:\n{text}");
+            }
+        }
+    }
 }
 
 /// Kills an end during a stream. A killed end sends nothing; its kernel answers further segments with a
