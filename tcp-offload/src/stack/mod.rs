@@ -20,6 +20,8 @@ mod next_hops;
 mod offload;
 mod paths;
 mod streaming;
+#[cfg(test)]
+mod testing;
 mod timers;
 mod turns;
 

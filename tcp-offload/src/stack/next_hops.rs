@@ -88,16 +88,7 @@ impl<U: Ulp> Stack<U> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        framing::{AnySession, FramingConfig},
-        mpa::MpaConfig,
-        seq::SeqNum,
-        sim::{Counting, Faults, SimLink, Wire, WireConfig, path},
-        stack::{ConnectParams, StackConfig},
-        tcp::Connection,
-        time::Instant,
-        wire::Path,
-    };
+    use crate::{sim::path, stack::testing::Bench, wire::Path};
 
     const OLD: Mac = Mac([2, 0, 0, 0, 0, 2]);
     const NEW: Mac = Mac([2, 0, 0, 0, 0, 9]);
@@ -110,79 +101,61 @@ mod tests {
         Path { next_hop, ..path(([10, 0, 0, 1], port), ([192, 0, 2, 7], 4791)) }
     }
 
-    struct Bench {
-        stack: Stack<Counting>,
-        link: SimLink,
+    fn connect(bench: &mut Bench, port: u16, next_hop: u8) -> ConnId {
+        bench.connect(path_from(port, Some(gateway(next_hop))))
     }
 
-    impl Bench {
-        fn new() -> Self {
-            let (_, mut links) = Wire::switch(&WireConfig::default(), &[Faults::default()]);
-            Self { stack: Stack::new(StackConfig::default()), link: links.remove(0) }
-        }
+    /// A connection whose path was taken from a frame.
+    fn accepted(bench: &mut Bench, port: u16) -> ConnId {
+        bench.insert(path_from(port, None))
+    }
 
-        fn connect(&mut self, port: u16, next_hop: u8) -> ConnId {
-            let path = path_from(port, Some(gateway(next_hop)));
-            let (mpa, params) = (MpaConfig::default(), ConnectParams::default());
-            self.stack.connect(Instant::ZERO, &mut self.link, path, mpa, params).unwrap()
-        }
-
-        /// A connection whose path was taken from a frame.
-        fn accepted(&mut self, port: u16) -> ConnId {
-            let path = path_from(port, None);
-            let tcp = Connection::connect(Instant::ZERO, &self.stack.tcp, path, SeqNum::new(7));
-            let config = FramingConfig::default();
-            let mpa = AnySession::initiator(Instant::ZERO, config, 0, Vec::new(), 0, 0).unwrap();
-            self.stack.insert(path.flow, tcp, mpa, None)
-        }
-
-        fn macs(&self, conn: ConnId) -> (Mac, Mac) {
-            let path = self.stack.slots[conn.index as usize].tcp.path();
-            (path.source_mac, path.next_hop_mac)
-        }
+    fn macs(bench: &Bench, conn: ConnId) -> (Mac, Mac) {
+        let path = bench.stack.slots[conn.index as usize].tcp.path();
+        (path.source_mac, path.next_hop_mac)
     }
 
     #[test]
     fn a_neighbour_redirects_the_connections_of_its_address_only() {
         let mut bench = Bench::new();
-        let (one, other) = (bench.connect(1, 2), bench.connect(2, 3));
-        assert_eq!(bench.macs(one), bench.macs(other), "one router has both addresses");
+        let (one, other) = (connect(&mut bench, 1, 2), connect(&mut bench, 2, 3));
+        assert_eq!(macs(&bench, one), macs(&bench, other), "one router has both addresses");
         bench.stack.neighbours_changed(&BTreeMap::from([(gateway(2), NEW), (gateway(4), OLD)]));
-        assert_eq!((bench.macs(one).1, bench.macs(other).1), (NEW, OLD));
+        assert_eq!((macs(&bench, one).1, macs(&bench, other).1), (NEW, OLD));
     }
 
     #[test]
     fn an_accepted_connection_is_looked_up_and_follows_its_gateway() {
         let mut bench = Bench::new();
-        let active = bench.connect(1, 2);
-        let conn = bench.accepted(2);
+        let active = connect(&mut bench, 1, 2);
+        let conn = accepted(&mut bench, 2);
         let lookup = bench.stack.next_lookup().unwrap();
         assert_eq!((lookup.conn, lookup.unanswered), (conn, false));
         assert_eq!(bench.stack.next_lookup(), None, "asked once, and not for {active:?}");
         bench.stack.next_hop_found(conn, gateway(5), None);
-        assert_eq!(bench.macs(conn).1, OLD, "until the neighbour is resolved");
+        assert_eq!(macs(&bench, conn).1, OLD, "until the neighbour is resolved");
         bench.stack.neighbours_changed(&BTreeMap::from([(gateway(5), NEW)]));
-        assert_eq!((bench.macs(conn).1, bench.macs(active).1), (NEW, OLD));
+        assert_eq!((macs(&bench, conn).1, macs(&bench, active).1), (NEW, OLD));
     }
 
     #[test]
     fn a_route_change_makes_every_connection_due_and_ended_ones_leave() {
         let mut bench = Bench::new();
-        let conns = [bench.connect(1, 2), bench.connect(2, 2), bench.accepted(3)];
+        let conns = [connect(&mut bench, 1, 2), connect(&mut bench, 2, 2), accepted(&mut bench, 3)];
         bench.stack.routes_changed();
         bench.stack.remove(&mut bench.link, conns[1].index);
         let due: Vec<ConnId> = std::iter::from_fn(|| bench.stack.next_lookup()).map(|l| l.conn).collect();
         assert_eq!(due, [conns[0], conns[2]]);
         bench.stack.next_hop_found(conns[0], gateway(6), Some(NEW));
         bench.stack.next_hop_found(conns[1], gateway(6), Some(NEW));
-        assert_eq!(bench.macs(conns[0]).1, NEW);
+        assert_eq!(macs(&bench, conns[0]).1, NEW);
     }
 
     #[test]
     fn open_connections_follow_the_interface_s_own_address() {
         let mut bench = Bench::new();
-        let conn = bench.connect(1, 2);
+        let conn = connect(&mut bench, 1, 2);
         bench.stack.source_mac_changed(NEW);
-        assert_eq!(bench.macs(conn), (NEW, OLD));
+        assert_eq!(macs(&bench, conn), (NEW, OLD));
     }
 }

@@ -125,6 +125,7 @@ impl<U: Ulp> Stack<U> {
     pub fn on_timer(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
         self.half_open_timer(now, link);
         self.sweep_frames(now, link);
+        self.pass_paths(now);
         // Each connection is served at most once, so that a timer that wrongly re-arms itself cannot delay the
         // others.
         for _ in 0..self.timers.len() {
@@ -148,7 +149,8 @@ impl<U: Ulp> Stack<U> {
 
     /// The time at which [`Stack::on_timer`] must be called next, if any; at once when that time has passed.
     pub fn next_deadline(&self) -> Option<Instant> {
-        earlier(earlier(self.timers.next(), self.half_open.next()), self.sweep.due())
+        let tables = earlier(self.half_open.next(), earlier(self.sweep.due(), self.paths.due()));
+        earlier(self.timers.next(), tables)
     }
 }
 
