@@ -138,7 +138,7 @@ impl Side {
             if let CmEvent::ConnectRequest { request, .. } = event {
                 let params = AcceptParams { ird: 4, ord: 4, private_data: Vec::new() };
                 // The queue pair may not accept it; then the request times out.
-                let _ = self.engine.accept(now, request, self.qp, params);
+                let _ = self.engine.accept(request, self.qp, params);
             }
         }
         while self.engine.next_async_event().is_some() {}

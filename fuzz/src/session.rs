@@ -93,7 +93,7 @@ impl End {
     /// Creates an initiator that has sent its Request, unless streaming data come first.
     pub fn initiator(config: MpaConfig) -> Self {
         let (hold_limit, requests) = (config.hold_bytes, config.streaming.is_none());
-        let session = Session::initiator(Instant::ZERO, config, Vec::new(), 4, 4).expect("a good request");
+        let session = Session::initiator(config, Vec::new(), 4, 4).expect("a good request");
         let mut end = Self::new(session, hold_limit);
         let mut room = [0; 128];
         let mut out = FrameWriter::new(std::iter::once(&mut room[..]).collect(), 0, 128);
@@ -188,7 +188,7 @@ impl End {
     /// Accepts the Request.
     pub fn accept(&mut self) {
         let params = AcceptParams { ird: 4, ord: 4, private_data: Vec::new() };
-        let accepted = self.session.accept(Instant::ZERO, &mut self.ulp, CONN, &path(), params);
+        let accepted = self.session.accept(&mut self.ulp, CONN, &path(), params);
         accepted.expect("a request can be accepted");
     }
 

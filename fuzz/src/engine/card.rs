@@ -258,7 +258,7 @@ impl Card {
             let taken = !self.refuses
                 && self.qps.clone().into_iter().any(|qp| {
                     let _ = self.engine.reset_qp(qp);
-                    self.engine.accept(self.now, request, qp, params.clone()).is_ok()
+                    self.engine.accept(request, qp, params.clone()).is_ok()
                 });
             if !taken {
                 // The request may already be gone.

@@ -25,8 +25,8 @@ mod track;
 
 use std::{fmt, time::Duration};
 
-pub(crate) use any::AnySession;
 pub use any::FramingConfig;
+pub(crate) use any::{AnySession, either};
 pub use counters::FramingCounters;
 pub(crate) use session::MOST_FIRST_BYTES;
 pub use session::Session;

@@ -75,13 +75,7 @@ enum SessionPhase<S: StartUp> {
 #[expect(private_bounds, reason = "no other crate adds a framing")]
 impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
     /// The session of an initiator. The request is sent with the first [`Self::fill`].
-    pub fn initiator(
-        _now: Instant,
-        config: S,
-        private_data: Vec<u8>,
-        ird: u16,
-        ord: u16,
-    ) -> Result<Self, SetupError> {
+    pub fn initiator(config: S, private_data: Vec<u8>, ird: u16, ord: u16) -> Result<Self, SetupError> {
         let (asked, startup) = config.request(private_data, ird, ord)?;
         if config.limits().streaming.is_some() {
             let streaming = Box::new(Streaming::initiator(asked, startup));
@@ -122,7 +116,6 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
     /// the next [`Self::fill`], FPDUs only after the initiator's first FPDU.
     pub fn accept<U: Ulp<Placed = P>>(
         &mut self,
-        _now: Instant,
         ulp: &mut U,
         conn: ConnId,
         path: &Path,
@@ -140,7 +133,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
     }
 
     /// Responder: rejects the request. The reply is sent with the next [`Self::fill`], followed by a FIN.
-    pub fn reject(&mut self, _now: Instant, private_data: &[u8]) -> Result<(), SetupError> {
+    pub fn reject(&mut self, private_data: &[u8]) -> Result<(), SetupError> {
         let SessionPhase::Decide(offer) = &self.phase else { return Err(SetupError::NoRequest) };
         let answer = self.config.reject(offer, private_data.to_vec())?;
         self.queue_startup(&answer);

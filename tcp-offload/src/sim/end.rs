@@ -173,7 +173,7 @@ impl<L: Link> Node for End<L> {
         if let Some(conn) = self.ulp.requested.take() {
             self.conn = Some(conn);
             let params = AcceptParams { ird: 4, ord: 4, private_data: b"welcome".to_vec() };
-            self.stack.accept(now, conn, params, &mut self.ulp).expect("the request can be accepted");
+            self.stack.accept(conn, params, &mut self.ulp).expect("the request can be accepted");
         }
         if self.stack.next_deadline().is_some_and(|d| d <= now) {
             self.stack.on_timer(now, &mut self.link, &mut self.ulp);

@@ -2,7 +2,7 @@
 
 use super::Stack;
 use crate::{
-    framing::FramingCounters,
+    framing::{FramingCounters, either},
     tcp::{self, TcpCounters},
     ulp::{ConnId, Ulp},
 };
@@ -111,7 +111,7 @@ impl<U: Ulp> Stack<U> {
     /// MPA's counters of a connection.
     pub fn framing_counters_of(&self, conn: ConnId) -> Option<FramingCounters> {
         let slot = self.slots.get(conn.index as usize).filter(|s| s.generation == conn.generation)?;
-        Some(slot.session.counters())
+        Some(either!(&slot.session => counters()))
     }
 
     /// Bytes of all connections that are held now because they cannot be placed or delivered yet.
@@ -147,7 +147,7 @@ impl<U: Ulp> Stack<U> {
     pub fn framing_counters(&self) -> FramingCounters {
         let mut sum = self.closed_framing;
         for (_, slot) in &self.slots {
-            sum += slot.session.counters();
+            sum += either!(&slot.session => counters());
         }
         sum
     }

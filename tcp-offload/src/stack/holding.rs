@@ -5,6 +5,7 @@ use super::Stack;
 #[cfg(doc)]
 use super::StackConfig;
 use crate::{
+    framing::either,
     link::Link,
     time::Instant,
     ulp::{ConnId, Ulp},
@@ -37,10 +38,10 @@ impl<U: Ulp> Stack<U> {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         let conn = ConnId { index, generation: slot.generation };
         self.counters.holders_evicted += 1;
-        if slot.session.shed(ulp, conn, link) {
+        if either!(&mut slot.session => shed(ulp, conn, link)) {
             slot.tcp.renege();
         }
-        slot.tcp.withheld(slot.session.window_bytes());
+        slot.tcp.withheld(either!(&slot.session => window_bytes()));
         self.after_change(now, link, index, None, ulp);
     }
 }

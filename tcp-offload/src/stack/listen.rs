@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{ListenError, MOST_RESETS, Stack};
 use crate::{
-    framing::{AnySession, FramingConfig},
+    framing::{AnySession, FramingConfig, either},
     link::{Link, Steer},
     tcp::Connection,
     time::{Duration, Instant},
@@ -104,7 +104,7 @@ impl<U: Ulp> Stack<U> {
     /// arrived.
     pub(super) fn note_request(&mut self, index: u32) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        let awaited = slot.session.is_silent();
+        let awaited = either!(&slot.session => is_silent());
         if let Some(pending) = slot.pending.as_mut().filter(|p| !p.requested && !awaited) {
             pending.requested = true;
             if let Some(listener) = self.listeners.get_mut(&pending.listener) {

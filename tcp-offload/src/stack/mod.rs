@@ -19,6 +19,7 @@ mod listen;
 mod next_hops;
 mod offload;
 mod paths;
+mod source;
 mod streaming;
 #[cfg(test)]
 mod testing;
@@ -48,16 +49,16 @@ use self::{
     listen::{Listener, Pending},
     offload::ChecksumOffload,
     paths::Paths,
+    source::FramingSource,
     timers::Timers,
     turns::{Turns, Work},
 };
 use crate::{
-    framing::{AnySession, FramingConfig, FramingCounters},
+    framing::{AnySession, FramingConfig, FramingCounters, either},
     keyed::{KeyedHash, KeyedMap},
-    link::{FrameWriter, Link, RxFrame, Steer},
+    link::{Link, RxFrame, Steer},
     mpa::AcceptParams,
-    seq::StreamOffset,
-    tcp::{self, Connection, Filled, IsnKey, Sent, Source, TcpConfig, TcpCounters, Tuning},
+    tcp::{self, Connection, IsnKey, Sent, TcpConfig, TcpCounters, Tuning},
     time::Instant,
     ulp::{CloseReason, ConnId, Event, ListenerId, Ulp},
     wire::{self, Flow, Inbound, Malformed, Path, Segment},
@@ -142,33 +143,17 @@ impl<U: Ulp> fmt::Debug for Stack<U> {
     }
 }
 
-/// The source of TCP's payload: MPA, which pulls ULPDUs from the upper layer.
-struct FramingSource<'a, U: Ulp> {
-    now: Instant,
-    emss: usize,
-    session: &'a mut AnySession<U::Placed>,
-    ulp: &'a mut U,
-    conn: ConnId,
-}
-
-impl<U: Ulp> Source for FramingSource<'_, U> {
-    fn has_data(&self) -> bool {
-        self.session.has_data(self.ulp, self.conn)
-    }
-    fn fill(&mut self, offset: StreamOffset, out: &mut FrameWriter<'_>) -> Filled {
-        self.session.fill(self.now, self.ulp, self.conn, offset, self.emss, out)
-    }
-}
-
 impl<P: Copy + fmt::Debug> ConnSlot<P> {
     /// The earliest timer of this connection, of TCP or MPA.
     fn deadline(&self) -> Option<Instant> {
-        earlier(self.tcp.deadline(), self.session.deadline())
+        earlier(self.tcp.deadline(), either!(&self.session => deadline()))
     }
 
     /// Whether [`Stack::report`] may have something to report.
     fn has_news(&self) -> bool {
-        self.tcp.has_ended() || self.tcp.peer_closed() && !self.peer_closed || self.session.failed().is_some()
+        self.tcp.has_ended()
+            || self.tcp.peer_closed() && !self.peer_closed
+            || either!(&self.session => failed()).is_some()
     }
 }
 
@@ -228,7 +213,7 @@ impl<U: Ulp> Stack<U> {
         }
         let (framing, random) = (framing.into(), self.random());
         let ConnectParams { ird, ord, private_data } = params;
-        let session = AnySession::initiator(now, framing, random, private_data, ird, ord)?;
+        let session = AnySession::initiator(framing, random, private_data, ird, ord)?;
         link.steer(Steer::Flow(path.flow))?;
         // A SYN of the same four-tuple, perhaps forged, must not prevent the application from connecting. The
         // steering rule of the half-open connection serves the new one.
@@ -280,16 +265,10 @@ impl<U: Ulp> Stack<U> {
 
     /// Accepts a connection request: the MPA Reply is sent with the next [`Stack::transmit`], and
     /// [`Event::Established`] is reported before this returns.
-    pub fn accept(
-        &mut self,
-        now: Instant,
-        conn: ConnId,
-        params: AcceptParams,
-        ulp: &mut U,
-    ) -> Result<(), AcceptError> {
+    pub fn accept(&mut self, conn: ConnId, params: AcceptParams, ulp: &mut U) -> Result<(), AcceptError> {
         let slot = self.slot(conn).ok_or(AcceptError::NotWaiting)?;
         let path = *slot.tcp.path();
-        slot.session.accept(now, ulp, conn, &path, params)?;
+        either!(&mut slot.session => accept(ulp, conn, &path, params))?;
         self.leave_backlog(conn.index);
         self.make_ready(conn.index);
         Ok(())
@@ -298,7 +277,7 @@ impl<U: Ulp> Stack<U> {
     /// Rejects a connection request with private data for the peer's application, and closes the connection.
     pub fn reject(&mut self, now: Instant, conn: ConnId, private_data: &[u8]) -> Result<(), AcceptError> {
         let slot = self.slot(conn).ok_or(AcceptError::NotWaiting)?;
-        slot.session.reject(now, private_data)?;
+        either!(&mut slot.session => reject(private_data))?;
         slot.tcp.stop_reading(now);
         self.leave_backlog(conn.index);
         self.make_ready(conn.index);
@@ -337,8 +316,8 @@ impl<U: Ulp> Stack<U> {
     /// Offers withheld FPDUs to the upper layer again, after a receive was posted.
     pub fn resume(&mut self, now: Instant, link: &mut dyn Link, conn: ConnId, ulp: &mut U) {
         let Some(slot) = self.slot(conn) else { return };
-        slot.session.resume(now, ulp, conn, link);
-        slot.tcp.withheld(slot.session.window_bytes());
+        either!(&mut slot.session => resume(now, ulp, conn, link));
+        slot.tcp.withheld(either!(&slot.session => window_bytes()));
         self.after_change(now, link, conn.index, None, ulp);
     }
 
@@ -419,12 +398,13 @@ impl<U: Ulp> Stack<U> {
         let spare = self.spare_hold(now, link, arrival.len, ulp);
         // Making room may have ended this very connection.
         let Some(slot) = self.slots.get_mut(conn.index as usize) else { return link.recycle(frame) };
-        if slot.session.receive(now, ulp, conn, slot.tcp.path(), link, *arrival, frame, spare) {
+        if either!(&mut slot.session => receive(now, ulp, conn, slot.tcp.path(), link, *arrival, frame, spare))
+        {
             slot.tcp.payload_taken(now, arrival);
         } else {
             self.counters.refused_payloads += 1;
         }
-        slot.tcp.withheld(slot.session.window_bytes());
+        slot.tcp.withheld(either!(&slot.session => window_bytes()));
     }
 
     /// Processes a segment without a connection. Returns the connection that the segment has opened, if any.
@@ -532,7 +512,9 @@ impl<U: Ulp> Stack<U> {
         closed: Option<CloseReason>,
         ulp: &mut U,
     ) {
-        let rare = |s: &ConnSlot<_>| s.tcp.has_mtu_news() || s.pending.is_some() || s.session.awaits_report();
+        let rare = |s: &ConnSlot<_>| {
+            s.tcp.has_mtu_news() || s.pending.is_some() || either!(&s.session => awaits_report())
+        };
         if self.slots.get(index as usize).is_some_and(rare) {
             self.share_path(now, index);
             self.report_streaming(now, index, ulp);
@@ -540,13 +522,13 @@ impl<U: Ulp> Stack<U> {
         }
         self.report_and_free(link, index, closed, ulp);
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        if !slot.session.is_reading() {
+        if !either!(&slot.session => is_reading()) {
             slot.tcp.stop_reading(now);
         }
         self.timers.arm(index, slot.deadline());
         if self.turns.work(index) != Work::Send {
             let conn = ConnId { index, generation: slot.generation };
-            let work = if slot.tcp.wants_to_transmit(|| slot.session.has_data(ulp, conn)) {
+            let work = if slot.tcp.wants_to_transmit(|| either!(&slot.session => has_data(ulp, conn))) {
                 Work::Send
             } else if slot.tcp.owes_ack() {
                 Work::Ack
@@ -565,10 +547,10 @@ impl<U: Ulp> Stack<U> {
             self.report(link, index, closed, ulp);
         }
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        let (held, spilled) = (slot.session.held_bytes(), slot.tcp.spilled_bytes());
+        let (held, spilled) = (either!(&slot.session => held_bytes()), slot.tcp.spilled_bytes());
         if (held | slot.held) != 0 {
             self.held = self.held + held - std::mem::replace(&mut slot.held, held);
-            self.holders.note(index, slot.session.stalled_since());
+            self.holders.note(index, either!(&slot.session => stalled_since()));
         }
         self.spilled = self.spilled + spilled - std::mem::replace(&mut slot.spilled, spilled);
         if slot.told_closed && slot.tcp.is_closed() {
@@ -581,11 +563,11 @@ impl<U: Ulp> Stack<U> {
     fn report(&mut self, link: &mut dyn Link, index: u32, closed: Option<CloseReason>, ulp: &mut U) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         let conn = ConnId { index, generation: slot.generation };
-        if !slot.peer_closed && slot.tcp.peer_closed() && !slot.session.holds_undelivered() {
+        if !slot.peer_closed && slot.tcp.peer_closed() && !either!(&slot.session => holds_undelivered()) {
             slot.peer_closed = true;
-            slot.session.peer_closed(ulp, conn, link);
+            either!(&mut slot.session => peer_closed(ulp, conn, link));
         }
-        if let Some(error) = slot.session.failed()
+        if let Some(error) = either!(&slot.session => failed())
             && !slot.told_closed
         {
             // After a failed start-up there is no message that the peer would understand, only a reset.
@@ -593,7 +575,7 @@ impl<U: Ulp> Stack<U> {
         }
         if let Some(reason) = closed.or_else(|| slot.tcp.take_close_reason()) {
             slot.told_closed = true;
-            slot.session.release(link);
+            either!(&mut slot.session => release(link));
             let waits = slot.tcp.state() == tcp::State::TimeWait;
             self.leave_backlog(index);
             ulp.event(conn, Event::Closed(reason));
@@ -610,12 +592,12 @@ impl<U: Ulp> Stack<U> {
         self.lookups.remove(&index);
         self.timers.remove(index);
         slot.tcp.release(link);
-        slot.session.release(link);
+        either!(&mut slot.session => release(link));
         self.held -= slot.held;
         self.holders.note(index, None);
         self.spilled -= slot.spilled;
         self.closed_tcp += slot.tcp.counters();
-        self.closed_framing += slot.session.counters();
+        self.closed_framing += either!(&slot.session => counters());
         let flow = slot.tcp.flow();
         self.flows.remove(&flow);
         self.unsteer_unless_used(link, flow);

@@ -3,6 +3,7 @@
 
 use super::{AcceptError, Stack};
 use crate::{
+    framing::either,
     link::Link,
     tcp::State,
     time::Instant,
@@ -13,7 +14,7 @@ impl<U: Ulp> Stack<U> {
     /// Queues streaming bytes; returns the number of bytes taken, which is less than all when 64 KiB wait to be sent.
     pub fn stream_send(&mut self, conn: ConnId, bytes: &[u8]) -> Result<usize, AcceptError> {
         let slot = self.slot(conn).ok_or(AcceptError::NotWaiting)?;
-        let taken = slot.session.stream_send(bytes)?;
+        let taken = either!(&mut slot.session => stream_send(bytes))?;
         self.make_ready(conn.index);
         Ok(taken)
     }
@@ -27,8 +28,8 @@ impl<U: Ulp> Stack<U> {
         out: &mut [u8],
     ) -> Result<usize, AcceptError> {
         let slot = self.slot(conn).ok_or(AcceptError::NotWaiting)?;
-        let taken = slot.session.stream_recv(link, out)?;
-        let held = slot.session.held_bytes();
+        let taken = either!(&mut slot.session => stream_recv(link, out))?;
+        let held = either!(&slot.session => held_bytes());
         let before = std::mem::replace(&mut slot.held, held);
         self.held = self.held + held - before;
         Ok(taken)
@@ -47,7 +48,7 @@ impl<U: Ulp> Stack<U> {
     ) -> Result<(), AcceptError> {
         let slot = self.slot(conn).ok_or(AcceptError::NotWaiting)?;
         let path = *slot.tcp.path();
-        slot.session.begin_mpa(now, ulp, conn, &path, link, last)?;
+        either!(&mut slot.session => begin_mpa(now, ulp, conn, &path, link, last))?;
         self.after_change(now, link, conn.index, None, ulp);
         Ok(())
     }
@@ -56,11 +57,11 @@ impl<U: Ulp> Stack<U> {
     pub(super) fn report_streaming(&mut self, now: Instant, index: u32, ulp: &mut U) {
         if let Some(slot) = self.slots.get_mut(index as usize)
             && slot.tcp.state() == State::Established
-            && slot.session.awaits_report()
+            && either!(&slot.session => awaits_report())
         {
             let conn = ConnId { index, generation: slot.generation };
             let path = *slot.tcp.path();
-            slot.session.report_streaming(now, ulp, conn, &path);
+            either!(&mut slot.session => report_streaming(now, ulp, conn, &path));
         }
     }
 }

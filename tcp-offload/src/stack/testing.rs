@@ -38,7 +38,7 @@ impl Bench {
     pub fn insert(&mut self, path: Path) -> ConnId {
         let tcp = Connection::connect(Instant::ZERO, &self.stack.tcp, path, ISS);
         let config = FramingConfig::default();
-        let session = AnySession::initiator(Instant::ZERO, config, 0, Vec::new(), 0, 0).unwrap();
+        let session = AnySession::initiator(config, 0, Vec::new(), 0, 0).unwrap();
         self.stack.insert(path.flow, tcp, session, None)
     }
 }

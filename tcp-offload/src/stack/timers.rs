@@ -6,6 +6,7 @@
 
 use super::{Stack, earlier, icmp};
 use crate::{
+    framing::either,
     link::Link,
     time::Instant,
     ulp::{ConnId, Ulp},
@@ -139,8 +140,8 @@ impl<U: Ulp> Stack<U> {
             if icmp::pass_soft_error(conn, &mut slot.tcp, ulp) || doubt {
                 self.lookups.insert(index, true);
             }
-            if slot.session.deadline().is_some_and(|d| d <= now) {
-                slot.session.on_timer(now, ulp, conn, link);
+            if either!(&slot.session => deadline()).is_some_and(|d| d <= now) {
+                either!(&mut slot.session => on_timer(now, ulp, conn, link));
             }
             debug_assert!(slot.deadline().is_none_or(|at| at > now), "a timer at or before now: {slot:?}");
             self.after_change(now, link, index, closed, ulp);

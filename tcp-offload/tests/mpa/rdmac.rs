@@ -140,7 +140,7 @@ fn rfc5044_c1_a_frame_of_revision_0_without_markers_or_crc_is_refused() {
 fn rfc5044_c2_4_a_rejection_of_an_rdmac_initiator() {
     let mut end = End::responder(config(Markers::Off, true));
     assert!(end.receive(0, REQUEST));
-    end.session.reject(end.now, b"no").unwrap();
+    end.session.reject(b"no").unwrap();
     end.fill_all(1448);
     assert_eq!(end.sent, b"MPA ID Rep Frame\xe0\x00\x00\x02no");
 }

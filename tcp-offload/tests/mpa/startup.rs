@@ -45,7 +45,7 @@ fn accepted(config: MpaConfig, request: &MpaRequest, ird: u16, ord: u16) -> (End
     let mut end = End::responder(config);
     assert!(end.receive(0, &request.emit()));
     let params = AcceptParams { ird, ord, private_data: b"yes".to_vec() };
-    end.session.accept(end.now, &mut end.ulp, CONN, &path(), params).unwrap();
+    end.session.accept(&mut end.ulp, CONN, &path(), params).unwrap();
     end.fill_all(1448);
     let (reply, len) = MpaReply::parse(&end.sent).unwrap().unwrap();
     assert_eq!(len, end.sent.len());
@@ -248,11 +248,11 @@ fn rfc5044_s7_1_2_rejection_says_why_and_closes() {
     let request = initiator.fill_all(1448).concat();
     responder.receive(0, &request);
     assert_eq!(
-        responder.session.reject(responder.now, &[0; 253]).unwrap_err(),
+        responder.session.reject(&[0; 253]).unwrap_err(),
         SetupError::PrivateDataTooLong { len: 253, limit: 252 }
     );
-    responder.session.reject(responder.now, b"full").unwrap();
-    assert_eq!(responder.session.reject(responder.now, b"").unwrap_err(), SetupError::NoRequest);
+    responder.session.reject(b"full").unwrap();
+    assert_eq!(responder.session.reject(b"").unwrap_err(), SetupError::NoRequest);
     let reply = responder.fill_all(1448).concat();
     assert_eq!(responder.fill(1448, 1448), Err(Filled::Finish));
     initiator.receive(0, &reply);
@@ -410,7 +410,7 @@ fn rfc6581_s9_2_a_bare_fpdu_as_rtr_is_an_empty_ulpdu_to_the_upper_layer() {
 #[test]
 fn rfc6581_s9_caller_errors() {
     let start = |config: MpaConfig, len, ird| {
-        Session::<()>::initiator(Instant::ZERO, config, vec![0; len], ird, 0).map(|_| ()).unwrap_err()
+        Session::<()>::initiator(config, vec![0; len], ird, 0).map(|_| ()).unwrap_err()
     };
     let one = MpaConfig { revision: RequestRevision::One, ..MpaConfig::default() };
     let two = MpaConfig::default();
@@ -419,11 +419,11 @@ fn rfc6581_s9_caller_errors() {
     // A caller who raises the limit may send as much as RFC 5044 section 7.1.1 allows, and not more.
     let all = MpaConfig { private_data_bytes: 9999, ..two.clone() };
     assert_eq!(start(all.clone(), 509, 0), SetupError::PrivateDataTooLong { len: 509, limit: 508 });
-    assert!(Session::<()>::initiator(Instant::ZERO, all, vec![0; 508], 0, 0).is_ok());
+    assert!(Session::<()>::initiator(all, vec![0; 508], 0, 0).is_ok());
     assert_eq!(start(two, 0, 0x4000), SetupError::ReadDepth(0x4000));
     let one = MpaConfig { peer_to_peer: vec![Rtr::Send], ..one };
     assert_eq!(start(one, 0, 0), SetupError::PeerToPeerNeedsRevisionTwo);
     let mut end = End::responder(MpaConfig::default());
-    let accept = end.session.accept(end.now, &mut end.ulp, CONN, &path(), AcceptParams::default());
+    let accept = end.session.accept(&mut end.ulp, CONN, &path(), AcceptParams::default());
     assert_eq!(accept.unwrap_err(), SetupError::NoRequest);
 }

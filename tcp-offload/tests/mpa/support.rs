@@ -252,7 +252,7 @@ impl End {
     }
 
     pub fn initiator(config: MpaConfig) -> Self {
-        Self::new(Session::initiator(Instant::ZERO, config, b"hello".to_vec(), 16, 8).unwrap())
+        Self::new(Session::initiator(config, b"hello".to_vec(), 16, 8).unwrap())
     }
 
     pub fn responder(config: MpaConfig) -> Self {
@@ -333,7 +333,7 @@ impl End {
 
     pub fn accept(&mut self) {
         let params = AcceptParams { ird: 32, ord: 4, private_data: b"welcome".to_vec() };
-        self.session.accept(self.now, &mut self.ulp, CONN, &path(), params).unwrap();
+        self.session.accept(&mut self.ulp, CONN, &path(), params).unwrap();
     }
 
     pub fn peer_closed(&mut self) {

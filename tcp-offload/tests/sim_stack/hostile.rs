@@ -255,7 +255,7 @@ impl Host {
                 (talk.closed, talk.unread) = (Some(now), Some(now));
                 self.stack.reject(now, conn, &[])
             } else {
-                self.stack.accept(now, conn, params, &mut self.upper)
+                self.stack.accept(conn, params, &mut self.upper)
             };
             assert!(answer.is_ok(), "{conn:?}: {answer:?}");
         }

@@ -134,7 +134,7 @@ impl Node for End {
         let accepted = if self.upper.deaf { Vec::new() } else { std::mem::take(&mut self.upper.requested) };
         for conn in accepted {
             let params = AcceptParams { ird: 0, ord: 0, private_data: Vec::new() };
-            self.stack.accept(now, conn, params, &mut self.upper).unwrap();
+            self.stack.accept(conn, params, &mut self.upper).unwrap();
         }
         if self.stack.next_deadline().is_some_and(|d| d <= now) {
             self.stack.on_timer(now, &mut self.link, &mut self.upper);

@@ -166,7 +166,7 @@ impl Pair {
                 end.engine.turn(now, &mut end.link);
                 match end.engine.next_cm_event() {
                     Some(CmEvent::ConnectRequest { request, .. }) => {
-                        end.engine.accept(now, request, end.qp, AcceptParams::default()).unwrap();
+                        end.engine.accept(request, end.qp, AcceptParams::default()).unwrap();
                     }
                     Some(CmEvent::Established { .. }) => established += 1,
                     _ => {}

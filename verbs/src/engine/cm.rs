@@ -145,16 +145,10 @@ impl Engine {
     }
 
     /// Accepts a request with an idle queue pair.
-    pub fn accept(
-        &mut self,
-        now: Instant,
-        request: RequestId,
-        qp: QpId,
-        params: AcceptParams,
-    ) -> Result<(), CmError> {
+    pub fn accept(&mut self, request: RequestId, qp: QpId, params: AcceptParams) -> Result<(), CmError> {
         self.rnic.check_connect(qp, params.ird, params.ord)?;
         self.rnic.accepting(qp, request)?;
-        if let Err(error) = self.stack.accept(now, request.0, params, &mut self.rnic) {
+        if let Err(error) = self.stack.accept(request.0, params, &mut self.rnic) {
             self.rnic.accept_failed(qp, request);
             return Err(error.into());
         }

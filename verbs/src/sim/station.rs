@@ -48,7 +48,7 @@ impl Station {
             if let CmEvent::ConnectRequest { request, remote, .. } = &event {
                 // A request may be gone before it is answered; an event reports that.
                 let _ = match self.expected.remove(&remote.ip()) {
-                    Some(qp) => self.engine.accept(now, *request, qp, self.accept.clone()),
+                    Some(qp) => self.engine.accept(*request, qp, self.accept.clone()),
                     None => self.engine.reject(now, *request, &[]),
                 };
             }

@@ -108,7 +108,7 @@ impl Node for Peer {
             self.stack.receive(now, &mut self.link, frame, &mut self.script);
         }
         if let Some(conn) = self.script.requested.take() {
-            self.stack.accept(now, conn, self.accept.clone(), &mut self.script).unwrap();
+            self.stack.accept(conn, self.accept.clone(), &mut self.script).unwrap();
         }
         if self.stack.next_deadline().is_some_and(|at| at <= now) {
             self.stack.on_timer(now, &mut self.link, &mut self.script);

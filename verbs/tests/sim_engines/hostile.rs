@@ -133,7 +133,7 @@ impl Host {
         let refused = !honest && self.dice.as_mut().is_some_and(|dice| dice.random_bool(0.1));
         let qp = if refused { None } else { self.guest(honest) };
         let answered = match qp {
-            Some(qp) => self.engine.accept(now, request, qp, AcceptParams::default()),
+            Some(qp) => self.engine.accept(request, qp, AcceptParams::default()),
             None => self.engine.reject(now, request, &[]),
         };
         // The request may be gone before it is answered.

@@ -295,7 +295,7 @@ impl CmId {
                     return Err(entry.wrong_state("accept"));
                 };
                 let AcceptOptions { private_data, ird, ord } = options;
-                engine.accept(now, request, qp, AcceptParams { ird, ord, private_data })?;
+                engine.accept(request, qp, AcceptParams { ird, ord, private_data })?;
                 let ports = entry.port.clone().map(LocalPorts::single);
                 cm.answered(request);
                 cm.connecting(self.key, qp, ports);
