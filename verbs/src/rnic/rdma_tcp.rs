@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Bytes of an atomic response's payload: the former value, big-endian.
-const ATOMIC_VALUE_BYTES: usize = 8;
+pub(super) const ATOMIC_VALUE_BYTES: usize = 8;
 
 /// State of a stream of segments, in both directions.
 #[derive(Debug)]
@@ -61,8 +61,8 @@ impl Stream {
         }
     }
 
-    /// Header of the segment that begins at byte `sent` of a Send or RDMA Write.
-    pub(super) fn message_header(&self, entry: &SendRequest, sent: u32, last: bool) -> SegmentHeader {
+    /// Header of the segment that begins at byte `sent` of a Send or RDMA Write, if it is not the last one.
+    pub(super) fn message_header(&self, entry: &SendRequest, sent: u32) -> SegmentHeader {
         let (order, kind) = match entry.operation {
             Operation::Write { remote } | Operation::WriteImmediate { remote, .. } => {
                 let offset = remote.offset.wrapping_add(u64::from(sent));
@@ -86,7 +86,7 @@ impl Stream {
         let write = matches!(kind, SegmentKind::Write { .. });
         SegmentHeader {
             first: sent == 0,
-            last,
+            last: false,
             solicited: !write && entry.flags.contains(SendFlags::SOLICITED),
             number: self.next_sent,
             order,
@@ -94,11 +94,11 @@ impl Stream {
         }
     }
 
-    /// Header of the segment that begins at byte `sent` of the oldest response to send.
-    pub(super) fn response_header(&self, sent: u32, last: bool) -> SegmentHeader {
+    /// Header of the segment that begins at byte `sent` of the oldest response to send, if it is not the last one.
+    pub(super) fn response_header(&self, sent: u32) -> SegmentHeader {
         SegmentHeader {
             first: sent == 0,
-            last,
+            last: false,
             solicited: false,
             number: self.to_answer.front().copied().unwrap_or(self.next_sent),
             order: Order::AT_ONCE,

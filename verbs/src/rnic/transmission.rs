@@ -7,7 +7,7 @@
 
 use xwarp_tcp::{
     mpa::Rtr,
-    rdma_tcp::SendControl,
+    rdma_tcp::{SegmentHeader, SendControl},
     ulp::{Pulled, UlpduWriter},
 };
 
@@ -17,7 +17,7 @@ use super::{
     pieces::Stretches,
     placement::{Quote, Seen},
     qp::{Asked, AskedKind, Current, QueuePair, ToAnswer},
-    rdma_tcp::atomic_words,
+    rdma_tcp::{ATOMIC_VALUE_BYTES, atomic_words},
     send_queue::{Position, Progress, SendRequest},
     work::{Access, Operation, Remote, SendFlags, WcStatus},
 };
@@ -166,8 +166,9 @@ impl QueuePair {
             self.tx.current = None;
             return Step::Again;
         };
-        let header_bytes = match (&self.stream, entry.operation) {
-            (Some(stream), _) => stream.message_header(entry, sent, false).bytes(),
+        let numbered = self.stream.as_ref().map(|stream| stream.message_header(entry, sent));
+        let header_bytes = match (&numbered, entry.operation) {
+            (Some(header), _) => header.bytes(),
             (None, Operation::Write { .. } | Operation::WriteImmediate { .. }) => TAGGED_BYTES,
             (None, _) => UNTAGGED_BYTES,
         };
@@ -175,28 +176,27 @@ impl QueuePair {
             return Step::Pulled(Pulled::Nothing);
         };
         let last = sent + n == entry.len;
+        let numbered = numbered.map(|header| SegmentHeader { last, ..header });
         let immediate = match entry.operation {
             Operation::WriteImmediate { data, .. } => Some(data),
             _ => None,
         };
         let (user, skip) = (self.user(), u64::from(sent));
         if let Some(bytes) = self.sq.inline(entry) {
-            self.put_header(entry, sent, n, last, out);
+            self.put_header(entry, numbered.as_ref(), sent, n, last, out);
             out.put(bytes.get(sent as usize..(sent + n) as usize).unwrap_or_default());
         } else if let Ok(mut stretches) =
             Stretches::open(&shared.keys, user, Access::empty(), &entry.payload, skip, u64::from(n))
         {
             out.announce(header_bytes + n as usize);
-            self.put_header(entry, sent, n, last, out);
+            self.put_header(entry, numbered.as_ref(), sent, n, last, out);
             out.fill_with_crc(n as usize, |_, space, crc| stretches.read(space, crc));
         } else {
             self.fail_request(position, WcStatus::LocalProtection, shared);
             return Step::Again;
         }
-        if let Some(stream) = &mut self.stream
-            && let Some(entry) = self.sq.get(position)
-        {
-            stream.sent(&stream.message_header(entry, sent, last));
+        if let (Some(stream), Some(header)) = (&mut self.stream, &numbered) {
+            stream.sent(header);
         }
         if let Some(data) = immediate.filter(|_| last) {
             self.tx.current = Some(Current::Immediate { position, data });
@@ -214,9 +214,17 @@ impl QueuePair {
     }
 
     /// Writes the header of the segment with `n` bytes from byte `sent` of a Send or RDMA Write.
-    fn put_header(&self, entry: &SendRequest, sent: u32, n: u32, last: bool, out: &mut UlpduWriter<'_, '_>) {
-        if let Some(stream) = &self.stream {
-            return stream.put(&stream.message_header(entry, sent, last), n as usize, out);
+    fn put_header(
+        &self,
+        entry: &SendRequest,
+        numbered: Option<&SegmentHeader>,
+        sent: u32,
+        n: u32,
+        last: bool,
+        out: &mut UlpduWriter<'_, '_>,
+    ) {
+        if let (Some(stream), Some(header)) = (&self.stream, numbered) {
+            return stream.put(header, n as usize, out);
         }
         match entry.operation {
             Operation::Write { remote } | Operation::WriteImmediate { remote, .. } => {
@@ -376,17 +384,18 @@ impl QueuePair {
             return Step::Again;
         };
         let rest = request.advanced(sent);
-        let header_bytes =
-            self.stream.as_ref().map_or(TAGGED_BYTES, |stream| stream.response_header(sent, false).bytes());
+        let numbered = self.stream.as_ref().map(|stream| stream.response_header(sent));
+        let header_bytes = numbered.as_ref().map_or(TAGGED_BYTES, SegmentHeader::bytes);
         let Some(n) = segment_bytes(out, header_bytes, rest.len) else {
             return Step::Pulled(Pulled::Nothing);
         };
         let last = n == rest.len;
+        let numbered = numbered.map(|header| SegmentHeader { last, ..header });
         let control = Control { message: MessageType::ReadResponse }.byte(self.versions);
         let header = Tagged { last, control, stag: rest.sink_stag, to: rest.sink_to };
-        let stream = self.stream.as_deref();
-        let put_header = |out: &mut UlpduWriter<'_, '_>| match stream {
-            Some(stream) => stream.put(&stream.response_header(sent, last), n as usize, out),
+        let numbered = self.stream.as_deref().zip(numbered);
+        let put_header = |out: &mut UlpduWriter<'_, '_>| match numbered {
+            Some((stream, header)) => stream.put(&header, n as usize, out),
             None => out.put(&header.to_bytes(self.versions)),
         };
         if request.len == 0 {
@@ -405,8 +414,9 @@ impl QueuePair {
                 return Step::Again;
             }
         }
-        if let Some(stream) = &mut self.stream {
-            stream.sent(&stream.response_header(sent, last));
+        let numbered = numbered.map(|(_, header)| header);
+        if let (Some(stream), Some(header)) = (&mut self.stream, &numbered) {
+            stream.sent(header);
         }
         if last {
             self.tx.to_answer.pop_front();
@@ -425,8 +435,13 @@ impl QueuePair {
         shared: &mut Shared,
         out: &mut UlpduWriter<'_, '_>,
     ) -> Step {
-        // A response of RDMA/TCP has 32 bytes.
-        if out.room() < UNTAGGED_BYTES + ATOMIC_RESPONSE_BYTES + 2 {
+        let numbered = self.stream.as_ref().map(|stream| stream.response_header(0));
+        let numbered = numbered.map(|header| SegmentHeader { last: true, ..header });
+        let bytes = match &numbered {
+            Some(header) => header.bytes() + ATOMIC_VALUE_BYTES,
+            None => UNTAGGED_BYTES + ATOMIC_RESPONSE_BYTES,
+        };
+        if out.room() < bytes {
             self.tx.answered_last = false;
             return Step::Pulled(Pulled::Nothing);
         }
@@ -435,11 +450,11 @@ impl QueuePair {
                 let response = AtomicResponse { id: request.id, original };
                 let header =
                     self.untagged(MessageType::AtomicResponse, 0, Queue::AtomicResponse, self.tx.atomic_msn);
-                match &mut self.stream {
-                    Some(stream) => {
-                        stream.put_whole(&stream.response_header(0, true), &original.to_be_bytes(), out)
+                match (&mut self.stream, &numbered) {
+                    (Some(stream), Some(numbered)) => {
+                        stream.put_whole(numbered, &original.to_be_bytes(), out)
                     }
-                    None => self.put_whole(out, &header, &response.to_bytes()),
+                    _ => self.put_whole(out, &header, &response.to_bytes()),
                 };
                 self.tx.atomic_msn = self.tx.atomic_msn.next();
                 self.tx.to_answer.pop_front();

@@ -7,7 +7,7 @@ use std::{
 };
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
-use xwarp_tcp::{framing::FramingCounters, link::Link, secret::Secret, tcp::TcpConfig, time::Instant};
+use xwarp_tcp::{framing::FramingCounters, secret::Secret, tcp::TcpConfig, time::Instant};
 use xwarp_verbs::{
     Access, Markers, Memory, MpaConfig, Operation, Pages, Payload, QpId, RecvRequest, Remote, STag,
     SendFlags, Sge, WorkRequest,

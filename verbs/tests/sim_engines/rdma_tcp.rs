@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use xwarp_tcp::{framing::FramingCounters, link::Link, secret::Secret, tcp::TcpConfig, time::Instant};
+use xwarp_tcp::{framing::FramingCounters, secret::Secret, tcp::TcpConfig, time::Instant};
 use xwarp_verbs::{
     Access, Memory, Operation, Pages, Payload, QpId, QueuePairOptions, RdmaTcpConfig, RecvRequest, Remote,
     STag, SendFlags, Sge, WorkRequest,
