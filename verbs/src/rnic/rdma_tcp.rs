@@ -295,12 +295,9 @@ impl QueuePair {
                 AskedKind::Atomic { .. } => value = atomic_value(&header, ulpdu, payload_at)?,
             },
             SegmentKind::Send { control: SendControl::None, .. } if overtakes => {
-                let seen = self.numbered(&header, MessageType::Immediate { solicited: false }, len);
-                self.place_send(shared, &Incoming { ulpdu, arrival, seen, payload_at })?;
-                self.complete_overtaking(shared, len, header.solicited);
-                if let Some(stream) = &mut self.stream {
-                    stream.processed.process(header.number);
-                }
+                let message = MessageType::Send { invalidate: false, solicited: header.solicited };
+                let seen = self.numbered(&header, message, len);
+                self.place_overtaking(shared, &Incoming { ulpdu, arrival, seen, payload_at }, &header)?;
             }
             SegmentKind::Write { .. } | SegmentKind::Send { .. } | SegmentKind::ReadRequest { .. }
                 if arrival == Arrival::Early =>
@@ -308,18 +305,9 @@ impl QueuePair {
                 return Err(Refused::NoReceive(Quote::default()));
             }
             SegmentKind::Send { .. } => {
-                let seen = self.numbered(&header, MessageType::Immediate { solicited: false }, len);
-                let incoming = Incoming { ulpdu, arrival, seen, payload_at };
-                match terms.map(|terms| terms.control) {
-                    Some(SendControl::None | SendControl::Invalidate { .. }) => {
-                        self.place_send(shared, &incoming)?;
-                    }
-                    Some(SendControl::Immediate { .. }) => {
-                        self.receive_for(shared, &incoming)?;
-                    }
-                    Some(SendControl::Terminate { .. }) => {}
-                    _ => return Err(violation(SegmentError::Control)),
-                }
+                let seen =
+                    self.numbered(&header, MessageType::Send { invalidate: false, solicited: false }, len);
+                self.place_numbered_send(shared, &Incoming { ulpdu, arrival, seen, payload_at }, terms)?;
             }
             SegmentKind::ReadRequest { atomic, .. } => {
                 // An unknown operation: RFC 7306 section 5.2.1, rule 4.
@@ -332,6 +320,36 @@ impl QueuePair {
         }
         let overtook = overtakes && matches!(header.kind, SegmentKind::Send { .. });
         Ok(Segment::Numbered(PlacedSegment { header, len, value, overtook }))
+    }
+
+    /// Places and completes a Send that overtakes others.
+    fn place_overtaking(
+        &mut self,
+        shared: &mut Shared,
+        incoming: &Incoming<'_, '_, Untagged>,
+        header: &SegmentHeader,
+    ) -> Result<(), Refused> {
+        self.place_send(shared, incoming)?;
+        self.complete_overtaking(shared, incoming.seen.len, header.solicited);
+        if let Some(stream) = &mut self.stream {
+            stream.processed.process(header.number);
+        }
+        Ok(())
+    }
+
+    /// Places a segment of a Send in order; `terms` hold for its whole message.
+    fn place_numbered_send(
+        &mut self,
+        shared: &mut Shared,
+        incoming: &Incoming<'_, '_, Untagged>,
+        terms: Option<SendTerms>,
+    ) -> Result<(), Refused> {
+        match terms.map(|terms| terms.control) {
+            Some(SendControl::None | SendControl::Invalidate { .. }) => self.place_send(shared, incoming),
+            Some(SendControl::Immediate { .. }) => self.receive_for(shared, incoming).map(|_| ()),
+            Some(SendControl::Terminate { .. }) => Ok(()),
+            _ => Err(violation(SegmentError::Control)),
+        }
     }
 
     /// Our request that a response answers. In order this is the oldest one (A17).
