@@ -3,6 +3,7 @@
 use std::{collections::HashMap, net::IpAddr};
 
 use xwarp_tcp::{
+    link::Link,
     mpa::AcceptParams,
     sim::{self, Node, SimLink},
     time::Instant,
@@ -40,6 +41,17 @@ impl Station {
             accept: AcceptParams::default(),
             events: Vec::new(),
         }
+    }
+
+    /// Passes one frame that has arrived to the engine. Returns the frame's bytes, for tests that look at what is on the
+    /// wire; call it until it returns `None`, before [`Node::turn`].
+    pub fn receive_one(&mut self, now: Instant) -> Option<Vec<u8>> {
+        let mut batch = Vec::new();
+        self.link.receive(&mut batch, 1);
+        let frame = batch.pop()?;
+        let bytes = self.link.rx_chunks(&frame).concat();
+        self.engine.receive(now, &mut self.link, frame);
+        Some(bytes)
     }
 
     /// Stores new events and answers requests.

@@ -151,12 +151,10 @@ impl Watched {
 
 impl Node for Watched {
     fn turn(&mut self, now: Instant) -> bool {
-        let mut batch = Vec::new();
-        self.station.link.receive(&mut batch, usize::MAX);
-        let busy = !batch.is_empty();
-        for frame in batch {
-            self.arrived.take(&self.station.link.rx_chunks(&frame).concat());
-            self.station.engine.receive(now, &mut self.station.link, frame);
+        let mut busy = false;
+        while let Some(frame) = self.station.receive_one(now) {
+            busy = true;
+            self.arrived.take(&frame);
             self.check();
         }
         self.station.turn(now);

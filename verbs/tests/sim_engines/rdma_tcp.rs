@@ -56,17 +56,14 @@ impl End {
 
 impl Node for End {
     fn turn(&mut self, now: Instant) -> bool {
-        let mut batch = Vec::new();
-        self.station.link.receive(&mut batch, usize::MAX);
-        let busy = !batch.is_empty();
-        for frame in batch {
-            let bytes = self.station.link.rx_chunks(&frame).concat();
+        let mut busy = false;
+        while let Some(bytes) = self.station.receive_one(now) {
+            busy = true;
             let packet = 14 + usize::from(u16::from_be_bytes([bytes[16], bytes[17]]));
             let payload = &bytes[34 + usize::from(bytes[46] >> 4) * 4..packet];
             if !payload.is_empty() {
                 self.payloads.push(payload.to_vec());
             }
-            self.station.engine.receive(now, &mut self.station.link, frame);
         }
         self.station.turn(now);
         busy
