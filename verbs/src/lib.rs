@@ -94,6 +94,7 @@ mod api;
 pub mod interface;
 pub mod memory;
 pub mod observe;
+mod segment;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod system;

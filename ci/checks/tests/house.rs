@@ -116,6 +116,31 @@ fn house_unsafe_is_only_in_the_listed_files() {
     }
 }
 
+/// Bytes of headers are read and written by the codecs in `verbs/src/segment`; only the RNIC's implementation of
+/// `Ulp` passes them on. (A Terminate is a message of RDMAP, which quotes a header.)
+#[test]
+fn house_queue_pairs_handle_no_bytes_of_headers() {
+    for path in files(&[".rs"]) {
+        let name = shown(&path);
+        let is_test = name.contains("/tests/") || name.ends_with("tests.rs");
+        if !name.starts_with("verbs/src/rnic/") || is_test || name == "verbs/src/rnic/mod.rs" {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let code = text.lines().take_while(|line| !line.starts_with("#[cfg(test)]"));
+        for (number, line) in code.enumerate() {
+            for bytes in ["Ulpdu<", "UlpduWriter", " Header::parse(", "SegmentHeader::parse(", ".emit("] {
+                let used = line.split("//").next().unwrap_or_default().contains(bytes);
+                assert!(
+                    !used || line.contains("terminate.emit("),
+                    "{name}:{}: {bytes} outside of the codec",
+                    number + 1
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn house_files_stay_short() {
     const MOST_LINES: usize = 640;

@@ -6,7 +6,7 @@
 use super::{
     Opcode, Shared, WorkCompletion,
     pieces::Stretches,
-    placement::{Body, Quote, Refused, Seen, Segment},
+    placement::{Body, Refused, Segment},
     qp::{Asked, AskedKind, QueuePair, ToAnswer, Written},
     send_queue::{Position, Progress},
     work::{Access, Operation, WcStatus},
@@ -14,6 +14,7 @@ use super::{
 use crate::{
     ddp::{DdpError, Msn, STag, Tagged, Untagged},
     rdmap::{AtomicRequest, AtomicResponse, RdmapError, ReadRequest},
+    segment::{Quote, Seen},
 };
 
 impl QueuePair {
@@ -28,7 +29,7 @@ impl QueuePair {
             }
             Segment::ReadResponse(seen) => return self.deliver_response(shared, seen),
             Segment::Untagged(seen, body) => (seen, body),
-            Segment::Numbered(segment) => return self.deliver_segment(shared, segment),
+            Segment::Numbered(segment) => return self.deliver_numbered(shared, segment),
         };
         match body {
             Body::Send { invalidate, solicited } => {

@@ -74,7 +74,7 @@ use self::{
     counters::{StreamCounters, TerminateCount},
     events::Events,
     keys::{KeyTable, User},
-    placement::{Quote, Refused},
+    placement::Refused,
     qp::QueuePair,
     receive_queue::SharedReceiveQueue,
     send_queue::Progress,
@@ -84,6 +84,7 @@ use crate::{
     ddp::DdpError,
     memory::{AccessError, Memory},
     rdmap::{AtomicRequest, RdmapError},
+    segment::{Quote, SegmentWriter},
 };
 
 id! {
@@ -288,7 +289,8 @@ impl Ulp for Rnic {
             qp.data_after_close(shared);
             return Err(Refusal::Stop);
         }
-        match qp.place(shared, ulpdu, arrival) {
+        let received = qp.codec().read(ulpdu).map_err(Refused::from);
+        match received.and_then(|received| qp.place(shared, received, arrival)) {
             Ok(segment) => {
                 qp.counters.placed(&segment, arrival);
                 // The completion of a Send that has overtaken others may have overflowed its queue.
@@ -329,7 +331,7 @@ impl Ulp for Rnic {
     fn pull(&mut self, conn: ConnId, out: &mut UlpduWriter<'_, '_>) -> Pulled {
         // A connection without a queue pair sends nothing more.
         let Some((qp, shared)) = self.qp_of(conn) else { return Pulled::Finish };
-        let pulled = qp.pull(shared, out);
+        let pulled = qp.pull(shared, &mut SegmentWriter::new(qp.codec(), out));
         if !self.shared.overflowed.is_empty() {
             self.end_overflowed();
         }

@@ -1,4 +1,4 @@
-//! Placement of ULPDUs in memory ([`Ulp::place`]), in order or early (beyond a gap).
+//! Placement of segments in memory ([`Ulp::place`]), in order or early (beyond a gap).
 //!
 //! Placement finds the buffer of a segment and copies the payload there; the effects of a message come with its
 //! delivery. All checks of RFC 5041 section 7.1 precede the first written byte. The short bodies of requests and of
@@ -7,7 +7,7 @@
 //! [`Ulp::place`]: xwarp_tcp::ulp::Ulp::place
 #![deny(clippy::indexing_slicing)]
 
-use xwarp_tcp::ulp::{Arrival, Ulpdu};
+use xwarp_tcp::ulp::Arrival;
 
 use super::{
     Shared,
@@ -18,14 +18,12 @@ use super::{
     work::{Access, WcStatus},
 };
 use crate::{
-    ddp::{
-        DdpError, Header, Malformed, Msn, Queue, RawHeader, TAGGED_BYTES, Tagged, UNTAGGED_BYTES, Untagged,
-    },
+    ddp::{DdpError, Msn, Queue, Tagged, Untagged},
     rdmap::{
-        ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Carriage, Control,
-        InvalidControl, MessageType, READ_REQUEST_BYTES, RdmapError, ReadRequest, StreamError,
-        TERMINATE_MOST_BYTES, TerminateHeader,
+        ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Carriage, MessageType,
+        READ_REQUEST_BYTES, RdmapError, ReadRequest, StreamError, TERMINATE_MOST_BYTES, TerminateHeader,
     },
+    segment::{Quote, Received, Seen, SegmentPayload, Unreadable},
 };
 
 /// Bytes of Immediate Data.
@@ -34,43 +32,6 @@ const IMMEDIATE_BYTES: usize = 8;
 /// Bytes of the longest message body on queues 1 to 3.
 const MOST_BODY_BYTES: usize =
     if ATOMIC_REQUEST_BYTES > TERMINATE_MOST_BYTES { ATOMIC_REQUEST_BYTES } else { TERMINATE_MOST_BYTES };
-
-/// A segment's header and payload length, kept until delivery and for an error report (RFC 5041 section 7.1).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Seen<H> {
-    pub(crate) header: H,
-    /// The header's first byte as received: a Terminate quotes it including reserved bits.
-    first: u8,
-    /// Bytes of payload. The length field of a framing has 16 bits.
-    pub(crate) len: u16,
-}
-
-/// The part of the faulty message that a Terminate may quote.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Quote {
-    /// The segment's header, and the length of the whole segment with its header.
-    pub(crate) segment: Option<(RawHeader, u16)>,
-    pub(crate) request: Option<ReadRequest>,
-}
-
-impl Quote {
-    fn segment(header: &Header, first: u8, len: u16) -> Self {
-        let raw = RawHeader::of(header, first);
-        Self { segment: Some((raw, header.bytes() as u16 + len)), request: None }
-    }
-}
-
-impl From<Seen<Tagged>> for Quote {
-    fn from(Seen { header, first, len }: Seen<Tagged>) -> Self {
-        Self::segment(&Header::Tagged(header), first, len)
-    }
-}
-
-impl From<Seen<Untagged>> for Quote {
-    fn from(Seen { header, first, len }: Seen<Untagged>) -> Self {
-        Self::segment(&Header::Untagged(header), first, len)
-    }
-}
 
 /// A placed ULPDU, kept until it is delivered.
 #[derive(Debug, Clone, Copy)]
@@ -125,10 +86,9 @@ pub(crate) enum Refused {
     Answer(WcStatus, StreamError, Quote),
 }
 
-impl<H> Seen<H> {
-    /// The form of a segment that did not come with a DDP header, so that none is ever quoted.
-    pub(super) const fn without_bytes(header: H, len: u16) -> Self {
-        Self { header, first: 0, len }
+impl From<Unreadable> for Refused {
+    fn from(Unreadable { error, quote }: Unreadable) -> Self {
+        Self::Stream(error, quote)
     }
 }
 
@@ -142,13 +102,11 @@ where
     }
 }
 
-/// A ULPDU that is being placed.
+/// A segment that is being placed.
 pub(super) struct Incoming<'u, 'p, H> {
-    pub(super) ulpdu: &'u Ulpdu<'p>,
+    pub(super) payload: SegmentPayload<'u, 'p>,
     pub(super) arrival: Arrival,
     pub(super) seen: Seen<H>,
-    /// Where the payload begins in the ULPDU.
-    pub(super) payload_at: usize,
 }
 
 impl<H: Copy> Incoming<'_, '_, H>
@@ -163,71 +121,44 @@ where
     fn copy_to(&self, mut stretches: Stretches<'_>) -> bool {
         let mut written = true;
         if let Some((memory, offset)) = stretches.in_one_piece() {
-            self.ulpdu
-                .for_each(self.payload_at, |at, bytes| written &= memory.write(offset + at, bytes).is_ok());
+            self.payload.for_each(|at, bytes| written &= memory.write(offset + at, bytes).is_ok());
         } else {
-            self.ulpdu.for_each(self.payload_at, |_, bytes| written &= stretches.write(bytes));
+            self.payload.for_each(|_, bytes| written &= stretches.write(bytes));
         }
         written
     }
 }
 
 impl QueuePair {
-    /// Places a ULPDU. Early placement changes only the target memory and the binding of a shared queue's receive to
+    /// Places a segment. Early placement changes only the target memory and the binding of a shared queue's receive to
     /// the message.
     pub(crate) fn place(
         &mut self,
         shared: &mut Shared,
-        ulpdu: &Ulpdu<'_>,
+        received: Received<'_, '_>,
         arrival: Arrival,
     ) -> Result<Segment, Refused> {
-        if self.stream.is_some() {
-            return self.place_segment(shared, ulpdu, arrival);
-        }
-        if self.rx.expects_rtr && arrival == Arrival::Early {
+        match received {
+            Received::Numbered(header, payload) => self.place_numbered(shared, header, payload, arrival),
             // The first message may be a ready-to-receive Send, which takes no receive; until it has come, the
             // receives of later messages are unknown.
-            return Err(Refused::NoReceive(Quote::default()));
-        }
-        if ulpdu.is_empty() {
-            return Ok(Segment::Silent);
-        }
-        let mut head = [0; UNTAGGED_BYTES];
-        let peeked = ulpdu.peek(&mut head);
-        let parsed = Header::parse(head.get(..peeked).unwrap_or_default(), self.versions);
-        let (header, version) = match parsed {
-            Ok(header) => (header, Ok(())),
-            Err(Malformed::Version(error, header)) => (header, Err(error)),
-            Err(Malformed::Truncated) => {
-                return Err(Refused::Stream(RdmapError::StreamCatastrophic.into(), Quote::default()));
+            _ if self.rx.expects_rtr && arrival == Arrival::Early => {
+                Err(Refused::NoReceive(Quote::default()))
             }
-        };
-        let [first, ..] = head;
-        let len = (ulpdu.len() - header.bytes()) as u16;
-        match header {
-            Header::Tagged(header) => {
-                let (seen, payload_at) = (Seen { header, first, len }, TAGGED_BYTES);
-                let incoming = Incoming { ulpdu, arrival, seen, payload_at };
-                version.map_err(|error| incoming.refused(error))?;
-                match self.message_of(header.control).map_err(|error| incoming.refused(error))? {
+            Received::Empty => Ok(Segment::Silent),
+            Received::Tagged(message, seen, payload) => {
+                let incoming = Incoming { payload, arrival, seen };
+                match message {
                     MessageType::Write => self.place_write(shared, &incoming),
                     MessageType::ReadResponse => self.place_response(shared, &incoming),
                     _ => Err(incoming.refused(RdmapError::UnexpectedOpcode)),
                 }
             }
-            Header::Untagged(header) => {
-                let (seen, payload_at) = (Seen { header, first, len }, UNTAGGED_BYTES);
-                let incoming = Incoming { ulpdu, arrival, seen, payload_at };
-                version.map_err(|error| incoming.refused(error))?;
-                let message = self.message_of(header.control).map_err(|error| incoming.refused(error))?;
-                Ok(Segment::Untagged(incoming.seen, self.place_untagged(shared, &incoming, message)?))
+            Received::Untagged(message, seen, payload) => {
+                let incoming = Incoming { payload, arrival, seen };
+                Ok(Segment::Untagged(seen, self.place_untagged(shared, &incoming, message)?))
             }
         }
-    }
-
-    fn message_of(&self, control: u8) -> Result<MessageType, RdmapError> {
-        let parsed = Control::parse(control, self.versions);
-        parsed.map(|control| control.message).map_err(|InvalidControl(error)| error)
     }
 
     pub(super) fn place_write(
@@ -303,9 +234,8 @@ impl QueuePair {
             self.place_send(shared, incoming)?;
             return Ok(Body::Send { invalidate, solicited });
         }
-        let mut head = [0; UNTAGGED_BYTES + MOST_BODY_BYTES];
-        let peeked = incoming.ulpdu.peek(&mut head);
-        let body = head.get(UNTAGGED_BYTES..peeked).unwrap_or_default();
+        let mut body = [0; MOST_BODY_BYTES];
+        let body = incoming.payload.peek(&mut body);
         let short = || incoming.refused(RdmapError::StreamCatastrophic);
         Ok(match message {
             MessageType::Immediate { solicited } => {

@@ -15,7 +15,7 @@ use super::{
     counters::StreamCounters,
     coverage::Coverage,
     keys::User,
-    placement::{Quote, Refused, Seen},
+    placement::Refused,
     rdma_tcp::Stream,
     receive_queue::{Receive, ReceiveQueue},
     send_queue::{Position, SendQueue, SendRequest},
@@ -24,6 +24,7 @@ use super::{
 use crate::{
     ddp::{DdpError, Msn, STag, Tagged, TaggedOffset, Untagged, Versions},
     rdmap::{AtomicRequest, RdmapError, ReadRequest, StreamError, TerminateHeader},
+    segment::{Codec, Quote, Seen},
 };
 
 /// A Read or Atomic Request of ours that the peer has not answered.
@@ -253,6 +254,15 @@ impl QueuePair {
 
     pub(crate) fn user(&self) -> User {
         User { pd: self.attributes.pd, qp: self.id }
+    }
+
+    /// How the segments of its connection are read and written.
+    #[inline]
+    pub(crate) fn codec(&self) -> Codec {
+        match &self.stream {
+            Some(stream) => Codec::RdmaTcp(stream.connection()),
+            None => Codec::Ddp(self.versions),
+        }
     }
 
     /// Whether posted work is flushed at once.

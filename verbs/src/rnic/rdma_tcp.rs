@@ -8,15 +8,15 @@ use std::collections::VecDeque;
 
 use xwarp_tcp::{
     rdma_tcp::{
-        Agreed, AtomicWords, BufferPlace, ConnectionId, HEADER_MOST_BYTES, MessageNumber, Order, OrderWindow,
-        SegmentError, SegmentHeader, SegmentKind, SendControl, SendTerms, Sequence,
+        Agreed, AtomicWords, BufferPlace, ConnectionId, MessageNumber, Order, OrderWindow, SegmentError,
+        SegmentHeader, SegmentKind, SendControl, SendTerms, Sequence,
     },
-    ulp::{Arrival, Ulpdu, UlpduWriter},
+    ulp::Arrival,
 };
 
 use super::{
     Shared,
-    placement::{Incoming, Quote, Refused, Seen, Segment},
+    placement::{Incoming, Refused, Segment},
     qp::{AskedKind, QueuePair},
     send_queue::SendRequest,
     work::{Operation, Remote, SendFlags},
@@ -27,6 +27,7 @@ use crate::{
         AtomicOperation, AtomicRequest, AtomicResponse, Control, MessageType, RdmapError, ReadRequest,
         TerminateHeader,
     },
+    segment::{Header, Quote, Seen, SegmentPayload, SegmentWriter},
 };
 
 /// Bytes of an atomic response's payload: the former value, big-endian.
@@ -59,6 +60,10 @@ impl Stream {
             asked: VecDeque::new(),
             to_answer: VecDeque::new(),
         }
+    }
+
+    pub(super) fn connection(&self) -> ConnectionId {
+        self.connection
     }
 
     /// Header of the segment that begins at byte `sent` of a Send or RDMA Write, if it is not the last one.
@@ -106,13 +111,6 @@ impl Stream {
         }
     }
 
-    /// Writes the header of a segment with `payload` bytes.
-    pub(super) fn put(&self, header: &SegmentHeader, payload: usize, out: &mut UlpduWriter<'_, '_>) {
-        let mut bytes = [0; HEADER_MOST_BYTES];
-        let len = header.emit(self.connection, payload, &mut bytes);
-        out.put(bytes.get(..len).unwrap_or_default());
-    }
-
     /// Notes that a segment was written.
     pub(super) fn sent(&mut self, header: &SegmentHeader) {
         match header.kind {
@@ -132,7 +130,7 @@ impl Stream {
         &mut self,
         control: SendControl,
         solicited: bool,
-        out: &mut UlpduWriter<'_, '_>,
+        out: &mut SegmentWriter<'_, '_, '_>,
     ) -> bool {
         // A Terminate may interrupt a message, of which no more segments follow (A19).
         let number = if self.sent_partly { self.next_sent.next() } else { self.next_sent };
@@ -147,7 +145,7 @@ impl Stream {
         from: Remote,
         total: u32,
         atomic: Option<AtomicWords>,
-        out: &mut UlpduWriter<'_, '_>,
+        out: &mut SegmentWriter<'_, '_, '_>,
     ) -> bool {
         let from = BufferPlace { id: from.key.value(), offset: from.offset };
         let kind = SegmentKind::ReadRequest { from, total, atomic };
@@ -165,15 +163,13 @@ impl Stream {
         &mut self,
         header: &SegmentHeader,
         payload: &[u8],
-        out: &mut UlpduWriter<'_, '_>,
+        out: &mut SegmentWriter<'_, '_, '_>,
     ) -> bool {
-        let fits = out.room() >= header.bytes() + payload.len();
-        if fits {
-            self.put(header, payload.len(), out);
-            out.put(payload);
+        let written = out.put_whole(&Header::Numbered(*header), payload);
+        if written {
             self.sent(header);
         }
-        fits
+        written
     }
 }
 
@@ -216,16 +212,12 @@ pub(crate) struct PlacedSegment {
 }
 
 /// The former value in an atomic response.
-fn atomic_value(header: &SegmentHeader, ulpdu: &Ulpdu<'_>, payload_at: usize) -> Result<u64, Refused> {
-    if ulpdu.len() - payload_at != ATOMIC_VALUE_BYTES || !header.first || !header.last {
+fn atomic_value(header: &SegmentHeader, payload: SegmentPayload<'_, '_>) -> Result<u64, Refused> {
+    if usize::from(payload.len()) != ATOMIC_VALUE_BYTES || !header.first || !header.last {
         return Err(violation(SegmentError::Length));
     }
     let mut bytes = [0; ATOMIC_VALUE_BYTES];
-    ulpdu.for_each(payload_at, |at, part| {
-        for (to, from) in bytes.iter_mut().skip(at).zip(part) {
-            *to = *from;
-        }
-    });
+    payload.peek(&mut bytes);
     Ok(u64::from_be_bytes(bytes))
 }
 
@@ -255,18 +247,14 @@ impl QueuePair {
     /// Places a segment. Beyond a gap RDMA Writes whose order allows it and responses are placed. The receive of a Send is not
     /// known there, because Writes and requests share their numbers with Sends; so a Send is placed, and completed, only if
     /// any receive will do.
-    pub(super) fn place_segment(
+    pub(super) fn place_numbered(
         &mut self,
         shared: &mut Shared,
-        ulpdu: &Ulpdu<'_>,
+        header: SegmentHeader,
+        payload: SegmentPayload<'_, '_>,
         arrival: Arrival,
     ) -> Result<Segment, Refused> {
-        let mut head = [0; HEADER_MOST_BYTES];
-        let peeked = ulpdu.peek(&mut head);
-        let header = SegmentHeader::parse(head.get(..peeked).unwrap_or_default(), ulpdu.len());
-        let header = header.map_err(violation)?;
-        let payload_at = header.bytes();
-        let len = ulpdu.len().saturating_sub(payload_at) as u16;
+        let len = payload.len();
         let Some(stream) = &self.stream else { return Err(violation(SegmentError::Setup)) };
         let terms = match arrival {
             Arrival::InOrder => stream.received.check(&header, u32::from(len)).map_err(violation)?,
@@ -284,20 +272,20 @@ impl QueuePair {
         match header.kind {
             SegmentKind::Write { to, .. } if may_write => {
                 let seen = tagged(MessageType::Write, header.last, STag::new(to.id), to.offset, len);
-                self.place_write(shared, &Incoming { ulpdu, arrival, seen, payload_at })?;
+                self.place_write(shared, &Incoming { payload, arrival, seen })?;
             }
             SegmentKind::ReadResponse { offset } => match self.asked_by(&header, arrival)? {
                 AskedKind::Read { sink, to, .. } => {
                     let to = to.wrapping_add(u64::from(offset));
                     let seen = tagged(MessageType::ReadResponse, header.last, sink, to, len);
-                    self.place_response(shared, &Incoming { ulpdu, arrival, seen, payload_at })?;
+                    self.place_response(shared, &Incoming { payload, arrival, seen })?;
                 }
-                AskedKind::Atomic { .. } => value = atomic_value(&header, ulpdu, payload_at)?,
+                AskedKind::Atomic { .. } => value = atomic_value(&header, payload)?,
             },
             SegmentKind::Send { control: SendControl::None, .. } if overtakes => {
                 let message = MessageType::Send { invalidate: false, solicited: header.solicited };
                 let seen = self.numbered(&header, message, len);
-                self.place_overtaking(shared, &Incoming { ulpdu, arrival, seen, payload_at }, &header)?;
+                self.place_overtaking(shared, &Incoming { payload, arrival, seen }, &header)?;
             }
             SegmentKind::Write { .. } | SegmentKind::Send { .. } | SegmentKind::ReadRequest { .. }
                 if arrival == Arrival::Early =>
@@ -307,7 +295,7 @@ impl QueuePair {
             SegmentKind::Send { .. } => {
                 let seen =
                     self.numbered(&header, MessageType::Send { invalidate: false, solicited: false }, len);
-                self.place_numbered_send(shared, &Incoming { ulpdu, arrival, seen, payload_at }, terms)?;
+                self.place_numbered_send(shared, &Incoming { payload, arrival, seen }, terms)?;
             }
             SegmentKind::ReadRequest { atomic, .. } => {
                 // An unknown operation: RFC 7306 section 5.2.1, rule 4.
@@ -361,7 +349,7 @@ impl QueuePair {
     }
 
     /// Delivers the next segment.
-    pub(super) fn deliver_segment(
+    pub(super) fn deliver_numbered(
         &mut self,
         shared: &mut Shared,
         PlacedSegment { header, len, value, overtook }: PlacedSegment,

@@ -1,32 +1,28 @@
-//! Builds ULPDUs from the send queue, the peer's requests, and errors ([`Ulp::pull`]).
+//! Builds segments from the send queue, the peer's requests, and errors ([`Ulp::pull`]).
 //!
 //! Messages of one stream are sent one after the other, never interleaved (RFC 5041 section 5.3). The send queue and
 //! the responses to the peer alternate, message by message.
 //!
 //! [`Ulp::pull`]: xwarp_tcp::ulp::Ulp::pull
 
-use xwarp_tcp::{
-    mpa::Rtr,
-    rdma_tcp::{SegmentHeader, SendControl},
-    ulp::{Pulled, UlpduWriter},
-};
+use xwarp_tcp::{mpa::Rtr, rdma_tcp::SendControl, ulp::Pulled};
 
 use super::{
     QpState, Shared,
     keys::KeyError,
     pieces::Stretches,
-    placement::{Quote, Seen},
     qp::{Asked, AskedKind, Current, QueuePair, ToAnswer},
     rdma_tcp::{ATOMIC_VALUE_BYTES, atomic_words},
     send_queue::{Position, Progress, SendRequest},
     work::{Access, Operation, Remote, SendFlags, WcStatus},
 };
 use crate::{
-    ddp::{Msn, Queue, STag, TAGGED_BYTES, Tagged, UNTAGGED_BYTES, Untagged},
+    ddp::{Msn, Queue, STag, Untagged},
     rdmap::{
-        ATOMIC_RESPONSE_BYTES, AtomicOperation, AtomicRequest, AtomicResponse, Control, MessageType,
-        RdmapError, ReadRequest, StreamError, TERMINATE_MOST_BYTES,
+        ATOMIC_RESPONSE_BYTES, AtomicOperation, AtomicRequest, AtomicResponse, MessageType, RdmapError,
+        ReadRequest, StreamError, TERMINATE_MOST_BYTES,
     },
+    segment::{Header, Quote, Seen, SegmentWriter},
 };
 
 /// A message is not split to fill the rest of a frame with fewer bytes than this.
@@ -56,7 +52,7 @@ impl QueuePair {
     }
 
     /// Writes the next ULPDU.
-    pub(crate) fn pull(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Pulled {
+    pub(crate) fn pull(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Pulled {
         loop {
             let step = if self.tx.finished {
                 Step::Pulled(Pulled::Finish)
@@ -91,7 +87,7 @@ impl QueuePair {
     }
 
     /// Chooses the next message and begins it.
-    fn choose(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
+    fn choose(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Step {
         let may_begin = self.may_begin();
         let answer_first = !may_begin || !self.tx.answered_last;
         if answer_first && !self.tx.to_answer.is_empty() {
@@ -109,7 +105,7 @@ impl QueuePair {
         Step::Pulled(Pulled::Nothing)
     }
 
-    fn begin_request(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
+    fn begin_request(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Step {
         let position = self.sq.next;
         let Some(entry) = self.sq.get(position) else { return Step::Pulled(Pulled::Nothing) };
         // An invalid sink fails the request before it is sent.
@@ -160,48 +156,38 @@ impl QueuePair {
     }
 
     /// Writes the next segment of a Send or RDMA Write.
-    fn send_segment(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
+    fn send_segment(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Step {
         let Some(Current::Request { position, sent }) = self.tx.current else { return Step::Again };
         let Some(entry) = self.sq.get(position) else {
             self.tx.current = None;
             return Step::Again;
         };
-        let numbered = self.stream.as_ref().map(|stream| stream.message_header(entry, sent));
-        let header_bytes = match (&numbered, entry.operation) {
-            (Some(header), _) => header.bytes(),
-            (None, Operation::Write { .. } | Operation::WriteImmediate { .. }) => TAGGED_BYTES,
-            (None, _) => UNTAGGED_BYTES,
-        };
-        let Some(n) = segment_bytes(out, header_bytes, entry.len - sent) else {
+        let mut header = self.message_header(entry, sent);
+        let Some(n) = segment_bytes(out, &header, entry.len - sent) else {
             return Step::Pulled(Pulled::Nothing);
         };
         let last = sent + n == entry.len;
-        let numbered = numbered.map(|header| SegmentHeader { last, ..header });
+        header.end_message(last);
         let immediate = match entry.operation {
             Operation::WriteImmediate { data, .. } => Some(data),
             _ => None,
         };
         let (user, skip) = (self.user(), u64::from(sent));
         if let Some(bytes) = self.sq.inline(entry) {
-            self.put_header(entry, numbered.as_ref(), sent, n, last, out);
-            out.put(bytes.get(sent as usize..(sent + n) as usize).unwrap_or_default());
+            out.put(&header, bytes.get(sent as usize..(sent + n) as usize).unwrap_or_default());
         } else if let Ok(mut stretches) =
             Stretches::open(&shared.keys, user, Access::empty(), &entry.payload, skip, u64::from(n))
         {
-            out.announce(header_bytes + n as usize);
-            self.put_header(entry, numbered.as_ref(), sent, n, last, out);
-            out.fill_with_crc(n as usize, |_, space, crc| stretches.read(space, crc));
+            out.fill(&header, n as usize, |space, crc| stretches.read(space, crc));
         } else {
             self.fail_request(position, WcStatus::LocalProtection, shared);
             return Step::Again;
         }
-        if let (Some(stream), Some(header)) = (&mut self.stream, &numbered) {
-            stream.sent(header);
-        }
+        self.note_sent(&header);
         if let Some(data) = immediate.filter(|_| last) {
             self.tx.current = Some(Current::Immediate { position, data });
         } else if last {
-            if header_bytes == UNTAGGED_BYTES {
+            if matches!(header, Header::Untagged { .. }) {
                 self.tx.send_msn = self.tx.send_msn.next();
             }
             self.tx.current = None;
@@ -213,45 +199,48 @@ impl QueuePair {
         Step::Pulled(Pulled::Ulpdu)
     }
 
-    /// Writes the header of the segment with `n` bytes from byte `sent` of a Send or RDMA Write.
-    fn put_header(
-        &self,
-        entry: &SendRequest,
-        numbered: Option<&SegmentHeader>,
-        sent: u32,
-        n: u32,
-        last: bool,
-        out: &mut UlpduWriter<'_, '_>,
-    ) {
-        if let (Some(stream), Some(header)) = (&self.stream, numbered) {
-            return stream.put(header, n as usize, out);
+    /// Header of the segment that begins at byte `sent` of a Send or RDMA Write, if it is not the last one.
+    fn message_header(&self, entry: &SendRequest, sent: u32) -> Header {
+        if let Some(stream) = &self.stream {
+            return Header::Numbered(stream.message_header(entry, sent));
         }
         match entry.operation {
             Operation::Write { remote } | Operation::WriteImmediate { remote, .. } => {
-                let control = Control { message: MessageType::Write }.byte(self.versions);
                 let to = remote.offset.wrapping_add(u64::from(sent));
-                out.put(&Tagged { last, control, stag: remote.key, to }.to_bytes(self.versions));
+                Header::Tagged { message: MessageType::Write, last: false, stag: remote.key, to }
             }
             operation => {
                 let (invalidate, word) = match operation {
                     Operation::Send { invalidate: Some(stag) } => (true, stag.value()),
                     _ => (false, 0),
                 };
-                let message =
-                    MessageType::Send { invalidate, solicited: entry.flags.contains(SendFlags::SOLICITED) };
-                let header = self.untagged(message, word, Queue::Send, self.tx.send_msn);
-                out.put(&Untagged { last, mo: sent, ..header }.to_bytes(self.versions));
+                let solicited = entry.flags.contains(SendFlags::SOLICITED);
+                let message = MessageType::Send { invalidate, solicited };
+                let (queue, msn) = (Queue::Send, self.tx.send_msn);
+                Header::Untagged { message, last: false, word, queue, msn, mo: sent }
             }
         }
     }
 
+    /// Notes that a segment of a message was written.
+    fn note_sent(&mut self, header: &Header) {
+        if let (Some(stream), Header::Numbered(header)) = (&mut self.stream, header) {
+            stream.sent(header);
+        }
+    }
+
     /// Writes Immediate Data, of its own request or after an RDMA Write.
-    fn send_immediate(&mut self, position: Position, data: [u8; 8], out: &mut UlpduWriter<'_, '_>) -> Step {
+    fn send_immediate(
+        &mut self,
+        position: Position,
+        data: [u8; 8],
+        out: &mut SegmentWriter<'_, '_, '_>,
+    ) -> Step {
         let solicited = self.sq.get(position).is_some_and(|e| e.flags.contains(SendFlags::SOLICITED));
-        let header = self.untagged(MessageType::Immediate { solicited }, 0, Queue::Send, self.tx.send_msn);
+        let header = untagged(MessageType::Immediate { solicited }, Queue::Send, self.tx.send_msn);
         let written = match &mut self.stream {
             Some(stream) => stream.put_control(SendControl::Immediate { data }, solicited, out),
-            None => self.put_whole(out, &header, &data),
+            None => out.put_whole(&header, &data),
         };
         if !written {
             return Step::Pulled(Pulled::Nothing);
@@ -263,7 +252,12 @@ impl QueuePair {
         Step::Pulled(Pulled::Ulpdu)
     }
 
-    fn ask_to_read(&mut self, position: Position, remote: Remote, out: &mut UlpduWriter<'_, '_>) -> Step {
+    fn ask_to_read(
+        &mut self,
+        position: Position,
+        remote: Remote,
+        out: &mut SegmentWriter<'_, '_, '_>,
+    ) -> Step {
         let Some(entry) = self.sq.get(position) else { return Step::Again };
         let sink = entry.payload.first().copied().unwrap_or_default();
         let request = ReadRequest {
@@ -289,7 +283,7 @@ impl QueuePair {
         position: Position,
         remote: Remote,
         operation: AtomicOperation,
-        out: &mut UlpduWriter<'_, '_>,
+        out: &mut SegmentWriter<'_, '_, '_>,
     ) -> Step {
         let id = self.tx.next_atomic_id;
         let request = AtomicRequest { operation, id, stag: remote.key, to: remote.offset };
@@ -306,9 +300,13 @@ impl QueuePair {
     }
 
     /// Writes a message for the peer's request queue (queue 1).
-    fn put_request(&mut self, message: MessageType, body: &[u8], out: &mut UlpduWriter<'_, '_>) -> bool {
-        let written =
-            self.put_whole(out, &self.untagged(message, 0, Queue::Request, self.tx.request_msn), body);
+    fn put_request(
+        &mut self,
+        message: MessageType,
+        body: &[u8],
+        out: &mut SegmentWriter<'_, '_, '_>,
+    ) -> bool {
+        let written = out.put_whole(&untagged(message, Queue::Request, self.tx.request_msn), body);
         if written {
             self.tx.request_msn = self.tx.request_msn.next();
         }
@@ -324,23 +322,18 @@ impl QueuePair {
     }
 
     /// Writes the ready-to-receive message of peer-to-peer mode (RFC 6581 section 9.2).
-    fn send_rtr(&mut self, rtr: Rtr, out: &mut UlpduWriter<'_, '_>) -> Pulled {
+    fn send_rtr(&mut self, rtr: Rtr, out: &mut SegmentWriter<'_, '_, '_>) -> Pulled {
         let written = match rtr {
             Rtr::EmptyFpdu => true,
             Rtr::Send => {
                 let message = MessageType::Send { invalidate: false, solicited: false };
-                let written =
-                    self.put_whole(out, &self.untagged(message, 0, Queue::Send, self.tx.send_msn), &[]);
+                let written = out.put_whole(&untagged(message, Queue::Send, self.tx.send_msn), &[]);
                 self.tx.send_msn = if written { self.tx.send_msn.next() } else { self.tx.send_msn };
                 written
             }
             Rtr::Write => {
-                let control = Control { message: MessageType::Write }.byte(self.versions);
-                let header = Tagged { last: true, control, stag: RTR_STAG, to: 0 };
-                out.room() >= TAGGED_BYTES && {
-                    out.put(&header.to_bytes(self.versions));
-                    true
-                }
+                let message = MessageType::Write;
+                out.put_whole(&Header::Tagged { message, last: true, stag: RTR_STAG, to: 0 }, &[])
             }
             Rtr::Read => {
                 let request = ReadRequest {
@@ -365,7 +358,7 @@ impl QueuePair {
     }
 
     /// Begins the response to the peer's oldest request.
-    fn begin_answer(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
+    fn begin_answer(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Step {
         match self.tx.to_answer.front() {
             Some(&ToAnswer::Atomic { request, seen }) => self.answer_atomic(&request, seen, shared, out),
             Some(ToAnswer::Read { .. }) => {
@@ -378,35 +371,29 @@ impl QueuePair {
 
     /// Writes the next segment of a Read Response. The source is checked for each segment, because it may be
     /// deregistered at any time.
-    fn answer_segment(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Step {
+    fn answer_segment(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Step {
         let Some(&ToAnswer::Read { request, sent, seen }) = self.tx.to_answer.front() else {
             self.tx.current = None;
             return Step::Again;
         };
         let rest = request.advanced(sent);
-        let numbered = self.stream.as_ref().map(|stream| stream.response_header(sent));
-        let header_bytes = numbered.as_ref().map_or(TAGGED_BYTES, SegmentHeader::bytes);
-        let Some(n) = segment_bytes(out, header_bytes, rest.len) else {
+        let (message, stag, to) = (MessageType::ReadResponse, rest.sink_stag, rest.sink_to);
+        let mut header = match &self.stream {
+            Some(stream) => Header::Numbered(stream.response_header(sent)),
+            None => Header::Tagged { message, last: false, stag, to },
+        };
+        let Some(n) = segment_bytes(out, &header, rest.len) else {
             return Step::Pulled(Pulled::Nothing);
         };
         let last = n == rest.len;
-        let numbered = numbered.map(|header| SegmentHeader { last, ..header });
-        let control = Control { message: MessageType::ReadResponse }.byte(self.versions);
-        let header = Tagged { last, control, stag: rest.sink_stag, to: rest.sink_to };
-        let numbered = self.stream.as_deref().zip(numbered);
-        let put_header = |out: &mut UlpduWriter<'_, '_>| match numbered {
-            Some((stream, header)) => stream.put(&header, n as usize, out),
-            None => out.put(&header.to_bytes(self.versions)),
-        };
+        header.end_message(last);
         if request.len == 0 {
-            put_header(out);
+            out.put(&header, &[]);
         } else {
             let (stag, to, len) = (rest.source_stag, rest.source_to, u64::from(n));
             let opened = shared.keys.open(self.user(), stag, Access::REMOTE_READ, to, len);
             let written = opened.map(|mut stretches| {
-                out.announce(header_bytes + n as usize);
-                put_header(out);
-                out.fill_with_crc(n as usize, |_, space, crc| stretches.read(space, crc));
+                out.fill(&header, n as usize, |space, crc| stretches.read(space, crc));
             });
             if let Err(error) = written {
                 let quote = Quote { request: Some(rest), ..seen.into() };
@@ -414,10 +401,7 @@ impl QueuePair {
                 return Step::Again;
             }
         }
-        let numbered = numbered.map(|(_, header)| header);
-        if let (Some(stream), Some(header)) = (&mut self.stream, &numbered) {
-            stream.sent(header);
-        }
+        self.note_sent(&header);
         if last {
             self.tx.to_answer.pop_front();
             self.tx.current = None;
@@ -433,29 +417,26 @@ impl QueuePair {
         request: &AtomicRequest,
         seen: Seen<Untagged>,
         shared: &mut Shared,
-        out: &mut UlpduWriter<'_, '_>,
+        out: &mut SegmentWriter<'_, '_, '_>,
     ) -> Step {
-        let numbered = self.stream.as_ref().map(|stream| stream.response_header(0));
-        let numbered = numbered.map(|header| SegmentHeader { last: true, ..header });
-        let bytes = match &numbered {
-            Some(header) => header.bytes() + ATOMIC_VALUE_BYTES,
-            None => UNTAGGED_BYTES + ATOMIC_RESPONSE_BYTES,
+        let mut header = match &self.stream {
+            Some(stream) => Header::Numbered(stream.response_header(0)),
+            None => untagged(MessageType::AtomicResponse, Queue::AtomicResponse, self.tx.atomic_msn),
         };
-        if out.room() < bytes {
+        header.end_message(true);
+        let bytes = if self.stream.is_some() { ATOMIC_VALUE_BYTES } else { ATOMIC_RESPONSE_BYTES };
+        if out.room_behind(&header).is_none_or(|room| room < bytes) {
             self.tx.answered_last = false;
             return Step::Pulled(Pulled::Nothing);
         }
         match shared.atomic(self.user(), request) {
             Ok(original) => {
-                let response = AtomicResponse { id: request.id, original };
-                let header =
-                    self.untagged(MessageType::AtomicResponse, 0, Queue::AtomicResponse, self.tx.atomic_msn);
-                match (&mut self.stream, &numbered) {
-                    (Some(stream), Some(numbered)) => {
-                        stream.put_whole(numbered, &original.to_be_bytes(), out)
-                    }
-                    _ => self.put_whole(out, &header, &response.to_bytes()),
-                };
+                if self.stream.is_some() {
+                    out.put(&header, &original.to_be_bytes());
+                } else {
+                    out.put(&header, &AtomicResponse { id: request.id, original }.to_bytes());
+                }
+                self.note_sent(&header);
                 self.tx.atomic_msn = self.tx.atomic_msn.next();
                 self.tx.to_answer.pop_front();
                 Step::Pulled(Pulled::Ulpdu)
@@ -468,16 +449,16 @@ impl QueuePair {
     }
 
     /// Writes the Terminate, the last message of the stream (RFC 5040 section 5.4).
-    fn send_terminate(&mut self, shared: &mut Shared, out: &mut UlpduWriter<'_, '_>) -> Pulled {
+    fn send_terminate(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Pulled {
         let Some(terminate) = self.tx.terminate else { return Pulled::Finish };
         let mut body = [0; TERMINATE_MOST_BYTES];
         let len = terminate.emit(&mut body);
-        let header = self.untagged(MessageType::Terminate, 0, Queue::Terminate, Msn::FIRST);
+        let header = untagged(MessageType::Terminate, Queue::Terminate, Msn::FIRST);
         let (layer, error_type, code) = terminate.numbers();
         let code = u16::from(layer) << 12 | u16::from(error_type) << 8 | u16::from(code);
         let written = match &mut self.stream {
             Some(stream) => stream.put_control(SendControl::Terminate { code }, false, out),
-            None => self.put_whole(out, &header, body.get(..len).unwrap_or_default()),
+            None => out.put_whole(&header, body.get(..len).unwrap_or_default()),
         };
         if !written {
             return Pulled::Nothing;
@@ -487,28 +468,16 @@ impl QueuePair {
         self.tx.finished = true;
         Pulled::Ulpdu
     }
+}
 
-    /// The header of an untagged message of one segment.
-    fn untagged(&self, message: MessageType, word: u32, queue: Queue, msn: Msn) -> Untagged {
-        let control = Control { message }.byte(self.versions);
-        Untagged { last: true, control, word, queue: queue.number(), msn, mo: 0 }
-    }
-
-    /// Writes a message of one segment; returns whether it fits.
-    fn put_whole(&self, out: &mut UlpduWriter<'_, '_>, header: &Untagged, body: &[u8]) -> bool {
-        let fits = out.room() >= UNTAGGED_BYTES + body.len();
-        if fits {
-            out.put(&header.to_bytes(self.versions));
-            out.put(body);
-        }
-        fits
-    }
+/// The header of an untagged message of one segment.
+fn untagged(message: MessageType, queue: Queue, msn: Msn) -> Header {
+    Header::Untagged { message, last: true, word: 0, queue, msn, mo: 0 }
 }
 
 /// Number of the message's `rest` bytes to put into the current TCP segment; `None` when the message should continue
 /// in the next one.
-fn segment_bytes(out: &UlpduWriter<'_, '_>, header_bytes: usize, rest: u32) -> Option<u32> {
-    let space = u32::try_from(out.room().checked_sub(header_bytes)?).unwrap_or(u32::MAX);
-    let whole_segment = out.room() >= out.mulpdu();
-    (rest <= space || whole_segment || space >= LEAST_CUT).then_some(rest.min(space))
+fn segment_bytes(out: &SegmentWriter<'_, '_, '_>, header: &Header, rest: u32) -> Option<u32> {
+    let space = u32::try_from(out.room_behind(header)?).unwrap_or(u32::MAX);
+    (rest <= space || out.has_all_room() || space >= LEAST_CUT).then_some(rest.min(space))
 }

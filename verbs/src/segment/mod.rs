@@ -1,0 +1,178 @@
+//! Segments between the framing of a connection and its queue pair.
+//!
+//! A queue pair handles typed segments. The bytes of their headers are read and written here only: by DDP's codec
+//! ([`crate::ddp`]) on a connection with MPA, and by the codec of RDMA/TCP ([`xwarp_tcp::rdma_tcp`]) on one with that
+//! framing. The headers stay different types, because they name a message differently: DDP by a queue and its sequence
+//! number, or by a tagged buffer alone; RDMA/TCP by one number for all messages of a direction.
+#![deny(clippy::indexing_slicing)]
+
+mod writer;
+
+use xwarp_tcp::{
+    rdma_tcp::{ConnectionId, HEADER_MOST_BYTES, SegmentHeader},
+    ulp::Ulpdu,
+};
+
+pub(crate) use writer::{Header, SegmentWriter};
+
+use crate::{
+    ddp::{self, Malformed, RawHeader, Tagged, UNTAGGED_BYTES, Untagged, Versions},
+    rdmap::{Control, InvalidControl, MessageType, RdmapError, ReadRequest, StreamError},
+};
+
+/// How the bytes of a connection's segments are read and written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Codec {
+    /// DDP in MPA, with these versions of DDP and RDMAP.
+    Ddp(Versions),
+    /// RDMA/TCP.
+    RdmaTcp(ConnectionId),
+}
+
+/// A received segment.
+pub(crate) enum Received<'u, 'p> {
+    /// An FPDU without payload, which can be a ready-to-receive message (RFC 6581 section 9.2).
+    Empty,
+    /// A segment for a tagged buffer.
+    Tagged(MessageType, Seen<Tagged>, SegmentPayload<'u, 'p>),
+    /// A segment for an untagged buffer.
+    Untagged(MessageType, Seen<Untagged>, SegmentPayload<'u, 'p>),
+    /// A segment of RDMA/TCP.
+    Numbered(SegmentHeader, SegmentPayload<'u, 'p>),
+}
+
+/// The payload of a received segment.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SegmentPayload<'u, 'p> {
+    ulpdu: &'u Ulpdu<'p>,
+    /// Where the payload begins.
+    at: usize,
+}
+
+impl SegmentPayload<'_, '_> {
+    /// Bytes of the payload. The length field of a framing has 16 bits.
+    pub(crate) fn len(&self) -> u16 {
+        self.ulpdu.len().saturating_sub(self.at) as u16
+    }
+
+    /// Calls `f(offset, bytes)` for all pieces of the payload.
+    #[inline]
+    pub(crate) fn for_each(&self, f: impl FnMut(usize, &[u8])) {
+        self.ulpdu.for_each(self.at, f);
+    }
+
+    /// Copies the first bytes to `out`; returns those that were copied.
+    pub(crate) fn peek<'o>(&self, out: &'o mut [u8]) -> &'o [u8] {
+        let most = out.len().min(self.len().into());
+        self.for_each(|at, bytes| {
+            for (to, from) in out.iter_mut().skip(at).zip(bytes) {
+                *to = *from;
+            }
+        });
+        out.get(..most).unwrap_or_default()
+    }
+}
+
+/// Why a segment cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Unreadable {
+    pub(crate) error: StreamError,
+    pub(crate) quote: Quote,
+}
+
+impl From<StreamError> for Unreadable {
+    fn from(error: StreamError) -> Self {
+        Self { error, quote: Quote::default() }
+    }
+}
+
+/// A segment's header and payload length, kept until delivery and for an error report (RFC 5041 section 7.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seen<H> {
+    pub(crate) header: H,
+    /// The header's first byte as received: a Terminate quotes it including reserved bits.
+    first: u8,
+    /// Bytes of payload.
+    pub(crate) len: u16,
+}
+
+impl<H> Seen<H> {
+    /// The form of a segment that did not come with a DDP header, so that none is ever quoted.
+    pub(crate) const fn without_bytes(header: H, len: u16) -> Self {
+        Self { header, first: 0, len }
+    }
+}
+
+/// The part of the faulty message that a Terminate may quote.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Quote {
+    /// The segment's header, and the length of the whole segment with its header.
+    pub(crate) segment: Option<(RawHeader, u16)>,
+    pub(crate) request: Option<ReadRequest>,
+}
+
+impl Quote {
+    fn segment(header: &ddp::Header, first: u8, len: u16) -> Self {
+        let raw = RawHeader::of(header, first);
+        Self { segment: Some((raw, header.bytes() as u16 + len)), request: None }
+    }
+}
+
+impl From<Seen<Tagged>> for Quote {
+    fn from(Seen { header, first, len }: Seen<Tagged>) -> Self {
+        Self::segment(&ddp::Header::Tagged(header), first, len)
+    }
+}
+
+impl From<Seen<Untagged>> for Quote {
+    fn from(Seen { header, first, len }: Seen<Untagged>) -> Self {
+        Self::segment(&ddp::Header::Untagged(header), first, len)
+    }
+}
+
+impl Codec {
+    /// Reads the segment that a frame carries.
+    #[inline]
+    pub(crate) fn read<'u, 'p>(self, ulpdu: &'u Ulpdu<'p>) -> Result<Received<'u, 'p>, Unreadable> {
+        match self {
+            Self::Ddp(versions) => read_ddp(versions, ulpdu),
+            Self::RdmaTcp(_) => {
+                let mut head = [0; HEADER_MOST_BYTES];
+                let peeked = ulpdu.peek(&mut head);
+                let header = SegmentHeader::parse(head.get(..peeked).unwrap_or_default(), ulpdu.len());
+                let header = header.map_err(StreamError::from)?;
+                Ok(Received::Numbered(header, SegmentPayload { ulpdu, at: header.bytes() }))
+            }
+        }
+    }
+}
+
+#[inline]
+fn read_ddp<'u, 'p>(versions: Versions, ulpdu: &'u Ulpdu<'p>) -> Result<Received<'u, 'p>, Unreadable> {
+    let mut head = [0; UNTAGGED_BYTES];
+    let peeked = ulpdu.peek(&mut head);
+    if peeked == 0 {
+        return Ok(Received::Empty);
+    }
+    let (header, version) = match ddp::Header::parse(head.get(..peeked).unwrap_or_default(), versions) {
+        Ok(header) => (header, Ok(())),
+        Err(Malformed::Version(error, header)) => (header, Err(error)),
+        Err(Malformed::Truncated) => return Err(StreamError::from(RdmapError::StreamCatastrophic).into()),
+    };
+    let [first, ..] = head;
+    let payload = SegmentPayload { ulpdu, at: header.bytes() };
+    let len = payload.len();
+    let message = version.map_err(StreamError::from).and_then(|()| {
+        let parsed = Control::parse(header.control(), versions);
+        parsed.map(|control| control.message).map_err(|InvalidControl(error)| error.into())
+    });
+    match (header, message) {
+        (header, Err(error)) => Err(Unreadable { error, quote: Quote::segment(&header, first, len) }),
+        (ddp::Header::Tagged(header), Ok(message)) => {
+            Ok(Received::Tagged(message, Seen { header, first, len }, payload))
+        }
+        (ddp::Header::Untagged(header), Ok(message)) => {
+            Ok(Received::Untagged(message, Seen { header, first, len }, payload))
+        }
+    }
+}
