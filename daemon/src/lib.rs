@@ -12,6 +12,7 @@
 //! | `server` | the loop: connections, requests, events |
 //! | `client` | one connection: who it is, its device, its ports |
 //! | `limits` | what one user may have |
+//! | `slots` | the numbers of devices, until they are removed |
 //! | `ports` | reservations and their quarantine |
 //! | `pairs` | the thread that makes and removes pairs |
 //! | `privileges` | the capabilities that are kept |
@@ -28,6 +29,7 @@ mod pairs;
 mod ports;
 mod privileges;
 mod server;
+mod slots;
 
 use std::process::ExitCode;
 

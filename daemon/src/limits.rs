@@ -8,6 +8,9 @@ use xwarp_control::{Reason, Refusal};
 /// Connections beyond the devices that a user may have.
 const SPARE_CONNECTIONS: usize = 16;
 
+/// Devices that are being removed may take as much as open ones.
+const WITH_REMOVED: usize = 2;
+
 /// What one user (uid) may have at a time. Root is limited too: a program of root that leaks is no better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
@@ -21,9 +24,14 @@ pub(crate) struct Limits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Usage {
     pub connections: usize,
+    /// Open devices and devices that are being opened.
     pub devices: usize,
     pub ports: usize,
     pub memory_bytes: u64,
+    /// Devices as the kernel has them: these and those that are being removed.
+    pub slots: usize,
+    /// Frame memory of all of them.
+    pub slots_bytes: u64,
 }
 
 fn refuse(text: String) -> Result<(), Refusal> {
@@ -46,6 +54,13 @@ impl Limits {
             return refuse(format!(
                 "{wanted} KiB of frame memory: this user has {had} of {most} KiB already (--memory-per-user of xwarpd, or fewer chunks)"
             ));
+        }
+        // The worker that makes and removes pairs serves all users in order: one user must not fill its queue.
+        let most_bytes = most.saturating_mul(WITH_REMOVED as u64);
+        if usage.slots >= devices.saturating_mul(WITH_REMOVED)
+            || memory_bytes > most_bytes.saturating_sub(usage.slots_bytes)
+        {
+            return refuse("too many devices of this user are still being removed: open one later".to_owned());
         }
         Ok(())
     }
@@ -75,9 +90,7 @@ impl Rates {
     pub(crate) fn take(&mut self, uid: u32, per_second: u32, now: Instant) -> Result<(), Refusal> {
         let most = f64::from(per_second);
         let bucket = self.0.entry(uid).or_insert(Bucket { left: most, at: now });
-        let filled = bucket.left + now.saturating_duration_since(bucket.at).as_secs_f64() * most;
-        bucket.left = filled.min(most);
-        bucket.at = now;
+        *bucket = Bucket { left: bucket.filled(most, now), at: now };
         if bucket.left < 1.0 {
             let text = format!(
                 "this user sends more than {per_second} requests in a second (--requests-per-second of xwarpd)"
@@ -88,9 +101,18 @@ impl Rates {
         Ok(())
     }
 
-    /// Forgets the users who are not `there`.
-    pub(crate) fn keep(&mut self, there: impl Fn(u32) -> bool) {
-        self.0.retain(|uid, _| there(*uid));
+    /// Forgets the users whose buckets are full again. A user who is not connected keeps an emptied bucket, or another
+    /// connection would fill it.
+    pub(crate) fn forget_full(&mut self, per_second: u32, now: Instant) {
+        let most = f64::from(per_second);
+        self.0.retain(|_, bucket| bucket.filled(most, now) < most);
+    }
+}
+
+impl Bucket {
+    /// What is in it now.
+    fn filled(&self, most: f64, now: Instant) -> f64 {
+        (self.left + now.saturating_duration_since(self.at).as_secs_f64() * most).min(most)
     }
 }
 
@@ -112,6 +134,18 @@ mod tests {
     }
 
     #[test]
+    fn a_bucket_is_kept_until_it_is_full_again() {
+        let mut rates = Rates::default();
+        let start = Instant::now();
+        while rates.take(7, 10, start).is_ok() {}
+        let soon = start + Duration::from_millis(550);
+        rates.forget_full(10, soon);
+        assert_eq!((0..10).filter(|_| rates.take(7, 10, soon).is_ok()).count(), 5, "the bucket was forgotten");
+        rates.forget_full(10, soon + Duration::from_secs(1));
+        assert!(rates.0.is_empty(), "a full bucket is kept");
+    }
+
+    #[test]
     fn limits_are_refused_at_their_value_and_not_before() {
         let limits = Limits { devices: 2, ports: 1, memory_bytes: 8192, requests_per_second: 1 };
         let usage = |devices, memory_bytes| Usage { devices, memory_bytes, ..Usage::default() };
@@ -119,6 +153,10 @@ mod tests {
         assert_eq!(limits.device(&usage(2, 0), 1).unwrap_err().reason, Reason::Limit);
         assert_eq!(limits.device(&usage(1, 4096), 4097).unwrap_err().reason, Reason::Limit);
         assert_eq!(limits.device(&usage(0, 0), u64::MAX).unwrap_err().reason, Reason::Limit);
+        let removing = |slots, slots_bytes| Usage { slots, slots_bytes, ..Usage::default() };
+        assert_eq!(limits.device(&removing(3, 12288), 4096), Ok(()));
+        assert_eq!(limits.device(&removing(4, 0), 1).unwrap_err().reason, Reason::Limit);
+        assert_eq!(limits.device(&removing(3, 12288), 4097).unwrap_err().reason, Reason::Limit);
         assert_eq!(limits.port(&Usage::default()), Ok(()));
         assert_eq!(limits.port(&Usage { ports: 1, ..Usage::default() }).unwrap_err().reason, Reason::Limit);
     }

@@ -1,6 +1,6 @@
 //! The loop: new connections, requests, ends of processes, changes of the interfaces.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -27,6 +27,7 @@ use crate::options::Options;
 use crate::pairs::{Done, Order, Pair, Pairs};
 use crate::ports::Quarantine;
 use crate::privileges;
+use crate::slots::{MOST_SLOTS, Slots};
 
 /// Marks of descriptors in the epoll set; those of interfaces follow, and from [`FIRST_CLIENT`] on those of clients.
 const LISTENER: u64 = 0;
@@ -37,8 +38,6 @@ const FIRST_CLIENT: u64 = 256;
 
 /// Most interfaces.
 const MOST_INTERFACES: usize = 64;
-/// Most clients, whose slots are keys of the switch's maps.
-const MOST_SLOTS: u32 = 4095;
 /// Requests of one client that are served before others have their turn.
 const MOST_REQUESTS: usize = 8;
 /// Most chunks of a client, and descriptors of a ring.
@@ -59,8 +58,7 @@ struct Server {
     clients: BTreeMap<u64, Client>,
     /// Number of the next client.
     next: u64,
-    /// Slots in use, also of pairs that are being removed.
-    slots: BTreeSet<u32>,
+    slots: Slots,
     pairs: Pairs,
     quarantine: Quarantine,
     rates: Rates,
@@ -90,7 +88,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         uplinks,
         clients: BTreeMap::new(),
         next: FIRST_CLIENT,
-        slots: BTreeSet::new(),
+        slots: Slots::default(),
         pairs,
         quarantine: Quarantine::new(options.quarantine()),
         rates: Rates::default(),
@@ -263,6 +261,7 @@ impl Server {
                 usage.memory_bytes += bytes;
             }
         }
+        self.slots.charge(uid, &mut usage);
         usage
     }
 
@@ -427,11 +426,10 @@ impl Server {
         }
         let bytes = memory_bytes(sizes);
         self.limits.device(&self.usage(client.uid), bytes)?;
-        let free = (1..=MOST_SLOTS).find(|slot| !self.slots.contains(slot));
-        let (Some(slot), Some(uplink)) = (free, self.uplinks.get(found)) else {
-            return Err(refusal(Reason::Limit, format!("xwarpd has {MOST_SLOTS} clients already")));
+        let Some(uplink) = self.uplinks.get(found) else { return Ok(()) };
+        let Some(slot) = self.slots.take(client.uid, bytes) else {
+            return Err(refusal(Reason::Limit, format!("xwarpd has {MOST_SLOTS} devices already")));
         };
-        self.slots.insert(slot);
         self.pairs.make(Order {
             client: id,
             slot,
@@ -452,12 +450,12 @@ impl Server {
         while let Some(done) = self.pairs.next() {
             match done {
                 Done::Removed { slot } => {
-                    self.slots.remove(&slot);
+                    self.slots.free(slot);
                 }
                 Done::Made { client, slot, result } => match result {
                     Ok((pair, socket)) => self.opened(client, pair, socket),
                     Err(error) => {
-                        self.slots.remove(&slot);
+                        self.slots.free(slot);
                         tracing::warn!("a device could not be made: {error:#}");
                         let Some(there) = self.clients.get_mut(&client) else { continue };
                         let Device::Opening { request, .. } = there.device else { continue };
@@ -558,8 +556,7 @@ impl Server {
         for held in client.ports.into_values() {
             self.quarantine.add(now, client.uid, held);
         }
-        let Self { rates, clients, .. } = self;
-        rates.keep(|uid| clients.values().any(|client| client.uid == uid));
+        self.rates.forget_full(self.limits.requests_per_second, now);
     }
 
     fn interface_changed(&mut self, index: usize) {

@@ -47,6 +47,8 @@ pub fn run(arguments: &[String]) -> Result<()> {
         ["frames", peer] => foreign_frames(peer.parse()?),
         ["ports", most] => too_many_ports(most.parse()?),
         ["flood"] => flood(),
+        ["hurry"] => hurry(),
+        ["churn"] => churn(),
         ["watch"] => watch(),
         ["serve", address, connections] => serve(address.parse()?, connections.parse()?),
         ["talk", address, messages] => talk(address.parse()?, messages.parse()?),
@@ -307,6 +309,43 @@ fn flood() -> Result<()> {
         }
     }
     bail!("the helper still listens after {sent} requests without a read answer")
+}
+
+/// Sends requests on one connection after another, each with one request: a new connection brings no new requests.
+fn hurry() -> Result<()> {
+    for connection in 0..1000 {
+        let raw = Raw::connect()?;
+        match raw.ask(Request::Hello { version: VERSION }, None)?.0 {
+            Reply::Hello { .. } => {}
+            Reply::Refused(refusal) if refusal.reason == Reason::Rate => {
+                println!("refused after {connection}: {refusal}");
+                return Ok(());
+            }
+            other => bail!("{other:?}"),
+        }
+    }
+    bail!("no connection was refused")
+}
+
+/// Opens devices and leaves before they are there, until that is refused.
+fn churn() -> Result<()> {
+    let begin = Instant::now();
+    let memory = memory(bytes_of(SMALL), true)?;
+    let mut abandoned = 0;
+    while begin.elapsed() < Duration::from_secs(10) {
+        // The helper hangs up when there are too many connections.
+        let Ok(raw) = Raw::greeted() else { continue };
+        raw.send(open(SMALL), Some(memory.as_fd()))?;
+        // An answer to another request shows that this one was taken.
+        match raw.ask(Request::Hello { version: VERSION }, None)?.0 {
+            Reply::Refused(refusal) if refusal.text.contains("still being removed") => {
+                println!("refused after {abandoned}: {refusal}");
+                return Ok(());
+            }
+            _ => abandoned += 1,
+        }
+    }
+    bail!("{abandoned} devices were opened without a refusal")
 }
 
 fn device(origin: Origin) -> Result<Device> {

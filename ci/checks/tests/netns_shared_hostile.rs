@@ -96,6 +96,25 @@ fn netns_shared_a_flood_of_requests_is_refused_and_stops_nobody_else() {
     settles(&shared, &before);
 }
 
+/// A user who connects again and again has one rate, and cannot have more devices in the kernel than its limit by leaving before
+/// they are removed.
+#[test]
+fn netns_shared_reconnecting_evades_no_limit() {
+    let lab = lab();
+    let slow = ["--quarantine", "0", "--requests-per-second", "20"];
+    let shared = Shared::start(&lab, HELPER, &slow).unwrap();
+    println!("{}", run(&shared, &["hurry"]));
+    drop(shared);
+    let few = ["--quarantine", "0", "--devices-per-user", "2", "--requests-per-second", "100000"];
+    let shared = Shared::start(&lab, HELPER, &few).unwrap();
+    let before = descriptors(&shared);
+    let mut command = shared.unprivileged_as(NOBODY - 1, NOBODYS);
+    command.arg("churn");
+    println!("{}", Running::start(command).unwrap().finish(LIMIT).unwrap());
+    works(&lab, &shared);
+    settles(&shared, &before);
+}
+
 #[test]
 fn netns_shared_each_user_has_limits_with_reasons() {
     let lab = lab();

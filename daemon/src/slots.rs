@@ -1,0 +1,63 @@
+//! [`Slots`]: the numbers of devices, which are keys of the switch's maps.
+
+use std::collections::BTreeMap;
+
+use crate::limits::Usage;
+
+/// Most slots; the switch's maps have room for no more.
+pub(crate) const MOST_SLOTS: u32 = 4095;
+
+/// The slots in use. A slot is in use until its pair is removed, which takes tens of milliseconds longer than its client lives:
+/// a user who opens and closes devices in a loop is charged for all of them.
+#[derive(Debug, Default)]
+pub(crate) struct Slots(BTreeMap<u32, Slot>);
+
+#[derive(Debug)]
+struct Slot {
+    uid: u32,
+    memory_bytes: u64,
+}
+
+impl Slots {
+    /// Takes the first free slot for a device of `uid`; `None` when none is free.
+    pub(crate) fn take(&mut self, uid: u32, memory_bytes: u64) -> Option<u32> {
+        let number = (1..=MOST_SLOTS).find(|number| !self.0.contains_key(number))?;
+        self.0.insert(number, Slot { uid, memory_bytes });
+        Some(number)
+    }
+
+    /// Frees a slot whose pair is removed.
+    pub(crate) fn free(&mut self, number: u32) {
+        self.0.remove(&number);
+    }
+
+    /// Adds what the slots of `uid` take to `usage`.
+    pub(crate) fn charge(&self, uid: u32, usage: &mut Usage) {
+        for slot in self.0.values().filter(|slot| slot.uid == uid) {
+            usage.slots += 1;
+            usage.slots_bytes += slot.memory_bytes;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_is_charged_to_its_user_until_it_is_free() {
+        let mut slots = Slots::default();
+        let usage = |slots: &Slots, uid| {
+            let mut usage = Usage::default();
+            slots.charge(uid, &mut usage);
+            (usage.slots, usage.slots_bytes)
+        };
+        assert_eq!((slots.take(7, 100), slots.take(8, 10), slots.take(7, 1)), (Some(1), Some(2), Some(3)));
+        assert_eq!((usage(&slots, 7), usage(&slots, 8), usage(&slots, 9)), ((2, 101), (1, 10), (0, 0)));
+        slots.free(1);
+        assert_eq!(usage(&slots, 7), (1, 1));
+        assert_eq!(slots.take(9, 5), Some(1), "the first free one");
+        while slots.take(9, 1).is_some() {}
+        assert_eq!(usage(&slots, 9).0 + 2, MOST_SLOTS as usize);
+    }
+}
