@@ -227,7 +227,8 @@ impl Server {
         let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut events = [nothing; 64];
         loop {
-            let limit = self.quarantine.expire(Instant::now()).map(timespec);
+            let limit = self.quarantine.expire(Instant::now());
+            let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
             let count = match epoll::wait(&self.epoll, &mut events[..], limit.as_ref()) {
                 Ok(count) => count,
                 Err(Errno::INTR) => 0,
@@ -603,12 +604,5 @@ impl Server {
         if client.tell(event).is_err() {
             self.gone(id, "it does not read events");
         }
-    }
-}
-
-fn timespec(limit: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(limit.subsec_nanos()),
     }
 }

@@ -208,11 +208,9 @@ impl Helper {
     /// Waits until the socket is ready.
     fn ready(&self, flags: PollFlags, end: Instant) -> Result<(), CallError> {
         let left = end.saturating_duration_since(Instant::now());
-        let limit = Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(left.subsec_nanos()),
-        };
-        match poll(&mut [PollFd::new(&self.socket, flags)], Some(&limit)) {
+        // A limit beyond the range of `Timespec` is none.
+        let limit = Timespec::try_from(left).ok();
+        match poll(&mut [PollFd::new(&self.socket, flags)], limit.as_ref()) {
             Ok(0) => Err(CallError::TimedOut),
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(errno.into()),

@@ -110,7 +110,8 @@ impl WaitSet {
     pub(crate) fn wait(&self, limit: Option<Duration>) -> io::Result<Woken> {
         let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut events = [nothing; 4];
-        let found = match epoll::wait(&self.0, &mut events[..], limit.map(timespec).as_ref()) {
+        let limit = limit.and_then(timespec);
+        let found = match epoll::wait(&self.0, &mut events[..], limit.as_ref()) {
             Ok(found) => found,
             Err(Errno::INTR) => 0,
             Err(e) => return Err(e.into()),
@@ -146,11 +147,9 @@ impl Drop for WaitSetWith<'_> {
     }
 }
 
-fn timespec(limit: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(limit.subsec_nanos()),
-    }
+/// A limit beyond the range of `Timespec` is none.
+fn timespec(limit: Duration) -> Option<Timespec> {
+    Timespec::try_from(limit).ok()
 }
 
 /// Waits until one of `fds` is readable or in error, at most for `limit` (`None`: without limit). Returns whether one
@@ -161,7 +160,7 @@ pub(crate) fn wait_readable<'a>(
 ) -> io::Result<bool> {
     let mut set: smallvec::SmallVec<[PollFd<'_>; 8]> =
         fds.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-    let limit = limit.map(timespec);
+    let limit = limit.and_then(timespec);
     match rustix::event::poll(&mut set, limit.as_ref()) {
         Ok(ready) => Ok(ready > 0),
         Err(Errno::INTR) => Ok(false),

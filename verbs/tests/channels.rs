@@ -33,7 +33,7 @@ impl EdgePoller {
 
     /// Whether an edge comes within `limit`.
     fn edge(&self, limit: Duration) -> bool {
-        let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+        let limit = Timespec::try_from(limit).unwrap();
         let mut events = Vec::with_capacity(4);
         epoll::wait(&self.0, rustix::buffer::spare_capacity(&mut events), Some(&limit)).unwrap() > 0
     }
