@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `options` | the command line |
 //! | `server` | the loop: connections, requests, events |
+//! | `uplink` | a shared interface, and the answers about it |
 //! | `client` | one connection: who it is, its device, its ports |
 //! | `limits` | what one user may have |
 //! | `slots` | the numbers of devices, until they are removed |
@@ -30,6 +31,7 @@ mod ports;
 mod privileges;
 mod server;
 mod slots;
+mod uplink;
 
 use std::process::ExitCode;
 

@@ -60,7 +60,9 @@ impl Limits {
         if usage.slots >= devices.saturating_mul(WITH_REMOVED)
             || memory_bytes > most_bytes.saturating_sub(usage.slots_bytes)
         {
-            return refuse("too many devices of this user are still being removed: open one later".to_owned());
+            return refuse(
+                "too many devices of this user are still being removed: open one later".to_owned(),
+            );
         }
         Ok(())
     }
@@ -140,7 +142,11 @@ mod tests {
         while rates.take(7, 10, start).is_ok() {}
         let soon = start + Duration::from_millis(550);
         rates.forget_full(10, soon);
-        assert_eq!((0..10).filter(|_| rates.take(7, 10, soon).is_ok()).count(), 5, "the bucket was forgotten");
+        assert_eq!(
+            (0..10).filter(|_| rates.take(7, 10, soon).is_ok()).count(),
+            5,
+            "the bucket was forgotten"
+        );
         rates.forget_full(10, soon + Duration::from_secs(1));
         assert!(rates.0.is_empty(), "a full bucket is kept");
     }

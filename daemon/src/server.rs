@@ -10,15 +10,9 @@ use anyhow::{Context as _, Result};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, socketpair};
-use xwarp_control::{
-    Choice, Device as Granted, Event, MOST_ADDRESSES, Neighbour, Reason, Refusal, Reply, Request, Sizes,
-    Tagged, VERSION,
-};
+use xwarp_control::{Choice, Event, MOST_ADDRESSES, Reason, Refusal, Reply, Request, Sizes, Tagged, VERSION};
 use xwarp_driver::helper::receive_message;
-use xwarp_driver::shared::{SharedInterface, memory_bytes};
-use xwarp_driver::{
-    DriverConfig, Event as Change, Mode, ModePreference, ResolveError, Resolver, SINGLE_CHUNK_MTU,
-};
+use xwarp_driver::shared::memory_bytes;
 
 use crate::client::{Client, Device};
 use crate::limits::{Limits, Rates, Usage};
@@ -28,6 +22,7 @@ use crate::pairs::{Done, Order, Pair, Pairs};
 use crate::ports::Quarantine;
 use crate::privileges;
 use crate::slots::{MOST_SLOTS, Slots};
+use crate::uplink::{Uplink, event_of, refusal};
 
 /// Marks of descriptors in the epoll set; those of interfaces follow, and from [`FIRST_CLIENT`] on those of clients.
 const LISTENER: u64 = 0;
@@ -45,12 +40,6 @@ const MOST_CHUNKS: u32 = 1 << 18;
 const MOST_RING: u32 = 1 << 15;
 /// Pause of the loop when no descriptor is left for a new connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
-
-/// An interface and the answers about it.
-struct Uplink {
-    shared: SharedInterface,
-    resolver: Resolver,
-}
 
 struct Server {
     limits: Limits,
@@ -114,107 +103,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     tracing::info!(socket = %options.socket.display(), capabilities = privileges::KEPT_NAMES, "ready");
     server.serve()
-}
-
-impl Uplink {
-    fn open(name: &str, options: &Options) -> Result<Self> {
-        let mode = if options.generic { ModePreference::Force(Mode::Generic) } else { ModePreference::Probe };
-        let config = DriverConfig { mode, ..DriverConfig::default() };
-        let shared = SharedInterface::open(name, &config)?;
-        let resolver = shared.resolver().context("opening a netlink socket")?;
-        Ok(Self { shared, resolver })
-    }
-
-    fn generic(&self) -> bool {
-        self.shared.attributes().mode == Mode::Generic
-    }
-
-    /// MTU of the clients' pairs.
-    fn pair_mtu(&self) -> u32 {
-        let mtu = self.shared.attributes().mtu;
-        if self.shared.multi_buffer() { mtu } else { mtu.min(u32::from(SINGLE_CHUNK_MTU)) }
-    }
-
-    fn granted(&self) -> Granted {
-        let attributes = self.shared.attributes();
-        Granted {
-            name: attributes.name.clone(),
-            carrier: attributes.carrier.clone(),
-            index: attributes.index,
-            mac: attributes.mac,
-            mtu: attributes.mtu,
-            path_mtu: attributes.path_mtu,
-            largest_mtu: attributes.largest_mtu,
-            up: attributes.up,
-            generic: self.generic(),
-            multi_buffer: self.shared.multi_buffer(),
-            vlans: attributes.vlans.clone(),
-            program_id: attributes.program_id,
-            addresses: self.shared.addresses().iter().take(MOST_ADDRESSES).copied().collect(),
-        }
-    }
-
-    /// How clients reach `destination`, without waiting.
-    fn resolve(&self, destination: IpAddr, source: Option<IpAddr>) -> Result<Reply, Refusal> {
-        let attributes = self.shared.attributes();
-        let ours = self.shared.addresses();
-        if let Some(address) = source.filter(|source| !ours.contains(source)) {
-            return Err(refusal(
-                Reason::NotOurAddress,
-                format!("{address} is not an address of {}", attributes.name),
-            ));
-        }
-        if ours.contains(&destination) && source.is_none_or(|s| s.is_ipv4() == destination.is_ipv4()) {
-            // A client of this host: the switch takes the frames there.
-            return Ok(Reply::Resolved {
-                source: source.unwrap_or(destination),
-                next_hop: destination,
-                neighbour: Neighbour::Known(attributes.mac),
-                mtu: attributes.path_mtu,
-            });
-        }
-        let route = self.resolver.route(destination, source).map_err(no_route)?;
-        let neighbour = match self.resolver.neighbour(&route) {
-            Ok(Some(mac)) => Neighbour::Known(mac),
-            Ok(None) => Neighbour::Pending,
-            Err(ResolveError::Unreachable { .. }) => Neighbour::Failed,
-            Err(error) => return Err(no_route(error)),
-        };
-        Ok(Reply::Resolved { source: route.source, next_hop: route.next_hop, neighbour, mtu: route.mtu })
-    }
-
-    fn next_hop(&self, destination: IpAddr, source: IpAddr, confirm: bool) -> Result<Reply, Refusal> {
-        if self.shared.addresses().contains(&destination) {
-            let mac = Some(self.shared.attributes().mac);
-            return Ok(Reply::NextHop { address: destination, mac });
-        }
-        let found = self.resolver.next_hop(destination, source, confirm).map_err(no_route)?;
-        Ok(Reply::NextHop { address: found.0, mac: found.1 })
-    }
-}
-
-fn refusal(reason: Reason, text: impl Into<String>) -> Refusal {
-    Refusal { reason, text: text.into() }
-}
-
-fn no_route(error: ResolveError) -> Refusal {
-    refusal(Reason::Route, error.to_string())
-}
-
-/// The event that tells clients of a change.
-fn event_of(change: Change) -> Option<Event> {
-    Some(match change {
-        Change::AddressAdded(address) => Event::AddressAdded(address),
-        Change::AddressRemoved(address) => Event::AddressRemoved(address),
-        Change::LinkState { up } => Event::LinkState { up },
-        Change::Mtu(mtu) => Event::Mtu(mtu),
-        Change::Mac(mac) => Event::Mac(mac),
-        Change::LinkRemoved => Event::LinkRemoved,
-        Change::Neighbour { address, mac: Some(mac) } => Event::Neighbour { address, mac },
-        // The lost changes may be of any kind; a lookup for every connection covers routes and neighbours.
-        Change::Routes | Change::Overrun => Event::Routes,
-        _ => return None,
-    })
 }
 
 impl Server {
