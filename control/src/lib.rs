@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod codec;
+mod encoding;
 mod message;
 #[cfg(test)]
 mod tests;

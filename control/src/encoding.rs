@@ -1,0 +1,366 @@
+//! The encoding of messages: a byte for the kind, then the fields in the order of their declaration.
+
+use crate::codec::{DecodeError, Reader, Writer};
+use crate::message::{
+    Choice, Device, Event, MOST_ADDRESSES, MOST_BYTES, Neighbour, Reason, Refusal, Reply, Request, Sizes,
+    Tagged,
+};
+
+/// Most bytes of an interface's name (`IFNAMSIZ` without the final zero).
+const MOST_NAME_BYTES: usize = 15;
+
+/// Most bytes of a text for people.
+const MOST_TEXT_BYTES: usize = 512;
+
+/// Most VLAN tags of a frame.
+const MOST_VLANS: usize = 2;
+
+/// All reasons, in the order of their codes.
+const REASONS: [Reason; 12] = [
+    Reason::Version,
+    Reason::State,
+    Reason::NotServed,
+    Reason::Limit,
+    Reason::Rate,
+    Reason::PortInUse,
+    Reason::Permission,
+    Reason::NotOurAddress,
+    Reason::PortsExhausted,
+    Reason::Memory,
+    Reason::Route,
+    Reason::System,
+];
+
+fn decode<T>(
+    bytes: &[u8],
+    body: impl FnOnce(&mut Reader<'_>) -> Result<T, DecodeError>,
+) -> Result<T, DecodeError> {
+    if bytes.len() > MOST_BYTES {
+        return Err(DecodeError::Long);
+    }
+    let mut from = Reader::new(bytes);
+    let decoded = body(&mut from)?;
+    from.end()?;
+    Ok(decoded)
+}
+
+impl Choice {
+    fn encode(&self, to: &mut Writer) {
+        match self {
+            Self::Name(name) => {
+                to.u8(0);
+                to.text(name, MOST_NAME_BYTES);
+            }
+            Self::Address(address) => {
+                to.u8(1);
+                to.address(*address);
+            }
+        }
+    }
+
+    fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        match from.u8()? {
+            0 => Ok(Self::Name(from.text(MOST_NAME_BYTES, "interface name")?)),
+            1 => Ok(Self::Address(from.address()?)),
+            _ => Err(DecodeError::Invalid("choice of an interface")),
+        }
+    }
+}
+
+impl Sizes {
+    fn encode(self, to: &mut Writer) {
+        to.u32(self.receive_chunks);
+        to.u32(self.transmit_chunks);
+        to.u32(self.ring);
+    }
+
+    fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let sizes = Self { receive_chunks: from.u32()?, transmit_chunks: from.u32()?, ring: from.u32()? };
+        Ok(sizes)
+    }
+}
+
+impl Tagged<Request> {
+    /// The message's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut to = Writer::default();
+        to.u32(self.id);
+        match &self.body {
+            Request::Hello { version } => {
+                to.u8(1);
+                to.u16(*version);
+            }
+            Request::Open { interface, sizes } => {
+                to.u8(2);
+                interface.encode(&mut to);
+                sizes.encode(&mut to);
+            }
+            Request::Reserve { address, port } => {
+                to.u8(3);
+                to.optional_address(*address);
+                to.u16(*port);
+            }
+            Request::Release { address, port } => {
+                to.u8(4);
+                to.optional_address(*address);
+                to.u16(*port);
+            }
+            Request::Resolve { destination, source } => {
+                to.u8(5);
+                to.address(*destination);
+                to.optional_address(*source);
+            }
+            Request::NextHop { destination, source, confirm } => {
+                to.u8(6);
+                to.address(*destination);
+                to.address(*source);
+                to.flag(*confirm);
+            }
+        }
+        to.done()
+    }
+
+    /// Decodes a message.
+    ///
+    /// # Errors
+    /// It is not a request of this version.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        decode(bytes, |from| {
+            let id = from.u32()?;
+            let body = match from.u8()? {
+                1 => Request::Hello { version: from.u16()? },
+                2 => Request::Open { interface: Choice::decode(from)?, sizes: Sizes::decode(from)? },
+                3 => Request::Reserve { address: from.optional_address()?, port: from.u16()? },
+                4 => Request::Release { address: from.optional_address()?, port: from.u16()? },
+                5 => Request::Resolve { destination: from.address()?, source: from.optional_address()? },
+                6 => Request::NextHop {
+                    destination: from.address()?,
+                    source: from.address()?,
+                    confirm: from.flag("confirm")?,
+                },
+                _ => return Err(DecodeError::Invalid("kind of request")),
+            };
+            Ok(Self { id, body })
+        })
+    }
+}
+
+impl Device {
+    fn encode(&self, to: &mut Writer) {
+        to.text(&self.name, MOST_NAME_BYTES);
+        to.text(&self.carrier, MOST_NAME_BYTES);
+        to.u32(self.index);
+        to.mac(self.mac);
+        to.u32(self.mtu);
+        to.u16(self.path_mtu);
+        to.u16(self.largest_mtu);
+        to.flag(self.up);
+        to.flag(self.generic);
+        to.flag(self.multi_buffer);
+        to.u8(self.vlans.len().min(MOST_VLANS) as u8);
+        for id in self.vlans.iter().take(MOST_VLANS) {
+            to.u16(*id);
+        }
+        to.u32(self.program_id);
+        to.u8(self.addresses.len().min(MOST_ADDRESSES) as u8);
+        for address in self.addresses.iter().take(MOST_ADDRESSES) {
+            to.address(*address);
+        }
+    }
+
+    fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let mut device = Self {
+            name: from.text(MOST_NAME_BYTES, "interface name")?,
+            carrier: from.text(MOST_NAME_BYTES, "interface name")?,
+            index: from.u32()?,
+            mac: from.mac()?,
+            mtu: from.u32()?,
+            path_mtu: from.u16()?,
+            largest_mtu: from.u16()?,
+            up: from.flag("link state")?,
+            generic: from.flag("mode")?,
+            multi_buffer: from.flag("form of frames")?,
+            vlans: Vec::new(),
+            program_id: 0,
+            addresses: Vec::new(),
+        };
+        let vlans = usize::from(from.u8()?);
+        if vlans > MOST_VLANS {
+            return Err(DecodeError::Invalid("number of VLAN tags"));
+        }
+        for _ in 0..vlans {
+            device.vlans.push(from.u16()?);
+        }
+        device.program_id = from.u32()?;
+        let addresses = usize::from(from.u8()?);
+        if addresses > MOST_ADDRESSES {
+            return Err(DecodeError::Invalid("number of addresses"));
+        }
+        for _ in 0..addresses {
+            device.addresses.push(from.address()?);
+        }
+        Ok(device)
+    }
+}
+
+impl Refusal {
+    fn encode(&self, to: &mut Writer) {
+        let code = REASONS.iter().position(|reason| *reason == self.reason);
+        to.u8(code.unwrap_or(REASONS.len()) as u8);
+        to.text(&self.text, MOST_TEXT_BYTES);
+    }
+
+    fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let code = usize::from(from.u8()?);
+        let reason = REASONS.get(code).copied().ok_or(DecodeError::Invalid("reason"))?;
+        Ok(Self { reason, text: from.text(MOST_TEXT_BYTES, "text")? })
+    }
+}
+
+impl Neighbour {
+    fn encode(self, to: &mut Writer) {
+        match self {
+            Self::Pending => to.u8(0),
+            Self::Failed => to.u8(1),
+            Self::Known(mac) => {
+                to.u8(2);
+                to.mac(mac);
+            }
+        }
+    }
+
+    fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        match from.u8()? {
+            0 => Ok(Self::Pending),
+            1 => Ok(Self::Failed),
+            2 => Ok(Self::Known(from.mac()?)),
+            _ => Err(DecodeError::Invalid("neighbour")),
+        }
+    }
+}
+
+impl Tagged<Reply> {
+    /// The message's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut to = Writer::default();
+        to.u32(self.id);
+        match &self.body {
+            Reply::Refused(refusal) => {
+                to.u8(0);
+                refusal.encode(&mut to);
+            }
+            Reply::Hello { version } => {
+                to.u8(1);
+                to.u16(*version);
+            }
+            Reply::Opened(device) => {
+                to.u8(2);
+                device.encode(&mut to);
+            }
+            Reply::Reserved { port } => {
+                to.u8(3);
+                to.u16(*port);
+            }
+            Reply::Resolved { source, next_hop, neighbour, mtu } => {
+                to.u8(5);
+                to.address(*source);
+                to.address(*next_hop);
+                neighbour.encode(&mut to);
+                to.u16(*mtu);
+            }
+            Reply::NextHop { address, mac } => {
+                to.u8(6);
+                to.address(*address);
+                to.optional_mac(*mac);
+            }
+        }
+        to.done()
+    }
+
+    /// Decodes a message.
+    ///
+    /// # Errors
+    /// It is not a reply of this version.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        decode(bytes, |from| {
+            let id = from.u32()?;
+            let body = match from.u8()? {
+                0 => Reply::Refused(Refusal::decode(from)?),
+                1 => Reply::Hello { version: from.u16()? },
+                2 => Reply::Opened(Device::decode(from)?),
+                3 => Reply::Reserved { port: from.u16()? },
+                5 => Reply::Resolved {
+                    source: from.address()?,
+                    next_hop: from.address()?,
+                    neighbour: Neighbour::decode(from)?,
+                    mtu: from.u16()?,
+                },
+                6 => Reply::NextHop { address: from.address()?, mac: from.optional_mac()? },
+                _ => return Err(DecodeError::Invalid("kind of reply")),
+            };
+            Ok(Self { id, body })
+        })
+    }
+}
+
+impl Event {
+    /// The message's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut to = Writer::default();
+        match self {
+            Self::AddressAdded(address) => {
+                to.u8(1);
+                to.address(*address);
+            }
+            Self::AddressRemoved(address) => {
+                to.u8(2);
+                to.address(*address);
+            }
+            Self::LinkState { up } => {
+                to.u8(3);
+                to.flag(*up);
+            }
+            Self::Mtu(mtu) => {
+                to.u8(4);
+                to.u16(*mtu);
+            }
+            Self::Mac(mac) => {
+                to.u8(5);
+                to.mac(*mac);
+            }
+            Self::LinkRemoved => to.u8(6),
+            Self::Neighbour { address, mac } => {
+                to.u8(7);
+                to.address(*address);
+                to.mac(*mac);
+            }
+            Self::Routes => to.u8(8),
+            Self::Revoked { text } => {
+                to.u8(9);
+                to.text(text, MOST_TEXT_BYTES);
+            }
+        }
+        to.done()
+    }
+
+    /// Decodes a message.
+    ///
+    /// # Errors
+    /// It is not an event of this version.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        decode(bytes, |from| {
+            Ok(match from.u8()? {
+                1 => Self::AddressAdded(from.address()?),
+                2 => Self::AddressRemoved(from.address()?),
+                3 => Self::LinkState { up: from.flag("link state")? },
+                4 => Self::Mtu(from.u16()?),
+                5 => Self::Mac(from.mac()?),
+                6 => Self::LinkRemoved,
+                7 => Self::Neighbour { address: from.address()?, mac: from.mac()? },
+                8 => Self::Routes,
+                9 => Self::Revoked { text: from.text(MOST_TEXT_BYTES, "text")? },
+                _ => return Err(DecodeError::Invalid("kind of event")),
+            })
+        })
+    }
+}
