@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use xwarp_control::Sizes;
 use xwarp_tcp::wire::Mac;
 
 /// The largest IP packet that fits one chunk as every driver can receive it (native XDP on veth
@@ -108,6 +109,17 @@ impl Default for DriverConfig {
             send_buffer_bytes: 4 << 20,
             origin: OriginPreference::Probe,
             helper: None,
+        }
+    }
+}
+
+impl DriverConfig {
+    /// The sizes of frame memory and rings.
+    pub(crate) fn sizes(&self) -> Sizes {
+        Sizes {
+            receive_chunks: self.receive_chunks,
+            transmit_chunks: self.transmit_chunks,
+            ring: self.ring_size,
         }
     }
 }

@@ -75,27 +75,13 @@ impl Grant {
         let helper = Helper::connect(&path).map_err(|source| Unshared::NoHelper(path, source))?;
         helper.greet().map_err(refused)?;
         let system = |doing| move |source| Unshared::Failed(OpenError::System { doing, source });
-        let mut sizes = Sizes {
-            queues: 1,
-            transmit_queues: 1,
-            receive_per_queue: config.receive_chunks,
-            transmit: config.transmit_chunks,
-            transmit_ring: config.ring_size,
-            multi_buffer: false,
-        };
+        let mut sizes = Sizes::granted(config.sizes(), false);
         let memory = Memory::new(sizes.bytes() as usize).map_err(system("allocating frame memory"))?;
         let interface = match name.parse::<IpAddr>() {
             Ok(address) => Choice::Address(address),
             Err(_) => Choice::Name(name.into()),
         };
-        let request = Request::Open {
-            interface,
-            sizes: xwarp_control::Sizes {
-                receive_chunks: config.receive_chunks,
-                transmit_chunks: config.transmit_chunks,
-                ring: config.ring_size,
-            },
-        };
+        let request = Request::Open { interface, sizes: config.sizes() };
         let (reply, descriptors) = helper.exchange(request, memory.file()).map_err(refused)?;
         let Reply::Opened(device) = reply else { return Err(refused(unexpected(&reply))) };
         let Ok([socket, events]) = <[OwnedFd; 2]>::try_from(descriptors) else {

@@ -19,7 +19,7 @@ use crate::netlink::Netlink;
 use crate::netlink::monitor::{Event, Monitor};
 use crate::open;
 use crate::resolver::Resolver;
-use crate::state::{State, Watch, path_mtu};
+use crate::state::{State, Watch};
 use crate::sys::{Rings, Sizes};
 
 /// An open interface, whose frames to and from us pass through AF_XDP.
@@ -90,22 +90,7 @@ impl Interface {
         // Listening starts before the addresses are read, so no change in between is missed.
         let monitor = Monitor::open(found.link.index).map_err(system("listening for address changes"))?;
         let (mode, sizes, rings) = open::bring_up(&mut program, &found, sizes, config)?;
-        let largest_mtu = open::largest_mtu(mode, &sizes);
-        let attributes = Attributes {
-            origin: Origin::Owned,
-            name: found.link.name,
-            carrier: found.carrier.name,
-            index: found.link.index,
-            mac: found.link.mac,
-            mtu: found.link.mtu,
-            path_mtu: path_mtu(found.link.mtu, largest_mtu, &found.vlans),
-            largest_mtu,
-            up: found.link.up,
-            mode,
-            queues: rings.queues(),
-            vlans: found.vlans,
-            program_id: program.id(),
-        };
+        let attributes = found.attributes(mode, &sizes, program.id());
         tracing::info!(interface = name, %mode, queues = attributes.queues, mtu = attributes.mtu, "opened");
         let watch = Watch::new(monitor, netlink, attributes, |event| follow(&program, &event))
             .map_err(system("reading addresses"))?;

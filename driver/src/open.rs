@@ -8,11 +8,12 @@ use rustix::net::xdp::SocketAddrXdpFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use xwarp_prog::{AttachError, AttachMode, Attached, ProgramError, SteeringProgram, af_xdp_users};
 
-use crate::config::{DriverConfig, Mode, ModePreference, SINGLE_CHUNK_MTU};
+use crate::config::{Attributes, DriverConfig, Mode, ModePreference, Origin, SINGLE_CHUNK_MTU};
 use crate::deadline::Deadline;
 use crate::error::OpenError;
 use crate::netlink::Netlink;
 use crate::netlink::link::Link;
+use crate::state::path_mtu;
 use crate::sys::{self, CHUNK_CAPACITY, QueueCounts, Rings, Sizes};
 
 /// Pause between two retries of a busy queue.
@@ -35,6 +36,29 @@ pub(crate) struct Found {
     pub carrier: Link,
     /// VLAN ids of our frames, outermost first.
     pub vlans: Vec<u16>,
+}
+
+impl Found {
+    /// The attributes of the interface once it is open in `mode` with frames of these sizes.
+    pub(crate) fn attributes(self, mode: Mode, sizes: &Sizes, program_id: u32) -> Attributes {
+        let Self { link, carrier, vlans } = self;
+        let largest_mtu = largest_mtu(mode, sizes);
+        Attributes {
+            origin: Origin::Owned,
+            name: link.name,
+            carrier: carrier.name,
+            index: link.index,
+            mac: link.mac,
+            mtu: link.mtu,
+            path_mtu: path_mtu(link.mtu, largest_mtu, &vlans),
+            largest_mtu,
+            up: link.up,
+            mode,
+            queues: sizes.queues,
+            vlans,
+            program_id,
+        }
+    }
 }
 
 /// Finds the interface with this name or address and, if it is a VLAN interface, its parent.
@@ -107,15 +131,8 @@ pub(crate) fn sizes(found: &Found, config: &DriverConfig) -> Result<Sizes, OpenE
     // For a driver that does not report its active queues, the number at creation counts.
     let unknown = QueueCounts { receive: carrier.receive_queues, transmit: carrier.transmit_queues };
     let counts = sys::active_queues(socket.as_fd(), &carrier.name).unwrap_or(unknown);
-    let queues = counts.receive.clamp(1, u32::from(xwarp_prog::MAX_QUEUES)) as u16;
-    Ok(Sizes {
-        queues,
-        transmit_queues: counts.transmit.clamp(1, u32::from(queues)) as u16,
-        receive_per_queue: config.receive_chunks,
-        transmit: config.transmit_chunks,
-        transmit_ring: config.ring_size,
-        multi_buffer: carrier.mtu > u32::from(SINGLE_CHUNK_MTU),
-    })
+    let multi_buffer = carrier.mtu > u32::from(SINGLE_CHUNK_MTU);
+    Ok(Sizes::new(counts, config.sizes(), multi_buffer))
 }
 
 pub(crate) fn check(config: &DriverConfig) -> Result<(), OpenError> {
@@ -154,7 +171,7 @@ pub(crate) fn kernel_release() -> Option<(String, (u32, u32))> {
 }
 
 /// The largest IP packet that frames of this mode and these sizes can carry, in bytes.
-pub(crate) fn largest_mtu(mode: Mode, sizes: &Sizes) -> u16 {
+fn largest_mtu(mode: Mode, sizes: &Sizes) -> u16 {
     let chunks = match mode {
         Mode::ZeroCopy => sizes.frame_chunks().min(ZERO_COPY_CHUNKS),
         Mode::Copy | Mode::Generic => sizes.frame_chunks(),

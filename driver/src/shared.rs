@@ -10,13 +10,13 @@ use rustix::net::xdp::SocketAddrXdpFlags;
 use xwarp_control::Sizes as GrantedSizes;
 use xwarp_prog::{AttachError, AttachMode, ProgramConfig, Switch};
 
-use crate::config::{Attributes, DriverConfig, Mode, ModePreference, Origin, SINGLE_CHUNK_MTU};
+use crate::config::{Attributes, DriverConfig, Mode, ModePreference, SINGLE_CHUNK_MTU};
 use crate::error::OpenError;
 use crate::netlink::Netlink;
 use crate::netlink::monitor::{Event, Monitor};
 use crate::open;
 use crate::resolver::Resolver;
-use crate::state::{Watch, path_mtu};
+use crate::state::Watch;
 use crate::sys::{self, Sizes};
 
 /// An interface whose frames the switch distributes among clients. Dropping it detaches the switch.
@@ -47,22 +47,9 @@ impl SharedInterface {
         let mode = attach(&mut switch, &found.carrier.name, found.carrier.index, config)?;
         // A veth takes redirected frames only while its other end has an XDP program or GRO, and drops them silently otherwise.
         let takes_redirected = mode != Mode::Generic && !found.carrier.veth;
-        let largest_mtu = open::largest_mtu(mode, &default_sizes(multi_buffer));
-        let attributes = Attributes {
-            origin: Origin::Owned,
-            name: found.link.name,
-            carrier: found.carrier.name,
-            index: found.link.index,
-            mac: found.link.mac,
-            mtu: found.link.mtu,
-            path_mtu: path_mtu(found.link.mtu, largest_mtu, &found.vlans),
-            largest_mtu,
-            up: found.link.up,
-            mode,
-            queues: 1,
-            vlans: found.vlans,
-            program_id: switch.id(),
-        };
+        // A client with the default settings bounds the largest frame that is announced.
+        let sizes = Sizes::granted(DriverConfig::default().sizes(), multi_buffer);
+        let attributes = found.attributes(mode, &sizes, switch.id());
         let watch = Watch::new(monitor, netlink, attributes, |event| follow(&switch, &event))
             .map_err(system("reading addresses"))?;
         Ok(Self { switch: Arc::new(switch), watch, multi_buffer, takes_redirected })
@@ -143,26 +130,9 @@ fn attach(switch: &mut Switch, name: &str, index: u32, config: &DriverConfig) ->
     Err(OpenError::XdpUnsupported { name: name.into(), source: refusal })
 }
 
-/// The sizes of a client's default settings, which bound the largest frame that is announced.
-fn default_sizes(multi_buffer: bool) -> Sizes {
-    let DriverConfig { receive_chunks, transmit_chunks, ring_size, .. } = DriverConfig::default();
-    sizes(GrantedSizes { receive_chunks, transmit_chunks, ring: ring_size }, multi_buffer)
-}
-
-fn sizes(sizes: GrantedSizes, multi_buffer: bool) -> Sizes {
-    Sizes {
-        queues: 1,
-        transmit_queues: 1,
-        receive_per_queue: sizes.receive_chunks,
-        transmit: sizes.transmit_chunks,
-        transmit_ring: sizes.ring,
-        multi_buffer,
-    }
-}
-
 /// Bytes of the frame memory that a client with these sizes makes.
 pub fn memory_bytes(granted: GrantedSizes) -> u64 {
-    sizes(granted, false).bytes()
+    Sizes::granted(granted, false).bytes()
 }
 
 /// An AF_XDP socket for a client: over `memory`, which the client made and sealed, and bound to queue 0 of interface `index`
@@ -178,7 +148,7 @@ pub fn client_socket(
     send_buffer_bytes: usize,
 ) -> io::Result<OwnedFd> {
     let flags = SocketAddrXdpFlags::XDP_COPY | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
-    let socket = sys::socket_for(memory, index, sizes(granted, multi_buffer), flags)?;
+    let socket = sys::socket_for(memory, index, Sizes::granted(granted, multi_buffer), flags)?;
     sockopt::set_socket_send_buffer_size_force(socket.as_fd(), send_buffer_bytes)?;
     Ok(socket)
 }

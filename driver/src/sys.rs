@@ -22,6 +22,7 @@ use rustix::net::xdp::{
     SocketAddrXdp, SocketAddrXdpFlags, SocketAddrXdpWithSharedUmem, XdpUmemReg, XdpUmemRegFlags,
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
+use xwarp_control::Sizes as ChunkSizes;
 use xwarp_tcp::link::{ChunksMut, Pieces};
 
 pub(crate) use self::ethtool::{QueueCounts, active_queues, joins_segments, strips_vlan_tags};
@@ -139,6 +140,24 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
+    /// The sizes for these queues, of which each has receive chunks of its own.
+    pub(crate) fn new(queues: QueueCounts, chunks: ChunkSizes, multi_buffer: bool) -> Self {
+        let most = queues.receive.clamp(1, u32::from(xwarp_prog::MAX_QUEUES));
+        Self {
+            queues: most as u16,
+            transmit_queues: queues.transmit.clamp(1, most) as u16,
+            receive_per_queue: chunks.receive_chunks,
+            transmit: chunks.transmit_chunks,
+            transmit_ring: chunks.ring,
+            multi_buffer,
+        }
+    }
+
+    /// The sizes of a granted interface, which has one queue.
+    pub(crate) fn granted(chunks: ChunkSizes, multi_buffer: bool) -> Self {
+        Self::new(QueueCounts { receive: 1, transmit: 1 }, chunks, multi_buffer)
+    }
+
     pub(crate) const fn chunks(&self) -> u32 {
         self.queues as u32 * self.receive_per_queue + self.transmit
     }
