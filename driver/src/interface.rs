@@ -19,7 +19,7 @@ use crate::netlink::Netlink;
 use crate::netlink::monitor::{Event, Monitor};
 use crate::open;
 use crate::resolver::Resolver;
-use crate::state::{State, Watch};
+use crate::state::{State, Watch, follow_addresses};
 use crate::sys::{Rings, Sizes};
 
 /// An open interface, whose frames to and from us pass through AF_XDP.
@@ -233,13 +233,7 @@ impl Interface {
 
 /// Keeps the addresses that the steering program knows up to date.
 fn follow(program: &SteeringProgram, event: &Event) {
-    match event {
-        Event::AddressAdded(address) => {
-            if let Err(error) = program.add_address(*address) {
-                tracing::warn!(%address, %error, "wildcard listeners miss an address");
-            }
-        }
-        Event::AddressRemoved(address) => program.remove_address(*address),
-        _ => {}
+    if let Err(error) = follow_addresses(program.addresses(), event) {
+        tracing::warn!(%error, "wildcard listeners miss an address");
     }
 }

@@ -16,7 +16,7 @@ use crate::netlink::Netlink;
 use crate::netlink::monitor::{Event, Monitor};
 use crate::open;
 use crate::resolver::Resolver;
-use crate::state::Watch;
+use crate::state::{Watch, follow_addresses};
 use crate::sys::{self, Sizes};
 
 /// An interface whose frames the switch distributes among clients. Dropping it detaches the switch.
@@ -153,16 +153,11 @@ pub fn client_socket(
     Ok(socket)
 }
 
-/// Keeps the addresses that the switch knows up to date.
+/// Keeps what the switch knows of the interface up to date.
 fn follow(switch: &Switch, event: &Event) {
     let followed = match event {
-        Event::AddressAdded(address) => switch.add_address(*address),
         Event::Mac(mac) => switch.set_source(mac.0),
-        Event::AddressRemoved(address) => {
-            switch.remove_address(*address);
-            Ok(())
-        }
-        _ => Ok(()),
+        _ => follow_addresses(switch.addresses(), event),
     };
     if let Err(error) = followed {
         tracing::warn!(%error, "the switch does not follow a change of the interface");

@@ -5,6 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use xwarp_prog::{Addresses, ProgramError};
 use xwarp_tcp::wire::VlanTags;
 
 use crate::config::Attributes;
@@ -148,6 +149,18 @@ impl Watch {
             self.report(event, &mut tell);
         }
         Ok(())
+    }
+}
+
+/// Applies an event to the addresses that a program knows.
+pub(crate) fn follow_addresses(known: &Addresses, event: &Event) -> Result<(), ProgramError> {
+    match event {
+        Event::AddressAdded(address) => known.add(*address),
+        Event::AddressRemoved(address) => {
+            known.remove(*address);
+            Ok(())
+        }
+        _ => Ok(()),
     }
 }
 

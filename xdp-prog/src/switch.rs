@@ -7,10 +7,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramMut};
 
+use crate::addresses::Addresses;
 use crate::attach::{self, AttachError, AttachMode};
 use crate::counters::SwitchCounters;
 use crate::switch_skeleton::SwitchSkelBuilder;
-use crate::{HAS_FRAGS, ProgramConfig, ProgramError, configure, insert, keys, redirect_messages, remove};
+use crate::{HAS_FRAGS, ProgramConfig, ProgramError, configure, keys, redirect_messages, remove};
 
 /// Name of the switch's program on the interface, in the kernel.
 pub const SWITCH_NAME: &str = "xwarp_uplink";
@@ -25,7 +26,7 @@ pub struct Switch {
     port: OwnedFd,
     to_xsk: OwnedFd,
     owners: MapHandle,
-    addresses: MapHandle,
+    addresses: Addresses,
     clients: MapHandle,
     slots: MapHandle,
     sockets: MapHandle,
@@ -74,7 +75,7 @@ impl Switch {
             port: program(&programs.xwarp_port)?,
             to_xsk: program(&programs.xwarp_to_xsk)?,
             owners: map(&maps.owners)?,
-            addresses: map(&maps.addresses)?,
+            addresses: Addresses(map(&maps.addresses)?),
             clients: map(&maps.clients)?,
             slots: map(&maps.slots)?,
             sockets: map(&maps.sockets)?,
@@ -138,7 +139,7 @@ impl Switch {
         }
     }
 
-    /// Gives `port` of `address` (`None`: of every [address](Self::add_address)) to the client of `slot`.
+    /// Gives `port` of `address` (`None`: of every [address](Addresses)) to the client of `slot`.
     pub fn add_owner(&self, address: Option<IpAddr>, port: u16, slot: u32) -> Result<(), ProgramError> {
         self.owners
             .update(&keys::port(address, port), &slot.to_ne_bytes(), MapFlags::ANY)
@@ -150,14 +151,9 @@ impl Switch {
         remove(&self.owners, &keys::port(address, port));
     }
 
-    /// Adds an address of the interface: frames from and to other addresses are no client's.
-    pub fn add_address(&self, address: IpAddr) -> Result<(), ProgramError> {
-        insert(&self.addresses, &keys::address(address), "adding an address")
-    }
-
-    /// Removes an address of the interface.
-    pub fn remove_address(&self, address: IpAddr) {
-        remove(&self.addresses, &keys::address(address));
+    /// The addresses of the interface: frames from and to other addresses are no client's.
+    pub fn addresses(&self) -> &Addresses {
+        &self.addresses
     }
 
     /// Sets the Ethernet address that frames of clients must come from.

@@ -191,9 +191,9 @@ fn rfc4291_s2_5_5_2_ipv4_mapped_addresses_pass_and_share_no_key_with_ipv4() {
         program.add_flow(ours, peer).unwrap();
         program.add_flow(mapped(ours), mapped(peer)).unwrap();
         program.add_listener(None, ours.port()).unwrap();
-        program.add_address(ours.ip()).unwrap();
-        program.add_address(mapped(ours).ip()).unwrap();
-        program.add_address(ours6.ip()).unwrap();
+        program.addresses().add(ours.ip()).unwrap();
+        program.addresses().add(mapped(ours).ip()).unwrap();
+        program.addresses().add(ours6.ip()).unwrap();
         for (source, destination) in
             [(mapped(peer), mapped(ours)), (mapped(peer), ours6), (peer6, mapped(ours))]
         {
@@ -205,7 +205,7 @@ fn rfc4291_s2_5_5_2_ipv4_mapped_addresses_pass_and_share_no_key_with_ipv4() {
         assert_eq!(run(&frame(&[], &icmp(ours6, 1, &quoted))), passed("passed_mapped"));
         program.remove_flow(mapped(ours), mapped(peer));
         assert_eq!(run(&frame(&[], &tcp(peer, ours, ack))), steered("steered_flow"), "still ours");
-        program.remove_address(mapped(ours).ip());
+        program.addresses().remove(mapped(ours).ip());
         let other_port = SocketAddr::new(peer.ip(), peer.port() + 1);
         assert_eq!(run(&frame(&[], &tcp(other_port, ours, syn))), steered("steered_listener"));
     });
@@ -251,9 +251,9 @@ fn a_wildcard_listener_answers_on_our_addresses_only() {
                 program.add_listener(wildcard, ours.port()).unwrap();
                 let one = frame(&[], &tcp(peer, ours, syn));
                 assert_eq!(run(&one), passed("passed_tcp"), "an address of another host");
-                program.add_address(ours.ip()).unwrap();
+                program.addresses().add(ours.ip()).unwrap();
                 assert_eq!(run(&one), steered("steered_listener"));
-                program.remove_address(ours.ip());
+                program.addresses().remove(ours.ip());
                 assert_eq!(run(&one), passed("passed_tcp"));
             });
         }

@@ -1,6 +1,13 @@
 //! Descriptors and threads of a process, to be compared before and after a test for leaks.
 
-use std::{collections::BTreeMap, fs, io};
+use std::{
+    collections::BTreeMap,
+    fmt::Debug,
+    fs, io, thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
 
 /// Open descriptors of a process, counted by target without its varying number (`socket:[123]` counts as
 /// `socket`).
@@ -23,6 +30,19 @@ pub fn descriptors(pid: u32) -> io::Result<BTreeMap<String, usize>> {
 /// Number of threads of a process.
 pub fn threads(pid: u32) -> io::Result<usize> {
     Ok(fs::read_dir(format!("/proc/{pid}/task"))?.count())
+}
+
+/// Waits until a census, which `count` makes, is what it was before; an error tells the difference.
+pub fn settle<C: PartialEq + Debug>(count: impl Fn() -> C, before: &C, limit: Duration) -> Result<()> {
+    let begin = Instant::now();
+    loop {
+        let now = count();
+        if now == *before {
+            return Ok(());
+        }
+        ensure!(begin.elapsed() < limit, "{now:?}\nbefore: {before:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[cfg(test)]

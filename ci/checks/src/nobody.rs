@@ -27,7 +27,8 @@ use xwarp_driver::{
 };
 use xwarp_tcp::link::{Link as _, QueueId};
 use xwarp_verbs::{
-    Access, Device, DeviceOptions, FramingConfig, MpaConfig, QueuePairOptions, RecvRequest, WorkRequest,
+    Access, CompletionQueue, Device, DeviceOptions, FramingConfig, MemoryRegion, MpaConfig, ProtectionDomain,
+    QueuePair, QueuePairOptions, RecvRequest, WorkRequest,
     cm::{AcceptOptions, ConnectOptions, ListenOptions},
 };
 
@@ -372,13 +373,22 @@ fn size(number: usize) -> usize {
 const MESSAGE: usize = 9000;
 
 /// One end of a connection that exchanges messages in turn.
-struct End<'a> {
-    cq: &'a xwarp_verbs::CompletionQueue,
-    qp: &'a xwarp_verbs::QueuePair,
-    memory: &'a xwarp_verbs::MemoryRegion,
+struct End {
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+    qp: QueuePair,
+    memory: MemoryRegion,
 }
 
-impl End<'_> {
+impl End {
+    fn new(device: &Device) -> Result<Self> {
+        let pd = device.create_pd()?;
+        let cq = device.create_cq(16)?;
+        let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default())?;
+        let memory = pd.allocate(2 * MESSAGE, Access::LOCAL_WRITE)?;
+        Ok(Self { pd, cq, qp, memory })
+    }
+
     fn post_receive(&self) -> Result<()> {
         Ok(self.qp.post_recv(&RecvRequest::new(1, &[self.memory.sge(0, MESSAGE)]))?)
     }
@@ -432,13 +442,9 @@ fn serve(address: SocketAddr, connections: usize) -> Result<()> {
     println!("listens");
     for _ in 0..connections {
         let request = listener.accept(Duration::from_secs(120))?;
-        let pd = device.create_pd()?;
-        let cq = device.create_cq(16)?;
-        let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default())?;
-        let memory = pd.allocate(2 * MESSAGE, Access::LOCAL_WRITE)?;
-        let end = End { cq: &cq, qp: &qp, memory: &memory };
+        let end = End::new(&device)?;
         end.post_receive()?;
-        let connection = request.accept(&qp, AcceptOptions::default(), LIMIT)?;
+        let connection = request.accept(&end.qp, AcceptOptions::default(), LIMIT)?;
         // The client ends when it has enough, or is killed.
         let ended = (0..).try_for_each(|number| end.answer(number));
         println!("{ended:?}");
@@ -450,12 +456,8 @@ fn serve(address: SocketAddr, connections: usize) -> Result<()> {
 /// Connects and exchanges `messages`; 0: without end.
 fn talk(address: SocketAddr, messages: usize) -> Result<()> {
     let device = device(Origin::Granted)?;
-    let pd = device.create_pd()?;
-    let cq = device.create_cq(16)?;
-    let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default())?;
-    let memory = pd.allocate(2 * MESSAGE, Access::LOCAL_WRITE)?;
-    let end = End { cq: &cq, qp: &qp, memory: &memory };
-    let connection = device.connect(&qp, address, ConnectOptions::default(), LIMIT)?;
+    let end = End::new(&device)?;
+    let connection = device.connect(&end.qp, address, ConnectOptions::default(), LIMIT)?;
     println!("connected");
     end.ask(0..1)?;
     println!("talks");
@@ -478,15 +480,11 @@ pub fn forking(arguments: &[String], fork: impl FnOnce() -> Result<Option<i32>>)
     let origin = if origin == "granted" { Origin::Granted } else { Origin::Owned };
     let address: SocketAddr = address.parse()?;
     let device = device(origin)?;
-    let pd = device.create_pd()?;
-    let cq = device.create_cq(16)?;
-    let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default())?;
-    let memory = pd.allocate(2 * MESSAGE, Access::LOCAL_WRITE)?;
-    let end = End { cq: &cq, qp: &qp, memory: &memory };
-    let connection = device.connect(&qp, address, ConnectOptions::default(), LIMIT)?;
+    let end = End::new(&device)?;
+    let connection = device.connect(&end.qp, address, ConnectOptions::default(), LIMIT)?;
     end.ask(0..10)?;
     let Some(child) = fork()? else {
-        return in_child(&device, &pd, &end, address);
+        return in_child(&device, &end, address);
     };
     let child = rustix::process::Pid::from_raw(child).context("a process id")?;
     // The parent works while the child lives, too.
@@ -495,7 +493,7 @@ pub fn forking(arguments: &[String], fork: impl FnOnce() -> Result<Option<i32>>)
         rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty())?.context("a child")?;
     ensure!(status.exit_status() == Some(0), "the child: {status:?}");
     end.ask(20..40)?;
-    let second = pd.create_qp(&cq, &cq, QueuePairOptions::default())?;
+    let second = end.pd.create_qp(&end.cq, &end.cq, QueuePairOptions::default())?;
     drop(second);
     connection.disconnect()?;
     println!("done");
@@ -503,19 +501,17 @@ pub fn forking(arguments: &[String], fork: impl FnOnce() -> Result<Option<i32>>)
 }
 
 /// What a child may do with a device of its parent: nothing, and each call says so.
-fn in_child(
-    device: &Device,
-    pd: &xwarp_verbs::ProtectionDomain,
-    end: &End<'_>,
-    address: SocketAddr,
-) -> Result<()> {
+fn in_child(device: &Device, end: &End, address: SocketAddr) -> Result<()> {
     let failure = device.failure().context("the device works in a child")?.to_string();
     ensure!(failure.contains("fork"), "{failure}");
     ensure!(device.create_cq(16).is_err(), "create_cq works in a child");
-    ensure!(pd.create_qp(end.cq, end.cq, QueuePairOptions::default()).is_err(), "create_qp works in a child");
+    ensure!(
+        end.pd.create_qp(&end.cq, &end.cq, QueuePairOptions::default()).is_err(),
+        "create_qp works in a child"
+    );
     ensure!(end.post_receive().is_err() && end.send(b'c', 0).is_err(), "posting works in a child");
     ensure!(end.cq.wait(Duration::from_secs(1)).is_err(), "waiting works in a child");
-    let connected = device.connect(end.qp, address, ConnectOptions::default(), Duration::from_secs(1));
+    let connected = device.connect(&end.qp, address, ConnectOptions::default(), Duration::from_secs(1));
     ensure!(connected.is_err(), "connecting works in a child");
     ensure!(device.listen(address, ListenOptions::default()).is_err(), "listening works in a child");
     device.progress();

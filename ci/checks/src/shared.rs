@@ -77,6 +77,13 @@ impl SharedInterface {
         command
     }
 
+    /// Starts the server of `nobodys` for so many connections, and waits until it listens.
+    pub fn serve(&self, nobodys: &str, address: &str, connections: &str) -> Result<Running> {
+        let mut server = self.start_unprivileged(nobodys, &["serve", address, connections])?;
+        server.wait_for("listens", START)?;
+        Ok(server)
+    }
+
     /// Starts such a program.
     pub fn start_unprivileged(&self, program: &str, args: &[&str]) -> Result<Running> {
         let mut command = self.unprivileged(program);

@@ -89,8 +89,7 @@ fn netns_shared_the_socket_may_come_from_the_service_manager() {
     let lab = lab();
     let shared = SharedInterface::activated(&lab, HELPER).unwrap();
     let address = SocketAddr::new(lab.address(Side::A, Family::V4), 7777).to_string();
-    let mut server = shared.start_unprivileged(NOBODYS, &["serve", &address, "1"]).unwrap();
-    server.wait_for("listens", LIMIT).unwrap();
+    let server = shared.serve(NOBODYS, &address, "1").unwrap();
     shared.start_unprivileged(NOBODYS, &["talk", &address, "10"]).unwrap().finish(LIMIT).unwrap();
     server.finish(LIMIT).unwrap();
 }

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs, thread,
+    fs,
     time::{Duration, Instant},
 };
 
@@ -42,19 +42,13 @@ fn census(helper: u32) -> (BTreeMap<String, usize>, usize, usize) {
 
 /// Waits until the census is what it was.
 fn settles(shared: &SharedInterface, before: &(BTreeMap<String, usize>, usize, usize)) {
-    let helper = shared.helper.id();
-    let begin = Instant::now();
-    while census(helper) != *before {
-        assert!(begin.elapsed() < 2 * NOTICED, "{:?}\nbefore: {before:?}", census(helper));
-        thread::sleep(Duration::from_millis(20));
-    }
+    leaks::settle(|| census(shared.helper.id()), before, 2 * NOTICED).unwrap();
 }
 
 /// A server and a client that talk without end.
 fn talking(lab: &Lab, shared: &SharedInterface, port: u16, connections: &str) -> (Running, Running) {
     let address = format!("{}:{port}", lab.address(Side::A, Family::V4));
-    let mut server = shared.start_unprivileged(NOBODYS, &["serve", &address, connections]).unwrap();
-    server.wait_for("listens", LIMIT).unwrap();
+    let server = shared.serve(NOBODYS, &address, connections).unwrap();
     let mut client = shared.start_unprivileged(NOBODYS, &["talk", &address, "0"]).unwrap();
     client.wait_for("talks", LIMIT).unwrap();
     (server, client)

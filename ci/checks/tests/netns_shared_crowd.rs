@@ -81,14 +81,9 @@ fn netns_shared_a_hundred_processes_exchange_messages() {
 fn netns_shared_a_fork_leaves_the_parent_its_device() {
     let lab = lab();
     let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
-    let server = |connections: &str, address: &str| {
-        let mut server = shared.start_unprivileged(NOBODYS, &["serve", address, connections]).unwrap();
-        server.wait_for("listens", LIMIT).unwrap();
-        server
-    };
     let address = SocketAddr::new(lab.address(Side::A, Family::V4), 7000).to_string();
     // The parent has a device through the helper; then one that owns the interface at the other end.
-    let running = server("2", &address);
+    let running = shared.serve(NOBODYS, &address, "2").unwrap();
     shared.start_unprivileged(FORKS, &["granted", &address]).unwrap().finish(LIMIT).unwrap();
     lab.start(Side::B, FORKS, &["owned", &address]).unwrap().finish(LIMIT).unwrap();
     running.finish(LIMIT).unwrap();

@@ -1,12 +1,7 @@
-//! SocketPeer clients of `xwarpd`, and the limits of one user: each gets a clear refusal and nothing beyond its own.
+//! Hostile clients of `xwarpd`, and the limits of one user: each gets a clear refusal and nothing beyond its own.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::{
-    collections::BTreeMap,
-    net::TcpListener,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, net::TcpListener, time::Duration};
 
 use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
@@ -30,11 +25,7 @@ fn descriptors(shared: &SharedInterface) -> BTreeMap<String, usize> {
 
 /// Waits until the helper has the descriptors that it had before its clients came.
 fn settles(shared: &SharedInterface, before: &BTreeMap<String, usize>) {
-    let begin = Instant::now();
-    while descriptors(shared) != *before {
-        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}, before: {before:?}", descriptors(shared));
-        thread::sleep(Duration::from_millis(20));
-    }
+    leaks::settle(|| descriptors(shared), before, Duration::from_secs(10)).unwrap();
 }
 
 /// Runs a program of a client without privileges to its successful end.
@@ -45,8 +36,7 @@ fn run(shared: &SharedInterface, args: &[&str]) -> String {
 /// Two clients exchange messages, which the helper must still make possible.
 fn works(lab: &Lab, shared: &SharedInterface) {
     let address = format!("{}:7000", lab.address(Side::A, Family::V4));
-    let mut server = shared.start_unprivileged(NOBODYS, &["serve", &address, "1"]).unwrap();
-    server.wait_for("listens", LIMIT).unwrap();
+    let server = shared.serve(NOBODYS, &address, "1").unwrap();
     run(shared, &["talk", &address, "20"]);
     server.finish(LIMIT).unwrap();
 }
@@ -102,11 +92,11 @@ fn netns_shared_a_flood_of_requests_is_refused_and_stops_nobody_else() {
 fn netns_shared_reconnecting_evades_no_limit() {
     let lab = lab();
     let slow = ["--quarantine", "0", "--requests-per-second", "20"];
-    let shared = Shared::start(&lab, HELPER, &slow).unwrap();
+    let shared = SharedInterface::start(&lab, HELPER, &slow).unwrap();
     println!("{}", run(&shared, &["hurry"]));
     drop(shared);
     let few = ["--quarantine", "0", "--devices-per-user", "2", "--requests-per-second", "100000"];
-    let shared = Shared::start(&lab, HELPER, &few).unwrap();
+    let shared = SharedInterface::start(&lab, HELPER, &few).unwrap();
     let before = descriptors(&shared);
     let mut command = shared.unprivileged_as(NOBODY - 1, NOBODYS);
     command.arg("churn");

@@ -32,8 +32,7 @@ impl Wire {
 
     /// Runs a test with the server in the machine, and returns what the server and the client wrote.
     fn machine_serves(&self, test: &str, family: Family, mode: &str) -> (String, String) {
-        let line = format!("/host/xwarp-perf {test} -d eth0 --mode {mode} --stats");
-        let mut server = self.machine.spawn(&line).unwrap();
+        let mut server = self.machine.spawn(&end_inside(test, mode)).unwrap();
         server.wait_for("Waiting for a client", SHORT).unwrap();
         let mut client = self.near_end(test, Some(self.machine.address(family).to_string()));
         let status = client.wait(LONG).unwrap();
@@ -46,8 +45,7 @@ impl Wire {
         let mut server = self.near_end(test, None);
         server.wait_for("Waiting for a client", SHORT).unwrap();
         let to = self.near.address(family);
-        let line = format!("/host/xwarp-perf {test} -d eth0 --mode {mode} --stats {to}");
-        let said = self.machine.check(&line, LONG).unwrap();
+        let said = self.machine.check(&format!("{} {to}", end_inside(test, mode)), LONG).unwrap();
         assert!(server.wait(SHORT).unwrap().success(), "{test}: {}", server.output());
         (server.output(), said)
     }
@@ -64,6 +62,11 @@ impl Drop for Wire {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.share);
     }
+}
+
+/// The command of a test's end in the machine.
+fn end_inside(test: &str, mode: &str) -> String {
+    format!("/host/xwarp-perf {test} -d eth0 --mode {mode} --stats")
 }
 
 /// The value of a counter that `--stats` printed.
