@@ -60,6 +60,8 @@ pub(crate) struct Grant {
     helper: Arc<Helper>,
     events: OwnedFd,
     pub state: State,
+    /// Why the helper took the device away, if it did.
+    pub ended: Option<String>,
 }
 
 impl fmt::Debug for Grant {
@@ -91,7 +93,7 @@ impl Grant {
         sizes.multi_buffer = device.multi_buffer;
         let rings = Rings::over(socket, memory, sizes).map_err(system("mapping the rings"))?;
         let state = state_of(device);
-        Ok((Self { helper: Arc::new(helper), events, state }, rings, sizes))
+        Ok((Self { helper: Arc::new(helper), events, state, ended: None }, rings, sizes))
     }
 
     pub(crate) fn helper(&self) -> Arc<Helper> {
@@ -128,8 +130,9 @@ impl Grant {
     }
 
     /// The event for the end of the device.
-    fn ended(&self, reason: &str) -> Event {
+    fn ended(&mut self, reason: &str) -> Event {
         tracing::error!(interface = self.state.attributes.name, reason, "xwarpd took the device away");
+        self.ended = Some(reason.to_owned());
         Event::LinkRemoved
     }
 }

@@ -124,6 +124,18 @@ impl Interface {
         matches!(&self.origin, From::Granted(grant) if grant.state.removed)
     }
 
+    /// Why it carries no frames any more, after [`Event::LinkRemoved`]: for people.
+    pub fn removal(&self) -> String {
+        let name = &self.attributes().name;
+        match &self.origin {
+            From::Granted(grant) if grant.ended.is_some() => {
+                let reason = grant.ended.as_deref().unwrap_or_default();
+                format!("the device on interface {name} is gone: {reason}")
+            }
+            _ => format!("the interface {name} was removed"),
+        }
+    }
+
     /// The current attributes.
     pub fn attributes(&self) -> &Attributes {
         &self.state().attributes

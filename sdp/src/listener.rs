@@ -63,7 +63,7 @@ impl Backlog {
         self.changed.notify_one();
     }
 
-    /// The device has failed.
+    /// The device has failed, or its interface was removed.
     pub(crate) fn fail(&self) {
         self.lock().failed = true;
         self.bell.set(true);

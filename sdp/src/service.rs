@@ -290,7 +290,7 @@ impl Core {
                     tracing::warn!(%error, "a connection was not accepted");
                 }
             }
-            (Target::Listener(backlog), EventKind::DeviceFailed) => backlog.fail(),
+            (Target::Listener(backlog), EventKind::DeviceFailed | EventKind::Closed(_)) => backlog.fail(),
             (Target::Listener(_), _) => {}
             (Target::Socket(socket), EventKind::RouteResolved) => {
                 let mut state = socket.lock();

@@ -51,6 +51,7 @@ impl AfXdp {
     fn read_events(&mut self) {
         let Self { driver, routes, changes } = self;
         let mut neighbours = BTreeMap::new();
+        let mut removed = false;
         let read = driver.events(|event| {
             let change = match event {
                 Event::AddressAdded(address) => InterfaceChange::AddressAdded(address),
@@ -58,7 +59,10 @@ impl AfXdp {
                 Event::LinkState { up } => InterfaceChange::Carrier { up },
                 Event::Mtu(mtu) => InterfaceChange::Mtu(mtu),
                 Event::Mac(mac) => InterfaceChange::Mac(mac),
-                Event::LinkRemoved => InterfaceChange::Removed,
+                Event::LinkRemoved => {
+                    removed = true;
+                    return;
+                }
                 // The lost events may be of any kind; a lookup for every connection covers routes and neighbours.
                 Event::Routes | Event::Overrun => InterfaceChange::Routes,
                 Event::Neighbour { address, mac: Some(mac) } => {
@@ -76,6 +80,9 @@ impl AfXdp {
         }
         if !neighbours.is_empty() {
             changes.push_back(InterfaceChange::Neighbours(neighbours));
+        }
+        if removed {
+            changes.push_back(InterfaceChange::Removed { cause: driver.removal() });
         }
         routes.resolver.follow(driver.attributes());
     }

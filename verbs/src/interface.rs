@@ -88,7 +88,10 @@ pub enum InterfaceChange {
     /// Some route changed: connections may have other next hops now.
     Routes,
     /// It was removed and carries no frames any more.
-    Removed,
+    Removed {
+        /// Why, for people.
+        cause: String,
+    },
 }
 
 /// The route to a peer: a [`Path`] without the ports.

@@ -16,7 +16,7 @@ use xwarp_checks::lab::{Family, HOP_INTERFACES, INTERFACE, Lab, LabOptions, Side
 use xwarp_verbs::{
     Access, AsyncEvent, CloseReason, CompletionQueue, Device, MemoryRegion, Payload, ProtectionDomain,
     QpFault, QueuePair, QueuePairOptions, RecvRequest, WcStatus, WorkRequest,
-    cm::{AcceptOptions, ConnectOptions, Connection, ListenOptions},
+    cm::{AcceptOptions, ConnectOptions, Connection, ConnectionError, ListenOptions},
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -146,6 +146,29 @@ fn netns_a_removed_interface_is_fatal_to_its_device_and_reported() {
         },
         ends,
     );
+}
+
+/// A server that only listens is told, with and without a wait, and each time that it asks.
+#[test]
+fn netns_a_removed_interface_ends_the_wait_of_a_listener() {
+    let lab = lab();
+    let (ready, listening) = channel();
+    thread::scope(|scope| {
+        let server = lab.enter(scope, Side::B, || {
+            let device = Device::open(INTERFACE).unwrap();
+            let listener = device.listen(server_address(&lab), ListenOptions::default()).unwrap();
+            ready.send(()).unwrap();
+            for _ in 0..2 {
+                let error = listener.accept(LIMIT).unwrap_err();
+                assert!(matches!(error, ConnectionError::InterfaceRemoved(_)), "{error:?}");
+                assert_eq!(error.to_string(), format!("the interface {INTERFACE} was removed"));
+            }
+            assert!(listener.poll().is_err());
+        });
+        listening.recv().unwrap();
+        ip(&lab, Side::A, &format!("link del {INTERFACE}"));
+        server.unwrap().join().unwrap();
+    });
 }
 
 #[test]

@@ -94,15 +94,19 @@ fn netns_shared_a_killed_helper_stops_its_clients_and_leaves_nothing() {
     let wired_args = [&args[..], &[&peer_address]].concat();
     let mut wired = shared.start_unprivileged(PERF, &wired_args).unwrap();
     wired.wait_for("#bytes", Duration::from_secs(2)).unwrap_err();
+    let listening = ["send_bw", "-d", INTERFACE, "-p", "7001"];
+    let mut listening = shared.start_unprivileged(PERF, &listening).unwrap();
+    listening.wait_for("Waiting for a client", LIMIT).unwrap();
     let programs = || lab.run(Side::A, "ip", &["link", "show", INTERFACE]).unwrap();
     assert!(programs().contains("xdp"), "{}", programs());
     shared.helper.signal(Signal::KILL).unwrap();
     let killed = Instant::now();
-    for process in [&mut server, &mut client, &mut wired] {
+    for process in [&mut server, &mut client, &mut wired, &mut listening] {
         process.wait(LIMIT).unwrap();
         assert!(killed.elapsed() < NOTICED, "{:?}: {}", killed.elapsed(), process.output());
     }
     assert!(client.output().contains("xwarpd is gone"), "the reason is named: {}", client.output());
+    listening.wait_for("is gone: xwarpd has ended", NOTICED).unwrap();
     assert!(!programs().contains("xdp"), "{}", programs());
     // Another helper takes over the interface and the socket that the first one left.
     drop(shared);
@@ -118,5 +122,6 @@ fn netns_shared_a_stopped_helper_tells_its_clients_why() {
     waiting.wait_for("Waiting for a client", LIMIT).unwrap();
     shared.helper.signal(Signal::TERM).unwrap();
     assert!(shared.helper.wait(LIMIT).unwrap().success(), "{}", shared.helper.output());
-    waiting.wait_for("xwarpd was stopped", NOTICED).unwrap();
+    assert!(!waiting.wait(NOTICED).unwrap().success(), "{}", waiting.output());
+    waiting.wait_for("the device on interface xw0 is gone: xwarpd was stopped", NOTICED).unwrap();
 }

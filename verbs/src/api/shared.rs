@@ -112,13 +112,14 @@ pub(crate) struct DeviceCore {
     fork: ForkMark,
     /// Rung when `failure` is set, and never cleared: ends every wait.
     failure_bell: Doorbell,
-    interface_gone: AtomicBool,
+    /// Why the interface carries no frames any more, if it does not.
+    interface_gone: OnceLock<String>,
 }
 
 /// The asynchronous event that reports a change of the interface to the application, if one does.
 fn event_of(change: &InterfaceChange) -> Option<AsyncEvent> {
     Some(match change {
-        InterfaceChange::Removed => AsyncEvent::DeviceFatal,
+        InterfaceChange::Removed { .. } => AsyncEvent::DeviceFatal,
         InterfaceChange::Carrier { up: true } => AsyncEvent::PortUp,
         InterfaceChange::Carrier { up: false } => AsyncEvent::PortDown,
         InterfaceChange::AddressAdded(address) => AsyncEvent::AddressAdded(*address),
@@ -174,7 +175,7 @@ impl DeviceCore {
             failure: OnceLock::new(),
             fork: ForkMark::new()?,
             failure_bell: Doorbell::new()?,
-            interface_gone: AtomicBool::new(false),
+            interface_gone: OnceLock::new(),
         })
     }
 
@@ -456,16 +457,22 @@ impl DeviceCore {
             InterfaceChange::Mac(mac) => state.engine.source_mac_changed(mac),
             InterfaceChange::Neighbours(changed) => state.engine.neighbours_changed(&changed),
             InterfaceChange::Routes => state.engine.routes_changed(),
-            InterfaceChange::Removed => {
-                self.interface_gone.store(true, Ordering::Relaxed);
+            InterfaceChange::Removed { cause } => {
+                let _ = self.interface_gone.set(cause);
                 state.engine.interface_removed();
+                state.cm.interface_removed();
             }
         }
     }
 
     /// Whether the interface was removed. Its descriptors stay readable (`POLLERR`) then and must not be waited for.
     pub(crate) fn interface_gone(&self) -> bool {
-        self.interface_gone.load(Ordering::Relaxed)
+        self.removal().is_some()
+    }
+
+    /// Why the interface was removed, if it was.
+    pub(crate) fn removal(&self) -> Option<&str> {
+        self.interface_gone.get().map(String::as_str)
     }
 
     /// Counts a poll of the application, without a bus lock: a count lost between threads does not matter.

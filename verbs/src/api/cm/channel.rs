@@ -75,7 +75,8 @@ pub enum EventKind {
     ConnectError(CloseReason),
     /// The peer closed the connection, or it was lost. The work of the queue pair is flushed.
     Disconnected,
-    /// The connection has ended at both ends. The last event of a connection.
+    /// The connection has ended at both ends. The last event of a connection. Of a listener: the interface was removed, so no
+    /// request comes any more.
     Closed(CloseReason),
     /// The device has failed, and the identifier with it. Its last event.
     DeviceFailed,

@@ -242,7 +242,7 @@ impl Listener {
     /// The oldest request that waits, without blocking. Call it until it returns `None` before you wait again.
     pub fn poll(&self) -> Result<Option<ConnectionRequest>, ConnectionError> {
         if self.channel.0.is_empty() {
-            return Ok(None);
+            return self.nothing();
         }
         // The request's own channel, so that another thread which accepts the next request gets none of its events. The
         // channel is made before the request is taken: without a descriptor for it, the request waits for the next call.
@@ -256,7 +256,15 @@ impl Listener {
             request.id.migrate(&channel);
             return Ok(Some(ConnectionRequest { request, channel }));
         }
-        Ok(None)
+        self.nothing()
+    }
+
+    /// No request waits: none will come if the interface was removed.
+    fn nothing(&self) -> Result<Option<ConnectionRequest>, ConnectionError> {
+        match self.id.device().shared().removal() {
+            Some(cause) => Err(ConnectionError::InterfaceRemoved(cause.to_owned())),
+            None => Ok(None),
+        }
     }
 
     /// Waits for the next request, at most for `limit` ([`ConnectionError::TimeLimit`]).

@@ -152,6 +152,9 @@ pub enum ConnectionError {
     /// The peer gave up before it was answered.
     #[error("the request is gone")]
     RequestGone,
+    /// The interface was removed, or the helper took the device away, so no peer can connect; the text says which.
+    #[error("{0}")]
+    InterfaceRemoved(String),
     /// The time limit has passed.
     #[error("timed out")]
     TimeLimit,

@@ -216,6 +216,16 @@ impl CmTable {
         }
     }
 
+    /// The interface was removed: listeners get no requests any more.
+    pub(crate) fn interface_removed(&self) {
+        for (id, entry) in &self.entries {
+            if matches!(entry.state, CmState::Listening(_)) {
+                let kind = EventKind::Closed(CloseReason::InterfaceRemoved);
+                entry.channel.push(Queued::Plain(Event { id: *id, kind }));
+            }
+        }
+    }
+
     /// Forgets an identifier; returns what it was.
     pub(super) fn remove(&mut self, key: CmKey) -> Option<Identifier> {
         let qp = self.queue_pair(key);
