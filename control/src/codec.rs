@@ -49,6 +49,10 @@ impl<'a> Reader<'a> {
         self.take().map(u32::from_le_bytes)
     }
 
+    pub(crate) fn u64(&mut self) -> Result<u64, DecodeError> {
+        self.take().map(u64::from_le_bytes)
+    }
+
     pub(crate) fn flag(&mut self, what: &'static str) -> Result<bool, DecodeError> {
         match self.u8()? {
             0 => Ok(false),
@@ -112,6 +116,10 @@ impl Writer {
     }
 
     pub(crate) fn u32(&mut self, value: u32) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    pub(crate) fn u64(&mut self, value: u64) {
         self.0.extend(value.to_le_bytes());
     }
 

@@ -2,8 +2,8 @@
 
 use crate::codec::{DecodeError, Reader, Writer};
 use crate::message::{
-    Choice, Device, Event, MOST_ADDRESSES, MOST_BYTES, Neighbour, Reason, Refusal, Reply, Request, Sizes,
-    Tagged,
+    Choice, Description, Device, Event, MOST_ADDRESSES, MOST_BYTES, MOST_COUNTERS, Neighbour, Quota, Reason,
+    Refusal, Reply, Request, Sizes, Tagged,
 };
 
 /// Most bytes of an interface's name (`IFNAMSIZ` without the final zero).
@@ -11,6 +11,9 @@ const MOST_NAME_BYTES: usize = 15;
 
 /// Most bytes of a text for people.
 const MOST_TEXT_BYTES: usize = 512;
+
+/// Most bytes of a counter's name.
+const MOST_COUNTER_BYTES: usize = 40;
 
 /// Most VLAN tags of a frame.
 const MOST_VLANS: usize = 2;
@@ -116,6 +119,10 @@ impl Tagged<Request> {
                 to.address(*source);
                 to.flag(*confirm);
             }
+            Request::Describe { number } => {
+                to.u8(7);
+                to.u16(*number);
+            }
         }
         to.done()
     }
@@ -138,6 +145,7 @@ impl Tagged<Request> {
                     source: from.address()?,
                     confirm: from.flag("confirm")?,
                 },
+                7 => Request::Describe { number: from.u16()? },
                 _ => return Err(DecodeError::Invalid("kind of request")),
             };
             Ok(Self { id, body })
@@ -200,6 +208,63 @@ impl Device {
             device.addresses.push(from.address()?);
         }
         Ok(device)
+    }
+}
+
+impl Quota {
+    fn encode(self, to: &mut Writer) {
+        to.u64(self.used);
+        to.u64(self.most);
+    }
+
+    fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Ok(Self { used: from.u64()?, most: from.u64()? })
+    }
+}
+
+impl Description {
+    fn encode(&self, to: &mut Writer) {
+        to.u16(self.interfaces);
+        to.text(&self.name, MOST_NAME_BYTES);
+        to.text(&self.carrier, MOST_NAME_BYTES);
+        to.u32(self.mtu);
+        to.flag(self.up);
+        to.flag(self.generic);
+        to.flag(self.generic_clients);
+        to.u32(self.devices);
+        for quota in [self.own_devices, self.own_ports, self.own_memory_bytes] {
+            quota.encode(to);
+        }
+        to.u8(self.counters.len().min(MOST_COUNTERS) as u8);
+        for (name, value) in self.counters.iter().take(MOST_COUNTERS) {
+            to.text(name, MOST_COUNTER_BYTES);
+            to.u64(*value);
+        }
+    }
+
+    fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let mut description = Self {
+            interfaces: from.u16()?,
+            name: from.text(MOST_NAME_BYTES, "interface name")?,
+            carrier: from.text(MOST_NAME_BYTES, "interface name")?,
+            mtu: from.u32()?,
+            up: from.flag("link state")?,
+            generic: from.flag("mode")?,
+            generic_clients: from.flag("mode")?,
+            devices: from.u32()?,
+            own_devices: Quota::decode(from)?,
+            own_ports: Quota::decode(from)?,
+            own_memory_bytes: Quota::decode(from)?,
+            counters: Vec::new(),
+        };
+        let counters = usize::from(from.u8()?);
+        if counters > MOST_COUNTERS {
+            return Err(DecodeError::Invalid("number of counters"));
+        }
+        for _ in 0..counters {
+            description.counters.push((from.text(MOST_COUNTER_BYTES, "name of a counter")?, from.u64()?));
+        }
+        Ok(description)
     }
 }
 
@@ -273,6 +338,10 @@ impl Tagged<Reply> {
                 to.address(*address);
                 to.optional_mac(*mac);
             }
+            Reply::Described(description) => {
+                to.u8(7);
+                description.encode(&mut to);
+            }
         }
         to.done()
     }
@@ -296,6 +365,7 @@ impl Tagged<Reply> {
                     mtu: from.u16()?,
                 },
                 6 => Reply::NextHop { address: from.address()?, mac: from.optional_mac()? },
+                7 => Reply::Described(Description::decode(from)?),
                 _ => return Err(DecodeError::Invalid("kind of reply")),
             };
             Ok(Self { id, body })

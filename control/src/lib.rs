@@ -14,6 +14,7 @@
 //! | [`Request::Release`] | none | takes it away |
 //! | [`Request::Resolve`] | [`Reply::Resolved`] | looks up route and neighbour, without waiting |
 //! | [`Request::NextHop`] | [`Reply::NextHop`] | the same for an established connection |
+//! | [`Request::Describe`] | [`Reply::Described`] | reads counters of an interface, and what the user has |
 //!
 //! Numbers are little-endian. A message is rejected as a whole when it is too short or too long, or when a field is out of
 //! its range. This crate has no I/O: the driver and the helper send and receive.
@@ -27,8 +28,8 @@ mod tests;
 
 pub use codec::DecodeError;
 pub use message::{
-    Choice, Device, Event, MOST_ADDRESSES, MOST_BYTES, Neighbour, Reason, Refusal, Reply, Request, Sizes,
-    Tagged, VERSION,
+    Choice, Description, Device, Event, MOST_ADDRESSES, MOST_BYTES, MOST_COUNTERS, Neighbour, Quota, Reason,
+    Refusal, Reply, Request, Sizes, Tagged, VERSION,
 };
 
 /// Where the helper listens unless told otherwise.

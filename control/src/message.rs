@@ -13,6 +13,9 @@ pub const MOST_BYTES: usize = 2048;
 /// Most addresses in [`Device::addresses`]; the others follow as [`Event::AddressAdded`].
 pub const MOST_ADDRESSES: usize = 64;
 
+/// Most counters in a [`Description`].
+pub const MOST_COUNTERS: usize = 32;
+
 /// A request or a reply with the number that joins them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tagged<T> {
@@ -87,6 +90,11 @@ pub enum Request {
         /// The peer does not answer: the neighbour is to be confirmed.
         confirm: bool,
     },
+    /// Asks for the state of a shared interface. Needs no device.
+    Describe {
+        /// The first interface is 0.
+        number: u16,
+    },
 }
 
 /// An opened device.
@@ -118,6 +126,44 @@ pub struct Device {
     pub program_id: u32,
     /// Addresses of the interface.
     pub addresses: Vec<IpAddr>,
+}
+
+/// The state of a shared interface, for people and monitors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Description {
+    /// Number of shared interfaces.
+    pub interfaces: u16,
+    /// Name of the interface, in the helper's network namespace.
+    pub name: String,
+    /// The interface that carries the frames: the parent of a VLAN interface, else the same.
+    pub carrier: String,
+    /// Its MTU in bytes.
+    pub mtu: u32,
+    /// Whether it is up and has a carrier.
+    pub up: bool,
+    /// XDP on the interface runs after the kernel has made a socket buffer.
+    pub generic: bool,
+    /// The same for the frames that clients send: the interface does not take frames that native XDP redirects.
+    pub generic_clients: bool,
+    /// Devices of all users on this interface.
+    pub devices: u32,
+    /// Devices of this user on all interfaces.
+    pub own_devices: Quota,
+    /// Ports of this user.
+    pub own_ports: Quota,
+    /// Frame memory of this user, in bytes.
+    pub own_memory_bytes: Quota,
+    /// Frames by what the switch did with them: at most [`MOST_COUNTERS`].
+    pub counters: Vec<(String, u64)>,
+}
+
+/// What one user has, and what it may have at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Quota {
+    /// What it has.
+    pub used: u64,
+    /// The limit.
+    pub most: u64,
 }
 
 /// What is known about the Ethernet address of a next hop.
@@ -203,6 +249,8 @@ pub enum Reply {
         /// Its Ethernet address, if it is known.
         mac: Option<Mac>,
     },
+    /// To [`Request::Describe`].
+    Described(Description),
     /// To any request.
     Refused(Refusal),
 }

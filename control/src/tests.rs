@@ -30,6 +30,7 @@ fn requests() -> Vec<Request> {
         Request::Resolve { destination: v4(), source: None },
         Request::Resolve { destination: v6(), source: Some(v6()) },
         Request::NextHop { destination: v4(), source: v4(), confirm: true },
+        Request::Describe { number: 3 },
     ]
 }
 
@@ -51,8 +52,27 @@ fn device() -> Device {
     }
 }
 
+fn description() -> Description {
+    let quota = |used| Quota { used, most: u64::MAX };
+    Description {
+        interfaces: 64,
+        name: "0123456789abcde".into(),
+        carrier: "eth0".into(),
+        mtu: 9000,
+        up: true,
+        generic: false,
+        generic_clients: true,
+        devices: 4095,
+        own_devices: quota(7),
+        own_ports: quota(1024),
+        own_memory_bytes: quota(1 << 33),
+        counters: vec![("c".repeat(40), u64::MAX); MOST_COUNTERS],
+    }
+}
+
 fn replies() -> Vec<Reply> {
     vec![
+        Reply::Described(description()),
         Reply::Hello { version: VERSION },
         Reply::Opened(device()),
         Reply::Reserved { port: 4791 },

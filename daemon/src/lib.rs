@@ -16,6 +16,8 @@
 //! | `slots` | the numbers of devices, until they are removed |
 //! | `ports` | reservations and their quarantine |
 //! | `pairs` | the thread that makes and removes pairs |
+//! | `metrics` | the endpoint for monitors |
+//! | `report` | what users and monitors are told |
 //! | `privileges` | the capabilities that are kept |
 //!
 //! Nothing outlives the helper: programs, pairs and reserved ports end with its descriptors, and each client ends its device
@@ -25,10 +27,12 @@
 mod client;
 mod limits;
 mod listen;
+mod metrics;
 mod options;
 mod pairs;
 mod ports;
 mod privileges;
+mod report;
 mod server;
 mod slots;
 mod uplink;

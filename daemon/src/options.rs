@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -39,6 +40,9 @@ pub struct Options {
     /// Requests that one user may send each second
     #[arg(long, default_value_t = 1000)]
     pub requests_per_second: u32,
+    /// Serve counters in the format of OpenMetrics by HTTP on this address, which must be a loopback address
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = loopback)]
+    pub metrics: Option<SocketAddr>,
     /// Seconds for which a released port is kept from other users
     #[arg(long, default_value_t = 60)]
     pub quarantine: u64,
@@ -65,9 +69,25 @@ fn octal(text: &str) -> Result<u32, String> {
     if mode <= 0o777 { Ok(mode) } else { Err("permissions have three octal digits".into()) }
 }
 
+fn loopback(text: &str) -> Result<SocketAddr, String> {
+    let address: SocketAddr =
+        text.parse().map_err(|_| "an address and a port, such as 127.0.0.1:9815".to_owned())?;
+    if address.ip().is_loopback() { Ok(address) } else { Err("the address is no loopback address".into()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn metrics_stay_on_the_host() {
+        assert!(loopback("127.0.0.1:9815").is_ok() && loopback("[::1]:9815").is_ok());
+        assert!(
+            loopback("0.0.0.0:9815").is_err()
+                && loopback("192.0.2.1:9815").is_err()
+                && loopback("9815").is_err()
+        );
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

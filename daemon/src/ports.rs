@@ -76,6 +76,11 @@ impl Quarantine {
         self.ports.push_back(Released { until: now + self.time, uid, port });
     }
 
+    /// Ports in quarantine.
+    pub(crate) fn len(&self) -> usize {
+        self.ports.len()
+    }
+
     /// Frees the ports whose time is over. Returns the time until the next one.
     pub(crate) fn expire(&mut self, now: Instant) -> Option<Duration> {
         while self.ports.front().is_some_and(|released| released.until <= now) {

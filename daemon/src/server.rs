@@ -17,6 +17,7 @@ use xwarp_driver::shared::memory_bytes;
 use crate::client::{Client, Device};
 use crate::limits::{Limits, Rates, Usage};
 use crate::listen;
+use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::pairs::{Done, Order, Pair, Pairs};
 use crate::ports::Quarantine;
@@ -28,7 +29,8 @@ use crate::uplink::{Uplink, event_of, refusal};
 const LISTENER: u64 = 0;
 const BELL: u64 = 1;
 const STOP: u64 = 2;
-const FIRST_INTERFACE: u64 = 3;
+const METRICS: u64 = 3;
+const FIRST_INTERFACE: u64 = 4;
 const FIRST_CLIENT: u64 = 256;
 
 /// Most interfaces.
@@ -41,16 +43,20 @@ const MOST_RING: u32 = 1 << 15;
 /// Pause of the loop when no descriptor is left for a new connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
-struct Server {
-    limits: Limits,
-    uplinks: Vec<Uplink>,
-    clients: BTreeMap<u64, Client>,
+/// The state of the helper.
+pub(crate) struct Server {
+    pub(crate) limits: Limits,
+    pub(crate) uplinks: Vec<Uplink>,
+    pub(crate) clients: BTreeMap<u64, Client>,
     /// Number of the next client.
     next: u64,
     slots: Slots,
     pairs: Pairs,
-    quarantine: Quarantine,
+    pub(crate) quarantine: Quarantine,
     rates: Rates,
+    /// Refused requests since the start.
+    pub(crate) refused: u64,
+    pub(crate) metrics: Option<Metrics>,
     epoll: OwnedFd,
     listener: OwnedFd,
 }
@@ -81,12 +87,17 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         pairs,
         quarantine: Quarantine::new(options.quarantine()),
         rates: Rates::default(),
+        refused: 0,
+        metrics: options.metrics.map(Metrics::start).transpose()?,
         epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
         listener: listening.socket()?,
     };
     server.watch(server.listener.as_fd(), LISTENER)?;
     server.watch(server.pairs.bell(), BELL)?;
     server.watch(stop.as_fd(), STOP)?;
+    if let Some(metrics) = &server.metrics {
+        server.watch(metrics.bell(), METRICS)?;
+    }
     for (uplink, mark) in server.uplinks.iter().zip(FIRST_INTERFACE..) {
         server.watch(uplink.shared.event_fd(), mark)?;
     }
@@ -132,6 +143,7 @@ impl Server {
                         self.revoke_all("xwarpd was stopped");
                         return Ok(());
                     }
+                    METRICS => self.answer_monitors(),
                     mark if mark < FIRST_CLIENT => self.interface_changed((mark - FIRST_INTERFACE) as usize),
                     mark if mark % 2 == 1 => self.gone(mark / 2, "its process has ended"),
                     mark => self.read(mark / 2),
@@ -140,7 +152,7 @@ impl Server {
         }
     }
 
-    fn usage(&self, uid: u32) -> Usage {
+    pub(crate) fn usage(&self, uid: u32) -> Usage {
         let mut usage = Usage::default();
         for client in self.clients.values().filter(|client| client.uid == uid) {
             usage.connections += 1;
@@ -211,6 +223,7 @@ impl Server {
             Ok(None) => {}
             Ok(Some(reply)) => self.reply(id, request.id, reply, &[]),
             Err(refusal) => {
+                self.refused += 1;
                 if let Some(client) = self.clients.get(&id) {
                     tracing::debug!(uid = client.uid, pid = client.pid, reason = refusal.text, "refused");
                 }
@@ -254,6 +267,10 @@ impl Server {
                 };
                 self.open(id, request, &interface, sizes, memory).map(|()| None)
             }
+            Request::Describe { number } => {
+                let uid = client.uid;
+                self.describe(uid, number).map(|description| Some(Reply::Described(description)))
+            }
             _ => {
                 let Device::Open { uplink, .. } = client.device else { return state("no device is open") };
                 let Some(uplink) = self.uplinks.get(uplink) else { return Ok(None) };
@@ -276,7 +293,10 @@ impl Server {
                         }
                         Ok(Some(reply))
                     }
-                    Request::Hello { .. } | Request::Open { .. } | Request::Release { .. } => Ok(None),
+                    Request::Hello { .. }
+                    | Request::Open { .. }
+                    | Request::Release { .. }
+                    | Request::Describe { .. } => Ok(None),
                 }
             }
         }

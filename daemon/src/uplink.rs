@@ -26,7 +26,7 @@ impl Uplink {
         Ok(Self { shared, resolver })
     }
 
-    fn generic(&self) -> bool {
+    pub(crate) fn generic(&self) -> bool {
         self.shared.attributes().mode == Mode::Generic
     }
 

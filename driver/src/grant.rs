@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use xwarp_control::{
-    Choice, DEFAULT_SOCKET, Device, Event as HelpersEvent, Reason, Refusal, Reply, Request, SOCKET_VARIABLE,
+    Choice, DEFAULT_SOCKET, Description, Device, Event as HelpersEvent, Reason, Refusal, Reply, Request,
+    SOCKET_VARIABLE,
 };
 
 use crate::config::{Attributes, DriverConfig, Mode, ModePreference, Origin};
 use crate::error::OpenError;
-use crate::helper::{CallError, Helper, receive_message, unexpected};
+use crate::helper::{CallError, Helper, PATIENCE, receive_message, unexpected};
 use crate::netlink::monitor::Event;
 use crate::state::State;
 use crate::sys::{Memory, Rings, Sizes};
@@ -135,6 +136,27 @@ impl Grant {
         self.ended = Some(reason.to_owned());
         Event::LinkRemoved
     }
+}
+
+/// Asks the helper for the state of its interfaces.
+pub(crate) fn describe(config: &DriverConfig) -> Result<Vec<Description>, Unshared> {
+    let path = socket_path(config);
+    let helper = Helper::connect(&path).map_err(|source| Unshared::NoHelper(path, source))?;
+    helper.greet().map_err(refused)?;
+    let mut all = Vec::new();
+    for number in 0.. {
+        match helper.call(Request::Describe { number }, PATIENCE).map_err(refused)? {
+            Reply::Described(description) => {
+                let last = number + 1 >= description.interfaces;
+                all.push(description);
+                if last {
+                    break;
+                }
+            }
+            other => return Err(refused(unexpected(&other))),
+        }
+    }
+    Ok(all)
 }
 
 fn socket_path(config: &DriverConfig) -> PathBuf {

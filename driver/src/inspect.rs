@@ -9,9 +9,12 @@ use xwarp_prog::Attached;
 use crate::{
     config::DriverConfig,
     error::OpenError,
+    grant,
     netlink::{Netlink, link::Link},
     open, sys,
 };
+
+pub use xwarp_control::{Description, Quota};
 
 /// The first kernel that xwarp works on, as major and minor version.
 pub use crate::open::OLDEST_KERNEL;
@@ -60,6 +63,14 @@ pub fn inspect(name: &str, config: &DriverConfig) -> Result<Inspection, OpenErro
         link: found.link,
         carrier: found.carrier,
     })
+}
+
+/// The interfaces that the helper shares, and what this user has of them.
+///
+/// # Errors
+/// [`OpenError::NoHelper`] when no helper listens or this process may not connect.
+pub fn shared_interfaces(config: &DriverConfig) -> Result<Vec<Description>, OpenError> {
+    grant::describe(config).map_err(grant::Unshared::into_error)
 }
 
 /// The running kernel's release, and its major and minor version.

@@ -198,7 +198,8 @@ impl ChoiceArguments {
     }
 }
 
-/// Shows running devices: process, mode, queue pairs with state, peer, RTT, congestion window and retransmissions.
+/// Shows running devices: process, mode, queue pairs with state, peer, RTT, congestion window and retransmissions; and the
+/// interfaces that xwarpd shares, with its counts of frames.
 ///
 /// A program is seen when it was started with XWARP_OBSERVE=1 in its environment, or sets DeviceOptions::observe; by its own user
 /// and by root. Rates are shown from the second time on with '--watch'. 'wnd' is the congestion window, 'flight' the bytes in the

@@ -4,6 +4,8 @@
 #[cfg(feature = "af-xdp")]
 pub mod doctor;
 pub mod explain;
+#[cfg(feature = "af-xdp")]
+pub mod helper;
 pub mod lab;
 #[cfg(feature = "af-xdp")]
 pub mod observed;

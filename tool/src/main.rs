@@ -18,7 +18,14 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory as _, Parser as _};
-use xwarp_tool::{doctor, explain::explain, lab, observed, stat};
+use xwarp_driver::inspect::Description;
+use xwarp_tool::{
+    doctor,
+    explain::explain,
+    helper, lab,
+    observed::{self, Choice},
+    stat,
+};
 
 use crate::cli::{
     CaptureArguments, Command, DoctorArguments, ExplainArguments, LabArguments, LabCommand, StatArguments,
@@ -94,15 +101,22 @@ fn run_stat(arguments: &StatArguments) -> Result<ExitCode> {
     let out = &mut io::stdout().lock();
     let mut before = Vec::new();
     loop {
-        let devices = observed::find(&choice)?;
+        let shared = shared_interfaces(&choice)?;
+        let devices = match observed::find(&choice) {
+            Ok(devices) => devices,
+            // The helper's interfaces are something to show, too.
+            Err(_) if !shared.is_empty() => Vec::new(),
+            Err(error) => return Err(error),
+        };
         let samples: Vec<_> = devices.iter().filter_map(|device| stat::sample(device).ok()).collect();
         if arguments.json {
-            stat::write_json(&samples, &before, out)?;
+            stat::write_json(&samples, &before, &shared, out)?;
         } else {
             if interval.is_some() && io::stdout().is_terminal() {
                 // The first column of the first line, and everything below it empty.
                 write!(out, "\x1b[H\x1b[J")?;
             }
+            helper::write(&shared, out)?;
             stat::write(&samples, &before, out)?;
         }
         out.flush()?;
@@ -111,6 +125,16 @@ fn run_stat(arguments: &StatArguments) -> Result<ExitCode> {
         thread::sleep(interval);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The interfaces of the helper, unless the devices of one process are meant.
+fn shared_interfaces(choice: &Choice) -> Result<Vec<Description>> {
+    if choice.pid.is_some() {
+        return Ok(Vec::new());
+    }
+    let mut shared = helper::interfaces()?;
+    shared.retain(|shared| choice.interface.as_ref().is_none_or(|name| *name == shared.name));
+    Ok(shared)
 }
 
 fn run_capture(arguments: &CaptureArguments) -> Result<ExitCode> {

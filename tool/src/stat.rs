@@ -7,7 +7,9 @@ use std::{
 
 use serde::Serialize;
 
-use crate::observed::Device;
+use xwarp_driver::inspect::Description;
+
+use crate::{helper, observed::Device};
 
 /// A device at one time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -133,8 +135,14 @@ fn write_qp(
     )
 }
 
-/// Prints samples as one JSON object in one line. Numbers are numbers; rates are bytes per second.
-pub fn write_json(samples: &[Sample], before: &[Sample], out: &mut dyn Write) -> io::Result<()> {
+/// Prints samples and the interfaces of the helper as one JSON object in one line. Numbers are numbers; rates are bytes per
+/// second.
+pub fn write_json(
+    samples: &[Sample],
+    before: &[Sample],
+    shared: &[Description],
+    out: &mut dyn Write,
+) -> io::Result<()> {
     use serde_json::{Map, Value};
     let object = |fields: &BTreeMap<String, String>| -> Map<String, Value> {
         let value = |text: &String| match (text.parse::<u64>(), text.parse::<bool>()) {
@@ -161,7 +169,10 @@ pub fn write_json(samples: &[Sample], before: &[Sample], out: &mut dyn Write) ->
             Value::Object(device)
         })
         .collect();
-    serde_json::to_writer(&mut *out, &serde_json::json!({ "devices": devices }))?;
+    serde_json::to_writer(
+        &mut *out,
+        &serde_json::json!({ "devices": devices, "shared": helper::json(shared) }),
+    )?;
     writeln!(out)
 }
 

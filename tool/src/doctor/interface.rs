@@ -156,7 +156,7 @@ fn offloads(found: &Inspection) -> Vec<Finding> {
 }
 
 /// Opens the interface for a moment.
-fn trial(name: &str, config: &DriverConfig) -> Finding {
+pub(super) fn trial(name: &str, config: &DriverConfig) -> Finding {
     match Interface::open(name, config) {
         Ok(interface) => {
             let attributes = interface.attributes();

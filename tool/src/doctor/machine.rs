@@ -81,7 +81,7 @@ pub(super) fn examine(rights: &Rights) -> Vec<Finding> {
     findings
 }
 
-fn kernel() -> Finding {
+pub(super) fn kernel() -> Finding {
     let Some((release, version)) = kernel_release() else {
         return Finding::warning("kernel", "its version is not readable");
     };
