@@ -50,6 +50,8 @@ pub fn run(arguments: &[String]) -> Result<()> {
         ["flood"] => flood(),
         ["hurry"] => hurry(),
         ["churn"] => churn(),
+        ["blast", peer] => blast(peer.parse()?),
+        ["deaf"] => deaf(),
         ["watch"] => watch(),
         ["serve", address, connections] => serve(address.parse()?, connections.parse()?),
         ["talk", address, messages] => talk(address.parse()?, messages.parse()?),
@@ -249,6 +251,51 @@ fn foreign_frames(peer: IpAddr) -> Result<()> {
     }
     println!("sent {}", frames.len());
     thread::sleep(Duration::from_millis(300));
+    Ok(())
+}
+
+/// Sends full frames to `peer` from a port of its own, as fast as the rings take them, until it is killed.
+fn blast(peer: SocketAddr) -> Result<()> {
+    let config = DriverConfig { origin: OriginPreference::Force(Origin::Granted), ..DriverConfig::default() };
+    let mut interface = Interface::open(INTERFACE, &config)?;
+    let resolver = interface.resolver()?;
+    let route = resolver.route(peer.ip(), None)?;
+    let port = resolver.reserve_port(Some(route.source), 0)?;
+    let local = SocketAddr::new(route.source, port.port());
+    let path = resolver.resolve(xwarp_tcp::wire::Flow { local, remote: peer }, LIMIT)?;
+    let (IpAddr::V4(ours), IpAddr::V4(theirs)) = (route.source, peer.ip()) else { bail!("IPv4 only") };
+    let mut bytes = Vec::new();
+    let builder = PacketBuilder::ethernet2(path.source_mac.0, path.next_hop_mac.0);
+    let builder = builder.ipv4(ours.octets(), theirs.octets(), 64).tcp(local.port(), peer.port(), 1, 1000);
+    builder.ack(1).write(&mut bytes, &[0x55; 1400])?;
+    let mut sent = 0u64;
+    loop {
+        if let Some(mut token) = interface.alloc(bytes.len()) {
+            let mut chunks = interface.tx_chunks(&mut token).context("its memory")?;
+            let chunk = chunks.first_mut().context("a chunk")?;
+            chunk.get_mut(..bytes.len()).context("room")?.copy_from_slice(&bytes);
+            drop(chunks);
+            sent += u64::from(interface.submit(QueueId(0), &mut token, bytes.len()).is_ok());
+            interface.release(token);
+        }
+        interface.flush();
+        if sent == 1000 {
+            println!("blasts");
+        }
+    }
+}
+
+/// Opens a device and reads no events.
+fn deaf() -> Result<()> {
+    let raw = Raw::greeted()?;
+    let memory = memory(bytes_of(SMALL), true)?;
+    let (reply, _descriptors) = raw.ask(open(SMALL), Some(memory.as_fd()))?;
+    ensure!(matches!(reply, Reply::Opened(_)), "{reply:?}");
+    println!("deaf");
+    // The helper hangs up.
+    poll(&mut [PollFd::new(&raw.0, PollFlags::IN)], None)?;
+    ensure!(raw.receive()?.0.is_empty(), "the helper says something");
+    println!("hung up");
     Ok(())
 }
 

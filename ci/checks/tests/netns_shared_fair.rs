@@ -1,0 +1,109 @@
+//! Clients of `xwarpd` that flood, and clients that read nothing: the others exchange messages, each verified byte for byte.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::{fmt::Write as _, fs, time::Duration};
+
+use rustix::process::Signal;
+use xwarp_checks::{
+    lab::{Family, INTERFACE, Lab, LabOptions, Side},
+    process::Running,
+    shared::{NOBODY, SharedInterface},
+};
+
+const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
+const NOBODYS: &str = env!("CARGO_BIN_EXE_xwarp-nobody");
+const PERF: &str = env!("CARGO_BIN_EXE_xwarp-peer");
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn lab() -> Lab {
+    Lab::up(LabOptions::default()).unwrap()
+}
+
+/// Address of side A with this port.
+fn here(lab: &Lab, port: u16) -> String {
+    format!("{}:{port}", lab.address(Side::A, Family::V4))
+}
+
+/// Starts a program of another user than the honest ones.
+fn hostile(shared: &SharedInterface, args: &[&str]) -> Running {
+    let mut command = shared.unprivileged_as(NOBODY - 1, NOBODYS);
+    command.args(args);
+    Running::start(command).unwrap()
+}
+
+/// Two clients exchange messages, and a client exchanges messages with a peer on the wire.
+fn works(lab: &Lab, shared: &SharedInterface, port: u16) {
+    let address = here(lab, port);
+    let server = shared.serve(NOBODYS, &address, "1").unwrap();
+    shared.start_unprivileged(NOBODYS, &["talk", &address, "30"]).unwrap().finish(LIMIT).unwrap();
+    server.finish(LIMIT).unwrap();
+    let args = ["send_bw", "-d", INTERFACE, "--verify", "-n", "100", "-s", "20000"];
+    let mut peer = lab.start(Side::B, PERF, &args).unwrap();
+    peer.wait_for("Waiting for a client", LIMIT).unwrap();
+    let to = lab.address(Side::B, Family::V4).to_string();
+    let client = shared.start_unprivileged(PERF, &[&args[..], &[&to]].concat()).unwrap();
+    client.finish(LIMIT).unwrap();
+    peer.finish(LIMIT).unwrap();
+}
+
+/// A client sends frames without pause to a port that nobody owns, to the wire, and to the very server that others use.
+#[test]
+fn netns_shared_a_client_that_floods_stops_nobody_else() {
+    let lab = lab();
+    let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
+    let wire = format!("{}:9", lab.address(Side::B, Family::V4));
+    for target in [here(&lab, 9), wire, here(&lab, 7000)] {
+        let mut flood = hostile(&shared, &["blast", &target]);
+        flood.wait_for("blasts", LIMIT).unwrap();
+        works(&lab, &shared, 7000);
+        flood.signal(Signal::KILL).unwrap();
+        assert!(!flood.wait(LIMIT).unwrap().success(), "the flood lasted: {}", flood.output());
+    }
+}
+
+/// A stopped process reads neither frames nor events while its peer sends to it.
+#[test]
+fn netns_shared_a_client_that_reads_no_frames_stops_nobody_else() {
+    let lab = lab();
+    let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
+    let stopped = shared.serve(NOBODYS, &here(&lab, 7001), "1").unwrap();
+    let mut sender = shared.start_unprivileged(NOBODYS, &["talk", &here(&lab, 7001), "0"]).unwrap();
+    sender.wait_for("talks", LIMIT).unwrap();
+    stopped.signal(Signal::STOP).unwrap();
+    // What a hostile client sends fills its rings, too.
+    let mut flood = hostile(&shared, &["blast", &here(&lab, 7001)]);
+    flood.wait_for("blasts", LIMIT).unwrap();
+    works(&lab, &shared, 7000);
+    flood.signal(Signal::KILL).unwrap();
+    flood.wait(LIMIT).unwrap();
+    stopped.signal(Signal::CONT).unwrap();
+    works(&lab, &shared, 7002);
+    assert!(sender.wait(Duration::from_secs(1)).is_err(), "it has ended: {}", sender.output());
+}
+
+#[test]
+fn netns_shared_a_client_that_reads_no_events_loses_its_device_alone() {
+    let lab = lab();
+    let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
+    let mut deaf = hostile(&shared, &["deaf"]);
+    deaf.wait_for("deaf", LIMIT).unwrap();
+    let mut watcher = shared.start_unprivileged(NOBODYS, &["watch"]).unwrap();
+    watcher.wait_for("watches", LIMIT).unwrap();
+    let mut batch = String::new();
+    for _ in 0..25 {
+        for change in ["add", "del"] {
+            writeln!(batch, "address {change} 10.77.0.50/24 dev {INTERFACE}").unwrap();
+        }
+    }
+    let file = lab.file("changes");
+    fs::write(&file, batch).unwrap();
+    // Slowly, so that the other client reads them all.
+    let hung_up = (0..100).any(|_| {
+        lab.run(Side::A, "ip", &["-batch", file.to_str().unwrap()]).unwrap();
+        deaf.wait_for("hung up", Duration::from_millis(100)).is_ok()
+    });
+    assert!(hung_up, "{}", deaf.output());
+    works(&lab, &shared, 7000);
+    lab.run(Side::A, "ip", &["address", "add", "10.77.0.51/24", "dev", INTERFACE]).unwrap();
+    watcher.wait_for("AddressAdded(10.77.0.51)", LIMIT).unwrap();
+}
