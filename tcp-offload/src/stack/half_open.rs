@@ -136,12 +136,12 @@ impl<U: Ulp> Stack<U> {
         self.answer_half(now, link, half);
     }
 
-    /// Rebuilds the connection in its present state, with the path of `segment`.
+    /// Rebuilds the connection in its current state, with the path of `segment`.
     fn rebuild(&self, now: Instant, half: &HalfOpen, segment: &Segment) -> Connection {
         let mtu = self.listeners.get(&half.listener).map_or(0, |l| l.mtu);
         let path = path_of(segment, mtu);
         let mut tcp = Connection::accept(half.since, &self.tcp, path, &half.syn, half.isn);
-        tcp.syn_ack_was_sent(half.sent, half.sent_at);
+        tcp.restore_syn_ack(half.sent, half.sent_at);
         self.adopt_path(now, &mut tcp);
         tcp
     }
@@ -149,7 +149,7 @@ impl<U: Ulp> Stack<U> {
     /// Sends or retransmits the SYN-ACK and schedules the next one.
     fn answer_half(&mut self, now: Instant, link: &mut dyn Link, mut half: HalfOpen) {
         let mut tcp = self.rebuild(now, &half, &half.syn);
-        tcp.repeat_syn();
+        tcp.schedule_syn();
         self.send_answer(now, link, tcp);
         let wait = self.config.tcp.rto_initial.saturating_mul(1 << half.sent.min(16));
         (half.sent, half.sent_at) = (half.sent + 1, now);
@@ -192,8 +192,8 @@ impl<U: Ulp> Stack<U> {
     fn may_challenge(&mut self, now: Instant) -> bool {
         let period = self.config.tcp.challenge_period;
         let number = now.as_nanos() / (period.as_nanos() as u64).max(1);
-        let lot = self.isn.lot(number, MOST_CHALLENGES / 3);
-        self.half_open.challenges.spend(now, MOST_CHALLENGES / 3 + lot, period)
+        let extra = self.isn.draw(number, MOST_CHALLENGES / 3);
+        self.half_open.challenges.spend(now, MOST_CHALLENGES / 3 + extra, period)
     }
 
     /// Turns a confirmed half-open connection into a connection. When the backlog has no room, the segment is
@@ -236,7 +236,7 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    /// Retransmits the SYN-ACKs that are due, and drops the connections that have timed out.
+    /// Retransmits the SYN-ACKs that are due, and drops the half-open connections that have timed out.
     pub(super) fn half_open_timer(&mut self, now: Instant, link: &mut dyn Link) {
         while let Some((&(due, _), &flow)) = self.half_open.by_due.first_key_value() {
             if due > now {

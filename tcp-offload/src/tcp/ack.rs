@@ -1,17 +1,17 @@
 //! When to acknowledge (RFC 9293 section 3.8.6.3, RFC 5681 section 4.2, and the project's rule for whole batches).
 
-/// What is owed to the peer.
+/// Whether an ACK is owed to the peer, and how urgently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Owed {
     #[default]
     Nothing,
-    /// An ACK that may wait for company.
+    /// An ACK that may wait for data to carry it.
     Pending,
-    /// An ACK that is due.
+    /// An ACK that is sent with the next transmission.
     Now,
 }
 
-/// Acknowledgments owed.
+/// The delayed-ACK state of one connection.
 #[derive(Debug, Clone, Default)]
 pub(super) struct AckPolicy {
     owed: Owed,
@@ -20,7 +20,8 @@ pub(super) struct AckPolicy {
 }
 
 impl AckPolicy {
-    /// Payload was taken in order. After `limit` bytes the ACK is due. Returns whether an ACK has begun to wait.
+    /// Records payload that was taken in order. Once `limit` bytes are unacknowledged, the ACK is due. Returns whether
+    /// the delayed-ACK timer has to be armed.
     pub(super) fn in_order(&mut self, len: usize, limit: usize) -> bool {
         self.bytes += len;
         match self.owed {
@@ -36,7 +37,7 @@ impl AckPolicy {
         }
     }
 
-    /// An ACK is due at once.
+    /// Makes an ACK due at once.
     pub(super) fn now(&mut self) {
         self.owed = Owed::Now;
     }
@@ -58,7 +59,7 @@ impl AckPolicy {
         self.owed == Owed::Now
     }
 
-    /// A segment with the current acknowledgment number was sent.
+    /// Records that a segment with the current acknowledgment number was sent.
     pub(super) fn sent(&mut self) {
         *self = Self::default();
     }

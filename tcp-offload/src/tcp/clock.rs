@@ -4,25 +4,25 @@ use std::time::Duration;
 
 use crate::{seq::SeqNum, time::Instant, wire::Timestamps};
 
-/// Nanoseconds of a tick: 1 ms, the fastest that RFC 7323 section 5.4 allows.
+/// Nanoseconds per tick of the timestamp clock: 1 ms, the shortest tick that RFC 7323 section 5.4 allows.
 const TICK_NS: u64 = 1_000_000;
 
-/// How long `TS.Recent` is believed without news: 24 days (RFC 7323 section 5.5).
+/// How long `TS.Recent` stays valid without an update: 24 days (RFC 7323 section 5.5).
 const RECENT_VALID: Duration = Duration::from_hours(24 * 24);
 
 /// The timestamps of one connection, when both ends sent the option in their SYN.
 #[derive(Debug, Clone)]
 pub(super) struct Clock {
-    /// Added to our ticks. The same for every connection of a four-tuple, so that timestamps grow from one
-    /// incarnation to the next (RFC 6191), and different between four-tuples (RFC 7323 section 7.1).
+    /// Added to our ticks. All connections of a four-tuple have the same offset, so that timestamps grow from one
+    /// incarnation to the next (RFC 6191); different four-tuples have different ones (RFC 7323 section 7.1).
     offset: u32,
     recent: u32,
     recent_at: Option<Instant>,
 }
 
 impl Clock {
-    /// `isn` is a clock of 4 us ticks plus a keyed hash of the four-tuple (RFC 6528): without the clock, the hash
-    /// remains.
+    /// Derives the offset from `isn`, which is a clock of 4 us ticks plus a keyed hash of the four-tuple (RFC 6528):
+    /// subtracting the clock leaves the hash.
     pub(super) fn new(now: Instant, isn: SeqNum) -> Self {
         Self { offset: isn.value().wrapping_sub((now.as_nanos() / 4_000) as u32), recent: 0, recent_at: None }
     }
@@ -32,18 +32,19 @@ impl Clock {
         ((now.as_nanos() / TICK_NS) as u32).wrapping_add(self.offset)
     }
 
-    /// The option of a segment sent now.
+    /// The timestamps option of a segment sent at `now`.
     pub(super) fn option(&self, now: Instant) -> Timestamps {
         Timestamps { value: self.value(now), echo: self.recent }
     }
 
-    /// Whether a segment with `timestamps` is older than what has been seen (rule R1).
+    /// Whether `timestamps` are older than `TS.Recent` (rule R1).
     pub(super) fn is_old(&self, now: Instant, timestamps: Timestamps) -> bool {
         self.recent_at.is_some_and(|at| now.since(at) < RECENT_VALID)
             && (timestamps.value.wrapping_sub(self.recent) as i32) < 0
     }
 
-    /// Rule R3, for an acceptable segment that begins at or before the last acknowledgment number sent.
+    /// Updates `TS.Recent` by rule R3, for an acceptable segment that begins at or before the last acknowledgment
+    /// number sent.
     pub(super) fn update(&mut self, now: Instant, timestamps: Timestamps) {
         if self.recent_at.is_none() || !self.is_old(now, timestamps) {
             self.recent = timestamps.value;
@@ -51,7 +52,7 @@ impl Clock {
         }
     }
 
-    /// Whether `echo` came back from a segment sent before `sent`, in whole ticks.
+    /// Whether `echo` is the timestamp of a segment sent before `sent`. The resolution is one tick.
     pub(super) fn echoes_before(&self, echo: u32, sent: Instant) -> bool {
         (echo.wrapping_sub(self.value(sent)) as i32) < 0
     }
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn an_echo_tells_which_transmission_came_back() {
+    fn an_echo_identifies_the_transmission_that_it_answers() {
         let clock = Clock::new(Instant::ZERO, SeqNum::new(9));
         let first = Instant::from_nanos(5 * TICK_NS);
         let second = Instant::from_nanos(8 * TICK_NS);

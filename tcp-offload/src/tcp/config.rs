@@ -1,4 +1,4 @@
-//! [`TcpConfig`]: what the stack decides for a connection, with the reason for each default.
+//! [`TcpConfig`]: the settings of a connection, with the reason for each default.
 
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use crate::wire::HOP_LIMIT;
 /// Largest receive window (RFC 7323 section 2.3).
 const MOST_WINDOW: u32 = 1 << 30;
 
-/// Longest retransmission time-out and allowance for delayed ACKs: a day, so that sums of them cannot overflow.
+/// Upper limit of all configured retransmission time-outs and of the allowance for delayed ACKs: one day, so that their
+/// sums cannot overflow.
 const MOST_TIMEOUT: Duration = Duration::from_hours(24);
 
 /// Longest delay of an ACK: less than 0.5 s (RFC 9293 section 3.8.6.3).
@@ -22,14 +23,15 @@ pub enum Algorithm {
     /// RFC 9438, with HyStart++ (RFC 9406) in slow start.
     #[default]
     Cubic,
-    /// RFC 8257, for networks whose switches mark early and whose other ends are of the same kind. Needs ECN.
+    /// RFC 8257, for networks whose switches mark early and whose hosts all run it. Needs ECN.
     Dctcp,
 }
 
 /// When a silent peer is probed (RFC 9293 section 3.8.4).
 ///
-/// A probe is a sign of life for the end that receives it, and the end that accepted the connection waits for one `interval`
-/// more before its first probe. Therefore only the initiator of an idle connection probes, while its peer lives.
+/// A probe also shows its receiver that the prober is alive, and the end that accepted the connection waits one
+/// `interval` longer before its first probe. Therefore only the initiator probes an idle connection, as long as the
+/// initiator is alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keepalive {
     /// Silence before the first probe of the end that opened the connection.
@@ -43,12 +45,11 @@ pub struct Keepalive {
 /// Settings of one connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpConfig {
-    /// Bytes that the peer may have in flight to us: the receive window at first, at most 2^30 (RFC 7323 section 2.3) and
-    /// no more than the link's receive frames can take at once. 1 MiB: what 8 Gbit/s
-    /// send in a millisecond.
+    /// The initial receive window in bytes: at most 2^30 (RFC 7323 section 2.3), and no more than the link's receive
+    /// frames can hold at once. 1 MiB is what 8 Gbit/s send in a millisecond.
     pub receive_window: u32,
-    /// The receive window grows up to this where the path is long: to four times what arrives in a round trip. Such
-    /// a flight never comes at once, so the link's frames do not bound it.
+    /// Upper limit of the receive window in bytes. On long paths the window grows to four times what arrives in a round
+    /// trip. Such a flight never arrives all at once, so the number of the link's frames does not limit it.
     pub receive_window_max: u32,
     /// Congestion control.
     pub algorithm: Algorithm,
@@ -64,66 +65,67 @@ pub struct TcpConfig {
     pub ecn: bool,
     /// Retransmission time-out before the first measurement: 1 s (RFC 6298 section 2.1).
     pub rto_initial: Duration,
-    /// What the retransmission time-out is longer than the round trip, at least. RFC 6298 section 2.4 says 1 s for both, for
-    /// clocks of 500 ms. It must cover the peer's delayed ACK (40 to 200 ms in Linux, our interop peer), on paths of
-    /// any length: 200 ms, as Linux has it.
-    /// Tail losses do not wait for it: RFC 8985's probe comes after two round trips.
+    /// The least difference between the retransmission time-out and the smoothed round-trip time. RFC 6298 section 2.4
+    /// sets a minimum of 1 s for the time-out, for clocks of 500 ms. The difference must cover the peer's delayed ACK
+    /// (40 to 200 ms in Linux, our interop peer) on paths of any length: 200 ms, as in Linux. Tail losses are repaired
+    /// earlier: the tail loss probe of RFC 8985 is sent after two round trips.
     pub rto_min: Duration,
-    /// Largest retransmission time-out: 60 s, the least that RFC 6298 section 2.5 allows.
+    /// Largest retransmission time-out: 60 s, the smallest maximum that RFC 6298 section 2.5 allows.
     pub rto_max: Duration,
-    /// What a tail loss probe allows for the peer's delayed ACK at first (RFC 8985 section 7.2): 2 ms, twice our own. A
-    /// connection learns when its peer waits longer (Linux: 40 ms): each probe that was for nothing doubles it.
+    /// Initial allowance of a tail loss probe for the peer's delayed ACK (RFC 8985 section 7.2): 2 ms, twice our own
+    /// delay. When the peer delays longer (Linux: 40 ms), the connection adapts: each spurious probe doubles the
+    /// allowance.
     pub tlp_ack_delay: Duration,
-    /// How long an ACK may wait for data to ride on. RFC 9293 section 3.8.6.3 allows 500 ms; 1 ms because
-    /// round trips here are microseconds, and a sender whose window is small must not wait long.
+    /// How long an ACK may wait for data to carry it. RFC 9293 section 3.8.6.3 allows 500 ms. 1 ms, because round trips
+    /// here are microseconds, and a sender with a small window must not wait long.
     pub delayed_ack: Duration,
-    /// Full segments after which an ACK is sent at once. RFC 5681 section 4.2 recommends 2; 8 because an ACK
-    /// frame costs as much as a third of a data frame, and senders count bytes (RFC 3465).
+    /// Full segments after which an ACK is sent at once. RFC 5681 section 4.2 recommends 2. 8, because an ACK frame
+    /// costs a third as much as a data frame, and senders count bytes (RFC 3465).
     pub ack_every: u32,
     /// How long a connection attempt may take.
     pub connect_timeout: Duration,
-    /// SYN-ACKs sent for one SYN while nothing answers, at most. 4: at once and after 1, 3 and 7 s (RFC 6298 section 2.1 and rule
-    /// 5.5), as a half-open connection costs memory that strangers can claim.
+    /// Most SYN-ACKs sent for one SYN that gets no answer. 4: at once and after 1, 3 and 7 s (RFC 6298 section 2.1 and
+    /// rule 5.5). No more, because any host can make us spend memory on half-open connections.
     pub syn_acks: u32,
-    /// How long a half-open connection waits for the ACK of its SYN-ACK, at most. RFC 9293 section 3.8.3 (MUST-23) asks for 3
-    /// minutes, which takes as many `syn_acks` too.
+    /// How long a half-open connection waits for the ACK of its SYN-ACK. RFC 9293 section 3.8.3 (MUST-23) asks for 3
+    /// minutes; to meet it, raise `syn_acks` as well.
     pub syn_ack_timeout: Duration,
-    /// How long data may stay unacknowledged, or a window closed without an answer to probes, before the
-    /// connection is given up (the user timeout of RFC 9293 section 3.9.1).
+    /// The user timeout of RFC 9293 section 3.9.1: the connection ends when data stays unacknowledged for this long, or
+    /// a closed window is probed for this long without an answer.
     pub user_timeout: Duration,
-    /// Keepalive (RFC 9293 section 3.8.4): the first probe after 15 s of silence, then one each 3 s, five in all, so that
-    /// a dead peer is noticed after 30 s (33 s at the end that accepted the connection). `None` turns it off: a queue pair that
-    /// only waits for receives then never notices that its peer is gone. RFC 9293 wants it to be off by default;
-    /// `docs/decisions/0013-keepalive-is-on-by-default.md` says why it is on.
+    /// Keepalive (RFC 9293 section 3.8.4): the first probe after 15 s of silence, then one every 3 s, five in all, so
+    /// that a dead peer is detected after 30 s (33 s at the end that accepted the connection). `None` turns keepalive
+    /// off: a queue pair that only waits for receives then never detects that its peer is gone. RFC 9293 wants
+    /// keepalive off by default; `docs/decisions/0013-keepalive-is-on-by-default.md` says why it is on.
     pub keepalive: Option<Keepalive>,
-    /// How long TIME-WAIT lasts at least. RFC 9293 section 3.4.2 says 2 MSL = 4 minutes for the whole Internet. A frame
-    /// lives no longer than some milliseconds in a data centre, and timestamps or the rule of RFC 6191 guard
-    /// a new incarnation: 1 s, in which a peer whose time-out is 200 ms sends its FIN three times. Where the time-out
-    /// is longer, or the peer had backed off, TIME-WAIT lasts for three of its time-outs, up to a minute.
+    /// Shortest TIME-WAIT. RFC 9293 section 3.4.2 says 2 MSL = 4 minutes for the whole Internet. In a data centre a
+    /// frame lives for some milliseconds at most, and timestamps or the rule of RFC 6191 protect a new incarnation. 1 s
+    /// lets a peer whose time-out is 200 ms send its FIN three times. When the time-out is longer, or the peer has
+    /// backed off, TIME-WAIT lasts for three of the peer's time-outs, up to a minute.
     pub time_wait: Duration,
-    /// How long FIN-WAIT-2 lasts while the peer sends nothing: 60 s, so that a peer that never closes does not keep a connection
-    /// (RFC 9293 section 3.6.1 sets no limit). Where nobody reads any more, the whole close may take so long, whatever the peer
-    /// sends.
+    /// How long FIN-WAIT-2 lasts while the peer sends nothing: 60 s, so that a peer that never closes does not keep a
+    /// connection for ever (RFC 9293 section 3.6.1 sets no limit). When the local end no longer reads, this limits the
+    /// whole close, whatever the peer sends.
     pub fin_wait_2: Duration,
-    /// How the MTU of the path is found.
+    /// Path MTU discovery.
     pub path_mtu: PathMtuConfig,
     /// Differentiated Services codepoint of all packets, 0 to 63 (RFC 9293 section 3.9.1.9).
     pub dscp: u8,
     /// TTL or hop limit of all packets (RFC 9293 section 3.9.2).
     pub hop_limit: u8,
-    /// Challenge ACKs in a period at most, and the period (RFC 5961 section 7).
+    /// Most challenge ACKs sent in one `challenge_period` (RFC 5961 section 7).
     pub challenges: u32,
-    /// See `challenges`.
+    /// The period to which `challenges` applies.
     pub challenge_period: Duration,
-    /// Most transmit chunks that this connection may retain; never more than four times as many as are free then, so
-    /// that others find some. The last frame may exceed it.
+    /// Most transmit chunks that this connection may retain. It also never retains more than four times the number of
+    /// free chunks, so that other connections find some. The last frame may exceed the limit.
     pub max_chunks: u32,
-    /// Free transmit chunks that new data leaves to ACKs and retransmissions of all connections; at least those of two
-    /// full segments.
+    /// Free transmit chunks reserved for ACKs and retransmissions of all connections, which new data does not use; at
+    /// least the chunks of two full segments.
     pub reserve_chunks: u32,
 }
 
-/// What may be changed of a connection that is open (RFC 9293 sections 3.8.3, 3.8.4, 3.9.1.9 and 3.9.2).
+/// Settings that can be changed while a connection is open (RFC 9293 sections 3.8.3, 3.8.4, 3.9.1.9 and 3.9.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuning {
     /// See [`TcpConfig::user_timeout`].
@@ -144,12 +146,12 @@ impl Default for Keepalive {
 }
 
 impl Keepalive {
-    /// Silence before the first probe of the end that opened the connection, or that accepted it (`passive`).
+    /// Silence before the first probe. The end that accepted the connection (`passive`) waits one interval longer.
     pub(super) fn first_probe(&self, passive: bool) -> Duration {
         if passive { self.idle.saturating_add(self.interval) } else { self.idle }
     }
 
-    /// Times of at least a tick, and one probe at least (RFC 9293 section 3.8.4, MUST-29).
+    /// The same settings with times of at least one tick and at least one probe (RFC 9293 section 3.8.4, MUST-29).
     fn clamped(self) -> Self {
         let Self { idle, interval, probes } = self;
         Self { idle: idle.max(TICK), interval: interval.max(TICK), probes: probes.max(1) }
@@ -157,7 +159,8 @@ impl Keepalive {
 }
 
 impl Tuning {
-    /// The same settings, those out of range replaced by the nearest possible ones: every timer runs for a tick at least.
+    /// The same settings with values out of range replaced by the nearest valid ones: every timer runs for at least one
+    /// tick.
     #[must_use]
     pub fn clamped(self) -> Self {
         Self {
@@ -170,8 +173,8 @@ impl Tuning {
 }
 
 impl TcpConfig {
-    /// The same settings, those out of range replaced by the nearest possible ones: every timer runs for a tick at least,
-    /// a time-out no longer than a day, and a connection can always send a segment.
+    /// The same settings with values out of range replaced by the nearest valid ones: every timer runs for at least one
+    /// tick, a time-out for at most a day, and a connection can always send a segment.
     #[must_use]
     pub fn clamped(self) -> Self {
         let Tuning { user_timeout, keepalive, dscp, hop_limit } = self.tuning().clamped();
@@ -198,13 +201,13 @@ impl TcpConfig {
         }
     }
 
-    /// The receive window at first and at last, in bytes.
+    /// The initial and the largest receive window, in bytes.
     pub(super) fn receive_windows(&self) -> (u32, u32) {
         let first = self.receive_window.min(MOST_WINDOW);
         (first, self.receive_window_max.clamp(first, MOST_WINDOW))
     }
 
-    /// The part that may be changed later.
+    /// The settings that can be changed while the connection is open.
     pub fn tuning(&self) -> Tuning {
         let Self { user_timeout, keepalive, dscp, hop_limit, .. } = *self;
         Tuning { user_timeout, keepalive, dscp, hop_limit }

@@ -1,5 +1,5 @@
-//! [`Connection`]: the parts of one connection, its states, and what the stack calls. Segments that come in are
-//! processed in `input`, segments that go out are made in `output`, timers are handled in `timeouts`.
+//! [`Connection`]: the parts of one connection, its states, and the calls of the stack. Received segments are processed
+//! in `input`, segments to send are built in `output`, timers are handled in `timeouts`.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -21,17 +21,18 @@ use crate::{
     wire::{Flow, Headers, Options, Path, Segment},
 };
 
-/// TIME-WAIT lasts for so many of the peer's time-outs: the first two of its repetitions after the ACK of its FIN was lost
-/// (1 + 2), each of which begins it anew.
+/// TIME-WAIT lasts for this many of the peer's time-outs: when our ACK of its FIN is lost, the peer retransmits the FIN
+/// after one time-out and, backed off, after two more. Each retransmission restarts TIME-WAIT.
 const PEER_TIMEOUTS: u32 = 3;
 
-/// TIME-WAIT at most, where the configuration does not say longer. RFC 6298 section 2.5 lets a time-out be so long.
+/// Longest TIME-WAIT unless the configuration asks for a longer one: the smallest maximum of a time-out by RFC 6298
+/// section 2.5.
 const MOST_TIME_WAIT: Duration = Duration::from_mins(1);
 
 /// Our SYN.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Syn {
-    /// It is to be sent.
+    /// Whether the SYN has to be sent with the next transmission.
     pub due: bool,
     pub sent: u32,
     pub sent_at: Instant,
@@ -42,22 +43,22 @@ pub(super) struct Syn {
 pub(super) struct EcnState {
     /// Negotiated.
     pub on: bool,
-    /// ACKs carry ECN-Echo until the peer says CWR.
+    /// ACKs carry ECN-Echo until the peer sends CWR.
     pub echo: bool,
-    /// The next new segment says CWR.
+    /// The next new segment carries CWR.
     pub cwr: bool,
 }
 
-/// Where the marks of the data received begin or end (RFC 8257 section 3.2).
+/// An offset of the received data at which congestion marks begin or end (RFC 8257 section 3.2).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Boundary {
-    /// The data before it...
+    /// Where the mark changes.
     pub next: StreamOffset,
-    /// ...was marked, or not.
+    /// Whether the data before `next` was marked.
     pub marked: bool,
 }
 
-/// Budget of challenge ACKs: how many were sent since a period began (RFC 5961 section 7).
+/// Budget of challenge ACKs: how many were sent in the current period (RFC 5961 section 7).
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ChallengeBudget {
     began: Option<Instant>,
@@ -65,7 +66,7 @@ pub(crate) struct ChallengeBudget {
 }
 
 impl ChallengeBudget {
-    /// Takes one of the `most` challenge ACKs of a `period`. Returns whether there was one left.
+    /// Spends one of the `most` challenge ACKs of a `period`. Returns whether one was left.
     pub(crate) fn spend(&mut self, now: Instant, most: u32, period: Duration) -> bool {
         if self.began.is_none_or(|began| now.since(began) >= period) {
             *self = Self { began: Some(now), spent: 0 };
@@ -76,18 +77,19 @@ impl ChallengeBudget {
     }
 }
 
-/// Things to send that are neither data nor plain acknowledgments.
+/// Segments due that are neither data nor plain acknowledgments.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Due {
     /// A segment without payload below the window, which makes the peer answer: keepalive or window probe.
     pub empty_probe: bool,
     /// A tail loss probe.
     pub loss_probe: bool,
-    /// The persist timer has fired: a window below the EMSS may be used up, a closed one is probed.
+    /// The persist timer has fired: a segment shorter than the EMSS may fill a small window, and a closed window is
+    /// probed.
     pub window_probe: bool,
-    /// A RST in answer to a bad ACK of our SYN: its sequence number, and the timestamp that it answers.
+    /// A RST in answer to an unacceptable ACK of our SYN: its sequence number, and the timestamp that it echoes.
     pub refuse: Option<(SeqNum, Option<u32>)>,
-    /// A RST that ends the connection, and why.
+    /// A RST that ends the connection, with the reason.
     pub abort: Option<CloseReason>,
 }
 
@@ -109,7 +111,7 @@ pub struct Connection {
     pub(super) config: Arc<TcpConfig>,
     pub(super) path: Path,
     pub(super) mtu: PathMtu,
-    /// `mtu` has changed in a way that other connections of the path want to know.
+    /// `mtu` has changed in a way that concerns other connections of the path.
     pub(super) mtu_news: bool,
     pub(super) headers: Headers,
     pub(super) state: State,
@@ -120,42 +122,43 @@ pub struct Connection {
     pub(super) clock: Option<Clock>,
     pub(super) timers: Timers,
     pub(super) syn: Syn,
-    /// What the peer's windows are shifted by; `None` when scaling is off.
+    /// The shift count of the peer's windows; `None` when scaling is off.
     pub(super) snd_shift: Option<u8>,
     /// The peer's MSS.
     pub(super) snd_mss: usize,
     pub(super) emss: usize,
     pub(super) ecn: EcnState,
-    /// DCTCP: ACKs that are due with an earlier number, because marks began or ended behind it.
+    /// DCTCP: ACKs due with an earlier acknowledgment number, at which marks began or ended.
     pub(super) boundaries: VecDeque<Boundary>,
     pub(super) due: Due,
-    /// No more data comes from the source: a FIN follows what was sent.
+    /// The source has no more data: a FIN follows the data sent.
     pub(super) closing: bool,
     challenges: ChallengeBudget,
     pub(super) challenge_due: bool,
     pub(super) last_ack_sent: SeqNum,
-    /// When the peer last sent anything acceptable.
+    /// When the last acceptable segment of the peer arrived.
     pub(super) last_heard: Instant,
-    /// How long it had said nothing before that, or before it came in TIME-WAIT; counted from our FIN where that is later.
+    /// Silence of the peer before its latest segment, counted from our FIN where that is later. It measures the
+    /// back-off of the peer's retransmissions in TIME-WAIT.
     pub(super) silence: Duration,
     /// When our FIN was first sent.
     pub(super) fin_sent: Instant,
     pub(super) keepalives: u32,
-    /// Window probes since the window was last open, for the back-off.
+    /// Window probes since the window was last open: the exponent of their back-off.
     pub(super) window_probes: u32,
-    /// Nobody reads what the peer sends. See [`Connection::stop_reading`].
+    /// The local end no longer reads. See [`Connection::stop_reading`].
     pub(super) unread: bool,
-    /// The user has closed the connection, though the source may have data left. See [`Connection::close_when_sent`].
+    /// The user has closed the connection, and the source may still have data. See [`Connection::close_when_sent`].
     pub(super) closes_when_sent: bool,
     opened: Instant,
     pub(super) soft_error: Option<(SoftError, Instant)>,
-    /// A soft error that was not reported yet.
+    /// A soft error that has not been reported yet.
     pub(super) unreported: Option<SoftError>,
     /// See [`Connection::take_next_hop_doubt`].
     pub(super) next_hop_doubtful: bool,
-    /// Why the connection ended, until it was reported.
+    /// Why the connection ended, until that is reported.
     pub(super) ended: Option<CloseReason>,
-    /// Bytes that may be moved to the heap by retransmissions; see [`Connection::allow_spill`].
+    /// Bytes that retransmissions may move to the heap. See [`Connection::allow_spill`].
     pub(super) spill_allowance: usize,
     pub(super) counters: TcpCounters,
 }
@@ -208,13 +211,13 @@ impl Connection {
         connection
     }
 
-    /// An active open: SYN-SENT, with a SYN due. `isn` comes from [`super::IsnKey`].
+    /// An active open: state SYN-SENT, with a SYN due. `isn` comes from [`super::IsnKey`].
     pub fn connect(now: Instant, config: &Arc<TcpConfig>, path: Path, isn: SeqNum) -> Self {
         Self::new(now, config, path, isn, State::SynSent)
     }
 
-    /// A passive open from the peer's `syn`: SYN-RECEIVED, with a SYN-ACK due. A payload in the SYN is not taken;
-    /// the peer sends it again.
+    /// A passive open from the peer's `syn`: state SYN-RECEIVED, with a SYN-ACK due. A payload in the SYN is ignored;
+    /// the peer retransmits it.
     pub fn accept(now: Instant, config: &Arc<TcpConfig>, path: Path, syn: &Segment, isn: SeqNum) -> Self {
         let mut connection = Self::new(now, config, path, isn, State::SynReceived);
         connection.ecn.on = config.ecn && syn.flags.ece && syn.flags.cwr;
@@ -222,17 +225,17 @@ impl Connection {
         connection
     }
 
-    /// The SYN-ACK of this passive open was sent so many times, the last one at `at`: the connection is the same that sent
-    /// it, made anew.
-    pub(crate) fn syn_ack_was_sent(&mut self, sent: u32, at: Instant) {
+    /// Restores the SYN-ACK state of a passive open whose `Connection` was dropped and rebuilt: `sent` SYN-ACKs were
+    /// sent, the last one at `at`.
+    pub(crate) fn restore_syn_ack(&mut self, sent: u32, at: Instant) {
         self.syn = Syn { due: false, sent, sent_at: at };
         if sent > 0 {
             self.rx.advertise(false);
         }
     }
 
-    /// Retransmits the SYN-ACK with the next [`Connection::transmit`].
-    pub(crate) fn repeat_syn(&mut self) {
+    /// Makes the SYN-ACK due with the next [`Connection::transmit`].
+    pub(crate) fn schedule_syn(&mut self) {
         self.syn.due = true;
     }
 
@@ -241,20 +244,20 @@ impl Connection {
         self.ack.is_due() || self.challenge_due
     }
 
-    /// Drops the bare ACK that is due.
+    /// Discards the bare ACK that is due.
     pub(crate) fn drop_bare_ack(&mut self) {
         self.ack.sent();
         self.challenge_due = false;
     }
 
-    /// Takes over what the peer's SYN says: its sequence number, window and options. An extension is used when
-    /// both SYNs have it (RFC 7323 sections 2.2 and 3.2, RFC 2018 section 2).
+    /// Adopts sequence number, window and options of the peer's SYN. An extension is used when both SYNs have it (RFC
+    /// 7323 sections 2.2 and 3.2, RFC 2018 section 2).
     pub(super) fn learn_options(&mut self, now: Instant, syn: &Segment) {
         let config = &self.config;
         self.rx = Receiver::new(syn.seq, config);
         if let Some(shift) = syn.options.window_scale.filter(|s| *s > super::receiver::MOST_SHIFT) {
             // RFC 7323 section 2.3.
-            tracing::debug!(shift, peer = %self.path.flow.remote, "window scale above 14, taken for 14");
+            tracing::debug!(shift, peer = %self.path.flow.remote, "window scale above 14, using 14");
         }
         self.snd_shift = syn
             .options
@@ -277,7 +280,7 @@ impl Connection {
         self.resize();
     }
 
-    /// Options of our SYN.
+    /// Options of our SYN or SYN-ACK.
     pub(super) fn syn_options(&self, now: Instant) -> Options {
         let answer = self.state == State::SynReceived;
         let config = &self.config;
@@ -291,9 +294,9 @@ impl Connection {
         }
     }
 
-    // ----- what the stack calls between segments -----
+    // ----- calls of the stack between segments -----
 
-    /// The framing layer has taken the payload of `arrival`.
+    /// Records that the framing layer has taken the payload of `arrival`.
     pub fn payload_taken(&mut self, now: Instant, arrival: &NewPayload) {
         self.counters.bytes_in += arrival.len as u64;
         self.rx.grow(now, self.tx.rtt.min(), self.counters.bytes_in);
@@ -319,10 +322,9 @@ impl Connection {
         }
     }
 
-    /// Nobody reads what the peer sends from now on: the framing layer found the stream broken, or the connection was
-    /// rejected. Payload is dropped without an acknowledgement; once the peer has acknowledged our FIN it is answered by a RST
-    /// (RFC 9293 section 3.6.1, SHLD-3). However the peer behaves, the connection is over after
-    /// [`TcpConfig::fin_wait_2`].
+    /// Stops reading: the framing layer found the stream broken, or the connection was rejected. Payload is dropped
+    /// without an acknowledgement; once the peer has acknowledged our FIN, payload is answered by a RST (RFC 9293
+    /// section 3.6.1, SHLD-3). However the peer behaves, the connection ends after [`TcpConfig::fin_wait_2`].
     pub fn stop_reading(&mut self, now: Instant) {
         let over = matches!(self.state, State::TimeWait | State::Closed);
         if !std::mem::replace(&mut self.unread, true) && !over {
@@ -330,8 +332,8 @@ impl Connection {
         }
     }
 
-    /// Why the connection has just ended, if that was not returned by another call. [`Connection::payload_taken`] may end it, when
-    /// the payload fills the gap before the peer's FIN.
+    /// Why the connection has just ended, unless another call has returned the reason. [`Connection::payload_taken`]
+    /// ends the connection when the payload fills the gap before the peer's FIN.
     pub fn take_close_reason(&mut self) -> Option<CloseReason> {
         self.ended.take()
     }
@@ -341,7 +343,7 @@ impl Connection {
         self.ended.is_some()
     }
 
-    /// The peer's FIN has become the next in order (RFC 9293 section 3.10.7.4, eighth check).
+    /// Processes the peer's FIN once it is the next in order (RFC 9293 section 3.10.7.4, eighth check).
     pub(super) fn on_peer_fin(&mut self, now: Instant) {
         self.ack.now();
         match self.state {
@@ -359,22 +361,23 @@ impl Connection {
         self.ended.get_or_insert(CloseReason::Graceful);
     }
 
-    /// (Re)starts TIME-WAIT (RFC 9293 section 3.10.7.4). When our ACK of the peer's FIN is lost, the peer repeats its FIN and
-    /// whatever it has sent before, and must find somebody who acknowledges: a reset would tell its application that
-    /// data which was delivered is lost. When it does so follows from its time-out, of which ours is the measure,
-    /// and from its back-off: it is no longer than what we have heard nothing for.
+    /// Starts or restarts TIME-WAIT (RFC 9293 section 3.10.7.4). When our ACK of the peer's FIN is lost, the peer
+    /// retransmits the FIN and any data before it, and somebody must acknowledge them: a reset would make its
+    /// application believe that delivered data is lost. The peer's time-out, estimated by ours, and its back-off, which
+    /// is at most its silence so far, determine when it retransmits.
     pub(super) fn wait_for_the_peer(&mut self, now: Instant) {
         let timeout = self.tx.rtt.base_rto() + self.silence;
         let wait = timeout.saturating_mul(PEER_TIMEOUTS).min(MOST_TIME_WAIT).max(self.config.time_wait);
         self.timers.arm(Timer::Wait, now + wait);
     }
 
-    /// The peer has sent something: how long was it silent before? Who answers our FIN was not.
+    /// Records the time since the peer's last segment, or since our FIN where that is later: before its answer to our
+    /// FIN the peer was not silent.
     pub(super) fn note_silence(&mut self, now: Instant) {
         self.silence = now.since(self.last_heard.max(self.fin_sent));
     }
 
-    /// The connection is over for everybody.
+    /// Ends the connection for its user and on the wire.
     pub(super) fn end(&mut self, reason: CloseReason) {
         if self.state != State::Closed && self.state != State::TimeWait {
             self.ended.get_or_insert(reason);
@@ -383,8 +386,8 @@ impl Connection {
         self.timers.disarm_all();
     }
 
-    /// Makes an ACK that merely waits for company due at once (an idle poll). Returns whether there was one:
-    /// then [`Connection::transmit`] wants to be called.
+    /// Makes a delayed ACK due at once (an idle poll). Returns whether an ACK is due, so that [`Connection::transmit`]
+    /// has to be called.
     pub fn flush_ack(&mut self) -> bool {
         self.ack.flush()
     }
@@ -394,25 +397,28 @@ impl Connection {
         self.ack.is_owed()
     }
 
-    /// The framing layer holds `bytes` that it can neither place nor deliver: the window shrinks by as many.
+    /// Subtracts from the receive window the `bytes` that the framing layer holds because it can neither place nor
+    /// deliver them.
     pub fn withheld(&mut self, bytes: usize) {
         if self.rx.hold(bytes) {
             self.ack.now();
         }
     }
 
-    /// The framing layer has dropped payload beyond a gap that it had taken: the peer must retransmit it (RFC 2018 section 8).
+    /// Forgets all payload beyond a gap: the framing layer had taken it and has dropped it, so the peer must retransmit
+    /// it (RFC 2018 section 8).
     pub fn renege(&mut self) {
         self.rx.renege();
     }
 
-    /// Closes our direction after what was filled: no more calls of [`super::Source::fill`], then a FIN.
+    /// Closes our direction: no more calls of [`super::Source::fill`], and a FIN after the data already filled.
     pub fn close(&mut self) {
         self.closing = true;
     }
 
-    /// Our direction will be closed as soon as the source has no more data. From now on answers to window probes alone do not
-    /// keep the connection open: the peer must take data within [`TcpConfig::user_timeout`].
+    /// Announces that our direction will be closed as soon as the source has no more data. From now on answers to
+    /// window probes alone do not keep the connection open: the peer must accept data within
+    /// [`TcpConfig::user_timeout`].
     pub fn close_when_sent(&mut self) {
         self.closes_when_sent = true;
     }
@@ -423,12 +429,12 @@ impl Connection {
         self.abort_with(CloseReason::Aborted);
     }
 
-    /// As [`Connection::abort`], for another reason.
+    /// Like [`Connection::abort`], with another reason.
     pub fn abort_with(&mut self, reason: CloseReason) {
         self.due.abort.get_or_insert(reason);
     }
 
-    /// Changes settings of this connection only.
+    /// Changes the settings of this connection only.
     pub fn tune(&mut self, now: Instant, tuning: &Tuning) {
         let Tuning { user_timeout, keepalive, dscp, hop_limit } = tuning.clamped();
         let config = Arc::make_mut(&mut self.config);
@@ -444,7 +450,7 @@ impl Connection {
         self.arm_keepalive(now);
     }
 
-    /// Gives every frame back. The connection is [`State::Closed`] afterwards.
+    /// Releases all frames. The connection is [`State::Closed`] afterwards.
     pub fn release(&mut self, link: &mut dyn Link) {
         self.tx.queue.clear(link);
         self.timers.disarm_all();
@@ -459,19 +465,19 @@ impl Connection {
         self.challenge_due |= self.challenges.spend(now, most, period);
     }
 
-    // ----- a look inside -----
+    // ----- queries -----
 
-    /// State.
+    /// The TCP state.
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// Whether nothing is left of the connection but the frames that [`Connection::release`] gives back.
+    /// Whether the state is CLOSED: only the frames are left, for [`Connection::release`].
     pub fn is_closed(&self) -> bool {
         self.state == State::Closed
     }
 
-    /// Whether all that the peer sent, up to its FIN, was taken.
+    /// Whether everything that the peer sent, up to its FIN, was taken.
     pub fn peer_closed(&self) -> bool {
         self.rx.fin_reached()
     }
@@ -492,22 +498,22 @@ impl Connection {
         self.emss
     }
 
-    /// Whether segments were sent that the peer has not acknowledged.
+    /// Whether any segment sent is not yet acknowledged.
     pub fn has_unacknowledged(&self) -> bool {
         !self.tx.queue.is_empty()
     }
 
-    /// `RCV.NXT` as an offset: all below has been taken.
+    /// `RCV.NXT` as an offset: everything below it was taken.
     pub fn contiguous(&self) -> StreamOffset {
         self.rx.next()
     }
 
-    /// Counters since the connection began.
+    /// Counters since the connection was opened.
     pub fn counters(&self) -> TcpCounters {
         self.counters
     }
 
-    /// A look inside.
+    /// A snapshot of the connection's state and estimates.
     pub fn info(&self) -> Info {
         let Window { cwnd, ssthresh, .. } = self.tx.window;
         Info {
@@ -530,8 +536,8 @@ impl Connection {
         }
     }
 
-    /// Whether a SYN may replace this connection in TIME-WAIT: its timestamp is later than all before, or without
-    /// timestamps its sequence number is (RFC 9293 section 3.10.7.4, RFC 6191 section 2).
+    /// Whether `syn` may replace this connection in TIME-WAIT: its timestamp is later than all earlier ones or, without
+    /// timestamps, its sequence number is (RFC 9293 section 3.10.7.4, RFC 6191 section 2).
     pub fn replaceable_by(&self, syn: &Segment) -> bool {
         if self.state != State::TimeWait || !syn.flags.is_plain_syn() {
             return false;

@@ -1,4 +1,5 @@
-//! Segments that come in: RFC 9293 section 3.10.7, with PAWS (RFC 7323), the checks of RFC 5961, SACK and ECN.
+//! Processing of received segments: RFC 9293 section 3.10.7, with PAWS (RFC 7323), the checks of RFC 5961, SACK and
+//! ECN.
 
 use smallvec::SmallVec;
 
@@ -18,7 +19,7 @@ use crate::{
     wire::{Ecn, Segment},
 };
 
-/// Changes of the mark within one batch that are told exactly; a batch is hardly larger.
+/// Most changes of the congestion mark that one batch reports exactly. A batch is rarely larger.
 const MOST_BOUNDARIES: usize = 64;
 
 /// Whether a segment is processed further.
@@ -29,7 +30,7 @@ enum Next {
 }
 
 impl Connection {
-    /// Processes a segment of this flow: everything but taking the payload.
+    /// Processes a segment of this flow, except for taking its payload.
     pub fn receive(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) -> Receipt {
         self.counters.segments_in += 1;
         let mut receipt = Receipt::default();
@@ -75,12 +76,12 @@ impl Connection {
         }
     }
 
-    /// A bad ACK of our SYN is answered by a RST, which has the timestamp that it answers (RFC 7323 section 5.2).
+    /// Answers an unacceptable ACK of our SYN by a RST that echoes its timestamp (RFC 7323 section 5.2).
     fn refuse(&mut self, segment: &Segment) {
         self.due.refuse = Some((segment.ack, segment.options.timestamps.map(|t| t.value)));
     }
 
-    /// Our SYN was acknowledged.
+    /// Enters ESTABLISHED: our SYN was acknowledged.
     fn establish(&mut self, now: Instant, receipt: &mut Receipt) {
         self.state = State::Established;
         receipt.established = true;
@@ -105,7 +106,7 @@ impl Connection {
         if self.check_handshake(segment) == Next::Drop {
             return;
         }
-        // The SYN-ACK of a simultaneous open; every other SYN is challenged, whatever its sequence number and options (RFC
+        // Every SYN but the SYN-ACK of a simultaneous open is challenged, whatever its sequence number and options (RFC
         // 5961 section 4.2).
         let simultaneous = self.is_simultaneous_open(segment);
         if segment.flags.syn && !segment.flags.rst && !simultaneous {
@@ -146,8 +147,8 @@ impl Connection {
         self.process_fin(now, segment);
     }
 
-    /// In SYN-RECEIVED a SYN is the peer's first one again (its timer ran before our answer came), or the SYN-ACK of
-    /// a simultaneous open (RFC 9293 section 3.5, figure 7); any other is suspicious.
+    /// In SYN-RECEIVED a SYN is either the peer's first one, retransmitted because its time-out fired before our answer
+    /// arrived, or the SYN-ACK of a simultaneous open (RFC 9293 section 3.5, figure 7). Any other SYN is suspicious.
     fn check_handshake(&mut self, segment: &Segment) -> Next {
         if self.state != State::SynReceived || !segment.flags.syn || segment.seq != self.rx.irs() {
             return Next::Go;
@@ -171,8 +172,8 @@ impl Connection {
             && segment.ack == self.tx.iss().add(1)
     }
 
-    /// RFC 7323: segments without the option are dropped once it was negotiated (section 3.2), older ones are
-    /// answered and dropped (section 5.3, R1). Neither holds for RST.
+    /// PAWS (RFC 7323): once the option is negotiated, segments without it are dropped (section 3.2), and segments with
+    /// an older timestamp are answered and dropped (section 5.3, R1). Neither rule applies to a RST.
     fn check_timestamps(&mut self, now: Instant, segment: &Segment) -> Next {
         let Some(clock) = &self.clock else { return Next::Go };
         if segment.flags.rst {
@@ -199,33 +200,34 @@ impl Connection {
         }
         self.counters.out_of_window += 1;
         if segment.payload_len > 0 || segment.flags.fin {
-            // An old duplicate, whose sender wants to know (RFC 2883), or more than the window allows.
+            // An old duplicate, which is reported to its sender (RFC 2883), or more than the window allows.
             self.counters.duplicates += u64::from(self.rx.has_dsack());
             self.ack.now();
         } else if self.is_keepalive_probe(segment) {
-            // Always answered: if forged segments could use up the budget for the answers, they would end idle connections. An
-            // answer is never a probe in its turn, because its sequence number is not one below the next octet.
+            // Answered without a budget: if forged segments could use up a budget, idle connections would be ended. An
+            // answer is never itself taken for a probe, because its sequence number is not one below the next octet.
             self.note_life(now);
             self.ack.now();
         } else {
-            // Window probes look so; two confused ends must not answer each other for ever.
+            // Perhaps a window probe. The answers have a budget, so that two confused ends do not answer each other for
+            // ever.
             self.challenge(now);
         }
-        // The peer does not know yet that we have all.
+        // The peer has not received our ACK of its FIN.
         if self.state == State::TimeWait && (segment.flags.fin || segment.payload_len > 0) {
             self.note_silence(now);
             self.wait_for_the_peer(now);
         }
     }
 
-    /// Whether this is the peer's keepalive probe: one below the next octet, and all that we sent is acknowledged (RFC 9293
-    /// section 3.8.4). Both numbers are exact: a host off the path, which would have to guess them, cannot hide that the peer is
-    /// gone.
+    /// Whether this is the peer's keepalive probe: its sequence number is one below the next octet, and it acknowledges
+    /// all that we sent (RFC 9293 section 3.8.4). Both numbers must be exact: an off-path host would have to guess
+    /// them, so it cannot hide that the peer is gone.
     fn is_keepalive_probe(&self, segment: &Segment) -> bool {
         segment.seq == self.rx.next_seq().sub(1) && self.tx.offset_of(segment.ack) == Some(self.tx.nxt())
     }
 
-    /// RFC 5961 section 3.2: only the exact number resets.
+    /// RFC 5961 section 3.2: only a RST with the exact sequence number resets the connection.
     fn check_reset(&mut self, now: Instant, segment: &Segment) -> Next {
         if !segment.flags.rst {
             return Next::Go;
@@ -236,8 +238,8 @@ impl Connection {
         }
         let reason = match self.state {
             State::SynReceived if !self.passive => CloseReason::Refused,
-            // The user is told of no reset here (RFC 9293 section 3.10.7.4): the peer has said all and has all, and its
-            // TIME-WAIT is over.
+            // No reset is reported to the user here (RFC 9293 section 3.10.7.4): both ends have received all data, and
+            // the peer's TIME-WAIT is over.
             State::Closing | State::LastAck if self.tx.all_data_acked() => CloseReason::Graceful,
             _ => CloseReason::Reset,
         };
@@ -245,7 +247,7 @@ impl Connection {
         Next::Drop
     }
 
-    /// The ACK field: RFC 9293 section 3.10.7.4, fifth check, with the bounds of RFC 5961 section 5.2.
+    /// Checks the ACK field: RFC 9293 section 3.10.7.4, fifth check, with the bounds of RFC 5961 section 5.2.
     fn check_ack(&mut self, now: Instant, segment: &Segment) -> Next {
         let ahead = self.tx.ahead_of_una(segment.ack);
         let outstanding = (self.tx.nxt() - self.tx.una()) as i64;
@@ -266,7 +268,7 @@ impl Connection {
         let shift = self.snd_shift.unwrap_or(0);
         let window = u64::from(segment.window) << shift;
         if self.tx.queue.is_empty() && segment.options.sack_count == 0 {
-            // The common case of the end that only receives.
+            // The common case of an end that only receives.
             self.tx.update_window(segment.seq, offset, window);
             if self.answers_keep_it_open() {
                 self.tx.waiting_since = None;
@@ -309,7 +311,7 @@ impl Connection {
         self.stop_window_probes();
     }
 
-    /// Stops probing the window when it has room for a full segment.
+    /// Stops the window probes once the window has room for a full segment.
     fn stop_window_probes(&mut self) {
         if self.tx.usable() >= self.emss as u64 {
             self.timers.disarm(Timer::Persist);
@@ -318,8 +320,8 @@ impl Connection {
         }
     }
 
-    /// SACK blocks as offsets. The first is a D-SACK when it lies below the acknowledgment number or within the
-    /// second (RFC 2883 section 4); blocks outside of what was sent are ignored.
+    /// Converts SACK blocks to offsets. The first block is a D-SACK when it lies below the acknowledgment number or
+    /// within the second block (RFC 2883 section 4). Blocks that cover anything not sent are ignored.
     fn read_blocks(
         &self,
         segment: &Segment,
@@ -367,8 +369,8 @@ impl Connection {
         }
     }
 
-    /// The peer says that what we send was marked (RFC 3168 section 6.1.2). A window of one segment cannot fall: new data
-    /// waits for a time-out.
+    /// Reacts to the peer's ECN-Echo (RFC 3168 section 6.1.2). A window of one segment cannot be reduced; instead new
+    /// data waits for one time-out.
     fn on_ecn_echo(&mut self, now: Instant) {
         let Some(reduced) = self.tx.on_ecn_echo() else { return };
         self.ecn.cwr = true;
@@ -377,7 +379,7 @@ impl Connection {
         }
     }
 
-    /// RFC 3168 section 6.1.3: a mark is echoed until the sender says that it has reduced its window.
+    /// RFC 3168 section 6.1.3: a mark is echoed until the sender reports by CWR that it has reduced its window.
     fn receive_ecn(&mut self, segment: &Segment) {
         if !self.ecn.on {
             return;
@@ -393,7 +395,7 @@ impl Connection {
         }
     }
 
-    /// RFC 8257 section 3.2: an ACK says of exactly the data that it acknowledges whether it was marked.
+    /// RFC 8257 section 3.2: ECN-Echo in an ACK reports exactly whether the data that it acknowledges was marked.
     fn receive_mark(&mut self, segment: &Segment) {
         let marked = segment.ecn == Ecn::Ce;
         if segment.payload_len == 0 || marked == self.ecn.echo {
@@ -426,8 +428,9 @@ impl Connection {
         }
     }
 
-    /// New payload that nobody will read is not acknowledged. Once the peer has our FIN, and thus all that was said before it,
-    /// a RST answers (RFC 9293 section 3.6.1, SHLD-3); earlier, a RST could destroy what the peer has not read yet.
+    /// Drops new payload without an acknowledgement, because the local end no longer reads. Once the peer has
+    /// acknowledged our FIN, and thus all data before it, a RST answers (RFC 9293 section 3.6.1, SHLD-3); an earlier
+    /// RST could destroy data that the peer has not read yet.
     fn drop_unread_payload(&mut self) {
         self.counters.unread += 1;
         if self.state == State::FinWait2 {
@@ -444,7 +447,7 @@ impl Connection {
         if self.rx.fin_reached() && !before {
             self.on_peer_fin(now);
         } else {
-            // Beyond a gap, or once more.
+            // Beyond a gap, or retransmitted.
             self.ack.now();
         }
         if self.state == State::TimeWait && before {

@@ -9,7 +9,7 @@ use siphasher::sip::SipHasher24;
 
 use crate::{secret::Secret, seq::SeqNum, time::Instant, wire::Flow};
 
-/// The secret of `F`, and so of every initial sequence number of one engine.
+/// The key of `F`, for all initial sequence numbers of one engine.
 #[derive(Clone)]
 pub struct IsnKey {
     key: [u8; 16],
@@ -23,12 +23,12 @@ impl std::fmt::Debug for IsnKey {
 }
 
 impl IsnKey {
-    /// The key that `secret` stands for.
+    /// Derives the key from `secret`.
     pub fn new(secret: &Secret) -> Self {
         Self { key: secret.hash_key() }
     }
 
-    /// The initial sequence number of a connection that starts `now`. M ticks every 4 microseconds.
+    /// The initial sequence number of a connection that is opened at `now`. M ticks every 4 microseconds.
     pub fn isn(&self, now: Instant, flow: &Flow) -> SeqNum {
         let mut hasher = SipHasher24::new_with_key(&self.key);
         for end in [flow.local, flow.remote] {
@@ -41,8 +41,8 @@ impl IsnKey {
         SeqNum::new((now.as_nanos() / 4_000) as u32).add(hasher.finish() as u32)
     }
 
-    /// A number of 0 to `most` that follows from `number` and that nobody without the secret can tell.
-    pub(crate) fn lot(&self, number: u64, most: u32) -> u32 {
+    /// A number from 0 to `most`, derived from `number`, that cannot be predicted without the secret.
+    pub(crate) fn draw(&self, number: u64, most: u32) -> u32 {
         let mut hasher = SipHasher24::new_with_key(&self.key);
         hasher.write_u64(number);
         (hasher.finish() % (u64::from(most) + 1)) as u32

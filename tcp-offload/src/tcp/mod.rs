@@ -1,9 +1,9 @@
-//! One TCP connection as a pure state machine: RFC 9293 with the extensions that modern stacks have.
+//! One TCP connection as a pure state machine: RFC 9293 with the extensions of modern stacks.
 //!
-//! [`Connection`] owns its retransmit queue of frame tokens and keeps no received data: the framing
-//! layer takes payloads straight from receive frames. The stack calls it: [`Connection::receive`] for a
-//! segment, [`Connection::payload_taken`] when the payload was taken, [`Connection::on_timer`] when
-//! [`Connection::deadline`] has passed, then [`Connection::transmit`].
+//! [`Connection`] owns its retransmit queue of frames and stores no received data: the framing layer takes payloads
+//! directly from receive frames. The stack calls [`Connection::receive`] for a segment, [`Connection::payload_taken`]
+//! when its payload was taken, [`Connection::on_timer`] when [`Connection::deadline`] has passed, then
+//! [`Connection::transmit`].
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 mod ack;
@@ -39,17 +39,16 @@ use std::time::Duration;
 
 use crate::{link::FrameWriter, seq::StreamOffset, time::Instant, ulp::CloseReason};
 
-/// Payload of one segment that fits the receive window, trimmed of what came before.
+/// New payload of one segment: the part within the receive window that was not received before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewPayload {
     /// Stream offset of its first byte.
     pub offset: StreamOffset,
-    /// Where that byte lies in the frame.
+    /// Position of that byte in the frame.
     pub start: usize,
-    /// Bytes; never 0. It may overlap what was taken before only beyond a gap (never below
-    /// [`Connection::contiguous`]).
+    /// Bytes; never 0. It may overlap payload taken earlier only beyond a gap (never below [`Connection::contiguous`]).
     pub len: usize,
-    /// `RCV.NXT` as an offset once this payload is taken: everything below is then there.
+    /// `RCV.NXT` as an offset once this payload is taken.
     pub contiguous: StreamOffset,
 }
 
@@ -58,19 +57,19 @@ pub struct NewPayload {
 pub enum Filled {
     /// Payload of this many bytes (at least 1) was written.
     Segment(usize),
-    /// Nothing to send now, or nothing that fits into the room offered.
+    /// Nothing to send now, or nothing that fits the room offered.
     Nothing,
-    /// Nothing to send ever again: send a FIN after what was filled before.
+    /// No more data will follow: send a FIN after the data filled before.
     Finish,
 }
 
-/// Where the payload of new segments comes from: the framing layer.
+/// The source of payload for new segments: the framing layer.
 pub trait Source {
-    /// Whether [`Source::fill`] may return anything but [`Filled::Nothing`], so that a frame is worth allocating.
+    /// Whether [`Source::fill`] may return anything but [`Filled::Nothing`], so that it is worth allocating a frame.
     fn has_data(&self) -> bool;
 
-    /// Writes the payload of one segment that starts at `offset`, at most `out.room()` bytes. The room is the EMSS; less
-    /// when the peer's window allows only less; more for a probe of the path's MTU, to be filled to the last byte.
+    /// Writes the payload of one segment that starts at `offset`, at most `out.room()` bytes. The room is the EMSS,
+    /// less when the peer's window is smaller, and more for a path MTU probe, which must be filled to the last byte.
     fn fill(&mut self, offset: StreamOffset, out: &mut FrameWriter<'_>) -> Filled;
 }
 
@@ -79,9 +78,9 @@ pub trait Source {
 pub enum State {
     /// SYN sent.
     SynSent,
-    /// SYN received, and ours sent.
+    /// SYN received, and our own sent.
     SynReceived,
-    /// Data flows.
+    /// Data can flow in both directions.
     Established,
     /// We closed; our FIN is not acknowledged yet.
     FinWait1,
@@ -95,21 +94,21 @@ pub enum State {
     LastAck,
     /// Both closed; old duplicates die out.
     TimeWait,
-    /// Gone.
+    /// The connection has ended.
     Closed,
 }
 
-/// What one received segment led to.
+/// The outcome of one received segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Receipt {
     /// Payload to take. When the framing layer takes it, [`Connection::payload_taken`] must follow before the next
-    /// segment is received; when it does not, the payload counts as lost.
+    /// segment is received. When the framing layer does not take it, the payload counts as lost.
     pub arrival: Option<NewPayload>,
     /// The connection has just become ESTABLISHED.
     pub established: bool,
     /// The peer has newly acknowledged all data below this offset.
     pub acked: Option<StreamOffset>,
-    /// The connection has just ended for its user; in TIME-WAIT it lives on only to answer old segments.
+    /// The connection has just ended for its user. In TIME-WAIT it continues to answer old segments.
     pub closed: Option<CloseReason>,
 }
 
@@ -120,32 +119,32 @@ pub struct Sent {
     pub frames: usize,
     /// `room` was used up and there may be more to send.
     pub more: bool,
-    /// A free frame, a ring slot, or the end of a frame's earlier transmission is missing: flush the link and
+    /// No frame or ring slot is free, or the link still reads a frame that has to be retransmitted: flush the link and
     /// call again.
     pub starved: bool,
-    /// Something was not sent because others, or this connection itself, retain too many frames.
+    /// A segment was not sent because this connection, or others, retain too many frames.
     pub short_of_frames: bool,
     /// The connection has just ended.
     pub closed: Option<CloseReason>,
 }
 
-/// Trouble that a connection may survive (RFC 9293 section 3.9.1.8).
+/// An error that a connection may survive (RFC 9293 section 3.9.1.8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SoftError {
-    /// A router says that the peer cannot be reached (section 3.9.2.2).
+    /// A router reports the peer as unreachable (section 3.9.2.2).
     Unreachable,
     /// R1: several time-outs in a row without an answer (section 3.8.3).
     NoAnswer,
 }
 
-/// A look at one connection, for tools and tests.
+/// A snapshot of one connection, for tools and tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Info {
     /// State.
     pub state: State,
-    /// Smoothed round-trip time, when measured.
+    /// Smoothed round-trip time, once measured.
     pub srtt: Option<Duration>,
-    /// Smallest round-trip time seen.
+    /// Smallest round-trip time of the last 5 to 10 s.
     pub min_rtt: Option<Duration>,
     /// Retransmission time-out, without back-off.
     pub rto: Duration,
@@ -157,26 +156,26 @@ pub struct Info {
     pub in_flight: u64,
     /// The peer's window, in bytes.
     pub snd_wnd: u64,
-    /// The window that we last advertised, less what was taken since, in bytes.
+    /// The window last advertised, less the data taken since, in bytes.
     pub rcv_wnd: u64,
     /// Effective maximum segment size: payload bytes of a full segment.
     pub emss: usize,
-    /// Bytes of the largest IP packet on the path that is no probe.
+    /// Largest IP packet on the path that is not a probe, in bytes.
     pub path_mtu: u16,
-    /// Chunks of the frames retained until acknowledged.
+    /// Chunks of the frames retained until they are acknowledged.
     pub chunks_retained: usize,
-    /// Bytes retained on the heap instead.
+    /// Bytes of unacknowledged payload on the heap.
     pub spilled_bytes: usize,
-    /// The last trouble that did not end the connection, and when (RFC 9293 section 3.9.1.8).
+    /// The last error that did not end the connection, and when it occurred (RFC 9293 section 3.9.1.8).
     pub soft_error: Option<(SoftError, Instant)>,
-    /// When the connection began.
+    /// When the connection was opened.
     pub opened: Instant,
-    /// Counters since then.
+    /// Counters since the connection was opened.
     pub counters: TcpCounters,
 }
 
 crate::counters! {
-    /// Events of one connection, counted.
+    /// Event counts of one connection.
     pub struct TcpCounters in "tcp" {
         /// Segments received that belong to this connection.
         segments_in,
@@ -194,7 +193,7 @@ crate::counters! {
         rto_expired,
         /// Tail loss probes sent (RFC 8985 section 7).
         tlp_probes,
-        /// Times recovery was entered by loss detection (not by time-out).
+        /// Recoveries entered by loss detection (not by a time-out).
         recoveries,
         /// Recoveries or time-outs found spurious and undone.
         undone,
@@ -202,13 +201,13 @@ crate::counters! {
         dsacks_in,
         /// Payload segments that arrived beyond a gap.
         out_of_order,
-        /// Payload segments that held nothing new.
+        /// Payload segments without new data.
         duplicates,
         /// Segments outside the window.
         out_of_window,
-        /// Segments beyond gaps that were not taken: there were too many gaps.
+        /// Segments beyond gaps that were dropped because there were too many gaps.
         crowded,
-        /// Payload segments dropped without an acknowledgement because nobody reads any more.
+        /// Payload segments dropped without an acknowledgement because the local end no longer reads.
         unread,
         /// Segments dropped as old by their timestamps (RFC 7323 section 5).
         paws_dropped,
@@ -220,11 +219,11 @@ crate::counters! {
         keepalives,
         /// ACKs received that carried ECN-Echo.
         ecn_echoes,
-        /// Frames cut anew after the path MTU had dropped.
+        /// Segments cut into smaller ones, or given longer headers, before they were retransmitted.
         recut,
-        /// Probes of the path's MTU sent (RFC 4821).
+        /// Path MTU probes sent (RFC 4821).
         mtu_probes,
-        /// Of those, lost for their size.
+        /// Path MTU probes lost because of their size.
         mtu_probes_lost,
     }
 }

@@ -1,4 +1,5 @@
-//! Segments that go out: what is due, in which order, and how frames are filled and kept. `resend` retransmits.
+//! Building of segments to send: which are due, in which order, and how frames are filled and retained. Retransmissions
+//! are in `resend`.
 
 mod resend;
 
@@ -21,11 +22,11 @@ use crate::{
 enum Stopped {
     /// The call's `room` is used up.
     Room,
-    /// No free frame, no ring slot, or the frame is still being read.
+    /// No free frame, no ring slot, or the link still reads the frame.
     Starved,
 }
 
-/// What one call of [`Connection::transmit`] may use, and what it did.
+/// The limits and the result of one call of [`Connection::transmit`].
 struct Turn<'a> {
     now: Instant,
     link: &'a mut dyn Link,
@@ -38,7 +39,7 @@ impl Turn<'_> {
         if self.sent.frames < self.room { Ok(()) } else { Err(Stopped::Room) }
     }
 
-    /// No frame is free for what is to be sent.
+    /// Records that no frame is free for the segment.
     fn no_frame(&mut self) -> Stopped {
         self.sent.short_of_frames = true;
         Stopped::Starved
@@ -53,14 +54,16 @@ impl Turn<'_> {
     }
 }
 
-/// A connection may retain this many times the free chunks: alone, four fifths of all.
+/// A connection may retain this multiple of the free chunks. A single connection can thus retain four fifths of all
+/// chunks.
 const FREE_TIMES: usize = 4;
 
 const ACK: Flags =
     Flags { fin: false, syn: false, rst: false, psh: false, ack: true, ece: false, cwr: false };
 
 impl Connection {
-    /// Sends what is due: control segments, retransmissions, new data from `source`, ACKs. At most `room` frames.
+    /// Sends the segments that are due, at most `room` frames: control segments, retransmissions, new data from
+    /// `source`, ACKs.
     pub fn transmit(
         &mut self,
         now: Instant,
@@ -79,7 +82,7 @@ impl Connection {
         turn.sent
     }
 
-    /// Whether [`Connection::transmit`] may have something to do; `has_data` tells whether the source has data.
+    /// Whether [`Connection::transmit`] may have something to send; `has_data` says whether the source has data.
     pub fn wants_to_transmit(&self, has_data: impl FnOnce() -> bool) -> bool {
         if self.ack.is_due() || self.challenge_due || self.due.any() || !self.boundaries.is_empty() {
             return true;
@@ -111,8 +114,8 @@ impl Connection {
                 if data == Err(Stopped::Room) {
                     return data;
                 }
-                // Data without frames holds back no ACK, or two ends that have all frames in flight would both wait
-                // for the other's for ever: the reserve is for that.
+                // ACKs are sent from the reserve even when data finds no frame. Otherwise two ends with all frames in
+                // flight would wait for each other's ACK for ever.
                 self.transmit_empty_probe(turn)?;
             }
         }
@@ -124,7 +127,7 @@ impl Connection {
 
     // ----- control segments -----
 
-    /// A segment of ours with the current acknowledgment; `flags` are added to ACK.
+    /// Header fields with the current acknowledgment; `flags` are set in addition to ACK.
     fn fields(&mut self, now: Instant, seq: SeqNum, flags: Flags) -> Fields {
         let options =
             Options { timestamps: self.clock.as_ref().map(|c| c.option(now)), ..Options::default() };
@@ -138,10 +141,11 @@ impl Connection {
         }
     }
 
-    /// A segment with the current acknowledgment has left. What SACK has to say is still owed unless it was `said`.
-    fn acknowledged(&mut self, said: bool) {
+    /// Records that a segment with the current acknowledgment was sent. An ACK with SACK blocks stays due unless the
+    /// segment carried them (`with_sack`).
+    fn acknowledged(&mut self, with_sack: bool) {
         self.last_ack_sent = self.rx.next_seq();
-        if !said && self.ack.is_due() && self.tx.sack && (self.rx.has_gap() || self.rx.has_dsack()) {
+        if !with_sack && self.ack.is_due() && self.tx.sack && (self.rx.has_gap() || self.rx.has_dsack()) {
             return;
         }
         self.ack.sent();
@@ -174,7 +178,7 @@ impl Connection {
         Ok(())
     }
 
-    /// ACKs with earlier numbers, for marks that began or ended behind them.
+    /// Sends ACKs with earlier acknowledgment numbers, at which congestion marks began or ended (RFC 8257 section 3.2).
     fn transmit_boundaries(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         while let Some(boundary) = self.boundaries.front().copied() {
             let seq = self.tx.bare_seq();
@@ -193,7 +197,7 @@ impl Connection {
 
     fn transmit_syn(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         let answer = self.state == State::SynReceived;
-        // A lost SYN may have been dropped because of its ECN bits (RFC 3168 section 6.1.1.1).
+        // A SYN may be lost because a router drops its ECN bits: retransmissions carry none (RFC 3168 section 6.1.1.1).
         let ask_ecn = !answer && self.config.ecn && self.syn.sent == 0;
         let flags = Flags {
             syn: true,
@@ -225,7 +229,7 @@ impl Connection {
         Ok(())
     }
 
-    /// An ACK of its own, with all that SACK has to say.
+    /// Sends a bare ACK with all SACK blocks that fit.
     fn transmit_ack(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         let seq = self.tx.bare_seq();
         let mut fields = self.fields(turn.now, seq, ACK);
@@ -240,8 +244,9 @@ impl Connection {
         Ok(())
     }
 
-    /// Keepalive and window probe: no payload, one below `SND.UNA`, so that no FPDU is ever cut. The peer must
-    /// answer what lies outside its window with an ACK (RFC 9293 section 3.10.7.4), and that says its window.
+    /// Sends a keepalive or window probe: no payload, and a sequence number one below `SND.UNA`, so that no FPDU is
+    /// ever cut. The peer must answer a segment outside its window with an ACK (RFC 9293 section 3.10.7.4), which
+    /// carries its window.
     fn transmit_empty_probe(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         if !self.due.empty_probe {
             return Ok(());
@@ -306,7 +311,7 @@ impl Connection {
         self.probe_with_old(turn)
     }
 
-    /// No new data is sent now.
+    /// Ends the sending of new data: F-RTO and the tail loss probe fall back to retransmission.
     fn nothing_new(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         if self.tx.nothing_new() {
             self.retransmit(turn)?;
@@ -314,22 +319,23 @@ impl Connection {
         self.probe_with_old(turn)
     }
 
-    /// How many chunks may be retained now: a multiple of those that are free (dynamic thresholds, Choudhury and Hahne
-    /// 1998). However many peers have fallen silent, the next connection still finds some.
+    /// How many chunks may be retained now: a multiple of the free ones (dynamic thresholds, Choudhury and Hahne 1998).
+    /// However many peers have fallen silent, the next connection still finds free chunks.
     fn most_chunks(&self, link: &dyn Link) -> usize {
         let free = link.tx_available().saturating_sub(self.reserved_chunks(link));
-        // With none in flight no ACK would ask again: then it is `fill` that finds out.
+        // At least one: with nothing in flight, no ACK would trigger another attempt. Then `fill` checks for free
+        // chunks.
         (FREE_TIMES * free).max(1).min(self.config.max_chunks as usize)
     }
 
-    /// Free chunks that new data leaves to ACKs and retransmissions: half of them to ACKs, and at least one full segment
-    /// from the other half.
+    /// Free chunks that new data leaves to ACKs and retransmissions: one half to ACKs, the other half, at least one
+    /// full segment, to retransmissions.
     fn reserved_chunks(&self, link: &dyn Link) -> usize {
         let header = self.headers.len(&Options::default()) + self.option_bytes();
         (self.config.reserve_chunks as usize).max(2 * chunks_for(link, header + self.emss))
     }
 
-    /// A limit holds back new data, if there is any.
+    /// Handles a limit that holds back new data, if there is any.
     fn stopped_by(&mut self, turn: &mut Turn<'_>, limit: Limit) -> Result<(), Stopped> {
         match limit {
             Limit::Congestion => self.tx.was_limited(),
@@ -340,9 +346,9 @@ impl Connection {
         self.nothing_new(turn)
     }
 
-    /// The window is too small for what there is (or may be) to send, and nothing is in flight whose ACK could
-    /// open it: probe when the timer says so, and set it anew (RFC 9293 section 3.8.6.1: first after one
-    /// time-out, then ever slower).
+    /// The window is too small for the data to send, and nothing is in flight whose ACK could open it: sends a window
+    /// probe when the persist timer has fired, and restarts the timer (RFC 9293 section 3.8.6.1: first after one
+    /// time-out, then with exponential back-off).
     fn persist(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         if self.due.window_probe {
             self.due.empty_probe = true;
@@ -357,7 +363,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Makes one new segment from `source`.
+    /// Builds and sends one new segment from `source`.
     fn fill(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source, room: usize) -> Result<Filled, Stopped> {
         turn.check_room()?;
         let offset = self.tx.nxt();
@@ -396,8 +402,8 @@ impl Connection {
         Ok(filled)
     }
 
-    /// Puts a new segment on the ring and keeps it. Its bytes have been pulled from the source: should the ring be
-    /// full, it counts as sent and lost, and the next turn sends it.
+    /// Submits a new segment to the ring and retains it. Its bytes have already been taken from the source: when the
+    /// ring is full, the segment counts as sent and lost, and the next turn sends it.
     fn submit_new(&mut self, turn: &mut Turn<'_>, mut entry: SentSegment, len: usize) -> Result<(), Stopped> {
         let sent = match &mut entry.payload {
             Payload::Frame { frame, .. } => turn.link.submit(self.path.queue, frame, len).is_ok(),
@@ -415,7 +421,7 @@ impl Connection {
         turn.count(true)
     }
 
-    /// Headers of a segment with payload. ECN-capable when it is new (RFC 3168 section 6.1.5).
+    /// Header fields of a segment with payload. Only a new segment is ECN-capable (RFC 3168 section 6.1.5).
     fn data_fields(&mut self, now: Instant, offset: StreamOffset, new: bool) -> Fields {
         let cwr = new && self.ecn.cwr;
         let seq = self.tx.seq_at(offset);
@@ -426,7 +432,7 @@ impl Connection {
         fields
     }
 
-    /// The FIN, without payload: the last data may be long gone.
+    /// Sends the FIN in a segment of its own: the last data may have been sent long before.
     fn transmit_fin(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         let offset = self.tx.nxt();
         let seq = self.tx.seq_at(offset);

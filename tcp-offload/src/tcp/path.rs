@@ -1,4 +1,4 @@
-//! The network below a connection: what its path carries, what routers say, where frames leave.
+//! The path of a connection: its MTU, ICMP errors, the transmit queue and the next hop.
 
 use std::net::IpAddr;
 
@@ -17,14 +17,14 @@ use crate::{
 /// Bytes of a TCP header without options.
 const TCP_HEADER: usize = 20;
 
-/// Smallest EMSS that we fall to, whatever a peer or a router says. Below it one FPDU with its headers and markers
-/// would not fit a segment, and tiny segments are a known attack on senders.
+/// Smallest EMSS, whatever a peer or a router announces. One FPDU with headers and markers would not fit a smaller
+/// segment, and forcing a sender to tiny segments is a known attack.
 const LEAST_EMSS: usize = 256;
 
 /// Payload of a full segment on Ethernet.
 const ORDINARY_SEGMENT: usize = 1460;
 
-/// RFC 4821 section 7.6.3: after a probe whose loss only a time-out told, the pause is longer by this factor.
+/// RFC 4821 section 7.6.3: the pause after a failed probe is longer by this factor when a time-out detected the loss.
 const TIMEOUT_PAUSE: u32 = 5;
 
 impl Connection {
@@ -38,13 +38,13 @@ impl Connection {
         if self.clock.is_some() { TIMESTAMPS_BYTES } else { 0 }
     }
 
-    /// The MSS that we tell: what the interface can take, options not subtracted (RFC 9293 section 3.7.1).
+    /// The MSS that we announce: what the interface can receive, options not subtracted (RFC 9293 section 3.7.1).
     pub(super) fn own_mss(&self) -> usize {
         usize::from(self.path.mtu).saturating_sub(self.fixed_headers())
     }
 
-    /// Computes the EMSS anew: the smaller of the peer's MSS and the path's, less the options of a data segment, and no
-    /// more than the peer's window has room for.
+    /// Recomputes the EMSS: the smaller of the peer's MSS and the path's, less the options of a data segment, and no
+    /// more than the peer's window allows.
     pub(super) fn resize(&mut self) {
         let path = usize::from(self.mtu.bytes()).saturating_sub(self.fixed_headers());
         let most = self.snd_mss.min(path).saturating_sub(self.option_bytes());
@@ -52,9 +52,10 @@ impl Connection {
         self.tx.resize(self.emss, &self.config);
     }
 
-    /// Three eighths of the largest window that the peer has offered, unless that is less than an ordinary segment. An FPDU
-    /// never leaves in parts, so one that is longer than the window would never leave; and to avoid the silly window
-    /// syndrome, a peer may open only half of its window (RFC 9293 section 3.8.6.2.2), rounded down to its scale.
+    /// Largest EMSS for the peer's window: three eighths of the largest window offered, but at least an ordinary
+    /// segment where the window allows it. An FPDU is never sent in parts, so one longer than the window would never be
+    /// sent; and to avoid the silly window syndrome, a peer may open only half of its window (RFC 9293 section
+    /// 3.8.6.2.2), rounded down to its scale.
     fn most_in_window(&self) -> usize {
         match self.tx.max_window() as usize {
             0 => usize::MAX,
@@ -70,7 +71,7 @@ impl Connection {
 
     // ----- path MTU -----
 
-    /// What is known of the path's MTU.
+    /// The estimate of the path MTU.
     pub fn path_mtu(&self) -> PathMtu {
         self.mtu
     }
@@ -80,44 +81,44 @@ impl Connection {
         self.mtu_news
     }
 
-    /// The estimate of the path, when it has changed since the last call: for other connections of the path (RFC 8201
-    /// section 5.2).
+    /// The estimate of the path MTU if it has changed since the last call, to be shared with other connections of the
+    /// path (RFC 8201 section 5.2).
     pub fn take_mtu_news(&mut self) -> Option<PathMtu> {
         std::mem::take(&mut self.mtu_news).then_some(self.mtu)
     }
 
-    /// Another connection has learnt this of the path.
+    /// Adopts the estimate of another connection of the same path.
     pub fn adopt_mtu(&mut self, now: Instant, mtu: PathMtu) {
         self.mtu = mtu.over(self.path.mtu);
         self.follow_mtu(now);
     }
 
-    /// The first hop carries packets of `mtu` bytes from now on (interface or route).
+    /// Sets the MTU of the first hop (interface or route) to `mtu` bytes.
     pub fn link_mtu(&mut self, now: Instant, mtu: u16) {
         self.path.mtu = mtu;
         self.mtu.link_changed(mtu);
         self.follow_mtu(now);
     }
 
-    /// Segments sent from now on fit the path; those in flight that do not are sent again, cut to size (RFC 8201
-    /// section 5.4). That is no sign of congestion.
+    /// Fits new segments to the path MTU. Segments in flight that are too long are cut and retransmitted (RFC 8201
+    /// section 5.4), which is no sign of congestion.
     fn follow_mtu(&mut self, now: Instant) {
         let before = self.emss;
         self.resize();
         if self.emss < before {
-            self.resend_what_is_too_long(now);
+            self.resend_oversized(now);
         }
     }
 
-    fn resend_what_is_too_long(&mut self, now: Instant) {
+    fn resend_oversized(&mut self, now: Instant) {
         self.tx.prober.inconclusive();
         if self.tx.queue.mark_lost_longer_than(self.emss) {
             self.tx.arm(now, &mut self.timers, &self.config, After::Timeout);
         }
     }
 
-    /// Nothing has come through for a while: perhaps a router drops large packets and does not say so. `step` counts the
-    /// time-outs in a row that say so, from 0.
+    /// Handles a full-stop time-out (RFC 4821 section 7.7): a router may drop large packets without reporting it.
+    /// `step` counts such time-outs in a row, from 0.
     pub(super) fn full_stop(&mut self, now: Instant, step: u32) {
         let before = self.mtu;
         self.mtu.black_hole(step, &self.config.path_mtu);
@@ -125,7 +126,7 @@ impl Connection {
         self.follow_mtu(now);
     }
 
-    /// Room for the payload of a segment that probes the path, when it is time for one (RFC 4821 section 7.4).
+    /// Payload bytes of the next path MTU probe, if one may be sent now (RFC 4821 section 7.4).
     pub(super) fn probe_room(&mut self, now: Instant) -> Option<usize> {
         if !self.mtu.is_searching(now) || !self.config.path_mtu.probing || !self.tx.may_probe_mtu(now) {
             return None;
@@ -137,14 +138,14 @@ impl Connection {
         Some(self.tx.room_for_probe(room, self.emss)).filter(|room| *room > self.emss)
     }
 
-    /// A segment larger than the EMSS was sent.
+    /// Records that a path MTU probe with `payload` bytes was sent.
     pub(super) fn mtu_probe_sent(&mut self, payload: usize) {
         self.counters.mtu_probes += 1;
         let size = self.packet_bytes(payload as u64);
         self.tx.prober.sent(self.tx.nxt(), size);
     }
 
-    /// Acts on what ACKs and timers have shown of the path's MTU.
+    /// Updates the path MTU after ACKs and timers have shown how probes and full segments fared.
     pub(super) fn act_on_probe_outcome(&mut self, now: Instant) {
         let largest = self.tx.prober.take_largest();
         if largest > 0 {
@@ -171,8 +172,8 @@ impl Connection {
 
     // ----- ICMP -----
 
-    /// An ICMP error that quotes this flow. Ignored unless its sequence number is in flight (RFC 5927 section 4.1).
-    /// Returns the reason when the connection has just ended.
+    /// Processes an ICMP error that quotes this flow. It is ignored unless its sequence number is in flight (RFC 5927
+    /// section 4.1). Returns the reason when the connection has just ended.
     pub fn icmp(&mut self, now: Instant, error: &IcmpError) -> Option<CloseReason> {
         let connecting = matches!(self.state, State::SynSent | State::SynReceived);
         let quoted = self.tx.offset_of(error.seq);
@@ -191,24 +192,24 @@ impl Connection {
         self.ended.take()
     }
 
-    /// RFC 1191 section 5 and RFC 8201 section 4. A message about a probe says what to try next, and that the probe is
-    /// lost.
+    /// Processes a Packet Too Big message: RFC 1191 section 5 and RFC 8201 section 4. A message about a probe gives the
+    /// next size to try and shows that the probe is lost.
     fn too_big(&mut self, now: Instant, mtu: u32) {
         if self.mtu.too_big(now, mtu, &self.config.path_mtu) {
             self.mtu_news = true;
             self.resize();
-            self.resend_what_is_too_long(now);
+            self.resend_oversized(now);
         }
     }
 
     // ----- below IP -----
 
-    /// The peer's frames arrive on `queue`: ours leave on it too.
+    /// Sends on `queue` from now on, because the peer's frames arrive there.
     pub fn follow_queue(&mut self, queue: QueueId) {
         self.path.queue = queue;
     }
 
-    /// The next hop towards the peer has the IP address `address`.
+    /// Sets the IP address of the next hop towards the peer.
     pub fn set_next_hop(&mut self, address: IpAddr) {
         self.path.next_hop = Some(address);
     }

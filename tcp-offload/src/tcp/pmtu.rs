@@ -1,26 +1,27 @@
-//! Path MTU discovery: what is known of a path ([`PathMtu`], shared by its connections), and the probe that one
-//! connection may have under way ([`Prober`]). RFC 1191, RFC 8201 and RFC 4821; sizes are those of IP packets.
+//! Path MTU discovery: the estimate for a path ([`PathMtu`], shared by its connections), and the outstanding probe of
+//! one connection ([`Prober`]). RFC 1191, RFC 8201 and RFC 4821. Sizes are those of IP packets.
 //!
-//! A probe is a segment larger than the rest that whole FPDUs fill. When it alone is lost, that is no sign of congestion:
-//! its bytes are cut anew at the TCP level and sent again, and the window stays.
+//! A probe is a segment larger than the EMSS that is filled with whole FPDUs. When the probe alone is lost, that is no
+//! sign of congestion: its bytes are cut into smaller segments at the TCP level and retransmitted, and the congestion
+//! window is not reduced.
 
 use std::time::Duration;
 
 use crate::{seq::StreamOffset, time::Instant};
 
-/// How the MTU of paths is found.
+/// Settings of path MTU discovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathMtuConfig {
-    /// Look for larger packets with probes (RFC 4821). Routers' messages are heeded all the same.
+    /// Send probes to find out whether larger packets pass (RFC 4821). Routers' messages are always processed.
     pub probing: bool,
-    /// Largest packet sent before anything is known of a path, in bytes; `None` is what the interface carries: then
-    /// probing begins only once the path has turned out narrower (RFC 4821 section 7.2).
+    /// Initial estimate for a new path, in bytes. `None` is the MTU of the interface: then probing begins only once the
+    /// path has turned out narrower (RFC 4821 section 7.2).
     pub initial: Option<u16>,
-    /// A packet of this many bytes passes nearly everywhere: what is fallen back to first when all packets vanish. 1024 by
-    /// RFC 4821 section 7.2.
+    /// First fallback when all large packets are lost: a size in bytes that passes nearly everywhere. 1024 by RFC 4821
+    /// section 7.2.
     pub base: u16,
-    /// How long after a failed probe or a router's message larger packets are tried again: 10 minutes by RFC 8201
-    /// section 5.3, and never below 5 (RFC 4821 section 7.3). [`Duration::MAX`] never tries.
+    /// Time after a failed probe or a router's message until larger packets are tried again: 10 minutes by RFC 8201
+    /// section 5.3, and never less than 5 (RFC 4821 section 7.3). [`Duration::MAX`] disables the retry.
     pub retry_after: Duration,
 }
 
@@ -33,36 +34,37 @@ impl Default for PathMtuConfig {
 /// Shortest time after which larger packets are tried again (RFC 4821 section 7.3).
 const LEAST_RETRY: Duration = Duration::from_mins(5);
 
-/// MTUs that there are: tunnels over Ethernet, Ethernet, some jumbo frames (RFC 4821 section 7.3).
+/// Common MTUs: tunnels over Ethernet, Ethernet, some jumbo frames (RFC 4821 section 7.3).
 const COMMON: [u16; 11] = [1280, 1400, 1450, 1480, 1492, 1500, 2048, 4096, 4352, 8166, 9000];
 
-/// RFC 1191 section 7.1, for routers that do not say their MTU.
+/// The plateau table of RFC 1191 section 7.1, for routers that do not report their MTU.
 const PLATEAUS: [u16; 9] = [32_000, 17_914, 8166, 4352, 2002, 1492, 1006, 508, 296];
 
-/// The search has converged when the size in use is within this part of the bound (RFC 4821 section 7.3).
+/// The search has converged when the upper bound exceeds the size in use by at most this fraction of it: one sixteenth
+/// (RFC 4821 section 7.3).
 const CONVERGED: u16 = 16;
 
-/// The MTU of a path as far as it is known (RFC 4821 section 7.1).
+/// The estimate of a path's MTU (RFC 4821 section 7.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathMtu {
-    /// What the first hop carries.
+    /// MTU of the first hop.
     link: u16,
-    /// No path has less: 68 (RFC 791), 1280 (RFC 8200).
+    /// Smallest MTU of any path: 68 (RFC 791) or 1280 (RFC 8200).
     floor: u16,
     /// `search_low`: packets of this size are known to pass.
     low: u16,
-    /// `eff_pmtu`: packets that are no probes have this size at most.
+    /// `eff_pmtu`: largest size of packets that are not probes.
     effective: u16,
     /// `search_high`.
     high: u16,
-    /// Whether `high` itself may pass: nothing of that size was lost yet.
+    /// Whether `high` itself may pass: no packet of that size was lost yet.
     untried: bool,
-    /// When the path may be believed to have become wider (RFC 8201 section 5.3).
+    /// When larger packets are tried again, because the path may have become wider (RFC 8201 section 5.3).
     retry_at: Option<Instant>,
 }
 
 impl PathMtu {
-    /// Of a path whose first hop carries `link` bytes.
+    /// The initial estimate for a path whose first hop has an MTU of `link` bytes.
     pub(crate) fn new(link: u16, v6: bool, config: &PathMtuConfig) -> Self {
         let floor = if v6 { 1280 } else { 68 };
         let effective = config.initial.map_or(link, |initial| initial.max(floor).min(link));
@@ -70,34 +72,34 @@ impl PathMtu {
         Self { link, floor, low, effective, high: link, untried: true, retry_at: None }
     }
 
-    /// Bytes of the largest packet that is no probe.
+    /// Largest packet that is not a probe, in bytes.
     pub fn bytes(&self) -> u16 {
         self.effective
     }
 
-    /// Whether the path carries what its first hop does, for all that is known: nothing that would be worth remembering.
+    /// Whether the estimate equals the MTU of the first hop, so that it need not be cached.
     pub(crate) fn is_plain(&self) -> bool {
         self.effective == self.link && self.high == self.link
     }
 
-    /// When this estimate ages; what never does is the oldest.
+    /// When this estimate expires; `None` if never. `None` sorts as the oldest.
     pub(crate) fn retry_at(&self) -> Option<Instant> {
         self.retry_at
     }
 
-    /// The same estimate, made at another time.
+    /// The same estimate with another expiry.
     #[cfg(test)]
     pub(crate) fn retried_at(self, at: Instant) -> Self {
         Self { retry_at: Some(at), ..self }
     }
 
-    /// The same path, seen from a connection whose first hop carries `link` bytes.
+    /// The same estimate for a connection whose first hop has an MTU of `link` bytes.
     pub(crate) fn over(mut self, link: u16) -> Self {
         self.link_changed(link);
         self
     }
 
-    /// The first hop carries `link` bytes from now on. A path that was as wide as its first hop remains so.
+    /// Sets the MTU of the first hop to `link` bytes. A path that was as wide as its first hop remains so.
     pub(super) fn link_changed(&mut self, link: u16) {
         let plain = self.is_plain();
         self.untried |= self.high == self.link;
@@ -107,8 +109,8 @@ impl PathMtu {
         self.link = link;
     }
 
-    /// A router says that it passes on no more than `mtu` bytes (0: an old router that does not say). Returns false for
-    /// what cannot be or says nothing new.
+    /// Processes a router's report that it forwards at most `mtu` bytes (0: an old router that does not report its
+    /// MTU). Returns false when the value is impossible or brings nothing new.
     pub(super) fn too_big(&mut self, now: Instant, mtu: u32, config: &PathMtuConfig) -> bool {
         let mtu = match mtu {
             0 => PLATEAUS.into_iter().find(|p| *p < self.effective).unwrap_or(self.effective),
@@ -129,20 +131,20 @@ impl PathMtu {
             (config.retry_after != Duration::MAX).then(|| now + config.retry_after.max(LEAST_RETRY));
     }
 
-    /// A segment in a packet of this size was delivered: an implicit probe (RFC 4821 section 7.1).
+    /// Records the delivery of a packet of this size: an implicit probe (RFC 4821 section 7.1).
     pub(super) fn delivered(&mut self, bytes: u16) {
         self.low = self.low.max(bytes.min(self.effective));
     }
 
-    /// Whether a larger packet is worth a try.
+    /// Whether a larger packet should be tried.
     pub(super) fn is_searching(&self, now: Instant) -> bool {
         self.effective < self.high
             && (self.untried || self.high - self.effective > self.effective / CONVERGED)
             || self.effective < self.link && self.retry_at.is_some_and(|at| at <= now)
     }
 
-    /// The size of the next probe, at most `limit`: the bound while that may pass, then the middle one of the common MTUs
-    /// that are left, then the middle.
+    /// The size of the next probe, at most `limit`: the upper bound while it is untried, then the median of the common
+    /// MTUs in the range, then the middle of the range.
     pub(super) fn probe_size(&mut self, now: Instant, limit: u16) -> Option<u16> {
         if self.retry_at.is_some_and(|at| at <= now) {
             (self.high, self.untried, self.retry_at) = (self.link, true, None);
@@ -160,17 +162,17 @@ impl PathMtu {
         Some(left.copied().nth(middle).unwrap_or(low + (high - low).div_ceil(2)))
     }
 
-    /// A probe of this size has come through (RFC 4821 section 7.6.1).
+    /// Raises the estimate after a probe of this size was delivered (RFC 4821 section 7.6.1).
     pub(super) fn probe_succeeded(&mut self, bytes: u16) {
         self.low = self.low.max(bytes);
         self.effective = self.effective.max(bytes);
         self.high = self.high.max(bytes);
-        // What is left of the bound is less than the pad of an FPDU.
+        // A rest of fewer than 4 bytes is the padding of an FPDU: the bound itself counts as tried.
         self.untried &= self.high - self.effective >= 4;
     }
 
-    /// A probe of this size was lost, and nothing else (section 7.6.2). The same holds for a size that came through once
-    /// and then did not (section 7.8).
+    /// Lowers the upper bound after a probe of this size alone was lost (section 7.6.2), or after a size that had been
+    /// established was lost too often (section 7.8).
     pub(super) fn probe_failed(&mut self, now: Instant, bytes: u16, config: &PathMtuConfig) {
         self.high = self.high.min(bytes.saturating_sub(1)).max(self.floor);
         self.effective = self.effective.min(self.high);
@@ -179,7 +181,7 @@ impl PathMtu {
         self.retry_after(now, config);
     }
 
-    /// Nothing comes through any more (section 7.7): the `step`th time-out in a row that says so, from 0.
+    /// Falls back to smaller packets after a full-stop time-out (section 7.7); `step` counts those in a row, from 0.
     pub(super) fn black_hole(&mut self, step: u32, config: &PathMtuConfig) {
         self.low = match step {
             0 if self.effective > self.low => self.low,
@@ -191,44 +193,44 @@ impl PathMtu {
     }
 }
 
-/// Where the probe of a connection is.
+/// The state of a connection's probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Probe {
     #[default]
     None,
-    /// Under way: where it ends, and the size of its packet.
+    /// In flight: its end offset, and the size of its packet.
     Sent { end: StreamOffset, size: u16 },
-    /// Lost, and nothing else so far. What was sent before that was known ends at `until`: once it is acknowledged, the
-    /// probe counts as failed.
+    /// Lost alone so far. Once everything sent before the loss was detected (up to `until`) is acknowledged, the probe
+    /// counts as failed.
     Lost { until: StreamOffset, size: u16, by_timeout: bool },
 }
 
-/// How a probe ended, or a size that a probe had established.
+/// The outcome of a probe, or of the size that a probe had established.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// A packet of this size has come through.
+    /// A packet of this size was delivered.
     Succeeded(u16),
-    /// A packet of this size does not.
+    /// A packet of this size does not pass.
     Failed {
         size: u16,
-        /// Only a time-out told.
+        /// A time-out, not an ACK, detected the loss.
         by_timeout: bool,
     },
     /// Packets larger than this are lost too often (RFC 4821 section 7.8).
     Unreliable { above: u16 },
 }
 
-/// Losses among the packets that only the last success allows (RFC 4821 section 7.8).
+/// Counts losses among packets larger than before the last successful probe (RFC 4821 section 7.8).
 #[derive(Debug, Clone, Copy)]
 struct Watch {
-    /// The size in use before, and the payload of its full segments.
+    /// The packet size in use before, and the payload of its full segments.
     before: u16,
     above: u64,
     delivered: u32,
     lost: u32,
 }
 
-/// Packets after which a size is judged, and after which it is no longer watched.
+/// Packets after which a new size is first judged, and after which it is no longer watched.
 const WATCH_LEAST: u32 = 20;
 const WATCH_MOST: u32 = 1000;
 
@@ -236,7 +238,8 @@ const WATCH_MOST: u32 = 1000;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Prober {
     probe: Probe,
-    /// No probe before this: suppressed congestion control must be rarer than congestion (section 7.6.2).
+    /// No probe is sent before this time: probe losses, which congestion control ignores, must be rarer than congestion
+    /// (section 7.6.2).
     not_before: Instant,
     watch: Option<Watch>,
     verdict: Option<Verdict>,
@@ -245,12 +248,12 @@ pub(super) struct Prober {
 }
 
 impl Prober {
-    /// Whether a probe may be sent, as far as earlier probes decide.
+    /// Whether earlier probes allow a new one.
     pub(super) fn is_free(&self, now: Instant) -> bool {
         self.probe == Probe::None && now >= self.not_before
     }
 
-    /// A probe was sent.
+    /// Records that a probe was sent.
     pub(super) fn sent(&mut self, end: StreamOffset, size: u16) {
         self.probe = Probe::Sent { end, size };
     }
@@ -260,7 +263,7 @@ impl Prober {
         matches!(self.probe, Probe::Sent { end: at, .. } if at == end)
     }
 
-    /// A segment was delivered, after one transmission.
+    /// Records the delivery of a segment that was transmitted once.
     pub(super) fn delivered(&mut self, end: StreamOffset, bytes: u64) {
         self.largest = self.largest.max(bytes);
         if let Probe::Sent { end: at, size } = self.probe
@@ -272,7 +275,7 @@ impl Prober {
         self.count(bytes, false);
     }
 
-    /// A segment counts as lost.
+    /// Records that a segment counts as lost.
     pub(super) fn lost(&mut self, bytes: u64) {
         self.count(bytes, true);
     }
@@ -290,19 +293,19 @@ impl Prober {
         }
     }
 
-    /// The probe alone was lost; `until` is `SND.NXT`.
+    /// Records that the probe alone was lost; `until` is `SND.NXT`.
     pub(super) fn lost_alone(&mut self, until: StreamOffset, by_timeout: bool) {
         if let Probe::Sent { size, .. } = self.probe {
             self.probe = Probe::Lost { until, size, by_timeout };
         }
     }
 
-    /// Other segments are lost as well: nothing is learnt, and the same size is tried again (section 7.6.4).
+    /// Discards the probe because other segments are lost as well: the same size is tried again (section 7.6.4).
     pub(super) fn inconclusive(&mut self) {
         self.probe = Probe::None;
     }
 
-    /// Everything before `una` is acknowledged.
+    /// Decides a lost probe once `una` shows that everything sent until then is acknowledged.
     pub(super) fn acknowledged(&mut self, una: StreamOffset) {
         if let Probe::Lost { until, size, by_timeout } = self.probe
             && una >= until
@@ -312,12 +315,12 @@ impl Prober {
         }
     }
 
-    /// No probe for this long.
+    /// Sends no probe for the duration `pause`.
     pub(super) fn pause(&mut self, now: Instant, pause: Duration) {
         self.not_before = now + pause;
     }
 
-    /// Larger packets than before are sent: segments with more payload than `above` are watched.
+    /// Starts to count losses among segments with more payload than `above`, after larger packets were allowed.
     pub(super) fn watch(&mut self, before: u16, above: u64) {
         self.watch.get_or_insert(Watch { before, above, delivered: 0, lost: 0 });
     }

@@ -1,5 +1,5 @@
-//! The retransmit queue: every segment sent and not yet cumulatively acknowledged, with its frame, and the
-//! SACK scoreboard in the same entries (RFC 9293 section 3.8.1, RFC 2018 section 5, RFC 8985 section 5.2).
+//! The retransmit queue: every segment sent and not yet cumulatively acknowledged, with its frame, and the SACK
+//! scoreboard in the same entries (RFC 9293 section 3.8.1, RFC 2018 section 5, RFC 8985 section 5.2).
 
 use std::collections::VecDeque;
 
@@ -12,19 +12,19 @@ use crate::{
     wire::Sum,
 };
 
-/// Where the payload of a segment lies until it is acknowledged.
+/// Where the payload of a segment is stored until it is acknowledged.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Payload {
-    /// A FIN has none; its segment is built anew each time.
+    /// A FIN has no payload; its segment is rebuilt for each transmission.
     Fin,
     /// In the frame that was sent, behind `header` bytes of headers.
     Frame { frame: TxFrame, header: usize },
-    /// On the heap: each retransmission copies it into a frame that goes back at once.
+    /// On the heap: each retransmission copies it into a frame that is released at once.
     Heap(Box<[u8]>),
 }
 
 impl Payload {
-    /// Gives the frame back, if there is one.
+    /// Releases the frame, if there is one.
     pub(super) fn release(self, link: &mut dyn Link) {
         if let Self::Frame { frame, .. } = self {
             link.release(frame);
@@ -36,28 +36,28 @@ impl Payload {
 #[derive(Debug)]
 pub(super) struct SentSegment {
     pub start: StreamOffset,
-    /// Behind its last byte; the FIN counts as one.
+    /// One past its last byte; the FIN counts as one byte.
     pub end: StreamOffset,
     pub payload: Payload,
     /// Folded sum of the payload.
     pub sum: u16,
-    /// Chunks that its frame took when it was first sent: its share of the budget, also while the payload is on the heap.
+    /// Chunks of the frame in which it was first sent: its share of the budget, even while the payload is on the heap.
     pub chunks: u16,
     /// When it was first and last sent.
     pub first_sent: Instant,
     pub sent: Instant,
     pub retransmitted: bool,
-    /// Acknowledged selectively.
+    /// Selectively acknowledged.
     pub sacked: bool,
     /// Its last transmission counts as lost.
     pub lost: bool,
-    /// It has never left, because the ring was full.
+    /// It was never transmitted, because the ring was full.
     pub unsent: bool,
-    /// For a `sacked` entry: it and all entries up to this offset are `sacked`.
+    /// For a `sacked` entry: all entries from this one up to this offset are `sacked`.
     pub run_end: StreamOffset,
 }
 
-/// What is known of a segment's transmissions.
+/// The transmission state of a segment, copied to the segments that it is cut into.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Status {
     pub sent: Instant,
@@ -96,7 +96,7 @@ impl SentSegment {
         }
     }
 
-    /// Takes note of the length of its frame, after the link has shortened it.
+    /// Records the chunks of its frame, after the link has shortened the frame.
     pub(super) fn count_chunks(&mut self) {
         if let Payload::Frame { frame, .. } = &self.payload {
             self.chunks = frame.chunks() as u16;
@@ -130,23 +130,24 @@ impl SentSegment {
 /// A block of the SACK option, as offsets.
 pub(super) type Block = (StreamOffset, StreamOffset);
 
-/// The queue, ordered by position, without holes.
+/// The retransmit queue, ordered by stream offset, without holes.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     entries: VecDeque<SentSegment>,
     /// Chunks of all entries.
     chunks: usize,
-    /// Bytes sent and neither acknowledged in any way nor lost: the `pipe` of RFC 6675.
+    /// Bytes sent that are neither acknowledged, cumulatively or selectively, nor lost: the `pipe` of RFC 6675.
     in_flight: u64,
     sacked: usize,
     lost: usize,
     retransmitted: usize,
-    /// No entry before this offset is lost.
+    /// No entry before this offset counts as lost.
     lost_from: StreamOffset,
-    /// No entry at or behind this offset was ever retransmitted.
+    /// No entry at or after this offset was ever retransmitted.
     retransmitted_to: StreamOffset,
-    /// Bytes of payload on the heap, and the offset before which no payload is in a frame.
+    /// Bytes of payload on the heap.
     spilled_bytes: usize,
+    /// No payload before this offset is in a frame.
     spilled_to: StreamOffset,
 }
 
@@ -173,12 +174,13 @@ impl Queue {
         self.lost > 0
     }
 
-    /// Segments acknowledged selectively.
+    /// Number of selectively acknowledged segments.
     pub(super) fn sacked(&self) -> usize {
         self.sacked
     }
 
-    /// Whether the order of positions may differ from the order of sending, or some entry was passed over.
+    /// Whether any entry was retransmitted or selectively acknowledged, so that the order of offsets need not be the
+    /// order of transmission and delivery.
     pub(super) fn is_disordered(&self) -> bool {
         self.sacked > 0 || self.retransmitted > 0
     }
@@ -195,14 +197,14 @@ impl Queue {
         self.entries.get_mut(index)
     }
 
-    /// A segment was sent for the first time.
+    /// Appends a segment that was sent for the first time.
     pub(super) fn push(&mut self, entry: SentSegment) {
         self.in_flight += entry.bytes();
         self.chunks += usize::from(entry.chunks);
         self.entries.push_back(entry);
     }
 
-    /// Takes the first entry when all of it lies below `una`.
+    /// Removes the first entry if all of it is below `una`.
     pub(super) fn pop_acked(&mut self, una: StreamOffset) -> Option<SentSegment> {
         let entry = self.entries.pop_front_if(|e| e.end <= una)?;
         if entry.sacked {
@@ -222,15 +224,16 @@ impl Queue {
         self.entries.partition_point(|e| e.start < offset)
     }
 
-    /// The index of the entry that follows entry `index`, and those after it up to `offset`.
+    /// Index of the first entry after entry `index` that begins at or beyond `offset`.
     fn index_behind(&self, index: usize, offset: StreamOffset) -> usize {
         let single = self.entries.get(index).is_none_or(|e| e.end >= offset);
         if single { index + 1 } else { self.index_from(offset) }
     }
 
-    /// Marks what `blocks` cover whole; calls `f` for each entry that was not marked before. Runs of marked entries are
-    /// skipped, and each walk shortens the next one through the same entries, as in a union-find structure: an ACK
-    /// costs what it newly marks and some binary searches, whatever blocks its sender chooses.
+    /// Marks the entries that lie wholly within `blocks` as selectively acknowledged, and calls `f` for each newly
+    /// marked entry. Runs of marked entries are skipped, and each walk shortens the next one through the same entries,
+    /// as in a union-find structure: the cost of an ACK is that of its newly marked entries plus some binary searches,
+    /// whatever blocks its sender chooses.
     pub(super) fn sack(&mut self, blocks: &[Block], mut f: impl FnMut(&SentSegment)) {
         for &(left, right) in blocks {
             let first = self.index_from(left);
@@ -254,7 +257,7 @@ impl Queue {
         }
     }
 
-    /// Records that all entries from `index` up to `reached` are marked, in those that a walk over them visits.
+    /// Records in the entries that a walk visits that all entries from `index` up to `reached` are marked.
     fn shorten_runs(&mut self, mut index: usize, reached: StreamOffset) {
         while let Some(entry) = self.entries.get_mut(index).filter(|e| e.end <= reached) {
             let run_end = std::mem::replace(&mut entry.run_end, reached);
@@ -262,7 +265,7 @@ impl Queue {
         }
     }
 
-    /// The receiver has dropped what it had reported (RFC 2018 section 8): forget the scoreboard.
+    /// Clears the scoreboard, because the receiver has dropped data that it had reported (RFC 2018 section 8).
     pub(super) fn renege(&mut self) {
         for entry in &mut self.entries {
             if entry.sacked {
@@ -273,7 +276,7 @@ impl Queue {
         self.sacked = 0;
     }
 
-    /// The losses were none: all that is not acknowledged is in flight, but what has never left.
+    /// Clears all loss marks, which were spurious. Segments that were never transmitted stay lost.
     pub(super) fn forget_losses(&mut self) {
         for entry in self.entries.iter_mut().filter(|entry| entry.lost && !entry.unsent) {
             entry.lost = false;
@@ -282,7 +285,7 @@ impl Queue {
         }
     }
 
-    /// Marks entry `index` lost.
+    /// Marks entry `index` as lost.
     pub(super) fn mark_lost(&mut self, index: usize) {
         if let Some(entry) = self.entries.get_mut(index)
             && !entry.lost
@@ -295,7 +298,7 @@ impl Queue {
         }
     }
 
-    /// The last entry never left: it is to be sent as if it had been lost.
+    /// Marks the last entry as never transmitted, so that it is sent like a lost one.
     pub(super) fn mark_last_unsent(&mut self) {
         if let Some(last) = self.last_index() {
             self.mark_lost(last);
@@ -305,12 +308,12 @@ impl Queue {
         }
     }
 
-    /// Where the segments begin that have never left, which are the last ones.
+    /// Offset of the first segment that was never transmitted. Such segments are always the last ones.
     pub(super) fn unsent_from(&self) -> Option<StreamOffset> {
         self.entries.iter().rev().take_while(|entry| entry.unsent).last().map(|entry| entry.start)
     }
 
-    /// Marks lost what is longer than `bytes`. Returns whether anything is.
+    /// Marks all entries longer than `bytes` as lost. Returns whether there are any.
     pub(super) fn mark_lost_longer_than(&mut self, bytes: usize) -> bool {
         let mut any = false;
         for index in 0..self.entries.len() {
@@ -322,14 +325,14 @@ impl Queue {
         any
     }
 
-    /// The end of the only segment that is lost.
+    /// End offset of the lost segment, if exactly one is lost.
     pub(super) fn only_lost(&mut self) -> Option<StreamOffset> {
         let index = if self.lost == 1 { self.next_lost()? } else { return None };
         self.entries.get(index).map(|e| e.end)
     }
 
-    /// Marks each entry lost for which `lost` says so; it is asked for those that are neither lost nor
-    /// acknowledged, and that were sent before (`xmit`, `end`). Returns whether one was marked.
+    /// Marks as lost each entry for which `lost` returns true. `lost` is called for entries that are neither lost nor
+    /// acknowledged and that were sent before (`xmit`, `end`). Returns whether an entry was marked.
     pub(super) fn mark_lost_where(
         &mut self,
         xmit: Instant,
@@ -373,7 +376,7 @@ impl Queue {
         Some(index)
     }
 
-    /// SentSegment `index` was sent again.
+    /// Records that segment `index` was retransmitted.
     pub(super) fn resent(&mut self, index: usize, now: Instant) {
         if let Some(entry) = self.entries.get_mut(index) {
             if std::mem::take(&mut entry.lost) {
@@ -388,7 +391,7 @@ impl Queue {
         }
     }
 
-    /// Puts `pieces` in the place of entry `index`, of which they are the parts; returns the old one.
+    /// Replaces entry `index` by `pieces`, which together cover the same range. Returns the old entry.
     pub(super) fn replace(&mut self, index: usize, pieces: Vec<SentSegment>) -> Option<SentSegment> {
         let old = self.entries.remove(index)?;
         self.spilled_bytes -= old.spilled_bytes();
@@ -404,7 +407,7 @@ impl Queue {
         Some(old)
     }
 
-    /// Gives all frames back.
+    /// Empties the queue and releases all frames.
     pub(super) fn clear(&mut self, link: &mut dyn Link) {
         for entry in self.entries.drain(..) {
             entry.payload.release(link);

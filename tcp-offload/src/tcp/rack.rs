@@ -8,10 +8,10 @@ use crate::{seq::StreamOffset, time::Instant};
 /// Recoveries without a D-SACK after which the reordering window shrinks back (section 6.2 step 4).
 const REO_WND_PERSIST: u32 = 16;
 
-/// Doublings of the allowance for delayed ACKs: from 2 to 256 ms, more than Linux's 200.
+/// Most doublings of the allowance for delayed ACKs: from 2 to 256 ms, more than the 200 ms of Linux.
 const MOST_DOUBLINGS: u32 = 7;
 
-/// Segments in SACK blocks that prove a loss where no reordering was ever seen (RFC 6675 section 2).
+/// Selectively acknowledged segments that prove a loss on a path without observed reordering (RFC 6675 section 2).
 pub(super) const DUP_THRESH: usize = 3;
 
 /// `RACK_sent_after`: whether the first was sent after the second; ties are broken by position.
@@ -37,8 +37,8 @@ impl Rack {
         Self { reo_wnd_mult: 1, ..Self::default() }
     }
 
-    /// Steps 2 and 3, for an entry that was newly acknowledged, cumulatively or selectively. `echo_before` tells
-    /// whether the ACK's timestamp shows that it answers an earlier transmission of the entry.
+    /// Steps 2 and 3, for an entry that was newly acknowledged, cumulatively or selectively. `echo_before`: the ACK's
+    /// timestamp shows that it answers an earlier transmission of the entry.
     pub(super) fn delivered(
         &mut self,
         now: Instant,
@@ -62,7 +62,7 @@ impl Rack {
         }
     }
 
-    /// The first part of step 4: D-SACKs widen the window once a round.
+    /// The first part of step 4: D-SACKs widen the reordering window, at most once per round trip.
     pub(super) fn adapt(&mut self, una: StreamOffset, nxt: StreamOffset, dsack: bool) {
         if self.dsack_round.is_some_and(|round| una >= round) {
             self.dsack_round = None;
@@ -74,7 +74,8 @@ impl Rack {
         }
     }
 
-    /// Fast or RTO recovery has ended.
+    /// Counts an ended fast or RTO recovery; after [`REO_WND_PERSIST`] of them without a D-SACK the window shrinks
+    /// back.
     pub(super) fn recovered(&mut self) {
         self.reo_wnd_persist = self.reo_wnd_persist.saturating_sub(1);
         if self.reo_wnd_persist == 0 {
@@ -100,36 +101,37 @@ pub(super) struct Tlp {
     pub is_retrans: bool,
     /// A round-trip time was measured since the last probe.
     pub measured: bool,
-    /// How often the allowance for the peer's delayed ACK has been doubled.
+    /// Doublings of the allowance for the peer's delayed ACK.
     late: u32,
 }
 
-/// What an ACK says of the outstanding probe.
+/// What an ACK shows about the outstanding probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ProbeOutcome {
-    /// None outstanding, or not decided yet, or nothing was lost.
+    /// No probe is outstanding, its outcome is still open, or nothing was lost.
     Nothing,
-    /// The probe repaired the only loss: congestion control must hear of it.
+    /// The probe repaired the only loss: congestion control must react to it.
     Repaired,
-    /// The probe was for nothing: the ACK was only late.
+    /// The probe was spurious: the ACK was only late.
     Late,
 }
 
 impl Tlp {
-    /// Section 7.1: upon entering a recovery.
+    /// Forgets the outstanding probe when a recovery begins (section 7.1).
     pub(super) fn reset(&mut self) {
         self.end_seq = None;
         self.is_retrans = false;
     }
 
-    /// What a probe allows for the peer's delayed ACK (section 7.2). Nobody says how long a peer delays, and who probes early never
-    /// sees it. So it begins with `least`, which is enough for a peer of our kind, doubles with each probe that
-    /// was for nothing, and begins anew when one repaired a loss: waiting longer would have cost time there.
+    /// The allowance for the peer's delayed ACK (section 7.2). A peer does not announce its delay, and a sender that
+    /// probes early never observes it. Therefore the allowance begins with `least`, which covers a peer of our kind,
+    /// doubles with each spurious probe, and returns to `least` when a probe repairs a loss, where a longer wait would
+    /// have cost time.
     pub(super) fn allowance(&self, least: Duration) -> Duration {
         least.saturating_mul(1 << self.late)
     }
 
-    /// Learns from a probe's outcome.
+    /// Adapts the allowance to a probe's outcome.
     pub(super) fn learn(&mut self, outcome: ProbeOutcome) {
         self.late = match outcome {
             ProbeOutcome::Nothing => self.late,
@@ -138,8 +140,8 @@ impl Tlp {
         };
     }
 
-    /// `TLP_process_ack`. `dsack_end` is the right edge of the ACK's D-SACK block; `pure_duplicate` an ACK that
-    /// acknowledges nothing new and has no SACK option.
+    /// `TLP_process_ack`. `dsack_end` is the right edge of the ACK's D-SACK block; `pure_duplicate` says that the ACK
+    /// acknowledges nothing new and has no SACK blocks.
     pub(super) fn acked(
         &mut self,
         ack: StreamOffset,
@@ -192,9 +194,9 @@ mod tests {
         rack.delivered(at(100), &entry(0, 10, false), false, Some(us(50)));
         assert_eq!((rack.xmit_ts, rack.rtt), (at(10), us(90)));
         rack.delivered(at(120), &entry(100, 100, true), false, Some(us(50)));
-        assert_eq!(rack.xmit_ts, at(10), "came back faster than the path allows");
+        assert_eq!(rack.xmit_ts, at(10), "the ACK arrived faster than the path allows");
         rack.delivered(at(200), &entry(100, 100, true), true, Some(us(50)));
-        assert_eq!(rack.xmit_ts, at(10), "the timestamp says an earlier transmission came back");
+        assert_eq!(rack.xmit_ts, at(10), "the echo is that of an earlier transmission");
         rack.delivered(at(200), &entry(100, 100, true), false, Some(us(50)));
         assert_eq!((rack.xmit_ts, rack.rtt), (at(100), us(100)));
     }
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn rfc8985_s7_4_2_what_an_ack_says_of_the_probe() {
+    fn rfc8985_s7_4_2_the_outcome_of_a_probe_follows_from_the_ack() {
         let probe = |is_retrans| Tlp { end_seq: Some(1000), is_retrans, ..Tlp::default() };
         let mut tlp = probe(true);
         assert_eq!(tlp.acked(900, None, false), ProbeOutcome::Nothing);

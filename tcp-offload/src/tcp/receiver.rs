@@ -1,6 +1,5 @@
-//! The receive side of a connection: `RCV.NXT`, the ranges beyond a gap, the window that is advertised, and
-//! the SACK blocks that tell of all this (RFC 9293 section 3.4, RFC 2018, RFC 2883, RFC 7323 section 2).
-//! Only ranges are kept, no data.
+//! The receive side of a connection: `RCV.NXT`, the ranges received beyond a gap, the advertised window, and the SACK
+//! blocks to report (RFC 9293 section 3.4, RFC 2018, RFC 2883, RFC 7323 section 2). It stores ranges only, no data.
 
 use std::time::Duration;
 
@@ -13,17 +12,17 @@ use crate::{
     wire::{Options, SackBlock, Segment},
 };
 
-/// Ranges kept beyond gaps at most. A slow start that overruns a queue loses every second segment for a round trip, which
-/// can be half of the largest default window: 2900. But a peer that sends every second byte must not make us keep a
-/// list of them: what would need another range is not taken.
+/// Most ranges kept beyond gaps. A slow start that overruns a queue loses every second segment for a round trip, which
+/// can be half of the largest default window: 2900 ranges. A hostile peer that sends every second byte must not make us
+/// keep a list of them: a segment that needs one more range is dropped.
 const MOST_RANGES: usize = 1 << 12;
 
-/// The window becomes so many times what arrives in a round trip: slow start doubles that each round trip, and what
-/// was measured is a round trip old.
+/// The receive window grows to this multiple of what arrives in a round trip: slow start doubles that amount each round
+/// trip, and the measurement is one round trip old.
 const GROWTH: u64 = 4;
 
-/// What arrives is counted for at least so long: on short paths a round trip may bring nothing, or all that has waited
-/// for us.
+/// Shortest period for which arrivals are counted. On short paths a single round trip may bring nothing, or everything
+/// that has waited while the application slept.
 const GROWTH_PERIOD: Duration = Duration::from_millis(10);
 
 /// Largest shift count (RFC 7323 section 2.3).
@@ -34,21 +33,21 @@ pub(super) const MOST_SHIFT: u8 = 14;
 struct Range {
     start: StreamOffset,
     end: StreamOffset,
-    /// When it last grew, counted in arrivals: SACK reports the latest first.
+    /// When it last grew, as a count of arrivals: SACK reports the latest range first.
     touched: u64,
 }
 
-/// What the receiver says of a segment that came in.
+/// The receiver's verdict on a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Outside the window: answer with an ACK, take nothing, believe nothing.
+    /// Outside the window: answered by an ACK and otherwise ignored.
     Unacceptable,
-    /// Acceptable; nothing to take (no payload, or nothing new in it).
+    /// Acceptable, but without new payload.
     Nothing {
-        /// It had payload, all of which was there before.
+        /// It had payload, all of which was received before.
         duplicate: bool,
     },
-    /// New payload that is not taken: it would need one range too many.
+    /// New payload that is dropped because it would need one range too many.
     Crowded,
     /// Payload to take.
     Payload(NewPayload),
@@ -61,31 +60,32 @@ pub(super) struct Receiver {
     irs: SeqNum,
     /// `RCV.NXT`, not counting the FIN.
     next: StreamOffset,
-    /// Where the peer's stream ends, once a FIN told.
+    /// Where the peer's stream ends, known from its FIN.
     fin: Option<StreamOffset>,
-    /// `RCV.NXT` is behind the FIN.
+    /// Whether `RCV.NXT` is beyond the FIN.
     fin_reached: bool,
-    /// The right edge of the window, as advertised. It never moves left.
+    /// The advertised right edge of the window. It moves left only when the shift count cannot express it; see
+    /// [`Receiver::advertise`].
     edge: StreamOffset,
-    /// The window when nothing is held, and what it may become.
+    /// The window while the framing layer holds nothing, and its upper limit.
     buffer: u64,
     buffer_max: u64,
-    /// Since when arrivals are counted, and how many bytes there had been.
+    /// When the current count of arrivals began, and the bytes received until then.
     counted: Option<(Instant, u64)>,
     /// Bytes that the framing layer holds.
     held: u64,
     shift: u8,
-    /// Beyond `next`, by position, apart from each other.
+    /// Received ranges beyond `next`, in order, disjoint and not adjacent.
     ranges: SmallVec<[Range; 4]>,
     arrivals: u64,
-    /// A duplicate to report (RFC 2883), once.
+    /// A duplicate that is reported once (RFC 2883).
     dsack: Option<(StreamOffset, StreamOffset)>,
-    /// Largest payload seen, which is taken for the peer's full segment.
+    /// Largest payload received, as an estimate of the peer's full segment.
     largest: usize,
 }
 
 impl Receiver {
-    /// For a peer whose sequence numbers begin with `irs`.
+    /// A receiver for a peer with the initial sequence number `irs`.
     pub(super) fn new(irs: SeqNum, config: &TcpConfig) -> Self {
         let (buffer, buffer_max) = config.receive_windows();
         let shift = if config.window_scaling { shift_for(buffer_max) } else { 0 };
@@ -112,7 +112,7 @@ impl Receiver {
         self.shift
     }
 
-    /// The peer does not scale.
+    /// Turns scaling off, because the peer does not support it.
     pub(super) fn without_scaling(&mut self) {
         self.shift = 0;
     }
@@ -139,7 +139,7 @@ impl Receiver {
         self.fin_reached
     }
 
-    /// Whether bytes are missing before some that are there.
+    /// Whether bytes are missing before others that were received.
     pub(super) fn has_gap(&self) -> bool {
         !self.ranges.is_empty()
     }
@@ -148,7 +148,8 @@ impl Receiver {
         self.largest
     }
 
-    /// The acceptability test of RFC 9293 section 3.10.7.4 (first check), and what is new in the payload.
+    /// Applies the acceptability test of RFC 9293 section 3.10.7.4 (first check), and finds the new part of the
+    /// payload.
     pub(super) fn judge(&mut self, segment: &Segment) -> Verdict {
         let next = self.next_seq();
         let from = i64::from(segment.seq.since(next));
@@ -159,7 +160,7 @@ impl Receiver {
         let acceptable = match (sequence_len, window) {
             (0, 0) => from == 0,
             (0, _) => first_inside,
-            // Zero window: its ACK is still to be read, its payload not (a window probe).
+            // Zero window: the ACK of a window probe is processed, its payload is not.
             (_, 0) => from == 0,
             _ => first_inside || (from < 0 && from + sequence_len > 0),
         };
@@ -178,14 +179,14 @@ impl Receiver {
 
     fn note_duplicate(&mut self, from: i64, to: i64) {
         let base = self.next as i64 + i64::from(self.fin_reached);
-        // The SYN is no byte of the stream.
+        // The SYN is not a byte of the stream.
         let (left, right) = ((base + from).max(0), base + to);
         if left < right {
             self.dsack = Some((left as u64, right as u64));
         }
     }
 
-    /// Cuts off what is below `RCV.NXT`, beyond the window, or covered by a range at either end. `from` and `to`
+    /// Trims the payload at both ends: below `RCV.NXT`, beyond the window, and where a range covers it. `from` and `to`
     /// count from `RCV.NXT`.
     fn trim(&mut self, segment: &Segment, from: i64, to: i64) -> Verdict {
         let (mut start, mut end) = (from.max(0), to);
@@ -242,7 +243,7 @@ impl Receiver {
         self.ranges.get(first).is_some_and(|r| r.start <= end)
     }
 
-    /// `RCV.NXT` if `start..end` is taken.
+    /// `RCV.NXT` after `start..end` is taken.
     fn contiguous_with(&self, start: StreamOffset, end: StreamOffset) -> StreamOffset {
         if start > self.next {
             return self.next;
@@ -257,7 +258,8 @@ impl Receiver {
         next
     }
 
-    /// The payload `start..start + len` was taken. Returns whether it was simply the next in order.
+    /// Records that the payload `start..start + len` was taken. Returns whether it was the next in order and there was
+    /// no gap.
     pub(super) fn add(&mut self, start: StreamOffset, len: usize) -> bool {
         let end = start + len as u64;
         self.arrivals += 1;
@@ -277,7 +279,7 @@ impl Receiver {
         false
     }
 
-    /// Forgets all that was taken beyond `RCV.NXT`.
+    /// Forgets everything received beyond `RCV.NXT`.
     pub(super) fn renege(&mut self) {
         self.ranges.clear();
     }
@@ -294,7 +296,7 @@ impl Receiver {
         self.ranges.insert(first, merged);
     }
 
-    /// A FIN came at the end of an acceptable segment. Ignored when it contradicts what is known.
+    /// Records the FIN at the end of an acceptable segment. It is ignored when it contradicts data received before.
     pub(super) fn note_fin(&mut self, segment: &Segment) {
         let at =
             self.next as i64 + i64::from(segment.seq.since(self.next_seq())) + segment.payload_len as i64;
@@ -309,8 +311,8 @@ impl Receiver {
         self.fin_reached = self.fin == Some(self.next);
     }
 
-    /// `bytes` have arrived so far. Opens the window to [`GROWTH`] times what comes in a round trip of `rtt`, so that the
-    /// peer's congestion window is what limits it.
+    /// Opens the window to [`GROWTH`] times what arrives in a round trip of `rtt`, so that the peer is limited by its
+    /// congestion window. `bytes` is the total received so far.
     pub(super) fn grow(&mut self, now: Instant, rtt: Option<Duration>, bytes: u64) {
         let Some(rtt) = rtt.filter(|_| self.buffer < self.buffer_max) else { return };
         let (since, before) = *self.counted.get_or_insert((now, bytes));
@@ -324,8 +326,8 @@ impl Receiver {
         self.counted = Some((now, bytes));
     }
 
-    /// The framing layer holds `bytes`. Returns whether the peer should be told now because its window was small
-    /// and has grown by enough (RFC 9293 section 3.8.6.2.2).
+    /// Records that the framing layer holds `bytes`. Returns whether a window update should be sent, because the window
+    /// was small and can grow by enough (RFC 9293 section 3.8.6.2.2).
     pub(super) fn hold(&mut self, bytes: usize) -> bool {
         let fewer = (bytes as u64) < self.held;
         self.held = bytes as u64;
@@ -337,13 +339,15 @@ impl Receiver {
         self.next + self.buffer.saturating_sub(self.held)
     }
 
-    /// The window opens in steps of at least this many bytes: against silly windows (RFC 9293 section 3.8.6.2.2).
+    /// The window opens in steps of at least this many bytes, to avoid the silly window syndrome (RFC 9293 section
+    /// 3.8.6.2.2).
     fn step(&self) -> u64 {
         (self.buffer / 2).min(self.largest.max(536) as u64)
     }
 
-    /// The window field of a segment that is about to be sent. The right edge never moves left, except that what
-    /// the shift cannot express is not said (RFC 7323 section 2.4); it is honoured all the same.
+    /// The window field of a segment that is about to be sent. The right edge moves left only where 16 bits with the
+    /// shift count cannot express it. Bytes lost by rounding down to the scale are not advertised but still accepted
+    /// (RFC 7323 section 2.4).
     pub(super) fn advertise(&mut self, scaled: bool) -> u16 {
         let wanted = self.wanted_edge();
         let shift = if scaled { self.shift } else { 0 };
@@ -355,24 +359,24 @@ impl Receiver {
         field as u16
     }
 
-    /// The window field of an ACK of what came before `next` only: the same right edge.
+    /// The window field of an ACK with the earlier acknowledgment number `next`: the same right edge.
     pub(super) fn advertise_from(&self, next: StreamOffset, scaled: bool) -> u16 {
         let shift = if scaled { self.shift } else { 0 };
         ((self.edge - next.min(self.edge)) >> shift).min(u16::MAX.into()) as u16
     }
 
-    /// The window as the peer may believe it now, in bytes.
+    /// The window that the peer may use now, in bytes.
     pub(super) fn window(&self) -> u64 {
         self.edge - self.next
     }
 
-    /// Whether a duplicate waits to be reported.
+    /// Whether a duplicate is still to be reported.
     pub(super) fn has_dsack(&self) -> bool {
         self.dsack.is_some()
     }
 
-    /// Puts at most `room` SACK blocks into `options`: first the duplicate (RFC 2883 section 4), then the ranges, that
-    /// which grew last first (RFC 2018 section 4).
+    /// Writes at most `room` SACK blocks into `options`: first the duplicate (RFC 2883 section 4), then the ranges, the
+    /// one that grew last first (RFC 2018 section 4).
     pub(super) fn report(&mut self, options: &mut Options, room: usize) {
         let room = room.min(options.sack.len());
         let mut blocks: SmallVec<[(StreamOffset, StreamOffset); 4]> = SmallVec::new();

@@ -1,8 +1,9 @@
-//! What recovery has to remember: its phase, the pacing of RFC 6937, and what to restore when it was for nothing.
+//! The state of loss recovery: its phase, proportional rate reduction (RFC 6937), and the values to restore when it was
+//! spurious.
 
 use crate::{seq::StreamOffset, time::Instant};
 
-/// Where loss recovery stands.
+/// The phase of loss recovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RecoveryPhase {
     /// No recovery.
@@ -56,39 +57,39 @@ impl Prr {
             let limit = self.delivered.saturating_sub(self.out).max(newly) + smss;
             (ssthresh - pipe).min(limit)
         };
-        // The first retransmission goes out whatever the sum says: it repairs what recovery is for.
+        // The first retransmission is always allowed: it repairs the loss that started the recovery.
         let least = if self.out == 0 { smss } else { 0 };
         pipe + count.max(least)
     }
 
-    /// Bytes were sent, new or again.
+    /// Counts bytes sent, new or retransmitted.
     pub(super) fn sent(&mut self, bytes: u64) {
         self.out += bytes;
     }
 }
 
-/// What a reduction that turns out spurious gives back (RFC 4015, RFC 9438 section 4.9).
+/// The state to restore when a reduction turns out spurious (RFC 4015, RFC 9438 section 4.9).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Undo {
     pub cwnd: u64,
     pub ssthresh: u64,
-    /// Retransmissions lie between these.
+    /// The range of offsets that may be retransmitted: `SND.UNA` and `SND.NXT` when the recovery began.
     pub from: StreamOffset,
     pub to: StreamOffset,
-    /// Retransmissions that no D-SACK has called superfluous yet.
+    /// Retransmissions that no D-SACK has reported as superfluous yet.
     pub unproven: u32,
-    /// Whether anything was retransmitted at all, and when first.
+    /// When the first segment was retransmitted, if any.
     pub first_resent: Option<Instant>,
 }
 
 impl Undo {
-    /// A segment that ends at `end` was sent again.
+    /// Records a retransmission.
     pub(super) fn resent(&mut self, now: Instant) {
         self.unproven += 1;
         self.first_resent.get_or_insert(now);
     }
 
-    /// A D-SACK says that `left..right` had arrived before. Returns whether all retransmissions were superfluous.
+    /// Processes a D-SACK for `left..right`. Returns whether all retransmissions were superfluous.
     pub(super) fn duplicate(&mut self, left: StreamOffset, right: StreamOffset) -> bool {
         if self.first_resent.is_none() || left < self.from || right > self.to {
             return false;

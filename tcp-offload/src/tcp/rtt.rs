@@ -1,24 +1,25 @@
-//! Round-trip time and the retransmission time-out (RFC 6298), and the windowed minimum that RACK wants.
+//! Round-trip time and the retransmission time-out (RFC 6298), and the windowed minimum that RACK needs.
 
 use std::time::Duration;
 
 use super::TcpConfig;
 use crate::time::{Instant, nanos};
 
-/// How long a smallest round-trip time is believed: paths change, and RFC 8985 section 6.2 asks for a windowed
-/// minimum. Two halves of 5 s each make a window of 5 to 10 s, long enough to see an empty queue.
+/// Half of the window of the minimum round-trip time: paths change, and RFC 8985 section 6.2 asks for a windowed
+/// minimum. Two halves of 5 s each make a window of 5 to 10 s, long enough to include a time when the queues on the
+/// path were empty.
 const MIN_HALF_NS: u64 = 5_000_000_000;
 
-/// Doublings of the time-out at most; `rto_max` bounds it long before.
+/// Most doublings of the time-out; `rto_max` limits it long before.
 const MOST_BACKOFF: u32 = 16;
 
-/// Round-trip estimates of one connection, in nanoseconds: they are computed with each ACK, where [`Duration`] would
-/// carry from nanoseconds to seconds at each step.
+/// Round-trip estimates of one connection, in nanoseconds. They are updated with each ACK, where arithmetic on
+/// [`Duration`] would carry between seconds and nanoseconds at each step.
 #[derive(Debug, Clone)]
 pub(super) struct Rtt {
     srtt: Option<u64>,
     rttvar: u64,
-    /// Smallest in the running half-window and in the one before.
+    /// Smallest round-trip time in the current half of the window and in the previous one.
     min: Option<u64>,
     min_before: Option<u64>,
     half_began: Instant,
@@ -43,8 +44,8 @@ impl Rtt {
         }
     }
 
-    /// A measurement at `now` of a segment that was sent once at `sent` (Karn's rule, RFC 6298 section 3). Ends the
-    /// back-off.
+    /// Takes a measurement at `now` of a segment sent at `sent`, whose round-trip time is not ambiguous (Karn's rule,
+    /// RFC 6298 section 3). Ends the back-off.
     pub(super) fn sample(&mut self, now: Instant, sent: Instant) {
         let rtt = now.as_nanos().saturating_sub(sent.as_nanos());
         match self.srtt {
@@ -91,18 +92,18 @@ impl Rtt {
         self.base_rto_ns().saturating_mul(1 << self.backoff).min(self.ceiling)
     }
 
-    /// The time-out without back-off (RFC 6298 section 2). On a steady path RTTVAR falls to nothing, and then a late ACK would
-    /// be a time-out: `floor` takes the place of G, the clock's granularity, which is a nanosecond here.
+    /// The time-out without back-off (RFC 6298 section 2). On a steady path RTTVAR falls to zero, and any late ACK
+    /// would then cause a time-out. Therefore `floor` replaces G, the clock granularity, which is a nanosecond here.
     pub(super) fn base_rto(&self) -> Duration {
         Duration::from_nanos(self.base_rto_ns())
     }
 
-    /// The time-out now.
+    /// The current time-out, with back-off.
     pub(super) fn rto(&self) -> Duration {
         Duration::from_nanos(self.rto_ns())
     }
 
-    /// When a time-out that begins at `start` ends.
+    /// When a time-out that starts at `start` fires.
     pub(super) fn rto_after(&self, start: Instant) -> Instant {
         start.after_nanos(self.rto_ns())
     }
@@ -112,7 +113,7 @@ impl Rtt {
         self.backoff = (self.backoff + 1).min(MOST_BACKOFF);
     }
 
-    /// How many times the time-out has been doubled since the last measurement.
+    /// Doublings of the time-out since the last measurement.
     pub(super) fn backoff(&self) -> u32 {
         self.backoff
     }
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn rfc8985_s6_2_the_minimum_is_forgotten_after_a_window() {
+    fn rfc8985_s6_2_the_minimum_expires_after_a_window() {
         let mut rtt = rtt();
         sample(&mut rtt, at(0), ms(10));
         sample(&mut rtt, at(5_000), ms(50));

@@ -1,5 +1,5 @@
-//! The send side of a connection: `SND.UNA`, `SND.NXT`, the peer's window, and what to send when by loss
-//! detection, recovery and congestion control. It decides; the frames are made in `output`.
+//! The send side of a connection: `SND.UNA`, `SND.NXT` and the peer's window. It decides by loss detection, recovery
+//! and congestion control what is sent when; `output` builds the frames.
 
 mod acks;
 
@@ -22,11 +22,11 @@ use crate::{
     time::{Instant, nanos},
 };
 
-/// Retransmissions or probes in a user timeout while the peer's window is closed, at least.
+/// Least number of retransmissions or probes in a user timeout while the peer's window is closed.
 const LEAST_PROBES: u32 = 4;
 
-/// Shortest probe time-out: a round-trip time within one turn of the engine measures as nothing, and no timer may be due when it
-/// is armed.
+/// Shortest probe time-out. A round trip within one turn of the engine measures as zero, and no timer may be due when
+/// it is armed.
 const LEAST_PTO_NS: u64 = 1_000;
 
 /// Why no new segment may be sent now.
@@ -36,7 +36,7 @@ pub(super) enum Limit {
     Congestion,
     /// The peer's window has no room for a full segment.
     Window,
-    /// Too many frames are retained.
+    /// The connection retains too many chunks.
     Frames,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Sender {
     iss: SeqNum,
     una: StreamOffset,
     nxt: StreamOffset,
-    /// The FIN's place in the sequence space, once it was sent.
+    /// Stream offset of our FIN, once it was sent.
     pub fin: Option<StreamOffset>,
     /// Right edge of the peer's window, `SND.WL1`, `SND.WL2` and `MAX.SND.WND`.
     edge: StreamOffset,
@@ -67,23 +67,23 @@ pub(super) struct Sender {
     /// Whether the peer sends SACK.
     pub sack: bool,
     duplicates: u32,
-    /// RFC 6582 section 3.2: no new fast retransmit before this is acknowledged.
+    /// No fast retransmit before this offset is acknowledged (RFC 6582 section 3.2).
     recovered_to: StreamOffset,
-    /// What was outstanding before the ACK in hand took its part: the flight size of RFC 5681 when congestion shows.
+    /// Bytes outstanding before the current ACK was processed: the flight size of RFC 5681 for a reduction.
     flight_before: u64,
-    /// `SND.NXT` when the congestion window last stopped us.
+    /// `SND.NXT` when the congestion window last limited the sender.
     limited_at: Option<StreamOffset>,
-    /// When `SND.UNA` last moved, or the queue ceased to be empty.
+    /// When `SND.UNA` last advanced, or the empty queue got its first segment.
     pub progress: Instant,
-    /// Start of the user timeout: since when the peer owes an answer. That is an acknowledgement of new data; while its window
-    /// is too small for the first segment, anything (RFC 9293 section 3.8.6.1), and the time runs from the first
-    /// retransmission or window probe after its last answer.
+    /// Start of the user timeout: since when the peer owes an answer. The answer is an acknowledgement of new data.
+    /// While the peer's window is too small for the first segment, any segment is an answer (RFC 9293 section 3.8.6.1),
+    /// and the time runs from the first retransmission or window probe after the last answer.
     pub waiting_since: Option<Instant>,
     last_sent: Instant,
     idle_since: Option<Instant>,
-    /// No second reduction for ECN before this is acknowledged (RFC 3168 section 6.1.2).
+    /// No second reduction for ECN before this offset is acknowledged (RFC 3168 section 6.1.2).
     marked_to: StreamOffset,
-    /// When the reordering window of the last segment in doubt has passed.
+    /// When the latest reordering window ends of the segments that may be lost.
     reorder_at: Option<Instant>,
 }
 
@@ -155,13 +155,13 @@ impl Sender {
         self.fin.is_some_and(|fin| self.una > fin)
     }
 
-    /// Whether the peer has all data, if perhaps not the FIN behind it.
+    /// Whether all data was acknowledged, though perhaps not the FIN.
     pub(super) fn all_data_acked(&self) -> bool {
         self.fin.is_some_and(|fin| self.una >= fin)
     }
 
-    /// The sequence number of a segment without payload: `SND.NXT`, or the first byte that waits for ring slots. A short
-    /// segment may find a slot where a long one found too few.
+    /// The sequence number of a segment without payload: `SND.NXT`, or that of the first segment still waiting for ring
+    /// slots. A short segment may find a slot where a long one found too few.
     pub(super) fn bare_seq(&self) -> SeqNum {
         self.seq_at(self.queue.unsent_from().unwrap_or(self.nxt))
     }
@@ -180,25 +180,25 @@ impl Sender {
         self.edge.saturating_sub(self.una)
     }
 
-    /// Whether the peer owes an answer for longer than the user timeout.
+    /// Whether the peer has owed an answer for longer than the user timeout.
     pub(super) fn waits_too_long(&self, now: Instant, config: &TcpConfig) -> bool {
         self.waiting_since.is_some_and(|since| now.since(since) >= config.user_timeout)
     }
 
-    /// Whether the first outstanding segment reaches beyond the peer's window, which has shrunk: the peer need not
+    /// Whether the first outstanding segment extends beyond the peer's window, which has shrunk: the peer need not
     /// acknowledge it (RFC 9293 section 3.8.6, SHLD-17).
     pub(super) fn is_blocked_by_window(&self) -> bool {
         self.queue.front().is_some_and(|first| first.end > self.edge)
     }
 
-    /// The handshake told the peer's first window; it is not scaled.
+    /// Sets the peer's window from the handshake; it is not scaled.
     pub(super) fn first_window(&mut self, seq: SeqNum, window: u64) {
         (self.wl1, self.wl2, self.edge) = (seq, 0, window);
         self.max_window = window;
     }
 
-    /// The SMSS has changed; before any data, the initial window with it. Later the window rises neither in bytes nor in
-    /// segments (RFC 4821 section 4, RFC 5681 section 3.1).
+    /// Changes the SMSS. Before any data was sent, the initial window changes with it; later the window rises neither
+    /// in bytes nor in segments (RFC 4821 section 4, RFC 5681 section 3.1).
     pub(super) fn resize(&mut self, smss: usize, config: &TcpConfig) {
         let (before, smss) = (self.window.smss.max(1), smss as u64);
         self.window.smss = smss;
@@ -216,7 +216,7 @@ impl Sender {
         }
     }
 
-    /// The SYN had to be sent more than once: one segment (RFC 5681 section 3.1).
+    /// Starts with a window of one segment, because the SYN was retransmitted (RFC 5681 section 3.1).
     pub(super) fn syn_was_lost(&mut self) {
         self.rtt.syn_timed_out();
         self.window.cwnd = self.window.smss;
@@ -228,8 +228,8 @@ impl Sender {
         self.queue.in_flight().saturating_sub(left)
     }
 
-    /// What congestion control reduces: the flight size, but not what lies beyond gaps and has long left the network, which
-    /// a recovery piles up. RFC 9438 section 4.6 lets the congestion window be it.
+    /// The flight size that congestion control reduces. It is limited to the congestion window, because in a recovery
+    /// data beyond gaps accumulates that has already left the network; RFC 9438 section 4.6 allows that.
     fn flight(&self) -> u64 {
         self.flight_size().min(self.window.cwnd)
     }
@@ -240,14 +240,14 @@ impl Sender {
 
     // ----- timers -----
 
-    /// The retransmission time-out has fired: everything that could have been acknowledged by now is lost, and
-    /// sending begins with one segment (RFC 5681 section 3.1, RFC 8985 section 6.3).
+    /// Handles the retransmission time-out: everything that could have been acknowledged by now counts as lost, and
+    /// sending restarts with one segment (RFC 5681 section 3.1, RFC 8985 section 6.3).
     pub(super) fn on_timeout(&mut self, now: Instant, frto: bool) {
         let again = matches!(self.phase, RecoveryPhase::Loss { .. });
         if self.queue.front().is_some_and(|e| e.sacked) {
             self.queue.renege();
         }
-        // F-RTO begins from no recovery, or again for the same segment (RFC 5682 section 3.2).
+        // F-RTO begins outside of a recovery, or again for the same segment (RFC 5682 section 3.2).
         let same = again && self.undo.is_some_and(|u| u.from == self.una);
         let may_be_spurious = frto && self.sack && (self.phase == RecoveryPhase::Open || same);
         if self.phase == RecoveryPhase::Open {
@@ -273,8 +273,8 @@ impl Sender {
         self.rtt.back_off();
     }
 
-    /// Sets the timers of RFC 6298 section 5 and RFC 8985 section 8 anew. The time-out stays armed behind the two
-    /// shorter ones: what fires first decides.
+    /// Rearms the timers of RFC 6298 section 5 and RFC 8985 section 8. The retransmission time-out stays armed in
+    /// addition to the two shorter ones; the first to fire decides.
     pub(super) fn arm(&mut self, now: Instant, timers: &mut Timers, config: &TcpConfig, after: After) {
         if self.queue.is_empty() {
             timers.disarm(Timer::Retransmit);
@@ -292,8 +292,8 @@ impl Sender {
             Some(at) => timers.arm(Timer::Reorder, at),
             None => timers.disarm(Timer::Reorder),
         }
-        // RFC 8985 section 7.3 starts the time-out anew also after a probe that may not be sent: such a one is not even
-        // planned, or it would put the time-out off.
+        // RFC 8985 section 7.3 restarts the time-out even after a probe that may not be sent. Such a probe is not
+        // scheduled, because it would postpone the time-out.
         if after == After::Timeout || !self.may_probe() {
             timers.disarm(Timer::Probe);
         } else {
@@ -302,8 +302,9 @@ impl Sender {
         }
     }
 
-    /// `at`, but no later than the user timeout, and later than `now` in any case. While only the peer's window holds us back,
-    /// it is asked [`LEAST_PROBES`] times in a user timeout, so that one lost answer does not end the connection.
+    /// `at`, but no later than the end of the user timeout, and always later than `now`. While only the peer's window
+    /// holds us back, the peer is probed [`LEAST_PROBES`] times in a user timeout, so that one lost answer does not end
+    /// the connection.
     pub(super) fn bound_by_user_timeout(&self, now: Instant, at: Instant, config: &TcpConfig) -> Instant {
         let at = if self.queue.is_empty() || self.is_blocked_by_window() {
             at.min(now + config.user_timeout / LEAST_PROBES)
@@ -314,13 +315,14 @@ impl Sender {
         at.min(end).max(now + TICK)
     }
 
-    /// RFC 8985 section 7.2: not in recovery, nothing reported by SACK.
+    /// RFC 8985 section 7.2: whether there is no recovery, and SACK has reported nothing.
     fn probes_apply(&self) -> bool {
         self.sack && self.phase == RecoveryPhase::Open && self.queue.sacked() == 0
     }
 
-    /// When the probe is due that `TLP_calc_PTO` gives a time-out from `now`. A peer of our kind may keep back the ACK of up to `ack_every` segments, so the allowance
-    /// that the RFC has for one segment applies to as many.
+    /// When a tail loss probe is due whose time-out (`TLP_calc_PTO`) starts at `now`. A peer of our kind may delay the
+    /// ACK of up to `ack_every` segments, so the allowance that the RFC grants for one segment in flight applies to
+    /// that many.
     fn pto_after(&self, now: Instant, config: &TcpConfig) -> Instant {
         let Some(srtt) = self.rtt.srtt_ns() else { return now + Duration::from_secs(1) };
         let few = self.queue.len() <= config.ack_every as usize;
@@ -335,37 +337,38 @@ impl Sender {
 
     // ----- sending -----
 
-    /// Whether a segment counts as lost, or F-RTO waits to learn whether there is new data.
+    /// Whether a segment counts as lost, or F-RTO has to know whether there is new data.
     pub(super) fn wants_to_retransmit(&self) -> bool {
         self.queue.has_lost() || self.frto_sends_new()
     }
 
-    /// The lost segment to send again now, if the window allows one.
+    /// Index of the lost segment to retransmit now, if the window allows one.
     pub(super) fn next_resend(&mut self) -> Option<usize> {
         if let RecoveryPhase::Loss { frto: Frto::SendNew(_) | Frto::Sent, .. } = self.phase {
-            // F-RTO sends only new data, and so what never left because the ring was full.
+            // F-RTO sends only new data, which includes segments never transmitted because the ring was full.
             let last = self.queue.last_index()?;
             return self.queue.entry(last).is_some_and(|e| e.unsent).then_some(last);
         }
         let index = self.queue.next_lost()?;
-        // What is too long for the path goes in pieces.
+        // A segment that is too long for the path is sent in pieces.
         let entry = self.queue.entry(index)?;
         let (bytes, unsent) = (entry.bytes().min(self.window.smss), entry.unsent);
         let pipe = self.pipe();
-        // What has never left had its room already, perhaps by a probe's right, and goes before what is behind it.
+        // A segment that was never transmitted passed the window check before, perhaps as a probe, and precedes later
+        // data.
         (pipe == 0 || unsent || pipe + bytes <= self.window.cwnd).then_some(index)
     }
 
-    /// Room for a new segment's payload, at most `emss`; or what limits it. A window too small for a full segment is
-    /// offered only when it is at least half of the largest the peer ever had, or when nothing is in flight
-    /// and `insist` (RFC 9293 section 3.8.6.2.1).
-    pub(super) fn room(&self, emss: usize, max_chunks: usize, insist: bool) -> Result<usize, Limit> {
+    /// Room for a new segment's payload, at most `emss`, or the limit that prevents one. A window too small for a full
+    /// segment is used only when it is at least half of the largest window ever offered, or when nothing is in flight
+    /// and the persist timer has fired (`window_probe`, RFC 9293 section 3.8.6.2.1).
+    pub(super) fn room(&self, emss: usize, max_chunks: usize, window_probe: bool) -> Result<usize, Limit> {
         if self.queue.chunks() >= max_chunks {
             return Err(Limit::Frames);
         }
         let usable = self.usable();
         let enough = usable >= emss as u64
-            || usable > 0 && (usable >= self.max_window / 2 || insist && self.queue.is_empty());
+            || usable > 0 && (usable >= self.max_window / 2 || window_probe && self.queue.is_empty());
         if !enough {
             return Err(Limit::Window);
         }
@@ -376,7 +379,7 @@ impl Sender {
         Ok(emss.min(usable as usize))
     }
 
-    /// RFC 4821 section 7.4: no probe, no loss and no sign of one outstanding.
+    /// RFC 4821 section 7.4: whether no probe is outstanding, and there is no loss or sign of one.
     pub(super) fn may_probe_mtu(&self, now: Instant) -> bool {
         self.phase == RecoveryPhase::Open
             && self.duplicates == 0
@@ -384,9 +387,9 @@ impl Sender {
             && self.prober.is_free(now)
     }
 
-    /// The room that the windows leave for a probe with `probe` bytes of payload (RFC 4821 section 7.4): all or nothing, and
-    /// only when three segments fit behind it, which show whether it was lost. Windows that are too small for that in
-    /// any case allow a smaller probe, or they would never grow again.
+    /// The room that the windows leave for a path MTU probe with `probe` bytes of payload (RFC 4821 section 7.4): all
+    /// or nothing, and only when three segments fit after it, whose ACKs show whether it was lost. Windows that are
+    /// always too small for that allow a smaller probe; otherwise they would never grow again.
     pub(super) fn room_for_probe(&self, probe: usize, emss: usize) -> usize {
         let windows = self.snd_wnd().min(self.window.cwnd) as usize;
         let free = self.usable().min(self.window.cwnd.saturating_sub(self.pipe())) as usize;
@@ -397,16 +400,16 @@ impl Sender {
         if probe <= free && probe + followers <= windows { probe } else { 0 }
     }
 
-    /// After a failed probe: as many round trips as the window has segments, the least time between two losses
-    /// under congestion control (RFC 4821 section 7.6.2).
+    /// Pauses path MTU probes after a failed one for as many round trips as the window has segments: the shortest time
+    /// between two losses under congestion control (RFC 4821 section 7.6.2).
     pub(super) fn pause_probes(&mut self, now: Instant, factor: u32) {
         let segments = (self.window.cwnd / self.window.smss.max(1)).max(1).min(u64::from(u32::MAX)) as u32;
         let round = self.rtt.srtt().unwrap_or(Duration::from_secs(1));
         self.prober.pause(now, round.saturating_mul(segments).saturating_mul(factor));
     }
 
-    /// The last segment is a probe of the path's MTU and nothing follows it: it counts as lost, as a time-out tells.
-    /// Returns whether it was so.
+    /// Marks the last segment as lost, as if by a time-out, if it is a path MTU probe: nothing follows it that could
+    /// show its loss earlier. Returns whether it was a probe.
     pub(super) fn give_up_last_probe(&mut self) -> bool {
         let Some(last) = self.queue.last_index() else { return false };
         if !self.queue.entry(last).is_some_and(|e| self.prober.is(e.end)) {
@@ -417,8 +420,8 @@ impl Sender {
         true
     }
 
-    /// A sign of congestion with `flight` bytes outstanding: `ssthresh` falls, to two segments at least. Returns what the
-    /// window shall become, at least one segment (RFC 5681 equation 4, RFC 9438 section 4.6).
+    /// Reacts to congestion with `flight` bytes outstanding: reduces `ssthresh`, to at least two segments. Returns the
+    /// new window, at least one segment (RFC 5681 equation 4, RFC 9438 section 4.6).
     fn reduce(&mut self, flight: u64, sign: Congestion) -> u64 {
         let window = self.control.reduce(&self.window, flight, sign);
         self.window.ssthresh = window.max(2 * self.window.smss);
@@ -429,12 +432,12 @@ impl Sender {
         matches!(self.phase, RecoveryPhase::Loss { frto: Frto::SendNew(_), .. })
     }
 
-    /// The congestion window has stopped us.
+    /// Records that the congestion window limits the sender.
     pub(super) fn was_limited(&mut self) {
         self.limited_at = Some(self.nxt);
     }
 
-    /// Before the first segment after a pause: RFC 5681 section 4.1, RFC 9438 section 5.8.
+    /// Prepares for the first segment after an idle period: RFC 5681 section 4.1, RFC 9438 section 5.8.
     pub(super) fn before_new_data(&mut self, now: Instant) {
         if let Some(since) = self.idle_since.take() {
             self.control.paused(now.since(since));
@@ -446,7 +449,7 @@ impl Sender {
         }
     }
 
-    /// A new segment was sent.
+    /// Records that a new segment was sent.
     pub(super) fn sent_new(&mut self, now: Instant, entry: SentSegment) {
         self.nxt = entry.end;
         self.last_sent = now;
@@ -459,7 +462,7 @@ impl Sender {
         }
     }
 
-    /// F-RTO found no new data to send: conventional recovery. Returns whether that changed anything.
+    /// Tells F-RTO that there is no new data to send. Returns whether conventional recovery has begun.
     pub(super) fn nothing_new(&mut self) -> bool {
         let RecoveryPhase::Loss { frto, .. } = &mut self.phase else { return false };
         let Frto::SendNew(left) = *frto else { return false };
@@ -467,7 +470,7 @@ impl Sender {
         *frto == Frto::Off
     }
 
-    /// SentSegment `index` was sent again.
+    /// Records that segment `index` was retransmitted.
     pub(super) fn resent(&mut self, now: Instant, index: usize) {
         self.queue.resent(index, now);
         self.last_sent = now;
@@ -481,18 +484,19 @@ impl Sender {
     }
 }
 
-/// A window of `bytes` when segments become smaller: as many segments as before. When they become larger, as many bytes.
+/// Adapts a window of `bytes` to a new SMSS: the same number of segments when they become smaller, the same number of
+/// bytes when they become larger.
 fn shrink(bytes: u64, before: u64, smss: u64) -> u64 {
     if smss < before { (u128::from(bytes) * u128::from(smss) / u128::from(before)) as u64 } else { bytes }
 }
 
-/// What makes timers be set anew.
+/// The event after which timers are rearmed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum After {
     /// New data was sent.
     Sent,
     /// New data was acknowledged.
     Acked,
-    /// A time-out or a probe: the time-out runs from now, and no probe before an ACK.
+    /// A time-out fired or a probe was sent: the time-out restarts now, and no probe is sent before an ACK.
     Timeout,
 }

@@ -1,5 +1,5 @@
-//! Timers that fire: retransmission and user timeout (RFC 6298, RFC 9293 section 3.8.3), window probes (section 3.8.6.1),
-//! keepalive (section 3.8.4), and what is reported of a peer that does not answer.
+//! Handling of timers that fire: retransmission and user timeout (RFC 6298, RFC 9293 section 3.8.3), window probes
+//! (section 3.8.6.1), keepalive (section 3.8.4), and the soft errors reported for a peer that does not answer.
 
 use super::{
     Connection, SoftError, State,
@@ -8,17 +8,17 @@ use super::{
 };
 use crate::{time::Instant, ulp::CloseReason};
 
-/// Time-outs in a row without any answer that are a full stop (RFC 4821 section 7.7): R1 of RFC 9293 section 3.8.3.
+/// Time-outs in a row without an answer that count as a full stop (RFC 4821 section 7.7): R1 of RFC 9293 section 3.8.3.
 const R1: u32 = 3;
 
 impl Connection {
-    /// When [`Connection::on_timer`] wants to be called.
+    /// When [`Connection::on_timer`] has to be called.
     pub fn deadline(&self) -> Option<Instant> {
         self.timers.next()
     }
 
-    /// Acts on the timers that have run out. Afterwards [`Connection::transmit`] wants to be called.
-    /// Returns the reason when the connection has just ended.
+    /// Handles the timers that have fired. Afterwards [`Connection::transmit`] has to be called. Returns the reason
+    /// when the connection has just ended.
     pub fn on_timer(&mut self, now: Instant) -> Option<CloseReason> {
         for timer in KINDS {
             if self.timers.expire(timer, now) {
@@ -58,8 +58,8 @@ impl Connection {
         }
     }
 
-    /// TIME-WAIT, FIN-WAIT-2 or the connection attempt is over. A close that has not finished in time, though nobody reads
-    /// what the peer sends, ends with a RST.
+    /// Ends TIME-WAIT, FIN-WAIT-2 or the connection attempt. A close that has not finished in time, while the local end
+    /// no longer reads, ends with a RST.
     fn on_wait_timeout(&mut self) {
         if self.unread && !matches!(self.state, State::FinWait2 | State::TimeWait) {
             self.abort_with(CloseReason::TimedOut);
@@ -68,8 +68,8 @@ impl Connection {
         }
     }
 
-    /// The SYN or SYN-ACK is due again. Excessive retransmissions of it are reported like those of data (RFC 9293 section
-    /// 3.8.3, MUST-22).
+    /// Schedules a retransmission of the SYN or SYN-ACK. Excessive retransmissions of it are reported like those of
+    /// data (RFC 9293 section 3.8.3, MUST-22).
     fn on_syn_timeout(&mut self, now: Instant) {
         self.syn.due = true;
         if self.syn.sent >= R1 {
@@ -77,20 +77,21 @@ impl Connection {
         }
     }
 
-    /// R1 of RFC 9293 section 3.8.3 is reached: the user learns it once, and the next hop shall be resolved again (MUST-20)
-    /// after each further time-out.
+    /// Handles R1 of RFC 9293 section 3.8.3: reports a soft error to the user once, and requests another resolution of
+    /// the next hop (MUST-20) after each further time-out.
     fn on_r1(&mut self, now: Instant) {
         self.record_soft_error(now, SoftError::NoAnswer);
         self.next_hop_doubtful = true;
     }
 
-    /// Whether time-outs in a row have cast doubt on the next hop since the last call.
+    /// Whether repeated time-outs have made the next hop doubtful since the last call, so that it should be resolved
+    /// again.
     pub fn take_next_hop_doubt(&mut self) -> bool {
         std::mem::take(&mut self.next_hop_doubtful)
     }
 
-    /// Records an error that the connection may survive. It is reported once; after an acknowledgement of new data the next
-    /// one is reported again.
+    /// Records an error that the connection may survive. The same error is reported once, and again only after an
+    /// acknowledgement of new data.
     pub(super) fn record_soft_error(&mut self, now: Instant, error: SoftError) {
         let lasts = |(last, at): (SoftError, Instant)| last == error && at >= self.tx.progress;
         if !self.soft_error.is_some_and(lasts) {
@@ -126,19 +127,19 @@ impl Connection {
         self.timers.arm(Timer::Retransmit, self.tx.bound_by_user_timeout(now, at, &self.config));
     }
 
-    /// Whether answers of the peer alone keep the connection open while its window is closed (RFC 9293 section 3.8.6.1). They
-    /// do not once the user has closed it: then only progress counts (as RFC 6429 explains).
+    /// Whether the peer's answers alone keep the connection open while its window is closed (RFC 9293 section 3.8.6.1).
+    /// Once the user has closed the connection, only progress does (as RFC 6429 explains).
     pub(super) fn answers_keep_it_open(&self) -> bool {
         !self.closing && !self.closes_when_sent && !self.unread
     }
 
-    /// RFC 8985 section 7.3.
+    /// Schedules a tail loss probe (RFC 8985 section 7.3).
     fn on_probe_timeout(&mut self, now: Instant) {
         self.due.loss_probe = self.tx.may_probe();
         self.tx.arm(now, &mut self.timers, &self.config, After::Timeout);
     }
 
-    /// RFC 9293 section 3.8.6.1. The connection stays open as long as the peer answers the probes.
+    /// Schedules a window probe (RFC 9293 section 3.8.6.1). The connection stays open as long as the peer answers.
     fn on_persist(&mut self, now: Instant) {
         if self.tx.waits_too_long(now, &self.config) {
             return self.end(CloseReason::TimedOut);
@@ -147,7 +148,7 @@ impl Connection {
         self.due.window_probe = true;
     }
 
-    /// Starts the keepalive timer, or stops it where keepalive is off.
+    /// Starts the keepalive timer, or stops it when keepalive is off.
     pub(super) fn arm_keepalive(&mut self, now: Instant) {
         match self.config.keepalive {
             Some(keepalive) => self.timers.arm(Timer::Keepalive, now + keepalive.first_probe(self.passive)),
@@ -155,7 +156,7 @@ impl Connection {
         }
     }
 
-    /// The peer has sent something that only it can have sent: the keepalive timer counts from now.
+    /// Restarts the keepalive period: a segment arrived that only the peer can have sent.
     pub(super) fn note_life(&mut self, now: Instant) {
         self.last_heard = now;
         self.keepalives = 0;
@@ -170,7 +171,7 @@ impl Connection {
         if self.keepalives >= keepalive.probes {
             return self.end(CloseReason::TimedOut);
         }
-        // While data is outstanding, its retransmissions find out whether the peer lives.
+        // While data is outstanding, its retransmissions show whether the peer is alive.
         if self.tx.queue.is_empty() {
             self.keepalives += 1;
             self.counters.keepalives += 1;

@@ -17,13 +17,13 @@ pub(super) enum Timer {
     DelayedAck,
     /// RFC 9293 section 3.8.4.
     Keepalive,
-    /// End of TIME-WAIT, FIN-WAIT-2, the connection attempt, or a close that nobody reads for.
+    /// End of TIME-WAIT, FIN-WAIT-2, the connection attempt, or a close after the local end has stopped reading.
     Wait,
     /// RFC 3168 section 6.1.2: new data waits because a congestion window of one segment was marked.
     Hold,
 }
 
-/// All timers, in the order in which those that are due at the same time are handled.
+/// All timers, in the order in which timers due at the same time are handled.
 pub(super) const KINDS: [Timer; 8] = [
     Timer::Retransmit,
     Timer::Probe,
@@ -35,7 +35,7 @@ pub(super) const KINDS: [Timer; 8] = [
     Timer::Hold,
 ];
 
-/// The shortest time that a timer runs: one tick of the timestamp clock. A handler that armed a timer at or before `now` would
+/// The shortest run of a timer: one tick of the timestamp clock. A handler that armed a timer at or before `now` would
 /// run for ever.
 pub(super) const TICK: Duration = Duration::from_millis(1);
 

@@ -15,7 +15,8 @@ const C: f64 = 0.4;
 /// Section 4.6: multiplicative decrease factor.
 const BETA: f64 = 0.7;
 
-/// Section 4.3: additive increase that is as fast as Reno's with its own decrease.
+/// Section 4.3: additive increase factor that makes `w_est` grow as fast on average as Reno with its own decrease
+/// factor.
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 
 /// One congestion avoidance stage.
@@ -33,11 +34,11 @@ struct Epoch {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cubic {
     state: State,
-    /// As it was before the last reduction (section 4.9.2).
+    /// The state before the last reduction, to undo it (section 4.9.2).
     before: Option<State>,
-    /// Slow start before the first sign of congestion.
+    /// HyStart++, during the first slow start.
     hystart: Option<HyStart>,
-    /// HyStart++ is for the first slow start only (RFC 9406 section 4.3).
+    /// The first slow start has begun; HyStart++ applies to no later one (RFC 9406 section 4.3).
     started: bool,
 }
 
@@ -46,9 +47,9 @@ struct State {
     epoch: Option<Epoch>,
     w_max: f64,
     cwnd_prior: f64,
-    /// The stage that begins now follows a time-out (section 4.8).
+    /// The next stage follows a time-out (section 4.8).
     after_timeout: bool,
-    /// Growth below one byte, carried over.
+    /// Growth of less than one byte, carried over to the next ACK.
     fraction: f64,
 }
 
@@ -74,7 +75,8 @@ impl Cubic {
         }
     }
 
-    /// Begins a stage: from the last plateau (figure 2), or from here where there is none (sections 4.8, 4.10).
+    /// Begins a congestion avoidance stage: towards the last plateau (figure 2), or from the current window where there
+    /// is none (sections 4.8, 4.10).
     fn begin(&self, now: Instant, cwnd: f64) -> Epoch {
         let known = self.state.w_max > cwnd && !self.state.after_timeout;
         let origin = if known { self.state.w_max } else { cwnd };
@@ -154,7 +156,7 @@ mod tests {
         Instant::ZERO + Duration::from_millis(ms)
     }
 
-    /// Acknowledges a window's worth each `rtt_ms` until `until_ms`.
+    /// Acknowledges one window every `rtt_ms`, from `from_ms` until `until_ms`.
     fn run(cubic: &mut Cubic, window: &mut Window, from_ms: u64, until_ms: u64, rtt_ms: u64) {
         let mut now = from_ms;
         while now < until_ms {

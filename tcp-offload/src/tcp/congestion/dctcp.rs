@@ -1,5 +1,5 @@
-//! DCTCP: the window falls in proportion to how much of it was marked, so queues stay short where switches mark early
-//! (RFC 8257 section 3.3). Growth, and the answer to losses, are those of RFC 5681.
+//! DCTCP: the window falls in proportion to the fraction of bytes that was marked, so queues stay short where switches
+//! mark early (RFC 8257 section 3.3). Window growth and the reaction to losses are those of RFC 5681.
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ const G: f64 = 1.0 / 16.0;
 #[derive(Debug, Clone)]
 pub(crate) struct Dctcp {
     reno: NewReno,
-    /// Estimated fraction of bytes that are marked; 1 before anything is known (section 3.3, step 1).
+    /// Estimated fraction of bytes that are marked; 1 initially (section 3.3, step 1).
     alpha: f64,
-    /// Bytes acknowledged in this window, and those of ACKs with ECN-Echo.
+    /// Bytes acknowledged in this window, and how many of them by ACKs with ECN-Echo.
     acked: u64,
     marked: u64,
     /// `DCTCP.WindowEnd`.
@@ -74,7 +74,7 @@ mod tests {
 
     const WINDOW: Window = Window { cwnd: 100_000, ssthresh: 100_000, smss: 1000 };
 
-    /// A window of 100 segments after the other, of which `marked` carry a mark.
+    /// Acknowledges `count` windows of 100 segments, of which `marked` segments each carry a mark.
     fn windows(dctcp: &mut Dctcp, count: u64, marked: u64) {
         let mut una = dctcp.window_end;
         for _ in 0..count {
@@ -89,7 +89,11 @@ mod tests {
     #[test]
     fn rfc8257_s3_3_the_window_falls_by_half_the_fraction_that_is_marked() {
         let mut dctcp = Dctcp::default();
-        assert_eq!(dctcp.reduce(&WINDOW, 100_000, Congestion::Marked), 50_000, "nothing known: half");
+        assert_eq!(
+            dctcp.reduce(&WINDOW, 100_000, Congestion::Marked),
+            50_000,
+            "the initial estimate halves the window"
+        );
         windows(&mut dctcp, 200, 20);
         assert!((dctcp.alpha - 0.2).abs() < 0.01, "{}", dctcp.alpha);
         let reduced = dctcp.reduce(&WINDOW, 100_000, Congestion::Marked);
@@ -108,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn rfc8257_s3_5_losses_are_answered_as_ever() {
+    fn rfc8257_s3_5_losses_halve_the_window_as_in_rfc_5681() {
         let mut dctcp = Dctcp { alpha: 0.0, ..Dctcp::default() };
         assert_eq!(dctcp.reduce(&WINDOW, 100_000, Congestion::Loss), 50_000);
         assert_eq!(dctcp.reduce(&WINDOW, 100_000, Congestion::Timeout), 50_000);

@@ -1,12 +1,12 @@
-//! HyStart++ (RFC 9406): leaving slow start when delay grows, before losses say so.
+//! HyStart++ (RFC 9406): slow start ends when the delay grows, before segments are lost.
 
 use std::time::Duration;
 
 use super::{Acked, Window, new_reno::SLOW_START_LIMIT};
 use crate::seq::StreamOffset;
 
-/// The constants of section 4.3. The thresholds are lowered from 4 ms and 16 ms: round trips in a data centre are
-/// tens of microseconds, and a queue of 4 ms would never be seen there.
+/// The constants of section 4.3. `MIN_RTT_THRESH` is lowered from 4 ms: round trips in a data centre are tens of
+/// microseconds, where an increase by 4 ms would never be seen.
 const MIN_RTT_THRESH: Duration = Duration::from_micros(50);
 const MAX_RTT_THRESH: Duration = Duration::from_millis(16);
 const MIN_RTT_DIVISOR: u32 = 8;
@@ -14,12 +14,12 @@ const N_RTT_SAMPLE: u32 = 8;
 const CSS_GROWTH_DIVISOR: u64 = 4;
 const CSS_ROUNDS: u32 = 5;
 
-/// What slow start shall do next.
+/// Whether slow start continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Advice {
-    /// Go on.
+    /// Stay in slow start.
     Stay,
-    /// Enter congestion avoidance here.
+    /// Enter congestion avoidance with the current window.
     Leave,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct HyStart {
     last_round_min: Option<Duration>,
     round_min: Option<Duration>,
     samples: u32,
-    /// In conservative slow start: the baseline, and rounds done.
+    /// In conservative slow start: the baseline round-trip time, and the rounds completed.
     css: Option<(Duration, u32)>,
 }
 
@@ -44,8 +44,8 @@ impl HyStart {
             self.samples += 1;
         }
         self.judge();
-        // The byte at `window_end` itself: what is sent for the last ACK before it ends a burst, behind all of that burst,
-        // and would make the next round begin with the longest round-trip times of this one.
+        // A round ends with the first ACK beyond `window_end`, not at it: the segment sent for the last ACK of a burst
+        // is queued behind the whole burst, and would give the next round the longest round-trip times of this one.
         if acked.una > self.window_end {
             return self.end_round(acked.nxt);
         }
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn steady_delay_never_leaves() {
+    fn a_steady_delay_never_ends_slow_start() {
         let (mut hystart, mut window) = start();
         for n in 0..50 {
             assert_eq!(round(&mut hystart, &mut window, 1000, n), Advice::Stay);

@@ -1,5 +1,5 @@
-//! Congestion control (RFC 5681): how the window grows, and what a sign of congestion makes of it. Loss
-//! detection, recovery and the pacing of recovery (PRR) are not here: they are the same for all algorithms.
+//! Congestion control (RFC 5681): how the window grows, and how it is reduced on a sign of congestion. Loss detection,
+//! recovery and proportional rate reduction are elsewhere, because all algorithms share them.
 
 mod cubic;
 mod dctcp;
@@ -12,18 +12,18 @@ pub(super) use self::{cubic::Cubic, dctcp::Dctcp, new_reno::NewReno};
 use super::Algorithm;
 use crate::{seq::StreamOffset, time::Instant};
 
-/// The window that all algorithms steer, in bytes.
+/// The congestion window that all algorithms control, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Window {
     pub cwnd: u64,
     pub ssthresh: u64,
-    /// SMSS: what a full segment carries.
+    /// SMSS: payload bytes of a full segment.
     pub smss: u64,
 }
 
 impl Window {
-    /// The initial window: `segments` full segments, but not above 14600 bytes unless two segments are larger
-    /// (RFC 6928 section 2, for 10 segments of 1460).
+    /// The initial window: `segments` full segments, but no more than `segments` times 1460 bytes unless two segments
+    /// are larger (RFC 6928 section 2, for 10 segments).
     pub(super) fn initial(smss: u64, segments: u32) -> u64 {
         (u64::from(segments) * smss).min((u64::from(segments) * 1460).max(2 * smss))
     }
@@ -33,19 +33,19 @@ impl Window {
     }
 }
 
-/// What an ACK of new data tells.
+/// Measurements from an ACK of new data.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Acked {
     pub now: Instant,
     /// Bytes newly acknowledged.
     pub bytes: u64,
-    /// Round-trip time of this ACK, where it gave one.
+    /// Round-trip time measured by this ACK, if any.
     pub rtt: Option<Duration>,
     pub srtt: Option<Duration>,
     pub una: StreamOffset,
     pub nxt: StreamOffset,
-    /// After a time-out an ACK may cover much that had arrived long before: the window grows by one segment at
-    /// most (RFC 3465 section 2.3).
+    /// The connection recovers from a time-out. An ACK may then cover much that had arrived long before, so the window
+    /// grows by at most one segment (RFC 3465 section 2.3).
     pub after_timeout: bool,
 }
 
@@ -62,28 +62,29 @@ pub(super) enum Congestion {
 
 /// A congestion control algorithm.
 pub(super) trait CongestionControl: fmt::Debug + Send {
-    /// New data was acknowledged outside of recovery, while the window limited the sender.
+    /// Processes an ACK of new data outside of fast recovery, while the window limited the sender.
     fn acked(&mut self, window: &mut Window, acked: &Acked);
 
-    /// An ACK of `bytes` new bytes has come, with or without ECN-Echo.
+    /// Processes an ACK of `bytes` new bytes; `marked` says whether it carries ECN-Echo.
     fn echoed(&mut self, _una: StreamOffset, _nxt: StreamOffset, _bytes: u64, _marked: bool) {}
 
-    /// There is congestion, with `flight` bytes outstanding. Returns what the window shall become; how small it may be
-    /// is the sender's business. The state before is remembered for [`CongestionControl::undo`].
+    /// Reacts to congestion with `flight` bytes outstanding. Returns the new window; the sender applies the lower
+    /// limits. The previous state is kept for [`CongestionControl::undo`].
     fn reduce(&mut self, window: &Window, flight: u64, sign: Congestion) -> u64;
 
-    /// The last reduction was spurious.
+    /// Undoes the last reduction, which was spurious.
     fn undo(&mut self);
 
-    /// Segments have become larger or smaller, and the window with them or not: it rises neither in bytes nor in segments
-    /// (RFC 4821 section 4).
+    /// The SMSS has changed from `before` to `smss`. The sender has adapted the window, which rises neither in bytes
+    /// nor in segments (RFC 4821 section 4).
     fn resized(&mut self, before: u64, smss: u64);
 
-    /// For `pause`, the application and not the window limited the sender: no growth is owed for that time.
+    /// The application, not the window, limited the sender for `pause`: that time does not count for the growth of the
+    /// window.
     fn paused(&mut self, pause: Duration);
 }
 
-/// The algorithm that the configuration names.
+/// The congestion control that the configuration selects.
 pub(super) fn new(algorithm: Algorithm) -> Box<dyn CongestionControl> {
     match algorithm {
         Algorithm::NewReno => Box::new(NewReno::default()),

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::{Acked, Congestion, CongestionControl, Window};
 
-/// Segments by which one ACK may grow the window in slow start. RFC 3465's 2 supposes ACKs of two segments;
-/// our peers acknowledge up to eight at once.
+/// Segments by which one ACK may grow the window in slow start. The 2 of RFC 3465 assumes ACKs of two segments; our
+/// peers acknowledge up to eight at once.
 pub(super) const SLOW_START_LIMIT: u64 = 8;
 
 /// RFC 5681.

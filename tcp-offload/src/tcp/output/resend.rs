@@ -1,4 +1,4 @@
-//! Retransmission: from the frame that was sent, or from the heap when the frame was given back.
+//! Retransmission: from the frame that was sent, or from the heap when the frame was released.
 
 use super::{Stopped, Turn};
 use crate::{
@@ -9,18 +9,19 @@ use crate::{
     wire::{Flags, MOST_HEADER_BYTES, Options},
 };
 
-/// Longest time for which unacknowledged data keeps its frame when frames are scarce. The retransmission time-out follows
-/// what the peer makes us measure, so a hostile one could stretch it up to a minute.
+/// Longest time for which unacknowledged data keeps its frame when frames are scarce. The retransmission time-out
+/// depends on measurements that a hostile peer can inflate up to a minute.
 const MOST_FRAME_AGE: Duration = Duration::from_secs(1);
 
 impl Connection {
-    /// At most `bytes` more of payload may move to the heap by the next [`Connection::transmit`].
+    /// Allows the next [`Connection::transmit`] to move at most `bytes` of payload to the heap.
     pub fn allow_spill(&mut self, bytes: usize) {
         self.spill_allowance = bytes;
     }
 
-    /// Frames are scarce: segments that have waited for a retransmission time-out, or for a second, move their payload to the
-    /// heap and give their frame back, the oldest first, at most `room` bytes. Returns the bytes moved.
+    /// Relieves a shortage of frames: segments that have waited for a retransmission time-out, or for one second, move
+    /// their payload to the heap and release their frame, the oldest first, at most `room` bytes. Returns the bytes
+    /// moved.
     pub fn spill(&mut self, now: Instant, link: &mut dyn Link, room: usize) -> usize {
         let age = self.tx.rtt.base_rto().min(MOST_FRAME_AGE);
         let Some(before) = now.as_nanos().checked_sub(age.as_nanos() as u64) else { return 0 };
@@ -32,7 +33,7 @@ impl Connection {
         self.tx.queue.spilled_bytes()
     }
 
-    /// When the oldest segment that is not acknowledged was first sent.
+    /// When the oldest unacknowledged segment was first sent.
     pub fn unacknowledged_since(&self) -> Option<Instant> {
         self.tx.queue.front().map(|entry| entry.first_sent)
     }
@@ -44,7 +45,7 @@ impl Connection {
         Ok(())
     }
 
-    /// A tail loss probe that found no new data retransmits the last segment (RFC 8985 section 7.3).
+    /// Retransmits the last segment as a tail loss probe when there is no new data to send (RFC 8985 section 7.3).
     pub(super) fn probe_with_old(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         if !self.due.loss_probe {
             return Ok(());
@@ -71,7 +72,7 @@ impl Connection {
         self.tx.arm(now, &mut self.timers, &self.config, After::Timeout);
     }
 
-    /// Retransmits entry `index`: new headers in front of the same bytes.
+    /// Retransmits entry `index` with new headers in front of the same payload.
     fn resend(&mut self, turn: &mut Turn<'_>, index: usize) -> Result<(), Stopped> {
         turn.check_room()?;
         let header = self.headers.len(&Options::default()) + self.option_bytes();
@@ -115,8 +116,8 @@ impl Connection {
                 turn.link.submit(self.path.queue, frame, *header + len).is_ok()
             }
             Payload::Heap(bytes) => {
-                // The frame goes back as soon as it is sent, like that of an ACK: it may come from the reserve, but
-                // leaves half of it to ACKs.
+                // The frame is released as soon as it is sent, like that of an ACK. It may therefore come from the
+                // reserve, but leaves half of the reserve to ACKs.
                 if turn.link.tx_available() < reserved / 2 + chunks_for(turn.link, written + len) {
                     return Err(turn.no_frame());
                 }
@@ -134,9 +135,9 @@ impl Connection {
         turn.count(sent)
     }
 
-    /// Cuts a segment that no longer fits the path into ones that do, or makes room for longer headers. The bytes and their
-    /// sequence numbers stay; these segments lose their alignment with FPDUs. The pieces lie on the heap, so that no
-    /// frame is needed to retain them.
+    /// Cuts a segment that no longer fits the path into segments that do, or makes room for longer headers. Payload and
+    /// sequence numbers stay the same, but the new segments are no longer aligned with FPDUs. They are stored on the
+    /// heap, so that no frame is needed to retain them.
     fn recut(&mut self, turn: &mut Turn<'_>, index: usize, header: usize) -> Result<(), Stopped> {
         let emss = self.emss;
         let Some(entry) = self.tx.queue.entry(index) else { return Ok(()) };

@@ -25,7 +25,7 @@ fn search(path: &mut PathMtu, mtu: u16, now: Instant) -> Vec<u16> {
 }
 
 #[test]
-fn rfc4821_s7_2_without_a_reason_nothing_is_probed() {
+fn rfc4821_s7_2_a_path_as_wide_as_its_first_hop_is_not_probed() {
     let mut path = plain();
     assert_eq!((path.bytes(), path.probe_size(at(1000), u16::MAX)), (9000, None));
     assert!(path.is_plain() && !path.is_searching(at(1000)));
@@ -47,7 +47,7 @@ fn rfc4821_s7_3_the_search_converges_on_every_path() {
 }
 
 #[test]
-fn rfc8201_s5_3_an_estimate_ages() {
+fn rfc8201_s5_3_an_estimate_expires() {
     let config = PathMtuConfig::default();
     let mut path = plain();
     assert!(path.too_big(at(0), 1400, &config));
@@ -71,7 +71,7 @@ fn rfc8201_s5_3_an_estimate_ages() {
 }
 
 #[test]
-fn rfc4821_s7_7_the_steps_down() {
+fn rfc4821_s7_7_a_black_hole_lowers_the_size_in_steps() {
     let config = PathMtuConfig::default();
     let mut path = plain();
     path.delivered(1400);
@@ -89,7 +89,7 @@ fn rfc4821_s7_7_the_steps_down() {
 }
 
 #[test]
-fn rfc4821_s7_6_1_a_probe_that_the_source_did_not_fill_proves_what_it_had() {
+fn rfc4821_s7_6_1_a_probe_that_the_source_did_not_fill_proves_its_actual_size() {
     let mut path = PathMtu::new(1500, false, &PathMtuConfig { initial: Some(1280), ..Default::default() });
     assert_eq!(path.probe_size(at(0), u16::MAX), Some(1500));
     path.probe_succeeded(1340);
@@ -113,7 +113,7 @@ fn a_change_of_the_first_hop_is_followed() {
     let config = PathMtuConfig::default();
     let mut path = PathMtu::new(1500, false, &config);
     path.link_changed(9000);
-    assert_eq!(path.bytes(), 9000, "nothing narrower was ever seen");
+    assert_eq!(path.bytes(), 9000, "no narrower hop was ever seen");
     path.too_big(at(0), 1400, &config);
     path.link_changed(1500);
     assert_eq!((path.bytes(), path.probe_size(at(0), u16::MAX)), (1400, None));

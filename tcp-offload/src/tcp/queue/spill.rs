@@ -1,4 +1,4 @@
-//! Payloads that move from their frames to the heap, so that others can send from the frames
+//! Moving payloads from frames to the heap, so that other connections can use the frames
 //! (`docs/decisions/0009-frames-are-shared-by-thresholds.md`).
 
 use super::{Payload, Queue, SentSegment};
@@ -23,8 +23,8 @@ impl Queue {
         self.entries.iter().map(chunks).sum()
     }
 
-    /// Moves payloads of segments first sent at `before` or earlier to the heap, the oldest first, at most `room` bytes.
-    /// Returns the bytes moved.
+    /// Moves the payload of segments first sent at `before` or earlier to the heap, the oldest first, at most `room`
+    /// bytes. Returns the bytes moved.
     pub(in crate::tcp) fn spill(&mut self, link: &mut dyn Link, before: Instant, room: usize) -> usize {
         let had = self.spilled_bytes;
         let mut index = self.index_from(self.spilled_to);
@@ -34,7 +34,7 @@ impl Queue {
                 break;
             }
             let end = entry.end;
-            // A frame that the link still reads is there at the next attempt.
+            // The link still reads this frame; the next call tries again.
             if !self.spill_entry(link, index) {
                 break;
             }
@@ -59,8 +59,8 @@ impl Queue {
         true
     }
 
-    /// Cuts entry `index`, whose payload is on the heap, into segments of at most `emss` bytes. Each has the history of
-    /// the whole.
+    /// Cuts entry `index`, whose payload is on the heap, into segments of at most `emss` bytes. Each keeps the
+    /// transmission state of the whole.
     pub(in crate::tcp) fn split(&mut self, index: usize, emss: usize) {
         let Some(entry) = self.entries.get(index) else { return };
         let Payload::Heap(payload) = &entry.payload else { return };

@@ -9,7 +9,7 @@ fn entry(n: u64, sent: u64) -> SentSegment {
     SentSegment { end: (n + 1) * LEN, ..SentSegment::fin(n * LEN, Instant::from_nanos(sent)) }
 }
 
-/// What each segment is, by number: the oracle.
+/// The expected state of one segment: the oracle.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Model {
     acked: bool,
@@ -42,7 +42,7 @@ fn apply(queue: &mut Queue, model: &mut [Model], op: &Op) {
             model.iter_mut().take(n as usize).for_each(|m| m.acked = true);
         }
         Op::Sack(from, to) => {
-            // Blocks may cut segments; those count only when covered whole.
+            // A block may begin or end within a segment, which is marked only when wholly covered.
             queue.sack(&[(from * LEN + 1, to * LEN + 1)], |_| ());
             queue.sack(&[(from * LEN, to * LEN)], |_| ());
             for m in model.iter_mut().take(to as usize).skip(from as usize).filter(|m| !m.acked) {
@@ -88,7 +88,7 @@ proptest! {
 }
 
 #[test]
-fn losses_are_looked_for_only_among_what_was_sent_before() {
+fn only_segments_sent_earlier_are_checked_for_loss() {
     let mut queue = Queue::default();
     for n in 0..6 {
         queue.push(entry(n, n * 10));
@@ -106,16 +106,16 @@ fn losses_are_looked_for_only_among_what_was_sent_before() {
         seen.push(e.start / LEN);
         false
     });
-    assert_eq!(seen, [1, 2, 4], "a retransmission behind the rest is not forgotten");
+    assert_eq!(seen, [1, 2, 4], "a retransmitted segment further back is checked as well");
 }
 
-/// Steps of the most expensive ACK of a peer whose blocks begin elsewhere each time, with `count` segments in flight.
+/// Steps of the most expensive ACK, with `count` segments in flight and SACK blocks that begin elsewhere in each ACK.
 fn most_steps_of_an_ack(count: u64) -> usize {
     let mut queue = Queue::default();
     for n in 0..count {
         queue.push(entry(n, n));
     }
-    // All but the first segment is marked in runs of one, which the next block joins.
+    // Every second segment is marked in runs of one, which the next block joins.
     for n in (2..count).step_by(2) {
         queue.sack(&[(n * LEN, (n + 1) * LEN)], |_| ());
     }
@@ -133,13 +133,13 @@ fn most_steps_of_an_ack(count: u64) -> usize {
 }
 
 #[test]
-fn sack_blocks_over_what_is_marked_cost_no_more_with_more_segments() {
+fn the_cost_of_sack_blocks_over_marked_segments_does_not_grow_with_the_queue() {
     let (few, many) = (most_steps_of_an_ack(100), most_steps_of_an_ack(10_000));
     assert!(many <= few + 20 && many < 40, "{few} steps with 100 segments, {many} with 10000");
 }
 
 #[test]
-fn a_receiver_that_reneges_loses_its_marks() {
+fn reneging_clears_the_sack_marks() {
     let mut queue = Queue::default();
     for n in 0..4 {
         queue.push(entry(n, n));
@@ -149,11 +149,11 @@ fn a_receiver_that_reneges_loses_its_marks() {
     queue.renege();
     assert_eq!((queue.sacked(), queue.in_flight()), (0, 4 * LEN));
     queue.sack(&[(LEN, 4 * LEN)], |_| ());
-    assert_eq!(queue.sacked(), 3, "the memory of runs is gone too");
+    assert_eq!(queue.sacked(), 3, "the runs are cleared too");
 }
 
 #[test]
-fn pieces_take_the_place_of_what_they_were_cut_from() {
+fn pieces_replace_the_segment_that_they_were_cut_from() {
     let mut queue = Queue::default();
     for n in 0..3 {
         queue.push(entry(n, n));

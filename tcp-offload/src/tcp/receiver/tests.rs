@@ -31,7 +31,7 @@ fn segment(offset: i64, len: usize, fin: bool) -> Segment {
     }
 }
 
-/// With a window that does not grow.
+/// A receiver with a window that does not grow.
 fn with_window(window: u32) -> Receiver {
     let config = TcpConfig { receive_window: window, receive_window_max: window, ..TcpConfig::default() };
     Receiver::new(IRS, &config)
@@ -94,13 +94,12 @@ fn rfc7323_s2_4_rounding_down_is_honoured() {
     rx.hold(100_000);
     rx.add(0, 5);
     assert_eq!(rx.advertise(true), 49_997);
-    assert_eq!(rx.window(), 99_995, "what was said before is still taken");
+    assert_eq!(rx.window(), 99_995, "bytes lost by rounding are still accepted");
 }
 
-/// A slow start that overruns a queue loses every second segment; more holes than that are a peer's who wants us to
-/// remember them.
+/// A slow start that overruns a queue loses every second segment. More holes than that come only from a hostile peer.
 #[test]
-fn many_ranges_are_kept_but_not_any_number() {
+fn the_number_of_ranges_beyond_gaps_is_limited() {
     let mut rx = with_window(1 << 20);
     rx.advertise(true);
     for i in 0..MOST_RANGES as u64 {
@@ -118,7 +117,7 @@ fn many_ranges_are_kept_but_not_any_number() {
     assert_eq!(rx.next(), 100);
 }
 
-/// `rate` bytes a second for a second, told of every millisecond; the window afterwards.
+/// The window after one second at `rate` bytes a second, with one update every millisecond.
 fn window_after(rx: &mut Receiver, rate: u64, rtt: Duration) -> u64 {
     for ms in 0..=1000 {
         rx.grow(Instant::ZERO + Duration::from_millis(ms), Some(rtt), rate * ms / 1000);
@@ -133,13 +132,13 @@ fn the_window_grows_to_four_times_what_arrives_in_a_round_trip() {
     let (long, short) = (Duration::from_millis(50), Duration::from_micros(50));
     let window = window_after(&mut rx(), 12_500_000, long);
     assert!((2_400_000..=2_500_000).contains(&window), "{window}");
-    assert_eq!(window_after(&mut rx(), 1_000_000_000, long), 8 << 20, "there is a limit");
-    assert_eq!(window_after(&mut rx(), 1_000_000, long), 1 << 20, "what is slow needs no more");
-    assert_eq!(window_after(&mut rx(), 1_250_000_000, short), 1 << 20, "nor does what is near");
+    assert_eq!(window_after(&mut rx(), 1_000_000_000, long), 8 << 20, "the configured maximum");
+    assert_eq!(window_after(&mut rx(), 1_000_000, long), 1 << 20, "a slow sender needs no more");
+    assert_eq!(window_after(&mut rx(), 1_250_000_000, short), 1 << 20, "a short path needs no more");
 }
 
 #[test]
-fn what_has_waited_for_a_sleeping_receiver_does_not_count_for_a_round_trip() {
+fn a_backlog_after_sleep_is_not_counted_as_one_round_trip() {
     let mut rx = Receiver::new(IRS, &TcpConfig::default());
     let rtt = Some(Duration::from_micros(50));
     rx.grow(Instant::ZERO, rtt, 0);
@@ -151,7 +150,7 @@ fn what_has_waited_for_a_sleeping_receiver_does_not_count_for_a_round_trip() {
 }
 
 #[test]
-fn a_fin_that_contradicts_what_came_before_is_ignored() {
+fn a_fin_that_contradicts_earlier_data_is_ignored() {
     let mut rx = receiver();
     rx.add(100, 50);
     rx.note_fin(&segment(0, 120, true));
@@ -179,8 +178,8 @@ fn piece() -> impl Strategy<Value = Piece> {
 }
 
 proptest! {
-    /// Whatever comes in whatever order: what is offered lies in the window and is not wholly known, RCV.NXT is
-    /// the first byte missing, and SACK tells of bytes that are there.
+    /// For any pieces in any order: payload offered lies in the window and has new bytes, RCV.NXT is the first missing
+    /// byte, and SACK blocks cover only received bytes.
     #[test]
     fn prop_the_receiver_agrees_with_a_set_of_bytes(pieces in proptest::collection::vec(piece(), 0..80)) {
         let mut rx = receiver();

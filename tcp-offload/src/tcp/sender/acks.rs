@@ -1,5 +1,5 @@
-//! What an acknowledgment does to the send side: what it delivers, which losses it shows, whether a recovery begins,
-//! ends or was for nothing, and how the window changes.
+//! Processing of acknowledgments on the send side: delivered segments, detected losses, the begin and end of
+//! recoveries, detection of spurious ones, and the change of the window.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::{
     time::Instant,
 };
 
-/// Duplicate ACKs that prove a loss where there is no SACK (RFC 5681 section 3.2).
+/// Duplicate ACKs that prove a loss without SACK (RFC 5681 section 3.2).
 const DUP_ACKS: u32 = 3;
 
 /// An acceptable acknowledgment, in offsets.
@@ -30,48 +30,49 @@ pub(in crate::tcp) struct Ack<'a> {
     /// The segment's sequence number, and its window in bytes.
     pub seq: SeqNum,
     pub window: u64,
-    /// SACK blocks above `ack`.
+    /// SACK blocks above `number`.
     pub blocks: &'a [Block],
     /// The D-SACK block, if there was one.
     pub dsack: Option<Block>,
     /// The timestamp echoed.
     pub echo: Option<u32>,
-    /// No payload, SYN or FIN: it can be a duplicate ACK.
+    /// It has no payload, SYN or FIN, so it can be a duplicate ACK.
     pub bare: bool,
-    /// It carries an ECN-Echo that means something: the window does not grow by it (RFC 3168 section 6.1.2).
+    /// It carries ECN-Echo, and ECN is negotiated: the window does not grow by this ACK (RFC 3168 section 6.1.2).
     pub marked: bool,
 }
 
-/// What ECN-Echo has led to.
+/// The outcome of an ECN-Echo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::tcp) enum Reduced {
-    /// The window is smaller.
+    /// The window was reduced.
     Window,
-    /// The window is one segment and cannot be smaller.
+    /// The window was one segment and cannot be reduced.
     BelowOneSegment,
 }
 
-/// What an ACK delivered.
+/// The segments that an ACK newly reports as delivered.
 #[derive(Debug, Default)]
 struct Delivery {
     bytes: u64,
-    /// Some of it had been sent once only, some of it more than once.
+    /// Whether any of them was sent only once.
     original: bool,
+    /// Whether any of them was retransmitted.
     retransmitted: bool,
-    /// When the latest segment was sent whose round-trip time is not ambiguous: of those sent once, and of those sent
-    /// again.
+    /// When the latest segment with an unambiguous round-trip time was sent, among those sent once.
     sample_original: Option<Instant>,
-    sample_again: Option<Instant>,
+    /// The same among retransmitted segments.
+    sample_retransmitted: Option<Instant>,
 }
 
 impl Delivery {
     fn sample(&self) -> Option<Instant> {
-        self.sample_original.max(self.sample_again)
+        self.sample_original.max(self.sample_retransmitted)
     }
 }
 
 impl Sender {
-    /// Processes an acceptable ACK. Returns whether `SND.UNA` moved.
+    /// Processes an acceptable ACK. Returns whether `SND.UNA` advanced.
     pub(in crate::tcp) fn on_ack(
         &mut self,
         link: &mut dyn Link,
@@ -89,8 +90,8 @@ impl Sender {
         if advanced {
             self.una = ack.number;
             self.progress = ack.now;
-            // The path delivers: the next time-out begins without back-off, also when only segments came through
-            // that were sent twice and Karn's rule allows no measurement.
+            // The path delivers: the next time-out begins without back-off, even if only retransmitted segments were
+            // delivered, for which Karn's rule allows no measurement.
             self.rtt.forgive();
             self.prober.acknowledged(self.una);
             self.control.echoed(self.una, self.nxt, self.una - una, ack.marked);
@@ -107,10 +108,10 @@ impl Sender {
             self.reduce_once(Congestion::Loss);
         }
         let first = resent && advanced && self.undo.is_some_and(|undo| undo.from == una);
-        self.look_for_undo(clock, counters, ack, first);
+        self.detect_spurious(clock, counters, ack, first);
         let repaired = self.leave_recovery();
         self.step_frto(counters, ack, advanced, &delivery);
-        self.look_for_losses(ack.now, counters);
+        self.handle_losses(ack.now, counters);
         let held = repaired || ack.marked && self.phase == RecoveryPhase::Open;
         if !held {
             self.grow(ack, advanced.then(|| ack.number - una), &delivery);
@@ -133,7 +134,7 @@ impl Sender {
         }
     }
 
-    /// Takes out what is acknowledged and marks what is selectively acknowledged.
+    /// Removes acknowledged segments and marks selectively acknowledged ones.
     fn deliver(&mut self, link: &mut dyn Link, clock: Option<&Clock>, ack: &Ack<'_>) -> Delivery {
         let mut delivery = Delivery::default();
         let min_rtt = self.rtt.min();
@@ -151,11 +152,11 @@ impl Sender {
             delivery.bytes += entry.bytes();
             delivery.original |= !entry.retransmitted;
             delivery.retransmitted |= entry.retransmitted;
-            // After a time-out the echo tells transmissions apart: they are at least a tick apart.
+            // After a time-out the echoed timestamp distinguishes transmissions, which are at least one tick apart.
             let sample = if !entry.retransmitted {
                 &mut delivery.sample_original
             } else if after_timeout && ack.echo.is_some() && !echo_before {
-                &mut delivery.sample_again
+                &mut delivery.sample_retransmitted
             } else {
                 return;
             };
@@ -167,7 +168,7 @@ impl Sender {
             }
             entry.payload.release(link);
         }
-        // What waited beyond a gap until a retransmission filled it says nothing of the path.
+        // Segments that waited beyond a gap until a retransmission filled it do not measure the path.
         if delivery.retransmitted {
             delivery.sample_original = None;
         }
@@ -177,7 +178,7 @@ impl Sender {
         delivery
     }
 
-    /// Without SACK, duplicate ACKs stand for segments that have left the network (RFC 6582).
+    /// Counts duplicate ACKs: without SACK each stands for a segment that has left the network (RFC 6582).
     fn count_duplicates(&mut self, advanced: bool, duplicate: bool, delivered: u64) {
         if self.sack {
             return;
@@ -198,8 +199,8 @@ impl Sender {
         outcome == ProbeOutcome::Repaired
     }
 
-    /// Recovery ends when all is acknowledged that was sent before it began. Returns whether fast recovery has
-    /// just ended: then the window is what the reduction said, and does not grow by the same ACK.
+    /// Ends recovery when everything sent before it began is acknowledged. Returns whether fast recovery has just
+    /// ended: then the window is the reduced one and does not grow by the same ACK.
     fn leave_recovery(&mut self) -> bool {
         let (RecoveryPhase::Recovery { high } | RecoveryPhase::Loss { high, .. }) = self.phase else {
             return false;
@@ -218,10 +219,11 @@ impl Sender {
         fast
     }
 
-    /// Eifel by timestamps (RFC 3522) and D-SACK (RFC 3708): was the retransmission for nothing? The echo tells only
-    /// in the `first` ACK that covers what was sent again first (RFC 3522 section 3.2): beyond a gap the peer echoes
-    /// what came before it (RFC 7323 section 4.3), whichever transmission has arrived.
-    fn look_for_undo(
+    /// Detects spurious retransmissions by timestamps (Eifel, RFC 3522) and by D-SACK (RFC 3708), and undoes the
+    /// reduction. The echo is conclusive only in the `first` ACK that covers the first retransmitted segment (RFC 3522
+    /// section 3.2): beyond a gap the peer echoes the timestamp before the gap (RFC 7323 section 4.3), whichever
+    /// transmission has arrived.
+    fn detect_spurious(
         &mut self,
         clock: Option<&Clock>,
         counters: &mut TcpCounters,
@@ -267,8 +269,8 @@ impl Sender {
         }
     }
 
-    /// RFC 8985 section 6.2 steps 4 and 5; RFC 6582 without SACK.
-    /// Returns whether segments are newly lost; when others will be if nothing happens is in `reorder_at`.
+    /// Detects losses: RFC 8985 section 6.2 steps 4 and 5, or RFC 6582 without SACK. Returns whether segments are newly
+    /// lost. `reorder_at` becomes the time at which others will be, unless they are acknowledged.
     fn detect_losses(&mut self, now: Instant) -> bool {
         self.reorder_at = None;
         if !self.sack {
@@ -293,7 +295,7 @@ impl Sender {
         new
     }
 
-    /// When the reordering window of the last segment in doubt has passed.
+    /// When the latest reordering window ends of the segments that may be lost.
     pub(in crate::tcp) fn reorder_at(&self) -> Option<Instant> {
         self.reorder_at
     }
@@ -330,12 +332,12 @@ impl Sender {
     /// The reordering timer has fired (RFC 8985 section 6.2, step 5).
     pub(in crate::tcp) fn on_reorder_timer(&mut self, now: Instant, counters: &mut TcpCounters) {
         self.flight_before = self.flight();
-        self.look_for_losses(now, counters);
+        self.handle_losses(now, counters);
     }
 
-    /// Detects losses, and enters recovery for the first; not for a probe of the path's MTU that alone is lost (RFC 4821
-    /// section 4).
-    fn look_for_losses(&mut self, now: Instant, counters: &mut TcpCounters) {
+    /// Detects losses and enters recovery for the first one, unless a path MTU probe alone is lost (RFC 4821 section
+    /// 4).
+    fn handle_losses(&mut self, now: Instant, counters: &mut TcpCounters) {
         if !self.detect_losses(now) {
             return;
         }
@@ -369,7 +371,7 @@ impl Sender {
         });
     }
 
-    /// A reduction outside of recovery, at once: ECN, and a loss that a probe has repaired.
+    /// Reduces the window at once, outside of recovery: for ECN, or for a loss that a probe has repaired.
     fn reduce_once(&mut self, sign: Congestion) {
         if self.phase == RecoveryPhase::Open {
             let window = self.reduce(self.flight_before, sign);
@@ -378,8 +380,8 @@ impl Sender {
         }
     }
 
-    /// ECN-Echo (RFC 3168 section 6.1.2): at most once a window. Returns whether the window was reduced, and whether that
-    /// was to less than a segment a round trip.
+    /// Reacts to ECN-Echo, at most once per window (RFC 3168 section 6.1.2). Returns `None` if the window was not
+    /// reduced, and otherwise whether it already was one segment.
     pub(in crate::tcp) fn on_ecn_echo(&mut self) -> Option<Reduced> {
         if self.una < self.marked_to || self.phase != RecoveryPhase::Open {
             return None;
@@ -390,7 +392,7 @@ impl Sender {
         Some(if least { Reduced::BelowOneSegment } else { Reduced::Window })
     }
 
-    /// The window grows, or PRR steers it.
+    /// Grows the window, or in fast recovery sets it by PRR.
     fn grow(&mut self, ack: &Ack<'_>, acked: Option<u64>, delivery: &Delivery) {
         let limited = self.limited_at.is_some_and(|at| ack.number <= at);
         match self.phase {

@@ -1,4 +1,4 @@
-//! What the scenario tests run on: two connections over a virtual wire ([`Pair`]), or one connection and
+//! The environment of the scenario tests: two connections over a virtual wire ([`Pair`]), or one connection and
 //! hand-made segments at exact times ([`Script`]). Both use public interfaces only.
 
 mod pair;
@@ -53,14 +53,14 @@ pub(super) fn path(here: bool) -> Path {
     }
 }
 
-/// Sends `total` bytes of the pattern in units that are never cut, then nothing or a FIN.
+/// A source of `total` bytes of the pattern in units that are never cut, followed by nothing or a FIN.
 #[derive(Debug, Clone)]
 pub(super) struct Stream {
     pub total: u64,
-    /// Bytes of a unit; 0 fills each segment whole.
+    /// Bytes of a unit; 0 fills each segment completely.
     pub unit: usize,
     pub finish: bool,
-    /// Where the source stands.
+    /// The next offset to fill.
     pub at: StreamOffset,
 }
 

@@ -13,18 +13,18 @@ use crate::{
     wire::{Inbound, Segment, parse},
 };
 
-/// One end: its link, its connection, what it sends and what it has taken.
+/// One end: its link, its connection, the stream that it sends, and its progress.
 pub(crate) struct End {
     pub link: SimLink,
     pub conn: Option<Connection>,
     pub config: TcpConfig,
     pub source: Stream,
-    /// Offsets taken, for the check that nothing is given twice in order.
+    /// Bytes of the peer's stream taken in order.
     pub taken: StreamOffset,
     pub acked: StreamOffset,
     pub established: bool,
     pub closed: Option<CloseReason>,
-    /// Payload is refused, as by a framing layer that may hold no more.
+    /// Payload is not taken, as by a framing layer that may hold no more.
     pub refuse: bool,
     pub bad_frames: u64,
     here: bool,
@@ -115,7 +115,7 @@ impl End {
         }
     }
 
-    /// The connection's frames go back; none may be missing.
+    /// Releases the connection's frames; none may be missing.
     pub(crate) fn tear_down(&mut self) {
         if let Some(conn) = &mut self.conn {
             conn.release(&mut self.link);
@@ -134,7 +134,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Not yet connected; call [`Pair::open`].
+    /// Two ends that are not connected yet; call [`Pair::open`].
     pub(crate) fn new(
         configs: &[TcpConfig; 2],
         faults: &[Faults; 2],
@@ -160,7 +160,7 @@ impl Pair {
             refuse: false,
             bad_frames: 0,
             here,
-            // Close to wrapping, to see it happen.
+            // Close to wrapping, so that the tests cover the wrap.
             isn: SeqNum::new(if here { 0xffff_f000 } else { 0x7fff_ff00 }),
         };
         let [ca, cb] = *configs;
@@ -168,7 +168,7 @@ impl Pair {
         Self { wire, now: at_ms(1), ends: [end(a, ca, sa, true), end(b, cb, sb, false)] }
     }
 
-    /// The usual: both default, no faults but 50 us of delay.
+    /// Two ends with default settings, without faults but with 50 us of delay.
     pub(crate) fn plain(total: [u64; 2]) -> Self {
         let faults = Faults { delay: super::us(50), ..Faults::default() };
         let stream = |n| Stream::new(n, 0, false);
@@ -181,7 +181,7 @@ impl Pair {
         end.conn = Some(Connection::connect(self.now, &Arc::new(end.config), path(end.here), end.isn));
     }
 
-    /// One turn at the present time. Returns whether anything moved.
+    /// One turn at the current time. Returns whether anything moved.
     pub(crate) fn turn(&mut self) -> bool {
         self.wire.advance(self.now);
         let mut any = false;
@@ -197,7 +197,7 @@ impl Pair {
         any
     }
 
-    /// Turns until nothing moves any more at the present time.
+    /// Turns until nothing moves any more at the current time.
     fn spin(&mut self) {
         let mut turns = 0;
         while self.turn() {
@@ -206,7 +206,7 @@ impl Pair {
         }
     }
 
-    /// Goes to the next event. Returns false when there is none.
+    /// Advances the clock to the next event. Returns false when there is none.
     fn advance(&mut self) -> bool {
         let timers = self.ends.iter().filter_map(|e| e.conn.as_ref()?.deadline());
         let next = timers.chain(self.wire.next_arrival()).min();
@@ -224,7 +224,7 @@ impl Pair {
         self.ends.iter().map(|e| e.conn.as_ref().map(Connection::info)).collect()
     }
 
-    /// Runs until `done`, at most until `limit`; panics when it takes longer.
+    /// Runs until `done` returns true; panics after `limit`.
     pub(crate) fn run_until(&mut self, limit: Instant, mut done: impl FnMut(&mut Self) -> bool) {
         self.spin();
         while !done(self) {

@@ -1,4 +1,4 @@
-//! One connection and hand-made segments, in the manner of packetdrill: inject, expect, at exact times.
+//! One connection and hand-made segments at exact times, in the manner of packetdrill.
 
 use std::sync::Arc;
 
@@ -29,11 +29,11 @@ pub(crate) struct Script {
     pub conn: Connection,
     pub source: Stream,
     pub now: Instant,
-    /// What the peer's next segments say unless told otherwise.
+    /// Header fields of the peer's next segments.
     pub template: Fields,
     pub closed: Option<CloseReason>,
     acked: u64,
-    /// Whether payload that arrives is taken.
+    /// Whether arriving payload is taken.
     pub take: bool,
 }
 
@@ -63,7 +63,7 @@ impl Script {
         Self::new(conn, now, source, Self::wire())
     }
 
-    /// A passive open by this SYN.
+    /// A passive open by a SYN with `options`.
     pub(crate) fn accepting(config: TcpConfig, options: Options) -> Self {
         let now = at_ms(100);
         let (wire, link, mut peer) = Self::wire();
@@ -119,7 +119,7 @@ impl Script {
         last
     }
 
-    /// As [`Script::inject`], for segments whose payload is whatever lies there.
+    /// Like [`Script::inject`], but the payload is not compared with the pattern.
     pub(crate) fn inject_anything(&mut self, fields: Fields, payload: usize) {
         send(&mut self.peer, &self.headers, &fields, payload, 0);
         for (segment, _) in receive(&mut self.link) {
@@ -133,12 +133,12 @@ impl Script {
         }
     }
 
-    /// How far the peer has acknowledged our stream.
+    /// The offset up to which the peer has acknowledged our stream.
     pub(crate) fn acked(&self) -> u64 {
         self.acked
     }
 
-    /// The connection's frames go back; none may be missing.
+    /// Releases the connection's frames; none may be missing.
     pub(crate) fn tear_down(&mut self) {
         self.conn.release(&mut self.link);
         self.link.flush();
@@ -146,13 +146,14 @@ impl Script {
         assert_eq!((census.tx_out, census.rx_out), (0, 0), "frames leaked");
     }
 
-    /// As [`Script::inject`], and what it makes us send.
+    /// Injects a segment as [`Script::inject`] does, and returns the segments sent in response.
     pub(crate) fn exchange(&mut self, fields: Fields, payload: usize) -> Vec<Segment> {
         self.inject(fields, payload);
         self.run()
     }
 
-    /// A pure ACK of our stream up to `offset`, with SACK blocks as offsets.
+    /// Injects a pure ACK of our stream up to `offset`, with SACK blocks as offsets, and returns the segments sent in
+    /// response.
     pub(crate) fn ack(&mut self, offset: u32, sack: &[(u32, u32)]) -> Vec<Segment> {
         let mut fields = Fields { ack: SeqNum::new(ISS + 1).add(offset), ..self.template };
         for (to, (left, right)) in fields.options.sack.iter_mut().zip(sack) {
@@ -163,12 +164,12 @@ impl Script {
         self.exchange(fields, 0)
     }
 
-    /// Data of the peer's stream at `offset`.
+    /// Injects data of the peer's stream at `offset`, and returns the segments sent in response.
     pub(crate) fn data(&mut self, offset: u32, len: usize) -> Vec<Segment> {
         self.exchange(Fields { seq: SeqNum::new(IRS + 1).add(offset), ..self.template }, len)
     }
 
-    /// The connection sends what is due now; what the peer sees of it.
+    /// Sends the segments that are due now, and returns those that the peer receives.
     pub(crate) fn run(&mut self) -> Vec<Segment> {
         self.run_with_room(64)
     }
@@ -190,7 +191,8 @@ impl Script {
             .collect()
     }
 
-    /// Time passes; timers fire at their times; what the peer sees, with times in microseconds from now.
+    /// Advances the clock by `time` and fires the timers on time. Returns the segments that the peer receives, with
+    /// their times in microseconds from now.
     pub(crate) fn wait(&mut self, time: std::time::Duration) -> Vec<(u64, Segment)> {
         let start = self.now;
         let end = start + time;
@@ -208,13 +210,13 @@ impl Script {
         seen
     }
 
-    /// Sets the peer's timestamp option for what it sends from now on.
+    /// Sets the timestamp option of the peer's next segments.
     pub(crate) fn stamp(&mut self, value: u32, echo: u32) {
         self.template.options.timestamps = Some(Timestamps { value, echo });
     }
 }
 
-/// Our stream's offset of a segment that we sent.
+/// The stream offset of a segment that we sent.
 pub(crate) fn offset(segment: &Segment) -> i32 {
     segment.seq.since(SeqNum::new(ISS + 1))
 }

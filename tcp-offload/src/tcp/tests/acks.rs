@@ -1,4 +1,4 @@
-//! When we acknowledge and what our ACKs say: RFC 9293 section 3.8.6.3, RFC 5681 section 4.2, RFC 2018, RFC 2883.
+//! When ACKs are sent, and what they report: RFC 9293 section 3.8.6.3, RFC 5681 section 4.2, RFC 2018, RFC 2883.
 
 use super::{idle, irs, iss, plain};
 use crate::{
@@ -14,7 +14,7 @@ fn blocks(segment: &Segment) -> Vec<(i32, i32)> {
 }
 
 #[test]
-fn an_ack_goes_out_with_every_eighth_full_segment() {
+fn every_eighth_full_segment_is_acknowledged_at_once() {
     let mut script = idle();
     script.run();
     let acks: Vec<usize> = (0..24).map(|i| script.data(i * 1000, 1000).len()).collect();
@@ -23,7 +23,7 @@ fn an_ack_goes_out_with_every_eighth_full_segment() {
 }
 
 #[test]
-fn rfc9293_s3_8_6_3_an_ack_waits_a_millisecond_for_company() {
+fn rfc9293_s3_8_6_3_an_ack_is_delayed_by_one_millisecond() {
     let mut script = idle();
     script.run();
     assert!(script.data(0, 1000).is_empty());
@@ -40,7 +40,7 @@ fn data_carries_the_ack_and_an_idle_poll_sends_it() {
     script.source = Stream::new(10, 0, false);
     let [data] = script.run()[..] else { panic!("one segment") };
     assert_eq!((data.payload_len, data.ack), (10, irs(1000)));
-    assert!(!script.conn.flush_ack(), "nothing owed any more");
+    assert!(!script.conn.flush_ack(), "no ACK is owed any more");
     assert!(script.wait(ms(1)).is_empty());
     script.data(1000, 1000);
     assert!(script.conn.flush_ack());
@@ -48,7 +48,7 @@ fn data_carries_the_ack_and_an_idle_poll_sends_it() {
 }
 
 #[test]
-fn rfc5681_s4_2_gaps_and_their_filling_are_acknowledged_at_once() {
+fn rfc5681_s4_2_segments_beyond_or_filling_a_gap_are_acknowledged_at_once() {
     let mut script = idle();
     script.run();
     for offset in [1000, 2000, 4000] {
@@ -61,9 +61,9 @@ fn rfc5681_s4_2_gaps_and_their_filling_are_acknowledged_at_once() {
     assert_eq!(script.conn.counters().out_of_order, 3);
 }
 
-/// RFC 2018 section 4, case 2: segments 1 lost, then every other one.
+/// RFC 2018 section 4, case 2: every other segment is lost.
 #[test]
-fn rfc2018_s4_blocks_come_latest_first() {
+fn rfc2018_s4_the_latest_block_is_reported_first() {
     let mut script = idle();
     script.run();
     script.data(0, 500);
@@ -127,7 +127,7 @@ fn rfc2883_s4_2_1_a_duplicate_beyond_the_gap_comes_before_its_block() {
 }
 
 #[test]
-fn rfc2883_s4_1_3_a_partial_duplicate_is_reported_as_far_as_it_goes() {
+fn rfc2883_s4_1_3_the_duplicate_part_of_a_segment_is_reported() {
     let mut script = idle();
     script.run();
     script.data(0, 1000);
@@ -139,7 +139,7 @@ fn rfc2883_s4_1_3_a_partial_duplicate_is_reported_as_far_as_it_goes() {
 }
 
 #[test]
-fn data_segments_do_not_swallow_what_sack_has_to_say() {
+fn a_data_segment_does_not_suppress_the_sack_blocks() {
     let mut script = idle();
     script.run();
     script.source = Stream::new(100, 0, false);
@@ -161,7 +161,7 @@ fn payload_that_was_not_taken_is_not_acknowledged() {
 }
 
 #[test]
-fn a_peer_that_sends_every_second_byte_costs_bounded_memory() {
+fn payload_that_fills_many_one_byte_gaps_is_taken() {
     let mut script = idle();
     script.run();
     for i in 0..2_000 {

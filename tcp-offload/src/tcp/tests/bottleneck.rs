@@ -1,4 +1,4 @@
-//! Long streams through a slow line with a short queue: what congestion control makes of it.
+//! Congestion control on long streams through a slow line with a short queue.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
 /// 100 Mbit/s in each direction.
 const RATE: u64 = 12_500_000;
 
-/// Begins to send `total` bytes one way through the line.
+/// Starts to send `total` bytes in one direction through the line.
 fn begin(total: u64, there: &Faults, delay: Duration, queue_frames: usize, seed: u64) -> Pair {
     let line = |faults: &Faults| Faults { rate_bytes: Some(RATE), queue_frames, delay, ..*faults };
     let faults = [line(there), line(&Faults::default())];
@@ -23,15 +23,15 @@ fn begin(total: u64, there: &Faults, delay: Duration, queue_frames: usize, seed:
     pair
 }
 
-/// The same; the pair when all has arrived.
+/// Sends `total` bytes as [`begin`] does, until all are acknowledged.
 fn through(total: u64, there: &Faults, delay: Duration, queue_frames: usize, seed: u64) -> Pair {
     let mut pair = begin(total, there, delay, queue_frames, seed);
     pair.run_until(at_ms(60_000), |p| p.ends[0].acked == total);
     pair
 }
 
-/// What lies beyond gaps in the peer counts in the flight size of RFC 5681 but is not in the network: taken for it, one
-/// recovery after the other would leave a window that the path cannot hold.
+/// Data that the peer holds beyond gaps counts in the flight size of RFC 5681 but is not in the network. If the window
+/// were set from it, each recovery would leave a window that the path cannot hold.
 #[test]
 fn sim_reordering_before_a_full_queue_costs_few_retransmissions() {
     let frame = Duration::from_nanos(1514 * 80);
@@ -42,9 +42,10 @@ fn sim_reordering_before_a_full_queue_costs_few_retransmissions() {
     pair.tear_down();
 }
 
-/// The round trip is longer than the least time-out: a recovery takes one, and no time-out comes in between.
+/// The round trip is longer than the minimum of the time-out: a recovery takes one round trip, and no time-out fires
+/// meanwhile.
 #[test]
-fn sim_a_loss_on_a_very_long_path_is_no_time_out() {
+fn sim_a_loss_on_a_very_long_path_causes_no_time_out() {
     let there = Faults { loss: 0.001, ..Faults::default() };
     for seed in 1..=3 {
         let mut pair = through(5_000_000, &there, us(150_000), 4000, seed);
@@ -54,7 +55,8 @@ fn sim_a_loss_on_a_very_long_path_is_no_time_out() {
     }
 }
 
-/// 20 MB take 1.7 s at the rate of the line. What RACK takes for lost is only late, and is found out at its first ACK.
+/// 20 MB take 1.7 s at the rate of the line. Segments that RACK marks as lost are only late, which their first ACK
+/// shows.
 #[test]
 fn sim_deep_reordering_on_a_long_path_does_not_keep_the_window_down() {
     let frame = Duration::from_nanos(1514 * 80);
@@ -79,9 +81,9 @@ fn sim_the_receive_window_grows_to_fill_a_long_path() {
     pair.tear_down();
 }
 
-/// Every second segment of a round trip is lost then, and nothing but that is sent again.
+/// The slow start loses every second segment of a round trip; only those are retransmitted.
 #[test]
-fn sim_what_a_slow_start_loses_is_sent_again_once() {
+fn sim_losses_of_a_slow_start_are_retransmitted_once() {
     let mut pair = through(20_000_000, &Faults::default(), us(25_000), 412, 1);
     let counters = pair.ends[0].conn().counters();
     let lost = pair.wire.tally(1).queue_full;
@@ -89,11 +91,11 @@ fn sim_what_a_slow_start_loses_is_sent_again_once() {
     pair.tear_down();
 }
 
-/// RFC 9406 section 4.2: a round of slow start ends when the first byte is acknowledged that was not sent when it began. One
-/// ACK earlier, rounds begin in the middle of bursts, and the queue that a burst makes for itself looks like one that
-/// stays.
+/// RFC 9406 section 4.2: a round of slow start ends with the acknowledgment of the first byte sent after the round
+/// began. If it ended one ACK earlier, rounds would begin in the middle of bursts, and the transient queue that a burst
+/// causes would look like a standing one.
 #[test]
-fn sim_rfc9406_s4_2_the_window_doubles_until_a_queue_stays() {
+fn sim_rfc9406_s4_2_the_window_doubles_until_a_standing_queue_builds() {
     let mut pair = begin(10_000_000, &Faults::default(), us(25_000), 1000, 1);
     // The path holds 417 segments.
     pair.run_until(at_ms(1000), |p| p.ends[0].acked >= 600 * 1448);

@@ -35,14 +35,14 @@ fn rfc9293_s3_6_we_close_first() {
     script.ack(501, &[]);
     assert_eq!(script.conn.state(), State::FinWait2);
     script.data(0, 10);
-    assert_eq!(script.conn.contiguous(), 10, "the other direction goes on");
+    assert_eq!(script.conn.contiguous(), 10, "the other direction stays open");
     let receipt = script.inject(fin(&script, 10, 501), 0);
-    assert_eq!(receipt.closed, Some(CloseReason::Graceful), "told when TIME-WAIT begins");
+    assert_eq!(receipt.closed, Some(CloseReason::Graceful), "reported when TIME-WAIT begins");
     assert_eq!(script.conn.state(), State::TimeWait);
     assert!(script.conn.peer_closed() && !script.conn.is_closed());
     let [ack] = script.run()[..] else { panic!("one ACK") };
     assert_eq!((ack.seq, ack.ack), (iss(501), irs(11)));
-    // The peer's FIN again: acknowledged again, and the time starts anew.
+    // The peer retransmits its FIN: it is acknowledged again, and TIME-WAIT restarts.
     script.wait(ms(600));
     assert_eq!(script.exchange(fin(&script, 10, 501), 0).len(), 1);
     script.wait(ms(2_402));
@@ -51,7 +51,7 @@ fn rfc9293_s3_6_we_close_first() {
     assert!(script.conn.is_closed(), "after three times 201 + 600 ms");
 }
 
-/// In FIN-WAIT-2, and the peer is silent for `silence`, then sends its FIN.
+/// A connection in TIME-WAIT: in FIN-WAIT-2 the peer was silent for `silence`, then sent its FIN.
 fn time_wait_after(silence: Duration) -> Script {
     let mut script = closing(0);
     script.ack(1, &[]);
@@ -61,7 +61,8 @@ fn time_wait_after(silence: Duration) -> Script {
     script
 }
 
-/// The ACK of the peer's FIN was lost. How many of its repetitions, one `gap` after the other, are answered?
+/// Retransmits the peer's FIN, because our ACK of it was lost, once after each of `gaps` milliseconds. Returns how many
+/// are answered before the first that is not.
 fn answered(script: &mut Script, gaps: &[u64]) -> usize {
     let answered = |gap: &&u64| {
         script.wait(ms(**gap));
@@ -80,12 +81,12 @@ fn rfc9293_s3_10_7_4_time_wait_outlasts_a_peer_that_has_backed_off() {
 }
 
 #[test]
-fn rfc9293_s3_10_7_4_time_wait_follows_repetitions_that_back_off() {
+fn rfc9293_s3_10_7_4_time_wait_follows_retransmissions_that_back_off() {
     assert_eq!(answered(&mut time_wait_after(ms(0)), &[200, 400, 800, 1_600, 3_200, 6_400, 12_800]), 7);
 }
 
 #[test]
-fn time_wait_is_short_after_a_prompt_close_and_a_minute_at_most() {
+fn time_wait_is_short_after_a_prompt_close_and_lasts_at_most_a_minute() {
     let lasts = |silence, time| {
         let mut script = time_wait_after(ms(silence));
         script.wait(ms(time));
@@ -95,7 +96,7 @@ fn time_wait_is_short_after_a_prompt_close_and_a_minute_at_most() {
     assert!(lasts(50_000, 59_999) && !lasts(50_000, 60_000));
 }
 
-/// An idle connection, closed by us: the peer's FIN comes at once, however long nothing was said before.
+/// An idle connection that we close: the peer's FIN arrives at once, however long the connection was idle.
 #[test]
 fn silence_before_our_fin_does_not_prolong_time_wait() {
     let mut script = idle();
@@ -110,7 +111,7 @@ fn silence_before_our_fin_does_not_prolong_time_wait() {
 }
 
 #[test]
-fn rfc9293_s3_10_7_4_data_that_the_peer_repeats_restarts_time_wait() {
+fn rfc9293_s3_10_7_4_retransmitted_data_restarts_time_wait() {
     let mut script = closing(0);
     script.ack(1, &[]);
     script.data(0, 10);
@@ -205,7 +206,7 @@ fn a_fin_whose_data_was_not_taken_does_not_count() {
 }
 
 #[test]
-fn a_lost_fin_is_sent_again() {
+fn a_lost_fin_is_retransmitted() {
     let mut script = closing(0);
     let again = script.wait(ms(1000));
     assert!(again.len() >= 2 && again.iter().all(|(_, s)| s.flags.fin && s.seq == iss(0)));
@@ -232,8 +233,8 @@ fn a_silent_peer_does_not_hold_fin_wait_2_for_ever() {
     assert_eq!(script.closed, Some(CloseReason::TimedOut));
 }
 
-/// The peer has closed, so have we, and `acked` bytes of our 50 are acknowledged: why do we say the connection has ended
-/// when the peer resets it?
+/// Both ends have closed, and `acked` bytes of our 50 are acknowledged. Returns the reason that is reported when the
+/// peer then resets the connection.
 fn reset_in_last_ack(acked: u32) -> CloseReason {
     let mut script = idle();
     script.run();
@@ -247,12 +248,13 @@ fn reset_in_last_ack(acked: u32) -> CloseReason {
     receipt.closed.unwrap()
 }
 
-/// The reset that follows what the peer has said up to its FIN.
+/// A reset with the sequence number after the peer's FIN.
 fn reset(script: &Script) -> Fields {
     Fields { seq: irs(1), flags: Flags { rst: true, ..Flags::default() }, ..plain(script) }
 }
 
-/// The peer's TIME-WAIT is over before our FIN came once more: nothing is lost. Of data nobody knows.
+/// The peer's TIME-WAIT was over before our retransmitted FIN arrived, so no data is lost. Unacknowledged data may be
+/// lost.
 #[test]
 fn rfc9293_s3_10_7_4_a_reset_in_last_ack_is_an_error_only_when_data_is_outstanding() {
     assert_eq!(reset_in_last_ack(50), CloseReason::Graceful);
@@ -273,7 +275,7 @@ fn rfc9293_s3_10_7_4_a_reset_in_time_wait_ends_quietly() {
     script.inject(fin(&script, 0, 1), 0);
     let reset = reset(&script);
     script.closed = None;
-    assert_eq!(script.inject(reset, 0).closed, None, "it was told at the beginning of TIME-WAIT");
+    assert_eq!(script.inject(reset, 0).closed, None, "it was reported at the beginning of TIME-WAIT");
     assert!(script.conn.is_closed());
 }
 
@@ -295,7 +297,7 @@ fn rfc6191_s2_a_later_syn_may_replace_time_wait() {
     assert!(!script.conn.replaceable_by(&syn(SeqNum::new(IRS - 1000))));
 }
 
-/// An established connection whose framing layer has stopped reading, in the middle of what the peer sends.
+/// An established connection whose framing layer has stopped reading in the middle of the peer's stream.
 fn unread(source: Stream) -> Script {
     let mut script = Script::established(unprobed(), source);
     script.run();
@@ -308,12 +310,12 @@ fn unread(source: Stream) -> Script {
 }
 
 #[test]
-fn data_that_nobody_will_read_is_not_acknowledged() {
+fn payload_after_reading_has_stopped_is_not_acknowledged() {
     let mut script = unread(silent());
     assert!(script.data(10, 100).is_empty());
     assert!(script.wait(ms(100)).is_empty());
     assert_eq!((script.conn.contiguous(), script.conn.counters().unread), (10, 1));
-    // Not before our FIN has arrived: a RST could overtake what was said before it.
+    // No RST before our FIN is acknowledged: the RST could overtake data sent before it.
     script.source = Stream::new(0, 0, true);
     let [fin] = script.run()[..] else { panic!("our FIN") };
     assert_eq!((fin.flags.fin, fin.ack), (true, irs(10)));
@@ -322,7 +324,7 @@ fn data_that_nobody_will_read_is_not_acknowledged() {
 }
 
 #[test]
-fn rfc9293_s3_6_1_payload_after_our_fin_that_nobody_will_read_is_reset() {
+fn rfc9293_s3_6_1_unread_payload_after_our_fin_is_answered_by_a_reset() {
     let mut script = unread(Stream::new(0, 0, true));
     assert_eq!(script.conn.state(), State::FinWait1);
     let data = Fields { seq: irs(10), ack: iss(1), ..plain(&script) };
@@ -332,13 +334,14 @@ fn rfc9293_s3_6_1_payload_after_our_fin_that_nobody_will_read_is_reset() {
 }
 
 #[test]
-fn a_peer_that_still_reads_to_its_fin_closes_gracefully_though_nobody_reads() {
+fn a_peer_that_answers_our_fin_closes_gracefully_after_reading_has_stopped() {
     let mut script = unread(Stream::new(0, 0, true));
     script.inject(Fields { seq: irs(10), ack: iss(1), flags: FIN, ..plain(&script) }, 0);
     assert_eq!((script.conn.state(), script.closed), (State::TimeWait, Some(CloseReason::Graceful)));
 }
 
-/// Once a second the peer sends `len` bytes at `offset`. Returns the seconds until the connection is over, two minutes at most.
+/// The peer sends `len` bytes at `offset` once a second. Returns the seconds until the connection ends, at most two
+/// minutes.
 fn trickled(script: &mut Script, offset: u32, acked: u32, len: usize) -> usize {
     let second = |_: &usize| {
         script.wait(ms(1_000));
@@ -349,15 +352,15 @@ fn trickled(script: &mut Script, offset: u32, acked: u32, len: usize) -> usize {
 }
 
 #[test]
-fn no_trickle_keeps_a_connection_that_nobody_reads() {
-    // The FIN is never acknowledged: the user timeout, as for data.
+fn a_trickle_does_not_keep_an_unread_connection_open() {
+    // The FIN is never acknowledged: the user timeout applies, as for data.
     assert!(trickled(&mut unread(Stream::new(0, 0, true)), 10, 0, 1) <= 31);
     // Nothing is outstanding: duplicates in FIN-WAIT-2.
     let mut script = unread(Stream::new(0, 0, true));
     script.inject(Fields { seq: irs(10), ack: iss(1), ..plain(&script) }, 0);
     assert_eq!(script.conn.state(), State::FinWait2);
     assert!((58..=61).contains(&trickled(&mut script, 0, 1, 1)));
-    // The upper layer never closes: a RST, because the peer knows of no end.
+    // The upper layer never closes: the connection ends with a RST, because the peer has seen no FIN.
     let mut script = unread(silent());
     assert!((58..=61).contains(&trickled(&mut script, 10, 0, 1)));
     assert_eq!(script.closed, Some(CloseReason::TimedOut));

@@ -79,13 +79,13 @@ fn rfc3168_s6_1_3_a_mark_is_echoed_until_cwr() {
 }
 
 #[test]
-fn rfc3168_s6_1_1_without_the_peers_consent_nothing_is_marked() {
+fn rfc3168_s6_1_1_without_the_peers_consent_no_packet_is_ecn_capable() {
     let mut script = Script::established(TcpConfig::default(), bulk(2));
     assert!(script.run().iter().all(|s| s.ecn == Ecn::NotEct && !s.flags.ece));
 }
 
 #[test]
-fn rfc3168_s6_1_1_1_a_repeated_syn_does_not_ask() {
+fn rfc3168_s6_1_1_1_a_retransmitted_syn_does_not_request_ecn() {
     let mut script = Script::connecting(TcpConfig::default(), silent());
     script.run();
     let again = script.wait(ms(1100));
@@ -103,7 +103,7 @@ fn dctcp() -> TcpConfig {
 }
 
 #[test]
-fn rfc8257_s3_2_an_ack_tells_of_exactly_its_data_whether_it_was_marked() {
+fn rfc8257_s3_2_an_ack_reports_exactly_whether_its_data_was_marked() {
     let mut script = negotiated_by(dctcp(), silent());
     script.run();
     for (n, marked) in [false, false, true, true, true, false].into_iter().enumerate() {
@@ -111,12 +111,12 @@ fn rfc8257_s3_2_an_ack_tells_of_exactly_its_data_whether_it_was_marked() {
     }
     script.conn.flush_ack();
     let acks = script.run();
-    let told: Vec<(u32, bool)> =
+    let reported: Vec<(u32, bool)> =
         acks.iter().map(|s| (s.ack.since(super::irs(0)) as u32, s.flags.ece)).collect();
-    assert_eq!(told, [(2000, false), (5000, true), (6000, false)]);
-    let edges: Vec<u32> = acks.iter().map(told_edge).collect();
-    assert!(edges.windows(2).all(|w| w[0] <= w[1]), "no window is taken back: {edges:?}");
-    // CWR changes nothing.
+    assert_eq!(reported, [(2000, false), (5000, true), (6000, false)]);
+    let edges: Vec<u32> = acks.iter().map(advertised_edge).collect();
+    assert!(edges.windows(2).all(|w| w[0] <= w[1]), "the right edge never moves left: {edges:?}");
+    // CWR has no effect.
     from_peer(&mut script, 6000, true);
     let cwr = Flags { ack: true, cwr: true, ..Flags::default() };
     script.inject(Fields { seq: super::irs(7000), ecn: Ecn::Ce, flags: cwr, ..plain(&script) }, 1000);
@@ -124,7 +124,7 @@ fn rfc8257_s3_2_an_ack_tells_of_exactly_its_data_whether_it_was_marked() {
     assert_eq!(script.run().last().map(|s| s.flags.ece), Some(true));
 }
 
-fn told_edge(segment: &crate::wire::Segment) -> u32 {
+fn advertised_edge(segment: &crate::wire::Segment) -> u32 {
     segment.ack.since(super::irs(0)) as u32 + u32::from(segment.window)
 }
 
@@ -151,7 +151,7 @@ fn rfc8257_s3_3_few_marks_cost_little() {
 }
 
 #[test]
-fn rfc9438_s4_6_and_rfc3168_s6_1_2_marks_lead_down_to_one_segment_and_then_to_waiting() {
+fn rfc9438_s4_6_and_rfc3168_s6_1_2_marks_reduce_the_window_to_one_segment_and_then_delay_new_data() {
     let mut script = negotiated(bulk(400));
     let mut acked = 0;
     script.run();
@@ -177,7 +177,7 @@ fn rfc9438_s4_6_and_rfc3168_s6_1_2_marks_lead_down_to_one_segment_and_then_to_wa
     assert!(acked < 60_000);
 }
 
-/// A switch that marks early: DCTCP keeps the line busy and its queue short, and nothing is lost.
+/// Behind a switch that marks early, DCTCP keeps the line busy, the queue short, and loses nothing.
 #[test]
 fn sim_dctcp_fills_a_line_that_marks_without_losses() {
     let faults = Faults {

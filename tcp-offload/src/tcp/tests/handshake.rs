@@ -68,7 +68,7 @@ fn rfc9293_s3_5_passive_open_answers_only_what_was_offered() {
     script.template.window = 3;
     script.inject(script.template, 0);
     assert_eq!(script.conn.info().snd_wnd, 3 << 14, "RFC 7323 section 2.3: never more than 14");
-    assert_eq!(script.conn.emss(), 536 - 12, "RFC 9293 section 3.7.1: 536 where no MSS was said");
+    assert_eq!(script.conn.emss(), 536 - 12, "RFC 9293 section 3.7.1: 536 without an MSS option");
 }
 
 #[test]
@@ -99,9 +99,9 @@ fn rfc9293_s3_5_simultaneous_open() {
     assert_eq!(script.conn.state(), State::Established);
 }
 
-/// Who asked is told; who was asked was not open yet.
+/// The reset is reported to the end that opened actively; a passive open had reported nothing yet.
 #[test]
-fn rfc9293_s3_10_7_4_a_reset_refuses_an_active_open_also_in_syn_received() {
+fn rfc9293_s3_10_7_4_a_reset_refuses_an_active_open_even_in_syn_received() {
     let mut script = Script::connecting(TcpConfig::default(), silent());
     script.run();
     let flags = Flags { syn: true, ..Flags::default() };
@@ -112,7 +112,7 @@ fn rfc9293_s3_10_7_4_a_reset_refuses_an_active_open_also_in_syn_received() {
 }
 
 #[test]
-fn rfc9293_s3_7_1_without_an_mss_536_or_1220_is_taken() {
+fn rfc9293_s3_7_1_the_default_mss_is_536_or_1220() {
     let emss = |local: &str, remote: &str| {
         let path = sim::path(local.parse::<SocketAddr>().unwrap(), remote.parse::<SocketAddr>().unwrap());
         let config = TcpConfig { timestamps: false, ..TcpConfig::default() };
@@ -168,7 +168,7 @@ fn rfc9293_s3_10_7_4_a_bad_ack_in_syn_received_is_reset() {
 }
 
 #[test]
-fn rfc6298_s2_1_syns_are_repeated_after_1_2_4_seconds_until_the_limit() {
+fn rfc6298_s2_1_syns_are_retransmitted_after_1_2_4_seconds_until_the_limit() {
     let config = TcpConfig { connect_timeout: ms(10_000), ..TcpConfig::default() };
     let mut script = Script::connecting(config, silent());
     script.run();
@@ -193,7 +193,7 @@ fn rfc6298_s5_7_after_a_lost_syn_data_starts_with_one_segment_and_3s() {
 }
 
 #[test]
-fn a_repeated_syn_gets_the_syn_ack_again() {
+fn a_retransmitted_syn_is_answered_by_another_syn_ack() {
     let mut script = Script::accepting(TcpConfig::default(), Options::default());
     script.run();
     let syn =
@@ -256,8 +256,8 @@ fn rfc7323_s5_2_a_refusal_echoes_the_timestamp_that_it_answers() {
     assert_eq!(reset.flags, Flags { rst: true, ..Flags::default() });
 }
 
-/// RFC 9293 section 3.5, figure 7: the SYN-ACK has the sequence number of the SYN before it. Any other is of another
-/// incarnation or forged.
+/// RFC 9293 section 3.5, figure 7: the SYN-ACK has the sequence number of the SYN before it. A SYN-ACK with another
+/// number belongs to another incarnation or is forged.
 #[test]
 fn rfc9293_s3_5_a_syn_ack_with_another_number_completes_no_simultaneous_open() {
     let mut script = Script::connecting(without_sack(), silent());
@@ -274,7 +274,8 @@ fn rfc9293_s3_5_a_syn_ack_with_another_number_completes_no_simultaneous_open() {
     }
 }
 
-/// MUST-22: excessive retransmissions of a SYN are reported like those of data; MUST-20: the next hop is asked for again.
+/// MUST-22: excessive retransmissions of a SYN are reported like those of data. MUST-20: the next hop is resolved
+/// again.
 #[test]
 fn rfc9293_s3_8_3_syns_without_an_answer_are_reported() {
     let mut script = Script::connecting(TcpConfig::default(), silent());
@@ -286,5 +287,5 @@ fn rfc9293_s3_8_3_syns_without_an_answer_are_reported() {
     assert!(script.conn.take_next_hop_doubt() && !script.conn.take_next_hop_doubt());
     script.wait(ms(8_000));
     assert_eq!(script.conn.take_soft_error(), None, "reported once");
-    assert!(script.conn.take_next_hop_doubt(), "but the next hop is doubted again");
+    assert!(script.conn.take_next_hop_doubt(), "but the next hop is to be resolved again");
 }

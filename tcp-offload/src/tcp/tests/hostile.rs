@@ -1,5 +1,5 @@
-//! A peer that sends anything at all: nothing panics, no timer spins, what we send stays within bounds, and
-//! every frame comes back.
+//! A peer that sends arbitrary segments: nothing panics, no timer spins, the segments sent stay within bounds, and
+//! every frame is released.
 
 use proptest::prelude::*;
 
@@ -13,7 +13,7 @@ use crate::{
     wire::{Ecn, Fields, Flags, Options, SackBlock, Timestamps},
 };
 
-/// Numbers near what matters, and anywhere.
+/// Numbers mostly near `base`, sometimes anywhere.
 fn near(base: u32) -> impl Strategy<Value = u32> {
     prop_oneof![
         4 => (-2000i32..20_000).prop_map(move |d| base.wrapping_add(d as u32)),
@@ -31,7 +31,7 @@ prop_compose! {
     ) -> Options {
         let mut options = Options { mss, window_scale, sack_permitted, ..Options::default() };
         options.timestamps = timestamps.map(|(value, echo)| Timestamps { value, echo });
-        // What fits 40 bytes.
+        // As many blocks as fit 40 bytes of options.
         let room = (40 - options.wire_len()) / 8;
         for (to, (left, right)) in options.sack.iter_mut().zip(sack).take(room.saturating_sub(1)) {
             *to = SackBlock { left: SeqNum::new(left), right: SeqNum::new(right) };
@@ -87,7 +87,7 @@ proptest! {
         script.tear_down();
     }
 
-    /// Acknowledgments of all kinds for a stream that we send; then a well-behaved peer gets all of it.
+    /// Arbitrary acknowledgments for a stream that we send; afterwards the peer behaves and gets the whole stream.
     #[test]
     fn prop_a_confusing_peer_still_gets_the_whole_stream(
         acks in proptest::collection::vec((0u32..20_000, proptest::collection::vec((0u32..20_000, 1u32..4_000), 0..4), 0u64..30), 0..40),
@@ -98,7 +98,7 @@ proptest! {
         script.run();
         for (offset, blocks, pause) in &acks {
             let blocks: Vec<(u32, u32)> = blocks.iter().map(|(left, len)| (*left, left + len)).collect();
-            // Reneging on what was acknowledged for good is not confusing, it is a lie: keep below what was sent.
+            // Acknowledging data that was never sent would be a lie, not confusion: the number stays below SND.NXT.
             let sent = script.source.at as u32;
             script.ack((*offset).min(sent), &blocks);
             script.wait(ms(*pause));

@@ -11,7 +11,7 @@ use crate::{
 };
 
 #[test]
-fn rfc6298_s5_the_first_segment_is_repeated_after_200_400_800_ms() {
+fn rfc6298_s5_the_first_segment_is_retransmitted_after_200_400_800_ms() {
     let mut script = Script::established(without_sack(), bulk(3));
     assert_eq!(script.run().len(), 3);
     let seen = script.wait(ms(1_500));
@@ -26,9 +26,9 @@ fn rfc6298_s5_the_first_segment_is_repeated_after_200_400_800_ms() {
     assert_eq!(info.ssthresh, 2100 * 984 / 1000, "reduced once, not at each back-off (RFC 5681 section 3.1)");
 }
 
-/// The first segment was sent again by RACK's word: the time-out begins anew, for this transmission.
+/// RACK retransmits the first segment: the time-out restarts for this transmission.
 #[test]
-fn rfc6298_s5_nothing_is_sent_again_within_a_time_out() {
+fn rfc6298_s5_a_segment_is_not_retransmitted_twice_within_a_time_out() {
     let mut script = Script::established(TcpConfig::default(), bulk(10));
     assert_eq!(script.run().len(), 10);
     script.wait(ms(3));
@@ -36,14 +36,14 @@ fn rfc6298_s5_nothing_is_sent_again_within_a_time_out() {
     let sent = script.ack(0, &[(1000, 4000)]);
     assert_eq!(sent.iter().map(offset).collect::<Vec<_>>(), [0]);
     let rto = script.conn.info().rto;
-    assert!(script.wait(rto.saturating_sub(ms(1))).is_empty(), "its answer may be under way");
+    assert!(script.wait(rto.saturating_sub(ms(1))).is_empty(), "its ACK may still arrive");
     assert_eq!(offset(&script.wait(ms(1))[0].1), 0);
     assert_eq!(script.conn.counters().rto_expired, 1);
 }
 
-/// Without timestamps nobody knows which transmission an ACK answers.
+/// Without timestamps it is unknown which transmission an ACK answers.
 #[test]
-fn rfc6298_s3_what_was_sent_twice_is_not_measured() {
+fn rfc6298_s3_retransmitted_segments_are_not_measured() {
     let mut script = Script::established(TcpConfig::default(), bulk(1));
     script.run();
     let before = script.conn.info().srtt;
@@ -56,7 +56,7 @@ fn rfc6298_s3_what_was_sent_twice_is_not_measured() {
     script.run();
     script.now += ms(9);
     script.ack(2000, &[]);
-    assert_eq!(script.conn.info().srtt, Some(ms(2)), "what was sent once is: 7/8 and 1/8");
+    assert_eq!(script.conn.info().srtt, Some(ms(2)), "a segment sent once is measured: 7/8 and 1/8");
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn rfc6298_s5_2_no_timer_runs_when_all_is_acknowledged() {
 }
 
 #[test]
-fn rfc5681_s3_1_after_a_timeout_slow_start_repeats_what_was_lost() {
+fn rfc5681_s3_1_after_a_timeout_lost_segments_are_retransmitted_in_slow_start() {
     let mut script = Script::established(without_sack(), bulk(8));
     script.run();
     script.wait(ms(201));
@@ -123,7 +123,7 @@ fn alive() -> TcpConfig {
 
 /// `docs/decisions/0013`.
 #[test]
-fn a_dead_peer_is_noticed_after_half_a_minute_by_default() {
+fn a_dead_peer_is_detected_after_half_a_minute_by_default() {
     let mut script = Script::established(TcpConfig::default(), silent());
     script.run();
     let seen = script.wait(ms(29_999));
@@ -138,7 +138,8 @@ fn a_dead_peer_is_noticed_after_half_a_minute_by_default() {
     assert_eq!(script.closed, None);
 }
 
-/// The end that accepted the connection begins an interval later, and a probe of the other end counts as a sign of life.
+/// The end that accepted the connection probes one interval later, and a probe from the other end shows that it is
+/// alive.
 #[test]
 fn only_the_initiator_of_an_idle_connection_probes() {
     let mut script = Script::accepting(alive(), Options::default());
@@ -155,10 +156,10 @@ fn only_the_initiator_of_an_idle_connection_probes() {
     assert_eq!((times, script.closed), (vec![1100, 1200, 1300], Some(CloseReason::TimedOut)));
 }
 
-/// A host off the path that knows the four-tuple can use up the budget of challenge ACKs; it can neither keep the peer's
-/// probes from being answered nor pretend that a dead peer lives.
+/// An off-path host that knows the four-tuple can use up the budget of challenge ACKs. It can neither prevent answers
+/// to the peer's probes nor pretend that a dead peer is alive.
 #[test]
-fn forged_segments_neither_suppress_answers_to_probes_nor_replace_a_sign_of_life() {
+fn forged_segments_neither_suppress_answers_to_probes_nor_hide_a_dead_peer() {
     let mut script = Script::established(alive(), silent());
     script.run();
     let near = [(2, 0), (1, 1), (1, 100_000)];
@@ -195,7 +196,7 @@ fn rfc9293_s3_8_4_a_silent_peer_is_probed_and_given_up() {
 }
 
 #[test]
-fn rfc9293_s3_8_4_answers_keep_it_and_are_not_counted_as_traffic() {
+fn rfc9293_s3_8_4_answers_to_probes_keep_the_connection_open() {
     let mut script = Script::established(alive(), silent());
     script.run();
     for _ in 0..5 {
@@ -207,7 +208,7 @@ fn rfc9293_s3_8_4_answers_keep_it_and_are_not_counted_as_traffic() {
 }
 
 #[test]
-fn rfc9293_s3_8_4_the_other_ends_keepalive_is_answered() {
+fn rfc9293_s3_8_4_the_peers_keepalive_is_answered() {
     let mut script = Script::established(TcpConfig::default(), silent());
     script.run();
     let probe = Fields { seq: irs(0).sub(1), ..plain(&script) };
@@ -231,7 +232,7 @@ fn rfc5681_s4_1_the_window_restarts_after_idle() {
 }
 
 #[test]
-fn rfc9293_s3_9_1_8_soft_errors_are_told_and_end_nothing() {
+fn rfc9293_s3_9_1_8_soft_errors_are_reported_and_do_not_end_the_connection() {
     let mut script = Script::established(without_sack(), bulk(1));
     script.run();
     assert_eq!(script.conn.info().soft_error, None);
@@ -248,7 +249,7 @@ fn rfc9293_s3_9_1_8_soft_errors_are_told_and_end_nothing() {
 }
 
 #[test]
-fn rfc9293_s3_9_1_8_a_soft_error_is_told_once_until_data_is_acknowledged() {
+fn rfc9293_s3_9_1_8_a_soft_error_is_reported_once_until_data_is_acknowledged() {
     let mut script = Script::established(without_sack(), bulk(2));
     script.run();
     let icmp = |script: &mut Script, seq| {
@@ -264,14 +265,14 @@ fn rfc9293_s3_9_1_8_a_soft_error_is_told_once_until_data_is_acknowledged() {
     script.ack(1000, &[]);
     script.now += ms(1);
     assert_eq!(icmp(&mut script, iss(1000)), Some(SoftError::Unreachable));
-    // The other kind is news.
+    // An error of another kind is reported.
     script.wait(ms(2_000));
     assert_eq!(script.conn.take_soft_error(), Some(SoftError::NoAnswer));
     assert_eq!(script.closed, None);
 }
 
 #[test]
-fn rfc9293_s3_8_3_and_s3_8_4_one_connection_can_have_times_of_its_own() {
+fn rfc9293_s3_8_3_and_s3_8_4_timeouts_can_be_changed_for_one_connection() {
     let mut script = Script::established(TcpConfig::default(), bulk(1));
     script.run();
     let mut tuning = TcpConfig::default().tuning();
@@ -281,7 +282,7 @@ fn rfc9293_s3_8_3_and_s3_8_4_one_connection_can_have_times_of_its_own() {
     script.wait(ms(2_500));
     assert_eq!(script.closed, Some(CloseReason::TimedOut));
 
-    // Also when the next time-out is far away by now.
+    // Even when the next time-out is far away by now.
     let mut script = Script::established(TcpConfig::default(), bulk(1));
     script.run();
     script.wait(ms(8_000));
@@ -306,7 +307,7 @@ fn rfc9293_s3_8_3_and_s3_8_4_one_connection_can_have_times_of_its_own() {
     assert_eq!(script.closed, None);
 }
 
-/// Everything that is a time or a number of packets is zero.
+/// Settings in which every time and every number of packets is zero.
 fn zeros() -> TcpConfig {
     let zero = std::time::Duration::ZERO;
     TcpConfig {
@@ -336,7 +337,7 @@ fn zeros() -> TcpConfig {
 
 /// `Script::wait` panics when a timer is armed at or before the present.
 #[test]
-fn settings_of_zero_make_no_timer_spin() {
+fn no_timer_spins_with_settings_of_zero() {
     let clamped = zeros().clamped();
     assert_eq!(clamped.clamped(), clamped);
     assert_eq!(TcpConfig::default().clamped(), TcpConfig::default());
@@ -355,7 +356,7 @@ fn settings_of_zero_make_no_timer_spin() {
 }
 
 #[test]
-fn a_connection_is_tuned_to_possible_values_only() {
+fn tuning_replaces_values_that_are_out_of_range() {
     let mut script = Script::established(TcpConfig::default(), silent());
     script.run();
     let (now, tuning) = (script.now, zeros().tuning());
@@ -366,10 +367,10 @@ fn a_connection_is_tuned_to_possible_values_only() {
     assert_eq!(script.conn.counters().keepalives, 1);
 }
 
-/// Data and its ACK within one instant: the smoothed round-trip time is nothing, and so would be the probe's time-out for more
-/// segments than a delayed ACK covers.
+/// Data and its ACK at the same instant: the smoothed round-trip time is zero, and so would be the probe time-out when
+/// more segments are in flight than a delayed ACK covers.
 #[test]
-fn rfc8985_s7_2_a_round_trip_of_nothing_arms_no_probe_in_the_present() {
+fn rfc8985_s7_2_a_round_trip_time_of_zero_does_not_arm_a_probe_for_now() {
     let mut script = Script::connecting(TcpConfig { timestamps: false, ..TcpConfig::default() }, bulk(20));
     script.run();
     let before = script.now;

@@ -21,22 +21,22 @@ use super::{
 };
 use crate::{seq::SeqNum, wire::Fields};
 
-/// Without tail loss probes in the way: no SACK.
+/// Settings without SACK, and so without tail loss probes.
 fn without_sack() -> TcpConfig {
     TcpConfig { sack: false, ..TcpConfig::default() }
 }
 
-/// Nothing to send.
+/// A source with nothing to send.
 fn silent() -> Stream {
     Stream::new(0, 0, false)
 }
 
-/// `segments` full segments of 1000 bytes to send.
+/// A source of `segments` full segments of 1000 bytes.
 fn bulk(segments: u64) -> Stream {
     Stream::new(segments * 1000, 0, false)
 }
 
-/// Without keepalive: silence of the peer has no consequence of its own.
+/// Settings without keepalive: the silence of the peer alone has no effect.
 fn unprobed() -> TcpConfig {
     TcpConfig { keepalive: None, ..TcpConfig::default() }
 }
@@ -54,7 +54,7 @@ fn irs(offset: u32) -> SeqNum {
     SeqNum::new(IRS + 1).add(offset)
 }
 
-/// The peer's plain ACK segment as it stands now.
+/// The peer's current plain ACK.
 fn plain(script: &Script) -> Fields {
     script.template
 }

@@ -1,4 +1,4 @@
-//! Path MTU and other changes below: RFC 1191, 8201, 4821, 5927.
+//! Path MTU, ICMP errors and changes of the next hop: RFC 1191, 8201, 4821, 5927.
 
 use super::{bulk, iss};
 use crate::{
@@ -19,7 +19,7 @@ fn pieces(segments: &[Segment]) -> Vec<(i32, usize)> {
 }
 
 #[test]
-fn rfc1191_s6_what_is_in_flight_is_cut_to_the_new_size_and_sent_again() {
+fn rfc1191_s6_segments_in_flight_are_cut_to_the_new_size_and_retransmitted() {
     let mut script = Script::established(TcpConfig::default(), bulk(6));
     script.source.total = 3000;
     assert_eq!(script.run().len(), 3);
@@ -39,7 +39,7 @@ fn rfc1191_s6_what_is_in_flight_is_cut_to_the_new_size_and_sent_again() {
 }
 
 #[test]
-fn rfc5927_s4_1_errors_about_what_is_not_in_flight_are_ignored() {
+fn rfc5927_s4_1_errors_that_quote_no_segment_in_flight_are_ignored() {
     let mut script = Script::established(TcpConfig::default(), bulk(3));
     script.run();
     script.ack(1000, &[]);
@@ -53,7 +53,7 @@ fn rfc5927_s4_1_errors_about_what_is_not_in_flight_are_ignored() {
 }
 
 #[test]
-fn rfc1191_s7_1_an_old_router_that_says_nothing_means_the_next_plateau() {
+fn rfc1191_s7_1_an_error_of_an_old_router_without_mtu_means_the_next_plateau() {
     let mut script = Script::established(TcpConfig::default(), bulk(3));
     script.run();
     let now = script.now;
@@ -79,7 +79,7 @@ fn rfc1122_s4_2_3_9_a_hard_error_ends_the_attempt() {
 }
 
 #[test]
-fn rfc4821_s7_7_large_segments_that_vanish_are_cut() {
+fn rfc4821_s7_7_large_segments_that_are_lost_silently_are_cut() {
     let mut script = Script::connecting(
         TcpConfig { timestamps: false, ..TcpConfig::default() },
         Stream::new(1400, 0, false),
@@ -102,7 +102,7 @@ fn a_raised_mtu_is_used_for_new_segments() {
 }
 
 #[test]
-fn frames_follow_the_ethernet_addresses_retransmissions_too() {
+fn frames_and_retransmissions_carry_changed_ethernet_addresses() {
     let mut script = Script::established(TcpConfig::default(), bulk(2));
     script.run();
     script.conn.redirect(Mac([8; 6]), Mac([9; 6]));

@@ -1,4 +1,4 @@
-//! Looking for larger packets: RFC 4821 sections 4 and 7.
+//! Path MTU probes: RFC 4821 sections 4 and 7.
 
 use super::iss;
 use crate::{
@@ -28,7 +28,7 @@ fn pieces(segments: &[Segment]) -> Vec<(i32, usize)> {
 fn rfc4821_s7_6_1_a_probe_that_arrives_raises_the_size() {
     let mut script = narrow(60_000);
     let sent = pieces(&script.run());
-    assert_eq!(sent[..2], [(0, 1460), (1460, 1000)], "one probe and no more, with whole segments behind it");
+    assert_eq!(sent[..2], [(0, 1460), (1460, 1000)], "one probe, followed by whole segments");
     assert_eq!(sent.iter().filter(|p| p.1 > 1000).count(), 1);
     let before = script.conn.info();
     script.now += ms(1);
@@ -36,7 +36,7 @@ fn rfc4821_s7_6_1_a_probe_that_arrives_raises_the_size() {
     let after = script.conn.info();
     assert_eq!((after.path_mtu, after.emss), (1500, 1460));
     assert_eq!(after.counters.mtu_probes, 1);
-    assert!(after.cwnd <= before.cwnd + 1460, "section 4: the window does not rise in bytes by it");
+    assert!(after.cwnd <= before.cwnd + 1460, "section 4: the window in bytes does not rise");
     script.now += ms(1);
     let all = script.source.at as u32;
     assert!(pieces(&script.ack(all, &[])).iter().all(|p| p.1 == 1460));
@@ -51,7 +51,7 @@ fn rfc4821_s7_6_2_a_probe_lost_alone_is_no_congestion() {
     script.ack(0, &[(1460, 2460)]);
     script.ack(0, &[(1460, 3460)]);
     let again = pieces(&script.ack(0, &[(1460, 4460)]));
-    assert_eq!(again[..2], [(0, 1000), (1000, 460)], "cut anew, in sizes that pass");
+    assert_eq!(again[..2], [(0, 1000), (1000, 460)], "cut into sizes that pass");
     script.now += ms(1);
     let sent = script.source.at as u32;
     script.ack(sent, &[]);
@@ -74,11 +74,11 @@ fn rfc4821_s7_6_2_a_probe_lost_alone_is_no_congestion() {
 }
 
 #[test]
-fn rfc4821_s7_6_4_a_probe_lost_with_others_tells_nothing() {
+fn rfc4821_s7_6_4_a_probe_lost_with_others_is_inconclusive() {
     let mut script = narrow(60_000);
     script.run();
     script.now += ms(1);
-    // The segment behind the probe is lost as well.
+    // The segment after the probe is lost as well.
     script.ack(0, &[(2460, 3460)]);
     script.ack(0, &[(2460, 4460)]);
     script.ack(0, &[(2460, 5460)]);
@@ -88,11 +88,11 @@ fn rfc4821_s7_6_4_a_probe_lost_with_others_tells_nothing() {
     script.now += ms(1);
     let all = script.source.at as u32;
     let sent = pieces(&script.ack(all, &[]));
-    assert!(sent.iter().any(|p| p.1 == 1460), "the same size again at once: {sent:?}");
+    assert!(sent.iter().any(|p| p.1 == 1460), "the same size is tried again at once: {sent:?}");
 }
 
 #[test]
-fn rfc4821_s7_6_4_a_loss_found_later_in_the_window_makes_it_inconclusive() {
+fn rfc4821_s7_6_4_a_later_loss_in_the_window_makes_the_probe_inconclusive() {
     let mut script = narrow(60_000);
     script.run();
     script.now += ms(1);
@@ -120,7 +120,7 @@ fn rfc4821_s7_6_3_a_probe_at_the_tail_is_cut_by_the_loss_probe_without_a_timeout
 }
 
 #[test]
-fn rfc4821_s7_6_2_three_duplicate_acks_tell_as_much_without_sack() {
+fn rfc4821_s7_6_2_three_duplicate_acks_detect_a_lost_probe_without_sack() {
     let path_mtu = PathMtuConfig { initial: Some(1040), ..PathMtuConfig::default() };
     let config = TcpConfig { timestamps: false, sack: false, path_mtu, ..TcpConfig::default() };
     let mut script = Script::connecting(config, Stream::new(60_000, 0, false));
@@ -138,11 +138,11 @@ fn rfc4821_s7_6_2_three_duplicate_acks_tell_as_much_without_sack() {
 }
 
 #[test]
-fn rfc4821_s7_4_without_room_nothing_is_probed() {
+fn rfc4821_s7_4_no_probe_is_sent_without_room_or_with_probing_off() {
     let mut script = narrow(60_000);
     script.template.window = 4000;
     script.ack(0, &[]);
-    assert!(pieces(&script.run()).iter().all(|p| p.1 <= 1000), "no room for the segments behind the probe");
+    assert!(pieces(&script.run()).iter().all(|p| p.1 <= 1000), "no room for the segments after the probe");
 
     let off = PathMtuConfig { probing: false, initial: Some(1040), ..PathMtuConfig::default() };
     let config = TcpConfig { timestamps: false, path_mtu: off, ..TcpConfig::default() };
@@ -153,14 +153,18 @@ fn rfc4821_s7_4_without_room_nothing_is_probed() {
 }
 
 #[test]
-fn rfc4821_s7_6_2_a_router_that_drops_the_probe_says_what_to_try_next() {
+fn rfc4821_s7_6_2_a_routers_message_about_a_probe_gives_the_next_size() {
     let mut script = narrow(60_000);
     script.run();
     let now = script.now;
     let error = IcmpError { flow: path(true).flow, seq: iss(0), kind: IcmpKind::TooBig { mtu: 1400 } };
     assert_eq!(script.conn.icmp(now, &error), None);
-    assert_eq!(script.conn.info().path_mtu, 1040, "not believed, but tried");
-    assert_eq!(pieces(&script.run())[..2], [(0, 1000), (1000, 460)], "what it quotes is sent again at once");
+    assert_eq!(script.conn.info().path_mtu, 1040, "not adopted until a probe succeeds");
+    assert_eq!(
+        pieces(&script.run())[..2],
+        [(0, 1000), (1000, 460)],
+        "the quoted segment is retransmitted at once"
+    );
     script.now += ms(1);
     let all = script.source.at as u32;
     let sent = pieces(&script.ack(all, &[]));
@@ -173,7 +177,7 @@ fn rfc4821_s7_6_2_a_router_that_drops_the_probe_says_what_to_try_next() {
 }
 
 #[test]
-fn rfc4821_s7_7_after_a_black_hole_the_size_comes_back_by_probes() {
+fn rfc4821_s7_7_after_a_black_hole_probes_raise_the_size_again() {
     let mut script = Script::connecting(
         TcpConfig { timestamps: false, ..TcpConfig::default() },
         Stream::new(100_000, 0, false),
@@ -181,7 +185,7 @@ fn rfc4821_s7_7_after_a_black_hole_the_size_comes_back_by_probes() {
     script.run();
     script.syn_ack(Options { mss: Some(1460), sack_permitted: true, ..Options::default() });
     assert!(pieces(&script.run()).iter().all(|p| p.1 == 1460));
-    // Nothing comes through for three time-outs.
+    // Nothing is delivered for three time-outs.
     script.wait(ms(2_000));
     assert_eq!(script.conn.info().path_mtu, 1024);
     for _ in 0..40 {
@@ -191,7 +195,7 @@ fn rfc4821_s7_7_after_a_black_hole_the_size_comes_back_by_probes() {
         script.ack(all, &[]);
     }
     let info = script.conn.info();
-    assert_eq!((info.path_mtu, info.counters.mtu_probes_lost), (1500, 0), "the path was well, only dark");
+    assert_eq!((info.path_mtu, info.counters.mtu_probes_lost), (1500, 0), "the path was down, not narrower");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Finding and repairing losses: RFC 8985, 6675, 6582, 3042 and 6937 in whole connections.
+//! Detection and repair of losses: RFC 8985, 6675, 6582, 3042 and 6937 in whole connections.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ fn rfc8985_s6_2_step5_one_sacked_segment_suffices_after_the_reordering_window() 
 }
 
 #[test]
-fn rfc8985_s6_2_step3_once_reordering_was_seen_three_sacks_prove_nothing() {
+fn rfc8985_s6_2_step3_after_observed_reordering_three_sacked_segments_prove_no_loss() {
     let mut script = flight(30);
     script.ack(0, &[(1000, 3000)]);
     script.now += us(100);
@@ -63,10 +63,10 @@ fn rfc8985_s6_2_step3_once_reordering_was_seen_three_sacks_prove_nothing() {
 }
 
 #[test]
-fn rfc8985_s6_2_lost_retransmissions_are_found_too() {
+fn rfc8985_s6_2_lost_retransmissions_are_detected() {
     let mut script = flight(40);
     assert_eq!(offsets(&script.ack(0, &[(1000, 4000)]))[..1], [0]);
-    // New data sent after the retransmission comes back first.
+    // New data sent after the retransmission is acknowledged first.
     script.now += ms(1);
     script.ack(0, &[(1000, 10_000)]);
     script.now += ms(1);
@@ -75,8 +75,8 @@ fn rfc8985_s6_2_lost_retransmissions_are_found_too() {
     assert_eq!(script.conn.counters().rto_expired, 0);
 }
 
-/// A window of four segments, of which the first is lost and, a round trip later, its retransmission. `window` is what
-/// the peer offers then.
+/// A window of four segments, of which the first is lost and, a round trip later, its retransmission as well. `window`
+/// is the peer's window by then. Returns the offsets sent in the recovery.
 fn lost_twice(window: u16) -> (Script, Vec<i32>) {
     let config = TcpConfig { timestamps: false, ..TcpConfig::default() };
     let mut script = Script::connecting(config, bulk(30));
@@ -91,9 +91,9 @@ fn lost_twice(window: u16) -> (Script, Vec<i32>) {
     (script, offsets(&sent))
 }
 
-/// Where the window lets one more segment out, its SACK tells that the retransmission was lost.
+/// When the window allows one more segment, its SACK shows that the retransmission was lost.
 #[test]
-fn rfc8985_s6_2_in_a_tiny_window_one_later_segment_finds_the_lost_retransmission() {
+fn rfc8985_s6_2_in_a_tiny_window_one_later_segment_detects_the_lost_retransmission() {
     let (mut script, sent) = lost_twice(5000);
     assert_eq!(sent, [0, 4000]);
     assert_eq!(offsets(&script.ack(0, &[(4000, 5000), (1000, 4000)])), [0]);
@@ -103,15 +103,16 @@ fn rfc8985_s6_2_in_a_tiny_window_one_later_segment_finds_the_lost_retransmission
     assert_eq!((counters.retransmits, counters.recoveries, counters.rto_expired), (2, 1, 0));
 }
 
-/// Where nothing more may be sent, nothing later can come back, and a recovery has no loss probes: the time-out repairs
-/// it, as RFC 8985 section 7.2 has it (and Linux does). It costs the time, but no more than one segment.
+/// When no more may be sent, no later segment can be acknowledged, and tail loss probes are not sent during a recovery:
+/// the time-out repairs the loss, as RFC 8985 section 7.2 specifies (and Linux does). That costs the time-out, but no
+/// more than one segment.
 #[test]
-fn rfc8985_s7_2_a_lost_retransmission_with_nothing_behind_it_waits_for_the_time_out() {
+fn rfc8985_s7_2_a_lost_retransmission_with_nothing_after_it_waits_for_the_time_out() {
     let (mut script, sent) = lost_twice(4000);
     assert_eq!(sent, [0]);
     let seen = script.wait(ms(250));
     assert_eq!(seen.iter().map(|(_, segment)| offset(segment)).collect::<Vec<_>>(), [0]);
-    assert_eq!(seen[0].0, 200_000, "201 ms after it was sent again");
+    assert_eq!(seen[0].0, 200_000, "201 ms after the retransmission");
     assert_eq!(offsets(&script.ack(4000, &[]))[0], 4000);
     let counters = script.conn.counters();
     assert_eq!((counters.retransmits, counters.tlp_probes, counters.rto_expired), (2, 0, 1));
@@ -122,7 +123,7 @@ fn rfc8985_s7_the_tail_is_probed_after_two_round_trips() {
     let mut script = flight(10);
     script.ack(8000, &[]);
     let seen = script.wait(ms(150));
-    assert_eq!(seen.len(), 1, "one probe and no more before an answer");
+    assert_eq!(seen.len(), 1, "only one probe before an answer");
     assert_eq!(offset(&seen[0].1), 9000, "the last segment");
     assert_eq!(seen[0].0, 4_000, "2 SRTT and the allowance for a delayed ACK");
     // Its SACK shows that the one before is lost.
@@ -132,9 +133,9 @@ fn rfc8985_s7_the_tail_is_probed_after_two_round_trips() {
     assert_eq!((counters.tlp_probes, counters.rto_expired, counters.recoveries), (1, 0, 1));
 }
 
-/// One probe is under way, and no other may follow: what is sent meanwhile does not put the time-out off.
+/// While one probe is outstanding no other may be sent, and data sent meanwhile does not postpone the time-out.
 #[test]
-fn rfc8985_s7_3_a_probe_that_may_not_be_sent_does_not_put_off_the_time_out() {
+fn rfc8985_s7_3_a_probe_that_may_not_be_sent_does_not_postpone_the_time_out() {
     let mut script = Script::established(TcpConfig::default(), bulk(1));
     script.run();
     let rto = script.conn.info().rto;
@@ -151,10 +152,10 @@ fn rfc8985_s7_3_a_probe_that_may_not_be_sent_does_not_put_off_the_time_out() {
     assert_eq!(script.conn.counters().tlp_probes, 1);
 }
 
-/// A peer that delays its ACKs by 40 ms, as Linux does, is probed in vain a few times and then no more; one lost tail
-/// makes the connection quick again.
+/// A peer that delays its ACKs by 40 ms, as Linux does, causes a few spurious probes and then no more. One lost tail
+/// resets the allowance.
 #[test]
-fn rfc8985_s7_2_the_allowance_for_delayed_acks_is_learnt() {
+fn rfc8985_s7_2_the_allowance_for_delayed_acks_adapts() {
     let mut script = Script::established(TcpConfig::default(), bulk(0));
     let mut probes = Vec::new();
     for _ in 0..12 {
@@ -163,7 +164,7 @@ fn rfc8985_s7_2_the_allowance_for_delayed_acks_is_learnt() {
         let end = script.source.at as u32;
         let seen = script.wait(ms(40));
         match seen.first() {
-            // The duplicate makes it answer at once, and say what it was.
+            // The peer answers the duplicate at once, with a D-SACK.
             Some(_) => script.ack(end, &[(end - 1000, end)]),
             None => script.ack(end, &[]),
         };
@@ -190,12 +191,12 @@ fn rfc8985_s7_2_the_allowance_for_delayed_acks_is_learnt() {
 }
 
 #[test]
-fn rfc8985_s7_3_new_data_is_the_better_probe() {
+fn rfc8985_s7_3_the_tail_is_probed_after_new_data_was_sent() {
     let mut script = flight(10);
     script.ack(8000, &[]);
     script.now += us(100);
     script.source.total += 1000;
-    // The window has room, so new data goes out by itself; fill it up first.
+    // The window has room, so the new data is sent without a probe.
     script.run();
     let before = script.conn.counters().tlp_probes;
     script.wait(ms(20));
@@ -270,7 +271,7 @@ fn rfc6937_s3_recovery_never_stops_sending_and_never_bursts() {
 }
 
 #[test]
-fn a_retransmission_has_the_borders_of_the_original() {
+fn a_retransmission_has_the_boundaries_of_the_original() {
     let source = crate::tcp::testing::Stream::new(9_000, 300, false);
     let mut script = Script::established(TcpConfig::default(), source);
     let first = script.run();
@@ -283,11 +284,11 @@ fn a_retransmission_has_the_borders_of_the_original() {
 }
 
 #[test]
-fn rfc2018_s8_a_reneging_receiver_gets_everything_again() {
+fn rfc2018_s8_everything_is_retransmitted_to_a_reneging_receiver() {
     let mut script = flight(10);
     script.ack(0, &[(1000, 10_000)]);
     script.now += ms(1);
-    // The first arrives, but the receiver has thrown the rest away.
+    // The first segment arrives, but the receiver has discarded the rest.
     script.ack(1000, &[]);
     let seen = script.wait(ms(3_000));
     let again = offsets(&seen.iter().map(|s| s.1).collect::<Vec<_>>());
@@ -303,12 +304,12 @@ fn rfc2018_s8_a_reneging_receiver_gets_everything_again() {
 }
 
 #[test]
-fn nonsense_in_sack_blocks_is_ignored() {
+fn invalid_sack_blocks_are_ignored() {
     let mut script = flight(10);
     for blocks in [[(9000, 8000)], [(5000, 5000)], [(9000, 11_000)], [(4_000_000_000, 4_000_001_000)]] {
         assert!(script.ack(0, &blocks).is_empty());
     }
     assert_eq!(script.conn.info().in_flight, 10_000);
     script.ack(0, &[(500, 1500)]);
-    assert_eq!(script.conn.info().in_flight, 10_000, "a block that covers no segment whole");
+    assert_eq!(script.conn.info().in_flight, 10_000, "a block that wholly covers no segment");
 }

@@ -1,4 +1,4 @@
-//! What comes in once the connection is synchronized: RFC 9293 section 3.10.7.4, RFC 5961, RFC 7323 section 5.
+//! Received segments in synchronized states: RFC 9293 section 3.10.7.4, RFC 5961, RFC 7323 section 5.
 
 use super::{bulk, idle, irs, iss, plain};
 use crate::{
@@ -33,7 +33,7 @@ fn rfc9293_s3_10_7_4_segments_outside_the_window_are_answered_and_dropped() {
 }
 
 #[test]
-fn rfc9293_s3_10_7_4_what_straddles_the_edges_is_trimmed() {
+fn rfc9293_s3_10_7_4_payload_across_the_window_edges_is_trimmed() {
     let mut script = idle();
     script.run();
     script.data(0, 100);
@@ -46,7 +46,7 @@ fn rfc9293_s3_10_7_4_what_straddles_the_edges_is_trimmed() {
 }
 
 #[test]
-fn rfc5961_s3_2_only_the_exact_number_resets() {
+fn rfc5961_s3_2_only_a_reset_with_the_exact_sequence_number_is_accepted() {
     let mut script = idle();
     script.run();
     assert!(script.exchange(with(Fields { seq: irs(0).sub(1), ..plain(&script) }, RST), 0).is_empty());
@@ -58,7 +58,7 @@ fn rfc5961_s3_2_only_the_exact_number_resets() {
 }
 
 #[test]
-fn rfc5961_s4_2_a_syn_is_challenged_wherever_it_lies() {
+fn rfc5961_s4_2_a_syn_is_challenged_whatever_its_sequence_number() {
     let mut script = idle();
     script.run();
     for seq in [irs(0), irs(900), irs(0).sub(1), irs(0).add(1 << 30)] {
@@ -68,13 +68,13 @@ fn rfc5961_s4_2_a_syn_is_challenged_wherever_it_lies() {
         assert_eq!((challenge.flags.rst, challenge.ack), (false, irs(0)));
     }
     assert_eq!(script.conn.state(), State::Established);
-    // A peer that has lost the connection answers the challenge: then its SYN was meant.
+    // A peer that has lost the connection answers the challenge by a RST: its SYN was genuine.
     let answer = with(Fields { seq: irs(0), ..plain(&script) }, RST);
     assert_eq!(script.inject(answer, 0).closed, Some(CloseReason::Reset));
 }
 
 #[test]
-fn rfc5961_s5_2_acks_far_off_are_refused_with_their_data() {
+fn rfc5961_s5_2_segments_with_an_ack_out_of_range_are_rejected() {
     let mut script = Script::established(TcpConfig::default(), bulk(1));
     script.run();
     for ack in [iss(1001), iss(0).sub(65_536)] {
@@ -134,7 +134,7 @@ fn rfc7323_s5_3_older_timestamps_are_answered_and_dropped() {
     let answer = script.data(10, 10);
     assert_eq!((answer.len(), script.conn.contiguous()), (1, 10));
     assert_eq!(script.conn.counters().paws_dropped, 1);
-    // Before the acceptability test.
+    // PAWS comes before the acceptability test.
     script.data(2_000_000, 10);
     let counters = script.conn.counters();
     assert_eq!((counters.paws_dropped, counters.out_of_window), (2, 0));
@@ -200,7 +200,7 @@ fn rfc7323_s3_2_timestamps_that_were_not_negotiated_are_ignored() {
 }
 
 #[test]
-fn rfc7323_s2_2_the_options_of_a_syn_mean_nothing_later() {
+fn rfc7323_s2_2_syn_options_are_ignored_in_later_segments() {
     let mut script = idle();
     script.run();
     let mut fields = plain(&script);
@@ -212,14 +212,15 @@ fn rfc7323_s2_2_the_options_of_a_syn_mean_nothing_later() {
 }
 
 #[test]
-fn rfc9293_s3_5_3_a_reset_may_have_data() {
+fn rfc9293_s3_5_3_a_reset_may_carry_data() {
     let mut script = idle();
     script.run();
     let receipt = script.inject(with(plain(&script), RST), 20);
     assert_eq!((receipt.closed, receipt.arrival), (Some(CloseReason::Reset), None));
 }
 
-/// RFC 5961 section 4.2 goes before RFC 7323 section 3.2: a peer that has restarted may offer no timestamps, or older ones.
+/// RFC 5961 section 4.2 takes precedence over RFC 7323 section 3.2: a peer that has restarted may send no timestamps,
+/// or older ones.
 #[test]
 fn rfc5961_s4_2_a_syn_without_timestamps_or_with_old_ones_is_challenged() {
     let mut script = stamped(Stream::new(0, 0, false));

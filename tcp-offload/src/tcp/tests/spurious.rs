@@ -1,4 +1,4 @@
-//! Retransmissions that were for nothing are found out and undone: RFC 3522, 4015, 3708, 5682.
+//! Spurious retransmissions are detected, and their reduction is undone: RFC 3522, 4015, 3708, 5682.
 
 use super::bulk;
 use crate::{
@@ -52,7 +52,7 @@ fn rfc3522_s3_the_echo_of_the_original_undoes_a_timeout() {
 }
 
 #[test]
-fn rfc3522_s3_the_echo_of_the_retransmission_does_not() {
+fn rfc3522_s3_the_echo_of_the_retransmission_undoes_nothing() {
     let (mut script, _) = stamped(10);
     script.run();
     let seen = script.wait(ms(250));
@@ -78,14 +78,14 @@ fn rfc3522_s3_2_the_echo_of_the_original_undoes_a_fast_recovery() {
 }
 
 #[test]
-fn rfc3522_s3_2_a_retransmission_beyond_a_gap_does_not() {
+fn rfc3522_s3_2_the_echo_of_a_retransmission_beyond_a_gap_undoes_nothing() {
     let (mut script, _) = stamped(40);
     let original = script.run()[0].options.timestamps.expect("stamped").value;
     script.now += ms(5);
     script.stamp(501, original);
     let sent = script.ack(0, &[(2000, 8000)]);
-    assert!([0, 1000].iter().all(|at| sent.iter().any(|s| offset(s) == *at)), "both are sent again");
-    // The second arrives; the first is lost again, so the peer still echoes what came before both.
+    assert!([0, 1000].iter().all(|at| sent.iter().any(|s| offset(s) == *at)), "both are retransmitted");
+    // The second arrives, the first is lost again: the peer still echoes the timestamp before both.
     script.now += ms(5);
     let sent = script.ack(0, &[(1000, 9000)]);
     assert_eq!(script.conn.counters().undone, 0);
@@ -111,7 +111,7 @@ fn rfc5682_s3_1_step_3b_two_acks_of_originals_make_a_timeout_spurious() {
         "{:?}",
         sent.iter().map(offset).collect::<Vec<_>>()
     );
-    // Step 3b: the next covers data that was sent once only.
+    // Step 3b: the next ACK covers data that was sent only once.
     script.ack(acked + 1000, &[]);
     let after = script.conn.info();
     assert_eq!(after.counters.undone, 1);

@@ -60,13 +60,14 @@ fn faulty(faults: &Faults, config: TcpConfig, seed: u64) -> Pair {
 
 fn configs() -> [TcpConfig; 4] {
     let long = ms(600_000);
-    // TIME-WAIT outlasts a time-out that was doubled again and again: nobody here answers for who is gone.
+    // TIME-WAIT must outlast a time-out that was doubled many times: in this test no stack answers for a closed
+    // connection.
     let base = TcpConfig {
         user_timeout: long,
         connect_timeout: long,
         fin_wait_2: long,
         time_wait: long,
-        // A quarter lost in each direction backs off further than anybody wants to wait for.
+        // With a quarter of the frames lost in each direction, the back-off would exceed the limit of the test.
         rto_max: ms(10_000),
         ..TcpConfig::default()
     };
@@ -79,7 +80,7 @@ fn configs() -> [TcpConfig; 4] {
 }
 
 #[test]
-fn sim_loss_from_light_to_absurd() {
+fn sim_loss_from_light_to_extreme() {
     for (seed, config) in configs().into_iter().enumerate() {
         for loss in [0.001, 0.01, 0.05, 0.25] {
             let faults = Faults { loss, delay: us(50), ..Faults::default() };

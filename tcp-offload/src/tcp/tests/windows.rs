@@ -1,4 +1,4 @@
-//! Windows: RFC 9293 section 3.8.6, RFC 7323 section 2, and the rule that no unit of the framing layer is cut.
+//! Windows: RFC 9293 section 3.8.6, RFC 7323 section 2, and the rule that units of the framing layer are never cut.
 
 use super::{bulk, idle, iss, plain, silent};
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     wire::{Fields, Flags, Options},
 };
 
-/// A receive window that does not grow.
+/// Settings with a receive window that does not grow.
 fn fixed(window: u32) -> TcpConfig {
     TcpConfig { receive_window: window, receive_window_max: window, ..TcpConfig::default() }
 }
@@ -28,7 +28,7 @@ fn closed_to(window: u16, source: Stream) -> Script {
     script
 }
 
-/// An established connection that holds the 4000 bytes which its window allowed.
+/// An established connection that withholds 4000 bytes, its whole receive window.
 fn with_our_window_closed(source: Stream) -> Script {
     let mut script = Script::established(fixed(4_000), source);
     script.run();
@@ -52,9 +52,9 @@ fn the_peers_window_is_never_overrun_and_segments_stay_whole() {
     assert_eq!(sent.iter().map(offset).collect::<Vec<_>>(), [2000]);
 }
 
-/// RFC 9293 section 3.8.6.1, with a probe of ours: no payload, one below SND.UNA.
+/// RFC 9293 section 3.8.6.1, with our form of probe: no payload, one below SND.UNA.
 #[test]
-fn rfc9293_s3_8_6_1_a_closed_window_is_probed_ever_slower_without_data() {
+fn rfc9293_s3_8_6_1_a_closed_window_is_probed_with_back_off_and_without_data() {
     let mut script = closed_to(0, Stream::new(9000, 600, false));
     assert!(script.run().is_empty());
     let probes = script.wait(ms(3_020));
@@ -82,7 +82,7 @@ fn rfc9293_s3_8_6_1_answered_probes_keep_the_connection() {
     assert_eq!(script.closed, Some(CloseReason::TimedOut), "silence ends it");
 }
 
-/// The window is closed before the data was sent, so the stack alone cannot know that the user wants to close.
+/// The window closes before the data is sent, so only `close_when_sent` announces that the user wants to close.
 #[test]
 fn a_closed_window_does_not_hold_up_an_orderly_close_for_longer_than_the_user_timeout() {
     let closes_after = |announced: bool| {
@@ -98,7 +98,7 @@ fn a_closed_window_does_not_hold_up_an_orderly_close_for_longer_than_the_user_ti
     assert_eq!(closes_after(false).0, None);
     let (closed, after) = closes_after(true);
     assert_eq!(closed, Some(CloseReason::TimedOut), "{after:?}");
-    // Progress keeps it open: the peer takes the data in time.
+    // Progress keeps the connection open: the peer accepts the data in time.
     let mut script = closed_to(0, bulk(5));
     script.conn.close_when_sent();
     script.run();
@@ -112,8 +112,8 @@ fn a_closed_window_does_not_hold_up_an_orderly_close_for_longer_than_the_user_ti
 }
 
 #[test]
-fn a_window_that_fits_only_smaller_segments_is_used_whole_after_the_persist_timer() {
-    // A byte stream may be cut to what fits; units of 600 bytes may not.
+fn a_window_that_fits_only_smaller_segments_is_used_after_the_persist_timer() {
+    // A byte stream may be cut to fit; units of 600 bytes may not.
     let mut script = closed_to(300, bulk(5));
     assert!(script.run().is_empty(), "RFC 9293 section 3.8.6.2.1: no silly segment");
     let sent = script.wait(ms(201));
@@ -132,7 +132,7 @@ fn rfc9293_s3_8_6_1_a_shrunk_window_is_survived() {
     let shrunk = acked(&script, 2000, 0);
     assert!(script.exchange(shrunk, 0).is_empty(), "no new data");
     assert_eq!(script.conn.info().snd_wnd, 0);
-    // What was sent is repeated until the window opens or the peer falls silent.
+    // Data sent before is retransmitted until the window opens or the peer falls silent.
     let seen: Vec<i32> = script.wait(ms(1_000)).iter().map(|(_, s)| offset(s)).collect();
     assert!(seen.contains(&2000) && seen.iter().all(|at| (2000..10_000).contains(at)), "{seen:?}");
     let opened = acked(&script, 10_000, 5000);
@@ -140,7 +140,7 @@ fn rfc9293_s3_8_6_1_a_shrunk_window_is_survived() {
 }
 
 #[test]
-fn rfc9293_s3_4_a_reset_is_heard_while_the_window_is_closed() {
+fn rfc9293_s3_4_a_reset_is_accepted_while_the_window_is_closed() {
     let mut script = with_our_window_closed(silent());
     assert_eq!(script.conn.info().rcv_wnd, 0);
     let flags = Flags { rst: true, ..Flags::default() };
@@ -164,7 +164,7 @@ fn rfc9293_s3_10_7_4_old_segments_do_not_change_the_window() {
 }
 
 #[test]
-fn what_is_held_shrinks_the_window_but_never_its_right_edge() {
+fn withheld_bytes_shrink_the_window_without_moving_its_right_edge() {
     let mut script = Script::established(fixed(20_000), silent());
     script.run();
     let mut edge = 20_000;
@@ -179,7 +179,7 @@ fn what_is_held_shrinks_the_window_but_never_its_right_edge() {
         }
     }
     assert_eq!(edge, 20_000);
-    // Space again: told at once.
+    // Space again: a window update is sent at once.
     script.conn.withheld(0);
     let [update] = script.run()[..] else { panic!("a window update") };
     assert_eq!(update.window, 20_000);
@@ -197,13 +197,13 @@ fn rfc9293_s3_8_6_2_2_the_window_opens_in_steps_of_a_segment() {
     script.run();
     assert_eq!(script.conn.info().rcv_wnd, 0);
     script.conn.withheld(7_500);
-    assert!(script.run().is_empty(), "half a segment is not worth a word");
+    assert!(script.run().is_empty(), "half a segment is not worth a window update");
     script.conn.withheld(6_500);
     assert_eq!(script.run().len(), 1);
 }
 
 #[test]
-fn a_closed_window_takes_acks_but_no_data() {
+fn with_a_closed_window_acks_are_processed_but_data_is_not() {
     let mut script = with_our_window_closed(bulk(2));
     let probe = Fields { seq: super::irs(4_000), ack: iss(2000), ..plain(&script) };
     let receipt = script.inject(probe, 1);
@@ -219,7 +219,11 @@ fn rfc7323_s2_windows_are_scaled_both_ways_but_not_in_the_syn() {
     let syn = script.run()[0];
     assert_eq!((syn.window, syn.options.window_scale), (65_535, Some(14)));
     let syn = Script::connecting(fixed(10_000), silent()).run()[0];
-    assert_eq!((syn.window, syn.options.window_scale), (10_000, Some(0)), "offered, so that the peer may");
+    assert_eq!(
+        (syn.window, syn.options.window_scale),
+        (10_000, Some(0)),
+        "offered, so that the peer may scale"
+    );
     script.syn_ack(Options { window_scale: Some(3), ..Options::default() });
     let ack = script.run()[0];
     assert_eq!(ack.window, 65_535, "2^30 needs one bit more than 16 and 14 give");
@@ -254,8 +258,8 @@ fn nothing_is_sent_that_the_source_does_not_have() {
     assert_eq!(script.conn.deadline(), None);
 }
 
-/// Each time the connection says something, the peer answers with this window and acknowledges nothing new. Returns how many
-/// answers there were in `time`.
+/// For `time` milliseconds the peer answers whatever the connection sends with `window` and acknowledges nothing beyond
+/// `acked_to`. Returns the number of answers.
 fn answered_with(script: &mut Script, acked_to: u32, window: u16, time: u64) -> usize {
     let end = script.now + ms(time);
     let mut answers = 0;
@@ -299,7 +303,7 @@ fn rfc9293_s3_8_6_1_silence_behind_a_closed_window_times_out() {
     assert_eq!(script.closed, Some(CloseReason::TimedOut));
 }
 
-/// SHLD-17: the peer may not take what lies beyond the edge that it has moved left.
+/// SHLD-17: the peer need not accept data beyond the right edge that it has moved left.
 #[test]
 fn rfc9293_s3_8_6_data_beyond_a_shrunk_edge_does_not_time_out() {
     let mut script = Script::established(TcpConfig::default(), bulk(1));
@@ -308,7 +312,7 @@ fn rfc9293_s3_8_6_data_beyond_a_shrunk_edge_does_not_time_out() {
     script.inject(acked(&script, 0, 200), 0);
     answered_with(&mut script, 0, 200, 300_000);
     assert_eq!(script.closed, None);
-    // What lies within the window does.
+    // Data within the window does time out.
     script.inject(acked(&script, 0, 1000), 0);
     answered_with(&mut script, 0, 1000, 92_000);
     assert_eq!(script.closed, Some(CloseReason::TimedOut));
@@ -331,7 +335,7 @@ fn rfc9293_s3_8_6_1_probes_far_apart_that_are_answered_keep_the_connection() {
 
 /// As RFC 6429 explains: a peer that answers probes may keep a connection open, but not one that its user has closed.
 #[test]
-fn a_closed_window_does_not_hold_a_connection_that_we_have_closed() {
+fn a_closed_window_does_not_keep_a_connection_that_we_have_closed() {
     let mut script = Script::established(TcpConfig::default(), Stream::new(1000, 0, true));
     assert_eq!(script.run().len(), 2, "data and FIN");
     script.inject(acked(&script, 0, 0), 0);
