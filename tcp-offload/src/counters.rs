@@ -1,4 +1,4 @@
-//! The macro that defines counters: each is written once, with its documentation.
+//! The macro that defines counters: each is declared once, with its documentation.
 
 /// Defines the counters of a layer: a struct of plain `u64` fields that only grow, the sum of two such structs, and
 /// an iterator over `("layer.name", value)`, so that every counter can be read. A field marked `: peak` is the
@@ -6,7 +6,7 @@
 ///
 /// ```
 /// xwarp_tcp::counters! {
-///     /// What a tap did.
+///     /// Counters of a tap.
 ///     pub struct TapCounters in "tap" {
 ///         /// Frames written.
 ///         frames,

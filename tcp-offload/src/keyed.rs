@@ -8,7 +8,7 @@ use std::hash::{BuildHasher, Hasher};
 
 use crate::secret::Secret;
 
-/// A hash table whose order of iteration depends on the secret and on the history of insertions only.
+/// A hash table whose order of iteration depends only on the secret and the history of insertions.
 #[expect(clippy::disallowed_types, reason = "with a hasher that is keyed by the configuration")]
 pub(crate) type KeyedMap<K, V> = std::collections::HashMap<K, V, KeyedHash>;
 

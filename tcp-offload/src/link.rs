@@ -1,8 +1,10 @@
-//! [`Link`]: what the stack needs of a network interface, and the frame tokens that cross it.
+//! [`Link`]: the interface of the stack to a network interface, and the frame tokens that cross it.
 //!
 //! A frame is a chain of one or more chunks of memory that the link owns (AF_XDP: of its UMEM). Budgets count chunks.
-//! All headers lie in the first chunk of a frame. The stack holds frames as move-only tokens, [`RxFrame`] and [`TxFrame`]; the holder of the token owns the frame, and the link knows the
-//! place of each chunk: free, on the fill ring, received (token out), retained (token out), being sent, or being sent
+//! All headers lie in the first chunk of a frame. The stack holds frames as move-only tokens, [`RxFrame`] and
+//! [`TxFrame`]. The holder of the token owns the frame, and the link knows the state of each chunk: free, on the fill
+//! ring, received (token out), retained (token out), being sent, or being sent and already released. The AF_XDP driver
+//! and the simulator implement this trait; [`crate::stack::Stack`] calls it.
 //! and already released. The AF_XDP driver and the simulator implement this trait; [`crate::stack::Stack`] calls it.
 
 mod forward;
@@ -17,7 +19,7 @@ use crate::wire::Flow;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct QueueId(pub u16);
 
-/// A received frame, lent by the link until it is given to [`Link::recycle`].
+/// A received frame, owned by the stack until it is returned by [`Link::recycle`].
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a frame that is not recycled is leaked"]
 pub struct RxFrame {
@@ -30,7 +32,7 @@ pub struct RxFrame {
 }
 
 impl RxFrame {
-    /// A token, made by the link once for each received frame.
+    /// A token, created by the link once for each received frame.
     pub const fn new(head: u32, chunks: u16, len: u32, queue: QueueId) -> Self {
         Self { head, len, chunks, queue }
     }
@@ -50,7 +52,7 @@ impl RxFrame {
         self.len as usize
     }
 
-    /// Whether the frame has no byte at all.
+    /// Whether the frame is empty.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -63,7 +65,7 @@ impl RxFrame {
 
 /// A frame to send, or one that was sent and is retained until it is acknowledged.
 ///
-/// Given back by [`Link::release`], also while the link is still sending it.
+/// [`Link::release`] returns it to the link, even while the link is still sending it.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a frame that is not released is leaked"]
 pub struct TxFrame {
@@ -72,7 +74,7 @@ pub struct TxFrame {
 }
 
 impl TxFrame {
-    /// A token, made by the link in [`Link::alloc`].
+    /// A token, created by the link in [`Link::alloc`].
     pub const fn new(head: u32, chunks: u16) -> Self {
         Self { head, chunks }
     }
@@ -87,13 +89,13 @@ impl TxFrame {
         self.chunks as usize
     }
 
-    /// For the link: chunks behind the first `chunks` are no longer part of the frame.
+    /// For the link: removes all chunks but the first `chunks` from the frame.
     pub const fn shorten(&mut self, chunks: u16) {
         self.chunks = chunks;
     }
 }
 
-/// The transmit ring has no room: flush, take completions, and try again later.
+/// The transmit ring has no room: flush, which collects completions, and try again later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the transmit ring is full")]
 pub struct RingFull;
@@ -117,8 +119,8 @@ pub enum Steer {
 #[error("steering rule refused: {0}")]
 pub struct SteerError(pub String);
 
-/// Most chunks of a frame for which lists of chunks and pieces are not allocated: the longest IP packet and its
-/// Ethernet header, in AF_XDP chunks of 3840 usable bytes.
+/// Chunks of a frame up to which lists of chunks and pieces need no allocation: the longest IP packet with its Ethernet
+/// header, in AF_XDP chunks of 3840 usable bytes.
 const MOST_CHUNKS: usize = 18;
 
 /// The writable chunks of one frame, in order.
@@ -173,7 +175,7 @@ pub fn rx_pieces<'a>(link: &'a dyn Link, frame: &RxFrame, start: usize, len: usi
     part(link.rx_chunks(frame), start, len)
 }
 
-/// How many chunks a frame of `len` bytes takes on transmit.
+/// Number of transmit chunks of a frame of `len` bytes.
 pub fn chunks_for(link: &dyn Link, len: usize) -> usize {
     len.div_ceil(link.chunk_bytes().max(1)).max(1)
 }
@@ -209,8 +211,8 @@ impl<'a> FrameWriter<'a> {
         self.limit - self.position
     }
 
-    /// The next contiguous memory, at most `max` bytes of it; the position moves behind it. Shorter
-    /// than `max` at a chunk's end, and empty only when `max` is 0 or no room is left.
+    /// The next contiguous memory, at most `max` bytes; the position moves past it. It is shorter than `max` at the end
+    /// of a chunk, and empty only when `max` is 0 or no room is left.
     #[inline]
     pub fn space(&mut self, max: usize) -> &mut [u8] {
         let max = max.min(self.room());
@@ -242,7 +244,7 @@ impl<'a> FrameWriter<'a> {
         total - bytes.len()
     }
 
-    /// As [`Self::put`], for a field of a few bytes, which lies in one chunk but for rare cases.
+    /// Like [`Self::put`], for a field of a few bytes, which nearly always lies in one chunk.
     #[inline]
     pub fn put_field<const N: usize>(&mut self, field: [u8; N]) -> usize {
         let space = self.chunks.get_mut(self.chunk).and_then(|chunk| chunk.get_mut(self.at..));
@@ -257,7 +259,7 @@ impl<'a> FrameWriter<'a> {
         self.put(&field)
     }
 
-    /// Moves on by `n` bytes without writing them, to be [patched](Self::patch) later.
+    /// Moves the position by `n` bytes without writing them. They can be [patched](Self::patch) later.
     pub fn skip(&mut self, n: usize) {
         let mut left = n;
         while left > 0 {
@@ -319,9 +321,9 @@ impl<'a> FrameWriter<'a> {
     }
 }
 
-/// Makes an interface send what was submitted, in a thread that does not hold the [`Link`]: a kick is a system call that
-/// takes longer than all other work on a frame, and other threads use the link meanwhile. Any number of threads may call
-/// it at the same time. It does not keep the interface open.
+/// Makes an interface send the submitted frames, in a thread that does not hold the [`Link`]: a kick is a system call
+/// that takes longer than all other work on a frame, and other threads use the link meanwhile. Any number of threads
+/// may call it at the same time. It does not keep the interface open.
 pub trait Kick: Send + Sync {
     /// Serves the requests of [`Link::flush`] that no other thread is serving.
     fn kick(&self) -> Kicked;
@@ -334,8 +336,8 @@ pub enum Kicked {
     Nothing,
     /// All requests have been served.
     Done,
-    /// The interface had no room for all frames, or other threads request faster than one thread serves: some thread must
-    /// flush and kick again soon.
+    /// The interface had no room for all frames, or other threads request kicks faster than one thread serves them:
+    /// some thread must flush and kick again soon.
     More,
 }
 
@@ -356,7 +358,7 @@ pub trait Link: Send {
     /// Receive chunks of `queue` that are free now. When a frame needs more, the queue drops it.
     fn rx_available(&self, queue: QueueId) -> usize;
 
-    /// Moves up to `max` received frames to the end of `batch`; returns how many.
+    /// Appends up to `max` received frames to `batch` and returns their number.
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize;
 
     /// The bytes of a received frame, chunk by chunk.
@@ -371,16 +373,15 @@ pub trait Link: Send {
     /// The memory of a frame, chunk by chunk, or `None` while an earlier transmission still reads it.
     fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>>;
 
-    /// Puts the frame's first `len` bytes on the transmit ring of `queue`, all of its chunks or none. Chunks behind
-    /// these bytes become free. The token stays with the caller, who may submit it again (a retransmission) or release
-    /// it.
+    /// Puts the frame's first `len` bytes on the transmit ring of `queue`, all chunks or none. Chunks after these bytes
+    /// become free. The token stays with the caller, who may submit it again (a retransmission) or release it.
     fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull>;
 
-    /// Takes back a frame; when it is still being sent, it becomes free when that is done.
+    /// Takes back a frame. A frame that is still being sent becomes free when that is done.
     fn release(&mut self, frame: TxFrame);
 
-    /// Makes the interface send what was submitted (the kick), and takes completions. Where the link's user has taken
-    /// over the kicks, this only requests one: see [`Kick`].
+    /// Makes the interface send the submitted frames (the kick), and collects completions. When the link's user has
+    /// taken over the kicks, this only requests one: see [`Kick`].
     fn flush(&mut self);
 
     /// Installs a steering rule.

@@ -1,5 +1,5 @@
-//! Time as an argument: [`Instant`] is nanoseconds since an origin of the caller's choice, and only
-//! the caller (the progress loop, the simulator) can make one.
+//! Time as an argument: [`Instant`] counts nanoseconds since an origin of the caller's choice, and only the caller (the
+//! progress loop, the simulator) creates one.
 
 use std::ops::{Add, AddAssign, Sub};
 pub use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The interface of the upper layer, DDP, to MPA. The stack calls the upper layer only through the trait [`Ulp`].
 //!
 //! *Place* and *deliver* are different things in the RFCs (RFC 5041 section 2): a ULPDU is placed as soon as it is
-//! complete and its CRC is right, also beyond a gap; it is delivered once, in order.
+//! complete and its CRC is right, even beyond a gap; it is delivered once, in order.
 
 use crate::{
     framing::{Agreed, FramingError, Offer},
@@ -125,12 +125,11 @@ pub enum Arrival {
 /// Why a ULPDU was not placed or not delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// There is no buffer for the ULPDU yet (no receive is posted). MPA holds it and reduces the window by its size
-    /// until
-    /// [`crate::stack::Stack::resume`].
+    /// There is no buffer for the ULPDU yet (no receive is posted). The framing holds it and reduces the window by its
+    /// size until [`crate::stack::Stack::resume`].
     Withhold,
-    /// The peer broke the protocol. Nothing more of this stream is read. For [`Arrival::InOrder`] the
-    /// upper layer has noted the error and will send its Terminate through [`Ulp::pull`].
+    /// The peer violated the protocol. Nothing more of this stream is read. For [`Arrival::InOrder`] the upper layer
+    /// has recorded the error and will send its Terminate through [`Ulp::pull`].
     Stop,
 }
 
@@ -141,11 +140,11 @@ pub enum Pulled {
     Ulpdu,
     /// There is nothing to send now, or the next ULPDU does not fit into the rest of this segment.
     Nothing,
-    /// There is nothing more to send: a FIN closes this direction after what was pulled.
+    /// There is nothing more to send: a FIN closes this direction after the ULPDUs already pulled.
     Finish,
 }
 
-/// Writes one ULPDU into a segment that is being built, around the places of the markers.
+/// Writes one ULPDU into a segment that is being built, and leaves room for the markers.
 ///
 /// Its methods are defined in [`crate::mpa`], which frames the ULPDU.
 #[derive(Debug)]
@@ -258,7 +257,7 @@ pub enum CloseReason {
 
 /// The layer above MPA.
 pub trait Ulp {
-    /// The information that is kept of a placed ULPDU until it is delivered: its header.
+    /// The part of a placed ULPDU that is kept until it is delivered: its header.
     type Placed: Copy + std::fmt::Debug;
 
     /// Places a complete ULPDU whose CRC is right. It may be empty: a bare FPDU can be a ready-to-receive
@@ -268,14 +267,14 @@ pub trait Ulp {
     /// Delivers the next ULPDU in order; it was placed before.
     fn deliver(&mut self, conn: ConnId, placed: Self::Placed) -> Result<(), Refusal>;
 
-    /// Whether [`Ulp::pull`] may return anything but [`Pulled::Nothing`]. After false, the upper layer calls
-    /// [`crate::stack::Stack::wake`] when it has something.
+    /// Whether [`Ulp::pull`] may return anything but [`Pulled::Nothing`]. After `false`, the upper layer calls
+    /// [`crate::stack::Stack::wake`] once it has something to send.
     fn has_data(&self, conn: ConnId) -> bool;
 
     /// Writes the next ULPDU to send. Called only when window, frames and ring have room for it.
     fn pull(&mut self, conn: ConnId, out: &mut UlpduWriter<'_, '_>) -> Pulled;
 
-    /// The peer has acknowledged the stream up to `offset` (compare [`UlpduWriter::end`]).
+    /// Reports that the peer has acknowledged the stream up to `offset` (compare [`UlpduWriter::end`]).
     fn acked(&mut self, conn: ConnId, offset: StreamOffset);
 
     /// Reports an event of the connection.

@@ -1,7 +1,7 @@
-//! [`forward_link!`](crate::forward_link): the methods that a link around another link does not change.
+//! [`forward_link!`](crate::forward_link): the methods that a wrapper around a link passes on unchanged.
 
-/// Implements the named methods of [`Link`](crate::link::Link) by those of a field, in the `impl` block of a link around
-/// another one. The methods that such a link changes are written beside it.
+/// Implements the named methods of [`Link`](crate::link::Link) by those of a field, in the `impl` block of a wrapper
+/// around a link. The methods that the wrapper changes are written beside it.
 ///
 /// ```
 /// use xwarp_tcp::{forward_link, link::{Link, QueueId, RingFull, TxFrame}};

@@ -14,18 +14,19 @@ use crate::{
 
 impl<P> ConnSlot<P> {
     fn is_unfinished(&self) -> bool {
-        !self.told_closed && self.tcp.state() != tcp::State::FinWait2
+        !self.closed_reported && self.tcp.state() != tcp::State::FinWait2
     }
 }
 
 impl<U: Ulp> Stack<U> {
     /// Removes a connection in TIME-WAIT when `segment` is a SYN that may replace it (RFC 9293 section 3.10.7.4).
-    pub(super) fn make_way_for_syn(&mut self, link: &mut dyn Link, segment: &Segment) {
+    pub(super) fn replace_time_wait(&mut self, link: &mut dyn Link, segment: &Segment) {
         if !segment.flags.syn {
             return;
         }
         let Some(&index) = self.flows.get(&segment.flow) else { return };
-        if self.slots.get(index as usize).is_some_and(|s| s.told_closed && s.tcp.replaceable_by(segment)) {
+        if self.slots.get(index as usize).is_some_and(|s| s.closed_reported && s.tcp.replaceable_by(segment))
+        {
             self.remove(link, index);
         }
     }
@@ -50,8 +51,8 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    /// The upper layer closes `conn` as soon as its data is sent, by `Pulled::Finish`. From now on the connection ends when the
-    /// peer takes no data for the user timeout, even if it answers window probes.
+    /// Announces that the upper layer will close `conn` by `Pulled::Finish` as soon as its data is sent. From now on
+    /// the connection ends when the peer accepts no data for the user timeout, even if it answers window probes.
     pub fn close_when_sent(&mut self, conn: ConnId) {
         if let Some(slot) = self.slot(conn) {
             slot.tcp.close_when_sent();

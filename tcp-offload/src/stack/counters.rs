@@ -40,7 +40,7 @@ crate::counters! {
         passive_opens,
         /// SYNs and ACKs of the handshake dropped because a backlog or the table of connections was full.
         backlog_full,
-        /// Connections reset before their MPA Request came, because their listener's backlog was full and a newer
+        /// Connections reset before their MPA Request arrived, because their listener's backlog was full and a newer
         /// connection needed the place.
         startup_evicted,
         /// SYNs answered and remembered.
@@ -97,12 +97,12 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    /// TCP's state of a connection.
+    /// A snapshot of a connection's TCP.
     pub fn info(&self, conn: ConnId) -> Option<tcp::Info> {
         self.slots.get(conn.index as usize).filter(|s| s.generation == conn.generation).map(|s| s.tcp.info())
     }
 
-    /// Payload bytes of a full segment of a connection that has data in flight; `None` while its pipe is empty.
+    /// Payload bytes of a full segment of a connection that has data in flight; `None` when nothing is in flight.
     pub fn emss_in_flight(&self, conn: ConnId) -> Option<usize> {
         let slot = self.slots.get(conn.index as usize).filter(|s| s.generation == conn.generation)?;
         slot.tcp.has_unacknowledged().then(|| slot.tcp.emss())
@@ -114,7 +114,7 @@ impl<U: Ulp> Stack<U> {
         Some(either!(&slot.session => counters()))
     }
 
-    /// Bytes of all connections that are held now because they cannot be placed or delivered yet.
+    /// Bytes that all connections hold now because they cannot be placed or delivered yet.
     pub fn held_bytes(&self) -> usize {
         self.held
     }

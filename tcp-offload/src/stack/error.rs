@@ -36,7 +36,7 @@ pub enum ListenError {
 /// Why a request could not be accepted or rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AcceptError {
-    /// The id does not, or no longer, name a connection.
+    /// The id names no connection, or no longer one.
     #[error("no such connection request")]
     NotWaiting,
     /// The parameters cannot be sent, or the request was answered before.

@@ -88,7 +88,7 @@ impl<U: Ulp> Stack<U> {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         let conn = ConnId { index, generation: slot.generation };
         let (remote, waited) = (slot.tcp.flow().remote, now.since(since));
-        tracing::warn!(%remote, ?conn, ?waited, "reset: its data keeps the frames that others need");
+        tracing::warn!(%remote, ?conn, ?waited, "connection reset: its unacknowledged data retains frames that other connections need");
         slot.tcp.abort_with(CloseReason::TimedOut);
         self.counters.stalled_resets += 1;
         self.make_ready(index);

@@ -1,6 +1,6 @@
-//! All connections of one engine: [`Stack`] finds the connection of a frame, runs its TCP and its MPA,
-//! and pulls segments out of them while the link has room. The verbs engine calls it, with the upper
-//! layer as an argument; it keeps no reference to anything.
+//! All connections of one engine: [`Stack`] finds the connection of a frame, runs its TCP and its framing, and sends
+//! segments while the link has room. The verbs engine calls it with the upper layer as an argument; the stack keeps no
+//! reference to either.
 //!
 //! One call of each kind makes a turn: [`Stack::receive`] for each frame of a batch, [`Stack::transmit`],
 //! [`Stack::on_timer`] when [`Stack::next_deadline`] has passed, and [`Stack::idle`] when a turn received
@@ -67,8 +67,8 @@ use crate::{
 /// Segments that one connection may send before the next one gets its turn.
 const TURN_SEGMENTS: usize = 32;
 
-/// Upper limit of [`Stack::most_in_vain`], in connections.
-const MOST_IN_VAIN: usize = 64;
+/// Upper limit of [`Stack::most_starved`], in connections.
+const MOST_STARVED: usize = 64;
 
 /// Payload bytes that a receive chunk holds at least when the peer sends full segments: Ethernet's 1500 bytes less
 /// headers, or a full chunk of a longer segment.
@@ -95,7 +95,7 @@ struct ConnSlot<P> {
     /// The peer's FIN was reported to the upper layer.
     peer_closed: bool,
     /// [`Event::Closed`] was reported. The slot stays only while TCP is in TIME-WAIT.
-    told_closed: bool,
+    closed_reported: bool,
 }
 
 /// The connections, listeners and timers of one engine.
@@ -115,7 +115,7 @@ pub struct Stack<U: Ulp> {
     half_open: HalfOpens,
     /// Connections that entered TIME-WAIT, oldest first.
     time_waiting: VecDeque<ConnId>,
-    /// What each connection has to do next.
+    /// The next work of each connection.
     turns: Turns,
     resets: VecDeque<Segment>,
     /// See [`Stack::held_bytes`].
@@ -144,7 +144,7 @@ impl<U: Ulp> fmt::Debug for Stack<U> {
 }
 
 impl<P: Copy + fmt::Debug> ConnSlot<P> {
-    /// The earliest timer of this connection, of TCP or MPA.
+    /// The earliest timer of this connection, of TCP or of the framing.
     fn deadline(&self) -> Option<Instant> {
         earlier(self.tcp.deadline(), either!(&self.session => deadline()))
     }
@@ -244,7 +244,7 @@ impl<U: Ulp> Stack<U> {
             spilled: 0,
             pending,
             peer_closed: false,
-            told_closed: false,
+            closed_reported: false,
         }) as u32;
         self.flows.insert(flow, index);
         if next_hop_unknown {
@@ -254,13 +254,15 @@ impl<U: Ulp> Stack<U> {
         ConnId { index, generation }
     }
 
-    /// 128 bits that no one else can guess.
+    /// 128 bits that no peer can guess.
     fn random(&mut self) -> u128 {
         u128::from(self.random.next_u64()) << 64 | u128::from(self.random.next_u64())
     }
 
     fn slot(&mut self, conn: ConnId) -> Option<&mut ConnSlot<U::Placed>> {
-        self.slots.get_mut(conn.index as usize).filter(|s| s.generation == conn.generation && !s.told_closed)
+        self.slots
+            .get_mut(conn.index as usize)
+            .filter(|s| s.generation == conn.generation && !s.closed_reported)
     }
 
     /// Accepts a connection request: the MPA Reply is sent with the next [`Stack::transmit`], and
@@ -361,7 +363,7 @@ impl<U: Ulp> Stack<U> {
         ulp: &mut U,
     ) {
         self.counters.partial_checksum += u64::from(segment.partial_checksum);
-        self.make_way_for_syn(link, segment);
+        self.replace_time_wait(link, segment);
         let known = self.flows.get(&segment.flow).copied();
         let Some(index) = known.or_else(|| self.receive_stranger(now, link, segment)) else {
             return link.recycle(frame);
@@ -385,7 +387,7 @@ impl<U: Ulp> Stack<U> {
         self.after_change(now, link, index, receipt.closed, ulp);
     }
 
-    /// Passes new payload to MPA; what MPA refuses counts as lost.
+    /// Passes new payload to the framing; payload that the framing refuses counts as lost.
     fn take_payload(
         &mut self,
         now: Instant,
@@ -432,7 +434,7 @@ impl<U: Ulp> Stack<U> {
     /// Sends everything that is due and allowed while the link has room, then flushes the link.
     pub fn transmit(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
         self.transmit_resets(link);
-        let mut in_vain = 0;
+        let mut starved_in_a_row = 0;
         while let Some(index) = self.turns.next_send() {
             let Some(slot) = self.slots.get_mut(index as usize) else { continue };
             let conn = ConnId { index, generation: slot.generation };
@@ -452,17 +454,17 @@ impl<U: Ulp> Stack<U> {
             } else if owes_ack && self.turns.work(index) == Work::Nothing {
                 self.turns.set(index, Work::Ack);
             }
-            // A full link is flushed once, which takes completions. When the flush frees nothing, the rest must wait
+            // A full link is flushed once, which collects completions. When the flush frees nothing, the rest must wait
             // for a later turn.
-            in_vain = match sent {
+            starved_in_a_row = match sent {
                 Sent { starved: false, .. } => 0,
-                Sent { frames: 0, .. } => in_vain + 1,
+                Sent { frames: 0, .. } => starved_in_a_row + 1,
                 Sent { .. } => 1,
             };
-            match in_vain {
+            match starved_in_a_row {
                 0 => {}
                 1 => link.flush(),
-                _ if in_vain > self.most_in_vain(sent.short_of_frames) => {
+                _ if starved_in_a_row > self.most_starved(sent.short_of_frames) => {
                     self.counters.starved += 1;
                     break;
                 }
@@ -474,8 +476,8 @@ impl<U: Ulp> Stack<U> {
 
     /// Most consecutive connections that may find no room before the turn ends. When frames are too scarce for data,
     /// the reserve still serves the ACKs of other connections; a full ring accepts no frame at all.
-    fn most_in_vain(&self, short_of_frames: bool) -> usize {
-        if short_of_frames { self.turns.sends().min(MOST_IN_VAIN) } else { 1 }
+    fn most_starved(&self, short_of_frames: bool) -> usize {
+        if short_of_frames { self.turns.sends().min(MOST_STARVED) } else { 1 }
     }
 
     fn transmit_resets(&mut self, link: &mut dyn Link) {
@@ -502,8 +504,8 @@ impl<U: Ulp> Stack<U> {
         self.turns.set(index, Work::Send);
     }
 
-    /// Brings the tables up to date after a connection may have changed: reports its end and frees it, or else arms
-    /// its timer and notes what it has to do.
+    /// Updates the tables after a connection may have changed: reports its end and frees it, or else arms its timer and
+    /// records its next work.
     fn after_change(
         &mut self,
         now: Instant,
@@ -539,8 +541,8 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    /// Reports what the upper layer must know of the connection, frees the connection when TCP has closed, and brings
-    /// its shares of the stack's memory up to date. `closed` is the reason that TCP has just returned.
+    /// Reports pending events of the connection to the upper layer, frees the connection when TCP has closed, and
+    /// updates its shares of the stack's memory. `closed` is the reason that TCP has just returned.
     fn report_and_free(&mut self, link: &mut dyn Link, index: u32, closed: Option<CloseReason>, ulp: &mut U) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         if closed.is_some() || slot.has_news() {
@@ -553,13 +555,13 @@ impl<U: Ulp> Stack<U> {
             self.holders.note(index, either!(&slot.session => stalled_since()));
         }
         self.spilled = self.spilled + spilled - std::mem::replace(&mut slot.spilled, spilled);
-        if slot.told_closed && slot.tcp.is_closed() {
+        if slot.closed_reported && slot.tcp.is_closed() {
             self.remove(link, index);
         }
     }
 
-    /// Reports the peer's FIN and the end of the connection to the upper layer, each once. Without a reason in `closed`,
-    /// TCP is asked for one that it has not returned yet.
+    /// Reports the peer's FIN and the end of the connection to the upper layer, each once. Without a reason in
+    /// `closed`, it takes one that TCP has not returned yet.
     fn report(&mut self, link: &mut dyn Link, index: u32, closed: Option<CloseReason>, ulp: &mut U) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         let conn = ConnId { index, generation: slot.generation };
@@ -568,13 +570,13 @@ impl<U: Ulp> Stack<U> {
             either!(&mut slot.session => peer_closed(ulp, conn, link));
         }
         if let Some(error) = either!(&slot.session => failed())
-            && !slot.told_closed
+            && !slot.closed_reported
         {
             // After a failed start-up there is no message that the peer would understand, only a reset.
             slot.tcp.abort_with(CloseReason::Startup(error));
         }
         if let Some(reason) = closed.or_else(|| slot.tcp.take_close_reason()) {
-            slot.told_closed = true;
+            slot.closed_reported = true;
             either!(&mut slot.session => release(link));
             let waits = slot.tcp.state() == tcp::State::TimeWait;
             self.leave_backlog(index);

@@ -1,11 +1,11 @@
 //! Next hops: the neighbour whose Ethernet address the frames of a connection carry.
 //!
 //! The stack has no routing table. It names the connections whose next hop should be looked up
-//! ([`Stack::next_lookup`]), its owner asks the kernel and answers ([`Stack::next_hop_found`]), and passes on every
-//! neighbour whose Ethernet address changed ([`Stack::neighbours_changed`]). A connection is due for a lookup when it
-//! was opened by the peer (its path then comes from a frame), when a route changed, and when it reports a soft error.
-//! RFC 9293 section 3.8.3 (MUST-20(b)) requires that IP be asked for another next hop when a segment was
-//! retransmitted R1 times.
+//! ([`Stack::next_lookup`]). Its owner asks the kernel, passes the answer to [`Stack::next_hop_found`], and reports
+//! every neighbour whose Ethernet address changed ([`Stack::neighbours_changed`]). A connection is due for a lookup
+//! when the peer opened it (its path then comes from a frame), when a route changed, and when it reports a soft error.
+//! RFC 9293 section 3.8.3 (MUST-20(b)) requires that IP be asked for another next hop when a segment was retransmitted
+//! R1 times.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbour_redirects_the_connections_of_its_address_only() {
+    fn a_changed_neighbour_redirects_only_the_connections_through_its_address() {
         let mut bench = Bench::new();
         let (one, other) = (connect(&mut bench, 1, 2), connect(&mut bench, 2, 3));
         assert_eq!(macs(&bench, one), macs(&bench, other), "one router has both addresses");
@@ -131,7 +131,7 @@ mod tests {
         let conn = accepted(&mut bench, 2);
         let lookup = bench.stack.next_lookup().unwrap();
         assert_eq!((lookup.conn, lookup.unanswered), (conn, false));
-        assert_eq!(bench.stack.next_lookup(), None, "asked once, and not for {active:?}");
+        assert_eq!(bench.stack.next_lookup(), None, "looked up once, and not for {active:?}");
         bench.stack.next_hop_found(conn, gateway(5), None);
         assert_eq!(macs(&bench, conn).1, OLD, "until the neighbour is resolved");
         bench.stack.neighbours_changed(&BTreeMap::from([(gateway(5), NEW)]));
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_change_makes_every_connection_due_and_ended_ones_leave() {
+    fn a_route_change_makes_every_open_connection_due_for_a_lookup() {
         let mut bench = Bench::new();
         let conns = [connect(&mut bench, 1, 2), connect(&mut bench, 2, 2), accepted(&mut bench, 3)];
         bench.stack.routes_changed();

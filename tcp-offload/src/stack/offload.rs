@@ -11,15 +11,15 @@ const CHANGE_AFTER: u8 = 3;
 /// accepted only of a peer that sends them as a habit.
 #[derive(Debug, Default)]
 pub(super) struct ChecksumOffload {
-    /// What the peer does, since its first segment.
+    /// Whether the peer sends partial checksums; `None` before its first segment.
     habit: Option<bool>,
     /// Consecutive segments of the other kind.
     contrary: u8,
 }
 
 impl ChecksumOffload {
-    /// Whether a segment may be processed whose checksum is correct or, with `partial`, holds the pseudo-header's sum
-    /// only.
+    /// Whether a segment may be processed. Its checksum is correct or, with `partial`, only the sum of the
+    /// pseudo-header.
     pub(super) fn admits(&mut self, partial: bool) -> bool {
         let habit = *self.habit.get_or_insert(partial);
         if habit == partial {
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_that_changes_is_followed() {
+    fn a_changed_setting_of_the_peer_is_followed() {
         assert_eq!(admitted(&[false, true, true, true, true]), [true, false, false, true, true]);
         assert_eq!(admitted(&[true, false, false, false, true]), [true, true, true, true, false]);
     }

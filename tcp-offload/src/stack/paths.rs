@@ -1,4 +1,4 @@
-//! Path MTU estimates by destination. All connections to a destination share them, also those opened later (RFC 8201
+//! Path MTU estimates by destination. All connections to a destination share them, including those opened later (RFC 8201
 //! section 5.2, RFC 4821 section 5.2).
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn rfc8201_s5_2_the_memory_of_paths_is_bounded_and_drops_the_oldest() {
+    fn rfc8201_s5_2_the_path_cache_is_bounded_and_evicts_the_oldest_entry() {
         let config = PathMtuConfig { initial: Some(1280), ..PathMtuConfig::default() };
         let narrow = PathMtu::new(1500, false, &config);
         let mut paths = Paths::default();
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(paths.known.len(), MOST_PATHS);
         assert!(paths.known.contains_key(&ip(2999)) && !paths.known.contains_key(&ip(0)));
         paths.learn(ip(2999), PathMtu::new(1500, false, &PathMtuConfig::default()));
-        assert!(!paths.known.contains_key(&ip(2999)), "nothing to remember of a plain path");
+        assert!(!paths.known.contains_key(&ip(2999)), "a plain path is not cached");
     }
 
     fn estimate(bench: &Bench, conn: ConnId) -> u16 {

@@ -11,7 +11,8 @@ use crate::{
 };
 
 impl<U: Ulp> Stack<U> {
-    /// Queues streaming bytes; returns the number of bytes taken, which is less than all when 64 KiB wait to be sent.
+    /// Queues streaming bytes. Returns the number of bytes taken, which is less than all when 64 KiB are waiting to be
+    /// sent.
     pub fn stream_send(&mut self, conn: ConnId, bytes: &[u8]) -> Result<usize, AcceptError> {
         let slot = self.slot(conn).ok_or(AcceptError::NotWaiting)?;
         let taken = either!(&mut slot.session => stream_send(bytes))?;
@@ -19,8 +20,8 @@ impl<U: Ulp> Stack<U> {
         Ok(taken)
     }
 
-    /// Takes streaming bytes of the peer into `out`; returns their number. What is not taken when MPA begins belongs to
-    /// MPA.
+    /// Copies streaming bytes of the peer into `out` and returns their number. Bytes that are not read when MPA begins
+    /// belong to MPA.
     pub fn stream_recv(
         &mut self,
         link: &mut dyn Link,
@@ -35,9 +36,9 @@ impl<U: Ulp> Stack<U> {
         Ok(taken)
     }
 
-    /// Begins MPA behind the streaming bytes that were sent and taken; `last` is sent before. The responder should call
-    /// this together with its last streaming bytes, the initiator when it has received them. The events of an MPA
-    /// start-up follow.
+    /// Begins MPA after the streaming bytes that were sent and read; `last` is sent before it. The responder should
+    /// call this with its last streaming bytes, the initiator when it has received them. The events of an MPA start-up
+    /// follow.
     pub fn begin_mpa(
         &mut self,
         now: Instant,

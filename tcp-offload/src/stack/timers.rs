@@ -1,4 +1,4 @@
-//! Deadlines of all connections of one stack: a binary heap with one entry for each connection at most, so that its size
+//! Deadlines of all connections of one stack: a binary heap with at most one entry for each connection, so that its size
 //! is bounded by the number of connections.
 //!
 //! Moving a deadline to a later time costs nothing: the entry stays, expires early and is armed again. A
@@ -68,7 +68,7 @@ impl Timers {
         self.heap.first().map(|first| first.at)
     }
 
-    /// How many connections have a deadline.
+    /// Number of connections with a deadline.
     pub(super) fn len(&self) -> usize {
         self.heap.len()
     }
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn later_deadlines_change_nothing_and_earlier_ones_win() {
+    fn only_an_earlier_deadline_moves_the_entry() {
         let mut timers = Timers::default();
         timers.arm(7, Some(at(50)));
         timers.arm(7, Some(at(90)));

@@ -1,10 +1,10 @@
-//! What each connection has to do next: nothing, to send a delayed ACK when the engine is idle, or to send now. A
-//! connection is in one list at most, and a removed connection is in none, so the lists are bounded by the table.
+//! The next work of each connection: nothing, a delayed ACK when the engine is idle, or sending now. A connection is in
+//! at most one list, and a removed connection is in none, so the lists are bounded by the table.
 
-/// What a connection has to do.
+/// The next work of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Work {
-    /// Nothing.
+    /// None.
     #[default]
     Nothing,
     /// It owes an ACK that may wait until a turn receives nothing.
@@ -39,14 +39,14 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// What connection `index` has to do.
+    /// The work of connection `index`.
     #[inline]
     pub(super) fn work(&self, index: u32) -> Work {
         self.places.get(index as usize).map_or(Work::Nothing, |place| place.work)
     }
 
-    /// Sets what connection `index` has to do. It joins the end of the list of its new work; with the same work as
-    /// before it keeps its place.
+    /// Sets the work of connection `index`. The connection is appended to the list of its new work; with the same work
+    /// as before it keeps its place.
     #[inline]
     pub(super) fn set(&mut self, index: u32, work: Work) {
         if self.work(index) != work {

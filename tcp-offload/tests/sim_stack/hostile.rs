@@ -520,7 +520,7 @@ fn hostile(seed: u64) -> u64 {
 /// | one entry of the timer heap for each connection | 64 |
 /// | the report of every end before a SYN may replace the connection | 35 |
 ///
-/// The last one has two parts (`Stack::report` asks TCP for a reason, `make_way_for_syn` waits until it was reported). Either
+/// The last one has two parts (`Stack::report` asks TCP for a reason, `replace_time_wait` waits until it was reported). Either
 /// alone suffices.
 #[test]
 fn sim_a_hostile_host_harms_nobody_else() {
