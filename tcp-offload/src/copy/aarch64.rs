@@ -1,4 +1,4 @@
-//! ARMv8 (64 bits): moves through general and vector registers; `ldar` and `stlr` where order is promised.
+//! ARMv8 (64 bits): moves through general and vector registers; `ldar` and `stlr` where an order is guaranteed.
 
 use std::arch::asm;
 

@@ -1,14 +1,15 @@
-//! CRC32c (RFC 3720 section 12.1; RFC 5044 section 4.4 refers to it), also of bytes on their way through a copy.
+//! CRC32c (RFC 3720 section 12.1; RFC 5044 section 4.4 refers to it), alone or in the same pass as a copy.
 //!
-//! The way is chosen at run time: with SSE 4.2 and PCLMULQDQ three streams at once (`crc_x86_64`), with ARMv8's CRC instructions
-//! one stream; otherwise the bytes are copied first, and the crate `crc32c` sums the private copy.
+//! The implementation is chosen at run time: three streams at once with SSE 4.2 and PCLMULQDQ (`crc_x86_64`), one
+//! stream with ARMv8's CRC instructions; otherwise the bytes are copied first, and the crate `crc32c` computes the CRC
+//! of the private copy.
 
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 #[path = "crc_aarch64.rs"]
 mod kernel;
 #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 mod kernel {
-    //! No instructions of the processor's are used.
+    //! No CRC instructions of the processor are used.
 
     pub(super) fn present() -> bool {
         false
@@ -43,7 +44,7 @@ pub(super) unsafe fn read(crc: u32, from: *const u8, out: &mut [u8]) -> u32 {
     unsafe { kernel::sum::<true>(crc, from, out.as_mut_ptr(), out.len()) }
 }
 
-/// As [`read`], without instructions for CRCs of our own.
+/// Like [`read`], without our own use of CRC instructions.
 ///
 /// # Safety
 /// As [`super::read_crc32c`].

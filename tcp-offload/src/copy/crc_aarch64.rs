@@ -11,8 +11,8 @@ pub(super) fn present() -> bool {
     std::arch::is_aarch64_feature_detected!("crc")
 }
 
-/// The CRC of `len` bytes at `from`, appended to bytes whose CRC is `crc`. With `COPY`, what was summed is also stored at
-/// `to`; each byte is loaded once.
+/// The CRC of bytes whose CRC is `crc`, followed by the `len` bytes at `from`. With `COPY`, the bytes are also stored
+/// at `to`; each byte is loaded once.
 ///
 /// # Safety
 /// [`present`]. `from` must be readable for `len` bytes as far as the machine is concerned; with `COPY`, `to` must be valid
@@ -30,7 +30,7 @@ pub(super) unsafe fn sum<const COPY: bool>(
         while len >= 8 {
             let word: u64;
             asm!("ldr {w}, [{f}]", w = out(reg) word, f = in(reg) from, options(nostack, preserves_flags));
-            // The instruction takes the byte of the lowest address from the lowest bits.
+            // The instruction expects the byte of the lowest address in the lowest bits.
             sum = __crc32cd(sum, word.to_le());
             if COPY {
                 to.cast::<[u8; 8]>().write(word.to_ne_bytes());

@@ -1,8 +1,9 @@
-//! x86-64: the `crc32` instruction of SSE 4.2, which takes eight bytes, in three streams.
+//! x86-64: the `crc32` instruction of SSE 4.2, which processes eight bytes, in three streams.
 //!
-//! The instruction has a latency of three cycles, and one can begin in each cycle. So the bytes are cut into three parts that
-//! are summed at the same time, while each word goes from its load to its store through a register. The three sums are joined by
-//! carry-less multiplication: the sum of bytes that `n` zero bytes follow is that sum times `x^8n`, modulo the polynomial.
+//! The instruction has a latency of three cycles, and one can start in each cycle. Therefore the bytes are cut into
+//! three parts that are summed at the same time, while each word moves from its load to its store through a register.
+//! The three sums are joined by carry-less multiplication: the sum of bytes followed by `n` zero bytes is the sum of
+//! the bytes times `x^8n`, modulo the polynomial.
 
 use std::arch::{
     asm,
@@ -14,9 +15,9 @@ use std::arch::{
 
 /// The polynomial, reflected.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
-/// Words of a stream at most: more would need a larger table.
+/// Most words of a stream: more would need a larger table.
 const MOST_WORDS: usize = 128;
-/// Words of a stream at least: joining the streams takes as long as summing some words.
+/// Least words of a stream: joining the streams takes as long as summing some words.
 const LEAST_WORDS: usize = 6;
 /// Bytes of one word of each stream.
 const ROW: usize = 24;
@@ -46,8 +47,8 @@ pub(super) fn present() -> bool {
     is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq")
 }
 
-/// The CRC of `len` bytes at `from`, appended to bytes whose CRC is `crc`. With `COPY`, what was summed is also stored at
-/// `to`; each byte is loaded once.
+/// The CRC of bytes whose CRC is `crc`, followed by the `len` bytes at `from`. With `COPY`, the bytes are also stored
+/// at `to`; each byte is loaded once.
 ///
 /// # Safety
 /// [`present`]. `from` must be readable for `len` bytes as far as the machine is concerned; with `COPY`, `to` must be valid
@@ -112,7 +113,8 @@ unsafe fn store<const COPY: bool>(to: *mut u8, word: u64) {
     }
 }
 
-/// As [`sum`], of three times `words` words, at least one and at most [`MOST_WORDS`]. `sum` is not inverted.
+/// Like [`sum`], for three times `words` words; `words` is between 1 and [`MOST_WORDS`]. The argument `sum` is not
+/// inverted.
 ///
 /// # Safety
 /// As [`sum`].

@@ -1,17 +1,17 @@
-//! Access to memory that others write and read at the same time, and the CRC32c of bytes while they are copied: the only
-//! unsafe code of this crate.
+//! Access to memory that others read and write at the same time, and the CRC32c of bytes while they are copied: the
+//! only unsafe code of this crate.
 //!
-//! Registered memory is shared with peers, with threads of the application, with C code and with other
-//! processes, and nobody takes a lock. Rust gives plain copies no meaning there (a data race is undefined
-//! behaviour), nor atomic accesses of different sizes to the same bytes. Therefore the compiler never sees an access
-//! to the shared side: each one is a machine instruction in an `asm!` block, which Rust treats as
-//! foreign code (docs/decisions/0010). What such an instruction reads is an arbitrary value to the compiler; the
-//! private side of every copy is an ordinary slice, and whatever must be consistent is computed from it.
+//! Registered memory is shared with peers, with threads of the application, with C code and with other processes,
+//! without any lock. Rust defines no meaning for plain copies there (a data race is undefined behaviour), nor for
+//! atomic accesses of different sizes to the same bytes. Therefore the compiler never sees an access to the shared
+//! side: each one is a machine instruction in an `asm!` block, which Rust treats as foreign code (docs/decisions/0010).
+//! The value that such an instruction reads is arbitrary to the compiler; the private side of every copy is an ordinary
+//! slice, and everything that must be consistent is computed from it.
 //!
-//! What a copy promises on the shared side:
+//! Guarantees of a copy on the shared side:
 //! - each byte is read or written exactly once, so that a value the application stores after it has seen ours is not
 //!   overwritten by a second store of the same copy;
-//! - an aligned word of 8, 4 or 2 bytes that is a copy of its own goes in one piece;
+//! - a copy of exactly one aligned word of 8, 4 or 2 bytes is not torn;
 //! - on x86-64 the bytes become visible in ascending order.
 //!
 //! On other processors, and under Miri, the shared side is accessed by relaxed atomic bytes and by atomic words.
@@ -54,26 +54,26 @@ pub unsafe fn write(to: *mut u8, bytes: &[u8]) {
     unsafe { access::write(to, bytes) }
 }
 
-/// The CRC32c of the bytes whose CRC32c is `crc` and of `bytes` behind them; 0 is the CRC of no bytes.
+/// The CRC32c of bytes whose CRC32c is `crc`, followed by `bytes`; 0 is the CRC of no bytes.
 #[inline]
 pub fn crc32c(crc: u32, bytes: &[u8]) -> u32 {
     crc::sum(crc, bytes)
 }
 
-/// Copies `bytes`, which nobody else accesses, into `out` of the same length, and appends them to `crc` in the same pass, as
-/// [`crc32c()`] does.
+/// Copies private `bytes` into `out` of the same length, and appends them to `crc` in the same pass, as [`crc32c()`]
+/// does.
 ///
 /// # Panics
 /// When the lengths differ.
 #[inline]
 pub fn copy_crc32c(crc: u32, bytes: &[u8], out: &mut [u8]) -> u32 {
-    assert_eq!(bytes.len(), out.len(), "a copy needs as much room as there is to copy");
+    assert_eq!(bytes.len(), out.len(), "the source and the target of a copy have different lengths");
     // SAFETY: `bytes` is readable for its length, which is that of `out`; two live slices do not overlap.
     unsafe { read_crc32c(crc, bytes.as_ptr(), out) }
 }
 
-/// Copies `out.len()` bytes from the shared memory at `from` into `out`, and appends what came out to `crc` in the same
-/// pass, as [`crc32c()`] does. The CRC is that of `out`, whatever others write meanwhile.
+/// Copies `out.len()` bytes from the shared memory at `from` into `out`, and appends the bytes of `out` to `crc` in the
+/// same pass, as [`crc32c()`] does. The CRC is that of `out`, whatever others write meanwhile.
 ///
 /// # Safety
 /// As [`read`].
@@ -117,11 +117,11 @@ words! {
     load_u64 store_u64 u64, "64-bit word";
 }
 
-/// Replaces the 64-bit word at `at` by `new` if it is `current`, in one atomic step with regard to every atomic access
-/// of the processors (acquire and release). Returns the word that was there before.
+/// Replaces the 64-bit word at `at` by `new` if it is `current`, atomically with regard to all atomic accesses of other
+/// processors (acquire and release). Returns the previous word.
 ///
 /// # Safety
-/// `at` must be mapped, readable, writable (also when the words differ) and aligned to 8 bytes.
+/// `at` must be mapped, readable, writable (even when the words differ) and aligned to 8 bytes.
 /// Others may access it meanwhile.
 #[inline]
 pub unsafe fn compare_exchange_u64(at: *mut u64, current: u64, new: u64) -> u64 {

@@ -1,6 +1,6 @@
-//! Other processors, and Miri: relaxed atomic bytes and atomic words. A word that is a copy of its own does not go in
-//! one piece by [`read`] and [`write`] here. Where somebody else accesses the same bytes by words at the same time, the sizes
-//! mix, for which Rust gives no meaning; that is why the processors in use have their instructions.
+//! Other processors, and Miri: relaxed atomic bytes and atomic words. [`read`] and [`write`] may tear a word here. When
+//! another thread accesses the same bytes as words at the same time, accesses of different sizes mix, for which Rust
+//! defines no meaning; therefore the supported processors have their own instructions.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 

@@ -14,13 +14,13 @@ pub(crate) fn of_words(blocks: &[[u8; BLOCK]]) -> u64 {
     plain(blocks)
 }
 
-/// As [`of_words`], for every processor.
+/// Like [`of_words`], for every processor.
 pub(super) fn plain(blocks: &[[u8; BLOCK]]) -> u64 {
     let words = blocks.iter().flat_map(|block| block.as_chunks::<4>().0);
     words.map(|word| u64::from(u32::from_ne_bytes(*word))).sum()
 }
 
-/// As [`of_words`], with four words to an addition.
+/// Like [`of_words`], with four words per addition.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx2")]
 #[expect(clippy::cast_ptr_alignment, reason = "the loads need no alignment")]

@@ -1,5 +1,5 @@
-//! The copies against plain slices, for all short lengths and alignments, and concurrent use (also for Miri:
-//! `cargo +nightly miri test -p xwarp-tcp --lib copy::`).
+//! The copies compared with plain slices, for all short lengths and alignments, and under concurrent use. For Miri:
+//! `cargo +nightly miri test -p xwarp-tcp --lib copy::`.
 
 use std::{
     cell::UnsafeCell,
@@ -11,12 +11,12 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Lengths and alignments are all tried natively, and a few under Miri, which is slow.
+/// Step between tested lengths and alignments: all are tested natively, a few under Miri, which is slow.
 const STEP: usize = if cfg!(miri) { 37 } else { 1 };
-/// Repetitions of what threads do at the same time.
+/// Repetitions of concurrent operations.
 const REPEAT: u64 = if cfg!(miri) { 20 } else { 20_000 };
 
-/// Bytes that several threads access through this module only.
+/// Bytes that several threads access, only through this module.
 #[repr(align(64))]
 struct Shared<const N: usize>(UnsafeCell<[u8; N]>);
 
@@ -40,7 +40,7 @@ fn pattern(len: usize, salt: usize) -> Vec<u8> {
 }
 
 #[test]
-fn copies_move_exactly_the_named_bytes_at_every_length_and_alignment() {
+fn copies_move_exactly_the_given_bytes_at_every_length_and_alignment() {
     const MARGIN: usize = 64;
     let shared = Shared::<1024>::new();
     for len in (0..=600).step_by(STEP) {
@@ -72,7 +72,7 @@ fn copies_move_exactly_the_named_bytes_at_every_length_and_alignment() {
 }
 
 #[test]
-fn words_are_loaded_and_stored_as_the_host_orders_bytes() {
+fn words_are_loaded_and_stored_in_host_byte_order() {
     let shared = Shared::<16>::new();
     // SAFETY: aligned words within the 16 bytes.
     unsafe {
@@ -134,9 +134,9 @@ fn concurrent_increments_lose_nothing() {
     assert_eq!(unsafe { load_u64(shared.at(0).cast()) }, 2 * REPEAT);
 }
 
-/// A reader that races with a writer sees, in each byte, one of the values that were written.
+/// A reader that races with a writer sees in each byte one of the written values.
 #[test]
-fn a_racing_copy_sees_bytes_that_somebody_wrote() {
+fn a_racing_copy_sees_only_written_bytes() {
     let shared = Shared::<512>::new();
     let done = AtomicBool::new(false);
     thread::scope(|s| {
@@ -156,7 +156,7 @@ fn a_racing_copy_sees_bytes_that_somebody_wrote() {
     });
 }
 
-/// Data that is written before a flag is stored is seen by whoever loads the flag.
+/// A thread that loads a flag sees the data written before the flag was stored.
 #[test]
 fn a_stored_flag_is_seen_after_the_data_before_it() {
     let shared = Shared::<512>::new();
@@ -188,7 +188,7 @@ fn a_stored_flag_is_seen_after_the_data_before_it() {
     });
 }
 
-/// A short prefix and lengths that meet every branch: no word, few words, one and several rounds of three streams.
+/// Lengths that reach every branch: no word, few words, one and several rounds of three streams.
 fn crc_lengths() -> impl Iterator<Item = usize> {
     (0..=300).chain([508, 1448, 1460, 3071, 3072, 3073, 3500, 9000, 20_000]).step_by(STEP)
 }
@@ -212,7 +212,7 @@ fn the_crc_of_a_copy_equals_the_crate_at_every_length_and_alignment() {
             let mut slow = vec![0; len];
             // SAFETY: a live slice of the length of the other.
             let crc = unsafe { crc::read_in_two_passes(0x1234_5678, source.as_ptr(), &mut slow) };
-            assert_eq!((crc, &slow[..]), (expected, source), "without instructions of the processor's");
+            assert_eq!((crc, &slow[..]), (expected, source), "without CRC instructions");
         }
     }
 }
@@ -261,7 +261,7 @@ proptest! {
     }
 }
 
-/// The CRC of a copy is that of what came out, also when somebody writes meanwhile.
+/// The CRC of a copy is that of the copied bytes, even when another thread writes meanwhile.
 #[test]
 fn the_crc_of_a_racing_copy_is_that_of_the_private_side() {
     let shared = Shared::<2048>::new();

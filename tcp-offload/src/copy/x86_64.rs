@@ -2,7 +2,7 @@
 
 use std::arch::asm;
 
-/// Bytes from which on a copy is long: AVX pays, and so does aligning its stores.
+/// Length in bytes from which AVX with aligned stores is faster.
 const LONG: usize = 256;
 /// Bytes that one pass of the AVX loop moves.
 const BLOCK: usize = 128;
@@ -49,7 +49,7 @@ macro_rules! step {
     };
 }
 
-/// As [`copy`], for short lengths.
+/// Like [`copy`], for short lengths.
 ///
 /// # Safety
 /// As [`copy`].
@@ -89,15 +89,15 @@ unsafe fn copy_tail(mut from: *const u8, mut to: *mut u8, mut len: usize) {
     }
 }
 
-/// As [`copy`], for at least [`LONG`] bytes.
+/// Like [`copy`], for at least [`LONG`] bytes.
 ///
 /// # Safety
 /// As [`copy`]; the processor has AVX.
 #[target_feature(enable = "avx")]
 unsafe fn copy_long(mut from: *const u8, mut to: *mut u8, mut len: usize) {
     debug_assert!(len >= LONG);
-    // SAFETY: the head is shorter than a vector, and `LONG` bytes are there; the loop moves whole blocks of what is
-    // left; every step moves bytes that lie within the `len` bytes which are left.
+    // SAFETY: the head is shorter than a vector, and there are at least `LONG` bytes; the loop moves whole blocks of
+    // the rest; every step moves bytes that lie within the `len` bytes which are left.
     unsafe {
         let head = to.addr().wrapping_neg() % VECTOR;
         if head & 1 != 0 {

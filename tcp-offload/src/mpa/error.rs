@@ -17,7 +17,7 @@ pub enum MpaError {
     #[error("no receive was posted in time")]
     Withheld,
     /// An FPDU was not completed within [`crate::stack::StackConfig::gap_age`] while memory for held bytes was short.
-    #[error("the rest of an FPDU did not come in time while memory was short")]
+    #[error("the rest of an FPDU did not arrive in time while memory was short")]
     Stalled,
     /// The stream does not begin with a start-up frame.
     #[error("the peer does not speak MPA")]
@@ -45,10 +45,10 @@ pub enum MpaError {
     DataBeforeReply,
     /// The responder rejected a request for markers and gave no other reason: a connection without them
     /// may succeed.
-    #[error("the responder refuses markers")]
+    #[error("the responder rejected the request for markers")]
     MarkersRefused,
-    /// The peer's start-up frame did not come in time.
-    #[error("the peer's MPA start-up frame did not come in time")]
+    /// The peer's start-up frame did not arrive in time.
+    #[error("the peer's MPA start-up frame did not arrive in time")]
     StartupTimeout,
     /// A local error while connecting.
     #[error("local catastrophic error")]
@@ -120,9 +120,9 @@ pub enum SetupError {
     #[error("the connection carries no streaming data")]
     NotStreaming,
     /// The last streaming bytes do not fit into the buffer of bytes that wait to be sent.
-    #[error("too many streaming bytes wait to be sent")]
+    #[error("too many streaming bytes are waiting to be sent")]
     StreamBufferFull,
     /// There is no request to accept or reject: none has arrived, or it was already answered.
-    #[error("no MPA request waits for an answer")]
+    #[error("no MPA request is waiting for an answer")]
     NoRequest,
 }

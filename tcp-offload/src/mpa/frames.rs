@@ -1,4 +1,4 @@
-//! MPA as a framing: the traits of [`crate::framing`] by means of this module's other files.
+//! MPA as a framing: implements the traits of [`crate::framing`] by the other files of this module.
 
 use super::{
     AcceptParams, Agreed, MpaConfig, MpaError, MpaReply, MpaRequest, Offer, SetupError, UNNEGOTIATED,
@@ -114,7 +114,7 @@ impl Transmitter for FpduTransmitter {
     }
 }
 
-/// Full operation as it was agreed; our first FPDU has the offset `origin`.
+/// The state of full operation with the negotiated parameters; our first FPDU has the offset `origin`.
 fn full(agreed: Agreed, origin: StreamOffset, waits_for_first: bool) -> Full<MpaConfig> {
     let crc = agreed.crc;
     Full {

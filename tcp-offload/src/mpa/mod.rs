@@ -35,8 +35,8 @@ use std::time::Duration;
 /// Whether this end wants markers in the FPDUs that it receives. Each direction is negotiated separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Markers {
-    /// Initiator: ask, and connect again without markers when the peer refuses. Responder: ask if and only if the
-    /// initiator asked.
+    /// Initiator: ask for markers, and connect again without them when the peer refuses. Responder: ask if and only if
+    /// the initiator asked.
     #[default]
     Prefer,
     /// Ask, and fail with [`MpaError::MarkersRefused`] when the peer refuses.
@@ -95,14 +95,14 @@ pub struct MpaConfig {
     pub permissive: bool,
     /// Initiator: ask for peer-to-peer mode with these ready-to-receive messages.
     pub peer_to_peer: Vec<Rtr>,
-    /// `Some`: MPA does not begin with the connection, but when the application says so, which has first exchanged
-    /// streaming data with the peer (RFC 5044 sections 7.1.3 and 7.1.5). The time limit for this exchange. Both ends
-    /// must use it. No attempt of such a connection is repeated, since the application has to log in again.
+    /// `Some`: MPA does not begin with the connection, but when the application starts it, after an exchange of
+    /// streaming data with the peer (RFC 5044 sections 7.1.3 and 7.1.5). The value is the time limit of this exchange.
+    /// Both ends must use it. Connection attempts are not repeated, since the application would have to log in again.
     pub streaming: Option<Duration>,
     /// Time limit for the peer's start-up frame.
     pub startup_timeout: Duration,
-    /// How long an FPDU may wait for a receive before the stream is terminated.
-    /// Zero terminates at once: the strict behaviour of RFC 5041 section 7.1.
+    /// Longest time that an FPDU may wait for a receive before the stream is terminated. Zero terminates at once: the
+    /// strict behaviour of RFC 5041 section 7.1.
     pub withhold_timeout: Duration,
     /// Most bytes held for FPDUs that cannot be placed or delivered yet. A peer that keeps to the TCP window never
     /// sends more than that, so the default is the same as [`crate::tcp::TcpConfig::receive_window_max`].
@@ -135,8 +135,8 @@ impl Default for MpaConfig {
 }
 
 impl MpaConfig {
-    /// Initiator: whether a request of revision 2 may be followed by one of revision 1, on another connection. The
-    /// peer-to-peer model has no form in revision 1.
+    /// Initiator: whether a request of revision 2 may be followed by one of revision 1, on another connection. Revision
+    /// 1 has no peer-to-peer model.
     pub fn falls_back_to_revision_one(&self) -> bool {
         self.revision == RequestRevision::PreferTwo && self.peer_to_peer.is_empty()
     }

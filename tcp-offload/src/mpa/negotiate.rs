@@ -146,17 +146,17 @@ pub(crate) fn evaluate_request(config: &MpaConfig, request: MpaRequest) -> Resul
     Ok(Offer::of(request))
 }
 
-/// What an initiator has asked for, kept until the reply arrives.
+/// The request of an initiator, kept until the reply arrives.
 #[derive(Debug)]
 pub(crate) struct Asked {
     /// The request that was sent.
     pub(crate) request: MpaRequest,
-    /// Our IRD and ORD, also when the request does not carry them and they are left to the ULPs.
+    /// Our IRD and ORD, even when the request does not carry them and they are left to the ULPs.
     ird: u16,
     ord: u16,
 }
 
-/// Makes the request of an initiator.
+/// Builds the request of an initiator.
 pub(crate) fn request(
     config: &MpaConfig,
     private_data: Vec<u8>,
@@ -187,7 +187,7 @@ pub(crate) fn request(
     Ok(Asked { request, ird, ord })
 }
 
-/// Makes the reply of a responder that accepts, with the result of the negotiation.
+/// Builds the reply of a responder that accepts, with the result of the negotiation.
 ///
 /// IRD and ORD follow RFC 6581 section 9.1: our ORD is at most the initiator's IRD, and values that the initiator
 /// leaves to the ULPs stay so. All offered RTRs are accepted, because this end understands each of them.
@@ -217,7 +217,7 @@ pub(crate) fn accept(
     Ok((reply, agreed))
 }
 
-/// Makes the reply of a responder that rejects.
+/// Builds the reply of a responder that rejects.
 pub(crate) fn reject(
     config: &MpaConfig,
     offer: &Offer,

@@ -44,7 +44,7 @@ pub struct MpaRequest {
     pub markers: bool,
     /// C: the initiator prefers CRC.
     pub crc: bool,
-    /// S and what it announces; only in revision 2.
+    /// S, and the data that it announces; only in revision 2.
     pub enhanced: Option<Enhanced>,
     /// The ULP's private data.
     pub private_data: Vec<u8>,
@@ -61,7 +61,7 @@ pub struct MpaReply {
     pub crc: bool,
     /// R: the responder's ULP rejects the connection.
     pub rejected: bool,
-    /// S and what it announces; only in revision 2.
+    /// S, and the data that it announces; only in revision 2.
     pub enhanced: Option<Enhanced>,
     /// The ULP's private data.
     pub private_data: Vec<u8>,
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn rfc5044_s7_1_2_invalid_frames() {
         let parse = |bytes: &[u8]| MpaRequest::parse(bytes).map(|_| ());
-        assert_eq!(parse(b"G"), Err(MpaError::InvalidKey), "from the first wrong byte on");
+        assert_eq!(parse(b"G"), Err(MpaError::InvalidKey), "detected at the first wrong byte");
         assert_eq!(parse(b"MPA ID Rep Fram"), Ok(()), "may still become a reply");
         assert_eq!(parse(b"MPA ID Rep Frame"), Err(MpaError::SameRole));
         assert_eq!(parse(b"MPA ID Rep Frumm"), Err(MpaError::InvalidKey));
@@ -308,10 +308,10 @@ mod tests {
     }
 
     #[test]
-    fn rfc6581_s9_2_flags_b_c_d_mean_nothing_without_a() {
+    fn rfc6581_s9_2_flags_b_c_d_are_ignored_without_a() {
         let bytes = b"MPA ID Req Frame\x10\x02\x00\x04\x40\x07\xc0\x09";
         let (request, _) = MpaRequest::parse(bytes).unwrap().unwrap();
         assert_eq!(request.enhanced, Some(Enhanced { ird: 7, ord: 9, peer_to_peer: None }));
-        assert_eq!(request.emit()[20..], [0, 7, 0, 9], "nor are they sent without");
+        assert_eq!(request.emit()[20..], [0, 7, 0, 9], "they are not sent without flag A either");
     }
 }

@@ -11,8 +11,8 @@ pub(crate) struct Announced {
     ulpdu: usize,
     /// The CRC of the range's bytes before `summed`.
     crc: u32,
-    /// Position in the frame up to which `crc` counts. What was written behind it is summed with the next copy, or at
-    /// the end: a header, a marker or a pad is too short for a call of its own.
+    /// Position in the frame up to which `crc` covers the bytes. Later bytes are added with the next copy, or at the
+    /// end: a header, a marker or a pad is too short for a call of its own.
     summed: usize,
 }
 
@@ -146,7 +146,7 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         self.end_bytes(len, at);
     }
 
-    /// As [`Self::fill`], for a copy that computes the CRC32c in the same pass: `f(at, space, crc)` also updates
+    /// Like [`Self::fill`], for a copy that computes the CRC32c in the same pass: `f(at, space, crc)` also updates
     /// `crc`, if there is one, with the bytes that it wrote.
     #[inline]
     pub fn fill_with_crc(&mut self, len: usize, mut f: impl FnMut(usize, &mut [u8], Option<&mut u32>)) {
@@ -171,7 +171,7 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         self.end_bytes(len, at);
     }
 
-    /// Before `len` more bytes of ULPDU; returns how many of them may be written.
+    /// Prepares for `len` more bytes of ULPDU. Returns how many of them may be written.
     #[inline]
     fn begin_bytes(&mut self, len: usize) -> usize {
         debug_assert!(len <= self.room, "the upper layer asked for {len} bytes, {} are left", self.room);
@@ -179,7 +179,7 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         len.min(self.room)
     }
 
-    /// After `done` of `len` bytes of ULPDU were written.
+    /// Records that `done` of `len` bytes of ULPDU were written.
     #[inline]
     fn end_bytes(&mut self, len: usize, done: usize) {
         debug_assert_eq!(len, done, "the frame is shorter than the room that was computed from it");
@@ -198,7 +198,7 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         if self.announced.is_none_or(|announced| announced.ulpdu != self.written) {
             let header = (self.layout.header(self.start) - self.start) as usize;
             self.frame.patch(self.position + header, &(self.written as u16).to_be_bytes());
-            // The CRC covers the length, so it begins anew.
+            // The CRC covers the length, so it is computed again from the start.
             self.announced =
                 self.crc.then_some(Announced { ulpdu: self.written, crc: 0, summed: self.position });
         }
@@ -210,7 +210,7 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         (self.offset - self.start) as usize
     }
 
-    /// Appends what was written since the last call to the CRC, if that is computed while the FPDU is written.
+    /// Adds the bytes written since the last call to the CRC, if it is computed while the FPDU is written.
     #[inline]
     fn sum_written(&mut self) {
         let to = self.position + (self.offset - self.start) as usize;
@@ -222,7 +222,7 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         }
     }
 
-    /// Writes the ULPDU Length field behind the marker that may precede it: the announced length, or room for it.
+    /// Writes the ULPDU Length field, after the marker that may precede it: the announced length, or a placeholder.
     #[inline]
     fn write_header(&mut self) {
         if self.offset == self.start && self.has_length {

@@ -1,5 +1,5 @@
-//! Checks of rules that every TCP on the wire must follow whatever happens to its frames. Frames are checked as they
-//! leave their link, before any fault, by code that shares nothing with our own parser. A violation panics.
+//! Checks of rules that every TCP on the wire must follow whatever happens to its frames. Frames are checked when their
+//! link sends them, before any fault, by code that shares nothing with our own parser. A violation panics.
 //!
 //! Flows whose SYN was not seen (frames that a test injects) are not checked.
 
@@ -13,9 +13,9 @@ const REMEMBERED: usize = 8 << 20;
 /// Addresses and ports, source first.
 type FlowKey = (Vec<u8>, [u16; 2]);
 
-/// What one end of a connection has sent so far. Offsets count from the byte after the SYN.
+/// The stream that one end of a connection has sent so far. Offsets count from the byte after the SYN.
 #[derive(Debug, Default)]
-struct Speaker {
+struct AuditedEnd {
     iss: u32,
     /// The bytes of the stream from `base` on.
     stream: VecDeque<u8>,
@@ -28,7 +28,7 @@ struct Speaker {
     edge: Option<u64>,
 }
 
-impl Speaker {
+impl AuditedEnd {
     fn highest(&self) -> u64 {
         self.base + self.stream.len() as u64
     }
@@ -39,16 +39,16 @@ impl Speaker {
         self.highest() as i64 + i64::from(seq.wrapping_sub(next) as i32)
     }
 
-    /// Checks that the payload sent at `offset` equals what was sent there before and leaves no gap, and appends its
+    /// Checks that the payload sent at `offset` equals the bytes sent there before and leaves no gap, and appends its
     /// new bytes.
-    fn say(&mut self, offset: i64, payload: &[u8]) {
+    fn send(&mut self, offset: i64, payload: &[u8]) {
         let highest = self.highest();
         assert!(offset <= self.end() as i64, "sequence space skipped: {offset} after {}", self.end());
         if payload.is_empty() {
             return;
         }
         let fin = self.fin.map_or(i64::MAX, |fin| fin as i64);
-        assert!((offset + payload.len() as i64) <= fin, "data behind the FIN");
+        assert!((offset + payload.len() as i64) <= fin, "data after the FIN");
         let unknown = (self.base as i64 - offset).clamp(0, payload.len() as i64) as usize;
         let start = (offset.max(0) as u64).saturating_sub(self.base) as usize;
         let known = self.stream.iter().skip(start).zip(&payload[unknown..]);
@@ -73,7 +73,7 @@ impl Speaker {
 /// Both ends of all flows.
 #[derive(Debug, Default)]
 pub(super) struct Audit {
-    speakers: BTreeMap<FlowKey, Speaker>,
+    senders: BTreeMap<FlowKey, AuditedEnd>,
 }
 
 impl Audit {
@@ -90,38 +90,38 @@ impl Audit {
         if tcp.syn() {
             return self.syn(here, &there, tcp);
         }
-        let Some(mut speaker) = self.speakers.remove(&here) else { return };
-        let offset = speaker.offset(tcp.sequence_number());
-        speaker.say(offset, tcp.payload());
+        let Some(mut sender) = self.senders.remove(&here) else { return };
+        let offset = sender.offset(tcp.sequence_number());
+        sender.send(offset, tcp.payload());
         if tcp.fin() {
             let at = offset as u64 + tcp.payload().len() as u64;
-            assert_eq!(*speaker.fin.get_or_insert(at), at, "the FIN moved: {}", what());
+            assert_eq!(*sender.fin.get_or_insert(at), at, "the FIN moved: {}", what());
         }
-        if let Some(listener) = self.speakers.get(&there) {
+        if let Some(receiver) = self.senders.get(&there) {
             let last = offset + tcp.payload().len() as i64 + i64::from(tcp.fin());
             // A probe of a closed window may be one byte beyond (RFC 9293 section 3.8.6.1).
-            let edge = listener.edge.unwrap_or(0) as i64 + 1;
+            let edge = receiver.edge.unwrap_or(0) as i64 + 1;
             assert!(last <= edge, "{last} is outside of the window, which ends at {edge}: {}", what());
             if tcp.ack() {
-                speaker.acknowledge(listener, tcp, &what);
+                sender.acknowledge(receiver, tcp, &what);
             }
         }
-        self.speakers.insert(here, speaker);
+        self.senders.insert(here, sender);
     }
 
     fn syn(&mut self, here: FlowKey, there: &FlowKey, tcp: &TcpSlice<'_>) {
         let iss = tcp.sequence_number();
-        if self.speakers.get(&here).is_some_and(|s| s.iss == iss) {
+        if self.senders.get(&here).is_some_and(|s| s.iss == iss) {
             return;
         }
-        // A new incarnation: what the peer sent to the old one no longer counts. An answer to a late duplicate SYN
-        // begins none (RFC 9293 section 3.5, figure 9).
-        let late = tcp.ack() && self.speakers.get(there).is_some_and(|peer| peer.end() > 0);
+        // A new incarnation: the data that the peer sent to the old one no longer counts. An answer to a late duplicate
+        // SYN begins no incarnation (RFC 9293 section 3.5, figure 9).
+        let late = tcp.ack() && self.senders.get(there).is_some_and(|peer| peer.end() > 0);
         if late || !tcp.ack() {
-            self.speakers.remove(there);
+            self.senders.remove(there);
         }
         if late {
-            self.speakers.remove(&here);
+            self.senders.remove(&here);
             return;
         }
         let shift = tcp.options_iterator().find_map(|o| match o {
@@ -129,15 +129,15 @@ impl Audit {
             _ => None,
         });
         let edge = Some(u64::from(tcp.window_size()));
-        self.speakers.insert(here, Speaker { iss, shift, edge, ..Speaker::default() });
+        self.senders.insert(here, AuditedEnd { iss, shift, edge, ..AuditedEnd::default() });
     }
 }
 
-impl Speaker {
-    /// Checks an acknowledgment of what `peer` has sent, with its window and SACK blocks.
+impl AuditedEnd {
+    /// Checks an acknowledgment of data that `peer` has sent, with its window and SACK blocks.
     fn acknowledge(&mut self, peer: &Self, tcp: &TcpSlice<'_>, what: &dyn Fn() -> String) {
         let acked = peer.offset(tcp.acknowledgment_number());
-        assert!(acked >= 0 && acked as u64 <= peer.end(), "acknowledges what was not sent: {}", what());
+        assert!(acked >= 0 && acked as u64 <= peer.end(), "acknowledges data that was not sent: {}", what());
         assert!(acked as u64 >= self.acked, "acknowledges {acked} after {}: {}", self.acked, what());
         self.acked = acked as u64;
         let shift = self.shift.filter(|_| peer.shift.is_some()).unwrap_or(0);
@@ -151,7 +151,7 @@ impl Speaker {
             for (left, right) in [Some(first)].into_iter().chain(rest).flatten() {
                 let (left, right) = (peer.offset(left), peer.offset(right));
                 let sent = left < right && right <= peer.end() as i64;
-                assert!(sent, "a SACK block of what was not sent, {left}..{right}: {}", what());
+                assert!(sent, "a SACK block of data that was not sent, {left}..{right}: {}", what());
             }
         }
     }

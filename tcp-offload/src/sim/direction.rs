@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{counters, seq::SeqNum, time::Instant};
 
-/// Connections whose highest sequence numbers are remembered, for resets that point beyond them.
+/// Most connections whose highest sequence numbers are kept, for resets with numbers beyond them.
 const MOST_FLOWS: usize = 1 << 12;
 
 counters! {
@@ -33,7 +33,7 @@ counters! {
         marked,
         /// Duplicated.
         duplicated,
-        /// Held back so that others overtake it.
+        /// Held back so that other frames overtake it.
         reordered,
         /// Corrupted so that the TCP checksum detects it.
         corrupted,
@@ -66,11 +66,11 @@ pub struct Direction {
     faults: Faults,
     rng: SmallRng,
     in_burst: bool,
-    /// The times at which the frames that wait for the line, or are on it, leave it.
+    /// Departure times of the frames that wait for the line or are on it.
     line: VecDeque<Instant>,
     /// Latest arrival time of a frame in order; jitter alone never reorders.
     last_due: Instant,
-    /// A segment that waits to be joined with the next one, and the time until it waits.
+    /// A segment that waits to be joined with the next one, and the end of its wait.
     joining: Option<(Instant, Vec<u8>)>,
     late: Vec<Late>,
     /// By time of arrival, then by order of sending.
@@ -144,7 +144,7 @@ impl Direction {
             self.tally.lost += 1;
             return None;
         }
-        self.slip_reset_in(now, frame);
+        self.inject_reset(now, frame);
         match self.faults.recut {
             Some(recut) => self.recut(now, frame, &recut),
             None => self.enqueue(now, frame.to_vec()),
@@ -173,7 +173,7 @@ impl Direction {
     }
 
     /// Injects a forged reset before `frame`, if `frame` is a TCP segment and chance decides so.
-    fn slip_reset_in(&mut self, now: Instant, frame: &[u8]) {
+    fn inject_reset(&mut self, now: Instant, frame: &[u8]) {
         let Some(resets) = self.faults.resets else { return };
         let Some(tcp) = Tcp::of(frame) else { return };
         let Some((addresses, ports)) = tcp.flow(frame) else { return };

@@ -58,7 +58,7 @@ pub struct Counting {
     pub early: usize,
     /// Number of ULPDUs delivered.
     pub delivered: u32,
-    /// Close when all is sent. The peer's close sets this, too.
+    /// Close when everything is sent. The peer's close also sets this.
     pub finish: bool,
     /// The peer has closed.
     pub peer_closed: bool,
@@ -135,8 +135,8 @@ impl Ulp for Counting {
                 self.peer_closed = true;
                 self.finish = true;
             }
-            // A late duplicate of a SYN can open another connection, which ends without any data. Only its events
-            // count.
+            // A late duplicate of a SYN can open another connection, which ends without any data. Its end does not
+            // replace the reason recorded first.
             Event::SoftError(_) => {}
             Event::Closed(reason) => self.closed = self.closed.or(Some(reason)),
             other => {
@@ -214,8 +214,8 @@ impl<L: Link> End<L> {
         }
     }
 
-    /// Checks that new data is sent only while less than the congestion window is in flight, except for a probe (RFC
-    /// 8985 section 7.3), limited transmit (RFC 3042: two segments) and rounding up to segments.
+    /// Checks that new data is sent only while less than the congestion window is in flight, apart from a tail loss
+    /// probe (RFC 8985 section 7.3), limited transmit (RFC 3042: two segments) and rounding up to segments.
     fn check_congestion(&mut self) {
         let Some(info) = self.conn.and_then(|conn| self.stack.info(conn)) else { return };
         let Some(before) = self.before.replace(info) else { return };
@@ -225,7 +225,7 @@ impl<L: Link> End<L> {
         let allowed = info.cwnd + 4 * info.emss as u64;
         let kept_to = !sent || probed || info.in_flight <= allowed;
         assert!(kept_to, "sent beyond the congestion window: {before:?}, then {info:?}");
-        // A partly acknowledged segment counts as a whole.
+        // A partly acknowledged segment counts in full.
         let outstanding = info.counters.bytes_out - self.ulp.acked.min(info.counters.bytes_out);
         self.largest = self.largest.max(info.emss as u64);
         let most = outstanding + self.largest.max(1500);

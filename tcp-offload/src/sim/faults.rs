@@ -9,13 +9,13 @@ use crate::time::Instant;
 pub struct Gilbert {
     /// Chance to enter the bad state, per frame.
     pub enter: f64,
-    /// Chance to leave it, per frame.
+    /// Chance to leave the bad state, per frame.
     pub leave: f64,
-    /// Chance to lose a frame while in it.
+    /// Chance to lose a frame in the bad state.
     pub loss: f64,
 }
 
-/// Time spans in which nothing passes.
+/// Time spans in which no frame passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Blackout {
     /// Start of the first time span.
@@ -57,7 +57,7 @@ pub struct PathMtu {
     pub from: Instant,
     /// Largest IP packet that passes, in bytes.
     pub bytes: u16,
-    /// Whether the sender is told (RFC 1191, RFC 8201); otherwise the hop is a black hole.
+    /// Whether the hop reports the loss by ICMP (RFC 1191, RFC 8201); otherwise it is a black hole.
     pub icmp: bool,
 }
 
@@ -86,11 +86,11 @@ pub struct Resets {
 pub struct Faults {
     /// Independent loss.
     pub loss: f64,
-    /// Bursty loss, on top.
+    /// Bursty loss, in addition.
     pub bursts: Option<Gilbert>,
-    /// Nothing passes in these time spans.
+    /// Time spans in which no frame passes.
     pub blackout: Option<Blackout>,
-    /// A second copy arrives.
+    /// A second copy of the frame arrives.
     pub duplicate: f64,
     /// The frame is held back, so later ones overtake it.
     pub reorder: f64,
@@ -98,10 +98,10 @@ pub struct Faults {
     pub reorder_by: Duration,
     /// ...and until a random number of frames up to this have overtaken it, if that comes first.
     pub reorder_depth: u32,
-    /// One bit flips somewhere behind the Ethernet header.
+    /// One bit after the Ethernet header is flipped.
     pub corrupt: f64,
-    /// Chance that a corrupted frame has the flip in its TCP payload and a repaired TCP checksum, so that only MPA's
-    /// CRC can detect it.
+    /// Chance that the flipped bit of a corrupted frame is in its TCP payload and the TCP checksum is repaired, so that
+    /// only MPA's CRC can detect it.
     pub repair_checksum: f64,
     /// Segments are split and joined.
     pub recut: Option<Recut>,

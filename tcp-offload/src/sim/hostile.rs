@@ -1,7 +1,8 @@
 //! [`HostileHost`]: a host that speaks TCP and MPA well enough to open connections, and then misbehaves.
 //!
-//! Each of its connections has a lasting mood: which windows it advertises, what it acknowledges, whether it answers.
-//! The next action, its connection and the pause before it are drawn from a seed. At times it follows a campaign.
+//! Each of its connections has a lasting mood: which windows it advertises, which data it acknowledges, whether it
+//! answers. The next action, its connection and the pause before it are drawn from a seed. Some actions belong to a
+//! campaign of many actions.
 
 use std::{net::SocketAddr, ops::Range, time::Duration};
 
@@ -18,7 +19,7 @@ use crate::{
 /// Most payload bytes of a segment.
 const SEGMENT: usize = 1400;
 
-/// Most frames in answer to received ones between two actions.
+/// Most answers to received frames between two actions.
 const MOST_ANSWERS: u32 = 100;
 
 /// Parameters of a hostile host.
@@ -35,11 +36,11 @@ pub struct HostileConfig {
     pub pauses: Range<Duration>,
     /// Whether the victim uses markers with a peer that asks for them.
     pub markers: bool,
-    /// Makes the ULPDUs that the host sends. The number is the state of the connection, at first 0.
+    /// Builds the ULPDUs that the host sends. The number is the state of the connection, initially 0.
     pub ulpdu: fn(&mut SmallRng, &mut u64, Purpose) -> Vec<u8>,
 }
 
-/// What a ULPDU is for.
+/// The purpose of a ULPDU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// It may have any length and any error.
@@ -82,30 +83,31 @@ impl Mood {
 /// An attack that takes many actions in order.
 #[derive(Debug, Clone, Copy)]
 enum Campaign {
-    /// One byte after the other in slow succession on the connection from `port`, for this number of actions.
+    /// Sends byte by byte with long pauses on the connection from `port`, for `left` actions.
     Trickle { port: u16, left: u32 },
-    /// All connections ask for data and take it. Then they fall silent, `step` actions apart, so that each takes a part of the
-    /// transmit frames that are left. At last all have the mood `end` over what is in flight, and new connections take what becomes
-    /// free.
+    /// All connections request and receive data. Then they fall silent one after the other, `step` actions apart, so
+    /// that each holds a part of the remaining transmit frames. In the end all take the mood `end` while data is in
+    /// flight, and new connections claim the frames that become free.
     Siege { left: u32, step: u32, end: Mood },
 }
 
 impl Campaign {
-    /// Actions of a siege, and how many are left when connections begin to fall silent and when they take their last mood.
+    /// Actions of a siege, and the number left when connections begin to fall silent and when they take their last
+    /// mood.
     const SIEGE: u32 = 76;
     const SIEGE_SILENT: u32 = 64;
     const SIEGE_CLOSED: u32 = 40;
 
-    /// Bytes: who has received less than this keeps its window open to the end of the siege.
+    /// Connections that have received fewer bytes than this keep their window open to the end of the siege.
     const SIEGE_LITTLE: u32 = 7000;
 
-    /// Connections of a siege, at least: fewer could not take most of the transmit frames.
+    /// Least connections of a siege: fewer could not hold most of the transmit frames.
     const SIEGE_LEAST: usize = 8;
 
     /// Bytes of questions that each connection of a siege sends with an action.
     const SIEGE_QUESTIONS: usize = 1000;
 
-    /// Part of the actions that begin a campaign.
+    /// Fraction of the actions that begin a campaign.
     const SHARE: f64 = 0.03;
 
     /// The pauses between its actions.
@@ -123,18 +125,18 @@ impl Campaign {
 struct Conversation {
     peer: RawPeer,
     mood: Mood,
-    /// Bytes of the stream that follow the last sent one.
+    /// Bytes of the stream that follow the last byte sent.
     stream: Vec<u8>,
-    /// Length of the FPDUs made so far, in bytes.
+    /// Length of the FPDUs built so far, in bytes.
     made: u64,
     /// See [`HostileConfig::ulpdu`].
     state: u64,
     markers: bool,
-    /// The last bytes sent, from which repetitions are taken.
+    /// The last bytes sent, from which retransmissions are taken.
     last: Vec<u8>,
 }
 
-/// See the module's text.
+/// See the module documentation.
 pub struct HostileHost {
     link: SimLink,
     config: HostileConfig,
@@ -222,7 +224,7 @@ impl HostileHost {
         let peer = RawPeer::new(path, rng.random(), rng.random_bool(0.7));
         let mood = Self::mood(rng);
         let mood = if rng.random_bool(0.5) { Mood::CALM } else { mood };
-        // At times an end sends markers that the other one did not ask for, or leaves them out.
+        // Sometimes one end sends markers that the other did not request, or leaves them out.
         let markers = rng.random_bool(0.5) && (self.config.markers || rng.random_bool(0.1));
         self.conversations.push(Conversation {
             peer,
@@ -325,7 +327,7 @@ impl HostileHost {
         link.inject(&frame);
     }
 
-    /// Makes FPDUs for `purpose` until at least `len` bytes of the stream wait to be sent.
+    /// Builds FPDUs for `purpose` until at least `len` bytes of the stream are waiting to be sent.
     fn supply(&mut self, index: usize, len: usize, purpose: Purpose) {
         let (rng, make) = (&mut self.rng, self.config.ulpdu);
         let Some(conversation) = self.conversations.get_mut(index) else { return };
@@ -348,7 +350,7 @@ impl HostileHost {
         }
     }
 
-    /// Sends bytes of the stream out of order: beyond a gap, or a repetition with other boundaries.
+    /// Sends bytes of the stream out of order: beyond a gap, or a retransmission with other boundaries.
     fn stray(&mut self, index: usize, beyond: bool) {
         let distance = 1 << self.rng.random_range(0..18);
         let len = self.rng.random_range(1..=SEGMENT);
@@ -362,7 +364,7 @@ impl HostileHost {
             let to = (from + len).min(last.len());
             (from as i32 - last.len() as i32, last.get(from..to).unwrap_or_default().to_vec())
         };
-        // A repetition may run into new bytes, and some bytes are changed.
+        // A retransmission may continue with new bytes, and some bytes are changed.
         if !beyond {
             payload.extend(stream.iter().take(rng.random_range(0..100)));
         }
@@ -428,7 +430,7 @@ impl HostileHost {
             let step = self.rng.random_range(0..4);
             let end = if self.rng.random_bool(0.5) { Mood::CLOSED_WINDOW } else { Mood::SILENT };
             self.campaign = Some(Campaign::Siege { left: Campaign::SIEGE, step, end });
-            // What was said on the old connections may have broken them.
+            // Earlier segments may have broken the old connections.
             self.conversations.clear();
             while self.conversations.len() < self.config.connections.max(Campaign::SIEGE_LEAST) {
                 self.open();
@@ -462,7 +464,7 @@ impl HostileHost {
     }
 
     fn besiege(&mut self, left: u32, step: u32, end: Mood) {
-        // New connections take the frames that older ones gave back.
+        // New connections claim the frames that older ones released.
         if left < Campaign::SIEGE_CLOSED {
             self.open();
         }
@@ -475,7 +477,7 @@ impl HostileHost {
                 _ if left + step * (index as u32) < Campaign::SIEGE_SILENT => Mood::SILENT,
                 _ => Mood::CALM,
             };
-            // Behind the victim's start-up frame.
+            // After the victim's start-up frame.
             let asks = conversation.made == 0 || matches!(conversation.mood.acks, Acks::All);
             if asks && conversation.peer.received > 0 {
                 self.supply(index, Campaign::SIEGE_QUESTIONS, Purpose::Question);

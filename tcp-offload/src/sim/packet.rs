@@ -1,5 +1,5 @@
-//! Operations of middleboxes on frames: mark, flip bits, split, join, forge. Frames may contain any bytes; operations
-//! on TCP leave frames alone that contain no complete TCP segment in an unfragmented IPv4 or IPv6 packet.
+//! Operations of middleboxes on frames: mark, flip bits, split, join, forge. Frames may contain any bytes. Operations
+//! on TCP do not change frames without a complete TCP segment in an unfragmented IPv4 or IPv6 packet.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 use crate::{seq::SeqNum, wire::Sum};
@@ -169,7 +169,7 @@ pub(super) fn mark(frame: &mut [u8]) -> bool {
     capable
 }
 
-/// Flips one bit behind the Ethernet header.
+/// Flips one bit after the Ethernet header.
 pub(super) fn flip(frame: &mut [u8], random: u64) {
     let bits = frame.len().saturating_sub(ETHERNET) as u64 * 8;
     if bits > 0

@@ -1,4 +1,4 @@
-//! [`RawPeer`]: one end of a connection without a TCP. The caller makes its segments one by one, valid or invalid.
+//! [`RawPeer`]: one end of a connection without a TCP. The caller builds its segments one by one, valid or invalid.
 
 use crate::{
     link::FrameWriter,
@@ -34,7 +34,7 @@ pub struct RawPeer {
     pub reset: bool,
 }
 
-/// A segment to make. Its numbers are relative to the correct ones.
+/// A segment to build. Its numbers are relative to the correct ones.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RawSegment<'a> {
     /// Control bits.
@@ -74,19 +74,19 @@ impl RawPeer {
         &self.path
     }
 
-    /// Whether the other end's SYN has come.
+    /// Whether the other end's SYN has arrived.
     pub fn has_met(&self) -> bool {
         self.irs.is_some()
     }
 
-    /// Our SYN, or the answer to the other end's.
+    /// Our SYN, or the SYN-ACK once the other end's SYN has arrived.
     pub fn syn(&self) -> Vec<u8> {
         let flags = Flags { syn: true, ack: self.has_met(), ..Flags::default() };
         let ack = self.irs.map_or_else(SeqNum::default, |irs| irs.add(1));
         self.frame(flags, self.iss, ack, u16::MAX, Options::default(), &[])
     }
 
-    /// The segment with `payload`, next in order, and an acknowledgement of all data received.
+    /// The next segment in order with `payload` and an acknowledgement of all data received.
     pub fn data(&mut self, payload: &[u8]) -> Vec<u8> {
         let frame = self.segment(&RawSegment { window: u16::MAX, payload, ..RawSegment::ack() });
         self.sent = self.sent.wrapping_add(payload.len() as u32);
@@ -96,12 +96,16 @@ impl RawPeer {
     /// The segment that `segment` describes.
     pub fn segment(&self, segment: &RawSegment<'_>) -> Vec<u8> {
         let seq = self.iss.add(1).add(self.sent).add(segment.seq.cast_unsigned());
-        let came = self.irs.unwrap_or_default().add(1).add(self.received);
-        let ack = if segment.flags.ack { came.add(segment.ack.cast_unsigned()) } else { SeqNum::default() };
+        let received = self.irs.unwrap_or_default().add(1).add(self.received);
+        let ack =
+            if segment.flags.ack { received.add(segment.ack.cast_unsigned()) } else { SeqNum::default() };
         let mut options = Options::default();
         for (to, (left, right)) in options.sack.iter_mut().zip(segment.sack) {
-            *to = SackBlock { left: came.add(left.cast_unsigned()), right: came.add(right.cast_unsigned()) };
-            // Three blocks fit beside timestamps.
+            *to = SackBlock {
+                left: received.add(left.cast_unsigned()),
+                right: received.add(right.cast_unsigned()),
+            };
+            // Three blocks fit next to timestamps.
             options.sack_count = (options.sack_count + 1).min(3);
         }
         self.frame(segment.flags, seq, ack, segment.window, options, segment.payload)
@@ -156,7 +160,7 @@ impl RawSegment<'_> {
     }
 }
 
-/// The FPDU of `ulpdu` that begins `start` bytes behind the start-up frame, with a right CRC.
+/// The FPDU of `ulpdu` that begins `start` bytes after the start-up frame, with a correct CRC.
 pub fn fpdu(start: u64, markers: bool, ulpdu: &[u8]) -> Vec<u8> {
     let layout = Layout { origin: 0, markers };
     let mut memory = vec![0; (layout.end(start, ulpdu.len()) - start) as usize];

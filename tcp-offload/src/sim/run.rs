@@ -26,7 +26,7 @@ pub enum Outcome {
     TimeLimit,
 }
 
-/// Most rounds of turns while time stands still. More of them mean that a timer or a queue spins.
+/// Most rounds of turns while virtual time stands still. More of them mean that a timer or a queue spins.
 const MOST_TURNS_AT_ONCE: usize = 100_000;
 
 /// Runs the nodes over the wire until `done` (asked after each round of turns) or until `limit` has passed.

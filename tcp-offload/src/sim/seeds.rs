@@ -1,4 +1,4 @@
-//! Scenarios that draw everything from a seed.
+//! Scenarios whose every choice is drawn from a seed.
 
 use std::{env, panic};
 
@@ -13,8 +13,8 @@ pub fn run_seeds<T>(scenario: fn(u64) -> T) {
     let failed: Vec<u64> = (first..first + setting("XWARP_SEEDS", SEEDS))
         .filter(|seed| {
             let outcome = panic::catch_unwind(|| scenario(*seed));
-            outcome.inspect_err(|_| eprintln!("that was seed {seed}")).is_err()
+            outcome.inspect_err(|_| eprintln!("seed {seed} failed")).is_err()
         })
         .collect();
-    assert!(failed.is_empty(), "XWARP_SEED=... XWARP_SEEDS=1 reproduces each of these seeds: {failed:?}");
+    assert!(failed.is_empty(), "failed seeds, each reproduced by XWARP_SEED=... XWARP_SEEDS=1: {failed:?}");
 }

@@ -97,7 +97,7 @@ fn drain(direction: &mut Direction) -> Vec<(Instant, Vec<u8>)> {
 }
 
 #[test]
-fn sim_a_middlebox_keeps_the_stream_whatever_it_cuts_and_joins() {
+fn sim_a_middlebox_that_splits_and_joins_preserves_the_stream() {
     for v6 in [false, true] {
         let recut = Some(Recut { split: 0.4, join: 0.5, wait: us(50), most_bytes: 3000 });
         let mut direction = Direction::new(Faults { recut, ..Faults::default() }, 5);
@@ -119,14 +119,14 @@ fn sim_a_middlebox_keeps_the_stream_whatever_it_cuts_and_joins() {
                 next += 1;
             }
         }
-        assert_eq!(next, at, "all bytes came, in order");
+        assert_eq!(next, at, "all bytes arrived, in order");
         let tally = direction.tally();
         assert!(tally.split > 50 && tally.joined > 50, "{tally:?}");
     }
 }
 
 #[test]
-fn sim_controls_go_with_their_end_of_a_cut_segment() {
+fn sim_control_bits_stay_with_their_end_of_a_split_segment() {
     let flags = Flags { fin: true, psh: true, ack: true, cwr: true, ..Flags::default() };
     let fields = Fields { flags, seq: SeqNum::new(u32::MAX - 2), ..Fields::default() };
     let [head, tail] = packet::split(&frame(false, &fields, b"abcdef"), 4).unwrap();
@@ -145,7 +145,7 @@ fn sim_controls_go_with_their_end_of_a_cut_segment() {
 }
 
 #[test]
-fn sim_corruption_is_seen_by_tcp_unless_it_is_repaired() {
+fn sim_corruption_is_detected_by_tcp_unless_the_checksum_is_repaired() {
     for v6 in [false, true] {
         for (repair_checksum, seed) in [(0.0, 1), (1.0, 2)] {
             let faults = Faults { corrupt: 1.0, repair_checksum, ..Faults::default() };
@@ -171,7 +171,7 @@ fn sim_corruption_is_seen_by_tcp_unless_it_is_repaired() {
 }
 
 #[test]
-fn sim_the_line_takes_its_time_and_its_queue_drops_and_marks() {
+fn sim_the_line_delays_frames_and_its_queue_drops_and_marks() {
     for v6 in [false, true] {
         let len = data(v6, 0, 1000).len() as u64;
         let faults = Faults {
@@ -200,7 +200,7 @@ fn sim_the_line_takes_its_time_and_its_queue_drops_and_marks() {
 }
 
 #[test]
-fn sim_a_hop_with_a_smaller_mtu_tells_or_does_not() {
+fn sim_a_hop_with_a_smaller_mtu_drops_with_or_without_an_icmp_error() {
     for (v6, header) in [(false, 20), (true, 40)] {
         let mtu = PathMtu { from: at_us(10), bytes: 1400, icmp: true };
         let mut direction = Direction::new(Faults { mtu: Some(mtu), ..Faults::default() }, 1);
@@ -219,7 +219,7 @@ fn sim_a_hop_with_a_smaller_mtu_tells_or_does_not() {
 }
 
 #[test]
-fn sim_no_more_frames_overtake_than_the_depth_says() {
+fn sim_the_reordering_depth_limits_how_many_frames_overtake() {
     let deep =
         Faults { reorder: 0.2, reorder_depth: 5, reorder_by: Duration::from_secs(9), ..Faults::default() };
     let mut direction = Direction::new(deep, 3);
@@ -237,7 +237,7 @@ fn sim_no_more_frames_overtake_than_the_depth_says() {
 }
 
 #[test]
-fn sim_resets_are_slipped_in_where_they_are_aimed() {
+fn sim_forged_resets_have_the_configured_sequence_numbers() {
     for v6 in [false, true] {
         for aim in [Aim::Next, Aim::Near, Aim::Far] {
             let resets = Some(Resets { chance: 1.0, aim });
@@ -257,7 +257,7 @@ fn sim_resets_are_slipped_in_where_they_are_aimed() {
 }
 
 #[test]
-fn sim_blackouts_come_once_or_again_and_again() {
+fn sim_blackouts_occur_once_or_periodically() {
     let once = Blackout { from: at_us(10), length: us(5), every: None };
     let dark = |blackout: Blackout| (0..40).filter(|n| blackout.covers(at_us(*n))).collect::<Vec<_>>();
     assert_eq!(dark(once), [10, 11, 12, 13, 14]);
@@ -335,12 +335,12 @@ fn sim_the_same_seed_gives_the_same_trace() {
         t.joined,
         t.resets,
     ] {
-        assert!(count > 0, "every fault comes to pass: {t:?}");
+        assert!(count > 0, "every fault occurs: {t:?}");
     }
 }
 
 #[test]
-fn sim_a_switch_learns_where_addresses_are() {
+fn sim_a_switch_learns_the_ports_of_addresses() {
     let (wire, mut links) = Wire::switch(&WireConfig::default(), &[Faults::default(); 3]);
     let address = |n: u8| [2, 0, 0, 0, 0, n];
     let frame = |to: u8, from: u8| [address(to), address(from)].concat();
@@ -357,7 +357,7 @@ fn sim_a_switch_learns_where_addresses_are() {
         links.iter_mut().map(&mut count).collect()
     };
     links[0].inject(&frame(2, 0));
-    assert_eq!(received(&mut links), [0, 1, 1], "unknown: to everybody");
+    assert_eq!(received(&mut links), [0, 1, 1], "an unknown address is flooded");
     links[2].inject(&frame(0, 2));
     assert_eq!(received(&mut links), [1, 0, 0]);
     links[0].inject(&frame(2, 0));
@@ -387,7 +387,7 @@ fn says(seq: u32, ack: u32, window: u16) -> Fields {
 }
 
 #[test]
-fn sim_the_audit_lets_pass_what_tcp_may_do() {
+fn sim_the_audit_accepts_valid_tcp() {
     audited(&[
         (false, says(100, 200, 5), b"abcd"),
         (true, says(200, 104, 3), b""),
@@ -404,31 +404,31 @@ fn sim_the_audit_lets_pass_what_tcp_may_do() {
 
 #[test]
 #[should_panic(expected = "byte 2 of a stream changed")]
-fn sim_the_audit_sees_a_changed_byte() {
+fn sim_the_audit_detects_a_changed_byte() {
     audited(&[(false, says(100, 200, 5), b"abcd"), (false, says(102, 200, 5), b"xd")]);
 }
 
 #[test]
 #[should_panic(expected = "sequence space skipped")]
-fn sim_the_audit_sees_a_gap() {
+fn sim_the_audit_detects_a_gap() {
     audited(&[(false, says(100, 200, 5), b"ab"), (false, says(103, 200, 5), b"d")]);
 }
 
 #[test]
 #[should_panic(expected = "outside of the window")]
-fn sim_the_audit_sees_what_exceeds_the_window() {
+fn sim_the_audit_detects_data_beyond_the_window() {
     audited(&[(false, says(100, 200, 5), b"0123456789ab")]);
 }
 
 #[test]
-#[should_panic(expected = "acknowledges what was not sent")]
-fn sim_the_audit_sees_an_ack_of_nothing() {
+#[should_panic(expected = "acknowledges data that was not sent")]
+fn sim_the_audit_detects_an_ack_of_unsent_data() {
     audited(&[(false, says(100, 200, 5), b"ab"), (true, says(200, 103, 5), b"")]);
 }
 
 #[test]
 #[should_panic(expected = "the window shrinks")]
-fn sim_the_audit_sees_a_window_that_shrinks() {
+fn sim_the_audit_detects_a_shrinking_window() {
     audited(&[
         (false, says(100, 200, 6), b"ab"),
         (true, says(200, 102, 4), b""),
@@ -437,8 +437,8 @@ fn sim_the_audit_sees_a_window_that_shrinks() {
 }
 
 #[test]
-#[should_panic(expected = "a SACK block of what was not sent")]
-fn sim_the_audit_sees_a_wrong_sack_block() {
+#[should_panic(expected = "a SACK block of data that was not sent")]
+fn sim_the_audit_detects_a_wrong_sack_block() {
     let block = SackBlock { left: SeqNum::new(101), right: SeqNum::new(103) };
     let sack = [block, SackBlock::default(), SackBlock::default(), SackBlock::default()];
     let options = Options { sack, sack_count: 1, ..Options::default() };
@@ -447,7 +447,7 @@ fn sim_the_audit_sees_a_wrong_sack_block() {
 
 proptest! {
     #[test]
-    fn prop_no_frame_is_too_strange_for_the_fault_model(
+    fn prop_the_fault_model_accepts_any_frame(
         frames in proptest::collection::vec((any::<bool>(), proptest::collection::vec(any::<u8>(), 0..300),
             0usize..90, any::<u8>()), 1..30),
         seed: u64,

@@ -52,8 +52,8 @@ impl Default for WireConfig {
 }
 
 impl WireConfig {
-    /// The same wire with chunks of `chunk_bytes`, of which each link has as many times more as a frame of `mtu` bytes of
-    /// IP packet needs.
+    /// The same wire with chunks of `chunk_bytes`. The number of chunks is multiplied by the number that a frame with
+    /// an IP packet of `mtu` bytes needs.
     #[must_use]
     pub fn chained(self, chunk_bytes: usize, mtu: u16) -> Self {
         let chunks = (MOST_ETHERNET_BYTES + usize::from(mtu)).div_ceil(chunk_bytes);
@@ -237,7 +237,7 @@ pub struct SimLink {
     tx_free: Vec<Box<[u8]>>,
     /// Submitted and not yet flushed: (frame, length).
     submitted: VecDeque<(usize, usize)>,
-    /// Their chunks.
+    /// Chunks of the submitted frames.
     submitted_chunks: usize,
     /// The bytes of the received frames whose token is held.
     rx: Slab<Vec<u8>>,

@@ -1,8 +1,8 @@
-//! The Internet checksum (RFC 1071, as used by RFC 9293 section 3.1), over bytes that may lie in pieces.
+//! The Internet checksum (RFC 1071, as used by RFC 9293 section 3.1), over bytes that may be in several pieces.
 
 use crate::copy::sum;
 
-/// Bytes from which on vectors pay.
+/// Length in bytes from which vector instructions are faster.
 const LONG: usize = 256;
 
 /// An unfolded one's complement sum, in the machine's byte order.
@@ -19,7 +19,7 @@ impl Sum {
         if bytes.len() < LONG { Self::of_short(bytes) } else { Self::of_long(bytes) }
     }
 
-    /// As [`Self::of`], for bytes of a payload.
+    /// Like [`Self::of`], for long payloads.
     #[inline(never)]
     fn of_long(bytes: &[u8]) -> Self {
         let (blocks, rest) = bytes.as_chunks::<{ sum::BLOCK }>();
@@ -27,7 +27,7 @@ impl Sum {
         Self((words & 0xffff_ffff) + (words >> 32)).and(Self::of_short(rest))
     }
 
-    /// As [`Self::of`], for headers and small payloads.
+    /// Like [`Self::of`], for headers and small payloads.
     #[inline]
     fn of_short(bytes: &[u8]) -> Self {
         let (words, mut rest) = bytes.as_chunks::<8>();
@@ -56,7 +56,7 @@ impl Sum {
         Self(u32::from_ne_bytes(bytes) as u64)
     }
 
-    /// The sum of bytes in pieces, the first of which begins at an even position.
+    /// The sum of the bytes of several pieces, the first of which begins at an even position.
     pub fn of_pieces<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut all = RunningSum::default();
         pieces.into_iter().for_each(|piece| all.add(piece));
@@ -66,7 +66,7 @@ impl Sum {
     /// The sum of both.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
-        // Each is less than 2^34, and a frame has few parts: no overflow to carry.
+        // Each sum is less than 2^34, and a frame has few parts, so the addition cannot overflow.
         Self(self.0 + other.0)
     }
 
@@ -83,12 +83,12 @@ impl Sum {
         ((sum & 0xffff) + (sum >> 16)) as u16
     }
 
-    /// The sum folded to 16 bits; 0xffff over bytes that contain their own right checksum.
+    /// The sum folded to 16 bits; 0xffff for bytes that contain their own correct checksum.
     pub const fn fold(self) -> u16 {
         u16::from_be(self.folded())
     }
 
-    /// The value for the checksum field, which counted as 0 in this sum.
+    /// The value for the checksum field, which must count as 0 in this sum.
     pub const fn checksum(self) -> u16 {
         !self.fold()
     }
@@ -99,7 +99,7 @@ impl Sum {
     }
 }
 
-/// A sum over bytes that come piece by piece, the first at an even position.
+/// A sum over bytes that are added piece by piece; the first piece begins at an even position.
 #[derive(Debug, Default)]
 pub(crate) struct RunningSum {
     /// The sum of all pieces so far.
@@ -148,7 +148,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn prop_the_sum_is_that_of_the_words_however_the_bytes_are_cut(
+        fn prop_the_sum_does_not_depend_on_how_the_bytes_are_cut(
             bytes in proptest::collection::vec(any::<u8>(), 0..200),
             cuts in proptest::collection::vec(0usize..200, 0..6),
         ) {

@@ -1,5 +1,5 @@
-//! Headers of transmitted segments. The part that is the same for all frames of a connection is made once
-//! ([`Headers`]), the rest is filled in per frame.
+//! Headers of transmitted segments. The part that is the same for all frames of a connection is built once
+//! ([`Headers`]); the rest is filled in for each frame.
 
 use std::net::IpAddr;
 
@@ -82,7 +82,7 @@ impl Headers {
         headers
     }
 
-    /// Sets the Differentiated Services codepoint, of whose value the lower six bits count, and the TTL or hop limit.
+    /// Sets the Differentiated Services codepoint (the lower six bits of `dscp`) and the TTL or hop limit.
     #[must_use]
     pub fn with_service(mut self, dscp: u8, hop_limit: u8) -> Self {
         let (dscp, v6) = (dscp & 0x3f, self.v6);
@@ -165,7 +165,7 @@ impl Headers {
         }
     }
 
-    /// Bytes of all headers of a frame with `options`.
+    /// Length in bytes of all headers of a frame with `options`.
     pub const fn len(&self, options: &Options) -> usize {
         self.prefix_len + TCP_HEADER + options.wire_len()
     }
@@ -245,7 +245,7 @@ pub fn send_reset(link: &mut dyn Link, segment: &Segment, dscp: u8, hop_limit: u
         queue: segment.queue,
     };
     let octets = segment.payload_len as u32 + u32::from(segment.flags.syn) + u32::from(segment.flags.fin);
-    // RFC 7323 section 5.2: the echo lets the peer tell an answer from a forgery.
+    // RFC 7323 section 5.2: the echo lets the peer distinguish an answer from a forgery.
     let timestamps = segment.options.timestamps.map(|t| Timestamps { value: 0, echo: t.value });
     let fields = Fields { options: Options { timestamps, ..Options::default() }, ..Fields::default() };
     let fields = if segment.flags.ack {

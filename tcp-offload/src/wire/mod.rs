@@ -61,7 +61,7 @@ pub struct Path {
     pub queue: QueueId,
 }
 
-/// Addresses and ports in as few words as possible, because each received segment is looked up by them.
+/// Hashes addresses and ports in as few words as possible, because each received segment is looked up by them.
 impl Hash for Flow {
     #[inline]
     fn hash<H: Hasher>(&self, hasher: &mut H) {
@@ -150,12 +150,12 @@ pub struct Timestamps {
     pub echo: u32,
 }
 
-/// One block of the SACK option (RFC 2018 section 3): `left` is its first number, `right` the first behind.
+/// One block of the SACK option (RFC 2018 section 3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SackBlock {
     /// First sequence number of the block.
     pub left: SeqNum,
-    /// The sequence number that follows its last.
+    /// The sequence number after its last one.
     pub right: SeqNum,
 }
 
@@ -170,9 +170,9 @@ pub struct Options {
     pub sack_permitted: bool,
     /// Timestamps.
     pub timestamps: Option<Timestamps>,
-    /// SACK blocks, in the order sent; only the first [`Options::sack_count`] count.
+    /// SACK blocks, in the order sent; only the first [`Options::sack_count`] are valid.
     pub sack: [SackBlock; 4],
-    /// How many SACK blocks there are.
+    /// Number of SACK blocks.
     pub sack_count: u8,
 }
 
@@ -226,8 +226,8 @@ pub struct Segment {
     pub payload_start: usize,
     /// Payload bytes, by the IP header's length.
     pub payload_len: usize,
-    /// The checksum field held only the pseudo-header's sum: a local sender left it to hardware, or a corrupted frame
-    /// looks like it. Only a sender that does so as a habit may be believed.
+    /// The checksum field contained only the sum of the pseudo-header: a local sender left the checksum to its
+    /// hardware, or a corrupted frame looks like it. It may be accepted only from a sender that does so habitually.
     pub partial_checksum: bool,
 }
 
@@ -260,7 +260,7 @@ pub enum IcmpKind {
 /// The content of a received frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Inbound {
-    /// A TCP segment with good checksums.
+    /// A TCP segment with correct checksums, except for [`Segment::partial_checksum`].
     Tcp(Segment),
     /// An ICMP error that quotes a TCP segment.
     Icmp(IcmpError),

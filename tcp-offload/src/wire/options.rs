@@ -93,10 +93,9 @@ impl Options {
         len
     }
 
-    /// Writes the options to the front of `out`, each aligned to 4 bytes with no-operations before it; SACK-permitted
-    /// takes the place of the timestamps' padding. Returns their length, or `None` when they do not fit `out`; more
-    /// than
-    /// [`MOST_OPTION_BYTES`] do not fit a header.
+    /// Writes the options to the front of `out`, each aligned to 4 bytes by no-operations before it; SACK-permitted
+    /// takes the place of the timestamps' padding. Returns their length, or `None` when they do not fit `out`. More
+    /// than [`MOST_OPTION_BYTES`] do not fit a header.
     pub fn emit(&self, out: &mut [u8]) -> Option<usize> {
         if let Some(timestamps) = self.timestamps
             && self.wire_len() == TIMESTAMPS_BYTES
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn rfc9293_s3_2_unknown_options_are_skipped_and_impossible_lengths_refused() {
+    fn rfc9293_s3_2_unknown_options_are_skipped_and_impossible_lengths_rejected() {
         let known = Options { mss: Some(536), ..Options::default() };
         assert_eq!(Options::parse(&[30, 6, 1, 2, 3, 4, 2, 4, 2, 24, 0, 99]), Ok(known));
         assert_eq!(Options::parse(&[2, 3, 9, 2, 4, 2, 24, 0]), Ok(known), "a wrong length is skipped");
@@ -201,14 +200,14 @@ mod tests {
     }
 
     #[test]
-    fn options_that_do_not_fit_are_refused() {
+    fn options_that_do_not_fit_are_rejected() {
         let options = Options { mss: Some(1), window_scale: Some(1), ..Options::default() };
         assert_eq!(options.emit(&mut [0; 8]), Some(8));
         assert_eq!(options.emit(&mut [0; 7]), None);
     }
 
     #[test]
-    fn more_than_four_blocks_and_torn_blocks_are_cut() {
+    fn a_fifth_block_and_partial_blocks_are_ignored() {
         let mut wire = vec![5, 42];
         wire.extend([0; 40]);
         assert_eq!(Options::parse(&wire).map(|o| o.sack_count), Ok(4));
@@ -224,7 +223,7 @@ mod tests {
         }
 
         #[test]
-        fn prop_what_is_written_is_read(
+        fn prop_options_are_read_as_written(
             mss: Option<u16>, window_scale: Option<u8>, sack_permitted: bool,
             timestamps: Option<(u32, u32)>, blocks in proptest::collection::vec(any::<(u32, u32)>(), 0..4),
         ) {

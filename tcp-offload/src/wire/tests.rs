@@ -14,7 +14,7 @@ fn links(chunk_bytes: usize) -> (SimLink, SimLink) {
     (a, b)
 }
 
-/// Sends raw bytes over the wire and parses what arrives.
+/// Sends raw bytes over the wire and parses the received frame.
 fn parse_bytes(bytes: &[u8]) -> Result<Inbound, Malformed> {
     let (mut a, mut b) = links(4096);
     a.inject(bytes);
@@ -149,7 +149,7 @@ fn golden_bytes_of_an_ipv4_data_segment() {
 }
 
 #[test]
-fn an_independent_decoder_agrees_with_what_is_emitted() {
+fn an_independent_decoder_agrees_with_emitted_frames() {
     for v6 in [false, true] {
         for vlan in [tags(0), tags(1), tags(2)] {
             let path = path(v6, vlan);
@@ -178,7 +178,7 @@ fn an_independent_decoder_agrees_with_what_is_emitted() {
 }
 
 #[test]
-fn what_is_emitted_is_read_back() {
+fn emitted_segments_are_read_back() {
     for v6 in [false, true] {
         for vlan in [tags(0), tags(1), tags(2)] {
             let path = path(v6, vlan);
@@ -197,7 +197,7 @@ fn what_is_emitted_is_read_back() {
 }
 
 #[test]
-fn every_truncation_and_every_flipped_bit_is_refused() {
+fn every_truncation_and_every_flipped_bit_is_rejected() {
     for v6 in [false, true] {
         let bytes = frame(&path(v6, tags(1)), &fields(), b"payload!");
         for len in 0..bytes.len() {
@@ -216,7 +216,7 @@ fn every_truncation_and_every_flipped_bit_is_refused() {
 }
 
 #[test]
-fn ipv4_options_are_skipped_and_fragments_refused() {
+fn ipv4_options_are_skipped_and_fragments_rejected() {
     let plain = frame(&path(false, VlanTags::default()), &fields(), b"x");
     let mut long = plain[..34].to_vec();
     long[14] = 0x46;
@@ -242,7 +242,7 @@ fn ipv4_options_are_skipped_and_fragments_refused() {
 }
 
 #[test]
-fn a_checksum_left_to_hardware_is_accepted_and_told() {
+fn a_checksum_left_to_hardware_is_accepted_and_reported() {
     let mut bytes = frame(&path(false, VlanTags::default()), &fields(), b"payload");
     let len = (bytes.len() - 34) as u16;
     let pseudo = super::ip::pseudo_header([10, 1, 0, 1].into(), [10, 1, 0, 2].into(), 6, len.into());
@@ -254,7 +254,7 @@ fn a_checksum_left_to_hardware_is_accepted_and_told() {
 }
 
 #[test]
-fn addresses_that_no_connection_can_have_are_refused() {
+fn addresses_that_no_connection_can_have_are_rejected() {
     for (local, remote) in [
         ("224.0.0.1:1", "10.0.0.2:2"),
         ("0.0.0.0:1", "10.0.0.2:2"),
@@ -277,7 +277,7 @@ fn addresses_that_no_connection_can_have_are_refused() {
 }
 
 #[test]
-fn what_is_not_tcp_is_other() {
+fn packets_other_than_tcp_are_other() {
     let mut arp = vec![0xff; 6];
     arp.extend([2, 0, 0, 0, 0, 1, 0x08, 0x06]);
     arp.extend([0; 46]);
@@ -424,15 +424,15 @@ proptest! {
     }
 }
 
-/// The last option of a kind counts, even when it is empty: it replaces the option before.
+/// The last option of a kind counts, even an empty one: it replaces the earlier option.
 #[test]
-fn rfc2018_s3_an_empty_sack_option_forgets_the_one_before() {
+fn rfc2018_s3_an_empty_sack_option_replaces_an_earlier_one() {
     let options = [5, 10, 0, 0, 0, 1, 0, 0, 0, 2, 5, 2];
     assert_eq!(Options::parse(&options), Ok(Options::default()));
 }
 
 #[test]
-fn rfc9293_s3_9_1_9_and_s3_9_2_service_and_hop_limit_are_passed_on() {
+fn rfc9293_s3_9_1_9_and_s3_9_2_dscp_and_hop_limit_are_emitted() {
     let emit = |v6| {
         let mut bytes = [0; MOST_HEADER_BYTES];
         let headers = Headers::new(&path(v6, VlanTags::default())).with_service(0b10_1110, 7);
@@ -440,8 +440,8 @@ fn rfc9293_s3_9_1_9_and_s3_9_2_service_and_hop_limit_are_passed_on() {
         bytes
     };
     let v4 = emit(false);
-    assert_eq!((v4[15], v4[22]), (0b1011_1010, 7), "beside ECT(0)");
-    assert_eq!(Sum::of(&v4[14..34]).fold(), 0xffff, "the header checksum follows");
+    assert_eq!((v4[15], v4[22]), (0b1011_1010, 7), "next to ECT(0)");
+    assert_eq!(Sum::of(&v4[14..34]).fold(), 0xffff, "the header checksum is updated");
     let v6 = emit(true);
     assert_eq!((v6[14], v6[15], v6[21]), (0b0110_1011, 0b1010_0000, 7));
 }
