@@ -1,5 +1,5 @@
 //! RFC 5044: requirements that the other tests of MPA do not cover.
-#![allow(dead_code, reason = "the support module serves another test file, too")]
+#![allow(dead_code, reason = "another test file uses the rest of the support module")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "mpa/support.rs"]
@@ -8,7 +8,7 @@ mod support;
 use support::{Reference, connected, ulpdus};
 use xwarp_tcp::mpa::MpaConfig;
 
-/// Markers with something in their reserved half, under a good CRC.
+/// Markers with bits set in their reserved half, covered by a correct CRC.
 #[test]
 fn rfc5044_s4_2_reserved_half_of_a_marker_is_ignored() {
     let data = ulpdus(&[1000]);

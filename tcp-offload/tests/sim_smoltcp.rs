@@ -1,5 +1,5 @@
 //! An independent TCP, smoltcp, exchanges byte streams with ours over the virtual wire, under each fault that smoltcp
-//! survives. Each of the two connects, over IPv4 and IPv6. Our end is a bare TCP connection without MPA.
+//! survives. Each end connects in turn, over IPv4 and IPv6. Our end is a bare TCP connection without MPA.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::{net::SocketAddr, time::Duration};
@@ -264,7 +264,7 @@ impl Node for Theirs {
     }
 }
 
-/// Both streams whole, both ends closed.
+/// Exchanges both streams completely and closes both ends.
 fn exchange(name: &str, faults: &[Faults; 2], seed: u64) {
     for (v6, we_connect) in [(false, true), (false, false), (true, true), (true, false)] {
         let context = format!("{name}, seed {seed}, IPv6 {v6}, we connect {we_connect}");

@@ -1,5 +1,5 @@
-//! Streams that Linux's Soft-iWARP sent (kernel 6.1, recorded on a virtual wire): every FPDU passes the
-//! receiver, and framing its ULPDUs again gives the same bytes.
+//! Streams sent by Linux's Soft-iWARP (kernel 6.1, recorded on a virtual wire): our receiver accepts every FPDU, and
+//! framing the ULPDUs again gives the same bytes.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -58,7 +58,7 @@ fn feed(end: &mut End, segments: &BTreeMap<usize, Vec<u8>>, backwards: bool) {
 }
 
 /// Frames the delivered ULPDUs again and compares them with the stream after the start-up frame. Only the pad may
-/// differ, which siw does not clear, against RFC 5044 section 4.1; the CRC covers it as it is.
+/// differ: siw does not clear it, contrary to RFC 5044 section 4.1, and computes the CRC over it as it is.
 fn reframes(end: &End, segments: &BTreeMap<usize, Vec<u8>>, crc: bool) {
     let stream: Vec<u8> = segments.values().flatten().copied().collect();
     let stream = &stream[segments[&0].len()..];
@@ -72,7 +72,7 @@ fn reframes(end: &End, segments: &BTreeMap<usize, Vec<u8>>, crc: bool) {
     }
 }
 
-/// Replays every connection of a capture, whose FPDUs in both directions number `fpdus`.
+/// Replays every connection of a capture. `fpdus` is the number of FPDUs in each direction of each connection.
 fn replay(name: &str, fpdus: &[[usize; 2]]) {
     let connections = read(name);
     assert_eq!(connections.len(), fpdus.len());
@@ -114,7 +114,7 @@ fn replay_connection(directions: &Directions, fpdus: [usize; 2]) {
     }
 }
 
-/// With the FPDUs in each direction as tshark counts them.
+/// The numbers of FPDUs are those that tshark counts.
 #[test]
 fn siw_captures_with_crc() {
     replay("rping-rev2-crc.pcap", &[[6, 8]]);

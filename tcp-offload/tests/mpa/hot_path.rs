@@ -50,7 +50,7 @@ impl Ulp for Counting {
     fn event(&mut self, _: ConnId, _: Event) {}
 }
 
-/// Receives the segments `order` of `stream`; returns the number of allocations.
+/// Receives the segments of `stream` in the order `order`. Returns the number of allocations.
 fn allocations(
     session: &mut Session<usize>,
     link: &mut TestLink,

@@ -24,7 +24,7 @@ fn disorder() -> impl Strategy<Value = Disorder> {
 }
 
 impl Disorder {
-    /// Ranges that cover `len` bytes, a few hundred at most, in a random order, with `extra` ones between.
+    /// Ranges that cover `len` bytes, at most a few hundred of them, in a random order, with `extra` ranges in between.
     fn ranges(&self, len: usize) -> Vec<(usize, usize)> {
         let (mut pieces, mut at) = (Vec::new(), 0);
         for cut in self.cuts.iter().cycle() {
@@ -49,8 +49,8 @@ impl Disorder {
     }
 }
 
-/// The FPDUs that can be placed when the bytes `have` were received: complete, and in order, or with a marker, or
-/// right after one that can be placed.
+/// Which FPDUs can be placed when the bytes `have` were received: those that are complete and in order, contain a
+/// marker, or follow an FPDU that can be placed.
 fn placeable(stream: &Reference, have: &[bool], markers: bool) -> Vec<bool> {
     let mut known = vec![false; stream.ranges.len()];
     let mut before = true;
@@ -64,7 +64,7 @@ fn placeable(stream: &Reference, have: &[bool], markers: bool) -> Vec<bool> {
 
 proptest! {
     #[test]
-    fn prop_islands_place_all_that_is_reachable_and_deliver_in_order(
+    fn prop_islands_place_every_reachable_fpdu_and_deliver_in_order(
         lengths in lengths(40), disorder in disorder(), markers: bool, crc: bool,
     ) {
         let (mut end, start, stream, data) = receiver(&lengths, markers, crc);
@@ -99,7 +99,7 @@ proptest! {
 
     /// An early refusal means only that the ULPDU is offered again, in order.
     #[test]
-    fn prop_islands_early_refusals_only_wait(
+    fn prop_islands_early_refusals_only_delay_placement(
         lengths in lengths(30), disorder in disorder(), crc: bool, rx_chunks in 0usize..100,
     ) {
         let (mut end, start, stream, data) = receiver(&lengths, true, crc);
@@ -145,7 +145,7 @@ proptest! {
         for _ in 0..3 {
             for (from, to) in (0..stream.bytes.len()).step_by(700).map(|at| (at, at + 700)) {
                 let to = to.min(stream.bytes.len());
-                prop_assert!(end.receive(start + from, &stream.bytes[from..to]), "in order is never refused");
+                prop_assert!(end.receive(start + from, &stream.bytes[from..to]), "a segment in order is never refused");
                 prop_assert!(end.session.held_bytes() <= most);
             }
         }
@@ -171,7 +171,7 @@ proptest! {
 
     /// Damage beyond a gap: all placed bytes are correct, and the error is reported when the cursor reaches it.
     #[test]
-    fn prop_islands_corruption_is_found(
+    fn prop_islands_corruption_is_detected(
         lengths in lengths(20), disorder in disorder(), at: prop::sample::Index, bit in 0u8..8,
     ) {
         let (mut end, start, mut stream, data) = receiver(&lengths, true, true);
@@ -190,7 +190,7 @@ proptest! {
 }
 
 #[test]
-fn rfc5044_s4_3_whole_segments_beyond_a_gap_are_placed_and_their_frames_given_back() {
+fn rfc5044_s4_3_whole_segments_beyond_a_gap_are_placed_and_their_frames_recycled() {
     let (mut end, start, stream, data) = receiver(&[1400; 20], true, true);
     for (from, to) in &stream.ranges[1..] {
         end.receive(start + from, &stream.bytes[*from..*to]);
@@ -215,15 +215,15 @@ fn rfc5044_s6_without_markers_nothing_is_placed_beyond_a_gap() {
     assert_eq!(end.link.lent(), 0);
 }
 
-/// RFC 5044 section 8, code 3: the check when a gap closes. Without CRC, a wrong marker beyond the gap leads
-/// to a place where no FPDU begins.
+/// RFC 5044 section 8, code 3: the check when a gap closes. Without CRC, a wrong marker beyond the gap leads to an
+/// offset where no FPDU begins.
 #[test]
 fn rfc5044_s8_code_3_islands_that_do_not_fit_the_lengths() {
     let inner = Reference::new(&[vec![1; 34]], false, false);
     let (mut end, start, mut stream, _) = receiver(&[1000, 1000], true, false);
     stream.bytes[600..640].copy_from_slice(&inner.bytes);
-    // What looks like an FPDU stands at 600, and one that begins at 640, behind it: the markers at 1024 and at
-    // 1536 belong to the second FPDU, whose header lies at 1016, and point to 640.
+    // Bytes at 600 look like an FPDU, and those at 640, right after it, like another: the markers at 1024 and at 1536
+    // belong to the second FPDU, whose header is at 1016, and point to 640.
     stream.bytes[640..642].copy_from_slice(&1000u16.to_be_bytes());
     stream.bytes[1026..1028].copy_from_slice(&(1024u16 - 640).to_be_bytes());
     stream.bytes[1538..1540].copy_from_slice(&(1536u16 - 640).to_be_bytes());
@@ -239,7 +239,7 @@ fn rfc5044_s8_code_3_islands_that_do_not_fit_the_lengths() {
 fn rfc5044_s8_code_3_a_marker_that_contradicts_an_unfinished_fpdu() {
     let lie = |ulpdu: u16| {
         let (mut end, start, mut stream, _) = receiver(&[1000], true, false);
-        // What looks like an FPDU stands at 400, and the marker at 512 points to it.
+        // Bytes at 400 look like an FPDU, and the marker at 512 points to it.
         stream.bytes[400..402].copy_from_slice(&ulpdu.to_be_bytes());
         stream.bytes[514..516].copy_from_slice(&(512u16 - 400).to_be_bytes());
         end.receive(start, &stream.bytes[..800]);
@@ -285,7 +285,7 @@ fn rfc5044_a4_single_bytes_out_of_order_are_bounded() {
 
 /// A refused segment leaves no state behind: its retransmission is checked again.
 #[test]
-fn rfc5044_s4_4_what_was_refused_for_the_limit_is_checked_again() {
+fn rfc5044_s4_4_a_segment_refused_for_the_limit_is_checked_again_when_retransmitted() {
     let config = MpaConfig { hold_bytes: 100, ..MpaConfig::default() };
     let (_, mut end) = connect(End::initiator(config.clone()), End::responder(config));
     end.ulp.refuses_odd_early = true;

@@ -1,4 +1,4 @@
-//! MPA through its public interface: conformance, properties against simple oracles, and captures of the
+//! Tests of MPA through its public interface: conformance, properties against simple oracles, and captures of the
 //! kernel's Soft-iWARP.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]

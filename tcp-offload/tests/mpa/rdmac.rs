@@ -1,5 +1,5 @@
-//! RFC 5044 appendix C: start-up with RNICs of the RDMA Consortium, whose frames are written here byte by byte, and each
-//! cell of its figures 15, 16 and 17.
+//! RFC 5044 appendix C: start-up with RNICs of the RDMA Consortium, whose frames are given here byte by byte, and each
+//! cell of figures 15, 16 and 17.
 
 use xwarp_tcp::{
     framing,
@@ -19,14 +19,14 @@ fn config(markers: Markers, permissive: bool) -> MpaConfig {
     MpaConfig { markers, permissive, crc: false, revision: RequestRevision::One, ..MpaConfig::default() }
 }
 
-/// V=0, M=1/1, and CRC: the only agreement with an RDMAC RNIC.
+/// Checks that V=0, M=1/1 and CRC were negotiated, the only possible result with an RDMAC RNIC.
 fn assert_rdmac(agreed: Agreed) {
     assert_eq!(agreed.revision, Revision::Zero);
     assert!(agreed.markers_sent && agreed.markers_received && agreed.crc && !agreed.peer_to_peer);
     assert_eq!((agreed.peer_ird, agreed.peer_ord), (UNNEGOTIATED, UNNEGOTIATED));
 }
 
-/// FPDUs with markers and CRC pass in both directions.
+/// Exchanges FPDUs with markers and CRC in both directions.
 fn exchange(end: &mut End) {
     let data = ulpdus(&[20, 700, 1400]);
     let stream = Reference::new(&data, true, true).bytes;
@@ -82,8 +82,8 @@ fn rfc5044_c2_5_a_permissive_initiator_follows_an_rdmac_responder() {
     }
 }
 
-/// An RDMAC RNIC takes IRD and ORD of a request of revision 2 for private data. So the initiator asks again, with
-/// revision 1.
+/// An RDMAC RNIC mistakes IRD and ORD of a request of revision 2 for private data. The start-up therefore fails, and
+/// the initiator can try again with revision 1.
 #[test]
 fn rfc5044_c2_5_an_enhanced_request_is_not_completed_by_revision_0() {
     for revision in [RequestRevision::PreferTwo, RequestRevision::RequireTwo] {
@@ -96,7 +96,7 @@ fn rfc5044_c2_5_an_enhanced_request_is_not_completed_by_revision_0() {
 
 /// Figure 17: between IETF RNICs, permissive or not, the version is 1 and each direction has its own markers.
 #[test]
-fn rfc5044_c3_ietf_rnics_do_not_notice_that_one_is_permissive() {
+fn rfc5044_c3_a_permissive_rnic_changes_nothing_between_ietf_rnics() {
     for (ours, theirs) in MARKERS.into_iter().flat_map(|ours| MARKERS.map(|theirs| (ours, theirs))) {
         for (we, they) in [(false, false), (false, true), (true, false), (true, true)] {
             let (initiator, responder) =
@@ -115,7 +115,7 @@ fn rfc5044_c3_ietf_rnics_do_not_notice_that_one_is_permissive() {
 
 /// Figure 14: RDMAC RNICs always ask for markers and CRC.
 #[test]
-fn rfc5044_c1_a_frame_of_revision_0_without_markers_or_crc_is_refused() {
+fn rfc5044_c1_a_frame_of_revision_0_without_markers_or_crc_is_rejected() {
     for flags in [0, 0x40, 0x80] {
         let with = |frame: &[u8], flags| [&frame[..16], &[flags], &frame[17..]].concat();
         let mut end = End::responder(config(Markers::Prefer, true));
@@ -135,7 +135,7 @@ fn rfc5044_c1_a_frame_of_revision_0_without_markers_or_crc_is_refused() {
     }
 }
 
-/// A rejection of a request of an RDMAC RNIC has revision 0, too.
+/// The rejection of a request of an RDMAC RNIC also has revision 0.
 #[test]
 fn rfc5044_c2_4_a_rejection_of_an_rdmac_initiator() {
     let mut end = End::responder(config(Markers::Off, true));

@@ -1,18 +1,18 @@
-//! The receive direction in order and under any cut: what was sent is delivered, each ULPDU placed once;
-//! broken streams end with one error.
+//! The receive direction in order and under any cut: every ULPDU is placed once and delivered, and broken streams end
+//! with one error.
 
 use proptest::prelude::*;
 use xwarp_tcp::{mpa::MpaError, ulp::Event};
 
 use crate::support::{End, Reference, connected, ulpdus};
 
-/// Sizes of ULPDUs that put markers at every position of an FPDU.
+/// Lengths of ULPDUs for which markers fall on every position of an FPDU.
 pub fn lengths(most: usize) -> impl Strategy<Value = Vec<usize>> {
     let length = prop_oneof![2 => 1usize..40, 2 => 400usize..1430, 1 => 480usize..530, 1 => 2000usize..9000];
     proptest::collection::vec(length, 1..most)
 }
 
-/// A receiver, the offset and the stream that it will receive, and the ULPDUs in the stream.
+/// A receiver, the offset of the stream that it will receive, the stream, and its ULPDUs.
 pub fn receiver(lengths: &[usize], markers: bool, crc: bool) -> (End, usize, Reference, Vec<Vec<u8>>) {
     let (_, end) = connected(markers, crc);
     let start = end.contiguous;
@@ -53,7 +53,7 @@ proptest! {
 
     /// With CRC, a wrong bit anywhere is detected before anything after it is placed in order, and reported once.
     #[test]
-    fn prop_receive_corruption_is_found(
+    fn prop_receive_corruption_is_detected(
         lengths in lengths(12), at: prop::sample::Index, bit in 0u8..8, markers: bool, reverse: bool,
     ) {
         let (mut end, start, mut stream, data) = receiver(&lengths, markers, true);
@@ -73,7 +73,7 @@ proptest! {
         prop_assert!(end.ulp.placed.iter().all(|p| data.contains(&p.bytes)), "garbage was placed");
         let errors = end.ulp.stream_errors();
         prop_assert_eq!(errors.len(), 1);
-        // A wrong length may announce an FPDU that runs into one placed early, or beyond the end.
+        // A wrong length may announce an FPDU that overlaps one placed early, or extends beyond the end.
         prop_assert!(matches!(errors[0], MpaError::Crc | MpaError::MarkerMismatch | MpaError::Truncated));
         end.session.release(&mut end.link);
         prop_assert_eq!(end.link.lent(), 0);
@@ -107,7 +107,7 @@ fn rfc5044_s4_1_crc_field_is_not_checked_when_crc_is_off() {
 }
 
 #[test]
-fn rfc5044_s4_1_pad_is_ignored_but_for_the_crc() {
+fn rfc5044_s4_1_the_pad_is_ignored_except_by_the_crc() {
     let mut stream = Reference::new(&ulpdus(&[9]), false, false);
     stream.bytes[11] = 0xff;
     let (mut end, start, _, data) = receiver(&[9], false, false);
@@ -129,7 +129,7 @@ fn rfc5044_s8_nothing_is_delivered_after_an_error() {
     assert_eq!(end.ulp.delivered, data[..1]);
     assert_eq!(end.ulp.stream_errors(), [MpaError::Crc]);
     let next = end.contiguous;
-    assert!(end.receive(next, &[0; 100]), "taken and thrown away");
+    assert!(end.receive(next, &[0; 100]), "taken and discarded");
     end.peer_closed();
     assert_eq!(end.ulp.stream_errors().len(), 1);
     assert_eq!((end.ulp.delivered.len(), end.link.lent(), end.session.held_bytes()), (1, 0, 0));
@@ -168,6 +168,6 @@ fn rfc5041_s7_upper_layer_stops_the_stream() {
     let next = end.contiguous;
     end.receive(next, &[0; 7]);
     assert_eq!(end.ulp.delivered, data[..1]);
-    assert_eq!(end.ulp.stream_errors(), [], "it knows itself");
+    assert_eq!(end.ulp.stream_errors(), [], "the upper layer knows it already");
     assert_eq!(end.link.lent(), 0);
 }

@@ -34,13 +34,13 @@ fn asking(config: MpaConfig) -> End {
 }
 
 /// An initiator that has received `reply`.
-fn told(config: MpaConfig, reply: &MpaReply) -> End {
+fn replied(config: MpaConfig, reply: &MpaReply) -> End {
     let mut end = asking(config);
     assert!(end.receive(0, &reply.emit()));
     end
 }
 
-/// A responder that was asked `request` and accepts with `ird` and `ord`; and its reply.
+/// A responder that has accepted `request` with `ird` and `ord`, and its reply.
 fn accepted(config: MpaConfig, request: &MpaRequest, ird: u16, ord: u16) -> (End, MpaReply) {
     let mut end = End::responder(config);
     assert!(end.receive(0, &request.emit()));
@@ -80,9 +80,9 @@ fn rfc5044_s7_1_2_request_reply_and_events() {
 }
 
 proptest! {
-    /// Start-up frames arrive in any pieces, and the first FPDUs right after the reply or before it.
+    /// Start-up frames arrive in any pieces and order, and the first FPDUs right after the reply or before it.
     #[test]
-    fn prop_startup_frames_come_in_any_order_and_pieces(
+    fn prop_startup_frames_may_arrive_in_any_order_and_pieces(
         cuts in proptest::collection::vec(1usize..9, 1..4), seed: u64, crc: bool, markers: bool,
     ) {
         let config = MpaConfig {
@@ -182,7 +182,7 @@ fn rfc5044_s7_1_2_rule_4_responder_waits_for_the_first_fpdu() {
     let segment = initiator.fill(1448, 1448).unwrap();
     let offset = responder.contiguous;
     responder.receive(offset, &segment[..10]);
-    assert_eq!(responder.fill(1448, 1448), Err(Filled::Nothing), "not before it is complete");
+    assert_eq!(responder.fill(1448, 1448), Err(Filled::Nothing), "not before the FPDU is complete");
     responder.receive(offset + 10, &segment[10..]);
     assert!(responder.fill(1448, 1448).is_ok());
 }
@@ -241,7 +241,7 @@ fn rfc5044_s7_1_2_peer_closes_during_startup() {
 }
 
 #[test]
-fn rfc5044_s7_1_2_rejection_says_why_and_closes() {
+fn rfc5044_s7_1_2_rejection_carries_private_data_and_closes() {
     let config = MpaConfig { markers: Markers::Off, ..MpaConfig::default() };
     let mut responder = End::responder(config.clone());
     let mut initiator = End::initiator(config);
@@ -263,25 +263,25 @@ fn rfc5044_s7_1_2_rejection_says_why_and_closes() {
 }
 
 #[test]
-fn rfc6581_s9_1_rejection_tells_ird_and_ord() {
+fn rfc6581_s9_1_a_rejection_reports_ird_and_ord() {
     let enhanced = Some(Enhanced { ird: 3, ord: 99, peer_to_peer: None });
-    let end = told(MpaConfig::default(), &MpaReply { rejected: true, markers: true, enhanced, ..reply() });
+    let end = replied(MpaConfig::default(), &MpaReply { rejected: true, markers: true, enhanced, ..reply() });
     assert_eq!(end.ulp.events, [Event::Rejected { private_data: Vec::new(), ird: 3, ord: 99 }]);
 }
 
-/// Linux's siw refuses markers with R set, M clear and no private data.
+/// Linux's siw, which has no markers, rejects a request for them with R set, M clear and no private data.
 #[test]
-fn rfc5044_s7_1_1_markers_refused_is_told_apart_from_a_rejection() {
+fn rfc5044_s7_1_1_a_refusal_of_markers_is_distinguished_from_a_rejection() {
     let no = MpaReply { rejected: true, ..reply() };
-    let end = told(MpaConfig::default(), &no);
+    let end = replied(MpaConfig::default(), &no);
     assert_eq!(end.session.failed(), Some(MpaError::MarkersRefused.into()));
     assert!(end.ulp.events.is_empty());
     for (markers, private_data) in [(true, &b""[..]), (false, b"full")] {
         let private_data = private_data.to_vec();
-        let end = told(MpaConfig::default(), &MpaReply { markers, private_data, ..no.clone() });
+        let end = replied(MpaConfig::default(), &MpaReply { markers, private_data, ..no.clone() });
         assert!(matches!(end.ulp.events[..], [Event::Rejected { .. }]));
     }
-    let end = told(MpaConfig { markers: Markers::Off, ..MpaConfig::default() }, &no);
+    let end = replied(MpaConfig { markers: Markers::Off, ..MpaConfig::default() }, &no);
     assert!(matches!(end.ulp.events[..], [Event::Rejected { .. }]));
 }
 
@@ -290,19 +290,19 @@ fn rfc6581_s9_1_responder_ord_is_at_most_the_initiators_ird() {
     let (end, reply) = accepted(MpaConfig::default(), &request(), 32, 100);
     let agreed = end.ulp.established().unwrap();
     assert_eq!((agreed.ird, agreed.ord), (32, 16));
-    let told = reply.enhanced.unwrap();
-    assert_eq!((told.ird, told.ord), (32, 16));
+    let declared = reply.enhanced.unwrap();
+    assert_eq!((declared.ird, declared.ord), (32, 16));
 }
 
 #[test]
-fn rfc6581_s9_1_what_is_left_to_the_ulps_stays_unchanged() {
+fn rfc6581_s9_1_depths_left_to_the_ulps_stay_unchanged() {
     let enhanced = Some(Enhanced { ird: UNNEGOTIATED, ord: UNNEGOTIATED, peer_to_peer: None });
     let (end, reply) = accepted(MpaConfig::default(), &MpaRequest { enhanced, ..request() }, 5, 100);
     let agreed = end.ulp.established().unwrap();
     assert_eq!((agreed.ird, agreed.ord), (5, 100));
     assert_eq!(reply.enhanced, enhanced);
 
-    let end = told(MpaConfig::default(), &reply);
+    let end = replied(MpaConfig::default(), &reply);
     let agreed = end.ulp.established().unwrap();
     assert_eq!((agreed.ird, agreed.ord), (16, 8));
 }
@@ -311,13 +311,13 @@ fn rfc6581_s9_1_what_is_left_to_the_ulps_stays_unchanged() {
 fn rfc6581_s9_1_initiator_follows_the_responder() {
     let answer = |ird, ord| MpaReply { enhanced: Some(Enhanced { ird, ord, peer_to_peer: None }), ..reply() };
     for (ird, ord, our_ird, our_ord) in [(4, 2, 16, 4), (8, 16, 16, 8), (0, 128, 128, 0)] {
-        let end = told(MpaConfig::default(), &answer(ird, ord));
+        let end = replied(MpaConfig::default(), &answer(ird, ord));
         let agreed = end.ulp.established().unwrap();
         assert_eq!((agreed.ird, agreed.ord), (our_ird, our_ord));
         assert_eq!((agreed.peer_ird, agreed.peer_ord), (ird, ord));
     }
-    // More than we can serve: a Terminate goes out, with layer 2, type 0, code 6.
-    let mut end = told(MpaConfig::default(), &answer(4, 129));
+    // More than we can serve: a Terminate is sent, with layer 2, type 0, code 6.
+    let mut end = replied(MpaConfig::default(), &answer(4, 129));
     assert_eq!(end.ulp.events, [Event::StreamError(MpaError::InsufficientIrd.into())]);
     let code = MpaError::InsufficientIrd.terminate_code();
     assert_eq!((code.layer, code.error_type, code.code), (2, 0, 6));
@@ -338,22 +338,26 @@ fn rfc6581_s10_unenhanced_requests_get_unenhanced_replies() {
     }
     let config = MpaConfig { revision: RequestRevision::One, ..MpaConfig::default() };
     let (initiator, _) = connect(End::initiator(config), End::responder(MpaConfig::default()));
-    assert_eq!(initiator.sent[16..20], [0xc0, 1, 0, 5], "no S, and only the application's data");
+    assert_eq!(
+        initiator.sent[16..20],
+        [0xc0, 1, 0, 5],
+        "S is clear, and there is only the application's data"
+    );
     let agreed = initiator.ulp.established().unwrap();
     assert_eq!((agreed.revision, agreed.peer_ord), (Revision::One, UNNEGOTIATED));
-    assert_eq!((agreed.ird, agreed.ord), (16, 8), "left to the ULPs, ours are what ours says");
+    assert_eq!((agreed.ird, agreed.ord), (16, 8), "left to the ULPs: our own values apply");
 }
 
 #[test]
 fn rfc6581_s10_an_unenhanced_reply_to_an_enhanced_request_fails() {
     for revision in [1, 2] {
-        let end = told(MpaConfig::default(), &MpaReply { revision, enhanced: None, ..reply() });
+        let end = replied(MpaConfig::default(), &MpaReply { revision, enhanced: None, ..reply() });
         assert_eq!(end.session.failed(), Some(MpaError::NotEnhanced.into()));
     }
 }
 
 #[test]
-fn rfc6581_s9_2_responder_takes_the_rtrs_on_offer() {
+fn rfc6581_s9_2_the_responder_accepts_the_offered_rtrs() {
     let some = RtrOptions { send: false, write: true, read: true };
     let all = RtrOptions { send: true, write: true, read: true };
     let none = RtrOptions::default();
@@ -373,7 +377,7 @@ fn rfc6581_s9_2_initiator_sends_the_first_rtr_that_both_support() {
     let answer =
         |peer_to_peer| MpaReply { enhanced: Some(Enhanced { ird: 16, ord: 8, peer_to_peer }), ..reply() };
     let write = RtrOptions { write: true, ..RtrOptions::default() };
-    let end = told(config(&[Rtr::Read, Rtr::Write]), &answer(Some(write)));
+    let end = replied(config(&[Rtr::Read, Rtr::Write]), &answer(Some(write)));
     let [Event::Established { agreed: framing::Agreed::Mpa(agreed), rtr: Some(Rtr::Write), .. }] =
         &end.ulp.events[..]
     else {
@@ -383,11 +387,11 @@ fn rfc6581_s9_2_initiator_sends_the_first_rtr_that_both_support() {
     assert_eq!(end.sent[20..24], [0x80, 16, 0xc0, 8], "A; no B; C and D");
 
     for answered in [Some(write), None] {
-        let end = told(config(&[Rtr::Read]), &answer(answered));
+        let end = replied(config(&[Rtr::Read]), &answer(answered));
         assert_eq!(end.ulp.events, [Event::StreamError(MpaError::NoMatchingRtr.into())]);
     }
-    // Flags that were not asked for are ignored.
-    let end = told(config(&[]), &answer(Some(write)));
+    // Flags that were not requested are ignored.
+    let end = replied(config(&[]), &answer(Some(write)));
     assert!(!end.ulp.established().unwrap().peer_to_peer);
 }
 

@@ -30,7 +30,7 @@ fn streaming() -> (End, End) {
     ends
 }
 
-/// Moves all that `from` has to send.
+/// Transfers everything that `from` has to send.
 fn carry(from: &mut End, to: &mut End) {
     for segment in from.fill_all(1448) {
         let offset = to.contiguous;
@@ -38,7 +38,7 @@ fn carry(from: &mut End, to: &mut End) {
     }
 }
 
-/// The log-in of figure 9, with messages of these lengths, and MPA behind it.
+/// The log-in of figure 9, with messages of these lengths, followed by MPA.
 fn log_in(hello: usize, ack: usize) -> (End, End) {
     let (mut initiator, mut responder) = streaming();
     let [hello, ack] = [hello, ack].map(|len| ulpdus(&[len]).remove(0));
@@ -53,9 +53,9 @@ fn log_in(hello: usize, ack: usize) -> (End, End) {
 }
 
 proptest! {
-    /// Whatever was sent before, markers count from the first FPDU.
+    /// Markers count from the first FPDU, whatever streaming data was sent before.
     #[test]
-    fn prop_rfc5044_s7_1_3_mpa_begins_behind_the_streaming_data(hello in 0usize..3000, ack in 0usize..3000) {
+    fn prop_rfc5044_s7_1_3_mpa_begins_after_the_streaming_data(hello in 0usize..3000, ack in 0usize..3000) {
         let (initiator, responder) = log_in(hello, ack);
         let (mut initiator, mut responder) = connect(initiator, responder);
         let data = ulpdus(&[20, 700, 1400, 3]);
@@ -74,9 +74,9 @@ proptest! {
         prop_assert_eq!((initiator.link.lent(), responder.link.lent()), (0, 0));
     }
 
-    /// Bytes that the application has not taken are MPA's, wherever segments are cut.
+    /// Bytes that the application has not read belong to MPA, wherever segments are cut.
     #[test]
-    fn prop_rfc5044_s7_1_3_bytes_that_were_not_taken_belong_to_mpa(cut in 1usize..40) {
+    fn prop_rfc5044_s7_1_3_unread_bytes_belong_to_mpa(cut in 1usize..40) {
         let (mut initiator, mut responder) = streaming();
         initiator.session.stream_send(b"hello").unwrap();
         initiator.begin_mpa(b" there").unwrap();
@@ -95,7 +95,7 @@ proptest! {
 }
 
 #[test]
-fn rfc5044_s7_1_5_readable_data_is_reported_once_until_it_is_taken() {
+fn rfc5044_s7_1_5_readable_data_is_reported_once_until_it_is_read() {
     let (_, mut end) = streaming();
     let readable = |end: &End| end.ulp.events.iter().filter(|e| **e == Event::StreamReadable).count();
     assert!(end.receive(1, b"b"));
@@ -105,7 +105,7 @@ fn rfc5044_s7_1_5_readable_data_is_reported_once_until_it_is_taken() {
     assert_eq!(readable(&end), 1);
     assert_eq!(end.stream_recv(2), b"ab");
     assert!(end.receive(3, b"d"));
-    assert_eq!(readable(&end), 1, "not all was taken");
+    assert_eq!(readable(&end), 1, "not everything was read");
     assert_eq!(end.stream_recv(9), b"cd");
     assert!(end.receive(4, b"e"));
     assert_eq!(readable(&end), 2);
@@ -141,7 +141,7 @@ fn rfc5044_s7_1_5_streaming_data_is_bounded_in_both_directions() {
 
 /// The peer's window always leaves some bytes unsent, and the application always sends more.
 #[test]
-fn streaming_data_that_was_sent_takes_no_memory() {
+fn sent_streaming_data_uses_no_memory() {
     let (mut end, _) = streaming();
     let bytes = vec![7; 65_536];
     assert_eq!(end.session.stream_send(&bytes), Ok(65_536));
@@ -152,7 +152,7 @@ fn streaming_data_that_was_sent_takes_no_memory() {
             assert_eq!(end.session.stream_send(&bytes[..sent.len()]), Ok(sent.len()));
         }
     });
-    assert!(used.bytes_max < 4 * 65_536, "{} bytes for 64 KiB that wait", used.bytes_max);
+    assert!(used.bytes_max < 4 * 65_536, "{} bytes for 64 KiB waiting to be sent", used.bytes_max);
 }
 
 #[test]
@@ -189,9 +189,9 @@ fn rfc5044_s7_1_5_streaming_ends_with_mpa_or_the_peers_fin() {
     assert!(!end.session.awaits_report());
 }
 
-/// The peer's next streaming bytes are no request.
+/// More streaming bytes of the peer are not a valid request.
 #[test]
-fn rfc5044_s7_1_2_rubbish_where_mpa_should_begin_ends_the_connection() {
+fn rfc5044_s7_1_2_invalid_bytes_where_mpa_should_begin_end_the_connection() {
     let (_, mut end) = streaming();
     assert!(end.receive(0, b"hello, and more"));
     assert_eq!(end.stream_recv(5), b"hello");

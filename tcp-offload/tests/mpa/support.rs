@@ -1,5 +1,5 @@
 //! Support for tests of sessions: a link that counts its frames, an upper layer that records everything, one end of a
-//! connection that takes TCP's part, and an independent byte-by-byte framing of RFC 5044.
+//! connection that stands in for TCP, and an independent byte-by-byte framing of RFC 5044.
 
 use std::collections::VecDeque;
 
@@ -25,7 +25,7 @@ pub const HEADERS: usize = 54;
 #[derive(Default)]
 pub struct TestLink {
     frames: Slab<Vec<Vec<u8>>>,
-    /// Bytes per chunk; 0 is one chunk for all.
+    /// Bytes per chunk; 0 means one chunk per frame.
     pub chunk: usize,
     pub rx_chunks: usize,
 }
@@ -41,7 +41,7 @@ impl TestLink {
         RxFrame::new(self.frames.insert(chunks) as u32, count, len, QueueId(0))
     }
 
-    /// Frames that were lent and not given back.
+    /// Frames that were lent and not recycled.
     pub fn lent(&self) -> usize {
         self.frames.len()
     }
@@ -106,13 +106,13 @@ pub struct TestUlp {
     /// `(start, end)` of each ULPDU pulled, as the writer reported them.
     pub pulled: Vec<(u64, u64)>,
     pub mulpdu: usize,
-    /// ULPDUs that may be placed in order before it withholds.
+    /// ULPDUs that may be placed in order before the upper layer withholds.
     pub receives: Option<usize>,
-    /// Early ULPDUs need none of these receives, like tagged messages; otherwise they are refused.
+    /// Whether early ULPDUs need none of these receives, like tagged messages; otherwise they are refused.
     pub early_needs_no_receive: bool,
-    /// ULPDUs that may be delivered before it withholds.
+    /// ULPDUs that may be delivered before the upper layer withholds.
     pub deliveries: Option<usize>,
-    /// Refuses to place early what begins with an odd byte.
+    /// Refuses to place early ULPDUs that begin with an odd byte.
     pub refuses_odd_early: bool,
     /// Stops at the ULPDU of this number.
     pub stop_at: Option<usize>,
@@ -168,9 +168,9 @@ impl Ulp for TestUlp {
             return Pulled::Nothing;
         }
         let start = out.end();
-        // Half by copying in, half by filling the frame's memory in place.
+        // One half is copied, the other half is filled into the frame's memory in place.
         let (head, tail) = next.split_at(next.len() / 2);
-        // The length announced, or not, or a wrong one: the FPDU is the same.
+        // The correct length is announced, none, or a wrong one: the FPDU is the same.
         match next.len() % 3 {
             0 => out.announce(next.len()),
             1 => {}
@@ -284,8 +284,7 @@ impl End {
         std::iter::from_fn(|| self.fill(emss, emss).ok()).collect()
     }
 
-    /// A segment arrives: trims it as TCP does, and hands it to the session. Returns whether the session
-    /// took it.
+    /// Trims an arriving segment as TCP does and passes it to the session. Returns whether the session took it.
     pub fn receive(&mut self, offset: usize, bytes: &[u8]) -> bool {
         let skip = self.contiguous.saturating_sub(offset);
         let Some(payload) = bytes.get(skip..).filter(|b| !b.is_empty()) else { return true };
@@ -370,7 +369,7 @@ pub fn connect(mut initiator: End, mut responder: End) -> (End, End) {
 /// FPDUs as RFC 5044 section 4 describes them, one byte after the other.
 pub struct Reference {
     pub bytes: Vec<u8>,
-    /// Where each FPDU's range begins and ends.
+    /// Begin and end of each FPDU's range.
     pub ranges: Vec<(usize, usize)>,
 }
 
@@ -407,7 +406,7 @@ impl Reference {
     }
 }
 
-/// ULPDUs with contents that differ.
+/// ULPDUs with different contents.
 pub fn ulpdus(lengths: &[usize]) -> Vec<Vec<u8>> {
     let byte = |n: usize, at: usize| (n * 37 + at * 7 + at / 251) as u8;
     lengths.iter().enumerate().map(|(n, &len)| (0..len).map(|at| byte(n, at)).collect()).collect()

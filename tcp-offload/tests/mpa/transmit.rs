@@ -1,4 +1,4 @@
-//! The transmit direction: a session frames as RFC 5044 section 4 requires, and no segment border cuts an FPDU.
+//! The transmit direction: a session frames as RFC 5044 section 4 requires, and no segment boundary cuts an FPDU.
 
 use proptest::prelude::*;
 use xwarp_tcp::tcp::Filled;
@@ -35,7 +35,7 @@ proptest! {
         for border in borders {
             let at = border - startup;
             let between = at == 0 || reference.ranges.iter().any(|(_, end)| *end == at);
-            prop_assert!(between, "a segment border at {} cuts an FPDU", at);
+            prop_assert!(between, "a segment boundary at {} cuts an FPDU", at);
         }
         let ends: Vec<_> = reference.ranges.iter().map(|(_, end)| (startup + end) as u64).collect();
         prop_assert_eq!(end.ulp.pulled.iter().map(|(_, end)| *end).collect::<Vec<_>>(), ends);
@@ -52,13 +52,17 @@ fn rfc5044_s4_5_mulpdu_follows_the_emss_and_not_the_window() {
     assert!(end.fill(1448, 1448).is_ok());
 }
 
-/// RFC 4821 section 6.2: TCP can probe with real data only; the probe is full and whole FPDUs.
+/// RFC 4821 section 6.2: TCP can probe only with real data. The probe is filled with whole FPDUs.
 #[test]
-fn a_probe_of_the_path_is_filled_to_its_last_byte() {
+fn a_path_mtu_probe_is_filled_to_its_last_byte() {
     for (markers, probe) in [(true, 1448), (true, 1409), (false, 1448), (true, 3000)] {
         let (mut end, _) = connected(markers, true);
         end.ulp.to_send = ulpdus(&[20_000]).into();
-        assert_eq!(end.fill(1000, probe), Err(Filled::Nothing), "asked, to learn what would fit");
+        assert_eq!(
+            end.fill(1000, probe),
+            Err(Filled::Nothing),
+            "nothing fits, but the upper layer learns the room"
+        );
         end.ulp.to_send = ulpdus(&[end.ulp.mulpdu]).into();
         assert_eq!(end.fill(1000, probe).map(|segment| segment.len()), Ok(probe & !3));
         assert_eq!(end.session.counters().ulpdus_sent, 1);
@@ -74,7 +78,7 @@ fn rfc5044_s5_1_several_small_fpdus_share_a_segment() {
     assert!(segments.len() == 4 && segments[0].len() > 1448 - 24);
 }
 
-/// RFC 5044 figure 6: a second FPDU behind one of 492 bytes, its marker within the DDP segment.
+/// RFC 5044 figure 6: an FPDU after one of 492 bytes, with its marker within the DDP segment.
 #[test]
 fn rfc5044_s4_3_figure_6_from_the_transmitter() {
     let (mut end, _) = connected(true, true);
@@ -106,7 +110,7 @@ fn rfc5044_s4_3_marker_between_fpdus_is_zero_and_in_the_crc_of_the_second() {
     assert_eq!(crc32c::crc32c(covered).to_le_bytes(), crc);
 }
 
-/// A marker right behind the pad stands before the CRC and is covered by it (RFC 5044 section 4.4, 1).
+/// A marker right after the pad precedes the CRC and is covered by it (RFC 5044 section 4.4, 1).
 #[test]
 fn rfc5044_s4_4_marker_between_pad_and_crc() {
     let (mut end, _) = connected(true, true);

@@ -1,4 +1,4 @@
-//! Without a posted receive the data waits for a limited time, and is delivered when the upper layer resumes.
+//! Without a posted receive, data waits for a limited time and is delivered when the upper layer resumes.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ fn rfc5041_s7_withheld_has_a_time_limit() {
     let code = MpaError::Withheld.terminate_code();
     assert_eq!((code.layer, code.error_type, code.code), (1, 2, 2));
     assert_eq!(end.session.counters().withheld, 1);
-    assert_eq!((end.link.lent(), end.session.held_bytes()), (0, 0), "what was held is given back at once");
+    assert_eq!((end.link.lent(), end.session.held_bytes()), (0, 0), "held frames are recycled at once");
 }
 
 #[test]
@@ -86,10 +86,10 @@ fn rfc5041_s7_strict_behaviour_terminates_at_once() {
     assert_eq!(end.ulp.stream_errors(), [MpaError::Withheld]);
 }
 
-/// The FPDU after a withheld one is found by the length of the withheld one, whose CRC is good, and placed while that
-/// waits.
+/// The FPDU after a withheld one is located by the length of the withheld one, whose CRC is correct, and placed while
+/// that one waits.
 #[test]
-fn rfc5044_s6_fpdus_behind_a_withheld_one_are_placed_early() {
+fn rfc5044_s6_fpdus_after_a_withheld_one_are_placed_early() {
     let (mut end, start, stream, data) = receiver(&[100, 200, 300], false, true);
     end.ulp.receives = Some(0);
     end.ulp.early_needs_no_receive = true;
@@ -129,9 +129,9 @@ fn rfc5041_s7_withheld_data_is_bounded() {
     assert_eq!(end.link.lent(), 0);
 }
 
-/// An FPDU longer than the receive window must not close it: only its rest frees what is held of it.
+/// An FPDU longer than the receive window must not close it: only its remaining bytes can release its held part.
 #[test]
-fn the_unfinished_fpdu_at_the_cursor_takes_nothing_from_the_window() {
+fn the_unfinished_fpdu_at_the_cursor_does_not_reduce_the_window() {
     let (mut end, start, stream, _) = receiver(&[9000, 9000], true, true);
     let segment = |n: usize| 1400 * n..1400 * (n + 1);
     for n in 0..5 {
@@ -167,9 +167,10 @@ fn held_bytes_are_as_old_as_the_oldest_of_them() {
     assert_eq!((&end.ulp.delivered, end.session.stalled_since()), (&data, None));
 }
 
-/// Bytes shed beyond a gap are retransmitted; half an FPDU was acknowledged, so shedding it ends the stream.
+/// Bytes shed beyond a gap are retransmitted. The first part of an FPDU in order was acknowledged, so shedding it ends
+/// the stream.
 #[test]
-fn shed_bytes_come_again_and_an_acknowledged_half_ends_the_stream() {
+fn bytes_shed_beyond_a_gap_are_retransmitted_and_shedding_acknowledged_bytes_ends_the_stream() {
     let (mut end, start, stream, data) = receiver(&[1000; 4], false, true);
     let at = |n: usize| stream.ranges[n].0;
     end.receive(start + at(2), &stream.bytes[at(2)..]);

@@ -1,5 +1,5 @@
-//! A stack between honest hosts and a hostile one, for up to hours of virtual time: whatever the hostile host does to its own connections, the
-//! others are served, and neither the cost of a turn nor any table grows beyond its bound.
+//! A stack between honest hosts and a hostile one, for up to hours of virtual time. Whatever the hostile host does to
+//! its own connections, the others are served, and neither the cost of a turn nor any table grows beyond its bound.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -25,28 +25,28 @@ use xwarp_tcp::{
 
 const PORT: u16 = 18515;
 
-/// How long an honest host may wait for the answer to a question.
+/// Longest time that an honest host may wait for the answer to a question.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long an honest host may try to connect.
+/// Longest time that an honest host may need to connect.
 const CONNECT_PATIENCE: Duration = Duration::from_mins(1);
 
-/// How long a connection that we closed may take to reach FIN-WAIT-2, whatever its peer does.
+/// Longest time that a connection may take from our close to FIN-WAIT-2, whatever its peer does.
 const LINGER: Duration = Duration::from_mins(10);
 
 /// Bytes of a question and of its answer.
 const QUESTION: usize = 1000;
 
-/// Least time between two things that the victim does to connections of the hostile host.
-const MISDEEDS: Duration = Duration::from_millis(100);
+/// Least time between two actions of the victim on connections of the hostile host.
+const MISDEED_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Answers that some connections of the hostile host get at once.
+/// Answers queued at once for some new connections of the hostile host.
 const DOWNLOAD: u64 = 300;
 
 /// Most answers that the victim's application queues for a connection of the hostile host at once.
 const MUCH: u64 = 1000;
 
-/// Turns at one time: more mean that a timer or a queue spins.
+/// Most turns at the same virtual time: more mean that a timer or a queue spins.
 const MOST_TURNS: u32 = 500;
 
 fn host_ip(number: u8) -> [u8; 4] {
@@ -59,22 +59,22 @@ fn path_of((from, port): (u8, u16), to: u8) -> Path {
     Path { source_mac, next_hop_mac, ..sim::path((host_ip(from), port), (host_ip(to), PORT)) }
 }
 
-/// What a host does on one connection.
+/// The state of one connection in the upper layer.
 #[derive(Debug, Default)]
 struct Talk {
     /// ULPDUs to send.
     to_send: u64,
     honest: bool,
     established: bool,
-    /// Nothing is delivered at present.
+    /// ULPDUs are currently withheld.
     withholds: bool,
     /// When we closed it.
     closed: Option<Instant>,
-    /// When its stream broke or we rejected it: nobody reads it from then on.
+    /// When its stream broke or we rejected it, and reading stopped.
     unread: Option<Instant>,
 }
 
-/// Asks, answers, and misbehaves only towards hosts that are not honest.
+/// An upper layer that asks and answers, and misbehaves only towards the hostile host.
 #[derive(Debug, Default)]
 struct Upper {
     now: Instant,
@@ -100,7 +100,7 @@ impl Upper {
         self.talks.get_mut(&(conn.index, conn.generation)).map(|(_, talk)| talk)
     }
 
-    /// The talk on `conn`, for which the stack calls: it may not after the connection's end.
+    /// The talk on `conn`, in a call of the stack, which must not happen after the connection's end.
     fn running(&mut self, conn: ConnId) -> &mut Talk {
         let now = self.now;
         self.talk(conn)
@@ -186,7 +186,7 @@ struct Host {
     upper: Upper,
     link: SimLink,
     batch: Vec<RxFrame>,
-    /// The victim's, who draws what it does with its own connections.
+    /// The victim's random source, for its actions on its own connections.
     dice: Option<SmallRng>,
     /// When the victim may misbehave again.
     next_misdeed: Instant,
@@ -209,15 +209,15 @@ impl Host {
         }
     }
 
-    /// What the victim's application does to connections of the hostile host.
+    /// An action of the victim's application on connections of the hostile host.
     fn misbehave(&mut self, now: Instant) {
         let Some(dice) = self.dice.as_mut().filter(|_| self.next_misdeed <= now) else { return };
-        self.next_misdeed = now + MISDEEDS;
+        self.next_misdeed = now + MISDEED_INTERVAL;
         let others: Vec<ConnId> =
             self.upper.talks.values().filter(|(_, talk)| !talk.honest).map(|(conn, _)| *conn).collect();
         let Some(&conn) = others.get(dice.random_range(0..others.len().max(1))) else { return };
         match dice.random_range(0..50) {
-            // Much for everybody: what a siege needs to take all transmit frames.
+            // Much data for all connections, which a siege needs to occupy all transmit frames.
             0..2 => {
                 for conn in others {
                     let talk = self.upper.running(conn);
@@ -275,19 +275,22 @@ impl Host {
         assert!(sizes.half_open <= self.config.most_half_open && sizes.resets <= 64, "{sizes:?}");
         assert!(sizes.time_waiting <= self.config.most_time_wait + connections, "{sizes:?}");
         assert!(sizes.ready.max(sizes.owing) <= 2 * connections + 64, "{sizes:?}");
-        // Beyond the limit, each connection may hold what completes the longest FPDU.
+        // Beyond the limit, each connection may hold enough to complete the longest FPDU.
         let held = self.stack.held_bytes();
         assert!(held <= self.config.most_held_bytes + (70_000 * connections), "{held} bytes held");
         let spilled = self.stack.spilled_bytes();
         assert!(spilled <= self.config.most_spilled_bytes, "{spilled} bytes spilled");
         for (conn, talk) in self.upper.talks.values() {
-            let Some(info) = self.stack.info(*conn) else { panic!("{conn:?} is gone, and nobody was told") };
+            let Some(info) = self.stack.info(*conn) else { panic!("{conn:?} has ended without an event") };
             let age = |since: Option<Instant>| since.map_or(Duration::ZERO, |since| now.since(since));
             let (closed, unread) = (age(talk.closed), age(talk.unread));
             // A peer whose data is read may keep FIN-WAIT-2 as long as it likes.
             let lingers = closed >= LINGER && info.state != State::FinWait2;
             assert!(!lingers, "{conn:?} was closed {closed:?} ago: {info:?}");
-            assert!(unread <= self.config.tcp.fin_wait_2, "nobody reads {conn:?} for {unread:?}: {info:?}");
+            assert!(
+                unread <= self.config.tcp.fin_wait_2,
+                "{conn:?} has been unread for {unread:?}: {info:?}"
+            );
         }
         assert_eq!(self.upper.broken, Vec::<String>::new(), "honest connections ended");
     }
@@ -332,7 +335,7 @@ impl Node for Host {
     }
 }
 
-/// An honest host: a question from time to time on each of its connections, and the answers must come.
+/// An honest host, which asks a question on each of its connections from time to time and must get the answers.
 struct Asker {
     host: Host,
     conns: Vec<ConnId>,
@@ -341,7 +344,7 @@ struct Asker {
     every: Duration,
     next: Instant,
     asked: u64,
-    /// Numbers and times of the questions whose answers have not come on all connections.
+    /// Numbers and times of the questions that are not yet answered on all connections.
     open: VecDeque<(u64, Instant)>,
 }
 
@@ -364,8 +367,8 @@ impl Asker {
         conn
     }
 
-    /// Whether all connections are established. Attempts that failed are repeated: the SYNs of the hostile host may evict an
-    /// entry from the victim's small table of half-open connections before the handshake is over.
+    /// Whether all connections are established. Failed attempts are repeated: the SYNs of the hostile host may evict an
+    /// entry from the victim's small table of half-open connections before the handshake completes.
     fn is_connected(&mut self, now: Instant) -> bool {
         for at in 0..self.conns.len() {
             if self.host.upper.talk(self.conns[at]).is_none() {
@@ -451,7 +454,7 @@ fn hostile(seed: u64) -> u64 {
         panic!("three links")
     };
     for (link, number) in [(&mut victim, 1), (&mut asker, 2), (&mut hostile, 3)] {
-        // A word to everybody, from which the switch learns where this one is.
+        // A broadcast frame, from which the switch learns the port of this host.
         link.inject(&[&[0xff; 6][..], &[2, 0, 0, 0, 0, number], &[0x88, 0xb5]].concat());
     }
     let mut victim = Host::new(victim, victim_config(&mut dice, seed));
@@ -508,10 +511,10 @@ fn hostile(seed: u64) -> u64 {
     wire.trace_hash()
 }
 
-/// 64 seeds by default; `XWARP_SEEDS` runs more. It must notice when a defence is missing. Of the first 64 seeds, these failed
-/// with one defence taken out:
+/// 64 seeds by default; `XWARP_SEEDS` runs more. The test must detect a missing defence. Of the first 64 seeds, this
+/// many failed with one defence removed:
 ///
-/// | taken out | seeds |
+/// | removed defence | seeds |
 /// |---|---|
 /// | one notion of progress for user timeout and retransmission, and the least time of a timer | 60 |
 /// | the sweep that moves payloads of slow peers to the heap | 26 |
@@ -520,9 +523,9 @@ fn hostile(seed: u64) -> u64 {
 /// | one entry of the timer heap for each connection | 64 |
 /// | the report of every end before a SYN may replace the connection | 35 |
 ///
-/// The last one has two parts (`Stack::report` asks TCP for a reason, `replace_time_wait` waits until it was reported). Either
-/// alone suffices.
+/// The last one has two parts (`Stack::report` asks TCP for a reason, `replace_time_wait` waits until it was reported).
+/// Either alone suffices.
 #[test]
-fn sim_a_hostile_host_harms_nobody_else() {
+fn sim_a_hostile_host_does_not_affect_other_hosts() {
     run_seeds(hostile);
 }

@@ -63,8 +63,7 @@ fn exchange(scenario: &Scenario, seed: u64) -> (End<SimLink>, End<SimLink>) {
     let config = WireConfig { faults: [scenario.faults; 2], seed, ..Default::default() };
     let (wire, link_a, link_b) = Wire::new(config);
     let end = |link, seed| {
-        // Bursts are counted in frames: a burst that begins when little is sent lasts for many time-outs in both
-        // directions.
+        // Bursts are counted in frames: when little is sent, a burst lasts for many time-outs in both directions.
         let patient = Duration::from_mins(5);
         let rto_max = Duration::from_secs(2);
         let tcp = TcpConfig { user_timeout: patient, fin_wait_2: patient, rto_max, ..TcpConfig::default() };
@@ -141,7 +140,7 @@ fn sim_loss_duplication_reordering_without_markers() {
     }
 }
 
-/// Markers count from the stream's own beginning, wherever its sequence numbers are.
+/// Marker positions count from the beginning of the stream, independent of its sequence numbers.
 #[test]
 fn rfc5044_s4_3_markers_across_the_wrap_of_sequence_numbers() {
     let flow = path("10.1.0.1:40000", "10.1.0.2:18515", 1500).flow;

@@ -1,6 +1,7 @@
 //! All faults together, drawn from a seed: faults in both directions, settings of TCP, MPA and links. Some faults
-//! cannot be repaired (a flip that only MPA's CRC detects, a genuine reset). The connection may then end, but no
-//! wrong data may be delivered, and nothing may leak. After a while the faults stop, and everything must finish.
+//! cannot be repaired (a bit flip that only MPA's CRC detects, a reset with the exact sequence number). The connection
+//! may then end, but no wrong data may be delivered, and nothing may leak. After a while the faults stop, and
+//! everything must finish.
 
 use std::{ops::RangeInclusive, time::Duration};
 
@@ -41,7 +42,7 @@ impl Dice {
         Duration::from_micros(self.0.random_range(0..=most_us))
     }
 
-    /// Few or many, by orders of magnitude.
+    /// A number from `range`, distributed logarithmically.
     fn size(&mut self, range: RangeInclusive<u32>) -> u32 {
         let (least, most) = (f64::from(*range.start()).ln(), f64::from(*range.end()).ln());
         self.0.random_range(least..=most).exp() as u32
@@ -51,7 +52,7 @@ impl Dice {
         of[self.0.random_range(0..of.len())]
     }
 
-    /// Faults of one direction that TCP has to cope with.
+    /// Faults of one direction that TCP must survive.
     fn faults(&mut self, v6: bool) -> Faults {
         let from = Instant::ZERO + self.time(50_000);
         let blackout = Blackout { from, length: self.time(300_000), every: None };
@@ -205,41 +206,41 @@ fn sim_mixed_faults_on_chains_of_chunks() {
     run_seeds(mixed_on_chains);
 }
 
-/// Seeds that once failed, named by the defect that they found.
+/// The following seeds failed once; each test is named after the defect that its seed found.
 #[test]
 fn sim_seed_5_bytes_that_wait_for_a_ring_slot_are_counted() {
     mixed(5);
 }
 
 #[test]
-fn sim_seed_444_a_lost_segment_longer_than_the_new_mtu_goes_before_new_data() {
+fn sim_seed_444_a_lost_segment_longer_than_the_new_mtu_is_sent_before_new_data() {
     mixed(444);
     mixed(732);
     mixed(1895);
 }
 
 #[test]
-fn sim_seed_4444_what_f_rto_could_not_send_goes_before_more_new_data() {
+fn sim_seed_4444_segments_that_f_rto_could_not_send_precede_more_new_data() {
     mixed(4444);
 }
 
 #[test]
-fn sim_seed_6864_a_syn_that_comes_after_its_connection_has_ended() {
+fn sim_seed_6864_a_syn_that_arrives_after_its_connection_has_ended() {
     mixed(6864);
 }
 
 #[test]
-fn sim_seed_8867_an_end_whose_peers_reset_is_lost_learns_it_by_keepalive() {
+fn sim_seed_8867_keepalive_detects_that_the_peers_reset_was_lost() {
     mixed(8867);
 }
 
 #[test]
-fn sim_seed_10737_a_probe_that_did_not_leave_goes_before_more_new_data() {
+fn sim_seed_10737_a_probe_that_was_not_transmitted_precedes_more_new_data() {
     mixed(10_737);
 }
 
 #[test]
-fn sim_seed_104462_data_that_waits_for_frames_holds_back_no_ack() {
+fn sim_seed_104462_data_that_waits_for_frames_does_not_delay_acks() {
     mixed(104_462);
     mixed(118_954);
 }
@@ -251,7 +252,7 @@ fn sim_chain_seed_6_an_fpdu_fits_the_window_that_the_peer_may_open() {
 }
 
 #[test]
-fn sim_chain_seed_96_an_ack_names_no_byte_that_waits_for_ring_slots() {
+fn sim_chain_seed_96_the_sequence_number_of_an_ack_does_not_cover_bytes_that_wait_for_ring_slots() {
     mixed_on_chains(96);
     mixed_on_chains(820);
 }

@@ -19,7 +19,7 @@ struct Busy {
 }
 
 impl Busy {
-    /// The stack receives a frame of `peer` and transmits; the peer hears what it sends.
+    /// The stack receives a frame of `peer` and transmits; the peer receives the answer.
     fn exchange(&mut self, peer: &mut RawPeer, frame: &[u8]) {
         let mut batch = Vec::new();
         self.far.inject(frame);
@@ -38,7 +38,7 @@ impl Busy {
     }
 }
 
-/// A peer that opens a connection, lets the stack owe it an ACK, and resets the connection, again and again.
+/// A peer repeatedly opens a connection, sends data whose ACK is delayed, and resets the connection.
 #[test]
 fn removed_connections_leave_no_entry_in_the_lists_of_work() {
     let (_, near, far) = Wire::new(WireConfig::default());
@@ -61,6 +61,6 @@ fn removed_connections_leave_no_entry_in_the_lists_of_work() {
         busy.exchange(&mut peer, &reset);
     }
     let sizes = busy.stack.table_sizes();
-    assert_eq!(owed, 200, "each connection was owed an ACK once");
+    assert_eq!(owed, 200, "each connection owed an ACK once");
     assert_eq!((sizes.connections, sizes.ready, sizes.owing), (0, 0, 0), "{sizes:?}");
 }

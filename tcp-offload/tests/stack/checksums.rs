@@ -1,4 +1,4 @@
-//! Checksums that are left to hardware are accepted only of peers that do so as a habit.
+//! Checksums left to hardware are accepted only from peers that habitually send them.
 
 use std::time::Duration;
 

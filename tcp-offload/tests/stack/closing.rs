@@ -18,7 +18,7 @@ use crate::{
 };
 
 #[test]
-fn an_address_that_is_removed_takes_its_connections_with_it_also_half_open_ones() {
+fn removing_an_address_resets_its_open_and_half_open_connections() {
     let mut lab = Lab::new(TcpConfig::default(), 8);
     let conn = lab.connect();
     lab.pass(Duration::from_millis(5));
@@ -40,14 +40,14 @@ fn an_address_that_is_removed_takes_its_connections_with_it_also_half_open_ones(
     assert_eq!(lab.server.link.census().rules, 1, "the listener's");
     assert_eq!(lab.client.upper.closed.get(&conn.index), Some(&CloseReason::Reset));
     lab.pass(Duration::from_secs(20));
-    assert_eq!(lab.server.stack.tcp_counters().segments_out - before, 11, "nothing is repeated");
+    assert_eq!(lab.server.stack.tcp_counters().segments_out - before, 11, "no reset is retransmitted");
     lab.server.assert_nothing_leaked();
 }
 
 /// The server's last data and FIN arrive, but the client's acknowledgements are lost for 10 s. TIME-WAIT lasts as
 /// long as the server retransmits, which thus learns that everything was delivered.
 #[test]
-fn rfc9293_s3_10_7_4_last_words_are_acknowledged_also_after_a_long_back_off() {
+fn rfc9293_s3_10_7_4_the_last_data_is_acknowledged_even_after_a_long_back_off() {
     let mut lab = Lab::new(TcpConfig::default(), 8);
     let conn = lab.connect();
     lab.pass(Duration::from_millis(5));
@@ -100,7 +100,7 @@ fn connected(lab: &mut Lab) -> (ConnId, ConnId) {
 
 /// In FIN-WAIT-2 one batch brings the peer's FIN, the data before it, and the SYN of a new incarnation.
 #[test]
-fn the_end_of_a_connection_is_reported_before_a_newer_syn_takes_its_place() {
+fn the_end_of_a_connection_is_reported_before_a_newer_syn_replaces_it() {
     let mut lab = Lab::new(TcpConfig::default(), 8);
     let (conn, server) = connected(&mut lab);
     lab.client.finish(conn);
@@ -130,13 +130,13 @@ fn the_end_of_a_connection_is_reported_before_a_newer_syn_takes_its_place() {
         lab.client.stack.receive(lab.now, &mut lab.client.link, frame, &mut lab.client.upper);
     }
     assert_eq!(lab.client.upper.closed.get(&conn.index), Some(&CloseReason::Graceful));
-    assert_eq!(lab.client.stack.connections(), 0, "TIME-WAIT gave way");
+    assert_eq!(lab.client.stack.connections(), 0, "the SYN has replaced TIME-WAIT");
     assert_eq!(lab.client.upper.delivered, 1000);
 }
 
 /// SHLD-3, through MPA: the peer keeps sending after the server has rejected its request.
 #[test]
-fn rfc9293_s3_6_1_data_of_a_peer_that_was_rejected_is_reset() {
+fn rfc9293_s3_6_1_data_of_a_rejected_peer_is_answered_by_a_reset() {
     let mut lab = Lab::new(TcpConfig::default(), 8);
     lab.server.upper.deaf = true;
     lab.connect();
@@ -170,7 +170,11 @@ fn rfc9293_s3_6_1_data_of_a_peer_that_was_rejected_is_reset() {
         lab.server.turn(lab.now);
         lab.server.stack.tcp_counters()
     };
-    assert_eq!((say(&mut lab, 0).unread, lab.server.stack.connections()), (1, 1), "it may not have our FIN");
+    assert_eq!(
+        (say(&mut lab, 0).unread, lab.server.stack.connections()),
+        (1, 1),
+        "our FIN is not acknowledged yet"
+    );
     assert_eq!((say(&mut lab, 1).unread, lab.server.stack.connections()), (2, 0));
     assert_eq!(lab.server.upper.closed.get(&request.index), Some(&CloseReason::Aborted));
 }

@@ -15,8 +15,8 @@ use crate::support::Lab;
 /// Longer than any time-out that a lost frame can lead to.
 const LONG: Duration = Duration::from_secs(10_000);
 
-/// All connections of both ends want more frames for data than there are. Each waits for the other's ACK, which uses
-/// a reserved frame.
+/// All connections of both ends need more frames for data than there are. Each end waits for the other's ACK, which
+/// uses a reserved frame.
 #[test]
 fn ends_without_frames_for_data_still_acknowledge() {
     let config = TcpConfig { reserve_chunks: 4096 - 32, ..TcpConfig::default() };
@@ -42,7 +42,7 @@ fn ends_without_frames_for_data_still_acknowledge() {
 /// Data sent to a peer that stops acknowledging stays in its frames until the user timeout. Other connections still
 /// find free frames.
 #[test]
-fn a_silent_peer_takes_no_frames_from_others() {
+fn a_silent_peer_does_not_starve_other_connections_of_frames() {
     let links = WireConfig { tx_chunks: 256, ..WireConfig::default() };
     let mut lab = Lab::over(&links, TcpConfig::default(), MpaConfig::default(), 8, |_| {});
     let path = Faults { delay: Duration::from_millis(5), ..Faults::default() };
@@ -65,7 +65,7 @@ fn a_silent_peer_takes_no_frames_from_others() {
 /// Without markers, payload beyond a gap stays in its frame. If all connections together held all frames, none would
 /// be left for the segments that fill the gaps.
 #[test]
-fn what_is_held_leaves_frames_to_receive_into() {
+fn held_payload_leaves_frames_for_receiving() {
     let links = WireConfig { rx_chunks: 64, ..WireConfig::default() };
     let mpa = MpaConfig { markers: Markers::Off, ..MpaConfig::default() };
     let mut lab = Lab::over(&links, TcpConfig::default(), mpa, 64, |_| {});

@@ -49,10 +49,7 @@ fn rfc4987_s2_a_flood_is_bounded_and_honest_peers_still_connect() {
         }
         lab.pass(Duration::from_millis(1));
         assert!(lab.server.stack.half_open() <= 4096);
-        assert!(
-            lab.server.link.census().rules <= 4096 + 8,
-            "a rule for each flow that is known, and no more"
-        );
+        assert!(lab.server.link.census().rules <= 4096 + 8, "one rule for each known flow");
     }
     let counters = lab.server.stack.counters();
     assert_eq!((counters.half_open - counters.half_open_evicted) as usize, 4096 + 6);
@@ -62,7 +59,7 @@ fn rfc4987_s2_a_flood_is_bounded_and_honest_peers_still_connect() {
     assert_eq!(lab.server.upper.delivered, 2_000_000);
     let info = lab.client.stack.info(first).unwrap();
     let lost = (info.counters.rto_expired, info.counters.recoveries);
-    assert_eq!(lost, (0, 0), "the open connection did not notice");
+    assert_eq!(lost, (0, 0), "the open connection was not affected");
     // After the flood, all entries time out.
     lab.pass(Duration::from_secs(20));
     assert_eq!((lab.server.stack.half_open(), lab.server.link.census().rules), (0, 7));
@@ -71,7 +68,7 @@ fn rfc4987_s2_a_flood_is_bounded_and_honest_peers_still_connect() {
 }
 
 #[test]
-fn rfc6298_s2_1_syn_acks_are_repeated_after_1_2_and_4_seconds() {
+fn rfc6298_s2_1_syn_acks_are_retransmitted_after_1_2_and_4_seconds() {
     let mut lab = Lab::new(TcpConfig::default(), 8);
     forged(&mut lab.stranger, 1, 1024, &syn(7));
     let mut sent = Vec::new();
@@ -84,25 +81,25 @@ fn rfc6298_s2_1_syn_acks_are_repeated_after_1_2_and_4_seconds() {
     }
     // In halves of a second.
     assert_eq!(sent, [(0, 1), (2, 2), (6, 3), (14, 4)]);
-    assert_eq!(lab.server.stack.half_open(), 1, "the last one has its time, too");
+    assert_eq!(lab.server.stack.half_open(), 1, "the last SYN-ACK also waits for its time-out");
     lab.pass(Duration::from_secs(8));
     assert_eq!(lab.server.stack.half_open(), 0);
     assert_eq!(lab.server.stack.tcp_counters().retransmits, 3);
 }
 
 #[test]
-fn rfc9293_s3_10_7_4_a_half_open_connection_judges_as_an_open_one() {
+fn rfc9293_s3_10_7_4_a_half_open_connection_applies_the_checks_of_an_open_one() {
     let mut lab = Lab::new(TcpConfig::default(), 8);
     let step = Duration::from_millis(1);
     forged(&mut lab.stranger, 1, 1024, &syn(7));
     lab.pass(step);
     let out = |lab: &Lab| lab.server.stack.tcp_counters().segments_out;
     assert_eq!((lab.server.stack.half_open(), out(&lab)), (1, 1));
-    // A repeated SYN is answered with the SYN-ACK again.
+    // A retransmitted SYN is answered by another SYN-ACK.
     forged(&mut lab.stranger, 1, 1024, &syn(7));
     lab.pass(step);
     assert_eq!(out(&lab), 2);
-    // A wrong acknowledgment is reset, and the half-open connection stays.
+    // A wrong acknowledgment is answered by a reset, and the half-open connection stays.
     forged(&mut lab.stranger, 1, 1024, &ack(8, 12_345));
     lab.pass(step);
     assert_eq!((lab.server.stack.half_open(), out(&lab)), (1, 3));
@@ -117,11 +114,11 @@ fn rfc9293_s3_10_7_4_a_half_open_connection_judges_as_an_open_one() {
     assert_eq!(lab.server.stack.connections(), 0);
 }
 
-/// RFC 9293 section 3.5: the ACK may have been lost, or data may ride on it.
+/// RFC 9293 section 3.5: the ACK of the handshake may be lost, or carry data.
 #[test]
 fn data_confirms_a_half_open_connection_and_is_taken() {
     let mut lab = Lab::new(TcpConfig::default(), 8);
-    // The server's answer and the client's first segments are lost.
+    // The client's ACK of the SYN-ACK and its first data are lost.
     lab.connect();
     lab.lose_until(Duration::from_micros(400));
     lab.pass(Duration::from_secs(4));
@@ -131,7 +128,7 @@ fn data_confirms_a_half_open_connection_and_is_taken() {
 }
 
 #[test]
-fn a_backlog_that_is_full_takes_the_peer_when_there_is_room_again() {
+fn a_peer_is_accepted_once_a_full_backlog_has_room() {
     let mut lab = Lab::new(TcpConfig::default(), 2);
     lab.server.upper.deaf = true;
     let conns: Vec<_> = (0..3).map(|_| lab.connect()).collect();
@@ -145,7 +142,7 @@ fn a_backlog_that_is_full_takes_the_peer_when_there_is_room_again() {
 }
 
 #[test]
-fn a_listener_that_goes_takes_its_half_open_connections_with_it() {
+fn closing_a_listener_drops_its_half_open_connections() {
     let mut lab = Lab::new(TcpConfig::default(), 8);
     for host in 0..10 {
         forged(&mut lab.stranger, host, 1024, &syn(7));
@@ -158,7 +155,7 @@ fn a_listener_that_goes_takes_its_half_open_connections_with_it() {
 }
 
 #[test]
-fn time_wait_is_bounded_and_makes_room() {
+fn time_wait_is_bounded_and_yields_to_new_connections() {
     let config = TcpConfig { time_wait: Duration::from_mins(4), ..TcpConfig::default() };
     let mut lab = Lab::limited(config, 16, |stack| stack.most_time_wait = 5);
     for _ in 0..8 {
@@ -177,7 +174,7 @@ fn time_wait_is_bounded_and_makes_room() {
         lab.client.finish(conn);
         lab.pass(Duration::from_millis(5));
     }
-    assert_eq!(lab.client.upper.closed.values().count(), 5, "all of them, in five places");
+    assert_eq!(lab.client.upper.closed.values().count(), 5, "eight connections used five indices");
     assert_eq!(lab.client.stack.counters().time_wait_cut, 3);
     lab.assert_no_errors();
 }
@@ -218,12 +215,12 @@ fn rfc5961_s7_half_open_connections_share_a_budget_of_challenges() {
         lab.pass(Duration::from_millis(2));
     }
     assert!(in_periods.iter().all(|n| (64..=128).contains(n)), "{in_periods:?}");
-    assert!(in_periods.iter().any(|n| *n != in_periods[0]), "nobody can count what is left: {in_periods:?}");
+    assert!(in_periods.iter().any(|n| *n != in_periods[0]), "the budget cannot be predicted: {in_periods:?}");
 }
 
-/// Neither the first answer nor those to repeated SYNs and other segments of strangers.
+/// Neither the first SYN-ACK nor answers to retransmitted SYNs and other segments.
 #[test]
-fn half_open_connections_take_no_frame_from_the_reserve() {
+fn half_open_connections_use_no_frame_of_the_reserve() {
     let tcp = TcpConfig { reserve_chunks: 1 << 20, ..TcpConfig::default() };
     let mut lab = Lab::new(tcp, 8);
     for fields in [syn(7), syn(7), ack(8, 1), ack(100, 0), syn(7)] {
@@ -234,7 +231,7 @@ fn half_open_connections_take_no_frame_from_the_reserve() {
 }
 
 #[test]
-fn the_patience_of_a_listener_can_be_set() {
+fn the_number_and_time_limit_of_syn_acks_are_configurable() {
     let tcp = TcpConfig { syn_acks: 8, syn_ack_timeout: Duration::from_mins(3), ..TcpConfig::default() };
     for (tcp, seconds, sent) in [
         (tcp, 180, 8),

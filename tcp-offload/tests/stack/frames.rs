@@ -22,7 +22,7 @@ fn lab(limit: impl Fn(&mut StackConfig)) -> Lab {
     lab
 }
 
-/// A raw peer whose connection is established, and the server's id of it.
+/// A raw peer with an established connection, and the server's id of the connection.
 fn established(lab: &mut Lab, host: u32) -> (RawPeer, ConnId) {
     let mut peer = RawPeer::open(lab, host, 1024);
     peer.request(lab);
@@ -46,8 +46,8 @@ fn crc32c(bytes: &[u8]) -> u32 {
     !crc
 }
 
-/// Takes what the server sends while the window is open for some round trips, then closes the window over what is in
-/// flight and says so again and again.
+/// Receives and acknowledges the server's data for some round trips with an open window, and leaves more data in
+/// flight.
 fn grab(lab: &mut Lab, peer: &mut RawPeer) {
     for _ in 0..12 {
         lab.pass(Duration::from_millis(1));
@@ -57,7 +57,7 @@ fn grab(lab: &mut Lab, peer: &mut RawPeer) {
     lab.pass(Duration::from_micros(80));
 }
 
-/// Runs for `time` while each peer repeats, every 100 ms, that its window is closed.
+/// Runs for `time` while each peer advertises a closed window every 100 ms.
 fn stay_closed(lab: &mut Lab, peers: &[RawPeer], time: Duration) {
     let until = lab.now + time;
     while lab.now < until {
@@ -73,8 +73,8 @@ fn retained(lab: &Lab, conns: &[ConnId]) -> usize {
     conns.iter().filter_map(|conn| lab.server.stack.info(*conn)).map(|info| info.chunks_retained).sum()
 }
 
-/// Makes an honest connection from client to server, and `count` peers that close their windows over data in flight.
-/// Returns the honest connection at the server and the peers with their connections.
+/// Opens an honest connection from client to server, and `count` peers that will close their windows over data in
+/// flight. Returns the honest connection at the server and the peers with their connections.
 fn attack(lab: &mut Lab, count: u32) -> (ConnId, Vec<RawPeer>, Vec<ConnId>) {
     let client = lab.connect();
     lab.pass(Duration::from_millis(5));
@@ -90,7 +90,7 @@ fn attack(lab: &mut Lab, count: u32) -> (ConnId, Vec<RawPeer>, Vec<ConnId>) {
 }
 
 #[test]
-fn closed_windows_over_data_in_flight_keep_no_frames_from_others() {
+fn closed_windows_over_data_in_flight_do_not_starve_other_connections_of_frames() {
     let mut lab = lab(|_| {});
     let (honest, peers, conns) = attack(&mut lab, 8);
     assert!(retained(&lab, &conns) > FRAMES * 3 / 4, "{} frames", retained(&lab, &conns));

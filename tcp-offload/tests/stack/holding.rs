@@ -30,7 +30,7 @@ impl Stranger {
         let request = this.peer.data(&request.emit());
         lab.stranger.inject(&request);
         this.hear(lab);
-        assert!(this.peer.received > 0, "the MPA Reply has come");
+        assert!(this.peer.received > 0, "the MPA Reply has arrived");
         this
     }
 
@@ -42,7 +42,7 @@ impl Stranger {
         }
     }
 
-    /// Sends `bytes` bytes of an FPDU that never ends, beginning `gap` bytes after the last sent one.
+    /// Sends `bytes` bytes of an FPDU that never ends, beginning `gap` bytes after the last byte sent.
     fn say(&mut self, lab: &mut Lab, gap: i32, bytes: usize) {
         for at in (0..bytes).step_by(1400) {
             let payload = &[0xee; 1400];
@@ -94,7 +94,7 @@ fn lab(receive_window: u32) -> Lab {
 }
 
 #[test]
-fn the_oldest_gap_makes_room_when_memory_for_held_bytes_is_short() {
+fn the_connection_with_the_oldest_gap_is_evicted_when_memory_for_held_bytes_is_short() {
     let mut lab = lab(1 << 18);
     let mut peers: Vec<Stranger> = (1..=4).map(|port| Stranger::new(&mut lab, port)).collect();
     peers[0].say(&mut lab, 1000, 56_000);
@@ -104,9 +104,9 @@ fn the_oldest_gap_makes_room_when_memory_for_held_bytes_is_short() {
     assert_eq!(counters.holders_evicted, 0, "the gaps are young");
     pass(&mut lab, Duration::from_secs(1));
     peers[2].say(&mut lab, 1000, 42_000);
-    assert_eq!(lab.server.stack.counters().holders_evicted, 1, "one is enough, and it is the first");
+    assert_eq!(lab.server.stack.counters().holders_evicted, 1, "evicting the first connection is enough");
     assert!(lab.server.stack.held_bytes() <= 100_000);
-    // The first peer can repeat what was dropped.
+    // The first peer can retransmit the dropped bytes.
     pass(&mut lab, Duration::from_secs(1));
     peers[0].say(&mut lab, 1000, 56_000);
     assert_eq!(lab.server.stack.counters().holders_evicted, 2);
@@ -116,11 +116,11 @@ fn the_oldest_gap_makes_room_when_memory_for_held_bytes_is_short() {
 /// Unfinished FPDUs in order were acknowledged and cannot be dropped. When they fill the memory, their connections
 /// are terminated, oldest first.
 #[test]
-fn halves_of_fpdus_do_not_take_all_memory_for_held_bytes() {
+fn unfinished_fpdus_do_not_exhaust_the_memory_for_held_bytes() {
     let mut lab = lab(1 << 18);
     for port in 1..=20 {
         let mut peer = Stranger::new(&mut lab, port);
-        // The length field says 61166.
+        // The length field has the value 61166.
         peer.say(&mut lab, 0, 14_000);
         pass(&mut lab, Duration::from_secs(1));
         assert!(lab.server.stack.held_bytes() <= 100_000 + 14_000);
@@ -135,7 +135,7 @@ fn halves_of_fpdus_do_not_take_all_memory_for_held_bytes() {
 
 /// RFC 5044 allows FPDUs of 64 KiB, which a smaller receive window must not block.
 #[test]
-fn an_fpdu_longer_than_the_receive_window_comes_through() {
+fn an_fpdu_longer_than_the_receive_window_is_delivered() {
     let mut lab = lab(8 << 10);
     let mut peer = Stranger::new(&mut lab, 1);
     let bytes = fpdu(0, false, &vec![0xa5; 60_000]);

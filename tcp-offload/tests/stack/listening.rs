@@ -1,4 +1,4 @@
-//! Listeners beside connections.
+//! Listeners, and connections that share their ports.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::{
 
 /// MUST-41 and MUST-42: connections and listeners of the same port are independent.
 #[test]
-fn rfc9293_s3_9_1_1_a_port_can_be_listened_on_while_a_connection_of_it_opens() {
+fn rfc9293_s3_9_1_1_a_listener_can_use_the_port_of_a_connection_in_syn_sent() {
     let mut lab = Lab::new(TcpConfig::default(), 8);
     let conn = lab.connect();
     let client = &mut lab.client;
@@ -51,7 +51,7 @@ fn silent_connections_do_not_keep_honest_peers_out() {
         RawPeer::open(&mut lab, host, 1024);
         lab.connect();
         lab.pass(Duration::from_millis(10));
-        assert_eq!(lab.server.upper.established.len(), round + 1, "an honest peer waits");
+        assert_eq!(lab.server.upper.established.len(), round + 1, "an honest peer is not accepted");
     }
     let silent = lab.server.stack.connections() - 32;
     assert!(silent <= 8, "{silent} silent connections");
@@ -92,9 +92,9 @@ fn a_late_request_never_reaches_the_next_listener() {
     assert_eq!(lab.server.upper.requested_at, [old]);
 }
 
-/// Sections 3.9.1.9 and 3.9.2: all packets have the configured codepoint and TTL, also resets without a connection.
+/// Sections 3.9.1.9 and 3.9.2: all packets have the configured codepoint and TTL, including resets without a connection.
 #[test]
-fn rfc9293_s3_9_2_a_reset_for_a_stranger_has_the_service_and_hop_limit() {
+fn rfc9293_s3_9_2_a_reset_without_a_connection_has_the_configured_dscp_and_hop_limit() {
     let tcp = TcpConfig { dscp: 0b10_1110, hop_limit: 7, ..TcpConfig::default() };
     let mut lab = Lab::new(tcp, 8);
     let nobody = path(([10, 1, 0, 1], 10_000), ([10, 1, 1, 1], PORT + 1));

@@ -8,7 +8,7 @@ use crate::support::Lab;
 
 const CONNECTIONS: usize = 10_000;
 
-/// Most heap bytes of a connection at one end, including its MPA session, its entries in all tables, which grow by
+/// Most heap bytes of a connection at one end. This includes its MPA session, its entries in all tables, which grow by
 /// doubling, and the bookkeeping of the simulator and this test.
 const MOST_BYTES: i64 = 5120;
 
@@ -16,7 +16,7 @@ const MOST_BYTES: i64 = 5120;
 const MINUTES: u32 = 2;
 
 #[test]
-fn ten_thousand_idle_connections_cost_memory_and_a_probe_each_15_seconds() {
+fn ten_thousand_idle_connections_cost_memory_and_one_probe_every_15_seconds() {
     let mut lab = Lab::new(TcpConfig::default(), CONNECTIONS);
     let measured = allocation_counter::measure(|| {
         for _ in 0..CONNECTIONS / 100 {
@@ -32,7 +32,7 @@ fn ten_thousand_idle_connections_cost_memory_and_a_probe_each_15_seconds() {
     let each = measured.bytes_current / (2 * CONNECTIONS as i64);
     println!("{each} bytes for a connection");
     assert!(each < MOST_BYTES, "{each} bytes for a connection");
-    // The only cost is keepalive: the client probes each 15 s, and the server answers.
+    // The only cost is keepalive: the client probes every 15 s, and the server answers.
     let numbers = |lab: &Lab| {
         [&lab.client, &lab.server].map(|end| {
             let tcp = end.stack.tcp_counters();
@@ -52,7 +52,7 @@ fn ten_thousand_idle_connections_cost_memory_and_a_probe_each_15_seconds() {
     assert!(client.1 == client.2 && client.1 == server.2 && server.1 == 0, "{client:?} {server:?}");
     assert!(client.1.abs_diff(periods) <= CONNECTIONS as u64, "{client:?}");
     assert!(client.0 <= 2 * periods + CONNECTIONS as u64 && server.0 <= periods, "{client:?} {server:?}");
-    // Between the probes, no tick finds anything to look at.
+    // Between the probes, no turn visits a connection.
     for end in [&mut lab.client, &mut lab.server] {
         let (before, sent) = (end.stack.counters(), end.stack.tcp_counters());
         for _ in 0..100 {
@@ -81,12 +81,12 @@ fn ten_thousand_idle_connections_cost_memory_and_a_probe_each_15_seconds() {
 
 /// RFC 9293 section 3.8.6: an advertised window must not be taken back.
 #[test]
-fn no_window_is_larger_than_the_frames_of_the_link() {
+fn no_window_exceeds_the_frames_of_the_link() {
     let config = TcpConfig { receive_window: 1 << 28, ..TcpConfig::default() };
     let mut lab = Lab::new(config, 8);
     let conn = lab.connect();
     lab.pass(Duration::from_millis(10));
     let info = lab.client.stack.info(conn).unwrap();
     assert!(info.rcv_wnd > 4_000_000 && info.rcv_wnd <= 4096 * 1400, "{} for 4096 frames", info.rcv_wnd);
-    assert!(info.snd_wnd <= 4096 * 1400, "{} told by the listener", info.snd_wnd);
+    assert!(info.snd_wnd <= 4096 * 1400, "{} advertised by the listener", info.snd_wnd);
 }

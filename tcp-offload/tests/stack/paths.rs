@@ -1,4 +1,4 @@
-//! One estimate of the MTU for each destination: RFC 8201 section 5.2, RFC 4821 section 5.2.
+//! Path MTU estimates shared by all connections to a destination: RFC 8201 section 5.2, RFC 4821 section 5.2.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn narrow() -> (Lab, [ConnId; 2]) {
 }
 
 #[test]
-fn rfc4821_s5_2_what_one_connection_finds_the_others_use() {
+fn rfc4821_s5_2_all_connections_use_the_path_mtu_found_by_one() {
     let (mut lab, [busy, quiet]) = narrow();
     lab.client.send(busy, 20_000_000);
     lab.pass(Duration::from_secs(2));
@@ -43,11 +43,15 @@ fn rfc4821_s5_2_what_one_connection_finds_the_others_use() {
     assert_eq!(
         (info.counters.rto_expired, info.counters.recoveries),
         (0, 0),
-        "no probe was taken for congestion"
+        "no lost probe counted as congestion"
     );
     let again = info.counters.retransmits - info.counters.tlp_probes;
-    assert_eq!(again, 2 * info.counters.mtu_probes_lost, "nothing but probes was lost, each cut in two");
-    // And a connection that is opened later.
+    assert_eq!(
+        again,
+        2 * info.counters.mtu_probes_lost,
+        "only probes were lost, each of which was cut in two"
+    );
+    // A connection opened later uses the estimate as well.
     let late = lab.connect();
     lab.pass(Duration::from_millis(10));
     assert_eq!(path_mtu(&lab, late), found);
@@ -55,14 +59,14 @@ fn rfc4821_s5_2_what_one_connection_finds_the_others_use() {
 }
 
 #[test]
-fn rfc8201_s5_3_after_ten_minutes_a_wider_path_is_found() {
+fn rfc8201_s5_3_a_wider_path_is_detected_after_ten_minutes() {
     let (mut lab, [busy, quiet]) = narrow();
     lab.client.send(busy, 20_000_000);
     lab.pass(Duration::from_secs(2));
     lab.narrow(None);
     lab.client.send(busy, 5_000_000);
     lab.pass(Duration::from_secs(2));
-    assert!(path_mtu(&lab, busy) <= 1400, "not before its time");
+    assert!(path_mtu(&lab, busy) <= 1400, "not before the estimate expires");
     lab.pass(Duration::from_mins(10));
     lab.client.send(busy, 5_000_000);
     lab.pass(Duration::from_secs(2));
@@ -71,7 +75,7 @@ fn rfc8201_s5_3_after_ten_minutes_a_wider_path_is_found() {
 }
 
 #[test]
-fn rfc4821_s7_7_a_router_that_says_nothing_is_survived() {
+fn rfc4821_s7_7_a_router_without_icmp_errors_is_survived() {
     let mut lab = Lab::new(TcpConfig { receive_window: 1 << 16, ..TcpConfig::default() }, 8);
     let conn = lab.connect();
     lab.pass(Duration::from_millis(10));
@@ -85,7 +89,7 @@ fn rfc4821_s7_7_a_router_that_says_nothing_is_survived() {
 }
 
 #[test]
-fn a_change_of_the_interface_reaches_connections_listeners_and_what_is_known() {
+fn a_changed_interface_mtu_applies_to_connections_listeners_and_cached_paths() {
     let mut lab = Lab::new(TcpConfig::default(), 8);
     let conn = lab.connect();
     lab.pass(Duration::from_millis(10));
@@ -97,7 +101,7 @@ fn a_change_of_the_interface_reaches_connections_listeners_and_what_is_known() {
     lab.pass(Duration::from_millis(10));
     let accepted = *lab.server.upper.established.last().unwrap();
     let info = lab.server.stack.info(accepted).unwrap();
-    assert_eq!(info.path_mtu, 1300, "the listener's new connections begin with it");
+    assert_eq!(info.path_mtu, 1300, "new connections of the listener start with it");
 }
 
 /// Many connections to one destination over a path whose MTU falls, and half-open connections of an address that is
@@ -134,7 +138,7 @@ fn sim_the_same_seed_runs_the_same_with_many_connections_to_one_destination() {
     assert_eq!(trace(), trace());
 }
 
-/// MUST-20(b): a connection whose retransmissions are not acknowledged asks for its next hop again.
+/// MUST-20(b): a connection whose retransmissions are not acknowledged requests another lookup of its next hop.
 #[test]
 fn rfc9293_s3_8_3_at_r1_the_next_hop_is_looked_up_again() {
     let mut lab = Lab::new(TcpConfig::default(), 8);

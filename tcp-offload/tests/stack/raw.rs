@@ -1,4 +1,4 @@
-//! A peer without a stack: it sends the segments that a test makes, and reads those that it receives.
+//! A peer without a stack, which sends the segments that a test builds and parses those that it receives.
 
 use std::{net::Ipv4Addr, time::Duration};
 
@@ -18,8 +18,9 @@ use crate::support::{Lab, PORT};
 /// One connection of a raw peer to the server.
 pub struct RawPeer {
     path: Path,
-    /// The next sequence number to send and to expect.
+    /// The next sequence number to send.
     pub seq: SeqNum,
+    /// The next sequence number expected.
     pub ack: SeqNum,
 }
 

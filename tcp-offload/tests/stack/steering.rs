@@ -17,7 +17,7 @@ use xwarp_tcp::{
 
 use crate::{flood::syn, raw::RawPeer, support::Lab};
 
-/// A SYN from `::ffff:a.b.c.d` would make a half-open connection whose reset removes the rule of the IPv4 connection.
+/// A SYN from `::ffff:a.b.c.d` would create a half-open connection whose reset removes the rule of the IPv4 connection.
 #[test]
 fn rfc4291_s2_5_5_2_packets_of_mapped_addresses_are_dropped() {
     let mut lab = Lab::new(TcpConfig::default(), 8);
@@ -63,8 +63,8 @@ fn a_half_open_connection_does_not_unsteer_our_own() {
     let reset = Flags { rst: true, ..Flags::default() };
     forger.send(&mut lab, &Fields { seq: SeqNum::new(1001), flags: reset, ..Fields::default() }, &[]);
     lab.pass(Duration::from_secs(20));
-    assert_eq!(lab.server.stack.half_open(), 0, "its time is over");
-    assert!(lab.server.link.is_steered(Steer::Flow(flow)), "the connection has lost its frames");
+    assert_eq!(lab.server.stack.half_open(), 0, "the half-open connection has expired");
+    assert!(lab.server.link.is_steered(Steer::Flow(flow)), "the connection has lost its steering rule");
     lab.pass(Duration::from_secs(20));
     assert_eq!((lab.server.stack.connections(), lab.server.link.census().rules), (0, 1));
 }

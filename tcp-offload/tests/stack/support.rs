@@ -1,4 +1,4 @@
-//! Stacks with an upper layer that sends ULPDUs of the largest size.
+//! Support: stacks with an upper layer that sends ULPDUs of the largest size.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -25,13 +25,13 @@ pub const PORT: u16 = 4791;
 /// An upper layer that accepts all requests, sends as many bytes as a test asks for, and counts what arrives.
 #[derive(Debug, Default)]
 pub struct Upper {
-    /// Requests that wait for an answer, when `deaf`.
+    /// Requests that wait for an answer, if `deaf` is set.
     pub requested: Vec<ConnId>,
     /// The listeners that accepted the requests' connections.
     pub requested_at: Vec<ListenerId>,
-    /// Requests are not accepted.
+    /// Leaves requests without an answer.
     pub deaf: bool,
-    /// Connections to close, when all is sent.
+    /// Connections to close once everything is sent.
     pub finishing: HashSet<ConnId>,
     pub established: Vec<ConnId>,
     /// Bytes that each connection still wants to send.
@@ -179,13 +179,13 @@ impl Lab {
         Self::limited(tcp, backlog, |_| {})
     }
 
-    /// With other limits of both stacks.
+    /// A lab in which `limit` changes the settings of both stacks.
     pub fn limited(tcp: TcpConfig, backlog: usize, limit: impl Fn(&mut StackConfig)) -> Self {
         let config = WireConfig { tx_chunks: 4096, rx_chunks: 4096, ..Default::default() };
         Self::over(&config, tcp, MpaConfig::default(), backlog, limit)
     }
 
-    /// With other links.
+    /// A lab with other links.
     pub fn over(
         links: &WireConfig,
         tcp: TcpConfig,
@@ -218,7 +218,7 @@ impl Lab {
         }
     }
 
-    /// The client starts to connect, from another port each time.
+    /// Opens a connection from the client, from another port each time.
     pub fn connect(&mut self) -> ConnId {
         self.port += 1;
         if self.port > 60_000 {
@@ -229,7 +229,7 @@ impl Lab {
         self.client.stack.connect(self.now, &mut self.client.link, path, mpa, params).unwrap()
     }
 
-    /// From now on, IP packets of more than `bytes` bytes are dropped without an ICMP error. `None` ends this.
+    /// Drops IP packets of more than `bytes` bytes without an ICMP error from now on. `None` ends this.
     pub fn narrow(&mut self, bytes: Option<u16>) {
         let mtu = bytes.map(|bytes| PathMtu { from: self.now, bytes, icmp: false });
         for end in 0..2 {
@@ -237,12 +237,12 @@ impl Lab {
         }
     }
 
-    /// From now on, frames for the stranger arrive.
+    /// Delivers frames for the stranger from now on.
     pub fn hear_stranger(&mut self) {
         self.wire.set_faults(2, wide());
     }
 
-    /// Loses the client's frames for `length`, beginning in 20 us, when its SYN has passed.
+    /// Loses the client's frames for `length`, starting 20 us from now, after its SYN was sent.
     pub fn lose_until(&mut self, length: Duration) {
         let from = self.now + Duration::from_micros(20);
         let blackout = Some(Blackout { from, length, every: None });
