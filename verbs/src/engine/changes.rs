@@ -1,4 +1,4 @@
-//! Changes of the interface that the device passes to the engine, and the end of all connections.
+//! Changes of the interface that the device reports to the engine, and the end of all connections.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -7,12 +7,12 @@ use xwarp_tcp::{link::Link, stack::Lookup, time::Instant, ulp::ConnId, wire::Mac
 use super::Engine;
 
 impl Engine {
-    /// The interface lost the address `ip`: its connections end.
+    /// Ends the connections of the address `ip`, which the interface has lost.
     pub fn address_removed(&mut self, now: Instant, link: &mut dyn Link, ip: IpAddr) {
         self.stack.address_removed(now, link, ip);
     }
 
-    /// The interface's largest IP packet has `mtu` bytes now.
+    /// Sets the interface's MTU to `mtu` bytes of IP packet.
     pub fn mtu_changed(&mut self, now: Instant, mtu: u16) {
         self.stack.mtu_changed(now, mtu);
     }
@@ -22,22 +22,22 @@ impl Engine {
         self.stack.abort_unfinished();
     }
 
-    /// The neighbours with these IP addresses have these Ethernet addresses now.
+    /// Applies changed Ethernet addresses of neighbours, by IP address.
     pub fn neighbours_changed(&mut self, changed: &BTreeMap<IpAddr, Mac>) {
         self.stack.neighbours_changed(changed);
     }
 
-    /// Some route changed: every connection is due for a lookup.
+    /// Makes every connection due for a lookup, after a route changed.
     pub fn routes_changed(&mut self) {
         self.stack.routes_changed();
     }
 
-    /// The interface's own Ethernet address changed.
+    /// Applies a changed Ethernet address of the interface.
     pub fn source_mac_changed(&mut self, mac: Mac) {
         self.stack.source_mac_changed(mac);
     }
 
-    /// The interface is gone: every connection fails. The next [`Self::transmit`] passes the events up.
+    /// Fails every connection, because the interface was removed. The next [`Self::transmit`] reports the events.
     pub fn interface_removed(&mut self) {
         self.stack.interface_removed();
     }
@@ -52,7 +52,7 @@ impl Engine {
         self.stack.next_lookup()
     }
 
-    /// The answer to [`Self::next_lookup`].
+    /// Sets the next hop of a connection that [`Self::next_lookup`] returned.
     pub fn next_hop_found(&mut self, conn: ConnId, address: IpAddr, mac: Option<Mac>) {
         self.stack.next_hop_found(conn, address, mac);
     }

@@ -80,7 +80,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The settings `framing` (`None`: the engine's) for connecting to `peer`, without what it is known to lack.
+    /// The settings `framing` (`None`: the engine's) for connecting to `peer`, without the parts that it is known to
+    /// lack.
     fn adapted(&self, now: Instant, peer: IpAddr, framing: Option<&FramingConfig>) -> FramingConfig {
         self.peers.lacks(now, peer).adapt(framing.unwrap_or(&self.framing).clone())
     }
@@ -97,15 +98,15 @@ impl Engine {
         }
     }
 
-    /// Repeats connection attempts that failed because the peer refused a part of MPA, without this part, and remembers
-    /// the peers for which this succeeded.
+    /// Repeats connection attempts that failed because the peer does not support a part of MPA, without this part, and
+    /// remembers the peers for which this succeeded.
     pub(super) fn retry_attempts(&mut self, now: Instant, link: &mut dyn Link) {
         while let Some((peer, lacks)) = self.rnic.next_learned() {
             self.peers.remember(now, peer, lacks);
         }
         while let Some((qp, attempt)) = self.rnic.next_retry() {
             let Attempt { path, framing, params, tuning, lacks, .. } = attempt.clone();
-            tracing::info!(remote = %path.flow.remote, ?lacks, "the peer refuses a part of MPA, connecting without");
+            tracing::info!(remote = %path.flow.remote, ?lacks, "the peer does not support a part of MPA, connecting without it");
             match self.stack.connect(now, link, path, framing, params) {
                 Ok(conn) => {
                     self.rnic.connecting(qp, conn, attempt);
@@ -114,7 +115,7 @@ impl Engine {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(qp = qp.number(), %error, "connecting once more failed");
+                    tracing::warn!(qp = qp.number(), %error, "the repeated connection attempt failed");
                     self.rnic.retry_failed(qp, lacks);
                 }
             }
@@ -155,8 +156,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Rejects a request, with private data for the peer's application. After an error the request still waits for an
-    /// answer.
+    /// Rejects a request, with private data for the peer's application. After an error the request can still be
+    /// answered.
     pub fn reject(&mut self, now: Instant, request: RequestId, private_data: &[u8]) -> Result<(), CmError> {
         self.rnic.check_request(request)?;
         self.stack.reject(now, request.0, private_data)?;
@@ -165,8 +166,8 @@ impl Engine {
     }
 
     /// Closes gracefully, without a Terminate: posted work is executed and the peer's requests are answered before
-    /// our direction ends. Work that is posted later is flushed. The connection is reset when the peer takes no data for the
-    /// user timeout (its window stays closed), and five minutes later in any case.
+    /// our direction ends. Work that is posted later is flushed. The connection is reset when the peer accepts no data
+    /// for the user timeout (its window stays closed), and after five minutes in any case.
     pub fn disconnect(&mut self, qp: QpId) -> Result<(), CmError> {
         self.rnic.disconnect(qp)
     }

@@ -2,7 +2,7 @@
 //!
 //! It owns the [`Stack`] and the [`Rnic`], runs them, and passes between them the work that neither may do inside a
 //! call of the other. Time, frames and memory come from the caller; results go to completion rings and to the two
-//! event queues. The caller calls [`turn`](Engine::turn) when frames may have arrived or
+//! event queues. The caller invokes [`turn`](Engine::turn) when frames may have arrived or
 //! [`next_deadline`](Engine::next_deadline) has passed, and [`transmit`](Engine::transmit) after verbs.
 
 mod changes;
@@ -40,8 +40,8 @@ const BATCH: usize = 64;
 /// peer despite losses. It does not depend on what the peer sends. Equal to TCP's default user timeout.
 const TEARDOWN_LIMIT: Duration = Duration::from_secs(30);
 
-/// Longest orderly close. The peer can hold up posted work for as long as it answers: an initiator that never sends the first
-/// FPDU (RFC 5044 section 7.1.2), or one that never answers an RDMA Read.
+/// Longest orderly close. The peer can delay posted work without limit while it answers: an initiator by never sending
+/// the first FPDU (RFC 5044 section 7.1.2), or any peer by never answering an RDMA Read.
 const CLOSE_LIMIT: Duration = Duration::from_mins(5);
 
 /// Settings of an engine.
@@ -95,7 +95,7 @@ pub struct Engine {
     /// Connections whose queue pairs have ended, with the times at which they are reset if they still exist, in time
     /// order.
     teardowns: VecDeque<(Instant, ConnId)>,
-    /// Connections that are closed in order, in the same form.
+    /// Connections in an orderly close, in the same form.
     closes: VecDeque<(Instant, ConnId)>,
     /// Received frames of the turn; kept to reuse the allocation.
     batch: Vec<RxFrame>,
@@ -138,7 +138,7 @@ impl Engine {
         }
         self.batch = batch;
         if !received {
-            self.run_errands(now, link);
+            self.run_deferred(now, link);
             // The application that the last turn woke will soon post a reply or poll again.
             if !self.rnic.just_woke() {
                 self.stack.idle();
@@ -151,7 +151,7 @@ impl Engine {
     /// Handles one received frame, for callers that receive frames themselves; [`Self::turn`] does this for others.
     pub fn receive(&mut self, now: Instant, link: &mut dyn Link, frame: RxFrame) {
         self.stack.receive(now, link, frame, &mut self.rnic);
-        self.run_errands(now, link);
+        self.run_deferred(now, link);
     }
 
     /// Runs the timers that are due and transmits as far as the link has room. Kicks the link.
@@ -160,9 +160,9 @@ impl Engine {
             self.stack.on_timer(now, link, &mut self.rnic);
             self.reset_overdue(now);
         }
-        self.run_errands(now, link);
+        self.run_deferred(now, link);
         self.stack.transmit(now, link, &mut self.rnic);
-        self.run_errands(now, link);
+        self.run_deferred(now, link);
     }
 
     /// Latest time for the next call of [`Self::turn`] or [`Self::transmit`].
@@ -189,7 +189,7 @@ impl Engine {
     /// Whether [`Self::transmit`] has work: verbs left some since its last call, or the link had no room for all of
     /// it.
     pub fn wants_to_transmit(&self) -> bool {
-        self.rnic.has_errands() || self.stack.wants_to_transmit()
+        self.rnic.has_deferred() || self.stack.wants_to_transmit()
     }
 
     /// The TCP stack, for its connections and counters.
@@ -210,9 +210,9 @@ impl Engine {
         Ok(QpStatistics { rdmap: stream.rdmap, ddp: stream.ddp, tcp, framing })
     }
 
-    /// Does all the work that the RNIC left to the engine.
-    fn run_errands(&mut self, now: Instant, link: &mut dyn Link) {
-        while self.rnic.has_errands() {
+    /// Does the work that the RNIC deferred to the engine.
+    fn run_deferred(&mut self, now: Instant, link: &mut dyn Link) {
+        while self.rnic.has_deferred() {
             while let Some(conn) = self.rnic.next_ended() {
                 self.teardowns.push_back((now + TEARDOWN_LIMIT, conn));
             }

@@ -1,5 +1,5 @@
-//! What peers lack: an initiator remembers for some time which parts of MPA a peer did not support, so that the next
-//! connection to this peer needs no repeated attempts.
+//! Parts of MPA that peers lack: an initiator remembers for some time which parts a peer did not support, so that the
+//! next connection to this peer needs no repeated attempts.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -10,8 +10,8 @@ use crate::rnic::Lacks;
 /// Largest number of peers remembered.
 const MOST_PEERS: usize = 4096;
 
-/// How long a peer is remembered. Afterwards it is asked again for what it lacked, since it may have been replaced, or a
-/// reset by another cause may have been taken for a refusal.
+/// How long a peer is remembered. Afterwards the parts that it lacked are requested again, since the peer may have been
+/// replaced, or a reset by another cause may have been mistaken for a refusal.
 const LIFETIME: Duration = Duration::from_secs(600);
 
 /// Peers that are known to lack something.
@@ -32,7 +32,7 @@ impl Peers {
         self.entries.get(&peer).filter(|known| known.until > now).map_or_else(Lacks::default, |k| k.lacks)
     }
 
-    /// Remembers what `peer` lacks. When the table is full, the entry that expires first is evicted.
+    /// Remembers the parts that `peer` lacks. When the table is full, the entry that expires first is evicted.
     pub(super) fn remember(&mut self, now: Instant, peer: IpAddr, lacks: Lacks) {
         let known = Known { lacks: self.lacks(now, peer).and(lacks), until: now + LIFETIME };
         if self.entries.len() >= MOST_PEERS && !self.entries.contains_key(&peer) {
@@ -69,7 +69,7 @@ mod tests {
         peers.remember(half, peer(1), REVISION_TWO);
         assert_eq!(peers.lacks(half, peer(1)), MARKERS.and(REVISION_TWO));
         assert_eq!(peers.lacks(half + LIFETIME, peer(1)), Lacks::default());
-        // What has expired does not come back with what is learned later.
+        // Expired parts do not return with parts learned later.
         peers.remember(half + LIFETIME, peer(1), REVISION_TWO);
         assert_eq!(peers.lacks(half + LIFETIME, peer(1)), REVISION_TWO);
     }
@@ -88,7 +88,7 @@ mod tests {
         // A known peer needs no room.
         peers.remember(now, peer(1), REVISION_TWO);
         assert_eq!(peers.lacks(now, peer(2)), MARKERS);
-        // Expired entries go first, all at once.
+        // Expired entries are evicted first, all at once.
         peers.remember(now + LIFETIME, peer(0), MARKERS);
         assert_eq!(peers.entries.len(), 1);
     }

@@ -7,14 +7,15 @@ use super::Engine;
 use crate::rnic::{CmError, RequestId, StreamId};
 
 impl Engine {
-    /// Queues streaming bytes; returns the number of bytes taken, which is less than all when 64 KiB wait to be sent.
+    /// Queues streaming bytes. Returns the number of bytes taken, which is less than all when 64 KiB are waiting to be
+    /// sent.
     pub fn stream_send(&mut self, stream: StreamId, bytes: &[u8]) -> Result<usize, CmError> {
         let conn = self.rnic.stream_connection(stream)?;
         Ok(self.stack.stream_send(conn, bytes)?)
     }
 
-    /// Takes streaming bytes of the peer into `out`; returns their number. Another
-    /// [`CmEvent::StreamReadable`](crate::rnic::CmEvent::StreamReadable) follows only after all bytes were taken.
+    /// Copies streaming bytes of the peer into `out` and returns their number. Another
+    /// [`CmEvent::StreamReadable`](crate::rnic::CmEvent::StreamReadable) follows only after all bytes were read.
     pub fn stream_recv(
         &mut self,
         link: &mut dyn Link,
@@ -25,7 +26,7 @@ impl Engine {
         Ok(self.stack.stream_recv(link, conn, out)?)
     }
 
-    /// Begins MPA behind the streaming bytes that were sent and taken; `last` is sent before. A responder's
+    /// Begins MPA after the streaming bytes that were sent and read; `last` is sent before it. A responder's
     /// [`CmEvent::ConnectRequest`](crate::rnic::CmEvent::ConnectRequest) or an initiator's
     /// [`CmEvent::Established`](crate::rnic::CmEvent::Established) follows.
     pub fn begin_mpa(

@@ -32,7 +32,7 @@ pub struct Limits {
     pub max_qp_wr: u32,
     /// Shared receive queues.
     pub max_srq: u32,
-    /// Receives on one of them.
+    /// Receives on one shared receive queue.
     pub max_srq_wr: u32,
     /// Pieces of a gather or scatter list. (RDMA Read: always one.)
     pub max_sge: u32,
@@ -87,7 +87,7 @@ pub struct FastRegistration {
     pub pd: PdId,
     /// Largest number of pieces of memory.
     pub max_pieces: u32,
-    /// As [`Registration::stream`].
+    /// See [`Registration::stream`].
     pub stream: Option<QpId>,
 }
 
@@ -114,15 +114,15 @@ pub struct QueuePairOptions {
     pub max_recv_sge: u32,
     /// Bytes of inline data.
     pub max_inline_data: u32,
-    /// Every request of the send queue completes with an entry, as if it were signalled.
+    /// Generate a completion for every request of the send queue, as if it were signalled.
     pub signal_all: bool,
-    /// What to do with a message that finds no receive posted.
+    /// Handling of a message for which no receive is posted.
     pub no_receive: NoReceive,
-    /// A Send that may overtake others ([`SendFlags::OVERTAKE`](super::SendFlags::OVERTAKE)) and fits into one segment
-    /// takes the next receive when it arrives, and completes at once, though messages before it are missing. Otherwise
-    /// such Sends are delivered in order, too.
+    /// Let a Send that may overtake others ([`SendFlags::OVERTAKE`](super::SendFlags::OVERTAKE)) and fits one segment
+    /// use the next receive as soon as it arrives, and complete at once, even if messages before it are missing.
+    /// Otherwise such Sends are delivered in order as well.
     pub any_receive: bool,
-    /// A number of the application's, returned in each completion of this queue pair (an index or a handle).
+    /// A number chosen by the application, returned in each completion of this queue pair (an index or a handle).
     pub context: u64,
 }
 
@@ -142,14 +142,14 @@ impl Default for QueuePairOptions {
     }
 }
 
-/// What a queue pair is created with.
+/// Attributes with which a queue pair is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QpAttributes {
     /// The protection domain.
     pub pd: PdId,
-    /// Where requests of the send queue complete.
+    /// Completion queue for requests of the send queue.
     pub send_cq: CqId,
-    /// Where receives complete.
+    /// Completion queue for receives.
     pub recv_cq: CqId,
     /// The shared receive queue to take receives from. `None`: the queue pair has its own receive queue.
     pub srq: Option<SrqId>,
@@ -164,7 +164,7 @@ impl QpAttributes {
     }
 }
 
-/// What a shared receive queue is created with.
+/// Attributes with which a shared receive queue is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SrqAttributes {
     /// The protection domain. Queue pairs that use the queue must belong to the same domain.
@@ -279,7 +279,7 @@ pub enum ResourceError {
         limit: u64,
     },
     /// Other objects still use it.
-    #[error("the {0} is still used by {1} others")]
+    #[error("the {0} is still used by {1} other objects")]
     InUse(Object, usize),
     /// The objects belong to different protection domains.
     #[error("the shared receive queue belongs to another protection domain")]
@@ -305,7 +305,7 @@ pub enum PostError {
     /// The queue pair is not connected yet.
     #[error("the queue pair is not connected")]
     NotConnected,
-    /// The queue is full: as many requests as it was created for are outstanding.
+    /// The queue is full: the number of requests for which it was created is outstanding.
     #[error("the queue is full ({0} requests)")]
     QueueFull(u32),
     /// The gather or scatter list is too long.
@@ -313,7 +313,7 @@ pub enum PostError {
     TooManyPieces(u32),
     /// The payload does not fit the operation. An RDMA Read takes one piece, an atomic operation one piece of eight
     /// bytes, a fast registration memory; Immediate, binding and invalidation take no payload.
-    #[error("this operation takes other local memory")]
+    #[error("the local memory does not fit this operation")]
     Payload,
     /// The inline data is too long.
     #[error("more than {0} bytes inline")]

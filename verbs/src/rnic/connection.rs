@@ -52,7 +52,7 @@ impl Lacks {
         Self { markers: self.markers || other.markers, revision_two: self.revision_two || other.revision_two }
     }
 
-    /// The settings of an initiator for a peer that lacks this.
+    /// The settings of an initiator for a peer that lacks these parts.
     pub(crate) fn adapt(self, mut framing: FramingConfig) -> FramingConfig {
         if let FramingConfig::Mpa(mpa) = &mut framing {
             if self.markers && mpa.markers == Markers::Prefer {
@@ -81,8 +81,9 @@ pub(crate) struct Attempt {
 }
 
 impl Attempt {
-    /// The attempt that follows one that has ended for `reason`: without the part of MPA that the peer refused. `None`
-    /// when the end is final. Each attempt leaves out one of two parts more, so there are three at most.
+    /// The attempt after one that has ended for `reason`, without the part of MPA that the peer refused. `None`
+    /// when the end is final. Each further attempt leaves out one more of two parts, so there are at most three
+    /// attempts.
     fn after(mut self, reason: CloseReason) -> Option<Self> {
         let markers = reason == CloseReason::Startup(FramingError::Mpa(MpaError::MarkersRefused));
         // A responder that does not support revision 2 closes the connection (RFC 6581 section 10), or answers with
@@ -128,8 +129,8 @@ impl Connections {
         }
     }
 
-    /// Notes what the peer of `qp` lacks, now that it has answered an attempt without it. Until then nothing is known
-    /// of it: a connection can be reset for other reasons.
+    /// Records the parts that the peer of `qp` lacks, now that it has answered an attempt without them. Before that
+    /// answer the cause is unknown: a connection can be reset for other reasons.
     fn learn(&mut self, qp: &QueuePair) {
         if let Some(attempt) = qp.attempt.as_ref().filter(|attempt| attempt.lacks != Lacks::default()) {
             self.learned.push((attempt.path.flow.remote_ip(), attempt.lacks));
@@ -168,7 +169,7 @@ impl Rnic {
         Ok(())
     }
 
-    /// Gives `qp` the initiator's new connection, which `attempt` describes.
+    /// Attaches the initiator's new connection, which `attempt` describes, to `qp`.
     pub(crate) fn connecting(&mut self, qp: QpId, conn: ConnId, attempt: Attempt) {
         self.bind(qp, conn, Stage::Connecting);
         if let Some(qp) = self.qps.get_mut(qp) {
@@ -183,7 +184,7 @@ impl Rnic {
         self.connections.attach(conn, Owner::Qp(qp));
     }
 
-    /// Gives the connection of `request` to `qp`.
+    /// Attaches the connection of `request` to `qp`.
     pub(crate) fn accepting(&mut self, qp: QpId, request: RequestId) -> Result<(), CmError> {
         self.check_request(request)?;
         self.bind(qp, request.0, Stage::Accepting);
@@ -199,7 +200,7 @@ impl Rnic {
         qp.conn.ok_or(CmError::State(qp.state))
     }
 
-    /// Undoes [`Self::accepting`] after the answer failed: the request waits for another answer.
+    /// Undoes [`Self::accepting`] after the answer failed: the request can be answered again.
     pub(crate) fn accept_failed(&mut self, qp: QpId, request: RequestId) {
         self.connections.attach(request.0, Owner::Request(None));
         if let Some(qp) = self.qps.get_mut(qp) {
@@ -275,7 +276,7 @@ impl Rnic {
         }
     }
 
-    /// The next peer that answered an attempt that left out what it lacks.
+    /// The next peer that answered an attempt without the parts that it lacks.
     pub(crate) fn next_learned(&mut self) -> Option<(IpAddr, Lacks)> {
         self.connections.learned.pop()
     }
@@ -300,7 +301,7 @@ impl Rnic {
                     self.connections.detach(conn);
                     self.shared.events.request_gone(RequestId(conn), announced);
                 }
-                // While the application has not seen the connection, it will look for bytes when it does.
+                // An application that has not seen the connection yet reads the bytes once it does.
                 Event::StreamReadable
                     if announced.is_none_or(|number| !self.shared.events.cm.holds(number)) =>
                 {
@@ -418,15 +419,15 @@ impl QueuePair {
     }
 }
 
-/// Work that the RNIC leaves to the engine.
+/// Work that the RNIC defers to the engine.
 impl Rnic {
-    pub(crate) fn has_errands(&self) -> bool {
+    pub(crate) fn has_deferred(&self) -> bool {
         let Shared { wakes, closes, resumes, refilled, aborts, ended, .. } = &self.shared;
         let Connections { retries, learned, .. } = &self.connections;
-        // One test of all lengths: asked several times for each received frame.
-        let errands =
+        // One test of all lengths, because this runs several times for each received frame.
+        let deferred =
             wakes.len() | closes.len() | resumes.len() | refilled.len() | aborts.len() | ended.len();
-        errands | retries.len() | learned.len() != 0
+        deferred | retries.len() | learned.len() != 0
     }
 
     /// Whether a completion woke a sleeping application since the last call.

@@ -25,13 +25,13 @@ xwarp_tcp::counters! {
         flushed,
         /// Requests and receives that failed otherwise.
         failed,
-        /// Peers' Sends that were delivered.
+        /// Sends of peers that were delivered.
         sends_in,
-        /// Peers' Immediate Data that were delivered.
+        /// Immediate Data of peers that was delivered.
         immediates_in,
-        /// Peers' Read Requests that were accepted.
+        /// Read Requests of peers that were accepted.
         reads_in,
-        /// Peers' Atomic Requests that were accepted.
+        /// Atomic Requests of peers that were accepted.
         atomics_in,
         /// Messages that were due and had no posted receive.
         no_receive,
@@ -251,7 +251,7 @@ mod tests {
     };
 
     #[test]
-    fn every_error_that_we_can_send_has_a_counter_of_its_own() {
+    fn every_error_that_can_be_sent_has_its_own_counter() {
         let errors = RdmapError::ALL.into_iter().map(StreamError::from);
         let errors = errors.chain(DdpError::ALL.into_iter().map(StreamError::from));
         let mut counted = TerminateCounters::default();

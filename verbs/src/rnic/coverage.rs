@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_ranges_is_bounded_and_those_that_are_kept_can_still_grow() {
+    fn the_number_of_ranges_is_bounded_and_existing_ranges_can_still_grow() {
         let mut coverage = Coverage::default();
         for at in 0..MOST_RANGES as u64 {
             coverage.add(at * 10, at * 10 + 1).unwrap();

@@ -1,4 +1,4 @@
-//! Events that are no completions: connection events, and asynchronous events of queues.
+//! Events other than completions: connection events, and asynchronous events of queues.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -60,7 +60,7 @@ pub enum CmEvent {
         /// The peer's address.
         remote: SocketAddr,
     },
-    /// Streaming bytes of the peer can be taken. Reported again only after all were taken.
+    /// Streaming bytes of the peer can be read. Reported again only after all were read.
     StreamReadable {
         /// The connection.
         stream: StreamId,
@@ -208,7 +208,7 @@ pub enum AsyncEvent {
         /// The shared receive queue.
         srq: SrqId,
     },
-    /// The device is of no more use: its interface was removed, or its engine panicked.
+    /// The device has failed for good: its interface was removed, or its engine panicked.
     /// [`Device::failure`](crate::Device::failure) returns the panic, and `None` for a removed interface, whose connections end
     /// with [`CloseReason::InterfaceRemoved`].
     DeviceFatal,
@@ -272,7 +272,7 @@ pub(crate) trait Concerns {
     fn queue_pair(&self) -> Option<QpId>;
 }
 
-/// Events that wait for the application, the oldest first. The application may poll rarely or never, so the cost of an
+/// Pending events for the application, oldest first. The application may poll rarely or never, so the cost of an
 /// operation does not grow with the length of the queue.
 #[derive(Debug)]
 pub(crate) struct EventQueue<E> {
@@ -313,7 +313,7 @@ impl<E: Concerns + PartialEq> EventQueue<E> {
         Some(event)
     }
 
-    /// Whether the event with this number still waits.
+    /// Whether the event with this number is still in the queue.
     pub(super) fn holds(&self, number: u64) -> bool {
         self.events.contains_key(&number)
     }
@@ -337,7 +337,7 @@ impl<E: Concerns + PartialEq> EventQueue<E> {
     }
 }
 
-/// Events that wait for the application.
+/// Pending events for the application.
 #[derive(Default)]
 pub(crate) struct Events {
     /// Events of the connection manager.
@@ -354,15 +354,15 @@ impl Events {
         number
     }
 
-    /// Reports that a request is gone. If its [`CmEvent::ConnectRequest`], the event with the number `announced`, still
-    /// waits, that event is removed instead, so peers whose requests come and go cannot make the queue grow.
+    /// Reports that a request is gone. If its [`CmEvent::ConnectRequest`], the event with the number `announced`, is
+    /// still in the queue, that event is removed instead, so short-lived requests cannot make the queue grow.
     pub(crate) fn request_gone(&mut self, gone: RequestId, announced: Option<u64>) {
         if announced.and_then(|number| self.cm.remove(number)).is_none() {
             self.push_cm(CmEvent::RequestGone { request: gone });
         }
     }
 
-    /// Reports a soft error, unless the same event is still in the queue: a peer's network cannot make the queue
+    /// Reports a soft error unless the same event is still in the queue, so that soft errors cannot make the queue
     /// grow.
     pub(crate) fn soft_error(&mut self, qp: QpId, error: SoftError) {
         let event = AsyncEvent::SoftError { qp, error };

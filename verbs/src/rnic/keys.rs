@@ -82,9 +82,9 @@ pub(crate) enum ManagementError {
     Foreign,
     #[error("the key is in use: bound or registered already, or windows are bound to it")]
     InUse,
-    #[error("the region does not grant this")]
+    #[error("the region does not grant this access")]
     Access,
-    #[error("bytes outside of the region, none at all, or more pieces than the key was made for")]
+    #[error("bytes outside of the region, no bytes at all, or more pieces than the key was created for")]
     Bounds,
 }
 
@@ -370,7 +370,7 @@ impl KeyTable {
         Ok(stretches)
     }
 
-    /// As [`Self::open`], but appends to `stretches`.
+    /// Like [`Self::open`], but appends to `stretches`.
     pub(crate) fn open_into<'k>(
         &'k self,
         user: User,

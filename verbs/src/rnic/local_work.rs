@@ -21,7 +21,7 @@ impl QueuePair {
             }
             self.sq.next += 1;
             if let Err(error) = self.manage(position, operation, shared) {
-                tracing::warn!(qp = self.id.number(), ?operation, %error, "a request on memory is refused");
+                tracing::warn!(qp = self.id.number(), ?operation, %error, "a request on memory is rejected");
                 self.fail_request(position, WcStatus::MemoryManagement, shared);
             } else {
                 self.set_progress(position, Progress::Done(WcStatus::Success));

@@ -1,8 +1,8 @@
 //! [`Rnic`]: protection domains, keys, queues and queue pairs, and the state of every RDMAP stream.
 //!
 //! [`Rnic`] is the upper layer of [`xwarp_tcp::stack::Stack`]: it places and delivers received ULPDUs and supplies
-//! the ULPDUs to send. It has no sockets and no clock. [`crate::engine::Engine`] owns both and tells the stack which
-//! connections [`Rnic`] wants to wake, resume or reset.
+//! the ULPDUs to send. It has no sockets and no clock. [`crate::engine::Engine`] owns both and passes on which
+//! connections the stack has to wake, resume or reset.
 //!
 //! | module | owns |
 //! |---|---|

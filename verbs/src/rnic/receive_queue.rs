@@ -9,8 +9,8 @@ use super::{
     work::{PdId, SgeList},
 };
 
-/// Number of messages, from the one that is due, for which one queue pair may bind receives of a shared queue: it
-/// bounds the receives that a peer can take by never filling its gaps (RFC 5042 section 6.4.3.1).
+/// Number of messages, from the one that is due, for which one queue pair may bind receives of a shared queue. It
+/// limits the receives that a peer can occupy by never filling its gaps (RFC 5042 section 6.4.3.1).
 const MOST_AHEAD: usize = 1024;
 
 /// A posted receive.
@@ -186,8 +186,8 @@ impl SharedReceiveQueue {
     /// Largest number of receives that one queue pair may hold for messages that are not due, when it now holds
     /// `early` of them.
     ///
-    /// All queue pairs together get about half of the posted receives at most, so that gaps which peers leave on
-    /// purpose do not take the receives for other peers' messages that are due (RFC 5042 section 6.4.3.1).
+    /// All queue pairs together get at most about half of the posted receives, so that peers which leave gaps on
+    /// purpose do not occupy the receives for messages of other peers that are due (RFC 5042 section 6.4.3.1).
     fn early_share(&self, early: usize) -> usize {
         (self.receives.len() + early) / (2 * self.users.max(1))
     }

@@ -279,7 +279,7 @@ fn a_receive_goes_to_the_next_live_queue_pair_when_the_first_in_line_is_dead() {
             if dies_after_the_post {
                 die(end);
             }
-            assert!(end.rnic.has_errands());
+            assert!(end.rnic.has_deferred());
             assert_eq!(end.rnic.next_resume(), Some(other));
             end.rnic.place(other, &ulpdu, Arrival::InOrder).unwrap();
             assert_eq!(end.rnic.next_resume(), None);
