@@ -1,5 +1,5 @@
-//! Two RNICs connected by a pipe: ULPDUs go from one upper-layer interface to the other, without TCP and MPA in
-//! between, in order or with gaps.
+//! Two RNICs connected by a pipe: ULPDUs pass from one upper-layer interface to the other without TCP and MPA, in order
+//! or with gaps.
 
 mod blame;
 mod conformance;
@@ -104,7 +104,7 @@ impl End {
         self.rnic.event(CONN, Event::Established { path: path(), agreed, private_data: Vec::new(), rtr });
     }
 
-    /// Registers a region of `len` bytes that count up from `first`.
+    /// Registers a region of `len` bytes with ascending values from `first`.
     fn region(&mut self, len: usize, first: u8, access: Access) -> (STag, Memory) {
         let memory = Memory::anonymous(len.max(1), Pages::Normal).unwrap();
         let bytes: Vec<u8> = (0..len).map(|i| first.wrapping_add(i as u8)).collect();
@@ -222,12 +222,12 @@ impl Pair {
         pair
     }
 
-    /// Moves everything both ways, in order and acknowledged, until nothing moves.
+    /// Transfers everything in both directions, in order and acknowledged, until nothing is left.
     fn run(&mut self) {
         while Self::carry(&mut self.a, &mut self.b) | Self::carry(&mut self.b, &mut self.a) {}
     }
 
-    /// Moves what `from` has; returns whether anything moved.
+    /// Transfers the ULPDUs of `from`; returns whether there were any.
     fn carry(from: &mut End, to: &mut End) -> bool {
         from.pull_all();
         let mut moved = false;

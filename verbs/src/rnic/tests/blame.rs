@@ -1,4 +1,4 @@
-//! Which request a peer's Terminate fails (RFC 5040 section 7.1).
+//! The request that a peer's Terminate blames (RFC 5040 section 7.1).
 
 use super::*;
 use crate::{ddp::DdpError, rdmap::RdmapError};
@@ -17,7 +17,7 @@ fn exchange(pair: &mut Pair) -> Vec<(u64, WcStatus)> {
 }
 
 #[test]
-fn rfc5040_s7_1_a_send_that_the_peer_terminates_for_fails_and_no_other() {
+fn rfc5040_s7_1_a_terminate_fails_only_the_send_that_it_quotes() {
     for too_long in [0, 2] {
         let mut pair = Pair::new();
         let (source, _) = pair.a.region(5000, 0, ALL);
@@ -37,7 +37,7 @@ fn rfc5040_s7_1_a_send_that_the_peer_terminates_for_fails_and_no_other() {
 }
 
 #[test]
-fn rfc5040_s7_1_a_send_that_is_half_sent_and_a_key_that_may_not_be_invalidated_are_found() {
+fn rfc5040_s7_1_a_partly_sent_send_and_a_refused_invalidation_are_identified() {
     let mut pair = Pair::new();
     let (source, _) = pair.a.region(5000, 0, ALL);
     pair.b.rnic.qps.get_mut(pair.b.qp).unwrap().attributes.options.no_receive = NoReceive::Terminate;
@@ -56,7 +56,7 @@ fn rfc5040_s7_1_a_send_that_is_half_sent_and_a_key_that_may_not_be_invalidated_a
 }
 
 #[test]
-fn rfc5040_s7_1_a_write_that_the_peer_terminates_for_fails_and_no_other() {
+fn rfc5040_s7_1_a_terminate_fails_only_the_write_that_it_quotes() {
     let mut pair = Pair::new();
     let (source, _) = pair.a.region(5000, 0, ALL);
     let (sink, _) = pair.b.region(4000, 0, ALL);
@@ -67,7 +67,7 @@ fn rfc5040_s7_1_a_write_that_the_peer_terminates_for_fails_and_no_other() {
 }
 
 #[test]
-fn rfc7306_s8_2_an_atomic_that_the_peer_terminates_for_fails_and_no_other() {
+fn rfc7306_s8_2_a_terminate_fails_only_the_atomic_that_it_quotes() {
     let mut pair = Pair::new();
     let (local, _) = pair.a.region(64, 0, ALL);
     let (words, _) = pair.b.region(64, 0, ALL);
@@ -81,7 +81,7 @@ fn rfc7306_s8_2_an_atomic_that_the_peer_terminates_for_fails_and_no_other() {
 }
 
 #[test]
-fn a_terminate_that_quotes_what_was_never_sent_blames_nobody() {
+fn a_terminate_that_quotes_an_unsent_segment_fails_no_request() {
     use crate::ddp::{Header, Msn, RawHeader, Tagged, Untagged};
     let untagged = |queue, msn| {
         Header::Untagged(Untagged { last: true, control: 0x43, word: 0, queue, msn: Msn::new(msn), mo: 0 })
@@ -124,7 +124,7 @@ fn a_terminate_that_quotes_what_was_never_sent_blames_nobody() {
 }
 
 #[test]
-fn events_and_terminates_say_what_happened() {
+fn events_and_terminates_have_readable_messages() {
     let header = TerminateHeader {
         layer: 0,
         error_type: 1,

@@ -156,7 +156,7 @@ fn rfc5040_s7_2_read_request_errors_quote_the_request() {
 }
 
 #[test]
-fn rfc5040_s4_8_a_read_that_ends_halfway_is_quoted_as_far_as_it_came() {
+fn rfc5040_s4_8_a_read_that_fails_halfway_is_quoted_with_its_remaining_bytes() {
     let mut pair = Pair::new();
     let (source, _) = pair.b.region(5000, 0, Access::REMOTE_READ);
     let request =
@@ -171,7 +171,7 @@ fn rfc5040_s4_8_a_read_that_ends_halfway_is_quoted_as_far_as_it_came() {
 }
 
 #[test]
-fn rfc5040_s7_1_an_error_of_our_own_quotes_nothing_and_comes_instead_of_the_request() {
+fn rfc5040_s7_1_a_local_error_quotes_nothing_and_replaces_the_request() {
     let mut pair = Pair::new();
     pair.a.post(1, SEND, &[whole(STag::new(9), 1)]);
     let terminate = pair.a.terminate();
@@ -180,7 +180,7 @@ fn rfc5040_s7_1_an_error_of_our_own_quotes_nothing_and_comes_instead_of_the_requ
 }
 
 #[test]
-fn rfc5040_s7_1_only_the_first_error_is_told() {
+fn rfc5040_s7_1_only_the_first_error_is_reported() {
     let mut pair = Pair::new();
     assert_eq!(pair.b.take(&tagged(0x40, STag::new(1), 0, &[1])), Err(Refusal::Stop));
     assert_eq!(pair.b.take(&tagged(0x4f, STag::new(1), 0, &[1])), Err(Refusal::Stop));
@@ -220,7 +220,7 @@ fn rfc5040_s5_4_after_a_terminate_nothing_more_is_sent_and_all_work_is_flushed()
 }
 
 #[test]
-fn rfc5040_s7_a_read_that_the_peer_terminates_for_fails_with_its_reason() {
+fn rfc5040_s7_a_read_quoted_by_a_terminate_fails_with_a_remote_error() {
     let mut pair = Pair::new();
     let (local, _) = pair.a.region(100, 0, ALL);
     let (shut, _) = pair.b.region(100, 0, Access::LOCAL_WRITE);
@@ -255,9 +255,9 @@ fn rfc5040_s6_1_more_requests_than_ird_find_no_buffer() {
     assert_eq!((terminate.layer, terminate.error_type, terminate.code), (1, 2, 2));
 }
 
-/// Rules 12 and 17; RFC 7306 section 5.4 says it of atomics.
+/// Rules 12 and 17; RFC 7306 section 5.4 for atomics.
 #[test]
-fn rfc5040_s5_5_r12_a_request_that_came_early_is_not_begun_before_its_turn() {
+fn rfc5040_s5_5_r12_an_early_request_is_not_executed_before_it_is_in_order() {
     let mut pair = Pair::new();
     let (region, memory) = pair.b.region(16, 0, ALL);
     memory.store_u64(8, 0).unwrap();
@@ -270,8 +270,8 @@ fn rfc5040_s5_5_r12_a_request_that_came_early_is_not_begun_before_its_turn() {
     };
     let ulpdus = [read_request(2, &request), add(3, 7, 1)];
     let early = ulpdus.map(|ulpdu| pair.b.place(&ulpdu, Arrival::Early).unwrap());
-    assert_eq!(pair.b.pull(), None, "nothing is answered");
-    assert_eq!(memory.load_u64(8), Ok(0), "nothing is done");
+    assert_eq!(pair.b.pull(), None, "no response is sent");
+    assert_eq!(memory.load_u64(8), Ok(0), "nothing is executed");
     // Atomics see changes that come before their execution.
     pair.b.take(&add(1, 6, 41)).unwrap();
     memory.write(0, b"at last!").unwrap();
@@ -288,9 +288,9 @@ fn rfc5040_s5_5_r12_a_request_that_came_early_is_not_begun_before_its_turn() {
 }
 
 #[test]
-fn rfc5040_s5_3_a_tag_that_is_not_the_peers_is_not_invalidated() {
-    // A tag of nobody, of a region that two streams share, of one that is closed already, of one that was never open to
-    // peers, and of another domain.
+fn rfc5040_s5_3_a_peer_can_invalidate_only_its_own_tags() {
+    // An unused tag, and the tags of a region that two streams share, of one that is already invalidated, of one that
+    // was never open to peers, and of another domain.
     for (case, error) in [
         (0, RdmapError::InvalidStag),
         (1, RdmapError::CannotInvalidate),
@@ -320,7 +320,7 @@ fn rfc5040_s5_3_a_tag_that_is_not_the_peers_is_not_invalidated() {
 }
 
 #[test]
-fn rfc5042_s6_2_2_a_region_is_closed_the_moment_it_is_deregistered() {
+fn rfc5042_s6_2_2_deregistering_a_region_ends_access_at_once() {
     let mut pair = Pair::new();
     let (key, memory) = pair.b.region(3000, 0, ALL);
     let (source, _) = pair.a.region(3000, 9, ALL);
@@ -336,7 +336,7 @@ fn rfc5042_s6_2_2_a_region_is_closed_the_moment_it_is_deregistered() {
 }
 
 #[test]
-fn rfc5042_s6_1_1_keys_are_sparse_hard_to_guess_and_come_back_late() {
+fn rfc5042_s6_1_1_keys_are_sparse_hard_to_guess_and_reused_late() {
     let mut end = End::new(|_, a| a);
     let keys: Vec<STag> = (0..1000).map(|_| end.region(1, 0, ALL).0).collect();
     let mut indices: Vec<u32> = keys.iter().map(|k| k.index()).collect();
@@ -351,9 +351,9 @@ fn rfc5042_s6_1_1_keys_are_sparse_hard_to_guess_and_come_back_late() {
     for _ in 0..3000 {
         let (key, _) = end.region(1, 0, ALL);
         end.rnic.deregister(key).unwrap();
-        assert!(gone.insert(key.index()), "an index rests before it is used again");
+        assert!(gone.insert(key.index()), "a freed index is not reused at once");
     }
-    // When it is, the key has stepped.
+    // When the index is reused, its key has changed.
     let mut seen = std::collections::BTreeMap::new();
     for _ in 0..9000 {
         let (key, _) = end.region(1, 0, ALL);
@@ -407,7 +407,7 @@ const SIW_RTR_READ: &str =
 const SIW_SEGMENT: &str = "01430000000000000000000000010000059000";
 
 #[test]
-fn messages_of_soft_iwarp_are_read_as_what_they_are() {
+fn messages_of_soft_iwarp_are_parsed_correctly() {
     let read = |text| Header::parse(&hex(text), Versions::Ietf).unwrap();
     assert_eq!(read(SIW_SEND), Header::Untagged(untagged(0x43, 0, 1, 0, true)));
     assert_eq!(read(SIW_READ_REQUEST), Header::Untagged(untagged(0x41, 1, 1, 0, true)));
@@ -420,7 +420,7 @@ fn messages_of_soft_iwarp_are_read_as_what_they_are() {
 }
 
 #[test]
-fn our_messages_are_byte_for_byte_those_of_soft_iwarp() {
+fn our_messages_equal_those_of_soft_iwarp_byte_for_byte() {
     let mut pair = Pair::new();
     let payload = &hex(SIW_SEND)[18..];
     pair.a.post_with(1, SEND, Payload::Inline(payload), SendFlags::empty());
@@ -439,7 +439,7 @@ fn our_messages_are_byte_for_byte_those_of_soft_iwarp() {
 }
 
 #[test]
-fn ready_to_receive_messages_of_soft_iwarp_are_understood_and_ours_answered_by_its() {
+fn ready_to_receive_messages_interoperate_with_soft_iwarp() {
     let mut pair = Pair { a: End::new(|_, a| a), b: End::new(|_, a| a) };
     pair.b.establish(1, 0, None);
     pair.b.take(&hex(SIW_RTR_WRITE)).unwrap();
@@ -453,7 +453,7 @@ fn ready_to_receive_messages_of_soft_iwarp_are_understood_and_ours_answered_by_i
 }
 
 #[test]
-fn a_terminate_of_soft_iwarp_ends_the_stream_whatever_its_bits_say() {
+fn a_terminate_of_soft_iwarp_ends_the_stream_whatever_its_control_bits() {
     let mut pair = Pair::new();
     pair.a.take(&segment(untagged(0x47, 2, 1, 0, true), &[0x02, 0x02, 0, 0])).unwrap();
     assert_eq!(pair.a.state(), QpState::Error);

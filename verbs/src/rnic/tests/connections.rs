@@ -12,7 +12,7 @@ const FLUSHED: WcStatus = WcStatus::Flushed;
 const SUCCESS: WcStatus = WcStatus::Success;
 
 #[test]
-fn an_established_queue_pair_tells_depths_and_addresses() {
+fn an_established_queue_pair_reports_depths_and_addresses() {
     let mut end = End::new(|_, a| a);
     let request =
         WorkRequest { wr_id: 1, operation: SEND, payload: Payload::EMPTY, flags: SendFlags::SIGNALED };
@@ -28,7 +28,7 @@ fn an_established_queue_pair_tells_depths_and_addresses() {
 }
 
 #[test]
-fn rfc6581_s9_2_each_ready_to_receive_message_goes_first_and_completes_nothing() {
+fn rfc6581_s9_2_each_ready_to_receive_message_is_sent_first_and_completes_nothing() {
     let messages =
         [(Rtr::EmptyFpdu, None), (Rtr::Send, Some(3)), (Rtr::Write, Some(0)), (Rtr::Read, Some(1))];
     for (rtr, opcode) in messages {
@@ -44,12 +44,12 @@ fn rfc6581_s9_2_each_ready_to_receive_message_goes_first_and_completes_nothing()
         pair.b.take(&first).unwrap();
         pair.run();
         assert_eq!(pair.a.outcomes(), [(1, SUCCESS)]);
-        assert_eq!(pair.b.outcomes(), [(9, SUCCESS)], "{rtr:?} takes no receive");
+        assert_eq!(pair.b.outcomes(), [(9, SUCCESS)], "{rtr:?} consumes no receive");
     }
 }
 
 #[test]
-fn rfc5041_s6_2_1_a_graceful_close_waits_for_work_and_answers_and_takes_no_more() {
+fn rfc5041_s6_2_1_a_graceful_close_completes_posted_work_and_accepts_no_more() {
     let mut pair = Pair::new();
     let (local, _) = pair.a.region(5000, 0, ALL);
     let (remote, _) = pair.b.region(5000, 0, ALL);
@@ -60,14 +60,14 @@ fn rfc5041_s6_2_1_a_graceful_close_waits_for_work_and_answers_and_takes_no_more(
     pair.a.rnic.disconnect(pair.a.qp).unwrap();
     assert_eq!(pair.a.state(), QpState::Closing);
     pair.a.post(3, SEND, &[]);
-    assert_eq!(pair.a.outcomes(), [], "nothing more is taken, and nothing overtakes what was");
+    assert_eq!(pair.a.outcomes(), [], "no more work is accepted, and earlier work keeps its order");
     pair.a.pull_all();
     assert!(!pair.a.finished, "the Read has no answer yet");
     pair.run();
     assert!(pair.a.finished);
     assert_eq!(pair.a.outcomes(), [(1, SUCCESS), (2, SUCCESS), (3, FLUSHED)]);
     assert_eq!(pair.b.outcomes(), [(7, SUCCESS)]);
-    // The other half still works until the peer closes it, too.
+    // The other direction works until the peer closes it as well.
     pair.a.receive(4, &[]);
     pair.b.post(8, SEND, &[]);
     pair.run();
@@ -82,7 +82,7 @@ fn rfc5041_s6_2_1_a_graceful_close_waits_for_work_and_answers_and_takes_no_more(
 }
 
 #[test]
-fn rfc5041_s6_2_1_when_the_peer_closes_receives_are_flushed_and_sends_go_on() {
+fn rfc5041_s6_2_1_when_the_peer_closes_receives_are_flushed_and_sends_continue() {
     let mut pair = Pair::new();
     let (remote, _) = pair.b.region(8, 0, ALL);
     pair.a.receive(1, &[]);
@@ -93,14 +93,14 @@ fn rfc5041_s6_2_1_when_the_peer_closes_receives_are_flushed_and_sends_go_on() {
     pair.a.post_with(3, write_to(remote, 0), Payload::Inline(b"still"), SendFlags::SIGNALED);
     pair.run();
     assert_eq!(pair.a.outcomes(), [(3, SUCCESS)]);
-    assert!(!pair.a.finished, "our direction ends when the application says so");
+    assert!(!pair.a.finished, "our direction ends when the application closes it");
     pair.a.rnic.disconnect(pair.a.qp).unwrap();
     pair.run();
     assert!(pair.a.finished);
 }
 
 #[test]
-fn a_peer_that_closes_while_it_owes_an_answer_fails_the_read() {
+fn a_peer_that_closes_before_its_read_response_fails_the_read() {
     let mut pair = Pair::new();
     let (local, _) = pair.a.region(8, 0, ALL);
     pair.a.post(1, read_from(STag::new(5), 0), &[whole(local, 8)]);
@@ -111,7 +111,7 @@ fn a_peer_that_closes_while_it_owes_an_answer_fails_the_read() {
 }
 
 #[test]
-fn a_lost_connection_is_an_error_told_once() {
+fn a_lost_connection_is_reported_once_as_an_error() {
     let mut pair = Pair::new();
     pair.a.receive(1, &[]);
     pair.a.post(2, SEND, &[]);
@@ -127,7 +127,7 @@ fn a_lost_connection_is_an_error_told_once() {
 }
 
 #[test]
-fn start_up_that_fails_leaves_the_queue_pair_idle_with_its_receives() {
+fn a_failed_start_up_leaves_the_queue_pair_idle_with_its_receives() {
     for reason in [CloseReason::Refused, CloseReason::TimedOut, CloseReason::Unreachable] {
         let mut end = End::new(|_, a| a);
         end.receive(1, &[]);
@@ -146,7 +146,7 @@ fn start_up_that_fails_leaves_the_queue_pair_idle_with_its_receives() {
 }
 
 #[test]
-fn rfc6581_s9_1_an_agreement_that_is_none_is_terminated_and_told_as_a_connect_error() {
+fn rfc6581_s9_1_a_failed_negotiation_is_terminated_and_reported_as_a_connect_error() {
     let mut end = End::new(|_, a| a);
     end.rnic.event(CONN, Event::StreamError(MpaError::InsufficientIrd.into()));
     let terminate = end.terminate();
@@ -192,7 +192,7 @@ fn rfc6581_s10_refused_parts_of_mpa_are_left_out_one_after_the_other() {
 }
 
 #[test]
-fn rfc6581_s10_other_ends_and_other_settings_allow_no_further_attempt() {
+fn rfc6581_s10_other_close_reasons_and_settings_allow_no_further_attempt() {
     let require = |revision, markers| MpaConfig { revision, markers, ..MpaConfig::default() };
     let strict = require(RequestRevision::RequireTwo, Markers::Require);
     let one = require(RequestRevision::One, Markers::Off);
@@ -236,7 +236,7 @@ fn an_abandoned_attempt_is_not_repeated() {
 }
 
 #[test]
-fn a_peer_is_known_to_lack_a_part_when_it_has_answered_without() {
+fn a_lacking_part_is_remembered_once_the_peer_has_answered_without_it() {
     let lacks = Lacks { markers: false, revision_two: true };
     let rejected = Event::Rejected { private_data: Vec::new(), ird: 0, ord: 0 };
     for answer in [None, Some(rejected)] {
@@ -264,7 +264,7 @@ fn rfc6581_s9_3_a_local_failure_before_full_operation_is_terminated_with_code_5(
     end.rnic.end_overflowed();
     assert_eq!(end.state(), QpState::Terminate);
     end.establish(4, 4, None);
-    assert_eq!(end.state(), QpState::Terminate, "it is not brought back to life");
+    assert_eq!(end.state(), QpState::Terminate, "a late establishment does not revive it");
     let terminate = end.terminate();
     assert_eq!((terminate.layer, terminate.error_type, terminate.code), (2, 0, 5));
     end.rnic.event(CONN, Event::Closed(CloseReason::Graceful));
@@ -274,7 +274,7 @@ fn rfc6581_s9_3_a_local_failure_before_full_operation_is_terminated_with_code_5(
 }
 
 #[test]
-fn requests_are_answered_once_and_told_when_they_go() {
+fn requests_are_answered_once_and_their_end_is_reported() {
     let mut end = End::new(|_, a| a);
     let qp = end.rnic.create_qp(QpAttributes::new(end.pd, end.cq, end.cq)).unwrap();
     let offer = xwarp_tcp::framing::Offer::Mpa(Offer {
@@ -311,7 +311,7 @@ fn requests_are_answered_once_and_told_when_they_go() {
     assert_eq!(end.cm_events(), [CmEvent::RequestGone { request: requests[2] }]);
     end.rnic.event(conn(4), Event::Requested { listener: ListenerId(1), path: path(), offer });
     end.rnic.event(conn(4), Event::Closed(CloseReason::Reset));
-    assert_eq!(end.cm_events(), [], "the event of a request that is gone before it was read is removed");
+    assert_eq!(end.cm_events(), [], "the event of a request that ended before it was read is removed");
     end.rnic.event(conn(1), Event::Closed(CloseReason::TimedOut));
     assert_eq!(end.cm_events(), [CmEvent::ConnectError { qp, reason: CloseReason::TimedOut }]);
 }
@@ -332,7 +332,7 @@ fn a_destroyed_queue_pair_resets_its_connection_unless_it_was_closed_in_order() 
 }
 
 #[test]
-fn rfc6581_s9_2_the_ready_to_receive_send_is_the_first_message_and_whole() {
+fn rfc6581_s9_2_the_ready_to_receive_send_is_the_complete_first_message() {
     let segment = |msn, mo, last| placement::send_segment(msn, mo, last, &[]);
     for (ulpdu, code) in [
         (segment(2, 0, true), 3),
@@ -350,7 +350,7 @@ fn rfc6581_s9_2_the_ready_to_receive_send_is_the_first_message_and_whole() {
 }
 
 #[test]
-fn rfc5041_s6_2_1_data_after_the_peers_close_tears_the_stream_down() {
+fn rfc5041_s6_2_1_data_after_the_peers_close_ends_the_stream() {
     let mut pair = Pair::new();
     pair.a.rnic.event(CONN, Event::PeerClosed);
     pair.a.post(1, SEND, &[]);

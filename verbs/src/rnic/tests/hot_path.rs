@@ -6,7 +6,7 @@ use super::*;
 
 const MESSAGE: u32 = 65_536;
 
-/// Moves everything from one end to the other, ULPDU by ULPDU, in the same few buffers, and acknowledges it.
+/// Transfers and acknowledges all ULPDUs from one end to the other, in a few reused buffers.
 fn carry(from: &mut End, to: &mut End, memory: &mut [u8]) -> usize {
     let mut ulpdus = 0;
     loop {

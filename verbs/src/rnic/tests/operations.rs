@@ -26,7 +26,7 @@ fn a_send_of_many_segments_is_scattered_and_completes_at_both_ends() {
 }
 
 #[test]
-fn a_write_lands_where_it_says_and_nowhere_else() {
+fn a_write_changes_only_its_target() {
     let mut pair = Pair::new();
     let (source, from) = pair.a.region(5000, 1, Access::empty());
     let (sink, to) = pair.b.region(9000, 0, Access::REMOTE_WRITE);
@@ -34,7 +34,7 @@ fn a_write_lands_where_it_says_and_nowhere_else() {
     pair.a.post(1, write_to(sink, 1234), &[whole(source, 5000)]);
     pair.run();
     assert_eq!(pair.a.outcomes(), [(1, SUCCESS)]);
-    assert_eq!(pair.b.poll(), [], "the peer is not told of a Write");
+    assert_eq!(pair.b.poll(), [], "the peer gets no completion for a Write");
     let after = bytes(&to);
     assert_eq!(after[1234..6234], bytes(&from));
     assert_eq!((&after[..1234], &after[6234..]), (&before[..1234], &before[6234..]));
@@ -57,7 +57,7 @@ fn reads_fetch_up_to_ord_at_a_time_and_complete_in_order() {
 }
 
 #[test]
-fn messages_without_bytes_work_for_every_operation() {
+fn empty_messages_work_for_every_operation() {
     let mut pair = Pair::new();
     pair.b.receive(7, &[]);
     // Invalid tags: without payload they must not be checked (RFC 5041 section 5.2).
@@ -71,7 +71,7 @@ fn messages_without_bytes_work_for_every_operation() {
 }
 
 #[test]
-fn inline_bytes_are_those_at_the_time_of_posting() {
+fn inline_data_is_copied_when_it_is_posted() {
     let options = QueuePairOptions { max_send_wr: 2, ..QueuePairOptions::default() };
     let mut pair = Pair::with(|_, a| QpAttributes { options, ..a });
     let (sink, to) = pair.b.region(300, 0, Access::all());
@@ -86,7 +86,7 @@ fn inline_bytes_are_those_at_the_time_of_posting() {
 }
 
 #[test]
-fn unsignalled_work_completes_silently_and_frees_its_place() {
+fn unsignalled_work_completes_silently_and_frees_its_queue_entry() {
     let options = QueuePairOptions { max_send_wr: 4, ..QueuePairOptions::default() };
     let mut pair = Pair::with(|_, a| QpAttributes { options, ..a });
     let (sink, _) = pair.b.region(8, 0, ALL);
@@ -101,7 +101,7 @@ fn unsignalled_work_completes_silently_and_frees_its_place() {
 }
 
 #[test]
-fn send_with_invalidate_and_solicited_event_are_told_to_the_receiver() {
+fn invalidation_and_solicited_event_are_reported_to_the_receiver() {
     let mut pair = Pair::new();
     let (window, _) = pair.b.region(64, 0, ALL);
     for wr_id in 0..4 {
@@ -122,7 +122,7 @@ fn send_with_invalidate_and_solicited_event_are_told_to_the_receiver() {
 }
 
 #[test]
-fn immediate_data_comes_with_the_completion_of_a_receive() {
+fn immediate_data_is_returned_in_the_completion_of_a_receive() {
     let mut pair = Pair::new();
     let (sink, to) = pair.b.region(16, 0, ALL);
     pair.b.receive(1, &[]);
@@ -141,7 +141,7 @@ fn immediate_data_comes_with_the_completion_of_a_receive() {
 }
 
 #[test]
-fn atomics_return_the_word_before_and_change_it_once() {
+fn atomics_return_the_previous_word_and_change_it_once() {
     let mut pair = Pair::new();
     let (word, remote) = pair.b.region(16, 0, Access::REMOTE_ATOMIC);
     let (result, local) = pair.a.region(16, 0, Access::LOCAL_WRITE);
@@ -178,7 +178,7 @@ fn a_read_with_invalidation_closes_its_sink_to_the_peer() {
 }
 
 #[test]
-fn local_invalidation_takes_its_turn_in_the_send_queue() {
+fn local_invalidation_is_executed_in_send_queue_order() {
     let mut pair = Pair::new();
     let (open, to) = pair.a.region(8, 0, ALL);
     pair.b.receive(9, &[]);
@@ -196,7 +196,7 @@ fn local_invalidation_takes_its_turn_in_the_send_queue() {
 }
 
 #[test]
-fn regions_may_begin_at_any_tagged_offset() {
+fn a_region_may_begin_at_any_tagged_offset() {
     let mut pair = Pair::new();
     let memory = Memory::anonymous(100, Pages::Normal).unwrap();
     let base = u64::MAX - 200;
@@ -210,7 +210,7 @@ fn regions_may_begin_at_any_tagged_offset() {
 }
 
 #[test]
-fn a_message_may_have_four_gigabytes_less_one_and_no_more() {
+fn a_message_has_at_most_four_gigabytes_minus_one_byte() {
     let mut pair = Pair::new();
     let (key, _) = pair.a.region(8, 0, ALL);
     // An invalid key is detected at sending; a message that is too long, at posting.
@@ -228,7 +228,7 @@ fn a_message_may_have_four_gigabytes_less_one_and_no_more() {
 }
 
 #[test]
-fn a_read_of_no_bytes_revokes_the_key_of_its_request_and_not_the_one_that_the_peer_names() {
+fn an_empty_read_invalidates_its_own_sink_key_and_not_the_key_in_the_response() {
     let mut pair = Pair::new();
     let (source, _) = pair.b.region(10, 0, Access::REMOTE_READ);
     let (sink, _) = pair.a.region(10, 0, ALL);

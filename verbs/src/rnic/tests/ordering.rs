@@ -1,4 +1,4 @@
-//! RFC 5040 section 5.5 and appendix B, and what verbs add to it: fences, flushing, turns.
+//! RFC 5040 section 5.5 and appendix B, and the additions of verbs: fences, flushing, turns.
 
 use super::*;
 
@@ -40,7 +40,7 @@ fn rfc5040_s5_5_r15_operations_complete_in_the_order_they_were_posted() {
 }
 
 #[test]
-fn rfc5040_s5_5_r12_a_fence_holds_work_back_until_the_reads_before_it_are_done() {
+fn rfc5040_s5_5_r12_a_fence_delays_work_until_earlier_reads_are_complete() {
     let mut pair = Pair::new();
     let (remote, _) = pair.b.region(100, 0, ALL);
     let (local, _) = pair.a.region(100, 0, ALL);
@@ -54,7 +54,7 @@ fn rfc5040_s5_5_r12_a_fence_holds_work_back_until_the_reads_before_it_are_done()
 }
 
 #[test]
-fn rfc5040_s5_5_r20_responses_come_in_the_order_of_the_requests() {
+fn rfc5040_s5_5_r20_responses_are_sent_in_the_order_of_the_requests() {
     let mut pair = Pair::new();
     let (remote, _) = pair.b.region(4000, 0, ALL);
     let (local, _) = pair.a.region(4000, 0, ALL);
@@ -75,7 +75,7 @@ fn rfc5040_s5_5_r20_responses_come_in_the_order_of_the_requests() {
 }
 
 #[test]
-fn rfc5041_s5_3_messages_are_not_mixed_and_answers_take_turns_with_requests() {
+fn rfc5041_s5_3_messages_are_not_interleaved_and_responses_alternate_with_requests() {
     let mut pair = Pair::new();
     let (remote, _) = pair.b.region(9000, 0, ALL);
     let (local, _) = pair.a.region(9000, 0, ALL);
@@ -102,7 +102,7 @@ fn rfc5041_s5_3_messages_are_not_mixed_and_answers_take_turns_with_requests() {
 }
 
 #[test]
-fn rfc5040_s5_5_r18_a_send_completes_while_reads_before_it_wait_for_their_answers() {
+fn rfc5040_s5_5_r18_a_send_is_delivered_while_earlier_reads_wait_for_responses() {
     let mut pair = Pair::new();
     let (remote, _) = pair.b.region(100, 0, ALL);
     let (local, _) = pair.a.region(100, 0, ALL);
@@ -135,17 +135,17 @@ fn an_error_flushes_both_queues_once_and_in_order() {
     ];
     assert_eq!(pair.a.outcomes(), want);
     assert_eq!(pair.a.state(), QpState::Terminate);
-    // What is posted from now on is flushed at once.
+    // Work posted from now on is flushed at once.
     pair.a.post(4, SEND, &[]);
     pair.a.receive(13, &[]);
     assert_eq!(pair.a.outcomes(), [(4, FLUSHED), (13, FLUSHED)]);
-    // A late acknowledgement changes nothing.
+    // A late acknowledgement has no effect.
     pair.a.rnic.acked(CONN, u64::MAX);
     assert_eq!(pair.a.outcomes(), []);
 }
 
 #[test]
-fn unsignalled_work_that_fails_does_complete() {
+fn unsignalled_work_that_fails_generates_a_completion() {
     let mut pair = Pair::new();
     pair.a.post_with(1, SEND, Payload::Gather(&[whole(STag::new(1), 1)]), SendFlags::empty());
     pair.a.post_with(2, SEND, Payload::EMPTY, SendFlags::empty());
@@ -154,7 +154,7 @@ fn unsignalled_work_that_fails_does_complete() {
 }
 
 #[test]
-fn long_messages_fill_segments_and_short_ones_wait_for_no_crumbs() {
+fn a_message_begins_in_the_rest_of_a_segment_only_when_the_rest_is_large_enough() {
     let mut pair = Pair::new();
     let (sink, _) = pair.b.region(100_000, 0, ALL);
     let (source, _) = pair.a.region(65_536, 0, ALL);

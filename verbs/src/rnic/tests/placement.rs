@@ -1,4 +1,4 @@
-//! Early and in-order placement, bounds, and receives withheld.
+//! Early and in-order placement, bounds, and withheld messages.
 
 use proptest::prelude::*;
 
@@ -15,8 +15,8 @@ fn write_segment(stag: STag, to: u64, last: bool, payload: &[u8]) -> Vec<u8> {
     [&Tagged { last, control: 0x40, stag, to }.to_bytes(Versions::Ietf)[..], payload].concat()
 }
 
-/// Takes `ulpdus` with the first `missing` lost at first: the others are placed early, then all are
-/// delivered in order, those that were placed without being placed again.
+/// Receives `ulpdus` with the first `missing` delayed: the others are placed early, then all are delivered in order,
+/// without placing the early ones again.
 fn take_with_gap(end: &mut End, ulpdus: &[Vec<u8>], missing: usize) -> usize {
     let early: Vec<_> = ulpdus[missing..].iter().map(|u| end.place(u, Arrival::Early).ok()).collect();
     for ulpdu in &ulpdus[..missing] {
@@ -32,7 +32,7 @@ fn take_with_gap(end: &mut End, ulpdus: &[Vec<u8>], missing: usize) -> usize {
 }
 
 #[test]
-fn rfc5041_s5_3_an_early_send_goes_into_the_receive_of_its_msn() {
+fn rfc5041_s5_3_an_early_send_is_placed_in_the_receive_of_its_msn() {
     let mut pair = Pair::new();
     let (sink, to) = pair.b.region(30, 0, ALL);
     for i in 0..3u32 {
@@ -41,7 +41,7 @@ fn rfc5041_s5_3_an_early_send_goes_into_the_receive_of_its_msn() {
     let ulpdus: Vec<_> = (1..=3).map(|msn| send_segment(msn, 0, true, &[msn as u8 * 11; 10])).collect();
     let third = pair.b.place(&ulpdus[2], Arrival::Early).unwrap();
     assert_eq!(bytes(&to)[20..], [33; 10], "placed before it is delivered");
-    assert_eq!(pair.b.poll(), [], "and not told of before those before it");
+    assert_eq!(pair.b.poll(), [], "and not completed before earlier messages");
     pair.b.take(&ulpdus[0]).unwrap();
     pair.b.take(&ulpdus[1]).unwrap();
     pair.b.rnic.deliver(CONN, third).unwrap();
@@ -62,7 +62,7 @@ fn early_segments_of_one_message_are_placed_around_the_missing_one() {
 }
 
 #[test]
-fn a_shared_receive_is_bound_to_its_message_when_its_first_bytes_come() {
+fn a_shared_receive_is_bound_to_a_message_when_its_first_bytes_arrive() {
     let mut pair = Pair::with(|rnic, a| {
         let srq = rnic.create_srq(&SrqAttributes { pd: a.pd, max_wr: 8, max_sge: 1, limit: 0 }).unwrap();
         QpAttributes { srq: Some(srq), ..a }
@@ -73,7 +73,7 @@ fn a_shared_receive_is_bound_to_its_message_when_its_first_bytes_come() {
         let scatter = [Sge { key: sink, offset: u64::from(i) * 10, len: 10 }];
         pair.b.rnic.post_srq_recv(srq, &RecvRequest { wr_id: u64::from(i), scatter: &scatter }).unwrap();
     }
-    // Message 2 comes first, in two segments: both take the receive that was oldest.
+    // Message 2 arrives first, in two segments: both use the oldest receive.
     let early = [send_segment(2, 5, true, &[2; 5]), send_segment(2, 0, false, &[1; 5])];
     let late = pair.b.place(&early[0], Arrival::Early).unwrap();
     let first = pair.b.place(&early[1], Arrival::Early).unwrap();
@@ -110,7 +110,7 @@ fn early_errors_change_nothing_and_are_final_only_in_order() {
 }
 
 #[test]
-fn read_responses_are_placed_early_only_where_they_were_asked_for() {
+fn read_responses_are_placed_early_only_in_the_requested_range() {
     let mut pair = Pair::new();
     let (local, to) = pair.a.region(100, 0, ALL);
     let (remote, _) = pair.b.region(100, 50, ALL);
@@ -136,7 +136,7 @@ fn bytes_from(first: u8, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_message_without_a_receive_waits_and_goes_on_when_one_is_posted() {
+fn a_message_without_a_receive_waits_until_one_is_posted() {
     let mut pair = Pair::new();
     let (sink, to) = pair.b.region(10, 0, ALL);
     let ulpdu = send_segment(1, 0, true, &[5; 10]);
@@ -147,7 +147,7 @@ fn a_message_without_a_receive_waits_and_goes_on_when_one_is_posted() {
     pair.b.take(&ulpdu).unwrap();
     assert_eq!(bytes(&to), [5; 10]);
     pair.b.receive(2, &[]);
-    assert_eq!(pair.b.rnic.next_resume(), None, "only who waits is resumed");
+    assert_eq!(pair.b.rnic.next_resume(), None, "only a waiting stream is resumed");
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn a_shared_queue_resumes_one_waiting_stream_for_each_receive() {
 }
 
 #[test]
-fn one_peer_cannot_take_every_shared_receive_by_leaving_gaps() {
+fn one_peer_cannot_occupy_every_shared_receive_by_leaving_gaps() {
     for (posted, users, least_left) in [(4000, 1, 2900), (100, 1, 50), (100, 5, 90), (3, 2, 3), (1, 1, 1)] {
         let mut pair = Pair::with(|rnic, a| {
             let srq =
@@ -186,7 +186,7 @@ fn one_peer_cannot_take_every_shared_receive_by_leaving_gaps() {
         }
         let left = pair.b.rnic.query_srq(srq).unwrap().1;
         assert!(left >= least_left, "{left} of {posted} are left with {users} users");
-        // The message that is due takes one whatever the share is, and so do those behind it in their turn.
+        // The message that is due gets a receive whatever the share, and so do later messages when they become due.
         for msn in 1..=posted as u32 {
             pair.b.take(&send_segment(msn, 0, true, &[])).unwrap();
         }
@@ -229,7 +229,7 @@ fn rfc5041_s5_4_overlapping_segments_do_not_hide_a_hole() {
 }
 
 #[test]
-fn rfc5041_s5_3_a_message_is_whole_in_any_order_of_its_segments_also_when_they_overlap() {
+fn rfc5041_s5_3_a_message_is_whole_for_any_order_and_overlap_of_its_segments() {
     let mut pair = Pair::new();
     let (sink, to) = pair.b.region(30, 0, ALL);
     pair.b.receive(1, &[whole(sink, 30)]);
@@ -253,7 +253,7 @@ fn a_send_that_has_begun_does_not_end_as_immediate_data() {
 }
 
 proptest! {
-    /// Whatever is received, early or in order, only bytes that the headers may access change.
+    /// Any received segments, early or in order, change only bytes that their headers may access.
     #[test]
     fn prop_no_segment_changes_a_byte_outside_of_what_it_may_open(
         segments in prop::collection::vec((any::<bool>(), 0u64..140, 0u32..140, 1u32..5, 0usize..60, any::<bool>(), 0u8..4), 1..40)
@@ -312,7 +312,7 @@ proptest! {
         prop_assert_eq!(ended, pair.b.outcomes().contains(&(1, WcStatus::Flushed)));
     }
 
-    /// A message cut and delayed in any way arrives as it was sent.
+    /// A message arrives unchanged however its segments are cut and delayed.
     #[test]
     fn prop_any_cut_and_any_gap_give_the_message(len in 0usize..3000, cuts in prop::collection::vec(1usize..900, 1..6), missing in 0usize..6) {
         let mut pair = Pair::new();

@@ -37,7 +37,7 @@ fn an_armed_queue_notifies_once_and_only_what_it_was_armed_for() {
     assert!(notifies(5, WcStatus::Flushed, false), "an error counts as solicited");
     ring.arm(false);
     ring.arm(true);
-    assert!(notifies(6, WcStatus::Success, false), "the wider wish stands");
+    assert!(notifies(6, WcStatus::Success, false), "the wider request stays in force");
     let mut out = Vec::new();
     assert_eq!((ring.poll(&mut out, 4), ring.poll(&mut out, 9), ring.len()), (4, 2, 0));
     assert!(out.iter().map(|c| c.wr_id).eq(1..=6));
@@ -120,16 +120,20 @@ fn rfc5042_s6_4_6_an_overflow_ends_the_queue_pairs_of_that_queue_and_no_others()
     assert!(ring.overflowed());
     assert_eq!(ring.len(), 2);
     assert_eq!(end.state(), QpState::Terminate);
-    assert_eq!(end.outcomes(), [(50, WcStatus::Flushed)], "the other queue is told");
+    assert_eq!(end.outcomes(), [(50, WcStatus::Flushed)], "the other queue gets a completion");
     let events = end.async_events();
     let fatal = AsyncEvent::QpFatal { qp: victim, fault: QpFault::CqOverflow };
     assert_eq!(events, [AsyncEvent::CqOverflow { cq: small }, fatal]);
     established.send_outstanding = 0;
-    assert_eq!(end.rnic.query_qp(qp).unwrap(), established, "who does not use it is not touched");
+    assert_eq!(
+        end.rnic.query_qp(qp).unwrap(),
+        established,
+        "a queue pair that does not use it is not affected"
+    );
 }
 
 #[test]
-fn a_shared_queue_tells_its_limit_once_and_a_failed_pair_its_last_receive() {
+fn a_shared_queue_reports_its_limit_once_and_a_failed_pair_its_last_receive() {
     let mut pair = Pair::with(|rnic, a| {
         let srq = rnic.create_srq(&SrqAttributes { pd: a.pd, max_wr: 4, max_sge: 1, limit: 2 }).unwrap();
         QpAttributes { srq: Some(srq), ..a }
@@ -141,7 +145,7 @@ fn a_shared_queue_tells_its_limit_once_and_a_failed_pair_its_last_receive() {
     let full = pair.b.rnic.post_srq_recv(srq, &RecvRequest { wr_id: 9, scatter: &[] });
     assert_eq!(full, Err(PostError::QueueFull(4)));
     let own = pair.b.rnic.post_recv(pair.b.qp, &RecvRequest { wr_id: 9, scatter: &[] });
-    assert_eq!(own, Err(PostError::Unknown), "no own receive queue beside a shared one");
+    assert_eq!(own, Err(PostError::Unknown), "no receive queue of its own with a shared one");
     for wr_id in 0..4 {
         pair.a.post(wr_id, SEND, &[]);
     }
@@ -186,7 +190,7 @@ fn objects_are_kept_while_others_use_them() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_when_it_is_posted() {
+fn requests_that_do_not_fit_are_rejected_when_they_are_posted() {
     let options = QueuePairOptions {
         max_send_wr: 2,
         max_recv_wr: 1,
@@ -219,7 +223,7 @@ fn what_does_not_fit_is_refused_when_it_is_posted() {
 }
 
 #[test]
-fn what_cannot_be_made_is_refused() {
+fn objects_with_invalid_attributes_are_rejected() {
     let mut end = End::new(|_, a| a);
     let attributes = QpAttributes::new(end.pd, end.cq, end.cq);
     let limits = end.rnic.limits().clone();
@@ -288,7 +292,7 @@ fn a_receive_goes_to_the_next_live_queue_pair_when_the_first_in_line_is_dead() {
 }
 
 #[test]
-fn a_resumed_queue_pair_that_takes_no_receive_leaves_it_to_the_next_one() {
+fn a_resumed_queue_pair_that_uses_no_receive_leaves_it_to_the_next_one() {
     let mut pair = Pair::with(|rnic, a| {
         let attributes = SrqAttributes { pd: a.pd, max_wr: 8, max_sge: 1, limit: 0 };
         QpAttributes { srq: Some(rnic.create_srq(&attributes).unwrap()), ..a }
@@ -320,7 +324,7 @@ fn a_completion_queue_that_is_resized_often_keeps_one_ring() {
 }
 
 #[test]
-fn a_region_of_one_queue_pair_opens_to_none_that_is_created_later() {
+fn a_region_of_one_queue_pair_is_never_accessible_to_a_later_one() {
     let mut end = End::new(|_, a| a);
     let attributes = QpAttributes::new(end.pd, end.cq, end.cq);
     let owner = end.rnic.create_qp(attributes).unwrap();

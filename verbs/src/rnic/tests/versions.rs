@@ -1,4 +1,4 @@
-//! Version 0 of DDP and RDMAP, of connections with RNICs of the RDMA Consortium, and versions that do not match the
+//! Version 0 of DDP and RDMAP, on connections with RNICs of the RDMA Consortium, and versions that do not match the
 //! connection (RFC 5044 appendix C.1).
 
 use xwarp_tcp::mpa::Revision;
@@ -20,7 +20,7 @@ fn rdmac() -> Pair {
     pair
 }
 
-/// Moves everything both ways and returns the first two bytes of every ULPDU.
+/// Transfers everything in both directions and returns the first two bytes of every ULPDU.
 fn run(pair: &mut Pair) -> Vec<[u8; 2]> {
     let mut heads = Vec::new();
     loop {
@@ -65,7 +65,7 @@ fn rfc5044_c1_with_an_rdmac_rnic_every_header_has_version_0() {
 
 /// RFC 7306 extends version 1.
 #[test]
-fn rfc5044_c_an_rdmac_rnic_is_sent_no_atomics_and_no_immediate_data() {
+fn rfc5044_c_no_atomics_and_no_immediate_data_are_sent_to_an_rdmac_rnic() {
     let mut pair = rdmac();
     let (local, _) = pair.a.region(8, 0, ALL);
     let remote = Remote { key: STag::new(1), offset: 0 };
@@ -85,7 +85,7 @@ fn rfc5044_c_an_rdmac_rnic_is_sent_no_atomics_and_no_immediate_data() {
 }
 
 /// Each combination of DV and RV in a tagged and an untagged header, on connections of both versions: only the
-/// connection's own pass, and the Terminate has the connection's versions and quotes the header as it came.
+/// connection's own pass, and the Terminate has the connection's versions and quotes the header as received.
 #[test]
 fn rfc5044_c1_versions_are_never_mixed() {
     for (revision, valid) in [(Revision::Zero, 0), (Revision::One, 1), (Revision::Two, 1)] {
@@ -113,7 +113,7 @@ fn rfc5044_c1_versions_are_never_mixed() {
             };
             assert_eq!(header.numbers(), expected, "{revision:?} {ulpdu:02x?}");
             assert_eq!(header.ddp_header.unwrap().as_bytes(), ulpdu);
-            // The other end takes the Terminate.
+            // The other end processes the Terminate.
             pair.a.take(&terminate).unwrap();
             assert_eq!(pair.a.state(), QpState::Error);
         }
@@ -134,7 +134,7 @@ fn rfc5044_c_an_rdmac_rnic_may_send_no_extension() {
     }
 }
 
-/// The request that a Terminate of version 0 quotes is found.
+/// The request that a Terminate of version 0 quotes is identified.
 #[test]
 fn rfc5040_s7_1_a_terminate_of_an_rdmac_rnic_blames_the_request_that_it_quotes() {
     let mut pair = rdmac();

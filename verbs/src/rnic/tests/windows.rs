@@ -50,7 +50,7 @@ fn piece(fill: u8, len: usize) -> Memory {
 }
 
 #[test]
-fn a_window_opens_a_part_of_a_region_that_is_closed_itself() {
+fn a_window_gives_access_to_a_part_of_a_region_without_remote_rights() {
     let mut pair = Pair::new();
     let (region, memory) = pair.b.region(100, 0, LENDABLE);
     let window = pair.b.window();
@@ -67,7 +67,7 @@ fn a_window_opens_a_part_of_a_region_that_is_closed_itself() {
 }
 
 #[test]
-fn a_window_refuses_what_it_does_not_grant() {
+fn a_window_rejects_access_that_it_does_not_grant() {
     type Say = fn(&mut End, STag, STag, STag);
     let cases: [(Say, StreamError); 6] = [
         (|a, key, _, _| a.write_inline(1, key, 29, &[1; 2]), DdpError::TaggedBounds.into()),
@@ -99,7 +99,7 @@ fn a_window_refuses_what_it_does_not_grant() {
 }
 
 #[test]
-fn a_zero_based_window_hides_where_its_bytes_lie() {
+fn a_zero_based_window_hides_the_address_of_its_bytes() {
     let mut pair = Pair::new();
     let (region, memory) = pair.b.region(100, 0, LENDABLE);
     let window = pair.b.window();
@@ -117,7 +117,7 @@ fn a_zero_based_window_hides_where_its_bytes_lie() {
 }
 
 #[test]
-fn a_window_that_was_invalidated_is_bound_anew_under_another_key() {
+fn an_invalidated_window_is_bound_again_under_another_key() {
     let mut pair = Pair::new();
     let (region, memory) = pair.b.region(100, 0, LENDABLE);
     let mut key = pair.b.window();
@@ -148,13 +148,13 @@ fn a_window_that_was_invalidated_is_bound_anew_under_another_key() {
 }
 
 #[test]
-fn a_binding_counts_before_the_request_behind_it_and_an_invalidation_too() {
+fn a_binding_or_invalidation_takes_effect_before_the_next_request() {
     let mut pair = Pair::new();
     let (region, _) = pair.b.region(100, 0, LENDABLE);
     let (inbox, heard) = pair.a.region(4, 0, ALL);
     pair.a.receive(1, &[whole(inbox, 4)]);
     let window = pair.b.window();
-    // In one batch, behind a message that fills the pipe: the key is valid when the peer hears of it.
+    // In one batch, after a message that fills the pipe: the key is valid when the peer learns it.
     let (big, _) = pair.b.region(5000, 0, Access::empty());
     let (sink, _) = pair.a.region(5000, 0, ALL);
     pair.b.post(0, write_to(sink, 0), &[whole(big, 5000)]);
@@ -170,7 +170,7 @@ fn a_binding_counts_before_the_request_behind_it_and_an_invalidation_too() {
 }
 
 #[test]
-fn a_fenced_invalidation_waits_for_the_read_before_it() {
+fn a_fenced_invalidation_waits_for_an_earlier_read() {
     let mut pair = Pair::new();
     let (source, _) = pair.b.region(3000, 5, Access::REMOTE_READ);
     let key = pair.a.fast_region(1);
@@ -195,7 +195,7 @@ fn a_fenced_invalidation_waits_for_the_read_before_it() {
 }
 
 #[test]
-fn bindings_that_cannot_be_fail_and_take_the_stream_with_them() {
+fn invalid_bindings_fail_and_end_the_stream() {
     let bad = |name: &str, change: &dyn Fn(&mut End, STag, &mut Binding) -> STag| {
         let mut pair = Pair::new();
         let (region, _) = pair.b.region(100, 0, LENDABLE);
@@ -268,7 +268,7 @@ fn bindings_that_cannot_be_fail_and_take_the_stream_with_them() {
 }
 
 #[test]
-fn a_region_with_windows_stays_until_they_are_gone() {
+fn a_region_cannot_be_deregistered_while_windows_are_bound() {
     let mut pair = Pair::new();
     let (region, memory) = pair.b.region(100, 0, LENDABLE | Access::REMOTE_WRITE);
     let [first, second] = [pair.b.window(), pair.b.window()];
@@ -293,7 +293,7 @@ fn a_region_with_windows_stays_until_they_are_gone() {
 }
 
 #[test]
-fn a_window_closes_with_the_stream_that_it_was_bound_for() {
+fn a_window_is_unbound_when_its_stream_ends() {
     let mut pair = Pair::new();
     let (region, _) = pair.b.region(100, 0, LENDABLE);
     let window = pair.b.window();
@@ -322,7 +322,7 @@ fn a_window_closes_with_the_stream_that_it_was_bound_for() {
 }
 
 #[test]
-fn a_region_with_windows_is_nobody_s_to_invalidate() {
+fn a_region_with_windows_cannot_be_invalidated() {
     let mut pair = Pair::new();
     let (region, _) = pair.b.region(100, 0, ALL);
     let window = pair.b.window();
@@ -341,7 +341,7 @@ fn a_region_with_windows_is_nobody_s_to_invalidate() {
 }
 
 #[test]
-fn a_window_is_no_local_memory() {
+fn a_window_cannot_be_used_as_local_memory() {
     let mut pair = Pair::new();
     let (region, _) = pair.b.region(100, 0, ALL);
     let window = pair.b.window();
@@ -352,7 +352,7 @@ fn a_window_is_no_local_memory() {
 }
 
 #[test]
-fn a_fast_region_takes_pieces_and_is_reached_across_them() {
+fn a_fast_region_of_several_pieces_is_accessible_across_them() {
     let mut pair = Pair::new();
     let key = pair.b.fast_region(4);
     let [one, two, three] = [piece(1, 1000), piece(2, 2000), piece(3, 1000)];
@@ -372,7 +372,7 @@ fn a_fast_region_takes_pieces_and_is_reached_across_them() {
     assert_eq!(bytes(&two), sent[500..2500]);
     assert_eq!(bytes(&three), sent[2500..]);
     assert_eq!(bytes(&to), sent[2000..3000]);
-    // Its owner may send it too, and windows may be bound to it.
+    // Its owner may also send from it, and windows may be bound to it.
     let window = pair.b.window();
     let window = pair.b.bind(2, window, part(key, (1 << 40) + 499, 2, Access::REMOTE_WRITE));
     pair.a.write_inline(3, window, (1 << 40) + 499, b"!!");
@@ -390,7 +390,7 @@ fn a_fast_region_takes_pieces_and_is_reached_across_them() {
 }
 
 #[test]
-fn an_atomic_word_lies_in_one_piece() {
+fn an_atomic_word_must_lie_in_one_piece() {
     let mut pair = Pair::new();
     let key = pair.b.fast_region(2);
     let [one, two] = [piece(0, 12), piece(0, 12)];
@@ -408,7 +408,7 @@ fn an_atomic_word_lies_in_one_piece() {
 }
 
 #[test]
-fn a_fast_region_is_used_again_under_stepped_keys_and_old_ones_are_dead() {
+fn a_fast_region_is_reused_under_new_keys_and_old_keys_are_invalid() {
     let mut pair = Pair::new();
     let first = pair.b.fast_region(1);
     let mut key = first;
@@ -432,7 +432,7 @@ fn a_fast_region_is_used_again_under_stepped_keys_and_old_ones_are_dead() {
 }
 
 #[test]
-fn fast_registrations_that_cannot_be_fail() {
+fn invalid_fast_registrations_fail() {
     let bad = |name: &str, list: &[Memory], access: Access, base: u64, key: &dyn Fn(&mut End) -> STag| {
         let mut pair = Pair::new();
         let key = key(&mut pair.b);
@@ -468,7 +468,7 @@ fn fast_registrations_that_cannot_be_fail() {
 }
 
 #[test]
-fn payloads_that_do_not_fit_a_request_on_memory_are_refused_at_once() {
+fn payloads_that_do_not_fit_a_memory_request_are_rejected_at_once() {
     let mut end = Pair::new().a;
     let (region, memory) = end.region(8, 0, ALL);
     let window = end.window();
@@ -540,7 +540,7 @@ fn rfc7306_s6_a_write_with_immediate_is_one_request_and_two_messages() {
 }
 
 #[test]
-fn rfc7306_s6_immediate_data_tells_the_length_of_the_write_before_it_alone() {
+fn rfc7306_s6_immediate_data_reports_only_the_length_of_its_own_write() {
     let mut pair = Pair::new();
     let (sink, _) = pair.b.region(100, 0, ALL);
     for wr_id in 0..4 {
@@ -559,7 +559,7 @@ fn rfc7306_s6_immediate_data_tells_the_length_of_the_write_before_it_alone() {
 }
 
 #[test]
-fn immediate_data_waits_for_a_receive_behind_its_write() {
+fn immediate_data_waits_for_a_receive_after_its_write_was_placed() {
     let mut pair = Pair::new();
     let (sink, to) = pair.b.region(16, 0, ALL);
     let remote = Remote { key: sink, offset: 0 };
@@ -580,8 +580,8 @@ fn segment_to(key: STag, to: u64, payload: &[u8]) -> Vec<u8> {
 }
 
 proptest! {
-    /// A fast region of scattered pieces and a window on a part of it, closed and opened anew at any time:
-    /// what a segment changes is what a plain table of bytes says, and nothing else.
+    /// A fast region of scattered pieces and a window on a part of it, invalidated and opened again at any time: a
+    /// segment changes exactly the bytes that a plain table of bytes predicts.
     #[test]
     fn prop_pieces_and_windows_open_exactly_their_bytes(
         pieces in prop::collection::vec((0usize..240, 0usize..16), 1..6),
@@ -592,7 +592,7 @@ proptest! {
         let mut pair = Pair::new();
         let memory = piece(0, 256);
         let list: Vec<Memory> = pieces.iter().map(|(at, len)| memory.slice(*at, *len).unwrap()).collect();
-        // Where each byte of the region lies.
+        // The location of each byte of the region.
         let places: Vec<usize> = pieces.iter().flat_map(|(at, len)| *at..at + len).collect();
         let mut oracle = vec![0u8; 256];
         let mut region = pair.b.fast_region(8);
