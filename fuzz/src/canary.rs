@@ -77,7 +77,7 @@ impl Guarded {
         self.all.read(0, &mut bytes).expect("all of it");
         let end = MARGIN + self.region.len();
         assert!(bytes[..MARGIN] == SECRETS[..MARGIN], "bytes before a region have changed");
-        assert!(bytes[end..] == SECRETS[end..], "bytes behind a region have changed");
+        assert!(bytes[end..] == SECRETS[end..], "bytes after a region have changed");
     }
 
     /// Whether the whole region still has the secret pattern.

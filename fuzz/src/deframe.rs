@@ -99,7 +99,7 @@ fn complete(end: &mut End, stream: &[u8]) {
     end.grant(usize::MAX / 2);
     while let Some(rest) = stream.get(end.contiguous - REPLY.len()..).filter(|rest| !rest.is_empty()) {
         let took = end.segment(end.contiguous, &rest[..SEGMENT.min(rest.len())]);
-        assert!(took, "what is in order is always taken");
+        assert!(took, "a segment in order is always taken");
     }
 }
 
@@ -117,18 +117,18 @@ fn compare(end: &End, reference: &Reference, changed: bool) {
         return;
     }
     let common = reference.ulpdus.iter().zip(&delivered).take_while(|(a, b)| a == *b).count();
-    assert_eq!(common, delivered.len(), "something was delivered that is not in the stream");
+    assert_eq!(common, delivered.len(), "a delivered ULPDU is not in the stream");
     if changed {
         return;
     }
     if reference.error.is_some() {
-        assert!(!errors.is_empty(), "{:?} was not noticed", reference.error);
+        assert!(!errors.is_empty(), "{:?} was not detected", reference.error);
     } else if !reference.lies {
         assert_eq!(errors, [], "the stream is good");
     }
     if errors.is_empty() {
         assert_eq!(delivered.len(), reference.ulpdus.len(), "not everything was delivered");
-        assert!(reference.lies || end.ulp.placed.len() == delivered.len(), "something was placed twice");
+        assert!(reference.lies || end.ulp.placed.len() == delivered.len(), "a ULPDU was placed twice");
     }
 }
 

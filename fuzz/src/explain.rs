@@ -1,5 +1,5 @@
-//! Target: `xwarp explain`. An input is options, then a capture file; with the first bit set, frames of which a file is
-//! made, so that mutations of lengths in the file's own headers do not hide the frames.
+//! Target: `xwarp explain`. An input is options, then a capture file. With the first bit set, frames follow instead,
+//! from which a file is built, so that mutations of lengths in the file's own headers do not hide the frames.
 
 use std::io;
 

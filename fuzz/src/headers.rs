@@ -51,7 +51,7 @@ fn segment(bytes: &[u8]) {
     let len = header.emit(ConnectionId(0), bytes.len() - header.bytes(), &mut out);
     assert_eq!(len, header.bytes());
     assert_eq!(SegmentHeader::parse(&out, bytes.len()), Ok(header), "round trip");
-    // Version, length and Connection ID are the framing's.
+    // Version, length and Connection ID belong to the framing.
     assert_eq!((out[1], &out[12..len]), (bytes[1], &bytes[12..len]));
     for short in 0..len {
         assert!(SegmentHeader::parse(&bytes[..short], bytes.len()).is_err());
@@ -67,7 +67,7 @@ fn ddp(bytes: &[u8], versions: Versions) {
             assert_eq!(Header::parse(&out, versions), Ok(header), "round trip");
             assert_eq!(out[1..header.bytes()], bytes[1..header.bytes()]);
             let raw = raw.expect("a header of this length");
-            assert_eq!(raw.as_bytes(), &bytes[..header.bytes()], "a quote is the bytes that came");
+            assert_eq!(raw.as_bytes(), &bytes[..header.bytes()], "a quote equals the received bytes");
             for short in 0..header.bytes() {
                 assert_eq!(Header::parse(&bytes[..short], versions), Err(Malformed::Truncated));
             }

@@ -11,7 +11,7 @@
 //! | [`headers`](headers::target) | DDP and RDMAP headers, Terminate, segments of RDMA/TCP | round trips, every truncation |
 //! | [`deframe`](deframe::target) | the receiving MPA session: any stream, segmented and reordered | delivers what an in-order reader finds; places each ULPDU once |
 //! | [`control`](control::target) | a message between a process and `xwarpd` | one encoding, every truncation |
-//! | [`explain`](explain::target) | a capture file, or frames of which one is made | `xwarp explain` neither panics nor needs more than bounded memory |
+//! | [`explain`](explain::target) | a capture file, or frames from which one is built | `xwarp explain` neither panics nor needs more than bounded memory |
 //! | [`engine`](engine::target) | a whole engine with hostile peers on the wire | canaries, frames, memory, closed keys, validity of sent frames, clean end |
 //! | [`pair`](pair::target) | two engines and the network between them | each completion once and in order, contents, canaries, frames |
 #![deny(unsafe_code)]

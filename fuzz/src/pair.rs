@@ -1,7 +1,7 @@
 //! Target: two engines and the network between them.
 //!
-//! An input is: settings (bit 7: RDMA/TCP instead of MPA), then records until the end: a request that an end posts, a change of the next frame
-//! by the network, or time that passes. The expected value of each byte depends only on its offset,
+//! An input is: settings (bit 7: RDMA/TCP instead of MPA), then records until the end: a request posted by an end, a change of the next frame
+//! by the network, or passing time. The expected value of each byte depends only on its offset,
 //! independent of the order of arrival: see [`pattern`].
 
 use std::{
@@ -220,7 +220,7 @@ impl Side {
         assert!((0..).zip(source.bytes()).all(|(at, byte)| byte == pattern(at)), "the source has changed");
         for guarded in [open, sink] {
             let right = (0..).zip(guarded.bytes()).all(|(at, byte)| byte == FILL || byte == pattern(at));
-            assert!(right, "bytes at a place that they are not for");
+            assert!(right, "bytes at a wrong offset");
         }
         assert!(secret.is_secret(), "written without any right");
     }
@@ -259,7 +259,7 @@ impl World {
         let [listener, client] = &mut sides;
         listener.engine.listen(&mut listener.link, None, 4791, 4, 1500, None).expect("a listener");
         let params = ConnectParams { ird: 4, ord: 4, ..ConnectParams::default() };
-        client.engine.connect(now, &mut client.link, client.qp, path, params).expect("it begins to connect");
+        client.engine.connect(now, &mut client.link, client.qp, path, params).expect("the attempt starts");
         Self { now, sides, under_way: [VecDeque::new(), VecDeque::new()], crc }
     }
 

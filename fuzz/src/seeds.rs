@@ -141,8 +141,9 @@ const WINDOW: Aim = Aim { write: 7, read: 7, opens: &[8, 192, 0, 255, 0, 5, 14, 
 const FAST: Aim =
     Aim { write: 9, read: 9, opens: &[8, 192, 0, 255, 2, 7, 7, 4, 0, 8, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0] };
 
-/// Attacks of several segments (see [`crate::engine`]) behind everything else: a window closed over two of our Sends for two minutes, repetitions
-/// with other boundaries and new bytes, a trickle, and a FIN with the SYN of the next connection.
+/// Attacks of several segments (see [`crate::engine`]) after everything else: a window closed over two of our Sends for
+/// two minutes, retransmissions with other boundaries and new bytes, a trickle, and a FIN with the SYN of the next
+/// connection.
 const ATTACKS: [&[u8]; 4] = [
     &[
         8, 2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 16, 240, 0, 0, 16, 8, 2, 0, 0, 0, 0, 1, 0,

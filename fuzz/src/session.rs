@@ -93,7 +93,7 @@ impl End {
     /// Creates an initiator that has sent its Request, unless streaming data come first.
     pub fn initiator(config: MpaConfig) -> Self {
         let (hold_limit, requests) = (config.hold_bytes, config.streaming.is_none());
-        let session = Session::initiator(config, Vec::new(), 4, 4).expect("a good request");
+        let session = Session::initiator(config, Vec::new(), 4, 4).expect("a valid request");
         let mut end = Self::new(session, hold_limit);
         let mut room = [0; 128];
         let mut out = FrameWriter::new(std::iter::once(&mut room[..]).collect(), 0, 128);
@@ -167,7 +167,7 @@ impl End {
             .collect()
     }
 
-    /// Takes up to `most` bytes of streaming data and begins MPA behind them.
+    /// Takes up to `most` bytes of streaming data and begins MPA after them.
     pub fn begin_mpa(&mut self, most: usize) {
         let (session, ulp, link) = (&mut self.session, &mut self.ulp, &mut self.link);
         session.report_streaming(Instant::ZERO, ulp, CONN, &path());

@@ -27,7 +27,7 @@ pub fn target(data: &[u8]) {
         mend(&mut frame);
     }
     let whole = parse(&frame, usize::MAX);
-    assert_eq!(parse(&frame, chunk), whole, "chunks make a difference");
+    assert_eq!(parse(&frame, chunk), whole, "the result depends on the chunks");
     if let Ok(Inbound::Tcp(segment)) = whole {
         agrees_with_etherparse(&frame, &segment);
         let wire = &mut [0; 64];

@@ -80,7 +80,7 @@ pub struct Card {
     reached: Reached,
 }
 
-/// Coverage of an input: a target whose checks nothing passes would find nothing.
+/// Coverage of an input: a target whose inputs never get past the first checks would find nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Reached {
     /// Number of successful requests.
@@ -273,7 +273,7 @@ impl Card {
         while let Some(completion) = self.ring.pop() {
             self.regions.doors.completed(&completion);
             let known = self.outstanding.remove(&completion.wr_id);
-            assert!(known.is_some(), "{completion:?}: it completed before, or was never posted");
+            assert!(known.is_some(), "{completion:?}: completed before, or never posted");
             self.reached.successes += usize::from(completion.status == WcStatus::Success);
         }
     }
@@ -440,8 +440,8 @@ impl Card {
             let gone = engine.deregister(key);
             assert!(!matches!(gone, Err(ResourceError::InUse(..))), "{gone:?}");
         }
-        engine.destroy_srq(srq).expect("nobody uses it");
-        engine.destroy_cq(cq).expect("nobody uses it");
+        engine.destroy_srq(srq).expect("it is unused");
+        engine.destroy_cq(cq).expect("it is unused");
         for pd in pds {
             engine.dealloc_pd(pd).expect("nothing is left in it");
         }

@@ -216,9 +216,9 @@ impl Door {
         }
         assert!(
             self.wall.is_secret_outside(WRITABLE.start..READABLE.end),
-            "written outside of what was opened"
+            "written outside of the opened part"
         );
-        assert!(now[READABLE].iter().all(|byte| *byte == FILL), "written where reading was allowed");
+        assert!(now[READABLE].iter().all(|byte| *byte == FILL), "written where only reading was allowed");
         now[WRITABLE].iter().filter(|byte| **byte != FILL).count()
     }
 }

@@ -154,10 +154,11 @@ impl World {
         }
     }
 
-    /// Does what a peer does that knows TCP well: lasting windows, overlapping segments, trickles, and successors of a connection.
+    /// Executes an attack of a peer that knows TCP well: lasting windows, overlapping segments, trickles, and
+    /// successors of a connection.
     fn attack(&mut self, kind: u8, input: &mut Input<'_>) {
         match kind % 4 {
-            // A window that lasts, closed more often than not, over whatever is in flight.
+            // A lasting window, mostly closed, over the data in flight.
             0 => {
                 let window = input.u16();
                 self.peer().window = if window & 1 == 0 { 0 } else { window };

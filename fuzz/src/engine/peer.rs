@@ -1,4 +1,4 @@
-//! The hostile end of a connection: TCP segments made by hand, valid or invalid as the input requires, and
+//! The hostile end of a connection: hand-made TCP segments, valid or invalid as the input requires, and
 //! checks of every segment that the engine sends.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -182,7 +182,7 @@ impl Peer {
         frame
     }
 
-    /// Encodes a segment that repeats up to `len` of the last `back` bytes, and continues them with `more`.
+    /// Encodes a segment that retransmits up to `len` of the last `back` bytes, and continues them with `more`.
     pub fn again(&self, back: usize, len: usize, more: &[u8]) -> Vec<u8> {
         let back = back.min(self.said.len()).min(1 << 16);
         let last = &self.said[self.said.len() - back..];
@@ -190,8 +190,8 @@ impl Peer {
         self.segment(ACK, self.seq(-(back as i32)), self.ack(), self.window, &payload)
     }
 
-    /// Encodes the FIN behind `last` and the SYN of a new connection with the same ports. From then on the peer is that of the new
-    /// connection.
+    /// Encodes `last` with a FIN, and the SYN of a new connection with the same ports, to which the peer belongs from
+    /// then on.
     pub fn replace(&mut self, last: &[u8]) -> [Vec<u8>; 2] {
         let fin = self.segment(FIN | ACK, self.seq(0), self.ack(), self.window, last);
         let isn = self.isn.wrapping_add(NEXT_ISN);
@@ -273,7 +273,7 @@ impl Peer {
         let offset = tcp.sequence_number().wrapping_sub(isn).wrapping_sub(1);
         let payload = tcp.payload();
         assert!(!betrays(payload), "memory that the peer may not read was sent");
-        // A probe repeats an acknowledged byte; a SYN has no offset.
+        // A probe has the number of an acknowledged byte; a SYN has no offset.
         if tcp.syn() || offset > 1 << 24 || payload.is_empty() && !tcp.fin() {
             return;
         }
@@ -295,7 +295,7 @@ impl Peer {
 /// Parses a frame sent by the engine and checks its lengths, checksums and addresses. Returns the destination
 /// port.
 pub fn inspect(addresses: Addresses, frame: &[u8], hear: impl FnOnce(u16, &TcpSlice<'_>)) {
-    let sliced = SlicedPacket::from_ethernet(frame).expect("what is sent can be read");
+    let sliced = SlicedPacket::from_ethernet(frame).expect("a sent frame can be parsed");
     let (from, to, len): (IpAddr, IpAddr, usize) = match &sliced.net {
         Some(NetSlice::Ipv4(ip)) => {
             let header = ip.header();
@@ -312,7 +312,7 @@ pub fn inspect(addresses: Addresses, frame: &[u8], hear: impl FnOnce(u16, &TcpSl
     let Some(TransportSlice::Tcp(tcp)) = &sliced.transport else { panic!("the engine sends TCP only") };
     let mut mended = frame.to_vec();
     mend(&mut mended);
-    assert_eq!(mended, frame, "the checksums are good");
+    assert_eq!(mended, frame, "the checksums are correct");
     assert_eq!(14 + len, frame.len(), "the length is that of the frame");
     hear(tcp.destination_port(), tcp);
 }
