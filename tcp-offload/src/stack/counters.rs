@@ -108,7 +108,7 @@ impl<U: Ulp> Stack<U> {
         slot.tcp.has_unacknowledged().then(|| slot.tcp.emss())
     }
 
-    /// MPA's counters of a connection.
+    /// The framing's counters of a connection.
     pub fn framing_counters_of(&self, conn: ConnId) -> Option<FramingCounters> {
         let slot = self.slots.get(conn.index as usize).filter(|s| s.generation == conn.generation)?;
         Some(either!(&slot.session => counters()))
@@ -143,7 +143,7 @@ impl<U: Ulp> Stack<U> {
         sum
     }
 
-    /// MPA's counters, summed over all connections, past and present.
+    /// The framing's counters, summed over all connections, past and present.
     pub fn framing_counters(&self) -> FramingCounters {
         let mut sum = self.closed_framing;
         for (_, slot) in &self.slots {
