@@ -20,7 +20,7 @@ use crate::{
     report::{Info, Report, Row, TestInfo},
 };
 
-/// Time without received bytes after which the peer is taken for dead and the connection is closed.
+/// Time without received bytes after which the peer is considered dead and the connection is closed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The kind of baseline test.

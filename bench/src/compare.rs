@@ -92,7 +92,7 @@ struct Rounds<'a> {
     interfaces: &'a Interfaces,
     cpus: (usize, usize),
     samples: Samples,
-    /// Measurements that failed. The run goes on without them.
+    /// Measurements that failed. The run continues without them.
     failures: Vec<String>,
 }
 
@@ -103,7 +103,7 @@ impl Rounds<'_> {
         let bar = bar(u64::from(rounds) * steps.len() as u64);
         let begin = Instant::now();
         for round in 0..rounds {
-            // Who comes first within a table changes, so that slow changes of the machine favour nobody.
+            // The order within a table rotates, so that slow changes of the machine favour none of the subjects.
             for table in steps.chunk_by_mut(|a, b| (a.group, a.x) == (b.group, b.x)) {
                 if round > 0 {
                     table.rotate_left(1);

@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_limit_parts_the_two_regimes() {
+    fn the_limit_separates_near_and_far() {
         assert_eq!(Distance::from_ns(110).tag(), 'N');
         assert_eq!(Distance::from_ns(400).tag(), 'F');
         assert!(Distance::Near(100).comparable(Distance::Near(120)));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn measuring_ends_and_says_something_plausible() {
+    fn a_measured_distance_is_plausible() {
         let cpus = allowed();
         assert!(!cpus.is_empty());
         assert_eq!(Distance::measure(cpus[0], cpus[0]), Distance::Unknown);

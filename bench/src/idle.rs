@@ -1,4 +1,4 @@
-//! `idle`: the cost of a device that nobody uses, and of registering memory. Neither depends on a peer.
+//! `idle`: the cost of an unused device, and of registering memory. Neither depends on a peer.
 
 use std::{
     fs, thread,

@@ -179,13 +179,13 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "MODE", default_value = "auto")]
     pub mode: ModeArg,
     /// Progress of the protocol: by the application's polling, a thread, or both as needed
-    #[arg(long, value_name = "WHO", default_value = "auto")]
+    #[arg(long, value_name = "POLICY", default_value = "auto")]
     pub progress: ProgressArg,
     /// Framing of the messages in the TCP stream; both ends must choose the same
     #[arg(long, value_enum, default_value_t = FramingArg::Mpa)]
     pub framing: FramingArg,
     /// MPA markers in the data that we receive: prefer, require or omit them
-    #[arg(long, value_name = "WISH", num_args = 0..=1, default_value = "prefer", default_missing_value = "require")]
+    #[arg(long, value_name = "MARKERS", num_args = 0..=1, default_value = "prefer", default_missing_value = "require")]
     pub markers: MarkersArg,
     /// Do not request MPA's CRC (it is used if either end requests it)
     #[arg(long = "no-crc", visible_alias = "no_crc")]
@@ -552,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn a_perftest_line_is_understood() {
+    fn a_perftest_command_line_is_parsed() {
         let cli = parse("write_bw -d xw0 -p 4000 -s 4096 -n 50 -t 64 -r 32 -q 4 -Q 1 -I 0 -x 1 -F -R -b -N --report_gbits --out_json 10.77.0.2").unwrap();
         let Command::WriteBw(args) = cli.command else { panic!("not write_bw") };
         assert_eq!(args.rnic.meet.server.as_deref(), Some("10.77.0.2"));
@@ -644,7 +644,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_and_nonsense_are_refused() {
+    fn contradictory_and_invalid_options_are_rejected() {
         for line in [
             "send_bw -a -s 5",
             "send_bw -D 5 -n 5",

@@ -1,5 +1,5 @@
-//! [`Order`]: what the client of a reference (kernel TCP, raw AF_XDP) asks its server to do, as bytes. An order
-//! begins each row of the table.
+//! [`Order`]: the request of a client of a reference (kernel TCP, raw AF_XDP) to its server, as bytes. An order begins
+//! each row of the table.
 
 /// The server's part of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,7 @@
-//! The raw reference: frames over AF_XDP with what no transport can do without, and nothing else. Each payload
-//! is copied out of and into the application's memory, every fourth frame is acknowledged by a frame, and a
-//! window limits the frames in flight. There is no retransmission, congestion control, checksum, CRC or
-//! framing, so its figures bound those of any transport over the same interface.
+//! The raw reference: frames over AF_XDP with the minimum that every transport needs. Each payload is copied out of and
+//! into the application's memory, every fourth frame is acknowledged by a frame, and a window limits the frames in
+//! flight. There is no retransmission, congestion control, checksum, CRC or framing, so its figures bound those of any
+//! transport over the same interface.
 //!
 //! It uses the driver of xwarp, whose share of the cost is part of the figures. Frames have the headers of one
 //! TCP connection, because the steering program redirects only those.

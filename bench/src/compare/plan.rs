@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_of_a_round_is_one_that_we_understand() {
+    fn every_command_of_a_round_can_be_parsed() {
         let steps = steps(&args("compare --mode generic"));
         let found: BTreeSet<Group> = steps.iter().map(|step| step.group).collect();
         assert_eq!(found, BTreeSet::from(Group::ALL));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn the_round_is_what_was_asked_for() {
+    fn a_round_has_the_chosen_groups_and_mtus() {
         let steps = steps(&args("compare --only bulk,polling --mtus 1500,9000"));
         assert!(steps.iter().all(|step| [Group::Bulk, Group::Polling].contains(&step.group)));
         let mtus: BTreeSet<u32> = steps.iter().filter(|s| s.group == Group::Bulk).map(|s| s.mtu).collect();

@@ -119,7 +119,7 @@ impl Run<'_> {
             paragraphs.push(format!("Not measured in this run: {}.", omitted.join("; ")));
         }
         if args.quick {
-            paragraphs.push("This was a run with --quick: its figures mean nothing.".to_owned());
+            paragraphs.push("This was a run with --quick: its figures have no meaning.".to_owned());
         }
         let mut lines = self.machine.lines();
         lines.push(format!("load average after the run: {}", load()));
@@ -237,7 +237,7 @@ fn heading(group: Group) -> (String, String) {
         Group::Polling => ("Half round trip, polling".to_owned(), "Both ends spin.".to_owned()),
         Group::Sleeping => (
             "Half round trip, sleeping".to_owned(),
-            "Both ends sleep until a message arrives. An RDMA Write wakes nobody, so Write with Immediate stands for \
+            "Both ends sleep until a message arrives. An RDMA Write does not wake the receiver, so Write with Immediate stands for \
              it."
                 .to_owned(),
         ),

@@ -70,7 +70,7 @@ pub struct CompareArgs {
     /// Duration of one measurement, in seconds [default: 0.5, with --quick 0.05]
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub duration: Option<Duration>,
-    /// One short round, to see that everything runs: its figures mean nothing
+    /// One short round, to verify that everything runs: its figures have no meaning
     #[arg(long)]
     pub quick: bool,
     /// How the frames of xwarp and of raw AF_XDP are sent and received

@@ -37,7 +37,7 @@ const CACHE_LINE_BYTES: u32 = 64;
 const MTU_CODE: &[u8; 2] = b"3\0";
 
 /// Limit on the silence of the control connection: the server of RDMA Writes and Reads receives nothing
-/// during the test. The death of the peer is noticed immediately.
+/// during the test. A closed or reset connection is detected immediately.
 const TEST_LIMIT: Duration = Duration::from_secs(3600);
 
 /// Size of the longest message, the keys.

@@ -24,9 +24,9 @@ const BATCH: usize = 64;
 const SPINS_PER_LOOK: u32 = 1024;
 /// Longest sleep between two readings of the clock.
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-/// Silence after which frames are taken for lost.
+/// Silence after which frames are considered lost.
 const SILENCE: Duration = Duration::from_millis(20);
-/// Silence after which the peer is taken for dead.
+/// Silence after which the peer is considered dead.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One end: its interface, and the headers of its frames.
@@ -139,7 +139,7 @@ impl End {
         }
         let now = Instant::now();
         let silence = now - *self.silent_since.get_or_insert(now);
-        ensure!(silence < PATIENCE, "nothing came from the other end for {} seconds", PATIENCE.as_secs());
+        ensure!(silence < PATIENCE, "no frame arrived from the other end for {} seconds", PATIENCE.as_secs());
         if now - *self.probed.get_or_insert(now) < SILENCE {
             return Ok(Wait::Look);
         }

@@ -102,7 +102,7 @@ impl Header {
     /// Computes the headers with their checksums.
     fn prepare(&mut self, kind: Kind, payload: &[u8]) {
         let fields = Fields { flags: kind.flags(), window: payload.len() as u16, ..Fields::default() };
-        // Of data, nobody verifies the checksum: raw has none.
+        // The receiver does not verify the checksum of data frames, so it is not computed over the payload.
         let sum = if kind == Kind::Data { Sum::default() } else { Sum::of(payload) };
         // Fits: the array has room for the longest headers.
         let _ = self.headers.emit(&mut self.ready, &fields, payload.len(), sum);

@@ -171,7 +171,7 @@ pub(super) struct Server {
 /// The client's frames that are not data, while a row runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Asked {
-    /// The row's order came again, because its answer was lost.
+    /// The row's order arrived again, because its answer was lost.
     again: Option<u32>,
     /// The client has finished the row.
     finished: bool,

@@ -60,7 +60,7 @@ pub(super) fn ask(end: &mut End, bytes: u64, amount: Amount) -> Result<Row> {
     }
 }
 
-/// Sends a message and waits for its echo. A message is sent again when it or its echo seems to be lost.
+/// Sends a message and waits for its echo. A message is retransmitted when it or its echo seems to be lost.
 fn exchange(end: &mut End, number: u32, message: &[u8], answer: &mut [u8]) -> Result<()> {
     ensure!(end.submit(Kind::Data, number, message), "there is no free frame to send");
     end.flush();

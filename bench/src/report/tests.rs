@@ -135,7 +135,7 @@ fn json_has_the_last_row_where_perftest_has_it_and_all_rows_beside() {
 }
 
 #[test]
-fn json_has_one_figure_when_one_is_asked_for() {
+fn json_has_only_the_requested_figure() {
     let output = OutputArgs { output: Some(Figure::MessageRate), ..output() };
     let value = serde_json::to_value(report(vec![bandwidth()], output).document(Map::new())).unwrap();
     assert_eq!(value["results"], serde_json::json!({"msgRate_avg": 0.000_016}));

@@ -190,7 +190,7 @@ impl Control {
         PeerGone(match reason {
             None | Some(CloseReason::Graceful) => "its program closed the control connection".into(),
             Some(CloseReason::Reset) => "its program was killed (the control connection was reset)".into(),
-            Some(CloseReason::TimedOut) => "it answers nothing (the control connection timed out)".into(),
+            Some(CloseReason::TimedOut) => "it does not answer (the control connection timed out)".into(),
             Some(reason) => format!("the control connection was {reason}"),
         })
     }

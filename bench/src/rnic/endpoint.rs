@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_peer_is_noticed_within_the_keepalive_time() {
+    fn a_dead_peer_is_detected_within_the_keepalive_time() {
         let found = options_of("write_bw --keepalive 4").tcp.keepalive.unwrap();
         assert_eq!(found.idle + found.interval * found.probes, Duration::from_secs(4));
         assert_eq!(options_of("write_bw").tcp.keepalive, Some(Keepalive::default()));

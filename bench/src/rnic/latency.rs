@@ -22,7 +22,7 @@ use crate::{
     stats::{Latencies, Summary},
 };
 
-/// Every how many messages one requests a completion.
+/// One of this many messages requests a completion.
 const SIGNAL_EVERY: u64 = 16;
 /// Number of empty polls between two polls of the control connection.
 const POLLS_PER_LOOK: u32 = 256;

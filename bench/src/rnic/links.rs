@@ -183,7 +183,7 @@ impl Links {
                 PeerGone(format!("its program was killed (queue pair {number} was reset)")).into()
             }
             Some(CloseReason::TimedOut) => {
-                PeerGone(format!("it answers nothing (queue pair {number} timed out)")).into()
+                PeerGone(format!("it does not answer (queue pair {number} timed out)")).into()
             }
             Some(reason) => PeerGone(format!("queue pair {number} was {reason}")).into(),
             None => anyhow::anyhow!("queue pair {number}: requests were flushed"),

@@ -31,7 +31,7 @@ impl Verb {
         matches!(self, Self::Send | Self::WriteImmediate)
     }
 
-    /// Whether data flows from the peer to us: the peer's program does nothing, and the IRD and ORD count.
+    /// Whether data flows from the peer to us: the peer's program does nothing, and the limits IRD and ORD apply.
     pub fn fetches(self) -> bool {
         matches!(self, Self::Read | Self::Atomic(_))
     }
@@ -88,7 +88,7 @@ pub struct Plan {
     pub tx_depth: u32,
     /// Receives posted on each queue pair.
     pub rx_depth: u32,
-    /// Every how many messages one requests a completion.
+    /// One of this many messages requests a completion.
     pub cq_mod: u32,
     /// Messages posted by one call.
     pub post_list: u32,

@@ -61,7 +61,7 @@ pub struct Sender<'a> {
     before: &'a [u64],
     /// Largest number of messages in flight on each queue pair.
     depth: u64,
-    /// Every how many messages one requests a completion.
+    /// One of this many messages requests a completion.
     signal_every: u64,
     /// Messages for each queue pair; `None` until the duration has elapsed.
     target: Option<u64>,
@@ -282,7 +282,7 @@ impl<'a> Sender<'a> {
         match qp.post_send_list(&requests) {
             Ok(()) => self.paces[number as usize].posted += count,
             Err(PostListError { source: PostError::QueueFull(_), .. }) => {
-                bail!("queue pair {number} takes fewer requests than it was made for")
+                bail!("queue pair {number} accepts fewer requests than it was created for")
             }
             Err(error) => return Err(error).with_context(|| format!("posting on queue pair {number}")),
         }
