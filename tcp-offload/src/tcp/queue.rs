@@ -127,8 +127,33 @@ impl SentSegment {
     }
 }
 
+/// Stale transmissions that the list keeps besides one for each entry.
+const SPARE_TRANSMISSIONS: usize = 64;
+
+/// Stale transmissions that [`Queue::last_sent_before`] passes over.
+const MOST_STALE: usize = 8;
+
 /// A block of the SACK option, as offsets.
 pub(super) type Block = (StreamOffset, StreamOffset);
+
+/// One transmission of a segment.
+#[derive(Debug, Clone, Copy)]
+struct Transmission {
+    sent: Instant,
+    /// End of the segment.
+    end: StreamOffset,
+}
+
+impl Transmission {
+    fn is_before(&self, sent: Instant, end: StreamOffset) -> bool {
+        sent_after(sent, end, self.sent, self.end)
+    }
+
+    /// Whether it is the last transmission of `entry`, and `entry` is in flight.
+    fn is_last_of(&self, entry: &SentSegment) -> bool {
+        (self.sent, self.end) == (entry.sent, entry.end) && !entry.sacked && !entry.lost
+    }
+}
 
 /// The retransmit queue, ordered by stream offset, without holes.
 #[derive(Debug, Default)]
@@ -143,8 +168,9 @@ pub(super) struct Queue {
     retransmitted: usize,
     /// No entry before this offset counts as lost.
     lost_from: StreamOffset,
-    /// No entry at or after this offset was ever retransmitted.
-    retransmitted_to: StreamOffset,
+    /// Transmissions in the order of RFC 8985 (`RACK_sent_after`), oldest first: the last one of each entry in flight,
+    /// and stale ones.
+    transmissions: VecDeque<Transmission>,
     /// Bytes of payload on the heap.
     spilled_bytes: usize,
     /// No payload before this offset is in a frame.
@@ -201,7 +227,30 @@ impl Queue {
     pub(super) fn push(&mut self, entry: SentSegment) {
         self.in_flight += entry.bytes();
         self.chunks += usize::from(entry.chunks);
+        if self.entries.capacity() == 0 {
+            // Enough for the set-up of a connection; an idle one stays small.
+            self.entries.reserve_exact(2);
+            self.transmissions.reserve_exact(2);
+        }
+        let (sent, end) = (entry.sent, entry.end);
         self.entries.push_back(entry);
+        self.record_transmission(sent, end);
+    }
+
+    /// Records a transmission. Only those of the same instant can precede others that were recorded earlier.
+    fn record_transmission(&mut self, sent: Instant, end: StreamOffset) {
+        let later = self.transmissions.iter().rev().take_while(|last| !last.is_before(sent, end)).count();
+        self.transmissions.insert(self.transmissions.len() - later, Transmission { sent, end });
+        if self.transmissions.len() > 2 * self.entries.len() + SPARE_TRANSMISSIONS {
+            self.collect_transmissions();
+        }
+    }
+
+    /// Drops stale transmissions, and adds those of entries that are in flight again.
+    fn collect_transmissions(&mut self) {
+        let in_flight = self.entries.iter().filter(|e| !e.sacked && !e.lost);
+        self.transmissions = in_flight.map(|e| Transmission { sent: e.sent, end: e.end }).collect();
+        self.transmissions.make_contiguous().sort_unstable_by_key(|t| (t.sent, t.end));
     }
 
     /// Removes the first entry if all of it is below `una`.
@@ -215,6 +264,7 @@ impl Queue {
             self.in_flight -= entry.bytes();
         }
         self.retransmitted -= usize::from(entry.retransmitted);
+        while self.transmissions.pop_front_if(|oldest| oldest.end <= una).is_some() {}
         self.spilled_bytes -= entry.spilled_bytes();
         self.chunks -= usize::from(entry.chunks);
         Some(entry)
@@ -274,6 +324,7 @@ impl Queue {
             }
         }
         self.sacked = 0;
+        self.collect_transmissions();
     }
 
     /// Clears all loss marks, which were spurious. Segments that were never transmitted stay lost.
@@ -283,6 +334,7 @@ impl Queue {
             self.lost -= 1;
             self.in_flight += entry.bytes();
         }
+        self.collect_transmissions();
     }
 
     /// Marks entry `index` as lost.
@@ -331,35 +383,45 @@ impl Queue {
         self.entries.get(index).map(|e| e.end)
     }
 
-    /// Marks as lost each entry for which `lost` returns true. `lost` is called for entries that are neither lost nor
-    /// acknowledged and that were sent before (`xmit`, `end`). Returns whether an entry was marked.
-    pub(super) fn mark_lost_where(
+    /// The latest time before (`xmit`, `end`) at which an entry in flight was sent. When the last [`MOST_STALE`] transmissions
+    /// before that are stale, it is the time of the earliest of these, which is too late by the time between the two.
+    pub(super) fn last_sent_before(&self, xmit: Instant, end: StreamOffset) -> Option<Instant> {
+        let count = self.transmissions.partition_point(|t| t.is_before(xmit, end));
+        let mut last = None;
+        for transmission in self.transmissions.range(..count).rev().take(MOST_STALE) {
+            steps::add(1);
+            last = Some(transmission.sent);
+            let at = self.entries.partition_point(|e| e.end < transmission.end);
+            if self.entries.get(at).is_some_and(|entry| transmission.is_last_of(entry)) {
+                break;
+            }
+        }
+        last
+    }
+
+    /// Marks the entries lost for which `lost` returns true, in the order of their last transmissions, until it returns
+    /// false. It is called for entries in flight that were sent before (`xmit`, `end`). Returns whether any entry was marked.
+    ///
+    /// The cost is that of the entries marked, plus one: an ACK that marks nothing costs the same however many segments are
+    /// in flight, lost or selectively acknowledged.
+    pub(super) fn mark_lost_while(
         &mut self,
         xmit: Instant,
         end: StreamOffset,
         mut lost: impl FnMut(&SentSegment) -> bool,
     ) -> bool {
-        let (mut any, mut index) = (false, 0);
-        while let Some(entry) = self.entries.get_mut(index) {
+        let mut any = false;
+        while let Some(oldest) = self.transmissions.front().filter(|oldest| oldest.is_before(xmit, end)) {
             steps::add(1);
-            let before = sent_after(xmit, end, entry.sent, entry.end);
-            if !before && entry.start >= self.retransmitted_to {
-                break;
+            let at = self.entries.partition_point(|e| e.end < oldest.end);
+            if let Some(entry) = self.entries.get(at).filter(|entry| oldest.is_last_of(entry)) {
+                if !lost(entry) {
+                    break;
+                }
+                self.mark_lost(at);
+                any = true;
             }
-            if entry.sacked {
-                let run_end = entry.run_end;
-                index = self.index_behind(index, run_end);
-                continue;
-            }
-            index += 1;
-            if !before || entry.lost || !lost(entry) {
-                continue;
-            }
-            entry.lost = true;
-            self.lost += 1;
-            self.in_flight -= entry.bytes();
-            self.lost_from = self.lost_from.min(entry.start);
-            any = true;
+            self.transmissions.pop_front();
         }
         any
     }
@@ -387,7 +449,8 @@ impl Queue {
             if !std::mem::replace(&mut entry.retransmitted, true) {
                 self.retransmitted += 1;
             }
-            self.retransmitted_to = self.retransmitted_to.max(entry.end);
+            let end = entry.end;
+            self.record_transmission(now, end);
         }
     }
 
@@ -402,7 +465,9 @@ impl Queue {
         self.lost += if old.lost { more } else { 0 };
         self.retransmitted += if old.retransmitted { more } else { 0 };
         for piece in pieces.into_iter().rev() {
+            let (sent, end) = (piece.sent, piece.end);
             self.entries.insert(index, piece);
+            self.record_transmission(sent, end);
         }
         Some(old)
     }

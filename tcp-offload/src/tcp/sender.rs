@@ -83,7 +83,7 @@ pub(super) struct Sender {
     idle_since: Option<Instant>,
     /// No second reduction for ECN before this offset is acknowledged (RFC 3168 section 6.1.2).
     marked_to: StreamOffset,
-    /// When the latest reordering window ends of the segments that may be lost.
+    /// When the reordering window of the last transmission that may be lost ends.
     reorder_at: Option<Instant>,
 }
 
@@ -265,7 +265,7 @@ impl Sender {
         }
         self.queue.mark_lost(0);
         self.queue
-            .mark_lost_where(Instant::from_nanos(u64::MAX), StreamOffset::MAX, |e| e.sent + deadline <= now);
+            .mark_lost_while(Instant::from_nanos(u64::MAX), StreamOffset::MAX, |e| e.sent + deadline <= now);
         let frto = if may_be_spurious { Frto::Retransmitted } else { Frto::Off };
         self.phase = RecoveryPhase::Loss { high: self.nxt, frto };
         self.tlp.reset();

@@ -88,25 +88,89 @@ proptest! {
 }
 
 #[test]
-fn only_segments_sent_earlier_are_checked_for_loss() {
+fn losses_are_detected_in_the_order_of_transmission() {
     let mut queue = Queue::default();
     for n in 0..6 {
         queue.push(entry(n, n * 10));
     }
-    let mut seen = Vec::new();
-    assert!(queue.mark_lost_where(Instant::from_nanos(30), 4 * LEN, |e| {
-        seen.push(e.start / LEN);
-        e.start == 0
-    }));
-    assert_eq!(seen, [0, 1, 2]);
+    let detect = |queue: &mut Queue, lost: &dyn Fn(u64) -> bool| {
+        let mut seen = Vec::new();
+        queue.mark_lost_while(Instant::from_nanos(30), 4 * LEN, |e| {
+            seen.push(e.start / LEN);
+            lost(e.start / LEN)
+        });
+        seen
+    };
+    assert_eq!(detect(&mut queue, &|n| n == 0), [0, 1], "a segment sent after one in doubt is in doubt");
     queue.resent(0, Instant::from_nanos(99));
     queue.resent(4, Instant::from_nanos(5));
-    seen.clear();
-    queue.mark_lost_where(Instant::from_nanos(30), 4 * LEN, |e| {
-        seen.push(e.start / LEN);
-        false
-    });
-    assert_eq!(seen, [1, 2, 4], "a retransmitted segment further back is checked as well");
+    assert_eq!(detect(&mut queue, &|_| true), [4, 1, 2], "ordered by the last transmission");
+    assert_eq!(detect(&mut queue, &|_| true), [0; 0], "lost segments are not checked again");
+    queue.forget_losses();
+    assert_eq!(detect(&mut queue, &|_| true), [4, 1, 2], "in flight again");
+}
+
+/// What happens to a queue between two detections of losses.
+#[derive(Debug, Clone)]
+enum Step {
+    Push,
+    Resend(u64),
+    Sack(u64, u64),
+    Ack(u64),
+    Renege,
+    Forget,
+    Detect { sent: u64, end: u64, age: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => Just(Step::Push),
+        3 => (0u64..60).prop_map(Step::Resend),
+        3 => (0u64..60, 1u64..6).prop_map(|(from, len)| Step::Sack(from, from + len)),
+        1 => (0u64..30).prop_map(Step::Ack),
+        1 => Just(Step::Renege),
+        1 => Just(Step::Forget),
+        3 => (0u64..80, 0u64..60, 0u64..30).prop_map(|(sent, end, age)| Step::Detect { sent, end, age }),
+    ]
+}
+
+proptest! {
+    /// The list of transmissions finds the losses that a walk over all segments finds.
+    #[test]
+    fn prop_losses_are_those_of_a_walk_over_all_segments(steps in proptest::collection::vec(step(), 0..200)) {
+        let mut queue = Queue::default();
+        let (mut next, mut now) = (0, 0);
+        for (number, step) in steps.into_iter().enumerate() {
+            // Several transmissions share an instant.
+            now += u64::from(number % 3 == 0);
+            match step {
+                Step::Push => {
+                    queue.push(entry(next, now));
+                    next += 1;
+                }
+                Step::Resend(n) => {
+                    let index = queue.index_from(n * LEN);
+                    if queue.entry(index).is_some_and(|e| !e.sacked) {
+                        queue.resent(index, Instant::from_nanos(now));
+                    }
+                }
+                Step::Sack(from, to) => queue.sack(&[(from * LEN, to * LEN)], |_| ()),
+                Step::Ack(to) => while queue.pop_acked(to * LEN).is_some() {},
+                Step::Renege => queue.renege(),
+                Step::Forget => queue.forget_losses(),
+                Step::Detect { sent, end, age } => {
+                    let (xmit, end) = (Instant::from_nanos(sent), end * LEN);
+                    let lost = |e: &SentSegment| e.sent.as_nanos() + age <= now;
+                    let detected = |e: &SentSegment| !e.sacked && sent_after(xmit, end, e.sent, e.end) && lost(e);
+                    let expected: Vec<bool> = queue.entries.iter().map(|e| e.lost || detected(e)).collect();
+                    queue.mark_lost_while(xmit, end, lost);
+                    let found: Vec<bool> = queue.entries.iter().map(|e| e.lost).collect();
+                    prop_assert_eq!(found, expected);
+                }
+            }
+            prop_assert!(queue.transmissions.len() <= 2 * queue.len() + SPARE_TRANSMISSIONS + 1);
+        }
+    }
 }
 
 /// Steps of the most expensive ACK, with `count` segments in flight and SACK blocks that begin elsewhere in each ACK.
@@ -126,7 +190,7 @@ fn most_steps_of_an_ack(count: u64) -> usize {
         let blocks = [(left * LEN, count * LEN), (middle * LEN, (count - 1) * LEN), (LEN, count * LEN - n)];
         steps::of(|| {
             queue.sack(&blocks, |_| panic!("all is marked"));
-            queue.mark_lost_where(Instant::from_nanos(count), count * LEN, |_| false);
+            queue.mark_lost_while(Instant::from_nanos(count), count * LEN, |_| false);
         })
     };
     (0..4 * count).map(ack).skip(1).max().expect("some")
@@ -136,6 +200,31 @@ fn most_steps_of_an_ack(count: u64) -> usize {
 fn the_cost_of_sack_blocks_over_marked_segments_does_not_grow_with_the_queue() {
     let (few, many) = (most_steps_of_an_ack(100), most_steps_of_an_ack(10_000));
     assert!(many <= few + 20 && many < 40, "{few} steps with 100 segments, {many} with 10000");
+}
+
+/// Steps of an ACK that marks nothing, with `count` lost segments that wait for the congestion window, and as many
+/// segments whose reordering window has not passed.
+fn steps_with_losses_and_doubts(count: u64) -> usize {
+    let mut queue = Queue::default();
+    for n in 0..=2 * count {
+        queue.push(entry(n, n));
+    }
+    queue.sack(&[(2 * count * LEN, (2 * count + 1) * LEN)], |_| ());
+    let detect = |queue: &mut Queue| {
+        let lost = |e: &SentSegment| e.start < count * LEN;
+        queue.mark_lost_while(Instant::from_nanos(2 * count), (2 * count + 1) * LEN, lost);
+    };
+    detect(&mut queue);
+    steps::of(|| {
+        detect(&mut queue);
+        queue.last_sent_before(Instant::from_nanos(2 * count), (2 * count + 1) * LEN);
+    })
+}
+
+#[test]
+fn the_cost_of_an_ack_does_not_grow_with_lost_segments_or_segments_in_doubt() {
+    assert_eq!(steps_with_losses_and_doubts(10), 2);
+    assert_eq!(steps_with_losses_and_doubts(5_000), 2);
 }
 
 #[test]

@@ -281,17 +281,18 @@ impl Sender {
         }
         let reo_wnd = self.reo_wnd();
         let (rtt, prober) = (self.rack.rtt, &mut self.prober);
-        let mut wait: Option<Instant> = None;
-        let new = self.queue.mark_lost_where(self.rack.xmit_ts, self.rack.end_seq, |entry| {
-            let due = entry.sent + rtt + reo_wnd;
-            if due > now {
-                wait = wait.max(Some(due));
-                return false;
+        let mut in_doubt = false;
+        let new = self.queue.mark_lost_while(self.rack.xmit_ts, self.rack.end_seq, |entry| {
+            in_doubt = entry.sent + rtt + reo_wnd > now;
+            if !in_doubt {
+                prober.lost(entry.bytes());
             }
-            prober.lost(entry.bytes());
-            true
+            !in_doubt
         });
-        self.reorder_at = wait;
+        // One timer for all that are in doubt: by then reordering may have resolved itself.
+        let last =
+            if in_doubt { self.queue.last_sent_before(self.rack.xmit_ts, self.rack.end_seq) } else { None };
+        self.reorder_at = last.map(|sent| sent + rtt + reo_wnd);
         new
     }
 
