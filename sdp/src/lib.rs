@@ -7,6 +7,8 @@
 //! | connect, read, write, shut down, close | [`SdpStream`], in the manner of [`std::net::TcpStream`] |
 //! | listen and accept | [`SdpListener`] |
 //! | send from and receive into registered memory without a copy | [`SdpStream::send_memory`], [`SdpStream::recv_memory`] |
+//! | find the SDP listener of a conventional address | [`SdpStream::connect_service`], [`mapper`] |
+//! | choose between SDP and TCP for unmodified programs | [`rules`] |
 //! | the protocol without any input or output | [`machine::Machine`] |
 //! | messages on the wire | [`wire::Message`] |
 //!
@@ -50,6 +52,9 @@ mod buffers;
 mod listener;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod machine;
+mod mapped;
+pub mod mapper;
+pub mod rules;
 mod service;
 mod socket;
 mod stream;

@@ -24,6 +24,7 @@ use crate::{
     buffers::{Receives, SEND_SLOTS, SendSlots},
     listener::Backlog,
     machine::{Config, Machine},
+    mapper::Cache,
     socket::{Bell, Link, MOST_RDMA, Socket},
 };
 
@@ -33,7 +34,8 @@ const TICK: Duration = Duration::from_millis(200);
 const ORPHAN_LIMIT: Duration = Duration::from_secs(60);
 /// How long closed connections may take when SDP itself ends.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// Time limit for the HelloAck, and for the MPA start-up frames.
+/// Time limit for each step of the set-up: the resolution of the peer's address, the MPA start-up frames, and the HelloAck
+/// behind them.
 const SET_UP_LIMIT: Duration = Duration::from_secs(10);
 
 /// Settings of SDP on a device.
@@ -84,6 +86,8 @@ pub(crate) struct Core {
     targets: Mutex<BTreeMap<CmKey, Target>>,
     next_socket: AtomicU64,
     counters: Mutex<BTreeMap<&'static str, u64>>,
+    /// Answers of port mappers.
+    pub(crate) mapped: Mutex<Cache>,
     stop: AtomicBool,
     /// Wakes the service thread.
     bell: Bell,
@@ -130,6 +134,7 @@ impl Sdp {
             targets: Mutex::default(),
             next_socket: AtomicU64::new(0),
             counters: Mutex::default(),
+            mapped: Mutex::default(),
             stop: AtomicBool::new(false),
             bell,
             waits,
@@ -211,11 +216,19 @@ impl Core {
         self.next_socket.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Starts to connect to `peer`.
-    pub(crate) fn connect(self: &Arc<Self>, peer: SocketAddr) -> io::Result<Arc<Socket>> {
+    /// An identifier for a connection; from the port of `local`, where 0 chooses one.
+    pub(crate) fn identifier(&self, local: Option<SocketAddr>) -> io::Result<CmId> {
+        let id = CmId::new(&self.device, &self.events);
+        if let Some(local) = local {
+            id.bind(local).map_err(|error| io::Error::new(io::ErrorKind::AddrInUse, error))?;
+        }
+        Ok(id)
+    }
+
+    /// Starts to connect `id` to `peer`.
+    pub(crate) fn connect(self: &Arc<Self>, id: CmId, peer: SocketAddr) -> io::Result<Arc<Socket>> {
         let (machine, hello) = Machine::connect(&self.options.connection);
         let number = self.next_number();
-        let id = CmId::new(&self.device, &self.events);
         let key = id.key();
         let link = self.link(id, &machine, number)?;
         let socket = Socket::new(self, machine, link)?;
@@ -367,9 +380,10 @@ impl Core {
             if state.orphaned.is_some_and(|since| now >= since + ORPHAN_LIMIT) {
                 state.machine.abort();
             }
+            state.check_answers(now);
             if !state.machine.is_open()
                 && state.machine.ended().is_none()
-                && now >= state.opened + SET_UP_LIMIT * 2
+                && state.established.is_some_and(|since| now >= since + SET_UP_LIMIT)
             {
                 state.failed = Some((io::ErrorKind::TimedOut, "no HelloAck came".into()));
                 state.machine.abort();

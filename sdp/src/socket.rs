@@ -19,15 +19,21 @@ use xwarp_verbs::{
 
 use crate::{
     buffers::{Receives, SendSlots, Work},
-    machine::{Action, End, Machine, Notice},
+    machine::{Action, End, Machine, Notice, Violation},
     service::Core,
-    wire::Advert,
+    wire::{Advert, Seq, has_payload},
 };
 
 /// RDMA Writes and Reads in the send queue beside messages.
 pub(crate) const MOST_RDMA: usize = 8;
 /// How long a SrcAvail may stay unread before its data goes in messages, in a send that blocks.
 pub(crate) const UNREAD_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long the peer may take to answer a withdrawal of advertisements.
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// Messages without payload in a second without transfers. An honest peer answers, updates credit and changes modes a few
+/// times for each transfer.
+const MOST_IDLE_MESSAGES: u32 = 1000;
 
 /// A descriptor that is readable while the socket is.
 #[derive(Debug)]
@@ -96,11 +102,36 @@ pub(crate) struct State {
     pub(crate) read_shut: bool,
     /// A connecting end's Hello, until it is sent.
     pub(crate) hello: Vec<u8>,
-    pub(crate) opened: Instant,
+    /// When the stream below was established.
+    pub(crate) established: Option<Instant>,
+    flood: Flood,
+    /// Our withdrawals that the peer has not answered, and since when that is seen.
+    unanswered: [Option<(Seq, Instant)>; 2],
     /// The end was counted.
     counted: bool,
     readable: bool,
     bytes: Vec<u8>,
+}
+
+/// Counts messages of the peer without payload, while nothing is transferred in either direction.
+struct Flood {
+    messages: u32,
+    since: Instant,
+}
+
+impl Flood {
+    fn transferred(&mut self) {
+        self.messages = 0;
+    }
+
+    /// Counts a message; returns whether there are too many.
+    fn count(&mut self, now: Instant) -> bool {
+        if self.messages == 0 || now >= self.since + Duration::from_secs(1) {
+            *self = Self { messages: 0, since: now };
+        }
+        self.messages += 1;
+        self.messages > MOST_IDLE_MESSAGES
+    }
 }
 
 /// A connection that its handles and the service share.
@@ -113,21 +144,7 @@ pub(crate) struct Socket {
 
 impl Socket {
     pub(crate) fn new(core: &Arc<Core>, machine: Machine, link: Link) -> io::Result<Arc<Self>> {
-        let state = State {
-            machine,
-            link: Some(link),
-            outcomes: Outcomes::default(),
-            failed: None,
-            orphaned: None,
-            local: None,
-            peer: None,
-            read_shut: false,
-            hello: Vec::new(),
-            opened: Instant::now(),
-            counted: false,
-            readable: false,
-            bytes: Vec::new(),
-        };
+        let state = State::new(machine, Some(link));
         let core = Arc::clone(core);
         Ok(Arc::new(Self { core, state: Mutex::new(state), changed: Condvar::new(), bell: Bell::new()? }))
     }
@@ -189,6 +206,26 @@ impl Socket {
 }
 
 impl State {
+    fn new(machine: Machine, link: Option<Link>) -> Self {
+        Self {
+            machine,
+            link,
+            outcomes: Outcomes::default(),
+            failed: None,
+            orphaned: None,
+            local: None,
+            peer: None,
+            read_shut: false,
+            hello: Vec::new(),
+            established: None,
+            flood: Flood { messages: 0, since: Instant::now() },
+            unanswered: [None; 2],
+            counted: false,
+            readable: false,
+            bytes: Vec::new(),
+        }
+    }
+
     /// Whether a read would not block.
     fn is_readable(&self) -> bool {
         let machine = &self.machine;
@@ -229,7 +266,7 @@ impl State {
     }
 
     fn complete(&mut self, completion: &WorkCompletion, core: &Core) {
-        let Self { machine, link: Some(link), bytes, .. } = self else { return };
+        let Self { machine, link: Some(link), bytes, flood, .. } = self else { return };
         // After a failure only the memory counts: the connection manager reports the end of the connection.
         let success = completion.status == WcStatus::Success;
         match Work::of(completion.wr_id) {
@@ -238,11 +275,17 @@ impl State {
                 link.receives.complete(block, slot, completion.byte_len, machine.post_bytes(), bytes);
                 if success {
                     machine.receive(bytes, completion.invalidated.map(STag::value));
+                    if has_payload(bytes) {
+                        flood.transferred();
+                    } else if flood.count(Instant::now()) {
+                        machine.violated(Violation::Flood);
+                    }
                 }
             }
             Work::Read => {
                 link.rdma -= 1;
                 if success {
+                    flood.transferred();
                     core.count("sdp_bytes_read", completion.byte_len.into());
                     machine.read_done();
                 }
@@ -263,6 +306,14 @@ impl State {
             let Some(link) = &mut self.link else { return };
             let can_send = link.established && !link.slots.free.is_empty() && link.rdma < MOST_RDMA;
             let Some(action) = self.machine.poll(can_send, &mut self.bytes) else { break };
+            let transfers = match action {
+                Action::Send { memory, .. } => memory.is_some() || has_payload(&self.bytes),
+                Action::Write { .. } => true,
+                _ => false,
+            };
+            if transfers {
+                self.flood.transferred();
+            }
             if let Err(error) = link.execute(&action, &mut self.bytes) {
                 tracing::debug!(error, "the queue pair takes no more work");
                 self.machine.stream_ended();
@@ -313,6 +364,7 @@ impl State {
             }
             EventKind::Established { .. } => {
                 link.established = true;
+                self.established = Some(Instant::now());
                 self.local = link.id.local_address();
                 self.peer = link.id.peer_address().or(self.peer);
                 return true;
@@ -347,6 +399,19 @@ impl State {
         let Some(link) = &self.link else { return };
         if let Err(error) = link.id.connect(&link.qp, options) {
             self.failed = Some((io::ErrorKind::NotConnected, error.to_string()));
+        }
+    }
+
+    /// Ends the connection when the peer does not answer a withdrawal.
+    pub(crate) fn check_answers(&mut self, now: Instant) {
+        for (pending, known) in self.machine.unanswered().into_iter().zip(&mut self.unanswered) {
+            *known = match (pending, *known) {
+                (Some(seq), Some((same, since))) if seq == same => Some((same, since)),
+                (pending, _) => pending.map(|seq| (seq, now)),
+            };
+        }
+        if self.unanswered.iter().flatten().any(|(_, since)| now >= *since + ANSWER_LIMIT) {
+            self.machine.violated(Violation::Unanswered);
         }
     }
 
@@ -419,4 +484,41 @@ fn sge(piece: Advert) -> xwarp_verbs::Sge {
 
 fn place(piece: Advert) -> Remote {
     Remote { key: STag::new(piece.stag), offset: piece.offset }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Config;
+
+    #[test]
+    fn sdp_s16_messages_that_transfer_nothing_are_limited() {
+        let now = Instant::now();
+        let mut flood = Flood { messages: 0, since: now };
+        assert!((0..1000).all(|_| !flood.count(now)));
+        assert!(flood.count(now));
+        assert!((0..1000).all(|_| !flood.count(now + Duration::from_secs(1))), "another second");
+        flood.transferred();
+        assert!((0..1000).all(|_| !flood.count(now + Duration::from_secs(1))));
+    }
+
+    #[test]
+    fn sdp_s16_a_cancellation_without_answer_ends_the_connection() {
+        let (_, hello) = Machine::connect(&Config::default());
+        let mut machine = Machine::accept(&Config::default(), &hello).unwrap();
+        let mut bytes = Vec::new();
+        let mut send = |machine: &mut Machine| while machine.poll(true, &mut bytes).is_some() {};
+        machine.write_memory(Advert { len: 100_000, stag: 1, offset: 0 });
+        send(&mut machine);
+        machine.cancel_writes();
+        send(&mut machine);
+        let mut state = State::new(machine, None);
+        let now = Instant::now();
+        for seconds in [0, 30, 59] {
+            state.check_answers(now + Duration::from_secs(seconds));
+            assert_eq!(state.machine.ended(), None);
+        }
+        state.check_answers(now + Duration::from_secs(60));
+        assert_eq!(state.machine.ended(), Some(End::Violated(Violation::Unanswered)));
+    }
 }

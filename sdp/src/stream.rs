@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use xwarp_verbs::{Access, Memory, MemoryRegion, RegionOptions};
+use xwarp_verbs::{Access, Memory, MemoryRegion, RegionOptions, cm::CmId};
 
 use crate::{
     machine::End,
@@ -82,14 +82,24 @@ impl SdpStream {
     }
 
     fn connect_until(sdp: &Sdp, peer: SocketAddr, end: Option<Instant>) -> io::Result<Self> {
-        let stream = Self::of(sdp.0.core.connect(peer)?, sdp);
+        Self::connect_from(sdp, sdp.0.core.identifier(None)?, peer, end)
+    }
+
+    pub(crate) fn connect_from(
+        sdp: &Sdp,
+        id: CmId,
+        peer: SocketAddr,
+        end: Option<Instant>,
+    ) -> io::Result<Self> {
+        let stream = Self::of(sdp.0.core.connect(id, peer)?, sdp);
         let socket = &stream.0.socket;
         let mut state = socket.lock();
         loop {
             if let Some(error) = state.error() {
                 return Err(error);
             }
-            if state.machine.is_open() {
+            // The HelloAck may be taken before the event that says from where we are connected.
+            if state.machine.is_open() && state.established.is_some() {
                 drop(state);
                 return Ok(stream);
             }
@@ -133,6 +143,12 @@ impl SdpStream {
         }
     }
 
+    fn count(&self, name: &'static str, bytes: usize) {
+        if bytes > 0 {
+            self.0.sdp.0.core.count(name, bytes as u64);
+        }
+    }
+
     fn receive(&self, out: &mut [u8], peek: bool) -> io::Result<usize> {
         if out.is_empty() {
             return Ok(0);
@@ -143,6 +159,9 @@ impl SdpStream {
             }
             let n = if peek { state.machine.peek(out) } else { state.machine.read(out) };
             if n > 0 {
+                if !peek {
+                    self.count("sdp_bytes_received", n);
+                }
                 return Some(Ok(n));
             }
             if state.machine.at_eof() {
@@ -170,6 +189,7 @@ impl SdpStream {
                 return Some(Err(error));
             }
             let n = state.machine.write(bytes);
+            self.count("sdp_bytes_sent", n);
             (n > 0).then_some(Ok(n))
         })
     }
@@ -220,7 +240,8 @@ impl SdpStream {
                 Some(id) => {
                     let link = state.link.as_ref();
                     if link.is_none_or(|link| !link.sends.contains_key(&id) && link.written.is_empty()) {
-                        self.0.sdp.0.core.count("sdp_bytes_advertised", len.into());
+                        self.count("sdp_bytes_sent", len as usize);
+                        self.count("sdp_bytes_advertised", len as usize);
                         return Ok(());
                     }
                 }
@@ -266,6 +287,7 @@ impl SdpStream {
         loop {
             if let Some(n) = id.and_then(|id| state.outcomes.received.remove(&id)) {
                 if n > 0 || state.machine.at_eof() {
+                    self.count("sdp_bytes_received", n as usize);
                     socket.drive(&mut state);
                     return Ok(n as usize);
                 }
@@ -316,6 +338,25 @@ impl SdpStream {
         }
         self.0.socket.drive(&mut state);
         Ok(())
+    }
+
+    /// Waits until the peer's host has everything that was written, and the end of the stream if [`Self::shutdown`] was called;
+    /// at most for `limit`.
+    pub fn wait_sent(&self, limit: Option<Duration>) -> io::Result<()> {
+        self.until(limit, |state| {
+            if let Some(error) = state.error() {
+                return Some(Err(error));
+            }
+            let acknowledged = state.link.as_ref().is_none_or(|link| link.slots.all_free());
+            (acknowledged && state.machine.is_all_sent()).then_some(Ok(()))
+        })
+    }
+
+    /// Resets the connection: data that was not sent is discarded, and the peer's reads fail (`SO_LINGER` of 0 s, then close).
+    pub fn abort(&self) {
+        let mut state = self.0.socket.lock();
+        state.machine.abort();
+        self.0.socket.drive(&mut state);
     }
 
     /// Another handle to the same stream.

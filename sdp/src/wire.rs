@@ -355,6 +355,17 @@ impl Header {
     }
 }
 
+/// Whether a message that was parsed or emitted has payload.
+pub(crate) fn has_payload(bytes: &[u8]) -> bool {
+    let header = match bytes.first() {
+        Some(0xff) => BASE_BYTES,
+        Some(0xfe) => BASE_BYTES + 16,
+        Some(0xfd) => BASE_BYTES + 20,
+        _ => return false,
+    };
+    bytes.len() > header
+}
+
 impl Message {
     /// Decodes a message that fills `bytes`; returns base header, message and payload.
     pub fn parse(bytes: &[u8]) -> Result<(Base, Self, &[u8]), WireError> {

@@ -90,6 +90,20 @@ fn both_directions_carry_megabytes_at_the_same_time() {
 }
 
 #[test]
+fn a_connected_stream_knows_its_addresses() {
+    let [a, b] = devices();
+    let server = Sdp::new(&a, SdpOptions::default()).unwrap();
+    let client = Sdp::new(&b, SdpOptions::default()).unwrap();
+    let listener = SdpListener::bind(&server, address(7)).unwrap();
+    for _ in 0..100 {
+        let connected = SdpStream::connect(&client, address(7)).unwrap();
+        let (accepted, peer) = listener.accept().unwrap();
+        assert_eq!(connected.local_addr().unwrap(), peer);
+        assert_eq!(accepted.local_addr().unwrap(), connected.peer_addr().unwrap());
+    }
+}
+
+#[test]
 fn small_messages_are_answered_one_by_one() {
     let (mut accepted, mut connected) = pair();
     let server =

@@ -114,6 +114,33 @@ fn tshark(path: &Path) -> Command {
     command
 }
 
+/// The dissector of SDP over iWARP.
+const SDP_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/sdp.lua");
+
+/// Runs tshark with the dissector of SDP on a capture: the number of messages of each identifier. An error when the dissector
+/// complains.
+pub fn sdp_messages(path: &Path) -> Result<BTreeMap<u8, usize>> {
+    let mut command = tshark(path);
+    command.args(["-X", &format!("lua_script:{SDP_SCRIPT}"), "-Y", "sdpiwarp", "-T", "fields"]);
+    command.args(["-E", "separator=/t", "-E", "occurrence=a", "-E", "aggregator=|"]);
+    for field in ["sdpiwarp.mid", "sdpiwarp.wrong", "_ws.malformed"] {
+        command.args(["-e", field]);
+    }
+    let output = command.output().context("cannot run tshark: is it installed?")?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() && !errors.contains("sdp.lua"), "tshark: {}", errors.trim());
+    let mut messages = BTreeMap::new();
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let (kinds, complaint) = line.split_once('\t').unwrap_or((line, ""));
+        ensure!(complaint.trim().is_empty(), "message {kinds}: {complaint}");
+        for kind in kinds.split('|') {
+            let kind = u8::from_str_radix(kind.trim_start_matches("0x"), 16)?;
+            *messages.entry(kind).or_default() += 1;
+        }
+    }
+    Ok(messages)
+}
+
 /// The dissector of RDMA/TCP of 2000.
 const RDMA_TCP_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rdma-tcp.lua");
 

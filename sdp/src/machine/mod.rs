@@ -137,6 +137,13 @@ enum Request {
     Sent(Seq),
 }
 
+impl Request {
+    /// Its number, once it was sent.
+    fn sent(self) -> Option<Seq> {
+        if let Self::Sent(seq) = self { Some(seq) } else { None }
+    }
+}
+
 /// A message without payload that waits for credit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Control {
@@ -388,10 +395,14 @@ impl Machine {
         match message {
             Message::Hello(_) | Message::HelloAck(_) => return Err(Violation::SetUp),
             Message::Data => sink.payload(payload, base.flags, notices)?,
-            Message::SrcAvail(advert) => sink.src_avail(advert, payload, base.flags, most, notices)?,
+            Message::SrcAvail(advert) => {
+                // One limit for what the peer advertises of both halves (decision 7).
+                let most = most.saturating_sub(source.held());
+                sink.src_avail(advert, payload, base.flags, most, notices)?;
+            }
             Message::SinkAvail { advert, non_discards } => {
                 sink.payload(payload, base.flags, notices)?;
-                source.sink_avail(advert, non_discards, most)?;
+                source.sink_avail(advert, non_discards, most.saturating_sub(sink.offers()))?;
             }
             Message::SendSm => source.send_sm(base.mseq_ack),
             Message::RdmaRdCompl { len } => {
@@ -463,6 +474,16 @@ impl Machine {
         self.phase = Phase::Ended { end, reset };
     }
 
+    /// The numbers of our withdrawals that the peer has not answered: of SrcAvails, and of SinkAvails.
+    pub(crate) fn unanswered(&self) -> [Option<Seq>; 2] {
+        [self.source.cancel_sent(), self.sink.cancel_sent()]
+    }
+
+    /// The peer has broken a limit that needs a clock.
+    pub(crate) fn violated(&mut self, violation: Violation) {
+        self.end(End::Violated(violation));
+    }
+
     /// Resets the connection: unsent data is discarded.
     pub fn abort(&mut self) {
         self.end(End::Aborted);
@@ -489,6 +510,12 @@ impl Machine {
     /// Whether the set-up is complete.
     pub fn is_open(&self) -> bool {
         self.phase == Phase::Open
+    }
+
+    /// Whether everything that the program has written was sent, and DisConn behind it after [`Self::shutdown`].
+    pub fn is_all_sent(&self) -> bool {
+        self.ended().is_some()
+            || (self.source.is_empty() && self.control.is_empty() && self.closing == self.disconn_sent)
     }
 
     /// Whether both directions are closed and the peer was told.

@@ -491,6 +491,16 @@ impl Sink {
         self.reading = None;
     }
 
+    /// The number of our SinkAvailCancel, until it is answered.
+    pub(super) fn cancel_sent(&self) -> Option<Seq> {
+        self.cancel.sent()
+    }
+
+    /// SrcAvails that are not processed.
+    pub(super) fn offers(&self) -> usize {
+        self.offers.len()
+    }
+
     /// Whether a message is a mere credit update.
     pub(super) fn is_update(base: &Base, message: &Message, payload: &[u8]) -> bool {
         *message == Message::Data && payload.is_empty() && !base.flags.contains(Flags::OOB_PEND)

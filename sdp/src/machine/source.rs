@@ -191,6 +191,16 @@ impl Source {
         }
     }
 
+    /// The number of our SrcAvailCancel, until it is answered.
+    pub(super) fn cancel_sent(&self) -> Option<Seq> {
+        self.cancel.sent()
+    }
+
+    /// SinkAvails that are held.
+    pub(super) fn held(&self) -> usize {
+        self.held.len()
+    }
+
     /// Whether a payload message could be sent, with at most `room` bytes of payload.
     pub(super) fn has_payload(&self) -> bool {
         self.owed > 0 || (!self.segments.is_empty() && self.adverts.is_empty())

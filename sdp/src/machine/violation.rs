@@ -42,6 +42,12 @@ pub enum Violation {
     /// A completion message for no advertisement, for more bytes than it has, or in the wrong order.
     #[error("completion of something that was not advertised")]
     Completion,
+    /// Many messages without payload in a second in which nothing was transferred.
+    #[error("too many messages that transfer nothing")]
+    Flood,
+    /// A withdrawal of advertisements was not answered in time.
+    #[error("a cancellation was not answered")]
+    Unanswered,
     /// A key was invalidated that belongs to no completed advertisement.
     #[error("another key than the advertised one was invalidated")]
     Invalidation,
@@ -72,6 +78,8 @@ impl Violation {
             Self::AdvertMode => "sdp_advert_mode",
             Self::TooManyAdverts => "sdp_too_many_adverts",
             Self::Completion => "sdp_completion",
+            Self::Flood => "sdp_flood",
+            Self::Unanswered => "sdp_unanswered",
             Self::Invalidation => "sdp_invalidation",
             Self::ModeChange => "sdp_mode_change",
             Self::Resize => "sdp_resize",

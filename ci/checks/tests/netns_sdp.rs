@@ -1,0 +1,184 @@
+//! SDP over AF_XDP between two namespaces: streams and listeners of `xwarp-sdp` on a real veth pair.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::{
+    io::{ErrorKind, Read as _, Write as _},
+    net::{Shutdown, SocketAddr},
+    sync::Barrier,
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+use xwarp_checks::{
+    lab::{Family, INTERFACE, Lab, LabOptions, Side},
+    process::Running,
+    tshark,
+};
+use xwarp_sdp::{Sdp, SdpListener, SdpOptions, SdpStream};
+use xwarp_verbs::{Device, DeviceOptions, Memory, Pages};
+
+const SERVER: &str = env!("CARGO_BIN_EXE_xwarp-sdp-peer");
+const PORT: u16 = 4800;
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn lab(mtu: u32) -> Lab {
+    Lab::up(LabOptions { mtu, ..LabOptions::default() }).unwrap()
+}
+
+fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed)).collect()
+}
+
+/// Runs `server` and `client` with the two ends of a connection, each in its namespace and over its own interface.
+fn connected(
+    lab: &Lab,
+    family: Family,
+    server: impl FnOnce(SdpStream, &Sdp) + Send,
+    client: impl FnOnce(SdpStream, &Sdp) + Send,
+) {
+    let address = SocketAddr::new(lab.address(Side::B, family), PORT);
+    let listening = Barrier::new(2);
+    let open = |capture| {
+        let options = DeviceOptions { capture, ..DeviceOptions::default() };
+        Sdp::new(&Device::open_with(INTERFACE, options).unwrap(), SdpOptions::default()).unwrap()
+    };
+    let capture = lab.file("client.pcapng");
+    thread::scope(|scope| {
+        let listening = &listening;
+        let serving = lab.enter(scope, Side::B, move || {
+            let sdp = open(None);
+            let listener = SdpListener::bind(&sdp, address).unwrap();
+            listening.wait();
+            let (stream, _) = listener.accept().unwrap();
+            server(stream, &sdp);
+        });
+        let calling = lab.enter(scope, Side::A, move || {
+            let sdp = open(Some(capture));
+            listening.wait();
+            let stream = SdpStream::connect_timeout(&sdp, address, LIMIT).unwrap();
+            client(stream, &sdp);
+        });
+        calling.unwrap().join().unwrap();
+        serving.unwrap().join().unwrap();
+    });
+}
+
+/// Sends `out`, half-closes, and compares what comes until the end of the other direction with `expected`.
+fn exchange(stream: SdpStream, out: &[u8], expected: &[u8]) {
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut writer = &stream;
+            writer.write_all(out).unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+        });
+        let mut got = Vec::new();
+        (&stream).read_to_end(&mut got).unwrap();
+        assert!(got == expected, "{} of {} bytes, or others", got.len(), expected.len());
+    });
+}
+
+#[test]
+fn netns_sdp_both_directions_carry_data_between_hosts() {
+    for (mtu, family) in [(1500, Family::V4), (9000, Family::V6)] {
+        let lab = lab(mtu);
+        let (up, down) = (pattern(3_000_000, 1), pattern(2_000_000, 77));
+        connected(
+            &lab,
+            family,
+            |stream, _| exchange(stream, &down, &up),
+            |stream, _| exchange(stream, &up, &down),
+        );
+        let messages = tshark::sdp_messages(&lab.file("client.pcapng")).unwrap();
+        assert!(messages[&0xff] > 100, "{messages:?}");
+    }
+}
+
+#[test]
+fn netns_sdp_a_half_closed_stream_carries_the_other_direction() {
+    let lab = lab(1500);
+    let bytes = pattern(500_000, 3);
+    connected(
+        &lab,
+        Family::V4,
+        |mut stream, _| {
+            assert_eq!(stream.read(&mut [0; 9]).unwrap(), 0, "the client has closed its direction");
+            stream.write_all(&bytes).unwrap();
+        },
+        |mut stream, _| {
+            stream.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(stream.write(b"late").unwrap_err().kind(), ErrorKind::BrokenPipe);
+            let mut got = Vec::new();
+            stream.read_to_end(&mut got).unwrap();
+            assert!(got == bytes);
+        },
+    );
+}
+
+#[test]
+fn netns_sdp_registered_memory_is_read_by_rdma() {
+    let lab = lab(9000);
+    let bytes = pattern(1 << 20, 9);
+    connected(
+        &lab,
+        Family::V4,
+        |stream, sdp| {
+            let memory = Memory::anonymous(bytes.len(), Pages::Normal).unwrap();
+            let mut at = 0;
+            while at < bytes.len() {
+                let n = stream.recv_memory(&memory, at..bytes.len()).unwrap();
+                assert!(n > 0, "the end after {at} bytes");
+                at += n;
+            }
+            let mut got = vec![0; bytes.len()];
+            memory.read(0, &mut got).unwrap();
+            assert!(got == bytes);
+            let read = sdp.counters().get("sdp_bytes_read").copied().unwrap_or(0);
+            assert!(read >= bytes.len() as u64 / 2, "{read} bytes by RDMA");
+        },
+        |stream, _| {
+            let memory = Memory::anonymous(bytes.len(), Pages::Normal).unwrap();
+            memory.write(0, &bytes).unwrap();
+            stream.send_memory(&memory, 0..bytes.len()).unwrap();
+        },
+    );
+    // The dissector was written from the draft's tables, not from the code.
+    let messages = tshark::sdp_messages(&lab.file("client.pcapng")).unwrap();
+    for (mid, name) in [(0x01, "HelloAck"), (0x02, "DisConn"), (0x06, "RdmaRdCompl"), (0xfe, "SrcAvail")] {
+        assert!(messages.contains_key(&mid), "no {name}: {messages:?}");
+    }
+}
+
+/// The kernel detaches the XDP program of a killed process and its TCP resets our connection: an error, not the end of the
+/// stream.
+#[test]
+fn netns_sdp_a_killed_peer_is_a_reset() {
+    let lab = lab(1500);
+    let address = SocketAddr::new(lab.address(Side::B, Family::V4), PORT);
+    let mut command = lab.command(Side::B, SERVER);
+    command.args([INTERFACE, &address.to_string()]);
+    let mut server = Running::start(command).unwrap();
+    server.wait_for("listens", LIMIT).unwrap();
+    lab.within(Side::A, move || {
+        let sdp = Sdp::new(&Device::open(INTERFACE).unwrap(), SdpOptions::default()).unwrap();
+        let mut stream = SdpStream::connect_timeout(&sdp, address, LIMIT).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream.write_all(b"echo").unwrap();
+        let mut back = [0; 4];
+        stream.read_exact(&mut back).unwrap();
+        assert_eq!(&back, b"echo");
+        server.signal(Signal::KILL).unwrap();
+        let begin = Instant::now();
+        // Writes make the kernel answer, as with TCP.
+        let error = loop {
+            if let Err(error) = stream.write(b"anybody?") {
+                break error;
+            }
+            thread::sleep(Duration::from_millis(20));
+            assert!(begin.elapsed() < LIMIT, "the death of the peer was not noticed");
+        };
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    })
+    .unwrap();
+}

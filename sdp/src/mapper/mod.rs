@@ -1,0 +1,21 @@
+//! The port mapper (draft section 7): a connecting end asks the host of a service at UDP port 3935 where the service listens
+//! for SDP.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `packet` | the 48 bytes of a message |
+//! | `server` | which service is where, and limits of answers |
+//! | `client` | the exchange of one question, and the answers that are remembered |
+//!
+//! The server has no state for a question: the port of a service lives as long as its listener, so a repeated question has the
+//! same answer and an acknowledgement changes nothing.
+
+mod client;
+mod packet;
+mod server;
+
+pub use self::{
+    client::{Answer, Asked, Cache, Question, source_of},
+    packet::{Kind, PACKET_BYTES, PORT, Packet, PacketError, PmTime},
+    server::{Server, Services},
+};

@@ -1,0 +1,217 @@
+//! The port mapper's server: answers questions about the services of this process.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use super::packet::{Kind, PACKET_BYTES, PORT, Packet, PmTime};
+
+/// How long an answer is valid: 30 s.
+const VALID: PmTime = PmTime(120);
+/// Answers in one second.
+const MOST_ANSWERS: u32 = 1000;
+/// Answers to one source in one second.
+const MOST_ANSWERS_TO_ONE: u32 = 50;
+/// How soon a thread of the server notices that it is to end.
+const TICK: Duration = Duration::from_millis(200);
+
+/// Services that listen over SDP, and the limits of answers. Nothing is stored about a question.
+#[derive(Debug, Default)]
+pub struct Services {
+    /// The SDP port of each conventional address.
+    ports: BTreeMap<SocketAddr, u16>,
+    /// The second that is counted, and the answers in it by source.
+    counted: Option<Instant>,
+    answers: u32,
+    answers_to: BTreeMap<IpAddr, u32>,
+}
+
+impl Services {
+    /// Adds a service: programs connect to `address`, whose IP address may be a wildcard, and it listens for SDP at `port`.
+    pub fn add(&mut self, address: SocketAddr, port: u16) {
+        self.ports.insert(address, port);
+    }
+
+    /// Removes a service.
+    pub fn remove(&mut self, address: SocketAddr) {
+        self.ports.remove(&address);
+    }
+
+    fn find(&self, address: SocketAddr) -> Option<u16> {
+        let any: SocketAddr = match address {
+            SocketAddr::V4(_) => ([0; 4], address.port()).into(),
+            SocketAddr::V6(_) => ([0; 16], address.port()).into(),
+        };
+        // A program that listens at the wildcard of IPv6 has IPv4's as well, unless it says otherwise; then the kernel's
+        // listener refuses what is accepted here.
+        let six: SocketAddr = ([0; 16], address.port()).into();
+        [address, any, six].iter().find_map(|address| self.ports.get(address)).copied()
+    }
+
+    /// The answer to a datagram that came from `source`, if it gets one.
+    pub fn answer(&mut self, now: Instant, source: IpAddr, datagram: &[u8]) -> Option<[u8; PACKET_BYTES]> {
+        let request = Packet::parse(datagram).ok().filter(|packet| packet.kind == Kind::Request)?;
+        if !self.may_answer(now, source) {
+            return None;
+        }
+        let service = SocketAddr::new(request.service_ip, request.service_port);
+        // Whoever asks for somebody else could make a third host connect.
+        let port = self.find(service).filter(|_| request.connecting_ip == source);
+        let answer = match port {
+            Some(port) => Packet { kind: Kind::Accept, valid: VALID, service_port: port, ..request },
+            None => Packet { kind: Kind::Deny, valid: PmTime(0), ..request },
+        };
+        Some(answer.emit())
+    }
+
+    fn may_answer(&mut self, now: Instant, source: IpAddr) -> bool {
+        if self.counted.is_none_or(|since| now >= since + Duration::from_secs(1)) {
+            self.counted = Some(now);
+            self.answers = 0;
+            self.answers_to.clear();
+        }
+        let to_one = self.answers_to.get(&source).copied().unwrap_or(0);
+        if self.answers >= MOST_ANSWERS || to_one >= MOST_ANSWERS_TO_ONE {
+            return false;
+        }
+        self.answers += 1;
+        self.answers_to.insert(source, to_one + 1);
+        true
+    }
+}
+
+/// A port mapper's server at some addresses of this host; it ends when it is dropped.
+#[derive(Debug)]
+pub struct Server {
+    services: Arc<Mutex<Services>>,
+    ended: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts a server at each of `addresses`, so that an answer comes from the address that was asked. An error when none
+    /// can be served, for instance because another process of this host has the port.
+    pub fn start(addresses: &[IpAddr]) -> io::Result<Self> {
+        let services = Arc::new(Mutex::new(Services::default()));
+        let mut server = Self { services, ended: Arc::default(), threads: Vec::new() };
+        let mut failed = None;
+        for ip in addresses {
+            let served = UdpSocket::bind((*ip, PORT)).and_then(|socket| server.serve(socket));
+            if let Err(error) = served {
+                tracing::warn!(%ip, %error, "the port mapper does not serve this address");
+                failed = Some(error);
+            }
+        }
+        match failed {
+            Some(error) if server.threads.is_empty() => Err(error),
+            _ => Ok(server),
+        }
+    }
+
+    fn serve(&mut self, socket: UdpSocket) -> io::Result<()> {
+        socket.set_read_timeout(Some(TICK))?;
+        let (services, ended) = (Arc::clone(&self.services), Arc::clone(&self.ended));
+        let run = move || {
+            let mut datagram = [0; 512];
+            while !ended.load(Ordering::Acquire) {
+                let Ok((len, source)) = socket.recv_from(&mut datagram) else { continue };
+                let datagram = datagram.get(..len).unwrap_or_default();
+                let mut services = services.lock().unwrap_or_else(PoisonError::into_inner);
+                let answer = services.answer(Instant::now(), source.ip(), datagram);
+                drop(services);
+                if let Some(answer) = answer {
+                    // An answer that is lost is asked for again.
+                    let _ = socket.send_to(&answer, source);
+                }
+            }
+        };
+        self.threads.push(thread::Builder::new().name("xwarp-mapper".into()).spawn(run)?);
+        Ok(())
+    }
+
+    /// The services that it knows.
+    pub fn services(&self) -> std::sync::MutexGuard<'_, Services> {
+        self.services.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Release);
+        for thread in self.threads.drain(..) {
+            // A panic of the thread was already reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOURCE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
+
+    fn request(port: u16) -> Packet {
+        Packet {
+            kind: Kind::Request,
+            valid: PmTime(0),
+            service_port: port,
+            connecting_port: 40000,
+            handle: 77,
+            connecting_ip: SOURCE,
+            service_ip: [10, 0, 0, 2].into(),
+        }
+    }
+
+    fn ask(services: &mut Services, now: Instant, packet: &Packet) -> Option<Packet> {
+        services.answer(now, SOURCE, &packet.emit()).map(|bytes| Packet::parse(&bytes).unwrap())
+    }
+
+    #[test]
+    fn sdp_s7_services_are_accepted_and_others_denied() {
+        let (mut services, now) = (Services::default(), Instant::now());
+        services.add(([0, 0, 0, 0], 80).into(), 5000);
+        services.add(([10, 0, 0, 9], 81).into(), 5001);
+        let accept = ask(&mut services, now, &request(80)).unwrap();
+        assert_eq!(accept, Packet { kind: Kind::Accept, valid: VALID, service_port: 5000, ..request(80) });
+        assert_eq!(ask(&mut services, now, &request(80)), Some(accept), "a repeated question");
+        let deny = ask(&mut services, now, &request(81)).unwrap();
+        assert_eq!(deny, Packet { kind: Kind::Deny, ..request(81) }, "it listens at another address");
+        services.remove(([0, 0, 0, 0], 80).into());
+        assert_eq!(ask(&mut services, now, &request(80)).unwrap().kind, Kind::Deny);
+    }
+
+    #[test]
+    fn sdp_s7_only_requests_are_answered_and_nobody_asks_for_others() {
+        let (mut services, now) = (Services::default(), Instant::now());
+        services.add(([0, 0, 0, 0], 80).into(), 5000);
+        for kind in [Kind::Accept, Kind::Acknowledge, Kind::Deny] {
+            assert_eq!(ask(&mut services, now, &Packet { kind, ..request(80) }), None);
+        }
+        let other = Packet { connecting_ip: [10, 0, 0, 3].into(), ..request(80) };
+        assert_eq!(ask(&mut services, now, &other).unwrap().kind, Kind::Deny);
+        assert_eq!(services.answer(now, SOURCE, &[4; 20]), None);
+    }
+
+    #[test]
+    fn sdp_s16_answers_are_limited_per_source_and_in_all() {
+        let (mut services, now) = (Services::default(), Instant::now());
+        services.add(([0, 0, 0, 0], 80).into(), 5000);
+        let answered = (0..100).filter(|_| ask(&mut services, now, &request(80)).is_some()).count();
+        assert_eq!(answered, 50);
+        let mut answer = |host: u32| {
+            let source = IpAddr::from(std::net::Ipv4Addr::from(host));
+            services.answer(now, source, &request(80).emit()).is_some()
+        };
+        assert_eq!((1..2000).filter(|host| answer(*host)).count(), 950);
+        assert!(ask(&mut services, now + Duration::from_secs(1), &request(80)).is_some());
+    }
+}

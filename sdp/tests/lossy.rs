@@ -1,0 +1,89 @@
+//! Streams over a wire in memory that loses, duplicates, reorders and corrupts frames.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Shutdown, SocketAddr},
+    thread,
+    time::Duration,
+};
+
+use xwarp_sdp::{Sdp, SdpListener, SdpOptions, SdpStream};
+use xwarp_verbs::{
+    Device, DeviceOptions, Memory, Pages,
+    sim::{self, Faults, WireConfig},
+};
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// Bytes in each direction.
+const BYTES: usize = 300_000;
+/// Bytes that are sent at a time: every other piece is advertised.
+const PIECE_BYTES: usize = 70_000;
+
+fn pattern(seed: u64) -> Vec<u8> {
+    (0..BYTES as u64).map(|i| (i.wrapping_mul(2_654_435_761) >> 11 ^ seed) as u8).collect()
+}
+
+/// Sends all bytes, by messages and from memory in turns, then closes the direction.
+fn send(stream: &SdpStream, bytes: &[u8]) {
+    let memory = Memory::anonymous(bytes.len(), Pages::Normal).unwrap();
+    memory.write(0, bytes).unwrap();
+    let mut writer = stream;
+    for (number, at) in (0..bytes.len()).step_by(PIECE_BYTES).enumerate() {
+        let end = bytes.len().min(at + PIECE_BYTES);
+        if number % 2 == 0 {
+            writer.write_all(&bytes[at..end]).unwrap();
+        } else {
+            stream.send_memory(&memory, at..end).unwrap();
+        }
+    }
+    stream.shutdown(Shutdown::Write).unwrap();
+}
+
+fn receive_into_memory(stream: &SdpStream) -> Vec<u8> {
+    let memory = Memory::anonymous(PIECE_BYTES, Pages::Normal).unwrap();
+    let mut all = Vec::new();
+    loop {
+        let len = stream.recv_memory(&memory, 0..PIECE_BYTES).unwrap();
+        if len == 0 {
+            return all;
+        }
+        let mut bytes = vec![0; len];
+        memory.read(0, &mut bytes).unwrap();
+        all.extend(bytes);
+    }
+}
+
+#[test]
+fn sim_streams_survive_a_wire_with_faults() {
+    let faults = Faults {
+        loss: 0.01,
+        duplicate: 0.01,
+        reorder: 0.02,
+        reorder_depth: 8,
+        corrupt: 0.005,
+        ..Faults::default()
+    };
+    for seed in 1..=3 {
+        let wire = WireConfig { faults: [faults; 2], seed, ..WireConfig::default() };
+        let (a, b) = sim::pair(wire, 1500).unwrap();
+        let [a, b] = [a, b].map(|end| Device::over(Box::new(end), DeviceOptions::default()).unwrap());
+        let sdp = |device: &Device| Sdp::new(device, SdpOptions::default()).unwrap();
+        let address: SocketAddr = (sim::ipv4(1), 7).into();
+        let listener = SdpListener::bind(&sdp(&a), address).unwrap();
+        let connected = SdpStream::connect_timeout(&sdp(&b), address, LIMIT).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        for stream in [&accepted, &connected] {
+            stream.set_read_timeout(Some(LIMIT)).unwrap();
+        }
+        let (up, down) = (pattern(seed), pattern(seed + 100));
+        thread::scope(|scope| {
+            scope.spawn(|| send(&accepted, &down));
+            scope.spawn(|| send(&connected, &up));
+            scope.spawn(|| assert!(receive_into_memory(&accepted) == up, "seed {seed}"));
+            let mut got = Vec::new();
+            (&connected).read_to_end(&mut got).unwrap();
+            assert!(got == down, "seed {seed}");
+        });
+    }
+}
