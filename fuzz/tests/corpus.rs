@@ -54,6 +54,11 @@ fn corpus_engine() {
 }
 
 #[test]
+fn corpus_sdp() {
+    replay("sdp");
+}
+
+#[test]
 fn corpus_pair() {
     replay("pair");
 }
