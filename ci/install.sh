@@ -5,6 +5,8 @@
 BUILD_PACKAGES=(clang llvm libelf-dev zlib1g-dev pkg-config make gcc libc6-dev libc6-dev-i386)
 # Packages for the lab and for the checks of captures.
 TEST_PACKAGES=(iproute2 ethtool procps iputils-ping iperf3 tshark)
+# Programs that run unchanged over SDP. Debian has no netperf.
+TEST_PACKAGES+=(netcat-openbsd socat curl python3 redis-server memcached nginx-light apache2-utils sockperf openssh-server postgresql)
 
 need_root() {
     if [ "$(id -u)" -ne 0 ]; then

@@ -4,7 +4,7 @@
 use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use xwarp_tool::{explain::Options, lab::Properties, observed::Choice};
+use xwarp_tool::{explain::Options, lab::Properties, observed::Choice, sdp};
 
 /// Examines xwarp, an RDMA NIC in software: captures of its traffic, and what a machine needs to run it.
 #[derive(Debug, Parser)]
@@ -22,6 +22,7 @@ pub enum Command {
     Lab(LabArguments),
     Stat(StatArguments),
     Capture(CaptureArguments),
+    Sdp(SdpArguments),
     /// Prints a completion script for a shell.
     ///
     /// Example: 'xwarp completions bash > /usr/share/bash-completion/completions/xwarp'.
@@ -231,4 +232,48 @@ pub struct CaptureArguments {
     /// Ends after so many seconds.
     #[arg(long, short, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub seconds: Option<u64>,
+}
+
+/// Runs a program whose TCP connections go over SDP, unchanged.
+///
+/// Both ends are run so: 'xwarp sdp -- iperf3 -s' and 'xwarp sdp -- iperf3 -c HOST'. A connection to a host that does not speak
+/// SDP, and one from a host that does not, is an ordinary one over the kernel's TCP. Rules in libsdp's grammar say what goes
+/// which way: 'use {sdp|tcp|both} {server|client} PROGRAM ADDRESS[/PREFIX]:PORT[-PORT]', the first that matches.
+///
+/// Programs that are linked statically, or have other rights than their caller, cannot be changed so; neither can calls
+/// through io_uring.
+#[derive(Debug, Args)]
+pub struct SdpArguments {
+    /// The interface; needed when there are several, or none of its own behind xwarpd.
+    #[arg(long, short, value_name = "IFACE")]
+    device: Option<String>,
+    /// The file with the rules.
+    #[arg(long, short, value_name = "FILE", conflicts_with = "only")]
+    rules: Option<PathBuf>,
+    /// SDP for everything: connections to hosts without SDP are refused.
+    #[arg(long)]
+    only: bool,
+    /// Prints at the end of the program how many bytes went by RDMA.
+    #[arg(long)]
+    statistics: bool,
+    /// The library 'libxwarp-sdp.so' [default: beside this program, or in its ../lib].
+    #[arg(long, value_name = "FILE")]
+    library: Option<PathBuf>,
+    /// The program and its arguments.
+    #[arg(trailing_var_arg = true, required = true, allow_hyphen_values = true)]
+    pub program: Vec<OsString>,
+}
+
+impl SdpArguments {
+    /// How the program is run.
+    pub fn options(&self) -> sdp::Options {
+        let Self { library, device, rules, only, statistics, .. } = self;
+        sdp::Options {
+            library: library.clone(),
+            device: device.clone(),
+            rules: rules.clone(),
+            only: *only,
+            statistics: *statistics,
+        }
+    }
 }

@@ -9,5 +9,6 @@ pub mod helper;
 pub mod lab;
 #[cfg(feature = "af-xdp")]
 pub mod observed;
+pub mod sdp;
 #[cfg(feature = "af-xdp")]
 pub mod stat;

@@ -6,6 +6,7 @@ mod cli;
 use std::{
     fs::File,
     io::{self, BufReader, BufWriter, IsTerminal as _, Read, Write},
+    os::unix::process::CommandExt as _,
     path::Path,
     process::ExitCode,
     sync::{
@@ -24,12 +25,12 @@ use xwarp_tool::{
     explain::explain,
     helper, lab,
     observed::{self, Choice},
-    stat,
+    sdp, stat,
 };
 
 use crate::cli::{
-    CaptureArguments, Command, DoctorArguments, ExplainArguments, LabArguments, LabCommand, StatArguments,
-    XwarpArguments,
+    CaptureArguments, Command, DoctorArguments, ExplainArguments, LabArguments, LabCommand, SdpArguments,
+    StatArguments, XwarpArguments,
 };
 
 fn main() -> ExitCode {
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         Command::Lab(arguments) => run_lab(&arguments),
         Command::Stat(arguments) => run_stat(&arguments),
         Command::Capture(arguments) => run_capture(&arguments),
+        Command::Sdp(arguments) => run_sdp(&arguments),
         Command::Completions { shell } => print_completions(shell),
         Command::Manual { directory } => write_manual(&directory),
     };
@@ -156,6 +158,16 @@ fn run_capture(arguments: &CaptureArguments) -> Result<ExitCode> {
         observed::capture(&device, limit, &ended, &mut file)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns only when the program cannot be run.
+fn run_sdp(arguments: &SdpArguments) -> Result<ExitCode> {
+    let program = arguments.program.first().context("no program")?;
+    if let Some(obstacle) = sdp::obstacle(program) {
+        eprintln!("xwarp: {} {obstacle}: its connections stay with TCP", program.display());
+    }
+    let error = sdp::command(&arguments.options(), &arguments.program)?.exec();
+    Err(error).with_context(|| format!("cannot run {}", program.display()))
 }
 
 fn print_completions(shell: clap_complete::Shell) -> Result<ExitCode> {

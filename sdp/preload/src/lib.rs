@@ -1,0 +1,34 @@
+//! `libxwarp-sdp.so`: connections of unmodified programs over SDP. `xwarp sdp -- PROGRAM` starts a program with it.
+//!
+//! The library takes the place of a few functions of the C library. A connection over SDP has three parts:
+//!
+//! ```text
+//! program ── its socket ── loopback ── leg ── relay ── SdpStream ── network
+//! ```
+//!
+//! The program keeps a TCP socket of the kernel, whose other end, the leg, belongs to this library in the same process. So every
+//! call and option that works on a TCP socket works here, whatever waits for it: poll, epoll of every kind, signals, fork and
+//! exec, with or without this library. What differs is set-up, and names:
+//!
+//! | call | what is different |
+//! |---|---|
+//! | `connect` | the port mapper of the host is asked; then SDP connects to the host, and the socket to the leg |
+//! | `listen` | an SDP listener and an entry of the port mapper are added; what it accepts, the relay brings to the socket |
+//! | `accept`, `accept4`, `getsockname`, `getpeername` | the addresses are those of the connection over SDP |
+//! | `_exit`, `_Exit`, exit handlers | data that is on its way is sent |
+//!
+//! | file | owns |
+//! |---|---|
+//! | `calls` | the functions that replace those of the C library |
+//! | `sys` | system calls, past those functions, and hooks of the C library |
+//! | `legs` | names of connections, in memory that is shared with forked children |
+//! | `process` | rules, devices, listeners of this process |
+//! | `relay` | copying between a leg and a stream |
+//!
+//! [Decision 17](../../docs/decisions/0017-programs-keep-their-tcp-sockets.md) says why, and what it costs.
+
+mod calls;
+mod legs;
+mod process;
+mod relay;
+mod sys;

@@ -1,0 +1,363 @@
+//! What this process does by SDP: its rules, devices, listeners and relays. A forked child begins without any of it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env, fs, io,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    os::fd::BorrowedFd,
+    path::PathBuf,
+    process, ptr,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicPtr, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::OFlags,
+    net::{AddressFamily, sockopt},
+};
+use xwarp_sdp::{
+    Sdp, SdpListener, SdpOptions, SdpStream,
+    mapper::Server,
+    rules::{Role, RuleError, Rules, Use},
+};
+use xwarp_verbs::Device;
+
+use crate::{
+    legs,
+    relay::{self, Gate, Relays},
+    sys,
+};
+
+/// The interface, when there is a choice.
+const DEVICE_VARIABLE: &str = "XWARP_SDP_DEVICE";
+/// The file with the rules, as libsdp has it.
+const RULES_VARIABLE: &str = "LIBSDP_CONFIG_FILE";
+/// Everything over SDP, as libsdp has it.
+const SIMPLE_VARIABLE: &str = "SIMPLE_LIBSDP";
+/// A filter for the log on the standard error, for instance `debug`.
+const LOG_VARIABLE: &str = "XWARP_SDP_LOG";
+/// Print at the end how many bytes went by RDMA.
+const STATISTICS_VARIABLE: &str = "XWARP_SDP_STATISTICS";
+
+/// Time limit of a connection over SDP whose program waits.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// The same for a program that does not want to wait: the kernel's TCP is tried after it.
+const SHORT_LIMIT: Duration = Duration::from_secs(1);
+/// How often a listener looks whether the program still has its own.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long the end of the process waits for data of which nothing moves.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What is done with a call.
+pub enum Verdict {
+    /// The kernel does it.
+    Kernel,
+    /// The socket is to be connected to this gate of the stream.
+    Through(Box<(Gate, SdpStream)>),
+    /// It fails with this error number.
+    Failed(i32),
+}
+
+struct Options {
+    /// `None`: the file with the rules cannot be read, and everything stays with TCP.
+    rules: Option<Rules>,
+    program: String,
+    device: Option<String>,
+    statistics: bool,
+}
+
+/// Read when the library is loaded, so that nothing is read in a forked child.
+static OPTIONS: OnceLock<Options> = OnceLock::new();
+static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
+
+/// SDP on one interface.
+struct Port {
+    sdp: Sdp,
+    /// The port mapper's server, since the first listener.
+    mapper: OnceLock<Option<Server>>,
+}
+
+pub struct Process {
+    id: u32,
+    options: &'static Options,
+    /// Interfaces; `None` is one that cannot be opened.
+    ports: Mutex<BTreeMap<String, Option<Arc<Port>>>>,
+    /// Addresses at which programs listen and SDP does.
+    services: Mutex<BTreeSet<SocketAddr>>,
+    pub relays: Arc<Relays>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Prepares the process when the library is loaded.
+pub fn init() {
+    let rules = match env::var_os(RULES_VARIABLE) {
+        _ if env::var_os(SIMPLE_VARIABLE).is_some() => {
+            Ok("use sdp connect * *:*\nuse sdp listen * *:*".parse().unwrap_or_default())
+        }
+        None => Ok(Rules::default()),
+        Some(path) => fs::read_to_string(&path)
+            .map_err(|error| error.to_string())
+            .and_then(|text| text.parse().map_err(|error: RuleError| error.to_string()))
+            .map_err(|error| format!("{}: {error}", path.to_string_lossy())),
+    };
+    let rules = rules.map_err(|error| eprintln!("xwarp-sdp: {error}: everything stays with TCP")).ok();
+    if let Ok(filter) = env::var(LOG_VARIABLE) {
+        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+        // The program may have a log of its own.
+        let _ = log.try_init();
+    }
+    let program = env::args_os().next().map(PathBuf::from).unwrap_or_default();
+    let program = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let device = env::var(DEVICE_VARIABLE).ok();
+    let statistics = env::var_os(STATISTICS_VARIABLE).is_some();
+    let _ = OPTIONS.set(Options { rules, program, device, statistics });
+    legs::init();
+    sys::on_fork_and_exit(in_child, at_exit);
+}
+
+extern "C" fn in_child() {
+    // The parent's threads are not here, and its locks may be held for ever.
+    CURRENT.store(ptr::null_mut(), Ordering::Release);
+}
+
+extern "C" fn at_exit() {
+    if let Some(process) = Process::existing() {
+        process.finish();
+    }
+}
+
+fn error_number(error: &io::Error) -> i32 {
+    match error.kind() {
+        io::ErrorKind::TimedOut => libc::ETIMEDOUT,
+        io::ErrorKind::HostUnreachable => libc::EHOSTUNREACH,
+        io::ErrorKind::NetworkUnreachable => libc::ENETUNREACH,
+        _ => libc::ECONNREFUSED,
+    }
+}
+
+impl Process {
+    /// This process, if it has used SDP.
+    pub fn existing() -> Option<&'static Self> {
+        // SAFETY: null, or a process that is never freed.
+        let process = unsafe { CURRENT.load(Ordering::Acquire).as_ref() }?;
+        // Another one in a child of vfork() or clone(), which has our memory but none of our threads.
+        (process.id == process::id()).then_some(process)
+    }
+
+    /// This process. `None` where SDP must not be used.
+    pub fn current() -> Option<&'static Self> {
+        if CURRENT.load(Ordering::Acquire).is_null() {
+            let options = OPTIONS.get().filter(|options| options.rules.is_some())?;
+            let made = Box::new(Self {
+                id: process::id(),
+                options,
+                ports: Mutex::default(),
+                services: Mutex::default(),
+                relays: Arc::default(),
+            });
+            let made = Box::into_raw(made);
+            let order = Ordering::AcqRel;
+            if CURRENT.compare_exchange(ptr::null_mut(), made, order, Ordering::Acquire).is_err() {
+                // SAFETY: another thread was faster, so that nobody has seen this one.
+                drop(unsafe { Box::from_raw(made) });
+            }
+        }
+        Self::existing()
+    }
+
+    pub fn decide(&self, role: Role, address: SocketAddr) -> Use {
+        let rules = self.options.rules.as_ref();
+        rules.map_or(Use::Tcp, |rules| rules.decide(role, &self.options.program, address))
+    }
+
+    /// SDP on the interface that has the address `local`; without one, on the only interface there is.
+    fn port(&self, local: Option<IpAddr>) -> Option<Arc<Port>> {
+        let name = match &self.options.device {
+            Some(name) => name.clone(),
+            None => only_interface(local)?,
+        };
+        let mut ports = lock(&self.ports);
+        let port = ports.entry(name).or_insert_with_key(|name| {
+            let opened = Device::open(name).map_err(io::Error::other);
+            match opened.and_then(|device| Sdp::new(&device, SdpOptions::default())) {
+                Ok(sdp) => Some(Arc::new(Port { sdp, mapper: OnceLock::new() })),
+                Err(error) => {
+                    tracing::warn!(%error, "connections stay with TCP");
+                    None
+                }
+            }
+        });
+        port.clone()
+    }
+
+    /// A stream over SDP for a socket that is to be connected to `target`.
+    pub fn connect(&self, socket: BorrowedFd<'_>, target: SocketAddr) -> Verdict {
+        let ip = target.ip();
+        let what = self.decide(Role::Connect, target);
+        if what == Use::Tcp || ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() {
+            return Verdict::Kernel;
+        }
+        let addresses = sys::addresses().unwrap_or_default();
+        if addresses.iter().any(|address| address.ip == ip) {
+            return Verdict::Kernel;
+        }
+        let waits = rustix::fs::fcntl_getfl(socket).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK));
+        let (limit, sends) = if waits { (CONNECT_LIMIT, 3) } else { (SHORT_LIMIT, 1) };
+        let six = sockopt::socket_domain(socket) == Ok(AddressFamily::INET6);
+        let connected = self.route(target).and_then(|port| {
+            let gate = Gate::open(six)?;
+            let stream = SdpStream::connect_service(&port.sdp, target, limit, sends)?;
+            Ok((gate, stream))
+        });
+        match connected {
+            Ok(through) => Verdict::Through(Box::new(through)),
+            Err(error) => {
+                tracing::debug!(%target, %error, "no connection over SDP");
+                if what == Use::Sdp { Verdict::Failed(error_number(&error)) } else { Verdict::Kernel }
+            }
+        }
+    }
+
+    fn route(&self, target: SocketAddr) -> io::Result<Arc<Port>> {
+        let source = xwarp_sdp::mapper::source_of(target)?;
+        self.port(Some(source)).ok_or_else(|| io::Error::other("no interface for SDP"))
+    }
+
+    /// The program listens at `local`: SDP does, too.
+    pub fn listening(&'static self, local: SocketAddr) {
+        let ip = local.ip().to_canonical();
+        if ip.is_loopback() || self.decide(Role::Listen, local) == Use::Tcp {
+            return;
+        }
+        let Some(port) = self.port(Some(ip).filter(|ip| !ip.is_unspecified())) else { return };
+        let mapper = port.mapper.get_or_init(|| {
+            let addresses = port.sdp.device().attributes().interface.addresses;
+            Server::start(&addresses).map_err(|error| tracing::warn!(%error, "no port mapper")).ok()
+        });
+        let Some(mapper) = mapper else { return };
+        if !lock(&self.services).insert(local) {
+            return;
+        }
+        let listener = SdpListener::bind(&port.sdp, SocketAddr::new(ip, 0));
+        let bound = listener.and_then(|listener| Ok((listener.local_addr()?.port(), listener)));
+        let served = bound.and_then(|(number, listener)| {
+            listener.set_nonblocking(true);
+            mapper.services().add(SocketAddr::new(ip, local.port()), number);
+            tracing::debug!(%local, number, "listens over SDP");
+            let port = Arc::clone(&port);
+            thread::Builder::new().name("xwarp-sdp-listen".into()).spawn(move || {
+                self.serve(&listener, local);
+                if let Some(Some(mapper)) = port.mapper.get() {
+                    mapper.services().remove(SocketAddr::new(ip, local.port()));
+                }
+                lock(&self.services).remove(&local);
+            })
+        });
+        if let Err(error) = served {
+            tracing::warn!(%local, %error, "does not listen over SDP");
+            lock(&self.services).remove(&local);
+        }
+    }
+
+    /// Brings connections over SDP to the program's listening socket, until the program has closed it.
+    fn serve(&self, listener: &SdpListener, local: SocketAddr) {
+        let service = match local.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => ([127, 0, 0, 1], local.port()).into(),
+            IpAddr::V6(ip) if ip.is_unspecified() => (Ipv6Addr::LOCALHOST, local.port()).into(),
+            _ => local,
+        };
+        loop {
+            let accepted = match listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let look: Option<Timespec> = LOOK.try_into().ok();
+                    let waited = poll(&mut [PollFd::new(listener, PollFlags::IN)], look.as_ref());
+                    if waited == Ok(0) && !is_listening(local.port()) {
+                        return;
+                    }
+                    continue;
+                }
+                Err(error) => {
+                    tracing::warn!(%local, %error, "listens over SDP no more");
+                    return;
+                }
+            };
+            if let Err(error) = self.bring(accepted, service, local.port()) {
+                tracing::debug!(%local, %error, "the program does not take a connection");
+                if !is_listening(local.port()) {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Connects the program's listening socket to an accepted stream. If that fails, dropping the stream resets it.
+    fn bring(
+        &self,
+        (stream, peer): (SdpStream, SocketAddr),
+        service: SocketAddr,
+        port: u16,
+    ) -> io::Result<()> {
+        let local = SocketAddr::new(stream.local_addr()?.ip(), port);
+        let leg = relay::call(service, |own| legs::insert((service, own), (local, peer)));
+        let leg = leg.inspect_err(|_| stream.abort())?;
+        self.relays.start(leg, stream)
+    }
+
+    /// The process ends: what programs have sent still goes to the peers.
+    pub fn finish(&self) {
+        self.relays.finish(PATIENCE);
+        if !self.options.statistics {
+            return;
+        }
+        let Ok(ports) = self.ports.try_lock() else { return };
+        for (name, port) in ports.iter() {
+            let Some(port) = port else { continue };
+            let counters = port.sdp.counters();
+            eprintln!("xwarp-sdp: {}[{}] {name}: {}", self.options.program, self.id, share(&counters));
+        }
+    }
+}
+
+/// What went by RDMA, in words.
+fn share(counters: &BTreeMap<&'static str, u64>) -> String {
+    let count = |name: &str| counters.get(name).copied().unwrap_or(0);
+    let (sent, received, read) =
+        (count("sdp_bytes_sent"), count("sdp_bytes_received"), count("sdp_bytes_read"));
+    let percent = (read * 100).checked_div(received).unwrap_or(0);
+    format!("sent {sent} bytes, received {received} bytes, {percent} % of them by RDMA Read")
+}
+
+/// The interface of an address, or the only one that is not the loopback.
+fn only_interface(local: Option<IpAddr>) -> Option<String> {
+    let all = sys::addresses().inspect_err(|error| tracing::warn!(%error, "no interfaces")).ok()?;
+    let fits = |address: &&sys::Address| !address.loopback && local.is_none_or(|ip| ip == address.ip);
+    let names: BTreeSet<String> = all.iter().filter(fits).map(|a| a.interface.clone()).collect();
+    if names.len() > 1 {
+        tracing::warn!(?names, "several interfaces: choose one by {DEVICE_VARIABLE}");
+        return None;
+    }
+    names.into_iter().next()
+}
+
+/// Whether a socket of this namespace listens at `port`.
+fn is_listening(port: u16) -> bool {
+    const LISTEN: &str = "0A";
+    let suffix = format!(":{port:04X}");
+    let listens = |line: &str| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        words.next().is_some_and(|local| local.ends_with(&suffix)) && words.nth(1) == Some(LISTEN)
+    };
+    let tables = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
+    // What cannot be read is no reason to end.
+    let texts: Vec<_> = tables.iter().filter_map(|path| fs::read_to_string(path).ok()).collect();
+    texts.is_empty() || texts.iter().any(|text| text.lines().any(listens))
+}

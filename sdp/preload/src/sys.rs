@@ -1,0 +1,239 @@
+//! System calls past the functions that this library replaces, addresses of the C interface, and hooks of the C library.
+
+use std::{
+    io,
+    mem::{MaybeUninit, size_of},
+    net::{IpAddr, SocketAddr},
+    os::fd::{BorrowedFd, RawFd},
+    ptr,
+};
+
+use libc::{c_int, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
+
+/// `connect` of the kernel.
+///
+/// # Safety
+/// `address` is what the caller of `connect` gave.
+pub unsafe fn connect(fd: RawFd, address: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the kernel checks the pointer.
+    unsafe { libc::syscall(libc::SYS_connect, fd, address, len) as c_int }
+}
+
+/// `listen` of the kernel.
+pub fn listen(fd: RawFd, backlog: c_int) -> c_int {
+    // SAFETY: no pointers.
+    unsafe { libc::syscall(libc::SYS_listen, fd, backlog) as c_int }
+}
+
+/// A call that stores an address.
+#[derive(Debug, Clone, Copy)]
+pub enum Naming {
+    Local,
+    Peer,
+    /// `accept4` with these flags.
+    Accept(c_int),
+}
+
+/// `getsockname`, `getpeername` or `accept4` of the kernel.
+///
+/// # Safety
+/// The pointers are what the caller gave to one of these functions.
+pub unsafe fn name(call: Naming, fd: RawFd, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: the kernel checks the pointers.
+    unsafe {
+        let done = match call {
+            Naming::Local => libc::syscall(libc::SYS_getsockname, fd, address, len),
+            Naming::Peer => libc::syscall(libc::SYS_getpeername, fd, address, len),
+            Naming::Accept(flags) => libc::syscall(libc::SYS_accept4, fd, address, len, flags),
+        };
+        done as c_int
+    }
+}
+
+/// Ends the process at once.
+pub fn exit_group(status: c_int) -> ! {
+    loop {
+        // SAFETY: no pointers; the call does not return.
+        unsafe { libc::syscall(libc::SYS_exit_group, status) };
+    }
+}
+
+/// `close` of the kernel.
+pub fn close(fd: RawFd) {
+    // SAFETY: no pointers; the number was returned to us and given to nobody.
+    unsafe { libc::syscall(libc::SYS_close, fd) };
+}
+
+pub fn set_errno(error: c_int) {
+    // SAFETY: the location of this thread's errno is always valid.
+    unsafe { *libc::__errno_location() = error };
+}
+
+pub fn errno() -> c_int {
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() }
+}
+
+/// A descriptor of the caller, for the time of one call.
+pub fn borrow(fd: RawFd) -> Option<BorrowedFd<'static>> {
+    // SAFETY: used for system calls only, which check the number; the caller keeps it open during its call.
+    (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// Reads an IPv4 or IPv6 address.
+///
+/// # Safety
+/// `address` points to `len` readable bytes, or is null.
+pub unsafe fn read_address(address: *const sockaddr, len: socklen_t) -> Option<SocketAddr> {
+    let len = len as usize;
+    if address.is_null() || len < size_of::<sa_family_t>() {
+        return None;
+    }
+    // SAFETY: there are enough bytes for the family, and below for each kind of address; the pointer need not be aligned.
+    unsafe {
+        let family = &raw const (*address).sa_family;
+        match c_int::from(family.read_unaligned()) {
+            libc::AF_INET if len >= size_of::<sockaddr_in>() => {
+                let four = address.cast::<sockaddr_in>().read_unaligned();
+                let ip = four.sin_addr.s_addr.to_ne_bytes();
+                Some((ip, u16::from_be(four.sin_port)).into())
+            }
+            libc::AF_INET6 if len >= size_of::<sockaddr_in6>() => {
+                let six = address.cast::<sockaddr_in6>().read_unaligned();
+                Some((six.sin6_addr.s6_addr, u16::from_be(six.sin6_port)).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Stores an address, as a socket of the family `six` or not has it, as the kernel does: cut to the caller's room, with the
+/// whole length.
+///
+/// # Safety
+/// `len` is null, or `*len` bytes at `address` may be written.
+pub unsafe fn store_address(to: SocketAddr, six: bool, address: *mut sockaddr, len: *mut socklen_t) {
+    if address.is_null() || len.is_null() {
+        return;
+    }
+    let (four, sixth);
+    let (from, whole) = match (to.ip(), six) {
+        (IpAddr::V4(ip), false) => {
+            four = sockaddr_in {
+                sin_family: libc::AF_INET as sa_family_t,
+                sin_port: to.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(ip.octets()) },
+                sin_zero: [0; 8],
+            };
+            (ptr::from_ref(&four).cast::<u8>(), size_of::<sockaddr_in>())
+        }
+        (ip, _) => {
+            let ip = match ip {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => ip,
+            };
+            sixth = sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as sa_family_t,
+                sin6_port: to.port().to_be(),
+                sin6_flowinfo: 0,
+                sin6_addr: libc::in6_addr { s6_addr: ip.octets() },
+                sin6_scope_id: 0,
+            };
+            (ptr::from_ref(&sixth).cast::<u8>(), size_of::<sockaddr_in6>())
+        }
+    };
+    // SAFETY: at most the caller's room and at most the structure's size; both exist until here.
+    unsafe {
+        let room = (len.read_unaligned() as usize).min(whole);
+        ptr::copy_nonoverlapping(from, address.cast::<u8>(), room);
+        len.write_unaligned(whole as socklen_t);
+    }
+}
+
+/// Blocks all signals in the calling thread while it exists, so that threads that are started meanwhile never run a signal
+/// handler of the program.
+pub struct Quiet(libc::sigset_t);
+
+impl Quiet {
+    pub fn new() -> Self {
+        let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        // SAFETY: both sets are written before they are read.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::sigemptyset(before.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+            Self(before.assume_init())
+        }
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        // SAFETY: the set was initialised.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, ptr::null_mut()) };
+    }
+}
+
+/// Lets `child` run in each forked child, and `exit` when the process ends in order.
+pub fn on_fork_and_exit(child: extern "C" fn(), exit: extern "C" fn()) {
+    // SAFETY: the functions live as long as the process, since the library is never unloaded.
+    unsafe {
+        libc::pthread_atfork(None, None, Some(child));
+        libc::atexit(exit);
+    }
+}
+
+/// An interface of this network namespace and one of its addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    pub interface: String,
+    pub ip: IpAddr,
+    pub loopback: bool,
+}
+
+/// All addresses of interfaces that are up.
+pub fn addresses() -> io::Result<Vec<Address>> {
+    let mut first = ptr::null_mut();
+    // SAFETY: the list is freed below, after its last use.
+    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut all = Vec::new();
+    let mut next = first;
+    // SAFETY: the C library made the list and its strings; an address has the length of its family.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        next = entry.ifa_next;
+        let flags = entry.ifa_flags as c_int;
+        // SAFETY: as above.
+        let address = unsafe { read_address(entry.ifa_addr, family_len(entry.ifa_addr)) };
+        if let Some(address) = address
+            && flags & libc::IFF_UP != 0
+        {
+            // SAFETY: as above.
+            let name = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) };
+            all.push(Address {
+                interface: name.to_string_lossy().into_owned(),
+                ip: address.ip(),
+                loopback: flags & libc::IFF_LOOPBACK != 0,
+            });
+        }
+    }
+    // SAFETY: made above, and nothing of it is kept.
+    unsafe { libc::freeifaddrs(first) };
+    Ok(all)
+}
+
+/// Length of an address of the C library by its family.
+///
+/// # Safety
+/// `address` is null or a valid address.
+unsafe fn family_len(address: *const sockaddr) -> socklen_t {
+    // SAFETY: the caller's promise.
+    let family = unsafe { address.as_ref() }.map_or(libc::AF_UNSPEC, |a| c_int::from(a.sa_family));
+    let len = match family {
+        libc::AF_INET => size_of::<sockaddr_in>(),
+        libc::AF_INET6 => size_of::<sockaddr_in6>(),
+        _ => 0,
+    };
+    len as socklen_t
+}

@@ -1,0 +1,486 @@
+//! Unmodified programs over SDP between two namespaces, started by `xwarp sdp`. What was sent is compared with what arrived.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use std::{
+    env, fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use xwarp_checks::{
+    lab::{Family, Lab, LabOptions, Side},
+    process::Running,
+};
+use xwarp_sdp::mapper::{Asked, Question};
+
+const XWARP: &str = env!("CARGO_BIN_EXE_xwarp");
+const LIMIT: Duration = Duration::from_secs(60);
+const PORT: u16 = 7000;
+
+/// How a program is started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// Over SDP where the peer wants.
+    Sdp,
+    /// Over the kernel's TCP.
+    Tcp,
+}
+
+fn lab() -> Lab {
+    Lab::up(LabOptions { mtu: 9000, ..LabOptions::default() }).unwrap()
+}
+
+/// The library, which cargo has built as a dependency of this test.
+fn library() -> PathBuf {
+    let path = env::current_exe().unwrap().with_file_name("libxwarp_sdp_preload.so");
+    assert!(path.exists(), "{} was not built", path.display());
+    path
+}
+
+/// A shell command of a side, started over SDP or not.
+fn shell(lab: &Lab, side: Side, by: By, script: &str) -> Running {
+    let mut command = match by {
+        By::Tcp => lab.command(side, "sh"),
+        By::Sdp => {
+            let mut command: Command = lab.command(side, XWARP);
+            command.arg("sdp").arg("--statistics").arg("--library").arg(library()).args(["--", "sh"]);
+            command
+        }
+    };
+    command.args(["-c", script]);
+    Running::start(command).unwrap()
+}
+
+fn address(lab: &Lab) -> SocketAddr {
+    SocketAddr::new(lab.address(Side::B, Family::V4), PORT)
+}
+
+/// Waits until somebody listens at B, over SDP or the kernel's TCP.
+fn wait_for_listener(lab: &Lab, by: By, server: &mut Running) {
+    let end = Instant::now() + LIMIT;
+    let listens = || match by {
+        By::Tcp => {
+            let filter = format!("sport = :{PORT}");
+            !lab.run(Side::B, "ss", &["-Hltn", &filter]).unwrap().trim().is_empty()
+        }
+        By::Sdp => {
+            let from = SocketAddr::new(lab.address(Side::A, Family::V4), 1);
+            let asked = lab.within(Side::A, || Question::new(from, address(lab)).ask(1)).unwrap();
+            matches!(asked, Ok(Asked::Accepted(..)))
+        }
+    };
+    while !listens() {
+        let ended = server.wait(Duration::from_millis(20));
+        assert!(ended.is_err() && Instant::now() < end, "nobody listens: {ended:?}\n{}", server.output());
+    }
+}
+
+/// Bytes that the program `name` says it has sent and received over SDP, added over its processes.
+fn carried(output: &str, name: &str) -> (u64, u64) {
+    let lines = output.lines().filter(|line| line.starts_with(&format!("xwarp-sdp: {name}[")));
+    let number = |line: &str, before: &str| -> u64 {
+        let rest = line.split(before).nth(1).unwrap();
+        rest.split_ascii_whitespace().next().unwrap().parse().unwrap()
+    };
+    lines.fold((0, 0), |(sent, received), line| {
+        (sent + number(line, " sent "), received + number(line, " received "))
+    })
+}
+
+fn random_file(lab: &Lab, name: &str, bytes: usize) -> PathBuf {
+    let path = lab.file(name);
+    let (mut state, mut content) = (0x9e37_79b9_7f4a_7c15_u64 ^ bytes as u64, Vec::with_capacity(bytes));
+    while content.len() < bytes {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        content.extend(state.to_le_bytes());
+    }
+    content.truncate(bytes);
+    fs::write(&path, content).unwrap();
+    path
+}
+
+fn assert_same(a: &Path, b: &Path) {
+    let (a_bytes, b_bytes) = (fs::read(a).unwrap(), fs::read(b).unwrap());
+    assert_eq!(a_bytes.len(), b_bytes.len(), "{} and {}", a.display(), b.display());
+    assert!(a_bytes == b_bytes, "{} and {} differ", a.display(), b.display());
+}
+
+/// The ways in which two programs may be started: both over SDP, and one of them.
+const WAYS: [(By, By); 3] = [(By::Sdp, By::Sdp), (By::Sdp, By::Tcp), (By::Tcp, By::Sdp)];
+
+fn both(server: By, client: By) -> bool {
+    (server, client) == (By::Sdp, By::Sdp)
+}
+
+#[test]
+fn netns_sdp_nc_carries_both_directions_and_half_closes() {
+    for (server_by, client_by) in WAYS {
+        let lab = lab();
+        let [up, down] = [("up", 3_000_001), ("down", 2_000_003)].map(|(name, n)| random_file(&lab, name, n));
+        let [got_up, got_down] = ["got-up", "got-down"].map(|name| lab.file(name));
+        let address = address(&lab);
+        let script =
+            format!("exec nc -N -l {} {PORT} < {} > {}", address.ip(), down.display(), got_up.display());
+        let mut server = shell(&lab, Side::B, server_by, &script);
+        wait_for_listener(&lab, server_by, &mut server);
+        let script =
+            format!("exec nc -N {} {PORT} < {} > {}", address.ip(), up.display(), got_down.display());
+        let output = shell(&lab, Side::A, client_by, &script).finish(LIMIT).unwrap();
+        let served = server.finish(LIMIT).unwrap();
+        assert_same(&up, &got_up);
+        assert_same(&down, &got_down);
+        let expected = if both(server_by, client_by) { (3_000_001, 2_000_003) } else { (0, 0) };
+        assert_eq!(carried(&output, "nc"), expected, "{output}");
+        assert_eq!(carried(&served, "nc"), (expected.1, expected.0), "{served}");
+    }
+}
+
+#[test]
+fn netns_sdp_nc_reaches_a_listener_of_both_families() {
+    let lab = lab();
+    let server = format!("exec socat TCP6-LISTEN:{PORT},reuseaddr,fork,ipv6only=0 EXEC:cat");
+    let [four, six] = [Family::V4, Family::V6].map(|family| lab.address(Side::B, family));
+    let client = format!(
+        "set -e; test $(echo four | nc -N {four} {PORT}) = four; \
+         test $(echo sixth | nc -N {six} {PORT}) = sixth"
+    );
+    let (_server, output) = over_sdp(&lab, &server, &client);
+    assert_eq!(carried(&output, "nc"), (11, 11), "{output}");
+}
+
+#[test]
+fn netns_sdp_curl_fetches_files_from_python() {
+    for (server_by, client_by) in WAYS {
+        let lab = lab();
+        let file = random_file(&lab, "file", 5_000_000);
+        let directory = file.parent().unwrap();
+        let script =
+            format!("exec /usr/bin/python3 -m http.server {PORT} --directory {}", directory.display());
+        let mut server = shell(&lab, Side::B, server_by, &script);
+        wait_for_listener(&lab, server_by, &mut server);
+        let url = format!("http://{}/file", address(&lab));
+        let fetched = lab.file("fetched");
+        let script = format!("exec curl -sS -o {} {url}", fetched.display());
+        let output = shell(&lab, Side::A, client_by, &script).finish(LIMIT).unwrap();
+        assert_same(&file, &fetched);
+        assert_eq!(carried(&output, "curl").1 >= 5_000_000, both(server_by, client_by), "{output}");
+    }
+}
+
+/// Starts a server over SDP, waits for it, runs a client over SDP, and returns the client's output.
+fn over_sdp(lab: &Lab, server: &str, client: &str) -> (Running, String) {
+    let mut server = shell(lab, Side::B, By::Sdp, server);
+    wait_for_listener(lab, By::Sdp, &mut server);
+    match shell(lab, Side::A, By::Sdp, client).finish(LIMIT) {
+        Ok(output) => (server, output),
+        Err(error) => {
+            let _ = server.wait(Duration::from_millis(100));
+            panic!("{error:#}\nserver:\n{}", server.output());
+        }
+    }
+}
+
+#[test]
+fn netns_sdp_a_child_of_socat_writes_to_an_inherited_connection() {
+    let lab = lab();
+    let file = random_file(&lab, "file", 1_000_000);
+    let fetched = lab.file("fetched");
+    let server = format!(
+        "exec /usr/bin/socat TCP-LISTEN:{PORT},reuseaddr,fork SYSTEM:'tail -c +500001 {}'",
+        file.display()
+    );
+    let client = format!("exec nc {} {PORT} > {}", address(&lab).ip(), fetched.display());
+    // A forked child of the server, which runs other programs, writes to the accepted connection.
+    let (_server, output) = over_sdp(&lab, &server, &client);
+    let expected = lab.file("expected");
+    fs::write(&expected, &fs::read(&file).unwrap()[500_000..]).unwrap();
+    assert_same(&expected, &fetched);
+    assert_eq!(carried(&output, "nc"), (0, 500_000), "{output}");
+}
+
+#[test]
+fn netns_sdp_iperf3_in_all_directions() {
+    for options in ["", "-R", "--bidir", "-P 8"] {
+        let lab = lab();
+        let host = address(&lab).ip();
+        let server = format!("exec iperf3 -s -1 -p {PORT}");
+        let client = format!("exec iperf3 -c {host} -p {PORT} -t 1 {options}");
+        let (server, output) = over_sdp(&lab, &server, &client);
+        assert!(output.contains("iperf Done"), "{output}");
+        let (sent, received) = carried(&output, "iperf3");
+        assert!(sent.max(received) > 100_000, "{options}: {output}");
+        server.finish(LIMIT).unwrap();
+    }
+}
+
+#[test]
+fn netns_sdp_redis_serves_its_benchmark_while_it_saves() {
+    let lab = lab();
+    let directory = lab.file("dump").parent().unwrap().display().to_string();
+    let server = format!(
+        "exec redis-server --port {PORT} --bind 0.0.0.0 --protected-mode no --save '' --dir {directory}"
+    );
+    let host = address(&lab).ip();
+    let bench = format!("redis-benchmark -h {host} -p {PORT} -q");
+    let cli = format!("redis-cli -h {host} -p {PORT}");
+    let client = format!(
+        "set -e; {cli} set key value; {cli} bgsave; {bench} -t set,get -n 2000 -c 20; \
+         {bench} -t set,get -n 4000 -P 16 -c 10; {bench} -t set,get -n 100 -d 102400 -c 4; \
+         test $({cli} get key) = value"
+    );
+    let (_server, output) = over_sdp(&lab, &server, &client);
+    let (sent, received) = carried(&output, "redis-benchmark");
+    assert!(sent > 10_000_000 && received > 10_000_000, "{output}");
+}
+
+#[test]
+fn netns_sdp_memcached_keeps_values() {
+    let lab = lab();
+    let server = format!("exec memcached -u root -p {PORT} -U 0 -l 0.0.0.0");
+    let client = format!(
+        "printf 'set k 0 0 5\\r\\nhello\\r\\nget k\\r\\nquit\\r\\n' | nc {} {PORT} | tr -d '\\r'",
+        address(&lab).ip()
+    );
+    let (_server, output) = over_sdp(&lab, &server, &client);
+    assert!(output.contains("STORED\nVALUE k 0 5\nhello\nEND"), "{output}");
+    assert!(carried(&output, "nc").1 > 0, "{output}");
+}
+
+#[test]
+fn netns_sdp_nginx_serves_with_one_and_two_workers() {
+    for workers in [1, 2] {
+        let lab = lab();
+        let file = random_file(&lab, "file", 100_000);
+        let directory = file.parent().unwrap().display().to_string();
+        let config = lab.file("nginx.conf");
+        let text = format!(
+            "worker_processes {workers}; daemon off; user root; pid {directory}/pid; error_log stderr;\n\
+             events {{}}\n\
+             http {{ access_log off; server {{ listen {PORT}; root {directory}; }} }}\n"
+        );
+        fs::write(&config, text).unwrap();
+        let server = format!("exec nginx -p {directory} -c {}", config.display());
+        let fetched = lab.file("fetched");
+        let url = format!("http://{}/file", address(&lab));
+        let client = format!("set -e; curl -sS -o {} {url}; ab -q -n 200 -c 8 {url}", fetched.display());
+        let (_server, output) = over_sdp(&lab, &server, &client);
+        assert_same(&file, &fetched);
+        assert!(output.contains("Failed requests:        0"), "{output}");
+        assert!(carried(&output, "ab").1 > 20_000_000, "{output}");
+    }
+}
+
+#[test]
+fn netns_sdp_sockperf_gets_its_answers() {
+    let lab = lab();
+    let host = address(&lab).ip();
+    let server = format!("exec sockperf server --tcp -i {host} -p {PORT}");
+    let client = format!("exec sockperf ping-pong --tcp -i {host} -p {PORT} -t 1 -m 64");
+    let (_server, output) = over_sdp(&lab, &server, &client);
+    assert!(output.contains("# dropped messages = 0"), "{output}");
+    assert!(carried(&output, "sockperf").1 > 0, "{output}");
+}
+
+#[test]
+fn netns_sdp_ssh_runs_a_command_through_inherited_sockets() {
+    let lab = lab();
+    let directory = lab.file("key").parent().unwrap().display().to_string();
+    let key = format!("{directory}/key");
+    let made = Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f", &key]).status();
+    assert!(made.unwrap().success());
+    fs::create_dir_all("/run/sshd").unwrap();
+    let sshd = format!(
+        "exec /usr/sbin/sshd -D -e -f /dev/null -h {key} -p {PORT} -o StrictModes=no -o PidFile=none \
+         -o AuthorizedKeysFile={key}.pub -o PermitRootLogin=yes -o UsePAM=no"
+    );
+    let client = format!(
+        "exec ssh -p {PORT} -i {key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o BatchMode=yes \
+         root@{} 'echo over $((3 * 14)); head -c 300000 /dev/zero | wc -c'",
+        address(&lab).ip()
+    );
+    let (_server, output) = over_sdp(&lab, &sshd, &client);
+    assert!(output.contains("over 42") && output.contains("300000"), "{output}");
+    assert!(carried(&output, "ssh").1 > 0, "{output}");
+}
+
+/// Each client has a process of the server, which is not root and forked after the connection was accepted.
+#[test]
+fn netns_sdp_postgres_serves_its_benchmark() {
+    let lab = lab();
+    let directory = lab.file("data").parent().unwrap().join("pg").display().to_string();
+    let programs = fs::read_dir("/usr/lib/postgresql").unwrap().next().unwrap().unwrap().path().join("bin");
+    let programs = programs.display();
+    // The user must be able to read it.
+    let copy = lab.file("libxwarp-sdp.so");
+    fs::copy(library(), &copy).unwrap();
+    let rights = "+net_admin,+net_raw,+bpf,+ipc_lock";
+    let user = format!(
+        "setpriv --reuid=postgres --regid=postgres --clear-groups --inh-caps={rights} --ambient-caps={rights}"
+    );
+    let made = format!(
+        "set -e; install -d -o postgres {directory}; cd /; \
+         setpriv --reuid=postgres --regid=postgres --clear-groups {programs}/initdb -A trust -D {directory}; \
+         echo 'host all all {}/32 trust' >> {directory}/pg_hba.conf",
+        lab.address(Side::A, Family::V4)
+    );
+    lab.run(Side::B, "sh", &["-c", &made]).unwrap();
+    let host = address(&lab).ip();
+    let server = format!(
+        "cd /; export LD_PRELOAD={}; exec {user} {programs}/postgres -D {directory} -p {PORT} \
+         -c listen_addresses={host} -c unix_socket_directories=",
+        copy.display()
+    );
+    let bench = format!("{programs}/pgbench -h {host} -p {PORT} -U postgres");
+    let client = format!("set -e; cd /; {bench} -q -i postgres; {bench} -c 4 -T 1 postgres");
+    let (_server, output) = over_sdp(&lab, &server, &client);
+    assert!(output.contains("number of failed transactions: 0"), "{output}");
+    assert!(carried(&output, "pgbench").1 > 1000, "{output}");
+}
+
+#[test]
+fn netns_sdp_rules_choose_the_way() {
+    let lab = lab();
+    let rules = lab.file("rules");
+    fs::write(&rules, format!("use tcp connect nc *:{PORT}\nuse sdp connect * *:*\n")).unwrap();
+    let server = format!("exec socat TCP-LISTEN:{PORT},reuseaddr,fork EXEC:cat");
+    let mut server = shell(&lab, Side::B, By::Sdp, &server);
+    wait_for_listener(&lab, By::Sdp, &mut server);
+    let host = address(&lab).ip();
+    let script = format!(
+        "set -e; export LIBSDP_CONFIG_FILE={}; test $(echo tcp | nc -N {host} {PORT}) = tcp; \
+         test $(echo sdp | socat - TCP:{host}:{PORT}) = sdp; \
+         ! socat - TCP:{host}:{} < /dev/null",
+        rules.display(),
+        PORT + 1
+    );
+    let output = shell(&lab, Side::A, By::Sdp, &script).finish(LIMIT).unwrap();
+    assert_eq!(carried(&output, "nc"), (0, 0), "{output}");
+    assert_eq!(carried(&output, "socat"), (4, 4), "{output}");
+    assert!(output.contains("refused"), "SDP only is refused where nobody speaks it: {output}");
+}
+
+/// Programs that end while data is on its way, and programs that read slowly, lose nothing.
+#[test]
+fn netns_sdp_the_end_of_a_program_waits_for_its_data() {
+    let lab = lab();
+    let file = random_file(&lab, "file", 4_000_000);
+    let got = lab.file("got");
+    let script =
+        format!("exec socat -u TCP-LISTEN:{PORT},reuseaddr SYSTEM:'sleep 0.5; cat > {}'", got.display());
+    let mut server = shell(&lab, Side::B, By::Sdp, &script);
+    wait_for_listener(&lab, By::Sdp, &mut server);
+    let program = "import socket, sys, os\n\
+        s = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n\
+        s.sendall(open(sys.argv[3], 'rb').read())\n\
+        os._exit(0)\n";
+    let python = lab.file("sends.py");
+    fs::write(&python, program).unwrap();
+    let script = format!(
+        "exec /usr/bin/python3 {} {} {PORT} {}",
+        python.display(),
+        address(&lab).ip(),
+        file.display()
+    );
+    let output = shell(&lab, Side::A, By::Sdp, &script).finish(LIMIT).unwrap();
+    server.finish(LIMIT).unwrap();
+    assert_same(&file, &got);
+    assert_eq!(carried(&output, "python3").0, 4_000_000, "{output}");
+}
+
+/// Names, options and readiness of a socket over SDP are those of a TCP socket.
+#[test]
+fn netns_sdp_a_python_program_sees_a_socket_as_ever() {
+    let lab = lab();
+    let program = lab.file("program.py");
+    fs::write(&program, PROGRAM).unwrap();
+    let run = format!("exec /usr/bin/python3 {}", program.display());
+    let (local, peer) = (lab.address(Side::A, Family::V4), lab.address(Side::B, Family::V4));
+    let server = format!("{run} serve {peer} {PORT}");
+    let client = format!("{run} call {peer} {PORT} {local}");
+    let (server, output) = over_sdp(&lab, &server, &client);
+    assert!(output.contains("all is well"), "{output}");
+    let served = server.finish(LIMIT).unwrap();
+    assert!(served.contains(&format!("accepted {local}")), "{served}");
+}
+
+const PROGRAM: &str = r"
+import os, select, socket, sys, time
+role, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+if role == 'serve':
+    listener = socket.create_server((host, port))
+    connection, peer = listener.accept()
+    assert connection.getsockname() == (host, port), connection.getsockname()
+    assert connection.getpeername() == peer
+    print('accepted', peer[0], flush=True)
+    while True:
+        data = connection.recv(65536)
+        if not data:
+            break
+        connection.sendall(data)
+    connection.sendall(b'the end')
+else:
+    s = socket.socket()
+    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    epoll = select.epoll()
+    # Registered before it is connected, as boost.asio does, and in a nested set.
+    epoll.register(s, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+    outer = select.epoll()
+    outer.register(epoll, select.EPOLLIN)
+    s.setblocking(False)
+    try:
+        s.connect((host, port))
+    except BlockingIOError:
+        pass
+    assert outer.poll(10), 'the nested set'
+    events = epoll.poll(10)
+    assert any(e & select.EPOLLOUT for _, e in events), events
+    assert s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+    assert s.getsockname()[0] == sys.argv[4], s.getsockname()
+    assert s.getpeername() == (host, port)
+    assert s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    s.setblocking(True)
+    s.settimeout(10)
+    s.sendall(b'hello')
+    assert s.recv(5, socket.MSG_WAITALL | socket.MSG_PEEK) == b'hello'
+    assert s.recv(5) == b'hello'
+    copy = os.dup(s.fileno())
+    pid = os.fork()
+    if pid == 0:
+        # The child uses the connection of its parent, whose library has its threads there.
+        assert s.getpeername() == (host, port)
+        s.sendall(b'from the child')
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    got = b''
+    while len(got) < 14:
+        got += s.recv(100)
+    assert got == b'from the child', got
+    os.write(copy, b'by another number')
+    os.close(copy)
+    assert s.recv(17, socket.MSG_WAITALL) == b'by another number'
+    with open(sys.argv[0], 'rb') as file:
+        text = file.read()
+        file.seek(0)
+        s.sendfile(file)
+    back = s.recv(len(text), socket.MSG_WAITALL)
+    assert back == text, (len(back), len(text))
+    s.shutdown(socket.SHUT_WR)
+    rest = b''
+    while True:
+        data = s.recv(100)
+        if not data:
+            break
+        rest += data
+    assert rest == b'the end', rest
+    # Nobody listens there: the fall-back's error is TCP's.
+    try:
+        socket.create_connection((host, port + 1), 5)
+        raise AssertionError('connected')
+    except ConnectionRefusedError:
+        pass
+    print('all is well', flush=True)
+";
