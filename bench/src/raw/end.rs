@@ -148,7 +148,7 @@ impl End {
     }
 }
 
-/// Waits until a frame has come in, or for [`NAP`].
+/// Waits until a frame arrives, for at most [`NAP`].
 pub(super) fn sleep(interface: &Interface) -> Result<()> {
     let mut list: Vec<PollFd<'_>> =
         interface.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();

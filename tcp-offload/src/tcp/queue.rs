@@ -237,7 +237,8 @@ impl Queue {
         self.record_transmission(sent, end);
     }
 
-    /// Records a transmission. Only those of the same instant can precede others that were recorded earlier.
+    /// Records a transmission at its place in the order: at the end, except for several of one instant, and for the
+    /// pieces of a replaced entry, which keep its time.
     fn record_transmission(&mut self, sent: Instant, end: StreamOffset) {
         let later = self.transmissions.iter().rev().take_while(|last| !last.is_before(sent, end)).count();
         self.transmissions.insert(self.transmissions.len() - later, Transmission { sent, end });
@@ -383,8 +384,9 @@ impl Queue {
         self.entries.get(index).map(|e| e.end)
     }
 
-    /// The latest time before (`xmit`, `end`) at which an entry in flight was sent. When the last [`MOST_STALE`] transmissions
-    /// before that are stale, it is the time of the earliest of these, which is too late by the time between the two.
+    /// The latest time before (`xmit`, `end`) at which an entry in flight was sent. If the last [`MOST_STALE`]
+    /// transmissions before (`xmit`, `end`) are all stale, it is the time of the earliest of them, which is later
+    /// than the right one.
     pub(super) fn last_sent_before(&self, xmit: Instant, end: StreamOffset) -> Option<Instant> {
         let count = self.transmissions.partition_point(|t| t.is_before(xmit, end));
         let mut last = None;
@@ -399,11 +401,12 @@ impl Queue {
         last
     }
 
-    /// Marks the entries lost for which `lost` returns true, in the order of their last transmissions, until it returns
-    /// false. It is called for entries in flight that were sent before (`xmit`, `end`). Returns whether any entry was marked.
+    /// Calls `lost` for the entries in flight that were sent before (`xmit`, `end`), in the order of their last
+    /// transmissions, and marks them lost until it returns false. Returns whether any entry was marked.
     ///
-    /// The cost is that of the entries marked, plus one: an ACK that marks nothing costs the same however many segments are
-    /// in flight, lost or selectively acknowledged.
+    /// It visits the entries that it marks, stale transmissions, which it drops, and one more entry. The cost of an
+    /// ACK that marks nothing does not depend on the number of segments that are in flight, lost or selectively
+    /// acknowledged.
     pub(super) fn mark_lost_while(
         &mut self,
         xmit: Instant,

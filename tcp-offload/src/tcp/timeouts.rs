@@ -53,7 +53,7 @@ impl Connection {
             }
             Timer::Keepalive => self.on_keepalive(now),
             Timer::Wait => self.on_wait_timeout(),
-            // New data may be sent again.
+            // New data may be sent from now on.
             Timer::Hold => {}
         }
     }

@@ -101,7 +101,11 @@ fn losses_are_detected_in_the_order_of_transmission() {
         });
         seen
     };
-    assert_eq!(detect(&mut queue, &|n| n == 0), [0, 1], "a segment sent after one in doubt is in doubt");
+    assert_eq!(
+        detect(&mut queue, &|n| n == 0),
+        [0, 1],
+        "no segment is checked after one that is not lost yet"
+    );
     queue.resent(0, Instant::from_nanos(99));
     queue.resent(4, Instant::from_nanos(5));
     assert_eq!(detect(&mut queue, &|_| true), [4, 1, 2], "ordered by the last transmission");
@@ -203,8 +207,8 @@ fn the_cost_of_sack_blocks_over_marked_segments_does_not_grow_with_the_queue() {
 }
 
 /// Steps of an ACK that marks nothing, with `count` lost segments that wait for the congestion window, and as many
-/// segments whose reordering window has not passed.
-fn steps_with_losses_and_doubts(count: u64) -> usize {
+/// pending ones, whose reordering window has not passed.
+fn steps_with_lost_and_pending(count: u64) -> usize {
     let mut queue = Queue::default();
     for n in 0..=2 * count {
         queue.push(entry(n, n));
@@ -222,9 +226,9 @@ fn steps_with_losses_and_doubts(count: u64) -> usize {
 }
 
 #[test]
-fn the_cost_of_an_ack_does_not_grow_with_lost_segments_or_segments_in_doubt() {
-    assert_eq!(steps_with_losses_and_doubts(10), 2);
-    assert_eq!(steps_with_losses_and_doubts(5_000), 2);
+fn the_cost_of_an_ack_does_not_grow_with_lost_or_pending_segments() {
+    assert_eq!(steps_with_lost_and_pending(10), 2);
+    assert_eq!(steps_with_lost_and_pending(5_000), 2);
 }
 
 #[test]

@@ -281,17 +281,20 @@ impl Sender {
         }
         let reo_wnd = self.reo_wnd();
         let (rtt, prober) = (self.rack.rtt, &mut self.prober);
-        let mut in_doubt = false;
+        let mut window_open = false;
         let new = self.queue.mark_lost_while(self.rack.xmit_ts, self.rack.end_seq, |entry| {
-            in_doubt = entry.sent + rtt + reo_wnd > now;
-            if !in_doubt {
+            window_open = entry.sent + rtt + reo_wnd > now;
+            if !window_open {
                 prober.lost(entry.bytes());
             }
-            !in_doubt
+            !window_open
         });
-        // One timer for all that are in doubt: by then reordering may have resolved itself.
-        let last =
-            if in_doubt { self.queue.last_sent_before(self.rack.xmit_ts, self.rack.end_seq) } else { None };
+        // One timer for all segments whose reordering window is open: when it expires, all of these windows have ended.
+        let last = if window_open {
+            self.queue.last_sent_before(self.rack.xmit_ts, self.rack.end_seq)
+        } else {
+            None
+        };
         self.reorder_at = last.map(|sent| sent + rtt + reo_wnd);
         new
     }
@@ -301,7 +304,7 @@ impl Sender {
         self.reorder_at
     }
 
-    /// Sets the reordering timer after an ACK that acknowledged nothing new. A probe is not due any more once
+    /// Sets the reordering timer after an ACK that acknowledged nothing new. The probe timer is disarmed once
     /// SACK reported something.
     pub(in crate::tcp) fn arm_reorder(&self, timers: &mut Timers) {
         match self.reorder_at {
@@ -318,7 +321,7 @@ impl Sender {
     }
 
     fn detect_by_duplicates(&mut self) -> bool {
-        // The duplicate ACKs of a lost retransmission are those of its original: only a time-out tells.
+        // The duplicate ACKs of a lost retransmission are those of its original: only a time-out detects its loss.
         let original = self.queue.front().is_some_and(|e| !e.retransmitted && !e.lost);
         let partial = matches!(self.phase, RecoveryPhase::Recovery { .. });
         let fresh =

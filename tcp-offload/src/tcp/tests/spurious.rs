@@ -103,7 +103,7 @@ fn rfc5682_s3_1_step_3b_two_acks_of_originals_make_a_timeout_spurious() {
     let before = script.conn.info();
     script.wait(ms(30));
     assert!(script.conn.info().counters.rto_expired > 0);
-    // Step 2b: the ACK advances, new data goes out instead of retransmissions.
+    // Step 2b: the ACK advances, new data is sent instead of retransmissions.
     let acked = 2000;
     let sent = script.ack(acked, &[]);
     assert!(
