@@ -13,7 +13,7 @@ use crate::memory::Memory;
 /// Progress of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// Not yet fully passed to MPA.
+    /// Not yet fully passed to the framing.
     Posted,
     /// Fully sent; done when the peer's TCP has acknowledged the stream up to this offset.
     Sent(StreamOffset),
@@ -151,7 +151,7 @@ impl SendQueue {
         self.entries.get_mut(usize::try_from(position.checked_sub(self.head)?).ok()?)
     }
 
-    /// Positions of the entries that were fully passed to MPA or finished without it.
+    /// Positions of the entries that were fully passed to the framing or completed without it.
     pub(crate) fn finished(&self) -> Range<Position> {
         self.head..self.next
     }

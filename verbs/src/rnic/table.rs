@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_never_used_twice_however_often_its_place_is() {
+    fn an_id_is_never_reused_though_its_slot_is() {
         let mut table = Table::<TestId, u8>::new(1);
         let first = table.insert_with(|_| 0).unwrap();
         table.remove(first);

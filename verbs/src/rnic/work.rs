@@ -27,11 +27,11 @@ bitflags::bitflags! {
     pub struct Access: u32 {
         /// Receives and RDMA Read data may be written to it.
         const LOCAL_WRITE = 1;
-        /// The peer may write it (RDMA Write).
+        /// The peer may write to it (RDMA Write).
         const REMOTE_WRITE = 2;
         /// The peer may read it (RDMA Read).
         const REMOTE_READ = 4;
-        /// The peer may do atomic operations on it.
+        /// The peer may execute atomic operations on it.
         const REMOTE_ATOMIC = 8;
         /// Windows may be bound to it.
         const WINDOW_BIND = 16;
@@ -41,7 +41,7 @@ bitflags::bitflags! {
 impl Access {
     /// All rights of peers.
     pub const REMOTE: Self = Self::REMOTE_WRITE.union(Self::REMOTE_READ).union(Self::REMOTE_ATOMIC);
-    /// Any right that changes the bytes.
+    /// Every right to change the bytes.
     pub(crate) const WRITES: Self = Self::LOCAL_WRITE.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC);
 }
 
@@ -86,27 +86,27 @@ pub struct Binding {
 pub enum Operation {
     /// A message into the peer's next receive (RFC 5040 section 5.3).
     Send {
-        /// Invalidate this key of the peer's as the message is delivered.
+        /// Key of the peer that delivery of the message invalidates.
         invalidate: Option<STag>,
     },
     /// Bytes into the peer's memory (RFC 5040 section 5.1).
     Write {
-        /// Where to.
+        /// The destination.
         remote: Remote,
     },
-    /// Bytes into the peer's memory, then Immediate Data: the peer's application learns that they are there
-    /// (RFC 7306 section 6).
+    /// Bytes into the peer's memory, then Immediate Data, which notifies the peer's application of them (RFC 7306
+    /// section 6).
     WriteImmediate {
-        /// Where to.
+        /// The destination.
         remote: Remote,
         /// The eight bytes for the completion of the peer's next receive.
         data: [u8; 8],
     },
-    /// Bytes from the peer's memory into ours, which is one piece (RFC 5040 section 5.2).
+    /// Bytes from the peer's memory into one local piece (RFC 5040 section 5.2).
     Read {
-        /// Where from.
+        /// The source.
         remote: Remote,
-        /// Revoke the remote rights on our piece when the data is there.
+        /// Revoke the remote rights on the local piece after the data has been delivered.
         invalidate: bool,
     },
     /// Eight bytes into the completion of the peer's next receive (RFC 7306 section 6).
@@ -118,7 +118,7 @@ pub enum Operation {
     FetchAdd {
         /// The word, which must lie on a multiple of eight.
         remote: Remote,
-        /// What to add.
+        /// The addend.
         add: u64,
         /// Bits where a carry stops: the most significant one of each field; 0 is one field of 64 bits.
         mask: u64,
@@ -128,42 +128,42 @@ pub enum Operation {
     CompareSwap {
         /// The word, which must lie on a multiple of eight.
         remote: Remote,
-        /// What is expected, and on which bits.
+        /// The expected value.
         compare: u64,
-        /// The bits of `compare` that count.
+        /// The bits of `compare` that are compared.
         compare_mask: u64,
-        /// What is written.
+        /// The new value.
         swap: u64,
         /// The bits of `swap` that are written.
         swap_mask: u64,
     },
-    /// Invalidates a window, a fast region, or the remote rights on a region of ours, in order with the
+    /// Invalidates a window, a fast region, or the remote rights on a local region, in order with the
     /// other requests.
     LocalInvalidate {
-        /// Which.
+        /// The key to invalidate.
         key: STag,
     },
-    /// Opens a window that is not bound. It counts before the next request of the queue begins.
+    /// Binds an unbound window. It takes effect before the next request of the queue begins.
     BindWindow {
-        /// The window: its index, and the key that it shall have from now on.
+        /// The window's index with its new key.
         window: STag,
-        /// What to open.
+        /// The part of a region to bind.
         binding: Binding,
     },
-    /// Gives memory ([`Payload::Memory`]) to a fast region that is invalid. It counts before the next
+    /// Registers memory ([`Payload::Memory`]) with a fast region that is invalid. It takes effect before the next
     /// request of the queue begins.
     FastRegister {
-        /// The region: its index, and the key that it shall have from now on.
+        /// The region's index with its new key.
         key: STag,
-        /// What may be done with the memory.
+        /// Access rights on the memory.
         access: Access,
-        /// What the first byte's tagged offset is.
+        /// Tagged offset of the first byte.
         base: TaggedOffset,
     },
 }
 
 impl Operation {
-    /// What its completion is called.
+    /// The kind that its completion reports.
     pub const fn opcode(&self) -> Opcode {
         match self {
             Self::Send { .. } => Opcode::Send,
@@ -178,7 +178,7 @@ impl Operation {
         }
     }
 
-    /// Whether it is about our own memory alone, so that nothing of it goes to the peer.
+    /// Whether it concerns only local memory, so that nothing is sent to the peer.
     pub(crate) const fn is_local(&self) -> bool {
         matches!(self, Self::LocalInvalidate { .. } | Self::BindWindow { .. } | Self::FastRegister { .. })
     }
@@ -194,7 +194,7 @@ impl Operation {
         )
     }
 
-    /// Whether the peer answers it, so that it counts against ORD.
+    /// Whether the peer sends a response, so that it counts against ORD.
     pub(crate) const fn is_answered(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::FetchAdd { .. } | Self::CompareSwap { .. })
     }
@@ -204,14 +204,15 @@ bitflags::bitflags! {
     /// Options of a work request.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct SendFlags: u8 {
-        /// Complete with an entry on the completion queue; without it only a failure does.
+        /// Add an entry to the completion queue; without this flag only a failure does.
         const SIGNALED = 1;
         /// Raise a solicited event at the peer (Send and Immediate).
         const SOLICITED = 2;
         /// Begin only when all RDMA Reads and atomics before it have completed.
         const FENCE = 4;
-        /// Send without invalidation: may be delivered before messages that were posted before it and are lost on the
-        /// way. Only RDMA/TCP says so to the peer, which must want it ([`QueuePairOptions::any_receive`]).
+                /// Send without invalidation: it may be delivered before messages that were posted earlier and are
+                /// lost. Only RDMA/TCP signals this to the peer, which must have allowed it
+                /// ([`QueuePairOptions::any_receive`]).
         ///
         /// [`QueuePairOptions::any_receive`]: super::QueuePairOptions::any_receive
         const OVERTAKE = 8;
@@ -233,7 +234,7 @@ pub enum Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// No bytes.
+    /// An empty payload.
     pub const EMPTY: Self = Self::Gather(&[]);
 
     /// The pieces of registered memory.
@@ -268,7 +269,7 @@ pub struct RecvRequest<'a> {
     pub scatter: &'a [Sge],
 }
 
-/// A list of pieces, as the queues keep it.
+/// A list of pieces, as the queues store it.
 pub(crate) type SgeList = SmallVec<[Sge; 4]>;
 
 /// The kind of work request that a completion belongs to.
@@ -315,23 +316,23 @@ pub enum WcStatus {
     /// A local piece names no region of the protection domain, lies outside of it, or may not be written.
     #[error("local protection error")]
     LocalProtection,
-    /// A binding, fast registration or local invalidation that cannot be: the key is not of this kind, not
-    /// in the state for it, of another domain or queue pair, or the memory does not allow it.
+    /// A binding, fast registration or local invalidation that is not possible: the key is of another kind, in the
+    /// wrong state, or of another domain or queue pair, or the memory does not allow it.
     #[error("memory management operation error")]
     MemoryManagement,
-    /// The queue pair left the ready-to-send state before this was done.
+    /// The queue pair left the ready-to-send state before the request was complete.
     #[error("flushed")]
     Flushed,
-    /// The peer's answer was not one to this request.
+    /// The peer's response does not match the request.
     #[error("bad response")]
     BadResponse,
-    /// The peer says that the request breaks the protocol.
+    /// The peer reported that the request violates the protocol.
     #[error("remote invalid request")]
     RemoteInvalidRequest,
-    /// The peer says that it grants no such access.
+    /// The peer reported that the request exceeds the access rights.
     #[error("remote access error")]
     RemoteAccess,
-    /// The peer says that it cannot execute the request.
+    /// The peer reported that it cannot execute the request.
     #[error("remote operation error")]
     RemoteOperation,
 }
@@ -342,7 +343,7 @@ pub enum WcStatus {
 pub struct WorkCompletion {
     /// The work request's identifier, as it was posted.
     pub wr_id: u64,
-    /// The outcome. After a failure only `wr_id`, `qp`, `context` and `opcode` have a meaning.
+    /// The outcome. After a failure only `wr_id`, `qp`, `context` and `opcode` are meaningful.
     pub status: WcStatus,
     /// The kind of request.
     pub opcode: Opcode,
