@@ -69,10 +69,10 @@ impl<'a> Pings<'a> {
                 (Verb::Read, _) => self.speak(round, size)?,
                 (_, true) => {
                     self.speak(round, size)?;
-                    self.hear(round, size)?;
+                    self.await_message(round, size)?;
                 }
                 (_, false) => {
-                    self.hear(round, size)?;
+                    self.await_message(round, size)?;
                     self.speak(round, size)?;
                 }
             }
@@ -120,7 +120,7 @@ impl<'a> Pings<'a> {
         Ok(())
     }
 
-    fn hear(&mut self, round: u64, size: u64) -> Result<()> {
+    fn await_message(&mut self, round: u64, size: u64) -> Result<()> {
         let queues = [&self.ends.recv_cq];
         let mut idle = Idle::new(self.endpoint, &queues);
         if self.plan.test.verb == Verb::Write {

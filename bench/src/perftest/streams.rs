@@ -111,7 +111,7 @@ impl<'a> Streams<'a> {
                 moved = true;
             }
             for number in 0..self.paces.len() {
-                moved |= self.tell(number)?;
+                moved |= self.send_credit(number)?;
                 if self.sends {
                     moved |= self.post(number, size)?;
                 }
@@ -173,7 +173,7 @@ impl<'a> Streams<'a> {
     }
 
     /// Writes our receive count to the sender's memory.
-    fn tell(&mut self, number: usize) -> Result<bool> {
+    fn send_credit(&mut self, number: usize) -> Result<bool> {
         let (pace, end) = (&mut self.paces[number], &self.ends.list[number]);
         let in_flight = pace.posted - pace.completed + u64::from(pace.telling);
         let Some(credit) = pace.due.take_if(|_| in_flight < u64::from(self.plan.tx_depth)) else {

@@ -100,7 +100,7 @@ impl<'a> Receiver<'a> {
                 (Verb::Send, Opcode::Recv) | (Verb::WriteImmediate, Opcode::RecvImmediate) => {
                     self.take(number, completion)?;
                 }
-                (Verb::Write, Opcode::Recv) => self.hear(number, completion.wr_id, rounds)?,
+                (Verb::Write, Opcode::Recv) => self.receive_word(number, completion.wr_id, rounds)?,
                 (_, opcode) => bail!("a completion of {opcode:?} on the receive queue"),
             }
         }
@@ -150,7 +150,7 @@ impl<'a> Receiver<'a> {
     }
 
     /// Processes the Send of a round in a test of RDMA Writes.
-    fn hear(&mut self, number: u32, slot: u64, rounds: &mut Rounds) -> Result<()> {
+    fn receive_word(&mut self, number: u32, slot: u64, rounds: &mut Rounds) -> Result<()> {
         match Rounds::read(self.links, number, slot)? {
             Word::Written { first, count } => {
                 ensure!(count <= u64::from(self.links.layout.slots), "a round of {count} messages");
@@ -158,7 +158,7 @@ impl<'a> Receiver<'a> {
                     self.check(number, message, self.links.layout.place(number, message))?;
                 }
                 self.total += count;
-                Rounds::say(self.links, number, Word::Checked)
+                Rounds::send(self.links, number, Word::Checked)
             }
             Word::Checked => {
                 rounds.checked(number);

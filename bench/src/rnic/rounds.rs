@@ -90,7 +90,7 @@ impl Rounds {
     }
 
     /// Sends a `Word` on a queue pair.
-    pub fn say(links: &Links, number: u32, word: Word) -> Result<()> {
+    pub fn send(links: &Links, number: u32, word: Word) -> Result<()> {
         let (kind, first, count) = match word {
             Word::Written { first, count } => (0_u64, first, count),
             Word::Checked => (1, 0, 0),
@@ -132,7 +132,7 @@ impl Rounds {
             return Ok(false);
         }
         round.closed = true;
-        Self::say(links, number, Word::Written { first: round.first, count: round.written })?;
+        Self::send(links, number, Word::Written { first: round.first, count: round.written })?;
         Ok(true)
     }
 
