@@ -124,7 +124,7 @@ impl<U: Ulp> Stack<U> {
             && let Some(flow) = self.half_open.by_due.values().next().copied()
         {
             self.counters.half_open_evicted += 1;
-            self.forget_half(link, &flow);
+            self.drop_half_open(link, &flow);
         }
         if link.steer(Steer::Flow(syn.flow)).is_err() {
             self.counters.steering_refused += 1;
@@ -184,7 +184,7 @@ impl<U: Ulp> Stack<U> {
             tcp.drop_bare_ack();
         }
         if self.send_answer(now, link, tcp) {
-            self.forget_half(link, &segment.flow);
+            self.drop_half_open(link, &segment.flow);
         }
     }
 
@@ -209,17 +209,17 @@ impl<U: Ulp> Stack<U> {
         self.insert_passive(now, tcp, half.listener);
     }
 
-    fn forget_half(&mut self, link: &mut dyn Link, flow: &Flow) {
+    fn drop_half_open(&mut self, link: &mut dyn Link, flow: &Flow) {
         if self.half_open.remove(flow).is_some() {
             self.unsteer_unless_used(link, *flow);
         }
     }
 
     /// Drops the half-open connections of a closed listener.
-    pub(super) fn forget_halves_of(&mut self, link: &mut dyn Link, listener: ListenerId) {
+    pub(super) fn drop_half_open_of(&mut self, link: &mut dyn Link, listener: ListenerId) {
         let flows = self.half_open.flows_where(|half| half.listener == listener);
         for flow in flows {
-            self.forget_half(link, &flow);
+            self.drop_half_open(link, &flow);
         }
     }
 

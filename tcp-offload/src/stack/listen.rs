@@ -46,7 +46,7 @@ pub(super) struct Pending {
 }
 
 impl Listener {
-    fn takes(&self, ip: IpAddr, port: u16) -> bool {
+    fn accepts(&self, ip: IpAddr, port: u16) -> bool {
         self.port == port && self.addr.is_none_or(|a| a == ip)
     }
 
@@ -96,7 +96,7 @@ impl<U: Ulp> Stack<U> {
             for (_, slot) in &mut self.slots {
                 slot.pending = slot.pending.filter(|p| p.listener != id);
             }
-            self.forget_halves_of(link, id);
+            self.drop_half_open_of(link, id);
         }
     }
 
@@ -131,7 +131,7 @@ impl<U: Ulp> Stack<U> {
         let listener = self
             .listeners
             .iter()
-            .filter(|(_, l)| l.takes(ip, port))
+            .filter(|(_, l)| l.accepts(ip, port))
             .max_by_key(|(_, l)| l.addr.is_some())
             .map(|(id, _)| *id);
         match listener {
