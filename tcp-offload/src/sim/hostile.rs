@@ -1,6 +1,6 @@
 //! [`HostileHost`]: a host that speaks TCP and MPA well enough to open connections, and then misbehaves.
 //!
-//! Each of its connections has a lasting mood: which windows it advertises, which data it acknowledges, whether it
+//! Each of its connections has a lasting behavior: which windows it advertises, which data it acknowledges, whether it
 //! answers. The next action, its connection and the pause before it are drawn from a seed. Some actions belong to a
 //! campaign of many actions.
 
@@ -46,7 +46,7 @@ pub enum Purpose {
     /// It may have any length and any error.
     Any,
     /// It is valid and as short as possible, and the victim answers it.
-    Question,
+    Request,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -67,64 +67,64 @@ enum Acks {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Mood {
+struct Behavior {
     window: Window,
     acks: Acks,
     /// Percentage of the other end's segments that are answered.
     answers: u32,
 }
 
-impl Mood {
+impl Behavior {
     const CALM: Self = Self { window: Window::Open, acks: Acks::All, answers: 100 };
     const SILENT: Self = Self { window: Window::Open, acks: Acks::Old, answers: 0 };
     const CLOSED_WINDOW: Self = Self { window: Window::Zero, acks: Acks::Old, answers: 100 };
 }
 
-/// An attack that takes many actions in order.
+/// An attack that consists of many actions in order.
 #[derive(Debug, Clone, Copy)]
 enum Campaign {
     /// Sends byte by byte with long pauses on the connection from `port`, for `left` actions.
     Trickle { port: u16, left: u32 },
     /// All connections request and receive data. Then they fall silent one after the other, `step` actions apart, so
-    /// that each holds a part of the remaining transmit frames. In the end all take the mood `end` while data is in
+    /// that each holds a part of the remaining transmit frames. At the end all adopt the behavior `end` while data is in
     /// flight, and new connections claim the frames that become free.
-    Siege { left: u32, step: u32, end: Mood },
+    FrameExhaustion { left: u32, step: u32, end: Behavior },
 }
 
 impl Campaign {
-    /// Actions of a siege, and the number left when connections begin to fall silent and when they take their last
-    /// mood.
-    const SIEGE: u32 = 76;
-    const SIEGE_SILENT: u32 = 64;
-    const SIEGE_CLOSED: u32 = 40;
+    /// Actions of a frame exhaustion, and the number left when connections begin to fall silent and when they adopt their
+    /// last behavior.
+    const EXHAUSTION: u32 = 76;
+    const SILENT_FROM: u32 = 64;
+    const ENDS_FROM: u32 = 40;
 
-    /// Connections that have received fewer bytes than this keep their window open to the end of the siege.
-    const SIEGE_LITTLE: u32 = 7000;
+    /// Connections that have received fewer bytes than this keep their window open to the end of a frame exhaustion.
+    const FEW_BYTES: u32 = 7000;
 
-    /// Least connections of a siege: fewer could not hold most of the transmit frames.
-    const SIEGE_LEAST: usize = 8;
+    /// Least connections of a frame exhaustion: fewer could not hold most of the transmit frames.
+    const LEAST_CONNECTIONS: usize = 8;
 
-    /// Bytes of questions that each connection of a siege sends with an action.
-    const SIEGE_QUESTIONS: usize = 1000;
+    /// Bytes of requests that each connection of a frame exhaustion sends with an action.
+    const REQUEST_BYTES: usize = 1000;
 
     /// Fraction of the actions that begin a campaign.
-    const SHARE: f64 = 0.03;
+    const PROBABILITY: f64 = 0.03;
 
     /// The pauses between its actions.
     fn pauses(self) -> Range<Duration> {
         match self {
             Self::Trickle { .. } => Duration::from_secs(1)..Duration::from_secs(30),
-            Self::Siege { left, .. } if left > Self::SIEGE_CLOSED => {
+            Self::FrameExhaustion { left, .. } if left > Self::ENDS_FROM => {
                 Duration::from_millis(1)..Duration::from_millis(50)
             }
-            Self::Siege { .. } => Duration::from_millis(100)..Duration::from_secs(1),
+            Self::FrameExhaustion { .. } => Duration::from_millis(100)..Duration::from_secs(1),
         }
     }
 }
 
 struct Conversation {
     peer: RawPeer,
-    mood: Mood,
+    behavior: Behavior,
     /// Bytes of the stream that follow the last byte sent.
     stream: Vec<u8>,
     /// Length of the FPDUs built so far, in bytes.
@@ -177,7 +177,7 @@ impl HostileHost {
         Duration::from_secs_f64(self.rng.random_range(least..most).exp())
     }
 
-    fn mood(rng: &mut SmallRng) -> Mood {
+    fn draw_behavior(rng: &mut SmallRng) -> Behavior {
         let window = match rng.random_range(0..8) {
             0..3 => Window::Open,
             3..6 => Window::Zero,
@@ -192,13 +192,15 @@ impl HostileHost {
             _ => Acks::Nonsense,
         };
         let answers = [0, 20, 100, 100][rng.random_range(0..4)];
-        Mood { window, acks, answers }
+        Behavior { window, acks, answers }
     }
 
     /// Opens a connection from a new port, or from the last port again.
     fn open(&mut self) {
         let most = match self.campaign {
-            Some(Campaign::Siege { .. }) => self.config.connections.max(Campaign::SIEGE_LEAST),
+            Some(Campaign::FrameExhaustion { .. }) => {
+                self.config.connections.max(Campaign::LEAST_CONNECTIONS)
+            }
             _ => self.config.connections,
         };
         while self.conversations.len() >= most {
@@ -213,22 +215,22 @@ impl HostileHost {
         if self.conversations.iter().any(|c| c.peer.path().flow == path.flow) {
             return;
         }
-        self.converse(path);
+        self.add_conversation(path);
         let Some(conversation) = self.conversations.last() else { return };
         let syn = conversation.peer.syn();
         self.link.inject(&syn);
     }
 
-    fn converse(&mut self, path: Path) {
+    fn add_conversation(&mut self, path: Path) {
         let rng = &mut self.rng;
         let peer = RawPeer::new(path, rng.random(), rng.random_bool(0.7));
-        let mood = Self::mood(rng);
-        let mood = if rng.random_bool(0.5) { Mood::CALM } else { mood };
+        let behavior = Self::draw_behavior(rng);
+        let behavior = if rng.random_bool(0.5) { Behavior::CALM } else { behavior };
         // Sometimes one end sends markers that the other did not request, or leaves them out.
         let markers = rng.random_bool(0.5) && (self.config.markers || rng.random_bool(0.1));
         self.conversations.push(Conversation {
             peer,
-            mood,
+            behavior,
             stream: Vec::new(),
             made: 0,
             state: 0,
@@ -249,22 +251,22 @@ impl HostileHost {
         conversation.stream = frame;
     }
 
-    fn hear(&mut self, segment: &Segment) {
+    fn receive(&mut self, segment: &Segment) {
         let flow = segment.flow;
         let index = self.conversations.iter().position(|c| c.peer.path().flow == flow);
         let index = match index {
             Some(index) => index,
             // The victim connects to this host.
             None if segment.flags.is_plain_syn() && self.conversations.len() < self.config.connections => {
-                self.converse(Path { flow, ..self.config.path });
+                self.add_conversation(Path { flow, ..self.config.path });
                 self.conversations.len() - 1
             }
             None => return,
         };
         let Some(conversation) = self.conversations.get_mut(index) else { return };
-        let met = conversation.peer.has_met();
-        conversation.peer.hear(segment);
-        if !met && conversation.peer.has_met() {
+        let synchronized = conversation.peer.has_peer_syn();
+        conversation.peer.receive(segment);
+        if !synchronized && conversation.peer.has_peer_syn() {
             Self::start_up(conversation, segment.flags.ack);
             let first = if segment.flags.ack {
                 let stream = std::mem::take(&mut conversation.stream);
@@ -282,14 +284,14 @@ impl HostileHost {
             let ack = conversation.peer.segment(&RawSegment { window: u16::MAX, ..RawSegment::ack() });
             self.link.inject(&ack);
             self.replace(index);
-        } else if conversation.peer.has_met()
+        } else if conversation.peer.has_peer_syn()
             && self.answers < MOST_ANSWERS
             && !segment.flags.rst
-            && self.rng.random_range(0..100) < conversation.mood.answers
+            && self.rng.random_range(0..100) < conversation.behavior.answers
         {
             // Only segments with data, a FIN, or a window probe are answered: answers to answers would never end.
             let sequence_len = segment.payload_len + usize::from(segment.flags.fin);
-            let probe = sequence_len > 0 || matches!(conversation.mood.window, Window::Zero);
+            let probe = sequence_len > 0 || matches!(conversation.behavior.window, Window::Zero);
             if probe && self.config.actions > 0 {
                 self.answers += 1;
                 self.acknowledge(index);
@@ -297,11 +299,11 @@ impl HostileHost {
         }
     }
 
-    /// Sends a segment without payload, according to the connection's mood.
+    /// Sends a segment without payload, according to the connection's behavior.
     fn acknowledge(&mut self, index: usize) {
         let Self { rng, conversations, link, .. } = self;
-        let Some(Conversation { peer, mood, .. }) = conversations.get_mut(index) else { return };
-        let window = match mood.window {
+        let Some(Conversation { peer, behavior, .. }) = conversations.get_mut(index) else { return };
+        let window = match behavior.window {
             Window::Open => u16::MAX,
             Window::Zero => 0,
             Window::Shrunk(window) => window,
@@ -309,7 +311,7 @@ impl HostileHost {
         };
         let waiting = peer.received.saturating_sub(peer.acknowledged).cast_signed();
         let mut sack = Vec::new();
-        let ack = match mood.acks {
+        let ack = match behavior.acks {
             Acks::All => 0,
             Acks::Old => -waiting,
             Acks::Partial => -rng.random_range(0..=waiting.max(0)),
@@ -328,7 +330,7 @@ impl HostileHost {
     }
 
     /// Builds FPDUs for `purpose` until at least `len` bytes of the stream are waiting to be sent.
-    fn supply(&mut self, index: usize, len: usize, purpose: Purpose) {
+    fn build_stream(&mut self, index: usize, len: usize, purpose: Purpose) {
         let (rng, make) = (&mut self.rng, self.config.ulpdu);
         let Some(conversation) = self.conversations.get_mut(index) else { return };
         while conversation.stream.len() < len {
@@ -340,8 +342,8 @@ impl HostileHost {
     }
 
     /// Sends the next `len` bytes of the stream in segments of at most `cut` bytes.
-    fn say(&mut self, index: usize, len: usize, cut: usize) {
-        self.supply(index, len, Purpose::Any);
+    fn send(&mut self, index: usize, len: usize, cut: usize) {
+        self.build_stream(index, len, Purpose::Any);
         let Self { conversations, link, .. } = self;
         let Some(conversation) = conversations.get_mut(index) else { return };
         conversation.last = conversation.stream.drain(..len).collect();
@@ -351,10 +353,10 @@ impl HostileHost {
     }
 
     /// Sends bytes of the stream out of order: beyond a gap, or a retransmission with other boundaries.
-    fn stray(&mut self, index: usize, beyond: bool) {
+    fn send_out_of_order(&mut self, index: usize, beyond: bool) {
         let distance = 1 << self.rng.random_range(0..18);
         let len = self.rng.random_range(1..=SEGMENT);
-        self.supply(index, if beyond { distance + len } else { 0 }, Purpose::Any);
+        self.build_stream(index, if beyond { distance + len } else { 0 }, Purpose::Any);
         let Self { rng, conversations, link, .. } = self;
         let Some(Conversation { peer, stream, last, .. }) = conversations.get_mut(index) else { return };
         let (seq, mut payload) = if beyond {
@@ -428,16 +430,16 @@ impl HostileHost {
         let index = self.rng.random_range(0..self.conversations.len().max(1));
         self.campaign = if self.rng.random_bool(0.5) {
             let step = self.rng.random_range(0..4);
-            let end = if self.rng.random_bool(0.5) { Mood::CLOSED_WINDOW } else { Mood::SILENT };
-            self.campaign = Some(Campaign::Siege { left: Campaign::SIEGE, step, end });
+            let end = if self.rng.random_bool(0.5) { Behavior::CLOSED_WINDOW } else { Behavior::SILENT };
+            self.campaign = Some(Campaign::FrameExhaustion { left: Campaign::EXHAUSTION, step, end });
             // Earlier segments may have broken the old connections.
             self.conversations.clear();
-            while self.conversations.len() < self.config.connections.max(Campaign::SIEGE_LEAST) {
+            while self.conversations.len() < self.config.connections.max(Campaign::LEAST_CONNECTIONS) {
                 self.open();
             }
             self.campaign
         } else if let Some(conversation) = self.conversations.get_mut(index) {
-            conversation.mood = Mood::CALM;
+            conversation.behavior = Behavior::CALM;
             let port = conversation.peer.path().flow.local.port();
             Some(Campaign::Trickle { port, left: self.rng.random_range(10..60) })
         } else {
@@ -451,38 +453,38 @@ impl HostileHost {
             Campaign::Trickle { port, left } => {
                 let index = self.conversations.iter().position(|c| c.peer.path().flow.local.port() == port);
                 if let Some(index) = index {
-                    self.say(index, 1, 1);
+                    self.send(index, 1, 1);
                     self.acknowledge(index);
                 }
                 index.filter(|_| left > 0).map(|_| Campaign::Trickle { port, left: left - 1 })
             }
-            Campaign::Siege { left, step, end } => {
-                self.besiege(left, step, end);
-                (left > 0).then(|| Campaign::Siege { left: left - 1, step, end })
+            Campaign::FrameExhaustion { left, step, end } => {
+                self.exhaust_frames(left, step, end);
+                (left > 0).then(|| Campaign::FrameExhaustion { left: left - 1, step, end })
             }
         };
     }
 
-    fn besiege(&mut self, left: u32, step: u32, end: Mood) {
+    fn exhaust_frames(&mut self, left: u32, step: u32, end: Behavior) {
         // New connections claim the frames that older ones released.
-        if left < Campaign::SIEGE_CLOSED {
+        if left < Campaign::ENDS_FROM {
             self.open();
         }
         for index in 0..self.conversations.len() {
             let Some(conversation) = self.conversations.get_mut(index) else { continue };
-            let little = conversation.peer.received < Campaign::SIEGE_LITTLE;
-            conversation.mood = match left {
-                0..Campaign::SIEGE_CLOSED if little => Mood::SILENT,
-                0..Campaign::SIEGE_CLOSED => end,
-                _ if left + step * (index as u32) < Campaign::SIEGE_SILENT => Mood::SILENT,
-                _ => Mood::CALM,
+            let few = conversation.peer.received < Campaign::FEW_BYTES;
+            conversation.behavior = match left {
+                0..Campaign::ENDS_FROM if few => Behavior::SILENT,
+                0..Campaign::ENDS_FROM => end,
+                _ if left + step * (index as u32) < Campaign::SILENT_FROM => Behavior::SILENT,
+                _ => Behavior::CALM,
             };
             // After the victim's start-up frame.
-            let asks = conversation.made == 0 || matches!(conversation.mood.acks, Acks::All);
-            if asks && conversation.peer.received > 0 {
-                self.supply(index, Campaign::SIEGE_QUESTIONS, Purpose::Question);
+            let requests = conversation.made == 0 || matches!(conversation.behavior.acks, Acks::All);
+            if requests && conversation.peer.received > 0 {
+                self.build_stream(index, Campaign::REQUEST_BYTES, Purpose::Request);
                 let len = self.conversations.get(index).map_or(0, |c| c.stream.len());
-                self.say(index, len, SEGMENT);
+                self.send(index, len, SEGMENT);
             } else {
                 self.acknowledge(index);
             }
@@ -492,7 +494,7 @@ impl HostileHost {
     fn act(&mut self) {
         self.config.actions -= 1;
         self.answers = 0;
-        if self.campaign.is_none() && self.rng.random_bool(Campaign::SHARE) {
+        if self.campaign.is_none() && self.rng.random_bool(Campaign::PROBABILITY) {
             self.begin_campaign();
         }
         if let Some(campaign) = self.campaign {
@@ -500,32 +502,32 @@ impl HostileHost {
         }
         let count = self.conversations.len();
         let index = if count == 0 { 0 } else { self.rng.random_range(0..count) };
-        let met = self.conversations.get(index).is_some_and(|c| c.peer.has_met());
+        let synchronized = self.conversations.get(index).is_some_and(|c| c.peer.has_peer_syn());
         if let Some(conversation) = self.conversations.get_mut(index) {
             conversation.peer.clock = conversation.peer.clock.wrapping_add(1);
         }
         match self.rng.random_range(0..100) {
             0..15 => self.open(),
-            _ if !met => self.open(),
+            _ if !synchronized => self.open(),
             15..25 => {
-                let mood = Self::mood(&mut self.rng);
+                let behavior = Self::draw_behavior(&mut self.rng);
                 if let Some(conversation) = self.conversations.get_mut(index) {
-                    conversation.mood = mood;
+                    conversation.behavior = behavior;
                 }
                 self.acknowledge(index);
             }
             25..45 => self.acknowledge(index),
             45..55 => {
                 let len = self.rng.random_range(1..8);
-                self.say(index, len, 1);
+                self.send(index, len, 1);
             }
             55..72 => {
                 let len = 1 << self.rng.random_range(0..15);
                 let cut = self.rng.random_range(8..=SEGMENT);
-                self.say(index, len, cut);
+                self.send(index, len, cut);
             }
-            72..84 => self.stray(index, true),
-            84..92 => self.stray(index, false),
+            72..84 => self.send_out_of_order(index, true),
+            84..92 => self.send_out_of_order(index, false),
             _ => self.control(index),
         }
     }
@@ -542,7 +544,7 @@ impl Node for HostileHost {
         let received = self.link.receive(&mut batch, 64);
         for frame in batch.drain(..) {
             if let Ok(Inbound::Tcp(segment)) = wire::parse(&self.link, &frame) {
-                self.hear(&segment);
+                self.receive(&segment);
             }
             self.link.recycle(frame);
         }

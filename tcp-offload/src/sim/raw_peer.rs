@@ -75,13 +75,13 @@ impl RawPeer {
     }
 
     /// Whether the other end's SYN has arrived.
-    pub fn has_met(&self) -> bool {
+    pub fn has_peer_syn(&self) -> bool {
         self.irs.is_some()
     }
 
     /// Our SYN, or the SYN-ACK once the other end's SYN has arrived.
     pub fn syn(&self) -> Vec<u8> {
-        let flags = Flags { syn: true, ack: self.has_met(), ..Flags::default() };
+        let flags = Flags { syn: true, ack: self.has_peer_syn(), ..Flags::default() };
         let ack = self.irs.map_or_else(SeqNum::default, |irs| irs.add(1));
         self.frame(flags, self.iss, ack, u16::MAX, Options::default(), &[])
     }
@@ -133,7 +133,7 @@ impl RawPeer {
     }
 
     /// Processes a segment of the other end.
-    pub fn hear(&mut self, segment: &Segment) {
+    pub fn receive(&mut self, segment: &Segment) {
         if segment.flags.rst {
             self.reset = true;
             return;

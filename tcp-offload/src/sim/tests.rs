@@ -381,7 +381,7 @@ fn audited(said: &[(bool, Fields, &[u8])]) {
 }
 
 /// A segment of an established connection, by offsets.
-fn says(seq: u32, ack: u32, window: u16) -> Fields {
+fn established_segment(seq: u32, ack: u32, window: u16) -> Fields {
     let flags = Flags { ack: true, ..Flags::default() };
     Fields { seq: SeqNum::new(seq), ack: SeqNum::new(ack), flags, window, ..Fields::default() }
 }
@@ -389,50 +389,62 @@ fn says(seq: u32, ack: u32, window: u16) -> Fields {
 #[test]
 fn sim_the_audit_accepts_valid_tcp() {
     audited(&[
-        (false, says(100, 200, 5), b"abcd"),
-        (true, says(200, 104, 3), b""),
-        (false, says(102, 200, 5), b"cdefgh"),
+        (false, established_segment(100, 200, 5), b"abcd"),
+        (true, established_segment(200, 104, 3), b""),
+        (false, established_segment(102, 200, 5), b"cdefgh"),
         (
             false,
-            Fields { flags: Flags { fin: true, ack: true, ..Flags::default() }, ..says(108, 200, 5) },
+            Fields {
+                flags: Flags { fin: true, ack: true, ..Flags::default() },
+                ..established_segment(108, 200, 5)
+            },
             b"",
         ),
-        (true, says(200, 109, 1), b"x"),
-        (false, says(109, 201, 5), b""),
+        (true, established_segment(200, 109, 1), b"x"),
+        (false, established_segment(109, 201, 5), b""),
     ]);
 }
 
 #[test]
 #[should_panic(expected = "byte 2 of a stream changed")]
 fn sim_the_audit_detects_a_changed_byte() {
-    audited(&[(false, says(100, 200, 5), b"abcd"), (false, says(102, 200, 5), b"xd")]);
+    audited(&[
+        (false, established_segment(100, 200, 5), b"abcd"),
+        (false, established_segment(102, 200, 5), b"xd"),
+    ]);
 }
 
 #[test]
 #[should_panic(expected = "sequence space skipped")]
 fn sim_the_audit_detects_a_gap() {
-    audited(&[(false, says(100, 200, 5), b"ab"), (false, says(103, 200, 5), b"d")]);
+    audited(&[
+        (false, established_segment(100, 200, 5), b"ab"),
+        (false, established_segment(103, 200, 5), b"d"),
+    ]);
 }
 
 #[test]
 #[should_panic(expected = "outside of the window")]
 fn sim_the_audit_detects_data_beyond_the_window() {
-    audited(&[(false, says(100, 200, 5), b"0123456789ab")]);
+    audited(&[(false, established_segment(100, 200, 5), b"0123456789ab")]);
 }
 
 #[test]
 #[should_panic(expected = "acknowledges data that was not sent")]
 fn sim_the_audit_detects_an_ack_of_unsent_data() {
-    audited(&[(false, says(100, 200, 5), b"ab"), (true, says(200, 103, 5), b"")]);
+    audited(&[
+        (false, established_segment(100, 200, 5), b"ab"),
+        (true, established_segment(200, 103, 5), b""),
+    ]);
 }
 
 #[test]
 #[should_panic(expected = "the window shrinks")]
 fn sim_the_audit_detects_a_shrinking_window() {
     audited(&[
-        (false, says(100, 200, 6), b"ab"),
-        (true, says(200, 102, 4), b""),
-        (true, says(200, 102, 3), b""),
+        (false, established_segment(100, 200, 6), b"ab"),
+        (true, established_segment(200, 102, 4), b""),
+        (true, established_segment(200, 102, 3), b""),
     ]);
 }
 
@@ -442,7 +454,10 @@ fn sim_the_audit_detects_a_wrong_sack_block() {
     let block = SackBlock { left: SeqNum::new(101), right: SeqNum::new(103) };
     let sack = [block, SackBlock::default(), SackBlock::default(), SackBlock::default()];
     let options = Options { sack, sack_count: 1, ..Options::default() };
-    audited(&[(false, says(100, 200, 5), b"ab"), (true, Fields { options, ..says(200, 100, 5) }, b"")]);
+    audited(&[
+        (false, established_segment(100, 200, 5), b"ab"),
+        (true, Fields { options, ..established_segment(200, 100, 5) }, b""),
+    ]);
 }
 
 proptest! {

@@ -217,7 +217,7 @@ impl Host {
             self.upper.talks.values().filter(|(_, talk)| !talk.honest).map(|(conn, _)| *conn).collect();
         let Some(&conn) = others.get(dice.random_range(0..others.len().max(1))) else { return };
         match dice.random_range(0..50) {
-            // Much data for all connections, which a siege needs to occupy all transmit frames.
+            // Much data for all connections, which an exhaustion campaign needs to occupy all transmit frames.
             0..2 => {
                 for conn in others {
                     let talk = self.upper.running(conn);
@@ -482,7 +482,7 @@ fn hostile(seed: u64) -> u64 {
             pauses: Duration::from_micros(1)..Duration::from_secs(dice.random_range(1..120)),
             markers: markers == Markers::Prefer,
             ulpdu: |rng, _, purpose| {
-                let most = if purpose == Purpose::Question { 1 } else { 1 << rng.random_range(1..17) };
+                let most = if purpose == Purpose::Request { 1 } else { 1 << rng.random_range(1..17) };
                 vec![0x5a; rng.random_range(0..most).min(60_000)]
             },
         },

@@ -31,7 +31,7 @@ impl Busy {
         self.far.receive(&mut batch, 64);
         for frame in batch {
             if let Ok(Inbound::Tcp(segment)) = wire::parse(&self.far, &frame) {
-                peer.hear(&segment);
+                peer.receive(&segment);
             }
             self.far.recycle(frame);
         }

@@ -46,7 +46,7 @@ impl<'a> Peer<'a> {
         };
         let syn = peer.raw.syn();
         peer.inject(syn);
-        peer.hear();
+        peer.receive();
         let ack = peer.raw.data(&[]);
         peer.inject(ack);
         peer
@@ -58,10 +58,10 @@ impl<'a> Peer<'a> {
         self.lab.pass(Duration::from_millis(1));
     }
 
-    fn hear(&mut self) {
+    fn receive(&mut self) {
         let flow = self.raw.path().flow;
         for (segment, _) in self.lab.inbox.extract_if(.., |(segment, _)| segment.flow == flow) {
-            self.raw.hear(&segment);
+            self.raw.receive(&segment);
         }
     }
 

@@ -24,32 +24,32 @@ impl Stranger {
         let mut this = Self { peer };
         let syn = this.peer.syn();
         lab.stranger.inject(&syn);
-        this.hear(lab);
+        this.receive(lab);
         let request =
             MpaRequest { revision: 1, markers: false, crc: true, enhanced: None, private_data: Vec::new() };
         let request = this.peer.data(&request.emit());
         lab.stranger.inject(&request);
-        this.hear(lab);
+        this.receive(lab);
         assert!(this.peer.received > 0, "the MPA Reply has arrived");
         this
     }
 
-    fn hear(&mut self, lab: &mut Lab) {
+    fn receive(&mut self, lab: &mut Lab) {
         let segments = pass(lab, Duration::from_millis(10));
         let flow = self.peer.path().flow;
         for segment in segments.iter().filter(|s| s.flow == flow) {
-            self.peer.hear(segment);
+            self.peer.receive(segment);
         }
     }
 
     /// Sends `bytes` bytes of an FPDU that never ends, beginning `gap` bytes after the last byte sent.
-    fn say(&mut self, lab: &mut Lab, gap: i32, bytes: usize) {
+    fn send(&mut self, lab: &mut Lab, gap: i32, bytes: usize) {
         for at in (0..bytes).step_by(1400) {
             let payload = &[0xee; 1400];
             let segment = RawSegment { seq: gap + at as i32, payload, ..RawSegment::ack() };
             lab.stranger.inject(&self.peer.segment(&segment));
         }
-        self.hear(lab);
+        self.receive(lab);
     }
 }
 
@@ -97,18 +97,18 @@ fn lab(receive_window: u32) -> Lab {
 fn the_connection_with_the_oldest_gap_is_evicted_when_memory_for_held_bytes_is_short() {
     let mut lab = lab(1 << 18);
     let mut peers: Vec<Stranger> = (1..=4).map(|port| Stranger::new(&mut lab, port)).collect();
-    peers[0].say(&mut lab, 1000, 56_000);
-    peers[1].say(&mut lab, 1000, 56_000);
+    peers[0].send(&mut lab, 1000, 56_000);
+    peers[1].send(&mut lab, 1000, 56_000);
     let counters = lab.server.stack.counters();
     assert!(lab.server.stack.held_bytes() <= 100_000 && counters.refused_payloads > 0);
     assert_eq!(counters.holders_evicted, 0, "the gaps are young");
     pass(&mut lab, Duration::from_secs(1));
-    peers[2].say(&mut lab, 1000, 42_000);
+    peers[2].send(&mut lab, 1000, 42_000);
     assert_eq!(lab.server.stack.counters().holders_evicted, 1, "evicting the first connection is enough");
     assert!(lab.server.stack.held_bytes() <= 100_000);
     // The first peer can retransmit the dropped bytes.
     pass(&mut lab, Duration::from_secs(1));
-    peers[0].say(&mut lab, 1000, 56_000);
+    peers[0].send(&mut lab, 1000, 56_000);
     assert_eq!(lab.server.stack.counters().holders_evicted, 2);
     lab.assert_no_errors();
 }
@@ -121,7 +121,7 @@ fn unfinished_fpdus_do_not_exhaust_the_memory_for_held_bytes() {
     for port in 1..=20 {
         let mut peer = Stranger::new(&mut lab, port);
         // The length field has the value 61166.
-        peer.say(&mut lab, 0, 14_000);
+        peer.send(&mut lab, 0, 14_000);
         pass(&mut lab, Duration::from_secs(1));
         assert!(lab.server.stack.held_bytes() <= 100_000 + 14_000);
     }
@@ -142,7 +142,7 @@ fn an_fpdu_longer_than_the_receive_window_is_delivered() {
     for payload in bytes.chunks(1400) {
         let frame = peer.peer.data(payload);
         lab.stranger.inject(&frame);
-        peer.hear(&mut lab);
+        peer.receive(&mut lab);
     }
     assert_eq!(lab.server.upper.delivered, 60_000);
     lab.assert_no_errors();

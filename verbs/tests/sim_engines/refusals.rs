@@ -61,7 +61,7 @@ struct OldPeer {
 }
 
 impl OldPeer {
-    fn hear(&mut self, segment: &Segment, payload: &[u8]) {
+    fn receive(&mut self, segment: &Segment, payload: &[u8]) {
         let Segment { flow, flags, .. } = *segment;
         if flags.syn && !self.talks.iter().any(|talk| talk.raw.path().flow == flow) {
             let mut path = path([(2, PORT), (1, flow.remote.port())], false, 1500);
@@ -69,7 +69,7 @@ impl OldPeer {
             self.talks.push(Talk { raw: RawPeer::new(path, 7000, false), said: 0 });
         }
         let Some(talk) = self.talks.iter_mut().find(|talk| talk.raw.path().flow == flow) else { return };
-        talk.raw.hear(segment);
+        talk.raw.receive(segment);
         if flags.rst {
             return;
         }
@@ -115,7 +115,7 @@ impl Node for OldPeer {
             if let Ok(Inbound::Tcp(segment)) = parse(&self.link, &frame) {
                 let (start, len) = (segment.payload_start, segment.payload_len);
                 let payload = rx_pieces(&self.link, &frame, start, len).concat();
-                self.hear(&segment, &payload);
+                self.receive(&segment, &payload);
             }
             self.link.recycle(frame);
         }
