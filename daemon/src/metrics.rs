@@ -1,6 +1,7 @@
 //! [`Metrics`]: an endpoint for monitors, in the text format of OpenMetrics over HTTP. A thread of its own talks to them, so a slow
 //! monitor holds up other monitors only; the loop writes the text.
 
+use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -93,7 +94,7 @@ pub(crate) struct Text(String);
 impl Text {
     /// Begins a family: its name, its type, and what it counts. Samples of the family follow.
     pub(crate) fn family(&mut self, name: &str, kind: &str, help: &str) {
-        self.0.push_str(&format!("# TYPE {name} {kind}\n# HELP {name} {help}\n"));
+        let _ = writeln!(self.0, "# TYPE {name} {kind}\n# HELP {name} {help}");
     }
 
     /// Adds a sample. `name` is the family's, of a counter with the ending `_total`. Values of labels are names of interfaces
@@ -102,9 +103,9 @@ impl Text {
         self.0.push_str(name);
         for (at, (label, text)) in labels.iter().enumerate() {
             let text = text.replace('\\', "\\\\").replace('"', "\\\"");
-            self.0.push_str(&format!("{}{label}=\"{text}\"", if at == 0 { '{' } else { ',' }));
+            let _ = write!(self.0, "{}{label}=\"{text}\"", if at == 0 { '{' } else { ',' });
         }
-        self.0.push_str(&format!("{} {value}\n", if labels.is_empty() { "" } else { "}" }));
+        let _ = writeln!(self.0, "{} {value}", if labels.is_empty() { "" } else { "}" });
     }
 
     /// The whole text.
