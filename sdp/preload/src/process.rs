@@ -50,8 +50,8 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 const SHORT_LIMIT: Duration = Duration::from_secs(1);
 /// How often a listener looks whether the program still has its own.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long the end of the process waits for data of which nothing moves.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the end of the process waits for data of which nothing moves: more than a chunk takes at 1 Mbit/s.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What is done with a call.
 pub enum Verdict {
