@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::Signal;
 use xwarp_checks::{
     lab::{Family, Lab, LabOptions, Side},
     process::Running,
@@ -390,6 +391,51 @@ fn netns_sdp_the_end_of_a_program_waits_for_its_data() {
     assert_same(&file, &got);
     assert_eq!(carried(&output, "python3").0, 4_000_000, "{output}");
 }
+
+/// The kernel resets the connections of a killed process, as it does for TCP: an error for the peer's program, not the end of
+/// the stream.
+#[test]
+fn netns_sdp_a_killed_program_resets_its_peer() {
+    let lab = lab();
+    let program = lab.file("killed.py");
+    fs::write(&program, KILLED).unwrap();
+    let run = |by_role: &str| {
+        format!("exec /usr/bin/python3 {} {by_role} {} {PORT}", program.display(), address(&lab).ip())
+    };
+    let mut server = shell(&lab, Side::B, By::Sdp, &run("serve"));
+    wait_for_listener(&lab, By::Sdp, &mut server);
+    let mut client = shell(&lab, Side::A, By::Sdp, &run("call"));
+    client.wait_for("exchanged", LIMIT).unwrap();
+    client.signal(Signal::KILL).unwrap();
+    let served = server.finish(LIMIT).unwrap();
+    assert!(served.contains("reset") && !served.contains("the end"), "{served}");
+}
+
+const KILLED: &str = r"
+import socket, sys, time
+role, address = sys.argv[1], (sys.argv[2], int(sys.argv[3]))
+if role == 'serve':
+    connection, _ = socket.create_server(address).accept()
+    assert connection.recv(1) == b'x'
+    connection.settimeout(0.05)
+    try:
+        while True:
+            connection.sendall(b'.')
+            try:
+                assert connection.recv(1) == b'', 'more data'
+                print('the end')
+                break
+            except TimeoutError:
+                pass
+    except (ConnectionResetError, BrokenPipeError):
+        print('reset')
+else:
+    s = socket.create_connection(address)
+    s.sendall(b'x')
+    assert s.recv(1) == b'.'
+    print('exchanged', flush=True)
+    time.sleep(60)
+";
 
 /// Names, options and readiness of a socket over SDP are those of a TCP socket.
 #[test]
