@@ -33,7 +33,7 @@ impl QueuePair {
             || (terminate.layer, terminate.error_type) == (LAYER_RDMA, REMOTE_PROTECTION);
         let status = if is_protection { WcStatus::RemoteAccess } else { WcStatus::RemoteOperation };
         if let Some(entry) = position.and_then(|p| self.sq.get_mut(p))
-            && !matches!(entry.progress, Progress::Done(_))
+            && !matches!(entry.progress, Progress::Done(_) | Progress::Overtook)
         {
             entry.progress = Progress::Done(status);
         }

@@ -111,15 +111,21 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Completes the next receive with a Send of `len` bytes that has overtaken others.
-    pub(super) fn complete_overtaking(&mut self, shared: &mut Shared, len: u16, solicited: bool) {
-        // The Write that was overtaken may have Immediate Data, which tells the length of the Write.
-        let written = std::mem::take(&mut self.rx.written);
+    /// Completes the next receive with a Send of `len` bytes beyond a gap. If it `overtook` messages, they are unchanged.
+    pub(super) fn complete_early_send(
+        &mut self,
+        shared: &mut Shared,
+        len: u16,
+        solicited: bool,
+        overtook: bool,
+    ) {
+        // A Write that was overtaken may have Immediate Data, whose completion tells the length of the Write.
+        let written = if overtook { self.rx.written } else { Written::default() };
         self.counters.rdmap.sends_in += 1;
         self.complete_receive(shared, |completion| WorkCompletion {
             byte_len: len.into(),
             solicited,
-            overtook: true,
+            overtook,
             ..completion
         });
         self.rx.written = written;
@@ -259,6 +265,9 @@ impl QueuePair {
             let _ = shared.keys.invalidate_locally(user, sink.key);
         }
         self.complete_sends(shared);
+        if let Some(position) = position {
+            self.complete_early(position, shared);
+        }
         shared.wake(self.conn);
     }
 }

@@ -18,7 +18,7 @@ use super::{
     placement::Refused,
     rdma_tcp::Stream,
     receive_queue::{Receive, ReceiveQueue},
-    send_queue::{Position, SendQueue, SendRequest},
+    send_queue::{Position, Progress, SendQueue, Summary},
     work::{CqId, Operation, SendFlags},
 };
 use crate::{
@@ -320,22 +320,36 @@ impl QueuePair {
     /// Completes the finished requests at the head of the send queue, in order (RFC 5040 section 5.5, rule 15).
     pub(crate) fn complete_sends(&mut self, shared: &mut Shared) {
         while let Some((entry, status)) = self.sq.pop_done(self.tx.acked) {
-            self.push_send(&entry, status, shared);
+            self.push_send(&entry.summary(), status, shared);
         }
     }
 
-    fn push_send(&mut self, entry: &SendRequest, status: WcStatus, shared: &mut Shared) {
-        self.counters.request_done(&entry.operation, status);
-        let silent = !entry.flags.contains(SendFlags::SIGNALED) && !self.attributes.options.signal_all;
+    /// Completes the Read at `position` before the requests that were posted before it, if it may overtake them and they
+    /// are not done.
+    pub(crate) fn complete_early(&mut self, position: Position, shared: &mut Shared) {
+        let Some(entry) = self.sq.get_mut(position).filter(|_| self.stream.is_some()) else { return };
+        if entry.flags.contains(SendFlags::OVERTAKE)
+            && let Progress::Done(status) = entry.progress
+        {
+            entry.progress = Progress::Overtook;
+            let summary = Summary { overtook: true, ..entry.summary() };
+            self.push_send(&summary, status, shared);
+        }
+    }
+
+    fn push_send(&mut self, request: &Summary, status: WcStatus, shared: &mut Shared) {
+        let &Summary { wr_id, operation, flags, len, overtook } = request;
+        self.counters.request_done(&operation, status);
+        let silent = !flags.contains(SendFlags::SIGNALED) && !self.attributes.options.signal_all;
         if silent && status == WcStatus::Success {
             return;
         }
-        let byte_len = match entry.operation {
+        let byte_len = match operation {
             Operation::Immediate { .. } => 8,
-            _ => entry.len,
+            _ => len,
         };
-        let completion =
-            WorkCompletion { byte_len, ..self.completion(entry.wr_id, status, entry.operation.opcode()) };
+        let completion = self.completion(wr_id, status, operation.opcode());
+        let completion = WorkCompletion { byte_len, overtook, ..completion };
         shared.complete(&self.send_cq, self.attributes.send_cq, completion);
     }
 
@@ -371,7 +385,7 @@ impl QueuePair {
 
     pub(crate) fn flush_sends(&mut self, shared: &mut Shared) {
         while let Some((entry, status)) = self.sq.pop_flushed() {
-            self.push_send(&entry, status, shared);
+            self.push_send(&entry.summary(), status, shared);
         }
         self.tx.current = None;
         self.rx.asked.clear();

@@ -43,10 +43,17 @@ pub(crate) struct Stream {
     sent_partly: bool,
     received: Sequence,
     processed: OrderWindow,
-    /// Numbers of our requests that are outstanding, in the order of the queue pair's list of them.
-    asked: VecDeque<MessageNumber>,
+    /// Our requests that are outstanding, in the order of the queue pair's list of them.
+    asked: VecDeque<AskedNumber>,
     /// Numbers of the peer's requests to answer, in the order of the queue pair's list of them.
     to_answer: VecDeque<MessageNumber>,
+}
+
+/// The number of an outstanding request, and whether it may be answered before requests that were sent before it.
+#[derive(Debug, Clone, Copy)]
+struct AskedNumber {
+    number: MessageNumber,
+    overtakes: bool,
 }
 
 impl Stream {
@@ -139,21 +146,30 @@ impl Stream {
         self.put_whole(&header, &[], out)
     }
 
+    /// A response in order to a request that may overtake others can come before their responses (A18). Returns the place
+    /// of the request among the outstanding ones, if it is not the first.
+    fn answered_early(&self, header: &SegmentHeader) -> Option<usize> {
+        let place = self.asked.iter().position(|asked| asked.number == header.number)?;
+        let asked = self.asked.get(place)?;
+        (place > 0 && header.first && asked.overtakes).then_some(place)
+    }
+
     /// Writes a request for `total` bytes, or for an atomic operation, if it fits.
     pub(super) fn put_request(
         &mut self,
         from: Remote,
         total: u32,
         atomic: Option<AtomicWords>,
+        order: Order,
         out: &mut SegmentWriter<'_, '_, '_>,
     ) -> bool {
         let from = BufferPlace { id: from.key.value(), offset: from.offset };
         let kind = SegmentKind::ReadRequest { from, total, atomic };
-        let (number, order) = (self.next_sent, Order::STRICT);
+        let number = self.next_sent;
         let header = SegmentHeader { first: true, last: true, solicited: false, number, order, kind };
         let written = self.put_whole(&header, &[], out);
         if written {
-            self.asked.push_back(number);
+            self.asked.push_back(AskedNumber { number, overtakes: order != Order::STRICT });
         }
         written
     }
@@ -207,7 +223,7 @@ pub(crate) struct PlacedSegment {
     pub(crate) header: SegmentHeader,
     pub(crate) len: u16,
     value: u64,
-    /// A Send that was completed when it was placed.
+    /// A Send that was completed, or a Read Request that was accepted, when it was placed.
     overtook: bool,
 }
 
@@ -244,9 +260,9 @@ impl QueuePair {
         )
     }
 
-    /// Places a segment. Beyond a gap RDMA Writes whose order allows it and responses are placed. The receive of a Send is not
-    /// known there, because Writes and requests share their numbers with Sends; so a Send is placed, and completed, only if
-    /// any receive will do.
+    /// Places a segment. Beyond a gap RDMA Writes whose order allows it and responses are placed, and Read Requests whose order
+    /// allows it are accepted. The receive of a Send is not known there, because Writes and requests share their numbers with
+    /// Sends; so a Send is placed, and completed, only if any receive will do.
     pub(super) fn place_numbered(
         &mut self,
         shared: &mut Shared,
@@ -273,6 +289,11 @@ impl QueuePair {
             SegmentKind::Write { to, .. } if may_write => {
                 let seen = tagged(MessageType::Write, header.last, STag::new(to.id), to.offset, len);
                 self.place_write(shared, &Incoming { payload, arrival, seen })?;
+            }
+            SegmentKind::ReadRequest { from, total, atomic: None }
+                if arrival == Arrival::Early && allowed =>
+            {
+                self.accept_overtaking(shared, &header, from, total)?;
             }
             SegmentKind::ReadResponse { offset } => match self.asked_by(&header, arrival)? {
                 AskedKind::Read { sink, to, .. } => {
@@ -306,11 +327,12 @@ impl QueuePair {
             }
             SegmentKind::Write { .. } => return Err(violation(SegmentError::Number)),
         }
-        let overtook = overtakes && matches!(header.kind, SegmentKind::Send { .. });
+        let overtook = arrival == Arrival::Early
+            && matches!(header.kind, SegmentKind::Send { .. } | SegmentKind::ReadRequest { .. });
         Ok(Segment::Numbered(PlacedSegment { header, len, value, overtook }))
     }
 
-    /// Places and completes a Send that overtakes others.
+    /// Places and completes a Send beyond a gap. It overtakes others, unless the gap contains responses only.
     fn place_overtaking(
         &mut self,
         shared: &mut Shared,
@@ -318,7 +340,22 @@ impl QueuePair {
         header: &SegmentHeader,
     ) -> Result<(), Refused> {
         self.place_send(shared, incoming)?;
-        self.complete_overtaking(shared, incoming.seen.len, header.solicited);
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        let overtook = stream.processed.oldest() != header.number;
+        stream.processed.process(header.number);
+        self.complete_early_send(shared, incoming.seen.len, header.solicited, overtook);
+        Ok(())
+    }
+
+    /// Accepts a Read Request that overtakes others. It is answered in the order of its acceptance (A18).
+    fn accept_overtaking(
+        &mut self,
+        shared: &mut Shared,
+        header: &SegmentHeader,
+        from: BufferPlace,
+        total: u32,
+    ) -> Result<(), Refused> {
+        self.deliver_request(shared, header, from, total, None)?;
         if let Some(stream) = &mut self.stream {
             stream.processed.process(header.number);
         }
@@ -340,11 +377,23 @@ impl QueuePair {
         }
     }
 
-    /// Our request that a response answers. In order this is the oldest one (A17).
-    fn asked_by(&self, header: &SegmentHeader, arrival: Arrival) -> Result<AskedKind, Refused> {
+    /// Our request that a response answers. In order this is the oldest one (A17), or one that may overtake, which then
+    /// becomes the oldest one.
+    fn asked_by(&mut self, header: &SegmentHeader, arrival: Arrival) -> Result<AskedKind, Refused> {
+        if arrival == Arrival::InOrder
+            && let Some(stream) = &mut self.stream
+            && let Some(place) = stream.answered_early(header)
+        {
+            if let Some(number) = stream.asked.remove(place) {
+                stream.asked.push_front(number);
+            }
+            if let Some(asked) = self.rx.asked.remove(place) {
+                self.rx.asked.push_front(asked);
+            }
+        }
         let asked = self.stream.iter().flat_map(|stream| &stream.asked).zip(&self.rx.asked);
         let most = if arrival == Arrival::InOrder { 1 } else { usize::MAX };
-        let found = asked.take(most).find(|(number, _)| **number == header.number);
+        let found = asked.take(most).find(|(asked, _)| asked.number == header.number);
         found.map(|(_, asked)| asked.kind).ok_or_else(|| violation(SegmentError::Number))
     }
 
@@ -364,7 +413,9 @@ impl QueuePair {
                 }
             }
             SegmentKind::ReadRequest { from, total, atomic } => {
-                self.deliver_request(shared, &header, from, total, atomic)?;
+                if !overtook {
+                    self.deliver_request(shared, &header, from, total, atomic)?;
+                }
             }
             SegmentKind::ReadResponse { offset } => {
                 self.deliver_answer(shared, &header, offset, len, value)?;

@@ -21,6 +21,8 @@ pub(crate) enum Progress {
     Asked,
     /// Done or failed, with this outcome.
     Done(WcStatus),
+    /// Done, and completed before requests that were posted before it.
+    Overtook,
 }
 
 /// A work request in the queue.
@@ -36,6 +38,24 @@ pub(crate) struct SendRequest {
     pub(crate) memory: Option<Box<[Memory]>>,
     pub(crate) len: u32,
     pub(crate) progress: Progress,
+}
+
+/// What the completion of a request needs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Summary {
+    pub(crate) wr_id: u64,
+    pub(crate) operation: Operation,
+    pub(crate) flags: SendFlags,
+    pub(crate) len: u32,
+    /// It completes before requests that were posted before it.
+    pub(crate) overtook: bool,
+}
+
+impl SendRequest {
+    pub(crate) fn summary(&self) -> Summary {
+        let Self { wr_id, operation, flags, len, .. } = *self;
+        Summary { wr_id, operation, flags, len, overtook: false }
+    }
 }
 
 /// A position in the queue that stays the same while earlier requests complete.
@@ -164,16 +184,30 @@ impl SendQueue {
 
     /// Removes the first request if it is done; `acked` is the stream offset up to which the peer has acknowledged.
     pub(crate) fn pop_done(&mut self, acked: StreamOffset) -> Option<(SendRequest, WcStatus)> {
-        let status = match self.entries.front()?.progress {
-            Progress::Sent(end) if end <= acked => WcStatus::Success,
-            Progress::Done(status) => status,
-            Progress::Posted | Progress::Sent(_) | Progress::Asked => return None,
-        };
-        Some((self.pop()?, status))
+        loop {
+            let status = match self.entries.front()?.progress {
+                Progress::Sent(end) if end <= acked => WcStatus::Success,
+                Progress::Done(status) => status,
+                Progress::Posted | Progress::Sent(_) | Progress::Asked => return None,
+                Progress::Overtook => {
+                    self.pop();
+                    continue;
+                }
+            };
+            return Some((self.pop()?, status));
+        }
+    }
+
+    /// Removes the first requests as far as they have completed already.
+    fn drop_overtaken(&mut self) {
+        while self.entries.front().is_some_and(|entry| matches!(entry.progress, Progress::Overtook)) {
+            self.pop();
+        }
     }
 
     /// Removes the first request to flush it; its outcome is kept if it is already done.
     pub(crate) fn pop_flushed(&mut self) -> Option<(SendRequest, WcStatus)> {
+        self.drop_overtaken();
         let entry = self.pop()?;
         let status = match entry.progress {
             Progress::Done(status) => status,

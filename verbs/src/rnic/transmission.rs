@@ -5,7 +5,11 @@
 //!
 //! [`Ulp::pull`]: xwarp_tcp::ulp::Ulp::pull
 
-use xwarp_tcp::{mpa::Rtr, rdma_tcp::SendControl, ulp::Pulled};
+use xwarp_tcp::{
+    mpa::Rtr,
+    rdma_tcp::{Order, SendControl},
+    ulp::Pulled,
+};
 
 use super::{
     QpState, Shared,
@@ -268,7 +272,11 @@ impl QueuePair {
             source_to: remote.offset,
         };
         let written = match &mut self.stream {
-            Some(stream) => stream.put_request(remote, request.len, None, out),
+            Some(stream) => {
+                let overtakes = entry.flags.contains(SendFlags::OVERTAKE);
+                let order = if overtakes { Order::AT_ONCE } else { Order::STRICT };
+                stream.put_request(remote, request.len, None, order, out)
+            }
             None => self.put_request(MessageType::ReadRequest, &request.to_bytes(), out),
         };
         if !written {
@@ -288,7 +296,7 @@ impl QueuePair {
         let id = self.tx.next_atomic_id;
         let request = AtomicRequest { operation, id, stag: remote.key, to: remote.offset };
         let written = match &mut self.stream {
-            Some(stream) => stream.put_request(remote, 8, Some(atomic_words(operation)), out),
+            Some(stream) => stream.put_request(remote, 8, Some(atomic_words(operation)), Order::STRICT, out),
             None => self.put_request(MessageType::AtomicRequest, &request.to_bytes(), out),
         };
         if !written {

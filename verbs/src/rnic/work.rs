@@ -214,6 +214,10 @@ bitflags::bitflags! {
                 /// lost. Only RDMA/TCP signals this to the peer, which must have allowed it
                 /// ([`QueuePairOptions::any_receive`]).
         ///
+        /// RDMA Read: may be executed before messages that were posted before it and are lost on the way, and may complete
+        /// before them ([`WorkCompletion::overtook`]). It need not see the effects of RDMA Writes before it. Its place in the
+        /// send queue becomes free with those of the requests before it.
+        ///
         /// [`QueuePairOptions::any_receive`]: super::QueuePairOptions::any_receive
         const OVERTAKE = 8;
     }
@@ -359,6 +363,7 @@ pub struct WorkCompletion {
     pub immediate: Option<[u8; 8]>,
     /// Receive: the sender set the solicited-event flag.
     pub solicited: bool,
-    /// Receive: messages that were sent before this one had not arrived ([`SendFlags::OVERTAKE`]).
+    /// Receive: messages that were sent before this one had not arrived. RDMA Read: requests that were posted before it
+    /// are not complete ([`SendFlags::OVERTAKE`]).
     pub overtook: bool,
 }

@@ -165,12 +165,13 @@ fn hosts(
     let mut hosts: Vec<Host> = links.into_iter().zip(1..).map(&mut host).collect();
     let (server, clients) = hosts.split_first_mut().unwrap();
     let v6 = rng.random_bool(0.5);
+    let overtakes = framing == Framing::RdmaTcp && rng.random_bool(0.5);
     let station = &mut server.station;
     station.engine.listen(&mut station.link, None, PORT, 8, mtu, None).unwrap();
     for (client, end) in clients.iter_mut().zip(2..) {
         let mut plan = || {
             let count = rng.random_range(1..40);
-            Plan::random(rng, count)
+            Plan::random(rng, count, overtakes)
         };
         let plans = [plan(), plan()];
         let depth = rng.random_range(1..16);

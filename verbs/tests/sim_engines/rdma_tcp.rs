@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use xwarp_tcp::{framing::FramingCounters, secret::Secret, tcp::TcpConfig, time::Instant};
 use xwarp_verbs::{
     Access, Memory, Operation, Pages, Payload, QpId, QueuePairOptions, RdmaTcpConfig, RecvRequest, Remote,
-    STag, SendFlags, Sge, WorkRequest,
+    STag, SendFlags, Sge, WcStatus, WorkRequest,
     engine::{ConnectParams, EngineConfig},
     rnic::{CompletionRing, QpAttributes, Registration},
     sim::{Faults, Node, Recut, Station, Wire, WireConfig, ipv4, path, run},
@@ -244,4 +244,76 @@ fn sim_rdma_tcp_a_send_overtakes_a_lost_write_if_both_ends_want_it() {
     for (flags, any_receive) in [(SendFlags::OVERTAKE, false), (SendFlags::empty(), true)] {
         assert_eq!(behind_a_lost_write(flags, any_receive), [vec![], in_order.clone()]);
     }
+}
+
+/// A Write, and then a Read without flags, are lost; behind them come a Read with these flags and one of two segments.
+/// Returns what the requests were completed with, before and after the retransmission: identifier, bytes, and whether the
+/// request overtook others.
+fn reads_behind_a_loss(flags: SendFlags) -> [Vec<(u64, u32, bool)>; 2] {
+    let mut pair = Pair::new();
+    let (near, far) = (pair.near.key, pair.far.key);
+    let bytes: Vec<u8> = (0..MIB).map(|at| (at % 241) as u8 | 1).collect();
+    pair.far.memory.write(MIB, &bytes).unwrap();
+    let request = |pair: &mut Pair, wr_id: u64, len: u32, operation: Operation, flags| {
+        let payload = [Sge { key: near, offset: 2 * MIB as u64 + wr_id * 8192, len }];
+        let request = WorkRequest { wr_id, operation, payload: Payload::Gather(&payload), flags };
+        pair.near.station.engine.post_send(pair.near.qp, &request).unwrap();
+    };
+    let from = |wr_id: u64| Operation::Read {
+        remote: Remote { key: far, offset: MIB as u64 + wr_id * 8192 },
+        invalidate: false,
+    };
+    let slow = Faults { delay: Duration::from_millis(20), ..Faults::default() };
+    pair.wire.with_faults([Faults { loss: 1.0, ..slow }, slow]);
+    let write = Operation::Write { remote: Remote { key: far, offset: 0 } };
+    request(&mut pair, 0, 500, write, SendFlags::SIGNALED);
+    request(&mut pair, 1, 100, from(1), SendFlags::SIGNALED);
+    pair.pass(Duration::from_micros(1));
+    pair.wire.with_faults([slow; 2]);
+    request(&mut pair, 2, 64, from(2), SendFlags::SIGNALED | flags);
+    request(&mut pair, 3, 2000, from(3), SendFlags::SIGNALED | flags);
+    pair.pass(Duration::from_micros(1));
+    let completed = [Duration::from_millis(45), Duration::from_secs(5)].map(|time| {
+        pair.pass(time);
+        std::iter::from_fn(|| pair.near.ring.pop()).map(|c| (c.wr_id, c.byte_len, c.overtook)).collect()
+    });
+    for (wr_id, len) in [(1, 100), (2, 64), (3, 2000)] {
+        let mut read = vec![0; len];
+        pair.near.memory.read(2 * MIB + wr_id * 8192, &mut read).unwrap();
+        assert!(read == bytes[wr_id * 8192..wr_id * 8192 + len], "Read {wr_id} has other bytes");
+    }
+    completed
+}
+
+/// Section 3.4, order; A18: responses come in the order of execution.
+#[test]
+fn sim_rdma_tcp_a_read_overtakes_a_lost_write_and_a_lost_read() {
+    let early = vec![(2, 64, true), (3, 2000, true)];
+    let rest = vec![(0, 500, false), (1, 100, false)];
+    assert_eq!(reads_behind_a_loss(SendFlags::OVERTAKE), [early, rest]);
+    let in_order = vec![(0, 500, false), (1, 100, false), (2, 64, false), (3, 2000, false)];
+    assert_eq!(reads_behind_a_loss(SendFlags::empty()), [vec![], in_order]);
+}
+
+/// More Reads that may overtake than IRD, between Writes and under loss.
+#[test]
+fn sim_rdma_tcp_reads_that_may_overtake_complete_once_under_loss() {
+    let mut pair = Pair::new();
+    let lossy = Faults { loss: 0.05, delay: Duration::from_millis(1), ..Faults::default() };
+    pair.wire.with_faults([lossy; 2]);
+    for at in 0..60 {
+        pair.write(at * 4096, 4096);
+        let remote = Remote { key: pair.far.key, offset: at as u64 * 64 };
+        let pieces = [Sge { key: pair.near.key, offset: (2 * MIB + at * 64) as u64, len: 64 }];
+        let operation = Operation::Read { remote, invalidate: false };
+        let flags = SendFlags::SIGNALED | SendFlags::OVERTAKE;
+        let request = WorkRequest { wr_id: 1, operation, payload: Payload::Gather(&pieces), flags };
+        pair.near.station.engine.post_send(pair.near.qp, &request).unwrap();
+    }
+    pair.pass(Duration::from_secs(100));
+    let completions: Vec<_> = std::iter::from_fn(|| pair.near.ring.pop()).collect();
+    assert_eq!(completions.len(), 120);
+    assert!(completions.iter().all(|completion| completion.status == WcStatus::Success));
+    assert!(completions.iter().any(|completion| completion.overtook));
+    assert_eq!(pair.far.filled(), 60 * 4096);
 }

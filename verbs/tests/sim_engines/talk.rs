@@ -1,8 +1,11 @@
 //! One end of a connection with work of all kinds, and the checks of its results: each signalled request completes
 //! once and in order, bytes equal those of the source, receives complete in order, atomics are exact, and no byte
-//! outside of the writable ranges changes.
+//! outside of the writable ranges changes. Requests that may overtake others complete once.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+};
 
 use rand::{Rng, rngs::SmallRng};
 use xwarp_verbs::{
@@ -39,6 +42,7 @@ struct Op {
     to: usize,
     signalled: bool,
     fence: bool,
+    overtake: bool,
 }
 
 impl Op {
@@ -58,12 +62,14 @@ pub struct Plan {
     /// Bytes of the peer's that are written, and of ours that are read into.
     written: usize,
     read: usize,
+    /// Some requests may overtake others.
+    overtakes: bool,
 }
 
 impl Plan {
-    /// `count` requests of random kinds.
-    pub fn random(rng: &mut SmallRng, count: usize) -> Self {
-        let mut plan = Self::default();
+    /// `count` requests of random kinds. If `overtakes`, some Reads and Sends may overtake others.
+    pub fn random(rng: &mut SmallRng, count: usize, overtakes: bool) -> Self {
+        let mut plan = Self { overtakes, ..Self::default() };
         for _ in 0..count {
             let kind = match rng.random_range(0..8) {
                 0..3 => Kind::Write { immediate: rng.random_bool(0.2), inline: rng.random_bool(0.2) },
@@ -86,6 +92,9 @@ impl Plan {
             };
             let to = *place;
             *place += len;
+            // A short Send could not be told from others by its bytes.
+            let may_overtake =
+                overtakes && (matches!(kind, Kind::Send) && len >= 16 || matches!(kind, Kind::Read));
             plan.ops.push(Op {
                 kind,
                 from: rng.random_range(0..=SOURCE - len),
@@ -93,11 +102,13 @@ impl Plan {
                 to,
                 signalled: rng.random_bool(0.6),
                 fence: rng.random_bool(0.1),
+                overtake: may_overtake && rng.random_bool(0.5),
             });
         }
         // When the last has completed, all have: then the connection may be closed.
         if let Some(last) = plan.ops.last_mut() {
             last.signalled = true;
+            last.overtake = false;
         }
         plan
     }
@@ -106,9 +117,9 @@ impl Plan {
         self.ops.iter().filter(|op| op.consumes_receive())
     }
 
-    /// The message for receive `number`, and the bytes of the last Write that came for it: Immediate Data tells them,
-    /// and it does not matter whether the two were one request.
-    fn message(&self, number: usize) -> (Op, usize) {
+    /// Message `number`, and the bytes of the last Write that came for it: Immediate Data tells them, and it does not matter
+    /// whether the two were one request. Messages that have `overtaken` others do not count.
+    fn message(&self, number: usize, overtaken: &BTreeSet<usize>) -> (Op, usize) {
         let (mut messages, mut written) = (0, 0);
         for op in &self.ops {
             if let Kind::Write { .. } = op.kind {
@@ -118,7 +129,8 @@ impl Plan {
                 if messages == number {
                     return (*op, written);
                 }
-                (messages, written) = (messages + 1, 0);
+                written = if overtaken.contains(&messages) { written } else { 0 };
+                messages += 1;
             }
         }
         panic!("no message {number}")
@@ -183,6 +195,9 @@ pub struct Talk {
     receives_posted: usize,
     received: usize,
     receive_depth: usize,
+    /// Number of the next message in order, and the numbers of those that have overtaken others.
+    next_message: usize,
+    overtaken: BTreeSet<usize>,
     /// The first sign that the connection is over.
     failed: bool,
     asynchronous: Vec<AsyncEvent>,
@@ -197,7 +212,8 @@ impl Talk {
         memory.fill(map.words, 16, 0).unwrap();
         let pd = engine.alloc_pd().unwrap();
         let (cq, ring) = engine.create_cq(4096, None).unwrap();
-        let options = QueuePairOptions { max_send_wr: 20, ..QueuePairOptions::default() };
+        let any_receive = peer_plan.overtakes;
+        let options = QueuePairOptions { max_send_wr: 20, any_receive, ..QueuePairOptions::default() };
         let attributes = QpAttributes { options, ..QpAttributes::new(pd, cq, cq) };
         let qp = engine.create_qp(attributes).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE;
@@ -218,6 +234,8 @@ impl Talk {
             receives_posted: 0,
             received: 0,
             receive_depth,
+            next_message: 0,
+            overtaken: BTreeSet::new(),
             failed: false,
             asynchronous: Vec::new(),
         };
@@ -324,6 +342,7 @@ impl Talk {
         let mut flags = SendFlags::empty();
         flags.set(SendFlags::SIGNALED, op.signalled);
         flags.set(SendFlags::FENCE, op.fence);
+        flags.set(SendFlags::OVERTAKE, op.overtake);
         engine.post_send(self.qp, &WorkRequest { wr_id: self.posted as u64, operation, payload, flags })
     }
 
@@ -357,7 +376,13 @@ impl Talk {
             return;
         }
         assert!(!self.failed, "a success after a failure: {completion:?}");
-        assert_eq!(self.awaited.pop_front(), Some(completion.wr_id), "once and in order");
+        if completion.overtook {
+            assert!(op.overtake && matches!(op.kind, Kind::Read), "{op:?} has overtaken others");
+            let place = self.awaited.iter().position(|awaited| *awaited == completion.wr_id);
+            assert_eq!(place.and_then(|place| self.awaited.remove(place)), Some(completion.wr_id), "once");
+        } else {
+            assert_eq!(self.awaited.pop_front(), Some(completion.wr_id), "once and in order");
+        }
         match op.kind {
             Kind::Read => {
                 let (.., salt) = self.peer.unwrap();
@@ -375,6 +400,30 @@ impl Talk {
         }
     }
 
+    /// Number of the next message in order.
+    fn in_order(&mut self) -> usize {
+        while self.overtaken.contains(&self.next_message) {
+            self.next_message += 1;
+        }
+        self.next_message += 1;
+        self.next_message - 1
+    }
+
+    /// Number of the message that has overtaken others, by its bytes.
+    fn overtaking(&mut self, completion: &WorkCompletion) -> usize {
+        let (.., salt) = self.peer.unwrap();
+        let slot = self.map.receives + completion.wr_id as usize * MOST;
+        let bytes = self.bytes(slot, completion.byte_len as usize);
+        let came = |(number, op): &(usize, &Op)| {
+            let is_left = *number >= self.next_message && !self.overtaken.contains(number);
+            is_left && op.overtake && matches!(op.kind, Kind::Send) && sources(salt, op.from, op.len) == bytes
+        };
+        let found = self.peer_plan.messages().enumerate().find(came).map(|(number, _)| number);
+        let number = found.expect("a Send that may overtake and has not arrived");
+        self.overtaken.insert(number);
+        number
+    }
+
     fn result(&self, index: usize) -> u64 {
         self.memory.load_u64(self.map.results + index * 8).unwrap()
     }
@@ -387,7 +436,8 @@ impl Talk {
             return;
         }
         let (.., salt) = self.peer.unwrap();
-        let (op, written) = self.peer_plan.message(completion.wr_id as usize);
+        let number = if completion.overtook { self.overtaking(completion) } else { self.in_order() };
+        let (op, written) = self.peer_plan.message(number, &self.overtaken);
         let bytes = if let Kind::Send = op.kind { op.len } else { written };
         assert_eq!(completion.byte_len as usize, bytes);
         assert_eq!(completion.immediate, (!matches!(op.kind, Kind::Send)).then(|| op.immediate()));
