@@ -13,6 +13,7 @@
 //! | [`control`](control::target) | a message between a process and `xwarpd` | one encoding, every truncation |
 //! | [`explain`](explain::target) | a capture file, or frames from which one is built | `xwarp explain` neither panics nor needs more than bounded memory |
 //! | [`engine`](engine::target) | a whole engine with hostile peers on the wire | canaries, frames, memory, closed keys, validity of sent frames, clean end |
+//! | [`segments`](engine::segments_target) | as `engine`, with RDMA/TCP | as `engine` |
 //! | [`sdp`](sdp::target) | a program and a peer of one SDP machine | messages are valid and numbered, RDMA stays in the program's memory, receives end, the machine rests |
 //! | [`pair`](pair::target) | two engines and the network between them | each completion once and in order, contents, canaries, frames |
 #![deny(unsafe_code)]
@@ -36,7 +37,7 @@ pub mod wire;
 pub type Target = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Target); 9] = [
+pub const TARGETS: [(&str, Target); 10] = [
     ("wire", wire::target),
     ("startup", startup::target),
     ("headers", headers::target),
@@ -44,6 +45,7 @@ pub const TARGETS: [(&str, Target); 9] = [
     ("control", control::target),
     ("explain", explain::target),
     ("engine", engine::target),
+    ("segments", engine::segments_target),
     ("pair", pair::target),
     ("sdp", sdp::target),
 ];

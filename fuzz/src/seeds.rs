@@ -270,3 +270,58 @@ fn rename_keys(ulpdu: &mut [u8], aim: &Aim, answered: u16) {
         }
     }
 }
+
+/// The record of a segment of RDMA/TCP (see [`crate::engine`]): how it arrives, its second byte, words of control data, order
+/// field, distance of its number, and all bytes from the 21st on.
+fn segment(how: u8, flags: u8, words: u8, order: u16, distance: i8, rest: &[&[u8]]) -> Vec<u8> {
+    let [high, low] = order.to_be_bytes();
+    let body = [&[flags, words, high, low, distance.cast_unsigned()][..], &rest.concat()].concat();
+    [&[1, how][..], &(body.len() as u16).to_be_bytes(), &body].concat()
+}
+
+/// Inputs for RDMA/TCP, made by hand: all types of messages and of control data, in both roles of the engine, as they come,
+/// withheld and delivered in reverse order, each twice, and split.
+pub fn of_segments() -> Vec<Vec<u8>> {
+    let mut seeds = Vec::new();
+    for settings in [0, 3, 8, 16, 32, 64] {
+        for how in [1, 1 | 2, 1 | 4, 1 | 16] {
+            let mut input = vec![settings, 0, 0, 0x44, 0, 3, b'y', b'o', b'u'];
+            for _ in 0..8 {
+                // A receive with one piece at the start of the sink.
+                input.extend_from_slice(&[8, 0, 0, 1, 0, 0, 0x0b, 0]);
+            }
+            // Our Reads of 64 and of 16 bytes, the second of which may overtake, into the start of the sink.
+            input.extend_from_slice(&read(64));
+            input.extend_from_slice(&[8, 4, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 16]);
+            let (strict, at_once, none) = (0, u16::MAX, [0; 4]);
+            let open =
+                |offset: u32, total: u32| [[0, 0, 0, 1], offset.to_be_bytes(), total.to_be_bytes()].concat();
+            for record in [
+                segment(how, 0x09, 0, at_once, 0, &[&open(64, 300), &[0xa5; 200]]),
+                segment(how, 0x05, 0, at_once, 0, &[&open(264, 300), &[0xa6; 100]]),
+                segment(how, 0x0c, 0, strict, 0, &[&none, b"in order"]),
+                segment(how, 0x08, 0, strict, 0, &[&none, &[7; 100]]),
+                segment(how, 0x0f, 0, at_once, 1, &[&none, &[8; 16]]),
+                segment(how, 0x0b, 0, at_once, 0, &[&none, &[9; 40]]),
+                segment(how, 0x04, 0, strict, 0, &[&100_u32.to_be_bytes(), &[7; 50]]),
+                segment(how, 0x07, 0, at_once, 0, &[&40_u32.to_be_bytes(), &[9; 24]]),
+                segment(how, 0x1c, 0, at_once, 0, &[&none, b"at once, solicited"]),
+                segment(how, 0x0c, 3, strict, 0, &[&none, &[6, 0, 0, 0], b"8 bytes!"]),
+                segment(how, 0x0e, 0, strict, 0, &[&[0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 100]]),
+                segment(how, 0x0e, 0, at_once, 0, &[&[0, 0, 0, 2, 0, 0, 0, 8, 0, 0, 0, 8]]),
+                // Fetch and add 1 at the start of the open region.
+                segment(how, 0x0e, 10, strict, 0, &[&open(0, 8), &[0; 8], &1_u64.to_be_bytes(), &[0; 24]]),
+                // Invalidates a key, then a Write with the high half of an offset, which is out of bounds.
+                segment(how, 0x0c, 2, strict, 0, &[&none, &[5, 0, 0, 0, 0, 0, 0, 1], b"close"]),
+            ] {
+                input.extend_from_slice(&record);
+            }
+            // Delivers the withheld records in reverse order; time passes.
+            input.extend_from_slice(&[7, 1, 6, 0, 200]);
+            let wrong = segment(1, 0x0d, 1, at_once, 0, &[&open(0, 1), &[0, 0, 0, 9], &[1]]);
+            input.extend_from_slice(&wrong);
+            seeds.push(input);
+        }
+    }
+    seeds
+}

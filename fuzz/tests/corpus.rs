@@ -59,6 +59,11 @@ fn corpus_sdp() {
 }
 
 #[test]
+fn corpus_segments() {
+    replay("segments");
+}
+
+#[test]
 fn corpus_pair() {
     replay("pair");
 }

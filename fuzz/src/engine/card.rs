@@ -3,7 +3,9 @@
 use std::{collections::HashMap, sync::Arc};
 
 use xwarp_tcp::{
+    framing::FramingConfig,
     mpa::{AcceptParams, Markers, MpaConfig},
+    rdma_tcp::RdmaTcpConfig,
     secret::Secret,
     sim::path,
     time::{Duration, Instant},
@@ -126,28 +128,31 @@ impl Settings {
     }
 }
 
-/// Attributes: a plain queue pair, one that terminates when no receive is posted, one with a shared receive
+/// Attributes: a plain queue pair whose messages may overtake each other, one that terminates when no receive is posted, one with a shared receive
 /// queue, and another plain one.
 fn kinds(attributes: QpAttributes, srq: SrqId) -> [QpAttributes; 4] {
     let options = QueuePairOptions { max_send_wr: DEPTH, max_recv_wr: DEPTH, ..attributes.options };
     let strict = QueuePairOptions { no_receive: NoReceive::Terminate, ..options };
     let plain = QpAttributes { options, ..attributes };
-    [plain, QpAttributes { options: strict, ..plain }, QpAttributes { srq: Some(srq), ..plain }, plain]
+    let any = QpAttributes { options: QueuePairOptions { any_receive: true, ..options }, ..attributes };
+    [any, QpAttributes { options: strict, ..plain }, QpAttributes { srq: Some(srq), ..plain }, plain]
 }
 
 impl Card {
     /// Creates a card that listens or can connect.
-    pub fn new(settings: Settings, addresses: Addresses) -> Self {
-        let mpa = MpaConfig {
-            markers: settings.markers(),
-            crc: settings.crc(),
-            hold_bytes: if settings.little_hold() { 2048 } else { 1 << 17 },
-            ..MpaConfig::default()
+    pub fn new(settings: Settings, addresses: Addresses, framing: &FramingConfig) -> Self {
+        let hold_bytes = if settings.little_hold() { 2048 } else { 1 << 17 };
+        let framing = match framing.clone() {
+            FramingConfig::Mpa(config) => {
+                let (markers, crc) = (settings.markers(), settings.crc());
+                MpaConfig { markers, crc, hold_bytes, ..config }.into()
+            }
+            FramingConfig::RdmaTcp(config) => RdmaTcpConfig { hold_bytes, ..config }.into(),
         };
         let limits = Limits { max_cqe: 4096, max_mr: 64, max_qp: 8, ..Limits::default() };
         let mut engine = Engine::new(EngineConfig {
             secret: Secret::from_number(7),
-            framing: mpa.into(),
+            framing,
             limits,
             most_connections: 16,
             ..EngineConfig::default()

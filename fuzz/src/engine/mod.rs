@@ -6,12 +6,14 @@
 mod card;
 mod doors;
 mod peer;
+mod segments;
 
-use xwarp_tcp::time::Duration;
+use xwarp_tcp::{framing::FramingConfig, mpa::MpaConfig, rdma_tcp::RdmaTcpConfig, time::Duration};
 
 use self::{
     card::{Card, Reached, Settings},
     peer::{ACK, Addresses, FIN, Peer, RST, SYN, inspect},
+    segments::{Numbers, key_of},
 };
 use crate::{input::Input, wire::mend};
 
@@ -35,10 +37,19 @@ const TWICE: u8 = 4;
 const BAD_CRC: u8 = 8;
 const SPLIT: u8 = 16;
 
-/// Runs one input.
+/// Runs one input with MPA.
 pub fn target(data: &[u8]) {
+    run(data, &MpaConfig::default().into());
+}
+
+/// Runs one input with RDMA/TCP: a record of a ULPDU is one of a segment (see [`segments`]).
+pub fn segments_target(data: &[u8]) {
+    run(data, &RdmaTcpConfig::default().into());
+}
+
+fn run(data: &[u8], framing: &FramingConfig) {
     let used = allocation_counter::measure(|| {
-        World::run(Input::new(data));
+        World::run(Input::new(data), framing);
     });
     assert!(used.bytes_max < MOST_HEAP, "{} bytes of heap", used.bytes_max);
 }
@@ -49,6 +60,8 @@ struct World {
     addresses: Addresses,
     card: Card,
     peers: Vec<Peer>,
+    /// The peers' numbers, on a connection with RDMA/TCP.
+    numbers: Option<Vec<Numbers>>,
     current: usize,
     held: Vec<Vec<u8>>,
     /// Whether the peers withhold acknowledgements.
@@ -56,14 +69,16 @@ struct World {
 }
 
 impl World {
-    fn run(mut input: Input<'_>) -> Reached {
+    fn run(mut input: Input<'_>, framing: &FramingConfig) -> Reached {
         let settings = Settings(input.u8());
         let addresses = Addresses::new(settings.v6());
         let mut world = Self {
             settings,
             addresses,
-            card: Card::new(settings, addresses),
+            card: Card::new(settings, addresses, framing),
             peers: PORTS.map(|port| Peer::new(addresses, port, settings.timestamps())).collect(),
+            numbers: matches!(framing, FramingConfig::RdmaTcp(_))
+                .then(|| PORTS.map(|_| Numbers::default()).collect()),
             current: 0,
             held: Vec::new(),
             mute: false,
@@ -195,6 +210,12 @@ impl World {
     fn start_up(&mut self, input: &mut Input<'_>) {
         let (flags, revision) = (input.u8(), input.u8());
         let private_data = input.chunk();
+        if let Some(numbers) = &mut self.numbers {
+            let heard = self.settings.initiator().then_some(&self.peers[self.current].heard[..]);
+            let private_data = &private_data[..private_data.len().min(600)];
+            let first = numbers[self.current].first(heard, flags & 1 != 0, revision, private_data);
+            return self.bytes(0, &first);
+        }
         let mut frame =
             if self.settings.initiator() { *b"MPA ID Rep Frame" } else { *b"MPA ID Req Frame" }.to_vec();
         frame.extend_from_slice(&[flags, revision]);
@@ -231,9 +252,14 @@ impl World {
         if how & TRANSLATE != 0 {
             self.translate(&mut ulpdu);
         }
-        let markers = self.card_wants_markers();
+        let mut fpdu = if let Some(numbers) = &mut self.numbers {
+            numbers[self.current].record(&ulpdu, &self.peers[self.current].heard)
+        } else {
+            let markers = self.card_wants_markers();
+            let peer = self.peer();
+            frame_ulpdu(&ulpdu, (peer.sent.wrapping_sub(peer.origin)) as usize, markers)
+        };
         let peer = self.peer();
-        let mut fpdu = frame_ulpdu(&ulpdu, (peer.sent.wrapping_sub(peer.origin)) as usize, markers);
         if how & BAD_CRC != 0
             && let Some(last) = fpdu.last_mut()
         {
@@ -265,7 +291,9 @@ impl World {
     fn translate(&self, ulpdu: &mut [u8]) {
         let tagged = ulpdu.first().is_some_and(|first| first & 0x80 != 0);
         let opcode = ulpdu.get(1).map_or(0, |control| control & 15);
+        let numbered: Vec<usize> = key_of(ulpdu).into_iter().collect();
         let places: &[usize] = match (tagged, opcode) {
+            _ if self.numbers.is_some() => &numbered,
             (false, 1) => &[18, 34],
             (false, 10) => &[26],
             _ => &[2],
@@ -368,7 +396,8 @@ mod tests {
     fn reached(capture: &str) -> Vec<Reached> {
         let captures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tcp-offload/tests/captures");
         let seeds = seeds::of_capture(&captures.join(capture).with_extension("pcap")).expect("a capture");
-        seeds["engine"].iter().map(|input| World::run(Input::new(input))).collect()
+        let mpa = MpaConfig::default().into();
+        seeds["engine"].iter().map(|input| World::run(Input::new(input), &mpa)).collect()
     }
 
     #[test]
@@ -380,6 +409,16 @@ mod tests {
             assert!(successes > Some(2), "{name}: {successes:?}");
             let changed = reached.iter().map(|reached| reached.bytes).max();
             assert!(changed > Some(bytes), "{name}: {changed:?}");
+        }
+    }
+
+    #[test]
+    fn seeds_of_segments_reach_memory_and_completions() {
+        let rdma_tcp = RdmaTcpConfig::default().into();
+        let reached: Vec<_> =
+            seeds::of_segments().iter().map(|input| World::run(Input::new(input), &rdma_tcp)).collect();
+        for Reached { successes, bytes, .. } in &reached {
+            assert!(*successes > 2 && *bytes > 100, "{reached:?}");
         }
     }
 
