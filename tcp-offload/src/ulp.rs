@@ -204,6 +204,9 @@ pub enum Event {
         /// Initiator in peer-to-peer mode: the ready-to-receive message to send first (RFC 6581 section 9).
         rtr: Option<Rtr>,
     },
+    /// Initiator: full operation begins with the Terminate for the stream error that follows. The result of the
+    /// negotiation decides the Terminate's form.
+    Disagreed(Agreed),
     /// Initiator: the responder rejected the connection (R set in its reply).
     Rejected {
         /// The responder's private data.

@@ -368,6 +368,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
             }
             Answer::Terminate(full, error) => {
                 self.phase = SessionPhase::Full(full.transmitter);
+                upper.ulp.event(conn, Event::Disagreed(full.agreed));
                 self.break_stream(upper, link, error);
             }
             Answer::Rejected { private_data, ird, ord } => {

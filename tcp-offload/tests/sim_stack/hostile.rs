@@ -169,7 +169,7 @@ impl Ulp for Upper {
                     }
                 }
             }
-            Event::Streaming { .. } | Event::StreamReadable | Event::SoftError(_) => {}
+            Event::Streaming { .. } | Event::StreamReadable | Event::Disagreed(_) | Event::SoftError(_) => {}
             Event::Closed(reason) => {
                 let talk = self.talks.remove(&(conn.index, conn.generation));
                 self.delivered.remove(&conn);

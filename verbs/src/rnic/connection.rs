@@ -341,7 +341,11 @@ impl Rnic {
             }
             // The queue pair failed during start-up: the peer gets a Terminate, then the application a
             // `ConnectError`.
-            Event::Established { .. } if qp.state != QpState::Idle => shared.wake(Some(conn)),
+            Event::Established { agreed, .. } if qp.state != QpState::Idle => {
+                qp.agree(&agreed);
+                shared.wake(Some(conn));
+            }
+            Event::Disagreed(agreed) => qp.agree(&agreed),
             Event::Established { path, agreed, private_data, rtr } => {
                 let (local, remote) = (path.flow.local, path.flow.remote);
                 tracing::debug!(qp = id.number(), %local, %remote, ?agreed, path_mtu = path.mtu, "connection established");
@@ -349,10 +353,7 @@ impl Rnic {
                 qp.rx.expects_rtr = agreed.peer_to_peer() && qp.stage == Stage::Accepting;
                 let (ird, ord) = (agreed.ird(), agreed.ord());
                 qp.establish(ird, ord, rtr, (local, remote));
-                match &agreed {
-                    Agreed::Mpa(agreed) => qp.versions = agreed.revision.into(),
-                    Agreed::RdmaTcp(agreed) => qp.stream = Some(Box::new(Stream::new(agreed))),
-                }
+                qp.agree(&agreed);
                 let peer = PeerDepths::of(agreed.peer_ird(), agreed.peer_ord());
                 let established =
                     CmEvent::Established { qp: id, local, remote, private_data, ird, ord, peer };
@@ -384,6 +385,14 @@ impl QueuePair {
     fn reset_connection(&mut self) {
         self.reset();
         self.attempt = None;
+    }
+
+    /// Takes over the form that segments have on the connection.
+    fn agree(&mut self, agreed: &Agreed) {
+        match agreed {
+            Agreed::Mpa(agreed) => self.versions = agreed.revision.into(),
+            Agreed::RdmaTcp(agreed) => self.stream = Some(Box::new(Stream::new(agreed))),
+        }
     }
 
     fn framing_error(&mut self, error: FramingError, shared: &mut Shared) {

@@ -1,7 +1,11 @@
 //! Version 0 of DDP and RDMAP, on connections with RNICs of the RDMA Consortium, and versions that do not match the
 //! connection (RFC 5044 appendix C.1).
 
-use xwarp_tcp::mpa::Revision;
+use xwarp_tcp::{
+    framing,
+    mpa::Revision,
+    rdma_tcp::{self, ConnectionId, MessageNumber, SegmentError, SegmentHeader, SegmentKind, SendControl},
+};
 
 use super::*;
 use crate::ddp::Versions;
@@ -145,4 +149,44 @@ fn rfc5040_s7_1_a_terminate_of_an_rdmac_rnic_blames_the_request_that_it_quotes()
     pair.run();
     let outcomes = pair.a.outcomes();
     assert_eq!(outcomes.last(), Some(&(2, WcStatus::RemoteAccess)), "{outcomes:?}");
+}
+
+/// A queue pair that fails while its connection is established sends a Terminate with the versions of the connection.
+#[test]
+fn rfc5044_c1_the_terminate_of_a_failed_start_up_has_the_versions_of_the_connection() {
+    for (revision, version) in [(Revision::Zero, 0), (Revision::One, 1)] {
+        let mut end = End::new(|_, a| a);
+        end.rnic.shared.overflowed.push(end.cq);
+        end.rnic.end_overflowed();
+        end.establish_with(revision, 4, 4, None);
+        let terminate = end.pull().expect("a Terminate is due");
+        assert_eq!(terminate[..2], [0x40 | version, version << 6 | 7]);
+    }
+}
+
+/// With RDMA/TCP it is a segment of the connection, also when the initiator cannot agree with the answer.
+#[test]
+fn rdma_tcp_a5_the_terminate_of_a_failed_start_up_is_a_segment_of_the_connection() {
+    let connection = ConnectionId(0x0123_4567_89ab_cdef);
+    let (next_sent, next_received) = (MessageNumber(7), MessageNumber(9));
+    let (ird, ord, peer_ird, peer_ord) = (1, 1, 1, 1);
+    let agreed = rdma_tcp::Agreed { ird, ord, peer_ird, peer_ord, connection, next_sent, next_received };
+    let agreed = framing::Agreed::RdmaTcp(agreed);
+    let mut disagrees = End::new(|_, a| a);
+    disagrees.rnic.event(CONN, Event::Disagreed(agreed));
+    disagrees.rnic.event(CONN, Event::StreamError(SegmentError::InsufficientIrd.into()));
+    let mut overflowed = End::new(|_, a| a);
+    overflowed.rnic.shared.overflowed.push(overflowed.cq);
+    overflowed.rnic.end_overflowed();
+    let established = Event::Established { path: path(), agreed, private_data: Vec::new(), rtr: None };
+    overflowed.rnic.event(CONN, established);
+    for (mut end, code) in [(disagrees, 0x2006), (overflowed, 0x2005)] {
+        let segment = end.pull().expect("a Terminate is due");
+        assert_eq!((segment[0], &segment[4..12]), (1, &connection.0.to_be_bytes()[..]));
+        let header = SegmentHeader::parse(&segment, segment.len()).unwrap();
+        let control = SendControl::Terminate { code };
+        assert_eq!((header.number, header.kind), (next_sent, SegmentKind::Send { offset: 0, control }));
+        assert_eq!(end.pull(), None);
+        assert!(end.finished);
+    }
 }
