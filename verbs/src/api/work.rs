@@ -178,7 +178,8 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// Lets a Send be delivered before messages posted before it that are lost on the way.
+    /// Lets a Send be delivered, or a Read be executed and completed, before messages posted before it that are lost on the
+    /// way.
     #[must_use]
     pub fn overtaking(mut self) -> Self {
         self.flags |= SendFlags::OVERTAKE;
