@@ -1,6 +1,6 @@
 //! What markers and RDMA/TCP are worth: two engines on a virtual wire with loss, reordering or a hop that splits or joins
 //! segments, with MPA with and without markers towards the receiver, and with RDMA/TCP; then the latency of a Send behind
-//! a Write that was lost in part. Prints two tables in Markdown.
+//! a Write that was lost in part. Prints three tables in Markdown, of which the first is computed from the formats.
 //!
 //!     cargo run --release -p xwarp-verbs --no-default-features --example out_of_order -- [MESSAGES]
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot go on panics")]
@@ -20,7 +20,7 @@ const HELP: &str = "\
 Measures out-of-order placement in virtual time: Writes with Immediate Data of 16 KiB, 32 outstanding, over a line of
 10 Gbit/s with a round trip of 100 us; loss, reordering, and a hop that splits or joins segments; MPA with and without
 markers, and RDMA/TCP. Then the latency of a Send of 64 bytes behind Writes of 1 MiB, of which a segment is lost, with
-round trips of 100 us and 10 ms. Prints Markdown.
+round trips of 100 us and 10 ms. Before them, the bytes that each framing needs. Prints Markdown.
 
 usage: out_of_order [MESSAGES]     messages of each case, 20000 unless given";
 
@@ -287,6 +287,24 @@ fn print_latencies(line: &Faults, mpa: &FramingConfig, rdma_tcp: &FramingConfig)
     }
 }
 
+/// Prints the largest payload of a full TCP segment with each framing, and the overhead in the TCP payload.
+fn print_bytes() {
+    println!(
+        "| EMSS | MPA, markers, RDMA Write | MPA, no markers, RDMA Write | RDMA/TCP, Write | RDMA/TCP, Write, offset above 4 GiB | RDMA/TCP, Send or Read Response |"
+    );
+    println!("|---|---|---|---|---|---|");
+    for emss in [1448_usize, 3448, 8948] {
+        // MULPDU of RFC 5044 section 4.5, less a tagged header of DDP. RDMA/TCP: header, control word, pad and CRC.
+        let markers = 4 * emss.div_ceil(512);
+        let payloads =
+            [6 + markers + 14, 6 + 14, 32 + 4, 32 + 4 + 4, 24 + 4].map(|head| emss - emss % 4 - head);
+        let cells = payloads
+            .map(|payload| format!("{payload}, {:.2} %", (emss - payload) as f64 * 100.0 / emss as f64));
+        println!("| {emss} | {} |", cells.join(" | "));
+    }
+    println!();
+}
+
 fn main() {
     let messages = match std::env::args().nth(1) {
         None => 20_000,
@@ -320,6 +338,7 @@ fn main() {
         ("0.1 % loss, half joined", hop(0.0, 0.5)),
         ("0.1 % loss, shifted: joined, then cut anywhere", hop(0.5, 0.9)),
     ];
+    print_bytes();
     println!(
         "| path | framing | placed early | held, peak | held, mean | copies a byte | goodput | p50 | p99 | p99.9 |"
     );
