@@ -10,8 +10,8 @@ use std::{
 };
 
 use xwarp_tcp::{
-    framing::FramingConfig,
-    mpa::{AcceptParams, Markers, MpaConfig},
+    framing::{AcceptParams, FramingConfig},
+    mpa::{Markers, MpaConfig},
     rdma_tcp::RdmaTcpConfig,
     secret::Secret,
     sim::path,

@@ -1,9 +1,9 @@
 //! One end of an MPA connection: a session, its environment, and the parts of TCP that it needs.
 
 use xwarp_tcp::{
-    framing::FramingError,
+    framing::{AcceptParams, FramingError},
     link::FrameWriter,
-    mpa::{AcceptParams, MpaConfig, MpaError, Session},
+    mpa::{MpaConfig, MpaError, Session},
     sim,
     tcp::{Filled, NewPayload},
     time::Instant,

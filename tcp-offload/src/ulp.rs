@@ -1,19 +1,17 @@
-//! The interface of the upper layer, DDP, to MPA. The stack calls the upper layer only through the trait [`Ulp`].
+//! The interface of the upper layer to the framing of a connection. The stack calls the upper layer only through the
+//! trait [`Ulp`].
 //!
 //! *Place* and *deliver* are different things in the RFCs (RFC 5041 section 2): a ULPDU is placed as soon as it is
 //! complete and its CRC is right, even beyond a gap; it is delivered once, in order.
 
 use crate::{
     framing::{Agreed, FramingError, Offer},
-    link::FrameWriter,
-    mpa::{
-        Rtr,
-        layout::{BETWEEN_MARKERS, Layout, MARKER_BYTES},
-    },
     seq::StreamOffset,
     tcp::SoftError,
     wire::Path,
 };
+
+pub use crate::framing::ulpdu::{Ulpdu, UlpduWriter};
 
 /// The id of a connection of one [`crate::stack::Stack`], unique in the life of the stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,89 +27,6 @@ pub struct ConnId {
 /// reaches another listener of the same port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerId(pub u64);
-
-/// A received ULPDU: the bytes between an FPDU's length field and its pad. Markers between them are skipped by their
-/// position; the bytes are not copied.
-#[derive(Debug, Clone, Copy)]
-pub struct Ulpdu<'a> {
-    raw: &'a [&'a [u8]],
-    /// Position in `raw` of the first byte.
-    start: usize,
-    len: usize,
-    /// Bytes of the ULPDU before its first marker; `usize::MAX` without markers.
-    to_marker: usize,
-}
-
-impl<'a> Ulpdu<'a> {
-    /// The ULPDU whose bytes are `pieces`, in order.
-    pub fn new(pieces: &'a [&'a [u8]]) -> Self {
-        let len = pieces.iter().map(|p| p.len()).sum();
-        Self { raw: pieces, start: 0, len, to_marker: usize::MAX }
-    }
-
-    /// The ULPDU of `len` bytes from byte `start` of `raw` on, whose first marker comes after `to_marker` of its bytes.
-    pub(crate) fn between_markers(raw: &'a [&'a [u8]], start: usize, len: usize, to_marker: usize) -> Self {
-        Self { raw, start, len, to_marker }
-    }
-
-    /// Bytes of the whole ULPDU.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether the ULPDU has no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Copies the first bytes into `out`; returns their number.
-    #[inline]
-    pub fn peek(&self, out: &mut [u8]) -> usize {
-        let most = self.len.min(out.len());
-        self.walk(0, most, |at, bytes| {
-            if let Some(to) = out.get_mut(at..at + bytes.len()) {
-                to.copy_from_slice(bytes);
-            }
-        });
-        most
-    }
-
-    /// Calls `f(offset, bytes)` for the bytes from `start` on, where `offset` counts from `start`.
-    #[inline]
-    pub fn for_each(&self, start: usize, f: impl FnMut(usize, &[u8])) {
-        self.walk(start, self.len.saturating_sub(start), f);
-    }
-
-    /// Calls `f(offset, bytes)` for the `len` bytes from `start` on, where `offset` counts from `start`.
-    #[inline]
-    fn walk(&self, start: usize, len: usize, mut f: impl FnMut(usize, &[u8])) {
-        // Position in the current piece of `raw`, which may lie beyond its end, and bytes before the next marker.
-        let (mut at, mut to_marker) = match start.checked_sub(self.to_marker) {
-            None => (self.start + start, self.to_marker - start),
-            Some(behind) => {
-                let markers = 1 + behind / BETWEEN_MARKERS;
-                (self.start + start + MARKER_BYTES * markers, BETWEEN_MARKERS - behind % BETWEEN_MARKERS)
-            }
-        };
-        let mut done = 0;
-        for piece in self.raw {
-            while done < len
-                && let Some(rest) = piece.get(at..).filter(|rest| !rest.is_empty())
-            {
-                let n = rest.len().min(len - done).min(to_marker);
-                f(done, rest.get(..n).unwrap_or_default());
-                done += n;
-                at += n;
-                to_marker -= n;
-                if to_marker == 0 {
-                    at += MARKER_BYTES;
-                    to_marker = BETWEEN_MARKERS;
-                }
-            }
-            at = at.saturating_sub(piece.len());
-        }
-    }
-}
 
 /// When a ULPDU is offered for placement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,31 +57,6 @@ pub enum Pulled {
     Nothing,
     /// There is nothing more to send: a FIN closes this direction after the ULPDUs already pulled.
     Finish,
-}
-
-/// Writes one ULPDU into a segment that is being built, and leaves room for the markers.
-///
-/// Its methods are defined in [`crate::mpa`], which frames the ULPDU.
-#[derive(Debug)]
-pub struct UlpduWriter<'w, 'f> {
-    pub(crate) frame: &'w mut FrameWriter<'f>,
-    pub(crate) layout: Layout,
-    /// Stream offsets of the start of the FPDU's range and of its next byte.
-    pub(crate) start: StreamOffset,
-    pub(crate) offset: StreamOffset,
-    /// Position in the frame of the start of the FPDU's range.
-    pub(crate) position: usize,
-    /// Bytes of ULPDU that may still be written, and those written so far.
-    pub(crate) room: usize,
-    pub(crate) written: usize,
-    /// Most bytes of a ULPDU in a segment of its own.
-    pub(crate) mulpdu: usize,
-    /// Whether the connection uses CRCs.
-    pub(crate) crc: bool,
-    /// Whether the frame has a ULPDU Length field of MPA before the ULPDU.
-    pub(crate) has_length: bool,
-    /// Set when the upper layer has announced the length of the ULPDU.
-    pub(crate) announced: Option<crate::mpa::Announced>,
 }
 
 /// An event of a connection.
@@ -201,8 +91,6 @@ pub enum Event {
         agreed: Agreed,
         /// The responder's private data; empty at the responder.
         private_data: Vec<u8>,
-        /// Initiator in peer-to-peer mode: the ready-to-receive message to send first (RFC 6581 section 9).
-        rtr: Option<Rtr>,
     },
     /// Initiator: full operation begins with the Terminate for the stream error that follows. The result of the
     /// negotiation decides the Terminate's form.
@@ -211,7 +99,7 @@ pub enum Event {
     Rejected {
         /// The responder's private data.
         private_data: Vec<u8>,
-        /// The responder's IRD; [`crate::mpa::UNNEGOTIATED`] without enhanced set-up.
+        /// The responder's IRD; [`crate::framing::UNNEGOTIATED`] without enhanced set-up.
         ird: u16,
         /// The responder's ORD, perhaps the one that it would need (RFC 6581 section 9.1).
         ord: u16,
@@ -258,7 +146,7 @@ pub enum CloseReason {
     Startup(FramingError),
 }
 
-/// The layer above MPA.
+/// The layer above the framing.
 pub trait Ulp {
     /// The part of a placed ULPDU that is kept until it is delivered: its header.
     type Placed: Copy + std::fmt::Debug;

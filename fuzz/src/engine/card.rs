@@ -3,8 +3,8 @@
 use std::{collections::HashMap, sync::Arc};
 
 use xwarp_tcp::{
-    framing::FramingConfig,
-    mpa::{AcceptParams, Markers, MpaConfig},
+    framing::{AcceptParams, FramingConfig},
+    mpa::{Markers, MpaConfig},
     rdma_tcp::RdmaTcpConfig,
     secret::Secret,
     sim::path,

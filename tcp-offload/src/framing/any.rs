@@ -2,9 +2,9 @@
 
 use std::{fmt, time::Duration};
 
-use super::Session;
+use super::{Session, SetupError};
 use crate::{
-    mpa::{MpaConfig, SetupError},
+    mpa::MpaConfig,
     rdma_tcp::{RdmaTcpConfig, Setup},
     time::Instant,
     ulp::ListenerId,

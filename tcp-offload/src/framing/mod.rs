@@ -8,10 +8,12 @@
 //! |---|---|
 //! | `counters` | what happened on a connection, counted alike for every framing |
 //! | `session` | the phases of a connection, time limits, events |
+//! | `setup` | what applications and a start-up say to each other |
 //! | `any` | the session of a connection whose framing was chosen at run time |
 //! | `receiver` | the in-order cursor and the islands beyond gaps: place early, deliver in order |
 //! | `track` | the frames from the cursor on: check, place, deliver |
 //! | `hold` | received bytes that cannot be placed yet, and the frames of the link that they lie in |
+//! | `ulpdu` | reading and writing ULPDUs in frames |
 //! | `ordered` | lists in stream order whose operations stay cheap with thousands of items |
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
@@ -21,7 +23,9 @@ pub(crate) mod hold;
 mod ordered;
 pub(crate) mod receiver;
 mod session;
+mod setup;
 mod track;
+pub(crate) mod ulpdu;
 
 use std::{fmt, time::Duration};
 
@@ -30,10 +34,11 @@ pub(crate) use any::{AnySession, either};
 pub use counters::FramingCounters;
 pub(crate) use session::MOST_FIRST_BYTES;
 pub use session::Session;
+pub use setup::{AcceptParams, MAX_READ_DEPTH, SetupError, UNNEGOTIATED};
 
 use crate::{
     link::{FrameWriter, Link},
-    mpa::{self, AcceptParams, MpaError, Rtr, SetupError},
+    mpa::{self, MpaError},
     rdma_tcp::{self, SegmentError},
     seq::StreamOffset,
     ulp::{Ulpdu, UlpduWriter},
@@ -61,7 +66,7 @@ pub enum Offer {
 }
 
 impl Offer {
-    /// The initiator's IRD; [`mpa::UNNEGOTIATED`] when it is left to the ULPs.
+    /// The initiator's IRD; [`UNNEGOTIATED`] when it is left to the ULPs.
     pub fn ird(&self) -> u16 {
         match self {
             Self::Mpa(offer) => offer.ird,
@@ -69,7 +74,7 @@ impl Offer {
         }
     }
 
-    /// The initiator's ORD; [`mpa::UNNEGOTIATED`] when it is left to the ULPs.
+    /// The initiator's ORD; [`UNNEGOTIATED`] when it is left to the ULPs.
     pub fn ord(&self) -> u16 {
         match self {
             Self::Mpa(offer) => offer.ord,
@@ -112,7 +117,7 @@ impl Agreed {
         }
     }
 
-    /// The peer's IRD; [`mpa::UNNEGOTIATED`] when it was left to the ULPs.
+    /// The peer's IRD; [`UNNEGOTIATED`] when it was left to the ULPs.
     pub fn peer_ird(&self) -> u16 {
         match self {
             Self::Mpa(agreed) => agreed.peer_ird,
@@ -120,17 +125,12 @@ impl Agreed {
         }
     }
 
-    /// The peer's ORD; [`mpa::UNNEGOTIATED`] when it was left to the ULPs.
+    /// The peer's ORD; [`UNNEGOTIATED`] when it was left to the ULPs.
     pub fn peer_ord(&self) -> u16 {
         match self {
             Self::Mpa(agreed) => agreed.peer_ord,
             Self::RdmaTcp(agreed) => agreed.peer_ord,
         }
-    }
-
-    /// Whether the responder must expect a ready-to-receive message of MPA's peer-to-peer mode.
-    pub fn peer_to_peer(&self) -> bool {
-        matches!(self, Self::Mpa(agreed) if agreed.peer_to_peer)
     }
 }
 
@@ -223,8 +223,8 @@ pub(crate) struct Full<S: StartUp> {
 /// The result of the responder's answer for the initiator.
 #[derive(Debug)]
 pub(crate) enum Answer<S: StartUp> {
-    /// Full operation, beginning with this ready-to-receive message in MPA's peer-to-peer model.
-    Accepted { full: Full<S>, private_data: Vec<u8>, rtr: Option<Rtr> },
+    /// Full operation.
+    Accepted { full: Full<S>, private_data: Vec<u8> },
     /// Full operation that begins with a Terminate.
     Terminate(Full<S>, FramingError),
     /// The responder's ULP rejected the connection.

@@ -13,8 +13,8 @@ use super::{
     receiver::{Halt, Receiver, Upper},
 };
 use crate::{
+    framing::{AcceptParams, SetupError},
     link::{FrameWriter, Link, RxFrame},
-    mpa::{AcceptParams, SetupError},
     seq::StreamOffset,
     tcp::{self, Filled},
     time::Instant,
@@ -128,7 +128,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         self.phase = SessionPhase::Full(transmitter);
         self.receiver.expect(frames);
         let private_data = Vec::new();
-        ulp.event(conn, Event::Established { path: *path, agreed, private_data, rtr: None });
+        ulp.event(conn, Event::Established { path: *path, agreed, private_data });
         Ok(())
     }
 
@@ -360,9 +360,9 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
     ) {
         let conn = upper.conn;
         match answer {
-            Answer::Accepted { full: Full { agreed, transmitter, frames }, private_data, rtr } => {
+            Answer::Accepted { full: Full { agreed, transmitter, frames }, private_data } => {
                 self.phase = SessionPhase::Full(transmitter);
-                upper.ulp.event(conn, Event::Established { path: *path, agreed, private_data, rtr });
+                upper.ulp.event(conn, Event::Established { path: *path, agreed, private_data });
                 let outcome = self.receiver.begin(upper, link, frames);
                 self.apply_outcome(now, upper, link, outcome);
             }

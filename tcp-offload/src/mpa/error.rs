@@ -1,5 +1,4 @@
-//! Errors of MPA: [`MpaError`] for errors of the peer or the network, with the only conversion to a Terminate code,
-//! and [`SetupError`] for errors of the caller.
+//! Errors of MPA: those of the peer or the network, with the only conversion to a Terminate code.
 
 /// Why MPA ended a stream (RFC 5044 section 8, RFC 6581 section 8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -97,32 +96,4 @@ impl MpaError {
         };
         TerminateCode { layer: 2, error_type: 0, code }
     }
-}
-
-/// Why the start-up cannot proceed as the caller asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum SetupError {
-    /// More private data than the limit allows.
-    #[error("{len} bytes of private data exceed the limit of {limit}")]
-    PrivateDataTooLong {
-        /// Bytes given.
-        len: usize,
-        /// Bytes allowed.
-        limit: usize,
-    },
-    /// IRD or ORD above [`super::MAX_READ_DEPTH`] (and not [`super::UNNEGOTIATED`]).
-    #[error("IRD or ORD of {0} does not fit into 14 bits")]
-    ReadDepth(u16),
-    /// Peer-to-peer mode needs revision 2.
-    #[error("peer-to-peer mode needs MPA revision 2")]
-    PeerToPeerNeedsRevisionTwo,
-    /// The connection carries no streaming data: it never did, or MPA was started.
-    #[error("the connection carries no streaming data")]
-    NotStreaming,
-    /// The last streaming bytes do not fit into the buffer of bytes that wait to be sent.
-    #[error("too many streaming bytes are waiting to be sent")]
-    StreamBufferFull,
-    /// There is no request to accept or reject: none has arrived, or it was already answered.
-    #[error("no MPA request is waiting for an answer")]
-    NoRequest,
 }

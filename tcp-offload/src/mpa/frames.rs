@@ -1,13 +1,16 @@
 //! MPA as a framing: implements the traits of [`crate::framing`] by the other files of this module.
 
 use super::{
-    AcceptParams, Agreed, MpaConfig, MpaError, MpaReply, MpaRequest, Offer, SetupError, UNNEGOTIATED,
+    Agreed, MpaConfig, MpaError, MpaReply, MpaRequest, Offer,
     deframe::{cut, pointer, verify_crc},
     layout::{LENGTH_BYTES, Layout, MARKER_SPACING},
     negotiate::{self, Asked, ReplyOutcome},
 };
 use crate::{
-    framing::{self, Answer, Framing, FramingError, Full, Limits, StartUp, Transmitter, hold::Hold},
+    framing::{
+        self, AcceptParams, Answer, Framing, FramingError, Full, Limits, SetupError, StartUp, Transmitter,
+        UNNEGOTIATED, hold::Hold,
+    },
     link::{FrameWriter, Link},
     seq::StreamOffset,
     ulp::{Ulpdu, UlpduWriter},
@@ -186,8 +189,8 @@ impl StartUp for MpaConfig {
     ) -> Result<Option<(Answer<Self>, usize)>, FramingError> {
         let Some((reply, len)) = MpaReply::parse(bytes)? else { return Ok(None) };
         let answer = match negotiate::evaluate_reply(self, asked, &reply) {
-            ReplyOutcome::Accepted(agreed, rtr) => {
-                Answer::Accepted { full: full(agreed, start, false), private_data: reply.private_data, rtr }
+            ReplyOutcome::Accepted(agreed) => {
+                Answer::Accepted { full: full(agreed, start, false), private_data: reply.private_data }
             }
             ReplyOutcome::Terminate(agreed, error) => {
                 Answer::Terminate(full(agreed, start, false), error.into())

@@ -21,8 +21,8 @@ mod recorded;
 mod startup;
 mod writer;
 
-pub use error::{MpaError, SetupError, TerminateCode};
-pub use negotiate::{AcceptParams, Agreed, MAX_READ_DEPTH, Offer, RtrOptions, UNNEGOTIATED};
+pub use error::{MpaError, TerminateCode};
+pub use negotiate::{Agreed, Offer, RtrOptions};
 pub use recorded::RecordedFpdus;
 pub use startup::{Enhanced, MpaReply, MpaRequest};
 pub(crate) use writer::Announced;

@@ -1,15 +1,10 @@
 //! The negotiation by MPA Request and Reply (RFC 5044 section 7.1, RFC 6581 section 9).
 
 use super::{
-    Markers, MpaConfig, MpaError, RequestRevision, Revision, Rtr, SetupError,
+    Markers, MpaConfig, MpaError, RequestRevision, Revision, Rtr,
     startup::{ENHANCED_BYTES, Enhanced, MAX_PRIVATE_DATA, MpaReply, MpaRequest},
 };
-
-/// The IRD or ORD that means "not negotiated, left to the ULP" (RFC 6581 section 9.1).
-pub const UNNEGOTIATED: u16 = 0x3fff;
-
-/// The largest IRD or ORD that can be negotiated.
-pub const MAX_READ_DEPTH: u16 = UNNEGOTIATED - 1;
+use crate::framing::{AcceptParams, SetupError, UNNEGOTIATED};
 
 /// A set of ready-to-receive messages: control flags B, C and D (RFC 6581 section 9).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -64,17 +59,8 @@ pub struct Agreed {
     pub revision: Revision,
     /// The peer-to-peer model (RFC 6581 section 9.2): the initiator's first FPDU is its RTR.
     pub peer_to_peer: bool,
-}
-
-/// Parameters of a responder that accepts a request.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct AcceptParams {
-    /// Our IRD, at most [`MAX_READ_DEPTH`].
-    pub ird: u16,
-    /// Our ORD; the initiator's IRD limits it.
-    pub ord: u16,
-    /// Private data for the initiator; see [`MpaConfig::private_data_bytes`].
-    pub private_data: Vec<u8>,
+    /// Initiator in the peer-to-peer model: its RTR.
+    pub rtr: Option<Rtr>,
 }
 
 impl RtrOptions {
@@ -213,6 +199,7 @@ pub(crate) fn accept(
         markers_received: reply.markers,
         revision: offer.revision,
         peer_to_peer: rtrs.is_some(),
+        rtr: None,
     };
     Ok((reply, agreed))
 }
@@ -265,8 +252,8 @@ fn rtrs_taken(offer: &Offer) -> Option<RtrOptions> {
 /// The result of a reply for the initiator.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum ReplyOutcome {
-    /// Full operation, beginning with this RTR in the peer-to-peer model.
-    Accepted(Agreed, Option<Rtr>),
+    /// Full operation.
+    Accepted(Agreed),
     /// Full operation that begins with a Terminate (RFC 6581 sections 9.1 and 9.2).
     Terminate(Agreed, MpaError),
     /// The responder's ULP rejected the connection.
@@ -307,8 +294,9 @@ pub(crate) fn evaluate_reply(config: &MpaConfig, asked: &Asked, reply: &MpaReply
         markers_received: request.markers || reply.revision == 0,
         revision: Revision::of(reply.revision.min(request.revision)),
         peer_to_peer: false,
+        rtr: None,
     };
-    let Some(ours) = request.enhanced else { return ReplyOutcome::Accepted(agreed, None) };
+    let Some(ours) = request.enhanced else { return ReplyOutcome::Accepted(agreed) };
     let Some(theirs) = reply.enhanced else { return ReplyOutcome::Failed(MpaError::NotEnhanced) };
     (agreed.peer_ird, agreed.peer_ord) = (theirs.ird, theirs.ord);
     if theirs.ird != UNNEGOTIATED {
@@ -321,12 +309,13 @@ pub(crate) fn evaluate_reply(config: &MpaConfig, asked: &Asked, reply: &MpaReply
         agreed.ird = theirs.ord;
     }
     if ours.peer_to_peer.is_none() {
-        return ReplyOutcome::Accepted(agreed, None);
+        return ReplyOutcome::Accepted(agreed);
     }
     agreed.peer_to_peer = true;
     let offered = theirs.peer_to_peer.unwrap_or(RtrOptions::NONE);
-    match config.peer_to_peer.iter().find(|rtr| offered.contains(**rtr)) {
-        Some(rtr) => ReplyOutcome::Accepted(agreed, Some(*rtr)),
+    agreed.rtr = config.peer_to_peer.iter().copied().find(|rtr| offered.contains(*rtr));
+    match agreed.rtr {
+        Some(_) => ReplyOutcome::Accepted(agreed),
         None => ReplyOutcome::Terminate(agreed, MpaError::NoMatchingRtr),
     }
 }

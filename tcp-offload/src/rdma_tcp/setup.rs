@@ -11,8 +11,10 @@ use super::{
     segments::{SegmentTransmitter, Segments, padded, verify},
 };
 use crate::{
-    framing::{self, Answer, FramingError, Full, Limits, MOST_FIRST_BYTES, StartUp},
-    mpa::{AcceptParams, MAX_READ_DEPTH, SetupError, UNNEGOTIATED},
+    framing::{
+        self, AcceptParams, Answer, FramingError, Full, Limits, MAX_READ_DEPTH, MOST_FIRST_BYTES, SetupError,
+        StartUp, UNNEGOTIATED,
+    },
     seq::StreamOffset,
 };
 
@@ -272,7 +274,7 @@ impl StartUp for Setup {
                 if peer_ord > asked.ird && peer_ord > self.config.max_ird {
                     Answer::Terminate(full, SegmentError::InsufficientIrd.into())
                 } else {
-                    Answer::Accepted { full, private_data, rtr: None }
+                    Answer::Accepted { full, private_data }
                 }
             }
             _ => return Err(SegmentError::Setup.into()),

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 
 use super::Node;
 use crate::{
-    framing::Offer,
+    framing::{AcceptParams, Offer},
     link::{Link, RxFrame},
-    mpa::AcceptParams,
     seq::StreamOffset,
     stack::{Stack, StackConfig},
     tcp,

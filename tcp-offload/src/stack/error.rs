@@ -1,6 +1,6 @@
 //! Errors that the stack returns to its caller, one small enum per call.
 
-use crate::{link::SteerError, mpa::SetupError};
+use crate::{framing::SetupError, link::SteerError};
 
 /// Why a connection could not be started.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

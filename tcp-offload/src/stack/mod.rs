@@ -54,10 +54,9 @@ use self::{
     turns::{Turns, Work},
 };
 use crate::{
-    framing::{AnySession, FramingConfig, FramingCounters, either},
+    framing::{AcceptParams, AnySession, FramingConfig, FramingCounters, either},
     keyed::{KeyedHash, KeyedMap},
     link::{Link, RxFrame, Steer},
-    mpa::AcceptParams,
     tcp::{self, Connection, IsnKey, Sent, TcpConfig, TcpCounters, Tuning},
     time::Instant,
     ulp::{CloseReason, ConnId, Event, ListenerId, Ulp},

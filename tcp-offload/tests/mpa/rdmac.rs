@@ -2,8 +2,8 @@
 //! cell of figures 15, 16 and 17.
 
 use xwarp_tcp::{
-    framing,
-    mpa::{Agreed, Markers, MpaConfig, MpaError, RequestRevision, Revision, UNNEGOTIATED},
+    framing::{self, UNNEGOTIATED},
+    mpa::{Agreed, Markers, MpaConfig, MpaError, RequestRevision, Revision},
     ulp::Event,
 };
 

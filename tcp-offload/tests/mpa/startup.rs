@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use xwarp_tcp::{
-    framing,
+    framing::{self, AcceptParams, SetupError, UNNEGOTIATED},
     mpa::{
-        AcceptParams, Enhanced, Markers, MpaConfig, MpaError, MpaReply, MpaRequest, RequestRevision,
-        Revision, Rtr, RtrOptions, Session, SetupError, UNNEGOTIATED,
+        Agreed, Enhanced, Markers, MpaConfig, MpaError, MpaReply, MpaRequest, RequestRevision, Revision, Rtr,
+        RtrOptions, Session,
     },
     tcp::Filled,
     time::Instant,
@@ -58,14 +58,14 @@ fn rfc5044_s7_1_2_request_reply_and_events() {
         connect(End::initiator(MpaConfig::default()), End::responder(MpaConfig::default()));
     let [
         Event::Requested { listener, offer: framing::Offer::Mpa(offer), .. },
-        Event::Established { agreed: framing::Agreed::Mpa(theirs), rtr: None, .. },
+        Event::Established { agreed: framing::Agreed::Mpa(theirs), .. },
     ] = &responder.ulp.events[..]
     else {
         panic!("{:?}", responder.ulp.events)
     };
     assert_eq!((*listener, &offer.private_data[..]), (LISTENER, &b"hello"[..]));
     assert_eq!((offer.ird, offer.ord, offer.revision), (16, 8, Revision::Two));
-    let [Event::Established { agreed: framing::Agreed::Mpa(ours), private_data, rtr: None, .. }] =
+    let [Event::Established { agreed: framing::Agreed::Mpa(ours), private_data, .. }] =
         &initiator.ulp.events[..]
     else {
         panic!("{:?}", initiator.ulp.events)
@@ -379,8 +379,12 @@ fn rfc6581_s9_2_initiator_sends_the_first_rtr_that_both_support() {
         |peer_to_peer| MpaReply { enhanced: Some(Enhanced { ird: 16, ord: 8, peer_to_peer }), ..reply() };
     let write = RtrOptions { write: true, ..RtrOptions::default() };
     let end = replied(config(&[Rtr::Read, Rtr::Write]), &answer(Some(write)));
-    let [Event::Established { agreed: framing::Agreed::Mpa(agreed), rtr: Some(Rtr::Write), .. }] =
-        &end.ulp.events[..]
+    let [
+        Event::Established {
+            agreed: framing::Agreed::Mpa(agreed @ Agreed { rtr: Some(Rtr::Write), .. }),
+            ..
+        },
+    ] = &end.ulp.events[..]
     else {
         panic!("{:?}", end.ulp.events)
     };
@@ -401,7 +405,10 @@ fn rfc6581_s9_2_a_bare_fpdu_as_rtr_is_an_empty_ulpdu_to_the_upper_layer() {
     let config = MpaConfig { peer_to_peer: vec![Rtr::EmptyFpdu], ..MpaConfig::default() };
     let (mut initiator, mut responder) =
         connect(End::initiator(config), End::responder(MpaConfig::default()));
-    assert!(matches!(&initiator.ulp.events[..], [Event::Established { rtr: Some(Rtr::EmptyFpdu), .. }]));
+    assert!(matches!(
+        &initiator.ulp.events[..],
+        [Event::Established { agreed: framing::Agreed::Mpa(Agreed { rtr: Some(Rtr::EmptyFpdu), .. }), .. }]
+    ));
     responder.ulp.to_send = ulpdus(&[30]).into();
     assert_eq!(responder.fill(1448, 1448), Err(Filled::Nothing));
     initiator.ulp.to_send = [Vec::new(), vec![5; 5]].into();

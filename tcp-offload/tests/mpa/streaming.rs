@@ -5,7 +5,8 @@ use std::time::Duration;
 use allocation_counter::measure;
 use proptest::prelude::*;
 use xwarp_tcp::{
-    mpa::{Markers, MpaConfig, MpaError, SetupError},
+    framing::SetupError,
+    mpa::{Markers, MpaConfig, MpaError},
     tcp::Filled,
     time::Instant,
     ulp::Event,

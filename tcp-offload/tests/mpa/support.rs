@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 
 use slab::Slab;
 use xwarp_tcp::{
-    framing::{self, FramingError},
+    framing::{self, AcceptParams, FramingError, SetupError},
     link::{ChunksMut, FrameWriter, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
-    mpa::{AcceptParams, Agreed, Markers, MpaConfig, MpaError, Session, SetupError},
+    mpa::{Agreed, Markers, MpaConfig, MpaError, Session},
     sim,
     tcp::{Filled, NewPayload},
     time::Instant,

@@ -9,8 +9,9 @@ use std::{
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use xwarp_tcp::{
+    framing::AcceptParams,
     link::{Link, RxFrame},
-    mpa::{AcceptParams, Markers, MpaConfig},
+    mpa::{Markers, MpaConfig},
     secret::Secret,
     seq::StreamOffset,
     sim::{

@@ -6,8 +6,9 @@ use std::{
 };
 
 use xwarp_tcp::{
+    framing::AcceptParams,
     link::{Link, RxFrame},
-    mpa::{AcceptParams, MpaConfig},
+    mpa::MpaConfig,
     secret::Secret,
     seq::StreamOffset,
     sim::{Blackout, Faults, Node, Outcome, PathMtu, SimLink, Wire, WireConfig, path, run},

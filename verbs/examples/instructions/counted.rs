@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use xwarp_tcp::{mpa::AcceptParams, secret::Secret, time::Instant};
+use xwarp_tcp::{framing::AcceptParams, secret::Secret, time::Instant};
 use xwarp_verbs::{
     Access, FramingConfig, Memory, Opcode, Operation, Pages, Payload, QpId, RecvRequest, Remote, STag,
     SendFlags, Sge, WcStatus, WorkRequest,

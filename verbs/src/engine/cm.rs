@@ -3,9 +3,9 @@
 use std::{collections::VecDeque, net::IpAddr};
 
 use xwarp_tcp::{
-    framing::{FramingConfig, FramingCounters},
+    framing::{AcceptParams, FramingConfig, FramingCounters},
     link::Link,
-    mpa::{AcceptParams, Markers},
+    mpa::Markers,
     stack::{self, ListenError},
     tcp::{self, Tuning},
     time::Instant,

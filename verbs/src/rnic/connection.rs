@@ -346,14 +346,13 @@ impl Rnic {
                 shared.wake(Some(conn));
             }
             Event::Disagreed(agreed) => qp.agree(&agreed),
-            Event::Established { path, agreed, private_data, rtr } => {
+            Event::Established { path, agreed, private_data } => {
                 let (local, remote) = (path.flow.local, path.flow.remote);
                 tracing::debug!(qp = id.number(), %local, %remote, ?agreed, path_mtu = path.mtu, "connection established");
                 self.connections.learn(qp);
-                qp.rx.expects_rtr = agreed.peer_to_peer() && qp.stage == Stage::Accepting;
                 let (ird, ord) = (agreed.ird(), agreed.ord());
-                qp.establish(ird, ord, rtr, (local, remote));
                 qp.agree(&agreed);
+                qp.establish(ird, ord, (local, remote));
                 let peer = PeerDepths::of(agreed.peer_ird(), agreed.peer_ord());
                 let established =
                     CmEvent::Established { qp: id, local, remote, private_data, ird, ord, peer };
@@ -387,10 +386,14 @@ impl QueuePair {
         self.attempt = None;
     }
 
-    /// Takes over the form that segments have on the connection.
+    /// Takes over the form of the connection's segments, and what the framing says of the first ones.
     fn agree(&mut self, agreed: &Agreed) {
         match agreed {
-            Agreed::Mpa(agreed) => self.versions = agreed.revision.into(),
+            Agreed::Mpa(agreed) => {
+                self.versions = agreed.revision.into();
+                self.tx.rtr = agreed.rtr;
+                self.rx.expects_rtr = agreed.peer_to_peer && self.stage == Stage::Accepting;
+            }
             Agreed::RdmaTcp(agreed) => self.stream = Some(Box::new(Stream::new(agreed))),
         }
     }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use xwarp_tcp::{
-    mpa::UNNEGOTIATED,
+    framing::UNNEGOTIATED,
     tcp::SoftError,
     ulp::{CloseReason, ConnId, ListenerId},
 };

@@ -275,19 +275,12 @@ impl QueuePair {
     }
 
     /// Begins full operation.
-    pub(crate) fn establish(
-        &mut self,
-        ird: u16,
-        ord: u16,
-        rtr: Option<Rtr>,
-        addresses: (SocketAddr, SocketAddr),
-    ) {
+    pub(crate) fn establish(&mut self, ird: u16, ord: u16, addresses: (SocketAddr, SocketAddr)) {
         self.state = QpState::Rts;
         self.stage = Stage::Established;
         self.attempt = None;
         (self.ird, self.ord) = (ird, ord);
         self.addresses = Some(addresses);
-        self.tx.rtr = rtr;
     }
 
     /// Resets all state but the receives of the queue pair's own queue, which stay posted while it is idle.

@@ -99,9 +99,10 @@ impl End {
             markers_received: false,
             revision,
             peer_to_peer: rtr.is_some(),
+            rtr,
         };
         let agreed = xwarp_tcp::framing::Agreed::Mpa(agreed);
-        self.rnic.event(CONN, Event::Established { path: path(), agreed, private_data: Vec::new(), rtr });
+        self.rnic.event(CONN, Event::Established { path: path(), agreed, private_data: Vec::new() });
     }
 
     /// Registers a region of `len` bytes with ascending values from `first`.

@@ -3,8 +3,8 @@
 use std::{collections::HashMap, net::IpAddr};
 
 use xwarp_tcp::{
+    framing::AcceptParams,
     link::Link,
-    mpa::AcceptParams,
     sim::{self, Node, SimLink},
     time::Instant,
     wire::Path,

@@ -7,8 +7,9 @@ use std::{
 };
 
 use xwarp_tcp::{
+    framing::AcceptParams,
     link::Link,
-    mpa::{AcceptParams, MpaConfig},
+    mpa::MpaConfig,
     secret::Secret,
     stack::{ConnectParams, Stack, StackConfig},
     time::Instant,

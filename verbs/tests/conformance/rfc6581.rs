@@ -1,6 +1,9 @@
 //! RFC 6581 through the whole engine: ready-to-receive indications.
 
-use xwarp_tcp::mpa::{AcceptParams, MpaConfig, Rtr};
+use xwarp_tcp::{
+    framing::AcceptParams,
+    mpa::{MpaConfig, Rtr},
+};
 use xwarp_verbs::{QpState, WcStatus, engine::ConnectParams};
 
 use crate::peer::*;

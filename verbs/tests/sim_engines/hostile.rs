@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use xwarp_tcp::{
+    framing::AcceptParams,
     link::Link,
-    mpa::AcceptParams,
     sim::{HostileConfig, HostileHost, Purpose, run_seeds},
     time::Instant,
 };

@@ -4,7 +4,7 @@
 use std::{cell::Cell, rc::Rc, time::Duration};
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
-use xwarp_tcp::{mpa::AcceptParams, secret::Secret, sim::run_seeds, time::Instant};
+use xwarp_tcp::{framing::AcceptParams, secret::Secret, sim::run_seeds, time::Instant};
 use xwarp_verbs::{
     Algorithm, Markers, MpaConfig, RdmaTcpConfig, TcpConfig,
     engine::{ConnectParams, EngineConfig},

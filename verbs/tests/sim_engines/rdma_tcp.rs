@@ -95,7 +95,7 @@ impl Pair {
         let listening = &mut far.station;
         listening.engine.listen(&mut listening.link, None, PORT, 8, 1500, None).unwrap();
         listening.expected.insert(ipv4(1), far.qp);
-        listening.accept = xwarp_tcp::mpa::AcceptParams { ird: 4, ord: 4, ..Default::default() };
+        listening.accept = xwarp_tcp::framing::AcceptParams { ird: 4, ord: 4, ..Default::default() };
         let path = path([(1, 40_000), (2, PORT)], false, 1500);
         let params = ConnectParams { ird: 4, ord: 4, ..ConnectParams::default() };
         let asking = &mut near.station;

@@ -8,8 +8,8 @@ use std::fmt;
 
 use super::{MOST_STARTUP_BYTES, Session, SessionPhase, StartUp, Upper};
 use crate::{
+    framing::SetupError,
     link::Link,
-    mpa::SetupError,
     time::Instant,
     ulp::{ConnId, Event, ListenerId, Ulp},
     wire::Path,

@@ -8,8 +8,7 @@ use std::{
 };
 
 use xwarp_tcp::{
-    framing::FramingConfig,
-    mpa::AcceptParams,
+    framing::{AcceptParams, FramingConfig},
     tcp::{Info as TcpInfo, Tuning},
     time::Instant,
 };

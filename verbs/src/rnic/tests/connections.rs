@@ -137,7 +137,7 @@ fn a_failed_start_up_leaves_the_queue_pair_idle_with_its_receives() {
         assert_eq!(end.rnic.query_qp(end.qp).unwrap().recv_outstanding, 1);
     }
     let mut end = End::new(|_, a| a);
-    let ord = xwarp_tcp::mpa::UNNEGOTIATED;
+    let ord = xwarp_tcp::framing::UNNEGOTIATED;
     end.rnic.event(CONN, Event::Rejected { private_data: b"no".to_vec(), ird: 2, ord });
     let peer = PeerDepths { ird: Some(2), ord: None };
     assert_eq!(end.cm_events(), [CmEvent::Rejected { qp: end.qp, private_data: b"no".to_vec(), peer }]);
@@ -280,7 +280,7 @@ fn requests_are_answered_once_and_their_end_is_reported() {
     let offer = xwarp_tcp::framing::Offer::Mpa(Offer {
         private_data: b"hello".to_vec(),
         ird: 4,
-        ord: xwarp_tcp::mpa::UNNEGOTIATED,
+        ord: xwarp_tcp::framing::UNNEGOTIATED,
         revision: Revision::One,
         enhanced: false,
         peer_to_peer: None,

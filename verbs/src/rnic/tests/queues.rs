@@ -103,7 +103,7 @@ fn rfc5042_s6_4_6_an_overflow_ends_the_queue_pairs_of_that_queue_and_no_others()
     end.qp = victim;
     let agreed = |rnic: &mut Rnic| {
         let pair = rnic.qps.get_mut(victim).unwrap();
-        pair.establish(1, 1, None, (path().flow.local, path().flow.remote));
+        pair.establish(1, 1, (path().flow.local, path().flow.remote));
     };
     agreed(&mut end.rnic);
     end.receive(50, &[]);
@@ -249,7 +249,7 @@ fn second_user(end: &mut End) -> (QpId, ConnId) {
     let conn = ConnId { index: 1, generation: 0 };
     end.rnic.connecting(qp, conn, attempt(MpaConfig::default()));
     let pair = end.rnic.qps.get_mut(qp).unwrap();
-    pair.establish(4, 4, None, (path().flow.local, path().flow.remote));
+    pair.establish(4, 4, (path().flow.local, path().flow.remote));
     (qp, conn)
 }
 

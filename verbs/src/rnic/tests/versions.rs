@@ -178,7 +178,7 @@ fn rdma_tcp_a5_the_terminate_of_a_failed_start_up_is_a_segment_of_the_connection
     let mut overflowed = End::new(|_, a| a);
     overflowed.rnic.shared.overflowed.push(overflowed.cq);
     overflowed.rnic.end_overflowed();
-    let established = Event::Established { path: path(), agreed, private_data: Vec::new(), rtr: None };
+    let established = Event::Established { path: path(), agreed, private_data: Vec::new() };
     overflowed.rnic.event(CONN, established);
     for (mut end, code) in [(disagrees, 0x2006), (overflowed, 0x2005)] {
         let segment = end.pull().expect("a Terminate is due");
