@@ -15,6 +15,7 @@
 //! | [`tshark`] | Wireshark's verdict on a capture |
 //! | [`leaks`] | descriptors and threads of a process |
 //! | [`shared`] | `xwarpd`, and programs without privileges |
+//! | [`sharing`] | the cost of sharing an interface |
 //! | [`vm`] | virtual machines: with Linux Soft-iWARP for the tests named `siw_*`, with a new kernel for `zerocopy_*` |
 #![forbid(unsafe_code)]
 
@@ -29,5 +30,6 @@ pub mod nobody;
 pub mod perf;
 pub mod process;
 pub mod shared;
+pub mod sharing;
 pub mod tshark;
 pub mod vm;
