@@ -4,14 +4,16 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use xwarp_control::DEFAULT_SOCKET;
+use xwarp_driver::FromClients;
 
 use crate::limits::Limits;
 
 /// Shares network interfaces among processes that use xwarp, which need no privileges then
 #[derive(Debug, Clone, Parser)]
 #[command(name = "xwarpd", version)]
+#[allow(clippy::doc_markdown, reason = "these comments are help texts and a manual page")]
 pub struct Options {
     /// Interfaces to share
     #[arg(required = true)]
@@ -28,6 +30,12 @@ pub struct Options {
     /// Run XDP after the kernel has made a socket buffer, for interfaces whose driver cannot do without
     #[arg(long)]
     pub generic: bool,
+    /// Where XDP runs on the frames that clients send: natively only if the interface takes redirected frames
+    #[arg(long, value_enum, default_value_t = FromClientsArg::Auto)]
+    pub from_clients: FromClientsArg,
+    /// Process the frames that clients send natively on kernel threads, in batches: more throughput, more latency
+    #[arg(long)]
+    pub threaded_napi: bool,
     /// Devices that one user may have open
     #[arg(long, default_value_t = 8)]
     pub devices_per_user: usize,
@@ -46,6 +54,27 @@ pub struct Options {
     /// Seconds for which a released port is kept from other users
     #[arg(long, default_value_t = 60)]
     pub quarantine: u64,
+}
+
+/// Values of `--from-clients`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FromClientsArg {
+    /// Native if the interface's driver says that it sends redirected frames, else generic; a veth says so for the moment only
+    Auto,
+    /// In the driver: an interface that does not send redirected frames loses them without a sign
+    Native,
+    /// After the kernel has made a socket buffer
+    Generic,
+}
+
+impl From<FromClientsArg> for FromClients {
+    fn from(argument: FromClientsArg) -> Self {
+        match argument {
+            FromClientsArg::Auto => Self::Probe,
+            FromClientsArg::Native => Self::Native,
+            FromClientsArg::Generic => Self::Generic,
+        }
+    }
 }
 
 impl Options {

@@ -11,6 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use anyhow::{Context as _, Result};
+use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use rustix::event::{EventfdFlags, eventfd};
 use xwarp_control::Sizes;
@@ -62,16 +63,16 @@ pub(crate) struct Pairs {
 
 impl Pairs {
     /// Starts the thread.
-    pub(crate) fn start() -> Result<Self> {
+    pub(crate) fn start(threaded_napi: bool) -> Result<Self> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (jobs, orders) = channel();
         let (results, done) = channel();
         let (ready, is_ready) = channel();
         let ring = Arc::clone(&bell);
-        thread::Builder::new().name("xwarpd-pairs".into()).spawn(move || match enter() {
-            Ok(netlink) => {
+        thread::Builder::new().name("xwarpd-pairs".into()).spawn(move || match enter(threaded_napi) {
+            Ok(namespace) => {
                 let _ = ready.send(Ok(()));
-                work(netlink, &orders, &results, &ring);
+                work(namespace, &orders, &results, &ring);
             }
             Err(error) => {
                 let _ = ready.send(Err(error));
@@ -111,9 +112,23 @@ impl Pairs {
     }
 }
 
+/// The namespace of the pairs, which the calling thread is in.
+struct Namespace {
+    netlink: Netlink,
+    /// The near ends of pairs process frames on kernel threads.
+    threaded_napi: bool,
+}
+
 /// Moves the calling thread into a new network namespace.
-fn enter() -> Result<Netlink> {
+fn enter(threaded_napi: bool) -> Result<Namespace> {
     unshare(CloneFlags::CLONE_NEWNET).context("a network namespace for the pairs needs CAP_SYS_ADMIN")?;
+    if threaded_napi {
+        // The setting is a file, and a mounted sysfs shows the namespace that it was mounted in: this thread needs its own.
+        unshare(CloneFlags::CLONE_NEWNS).context("a mount namespace for --threaded-napi")?;
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+        mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none).context("mounting sysfs")?;
+    }
     // Otherwise the kernel sends router solicitations on each pair.
     let ipv6 = fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
     if let Err(error) = ipv6 {
@@ -121,27 +136,27 @@ fn enter() -> Result<Netlink> {
     }
     let netlink = Netlink::open().context("opening a netlink socket")?;
     privileges::drop_others().context("dropping capabilities")?;
-    Ok(netlink)
+    Ok(Namespace { netlink, threaded_napi })
 }
 
-fn work(mut netlink: Netlink, orders: &Receiver<Job>, results: &Sender<Done>, bell: &OwnedFd) {
+fn work(mut namespace: Namespace, orders: &Receiver<Job>, results: &Sender<Done>, bell: &OwnedFd) {
     for job in orders {
         let done = match job {
             Job::Make(order) => {
                 let (client, slot) = (order.client, order.slot);
-                Done::Made { client, slot, result: make(&mut netlink, *order) }
+                Done::Made { client, slot, result: make(&mut namespace, *order) }
             }
             Job::Remove(pair) => {
                 let Pair { slot, ends, switch, _links } = *pair;
                 switch.disconnect_client(slot, ends);
-                if let Err(error) = netlink.delete_link(ends[0]) {
+                if let Err(error) = namespace.netlink.delete_link(ends[0]) {
                     tracing::error!(slot, %error, "a pair could not be removed");
                 }
                 Done::Removed { slot }
             }
             Job::SetMtu { ends, mtu } => {
                 for end in ends {
-                    if let Err(error) = netlink.set_mtu(end, mtu) {
+                    if let Err(error) = namespace.netlink.set_mtu(end, mtu) {
                         tracing::warn!(mtu, %error, "a pair keeps its MTU");
                     }
                 }
@@ -155,7 +170,8 @@ fn work(mut netlink: Netlink, orders: &Receiver<Job>, results: &Sender<Done>, be
     }
 }
 
-fn make(netlink: &mut Netlink, order: Order) -> Result<(Pair, OwnedFd)> {
+fn make(namespace: &mut Namespace, order: Order) -> Result<(Pair, OwnedFd)> {
+    let Namespace { netlink, threaded_napi } = namespace;
     let Order { slot, switch, memory, sizes, multi_buffer, mtu, generic, .. } = order;
     let names = [format!("near{slot}"), format!("far{slot}")];
     let ends = netlink
@@ -170,7 +186,16 @@ fn make(netlink: &mut Netlink, order: Order) -> Result<(Pair, OwnedFd)> {
             Ok((links.context("connecting the client to the switch")?, socket))
         });
     match connected {
-        Ok((links, socket)) => Ok((Pair { slot, ends, switch, _links: links }, socket)),
+        Ok((links, socket)) => {
+            if *threaded_napi {
+                // The program has made the NAPI instance; generic XDP needs none, so there is nothing to move then.
+                let setting = format!("/sys/class/net/{}/threaded", names[0]);
+                if let Err(error) = fs::write(&setting, "1") {
+                    tracing::warn!(setting, %error, "frames of a client are processed on its own time");
+                }
+            }
+            Ok((Pair { slot, ends, switch, _links: links }, socket))
+        }
         Err(error) => {
             switch.disconnect_client(slot, ends);
             let _ = netlink.delete_link(ends[0]);

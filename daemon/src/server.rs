@@ -69,7 +69,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for name in &options.interfaces {
         uplinks.push(Uplink::open(name, options)?);
     }
-    let pairs = Pairs::start()?;
+    let pairs = Pairs::start(options.threaded_napi)?;
     let listening = listen::Listening::open(options)?;
     privileges::drop_others().context("dropping capabilities")?;
     // Its thread starts without the dropped capabilities.
@@ -111,6 +111,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             addresses = ?uplink.shared.addresses(),
             "shared"
         );
+    }
+    if options.threaded_napi {
+        tracing::info!("frames of clients are processed on kernel threads");
     }
     tracing::info!(socket = %options.socket.display(), capabilities = privileges::KEPT_NAMES, "ready");
     server.serve()

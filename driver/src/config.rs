@@ -61,6 +61,18 @@ pub enum OriginPreference {
     Force(Origin),
 }
 
+/// Where XDP runs on the ends of pairs that a helper holds, which send the frames of its clients to the shared interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum FromClients {
+    /// Native if the interface's driver says that it sends redirected frames, else generic.
+    #[default]
+    Probe,
+    /// In the driver of the pair. An interface that does not send redirected frames loses them without a sign.
+    Native,
+    /// After the kernel has made a socket buffer, which every interface sends.
+    Generic,
+}
+
 /// How to open an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriverConfig {

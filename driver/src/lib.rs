@@ -45,7 +45,8 @@ mod state;
 mod sys;
 
 pub use config::{
-    Attributes, DriverConfig, LinkCounters, Mode, ModePreference, Origin, OriginPreference, SINGLE_CHUNK_MTU,
+    Attributes, DriverConfig, FromClients, LinkCounters, Mode, ModePreference, Origin, OriginPreference,
+    SINGLE_CHUNK_MTU,
 };
 pub use error::{CAPABILITIES, OpenError, PortError, ResolveError};
 pub use frames::FrameCensus;

@@ -10,9 +10,10 @@ use rustix::net::xdp::SocketAddrXdpFlags;
 use xwarp_control::Sizes as GrantedSizes;
 use xwarp_prog::{AttachError, AttachMode, ProgramConfig, Switch};
 
-use crate::config::{Attributes, DriverConfig, Mode, ModePreference, SINGLE_CHUNK_MTU};
+use crate::config::{Attributes, DriverConfig, FromClients, Mode, ModePreference, SINGLE_CHUNK_MTU};
 use crate::error::OpenError;
 use crate::netlink::Netlink;
+use crate::netlink::features;
 use crate::netlink::monitor::{Event, Monitor};
 use crate::open;
 use crate::resolver::Resolver;
@@ -34,7 +35,7 @@ impl SharedInterface {
     ///
     /// # Errors
     /// As [`Interface::open`](crate::Interface::open).
-    pub fn open(name: &str, config: &DriverConfig) -> Result<Self, OpenError> {
+    pub fn open(name: &str, config: &DriverConfig, from_clients: FromClients) -> Result<Self, OpenError> {
         let system = |doing| move |source| OpenError::System { doing, source };
         let mut netlink = Netlink::open().map_err(system("opening a netlink socket"))?;
         let found = open::find(&mut netlink, name, config)?;
@@ -45,8 +46,17 @@ impl SharedInterface {
         switch.set_source(found.link.mac.0).map_err(failed)?;
         let monitor = Monitor::open(found.link.index).map_err(system("listening for address changes"))?;
         let mode = attach(&mut switch, &found.carrier.name, found.carrier.index, config)?;
-        // A veth takes redirected frames only while its other end has an XDP program or GRO, and drops them silently otherwise.
-        let takes_redirected = mode != Mode::Generic && !found.carrier.veth;
+        let takes_redirected = mode != Mode::Generic
+            && match from_clients {
+                FromClients::Native => true,
+                FromClients::Generic => false,
+                // A veth takes redirected frames only while its other end has an XDP program or GRO, and says so only then; it drops
+                // them without a sign when that changes.
+                FromClients::Probe if found.carrier.veth => false,
+                FromClients::Probe => {
+                    features::takes_redirected(found.carrier.index, multi_buffer).unwrap_or(false)
+                }
+            };
         // A client with the default settings bounds the largest frame that is announced.
         let sizes = Sizes::granted(DriverConfig::default().sizes(), multi_buffer);
         let attributes = found.attributes(mode, &sizes, switch.id());

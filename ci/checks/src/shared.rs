@@ -33,13 +33,25 @@ pub struct SharedInterface {
 impl SharedInterface {
     /// Starts the helper `program` with more options, and waits until it is ready.
     pub fn start(lab: &Lab, program: &str, options: &[&str]) -> Result<Self> {
-        let socket = lab.file("xwarpd.sock");
+        Self::start_on(lab, program, &[&[INTERFACE], options].concat())
+    }
+
+    /// The same with a function that starts the helper, in whichever namespace, with a socket at `socket` and options that begin
+    /// with the interfaces.
+    pub fn start_by(
+        socket: PathBuf,
+        options: &[&str],
+        start: impl FnOnce(&[&str]) -> Result<Running>,
+    ) -> Result<Self> {
         let path = socket.to_str().context("a path of ASCII")?.to_owned();
-        let mut args = vec![INTERFACE, "--socket", &path, "--mode", "666"];
-        args.extend(options);
-        let mut helper = lab.start(Side::A, program, &args)?;
+        let mut helper = start(&[options, &["--socket", &path, "--mode", "666"]].concat())?;
         helper.wait_for("ready", START)?;
         Ok(Self { socket, helper })
+    }
+
+    /// Starts the helper with options that begin with the interfaces.
+    pub fn start_on(lab: &Lab, program: &str, options: &[&str]) -> Result<Self> {
+        Self::start_by(lab.file("xwarpd.sock"), options, |args| lab.start(Side::A, program, args))
     }
 
     /// Starts the helper as systemd does, with a listening socket as its standard input.

@@ -10,7 +10,7 @@ use clap::Parser;
 use crate::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     process::Running,
-    shared::Shared,
+    shared::SharedInterface,
 };
 
 /// Time allowed beyond the duration of a measurement.
@@ -198,7 +198,7 @@ impl Bench<'_> {
         let helper = |side, mode: Mode| {
             let socket = self.lab.file(if side == Side::A { "a.sock" } else { "b.sock" });
             let options = [&[INTERFACE], mode.options()].concat();
-            Shared::start_by(socket, &options, |args| {
+            SharedInterface::start_by(socket, &options, |args| {
                 self.lab.start(side, self.program("xwarp-helper"), args)
             })
         };

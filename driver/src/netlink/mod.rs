@@ -3,6 +3,7 @@
 //! [`Netlink`] is one request socket: each request is answered before the next is sent. The other files hold one kind
 //! of request each; [`monitor`] listens for changes.
 
+pub mod features;
 pub mod link;
 pub mod monitor;
 pub mod neighbour;

@@ -1,0 +1,87 @@
+//! Kinds of interfaces that `xwarpd` shares, and how frames pass between them and clients.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::{fs, time::Duration};
+
+use xwarp_checks::{
+    lab::{Family, INTERFACE, Lab, LabOptions, Side},
+    process::Running,
+    shared::SharedInterface,
+};
+
+const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
+const PERF: &str = env!("CARGO_BIN_EXE_xwarp-peer");
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Exchanges verified messages between a server that listens on `interface` with `address`, and a client on it.
+fn exchange(
+    interface: &str,
+    address: &str,
+    server: impl Fn(&[&str]) -> Running,
+    client: impl Fn(&[&str]) -> Running,
+) {
+    let args = ["send_bw", "-d", interface, "--verify", "-n", "100", "-s", "20000"];
+    let mut server = server(&args);
+    server.wait_for("Waiting for a client", LIMIT).unwrap();
+    client(&[&args[..], &[address]].concat()).finish(LIMIT).unwrap();
+    server.finish(LIMIT).unwrap();
+}
+
+/// Exchanges messages between two clients, and between a client and a peer on the wire, in both directions.
+fn all_ways(lab: &Lab, shared: &SharedInterface, interface: &str, here: &str, there: &str) {
+    let nobody = |args: &[&str]| shared.start_unprivileged(PERF, args).unwrap();
+    let peer = |args: &[&str]| lab.start(Side::B, PERF, args).unwrap();
+    exchange(interface, here, nobody, nobody);
+    exchange(interface, there, peer, nobody);
+    exchange(interface, here, nobody, peer);
+}
+
+#[test]
+fn netns_shared_several_interfaces_are_shared_by_name_and_by_address() {
+    let lab = Lab::up(LabOptions::default()).unwrap();
+    let there = lab.namespace(Side::B);
+    let ip = |side, line: &str| lab.run(side, "ip", &line.split_whitespace().collect::<Vec<_>>()).unwrap();
+    ip(Side::A, &format!("link add xw1 type veth peer name xw1 netns {there}"));
+    for (side, host) in [(Side::A, 1), (Side::B, 2)] {
+        ip(side, &format!("address add 10.79.0.{host}/24 dev xw1"));
+        ip(side, "link set xw1 up");
+    }
+    let shared = SharedInterface::start_on(&lab, HELPER, &[INTERFACE, "xw1"]).unwrap();
+    let [here, there] = [Side::A, Side::B].map(|side| lab.address(side, Family::V4).to_string());
+    all_ways(&lab, &shared, INTERFACE, &here, &there);
+    all_ways(&lab, &shared, "xw1", "10.79.0.1", "10.79.0.2");
+    let nobody = |args: &[&str]| shared.start_unprivileged(PERF, args).unwrap();
+    exchange("10.79.0.1", "10.79.0.1", nobody, nobody);
+    // What is on one interface is not on the other.
+    let mut stranger = nobody(&["send_bw", "-d", "xw2"]);
+    stranger.wait_for("no interface \"xw2\"", LIMIT).unwrap();
+}
+
+/// Native redirection all the way: the peer's end of the wire has GRO, so that the interface takes redirected frames.
+#[test]
+fn netns_shared_native_redirection_carries_frames_of_one_and_of_several_buffers() {
+    for mtu in [1500, 9000] {
+        let lab = Lab::up(LabOptions { mtu, ..LabOptions::default() }).unwrap();
+        lab.run(Side::B, "ethtool", &["-K", INTERFACE, "gro", "on"]).unwrap();
+        let shared = SharedInterface::start(&lab, HELPER, &["--from-clients", "native"]).unwrap();
+        // Colours may be between the words.
+        assert!(shared.helper.output().contains("\"native\""), "{}", shared.helper.output());
+        let [here, there] = [Side::A, Side::B].map(|side| lab.address(side, Family::V4).to_string());
+        all_ways(&lab, &shared, INTERFACE, &here, &there);
+    }
+}
+
+#[test]
+fn netns_shared_frames_of_clients_may_be_processed_on_kernel_threads() {
+    let lab = Lab::up(LabOptions::default()).unwrap();
+    lab.run(Side::B, "ethtool", &["-K", INTERFACE, "gro", "on"]).unwrap();
+    let shared =
+        SharedInterface::start(&lab, HELPER, &["--from-clients", "native", "--threaded-napi"]).unwrap();
+    let mut server = shared.start_unprivileged(PERF, &["send_bw", "-d", INTERFACE, "-p", "7001"]).unwrap();
+    server.wait_for("Waiting for a client", LIMIT).unwrap();
+    let threads = fs::read_dir("/proc").unwrap().flatten();
+    let names = threads.filter_map(|entry| fs::read_to_string(entry.path().join("comm")).ok());
+    assert!(names.into_iter().any(|name| name.starts_with("napi/near1")), "no thread of the pair");
+    let [here, there] = [Side::A, Side::B].map(|side| lab.address(side, Family::V4).to_string());
+    all_ways(&lab, &shared, INTERFACE, &here, &there);
+}
