@@ -37,8 +37,8 @@ fn shown(path: &Path) -> String {
     path.strip_prefix(root()).unwrap_or(path).display().to_string()
 }
 
-/// Dependencies of each workspace package from `cargo metadata`, without those of tests and build scripts.
-fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
+/// The workspace's packages, from `cargo metadata`.
+fn packages() -> Vec<serde_json::Value> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
         .current_dir(root())
@@ -46,11 +46,14 @@ fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    metadata["packages"].as_array().unwrap().clone()
+}
+
+/// Dependencies of each workspace package, without those of tests and build scripts.
+fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
     let name = |v: &serde_json::Value| v["name"].as_str().unwrap().to_owned();
     let normal = |d: &&serde_json::Value| d["kind"].is_null();
-    metadata["packages"]
-        .as_array()
-        .unwrap()
+    packages()
         .iter()
         .map(|p| (name(p), p["dependencies"].as_array().unwrap().iter().filter(normal).map(name).collect()))
         .collect()
@@ -84,6 +87,34 @@ fn house_crates_import_only_what_the_design_allows() {
         let prog = "xwarp-prog";
         assert!(!dependencies[package].contains(prog), "{package} must not depend on {prog}");
     }
+}
+
+/// What a registry wants of each package: a description, both licenses as files, and versions of what it depends on.
+#[test]
+fn house_packages_are_ready_for_a_registry() {
+    let published = packages().into_iter().filter(|package| package["publish"].is_null());
+    let mut names = Vec::new();
+    for package in published {
+        let name = package["name"].as_str().unwrap().to_owned();
+        for field in ["description", "license", "readme", "rust_version"] {
+            assert!(package[field].as_str().is_some_and(|text| !text.is_empty()), "{name} has no {field}");
+        }
+        assert!(!package["keywords"].as_array().unwrap().is_empty(), "{name} has no keywords");
+        let folder = Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap();
+        for license in ["LICENSE-MIT", "LICENSE-APACHE"] {
+            let text = fs::read_to_string(folder.join(license)).unwrap_or_default();
+            assert!(text.len() > 500, "{name} has no {license}");
+        }
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let of_tests = dependency["kind"] == "dev";
+            assert!(of_tests || dependency["req"] != "*", "{name}: {} has no version", dependency["name"]);
+        }
+        names.push(name);
+    }
+    for name in ["xwarp-tcp", "xwarp-verbs", "xwarp-prog", "xwarp-control", "xwarp-driver", "xwarp-daemon"] {
+        assert!(names.iter().any(|published| published == name), "{name} is not published");
+    }
+    assert!(!names.iter().any(|name| name == "xwarp-checks" || name == "xwarp-fuzz"), "{names:?}");
 }
 
 /// Files that share memory with the kernel, the application or a device; only these may contain `unsafe`.
