@@ -69,6 +69,10 @@ fn netns_two_processes_of_one_host_talk_without_privileges() {
         let here = lab.address(Side::A, family).to_string();
         exchange("read_bw", "-n 200 -s 20000", &here, nobody, nobody);
     }
+    // The usual names of the own host lead to the server, too.
+    for localhost in ["localhost", "127.0.0.1", "::1"] {
+        exchange("send_bw", "-n 50", localhost, nobody, nobody);
+    }
 }
 
 #[test]

@@ -25,7 +25,7 @@ use crate::{
         shared::State,
     },
     engine::ConnectParams,
-    interface::{PortReservation, Route, RouteError},
+    interface::{Interface, PortReservation, Route, RouteError},
     rnic::StreamId,
 };
 
@@ -145,14 +145,18 @@ impl CmId {
 
     /// Finds the way to `peer`, from the bound address if there is one: [`EventKind::AddressResolved`], or
     /// [`EventKind::AddressError`] at the latest after `limit`.
+    ///
+    /// A loopback address (`localhost`) stands for the bound or the first address of an interface that a helper shares, because
+    /// no loopback address is on the interface; [`peer_address`](Self::peer_address) is that address then.
     pub fn resolve_address(&self, peer: SocketAddr, limit: Duration) -> Result<(), CmError> {
-        let source = self.step(
+        let (source, peer) = self.step(
             "resolve_address",
             |p| matches!(p, CmState::Idle),
             |state, _| {
-                let Some(entry) = state.cm.entries.get_mut(&self.key) else { return Ok(None) };
+                let Some(entry) = state.cm.entries.get_mut(&self.key) else { return Ok((None, peer)) };
                 entry.state = CmState::Resolving;
-                Ok(entry.local.map(|a| a.ip()).filter(|ip| !ip.is_unspecified()))
+                let source = entry.local.map(|a| a.ip()).filter(|ip| !ip.is_unspecified());
+                Ok((source, on_interface(&*state.link, peer, source)))
             },
         )?;
         let shared = self.device.shared();
@@ -443,6 +447,21 @@ impl Drop for CmId {
             }
         });
         self.channel.forget(self.key);
+    }
+}
+
+/// The address that a loopback address stands for on a shared interface; all others stand for themselves.
+fn on_interface(link: &dyn Interface, peer: SocketAddr, source: Option<IpAddr>) -> SocketAddr {
+    if !peer.ip().is_loopback() {
+        return peer;
+    }
+    let attributes = link.attributes();
+    let same_family = |address: &IpAddr| address.is_ipv4() == peer.is_ipv4();
+    let link_local = |address: &IpAddr| matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    let usable = |address: &IpAddr| same_family(address) && !link_local(address);
+    match source.into_iter().chain(attributes.addresses).find(usable) {
+        Some(address) if attributes.shared => SocketAddr::new(address, peer.port()),
+        _ => peer,
     }
 }
 
