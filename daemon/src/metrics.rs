@@ -1,4 +1,4 @@
-//! [`Metrics`]: an endpoint for monitors, in the text format of OpenMetrics over HTTP. A thread of its own talks to them, so a slow
+//! [`Metrics`]: an endpoint for monitors, in the text format of `OpenMetrics` over HTTP. A thread of its own talks to them, so a slow
 //! monitor holds up other monitors only; the loop writes the text.
 
 use std::fmt::Write as _;
