@@ -6,7 +6,7 @@ use std::{ffi::OsString, path::PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use xwarp_tool::{explain::Options, lab::Properties, observed::Choice, sdp};
 
-/// Examines xwarp, an RDMA NIC in software: captures of its traffic, and what a machine needs to run it.
+/// Runs programs over xwarp, an RDMA NIC in software, and examines it: captures of its traffic, and what a machine needs to run it.
 #[derive(Debug, Parser)]
 #[command(name = "xwarp", version, arg_required_else_help = true)]
 pub struct XwarpArguments {
@@ -23,6 +23,7 @@ pub enum Command {
     Stat(StatArguments),
     Capture(CaptureArguments),
     Sdp(SdpArguments),
+    Run(RunArguments),
     /// Prints a completion script for a shell.
     ///
     /// Example: 'xwarp completions bash > /usr/share/bash-completion/completions/xwarp'.
@@ -179,6 +180,27 @@ fn lab_name(name: &str) -> Result<String, String> {
     } else {
         Err("letters, digits, '-' and '_', not more than 64".to_owned())
     }
+}
+
+/// Runs a program of libibverbs and librdmacm over xwarp, unmodified.
+///
+/// The program finds the drop-in libraries instead of the distribution's, and the interfaces as its RDMA devices. Needs the
+/// privileges to open an interface, or xwarpd.
+///
+/// Example: 'xwarp run ib_write_bw -R', and on another machine 'xwarp run ib_write_bw -R 10.0.0.1'.
+///
+/// Environment variables: XWARP_DEVICES (interfaces, separated by commas), XWARP_MARKERS (off, prefer, require), XWARP_CRC (on,
+/// off), XWARP_PROGRESS (auto, thread), XWARP_VENDOR_ID, XWARP_TRANSPORT (iwarp, unspecified), XWARP_CAPTURE (a pcapng file),
+/// XWARP_OBSERVE (1: for 'xwarp stat'), XWARP_LOG (a filter such as xwarp_verbs=debug), XWARP_LIBRARY (where libxwarp_compat.so
+/// is).
+#[derive(Debug, Args)]
+pub struct RunArguments {
+    /// Only this interface is a device; repeat for several [default: every interface that is up and has an address].
+    #[arg(long, value_name = "IFACE")]
+    pub device: Vec<String>,
+    /// The program and its arguments.
+    #[arg(trailing_var_arg = true, required = true, allow_hyphen_values = true)]
+    pub program: Vec<OsString>,
 }
 
 /// Which devices are meant.

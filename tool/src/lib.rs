@@ -9,6 +9,8 @@ pub mod helper;
 pub mod lab;
 #[cfg(feature = "af-xdp")]
 pub mod observed;
+#[cfg(feature = "af-xdp")]
+pub mod run;
 pub mod sdp;
 #[cfg(feature = "af-xdp")]
 pub mod stat;

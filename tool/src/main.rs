@@ -25,7 +25,7 @@ use xwarp_tool::{
     explain::explain,
     helper, lab,
     observed::{self, Choice},
-    sdp, stat,
+    run, sdp, stat,
 };
 
 use crate::cli::{
@@ -41,6 +41,9 @@ fn main() -> ExitCode {
         Command::Stat(arguments) => run_stat(&arguments),
         Command::Capture(arguments) => run_capture(&arguments),
         Command::Sdp(arguments) => run_sdp(&arguments),
+        Command::Run(arguments) => {
+            run::run(&arguments.device, &arguments.program).map(|()| ExitCode::SUCCESS)
+        }
         Command::Completions { shell } => print_completions(shell),
         Command::Manual { directory } => write_manual(&directory),
     };

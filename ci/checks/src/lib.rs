@@ -9,6 +9,7 @@
 //! | [`nobody`] | programs that run without privileges |
 //! | [`process`] | programs under test: readiness by output, time limits, kill |
 //! | [`perf`] | `xwarp-perf` between the two ends |
+//! | [`unmodified`] | programs of rdma-core and others, which know nothing of xwarp |
 //! | [`capture`] | pcapng files as TCP streams |
 //! | [`framing`] | a second MPA parser: FPDUs, markers, CRCs |
 //! | [`hostile`] | a raw MPA, DDP and RDMAP sender over a TCP socket, for traffic that no RNIC would send |
@@ -32,4 +33,5 @@ pub mod process;
 pub mod shared;
 pub mod sharing;
 pub mod tshark;
+pub mod unmodified;
 pub mod vm;

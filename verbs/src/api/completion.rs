@@ -153,15 +153,21 @@ impl CompletionQueue {
     /// Appends up to `max` completions to `out`, oldest first, and returns their number. When no completion waits, runs
     /// the engine once (see [`Progress`](super::Progress)) and looks again. Never blocks.
     pub fn poll(&self, out: &mut Vec<WorkCompletion>, max: usize) -> usize {
+        self.poll_each(max, |completion| out.push(completion))
+    }
+
+    /// Calls `each` with up to `max` completions, oldest first, and returns their number; otherwise like
+    /// [`poll`](Self::poll). For completions that go to a place of the caller's.
+    pub fn poll_each(&self, max: usize, mut each: impl FnMut(WorkCompletion)) -> usize {
         let shared = self.0.device.shared();
         shared.note_poll();
-        let found = self.0.ring.poll(out, max);
+        let found = self.0.ring.poll_each(max, &mut each);
         if found > 0 {
             shared.send_due_posts();
             return found;
         }
         shared.try_progress();
-        self.0.ring.poll(out, max)
+        self.0.ring.poll_each(max, &mut each)
     }
 
     /// The oldest completion; otherwise like [`poll`](Self::poll).

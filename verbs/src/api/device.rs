@@ -160,6 +160,24 @@ fn is_set(variable: &str) -> bool {
 }
 
 impl DeviceInner {
+    /// Runs the engine until every connection has ended at both ends, at most for `limit`. Returns whether all have.
+    fn drain(&self, limit: Duration) -> bool {
+        let clock = self.shared.clock;
+        let end = clock.now() + limit;
+        while !self.shared.failed() {
+            self.shared.progress();
+            if self.shared.look(|state| state.engine.stack().unfinished_connections() == 0) {
+                return true;
+            }
+            let now = clock.now();
+            let fds = self.readiness.iter().map(AsFd::as_fd);
+            if now >= end || wait_readable(fds, Some(end.since(now).min(FAREWELL_WAIT))).is_err() {
+                break;
+            }
+        }
+        false
+    }
+
     fn observe(&self, recording: Arc<Recording>, interface: &str) {
         match Observer::start(Arc::clone(&self.shared), recording, interface) {
             Ok(observer) => *lock(&self.observer) = Some(observer),
@@ -347,6 +365,13 @@ impl Device {
         self.0.shared.progress();
     }
 
+    /// Waits until every connection of the device has ended at both ends, at most for `limit`, and runs the engine meanwhile; returns
+    /// whether all have. For a process that disconnects and exits while other objects still hold the device: dropping the device
+    /// does the same.
+    pub fn drain(&self, limit: Duration) -> bool {
+        self.0.drain(limit)
+    }
+
     /// Waits until `fd` (any channel, listener, connection or other descriptor) is readable, at most for `limit`;
     /// returns whether it is. Runs the engine meanwhile, unless another thread waits already or the device has
     /// [`Progress::Thread`].
@@ -417,19 +442,7 @@ impl Drop for DeviceInner {
             // A panic of the thread was already reported.
             let _ = thread.join();
         }
-        let clock = self.shared.clock;
-        let end = clock.now() + self.linger;
-        while !self.shared.failed() {
-            self.shared.progress();
-            let now = clock.now();
-            if now >= end || self.shared.look(|state| state.engine.stack().unfinished_connections() == 0) {
-                break;
-            }
-            let fds = self.readiness.iter().map(AsFd::as_fd);
-            if wait_readable(fds, Some(end.since(now).min(FAREWELL_WAIT))).is_err() {
-                break;
-            }
-        }
+        self.drain(self.linger);
         // The peers of the remaining connections are reset, so that they do not wait for their time-outs.
         self.shared.with(|state, _| state.engine.abort_unfinished());
     }

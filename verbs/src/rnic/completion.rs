@@ -68,10 +68,20 @@ impl CompletionRing {
 
     /// Moves up to `max` entries, oldest first, to the end of `out`; returns their number.
     pub fn poll(&self, out: &mut Vec<WorkCompletion>, max: usize) -> usize {
-        let before = out.len();
+        self.poll_each(max, |entry| out.push(entry))
+    }
+
+    /// Removes up to `max` entries, oldest first, and calls `each` with each of them; returns their number.
+    pub fn poll_each(&self, max: usize, mut each: impl FnMut(WorkCompletion)) -> usize {
         let entries = self.entries();
-        out.extend(std::iter::from_fn(|| entries.pop()).take(max));
-        out.len() - before
+        let mut found = 0;
+        while found < max
+            && let Some(entry) = entries.pop()
+        {
+            each(entry);
+            found += 1;
+        }
+        found
     }
 
     /// Number of entries in the queue.

@@ -1,0 +1,131 @@
+//! The distribution's programs over the drop-in libraries: devices, and the connection manager.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use std::{path::Path, process::Command};
+
+use rustix::process::Signal;
+use xwarp_checks::{
+    lab::{Family, INTERFACE, Lab, LabOptions, Side},
+    unmodified::{LIMIT, connect, pair, run, start},
+};
+
+fn lab() -> Lab {
+    Lab::up(LabOptions::default()).unwrap()
+}
+
+#[test]
+fn netns_compat_devices_are_listed_with_their_attributes() {
+    let lab = lab();
+    let said = run(&lab, Side::A, "ibv_devices").unwrap();
+    assert!(said.lines().any(|line| line.split_whitespace().next() == Some(INTERFACE)), "{said}");
+
+    let said = run(&lab, Side::A, "ibv_devinfo -v").unwrap();
+    for row in [
+        "hca_id:	xw0",
+        "transport:			iWARP (1)",
+        "state:			PORT_ACTIVE (4)",
+        "link_layer:		Ethernet",
+        "0000:0000:0000:0000:0000:ffff:0a4d:0001",
+        "fd77:0000:0000:0000:0000:0000:0000:0001",
+        "ATOMIC_HCA (1)",
+        "max_sge_rd:			1",
+    ] {
+        assert!(said.contains(row), "no {row:?} in\n{said}");
+    }
+}
+
+#[test]
+fn netns_compat_rping_exchanges_and_verifies_data() {
+    let lab = lab();
+    for (family, options) in [
+        (Family::V4, "-C 20 -S 64 -V -v"),
+        (Family::V6, "-C 10 -S 4001 -V"),
+        (Family::V4, "-C 5 -S 65535 -V -p 7200"),
+    ] {
+        let address = lab.address(Side::B, family);
+        let server = format!("rping -s -a {address} {options}");
+        let client = format!("rping -c -a {address} {options}");
+        let [_, said] = pair(&lab, &server, &client).unwrap();
+        if options.contains("-v") {
+            assert_eq!(said.matches("ping data:").count(), 20, "{said}");
+        }
+    }
+}
+
+#[test]
+fn netns_compat_librdmacms_own_examples_run() {
+    let lab = lab();
+    let address = lab.address(Side::B, Family::V4);
+    for (server, client) in [
+        ("rdma_server".to_owned(), format!("rdma_client -s {address}")),
+        ("rdma_xserver".to_owned(), format!("rdma_xclient -s {address}")),
+        (format!("ucmatose -b {address}"), format!("ucmatose -s {address}")),
+        (
+            format!("ucmatose -b {address} -c 4 -C 50 -S 4096"),
+            format!("ucmatose -s {address} -c 4 -C 50 -S 4096"),
+        ),
+    ] {
+        pair(&lab, &server, &client).unwrap();
+    }
+    // Its server runs until it is stopped.
+    let mut server = start(&lab, Side::B, &format!("cmtime -b {address} -c 20")).unwrap();
+    let said = connect(&lab, &mut server, &format!("cmtime -s {address} -c 20")).unwrap();
+    assert!(said.contains("disconnect"), "{said}");
+}
+
+#[test]
+fn netns_compat_pingpong_connects_by_queue_pair_number() {
+    let lab = lab();
+    let address = lab.address(Side::B, Family::V4);
+    for line in [
+        "ibv_rc_pingpong -g 0 -n 200 -c",
+        "ibv_rc_pingpong -g 0 -n 200 -e",
+        "ibv_rc_pingpong -g 0 -n 200 -t",
+        "ibv_rc_pingpong -g 0 -n 200 -N",
+        "ibv_srq_pingpong -g 0 -n 200 -q 4",
+    ] {
+        let [_, said] =
+            pair(&lab, line, &format!("{line} {address}")).unwrap_or_else(|e| panic!("{line}: {e:#}"));
+        assert!(said.contains("200 iters"), "{line}: {said}");
+    }
+}
+
+#[test]
+fn netns_compat_qperf_measures() {
+    let lab = lab();
+    let address = lab.address(Side::B, Family::V4);
+    let mut server = start(&lab, Side::B, "qperf").unwrap();
+    for test in
+        ["rc_bw", "rc_lat", "rc_rdma_write_bw", "rc_rdma_write_lat", "rc_rdma_read_bw", "rc_rdma_read_lat"]
+    {
+        let said = run(&lab, Side::A, &format!("qperf -t 1 -cm 1 --wait_server 10 {address} {test}"));
+        let said = said.unwrap_or_else(|error| panic!("{test}: {error:#}\n{}", server.output()));
+        assert!(said.contains(" = "), "{test}: {said}");
+    }
+    server.signal(Signal::KILL).unwrap();
+    server.wait(LIMIT).unwrap();
+}
+
+/// Compiles a program of `tests/compat` and returns its path.
+fn compiled(lab: &Lab, name: &str, libraries: &[&str]) -> String {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compat").join(name).with_extension("c");
+    let program = lab.file(name);
+    let output = Command::new("cc").arg("-o").arg(&program).arg(&source).args(libraries).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    program.display().to_string()
+}
+
+#[test]
+fn netns_compat_wrong_calls_get_the_errors_of_rdma_core() {
+    let lab = lab();
+    let program = compiled(&lab, "local", &["-libverbs", "-lrdmacm"]);
+    let said = run(&lab, Side::A, &program).unwrap();
+    assert!(said.contains("0 failures"), "{said}");
+}
+
+#[test]
+fn netns_compat_libraries_are_found_by_dlopen() {
+    let lab = lab();
+    let program = compiled(&lab, "dynamic", &["-ldl"]);
+    assert_eq!(run(&lab, Side::A, &program).unwrap(), format!("device {INTERFACE}"));
+}

@@ -1,0 +1,431 @@
+//! The boundary to C: pointers that C programs pass, and our objects as they see them. The only unsafe code of this crate.
+//!
+//! The functions of the ABI have parameters of the types [`Handle`], [`In`], [`Out`] and [`Text`], which look like pointers to C.
+//! Rust code cannot make them from nothing, so their methods rely on the contract of libibverbs: a pointer is null, or valid
+//! for what the manual page says.
+//!
+//! Our objects live in `Arc`s. The pointers to them that C programs hold are entries of a table, so a null, stale or foreign
+//! pointer is detected by each call but those of the data path, which do not search the table.
+#![allow(unsafe_code)]
+
+use std::{
+    any::Any,
+    cell::UnsafeCell,
+    collections::BTreeMap,
+    ffi::{CStr, c_char},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6},
+    ptr,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use nix::errno::Errno;
+
+use crate::abi::cm::{sockaddr, sockaddr_storage};
+
+/// A part of one of our objects that C programs read and write.
+#[repr(transparent)]
+pub struct CPart<T>(UnsafeCell<T>);
+
+// SAFETY: access from Rust is by `update` only, each a short access to plain data. When a program races with such an access
+// (reads `qp->state` while another thread changes it) it gets an old or a new value, as with every provider.
+unsafe impl<T> Send for CPart<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for CPart<T> {}
+
+impl<T> CPart<T> {
+    pub const fn new(value: T) -> Self {
+        Self(UnsafeCell::new(value))
+    }
+
+    /// The address for C programs.
+    pub const fn as_ptr(&self) -> *mut T {
+        self.0.get()
+    }
+
+    /// Reads or changes the part. `f` must not reach the same part again.
+    pub fn update<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        // SAFETY: the cell is alive, and no other reference from Rust exists while `f` runs: callers hold the object's lock, or are
+        // the one thread that the verbs allow to use the object.
+        f(unsafe { &mut *self.0.get() })
+    }
+}
+
+/// One of our objects, to which C programs have pointers.
+pub trait Object: Send + Sync + 'static {
+    /// The C structure.
+    type C;
+    /// Where the structure lies in the object, in bytes.
+    const OFFSET: usize;
+    /// Its address.
+    fn c_ptr(&self) -> *mut Self::C;
+}
+
+type Live = BTreeMap<usize, Arc<dyn Any + Send + Sync>>;
+
+/// All objects to which C programs have pointers, by address.
+static LIVE: RwLock<Live> = RwLock::new(BTreeMap::new());
+
+/// A pointer to one of our objects, as C programs hold it.
+#[repr(transparent)]
+pub struct Handle<T: Object>(*mut T::C);
+
+// SAFETY: a handle is the name of an object, which may be used from every thread; what it leads to is `Send` and `Sync`.
+unsafe impl<T: Object> Send for Handle<T> {}
+// SAFETY: as above.
+unsafe impl<T: Object> Sync for Handle<T> {}
+
+impl<T: Object> Clone for Handle<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T: Object> Copy for Handle<T> {}
+
+impl<T: Object> Handle<T> {
+    /// A pointer that names no object: the answer of a function that failed.
+    pub const NULL: Self = Self(ptr::null_mut());
+
+    /// The pointer in a field of a C structure.
+    pub const fn of(pointer: *mut T::C) -> Self {
+        Self(pointer)
+    }
+
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    pub fn as_ptr(self) -> *mut T::C {
+        self.0
+    }
+
+    /// The object, if the pointer names one of this type that has not been destroyed.
+    pub fn object(self) -> Result<Arc<T>, Errno> {
+        let live = LIVE.read().unwrap_or_else(PoisonError::into_inner);
+        let object = live.get(&self.0.addr()).ok_or(Errno::EINVAL)?;
+        Arc::clone(object).downcast().map_err(|_| Errno::EINVAL)
+    }
+
+    /// Makes `object` reachable for C programs.
+    pub fn publish(object: Arc<T>) -> Self {
+        let pointer = object.c_ptr();
+        LIVE.write().unwrap_or_else(PoisonError::into_inner).insert(pointer.addr(), object);
+        Self(pointer)
+    }
+
+    /// Ends the life of the pointer. Fails with `EINVAL` for a pointer that names no such object.
+    pub fn withdraw(self) -> Result<Arc<T>, Errno> {
+        let object = self.object()?;
+        LIVE.write().unwrap_or_else(PoisonError::into_inner).remove(&self.0.addr());
+        Ok(object)
+    }
+
+    /// As [`withdraw`](Self::withdraw), and fails with `EBUSY` while other objects use this one.
+    pub fn withdraw_unused(self) -> Result<Arc<T>, Errno> {
+        let object = self.object()?;
+        let mut live = LIVE.write().unwrap_or_else(PoisonError::into_inner);
+        // One is the table's, one is ours.
+        if Arc::strong_count(&object) > 2 {
+            return Err(Errno::EBUSY);
+        }
+        live.remove(&self.0.addr());
+        Ok(object)
+    }
+
+    /// The object, without a search: for the data path, whose callers guarantee that the object is alive.
+    pub fn alive<'a>(self) -> Option<&'a T> {
+        // SAFETY: a pointer of this type that is not null came from `publish`, so the structure lies at `OFFSET` of a `T`, which
+        // lives until the program destroys it. The verbs forbid using an object that is or is being destroyed.
+        (!self.0.is_null()).then(|| unsafe { &*self.0.byte_sub(T::OFFSET).cast::<T>() })
+    }
+}
+
+/// All objects of one type, for the end of the process.
+pub fn objects<T: Object>() -> Vec<Arc<T>> {
+    let live = LIVE.read().unwrap_or_else(PoisonError::into_inner);
+    live.values().filter_map(|object| Arc::clone(object).downcast().ok()).collect()
+}
+
+/// A structure, or the first one of an array, that the program passes to us.
+#[repr(transparent)]
+pub struct In<T>(*const T);
+
+impl<T> Clone for In<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for In<T> {}
+
+impl<T: Copy> In<T> {
+    /// The pointer in a field of a C structure.
+    pub const fn of(pointer: *const T) -> Self {
+        Self(pointer)
+    }
+
+    pub fn as_ptr(self) -> *const T {
+        self.0
+    }
+
+    /// A copy of the structure; `None` for a null pointer.
+    pub fn read(self) -> Option<T> {
+        // SAFETY: by the module's contract a pointer that is not null leads to a structure that nobody writes during the call.
+        (!self.0.is_null()).then(|| unsafe { self.0.read() })
+    }
+
+    /// The structure, without a copy.
+    pub fn get<'a>(self) -> Option<&'a T> {
+        // SAFETY: as in `read`; callers keep the reference for the time of the call.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// An array of `len` structures. Empty for a null pointer or a negative length.
+    pub fn slice<'a>(self, len: i32) -> &'a [T] {
+        match usize::try_from(len) {
+            // SAFETY: as in `get`, for `len` structures.
+            Ok(len) if !self.0.is_null() => unsafe { std::slice::from_raw_parts(self.0, len) },
+            _ => &[],
+        }
+    }
+}
+
+/// A place that the program wants filled.
+#[repr(transparent)]
+pub struct Out<T>(*mut T);
+
+impl<T> Clone for Out<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Out<T> {}
+
+impl<T: Copy> Out<T> {
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// Stores `value`, unless the pointer is null: returns false then.
+    pub fn write(self, value: T) -> bool {
+        let valid = !self.0.is_null();
+        if valid {
+            // SAFETY: by the module's contract a pointer that is not null leads to room for a `T`.
+            unsafe { self.0.write(value) };
+        }
+        valid
+    }
+
+    /// Stores `value` at `index` of an array, whose length the caller has checked.
+    pub fn write_at(self, index: usize, value: T) {
+        // SAFETY: as in `write`; the program's array has more than `index` elements.
+        unsafe { self.0.add(index).write(value) };
+    }
+
+    /// A copy of what is stored there.
+    pub fn read(self) -> Option<T> {
+        In(self.0.cast_const()).read()
+    }
+
+    /// Stores the first `len` bytes of `value`: programs that were compiled with older headers have smaller structures.
+    pub fn write_prefix(self, value: &T, len: usize) -> bool {
+        let valid = !self.0.is_null();
+        if valid {
+            let from = ptr::from_ref(value).cast::<u8>();
+            // SAFETY: the program has room for `len` bytes, and `value` has as many.
+            unsafe { ptr::copy_nonoverlapping(from, self.0.cast(), len.min(size_of::<T>())) };
+        }
+        valid
+    }
+}
+
+/// A string that the program passes.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct Text(*const c_char);
+
+impl Text {
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The string, if it is valid UTF-8; `None` for a null pointer.
+    pub fn read<'a>(self) -> Option<&'a str> {
+        if self.0.is_null() {
+            return None;
+        }
+        // SAFETY: by the module's contract the pointer leads to a string that ends with a zero.
+        unsafe { CStr::from_ptr(self.0) }.to_str().ok()
+    }
+}
+
+/// Copies `len` bytes of the program's memory to the end of `out`: inline data, which the program may reuse when the verb returns.
+pub fn append_bytes(out: &mut InlineBuffer, address: u64, len: usize) -> Result<(), Errno> {
+    let room = out.bytes.get_mut(out.len..out.len.saturating_add(len)).ok_or(Errno::ENOMEM)?;
+    let from = ptr::with_exposed_provenance::<u8>(address as usize);
+    if len > 0 && from.is_null() {
+        return Err(Errno::EFAULT);
+    }
+    // SAFETY: the program names `len` readable bytes; `room` has as many and is ours alone.
+    unsafe { ptr::copy_nonoverlapping(from, room.as_mut_ptr(), len) };
+    out.len += len;
+    Ok(())
+}
+
+/// Most bytes of inline data.
+pub const INLINE_BYTES: usize = 1024;
+
+/// Inline data of one work request.
+pub struct InlineBuffer {
+    bytes: [u8; INLINE_BYTES],
+    len: usize,
+}
+
+impl InlineBuffer {
+    pub const fn new() -> Self {
+        Self { bytes: [0; INLINE_BYTES], len: 0 }
+    }
+
+    pub fn filled(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+}
+
+/// A copy of the `len` bytes of private data at `data`.
+pub fn private_data(data: *const std::ffi::c_void, len: u8) -> Vec<u8> {
+    In::of(data.cast::<u8>()).slice(i32::from(len)).to_vec()
+}
+
+/// The memory of a registration.
+pub fn memory(address: *mut std::ffi::c_void, len: usize, writable: bool) -> Option<xwarp_verbs::Memory> {
+    let base = ptr::NonNull::new(address.cast::<u8>())?;
+    Some(if writable {
+        // SAFETY: the program that registers memory keeps it mapped until it deregisters it, and accesses it from C.
+        unsafe { xwarp_verbs::Memory::borrowed(base, len) }
+    } else {
+        // SAFETY: as above.
+        unsafe { xwarp_verbs::Memory::borrowed_read_only(base, len) }
+    })
+}
+
+/// Checks that the pages of a registration are mapped, and writable if that is wanted, and brings them into memory, as
+/// registering them with hardware does. Kernels before 5.14 cannot check.
+pub fn populate(address: *mut std::ffi::c_void, len: usize, writable: bool) -> Result<(), Errno> {
+    use rustix::mm::{Advice, madvise};
+
+    let page = rustix::param::page_size();
+    let before = address.addr() % page;
+    let start = address.wrapping_byte_sub(before);
+    let len =
+        len.checked_add(before).and_then(|len| len.checked_next_multiple_of(page)).ok_or(Errno::EINVAL)?;
+    // SAFETY: populating changes the contents of no page; for pages that are not mapped the kernel returns an error.
+    let populate = |advice| unsafe { madvise(start, len, advice) };
+    match populate(Advice::LinuxPopulateRead) {
+        Ok(()) => {}
+        // A kernel that cannot check.
+        Err(rustix::io::Errno::INVAL) => return Ok(()),
+        Err(_) => return Err(Errno::EFAULT),
+    }
+    if writable && populate(Advice::LinuxPopulateWrite).is_err() { Err(Errno::EFAULT) } else { Ok(()) }
+}
+
+/// An address of a program: IPv4 or IPv6. `None` for a null pointer or another family.
+#[expect(clippy::cast_ptr_alignment, reason = "programs align an address for its family")]
+pub fn read_address(address: In<sockaddr>) -> Option<SocketAddr> {
+    let family = address.read()?.sa_family;
+    if i32::from(family) == libc::AF_INET {
+        let v4 = In::of(address.0.cast::<libc::sockaddr_in>()).read()?;
+        let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+        Some(SocketAddr::new(IpAddr::V4(ip), u16::from_be(v4.sin_port)))
+    } else if i32::from(family) == libc::AF_INET6 {
+        let v6 = In::of(address.0.cast::<libc::sockaddr_in6>()).read()?;
+        let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+        Some(SocketAddr::V6(SocketAddrV6::new(ip, u16::from_be(v6.sin6_port), 0, v6.sin6_scope_id)))
+    } else {
+        None
+    }
+}
+
+/// An address in the form of C.
+pub fn address(address: SocketAddr) -> sockaddr_storage {
+    // SAFETY: `sockaddr_storage` is plain data, for which all zero is valid.
+    let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
+    let place = &raw mut storage;
+    match address {
+        SocketAddr::V4(v4) => {
+            let value = libc::sockaddr_in {
+                sin_family: libc::AF_INET as u16,
+                sin_port: v4.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from(*v4.ip()).to_be() },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: the storage is larger than, and aligned for, every address.
+            unsafe { place.cast::<libc::sockaddr_in>().write(value) };
+        }
+        SocketAddr::V6(v6) => {
+            let value = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as u16,
+                sin6_port: v6.port().to_be(),
+                sin6_flowinfo: 0,
+                sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                sin6_scope_id: v6.scope_id(),
+            };
+            // SAFETY: as above.
+            unsafe { place.cast::<libc::sockaddr_in6>().write(value) };
+        }
+    }
+    storage
+}
+
+/// A structure of C, all zero.
+pub fn zeroed<T: Plain>() -> T {
+    // SAFETY: `Plain` types consist of integers and pointers, for which all zero is valid.
+    unsafe { std::mem::zeroed() }
+}
+
+/// Structures of integers and pointers only.
+///
+/// # Safety
+/// All zero is a valid value.
+pub unsafe trait Plain: Copy {}
+
+macro_rules! plain {
+    ($($name:path),+ $(,)?) => {
+        $(
+            // SAFETY: integers, pointers, and arrays and structures of them.
+            unsafe impl Plain for $name {}
+        )+
+    };
+}
+plain!(
+    crate::abi::cm::rdma_cm_id,
+    crate::abi::cm::rdma_cm_event,
+    crate::abi::cm::rdma_addrinfo,
+    crate::abi::cm::rdma_conn_param,
+    crate::abi::device::ibv_device_attr,
+    crate::abi::device::ibv_device_attr_ex,
+    crate::abi::device::ibv_port_attr,
+    crate::abi::device::verbs_context,
+    crate::abi::queue::ibv_cq_ex,
+    crate::abi::queue::ibv_qp_ex,
+    crate::abi::queue::ibv_qp_attr,
+    crate::abi::queue::ibv_qp_init_attr,
+    crate::abi::queue::ibv_srq,
+);
+
+/// `poll` on the program's descriptors.
+pub fn poll(fds: *mut std::ffi::c_void, number: libc::nfds_t, limit_ms: std::ffi::c_int) -> std::ffi::c_int {
+    // SAFETY: the kernel checks the array.
+    unsafe { libc::poll(fds.cast(), number, limit_ms) }
+}
+
+/// Runs `f` when the process exits.
+pub fn at_exit(f: extern "C" fn()) {
+    // SAFETY: `f` is a function that may be called at any time.
+    let _ = unsafe { libc::atexit(f) };
+}

@@ -1,0 +1,127 @@
+//! `rdma_getaddrinfo`: names and services to addresses.
+
+use std::{
+    ffi::{c_char, c_int},
+    net::{IpAddr, SocketAddr, ToSocketAddrs as _},
+    ptr,
+    sync::Arc,
+};
+
+use nix::errno::Errno;
+
+use crate::{
+    abi::{
+        cm::{PS_TCP, rai, rdma_addrinfo, sockaddr, sockaddr_storage, socklen_t},
+        queue::QPT_RC,
+    },
+    boundary::{self, CPart, Handle, In, Object, Out, Text, zeroed},
+    failure::minus_one,
+};
+
+/// One answer, with the addresses that it points to.
+#[repr(C)]
+pub struct AddressInfo {
+    c: CPart<rdma_addrinfo>,
+    addresses: CPart<[sockaddr_storage; 2]>,
+}
+
+impl Object for AddressInfo {
+    type C = rdma_addrinfo;
+    const OFFSET: usize = 0;
+    fn c_ptr(&self) -> *mut rdma_addrinfo {
+        self.c.as_ptr()
+    }
+}
+
+fn len(address: SocketAddr) -> socklen_t {
+    (if address.is_ipv4() { size_of::<libc::sockaddr_in>() } else { size_of::<libc::sockaddr_in6>() })
+        as socklen_t
+}
+
+/// The address of a node and a service. Without a node: the wildcard.
+fn resolve(
+    node: Option<&str>,
+    service: Option<&str>,
+    flags: c_int,
+    family: c_int,
+) -> Result<SocketAddr, Errno> {
+    let port = match service {
+        None | Some("") => 0,
+        Some(service) => service.parse().map_err(|_| Errno::EINVAL)?,
+    };
+    let wanted = |address: &SocketAddr| match family {
+        libc::AF_INET => address.is_ipv4(),
+        libc::AF_INET6 => address.is_ipv6(),
+        _ => true,
+    };
+    let Some(node) = node else {
+        let any: IpAddr = if family == libc::AF_INET6 { [0u16; 8].into() } else { [0; 4].into() };
+        return Ok(SocketAddr::new(any, port));
+    };
+    if flags & rai::NUMERICHOST != 0 && node.parse::<IpAddr>().is_err() {
+        return Err(Errno::EINVAL);
+    }
+    let found = (node, port).to_socket_addrs().map_err(|_| Errno::ENODATA)?;
+    found.into_iter().find(wanted).ok_or(Errno::ENODATA)
+}
+
+pub extern "C" fn rdma_getaddrinfo(
+    node: Text,
+    service: Text,
+    hints: In<rdma_addrinfo>,
+    out: Out<*mut rdma_addrinfo>,
+) -> c_int {
+    let get = || {
+        if node.is_null() && service.is_null() && hints.as_ptr().is_null() {
+            return Err(Errno::EINVAL);
+        }
+        let hints = hints.read().unwrap_or_else(zeroed);
+        let is_passive = hints.ai_flags & rai::PASSIVE != 0;
+        let named = !node.is_null() || !service.is_null();
+        let family =
+            if hints.ai_flags & rai::FAMILY != 0 || hints.ai_family != 0 { hints.ai_family } else { 0 };
+        let address =
+            if named { Some(resolve(node.read(), service.read(), hints.ai_flags, family)?) } else { None };
+        let given = |pointer: *mut sockaddr| boundary::read_address(In::of(pointer.cast_const()));
+        let [source, peer] = if is_passive {
+            [address.or_else(|| given(hints.ai_src_addr)), None]
+        } else {
+            [given(hints.ai_src_addr), address.or_else(|| given(hints.ai_dst_addr))]
+        };
+        out.write(publish(&hints, source, peer).as_ptr());
+        Ok(())
+    };
+    minus_one(get())
+}
+
+/// The answer to `hints`, whose flags it repeats.
+fn publish(
+    hints: &rdma_addrinfo,
+    source: Option<SocketAddr>,
+    peer: Option<SocketAddr>,
+) -> Handle<AddressInfo> {
+    let any = boundary::address(([0; 4], 0).into());
+    let storage = [source, peer].map(|address| address.map_or(any, boundary::address));
+    let mut c: rdma_addrinfo = zeroed();
+    c.ai_flags = hints.ai_flags;
+    let first = source.or(peer);
+    c.ai_family = if first.is_none_or(|address| address.is_ipv4()) { libc::AF_INET } else { libc::AF_INET6 };
+    c.ai_qp_type = if hints.ai_qp_type == 0 { QPT_RC } else { hints.ai_qp_type };
+    c.ai_port_space = if hints.ai_port_space == 0 { PS_TCP } else { hints.ai_port_space };
+    let info = Arc::new(AddressInfo { c: CPart::new(c), addresses: CPart::new(storage) });
+    let base = info.addresses.as_ptr().cast::<sockaddr_storage>();
+    info.c.update(|c| {
+        if let Some(source) = source {
+            (c.ai_src_addr, c.ai_src_len) = (base.cast(), len(source));
+        }
+        if let Some(peer) = peer {
+            (c.ai_dst_addr, c.ai_dst_len) = (base.wrapping_add(1).cast(), len(peer));
+        }
+        c.ai_src_canonname = ptr::null_mut::<c_char>();
+    });
+    Handle::publish(info)
+}
+
+pub extern "C" fn rdma_freeaddrinfo(info: Handle<AddressInfo>) {
+    let _ = info.withdraw();
+}

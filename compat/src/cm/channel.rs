@@ -1,0 +1,163 @@
+//! Event channels: the events of identifiers, behind a descriptor.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    ffi::c_int,
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, Weak},
+};
+
+use nix::errno::Errno;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use xwarp_verbs::cm::{CmKey, EventChannel};
+
+use super::{
+    event::{self, CmEvent},
+    id::Id,
+};
+use crate::{
+    abi::cm::rdma_event_channel,
+    boundary::{CPart, Handle, Object, Out},
+    failure::{self, minus_one},
+    verbs::context::Context,
+    wait::{Readable, lock},
+};
+
+/// An event channel.
+#[repr(C)]
+pub struct Channel {
+    c: CPart<rdma_event_channel>,
+    fd: Readable,
+    lanes: Mutex<Vec<Arc<Lane>>>,
+    /// Identifiers whose connection ended with their queue pair, which the program is to be told of.
+    ended: Mutex<VecDeque<Weak<Id>>>,
+    bell: OwnedFd,
+}
+
+/// The events of one device on a channel.
+pub struct Lane {
+    pub context: Arc<Context>,
+    pub events: EventChannel,
+    ids: Mutex<BTreeMap<CmKey, Weak<Id>>>,
+}
+
+impl Object for Channel {
+    type C = rdma_event_channel;
+    const OFFSET: usize = 0;
+    fn c_ptr(&self) -> *mut rdma_event_channel {
+        self.c.as_ptr()
+    }
+}
+
+impl Lane {
+    pub fn add(&self, key: CmKey, id: &Arc<Id>) {
+        lock(&self.ids).insert(key, Arc::downgrade(id));
+    }
+
+    pub fn remove(&self, key: CmKey) {
+        lock(&self.ids).remove(&key);
+    }
+
+    pub fn id(&self, key: CmKey) -> Option<Arc<Id>> {
+        lock(&self.ids).get(&key)?.upgrade()
+    }
+}
+
+impl Channel {
+    pub fn new() -> Result<Arc<Self>, Errno> {
+        let system = |error: std::io::Error| failure::io(&error);
+        let fd = Readable::new().map_err(system)?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| system(error.into()))?;
+        fd.add(&bell).map_err(system)?;
+        let c = CPart::new(rdma_event_channel { fd: fd.number() });
+        Ok(Arc::new(Self { c, fd, lanes: Mutex::default(), ended: Mutex::default(), bell }))
+    }
+
+    /// The lane of a device.
+    pub fn lane(&self, context: &Arc<Context>) -> Result<Arc<Lane>, Errno> {
+        let mut lanes = lock(&self.lanes);
+        if let Some(lane) = lanes.iter().find(|lane| Arc::ptr_eq(&lane.context, context)) {
+            return Ok(Arc::clone(lane));
+        }
+        let system = |error: std::io::Error| failure::io(&error);
+        let events = EventChannel::new().map_err(system)?;
+        self.fd.add(&events).map_err(system)?;
+        let lane = Arc::new(Lane { context: Arc::clone(context), events, ids: Mutex::default() });
+        lanes.push(Arc::clone(&lane));
+        Ok(lane)
+    }
+
+    /// Tells the program that the connection of `id` has ended.
+    pub fn tell_ended(&self, id: &Arc<Id>) {
+        let mut ended = lock(&self.ended);
+        ended.push_back(Arc::downgrade(id));
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    fn next_ended(&self) -> Option<Arc<CmEvent>> {
+        let mut ended = lock(&self.ended);
+        let found = std::iter::from_fn(|| ended.pop_front()).find_map(|id| Weak::upgrade(&id));
+        if ended.is_empty() {
+            let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+        }
+        found.map(|id| CmEvent::disconnected(&id))
+    }
+
+    /// The next event that the program is told of, without waiting.
+    fn poll(self: &Arc<Self>) -> Option<Arc<CmEvent>> {
+        if let Some(event) = self.next_ended() {
+            return Some(event);
+        }
+        let lanes = lock(&self.lanes).clone();
+        lanes.iter().find_map(|lane| {
+            std::iter::from_fn(|| lane.events.poll()).find_map(|found| event::translate(self, lane, found))
+        })
+    }
+
+    /// The next event; waits for it unless the program has made the descriptor non-blocking.
+    pub fn next(self: &Arc<Self>) -> Result<Arc<CmEvent>, Errno> {
+        loop {
+            if let Some(event) = self.poll() {
+                return Ok(event);
+            }
+            if self.fd.is_nonblocking() {
+                return Err(Errno::EAGAIN);
+            }
+            let only = match &lock(&self.lanes)[..] {
+                [lane] => Some(Arc::clone(&lane.context)),
+                _ => None,
+            };
+            match only {
+                // This thread runs the engine meanwhile.
+                Some(context) => {
+                    context.card.device.wait(&self.fd, None).map_err(|error| failure::io(&error))?;
+                }
+                None => {
+                    let _ = poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], None);
+                }
+            }
+        }
+    }
+}
+
+pub extern "C" fn rdma_create_event_channel() -> Handle<Channel> {
+    failure::pointer(Channel::new().map(Handle::publish))
+}
+
+pub extern "C" fn rdma_destroy_event_channel(channel: Handle<Channel>) {
+    let _ = channel.withdraw();
+}
+
+pub extern "C" fn rdma_get_cm_event(
+    channel: Handle<Channel>,
+    out: Out<*mut crate::abi::cm::rdma_cm_event>,
+) -> c_int {
+    let get = || {
+        let event = channel.object()?.next()?;
+        out.write(event.c_ptr());
+        Handle::publish(event);
+        Ok(())
+    };
+    minus_one(get())
+}

@@ -1,0 +1,160 @@
+//! Connections: listening, connecting, answering, disconnecting.
+
+use std::{
+    ffi::{c_int, c_void},
+    sync::Arc,
+};
+
+use nix::errno::Errno;
+use xwarp_verbs::cm::{AcceptOptions, ConnectOptions, ListenOptions};
+
+use super::{
+    id::{Id, Inner, Stage},
+    parking,
+};
+use crate::{
+    abi::cm::rdma_conn_param,
+    boundary::{self, Handle, In},
+    failure::{self, minus_one},
+    verbs::qp::Qp,
+    wait::lock,
+};
+
+/// Backlog of a listener whose program names none, and the largest one.
+const DEFAULT_BACKLOG: usize = 128;
+const MOST_BACKLOG: usize = 65_536;
+
+/// What `rdma_conn_param` says that concerns us.
+struct Parameters {
+    private_data: Vec<u8>,
+    ird: u16,
+    ord: u16,
+    qp_number: u32,
+}
+
+impl Parameters {
+    /// The parameters of the program; without any, those that the peer wants.
+    fn of(given: In<rdma_conn_param>, inner: &Inner) -> Self {
+        let limits = inner.ends.first().map(|end| end.lane.context.card.device.attributes().limits);
+        let [most_ird, most_ord] = limits.map_or([0; 2], |limits| [limits.max_ird, limits.max_ord]);
+        let (private_data, [ird, ord], qp_number) = match given.read() {
+            Some(given) => (
+                boundary::private_data(given.private_data, given.private_data_len),
+                [given.responder_resources.into(), given.initiator_depth.into()],
+                given.qp_num,
+            ),
+            None => (Vec::new(), inner.depths, 0),
+        };
+        Self { private_data, ird: ird.min(most_ird), ord: ord.min(most_ord), qp_number }
+    }
+
+    /// The queue pair: the identifier's, else the one that the parameters name.
+    fn qp(&self, inner: &Inner) -> Result<Arc<Qp>, Errno> {
+        if let Some(qp) = inner.qp.upgrade() {
+            return Ok(qp);
+        }
+        let end = inner.ends.first().ok_or(Errno::EINVAL)?;
+        end.lane.context.card.qp_by_number(self.qp_number).ok_or(Errno::EINVAL)
+    }
+}
+
+pub fn listen(id: Handle<Id>, backlog: c_int) -> Result<(), Errno> {
+    let id = id.object()?;
+    let mut inner = lock(&id.inner);
+    if inner.ends.is_empty() {
+        return Err(Errno::EINVAL);
+    }
+    let backlog = usize::try_from(backlog).ok().filter(|backlog| *backlog > 0).unwrap_or(DEFAULT_BACKLOG);
+    for end in &mut inner.ends {
+        if let Some(cm) = parking::take(end, &id) {
+            end.lane.remove(end.cm.key());
+            end.cm = cm;
+            continue;
+        }
+        let options = ListenOptions { backlog: backlog.min(MOST_BACKLOG), ..ListenOptions::default() };
+        end.cm.listen(options).map_err(|error| failure::cm(&error))?;
+    }
+    inner.stage = Stage::Listening;
+    Ok(())
+}
+
+pub extern "C" fn rdma_listen(id: Handle<Id>, backlog: c_int) -> c_int {
+    minus_one(listen(id, backlog))
+}
+
+pub extern "C" fn rdma_connect(id: Handle<Id>, parameters: In<rdma_conn_param>) -> c_int {
+    let connect = || {
+        let id = id.object()?;
+        {
+            let mut inner = lock(&id.inner);
+            let parameters = Parameters::of(parameters, &inner);
+            let qp = parameters.qp(&inner)?;
+            let [end] = &inner.ends[..] else { return Err(Errno::EINVAL) };
+            let Parameters { private_data, ird, ord, .. } = parameters;
+            let options = ConnectOptions { private_data, ird, ord, framing: None };
+            end.cm.connect(&qp.qp, options).map_err(|error| failure::cm(&error))?;
+            inner.qp = Arc::downgrade(&qp);
+            inner.stage = Stage::Connecting;
+            id.show_addresses(&inner);
+        }
+        id.complete()
+    };
+    minus_one(connect())
+}
+
+pub extern "C" fn rdma_accept(id: Handle<Id>, parameters: In<rdma_conn_param>) -> c_int {
+    let accept = || {
+        let id = id.object()?;
+        {
+            let mut inner = lock(&id.inner);
+            let parameters = Parameters::of(parameters, &inner);
+            let qp = parameters.qp(&inner)?;
+            let [end] = &inner.ends[..] else { return Err(Errno::EINVAL) };
+            let Parameters { private_data, ird, ord, .. } = parameters;
+            let options = AcceptOptions { private_data, ird, ord };
+            end.cm.accept(&qp.qp, options).map_err(|error| failure::cm(&error))?;
+            inner.qp = Arc::downgrade(&qp);
+            inner.stage = Stage::Connecting;
+        }
+        id.complete()
+    };
+    minus_one(accept())
+}
+
+pub extern "C" fn rdma_reject(id: Handle<Id>, data: *const c_void, len: u8) -> c_int {
+    let reject = || {
+        let id = id.object()?;
+        let mut inner = lock(&id.inner);
+        let [end] = &inner.ends[..] else { return Err(Errno::EINVAL) };
+        end.cm.reject(&boundary::private_data(data, len)).map_err(|error| failure::cm(&error))?;
+        inner.stage = Stage::Ended;
+        Ok(())
+    };
+    minus_one(reject())
+}
+
+/// Work that is posted is sent first. The event follows when both directions are closed.
+pub extern "C" fn rdma_disconnect(id: Handle<Id>) -> c_int {
+    minus_one(disconnect(id))
+}
+
+pub fn disconnect(id: Handle<Id>) -> Result<(), Errno> {
+    let id = id.object()?;
+    {
+        let inner = lock(&id.inner);
+        let [end] = &inner.ends[..] else { return Err(Errno::EINVAL) };
+        end.cm.disconnect().map_err(|error| failure::cm(&error))?;
+    }
+    id.complete()
+}
+
+/// Reports "communication established" of InfiniBand, which iWARP does not know.
+pub extern "C" fn rdma_notify(id: Handle<Id>, _event: c_int) -> c_int {
+    minus_one(id.object().map(drop))
+}
+
+/// The initiator of iWARP is established without a further step.
+pub extern "C" fn rdma_establish(id: Handle<Id>) -> c_int {
+    let has_qp = |id: Arc<Id>| !id.c.update(|c| c.qp).is_null();
+    minus_one(id.object().and_then(|id| if has_qp(id) { Err(Errno::EINVAL) } else { Ok(()) }))
+}

@@ -1,0 +1,202 @@
+//! Events of the connection manager: what happened to an identifier, in the words of librdmacm for an iWARP device.
+
+use std::{ffi::c_int, ptr, sync::Arc};
+
+use nix::errno::Errno;
+use xwarp_verbs::{
+    PeerDepths,
+    cm::{Event, EventKind, IncomingRequest},
+};
+
+use super::{
+    channel::{Channel, Lane},
+    id::{Id, Stage},
+};
+use crate::{
+    abi::cm::{MAX_DEPTH, event, rdma_cm_event},
+    boundary::{CPart, Handle, Object, zeroed},
+    failure::{self, minus_one},
+    verbs::text::name,
+};
+
+/// An event that the program has not acknowledged.
+#[repr(C)]
+pub struct CmEvent {
+    c: CPart<rdma_cm_event>,
+    /// The identifier whose destruction waits for the acknowledgement: of a request the listener's.
+    owner: Arc<Id>,
+    /// What `param.conn.private_data` points to.
+    _private_data: Vec<u8>,
+}
+
+impl Object for CmEvent {
+    type C = rdma_cm_event;
+    const OFFSET: usize = 0;
+    fn c_ptr(&self) -> *mut rdma_cm_event {
+        self.c.as_ptr()
+    }
+}
+
+/// What an event says beside its kind.
+#[derive(Default)]
+struct Saying {
+    status: c_int,
+    private_data: Vec<u8>,
+    /// `responder_resources` and `initiator_depth`.
+    depths: [u16; 2],
+}
+
+impl CmEvent {
+    fn new(id: &Arc<Id>, listener: Option<&Arc<Id>>, kind: c_int, saying: Saying) -> Arc<Self> {
+        let Saying { status, private_data, depths } = saying;
+        let [responder_resources, initiator_depth] =
+            depths.map(|depth| u8::try_from(depth).unwrap_or(MAX_DEPTH));
+        let mut c: rdma_cm_event = zeroed();
+        c.id = id.c_ptr();
+        c.listen_id = listener.map_or(ptr::null_mut(), |listener| listener.c_ptr());
+        (c.event, c.status) = (kind, status);
+        let mut conn = zeroed::<crate::abi::cm::rdma_conn_param>();
+        if !private_data.is_empty() {
+            conn.private_data = private_data.as_ptr().cast();
+            // Longer data than the field can count is cut off, as librdmacm does.
+            conn.private_data_len = u8::try_from(private_data.len()).unwrap_or(u8::MAX);
+        }
+        (conn.responder_resources, conn.initiator_depth) = (responder_resources, initiator_depth);
+        conn.qp_num = id.qp().map_or(0, |qp| qp.number());
+        c.param.conn = conn;
+        let owner = Arc::clone(listener.unwrap_or(id));
+        owner.unacknowledged.returned();
+        Arc::new(Self { c: CPart::new(c), owner, _private_data: private_data })
+    }
+
+    /// The end of a connection that ended with its queue pair.
+    pub fn disconnected(id: &Arc<Id>) -> Arc<Self> {
+        Self::new(id, None, event::DISCONNECTED, Saying::default())
+    }
+
+    pub fn kind(&self) -> c_int {
+        self.c.update(|c| c.event)
+    }
+
+    pub fn status(&self) -> c_int {
+        self.c.update(|c| c.status)
+    }
+
+    /// The identifier that the event is about.
+    pub fn id(&self) -> Handle<Id> {
+        Handle::of(self.c.update(|c| c.id))
+    }
+}
+
+/// The event of C for one of ours; `None` for one that the program is not told of.
+pub fn translate(channel: &Arc<Channel>, lane: &Lane, found: Event) -> Option<Arc<CmEvent>> {
+    let id = lane.id(found.id)?;
+    let failed = |status| Saying { status, ..Saying::default() };
+    let (kind, saying) = match found.kind {
+        EventKind::AddressResolved => {
+            id.resolved();
+            (event::ADDR_RESOLVED, Saying::default())
+        }
+        EventKind::AddressError(error) => {
+            id.set_stage(Stage::Idle);
+            (event::ADDR_ERROR, failed(failure::route(&error)))
+        }
+        EventKind::RouteResolved => {
+            id.set_stage(Stage::RouteResolved);
+            (event::ROUTE_RESOLVED, Saying::default())
+        }
+        EventKind::ConnectRequest(request) => return requested(channel, lane, &id, request),
+        EventKind::Established { private_data, ird, ord, .. } => {
+            id.established();
+            (event::ESTABLISHED, Saying { private_data, depths: [ird, ord], ..Saying::default() })
+        }
+        EventKind::Rejected { private_data, .. } => {
+            id.set_stage(Stage::Ended);
+            let status = -(Errno::ECONNREFUSED as c_int);
+            (event::REJECTED, Saying { status, private_data, ..Saying::default() })
+        }
+        EventKind::Refused => {
+            id.set_stage(Stage::Ended);
+            (event::REJECTED, failed(-(Errno::ECONNREFUSED as c_int)))
+        }
+        EventKind::Unreachable => {
+            id.set_stage(Stage::Ended);
+            (event::UNREACHABLE, failed(-(Errno::EHOSTUNREACH as c_int)))
+        }
+        EventKind::TimedOut => {
+            id.set_stage(Stage::Ended);
+            (event::UNREACHABLE, failed(-(Errno::ETIMEDOUT as c_int)))
+        }
+        EventKind::ConnectError(reason) => {
+            id.set_stage(Stage::Ended);
+            (event::CONNECT_ERROR, failed(failure::closed(reason)))
+        }
+        EventKind::RequestGone => {
+            id.set_stage(Stage::Ended);
+            (event::CONNECT_ERROR, failed(-(Errno::ECONNRESET as c_int)))
+        }
+        // Told once: a kernel tells of the end of a connection with one event. Our direction ends with the peer's, as in an RNIC.
+        EventKind::Disconnected | EventKind::Closed(_) => {
+            if !id.disconnected() {
+                return None;
+            }
+            (event::DISCONNECTED, Saying::default())
+        }
+        EventKind::DeviceFailed => (event::DEVICE_REMOVAL, Saying::default()),
+        _ => return None,
+    };
+    Some(CmEvent::new(&id, None, kind, saying))
+}
+
+/// A peer asks for a connection: a new identifier.
+fn requested(
+    channel: &Arc<Channel>,
+    lane: &Lane,
+    listener: &Arc<Id>,
+    request: IncomingRequest,
+) -> Option<Arc<CmEvent>> {
+    let IncomingRequest { id: cm, private_data, depths, local, peer, .. } = request;
+    let PeerDepths { ird, ord } = depths;
+    // Where the peer leaves the depths to the applications, librdmacm has 0.
+    let depths = [ord.unwrap_or(0), ird.unwrap_or(0)];
+    let id = Id::of_request(channel, lane, listener, cm, [local, peer], depths)?;
+    Some(CmEvent::new(
+        &id,
+        Some(listener),
+        event::CONNECT_REQUEST,
+        Saying { private_data, depths, ..Saying::default() },
+    ))
+}
+
+/// Acknowledges an event, which ends its life.
+pub fn acknowledge(event: Handle<CmEvent>) -> Result<(), Errno> {
+    let event = event.withdraw()?;
+    event.owner.unacknowledged.acknowledged(1);
+    Ok(())
+}
+
+pub extern "C" fn rdma_ack_cm_event(event: Handle<CmEvent>) -> c_int {
+    minus_one(acknowledge(event))
+}
+
+pub extern "C" fn rdma_event_str(event: c_int) -> *const std::ffi::c_char {
+    let names = [
+        c"RDMA_CM_EVENT_ADDR_RESOLVED",
+        c"RDMA_CM_EVENT_ADDR_ERROR",
+        c"RDMA_CM_EVENT_ROUTE_RESOLVED",
+        c"RDMA_CM_EVENT_ROUTE_ERROR",
+        c"RDMA_CM_EVENT_CONNECT_REQUEST",
+        c"RDMA_CM_EVENT_CONNECT_RESPONSE",
+        c"RDMA_CM_EVENT_CONNECT_ERROR",
+        c"RDMA_CM_EVENT_UNREACHABLE",
+        c"RDMA_CM_EVENT_REJECTED",
+        c"RDMA_CM_EVENT_ESTABLISHED",
+        c"RDMA_CM_EVENT_DISCONNECTED",
+        c"RDMA_CM_EVENT_DEVICE_REMOVAL",
+        c"RDMA_CM_EVENT_MULTICAST_JOIN",
+        c"RDMA_CM_EVENT_MULTICAST_ERROR",
+        c"RDMA_CM_EVENT_ADDR_CHANGE",
+        c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
+    ];
+    name(&names, event, c"UNKNOWN EVENT")
+}

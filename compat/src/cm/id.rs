@@ -1,0 +1,354 @@
+//! Identifiers: `rdma_cm_id`, and what belongs to one.
+
+use std::{
+    ffi::{c_int, c_void},
+    net::SocketAddr,
+    sync::{Arc, Mutex, Weak},
+};
+
+use nix::errno::Errno;
+use xwarp_verbs::cm::CmId;
+
+use super::{
+    channel::{Channel, Lane},
+    event::{CmEvent, acknowledge},
+    parking,
+};
+use crate::{
+    abi::{
+        cm::{PS_TCP, event, rdma_cm_id},
+        queue::{QPT_RC, qp_state},
+    },
+    boundary::{self, CPart, Handle, Object, Out, zeroed},
+    failure::{self, minus_one},
+    verbs::{context::Context, qp::Qp},
+    wait::{Unacknowledged, lock},
+};
+
+/// Where an identifier stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    Idle,
+    Resolving,
+    AddressResolved,
+    RouteResolved,
+    Listening,
+    Requested,
+    Connecting,
+    Connected,
+    /// Disconnected, or never connected.
+    Ended,
+}
+
+/// An identifier of ours on one device.
+pub struct End {
+    pub lane: Arc<Lane>,
+    pub cm: CmId,
+}
+
+/// What a passive endpoint creates a queue pair with, for each connection.
+#[derive(Clone, Copy)]
+pub struct QpTemplate(pub Handle<crate::verbs::memory::Pd>, pub crate::abi::queue::ibv_qp_init_attr);
+
+/// What changes in the life of an identifier.
+pub struct Inner {
+    pub stage: Stage,
+    pub channel: Arc<Channel>,
+    /// The program has given no channel: calls wait for their events.
+    pub is_sync: bool,
+    /// One, or one for each device while the identifier is bound to a wildcard address.
+    pub ends: Vec<End>,
+    pub qp: Weak<Qp>,
+    /// Of a request: `responder_resources` and `initiator_depth` as the peer wants them.
+    pub depths: [u16; 2],
+    /// The `DISCONNECTED` event was told.
+    is_end_told: bool,
+    /// The event that the last synchronous call waited for.
+    event: Option<Handle<CmEvent>>,
+    pub dscp: Option<u8>,
+}
+
+/// An identifier.
+#[repr(C)]
+pub struct Id {
+    pub c: CPart<rdma_cm_id>,
+    pub inner: Mutex<Inner>,
+    pub unacknowledged: Unacknowledged,
+    pub template: CPart<Option<QpTemplate>>,
+}
+
+impl Object for Id {
+    type C = rdma_cm_id;
+    const OFFSET: usize = 0;
+    fn c_ptr(&self) -> *mut rdma_cm_id {
+        self.c.as_ptr()
+    }
+}
+
+impl Id {
+    pub fn new(channel: &Arc<Channel>, is_sync: bool, context: *mut c_void, ps: c_int) -> Arc<Self> {
+        let mut c: rdma_cm_id = zeroed();
+        (c.context, c.ps, c.qp_type) = (context, ps, QPT_RC);
+        c.channel = channel.c_ptr();
+        let inner = Inner {
+            stage: Stage::Idle,
+            channel: Arc::clone(channel),
+            is_sync,
+            ends: Vec::new(),
+            qp: Weak::new(),
+            depths: [0; 2],
+            is_end_told: false,
+            event: None,
+            dscp: None,
+        };
+        let id = Arc::new(Self {
+            c: CPart::new(c),
+            inner: Mutex::new(inner),
+            unacknowledged: Unacknowledged::default(),
+            template: CPart::new(None),
+        });
+        Handle::publish(Arc::clone(&id));
+        id
+    }
+
+    /// The identifier of a peer's request, on the channel and with the program's pointer of its listener.
+    pub fn of_request(
+        channel: &Arc<Channel>,
+        lane: &Lane,
+        listener: &Arc<Self>,
+        cm: CmId,
+        [local, peer]: [SocketAddr; 2],
+        depths: [u16; 2],
+    ) -> Option<Arc<Self>> {
+        let (context, ps) = listener.c.update(|c| (c.context, c.ps));
+        let id = Self::new(channel, false, context, ps);
+        let lane = channel.lane(&lane.context).ok()?;
+        id.c.update(|c| {
+            c.route.addr.src = boundary::address(local);
+            c.route.addr.dst = boundary::address(peer);
+        });
+        lane.add(cm.key(), &id);
+        let mut inner = lock(&id.inner);
+        inner.stage = Stage::Requested;
+        inner.depths = depths;
+        id.bind_to(&lane.context);
+        inner.ends.push(End { lane, cm });
+        drop(inner);
+        Some(id)
+    }
+
+    /// Shows the program which device the identifier uses.
+    pub fn bind_to(&self, context: &Arc<Context>) {
+        let pd = context.default_pd().map_or(std::ptr::null_mut(), |pd| pd.c_ptr());
+        self.c.update(|c| {
+            c.verbs = context.c_ptr();
+            c.port_num = 1;
+            if c.pd.is_null() {
+                c.pd = pd;
+            }
+        });
+    }
+
+    /// Adds an identifier of ours on a device.
+    pub fn add_end(self: &Arc<Self>, inner: &mut Inner, context: &Arc<Context>) -> Result<(), Errno> {
+        let lane = inner.channel.lane(context)?;
+        let cm = CmId::new(&context.card.device, &lane.events);
+        lane.add(cm.key(), self);
+        inner.ends.push(End { lane, cm });
+        Ok(())
+    }
+
+    pub fn set_stage(&self, stage: Stage) {
+        lock(&self.inner).stage = stage;
+    }
+
+    pub fn qp(&self) -> Option<Arc<Qp>> {
+        lock(&self.inner).qp.upgrade()
+    }
+
+    /// The address was resolved: shows both addresses.
+    pub fn resolved(&self) {
+        let mut inner = lock(&self.inner);
+        inner.stage = Stage::AddressResolved;
+        self.show_addresses(&inner);
+    }
+
+    /// Shows the addresses that the connection manager knows.
+    pub fn show_addresses(&self, inner: &Inner) {
+        let [end, ..] = &inner.ends[..] else { return };
+        let (local, peer) = (end.cm.local_address(), end.cm.peer_address());
+        self.c.update(|c| {
+            if let Some(local) = local {
+                c.route.addr.src = boundary::address(local);
+            }
+            if let Some(peer) = peer {
+                c.route.addr.dst = boundary::address(peer);
+            }
+        });
+        self.bind_to(&end.lane.context);
+    }
+
+    pub fn established(&self) {
+        let mut inner = lock(&self.inner);
+        inner.stage = Stage::Connected;
+        self.show_addresses(&inner);
+        if let Some(qp) = inner.qp.upgrade() {
+            qp.set_state(qp_state::RTS);
+        }
+    }
+
+    /// The connection ends: ends our direction too. Returns false when the program knows already.
+    pub fn disconnected(&self) -> bool {
+        let mut inner = lock(&self.inner);
+        let connects = matches!(inner.stage, Stage::Connecting | Stage::Connected);
+        if connects && let [end, ..] = &inner.ends[..] {
+            let _ = end.cm.disconnect();
+        }
+        inner.stage = Stage::Ended;
+        !std::mem::replace(&mut inner.is_end_told, true)
+    }
+
+    /// The queue pair is gone, and with it what its connection would still have told: the program is told of its end.
+    pub fn queue_pair_gone(self: &Arc<Self>) {
+        let mut inner = lock(&self.inner);
+        if inner.stage == Stage::Connected
+            && !inner.is_sync
+            && !std::mem::replace(&mut inner.is_end_told, true)
+        {
+            inner.stage = Stage::Ended;
+            inner.channel.tell_ended(self);
+        }
+    }
+
+    /// Disconnects at the end of the process.
+    pub fn hang_up(&self) {
+        if let Ok(inner) = self.inner.try_lock() {
+            for end in &inner.ends {
+                let _ = end.cm.disconnect();
+            }
+        }
+    }
+
+    /// A synchronous call waits for its event, whose failure is the call's.
+    pub fn complete(&self) -> Result<(), Errno> {
+        let channel = {
+            let mut inner = lock(&self.inner);
+            if !inner.is_sync {
+                return Ok(());
+            }
+            self.forget_event(&mut inner);
+            Arc::clone(&inner.channel)
+        };
+        let found = channel.next()?;
+        let (kind, status) = (found.kind(), found.status());
+        let handle = Handle::publish(found);
+        lock(&self.inner).event = Some(handle);
+        self.c.update(|c| c.event = handle.as_ptr());
+        match (kind, status) {
+            (event::REJECTED, _) => Err(Errno::ECONNREFUSED),
+            (_, 0) => Ok(()),
+            (_, status) => Err(Errno::from_raw(status.abs())),
+        }
+    }
+
+    fn forget_event(&self, inner: &mut Inner) {
+        if let Some(event) = inner.event.take() {
+            let _ = acknowledge(event);
+            self.c.update(|c| c.event = std::ptr::null_mut());
+        }
+    }
+
+    /// Waits for an event of a synchronous identifier and leaves it to the caller.
+    pub fn next_event(&self) -> Result<Handle<CmEvent>, Errno> {
+        let channel = {
+            let mut inner = lock(&self.inner);
+            if !inner.is_sync {
+                return Err(Errno::EINVAL);
+            }
+            self.forget_event(&mut inner);
+            Arc::clone(&inner.channel)
+        };
+        let handle = Handle::publish(channel.next()?);
+        lock(&self.inner).event = Some(handle);
+        self.c.update(|c| c.event = handle.as_ptr());
+        Ok(handle)
+    }
+
+    /// Takes over the event of the listener, which tells of this request: its private data lives until the next call that waits.
+    pub fn take_event(&self, listener: &Self) {
+        let event = lock(&listener.inner).event.take();
+        listener.c.update(|c| c.event = std::ptr::null_mut());
+        self.c.update(|c| c.event = event.map_or(std::ptr::null_mut(), Handle::as_ptr));
+        lock(&self.inner).event = event;
+    }
+
+    /// Moves the identifier to a channel; without one, to one of its own.
+    fn migrate(self: &Arc<Self>, to: Option<Arc<Channel>>) -> Result<(), Errno> {
+        let is_sync = to.is_none();
+        let to = to.map_or_else(Channel::new, Ok)?;
+        let mut inner = lock(&self.inner);
+        self.forget_event(&mut inner);
+        for end in &mut inner.ends {
+            let lane = to.lane(&end.lane.context)?;
+            lane.add(end.cm.key(), self);
+            end.cm.migrate(&lane.events);
+            end.lane.remove(end.cm.key());
+            end.lane = lane;
+        }
+        self.c.update(|c| c.channel = to.c_ptr());
+        (inner.channel, inner.is_sync) = (to, is_sync);
+        Ok(())
+    }
+}
+
+/// Ends an identifier, when its events are acknowledged.
+pub fn destroy(id: Handle<Id>) -> Result<(), Errno> {
+    let id = id.withdraw()?;
+    id.forget_event(&mut lock(&id.inner));
+    id.unacknowledged.drain();
+    let (ends, stage) = {
+        let mut inner = lock(&id.inner);
+        (std::mem::take(&mut inner.ends), inner.stage)
+    };
+    for end in ends {
+        end.lane.remove(end.cm.key());
+        if stage == Stage::Listening {
+            parking::park(end);
+        }
+    }
+    Ok(())
+}
+
+pub extern "C" fn rdma_create_id(
+    channel: Handle<Channel>,
+    out: Out<*mut rdma_cm_id>,
+    context: *mut c_void,
+    ps: c_int,
+) -> c_int {
+    minus_one(create(channel, context, ps).map(|id| {
+        out.write(id.c_ptr());
+    }))
+}
+
+/// A new identifier, on `channel` or on one of its own.
+pub fn create(channel: Handle<Channel>, context: *mut c_void, ps: c_int) -> Result<Arc<Id>, Errno> {
+    // Datagrams need UD.
+    if ps != PS_TCP {
+        return Err(Errno::EPROTONOSUPPORT);
+    }
+    let is_sync = channel.is_null();
+    let channel = if is_sync { Channel::new()? } else { channel.object()? };
+    Ok(Id::new(&channel, is_sync, context, ps))
+}
+
+pub extern "C" fn rdma_destroy_id(id: Handle<Id>) -> c_int {
+    minus_one(destroy(id))
+}
+
+pub extern "C" fn rdma_migrate_id(id: Handle<Id>, channel: Handle<Channel>) -> c_int {
+    let migrate = || {
+        let to = if channel.is_null() { None } else { Some(channel.object()?) };
+        id.object()?.migrate(to)
+    };
+    failure::minus_one(migrate())
+}

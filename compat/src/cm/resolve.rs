@@ -1,0 +1,211 @@
+//! Which device an address means: binding, and resolving addresses and routes.
+
+use std::{
+    ffi::c_int,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use nix::errno::Errno;
+
+use super::id::{Id, Inner, Stage};
+use crate::{
+    abi::{cm::sockaddr, device::ibv_context},
+    boundary::{self, Handle, In, Object as _, Out},
+    failure::{self, minus_one},
+    verbs::{
+        context::Context,
+        device::{self, Port, free_list, ports},
+    },
+    wait::lock,
+};
+
+/// The connection manager's contexts, one for each device that it has opened.
+static CONTEXTS: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
+
+/// The connection manager's context on a device.
+fn context(port: &Arc<Port>) -> Result<Arc<Context>, Errno> {
+    let mut contexts = lock(&CONTEXTS);
+    contexts
+        .retain(|context| context.card.device.failure().is_none() || !Arc::ptr_eq(&context.card.port, port));
+    if let Some(context) = contexts.iter().find(|context| Arc::ptr_eq(&context.card.port, port)) {
+        return Ok(Arc::clone(context));
+    }
+    let context = Context::open(port)?;
+    contexts.push(Arc::clone(&context));
+    Ok(context)
+}
+
+/// The contexts of all devices that can be opened.
+fn all_contexts() -> Result<Vec<Arc<Context>>, Errno> {
+    let mut last = Errno::ENODEV;
+    let mut contexts = Vec::new();
+    for port in ports()? {
+        match context(&port) {
+            Ok(context) => contexts.push(context),
+            Err(error) => last = error,
+        }
+    }
+    if contexts.is_empty() { Err(last) } else { Ok(contexts) }
+}
+
+/// The device that has an address.
+fn context_at(address: IpAddr) -> Result<Arc<Context>, Errno> {
+    let port = ports()?.into_iter().find(|port| port.has(address)).ok_or(Errno::ENODEV)?;
+    context(&port)
+}
+
+/// The address from which the kernel would send to `peer`.
+fn source_for(peer: SocketAddr) -> Result<IpAddr, Errno> {
+    let any: SocketAddr = if peer.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
+    let mut to = peer;
+    to.set_port(peer.port().max(1));
+    let local = UdpSocket::bind(any).and_then(|socket| {
+        socket.connect(to)?;
+        socket.local_addr()
+    });
+    local.map(|local| local.ip()).map_err(|error| failure::io(&error))
+}
+
+impl Id {
+    /// Binds to an address: to one device, or for a wildcard to each.
+    fn bind(self: &Arc<Self>, address: SocketAddr) -> Result<(), Errno> {
+        let mut inner = lock(&self.inner);
+        if inner.stage != Stage::Idle || !inner.ends.is_empty() {
+            return Err(Errno::EINVAL);
+        }
+        let contexts =
+            if address.ip().is_unspecified() { all_contexts()? } else { vec![context_at(address.ip())?] };
+        let bound = self.bind_ends(&mut inner, &contexts, address);
+        if bound.is_err() {
+            inner.ends.clear();
+        }
+        bound
+    }
+
+    fn bind_ends(
+        self: &Arc<Self>,
+        inner: &mut Inner,
+        contexts: &[Arc<Context>],
+        address: SocketAddr,
+    ) -> Result<(), Errno> {
+        let mut address = address;
+        for context in contexts {
+            self.add_end(inner, context)?;
+            let Some(end) = inner.ends.last() else { continue };
+            end.cm.bind(address).map_err(|error| failure::cm(&error))?;
+            // All devices share the port that the first one got.
+            if let Some(local) = end.cm.local_address() {
+                address.set_port(local.port());
+            }
+        }
+        self.c.update(|c| c.route.addr.src = boundary::address(address));
+        if !address.ip().is_unspecified()
+            && let [context] = contexts
+        {
+            self.bind_to(context);
+        }
+        Ok(())
+    }
+
+    fn resolve(
+        self: &Arc<Self>,
+        source: Option<SocketAddr>,
+        peer: SocketAddr,
+        limit: Duration,
+    ) -> Result<(), Errno> {
+        if let Some(source) = source.filter(|source| !source.ip().is_unspecified() || source.port() != 0)
+            && lock(&self.inner).ends.is_empty()
+        {
+            self.bind(source)?;
+        }
+        let mut inner = lock(&self.inner);
+        if inner.stage != Stage::Idle {
+            return Err(Errno::EINVAL);
+        }
+        if inner.ends.len() != 1 {
+            let context = context_at(source_for(peer)?)?;
+            if inner.ends.is_empty() {
+                self.add_end(&mut inner, &context)?;
+            } else {
+                inner.ends.retain(|end| Arc::ptr_eq(&end.lane.context, &context));
+            }
+        }
+        let [end] = &inner.ends[..] else { return Err(Errno::ENETUNREACH) };
+        if let Some(dscp) = inner.dscp {
+            super::options::tune(&end.cm, dscp)?;
+        }
+        end.cm.resolve_address(peer, limit).map_err(|error| failure::cm(&error))?;
+        inner.stage = Stage::Resolving;
+        self.c.update(|c| c.route.addr.dst = boundary::address(peer));
+        Ok(())
+    }
+}
+
+pub extern "C" fn rdma_bind_addr(id: Handle<Id>, address: In<sockaddr>) -> c_int {
+    minus_one(bind(id, address))
+}
+
+pub fn bind(id: Handle<Id>, address: In<sockaddr>) -> Result<(), Errno> {
+    let address = boundary::read_address(address).ok_or(Errno::EINVAL)?;
+    id.object()?.bind(address)
+}
+
+fn milliseconds(limit: c_int) -> Duration {
+    Duration::from_millis(u64::try_from(limit).unwrap_or(0))
+}
+
+pub extern "C" fn rdma_resolve_addr(
+    id: Handle<Id>,
+    source: In<sockaddr>,
+    peer: In<sockaddr>,
+    limit_ms: c_int,
+) -> c_int {
+    minus_one(resolve_address(id, source, peer, limit_ms))
+}
+
+pub fn resolve_address(
+    id: Handle<Id>,
+    source: In<sockaddr>,
+    peer: In<sockaddr>,
+    limit_ms: c_int,
+) -> Result<(), Errno> {
+    let id = id.object()?;
+    let peer = boundary::read_address(peer).ok_or(Errno::EINVAL)?;
+    id.resolve(boundary::read_address(source), peer, milliseconds(limit_ms))?;
+    id.complete()
+}
+
+/// With iWARP the route is known with the address.
+pub extern "C" fn rdma_resolve_route(id: Handle<Id>, _limit_ms: c_int) -> c_int {
+    minus_one(resolve_route(id))
+}
+
+pub fn resolve_route(id: Handle<Id>) -> Result<(), Errno> {
+    let id = id.object()?;
+    {
+        let inner = lock(&id.inner);
+        let [end] = &inner.ends[..] else { return Err(Errno::EINVAL) };
+        end.cm.resolve_route().map_err(|error| failure::cm(&error))?;
+    }
+    id.complete()
+}
+
+pub extern "C" fn rdma_get_devices(number: Out<c_int>) -> *mut *mut ibv_context {
+    number.write(0);
+    match all_contexts() {
+        Ok(contexts) => {
+            number.write(c_int::try_from(contexts.len()).unwrap_or(c_int::MAX));
+            device::list(&contexts.iter().map(|context| context.c_ptr()).collect::<Vec<_>>())
+        }
+        Err(error) => {
+            error.set();
+            std::ptr::null_mut()
+        }
+    }
+}
+
+pub extern "C" fn rdma_free_devices(devices: *mut *mut ibv_context) {
+    free_list(devices);
+}

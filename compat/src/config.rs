@@ -1,0 +1,111 @@
+//! Environment variables, all with the prefix `XWARP_`. `docs/compat.md` describes them.
+
+use std::{path::PathBuf, sync::OnceLock};
+
+use xwarp_verbs::{DeviceOptions, FramingConfig, Markers, MpaConfig, Progress, Rtr};
+
+use crate::abi::device::{TRANSPORT_IWARP, TRANSPORT_UNSPECIFIED};
+
+/// Vendor of devices that report none else: an identifier of local administration.
+const OWN_VENDOR: u32 = 0x02_5857;
+
+/// Port of connections by queue pair number. Both ends must use the same one.
+const PAIRING_PORT: u16 = 4794;
+
+/// What the environment says.
+pub struct Config {
+    /// The only interfaces that are devices; `None`: all that can be.
+    pub devices: Option<Vec<String>>,
+    /// `vendor_id` of the device attributes.
+    pub vendor: u32,
+    /// `transport_type` of devices.
+    pub transport: i32,
+    /// Port of connections by queue pair number; `None`: there are none.
+    pub pairing_port: Option<u16>,
+    markers: Markers,
+    crc: bool,
+    progress: Progress,
+    capture: Option<PathBuf>,
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn number(text: &str) -> Option<u32> {
+    text.strip_prefix("0x").map_or_else(|| text.parse().ok(), |hex| u32::from_str_radix(hex, 16).ok())
+}
+
+/// The choice that a variable names. Says so when the value is none of the names.
+fn choice<T: Copy>(name: &str, default: T, choices: &[(&str, T)]) -> T {
+    let Some(value) = variable(name) else { return default };
+    let found = choices.iter().find(|(word, _)| *word == value);
+    if found.is_none() {
+        let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
+        eprintln!("xwarp: {name}={value} is none of {}", words.join(", "));
+    }
+    found.map_or(default, |(_, value)| *value)
+}
+
+impl Config {
+    fn read() -> Self {
+        let names = |list: String| {
+            list.split(',').map(str::trim).filter(|n| !n.is_empty()).map(str::to_owned).collect()
+        };
+        Self {
+            devices: variable("XWARP_DEVICES").map(names),
+            vendor: variable("XWARP_VENDOR_ID").and_then(|id| number(&id)).unwrap_or(OWN_VENDOR),
+            transport: choice(
+                "XWARP_TRANSPORT",
+                TRANSPORT_IWARP,
+                &[("iwarp", TRANSPORT_IWARP), ("unspecified", TRANSPORT_UNSPECIFIED)],
+            ),
+            pairing_port: match variable("XWARP_PAIRING_PORT").map(|port| port.parse()) {
+                None => Some(PAIRING_PORT),
+                Some(port) => port.ok().filter(|port| *port > 0),
+            },
+            markers: choice(
+                "XWARP_MARKERS",
+                Markers::Prefer,
+                &[("off", Markers::Off), ("prefer", Markers::Prefer), ("require", Markers::Require)],
+            ),
+            crc: choice("XWARP_CRC", true, &[("on", true), ("off", false)]),
+            progress: choice(
+                "XWARP_PROGRESS",
+                Progress::Auto,
+                &[("auto", Progress::Auto), ("thread", Progress::Thread)],
+            ),
+            capture: variable("XWARP_CAPTURE").map(PathBuf::from),
+        }
+    }
+
+    /// The options of a device.
+    pub fn device_options(&self) -> DeviceOptions {
+        // Programs of C may send first at either end: the initiator's ready-to-receive message lets the responder do so.
+        let peer_to_peer = vec![Rtr::EmptyFpdu, Rtr::Write, Rtr::Read];
+        let mpa = MpaConfig { markers: self.markers, crc: self.crc, peer_to_peer, ..MpaConfig::default() };
+        DeviceOptions {
+            progress: self.progress,
+            capture: self.capture.clone(),
+            framing: FramingConfig::Mpa(mpa),
+            ..DeviceOptions::default()
+        }
+    }
+
+    /// Whether the interface `name` may be a device.
+    pub fn allows(&self, name: &str) -> bool {
+        self.devices.as_ref().is_none_or(|names| names.iter().any(|allowed| allowed == name))
+    }
+}
+
+/// The configuration of this process, read when it is first needed. Then logging starts, if it is wanted.
+pub fn config() -> &'static Config {
+    static CONFIG: OnceLock<Config> = OnceLock::new();
+    CONFIG.get_or_init(|| {
+        if let Some(filter) = variable("XWARP_LOG") {
+            let filter = tracing_subscriber::EnvFilter::new(filter);
+            let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+        }
+        Config::read()
+    })
+}

@@ -1,0 +1,100 @@
+//! Errors of verbs as the numbers that C programs expect, and the three forms in which functions return them.
+
+use std::ffi::c_int;
+
+use nix::errno::Errno;
+use xwarp_verbs::{
+    CloseReason, PostError, ResourceError,
+    cm::{CmError, EngineError},
+    interface::RouteError,
+};
+
+use crate::boundary::{Handle, Object};
+
+/// The error number of a verb that creates, changes or destroys an object.
+pub fn resource(error: ResourceError) -> Errno {
+    match error {
+        ResourceError::TooMany { .. } => Errno::ENOMEM,
+        ResourceError::InUse(..) => Errno::EBUSY,
+        ResourceError::DeviceFailed => Errno::EIO,
+        _ => Errno::EINVAL,
+    }
+}
+
+/// The error number of a post.
+pub fn post(error: PostError) -> Errno {
+    match error {
+        PostError::QueueFull(_) => Errno::ENOMEM,
+        PostError::NoExtensions => Errno::EOPNOTSUPP,
+        PostError::DeviceFailed => Errno::EIO,
+        _ => Errno::EINVAL,
+    }
+}
+
+/// The error number of a call of the connection manager.
+pub fn cm(error: &CmError) -> Errno {
+    match error {
+        CmError::Bind { source, .. } | CmError::System(source) => io(source),
+        CmError::Listen(_) | CmError::Engine(EngineError::Connect(_)) => Errno::EADDRINUSE,
+        CmError::Engine(EngineError::UnknownRequest(_)) => Errno::ECONNRESET,
+        CmError::DeviceFailed => Errno::ENODEV,
+        _ => Errno::EINVAL,
+    }
+}
+
+/// The error number of the operating system.
+pub fn io(error: &std::io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}
+
+/// Why an address cannot be reached, as the status of an event.
+pub fn route(error: &RouteError) -> c_int {
+    -(match error {
+        RouteError::Address(_) => Errno::ENETUNREACH,
+        RouteError::Unreachable(_) => Errno::EHOSTUNREACH,
+        RouteError::TimedOut(_) => Errno::ETIMEDOUT,
+    } as c_int)
+}
+
+/// Why a connection was not made, as the status of an event.
+pub fn closed(reason: CloseReason) -> c_int {
+    -(match reason {
+        CloseReason::Refused => Errno::ECONNREFUSED,
+        CloseReason::Unreachable => Errno::EHOSTUNREACH,
+        CloseReason::TimedOut => Errno::ETIMEDOUT,
+        CloseReason::InterfaceRemoved => Errno::ENODEV,
+        _ => Errno::ECONNRESET,
+    } as c_int)
+}
+
+/// The result of a function of libibverbs: 0 or the error number, which is in `errno` too.
+pub fn number(result: Result<(), Errno>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(error) => {
+            error.set();
+            error as c_int
+        }
+    }
+}
+
+/// The result of a function of librdmacm: 0, or -1 with `errno`.
+pub fn minus_one(result: Result<(), Errno>) -> c_int {
+    count(result.map(|()| 0))
+}
+
+/// The result of a function that counts: the number, or -1 with `errno`.
+pub fn count(result: Result<c_int, Errno>) -> c_int {
+    result.unwrap_or_else(|error| {
+        error.set();
+        -1
+    })
+}
+
+/// The result of a function that makes an object: a pointer, or null with `errno`.
+pub fn pointer<T: Object>(result: Result<Handle<T>, Errno>) -> Handle<T> {
+    result.unwrap_or_else(|error| {
+        error.set();
+        Handle::NULL
+    })
+}

@@ -1,0 +1,25 @@
+//! A drop-in libibverbs and librdmacm: C programs that call them run unmodified over xwarp.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`table`] | every symbol of the ABI with its version |
+//! | [`abi`] | the structures of the C headers |
+//! | [`boundary`] | pointers of C programs: the only unsafe code |
+//! | [`config`] | environment variables |
+//! | [`verbs`] | libibverbs: devices, memory, queues, posting, polling |
+//! | [`cm`] | librdmacm |
+//!
+//! One file is libibverbs.so.1 and librdmacm.so.1: the dynamic linker finds both names as links to it, and a program that needs
+//! both loads it once. `docs/compat.md` says how programs are started, `docs/decisions` why it is built like this.
+#![deny(unsafe_code)]
+#![allow(missing_docs, reason = "the manual pages of libibverbs and librdmacm describe the functions")]
+#![allow(clippy::struct_field_names, reason = "an object of C around the one of xwarp with the same name")]
+
+pub mod abi;
+mod boundary;
+mod cm;
+mod config;
+mod failure;
+mod table;
+mod verbs;
+mod wait;

@@ -1,0 +1,299 @@
+//! The ABI as one table: each symbol, its version node, and the function that it is. `versions.map` has the nodes.
+//!
+//! Each symbol is a jump to its function, in assembly: the directive that gives a symbol a version has to be in the same object file
+//! as the symbol, and the compiler chooses the object file of a Rust function.
+
+#![allow(unsafe_code)]
+
+use std::arch::global_asm;
+
+use crate::cm::{
+    addrinfo, channel as cm_channel, connect, endpoint, event as cm_event, id, options,
+    refused::{self as cm_refused, rsocket_call},
+    resolve,
+};
+use crate::verbs::{
+    channel, context, cq, device, events, memory, qp,
+    refused::{self, driver_only, verbs_log, verbs_register_driver},
+    srq, text,
+};
+
+#[cfg(target_arch = "x86_64")]
+macro_rules! jump {
+    () => {
+        "jmp {target}"
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! jump {
+    () => {
+        "b {target}"
+    };
+}
+
+macro_rules! table {
+    ($($version:literal { $($name:ident => $function:path),* $(,)? })*) => {
+        $($(
+            global_asm!(
+                ".text",
+                ".p2align 4",
+                concat!(".globl xwarp_abi_", stringify!($name)),
+                concat!(".type xwarp_abi_", stringify!($name), ",@function"),
+                concat!("xwarp_abi_", stringify!($name), ":"),
+                jump!(),
+                concat!(".size xwarp_abi_", stringify!($name), ", . - xwarp_abi_", stringify!($name)),
+                concat!(".symver xwarp_abi_", stringify!($name), ", ", stringify!($name), "@@@", $version),
+                target = sym $function,
+            );
+        )*)*
+    };
+}
+
+table! {
+    "IBVERBS_1.0" {
+        ibv_create_comp_channel => context::ibv_create_comp_channel,
+        ibv_destroy_comp_channel => channel::ibv_destroy_comp_channel,
+        ibv_get_sysfs_path => refused::ibv_get_sysfs_path,
+        ibv_read_sysfs_file => refused::ibv_read_sysfs_file,
+        ibv_rate_to_mult => text::ibv_rate_to_mult,
+        mult_to_ibv_rate => text::mult_to_ibv_rate,
+    }
+    "IBVERBS_1.1" {
+        ibv_ack_async_event => events::ibv_ack_async_event,
+        ibv_ack_cq_events => channel::ibv_ack_cq_events,
+        ibv_alloc_pd => context::ibv_alloc_pd,
+        ibv_attach_mcast => refused::ibv_attach_mcast,
+        ibv_close_device => context::ibv_close_device,
+        ibv_create_ah => refused::ibv_create_ah,
+        ibv_create_ah_from_wc => refused::ibv_create_ah_from_wc,
+        ibv_create_cq => cq::ibv_create_cq,
+        ibv_create_qp => qp::ibv_create_qp,
+        ibv_create_srq => srq::ibv_create_srq,
+        ibv_dealloc_pd => memory::ibv_dealloc_pd,
+        ibv_dereg_mr => memory::ibv_dereg_mr,
+        ibv_destroy_ah => refused::ibv_destroy_ah,
+        ibv_destroy_cq => cq::ibv_destroy_cq,
+        ibv_destroy_qp => qp::ibv_destroy_qp,
+        ibv_destroy_srq => srq::ibv_destroy_srq,
+        ibv_detach_mcast => refused::ibv_detach_mcast,
+        ibv_dofork_range => refused::ibv_dofork_range,
+        ibv_dontfork_range => refused::ibv_dontfork_range,
+        ibv_event_type_str => text::ibv_event_type_str,
+        ibv_fork_init => refused::ibv_fork_init,
+        ibv_free_device_list => device::ibv_free_device_list,
+        ibv_get_async_event => events::ibv_get_async_event,
+        ibv_get_cq_event => channel::ibv_get_cq_event,
+        ibv_get_device_guid => device::ibv_get_device_guid,
+        ibv_get_device_list => device::ibv_get_device_list,
+        ibv_get_device_name => device::ibv_get_device_name,
+        ibv_init_ah_from_wc => refused::ibv_init_ah_from_wc,
+        ibv_modify_qp => qp::ibv_modify_qp,
+        ibv_modify_srq => srq::ibv_modify_srq,
+        ibv_node_type_str => text::ibv_node_type_str,
+        ibv_open_device => context::ibv_open_device,
+        ibv_port_state_str => text::ibv_port_state_str,
+        ibv_query_device => context::ibv_query_device,
+        ibv_query_gid => context::ibv_query_gid,
+        ibv_query_pkey => context::ibv_query_pkey,
+        ibv_query_port => context::ibv_query_port,
+        ibv_query_qp => qp::ibv_query_qp,
+        ibv_query_srq => srq::ibv_query_srq,
+        ibv_rate_to_mbps => text::ibv_rate_to_mbps,
+        ibv_register_driver => refused::ibv_register_driver,
+        ibv_reg_mr => memory::ibv_reg_mr,
+        ibv_rereg_mr => memory::ibv_rereg_mr,
+        ibv_resize_cq => cq::ibv_resize_cq,
+        ibv_resolve_eth_l2_from_gid => refused::ibv_resolve_eth_l2_from_gid,
+        ibv_wc_status_str => text::ibv_wc_status_str,
+        mbps_to_ibv_rate => text::mbps_to_ibv_rate,
+    }
+    "IBVERBS_1.5" {
+        ibv_get_pkey_index => context::ibv_get_pkey_index,
+    }
+    "IBVERBS_1.6" {
+        ibv_qp_to_qp_ex => qp::ibv_qp_to_qp_ex,
+    }
+    "IBVERBS_1.7" {
+        ibv_reg_mr_iova => memory::ibv_reg_mr_iova,
+    }
+    "IBVERBS_1.8" {
+        ibv_reg_mr_iova2 => memory::ibv_reg_mr_iova2,
+    }
+    "IBVERBS_1.9" {
+        ibv_get_device_index => device::ibv_get_device_index,
+    }
+    "IBVERBS_1.10" {
+        ibv_import_device => refused::ibv_import_device,
+        ibv_import_mr => refused::ibv_import_mr,
+        ibv_import_pd => refused::ibv_import_pd,
+        ibv_query_ece => refused::ibv_query_ece,
+        ibv_set_ece => refused::ibv_set_ece,
+        ibv_unimport_mr => refused::ibv_unimport_mr,
+        ibv_unimport_pd => refused::ibv_unimport_pd,
+    }
+    "IBVERBS_1.11" {
+        _ibv_query_gid_ex => context::_ibv_query_gid_ex,
+        _ibv_query_gid_table => context::_ibv_query_gid_table,
+    }
+    "IBVERBS_1.12" {
+        ibv_reg_dmabuf_mr => refused::ibv_reg_dmabuf_mr,
+    }
+    "IBVERBS_1.13" {
+        ibv_import_dm => refused::ibv_import_dm,
+        ibv_is_fork_initialized => refused::ibv_is_fork_initialized,
+        ibv_unimport_dm => refused::ibv_unimport_dm,
+    }
+    "IBVERBS_1.14" {
+        ibv_query_qp_data_in_order => qp::ibv_query_qp_data_in_order,
+    }
+    // Drivers of hardware, which programs such as perftest are linked to, need these to be loaded.
+    "IBVERBS_PRIVATE_34" {
+        ibv_query_gid_type => context::ibv_query_gid_type,
+        verbs_register_driver_34 => verbs_register_driver,
+        __ioctl_final_num_attrs => driver_only,
+        __verbs_log => verbs_log,
+        _verbs_init_and_alloc_context => driver_only,
+        execute_ioctl => driver_only,
+        ibv_cmd_advise_mr => driver_only,
+        ibv_cmd_alloc_dm => driver_only,
+        ibv_cmd_alloc_mw => driver_only,
+        ibv_cmd_alloc_pd => driver_only,
+        ibv_cmd_attach_mcast => driver_only,
+        ibv_cmd_close_xrcd => driver_only,
+        ibv_cmd_create_ah => driver_only,
+        ibv_cmd_create_counters => driver_only,
+        ibv_cmd_create_cq => driver_only,
+        ibv_cmd_create_cq_ex => driver_only,
+        ibv_cmd_create_flow => driver_only,
+        ibv_cmd_create_flow_action_esp => driver_only,
+        ibv_cmd_create_qp => driver_only,
+        ibv_cmd_create_qp_ex => driver_only,
+        ibv_cmd_create_qp_ex2 => driver_only,
+        ibv_cmd_create_rwq_ind_table => driver_only,
+        ibv_cmd_create_srq => driver_only,
+        ibv_cmd_create_srq_ex => driver_only,
+        ibv_cmd_create_wq => driver_only,
+        ibv_cmd_dealloc_mw => driver_only,
+        ibv_cmd_dealloc_pd => driver_only,
+        ibv_cmd_dereg_mr => driver_only,
+        ibv_cmd_destroy_ah => driver_only,
+        ibv_cmd_destroy_counters => driver_only,
+        ibv_cmd_destroy_cq => driver_only,
+        ibv_cmd_destroy_flow => driver_only,
+        ibv_cmd_destroy_flow_action => driver_only,
+        ibv_cmd_destroy_qp => driver_only,
+        ibv_cmd_destroy_rwq_ind_table => driver_only,
+        ibv_cmd_destroy_srq => driver_only,
+        ibv_cmd_destroy_wq => driver_only,
+        ibv_cmd_detach_mcast => driver_only,
+        ibv_cmd_free_dm => driver_only,
+        ibv_cmd_get_context => driver_only,
+        ibv_cmd_modify_cq => driver_only,
+        ibv_cmd_modify_flow_action_esp => driver_only,
+        ibv_cmd_modify_qp => driver_only,
+        ibv_cmd_modify_qp_ex => driver_only,
+        ibv_cmd_modify_srq => driver_only,
+        ibv_cmd_modify_wq => driver_only,
+        ibv_cmd_open_qp => driver_only,
+        ibv_cmd_open_xrcd => driver_only,
+        ibv_cmd_poll_cq => driver_only,
+        ibv_cmd_post_recv => driver_only,
+        ibv_cmd_post_send => driver_only,
+        ibv_cmd_post_srq_recv => driver_only,
+        ibv_cmd_query_context => driver_only,
+        ibv_cmd_query_device_any => driver_only,
+        ibv_cmd_query_mr => driver_only,
+        ibv_cmd_query_port => driver_only,
+        ibv_cmd_query_qp => driver_only,
+        ibv_cmd_query_srq => driver_only,
+        ibv_cmd_read_counters => driver_only,
+        ibv_cmd_reg_dm_mr => driver_only,
+        ibv_cmd_reg_dmabuf_mr => driver_only,
+        ibv_cmd_reg_mr => driver_only,
+        ibv_cmd_req_notify_cq => driver_only,
+        ibv_cmd_rereg_mr => driver_only,
+        ibv_cmd_resize_cq => driver_only,
+        ibv_read_ibdev_sysfs_file => driver_only,
+        verbs_allow_disassociate_destroy => driver_only,
+        verbs_init_cq => driver_only,
+        verbs_open_device => driver_only,
+        verbs_set_ops => driver_only,
+        verbs_uninit_context => driver_only,
+    }
+    "RDMACM_1.0" {
+        rdma_create_event_channel => cm_channel::rdma_create_event_channel,
+        rdma_destroy_event_channel => cm_channel::rdma_destroy_event_channel,
+        rdma_get_cm_event => cm_channel::rdma_get_cm_event,
+        rdma_ack_cm_event => cm_event::rdma_ack_cm_event,
+        rdma_event_str => cm_event::rdma_event_str,
+        rdma_create_id => id::rdma_create_id,
+        rdma_destroy_id => id::rdma_destroy_id,
+        rdma_migrate_id => id::rdma_migrate_id,
+        rdma_bind_addr => resolve::rdma_bind_addr,
+        rdma_resolve_addr => resolve::rdma_resolve_addr,
+        rdma_resolve_route => resolve::rdma_resolve_route,
+        rdma_get_devices => resolve::rdma_get_devices,
+        rdma_free_devices => resolve::rdma_free_devices,
+        rdma_listen => connect::rdma_listen,
+        rdma_connect => connect::rdma_connect,
+        rdma_accept => connect::rdma_accept,
+        rdma_reject => connect::rdma_reject,
+        rdma_disconnect => connect::rdma_disconnect,
+        rdma_notify => connect::rdma_notify,
+        rdma_create_qp => endpoint::rdma_create_qp,
+        rdma_create_qp_ex => endpoint::rdma_create_qp_ex,
+        rdma_destroy_qp => endpoint::rdma_destroy_qp,
+        rdma_create_srq => endpoint::rdma_create_srq,
+        rdma_destroy_srq => endpoint::rdma_destroy_srq,
+        rdma_create_ep => endpoint::rdma_create_ep,
+        rdma_destroy_ep => endpoint::rdma_destroy_ep,
+        rdma_get_request => endpoint::rdma_get_request,
+        rdma_set_option => options::rdma_set_option,
+        rdma_get_src_port => options::rdma_get_src_port,
+        rdma_get_dst_port => options::rdma_get_dst_port,
+        rdma_getaddrinfo => addrinfo::rdma_getaddrinfo,
+        rdma_freeaddrinfo => addrinfo::rdma_freeaddrinfo,
+        rdma_join_multicast => cm_refused::rdma_join_multicast,
+        rdma_leave_multicast => cm_refused::rdma_leave_multicast,
+        rdma_create_srq_ex => cm_refused::rdma_create_srq_ex,
+        rpoll => cm_refused::rpoll,
+        raccept => rsocket_call,
+        rbind => rsocket_call,
+        rclose => rsocket_call,
+        rconnect => rsocket_call,
+        rfcntl => rsocket_call,
+        rgetpeername => rsocket_call,
+        rgetsockname => rsocket_call,
+        rgetsockopt => rsocket_call,
+        riomap => rsocket_call,
+        riounmap => rsocket_call,
+        riowrite => rsocket_call,
+        rlisten => rsocket_call,
+        rread => rsocket_call,
+        rreadv => rsocket_call,
+        rrecv => rsocket_call,
+        rrecvfrom => rsocket_call,
+        rrecvmsg => rsocket_call,
+        rselect => rsocket_call,
+        rsend => rsocket_call,
+        rsendmsg => rsocket_call,
+        rsendto => rsocket_call,
+        rsetsockopt => rsocket_call,
+        rshutdown => rsocket_call,
+        rsocket => rsocket_call,
+        rwrite => rsocket_call,
+        rwritev => rsocket_call,
+    }
+    "RDMACM_1.1" {
+        rdma_join_multicast_ex => cm_refused::rdma_join_multicast_ex,
+    }
+    "RDMACM_1.2" {
+        rdma_establish => connect::rdma_establish,
+        rdma_init_qp_attr => endpoint::rdma_init_qp_attr,
+    }
+    "RDMACM_1.3" {
+        rdma_get_remote_ece => cm_refused::rdma_get_remote_ece,
+        rdma_reject_ece => cm_refused::rdma_reject_ece,
+        rdma_set_local_ece => cm_refused::rdma_set_local_ece,
+    }
+}

@@ -1,0 +1,187 @@
+//! An interface that this process has opened: one device of xwarp, shared by all contexts on it.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv6Addr},
+    sync::{Arc, Mutex, Weak},
+    time::Duration,
+};
+
+use nix::{
+    errno::Errno,
+    sys::signal::{SigSet, SigmaskHow},
+};
+use xwarp_verbs::{CqId, Device, QpId, SrqId};
+
+use super::{cq::Cq, device::Port, pairing::Pairing, qp::Qp, srq::Srq};
+use crate::{
+    abi::device::ibv_gid,
+    boundary::{at_exit, objects},
+    cm::id::Id,
+    config::config,
+    wait::lock,
+};
+
+/// Longest time that a process which exits waits until its connections are closed at both ends.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// The numbers of queue pairs. 0 and 1 have a meaning in InfiniBand.
+const FIRST_NUMBER: u32 = 2;
+const LAST_NUMBER: u32 = 0xff_ffff;
+
+/// An opened interface.
+pub struct Card {
+    pub device: Device,
+    pub port: Arc<Port>,
+    names: Mutex<Names>,
+    pairing: Mutex<Option<Arc<Pairing>>>,
+}
+
+/// Objects by the identifiers that events and programs know.
+#[derive(Default)]
+struct Names {
+    qps: BTreeMap<QpId, Weak<Qp>>,
+    by_number: BTreeMap<u32, Weak<Qp>>,
+    last_number: u32,
+    cqs: BTreeMap<CqId, Weak<Cq>>,
+    srqs: BTreeMap<SrqId, Weak<Srq>>,
+}
+
+/// The interfaces that are open, by their port's address.
+static OPEN: Mutex<BTreeMap<usize, Weak<Card>>> = Mutex::new(BTreeMap::new());
+
+/// Opens the interface of `port`, or returns it when it is open. Signals stay with the program's threads.
+pub fn open(port: &Arc<Port>) -> Result<Arc<Card>, Errno> {
+    let mut open = lock(&OPEN);
+    let key = Arc::as_ptr(port).addr();
+    // A child does not use its parent's device, but may open one of its own.
+    let known = open.get(&key).and_then(Weak::upgrade).filter(|card| card.device.failure().is_none());
+    if let Some(card) = known {
+        return Ok(card);
+    }
+    let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
+    let opened = Device::open_with(&port.name, config().device_options());
+    if let Ok(mask) = mask {
+        let _ = mask.thread_set_mask();
+    }
+    let device = opened.map_err(|error| {
+        eprintln!("xwarp: cannot open {}: {error}", port.name);
+        Errno::ENODEV
+    })?;
+    if open.is_empty() {
+        at_exit(farewell);
+    }
+    let card = Arc::new(Card {
+        device,
+        port: Arc::clone(port),
+        names: Mutex::new(Names { last_number: FIRST_NUMBER, ..Names::default() }),
+        pairing: Mutex::default(),
+    });
+    open.insert(key, Arc::downgrade(&card));
+    Ok(card)
+}
+
+/// Closes connections in order when the process exits: a kernel would do that for it.
+extern "C" fn farewell() {
+    let cards: Vec<_> = lock(&OPEN).values().filter_map(Weak::upgrade).collect();
+    for card in cards.iter().filter(|card| card.device.failure().is_none()) {
+        for id in objects::<Id>() {
+            id.hang_up();
+        }
+        card.device.drain(FAREWELL);
+    }
+}
+
+impl Card {
+    /// A number for a new queue pair, for programs and peers: 24 bits, and neither 0 nor 1.
+    pub fn qp_number(&self) -> u32 {
+        let mut names = lock(&self.names);
+        loop {
+            names.last_number =
+                if names.last_number < LAST_NUMBER { names.last_number + 1 } else { FIRST_NUMBER };
+            if !names.by_number.contains_key(&names.last_number) {
+                return names.last_number;
+            }
+        }
+    }
+
+    /// Connections by queue pair number, which begin when they are first needed.
+    pub fn pairing(&self) -> Result<Arc<Pairing>, Errno> {
+        let mut pairing = lock(&self.pairing);
+        if let Some(pairing) = &*pairing {
+            return Ok(Arc::clone(pairing));
+        }
+        let started = Pairing::start(&self.device)?;
+        *pairing = Some(Arc::clone(&started));
+        Ok(started)
+    }
+
+    pub fn add_qp(&self, qp: &Arc<Qp>) {
+        let mut names = lock(&self.names);
+        names.qps.insert(qp.qp.id(), Arc::downgrade(qp));
+        names.by_number.insert(qp.number(), Arc::downgrade(qp));
+    }
+
+    pub fn remove_qp(&self, qp: &Qp) {
+        let mut names = lock(&self.names);
+        names.qps.remove(&qp.qp.id());
+        names.by_number.remove(&qp.number());
+    }
+
+    pub fn qp(&self, id: QpId) -> Option<Arc<Qp>> {
+        lock(&self.names).qps.get(&id)?.upgrade()
+    }
+
+    pub fn qp_by_number(&self, number: u32) -> Option<Arc<Qp>> {
+        lock(&self.names).by_number.get(&number)?.upgrade()
+    }
+
+    pub fn add_cq(&self, cq: &Arc<Cq>) {
+        lock(&self.names).cqs.insert(cq.cq.id(), Arc::downgrade(cq));
+    }
+
+    pub fn remove_cq(&self, id: CqId) {
+        lock(&self.names).cqs.remove(&id);
+    }
+
+    pub fn cq(&self, id: CqId) -> Option<Arc<Cq>> {
+        lock(&self.names).cqs.get(&id)?.upgrade()
+    }
+
+    pub fn add_srq(&self, srq: &Arc<Srq>) {
+        lock(&self.names).srqs.insert(srq.srq.id(), Arc::downgrade(srq));
+    }
+
+    pub fn remove_srq(&self, id: SrqId) {
+        lock(&self.names).srqs.remove(&id);
+    }
+
+    pub fn srq(&self, id: SrqId) -> Option<Arc<Srq>> {
+        lock(&self.names).srqs.get(&id)?.upgrade()
+    }
+
+    /// The addresses as a table of GIDs: IPv4 first, link-local addresses last.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        let rank = |address: &IpAddr| match address {
+            IpAddr::V4(_) => 0,
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => 2,
+            IpAddr::V6(_) => 1,
+        };
+        let mut addresses = self.device.attributes().interface.addresses;
+        addresses.sort_by_key(|address| (rank(address), *address));
+        addresses
+    }
+}
+
+/// The address of a GID.
+pub fn address(gid: ibv_gid) -> IpAddr {
+    Ipv6Addr::from(gid.raw).to_canonical()
+}
+
+/// The GID of an address: IPv4 is mapped.
+pub fn gid(address: IpAddr) -> ibv_gid {
+    let v6 = match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    };
+    ibv_gid { raw: v6.octets() }
+}

@@ -1,0 +1,90 @@
+//! Completion channels: which queue has a completion, behind a descriptor.
+
+use std::{
+    ffi::{c_int, c_uint, c_void},
+    sync::Arc,
+};
+
+use nix::errno::Errno;
+use xwarp_verbs::CompletionChannel;
+
+use super::{context::Context, cq::Cq};
+use crate::{
+    abi::{device::ibv_comp_channel, queue::ibv_cq},
+    boundary::{CPart, Handle, Object, Out},
+    failure::{self, minus_one, number},
+    wait::Readable,
+};
+
+/// A completion channel.
+#[repr(C)]
+pub struct CompChannel {
+    c: CPart<ibv_comp_channel>,
+    pub channel: CompletionChannel,
+    fd: Readable,
+    context: Arc<Context>,
+}
+
+impl Object for CompChannel {
+    type C = ibv_comp_channel;
+    const OFFSET: usize = 0;
+    fn c_ptr(&self) -> *mut ibv_comp_channel {
+        self.c.as_ptr()
+    }
+}
+
+impl CompChannel {
+    pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, Errno> {
+        let system = |error: std::io::Error| failure::io(&error);
+        let channel = CompletionChannel::new().map_err(system)?;
+        let fd = Readable::of(&channel).map_err(system)?;
+        let c = CPart::new(ibv_comp_channel { context: context.c_ptr(), fd: fd.number(), refcnt: 0 });
+        Ok(Arc::new(Self { c, channel, fd, context: Arc::clone(context) }))
+    }
+
+    /// Counts the queues that notify here.
+    pub fn count(&self, change: c_int) {
+        self.c.update(|c| c.refcnt += change);
+    }
+
+    /// The queue of the next notification.
+    fn next(&self) -> Result<Arc<Cq>, Errno> {
+        loop {
+            while let Some(notification) = self.channel.poll() {
+                // Notifications of a queue that is destroyed were removed from the channel.
+                if let Some(cq) = self.context.card.cq(notification.cq) {
+                    return Ok(cq);
+                }
+            }
+            if self.fd.is_nonblocking() {
+                return Err(Errno::EAGAIN);
+            }
+            self.context.card.device.wait(&self.channel, None).map_err(|error| failure::io(&error))?;
+        }
+    }
+}
+
+pub extern "C" fn ibv_destroy_comp_channel(channel: Handle<CompChannel>) -> c_int {
+    number(channel.withdraw_unused().map(drop))
+}
+
+pub extern "C" fn ibv_get_cq_event(
+    channel: Handle<CompChannel>,
+    cq: Out<*mut ibv_cq>,
+    cq_context: Out<*mut c_void>,
+) -> c_int {
+    let get = || {
+        let found = channel.object()?.next()?;
+        found.unacknowledged.returned();
+        cq.write(found.c_ptr());
+        cq_context.write(found.c_context());
+        Ok(())
+    };
+    minus_one(get())
+}
+
+pub extern "C" fn ibv_ack_cq_events(cq: Handle<Cq>, number: c_uint) {
+    if let Ok(cq) = cq.object() {
+        cq.unacknowledged.acknowledged(number.into());
+    }
+}

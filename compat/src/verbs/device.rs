@@ -1,0 +1,190 @@
+//! The device list: every network interface that can carry us. Nothing is opened for it.
+
+use std::{
+    collections::BTreeMap,
+    ffi::{c_char, c_int},
+    net::IpAddr,
+    ptr,
+    sync::{Arc, Mutex},
+};
+
+use nix::{errno::Errno, ifaddrs::getifaddrs, net::if_::InterfaceFlags};
+
+use crate::{
+    abi::device::{NODE_RNIC, SYSFS_NAME_MAX, ibv_device},
+    boundary::{CPart, Handle, Object, Out},
+    config::config,
+    wait::lock,
+};
+
+/// An interface as a device. It exists until the process ends, so that programs may keep the pointer.
+#[repr(C)]
+pub struct Port {
+    c: CPart<ibv_device>,
+    /// Where drivers of hardware look whether the device is theirs: it is nobody's.
+    _driver: [usize; 16],
+    pub name: String,
+    mac: [u8; 6],
+    pub index: u32,
+    /// The addresses when the list was made last.
+    addresses: Mutex<Vec<IpAddr>>,
+}
+
+impl Object for Port {
+    type C = ibv_device;
+    const OFFSET: usize = 0;
+    fn c_ptr(&self) -> *mut ibv_device {
+        self.c.as_ptr()
+    }
+}
+
+/// An interface as the kernel describes it.
+#[derive(Default)]
+struct Found {
+    up: bool,
+    mac: Option<[u8; 6]>,
+    index: u32,
+    addresses: Vec<IpAddr>,
+}
+
+fn chars<const N: usize>(text: &str) -> [c_char; N] {
+    let mut out = [0; N];
+    // The last one stays the terminating zero.
+    for (to, from) in out.iter_mut().take(N - 1).zip(text.bytes()) {
+        *to = from as c_char;
+    }
+    out
+}
+
+impl Port {
+    fn new(name: &str, mac: [u8; 6], index: u32) -> Self {
+        let c = ibv_device {
+            ops: [ptr::null(); 2],
+            node_type: NODE_RNIC,
+            transport_type: config().transport,
+            name: chars::<SYSFS_NAME_MAX>(name),
+            dev_name: chars(&format!("xwarp-{name}")),
+            dev_path: chars(&format!("/sys/class/net/{name}")),
+            ibdev_path: chars(&format!("/sys/class/net/{name}")),
+        };
+        Self {
+            c: CPart::new(c),
+            _driver: [0; 16],
+            name: name.to_owned(),
+            mac,
+            index,
+            addresses: Mutex::default(),
+        }
+    }
+
+    /// The node's identifier in network byte order: the EUI-64 of the Ethernet address.
+    pub fn guid(&self) -> u64 {
+        let mut eui = [0, 0, 0, 0xff, 0xfe, 0, 0, 0];
+        eui[..3].copy_from_slice(&self.mac[..3]);
+        eui[5..].copy_from_slice(&self.mac[3..]);
+        // The bit that says whether the address is of local administration is inverted in an EUI-64.
+        eui[0] ^= 2;
+        u64::from_ne_bytes(eui)
+    }
+
+    /// Whether the interface had `address` when the list was made last.
+    pub fn has(&self, address: IpAddr) -> bool {
+        lock(&self.addresses).contains(&address)
+    }
+}
+
+/// The interfaces of this process's network namespace that can carry us: Ethernet, up, with an address.
+fn interfaces() -> Result<BTreeMap<String, Found>, Errno> {
+    let mut found: BTreeMap<String, Found> = BTreeMap::new();
+    for entry in getifaddrs()? {
+        if entry.flags.contains(InterfaceFlags::IFF_LOOPBACK) || !config().allows(&entry.interface_name) {
+            continue;
+        }
+        let interface = found.entry(entry.interface_name).or_default();
+        interface.up |= entry.flags.contains(InterfaceFlags::IFF_UP);
+        let Some(address) = entry.address else { continue };
+        if let Some(link) = address.as_link_addr() {
+            interface.mac = link.addr().filter(|_| link.halen() == 6);
+            interface.index = u32::try_from(link.ifindex()).unwrap_or(0);
+        } else if let Some(v4) = address.as_sockaddr_in() {
+            interface.addresses.push(v4.ip().into());
+        } else if let Some(v6) = address.as_sockaddr_in6() {
+            interface.addresses.push(v6.ip().into());
+        }
+    }
+    found.retain(|_, interface| interface.up && interface.mac.is_some() && !interface.addresses.is_empty());
+    Ok(found)
+}
+
+/// Every device that this process has seen.
+static SEEN: Mutex<Vec<Arc<Port>>> = Mutex::new(Vec::new());
+
+/// The devices of now, in the order in which the program named them, else by name.
+pub fn ports() -> Result<Vec<Arc<Port>>, Errno> {
+    let found = interfaces()?;
+    let mut seen = lock(&SEEN);
+    let mut ports = Vec::new();
+    for (name, interface) in found {
+        let mac = interface.mac.unwrap_or_default();
+        let known =
+            seen.iter().find(|port| port.name == name && port.index == interface.index && port.mac == mac);
+        let port = known.cloned().unwrap_or_else(|| {
+            let port = Arc::new(Port::new(&name, mac, interface.index));
+            Handle::publish(Arc::clone(&port));
+            seen.push(Arc::clone(&port));
+            port
+        });
+        *lock(&port.addresses) = interface.addresses;
+        ports.push(port);
+    }
+    if let Some(order) = &config().devices {
+        ports.sort_by_key(|port| order.iter().position(|name| *name == port.name));
+    }
+    Ok(ports)
+}
+
+/// Arrays of pointers that programs have and will give back, by address.
+static LISTS: Mutex<BTreeMap<usize, Box<[usize]>>> = Mutex::new(BTreeMap::new());
+
+/// An array of pointers that ends with null, which the program gives back to [`free_list`].
+pub fn list<T>(pointers: &[*mut T]) -> *mut *mut T {
+    let mut list: Box<[usize]> = pointers.iter().map(|p| p.expose_provenance()).chain([0]).collect();
+    let pointer = list.as_mut_ptr().cast();
+    lock(&LISTS).insert(list.as_ptr().addr(), list);
+    pointer
+}
+
+/// Frees an array of [`list`]; does nothing for any other pointer.
+pub fn free_list<T>(list: *mut *mut T) {
+    lock(&LISTS).remove(&list.addr());
+}
+
+pub extern "C" fn ibv_get_device_list(number: Out<c_int>) -> *mut *mut ibv_device {
+    number.write(0);
+    match ports() {
+        Ok(ports) => {
+            number.write(c_int::try_from(ports.len()).unwrap_or(c_int::MAX));
+            list(&ports.iter().map(|port| port.c_ptr()).collect::<Vec<_>>())
+        }
+        Err(error) => {
+            error.set();
+            ptr::null_mut()
+        }
+    }
+}
+
+pub extern "C" fn ibv_free_device_list(devices: *mut *mut ibv_device) {
+    free_list(devices);
+}
+
+pub extern "C" fn ibv_get_device_name(device: Handle<Port>) -> *const c_char {
+    device.object().map_or(ptr::null(), |port| port.c.update(|c| (&raw const c.name).cast()))
+}
+
+pub extern "C" fn ibv_get_device_guid(device: Handle<Port>) -> u64 {
+    device.object().map_or(0, |port| port.guid())
+}
+
+pub extern "C" fn ibv_get_device_index(device: Handle<Port>) -> c_int {
+    device.object().map_or(-1, |port| c_int::try_from(port.index).unwrap_or(-1))
+}

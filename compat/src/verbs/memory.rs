@@ -1,0 +1,299 @@
+//! Protection domains, memory regions and memory windows.
+
+use std::{
+    ffi::{c_int, c_uint, c_void},
+    sync::{Arc, Mutex},
+};
+
+use nix::errno::Errno;
+use xwarp_verbs::{Access, Binding, MemoryRegion, MemoryWindow, ProtectionDomain, RegionOptions, STag};
+
+use super::{context::Context, qp::Qp};
+use crate::{
+    abi::device::{MW_TYPE_2, access, ibv_mr, ibv_mw, ibv_mw_bind_info, ibv_pd, rereg},
+    abi::queue::ibv_mw_bind,
+    boundary::{self, CPart, Handle, In, Object},
+    failure::{self, number, pointer},
+    wait::lock,
+};
+
+/// A protection domain.
+#[repr(C)]
+pub struct Pd {
+    c: CPart<ibv_pd>,
+    pub pd: ProtectionDomain,
+    pub context: Arc<Context>,
+    /// Of a parent domain: the domain that it stands for.
+    _parent: Option<Arc<Pd>>,
+}
+
+impl Object for Pd {
+    type C = ibv_pd;
+    const OFFSET: usize = 0;
+    fn c_ptr(&self) -> *mut ibv_pd {
+        self.c.as_ptr()
+    }
+}
+
+impl Pd {
+    pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, Errno> {
+        let pd = context.card.device.create_pd().map_err(failure::resource)?;
+        Ok(Self::publish(context, pd, None))
+    }
+
+    fn publish(context: &Arc<Context>, pd: ProtectionDomain, parent: Option<Arc<Self>>) -> Arc<Self> {
+        let c = CPart::new(ibv_pd { context: context.c_ptr(), handle: 0 });
+        let pd = Arc::new(Self { c, pd, context: Arc::clone(context), _parent: parent });
+        Handle::publish(Arc::clone(&pd));
+        pd
+    }
+}
+
+pub extern "C" fn ibv_dealloc_pd(pd: Handle<Pd>) -> c_int {
+    number(pd.withdraw_unused().map(drop))
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ParentDomainAttributes {
+    pd: Handle<Pd>,
+    td: *mut c_void,
+    comp_mask: u32,
+}
+
+/// A parent domain is its domain under another pointer: posting needs no locks that a thread domain would spare.
+pub extern "C" fn alloc_parent_domain(
+    context: Handle<Context>,
+    attributes: In<ParentDomainAttributes>,
+) -> Handle<Pd> {
+    let make = || {
+        let context = context.object()?;
+        let attributes = attributes.read().ok_or(Errno::EINVAL)?;
+        if attributes.comp_mask != 0 || !attributes.td.is_null() {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let parent = attributes.pd.object()?;
+        let pd = parent.pd.clone();
+        Ok(Handle::of(Pd::publish(&context, pd, Some(parent)).c_ptr()))
+    };
+    pointer(make())
+}
+
+/// A registered region.
+#[repr(C)]
+pub struct Mr {
+    c: CPart<ibv_mr>,
+    state: Mutex<MrState>,
+}
+
+struct MrState {
+    /// `None` once it is deregistered.
+    region: Option<MemoryRegion>,
+    pd: Arc<Pd>,
+    access: u32,
+    /// Tagged offset of the first byte.
+    iova: u64,
+}
+
+impl Object for Mr {
+    type C = ibv_mr;
+    const OFFSET: usize = 0;
+    fn c_ptr(&self) -> *mut ibv_mr {
+        self.c.as_ptr()
+    }
+}
+
+/// Access rights as ours. Optional bits of C programs are ignored.
+fn rights(flags: u32) -> Result<Access, Errno> {
+    let known = access::LOCAL_WRITE
+        | access::REMOTE_WRITE
+        | access::REMOTE_READ
+        | access::REMOTE_ATOMIC
+        | access::MW_BIND
+        | access::ZERO_BASED
+        | access::HUGETLB;
+    if flags & access::ON_DEMAND != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if flags & !(known | access::OPTIONAL) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    // As the kernel has it: peers may write only what the owner may write.
+    if flags & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0 && flags & access::LOCAL_WRITE == 0 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(Access::from_bits_truncate(flags & 0x1f))
+}
+
+fn register(pd: &Pd, address: *mut c_void, len: usize, iova: u64, flags: u32) -> Result<MemoryRegion, Errno> {
+    let rights = rights(flags)?;
+    let writable = rights.contains(Access::LOCAL_WRITE);
+    address.addr().checked_add(len).ok_or(Errno::EINVAL)?;
+    let memory = boundary::memory(address, len, writable).ok_or(Errno::EFAULT)?;
+    boundary::populate(address, len, writable)?;
+    let options = RegionOptions { base: iova, ..RegionOptions::default() };
+    pd.pd.register_with(memory, rights, options).map_err(failure::resource)
+}
+
+fn base(address: *mut c_void, flags: u32) -> u64 {
+    if flags & access::ZERO_BASED != 0 { 0 } else { address.addr() as u64 }
+}
+
+pub extern "C" fn ibv_reg_mr_iova2(
+    pd: Handle<Pd>,
+    address: *mut c_void,
+    len: usize,
+    iova: u64,
+    flags: c_uint,
+) -> Handle<Mr> {
+    let make = || {
+        let pd = pd.object()?;
+        let region = register(&pd, address, len, iova, flags)?;
+        let key = region.key().value();
+        let c = ibv_mr {
+            context: pd.context.c_ptr(),
+            pd: pd.c_ptr(),
+            addr: address,
+            length: len,
+            handle: 0,
+            lkey: key,
+            rkey: key,
+        };
+        let state = MrState { region: Some(region), pd, access: flags, iova };
+        Ok(Handle::publish(Arc::new(Mr { c: CPart::new(c), state: Mutex::new(state) })))
+    };
+    pointer(make())
+}
+
+pub extern "C" fn ibv_reg_mr(pd: Handle<Pd>, address: *mut c_void, len: usize, flags: c_int) -> Handle<Mr> {
+    let flags = flags as u32;
+    ibv_reg_mr_iova2(pd, address, len, base(address, flags), flags)
+}
+
+pub extern "C" fn ibv_reg_mr_iova(
+    pd: Handle<Pd>,
+    address: *mut c_void,
+    len: usize,
+    iova: u64,
+    flags: c_int,
+) -> Handle<Mr> {
+    ibv_reg_mr_iova2(pd, address, len, iova, flags as u32)
+}
+
+pub extern "C" fn ibv_dereg_mr(mr: Handle<Mr>) -> c_int {
+    let end = || {
+        let object = mr.object()?;
+        let mut state = lock(&object.state);
+        let region = state.region.take().ok_or(Errno::EINVAL)?;
+        if let Err((region, error)) = region.deregister() {
+            state.region = Some(region);
+            return Err(failure::resource(error));
+        }
+        mr.withdraw().map(drop)
+    };
+    number(end())
+}
+
+/// A region that is registered again gets a new key.
+pub extern "C" fn ibv_rereg_mr(
+    mr: Handle<Mr>,
+    flags: c_int,
+    pd: Handle<Pd>,
+    address: *mut c_void,
+    len: usize,
+    access: c_int,
+) -> c_int {
+    /// `IBV_REREG_MR_ERR_INPUT`, and `IBV_REREG_MR_ERR_CMD`, which leaves the region as it was.
+    const WRONG: c_int = -1;
+    const FAILED: c_int = -4;
+    let change = || {
+        if flags == 0 || flags & !(rereg::TRANSLATION | rereg::PD | rereg::ACCESS) != 0 {
+            return Err((WRONG, Errno::EINVAL));
+        }
+        let mr = mr.object().map_err(|error| (WRONG, error))?;
+        let mut state = lock(&mr.state);
+        let before = mr.c.update(|c| *c);
+        let pd = if flags & rereg::PD != 0 {
+            pd.object().map_err(|error| (WRONG, error))?
+        } else {
+            Arc::clone(&state.pd)
+        };
+        let access = if flags & rereg::ACCESS != 0 { access as u32 } else { state.access };
+        let (address, len, iova) = if flags & rereg::TRANSLATION != 0 {
+            (address, len, base(address, access))
+        } else {
+            (before.addr, before.length, state.iova)
+        };
+        let region = register(&pd, address, len, iova, access).map_err(|error| (FAILED, error))?;
+        let key = region.key().value();
+        mr.c.update(|c| {
+            *c = ibv_mr { pd: pd.c_ptr(), addr: address, length: len, lkey: key, rkey: key, ..before };
+        });
+        *state = MrState { region: Some(region), pd, access, iova };
+        Ok(())
+    };
+    change().map_or_else(
+        |(result, error): (c_int, Errno)| {
+            error.set();
+            result
+        },
+        |()| 0,
+    )
+}
+
+/// A memory window of type 2.
+#[repr(C)]
+pub struct Mw {
+    c: CPart<ibv_mw>,
+    window: MemoryWindow,
+    _pd: Arc<Pd>,
+}
+
+impl Object for Mw {
+    type C = ibv_mw;
+    const OFFSET: usize = 0;
+    fn c_ptr(&self) -> *mut ibv_mw {
+        self.c.as_ptr()
+    }
+}
+
+pub extern "C" fn alloc_mw(pd: Handle<Pd>, kind: c_int) -> Handle<Mw> {
+    let make = || {
+        let pd = pd.object()?;
+        // Type 1 is bound by a verb of its own, which iWARP's windows do not need.
+        if kind != MW_TYPE_2 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let window = pd.pd.alloc_window().map_err(failure::resource)?;
+        let rkey = window.key().value();
+        let c = ibv_mw { context: pd.context.c_ptr(), pd: pd.c_ptr(), rkey, handle: 0, kind };
+        Ok(Handle::publish(Arc::new(Mw { c: CPart::new(c), window, _pd: pd })))
+    };
+    pointer(make())
+}
+
+pub extern "C" fn dealloc_mw(mw: Handle<Mw>) -> c_int {
+    number(mw.withdraw().map(drop))
+}
+
+/// Binds a window of type 1: there are none.
+pub extern "C" fn bind_mw(_qp: Handle<Qp>, _mw: Handle<Mw>, _bind: In<ibv_mw_bind>) -> c_int {
+    number(Err(Errno::EOPNOTSUPP))
+}
+
+/// The window's key and binding of a work request. The window gets the key, as providers do when the request is posted.
+pub fn binding(mw: Handle<Mw>, rkey: u32, info: &ibv_mw_bind_info) -> Result<(STag, Binding), Errno> {
+    let mw = mw.object()?;
+    let mr = Handle::<Mr>::of(info.mr).object()?;
+    let state = lock(&mr.state);
+    let region = state.region.as_ref().ok_or(Errno::EINVAL)?;
+    let access = Access::from_bits_truncate(info.mw_access_flags & 0x1f);
+    let base = if info.mw_access_flags & access::ZERO_BASED != 0 { 0 } else { info.addr };
+    let binding = Binding { region: region.key(), offset: info.addr, len: info.length, base, access };
+    // The index is the window's; only the last byte is the program's.
+    if rkey >> 8 != mw.window.key().value() >> 8 {
+        return Err(Errno::EINVAL);
+    }
+    mw.c.update(|c| c.rkey = rkey);
+    Ok((STag::new(rkey), binding))
+}

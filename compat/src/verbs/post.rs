@@ -1,0 +1,215 @@
+//! Posting: from the lists of C programs straight into the engine, without allocation.
+
+use std::ffi::c_int;
+
+use nix::errno::Errno;
+use xwarp_verbs::{Operation, Payload, PostError, RecvRequest, Remote, STag, SendFlags, Sge, WorkRequest};
+
+use super::{cq::immediate_octets, memory, qp::Qp, srq::Srq};
+use crate::{
+    abi::queue::{ibv_recv_wr, ibv_send_wr, ibv_sge, send, wr},
+    boundary::{Handle, In, InlineBuffer, Out, append_bytes},
+    failure,
+};
+
+/// Most pieces of a work request: the devices' limit.
+pub const MOST_PIECES: usize = 32;
+
+/// The pieces of a work request.
+pub struct Pieces {
+    list: [Sge; MOST_PIECES],
+    len: usize,
+}
+
+impl Pieces {
+    pub fn new() -> Self {
+        Self { list: [Sge::default(); MOST_PIECES], len: 0 }
+    }
+
+    pub fn of(list: &[ibv_sge]) -> Result<Self, Errno> {
+        let mut pieces = Self::new();
+        for piece in list {
+            pieces.add(piece)?;
+        }
+        Ok(pieces)
+    }
+
+    pub fn add(&mut self, piece: &ibv_sge) -> Result<(), Errno> {
+        let place = self.list.get_mut(self.len).ok_or(Errno::EINVAL)?;
+        *place = Sge { key: STag::new(piece.lkey), offset: piece.addr, len: piece.length };
+        self.len += 1;
+        Ok(())
+    }
+
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    /// Bytes of all pieces.
+    pub fn bytes(&self) -> usize {
+        self.as_slice().iter().map(|piece| piece.len as usize).sum()
+    }
+
+    pub fn as_slice(&self) -> &[Sge] {
+        self.list.get(..self.len).unwrap_or_default()
+    }
+
+    /// The one piece of an RDMA Read or an atomic.
+    pub fn payload(&self) -> Payload<'_> {
+        match self.as_slice() {
+            [piece] => Payload::Piece(*piece),
+            pieces => Payload::Gather(pieces),
+        }
+    }
+}
+
+pub fn remote(address: u64, rkey: u32) -> Remote {
+    Remote { key: STag::new(rkey), offset: address }
+}
+
+/// The flags of C as ours.
+pub fn flags(from: u32) -> SendFlags {
+    let mut flags = SendFlags::empty();
+    flags.set(SendFlags::FENCE, from & send::FENCE != 0);
+    flags.set(SendFlags::SIGNALED, from & send::SIGNALED != 0);
+    flags.set(SendFlags::SOLICITED, from & send::SOLICITED != 0);
+    flags
+}
+
+/// A Send with immediate data: RFC 7306 has Immediate Data without a payload only.
+pub fn send_immediate(data: u32, bytes: usize) -> Result<Operation, Errno> {
+    if bytes > 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    Ok(Operation::Immediate { data: immediate_octets(data, true) })
+}
+
+/// The operation of a work request with a payload of `bytes` bytes.
+fn operation(from: &ibv_send_wr, bytes: usize) -> Result<Operation, Errno> {
+    let place = || remote(from.wr.remote_addr, from.wr.rkey());
+    let word = || remote(from.wr.remote_addr, from.wr.atomic_rkey);
+    Ok(match from.opcode {
+        wr::SEND => Operation::Send { invalidate: None },
+        wr::SEND_WITH_INV => Operation::Send { invalidate: Some(STag::new(from.imm_data)) },
+        wr::SEND_WITH_IMM => send_immediate(from.imm_data, bytes)?,
+        wr::RDMA_WRITE => Operation::Write { remote: place() },
+        wr::RDMA_WRITE_WITH_IMM => {
+            Operation::WriteImmediate { remote: place(), data: immediate_octets(from.imm_data, false) }
+        }
+        wr::RDMA_READ => Operation::Read { remote: place(), invalidate: false },
+        wr::ATOMIC_FETCH_AND_ADD => fetch_add(word(), from.wr.second),
+        wr::ATOMIC_CMP_AND_SWP => compare_swap(word(), from.wr.second, from.wr.swap),
+        wr::LOCAL_INV => Operation::LocalInvalidate { key: STag::new(from.imm_data) },
+        wr::BIND_MW => {
+            let bind = &from.bind_mw;
+            let (window, binding) = memory::binding(Handle::of(bind.mw), bind.rkey, &bind.bind_info)?;
+            Operation::BindWindow { window, binding }
+        }
+        _ => return Err(Errno::EOPNOTSUPP),
+    })
+}
+
+pub fn fetch_add(remote: Remote, add: u64) -> Operation {
+    Operation::FetchAdd { remote, add, mask: 0 }
+}
+
+pub fn compare_swap(remote: Remote, compare: u64, swap: u64) -> Operation {
+    Operation::CompareSwap { remote, compare, compare_mask: u64::MAX, swap, swap_mask: u64::MAX }
+}
+
+/// Posts, and once more when the peer of a queue pair that is connected by number has come.
+pub fn when_connected(qp: &Qp, post: impl Fn() -> Result<(), PostError>) -> Result<(), PostError> {
+    match post() {
+        Err(PostError::NotConnected) if qp.awaits_peer() => post(),
+        posted => posted,
+    }
+}
+
+/// Posts one request by `post`.
+fn post_one(
+    from: &ibv_send_wr,
+    post: impl FnOnce(&WorkRequest<'_>) -> Result<(), PostError>,
+) -> Result<(), Errno> {
+    let list = In::of(from.sg_list.cast_const()).slice(from.num_sge);
+    let bytes = list.iter().map(|piece| piece.length as usize).sum();
+    let operation = operation(from, bytes)?;
+    let (wr_id, flags) = (from.wr_id, flags(from.send_flags));
+    let posted = if matches!(
+        operation,
+        Operation::Immediate { .. } | Operation::LocalInvalidate { .. } | Operation::BindWindow { .. }
+    ) {
+        post(&WorkRequest { wr_id, operation, payload: Payload::EMPTY, flags })
+    } else if from.send_flags & send::INLINE != 0 {
+        let mut data = InlineBuffer::new();
+        for piece in list {
+            append_bytes(&mut data, piece.addr, piece.length as usize)?;
+        }
+        post(&WorkRequest { wr_id, operation, payload: Payload::Inline(data.filled()), flags })
+    } else {
+        let pieces = Pieces::of(list)?;
+        post(&WorkRequest { wr_id, operation, payload: pieces.payload(), flags })
+    };
+    posted.map_err(failure::post)
+}
+
+pub extern "C" fn post_send(qp: Handle<Qp>, list: In<ibv_send_wr>, bad: Out<*mut ibv_send_wr>) -> c_int {
+    let Some(qp) = qp.alive() else { return Errno::EINVAL as c_int };
+    let mut next = list;
+    let fail = |at: In<ibv_send_wr>, error: Errno| {
+        bad.write(at.as_ptr().cast_mut());
+        error as c_int
+    };
+    if let Some(only) = next.get()
+        && only.next.is_null()
+    {
+        return match post_one(only, |request| when_connected(qp, || qp.qp.post_send(request))) {
+            Ok(()) => 0,
+            Err(error) => fail(next, error),
+        };
+    }
+    let batch = qp.qp.device().batch();
+    while let Some(request) = next.get() {
+        if let Err(error) =
+            post_one(request, |request| when_connected(qp, || batch.post_send(&qp.qp, request)))
+        {
+            return fail(next, error);
+        }
+        next = In::of(request.next.cast_const());
+    }
+    0
+}
+
+/// Posts receives by `post`.
+fn post_receives(
+    list: In<ibv_recv_wr>,
+    bad: Out<*mut ibv_recv_wr>,
+    post: impl Fn(&RecvRequest<'_>) -> Result<(), PostError>,
+) -> c_int {
+    let mut next = list;
+    while let Some(request) = next.get() {
+        let pieces = Pieces::of(In::of(request.sg_list.cast_const()).slice(request.num_sge));
+        let posted = pieces.and_then(|pieces| {
+            post(&RecvRequest { wr_id: request.wr_id, scatter: pieces.as_slice() }).map_err(failure::post)
+        });
+        if let Err(error) = posted {
+            bad.write(next.as_ptr().cast_mut());
+            return error as c_int;
+        }
+        next = In::of(request.next.cast_const());
+    }
+    0
+}
+
+pub extern "C" fn post_recv(qp: Handle<Qp>, list: In<ibv_recv_wr>, bad: Out<*mut ibv_recv_wr>) -> c_int {
+    let Some(qp) = qp.alive() else { return Errno::EINVAL as c_int };
+    post_receives(list, bad, |request| qp.qp.post_recv(request))
+}
+
+pub extern "C" fn post_srq_recv(
+    srq: Handle<Srq>,
+    list: In<ibv_recv_wr>,
+    bad: Out<*mut ibv_recv_wr>,
+) -> c_int {
+    let Some(srq) = srq.alive() else { return Errno::EINVAL as c_int };
+    post_receives(list, bad, |request| srq.srq.post_recv(request))
+}

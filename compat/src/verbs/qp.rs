@@ -1,0 +1,386 @@
+//! Queue pairs: creation, the states of `ibv_modify_qp`, destruction.
+
+use std::{
+    ffi::c_int,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use nix::errno::Errno;
+use xwarp_verbs::{QpState, QueuePair, QueuePairOptions};
+
+use super::{
+    card,
+    context::Context,
+    cq::Cq,
+    memory::Pd,
+    pairing::{self, Names},
+    post_ex::{self, Draft},
+    srq::Srq,
+};
+use crate::{
+    abi::device::ibv_pd,
+    abi::queue::{
+        QP_INIT_CREATE_FLAGS, QP_INIT_PD, QP_INIT_SEND_OPS_FLAGS, QPT_RC, SEND_OPS, ibv_qp, ibv_qp_attr,
+        ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, qp_mask, qp_state,
+    },
+    boundary::{CPart, Handle, In, Object, Out, zeroed},
+    failure::{self, number, pointer},
+    wait::{Unacknowledged, lock},
+};
+
+/// Longest time that a reset waits for the end of the connection.
+const RESET_WAIT: Duration = Duration::from_millis(500);
+/// Inline data that every queue pair takes.
+const INLINE_BYTES: u32 = 64;
+/// Interval between two looks whether the peer is there.
+const PEER_WAIT: Duration = Duration::from_micros(200);
+
+/// A queue pair.
+#[repr(C)]
+pub struct Qp {
+    pub c: CPart<ibv_qp_ex>,
+    pub qp: QueuePair,
+    pub context: Arc<Context>,
+    _pd: Arc<Pd>,
+    _cqs: [Arc<Cq>; 2],
+    _srq: Option<Arc<Srq>>,
+    number: u32,
+    cap: ibv_qp_cap,
+    sq_sig_all: c_int,
+    /// What `ibv_modify_qp` set last.
+    attributes: Mutex<ibv_qp_attr>,
+    /// Whether it is connected by GID and number.
+    is_paired: AtomicBool,
+    pub unacknowledged: Unacknowledged,
+    /// The requests of `ibv_wr_*` between `wr_start` and `wr_complete`.
+    pub draft: CPart<Draft>,
+}
+
+impl Object for Qp {
+    type C = ibv_qp;
+    const OFFSET: usize = 0;
+    fn c_ptr(&self) -> *mut ibv_qp {
+        self.c.as_ptr().cast()
+    }
+}
+
+impl Qp {
+    /// Creates a queue pair, and stores the capacities that it has.
+    pub fn new(pd: &Arc<Pd>, init: &mut ibv_qp_init_attr) -> Result<Arc<Self>, Errno> {
+        if init.qp_type != QPT_RC {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let [send_cq, recv_cq] = [init.send_cq, init.recv_cq].map(|cq| Handle::<Cq>::of(cq).object());
+        let (send_cq, recv_cq) = (send_cq?, recv_cq?);
+        let srq = Handle::<Srq>::of(init.srq);
+        let srq = if srq.is_null() { None } else { Some(srq.object()?) };
+        let cap = &mut init.cap;
+        // Empty queues and lists are what programs ask for that do not use one direction.
+        cap.max_send_wr = cap.max_send_wr.max(1);
+        cap.max_send_sge = cap.max_send_sge.max(1);
+        // Devices have room for some inline data, which programs use without asking for it.
+        cap.max_inline_data = cap.max_inline_data.max(INLINE_BYTES);
+        if srq.is_some() {
+            (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+        }
+        let number = pd.context.card.qp_number();
+        let options = QueuePairOptions {
+            context: number.into(),
+            max_send_wr: cap.max_send_wr,
+            max_recv_wr: cap.max_recv_wr,
+            max_send_sge: cap.max_send_sge,
+            max_recv_sge: cap.max_recv_sge,
+            max_inline_data: cap.max_inline_data,
+            signal_all: init.sq_sig_all != 0,
+            ..QueuePairOptions::default()
+        };
+        let qp = match &srq {
+            Some(srq) => pd.pd.create_qp_with_srq(&send_cq.cq, &recv_cq.cq, &srq.srq, options),
+            None => pd.pd.create_qp(&send_cq.cq, &recv_cq.cq, options),
+        };
+        let qp = qp.map_err(failure::resource)?;
+        let mut c: ibv_qp_ex = zeroed();
+        c.qp_base.context = pd.context.c_ptr();
+        c.qp_base.qp_context = init.qp_context;
+        c.qp_base.pd = pd.c_ptr();
+        (c.qp_base.send_cq, c.qp_base.recv_cq, c.qp_base.srq) = (init.send_cq, init.recv_cq, init.srq);
+        (c.qp_base.qp_num, c.qp_base.handle) = (number, number);
+        c.qp_base.qp_type = init.qp_type;
+        post_ex::show_functions(&mut c);
+        let context = Arc::clone(&pd.context);
+        let qp = Arc::new(Self {
+            c: CPart::new(c),
+            qp,
+            context: Arc::clone(&context),
+            _pd: Arc::clone(pd),
+            _cqs: [send_cq, recv_cq],
+            _srq: srq,
+            number,
+            cap: *cap,
+            sq_sig_all: init.sq_sig_all,
+            attributes: Mutex::new(zeroed()),
+            is_paired: AtomicBool::new(false),
+            unacknowledged: Unacknowledged::default(),
+            draft: CPart::new(Draft::new()),
+        });
+        context.card.add_qp(&qp);
+        Handle::publish(Arc::clone(&qp));
+        Ok(qp)
+    }
+
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The state as the program sees it: what it set, until the connection decides.
+    fn state(&self) -> c_int {
+        match self.qp.state() {
+            QpState::Idle => {
+                let set = lock(&self.attributes).qp_state;
+                if self.is_paired.load(Ordering::Acquire) { set } else { set.min(qp_state::RTR) }
+            }
+            QpState::Rts => qp_state::RTS,
+            QpState::Closing => qp_state::SQD,
+            QpState::Terminate | QpState::Error => qp_state::ERR,
+        }
+    }
+
+    /// Stores a state that the connection manager or the program set.
+    pub fn set_state(&self, state: c_int) {
+        lock(&self.attributes).qp_state = state;
+        self.c.update(|c| c.qp_base.state = state);
+    }
+
+    fn modify(self: &Arc<Self>, attributes: &ibv_qp_attr, mask: c_int) -> Result<(), Errno> {
+        if mask & qp_mask::RATE_LIMIT != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if mask & qp_mask::STATE != 0 {
+            self.change_state(attributes, mask)?;
+        }
+        let mut own = lock(&self.attributes);
+        if mask & qp_mask::ACCESS_FLAGS != 0 {
+            own.qp_access_flags = attributes.qp_access_flags;
+        }
+        if mask & qp_mask::MAX_QP_RD_ATOMIC != 0 {
+            own.max_rd_atomic = attributes.max_rd_atomic;
+        }
+        if mask & qp_mask::MAX_DEST_RD_ATOMIC != 0 {
+            own.max_dest_rd_atomic = attributes.max_dest_rd_atomic;
+        }
+        Ok(())
+    }
+
+    fn change_state(self: &Arc<Self>, attributes: &ibv_qp_attr, mask: c_int) -> Result<(), Errno> {
+        let (from, to) = (self.state(), attributes.qp_state);
+        match (from, to) {
+            (_, qp_state::RESET) => {
+                self.unpair();
+                self.reset()?;
+            }
+            (_, qp_state::ERR) => {
+                // From here on the program expects its work flushed.
+                self.set_state(qp_state::ERR);
+                self.qp.abort().map_err(failure::resource)?;
+            }
+            // The device begins to listen for peers that know its queue pairs by number.
+            (qp_state::RESET | qp_state::INIT, qp_state::INIT) if mask & qp_mask::PORT != 0 => {
+                self.context.card.pairing()?;
+            }
+            (qp_state::INIT, qp_state::RTR) if mask & qp_mask::AV != 0 => self.pair(attributes)?,
+            // A program that sets the states itself does so after the connection manager has connected.
+            (qp_state::RTS, qp_state::RTR) if mask & qp_mask::AV == 0 => return Ok(()),
+            // The connection manager connects; these steps of programs that set the states themselves do nothing more.
+            (qp_state::RESET | qp_state::INIT, qp_state::INIT)
+            | (qp_state::INIT | qp_state::RTR, qp_state::RTR)
+            | (qp_state::INIT | qp_state::RTR | qp_state::RTS | qp_state::SQD, qp_state::RTS)
+            | (qp_state::RTS | qp_state::SQD, qp_state::SQD) => {}
+            _ => return Err(Errno::EINVAL),
+        }
+        self.set_state(to);
+        Ok(())
+    }
+
+    /// Connects with the queue pair that the program names by GID and number.
+    fn pair(self: &Arc<Self>, attributes: &ibv_qp_attr) -> Result<(), Errno> {
+        let route = &attributes.ah_attr.grh;
+        let card = &self.context.card;
+        let local = card.addresses().get(usize::from(route.sgid_index)).copied();
+        let local = local.filter(|_| attributes.ah_attr.is_global != 0).ok_or(Errno::EINVAL)?;
+        let names = Names {
+            local,
+            peer: card::address(route.dgid),
+            own_number: self.number,
+            peer_number: attributes.dest_qp_num,
+        };
+        if names.peer == names.local || names.peer.is_ipv4() != local.is_ipv4() {
+            return Err(Errno::EINVAL);
+        }
+        let pairing = card.pairing()?;
+        self.is_paired.store(true, Ordering::Release);
+        pairing.add(self, names);
+        Ok(())
+    }
+
+    /// Whether the peer of a queue pair that is connected by number has left, while the program still uses it.
+    pub fn was_left(&self) -> bool {
+        self.is_paired.load(Ordering::Acquire) && lock(&self.attributes).qp_state != qp_state::ERR
+    }
+
+    fn unpair(&self) {
+        if self.is_paired.swap(false, Ordering::AcqRel)
+            && let Ok(pairing) = self.context.card.pairing()
+        {
+            pairing.remove(self.number);
+        }
+    }
+
+    /// Waits for the peer of a queue pair that is connected by number: the program may post before the peer is ready. Returns
+    /// whether there is such a peer.
+    #[cold]
+    pub fn awaits_peer(&self) -> bool {
+        if !self.is_paired.load(Ordering::Acquire) {
+            return false;
+        }
+        let begin = Instant::now();
+        while self.qp.state() == QpState::Idle && begin.elapsed() < pairing::LIMIT {
+            self.qp.device().progress();
+            std::thread::sleep(PEER_WAIT);
+        }
+        true
+    }
+
+    /// Back to the beginning; a connection that there is ends first.
+    fn reset(&self) -> Result<(), Errno> {
+        if self.qp.state() != QpState::Idle {
+            self.qp.abort().map_err(failure::resource)?;
+        }
+        let begin = Instant::now();
+        while let Err(error) = self.qp.reset() {
+            if begin.elapsed() > RESET_WAIT {
+                return Err(failure::resource(error));
+            }
+            self.qp.device().progress();
+        }
+        Ok(())
+    }
+
+    fn query(&self) -> ibv_qp_attr {
+        let mut attributes = *lock(&self.attributes);
+        attributes.qp_state = self.state();
+        attributes.cur_qp_state = attributes.qp_state;
+        attributes.cap = self.cap;
+        attributes.port_num = 1;
+        if let Ok(info) = self.qp.query()
+            && info.addresses.is_some()
+        {
+            let depth = |depth: u16| u8::try_from(depth).unwrap_or(u8::MAX);
+            (attributes.max_rd_atomic, attributes.max_dest_rd_atomic) = (depth(info.ord), depth(info.ird));
+        }
+        self.c.update(|c| c.qp_base.state = attributes.qp_state);
+        attributes
+    }
+
+    /// What the queue pair was created with.
+    fn init_attributes(&self) -> ibv_qp_init_attr {
+        let base = self.c.update(|c| c.qp_base);
+        ibv_qp_init_attr {
+            qp_context: base.qp_context,
+            send_cq: base.send_cq,
+            recv_cq: base.recv_cq,
+            srq: base.srq,
+            cap: self.cap,
+            qp_type: base.qp_type,
+            sq_sig_all: self.sq_sig_all,
+        }
+    }
+}
+
+/// Creates a queue pair as the program's structure says, and stores the capacities there.
+pub fn create(pd: &Arc<Pd>, init: Out<ibv_qp_init_attr>) -> Result<Arc<Qp>, Errno> {
+    let mut attributes = init.read().ok_or(Errno::EINVAL)?;
+    let qp = Qp::new(pd, &mut attributes)?;
+    init.write(attributes);
+    Ok(qp)
+}
+
+pub extern "C" fn ibv_create_qp(pd: Handle<Pd>, init: Out<ibv_qp_init_attr>) -> Handle<Qp> {
+    let made = pd.object().and_then(|pd| create(&pd, init));
+    pointer(made.map(|qp| Handle::of(qp.c_ptr())))
+}
+
+/// The domain that `ibv_qp_init_attr_ex` names, or null.
+pub fn domain_of(attributes: &ibv_qp_init_attr_ex) -> *mut ibv_pd {
+    if attributes.comp_mask & QP_INIT_PD != 0 { attributes.pd } else { std::ptr::null_mut() }
+}
+
+/// Creates a queue pair as `ibv_create_qp_ex` and `rdma_create_qp_ex` do, in `pd`, and stores its capacities.
+pub fn create_ex(pd: &Arc<Pd>, attributes: &mut ibv_qp_init_attr_ex) -> Result<Arc<Qp>, Errno> {
+    let known = QP_INIT_PD | QP_INIT_CREATE_FLAGS | QP_INIT_SEND_OPS_FLAGS;
+    let has = |bit| attributes.comp_mask & bit != 0;
+    if attributes.comp_mask & !known != 0
+        || has(QP_INIT_CREATE_FLAGS) && attributes.create_flags != 0
+        || has(QP_INIT_SEND_OPS_FLAGS) && attributes.send_ops_flags & !SEND_OPS != 0
+    {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let mut base = attributes.base();
+    let qp = Qp::new(pd, &mut base)?;
+    attributes.cap = base.cap;
+    Ok(qp)
+}
+
+pub extern "C" fn create_qp_ex(context: Handle<Context>, init: Out<ibv_qp_init_attr_ex>) -> Handle<Qp> {
+    let make = || {
+        context.object()?;
+        let mut attributes = init.read().ok_or(Errno::EINVAL)?;
+        let pd = Handle::<Pd>::of(domain_of(&attributes)).object()?;
+        let qp = create_ex(&pd, &mut attributes)?;
+        init.write(attributes);
+        Ok(Handle::of(qp.c_ptr()))
+    };
+    pointer(make())
+}
+
+/// Every queue pair has the functions of `ibv_qp_ex`.
+pub extern "C" fn ibv_qp_to_qp_ex(qp: Handle<Qp>) -> Handle<Qp> {
+    qp
+}
+
+pub extern "C" fn ibv_modify_qp(qp: Handle<Qp>, attributes: In<ibv_qp_attr>, mask: c_int) -> c_int {
+    number(qp.object().and_then(|qp| qp.modify(attributes.get().ok_or(Errno::EINVAL)?, mask)))
+}
+
+pub extern "C" fn ibv_query_qp(
+    qp: Handle<Qp>,
+    attributes: Out<ibv_qp_attr>,
+    _mask: c_int,
+    init: Out<ibv_qp_init_attr>,
+) -> c_int {
+    number(qp.object().and_then(|qp| {
+        let written = attributes.write(qp.query()) && init.write(qp.init_attributes());
+        if written { Ok(()) } else { Err(Errno::EINVAL) }
+    }))
+}
+
+/// Bytes of a message are placed as segments arrive, so there is no order to rely on.
+pub extern "C" fn ibv_query_qp_data_in_order(_qp: Handle<Qp>, _operation: c_int, _flags: u32) -> c_int {
+    0
+}
+
+/// Destroys a queue pair, after the program has acknowledged its events.
+pub fn destroy(qp: Handle<Qp>) -> Result<(), Errno> {
+    let qp = qp.withdraw()?;
+    qp.unpair();
+    qp.context.card.remove_qp(&qp);
+    qp.unacknowledged.drain();
+    Ok(())
+}
+
+pub extern "C" fn ibv_destroy_qp(qp: Handle<Qp>) -> c_int {
+    number(destroy(qp))
+}

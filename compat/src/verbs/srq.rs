@@ -1,0 +1,115 @@
+//! Shared receive queues.
+
+use std::{
+    ffi::c_int,
+    sync::{Arc, Mutex},
+};
+
+use nix::errno::Errno;
+use xwarp_verbs::SharedReceiveQueue;
+
+use super::{context::Context, memory::Pd};
+use crate::{
+    abi::queue::{
+        SRQ_INIT_PD, SRQ_INIT_TYPE, SRQ_LIMIT, SRQ_MAX_WR, SRQ_TYPE_BASIC, ibv_srq, ibv_srq_attr,
+        ibv_srq_init_attr, ibv_srq_init_attr_ex,
+    },
+    boundary::{CPart, Handle, In, Object, Out, zeroed},
+    failure::{self, number, pointer},
+    wait::{Unacknowledged, lock},
+};
+
+/// A shared receive queue.
+#[repr(C)]
+pub struct Srq {
+    c: CPart<ibv_srq>,
+    pub srq: SharedReceiveQueue,
+    pd: Arc<Pd>,
+    attributes: Mutex<ibv_srq_attr>,
+    pub unacknowledged: Unacknowledged,
+}
+
+impl Object for Srq {
+    type C = ibv_srq;
+    const OFFSET: usize = 0;
+    fn c_ptr(&self) -> *mut ibv_srq {
+        self.c.as_ptr()
+    }
+}
+
+fn create(pd: &Arc<Pd>, init: &ibv_srq_init_attr) -> Result<Arc<Srq>, Errno> {
+    let ibv_srq_attr { max_wr, max_sge, .. } = init.attr;
+    let srq = pd.pd.create_srq(max_wr, max_sge).map_err(failure::resource)?;
+    let mut c: ibv_srq = zeroed();
+    c.context = pd.context.c_ptr();
+    c.srq_context = init.srq_context;
+    c.pd = pd.c_ptr();
+    let attributes = Mutex::new(ibv_srq_attr { max_wr, max_sge, srq_limit: 0 });
+    let unacknowledged = Unacknowledged::default();
+    let srq = Arc::new(Srq { c: CPart::new(c), srq, pd: Arc::clone(pd), attributes, unacknowledged });
+    pd.context.card.add_srq(&srq);
+    Handle::publish(Arc::clone(&srq));
+    Ok(srq)
+}
+
+pub extern "C" fn ibv_create_srq(pd: Handle<Pd>, init: In<ibv_srq_init_attr>) -> Handle<Srq> {
+    let make = || create(&pd.object()?, init.get().ok_or(Errno::EINVAL)?);
+    pointer(make().map(|srq| Handle::of(srq.c_ptr())))
+}
+
+pub extern "C" fn create_srq_ex(_context: Handle<Context>, init: In<ibv_srq_init_attr_ex>) -> Handle<Srq> {
+    let make = || {
+        let init = init.read().ok_or(Errno::EINVAL)?;
+        let is_basic = init.comp_mask & SRQ_INIT_TYPE == 0 || init.srq_type == SRQ_TYPE_BASIC;
+        if !is_basic || init.comp_mask & !(SRQ_INIT_TYPE | SRQ_INIT_PD) != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let pd = Handle::<Pd>::of(init.pd).object()?;
+        create(&pd, &ibv_srq_init_attr { srq_context: init.srq_context, attr: init.attr })
+    };
+    pointer(make().map(|srq| Handle::of(srq.c_ptr())))
+}
+
+pub extern "C" fn ibv_modify_srq(srq: Handle<Srq>, attributes: In<ibv_srq_attr>, mask: c_int) -> c_int {
+    number(srq.object().and_then(|srq| {
+        let attributes = attributes.read().ok_or(Errno::EINVAL)?;
+        if mask & !(SRQ_MAX_WR | SRQ_LIMIT) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let mut own = lock(&srq.attributes);
+        if mask & SRQ_MAX_WR != 0 {
+            srq.srq.resize(attributes.max_wr).map_err(failure::resource)?;
+            own.max_wr = attributes.max_wr;
+        }
+        if mask & SRQ_LIMIT != 0 {
+            if attributes.srq_limit > own.max_wr {
+                return Err(Errno::EINVAL);
+            }
+            srq.srq.arm_limit(attributes.srq_limit).map_err(failure::resource)?;
+            own.srq_limit = attributes.srq_limit;
+        }
+        Ok(())
+    }))
+}
+
+pub extern "C" fn ibv_query_srq(srq: Handle<Srq>, out: Out<ibv_srq_attr>) -> c_int {
+    number(srq.object().and_then(|srq| {
+        let attributes = *lock(&srq.attributes);
+        if out.write(attributes) { Ok(()) } else { Err(Errno::EINVAL) }
+    }))
+}
+
+/// Waits until the program has acknowledged the queue's events.
+pub extern "C" fn ibv_destroy_srq(srq: Handle<Srq>) -> c_int {
+    number(srq.withdraw_unused().map(|srq| {
+        srq.pd.context.card.remove_srq(srq.srq.id());
+        srq.unacknowledged.drain();
+    }))
+}
+
+impl Srq {
+    /// The limit event was raised: no limit is armed any more.
+    pub fn limit_reached(&self) {
+        lock(&self.attributes).srq_limit = 0;
+    }
+}
