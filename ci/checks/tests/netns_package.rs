@@ -29,10 +29,11 @@ fn output(command: &mut Command) -> String {
     text
 }
 
-/// The folder with the programs that cargo has built.
+/// The folder with the programs and libraries that cargo has built.
 fn programs() -> PathBuf {
-    for program in ["xwarpd", "xwarp", "xwarp-perf", "xwarp-pages"] {
-        built(program).unwrap();
+    let libraries = ["libxwarp_compat.so", "libxwarp_sdp_preload.so"];
+    for file in ["xwarpd", "xwarp", "xwarp-perf", "xwarp-pages"].into_iter().chain(libraries) {
+        built(file).unwrap();
     }
     built("xwarpd").unwrap().parent().unwrap().to_path_buf()
 }
@@ -42,6 +43,18 @@ fn dpkg(root: &Path, args: &[&str]) -> String {
     let mut command = Command::new("dpkg");
     command.arg(format!("--root={}", root.display()));
     output(command.args(["--force-depends", "--force-script-chrootless", "--no-pager"]).args(args))
+}
+
+/// `xwarp run` and `xwarp sdp` find their libraries, also for users who cannot write below /usr.
+fn libraries_are_found(root: &Path) {
+    let xwarp = root.join("usr/bin/xwarp");
+    for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+        let script = format!("readlink -e ${{LD_LIBRARY_PATH%%:*}}/{name}");
+        let found = output(Command::new(&xwarp).args(["run", "--", "sh", "-c", &script]));
+        assert_eq!(found.trim(), root.join("usr/lib/xwarp/libxwarp_compat.so").to_str().unwrap());
+    }
+    let found = output(Command::new(&xwarp).args(["sdp", "--", "sh", "-c", "echo $LD_PRELOAD"]));
+    assert!(found.contains("usr/bin/../lib/xwarp/libxwarp-sdp.so"), "{found}");
 }
 
 #[test]
@@ -96,6 +109,8 @@ fn netns_package_is_installed_works_and_is_removed() {
                 .arg(root.join("usr/share/bash-completion/completions").join(program)),
         );
     }
+
+    libraries_are_found(&root);
 
     // What was installed works: a client and a server without privileges.
     {

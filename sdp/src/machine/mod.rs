@@ -10,12 +10,14 @@
 //! | `transmit` | what is sent next, in which order |
 //! | `source` | the sending half: data, SrcAvails, RDMA Writes, its mode |
 //! | `sink` | the receiving half: ring, RDMA Reads, SinkAvails, its mode |
+//! | `readable` | what a program may ask about the receiving half |
 //! | `resize` | sizes of receive buffers |
 //! | `violation` | what a peer can do wrong |
 
 mod credit;
 #[cfg(test)]
 mod model_tests;
+mod readable;
 mod resize;
 mod seeded;
 mod sink;
@@ -586,36 +588,6 @@ impl Machine {
         if self.sink.buffered() == 0 && self.sink.has_offer() {
             self.sink.force_messages(&mut self.control);
         }
-    }
-
-    /// Whether data waits that the peer has advertised.
-    pub fn has_offer(&self) -> bool {
-        self.sink.has_offer()
-    }
-
-    /// Whether the peer has closed its direction and everything was read.
-    pub fn at_eof(&self) -> bool {
-        self.sink.at_eof()
-    }
-
-    /// Whether the peer has closed its direction.
-    pub fn peer_closed(&self) -> bool {
-        self.sink.has_eof()
-    }
-
-    /// Whether an out-of-band byte was announced or waits.
-    pub fn is_urgent(&self) -> bool {
-        self.sink.is_urgent()
-    }
-
-    /// Takes the out-of-band byte.
-    pub fn take_oob(&mut self) -> Option<u8> {
-        self.sink.take_oob()
-    }
-
-    /// Whether the next byte to read is the one behind the last out-of-band byte (`SIOCATMARK`).
-    pub fn at_mark(&self) -> bool {
-        self.sink.at_mark()
     }
 
     /// Changes the mode of the sending half; returns whether that is a legal transition now (draft section 12).

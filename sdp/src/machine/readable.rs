@@ -1,0 +1,35 @@
+//! What a program may ask about the receiving half before it reads.
+
+use super::Machine;
+
+impl Machine {
+    /// Whether data waits that the peer has advertised.
+    pub fn has_offer(&self) -> bool {
+        self.sink.has_offer()
+    }
+
+    /// Whether the peer has closed its direction and everything was read.
+    pub fn at_eof(&self) -> bool {
+        self.sink.at_eof()
+    }
+
+    /// Whether the peer has closed its direction.
+    pub fn peer_closed(&self) -> bool {
+        self.sink.has_eof()
+    }
+
+    /// Whether an out-of-band byte was announced or waits.
+    pub fn is_urgent(&self) -> bool {
+        self.sink.is_urgent()
+    }
+
+    /// Takes the out-of-band byte.
+    pub fn take_oob(&mut self) -> Option<u8> {
+        self.sink.take_oob()
+    }
+
+    /// Whether the next byte to read is the one behind the last out-of-band byte (`SIOCATMARK`).
+    pub fn at_mark(&self) -> bool {
+        self.sink.at_mark()
+    }
+}
