@@ -47,7 +47,7 @@ impl From<RdmaTcpConfig> for FramingConfig {
     }
 }
 
-/// The session of one connection. `P` is [`Ulp::Placed`].
+/// The session of one connection. `P` is [`Ulp::Placed`](crate::ulp::Ulp::Placed).
 #[derive(Debug)]
 pub(crate) enum AnySession<P> {
     /// With MPA.
