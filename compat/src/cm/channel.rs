@@ -4,7 +4,9 @@ use std::{
     collections::{BTreeMap, VecDeque},
     ffi::c_int,
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Condvar, Mutex, PoisonError, Weak},
+    thread::{self, ThreadId},
+    time::Duration,
 };
 
 use nix::errno::Errno;
@@ -23,6 +25,17 @@ use crate::{
     wait::{Readable, lock},
 };
 
+/// How long the end of a channel waits for a thread that reads its events to come back.
+const RETURN: Duration = Duration::from_millis(100);
+
+/// The threads in [`rdma_get_cm_event`].
+#[derive(Default)]
+struct Readers {
+    inside: usize,
+    /// The thread that came last.
+    last: Option<ThreadId>,
+}
+
 /// An event channel.
 #[repr(C)]
 pub struct Channel {
@@ -32,6 +45,8 @@ pub struct Channel {
     /// Identifiers whose connection ended with their queue pair, which the program is to be told of.
     ended: Mutex<VecDeque<Weak<Id>>>,
     bell: OwnedFd,
+    readers: Mutex<Readers>,
+    entered: Condvar,
 }
 
 /// The events of one device on a channel.
@@ -71,7 +86,15 @@ impl Channel {
             .map_err(|error| system(error.into()))?;
         fd.add(&bell).map_err(system)?;
         let c = CPart::new(rdma_event_channel { fd: fd.number() });
-        Ok(Arc::new(Self { c, fd, lanes: Mutex::default(), ended: Mutex::default(), bell }))
+        Ok(Arc::new(Self {
+            c,
+            fd,
+            lanes: Mutex::default(),
+            ended: Mutex::default(),
+            bell,
+            readers: Mutex::default(),
+            entered: Condvar::new(),
+        }))
     }
 
     /// The lane of a device.
@@ -115,6 +138,31 @@ impl Channel {
         })
     }
 
+    /// Calls `read` as one of the readers.
+    fn reading<T>(&self, read: impl FnOnce() -> T) -> T {
+        {
+            let mut readers = lock(&self.readers);
+            readers.inside += 1;
+            readers.last = Some(thread::current().id());
+        }
+        self.entered.notify_all();
+        let result = read();
+        lock(&self.readers).inside -= 1;
+        result
+    }
+
+    /// Waits until the other thread that reads events waits for the next one. Programs end the channel while that thread is
+    /// between two calls (rping), after which its next call would fail; with librdmacm it has returned before, because ending
+    /// takes longer there.
+    fn await_reader(&self) {
+        let returns = |readers: &mut Readers| {
+            readers.inside == 0 && readers.last.is_some_and(|last| last != thread::current().id())
+        };
+        let readers = lock(&self.readers);
+        let waited = self.entered.wait_timeout_while(readers, RETURN, returns);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
     /// The next event; waits for it unless the program has made the descriptor non-blocking.
     pub fn next(self: &Arc<Self>) -> Result<Arc<CmEvent>, Errno> {
         loop {
@@ -146,6 +194,9 @@ pub extern "C" fn rdma_create_event_channel() -> Handle<Channel> {
 }
 
 pub extern "C" fn rdma_destroy_event_channel(channel: Handle<Channel>) {
+    if let Ok(found) = channel.object() {
+        found.await_reader();
+    }
     let _ = channel.withdraw();
 }
 
@@ -154,10 +205,38 @@ pub extern "C" fn rdma_get_cm_event(
     out: Out<*mut crate::abi::cm::rdma_cm_event>,
 ) -> c_int {
     let get = || {
-        let event = channel.object()?.next()?;
+        let channel = channel.object()?;
+        let event = channel.reading(|| channel.next())?;
         out.write(event.c_ptr());
         Handle::publish(event);
         Ok(())
     };
     minus_one(get())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_channel_waits_for_the_thread_that_reads_it() {
+        let channel = Channel::new().unwrap();
+        channel.await_reader();
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        let reader = {
+            let channel = Arc::clone(&channel);
+            thread::spawn(move || {
+                channel.reading(|| ());
+                thread::sleep(Duration::from_millis(20));
+                channel.reading(|| receiver.recv().unwrap());
+            })
+        };
+        while lock(&channel.readers).last.is_none() {
+            thread::yield_now();
+        }
+        channel.await_reader();
+        assert_eq!(lock(&channel.readers).inside, 1);
+        sender.send(()).unwrap();
+        reader.join().unwrap();
+    }
 }
