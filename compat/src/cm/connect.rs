@@ -20,8 +20,11 @@ use crate::{
     wait::lock,
 };
 
-/// Backlog of a listener whose program names none, and the largest one.
-const DEFAULT_BACKLOG: usize = 128;
+/// Least backlog of a listener. The kernel's connection manager counts requests that the program has not read yet; ours counts
+/// connections in start-up as well. A SYN that is dropped for a full backlog also changes the order of connections, on
+/// which programs rely: perftest pairs them by it.
+const LEAST_BACKLOG: usize = 128;
+/// The largest backlog.
 const MOST_BACKLOG: usize = 65_536;
 
 /// What `rdma_conn_param` says that concerns us.
@@ -64,14 +67,14 @@ pub fn listen(id: Handle<Id>, backlog: c_int) -> Result<(), Errno> {
     if inner.ends.is_empty() {
         return Err(Errno::EINVAL);
     }
-    let backlog = usize::try_from(backlog).ok().filter(|backlog| *backlog > 0).unwrap_or(DEFAULT_BACKLOG);
+    let backlog = usize::try_from(backlog).unwrap_or(0).clamp(LEAST_BACKLOG, MOST_BACKLOG);
     for end in &mut inner.ends {
         if let Some(cm) = parking::take(end, &id) {
             end.lane.remove(end.cm.key());
             end.cm = cm;
             continue;
         }
-        let options = ListenOptions { backlog: backlog.min(MOST_BACKLOG), ..ListenOptions::default() };
+        let options = ListenOptions { backlog, ..ListenOptions::default() };
         end.cm.listen(options).map_err(|error| failure::cm(&error))?;
     }
     inner.stage = Stage::Listening;
