@@ -201,6 +201,7 @@ impl Core {
             slots: slots.map_err(io::Error::other)?,
             receives: Receives::default(),
             rdma: 0,
+            writes: 0,
             established: false,
             reset_at: None,
             sends: BTreeMap::new(),

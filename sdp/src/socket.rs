@@ -71,6 +71,8 @@ pub(crate) struct Link {
     pub(crate) receives: Receives,
     /// RDMA Reads and Writes in the send queue.
     pub(crate) rdma: usize,
+    /// RDMA Writes among them.
+    pub(crate) writes: usize,
     /// Messages may be posted.
     pub(crate) established: bool,
     /// Reset when all messages were acknowledged, at this time at the latest.
@@ -292,7 +294,8 @@ impl State {
             }
             Work::Write => {
                 link.rdma -= 1;
-                if link.rdma == 0 {
+                link.writes -= 1;
+                if link.writes == 0 {
                     link.written.clear();
                 }
             }
@@ -334,7 +337,7 @@ impl State {
             match notice {
                 Notice::Sent { id } => {
                     if let Some(region) = link.sends.remove(&id)
-                        && link.rdma > 0
+                        && link.writes > 0
                     {
                         link.written.push(region);
                     }
@@ -442,6 +445,7 @@ impl Link {
             Action::Write { local, remote } => {
                 let request = WorkRequest::write(Work::Write.wr_id(), sge(local), place(remote)).signaled();
                 self.rdma += 1;
+                self.writes += 1;
                 self.qp.post_send(&request).map_err(|e| e.to_string())
             }
             Action::Disconnect => self.id.disconnect().map_err(|e| e.to_string()),

@@ -377,3 +377,45 @@ fn violations_of_a_peer_end_its_connection_only_and_have_names() {
         assert!(connection.wait_disconnected(LIMIT).unwrap());
     }
 }
+
+/// Sends of memory in both directions at once: the end of a send does not wait for the reads of the other direction.
+#[test]
+fn memory_goes_both_ways_at_once() {
+    const LEN: usize = 1 << 18;
+    const TIMES: usize = 40;
+    let ends = <[SdpStream; 2]>::from(pair());
+    let (done, finished) = std::sync::mpsc::channel();
+    for (number, end) in ends.into_iter().enumerate() {
+        let end = std::sync::Arc::new(end);
+        let (sends, receives) = (std::sync::Arc::clone(&end), end);
+        let both = [done.clone(), done.clone()];
+        let [sent, received] = both;
+        let data = |seed: usize| pattern(LEN, seed as u8);
+        thread::spawn(move || {
+            let memory = Memory::anonymous(LEN, Pages::Normal).unwrap();
+            memory.write(0, &data(number)).unwrap();
+            for _ in 0..TIMES {
+                sends.send_memory(&memory, 0..LEN).unwrap();
+            }
+            sends.shutdown(Shutdown::Write).unwrap();
+            sent.send(()).unwrap();
+        });
+        thread::spawn(move || {
+            let memory = Memory::anonymous(LEN, Pages::Normal).unwrap();
+            let (mut bytes, mut all) = (vec![0; LEN], Vec::new());
+            loop {
+                let len = receives.recv_memory(&memory, 0..LEN).unwrap();
+                if len == 0 {
+                    break;
+                }
+                memory.read(0, &mut bytes[..len]).unwrap();
+                all.extend_from_slice(&bytes[..len]);
+            }
+            assert!(all == data(1 - number).repeat(TIMES), "the bytes of direction {number}");
+            received.send(()).unwrap();
+        });
+    }
+    for _ in 0..4 {
+        finished.recv_timeout(3 * LIMIT).expect("a direction does not go on");
+    }
+}
