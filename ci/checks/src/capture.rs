@@ -236,7 +236,7 @@ fn advance(stream: &mut Stream, waiting: &mut BTreeMap<usize, Vec<u8>>) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::time::Duration;
 
     use etherparse::PacketBuilder;
@@ -269,7 +269,8 @@ mod tests {
         bytes
     }
 
-    fn record(path: &Path, frames: &[Vec<u8>]) {
+    /// Writes a capture of `frames`.
+    pub(crate) fn record(path: &Path, frames: &[Vec<u8>]) {
         let mut writer = PcapNgWriter::new(File::create(path).unwrap()).unwrap();
         let interface =
             InterfaceDescriptionBlock { linktype: DataLink::ETHERNET, snaplen: 0, options: Vec::new() };

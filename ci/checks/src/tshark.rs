@@ -1,6 +1,6 @@
 //! Wireshark as a checker: it must find no fault in our traffic, and it must recognise our protocols.
 
-use std::{collections::BTreeMap, fs, path::Path, process::Command};
+use std::{collections::BTreeMap, fs, path::Path, process::Command, sync::OnceLock};
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -18,6 +18,25 @@ const QUIRKS: &[(&str, &str)] = &[
 ];
 
 const CHECKSUM_OF_ONES: &str = "Checksum 0xffff instead of 0x0000 (see RFC 1624)";
+
+/// The protocols of our captures. Any other would be a wrong guess of Wireshark's, from a port (a client's port may be 57000, that
+/// of IRC) or from the first bytes of the payload (RPC over RDMA reports short Sends as malformed).
+const PROTOCOLS: [&str; 14] = [
+    "frame",
+    "eth",
+    "ethertype",
+    "vlan",
+    "arp",
+    "ip",
+    "ipv6",
+    "icmp",
+    "icmpv6",
+    "udp",
+    "tcp",
+    "iwarp_mpa",
+    "iwarp_ddp_rdmap",
+    "data",
+];
 
 /// Severities of Wireshark's expert information that fail a test: warning and error.
 const WARNING: u32 = 0x0060_0000;
@@ -76,7 +95,7 @@ pub fn judge(path: &Path, markers: bool) -> Result<Verdict> {
 
 /// Checks a capture in which no ports were used twice.
 fn judge_distinct(path: &Path, markers: bool) -> Result<Verdict> {
-    let mut command = tshark(path);
+    let mut command = tshark(path)?;
     if markers {
         command.args(["--disable-heuristic", "iwarp_mpa_tcp"]);
     }
@@ -98,11 +117,11 @@ fn judge_distinct(path: &Path, markers: bool) -> Result<Verdict> {
 }
 
 /// Creates a tshark command that reads `path`: with reassembly out of order, because a segment that siw's TCP
-/// resegmented on retransmission would be taken for the start of an FPDU; without the RPC heuristic, which
-/// reports short Sends as malformed; and with verification of checksums, which is off by default.
-fn tshark(path: &Path) -> Command {
+/// resegmented on retransmission would be taken for the start of an FPDU; without the protocols that no capture
+/// of ours contains; and with verification of checksums, which is off by default.
+fn tshark(path: &Path) -> Result<Command> {
     let mut command = Command::new("tshark");
-    command.args(["--disable-protocol", "rpcordma", "-n", "-r"]).arg(path);
+    command.arg("-n").arg("-r").arg(path);
     for preference in [
         "tcp.check_checksum:TRUE",
         "ip.check_checksum:TRUE",
@@ -111,7 +130,31 @@ fn tshark(path: &Path) -> Command {
     ] {
         command.args(["-o", preference]);
     }
-    command
+    for protocol in foreign_protocols()? {
+        command.args(["--disable-protocol", protocol]);
+    }
+    Ok(command)
+}
+
+/// The protocols of this tshark that are not in [`PROTOCOLS`]. Those of a Lua script are not among them.
+fn foreign_protocols() -> Result<&'static [String]> {
+    static FOREIGN: OnceLock<Vec<String>> = OnceLock::new();
+    if let Some(known) = FOREIGN.get() {
+        return Ok(known);
+    }
+    let output = Command::new("tshark").args(["-G", "protocols"]).output();
+    let output = output.context("cannot run tshark: is it installed?")?;
+    // Name, short name and filter name; those that begin with an underscore are Wireshark's own parts.
+    let text = String::from_utf8_lossy(&output.stdout);
+    let names = text.lines().filter_map(|line| line.split('\t').nth(2));
+    let foreign: Vec<String> =
+        names.filter(|name| !PROTOCOLS.contains(name) && !name.starts_with('_')).map(str::to_owned).collect();
+    ensure!(
+        !foreign.is_empty(),
+        "tshark names no protocols: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(FOREIGN.get_or_init(|| foreign))
 }
 
 /// The dissector of SDP over iWARP.
@@ -120,7 +163,7 @@ const SDP_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/sdp.lu
 /// Runs tshark with the dissector of SDP on a capture: the number of messages of each identifier. An error when the dissector
 /// complains.
 pub fn sdp_messages(path: &Path) -> Result<BTreeMap<u8, usize>> {
-    let mut command = tshark(path);
+    let mut command = tshark(path)?;
     command.args(["-X", &format!("lua_script:{SDP_SCRIPT}"), "-Y", "sdpiwarp", "-T", "fields"]);
     command.args(["-E", "separator=/t", "-E", "occurrence=a", "-E", "aggregator=|"]);
     for field in ["sdpiwarp.mid", "sdpiwarp.wrong", "_ws.malformed"] {
@@ -163,7 +206,7 @@ pub struct Segments {
 
 /// Runs tshark with the dissector of RDMA/TCP on a capture.
 pub fn segments(path: &Path) -> Result<Segments> {
-    let mut command = tshark(path);
+    let mut command = tshark(path)?;
     command.args(["-X", &format!("lua_script:{RDMA_TCP_SCRIPT}")]);
     command.args(["-T", "fields", "-E", "separator=/t", "-E", "occurrence=a", "-E", "aggregator=|"]);
     for field in [
@@ -309,7 +352,7 @@ fn is_severe(message: &str) -> bool {
 
 /// Frames with an FPDU whose CRC the dissector reports as bad, which is visible only in its text output.
 fn bad_crcs(path: &Path) -> Result<Vec<String>> {
-    let mut command = tshark(path);
+    let mut command = tshark(path)?;
     command.args(["-Y", "iwarp_mpa.crc_check", "-V", "-O", "iwarp_mpa"]);
     let output = command.output().context("cannot run tshark: is it installed?")?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -327,7 +370,10 @@ fn bad_crcs(path: &Path) -> Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
+    use etherparse::PacketBuilder;
+
     use super::*;
+    use crate::capture::tests::record;
 
     fn read(severity: &str, message: &str, checksum: &str) -> Verdict {
         let mut verdict = Verdict::default();
@@ -342,5 +388,22 @@ mod tests {
         assert_eq!(read("2097152", "Connection establish request (SYN)", "1").complaints.len(), 0);
         let ones = read("8388608", "TCP Checksum 0xffff instead of 0x0000 (see RFC 1624)", "0");
         assert!(ones.complaints.is_empty() && ones.quirks.len() == 1, "{ones:?}");
+    }
+
+    /// A client's port may be one that Wireshark knows by another name; 57000 is that of IRC.
+    #[test]
+    fn ports_of_other_protocols_do_not_change_the_verdict() {
+        let path = std::env::temp_dir().join(format!("ports-{}.pcapng", std::process::id()));
+        let mut frame = Vec::new();
+        PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2])
+            .ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+            .tcp(57000, 18515, 1, 1000)
+            .write(&mut frame, b"NICK \0somebody\0else\r\nUSER a\0b c d\r\n")
+            .unwrap();
+        record(&path, &[frame]);
+        let verdict = judge(&path, false);
+        fs::remove_file(&path).unwrap();
+        let verdict = verdict.unwrap();
+        assert_eq!((verdict.tcp_frames, verdict.complaints), (1, vec![]));
     }
 }
