@@ -308,7 +308,14 @@ mod independent {
         !register
     }
 
-    #[expect(clippy::too_many_lines, reason = "one table of the study")]
+    /// A segment without its CRC, and its parts that depend on no type.
+    struct Parts<'a> {
+        words: &'a [u32],
+        flags: u32,
+        control: &'a [u32],
+        payload: &'a [u8],
+    }
+
     /// Connection ID, header and payload of a whole segment; `None` when any rule for a segment alone is broken.
     pub fn parse(bytes: &[u8]) -> Option<(u64, SegmentHeader, Vec<u8>)> {
         if !bytes.len().is_multiple_of(4) || bytes.len() < 28 {
@@ -329,66 +336,112 @@ mod independent {
         if flags >= 0x20 || covered[4] & 0xff00 != 0 {
             return None;
         }
-        let tagged = matches!(flags % 4, 1 | 2);
-        let head = if tagged { 8 } else { 6 };
-        let payload = bytes.get(4 * (head + clen)..len)?.to_vec();
-        let control = &covered[head..head + clen];
-        let (b, e) = (flags & 8 != 0, flags & 4 != 0);
-        let offset = || u64::from(control.first().copied().unwrap_or(0)) << 32 | u64::from(covered[6]);
-        let buffer = || BufferPlace { id: covered[5], offset: offset() };
-        let alone = b && e;
-        let n = payload.len() as u64;
-        let fits = u64::from(covered[5]) + n < 1 << 32 && (!b || covered[5] == 0);
-        let long = |at: usize| u64::from(control[at]) << 32 | u64::from(control[at + 1]);
-        let kind = match (flags % 4, control) {
-            (0, []) if fits => SegmentKind::Send { offset: covered[5], control: SendControl::None },
-            (0, _) if !b || covered[5] != 0 => return None,
-            (0, [0x0100_0000, depths]) if alone => SegmentKind::Send {
-                offset: 0,
-                control: SendControl::Connect { ird: (depths >> 16) as u16, ord: *depths as u16 },
-            },
-            (0, [0x0200_0000, depths]) if alone => SegmentKind::Send {
-                offset: 0,
-                control: SendControl::Accept { ird: (depths >> 16) as u16, ord: *depths as u16 },
-            },
-            (0, [0x0300_0000]) if alone => SegmentKind::Send { offset: 0, control: SendControl::Reject },
-            (0, [0x0400_0000, code]) if alone && n == 0 && code % 0x1_0000 == 0 => {
-                SegmentKind::Send { offset: 0, control: SendControl::Terminate { code: (code >> 16) as u16 } }
-            }
-            (0, [0x0500_0000, stag]) => {
-                SegmentKind::Send { offset: 0, control: SendControl::Invalidate { stag: *stag } }
-            }
-            (0, [0x0600_0000, _, _]) if alone && n == 0 => SegmentKind::Send {
-                offset: 0,
-                control: SendControl::Immediate { data: long(1).to_be_bytes() },
-            },
-            (1, [] | [1..=u32::MAX]) if offset().checked_add(n).is_some() => {
-                let total = u64::from(covered[7]);
-                if n > total || b && e != (n == total) {
-                    return None;
-                }
-                SegmentKind::Write { to: buffer(), total: covered[7] }
-            }
-            (2, [] | [1..=u32::MAX]) if alone && n == 0 => {
-                SegmentKind::ReadRequest { from: buffer(), total: covered[7], atomic: None }
-            }
-            (2, [_, code, ..]) if alone && n == 0 && clen == 10 && covered[7] == 8 => {
-                let operands = [long(2), long(4), long(6), long(8)];
-                let atomic = Some(AtomicWords { code: *code, operands });
-                SegmentKind::ReadRequest { from: buffer(), total: 8, atomic }
-            }
-            (3, []) if fits => SegmentKind::ReadResponse { offset: covered[5] },
-            _ => return None,
+        let head = if matches!(flags % 4, 1 | 2) { 8 } else { 6 };
+        let payload = bytes.get(4 * (head + clen)..len)?;
+        let parts = Parts { words: covered, flags, control: &covered[head..head + clen], payload };
+        let kind = match flags % 4 {
+            0 => parts.send()?,
+            1 => parts.write()?,
+            2 => parts.read_request()?,
+            _ => parts.read_response()?,
         };
         let id = u64::from(covered[1]) << 32 | u64::from(covered[2]);
         let header = SegmentHeader {
-            first: b,
-            last: e,
+            first: flags & 8 != 0,
+            last: flags & 4 != 0,
             solicited: flags & 16 != 0,
             number: MessageNumber(covered[3]),
             order: Order((covered[4] >> 16) as u16),
             kind,
         };
-        Some((id, header, payload))
+        Some((id, header, payload.to_vec()))
+    }
+
+    impl Parts<'_> {
+        fn begins(&self) -> bool {
+            self.flags & 8 != 0
+        }
+
+        fn ends(&self) -> bool {
+            self.flags & 4 != 0
+        }
+
+        /// A message of one segment.
+        fn alone(&self) -> bool {
+            self.begins() && self.ends()
+        }
+
+        fn offset(&self) -> u64 {
+            u64::from(self.control.first().copied().unwrap_or(0)) << 32 | u64::from(self.words[6])
+        }
+
+        fn buffer(&self) -> BufferPlace {
+            BufferPlace { id: self.words[5], offset: self.offset() }
+        }
+
+        fn long(&self, at: usize) -> u64 {
+            u64::from(self.control[at]) << 32 | u64::from(self.control[at + 1])
+        }
+
+        /// The Data Offset, if payload and offset stay within the longest message.
+        fn data_offset(&self) -> Option<u32> {
+            let fits = u64::from(self.words[5]) + (self.payload.len() as u64) < 1 << 32;
+            (fits && (!self.begins() || self.words[5] == 0)).then_some(self.words[5])
+        }
+
+        fn send(&self) -> Option<SegmentKind> {
+            let offset = self.data_offset()?;
+            if !self.control.is_empty() && !self.begins() {
+                return None;
+            }
+            let (alone, bare) = (self.alone(), self.alone() && self.payload.is_empty());
+            let control = match *self.control {
+                [] => SendControl::None,
+                [0x0100_0000, depths] if alone => {
+                    SendControl::Connect { ird: (depths >> 16) as u16, ord: depths as u16 }
+                }
+                [0x0200_0000, depths] if alone => {
+                    SendControl::Accept { ird: (depths >> 16) as u16, ord: depths as u16 }
+                }
+                [0x0300_0000] if alone => SendControl::Reject,
+                [0x0400_0000, code] if bare && code % 0x1_0000 == 0 => {
+                    SendControl::Terminate { code: (code >> 16) as u16 }
+                }
+                [0x0500_0000, stag] => SendControl::Invalidate { stag },
+                [0x0600_0000, _, _] if bare => SendControl::Immediate { data: self.long(1).to_be_bytes() },
+                _ => return None,
+            };
+            Some(SegmentKind::Send { offset, control })
+        }
+
+        fn write(&self) -> Option<SegmentKind> {
+            let (n, total) = (self.payload.len() as u64, self.words[7]);
+            let one_form = matches!(self.control, [] | [1..=u32::MAX]);
+            let fits = n <= total.into() && self.offset().checked_add(n).is_some();
+            if !one_form || !fits || self.begins() && self.ends() != (n == total.into()) {
+                return None;
+            }
+            Some(SegmentKind::Write { to: self.buffer(), total })
+        }
+
+        fn read_request(&self) -> Option<SegmentKind> {
+            if !self.alone() || !self.payload.is_empty() {
+                return None;
+            }
+            let (from, total) = (self.buffer(), self.words[7]);
+            let atomic = match self.control {
+                [] | [1..=u32::MAX] => None,
+                [_, code, ..] if self.control.len() == 10 && total == 8 => {
+                    Some(AtomicWords { code: *code, operands: [2, 4, 6, 8].map(|at| self.long(at)) })
+                }
+                _ => return None,
+            };
+            Some(SegmentKind::ReadRequest { from, total, atomic })
+        }
+
+        fn read_response(&self) -> Option<SegmentKind> {
+            let offset = self.data_offset()?;
+            self.control.is_empty().then_some(SegmentKind::ReadResponse { offset })
+        }
     }
 }
