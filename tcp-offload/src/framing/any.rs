@@ -1,4 +1,4 @@
-//! The session of a connection whose framing was chosen at run time.
+//! The choice of a connection's framing at run time.
 
 use std::{fmt, time::Duration};
 
@@ -26,7 +26,7 @@ impl Default for FramingConfig {
 }
 
 impl FramingConfig {
-    /// The time limit for streaming data before the framing begins, if there are any.
+    /// The time limit for streaming data that precede the framing, if the connection begins with them.
     pub fn streaming(&self) -> Option<Duration> {
         match self {
             Self::Mpa(config) => config.streaming,
@@ -47,7 +47,7 @@ impl From<RdmaTcpConfig> for FramingConfig {
     }
 }
 
-/// The session of one connection. `P` is [`Ulp::Placed`](crate::ulp::Ulp::Placed).
+/// The session of a connection, with either framing. `P` is [`Ulp::Placed`](crate::ulp::Ulp::Placed).
 #[derive(Debug)]
 pub(crate) enum AnySession<P> {
     /// With MPA.
@@ -56,7 +56,7 @@ pub(crate) enum AnySession<P> {
     RdmaTcp(Session<P, Setup>),
 }
 
-/// Calls a method of the session, whichever it is: `either!(&mut session => resume(now, ulp, conn, link))`.
+/// Calls a method of the session of either framing: `either!(&mut session => resume(now, ulp, conn, link))`.
 macro_rules! either {
     ($any:expr => $method:ident($($argument:expr),*)) => {
         match $any {
@@ -68,7 +68,7 @@ macro_rules! either {
 pub(crate) use either;
 
 impl<P: Copy + fmt::Debug> AnySession<P> {
-    /// See [`Session::initiator`]. `random` has 128 bits that no one else can guess.
+    /// See [`Session::initiator`]. `random` has 128 unpredictable bits.
     pub(crate) fn initiator(
         config: FramingConfig,
         random: u128,

@@ -1,7 +1,7 @@
-//! The counters of one session, with the same names for every framing.
+//! The counters of a session, with the same names for every framing.
 
 crate::counters! {
-    /// Events of one session since it began; plain numbers, read at any time.
+    /// Counters of one session since it began.
     pub struct FramingCounters in "framing" {
         /// ULPDUs handed to TCP.
         ulpdus_sent,
@@ -21,7 +21,7 @@ crate::counters! {
         copied_bytes,
         /// Frames with a wrong CRC, in order (the stream ends there) or beyond a gap (not placed).
         crc_errors,
-        /// FPDUs of MPA on whose start markers and lengths disagree.
+        /// FPDUs of MPA for whose start a marker and the lengths before it disagree.
         marker_errors,
         /// ULPDUs that had to wait for a receive.
         withheld,

@@ -15,11 +15,11 @@ use crate::{
 /// A range of the stream, half open.
 pub(crate) type Range = (StreamOffset, StreamOffset);
 
-/// A few ranges.
+/// Ranges, of which there are usually few.
 pub(crate) type Ranges = SmallVec<[Range; 4]>;
 
-/// Most bytes of a copy to which further copies are appended. A single byte that is still needed keeps the whole
-/// copy.
+/// Most bytes of a copy to which further copies are appended. The limit matters because one needed byte keeps the whole copy
+/// in memory.
 const COPY_BYTES: usize = 4096;
 
 /// The key of a frame or copy that holds bytes; see [`Hold::adopt`].
@@ -81,7 +81,7 @@ impl Hold {
         self.chunks
     }
 
-    /// How many separate pieces the held bytes consist of.
+    /// Number of separate pieces of the held bytes.
     pub fn pieces(&self) -> usize {
         self.spans.len()
     }

@@ -1,17 +1,17 @@
-//! What every framing of ULPDUs in a TCP stream has in common, and the traits that a framing implements.
+//! The common part of all framings of ULPDUs in a TCP stream, and the traits that a framing implements.
 //!
-//! A *frame* is an FPDU of MPA or a segment of RDMA/TCP; a *ULPDU* is what it carries. [`Session`] is compiled once for each
+//! A *frame* is an FPDU of MPA or a segment of RDMA/TCP; a *ULPDU* is its content. [`Session`] is compiled once for each
 //! framing, so a frame costs no dynamic call; the stack chooses between the two sessions once for each payload and each
 //! TCP segment (`AnySession`).
 //!
 //! | file | owns |
 //! |---|---|
-//! | `counters` | what happened on a connection, counted alike for every framing |
+//! | `counters` | the counters of a session, the same for every framing |
 //! | `session` | the phases of a connection, time limits, events |
-//! | `setup` | what applications and a start-up say to each other |
-//! | `any` | the session of a connection whose framing was chosen at run time |
-//! | `receiver` | the in-order cursor and the islands beyond gaps: place early, deliver in order |
-//! | `track` | the frames from the cursor on: check, place, deliver |
+//! | `setup` | the parameters and errors of a start-up that do not depend on the framing |
+//! | `any` | the choice of the framing at run time |
+//! | `receiver` | the in-order cursor and the islands beyond gaps: early placement, delivery in order |
+//! | `track` | the known frames from the cursor on: check, place, deliver |
 //! | `hold` | received bytes that cannot be placed yet, and the frames of the link that they lie in |
 //! | `ulpdu` | reading and writing ULPDUs in frames |
 //! | `ordered` | lists in stream order whose operations stay cheap with thousands of items |
@@ -45,7 +45,7 @@ use crate::{
 };
 use hold::Hold;
 
-/// Why a framing ended a stream.
+/// The error with which a framing ended a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FramingError {
     /// An error of MPA.
@@ -101,7 +101,7 @@ pub enum Agreed {
 }
 
 impl Agreed {
-    /// RDMA Reads that this end serves at once (IRD).
+    /// RDMA Reads that this end serves concurrently (IRD).
     pub fn ird(&self) -> u16 {
         match self {
             Self::Mpa(agreed) => agreed.ird,
@@ -136,7 +136,7 @@ impl Agreed {
 
 /// The frames of one direction of a stream.
 pub(crate) trait Framing: Copy + Default + fmt::Debug {
-    /// The bytes of a frame's head that contain its length.
+    /// The bytes of a frame's head up to the end of its length field.
     type Head: Copy + Default + AsMut<[u8]>;
 
     /// The error when a frame found beyond a gap begins within another frame.
@@ -149,7 +149,7 @@ pub(crate) trait Framing: Copy + Default + fmt::Debug {
     /// Offset of the head of the frame that begins at `start`.
     fn head(&self, start: StreamOffset) -> StreamOffset;
 
-    /// Bytes of the ULPDU of the frame with this head. Fails when no frame has it.
+    /// Bytes of the ULPDU of the frame with this head. Fails when the head is not valid.
     fn ulpdu_len(&self, head: Self::Head) -> Result<usize, FramingError>;
 
     /// End of the frame that begins at `start` and has a ULPDU of `ulpdu` bytes.
@@ -166,10 +166,10 @@ pub(crate) trait Framing: Copy + Default + fmt::Debug {
         ulpdu: usize,
     ) -> Result<Ulpdu<'a>, FramingError>;
 
-    /// The first place to look for the start of a frame, when bytes from `fresh` on were received beyond a gap.
+    /// The first place to probe for the start of a frame, when bytes from `fresh` on were received beyond a gap.
     fn first_probe(&self, hold: &Hold, fresh: StreamOffset) -> Option<StreamOffset>;
 
-    /// The next such place after `probe`; `end` is the end of the received bytes.
+    /// The place to probe after `probe`; `end` is the end of the received bytes.
     fn next_probe(&self, probe: StreamOffset, fresh: StreamOffset, end: StreamOffset)
     -> Option<StreamOffset>;
 
@@ -179,14 +179,14 @@ pub(crate) trait Framing: Copy + Default + fmt::Debug {
 
 /// The transmit direction in full operation.
 pub(crate) trait Transmitter: Copy + fmt::Debug {
-    /// Whether a TCP segment holds one frame only.
+    /// Whether a TCP segment contains exactly one frame.
     const ONE_FRAME: bool;
 
-    /// Whether nothing is sent before the peer's first frame has arrived.
+    /// Whether the first frame is sent only after the peer's first frame has arrived.
     fn waits_for_first(&self) -> bool;
 
-    /// MULPDU in a segment that begins at `offset`, for TCP's EMSS `emss`. A path MTU probe has `probe` bytes, to be
-    /// filled completely.
+    /// MULPDU in a segment that begins at `offset`, for TCP's EMSS `emss`. A path MTU probe has `probe` bytes, and the frame
+    /// must fill all of them.
     fn mulpdu(&self, offset: StreamOffset, emss: usize, probe: Option<usize>) -> usize;
 
     /// A writer of the frame that begins at `start`; `None` when not even an empty frame fits.
@@ -211,7 +211,7 @@ pub(crate) struct Limits {
     pub hold_bytes: usize,
 }
 
-/// What full operation needs.
+/// The state with which full operation begins.
 #[derive(Debug)]
 pub(crate) struct Full<S: StartUp> {
     pub agreed: Agreed,
@@ -220,7 +220,7 @@ pub(crate) struct Full<S: StartUp> {
     pub frames: S::Framing,
 }
 
-/// The result of the responder's answer for the initiator.
+/// The outcome of the start-up for the initiator, after the responder's answer.
 #[derive(Debug)]
 pub(crate) enum Answer<S: StartUp> {
     /// Full operation.
@@ -233,13 +233,13 @@ pub(crate) enum Answer<S: StartUp> {
     Failed(FramingError),
 }
 
-/// The start-up of a framing: the first bytes of each direction, and what they agree on. `Self` is the configuration.
+/// The start-up of a framing: the first bytes of each direction and their negotiation. `Self` is the configuration.
 pub(crate) trait StartUp: fmt::Debug + Sized {
     type Framing: Framing;
     type Transmitter: Transmitter;
-    /// What an initiator has asked for.
+    /// The initiator's request, kept until the answer.
     type Asked: fmt::Debug;
-    /// What an initiator offers.
+    /// The offer in an initiator's request.
     type Offered: fmt::Debug + Clone + Into<Offer>;
 
     const TRUNCATED: FramingError;
@@ -258,10 +258,10 @@ pub(crate) trait StartUp: fmt::Debug + Sized {
         ord: u16,
     ) -> Result<(Self::Asked, Vec<u8>), SetupError>;
 
-    /// Parses the initiator's first bytes; `None` when they are incomplete, else the offer and the bytes parsed.
+    /// Parses the initiator's first bytes. Returns the offer and the number of bytes parsed, or `None` while they are incomplete.
     fn parse_request(&self, bytes: &[u8]) -> Result<Option<(Self::Offered, usize)>, FramingError>;
 
-    /// The bytes with which a responder accepts, at stream offset `start` of what it sends.
+    /// The bytes with which a responder accepts. They begin at `start` of the stream that it sends.
     fn accept(
         &self,
         offer: &Self::Offered,
@@ -272,8 +272,8 @@ pub(crate) trait StartUp: fmt::Debug + Sized {
     /// The bytes with which a responder rejects.
     fn reject(&self, offer: &Self::Offered, private_data: Vec<u8>) -> Result<Vec<u8>, SetupError>;
 
-    /// Parses the responder's answer; `None` when it is incomplete, else the answer and the bytes parsed. Our first
-    /// frame will begin at stream offset `start`, behind the request.
+    /// Parses the responder's answer. Returns the answer and the number of bytes parsed, or `None` while it is incomplete. Our
+    /// first frame begins at stream offset `start`, after the request.
     fn parse_answer(
         &self,
         asked: &Self::Asked,

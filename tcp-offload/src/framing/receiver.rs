@@ -1,8 +1,8 @@
 //! The receive direction in full operation: the in-order cursor and the islands beyond gaps.
 //!
-//! A ULPDU is placed as soon as its FPDU is complete and the start of the FPDU is known, and delivered when the
-//! cursor reaches it. Of a placed FPDU only the range and the header are kept. The start of an FPDU beyond a gap is
-//! known from a marker in it, or from the end of a checked FPDU before it (RFC 5044 section 6).
+//! A ULPDU is placed as soon as its frame is complete and the start of the frame is known, and delivered when the cursor
+//! reaches it. Of a placed frame only the range and the header are kept. The start of a frame beyond a gap is known from the
+//! probes of the framing ([`Framing::first_probe`]), or from the end of a checked frame before it (RFC 5044 section 6).
 
 pub(crate) use super::track::{Halt, Upper};
 use super::{
@@ -18,11 +18,11 @@ use crate::{
     ulp::{Arrival, Ulp},
 };
 
-/// Chunks that one connection may hold however few of their bytes are needed: the tails of one or two segments of one
-/// chunk, when FPDUs are not aligned with segments.
+/// Chunks that one connection may hold even if few of their bytes are needed. They hold the tails of one or two segments
+/// when frames are not aligned with segments.
 const FREE_CHUNKS: usize = 4;
 
-/// Bytes needed of a further frame below which they are copied and the frame is recycled, so that a peer that sends
+/// Beyond [`FREE_CHUNKS`], a receive frame with fewer needed bytes than this is copied and recycled, so that a peer that sends
 /// single bytes out of order does not empty the receive rings.
 const COPY_BELOW: usize = 1024;
 

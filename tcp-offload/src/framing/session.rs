@@ -35,18 +35,19 @@ const MOST_STARTUP_BYTES: usize = 1 << 16;
 pub struct Session<P, S: StartUp> {
     config: S,
     phase: SessionPhase<S>,
-    /// Bytes before the first frame: streaming data, if there is any, and our start-up frame. The first of them has this
-    /// stream offset, and so many of them were given to TCP.
+    /// Bytes before the first frame: streaming data, if there is any, and our start-up frame.
     startup: Vec<u8>,
+    /// Stream offset of the first byte of `startup`.
     startup_offset: StreamOffset,
+    /// Bytes of `startup` that TCP has taken.
     startup_sent: usize,
     /// The time by which the peer's start-up frame must arrive.
     startup_deadline: Option<Instant>,
     receiver: Receiver<P, S::Framing>,
-    /// Offset of the FPDU that the upper layer withholds, and the time since when.
+    /// Offset of the FPDU that the upper layer withholds, and the time when it was first withheld.
     withheld: Option<(StreamOffset, Instant)>,
-    /// A lower bound of the age of the oldest held bytes: at this time the held bytes ended at this offset, which the
-    /// cursor has not reached since.
+    /// End of the held bytes at an earlier time, and that time. The cursor has not reached the end since, so the oldest held
+    /// bytes are at least that old.
     stalled: Option<(StreamOffset, Instant)>,
     /// The upper layer has nothing more to send.
     finished: bool,
@@ -157,8 +158,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         self.startup.extend_from_slice(bytes);
     }
 
-    /// Whether [`Self::fill`] may have something: payload, or the end of this direction. A wrong answer costs a frame
-    /// that is allocated in vain.
+    /// Whether [`Self::fill`] may have payload or the end of this direction. If it has neither, a frame was allocated in vain.
     pub fn has_data<U: Ulp<Placed = P>>(&self, ulp: &U, conn: ConnId) -> bool {
         if self.startup_sent < self.startup.len() {
             return true;
@@ -444,7 +444,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         }
     }
 
-    /// Why the start-up failed, if it did; TCP is then aborted at once (RFC 5044 section 8, code 4).
+    /// The error of a failed start-up, after which TCP is aborted at once (RFC 5044 section 8, code 4).
     pub fn failed(&self) -> Option<FramingError> {
         match self.phase {
             SessionPhase::Failed(error) => Some(error),
@@ -461,8 +461,8 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         }
     }
 
-    /// Whether received payload is still of use. It is not after a stream error, or after the start-up has failed or
-    /// was rejected.
+    /// Whether received payload is still processed. It is not after a stream error, or after the start-up has failed or was
+    /// rejected.
     pub fn is_reading(&self) -> bool {
         match self.phase {
             SessionPhase::Streaming(_)

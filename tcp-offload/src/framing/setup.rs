@@ -1,4 +1,4 @@
-//! What applications and a start-up say to each other, whatever the framing.
+//! The parameters and errors of a start-up that do not depend on the framing.
 
 /// The IRD or ORD that means "not negotiated, left to the ULP" (RFC 6581 section 9.1).
 pub const UNNEGOTIATED: u16 = 0x3fff;
@@ -17,7 +17,7 @@ pub struct AcceptParams {
     pub private_data: Vec<u8>,
 }
 
-/// Why the start-up cannot proceed as the caller asked.
+/// The error of a caller whose request the start-up cannot follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SetupError {
     /// More private data than the limit allows.

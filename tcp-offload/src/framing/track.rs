@@ -1,4 +1,4 @@
-//! The known FPDUs from the cursor on, and the steps of each: check, place and deliver.
+//! The known frames from the cursor on, and the steps of each: check, place and deliver.
 
 use super::{
     Framing, FramingError,
@@ -25,7 +25,7 @@ pub(crate) struct Upper<'a, U> {
     pub conn: ConnId,
 }
 
-/// Why the receiver has halted.
+/// The reason why the receiver has halted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Halt {
     /// The upper layer withholds the FPDU at the cursor: it has no buffer yet.
@@ -175,7 +175,7 @@ impl<P: Copy, F: Framing> Track<P, F> {
         }
     }
 
-    /// Removes everything that is known beyond the cursor, when the stream has ended.
+    /// Removes everything known beyond the cursor, when the stream has ended.
     pub fn stop(&mut self) {
         self.known.clear();
         self.invalid.clear();

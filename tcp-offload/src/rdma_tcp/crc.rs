@@ -13,15 +13,15 @@ const GENERATOR: u64 = 0xdb71_0641;
 
 const ALL_ONES: u64 = 0xffff_ffff;
 
-/// The parameters with their folding constants, which are computed once.
+/// The parameters of `crc-fast`, with folding constants that are computed once.
 static PARAMS: LazyLock<CrcParams> =
     LazyLock::new(|| CrcParams::new("CRC-32/RDMA-TCP", 32, GENERATOR, ALL_ONES, true, ALL_ONES, 0));
 
-/// The CRC of the bytes that were appended so far.
+/// The CRC-32 of the bytes appended so far.
 pub(crate) struct Crc32(Digest);
 
 impl Crc32 {
-    /// The CRC of no bytes.
+    /// The CRC of an empty sequence.
     pub(crate) fn new() -> Self {
         Self(Digest::new_with_params(*PARAMS))
     }

@@ -1,9 +1,9 @@
-//! Errors of the peer in RDMA/TCP of 2000.
+//! Violations of RDMA/TCP of 2000 by the peer.
 
 use crate::mpa::TerminateCode;
 
-/// Why a segment, or the order of segments, is invalid. Beyond a gap such a segment only shows that no segment begins
-/// there; in order it ends the stream (decision A14).
+/// A violation of the format by one segment or by a sequence of segments. In order it ends the stream; beyond a gap it only
+/// shows that no segment begins at that place (decision A14).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SegmentError {
     /// The Version field is not 1.
@@ -21,17 +21,17 @@ pub enum SegmentError {
     /// A reserved bit is set.
     #[error("a reserved bit is set in a segment")]
     Reserved,
-    /// The control data is none of this type of message, or in a segment that carries none.
+    /// The control data is not valid for the type of message, or is in a segment that must have none.
     #[error("the control data of a segment is wrong")]
     Control,
-    /// The Message Number is not the one that is due.
-    #[error("the message number of a segment is not the one that is due")]
+    /// The Message Number is not the next one.
+    #[error("a segment does not have the next message number")]
     Number,
-    /// A message does not begin with B, or another message begins before E, or a segment has another type, order field,
-    /// or buffer than the first one of its message.
-    #[error("a segment does not continue the message that is open")]
+    /// A message begins without B or before the E of the previous one, or a segment differs from the first one of its message in
+    /// type, order field or buffer.
+    #[error("a segment does not continue the open message")]
     Message,
-    /// The offset does not follow from the segments before it, or wraps.
+    /// The offset does not continue that of the previous segment, or it wraps.
     #[error("the offset of a segment is wrong")]
     Offset,
     /// A segment that was found beyond a gap begins within another segment.
@@ -46,8 +46,8 @@ pub enum SegmentError {
     /// A segment was not completed within [`crate::stack::StackConfig::gap_age`] while memory for held bytes was short.
     #[error("the rest of a segment did not come in time while memory was short")]
     Stalled,
-    /// The first message is no Connect, or no Accept or Reject.
-    #[error("the peer's first message is not the one that sets a connection up")]
+    /// The client's first message is not Connect, or the server's is neither Accept nor Reject.
+    #[error("the peer's first message does not set up the connection")]
     Setup,
     /// The client sent data before the server's answer.
     #[error("the client sent data before the answer")]
@@ -61,8 +61,8 @@ pub enum SegmentError {
 }
 
 impl SegmentError {
-    /// The codes of this error in a Terminate, which are MPA's where MPA has such an error (RFC 5044 section 8): a message
-    /// that breaks the rules for segments is a framing error.
+    /// The layer, type and code of this error in a Terminate. They are those of the corresponding error of MPA (RFC 5044
+    /// section 8); a violation that MPA does not have is reported as a framing error.
     pub const fn terminate_code(self) -> TerminateCode {
         let code = match self {
             Self::Withheld => return TerminateCode { layer: 1, error_type: 2, code: 2 },

@@ -19,12 +19,12 @@ const TAGGED_BYTES: usize = 32;
 /// Words of control data of an atomic request: the high half of the offset, the operation, four operands of 64 bits.
 const ATOMIC_WORDS: usize = 10;
 
-/// Bytes of the longest header with its control data, that of an atomic request.
+/// Bytes of the longest header with control data, which is that of an atomic request.
 pub const HEADER_MOST_BYTES: usize = TAGGED_BYTES + 4 * ATOMIC_WORDS;
 
 const FIRST: u8 = 1 << 3;
 const LAST: u8 = 1 << 2;
-/// One of the bits that the format leaves to the upper layer.
+/// One of the four bits that the format leaves to the upper layer (decision A9).
 const SOLICITED: u8 = 1 << 4;
 const RESERVED: u8 = 0xe0;
 
@@ -33,11 +33,11 @@ const WRITE: u8 = 1;
 const READ_REQUEST: u8 = 2;
 const READ_RESPONSE: u8 = 3;
 
-/// The Connection ID: random bits, chosen by the client, in every segment of both directions.
+/// The Connection ID: 64 random bits, chosen by the client, in every segment of both directions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionId(pub u64);
 
-/// The first bytes of a segment, which are those that framing needs.
+/// The fields at the start of a segment that framing needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Prefix {
     /// Segment Length: header, control data and payload, in bytes.
@@ -64,45 +64,45 @@ impl Prefix {
     }
 }
 
-/// Connection control, invalidation and Immediate Data: the control data of a Send (decision A8).
+/// The control data of a Send (decision A8): connection control, invalidation or Immediate Data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SendControl {
-    /// None.
+    /// No control data.
     None,
-    /// The client's first message: its IRD and ORD. The payload is private data.
+    /// The client's first message, with its IRD and ORD. The payload is private data.
     Connect {
-        /// RDMA Reads that the client serves at once.
+        /// RDMA Reads that the client serves concurrently.
         ird: u16,
         /// RDMA Reads that the client wants to have outstanding.
         ord: u16,
     },
-    /// The server accepts; as Connect.
+    /// The server accepts; the fields and the payload are as in Connect.
     Accept {
-        /// RDMA Reads that the server serves at once.
+        /// RDMA Reads that the server serves concurrently.
         ird: u16,
         /// RDMA Reads that the server wants to have outstanding.
         ord: u16,
     },
     /// The server rejects. The payload is private data.
     Reject,
-    /// The sender ends the stream: layer, type and code as in the first 16 bits of RFC 5040 figure 8.
+    /// The sender ends the stream because of an error.
     Terminate {
-        /// The 16 bits.
+        /// Layer, type and code: the first 16 bits of RFC 5040 figure 8.
         code: u16,
     },
-    /// The receiver invalidates this Steering Tag as the message is delivered.
+    /// The receiver invalidates a Steering Tag when the message is delivered.
     Invalidate {
         /// The tag.
         stag: u32,
     },
-    /// Eight bytes for the completion of the receive, instead of payload.
+    /// Immediate Data: eight bytes for the completion of the receive; there is no payload.
     Immediate {
         /// The bytes.
         data: [u8; 8],
     },
 }
 
-/// A place in the receiver's memory: RDMA Buffer ID and RDMA Buffer Offset, whose high half is a control word
+/// A place in the receiver's memory: RDMA Buffer ID and RDMA Buffer Offset. The high half of the offset is a control word
 /// (decision A7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BufferPlace {
@@ -133,21 +133,21 @@ pub enum SegmentKind {
     },
     /// A segment of an RDMA Write.
     Write {
-        /// Where this segment's payload goes.
+        /// The place of this segment's payload.
         to: BufferPlace,
         /// RDMA Length: bytes of the whole message.
         total: u32,
     },
     /// An RDMA Read Request or an atomic request.
     ReadRequest {
-        /// Where to read.
+        /// The place of the source.
         from: BufferPlace,
         /// RDMA Length: bytes of the response.
         total: u32,
-        /// The atomic operation, if it is one.
+        /// The atomic operation, if the request is an atomic request.
         atomic: Option<AtomicWords>,
     },
-    /// A segment of an RDMA Read Response, or the former value of an atomic operation.
+    /// A segment of an RDMA Read Response; to an atomic request, the former value of the word.
     ReadResponse {
         /// Data Offset.
         offset: u32,
@@ -165,14 +165,14 @@ pub struct SegmentHeader {
     pub solicited: bool,
     /// Message Number; of a response, that of its request.
     pub number: MessageNumber,
-    /// What the message must not overtake.
+    /// The order field: how many messages this one may overtake.
     pub order: Order,
-    /// The fields of its type.
+    /// The fields that depend on the type of the message.
     pub kind: SegmentKind,
 }
 
 impl SegmentHeader {
-    /// Bytes of the header with its control data.
+    /// Bytes of the header with control data.
     pub fn bytes(&self) -> usize {
         let (fixed, words) = match self.kind {
             SegmentKind::Send { control, .. } => (UNTAGGED_BYTES, control.words()),
@@ -186,8 +186,8 @@ impl SegmentHeader {
         fixed + 4 * words
     }
 
-    /// Parses the header of a segment of `len` bytes (without pad and CRC) from its first bytes: all of them, or at
-    /// least [`HEADER_MOST_BYTES`]. Version, length and Connection ID were checked by the framing.
+    /// Parses the header of a segment of `len` bytes (without pad and CRC). `bytes` is the whole segment, or at least its first
+    /// [`HEADER_MOST_BYTES`]. The framing has checked version, length and Connection ID.
     pub fn parse(bytes: &[u8], len: usize) -> Result<Self, SegmentError> {
         let mut fields = Fields(bytes);
         let [_, flags, _, _] = fields.word()?;
@@ -232,7 +232,7 @@ impl SegmentHeader {
         Ok(header)
     }
 
-    /// Checks what can be said of one segment of `len` bytes alone.
+    /// Checks the rules that a segment of `len` bytes must satisfy whatever precedes it.
     fn check(&self, len: usize) -> Result<(), SegmentError> {
         let payload = len.checked_sub(self.bytes()).ok_or(SegmentError::Length)? as u64;
         let whole = self.first && self.last;
@@ -278,8 +278,8 @@ impl SegmentHeader {
         }
     }
 
-    /// Writes the header of a segment of `connection` with `payload` bytes to `out`; returns its length, or 0 when it
-    /// does not fit or the segment would be too long.
+    /// Writes the header of a segment of `connection` with `payload` bytes of payload to `out`. Returns the length of the
+    /// header, or 0 when the segment would be too long.
     pub fn emit(&self, connection: ConnectionId, payload: usize, out: &mut [u8; HEADER_MOST_BYTES]) -> usize {
         let bytes = self.bytes();
         let Ok(len) = u16::try_from(bytes + payload) else { return 0 };
@@ -324,8 +324,8 @@ impl SegmentHeader {
     }
 }
 
-/// Parses the buffer fields and the first control word, the high half of the offset. It must not be zero when it is
-/// the only word, so that each header has one form.
+/// Parses the buffer fields and the first control word, which is the high half of the offset. As the only control word it
+/// must not be zero, so that each header has one form.
 fn tagged(fields: &mut Fields<'_>, words: usize) -> Result<(BufferPlace, u32), SegmentError> {
     let (id, low, total) = (fields.u32()?, fields.u32()?, fields.u32()?);
     let high = if words > 0 { fields.u32()? } else { 0 };

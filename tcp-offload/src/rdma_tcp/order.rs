@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// A Message Number. It wraps, so it has no order; a difference is meaningful within half of the number space.
+/// A Message Number. Numbers wrap, so they have no total order; a difference is meaningful within half of the number space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MessageNumber(pub u32);
 
@@ -13,7 +13,7 @@ impl MessageNumber {
         Self(self.0.wrapping_add(1))
     }
 
-    /// Number of messages from `earlier` to this one; `None` when this one precedes `earlier`.
+    /// Distance from `earlier` to this number, in messages; `None` when this number precedes `earlier`.
     pub const fn ahead_of(self, earlier: Self) -> Option<u32> {
         let distance = self.0.wrapping_sub(earlier.0);
         if distance < 1 << 31 { Some(distance) } else { None }
@@ -25,39 +25,39 @@ impl MessageNumber {
 pub struct Order(pub u16);
 
 impl Order {
-    /// After all messages before it.
+    /// The message is processed after all messages before it.
     pub const STRICT: Self = Self(0);
-    /// At once, whatever precedes it.
+    /// The message may be processed at once, whatever precedes it.
     pub const AT_ONCE: Self = Self(u16::MAX);
 }
 
-/// Numbers from the oldest unprocessed message on that can be noted as processed. A message further ahead waits,
-/// whatever its order field says, which bounds the memory to 8 KiB for each connection.
+/// Size of the window of message numbers, which begins with the oldest unprocessed one. A message beyond the window waits
+/// whatever its order field says, which bounds the bitmap to 8 KiB for each connection.
 pub const WINDOW: u32 = 65_535;
 
-/// Which messages of one direction have been processed: the oldest that has not, and a bitmap of those behind it.
+/// The processed messages of one direction: the number of the oldest unprocessed message, and a bitmap of the numbers after it.
 #[derive(Debug)]
 pub struct OrderWindow {
     oldest: MessageNumber,
-    /// Bit n of word w: the message `oldest + 64 w + n`, shifted by `skew`, is processed.
+    /// Bit n of word w is set when message `oldest + 64 w + n - skew` is processed.
     words: VecDeque<u64>,
     /// Bits of the first word that belong to messages before `oldest`.
     skew: u32,
 }
 
 impl OrderWindow {
-    /// A window in which nothing from `first` on is processed.
+    /// A window in which no message from `first` on is processed.
     pub fn new(first: MessageNumber) -> Self {
         Self { oldest: first, words: VecDeque::new(), skew: 0 }
     }
 
-    /// The oldest message that is not processed.
+    /// Number of the oldest unprocessed message.
     pub fn oldest(&self) -> MessageNumber {
         self.oldest
     }
 
-    /// Whether message `number` with this order field may be processed now: all messages up to `number - N - 1` are
-    /// processed, and it is not.
+    /// Whether message `number` with this order field, N, may be processed now: it is unprocessed and in the window, and all
+    /// messages up to `number - N - 1` are processed.
     pub fn may_process(&self, number: MessageNumber, order: Order) -> bool {
         let Some(ahead) = number.ahead_of(self.oldest).filter(|ahead| *ahead < WINDOW) else { return false };
         (order == Order::AT_ONCE || ahead <= u32::from(order.0)) && !self.is_processed(number)
@@ -70,7 +70,7 @@ impl OrderWindow {
         self.words.get(word).is_some_and(|word| word >> bit & 1 == 1)
     }
 
-    /// Notes that `number` was processed. A number outside of the window is ignored.
+    /// Marks `number` as processed. A number outside the window is ignored.
     pub fn process(&mut self, number: MessageNumber) {
         match number.ahead_of(self.oldest) {
             Some(0) => self.advance(),

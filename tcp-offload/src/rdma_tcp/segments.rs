@@ -24,7 +24,7 @@ pub(super) const fn padded(len: usize) -> usize {
     len.next_multiple_of(4) + CRC_BYTES
 }
 
-/// Verifies the CRC of the segment that consists of `raw`, which covers everything before it, the pad included.
+/// Verifies the CRC at the end of `raw`, a whole segment. It covers everything before it, including the pad.
 pub(super) fn verify(raw: &[&[u8]]) -> Result<(), SegmentError> {
     let mut covered = raw.iter().map(|p| p.len()).sum::<usize>().saturating_sub(CRC_BYTES);
     let mut field = [0; CRC_BYTES];
@@ -40,10 +40,10 @@ pub(super) fn verify(raw: &[&[u8]]) -> Result<(), SegmentError> {
     if sum == u32::from_le_bytes(field) { Ok(()) } else { Err(SegmentError::Crc) }
 }
 
-/// The segments of one direction.
+/// The framing of one direction.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Segments {
-    /// `None` before the start-up.
+    /// `None` until the start-up has determined it.
     connection: Option<ConnectionId>,
 }
 
@@ -93,7 +93,7 @@ impl Framing for Segments {
         Ok(Ulpdu::between_markers(raw, 0, ulpdu, usize::MAX))
     }
 
-    /// The start of the held bytes that reach to the received ones: a segment that a hop has split begins there.
+    /// The start of the held bytes that end where the received bytes begin: a segment that a hop has split begins there.
     fn first_probe(&self, hold: &Hold, fresh: StreamOffset) -> Option<StreamOffset> {
         Some(hold.island_start(fresh))
     }
@@ -108,13 +108,13 @@ impl Framing for Segments {
         (probe < fresh).then_some(fresh)
     }
 
-    /// A segment is assumed at the probe; its Connection ID and its CRC decide.
+    /// A segment is assumed to begin at the probe; its Connection ID and its CRC confirm or refute this.
     fn frame_at(&self, _hold: &Hold, _link: &dyn Link, probe: StreamOffset) -> Option<StreamOffset> {
         Some(probe)
     }
 }
 
-/// The segments that this end sends, one in each TCP segment, as the proposal recommends.
+/// Sends one segment in each TCP segment, as section 2 of the proposal recommends.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SegmentTransmitter;
 
@@ -144,7 +144,7 @@ impl Transmitter for SegmentTransmitter {
     }
 }
 
-/// The longest segment, without pad and CRC, in `room` bytes of a TCP segment.
+/// Length of the longest segment, without pad and CRC, that fits in `room` bytes of a TCP segment.
 fn largest(room: usize) -> usize {
     (room & !3).saturating_sub(CRC_BYTES).min(MOST_BYTES)
 }

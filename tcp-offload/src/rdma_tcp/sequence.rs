@@ -3,11 +3,11 @@
 
 use super::{MessageNumber, Order, SegmentError, SegmentHeader, SegmentKind, SendControl};
 
-/// A message of which the last segment has not been received.
+/// An open message: its first segment has been received, its last one has not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Open {
     order: Order,
-    /// Bytes of payload so far.
+    /// Bytes of payload received so far.
     received: u32,
     content: Content,
 }
@@ -18,20 +18,20 @@ enum Content {
     Write { id: u32, next: u64, total: u32 },
 }
 
-/// The state after the segments received so far, in stream order.
+/// The rules' state after the segments received so far, in stream order.
 #[derive(Debug)]
 pub struct Sequence {
-    /// Number of the Send, Write or Read Request that is open or due.
+    /// Number of the open Send, Write or Read Request, or else of the next one.
     due: MessageNumber,
     open: Option<Open>,
-    /// Number of the response that is open.
+    /// Number of the open response.
     response: Option<MessageNumber>,
 }
 
-/// What the first segment of a Send said about the whole message.
+/// Properties of a Send that its first segment states for the whole message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SendTerms {
-    /// Its control data.
+    /// The control data.
     pub control: SendControl,
     /// The message raises a solicited event.
     pub solicited: bool,
@@ -43,7 +43,7 @@ impl Sequence {
         Self { due, open: None, response: None }
     }
 
-    /// Number of the Send, Write or Read Request that is open or due.
+    /// Number of the open Send, Write or Read Request, or else of the next one.
     pub fn due(&self) -> MessageNumber {
         self.due
     }
@@ -53,12 +53,12 @@ impl Sequence {
         matches!(self.open, Some(Open { content: Content::Send { .. }, .. }))
     }
 
-    /// Whether a response is open, of which the next response segment must be the continuation.
+    /// Number of the open response, which the next response segment must continue.
     pub fn open_response(&self) -> Option<MessageNumber> {
         self.response
     }
 
-    /// Checks that a segment with `payload` bytes of payload may follow. For a Send returns what holds for the whole
+    /// Checks that a segment with `payload` bytes of payload may come next. For a Send, returns the properties of the whole
     /// message.
     pub fn check(&self, header: &SegmentHeader, payload: u32) -> Result<Option<SendTerms>, SegmentError> {
         if let SegmentKind::ReadResponse { .. } = header.kind {
@@ -72,7 +72,7 @@ impl Sequence {
             && self.open.is_some()
             && header.number == self.due.next()
         {
-            // A19: the sender gives the open message up.
+            // A19: the sender abandons the open message.
             return Ok(Some(SendTerms { control, solicited: header.solicited }));
         }
         if header.number != self.due {
@@ -84,7 +84,7 @@ impl Sequence {
         })
     }
 
-    /// Notes a segment that [`Self::check`] allows.
+    /// Checks a segment as [`Self::check`] does, and advances past it.
     pub fn accept(&mut self, header: &SegmentHeader, payload: u32) -> Result<(), SegmentError> {
         self.check(header, payload)?;
         if let SegmentKind::ReadResponse { .. } = header.kind {
@@ -145,8 +145,8 @@ impl Sequence {
 }
 
 impl Content {
-    /// The content of the message whose first segment has this header. A Read Request is never open, so what it
-    /// becomes does not matter.
+    /// The content of the message whose first segment has this header. A Read Request has one segment and is never open, so
+    /// its content is not used.
     fn of(header: &SegmentHeader) -> Self {
         match header.kind {
             SegmentKind::Write { to, total } => Self::Write { id: to.id, next: to.offset, total },

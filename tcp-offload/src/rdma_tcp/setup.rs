@@ -1,5 +1,5 @@
-//! Set-up of a connection by control-only Sends (decisions A5, A8 and A12): the client's first message is Connect, the
-//! server's Accept or Reject.
+//! Set-up of a connection by Sends of control data (decisions A5, A8 and A12): the client's first message is Connect, the
+//! server's is Accept or Reject.
 
 use std::time::Duration;
 
@@ -18,19 +18,19 @@ use crate::{
     seq::StreamOffset,
 };
 
-/// Most private data of a Connect, Accept or Reject, in bytes: as many as MPA's.
+/// Most bytes of private data in Connect, Accept or Reject: as many as in MPA.
 pub const MAX_PRIVATE_DATA: usize = 512;
 
 /// This end's settings for the set-up of one connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RdmaTcpConfig {
-    /// Time limit for the peer's first message.
+    /// Time limit for the arrival of the peer's first message.
     pub startup_timeout: Duration,
-    /// How long a segment may wait for a receive before the stream is terminated. Zero terminates at once.
+    /// How long a segment may wait for a receive before the stream is terminated; zero terminates it at once.
     pub withhold_timeout: Duration,
     /// Most bytes held for segments that cannot be placed or delivered yet.
     pub hold_bytes: usize,
-    /// Client: the largest IRD that the server's ORD may raise ours to.
+    /// Client: the limit to which the server's ORD may raise our IRD.
     pub max_ird: u16,
 }
 
@@ -89,7 +89,7 @@ pub struct Agreed {
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub config: RdmaTcpConfig,
-    /// 128 bits that no one else can guess: the client's Connection ID and this end's first message number.
+    /// 128 unpredictable bits, from which the client's Connection ID and this end's first message number are taken.
     pub random: u128,
 }
 
@@ -113,7 +113,7 @@ impl Setup {
         }
     }
 
-    /// Our first message.
+    /// The bytes of our first message.
     fn message(&self, connection: ConnectionId, control: SendControl, private_data: &[u8]) -> Vec<u8> {
         let header = SegmentHeader {
             first: true,
@@ -141,7 +141,7 @@ struct Depths {
     peer_ord: u16,
 }
 
-/// The IRD and ORD that this end asks for, and the ID that it chose.
+/// The client's Connect, until it is answered: IRD, ORD and Connection ID.
 #[derive(Debug)]
 pub(crate) struct Asked {
     connection: ConnectionId,
@@ -149,18 +149,18 @@ pub(crate) struct Asked {
     ord: u16,
 }
 
-/// The first message of a peer.
+/// The peer's first message.
 struct First {
     connection: ConnectionId,
     number: MessageNumber,
     control: SendControl,
     private_data: Vec<u8>,
-    /// Its bytes in the stream.
+    /// Bytes of the message in the stream, with pad and CRC.
     bytes: usize,
 }
 
 impl First {
-    /// Parses a first message; `None` when it is incomplete.
+    /// Parses the peer's first message; `None` while it is incomplete.
     fn parse(bytes: &[u8]) -> Result<Option<Self>, SegmentError> {
         if let Some(version) = bytes.first().filter(|version| **version != VERSION) {
             return Err(SegmentError::Version(*version));

@@ -1,7 +1,8 @@
-//! The codec of a queue pair whose connection uses RDMA/TCP of 2000: between segments and the queue pair's own forms.
+//! The part of a queue pair that is specific to a connection with RDMA/TCP of 2000: it maps message numbers to the queue
+//! pair's receives and requests.
 //!
-//! DDP names a message by queue and MSN, this format by one number for all messages of a direction. What the two have in common
-//! (buffers, rights, completions, the send queue) is in the other files; docs/decisions/0014 names the decisions (A1 to A19).
+//! DDP names a message by queue and MSN, this format by one number for all messages of a direction. The common part (buffers,
+//! rights, completions, the send queue) is in the other files; docs/decisions/0014 lists the decisions (A1 to A20).
 #![deny(clippy::indexing_slicing)]
 
 use std::collections::VecDeque;
@@ -37,15 +38,15 @@ pub(super) const ATOMIC_VALUE_BYTES: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Stream {
     connection: ConnectionId,
-    /// Number of the message of group 1 that is being sent, or that is sent next.
+    /// Number of the message of group 1 that is being sent, or else of the next one.
     next_sent: MessageNumber,
-    /// Some segments of that message are sent, but not the last one.
+    /// Some segments of that message were sent, but not the last one.
     sent_partly: bool,
     received: Sequence,
     processed: OrderWindow,
-    /// Our requests that are outstanding, in the order of the queue pair's list of them.
+    /// The numbers of our outstanding requests, in the order of [`QueuePair`]'s list of requests.
     asked: VecDeque<AskedNumber>,
-    /// Numbers of the peer's requests to answer, in the order of the queue pair's list of them.
+    /// The numbers of the peer's unanswered requests, in the order of [`QueuePair`]'s list of them.
     to_answer: VecDeque<MessageNumber>,
 }
 
@@ -73,7 +74,7 @@ impl Stream {
         self.connection
     }
 
-    /// Header of the segment that begins at byte `sent` of a Send or RDMA Write, if it is not the last one.
+    /// Header of the segment that begins at byte `sent` of a Send or RDMA Write, without the E bit.
     pub(super) fn message_header(&self, entry: &SendRequest, sent: u32) -> SegmentHeader {
         let (order, kind) = match entry.operation {
             Operation::Write { remote } | Operation::WriteImmediate { remote, .. } => {
@@ -106,7 +107,7 @@ impl Stream {
         }
     }
 
-    /// Header of the segment that begins at byte `sent` of the oldest response to send, if it is not the last one.
+    /// Header of the segment that begins at byte `sent` of the oldest response to send, without the E bit.
     pub(super) fn response_header(&self, sent: u32) -> SegmentHeader {
         SegmentHeader {
             first: sent == 0,
@@ -118,7 +119,7 @@ impl Stream {
         }
     }
 
-    /// Notes that a segment was written.
+    /// Advances past a segment that was written.
     pub(super) fn sent(&mut self, header: &SegmentHeader) {
         match header.kind {
             SegmentKind::ReadResponse { .. } if header.last => drop(self.to_answer.pop_front()),
@@ -139,15 +140,15 @@ impl Stream {
         solicited: bool,
         out: &mut SegmentWriter<'_, '_, '_>,
     ) -> bool {
-        // A Terminate may interrupt a message, of which no more segments follow (A19).
+        // A Terminate may interrupt a message; no more segments of that message follow (A19).
         let number = if self.sent_partly { self.next_sent.next() } else { self.next_sent };
         let kind = SegmentKind::Send { offset: 0, control };
         let header = SegmentHeader { first: true, last: true, solicited, number, order: Order::STRICT, kind };
         self.put_whole(&header, &[], out)
     }
 
-    /// A response in order to a request that may overtake others can come before their responses (A18). Returns the place
-    /// of the request among the outstanding ones, if it is not the first.
+    /// The place among the outstanding requests of the request that this response in order answers out of turn, which is
+    /// allowed if the request may overtake others (A18). `None` for a response in turn.
     fn answered_early(&self, header: &SegmentHeader) -> Option<usize> {
         let place = self.asked.iter().position(|asked| asked.number == header.number)?;
         let asked = self.asked.get(place)?;
@@ -223,7 +224,7 @@ pub(crate) struct PlacedSegment {
     pub(crate) header: SegmentHeader,
     pub(crate) len: u16,
     value: u64,
-    /// A Send that was completed, or a Read Request that was accepted, when it was placed.
+    /// The segment is a Send that was completed, or a Read Request that was accepted, at its early placement.
     overtook: bool,
 }
 
@@ -241,7 +242,7 @@ fn violation(error: SegmentError) -> Refused {
     Refused::Stream(error.into(), Quote::default())
 }
 
-/// The form of DDP that a segment of `message` has in the queue pair.
+/// The queue pair's form of a segment for a tagged buffer.
 fn tagged(message: MessageType, last: bool, stag: STag, to: u64, len: u16) -> Seen<Tagged> {
     let control = Control { message }.byte(Versions::Ietf);
     Seen::without_bytes(Tagged { last, control, stag, to }, len)
@@ -260,9 +261,9 @@ impl QueuePair {
         )
     }
 
-    /// Places a segment. Beyond a gap RDMA Writes whose order allows it and responses are placed, and Read Requests whose order
-    /// allows it are accepted. The receive of a Send is not known there, because Writes and requests share their numbers with
-    /// Sends; so a Send is placed, and completed, only if any receive will do.
+    /// Places a segment. Beyond a gap, responses and those RDMA Writes that their order field allows are placed, and those Read
+    /// Requests that their order field allows are accepted. The receive of a Send is unknown there, because Writes and Read
+    /// Requests share their numbers with Sends, so a Send is placed and completed only if any receive will do.
     pub(super) fn place_numbered(
         &mut self,
         shared: &mut Shared,
@@ -332,7 +333,7 @@ impl QueuePair {
         Ok(Segment::Numbered(PlacedSegment { header, len, value, overtook }))
     }
 
-    /// Places and completes a Send beyond a gap. It overtakes others, unless the gap contains responses only.
+    /// Places and completes a Send beyond a gap. It overtakes other messages, unless the gap contains only responses.
     fn place_overtaking(
         &mut self,
         shared: &mut Shared,
@@ -347,7 +348,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Accepts a Read Request that overtakes others. It is answered in the order of its acceptance (A18).
+    /// Accepts a Read Request beyond a gap. Requests are answered in the order of their acceptance (A18).
     fn accept_overtaking(
         &mut self,
         shared: &mut Shared,
@@ -362,7 +363,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Places a segment of a Send in order; `terms` hold for its whole message.
+    /// Places a segment of a Send in order; `terms` are the properties of the whole message.
     fn place_numbered_send(
         &mut self,
         shared: &mut Shared,
@@ -377,8 +378,8 @@ impl QueuePair {
         }
     }
 
-    /// Our request that a response answers. In order this is the oldest one (A17), or one that may overtake, which then
-    /// becomes the oldest one.
+    /// Our request that a response answers. For a response in order, it is the oldest one (A17), or one that may overtake, which
+    /// then becomes the oldest one.
     fn asked_by(&mut self, header: &SegmentHeader, arrival: Arrival) -> Result<AskedKind, Refused> {
         if arrival == Arrival::InOrder
             && let Some(stream) = &mut self.stream

@@ -23,14 +23,14 @@ pub(super) struct Streaming<S: StartUp> {
     pub(super) deadline: Option<Instant>,
     /// Bytes of the peer have arrived.
     heard: bool,
-    /// The upper layer knows that bytes can be taken, and has not taken all of them.
+    /// Readable bytes were reported to the upper layer, which has not taken all of them.
     told: bool,
 }
 
 /// This end's role in the MPA start-up that follows.
 #[derive(Debug)]
 enum Role<S: StartUp> {
-    /// What it will ask for, and the bytes of its request.
+    /// The request that follows, and its bytes.
     Initiator(S::Asked, Vec<u8>),
     Responder(ListenerId),
 }

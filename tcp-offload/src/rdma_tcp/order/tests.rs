@@ -1,4 +1,4 @@
-//! The order field against the definition in the text, over any arrival order and numbers that wrap.
+//! The order field, compared with the definition in the proposal, for any arrival order and numbers that wrap.
 
 use std::collections::BTreeSet;
 
