@@ -36,8 +36,15 @@ usage: instructions [--record]              --record replaces the recorded figur
 /// Where the figures are recorded.
 const RECORD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/measurements/instructions.md");
 
-/// The functions between which instructions count: the traffic, without the link.
-const TOGGLES: [&str; 2] = ["*counted::Pair::counted*", "*MemoryLink as xwarp_tcp::link::Link*"];
+/// The function whose instructions count: the traffic.
+const COUNTED: &str = "*counted::Pair::counted*";
+
+/// The same function in another pattern, because callgrind has one setting per pattern. Before it begins, the link's
+/// functions switch counting on, so the costs until then are dropped.
+const STARTS: &str = "*Pair::counted*";
+
+/// The functions within it whose instructions do not count.
+const LINK: &str = "*MemoryLink as xwarp_tcp::link::Link*";
 
 /// Functions with fewer instructions per unit are not listed.
 const LEAST_LISTED: f64 = 10.0;
@@ -110,7 +117,8 @@ fn profiled(scenario: Scenario, framing: &str) -> Figures {
     let output = env::temp_dir().join(format!("xwarp-instructions-{}-{}", std::process::id(), scenario.name));
     let run = Command::new("valgrind")
         .args(["--tool=callgrind", "--quiet", "--dump-line=no"])
-        .args(TOGGLES.map(|function| format!("--toggle-collect={function}")))
+        .args([COUNTED, LINK].map(|function| format!("--toggle-collect={function}")))
+        .arg(format!("--zero-before={STARTS}"))
         .arg(format!("--callgrind-out-file={}", output.display()))
         .arg(env::current_exe().unwrap())
         .args(["--count", scenario.name, framing])
