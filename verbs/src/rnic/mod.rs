@@ -289,8 +289,7 @@ impl Ulp for Rnic {
             qp.data_after_close(shared);
             return Err(Refusal::Stop);
         }
-        let received = qp.codec().read(ulpdu).map_err(Refused::from);
-        match received.and_then(|received| qp.place(shared, received, arrival)) {
+        match qp.codec().read(ulpdu, |received| qp.place(shared, received, arrival)) {
             Ok(segment) => {
                 qp.counters.placed(&segment, arrival);
                 // The completion of a Send that has overtaken others may have overflowed its queue.

@@ -132,6 +132,7 @@ where
 impl QueuePair {
     /// Places a segment. Early placement changes only the target memory and the binding of a shared queue's receive to
     /// the message.
+    #[inline]
     pub(crate) fn place(
         &mut self,
         shared: &mut Shared,

@@ -131,33 +131,44 @@ impl From<Seen<Untagged>> for Quote {
 }
 
 impl Codec {
-    /// Reads the segment that a frame carries.
+    /// Reads the segment that a frame carries, and passes it to `f`. It is not returned, so that the compiler knows which
+    /// segment it is wherever it calls `f`, and builds none in memory.
     #[inline]
-    pub(crate) fn read<'u, 'p>(self, ulpdu: &'u Ulpdu<'p>) -> Result<Received<'u, 'p>, Unreadable> {
+    pub(crate) fn read<T, E: From<Unreadable>>(
+        self,
+        ulpdu: &Ulpdu<'_>,
+        f: impl FnOnce(Received<'_, '_>) -> Result<T, E>,
+    ) -> Result<T, E> {
         match self {
-            Self::Ddp(versions) => read_ddp(versions, ulpdu),
+            Self::Ddp(versions) => read_ddp(versions, ulpdu, f),
             Self::RdmaTcp(_) => {
                 let mut head = [0; HEADER_MOST_BYTES];
                 let peeked = ulpdu.peek(&mut head);
                 let header = SegmentHeader::parse(head.get(..peeked).unwrap_or_default(), ulpdu.len());
-                let header = header.map_err(StreamError::from)?;
-                Ok(Received::Numbered(header, SegmentPayload { ulpdu, at: header.bytes() }))
+                let header = header.map_err(|error| Unreadable::from(StreamError::from(error)))?;
+                f(Received::Numbered(header, SegmentPayload { ulpdu, at: header.bytes() }))
             }
         }
     }
 }
 
 #[inline]
-fn read_ddp<'u, 'p>(versions: Versions, ulpdu: &'u Ulpdu<'p>) -> Result<Received<'u, 'p>, Unreadable> {
+fn read_ddp<T, E: From<Unreadable>>(
+    versions: Versions,
+    ulpdu: &Ulpdu<'_>,
+    f: impl FnOnce(Received<'_, '_>) -> Result<T, E>,
+) -> Result<T, E> {
     let mut head = [0; UNTAGGED_BYTES];
     let peeked = ulpdu.peek(&mut head);
     if peeked == 0 {
-        return Ok(Received::Empty);
+        return f(Received::Empty);
     }
     let (header, version) = match ddp::Header::parse(head.get(..peeked).unwrap_or_default(), versions) {
         Ok(header) => (header, Ok(())),
         Err(Malformed::Version(error, header)) => (header, Err(error)),
-        Err(Malformed::Truncated) => return Err(StreamError::from(RdmapError::StreamCatastrophic).into()),
+        Err(Malformed::Truncated) => {
+            return Err(Unreadable::from(StreamError::from(RdmapError::StreamCatastrophic)).into());
+        }
     };
     let [first, ..] = head;
     let payload = SegmentPayload { ulpdu, at: header.bytes() };
@@ -167,12 +178,12 @@ fn read_ddp<'u, 'p>(versions: Versions, ulpdu: &'u Ulpdu<'p>) -> Result<Received
         parsed.map(|control| control.message).map_err(|InvalidControl(error)| error.into())
     });
     match (header, message) {
-        (header, Err(error)) => Err(Unreadable { error, quote: Quote::segment(&header, first, len) }),
+        (header, Err(error)) => Err(Unreadable { error, quote: Quote::segment(&header, first, len) }.into()),
         (ddp::Header::Tagged(header), Ok(message)) => {
-            Ok(Received::Tagged(message, Seen { header, first, len }, payload))
+            f(Received::Tagged(message, Seen { header, first, len }, payload))
         }
         (ddp::Header::Untagged(header), Ok(message)) => {
-            Ok(Received::Untagged(message, Seen { header, first, len }, payload))
+            f(Received::Untagged(message, Seen { header, first, len }, payload))
         }
     }
 }
