@@ -157,6 +157,11 @@ fn latency(
         let summary = Summary::of(&samples).context("no message was measured")?;
         report.row(Row::Latency(LatencyRow { bytes: size, iterations: samples.len() as u64, summary }));
     }
-    // The program for the latency of Writes exits without a last message.
-    if verb == Verb::Write { Ok(()) } else { ends.meet(endpoint, exchange) }
+    // The programs for the latency of Writes exit without a last message. The client has the last word there: its
+    // last Write has arrived before it has completed at the client, and would fail if the server closed at once.
+    match (verb, role) {
+        (Verb::Write, Role::Server) => ends.await_departure(),
+        (Verb::Write, Role::Client) => Ok(()),
+        _ => ends.meet(endpoint, exchange),
+    }
 }

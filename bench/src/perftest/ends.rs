@@ -196,15 +196,20 @@ impl Ends {
         Ok(number)
     }
 
+    /// Waits until the peer has closed the test connections, for a limited time.
+    pub fn await_departure(&self) -> Result<()> {
+        for end in &self.list {
+            end.connection.wait_disconnected(CLOSE_LIMIT)?;
+        }
+        Ok(())
+    }
+
     /// Closes all connections gracefully.
     pub fn close(self) -> Result<()> {
         for end in &self.list {
             end.connection.disconnect()?;
         }
-        for end in &self.list {
-            end.connection.wait_disconnected(CLOSE_LIMIT)?;
-        }
-        Ok(())
+        self.await_departure()
     }
 }
 
