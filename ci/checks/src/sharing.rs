@@ -6,6 +6,7 @@ use std::{collections::BTreeMap, env, fmt, fmt::Write as _, fs, path::PathBuf, t
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
+use xwarp_perf::stats::Spread;
 
 use crate::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
@@ -121,10 +122,8 @@ impl Samples {
     }
 
     /// Median and range.
-    fn spread(&self, path: Path, quantity: Quantity) -> Option<[f64; 3]> {
-        let mut values = self.0.get(&(path, quantity))?.clone();
-        values.sort_by(f64::total_cmp);
-        Some([*values.get(values.len() / 2)?, *values.first()?, *values.last()?])
+    fn spread(&self, path: Path, quantity: Quantity) -> Option<Spread> {
+        Spread::of(self.0.get(&(path, quantity))?)
     }
 
     fn table(&self) -> String {
@@ -134,14 +133,13 @@ impl Samples {
         for path in Path::all() {
             let _ = write!(table, "| {path} ");
             for (quantity, digits) in [(Quantity::Latency, 2), (Quantity::Bandwidth, 0)] {
-                let direct = self.spread(Path::Direct, quantity).map_or(f64::NAN, |[median, ..]| median);
-                let Some([median, least, most]) = self.spread(path, quantity) else {
+                let direct = self.spread(Path::Direct, quantity).map_or(f64::NAN, |spread| spread.median);
+                let Some(Spread { median, min, max, .. }) = self.spread(path, quantity) else {
                     table.push_str("| | | ");
                     continue;
                 };
                 let ratio = median / direct;
-                let _ =
-                    write!(table, "| {median:.digits$} | {least:.digits$} to {most:.digits$} | {ratio:.2} ");
+                let _ = write!(table, "| {median:.digits$} | {min:.digits$} to {max:.digits$} | {ratio:.2} ");
             }
             table.push_str("|\n");
         }

@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use xwarp_perf::stats::Spread;
+
 use super::Subject;
 
 /// A fault of the hop besides delay.
@@ -100,18 +102,17 @@ impl Samples {
             let of = |subject| subjects.get(&subject).map_or(&[][..], Vec::as_slice);
             let (ours, kernel) = (of(Subject::Ours), of(Subject::Kernel));
             let ratios: Vec<f64> = ours.iter().zip(kernel).map(|(a, b)| a.megabits / b.megabits).collect();
-            let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
-            let most = ratios.iter().copied().fold(0.0, f64::max);
+            let [ratio, least, most] =
+                Spread::of(&ratios).map_or([f64::NAN; 3], |s| [s.median, s.min, s.max]);
             let megabits = |list: &[Measurement]| median(list.iter().map(|m| m.megabits));
             let resent = |list: &[Measurement]| 100.0 * median(list.iter().map(|m| m.resent));
             let _ = writeln!(
                 text,
-                "| {:?} | {} | {:.2} | {:.2} | **{:.2}** ({least:.2}, {most:.2}) | {:.2} % | {:.2} % |",
+                "| {:?} | {} | {:.2} | {:.2} | **{ratio:.2}** ({least:.2}, {most:.2}) | {:.2} % | {:.2} % |",
                 condition.rtt,
                 condition.fault(),
                 megabits(ours),
                 megabits(kernel),
-                median(ratios.iter().copied()),
                 resent(ours),
                 resent(kernel),
             );
@@ -120,16 +121,9 @@ impl Samples {
     }
 }
 
-/// The median, the mean of the two middle values for an even count; NaN without values.
+/// The median; NaN without values.
 fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.get(middle) {
-        None => f64::NAN,
-        Some(&upper) if values.len().is_multiple_of(2) => f64::midpoint(values[middle - 1], upper),
-        Some(&value) => value,
-    }
+    Spread::of(&values.collect::<Vec<_>>()).map_or(f64::NAN, |spread| spread.median)
 }
 
 #[cfg(test)]
