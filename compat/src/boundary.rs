@@ -50,15 +50,36 @@ impl<T> CPart<T> {
     }
 }
 
-/// One of our objects, to which C programs have pointers.
-pub trait Object: Send + Sync + 'static {
+/// One of our objects, to which C programs have pointers. [`object!`] implements it.
+pub trait Object: Sized + Send + Sync + 'static {
     /// The C structure.
     type C;
     /// Where the structure lies in the object, in bytes.
     const OFFSET: usize;
-    /// Its address.
-    fn c_ptr(&self) -> *mut Self::C;
+
+    /// The structure's address.
+    fn c_ptr(&self) -> *mut Self::C {
+        ptr::from_ref(self).cast_mut().wrapping_byte_add(Self::OFFSET).cast()
+    }
 }
+
+/// Implements [`Object`] for a type whose field `c` is the C structure, or has it as a field:
+/// `object!(Pd: ibv_pd)`, `object!(Cq: ibv_cq is cq of ibv_cq_ex)`.
+macro_rules! object {
+    ($object:ident: $c:ident) => {
+        object!(@ $object, $c, std::mem::offset_of!($object, c));
+    };
+    ($object:ident: $c:ident is $field:ident of $outer:ident) => {
+        object!(@ $object, $c, std::mem::offset_of!($object, c) + std::mem::offset_of!($outer, $field));
+    };
+    (@ $object:ident, $c:ident, $offset:expr) => {
+        impl $crate::boundary::Object for $object {
+            type C = $c;
+            const OFFSET: usize = $offset;
+        }
+    };
+}
+pub(crate) use object;
 
 type Live = BTreeMap<usize, Arc<dyn Any + Send + Sync>>;
 
@@ -101,7 +122,10 @@ impl<T: Object> Handle<T> {
 
     /// The object, if the pointer names one of this type that has not been destroyed.
     pub fn object(self) -> Result<Arc<T>, Errno> {
-        let live = LIVE.read().unwrap_or_else(PoisonError::into_inner);
+        self.find(&LIVE.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn find(self, live: &Live) -> Result<Arc<T>, Errno> {
         let object = live.get(&self.0.addr()).ok_or(Errno::EINVAL)?;
         Arc::clone(object).downcast().map_err(|_| Errno::EINVAL)
     }
@@ -113,17 +137,19 @@ impl<T: Object> Handle<T> {
         Self(pointer)
     }
 
-    /// Ends the life of the pointer. Fails with `EINVAL` for a pointer that names no such object.
+    /// Ends the life of the pointer. Fails with `EINVAL` for a pointer that names no such object; of several threads that call
+    /// it for one object, one succeeds.
     pub fn withdraw(self) -> Result<Arc<T>, Errno> {
-        let object = self.object()?;
-        LIVE.write().unwrap_or_else(PoisonError::into_inner).remove(&self.0.addr());
+        let mut live = LIVE.write().unwrap_or_else(PoisonError::into_inner);
+        let object = self.find(&live)?;
+        live.remove(&self.0.addr());
         Ok(object)
     }
 
     /// As [`withdraw`](Self::withdraw), and fails with `EBUSY` while other objects use this one.
     pub fn withdraw_unused(self) -> Result<Arc<T>, Errno> {
-        let object = self.object()?;
         let mut live = LIVE.write().unwrap_or_else(PoisonError::into_inner);
+        let object = self.find(&live)?;
         // One is the table's, one is ours.
         if Arc::strong_count(&object) > 2 {
             return Err(Errno::EBUSY);
@@ -207,14 +233,19 @@ impl<T: Copy> Out<T> {
         self.0.is_null()
     }
 
-    /// Stores `value`, unless the pointer is null: returns false then.
-    pub fn write(self, value: T) -> bool {
-        let valid = !self.0.is_null();
-        if valid {
-            // SAFETY: by the module's contract a pointer that is not null leads to room for a `T`.
-            unsafe { self.0.write(value) };
+    /// Stores `value`. Fails with `EINVAL` for a null pointer.
+    pub fn write(self, value: T) -> Result<(), Errno> {
+        if self.0.is_null() {
+            return Err(Errno::EINVAL);
         }
-        valid
+        // SAFETY: by the module's contract a pointer that is not null leads to room for a `T`.
+        unsafe { self.0.write(value) };
+        Ok(())
+    }
+
+    /// Stores `value` where the program may pass a null pointer because it does not need it.
+    pub fn write_if_wanted(self, value: T) {
+        let _ = self.write(value);
     }
 
     /// Stores `value` at `index` of an array, whose length the caller has checked.
@@ -229,14 +260,15 @@ impl<T: Copy> Out<T> {
     }
 
     /// Stores the first `len` bytes of `value`: programs that were compiled with older headers have smaller structures.
-    pub fn write_prefix(self, value: &T, len: usize) -> bool {
-        let valid = !self.0.is_null();
-        if valid {
-            let from = ptr::from_ref(value).cast::<u8>();
-            // SAFETY: the program has room for `len` bytes, and `value` has as many.
-            unsafe { ptr::copy_nonoverlapping(from, self.0.cast(), len.min(size_of::<T>())) };
+    /// Fails with `EINVAL` for a null pointer.
+    pub fn write_prefix(self, value: &T, len: usize) -> Result<(), Errno> {
+        if self.0.is_null() {
+            return Err(Errno::EINVAL);
         }
-        valid
+        let from = ptr::from_ref(value).cast::<u8>();
+        // SAFETY: the program has room for `len` bytes, and `value` has as many.
+        unsafe { ptr::copy_nonoverlapping(from, self.0.cast(), len.min(size_of::<T>())) };
+        Ok(())
     }
 }
 
@@ -428,4 +460,51 @@ pub fn poll(fds: *mut std::ffi::c_void, number: libc::nfds_t, limit_ms: std::ffi
 pub fn at_exit(f: extern "C" fn()) {
     // SAFETY: `f` is a function that may be called at any time.
     let _ = unsafe { libc::atexit(f) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    /// The structure is not the first field.
+    struct Sample {
+        number: u32,
+        c: CPart<u64>,
+    }
+
+    object!(Sample: u64);
+
+    #[test]
+    fn a_pointer_leads_back_to_its_object() {
+        let handle = Handle::publish(Arc::new(Sample { number: 7, c: CPart::new(9) }));
+        assert_eq!(handle.alive().map(|sample| (sample.number, sample.c.update(|c| *c))), Some((7, 9)));
+        assert_eq!(handle.alive().map(|sample| sample.c.as_ptr()), Some(handle.as_ptr()));
+        handle.withdraw().unwrap();
+        assert_eq!(handle.object().map(drop), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn of_threads_that_destroy_an_object_one_succeeds() {
+        const THREADS: usize = 4;
+        for destroy in [Handle::<Sample>::withdraw, Handle::<Sample>::withdraw_unused] {
+            for _ in 0..500 {
+                let handle = Handle::publish(Arc::new(Sample { number: 0, c: CPart::new(0) }));
+                let barrier = Barrier::new(THREADS);
+                let succeeded = std::thread::scope(|scope| {
+                    let destroyers: Vec<_> = (0..THREADS)
+                        .map(|_| {
+                            scope.spawn(|| {
+                                barrier.wait();
+                                destroy(handle).is_ok()
+                            })
+                        })
+                        .collect();
+                    destroyers.into_iter().filter_map(|thread| thread.join().ok()).filter(|ok| *ok).count()
+                });
+                assert_eq!(succeeded, 1);
+            }
+        }
+    }
 }

@@ -1,18 +1,20 @@
-//! Descriptors for programs that poll: one descriptor of our own, readable while one of several is. Its `O_NONBLOCK` belongs to the
-//! program, which says with it whether our functions may block.
+//! What waits: descriptors for programs that poll, threads of our own, locks, and events that the program has not acknowledged.
 
 use std::{
     io,
     os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd},
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
 };
 
+use nix::sys::signal::{SigSet, SigmaskHow};
 use rustix::{
     event::epoll,
     fs::{OFlags, fcntl_getfl},
 };
 
-/// A descriptor that is readable while one of its sources is.
+/// A descriptor of our own that is readable while one of its sources is. Its `O_NONBLOCK` belongs to the program, which says with it whether
+/// our functions may block.
 pub struct Readable(OwnedFd);
 
 impl Readable {
@@ -46,6 +48,21 @@ impl AsFd for Readable {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// Calls `f` with all signals of this thread blocked, which threads that `f` starts inherit: signals stay with the program's threads.
+pub fn without_signals<T>(f: impl FnOnce() -> T) -> T {
+    let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
+    let result = f();
+    if let Ok(mask) = mask {
+        let _ = mask.thread_set_mask();
+    }
+    result
+}
+
+/// Starts a thread that handles no signals.
+pub fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    without_signals(|| thread::Builder::new().name(name.to_owned()).spawn(f))
 }
 
 /// Locks `mutex`, even if a holder panicked: a panic aborts the process at the boundary to C.

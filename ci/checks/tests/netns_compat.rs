@@ -129,3 +129,21 @@ fn netns_compat_libraries_are_found_by_dlopen() {
     let program = compiled(&lab, "dynamic", &["-ldl"]);
     assert_eq!(run(&lab, Side::A, &program).unwrap(), format!("device {INTERFACE}"));
 }
+
+/// Runs a case of `tests/compat/pair.c` at both ends.
+fn pair_of(case: &str) {
+    let lab = lab();
+    let program = compiled(&lab, "pair", &["-libverbs", "-lrdmacm"]);
+    let address = lab.address(Side::B, Family::V4);
+    let mut server = start(&lab, Side::B, &format!("{program} server {case}")).unwrap();
+    server.wait_for("listening", LIMIT).unwrap();
+    let client = run(&lab, Side::A, &format!("{program} client {case} {address}"));
+    let client = client.unwrap_or_else(|error| panic!("{error:#}\nthe server said: {}", server.output()));
+    assert!(client.contains("done"), "{client}");
+    assert!(server.finish(LIMIT).unwrap().contains("done"));
+}
+
+#[test]
+fn netns_compat_requests_before_one_that_is_refused_leave() {
+    pair_of("batch");
+}

@@ -47,7 +47,8 @@ fn netns_compat_perftest_takes_its_options() {
         ("ib_send_bw", "-R -n 200 -s 4096 -q 4"),
         ("ib_send_bw", "-R -n 200 -s 4096 -b"),
         ("ib_send_lat", "-R -n 200 -s 64 -e"),
-        ("ib_send_bw", "-R -n 200 -s 4096 --use-srq -q 2"),
+        // With more than one queue pair perftest's credits go astray (docs/compat.md).
+        ("ib_send_bw", "-R -n 200 -s 4096 --use-srq"),
         ("ib_send_lat", "-R -n 200 -s 64 -I 64"),
         ("ib_write_bw", "-R -n 200 -s 4096 -t 8"),
         ("ib_read_bw", "-R -n 200 -s 4096 -o 4"),

@@ -14,24 +14,17 @@ use crate::{
         cm::{PS_TCP, rai, rdma_addrinfo, sockaddr, sockaddr_storage, socklen_t},
         queue::QPT_RC,
     },
-    boundary::{self, CPart, Handle, In, Object, Out, Text, zeroed},
+    boundary::{self, CPart, Handle, In, Out, Text, object, zeroed},
     failure::minus_one,
 };
 
 /// One answer, with the addresses that it points to.
-#[repr(C)]
 pub struct AddressInfo {
     c: CPart<rdma_addrinfo>,
     addresses: CPart<[sockaddr_storage; 2]>,
 }
 
-impl Object for AddressInfo {
-    type C = rdma_addrinfo;
-    const OFFSET: usize = 0;
-    fn c_ptr(&self) -> *mut rdma_addrinfo {
-        self.c.as_ptr()
-    }
-}
+object!(AddressInfo: rdma_addrinfo);
 
 fn len(address: SocketAddr) -> socklen_t {
     (if address.is_ipv4() { size_of::<libc::sockaddr_in>() } else { size_of::<libc::sockaddr_in6>() })
@@ -88,8 +81,7 @@ pub extern "C" fn rdma_getaddrinfo(
         } else {
             [given(hints.ai_src_addr), address.or_else(|| given(hints.ai_dst_addr))]
         };
-        out.write(publish(&hints, source, peer).as_ptr());
-        Ok(())
+        out.write(publish(&hints, source, peer).as_ptr())
     };
     minus_one(get())
 }

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     abi::cm::rdma_event_channel,
-    boundary::{CPart, Handle, Object, Out},
+    boundary::{CPart, Handle, Out, object},
     failure::{self, minus_one},
     verbs::context::Context,
     wait::{Readable, lock},
@@ -37,7 +37,6 @@ struct Readers {
 }
 
 /// An event channel.
-#[repr(C)]
 pub struct Channel {
     c: CPart<rdma_event_channel>,
     fd: Readable,
@@ -56,13 +55,7 @@ pub struct Lane {
     ids: Mutex<BTreeMap<CmKey, Weak<Id>>>,
 }
 
-impl Object for Channel {
-    type C = rdma_event_channel;
-    const OFFSET: usize = 0;
-    fn c_ptr(&self) -> *mut rdma_event_channel {
-        self.c.as_ptr()
-    }
-}
+object!(Channel: rdma_event_channel);
 
 impl Lane {
     pub fn add(&self, key: CmKey, id: &Arc<Id>) {
@@ -205,11 +198,13 @@ pub extern "C" fn rdma_get_cm_event(
     out: Out<*mut crate::abi::cm::rdma_cm_event>,
 ) -> c_int {
     let get = || {
+        if out.is_null() {
+            return Err(Errno::EINVAL);
+        }
         let channel = channel.object()?;
         let event = channel.reading(|| channel.next())?;
-        out.write(event.c_ptr());
-        Handle::publish(event);
-        Ok(())
+        let event = Handle::publish(event);
+        out.write(event.as_ptr())
     };
     minus_one(get())
 }

@@ -6,7 +6,10 @@ use std::{
 };
 
 use nix::errno::Errno;
-use xwarp_verbs::cm::{AcceptOptions, ConnectOptions, ListenOptions};
+use xwarp_verbs::{
+    QueuePair,
+    cm::{AcceptOptions, CmError, CmId, ConnectOptions, ListenOptions},
+};
 
 use super::{
     id::{Id, Inner, Stage},
@@ -85,43 +88,36 @@ pub extern "C" fn rdma_listen(id: Handle<Id>, backlog: c_int) -> c_int {
     minus_one(listen(id, backlog))
 }
 
+/// Connects or accepts by `begin`, with the queue pair and the parameters of the program.
+fn establish(
+    id: Handle<Id>,
+    parameters: In<rdma_conn_param>,
+    begin: impl FnOnce(&CmId, &QueuePair, Parameters) -> Result<(), CmError>,
+) -> Result<(), Errno> {
+    let id = id.object()?;
+    {
+        let mut inner = lock(&id.inner);
+        let parameters = Parameters::of(parameters, &inner);
+        let qp = parameters.qp(&inner)?;
+        let [end] = &inner.ends[..] else { return Err(Errno::EINVAL) };
+        begin(&end.cm, &qp.qp, parameters).map_err(|error| failure::cm(&error))?;
+        inner.qp = Arc::downgrade(&qp);
+        inner.stage = Stage::Connecting;
+        id.show_addresses(&inner);
+    }
+    id.complete()
+}
+
 pub extern "C" fn rdma_connect(id: Handle<Id>, parameters: In<rdma_conn_param>) -> c_int {
-    let connect = || {
-        let id = id.object()?;
-        {
-            let mut inner = lock(&id.inner);
-            let parameters = Parameters::of(parameters, &inner);
-            let qp = parameters.qp(&inner)?;
-            let [end] = &inner.ends[..] else { return Err(Errno::EINVAL) };
-            let Parameters { private_data, ird, ord, .. } = parameters;
-            let options = ConnectOptions { private_data, ird, ord, framing: None };
-            end.cm.connect(&qp.qp, options).map_err(|error| failure::cm(&error))?;
-            inner.qp = Arc::downgrade(&qp);
-            inner.stage = Stage::Connecting;
-            id.show_addresses(&inner);
-        }
-        id.complete()
-    };
-    minus_one(connect())
+    minus_one(establish(id, parameters, |cm, qp, Parameters { private_data, ird, ord, .. }| {
+        cm.connect(qp, ConnectOptions { private_data, ird, ord, framing: None })
+    }))
 }
 
 pub extern "C" fn rdma_accept(id: Handle<Id>, parameters: In<rdma_conn_param>) -> c_int {
-    let accept = || {
-        let id = id.object()?;
-        {
-            let mut inner = lock(&id.inner);
-            let parameters = Parameters::of(parameters, &inner);
-            let qp = parameters.qp(&inner)?;
-            let [end] = &inner.ends[..] else { return Err(Errno::EINVAL) };
-            let Parameters { private_data, ird, ord, .. } = parameters;
-            let options = AcceptOptions { private_data, ird, ord };
-            end.cm.accept(&qp.qp, options).map_err(|error| failure::cm(&error))?;
-            inner.qp = Arc::downgrade(&qp);
-            inner.stage = Stage::Connecting;
-        }
-        id.complete()
-    };
-    minus_one(accept())
+    minus_one(establish(id, parameters, |cm, qp, Parameters { private_data, ird, ord, .. }| {
+        cm.accept(qp, AcceptOptions { private_data, ird, ord })
+    }))
 }
 
 pub extern "C" fn rdma_reject(id: Handle<Id>, data: *const c_void, len: u8) -> c_int {

@@ -112,14 +112,18 @@ fn create_qp(
     Ok(())
 }
 
+/// Creates the identifier's queue pair in the domain `pd`, or in the identifier's.
+fn create_plain_qp(id: &Arc<Id>, pd: Handle<Pd>, init: &mut ibv_qp_init_attr) -> Result<(), Errno> {
+    let pd = domain(id, pd)?;
+    create_qp(id, &pd, init, |init| Qp::new(&pd, init))
+}
+
 pub extern "C" fn rdma_create_qp(id: Handle<Id>, pd: Handle<Pd>, init: Out<ibv_qp_init_attr>) -> c_int {
     let create = || {
         let id = id.object()?;
-        let pd = domain(&id, pd)?;
         let mut attributes = init.read().ok_or(Errno::EINVAL)?;
-        create_qp(&id, &pd, &mut attributes, |attributes| Qp::new(&pd, attributes))?;
-        init.write(attributes);
-        Ok(())
+        create_plain_qp(&id, pd, &mut attributes)?;
+        init.write(attributes)
     };
     minus_one(create())
 }
@@ -134,8 +138,7 @@ pub extern "C" fn rdma_create_qp_ex(id: Handle<Id>, init: Out<ibv_qp_init_attr_e
             (attributes.send_cq, attributes.recv_cq, attributes.srq) = (base.send_cq, base.recv_cq, base.srq);
             qp::create_ex(&own, &mut attributes)
         })?;
-        init.write(attributes);
-        Ok(())
+        init.write(attributes)
     };
     minus_one(create())
 }
@@ -178,10 +181,9 @@ pub extern "C" fn rdma_init_qp_attr(id: Handle<Id>, attributes: Out<ibv_qp_attr>
         let mut given = attributes.read().ok_or(Errno::EINVAL)?;
         given.qp_access_flags = REMOTE_ACCESS;
         given.port_num = 1;
-        attributes.write(given);
+        attributes.write(given)?;
         let is_rts = given.qp_state == qp_state::RTS;
-        mask.write(if is_rts { qp_mask::STATE } else { qp_mask::STATE | qp_mask::ACCESS_FLAGS });
-        Ok(())
+        mask.write(if is_rts { qp_mask::STATE } else { qp_mask::STATE | qp_mask::ACCESS_FLAGS })
     };
     minus_one(init())
 }
@@ -196,11 +198,9 @@ pub extern "C" fn rdma_create_ep(
         let info = info.read().ok_or(Errno::EINVAL)?;
         let id = id::create(Handle::NULL, ptr::null_mut(), info.ai_port_space)?;
         let handle = Handle::of(id.c_ptr());
-        let made = prepare(&id, handle, &info, pd, init);
+        let made = prepare(&id, handle, &info, pd, init).and_then(|()| out.write(handle.as_ptr()));
         if made.is_err() {
             let _ = id::destroy(handle);
-        } else {
-            out.write(handle.as_ptr());
         }
         made
     };
@@ -228,9 +228,8 @@ fn prepare(
     resolve::resolve_route(handle)?;
     if let Some(mut attributes) = init.read() {
         attributes.qp_type = info.ai_qp_type;
-        let pd = domain(id, pd)?;
-        create_qp(id, &pd, &mut attributes, |attributes| Qp::new(&pd, attributes))?;
-        init.write(attributes);
+        create_plain_qp(id, pd, &mut attributes)?;
+        init.write(attributes)?;
     }
     Ok(())
 }
@@ -254,21 +253,18 @@ pub extern "C" fn rdma_get_request(listener: Handle<Id>, out: Out<*mut rdma_cm_i
         if lock(&listener.inner).stage != Stage::Listening {
             return Err(Errno::EINVAL);
         }
-        let found = listener.next_event()?.object()?;
+        let found = listener.await_event()?.ok_or(Errno::EINVAL)?;
         if found.kind() != crate::abi::cm::event::CONNECT_REQUEST {
             return Err(Errno::EINVAL);
         }
         let request = found.id();
         let id = request.object()?;
-        if let Some(QpTemplate(pd, init)) = listener.template.update(|template| *template) {
-            let pd = domain(&id, pd)?;
-            let mut attributes = init;
-            create_qp(&id, &pd, &mut attributes, |attributes| Qp::new(&pd, attributes))?;
+        if let Some(QpTemplate(pd, mut init)) = listener.template.update(|template| *template) {
+            create_plain_qp(&id, pd, &mut init)?;
         }
         id::rdma_migrate_id(request, Handle::NULL);
         id.take_event(&listener);
-        out.write(id.c_ptr());
-        Ok(())
+        out.write(id.c_ptr())
     };
     minus_one(get())
 }

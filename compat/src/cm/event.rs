@@ -14,13 +14,12 @@ use super::{
 };
 use crate::{
     abi::cm::{MAX_DEPTH, event, rdma_cm_event},
-    boundary::{CPart, Handle, Object, zeroed},
+    boundary::{CPart, Handle, Object as _, object, zeroed},
     failure::{self, minus_one},
     verbs::text::name,
 };
 
 /// An event that the program has not acknowledged.
-#[repr(C)]
 pub struct CmEvent {
     c: CPart<rdma_cm_event>,
     /// The identifier whose destruction waits for the acknowledgement: of a request the listener's.
@@ -29,13 +28,7 @@ pub struct CmEvent {
     _private_data: Vec<u8>,
 }
 
-impl Object for CmEvent {
-    type C = rdma_cm_event;
-    const OFFSET: usize = 0;
-    fn c_ptr(&self) -> *mut rdma_cm_event {
-        self.c.as_ptr()
-    }
-}
+object!(CmEvent: rdma_cm_event);
 
 /// What an event says beside its kind.
 #[derive(Default)]

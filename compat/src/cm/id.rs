@@ -19,7 +19,7 @@ use crate::{
         cm::{PS_TCP, event, rdma_cm_id},
         queue::{QPT_RC, qp_state},
     },
-    boundary::{self, CPart, Handle, Object, Out, zeroed},
+    boundary::{self, CPart, Handle, Object as _, Out, object, zeroed},
     failure::{self, minus_one},
     verbs::{context::Context, qp::Qp},
     wait::{Unacknowledged, lock},
@@ -69,7 +69,6 @@ pub struct Inner {
 }
 
 /// An identifier.
-#[repr(C)]
 pub struct Id {
     pub c: CPart<rdma_cm_id>,
     pub inner: Mutex<Inner>,
@@ -77,13 +76,7 @@ pub struct Id {
     pub template: CPart<Option<QpTemplate>>,
 }
 
-impl Object for Id {
-    type C = rdma_cm_id;
-    const OFFSET: usize = 0;
-    fn c_ptr(&self) -> *mut rdma_cm_id {
-        self.c.as_ptr()
-    }
-}
+object!(Id: rdma_cm_id);
 
 impl Id {
     pub fn new(channel: &Arc<Channel>, is_sync: bool, context: *mut c_void, ps: c_int) -> Arc<Self> {
@@ -231,24 +224,29 @@ impl Id {
 
     /// A synchronous call waits for its event, whose failure is the call's.
     pub fn complete(&self) -> Result<(), Errno> {
+        let Some(found) = self.await_event()? else { return Ok(()) };
+        match (found.kind(), found.status()) {
+            (event::REJECTED, _) => Err(Errno::ECONNREFUSED),
+            (_, 0) => Ok(()),
+            (_, status) => Err(Errno::from_raw(status.abs())),
+        }
+    }
+
+    /// The next event of a synchronous identifier, which keeps it until the next call that waits; `None` for an asynchronous one.
+    pub fn await_event(&self) -> Result<Option<Arc<CmEvent>>, Errno> {
         let channel = {
             let mut inner = lock(&self.inner);
             if !inner.is_sync {
-                return Ok(());
+                return Ok(None);
             }
             self.forget_event(&mut inner);
             Arc::clone(&inner.channel)
         };
         let found = channel.next()?;
-        let (kind, status) = (found.kind(), found.status());
-        let handle = Handle::publish(found);
+        let handle = Handle::publish(Arc::clone(&found));
         lock(&self.inner).event = Some(handle);
         self.c.update(|c| c.event = handle.as_ptr());
-        match (kind, status) {
-            (event::REJECTED, _) => Err(Errno::ECONNREFUSED),
-            (_, 0) => Ok(()),
-            (_, status) => Err(Errno::from_raw(status.abs())),
-        }
+        Ok(Some(found))
     }
 
     fn forget_event(&self, inner: &mut Inner) {
@@ -256,22 +254,6 @@ impl Id {
             let _ = acknowledge(event);
             self.c.update(|c| c.event = std::ptr::null_mut());
         }
-    }
-
-    /// Waits for an event of a synchronous identifier and leaves it to the caller.
-    pub fn next_event(&self) -> Result<Handle<CmEvent>, Errno> {
-        let channel = {
-            let mut inner = lock(&self.inner);
-            if !inner.is_sync {
-                return Err(Errno::EINVAL);
-            }
-            self.forget_event(&mut inner);
-            Arc::clone(&inner.channel)
-        };
-        let handle = Handle::publish(channel.next()?);
-        lock(&self.inner).event = Some(handle);
-        self.c.update(|c| c.event = handle.as_ptr());
-        Ok(handle)
     }
 
     /// Takes over the event of the listener, which tells of this request: its private data lives until the next call that waits.
@@ -325,9 +307,10 @@ pub extern "C" fn rdma_create_id(
     context: *mut c_void,
     ps: c_int,
 ) -> c_int {
-    minus_one(create(channel, context, ps).map(|id| {
-        out.write(id.c_ptr());
-    }))
+    if out.is_null() {
+        return minus_one(Err(Errno::EINVAL));
+    }
+    minus_one(create(channel, context, ps).and_then(|id| out.write(id.c_ptr())))
 }
 
 /// A new identifier, on `channel` or on one of its own.

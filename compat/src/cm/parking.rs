@@ -3,81 +3,125 @@
 //! time: the next listener at its address takes it over with its requests, else it is closed.
 
 use std::{
+    collections::VecDeque,
     net::SocketAddr,
     sync::{Arc, Mutex},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
-use nix::sys::signal::{SigSet, SigmaskHow};
 use xwarp_verbs::cm::{CmId, EventChannel};
 
 use super::id::{End, Id};
-use crate::{verbs::card::Card, wait::lock};
+use crate::{
+    verbs::card::Card,
+    wait::{lock, spawn},
+};
 
 /// How long a closed listener holds requests.
 const HOLD: Duration = Duration::from_secs(5);
 
 struct Parked {
-    /// Which one, among those that were parked.
-    number: u64,
     card: Arc<Card>,
     address: SocketAddr,
     cm: CmId,
     _events: EventChannel,
 }
 
-struct Lot {
-    parked: Vec<Parked>,
-    next: u64,
+/// Parked listeners, each with the time at which it is closed, earliest first.
+struct Lot<T> {
+    parked: VecDeque<(Instant, T)>,
+    /// The process in which a thread closes listeners: a child does not have its parent's threads.
+    attended_in: Option<u32>,
 }
 
-static LOT: Mutex<Lot> = Mutex::new(Lot { parked: Vec::new(), next: 0 });
+static LOT: Mutex<Lot<Parked>> = Mutex::new(Lot::new());
+
+impl<T> Lot<T> {
+    const fn new() -> Self {
+        Self { parked: VecDeque::new(), attended_in: None }
+    }
+
+    /// Parks a listener. Returns whether `process` needs a thread that closes listeners.
+    fn park(&mut self, until: Instant, listener: T, process: u32) -> bool {
+        self.parked.push_back((until, listener));
+        self.attended_in.replace(process) != Some(process)
+    }
+
+    /// Removes the listeners whose time is over. Also returns the time of the next one, without which the thread ends.
+    fn expired(&mut self, now: Instant) -> (Vec<T>, Option<Instant>) {
+        let due = self.parked.partition_point(|(until, _)| *until <= now);
+        let gone = self.parked.drain(..due).map(|(_, listener)| listener).collect();
+        let next = self.parked.front().map(|(until, _)| *until);
+        if next.is_none() {
+            self.attended_in = None;
+        }
+        (gone, next)
+    }
+
+    fn take(&mut self, wanted: impl Fn(&T) -> bool) -> Option<T> {
+        let index = self.parked.iter().position(|(_, listener)| wanted(listener))?;
+        self.parked.remove(index).map(|(_, listener)| listener)
+    }
+}
 
 /// Keeps a listener for the next one at its address.
 pub fn park(end: End) {
     let End { lane, mut cm } = end;
     let (Some(address), Ok(events)) = (cm.local_address(), EventChannel::new()) else { return };
     cm.migrate(&events);
-    let number = {
+    let parked = Parked { card: Arc::clone(&lane.context.card), address, cm, _events: events };
+    let needs_thread = lock(&LOT).park(Instant::now() + HOLD, parked, std::process::id());
+    if needs_thread && spawn("xwarp-parking", attend).is_err() {
         let mut lot = lock(&LOT);
-        lot.next += 1;
-        let number = lot.next;
-        let card = Arc::clone(&lane.context.card);
-        lot.parked.push(Parked { number, card, address, cm, _events: events });
-        number
-    };
-    let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
-    let spawned = std::thread::Builder::new().name("xwarp-parking".into()).spawn(move || {
-        std::thread::sleep(HOLD);
-        tow(number);
-    });
-    if let Ok(mask) = mask {
-        let _ = mask.thread_set_mask();
-    }
-    if spawned.is_err() {
-        tow(number);
+        lot.attended_in = None;
+        let all = std::mem::take(&mut lot.parked);
+        drop(lot);
+        drop(all);
     }
 }
 
-/// Closes a listener that nobody has taken over.
-fn tow(number: u64) {
-    let mut lot = lock(&LOT);
-    let index = lot.parked.iter().position(|parked| parked.number == number);
-    let gone = index.map(|index| lot.parked.swap_remove(index));
-    drop(lot);
-    drop(gone);
+/// Closes listeners that nobody has taken over, until none is left.
+fn attend() {
+    loop {
+        let now = Instant::now();
+        let (gone, next) = lock(&LOT).expired(now);
+        drop(gone);
+        let Some(next) = next else { return };
+        thread::sleep(next - now);
+    }
 }
 
 /// The listener that was parked at the address of `end`, for `id` on the events of `end`.
 pub fn take(end: &End, id: &Arc<Id>) -> Option<CmId> {
     let address = end.cm.local_address()?;
-    let mut lot = lock(&LOT);
     let same =
         |parked: &Parked| Arc::ptr_eq(&parked.card, &end.lane.context.card) && parked.address == address;
-    let index = lot.parked.iter().position(same)?;
-    let mut cm = lot.parked.swap_remove(index).cm;
+    let mut cm = lock(&LOT).take(same)?.cm;
     // The requests that it has held follow at once, so its identifier must be known before.
     end.lane.add(cm.key(), id);
     cm.migrate(&end.lane.events);
     Some(cm)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thread_closes_all_parked_listeners_and_ends_with_the_last() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut lot = Lot::new();
+        assert!(lot.park(at(5), 'a', 1), "the first one needs a thread");
+        assert!(!lot.park(at(6), 'b', 1));
+        assert!(!lot.park(at(8), 'c', 1));
+        assert_eq!(lot.expired(at(4)), (vec![], Some(at(5))));
+        assert_eq!(lot.take(|listener| *listener == 'b'), Some('b'));
+        assert_eq!(lot.take(|listener| *listener == 'b'), None);
+        assert_eq!(lot.expired(at(5)), (vec!['a'], Some(at(8))));
+        assert!(lot.park(at(9), 'd', 2), "a child process has no thread of its parent's");
+        assert_eq!(lot.expired(at(9)), (vec!['c', 'd'], None));
+        assert!(lot.park(at(20), 'e', 2), "the thread has ended");
+    }
 }

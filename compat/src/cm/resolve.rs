@@ -193,10 +193,10 @@ pub fn resolve_route(id: Handle<Id>) -> Result<(), Errno> {
 }
 
 pub extern "C" fn rdma_get_devices(number: Out<c_int>) -> *mut *mut ibv_context {
-    number.write(0);
+    number.write_if_wanted(0);
     match all_contexts() {
         Ok(contexts) => {
-            number.write(c_int::try_from(contexts.len()).unwrap_or(c_int::MAX));
+            number.write_if_wanted(c_int::try_from(contexts.len()).unwrap_or(c_int::MAX));
             device::list(&contexts.iter().map(|context| context.c_ptr()).collect::<Vec<_>>())
         }
         Err(error) => {

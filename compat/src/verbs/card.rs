@@ -7,10 +7,7 @@ use std::{
     time::Duration,
 };
 
-use nix::{
-    errno::Errno,
-    sys::signal::{SigSet, SigmaskHow},
-};
+use nix::errno::Errno;
 use xwarp_verbs::{CqId, Device, QpId, SrqId};
 
 use super::{cq::Cq, device::Port, pairing::Pairing, qp::Qp, srq::Srq};
@@ -19,7 +16,7 @@ use crate::{
     boundary::{at_exit, objects},
     cm::id::Id,
     config::config,
-    wait::lock,
+    wait::{lock, without_signals},
 };
 
 /// Longest time that a process which exits waits until its connections are closed at both ends.
@@ -58,11 +55,7 @@ pub fn open(port: &Arc<Port>) -> Result<Arc<Card>, Errno> {
     if let Some(card) = known {
         return Ok(card);
     }
-    let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
-    let opened = Device::open_with(&port.name, config().device_options());
-    if let Ok(mask) = mask {
-        let _ = mask.thread_set_mask();
-    }
+    let opened = without_signals(|| Device::open_with(&port.name, config().device_options()));
     let device = opened.map_err(|error| {
         eprintln!("xwarp: cannot open {}: {error}", port.name);
         Errno::ENODEV

@@ -11,13 +11,12 @@ use xwarp_verbs::CompletionChannel;
 use super::{context::Context, cq::Cq};
 use crate::{
     abi::{device::ibv_comp_channel, queue::ibv_cq},
-    boundary::{CPart, Handle, Object, Out},
+    boundary::{CPart, Handle, Object as _, Out, object},
     failure::{self, minus_one, number},
     wait::Readable,
 };
 
 /// A completion channel.
-#[repr(C)]
 pub struct CompChannel {
     c: CPart<ibv_comp_channel>,
     pub channel: CompletionChannel,
@@ -25,13 +24,7 @@ pub struct CompChannel {
     context: Arc<Context>,
 }
 
-impl Object for CompChannel {
-    type C = ibv_comp_channel;
-    const OFFSET: usize = 0;
-    fn c_ptr(&self) -> *mut ibv_comp_channel {
-        self.c.as_ptr()
-    }
-}
+object!(CompChannel: ibv_comp_channel);
 
 impl CompChannel {
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, Errno> {
@@ -76,9 +69,8 @@ pub extern "C" fn ibv_get_cq_event(
     let get = || {
         let found = channel.object()?.next()?;
         found.unacknowledged.returned();
-        cq.write(found.c_ptr());
-        cq_context.write(found.c_context());
-        Ok(())
+        cq.write(found.c_ptr())?;
+        cq_context.write(found.c_context())
     };
     minus_one(get())
 }

@@ -2,7 +2,6 @@
 
 use std::{
     ffi::{c_char, c_int, c_void},
-    mem::offset_of,
     ptr,
     sync::{Arc, Mutex},
 };
@@ -17,9 +16,9 @@ use crate::{
         ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_port_attr,
         ibv_query_device_ex_input, ibv_values_ex, verbs_context,
     },
-    boundary::{CPart, Handle, In, Object, Out, zeroed},
+    boundary::{CPart, Handle, In, Object as _, Out, object, zeroed},
     config::config,
-    failure::{self, count, number, pointer},
+    failure::{self, minus_one, number, pointer},
     wait::{Readable, lock},
 };
 
@@ -35,7 +34,6 @@ const LINK_UP: u8 = 5;
 const LINK_DISABLED: u8 = 3;
 
 /// An opened device.
-#[repr(C)]
 pub struct Context {
     c: CPart<verbs_context>,
     pub card: Arc<Card>,
@@ -45,13 +43,7 @@ pub struct Context {
     pub default_pd: Mutex<Option<Arc<Pd>>>,
 }
 
-impl Object for Context {
-    type C = ibv_context;
-    const OFFSET: usize = offset_of!(verbs_context, context);
-    fn c_ptr(&self) -> *mut ibv_context {
-        self.c.as_ptr().wrapping_byte_add(Self::OFFSET).cast()
-    }
-}
+object!(Context: ibv_context is context of verbs_context);
 
 impl Context {
     pub fn open(port: &Arc<Port>) -> Result<Arc<Self>, Errno> {
@@ -177,13 +169,7 @@ pub extern "C" fn ibv_close_device(context: Handle<Context>) -> c_int {
 }
 
 pub extern "C" fn ibv_query_device(context: Handle<Context>, out: Out<ibv_device_attr>) -> c_int {
-    number(
-        context.object().and_then(
-            |context| {
-                if out.write(context.attributes()) { Ok(()) } else { Err(Errno::EINVAL) }
-            },
-        ),
-    )
+    number(context.object().and_then(|context| out.write(context.attributes())))
 }
 
 pub extern "C" fn query_device_ex(
@@ -206,7 +192,7 @@ pub extern "C" fn query_device_ex(
             orig_attr,
             ..zeroed()
         };
-        if out.write_prefix(&attributes, size) { Ok(()) } else { Err(Errno::EINVAL) }
+        out.write_prefix(&attributes, size)
     }))
 }
 
@@ -218,7 +204,7 @@ pub extern "C" fn query_port(
 ) -> c_int {
     number(context.object().and_then(|context| {
         let attributes = context.port(port.into())?;
-        if out.write_prefix(&attributes, size) { Ok(()) } else { Err(Errno::EINVAL) }
+        out.write_prefix(&attributes, size)
     }))
 }
 
@@ -233,8 +219,7 @@ extern "C" fn query_rt_values(context: Handle<Context>, out: Out<ibv_values_ex>)
     number(context.object().and_then(|_| {
         let values = out.read().filter(|values| values.comp_mask & !RAW_CLOCK == 0).ok_or(Errno::EINVAL)?;
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        out.write(ibv_values_ex { raw_clock: [now.tv_sec, now.tv_nsec], ..values });
-        Ok(())
+        out.write(ibv_values_ex { raw_clock: [now.tv_sec, now.tv_nsec], ..values })
     }))
 }
 
@@ -245,7 +230,7 @@ pub extern "C" fn ibv_query_gid(
     out: Out<ibv_gid>,
 ) -> c_int {
     let gid = context.object().and_then(|context| context.gid(port.into(), index));
-    count(gid.and_then(|gid| if out.write(gid) { Ok(0) } else { Err(Errno::EINVAL) }))
+    minus_one(gid.and_then(|gid| out.write(gid)))
 }
 
 /// iWARP has no types of GIDs: all are of the first one.
@@ -256,7 +241,7 @@ pub extern "C" fn ibv_query_gid_type(
     out: Out<c_int>,
 ) -> c_int {
     let gid = context.object().and_then(|context| context.gid(port.into(), index as c_int));
-    count(gid.and_then(|_| if out.write(0) { Ok(0) } else { Err(Errno::EINVAL) }))
+    minus_one(gid.and_then(|_| out.write(0)))
 }
 
 fn gid_entry(context: &Context, index: u32) -> Result<ibv_gid_entry, Errno> {
@@ -283,7 +268,7 @@ pub extern "C" fn _ibv_query_gid_ex(
             return Err(Errno::EINVAL);
         }
         let entry = gid_entry(&context, index)?;
-        if out.write_prefix(&entry, size) { Ok(()) } else { Err(Errno::EINVAL) }
+        out.write_prefix(&entry, size)
     }))
 }
 
@@ -313,13 +298,13 @@ pub extern "C" fn _ibv_query_gid_table(
 }
 
 pub extern "C" fn ibv_query_pkey(context: Handle<Context>, port: u8, index: c_int, out: Out<u16>) -> c_int {
-    let valid = context.object().is_ok() && port == 1 && index == 0 && out.write(PKEY);
-    count(if valid { Ok(0) } else { Err(Errno::EINVAL) })
+    let valid = context.object().is_ok() && port == 1 && index == 0;
+    minus_one(if valid { out.write(PKEY) } else { Err(Errno::EINVAL) })
 }
 
 pub extern "C" fn ibv_get_pkey_index(context: Handle<Context>, port: u8, pkey: u16) -> c_int {
     let valid = context.object().is_ok() && port == 1 && pkey == PKEY;
-    count(if valid { Ok(0) } else { Err(Errno::EINVAL) })
+    minus_one(if valid { Ok(()) } else { Err(Errno::EINVAL) })
 }
 
 pub extern "C" fn ibv_create_comp_channel(context: Handle<Context>) -> Handle<channel::CompChannel> {

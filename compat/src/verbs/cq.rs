@@ -11,13 +11,12 @@ use xwarp_verbs::{CompletionQueue, CompletionQueueOptions, Opcode, WcStatus, Wor
 use super::{channel::CompChannel, context::Context};
 use crate::{
     abi::queue::{WC_WITH_IMM, WC_WITH_INV, ibv_cq, ibv_cq_ex, ibv_wc, wc_opcode, wc_status},
-    boundary::{CPart, Handle, Object, Out, zeroed},
+    boundary::{CPart, Handle, Object as _, Out, object, zeroed},
     failure::{self, number, pointer},
     wait::Unacknowledged,
 };
 
 /// A completion queue. Every one has the functions of `ibv_create_cq_ex`; programs that did not ask for them do not see them.
-#[repr(C)]
 pub struct Cq {
     pub c: CPart<ibv_cq_ex>,
     pub cq: CompletionQueue,
@@ -29,13 +28,7 @@ pub struct Cq {
     pub current: CPart<ibv_wc>,
 }
 
-impl Object for Cq {
-    type C = ibv_cq;
-    const OFFSET: usize = 0;
-    fn c_ptr(&self) -> *mut ibv_cq {
-        self.c.as_ptr().cast()
-    }
-}
+object!(Cq: ibv_cq is cq of ibv_cq_ex);
 
 impl Cq {
     pub fn new(

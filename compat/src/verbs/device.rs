@@ -12,7 +12,7 @@ use nix::{errno::Errno, ifaddrs::getifaddrs, net::if_::InterfaceFlags};
 
 use crate::{
     abi::device::{NODE_RNIC, SYSFS_NAME_MAX, ibv_device},
-    boundary::{CPart, Handle, Object, Out},
+    boundary::{CPart, Handle, Object as _, Out, object},
     config::config,
     wait::lock,
 };
@@ -30,13 +30,7 @@ pub struct Port {
     addresses: Mutex<Vec<IpAddr>>,
 }
 
-impl Object for Port {
-    type C = ibv_device;
-    const OFFSET: usize = 0;
-    fn c_ptr(&self) -> *mut ibv_device {
-        self.c.as_ptr()
-    }
-}
+object!(Port: ibv_device);
 
 /// An interface as the kernel describes it.
 #[derive(Default)]
@@ -160,10 +154,10 @@ pub fn free_list<T>(list: *mut *mut T) {
 }
 
 pub extern "C" fn ibv_get_device_list(number: Out<c_int>) -> *mut *mut ibv_device {
-    number.write(0);
+    number.write_if_wanted(0);
     match ports() {
         Ok(ports) => {
-            number.write(c_int::try_from(ports.len()).unwrap_or(c_int::MAX));
+            number.write_if_wanted(c_int::try_from(ports.len()).unwrap_or(c_int::MAX));
             list(&ports.iter().map(|port| port.c_ptr()).collect::<Vec<_>>())
         }
         Err(error) => {

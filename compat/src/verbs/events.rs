@@ -69,10 +69,7 @@ fn next(context: &Context) -> Result<ibv_async_event, Errno> {
 }
 
 pub extern "C" fn ibv_get_async_event(context: Handle<Context>, out: Out<ibv_async_event>) -> c_int {
-    let get = || {
-        let event = next(&*context.object()?)?;
-        if out.write(event) { Ok(()) } else { Err(Errno::EINVAL) }
-    };
+    let get = || out.write(next(&*context.object()?)?);
     minus_one(get())
 }
 

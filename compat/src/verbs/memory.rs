@@ -12,13 +12,12 @@ use super::{context::Context, qp::Qp};
 use crate::{
     abi::device::{MW_TYPE_2, access, ibv_mr, ibv_mw, ibv_mw_bind_info, ibv_pd, rereg},
     abi::queue::ibv_mw_bind,
-    boundary::{self, CPart, Handle, In, Object},
+    boundary::{self, CPart, Handle, In, Object as _, object},
     failure::{self, number, pointer},
     wait::lock,
 };
 
 /// A protection domain.
-#[repr(C)]
 pub struct Pd {
     c: CPart<ibv_pd>,
     pub pd: ProtectionDomain,
@@ -27,13 +26,7 @@ pub struct Pd {
     _parent: Option<Arc<Pd>>,
 }
 
-impl Object for Pd {
-    type C = ibv_pd;
-    const OFFSET: usize = 0;
-    fn c_ptr(&self) -> *mut ibv_pd {
-        self.c.as_ptr()
-    }
-}
+object!(Pd: ibv_pd);
 
 impl Pd {
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, Errno> {
@@ -80,7 +73,6 @@ pub extern "C" fn alloc_parent_domain(
 }
 
 /// A registered region.
-#[repr(C)]
 pub struct Mr {
     c: CPart<ibv_mr>,
     state: Mutex<MrState>,
@@ -95,13 +87,7 @@ struct MrState {
     iova: u64,
 }
 
-impl Object for Mr {
-    type C = ibv_mr;
-    const OFFSET: usize = 0;
-    fn c_ptr(&self) -> *mut ibv_mr {
-        self.c.as_ptr()
-    }
-}
+object!(Mr: ibv_mr);
 
 /// Access rights as ours. Optional bits of C programs are ignored.
 fn rights(flags: u32) -> Result<Access, Errno> {
@@ -242,20 +228,13 @@ pub extern "C" fn ibv_rereg_mr(
 }
 
 /// A memory window of type 2.
-#[repr(C)]
 pub struct Mw {
     c: CPart<ibv_mw>,
     window: MemoryWindow,
     _pd: Arc<Pd>,
 }
 
-impl Object for Mw {
-    type C = ibv_mw;
-    const OFFSET: usize = 0;
-    fn c_ptr(&self) -> *mut ibv_mw {
-        self.c.as_ptr()
-    }
-}
+object!(Mw: ibv_mw);
 
 pub extern "C" fn alloc_mw(pd: Handle<Pd>, kind: c_int) -> Handle<Mw> {
     let make = || {

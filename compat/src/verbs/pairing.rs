@@ -6,16 +6,13 @@
 //! device executes these steps, because `ibv_modify_qp` must return: programs often tell their peer afterwards who they are.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex, Weak},
     time::{Duration, Instant},
 };
 
-use nix::{
-    errno::Errno,
-    sys::signal::{SigSet, SigmaskHow},
-};
+use nix::errno::Errno;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::fd::OwnedFd;
 use xwarp_verbs::{
@@ -27,7 +24,11 @@ use xwarp_verbs::{
 };
 
 use super::qp::Qp;
-use crate::{config::config, failure, wait::lock};
+use crate::{
+    config::config,
+    failure,
+    wait::{lock, spawn},
+};
 
 /// The first octets of the private data.
 const MAGIC: [u8; 4] = *b"xwqp";
@@ -37,8 +38,12 @@ const RETRY: Duration = Duration::from_millis(20);
 pub const LIMIT: Duration = Duration::from_secs(30);
 /// Limit of one resolution of the peer's address.
 const RESOLVE: Duration = Duration::from_secs(1);
-/// Requests that wait for our queue pair to be ready; more are rejected.
+/// Requests that wait for our queue pairs to be ready: of all peers, and of one address. One more evicts the oldest, which is rejected; a peer of
+/// ours then connects again.
 const MOST_PENDING: usize = 1024;
+const MOST_PENDING_OF_PEER: usize = 256;
+/// Backlog of the listener: more than the requests that wait, so that these do not keep new ones out.
+const BACKLOG: usize = 2 * MOST_PENDING;
 
 /// What a program knows of both ends when it sets `RTR`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,10 +94,36 @@ struct Pair {
     until: Instant,
 }
 
-#[derive(Default)]
+/// Requests that wait for our queue pair to be ready, oldest first: each with its peer and its time limit.
+struct Pending<R>(VecDeque<(IpAddr, Instant, R)>);
+
+impl<R> Pending<R> {
+    /// Adds a request, and evicts the oldest one of the same peer or of all when there are too many.
+    fn add(&mut self, peer: IpAddr, until: Instant, request: R) {
+        let of_peer = self.0.iter().filter(|(from, ..)| *from == peer).count();
+        if of_peer >= MOST_PENDING_OF_PEER {
+            self.take(|from, _| from == peer);
+        } else if self.0.len() >= MOST_PENDING {
+            self.0.pop_front();
+        }
+        self.0.push_back((peer, until, request));
+    }
+
+    /// Removes the oldest request that `fits`.
+    fn take(&mut self, fits: impl Fn(IpAddr, &R) -> bool) -> Option<R> {
+        let index = self.0.iter().position(|(peer, _, request)| fits(*peer, request))?;
+        self.0.remove(index).map(|(.., request)| request)
+    }
+
+    /// Removes the requests whose time is over.
+    fn expire(&mut self, now: Instant) {
+        self.0.retain(|(_, until, _)| now < *until);
+    }
+}
+
 struct Table {
     pairs: BTreeMap<u32, Pair>,
-    pending: Vec<(IncomingRequest, Instant)>,
+    pending: Pending<IncomingRequest>,
 }
 
 /// The pairing of one device.
@@ -111,9 +142,9 @@ impl Pairing {
         let system = |error: std::io::Error| failure::io(&error);
         let events = EventChannel::new().map_err(system)?;
         let listener = CmId::new(device, &events);
-        let listened = listener.bind(SocketAddr::new([0; 4].into(), port)).and_then(|()| {
-            listener.listen(ListenOptions { backlog: MOST_PENDING, ..ListenOptions::default() })
-        });
+        let listened = listener
+            .bind(SocketAddr::new([0; 4].into(), port))
+            .and_then(|()| listener.listen(ListenOptions { backlog: BACKLOG, ..ListenOptions::default() }));
         if let Err(error) = &listened {
             eprintln!("xwarp: peers cannot connect by queue pair number: {error}");
         }
@@ -123,16 +154,11 @@ impl Pairing {
             device: device.clone(),
             events,
             _listener: listened.is_ok().then_some(listener),
-            table: Mutex::default(),
+            table: Mutex::new(Table { pairs: BTreeMap::new(), pending: Pending(VecDeque::new()) }),
             bell,
         });
-        let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
         let thread = Arc::clone(&pairing);
-        let spawned = std::thread::Builder::new().name("xwarp-pairing".into()).spawn(move || thread.run());
-        if let Ok(mask) = mask {
-            let _ = mask.thread_set_mask();
-        }
-        spawned.map_err(system)?;
+        spawn("xwarp-pairing", move || thread.run()).map_err(system)?;
         Ok(pairing)
     }
 
@@ -163,9 +189,9 @@ impl Pairing {
                 self.advance(event);
             }
             let next = self.step();
-            let limit = Timespec { tv_sec: 0, tv_nsec: next.as_nanos() as i64 };
+            let limit = Timespec::try_from(next).ok();
             let mut fds = [PollFd::new(&self.events, PollFlags::IN), PollFd::new(&self.bell, PollFlags::IN)];
-            let _ = poll(&mut fds, Some(&limit));
+            let _ = poll(&mut fds, limit.as_ref());
             let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
         }
     }
@@ -175,7 +201,7 @@ impl Pairing {
         let now = Instant::now();
         let mut table = lock(&self.table);
         let Table { pairs, pending } = &mut *table;
-        pending.retain(|(_, until)| now < *until);
+        pending.expire(now);
         let mut next = Duration::from_millis(500);
         pairs.retain(|_, pair| {
             let Some(qp) = pair.qp.upgrade() else { return false };
@@ -195,13 +221,11 @@ impl Pairing {
                         if begun.is_ok() { Step::Connecting(cm) } else { Step::ConnectAt(now + RETRY) };
                 }
                 Step::AwaitsRequest => {
-                    let fits = |request: &IncomingRequest| {
-                        request.peer.ip() == pair.names.peer
-                            && decode(&request.private_data)
-                                == Some([pair.names.own_number, pair.names.peer_number])
+                    let numbers = [pair.names.own_number, pair.names.peer_number];
+                    let fits = |peer, request: &IncomingRequest| {
+                        peer == pair.names.peer && decode(&request.private_data) == Some(numbers)
                     };
-                    if let Some(index) = pending.iter().position(|(request, _)| fits(request)) {
-                        let (request, _) = pending.swap_remove(index);
+                    if let Some(request) = pending.take(fits) {
                         let limits = self.device.attributes().limits;
                         let options = AcceptOptions {
                             private_data: Vec::new(),
@@ -226,8 +250,8 @@ impl Pairing {
     fn advance(&self, event: Event) {
         let mut table = lock(&self.table);
         if let EventKind::ConnectRequest(request) = event.kind {
-            if table.pending.len() < MOST_PENDING && decode(&request.private_data).is_some() {
-                table.pending.push((request, Instant::now() + LIMIT));
+            if decode(&request.private_data).is_some() {
+                table.pending.add(request.peer.ip(), Instant::now() + LIMIT, request);
             }
             return;
         }
@@ -295,6 +319,35 @@ fn key(step: &Step) -> Option<CmKey> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_peer_that_floods_us_evicts_its_own_requests_only() {
+        let [hostile, other]: [IpAddr; 2] = [[10, 0, 0, 66].into(), [10, 0, 0, 2].into()];
+        let until = Instant::now() + LIMIT;
+        let mut pending = Pending(VecDeque::new());
+        pending.add(other, until, usize::MAX);
+        for number in 0..10 * MOST_PENDING {
+            pending.add(hostile, until, number);
+        }
+        assert_eq!(pending.0.len(), MOST_PENDING_OF_PEER + 1);
+        assert_eq!(pending.take(|peer, _| peer == other), Some(usize::MAX));
+        assert_eq!(pending.take(|_, _| true), Some(10 * MOST_PENDING - MOST_PENDING_OF_PEER), "the oldest");
+        pending.expire(until);
+        assert!(pending.0.is_empty());
+    }
+
+    #[test]
+    fn many_hostile_addresses_do_not_keep_a_new_request_out() {
+        let until = Instant::now() + LIMIT;
+        let mut pending = Pending(VecDeque::new());
+        for number in 0..10 * MOST_PENDING {
+            pending.add(std::net::Ipv6Addr::from(number as u128).into(), until, number);
+        }
+        let new: IpAddr = [10, 0, 0, 2].into();
+        pending.add(new, until, 0);
+        assert_eq!(pending.0.len(), MOST_PENDING);
+        assert_eq!(pending.take(|peer, _| peer == new), Some(0));
+    }
 
     #[test]
     fn exactly_one_end_connects_and_names_both_queue_pairs() {

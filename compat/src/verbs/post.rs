@@ -156,7 +156,7 @@ pub extern "C" fn post_send(qp: Handle<Qp>, list: In<ibv_send_wr>, bad: Out<*mut
     let Some(qp) = qp.alive() else { return Errno::EINVAL as c_int };
     let mut next = list;
     let fail = |at: In<ibv_send_wr>, error: Errno| {
-        bad.write(at.as_ptr().cast_mut());
+        bad.write_if_wanted(at.as_ptr().cast_mut());
         error as c_int
     };
     if let Some(only) = next.get()
@@ -192,7 +192,7 @@ fn post_receives(
             post(&RecvRequest { wr_id: request.wr_id, scatter: pieces.as_slice() }).map_err(failure::post)
         });
         if let Err(error) = posted {
-            bad.write(next.as_ptr().cast_mut());
+            bad.write_if_wanted(next.as_ptr().cast_mut());
             return error as c_int;
         }
         next = In::of(request.next.cast_const());

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use nix::errno::Errno;
-use xwarp_verbs::{Operation, Payload, STag, SendFlags, WorkRequest};
+use xwarp_verbs::{Device, Operation, Payload, PostBatch, STag, SendFlags, WorkRequest};
 
 use super::{
     cq::immediate_octets,
@@ -33,8 +33,8 @@ pub struct Draft {
     is_inline: bool,
     /// The first failure since `wr_start`.
     error: Option<Errno>,
-    /// Requests that were posted since `wr_start`.
-    posted: usize,
+    /// Requests that were posted since `wr_start`. They leave together, when this is dropped.
+    batch: Option<PostBatch<Device>>,
 }
 
 impl Draft {
@@ -48,7 +48,7 @@ impl Draft {
             data: InlineBuffer::new(),
             is_inline: false,
             error: None,
-            posted: 0,
+            batch: None,
         }
     }
 
@@ -84,20 +84,16 @@ impl Draft {
                 _ => self.pieces.payload(),
             };
             let request = WorkRequest { wr_id: self.wr_id, operation, payload, flags: self.flags };
-            if last && self.posted == 0 {
-                return when_connected(qp, || qp.qp.post_send(&request)).map_err(failure::post);
-            }
-            let batch = qp.qp.device().batch();
-            let posted = when_connected(qp, || batch.post_send(&qp.qp, &request)).map_err(failure::post);
-            if !last {
-                // The batch leaves when it is dropped, which `wr_complete` does.
-                std::mem::forget(batch);
-            }
-            posted
+            let posted = if last && self.batch.is_none() {
+                when_connected(qp, || qp.qp.post_send(&request))
+            } else {
+                let batch = self.batch.get_or_insert_with(|| qp.qp.device().clone().into_batch());
+                when_connected(qp, || batch.post_send(&qp.qp, &request))
+            };
+            posted.map_err(failure::post)
         });
-        match posted {
-            Ok(()) => self.posted += 1,
-            Err(error) => self.fail(error),
+        if let Err(error) = posted {
+            self.fail(error);
         }
     }
 }
@@ -151,7 +147,7 @@ fn change(qp: Handle<Qp>, f: impl FnOnce(&mut Draft) -> Result<(), Errno>) {
 extern "C" fn wr_start(qp: Handle<Qp>) {
     change(qp, |draft| {
         draft.begin();
-        (draft.error, draft.posted) = (None, 0);
+        (draft.error, draft.batch) = (None, None);
         Ok(())
     });
 }
@@ -160,11 +156,13 @@ extern "C" fn wr_complete(qp: Handle<Qp>) -> c_int {
     let Some(qp) = qp.alive() else { return Errno::EINVAL as c_int };
     qp.draft.update(|draft| {
         draft.post(qp, true);
+        // Requests before one that failed leave too.
+        draft.batch = None;
         draft.error.take().map_or(0, |error| error as c_int)
     })
 }
 
-/// Discards the request that is being built. Those before it may have been posted.
+/// Discards the request that is being built. Those before it have been posted, and leave.
 extern "C" fn wr_abort(qp: Handle<Qp>) {
     wr_start(qp);
 }

@@ -27,7 +27,7 @@ use crate::{
         QP_INIT_CREATE_FLAGS, QP_INIT_PD, QP_INIT_SEND_OPS_FLAGS, QPT_RC, SEND_OPS, ibv_qp, ibv_qp_attr,
         ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, qp_mask, qp_state,
     },
-    boundary::{CPart, Handle, In, Object, Out, zeroed},
+    boundary::{CPart, Handle, In, Object as _, Out, object, zeroed},
     failure::{self, number, pointer},
     wait::{Unacknowledged, lock},
 };
@@ -40,7 +40,6 @@ const INLINE_BYTES: u32 = 64;
 const PEER_WAIT: Duration = Duration::from_micros(200);
 
 /// A queue pair.
-#[repr(C)]
 pub struct Qp {
     pub c: CPart<ibv_qp_ex>,
     pub qp: QueuePair,
@@ -60,13 +59,7 @@ pub struct Qp {
     pub draft: CPart<Draft>,
 }
 
-impl Object for Qp {
-    type C = ibv_qp;
-    const OFFSET: usize = 0;
-    fn c_ptr(&self) -> *mut ibv_qp {
-        self.c.as_ptr().cast()
-    }
-}
+object!(Qp: ibv_qp is qp_base of ibv_qp_ex);
 
 impl Qp {
     /// Creates a queue pair, and stores the capacities that it has.
@@ -304,7 +297,7 @@ impl Qp {
 pub fn create(pd: &Arc<Pd>, init: Out<ibv_qp_init_attr>) -> Result<Arc<Qp>, Errno> {
     let mut attributes = init.read().ok_or(Errno::EINVAL)?;
     let qp = Qp::new(pd, &mut attributes)?;
-    init.write(attributes);
+    init.write(attributes)?;
     Ok(qp)
 }
 
@@ -340,7 +333,7 @@ pub extern "C" fn create_qp_ex(context: Handle<Context>, init: Out<ibv_qp_init_a
         let mut attributes = init.read().ok_or(Errno::EINVAL)?;
         let pd = Handle::<Pd>::of(domain_of(&attributes)).object()?;
         let qp = create_ex(&pd, &mut attributes)?;
-        init.write(attributes);
+        init.write(attributes)?;
         Ok(Handle::of(qp.c_ptr()))
     };
     pointer(make())
@@ -362,8 +355,8 @@ pub extern "C" fn ibv_query_qp(
     init: Out<ibv_qp_init_attr>,
 ) -> c_int {
     number(qp.object().and_then(|qp| {
-        let written = attributes.write(qp.query()) && init.write(qp.init_attributes());
-        if written { Ok(()) } else { Err(Errno::EINVAL) }
+        attributes.write(qp.query())?;
+        init.write(qp.init_attributes())
     }))
 }
 

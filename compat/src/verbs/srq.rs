@@ -14,13 +14,12 @@ use crate::{
         SRQ_INIT_PD, SRQ_INIT_TYPE, SRQ_LIMIT, SRQ_MAX_WR, SRQ_TYPE_BASIC, ibv_srq, ibv_srq_attr,
         ibv_srq_init_attr, ibv_srq_init_attr_ex,
     },
-    boundary::{CPart, Handle, In, Object, Out, zeroed},
+    boundary::{CPart, Handle, In, Object as _, Out, object, zeroed},
     failure::{self, number, pointer},
     wait::{Unacknowledged, lock},
 };
 
 /// A shared receive queue.
-#[repr(C)]
 pub struct Srq {
     c: CPart<ibv_srq>,
     pub srq: SharedReceiveQueue,
@@ -29,13 +28,7 @@ pub struct Srq {
     pub unacknowledged: Unacknowledged,
 }
 
-impl Object for Srq {
-    type C = ibv_srq;
-    const OFFSET: usize = 0;
-    fn c_ptr(&self) -> *mut ibv_srq {
-        self.c.as_ptr()
-    }
-}
+object!(Srq: ibv_srq);
 
 fn create(pd: &Arc<Pd>, init: &ibv_srq_init_attr) -> Result<Arc<Srq>, Errno> {
     let ibv_srq_attr { max_wr, max_sge, .. } = init.attr;
@@ -93,10 +86,7 @@ pub extern "C" fn ibv_modify_srq(srq: Handle<Srq>, attributes: In<ibv_srq_attr>,
 }
 
 pub extern "C" fn ibv_query_srq(srq: Handle<Srq>, out: Out<ibv_srq_attr>) -> c_int {
-    number(srq.object().and_then(|srq| {
-        let attributes = *lock(&srq.attributes);
-        if out.write(attributes) { Ok(()) } else { Err(Errno::EINVAL) }
-    }))
+    number(srq.object().and_then(|srq| out.write(*lock(&srq.attributes))))
 }
 
 /// Waits until the program has acknowledged the queue's events.

@@ -1,6 +1,6 @@
 //! Queue pairs and shared receive queues.
 
-use std::{fmt, sync::Arc};
+use std::{borrow::Borrow, fmt, sync::Arc};
 
 use xwarp_tcp::tcp::Info as TcpInfo;
 
@@ -226,27 +226,34 @@ impl QueuePair {
 /// ```
 #[derive(Debug)]
 #[must_use = "the requests leave when the batch is dropped"]
-pub struct PostBatch<'d>(&'d Device);
+pub struct PostBatch<D: Borrow<Device>>(D);
 
-impl PostBatch<'_> {
+impl<D: Borrow<Device>> PostBatch<D> {
     /// Posts a request to the send queue of `qp`, which must be a queue pair of the batch's device.
     pub fn post_send(&self, qp: &QueuePair, request: &WorkRequest<'_>) -> Result<(), PostError> {
-        if !self.0.is(qp.device()) {
+        let device: &Device = self.0.borrow();
+        if !device.is(qp.device()) {
             return Err(PostError::Unknown);
         }
-        self.0.shared().post_in_batch(|engine| engine.post_send(qp.id, request))
+        device.shared().post_in_batch(|engine| engine.post_send(qp.id, request))
     }
 }
 
-impl Drop for PostBatch<'_> {
+impl<D: Borrow<Device>> Drop for PostBatch<D> {
     fn drop(&mut self) {
-        self.0.shared().with(|_, _| ());
+        let device: &Device = self.0.borrow();
+        device.shared().with(|_, _| ());
     }
 }
 
 impl Device {
     /// Begins a batch of posts: they leave together when it is dropped.
-    pub fn batch(&self) -> PostBatch<'_> {
+    pub fn batch(&self) -> PostBatch<&Self> {
+        PostBatch(self)
+    }
+
+    /// As [`batch`](Self::batch), for a batch that is kept between calls, for instance in a structure of the application.
+    pub fn into_batch(self) -> PostBatch<Self> {
         PostBatch(self)
     }
 }
