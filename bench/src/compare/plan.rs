@@ -13,6 +13,12 @@ pub(super) enum Subject {
     Send,
     Write,
     WriteImmediate,
+    /// Writes with MPA and markers.
+    Markers,
+    /// Writes with MPA without markers.
+    NoMarkers,
+    /// Writes with RDMA/TCP of 2000.
+    RdmaTcp,
     Raw,
     TcpOffloadsOff,
     Tcp,
@@ -27,6 +33,9 @@ impl Subject {
             Self::Send => "Send",
             Self::Write => "Write",
             Self::WriteImmediate => "Write with Immediate",
+            Self::Markers => "MPA, markers",
+            Self::NoMarkers => "MPA, no markers",
+            Self::RdmaTcp => "RDMA/TCP",
             Self::Raw => "raw AF_XDP",
             Self::TcpOffloadsOff => "TCP, offloads off",
             Self::Tcp => "TCP",
@@ -74,7 +83,7 @@ impl Figure {
 }
 
 impl Group {
-    pub(super) const ALL: [Self; 10] = [
+    pub(super) const ALL: [Self; 12] = [
         Self::Polling,
         Self::Sleeping,
         Self::Rate,
@@ -85,10 +94,12 @@ impl Group {
         Self::LatencySizes,
         Self::BandwidthSizes,
         Self::Idle,
+        Self::Framings,
+        Self::FramingsRate,
     ];
 
     pub(super) fn subjects(self) -> &'static [Subject] {
-        use Subject::{Raw, Send, Tcp, TcpOffloadsOff, Write, WriteImmediate};
+        use Subject::{Markers, NoMarkers, Raw, RdmaTcp, Send, Tcp, TcpOffloadsOff, Write, WriteImmediate};
         match self {
             Self::Polling => &[Send, Write, Raw, Tcp],
             Self::Sleeping => &[Send, WriteImmediate, Raw, Tcp],
@@ -97,14 +108,16 @@ impl Group {
             Self::LatencySizes => &[Write, Send, Tcp],
             Self::Rate | Self::BandwidthSizes => &[Write, Send, Raw, Tcp],
             Self::Idle => &[Subject::Device],
+            Self::Framings => &[Markers, NoMarkers, RdmaTcp, TcpOffloadsOff, Tcp],
+            Self::FramingsRate => &[Markers, NoMarkers, RdmaTcp, Tcp],
         }
     }
 
     pub(super) fn figures(self) -> &'static [Figure] {
         match self {
             Self::Polling | Self::Sleeping | Self::LatencySizes => &[Figure::HalfRoundTrip],
-            Self::Rate | Self::PairsRate => &[Figure::Rate],
-            Self::Bulk => &[Figure::Bandwidth, Figure::Cpu],
+            Self::Rate | Self::PairsRate | Self::FramingsRate => &[Figure::Rate],
+            Self::Bulk | Self::Framings => &[Figure::Bandwidth, Figure::Cpu],
             Self::Pairs | Self::BandwidthSizes => &[Figure::Bandwidth],
             Self::Memory => &[Figure::Memory],
             Self::Idle => &[Figure::IdleCpu, Figure::Registration],
@@ -113,7 +126,7 @@ impl Group {
 
     /// Pairs of subjects whose ratio the table shows.
     pub(super) fn ratios(self) -> &'static [(Subject, Subject)] {
-        use Subject::{Raw, Send, Tcp, TcpOffloadsOff, Write, WriteImmediate};
+        use Subject::{Markers, NoMarkers, Raw, RdmaTcp, Send, Tcp, TcpOffloadsOff, Write, WriteImmediate};
         match self {
             Self::Polling => &[(Send, Raw), (Write, Raw), (Send, Tcp), (Write, Tcp)],
             Self::Sleeping => &[(Send, Raw), (Send, Tcp), (WriteImmediate, Tcp)],
@@ -122,13 +135,15 @@ impl Group {
             Self::Pairs | Self::PairsRate | Self::Memory | Self::Idle => &[],
             Self::LatencySizes => &[(Write, Tcp), (Send, Tcp)],
             Self::BandwidthSizes => &[(Write, Raw), (Write, Tcp)],
+            Self::Framings => &[(RdmaTcp, Markers), (RdmaTcp, NoMarkers), (RdmaTcp, TcpOffloadsOff)],
+            Self::FramingsRate => &[(RdmaTcp, Markers), (RdmaTcp, NoMarkers)],
         }
     }
 
     /// The quantity in the first column.
     pub(super) fn axis(self) -> &'static str {
         match self {
-            Self::Bulk => "MTU",
+            Self::Bulk | Self::Framings => "MTU",
             Self::Pairs | Self::PairsRate | Self::Memory => "queue pairs",
             _ => "bytes",
         }
@@ -186,8 +201,8 @@ fn group_steps(args: &CompareArgs, group: Group) -> Vec<Step> {
     // The values of the first column, with the MTU of each.
     let rows: Vec<(Option<u64>, u32)> = match group {
         Group::Polling => LATENCY_SIZES.map(|bytes| (Some(bytes), first)).to_vec(),
-        Group::Sleeping | Group::Rate => vec![(Some(SMALL), first)],
-        Group::Bulk => args.mtus.iter().map(|&mtu| (Some(mtu.into()), mtu)).collect(),
+        Group::Sleeping | Group::Rate | Group::FramingsRate => vec![(Some(SMALL), first)],
+        Group::Bulk | Group::Framings => args.mtus.iter().map(|&mtu| (Some(mtu.into()), mtu)).collect(),
         Group::Pairs | Group::PairsRate => {
             args.queue_pairs.iter().map(|&count| (Some(count.into()), largest)).collect()
         }
@@ -224,7 +239,11 @@ fn command(args: &CompareArgs, group: Group, subject: Subject, x: Option<u64>) -
             return line.map(str::to_owned).to_vec();
         }
         Subject::Send => "send",
-        Subject::Write | Subject::WriteImmediate => "write",
+        Subject::Write
+        | Subject::WriteImmediate
+        | Subject::Markers
+        | Subject::NoMarkers
+        | Subject::RdmaTcp => "write",
         Subject::Raw => "raw",
         Subject::TcpOffloadsOff | Subject::Tcp => "tcp",
     };
@@ -233,8 +252,8 @@ fn command(args: &CompareArgs, group: Group, subject: Subject, x: Option<u64>) -
     let (small, large) = (SMALL.to_string(), LARGE.to_string());
     match group {
         Group::Polling | Group::Sleeping => add(&["-s", &text]),
-        Group::Rate => add(&["-s", &small]),
-        Group::Bulk => add(&["-s", &large]),
+        Group::Rate | Group::FramingsRate => add(&["-s", &small]),
+        Group::Bulk | Group::Framings => add(&["-s", &large]),
         Group::Pairs => add(&["-s", &large, "-q", &text, "-t", "16", "-Q", "4"]),
         Group::PairsRate => add(&["-s", &small, "-q", &text, "-t", "16", "-Q", "4"]),
         Group::Memory => add(&["-s", &small, "-q", &text, "-t", "1", "-Q", "1", "-r", "1"]),
@@ -251,8 +270,12 @@ fn command(args: &CompareArgs, group: Group, subject: Subject, x: Option<u64>) -
     if group == Group::Sleeping {
         add(&["-e"]);
     }
-    if subject == Subject::WriteImmediate {
-        add(&["--write_with_imm"]);
+    match subject {
+        Subject::WriteImmediate => add(&["--write_with_imm"]),
+        Subject::Markers => add(&["--markers", "require"]),
+        Subject::NoMarkers => add(&["--markers", "off"]),
+        Subject::RdmaTcp => add(&["--framing", "rdma-tcp"]),
+        _ => {}
     }
     if test == "tcp" {
         // Kernel connections stay in TIME-WAIT on their port, where we could not reserve it.
@@ -282,8 +305,11 @@ mod tests {
     fn every_command_of_a_round_can_be_parsed() {
         let steps = steps(&args("compare --mode generic"));
         let found: BTreeSet<Group> = steps.iter().map(|step| step.group).collect();
-        assert_eq!(found, BTreeSet::from(Group::ALL));
-        for step in steps {
+        assert_eq!(found, Group::ALL.into_iter().filter(|group| group.is_default()).collect());
+        let named = self::steps(&args("compare --only framings,framings_rate"));
+        let found: BTreeSet<Group> = named.iter().map(|step| step.group).collect();
+        assert_eq!(found, BTreeSet::from([Group::Framings, Group::FramingsRate]));
+        for step in steps.into_iter().chain(named) {
             let line = std::iter::once("xwarp-perf".to_owned()).chain(step.command);
             assert!(Cli::try_parse_from(line).is_ok());
         }

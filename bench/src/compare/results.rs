@@ -83,7 +83,10 @@ pub(super) struct Run<'a> {
 impl Run<'_> {
     /// The page.
     pub(super) fn page(&self) -> Page {
-        let mut sections = vec![self.method(), self.goal_section()];
+        let mut sections = vec![self.method()];
+        if !self.goals.is_empty() {
+            sections.push(self.goal_section());
+        }
         let measured = |group: &Group| self.args.measures(*group);
         sections.extend(Group::ALL.into_iter().filter(measured).map(|group| self.table_section(group)));
         Page { title: "Performance: xwarp, raw AF_XDP and kernel TCP".into(), sections }
@@ -112,7 +115,7 @@ impl Run<'_> {
         ];
         let omitted: Vec<String> = Group::ALL
             .into_iter()
-            .filter(|&group| !args.measures(group))
+            .filter(|&group| group.is_default() && !args.measures(group))
             .map(|group| heading(group).0)
             .collect();
         if !omitted.is_empty() {
@@ -171,8 +174,8 @@ impl Run<'_> {
         let largest = self.args.mtus.iter().max().copied().unwrap_or_default();
         let first = self.args.mtus.first().copied().unwrap_or_default();
         let mtu = match group {
-            Group::Polling | Group::Sleeping | Group::Rate => format!(" MTU {first}."),
-            Group::Bulk => String::new(),
+            Group::Polling | Group::Sleeping | Group::Rate | Group::FramingsRate => format!(" MTU {first}."),
+            Group::Bulk | Group::Framings => String::new(),
             _ => format!(" MTU {largest}."),
         };
         Section {
@@ -211,7 +214,7 @@ impl Run<'_> {
 
     fn plot(&self, group: Group) -> Option<Plot> {
         let values = self.samples.values(group);
-        let tag = self.samples.usual_tag(group).filter(|_| values.len() > 2 || group == Group::Bulk)?;
+        let tag = self.samples.usual_tag(group).filter(|_| values.len() > 2 || group.axis() == "MTU")?;
         let figure = *group.figures().first()?;
         let lines = group.subjects().iter().map(|&subject| {
             let points = values.iter();
@@ -250,6 +253,16 @@ fn heading(group: Group) -> (String, String) {
         Group::Bulk => (
             format!("Bandwidth of {large} messages by MTU"),
             "One queue pair or connection. The second table has the CPU time of both ends.".to_owned(),
+        ),
+        Group::Framings => (
+            format!("Bandwidth of {large} Writes by framing and MTU"),
+            "One queue pair or connection, all with CRC. The second table has the CPU time of both ends.".to_owned(),
+        ),
+        Group::FramingsRate => (
+            format!("Rate of {small} B Writes by framing"),
+            "One queue pair, many messages in flight. MPA sends several in a TCP segment, RDMA/TCP one; TCP is a byte \
+             stream and joins messages."
+                .to_owned(),
         ),
         Group::Pairs => (
             format!("Bandwidth of {large} Writes by queue pairs"),

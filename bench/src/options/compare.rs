@@ -31,6 +31,10 @@ pub enum Group {
     BandwidthSizes,
     /// CPU time of an idle device, and of registering memory.
     Idle,
+    /// Bandwidth of 64 KiB Writes with each framing, by MTU; only if named.
+    Framings,
+    /// Rate of small Writes with each framing; only if named.
+    FramingsRate,
 }
 
 /// `compare`.
@@ -54,7 +58,7 @@ pub struct CompareArgs {
     /// The server's address
     #[arg(long, value_name = "ADDRESS", default_value = "10.77.0.2")]
     pub server: IpAddr,
-    /// Measure only these tables
+    /// Measure only these tables [default: all but framings and framings_rate]
     #[arg(long, value_name = "TABLES", value_delimiter = ',')]
     pub only: Vec<Group>,
     /// MTUs of the bulk table; both ends are set for each measurement and restored. The first is that of the
@@ -100,7 +104,14 @@ impl CompareArgs {
 
     /// Whether a table is measured.
     pub fn measures(&self, group: Group) -> bool {
-        self.only.is_empty() || self.only.contains(&group)
+        if self.only.is_empty() { group.is_default() } else { self.only.contains(&group) }
+    }
+}
+
+impl Group {
+    /// Whether the table is measured when no table is named.
+    pub fn is_default(self) -> bool {
+        !matches!(self, Self::Framings | Self::FramingsRate)
     }
 }
 

@@ -102,13 +102,27 @@ const TABLES: [(&str, &[&str], usize); 10] = [
     ("Idle", &["xwarp"], 1),
 ];
 
-#[test]
-fn netns_compare_writes_a_page_with_every_row() {
+/// The tables that are measured only if they are named.
+const FRAMINGS: [(&str, &[&str], usize); 2] = [
+    ("Framings", &["MPA, markers", "MPA, no markers", "RDMA/TCP", "TCP, offloads off", "TCP"], 2),
+    ("FramingsRate", &["MPA, markers", "MPA, no markers", "RDMA/TCP", "TCP"], 1),
+];
+
+/// A page of `compare`: as Markdown, as HTML, and its samples and goals as JSON.
+struct Page {
+    markdown: String,
+    html: String,
+    all: Value,
+}
+
+/// Runs `compare` with short measurements, and checks that the page has the rows of `tables` and no failure.
+fn compare(options: &[&str], tables: &[(&str, &[&str], usize)]) -> Page {
     let lab = Lab::up(LabOptions::default()).unwrap();
     let (html, json) = (lab.file("page.html"), lab.file("page.json"));
     let [a, b] = [Side::A, Side::B].map(|side| lab.namespace(side));
     let output = std::process::Command::new(PROGRAM)
-        .args(["compare", "--quick", "-D", "0.02", "--queue-pairs", "1,20", "--mtus", "1500,3506"])
+        .args(["compare", "--quick", "-D", "0.02", "--mtus", "1500,3506"])
+        .args(options)
         .args(["--netns-a", &a, "--netns-b", &b, "--html"])
         .arg(&html)
         .arg("--json")
@@ -122,7 +136,7 @@ fn netns_compare_writes_a_page_with_every_row() {
     let all: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
     assert_eq!(all["failures"].as_array().map(Vec::len), Some(0), "{:#}", all["failures"]);
     let samples = all["samples"].as_array().unwrap();
-    for (table, subjects, values) in TABLES {
+    for &(table, subjects, values) in tables {
         for subject in subjects {
             let rows: Vec<&Value> =
                 samples.iter().filter(|s| s["table"] == table && s["what"] == *subject).collect();
@@ -132,20 +146,32 @@ fn netns_compare_writes_a_page_with_every_row() {
             }
         }
     }
-    let page = String::from_utf8(output.stdout).unwrap();
+    Page { markdown: String::from_utf8(output.stdout).unwrap(), html: fs::read_to_string(html).unwrap(), all }
+}
+
+#[test]
+fn netns_compare_writes_a_page_with_every_row() {
+    let Page { markdown, html, all } = compare(&["--queue-pairs", "1,20"], &TABLES);
     let numbers: BTreeSet<u64> =
         all["goals"].as_array().unwrap().iter().map(|goal| goal["number"].as_u64().unwrap()).collect();
     assert_eq!(numbers, BTreeSet::from([1, 3, 4, 5, 6, 7]));
     for goal in all["goals"].as_array().unwrap() {
         let text = goal["text"].as_str().unwrap();
-        assert!(page.contains(text), "the page lacks the goal {text}");
+        assert!(markdown.contains(text), "the page lacks the goal {text}");
     }
-    assert_eq!(page.matches("\n## ").count(), 2 + TABLES.len(), "{page}");
+    assert_eq!(markdown.matches("\n## ").count(), 2 + TABLES.len(), "{markdown}");
 
-    let html = fs::read_to_string(html).unwrap();
     assert_eq!(html.matches("<h2>").count(), 2 + TABLES.len());
     assert_eq!(html.matches("<svg").count(), 3, "by MTU, and twice by size");
     assert!(!html.contains("NaN") && !html.contains("href=") && !html.contains("src="), "it stands alone");
+}
+
+/// The framings beside each other and beside kernel TCP, without goals.
+#[test]
+fn netns_compare_measures_the_framings_if_they_are_named() {
+    let Page { markdown, all, .. } = compare(&["--only", "framings,framings_rate"], &FRAMINGS);
+    assert_eq!(all["goals"].as_array().map(Vec::len), Some(0));
+    assert_eq!(markdown.matches("\n## ").count(), 1 + FRAMINGS.len(), "{markdown}");
 }
 
 /// Asserts that a measurement has the figures of its table.
