@@ -6,6 +6,7 @@ mod conformance;
 mod connections;
 mod hot_path;
 mod operations;
+mod order_field;
 mod ordering;
 mod placement;
 mod queues;
