@@ -4,10 +4,13 @@ use std::{fmt, time::Duration};
 
 use super::{Session, SetupError};
 use crate::{
+    link::{Link, RxFrame, rx_pieces},
     mpa::MpaConfig,
-    rdma_tcp::{RdmaTcpConfig, Setup},
+    rdma_tcp::{self, RdmaTcpConfig, Setup},
+    tcp,
     time::Instant,
-    ulp::ListenerId,
+    ulp::{ConnId, ListenerId, Ulp},
+    wire::Path,
 };
 
 /// The framing of a connection, with this end's settings.
@@ -17,6 +20,9 @@ pub enum FramingConfig {
     Mpa(MpaConfig),
     /// RDMA/TCP of 2000.
     RdmaTcp(RdmaTcpConfig),
+    /// Only of a listener: the client's first byte decides, which is `M` of MPA or the version of RDMA/TCP. Until it
+    /// arrives, MPA's time limit for the start-up applies.
+    Either(MpaConfig, RdmaTcpConfig),
 }
 
 impl Default for FramingConfig {
@@ -30,7 +36,7 @@ impl FramingConfig {
     pub fn streaming(&self) -> Option<Duration> {
         match self {
             Self::Mpa(config) => config.streaming,
-            Self::RdmaTcp(_) => None,
+            Self::RdmaTcp(_) | Self::Either(..) => None,
         }
     }
 }
@@ -54,13 +60,29 @@ pub(crate) enum AnySession<P> {
     Mpa(Session<P, MpaConfig>),
     /// With RDMA/TCP.
     RdmaTcp(Session<P, Setup>),
+    /// Of a responder that accepts both, before the client's first byte. The session waits, in place of the one that will
+    /// be created.
+    Undecided(Session<P, MpaConfig>, Box<Undecided>),
+}
+
+/// What the session is created from when the client's first byte has arrived.
+#[derive(Debug, Clone)]
+pub(crate) struct Undecided {
+    mpa: MpaConfig,
+    rdma_tcp: RdmaTcpConfig,
+    random: u128,
+    listener: ListenerId,
+    /// The time when the connection was accepted.
+    since: Instant,
 }
 
 /// Calls a method of the session of either framing: `either!(&mut session => resume(now, ulp, conn, link))`.
 macro_rules! either {
     ($any:expr => $method:ident($($argument:expr),*)) => {
         match $any {
-            $crate::framing::AnySession::Mpa(session) => session.$method($($argument),*),
+            $crate::framing::AnySession::Mpa(session) | $crate::framing::AnySession::Undecided(session, _) => {
+                session.$method($($argument),*)
+            }
             $crate::framing::AnySession::RdmaTcp(session) => session.$method($($argument),*),
         }
     };
@@ -81,6 +103,7 @@ impl<P: Copy + fmt::Debug> AnySession<P> {
             FramingConfig::RdmaTcp(config) => {
                 Self::RdmaTcp(Session::initiator(Setup { config, random }, private_data, ird, ord)?)
             }
+            FramingConfig::Either(..) => return Err(SetupError::TwoFramings),
         })
     }
 
@@ -91,6 +114,50 @@ impl<P: Copy + fmt::Debug> AnySession<P> {
             FramingConfig::RdmaTcp(config) => {
                 Self::RdmaTcp(Session::responder(now, Setup { config, random }, listener))
             }
+            FramingConfig::Either(mpa, rdma_tcp) => {
+                let waiting = Session::responder(now, mpa.clone(), listener);
+                Self::Undecided(waiting, Box::new(Undecided { mpa, rdma_tcp, random, listener, since: now }))
+            }
         }
+    }
+
+    /// See [`Session::receive`].
+    #[expect(clippy::too_many_arguments, reason = "the arguments of a frame on its way up")]
+    pub(crate) fn receive<U: Ulp<Placed = P>>(
+        &mut self,
+        now: Instant,
+        ulp: &mut U,
+        conn: ConnId,
+        path: &Path,
+        link: &mut dyn Link,
+        arrival: tcp::NewPayload,
+        frame: RxFrame,
+        spare: usize,
+    ) -> bool {
+        if let Self::Undecided(_, undecided) = self {
+            // A later byte says nothing of the framing; the client retransmits what is not taken.
+            let Some(first) = first_byte(link, &arrival, &frame) else {
+                link.recycle(frame);
+                return false;
+            };
+            *self = undecided.decide(first);
+        }
+        either!(self => receive(now, ulp, conn, path, link, arrival, frame, spare))
+    }
+}
+
+/// The first byte of the stream, if the payload begins with it.
+fn first_byte(link: &dyn Link, arrival: &tcp::NewPayload, frame: &RxFrame) -> Option<u8> {
+    let pieces = rx_pieces(link, frame, arrival.start, arrival.len.min(1));
+    pieces.first()?.first().copied().filter(|_| arrival.offset == 0)
+}
+
+impl Undecided {
+    /// The session of a responder to a client whose first byte is `first`.
+    #[cold]
+    fn decide<P: Copy + fmt::Debug>(&self, first: u8) -> AnySession<P> {
+        let Self { mpa, rdma_tcp, random, listener, since } = self.clone();
+        let framing: FramingConfig = if first == rdma_tcp::VERSION { rdma_tcp.into() } else { mpa.into() };
+        AnySession::responder(since, framing, random, listener)
     }
 }

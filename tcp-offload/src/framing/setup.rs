@@ -40,6 +40,9 @@ pub enum SetupError {
     /// The last streaming bytes do not fit into the buffer of bytes that wait to be sent.
     #[error("too many streaming bytes are waiting to be sent")]
     StreamBufferFull,
+    /// A connector must choose one framing.
+    #[error("a connector must choose one framing")]
+    TwoFramings,
     /// There is no request to accept or reject: none has arrived, or it was already answered.
     #[error("no request is waiting for an answer")]
     NoRequest,

@@ -5,7 +5,7 @@
 use super::{MessageNumber, Order, SegmentError};
 
 /// Version of the format.
-pub(super) const VERSION: u8 = 1;
+pub(crate) const VERSION: u8 = 1;
 
 /// Bytes from the start of a segment to the end of the Connection ID.
 pub(crate) const PREFIX_BYTES: usize = 12;

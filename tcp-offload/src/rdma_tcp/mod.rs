@@ -23,6 +23,7 @@ mod sequence;
 mod setup;
 
 pub use error::SegmentError;
+pub(crate) use header::VERSION;
 pub use header::{
     AtomicWords, BufferPlace, ConnectionId, HEADER_MOST_BYTES, SegmentHeader, SegmentKind, SendControl,
 };

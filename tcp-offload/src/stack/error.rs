@@ -17,9 +17,9 @@ pub enum ConnectError {
     /// The interface refused the steering rule.
     #[error(transparent)]
     Steer(#[from] SteerError),
-    /// The MPA parameters cannot be sent.
-    #[error("MPA: {0}")]
-    Mpa(#[from] SetupError),
+    /// The parameters of the framing's start-up are not valid.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
 }
 
 /// Why a listener could not be created.
@@ -28,6 +28,9 @@ pub enum ListenError {
     /// The same address and port has a listener.
     #[error("another listener has this address and port")]
     AddressInUse,
+    /// The listener accepts two framings, but streaming data would precede MPA, so the first byte would say nothing.
+    #[error("streaming data cannot precede MPA where RDMA/TCP is accepted too")]
+    StreamingBeforeEither,
     /// The interface refused the steering rule.
     #[error(transparent)]
     Steer(#[from] SteerError),
@@ -40,6 +43,6 @@ pub enum AcceptError {
     #[error("no such connection request")]
     NotWaiting,
     /// The parameters cannot be sent, or the request was answered before.
-    #[error("MPA: {0}")]
-    Mpa(#[from] SetupError),
+    #[error(transparent)]
+    Setup(#[from] SetupError),
 }

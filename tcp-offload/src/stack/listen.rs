@@ -77,11 +77,14 @@ impl<U: Ulp> Stack<U> {
         if self.listeners.values().any(|l| l.port == port && l.addr == addr) {
             return Err(ListenError::AddressInUse);
         }
+        let framing = framing.into();
+        if matches!(&framing, FramingConfig::Either(mpa, _) if mpa.streaming.is_some()) {
+            return Err(ListenError::StreamingBeforeEither);
+        }
         self.fit_window(link);
         link.steer(Steer::Listener { addr, port })?;
         let backlog = backlog.max(1);
-        let (silent, framing) = (BTreeMap::new(), framing.into());
-        let listener = Listener { addr, port, backlog, silent, requests: 0, framing, mtu };
+        let listener = Listener { addr, port, backlog, silent: BTreeMap::new(), requests: 0, framing, mtu };
         let id = ListenerId(self.next_listener);
         self.next_listener += 1;
         self.listeners.insert(id, listener);

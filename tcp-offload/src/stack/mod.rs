@@ -399,8 +399,7 @@ impl<U: Ulp> Stack<U> {
         let spare = self.spare_hold(now, link, arrival.len, ulp);
         // Making room may have ended this very connection.
         let Some(slot) = self.slots.get_mut(conn.index as usize) else { return link.recycle(frame) };
-        if either!(&mut slot.session => receive(now, ulp, conn, slot.tcp.path(), link, *arrival, frame, spare))
-        {
+        if slot.session.receive(now, ulp, conn, slot.tcp.path(), link, *arrival, frame, spare) {
             slot.tcp.payload_taken(now, arrival);
         } else {
             self.counters.refused_payloads += 1;

@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use xwarp_tcp::{
+    framing::{FramingConfig, SetupError},
     link::{Link, rx_pieces},
     mpa::MpaConfig,
+    rdma_tcp::RdmaTcpConfig,
     sim::{Node, path},
-    stack::ListenError,
+    stack::{ConnectError, ConnectParams, ListenError},
     tcp::TcpConfig,
+    time::Instant,
     wire::{Headers, MOST_HEADER_BYTES, Sum},
 };
 
@@ -34,6 +37,25 @@ fn rfc9293_s3_9_1_1_a_listener_can_use_the_port_of_a_connection_in_syn_sent() {
     lab.pass(Duration::from_millis(5));
     assert_eq!(lab.server.upper.delivered, 5000);
     lab.assert_no_errors();
+}
+
+/// A connector chooses its framing. A listener cannot tell streaming data from RDMA/TCP.
+#[test]
+fn either_framing_is_accepted_by_listeners_only_and_not_behind_streaming_data() {
+    let mut lab = Lab::new(TcpConfig::default(), 8);
+    let client = &mut lab.client;
+    let either = |streaming| {
+        let mpa = MpaConfig { streaming, ..MpaConfig::default() };
+        FramingConfig::Either(mpa, RdmaTcpConfig::default())
+    };
+    let mut listen = |framing| client.stack.listen(&mut client.link, None, 9, 8, 1500, framing).map(|_| ());
+    let streaming = either(Some(Duration::from_secs(1)));
+    assert_eq!(listen(streaming), Err(ListenError::StreamingBeforeEither));
+    assert_eq!(listen(either(None)), Ok(()));
+    let path = path(([10, 0, 0, 1], 4000), ([10, 0, 0, 2], 4000));
+    let (link, params) = (&mut client.link, ConnectParams::default());
+    let connected = client.stack.connect(Instant::ZERO, link, path, either(None), params);
+    assert_eq!(connected, Err(ConnectError::Setup(SetupError::TwoFramings)));
 }
 
 /// A backlog full of silent peers that have completed the handshake, with new ones arriving all the time, does not

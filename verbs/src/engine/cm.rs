@@ -88,13 +88,13 @@ impl Engine {
 
     /// Most attempts that may follow the first one of a connection to `peer` with `framing` (`None`: the engine's):
     /// with MPA one without markers, and one with revision 1, unless the peer is known to need it. None after streaming
-    /// data, and none with RDMA/TCP.
+    /// data, and none with RDMA/TCP: a connector never falls back to another framing.
     pub fn further_attempts(&self, now: Instant, peer: IpAddr, framing: Option<&FramingConfig>) -> usize {
         match self.adapted(now, peer, framing) {
             FramingConfig::Mpa(mpa) if mpa.streaming.is_none() => {
                 usize::from(mpa.markers == Markers::Prefer) + usize::from(mpa.falls_back_to_revision_one())
             }
-            FramingConfig::Mpa(_) | FramingConfig::RdmaTcp(_) => 0,
+            FramingConfig::Mpa(_) | FramingConfig::RdmaTcp(_) | FramingConfig::Either(..) => 0,
         }
     }
 

@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use xwarp_tcp::{framing::FramingCounters, secret::Secret, tcp::TcpConfig, time::Instant};
 use xwarp_verbs::{
-    Access, Memory, Operation, Pages, Payload, QpId, QueuePairOptions, RdmaTcpConfig, RecvRequest, Remote,
-    STag, SendFlags, Sge, WcStatus, WorkRequest,
+    Access, FramingConfig, Memory, MpaConfig, Operation, Pages, Payload, QpId, QueuePairOptions,
+    RdmaTcpConfig, RecvRequest, Remote, STag, SendFlags, Sge, WcStatus, WorkRequest,
     engine::{ConnectParams, EngineConfig},
     rnic::{CompletionRing, QpAttributes, Registration},
     sim::{Faults, Node, Recut, Station, Wire, WireConfig, ipv4, path, run},
@@ -25,9 +25,8 @@ struct End {
 }
 
 impl End {
-    fn new(link: xwarp_verbs::sim::SimLink, seed: u64, any_receive: bool) -> Self {
+    fn new(link: xwarp_verbs::sim::SimLink, seed: u64, any_receive: bool, framing: FramingConfig) -> Self {
         let tcp = TcpConfig { initial_window: 1000, receive_window: 4 << 20, ..TcpConfig::default() };
-        let framing = RdmaTcpConfig { hold_bytes: 4 << 20, ..RdmaTcpConfig::default() }.into();
         let secret = Secret::from_number(seed);
         let mut station =
             Station::new(link, EngineConfig { secret, tcp, framing, ..EngineConfig::default() });
@@ -87,9 +86,17 @@ impl Pair {
     }
 
     fn with(any_receive: bool) -> Self {
+        let framing = || rdma_tcp().into();
+        Self::framed([framing(), framing()], any_receive, Faults::default())
+    }
+
+    /// Ends with these framings, connected over a wire with these faults in both directions.
+    fn framed([near_framing, far_framing]: [FramingConfig; 2], any_receive: bool, faults: Faults) -> Self {
         let (tx_chunks, rx_chunks, ring) = (4096, 4096, 4096);
         let (wire, near, far) = Wire::new(WireConfig { tx_chunks, rx_chunks, ring, ..WireConfig::default() });
-        let (mut near, mut far) = (End::new(near, 1, false), End::new(far, 2, any_receive));
+        wire.with_faults([faults; 2]);
+        let mut near = End::new(near, 1, false, near_framing);
+        let mut far = End::new(far, 2, any_receive, far_framing);
         let bytes: Vec<u8> = (0..2 * MIB).map(|at| (at % 251) as u8 | 1).collect();
         near.memory.write(0, &bytes).unwrap();
         let listening = &mut far.station;
@@ -125,6 +132,10 @@ impl Pair {
     }
 }
 
+fn rdma_tcp() -> RdmaTcpConfig {
+    RdmaTcpConfig { hold_bytes: 4 << 20, ..RdmaTcpConfig::default() }
+}
+
 fn post(end: &mut End, operation: Operation, pieces: &[Sge]) {
     let payload = Payload::Gather(pieces);
     let request = WorkRequest { wr_id: 0, operation, payload, flags: SendFlags::SIGNALED };
@@ -148,6 +159,36 @@ fn sim_rdma_tcp_every_tcp_segment_is_one_rdma_segment() {
     assert!(pair.far.payloads.len() > 140, "{} segments", pair.far.payloads.len());
     assert_eq!((pair.far.payloads[0][1], pair.far.payloads[0][24]), (0x0c, 1), "Connect");
     assert_eq!((pair.near.payloads[0][1], pair.near.payloads[0][24]), (0x0c, 2), "Accept");
+}
+
+/// A client's first byte tells a listener which framing it has, also when that byte does not come first.
+#[test]
+fn sim_one_listener_accepts_clients_of_either_framing() {
+    let recut = Recut { split: 1.0, join: 0.0, wait: Duration::ZERO, most_bytes: 1500 };
+    let reordered = Faults {
+        recut: Some(recut),
+        reorder: 0.5,
+        reorder_by: Duration::from_millis(5),
+        reorder_depth: 5,
+        loss: 0.02,
+        ..Faults::default()
+    };
+    let mpa = || MpaConfig { hold_bytes: 4 << 20, ..MpaConfig::default() };
+    let clients: [(FramingConfig, &[u8]); 2] =
+        [(mpa().into(), b"MPA ID Req"), (rdma_tcp().into(), &[1, 0x0c])];
+    for (client, first) in clients {
+        for faults in [Faults::default(), reordered] {
+            let either = FramingConfig::Either(mpa(), rdma_tcp());
+            let mut pair = Pair::framed([client.clone(), either], false, faults);
+            pair.pass(Duration::from_secs(30));
+            pair.write(0, 100_000);
+            pair.read(200_000, 100_000);
+            pair.pass(Duration::from_secs(100));
+            assert_eq!(pair.far.filled(), 200_000, "{client:?} {faults:?}");
+            let whole = faults.recut.is_some() || pair.far.payloads[0].starts_with(first);
+            assert!(whole, "{:02x?}", pair.far.payloads[0]);
+        }
+    }
 }
 
 /// One segment is lost; a Write of a MiB behind it is placed and not held.
@@ -316,4 +357,28 @@ fn sim_rdma_tcp_reads_that_may_overtake_complete_once_under_loss() {
     assert!(completions.iter().all(|completion| completion.status == WcStatus::Success));
     assert!(completions.iter().any(|completion| completion.overtook));
     assert_eq!(pair.far.filled(), 60 * 4096);
+}
+
+/// A3: order 0 does not make a Send wait until the source of a Read before it was read, but a fence at the requester does.
+#[test]
+fn sim_rdma_tcp_a_fenced_send_waits_until_the_source_of_a_read_was_read() {
+    for (flags, waits) in [(SendFlags::FENCE, true), (SendFlags::empty(), false)] {
+        let mut pair = Pair::new();
+        let slow = Faults { delay: Duration::from_millis(20), ..Faults::default() };
+        pair.wire.with_faults([slow; 2]);
+        let scatter = [Sge { key: pair.far.key, offset: 3 * MIB as u64, len: 64 }];
+        pair.far.station.engine.post_recv(pair.far.qp, &RecvRequest { wr_id: 0, scatter: &scatter }).unwrap();
+        let remote = Remote { key: pair.far.key, offset: 0 };
+        let sink = [Sge { key: pair.near.key, offset: 2 * MIB as u64, len: MIB as u32 }];
+        post(&mut pair.near, Operation::Read { remote, invalidate: false }, &sink);
+        let payload = Payload::Gather(&[Sge { key: pair.near.key, offset: 0, len: 64 }]);
+        let operation = Operation::Send { invalidate: None };
+        let request = WorkRequest { wr_id: 1, operation, payload, flags };
+        pair.near.station.engine.post_send(pair.near.qp, &request).unwrap();
+        while pair.far.ring.pop().is_none() {
+            assert!(pair.now < Instant::ZERO + Duration::from_secs(10), "the Send does not arrive");
+            pair.pass(Duration::from_millis(1));
+        }
+        assert_eq!(pair.near.ring.pop().is_some(), waits, "{flags:?}");
+    }
 }
