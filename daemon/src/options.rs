@@ -36,6 +36,9 @@ pub struct Options {
     /// Process the frames that clients send natively on kernel threads, in batches: more throughput, more latency
     #[arg(long)]
     pub threaded_napi: bool,
+    /// 802.1Q tag of all frames of clients, on each interface; a VLAN interface of the kernel needs no option
+    #[arg(long, value_name = "ID")]
+    pub vlan: Option<u16>,
     /// Devices that one user may have open
     #[arg(long, default_value_t = 8)]
     pub devices_per_user: usize,

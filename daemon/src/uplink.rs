@@ -20,7 +20,7 @@ pub(crate) struct Uplink {
 impl Uplink {
     pub(crate) fn open(name: &str, options: &Options) -> Result<Self> {
         let mode = if options.generic { ModePreference::Force(Mode::Generic) } else { ModePreference::Probe };
-        let config = DriverConfig { mode, ..DriverConfig::default() };
+        let config = DriverConfig { mode, vlan: options.vlan, ..DriverConfig::default() };
         let shared = SharedInterface::open(name, &config, options.from_clients.into())?;
         let resolver = shared.resolver().context("opening a netlink socket")?;
         Ok(Self { shared, resolver })

@@ -152,6 +152,17 @@ pub enum OpenError {
         /// The error.
         source: io::Error,
     },
+    /// The permissions of the helper's socket keep this user away.
+    #[error(
+        "this user may not use xwarpd at {}: membership in group {group} is needed (usermod -aG {group} USER, then a new login)",
+        socket.display()
+    )]
+    NotInGroup {
+        /// The helper's socket.
+        socket: PathBuf,
+        /// The socket's group, by name or number.
+        group: String,
+    },
     /// The helper refuses.
     #[error("xwarpd refuses: {0}")]
     Refused(String),

@@ -1,10 +1,12 @@
 //! [`Grant`]: a device on an interface that the helper `xwarpd` shares.
 
 use std::fmt;
+use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -41,11 +43,28 @@ impl Unshared {
 
     pub(crate) fn into_error(self) -> OpenError {
         match self {
-            Self::NoHelper(socket, source) => OpenError::NoHelper { socket, source },
+            Self::NoHelper(socket, source) => match group_of(&socket) {
+                Some(group) if source.kind() == io::ErrorKind::PermissionDenied => {
+                    OpenError::NotInGroup { socket, group }
+                }
+                _ => OpenError::NoHelper { socket, source },
+            },
             Self::NotServed(refusal) => OpenError::Refused(refusal.text),
             Self::Failed(error) => error,
         }
     }
+}
+
+/// The group of a file, by its name in /etc/group or else by its number.
+fn group_of(path: &Path) -> Option<String> {
+    let number = fs::metadata(path).ok()?.gid().to_string();
+    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
+    let name = groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1) == Some(&number)).then(|| name.to_owned())
+    });
+    Some(name.unwrap_or(number))
 }
 
 /// Whether the settings ask for something that only the owner of an interface has.

@@ -64,8 +64,18 @@ impl Interface {
             OriginPreference::Probe if grant::wants_owner(config) => Self::open_owned(name, config),
             OriginPreference::Probe => match Self::open_granted(name, config) {
                 Err(unshared) if unshared.leaves_interface() => {
-                    tracing::debug!(interface = name, reason = %unshared.into_error(), "not granted by a helper");
-                    Self::open_owned(name, config)
+                    let unshared = unshared.into_error();
+                    tracing::debug!(interface = name, reason = %unshared, "not granted by a helper");
+                    Self::open_owned(name, config).map_err(|error| match (error, unshared) {
+                        // What keeps this user from the helper is what can be mended.
+                        (
+                            OpenError::Permission { .. }
+                            | OpenError::NoSuchInterface { .. }
+                            | OpenError::Shared { .. },
+                            outside @ OpenError::NotInGroup { .. },
+                        ) => outside,
+                        (error, _) => error,
+                    })
                 }
                 granted => granted.map_err(Unshared::into_error),
             },

@@ -8,13 +8,13 @@ use xwarp_driver::{
     inspect::{Description, Quota, shared_interfaces},
 };
 
-/// The interfaces that the helper shares; none when no helper answers.
+/// The interfaces that the helper shares; none when no helper answers, or not to this user.
 ///
 /// # Errors
 /// A helper is there, but does not answer as it should.
 pub fn interfaces() -> Result<Vec<Description>, OpenError> {
     match shared_interfaces(&DriverConfig::default()) {
-        Err(OpenError::NoHelper { .. }) => Ok(Vec::new()),
+        Err(OpenError::NoHelper { .. } | OpenError::NotInGroup { .. }) => Ok(Vec::new()),
         other => other,
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     env,
     fs::File,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     thread,
     time::{Duration, Instant},
@@ -55,6 +55,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         ["watch"] => watch(),
         ["serve", address, connections] => serve(address.parse()?, connections.parse()?),
         ["talk", address, messages] => talk(address.parse()?, messages.parse()?),
+        ["itself", address, messages] => itself(address.parse()?, messages.parse()?),
         _ => bail!("unknown program {arguments:?}"),
     }
 }
@@ -419,6 +420,9 @@ fn size(number: usize) -> usize {
 
 const MESSAGE: usize = 9000;
 
+/// A client says after so many messages how many it has exchanged.
+pub const PART: usize = 20;
+
 /// One end of a connection that exchanges messages in turn.
 struct End {
     pd: ProtectionDomain,
@@ -446,6 +450,17 @@ impl End {
             self.post_receive()?;
             self.send(b'c', number)?;
             self.complete(1, b's', Some(number))?;
+        }
+        Ok(())
+    }
+
+    /// The same from message `next` to the one before `last`, and says how far it has come.
+    fn ask_in_parts(&self, mut next: usize, last: usize) -> Result<()> {
+        while next < last {
+            let end = last.min((next / PART + 1) * PART);
+            self.ask(next..end)?;
+            println!("{end} messages");
+            next = end;
         }
         Ok(())
     }
@@ -508,7 +523,7 @@ fn talk(address: SocketAddr, messages: usize) -> Result<()> {
     println!("connected");
     end.ask(0..1)?;
     println!("talks");
-    if let Err(error) = end.ask(1..if messages == 0 { usize::MAX } else { messages }) {
+    if let Err(error) = end.ask_in_parts(1, if messages == 0 { usize::MAX } else { messages }) {
         // Why the device is of no more use, if that is the cause.
         if let Err(reason) = device.listen(address, ListenOptions::default()) {
             println!("{:#}", anyhow::Error::from(reason));
@@ -518,6 +533,30 @@ fn talk(address: SocketAddr, messages: usize) -> Result<()> {
     connection.disconnect()?;
     println!("done");
     Ok(())
+}
+
+/// Connects to `address`, where the same device listens on all addresses, and exchanges `messages` between the two ends.
+fn itself(address: SocketAddr, messages: usize) -> Result<()> {
+    let device = device(Origin::Granted)?;
+    let all: IpAddr =
+        if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let listener = device.listen(SocketAddr::new(all, address.port()), ListenOptions::default())?;
+    let [asks, answers] = [End::new(&device)?, End::new(&device)?];
+    answers.post_receive()?;
+    thread::scope(|scope| {
+        let accepts = scope.spawn(|| -> Result<()> {
+            let request = listener.accept(LIMIT)?;
+            let _connection = request.accept(&answers.qp, AcceptOptions::default(), LIMIT)?;
+            (0..messages).try_for_each(|number| answers.answer(number))
+        });
+        let connection = device.connect(&asks.qp, address, ConnectOptions::default(), LIMIT)?;
+        asks.ask(0..messages)?;
+        let accepted = accepts.join();
+        accepted.map_err(|_| anyhow::anyhow!("the accepting thread panicked"))??;
+        connection.disconnect()?;
+        println!("done");
+        Ok(())
+    })
 }
 
 /// Connects, exchanges messages, forks, and exchanges messages again after the child has tried everything and has ended.

@@ -37,14 +37,15 @@ impl SharedInterface {
     }
 
     /// The same with a function that starts the helper, in whichever namespace, with a socket at `socket` and options that begin
-    /// with the interfaces.
+    /// with the interfaces. Everybody may connect, unless the options name a group.
     pub fn start_by(
         socket: PathBuf,
         options: &[&str],
         start: impl FnOnce(&[&str]) -> Result<Running>,
     ) -> Result<Self> {
         let path = socket.to_str().context("a path of ASCII")?.to_owned();
-        let mut helper = start(&[options, &["--socket", &path, "--mode", "666"]].concat())?;
+        let everybody: &[&str] = if options.contains(&"--group") { &[] } else { &["--mode", "666"] };
+        let mut helper = start(&[options, &["--socket", &path], everybody].concat())?;
         helper.wait_for("ready", START)?;
         Ok(Self { socket, helper })
     }
@@ -52,6 +53,11 @@ impl SharedInterface {
     /// Starts the helper with options that begin with the interfaces.
     pub fn start_on(lab: &Lab, program: &str, options: &[&str]) -> Result<Self> {
         Self::start_by(lab.file("xwarpd.sock"), options, |args| lab.start(Side::A, program, args))
+    }
+
+    /// Starts a helper that shares the interface of side B.
+    pub fn start_beyond(lab: &Lab, program: &str) -> Result<Self> {
+        Self::start_by(lab.file("xwarpd-b.sock"), &[INTERFACE], |args| lab.start(Side::B, program, args))
     }
 
     /// Starts the helper as systemd does, with a listening socket as its standard input.
@@ -81,10 +87,15 @@ impl SharedInterface {
 
     /// The same as another user.
     pub fn unprivileged_as(&self, uid: u32, program: &str) -> Command {
+        self.unprivileged_in("--clear-groups", uid, program)
+    }
+
+    /// The same with a choice of supplementary groups, an option of setpriv.
+    pub fn unprivileged_in(&self, groups: &str, uid: u32, program: &str) -> Command {
         let mut command = Command::new("unshare");
         let user = format!("--reuid={uid}");
         command.args(["--net", "prlimit", "--memlock=0", "setpriv", &user, &format!("--regid={uid}")]);
-        command.args(["--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all", program]);
+        command.args([groups, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all", program]);
         command.env("XWARP_HELPER", &self.socket);
         command
     }

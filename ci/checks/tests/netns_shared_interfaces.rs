@@ -1,7 +1,7 @@
 //! Kinds of interfaces that `xwarpd` shares, and how frames pass between them and clients.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::{fs, time::Duration};
+use std::{fs, net::SocketAddr, time::Duration};
 
 use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
@@ -10,8 +10,31 @@ use xwarp_checks::{
 };
 
 const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
+const NOBODYS: &str = env!("CARGO_BIN_EXE_xwarp-nobody");
 const PERF: &str = env!("CARGO_BIN_EXE_xwarp-peer");
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// The peer's frames, and those that it accepts, carry this tag.
+#[test]
+fn netns_shared_frames_of_clients_carry_a_tag() {
+    let lab = Lab::up(LabOptions::default()).unwrap();
+    let ways = [&["--vlan", "42"][..], &["--vlan", "42", "--generic"]];
+    for options in ways {
+        let shared = SharedInterface::start(&lab, HELPER, options).unwrap();
+        let nobody = |args: &[&str]| shared.start_unprivileged(PERF, args).unwrap();
+        let tagged = |args: &[&str]| lab.start(Side::B, PERF, &[args, &["--vlan", "42"]].concat()).unwrap();
+        for family in [Family::V4, Family::V6] {
+            let [here, there] = [Side::A, Side::B].map(|side| lab.address(side, family).to_string());
+            exchange(INTERFACE, &here, nobody, nobody);
+            exchange(INTERFACE, &there, tagged, nobody);
+            exchange(INTERFACE, &here, nobody, tagged);
+            // A port without owner: the reset has the tag, too.
+            let nowhere = SocketAddr::new(lab.address(Side::A, family), 7777).to_string();
+            let mut refused = shared.start_unprivileged(NOBODYS, &["talk", &nowhere, "1"]).unwrap();
+            refused.wait_for("refused", LIMIT).unwrap();
+        }
+    }
+}
 
 /// Exchanges verified messages between a server that listens on `interface` with `address`, and a client on it.
 fn exchange(

@@ -19,6 +19,7 @@ pub(super) fn find() -> (Finding, Vec<Description>) {
             let advice = "only needed to share an interface among processes, or without rights: xwarpd IFACE";
             (Finding::note("helper", error.to_string()).advice(advice), Vec::new())
         }
+        Err(error @ OpenError::NotInGroup { .. }) => (Finding::note("helper", error.to_string()), Vec::new()),
         Err(error) => (Finding::problem("helper", error.to_string()), Vec::new()),
     }
 }
