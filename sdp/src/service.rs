@@ -45,6 +45,9 @@ pub struct SdpOptions {
     pub connection: Config,
     /// Shorter transfers by [`SdpStream::send_memory`](crate::SdpStream::send_memory) are copied (the Bcopy Threshold).
     pub bcopy_threshold: usize,
+    /// How long advertised data may stay unread before [`SdpStream::send_memory`](crate::SdpStream::send_memory) withdraws the
+    /// SrcAvail and sends messages.
+    pub unread_limit: Duration,
     /// Connections that wait to be accepted at a listener; more are rejected.
     pub backlog: usize,
     /// Settings of MPA's start-up. Markers and peer-to-peer mode are chosen by SDP.
@@ -55,7 +58,8 @@ impl Default for SdpOptions {
     fn default() -> Self {
         let connection = Config::default();
         let mpa = MpaConfig { startup_timeout: SET_UP_LIMIT, ..MpaConfig::default() };
-        Self { connection, bcopy_threshold: 64 << 10, backlog: 128, mpa }
+        let unread_limit = Duration::from_secs(1);
+        Self { connection, bcopy_threshold: 64 << 10, unread_limit, backlog: 128, mpa }
     }
 }
 

@@ -26,9 +26,6 @@ use crate::{
 
 /// RDMA Writes and Reads in the send queue beside messages.
 pub(crate) const MOST_RDMA: usize = 8;
-/// How long a SrcAvail may stay unread before its data goes in messages, in a send that blocks.
-pub(crate) const UNREAD_LIMIT: Duration = Duration::from_secs(1);
-
 /// How long the peer may take to answer a withdrawal of advertisements.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// Messages without payload in a second without transfers. An honest peer answers, updates credit and changes modes a few
@@ -304,6 +301,10 @@ impl State {
 
     /// Executes the machine's actions as far as the send queue has room.
     fn drive(&mut self) {
+        if self.orphaned.is_some() && (self.machine.buffered() > 0 || self.machine.has_offer()) {
+            // Nobody will read the data: the peer is told by a reset, as with TCP.
+            self.machine.abort();
+        }
         self.take_notices();
         loop {
             let Some(link) = &mut self.link else { return };

@@ -18,7 +18,7 @@ use xwarp_verbs::{Access, Memory, MemoryRegion, RegionOptions, cm::CmId};
 use crate::{
     machine::End,
     service::Sdp,
-    socket::{Socket, State, UNREAD_LIMIT},
+    socket::{Socket, State},
     wire::Advert,
 };
 
@@ -218,8 +218,8 @@ impl SdpStream {
     }
 
     /// Sends `range` of `memory` and returns when the peer has it, so that the memory may change again. A range below the
-    /// threshold is copied. A longer one is advertised, and the peer fetches it by RDMA; when it does not within a second, it
-    /// goes in messages. There is no time limit: the connection's keepalive ends a send to a peer that is gone.
+    /// threshold is copied. A longer one is advertised, and the peer fetches it by RDMA; when it does not within
+    /// [`SdpOptions::unread_limit`](crate::SdpOptions::unread_limit), the range goes in messages. There is no time limit: the connection's keepalive ends a send to a peer that is gone.
     pub fn send_memory(&self, memory: &Memory, range: Range<usize>) -> io::Result<()> {
         let len = range.len();
         let piece = memory.slice(range.start, len).map_err(invalid)?;
@@ -228,7 +228,7 @@ impl SdpStream {
         }
         let len = u32::try_from(len).map_err(invalid)?;
         let mut id = None;
-        let mut unread_at = Some(Instant::now() + UNREAD_LIMIT);
+        let mut unread_at = Some(Instant::now() + self.0.sdp.0.core.options.unread_limit);
         let socket = &self.0.socket;
         let mut state = socket.lock();
         loop {
@@ -294,7 +294,7 @@ impl SdpStream {
                 if let Some(error) = state.error() {
                     return Err(error);
                 }
-                if withdrawn {
+                if withdrawn && !state.read_shut {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
                 id = None;
@@ -303,7 +303,16 @@ impl SdpStream {
                 if state.machine.at_eof() || state.read_shut {
                     return Ok(0);
                 }
-                if let Some(error) = state.error().filter(|_| state.machine.buffered() == 0) {
+                if state.machine.buffered() > 0 {
+                    // What came in messages outlives the connection, and its memory needs no registration.
+                    let mut bytes = vec![0; state.machine.buffered().min(piece.len())];
+                    let n = state.machine.read(&mut bytes);
+                    piece.write(0, bytes.get(..n).unwrap_or_default()).map_err(invalid)?;
+                    self.count("sdp_bytes_received", n);
+                    socket.drive(&mut state);
+                    return Ok(n);
+                }
+                if let Some(error) = state.error() {
                     return Err(error);
                 }
                 let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -316,7 +325,7 @@ impl SdpStream {
             }
             let (after, in_time) = socket.wait(state, end.filter(|_| !withdrawn));
             state = after;
-            if !in_time {
+            if !withdrawn && (state.read_shut || !in_time) {
                 withdrawn = true;
                 state.machine.cancel_reads();
                 socket.drive(&mut state);
@@ -349,6 +358,17 @@ impl SdpStream {
             }
             let acknowledged = state.link.as_ref().is_none_or(|link| link.slots.all_free());
             (acknowledged && state.machine.is_all_sent()).then_some(Ok(()))
+        })
+    }
+
+    /// Waits until the connection has ended; an error says that it did not end in order. Both ends in order after both have
+    /// shut down their sending direction.
+    pub fn wait_closed(&self) -> io::Result<()> {
+        self.until(None, |state| {
+            if let Some(error) = state.error() {
+                return Some(Err(error));
+            }
+            state.machine.ended().map(|_| Ok(()))
         })
     }
 

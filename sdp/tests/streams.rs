@@ -419,3 +419,55 @@ fn memory_goes_both_ways_at_once() {
         finished.recv_timeout(3 * LIMIT).expect("a direction does not go on");
     }
 }
+
+#[test]
+fn data_that_arrived_is_received_into_memory_after_the_connection_has_ended() {
+    let (accepted, mut connected) = pair();
+    let bytes = pattern(24, 6);
+    connected.write_all(&bytes).unwrap();
+    connected.shutdown(Shutdown::Write).unwrap();
+    accepted.shutdown(Shutdown::Write).unwrap();
+    accepted.wait_closed().unwrap();
+    let memory = Memory::anonymous(1, Pages::Normal).unwrap();
+    // The service frees the queue pair within 200 ms, meanwhile or before.
+    for byte in bytes {
+        assert_eq!(accepted.recv_memory(&memory, 0..1).unwrap(), 1);
+        let mut got = [0];
+        memory.read(0, &mut got).unwrap();
+        assert_eq!(got, [byte]);
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(accepted.recv_memory(&memory, 0..1).unwrap(), 0);
+    assert_eq!((&accepted).read(&mut [0; 4]).unwrap(), 0);
+}
+
+#[test]
+fn shutting_down_the_receiving_direction_ends_receives_that_wait() {
+    let (accepted, mut connected) = pair();
+    let (started, begins) = std::sync::mpsc::channel();
+    let (done, ends) = std::sync::mpsc::channel();
+    let receiver = accepted.try_clone().unwrap();
+    thread::spawn(move || {
+        let memory = Memory::anonymous(100_000, Pages::Normal).unwrap();
+        assert_eq!(receiver.recv_memory(&memory, 0..100_000).unwrap(), 1);
+        started.send(()).unwrap();
+        done.send(receiver.recv_memory(&memory, 0..100_000).map_err(|e| e.kind())).unwrap();
+    });
+    connected.write_all(b"1").unwrap();
+    begins.recv_timeout(LIMIT).unwrap();
+    // Whether the second receive waits already or not, it ends.
+    accepted.shutdown(Shutdown::Read).unwrap();
+    assert_eq!(ends.recv_timeout(LIMIT).expect("the receive waits for ever"), Ok(0));
+}
+
+#[test]
+fn data_for_a_closed_stream_resets_it() {
+    let (accepted, mut connected, _server) = pair_with(SdpOptions::default());
+    drop(accepted);
+    assert_eq!(connected.read(&mut [0; 4]).unwrap(), 0);
+    // Less than the closed end could buffer.
+    connected.write_all(b"nobody reads this").unwrap();
+    let (done, ends) = std::sync::mpsc::channel();
+    thread::spawn(move || done.send(connected.wait_closed().map_err(|e| e.kind())));
+    assert_eq!(ends.recv_timeout(LIMIT).expect("no reset"), Err(ErrorKind::ConnectionReset));
+}

@@ -530,3 +530,70 @@ else:
         pass
     print('all is well', flush=True)
 ";
+
+/// A reset passes the relays of both ends, whatever these are doing: a program sees it as with TCP.
+#[test]
+fn netns_sdp_resets_reach_programs_that_do_not_read_and_half_closed_connections() {
+    let lab = lab();
+    let program = lab.file("resets.py");
+    fs::write(&program, RESETS).unwrap();
+    let run = format!("exec /usr/bin/python3 {}", program.display());
+    let peer = lab.address(Side::B, Family::V4);
+    let (server, output) =
+        over_sdp(&lab, &format!("{run} serve {peer} {PORT}"), &format!("{run} call {peer} {PORT}"));
+    let served = server.finish(LIMIT).unwrap();
+    assert!(output.contains("all is well"), "{output}\n{served}");
+    assert!(served.contains("all is well"), "{served}\n{output}");
+}
+
+const RESETS: &str = r"
+import select, socket, struct, sys
+role, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+def reset(s):
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+    s.close()
+
+def wait_for_reset(s, case):
+    poll = select.poll()
+    poll.register(s, 0)
+    events = poll.poll(50000)
+    assert events and events[0][1] & select.POLLERR, (case, events)
+    error = s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    print(case, error, flush=True)
+
+if role == 'serve':
+    listener = socket.create_server((host, port))
+    # Nobody reads, and the relays are full.
+    s, _ = listener.accept()
+    wait_for_reset(s, 'full')
+    # The peer resets after it has shut down its direction.
+    s, _ = listener.accept()
+    assert s.recv(10) == b'x' and s.recv(10) == b''
+    s.sendall(b'k')
+    wait_for_reset(s, 'half-closed')
+    # This end does.
+    s, _ = listener.accept()
+    s.shutdown(socket.SHUT_WR)
+    assert s.recv(10) == b'x'
+    reset(s)
+else:
+    s = socket.create_connection((host, port))
+    s.settimeout(2)
+    try:
+        while True:
+            s.sendall(bytes(1 << 20))
+    except TimeoutError:
+        pass
+    reset(s)
+    s = socket.create_connection((host, port))
+    s.sendall(b'x')
+    s.shutdown(socket.SHUT_WR)
+    assert s.recv(10) == b'k'
+    reset(s)
+    s = socket.create_connection((host, port))
+    assert s.recv(10) == b''
+    s.sendall(b'x')
+    wait_for_reset(s, 'half-closed by the peer')
+print('all is well', flush=True)
+";

@@ -1,22 +1,24 @@
 //! Copying between a leg, which is the library's end of a connection on the loopback, and a stream over SDP.
 //!
 //! Each direction has a thread. A direction that ends in order is closed behind its data at the other side; a reset at one
-//! side resets the other.
+//! side resets the other. One more thread of the process watches all legs for resets, since the threads of a direction may
+//! be waiting for the peer, or have ended.
 
 use std::{
+    collections::BTreeMap,
     io::{self, Write as _},
     net::{Shutdown, SocketAddr},
     os::fd::OwnedFd,
     sync::{
-        Arc, Condvar, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
 
 use rustix::{
-    event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
+    event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll},
     io::Errno,
     net::{
         AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, acceptfrom_with, bind, connect,
@@ -37,6 +39,13 @@ const ADVERTISED_BYTES: usize = 64 << 10;
 const LAST_LOOKS: u32 = 3;
 /// How long the program's socket may take to arrive at the leg.
 const ARRIVAL: Duration = Duration::from_secs(2);
+/// How long data that the program has sent before a reset may stand still before the reset goes on to the peer.
+const STANDSTILL: Duration = Duration::from_secs(5);
+/// How often a direction towards a program that does not read looks for a reset of the peer.
+const LOOK: Duration = Duration::from_secs(1);
+/// When the kernel asks whether the program's socket still exists: it forgets closed ones after a minute, also when the peer
+/// has not closed its direction.
+const PROBE_IDLE: Duration = Duration::from_secs(60);
 
 /// The relays of a process.
 #[derive(Debug, Default)]
@@ -48,6 +57,27 @@ pub struct Relays {
     moved: AtomicU64,
     /// Readable when the process ends.
     ending: OnceLock<OwnedFd>,
+    /// `None` if it cannot be started: resets are then seen late.
+    watch: OnceLock<Option<Arc<Watch>>>,
+}
+
+/// A leg and its stream.
+#[derive(Debug)]
+struct Joined {
+    leg: OwnedFd,
+    stream: SdpStream,
+    /// Bytes that went towards the network.
+    moved: AtomicU64,
+    /// The peer has everything that the program has sent, or nothing more will be sent.
+    sent: AtomicBool,
+}
+
+/// Finds legs that the program has reset.
+#[derive(Debug)]
+struct Watch {
+    /// The legs of `joined`. A leg leaves when it is closed.
+    legs: OwnedFd,
+    joined: Mutex<BTreeMap<u64, Weak<Joined>>>,
 }
 
 /// A listening socket on the loopback for one connection.
@@ -121,35 +151,119 @@ pub fn reset(leg: &OwnedFd) {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn thread(name: &str) -> thread::Builder {
+    thread::Builder::new().name(name.into()).stack_size(STACK_BYTES)
+}
+
+impl Watch {
+    fn start() -> io::Result<Arc<Self>> {
+        let legs = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let watch = Arc::new(Self { legs, joined: Mutex::default() });
+        let runs = Arc::clone(&watch);
+        thread("xwarp-sdp-watch").spawn(move || runs.run())?;
+        Ok(watch)
+    }
+
+    fn add(&self, joined: &Arc<Joined>) -> io::Result<()> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let mut all = lock(&self.joined);
+        all.retain(|_, joined| joined.strong_count() > 0);
+        all.insert(id, Arc::downgrade(joined));
+        // Only errors are of interest, and these are always reported.
+        epoll::add(&self.legs, &joined.leg, epoll::EventData::new_u64(id), epoll::EventFlags::ET)?;
+        Ok(())
+    }
+
+    fn run(&self) {
+        let standstill: Option<Timespec> = STANDSTILL.try_into().ok();
+        // Legs that were reset while their data was on its way, and how much of it had moved.
+        let mut reset: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut events = Vec::with_capacity(64);
+        loop {
+            let limit = standstill.as_ref().filter(|_| !reset.is_empty());
+            let found = match epoll::wait(&self.legs, rustix::buffer::spare_capacity(&mut events), limit) {
+                Ok(found) => found,
+                Err(Errno::INTR) => continue,
+                Err(error) => return tracing::warn!(%error, "resets of programs are not seen any more"),
+            };
+            for epoll::Event { flags, data } in events.drain(..) {
+                let id = data.u64();
+                if flags.contains(epoll::EventFlags::ERR)
+                    && let Some(joined) = self.find(id)
+                    && joined.stands(None)
+                {
+                    reset.insert(id, joined.moved.load(Ordering::Relaxed));
+                }
+            }
+            if found == 0 {
+                reset.retain(|id, before| {
+                    let Some(joined) = self.find(*id) else { return false };
+                    let moved = std::mem::replace(before, joined.moved.load(Ordering::Relaxed));
+                    joined.stands(Some(moved))
+                });
+            }
+        }
+    }
+
+    fn find(&self, id: u64) -> Option<Arc<Joined>> {
+        lock(&self.joined).get(&id).and_then(Weak::upgrade)
+    }
+}
+
+impl Joined {
+    /// Resets the stream of a leg that was reset, if all data of the program is sent, or if `moved` bytes were sent before and
+    /// no more since. Returns whether the stream stands.
+    fn stands(&self, moved: Option<u64>) -> bool {
+        let over = self.sent.load(Ordering::Acquire) || moved == Some(self.moved.load(Ordering::Relaxed));
+        if over {
+            self.stream.abort();
+        }
+        !over
+    }
+}
+
 impl Relays {
     /// Starts to copy.
     pub fn start(self: &Arc<Self>, leg: OwnedFd, stream: SdpStream) -> io::Result<()> {
         // Small messages are not held back on the way to the program.
         sockopt::set_tcp_nodelay(&leg, true)?;
-        let (leg, stream) = (Arc::new(leg), Arc::new(stream));
-        let thread = |name: &str| thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
-        let receives = (Arc::clone(&leg), Arc::clone(&stream));
-        let relays = Arc::clone(self);
+        sockopt::set_socket_keepalive(&leg, true)?;
+        sockopt::set_tcp_keepidle(&leg, PROBE_IDLE)?;
         if self.ending.get().is_none() {
             let _ = self.ending.set(eventfd(0, EventfdFlags::CLOEXEC)?);
         }
-        *self.sending.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        let sends = move || {
-            if relays.send_all(&leg, &stream).is_err() {
-                stream.abort();
+        let joined = Arc::new(Joined { leg, stream, moved: AtomicU64::new(0), sent: AtomicBool::new(false) });
+        let watch = || Watch::start().inspect_err(|error| tracing::warn!(%error, "no watch for resets")).ok();
+        if let Some(watch) = self.watch.get_or_init(watch) {
+            watch.add(&joined)?;
+        }
+        let sends = Arc::clone(&joined);
+        let relays = Arc::clone(self);
+        *lock(&self.sending) += 1;
+        let send = move || {
+            if relays.send_all(&sends).is_err() {
+                sends.stream.abort();
             }
-            *relays.sending.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+            sends.sent.store(true, Ordering::Release);
+            drop(sends);
+            *lock(&relays.sending) -= 1;
             relays.ended.notify_all();
         };
-        if let Err(error) = thread("xwarp-sdp-send").spawn(sends) {
-            *self.sending.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        if let Err(error) = thread("xwarp-sdp-send").spawn(send) {
+            *lock(&self.sending) -= 1;
             return Err(error);
         }
-        let (leg, stream) = receives;
         thread("xwarp-sdp-recv").spawn(move || {
-            if receive_all(&leg, &stream).is_err() {
+            let Joined { leg, stream, .. } = &*joined;
+            // A reset may come after the end of the peer's data, while the program still sends.
+            if receive_all(leg, stream).and_then(|()| stream.wait_closed()).is_err() {
                 stream.abort();
-                reset(&leg);
+                reset(leg);
             }
         })?;
         Ok(())
@@ -160,7 +274,7 @@ impl Relays {
         let Some(ending) = self.ending.get() else { return };
         // Readable from now on.
         let _ = rustix::io::write(ending, &1u64.to_ne_bytes());
-        let mut sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sending = lock(&self.sending);
         while *sending > 0 {
             let before = self.moved.load(Ordering::Relaxed);
             let (after, waited) =
@@ -173,7 +287,8 @@ impl Relays {
     }
 
     /// Sends what the program sends. Long pieces are advertised, so that the peer's relay reads them by RDMA.
-    fn send_all(&self, leg: &OwnedFd, stream: &SdpStream) -> io::Result<()> {
+    fn send_all(&self, joined: &Joined) -> io::Result<()> {
+        let Joined { leg, stream, moved, .. } = joined;
         let mut bytes = vec![0; CHUNK_BYTES];
         let memory = Memory::anonymous(CHUNK_BYTES, Pages::Normal)?;
         let mut last_looks = LAST_LOOKS;
@@ -203,7 +318,9 @@ impl Relays {
                 memory.write(0, piece).map_err(io::Error::other)?;
                 stream.send_memory(&memory, 0..len)?;
             }
-            self.moved.fetch_add(len as u64, Ordering::Relaxed);
+            for count in [moved, &self.moved] {
+                count.fetch_add(len as u64, Ordering::Relaxed);
+            }
         }
     }
 
@@ -237,11 +354,22 @@ fn receive_all(leg: &OwnedFd, stream: &SdpStream) -> io::Result<()> {
         memory.read(0, piece).map_err(io::Error::other)?;
         let mut rest: &[u8] = piece;
         while !rest.is_empty() {
-            match send(leg, rest, SendFlags::NOSIGNAL) {
+            match send(leg, rest, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
+                Err(Errno::AGAIN) => wait_writable(leg, stream)?,
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+}
+
+/// Waits until the program reads. Fails when it does not, and the stream was reset.
+fn wait_writable(leg: &OwnedFd, stream: &SdpStream) -> io::Result<()> {
+    let look: Option<Timespec> = LOOK.try_into().ok();
+    match poll(&mut [PollFd::new(leg, PollFlags::OUT)], look.as_ref()) {
+        Ok(0) => stream.take_error()?.map_or(Ok(()), Err),
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
