@@ -299,6 +299,12 @@ impl<'a> FrameWriter<'a> {
         chunk.get_mut(..len).unwrap_or_default()
     }
 
+    /// The `n` bytes before the write position, if they lie in one chunk.
+    #[inline]
+    pub fn written_last(&self, n: usize) -> Option<&[u8]> {
+        self.chunks.get(self.chunk)?.get(self.at.checked_sub(n)?..self.at)
+    }
+
     /// Passes the bytes `start..end` of the frame to `f`, chunk by chunk.
     #[inline]
     pub fn for_each(&self, start: usize, end: usize, mut f: impl FnMut(&[u8])) {

@@ -1,7 +1,7 @@
 //! Builds one FPDU in a transmit frame: the methods of [`UlpduWriter`] for the upper layer, and the framing of its
 //! ULPDU.
 
-use super::layout::{CRC_BYTES, LENGTH_BYTES, Layout};
+use super::layout::{BETWEEN_MARKERS, CRC_BYTES, LENGTH_BYTES, Layout};
 use crate::{copy, link::FrameWriter, seq::StreamOffset, ulp::UlpduWriter};
 
 /// An FPDU whose length was announced: its CRC is computed while it is written.
@@ -133,39 +133,50 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     #[inline]
     pub fn fill(&mut self, len: usize, mut f: impl FnMut(usize, &mut [u8])) {
         let len = self.begin_bytes(len);
-        let mut at = 0;
-        while at < len {
-            self.write_marker();
-            let space = self.space(len - at);
-            if space.is_empty() {
-                break;
-            }
-            f(at, space);
-            at += space.len();
-        }
-        self.end_bytes(len, at);
+        self.fill_between_markers(len, None, |at, space, _| f(at, space));
     }
 
     /// Like [`Self::fill`], for a copy that computes the CRC32c in the same pass: `f(at, space, crc)` also updates
     /// `crc`, if there is one, with the bytes that it wrote.
     #[inline]
-    pub fn fill_with_crc(&mut self, len: usize, mut f: impl FnMut(usize, &mut [u8], Option<&mut u32>)) {
+    pub fn fill_with_crc(&mut self, len: usize, f: impl FnMut(usize, &mut [u8], Option<&mut u32>)) {
         let len = self.begin_bytes(len);
-        let mut at = 0;
+        let mut announced = self.announced;
+        self.fill_between_markers(len, announced.as_mut(), f);
+        self.announced = announced;
+    }
+
+    /// Writes `len` bytes by `f` and the markers between them; `announced` covers all of them afterwards.
+    #[inline]
+    fn fill_between_markers(
+        &mut self,
+        len: usize,
+        mut announced: Option<&mut Announced>,
+        mut f: impl FnMut(usize, &mut [u8], Option<&mut u32>),
+    ) {
+        let (mut at, mut to_marker) = (0, self.layout.to_marker(self.offset));
         while at < len {
-            self.write_marker();
-            self.sum_written();
-            let mut announced = self.announced;
-            let space = self.space(len - at);
-            if space.is_empty() {
+            if to_marker == 0 {
+                self.put_marker();
+                to_marker = BETWEEN_MARKERS;
+            }
+            if let Some(announced) = &mut announced {
+                self.sum_written(announced);
+            }
+            let space = self.frame.space(to_marker.min(len - at));
+            let n = space.len();
+            if n == 0 {
                 break;
             }
-            let n = space.len();
-            f(at, space, announced.as_mut().map(|announced| &mut announced.crc));
-            if let Some(announced) = &mut announced {
-                announced.summed += n;
+            match &mut announced {
+                Some(announced) => {
+                    f(at, space, Some(&mut announced.crc));
+                    announced.summed += n;
+                }
+                None => f(at, space, None),
             }
-            self.announced = announced;
+            self.offset += n as u64;
+            to_marker -= n;
             at += n;
         }
         self.end_bytes(len, at);
@@ -204,22 +215,25 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         }
         // A marker that is due here comes before the CRC and is covered by it (RFC 5044 section 4.4).
         self.write_marker();
-        self.sum_written();
-        let crc = self.announced.map_or(0, |announced| announced.crc);
+        let crc = self.announced.take().map_or(0, |mut announced| {
+            self.sum_written(&mut announced);
+            announced.crc
+        });
         self.put_field(crc.to_le_bytes());
         (self.offset - self.start) as usize
     }
 
-    /// Adds the bytes written since the last call to the CRC, if it is computed while the FPDU is written.
+    /// Adds the bytes written since the last call to the CRC.
     #[inline]
-    fn sum_written(&mut self) {
+    fn sum_written(&self, announced: &mut Announced) {
         let to = self.position + (self.offset - self.start) as usize;
-        if let Some(Announced { crc, summed, .. }) = &mut self.announced
-            && *summed < to
-        {
+        let Announced { crc, summed, .. } = announced;
+        if let Some(bytes) = self.frame.written_last(to - *summed) {
+            *crc = copy::crc32c(*crc, bytes);
+        } else {
             self.frame.for_each(*summed, to, |piece| *crc = copy::crc32c(*crc, piece));
-            *summed = to;
         }
+        *summed = to;
     }
 
     /// Writes the ULPDU Length field, after the marker that may precede it: the announced length, or a placeholder.
@@ -239,25 +253,18 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         self.offset += self.frame.put_field(field) as u64;
     }
 
-    /// The next contiguous memory up to a marker, a chunk's end, or `max` bytes; empty only for `max` 0 or
-    /// when the frame is full. No marker is due at the write position.
-    #[inline]
-    fn space(&mut self, max: usize) -> &mut [u8] {
-        // A marker that was due at `offset` is written already, so the next one is counted from one byte later.
-        let max = max.min(self.layout.to_marker(self.offset + 1).saturating_add(1));
-        let space = self.frame.space(max);
-        self.offset += space.len() as u64;
-        space
-    }
-
     /// Writes the marker that is due at the write position, if one is (RFC 5044 sections 4.2 and 4.3).
     #[inline]
     fn write_marker(&mut self) {
         if self.layout.at_marker(self.offset) {
-            let [high, low] =
-                (self.offset.saturating_sub(self.layout.header(self.start)) as u16).to_be_bytes();
-            self.put_field([0, 0, high, low]);
+            self.put_marker();
         }
+    }
+
+    #[inline]
+    fn put_marker(&mut self) {
+        let [high, low] = (self.offset.saturating_sub(self.layout.header(self.start)) as u16).to_be_bytes();
+        self.put_field([0, 0, high, low]);
     }
 }
 
