@@ -194,6 +194,7 @@ pub struct FrameWriter<'a> {
 
 impl<'a> FrameWriter<'a> {
     /// A writer of the bytes from `start` to `limit` of the frame (fewer when the chunks are shorter).
+    #[inline]
     pub fn new(chunks: ChunksMut<'a>, start: usize, limit: usize) -> Self {
         let bytes = chunks.iter().map(|c| c.len()).sum::<usize>();
         let mut writer = Self { chunks, chunk: 0, at: 0, position: 0, limit: bytes.min(limit) };

@@ -55,6 +55,19 @@ impl<'a> Ulpdu<'a> {
         most
     }
 
+    /// Like [`Self::peek`], for a header, which seldom spans a marker or two chunks.
+    #[inline]
+    pub fn peek_header<const N: usize>(&self, out: &mut [u8; N]) -> usize {
+        let first = self.raw.first().and_then(|piece| piece.get(self.start..)?.first_chunk());
+        match first {
+            Some(bytes) if N <= self.len.min(self.to_marker) => {
+                *out = *bytes;
+                N
+            }
+            _ => self.peek(out),
+        }
+    }
+
     /// Calls `f(offset, bytes)` for the bytes from `start` on, where `offset` counts from `start`.
     #[inline]
     pub fn for_each(&self, start: usize, f: impl FnMut(usize, &[u8])) {

@@ -127,6 +127,17 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         });
     }
 
+    /// Like [`Self::put`], for a header, in which a marker seldom lies.
+    #[inline]
+    pub fn put_header<const N: usize>(&mut self, header: &[u8; N]) {
+        let len = self.begin_bytes(N);
+        if len < N || self.layout.to_marker(self.offset) < N {
+            return self.put(header.get(..len).unwrap_or_default());
+        }
+        self.put_field(*header);
+        self.end_bytes(N, N);
+    }
+
     /// Appends `len` bytes, which must fit into [`Self::room`]: calls `f(at, space)` for each contiguous
     /// piece of the frame's memory between markers, where `at` counts from 0 to `len`; `f` writes every
     /// byte of `space`.

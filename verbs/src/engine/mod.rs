@@ -210,8 +210,15 @@ impl Engine {
         Ok(QpStatistics { rdmap: stream.rdmap, ddp: stream.ddp, tcp, framing })
     }
 
-    /// Does the work that the RNIC deferred to the engine.
+    /// Does the work that the RNIC deferred to the engine. Most calls find none.
+    #[inline]
     fn run_deferred(&mut self, now: Instant, link: &mut dyn Link) {
+        if self.rnic.has_deferred() {
+            self.run_all_deferred(now, link);
+        }
+    }
+
+    fn run_all_deferred(&mut self, now: Instant, link: &mut dyn Link) {
         while self.rnic.has_deferred() {
             while let Some(conn) = self.rnic.next_ended() {
                 self.teardowns.push_back((now + TEARDOWN_LIMIT, conn));

@@ -84,6 +84,7 @@ pub(crate) struct Stretches<'k> {
 
 impl<'k> Stretches<'k> {
     /// The `len` bytes from byte `skip` of `pieces`, each checked for access `need` by `user`.
+    #[inline]
     pub(crate) fn open(
         keys: &'k KeyTable,
         user: User,

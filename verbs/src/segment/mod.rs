@@ -143,7 +143,7 @@ impl Codec {
             Self::Ddp(versions) => read_ddp(versions, ulpdu, f),
             Self::RdmaTcp(_) => {
                 let mut head = [0; HEADER_MOST_BYTES];
-                let peeked = ulpdu.peek(&mut head);
+                let peeked = ulpdu.peek_header(&mut head);
                 let header = SegmentHeader::parse(head.get(..peeked).unwrap_or_default(), ulpdu.len());
                 let header = header.map_err(|error| Unreadable::from(StreamError::from(error)))?;
                 f(Received::Numbered(header, SegmentPayload { ulpdu, at: header.bytes() }))
@@ -159,7 +159,7 @@ fn read_ddp<T, E: From<Unreadable>>(
     f: impl FnOnce(Received<'_, '_>) -> Result<T, E>,
 ) -> Result<T, E> {
     let mut head = [0; UNTAGGED_BYTES];
-    let peeked = ulpdu.peek(&mut head);
+    let peeked = ulpdu.peek_header(&mut head);
     if peeked == 0 {
         return f(Received::Empty);
     }

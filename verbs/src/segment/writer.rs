@@ -109,12 +109,12 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
         match (self.codec, header) {
             (Codec::Ddp(versions), &Header::Tagged { message, last, stag, to }) => {
                 let control = Control { message }.byte(versions);
-                self.out.put(&Tagged { last, control, stag, to }.to_bytes(versions));
+                self.out.put_header(&Tagged { last, control, stag, to }.to_bytes(versions));
             }
             (Codec::Ddp(versions), &Header::Untagged { message, last, word, queue, msn, mo }) => {
                 let control = Control { message }.byte(versions);
                 let header = Untagged { last, control, word, queue: queue.number(), msn, mo };
-                self.out.put(&header.to_bytes(versions));
+                self.out.put_header(&header.to_bytes(versions));
             }
             (Codec::RdmaTcp(connection), Header::Numbered(header)) => {
                 let mut bytes = [0; HEADER_MOST_BYTES];
