@@ -196,10 +196,14 @@ impl<'a> FrameWriter<'a> {
     /// A writer of the bytes from `start` to `limit` of the frame (fewer when the chunks are shorter).
     #[inline]
     pub fn new(chunks: ChunksMut<'a>, start: usize, limit: usize) -> Self {
-        let bytes = chunks.iter().map(|c| c.len()).sum::<usize>();
-        let mut writer = Self { chunks, chunk: 0, at: 0, position: 0, limit: bytes.min(limit) };
-        writer.skip(start);
-        writer
+        let limit = chunks.iter().map(|c| c.len()).sum::<usize>().min(limit);
+        let position = start.min(limit);
+        let (mut chunk, mut at) = (0, position);
+        while let Some(before) = chunks.get(chunk).filter(|c| at > c.len()) {
+            at -= before.len();
+            chunk += 1;
+        }
+        Self { chunks, chunk, at, position, limit }
     }
 
     /// Bytes from the frame's start to the write position.
@@ -258,18 +262,6 @@ impl<'a> FrameWriter<'a> {
             return N;
         }
         self.put(&field)
-    }
-
-    /// Moves the position by `n` bytes without writing them. They can be [patched](Self::patch) later.
-    pub fn skip(&mut self, n: usize) {
-        let mut left = n;
-        while left > 0 {
-            let n = self.space(left).len();
-            if n == 0 {
-                break;
-            }
-            left -= n;
-        }
     }
 
     /// Overwrites the bytes at byte `position` of the frame, independent of the write position.

@@ -373,11 +373,11 @@ impl Connection {
             return Err(turn.no_frame());
         }
         let Some(mut frame) = turn.link.alloc(header + room) else { return Err(turn.no_frame()) };
-        let Some(chunks) = turn.link.tx_chunks(&mut frame) else {
+        let chunks = turn.link.tx_chunks(&mut frame);
+        let Some(mut writer) = chunks.map(|chunks| FrameWriter::new(chunks, header, header + room)) else {
             turn.link.release(frame);
             return Err(Stopped::Starved);
         };
-        let mut writer = FrameWriter::new(chunks, header, header + room);
         let filled = source.fill(offset, &mut writer);
         let len = match filled {
             Filled::Segment(len) if len > 0 => len.min(room),

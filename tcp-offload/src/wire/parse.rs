@@ -78,6 +78,7 @@ fn tags(head: &[u8], ethertype: u16) -> Result<(VlanTags, u16, usize), Malformed
 
 /// Parses the TCP header (RFC 9293 section 3.1); `sum` is the sum over header and payload. The caller fills in the fields
 /// that come from the Ethernet header.
+#[inline]
 fn tcp(head: &[u8], packet: &Packet, sum: Sum) -> Result<Segment, Malformed> {
     let bytes = head.get(packet.start..).unwrap_or_default();
     let bytes = bytes.get(..packet.len).unwrap_or(bytes);
