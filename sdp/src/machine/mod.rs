@@ -16,6 +16,8 @@
 
 mod credit;
 #[cfg(test)]
+mod hostile_tests;
+#[cfg(test)]
 mod model_tests;
 mod readable;
 mod resize;

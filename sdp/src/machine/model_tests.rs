@@ -27,7 +27,7 @@ const MOST_MESSAGES: usize = 120;
 
 /// What travels, in the order of the stream below.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Item {
+pub(super) enum Item {
     Message(Vec<u8>, Option<u32>),
     Write(u32, Vec<u8>),
     ReadRequest { remote: Advert, local: u32 },
@@ -38,7 +38,7 @@ enum Item {
 
 /// A step of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Op {
+pub(super) enum Op {
     Write(u32),
     WriteMemory(u32),
     Oob,
@@ -53,12 +53,12 @@ enum Op {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Peer {
-    machine: Machine,
+pub(super) struct Peer {
+    pub(super) machine: Machine,
     /// Receives that are posted.
     receives: u32,
     /// Bytes that the program has sent and received.
-    sent: u64,
+    pub(super) sent: u64,
     got: u64,
     /// Live keys of memory that is sent: the end of its range. Keys are numbers of segments.
     sources: BTreeMap<u64, u64>,
@@ -70,17 +70,17 @@ struct Peer {
     finished: bool,
 }
 
-const SINK_KEYS: u32 = 1000;
-const WANT_BYTES: u32 = 40;
+pub(super) const SINK_KEYS: u32 = 1000;
+pub(super) const WANT_BYTES: u32 = 40;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct World {
-    peers: [Peer; 2],
+pub(super) struct World {
+    pub(super) peers: [Peer; 2],
     /// What travels to each end.
-    wires: [VecDeque<Item>; 2],
+    pub(super) wires: [VecDeque<Item>; 2],
 }
 
-fn config(buffers: u16) -> Config {
+pub(super) fn config(buffers: u16) -> Config {
     Config {
         buffers,
         buffer_bytes: 37,
@@ -231,7 +231,7 @@ impl Peer {
 }
 
 impl World {
-    fn new(buffers: u16, scripts: [&[Op]; 2]) -> Result<Self, String> {
+    pub(super) fn new(buffers: u16, scripts: [&[Op]; 2]) -> Result<Self, String> {
         let (connecting, hello) = Machine::connect(&config(buffers));
         let accepting = Machine::accept(&config(buffers), &hello).map_err(|e| e.to_string())?;
         let peers = [Peer::new(connecting, scripts[0]), Peer::new(accepting, scripts[1])];
@@ -339,7 +339,7 @@ impl World {
     }
 
     /// The worlds that follow: a delivery or a step of a program at either end.
-    fn successors(&self) -> Result<Vec<(String, Self)>, (String, String)> {
+    pub(super) fn successors(&self) -> Result<Vec<(String, Self)>, (String, String)> {
         let mut next = Vec::new();
         for end in 0..2 {
             if let Some(item) = self.wires[end].front() {
@@ -475,7 +475,7 @@ const COMBINED: Op = Op::Mode(Mode::Combined);
 const BUFFERED: Op = Op::Mode(Mode::Buffered);
 
 /// The programs of each scenario, by name.
-const SCENARIOS: [(&str, [&[Op]; 2]); 14] = [
+pub(super) const SCENARIOS: [(&str, [&[Op]; 2]); 14] = [
     (
         "one end stops",
         [&[Write(1), Write(1), Read, Write(1)], &[Write(1), Write(1), Write(1), Read, Write(1)]],
