@@ -1,7 +1,7 @@
 //! Builds one FPDU in a transmit frame: the methods of [`UlpduWriter`] for the upper layer, and the framing of its
 //! ULPDU.
 
-use super::layout::{BETWEEN_MARKERS, CRC_BYTES, LENGTH_BYTES, Layout};
+use super::layout::{BETWEEN_MARKERS, CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES};
 use crate::{copy, link::FrameWriter, seq::StreamOffset, ulp::UlpduWriter};
 
 /// An FPDU whose length was announced: its CRC is computed while it is written.
@@ -11,8 +11,8 @@ pub(crate) struct Announced {
     ulpdu: usize,
     /// The CRC of the range's bytes before `summed`.
     crc: u32,
-    /// Position in the frame up to which `crc` covers the bytes. Later bytes are added with the next copy, or at the
-    /// end: a header, a marker or a pad is too short for a call of its own.
+    /// Position in the frame up to which `crc` covers the bytes. Length and header are added with the next copy, the pad
+    /// at the end: they are too short for calls of their own.
     summed: usize,
 }
 
@@ -166,13 +166,17 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         mut f: impl FnMut(usize, &mut [u8], Option<&mut u32>),
     ) {
         let (mut at, mut to_marker) = (0, self.layout.to_marker(self.offset));
+        if let Some(announced) = &mut announced {
+            self.sum_written(announced);
+        }
         while at < len {
             if to_marker == 0 {
-                self.put_marker();
+                let marker = self.put_marker();
                 to_marker = BETWEEN_MARKERS;
-            }
-            if let Some(announced) = &mut announced {
-                self.sum_written(announced);
+                if let Some(announced) = &mut announced {
+                    announced.crc = copy::crc32c(announced.crc, &marker);
+                    announced.summed = self.written_to();
+                }
             }
             let space = self.frame.space(to_marker.min(len - at));
             let n = space.len();
@@ -234,10 +238,16 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         (self.offset - self.start) as usize
     }
 
+    /// Position in the frame up to which the FPDU is written.
+    #[inline]
+    fn written_to(&self) -> usize {
+        self.position + (self.offset - self.start) as usize
+    }
+
     /// Adds the bytes written since the last call to the CRC.
     #[inline]
     fn sum_written(&self, announced: &mut Announced) {
-        let to = self.position + (self.offset - self.start) as usize;
+        let to = self.written_to();
         let Announced { crc, summed, .. } = announced;
         if let Some(bytes) = self.frame.written_last(to - *summed) {
             *crc = copy::crc32c(*crc, bytes);
@@ -272,10 +282,13 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         }
     }
 
+    /// Writes a marker and returns its bytes.
     #[inline]
-    fn put_marker(&mut self) {
+    fn put_marker(&mut self) -> [u8; MARKER_BYTES] {
         let [high, low] = (self.offset.saturating_sub(self.layout.header(self.start)) as u16).to_be_bytes();
-        self.put_field([0, 0, high, low]);
+        let marker = [0, 0, high, low];
+        self.put_field(marker);
+        marker
     }
 }
 

@@ -218,6 +218,7 @@ impl Engine {
         }
     }
 
+    #[inline(never)]
     fn run_all_deferred(&mut self, now: Instant, link: &mut dyn Link) {
         while self.rnic.has_deferred() {
             while let Some(conn) = self.rnic.next_ended() {
