@@ -262,14 +262,10 @@ impl StartUp for Setup {
         }
         let answer = match control {
             SendControl::Reject => Answer::Rejected { private_data, ird: UNNEGOTIATED, ord: UNNEGOTIATED },
-            SendControl::Accept { ird: peer_ird, ord: peer_ord } => {
+            SendControl::Accept { ird, ord } => {
+                let (peer_ird, peer_ord) = (ird.min(MAX_READ_DEPTH), ord.min(MAX_READ_DEPTH));
                 let (ird, ord) = (asked.ird.max(peer_ord), asked.ord.min(peer_ird));
-                let depths = Depths {
-                    ird,
-                    ord,
-                    peer_ird: peer_ird.min(MAX_READ_DEPTH),
-                    peer_ord: peer_ord.min(MAX_READ_DEPTH),
-                };
+                let depths = Depths { ird, ord, peer_ird, peer_ord };
                 let full = self.full(connection, number, depths);
                 if peer_ord > asked.ird && peer_ord > self.config.max_ird {
                     Answer::Terminate(full, SegmentError::InsufficientIrd.into())
@@ -282,3 +278,6 @@ impl StartUp for Setup {
         Ok(Some((answer, bytes)))
     }
 }
+
+#[cfg(test)]
+mod tests;
