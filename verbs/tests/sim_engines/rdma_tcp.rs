@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use xwarp_tcp::{framing::FramingCounters, secret::Secret, tcp::TcpConfig, time::Instant};
 use xwarp_verbs::{
-    Access, FramingConfig, Memory, MpaConfig, Operation, Pages, Payload, QpId, QueuePairOptions,
+    Access, FramingConfig, Memory, MpaConfig, Operation, Pages, Payload, QpId, QpState, QueuePairOptions,
     RdmaTcpConfig, RecvRequest, Remote, STag, SendFlags, Sge, WcStatus, WorkRequest,
     engine::{ConnectParams, EngineConfig},
     rnic::{CompletionRing, QpAttributes, Registration},
@@ -20,6 +20,8 @@ struct End {
     qp: QpId,
     memory: Memory,
     key: STag,
+    /// Another key of the same memory.
+    other_key: STag,
     payloads: Vec<Vec<u8>>,
     ring: Arc<CompletionRing>,
 }
@@ -36,10 +38,14 @@ impl End {
         let options = QueuePairOptions { any_receive, ..QueuePairOptions::default() };
         let qp = engine.create_qp(QpAttributes { options, ..QpAttributes::new(pd, cq, cq) }).unwrap();
         let memory = Memory::anonymous(4 * MIB, Pages::Normal).unwrap();
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let registration = Registration { pd, memory: memory.clone(), access, base: 0, stream: None };
-        let key = engine.register(registration).unwrap();
-        Self { station, qp, memory, key, payloads: Vec::new(), ring }
+        let mut register = || {
+            let memory = memory.clone();
+            engine
+                .register(Registration { pd, memory, access: Access::all(), base: 0, stream: None })
+                .unwrap()
+        };
+        let (key, other_key) = (register(), register());
+        Self { station, qp, memory, key, other_key, payloads: Vec::new(), ring }
     }
 
     fn filled(&self) -> usize {
@@ -380,5 +386,106 @@ fn sim_rdma_tcp_a_fenced_send_waits_until_the_source_of_a_read_was_read() {
             pair.pass(Duration::from_millis(1));
         }
         assert_eq!(pair.near.ring.pop().is_some(), waits, "{flags:?}");
+    }
+}
+
+/// The completions of an end so far: identifier, status, bytes, solicited event, invalidated tag.
+fn completions(end: &End) -> Vec<(u64, WcStatus, u32, bool, Option<STag>)> {
+    let all = std::iter::from_fn(|| end.ring.pop());
+    all.map(|c| (c.wr_id, c.status, c.byte_len, c.solicited, c.invalidated)).collect()
+}
+
+impl Pair {
+    /// The first end reads from a place of the second end, or writes to it.
+    fn touch(&mut self, remote: Remote, reads: bool) {
+        let pieces = [Sge { key: self.near.key, offset: MIB as u64, len: 8 }];
+        let operation =
+            if reads { Operation::Read { remote, invalidate: false } } else { Operation::Write { remote } };
+        post(&mut self.near, operation, &pieces);
+    }
+
+    /// Waits for the Terminate of the second end, and returns its layer, type and code.
+    fn terminate(&mut self) -> [u8; 2] {
+        self.pass(Duration::from_secs(10));
+        let last = self.near.payloads.last().unwrap();
+        assert_eq!((last[1], last[19], last[24]), (0x0c, 2, 4), "{last:02x?}");
+        [last[28], last[29]]
+    }
+
+    /// The first end sends `len` bytes.
+    fn send(&mut self, len: u32, invalidate: Option<STag>, flags: SendFlags) {
+        let payload = Payload::Gather(&[Sge { key: self.near.key, offset: 0, len }]);
+        let operation = Operation::Send { invalidate };
+        let request = WorkRequest { wr_id: 9, operation, payload, flags: flags | SendFlags::SIGNALED };
+        self.near.station.engine.post_send(self.near.qp, &request).unwrap();
+    }
+}
+
+/// Section 5 of the study: Sends with solicited event and with invalidation, and messages without bytes.
+#[test]
+fn sim_rdma_tcp_sends_invalidate_and_raise_events_and_may_be_empty() {
+    let mut pair = Pair::new();
+    for wr_id in 0..4 {
+        let scatter = [Sge { key: pair.far.key, offset: 2 * MIB as u64, len: 4096 }];
+        pair.far.station.engine.post_recv(pair.far.qp, &RecvRequest { wr_id, scatter: &scatter }).unwrap();
+    }
+    let key = pair.far.other_key;
+    pair.send(3000, None, SendFlags::SOLICITED);
+    pair.send(0, None, SendFlags::empty());
+    pair.send(2000, Some(key), SendFlags::SOLICITED);
+    pair.send(0, None, SendFlags::SOLICITED);
+    pair.write(0, 0);
+    pair.read(0, 0);
+    pair.pass(Duration::from_secs(1));
+    let ok = WcStatus::Success;
+    assert_eq!(
+        completions(&pair.far),
+        [
+            (0, ok, 3000, true, None),
+            (1, ok, 0, false, None),
+            (2, ok, 2000, true, Some(key)),
+            (3, ok, 0, true, None),
+            (0, ok, 0, false, None),
+        ]
+    );
+    assert!(completions(&pair.near).iter().all(|(_, status, ..)| *status == ok));
+    // The tag is invalid now: the Write ends the stream.
+    let remote = Remote { key, offset: 0 };
+    let pieces = [Sge { key: pair.near.key, offset: 0, len: 8 }];
+    post(&mut pair.near, Operation::Write { remote }, &pieces);
+    assert_eq!(pair.terminate(), [0x11, 0x00], "DDP, tagged buffer, invalid STag");
+}
+
+/// An error that the second end detects ends both ends; the Terminate has its layer, type and code. It names no request, so
+/// none is blamed: a request is flushed unless its bytes were acknowledged before.
+#[test]
+fn sim_rdma_tcp_an_error_ends_both_ends_with_a_terminate() {
+    /// What the first end posts, given an invalid tag, and layer, type and code of the answer.
+    type Case = (fn(&mut Pair, STag), [u8; 2]);
+    let cases: [Case; 5] = [
+        (|pair, bad| pair.touch(Remote { key: bad, offset: 0 }, false), [0x11, 0x00]),
+        (|pair, _| pair.touch(Remote { key: pair.far.key, offset: 4 * MIB as u64 }, false), [0x11, 0x01]),
+        (|pair, bad| pair.touch(Remote { key: bad, offset: 0 }, true), [0x01, 0x00]),
+        (|pair, _| pair.touch(Remote { key: pair.far.key, offset: 4 * MIB as u64 }, true), [0x01, 0x01]),
+        (|pair, _| pair.send(4097, None, SendFlags::empty()), [0x12, 0x05]),
+    ];
+    for (post, code) in cases {
+        let mut pair = Pair::new();
+        let scatter = [Sge { key: pair.far.key, offset: 0, len: 4096 }];
+        pair.far.station.engine.post_recv(pair.far.qp, &RecvRequest { wr_id: 0, scatter: &scatter }).unwrap();
+        post(&mut pair, STag::new(0x00dd_dd00));
+        pair.send(10, None, SendFlags::empty());
+        assert_eq!(pair.terminate(), code);
+        assert!(pair.near.payloads.len() <= 3, "nothing follows the Terminate");
+        let statuses: Vec<_> = completions(&pair.near).iter().map(|c| c.1).collect();
+        let is_read = code[0] == 0x01;
+        let first = if is_read { &[WcStatus::Flushed][..] } else { &[WcStatus::Success, WcStatus::Flushed] };
+        assert!(statuses.len() == 2 && first.contains(&statuses[0]), "{code:02x?}: {statuses:?}");
+        assert!([WcStatus::Success, WcStatus::Flushed].contains(&statuses[1]), "{code:02x?}: {statuses:?}");
+        let received = if code[0] == 0x12 { WcStatus::LocalLength } else { WcStatus::Flushed };
+        assert_eq!(completions(&pair.far).iter().map(|c| c.1).collect::<Vec<_>>(), [received]);
+        for end in [&pair.near, &pair.far] {
+            assert_eq!(end.station.engine.query_qp(end.qp).unwrap().state, QpState::Error);
+        }
     }
 }
