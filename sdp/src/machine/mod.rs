@@ -19,6 +19,8 @@ mod credit;
 mod hostile_tests;
 #[cfg(test)]
 mod model_tests;
+#[cfg(test)]
+mod reaction_tests;
 mod readable;
 mod resize;
 mod seeded;

@@ -203,3 +203,36 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn sdp_s14_2_solicited_events_are_those_of_the_drafts_list() {
+    let advert = Advert { len: 1, stag: 0, offset: 0 };
+    let hello = Hello { max_adverts: 1, desired_bytes: 37, buffer_bytes: 37, ird: 1, ord: 1 };
+    let change = Message::ModeChange { half: Half::Receive, mode: Mode::Pipelined };
+    let hello_ack = HelloAck { max_adverts: 1, buffer_bytes: 37, ird: 1, ord: 1 };
+    let solicited = [
+        Message::AbortConn,
+        Message::SuspComm { port: 1 },
+        Message::SuspCommAck,
+        Message::SendSm,
+        Message::SrcAvailCancel,
+        Message::SinkAvailCancel,
+        Message::HelloAck(hello_ack),
+        Message::RdmaWrCompl { len: 1 },
+        Message::RdmaRdCompl { len: 1 },
+        Message::SinkCancelAck,
+    ];
+    let others = [
+        Message::Hello(hello),
+        Message::DisConn,
+        change,
+        Message::ChRcvBuf { bytes: 37 },
+        Message::ChRcvBufAck { bytes: 37 },
+        Message::SinkAvail { advert, non_discards: 0 },
+        Message::SrcAvail(advert),
+        Message::Data,
+    ];
+    assert!(solicited.iter().all(|message| message.is_solicited(Flags::empty())));
+    assert!(others.iter().all(|message| !message.is_solicited(Flags::empty())));
+    assert!(Message::Data.is_solicited(Flags::OOB_PRES) && Message::Data.is_solicited(Flags::OOB_PEND));
+}

@@ -1,0 +1,162 @@
+//! What a machine sends in reaction to single messages of a peer that keeps to the protocol.
+
+use super::{Action, Config, Machine, Mode, model_tests::config};
+use crate::wire::{Advert, Base, Flags, Half, Hello, Message, Seq};
+
+/// An accepting machine, and its peer's side of the connection.
+struct Link {
+    machine: Machine,
+    received: u32,
+    sent: u32,
+}
+
+impl Link {
+    fn new() -> Self {
+        let (_, hello) = Machine::connect(&config(8));
+        let mut link =
+            Self { machine: Machine::accept(&config(8), &hello).unwrap(), received: 0, sent: u32::MAX };
+        link.drive();
+        link
+    }
+
+    /// Takes all actions, with the base header and type of the messages among them.
+    fn drive(&mut self) -> Vec<(Action, Option<(Base, Message)>)> {
+        let (mut all, mut out) = (Vec::new(), Vec::new());
+        while let Some(action) = self.machine.poll(true, &mut out) {
+            let sent = match action {
+                Action::Send { memory, .. } => {
+                    self.sent = self.sent.wrapping_add(1);
+                    out.resize(out.len() + memory.map_or(0, |piece| piece.len as usize), 0);
+                    Message::parse(&out).ok().map(|(base, message, _)| (base, message))
+                }
+                Action::PostReceives { .. } => continue,
+                _ => None,
+            };
+            all.push((action, sent));
+        }
+        all
+    }
+
+    /// The peer sends a message.
+    fn take(&mut self, message: Message, flags: Flags, payload: &[u8]) {
+        self.received += 1;
+        let base = Base { flags, bufs: 8, mseq: Seq(self.received), mseq_ack: Seq(self.sent) };
+        let mut bytes = Vec::new();
+        message.emit(base, payload.len() as u32, &mut bytes);
+        bytes.extend(payload);
+        self.machine.receive(&bytes, None);
+        assert_eq!(self.machine.ended(), None);
+    }
+}
+
+fn memory(len: u32, stag: u32) -> Advert {
+    Advert { len, stag, offset: 0 }
+}
+
+#[test]
+fn sdp_s8_1_1_our_reads_are_at_most_what_the_peer_serves() {
+    let hello = Hello { max_adverts: 1, desired_bytes: 64, buffer_bytes: 64, ird: 3, ord: 9 };
+    let mut bytes = Vec::new();
+    Message::Hello(hello).emit(Base { bufs: 3, ..Base::default() }, 0, &mut bytes);
+    let machine = Machine::accept(&Config { ord: 16, ird: 5, ..config(3) }, &bytes).unwrap();
+    assert_eq!((machine.ord(), machine.ird()), (3, 5));
+}
+
+#[test]
+fn sdp_s8_2_2_an_abort_after_disconn_sends_abort_conn() {
+    let mut link = Link::new();
+    link.machine.shutdown();
+    assert!(matches!(link.drive()[..], [(_, Some((_, Message::DisConn)))]));
+    link.machine.abort();
+    let actions = link.drive();
+    assert!(
+        matches!(
+            actions[..],
+            [
+                (Action::Send { solicited: true, .. }, Some((_, Message::AbortConn))),
+                (Action::Reset { flush: true }, None)
+            ]
+        ),
+        "{actions:?}"
+    );
+    let mut link = Link::new();
+    link.machine.abort();
+    assert!(matches!(link.drive()[..], [(Action::Reset { flush: false }, None)]));
+}
+
+#[test]
+fn sdp_s9_3_buffers_that_fit_a_message_are_not_advertised() {
+    for (len, advertised) in [(37, false), (38, true)] {
+        let mut link = Link::new();
+        let pipelined = Message::ModeChange { half: Half::Receive, mode: Mode::Pipelined };
+        link.take(pipelined, Flags::empty(), b"");
+        link.machine.read_memory(memory(len, 5));
+        let sent = link.drive();
+        let is_advert = |sent: &(Action, Option<(Base, Message)>)| matches!(sent.1, Some((_, Message::SinkAvail { advert, .. })) if advert == memory(len, 5));
+        assert_eq!(sent.iter().any(is_advert), advertised, "{len} bytes: {sent:?}");
+    }
+}
+
+#[test]
+fn sdp_s9_4_payload_of_a_sink_avail_is_taken_and_its_buffer_used_unless_stale() {
+    for (non_discards, stale) in [(0, false), (1, true)] {
+        let mut link = Link::new();
+        assert!(link.machine.change_mode(Mode::Pipelined));
+        link.drive();
+        let sink_avail = Message::SinkAvail { advert: memory(50, 9), non_discards };
+        link.take(sink_avail, Flags::empty(), b"abc");
+        let mut bytes = [0; 8];
+        assert_eq!(link.machine.read(&mut bytes), 3);
+        assert_eq!(&bytes[..3], b"abc");
+        link.machine.write_memory(memory(40, 5));
+        let first = link.drive()[0];
+        let written = matches!(first.0, Action::Write { remote, .. } if remote == memory(40, 9));
+        let advertised = matches!(first.1, Some((_, Message::SrcAvail(_))));
+        assert_eq!((written, advertised), (!stale, stale), "{first:?}");
+    }
+}
+
+/// The sink asks for Pipelined mode while more receives into memory wait.
+#[test]
+fn sdp_s6_1_2_req_pipe_is_set_while_receives_wait() {
+    let mut link = Link::new();
+    link.machine.read_memory(memory(40, 5));
+    link.machine.read_memory(memory(40, 6));
+    // The payload of the SrcAvail completes the first receive.
+    for (stag, flags) in [(70, Flags::REQ_PIPE), (71, Flags::empty())] {
+        link.machine.read_memory(memory(40, 7));
+        link.take(Message::SrcAvail(memory(41, stag)), Flags::empty(), b"x");
+        if flags.is_empty() {
+            link.machine.cancel_reads();
+            link.machine.read_memory(memory(40, 8));
+        }
+        assert!(link.drive().iter().any(|(action, _)| matches!(action, Action::Read { .. })));
+        link.machine.read_done();
+        let sent = link.drive();
+        let completion = sent.iter().find_map(|(_, sent)| match sent {
+            Some((base, Message::RdmaRdCompl { len: 40 })) => Some(base.flags),
+            _ => None,
+        });
+        assert_eq!(completion, Some(flags), "{sent:?}");
+    }
+}
+
+/// The source follows the hint in RdmaRdCompl only, and only while it has more memory to send.
+#[test]
+fn sdp_s6_1_2_req_pipe_is_examined_in_completions_only() {
+    for (more, flags, changes) in
+        [(true, Flags::REQ_PIPE, true), (true, Flags::empty(), false), (false, Flags::REQ_PIPE, false)]
+    {
+        let mut link = Link::new();
+        link.machine.write_memory(memory(100, 5));
+        if more {
+            link.machine.write_memory(memory(100, 6));
+        }
+        link.drive();
+        link.take(Message::Data, Flags::REQ_PIPE, b"x");
+        assert_eq!(link.machine.modes().0, Mode::Combined, "REQ_PIPE in a Data message");
+        // The SrcAvail has carried 5 bytes in a message of 37.
+        link.take(Message::RdmaRdCompl { len: 95 }, flags, b"");
+        assert_eq!(link.machine.modes().0 == Mode::Pipelined, changes, "{more} {flags:?}");
+    }
+}
