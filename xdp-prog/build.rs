@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use libbpf_cargo::SkeletonBuilder;
 
-const PROGRAMS: [&str; 2] = ["steer", "switch"];
+const PROGRAMS: [&str; 3] = ["steer", "switch", "relay"];
 
 fn main() {
     println!("cargo:rerun-if-changed=src/bpf");

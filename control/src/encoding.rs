@@ -2,8 +2,8 @@
 
 use crate::codec::{DecodeError, Reader, Writer};
 use crate::message::{
-    Choice, Description, Device, Event, MOST_ADDRESSES, MOST_BYTES, MOST_COUNTERS, Neighbour, Quota, Reason,
-    Refusal, Reply, Request, Sizes, Tagged,
+    Choice, Description, Device, Event, Hook, MOST_ADDRESSES, MOST_BYTES, MOST_COUNTERS, Neighbour, Quota,
+    Reason, Refusal, Reply, Request, Sizes, Tagged,
 };
 
 /// Most bytes of an interface's name (`IFNAMSIZ` without the final zero).
@@ -153,6 +153,20 @@ impl Tagged<Request> {
     }
 }
 
+/// All hooks, in the order of their codes.
+const HOOKS: [Hook; 3] = [Hook::Native, Hook::Generic, Hook::TrafficControl];
+
+impl Hook {
+    fn encode(self, to: &mut Writer) {
+        let code = HOOKS.iter().position(|hook| *hook == self);
+        to.u8(code.unwrap_or(HOOKS.len()) as u8);
+    }
+
+    fn decode(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        HOOKS.get(usize::from(from.u8()?)).copied().ok_or(DecodeError::Invalid("hook"))
+    }
+}
+
 impl Device {
     fn encode(&self, to: &mut Writer) {
         to.text(&self.name, MOST_NAME_BYTES);
@@ -163,7 +177,7 @@ impl Device {
         to.u16(self.path_mtu);
         to.u16(self.largest_mtu);
         to.flag(self.up);
-        to.flag(self.generic);
+        self.hook.encode(to);
         to.flag(self.multi_buffer);
         to.u8(self.vlans.len().min(MOST_VLANS) as u8);
         for id in self.vlans.iter().take(MOST_VLANS) {
@@ -186,7 +200,7 @@ impl Device {
             path_mtu: from.u16()?,
             largest_mtu: from.u16()?,
             up: from.flag("link state")?,
-            generic: from.flag("mode")?,
+            hook: Hook::decode(from)?,
             multi_buffer: from.flag("form of frames")?,
             vlans: Vec::new(),
             program_id: 0,
@@ -229,7 +243,7 @@ impl Description {
         to.text(&self.carrier, MOST_NAME_BYTES);
         to.u32(self.mtu);
         to.flag(self.up);
-        to.flag(self.generic);
+        self.hook.encode(to);
         to.flag(self.generic_clients);
         to.u32(self.devices);
         for quota in [self.own_devices, self.own_ports, self.own_memory_bytes] {
@@ -249,7 +263,7 @@ impl Description {
             carrier: from.text(MOST_NAME_BYTES, "interface name")?,
             mtu: from.u32()?,
             up: from.flag("link state")?,
-            generic: from.flag("mode")?,
+            hook: Hook::decode(from)?,
             generic_clients: from.flag("mode")?,
             devices: from.u32()?,
             own_devices: Quota::decode(from)?,

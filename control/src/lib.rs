@@ -28,8 +28,8 @@ mod tests;
 
 pub use codec::DecodeError;
 pub use message::{
-    Choice, Description, Device, Event, MOST_ADDRESSES, MOST_BYTES, MOST_COUNTERS, Neighbour, Quota, Reason,
-    Refusal, Reply, Request, Sizes, Tagged, VERSION,
+    Choice, Description, Device, Event, Hook, MOST_ADDRESSES, MOST_BYTES, MOST_COUNTERS, Neighbour, Quota,
+    Reason, Refusal, Reply, Request, Sizes, Tagged, VERSION,
 };
 
 /// Where the helper listens unless told otherwise.

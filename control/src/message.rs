@@ -1,5 +1,6 @@
 //! The messages.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use xwarp_tcp::wire::Mac;
@@ -97,6 +98,27 @@ pub enum Request {
     },
 }
 
+/// Where a helper takes frames from the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hook {
+    /// XDP in the network driver.
+    Native,
+    /// XDP after the kernel has made a socket buffer.
+    Generic,
+    /// Traffic control (tc), behind XDP: a program that is not the helper's has the interface's XDP.
+    TrafficControl,
+}
+
+impl fmt::Display for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Native => "native XDP",
+            Self::Generic => "generic XDP",
+            Self::TrafficControl => "tc behind another XDP program",
+        })
+    }
+}
+
 /// An opened device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
@@ -116,8 +138,8 @@ pub struct Device {
     pub largest_mtu: u16,
     /// Whether it is up and has a carrier.
     pub up: bool,
-    /// XDP runs after the kernel has made a socket buffer.
-    pub generic: bool,
+    /// Where frames from the wire are taken.
+    pub hook: Hook,
     /// Frames may have several chunks.
     pub multi_buffer: bool,
     /// VLAN ids of frames, outermost first.
@@ -141,9 +163,10 @@ pub struct Description {
     pub mtu: u32,
     /// Whether it is up and has a carrier.
     pub up: bool,
-    /// XDP on the interface runs after the kernel has made a socket buffer.
-    pub generic: bool,
-    /// The same for the frames that clients send: the interface does not take frames that native XDP redirects.
+    /// Where frames from the wire are taken.
+    pub hook: Hook,
+    /// XDP on the frames that clients send runs after the kernel has made a socket buffer: the interface does not take frames that
+    /// native XDP redirects.
     pub generic_clients: bool,
     /// Devices of all users on this interface.
     pub devices: u32,

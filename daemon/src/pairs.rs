@@ -46,6 +46,17 @@ enum Job {
     Make(Box<Order>),
     Remove(Box<Pair>),
     SetMtu { ends: [u32; 2], mtu: u32 },
+    MakeRelay(Relay),
+}
+
+/// The pair by which frames from the wire come where another XDP program has the interface.
+struct Relay {
+    /// Name of the near end, and the namespace that it is in.
+    near: String,
+    namespace: OwnedFd,
+    switch: Arc<Switch>,
+    mtu: u32,
+    made: Sender<Result<()>>,
 }
 
 /// What the thread has done.
@@ -105,6 +116,21 @@ impl Pairs {
         self.send(Job::SetMtu { ends: pair.ends, mtu });
     }
 
+    /// Makes the relay of an interface, whose near end gets this name and is in the calling thread's namespace. Waits for it.
+    pub(crate) fn make_relay(&self, near: &str, switch: Arc<Switch>, mtu: u32) -> Result<()> {
+        let namespace =
+            fs::File::open("/proc/thread-self/ns/net").context("opening the network namespace")?;
+        let (made, is_made) = channel();
+        self.send(Job::MakeRelay(Relay {
+            near: near.into(),
+            namespace: namespace.into(),
+            switch,
+            mtu,
+            made,
+        }));
+        is_made.recv().context("the thread of the pairs ended")?
+    }
+
     fn send(&self, job: Job) {
         if self.jobs.send(job).is_err() {
             tracing::error!("the thread of the pairs has ended");
@@ -117,6 +143,8 @@ struct Namespace {
     netlink: Netlink,
     /// The near ends of pairs process frames on kernel threads.
     threaded_napi: bool,
+    /// The programs on the far ends of relays, while they are attached.
+    relays: Vec<OwnedFd>,
 }
 
 /// Moves the calling thread into a new network namespace.
@@ -136,7 +164,7 @@ fn enter(threaded_napi: bool) -> Result<Namespace> {
     }
     let netlink = Netlink::open().context("opening a netlink socket")?;
     privileges::drop_others().context("dropping capabilities")?;
-    Ok(Namespace { netlink, threaded_napi })
+    Ok(Namespace { netlink, threaded_napi, relays: Vec::new() })
 }
 
 fn work(mut namespace: Namespace, orders: &Receiver<Job>, results: &Sender<Done>, bell: &OwnedFd) {
@@ -154,6 +182,10 @@ fn work(mut namespace: Namespace, orders: &Receiver<Job>, results: &Sender<Done>
                 }
                 Done::Removed { slot }
             }
+            Job::MakeRelay(relay) => {
+                let _ = relay.made.send(namespace.make_relay(&relay));
+                continue;
+            }
             Job::SetMtu { ends, mtu } => {
                 for end in ends {
                     if let Err(error) = namespace.netlink.set_mtu(end, mtu) {
@@ -170,8 +202,19 @@ fn work(mut namespace: Namespace, orders: &Receiver<Job>, results: &Sender<Done>
     }
 }
 
+impl Namespace {
+    fn make_relay(&mut self, relay: &Relay) -> Result<()> {
+        let Relay { near, namespace, switch, mtu, .. } = relay;
+        let far = format!("relay{}", self.relays.len());
+        let far = self.netlink.create_veth_to(namespace.as_fd(), [&far, near], *mtu);
+        let far = far.context("making the pair of a relay (veth)")?;
+        self.relays.push(switch.attach_behind_relay(far).context("attaching the switch to a relay")?);
+        Ok(())
+    }
+}
+
 fn make(namespace: &mut Namespace, order: Order) -> Result<(Pair, OwnedFd)> {
-    let Namespace { netlink, threaded_napi } = namespace;
+    let Namespace { netlink, threaded_napi, .. } = namespace;
     let Order { slot, switch, memory, sizes, multi_buffer, mtu, generic, .. } = order;
     let names = [format!("near{slot}"), format!("far{slot}")];
     let ends = netlink

@@ -29,7 +29,7 @@ impl Server {
             carrier: attributes.carrier.clone(),
             mtu: attributes.mtu,
             up: attributes.up,
-            generic: uplink.generic(),
+            hook: uplink.shared.hook(),
             generic_clients: !uplink.shared.takes_redirected(),
             devices: self.devices_on(usize::from(number)) as u32,
             own_devices: quota(usage.devices, self.limits.devices),

@@ -70,6 +70,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         uplinks.push(Uplink::open(name, options)?);
     }
     let pairs = Pairs::start(options.threaded_napi)?;
+    for (number, uplink) in uplinks.iter_mut().enumerate() {
+        if let Some(mtu) = uplink.shared.relay_mtu() {
+            let near = format!("xw{}-{number}", std::process::id());
+            pairs.make_relay(&near, Arc::clone(uplink.shared.switch()), mtu)?;
+            uplink.shared.attach_relay(&near).context("taking frames behind another XDP program")?;
+        }
+    }
     let listening = listen::Listening::open(options)?;
     privileges::drop_others().context("dropping capabilities")?;
     // Its thread starts without the dropped capabilities.
@@ -105,7 +112,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let attributes = uplink.shared.attributes();
         tracing::info!(
             interface = attributes.name,
-            mode = %attributes.mode,
+            from_wire = %uplink.shared.hook(),
             mtu = attributes.path_mtu,
             from_clients = if uplink.shared.takes_redirected() { "native" } else { "generic" },
             addresses = ?uplink.shared.addresses(),

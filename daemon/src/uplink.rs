@@ -26,10 +26,6 @@ impl Uplink {
         Ok(Self { shared, resolver })
     }
 
-    pub(crate) fn generic(&self) -> bool {
-        self.shared.attributes().mode == Mode::Generic
-    }
-
     /// MTU of the clients' pairs.
     pub(crate) fn pair_mtu(&self) -> u32 {
         let mtu = self.shared.attributes().mtu;
@@ -47,7 +43,7 @@ impl Uplink {
             path_mtu: attributes.path_mtu,
             largest_mtu: attributes.largest_mtu,
             up: attributes.up,
-            generic: self.generic(),
+            hook: self.shared.hook(),
             multi_buffer: self.shared.multi_buffer(),
             vlans: attributes.vlans.clone(),
             program_id: attributes.program_id,

@@ -14,7 +14,7 @@ use crate::{
     open, sys,
 };
 
-pub use xwarp_control::{Description, Quota};
+pub use xwarp_control::{Description, Hook, Quota};
 
 /// The first kernel that xwarp works on, as major and minor version.
 pub use crate::open::OLDEST_KERNEL;

@@ -1,5 +1,6 @@
 //! The helper's side: an interface that it shares ([`SharedInterface`]), and the sockets that it grants.
 
+use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,15 +8,15 @@ use std::sync::Arc;
 
 use rustix::net::sockopt;
 use rustix::net::xdp::SocketAddrXdpFlags;
-use xwarp_control::Sizes as GrantedSizes;
-use xwarp_prog::{AttachError, AttachMode, ProgramConfig, Switch};
+use xwarp_control::{Hook, Sizes as GrantedSizes};
+use xwarp_prog::{AttachError, AttachMode, Attached, ProgramConfig, Relay, Switch};
 
 use crate::config::{Attributes, DriverConfig, FromClients, Mode, ModePreference, SINGLE_CHUNK_MTU};
 use crate::error::OpenError;
 use crate::netlink::Netlink;
 use crate::netlink::features;
 use crate::netlink::monitor::{Event, Monitor};
-use crate::open;
+use crate::open::{self, Found};
 use crate::resolver::Resolver;
 use crate::state::{Watch, follow_addresses};
 use crate::sys::{self, Sizes};
@@ -25,13 +26,16 @@ use crate::sys::{self, Sizes};
 pub struct SharedInterface {
     switch: Arc<Switch>,
     watch: Watch,
+    hook: Hook,
+    relay: Option<Relay>,
     multi_buffer: bool,
     takes_redirected: bool,
 }
 
 impl SharedInterface {
     /// Opens interface `name` of the calling thread's network namespace, natively or else in generic mode, unless
-    /// `config` forces one of them.
+    /// `config` forces one of them. Where an XDP program is that is not ours, frames come by a relay, which the caller makes: see
+    /// [`relay_mtu`](Self::relay_mtu).
     ///
     /// # Errors
     /// As [`Interface::open`](crate::Interface::open).
@@ -45,8 +49,8 @@ impl SharedInterface {
         let failed = |error: xwarp_prog::ProgramError| OpenError::Program(error.to_string());
         switch.set_source(found.link.mac.0).map_err(failed)?;
         let monitor = Monitor::open(found.link.index).map_err(system("listening for address changes"))?;
-        let mode = attach(&mut switch, &found.carrier.name, found.carrier.index, config)?;
-        let takes_redirected = mode != Mode::Generic
+        let hook = attach(&mut switch, &found, config)?;
+        let takes_redirected = hook != Hook::Generic
             && match from_clients {
                 FromClients::Native => true,
                 FromClients::Generic => false,
@@ -59,10 +63,41 @@ impl SharedInterface {
             };
         // A client with the default settings bounds the largest frame that is announced.
         let sizes = Sizes::granted(DriverConfig::default().sizes(), multi_buffer);
+        let mode = if hook == Hook::Native { Mode::Copy } else { Mode::Generic };
         let attributes = found.attributes(mode, &sizes, switch.id());
         let watch = Watch::new(monitor, netlink, attributes, |event| follow(&switch, &event))
             .map_err(system("reading addresses"))?;
-        Ok(Self { switch: Arc::new(switch), watch, multi_buffer, takes_redirected })
+        Ok(Self { switch: Arc::new(switch), watch, hook, relay: None, multi_buffer, takes_redirected })
+    }
+
+    /// Where frames from the wire are taken.
+    pub fn hook(&self) -> Hook {
+        self.hook
+    }
+
+    /// The MTU of the relay that this interface needs, if it needs one: a veth pair from the namespace of the interface, whose far
+    /// end runs the program of the switch ([`Switch::attach_behind_relay`]) where the pairs of clients are. It carries frames of any
+    /// MTU that the interface may get.
+    pub fn relay_mtu(&self) -> Option<u32> {
+        let mtu = if self.multi_buffer { u16::MAX } else { SINGLE_CHUNK_MTU };
+        (self.hook == Hook::TrafficControl).then_some(u32::from(mtu))
+    }
+
+    /// Hands frames for clients to the relay whose near end, in the calling thread's network namespace, has this name.
+    ///
+    /// # Errors
+    /// As [`Relay::attach`]; the near end is missing.
+    pub fn attach_relay(&mut self, near: &str) -> io::Result<()> {
+        // The kernel would give it an address, and send router solicitations on it.
+        if let Err(error) = fs::write(format!("/proc/sys/net/ipv6/conf/{near}/disable_ipv6"), "1") {
+            tracing::debug!(near, %error, "IPv6 stays on at the relay");
+        }
+        let mut netlink = Netlink::open()?;
+        let index = netlink.index_of(near)?;
+        netlink.set_up(index)?;
+        let carrier = netlink.index_of(&self.attributes().carrier)?;
+        self.relay = Some(Relay::attach(&self.switch, carrier, index).map_err(io::Error::other)?);
+        Ok(())
     }
 
     /// The programs and their maps.
@@ -118,8 +153,9 @@ impl SharedInterface {
     }
 }
 
-/// Attaches the switch in the first mode that works.
-fn attach(switch: &mut Switch, name: &str, index: u32, config: &DriverConfig) -> Result<Mode, OpenError> {
+/// Attaches the switch in the first mode that works. Where another program has the interface, only clients' frames are let out.
+fn attach(switch: &mut Switch, found: &Found, config: &DriverConfig) -> Result<Hook, OpenError> {
+    let (name, index) = (&found.carrier.name, found.carrier.index);
     let modes: &[Mode] = match config.mode {
         ModePreference::Force(Mode::Generic) => &[Mode::Generic],
         ModePreference::Force(_) => &[Mode::Copy],
@@ -129,8 +165,9 @@ fn attach(switch: &mut Switch, name: &str, index: u32, config: &DriverConfig) ->
     for &mode in modes {
         let attach_mode = if mode == Mode::Generic { AttachMode::Generic } else { AttachMode::Native };
         match switch.attach(index, attach_mode) {
-            Ok(()) => return Ok(mode),
-            Err(AttachError::Foreign(there)) => return Err(open::in_use(name.into(), there)),
+            Ok(()) if mode == Mode::Generic => return Ok(Hook::Generic),
+            Ok(()) => return Ok(Hook::Native),
+            Err(AttachError::Foreign(there)) => return behind(switch, found, there),
             Err(AttachError::System(source)) if open::is_permission(&source) => {
                 return Err(OpenError::Permission { doing: "attaching the switch" });
             }
@@ -138,6 +175,27 @@ fn attach(switch: &mut Switch, name: &str, index: u32, config: &DriverConfig) ->
         }
     }
     Err(OpenError::XdpUnsupported { name: name.into(), source: refusal })
+}
+
+/// Leaves the interface to the program that is there, unless it is ours.
+fn behind(switch: &Switch, found: &Found, there: Attached) -> Result<Hook, OpenError> {
+    let interface = found.carrier.name.clone();
+    let (program, id) = (there.name.clone(), there.id);
+    match open::in_use(interface.clone(), there) {
+        OpenError::ForeignProgram { .. } if found.vlans.is_empty() => {
+            tracing::warn!(
+                interface,
+                program,
+                id,
+                "another XDP program has the interface: frames are taken behind it, by tc"
+            );
+            let sending = switch.send_through(found.carrier.index);
+            sending.map_err(|error| OpenError::Program(error.to_string()))?;
+            Ok(Hook::TrafficControl)
+        }
+        // The kernel takes VLAN tags out of frames before tc sees them.
+        error => Err(error),
+    }
 }
 
 /// Bytes of the frame memory that a client with these sizes makes.

@@ -21,8 +21,8 @@ pub fn interfaces() -> Result<Vec<Description>, OpenError> {
 
 /// How frames pass between the interface and clients, in both directions.
 pub fn modes(interface: &Description) -> String {
-    let mode = |generic| if generic { "generic" } else { "native" };
-    format!("{} XDP, {} from clients", mode(interface.generic), mode(interface.generic_clients))
+    let clients = if interface.generic_clients { "generic" } else { "native" };
+    format!("{}, {clients} from clients", interface.hook)
 }
 
 /// Prints interfaces for people.
@@ -56,7 +56,7 @@ pub fn json(interfaces: &[Description]) -> Value {
             "carrier": interface.carrier,
             "mtu": interface.mtu,
             "up": interface.up,
-            "generic": interface.generic,
+            "hook": interface.hook.to_string(),
             "generic_clients": interface.generic_clients,
             "devices": interface.devices,
             "own_devices": quota(&interface.own_devices),

@@ -85,25 +85,31 @@ pub(crate) fn attach(
         }
         detach_foreign(program, ifindex, &there)?;
     }
-    create_link(program, ifindex, mode).map_err(|error| match attached(program, ifindex) {
-        // Another process attached its program after our check.
-        Ok(Some(there)) => AttachError::Foreign(there),
-        _ => AttachError::System(error),
+    create_link(program, ifindex, libbpf_sys::BPF_XDP, mode.flags()).map_err(|error| {
+        match attached(program, ifindex) {
+            // Another process attached its program after our check.
+            Ok(Some(there)) => AttachError::Foreign(there),
+            _ => AttachError::System(error),
+        }
     })
 }
 
+/// Attaches a program of tc to what arrives at interface `ifindex` of the calling thread's network namespace, behind those that are
+/// there already.
+pub(crate) fn attach_ingress(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {
+    create_link(program, ifindex, libbpf_sys::BPF_TCX_INGRESS, 0)
+}
+
 #[expect(unsafe_code, reason = "libbpf-rs attaches links without a choice of mode")]
-fn create_link(program: BorrowedFd<'_>, ifindex: u32, mode: AttachMode) -> io::Result<OwnedFd> {
+fn create_link(program: BorrowedFd<'_>, ifindex: u32, place: u32, flags: u32) -> io::Result<OwnedFd> {
     let target = c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?;
     let options = libbpf_sys::bpf_link_create_opts {
         sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
-        flags: mode.flags(),
+        flags,
         ..Default::default()
     };
     // SAFETY: `options` is initialised, carries its own size and outlives the call.
-    let fd = unsafe {
-        libbpf_sys::bpf_link_create(program.as_raw_fd(), target, libbpf_sys::BPF_XDP, &raw const options)
-    };
+    let fd = unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), target, place, &raw const options) };
     owned(fd)
 }
 

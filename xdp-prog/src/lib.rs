@@ -12,6 +12,7 @@ mod attach;
 mod counters;
 mod holder;
 mod keys;
+mod relay;
 mod switch;
 
 /// A module that libbpf-cargo has generated.
@@ -33,6 +34,7 @@ macro_rules! generated {
 
 generated!(skeleton, "/steer.skel.rs");
 generated!(switch_skeleton, "/switch.skel.rs");
+generated!(relay_skeleton, "/relay.skel.rs");
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -47,6 +49,7 @@ pub use addresses::Addresses;
 pub use attach::{AttachError, AttachMode, Attached, attached_to};
 pub use counters::{ProgramCounters, SwitchCounters};
 pub use holder::{Holder, af_xdp_users};
+pub use relay::Relay;
 pub use switch::{PairLinks, SWITCH_NAME, Switch};
 
 use skeleton::{SteerSkel, SteerSkelBuilder};

@@ -92,7 +92,27 @@ impl Switch {
     /// [`AttachError::Foreign`] names the program that is there already.
     pub fn attach(&mut self, ifindex: u32, mode: AttachMode) -> Result<(), AttachError> {
         self.link = Some(attach::attach(self.uplink.as_fd(), ifindex, mode, false)?);
-        self.set_device(UPLINK, ifindex).map_err(|error| AttachError::System(std::io::Error::other(error)))
+        self.send_through(ifindex).map_err(|error| AttachError::System(std::io::Error::other(error)))
+    }
+
+    /// Lets the frames of clients leave through interface `ifindex`, without attaching a program to it: frames from the wire come
+    /// by a [`Relay`](crate::Relay).
+    pub fn send_through(&self, ifindex: u32) -> Result<(), ProgramError> {
+        self.set_device(UPLINK, ifindex)
+    }
+
+    /// Attaches the program that distributes frames from the wire to the far end of a relay, interface `ifindex` of the calling
+    /// thread's network namespace. It is attached until the result is dropped.
+    ///
+    /// # Errors
+    /// A kernel without native XDP on veth.
+    pub fn attach_behind_relay(&self, ifindex: u32) -> Result<OwnedFd, AttachError> {
+        attach::attach(self.uplink.as_fd(), ifindex, AttachMode::Native, false)
+    }
+
+    /// The maps that the program of a relay shares.
+    pub(crate) fn maps(&self) -> [&MapHandle; 3] {
+        [&self.owners, &self.addresses.0, &self.counters]
     }
 
     fn set_device(&self, slot: u32, ifindex: u32) -> Result<(), ProgramError> {

@@ -1,12 +1,15 @@
 //! Kinds of interfaces that `xwarpd` shares, and how frames pass between them and clients.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::{fs, net::SocketAddr, time::Duration};
+use std::{fs, net::SocketAddr, process::Command, time::Duration};
 
+use rustix::process::Signal;
 use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
+    leaks,
     process::Running,
     shared::SharedInterface,
+    vm::built,
 };
 
 const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
@@ -33,6 +36,55 @@ fn netns_shared_frames_of_clients_carry_a_tag() {
             let mut refused = shared.start_unprivileged(NOBODYS, &["talk", &nowhere, "1"]).unwrap();
             refused.wait_for("refused", LIMIT).unwrap();
         }
+    }
+}
+
+/// Attaches an XDP program that lets all frames pass, as a firewall's would be, and returns what shows that it is there.
+fn foreign_program(lab: &Lab, mode: &str) -> impl Fn(&Lab) -> bool {
+    let (source, object) = (lab.file("foreign.c"), lab.file("foreign.o"));
+    fs::write(&source, "__attribute__((section(\"xdp\"), used)) int foreign(void *frame) { return 2; }")
+        .unwrap();
+    let mut clang = Command::new("clang");
+    clang.args(["-O2", "-target", "bpf", "-c"]).arg(&source).arg("-o").arg(&object);
+    assert!(clang.status().unwrap().success());
+    let object = object.to_str().unwrap().to_owned();
+    lab.run(Side::A, "ip", &["link", "set", "dev", INTERFACE, mode, "obj", &object, "sec", "xdp"]).unwrap();
+    let shown = |lab: &Lab| lab.run(Side::A, "ip", &["link", "show", "dev", INTERFACE]).unwrap();
+    let id = |text: String| Some(text.split_once("prog/xdp id ")?.1.split(' ').next()?.to_owned());
+    let first = id(shown(lab)).unwrap();
+    move |lab| id(shown(lab)).as_ref() == Some(&first)
+}
+
+/// The program stays where it is, and frames of clients are taken behind it; with the helper's death nothing of that remains.
+#[test]
+fn netns_shared_frames_are_taken_behind_a_foreign_program() {
+    for (mtu, mode) in [(1500, "xdpdrv"), (9000, "xdpgeneric")] {
+        let lab = Lab::up(LabOptions { mtu, ..LabOptions::default() }).unwrap();
+        let links = || lab.run(Side::A, "ip", &["-brief", "link"]).unwrap().lines().count();
+        let before = links();
+        let is_there = foreign_program(&lab, mode);
+        let mut shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
+        assert!(
+            shared.helper.output().contains("tc behind another XDP program"),
+            "{}",
+            shared.helper.output()
+        );
+        for family in [Family::V4, Family::V6] {
+            let [here, there] = [Side::A, Side::B].map(|side| lab.address(side, family).to_string());
+            all_ways(&lab, &shared, INTERFACE, &here, &there);
+        }
+        // The kernel's own connections are as before.
+        lab.run(Side::A, "ping", &["-qc1", "-W5", "10.77.0.2"]).unwrap();
+        let stat =
+            shared.unprivileged(built("xwarp").unwrap().to_str().unwrap()).arg("stat").output().unwrap();
+        let stat = String::from_utf8(stat.stdout).unwrap();
+        assert!(stat.contains("tc behind another XDP program, generic from clients"), "{stat}");
+        assert!(is_there(&lab), "the foreign program was replaced");
+        shared.helper.signal(Signal::KILL).unwrap();
+        shared.helper.wait(LIMIT).unwrap();
+        leaks::settle(links, &before, LIMIT).unwrap();
+        assert!(is_there(&lab), "the foreign program is gone");
+        drop(SharedInterface::start(&lab, HELPER, &[]).unwrap());
     }
 }
 

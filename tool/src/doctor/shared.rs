@@ -2,7 +2,7 @@
 
 use xwarp_driver::{
     DriverConfig, OpenError,
-    inspect::{Description, shared_interfaces},
+    inspect::{Description, Hook, shared_interfaces},
 };
 
 use super::{Finding, interface, machine};
@@ -44,10 +44,13 @@ fn link(shared: &Description) -> Finding {
 
 fn mode(shared: &Description) -> Finding {
     let found = modes(shared);
-    match (shared.generic, shared.generic_clients) {
-        (false, false) => Finding::ok("mode", found),
-        (false, true) => Finding::note("mode", format!("{found}: the interface takes no redirected frames")),
-        (true, _) => {
+    match (shared.hook, shared.generic_clients) {
+        (Hook::Native, false) => Finding::ok("mode", found),
+        (Hook::Native, true) => {
+            Finding::note("mode", format!("{found}: the interface takes no redirected frames"))
+        }
+        (Hook::TrafficControl, _) => Finding::note("mode", found),
+        (Hook::Generic, _) => {
             Finding::note("mode", format!("{found}: the driver has no native XDP, or --generic was given"))
         }
     }

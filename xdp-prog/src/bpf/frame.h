@@ -17,10 +17,20 @@
 #include <linux/in.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
 #include <linux/tcp.h>
 
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
+
+/* What a program gets: an XDP frame, or, with FRAMES_ARE_SKBS, a socket buffer of tc. */
+#ifdef FRAMES_ARE_SKBS
+typedef struct __sk_buff frame_context;
+#define load_bytes bpf_skb_load_bytes
+#else
+typedef struct xdp_md frame_context;
+#define load_bytes bpf_xdp_load_bytes
+#endif
 
 #define MAX_VLANS 2
 #define VLAN_ID_MASK 0x0fff
@@ -110,10 +120,15 @@ static __always_inline void count(__u32 reason)
 		(*counter)++;
 }
 
+/* Lets the kernel, or the next program of tc, have the frame. */
 static __always_inline int pass(__u32 reason)
 {
 	count(reason);
+#ifdef FRAMES_ARE_SKBS
+	return TC_ACT_UNSPEC;
+#else
 	return XDP_PASS;
+#endif
 }
 
 static __always_inline void copy_v4(struct address *to, __be32 from)
@@ -138,11 +153,11 @@ static __always_inline bool is_mapped(const struct in6_addr *ip)
 }
 
 /* A TCP segment. `packet` has the addresses; `offset` is that of the TCP header. */
-static __always_inline int tcp_segment(struct xdp_md *ctx, struct packet *packet, __u32 offset)
+static __always_inline int tcp_segment(frame_context *ctx, struct packet *packet, __u32 offset)
 {
 	struct tcphdr tcp;
 
-	if (bpf_xdp_load_bytes(ctx, offset, &tcp, sizeof(tcp)))
+	if (load_bytes(ctx, offset, &tcp, sizeof(tcp)))
 		return PASSED_TRUNCATED;
 	packet->flow.local_port = tcp.dest;
 	packet->flow.remote_port = tcp.source;
@@ -152,7 +167,7 @@ static __always_inline int tcp_segment(struct xdp_md *ctx, struct packet *packet
 
 /* An ICMP error that quotes a packet of ours, whose source port is the local one. RFC 792 guarantees eight
  * bytes of the quoted TCP header: both ports and the sequence number. */
-static __always_inline int quoted_tcp(struct xdp_md *ctx, struct packet *packet, __u32 offset)
+static __always_inline int quoted_tcp(frame_context *ctx, struct packet *packet, __u32 offset)
 {
 	struct {
 		__be16 source;
@@ -160,7 +175,7 @@ static __always_inline int quoted_tcp(struct xdp_md *ctx, struct packet *packet,
 		__be32 seq;
 	} quoted;
 
-	if (bpf_xdp_load_bytes(ctx, offset, &quoted, sizeof(quoted)))
+	if (load_bytes(ctx, offset, &quoted, sizeof(quoted)))
 		return PASSED_ICMP;
 	packet->flow.local_port = quoted.source;
 	packet->flow.remote_port = quoted.dest;
@@ -169,17 +184,17 @@ static __always_inline int quoted_tcp(struct xdp_md *ctx, struct packet *packet,
 }
 
 /* RFC 792: eight bytes, then the quoted IP header and the first bytes of its payload. */
-static __always_inline int icmp_v4(struct xdp_md *ctx, struct packet *packet, __u32 offset)
+static __always_inline int icmp_v4(frame_context *ctx, struct packet *packet, __u32 offset)
 {
 	struct iphdr quoted;
 	__u8 type;
 
-	if (bpf_xdp_load_bytes(ctx, offset, &type, sizeof(type)))
+	if (load_bytes(ctx, offset, &type, sizeof(type)))
 		return PASSED_ICMP;
 	if (type != ICMP_UNREACHABLE && type != ICMP_TIME_EXCEEDED && type != ICMP_PARAMETER)
 		return PASSED_ICMP;
 	offset += ICMP_HEADER_BYTES;
-	if (bpf_xdp_load_bytes(ctx, offset, &quoted, sizeof(quoted)))
+	if (load_bytes(ctx, offset, &quoted, sizeof(quoted)))
 		return PASSED_ICMP;
 	if (quoted.version != 4 || quoted.ihl < 5 || quoted.protocol != IPPROTO_TCP ||
 	    quoted.frag_off & bpf_htons(IP_OFFSET_MASK))
@@ -190,17 +205,17 @@ static __always_inline int icmp_v4(struct xdp_md *ctx, struct packet *packet, __
 }
 
 /* RFC 4443 sections 2.1 and 3: eight bytes, then as much of the packet as fits. */
-static __always_inline int icmp_v6(struct xdp_md *ctx, struct packet *packet, __u32 offset)
+static __always_inline int icmp_v6(frame_context *ctx, struct packet *packet, __u32 offset)
 {
 	struct ipv6hdr quoted;
 	__u8 type;
 
-	if (bpf_xdp_load_bytes(ctx, offset, &type, sizeof(type)))
+	if (load_bytes(ctx, offset, &type, sizeof(type)))
 		return PASSED_ICMP;
 	if (type < ICMP6_UNREACHABLE || type > ICMP6_PARAMETER)
 		return PASSED_ICMP;
 	offset += ICMP_HEADER_BYTES;
-	if (bpf_xdp_load_bytes(ctx, offset, &quoted, sizeof(quoted)))
+	if (load_bytes(ctx, offset, &quoted, sizeof(quoted)))
 		return PASSED_ICMP;
 	if (quoted.version != 6 || quoted.nexthdr != IPPROTO_TCP)
 		return PASSED_ICMP;
@@ -211,11 +226,11 @@ static __always_inline int icmp_v6(struct xdp_md *ctx, struct packet *packet, __
 	return quoted_tcp(ctx, packet, offset + sizeof(quoted));
 }
 
-static __always_inline int ip_v4(struct xdp_md *ctx, struct packet *packet, __u32 offset)
+static __always_inline int ip_v4(frame_context *ctx, struct packet *packet, __u32 offset)
 {
 	struct iphdr ip;
 
-	if (bpf_xdp_load_bytes(ctx, offset, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5)
+	if (load_bytes(ctx, offset, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5)
 		return PASSED_TRUNCATED;
 	/* A fragment after the first has no ports: the kernel reassembles all of them. */
 	if (ip.frag_off & bpf_htons(IP_FRAGMENT_MASK))
@@ -231,11 +246,11 @@ static __always_inline int ip_v4(struct xdp_md *ctx, struct packet *packet, __u3
 }
 
 /* Extension headers are not followed: our peers send no TCP behind one. */
-static __always_inline int ip_v6(struct xdp_md *ctx, struct packet *packet, __u32 offset)
+static __always_inline int ip_v6(frame_context *ctx, struct packet *packet, __u32 offset)
 {
 	struct ipv6hdr ip;
 
-	if (bpf_xdp_load_bytes(ctx, offset, &ip, sizeof(ip)) || ip.version != 6)
+	if (load_bytes(ctx, offset, &ip, sizeof(ip)) || ip.version != 6)
 		return PASSED_TRUNCATED;
 	if (ip.nexthdr == IPPROTO_FRAGMENT)
 		return PASSED_FRAGMENT;
@@ -257,7 +272,7 @@ static __always_inline bool is_vlan(__be16 proto)
 }
 
 /* Fills `packet`, which the caller has zeroed, and returns PARSED, or returns why the frame is none of ours. */
-static __always_inline int parse(struct xdp_md *ctx, struct packet *packet)
+static __always_inline int parse(frame_context *ctx, struct packet *packet)
 {
 	void *data = (void *)(long)ctx->data;
 	void *end = (void *)(long)ctx->data_end;
@@ -281,7 +296,7 @@ static __always_inline int parse(struct xdp_md *ctx, struct packet *packet)
 
 		if (!is_vlan(proto))
 			break;
-		if (bpf_xdp_load_bytes(ctx, offset, &tag, sizeof(tag)))
+		if (load_bytes(ctx, offset, &tag, sizeof(tag)))
 			return PASSED_TRUNCATED;
 		id = bpf_ntohs(tag.tci) & VLAN_ID_MASK;
 		proto = tag.next_proto;

@@ -3,7 +3,7 @@
 // The switch: an interface that many processes share. Each client has a veth pair; its AF_XDP socket is bound to the far
 // end, the helper holds the near end. Three programs:
 //
-//   xwarp_uplink  on the interface: frames to a port that a client owns go into the client's pair, others to the kernel
+//   xwarp_uplink  on the interface, or behind it (relay.bpf.c): frames to a port that a client owns go into the client's pair, others to the kernel
 //   xwarp_port    on the near end: frames that a client sent, from an address and a port that it owns, go into the pair
 //                 of the client that owns the destination, or out of the interface; all others are dropped. A port of the
 //                 interface's own addresses that no client owns is answered by a reset, as the kernel does
@@ -12,31 +12,10 @@
 // A port that a client has reserved belongs to this client alone, with all connections and strays. The kernel socket
 // that reserves it keeps everybody else away. User space (`Switch` in switch.rs) fills the maps and owns them.
 
-#define PROGRAM_REASONS (REASONS + 7)
-#include "frame.h"
-
-/* What the programs did with the other frames, after `enum reason`. */
-enum switched {
-	TO_CLIENT = REASONS,
-	TO_LOCAL_CLIENT,
-	TO_WIRE,
-	DROPPED_FOREIGN, /* the client does not own the source, or it is no TCP segment */
-	REFUSED, /* to an own address, at a port without owner: answered by a reset */
-	DROPPED_NO_OWNER, /* the same, but not to be answered */
-	DROPPED_NO_SOCKET,
-};
+#include "owners.h"
 
 /* Key of the interface itself in `clients`; slots of clients begin with 1. */
 #define UPLINK 0
-
-/* The slot of the client that owns a port. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct port_key);
-	__type(value, __u32);
-} owners SEC(".maps");
 
 /* By slot: the near end of the client's pair. */
 struct {
@@ -87,18 +66,6 @@ static __always_inline int redirect(__u32 slot, __u32 reason)
 	return bpf_redirect_map(&clients, slot, XDP_DROP);
 }
 
-/* The slot of the owner of a port of `local`, one of the interface's addresses; NULL if the port has none. */
-static __always_inline __u32 *owner(const struct address *local, __be16 port)
-{
-	struct port_key key = { .local = *local, .port = port };
-	__u32 *slot = bpf_map_lookup_elem(&owners, &key);
-
-	if (slot)
-		return slot;
-	__builtin_memset(&key.local, 0, sizeof(key.local));
-	return bpf_map_lookup_elem(&owners, &key);
-}
-
 SEC("xdp")
 int xwarp_uplink(struct xdp_md *ctx)
 {
@@ -108,8 +75,8 @@ int xwarp_uplink(struct xdp_md *ctx)
 
 	if (reason != PARSED)
 		return pass(reason);
-	slot = owner(&packet.flow.local, packet.flow.local_port);
-	if (!slot || !bpf_map_lookup_elem(&addresses, &packet.flow.local))
+	slot = receiver(&packet);
+	if (!slot)
 		return pass(packet.quoted ? PASSED_ICMP : PASSED_TCP);
 	return redirect(*slot, TO_CLIENT);
 }

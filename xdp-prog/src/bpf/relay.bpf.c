@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+//
+// The entry to the switch where another XDP program has the interface: a program of tc, which runs behind XDP and sees what
+// the other program lets pass. It sends frames to ports that a client owns out of the relay, a pair whose far end runs
+// xwarp_uplink; others go to the kernel. It shares the maps of the switch.
+//
+// The kernel has taken VLAN tags out of the frames that arrive here, so the frames of a VLAN are none of ours.
+
+#define FRAMES_ARE_SKBS
+#include "owners.h"
+
+/* Index of the relay's near end, in the network namespace of the interface. */
+const volatile __u32 relay = 0;
+
+SEC("tc")
+int xwarp_relay(struct __sk_buff *ctx)
+{
+	struct packet packet = {};
+	int reason;
+
+	if (ctx->vlan_present)
+		return pass(PASSED_VLAN);
+	reason = parse(ctx, &packet);
+	if (reason != PARSED)
+		return pass(reason);
+	if (!receiver(&packet))
+		return pass(packet.quoted ? PASSED_ICMP : PASSED_TCP);
+	return bpf_redirect(relay, 0);
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";
