@@ -5,7 +5,10 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::sys::socket::{
+    getsockopt,
+    sockopt::{PeerCredentials, PeerPidfd},
+};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use xwarp_control::{Event, Reply, Tagged};
@@ -63,8 +66,9 @@ impl Client {
     pub(crate) fn new(socket: OwnedFd) -> io::Result<Self> {
         let peer = getsockopt(&socket, PeerCredentials)?;
         let pid = peer.pid();
-        // 0 for a process of a PID namespace that cannot be seen from here.
-        let process = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        // Before kernel 6.5 only its number is known, which is 0 in a PID namespace that cannot be seen from here.
+        let by_number = || pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok();
+        let process = getsockopt(&socket, PeerPidfd).ok().or_else(by_number);
         Ok(Self {
             socket,
             uid: peer.uid(),

@@ -12,6 +12,7 @@
 //! | `server` | the loop: connections, requests, events |
 //! | `uplink` | a shared interface, and the answers about it |
 //! | `client` | one connection: who it is, its device, its ports |
+//! | `closing` | threads that close what clients gave us |
 //! | `limits` | what one user may have |
 //! | `slots` | the numbers of devices, until they are removed |
 //! | `ports` | reservations and their quarantine |
@@ -25,6 +26,7 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod closing;
 mod limits;
 mod listen;
 mod metrics;

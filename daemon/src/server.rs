@@ -8,13 +8,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::fs::fcntl_get_seals;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, socketpair};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, accept_with, shutdown, socketpair};
 use xwarp_control::{Choice, Event, MOST_ADDRESSES, Reason, Refusal, Reply, Request, Sizes, Tagged, VERSION};
 use xwarp_driver::helper::receive_message;
 use xwarp_driver::shared::memory_bytes;
 
 use crate::client::{Client, Device};
+use crate::closing::Closing;
 use crate::limits::{Limits, Rates, Usage};
 use crate::listen;
 use crate::metrics::Metrics;
@@ -54,6 +56,7 @@ pub(crate) struct Server {
     pairs: Pairs,
     pub(crate) quarantine: Quarantine,
     rates: Rates,
+    closing: Closing,
     /// Refused requests since the start.
     pub(crate) refused: u64,
     pub(crate) metrics: Option<Metrics>,
@@ -94,6 +97,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         pairs,
         quarantine: Quarantine::new(options.quarantine()),
         rates: Rates::default(),
+        closing: Closing::default(),
         refused: 0,
         metrics: options.metrics.map(Metrics::start).transpose()?,
         epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
@@ -172,11 +176,16 @@ impl Server {
                 usage.memory_bytes += bytes;
             }
         }
+        usage.connections += self.closing.of(uid);
         self.slots.charge(uid, &mut usage);
         usage
     }
 
     fn accept(&mut self) {
+        if self.closing.is_full() {
+            tracing::warn!("too many connections are still being closed");
+            return std::thread::sleep(ACCEPT_PAUSE);
+        }
         let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(socket) => socket,
             Err(Errno::MFILE | Errno::NFILE) => {
@@ -190,7 +199,8 @@ impl Server {
             Err(error) => return tracing::warn!(%error, "a client cannot be identified"),
         };
         if self.usage(client.uid).connections >= self.limits.most_connections() {
-            return tracing::warn!(uid = client.uid, pid = client.pid, "too many connections of this user");
+            tracing::warn!(uid = client.uid, pid = client.pid, "too many connections of this user");
+            return self.closing.close(client.uid, client);
         }
         let id = self.next;
         let watched = self.watch(client.socket.as_fd(), 2 * id).and_then(|()| match &client.process {
@@ -198,7 +208,8 @@ impl Server {
             None => Ok(()),
         });
         if let Err(error) = watched {
-            return tracing::warn!("{error:#}");
+            tracing::warn!("{error:#}");
+            return self.closing.close(client.uid, client);
         }
         self.next += 1;
         self.clients.insert(id, client);
@@ -210,14 +221,34 @@ impl Server {
             let Some(client) = self.clients.get(&id) else { return };
             match receive_message(client.socket.as_fd()) {
                 Ok((bytes, _)) if bytes.is_empty() => return self.gone(id, "it has hung up"),
-                Ok((bytes, descriptors)) => match Tagged::<Request>::decode(&bytes) {
-                    Ok(request) => self.request(id, request, descriptors),
-                    Err(error) => return self.gone(id, &error.to_string()),
-                },
+                Ok((bytes, descriptors)) => {
+                    let Some(descriptors) = self.memory_only(id, descriptors) else { return };
+                    match Tagged::<Request>::decode(&bytes) {
+                        Ok(request) => self.request(id, request, descriptors),
+                        Err(error) => return self.gone(id, &error.to_string()),
+                    }
+                }
                 Err(Errno::AGAIN | Errno::INTR) => return,
                 Err(errno) => return self.gone(id, &errno.to_string()),
             }
         }
+    }
+
+    /// The descriptors that are files in memory, which alone are closed at once; `None` after the end of a client whose user has passed
+    /// too many others.
+    fn memory_only(&mut self, id: u64, descriptors: Vec<OwnedFd>) -> Option<Vec<OwnedFd>> {
+        // Only files in memory have seals.
+        let is_memory = |descriptor: &OwnedFd| fcntl_get_seals(descriptor).is_ok();
+        let (memory, others): (Vec<_>, Vec<_>) = descriptors.into_iter().partition(is_memory);
+        if !others.is_empty() {
+            let uid = self.clients.get(&id)?.uid;
+            self.closing.close(uid, others);
+            if self.closing.of(uid) >= self.limits.most_connections() {
+                self.gone(id, "its user has passed too many descriptors that are no memory");
+                return None;
+            }
+        }
+        Some(memory)
     }
 
     fn request(&mut self, id: u64, request: Tagged<Request>, descriptors: Vec<OwnedFd>) {
@@ -273,7 +304,10 @@ impl Server {
             _ if !client.greeted => state("the first request is Hello"),
             Request::Open { interface, sizes } => {
                 let Ok([memory]) = <[OwnedFd; 1]>::try_from(descriptors) else {
-                    return state("Open carries one descriptor, the frame memory");
+                    return Err(refusal(
+                        Reason::Memory,
+                        "Open carries one descriptor, the frame memory, a memfd",
+                    ));
                 };
                 self.open(id, request, &interface, sizes, memory).map(|()| None)
             }
@@ -400,6 +434,11 @@ impl Server {
         };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let events = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        // The client must not leave messages in it, with descriptors that this process would have to close.
+        let events = events.and_then(|(ours, theirs)| {
+            shutdown(&ours, Shutdown::Read)?;
+            Ok((ours, theirs))
+        });
         let (Ok((ours, theirs)), Some(there)) = (events, self.uplinks.get(uplink)) else {
             self.pairs.remove(pair);
             return self.gone(id, "no socket for its events");
@@ -475,6 +514,7 @@ impl Server {
         for held in client.ports.into_values() {
             self.quarantine.add(now, client.uid, held);
         }
+        self.closing.close(client.uid, (client.socket, client.process));
         self.rates.forget_full(self.limits.requests_per_second, now);
     }
 

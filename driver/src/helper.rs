@@ -16,7 +16,7 @@ use std::{fmt, io};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg,
     socket_with,
 };
@@ -25,8 +25,10 @@ use xwarp_control::{MOST_BYTES, Refusal, Reply, Request, Tagged, VERSION};
 /// Longest wait for the answer to a call that does not name a limit.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Most descriptors in one message.
+/// Most descriptors in a message that is sent.
 const MOST_DESCRIPTORS: usize = 2;
+/// Most descriptors in any message (`SCM_MAX_FD`). All are received: the kernel would close the others, which may take any time.
+const MOST_RECEIVED: usize = 253;
 
 /// Why a call has no answer.
 #[derive(Debug)]
@@ -241,14 +243,14 @@ pub fn send_message(
     sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags).map(drop)
 }
 
-/// Receives one message with its descriptors, at most two, without waiting. An empty message means that the sender has closed
+/// Receives one message with its descriptors, without waiting. An empty message means that the sender has closed
 /// its end; a message that is too long is cut to one byte more than [`MOST_BYTES`], which no decoder accepts.
 ///
 /// # Errors
 /// `EAGAIN` when there is none.
 pub fn receive_message(socket: BorrowedFd<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
     let mut bytes = vec![0; MOST_BYTES + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_RECEIVED))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
@@ -258,10 +260,6 @@ pub fn receive_message(socket: BorrowedFd<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>)
         if let RecvAncillaryMessage::ScmRights(rights) = message {
             descriptors.extend(rights);
         }
-    }
-    if received.flags.contains(ReturnFlags::CTRUNC) {
-        // More descriptors than any message has: the kernel has closed them.
-        descriptors.clear();
     }
     Ok((bytes, descriptors))
 }

@@ -27,6 +27,7 @@ pub mod hop;
 pub mod hostile;
 pub mod lab;
 pub mod leaks;
+mod linger;
 pub mod nobody;
 pub mod perf;
 pub mod process;

@@ -32,7 +32,7 @@ use xwarp_verbs::{
     cm::{AcceptOptions, ConnectOptions, ListenOptions},
 };
 
-use crate::lab::INTERFACE;
+use crate::{lab::INTERFACE, linger};
 
 /// Longer than it takes a server of a hundred on two cores to notice that its client was killed, and to accept the next.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -48,6 +48,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
         ["frames", peer] => foreign_frames(peer.parse()?),
         ["ports", most] => too_many_ports(most.parse()?),
         ["flood"] => flood(),
+        ["linger", way] => linger::run(way),
         ["hurry"] => hurry(),
         ["churn"] => churn(),
         ["blast", peer] => blast(peer.parse()?),
@@ -61,24 +62,24 @@ pub fn run(arguments: &[String]) -> Result<()> {
 }
 
 /// A connection to the helper that sends whatever it likes.
-struct Raw(OwnedFd);
+pub(crate) struct Raw(OwnedFd);
 
 impl Raw {
-    fn connect() -> Result<Self> {
+    pub(crate) fn connect() -> Result<Self> {
         let path = env::var_os(SOCKET_VARIABLE).context("no helper is named")?;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         connect(&socket, &SocketAddrUnix::new(path.as_os_str())?)?;
         Ok(Self(socket))
     }
 
-    fn greeted() -> Result<Self> {
+    pub(crate) fn greeted() -> Result<Self> {
         let raw = Self::connect()?;
         let reply = raw.ask(Request::Hello { version: VERSION }, None)?.0;
         ensure!(reply == Reply::Hello { version: VERSION }, "{reply:?}");
         Ok(raw)
     }
 
-    fn send(&self, body: Request, descriptor: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+    pub(crate) fn send(&self, body: Request, descriptor: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
         send_message(self.0.as_fd(), &Tagged { id: 7, body }.encode(), descriptor.as_slice())
     }
 
@@ -140,7 +141,7 @@ fn wrong_messages() -> Result<()> {
     raw.refused(Request::Hello { version: VERSION + 1 }, None, Reason::Version)?;
     let raw = Raw::greeted()?;
     raw.refused(Request::Resolve { destination: [10, 77, 0, 2].into(), source: None }, None, Reason::State)?;
-    raw.refused(open(SMALL), None, Reason::State)?;
+    raw.refused(open(SMALL), None, Reason::Memory)?;
     let right = memory(bytes_of(SMALL), true)?;
     let elsewhere = Request::Open { interface: Choice::Name("lo".into()), sizes: SMALL };
     raw.refused(elsewhere, Some(right.as_fd()), Reason::NotServed)?;

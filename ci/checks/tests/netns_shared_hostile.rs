@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, net::TcpListener, time::Duration};
 
+use rustix::process::Signal;
 use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     leaks,
@@ -84,6 +85,28 @@ fn netns_shared_a_flood_of_requests_is_refused_and_stops_nobody_else() {
     works(&lab, &shared);
     println!("{}", flood.finish(LIMIT).unwrap());
     settles(&shared, &before);
+}
+
+/// Sockets whose closing takes an hour, which a client leaves to the helper, hold up nobody but their user.
+#[test]
+fn netns_shared_descriptors_that_take_long_to_close_stop_nobody_else() {
+    let lab = lab();
+    let shared = SharedInterface::start(&lab, HELPER, &["--quarantine", "0"]).unwrap();
+    let before = descriptors(&shared);
+    for way in ["requests", "unread", "early"] {
+        // In a namespace with a loopback, and else without anything.
+        let mut command = lab.command(Side::B, "setpriv");
+        let user = (NOBODY - 1).to_string();
+        command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--no-new-privs"]);
+        command.args(["--inh-caps=-all", "--bounding-set=-all", NOBODYS, "linger", way]);
+        command.env("XWARP_HELPER", shared.socket());
+        let mut hostile = Running::start(command).unwrap();
+        hostile.wait_for("passed", LIMIT).unwrap();
+        works(&lab, &shared);
+        hostile.signal(Signal::KILL).unwrap();
+        hostile.wait(LIMIT).unwrap();
+        settles(&shared, &before);
+    }
 }
 
 /// A user who connects again and again has one rate, and cannot have more devices in the kernel than its limit by leaving before

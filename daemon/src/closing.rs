@@ -1,0 +1,98 @@
+//! [`Closing`]: what clients gave us, which may take any time to be closed.
+//!
+//! Closing the last descriptor of a TCP socket waits for its linger time, and that of a file waits for its file system, which may
+//! be a program of the user (FUSE). A client can pass such descriptors, and leave them unread in a socket, so the loop closes
+//! neither. A thread for each closes them, and counts as a connection of the user meanwhile.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+/// Most threads; no connection is accepted while there are so many.
+const MOST_THREADS: usize = 512;
+/// Bytes of stack of a thread, which makes one system call.
+const STACK_BYTES: usize = 64 << 10;
+
+/// The threads that close, by the user whose descriptors they close.
+#[derive(Debug, Default)]
+pub(crate) struct Closing(Arc<Mutex<BTreeMap<u32, usize>>>);
+
+fn lock(threads: &Mutex<BTreeMap<u32, usize>>) -> MutexGuard<'_, BTreeMap<u32, usize>> {
+    // Each number is replaced as a whole.
+    threads.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One of the threads of a user.
+struct Counted {
+    threads: Arc<Mutex<BTreeMap<u32, usize>>>,
+    uid: u32,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut threads = lock(&self.threads);
+        if let Some(number) = threads.get_mut(&self.uid) {
+            *number -= 1;
+            if *number == 0 {
+                threads.remove(&self.uid);
+            }
+        }
+    }
+}
+
+impl Closing {
+    /// Drops what came from `uid` on a thread.
+    pub(crate) fn close(&self, uid: u32, what: impl Send + 'static) {
+        *lock(&self.0).entry(uid).or_default() += 1;
+        let counted = Counted { threads: Arc::clone(&self.0), uid };
+        let close = move || {
+            drop(what);
+            drop(counted);
+        };
+        let thread = thread::Builder::new().name("xwarpd-closes".into()).stack_size(STACK_BYTES).spawn(close);
+        if let Err(error) = thread {
+            tracing::warn!(%error, "no thread closes the descriptors of a client");
+        }
+    }
+
+    /// Threads that close what came from `uid`.
+    pub(crate) fn of(&self, uid: u32) -> usize {
+        lock(&self.0).get(&uid).copied().unwrap_or_default()
+    }
+
+    /// Whether there are so many threads that no more connections can be closed.
+    pub(crate) fn is_full(&self) -> bool {
+        lock(&self.0).values().sum::<usize>() >= MOST_THREADS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// Something that takes until its sender is gone to be dropped.
+    struct Slow(Receiver<()>);
+
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            let _ = self.0.recv();
+        }
+    }
+
+    #[test]
+    fn what_takes_long_to_close_is_counted_until_it_is_closed() {
+        let closing = Closing::default();
+        let (end, slow) = channel();
+        closing.close(7, Slow(slow));
+        assert_eq!((closing.of(7), closing.of(8)), (1, 0));
+        drop(end);
+        let limit = Instant::now() + Duration::from_secs(10);
+        while closing.of(7) > 0 {
+            assert!(Instant::now() < limit, "still closing");
+            thread::yield_now();
+        }
+    }
+}
