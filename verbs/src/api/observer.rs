@@ -5,6 +5,7 @@ use std::{
     fmt::Write as _,
     fs::{self, DirBuilder, Permissions},
     io::{self, BufRead as _, BufReader, Read as _, Write},
+    net::Shutdown,
     os::{
         fd::AsFd as _,
         unix::{
@@ -14,7 +15,7 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU32, Ordering},
         mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError},
     },
@@ -52,11 +53,36 @@ pub(super) struct Observer {
     shared: Arc<Stop>,
     recording: Arc<Recording>,
     thread: Option<JoinHandle<()>>,
+    /// Disconnected when the thread ends.
+    ended: Receiver<()>,
 }
 
 struct Stop {
     stopping: AtomicBool,
     bell: Doorbell,
+    clients: Mutex<Clients>,
+}
+
+/// The clients whose requests are being answered.
+#[derive(Default)]
+struct Clients {
+    asking: Option<UnixStream>,
+    capturing: Option<UnixStream>,
+    hung_up: bool,
+}
+
+impl Stop {
+    /// Changes the clients; closes their sockets if they are to be hung up on.
+    fn clients(&self, change: impl FnOnce(&mut Clients)) {
+        // Each value is replaced as a whole.
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut clients);
+        if clients.hung_up {
+            for client in [&clients.asking, &clients.capturing].into_iter().flatten() {
+                let _ = client.shutdown(Shutdown::Both);
+            }
+        }
+    }
 }
 
 impl Observer {
@@ -76,15 +102,22 @@ impl Observer {
         let listener = UnixListener::bind(&path)?;
         fs::set_permissions(&path, Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
-        let stop = Arc::new(Stop { stopping: AtomicBool::new(false), bell: Doorbell::new()? });
+        let stop =
+            Stop { stopping: AtomicBool::new(false), bell: Doorbell::new()?, clients: Mutex::default() };
+        let stop = Arc::new(stop);
         let service = Service {
             device: shared,
             recording: Arc::clone(&recording),
             stop: Arc::clone(&stop),
             capture: None,
         };
-        let thread = Some(system::spawn(format!("xwarp-see-{interface}"), move || service.serve(&listener))?);
-        Ok(Self { path, shared: stop, recording, thread })
+        let (alive, ended) = mpsc::channel();
+        let serve = move || {
+            let _alive: mpsc::Sender<()> = alive;
+            service.serve(&listener);
+        };
+        let thread = Some(system::spawn(format!("xwarp-see-{interface}"), serve)?);
+        Ok(Self { path, shared: stop, recording, thread, ended })
     }
 }
 
@@ -93,6 +126,10 @@ impl Drop for Observer {
         self.shared.stopping.store(true, Ordering::Release);
         self.shared.bell.ring();
         self.recording.stop_live();
+        // A capture is sent to its end, but the application does not wait for a client that reads or writes slowly.
+        if self.ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            self.shared.clients(|clients| clients.hung_up = true);
+        }
         if let Some(thread) = self.thread.take() {
             // A panic of the thread was already reported.
             let _ = thread.join();
@@ -131,7 +168,10 @@ impl Service {
             let accepted = woken.and_then(|_| listener.accept());
             match accepted {
                 // What goes wrong with one client is that client's trouble.
-                Ok((client, _)) => drop(self.answer(client)),
+                Ok((client, _)) => {
+                    let _ = self.answer(client);
+                    self.stop.clients(|clients| clients.asking = None);
+                }
                 Err(error)
                     if matches!(
                         error.kind(),
@@ -154,6 +194,8 @@ impl Service {
             return Ok(());
         }
         client.set_nonblocking(false)?;
+        let same = client.try_clone()?;
+        self.stop.clients(|clients| clients.asking = Some(same));
         client.set_read_timeout(Some(PATIENCE))?;
         client.set_write_timeout(Some(PATIENCE))?;
         let mut line = String::new();
@@ -216,11 +258,14 @@ impl Service {
             return writeln!(client, "{error}");
         }
         let recording = Arc::clone(&self.recording);
+        let (stop, same) = (Arc::clone(&self.stop), client.try_clone()?);
+        stop.clients(|clients| clients.capturing = Some(same));
         let thread = system::spawn("xwarp-capture".into(), move || {
             let sent = client.write_all(b"ok\n").and_then(|()| send_capture(client, &pieces, &recording));
             if let Err(error) = sent {
                 tracing::debug!(%error, "a capture from outside ends");
             }
+            stop.clients(|clients| clients.capturing = None);
             recording.stop_live();
         });
         match thread {
