@@ -14,6 +14,8 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, Uid, capabilities, set_capabilities, set_keep_capabilities,
     set_thread_res_uid,
 };
+use xwarp_driver::netlink::Netlink;
+use xwarp_driver::netlink::features::takes_redirected;
 use xwarp_driver::{DriverConfig, Interface, Mode, ModePreference, OpenError};
 use xwarp_tcp::link::{Link, Steer};
 use xwarp_tcp::wire::Flow;
@@ -242,4 +244,20 @@ fn netns_an_interface_is_opened_by_its_address() {
     });
     let elsewhere = error(&lab, "192.0.2.77", &DriverConfig::default());
     assert!(matches!(elsewhere, OpenError::NoSuchInterface { .. }), "{elsewhere:?}");
+}
+
+/// What `xwarpd` asks before it redirects frames natively: a veth sends them only while its other end has GRO or an XDP program.
+#[test]
+fn netns_a_driver_says_whether_it_takes_redirected_frames() {
+    let lab = Lab::new();
+    let takes = |chains| {
+        lab.run(Side::A, || {
+            takes_redirected(Netlink::open().unwrap().index_of(DEV).unwrap(), chains).unwrap()
+        })
+    };
+    assert!(!takes(false) && !takes(true));
+    lab.sh(Side::B, &format!("ethtool -K {DEV} gro on"));
+    assert!(takes(false) && takes(true));
+    lab.sh(Side::B, &format!("ethtool -K {DEV} gro off"));
+    assert!(!takes(false));
 }

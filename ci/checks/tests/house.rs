@@ -110,12 +110,52 @@ fn house_packages_are_ready_for_a_registry() {
             let of_tests = dependency["kind"] == "dev";
             assert!(of_tests || dependency["req"] != "*", "{name}: {} has no version", dependency["name"]);
         }
+        package_is_whole(&name, folder);
         names.push(name);
     }
     for name in ["xwarp-tcp", "xwarp-verbs", "xwarp-prog", "xwarp-control", "xwarp-driver", "xwarp-daemon"] {
         assert!(names.iter().any(|published| published == name), "{name} is not published");
     }
     assert!(!names.iter().any(|name| name == "xwarp-checks" || name == "xwarp-fuzz"), "{names:?}");
+}
+
+/// What cargo would upload of a package has its licenses, its page, and every file below src that git tracks.
+fn package_is_whole(name: &str, folder: &Path) {
+    let mut list = Command::new(env!("CARGO"));
+    list.args(["package", "--list", "--allow-dirty", "--offline", "--package", name]).current_dir(root());
+    let output = list.output().unwrap();
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    let listed: BTreeSet<String> =
+        String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect();
+    let sources = files(&[""]).into_iter().filter_map(|path| {
+        let inside = path.strip_prefix(folder).ok()?.to_str()?.to_owned();
+        inside.starts_with("src/").then_some(inside)
+    });
+    let needed = ["Cargo.toml", "LICENSE-MIT", "LICENSE-APACHE", "README.md"].map(str::to_owned);
+    for file in sources.chain(needed) {
+        assert!(listed.contains(&file), "the package {name} lacks {file}");
+    }
+}
+
+/// A test that is ignored is run by `./ci/test --slow`, which runs those of this package, or by another test as a process.
+#[test]
+fn house_ignored_tests_are_run() {
+    let script = fs::read_to_string(root().join("ci/test")).unwrap();
+    assert!(script.contains("run_slow_tests -p xwarp-checks\n"), "what does ci/test --slow run?");
+    let mut found = 0;
+    for path in files(&[".rs"]) {
+        let text = fs::read_to_string(&path).unwrap();
+        for (before, after) in text.match_indices("\n#[ignore").map(|(at, _)| text.split_at(at + 1)) {
+            let name = after.split_once("fn ").and_then(|(_, rest)| rest.split_once('(')).unwrap().0;
+            let slow = after.starts_with("#[ignore = \"slow: run by ./ci/test --slow\"]")
+                && path.starts_with(root().join("ci/checks/tests"));
+            let child = after.starts_with("#[ignore = \"run as a process of its own by another test\"]")
+                && format!("{before}{after}").contains(&format!("\"{name}\""));
+            assert!(slow || child, "{}: nothing runs {name}", shown(&path));
+            found += 1;
+        }
+    }
+    assert!(found >= 6, "only {found} are found: has their form changed?");
 }
 
 /// Files that share memory with the kernel, the application, a device or C programs; only these may contain `unsafe`.

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
+    fmt::Write as _,
     fs,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
@@ -57,14 +58,16 @@ fn libraries_are_found(root: &Path) {
     assert!(found.contains("/usr/lib/xwarp/libxwarp-sdp.so"), "{found}");
 }
 
-#[test]
-fn netns_package_is_installed_works_and_is_removed() {
-    let lab = Lab::up(LabOptions::default()).unwrap();
-    let folder = lab.file("package");
+/// Builds the package in a folder of its own; returns its path.
+fn package(lab: &Lab) -> String {
     let mut package = script("package");
-    package.arg("--programs").arg(programs()).arg("--output").arg(&folder);
-    let package = output(&mut package).trim().to_owned();
-    let fields = output(Command::new("dpkg-deb").args(["--field", &package]));
+    package.arg("--programs").arg(programs()).arg("--output").arg(lab.file("package"));
+    output(&mut package).trim().to_owned()
+}
+
+/// Installs the package below a root, which is returned.
+fn installed(lab: &Lab, package: &str) -> PathBuf {
+    let fields = output(Command::new("dpkg-deb").args(["--field", package]));
     assert!(fields.contains("Package: xwarp\n") && fields.contains("libc6 (>= "), "{fields}");
     assert!(fields.contains("libelf1"), "{fields}");
 
@@ -75,18 +78,27 @@ fn netns_package_is_installed_works_and_is_removed() {
     for file in ["var/lib/dpkg/status", "var/lib/dpkg/available", "etc/group"] {
         fs::write(root.join(file), "").unwrap();
     }
-    dpkg(&root, &["--install", &package]);
+    dpkg(&root, &["--install", package]);
     assert!(dpkg(&root, &["--status", "xwarp"]).contains("Status: install ok installed"));
     assert!(fs::read_to_string(root.join("etc/group")).unwrap().starts_with("xwarp:"));
+    root
+}
 
-    // Each unit starts a program that is there, and each program has its page and its completions.
+/// The unit of the helper starts a program that is there, with options from a file that is there; returns both paths.
+fn unit_is_complete(root: &Path) -> [PathBuf; 2] {
     let unit = fs::read_to_string(root.join("usr/lib/systemd/system/xwarpd.service")).unwrap();
     let started = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/")).unwrap();
     let helper = root.join(started.split(' ').next().unwrap());
     assert_eq!(fs::metadata(&helper).unwrap().permissions().mode() & 0o777, 0o755);
     let options = unit.lines().find_map(|line| line.strip_prefix("EnvironmentFile=/")).unwrap();
-    assert!(fs::read_to_string(root.join(options)).unwrap().contains("XWARPD_OPTIONS="));
+    let options = root.join(options);
+    assert!(fs::read_to_string(&options).unwrap().contains("XWARPD_OPTIONS="));
     assert!(root.join("usr/lib/systemd/system/xwarpd.socket").exists());
+    [helper, options]
+}
+
+/// Each program has its page and its completions.
+fn programs_are_described(root: &Path) {
     for (program, page) in [
         ("xwarpd", "man8/xwarpd.8.gz"),
         ("xwarp", "man1/xwarp.1.gz"),
@@ -109,28 +121,98 @@ fn netns_package_is_installed_works_and_is_removed() {
                 .arg(root.join("usr/share/bash-completion/completions").join(program)),
         );
     }
+}
 
+/// A client and a server without privileges exchange messages by what was installed.
+fn programs_work(lab: &Lab, root: &Path, helper: &Path) {
+    let shared = SharedInterface::start(lab, helper.to_str().unwrap(), &[]).unwrap();
+    let perf = root.join("usr/bin/xwarp-perf");
+    let perf = perf.to_str().unwrap();
+    let args = ["send_bw", "-d", INTERFACE, "--verify", "-n", "100"];
+    let mut server = shared.start_unprivileged(perf, &args).unwrap();
+    server.wait_for("Waiting for a client", LIMIT).unwrap();
+    let here = lab.address(Side::A, Family::V4).to_string();
+    shared.start_unprivileged(perf, &[&args[..], &[&here]].concat()).unwrap().finish(LIMIT).unwrap();
+    server.finish(LIMIT).unwrap();
+    let found = output(shared.unprivileged(root.join("usr/bin/xwarp").to_str().unwrap()).arg("stat"));
+    assert!(found.contains("shared by xwarpd"), "{found}");
+}
+
+#[test]
+fn netns_package_is_installed_works_and_is_removed() {
+    let lab = Lab::up(LabOptions::default()).unwrap();
+    let package = package(&lab);
+    let root = installed(&lab, &package);
+    let [helper, options] = unit_is_complete(&root);
+    programs_are_described(&root);
     libraries_are_found(&root);
-
-    // What was installed works: a client and a server without privileges.
-    {
-        let shared = SharedInterface::start(&lab, helper.to_str().unwrap(), &[]).unwrap();
-        let perf = root.join("usr/bin/xwarp-perf");
-        let perf = perf.to_str().unwrap();
-        let args = ["send_bw", "-d", INTERFACE, "--verify", "-n", "100"];
-        let mut server = shared.start_unprivileged(perf, &args).unwrap();
-        server.wait_for("Waiting for a client", LIMIT).unwrap();
-        let here = lab.address(Side::A, Family::V4).to_string();
-        shared.start_unprivileged(perf, &[&args[..], &[&here]].concat()).unwrap().finish(LIMIT).unwrap();
-        server.finish(LIMIT).unwrap();
-        let found = output(shared.unprivileged(root.join("usr/bin/xwarp").to_str().unwrap()).arg("stat"));
-        assert!(found.contains("shared by xwarpd"), "{found}");
-    }
+    programs_work(&lab, &root, &helper);
 
     dpkg(&root, &["--remove", "xwarp"]);
-    assert!(!helper.exists() && root.join(options).exists(), "the administrator's file stays");
+    assert!(!helper.exists() && options.exists(), "the administrator's file stays");
     dpkg(&root, &["--purge", "xwarp"]);
-    assert!(!root.join(options).exists());
+    assert!(!options.exists());
+
+    an_image_is_built(&lab, &package);
+}
+
+/// The commands that build an image by the recipe in $root, and start its program. This system is the base image, and the lists of
+/// packages that the recipe fetches are not needed: what the package depends on is here.
+fn build_steps(context: &Path) -> String {
+    let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/Containerfile");
+    let recipe = fs::read_to_string(recipe).unwrap();
+    let (mut steps, mut user) = (String::new(), "root");
+    for line in recipe.lines().filter(|line| !line.starts_with('#')) {
+        let (instruction, rest) = line.split_once(' ').unwrap();
+        let step = match instruction {
+            "FROM" => {
+                assert!(rest.ends_with("/debian:bookworm-slim"), "{line}");
+                continue;
+            }
+            "USER" => {
+                user = rest;
+                format!("chroot $root id {user}")
+            }
+            "COPY" => {
+                let (from, to) = rest.split_once(' ').unwrap();
+                format!("cp {}/{from} $root{to}", context.display())
+            }
+            "RUN" => {
+                let (update, offline) = rest.split_once(" && ").unwrap();
+                assert!(update == "apt-get update" && !offline.contains('\''), "{line}");
+                format!("chroot $root sh -ec '{offline}'")
+            }
+            "CMD" => {
+                let words: Vec<String> = serde_json::from_str(rest).unwrap();
+                format!("chroot --userspec={user} $root {} || true", words.join(" "))
+            }
+            other => panic!("{other} is unknown here"),
+        };
+        writeln!(steps, "{step}").unwrap();
+    }
+    steps
+}
+
+/// The recipe for containers builds an image from the package, in which the programs are.
+fn an_image_is_built(lab: &Lab, package: &str) {
+    let steps = build_steps(Path::new(package).parent().unwrap());
+    let scratch = lab.file("image");
+    fs::create_dir(&scratch).unwrap();
+    let begin = "set -e; cd $0; mount -t tmpfs none $0; cd $0; mkdir upper work root; root=$0/root
+        mount -t overlay overlay -o lowerdir=/,upperdir=$0/upper,workdir=$0/work root
+        mount -t proc none root/proc; mount --rbind /dev root/dev";
+    let end = "ls $root/tmp/*.deb 2>/dev/null || echo no package is left
+        chroot $root sh -ec 'for name in xwarpd xwarp xwarp-perf; do command -v $name; done; grep ^xwarp: /etc/group'";
+    let mut build = Command::new("unshare");
+    build.args(["--mount", "--net", "--pid", "--fork", "--kill-child", "--propagation", "private"]);
+    build.args(["sh", "-c", &format!("{begin}\n{steps}{end}")]).arg(&scratch);
+    let said = output(&mut build);
+    for expected in
+        ["(nobody)", "kernel", "no package is left", "/usr/sbin/xwarpd", "/usr/bin/xwarp-perf", "xwarp:x:"]
+    {
+        assert!(said.contains(expected), "no {expected}: {said}");
+    }
+    assert!(!Path::new("/usr/sbin/xwarpd").exists(), "it was installed on this system");
 }
 
 /// `ci/containers`: two hosts with a bridge between them, each with a container of user nobody.

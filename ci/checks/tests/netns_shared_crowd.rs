@@ -8,13 +8,14 @@ use std::{
 
 use rustix::process::Signal;
 use xwarp_checks::{
-    lab::{Family, Lab, LabOptions, Side},
+    lab::{Family, INTERFACE, Lab, LabOptions, Side},
     process::Running,
     shared::SharedInterface,
 };
 
 const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
 const NOBODYS: &str = env!("CARGO_BIN_EXE_xwarp-nobody");
+const PERF: &str = env!("CARGO_BIN_EXE_xwarp-peer");
 const FORKS: &str = env!("CARGO_BIN_EXE_xwarp-fork");
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -22,8 +23,30 @@ fn lab() -> Lab {
     Lab::up(LabOptions::default()).unwrap()
 }
 
-/// `pairs` of a server and a client exchange verified messages, half of them over IPv6. One client of each eighth pair is killed
-/// and another one takes its place.
+/// What the server and the client of a pair do. Everything that arrives is compared.
+#[derive(Clone, Copy)]
+enum Traffic {
+    /// They exchange messages in turn.
+    Messages,
+    /// The same; the client is killed, and another one takes its place.
+    Killed,
+    /// A test of xwarp-perf.
+    Perf(&'static str),
+}
+
+impl Traffic {
+    fn of(pair: u16) -> Self {
+        match pair {
+            pair if pair.is_multiple_of(8) => Self::Killed,
+            // Their devices are larger.
+            3 | 13 | 18 => Self::Perf("write_bw"),
+            4 | 9 | 14 => Self::Perf("read_bw"),
+            _ => Self::Messages,
+        }
+    }
+}
+
+/// `pairs` of a server and a client exchange verified Sends, Writes and Reads, half of them over IPv6.
 fn crowd(pairs: u16, messages: &str) {
     let lab = lab();
     let shared =
@@ -31,26 +54,47 @@ fn crowd(pairs: u16, messages: &str) {
             .unwrap();
     let at = |pair: u16| {
         let family = if pair.is_multiple_of(2) { Family::V4 } else { Family::V6 };
-        SocketAddr::new(lab.address(Side::A, family), 7000 + pair).to_string()
+        SocketAddr::new(lab.address(Side::A, family), 7000 + pair)
     };
-    let start = |args: &[&str]| shared.start_unprivileged(NOBODYS, args).unwrap();
-    let killed = |pair: u16| pair.is_multiple_of(8);
-    let mut servers: Vec<Running> =
-        (0..pairs).map(|pair| start(&["serve", &at(pair), if killed(pair) { "2" } else { "1" }])).collect();
-    for server in &mut servers {
-        server.wait_for("listens", LIMIT).unwrap();
+    let perf = |pair: u16, test: &str, server: Option<String>| {
+        let port = (7000 + pair).to_string();
+        let mut args = vec![test, "-d", INTERFACE, "-p", &port, "--verify", "-n", "50", "-s", "5000"];
+        args.extend(server.as_deref());
+        shared.start_unprivileged(PERF, &args).unwrap()
+    };
+    let serve = |pair: u16| {
+        let server = |connections: &str| {
+            shared.start_unprivileged(NOBODYS, &["serve", &at(pair).to_string(), connections]).unwrap()
+        };
+        match Traffic::of(pair) {
+            Traffic::Messages => server("1"),
+            Traffic::Killed => server("2"),
+            Traffic::Perf(test) => perf(pair, test, None),
+        }
+    };
+    let talk = |pair: u16, messages: &str| {
+        shared.start_unprivileged(NOBODYS, &["talk", &at(pair).to_string(), messages]).unwrap()
+    };
+    let mut servers: Vec<Running> = (0..pairs).map(serve).collect();
+    for (pair, server) in (0..pairs).zip(&mut servers) {
+        let ready =
+            if matches!(Traffic::of(pair), Traffic::Perf(_)) { "Waiting for a client" } else { "listens" };
+        server.wait_for(ready, LIMIT).unwrap();
     }
-    let clients: Vec<Running> = (0..pairs)
-        .map(|pair| start(&["talk", &at(pair), if killed(pair) { "0" } else { messages }]))
-        .collect();
+    let ask = |pair: u16| match Traffic::of(pair) {
+        Traffic::Messages => talk(pair, messages),
+        Traffic::Killed => talk(pair, "0"),
+        Traffic::Perf(test) => perf(pair, test, Some(at(pair).ip().to_string())),
+    };
+    let clients: Vec<Running> = (0..pairs).map(ask).collect();
     let mut replaced = Vec::new();
     let mut others = Vec::new();
     for (pair, mut client) in (0..pairs).zip(clients) {
-        if killed(pair) {
+        if matches!(Traffic::of(pair), Traffic::Killed) {
             client.wait_for("talks", LIMIT).unwrap();
             client.signal(Signal::KILL).unwrap();
             drop(client);
-            replaced.push(start(&["talk", &at(pair), messages]));
+            replaced.push(talk(pair, messages));
         } else {
             others.push(client);
         }
