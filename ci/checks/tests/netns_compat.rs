@@ -6,7 +6,9 @@ use std::{path::Path, process::Command};
 use rustix::process::Signal;
 use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
+    process::Running,
     unmodified::{LIMIT, connect, pair, run, start},
+    vm::built,
 };
 
 fn lab() -> Lab {
@@ -146,4 +148,75 @@ fn pair_of(case: &str) {
 #[test]
 fn netns_compat_requests_before_one_that_is_refused_leave() {
     pair_of("batch");
+}
+
+#[test]
+fn netns_compat_the_limit_of_a_shared_receive_queue_raises_an_event() {
+    pair_of("limit");
+}
+
+#[test]
+fn netns_compat_extended_completions_have_all_fields() {
+    pair_of("fields");
+}
+
+#[test]
+fn netns_compat_memory_windows_are_bound_and_invalidated() {
+    pair_of("window");
+}
+
+#[test]
+fn netns_compat_programs_may_exit_in_a_signal_handler() {
+    let lab = lab();
+    let program = compiled(&lab, "handler", &["-libverbs"]);
+    for _ in 0..5 {
+        run(&lab, Side::A, &program).unwrap();
+    }
+}
+
+#[test]
+fn netns_compat_rping_sets_the_states_of_its_queue_pair() {
+    let lab = lab();
+    let address = lab.address(Side::B, Family::V4);
+    let options = format!("-q -a {address} -C 10 -V");
+    pair(&lab, &format!("rping -s {options}"), &format!("rping -c {options}")).unwrap();
+}
+
+#[test]
+fn netns_compat_libfabric_verifies_data() {
+    let lab = lab();
+    let address = lab.address(Side::B, Family::V4);
+    // Its server asks for the device of "localhost".
+    let hosts = lab.file("hosts");
+    std::fs::write(&hosts, format!("{address} localhost\n")).unwrap();
+    let script = lab.file("with_hosts");
+    let text = format!("mount --bind {} /etc/hosts && exec \"$@\"\n", hosts.display());
+    std::fs::write(&script, text).unwrap();
+    for options in ["-p verbs -e msg -I 50 -c", "-p verbs;ofi_rxm -e rdm -I 50 -c"] {
+        let server = format!("sh {} fi_pingpong {options}", script.display());
+        let [_, said] = pair(&lab, &server, &format!("fi_pingpong {options} {address}")).unwrap();
+        assert!(said.lines().any(|line| line.starts_with("1m ")), "{said}");
+    }
+    let said = run(&lab, Side::A, "fi_info -p verbs").unwrap();
+    assert!(said.contains("FI_PROTO_IWARP"), "{said}");
+}
+
+#[test]
+fn netns_compat_the_port_raises_events() {
+    let lab = lab();
+    let mut watch = start(&lab, Side::A, "stdbuf -oL ibv_asyncwatch").unwrap();
+    watch.wait_for("async event FD", LIMIT).unwrap();
+    for (state, event) in [("down", "IBV_EVENT_PORT_ERR"), ("up", "IBV_EVENT_PORT_ACTIVE")] {
+        lab.run(Side::B, "ip", &["link", "set", INTERFACE, state]).unwrap();
+        watch.wait_for(event, LIMIT).unwrap();
+    }
+}
+
+#[test]
+fn netns_compat_the_library_is_preloaded() {
+    let lab = lab();
+    let mut command = lab.command(Side::A, "ibv_devices");
+    command.env("LD_PRELOAD", built("libxwarp_compat.so").unwrap()).env("XWARP_DEVICES", INTERFACE);
+    let said = Running::start(command).unwrap().finish(LIMIT).unwrap();
+    assert!(said.lines().any(|line| line.split_whitespace().next() == Some(INTERFACE)), "{said}");
 }

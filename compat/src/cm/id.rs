@@ -272,6 +272,10 @@ impl Id {
         self.forget_event(&mut inner);
         for end in &mut inner.ends {
             let lane = to.lane(&end.lane.context)?;
+            // Programs also move an identifier to the channel that it is on (libfabric).
+            if Arc::ptr_eq(&lane, &end.lane) {
+                continue;
+            }
             lane.add(end.cm.key(), self);
             end.cm.migrate(&lane.events);
             end.lane.remove(end.cm.key());

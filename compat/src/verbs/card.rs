@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv6Addr},
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex, Weak, mpsc},
     time::Duration,
 };
 
@@ -16,7 +16,7 @@ use crate::{
     boundary::{at_exit, objects},
     cm::id::Id,
     config::config,
-    wait::{lock, without_signals},
+    wait::{lock, spawn, without_signals},
 };
 
 /// Longest time that a process which exits waits until its connections are closed at both ends.
@@ -73,8 +73,20 @@ pub fn open(port: &Arc<Port>) -> Result<Arc<Card>, Errno> {
     Ok(card)
 }
 
-/// Closes connections in order when the process exits: a kernel would do that for it.
+/// Closes connections in order when the process exits: a kernel would do that for it. A signal handler that calls `exit` may have
+/// interrupted a thread that holds an engine's lock, so another thread does this, and the process exits without it after a time.
 extern "C" fn farewell() {
+    let (sender, done) = mpsc::channel();
+    let started = spawn("xwarp-farewell", move || {
+        close_all();
+        let _ = sender.send(());
+    });
+    if started.is_ok() {
+        let _ = done.recv_timeout(2 * FAREWELL);
+    }
+}
+
+fn close_all() {
     let cards: Vec<_> = lock(&OPEN).values().filter_map(Weak::upgrade).collect();
     for card in cards.iter().filter(|card| card.device.failure().is_none()) {
         for id in objects::<Id>() {

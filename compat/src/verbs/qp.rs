@@ -28,6 +28,7 @@ use crate::{
         ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, qp_mask, qp_state,
     },
     boundary::{CPart, Handle, In, Object as _, Out, object, zeroed},
+    config::config,
     failure::{self, number, pointer},
     wait::{Unacknowledged, lock},
 };
@@ -180,13 +181,19 @@ impl Qp {
                 self.set_state(qp_state::ERR);
                 self.qp.abort().map_err(failure::resource)?;
             }
+            // The connection manager has connected: a program that sets the states itself does so afterwards (rping -q).
+            (qp_state::RTS, qp_state::INIT | qp_state::RTR)
+                if mask & qp_mask::AV == 0 && self.is_managed() =>
+            {
+                return Ok(());
+            }
             // The device begins to listen for peers that know its queue pairs by number.
-            (qp_state::RESET | qp_state::INIT, qp_state::INIT) if mask & qp_mask::PORT != 0 => {
+            (qp_state::RESET | qp_state::INIT, qp_state::INIT)
+                if mask & qp_mask::PORT != 0 && config().pairing_port.is_some() =>
+            {
                 self.context.card.pairing()?;
             }
             (qp_state::INIT, qp_state::RTR) if mask & qp_mask::AV != 0 => self.pair(attributes)?,
-            // A program that sets the states itself does so after the connection manager has connected.
-            (qp_state::RTS, qp_state::RTR) if mask & qp_mask::AV == 0 => return Ok(()),
             // The connection manager connects; these steps of programs that set the states themselves do nothing more.
             (qp_state::RESET | qp_state::INIT, qp_state::INIT)
             | (qp_state::INIT | qp_state::RTR, qp_state::RTR)
@@ -196,6 +203,11 @@ impl Qp {
         }
         self.set_state(to);
         Ok(())
+    }
+
+    /// Whether the connection manager has connected the queue pair.
+    fn is_managed(&self) -> bool {
+        self.qp.state() == QpState::Rts && !self.is_paired.load(Ordering::Acquire)
     }
 
     /// Connects with the queue pair that the program names by GID and number.

@@ -50,6 +50,8 @@ struct end {
 	struct ibv_mr *mr;
 	char *memory;
 	struct place peer;
+	/* The connection has ended. */
+	int gone;
 };
 
 static struct rdma_cm_event *next(struct end *end, enum rdma_cm_event_type type)
@@ -82,7 +84,9 @@ static void equip(struct end *end, struct ibv_cq *cq, int limit)
 	init.cap.max_send_sge = init.cap.max_recv_sge = 2;
 	init.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
 	init.pd = end->pd;
-	init.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE;
+	init.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_SEND_WITH_INV |
+			      IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_BIND_MW |
+			      IBV_QP_EX_WITH_LOCAL_INV;
 	if (limit) {
 		CHECK(end->srq = ibv_create_srq(end->pd, &srq));
 		init.srq = end->srq;
@@ -133,6 +137,8 @@ static void await_request(struct end *end)
 	CHECK(event->param.conn.private_data_len >= sizeof end->peer);
 	memcpy(&end->peer, event->param.conn.private_data, sizeof end->peer);
 	CHECK(rdma_ack_cm_event(event) == 0);
+	/* To the channel that it is on: its events still come. */
+	CHECK(rdma_migrate_id(end->id, end->channel) == 0);
 }
 
 static void accept_request(struct end *end)
@@ -186,8 +192,10 @@ static struct ibv_wc completion(struct end *end)
 
 static void leave(struct end *end)
 {
-	rdma_disconnect(end->id);
-	step(end, RDMA_CM_EVENT_DISCONNECTED);
+	if (!end->gone) {
+		rdma_disconnect(end->id);
+		step(end, RDMA_CM_EVENT_DISCONNECTED);
+	}
 	rdma_destroy_qp(end->id);
 	EXPECT(ibv_dereg_mr(end->mr), 0);
 	if (end->srq)
@@ -248,12 +256,231 @@ static void batch_client(struct end *end, const char *address)
 	leave(end);
 }
 
+/* A request of `opcode` with the first `length` bytes of the memory. */
+static void post(struct end *end, enum ibv_wr_opcode opcode, uint32_t length, uint32_t word, uint32_t rkey)
+{
+	struct ibv_sge sge = { (uintptr_t)end->memory, length, end->mr->lkey };
+	struct ibv_send_wr wr = { .wr_id = 7, .sg_list = &sge, .num_sge = length > 0, .opcode = opcode, .imm_data = word }, *bad;
+
+	wr.wr.rdma.remote_addr = end->peer.address;
+	wr.wr.rdma.rkey = rkey;
+	EXPECT(ibv_post_send(end->qp, &wr, &bad), 0);
+}
+
+/* The limit of a shared receive queue raises one event, which disarms it. */
+static void limit_server(struct end *end)
+{
+	struct ibv_srq_attr attr = { .srq_limit = 4 };
+	struct ibv_async_event event;
+	struct pollfd fd;
+
+	await_request(end);
+	equip(end, NULL, 1);
+	receives(end, 8);
+	EXPECT(ibv_modify_srq(end->srq, &attr, IBV_SRQ_LIMIT), 0);
+	EXPECT(ibv_query_srq(end->srq, &attr), 0);
+	EXPECT(attr.srq_limit, 4);
+	accept_request(end);
+	for (int i = 0; i < 6; i++)
+		EXPECT(completion(end).status, IBV_WC_SUCCESS);
+	fd = (struct pollfd){ .fd = end->id->verbs->async_fd, .events = POLLIN };
+	EXPECT(poll(&fd, 1, LIMIT_MS), 1);
+	EXPECT(ibv_get_async_event(end->id->verbs, &event), 0);
+	EXPECT(event.event_type, IBV_EVENT_SRQ_LIMIT_REACHED);
+	CHECK(event.element.srq == end->srq);
+	EXPECT(ibv_query_srq(end->srq, &attr), 0);
+	EXPECT(attr.srq_limit, 0);
+	ibv_ack_async_event(&event);
+	EXPECT(poll(&fd, 1, 0), 0);
+	leave(end);
+}
+
+static void limit_client(struct end *end, const char *address)
+{
+	resolve(end, address);
+	equip(end, NULL, 0);
+	connect_to(end);
+	for (int i = 0; i < 6; i++) {
+		post(end, IBV_WR_SEND, 8, 0, 0);
+		EXPECT(completion(end).status, IBV_WC_SUCCESS);
+	}
+	step(end, RDMA_CM_EVENT_DISCONNECTED);
+	end->gone = 1;
+	leave(end);
+}
+
+/* The next completion of an extended queue, with its fields. */
+static void field(struct ibv_cq_ex *cq, enum ibv_wc_opcode opcode, uint32_t length, unsigned flags)
+{
+	struct ibv_poll_cq_attr none = { 0 };
+	static uint64_t before;
+	int found;
+
+	while ((found = ibv_start_poll(cq, &none)) == ENOENT)
+		;
+	EXPECT(found, 0);
+	EXPECT(cq->status, IBV_WC_SUCCESS);
+	EXPECT(ibv_wc_read_opcode(cq), opcode);
+	EXPECT(ibv_wc_read_byte_len(cq), length);
+	EXPECT(ibv_wc_read_wc_flags(cq), flags);
+	CHECK(ibv_wc_read_completion_ts(cq) >= before);
+	before = ibv_wc_read_completion_ts(cq);
+	CHECK(ibv_wc_read_completion_wallclock_ns(cq) > 0);
+	EXPECT(ibv_wc_read_vendor_err(cq), 0);
+	EXPECT(ibv_wc_read_slid(cq), 0);
+	EXPECT(ibv_wc_read_sl(cq), 0);
+}
+
+/* Every field of ibv_create_cq_ex, with immediate data of both kinds, and an invalidation. */
+static void fields_server(struct end *end)
+{
+	struct ibv_cq_init_attr_ex init = { .cqe = 16,
+					    .wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP |
+							IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK };
+	struct ibv_mr *second;
+	struct ibv_cq_ex *cq;
+
+	await_request(end);
+	CHECK(cq = ibv_create_cq_ex(end->id->verbs, &init));
+	equip(end, ibv_cq_ex_to_cq(cq), 0);
+	CHECK(second = ibv_reg_mr(end->pd, end->memory, SIZE, ALL_ACCESS));
+	receives(end, 5);
+	accept_request(end);
+	memcpy(end->memory + 2048, &second->rkey, 4);
+	field(cq, IBV_WC_RECV, 5, 0);
+	EXPECT(cq->wr_id, 100);
+	EXPECT(ibv_wc_read_qp_num(cq), end->qp->qp_num);
+	ibv_end_poll(cq);
+	field(cq, IBV_WC_RECV, 0, IBV_WC_WITH_IMM);
+	EXPECT(ibv_wc_read_imm_data(cq), htonl(0x01020304));
+	ibv_end_poll(cq);
+	field(cq, IBV_WC_RECV_RDMA_WITH_IMM, 5, IBV_WC_WITH_IMM);
+	EXPECT(ibv_wc_read_imm_data(cq), htonl(0xa0b0c0d0));
+	EXPECT(memcmp(end->memory, "hello", 5), 0);
+	ibv_end_poll(cq);
+	/* The second region's key, which the client invalidates. */
+	{
+		struct ibv_sge sge = { (uintptr_t)end->memory + 2048, 4, end->mr->lkey };
+		struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad;
+		struct ibv_poll_cq_attr none = { 0 };
+
+		EXPECT(ibv_post_send(end->qp, &wr, &bad), 0);
+		while (ibv_start_poll(cq, &none))
+			;
+		EXPECT(ibv_wc_read_opcode(cq), IBV_WC_SEND);
+		ibv_end_poll(cq);
+	}
+	field(cq, IBV_WC_RECV, 0, IBV_WC_WITH_INV);
+	EXPECT(ibv_wc_read_invalidated_rkey(cq), second->rkey);
+	ibv_end_poll(cq);
+	EXPECT(ibv_dereg_mr(second), 0);
+	leave(end);
+}
+
+static void fields_client(struct end *end, const char *address)
+{
+	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND_WITH_IMM }, *bad = NULL;
+	struct ibv_sge sge;
+	uint32_t key;
+
+	resolve(end, address);
+	equip(end, NULL, 0);
+	receives(end, 1);
+	connect_to(end);
+	sge = (struct ibv_sge){ (uintptr_t)end->memory, 5, end->mr->lkey };
+	wr.sg_list = &sge;
+	wr.num_sge = 1;
+	/* RFC 7306 has no message with both. */
+	EXPECT(ibv_post_send(end->qp, &wr, &bad), EOPNOTSUPP);
+	CHECK(bad == &wr);
+	strcpy(end->memory, "hello");
+	post(end, IBV_WR_SEND, 5, 0, 0);
+	EXPECT(completion(end).opcode, IBV_WC_SEND);
+	post(end, IBV_WR_SEND_WITH_IMM, 0, htonl(0x01020304), 0);
+	EXPECT(completion(end).status, IBV_WC_SUCCESS);
+	post(end, IBV_WR_RDMA_WRITE_WITH_IMM, 5, htonl(0xa0b0c0d0), end->peer.key);
+	EXPECT(completion(end).opcode, IBV_WC_RDMA_WRITE);
+	EXPECT(completion(end).opcode, IBV_WC_RECV);
+	memcpy(&key, end->memory, 4);
+	post(end, IBV_WR_SEND_WITH_INV, 0, key, 0);
+	EXPECT(completion(end).status, IBV_WC_SUCCESS);
+	step(end, RDMA_CM_EVENT_DISCONNECTED);
+	end->gone = 1;
+	leave(end);
+}
+
+/* A window is written through until its owner invalidates it. */
+static void window_server(struct end *end)
+{
+	struct ibv_send_wr bind = { .wr_id = 1, .opcode = IBV_WR_BIND_MW }, *bad;
+	struct ibv_mw *mw;
+	uint32_t key;
+
+	await_request(end);
+	equip(end, NULL, 0);
+	receives(end, 2);
+	accept_request(end);
+	CHECK(mw = ibv_alloc_mw(end->pd, IBV_MW_TYPE_2));
+	key = ibv_inc_rkey(mw->rkey);
+	bind.bind_mw.mw = mw;
+	bind.bind_mw.rkey = key;
+	bind.bind_mw.bind_info = (struct ibv_mw_bind_info){ .mr = end->mr, .addr = (uintptr_t)end->memory, .length = 1024,
+							     .mw_access_flags = IBV_ACCESS_REMOTE_WRITE };
+	EXPECT(ibv_post_send(end->qp, &bind, &bad), 0);
+	EXPECT(completion(end).opcode, IBV_WC_BIND_MW);
+	EXPECT(mw->rkey, key);
+	memcpy(end->memory, &key, 4);
+	post(end, IBV_WR_SEND, 4, 0, 0);
+	EXPECT(completion(end).opcode, IBV_WC_SEND);
+	EXPECT(completion(end).opcode, IBV_WC_RECV);
+	EXPECT(memcmp(end->memory, "written", 7), 0);
+	post(end, IBV_WR_LOCAL_INV, 0, key, 0);
+	EXPECT(completion(end).opcode, IBV_WC_LOCAL_INV);
+	post(end, IBV_WR_SEND, 4, 0, 0);
+	EXPECT(completion(end).opcode, IBV_WC_SEND);
+	/* The client's second write ends the connection. */
+	EXPECT(completion(end).status, IBV_WC_WR_FLUSH_ERR);
+	EXPECT(memcmp(end->memory, "written", 7), 0);
+	EXPECT(ibv_dealloc_mw(mw), 0);
+	step(end, RDMA_CM_EVENT_DISCONNECTED);
+	end->gone = 1;
+	leave(end);
+}
+
+static void window_client(struct end *end, const char *address)
+{
+	uint32_t key;
+
+	resolve(end, address);
+	equip(end, NULL, 0);
+	receives(end, 2);
+	connect_to(end);
+	EXPECT(completion(end).opcode, IBV_WC_RECV);
+	memcpy(&key, end->memory, 4);
+	strcpy(end->memory, "written");
+	post(end, IBV_WR_RDMA_WRITE, 8, 0, key);
+	EXPECT(completion(end).status, IBV_WC_SUCCESS);
+	post(end, IBV_WR_SEND, 0, 0, 0);
+	EXPECT(completion(end).status, IBV_WC_SUCCESS);
+	EXPECT(completion(end).opcode, IBV_WC_RECV);
+	strcpy(end->memory, "changed");
+	post(end, IBV_WR_RDMA_WRITE, 8, 0, key);
+	/* iWARP completes a write that its peer has received, whatever the key: the peer ends the connection. */
+	completion(end);
+	step(end, RDMA_CM_EVENT_DISCONNECTED);
+	end->gone = 1;
+	leave(end);
+}
+
 static const struct {
 	const char *name;
 	void (*server)(struct end *end);
 	void (*client)(struct end *end, const char *address);
 } cases[] = {
 	{ "batch", batch_server, batch_client },
+	{ "limit", limit_server, limit_client },
+	{ "fields", fields_server, fields_client },
+	{ "window", window_server, window_client },
 };
 
 int main(int argc, char **argv)
