@@ -220,3 +220,28 @@ fn netns_compat_the_library_is_preloaded() {
     let said = Running::start(command).unwrap().finish(LIMIT).unwrap();
     assert!(said.lines().any(|line| line.split_whitespace().next() == Some(INTERFACE)), "{said}");
 }
+
+#[test]
+fn netns_compat_a_killed_server_fails_its_client_and_leaves_nothing() {
+    let lab = lab();
+    let address = lab.address(Side::B, Family::V4);
+    let line = "ib_write_bw -F -R -D 100 -s 4096";
+    let server = start(&lab, Side::B, line).unwrap();
+    let mut client = loop {
+        let mut client = start(&lab, Side::A, &format!("stdbuf -oL {line} {address}")).unwrap();
+        // Before the server listens, the client ends.
+        if client.wait_for("#bytes", LIMIT).is_ok() {
+            break client;
+        }
+    };
+    server.signal(Signal::KILL).unwrap();
+    assert!(!client.wait(LIMIT).unwrap().success(), "{}", client.output());
+    drop(server);
+    for side in [Side::A, Side::B] {
+        let link = lab.run(side, "ip", &["link", "show", INTERFACE]).unwrap();
+        assert!(!link.contains("xdp"), "{link}");
+    }
+    // The port is free.
+    let line = "ib_write_bw -F -R -n 100 -s 4096";
+    pair(&lab, line, &format!("{line} {address}")).unwrap();
+}
