@@ -53,7 +53,7 @@ impl From<RdmaTcpConfig> for FramingConfig {
     }
 }
 
-/// The session of a connection, with either framing. `P` is [`Ulp::Placed`](crate::ulp::Ulp::Placed).
+/// The session of a connection, with either framing. `P` is [`Ulp::Placed`].
 #[derive(Debug)]
 pub(crate) enum AnySession<P> {
     /// With MPA.
