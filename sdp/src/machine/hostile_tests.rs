@@ -4,6 +4,7 @@
 use super::{
     Action, Config, End, Machine, Mode, Notice, Violation,
     model_tests::{Item, SCENARIOS, SINK_KEYS, WANT_BYTES, World, config},
+    reaction_tests::Link,
 };
 use crate::wire::{Advert, Base, Flags, Half, Hello, HelloAck, Message, Seq, WireError};
 
@@ -18,54 +19,35 @@ const MOST_CONTROL: usize = 64 + 16;
 
 const ADVERT: Advert = Advert { len: 100, stag: 7, offset: 0 };
 
-/// An accepting machine with larger limits, and the numbers of its peer.
-struct Victim {
-    machine: Machine,
-    received: u32,
-    sent: u32,
-}
+/// A connection with larger limits.
+struct Victim(Link);
 
 impl Victim {
     fn new() -> Self {
-        let config = Config { max_adverts: 2, ..config(8) };
-        let (_, hello) = Machine::connect(&config);
-        let mut victim =
-            Self { machine: Machine::accept(&config, &hello).unwrap(), received: 0, sent: u32::MAX };
+        let mut victim = Self(Link::with(&Config { max_adverts: 2, ..config(8) }));
         victim.drive();
         victim
     }
 
     fn drive(&mut self) {
-        let mut out = Vec::new();
-        while let Some(action) = self.machine.poll(true, &mut out) {
-            // The HelloAck is number 0.
-            self.sent = self.sent.wrapping_add(u32::from(matches!(action, Action::Send { .. })));
-        }
-        while self.machine.notice().is_some() {}
-    }
-
-    fn base(&self) -> Base {
-        Base { bufs: 8, mseq: Seq(self.received + 1), mseq_ack: Seq(self.sent), flags: Flags::empty() }
+        self.0.drive();
+        while self.0.machine.notice().is_some() {}
     }
 
     /// The peer sends `message` with `payload`, otherwise as it should.
     fn take(&mut self, message: Message, payload: &[u8]) -> &mut Self {
-        let base = self.base();
+        let base = self.0.base();
         self.take_with(base, message, payload, None)
     }
 
     fn take_with(&mut self, base: Base, message: Message, payload: &[u8], key: Option<u32>) -> &mut Self {
-        let mut bytes = Vec::new();
-        message.emit(base, payload.len() as u32, &mut bytes);
-        bytes.extend(payload);
-        self.machine.receive(&bytes, key);
-        self.received += 1;
+        self.0.give(base, message, payload, key);
         self.drive();
         self
     }
 
     fn violation(&self) -> Option<Violation> {
-        match self.machine.ended() {
+        match self.0.machine.ended() {
             Some(End::Violated(violation)) => Some(violation),
             _ => None,
         }
@@ -153,7 +135,7 @@ fn sdp_s8_2_2_sequences_of_messages_that_are_no_protocol_are_named() {
 
 #[test]
 fn sdp_s6_1_wrong_numbers_lengths_and_keys_are_named() {
-    let base = Victim::new().base();
+    let base = Victim::new().0.base();
     let cases = [
         (Base { mseq: Seq(0), ..base }, None, Violation::Sequence),
         (Base { mseq: Seq(2), ..base }, None, Violation::Sequence),
@@ -172,7 +154,7 @@ fn sdp_s6_1_wrong_numbers_lengths_and_keys_are_named() {
         (&[0x40, 0, 0, 8, 0, 0, 0, 16, 0, 0, 0, 1, 0, 0, 0, 0], WireError::Identifier),
     ] {
         let mut victim = Victim::new();
-        victim.machine.receive(bytes, None);
+        victim.0.machine.receive(bytes, None);
         assert_eq!(victim.violation(), Some(violation.into()));
     }
 }
@@ -184,14 +166,10 @@ fn sdp_s10_5_messages_without_credit_are_named() {
         let mut victim = Victim::new();
         let mut bytes = Vec::new();
         let mut taken = 0;
-        while victim.machine.ended().is_none() {
-            bytes.clear();
-            Message::Data.emit(victim.base(), payload.len() as u32, &mut bytes);
-            bytes.extend(payload);
-            victim.machine.receive(&bytes, None);
-            victim.received += 1;
-            // The receives are posted again, and the peer is not told.
-            while victim.machine.poll(false, &mut bytes).is_some() {}
+        while victim.0.machine.ended().is_none() {
+            victim.0.give(victim.0.base(), Message::Data, payload, None);
+            // The receives are posted again, but no message grants the credit.
+            while victim.0.machine.poll(false, &mut bytes).is_some() {}
             taken += 1;
             assert!(taken < 100, "no end");
         }
@@ -218,16 +196,13 @@ fn sdp_s16_nothing_grows_by_endless_messages() {
                 // Pipelined already.
                 continue;
             }
-            let (base, mut bytes) = (victim.base(), Vec::new());
-            message.emit(base, 0, &mut bytes);
-            victim.machine.receive(&bytes, None);
-            victim.received += 1;
+            victim.0.give(victim.0.base(), *message, b"", None);
             if sends {
                 victim.drive();
             } else {
-                while victim.machine.poll(false, &mut out).is_some() {}
+                while victim.0.machine.poll(false, &mut out).is_some() {}
             }
-            check_bounds(&victim.machine);
+            check_bounds(&victim.0.machine);
         }
         let ended = victim.violation();
         let expected = if sends { None } else { Some(Violation::Credit) };

@@ -4,23 +4,29 @@ use super::{Action, Config, Machine, Mode, model_tests::config};
 use crate::wire::{Advert, Base, Flags, Half, Hello, Message, Seq};
 
 /// An accepting machine, and its peer's side of the connection.
-struct Link {
-    machine: Machine,
-    received: u32,
+pub(super) struct Link {
+    pub(super) machine: Machine,
+    /// Number of the last message to the machine, and of the last one from it. The HelloAck is number 0.
+    pub(super) received: u32,
     sent: u32,
 }
 
 impl Link {
     fn new() -> Self {
-        let (_, hello) = Machine::connect(&config(8));
+        Self::with(&config(8))
+    }
+
+    /// Both ends have the same settings.
+    pub(super) fn with(config: &Config) -> Self {
+        let (_, hello) = Machine::connect(config);
         let mut link =
-            Self { machine: Machine::accept(&config(8), &hello).unwrap(), received: 0, sent: u32::MAX };
+            Self { machine: Machine::accept(config, &hello).unwrap(), received: 0, sent: u32::MAX };
         link.drive();
         link
     }
 
     /// Takes all actions, with the base header and type of the messages among them.
-    fn drive(&mut self) -> Vec<(Action, Option<(Base, Message)>)> {
+    pub(super) fn drive(&mut self) -> Vec<(Action, Option<(Base, Message)>)> {
         let (mut all, mut out) = (Vec::new(), Vec::new());
         while let Some(action) = self.machine.poll(true, &mut out) {
             let sent = match action {
@@ -37,14 +43,23 @@ impl Link {
         all
     }
 
-    /// The peer sends a message.
-    fn take(&mut self, message: Message, flags: Flags, payload: &[u8]) {
-        self.received += 1;
-        let base = Base { flags, bufs: 8, mseq: Seq(self.received), mseq_ack: Seq(self.sent) };
+    /// The base header of the peer's next message.
+    pub(super) fn base(&self) -> Base {
+        Base { flags: Flags::empty(), bufs: 8, mseq: Seq(self.received + 1), mseq_ack: Seq(self.sent) }
+    }
+
+    /// The peer sends a message with this header, and invalidates `key`.
+    pub(super) fn give(&mut self, base: Base, message: Message, payload: &[u8], key: Option<u32>) {
         let mut bytes = Vec::new();
         message.emit(base, payload.len() as u32, &mut bytes);
         bytes.extend(payload);
-        self.machine.receive(&bytes, None);
+        self.machine.receive(&bytes, key);
+        self.received += 1;
+    }
+
+    /// The peer sends a message as it should.
+    fn take(&mut self, message: Message, flags: Flags, payload: &[u8]) {
+        self.give(Base { flags, ..self.base() }, message, payload, None);
         assert_eq!(self.machine.ended(), None);
     }
 }
