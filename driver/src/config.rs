@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use xwarp_control::Sizes;
+use xwarp_control::{Hook, Sizes};
 use xwarp_tcp::wire::Mac;
 
 /// The largest IP packet that fits one chunk as every driver can receive it (native XDP on veth
@@ -28,6 +28,16 @@ impl std::fmt::Display for Mode {
             Self::Copy => "copy (native XDP)",
             Self::Generic => "generic (skb)",
         })
+    }
+}
+
+/// The mode of a device on an interface that a helper shares.
+impl From<Hook> for Mode {
+    fn from(hook: Hook) -> Self {
+        match hook {
+            Hook::Native => Self::Copy,
+            Hook::Generic | Hook::TrafficControl => Self::Generic,
+        }
     }
 }
 

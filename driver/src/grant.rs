@@ -11,11 +11,11 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use xwarp_control::{
-    Choice, DEFAULT_SOCKET, Description, Device, Event as HelpersEvent, Hook, Reason, Refusal, Reply,
-    Request, SOCKET_VARIABLE,
+    Choice, DEFAULT_SOCKET, Description, Device, Event as HelpersEvent, Reason, Refusal, Reply, Request,
+    SOCKET_VARIABLE,
 };
 
-use crate::config::{Attributes, DriverConfig, Mode, ModePreference, Origin};
+use crate::config::{Attributes, DriverConfig, ModePreference, Origin};
 use crate::error::OpenError;
 use crate::helper::{CallError, Helper, PATIENCE, receive_message, unexpected};
 use crate::netlink::monitor::Event;
@@ -204,7 +204,7 @@ fn state_of(device: Device) -> State {
         path_mtu: device.path_mtu,
         largest_mtu: device.largest_mtu,
         up: device.up,
-        mode: if device.hook == Hook::Native { Mode::Copy } else { Mode::Generic },
+        mode: device.hook.into(),
         queues: 1,
         vlans: device.vlans,
         program_id: device.program_id,

@@ -63,8 +63,7 @@ impl SharedInterface {
             };
         // A client with the default settings bounds the largest frame that is announced.
         let sizes = Sizes::granted(DriverConfig::default().sizes(), multi_buffer);
-        let mode = if hook == Hook::Native { Mode::Copy } else { Mode::Generic };
-        let attributes = found.attributes(mode, &sizes, switch.id());
+        let attributes = found.attributes(hook.into(), &sizes, switch.id());
         let watch = Watch::new(monitor, netlink, attributes, |event| follow(&switch, &event))
             .map_err(system("reading addresses"))?;
         Ok(Self { switch: Arc::new(switch), watch, hook, relay: None, multi_buffer, takes_redirected })
