@@ -1,4 +1,4 @@
-//! [`Closing`]: what clients gave us, which may take any time to be closed.
+//! [`Closing`]: the threads that close the descriptors of clients, which may take any time.
 //!
 //! Closing the last descriptor of a TCP socket waits for its linger time, and that of a file waits for its file system, which may
 //! be a program of the user (FUSE). A client can pass such descriptors, and leave them unread in a socket, so the loop closes
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-/// Most threads; no connection is accepted while there are so many.
+/// Most threads; at this number no connection is accepted.
 const MOST_THREADS: usize = 512;
 /// Bytes of stack of a thread, which makes one system call.
 const STACK_BYTES: usize = 64 << 10;
@@ -60,7 +60,7 @@ impl Closing {
         lock(&self.0).get(&uid).copied().unwrap_or_default()
     }
 
-    /// Whether there are so many threads that no more connections can be closed.
+    /// Whether the number of threads is at its limit.
     pub(crate) fn is_full(&self) -> bool {
         lock(&self.0).values().sum::<usize>() >= MOST_THREADS
     }

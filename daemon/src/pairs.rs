@@ -46,11 +46,11 @@ enum Job {
     Make(Box<Order>),
     Remove(Box<Pair>),
     SetMtu { ends: [u32; 2], mtu: u32 },
-    MakeRelay(Relay),
+    MakeRelay(RelayOrder),
 }
 
 /// The pair by which frames from the wire come where another XDP program has the interface.
-struct Relay {
+struct RelayOrder {
     /// Name of the near end, and the namespace that it is in.
     near: String,
     namespace: OwnedFd,
@@ -121,7 +121,7 @@ impl Pairs {
         let namespace =
             fs::File::open("/proc/thread-self/ns/net").context("opening the network namespace")?;
         let (made, is_made) = channel();
-        self.send(Job::MakeRelay(Relay {
+        self.send(Job::MakeRelay(RelayOrder {
             near: near.into(),
             namespace: namespace.into(),
             switch,
@@ -182,8 +182,8 @@ fn work(mut namespace: Namespace, orders: &Receiver<Job>, results: &Sender<Done>
                 }
                 Done::Removed { slot }
             }
-            Job::MakeRelay(relay) => {
-                let _ = relay.made.send(namespace.make_relay(&relay));
+            Job::MakeRelay(order) => {
+                let _ = order.made.send(namespace.make_relay(&order));
                 continue;
             }
             Job::SetMtu { ends, mtu } => {
@@ -203,8 +203,8 @@ fn work(mut namespace: Namespace, orders: &Receiver<Job>, results: &Sender<Done>
 }
 
 impl Namespace {
-    fn make_relay(&mut self, relay: &Relay) -> Result<()> {
-        let Relay { near, namespace, switch, mtu, .. } = relay;
+    fn make_relay(&mut self, order: &RelayOrder) -> Result<()> {
+        let RelayOrder { near, namespace, switch, mtu, .. } = order;
         let far = format!("relay{}", self.relays.len());
         let far = self.netlink.create_veth_to(namespace.as_fd(), [&far, near], *mtu);
         let far = far.context("making the pair of a relay (veth)")?;
