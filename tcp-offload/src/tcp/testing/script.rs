@@ -133,6 +133,17 @@ impl Script {
         }
     }
 
+    /// Whether `syn`, which the connection does not receive, may replace it.
+    pub(crate) fn replaceable_by(&mut self, syn: Fields) -> bool {
+        send(&mut self.peer, &self.headers, &syn, 0, 0);
+        receive(&mut self.link).iter().any(|(segment, _)| self.conn.replaceable_by(segment))
+    }
+
+    /// Moves all payloads to the heap that may move now; see [`Connection::spill`].
+    pub(crate) fn spill(&mut self) -> usize {
+        self.conn.spill(self.now, &mut self.link, usize::MAX)
+    }
+
     /// The offset up to which the peer has acknowledged our stream.
     pub(crate) fn acked(&self) -> u64 {
         self.acked

@@ -12,6 +12,7 @@ mod probing;
 mod recovery;
 mod segments;
 mod spurious;
+mod states;
 mod transfer;
 mod windows;
 
