@@ -1,16 +1,18 @@
 //! [`Connection`]: the parts of one connection, its states, and the calls of the stack. Received segments are processed
 //! in `input`, segments to send are built in `output`, timers are handled in `timeouts`.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::sync::Arc;
 
 use super::{
-    Info, NewPayload, SoftError, State, TcpConfig, TcpCounters, Tuning,
+    Algorithm, Info, NewPayload, SoftError, State, TcpConfig, TcpCounters, Tuning,
     ack::AckPolicy,
     clock::Clock,
     congestion::Window,
+    marks::Marks,
     pmtu::PathMtu,
     receiver::Receiver,
     sender::Sender,
+    stage::{Fin, Sending, Stage, Syn},
     timers::{Timer, Timers},
 };
 use crate::{
@@ -29,33 +31,12 @@ const PEER_TIMEOUTS: u32 = 3;
 /// section 2.5.
 const MOST_TIME_WAIT: Duration = Duration::from_mins(1);
 
-/// Our SYN.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Syn {
-    /// Whether the SYN has to be sent with the next transmission.
-    pub due: bool,
-    pub sent: u32,
-    pub sent_at: Instant,
-}
-
-/// Explicit congestion notification (RFC 3168 section 6.1).
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct EcnState {
-    /// Negotiated.
-    pub on: bool,
-    /// ACKs carry ECN-Echo until the peer sends CWR.
-    pub echo: bool,
-    /// The next new segment carries CWR.
-    pub cwr: bool,
-}
-
-/// An offset of the received data at which congestion marks begin or end (RFC 8257 section 3.2).
+/// An error that the connection has survived.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Boundary {
-    /// Where the mark changes.
-    pub next: StreamOffset,
-    /// Whether the data before `next` was marked.
-    pub marked: bool,
+pub(super) struct SurvivedError {
+    pub error: SoftError,
+    pub at: Instant,
+    pub reported: bool,
 }
 
 /// Budget of challenge ACKs: how many were sent in the current period (RFC 5961 section 7).
@@ -114,96 +95,74 @@ pub struct Connection {
     /// `mtu` has changed in a way that concerns other connections of the path.
     pub(super) mtu_news: bool,
     pub(super) headers: Headers,
-    pub(super) state: State,
+    pub(super) stage: Stage,
     pub(super) passive: bool,
     pub(super) tx: Sender,
     pub(super) rx: Receiver,
     pub(super) ack: AckPolicy,
     pub(super) clock: Option<Clock>,
     pub(super) timers: Timers,
-    pub(super) syn: Syn,
     /// The shift count of the peer's windows; `None` when scaling is off.
     pub(super) snd_shift: Option<u8>,
     /// The peer's MSS.
     pub(super) snd_mss: usize,
     pub(super) emss: usize,
-    pub(super) ecn: EcnState,
-    /// DCTCP: ACKs due with an earlier acknowledgment number, at which marks began or ended.
-    pub(super) boundaries: VecDeque<Boundary>,
+    pub(super) marks: Marks,
     pub(super) due: Due,
-    /// The source has no more data: a FIN follows the data sent.
-    pub(super) closing: bool,
     challenges: ChallengeBudget,
     pub(super) challenge_due: bool,
     pub(super) last_ack_sent: SeqNum,
     /// When the last acceptable segment of the peer arrived.
     pub(super) last_heard: Instant,
-    /// Silence of the peer before its latest segment, counted from our FIN where that is later. It measures the
-    /// back-off of the peer's retransmissions in TIME-WAIT.
-    pub(super) silence: Duration,
-    /// When our FIN was first sent.
-    pub(super) fin_sent: Instant,
     pub(super) keepalives: u32,
     /// Window probes since the window was last open: the exponent of their back-off.
     pub(super) window_probes: u32,
     /// The local end no longer reads. See [`Connection::stop_reading`].
     pub(super) unread: bool,
-    /// The user has closed the connection, and the source may still have data. See [`Connection::close_when_sent`].
-    pub(super) closes_when_sent: bool,
     opened: Instant,
-    pub(super) soft_error: Option<(SoftError, Instant)>,
-    /// A soft error that has not been reported yet.
-    pub(super) unreported: Option<SoftError>,
+    pub(super) soft_error: Option<SurvivedError>,
     /// See [`Connection::take_next_hop_doubt`].
     pub(super) next_hop_doubtful: bool,
-    /// Why the connection ended, until that is reported.
-    pub(super) ended: Option<CloseReason>,
     /// Bytes that retransmissions may move to the heap. See [`Connection::allow_spill`].
     pub(super) spill_allowance: usize,
     pub(super) counters: TcpCounters,
 }
 
 impl Connection {
-    fn new(now: Instant, config: &Arc<TcpConfig>, path: Path, isn: SeqNum, state: State) -> Self {
+    fn new(now: Instant, config: &Arc<TcpConfig>, path: Path, isn: SeqNum, passive: bool) -> Self {
         let default_mss = if path.flow.local.is_ipv6() { 1220 } else { 536 };
         let mut timers = Timers::new();
         timers.arm(Timer::Wait, now + config.connect_timeout);
+        let syn = Syn { due: true, sent: 0, sent_at: now };
+        let stage = if passive { Stage::SynReceived } else { Stage::SynSent };
         let mut connection = Self {
             config: Arc::clone(config),
             path,
             mtu: PathMtu::new(path.mtu, path.flow.local.is_ipv6(), &config.path_mtu),
             mtu_news: false,
             headers: Headers::new(&path).with_service(config.dscp, config.hop_limit),
-            state,
-            passive: state == State::SynReceived,
+            stage: stage(syn, Sending::Open),
+            passive,
             tx: Sender::new(now, config, isn, default_mss),
             rx: Receiver::new(SeqNum::default(), config),
             ack: AckPolicy::default(),
             clock: config.timestamps.then(|| Clock::new(now, isn)),
             timers,
-            syn: Syn { due: true, ..Syn::default() },
             snd_shift: None,
             snd_mss: default_mss,
             emss: default_mss,
-            ecn: EcnState::default(),
-            boundaries: VecDeque::new(),
+            marks: Marks::Off,
             due: Due::default(),
-            closing: false,
             challenges: ChallengeBudget::default(),
             challenge_due: false,
             last_ack_sent: SeqNum::default(),
             last_heard: now,
-            silence: Duration::ZERO,
-            fin_sent: now,
             keepalives: 0,
             window_probes: 0,
             unread: false,
-            closes_when_sent: false,
             next_hop_doubtful: false,
             opened: now,
             soft_error: None,
-            unreported: None,
-            ended: None,
             spill_allowance: usize::MAX,
             counters: TcpCounters::default(),
         };
@@ -213,14 +172,17 @@ impl Connection {
 
     /// An active open: state SYN-SENT, with a SYN due. `isn` comes from [`super::IsnKey`].
     pub fn connect(now: Instant, config: &Arc<TcpConfig>, path: Path, isn: SeqNum) -> Self {
-        Self::new(now, config, path, isn, State::SynSent)
+        Self::new(now, config, path, isn, false)
     }
 
     /// A passive open from the peer's `syn`: state SYN-RECEIVED, with a SYN-ACK due. A payload in the SYN is ignored;
     /// the peer retransmits it.
     pub fn accept(now: Instant, config: &Arc<TcpConfig>, path: Path, syn: &Segment, isn: SeqNum) -> Self {
-        let mut connection = Self::new(now, config, path, isn, State::SynReceived);
-        connection.ecn.on = config.ecn && syn.flags.ece && syn.flags.cwr;
+        let mut connection = Self::new(now, config, path, isn, true);
+        connection.marks = Marks::negotiated(
+            config.ecn && syn.flags.ece && syn.flags.cwr,
+            config.algorithm == Algorithm::Dctcp,
+        );
         connection.learn_options(now, syn);
         connection
     }
@@ -228,7 +190,9 @@ impl Connection {
     /// Restores the SYN-ACK state of a passive open whose `Connection` was dropped and rebuilt: `sent` SYN-ACKs were
     /// sent, the last one at `at`.
     pub(crate) fn restore_syn_ack(&mut self, sent: u32, at: Instant) {
-        self.syn = Syn { due: false, sent, sent_at: at };
+        if let Some(syn) = self.stage.syn_mut() {
+            *syn = Syn { due: false, sent, sent_at: at };
+        }
         if sent > 0 {
             self.rx.advertise(false);
         }
@@ -236,7 +200,9 @@ impl Connection {
 
     /// Makes the SYN-ACK due with the next [`Connection::transmit`].
     pub(crate) fn schedule_syn(&mut self) {
-        self.syn.due = true;
+        if let Some(syn) = self.stage.syn_mut() {
+            syn.due = true;
+        }
     }
 
     /// Whether a bare ACK is due: in SYN-RECEIVED, the answer to a suspicious segment.
@@ -282,7 +248,7 @@ impl Connection {
 
     /// Options of our SYN or SYN-ACK.
     pub(super) fn syn_options(&self, now: Instant) -> Options {
-        let answer = self.state == State::SynReceived;
+        let answer = matches!(self.stage, Stage::SynReceived(..));
         let config = &self.config;
         Options {
             mss: Some(self.own_mss() as u16),
@@ -317,7 +283,7 @@ impl Connection {
         }
         if self.rx.fin_reached() && !had_fin {
             self.on_peer_fin(now);
-        } else if self.state == State::FinWait2 && !self.unread {
+        } else if matches!(self.stage, Stage::FinWait2(_)) && !self.unread {
             self.timers.arm(Timer::Wait, now + self.config.fin_wait_2);
         }
     }
@@ -326,7 +292,7 @@ impl Connection {
     /// without an acknowledgement; once the peer has acknowledged our FIN, payload is answered by a RST (RFC 9293
     /// section 3.6.1, SHLD-3). However the peer behaves, the connection ends after [`TcpConfig::fin_wait_2`].
     pub fn stop_reading(&mut self, now: Instant) {
-        let over = matches!(self.state, State::TimeWait | State::Closed);
+        let over = matches!(self.stage, Stage::TimeWait(..) | Stage::Closed(_));
         if !std::mem::replace(&mut self.unread, true) && !over {
             self.timers.arm(Timer::Wait, now + self.config.fin_wait_2);
         }
@@ -335,38 +301,37 @@ impl Connection {
     /// Why the connection has just ended, unless another call has returned the reason. [`Connection::payload_taken`]
     /// ends the connection when the payload fills the gap before the peer's FIN.
     pub fn take_close_reason(&mut self) -> Option<CloseReason> {
-        self.ended.take()
+        self.stage.take_ended()
     }
 
     /// Whether [`Self::take_close_reason`] would return a reason.
     pub fn has_ended(&self) -> bool {
-        self.ended.is_some()
+        self.stage.ended().is_some()
     }
 
     /// Processes the peer's FIN once it is the next in order (RFC 9293 section 3.10.7.4, eighth check).
     pub(super) fn on_peer_fin(&mut self, now: Instant) {
         self.ack.now();
-        match self.state {
-            State::SynReceived | State::Established => self.state = State::CloseWait,
-            State::FinWait1 => self.state = State::Closing,
-            State::FinWait2 => self.enter_time_wait(now),
+        match self.stage {
+            Stage::Established(sending) => self.stage = Stage::CloseWait(sending),
+            Stage::FinWait1(fin) => self.stage = Stage::Closing(fin),
+            Stage::FinWait2(fin) => self.enter_time_wait(now, fin),
             _ => {}
         }
     }
 
-    pub(super) fn enter_time_wait(&mut self, now: Instant) {
-        self.state = State::TimeWait;
+    pub(super) fn enter_time_wait(&mut self, now: Instant, fin: Fin) {
+        self.stage = Stage::TimeWait(fin, Some(CloseReason::Graceful));
         self.timers.disarm_all();
-        self.wait_for_the_peer(now);
-        self.ended.get_or_insert(CloseReason::Graceful);
+        self.wait_for_the_peer(now, fin);
     }
 
     /// Starts or restarts TIME-WAIT (RFC 9293 section 3.10.7.4). When our ACK of the peer's FIN is lost, the peer
     /// retransmits the FIN and any data before it, and somebody must acknowledge them: a reset would make its
     /// application believe that delivered data is lost. The peer's time-out, estimated by ours, and its back-off, which
     /// is at most its silence so far, determine when it retransmits.
-    pub(super) fn wait_for_the_peer(&mut self, now: Instant) {
-        let timeout = self.tx.rtt.base_rto() + self.silence;
+    pub(super) fn wait_for_the_peer(&mut self, now: Instant, fin: Fin) {
+        let timeout = self.tx.rtt.base_rto() + fin.silence;
         let wait = timeout.saturating_mul(PEER_TIMEOUTS).min(MOST_TIME_WAIT).max(self.config.time_wait);
         self.timers.arm(Timer::Wait, now + wait);
     }
@@ -374,15 +339,15 @@ impl Connection {
     /// Records the time since the peer's last segment, or since our FIN where that is later: before its answer to our
     /// FIN the peer was not silent.
     pub(super) fn note_silence(&mut self, now: Instant) {
-        self.silence = now.since(self.last_heard.max(self.fin_sent));
+        let last_heard = self.last_heard;
+        if let Some(fin) = self.stage.fin_mut() {
+            fin.silence = now.since(last_heard.max(fin.sent_at));
+        }
     }
 
     /// Ends the connection for its user and on the wire.
     pub(super) fn end(&mut self, reason: CloseReason) {
-        if self.state != State::Closed && self.state != State::TimeWait {
-            self.ended.get_or_insert(reason);
-        }
-        self.state = State::Closed;
+        self.stage.end(Some(reason));
         self.timers.disarm_all();
     }
 
@@ -413,14 +378,14 @@ impl Connection {
 
     /// Closes our direction: no more calls of [`super::Source::fill`], and a FIN after the data already filled.
     pub fn close(&mut self) {
-        self.closing = true;
+        self.stage.close(Sending::Finished);
     }
 
     /// Announces that our direction will be closed as soon as the source has no more data. From now on answers to
     /// window probes alone do not keep the connection open: the peer must accept data within
     /// [`TcpConfig::user_timeout`].
     pub fn close_when_sent(&mut self) {
-        self.closes_when_sent = true;
+        self.stage.close(Sending::Closing);
     }
 
     /// Ends the connection at once, with a RST where RFC 9293 section 3.10.5 wants one (sent by the next
@@ -441,7 +406,9 @@ impl Connection {
         (config.user_timeout, config.keepalive) = (user_timeout, keepalive);
         (config.dscp, config.hop_limit) = (dscp, hop_limit);
         self.headers = Headers::new(&self.path).with_service(dscp, hop_limit);
-        if matches!(self.state, State::SynSent | State::SynReceived | State::TimeWait | State::Closed) {
+        if let Stage::SynSent(..) | Stage::SynReceived(..) | Stage::TimeWait(..) | Stage::Closed(_) =
+            self.stage
+        {
             return;
         }
         if let Some(at) = self.timers.at(Timer::Retransmit) {
@@ -454,7 +421,7 @@ impl Connection {
     pub fn release(&mut self, link: &mut dyn Link) {
         self.tx.queue.clear(link);
         self.timers.disarm_all();
-        self.state = State::Closed;
+        self.stage.end(None);
     }
 
     // ----- challenge ACKs -----
@@ -469,12 +436,12 @@ impl Connection {
 
     /// The TCP state.
     pub fn state(&self) -> State {
-        self.state
+        self.stage.state()
     }
 
     /// Whether the state is CLOSED: only the frames are left, for [`Connection::release`].
     pub fn is_closed(&self) -> bool {
-        self.state == State::Closed
+        matches!(self.stage, Stage::Closed(_))
     }
 
     /// Whether everything that the peer sent, up to its FIN, was taken.
@@ -517,7 +484,7 @@ impl Connection {
     pub fn info(&self) -> Info {
         let Window { cwnd, ssthresh, .. } = self.tx.window;
         Info {
-            state: self.state,
+            state: self.stage.state(),
             srtt: self.tx.rtt.srtt(),
             min_rtt: self.tx.rtt.min(),
             rto: self.tx.rtt.base_rto(),
@@ -530,7 +497,7 @@ impl Connection {
             path_mtu: self.mtu.bytes(),
             chunks_retained: self.tx.queue.chunks_retained(),
             spilled_bytes: self.tx.queue.spilled_bytes(),
-            soft_error: self.soft_error,
+            soft_error: self.soft_error.map(|survived| (survived.error, survived.at)),
             opened: self.opened,
             counters: self.counters,
         }
@@ -539,7 +506,7 @@ impl Connection {
     /// Whether `syn` may replace this connection in TIME-WAIT: its timestamp is later than all earlier ones or, without
     /// timestamps, its sequence number is (RFC 9293 section 3.10.7.4, RFC 6191 section 2).
     pub fn replaceable_by(&self, syn: &Segment) -> bool {
-        if self.state != State::TimeWait || !syn.flags.is_plain_syn() {
+        if !matches!(self.stage, Stage::TimeWait(..)) || !syn.flags.is_plain_syn() {
             return false;
         }
         match (&self.clock, syn.options.timestamps) {

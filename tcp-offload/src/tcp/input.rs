@@ -4,23 +4,15 @@
 use smallvec::SmallVec;
 
 use super::{
-    Algorithm, Connection, Receipt, State,
-    connection::Boundary,
+    Algorithm, Connection, Receipt,
+    marks::Marks,
     queue::Block,
     receiver::Verdict,
     sender::{Ack, After, Reduced},
+    stage::{Sending, Stage, Syn},
     timers::Timer,
 };
-use crate::{
-    link::Link,
-    seq::StreamOffset,
-    time::Instant,
-    ulp::CloseReason,
-    wire::{Ecn, Segment},
-};
-
-/// Most changes of the congestion mark that one batch reports exactly. A batch is rarely larger.
-const MOST_BOUNDARIES: usize = 64;
+use crate::{link::Link, seq::StreamOffset, time::Instant, ulp::CloseReason, wire::Segment};
 
 /// Whether a segment is processed further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,17 +26,26 @@ impl Connection {
     pub fn receive(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) -> Receipt {
         self.counters.segments_in += 1;
         let mut receipt = Receipt::default();
-        match self.state {
-            State::Closed => return receipt,
-            State::SynSent => self.receive_in_syn_sent(now, segment, &mut receipt),
+        match self.stage {
+            Stage::Closed(_) => return receipt,
+            Stage::SynSent(syn, sending) => {
+                self.receive_in_syn_sent(now, segment, syn, sending, &mut receipt);
+            }
             _ => self.receive_synchronized(now, link, segment, &mut receipt),
         }
-        receipt.closed = self.ended.take();
+        receipt.closed = self.stage.take_ended();
         receipt
     }
 
     /// RFC 9293 section 3.10.7.3.
-    fn receive_in_syn_sent(&mut self, now: Instant, segment: &Segment, receipt: &mut Receipt) {
+    fn receive_in_syn_sent(
+        &mut self,
+        now: Instant,
+        segment: &Segment,
+        syn: Syn,
+        sending: Sending,
+        receipt: &mut Receipt,
+    ) {
         let flags = segment.flags;
         let acceptable = flags.ack && segment.ack == self.tx.iss().add(1);
         if flags.ack && !acceptable {
@@ -65,14 +66,15 @@ impl Connection {
         self.last_heard = now;
         self.learn_options(now, segment);
         if acceptable {
-            self.ecn.on = self.config.ecn && self.syn.sent == 1 && flags.ece && !flags.cwr;
+            self.marks = Marks::negotiated(
+                self.config.ecn && syn.sent == 1 && flags.ece && !flags.cwr,
+                self.config.algorithm == Algorithm::Dctcp,
+            );
             self.ack.now();
-            self.establish(now, receipt);
+            self.establish(now, syn, sending, receipt);
         } else {
             // Simultaneous open.
-            self.ecn.on = false;
-            self.state = State::SynReceived;
-            self.syn.due = true;
+            self.stage = Stage::SynReceived(Syn { due: true, ..syn }, sending);
         }
     }
 
@@ -82,11 +84,11 @@ impl Connection {
     }
 
     /// Enters ESTABLISHED: our SYN was acknowledged.
-    fn establish(&mut self, now: Instant, receipt: &mut Receipt) {
-        self.state = State::Established;
+    fn establish(&mut self, now: Instant, syn: Syn, sending: Sending, receipt: &mut Receipt) {
+        self.stage = Stage::Established(sending);
         receipt.established = true;
-        if self.syn.sent == 1 {
-            self.tx.rtt.sample(now, self.syn.sent_at);
+        if syn.sent == 1 {
+            self.tx.rtt.sample(now, syn.sent_at);
             self.tx.tlp.measured = true;
         } else {
             self.tx.syn_was_lost();
@@ -133,16 +135,16 @@ impl Connection {
         {
             clock.update(now, stamp);
         }
-        if self.state == State::SynReceived {
+        if let Stage::SynReceived(syn, sending) = self.stage {
             self.tx.first_window(segment.seq, 0);
-            self.establish(now, receipt);
+            self.establish(now, syn, sending, receipt);
         }
         let widest = self.tx.max_window();
         self.process_ack(now, link, segment, receipt);
         if self.tx.max_window() > widest {
             self.resize();
         }
-        self.receive_ecn(segment);
+        self.marks.received(segment, self.ack.is_owed(), self.rx.next());
         self.process_payload(verdict, segment, receipt);
         self.process_fin(now, segment);
     }
@@ -150,21 +152,21 @@ impl Connection {
     /// In SYN-RECEIVED a SYN is either the peer's first one, retransmitted because its time-out fired before our answer
     /// arrived, or the SYN-ACK of a simultaneous open (RFC 9293 section 3.5, figure 7). Any other SYN is suspicious.
     fn check_handshake(&mut self, segment: &Segment) -> Next {
-        if self.state != State::SynReceived || !segment.flags.syn || segment.seq != self.rx.irs() {
-            return Next::Go;
+        let simultaneous = self.is_simultaneous_open(segment);
+        match &mut self.stage {
+            Stage::SynReceived(syn, _)
+                if segment.flags.syn && segment.seq == self.rx.irs() && !simultaneous =>
+            {
+                syn.due |= !segment.flags.rst;
+                Next::Drop
+            }
+            _ => Next::Go,
         }
-        if self.is_simultaneous_open(segment) {
-            return Next::Go;
-        }
-        if !segment.flags.rst {
-            self.syn.due = true;
-        }
-        Next::Drop
     }
 
     /// Whether this is the SYN-ACK of a simultaneous open: it repeats the sequence number of the peer's SYN.
     fn is_simultaneous_open(&self, segment: &Segment) -> bool {
-        self.state == State::SynReceived
+        matches!(self.stage, Stage::SynReceived(..))
             && !self.passive
             && segment.flags.syn
             && segment.flags.ack
@@ -214,9 +216,9 @@ impl Connection {
             self.challenge(now);
         }
         // The peer has not received our ACK of its FIN.
-        if self.state == State::TimeWait && (segment.flags.fin || segment.payload_len > 0) {
+        if matches!(self.stage, Stage::TimeWait(..)) && (segment.flags.fin || segment.payload_len > 0) {
             self.note_silence(now);
-            self.wait_for_the_peer(now);
+            self.restart_time_wait(now);
         }
     }
 
@@ -236,11 +238,11 @@ impl Connection {
             self.challenge(now);
             return Next::Drop;
         }
-        let reason = match self.state {
-            State::SynReceived if !self.passive => CloseReason::Refused,
+        let reason = match self.stage {
+            Stage::SynReceived(..) if !self.passive => CloseReason::Refused,
             // No reset is reported to the user here (RFC 9293 section 3.10.7.4): both ends have received all data, and
             // the peer's TIME-WAIT is over.
-            State::Closing | State::LastAck if self.tx.all_data_acked() => CloseReason::Graceful,
+            Stage::Closing(fin) | Stage::LastAck(fin) if self.tx.una() >= fin.at => CloseReason::Graceful,
             _ => CloseReason::Reset,
         };
         self.end(reason);
@@ -251,7 +253,7 @@ impl Connection {
     fn check_ack(&mut self, now: Instant, segment: &Segment) -> Next {
         let ahead = self.tx.ahead_of_una(segment.ack);
         let outstanding = (self.tx.nxt() - self.tx.una()) as i64;
-        if self.state == State::SynReceived {
+        if matches!(self.stage, Stage::SynReceived(..)) {
             if ahead != 0 {
                 self.refuse(segment);
                 return Next::Drop;
@@ -275,6 +277,7 @@ impl Connection {
             }
             return self.stop_window_probes();
         }
+        let marked = segment.flags.ece && self.marks.is_on();
         let mut blocks: SmallVec<[Block; 4]> = SmallVec::new();
         let dsack = self.read_blocks(segment, offset, &mut blocks);
         let ack = Ack {
@@ -285,7 +288,7 @@ impl Connection {
             blocks: &blocks,
             dsack,
             echo: segment.options.timestamps.map(|t| t.echo),
-            marked: segment.flags.ece && self.ecn.on,
+            marked,
             bare: segment.payload_len == 0 && !segment.flags.fin && !segment.flags.syn,
         };
         let was_blocked = self.tx.is_blocked_by_window();
@@ -294,15 +297,15 @@ impl Connection {
             self.tx.waiting_since = None;
         }
         self.act_on_probe_outcome(now);
-        if segment.flags.ece && self.ecn.on {
+        if marked {
             self.counters.ecn_echoes += 1;
             self.on_ecn_echo(now);
         }
         if advanced {
-            let data = offset.min(self.tx.fin.unwrap_or(StreamOffset::MAX));
-            receipt.acked = Some(data);
+            let fin = self.stage.fin().map_or(StreamOffset::MAX, |fin| fin.at);
+            receipt.acked = Some(offset.min(fin));
             self.tx.arm(now, &mut self.timers, &self.config, After::Acked);
-            if self.tx.fin_acked() {
+            if offset > fin {
                 self.on_fin_acked(now);
             }
         } else {
@@ -356,15 +359,15 @@ impl Connection {
     }
 
     fn on_fin_acked(&mut self, now: Instant) {
-        match self.state {
-            State::FinWait1 => {
-                self.state = State::FinWait2;
+        match self.stage {
+            Stage::FinWait1(fin) => {
+                self.stage = Stage::FinWait2(fin);
                 if !self.unread {
                     self.timers.arm(Timer::Wait, now + self.config.fin_wait_2);
                 }
             }
-            State::Closing => self.enter_time_wait(now),
-            State::LastAck => self.end(CloseReason::Graceful),
+            Stage::Closing(fin) => self.enter_time_wait(now, fin),
+            Stage::LastAck(_) => self.end(CloseReason::Graceful),
             _ => {}
         }
     }
@@ -373,42 +376,14 @@ impl Connection {
     /// data waits for one time-out.
     fn on_ecn_echo(&mut self, now: Instant) {
         let Some(reduced) = self.tx.on_ecn_echo() else { return };
-        self.ecn.cwr = true;
+        self.marks.note_reduction(true);
         if reduced == Reduced::BelowOneSegment {
             self.timers.arm(Timer::Hold, self.tx.rtt.rto_after(now));
         }
     }
 
-    /// RFC 3168 section 6.1.3: a mark is echoed until the sender reports by CWR that it has reduced its window.
-    fn receive_ecn(&mut self, segment: &Segment) {
-        if !self.ecn.on {
-            return;
-        }
-        if self.config.algorithm == Algorithm::Dctcp {
-            return self.receive_mark(segment);
-        }
-        if segment.flags.cwr {
-            self.ecn.echo = false;
-        }
-        if segment.ecn == Ecn::Ce && segment.payload_len > 0 {
-            self.ecn.echo = true;
-        }
-    }
-
-    /// RFC 8257 section 3.2: ECN-Echo in an ACK reports exactly whether the data that it acknowledges was marked.
-    fn receive_mark(&mut self, segment: &Segment) {
-        let marked = segment.ecn == Ecn::Ce;
-        if segment.payload_len == 0 || marked == self.ecn.echo {
-            return;
-        }
-        if self.ack.is_owed() && self.boundaries.len() < MOST_BOUNDARIES {
-            self.boundaries.push_back(Boundary { next: self.rx.next(), marked: self.ecn.echo });
-        }
-        self.ecn.echo = marked;
-    }
-
     fn process_payload(&mut self, verdict: Verdict, segment: &Segment, receipt: &mut Receipt) {
-        if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
+        if !matches!(self.stage, Stage::Established(_) | Stage::FinWait1(_) | Stage::FinWait2(_)) {
             return;
         }
         match verdict {
@@ -433,7 +408,7 @@ impl Connection {
     /// RST could destroy data that the peer has not read yet.
     fn drop_unread_payload(&mut self) {
         self.counters.unread += 1;
-        if self.state == State::FinWait2 {
+        if matches!(self.stage, Stage::FinWait2(_)) {
             self.abort();
         }
     }
@@ -450,8 +425,15 @@ impl Connection {
             // Beyond a gap, or retransmitted.
             self.ack.now();
         }
-        if self.state == State::TimeWait && before {
-            self.wait_for_the_peer(now);
+        if before {
+            self.restart_time_wait(now);
+        }
+    }
+
+    /// Restarts TIME-WAIT, because the peer has not received our ACK of its FIN.
+    fn restart_time_wait(&mut self, now: Instant) {
+        if let Stage::TimeWait(fin, _) = self.stage {
+            self.wait_for_the_peer(now, fin);
         }
     }
 }

@@ -13,6 +13,7 @@ mod congestion;
 mod connection;
 mod input;
 mod isn;
+mod marks;
 mod output;
 mod path;
 mod pmtu;
@@ -22,6 +23,7 @@ mod receiver;
 mod recovery;
 mod rtt;
 mod sender;
+mod stage;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

@@ -4,9 +4,10 @@
 mod resend;
 
 use super::{
-    Connection, Filled, Sent, Source, State,
+    Connection, Filled, Sent, Source,
     queue::{Payload, SentSegment},
     sender::{After, Limit},
+    stage::{Sending, Stage, Syn},
     timers::Timer,
 };
 use crate::{
@@ -78,19 +79,24 @@ impl Connection {
             Err(Stopped::Starved) => turn.sent.starved = true,
         }
         self.counters.segments_out += turn.sent.frames as u64;
-        turn.sent.closed = self.ended.take();
+        turn.sent.closed = self.stage.take_ended();
         turn.sent
     }
 
     /// Whether [`Connection::transmit`] may have something to send; `has_data` says whether the source has data.
     pub fn wants_to_transmit(&self, has_data: impl FnOnce() -> bool) -> bool {
-        if self.ack.is_due() || self.challenge_due || self.due.any() || !self.boundaries.is_empty() {
+        if self.ack.is_due() || self.challenge_due || self.due.any() || self.marks.boundary().is_some() {
             return true;
         }
-        match self.state {
-            State::Closed => false,
-            State::SynSent | State::SynReceived => self.syn.due || self.closing,
-            _ => self.tx.wants_to_retransmit() || self.sends_data() && (self.closing || has_data()),
+        match &self.stage {
+            Stage::Closed(_) => false,
+            Stage::SynSent(syn, sending) | Stage::SynReceived(syn, sending) => {
+                syn.due || *sending == Sending::Finished
+            }
+            stage => {
+                let more = |sending| sending == Sending::Finished || has_data();
+                self.tx.wants_to_retransmit() || stage.sending().is_some_and(more)
+            }
         }
     }
 
@@ -98,17 +104,15 @@ impl Connection {
         self.transmit_resets(turn)?;
         self.transmit_boundaries(turn)?;
         let mut data = Ok(());
-        match self.state {
-            State::Closed => return Ok(()),
-            State::SynSent | State::SynReceived => {
-                if self.closing && self.state == State::SynSent {
-                    self.end(CloseReason::Graceful);
-                    return Ok(());
-                }
-                if self.syn.due {
-                    self.transmit_syn(turn)?;
-                }
+        match self.stage {
+            Stage::Closed(_) => return Ok(()),
+            Stage::SynSent(_, Sending::Finished) => {
+                self.end(CloseReason::Graceful);
+                return Ok(());
             }
+            Stage::SynSent(syn, _) if syn.due => self.transmit_syn(turn, syn, false)?,
+            Stage::SynReceived(syn, _) if syn.due => self.transmit_syn(turn, syn, true)?,
+            Stage::SynSent(..) | Stage::SynReceived(..) => {}
             _ => {
                 data = self.retransmit(turn).and_then(|()| self.transmit_new(turn, source));
                 if data == Err(Stopped::Room) {
@@ -134,7 +138,7 @@ impl Connection {
         Fields {
             seq,
             ack: self.rx.next_seq(),
-            flags: Flags { ack: true, ece: self.ecn.echo, ..flags },
+            flags: Flags { ack: true, ece: self.marks.echo(), ..flags },
             window: self.rx.advertise(self.snd_shift.is_some()),
             options,
             ecn: Ecn::NotEct,
@@ -168,7 +172,7 @@ impl Connection {
             self.due.refuse = None;
         }
         let Some(reason) = self.due.abort else { return Ok(()) };
-        if !matches!(self.state, State::SynSent | State::TimeWait | State::Closed) {
+        if !matches!(self.stage, Stage::SynSent(..) | Stage::TimeWait(..) | Stage::Closed(_)) {
             let seq = self.tx.bare_seq();
             let fields = self.fields(turn.now, seq, Flags { rst: true, ..Flags::default() });
             self.bare(turn, &fields)?;
@@ -180,7 +184,7 @@ impl Connection {
 
     /// Sends ACKs with earlier acknowledgment numbers, at which congestion marks began or ended (RFC 8257 section 3.2).
     fn transmit_boundaries(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
-        while let Some(boundary) = self.boundaries.front().copied() {
+        while let Some(boundary) = self.marks.boundary() {
             let seq = self.tx.bare_seq();
             let fields = Fields {
                 ack: self.rx.seq_at(boundary.next),
@@ -190,19 +194,19 @@ impl Connection {
             let fields = Fields { flags: Flags { ece: boundary.marked, ..fields.flags }, ..fields };
             self.bare(turn, &fields)?;
             self.counters.acks_out += 1;
-            self.boundaries.pop_front();
+            self.marks.boundary_sent();
         }
         Ok(())
     }
 
-    fn transmit_syn(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
-        let answer = self.state == State::SynReceived;
+    /// Sends our SYN, or with `answer` our SYN-ACK.
+    fn transmit_syn(&mut self, turn: &mut Turn<'_>, syn: Syn, answer: bool) -> Result<(), Stopped> {
         // A SYN may be lost because a router drops its ECN bits: retransmissions carry none (RFC 3168 section 6.1.1.1).
-        let ask_ecn = !answer && self.config.ecn && self.syn.sent == 0;
+        let ask_ecn = !answer && self.config.ecn && syn.sent == 0;
         let flags = Flags {
             syn: true,
             ack: answer,
-            ece: ask_ecn || answer && self.ecn.on,
+            ece: ask_ecn || answer && self.marks.is_on(),
             cwr: ask_ecn,
             ..Flags::default()
         };
@@ -215,13 +219,13 @@ impl Connection {
             ecn: Ecn::NotEct,
         };
         self.bare(turn, &fields)?;
-        if self.syn.sent > 0 {
+        if syn.sent > 0 {
             self.counters.retransmits += 1;
             self.tx.rtt.back_off();
         }
-        self.syn.due = false;
-        self.syn.sent += 1;
-        self.syn.sent_at = turn.now;
+        if let Some(to) = self.stage.syn_mut() {
+            *to = Syn { due: false, sent: syn.sent + 1, sent_at: turn.now };
+        }
         self.timers.arm(Timer::Retransmit, self.tx.rtt.rto_after(turn.now));
         if answer {
             self.acknowledged(false);
@@ -261,16 +265,12 @@ impl Connection {
 
     // ----- new data -----
 
-    fn sends_data(&self) -> bool {
-        matches!(self.state, State::Established | State::CloseWait)
-    }
-
     fn transmit_new(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source) -> Result<(), Stopped> {
         if self.timers.at(Timer::Hold).is_some() {
             return self.probe_with_old(turn);
         }
-        while self.sends_data() {
-            if self.closing {
+        while let Some(sending) = self.stage.sending() {
+            if sending == Sending::Finished {
                 return if self.tx.usable() > 0 {
                     self.transmit_fin(turn)
                 } else {
@@ -299,7 +299,7 @@ impl Connection {
                     }
                     self.due.window_probe = false;
                 }
-                Filled::Finish => self.closing = true,
+                Filled::Finish => self.stage.close(Sending::Finished),
                 Filled::Nothing => {
                     if room < self.emss && self.tx.queue.is_empty() {
                         self.persist(turn)?;
@@ -417,16 +417,16 @@ impl Connection {
             return Err(Stopped::Starved);
         }
         self.acknowledged(false);
-        self.ecn.cwr = false;
+        self.marks.note_reduction(false);
         turn.count(true)
     }
 
     /// Header fields of a segment with payload. Only a new segment is ECN-capable (RFC 3168 section 6.1.5).
     fn data_fields(&mut self, now: Instant, offset: StreamOffset, new: bool) -> Fields {
-        let cwr = new && self.ecn.cwr;
+        let cwr = new && self.marks.cwr();
         let seq = self.tx.seq_at(offset);
         let mut fields = self.fields(now, seq, Flags { psh: true, cwr, ..Flags::default() });
-        if new && self.ecn.on {
+        if new && self.marks.is_on() {
             fields.ecn = Ecn::Ect0;
         }
         fields
@@ -440,11 +440,9 @@ impl Connection {
         self.bare(turn, &fields)?;
         self.acknowledged(false);
         self.tx.before_new_data(turn.now);
-        self.tx.fin = Some(offset);
-        self.fin_sent = turn.now;
         self.tx.sent_new(turn.now, SentSegment::fin(offset, turn.now));
         self.tx.arm(turn.now, &mut self.timers, &self.config, After::Sent);
-        self.state = if self.state == State::CloseWait { State::LastAck } else { State::FinWait1 };
+        self.stage.fin_sent(turn.now, offset);
         Ok(())
     }
 }

@@ -3,9 +3,10 @@
 use std::net::IpAddr;
 
 use super::{
-    Connection, SoftError, State,
+    Connection, SoftError,
     pmtu::{PathMtu, Verdict},
     sender::After,
+    stage::Stage,
 };
 use crate::{
     link::QueueId,
@@ -175,7 +176,7 @@ impl Connection {
     /// Processes an ICMP error that quotes this flow. It is ignored unless its sequence number is in flight (RFC 5927
     /// section 4.1). Returns the reason when the connection has just ended.
     pub fn icmp(&mut self, now: Instant, error: &IcmpError) -> Option<CloseReason> {
-        let connecting = matches!(self.state, State::SynSent | State::SynReceived);
+        let connecting = matches!(self.stage, Stage::SynSent(..) | Stage::SynReceived(..));
         let quoted = self.tx.offset_of(error.seq);
         let in_flight = quoted.is_some_and(|o| (self.tx.una()..self.tx.nxt()).contains(&o));
         if !(in_flight || connecting && error.seq == self.tx.iss()) {
@@ -184,12 +185,12 @@ impl Connection {
         match error.kind {
             IcmpKind::TooBig { mtu } => self.too_big(now, mtu),
             // RFC 1122 section 4.2.3.9 lets hard errors abort; RFC 5927 section 5.2 only in the handshake.
-            IcmpKind::Unreachable { hard: true } if self.state == State::SynSent => {
+            IcmpKind::Unreachable { hard: true } if matches!(self.stage, Stage::SynSent(..)) => {
                 self.end(CloseReason::Unreachable);
             }
             IcmpKind::Unreachable { .. } => self.record_soft_error(now, SoftError::Unreachable),
         }
-        self.ended.take()
+        self.stage.take_ended()
     }
 
     /// Processes a Packet Too Big message: RFC 1191 section 5 and RFC 8201 section 4. A message about a probe gives the

@@ -62,8 +62,6 @@ pub(super) struct Receiver {
     next: StreamOffset,
     /// Where the peer's stream ends, known from its FIN.
     fin: Option<StreamOffset>,
-    /// Whether `RCV.NXT` is beyond the FIN.
-    fin_reached: bool,
     /// The advertised right edge of the window. It moves left only when the shift count cannot express it; see
     /// [`Receiver::advertise`].
     edge: StreamOffset,
@@ -93,7 +91,6 @@ impl Receiver {
             irs,
             next: 0,
             fin: None,
-            fin_reached: false,
             edge: 0,
             buffer: buffer.into(),
             buffer_max: buffer_max.into(),
@@ -127,7 +124,7 @@ impl Receiver {
 
     /// `RCV.NXT`.
     pub(super) fn next_seq(&self) -> SeqNum {
-        self.seq_at(self.next).add(u32::from(self.fin_reached))
+        self.seq_at(self.next).add(u32::from(self.fin_reached()))
     }
 
     /// `RCV.NXT` as an offset.
@@ -135,8 +132,9 @@ impl Receiver {
         self.next
     }
 
+    /// Whether `RCV.NXT` is beyond the peer's FIN.
     pub(super) fn fin_reached(&self) -> bool {
-        self.fin_reached
+        self.fin == Some(self.next)
     }
 
     /// Whether bytes are missing before others that were received.
@@ -170,7 +168,7 @@ impl Receiver {
             }
             return Verdict::Unacceptable;
         }
-        if len == 0 || self.fin_reached {
+        if len == 0 || self.fin_reached() {
             return Verdict::Nothing { duplicate: false };
         }
         self.largest = self.largest.max(segment.payload_len);
@@ -178,7 +176,7 @@ impl Receiver {
     }
 
     fn note_duplicate(&mut self, from: i64, to: i64) {
-        let base = self.next as i64 + i64::from(self.fin_reached);
+        let base = self.next as i64 + i64::from(self.fin_reached());
         // The SYN is not a byte of the stream.
         let (left, right) = ((base + from).max(0), base + to);
         if left < right {
@@ -265,7 +263,6 @@ impl Receiver {
         self.arrivals += 1;
         if self.ranges.is_empty() && start == self.next {
             self.next = end;
-            self.reach_fin();
             return true;
         }
         if start <= self.next {
@@ -275,7 +272,6 @@ impl Receiver {
         } else {
             self.add_range(start, end);
         }
-        self.reach_fin();
         false
     }
 
@@ -303,12 +299,7 @@ impl Receiver {
         let beyond = self.ranges.last().map_or(self.next, |r| r.end) as i64;
         if self.fin.is_none() && at >= beyond && at <= self.edge as i64 {
             self.fin = Some(at as u64);
-            self.reach_fin();
         }
-    }
-
-    fn reach_fin(&mut self) {
-        self.fin_reached = self.fin == Some(self.next);
     }
 
     /// Opens the window to [`GROWTH`] times what arrives in a round trip of `rtt`, so that the peer is limited by its

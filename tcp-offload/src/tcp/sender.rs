@@ -46,8 +46,6 @@ pub(super) struct Sender {
     iss: SeqNum,
     una: StreamOffset,
     nxt: StreamOffset,
-    /// Stream offset of our FIN, once it was sent.
-    pub fin: Option<StreamOffset>,
     /// Right edge of the peer's window, `SND.WL1`, `SND.WL2` and `MAX.SND.WND`.
     edge: StreamOffset,
     wl1: SeqNum,
@@ -94,7 +92,6 @@ impl Sender {
             iss,
             una: 0,
             nxt: 0,
-            fin: None,
             edge: 0,
             wl1: SeqNum::default(),
             wl2: 0,
@@ -149,15 +146,6 @@ impl Sender {
     /// The offset of a sequence number near `SND.UNA`.
     pub(super) fn offset_of(&self, seq: SeqNum) -> Option<StreamOffset> {
         self.una.checked_add_signed(self.ahead_of_una(seq))
-    }
-
-    pub(super) fn fin_acked(&self) -> bool {
-        self.fin.is_some_and(|fin| self.una > fin)
-    }
-
-    /// Whether all data was acknowledged, though perhaps not the FIN.
-    pub(super) fn all_data_acked(&self) -> bool {
-        self.fin.is_some_and(|fin| self.una >= fin)
     }
 
     /// The sequence number of a segment without payload: `SND.NXT`, or that of the first segment still waiting for ring

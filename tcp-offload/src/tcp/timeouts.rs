@@ -2,8 +2,10 @@
 //! (section 3.8.6.1), keepalive (section 3.8.4), and the soft errors reported for a peer that does not answer.
 
 use super::{
-    Connection, SoftError, State,
+    Connection, SoftError,
+    connection::SurvivedError,
     sender::After,
+    stage::Stage,
     timers::{KINDS, Timer},
 };
 use crate::{time::Instant, ulp::CloseReason};
@@ -30,15 +32,19 @@ impl Connection {
             "a timer handler has armed a timer at or before now: {:?}",
             self.timers
         );
-        self.ended.take()
+        self.stage.take_ended()
     }
 
     fn on_expired(&mut self, timer: Timer, now: Instant) {
         match timer {
-            Timer::Retransmit if matches!(self.state, State::SynSent | State::SynReceived) => {
-                self.on_syn_timeout(now);
-            }
-            Timer::Retransmit => self.on_retransmit_timeout(now),
+            Timer::Retransmit => match self.stage.syn_mut() {
+                Some(syn) => {
+                    syn.due = true;
+                    let sent = syn.sent;
+                    self.on_syn_timeout(now, sent);
+                }
+                None => self.on_retransmit_timeout(now),
+            },
             Timer::Probe => self.on_probe_timeout(now),
             Timer::Reorder => {
                 self.tx.on_reorder_timer(now, &mut self.counters);
@@ -61,18 +67,17 @@ impl Connection {
     /// Ends TIME-WAIT, FIN-WAIT-2 or the connection attempt. A close that has not finished in time, while the local end
     /// no longer reads, ends with a RST.
     fn on_wait_timeout(&mut self) {
-        if self.unread && !matches!(self.state, State::FinWait2 | State::TimeWait) {
+        if self.unread && !matches!(self.stage, Stage::FinWait2(_) | Stage::TimeWait(..)) {
             self.abort_with(CloseReason::TimedOut);
         } else {
             self.end(CloseReason::TimedOut);
         }
     }
 
-    /// Schedules a retransmission of the SYN or SYN-ACK. Excessive retransmissions of it are reported like those of
-    /// data (RFC 9293 section 3.8.3, MUST-22).
-    fn on_syn_timeout(&mut self, now: Instant) {
-        self.syn.due = true;
-        if self.syn.sent >= R1 {
+    /// Handles the time-out of the SYN or SYN-ACK, which was sent `sent` times. Excessive retransmissions of it are
+    /// reported like those of data (RFC 9293 section 3.8.3, MUST-22).
+    fn on_syn_timeout(&mut self, now: Instant, sent: u32) {
+        if sent >= R1 {
             self.on_r1(now);
         }
     }
@@ -93,16 +98,16 @@ impl Connection {
     /// Records an error that the connection may survive. The same error is reported once, and again only after an
     /// acknowledgement of new data.
     pub(super) fn record_soft_error(&mut self, now: Instant, error: SoftError) {
-        let lasts = |(last, at): (SoftError, Instant)| last == error && at >= self.tx.progress;
-        if !self.soft_error.is_some_and(lasts) {
-            self.unreported = Some(error);
-        }
-        self.soft_error = Some((error, now));
+        let lasting = |last: &SurvivedError| last.error == error && last.at >= self.tx.progress;
+        let reported = self.soft_error.filter(lasting).is_some_and(|last| last.reported);
+        self.soft_error = Some(SurvivedError { error, at: now, reported });
     }
 
     /// The soft error that has to be reported.
     pub fn take_soft_error(&mut self) -> Option<SoftError> {
-        self.unreported.take()
+        let last = self.soft_error.as_mut().filter(|last| !last.reported)?;
+        last.reported = true;
+        Some(last.error)
     }
 
     fn on_retransmit_timeout(&mut self, now: Instant) {
@@ -111,7 +116,7 @@ impl Connection {
         }
         self.counters.rto_expired += 1;
         let (peer, rto) = (self.path.flow.remote, self.tx.rtt.rto());
-        tracing::debug!(%peer, state = ?self.state, ?rto, "retransmission time-out");
+        tracing::debug!(%peer, state = ?self.state(), ?rto, "retransmission time-out");
         self.tx.on_timeout(now, self.clock.is_none());
         if let Some(step) = self.tx.rtt.backoff().checked_sub(R1) {
             self.on_r1(now);
@@ -130,7 +135,7 @@ impl Connection {
     /// Whether the peer's answers alone keep the connection open while its window is closed (RFC 9293 section 3.8.6.1).
     /// Once the user has closed the connection, only progress does (as RFC 6429 explains).
     pub(super) fn answers_keep_it_open(&self) -> bool {
-        !self.closing && !self.closes_when_sent && !self.unread
+        self.stage.is_wanted() && !self.unread
     }
 
     /// Schedules a tail loss probe (RFC 8985 section 7.3).

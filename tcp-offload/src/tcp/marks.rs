@@ -1,0 +1,113 @@
+//! [`Marks`]: explicit congestion notification of one connection (RFC 3168 section 6.1, RFC 8257 section 3.2).
+
+use std::collections::VecDeque;
+
+use crate::{
+    seq::StreamOffset,
+    wire::{Ecn, Segment},
+};
+
+/// Most changes of the congestion mark that one batch reports exactly. A batch is rarely larger.
+const MOST_BOUNDARIES: usize = 64;
+
+/// An offset of the received data at which congestion marks begin or end (RFC 8257 section 3.2).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Boundary {
+    /// Where the mark changes.
+    pub next: StreamOffset,
+    /// Whether the data before `next` was marked.
+    pub marked: bool,
+}
+
+/// How marks are echoed and answered.
+#[derive(Debug, Default)]
+pub(super) enum Marks {
+    /// ECN was not negotiated.
+    #[default]
+    Off,
+    On {
+        /// ACKs carry ECN-Echo.
+        echo: bool,
+        /// The next new segment carries CWR.
+        cwr: bool,
+        feedback: Feedback,
+    },
+}
+
+/// When ECN-Echo is set.
+#[derive(Debug)]
+pub(super) enum Feedback {
+    /// From a mark until the peer sends CWR.
+    UntilCwr,
+    /// Exactly for the data that was marked (DCTCP), with the ACKs due with an earlier acknowledgment number, at which
+    /// marks began or ended.
+    Exact(VecDeque<Boundary>),
+}
+
+impl Marks {
+    /// ECN as it was negotiated.
+    pub(super) fn negotiated(on: bool, exact: bool) -> Self {
+        let feedback = if exact { Feedback::Exact(VecDeque::new()) } else { Feedback::UntilCwr };
+        if on { Self::On { echo: false, cwr: false, feedback } } else { Self::Off }
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        matches!(self, Self::On { .. })
+    }
+
+    /// Whether ACKs carry ECN-Echo.
+    pub(super) fn echo(&self) -> bool {
+        matches!(self, Self::On { echo: true, .. })
+    }
+
+    /// Whether the next new segment carries CWR.
+    pub(super) fn cwr(&self) -> bool {
+        matches!(self, Self::On { cwr: true, .. })
+    }
+
+    /// Records that the congestion window was reduced, which the next new segment reports; or that it was reported.
+    pub(super) fn note_reduction(&mut self, due: bool) {
+        if let Self::On { cwr, .. } = self {
+            *cwr = due;
+        }
+    }
+
+    /// The next ACK due with an earlier acknowledgment number.
+    pub(super) fn boundary(&self) -> Option<Boundary> {
+        match self {
+            Self::On { feedback: Feedback::Exact(boundaries), .. } => boundaries.front().copied(),
+            _ => None,
+        }
+    }
+
+    /// Records that the ACK for [`Self::boundary`] was sent.
+    pub(super) fn boundary_sent(&mut self) {
+        if let Self::On { feedback: Feedback::Exact(boundaries), .. } = self {
+            boundaries.pop_front();
+        }
+    }
+
+    /// Processes the marks of a received segment. `unacknowledged` says whether an ACK is owed for the data before `next`,
+    /// where the segment's data begins to be acknowledged.
+    pub(super) fn received(&mut self, segment: &Segment, unacknowledged: bool, next: StreamOffset) {
+        let Self::On { echo, feedback, .. } = self else { return };
+        let marked = segment.ecn == Ecn::Ce;
+        match feedback {
+            // RFC 3168 section 6.1.3: a mark is echoed until the sender reports by CWR that it has reduced its window.
+            Feedback::UntilCwr => {
+                *echo = (*echo && !segment.flags.cwr) || marked && segment.payload_len > 0;
+            }
+            // RFC 8257 section 3.2: ECN-Echo in an ACK reports exactly whether the data that it acknowledges was
+            // marked.
+            Feedback::Exact(boundaries) => {
+                if segment.payload_len == 0 || marked == *echo {
+                    return;
+                }
+                if unacknowledged && boundaries.len() < MOST_BOUNDARIES {
+                    boundaries.push_back(Boundary { next, marked: *echo });
+                }
+                *echo = marked;
+            }
+        }
+    }
+}
