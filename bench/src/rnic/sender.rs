@@ -240,8 +240,11 @@ impl<'a> Sender<'a> {
 
     fn post_some(&mut self, number: u32, count: u64) -> Result<()> {
         let first = self.paces[number as usize].posted;
-        let pieces: Pieces =
-            (first..first + count).map(|message| self.piece(number, message)).collect::<Result<_>>()?;
+        // Pushed one by one: collecting a `Result` would move the list several times.
+        let mut pieces = Pieces::new();
+        for message in first..first + count {
+            pieces.push(self.piece(number, message)?);
+        }
         // Inline data is copied when the request is posted.
         let inline = self.size <= u64::from(self.plan.inline) && !self.plan.test.verb.fetches();
         let mut text = Vec::new();

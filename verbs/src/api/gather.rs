@@ -8,12 +8,17 @@ use std::{
 
 use xwarp_tcp::time::Instant;
 
-use crate::rnic::{Operation, Payload, WorkRequest};
+use crate::{
+    rnic::{Operation, Payload, WorkRequest},
+    system::Clock,
+};
 
 /// Longest time that a post waits while the application goes on to post or poll.
 const LIMIT: Duration = Duration::from_micros(50);
 /// Full segments of gathered posts that are sent at once.
 const SEGMENTS: usize = 4;
+/// One of so many posts looks whether the first one has waited long enough: reading the clock takes as long as a post.
+const POSTS_PER_LOOK: u64 = 8;
 /// Estimate of the bytes that framing adds to a message: MPA's length, pad and CRC, and DDP's header.
 const FRAMING_BYTES: usize = 26;
 /// Value of `until` while no post waits.
@@ -24,7 +29,8 @@ const NOTHING: u64 = 0;
 pub(super) struct Gathered {
     /// When the posts are sent without another poll, in nanoseconds of the device's clock.
     until: AtomicU64,
-    /// Bytes of the posts on the wire.
+    /// The posts, and their bytes on the wire.
+    posts: AtomicU64,
     bytes: AtomicU64,
     /// Posts waited since the progress thread last asked.
     lately: AtomicBool,
@@ -32,19 +38,27 @@ pub(super) struct Gathered {
 
 impl Gathered {
     pub(super) fn new() -> Self {
-        Self { until: AtomicU64::new(NOTHING), bytes: AtomicU64::new(0), lately: AtomicBool::new(false) }
+        Self {
+            until: AtomicU64::new(NOTHING),
+            posts: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            lately: AtomicBool::new(false),
+        }
     }
 
     /// Lets a post of `bytes` bytes wait. Returns false if the posts must be sent now: they fill segments of `emss` bytes,
     /// or the first one has waited long enough.
-    pub(super) fn add(&self, now: Instant, bytes: usize, emss: usize) -> bool {
+    pub(super) fn add(&self, clock: &Clock, bytes: usize, emss: usize) -> bool {
         let total = self.bytes.load(Ordering::Relaxed) + bytes as u64;
-        if total >= (SEGMENTS * emss) as u64 || self.is_due(now) {
+        let posts = self.posts.load(Ordering::Relaxed) + 1;
+        let looks = posts.is_multiple_of(POSTS_PER_LOOK);
+        if total >= (SEGMENTS * emss) as u64 || looks && self.is_due(clock.now()) {
             return false;
         }
         self.bytes.store(total, Ordering::Relaxed);
+        self.posts.store(posts, Ordering::Relaxed);
         if !self.any() {
-            self.until.store((now + LIMIT).as_nanos(), Ordering::Relaxed);
+            self.until.store((clock.now() + LIMIT).as_nanos(), Ordering::Relaxed);
             self.lately.store(true, Ordering::Relaxed);
         }
         true
@@ -54,6 +68,7 @@ impl Gathered {
     pub(super) fn clear(&self) {
         if self.any() {
             self.until.store(NOTHING, Ordering::Relaxed);
+            self.posts.store(0, Ordering::Relaxed);
             self.bytes.store(0, Ordering::Relaxed);
         }
     }

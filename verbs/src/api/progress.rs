@@ -6,7 +6,7 @@ use std::{io, sync::Arc, thread::JoinHandle, time::Duration};
 
 use xwarp_tcp::time::Instant;
 
-use super::shared::{BUSY_POLLS, DeviceCore};
+use super::shared::{BUSY_POLLS, Calls, DeviceCore};
 use crate::system::{self, WaitSet};
 
 /// Which threads run the engine.
@@ -38,45 +38,131 @@ pub(crate) fn spawn(shared: &Arc<DeviceCore>, interface: &str, set: WaitSet) -> 
     })
 }
 
-/// Polls between two checks from which on an application counts as busy-polling: at least 16 000 per second.
-const STEADY_POLLS: u64 = 16;
+/// Calls between two checks from which on an application counts as busy: at least 16 000 per second.
+const STEADY_CALLS: u64 = 16;
 
-/// The application's polling at the thread's last check.
+/// What the application does for the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Attention {
+    /// It does not poll.
+    None,
+    /// It polls, but rarely compared with its posts, or posts waited for its poll in vain.
+    Some,
+    /// It polls all the time.
+    Full,
+}
+
+/// The application's calls at the thread's last check.
 struct Watch {
-    polls: u64,
+    calls: Calls,
     at: Instant,
 }
 
 impl Watch {
-    /// Whether the application busy-polls. Checks at most once in the shortest nap: in less time even a busy
-    /// application may not poll, above all while this thread holds the engine.
-    fn sees_polling(&mut self, shared: &DeviceCore) -> bool {
-        let now = shared.clock.now();
-        if !shared.application_progress || now.since(self.at) < NAP[0] {
-            return false;
+    /// What the application did since the last check. Checks at most once in the shortest nap: in less time even a busy
+    /// application may not poll, above all while this thread holds the engine. `forgotten`: posts wait that should have been
+    /// sent.
+    ///
+    /// Posts count beside polls. While the thread is not napping, posts do not gather, so that each one takes the time of a
+    /// kick; an application that fills its send queue then polls a few times in a millisecond, and would never be taken for
+    /// one that polls.
+    fn look(&mut self, now: Instant, calls: Calls, forgotten: bool) -> Attention {
+        if now.since(self.at) < NAP[0] {
+            return Attention::None;
         }
-        let before = std::mem::replace(self, Self { polls: shared.polls(), at: now });
-        self.polls >= BUSY_POLLS
-            && self.polls.abs_diff(before.polls) >= STEADY_POLLS
-            && !shared.application_forgets_posts()
+        let before = std::mem::replace(self, Self { calls, at: now }).calls;
+        let polls = calls.polls.abs_diff(before.polls);
+        let posts = calls.posts.abs_diff(before.posts);
+        if calls.polls < BUSY_POLLS || polls == 0 || polls + posts < STEADY_CALLS {
+            Attention::None
+        } else if forgotten || polls < STEADY_CALLS {
+            Attention::Some
+        } else {
+            Attention::Full
+        }
     }
 }
 
 fn run(shared: &DeviceCore, set: &WaitSet) -> io::Result<()> {
     let mut leads = 0;
-    let mut watch = Watch { polls: 0, at: shared.clock.now() };
+    let mut watch = Watch { calls: Calls::default(), at: shared.clock.now() };
     let mut nap = NAP[0];
     while !shared.stopping() && !shared.failed() {
-        if watch.sees_polling(shared) {
-            shared.nap(nap)?;
-            // Gathered posts wait for a nap at most, should the application stop polling.
-            nap = if shared.gathered_lately() { NAP[0] } else { (nap * 2).min(NAP[1]) };
+        let attention = if shared.application_progress {
+            watch.look(shared.clock.now(), shared.calls(), shared.application_forgets_posts())
         } else {
-            nap = NAP[0];
-            shared.progress();
-            let before = std::mem::replace(&mut leads, shared.leads());
-            shared.sleep(set, leads != before)?;
+            Attention::None
+        };
+        match attention {
+            Attention::Full => {
+                shared.nap(nap)?;
+                // Gathered posts wait for a nap at most, should the application stop polling.
+                nap = if shared.gathered_lately() { NAP[0] } else { (nap * 2).min(NAP[1]) };
+            }
+            // The scheduler may have taken the processor from the application. One missed poll must not end its posts'
+            // gathering, and the frames of a millisecond must not wait longer.
+            Attention::Some => {
+                nap = NAP[0];
+                shared.progress();
+                shared.nap(nap)?;
+            }
+            Attention::None => {
+                nap = NAP[0];
+                shared.progress();
+                let before = std::mem::replace(&mut leads, shared.leads());
+                shared.sleep(set, leads != before)?;
+            }
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// What the thread sees of an application that made `calls` in each of four milliseconds after it had begun to poll.
+    fn seen(each: Calls, forgotten: bool) -> [Attention; 4] {
+        let mut now = Instant::ZERO + MS;
+        let mut calls = Calls { polls: BUSY_POLLS, posts: 0 };
+        let mut watch = Watch { calls, at: now };
+        std::array::from_fn(|_| {
+            now += MS;
+            calls = Calls { polls: calls.polls + each.polls, posts: calls.posts + each.posts };
+            watch.look(now, calls, forgotten)
+        })
+    }
+
+    #[test]
+    fn an_application_that_polls_has_attention() {
+        assert_eq!(seen(Calls { polls: 16, posts: 0 }, false), [Attention::Full; 4]);
+        assert_eq!(seen(Calls { polls: 15, posts: 0 }, false), [Attention::None; 4]);
+    }
+
+    /// Without gathering, 128 posts take a millisecond, in which the application polls once.
+    #[test]
+    fn an_application_that_posts_much_and_polls_little_is_busy() {
+        assert_eq!(seen(Calls { polls: 1, posts: 128 }, false), [Attention::Some; 4]);
+        assert_eq!(seen(Calls { polls: 0, posts: 128 }, false), [Attention::None; 4], "nobody receives");
+    }
+
+    #[test]
+    fn posts_that_missed_a_poll_do_not_end_the_attention() {
+        assert_eq!(seen(Calls { polls: 100, posts: 100 }, true), [Attention::Some; 4]);
+        assert_eq!(seen(Calls { polls: 0, posts: 0 }, true), [Attention::None; 4]);
+    }
+
+    #[test]
+    fn a_check_needs_a_millisecond_and_a_queue_that_is_not_armed() {
+        let calls = Calls { polls: 1000, posts: 0 };
+        let at = Instant::ZERO + MS;
+        let mut watch = Watch { calls: Calls::default(), at };
+        assert_eq!(watch.look(at + MS / 2, calls, false), Attention::None);
+        assert_eq!(watch.look(at + MS, calls, false), Attention::Full);
+        // Arming sets the polls to 0.
+        let armed = Calls { polls: BUSY_POLLS - 1, posts: 0 };
+        assert_eq!(watch.look(at + MS * 2, armed, false), Attention::None);
+    }
 }

@@ -162,9 +162,9 @@ impl QueuePair {
     /// While nothing of the connection is in flight, the request is transmitted before this returns. The same holds for an
     /// application that does not poll all the time. While it does and data is in flight, small requests gather, so that
     /// several messages share a segment and several segments a system call: they are transmitted with the next poll that
-    /// finds no completion, as soon as they fill a few segments, or with the first post or poll after 50 us. Should the
-    /// application stop polling, the progress thread transmits them at the end of its nap, within 4 ms. Requests of one
-    /// queue pair always leave in the order in which they were posted.
+    /// finds no completion, as soon as they fill a few segments, or with one of the first posts or polls after 50 us. Should
+    /// the application stop polling, the progress thread transmits them at the end of its nap, within 4 ms. Requests of
+    /// one queue pair always leave in the order in which they were posted.
     pub fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), PostError> {
         let bytes = wire_bytes(request);
         self.device().shared().post(self.id, bytes, |engine| engine.post_send(self.id, request))

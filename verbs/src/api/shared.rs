@@ -71,10 +71,22 @@ pub(crate) struct Setup {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Leave {
     Now,
-    /// With the application's next poll, or the thread's next look.
-    WithNextPoll,
-    /// With a call that follows soon.
-    WithBatch,
+    /// With the call that ends their batch, the application's next poll, or the thread's next look.
+    Later,
+}
+
+/// Calls with which the application runs the engine, or gives it work.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Calls {
+    /// Polls since it last armed a queue.
+    pub(super) polls: u64,
+    /// Posts, one for each call.
+    pub(super) posts: u64,
+}
+
+/// Adds one, without a bus lock: a count lost between threads does not matter.
+fn count(calls: &AtomicU64) {
+    calls.store(calls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
 }
 
 /// A step of failing a device, with its description for the log in case the step fails too.
@@ -98,6 +110,8 @@ pub(crate) struct DeviceCore {
     pub(super) wakes_at: AtomicU64,
     /// Polls of the application since it last armed a queue.
     polls: AtomicU64,
+    /// Posts of the application.
+    posts: AtomicU64,
     /// The progress thread has seen that the application polls, and naps.
     pub(super) napping: AtomicBool,
     /// The last kick left frames that must be kicked again.
@@ -167,6 +181,7 @@ impl DeviceCore {
             doorbell: Doorbell::new()?,
             wakes_at: AtomicU64::new(NOT_WAITING),
             polls: AtomicU64::new(0),
+            posts: AtomicU64::new(0),
             napping: AtomicBool::new(false),
             frames_left: AtomicBool::new(false),
             leads: AtomicU64::new(0),
@@ -191,47 +206,57 @@ impl DeviceCore {
     /// Runs a verb and transmits the work that it made ready. If the device has failed or fails now, the verb returns
     /// the answer of a failed device.
     pub(crate) fn with<R: Answer>(&self, f: impl FnOnce(&mut State, Instant) -> R) -> R {
-        self.call(|state, now| (f(state, now), Leave::Now))
+        self.call(|state| (f(state, self.clock.now()), Leave::Now))
     }
 
     /// Posts requests of `bytes` bytes to the send queue of `qp`, which may be gathered.
     pub(crate) fn post<R: Answer>(&self, qp: QpId, bytes: usize, f: impl FnOnce(&mut Engine) -> R) -> R {
-        self.call(|state, now| {
+        count(&self.posts);
+        self.call(|state| {
             let gathers = self.application_polls()
-                && state.engine.emss_in_flight(qp).is_some_and(|emss| self.gathered.add(now, bytes, emss));
-            (f(&mut state.engine), if gathers { Leave::WithNextPoll } else { Leave::Now })
+                && state
+                    .engine
+                    .emss_in_flight(qp)
+                    .is_some_and(|emss| self.gathered.add(&self.clock, bytes, emss));
+            (f(&mut state.engine), if gathers { Leave::Later } else { Leave::Now })
         })
     }
 
     /// Posts a receive, which does not make gathered posts leave.
     pub(crate) fn post_receive<R: Answer>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
-        self.call(|state, now| {
-            let waits = self.gathered.any() && !self.gathered.is_due(now);
-            (f(&mut state.engine), if waits { Leave::WithNextPoll } else { Leave::Now })
+        count(&self.posts);
+        self.call(|state| {
+            let waits = self.gathered.any() && !self.gathered.is_due(self.clock.now());
+            (f(&mut state.engine), if waits { Leave::Later } else { Leave::Now })
         })
     }
 
     /// Posts requests that leave with a later call.
     pub(crate) fn post_in_batch<R: Answer>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
-        self.call(|state, _| (f(&mut state.engine), Leave::WithBatch))
+        count(&self.posts);
+        self.call(|state| (f(&mut state.engine), Leave::Later))
     }
 
-    fn call<R: Answer>(&self, f: impl FnOnce(&mut State, Instant) -> (R, Leave)) -> R {
+    fn call<R: Answer>(&self, f: impl FnOnce(&mut State) -> (R, Leave)) -> R {
         if self.failed() {
             return R::of_failed_device();
         }
         let done = self.guarded(self.lock(), |state| {
+            let (result, leave) = f(state);
+            // What is left to a later call is published by that call too.
+            if leave == Leave::Later {
+                return (result, None);
+            }
             let now = self.clock.now();
-            let (result, leave) = f(state, now);
-            if leave == Leave::Now && state.engine.wants_to_transmit() {
+            if state.engine.wants_to_transmit() {
                 self.transmit(state, now);
             }
-            if leave != Leave::WithBatch {
-                self.publish(state, now);
-            }
-            (result, leave == Leave::Now && state.engine.wants_to_transmit())
+            self.publish(state, now);
+            (result, Some(state.engine.wants_to_transmit()))
         });
-        self.kick(done.as_ref().is_some_and(|(_, starved)| *starved));
+        if let Some((_, Some(starved))) = done {
+            self.kick(starved);
+        }
         done.map_or_else(R::of_failed_device, |(result, _)| result)
     }
 
@@ -475,14 +500,19 @@ impl DeviceCore {
         self.interface_gone.get().map(String::as_str)
     }
 
-    /// Counts a poll of the application, without a bus lock: a count lost between threads does not matter.
+    /// Counts a poll of the application.
     pub(crate) fn note_poll(&self) {
-        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        count(&self.polls);
     }
 
     /// Number of polls since the application last armed a queue.
-    pub(crate) fn polls(&self) -> u64 {
+    fn polls(&self) -> u64 {
         self.polls.load(Ordering::Relaxed)
+    }
+
+    /// Calls of the application so far.
+    pub(super) fn calls(&self) -> Calls {
+        Calls { polls: self.polls(), posts: self.posts.load(Ordering::Relaxed) }
     }
 
     /// Notes that the application is about to sleep and must be woken: it no longer counts as polling.
