@@ -17,10 +17,12 @@
 //! | [`leaks`] | descriptors and threads of a process |
 //! | [`shared`] | `xwarpd`, and programs without privileges |
 //! | [`sharing`] | the cost of sharing an interface |
+//! | [`compat_cost`] | the cost of the drop-in libraries |
 //! | [`vm`] | virtual machines: with Linux Soft-iWARP for the tests named `siw_*`, with a new kernel for `zerocopy_*` |
 #![forbid(unsafe_code)]
 
 pub mod capture;
+pub mod compat_cost;
 pub mod framing;
 pub mod goodput;
 pub mod hop;
