@@ -194,11 +194,13 @@ impl Qp {
                 self.context.card.pairing()?;
             }
             (qp_state::INIT, qp_state::RTR) if mask & qp_mask::AV != 0 => self.pair(attributes)?,
+            // iWARP's state for "no further sends" is Closing, from which there is no way back (as with siw and iw_cxgb4).
+            (qp_state::RTS, qp_state::SQD) => self.qp.disconnect().map_err(failure::resource)?,
             // The connection manager connects; these steps of programs that set the states themselves do nothing more.
             (qp_state::RESET | qp_state::INIT, qp_state::INIT)
             | (qp_state::INIT | qp_state::RTR, qp_state::RTR)
-            | (qp_state::INIT | qp_state::RTR | qp_state::RTS | qp_state::SQD, qp_state::RTS)
-            | (qp_state::RTS | qp_state::SQD, qp_state::SQD) => {}
+            | (qp_state::INIT | qp_state::RTR | qp_state::RTS, qp_state::RTS)
+            | (qp_state::SQD, qp_state::SQD) => {}
             _ => return Err(Errno::EINVAL),
         }
         self.set_state(to);

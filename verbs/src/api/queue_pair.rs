@@ -13,8 +13,8 @@ use super::{
     work::PostListError,
 };
 use crate::rnic::{
-    PostError, QpAttributes, QpId, QpInfo, QpState, QueuePairOptions, RecvRequest, ResourceError,
-    SrqAttributes, SrqId, WorkRequest,
+    CmError, Object, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePairOptions, RecvRequest,
+    ResourceError, SrqAttributes, SrqId, WorkRequest,
 };
 
 /// A send queue and a receive queue, for a connection to one peer.
@@ -87,7 +87,7 @@ impl QueuePair {
         let device = pd.device();
         for cq in [send_cq, recv_cq] {
             if !device.is(&cq.0.device) {
-                return Err(ResourceError::Unknown(crate::rnic::Object::CompletionQueue));
+                return Err(ResourceError::Unknown(Object::CompletionQueue));
             }
         }
         if srq.is_some_and(|srq| !device.is(srq.0.pd.device())) {
@@ -201,6 +201,17 @@ impl QueuePair {
     /// Returns a queue pair whose connection has ended to the idle state, so that it can be connected again.
     pub fn reset(&self) -> Result<(), ResourceError> {
         self.device().shared().with(|state, _| state.engine.reset_qp(self.id))
+    }
+
+    /// Closes the connection in order, for an application that has no [`CmId`](super::cm::CmId): work that is posted is executed first,
+    /// and work that is posted later is flushed.
+    pub fn disconnect(&self) -> Result<(), ResourceError> {
+        self.device().shared().with(|state, _| {
+            state.engine.disconnect(self.id).map_err(|error| match error {
+                CmError::State(state) => ResourceError::State(state),
+                _ => ResourceError::Unknown(Object::QueuePair),
+            })
+        })
     }
 
     /// Resets the connection and flushes all work.
