@@ -12,7 +12,8 @@ use std::{
     any::Any,
     cell::UnsafeCell,
     collections::BTreeMap,
-    ffi::{CStr, c_char},
+    ffi::{CStr, c_char, c_void},
+    mem::MaybeUninit,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6},
     ptr,
     sync::{Arc, PoisonError, RwLock},
@@ -206,6 +207,11 @@ impl<T: Copy> In<T> {
         unsafe { self.0.as_ref() }
     }
 
+    /// A list of `len` structures. Fails with `EINVAL` for a negative length, and for a null pointer unless the list is empty.
+    pub fn list<'a>(self, len: i32) -> Result<&'a [T], Errno> {
+        if len < 0 || len > 0 && self.0.is_null() { Err(Errno::EINVAL) } else { Ok(self.slice(len)) }
+    }
+
     /// An array of `len` structures. Empty for a null pointer or a negative length.
     pub fn slice<'a>(self, len: i32) -> &'a [T] {
         match usize::try_from(len) {
@@ -259,15 +265,20 @@ impl<T: Copy> Out<T> {
         In(self.0.cast_const()).read()
     }
 
-    /// Stores the first `len` bytes of `value`: programs that were compiled with older headers have smaller structures.
-    /// Fails with `EINVAL` for a null pointer.
-    pub fn write_prefix(self, value: &T, len: usize) -> Result<(), Errno> {
+    /// Stores `value` in the program's structure of `len` bytes: programs that were compiled with older headers have smaller ones,
+    /// those with newer headers have larger ones, whose rest becomes zero. Fails with `EINVAL` for a null pointer.
+    pub fn write_sized(self, value: &T, len: usize) -> Result<(), Errno> {
         if self.0.is_null() {
             return Err(Errno::EINVAL);
         }
         let from = ptr::from_ref(value).cast::<u8>();
-        // SAFETY: the program has room for `len` bytes, and `value` has as many.
-        unsafe { ptr::copy_nonoverlapping(from, self.0.cast(), len.min(size_of::<T>())) };
+        let to = self.0.cast::<u8>();
+        let known = len.min(size_of::<T>());
+        // SAFETY: the program has room for `len` bytes, and `value` has at least `known`.
+        unsafe {
+            ptr::copy_nonoverlapping(from, to, known);
+            to.add(known).write_bytes(0, len - known);
+        }
         Ok(())
     }
 }
@@ -300,7 +311,7 @@ pub fn append_bytes(out: &mut InlineBuffer, address: u64, len: usize) -> Result<
         return Err(Errno::EFAULT);
     }
     // SAFETY: the program names `len` readable bytes; `room` has as many and is ours alone.
-    unsafe { ptr::copy_nonoverlapping(from, room.as_mut_ptr(), len) };
+    unsafe { ptr::copy_nonoverlapping(from, room.as_mut_ptr().cast(), len) };
     out.len += len;
     Ok(())
 }
@@ -308,19 +319,21 @@ pub fn append_bytes(out: &mut InlineBuffer, address: u64, len: usize) -> Result<
 /// Most bytes of inline data.
 pub const INLINE_BYTES: usize = 1024;
 
-/// Inline data of one work request.
+/// Inline data of one work request. The first `len` bytes are initialised.
 pub struct InlineBuffer {
-    bytes: [u8; INLINE_BYTES],
+    bytes: [MaybeUninit<u8>; INLINE_BYTES],
     len: usize,
 }
 
 impl InlineBuffer {
     pub const fn new() -> Self {
-        Self { bytes: [0; INLINE_BYTES], len: 0 }
+        Self { bytes: [MaybeUninit::uninit(); INLINE_BYTES], len: 0 }
     }
 
     pub fn filled(&self) -> &[u8] {
-        self.bytes.get(..self.len).unwrap_or_default()
+        let filled = self.bytes.get(..self.len).unwrap_or_default();
+        // SAFETY: `append_bytes` has initialised as many bytes as it counted.
+        unsafe { std::slice::from_raw_parts(filled.as_ptr().cast(), filled.len()) }
     }
 
     pub fn clear(&mut self) {
@@ -329,12 +342,12 @@ impl InlineBuffer {
 }
 
 /// A copy of the `len` bytes of private data at `data`.
-pub fn private_data(data: *const std::ffi::c_void, len: u8) -> Vec<u8> {
+pub fn private_data(data: *const c_void, len: u8) -> Vec<u8> {
     In::of(data.cast::<u8>()).slice(i32::from(len)).to_vec()
 }
 
 /// The memory of a registration.
-pub fn memory(address: *mut std::ffi::c_void, len: usize, writable: bool) -> Option<xwarp_verbs::Memory> {
+pub fn memory(address: *mut c_void, len: usize, writable: bool) -> Option<xwarp_verbs::Memory> {
     let base = ptr::NonNull::new(address.cast::<u8>())?;
     Some(if writable {
         // SAFETY: the program that registers memory keeps it mapped until it deregisters it, and accesses it from C.
@@ -347,10 +360,11 @@ pub fn memory(address: *mut std::ffi::c_void, len: usize, writable: bool) -> Opt
 
 /// Checks that the pages of a registration are mapped, and writable if that is wanted, and brings them into memory, as
 /// registering them with hardware does. Kernels before 5.14 cannot check.
-pub fn populate(address: *mut std::ffi::c_void, len: usize, writable: bool) -> Result<(), Errno> {
+pub fn populate(address: *mut c_void, len: usize, writable: bool) -> Result<(), Errno> {
     use rustix::mm::{Advice, madvise};
 
-    let page = rustix::param::page_size();
+    // SAFETY: only asks. (rustix, which reads the number in the auxiliary vector, fails under valgrind.)
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).map_err(|_| Errno::EINVAL)?;
     let before = address.addr() % page;
     let start = address.wrapping_byte_sub(before);
     let len =
@@ -451,7 +465,7 @@ plain!(
 );
 
 /// `poll` on the program's descriptors.
-pub fn poll(fds: *mut std::ffi::c_void, number: libc::nfds_t, limit_ms: std::ffi::c_int) -> std::ffi::c_int {
+pub fn poll(fds: *mut c_void, number: libc::nfds_t, limit_ms: std::ffi::c_int) -> std::ffi::c_int {
     // SAFETY: the kernel checks the array.
     unsafe { libc::poll(fds.cast(), number, limit_ms) }
 }

@@ -135,7 +135,7 @@ fn netns_compat_libraries_are_found_by_dlopen() {
 /// Runs a case of `tests/compat/pair.c` at both ends.
 fn pair_of(case: &str) {
     let lab = lab();
-    let program = compiled(&lab, "pair", &["-libverbs", "-lrdmacm"]);
+    let program = compiled(&lab, "pair", &["-libverbs", "-lrdmacm", "-pthread"]);
     let address = lab.address(Side::B, Family::V4);
     let mut server = start(&lab, Side::B, &format!("{program} server {case}")).unwrap();
     server.wait_for("listening", LIMIT).unwrap();
@@ -163,6 +163,41 @@ fn netns_compat_extended_completions_have_all_fields() {
 #[test]
 fn netns_compat_memory_windows_are_bound_and_invalidated() {
     pair_of("window");
+}
+
+#[test]
+fn netns_compat_posting_and_polling_allocate_nothing() {
+    pair_of("allocations");
+}
+
+#[test]
+fn netns_compat_threads_post_and_poll_at_the_same_time() {
+    pair_of("threads");
+}
+
+#[test]
+fn netns_compat_regions_may_be_larger_than_four_gigabytes() {
+    pair_of("huge");
+}
+
+#[test]
+fn netns_compat_the_state_sqd_closes_the_connection() {
+    pair_of("draining");
+}
+
+#[test]
+fn netns_compat_requests_that_cannot_be_are_refused() {
+    pair_of("refusals");
+}
+
+#[test]
+fn netns_compat_random_calls_end_as_modelled() {
+    let lab = lab();
+    let program = compiled(&lab, "model", &["-libverbs"]);
+    for seed in 1..=8 {
+        let said = run(&lab, Side::A, &format!("{program} {seed} 5000"));
+        assert!(said.unwrap().contains("5000 calls as modelled"), "seed {seed}");
+    }
 }
 
 #[test]

@@ -192,7 +192,7 @@ pub extern "C" fn query_device_ex(
             orig_attr,
             ..zeroed()
         };
-        out.write_prefix(&attributes, size)
+        out.write_sized(&attributes, size)
     }))
 }
 
@@ -204,7 +204,7 @@ pub extern "C" fn query_port(
 ) -> c_int {
     number(context.object().and_then(|context| {
         let attributes = context.port(port.into())?;
-        out.write_prefix(&attributes, size)
+        out.write_sized(&attributes, size)
     }))
 }
 
@@ -268,7 +268,7 @@ pub extern "C" fn _ibv_query_gid_ex(
             return Err(Errno::EINVAL);
         }
         let entry = gid_entry(&context, index)?;
-        out.write_prefix(&entry, size)
+        out.write_sized(&entry, size)
     }))
 }
 

@@ -114,7 +114,8 @@ fn rights(flags: u32) -> Result<Access, Errno> {
 fn register(pd: &Pd, address: *mut c_void, len: usize, iova: u64, flags: u32) -> Result<MemoryRegion, Errno> {
     let rights = rights(flags)?;
     let writable = rights.contains(Access::LOCAL_WRITE);
-    address.addr().checked_add(len).ok_or(Errno::EINVAL)?;
+    // Neither an empty region nor one that wraps around.
+    address.addr().checked_add(len).filter(|_| len > 0).ok_or(Errno::EINVAL)?;
     let memory = boundary::memory(address, len, writable).ok_or(Errno::EFAULT)?;
     boundary::populate(address, len, writable)?;
     let options = RegionOptions { base: iova, ..RegionOptions::default() };
@@ -180,7 +181,39 @@ pub extern "C" fn ibv_dereg_mr(mr: Handle<Mr>) -> c_int {
     number(end())
 }
 
-/// A region that is registered again gets a new key.
+impl Mr {
+    /// Registers the region again, with what is `Some`. It gets a new key. A failure leaves it as it was.
+    fn register_again(
+        &self,
+        pd: Option<Arc<Pd>>,
+        access: Option<u32>,
+        place: Option<(*mut c_void, usize)>,
+    ) -> Result<(), Errno> {
+        let mut state = lock(&self.state);
+        let before = self.c.update(|c| *c);
+        let pd = pd.unwrap_or_else(|| Arc::clone(&state.pd));
+        if pd.context.c_ptr() != before.context {
+            return Err(Errno::EINVAL);
+        }
+        let access = access.unwrap_or(state.access);
+        let (addr, length, iova) = match place {
+            Some((address, len)) => (address, len, base(address, access)),
+            None => (before.addr, before.length, state.iova),
+        };
+        let region = register(&pd, addr, length, iova, access)?;
+        let former = state.region.take().ok_or(Errno::EINVAL)?;
+        // Windows that are bound to the region hold it.
+        if let Err((former, error)) = former.deregister() {
+            state.region = Some(former);
+            return Err(failure::resource(error));
+        }
+        let key = region.key().value();
+        self.c.update(|c| *c = ibv_mr { pd: pd.c_ptr(), addr, length, lkey: key, rkey: key, ..before });
+        *state = MrState { region: Some(region), pd, access, iova };
+        Ok(())
+    }
+}
+
 pub extern "C" fn ibv_rereg_mr(
     mr: Handle<Mr>,
     flags: c_int,
@@ -189,42 +222,30 @@ pub extern "C" fn ibv_rereg_mr(
     len: usize,
     access: c_int,
 ) -> c_int {
-    /// `IBV_REREG_MR_ERR_INPUT`, and `IBV_REREG_MR_ERR_CMD`, which leaves the region as it was.
-    const WRONG: c_int = -1;
-    const FAILED: c_int = -4;
-    let change = || {
-        if flags == 0 || flags & !(rereg::TRANSLATION | rereg::PD | rereg::ACCESS) != 0 {
-            return Err((WRONG, Errno::EINVAL));
-        }
-        let mr = mr.object().map_err(|error| (WRONG, error))?;
-        let mut state = lock(&mr.state);
-        let before = mr.c.update(|c| *c);
-        let pd = if flags & rereg::PD != 0 {
-            pd.object().map_err(|error| (WRONG, error))?
-        } else {
-            Arc::clone(&state.pd)
-        };
-        let access = if flags & rereg::ACCESS != 0 { access as u32 } else { state.access };
-        let (address, len, iova) = if flags & rereg::TRANSLATION != 0 {
-            (address, len, base(address, access))
-        } else {
-            (before.addr, before.length, state.iova)
-        };
-        let region = register(&pd, address, len, iova, access).map_err(|error| (FAILED, error))?;
-        let key = region.key().value();
-        mr.c.update(|c| {
-            *c = ibv_mr { pd: pd.c_ptr(), addr: address, length: len, lkey: key, rkey: key, ..before };
-        });
-        *state = MrState { region: Some(region), pd, access, iova };
-        Ok(())
+    /// `IBV_REREG_MR_ERR_INPUT`, and `IBV_REREG_MR_ERR_CMD`. Both leave the region as it was.
+    const WRONG_INPUT: c_int = -1;
+    const REFUSED: c_int = -4;
+    let fail = |result: c_int, error: Errno| {
+        error.set();
+        result
     };
-    change().map_or_else(
-        |(result, error): (c_int, Errno)| {
-            error.set();
-            result
-        },
-        |()| 0,
-    )
+    let [place, other_pd, other_access] =
+        [rereg::TRANSLATION, rereg::PD, rereg::ACCESS].map(|flag| flags & flag != 0);
+    if flags & !(rereg::TRANSLATION | rereg::PD | rereg::ACCESS) != 0
+        || place && (len == 0 || address.is_null())
+        || access != 0 && !other_access
+    {
+        return fail(WRONG_INPUT, Errno::EINVAL);
+    }
+    let Ok(mr) = mr.object() else { return fail(WRONG_INPUT, Errno::EINVAL) };
+    let change = || {
+        if flags == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let pd = if other_pd { Some(pd.object()?) } else { None };
+        mr.register_again(pd, other_access.then_some(access as u32), place.then_some((address, len)))
+    };
+    change().map_or_else(|error| fail(REFUSED, error), |()| 0)
 }
 
 /// A memory window of type 2.

@@ -15,6 +15,10 @@ use crate::{
 /// Most pieces of a work request: the devices' limit.
 pub const MOST_PIECES: usize = 32;
 
+const fn sge(piece: &ibv_sge) -> Sge {
+    Sge { key: STag::new(piece.lkey), offset: piece.addr, len: piece.length }
+}
+
 /// The pieces of a work request.
 pub struct Pieces {
     list: [Sge; MOST_PIECES],
@@ -35,8 +39,7 @@ impl Pieces {
     }
 
     pub fn add(&mut self, piece: &ibv_sge) -> Result<(), Errno> {
-        let place = self.list.get_mut(self.len).ok_or(Errno::EINVAL)?;
-        *place = Sge { key: STag::new(piece.lkey), offset: piece.addr, len: piece.length };
+        *self.list.get_mut(self.len).ok_or(Errno::EINVAL)? = sge(piece);
         self.len += 1;
         Ok(())
     }
@@ -130,7 +133,7 @@ fn post_one(
     from: &ibv_send_wr,
     post: impl FnOnce(&WorkRequest<'_>) -> Result<(), PostError>,
 ) -> Result<(), Errno> {
-    let list = In::of(from.sg_list.cast_const()).slice(from.num_sge);
+    let list = In::of(from.sg_list.cast_const()).list(from.num_sge)?;
     let bytes = list.iter().map(|piece| piece.length as usize).sum();
     let operation = operation(from, bytes)?;
     let (wr_id, flags) = (from.wr_id, flags(from.send_flags));
@@ -145,6 +148,9 @@ fn post_one(
             append_bytes(&mut data, piece.addr, piece.length as usize)?;
         }
         post(&WorkRequest { wr_id, operation, payload: Payload::Inline(data.filled()), flags })
+    } else if let [piece] = list {
+        // Most requests: no room for a long list is prepared.
+        post(&WorkRequest { wr_id, operation, payload: Payload::Piece(sge(piece)), flags })
     } else {
         let pieces = Pieces::of(list)?;
         post(&WorkRequest { wr_id, operation, payload: pieces.payload(), flags })
@@ -187,9 +193,12 @@ fn post_receives(
 ) -> c_int {
     let mut next = list;
     while let Some(request) = next.get() {
-        let pieces = Pieces::of(In::of(request.sg_list.cast_const()).slice(request.num_sge));
-        let posted = pieces.and_then(|pieces| {
-            post(&RecvRequest { wr_id: request.wr_id, scatter: pieces.as_slice() }).map_err(failure::post)
+        let list = In::of(request.sg_list.cast_const()).list(request.num_sge);
+        let post =
+            |scatter: &[Sge]| post(&RecvRequest { wr_id: request.wr_id, scatter }).map_err(failure::post);
+        let posted = list.and_then(|list| match list {
+            [piece] => post(&[sge(piece)]),
+            _ => post(Pieces::of(list)?.as_slice()),
         });
         if let Err(error) = posted {
             bad.write_if_wanted(next.as_ptr().cast_mut());

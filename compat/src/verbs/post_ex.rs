@@ -221,7 +221,7 @@ extern "C" fn wr_set_sge(qp: Handle<Qp>, lkey: u32, addr: u64, length: u32) {
 
 extern "C" fn wr_set_sge_list(qp: Handle<Qp>, number: usize, list: In<ibv_sge>) {
     let number = c_int::try_from(number).unwrap_or(-1);
-    change(qp, |draft| list.slice(number).iter().try_for_each(|piece| draft.pieces.add(piece)));
+    change(qp, |draft| list.list(number)?.iter().try_for_each(|piece| draft.pieces.add(piece)));
 }
 
 extern "C" fn wr_set_inline_data(qp: Handle<Qp>, address: *const c_void, len: usize) {
@@ -235,7 +235,7 @@ extern "C" fn wr_set_inline_data_list(qp: Handle<Qp>, number: usize, list: In<ib
     let number = c_int::try_from(number).unwrap_or(-1);
     change(qp, |draft| {
         draft.is_inline = true;
-        let mut pieces = list.slice(number).iter();
+        let mut pieces = list.list(number)?.iter();
         pieces.try_for_each(|piece| {
             append_bytes(&mut draft.data, piece.addr.expose_provenance() as u64, piece.length)
         })

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <rdma/rdma_cma.h>
 #include <stdio.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -87,12 +88,182 @@ static void registrations(struct ibv_context *context)
 	/* Optional bits are ignored. */
 	mr = ibv_reg_mr(pd, memory, 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING);
 	EXPECT(mr != NULL, 1);
-	EXPECT(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ), 0);
-	EXPECT(mr->length, 64);
+	EXPECT(ibv_dereg_mr(mr), 0);
+	REFUSED(ibv_reg_mr(pd, memory, 0, 0), EINVAL);
+	REFUSED(ibv_reg_mr(pd, memory, SIZE_MAX, 0), EINVAL);
+	REFUSED(ibv_reg_mr(pd, memory, 64, 1 << 10), EINVAL);
+	mr = ibv_reg_mr(pd, memory, 64, IBV_ACCESS_LOCAL_WRITE | (1 << 29) | IBV_ACCESS_HUGETLB | IBV_ACCESS_ZERO_BASED);
+	EXPECT(mr != NULL, 1);
 	EXPECT(ibv_dereg_mr(mr), 0);
 	REFUSED(ibv_reg_dmabuf_mr(pd, 0, 64, 0, -1, 0), EOPNOTSUPP);
 	REFUSED(ibv_alloc_mw(pd, IBV_MW_TYPE_1), EOPNOTSUPP);
 	EXPECT(ibv_dealloc_pd(pd), 0);
+}
+
+/* All flags of ibv_rereg_mr, also the failures, which leave the region as it was. */
+static void registrations_again(struct ibv_context *context)
+{
+	enum { PLACE = IBV_REREG_MR_CHANGE_TRANSLATION, DOMAIN = IBV_REREG_MR_CHANGE_PD, RIGHTS = IBV_REREG_MR_CHANGE_ACCESS };
+	struct ibv_context *second = ibv_open_device(context->device);
+	struct ibv_pd *pd = ibv_alloc_pd(context), *other = ibv_alloc_pd(context), *foreign = ibv_alloc_pd(second);
+	void *constant = mmap(NULL, 8192, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, 64, IBV_ACCESS_LOCAL_WRITE);
+	uint32_t key = mr->rkey;
+
+	EXPECT(ibv_rereg_mr(mr, RIGHTS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ), 0);
+	EXPECT(mr->length, 64);
+	EXPECT(mr->rkey != key && mr->lkey == mr->rkey, 1);
+	EXPECT(ibv_rereg_mr(mr, PLACE, NULL, memory + 1024, 128, 0), 0);
+	EXPECT(mr->addr == memory + 1024 && mr->length == 128 && mr->pd == pd, 1);
+	EXPECT(ibv_rereg_mr(mr, DOMAIN, other, NULL, 0, 0), 0);
+	EXPECT(mr->pd == other && mr->length == 128, 1);
+	/* The first domain is free, the second one is used. */
+	EXPECT(ibv_dealloc_pd(other), EBUSY);
+	EXPECT(ibv_dealloc_pd(pd), 0);
+	EXPECT(ibv_rereg_mr(mr, DOMAIN, pd, NULL, 0, 0), IBV_REREG_MR_ERR_CMD);
+	pd = ibv_alloc_pd(context);
+	EXPECT(ibv_rereg_mr(mr, PLACE | DOMAIN | RIGHTS, pd, memory, sizeof memory, IBV_ACCESS_REMOTE_READ), 0);
+	key = mr->rkey;
+	errno = 0;
+	EXPECT(ibv_rereg_mr(mr, 0, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_CMD);
+	EXPECT(errno, EINVAL);
+	EXPECT(ibv_rereg_mr(mr, 8, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
+	EXPECT(ibv_rereg_mr(mr, PLACE, NULL, NULL, 64, 0), IBV_REREG_MR_ERR_INPUT);
+	EXPECT(ibv_rereg_mr(mr, PLACE, NULL, memory, 0, 0), IBV_REREG_MR_ERR_INPUT);
+	EXPECT(ibv_rereg_mr(mr, PLACE, NULL, memory, 64, IBV_ACCESS_LOCAL_WRITE), IBV_REREG_MR_ERR_INPUT);
+	EXPECT(ibv_rereg_mr(mr, RIGHTS, NULL, NULL, 0, IBV_ACCESS_REMOTE_WRITE), IBV_REREG_MR_ERR_CMD);
+	EXPECT(errno, EINVAL);
+	EXPECT(ibv_rereg_mr(mr, DOMAIN, foreign, NULL, 0, 0), IBV_REREG_MR_ERR_CMD);
+	EXPECT(errno, EINVAL);
+	EXPECT(ibv_rereg_mr(mr, PLACE | RIGHTS, NULL, constant, 8192, IBV_ACCESS_LOCAL_WRITE), IBV_REREG_MR_ERR_CMD);
+	EXPECT(errno, EFAULT);
+	EXPECT(mr->rkey == key && mr->addr == memory && mr->length == sizeof memory && mr->pd == pd, 1);
+	EXPECT(ibv_dereg_mr(mr), 0);
+	EXPECT(ibv_rereg_mr(NULL, RIGHTS, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
+	EXPECT(ibv_dealloc_pd(pd), 0);
+	EXPECT(ibv_dealloc_pd(other), 0);
+	EXPECT(ibv_dealloc_pd(foreign), 0);
+	EXPECT(ibv_close_device(second), 0);
+	munmap(constant, 8192);
+}
+
+/* Regions of files, private and shared, and of huge pages where the kernel has some. */
+static void mappings(struct ibv_context *context)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	char name[] = "/tmp/xwarp-region-XXXXXX";
+	int file = mkstemp(name), huge;
+	struct ibv_mr *mr;
+	void *map;
+
+	EXPECT(ftruncate(file, 10000), 0);
+	map = mmap(NULL, 10000, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	mr = ibv_reg_mr(pd, map, 10000, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	EXPECT(mr != NULL, 1);
+	EXPECT(ibv_dereg_mr(mr), 0);
+	/* Beyond the end of the file there is no page. */
+	munmap(map, 10000);
+	map = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	REFUSED(ibv_reg_mr(pd, map, 1 << 20, IBV_ACCESS_LOCAL_WRITE), EFAULT);
+	munmap(map, 1 << 20);
+	map = mmap(NULL, 10000, PROT_READ, MAP_PRIVATE, file, 0);
+	mr = ibv_reg_mr(pd, (char *)map + 1, 9999, IBV_ACCESS_REMOTE_READ);
+	EXPECT(mr != NULL, 1);
+	EXPECT(ibv_dereg_mr(mr), 0);
+	munmap(map, 10000);
+	close(file);
+	unlink(name);
+	map = mmap(NULL, 4 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0);
+	huge = map != MAP_FAILED;
+	mr = huge ? ibv_reg_mr(pd, map, 4 << 20, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_HUGETLB) : NULL;
+	if (huge)
+		EXPECT(mr && ibv_dereg_mr(mr) == 0, 1);
+	EXPECT(ibv_dealloc_pd(pd), 0);
+}
+
+/* What the device says of itself holds, and no more. */
+static void limits(struct ibv_context *context)
+{
+	struct {
+		struct ibv_device_attr_ex known;
+		char later[64];
+	} newer;
+	struct ibv_query_device_ex_input wrong = { .comp_mask = 1 };
+	struct ibv_device_attr_ex ex;
+	struct ibv_device_attr attr;
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	struct ibv_srq_init_attr srq_init = { 0 };
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC };
+	struct ibv_srq *srq;
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+
+	EXPECT(ibv_query_device(context, &attr), 0);
+	EXPECT(ibv_query_device_ex(context, NULL, &ex), 0);
+	EXPECT(ex.orig_attr.max_qp_wr, attr.max_qp_wr);
+	EXPECT(ex.orig_attr.node_guid == attr.node_guid && attr.node_guid == ibv_get_device_guid(context->device), 1);
+	EXPECT(ex.odp_caps.general_caps || ex.tso_caps.max_tso || ex.rss_caps.rx_hash_fields_mask || ex.raw_packet_caps, 0);
+	EXPECT(ibv_query_device_ex(context, &wrong, &ex), EINVAL);
+	/* A program with newer headers: what this library does not know is zero. */
+	memset(&newer, 0xff, sizeof newer);
+	EXPECT(verbs_get_ctx(context)->query_device_ex(context, NULL, &newer.known, sizeof newer), 0);
+	for (size_t i = 0; i < sizeof newer.later; i++)
+		EXPECT(newer.later[i], 0);
+
+	REFUSED(ibv_create_cq(context, attr.max_cqe + 1, NULL, NULL, 0), EINVAL);
+	cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+	EXPECT(ibv_resize_cq(cq, 0), EINVAL);
+	EXPECT(ibv_resize_cq(cq, -1), EINVAL);
+	EXPECT(ibv_resize_cq(cq, attr.max_cqe + 1), EINVAL);
+	EXPECT(cq->cqe, 16);
+	EXPECT(ibv_resize_cq(NULL, 16), EINVAL);
+	init.send_cq = init.recv_cq = cq;
+	init.cap = (struct ibv_qp_cap){ attr.max_qp_wr, attr.max_qp_wr, attr.max_sge, attr.max_sge, 64 };
+	qp = ibv_create_qp(pd, &init);
+	EXPECT(qp != NULL, 1);
+	EXPECT(ibv_destroy_qp(qp), 0);
+	init.cap.max_send_wr++;
+	REFUSED(ibv_create_qp(pd, &init), EINVAL);
+	init.cap = (struct ibv_qp_cap){ 4, 4, attr.max_sge + 1, 1, 0 };
+	REFUSED(ibv_create_qp(pd, &init), EINVAL);
+	srq_init.attr = (struct ibv_srq_attr){ attr.max_srq_wr, attr.max_srq_sge, 0 };
+	srq = ibv_create_srq(pd, &srq_init);
+	EXPECT(srq != NULL, 1);
+	srq_init.attr.max_wr++;
+	EXPECT(ibv_modify_srq(srq, &srq_init.attr, IBV_SRQ_MAX_WR), EINVAL);
+	EXPECT(ibv_modify_srq(srq, NULL, IBV_SRQ_MAX_WR), EINVAL);
+	EXPECT(ibv_destroy_srq(srq), 0);
+	REFUSED(ibv_create_srq(pd, &srq_init), EINVAL);
+	EXPECT(ibv_destroy_cq(cq), 0);
+	EXPECT(ibv_dealloc_pd(pd), 0);
+}
+
+/* What ibv_create_cq_ex takes, and what it refuses. */
+static void extended_queues(struct ibv_context *context)
+{
+	struct ibv_cq_init_attr_ex attr = { .cqe = 16, .wc_flags = IBV_WC_STANDARD_FLAGS };
+	struct ibv_cq_ex *cq;
+
+	cq = ibv_create_cq_ex(context, &attr);
+	EXPECT(cq != NULL, 1);
+	EXPECT(ibv_start_poll(cq, &(struct ibv_poll_cq_attr){ 0 }), ENOENT);
+	EXPECT(ibv_resize_cq(ibv_cq_ex_to_cq(cq), 32), 0);
+	EXPECT(cq->cqe, 32);
+	EXPECT(ibv_destroy_cq(ibv_cq_ex_to_cq(cq)), 0);
+	attr.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS;
+	attr.flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+	cq = ibv_create_cq_ex(context, &attr);
+	EXPECT(cq != NULL, 1);
+	EXPECT(ibv_destroy_cq(ibv_cq_ex_to_cq(cq)), 0);
+	attr.flags = 1 << 7;
+	REFUSED(ibv_create_cq_ex(context, &attr), EOPNOTSUPP);
+	attr = (struct ibv_cq_init_attr_ex){ .cqe = 16, .wc_flags = IBV_WC_EX_WITH_CVLAN };
+	REFUSED(ibv_create_cq_ex(context, &attr), EOPNOTSUPP);
+	attr = (struct ibv_cq_init_attr_ex){ .cqe = 16, .comp_vector = 3 };
+	REFUSED(ibv_create_cq_ex(context, &attr), EINVAL);
+	attr = (struct ibv_cq_init_attr_ex){ .cqe = 0 };
+	REFUSED(ibv_create_cq_ex(context, &attr), EINVAL);
+	REFUSED(ibv_create_cq_ex(context, NULL), EINVAL);
 }
 
 static void what_iwarp_cannot(struct ibv_context *context)
@@ -171,6 +342,16 @@ static void states_and_posts(struct ibv_context *context)
 	EXPECT(ibv_post_recv(qp, &first, &bad_recv), 0);
 	EXPECT(ibv_post_recv(qp, &first, &bad_recv), ENOMEM);
 	EXPECT(bad_recv == &first, 1);
+	/* Lists that there are not. */
+	second.num_sge = -1;
+	EXPECT(ibv_post_recv(qp, &second, &bad_recv), EINVAL);
+	second.num_sge = 33;
+	EXPECT(ibv_post_recv(qp, &second, &bad_recv), EINVAL);
+	second.num_sge = 1, second.sg_list = NULL;
+	EXPECT(ibv_post_recv(qp, &second, &bad_recv), EINVAL);
+	EXPECT(bad_recv == &second, 1);
+	EXPECT(ibv_post_recv(qp, NULL, &bad_recv), 0);
+	second.sg_list = &sge;
 	EXPECT(ibv_query_qp(qp, &query, IBV_QP_STATE, &init), 0);
 	EXPECT(query.qp_state, IBV_QPS_INIT);
 	EXPECT(init.cap.max_recv_wr, 2);
@@ -251,6 +432,10 @@ int main(void)
 	ibv_free_device_list(list);
 	destruction_in_the_wrong_order(context);
 	registrations(context);
+	registrations_again(context);
+	mappings(context);
+	limits(context);
+	extended_queues(context);
 	what_iwarp_cannot(context);
 	null_pointers(context);
 	states_and_posts(context);

@@ -1,13 +1,16 @@
 /* Two ends that do what the distribution's programs do not: "pair server CASE" and "pair client CASE ADDRESS". */
 #include <errno.h>
 #include <infiniband/verbs.h>
+#include <limits.h>
 #include <netdb.h>
 #include <poll.h>
+#include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define PORT "7250"
@@ -472,6 +475,379 @@ static void window_client(struct end *end, const char *address)
 	leave(end);
 }
 
+/* Counts the allocations of the thread that sets `counts`. The libraries' allocator calls these functions, because a program's come first. */
+static __thread int counts;
+static __thread long allocations;
+
+extern void *__libc_malloc(size_t size), *__libc_calloc(size_t number, size_t size), *__libc_realloc(void *old, size_t size);
+extern void *__libc_memalign(size_t alignment, size_t size);
+
+void *malloc(size_t size)
+{
+	allocations += counts;
+	return __libc_malloc(size);
+}
+
+void *calloc(size_t number, size_t size)
+{
+	allocations += counts;
+	return __libc_calloc(number, size);
+}
+
+void *realloc(void *old, size_t size)
+{
+	allocations += counts;
+	return __libc_realloc(old, size);
+}
+
+int posix_memalign(void **out, size_t alignment, size_t size)
+{
+	allocations += counts;
+	*out = __libc_memalign(alignment, size);
+	return *out ? 0 : ENOMEM;
+}
+
+static void receive_again(struct end *end, uint64_t slot)
+{
+	struct ibv_sge sge = { (uintptr_t)end->memory + 2048 + 64 * (slot % 16), 64, end->mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = slot, .sg_list = &sge, .num_sge = 1 }, *bad;
+
+	EXPECT(ibv_post_recv(end->qp, &wr, &bad), 0);
+}
+
+/* One message of each kind to the peer, by both interfaces, and one from it. */
+static void exchange(struct end *end, int round)
+{
+	struct ibv_sge sge = { (uintptr_t)end->memory, 64, end->mr->lkey };
+	struct ibv_send_wr last = { .wr_id = 3, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND };
+	struct ibv_send_wr first = { .wr_id = 2, .next = &last, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE };
+	struct ibv_send_wr inlined = { .wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+				       .send_flags = IBV_SEND_INLINE }, *bad;
+	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(end->qp);
+	struct ibv_wc wc[4];
+	int left = 5;
+
+	first.wr.rdma.remote_addr = inlined.wr.rdma.remote_addr = end->peer.address;
+	first.wr.rdma.rkey = inlined.wr.rdma.rkey = end->peer.key;
+	EXPECT(ibv_post_send(end->qp, &inlined, &bad), 0);
+	ibv_wr_start(qp);
+	qp->wr_flags = 0;
+	qp->wr_id = 4;
+	ibv_wr_rdma_write(qp, end->peer.key, end->peer.address);
+	ibv_wr_set_sge(qp, end->mr->lkey, (uintptr_t)end->memory, 64);
+	EXPECT(ibv_wr_complete(qp), 0);
+	EXPECT(ibv_post_send(end->qp, &first, &bad), 0);
+	/* Five completions, because the queue pair signals all: four of requests, one of a receive. */
+	while (left > 0) {
+		int found = ibv_poll_cq(end->cq, left < 4 ? left : 4, wc);
+
+		CHECK(found >= 0);
+		for (int i = 0; i < found; i++) {
+			EXPECT(wc[i].status, IBV_WC_SUCCESS);
+			if (wc[i].opcode & IBV_WC_RECV)
+				receive_again(end, round);
+		}
+		left -= found;
+	}
+}
+
+/* Requests and completions allocate nothing. What the network reports meanwhile (neighbours, addresses) does, so one of ten batches without
+ * an allocation is what shows it: an allocation by each message would be in all. */
+static void count_allocations(struct end *end)
+{
+	long least = LONG_MAX;
+	void *sample;
+
+	for (int batch = 0; batch < 10; batch++) {
+		allocations = 0;
+		counts = 1;
+		for (int round = 0; round < 50; round++)
+			exchange(end, round);
+		counts = 0;
+		least = allocations < least ? allocations : least;
+	}
+	EXPECT(least, 0);
+	/* The library's allocations are counted. */
+	allocations = 0;
+	counts = 1;
+	sample = ibv_create_comp_channel(end->id->verbs);
+	counts = 0;
+	CHECK(allocations > 0);
+	EXPECT(ibv_destroy_comp_channel(sample), 0);
+}
+
+static void allocations_server(struct end *end)
+{
+	await_request(end);
+	equip(end, NULL, 0);
+	for (int i = 0; i < 4; i++)
+		receive_again(end, i);
+	accept_request(end);
+	count_allocations(end);
+	/* The client has all completions that it waits for. */
+	EXPECT(completion(end).opcode, IBV_WC_RECV);
+	leave(end);
+}
+
+static void allocations_client(struct end *end, const char *address)
+{
+	resolve(end, address);
+	equip(end, NULL, 0);
+	for (int i = 0; i < 4; i++)
+		receive_again(end, i);
+	connect_to(end);
+	count_allocations(end);
+	post(end, IBV_WR_SEND, 0, 0, 0);
+	step(end, RDMA_CM_EVENT_DISCONNECTED);
+	end->gone = 1;
+	leave(end);
+}
+
+/* SQD closes the connection: what was posted is sent, and nothing is sent afterwards. */
+static void draining_server(struct end *end)
+{
+	await_request(end);
+	equip(end, NULL, 0);
+	receives(end, 6);
+	accept_request(end);
+	for (int i = 0; i < 5; i++) {
+		struct ibv_wc wc = completion(end);
+
+		EXPECT(wc.status, IBV_WC_SUCCESS);
+		EXPECT(wc.byte_len, 8);
+	}
+	step(end, RDMA_CM_EVENT_DISCONNECTED);
+	end->gone = 1;
+	EXPECT(completion(end).status, IBV_WC_WR_FLUSH_ERR);
+	leave(end);
+}
+
+static void draining_client(struct end *end, const char *address)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_SQD };
+	struct ibv_qp_init_attr init;
+
+	resolve(end, address);
+	equip(end, NULL, 0);
+	connect_to(end);
+	for (int i = 0; i < 5; i++)
+		post(end, IBV_WR_SEND, 8, 0, 0);
+	EXPECT(ibv_modify_qp(end->qp, &attr, IBV_QP_STATE), 0);
+	EXPECT(ibv_query_qp(end->qp, &attr, IBV_QP_STATE, &init), 0);
+	CHECK(attr.qp_state != IBV_QPS_RTS);
+	attr.qp_state = IBV_QPS_RTS;
+	EXPECT(ibv_modify_qp(end->qp, &attr, IBV_QP_STATE), EINVAL);
+	for (int i = 0; i < 5; i++)
+		EXPECT(completion(end).status, IBV_WC_SUCCESS);
+	step(end, RDMA_CM_EVENT_DISCONNECTED);
+	end->gone = 1;
+	leave(end);
+}
+
+#define MESSAGES 5000
+/* Sends whose completions were polled. A request leaves its queue when it completes, so only this keeps the completion queue from overflowing. */
+static _Atomic uint64_t polled;
+
+/* Posts from a thread of its own, while the caller polls. */
+static void *poster(void *argument)
+{
+	struct end *end = argument;
+
+	for (uint64_t number = 0; number < MESSAGES;) {
+		struct ibv_sge sge = { (uintptr_t)&number, sizeof number, 0 };
+		struct ibv_send_wr wr = { .wr_id = number, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+					  .send_flags = IBV_SEND_INLINE }, *bad;
+
+		if (number - polled >= 16)
+			continue;
+		EXPECT(ibv_post_send(end->qp, &wr, &bad), 0);
+		number++;
+	}
+	return NULL;
+}
+
+/* Both directions at once: one thread of each end posts, one polls. Numbers arrive in order. */
+static void both_threads(struct end *end)
+{
+	uint64_t sent = 0, received = 0, number;
+	struct ibv_wc wc;
+	pthread_t thread;
+
+	CHECK(pthread_create(&thread, NULL, poster, end) == 0);
+	while (sent < MESSAGES || received < MESSAGES) {
+		int found = ibv_poll_cq(end->cq, 1, &wc);
+
+		CHECK(found >= 0);
+		if (found == 0)
+			continue;
+		EXPECT(wc.status, IBV_WC_SUCCESS);
+		if (wc.opcode & IBV_WC_RECV) {
+			EXPECT(wc.wr_id % 16, received % 16);
+			memcpy(&number, end->memory + 2048 + 64 * (wc.wr_id % 16), sizeof number);
+			EXPECT(number, received);
+			receive_again(end, received++);
+		} else {
+			EXPECT(wc.wr_id, sent++);
+			polled = sent;
+		}
+	}
+	CHECK(pthread_join(thread, NULL) == 0);
+}
+
+static void threads_server(struct end *end)
+{
+	await_request(end);
+	equip(end, NULL, 0);
+	for (int i = 0; i < 16; i++)
+		receive_again(end, i);
+	accept_request(end);
+	both_threads(end);
+	/* The client has all completions that it waits for. */
+	EXPECT(completion(end).opcode, IBV_WC_RECV);
+	leave(end);
+}
+
+static void threads_client(struct end *end, const char *address)
+{
+	resolve(end, address);
+	equip(end, NULL, 0);
+	for (int i = 0; i < 16; i++)
+		receive_again(end, i);
+	connect_to(end);
+	both_threads(end);
+	post(end, IBV_WR_SEND, 0, 0, 0);
+	step(end, RDMA_CM_EVENT_DISCONNECTED);
+	end->gone = 1;
+	leave(end);
+}
+
+/* A region of more than 4 GiB, most of it never touched, and zero-based, so that its offsets need 33 bits. */
+#define HUGE_LENGTH ((5ull << 30) + 4096)
+#define HUGE_PLACE ((4ull << 30) + 100)
+
+static void huge_server(struct end *end)
+{
+	struct place place;
+	struct ibv_mr *mr;
+	char *map;
+
+	CHECK((map = mmap(NULL, HUGE_LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) != MAP_FAILED);
+	strcpy(map + HUGE_PLACE, "beyond 4 GiB");
+	await_request(end);
+	equip(end, NULL, 0);
+	CHECK(mr = ibv_reg_mr(end->pd, map, HUGE_LENGTH, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_ZERO_BASED));
+	EXPECT(mr->length == HUGE_LENGTH, 1);
+	receives(end, 1);
+	accept_request(end);
+	place = (struct place){ .address = HUGE_PLACE, .key = mr->rkey };
+	memcpy(end->memory, &place, sizeof place);
+	post(end, IBV_WR_SEND, sizeof place, 0, 0);
+	EXPECT(completion(end).opcode, IBV_WC_SEND);
+	EXPECT(completion(end).opcode, IBV_WC_RECV);
+	EXPECT(ibv_dereg_mr(mr), 0);
+	leave(end);
+}
+
+static void huge_client(struct end *end, const char *address)
+{
+	resolve(end, address);
+	equip(end, NULL, 0);
+	receives(end, 1);
+	connect_to(end);
+	EXPECT(completion(end).opcode, IBV_WC_RECV);
+	memcpy(&end->peer, end->memory, sizeof end->peer);
+	post(end, IBV_WR_RDMA_READ, 13, 0, end->peer.key);
+	EXPECT(completion(end).status, IBV_WC_SUCCESS);
+	EXPECT(memcmp(end->memory, "beyond 4 GiB", 13), 0);
+	post(end, IBV_WR_SEND, 0, 0, 0);
+	EXPECT(completion(end).opcode, IBV_WC_SEND);
+	step(end, RDMA_CM_EVENT_DISCONNECTED);
+	end->gone = 1;
+	leave(end);
+}
+
+/* Inline data up to what the queue pair has, and no more; lists that there are not; registrations that windows hold. */
+static void refusals_client(struct end *end, const char *address)
+{
+	struct ibv_sge sge = { 0 };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_INLINE }, *bad;
+	struct ibv_send_wr bind = { .wr_id = 1, .opcode = IBV_WR_BIND_MW };
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+	struct ibv_mw *mw;
+	uint32_t key;
+
+	resolve(end, address);
+	equip(end, NULL, 0);
+	connect_to(end);
+	EXPECT(ibv_query_qp(end->qp, &attr, IBV_QP_CAP, &init), 0);
+	CHECK(init.cap.max_inline_data >= 64);
+	sge = (struct ibv_sge){ (uintptr_t)end->memory, init.cap.max_inline_data, 0 };
+	EXPECT(ibv_post_send(end->qp, &wr, &bad), 0);
+	EXPECT(completion(end).status, IBV_WC_SUCCESS);
+	for (uint32_t length = init.cap.max_inline_data + 1; length; length <<= 1) {
+		sge.length = length;
+		CHECK(ibv_post_send(end->qp, &wr, &bad) != 0 && bad == &wr);
+	}
+	sge = (struct ibv_sge){ 0, 8, 0 };
+	EXPECT(ibv_post_send(end->qp, &wr, &bad), EFAULT);
+	wr.send_flags = 0;
+	for (int number = -2; number < 40; number++) {
+		struct ibv_sge many[40] = { { 0 } };
+
+		wr.sg_list = number < 0 || number > 2 ? many : NULL;
+		wr.num_sge = number;
+		/* An empty message, and one that no queue pair takes. */
+		if (number == 0)
+			EXPECT(ibv_post_send(end->qp, &wr, &bad), 0);
+		else
+			EXPECT(ibv_post_send(end->qp, &wr, &bad), EINVAL);
+	}
+	EXPECT(completion(end).status, IBV_WC_SUCCESS);
+	wr.num_sge = 0;
+	wr.opcode = IBV_WR_TSO;
+	EXPECT(ibv_post_send(end->qp, &wr, &bad), EOPNOTSUPP);
+	wr.opcode = (enum ibv_wr_opcode)77;
+	EXPECT(ibv_post_send(end->qp, &wr, &bad), EOPNOTSUPP);
+	EXPECT(ibv_post_send(end->qp, NULL, &bad), 0);
+
+	CHECK(mw = ibv_alloc_mw(end->pd, IBV_MW_TYPE_2));
+	key = ibv_inc_rkey(mw->rkey);
+	bind.bind_mw.mw = mw;
+	bind.bind_mw.rkey = key;
+	bind.bind_mw.bind_info = (struct ibv_mw_bind_info){ .mr = NULL, .addr = (uintptr_t)end->memory, .length = 64,
+							     .mw_access_flags = IBV_ACCESS_REMOTE_READ };
+	EXPECT(ibv_post_send(end->qp, &bind, &bad), EINVAL);
+	bind.bind_mw.bind_info.mr = end->mr;
+	bind.bind_mw.mw = NULL;
+	EXPECT(ibv_post_send(end->qp, &bind, &bad), EINVAL);
+	bind.bind_mw.mw = mw;
+	bind.bind_mw.rkey = key + 256;
+	EXPECT(ibv_post_send(end->qp, &bind, &bad), EINVAL);
+	bind.bind_mw.rkey = key;
+	EXPECT(ibv_post_send(end->qp, &bind, &bad), 0);
+	EXPECT(completion(end).opcode, IBV_WC_BIND_MW);
+	EXPECT(ibv_dereg_mr(end->mr), EBUSY);
+	EXPECT(ibv_rereg_mr(end->mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, ALL_ACCESS), IBV_REREG_MR_ERR_CMD);
+	EXPECT(errno, EBUSY);
+	EXPECT(ibv_dealloc_mw(mw), 0);
+	EXPECT(ibv_rereg_mr(end->mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, ALL_ACCESS), 0);
+	step(end, RDMA_CM_EVENT_DISCONNECTED);
+	end->gone = 1;
+	leave(end);
+}
+
+static void refusals_server(struct end *end)
+{
+	await_request(end);
+	equip(end, NULL, 0);
+	receives(end, 2);
+	accept_request(end);
+	completion(end);
+	completion(end);
+	leave(end);
+}
+
 static const struct {
 	const char *name;
 	void (*server)(struct end *end);
@@ -481,6 +857,11 @@ static const struct {
 	{ "limit", limit_server, limit_client },
 	{ "fields", fields_server, fields_client },
 	{ "window", window_server, window_client },
+	{ "allocations", allocations_server, allocations_client },
+	{ "draining", draining_server, draining_client },
+	{ "threads", threads_server, threads_client },
+	{ "huge", huge_server, huge_client },
+	{ "refusals", refusals_server, refusals_client },
 };
 
 int main(int argc, char **argv)
