@@ -22,6 +22,8 @@ pub struct Config {
     pub transport: i32,
     /// Port of connections by queue pair number; `None`: there are none.
     pub pairing_port: Option<u16>,
+    /// The librdmacm.so.1 whose rsockets are used; `None`: the distribution's.
+    pub rsockets: Option<String>,
     markers: Markers,
     crc: bool,
     progress: Progress,
@@ -64,6 +66,7 @@ impl Config {
                 None => Some(PAIRING_PORT),
                 Some(port) => port.ok().filter(|port| *port > 0),
             },
+            rsockets: variable("XWARP_RSOCKETS"),
             markers: choice(
                 "XWARP_MARKERS",
                 Markers::Prefer,

@@ -200,6 +200,37 @@ fn netns_compat_random_calls_end_as_modelled() {
     }
 }
 
+/// rsockets are the distribution's own code, over our verbs.
+#[test]
+fn netns_compat_rsockets_carry_streams() {
+    let lab = lab();
+    for (program, options, family) in [
+        ("rstream", "-S 4096 -C 100 -T v", Family::V4),
+        ("rstream", "-S 65536 -C 20 -T b -T v", Family::V4),
+        ("rstream", "-S 4096 -C 100 -T n -T v", Family::V6),
+        ("riostream", "-S 4096 -C 100 -T v", Family::V4),
+        ("riostream", "-S 65536 -C 20 -T b", Family::V4),
+    ] {
+        let (line, address) = (format!("{program} {options}"), lab.address(Side::B, family));
+        let [_, said] = pair(&lab, &format!("{line} -b {address}"), &format!("{line} -s {address}"))
+            .unwrap_or_else(|error| panic!("{line}: {error:#}"));
+        assert!(said.contains("custom "), "{line}: {said}");
+    }
+}
+
+#[test]
+fn netns_compat_rcopy_copies_a_file() {
+    let lab = lab();
+    let (from, to) = (lab.file("from"), lab.file("to"));
+    let bytes: Vec<u8> = (0..3_000_000_u32).map(|number| (number * 7 / 5) as u8).collect();
+    std::fs::write(&from, &bytes).unwrap();
+    // Its server runs until it is stopped.
+    let mut server = start(&lab, Side::B, "rcopy").unwrap();
+    let address = lab.address(Side::B, Family::V4);
+    connect(&lab, &mut server, &format!("rcopy {} {address}:{}", from.display(), to.display())).unwrap();
+    assert!(std::fs::read(&to).unwrap() == bytes, "the copy differs");
+}
+
 #[test]
 fn netns_compat_programs_may_exit_in_a_signal_handler() {
     let lab = lab();

@@ -156,13 +156,13 @@ impl Channel {
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// The next event; waits for it unless the program has made the descriptor non-blocking.
-    pub fn next(self: &Arc<Self>) -> Result<Arc<CmEvent>, Errno> {
+    /// The next event; waits for it if `always` or if the program has not made the descriptor non-blocking.
+    pub fn next(self: &Arc<Self>, always: bool) -> Result<Arc<CmEvent>, Errno> {
         loop {
             if let Some(event) = self.poll() {
                 return Ok(event);
             }
-            if self.fd.is_nonblocking() {
+            if !always && self.fd.is_nonblocking() {
                 return Err(Errno::EAGAIN);
             }
             let only = match &lock(&self.lanes)[..] {
@@ -202,7 +202,7 @@ pub extern "C" fn rdma_get_cm_event(
             return Err(Errno::EINVAL);
         }
         let channel = channel.object()?;
-        let event = channel.reading(|| channel.next())?;
+        let event = channel.reading(|| channel.next(false))?;
         let event = Handle::publish(event);
         out.write(event.as_ptr())
     };

@@ -253,7 +253,7 @@ pub extern "C" fn rdma_get_request(listener: Handle<Id>, out: Out<*mut rdma_cm_i
         if lock(&listener.inner).stage != Stage::Listening {
             return Err(Errno::EINVAL);
         }
-        let found = listener.await_event()?.ok_or(Errno::EINVAL)?;
+        let found = listener.await_event(false)?.ok_or(Errno::EINVAL)?;
         if found.kind() != crate::abi::cm::event::CONNECT_REQUEST {
             return Err(Errno::EINVAL);
         }

@@ -13,6 +13,7 @@ use super::{
     channel::{Channel, Lane},
     event::{CmEvent, acknowledge},
     parking,
+    rsocket::{PRIVATE_BYTES, opens_rsocket},
 };
 use crate::{
     abi::{
@@ -56,6 +57,8 @@ pub struct Inner {
     pub channel: Arc<Channel>,
     /// The program has given no channel: calls wait for their events.
     pub is_sync: bool,
+    /// Calls wait even when the descriptor is non-blocking.
+    is_rsocket: bool,
     /// One, or one for each device while the identifier is bound to a wildcard address.
     pub ends: Vec<End>,
     pub qp: Weak<Qp>,
@@ -69,8 +72,11 @@ pub struct Inner {
 }
 
 /// An identifier.
+#[repr(C)]
 pub struct Id {
     pub c: CPart<rdma_cm_id>,
+    /// Lies behind `c`.
+    _private: [u8; PRIVATE_BYTES],
     pub inner: Mutex<Inner>,
     pub unacknowledged: Unacknowledged,
     pub template: CPart<Option<QpTemplate>>,
@@ -87,6 +93,7 @@ impl Id {
             stage: Stage::Idle,
             channel: Arc::clone(channel),
             is_sync,
+            is_rsocket: opens_rsocket(),
             ends: Vec::new(),
             qp: Weak::new(),
             depths: [0; 2],
@@ -96,6 +103,7 @@ impl Id {
         };
         let id = Arc::new(Self {
             c: CPart::new(c),
+            _private: [0; PRIVATE_BYTES],
             inner: Mutex::new(inner),
             unacknowledged: Unacknowledged::default(),
             template: CPart::new(None),
@@ -224,7 +232,8 @@ impl Id {
 
     /// A synchronous call waits for its event, whose failure is the call's.
     pub fn complete(&self) -> Result<(), Errno> {
-        let Some(found) = self.await_event()? else { return Ok(()) };
+        let always = lock(&self.inner).is_rsocket;
+        let Some(found) = self.await_event(always)? else { return Ok(()) };
         match (found.kind(), found.status()) {
             (event::REJECTED, _) => Err(Errno::ECONNREFUSED),
             (_, 0) => Ok(()),
@@ -233,7 +242,8 @@ impl Id {
     }
 
     /// The next event of a synchronous identifier, which keeps it until the next call that waits; `None` for an asynchronous one.
-    pub fn await_event(&self) -> Result<Option<Arc<CmEvent>>, Errno> {
+    /// `always`: waits for it even when the program has made the descriptor non-blocking.
+    pub fn await_event(&self, always: bool) -> Result<Option<Arc<CmEvent>>, Errno> {
         let channel = {
             let mut inner = lock(&self.inner);
             if !inner.is_sync {
@@ -242,7 +252,7 @@ impl Id {
             self.forget_event(&mut inner);
             Arc::clone(&inner.channel)
         };
-        let found = channel.next()?;
+        let found = channel.next(always)?;
         let handle = Handle::publish(Arc::clone(&found));
         lock(&self.inner).event = Some(handle);
         self.c.update(|c| c.event = handle.as_ptr());
@@ -258,6 +268,7 @@ impl Id {
 
     /// Takes over the event of the listener, which tells of this request: its private data lives until the next call that waits.
     pub fn take_event(&self, listener: &Self) {
+        lock(&self.inner).is_rsocket = lock(&listener.inner).is_rsocket;
         let event = lock(&listener.inner).event.take();
         listener.c.update(|c| c.event = std::ptr::null_mut());
         self.c.update(|c| c.event = event.map_or(std::ptr::null_mut(), Handle::as_ptr));

@@ -13,3 +13,4 @@ pub mod options;
 pub mod parking;
 pub mod refused;
 pub mod resolve;
+pub mod rsocket;

@@ -1,18 +1,11 @@
-//! Functions of librdmacm that need what this device has not, and rsockets.
-//!
-//! rsockets are a library of their own inside librdmacm: it has no version of them for other providers of its functions, because its
-//! code calls its own functions directly. Byte streams over xwarp are those of SDP. [`rpoll`] exists because programs of
-//! librdmacm's own tests are linked with it.
+//! Functions of librdmacm that need what this device has not.
 
 use std::ffi::{c_int, c_void};
 
 use nix::errno::Errno;
 
 use super::id::Id;
-use crate::{
-    boundary::Handle,
-    failure::{count, minus_one},
-};
+use crate::{boundary::Handle, failure::minus_one};
 
 /// Multicast needs UD.
 pub extern "C" fn rdma_join_multicast(
@@ -51,14 +44,4 @@ pub extern "C" fn rdma_get_remote_ece(_id: Handle<Id>, _ece: *mut c_void) -> c_i
 
 pub extern "C" fn rdma_reject_ece(_id: Handle<Id>, _data: *const c_void, _len: u8) -> c_int {
     minus_one(Err(Errno::EOPNOTSUPP))
-}
-
-/// An rsocket call that returns a number: none is open.
-pub extern "C" fn rsocket_call() -> isize {
-    count(Err(Errno::EOPNOTSUPP)) as isize
-}
-
-/// `poll` for descriptors that are no rsockets, which is all that there are.
-pub extern "C" fn rpoll(fds: *mut c_void, number: libc::nfds_t, limit_ms: c_int) -> c_int {
-    crate::boundary::poll(fds, number, limit_ms)
 }
