@@ -4,7 +4,7 @@
 
 use std::{cell::RefCell, mem, ops::Range, ptr::NonNull};
 
-use xwarp_verbs::{Memory, Pages};
+use xwarp_rnic::{Memory, Pages};
 
 /// Size of the canary before and after a region, in bytes.
 const MARGIN: usize = 512;

@@ -2,14 +2,14 @@
 //!
 //! An input is the ULPDU or the segment.
 
-use xwarp_tcp::rdma_tcp::{ConnectionId, HEADER_MOST_BYTES, SegmentHeader};
-use xwarp_verbs::{
+use xwarp_rnic::{
     ddp::{Header, Malformed, RawHeader, Versions},
     rdmap::{
         ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Control,
         READ_REQUEST_BYTES, ReadRequest, TERMINATE_MOST_BYTES, TerminateHeader,
     },
 };
+use xwarp_tcp::rdma_tcp::{ConnectionId, HEADER_MOST_BYTES, SegmentHeader};
 
 /// Runs one input.
 pub fn target(data: &[u8]) {

@@ -9,6 +9,12 @@ use std::{
     sync::Arc,
 };
 
+use xwarp_rnic::{
+    Access, Opcode, Operation, Payload, QpId, RecvRequest, Remote, STag, SendFlags, Sge, WcStatus,
+    WorkCompletion, WorkRequest,
+    engine::{ConnectParams, Engine, EngineConfig},
+    rnic::{CmEvent, CompletionRing, QpAttributes, QueuePairOptions, Registration},
+};
 use xwarp_tcp::{
     framing::{AcceptParams, FramingConfig},
     mpa::{Markers, MpaConfig},
@@ -16,12 +22,6 @@ use xwarp_tcp::{
     secret::Secret,
     sim::path,
     time::{Duration, Instant},
-};
-use xwarp_verbs::{
-    Access, Opcode, Operation, Payload, QpId, RecvRequest, Remote, STag, SendFlags, Sge, WcStatus,
-    WorkCompletion, WorkRequest,
-    engine::{ConnectParams, Engine, EngineConfig},
-    rnic::{CmEvent, CompletionRing, QpAttributes, QueuePairOptions, Registration},
 };
 
 use crate::{

@@ -191,7 +191,7 @@ fn lab_name(name: &str) -> Result<String, String> {
 ///
 /// Environment variables: XWARP_DEVICES (interfaces, separated by commas), XWARP_MARKERS (off, prefer, require), XWARP_CRC (on,
 /// off), XWARP_PROGRESS (auto, thread), XWARP_VENDOR_ID, XWARP_TRANSPORT (iwarp, unspecified), XWARP_CAPTURE (a pcapng file),
-/// XWARP_OBSERVE (1: for 'xwarp stat'), XWARP_LOG (a filter such as xwarp_verbs=debug), XWARP_LIBRARY (where libxwarp_compat.so
+/// XWARP_OBSERVE (1: for 'xwarp stat'), XWARP_LOG (a filter such as xwarp=debug), XWARP_LIBRARY (where libxwarp_compat.so
 /// is).
 #[derive(Debug, Args)]
 pub struct RunArguments {

@@ -75,7 +75,7 @@
 //!
 //! The library logs with `tracing`: `error` for what should not happen, `warn` for lost events, `info` for changes of the
 //! interface and peers that refuse markers, `debug` for each connection: what was negotiated, and why it ended. A program
-//! that installs `tracing_subscriber` with an `EnvFilter` is controlled by `RUST_LOG`: `RUST_LOG=xwarp_verbs=debug`.
+//! that installs `tracing_subscriber` with an `EnvFilter` is controlled by `RUST_LOG`: `RUST_LOG=xwarp=debug`.
 //!
 //! # Features
 //!
@@ -84,60 +84,32 @@
 //! | `af-xdp` (default) | real interfaces; needs clang and libelf to build |
 //! | `tokio` | futures: module `tokio` |
 //! | `sim` | the fabric in memory: module `sim` |
-//! | `internals` | the modules below the public objects (`engine`, `rnic`, `rdmap`, `ddp`, `tap`), without any promise of stability |
 #![deny(unsafe_code)]
 #![deny(clippy::disallowed_methods)]
 
 #[cfg(feature = "af-xdp")]
 mod af_xdp;
 mod api;
+mod fork;
 pub mod interface;
-pub mod memory;
 pub mod observe;
-mod segment;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod system;
 
-// `engine::Engine` is the whole RNIC as plain data: `rnic` (queues, keys, RDMAP streams) over `rdmap` and `ddp` (numbers
-// and headers of RFC 5040, 7306 and 5041) over the stack of `xwarp_tcp`. It has no clock, no thread and no system call.
-// `api` owns the lock around it and decides which thread runs it.
-#[cfg(not(feature = "internals"))]
-#[allow(dead_code, unused_imports, reason = "public only with the feature")]
-#[deny(clippy::disallowed_types)]
-mod ddp;
-#[cfg(feature = "internals")]
-#[deny(clippy::disallowed_types)]
-pub mod ddp;
-#[cfg(not(feature = "internals"))]
-#[allow(dead_code, unused_imports, reason = "public only with the feature")]
-#[deny(clippy::disallowed_types)]
-mod engine;
-#[cfg(feature = "internals")]
-#[deny(clippy::disallowed_types)]
-pub mod engine;
-#[cfg(not(feature = "internals"))]
-#[allow(dead_code, unused_imports, reason = "public only with the feature")]
-#[deny(clippy::disallowed_types)]
-mod rdmap;
-#[cfg(feature = "internals")]
-#[deny(clippy::disallowed_types)]
-pub mod rdmap;
-#[cfg(not(feature = "internals"))]
-#[allow(dead_code, unused_imports, reason = "public only with the feature")]
-#[deny(clippy::disallowed_types)]
-mod rnic;
-#[cfg(feature = "internals")]
-#[deny(clippy::disallowed_types)]
-pub mod rnic;
-#[cfg(not(feature = "internals"))]
-#[allow(dead_code, unused_imports, reason = "public only with the feature")]
 mod tap;
-#[cfg(feature = "internals")]
-pub mod tap;
 
 #[cfg(feature = "tokio")]
 pub use self::api::tokio;
+// The interface for applications: `api` owns the lock around the engine and decides which thread runs it. The objects of
+// `xwarp_rnic` and the settings of `xwarp_tcp` that applications use are the names below, and no others.
+pub use xwarp_rnic::memory;
+pub use xwarp_rnic::{
+    Access, AccessError, AsyncEvent, Binding, CqId, DdpError, LAYER_DDP, LAYER_LLP, LAYER_RDMA, Limits,
+    Memory, NoReceive, Opcode, Operation, Pages, Payload, PeerDepths, PostError, QpFault, QpId, QpInfo,
+    QpState, QueuePairOptions, RdmapError, RecvRequest, Remote, ResourceError, STag, SendFlags, Sge, SrqId,
+    StreamError, TaggedOffset, TerminateHeader, Versions, WcStatus, WorkCompletion, WorkRequest,
+};
 pub use xwarp_tcp::{
     framing::{FramingConfig, FramingError},
     mpa::{Markers, MpaConfig, RequestRevision, Rtr},
@@ -149,19 +121,9 @@ pub use xwarp_tcp::{
 #[cfg(feature = "af-xdp")]
 pub use xwarp_driver::{DriverConfig, Mode, ModePreference, Origin, OriginPreference};
 
-pub use self::{
-    api::{
-        AsyncEvents, CompletionChannel, CompletionQueue, CompletionQueueOptions, Counters, CqNotification,
-        Device, DeviceAttributes, DeviceFailed, DeviceOptions, FastRegion, FastRegionOptions, MemoryRegion,
-        MemoryWindow, OpenError, PostBatch, PostListError, Progress, ProtectionDomain, QueuePair,
-        RegionOptions, RegisterError, SharedReceiveQueue, cm,
-    },
-    ddp::{DdpError, STag, TaggedOffset, Versions},
-    memory::{AccessError, Memory, Pages},
-    rdmap::{RdmapError, StreamError, TerminateHeader},
-    rnic::{
-        Access, AsyncEvent, Binding, CqId, Limits, NoReceive, Opcode, Operation, Payload, PeerDepths,
-        PostError, QpFault, QpId, QpInfo, QpState, QueuePairOptions, RecvRequest, Remote, ResourceError,
-        SendFlags, Sge, SrqId, WcStatus, WorkCompletion, WorkRequest,
-    },
+pub use self::api::{
+    AsyncEvents, CompletionChannel, CompletionQueue, CompletionQueueOptions, Counters, CqNotification,
+    Device, DeviceAttributes, DeviceFailed, DeviceOptions, FastRegion, FastRegionOptions, MemoryRegion,
+    MemoryWindow, OpenError, PostBatch, PostListError, Progress, ProtectionDomain, QueuePair, RegionOptions,
+    RegisterError, SharedReceiveQueue, cm,
 };

@@ -16,12 +16,10 @@ use xwarp_checks::{
     tshark,
 };
 use xwarp_verbs::{
-    Access, AsyncEvent, CompletionQueue, Device, DeviceOptions, Markers, MpaConfig, Opcode, Payload,
-    ProtectionDomain, QpFault, QpState, QueuePair, QueuePairOptions, RecvRequest, Remote, WcStatus,
-    WorkCompletion, WorkRequest,
+    Access, AsyncEvent, CompletionQueue, DdpError, Device, DeviceOptions, LAYER_DDP, Markers, MpaConfig,
+    Opcode, Payload, ProtectionDomain, QpFault, QpState, QueuePair, QueuePairOptions, RecvRequest, Remote,
+    StreamError, WcStatus, WorkCompletion, WorkRequest,
     cm::{AcceptOptions, ConnectOptions, Connection, ListenOptions},
-    ddp::DdpError,
-    rdmap::{LAYER_DDP, StreamError},
 };
 
 const LIMIT: Duration = Duration::from_secs(20);

@@ -2,15 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use xwarp_tcp::{
-    framing::{AcceptParams, FramingConfig},
-    mpa::{Markers, MpaConfig},
-    rdma_tcp::RdmaTcpConfig,
-    secret::Secret,
-    sim::path,
-    time::{Duration, Instant},
-};
-use xwarp_verbs::{
+use xwarp_rnic::{
     Access, CqId, Operation, Payload, QpId, RecvRequest, Remote, ResourceError, STag, SendFlags, Sge, SrqId,
     WcStatus, WorkRequest,
     engine::{ConnectParams, Engine, EngineConfig},
@@ -18,6 +10,14 @@ use xwarp_verbs::{
         CmEvent, CompletionRing, Limits, NoReceive, PdId, QpAttributes, QueuePairOptions, Registration,
         SrqAttributes,
     },
+};
+use xwarp_tcp::{
+    framing::{AcceptParams, FramingConfig},
+    mpa::{Markers, MpaConfig},
+    rdma_tcp::RdmaTcpConfig,
+    secret::Secret,
+    sim::path,
+    time::{Duration, Instant},
 };
 
 use super::{

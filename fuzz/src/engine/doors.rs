@@ -9,7 +9,7 @@ use std::{
     ops::Range,
 };
 
-use xwarp_verbs::{
+use xwarp_rnic::{
     Access, Binding, Memory, Operation, QpId, ResourceError, STag, WcStatus, WorkCompletion,
     engine::Engine,
     rnic::{FastRegistration, PdId, Registration},

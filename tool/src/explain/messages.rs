@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use serde::Serialize;
-use xwarp_tcp::ulp::Ulpdu;
-use xwarp_verbs::{
+use xwarp_rnic::{
     TerminateHeader, Versions,
     ddp::{Header, Malformed, RawHeader},
     rdmap::{AtomicOperation, AtomicRequest, AtomicResponse, Control, MessageType, ReadRequest},
 };
+use xwarp_tcp::ulp::Ulpdu;
 
 use super::event::{Event, Message, count};
 

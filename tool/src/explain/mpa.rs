@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use xwarp_rnic::Versions;
 use xwarp_tcp::mpa::{MpaError, MpaReply, MpaRequest, RecordedFpdus};
-use xwarp_verbs::Versions;
 
 use super::{
     event::{Event, StartUp},

@@ -1,9 +1,8 @@
 //! Captures of our own frame tap: pcapng, markers, Terminates.
 
 use std::{
-    fs,
-    io::{self, Write},
-    sync::{Arc, Mutex},
+    env, fs, process,
+    sync::atomic::{AtomicU32, Ordering},
     thread,
     time::Duration,
 };
@@ -13,36 +12,24 @@ use xwarp_verbs::{
     WorkRequest,
     cm::{AcceptOptions, ConnectOptions, ListenOptions},
     sim::{self, WireConfig},
-    tap::Tap,
 };
 
 use super::{events, lines, summaries, words};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-#[derive(Clone, Default)]
-struct Captured(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Captured {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// A session with markers in both directions: a Send of 5000 bytes, then an RDMA Write to a key that does not exist.
 /// Returns the client's capture.
 fn session() -> Vec<u8> {
-    let captured = Captured::default();
+    static SESSIONS: AtomicU32 = AtomicU32::new(0);
+    let number = SESSIONS.fetch_add(1, Ordering::Relaxed);
+    let path = env::temp_dir().join(format!("xwarp-own-{}-{number}.pcapng", process::id()));
     let (a, b) = sim::pair(WireConfig::default(), 1500).unwrap();
     let mpa = MpaConfig { markers: Markers::Require, ..MpaConfig::default() };
     let options = || DeviceOptions { framing: mpa.clone().into(), ..DeviceOptions::default() };
     let server = Device::over(Box::new(a), options()).unwrap();
-    let tap = Tap::new(Box::new(b), Box::new(captured.clone())).unwrap();
-    let client = Device::over(Box::new(tap), options()).unwrap();
+    let recorded = DeviceOptions { capture: Some(path.clone()), ..options() };
+    let client = Device::over(Box::new(b), recorded).unwrap();
     let listener = server.listen((sim::ipv4(1), 4791).into(), ListenOptions::default()).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -69,7 +56,9 @@ fn session() -> Vec<u8> {
         let _ = connection.wait_disconnected(LIMIT);
     });
     drop((server, client));
-    std::mem::take(&mut *captured.0.lock().unwrap())
+    let capture = fs::read(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    capture
 }
 
 #[test]

@@ -7,10 +7,9 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::{
-    rnic::AsyncEvent,
-    system::{Doorbell, lock},
-};
+use xwarp_rnic::rnic::AsyncEvent;
+
+use crate::system::{Doorbell, lock};
 
 /// Events kept for an application that does not read them. When there are more, the oldest one is dropped.
 const MOST_EVENTS: usize = 1024;

@@ -7,11 +7,12 @@ use std::{
     time::Duration,
 };
 
+use xwarp_rnic::rnic::{CompletionRing, CqId, Notify, ResourceError, WorkCompletion};
+
 use super::{
     async_event::BellQueue,
     device::{Device, destroyed},
 };
-use crate::rnic::{CompletionRing, CqId, Notify, ResourceError, WorkCompletion};
 
 /// A channel on which completion queues notify: a descriptor for `poll`, `epoll` or an async runtime, readable while a
 /// notification waits. One channel may serve many queues of many devices.

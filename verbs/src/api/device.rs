@@ -10,6 +10,10 @@ use std::{
     time::Duration,
 };
 
+use xwarp_rnic::{
+    engine::{Engine, EngineConfig},
+    rnic::{Limits, ResourceError},
+};
 use xwarp_tcp::{framing::FramingConfig, tcp::TcpConfig};
 
 use super::{
@@ -25,10 +29,8 @@ use super::{
     sleep::Front,
 };
 use crate::{
-    engine::{Engine, EngineConfig},
     interface::{Interface, InterfaceAttributes},
     observe::OBSERVE_VARIABLE,
-    rnic::{Limits, ResourceError},
     system::{self, Clock, WaitSet, lock, wait_readable},
     tap::{Recording, Tap},
 };

@@ -5,13 +5,11 @@
 
 use std::{any::Any, fmt, io, os::fd::OwnedFd, sync::Arc};
 
+use xwarp_rnic::rnic::{PostError, ResourceError};
 use xwarp_tcp::link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
 
-use super::{cm::CmError, work::PostListError};
-use crate::{
-    interface::{Interface, InterfaceAttributes, InterfaceChange, Resolver},
-    rnic::{PostError, ResourceError},
-};
+use super::{cm::CmError, queue_pair::PostListError};
+use crate::interface::{Interface, InterfaceAttributes, InterfaceChange, Resolver};
 
 /// The device has failed: its engine panicked, or this process is a child (`fork`) of the one that opened it, which goes on.
 /// Nothing of it works here any more; open another one.

@@ -6,12 +6,10 @@ use std::{
     time::Duration,
 };
 
+use xwarp_rnic::rnic::{Operation, Payload, WorkRequest};
 use xwarp_tcp::time::Instant;
 
-use crate::{
-    rnic::{Operation, Payload, WorkRequest},
-    system::Clock,
-};
+use crate::system::Clock;
 
 /// Longest time that a post waits while the application goes on to post or poll.
 const LIMIT: Duration = Duration::from_micros(50);

@@ -6,7 +6,7 @@
 //! | `shared`, `progress`, `sleep` | the engine's lock, the turn, the progress thread, who sleeps and who is woken |
 //! | `gather` | posts that wait for the next poll |
 //! | `failure` | what is left of a device whose engine panicked |
-//! | `protection`, `window`, `queue_pair`, `completion`, `work` | the nouns of verbs |
+//! | `protection`, `window`, `queue_pair`, `completion` | the nouns of verbs |
 //! | `cm` | the connection manager |
 //! | `observer` | questions about a device from outside of its process |
 //! | `async_event`, `counters` | asynchronous events, counters |
@@ -28,7 +28,6 @@ mod sleep;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 mod window;
-mod work;
 
 pub use self::{
     async_event::AsyncEvents,
@@ -38,7 +37,6 @@ pub use self::{
     failure::DeviceFailed,
     progress::Progress,
     protection::{MemoryRegion, ProtectionDomain, RegionOptions, RegisterError},
-    queue_pair::{PostBatch, QueuePair, SharedReceiveQueue},
+    queue_pair::{PostBatch, PostListError, QueuePair, SharedReceiveQueue},
     window::{FastRegion, FastRegionOptions, MemoryWindow},
-    work::PostListError,
 };

@@ -24,11 +24,11 @@ use std::{
 };
 
 use rustix::{net::sockopt::socket_peercred, process::geteuid};
+use xwarp_rnic::rnic::{QpId, QpInfo};
 
 use super::{counters::Counters, shared::DeviceCore};
 use crate::{
     observe::{VERSION, directory},
-    rnic::{QpId, QpInfo},
     system::{self, Doorbell, wait_readable},
     tap::Recording,
 };

@@ -2,12 +2,13 @@
 
 use std::{fmt, io, sync::Arc};
 
-use super::device::{Device, destroyed};
-use crate::{
+use xwarp_rnic::{
     ddp::{STag, TaggedOffset},
     memory::{AccessError, Memory, Pages},
     rnic::{Access, PdId, Registration, Remote, ResourceError, Sge},
 };
+
+use super::device::{Device, destroyed};
 
 /// An error of [`ProtectionDomain::allocate`].
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +30,7 @@ pub struct RegionOptions {
     pub base: TaggedOffset,
     /// The only queue pair whose peer may use the region (RFC 5041 section 8.2); by default the peers of all queue pairs
     /// of the domain.
-    pub only_for: Option<crate::rnic::QpId>,
+    pub only_for: Option<xwarp_rnic::rnic::QpId>,
 }
 
 /// A protection domain. Regions and queue pairs of different domains do not work together. Clones are handles to the
@@ -97,7 +98,7 @@ impl ProtectionDomain {
 /// as `ibv_dereg_mr` does.)
 ///
 /// Peers may write the memory at any time, so its bytes are accessed by copies and atomic words, never by reference (see
-/// [`crate::memory`]). Offsets of these methods count from the first byte of the region.
+/// [`xwarp_rnic::memory`]). Offsets of these methods count from the first byte of the region.
 pub struct MemoryRegion {
     pd: ProtectionDomain,
     memory: Memory,

@@ -2,6 +2,10 @@
 
 use std::{borrow::Borrow, fmt, sync::Arc};
 
+use xwarp_rnic::rnic::{
+    CmError, Object, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePairOptions, RecvRequest,
+    ResourceError, SrqAttributes, SrqId, WorkRequest,
+};
 use xwarp_tcp::tcp::Info as TcpInfo;
 
 use super::{
@@ -10,12 +14,17 @@ use super::{
     device::{Device, destroyed},
     gather::wire_bytes,
     protection::ProtectionDomain,
-    work::PostListError,
 };
-use crate::rnic::{
-    CmError, Object, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePairOptions, RecvRequest,
-    ResourceError, SrqAttributes, SrqId, WorkRequest,
-};
+
+/// The failure of a list of work requests: those before the failed one are posted, those after it are not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("work request {posted} of the list was not posted")]
+pub struct PostListError {
+    /// Number of requests that were posted, which is the index of the one that failed.
+    pub posted: usize,
+    /// Why that one was not posted.
+    pub source: PostError,
+}
 
 /// A send queue and a receive queue, for a connection to one peer.
 ///

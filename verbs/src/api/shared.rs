@@ -13,6 +13,10 @@ use std::{
     time::Duration,
 };
 
+use xwarp_rnic::{
+    engine::Engine,
+    rnic::{AsyncEvent, QpId},
+};
 use xwarp_tcp::{
     link::{Kick, Kicked},
     time::Instant,
@@ -25,10 +29,8 @@ use super::{
     gather::Gathered,
 };
 use crate::{
-    engine::Engine,
+    fork::ForkMark,
     interface::{Interface, InterfaceChange, Resolver},
-    memory::ForkMark,
-    rnic::{AsyncEvent, QpId},
     system::{Clock, Doorbell, lock},
 };
 

@@ -32,12 +32,12 @@ use std::{
 };
 
 use ::tokio::io::{Interest, unix::AsyncFd};
+use xwarp_rnic::rnic::{AsyncEvent, WorkCompletion};
 
 use super::{
     AsyncEvents, CompletionChannel, CompletionQueue, CqNotification, Device,
     cm::{Connecting, Connection, ConnectionError, ConnectionRequest, Event, EventChannel, Listener},
 };
-use crate::rnic::{AsyncEvent, WorkCompletion};
 
 /// The registration of a descriptor with tokio's reactor. It is a duplicate, so that several can be registered.
 #[derive(Debug)]

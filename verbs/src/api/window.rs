@@ -23,12 +23,13 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use super::protection::{MemoryRegion, ProtectionDomain};
-use crate::{
+use xwarp_rnic::{
     ddp::STag,
     engine::Engine,
     rnic::{Access, Binding, FastRegistration, QpId, ResourceError},
 };
+
+use super::protection::{MemoryRegion, ProtectionDomain};
 
 /// The key of something that is opened again and again.
 struct StepKey(AtomicU32);
@@ -154,14 +155,6 @@ impl MemoryRegion {
     pub fn binding(&self, offset: usize, len: usize, access: Access) -> Binding {
         let offset = self.remote(offset).offset;
         Binding { region: self.key(), offset, len: len as u64, base: offset, access }
-    }
-}
-
-impl Binding {
-    /// The same bytes under tagged offsets that start at 0, so that the peer does not see where they lie in the region.
-    #[must_use]
-    pub fn zero_based(self) -> Self {
-        Self { base: 0, ..self }
     }
 }
 

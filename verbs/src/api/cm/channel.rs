@@ -8,13 +8,13 @@ use std::{
     sync::{Arc, Mutex, Weak},
 };
 
+use xwarp_rnic::rnic::PeerDepths;
 use xwarp_tcp::ulp::CloseReason;
 
 use super::{CmId, table::CmKey};
 use crate::{
     api::device::DeviceInner,
     interface::RouteError,
-    rnic::PeerDepths,
     system::{Doorbell, lock},
 };
 

@@ -7,16 +7,14 @@ use std::{
     time::Duration,
 };
 
+use xwarp_rnic::rnic::PeerDepths;
 use xwarp_tcp::ulp::CloseReason;
 
 use super::{
     AcceptOptions, CmError, CmId, ConnectOptions, ConnectionError, EventChannel, EventKind, IncomingRequest,
     ListenOptions,
 };
-use crate::{
-    api::{device::Device, queue_pair::QueuePair},
-    rnic::PeerDepths,
-};
+use crate::api::{device::Device, queue_pair::QueuePair};
 
 /// An established connection of a queue pair. Dropping it disconnects in order; the queue pair then flushes the work
 /// that is left.

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use xwarp_rnic::{engine::ConnectParams, rnic::StreamId};
 use xwarp_tcp::{
     framing::{AcceptParams, FramingConfig},
     tcp::{Info as TcpInfo, Tuning},
@@ -24,9 +25,7 @@ use crate::{
         queue_pair::QueuePair,
         shared::State,
     },
-    engine::ConnectParams,
     interface::{Interface, PortReservation, Route, RouteError},
-    rnic::StreamId,
 };
 
 /// How long one request to the resolver may take: a device that is being closed waits for it.

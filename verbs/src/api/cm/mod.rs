@@ -37,7 +37,7 @@ pub use self::{
     table::CmKey,
 };
 use crate::interface::RouteError;
-pub use crate::rnic::CmError as EngineError;
+pub use xwarp_rnic::rnic::CmError as EngineError;
 
 /// Default number of RDMA Reads and atomics that may be outstanding in one direction.
 pub const DEFAULT_READ_DEPTH: u16 = 16;

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use xwarp_rnic::rnic::{self, CmEvent, PeerDepths, QpId, RequestId, StreamId};
 use xwarp_tcp::{
     tcp::Tuning,
     time::Instant,
@@ -21,7 +22,6 @@ use super::{
 use crate::{
     api::{device::DeviceInner, shared::State},
     interface::{PortReservation, Route},
-    rnic::{self, CmEvent, PeerDepths, QpId, RequestId, StreamId},
 };
 
 /// The name of an identifier, in events: never used twice in the life of a device.

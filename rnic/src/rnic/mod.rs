@@ -1,0 +1,403 @@
+//! [`Rnic`]: protection domains, keys, queues and queue pairs, and the state of every RDMAP stream.
+//!
+//! [`Rnic`] is the upper layer of [`xwarp_tcp::stack::Stack`]: it places and delivers received ULPDUs and supplies
+//! the ULPDUs to send. It has no sockets and no clock. [`crate::engine::Engine`] owns both and passes on which
+//! connections the stack has to wake, resume or reset.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `work`, `requests` | work requests and completions; their constructors |
+//! | `attributes` | attributes of objects, limits, errors of verbs |
+//! | `resources` | creating, querying and destroying objects; posting |
+//! | `keys` | the memory and the access rights of each Steering Tag |
+//! | `completion` | the completion ring |
+//! | `send_queue`, `receive_queue` | requests between posting and completion |
+//! | `qp` | a queue pair's state and the ways it ends |
+//! | `placement`, `delivery` | writing ULPDUs to memory; completing messages in order |
+//! | `coverage` | the filled bytes of a message |
+//! | `transmission` | building ULPDUs from requests and responses |
+//! | `rdma_tcp` | the codec of a connection with RDMA/TCP |
+//! | `blame` | the request that a peer's Terminate blames |
+//! | `local_work` | requests that manage local memory |
+//! | `connection` | connection events |
+//! | `counters` | counters of RDMAP and DDP |
+
+mod attributes;
+mod blame;
+mod completion;
+mod connection;
+mod counters;
+mod coverage;
+mod delivery;
+mod events;
+mod keys;
+mod local_work;
+mod pieces;
+mod placement;
+mod qp;
+mod rdma_tcp;
+mod receive_queue;
+mod requests;
+mod resources;
+mod send_queue;
+pub(crate) mod table;
+mod transmission;
+mod work;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use xwarp_tcp::{
+    secret::Secret,
+    seq::StreamOffset,
+    ulp::{Arrival, ConnId, Event, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
+};
+
+pub(crate) use self::connection::{Attempt, Lacks};
+pub use self::{
+    attributes::{
+        CmError, FastRegistration, Limits, NoReceive, Object, PostError, QpAttributes, QpInfo, QpState,
+        QueuePairOptions, Registration, ResourceError, SrqAttributes,
+    },
+    completion::{CompletionRing, Notify},
+    counters::{DdpCounters, RdmapCounters, RnicCounters, TerminateCounters},
+    events::{AsyncEvent, CmEvent, PeerDepths, QpFault, RequestId, StreamId},
+    placement::Placed,
+    work::{
+        Access, Binding, CqId, Opcode, Operation, Payload, PdId, RecvRequest, Remote, SendFlags, Sge, SrqId,
+        WcStatus, WorkCompletion, WorkRequest,
+    },
+};
+use self::{
+    connection::Connections,
+    counters::{StreamCounters, TerminateCount},
+    events::Events,
+    keys::{KeyTable, User},
+    placement::Refused,
+    qp::QueuePair,
+    receive_queue::SharedReceiveQueue,
+    send_queue::Progress,
+    table::{Table, id},
+};
+use crate::{
+    ddp::DdpError,
+    memory::{AccessError, Memory},
+    rdmap::{AtomicRequest, RdmapError},
+    segment::{Quote, SegmentWriter},
+};
+
+id! {
+    /// A queue pair.
+    QpId
+}
+
+/// A protection domain: the number of objects that use it.
+#[derive(Debug, Default)]
+struct Domain {
+    /// Regions and windows.
+    keys: usize,
+    srqs: usize,
+    qps: usize,
+}
+
+/// The engine's side of a completion queue.
+#[derive(Debug)]
+struct Cq {
+    ring: Arc<CompletionRing>,
+    users: usize,
+}
+
+/// State that all queue pairs share.
+pub(crate) struct Shared {
+    domains: Table<PdId, Domain>,
+    keys: KeyTable,
+    srqs: Table<SrqId, SharedReceiveQueue>,
+    events: Events,
+    terminates: TerminateCount,
+    /// Completion queues that lost an entry; their queue pairs must fail.
+    overflowed: Vec<CqId>,
+    /// Connections that may have data to send.
+    wakes: Vec<ConnId>,
+    /// Connections that are closed when their data is sent.
+    closes: Vec<ConnId>,
+    /// Connections that can retry the delivery of a withheld message.
+    resumes: Vec<ConnId>,
+    /// Shared receive queues that got a receive while queue pairs may wait for one.
+    refilled: Vec<SrqId>,
+    /// Connections to reset.
+    aborts: Vec<ConnId>,
+    /// Connections whose queue pairs ended; the engine resets those that stay too long.
+    ended: Vec<ConnId>,
+    /// A completion notified a sleeping application.
+    woke: bool,
+}
+
+impl Shared {
+    /// Adds an entry to a completion queue.
+    fn complete(&mut self, ring: &CompletionRing, cq: CqId, completion: WorkCompletion) {
+        let Ok(woke) = ring.push(completion) else {
+            tracing::error!(cq = cq.number(), "completion queue overflow");
+            self.events.push_async(AsyncEvent::CqOverflow { cq });
+            self.overflowed.push(cq);
+            return;
+        };
+        self.woke |= woke;
+    }
+
+    fn wake(&mut self, conn: Option<ConnId>) {
+        self.wakes.extend(conn);
+    }
+
+    fn abort(&mut self, conn: Option<ConnId>) {
+        self.aborts.extend(conn);
+    }
+
+    /// Whether the domain has exactly one queue pair.
+    fn is_alone(&self, pd: PdId) -> bool {
+        self.domains.get(pd).is_some_and(|domain| domain.qps == 1)
+    }
+
+    /// Checks that the word of an atomic request is accessible and aligned (RFC 7306 section 8.2).
+    fn check_atomic(&self, user: User, request: &AtomicRequest) -> Result<(), RdmapError> {
+        let (memory, offset) = self.open_word(user, request)?;
+        memory.load_u64(offset).map(|_| ()).map_err(atomic_error)
+    }
+
+    fn open_word(&self, user: User, request: &AtomicRequest) -> Result<(&Memory, usize), RdmapError> {
+        let word = self.keys.open(user, request.stag, Access::REMOTE_ATOMIC, request.to, 8)?;
+        // A word that spans two pieces of memory is not aligned in either.
+        word.in_one_piece().ok_or(RdmapError::StreamCatastrophic)
+    }
+
+    /// Executes an atomic operation; returns the word's former value.
+    fn atomic(&self, user: User, request: &AtomicRequest) -> Result<u64, RdmapError> {
+        let (memory, offset) = self.open_word(user, request)?;
+        memory
+            .update_u64(offset, |word| Some(request.operation.apply(word)).filter(|new| *new != word))
+            .map_err(atomic_error)
+    }
+}
+
+fn atomic_error(error: AccessError) -> RdmapError {
+    match error {
+        AccessError::Unaligned { .. } => RdmapError::StreamCatastrophic,
+        AccessError::OutOfBounds { .. } => RdmapError::Bounds,
+        AccessError::ReadOnly => RdmapError::AccessRights,
+    }
+}
+
+/// The RDMA part of a software RNIC.
+pub struct Rnic {
+    limits: Limits,
+    shared: Shared,
+    cqs: Table<CqId, Cq>,
+    qps: Table<QpId, QueuePair>,
+    /// Counters of queue pairs that were destroyed.
+    destroyed: StreamCounters,
+    connections: Connections,
+}
+
+impl std::fmt::Debug for Rnic {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Rnic({} queue pairs, {} regions)", self.qps.len(), self.shared.keys.regions())
+    }
+}
+
+impl Rnic {
+    /// Creates an RNIC without objects. The keys of its regions are drawn from `secret`.
+    pub fn new(limits: Limits, secret: &Secret) -> Self {
+        Self {
+            shared: Shared {
+                domains: Table::new(limits.max_pd),
+                keys: KeyTable::new(&limits, secret),
+                srqs: Table::new(limits.max_srq),
+                events: Events::default(),
+                terminates: TerminateCount::default(),
+                overflowed: Vec::new(),
+                wakes: Vec::new(),
+                closes: Vec::new(),
+                resumes: Vec::new(),
+                refilled: Vec::new(),
+                aborts: Vec::new(),
+                ended: Vec::new(),
+                woke: false,
+            },
+            cqs: Table::new(limits.max_cq),
+            qps: Table::new(limits.max_qp),
+            destroyed: StreamCounters::default(),
+            connections: Connections::default(),
+            limits,
+        }
+    }
+
+    /// Fails the queue pairs of overflowed completion queues; other queue pairs are not affected (RFC 5042 section
+    /// 6.4.6). Their flushed work may make another completion queue overflow, which is then handled too.
+    fn end_overflowed(&mut self) {
+        while let Some(cq) = self.shared.overflowed.pop() {
+            for qp in self.qps.iter_mut().filter(|qp| qp.completes_to(cq)) {
+                qp.overflowed(&mut self.shared);
+            }
+        }
+    }
+
+    /// Flushes the work of all queue pairs and notifies the owners of all completion queues, because the engine will not
+    /// run any more. Connections are not touched.
+    pub(crate) fn fail_all(&mut self) {
+        for qp in self.qps.iter_mut() {
+            qp.end(QpState::Error, None, &mut self.shared);
+        }
+        for cq in self.cqs.iter_mut() {
+            cq.ring.fire();
+        }
+    }
+
+    /// Counters over all queue pairs, including destroyed ones.
+    pub fn counters(&self) -> RnicCounters {
+        let mut sum = self.destroyed;
+        for qp in self.qps.iter() {
+            sum += qp.counters;
+        }
+        let TerminateCount { sent, received } = self.shared.terminates;
+        RnicCounters { rdmap: sum.rdmap, ddp: sum.ddp, terminates_sent: sent, terminates_received: received }
+    }
+
+    /// Counters of one queue pair, and its connection if it has one.
+    pub(crate) fn stream_counters(
+        &self,
+        qp: QpId,
+    ) -> Result<(StreamCounters, Option<ConnId>), ResourceError> {
+        let qp = self.qps.get(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
+        Ok((qp.counters, qp.conn))
+    }
+
+    fn qp_of(&mut self, conn: ConnId) -> Option<(&mut QueuePair, &mut Shared)> {
+        let qp = self.connections.qp(conn)?;
+        Some((self.qps.get_mut(qp)?, &mut self.shared))
+    }
+}
+
+impl Ulp for Rnic {
+    type Placed = Placed;
+
+    fn place(&mut self, conn: ConnId, ulpdu: &Ulpdu<'_>, arrival: Arrival) -> Result<Placed, Refusal> {
+        let (qp, shared) = self.qp_of(conn).ok_or(Refusal::Stop)?;
+        if qp.rx.stopped {
+            return Err(Refusal::Stop);
+        }
+        if qp.peer_closed {
+            qp.data_after_close(shared);
+            return Err(Refusal::Stop);
+        }
+        match qp.codec().read(ulpdu, |received| qp.place(shared, received, arrival)) {
+            Ok(segment) => {
+                qp.counters.placed(&segment, arrival);
+                // The completion of a Send that has overtaken others may have overflowed its queue.
+                if !shared.overflowed.is_empty() {
+                    self.end_overflowed();
+                }
+                Ok(Placed(segment))
+            }
+            Err(_) if arrival == Arrival::Early => {
+                qp.counters.ddp.early_refused += 1;
+                Err(Refusal::Withhold)
+            }
+            Err(refused) => {
+                let refusal = qp.refuse(refused, shared);
+                self.end_overflowed();
+                Err(refusal)
+            }
+        }
+    }
+
+    fn deliver(&mut self, conn: ConnId, placed: Placed) -> Result<(), Refusal> {
+        let (qp, shared) = self.qp_of(conn).ok_or(Refusal::Stop)?;
+        if qp.rx.stopped {
+            return Err(Refusal::Stop);
+        }
+        let delivered = qp.deliver(shared, placed.0).map_err(|refused| qp.refuse(refused, shared));
+        if !self.shared.overflowed.is_empty() {
+            self.end_overflowed();
+        }
+        delivered
+    }
+
+    fn has_data(&self, conn: ConnId) -> bool {
+        let qp = self.connections.qp(conn).and_then(|qp| self.qps.get(qp));
+        qp.is_none_or(QueuePair::has_data)
+    }
+
+    fn pull(&mut self, conn: ConnId, out: &mut UlpduWriter<'_, '_>) -> Pulled {
+        // A connection without a queue pair sends nothing more.
+        let Some((qp, shared)) = self.qp_of(conn) else { return Pulled::Finish };
+        let pulled = qp.pull(shared, &mut SegmentWriter::new(qp.codec(), out));
+        if !self.shared.overflowed.is_empty() {
+            self.end_overflowed();
+        }
+        pulled
+    }
+
+    fn acked(&mut self, conn: ConnId, offset: StreamOffset) {
+        let Some((qp, shared)) = self.qp_of(conn) else { return };
+        qp.tx.acked = offset;
+        qp.complete_sends(shared);
+        if !self.shared.overflowed.is_empty() {
+            self.end_overflowed();
+        }
+    }
+
+    fn event(&mut self, conn: ConnId, event: Event) {
+        self.connection_event(conn, event);
+        self.end_overflowed();
+    }
+}
+
+impl QueuePair {
+    /// Handles a ULPDU that was rejected in order: withholds it, or fails the stream.
+    fn refuse(&mut self, refused: Refused, shared: &mut Shared) -> Refusal {
+        match refused {
+            Refused::NoReceive(quote) => {
+                self.counters.rdmap.no_receive += 1;
+                match self.attributes.options.no_receive {
+                    NoReceive::Withhold => {
+                        self.wait_for_receive(quote, shared);
+                        return Refusal::Withhold;
+                    }
+                    NoReceive::Terminate => self.fail(DdpError::NoBuffer.into(), quote, shared),
+                }
+            }
+            Refused::Stream(error, quote) => self.fail(error, quote, shared),
+            Refused::Receive(status, error, quote) => {
+                self.fail_receive(status, shared);
+                self.fail(error.into(), quote, shared);
+            }
+            Refused::Answer(status, error, quote) => {
+                let position = self.rx.asked.front().and_then(|asked| asked.position);
+                if let Some(entry) = position.and_then(|p| self.sq.get_mut(p)) {
+                    entry.progress = Progress::Done(status);
+                }
+                self.fail(error, quote, shared);
+            }
+        }
+        Refusal::Stop
+    }
+
+    fn wait_for_receive(&mut self, quote: Quote, shared: &mut Shared) {
+        let waits_already = self.rx.withheld.replace(quote).is_some();
+        if let Some(srq) = self.attributes.srq.and_then(|id| shared.srqs.get_mut(id))
+            && !waits_already
+        {
+            srq.waiting.push_back(self.id);
+        }
+    }
+
+    /// Stops waiting for a receive.
+    pub(crate) fn stop_waiting(&mut self, shared: &mut Shared) {
+        if self.rx.withheld.take().is_some()
+            && let Some(srq) = self.attributes.srq.and_then(|id| shared.srqs.get_mut(id))
+        {
+            srq.waiting.retain(|waiting| *waiting != self.id);
+        }
+    }
+}
