@@ -6,6 +6,7 @@
 //! | run SDP on a device | [`Sdp`] |
 //! | connect, read, write, shut down, close | [`SdpStream`], in the manner of [`std::net::TcpStream`] |
 //! | listen and accept | [`SdpListener`] |
+//! | await streams and connections (feature `tokio`) | `tokio::io::{AsyncRead, AsyncWrite}`, `SdpStream::connect_async`, `SdpListener::accept_async` |
 //! | send from and receive into registered memory without a copy | [`SdpStream::send_memory`], [`SdpStream::recv_memory`] |
 //! | find the SDP listener of a conventional address | [`SdpStream::connect_service`], [`mapper`] |
 //! | choose between SDP and TCP for unmodified programs | [`rules`] |
@@ -58,6 +59,8 @@ pub mod rules;
 mod service;
 mod socket;
 mod stream;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 #[deny(clippy::disallowed_methods, clippy::disallowed_types)]
 pub mod wire;
 

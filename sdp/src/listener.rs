@@ -15,7 +15,7 @@ use xwarp_verbs::cm::{CmId, ListenOptions};
 
 use crate::{
     service::Sdp,
-    socket::{Bell, Socket},
+    socket::{Bell, Socket, Tasks},
     stream::SdpStream,
 };
 
@@ -28,15 +28,16 @@ pub(crate) struct Backlog {
 }
 
 #[derive(Default)]
-struct Waiting {
+pub(crate) struct Waiting {
     sockets: VecDeque<Arc<Socket>>,
     /// Connections that are being established.
     pending: usize,
     failed: bool,
+    pub(crate) tasks: Tasks,
 }
 
 impl Backlog {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -59,13 +60,16 @@ impl Backlog {
         let mut waiting = self.lock();
         waiting.pending = waiting.pending.saturating_sub(1);
         waiting.sockets.push_back(socket);
+        waiting.tasks.wake();
         self.bell.set(true);
         self.changed.notify_one();
     }
 
     /// The device has failed, or its interface was removed.
     pub(crate) fn fail(&self) {
-        self.lock().failed = true;
+        let mut waiting = self.lock();
+        waiting.failed = true;
+        waiting.tasks.wake();
         self.bell.set(true);
         self.changed.notify_all();
     }
@@ -74,7 +78,7 @@ impl Backlog {
 /// A socket that listens, in the manner of [`std::net::TcpListener`]. The descriptor is readable while a connection waits.
 pub struct SdpListener {
     id: CmId,
-    backlog: Arc<Backlog>,
+    pub(crate) backlog: Arc<Backlog>,
     nonblocking: AtomicBool,
     sdp: Sdp,
 }
@@ -103,19 +107,22 @@ impl SdpListener {
         Ok(listener)
     }
 
+    /// Takes the next connection, if one waits.
+    pub(crate) fn next(&self, waiting: &mut Waiting) -> Option<io::Result<(SdpStream, SocketAddr)>> {
+        if let Some(socket) = waiting.sockets.pop_front() {
+            self.backlog.bell.set(!waiting.sockets.is_empty());
+            let stream = SdpStream::of(socket, &self.sdp);
+            return Some(stream.peer_addr().map(|peer| (stream, peer)));
+        }
+        waiting.failed.then(|| Err(io::Error::other("the device has failed")))
+    }
+
     /// The next connection and its peer's address.
     pub fn accept(&self) -> io::Result<(SdpStream, SocketAddr)> {
         let mut waiting = self.backlog.lock();
         loop {
-            if let Some(socket) = waiting.sockets.pop_front() {
-                self.backlog.bell.set(!waiting.sockets.is_empty());
-                drop(waiting);
-                let stream = SdpStream::of(socket, &self.sdp);
-                let peer = stream.peer_addr()?;
-                return Ok((stream, peer));
-            }
-            if waiting.failed {
-                return Err(io::Error::other("the device has failed"));
+            if let Some(accepted) = self.next(&mut waiting) {
+                return accepted;
             }
             if self.nonblocking.load(Ordering::Relaxed) {
                 return Err(io::ErrorKind::WouldBlock.into());

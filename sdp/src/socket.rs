@@ -7,6 +7,7 @@ use std::{
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    task::Waker,
     time::{Duration, Instant},
 };
 
@@ -110,6 +111,25 @@ pub(crate) struct State {
     counted: bool,
     readable: bool,
     bytes: Vec<u8>,
+    /// Tasks that wait for a change.
+    pub(crate) tasks: Tasks,
+}
+
+/// Tasks to wake at the next change. A task is stored once, so there are at most as many as poll.
+#[derive(Debug, Default)]
+pub(crate) struct Tasks(Vec<Waker>);
+
+impl Tasks {
+    #[cfg(feature = "tokio")]
+    pub(crate) fn add(&mut self, task: &Waker) {
+        if !self.0.iter().any(|known| known.will_wake(task)) {
+            self.0.push(task.clone());
+        }
+    }
+
+    pub(crate) fn wake(&mut self) {
+        self.0.drain(..).for_each(Waker::wake);
+    }
 }
 
 /// Counts messages of the peer without payload, while nothing is transferred in either direction.
@@ -169,9 +189,31 @@ impl Socket {
         (state, true)
     }
 
-    /// Executes what the machine wants, then wakes whoever waits for a change.
+    /// Executes what the machine wants, then wakes all callers that wait for a change.
     pub(crate) fn drive(&self, state: &mut State) {
-        state.drive();
+        self.execute(state);
+        self.wake(state);
+    }
+
+    /// The same after a call that waits itself: the others are woken only if the machine acted. Two callers that wait, one to
+    /// read and one to write, would otherwise wake each other without end.
+    /// Returns whether it did.
+    pub(crate) fn drive_waiting(&self, state: &mut State) -> bool {
+        let acted = self.execute(state);
+        if acted {
+            self.wake(state);
+        }
+        acted
+    }
+
+    fn wake(&self, state: &mut State) {
+        self.changed.notify_all();
+        state.tasks.wake();
+    }
+
+    /// Returns whether the machine acted.
+    fn execute(&self, state: &mut State) -> bool {
+        let acted = state.drive();
         if let Some(End::Violated(violation)) = state.machine.ended()
             && !std::mem::replace(&mut state.counted, true)
         {
@@ -183,7 +225,7 @@ impl Socket {
             state.readable = readable;
             self.bell.set(readable);
         }
-        self.changed.notify_all();
+        acted
     }
 
     /// Handles the completions that wait.
@@ -222,6 +264,7 @@ impl State {
             counted: false,
             readable: false,
             bytes: Vec::new(),
+            tasks: Tasks::default(),
         }
     }
 
@@ -247,6 +290,15 @@ impl State {
             End::Aborted => Some(io::ErrorKind::ConnectionAborted.into()),
             End::Violated(violation) => Some(io::Error::new(io::ErrorKind::ConnectionAborted, violation)),
         }
+    }
+
+    /// How the set-up has ended, if it has.
+    pub(crate) fn connected(&self) -> Option<io::Result<()>> {
+        if let Some(error) = self.error() {
+            return Some(Err(error));
+        }
+        // The HelloAck may be taken before the event that says from where we are connected.
+        (self.machine.is_open() && self.established.is_some()).then_some(Ok(()))
     }
 
     fn take_completions(&mut self, core: &Core) {
@@ -299,17 +351,19 @@ impl State {
         }
     }
 
-    /// Executes the machine's actions as far as the send queue has room.
-    fn drive(&mut self) {
+    /// Executes the machine's actions as far as the send queue has room; returns whether there was one.
+    fn drive(&mut self) -> bool {
+        let mut acted = false;
         if self.orphaned.is_some() && (self.machine.buffered() > 0 || self.machine.has_offer()) {
             // Nobody will read the data: the peer is told by a reset, as with TCP.
             self.machine.abort();
         }
-        self.take_notices();
+        acted |= self.take_notices();
         loop {
-            let Some(link) = &mut self.link else { return };
+            let Some(link) = &mut self.link else { return acted };
             let can_send = link.established && !link.slots.free.is_empty() && link.rdma < MOST_RDMA;
             let Some(action) = self.machine.poll(can_send, &mut self.bytes) else { break };
+            acted = true;
             let transfers = match action {
                 Action::Send { memory, .. } => memory.is_some() || has_payload(&self.bytes),
                 Action::Write { .. } => true,
@@ -324,16 +378,20 @@ impl State {
             }
             self.take_notices();
         }
-        let Some(link) = &mut self.link else { return };
+        let Some(link) = &mut self.link else { return acted };
         let due = |at: Instant| link.slots.all_free() || Instant::now() >= at;
         if link.reset_at.is_some_and(due) {
             link.reset_at = None;
             let _ = link.qp.abort();
         }
+        acted
     }
 
-    fn take_notices(&mut self) {
+    /// Returns whether there was a notice.
+    fn take_notices(&mut self) -> bool {
+        let mut any = false;
         while let Some(notice) = self.machine.notice() {
+            any = true;
             let Some(link) = &mut self.link else { continue };
             match notice {
                 Notice::Sent { id } => {
@@ -355,6 +413,7 @@ impl State {
                 }
             }
         }
+        any
     }
 
     fn event(&mut self, kind: EventKind) -> bool {

@@ -95,13 +95,9 @@ impl SdpStream {
         let socket = &stream.0.socket;
         let mut state = socket.lock();
         loop {
-            if let Some(error) = state.error() {
-                return Err(error);
-            }
-            // The HelloAck may be taken before the event that says from where we are connected.
-            if state.machine.is_open() && state.established.is_some() {
+            if let Some(outcome) = state.connected() {
                 drop(state);
-                return Ok(stream);
+                return outcome.map(|()| stream);
             }
             let (after, in_time) = socket.wait(state, end);
             state = after;
@@ -112,12 +108,30 @@ impl SdpStream {
         }
     }
 
+    pub(crate) fn socket(&self) -> &Arc<Socket> {
+        &self.0.socket
+    }
+
     fn is_nonblocking(&self) -> bool {
         self.0.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Repeats `step` until it returns something; between two steps the machine's actions are executed, and the thread waits
-    /// for a change.
+    /// Repeats `step` until it returns something, or the machine has nothing more to do.
+    pub(crate) fn attempt<R>(
+        &self,
+        state: &mut State,
+        mut step: impl FnMut(&mut State) -> Option<io::Result<R>>,
+    ) -> Option<io::Result<R>> {
+        loop {
+            let outcome = step(state);
+            let acted = self.0.socket.drive_waiting(state);
+            if outcome.is_some() || !acted {
+                return outcome;
+            }
+        }
+    }
+
+    /// Repeats `step` until it returns something; the thread waits for a change in between.
     fn until<R>(
         &self,
         limit: Option<Duration>,
@@ -127,9 +141,7 @@ impl SdpStream {
         let socket = &self.0.socket;
         let mut state = socket.lock();
         loop {
-            let outcome = step(&mut state);
-            socket.drive(&mut state);
-            if let Some(outcome) = outcome {
+            if let Some(outcome) = self.attempt(&mut state, &mut step) {
                 return outcome;
             }
             if self.is_nonblocking() {
@@ -153,26 +165,34 @@ impl SdpStream {
         if out.is_empty() {
             return Ok(0);
         }
-        self.until(value(&self.0.read_timeout), |state| {
-            if state.read_shut {
-                return Some(Ok(0));
+        self.until(value(&self.0.read_timeout), |state| self.read_step(state, out, peek))
+    }
+
+    /// What a read returns; `None` when it must wait.
+    pub(crate) fn read_step(
+        &self,
+        state: &mut State,
+        out: &mut [u8],
+        peek: bool,
+    ) -> Option<io::Result<usize>> {
+        if state.read_shut {
+            return Some(Ok(0));
+        }
+        let n = if peek { state.machine.peek(out) } else { state.machine.read(out) };
+        if n > 0 {
+            if !peek {
+                self.count("sdp_bytes_received", n);
             }
-            let n = if peek { state.machine.peek(out) } else { state.machine.read(out) };
-            if n > 0 {
-                if !peek {
-                    self.count("sdp_bytes_received", n);
-                }
-                return Some(Ok(n));
-            }
-            if state.machine.at_eof() {
-                return Some(Ok(0));
-            }
-            if let Some(error) = state.error() {
-                return Some(Err(error));
-            }
-            state.machine.want_messages();
-            None
-        })
+            return Some(Ok(n));
+        }
+        if state.machine.at_eof() {
+            return Some(Ok(0));
+        }
+        if let Some(error) = state.error() {
+            return Some(Err(error));
+        }
+        state.machine.want_messages();
+        None
     }
 
     /// Reads without taking the bytes out of the stream.
@@ -184,14 +204,17 @@ impl SdpStream {
         if bytes.is_empty() {
             return Ok(0);
         }
-        self.until(value(&self.0.write_timeout), |state| {
-            if let Some(error) = broken(state) {
-                return Some(Err(error));
-            }
-            let n = state.machine.write(bytes);
-            self.count("sdp_bytes_sent", n);
-            (n > 0).then_some(Ok(n))
-        })
+        self.until(value(&self.0.write_timeout), |state| self.write_step(state, bytes))
+    }
+
+    /// What a write returns; `None` when it must wait.
+    pub(crate) fn write_step(&self, state: &mut State, bytes: &[u8]) -> Option<io::Result<usize>> {
+        if let Some(error) = broken(state) {
+            return Some(Err(error));
+        }
+        let n = state.machine.write(bytes);
+        self.count("sdp_bytes_sent", n);
+        (n > 0).then_some(Ok(n))
     }
 
     /// Sends one byte out of band (`MSG_OOB`).
