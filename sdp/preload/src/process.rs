@@ -22,7 +22,7 @@ use rustix::{
 };
 use xwarp_sdp::{
     Sdp, SdpListener, SdpOptions, SdpStream,
-    mapper::Server,
+    mapper::Host,
     rules::{Role, RuleError, Rules, Use},
 };
 use xwarp_verbs::Device;
@@ -78,8 +78,8 @@ static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
 /// SDP on one interface.
 struct Port {
     sdp: Sdp,
-    /// The port mapper's server, since the first listener.
-    mapper: OnceLock<Option<Server>>,
+    /// The port mapper, since the first listener.
+    mapper: OnceLock<Option<Host>>,
 }
 
 pub struct Process {
@@ -240,7 +240,7 @@ impl Process {
         let Some(port) = self.port(Some(ip).filter(|ip| !ip.is_unspecified())) else { return };
         let mapper = port.mapper.get_or_init(|| {
             let addresses = port.sdp.device().attributes().interface.addresses;
-            Server::start(&addresses).map_err(|error| tracing::warn!(%error, "no port mapper")).ok()
+            Host::start(&addresses).map_err(|error| tracing::warn!(%error, "no port mapper")).ok()
         });
         let Some(mapper) = mapper else { return };
         if !lock(&self.services).insert(local) {
@@ -250,13 +250,13 @@ impl Process {
         let bound = listener.and_then(|listener| Ok((listener.local_addr()?.port(), listener)));
         let served = bound.and_then(|(number, listener)| {
             listener.set_nonblocking(true);
-            mapper.services().add(SocketAddr::new(ip, local.port()), number);
+            mapper.add(SocketAddr::new(ip, local.port()), number)?;
             tracing::debug!(%local, number, "listens over SDP");
             let port = Arc::clone(&port);
             thread::Builder::new().name("xwarp-sdp-listen".into()).spawn(move || {
                 self.serve(&listener, local);
                 if let Some(Some(mapper)) = port.mapper.get() {
-                    mapper.services().remove(SocketAddr::new(ip, local.port()));
+                    mapper.remove(SocketAddr::new(ip, local.port()));
                 }
                 lock(&self.services).remove(&local);
             })

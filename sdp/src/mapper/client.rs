@@ -89,9 +89,13 @@ impl Question {
 
     /// Asks the target's host, with `sends` messages at most.
     pub fn ask(&self, sends: u32) -> io::Result<Asked> {
+        self.ask_at(PORT, sends)
+    }
+
+    pub(super) fn ask_at(&self, port: u16, sends: u32) -> io::Result<Asked> {
         let socket = UdpSocket::bind((self.request.connecting_ip, 0))?;
         // Only datagrams of this address and port are received, and an unreachable port is an error.
-        socket.connect((self.request.service_ip, PORT))?;
+        socket.connect((self.request.service_ip, port))?;
         let mut datagram = [0; 512];
         for attempt in 0..sends {
             if socket.send(&self.request()).is_err() {
@@ -215,6 +219,31 @@ mod tests {
         assert_eq!(acknowledge, Packet { kind: Kind::Acknowledge, valid: PmTime(0), ..accept });
         let deny = Packet { kind: Kind::Deny, ..accept };
         assert_eq!(question.take(&deny.emit()), Some((Asked::Denied, None)));
+    }
+
+    #[test]
+    fn sdp_s7_a_question_without_answer_is_repeated_with_the_same_values() {
+        let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let port = server.local_addr().unwrap().port();
+        let here: IpAddr = [127, 0, 0, 1].into();
+        let question = Question::new((here, 9).into(), (here, 80).into());
+        let serve = std::thread::spawn(move || {
+            server.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            let receive = || {
+                let mut bytes = [0; PACKET_BYTES];
+                let (len, from) = server.recv_from(&mut bytes).unwrap();
+                assert_eq!(len, PACKET_BYTES);
+                (bytes, from)
+            };
+            let ((first, _), (second, from)) = (receive(), receive());
+            assert_eq!(first, second);
+            let accept = Packet { kind: Kind::Accept, valid: PmTime(4), ..Packet::parse(&second).unwrap() };
+            server.send_to(&accept.emit(), from).unwrap();
+            Packet::parse(&receive().0).unwrap().kind
+        });
+        let asked = question.ask_at(port, 8).unwrap();
+        assert_eq!(asked, Asked::Accepted((here, 80).into(), PmTime(4)));
+        assert_eq!(serve.join().unwrap(), Kind::Acknowledge);
     }
 
     #[test]

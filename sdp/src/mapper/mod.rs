@@ -5,17 +5,19 @@
 //! |---|---|
 //! | `packet` | the 48 bytes of a message |
 //! | `server` | which service is where, and limits of answers |
+//! | `host` | which process of a host answers, and what the others tell it |
 //! | `client` | the exchange of one question, and the answers that are remembered |
 //!
 //! The server has no state for a question: the port of a service lives as long as its listener, so a repeated question has the
 //! same answer and an acknowledgement changes nothing.
 
 mod client;
+mod host;
 mod packet;
 mod server;
 
 pub use self::{
     client::{Answer, Asked, Cache, Question, source_of},
+    host::Host,
     packet::{Kind, PACKET_BYTES, PORT, Packet, PacketError, PmTime},
-    server::{Server, Services},
 };

@@ -1,4 +1,4 @@
-//! The port mapper's server: answers questions about the services of this process.
+//! The port mapper's server: answers questions about services.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::packet::{Kind, PACKET_BYTES, PORT, Packet, PmTime};
+use super::packet::{Kind, PACKET_BYTES, Packet, PmTime};
 
 /// How long an answer is valid: 30 s.
 const VALID: PmTime = PmTime(120);
@@ -22,12 +22,15 @@ const MOST_ANSWERS: u32 = 1000;
 const MOST_ANSWERS_TO_ONE: u32 = 50;
 /// How soon a thread of the server notices that it is to end.
 const TICK: Duration = Duration::from_millis(200);
+/// Failures to receive in a row that end the service of an address, and the pause after each.
+const MOST_FAILURES: u32 = 10;
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Services that listen over SDP, and the limits of answers. Nothing is stored about a question.
 #[derive(Debug, Default)]
-pub struct Services {
-    /// The SDP port of each conventional address.
-    ports: BTreeMap<SocketAddr, u16>,
+pub(super) struct Services {
+    /// The SDP ports of each conventional address, by owner: processes may share an address.
+    ports: BTreeMap<SocketAddr, BTreeMap<usize, u16>>,
     /// The second that is counted, and the answers in it by source.
     counted: Option<Instant>,
     answers: u32,
@@ -35,14 +38,28 @@ pub struct Services {
 }
 
 impl Services {
-    /// Adds a service: programs connect to `address`, whose IP address may be a wildcard, and it listens for SDP at `port`.
-    pub fn add(&mut self, address: SocketAddr, port: u16) {
-        self.ports.insert(address, port);
+    /// Adds a service of the process `owner`: programs connect to `address`, whose IP address may be a wildcard, and it listens
+    /// for SDP at `port`.
+    pub fn add(&mut self, owner: usize, address: SocketAddr, port: u16) {
+        self.ports.entry(address).or_default().insert(owner, port);
     }
 
-    /// Removes a service.
-    pub fn remove(&mut self, address: SocketAddr) {
-        self.ports.remove(&address);
+    /// Removes a service of the process `owner`.
+    pub fn remove(&mut self, owner: usize, address: SocketAddr) {
+        if let Some(ports) = self.ports.get_mut(&address) {
+            ports.remove(&owner);
+            if ports.is_empty() {
+                self.ports.remove(&address);
+            }
+        }
+    }
+
+    /// Removes all services of the process `owner`.
+    pub(super) fn remove_all(&mut self, owner: usize) {
+        self.ports.retain(|_, ports| {
+            ports.remove(&owner);
+            !ports.is_empty()
+        });
     }
 
     fn find(&self, address: SocketAddr) -> Option<u16> {
@@ -53,7 +70,8 @@ impl Services {
         // A program that listens at the wildcard of IPv6 has IPv4's as well, unless it says otherwise; then the kernel's
         // listener refuses what is accepted here.
         let six: SocketAddr = ([0; 16], address.port()).into();
-        [address, any, six].iter().find_map(|address| self.ports.get(address)).copied()
+        let ports = [address, any, six].iter().find_map(|address| self.ports.get(address))?;
+        ports.values().next().copied()
     }
 
     /// The answer to a datagram that came from `source`, if it gets one.
@@ -90,7 +108,7 @@ impl Services {
 
 /// A port mapper's server at some addresses of this host; it ends when it is dropped.
 #[derive(Debug)]
-pub struct Server {
+pub(super) struct Server {
     services: Arc<Mutex<Services>>,
     ended: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -98,13 +116,13 @@ pub struct Server {
 
 impl Server {
     /// Starts a server at each of `addresses`, so that an answer comes from the address that was asked. An error when none
-    /// can be served, for instance because another process of this host has the port.
-    pub fn start(addresses: &[IpAddr]) -> io::Result<Self> {
+    /// can be served.
+    pub(super) fn start_at(addresses: &[IpAddr], port: u16) -> io::Result<Self> {
         let services = Arc::new(Mutex::new(Services::default()));
         let mut server = Self { services, ended: Arc::default(), threads: Vec::new() };
         let mut failed = None;
         for ip in addresses {
-            let served = UdpSocket::bind((*ip, PORT)).and_then(|socket| server.serve(socket));
+            let served = UdpSocket::bind((*ip, port)).and_then(|socket| server.serve(socket));
             if let Err(error) = served {
                 tracing::warn!(%ip, %error, "the port mapper does not serve this address");
                 failed = Some(error);
@@ -120,17 +138,17 @@ impl Server {
         socket.set_read_timeout(Some(TICK))?;
         let (services, ended) = (Arc::clone(&self.services), Arc::clone(&self.ended));
         let run = move || {
-            let mut datagram = [0; 512];
-            while !ended.load(Ordering::Acquire) {
-                let Ok((len, source)) = socket.recv_from(&mut datagram) else { continue };
-                let datagram = datagram.get(..len).unwrap_or_default();
-                let mut services = services.lock().unwrap_or_else(PoisonError::into_inner);
-                let answer = services.answer(Instant::now(), source.ip(), datagram);
-                drop(services);
-                if let Some(answer) = answer {
+            let served = answer_all(
+                &services,
+                &ended,
+                |datagram| socket.recv_from(datagram),
+                |answer, to| {
                     // An answer that is lost is asked for again.
-                    let _ = socket.send_to(&answer, source);
-                }
+                    let _ = socket.send_to(answer, to);
+                },
+            );
+            if let Err(error) = served {
+                tracing::warn!(%error, "the port mapper does not serve an address any more");
             }
         };
         self.threads.push(thread::Builder::new().name("xwarp-mapper".into()).spawn(run)?);
@@ -138,9 +156,52 @@ impl Server {
     }
 
     /// The services that it knows.
-    pub fn services(&self) -> std::sync::MutexGuard<'_, Services> {
+    pub(super) fn services(&self) -> std::sync::MutexGuard<'_, Services> {
         self.services.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    pub(super) fn shared(&self) -> Arc<Mutex<Services>> {
+        Arc::clone(&self.services)
+    }
+}
+
+/// Answers what `receive` returns until `ended` is set. Fails when receiving has failed [`MOST_FAILURES`] times in a row, each
+/// followed by a pause: the socket is then broken for good, for instance because its network namespace was removed.
+fn answer_all(
+    services: &Mutex<Services>,
+    ended: &AtomicBool,
+    mut receive: impl FnMut(&mut [u8]) -> io::Result<(usize, SocketAddr)>,
+    mut send: impl FnMut(&[u8], SocketAddr),
+) -> io::Result<()> {
+    let mut datagram = [0; 512];
+    let mut failures = 0;
+    while !ended.load(Ordering::Acquire) {
+        let (len, source) = match receive(&mut datagram) {
+            Ok(received) => received,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                failures = 0;
+                continue;
+            }
+            Err(error) => {
+                failures += 1;
+                if failures == MOST_FAILURES {
+                    return Err(error);
+                }
+                thread::sleep(PAUSE);
+                continue;
+            }
+        };
+        failures = 0;
+        let datagram = datagram.get(..len).unwrap_or_default();
+        let answer = {
+            let mut services = services.lock().unwrap_or_else(PoisonError::into_inner);
+            services.answer(Instant::now(), source.ip(), datagram)
+        };
+        if let Some(answer) = answer {
+            send(&answer, source);
+        }
+    }
+    Ok(())
 }
 
 impl Drop for Server {
@@ -178,21 +239,21 @@ mod tests {
     #[test]
     fn sdp_s7_services_are_accepted_and_others_denied() {
         let (mut services, now) = (Services::default(), Instant::now());
-        services.add(([0, 0, 0, 0], 80).into(), 5000);
-        services.add(([10, 0, 0, 9], 81).into(), 5001);
+        services.add(0, ([0, 0, 0, 0], 80).into(), 5000);
+        services.add(0, ([10, 0, 0, 9], 81).into(), 5001);
         let accept = ask(&mut services, now, &request(80)).unwrap();
         assert_eq!(accept, Packet { kind: Kind::Accept, valid: VALID, service_port: 5000, ..request(80) });
         assert_eq!(ask(&mut services, now, &request(80)), Some(accept), "a repeated question");
         let deny = ask(&mut services, now, &request(81)).unwrap();
         assert_eq!(deny, Packet { kind: Kind::Deny, ..request(81) }, "it listens at another address");
-        services.remove(([0, 0, 0, 0], 80).into());
+        services.remove(0, ([0, 0, 0, 0], 80).into());
         assert_eq!(ask(&mut services, now, &request(80)).unwrap().kind, Kind::Deny);
     }
 
     #[test]
     fn sdp_s7_only_requests_are_answered_and_nobody_asks_for_others() {
         let (mut services, now) = (Services::default(), Instant::now());
-        services.add(([0, 0, 0, 0], 80).into(), 5000);
+        services.add(0, ([0, 0, 0, 0], 80).into(), 5000);
         for kind in [Kind::Accept, Kind::Acknowledge, Kind::Deny] {
             assert_eq!(ask(&mut services, now, &Packet { kind, ..request(80) }), None);
         }
@@ -202,9 +263,76 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_that_fails_for_good_ends_its_thread() {
+        let (services, ended) = (Mutex::default(), AtomicBool::new(false));
+        let mut calls = 0;
+        let outcome = answer_all(
+            &services,
+            &ended,
+            |_| {
+                calls += 1;
+                assert!(calls <= 100, "the thread spins");
+                Err(io::ErrorKind::NotConnected.into())
+            },
+            |_, _| {},
+        );
+        assert_eq!(outcome.unwrap_err().kind(), io::ErrorKind::NotConnected);
+        assert_eq!(calls, MOST_FAILURES);
+    }
+
+    #[test]
+    fn a_failure_to_receive_that_passes_does_not_end_the_service() {
+        let (services, ended) = (Mutex::default(), AtomicBool::new(false));
+        let (mut calls, mut answers) = (0, Vec::new());
+        let outcome = answer_all(
+            &services,
+            &ended,
+            |out| {
+                calls += 1;
+                match calls {
+                    10 => {
+                        out[..PACKET_BYTES].copy_from_slice(&request(80).emit());
+                        Ok((PACKET_BYTES, (SOURCE, 999).into()))
+                    }
+                    1..20 => Err(io::ErrorKind::NotConnected.into()),
+                    _ => {
+                        ended.store(true, Ordering::Release);
+                        Err(io::ErrorKind::WouldBlock.into())
+                    }
+                }
+            },
+            |answer, to| answers.push((Packet::parse(answer).unwrap().kind, to)),
+        );
+        outcome.unwrap();
+        assert_eq!(answers, [(Kind::Deny, (SOURCE, 999).into())]);
+    }
+
+    #[test]
+    fn sdp_s7_a_service_of_ipv6_is_found_over_both_families() {
+        let (mut services, now) = (Services::default(), Instant::now());
+        let six: [IpAddr; 2] = ["fd77::1".parse().unwrap(), "fd77::2".parse().unwrap()];
+        let asks = |services: &mut Services, port| {
+            let packet = Packet { connecting_ip: six[0], service_ip: six[1], ..request(port) };
+            let answer = services.answer(now, six[0], &packet.emit()).unwrap();
+            Packet::parse(&answer).unwrap()
+        };
+        services.add(0, "[::]:80".parse().unwrap(), 5000);
+        services.add(0, "[fd77::2]:81".parse().unwrap(), 5001);
+        services.add(0, "0.0.0.0:82".parse().unwrap(), 5002);
+        let accepted = [80, 81].map(|port| asks(&mut services, port));
+        assert_eq!(
+            accepted.map(|p| (p.kind, p.service_port, p.service_ip)),
+            [5000, 5001].map(|port| (Kind::Accept, port, six[1]))
+        );
+        assert_eq!(asks(&mut services, 82).kind, Kind::Deny, "it listens over IPv4 only");
+        assert_eq!(ask(&mut services, now, &request(80)).unwrap().kind, Kind::Accept);
+        assert_eq!(ask(&mut services, now, &request(81)).unwrap().kind, Kind::Deny, "its address is of IPv6");
+    }
+
+    #[test]
     fn sdp_s16_answers_are_limited_per_source_and_in_all() {
         let (mut services, now) = (Services::default(), Instant::now());
-        services.add(([0, 0, 0, 0], 80).into(), 5000);
+        services.add(0, ([0, 0, 0, 0], 80).into(), 5000);
         let answered = (0..100).filter(|_| ask(&mut services, now, &request(80)).is_some()).count();
         assert_eq!(answered, 50);
         let mut answer = |host: u32| {

@@ -1,0 +1,500 @@
+//! The port mapper of a host. UDP port 3935 exists once for each address, but several processes may listen over SDP: the first one
+//! holds the port and answers for all, the others register their services with it over a UNIX socket.
+//!
+//! The socket's name is abstract, so it belongs to the network namespace, as the port does, and is free when its holder has ended.
+//! A process that loses the holder takes its place, or registers with whoever was faster. The end of a process removes its
+//! services.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, Read as _, Write as _},
+    net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr},
+    os::{
+        fd::AsFd as _,
+        linux::net::SocketAddrExt as _,
+        unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream},
+    },
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::sockopt::socket_peercred,
+};
+
+use super::{
+    packet::PORT,
+    server::{Server, Services},
+};
+
+const NAME: &str = "xwarp-sdp-mapper";
+/// How soon a thread notices that it is to end, and the pause before the holder's place is tried again.
+const TICK: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(20);
+/// Attempts to become the holder, or to find it. A holder that ends has its port a moment longer than its name.
+const MOST_ATTEMPTS: u32 = 50;
+/// How long a process waits for the holder's answer.
+const ANSWER: Duration = Duration::from_secs(2);
+/// Processes that register, and services of each.
+const MOST_PROCESSES: usize = 256;
+const MOST_SERVICES: usize = 1024;
+/// Length of a registration: what to do, family, conventional port, SDP port, IP address.
+const RECORD_BYTES: usize = 22;
+/// Answers to a registration.
+const TAKEN: u8 = 0;
+const REFUSED: u8 = 1;
+
+type Own = BTreeMap<SocketAddr, u16>;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A service that is added, or removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Record {
+    Add(SocketAddr, u16),
+    Remove(SocketAddr),
+}
+
+impl Record {
+    fn emit(self) -> [u8; RECORD_BYTES] {
+        let (what, address, port) = match self {
+            Self::Add(address, port) => (1, address, port),
+            Self::Remove(address) => (2, address, 0),
+        };
+        let (family, ip) = match address.ip() {
+            IpAddr::V4(ip) => (4, ip.to_ipv6_mapped()),
+            IpAddr::V6(ip) => (6, ip),
+        };
+        let mut bytes = [0; RECORD_BYTES];
+        bytes[0] = what;
+        bytes[1] = family;
+        bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
+        bytes[4..6].copy_from_slice(&port.to_be_bytes());
+        bytes[6..].copy_from_slice(&ip.octets());
+        bytes
+    }
+
+    fn parse(bytes: &[u8; RECORD_BYTES]) -> Option<Self> {
+        let [what, family, s0, s1, p0, p1, ip @ ..] = *bytes;
+        let ip = Ipv6Addr::from(ip);
+        let ip = match family {
+            4 => IpAddr::V4(ip.to_ipv4_mapped()?),
+            6 => IpAddr::V6(ip),
+            _ => return None,
+        };
+        let address = SocketAddr::new(ip, u16::from_be_bytes([s0, s1]));
+        match what {
+            1 => Some(Self::Add(address, u16::from_be_bytes([p0, p1]))),
+            2 => Some(Self::Remove(address)),
+            _ => None,
+        }
+    }
+}
+
+/// Where the port mapper of a host is.
+#[derive(Debug, Clone)]
+struct Place {
+    addresses: Vec<IpAddr>,
+    port: u16,
+    name: UnixAddr,
+}
+
+/// What this process is to the port mapper of its host.
+#[derive(Debug)]
+enum Role {
+    /// It answers for all.
+    Holder(Server, UnixListener),
+    /// Another process does.
+    Registered(UnixStream),
+}
+
+#[derive(Debug)]
+struct Shared {
+    place: Place,
+    /// The services of this process.
+    own: Mutex<Own>,
+    /// Where they are told.
+    to: Mutex<To>,
+    ended: AtomicBool,
+}
+
+#[derive(Debug, Clone)]
+enum To {
+    Services(Arc<Mutex<Services>>),
+    Holder(Arc<UnixStream>),
+    /// The holder has ended, and there is no new one yet.
+    Nobody,
+}
+
+/// The port mapper's server of this host, in this process or in another one; the part of this process ends when it is dropped.
+#[derive(Debug)]
+pub struct Host {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Host {
+    /// Joins the port mapper of this host at `addresses`. An error when something else has its port.
+    pub fn start(addresses: &[IpAddr]) -> io::Result<Self> {
+        let name = UnixAddr::from_abstract_name(NAME)?;
+        Self::start_at(Place { addresses: addresses.to_vec(), port: PORT, name })
+    }
+
+    fn start_at(place: Place) -> io::Result<Self> {
+        let (own, to) = (Mutex::default(), Mutex::new(To::Nobody));
+        let shared = Arc::new(Shared { place, own, to, ended: AtomicBool::new(false) });
+        let mut role = Some(shared.join()?);
+        let runs = Arc::clone(&shared);
+        let run = move || {
+            while !runs.ended.load(Ordering::Acquire) {
+                match role.take().map_or_else(|| runs.join(), Ok) {
+                    Ok(role) => runs.run(role),
+                    Err(error) => {
+                        tracing::warn!(%error, "no port mapper on this host");
+                        thread::sleep(TICK);
+                    }
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("xwarp-mapper-host".into()).spawn(run)?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Adds a service: programs connect to `address`, whose IP address may be a wildcard, and it listens for SDP at `port`.
+    pub fn add(&self, address: SocketAddr, port: u16) -> io::Result<()> {
+        lock(&self.shared.own).insert(address, port);
+        self.shared.tell(Record::Add(address, port))
+    }
+
+    /// Removes a service.
+    pub fn remove(&self, address: SocketAddr) {
+        lock(&self.shared.own).remove(&address);
+        // A holder that cannot be told has ended.
+        let _ = self.shared.tell(Record::Remove(address));
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was already reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Becomes the holder, or registers with it.
+    fn join(&self) -> io::Result<Role> {
+        let mut last = io::ErrorKind::AddrInUse.into();
+        for _ in 0..MOST_ATTEMPTS {
+            match self.try_join() {
+                Ok(role) => return Ok(role),
+                Err(error) => last = error,
+            }
+            thread::sleep(PAUSE);
+        }
+        Err(last)
+    }
+
+    fn try_join(&self) -> io::Result<Role> {
+        let Place { addresses, port, name } = &self.place;
+        // While the lock is held, the program neither adds nor removes anything.
+        let own = lock(&self.own);
+        match UnixListener::bind_addr(name) {
+            Ok(listener) => {
+                let server = Server::start_at(addresses, *port)?;
+                for (address, port) in &*own {
+                    server.services().add(OURS, *address, *port);
+                }
+                *lock(&self.to) = To::Services(server.shared());
+                Ok(Role::Holder(server, listener))
+            }
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                let holder = UnixStream::connect_addr(name)?;
+                holder.set_read_timeout(Some(ANSWER))?;
+                for (address, port) in &*own {
+                    exchange(&holder, Record::Add(*address, *port))?;
+                }
+                *lock(&self.to) = To::Holder(Arc::new(holder.try_clone()?));
+                Ok(Role::Registered(holder))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn tell(&self, record: Record) -> io::Result<()> {
+        // One exchange at a time.
+        let to = lock(&self.to);
+        match (&*to, record) {
+            (To::Services(services), Record::Add(address, port)) => lock(services).add(OURS, address, port),
+            (To::Services(services), Record::Remove(address)) => lock(services).remove(OURS, address),
+            (To::Holder(holder), record) => return exchange(holder, record),
+            // The next holder is told everything.
+            (To::Nobody, _) => {}
+        }
+        Ok(())
+    }
+
+    /// Serves as the holder, or waits for its end.
+    fn run(&self, role: Role) {
+        match role {
+            Role::Holder(server, listener) => self.hold(&server, &listener),
+            Role::Registered(holder) => {
+                // Nothing but the end comes without being asked for; answers are taken under the lock of `to`.
+                while !self.ended.load(Ordering::Acquire) {
+                    let limit: Option<Timespec> = TICK.try_into().ok();
+                    let mut waits = [PollFd::new(&holder, PollFlags::RDHUP)];
+                    let waited = poll(&mut waits, limit.as_ref());
+                    if waited.is_err() || !waits[0].revents().is_empty() {
+                        break;
+                    }
+                }
+                *lock(&self.to) = To::Nobody;
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Takes registrations until this process ends its part.
+    fn hold(&self, server: &Server, listener: &UnixListener) {
+        let processes: Arc<Mutex<BTreeMap<usize, UnixStream>>> = Arc::default();
+        let mut next_owner = OURS;
+        while !self.ended.load(Ordering::Acquire) {
+            if !is_readable(listener) {
+                continue;
+            }
+            let Ok((process, _)) = listener.accept() else {
+                thread::sleep(PAUSE);
+                continue;
+            };
+            next_owner += 1;
+            let owner = next_owner;
+            let Ok(handle) = process.try_clone() else { continue };
+            let mut all = lock(&processes);
+            if all.len() >= MOST_PROCESSES {
+                continue;
+            }
+            all.insert(owner, handle);
+            drop(all);
+            let (services, registered) = (server.shared(), Arc::clone(&processes));
+            let serve = move || {
+                take_records(&process, owner, &services);
+                lock(&services).remove_all(owner);
+                lock(&registered).remove(&owner);
+            };
+            if thread::Builder::new().name("xwarp-mapper-one".into()).spawn(serve).is_err() {
+                lock(&processes).remove(&owner);
+            }
+        }
+        for process in lock(&processes).values() {
+            // They look for another holder.
+            let _ = process.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// The owner of the services of the holder's own process.
+const OURS: usize = 0;
+
+fn is_readable(listener: &UnixListener) -> bool {
+    let limit: Option<Timespec> = TICK.try_into().ok();
+    poll(&mut [PollFd::new(listener, PollFlags::IN)], limit.as_ref()).is_ok_and(|ready| ready > 0)
+}
+
+/// Tells the holder something, and waits for its answer.
+fn exchange(mut holder: &UnixStream, record: Record) -> io::Result<()> {
+    let mut answer = [REFUSED];
+    let exchanged = holder.write_all(&record.emit()).and_then(|()| holder.read_exact(&mut answer));
+    if exchanged.is_err() {
+        // A late answer must not be taken for that of the next record. The holder is joined again.
+        let _ = holder.shutdown(Shutdown::Both);
+    }
+    exchanged?;
+    if answer == [TAKEN] { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+}
+
+/// Takes the registrations of a process until it ends.
+fn take_records(mut process: &UnixStream, owner: usize, services: &Mutex<Services>) {
+    let Ok(user) = socket_peercred(process.as_fd()).map(|peer| peer.uid.as_raw()) else { return };
+    let mut bytes = [0; RECORD_BYTES];
+    let mut known = BTreeMap::new();
+    while process.read_exact(&mut bytes).is_ok() {
+        let answer = match Record::parse(&bytes) {
+            Some(Record::Add(address, port)) if known.len() < MOST_SERVICES && may_add(user, address) => {
+                known.insert(address, port);
+                lock(services).add(owner, address, port);
+                TAKEN
+            }
+            Some(Record::Remove(address)) => {
+                known.remove(&address);
+                lock(services).remove(owner, address);
+                TAKEN
+            }
+            _ => REFUSED,
+        };
+        if process.write_all(&[answer]).is_err() {
+            return;
+        }
+    }
+}
+
+/// Whether a user may announce a service at `address`: root, and whoever has a socket of the kernel that listens there. Others
+/// could take connections that are meant for somebody else's service.
+fn may_add(user: u32, address: SocketAddr) -> bool {
+    user == 0 || listeners().iter().any(|(port, owner)| *port == address.port() && *owner == user)
+}
+
+/// Port and user of each TCP socket that listens in this network namespace.
+fn listeners() -> Vec<(u16, u32)> {
+    const LISTEN: &str = "0A";
+    let parse = |line: &str| {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let (local, state, user) = (words.get(1)?, words.get(3)?, words.get(7)?);
+        let port = u16::from_str_radix(local.rsplit(':').next()?, 16).ok()?;
+        (*state == LISTEN).then_some((port, user.parse().ok()?))
+    };
+    let texts = ["tcp", "tcp6"].map(|table| fs::read_to_string(format!("/proc/thread-self/net/{table}")));
+    texts.iter().flatten().flat_map(|text| text.lines().filter_map(parse)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, UdpSocket};
+
+    use super::*;
+    use crate::mapper::{Asked, Question};
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    /// A place on the loopback whose port nobody else has.
+    fn place() -> Place {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let port = socket.local_addr().unwrap().port();
+        let name =
+            UnixAddr::from_abstract_name(format!("{NAME}-test-{}-{port}", std::process::id())).unwrap();
+        Place { addresses: vec![[127, 0, 0, 1].into()], port, name }
+    }
+
+    fn ask(place: &Place, service: u16) -> Asked {
+        let question = Question::new("127.0.0.1:9".parse().unwrap(), ([127, 0, 0, 1], service).into());
+        question.ask_at(place.port, 3).unwrap()
+    }
+
+    fn finds(place: &Place, service: u16, port: u16) -> bool {
+        matches!(ask(place, service), Asked::Accepted(at, _) if at.port() == port)
+    }
+
+    fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+        let end = std::time::Instant::now() + LIMIT;
+        while !done() {
+            assert!(std::time::Instant::now() < end, "{what}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn service(port: u16) -> SocketAddr {
+        ([0; 4], port).into()
+    }
+
+    #[test]
+    fn sdp_s7_one_process_answers_for_all_of_a_host() {
+        let place = place();
+        let first = Host::start_at(place.clone()).unwrap();
+        first.add(service(80), 5080).unwrap();
+        let second = Host::start_at(place.clone()).unwrap();
+        second.add(service(81), 5081).unwrap();
+        assert!(finds(&place, 80, 5080) && finds(&place, 81, 5081));
+        second.remove(service(81));
+        assert_eq!(ask(&place, 81), Asked::Denied);
+        second.add(service(82), 5082).unwrap();
+        // The end of a process removes its services.
+        drop(second);
+        eventually("the service of an ended process stays", || ask(&place, 82) == Asked::Denied);
+        assert!(finds(&place, 80, 5080));
+    }
+
+    #[test]
+    fn sdp_s7_another_process_takes_the_place_of_a_holder_that_ends() {
+        let place = place();
+        let first = Host::start_at(place.clone()).unwrap();
+        let others = [81, 82, 83].map(|port| {
+            let host = Host::start_at(place.clone()).unwrap();
+            host.add(service(port), 5000 + port).unwrap();
+            host
+        });
+        first.add(service(80), 5080).unwrap();
+        drop(first);
+        for port in [81, 82, 83] {
+            eventually("a service is lost with the holder", || finds(&place, port, 5000 + port));
+        }
+        assert_eq!(ask(&place, 80), Asked::Denied);
+        drop(others);
+    }
+
+    #[test]
+    fn two_processes_with_the_same_service_are_independent() {
+        let place = place();
+        let first = Host::start_at(place.clone()).unwrap();
+        let second = Host::start_at(place.clone()).unwrap();
+        second.add(service(80), 5001).unwrap();
+        first.add(service(80), 5000).unwrap();
+        assert!(matches!(ask(&place, 80), Asked::Accepted(..)));
+        first.remove(service(80));
+        assert!(finds(&place, 80, 5001));
+    }
+
+    #[test]
+    fn sdp_s16_users_announce_only_what_they_listen_at() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let us = rustix::process::getuid().as_raw();
+        assert!(may_add(us, address));
+        assert!(!may_add(us ^ 0x4000_0000, address), "another user listens there");
+        drop(listener);
+        assert!(!may_add(0x4000_0000, address), "nobody listens there");
+        assert!(may_add(0, address), "root may");
+    }
+
+    #[test]
+    fn registrations_are_bounded_and_malformed_ones_refused() {
+        let place = place();
+        let _host = Host::start_at(place.clone()).unwrap();
+        let process = UnixStream::connect_addr(&place.name).unwrap();
+        process.set_read_timeout(Some(LIMIT)).unwrap();
+        let send = |bytes: &[u8]| {
+            (&process).write_all(bytes).unwrap();
+            let mut answer = [9];
+            (&process).read_exact(&mut answer).unwrap();
+            answer[0]
+        };
+        assert_eq!(send(&[7; RECORD_BYTES]), REFUSED);
+        if rustix::process::getuid().is_root() {
+            for port in 1..=MOST_SERVICES as u16 {
+                assert_eq!(send(&Record::Add(service(port), 9).emit()), TAKEN);
+            }
+            assert_eq!(send(&Record::Add(service(9000), 9).emit()), REFUSED);
+        }
+        for record in [Record::Add("[fd77::1]:80".parse().unwrap(), 7), Record::Remove(service(5))] {
+            assert_eq!(Record::parse(&record.emit()), Some(record));
+        }
+    }
+
+    #[test]
+    fn a_port_that_something_else_holds_is_an_error() {
+        let place = place();
+        let _other = UdpSocket::bind(("127.0.0.1", place.port)).unwrap();
+        let error = Host::start_at(place.clone()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    }
+}
