@@ -44,7 +44,7 @@ pub(crate) fn run(way: &str) -> Result<()> {
     Ok(())
 }
 
-/// Passes a socket so many times on a connection to the helper.
+/// Passes a socket `times` times to the helper, on one connection.
 fn pass(mut stream: TcpStream, early: bool, times: usize) -> Result<()> {
     stream.set_nonblocking(true)?;
     loop {

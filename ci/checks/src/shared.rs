@@ -100,7 +100,7 @@ impl SharedInterface {
         command
     }
 
-    /// Starts the server of `nobodys` for so many connections, and waits until it listens.
+    /// Starts the server of `nobodys` for `connections` connections, and waits until it listens.
     pub fn serve(&self, nobodys: &str, address: &str, connections: &str) -> Result<Running> {
         let mut server = self.start_unprivileged(nobodys, &["serve", address, connections])?;
         server.wait_for("listens", START)?;

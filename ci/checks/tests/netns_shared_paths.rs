@@ -8,8 +8,8 @@ use std::{
 };
 
 use xwarp_checks::{
+    exchange::PART,
     lab::{Family, HOP_INTERFACES, INTERFACE, Lab, LabOptions, Side},
-    nobody::PART,
     process::Running,
     shared::SharedInterface,
 };

@@ -1,4 +1,4 @@
-//! A process that forks while it has a device, for tests: see `xwarp_checks::nobody::forking`.
+//! A process that forks while it has a device, for tests: see `xwarp_checks::exchange::forking`.
 
 use std::process::ExitCode;
 
@@ -14,7 +14,7 @@ fn main() -> ExitCode {
             ForkResult::Parent { child } => Ok(Some(child.as_raw())),
         }
     };
-    match xwarp_checks::nobody::forking(&arguments, fork) {
+    match xwarp_checks::exchange::forking(&arguments, fork) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error:#}");

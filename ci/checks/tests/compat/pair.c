@@ -38,7 +38,7 @@
 		}                                                                                        \
 	} while (0)
 
-/* What each end tells the other one in its private data. */
+/* The private data of a connection: where the sender's memory is. */
 struct place {
 	uint64_t address;
 	uint32_t key;
