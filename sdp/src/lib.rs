@@ -55,6 +55,7 @@ mod listener;
 pub mod machine;
 mod mapped;
 pub mod mapper;
+mod polling;
 pub mod rules;
 mod service;
 mod socket;

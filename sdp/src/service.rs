@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use xwarp_verbs::{
     CompletionChannel, CompletionQueueOptions, Device, FramingConfig, Markers, MpaConfig, NoReceive,
     ProtectionDomain, QueuePairOptions, Rtr,
@@ -30,6 +30,8 @@ use crate::{
 
 /// Longest sleep of the service thread: the resolution of its time limits.
 const TICK: Duration = Duration::from_millis(200);
+/// How often the service thread looks after connections that callers poll. It does not wait for frames meanwhile.
+const NAP: Duration = Duration::from_millis(1);
 /// How long a closed connection may take to transfer its rest and close in order.
 const ORPHAN_LIMIT: Duration = Duration::from_secs(60);
 /// How long closed connections may take when SDP itself ends.
@@ -90,6 +92,8 @@ pub(crate) struct Core {
     targets: Mutex<BTreeMap<CmKey, Target>>,
     next_socket: AtomicU64,
     counters: Mutex<BTreeMap<&'static str, u64>>,
+    /// Connections that callers poll.
+    polled: Mutex<Vec<Arc<Socket>>>,
     /// Answers of port mappers.
     pub(crate) mapped: Mutex<Cache>,
     stop: AtomicBool,
@@ -138,6 +142,7 @@ impl Sdp {
             targets: Mutex::default(),
             next_socket: AtomicU64::new(0),
             counters: Mutex::default(),
+            polled: Mutex::default(),
             mapped: Mutex::default(),
             stop: AtomicBool::new(false),
             bell,
@@ -336,8 +341,9 @@ impl Core {
     fn run(self: Arc<Self>) {
         let mut farewell = None;
         let mut next_tick = Instant::now();
+        let mut next_look = next_tick;
         loop {
-            if self.device.wait(&self.waits, Some(TICK)).is_err() && self.device.failure().is_some() {
+            if self.wait(&mut next_look).is_err() && self.device.failure().is_some() {
                 // The device's events have told every socket, or will not any more. Its waits end at once from now on.
                 self.fail_all();
                 thread::sleep(TICK);
@@ -361,11 +367,37 @@ impl Core {
                 let end = *farewell.get_or_insert(now + FAREWELL);
                 if now >= end || lock(&self.sockets).is_empty() || self.device.failure().is_some() {
                     lock(&self.sockets).clear();
+                    lock(&self.polled).clear();
                     lock(&self.targets).clear();
                     return;
                 }
             }
         }
+    }
+
+    /// Sleeps until there is something to do, at most for a tick. Callers that poll run the device themselves.
+    fn wait(&self, next_look: &mut Instant) -> io::Result<()> {
+        let mut polled = std::mem::take(&mut *lock(&self.polled));
+        let now = Instant::now();
+        if now >= *next_look {
+            *next_look = now + NAP;
+            polled.retain(|socket| socket.still_polled());
+        }
+        if polled.is_empty() {
+            return self.device.wait(&self.waits, Some(TICK)).map(|_| ());
+        }
+        lock(&self.polled).append(&mut polled);
+        let nap: Option<Timespec> = NAP.try_into().ok();
+        match rustix::event::poll(&mut [PollFd::new(&self.waits, PollFlags::IN)], nap.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// A caller begins to poll a connection.
+    pub(crate) fn polled(&self, socket: &Arc<Socket>) {
+        lock(&self.polled).push(Arc::clone(socket));
+        self.bell.set(true);
     }
 
     fn fail_all(&self) {

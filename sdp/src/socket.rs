@@ -111,6 +111,14 @@ pub(crate) struct State {
     counted: bool,
     readable: bool,
     bytes: Vec<u8>,
+    /// Polls by callers that do not wait.
+    polls: u64,
+    /// The connection is polled: its completions notify nobody. The value is the number of polls when the service looked.
+    polled: Option<u64>,
+    /// Threads that wait for a change.
+    waiting: usize,
+    /// Somebody has the bell's descriptor.
+    watched: bool,
     /// Tasks that wait for a change.
     pub(crate) tasks: Tasks,
 }
@@ -158,7 +166,7 @@ pub(crate) struct Socket {
     pub(crate) core: Arc<Core>,
     state: Mutex<State>,
     changed: Condvar,
-    pub(crate) bell: Bell,
+    bell: Bell,
 }
 
 impl Socket {
@@ -175,17 +183,19 @@ impl Socket {
     /// Waits until something has changed, at the latest at `end`; false when `end` has come.
     pub(crate) fn wait<'s>(
         &'s self,
-        state: MutexGuard<'s, State>,
+        mut state: MutexGuard<'s, State>,
         end: Option<Instant>,
     ) -> (MutexGuard<'s, State>, bool) {
-        let Some(end) = end else {
-            return (self.changed.wait(state).unwrap_or_else(PoisonError::into_inner), true);
-        };
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
             return (state, false);
         }
-        let (state, _) = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+        state.waiting += 1;
+        let mut state = match left {
+            None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            Some(left) => self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+        };
+        state.waiting -= 1;
         (state, true)
     }
 
@@ -207,7 +217,10 @@ impl Socket {
     }
 
     fn wake(&self, state: &mut State) {
-        self.changed.notify_all();
+        // Waking nobody is a system call, too.
+        if state.waiting > 0 {
+            self.changed.notify_all();
+        }
         state.tasks.wake();
     }
 
@@ -223,16 +236,57 @@ impl Socket {
         let readable = state.is_readable();
         if readable != state.readable {
             state.readable = readable;
-            self.bell.set(readable);
+            if state.watched {
+                self.bell.set(readable);
+            }
         }
         acted
+    }
+
+    /// The descriptor that is readable while the connection is, from now on.
+    pub(crate) fn watched_bell(&self) -> &Bell {
+        let mut state = self.lock();
+        if !std::mem::replace(&mut state.watched, true) {
+            self.bell.set(state.readable);
+        }
+        &self.bell
     }
 
     /// Handles the completions that wait.
     pub(crate) fn turn(&self) {
         let mut state = self.lock();
+        if state.is_polled() {
+            state.poll_completions(&self.core);
+        } else {
+            state.take_completions(&self.core);
+        }
+        self.drive(&mut state);
+    }
+
+    /// Runs the device for a caller that polls, and handles the completions.
+    pub(crate) fn poll(self: &Arc<Self>, state: &mut State) {
+        state.polls += 1;
+        if state.polled.is_none() {
+            state.polled = Some(state.polls);
+            self.core.polled(self);
+        }
+        if state.poll_completions(&self.core) {
+            self.drive(state);
+        }
+    }
+
+    /// Called by the service from time to time while the connection is polled. Returns whether it still is; otherwise
+    /// completions notify the service again.
+    pub(crate) fn still_polled(&self) -> bool {
+        let mut state = self.lock();
+        let now = Some(state.polls);
+        if std::mem::replace(&mut state.polled, now) != now {
+            return true;
+        }
+        state.polled = None;
         state.take_completions(&self.core);
         self.drive(&mut state);
+        false
     }
 
     /// Handles an event of the connection manager. Returns true when an accepted connection is established.
@@ -264,12 +318,16 @@ impl State {
             counted: false,
             readable: false,
             bytes: Vec::new(),
+            polls: 0,
+            polled: None,
+            waiting: 0,
+            watched: false,
             tasks: Tasks::default(),
         }
     }
 
     /// Whether a read would not block.
-    fn is_readable(&self) -> bool {
+    pub(crate) fn is_readable(&self) -> bool {
         let machine = &self.machine;
         machine.buffered() > 0
             || machine.has_offer()
@@ -301,19 +359,30 @@ impl State {
         (self.machine.is_open() && self.established.is_some()).then_some(Ok(()))
     }
 
+    /// Whether a caller polls the connection.
+    pub(crate) fn is_polled(&self) -> bool {
+        self.polled.is_some()
+    }
+
+    /// Handles the completions that wait, and lets the next one notify the service.
     fn take_completions(&mut self, core: &Core) {
         loop {
             let Some(link) = &mut self.link else { return };
             link.cq.arm(false);
-            let mut any = false;
-            while let Some(completion) = self.link.as_ref().and_then(|link| link.cq.poll_one()) {
-                any = true;
-                self.complete(&completion, core);
-            }
-            if !any {
+            if !self.poll_completions(core) {
                 return;
             }
         }
+    }
+
+    /// Handles the completions that wait; returns whether there was one.
+    fn poll_completions(&mut self, core: &Core) -> bool {
+        let mut any = false;
+        while let Some(completion) = self.link.as_ref().and_then(|link| link.cq.poll_one()) {
+            any = true;
+            self.complete(&completion, core);
+        }
+        any
     }
 
     fn complete(&mut self, completion: &WorkCompletion, core: &Core) {

@@ -132,7 +132,7 @@ impl SdpStream {
     }
 
     /// Repeats `step` until it returns something; the thread waits for a change in between.
-    fn until<R>(
+    pub(crate) fn until<R>(
         &self,
         limit: Option<Duration>,
         mut step: impl FnMut(&mut State) -> Option<io::Result<R>>,
@@ -546,7 +546,7 @@ impl Write for SdpStream {
 
 impl AsFd for SdpStream {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.socket.bell.as_fd()
+        self.0.socket.watched_bell().as_fd()
     }
 }
 

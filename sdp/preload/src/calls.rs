@@ -15,9 +15,10 @@ use xwarp_sdp::{
 };
 
 use crate::{
+    direct,
     legs::{self, Names},
     process::{self, Process, Verdict},
-    relay::Gate,
+    relay::{Gate, Joined},
     sys::{self, Naming, Quiet},
 };
 
@@ -39,16 +40,7 @@ fn is_tcp(socket: BorrowedFd<'_>) -> bool {
 
 /// An address of a socket as the kernel has it, and whether the socket is one of IPv6.
 fn kernel_name(call: Naming, fd: RawFd) -> Option<(SocketAddr, bool)> {
-    let mut storage = MaybeUninit::<sockaddr_storage>::zeroed();
-    let address = storage.as_mut_ptr().cast::<sockaddr>();
-    let mut len = size_of::<sockaddr_storage>() as socklen_t;
-    // SAFETY: the storage has room for every address.
-    let address = unsafe {
-        if sys::name(call, fd, address, &raw mut len) != 0 {
-            return None;
-        }
-        sys::read_address(address, len)?
-    };
+    let address = sys::address_of(call, fd)?;
     Some((address, address.is_ipv6()))
 }
 
@@ -117,8 +109,9 @@ fn pass(
     let started = kernel_name(Naming::Local, fd).ok_or_else(std::io::Error::last_os_error);
     let started = started.and_then(|(own, _)| {
         legs::insert((own, gate.address), (stream.local_addr()?, target));
-        process.relays.start(gate.pass(own)?, stream)
+        process.relays.start(Joined::new(gate.pass(own)?, gate.address, stream))
     });
+    direct::hint(fd, gate.address);
     match started {
         Ok(()) if done == 0 => Some(Ok(())),
         Ok(()) => Some(Err(error)),
@@ -211,6 +204,13 @@ unsafe fn translated(call: Naming, fd: RawFd, address: *mut sockaddr, len: *mut 
                 unsafe { len.write_unaligned(room) };
             }
             continue;
+        }
+        if found.is_some()
+            && matches!(call, Naming::Accept(_))
+            && Process::existing().is_some()
+            && let Some((leg, _)) = kernel_name(Naming::Peer, done)
+        {
+            direct::hint(done, leg);
         }
         sys::set_errno(before);
         if let Some(((local, peer), six)) = found

@@ -5,7 +5,7 @@
 //! written has an odd version.
 
 use std::{
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{Ipv6Addr, SocketAddr},
     ptr, slice,
     sync::{
         OnceLock,
@@ -14,6 +14,8 @@ use std::{
 };
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
+use crate::sys;
 
 /// Entries of the table. The oldest of a bucket makes room: it is then probably of a connection that has ended.
 const ENTRIES: usize = 8192;
@@ -55,11 +57,7 @@ pub fn init() {
 }
 
 fn encode(address: SocketAddr) -> [u64; WORDS] {
-    let ip = match address.ip() {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-        IpAddr::V6(ip) => ip,
-    };
-    let bits = ip.to_bits();
+    let bits = sys::mapped(address.ip()).to_bits();
     [(bits >> 64) as u64, bits as u64, u64::from(address.port())]
 }
 

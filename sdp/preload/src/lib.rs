@@ -15,11 +15,15 @@
 //! | `connect` | the port mapper of the host is asked; then SDP connects to the host, and the socket to the leg |
 //! | `listen` | an SDP listener and an entry of the port mapper are added; what it accepts, the relay brings to the socket |
 //! | `accept`, `accept4`, `getsockname`, `getpeername` | the addresses are those of the connection over SDP |
+//! | `read`, `write`, `recv`, `send` and their kin | in the process that made the connection, data goes straight from and to the stream when neither the loopback nor a sleep is in the way |
 //! | `_exit`, `_Exit`, exit handlers | data that is on its way is sent |
 //!
 //! | file | owns |
 //! |---|---|
 //! | `calls` | the functions that replace those of the C library |
+//! | `direct` | reads and writes that pass the loopback by |
+//! | `next` | the functions of the C library that are replaced |
+//! | `transfers` | the functions that replace those that transfer data |
 //! | `sys` | system calls, past those functions, and hooks of the C library |
 //! | `legs` | names of connections, in memory that is shared with forked children |
 //! | `process` | rules, devices, listeners of this process |
@@ -28,7 +32,10 @@
 //! [Decision 17](../../docs/decisions/0017-programs-keep-their-tcp-sockets.md) says why, and what it costs.
 
 mod calls;
+mod direct;
 mod legs;
+mod next;
 mod process;
 mod relay;
 mod sys;
+mod transfers;

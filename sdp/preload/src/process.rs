@@ -28,8 +28,8 @@ use xwarp_sdp::{
 use xwarp_verbs::Device;
 
 use crate::{
-    legs,
-    relay::{self, Gate, Relays},
+    direct, legs,
+    relay::{self, Gate, Joined, Relays},
     sys,
 };
 
@@ -144,6 +144,11 @@ fn error_number(error: &io::Error) -> i32 {
 }
 
 impl Process {
+    /// Whether this process has used SDP. Also true in a child of `vfork`, which has its parent's memory.
+    pub fn exists() -> bool {
+        !CURRENT.load(Ordering::Acquire).is_null()
+    }
+
     /// This process, if it has used SDP.
     pub fn existing() -> Option<&'static Self> {
         // SAFETY: null, or a process that is never freed.
@@ -307,9 +312,12 @@ impl Process {
         port: u16,
     ) -> io::Result<()> {
         let local = SocketAddr::new(stream.local_addr()?.ip(), port);
-        let leg = relay::call(service, |own| legs::insert((service, own), (local, peer)));
-        let leg = leg.inspect_err(|_| stream.abort())?;
-        self.relays.start(leg, stream)
+        let (leg, own) = relay::leg(service).inspect_err(|_| stream.abort())?;
+        // The names and the connection are there before the program can see it.
+        legs::insert((service, own), (local, peer));
+        let joined = Joined::new(leg, own, stream);
+        joined.call(service).inspect_err(|_| joined.stream.abort())?;
+        self.relays.start(joined)
     }
 
     /// The process ends: what programs have sent still goes to the peers.
@@ -333,7 +341,10 @@ fn share(counters: &BTreeMap<&'static str, u64>) -> String {
     let (sent, received, read) =
         (count("sdp_bytes_sent"), count("sdp_bytes_received"), count("sdp_bytes_read"));
     let percent = (read * 100).checked_div(received).unwrap_or(0);
-    format!("sent {sent} bytes, received {received} bytes, {percent} % of them by RDMA Read")
+    let direct = direct::bytes();
+    format!(
+        "sent {sent} bytes, received {received} bytes, {percent} % of them by RDMA Read; {direct} bytes passed the loopback by"
+    )
 }
 
 /// The interface of an address, or the only one that is not the loopback.

@@ -19,7 +19,7 @@ use std::{
 
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll},
-    io::Errno,
+    io::{Errno, fcntl_dupfd_cloexec},
     net::{
         AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, acceptfrom_with, bind, connect,
         connect_unspec, getsockname, listen, recv, send, shutdown, socket_with, sockopt,
@@ -28,12 +28,16 @@ use rustix::{
 use xwarp_sdp::SdpStream;
 use xwarp_verbs::{Memory, Pages};
 
+use crate::direct::{self, Direct};
+
 /// Bytes that are copied at a time.
 const CHUNK_BYTES: usize = 256 << 10;
+/// Least number of a leg's descriptor: half of the usual limit.
+const HIGH_NUMBER: i32 = 512;
 /// Stack of a thread, in bytes.
 const STACK_BYTES: usize = 128 << 10;
 /// Shorter pieces go in messages.
-const ADVERTISED_BYTES: usize = 64 << 10;
+pub const ADVERTISED_BYTES: usize = 64 << 10;
 /// How often a leg without data is looked at, at the end of the process: the kernel moves bytes from the program's socket
 /// to the leg when the leg has room again.
 const LAST_LOOKS: u32 = 3;
@@ -63,13 +67,32 @@ pub struct Relays {
 
 /// A leg and its stream.
 #[derive(Debug)]
-struct Joined {
-    leg: OwnedFd,
-    stream: SdpStream,
-    /// Bytes that went towards the network.
-    moved: AtomicU64,
+pub struct Joined {
+    pub leg: OwnedFd,
+    /// The leg's address, as the program's socket has it.
+    address: SocketAddr,
+    pub stream: SdpStream,
+    /// Bytes that the relay has moved from the leg towards the network.
+    pub moved: AtomicU64,
     /// The peer has everything that the program has sent, or nothing more will be sent.
     sent: AtomicBool,
+    pub direct: Direct,
+}
+
+impl Joined {
+    /// Joins `leg`, which has this address, to `stream`.
+    pub fn new(leg: OwnedFd, address: SocketAddr, stream: SdpStream) -> Arc<Self> {
+        let (moved, sent, direct) = (AtomicU64::new(0), AtomicBool::new(false), Direct::default());
+        let joined = Arc::new(Self { leg, address, stream, moved, sent, direct });
+        direct::add(address, &joined);
+        joined
+    }
+}
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        direct::remove(self.address);
+    }
 }
 
 /// Finds legs that the program has reset.
@@ -77,7 +100,25 @@ struct Joined {
 struct Watch {
     /// The legs of `joined`. A leg leaves when it is closed.
     legs: OwnedFd,
-    joined: Mutex<BTreeMap<u64, Weak<Joined>>>,
+    joined: Mutex<Watched>,
+}
+
+#[derive(Debug, Default)]
+struct Watched {
+    joined: BTreeMap<u64, Weak<Joined>>,
+    /// Entries at which those of connections that have ended are removed: twice those that remained the last time, so that
+    /// each entry is looked at a constant number of times.
+    most: usize,
+}
+
+impl Watched {
+    fn insert(&mut self, id: u64, joined: Weak<Joined>) {
+        if self.joined.len() >= self.most {
+            self.joined.retain(|_, joined| joined.strong_count() > 0);
+            self.most = (2 * self.joined.len()).max(64);
+        }
+        self.joined.insert(id, joined);
+    }
 }
 
 /// A listening socket on the loopback for one connection.
@@ -94,6 +135,12 @@ fn loopback(six: bool) -> SocketAddr {
 fn tcp_socket(six: bool) -> io::Result<OwnedFd> {
     let family = if six { AddressFamily::INET6 } else { AddressFamily::INET };
     Ok(socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Moves a descriptor of the library away from the low numbers, which the kernel gives to programs: some have tables of few.
+fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
+    // With a low limit of descriptors it stays where it is.
+    fcntl_dupfd_cloexec(&fd, HIGH_NUMBER).unwrap_or(fd)
 }
 
 fn local_address(socket: &OwnedFd) -> io::Result<SocketAddr> {
@@ -123,20 +170,25 @@ impl Gate {
             }
             let (leg, from) = acceptfrom_with(&self.socket, SocketFlags::CLOEXEC)?;
             if from.and_then(|from| SocketAddr::try_from(from).ok()) == Some(program) {
-                return Ok(leg);
+                return Ok(out_of_the_way(leg));
             }
         }
     }
 }
 
-/// A leg to the program's listening socket at `service`. `name` is called with the leg's own address before the program can
-/// see the connection.
-pub fn call(service: SocketAddr, name: impl FnOnce(SocketAddr)) -> io::Result<OwnedFd> {
-    let leg = tcp_socket(service.is_ipv6())?;
+/// A leg that will be connected to the program's listening socket at `service`, and its address.
+pub fn leg(service: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
+    let leg = out_of_the_way(tcp_socket(service.is_ipv6())?);
     bind(&leg, &SocketAddr::new(service.ip(), 0))?;
-    name(local_address(&leg)?);
-    connect(&leg, &service)?;
-    Ok(leg)
+    let own = local_address(&leg)?;
+    Ok((leg, own))
+}
+
+impl Joined {
+    /// Connects the leg to the program's listening socket at `service`.
+    pub fn call(&self, service: SocketAddr) -> io::Result<()> {
+        Ok(connect(&self.leg, &service)?)
+    }
 }
 
 /// Resets the program's connection.
@@ -171,9 +223,7 @@ impl Watch {
     fn add(&self, joined: &Arc<Joined>) -> io::Result<()> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let mut all = lock(&self.joined);
-        all.retain(|_, joined| joined.strong_count() > 0);
-        all.insert(id, Arc::downgrade(joined));
+        lock(&self.joined).insert(id, Arc::downgrade(joined));
         // Only errors are of interest, and these are always reported.
         epoll::add(&self.legs, &joined.leg, epoll::EventData::new_u64(id), epoll::EventFlags::ET)?;
         Ok(())
@@ -211,7 +261,7 @@ impl Watch {
     }
 
     fn find(&self, id: u64) -> Option<Arc<Joined>> {
-        lock(&self.joined).get(&id).and_then(Weak::upgrade)
+        lock(&self.joined).joined.get(&id).and_then(Weak::upgrade)
     }
 }
 
@@ -229,15 +279,14 @@ impl Joined {
 
 impl Relays {
     /// Starts to copy.
-    pub fn start(self: &Arc<Self>, leg: OwnedFd, stream: SdpStream) -> io::Result<()> {
+    pub fn start(self: &Arc<Self>, joined: Arc<Joined>) -> io::Result<()> {
         // Small messages are not held back on the way to the program.
-        sockopt::set_tcp_nodelay(&leg, true)?;
-        sockopt::set_socket_keepalive(&leg, true)?;
-        sockopt::set_tcp_keepidle(&leg, PROBE_IDLE)?;
+        sockopt::set_tcp_nodelay(&joined.leg, true)?;
+        sockopt::set_socket_keepalive(&joined.leg, true)?;
+        sockopt::set_tcp_keepidle(&joined.leg, PROBE_IDLE)?;
         if self.ending.get().is_none() {
             let _ = self.ending.set(eventfd(0, EventfdFlags::CLOEXEC)?);
         }
-        let joined = Arc::new(Joined { leg, stream, moved: AtomicU64::new(0), sent: AtomicBool::new(false) });
         let watch = || Watch::start().inspect_err(|error| tracing::warn!(%error, "no watch for resets")).ok();
         if let Some(watch) = self.watch.get_or_init(watch) {
             watch.add(&joined)?;
@@ -260,8 +309,9 @@ impl Relays {
         }
         thread("xwarp-sdp-recv").spawn(move || {
             let Joined { leg, stream, .. } = &*joined;
+            joined.direct.relayed_here();
             // A reset may come after the end of the peer's data, while the program still sends.
-            if receive_all(leg, stream).and_then(|()| stream.wait_closed()).is_err() {
+            if receive_all(&joined).and_then(|()| stream.wait_closed()).is_err() {
                 stream.abort();
                 reset(leg);
             }
@@ -288,12 +338,13 @@ impl Relays {
 
     /// Sends what the program sends. Long pieces are advertised, so that the peer's relay reads them by RDMA.
     fn send_all(&self, joined: &Joined) -> io::Result<()> {
-        let Joined { leg, stream, moved, .. } = joined;
+        let Joined { leg, stream, moved, direct, .. } = joined;
         let mut bytes = vec![0; CHUNK_BYTES];
         let memory = Memory::anonymous(CHUNK_BYTES, Pages::Normal)?;
         let mut last_looks = LAST_LOOKS;
         loop {
             let ends = self.wait_readable(leg)?;
+            let _sending = lock(&direct.sending);
             let len = match recv(leg, &mut *bytes, RecvFlags::DONTWAIT) {
                 Ok((_, len)) => len,
                 Err(Errno::AGAIN) if ends && last_looks > 0 => {
@@ -340,11 +391,22 @@ impl Relays {
 }
 
 /// What the peer sends.
-fn receive_all(leg: &OwnedFd, stream: &SdpStream) -> io::Result<()> {
+fn receive_all(joined: &Joined) -> io::Result<()> {
+    let Joined { leg, stream, direct, .. } = joined;
     let mut bytes = vec![0; CHUNK_BYTES];
     let memory = Memory::anonymous(CHUNK_BYTES, Pages::Normal)?;
+    let mut len = 0;
     loop {
-        let len = stream.recv_memory(&memory, 0..CHUNK_BYTES)?;
+        direct.wait_while_polled();
+        // Memory is offered to the peer only while long pieces come: what arrives in it, direct reads cannot take.
+        if len < ADVERTISED_BYTES {
+            stream.wait_readable()?;
+        }
+        let _receiving = lock(&direct.receiving);
+        if direct.is_polled() {
+            continue;
+        }
+        len = stream.recv_memory(&memory, 0..CHUNK_BYTES)?;
         if len == 0 {
             // The program may have closed its socket already.
             let _ = shutdown(leg, rustix::net::Shutdown::Write);
@@ -352,6 +414,7 @@ fn receive_all(leg: &OwnedFd, stream: &SdpStream) -> io::Result<()> {
         }
         let piece = bytes.get_mut(..len).unwrap_or_default();
         memory.read(0, piece).map_err(io::Error::other)?;
+        direct.forwarded.fetch_add(len as u64, Ordering::Relaxed);
         let mut rest: &[u8] = piece;
         while !rest.is_empty() {
             match send(leg, rest, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {

@@ -3,12 +3,12 @@
 use std::{
     io,
     mem::{MaybeUninit, size_of},
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     os::fd::{BorrowedFd, RawFd},
     ptr,
 };
 
-use libc::{c_int, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
+use libc::{c_int, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 
 /// `connect` of the kernel.
 ///
@@ -48,6 +48,27 @@ pub unsafe fn name(call: Naming, fd: RawFd, address: *mut sockaddr, len: *mut so
         };
         done as c_int
     }
+}
+
+/// An address of a socket as the kernel has it.
+pub fn address_of(call: Naming, fd: RawFd) -> Option<SocketAddr> {
+    let mut storage = MaybeUninit::<sockaddr_storage>::uninit();
+    let address = storage.as_mut_ptr().cast::<sockaddr>();
+    let mut len = size_of::<sockaddr_storage>() as socklen_t;
+    // SAFETY: the storage has room for every address, and the kernel says how much of it it has stored.
+    unsafe {
+        if name(call, fd, address, &raw mut len) != 0 {
+            return None;
+        }
+        read_address(address, len)
+    }
+}
+
+/// Bytes that were written to a TCP socket and that its peer has not acknowledged (`SIOCOUTQ`).
+pub fn unacknowledged(fd: RawFd) -> Option<c_int> {
+    let mut bytes = 0;
+    // SAFETY: the call stores a number.
+    (unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) } == 0).then_some(bytes)
 }
 
 /// Ends the process at once.
@@ -107,6 +128,14 @@ pub unsafe fn read_address(address: *const sockaddr, len: socklen_t) -> Option<S
     }
 }
 
+/// An address as sockets of IPv6 have it.
+pub fn mapped(ip: IpAddr) -> Ipv6Addr {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    }
+}
+
 /// Stores an address, as a socket of the family `six` or not has it, as the kernel does: cut to the caller's room, with the
 /// whole length.
 ///
@@ -128,15 +157,11 @@ pub unsafe fn store_address(to: SocketAddr, six: bool, address: *mut sockaddr, l
             (ptr::from_ref(&four).cast::<u8>(), size_of::<sockaddr_in>())
         }
         (ip, _) => {
-            let ip = match ip {
-                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-                IpAddr::V6(ip) => ip,
-            };
             sixth = sockaddr_in6 {
                 sin6_family: libc::AF_INET6 as sa_family_t,
                 sin6_port: to.port().to_be(),
                 sin6_flowinfo: 0,
-                sin6_addr: libc::in6_addr { s6_addr: ip.octets() },
+                sin6_addr: libc::in6_addr { s6_addr: mapped(ip).octets() },
                 sin6_scope_id: 0,
             };
             (ptr::from_ref(&sixth).cast::<u8>(), size_of::<sockaddr_in6>())
