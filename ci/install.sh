@@ -7,6 +7,8 @@ BUILD_PACKAGES=(clang llvm libelf-dev zlib1g-dev pkg-config make gcc libc6-dev l
 TEST_PACKAGES=(iproute2 ethtool procps iputils-ping iperf3 tshark)
 # Programs that run unchanged over SDP. Debian has no netperf.
 TEST_PACKAGES+=(netcat-openbsd socat curl python3 redis-server memcached nginx-light apache2-utils sockperf openssh-server postgresql)
+# Libraries of programs that the tests build and run over SDP. asio is boost.asio without the rest of Boost.
+TEST_PACKAGES+=(libevent-dev libuv1-dev libasio-dev g++)
 # RDMA programs that run over the drop-in libraries, and the headers whose structures those are compared with.
 TEST_PACKAGES+=(ibverbs-utils rdmacm-utils perftest qperf libfabric-bin libibverbs-dev librdmacm-dev)
 

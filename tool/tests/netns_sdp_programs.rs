@@ -597,3 +597,213 @@ else:
     wait_for_reset(s, 'half-closed by the peer')
 print('all is well', flush=True)
 ";
+
+/// Whatever calls a program mixes, those that go straight to the stream, those that use the kernel's socket, and those of a child that
+/// has inherited it, the bytes keep their order.
+#[test]
+fn netns_sdp_bytes_keep_their_order_whatever_calls_a_program_mixes() {
+    let lab = lab();
+    let program = lab.file("mixed.py");
+    fs::write(&program, MIXED).unwrap();
+    let run = format!("exec /usr/bin/python3 {}", program.display());
+    let peer = lab.address(Side::B, Family::V4);
+    for seed in [1, 2] {
+        let (server, output) = over_sdp(
+            &lab,
+            &format!("{run} serve {peer} {PORT} {seed}"),
+            &format!("{run} call {peer} {PORT} {seed}"),
+        );
+        let served = server.finish(LIMIT).unwrap();
+        assert!(output.contains("all is well"), "{output}\n{served}");
+        assert!(passed_by(&output) > 0, "nothing went straight to the stream: {output}");
+    }
+}
+
+/// Bytes that went straight from and to streams, past the loopback.
+fn passed_by(output: &str) -> u64 {
+    let number = |line: &str| line.split("; ").nth(1)?.split_ascii_whitespace().next()?.parse::<u64>().ok();
+    output.lines().filter(|line| line.contains("passed the loopback by")).filter_map(number).sum()
+}
+
+const MIXED: &str = r"
+import os, random, select, socket, subprocess, sys, tempfile, threading, time
+role, host, port, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+TOTAL = 1 << 20
+
+def byte(at):
+    return (at * 31 + (at >> 8) * 7 + seed) & 255
+
+def pattern(at, n):
+    return bytes(byte(i) for i in range(at, at + n))
+
+def send(s, data, random):
+    how = random.randrange(8)
+    if how == 0:
+        return s.send(data)
+    if how == 1:
+        return os.write(s.fileno(), data)
+    if how == 2:
+        return os.writev(s.fileno(), [data[:7], b'', data[7:]])
+    if how == 3:
+        return s.sendmsg([data[:100], data[100:]])
+    if how == 4:
+        with tempfile.TemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            return os.sendfile(s.fileno(), file.fileno(), 0, len(data))
+    if how == 5:
+        try:
+            return s.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+    if how == 6 and random.randrange(40) == 0:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            subprocess.run(['cat', file.name], stdout=s, check=True)
+            return len(data)
+    s.sendall(data)
+    return len(data)
+
+def receive(s, n, random):
+    how = random.randrange(8)
+    if how == 0:
+        return os.read(s.fileno(), n)
+    if how == 1:
+        first, second = bytearray(3), bytearray(n)
+        got = os.readv(s.fileno(), [first, second])
+        return bytes(first + second)[:got]
+    if how == 2:
+        return s.recvmsg(n)[0]
+    if how == 3:
+        seen = s.recv(n, socket.MSG_PEEK)
+        data = s.recv(len(seen)) if seen else seen
+        assert seen.startswith(data) or data.startswith(seen)
+        return data
+    if how == 4:
+        select.select([s], [], [])
+        return s.recv(n)
+    if how == 5:
+        while True:
+            try:
+                return s.recv(n, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if random.randrange(50) == 0:
+                    poll = select.poll()
+                    poll.register(s, select.POLLIN)
+                    poll.poll()
+    if how == 6:
+        return s.recv(min(n, 5), socket.MSG_WAITALL) if n > 5 else s.recv(n)
+    return s.recv(n)
+
+def send_all(s, random):
+    at = 0
+    while at < TOTAL:
+        n = min(TOTAL - at, random.choice([1, 64, 64, 64, 1000, 5000, 100000]))
+        data = pattern(at, n)
+        at += send(s, data, random)
+        if random.randrange(20) == 0:
+            time.sleep(random.choice([0, 0.0001, 0.003]))
+    s.shutdown(socket.SHUT_WR)
+
+if role == 'serve':
+    listener = socket.create_server((host, port))
+    s, _ = listener.accept()
+else:
+    s = socket.create_connection((host, port))
+# Requests and answers first: they are what passes the loopback by.
+def exactly(n):
+    got = b''
+    while len(got) < n:
+        got += s.recv(n - len(got))
+    return got
+
+for i in range(300):
+    if role == 'serve':
+        assert exactly(64) == pattern(i, 64)
+        s.send(pattern(i + 1, 64))
+    else:
+        s.send(pattern(i, 64))
+        assert exactly(64) == pattern(i + 1, 64)
+writer = threading.Thread(target=send_all, args=(s, random.Random(seed * 2 + (role == 'serve'))))
+writer.start()
+at, own = 0, random.Random(seed * 7 + (role == 'serve'))
+while True:
+    data = receive(s, own.choice([1, 64, 1000, 30000, 200000]), own)
+    if not data:
+        break
+    assert data == pattern(at, len(data)), ('other bytes at', at, len(data))
+    at += len(data)
+assert at == TOTAL, at
+writer.join()
+print('all is well', flush=True)
+";
+
+/// Compiles a program of this directory.
+fn compiled(lab: &Lab, compiler: &str, source: &str, options: &[&str]) -> PathBuf {
+    let to = lab.file(source.split('.').next().unwrap());
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/echo").join(source);
+    let output = Command::new(compiler).arg(from).arg("-o").arg(&to).args(options).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    to
+}
+
+/// Programs on event loops: the server echoes what nc and what a client on asio send.
+#[test]
+fn netns_sdp_programs_on_libevent_libuv_and_asio_echo() {
+    let home = lab();
+    let asio = compiled(&home, "g++", "asio.cpp", &["-pthread"]);
+    let servers = [
+        compiled(&home, "gcc", "libevent.c", &["-levent"]),
+        compiled(&home, "gcc", "libuv.c", &["-luv"]),
+        asio.clone(),
+    ];
+    for server in servers {
+        let name = server.file_name().unwrap().to_string_lossy().into_owned();
+        let lab = lab();
+        let file = random_file(&lab, "file", 700_001);
+        let back = lab.file("back");
+        let host = address(&lab).ip();
+        let client = format!(
+            "set -e; {} {host} {PORT}; nc -N {host} {PORT} < {} > {}",
+            asio.display(),
+            file.display(),
+            back.display()
+        );
+        let (_server, output) = over_sdp(&lab, &format!("exec {} {PORT}", server.display()), &client);
+        assert!(output.contains("all is well"), "{name}: {output}");
+        assert_same(&file, &back);
+        assert_eq!(carried(&output, "nc"), (700_001, 700_001), "{name}: {output}");
+    }
+}
+
+/// The same for tokio, whose program is this test's own.
+#[test]
+fn netns_sdp_a_program_on_tokio_echoes() {
+    let lab = lab();
+    let file = random_file(&lab, "file", 700_001);
+    let back = lab.file("back");
+    let program = env::current_exe().unwrap();
+    let test = "echo_on_tokio";
+    let server = format!("exec {} --ignored --exact --nocapture {test}", program.display());
+    let client = format!("nc -N {} {PORT} < {} > {}", address(&lab).ip(), file.display(), back.display());
+    let (_server, output) = over_sdp(&lab, &server, &client);
+    assert_same(&file, &back);
+    assert_eq!(carried(&output, "nc"), (700_001, 700_001), "{output}");
+}
+
+#[test]
+#[ignore = "run as a process of its own by another test"]
+fn echo_on_tokio() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_io().build().unwrap();
+    runtime.block_on(async {
+        let listener = tokio::net::TcpListener::bind(("0.0.0.0", PORT)).await.unwrap();
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(async move {
+                let (mut reader, mut writer) = stream.split();
+                let _ = tokio::io::copy(&mut reader, &mut writer).await;
+            });
+        }
+    });
+}
