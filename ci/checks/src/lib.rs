@@ -17,6 +17,7 @@
 //! | [`tshark`] | Wireshark's verdict on a capture |
 //! | [`leaks`] | descriptors and threads of a process |
 //! | [`shared`] | `xwarpd`, and programs without privileges |
+//! | [`sdp_speed`] | the speed of unmodified programs over SDP |
 //! | [`sharing`] | the cost of sharing an interface |
 //! | [`compat_cost`] | the cost of the drop-in libraries |
 //! | [`vm`] | virtual machines: with Linux Soft-iWARP for the tests named `siw_*`, with a new kernel for `zerocopy_*` |
@@ -35,6 +36,7 @@ mod linger;
 pub mod nobody;
 pub mod perf;
 pub mod process;
+pub mod sdp_speed;
 pub mod shared;
 pub mod sharing;
 pub mod tshark;

@@ -1,0 +1,388 @@
+//! `xwarp-sdp-speed`: the speed of unmodified programs over SDP beside the same programs over kernel TCP. Rounds are interleaved: each
+//! round measures every subject once. The page has medians and ranges over the rounds.
+
+use std::{
+    collections::BTreeMap,
+    env, fmt,
+    fmt::Write as _,
+    fs,
+    net::SocketAddr,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser;
+use xwarp_perf::stats::Spread;
+use xwarp_sdp::mapper::{Asked, Question};
+
+use crate::{
+    lab::{Family, Lab, LabOptions, Side},
+    process::Running,
+};
+
+/// Time allowed beyond the duration of a measurement.
+const PATIENCE: Duration = Duration::from_mins(1);
+/// MTUs of the wire.
+const MTUS: [u32; 3] = [1500, 9000, 65535];
+
+/// The speed of unmodified programs over SDP, as a page
+#[derive(Debug, Clone, Parser)]
+#[command(name = "xwarp-sdp-speed")]
+pub struct SdpSpeedArgs {
+    /// Number of rounds; each measures everything once
+    #[arg(long, value_name = "COUNT", default_value_t = 5)]
+    pub rounds: u32,
+    /// Duration of each measurement in seconds
+    #[arg(short = 'D', long, value_name = "SECONDS", default_value_t = 2)]
+    pub duration: u32,
+    /// Also write the page to this file, in Markdown
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+/// What carries the program's connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum By {
+    Sdp,
+    Tcp,
+    /// Kernel TCP without segmentation and receive offloads.
+    PlainTcp,
+}
+
+impl fmt::Display for By {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sdp => "SDP",
+            Self::Tcp => "TCP",
+            Self::PlainTcp => "TCP, offloads off",
+        })
+    }
+}
+
+/// One row of the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Subject {
+    /// iperf3 with writes of 1 MiB at this MTU.
+    Bulk(By, u32),
+    /// sockperf with requests and answers of 64 bytes; non-blocking calls, so that both ends poll, or blocking ones.
+    Requests(By, Calls),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Calls {
+    Polling,
+    Blocking,
+}
+
+impl Subject {
+    fn all() -> Vec<Self> {
+        let mut all = vec![Self::Bulk(By::PlainTcp, 1500)];
+        for by in [By::Sdp, By::Tcp] {
+            all.extend(MTUS.map(|mtu| Self::Bulk(by, mtu)));
+            all.extend([Calls::Polling, Calls::Blocking].map(|calls| Self::Requests(by, calls)));
+        }
+        all
+    }
+}
+
+/// A figure of a measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Figure {
+    /// Gb/s.
+    Bandwidth,
+    /// Percent of the received bytes.
+    ZeroCopy,
+    /// Half round trip in microseconds.
+    Latency,
+    /// System calls of the client's process for each request and its answer.
+    SystemCalls,
+}
+
+#[derive(Debug, Default)]
+struct Samples(BTreeMap<(Subject, Figure), Vec<f64>>);
+
+impl Samples {
+    fn cell(&self, subject: Subject, figure: Figure, digits: usize) -> String {
+        let spread = self.0.get(&(subject, figure)).and_then(|values| Spread::of(values));
+        spread.map_or_else(
+            || "-".into(),
+            |Spread { median, min, max, .. }| format!("{median:.digits$} ({min:.digits$}..{max:.digits$})"),
+        )
+    }
+
+    /// Median of the ratios within each round.
+    fn ratio(&self, of: Subject, to: Subject, figure: Figure) -> Option<f64> {
+        let (of, to) = (self.0.get(&(of, figure))?, self.0.get(&(to, figure))?);
+        let ratios: Vec<f64> = of.iter().zip(to).map(|(of, to)| of / to).collect();
+        Spread::of(&ratios).map(|spread| spread.median)
+    }
+
+    fn goals(&self) -> String {
+        let plain = Subject::Bulk(By::PlainTcp, 1500);
+        let best = MTUS
+            .iter()
+            .filter_map(|mtu| self.ratio(Subject::Bulk(By::Sdp, *mtu), plain, Figure::Bandwidth))
+            .fold(f64::NAN, f64::max);
+        let requests = |by| Subject::Requests(by, Calls::Polling);
+        let latency = self.ratio(requests(By::Sdp), requests(By::Tcp), Figure::Latency).unwrap_or(f64::NAN);
+        let met = |met: bool| if met { "yes" } else { "no" };
+        format!(
+            "| goal | limit | median of ratios | met |\n|---|---|--:|---|\n\
+             | bandwidth of 1 MiB writes: SDP at its best MTU / TCP, offloads off, at MTU 1500 | at least 1.0 | {best:.2} | {} |\n\
+             | 64 B requests, both ends polling: SDP / TCP | at most 1.0 | {latency:.2} | {} |\n",
+            met(best >= 1.0),
+            met(latency <= 1.0)
+        )
+    }
+
+    fn tables(&self) -> String {
+        let mut text = self.goals();
+        text.push_str("\n## iperf3, writes of 1 MiB\n\n| MTU | by | Gb/s | received by RDMA Read, % |\n|--:|---|--:|--:|\n");
+        for subject in Subject::all() {
+            let Subject::Bulk(by, mtu) = subject else { continue };
+            let [rate, share] =
+                [Figure::Bandwidth, Figure::ZeroCopy].map(|figure| self.cell(subject, figure, 2));
+            let _ = writeln!(text, "| {mtu} | {by} | {rate} | {share} |");
+        }
+        text.push_str(
+            "\n## sockperf, requests and answers of 64 bytes\n\n| calls | by | half round trip, us | system calls a request |\n|---|---|--:|--:|\n",
+        );
+        for subject in Subject::all() {
+            let Subject::Requests(by, calls) = subject else { continue };
+            let calls = if calls == Calls::Polling { "non-blocking" } else { "blocking" };
+            let [time, system] =
+                [Figure::Latency, Figure::SystemCalls].map(|figure| self.cell(subject, figure, 2));
+            let _ = writeln!(text, "| {calls} | {by} | {time} | {system} |");
+        }
+        text
+    }
+}
+
+struct Bench {
+    /// A lab for each MTU, then one without offloads.
+    labs: Vec<Lab>,
+    programs: PathBuf,
+    duration: u32,
+    port: u16,
+}
+
+/// Runs the program.
+pub fn main() -> Result<()> {
+    let args = SdpSpeedArgs::parse();
+    let programs = env::current_exe().context("cannot find the path of this program")?;
+    let programs = programs.parent().context("a program is in a directory")?.to_path_buf();
+    let lab = |mtu, offloads| Lab::up(LabOptions { mtu, offloads, ..LabOptions::default() });
+    let mut labs = MTUS.iter().map(|mtu| lab(*mtu, true)).collect::<Result<Vec<_>>>()?;
+    labs.push(lab(1500, false)?);
+    let mut bench = Bench { labs, programs, duration: args.duration, port: 20_000 };
+    let mut samples = Samples::default();
+    let all = Subject::all();
+    for round in 0..args.rounds {
+        let mut order = all.clone();
+        // Slow changes of the machine favour no subject.
+        order.rotate_left(round as usize % all.len());
+        for subject in order {
+            let figures = bench.measure(subject).with_context(|| format!("{subject:?}"))?;
+            eprintln!("round {round}: {subject:?}: {figures:.2?}");
+            for (figure, value) in figures {
+                samples.0.entry((subject, figure)).or_default().push(value);
+            }
+        }
+    }
+    let page = format!("{}\n{}", setting(&args), samples.tables());
+    println!("{page}");
+    if let Some(path) = &args.out {
+        fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+impl Bench {
+    fn lab(&self, subject: Subject) -> Result<&Lab> {
+        let index = match subject {
+            Subject::Bulk(By::PlainTcp, _) => MTUS.len(),
+            Subject::Bulk(_, mtu) => MTUS.iter().position(|known| *known == mtu).unwrap_or(0),
+            Subject::Requests(..) => 0,
+        };
+        self.labs.get(index).context("a lab for each MTU")
+    }
+
+    fn measure(&mut self, subject: Subject) -> Result<Vec<(Figure, f64)>> {
+        // The kernel's connections rest on their ports.
+        self.port += 1;
+        let port = self.port.to_string();
+        let lab = self.lab(subject)?;
+        let host = lab.address(Side::B, Family::V4).to_string();
+        let duration = self.duration.to_string();
+        let counts = lab.file("system-calls");
+        let (by, server, client) = match subject {
+            Subject::Bulk(by, _) => {
+                let client = vec!["iperf3", "-c", &host, "-p", &port, "-t", &duration, "-l", "1M", "-f", "m"];
+                (by, vec!["iperf3", "-s", "-1", "-p", &port], client)
+            }
+            Subject::Requests(by, calls) => {
+                let mut server = vec!["sockperf", "server", "--tcp", "-i", &host, "-p", &port];
+                let mut client = vec![
+                    "sockperf",
+                    "ping-pong",
+                    "--tcp",
+                    "-i",
+                    &host,
+                    "-p",
+                    &port,
+                    "-t",
+                    &duration,
+                    "-m",
+                    "64",
+                ];
+                if calls == Calls::Polling {
+                    server.push("--nonblocked");
+                    client.push("--nonblocked");
+                }
+                (by, server, client)
+            }
+        };
+        let counter = [
+            "perf",
+            "stat",
+            "-x",
+            ",",
+            "-e",
+            "raw_syscalls:sys_enter",
+            "-o",
+            counts.to_str().unwrap_or_default(),
+            "--",
+        ];
+        let mut server = self.start(lab, Side::B, by, &[], &server)?;
+        wait_for_listener(
+            lab,
+            by,
+            SocketAddr::new(lab.address(Side::B, Family::V4), self.port),
+            &mut server,
+        )?;
+        let counter: &[&str] = if matches!(subject, Subject::Requests(..)) { &counter } else { &[] };
+        let said = self.start(lab, Side::A, by, counter, &client)?.finish(2 * PATIENCE)?;
+        if let Subject::Bulk(..) = subject {
+            let served = server.finish(PATIENCE)?;
+            let rate = bandwidth(&said).with_context(|| format!("no bandwidth in: {said}"))?;
+            let mut figures = vec![(Figure::Bandwidth, rate)];
+            figures.extend(zero_copy(&served).map(|share| (Figure::ZeroCopy, share)));
+            ensure!(by != By::Sdp || figures.len() == 2, "not over SDP: {served}\n{said}");
+            return Ok(figures);
+        }
+        ensure!(by != By::Sdp || said.contains("by RDMA Read"), "not over SDP: {said}");
+        let (time, messages) = latency(&said).with_context(|| format!("no latency in: {said}"))?;
+        let calls = fs::read_to_string(&counts).ok().and_then(|text| system_calls(&text));
+        let calls = calls.with_context(|| format!("no system calls counted in {}", counts.display()))?;
+        Ok(vec![(Figure::Latency, time), (Figure::SystemCalls, calls / messages)])
+    }
+
+    /// Starts a program on the CPU of its side, with helpers of its own.
+    fn start(&self, lab: &Lab, side: Side, by: By, before: &[&str], program: &[&str]) -> Result<Running> {
+        let cpu = if side == Side::A { "1" } else { "0" };
+        let mut command = lab.command(side, "taskset");
+        command.args(["-c", cpu]).args(before);
+        if by == By::Sdp {
+            command.arg(self.programs.join("xwarp")).args(["sdp", "--statistics", "--"]);
+        }
+        command.args(program).env("XWARP_HELPER", lab.file("none"));
+        Running::start(command)
+    }
+}
+
+fn wait_for_listener(lab: &Lab, by: By, address: SocketAddr, server: &mut Running) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let listens = if by == By::Sdp {
+            let from = SocketAddr::new(lab.address(Side::A, Family::V4), 1);
+            matches!(lab.within(Side::A, || Question::new(from, address).ask(1))?, Ok(Asked::Accepted(..)))
+        } else {
+            let filter = format!("sport = :{}", address.port());
+            !lab.run(Side::B, "ss", &["-Hltn", &filter])?.trim().is_empty()
+        };
+        if listens {
+            return Ok(());
+        }
+        let ended = server.wait(Duration::from_millis(20));
+        ensure!(ended.is_err() && Instant::now() < end, "nobody listens: {ended:?}\n{}", server.output());
+    }
+}
+
+/// The word before the first occurrence of `unit` in a line with `mark`, as a number.
+fn number(text: &str, mark: &str, unit: &str) -> Option<f64> {
+    let line = text.lines().find(|line| line.contains(mark))?;
+    line.split(unit).next()?.split_whitespace().next_back()?.parse().ok()
+}
+
+/// What iperf3 says that the receiver got, in Gb/s.
+fn bandwidth(said: &str) -> Option<f64> {
+    Some(number(said, "receiver", "Mbits/sec")? / 1000.0)
+}
+
+/// Percent of the bytes that a process received by RDMA Read.
+fn zero_copy(said: &str) -> Option<f64> {
+    number(said, "by RDMA Read", "% of them")
+}
+
+/// What sockperf says: half of a round trip in microseconds, and the number of requests.
+fn latency(said: &str) -> Option<(f64, f64)> {
+    let time = number(said, "Latency is", "usec")?;
+    let requests = said.split("SentMessages=").nth(1)?.split(|c: char| !c.is_ascii_digit()).next()?;
+    Some((time, requests.parse().ok()?))
+}
+
+/// The count that perf has written.
+fn system_calls(text: &str) -> Option<f64> {
+    let line = text.lines().find(|line| line.contains("raw_syscalls:sys_enter"))?;
+    line.split(',').next()?.parse().ok()
+}
+
+fn setting(args: &SdpSpeedArgs) -> String {
+    let SdpSpeedArgs { rounds, duration, .. } = args;
+    format!(
+        "# Speed of unmodified programs over SDP\n\n\
+         Written by `ci/sdp --out docs/measurements/sdp.md`. Medians, with the smallest and the largest value, of {rounds} interleaved \
+         rounds of {duration} s each, between two namespaces on one machine that a veth pair joins. Each program, with all threads of \
+         `libxwarp-sdp.so`, has one CPU. The same programs over kernel TCP use the same veth pair. System calls are those of \
+         the client's whole process, which the kernel counted, divided by its requests; the kernel's TCP has one to send and one \
+         to receive, more if a receive finds nothing.\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_read_from_what_the_programs_print() {
+        let iperf3 = "[ 5] 0.00-2.00 sec 1.2 GBytes 5010 Mbits/sec 0 sender\n\
+                      [ 5] 0.00-2.00 sec 1.2 GBytes 4990 Mbits/sec      receiver\n";
+        assert_eq!(bandwidth(iperf3), Some(4.99));
+        assert_eq!(
+            zero_copy("xwarp-sdp: iperf3[7] xw0: sent 1 bytes, received 9 bytes, 99 % of them by RDMA Read"),
+            Some(99.0)
+        );
+        assert_eq!(zero_copy("iperf3: done"), None);
+        let sockperf = "sockperf: [Total Run] RunTime=2.000 sec; Warm up time=400 msec; SentMessages=1000; ReceivedMessages=999\n\
+                        sockperf: Summary: Latency is 4.500 usec\n";
+        assert_eq!(latency(sockperf), Some((4.5, 1000.0)));
+        assert_eq!(system_calls("# started on\n\n2048,,raw_syscalls:sys_enter,1,100.00,,\n"), Some(2048.0));
+    }
+
+    #[test]
+    fn the_page_compares_the_best_mtu_with_plain_tcp() {
+        let mut samples = Samples::default();
+        for (by, mtu, rate) in [(By::PlainTcp, 1500, 4.0), (By::Sdp, 1500, 1.0), (By::Sdp, 9000, 6.0)] {
+            samples.0.insert((Subject::Bulk(by, mtu), Figure::Bandwidth), vec![rate; 3]);
+        }
+        for (by, time) in [(By::Sdp, 9.0), (By::Tcp, 6.0)] {
+            samples.0.insert((Subject::Requests(by, Calls::Polling), Figure::Latency), vec![time; 3]);
+        }
+        let tables = samples.tables();
+        assert!(tables.contains("at MTU 1500 | at least 1.0 | 1.50 | yes |"), "{tables}");
+        assert!(tables.contains("SDP / TCP | at most 1.0 | 1.50 | no |"), "{tables}");
+        assert!(tables.contains("| 9000 | SDP | 6.00 (6.00..6.00) | - |"), "{tables}");
+        assert!(tables.contains("| non-blocking | TCP | 6.00 (6.00..6.00) | - |"), "{tables}");
+    }
+}
