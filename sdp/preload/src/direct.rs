@@ -193,9 +193,11 @@ pub fn send(
     let len: usize = pieces.iter().map(|piece| piece.len()).sum();
     let inside = Inside::enter().filter(|_| flags & !KNOWN == 0);
     let sent = inside.and_then(|_inside| write(&joined, fd, pieces, len)).unwrap_or(0);
-    if sent > 0 && (sent == len || flags & libc::MSG_DONTWAIT != 0 || !waits(fd)) {
+    if sent > 0 && sent == len {
         return sent as isize;
     }
+    // The rest goes to the kernel also when the program does not wait: after a short count, programs wait for an edge of epoll,
+    // which comes only if the kernel was full.
     let before = sys::errno();
     let done = kernel(sent);
     if done < 0 && sent > 0 {
