@@ -99,7 +99,7 @@ impl AtomicRequest {
     }
 
     /// The header's bytes.
-    pub fn to_bytes(&self) -> [u8; ATOMIC_REQUEST_BYTES] {
+    pub fn to_bytes(self) -> [u8; ATOMIC_REQUEST_BYTES] {
         let (code, data, mask, compare, compare_mask) = match self.operation {
             AtomicOperation::FetchAdd { add, mask } => (FETCH_ADD, add, mask, 0, u64::MAX),
             AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask } => {
@@ -140,7 +140,7 @@ impl AtomicResponse {
     }
 
     /// The header's bytes.
-    pub fn to_bytes(&self) -> [u8; ATOMIC_RESPONSE_BYTES] {
+    pub fn to_bytes(self) -> [u8; ATOMIC_RESPONSE_BYTES] {
         let mut out = [0; ATOMIC_RESPONSE_BYTES];
         super::put_fields(&mut out, &[&self.id.to_be_bytes(), &self.original.to_be_bytes()]);
         out

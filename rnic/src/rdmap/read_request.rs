@@ -40,7 +40,7 @@ impl ReadRequest {
     }
 
     /// The header's bytes.
-    pub fn to_bytes(&self) -> [u8; READ_REQUEST_BYTES] {
+    pub fn to_bytes(self) -> [u8; READ_REQUEST_BYTES] {
         let mut out = [0; READ_REQUEST_BYTES];
         let fields = [
             &self.sink_stag.value().to_be_bytes()[..],
