@@ -90,7 +90,7 @@ impl<U: Ulp> Stack<U> {
             connections: self.slots.len(),
             half_open: self.half_open.len(),
             timers: self.timers.len(),
-            ready: self.turns.sends(),
+            ready: self.turns.sends() + self.turns.waiting(),
             owing: self.turns.acks(),
             time_waiting: self.time_waiting.len(),
             resets: self.resets.len(),

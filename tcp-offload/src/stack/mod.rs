@@ -116,6 +116,8 @@ pub struct Stack<U: Ulp> {
     time_waiting: VecDeque<ConnId>,
     /// The next work of each connection.
     turns: Turns,
+    /// Free transmit chunks when they last were too few for a connection.
+    free_at_shortage: usize,
     resets: VecDeque<Segment>,
     /// See [`Stack::held_bytes`].
     held: usize,
@@ -178,6 +180,7 @@ impl<U: Ulp> Stack<U> {
             lookups: next_hops::Lookups::new(),
             time_waiting: VecDeque::new(),
             turns: Turns::default(),
+            free_at_shortage: 0,
             resets: VecDeque::new(),
             held: 0,
             holders: Holders::default(),
@@ -432,6 +435,7 @@ impl<U: Ulp> Stack<U> {
     /// Sends everything that is due and allowed while the link has room, then flushes the link.
     pub fn transmit(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
         self.transmit_resets(link);
+        self.retry_waiting(link);
         let mut starved_in_a_row = 0;
         while let Some(index) = self.turns.next_send() {
             let Some(slot) = self.slots.get_mut(index as usize) else { continue };
@@ -447,7 +451,10 @@ impl<U: Ulp> Stack<U> {
             let Some(slot) = self.slots.get_mut(index as usize) else { continue };
             self.timers.arm(index, slot.deadline());
             let owes_ack = slot.tcp.owes_ack();
-            if sent.more || sent.starved {
+            if sent.starved && sent.short_of_frames {
+                self.free_at_shortage = link.tx_available();
+                self.turns.set(index, Work::Frames);
+            } else if sent.more || sent.starved {
                 self.make_ready(index);
             } else if owes_ack && self.turns.work(index) == Work::Nothing {
                 self.turns.set(index, Work::Ack);
@@ -461,7 +468,12 @@ impl<U: Ulp> Stack<U> {
             };
             match starved_in_a_row {
                 0 => {}
-                1 => link.flush(),
+                1 => {
+                    link.flush();
+                    if link.tx_available() > self.free_at_shortage {
+                        self.retry_waiting(link);
+                    }
+                }
                 _ if starved_in_a_row > self.most_starved(sent.short_of_frames) => {
                     self.counters.starved += 1;
                     break;
@@ -470,6 +482,14 @@ impl<U: Ulp> Stack<U> {
             }
         }
         link.flush();
+    }
+
+    /// Makes connections that wait for frames send: one for each chunk that has become free, and at least one.
+    fn retry_waiting(&mut self, link: &dyn Link) {
+        if self.turns.waiting() > 0 {
+            let freed = link.tx_available().saturating_sub(self.free_at_shortage);
+            let _ = (0..freed.clamp(1, MOST_STARVED)).all(|_| self.turns.retry_one());
+        }
     }
 
     /// Most consecutive connections that may find no room before the turn ends. When frames are too scarce for data,
@@ -490,7 +510,7 @@ impl<U: Ulp> Stack<U> {
 
     /// Whether [`Stack::transmit`] has work, for instance because the link had no room for all of it.
     pub fn wants_to_transmit(&self) -> bool {
-        self.turns.sends() > 0 || !self.resets.is_empty()
+        self.turns.sends() + self.turns.waiting() > 0 || !self.resets.is_empty()
     }
 
     /// Whether acknowledgements wait for [`Stack::idle`].

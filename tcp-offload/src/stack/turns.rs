@@ -1,5 +1,6 @@
-//! The next work of each connection: nothing, a delayed ACK when the engine is idle, or sending now. A connection is in
-//! at most one list, and a removed connection is in none, so the lists are bounded by the table.
+//! The next work of each connection: nothing, a delayed ACK when the engine is idle, sending when frames are free, or
+//! sending now. A connection is in at most one list, and a removed connection is in none, so the lists are bounded by the
+//! table.
 
 /// The next work of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -9,6 +10,8 @@ pub(super) enum Work {
     Nothing,
     /// It owes an ACK that may wait until a turn receives nothing.
     Ack,
+    /// It has data for which no frame was free.
+    Frames,
     /// It may have something to send now.
     Send,
 }
@@ -35,6 +38,7 @@ pub(super) struct Turns {
     /// By connection index.
     places: Vec<Place>,
     acks: List,
+    frames: List,
     sends: List,
 }
 
@@ -103,6 +107,20 @@ impl Turns {
         Some(index)
     }
 
+    /// Makes the connection that has waited longest for frames send. Returns false if none waits.
+    pub(super) fn retry_one(&mut self) -> bool {
+        let waits = self.frames.first;
+        if let Some(index) = waits {
+            self.set(index, Work::Send);
+        }
+        waits.is_some()
+    }
+
+    /// Number of connections that wait for free frames.
+    pub(super) fn waiting(&self) -> usize {
+        self.frames.len
+    }
+
     /// Number of connections that may have something to send.
     pub(super) fn sends(&self) -> usize {
         self.sends.len
@@ -117,6 +135,7 @@ impl Turns {
         match work {
             Work::Nothing => None,
             Work::Ack => Some(&mut self.acks),
+            Work::Frames => Some(&mut self.frames),
             Work::Send => Some(&mut self.sends),
         }
     }
@@ -136,15 +155,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn prop_the_lists_agree_with_queues(ops in prop::collection::vec((0..5u8, 0..8u32), 1..200)) {
+        fn prop_the_lists_agree_with_queues(ops in prop::collection::vec((0..7u8, 0..8u32), 1..200)) {
             let mut turns = Turns::default();
-            let (mut acks, mut sends) = (VecDeque::new(), VecDeque::new());
+            let [mut acks, mut frames, mut sends] = [const { VecDeque::new() }; 3];
             for (op, index) in ops {
-                let work = match op {
-                    0 => Work::Nothing,
-                    1 => Work::Ack,
-                    2 => Work::Send,
-                    3 => {
+                let (index, work) = match op {
+                    0 => (index, Work::Nothing),
+                    1 => (index, Work::Ack),
+                    2 => (index, Work::Frames),
+                    3 => (index, Work::Send),
+                    4 => {
+                        prop_assert_eq!(turns.retry_one(), !frames.is_empty());
+                        sends.extend(frames.pop_front());
+                        continue;
+                    }
+                    5 => {
                         prop_assert_eq!(turns.next_send(), sends.pop_front());
                         continue;
                     }
@@ -154,7 +179,7 @@ mod tests {
                     }
                 };
                 turns.set(index, work);
-                for (list, of) in [(&mut acks, Work::Ack), (&mut sends, Work::Send)] {
+                for (list, of) in [(&mut acks, Work::Ack), (&mut frames, Work::Frames), (&mut sends, Work::Send)] {
                     match list.iter().position(|i| *i == index) {
                         Some(_) if work == of => {}
                         Some(at) => drop(list.remove(at)),
@@ -163,7 +188,10 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(turns.work(index), work);
-                prop_assert_eq!((turns.acks(), turns.sends()), (acks.len(), sends.len()));
+                prop_assert_eq!(
+                    (turns.acks(), turns.waiting(), turns.sends()),
+                    (acks.len(), frames.len(), sends.len())
+                );
             }
         }
     }

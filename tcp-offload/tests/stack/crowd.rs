@@ -39,6 +39,35 @@ fn ends_without_frames_for_data_still_acknowledge() {
     lab.assert_no_errors();
 }
 
+/// A turn in which no frame has become free tries one of the connections that wait for frames, not all of them.
+#[test]
+fn connections_that_wait_for_frames_cost_little_until_frames_are_free() {
+    let config = TcpConfig { reserve_chunks: 4096 - 32, ..TcpConfig::default() };
+    let mut lab = Lab::new(config, 128);
+    for _ in 0..100 {
+        lab.connect();
+    }
+    lab.pass(Duration::from_millis(100));
+    for conn in lab.client.upper.established.clone() {
+        lab.client.send(conn, 20_000);
+    }
+    let (now, end) = (lab.now, &mut lab.client);
+    // Every connection tries once.
+    for _ in 0..4 {
+        end.stack.transmit(now, &mut end.link, &mut end.upper);
+    }
+    let before = end.upper.asked.get();
+    for _ in 0..10 {
+        end.stack.transmit(now, &mut end.link, &mut end.upper);
+    }
+    let asked = end.upper.asked.get() - before;
+    assert!(asked <= 20, "{asked} connections asked in 10 turns");
+    assert!(end.stack.wants_to_transmit());
+    lab.pass(Duration::from_secs(1));
+    assert_eq!(lab.server.upper.delivered, 2_000_000);
+    lab.assert_no_errors();
+}
+
 /// Data sent to a peer that stops acknowledging stays in its frames until the user timeout. Other connections still
 /// find free frames.
 #[test]

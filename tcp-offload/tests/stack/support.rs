@@ -1,6 +1,7 @@
 //! Support: stacks with an upper layer that sends ULPDUs of the largest size.
 
 use std::{
+    cell::Cell,
     collections::{BTreeMap, HashMap, HashSet},
     time::Duration,
 };
@@ -38,6 +39,8 @@ pub struct Upper {
     /// Bytes that each connection still wants to send.
     pub to_send: HashMap<ConnId, usize>,
     pub sent: u64,
+    /// Times that the stack has asked whether there is something to send.
+    pub asked: Cell<u64>,
     pub delivered: u64,
     pub closed: BTreeMap<u32, CloseReason>,
     pub errors: Vec<String>,
@@ -57,6 +60,7 @@ impl Ulp for Upper {
     }
 
     fn has_data(&self, _conn: ConnId) -> bool {
+        self.asked.set(self.asked.get() + 1);
         true
     }
 
