@@ -57,6 +57,10 @@ pub struct Sender<'a> {
     role: Role,
     size: u64,
     paces: Vec<Pace>,
+    /// Queue pairs that may have room for messages, some of them twice.
+    visits: Vec<u32>,
+    /// Room also comes from elsewhere than completions: all queue pairs are visited all the time.
+    visits_all: bool,
     /// Messages of earlier rows on each queue pair, because credits count across rows.
     before: &'a [u64],
     /// Largest number of messages in flight on each queue pair.
@@ -69,6 +73,7 @@ pub struct Sender<'a> {
     until: Option<Duration>,
     limiter: Option<Limiter>,
     time_over: bool,
+    posted: u64,
     completed: u64,
     completions: Completions,
     progress: Progress,
@@ -102,6 +107,8 @@ impl<'a> Sender<'a> {
             role,
             size,
             paces: vec![Pace::default(); links.list.len()],
+            visits: (0..links.list.len() as u32).collect(),
+            visits_all: plan.verify || plan.rate_limit.is_some() || plan.test.verb.takes_receives(),
             before,
             depth,
             // At least four completions in a full queue: if the queue drained before its completion was seen,
@@ -112,6 +119,7 @@ impl<'a> Sender<'a> {
             until,
             limiter: plan.rate_limit.map(|limit| Limiter::new(limit, size, start)),
             time_over: false,
+            posted: 0,
             completed: 0,
             completions,
             progress: Progress::new(total, size, quiet),
@@ -140,15 +148,21 @@ impl<'a> Sender<'a> {
             return Ok(false);
         }
         let mut moved = self.reap()?;
-        if self.until.is_some_and(|until| self.start.elapsed() >= until) {
-            self.time_over = true;
+        let was_over = self.time_over;
+        self.time_over |= self.until.is_some_and(|until| self.start.elapsed() >= until);
+        let mut visits = std::mem::take(&mut self.visits);
+        if self.visits_all || self.time_over != was_over {
+            visits.clear();
+            visits.extend(0..self.paces.len() as u32);
         }
-        let mut finished = true;
-        for number in 0..self.paces.len() as u32 {
+        for number in visits.drain(..) {
             moved |= self.post(number, rounds)?;
-            finished &= self.is_finished(number) && rounds.is_settled(number);
         }
-        if finished {
+        self.visits = visits;
+        let count = self.paces.len() as u32;
+        if self.completed == self.posted
+            && (0..count).all(|number| self.is_finished(number) && rounds.is_settled(number))
+        {
             self.done = Some(self.start.elapsed());
         }
         Ok(moved)
@@ -177,6 +191,7 @@ impl<'a> Sender<'a> {
                 "completion {upto} after {first} on queue pair {number}"
             );
             self.completed += upto - first;
+            self.visits.push(number);
             if self.plan.verify && self.plan.test.verb.fetches() {
                 for message in first..upto {
                     self.verify_fetched(number, message)?;
@@ -283,7 +298,10 @@ impl<'a> Sender<'a> {
         }
         let qp = &self.links.list[number as usize].qp;
         match qp.post_send_list(&requests) {
-            Ok(()) => self.paces[number as usize].posted += count,
+            Ok(()) => {
+                self.paces[number as usize].posted += count;
+                self.posted += count;
+            }
             Err(PostListError { source: PostError::QueueFull(_), .. }) => {
                 bail!("queue pair {number} accepts fewer requests than it was created for")
             }
