@@ -224,12 +224,17 @@ impl DeviceCore {
         })
     }
 
-    /// Posts a receive, which does not make gathered posts leave.
+    /// Posts a receive, which does not make gathered posts leave. Most receives give the engine nothing to do.
     pub(crate) fn post_receive<R: Answer>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
         count(&self.posts);
         self.call(|state| {
-            let waits = self.gathered.any() && !self.gathered.is_due(self.clock.now());
-            (f(&mut state.engine), if waits { Leave::Later } else { Leave::Now })
+            let result = f(&mut state.engine);
+            let waits = if self.gathered.any() {
+                !self.gathered.is_due(self.clock.now())
+            } else {
+                self.application_polls() && !state.engine.wants_to_transmit()
+            };
+            (result, if waits { Leave::Later } else { Leave::Now })
         })
     }
 
