@@ -25,7 +25,11 @@ const MESSAGES: u64 = 8;
 const MANY_POLLS: usize = 100;
 
 fn devices(progress: [Progress; 2]) -> ([Device; 2], Arc<Probe>) {
-    let (a, b) = sim::pair(WireConfig::default(), 1500).unwrap();
+    devices_over(progress, 1500)
+}
+
+fn devices_over(progress: [Progress; 2], mtu: u16) -> ([Device; 2], Arc<Probe>) {
+    let (a, b) = sim::pair(WireConfig::default(), mtu).unwrap();
     let (b, probe) = Probed::new(b);
     let options = progress.map(|progress| DeviceOptions { progress, ..Default::default() });
     let [first, second] = options;
@@ -68,7 +72,11 @@ fn poll_much(end: &End) {
 
 /// Two connected ends without threads, of which the second one polls all the time and has an empty pipe.
 fn polling() -> ([End; 2], Arc<Probe>) {
-    let (devices, probe) = devices([Progress::Application; 2]);
+    polling_over(1500)
+}
+
+fn polling_over(mtu: u16) -> ([End; 2], Arc<Probe>) {
+    let (devices, probe) = devices_over([Progress::Application; 2], mtu);
     let ends = connect_deep(&devices);
     post_receives(&ends[0], 64);
     settle(&ends);
@@ -116,6 +124,16 @@ fn a_few_segments_of_posts_leave_without_a_poll() {
         ends[1].qp.post_send(&WorkRequest::send(id, Payload::Piece(region.sge(0, 2000)))).unwrap();
     }
     assert!(probe.frames() - before >= 4, "6000 bytes are more than a few segments");
+}
+
+/// Otherwise a send queue full of small messages would be one segment, and the two ends would work in turn.
+#[test]
+fn many_messages_leave_without_a_poll_in_a_large_segment_too() {
+    let (ends, probe) = polling_over(9000);
+    send(&ends[1]);
+    let before = probe.frames();
+    (0..80).for_each(|_| send(&ends[1]));
+    assert!(probe.frames() > before, "80 messages are many");
 }
 
 #[test]

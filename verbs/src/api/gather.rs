@@ -15,8 +15,13 @@ use crate::system::Clock;
 const LIMIT: Duration = Duration::from_micros(50);
 /// Full segments of gathered posts that are sent at once.
 const SEGMENTS: usize = 4;
-/// One of so many posts looks whether the first one has waited long enough: reading the clock takes as long as a post.
-const POSTS_PER_LOOK: u64 = 8;
+/// Messages that are sent at once. With large segments, a send queue full of small messages would be one segment, and the two
+/// ends would work in turn instead of at the same time. More bytes than in four segments of 1500 are not too many: larger
+/// frames carry the bytes of larger messages in less time.
+const MESSAGES: u64 = 64;
+/// After so many messages a post looks whether the first one has waited long enough: reading the clock takes as long as a
+/// post.
+const MESSAGES_PER_LOOK: u64 = 8;
 /// Estimate of the bytes that framing adds to a message: MPA's length, pad and CRC, and DDP's header.
 const FRAMING_BYTES: usize = 26;
 /// Value of `until` while no post waits.
@@ -27,8 +32,8 @@ const NOTHING: u64 = 0;
 pub(super) struct Gathered {
     /// When the posts are sent without another poll, in nanoseconds of the device's clock.
     until: AtomicU64,
-    /// The posts, and their bytes on the wire.
-    posts: AtomicU64,
+    /// The messages, and their bytes on the wire.
+    messages: AtomicU64,
     bytes: AtomicU64,
     /// Posts waited since the progress thread last asked.
     lately: AtomicBool,
@@ -38,23 +43,25 @@ impl Gathered {
     pub(super) fn new() -> Self {
         Self {
             until: AtomicU64::new(NOTHING),
-            posts: AtomicU64::new(0),
+            messages: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             lately: AtomicBool::new(false),
         }
     }
 
-    /// Lets a post of `bytes` bytes wait. Returns false if the posts must be sent now: they fill segments of `emss` bytes,
-    /// or the first one has waited long enough.
-    pub(super) fn add(&self, clock: &Clock, bytes: usize, emss: usize) -> bool {
-        let total = self.bytes.load(Ordering::Relaxed) + bytes as u64;
-        let posts = self.posts.load(Ordering::Relaxed) + 1;
-        let looks = posts.is_multiple_of(POSTS_PER_LOOK);
-        if total >= (SEGMENTS * emss) as u64 || looks && self.is_due(clock.now()) {
+    /// Lets posts wait. Returns false if they and those that wait must be sent now: they fill segments of `emss` bytes, are
+    /// many, or the first one has waited long enough.
+    pub(super) fn add(&self, clock: &Clock, requests: &[WorkRequest<'_>], emss: usize) -> bool {
+        let bytes = requests.iter().map(wire_bytes).fold(0, usize::saturating_add);
+        let total = self.bytes.load(Ordering::Relaxed).saturating_add(bytes as u64);
+        let before = self.messages.load(Ordering::Relaxed);
+        let messages = before + requests.len() as u64;
+        let looks = messages / MESSAGES_PER_LOOK > before / MESSAGES_PER_LOOK;
+        if total >= (SEGMENTS * emss) as u64 || messages >= MESSAGES || looks && self.is_due(clock.now()) {
             return false;
         }
         self.bytes.store(total, Ordering::Relaxed);
-        self.posts.store(posts, Ordering::Relaxed);
+        self.messages.store(messages, Ordering::Relaxed);
         if !self.any() {
             self.until.store((clock.now() + LIMIT).as_nanos(), Ordering::Relaxed);
             self.lately.store(true, Ordering::Relaxed);
@@ -66,7 +73,7 @@ impl Gathered {
     pub(super) fn clear(&self) {
         if self.any() {
             self.until.store(NOTHING, Ordering::Relaxed);
-            self.posts.store(0, Ordering::Relaxed);
+            self.messages.store(0, Ordering::Relaxed);
             self.bytes.store(0, Ordering::Relaxed);
         }
     }
@@ -89,7 +96,7 @@ impl Gathered {
 }
 
 /// Estimate of the bytes of a request on the wire.
-pub(super) fn wire_bytes(request: &WorkRequest<'_>) -> usize {
+fn wire_bytes(request: &WorkRequest<'_>) -> usize {
     let payload = match (&request.operation, &request.payload) {
         (Operation::Send { .. } | Operation::Write { .. } | Operation::WriteImmediate { .. }, payload) => {
             match payload {

@@ -12,7 +12,6 @@ use super::{
     completion::CompletionQueue,
     counters::Counters,
     device::{Device, destroyed},
-    gather::wire_bytes,
     protection::ProtectionDomain,
 };
 
@@ -171,20 +170,19 @@ impl QueuePair {
     /// While nothing of the connection is in flight, the request is transmitted before this returns. The same holds for an
     /// application that does not poll all the time. While it does and data is in flight, small requests gather, so that
     /// several messages share a segment and several segments a system call: they are transmitted with the next poll that
-    /// finds no completion, as soon as they fill a few segments, or with one of the first posts or polls after 50 us. Should
+    /// finds no completion, as soon as they fill a few segments or are 64, or with one of the first posts or polls after 50 us. Should
     /// the application stop polling, the progress thread transmits them at the end of its nap, within 4 ms. Requests of
     /// one queue pair always leave in the order in which they were posted.
     pub fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), PostError> {
-        let bytes = wire_bytes(request);
-        self.device().shared().post(self.id, bytes, |engine| engine.post_send(self.id, request))
+        let requests = std::slice::from_ref(request);
+        self.device().shared().post(self.id, requests, |engine| engine.post_send(self.id, request))
     }
 
     /// Posts requests in order with one call, which takes the device's lock once and kicks the interface at most once;
     /// several small messages may then share a segment. Stops at the first request that is refused. See
     /// [`post_send`](Self::post_send) for the time at which they leave.
     pub fn post_send_list(&self, requests: &[WorkRequest<'_>]) -> Result<(), PostListError> {
-        let bytes = requests.iter().map(wire_bytes).fold(0, usize::saturating_add);
-        self.device().shared().post(self.id, bytes, |engine| {
+        self.device().shared().post(self.id, requests, |engine| {
             for (posted, request) in requests.iter().enumerate() {
                 engine.post_send(self.id, request).map_err(|source| PostListError { posted, source })?;
             }

@@ -15,7 +15,7 @@ use std::{
 
 use xwarp_rnic::{
     engine::Engine,
-    rnic::{AsyncEvent, QpId},
+    rnic::{AsyncEvent, QpId, WorkRequest},
 };
 use xwarp_tcp::{
     link::{Kick, Kicked},
@@ -211,15 +211,20 @@ impl DeviceCore {
         self.call(|state| (f(state, self.clock.now()), Leave::Now))
     }
 
-    /// Posts requests of `bytes` bytes to the send queue of `qp`, which may be gathered.
-    pub(crate) fn post<R: Answer>(&self, qp: QpId, bytes: usize, f: impl FnOnce(&mut Engine) -> R) -> R {
+    /// Posts `requests` to the send queue of `qp` by `f`; they may be gathered.
+    pub(crate) fn post<R: Answer>(
+        &self,
+        qp: QpId,
+        requests: &[WorkRequest<'_>],
+        f: impl FnOnce(&mut Engine) -> R,
+    ) -> R {
         count(&self.posts);
         self.call(|state| {
             let gathers = self.application_polls()
                 && state
                     .engine
                     .emss_in_flight(qp)
-                    .is_some_and(|emss| self.gathered.add(&self.clock, bytes, emss));
+                    .is_some_and(|emss| self.gathered.add(&self.clock, requests, emss));
             (f(&mut state.engine), if gathers { Leave::Later } else { Leave::Now })
         })
     }
