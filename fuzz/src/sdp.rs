@@ -128,6 +128,9 @@ impl End {
                 let _ = (machine.change_mode(mode), machine.leave_buffered());
             }
             9 if step >> 4 > 12 => machine.shutdown(),
+            9 => {
+                machine.suspend(input.u16());
+            }
             10 if step >> 4 > 13 => machine.abort(),
             11 if self.reads > 0 => {
                 self.reads -= 1;
@@ -135,6 +138,16 @@ impl End {
             }
             _ => self.message(step, input),
         }
+    }
+
+    /// The peer has suspended communication and makes the connection again.
+    fn resume(&mut self) {
+        let hello = Hello { max_adverts: 2, desired_bytes: 4096, buffer_bytes: 64, ird: 4, ord: 4 };
+        let mut greeting = Vec::new();
+        Message::Hello(hello).emit(Base { bufs: 3, ..Base::default() }, 0, &mut greeting);
+        self.machine.stream_ended();
+        assert!(self.machine.resume(&greeting).is_ok());
+        (self.sent, self.received) = (0, 0);
     }
 
     /// A message of the peer.
@@ -155,6 +168,9 @@ impl End {
         bytes.extend(body);
         self.received = seq;
         self.machine.receive(&bytes, invalidated);
+        if self.machine.is_suspended() {
+            self.resume();
+        }
     }
 
     /// Executes what the machine wants, and checks it.
@@ -174,6 +190,16 @@ impl End {
                     assert!(local.offset >= OWN, "a Write from memory that is not the program's");
                 }
                 Action::PostReceives { count, bytes } => assert!(count > 0 && bytes >= 37),
+                Action::Reconnect { port } => {
+                    assert!(port > 0 && self.reads == 0, "suspended in the middle of a Read");
+                    self.machine.stream_ended();
+                    assert!(self.machine.reconnect().is_some());
+                    let ack = HelloAck { max_adverts: 2, buffer_bytes: 64, ird: 4, ord: 4 };
+                    let mut greeting = Vec::new();
+                    Message::HelloAck(ack).emit(Base { bufs: 3, ..Base::default() }, 0, &mut greeting);
+                    self.machine.receive(&greeting, None);
+                    (self.sent, self.received) = (0, 0);
+                }
                 Action::Disconnect | Action::Reset { .. } => {}
             }
         }

@@ -7,7 +7,8 @@
 //! | connect, read, write, shut down, close | [`SdpStream`], in the manner of [`std::net::TcpStream`] |
 //! | listen and accept | [`SdpListener`] |
 //! | await streams and connections (feature `tokio`) | `tokio::io::{AsyncRead, AsyncWrite}`, `SdpStream::connect_async`, `SdpListener::accept_async` |
-//! | send from and receive into registered memory without a copy | [`SdpStream::send_memory`], [`SdpStream::recv_memory`] |
+//! | send from and receive into registered memory without a copy | [`SdpStream::send_memory`], [`SdpStream::recv_memory`], [`SdpStream::transact`] |
+//! | go on with a connection in another service or device | [`SdpStream::hand_over`] |
 //! | find the SDP listener of a conventional address | [`SdpStream::connect_service`], [`mapper`] |
 //! | choose between SDP and TCP for unmodified programs | [`rules`] |
 //! | the protocol without any input or output | [`machine::Machine`] |
@@ -15,7 +16,8 @@
 //!
 //! Small data goes in messages through buffers of SDP. Memory that a program sends by
 //! [`send_memory`](SdpStream::send_memory) is advertised, and the peer's [`recv_memory`](SdpStream::recv_memory) reads it by
-//! RDMA. The machine also writes into memory that the peer advertises; streams do not ask for that yet.
+//! RDMA. When receives wait before their data, the peer changes to Pipelined mode: then the receives are advertised, and
+//! `send_memory` writes into them by RDMA.
 //!
 //! # A server and a client
 //!
@@ -68,5 +70,5 @@ pub mod wire;
 pub use self::{
     listener::SdpListener,
     service::{Sdp, SdpOptions},
-    stream::SdpStream,
+    stream::{Received, SdpStream},
 };

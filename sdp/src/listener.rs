@@ -9,6 +9,7 @@ use std::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use xwarp_verbs::cm::{CmId, ListenOptions};
@@ -25,6 +26,8 @@ pub(crate) struct Backlog {
     changed: Condvar,
     bell: Bell,
     most: usize,
+    /// The one connection that this listener is for: a suspended one, which its peer makes again.
+    pub(crate) resumes: Option<Arc<Socket>>,
 }
 
 #[derive(Default)]
@@ -93,10 +96,15 @@ impl SdpListener {
     /// Listens at `address`. The IP address may be a wildcard; port 0 chooses a free port. It is a port of iWARP: the kernel's
     /// listener at the same port does not get its connections.
     pub fn bind(sdp: &Sdp, address: SocketAddr) -> io::Result<Self> {
+        Self::bind_for(sdp, address, None)
+    }
+
+    /// The same for the peer of one suspended connection only, if there is one.
+    pub(crate) fn bind_for(sdp: &Sdp, address: SocketAddr, resumes: Option<Arc<Socket>>) -> io::Result<Self> {
         let core = &sdp.0.core;
-        let most = core.options.backlog.max(1);
-        let backlog =
-            Backlog { waiting: Mutex::default(), changed: Condvar::new(), bell: Bell::new()?, most };
+        let most = if resumes.is_some() { 1 } else { core.options.backlog.max(1) };
+        let (waiting, changed, bell) = (Mutex::default(), Condvar::new(), Bell::new()?);
+        let backlog = Backlog { waiting, changed, bell, most, resumes };
         let backlog = Arc::new(backlog);
         let id = CmId::new(&core.device, &core.events);
         id.bind(address).map_err(|error| io::Error::new(io::ErrorKind::AddrInUse, error))?;
@@ -119,6 +127,11 @@ impl SdpListener {
 
     /// The next connection and its peer's address.
     pub fn accept(&self) -> io::Result<(SdpStream, SocketAddr)> {
+        self.accept_until(None)
+    }
+
+    /// The same, until `end` at the latest.
+    pub(crate) fn accept_until(&self, end: Option<Instant>) -> io::Result<(SdpStream, SocketAddr)> {
         let mut waiting = self.backlog.lock();
         loop {
             if let Some(accepted) = self.next(&mut waiting) {
@@ -127,7 +140,14 @@ impl SdpListener {
             if self.nonblocking.load(Ordering::Relaxed) {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            waiting = self.backlog.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+            waiting = match end.map(|end| end.saturating_duration_since(Instant::now())) {
+                None => self.backlog.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner),
+                Some(Duration::ZERO) => return Err(io::ErrorKind::TimedOut.into()),
+                Some(left) => {
+                    let waited = self.backlog.changed.wait_timeout(waiting, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
         }
     }
 

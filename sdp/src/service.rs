@@ -23,7 +23,7 @@ use xwarp_verbs::{
 use crate::{
     buffers::{Receives, SEND_SLOTS, SendSlots},
     listener::Backlog,
-    machine::{Config, Machine},
+    machine::{Config, FAREWELL_RECEIVES, Machine},
     mapper::Cache,
     socket::{Bell, Link, MOST_RDMA, Socket},
 };
@@ -183,7 +183,7 @@ impl Core {
     /// What a new connection uses of the device, with its first receives posted.
     fn link(&self, id: CmId, machine: &Machine, number: u64) -> io::Result<Link> {
         let config = &self.options.connection;
-        let receives_most = u32::from(config.buffers) * 2 + 2;
+        let receives_most = u32::from(config.buffers) * 2 + 2 + u32::from(FAREWELL_RECEIVES);
         let sends_most = (SEND_SLOTS + MOST_RDMA) as u32;
         let cq = self.device.create_cq_with(CompletionQueueOptions {
             capacity: receives_most + sends_most,
@@ -213,6 +213,7 @@ impl Core {
             writes: 0,
             established: false,
             reset_at: None,
+            moving: None,
             sends: BTreeMap::new(),
             wants: BTreeMap::new(),
             written: Vec::new(),
@@ -220,6 +221,28 @@ impl Core {
         let (count, bytes) = machine.receives_to_post();
         link.receives.post(&link.pd, &link.qp, count, bytes).map_err(io::Error::other)?;
         Ok(link)
+    }
+
+    /// Connects a stream again whose peer has suspended it, once its old connection has nothing left to send.
+    fn move_on(self: &Arc<Self>, number: u64, socket: &Arc<Socket>) {
+        let mut state = socket.lock();
+        let Some(port) = state.port_to_reconnect(Instant::now()) else { return };
+        let Some((local, peer)) = state.addresses() else { return };
+        let target = SocketAddr::new(peer.ip(), port);
+        let Some((old, _)) = lock(&self.sockets).remove(&number) else { return };
+        lock(&self.targets).remove(&old);
+        let number = self.next_number();
+        let made = self.identifier(Some(SocketAddr::new(local.ip(), 0))).and_then(|id| {
+            let key = id.key();
+            // The identifier's events find the socket, whose lock is held until it waits for them.
+            lock(&self.targets).insert(key, Target::Socket(Arc::clone(socket)));
+            lock(&self.sockets).insert(number, (key, Arc::clone(socket)));
+            state.reconnect(|machine| self.link(id, machine, number), target, SET_UP_LIMIT)
+        });
+        if let Err(error) = made {
+            state.failed = Some((io::ErrorKind::ConnectionReset, error.to_string()));
+        }
+        socket.drive(&mut state);
     }
 
     fn next_number(&self) -> u64 {
@@ -271,7 +294,11 @@ impl Core {
     /// A peer's request: its Hello is answered, or rejected.
     fn requested(self: &Arc<Self>, request: IncomingRequest, backlog: &Arc<Backlog>) -> io::Result<()> {
         let IncomingRequest { id, private_data, local, peer, .. } = request;
-        let machine = match Machine::accept(&self.options.connection, &private_data) {
+        let machine = match &backlog.resumes {
+            Some(suspended) => suspended.resume(peer, &private_data),
+            None => Machine::accept(&self.options.connection, &private_data),
+        };
+        let machine = match machine {
             Ok(machine) => machine,
             Err(violation) => {
                 tracing::debug!(%peer, %violation, "no SDP Hello");
@@ -287,7 +314,10 @@ impl Core {
         let made = self.link(id, &machine, number).and_then(|link| Socket::new(self, machine, link));
         let socket = made.inspect_err(|_| backlog.release())?;
         let mut state = socket.lock();
+        let known = backlog.resumes.as_ref().and_then(|suspended| suspended.lock().addresses());
+        let (local, peer) = known.unwrap_or((local, peer));
         (state.local, state.peer) = (Some(local), Some(peer));
+        state.made_again = backlog.resumes.is_some();
         lock(&self.targets).insert(key, Target::Accepting(Arc::clone(&socket), Arc::clone(backlog)));
         lock(&self.sockets).insert(number, (key, Arc::clone(&socket)));
         let options = AcceptOptions { private_data: Vec::new(), ird, ord };
@@ -353,6 +383,7 @@ impl Core {
                 let socket = lock(&self.sockets).get(&notification.context).map(|(_, s)| Arc::clone(s));
                 if let Some(socket) = socket {
                     socket.turn();
+                    self.move_on(notification.context, &socket);
                 }
             }
             while let Some(event) = self.events.poll() {
@@ -409,7 +440,7 @@ impl Core {
     }
 
     /// Time limits, and connections that are over.
-    fn sweep(&self, now: Instant) {
+    fn sweep(self: &Arc<Self>, now: Instant) {
         let all: Vec<(u64, CmKey, Arc<Socket>)> =
             lock(&self.sockets).iter().map(|(n, (key, s))| (*n, *key, Arc::clone(s))).collect();
         for (number, key, socket) in all {
@@ -426,6 +457,9 @@ impl Core {
                 state.machine.abort();
             }
             socket.drive(&mut state);
+            drop(state);
+            self.move_on(number, &socket);
+            let mut state = socket.lock();
             if state.is_over() {
                 // The queue pair and its memory are freed; the program may still read what has arrived.
                 let link = state.link.take();

@@ -1,6 +1,9 @@
 //! One connection: the protocol's machine on a queue pair. All of it is behind one lock; the service thread and the threads
 //! of the program run it in turns.
 
+mod flood;
+mod moved;
+
 use std::{
     collections::BTreeMap,
     io,
@@ -18,20 +21,18 @@ use xwarp_verbs::{
     cm::{CmId, ConnectOptions, EventKind},
 };
 
+use self::flood::Flood;
 use crate::{
     buffers::{Receives, SendSlots, Work},
     machine::{Action, End, Machine, Notice, Violation},
     service::Core,
-    wire::{Advert, Seq, has_payload},
+    wire::{Advert, Seq, has_payload, is_transaction},
 };
 
 /// RDMA Writes and Reads in the send queue beside messages.
 pub(crate) const MOST_RDMA: usize = 8;
 /// How long the peer may take to answer a withdrawal of advertisements.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
-/// Messages without payload in a second without transfers. An honest peer answers, updates credit and changes modes a few
-/// times for each transfer.
-const MOST_IDLE_MESSAGES: u32 = 1000;
 
 /// A descriptor that is readable while the socket is.
 #[derive(Debug)]
@@ -75,6 +76,8 @@ pub(crate) struct Link {
     pub(crate) established: bool,
     /// Reset when all messages were acknowledged, at this time at the latest.
     pub(crate) reset_at: Option<Instant>,
+    /// The peer has suspended the connection, which goes on at this port of the peer.
+    pub(crate) moving: Option<u16>,
     /// Memory of the program that is being sent and received, by its identifiers.
     pub(crate) sends: BTreeMap<u64, MemoryRegion>,
     pub(crate) wants: BTreeMap<u64, MemoryRegion>,
@@ -106,7 +109,18 @@ pub(crate) struct State {
     pub(crate) established: Option<Instant>,
     flood: Flood,
     /// Our withdrawals that the peer has not answered, and since when that is seen.
-    unanswered: [Option<(Seq, Instant)>; 2],
+    unanswered: [Option<(Seq, Instant)>; 3],
+    /// A thread receives into memory.
+    pub(crate) receiving: bool,
+    /// Bytes sent by RDMA Write, and Transactions, that were not counted yet.
+    written: u64,
+    transactions: u64,
+    /// The connection goes on in another service.
+    left: bool,
+    /// The present connection continues a suspended one.
+    pub(crate) made_again: bool,
+    /// When the peer has last suspended the connection.
+    suspended: Option<Instant>,
     /// The end was counted.
     counted: bool,
     readable: bool,
@@ -137,27 +151,6 @@ impl Tasks {
 
     pub(crate) fn wake(&mut self) {
         self.0.drain(..).for_each(Waker::wake);
-    }
-}
-
-/// Counts messages of the peer without payload, while nothing is transferred in either direction.
-struct Flood {
-    messages: u32,
-    since: Instant,
-}
-
-impl Flood {
-    fn transferred(&mut self) {
-        self.messages = 0;
-    }
-
-    /// Counts a message; returns whether there are too many.
-    fn count(&mut self, now: Instant) -> bool {
-        if self.messages == 0 || now >= self.since + Duration::from_secs(1) {
-            *self = Self { messages: 0, since: now };
-        }
-        self.messages += 1;
-        self.messages > MOST_IDLE_MESSAGES
     }
 }
 
@@ -232,6 +225,13 @@ impl Socket {
         {
             tracing::warn!(peer = ?state.peer, %violation, "SDP connection aborted");
             self.core.count(violation.counter(), 1);
+        }
+        for (name, count) in
+            [("sdp_bytes_written", &mut state.written), ("sdp_transactions", &mut state.transactions)]
+        {
+            if *count > 0 {
+                self.core.count(name, std::mem::take(count));
+            }
         }
         let readable = state.is_readable();
         if readable != state.readable {
@@ -313,8 +313,14 @@ impl State {
             read_shut: false,
             hello: Vec::new(),
             established: None,
-            flood: Flood { messages: 0, since: Instant::now() },
-            unanswered: [None; 2],
+            flood: Flood::new(Instant::now()),
+            unanswered: [None; 3],
+            receiving: false,
+            written: 0,
+            transactions: 0,
+            left: false,
+            made_again: false,
+            suspended: None,
             counted: false,
             readable: false,
             bytes: Vec::new(),
@@ -433,13 +439,16 @@ impl State {
             let can_send = link.established && !link.slots.free.is_empty() && link.rdma < MOST_RDMA;
             let Some(action) = self.machine.poll(can_send, &mut self.bytes) else { break };
             acted = true;
-            let transfers = match action {
-                Action::Send { memory, .. } => memory.is_some() || has_payload(&self.bytes),
-                Action::Write { .. } => true,
-                _ => false,
-            };
-            if transfers {
-                self.flood.transferred();
+            match action {
+                Action::Send { memory, .. } if memory.is_some() || has_payload(&self.bytes) => {
+                    self.flood.transferred();
+                    self.transactions += u64::from(is_transaction(&self.bytes));
+                }
+                Action::Write { local, .. } => {
+                    self.flood.transferred();
+                    self.written += u64::from(local.len);
+                }
+                _ => {}
             }
             if let Err(error) = link.execute(&action, &mut self.bytes) {
                 tracing::debug!(error, "the queue pair takes no more work");
@@ -497,8 +506,11 @@ impl State {
             EventKind::Established { .. } => {
                 link.established = true;
                 self.established = Some(Instant::now());
-                self.local = link.id.local_address();
-                self.peer = link.id.peer_address().or(self.peer);
+                // A connection that is made again keeps the addresses that the program knows.
+                if !self.made_again {
+                    self.local = link.id.local_address();
+                    self.peer = link.id.peer_address().or(self.peer);
+                }
                 return true;
             }
             EventKind::AddressError(error) => self.failed = failed(io::ErrorKind::HostUnreachable, &error),
@@ -577,6 +589,10 @@ impl Link {
                 self.writes += 1;
                 self.qp.post_send(&request).map_err(|e| e.to_string())
             }
+            Action::Reconnect { port } => {
+                self.moving = Some(port);
+                Ok(())
+            }
             Action::Disconnect => self.id.disconnect().map_err(|e| e.to_string()),
             Action::Reset { flush: true } => {
                 self.reset_at = Some(Instant::now() + Duration::from_secs(2));
@@ -623,17 +639,6 @@ fn place(piece: Advert) -> Remote {
 mod tests {
     use super::*;
     use crate::machine::Config;
-
-    #[test]
-    fn sdp_s16_messages_that_transfer_nothing_are_limited() {
-        let now = Instant::now();
-        let mut flood = Flood { messages: 0, since: now };
-        assert!((0..1000).all(|_| !flood.count(now)));
-        assert!(flood.count(now));
-        assert!((0..1000).all(|_| !flood.count(now + Duration::from_secs(1))), "another second");
-        flood.transferred();
-        assert!((0..1000).all(|_| !flood.count(now + Duration::from_secs(1))));
-    }
 
     #[test]
     fn sdp_s16_a_cancellation_without_answer_ends_the_connection() {

@@ -1,29 +1,28 @@
 //! Streams.
 
+mod memory;
+
 use std::{
     fmt,
     io::{self, Read, Write},
     net::{Shutdown, SocketAddr},
-    ops::Range,
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use xwarp_verbs::{Access, Memory, MemoryRegion, RegionOptions, cm::CmId};
+use xwarp_verbs::cm::CmId;
 
 use crate::{
     machine::End,
     service::Sdp,
     socket::{Socket, State},
-    wire::Advert,
 };
 
-/// Bytes that are copied at a time between a stream and memory.
-const COPY_BYTES: usize = 16 << 10;
+pub use self::memory::Received;
 
 /// What the clones of a stream share. Dropping it closes the stream.
 struct Handle {
@@ -32,8 +31,6 @@ struct Handle {
     write_timeout: Mutex<Option<Duration>>,
     nonblocking: AtomicBool,
     nodelay: AtomicBool,
-    /// One receive into memory at a time.
-    receiving: Mutex<()>,
     // Dropped last: the service goes on until the connection is closed.
     sdp: Sdp,
 }
@@ -66,7 +63,6 @@ impl SdpStream {
             write_timeout: Mutex::default(),
             nonblocking: AtomicBool::new(false),
             nodelay: AtomicBool::new(true),
-            receiving: Mutex::default(),
             sdp: sdp.clone(),
         }))
     }
@@ -240,122 +236,6 @@ impl SdpStream {
         self.0.socket.lock().machine.at_mark()
     }
 
-    /// Sends `range` of `memory` and returns when the peer has it, so that the memory may change again. A range below the
-    /// threshold is copied. A longer one is advertised, and the peer fetches it by RDMA; when it does not within
-    /// [`SdpOptions::unread_limit`](crate::SdpOptions::unread_limit), the range goes in messages. There is no time limit: the connection's keepalive ends a send to a peer that is gone.
-    pub fn send_memory(&self, memory: &Memory, range: Range<usize>) -> io::Result<()> {
-        let len = range.len();
-        let piece = memory.slice(range.start, len).map_err(invalid)?;
-        if len < self.0.sdp.0.core.options.bcopy_threshold {
-            return self.send_copied(&piece);
-        }
-        let len = u32::try_from(len).map_err(invalid)?;
-        let mut id = None;
-        let mut unread_at = Some(Instant::now() + self.0.sdp.0.core.options.unread_limit);
-        let socket = &self.0.socket;
-        let mut state = socket.lock();
-        loop {
-            if let Some(error) = broken(&state).filter(|_| id.is_none()).or_else(|| state.error()) {
-                return Err(error);
-            }
-            match id {
-                None => id = Some(advertise(&mut state, &piece, len, Access::REMOTE_READ)?),
-                Some(id) => {
-                    let link = state.link.as_ref();
-                    if link.is_none_or(|link| !link.sends.contains_key(&id) && link.written.is_empty()) {
-                        self.count("sdp_bytes_sent", len as usize);
-                        self.count("sdp_bytes_advertised", len as usize);
-                        return Ok(());
-                    }
-                }
-            }
-            socket.drive(&mut state);
-            let (after, in_time) = socket.wait(state, unread_at);
-            state = after;
-            if !in_time {
-                unread_at = None;
-                state.machine.cancel_writes();
-                socket.drive(&mut state);
-            }
-        }
-    }
-
-    fn send_copied(&self, piece: &Memory) -> io::Result<()> {
-        let mut bytes = [0; COPY_BYTES];
-        let mut at = 0;
-        while at < piece.len() {
-            let n = COPY_BYTES.min(piece.len() - at);
-            let chunk = bytes.get_mut(..n).unwrap_or_default();
-            piece.read(at, chunk).map_err(invalid)?;
-            (&*self).write_all(chunk)?;
-            at += n;
-        }
-        Ok(())
-    }
-
-    /// Receives into `range` of `memory`, at least one byte, or 0 at the end of the stream. Data that the peer advertises is
-    /// placed there by RDMA; data that came in messages is copied.
-    pub fn recv_memory(&self, memory: &Memory, range: Range<usize>) -> io::Result<usize> {
-        let piece = memory.slice(range.start, range.len()).map_err(invalid)?;
-        let len = u32::try_from(piece.len()).map_err(invalid)?;
-        if len == 0 {
-            return Ok(0);
-        }
-        let _one: MutexGuard<'_, ()> = self.0.receiving.lock().unwrap_or_else(PoisonError::into_inner);
-        let end = value(&self.0.read_timeout).map(|limit| Instant::now() + limit);
-        let socket = &self.0.socket;
-        let mut state = socket.lock();
-        let mut id = None;
-        let mut withdrawn = self.is_nonblocking();
-        loop {
-            if let Some(n) = id.and_then(|id| state.outcomes.received.remove(&id)) {
-                if n > 0 || state.machine.at_eof() {
-                    self.count("sdp_bytes_received", n as usize);
-                    socket.drive(&mut state);
-                    return Ok(n as usize);
-                }
-                if let Some(error) = state.error() {
-                    return Err(error);
-                }
-                if withdrawn && !state.read_shut {
-                    return Err(io::ErrorKind::WouldBlock.into());
-                }
-                id = None;
-            }
-            if id.is_none() {
-                if state.machine.at_eof() || state.read_shut {
-                    return Ok(0);
-                }
-                if state.machine.buffered() > 0 {
-                    // What came in messages outlives the connection, and its memory needs no registration.
-                    let mut bytes = vec![0; state.machine.buffered().min(piece.len())];
-                    let n = state.machine.read(&mut bytes);
-                    piece.write(0, bytes.get(..n).unwrap_or_default()).map_err(invalid)?;
-                    self.count("sdp_bytes_received", n);
-                    socket.drive(&mut state);
-                    return Ok(n);
-                }
-                if let Some(error) = state.error() {
-                    return Err(error);
-                }
-                let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-                id = Some(advertise(&mut state, &piece, len, access)?);
-                if withdrawn {
-                    state.machine.cancel_reads();
-                }
-                socket.drive(&mut state);
-                continue;
-            }
-            let (after, in_time) = socket.wait(state, end.filter(|_| !withdrawn));
-            state = after;
-            if !withdrawn && (state.read_shut || !in_time) {
-                withdrawn = true;
-                state.machine.cancel_reads();
-                socket.drive(&mut state);
-            }
-        }
-    }
-
     /// Ends one direction or both. Ending the sending one says so to the peer behind all data, as TCP's FIN does.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         let mut state = self.0.socket.lock();
@@ -400,6 +280,16 @@ impl SdpStream {
         let mut state = self.0.socket.lock();
         state.machine.abort();
         self.0.socket.drive(&mut state);
+    }
+
+    /// Goes on with the connection in `to`, a service that has the same address: another one of this device (socket
+    /// duplication), or one of another device (managed failover). The peer suspends its transfers, and connects again to a port
+    /// that `to` has chosen. Bytes that were received and not read go along. This stream and its clones then fail with
+    /// [`io::ErrorKind::ConnectionAborted`].
+    ///
+    /// Fails with [`io::ErrorKind::ResourceBusy`] while a clone sends or receives memory, or a direction is about to end.
+    pub fn hand_over(&self, to: &Sdp) -> io::Result<Self> {
+        self.0.socket.hand_over(to)
     }
 
     /// Another handle to the same stream.
@@ -460,25 +350,6 @@ impl SdpStream {
     }
 }
 
-/// Registers `piece` for this connection's peer and gives it to the machine; returns its identifier.
-fn advertise(state: &mut State, piece: &Memory, len: u32, access: Access) -> io::Result<u64> {
-    let State { machine, link, .. } = state;
-    let link = link.as_mut().ok_or(io::ErrorKind::NotConnected)?;
-    let options = RegionOptions { base: 0, only_for: Some(link.qp.id()) };
-    let region: MemoryRegion =
-        link.pd.register_with(piece.clone(), access, options).map_err(io::Error::other)?;
-    let advert = Advert { len, stag: region.key().value(), offset: 0 };
-    if access == Access::REMOTE_READ {
-        let id = machine.write_memory(advert);
-        link.sends.insert(id, region);
-        Ok(id)
-    } else {
-        let id = machine.read_memory(advert);
-        link.wants.insert(id, region);
-        Ok(id)
-    }
-}
-
 fn set_limit(place: &Mutex<Option<Duration>>, limit: Option<Duration>) -> io::Result<()> {
     if limit.is_some_and(|limit| limit.is_zero()) {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -503,7 +374,8 @@ impl Drop for Handle {
     fn drop(&mut self) {
         let mut state = self.socket.lock();
         state.orphaned = Some(Instant::now());
-        if state.machine.buffered() > 0 || state.machine.has_offer() || !state.machine.is_open() {
+        let was_open = state.machine.is_open() || state.made_again;
+        if state.machine.buffered() > 0 || state.machine.has_offer() || !was_open {
             state.machine.abort();
         } else {
             state.machine.shutdown();

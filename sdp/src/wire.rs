@@ -366,6 +366,11 @@ pub(crate) fn has_payload(bytes: &[u8]) -> bool {
     bytes.len() > header
 }
 
+/// Whether a message with payload that was parsed or emitted is a SinkAvail.
+pub(crate) fn is_transaction(bytes: &[u8]) -> bool {
+    bytes.first() == Some(&0xfd)
+}
+
 impl Message {
     /// Decodes a message that fills `bytes`; returns base header, message and payload.
     pub fn parse(bytes: &[u8]) -> Result<(Base, Self, &[u8]), WireError> {

@@ -156,6 +156,58 @@ fn netns_sdp_registered_memory_is_read_by_rdma() {
     }
 }
 
+/// Transactions, then the client moves the connection to another service of its device, and goes on.
+#[test]
+fn netns_sdp_transactions_go_on_after_a_suspension() {
+    const ROUNDS: [usize; 2] = [8, 3];
+    const REPLY: usize = 100_000;
+    let lab = lab(9000);
+    connected(
+        &lab,
+        Family::V4,
+        |stream, _| {
+            stream.set_read_timeout(Some(LIMIT)).unwrap();
+            let memory = Memory::anonymous(REPLY, Pages::Normal).unwrap();
+            for round in 0..ROUNDS.iter().sum::<usize>() {
+                let mut command = [0; 3];
+                (&stream).read_exact(&mut command).unwrap();
+                assert_eq!(command, [round as u8; 3]);
+                memory.write(0, &pattern(REPLY, round as u8)).unwrap();
+                stream.send_memory(&memory, 0..REPLY).unwrap();
+            }
+        },
+        |stream, sdp| {
+            let memory = Memory::anonymous(REPLY, Pages::Normal).unwrap();
+            let ask = |stream: &SdpStream, round: usize| {
+                stream.set_read_timeout(Some(LIMIT)).unwrap();
+                let mut at = stream.transact(&[round as u8; 3], &memory, 0..REPLY).unwrap();
+                while at < REPLY {
+                    at += stream.recv_memory(&memory, at..REPLY).unwrap();
+                }
+                let mut got = vec![0; REPLY];
+                memory.read(0, &mut got).unwrap();
+                assert!(got == pattern(REPLY, round as u8), "round {round}");
+            };
+            (0..ROUNDS[0]).for_each(|round| ask(&stream, round));
+            let other = Sdp::new(sdp.device(), SdpOptions::default()).unwrap();
+            let moved = stream.hand_over(&other).unwrap();
+            (0..ROUNDS[1]).for_each(|round| ask(&moved, ROUNDS[0] + round));
+        },
+    );
+    let messages = tshark::sdp_messages(&lab.file("client.pcapng")).unwrap();
+    for (mid, name) in [
+        (0x05, "RdmaWrCompl"),
+        (0x06, "RdmaRdCompl"),
+        (0x07, "ModeChange"),
+        (0x0d, "SuspComm"),
+        (0x0e, "SuspCommAck"),
+        (0xfd, "SinkAvail"),
+        (0xfe, "SrcAvail"),
+    ] {
+        assert!(messages.contains_key(&mid), "no {name}: {messages:?}");
+    }
+}
+
 /// The kernel detaches the XDP program of a killed process and its TCP resets our connection: an error, not the end of the
 /// stream.
 #[test]

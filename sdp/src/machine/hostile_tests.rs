@@ -5,6 +5,7 @@ use super::{
     Action, Config, End, Machine, Mode, Notice, Violation,
     model_tests::{Item, SCENARIOS, SINK_KEYS, WANT_BYTES, World, config},
     reaction_tests::Link,
+    seeded::{MISTAKE, Mistake},
 };
 use crate::wire::{Advert, Base, Flags, Half, Hello, HelloAck, Message, Seq, WireError};
 
@@ -93,7 +94,8 @@ fn sdp_s8_2_2_messages_in_the_wrong_state_are_named() {
         (Message::SinkCancelAck, None),
         (Message::ChRcvBuf { bytes: 100 }, None),
         (Message::ChRcvBufAck { bytes: 100 }, Some(Violation::Resize)),
-        (Message::SuspComm { port: 5000 }, Some(Violation::Suspend)),
+        (Message::SuspComm { port: 5000 }, None),
+        (Message::SuspComm { port: 0 }, Some(Violation::Suspend)),
         (Message::SuspCommAck, Some(Violation::Suspend)),
         (sink_avail(), Some(Violation::AdvertMode)),
         (src_avail(), Some(Violation::AdvertMode)),
@@ -108,7 +110,10 @@ fn sdp_s8_2_2_messages_in_the_wrong_state_are_named() {
 fn sdp_s8_2_2_sequences_of_messages_that_are_no_protocol_are_named() {
     let pipelined = mode_change(Half::Receive, Mode::Pipelined);
     let buffered = mode_change(Half::Receive, Mode::Buffered);
-    let cases: [(Row<'_>, Violation); 10] = [
+    let suspend = Message::SuspComm { port: 5000 };
+    let cases: [(Row<'_>, Violation); 12] = [
+        (&[(suspend, b""), (Message::Data, b"")], Violation::Suspend),
+        (&[(suspend, b""), (suspend, b"")], Violation::Suspend),
         (&[(Message::DisConn, b""), (Message::Data, b"x")], Violation::AfterDisConn),
         (&[(Message::DisConn, b""), (Message::DisConn, b"")], Violation::AfterDisConn),
         (&[(Message::DisConn, b""), (src_avail(), b"x")], Violation::AfterDisConn),
@@ -217,7 +222,8 @@ fn check_bounds(machine: &Machine) {
     assert!(machine.buffered() <= most, "{} bytes wait", machine.buffered());
     let adverts = machine.sink.offers() + machine.source.held();
     assert!(adverts <= config.max_adverts.into(), "{adverts} advertisements");
-    assert!(machine.credits.posted <= 2 * config.buffers + 1, "{} receives", machine.credits.posted);
+    let receives = 2 * config.buffers + 1 + super::suspend::FAREWELL_RECEIVES;
+    assert!(machine.credits.posted <= receives, "{} receives", machine.credits.posted);
 }
 
 /// Gives a message to a copy of an end of the model, and checks what the machine does then.
@@ -309,4 +315,22 @@ fn mutate(bytes: &[u8], key: Option<u32>, attack: impl Fn(&[u8], Option<u32>)) -
         }
     }
     count
+}
+
+/// Each of these tests fails when a check is left out.
+#[test]
+fn sdp_s16_missing_checks_are_found() {
+    let cases: [(Mistake, fn()); 5] = [
+        (Mistake::NumberUnchecked, sdp_s6_1_wrong_numbers_lengths_and_keys_are_named),
+        (Mistake::CreditUnchecked, sdp_s10_5_messages_without_credit_are_named),
+        (Mistake::CompletionUnchecked, sdp_s16_a_peer_that_mutates_its_messages_reaches_nothing),
+        (Mistake::AdvertsUnbounded, sdp_s8_2_2_sequences_of_messages_that_are_no_protocol_are_named),
+        (Mistake::EndIgnored, sdp_s16_a_peer_that_mutates_its_messages_reaches_nothing),
+    ];
+    for (mistake, test) in cases {
+        MISTAKE.set(Some(mistake));
+        let found = std::panic::catch_unwind(test).is_err();
+        MISTAKE.set(None);
+        assert!(found, "{mistake:?} was not found");
+    }
 }

@@ -6,14 +6,18 @@
 //!
 //! | file | owns |
 //! |---|---|
+//! | `config`, `action` | what the caller gives, and what it is asked to do |
 //! | `credit` | credits of both ends, sequence numbers |
 //! | `transmit` | what is sent next, in which order |
 //! | `source` | the sending half: data, SrcAvails, RDMA Writes, its mode |
 //! | `sink` | the receiving half: ring, RDMA Reads, SinkAvails, its mode |
 //! | `readable` | what a program may ask about the receiving half |
 //! | `resize` | sizes of receive buffers |
+//! | `suspend` | suspension, and continuation over another connection below |
 //! | `violation` | what a peer can do wrong |
 
+mod action;
+mod config;
 mod credit;
 #[cfg(test)]
 mod hostile_tests;
@@ -23,83 +27,37 @@ mod model_tests;
 mod reaction_tests;
 mod readable;
 mod resize;
+#[cfg(test)]
+mod rule_tests;
 mod seeded;
 mod sink;
 mod source;
+mod suspend;
 mod transmit;
 mod violation;
 
 use std::collections::VecDeque;
 
-pub use self::violation::Violation;
+pub use self::{
+    action::{Action, Notice},
+    config::Config,
+    suspend::FAREWELL_RECEIVES,
+    violation::Violation,
+};
 use self::{
     credit::{Credits, Need},
     resize::Resize,
     seeded::{Mistake, seeded},
     sink::Sink,
     source::Source,
+    suspend::Suspend,
 };
-use crate::wire::{Advert, Base, Flags, Half, Hello, HelloAck, LEAST_BUFFER_BYTES, Message, Mode, Seq};
+use crate::wire::{Advert, Base, Flags, Half, Hello, HelloAck, Message, Mode, Seq};
 
 /// Fewest receives (draft section 10, constraint 2).
 pub const LEAST_BUFFERS: u16 = 3;
-
-/// Sizes and limits of one end.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Config {
-    /// Receives that are posted, at least 3.
-    pub buffers: u16,
-    /// Size of each at first, in bytes, at least 37.
-    pub buffer_bytes: u32,
-    /// Size up to which the peer may make them grow, in bytes.
-    pub most_buffer_bytes: u32,
-    /// Size that the peer's receives should have, which is the longest message that is sent, in bytes.
-    pub desired_bytes: u32,
-    /// Bytes that wait to be sent at most (`SO_SNDBUF`).
-    pub send_bytes: usize,
-    /// Bytes that wait to be read at most (`SO_RCVBUF`).
-    pub receive_bytes: usize,
-    /// Advertisements of the peer at a time.
-    pub max_adverts: u16,
-    /// RDMA Reads of the peer that are served at a time.
-    pub ird: u16,
-    /// RDMA Reads that may be outstanding.
-    pub ord: u16,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            buffers: 8,
-            buffer_bytes: 16 << 10,
-            most_buffer_bytes: 32 << 10,
-            desired_bytes: 32 << 10,
-            send_bytes: 256 << 10,
-            receive_bytes: 256 << 10,
-            max_adverts: 32,
-            ird: 16,
-            ord: 16,
-        }
-    }
-}
-
-impl Config {
-    /// The same with values inside of the protocol's limits.
-    #[must_use]
-    fn bounded(&self) -> Self {
-        let buffer_bytes = self.buffer_bytes.clamp(LEAST_BUFFER_BYTES, crate::wire::MOST_BYTES);
-        Self {
-            buffers: self.buffers.clamp(LEAST_BUFFERS, u16::MAX / 4),
-            buffer_bytes,
-            most_buffer_bytes: self.most_buffer_bytes.clamp(buffer_bytes, crate::wire::MOST_BYTES),
-            desired_bytes: self.desired_bytes.clamp(LEAST_BUFFER_BYTES, crate::wire::MOST_BYTES),
-            max_adverts: self.max_adverts.max(1),
-            ird: self.ird.max(1),
-            ord: self.ord.max(1),
-            ..self.clone()
-        }
-    }
-}
+/// Advertisements of ours that are outstanding at most, if the peer accepts as many.
+const MOST_ADVERTS: usize = 8;
 
 /// Which end of the set-up this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -164,80 +122,18 @@ impl From<Message> for Control {
     }
 }
 
-/// What the caller does next, in this order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
-    /// Post receives.
-    PostReceives {
-        /// Their number.
-        count: u16,
-        /// The size of each, in bytes.
-        bytes: u32,
-    },
-    /// Send the message whose header, and copied payload, [`Machine::poll`] has written.
-    Send {
-        /// The rest of the payload: a piece of the program's memory.
-        memory: Option<Advert>,
-        /// Raise a solicited event.
-        solicited: bool,
-        /// Invalidate this key of the peer's.
-        invalidate: Option<u32>,
-    },
-    /// Read from the peer's memory into ours, both of the same length; then call [`Machine::read_done`].
-    Read {
-        /// The peer's memory.
-        remote: Advert,
-        /// The program's memory.
-        local: Advert,
-    },
-    /// Write from our memory to the peer's, both of the same length.
-    Write {
-        /// The program's memory.
-        local: Advert,
-        /// The peer's memory.
-        remote: Advert,
-    },
-    /// Close the stream below in order, behind everything that was sent.
-    Disconnect,
-    /// Reset the stream below. `flush`: only when what was sent has completed.
-    Reset {
-        /// Whether an AbortConn was sent before.
-        flush: bool,
-    },
-}
-
-/// A change that concerns memory of the program.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Notice {
-    /// The memory was sent.
-    Sent {
-        /// What [`Machine::write_memory`] returned.
-        id: u64,
-    },
-    /// A receive into memory has ended with `len` bytes; 0 is the end of the stream, or an empty transfer.
-    Received {
-        /// What [`Machine::read_memory`] returned.
-        id: u64,
-        /// Number of bytes.
-        len: u32,
-        /// The bytes, to be copied to the memory; empty when RDMA has placed them.
-        copied: Vec<u8>,
-    },
-    /// A receive into memory was withdrawn.
-    Withdrawn {
-        /// What [`Machine::read_memory`] returned.
-        id: u64,
-    },
-}
-
 /// The protocol of one end of a connection. See the [module](self).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Machine {
     config: Config,
+    /// The role in the first set-up, which decides conflicts.
     role: Role,
+    /// The role in the set-up of the present connection below.
+    link_role: Role,
     phase: Phase,
     credits: Credits,
     resize: Resize,
+    suspend: Suspend,
     source: Source,
     sink: Sink,
     control: VecDeque<Control>,
@@ -255,6 +151,7 @@ impl Machine {
         let config = config.bounded();
         Self {
             role,
+            link_role: role,
             phase: Phase::Acking,
             credits: Credits::new(
                 config.buffers,
@@ -262,6 +159,7 @@ impl Machine {
                 role == Role::Connecting,
             ),
             resize: Resize::new(config.buffer_bytes, config.most_buffer_bytes, config.desired_bytes),
+            suspend: Suspend::new(),
             source: Source::new(),
             sink: Sink::new(),
             control: VecDeque::new(),
@@ -277,17 +175,22 @@ impl Machine {
     /// The connecting end, and its Hello. [`Self::receives_to_post`] receives are posted before it is sent.
     pub fn connect(config: &Config) -> (Self, Vec<u8>) {
         let machine = Self::new(config, Role::Connecting);
-        let config = &machine.config;
+        let hello = machine.hello();
+        (machine, hello)
+    }
+
+    fn hello(&self) -> Vec<u8> {
+        let config = &self.config;
         let hello = Message::Hello(Hello {
             max_adverts: config.max_adverts,
             desired_bytes: config.desired_bytes,
-            buffer_bytes: config.buffer_bytes,
+            buffer_bytes: self.resize.own_bytes,
             ird: config.ird,
             ord: config.ord,
         });
         let mut bytes = Vec::new();
         hello.emit(Base { bufs: config.buffers, ..Base::default() }, 0, &mut bytes);
-        (machine, bytes)
+        bytes
     }
 
     /// The accepting end for a peer's Hello; its first message will be the HelloAck.
@@ -306,12 +209,12 @@ impl Machine {
         }
         self.credits.greet(bufs);
         self.resize.peer_bytes = buffer_bytes;
-        self.peer_adverts = usize::from(max_adverts);
-        if self.role == Role::Accepting {
+        self.peer_adverts = usize::from(max_adverts).min(MOST_ADVERTS);
+        if self.link_role == Role::Accepting {
             let config = &self.config;
             let ack = HelloAck {
                 max_adverts: config.max_adverts,
-                buffer_bytes: config.buffer_bytes,
+                buffer_bytes: self.resize.own_bytes,
                 ird: config.ird,
                 ord: config.ord,
             };
@@ -324,9 +227,9 @@ impl Machine {
     /// Receives to post before the set-up. The connecting end posts one more than its Hello says, for the HelloAck, which
     /// the credits do not count (decision 4).
     pub fn receives_to_post(&self) -> (u16, u32) {
-        let counted = self.role == Role::Accepting || seeded(Mistake::HelloAckUncounted);
+        let counted = self.link_role == Role::Accepting || seeded(Mistake::HelloAckUncounted);
         let hello_ack = u16::from(!counted);
-        (self.config.buffers + hello_ack, self.config.buffer_bytes)
+        (self.config.buffers + hello_ack, self.resize.post_bytes())
     }
 
     /// Size of the receives that are posted now, in bytes.
@@ -346,7 +249,7 @@ impl Machine {
 
     /// Takes a message of the peer. `invalidated` is the key of ours that it invalidated.
     pub fn receive(&mut self, bytes: &[u8], invalidated: Option<u32>) {
-        if matches!(self.phase, Phase::Ended { .. }) {
+        if matches!(self.phase, Phase::Ended { .. }) && !seeded(Mistake::EndIgnored) {
             return;
         }
         if let Err(violation) = self.take(bytes, invalidated) {
@@ -367,6 +270,9 @@ impl Machine {
         if !self.credits.is_next(&base) {
             return Err(Violation::Sequence);
         }
+        if self.suspend.peer_is_silent() {
+            return Err(Violation::Suspend);
+        }
         if !self.credits.is_ack_valid(&base) {
             return Err(Violation::Acknowledgement);
         }
@@ -386,6 +292,7 @@ impl Machine {
         }
         self.dispatch(base, message, payload, invalidated)?;
         self.adjust();
+        self.follow_advice();
         Ok(())
     }
 
@@ -413,11 +320,12 @@ impl Machine {
             Message::SendSm => source.send_sm(base.mseq_ack),
             Message::RdmaRdCompl { len } => {
                 source.read_completed(len, invalidated, notices)?;
-                if let Some(mode) = source.preferred_mode(base.flags.contains(Flags::REQ_PIPE)) {
-                    source.change_mode(mode, control);
-                }
+                source.advise(base.flags.contains(Flags::REQ_PIPE));
             }
-            Message::RdmaWrCompl { len } => sink.write_completed(len, invalidated, notices)?,
+            Message::RdmaWrCompl { len } => {
+                sink.write_completed(len, invalidated, notices)?;
+                source.advise(base.flags.contains(Flags::REQ_PIPE));
+            }
             Message::ModeChange { half: Half::Receive, mode } => sink.change_mode(mode, notices)?,
             Message::ModeChange { half: Half::Send, mode: Mode::Combined } => source.leave_buffered()?,
             Message::ModeChange { half: Half::Send, .. } => return Err(Violation::ModeChange),
@@ -428,7 +336,8 @@ impl Machine {
                 self.resize.requested(bytes, base.mseq_ack, self.credits.posted, self.role, control)?;
             }
             Message::ChRcvBufAck { bytes } => self.resize.answered(bytes)?,
-            Message::SuspComm { .. } | Message::SuspCommAck => return Err(Violation::Suspend),
+            Message::SuspComm { port } => self.suspend.requested(port, base.mseq_ack, self.role)?,
+            Message::SuspCommAck => self.suspend.answered(base.mseq_ack)?,
             Message::DisConn => sink.close(notices)?,
             Message::AbortConn => self.end(End::Reset),
         }
@@ -444,6 +353,16 @@ impl Machine {
         {}
     }
 
+    /// Changes the mode of the sending half as the peer's hints suggest, when the program sends memory (draft section 12).
+    fn follow_advice(&mut self) {
+        if self.phase == Phase::Open
+            && self.suspend.is_open()
+            && let Some(mode) = self.source.preferred_mode()
+        {
+            self.source.change_mode(mode, &mut self.control);
+        }
+    }
+
     /// The RDMA Read in process has completed.
     pub fn read_done(&mut self) {
         if !matches!(self.phase, Phase::Ended { .. }) {
@@ -453,6 +372,9 @@ impl Machine {
 
     /// The stream below has ended, in order or not.
     pub fn stream_ended(&mut self) {
+        if self.suspend.expects_end() && self.ended().is_none() {
+            return;
+        }
         let graceful = self.disconn_sent && self.sink.has_eof();
         if let Phase::Ended { reset, .. } = &mut self.phase {
             *reset = None;
@@ -472,7 +394,7 @@ impl Machine {
         self.sink.abandon(&mut self.notices);
         // AbortConn says that the DisConn before it does not count. Without credit the reset must do (decision 20).
         let says_so = self.disconn_sent && end != End::Graceful && end != End::Reset;
-        let says_so = says_so && self.credits.allows(Need::Control);
+        let says_so = says_so && self.credits.allows(Need::Control) && !self.suspend.is_silent();
         if says_so {
             self.control.push_back(Message::AbortConn.into());
         }
@@ -480,9 +402,9 @@ impl Machine {
         self.phase = Phase::Ended { end, reset };
     }
 
-    /// The numbers of our withdrawals that the peer has not answered: of SrcAvails, and of SinkAvails.
-    pub(crate) fn unanswered(&self) -> [Option<Seq>; 2] {
-        [self.source.cancel_sent(), self.sink.cancel_sent()]
+    /// The numbers of our requests that the peer has not answered: to withdraw SrcAvails, SinkAvails, and to suspend.
+    pub(crate) fn unanswered(&self) -> [Option<Seq>; 3] {
+        [self.source.cancel_sent(), self.sink.cancel_sent(), self.suspend.sent()]
     }
 
     /// The peer has broken a limit that needs a clock.
@@ -553,7 +475,9 @@ impl Machine {
     /// Queues memory to be sent, by RDMA if the peer wants. It must stay as it is, and readable by the peer under its key,
     /// until [`Notice::Sent`] or the end of the connection.
     pub fn write_memory(&mut self, piece: Advert) -> u64 {
-        self.source.write_memory(piece, &mut self.notices)
+        let id = self.source.write_memory(piece, &mut self.notices);
+        self.follow_advice();
+        id
     }
 
     /// Sends advertised data in messages from now on, because the peer does not read it.
@@ -564,7 +488,16 @@ impl Machine {
     /// Posts a receive into memory, which must be writable by the peer under its key until the receive ends. Receives into
     /// memory and [`Self::read`] are not mixed: one waits at a time.
     pub fn read_memory(&mut self, piece: Advert) -> u64 {
-        self.sink.want(piece, &mut self.notices)
+        let id = self.sink.want(piece, false, &mut self.notices);
+        if self.sink.is_waiting() && piece.len > self.resize.own_bytes && self.suspend.is_open() {
+            self.sink.leave_buffered(&mut self.control);
+        }
+        id
+    }
+
+    /// The same for a receive that will be withdrawn soon: its memory is not advertised.
+    pub fn read_memory_briefly(&mut self, piece: Advert) -> u64 {
+        self.sink.want(piece, true, &mut self.notices)
     }
 
     /// Withdraws all receives into memory. Each ends with a [`Notice`].
@@ -589,7 +522,7 @@ impl Machine {
 
     /// A plain reader waits: advertised data is asked for in messages.
     pub fn want_messages(&mut self) {
-        if self.sink.buffered() == 0 && self.sink.has_offer() {
+        if self.sink.buffered() == 0 && self.sink.has_offer() && !self.suspend.is_silent() {
             self.sink.force_messages(&mut self.control);
         }
     }

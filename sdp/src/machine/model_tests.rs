@@ -30,10 +30,18 @@ const MOST_MESSAGES: usize = 120;
 pub(super) enum Item {
     Message(Vec<u8>, Option<u32>),
     Write(u32, Vec<u8>),
-    ReadRequest { remote: Advert, local: u32 },
-    ReadResponse { local: u32, bytes: Vec<u8> },
+    ReadRequest {
+        remote: Advert,
+        local: u32,
+    },
+    ReadResponse {
+        local: u32,
+        bytes: Vec<u8>,
+    },
     Fin,
     Reset,
+    /// The peer has closed the stream below after SuspCommAck and connects again.
+    Reconnect,
 }
 
 /// A step of a program.
@@ -44,8 +52,11 @@ pub(super) enum Op {
     Oob,
     Read,
     ReadMemory,
+    /// A command of that many bytes, then a receive into memory for the reply.
+    Transact(u32),
     CancelWrites,
     CancelReads,
+    Suspend,
     Mode(Mode),
     LeaveBuffered,
     Shutdown,
@@ -70,6 +81,8 @@ pub(super) struct Peer {
     finished: bool,
 }
 
+/// The port of every SuspComm.
+pub(super) const PORT: u16 = 4791;
 pub(super) const SINK_KEYS: u32 = 1000;
 pub(super) const WANT_BYTES: u32 = 40;
 
@@ -197,15 +210,16 @@ impl Peer {
                 self.read_all()?;
             }
             Op::ReadMemory => {
-                let next = self.sinks_next();
-                self.sinks.insert(next, vec![0; WANT_BYTES as usize]);
-                let id = self.machine.read_memory(Advert {
-                    len: WANT_BYTES,
-                    stag: SINK_KEYS + next as u32,
-                    offset: 0,
-                });
-                assert_eq!(id, next);
-                self.notices()?;
+                self.read_memory()?;
+            }
+            Op::Transact(n) => {
+                let bytes = stream(self.sent, n.into());
+                assert_eq!(self.machine.write(&bytes), n as usize);
+                self.sent += u64::from(n);
+                self.read_memory()?;
+            }
+            Op::Suspend => {
+                self.machine.suspend(PORT);
             }
             Op::CancelWrites => self.machine.cancel_writes(),
             Op::CancelReads => {
@@ -222,6 +236,14 @@ impl Peer {
             Op::Abort => self.machine.abort(),
         }
         Ok(true)
+    }
+
+    fn read_memory(&mut self) -> Result<(), String> {
+        let next = self.sinks_next();
+        self.sinks.insert(next, vec![0; WANT_BYTES as usize]);
+        let piece = Advert { len: WANT_BYTES, stag: SINK_KEYS + next as u32, offset: 0 };
+        assert_eq!(self.machine.read_memory(piece), next);
+        self.notices()
     }
 
     /// The number of the next receive into memory: its machine counts from 0.
@@ -268,6 +290,10 @@ impl World {
                 Action::Read { remote, local } => Item::ReadRequest { remote, local: local.stag },
                 Action::Write { local, remote } => {
                     Item::Write(remote.stag, stream(local.offset, local.len.into()))
+                }
+                Action::Reconnect { port } => {
+                    assert_eq!(port, PORT);
+                    Item::Reconnect
                 }
                 Action::Disconnect => Item::Fin,
                 Action::Reset { .. } => Item::Reset,
@@ -320,12 +346,38 @@ impl World {
                 peer.machine.read_done();
                 peer.notices()?;
             }
+            Item::Reconnect => return self.reconnect(end),
             Item::Fin | Item::Reset => {
                 peer.machine.stream_ended();
                 peer.finished = true;
             }
         }
         self.drive(end)
+    }
+
+    /// The stream below of a suspended end has ended, and the other end connects again.
+    fn reconnect(&mut self, suspended: usize) -> Result<(), String> {
+        let other = 1 - suspended;
+        if self.peers.iter().any(|peer| peer.machine.ended().is_some()) {
+            // An end has aborted meanwhile: nobody connects, or nobody accepts.
+            return Ok(());
+        }
+        if !self.wires.iter().all(VecDeque::is_empty) {
+            return Err("something is in flight when a suspended connection ends".into());
+        }
+        for peer in &mut self.peers {
+            peer.machine.stream_ended();
+            if peer.machine.ended().is_some() {
+                return Err("a suspension has ended a connection".into());
+            }
+        }
+        let hello = self.peers[other].machine.reconnect().ok_or("no Hello after SuspCommAck")?;
+        self.peers[suspended].machine.resume(&hello).map_err(|e| e.to_string())?;
+        for peer in &mut self.peers {
+            peer.receives = peer.machine.receives_to_post().0.into();
+            peer.notices()?;
+        }
+        self.drive(suspended)
     }
 
     fn run(&mut self, end: usize) -> Result<bool, String> {
@@ -467,7 +519,8 @@ fn explore(buffers: u16, scripts: [&[Op]; 2], most: usize) -> Result<(usize, boo
 }
 
 use Op::{
-    Abort, CancelReads, CancelWrites, LeaveBuffered, Oob, Read, ReadMemory, Shutdown, Write, WriteMemory,
+    Abort, CancelReads, CancelWrites, LeaveBuffered, Oob, Read, ReadMemory, Shutdown, Suspend, Transact,
+    Write, WriteMemory,
 };
 
 const PIPELINED: Op = Op::Mode(Mode::Pipelined);
@@ -475,7 +528,7 @@ const COMBINED: Op = Op::Mode(Mode::Combined);
 const BUFFERED: Op = Op::Mode(Mode::Buffered);
 
 /// The programs of each scenario, by name.
-pub(super) const SCENARIOS: [(&str, [&[Op]; 2]); 14] = [
+pub(super) const SCENARIOS: [(&str, [&[Op]; 2]); 21] = [
     (
         "one end stops",
         [&[Write(1), Write(1), Read, Write(1)], &[Write(1), Write(1), Write(1), Read, Write(1)]],
@@ -529,6 +582,25 @@ pub(super) const SCENARIOS: [(&str, [&[Op]; 2]); 14] = [
         "buffered and out of band",
         [&[BUFFERED, Write(1), Oob, Write(1), Shutdown], &[Read, LeaveBuffered, Write(1), Abort]],
     ),
+    (
+        "transactions",
+        [&[PIPELINED, WriteMemory(4), Read, WriteMemory(4)], &[Transact(1), Transact(1), CancelReads]],
+    ),
+    (
+        "transactions of both",
+        [&[PIPELINED, Transact(1), WriteMemory(4)], &[PIPELINED, Transact(1), WriteMemory(4)]],
+    ),
+    ("suspend", [&[Write(1), Suspend, Write(1), Shutdown], &[Write(1), WriteMemory(8), Write(1)]]),
+    (
+        "suspend while memory is read",
+        [&[WriteMemory(8), Write(1), WriteMemory(8)], &[ReadMemory, Suspend, ReadMemory, Read]],
+    ),
+    (
+        "suspend pipelined",
+        [&[PIPELINED, Write(1), WriteMemory(4), Write(1)], &[ReadMemory, Suspend, CancelReads, ReadMemory]],
+    ),
+    ("both suspend", [&[Write(1), Suspend, Write(1)], &[WriteMemory(8), Suspend, Shutdown]]),
+    ("suspend and abort", [&[Write(1), Suspend, Oob], &[Shutdown, Read, Abort]]),
 ];
 
 fn scenario(name: &str) -> [&'static [Op]; 2] {
@@ -581,6 +653,16 @@ fn model_finds_a_cancellation_that_any_data_ends() {
 }
 
 #[test]
+fn model_finds_two_ends_that_answer_crossing_suspensions() {
+    caught(Mistake::BothAnswerSuspComm, &["both suspend"]);
+}
+
+#[test]
+fn model_finds_counts_that_survive_a_suspension_at_one_end() {
+    caught(Mistake::CountsSurviveSuspension, &["suspend pipelined"]);
+}
+
+#[test]
 fn model_finds_first_closers_that_wait_for_each_other() {
     caught(Mistake::FirstCloserWaits, &["close"]);
 }
@@ -594,6 +676,8 @@ fn any_op() -> impl Strategy<Value = Op> {
         4 => Just(ReadMemory),
         1 => Just(CancelWrites),
         1 => Just(CancelReads),
+        1 => Just(Suspend),
+        2 => (1u32..60).prop_map(Transact),
         2 => prop_oneof![Just(PIPELINED), Just(COMBINED), Just(BUFFERED), Just(LeaveBuffered)],
     ]
 }
@@ -607,7 +691,7 @@ proptest! {
         choices in prop::collection::vec(any::<prop::sample::Index>(), 200),
     ) {
         let [mut a, mut b] = scripts;
-        let memory = [&a, &b].map(|script| script.contains(&ReadMemory));
+        let memory = [&a, &b].map(|script| script.iter().any(|op| matches!(op, ReadMemory | Transact(_))));
         for (script, close, peer_has_memory) in [(&mut a, close[0], memory[1]), (&mut b, close[1], memory[0])] {
             // A second out-of-band byte would replace an unread one, and receives into memory that wait in a row would pass
             // the mark before this model takes the byte.

@@ -12,7 +12,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self::with(&config(8))
     }
 
@@ -43,6 +43,30 @@ impl Link {
         all
     }
 
+    /// Takes all actions; returns the messages among them with their payload's length.
+    pub(super) fn messages(&mut self) -> Vec<(Base, Message, usize)> {
+        let (mut all, mut out) = (Vec::new(), Vec::new());
+        while let Some(action) = self.machine.poll(true, &mut out) {
+            if let Action::Send { memory, .. } = action {
+                self.sent = self.sent.wrapping_add(1);
+                out.resize(out.len() + memory.map_or(0, |piece| piece.len as usize), 0);
+                let (base, message, payload) = Message::parse(&out).unwrap();
+                all.push((base, message, payload.len()));
+            }
+        }
+        all
+    }
+
+    /// Counts a message of the machine that the test has taken itself.
+    pub(super) fn sent_one(&mut self) {
+        self.sent = self.sent.wrapping_add(1);
+    }
+
+    /// Both ends number their messages from the start again.
+    pub(super) fn restart(&mut self) {
+        (self.received, self.sent) = (0, u32::MAX);
+    }
+
     /// The base header of the peer's next message.
     pub(super) fn base(&self) -> Base {
         Base { flags: Flags::empty(), bufs: 8, mseq: Seq(self.received + 1), mseq_ack: Seq(self.sent) }
@@ -58,13 +82,13 @@ impl Link {
     }
 
     /// The peer sends a message as it should.
-    fn take(&mut self, message: Message, flags: Flags, payload: &[u8]) {
+    pub(super) fn take(&mut self, message: Message, flags: Flags, payload: &[u8]) {
         self.give(Base { flags, ..self.base() }, message, payload, None);
         assert_eq!(self.machine.ended(), None);
     }
 }
 
-fn memory(len: u32, stag: u32) -> Advert {
+pub(super) fn memory(len: u32, stag: u32) -> Advert {
     Advert { len, stag, offset: 0 }
 }
 

@@ -28,6 +28,11 @@ impl Machine {
         self.sink.take_oob()
     }
 
+    /// Whether the next byte of the stream is an out-of-band byte that was not taken.
+    pub fn oob_is_next(&self) -> bool {
+        self.sink.at_mark() && self.sink.has_oob()
+    }
+
     /// Whether the next byte to read is the one behind the last out-of-band byte (`SIOCATMARK`).
     pub fn at_mark(&self) -> bool {
         self.sink.at_mark()

@@ -43,6 +43,14 @@ impl Resize {
         }
     }
 
+    /// Forgets requests of the connection that was suspended. Sizes in force stay.
+    pub(super) fn start_again(&mut self) {
+        self.asked = Request::None;
+        self.full_in_a_row = 0;
+        self.growing = None;
+        self.old_left = 0;
+    }
+
     /// Size of the receives that are posted from now on.
     pub(super) fn post_bytes(&self) -> u32 {
         self.growing.unwrap_or(self.own_bytes)

@@ -1,7 +1,7 @@
-//! Mistakes that tests can switch on, to show that the model checker finds them. Each reverses a decision of
-//! docs/decisions/0016. Outside of tests none can be on.
+//! Mistakes that tests can switch on, to show that the model checker and the tests with hostile peers find them: reversed
+//! decisions of docs/decisions/0016, and checks that are left out. Outside of tests none can be on.
 
-/// A reversed decision.
+/// A reversed decision, or a missing check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mistake {
     /// D4: the HelloAck takes a receive that Bufs counts.
@@ -14,6 +14,20 @@ pub(super) enum Mistake {
     SendSmLeavesCancel,
     /// D16: any Data message ends a SinkAvailCancel, although other SinkAvails live.
     DataEndsSinkCancel,
+    /// D21: of two requests to suspend that cross, both are answered.
+    BothAnswerSuspComm,
+    /// Draft section 13: the counts of SinkAvails that messages used go on after a suspension at the source only.
+    CountsSurviveSuspension,
+    /// Messages out of order are taken.
+    NumberUnchecked,
+    /// Messages without credit are taken.
+    CreditUnchecked,
+    /// RdmaRdCompl may report more than was advertised.
+    CompletionUnchecked,
+    /// SrcAvails beyond MaxAdverts are taken.
+    AdvertsUnbounded,
+    /// Messages are taken after the end of the connection.
+    EndIgnored,
     /// D19: the end that closed first waits for the other to end the stream.
     FirstCloserWaits,
 }

@@ -18,6 +18,8 @@ struct Want {
     piece: Advert,
     /// A SinkAvail is outstanding for it. Those of a row that have one are its beginning.
     advertised: bool,
+    /// Withdrawn soon, and therefore never advertised.
+    brief: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -36,6 +38,8 @@ pub(super) struct Sink {
     cancel: Request,
     /// The number of a SrcAvailCancel that waits for a Read in process: MSeqAck stays below it (draft section 9.5.4).
     cancelled: Option<Seq>,
+    /// A receive into memory waited already when the last SrcAvail came: a SinkAvail would have saved its round trip.
+    preposted: bool,
     eof: bool,
     next_id: u64,
     /// OOB_PEND came, and its byte has not.
@@ -57,6 +61,7 @@ impl Sink {
             non_discards: 0,
             cancel: Request::None,
             cancelled: None,
+            preposted: false,
             eof: false,
             next_id: 0,
             urgent: false,
@@ -140,15 +145,19 @@ impl Sink {
         self.oob.take()
     }
 
+    pub(super) fn has_oob(&self) -> bool {
+        self.oob.is_some()
+    }
+
     pub(super) fn at_mark(&self) -> bool {
         self.mark == Some(0)
     }
 
     /// Posts a receive into memory; [`Notice::Received`] ends it.
-    pub(super) fn want(&mut self, piece: Advert, notices: &mut VecDeque<Notice>) -> u64 {
+    pub(super) fn want(&mut self, piece: Advert, brief: bool, notices: &mut VecDeque<Notice>) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        self.wants.push_back(Want { id, piece, advertised: false });
+        self.wants.push_back(Want { id, piece, advertised: false, brief });
         self.fill_from_ring(notices);
         id
     }
@@ -167,6 +176,21 @@ impl Sink {
             self.wants.pop_front();
             notices.push_back(Notice::Received { id, len: n as u32, copied });
         }
+    }
+
+    /// Whether a receive into memory waits for data that may still come.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.wants.is_empty() && self.offers.is_empty() && !self.eof
+    }
+
+    /// Whether an RDMA Read is in process.
+    pub(super) fn is_reading(&self) -> bool {
+        self.reading.is_some()
+    }
+
+    /// The mode that this sink would prefer the peer to use: REQ_PIPE, as long as receives into memory wait for their data.
+    pub(super) fn preference(&self) -> Flags {
+        if self.preposted || !self.wants.is_empty() { Flags::REQ_PIPE } else { Flags::empty() }
     }
 
     fn is_advertised(&self) -> bool {
@@ -217,6 +241,12 @@ impl Sink {
             self.non_discards = self.non_discards.wrapping_add(1);
             self.ring.extend(stream);
             self.fill_from_ring(notices);
+            if flags.contains(Flags::OOB_PRES) && self.ring.is_empty() && stream.is_empty() {
+                // A receive ends before an out-of-band byte, so that its place is not passed unseen.
+                if let Some(want) = self.wants.pop_front() {
+                    notices.push_back(Notice::Received { id: want.id, len: 0, copied: Vec::new() });
+                }
+            }
         }
         Ok(())
     }
@@ -257,9 +287,10 @@ impl Sink {
             // Write has priority over Read when both cross (draft section 11.3).
             return Ok(());
         }
-        if self.offers.len() >= most {
+        if self.offers.len() >= most && !seeded(Mistake::AdvertsUnbounded) {
             return Err(Violation::TooManyAdverts);
         }
+        self.preposted = !self.wants.is_empty();
         self.payload(payload, flags, notices)?;
         let skip = payload.len() as u32;
         self.offers.push_back(Advert {
@@ -294,8 +325,7 @@ impl Sink {
         if let Some(want) = self.wants.pop_front() {
             notices.push_back(Notice::Received { id: want.id, len, copied: Vec::new() });
         }
-        // The hint: more receives into memory wait, so that Writes would save their round trips.
-        let flags = if self.wants.is_empty() { Flags::empty() } else { Flags::REQ_PIPE };
+        let flags = self.preference();
         control.push_back(Control { message: Message::RdmaRdCompl { len }, flags, invalidate });
         if self.cancelled.take().is_some() {
             self.drop_offers(control);
@@ -352,7 +382,7 @@ impl Sink {
             return None;
         }
         let want = self.wants.iter_mut().find(|want| !want.advertised)?;
-        if want.piece.len <= own_bytes {
+        if want.brief || want.piece.len <= own_bytes {
             return None;
         }
         want.advertised = true;
@@ -382,6 +412,7 @@ impl Sink {
 
     /// Withdraws all receives into memory. [`Notice::Withdrawn`] follows for each, unless it completes first.
     pub(super) fn withdraw(&mut self, control: &mut VecDeque<Control>, notices: &mut VecDeque<Notice>) {
+        self.preposted = false;
         let mut keep = self.adverts();
         if self.reading.is_some() {
             keep = keep.max(1);
@@ -480,6 +511,32 @@ impl Sink {
         self.cancel = Request::None;
         self.fill_from_ring(notices);
         Ok(())
+    }
+
+    /// Begins again after a suspension: no advertisement, Combined mode. What was received and receives into memory stay,
+    /// unless these were being withdrawn.
+    pub(super) fn start_again(&mut self, notices: &mut VecDeque<Notice>) {
+        self.mode = Mode::Combined;
+        self.offers.clear();
+        self.reading = None;
+        self.expected = 0;
+        self.non_discards = 0;
+        self.cancelled = None;
+        self.preposted = false;
+        if std::mem::replace(&mut self.cancel, Request::None) != Request::None {
+            self.drop_adverts(notices);
+        }
+        for want in &mut self.wants {
+            want.advertised = false;
+        }
+        self.fill_from_ring(notices);
+    }
+
+    /// Gives memory of a receive another key.
+    pub(super) fn rekey(&mut self, id: u64, stag: u32) {
+        if let Some(want) = self.wants.iter_mut().find(|want| want.id == id) {
+            want.piece.stag = stag;
+        }
     }
 
     /// Discards everything at the end of the connection.

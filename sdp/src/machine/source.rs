@@ -13,6 +13,10 @@ use crate::wire::{Advert, Flags, Message, Mode, Seq};
 
 /// Out-of-band bytes that may wait to be sent.
 const MOST_MARKS: usize = 8;
+/// SendSm in a row after which Pipelined mode is left, and after which Combined mode is left (draft section 12 leaves the
+/// numbers to us).
+const FORCED_TO_COMBINED: u8 = 2;
+const FORCED_TO_BUFFERED: u8 = 8;
 /// Most bytes of the stream between OOB_PEND and its byte (draft section 9.5.3).
 const MOST_PENDING: u64 = 65_535;
 
@@ -74,6 +78,8 @@ pub(super) struct Source {
     next_id: u64,
     /// SendSm received since the last RDMA Read: hints to leave the mode (draft section 12).
     forced: u8,
+    /// The sink's last hint was to use Pipelined mode.
+    advised: bool,
     /// DisConn was sent: no SinkAvail is of use.
     closed: bool,
 }
@@ -93,6 +99,7 @@ impl Source {
             marks: VecDeque::new(),
             next_id: 0,
             forced: 0,
+            advised: false,
             closed: false,
         }
     }
@@ -242,6 +249,21 @@ impl Source {
         Some(Payload { flags, memory, len })
     }
 
+    /// The payload of a SinkAvail: copied bytes at the front, unless an out-of-band byte is among what waits, which only Data
+    /// messages carry.
+    pub(super) fn take_command(
+        &mut self,
+        room: u32,
+        out: &mut Vec<u8>,
+        notices: &mut VecDeque<Notice>,
+    ) -> Option<Payload> {
+        let copied = matches!(self.segments.front(), Some(Segment::Bytes(_)));
+        if !copied || !self.marks.is_empty() {
+            return None;
+        }
+        self.take_data(room, out, notices)
+    }
+
     /// Whether the front must go by RDMA now: it is advertisable memory, or a SinkAvail waits for it.
     fn wants_rdma(&self) -> bool {
         match (self.segments.front(), self.mode) {
@@ -357,6 +379,7 @@ impl Source {
         if let Some(advert) = self.adverts.pop_front() {
             self.owed += u64::from(advert.rest);
             self.forced = self.forced.saturating_add(1);
+            self.advised = false;
         }
         if !seeded(Mistake::SendSmLeavesCancel) {
             self.settle_cancel();
@@ -369,7 +392,8 @@ impl Source {
         invalidated: Option<u32>,
         notices: &mut VecDeque<Notice>,
     ) -> Result<(), Violation> {
-        let Some(advert) = self.adverts.front_mut().filter(|advert| self.owed == 0 && len <= advert.rest)
+        let fits = |rest| len <= rest || seeded(Mistake::CompletionUnchecked);
+        let Some(advert) = self.adverts.front_mut().filter(|advert| self.owed == 0 && fits(advert.rest))
         else {
             return Err(Violation::Completion);
         };
@@ -381,8 +405,8 @@ impl Source {
         if invalidated.is_some_and(|stag| !done || stag != piece.stag) {
             return Err(Violation::Invalidation);
         }
-        self.forced = 0;
         if done {
+            self.forced = 0;
             self.adverts.pop_front();
         }
         self.advance(len, notices);
@@ -457,6 +481,7 @@ impl Source {
         }
         self.mode = mode;
         self.forced = 0;
+        self.advised = false;
         control.push_back(Message::ModeChange { half: crate::wire::Half::Receive, mode }.into());
         true
     }
@@ -483,16 +508,52 @@ impl Source {
             return Err(Violation::ModeChange);
         }
         self.mode = Mode::Combined;
+        self.forced = 0;
         Ok(())
     }
 
-    /// The mode that the sink's hints speak for.
-    pub(super) fn preferred_mode(&self, wants_pipelined: bool) -> Option<Mode> {
+    /// Notes the sink's hint (REQ_PIPE), which is ignored in Buffered mode (draft section 6.1.2).
+    pub(super) fn advise(&mut self, pipelined: bool) {
+        if self.mode != Mode::Buffered {
+            self.advised = pipelined;
+        }
+    }
+
+    /// The mode that the sink's hints speak for, if it is another one. A hint for Pipelined mode is followed when the program
+    /// sends memory again.
+    pub(super) fn preferred_mode(&self) -> Option<Mode> {
         let more = self.segments.iter().any(|s| matches!(s, Segment::Memory { in_messages: false, .. }));
         match self.mode {
-            Mode::Combined if wants_pipelined && more => Some(Mode::Pipelined),
-            Mode::Pipelined if self.forced >= 2 => Some(Mode::Combined),
+            Mode::Combined if self.advised && more => Some(Mode::Pipelined),
+            Mode::Combined if self.forced >= FORCED_TO_BUFFERED => Some(Mode::Buffered),
+            Mode::Pipelined if self.forced >= FORCED_TO_COMBINED => Some(Mode::Combined),
             _ => None,
+        }
+    }
+
+    /// Begins again after a suspension: no advertisement, Combined mode. The stream stays as it is.
+    pub(super) fn start_again(&mut self) {
+        self.mode = Mode::Combined;
+        self.adverts.clear();
+        self.owed = 0;
+        self.cancel = Request::None;
+        self.held.clear();
+        if !seeded(Mistake::CountsSurviveSuspension) {
+            self.potential_non_discards = 0;
+        }
+        self.leaving = None;
+        self.forced = 0;
+        self.advised = false;
+    }
+
+    /// Gives a piece of memory another key.
+    pub(super) fn rekey(&mut self, memory: u64, stag: u32) {
+        for segment in &mut self.segments {
+            if let Segment::Memory { id, piece, .. } = segment
+                && *id == memory
+            {
+                piece.stag = stag;
+            }
         }
     }
 }

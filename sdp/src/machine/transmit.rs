@@ -5,8 +5,9 @@ use super::{
     credit::Need,
     seeded::{Mistake, seeded},
     source::Payload,
+    suspend::FAREWELL_RECEIVES,
 };
-use crate::wire::{BASE_BYTES, Base, Flags, Half, Message, Mode};
+use crate::wire::{BASE_BYTES, Base, Flags, Half, MOST_HEADER_BYTES, Message, Mode};
 
 /// Control messages that may wait to be sent. With more, no receives are posted until they are sent.
 const MOST_CONTROL: usize = 64;
@@ -22,6 +23,7 @@ impl Machine {
         let room = self.config.receive_bytes.saturating_sub(self.sink.buffered());
         let room = room / self.resize.post_bytes().max(1) as usize;
         let most = usize::from(self.config.buffers).min(room + usize::from(LEAST_BUFFERS) - 1) as u16;
+        let most = most + if self.suspend.prepares() { FAREWELL_RECEIVES } else { 0 };
         most.saturating_sub(self.credits.posted - self.resize.old_left.min(self.credits.posted))
     }
 
@@ -33,6 +35,9 @@ impl Machine {
         if let Phase::Ended { reset, .. } = self.phase {
             return self.poll_end(reset, can_send, out);
         }
+        if self.suspend.is_silent() {
+            return if can_send { self.poll_silent(out) } else { None };
+        }
         let count = self.receives_due();
         if count > 0 && self.phase == Phase::Open {
             self.credits.posted += count;
@@ -43,6 +48,10 @@ impl Machine {
         }
         if let Some(action) = self.poll_control(out) {
             return Some(action);
+        }
+        if !self.suspend.is_open() {
+            let action = self.poll_suspend(out);
+            return action.or_else(|| self.poll_update(out));
         }
         if self.control.is_empty()
             && let Some(action) = self.poll_transfer(out)
@@ -74,7 +83,7 @@ impl Machine {
         Some(Action::Reset { flush })
     }
 
-    fn poll_control(&mut self, out: &mut Vec<u8>) -> Option<Action> {
+    pub(super) fn poll_control(&mut self, out: &mut Vec<u8>) -> Option<Action> {
         loop {
             let Control { message, flags, invalidate } = *self.control.front()?;
             if matches!(message, Message::HelloAck(_)) {
@@ -116,22 +125,15 @@ impl Machine {
         if self.credits.allows(Need::Control) {
             if let Some((local, remote)) = self.source.take_write(&mut self.notices) {
                 let message = Message::RdmaWrCompl { len: local.len };
-                self.control.push_back(Control {
-                    message,
-                    flags: Flags::empty(),
-                    invalidate: Some(remote.stag),
-                });
+                let flags = self.sink.preference();
+                self.control.push_back(Control { message, flags, invalidate: Some(remote.stag) });
                 return Some(Action::Write { local, remote });
             }
             if adverts < self.peer_adverts
                 && let Some((advert, non_discards)) = self.sink.take_sink_avail(self.resize.own_bytes)
             {
-                return Some(self.send(
-                    Message::SinkAvail { advert, non_discards },
-                    Payload::default(),
-                    None,
-                    out,
-                ));
+                let command = self.take_command(out);
+                return Some(self.send(Message::SinkAvail { advert, non_discards }, command, None, out));
             }
         }
         let with_payload = self.source.src_avail_has_payload();
@@ -151,6 +153,16 @@ impl Machine {
             return Some(self.send(Message::Data, payload, None, out));
         }
         None
+    }
+
+    /// The payload of a SinkAvail: bytes that the program has sent before it posted the receive (a Transaction, draft section
+    /// 9.4).
+    fn take_command(&mut self, out: &mut Vec<u8>) -> Payload {
+        if !self.credits.allows(Need::Payload) {
+            return Payload::default();
+        }
+        let room = self.message_bytes().saturating_sub(MOST_HEADER_BYTES as u32);
+        self.source.take_command(room, out, &mut self.notices).unwrap_or_default()
     }
 
     /// The longest message that we send: what fits the peer's receives and our own send buffers.
@@ -174,7 +186,7 @@ impl Machine {
     }
 
     /// Completes a message: `out` holds the copied payload, and gets the header in front of it.
-    fn send(
+    pub(super) fn send(
         &mut self,
         message: Message,
         payload: Payload,

@@ -57,8 +57,8 @@ pub enum Violation {
     /// A second ChRcvBuf before the answer to the first, or an answer to none.
     #[error("resizing of receive buffers out of turn")]
     Resize,
-    /// SuspComm, which is not supported.
-    #[error("the peer wants to suspend communication, which is not supported")]
+    /// SuspComm or its answer out of turn or with an invalid port, or a message while communication is suspended.
+    #[error("suspension of communication out of turn")]
     Suspend,
 }
 

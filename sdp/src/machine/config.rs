@@ -1,0 +1,61 @@
+//! Sizes and limits of one end.
+
+use super::LEAST_BUFFERS;
+use crate::wire::LEAST_BUFFER_BYTES;
+
+/// Sizes and limits of one end.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// Receives that are posted, at least 3.
+    pub buffers: u16,
+    /// Size of each at first, in bytes, at least 37.
+    pub buffer_bytes: u32,
+    /// Size up to which the peer may make them grow, in bytes.
+    pub most_buffer_bytes: u32,
+    /// Size that the peer's receives should have, which is the longest message that is sent, in bytes.
+    pub desired_bytes: u32,
+    /// Bytes that wait to be sent at most (`SO_SNDBUF`).
+    pub send_bytes: usize,
+    /// Bytes that wait to be read at most (`SO_RCVBUF`).
+    pub receive_bytes: usize,
+    /// Advertisements of the peer at a time.
+    pub max_adverts: u16,
+    /// RDMA Reads of the peer that are served at a time.
+    pub ird: u16,
+    /// RDMA Reads that may be outstanding.
+    pub ord: u16,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            buffers: 8,
+            buffer_bytes: 16 << 10,
+            most_buffer_bytes: 32 << 10,
+            desired_bytes: 32 << 10,
+            send_bytes: 256 << 10,
+            receive_bytes: 256 << 10,
+            max_adverts: 32,
+            ird: 16,
+            ord: 16,
+        }
+    }
+}
+
+impl Config {
+    /// The same with values inside of the protocol's limits.
+    #[must_use]
+    pub(super) fn bounded(&self) -> Self {
+        let buffer_bytes = self.buffer_bytes.clamp(LEAST_BUFFER_BYTES, crate::wire::MOST_BYTES);
+        Self {
+            buffers: self.buffers.clamp(LEAST_BUFFERS, u16::MAX / 4),
+            buffer_bytes,
+            most_buffer_bytes: self.most_buffer_bytes.clamp(buffer_bytes, crate::wire::MOST_BYTES),
+            desired_bytes: self.desired_bytes.clamp(LEAST_BUFFER_BYTES, crate::wire::MOST_BYTES),
+            max_adverts: self.max_adverts.max(1),
+            ird: self.ird.max(1),
+            ord: self.ord.max(1),
+            ..self.clone()
+        }
+    }
+}
