@@ -1,7 +1,7 @@
 //! Reclaims transmit frames that wait for slow peers when frames are scarce
 //! (`docs/decisions/0009-frames-are-shared-by-thresholds.md`).
 
-use super::Stack;
+use super::{MOST_STARVED, Stack};
 use crate::{
     link::Link,
     time::{Duration, Instant},
@@ -39,6 +39,14 @@ impl Sweep {
 }
 
 impl<U: Ulp> Stack<U> {
+    /// Makes connections that wait for frames send: one for each chunk that has become free, and at least one.
+    pub(super) fn retry_waiting(&mut self, link: &dyn Link) {
+        if self.turns.waiting() > 0 {
+            let freed = link.tx_available().saturating_sub(self.free_at_shortage);
+            let _ = (0..freed.clamp(1, MOST_STARVED)).all(|_| self.turns.retry_one());
+        }
+    }
+
     /// Bytes that may still be moved to the heap.
     fn spill_room(&self) -> usize {
         self.config.most_spilled_bytes.saturating_sub(self.spilled)

@@ -484,14 +484,6 @@ impl<U: Ulp> Stack<U> {
         link.flush();
     }
 
-    /// Makes connections that wait for frames send: one for each chunk that has become free, and at least one.
-    fn retry_waiting(&mut self, link: &dyn Link) {
-        if self.turns.waiting() > 0 {
-            let freed = link.tx_available().saturating_sub(self.free_at_shortage);
-            let _ = (0..freed.clamp(1, MOST_STARVED)).all(|_| self.turns.retry_one());
-        }
-    }
-
     /// Most consecutive connections that may find no room before the turn ends. When frames are too scarce for data,
     /// the reserve still serves the ACKs of other connections; a full ring accepts no frame at all.
     fn most_starved(&self, short_of_frames: bool) -> usize {
