@@ -12,7 +12,7 @@ pub enum Action {
         /// The size of each, in bytes.
         bytes: u32,
     },
-    /// Send the message whose header, and copied payload, [`Machine::poll`] has written.
+    /// Send the message whose header, and copied payload, [`Machine::poll`](super::Machine::poll) has written.
     Send {
         /// The rest of the payload: a piece of the program's memory.
         memory: Option<Advert>,
@@ -21,7 +21,7 @@ pub enum Action {
         /// Invalidate this key of the peer's.
         invalidate: Option<u32>,
     },
-    /// Read from the peer's memory into ours, both of the same length; then call [`Machine::read_done`].
+    /// Read from the peer's memory into ours, both of the same length; then call [`Machine::read_done`](super::Machine::read_done).
     Read {
         /// The peer's memory.
         remote: Advert,
@@ -55,12 +55,12 @@ pub enum Action {
 pub enum Notice {
     /// The memory was sent.
     Sent {
-        /// What [`Machine::write_memory`] returned.
+        /// What [`Machine::write_memory`](super::Machine::write_memory) returned.
         id: u64,
     },
     /// A receive into memory has ended with `len` bytes; 0 is the end of the stream, or an empty transfer.
     Received {
-        /// What [`Machine::read_memory`] returned.
+        /// What [`Machine::read_memory`](super::Machine::read_memory) returned.
         id: u64,
         /// Number of bytes.
         len: u32,
@@ -69,7 +69,7 @@ pub enum Notice {
     },
     /// A receive into memory was withdrawn.
     Withdrawn {
-        /// What [`Machine::read_memory`] returned.
+        /// What [`Machine::read_memory`](super::Machine::read_memory) returned.
         id: u64,
     },
 }
