@@ -12,9 +12,19 @@ use crate::{
     wire::Segment,
 };
 
+/// What was reported of a connection's end to the upper layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reported {
+    Nothing,
+    /// The peer's FIN.
+    PeerClosed,
+    /// [`Event::Closed`](crate::ulp::Event::Closed). The slot stays only while TCP is in TIME-WAIT.
+    Closed,
+}
+
 impl<P> ConnSlot<P> {
     fn is_unfinished(&self) -> bool {
-        !self.closed_reported && self.tcp.state() != tcp::State::FinWait2
+        self.reported != Reported::Closed && self.tcp.state() != tcp::State::FinWait2
     }
 }
 
@@ -25,8 +35,8 @@ impl<U: Ulp> Stack<U> {
             return;
         }
         let Some(&index) = self.flows.get(&segment.flow) else { return };
-        if self.slots.get(index as usize).is_some_and(|s| s.closed_reported && s.tcp.replaceable_by(segment))
-        {
+        let replaceable = |s: &ConnSlot<_>| s.reported == Reported::Closed && s.tcp.replaceable_by(segment);
+        if self.slots.get(index as usize).is_some_and(replaceable) {
             self.remove(link, index);
         }
     }

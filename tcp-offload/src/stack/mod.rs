@@ -37,13 +37,8 @@ use rand::{RngCore, rngs::StdRng};
 use slab::Slab;
 
 use self::frames::Sweep;
-pub use self::{
-    config::{ConnectParams, StackConfig},
-    counters::{StackCounters, TableSizes},
-    error::{AcceptError, ConnectError, ListenError},
-    next_hops::Lookup,
-};
 use self::{
+    closing::Reported,
     half_open::HalfOpens,
     holders::Holders,
     listen::{Listener, Pending},
@@ -52,6 +47,12 @@ use self::{
     source::FramingSource,
     timers::Timers,
     turns::{Turns, Work},
+};
+pub use self::{
+    config::{ConnectParams, StackConfig},
+    counters::{StackCounters, TableSizes},
+    error::{AcceptError, ConnectError, ListenError},
+    next_hops::Lookup,
 };
 use crate::{
     framing::{AcceptParams, AnySession, FramingConfig, FramingCounters, either},
@@ -91,10 +92,7 @@ struct ConnSlot<P> {
     spilled: usize,
     /// Place in the listener's backlog, until the request is answered or the connection has ended.
     pending: Option<Pending>,
-    /// The peer's FIN was reported to the upper layer.
-    peer_closed: bool,
-    /// [`Event::Closed`] was reported. The slot stays only while TCP is in TIME-WAIT.
-    closed_reported: bool,
+    reported: Reported,
 }
 
 /// The connections, listeners and timers of one engine.
@@ -153,7 +151,7 @@ impl<P: Copy + fmt::Debug> ConnSlot<P> {
     /// Whether [`Stack::report`] may have something to report.
     fn has_news(&self) -> bool {
         self.tcp.has_ended()
-            || self.tcp.peer_closed() && !self.peer_closed
+            || self.tcp.peer_closed() && self.reported == Reported::Nothing
             || either!(&self.session => failed()).is_some()
     }
 }
@@ -245,8 +243,7 @@ impl<U: Ulp> Stack<U> {
             held: 0,
             spilled: 0,
             pending,
-            peer_closed: false,
-            closed_reported: false,
+            reported: Reported::Nothing,
         }) as u32;
         self.flows.insert(flow, index);
         if next_hop_unknown {
@@ -264,7 +261,7 @@ impl<U: Ulp> Stack<U> {
     fn slot(&mut self, conn: ConnId) -> Option<&mut ConnSlot<U::Placed>> {
         self.slots
             .get_mut(conn.index as usize)
-            .filter(|s| s.generation == conn.generation && !s.closed_reported)
+            .filter(|s| s.generation == conn.generation && s.reported != Reported::Closed)
     }
 
     /// Accepts a connection request: the MPA Reply is sent with the next [`Stack::transmit`], and
@@ -565,7 +562,7 @@ impl<U: Ulp> Stack<U> {
             self.holders.note(index, either!(&slot.session => stalled_since()));
         }
         self.spilled = self.spilled + spilled - std::mem::replace(&mut slot.spilled, spilled);
-        if slot.closed_reported && slot.tcp.is_closed() {
+        if slot.reported == Reported::Closed && slot.tcp.is_closed() {
             self.remove(link, index);
         }
     }
@@ -575,18 +572,21 @@ impl<U: Ulp> Stack<U> {
     fn report(&mut self, link: &mut dyn Link, index: u32, closed: Option<CloseReason>, ulp: &mut U) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         let conn = ConnId { index, generation: slot.generation };
-        if !slot.peer_closed && slot.tcp.peer_closed() && !either!(&slot.session => holds_undelivered()) {
-            slot.peer_closed = true;
+        if slot.reported == Reported::Nothing
+            && slot.tcp.peer_closed()
+            && !either!(&slot.session => holds_undelivered())
+        {
+            slot.reported = Reported::PeerClosed;
             either!(&mut slot.session => peer_closed(ulp, conn, link));
         }
         if let Some(error) = either!(&slot.session => failed())
-            && !slot.closed_reported
+            && slot.reported != Reported::Closed
         {
             // After a failed start-up there is no message that the peer would understand, only a reset.
             slot.tcp.abort_with(CloseReason::Startup(error));
         }
         if let Some(reason) = closed.or_else(|| slot.tcp.take_close_reason()) {
-            slot.closed_reported = true;
+            slot.reported = Reported::Closed;
             either!(&mut slot.session => release(link));
             let waits = slot.tcp.state() == tcp::State::TimeWait;
             self.leave_backlog(index);
