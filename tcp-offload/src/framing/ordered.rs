@@ -36,16 +36,28 @@ pub(crate) struct Place {
 /// A list of items in stream order, divided into blocks; see the module documentation.
 #[derive(Debug)]
 pub(crate) struct Ordered<T> {
+    /// `None` before the first item: most lists of most connections never have one.
+    blocks: Option<Box<Blocks<T>>>,
+    len: usize,
+}
+
+#[derive(Debug)]
+struct Blocks<T> {
     /// No block is empty. A removal that leaves a block less than a quarter full joins it with a neighbour, if both
     /// fit into half a block.
-    blocks: VecDeque<VecDeque<T>>,
+    used: VecDeque<VecDeque<T>>,
     spare: Vec<VecDeque<T>>,
-    len: usize,
 }
 
 impl<T> Default for Ordered<T> {
     fn default() -> Self {
-        Self { blocks: VecDeque::new(), spare: Vec::new(), len: 0 }
+        Self { blocks: None, len: 0 }
+    }
+}
+
+impl<T> Default for Blocks<T> {
+    fn default() -> Self {
+        Self { used: VecDeque::new(), spare: Vec::new() }
     }
 }
 
@@ -61,18 +73,19 @@ impl<T: Extent> Ordered<T> {
     /// The place of the first item that ends after `offset`, or the place after the last item when none does.
     pub fn seek(&self, offset: StreamOffset) -> Place {
         steps::add(1);
-        let block = self.blocks.partition_point(|b| b.back().is_none_or(|item| item.end() <= offset));
-        let items = self.blocks.get(block);
+        let Some(Blocks { used, .. }) = self.blocks.as_deref() else { return Place { block: 0, at: 0 } };
+        let block = used.partition_point(|b| b.back().is_none_or(|item| item.end() <= offset));
+        let items = used.get(block);
         let at = items.map_or(0, |items| items.partition_point(|item| item.end() <= offset));
         Place { block, at }
     }
 
     pub fn get(&self, place: Place) -> Option<&T> {
-        self.blocks.get(place.block)?.get(place.at)
+        self.blocks.as_ref()?.used.get(place.block)?.get(place.at)
     }
 
     pub fn get_mut(&mut self, place: Place) -> Option<&mut T> {
-        self.blocks.get_mut(place.block)?.get_mut(place.at)
+        self.blocks.as_mut()?.used.get_mut(place.block)?.get_mut(place.at)
     }
 
     /// The place before `place`, if there is one.
@@ -81,44 +94,72 @@ impl<T: Extent> Ordered<T> {
             return Some(Place { at, ..place });
         }
         let block = place.block.checked_sub(1)?;
-        Some(Place { block, at: self.blocks.get(block)?.len().checked_sub(1)? })
+        Some(Place { block, at: self.blocks.as_ref()?.used.get(block)?.len().checked_sub(1)? })
     }
 
     /// The items from `place` on.
     pub fn iter_from(&self, place: Place) -> impl Iterator<Item = &T> {
         let mut at = place.at;
-        let blocks = self.blocks.range(place.block.min(self.blocks.len())..);
-        blocks
+        self.blocks
+            .iter()
+            .flat_map(move |blocks| blocks.used.range(place.block.min(blocks.used.len())..))
             .flat_map(move |items| items.range(std::mem::take(&mut at).min(items.len())..))
             .inspect(|_| steps::add(1))
     }
 
     pub fn front(&self) -> Option<&T> {
-        self.blocks.front()?.front()
+        self.blocks.as_ref()?.used.front()?.front()
     }
 
     pub fn front_mut(&mut self) -> Option<&mut T> {
-        self.blocks.front_mut()?.front_mut()
+        self.blocks.as_mut()?.used.front_mut()?.front_mut()
     }
 
     pub fn back(&self) -> Option<&T> {
-        self.blocks.back()?.back()
+        self.blocks.as_ref()?.used.back()?.back()
     }
 
     /// Inserts `item` before the item at `place`, which must be its position in stream order.
     pub fn insert(&mut self, place: Place, item: T) {
         self.len += 1;
-        let Place { mut block, mut at } = place;
-        // The place after the last block is the end of that block.
-        if block > 0 && block == self.blocks.len() {
-            block -= 1;
-            at = self.blocks.get(block).map_or(0, VecDeque::len);
+        self.blocks.get_or_insert_default().insert(place, item);
+    }
+
+    /// Removes the item at `place`.
+    pub fn remove(&mut self, place: Place) -> Option<T> {
+        let item = self.blocks.as_mut()?.remove(place)?;
+        self.len -= 1;
+        Some(item)
+    }
+
+    pub fn pop_front(&mut self) -> Option<T> {
+        self.remove(Place { block: 0, at: 0 })
+    }
+
+    pub fn push_front(&mut self, item: T) {
+        self.insert(Place { block: 0, at: 0 }, item);
+    }
+
+    pub fn clear(&mut self) {
+        self.len = 0;
+        if let Some(blocks) = &mut self.blocks {
+            blocks.clear();
         }
-        let full = self.blocks.get(block).is_none_or(|items| items.len() >= BLOCK);
+    }
+}
+
+impl<T: Extent> Blocks<T> {
+    fn insert(&mut self, Place { mut block, mut at }: Place, item: T) {
+        // The place after the last block is the end of that block.
+        if block > 0 && block == self.used.len() {
+            block -= 1;
+            at = self.used.get(block).map_or(0, VecDeque::len);
+        }
+        let full = self.used.get(block).is_none_or(|items| items.len() >= BLOCK);
         if full {
             (block, at) = self.open(block, at);
         }
-        if let Some(items) = self.blocks.get_mut(block) {
+        if let Some(items) = self.used.get_mut(block) {
             steps::add(at.min(items.len() - at));
             items.insert(at, item);
         }
@@ -127,35 +168,33 @@ impl<T: Extent> Ordered<T> {
     /// Makes room at `at` of block `block`, which is full or does not exist; returns the new place.
     fn open(&mut self, block: usize, at: usize) -> (usize, usize) {
         let mut new = self.spare.pop().unwrap_or_default();
-        match self.blocks.get_mut(block) {
+        match self.used.get_mut(block) {
             // A full block is not split at its ends, so that lists that grow at one end fill their blocks.
             Some(_) if at == 0 => {
-                self.blocks.insert(block, new);
+                self.used.insert(block, new);
                 (block, 0)
             }
             Some(items) if at < items.len() => {
                 let half = items.len() / 2;
                 steps::add(half);
                 new.extend(items.drain(half..));
-                self.blocks.insert(block + 1, new);
+                self.used.insert(block + 1, new);
                 if at <= half { (block, at) } else { (block + 1, at - half) }
             }
             Some(_) => {
-                self.blocks.insert(block + 1, new);
+                self.used.insert(block + 1, new);
                 (block + 1, 0)
             }
             None => {
-                self.blocks.push_back(new);
-                (self.blocks.len() - 1, 0)
+                self.used.push_back(new);
+                (self.used.len() - 1, 0)
             }
         }
     }
 
-    /// Removes the item at `place`.
-    pub fn remove(&mut self, place: Place) -> Option<T> {
-        let items = self.blocks.get_mut(place.block)?;
+    fn remove(&mut self, place: Place) -> Option<T> {
+        let items = self.used.get_mut(place.block)?;
         let item = items.remove(place.at)?;
-        self.len -= 1;
         steps::add(place.at.min(items.len() - place.at));
         if items.is_empty() {
             self.retire(place.block);
@@ -166,14 +205,6 @@ impl<T: Extent> Ordered<T> {
             }
         }
         Some(item)
-    }
-
-    pub fn pop_front(&mut self) -> Option<T> {
-        self.remove(Place { block: 0, at: 0 })
-    }
-
-    pub fn push_front(&mut self, item: T) {
-        self.insert(Place { block: 0, at: 0 }, item);
     }
 
     /// Joins a block with the next one when both fit into half a block.
@@ -187,22 +218,21 @@ impl<T: Extent> Ordered<T> {
     }
 
     fn pair(&mut self, block: usize) -> Option<[&mut VecDeque<T>; 2]> {
-        let mut both = self.blocks.range_mut(block..(block + 2).min(self.blocks.len()));
+        let mut both = self.used.range_mut(block..(block + 2).min(self.used.len()));
         Some([both.next()?, both.next()?])
     }
 
     /// Removes an empty block and keeps it for reuse.
     fn retire(&mut self, block: usize) {
-        if let Some(items) = self.blocks.remove(block)
+        if let Some(items) = self.used.remove(block)
             && self.spare.len() < SPARE
         {
             self.spare.push(items);
         }
     }
 
-    pub fn clear(&mut self) {
-        self.len = 0;
-        while let Some(mut items) = self.blocks.pop_back() {
+    fn clear(&mut self) {
+        while let Some(mut items) = self.used.pop_back() {
             if self.spare.len() < SPARE {
                 items.clear();
                 self.spare.push(items);
@@ -250,8 +280,9 @@ mod tests {
                 prop_assert_eq!((list.len(), list.is_empty()), (tree.len(), tree.is_empty()));
                 prop_assert_eq!(list.front().copied(), tree.first_key_value().map(|(s, e)| (*s, *e)));
                 prop_assert_eq!(list.back().copied(), tree.last_key_value().map(|(s, e)| (*s, *e)));
-                prop_assert!(list.blocks.iter().all(|items| !items.is_empty() && items.len() <= BLOCK));
-                prop_assert!(list.blocks.len() <= 2 + list.len() * 8 / BLOCK, "blocks are nearly empty");
+                let used = list.blocks.iter().flat_map(|blocks| &blocks.used);
+                prop_assert!(used.clone().all(|items| !items.is_empty() && items.len() <= BLOCK));
+                prop_assert!(used.count() <= 2 + list.len() * 8 / BLOCK, "blocks are nearly empty");
             }
             prop_assert!(list.iter_from(list.seek(0)).copied().eq(tree));
         }

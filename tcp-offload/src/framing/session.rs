@@ -5,11 +5,11 @@
 
 mod streaming;
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use self::streaming::Streaming;
 use super::{
-    Answer, FramingCounters, FramingError, Full, StartUp, Transmitter,
+    Answer, FramingCounters, FramingError, Full, Limits, StartUp, Transmitter,
     receiver::{Halt, Receiver, Upper},
 };
 use crate::{
@@ -33,16 +33,11 @@ const MOST_STARTUP_BYTES: usize = 1 << 16;
 #[derive(Debug)]
 #[expect(private_bounds, reason = "no other crate adds a framing")]
 pub struct Session<P, S: StartUp> {
-    config: S,
     phase: SessionPhase<S>,
-    /// Bytes before the first frame: streaming data, if there is any, and our start-up frame.
-    startup: Vec<u8>,
-    /// Stream offset of the first byte of `startup`.
-    startup_offset: StreamOffset,
-    /// Bytes of `startup` that TCP has taken.
-    startup_sent: usize,
-    /// The time by which the peer's start-up frame must arrive.
-    startup_deadline: Option<Instant>,
+    /// What only the start-up needs; `None` once the start-up is over and its bytes are sent.
+    opening: Option<Box<Opening<S>>>,
+    withhold_timeout: Duration,
+    hold_bytes: usize,
     receiver: Receiver<P, S::Framing>,
     /// Offset of the FPDU that the upper layer withholds, and the time when it was first withheld.
     withheld: Option<(StreamOffset, Instant)>,
@@ -53,6 +48,43 @@ pub struct Session<P, S: StartUp> {
     finished: bool,
     ulpdus_sent: u64,
     fpdus_withheld: u64,
+}
+
+/// The part of a session that exists until its start-up is over and its first bytes are sent.
+#[derive(Debug)]
+struct Opening<S> {
+    config: S,
+    /// Bytes before the first frame: streaming data, if there is any, and our start-up frame.
+    bytes: Vec<u8>,
+    /// Stream offset of the first one of `bytes`.
+    offset: StreamOffset,
+    /// How many of `bytes` TCP has taken.
+    sent: usize,
+    /// The time by which the peer's start-up frame must arrive.
+    deadline: Option<Instant>,
+}
+
+impl<S> Opening<S> {
+    /// The bytes that TCP has not taken.
+    fn unsent(&self) -> &[u8] {
+        self.bytes.get(self.sent..).unwrap_or_default()
+    }
+
+    /// Stream offset of the end of the bytes that were queued so far, where our first frame begins.
+    fn end(&self) -> StreamOffset {
+        self.offset + self.bytes.len() as u64
+    }
+
+    /// Appends bytes to those that precede the first frame. Bytes that were sent are dropped when no others wait, or when they
+    /// have become as many as may wait, so that a peer that never takes all of them does not make the buffer grow.
+    fn queue(&mut self, bytes: &[u8]) {
+        if self.sent == self.bytes.len() || self.sent >= MOST_STARTUP_BYTES {
+            self.offset += self.sent as u64;
+            self.bytes.drain(..self.sent);
+            self.sent = 0;
+        }
+        self.bytes.extend_from_slice(bytes);
+    }
 }
 
 #[derive(Debug)]
@@ -80,9 +112,9 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         let (asked, startup) = config.request(private_data, ird, ord)?;
         if config.limits().streaming.is_some() {
             let streaming = Box::new(Streaming::initiator(asked, startup));
-            return Ok(Self::new(config, SessionPhase::Streaming(streaming), None));
+            return Ok(Self::new(config, SessionPhase::Streaming(streaming), Vec::new(), None));
         }
-        Ok(Self { startup, ..Self::new(config, SessionPhase::AwaitReply(Box::new(asked)), None) })
+        Ok(Self::new(config, SessionPhase::AwaitReply(Box::new(asked)), startup, None))
     }
 
     /// The session of a responder, whose TCP connection was accepted by `listener`. The request must arrive within
@@ -90,21 +122,20 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
     pub fn responder(now: Instant, config: S, listener: ListenerId) -> Self {
         if config.limits().streaming.is_some() {
             let streaming = Box::new(Streaming::responder(listener));
-            return Self::new(config, SessionPhase::Streaming(streaming), None);
+            return Self::new(config, SessionPhase::Streaming(streaming), Vec::new(), None);
         }
         let deadline = now + config.limits().startup_timeout;
-        Self::new(config, SessionPhase::AwaitRequest(listener), Some(deadline))
+        Self::new(config, SessionPhase::AwaitRequest(listener), Vec::new(), Some(deadline))
     }
 
-    fn new(config: S, phase: SessionPhase<S>, startup_deadline: Option<Instant>) -> Self {
+    fn new(config: S, phase: SessionPhase<S>, bytes: Vec<u8>, deadline: Option<Instant>) -> Self {
+        let Limits { withhold_timeout, hold_bytes, .. } = config.limits();
         Self {
             receiver: Receiver::new(),
-            config,
             phase,
-            startup: Vec::new(),
-            startup_offset: 0,
-            startup_sent: 0,
-            startup_deadline,
+            opening: Some(Box::new(Opening { config, bytes, offset: 0, sent: 0, deadline })),
+            withhold_timeout,
+            hold_bytes,
             withheld: None,
             stalled: None,
             finished: false,
@@ -122,10 +153,12 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         path: &Path,
         params: AcceptParams,
     ) -> Result<(), SetupError> {
-        let SessionPhase::Decide(offer) = &self.phase else { return Err(SetupError::NoRequest) };
+        let (SessionPhase::Decide(offer), Some(opening)) = (&self.phase, &mut self.opening) else {
+            return Err(SetupError::NoRequest);
+        };
         let (answer, Full { agreed, transmitter, frames }) =
-            self.config.accept(offer, params, self.first_bytes_end())?;
-        self.queue_startup(&answer);
+            opening.config.accept(offer, params, opening.end())?;
+        opening.queue(&answer);
         self.phase = SessionPhase::Full(transmitter);
         self.receiver.expect(frames);
         let private_data = Vec::new();
@@ -135,32 +168,33 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
 
     /// Responder: rejects the request. The reply is sent with the next [`Self::fill`], followed by a FIN.
     pub fn reject(&mut self, private_data: &[u8]) -> Result<(), SetupError> {
-        let SessionPhase::Decide(offer) = &self.phase else { return Err(SetupError::NoRequest) };
-        let answer = self.config.reject(offer, private_data.to_vec())?;
-        self.queue_startup(&answer);
+        let (SessionPhase::Decide(offer), Some(opening)) = (&self.phase, &mut self.opening) else {
+            return Err(SetupError::NoRequest);
+        };
+        let answer = opening.config.reject(offer, private_data.to_vec())?;
+        opening.queue(&answer);
         self.phase = SessionPhase::Rejected;
         Ok(())
     }
 
-    /// Stream offset of the end of the bytes that were queued so far, where our first frame begins.
-    fn first_bytes_end(&self) -> StreamOffset {
-        self.startup_offset + self.startup.len() as u64
-    }
-
-    /// Appends bytes to those that precede the first frame. Bytes that were sent are dropped when no others wait, or when they
-    /// have become as many as may wait, so that a peer that never takes all of them does not make the buffer grow.
-    fn queue_startup(&mut self, bytes: &[u8]) {
-        if self.startup_sent == self.startup.len() || self.startup_sent >= MOST_STARTUP_BYTES {
-            self.startup_offset += self.startup_sent as u64;
-            self.startup.drain(..self.startup_sent);
-            self.startup_sent = 0;
+    /// Drops what only the start-up needs, if the start-up is over and its bytes are sent: an idle connection must not
+    /// keep that memory.
+    fn end_opening(&mut self) {
+        let over = match self.phase {
+            SessionPhase::Full(_) | SessionPhase::Rejected | SessionPhase::Failed(_) => true,
+            SessionPhase::Streaming(_)
+            | SessionPhase::AwaitReply(_)
+            | SessionPhase::AwaitRequest(_)
+            | SessionPhase::Decide(_) => false,
+        };
+        if over && self.opening.as_ref().is_some_and(|opening| opening.unsent().is_empty()) {
+            self.opening = None;
         }
-        self.startup.extend_from_slice(bytes);
     }
 
     /// Whether [`Self::fill`] may have payload or the end of this direction. If it has neither, a frame was allocated in vain.
     pub fn has_data<U: Ulp<Placed = P>>(&self, ulp: &U, conn: ConnId) -> bool {
-        if self.startup_sent < self.startup.len() {
+        if self.opening.as_ref().is_some_and(|opening| !opening.unsent().is_empty()) {
             return true;
         }
         match self.phase {
@@ -186,12 +220,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         emss: usize,
         out: &mut FrameWriter<'_>,
     ) -> Filled {
-        if let Some(rest) = self.startup.get(self.startup_sent..).filter(|rest| !rest.is_empty()) {
-            let written = out.put(rest);
-            self.startup_sent += written;
-            if matches!(self.phase, SessionPhase::AwaitReply(_)) && self.startup_deadline.is_none() {
-                self.startup_deadline = Some(now + self.config.limits().startup_timeout);
-            }
+        if let Some(written) = self.fill_opening(now, out) {
             return if written > 0 { Filled::Segment(written) } else { Filled::Nothing };
         }
         match self.phase {
@@ -203,6 +232,18 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
             | SessionPhase::Decide(_)
             | SessionPhase::Failed(_) => Filled::Nothing,
         }
+    }
+
+    /// Writes the bytes before the first frame, if there are any to send; returns their number.
+    fn fill_opening(&mut self, now: Instant, out: &mut FrameWriter<'_>) -> Option<usize> {
+        let opening = self.opening.as_mut().filter(|opening| !opening.unsent().is_empty())?;
+        let written = out.put(opening.unsent());
+        opening.sent += written;
+        if matches!(self.phase, SessionPhase::AwaitReply(_)) && opening.deadline.is_none() {
+            opening.deadline = Some(now + opening.config.limits().startup_timeout);
+        }
+        self.end_opening();
+        Some(written)
     }
 
     fn fill_frames<U: Ulp<Placed = P>>(
@@ -265,7 +306,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         frame: RxFrame,
         spare: usize,
     ) -> bool {
-        let most = self.config.limits().hold_bytes.min(self.held_bytes().saturating_add(spare));
+        let most = self.hold_bytes.min(self.held_bytes().saturating_add(spare));
         match &self.phase {
             SessionPhase::Full(_) => {
                 let mut upper = Upper { ulp, conn };
@@ -313,15 +354,16 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         let mut bytes = [0; MOST_FIRST_BYTES];
         let len = self.receiver.peek(link, &mut bytes);
         let bytes = bytes.get(..len).unwrap_or_default();
+        let Some(opening) = &mut self.opening else { return };
         match &self.phase {
-            SessionPhase::AwaitRequest(listener) => match self.config.parse_request(bytes) {
+            SessionPhase::AwaitRequest(listener) => match opening.config.parse_request(bytes) {
                 Ok(Some((offer, len))) => {
                     let listener = *listener;
                     self.receiver.consume(link, len);
                     if !self.receiver.is_drained() {
                         return self.fail(link, S::DATA_BEFORE_ANSWER);
                     }
-                    self.startup_deadline = None;
+                    opening.deadline = None;
                     self.phase = SessionPhase::Decide(Box::new(offer.clone()));
                     upper
                         .ulp
@@ -331,11 +373,12 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
                 Err(error) => self.fail(link, error),
             },
             SessionPhase::AwaitReply(asked) => {
-                match self.config.parse_answer(asked, bytes, self.first_bytes_end()) {
+                match opening.config.parse_answer(asked, bytes, opening.end()) {
                     Ok(Some((answer, len))) => {
                         self.receiver.consume(link, len);
-                        self.startup_deadline = None;
+                        opening.deadline = None;
                         self.answered(now, upper, path, link, answer);
+                        self.end_opening();
                     }
                     Ok(None) => {}
                     Err(error) => self.fail(link, error),
@@ -435,11 +478,9 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
     /// The time at which [`Self::on_timer`] must be called, if any.
     pub fn deadline(&self) -> Option<Instant> {
         match self.phase {
-            SessionPhase::Full(_) => {
-                self.withheld.map(|(_, since)| since + self.config.limits().withhold_timeout)
-            }
+            SessionPhase::Full(_) => self.withheld.map(|(_, since)| since + self.withhold_timeout),
             SessionPhase::Streaming(ref streaming) => streaming.deadline,
-            SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) => self.startup_deadline,
+            SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) => self.opening.as_ref()?.deadline,
             SessionPhase::Decide(_) | SessionPhase::Rejected | SessionPhase::Failed(_) => None,
         }
     }
@@ -542,7 +583,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         if self.withheld.map(|(at, _)| at) != at {
             self.withheld = at.map(|at| (at, now));
             self.fpdus_withheld += u64::from(at.is_some());
-            if at.is_some() && self.config.limits().withhold_timeout.is_zero() {
+            if at.is_some() && self.withhold_timeout.is_zero() {
                 return self.break_stream(upper, link, S::WITHHELD);
             }
         }

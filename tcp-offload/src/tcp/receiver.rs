@@ -74,7 +74,7 @@ pub(super) struct Receiver {
     held: u64,
     shift: u8,
     /// Received ranges beyond `next`, in order, disjoint and not adjacent.
-    ranges: SmallVec<[Range; 4]>,
+    ranges: Vec<Range>,
     arrivals: u64,
     /// A duplicate that is reported once (RFC 2883).
     dsack: Option<(StreamOffset, StreamOffset)>,
@@ -97,7 +97,7 @@ impl Receiver {
             counted: None,
             held: 0,
             shift,
-            ranges: SmallVec::new(),
+            ranges: Vec::new(),
             arrivals: 0,
             dsack: None,
             largest: 0,

@@ -12,6 +12,7 @@ pub(super) enum RecoveryPhase {
     Recovery {
         /// `SND.NXT` when it began: the `RecoveryPoint`.
         high: StreamOffset,
+        prr: Prr,
     },
     /// After a retransmission time-out, until `high` is acknowledged.
     Loss {
@@ -36,7 +37,7 @@ pub(super) enum Frto {
 }
 
 /// Proportional rate reduction with the slow start reduction bound (RFC 6937 section 3).
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Prr {
     delivered: u64,
     out: u64,

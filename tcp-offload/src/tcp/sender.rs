@@ -13,7 +13,7 @@ use super::{
     pmtu::Prober,
     queue::{Queue, SentSegment},
     rack::{DUP_THRESH, Rack, Tlp},
-    recovery::{Frto, Prr, RecoveryPhase, Undo},
+    recovery::{Frto, RecoveryPhase, Undo},
     rtt::Rtt,
     timers::{TICK, Timer, Timers},
 };
@@ -60,8 +60,8 @@ pub(super) struct Sender {
     pub window: Window,
     initial_window: u64,
     pub phase: RecoveryPhase,
-    prr: Prr,
-    undo: Option<Undo>,
+    /// Of the last reduction. On the heap, because most connections never lose a segment.
+    undo: Option<Box<Undo>>,
     /// Whether the peer sends SACK.
     pub sack: bool,
     duplicates: u32,
@@ -105,7 +105,6 @@ impl Sender {
             window: Window { cwnd: initial_window, ssthresh: u64::MAX, smss: smss as u64 },
             initial_window,
             phase: RecoveryPhase::Open,
-            prr: Prr::default(),
             undo: None,
             sack: false,
             duplicates: 0,
@@ -236,7 +235,7 @@ impl Sender {
             self.queue.renege();
         }
         // F-RTO begins outside of a recovery, or again for the same segment (RFC 5682 section 3.2).
-        let same = again && self.undo.is_some_and(|u| u.from == self.una);
+        let same = again && self.undo.as_ref().is_some_and(|u| u.from == self.una);
         let may_be_spurious = frto && self.sack && (self.phase == RecoveryPhase::Open || same);
         if self.phase == RecoveryPhase::Open {
             self.remember();
@@ -441,13 +440,16 @@ impl Sender {
     pub(super) fn sent_new(&mut self, now: Instant, entry: SentSegment) {
         self.nxt = entry.end;
         self.last_sent = now;
-        self.prr.sent(entry.bytes());
-        self.queue.push(entry);
-        if let RecoveryPhase::Loss { frto, .. } = &mut self.phase
-            && let Frto::SendNew(left) = *frto
-        {
-            *frto = if left > 1 { Frto::SendNew(left - 1) } else { Frto::Sent };
+        match &mut self.phase {
+            RecoveryPhase::Recovery { prr, .. } => prr.sent(entry.bytes()),
+            RecoveryPhase::Loss { frto, .. } => {
+                if let Frto::SendNew(left) = *frto {
+                    *frto = if left > 1 { Frto::SendNew(left - 1) } else { Frto::Sent };
+                }
+            }
+            RecoveryPhase::Open => {}
         }
+        self.queue.push(entry);
     }
 
     /// Tells F-RTO that there is no new data to send. Returns whether conventional recovery has begun.
@@ -463,8 +465,10 @@ impl Sender {
         self.queue.resent(index, now);
         self.last_sent = now;
         self.waiting_since.get_or_insert(now);
-        if let Some(bytes) = self.queue.entry(index).map(|e| e.bytes()) {
-            self.prr.sent(bytes);
+        if let RecoveryPhase::Recovery { prr, .. } = &mut self.phase
+            && let Some(bytes) = self.queue.entry(index).map(|e| e.bytes())
+        {
+            prr.sent(bytes);
         }
         if let Some(undo) = &mut self.undo {
             undo.resent(now);

@@ -8,6 +8,13 @@ use crate::support::Lab;
 
 const CONNECTIONS: usize = 10_000;
 
+/// Connections that fill the tables, which grow by doubling.
+const FULL_TABLES: usize = 1024;
+
+/// Most heap bytes of an idle connection at one end when the tables are full: its slot, its share of the tables, and the
+/// bookkeeping of this test. 2873 when the limit was set.
+const MOST_BYTES_FULL: i64 = 3072;
+
 /// Most heap bytes of a connection at one end. This includes its MPA session, its entries in all tables, which grow by
 /// doubling, and the bookkeeping of the simulator and this test.
 const MOST_BYTES: i64 = 5120;
@@ -77,6 +84,21 @@ fn ten_thousand_idle_connections_cost_memory_and_one_probe_every_15_seconds() {
     let alone = looks(&alone) - before;
     assert!(with_many <= 2 * alone, "{with_many} looks at timers, and {alone} alone");
     lab.assert_no_errors();
+}
+
+#[test]
+fn an_idle_connection_uses_at_most_three_kib() {
+    let mut lab = Lab::new(TcpConfig::default(), FULL_TABLES);
+    let measured = allocation_counter::measure(|| {
+        for _ in 0..FULL_TABLES {
+            lab.connect();
+            lab.pass(Duration::from_millis(1));
+        }
+    });
+    assert_eq!((lab.client.stack.connections(), lab.server.stack.connections()), (FULL_TABLES, FULL_TABLES));
+    assert_eq!(lab.server.upper.established.len(), FULL_TABLES);
+    let each = measured.bytes_current / (2 * FULL_TABLES as i64);
+    assert!(each <= MOST_BYTES_FULL, "{each} bytes for a connection");
 }
 
 /// RFC 9293 section 3.8.6: an advertised window must not be taken back.

@@ -67,7 +67,8 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         path: &Path,
     ) {
         let SessionPhase::Streaming(streaming) = &mut self.phase else { return };
-        streaming.deadline = Some(now + self.config.limits().streaming.unwrap_or_default());
+        let limit = self.opening.as_ref().and_then(|opening| opening.config.limits().streaming);
+        streaming.deadline = Some(now + limit.unwrap_or_default());
         let listener = match streaming.role {
             Role::Initiator(..) => None,
             Role::Responder(listener) => Some(listener),
@@ -89,12 +90,12 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
 
     /// Queues streaming bytes; returns the number of bytes taken. At most 64 KiB wait to be sent.
     pub fn stream_send(&mut self, bytes: &[u8]) -> Result<usize, SetupError> {
-        if !matches!(self.phase, SessionPhase::Streaming(_)) {
+        let (SessionPhase::Streaming(_), Some(opening)) = (&self.phase, &mut self.opening) else {
             return Err(SetupError::NotStreaming);
-        }
-        let room = MOST_STARTUP_BYTES.saturating_sub(self.startup.len() - self.startup_sent);
+        };
+        let room = MOST_STARTUP_BYTES.saturating_sub(opening.unsent().len());
         let taken = bytes.get(..room).unwrap_or(bytes);
-        self.queue_startup(taken);
+        opening.queue(taken);
         Ok(taken.len())
     }
 
@@ -122,21 +123,22 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         last: &[u8],
     ) -> Result<(), SetupError> {
         let sent = self.stream_send(last)?;
+        let Some(opening) = &mut self.opening else { return Err(SetupError::NotStreaming) };
         if sent < last.len() {
-            self.startup.truncate(self.startup.len() - sent);
+            opening.bytes.truncate(opening.bytes.len() - sent);
             return Err(SetupError::StreamBufferFull);
         }
         match std::mem::replace(&mut self.phase, SessionPhase::Rejected) {
             SessionPhase::Streaming(streaming) => match streaming.role {
                 Role::Initiator(asked, request) => {
-                    self.queue_startup(&request);
+                    opening.queue(&request);
                     self.phase = SessionPhase::AwaitReply(Box::new(asked));
                 }
                 Role::Responder(listener) => self.phase = SessionPhase::AwaitRequest(listener),
             },
             other => self.phase = other,
         }
-        self.startup_deadline = Some(now + self.config.limits().startup_timeout);
+        opening.deadline = Some(now + opening.config.limits().startup_timeout);
         let mut upper = Upper { ulp, conn };
         self.read_startup(now, &mut upper, path, link);
         Ok(())

@@ -35,11 +35,17 @@ struct Epoch {
 pub(crate) struct Cubic {
     state: State,
     /// The state before the last reduction, to undo it (section 4.9.2).
-    before: Option<State>,
-    /// HyStart++, during the first slow start.
-    hystart: Option<HyStart>,
-    /// The first slow start has begun; HyStart++ applies to no later one (RFC 9406 section 4.3).
-    started: bool,
+    before: Option<Box<State>>,
+    first: FirstSlowStart,
+}
+
+/// The first slow start. HyStart++ applies to no later one (RFC 9406 section 4.3).
+#[derive(Debug, Clone, Default)]
+enum FirstSlowStart {
+    #[default]
+    Ahead,
+    Now(Box<HyStart>),
+    Over,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -59,11 +65,10 @@ fn segments(bytes: u64, window: &Window) -> f64 {
 
 impl Cubic {
     fn slow_start(&mut self, window: &mut Window, acked: &Acked) {
-        if !self.started {
-            self.started = true;
-            self.hystart = Some(HyStart::default());
+        if matches!(self.first, FirstSlowStart::Ahead) {
+            self.first = FirstSlowStart::Now(Box::default());
         }
-        let Some(hystart) = &mut self.hystart else {
+        let FirstSlowStart::Now(hystart) = &mut self.first else {
             let limit = if acked.after_timeout { 1 } else { SLOW_START_LIMIT };
             window.cwnd += acked.bytes.min(limit * window.smss).min(window.ssthresh - window.cwnd);
             return;
@@ -71,7 +76,7 @@ impl Cubic {
         if hystart.acked(window, acked) == Advice::Leave {
             window.ssthresh = window.cwnd;
             self.state.cwnd_prior = segments(window.cwnd, window);
-            self.hystart = None;
+            self.first = FirstSlowStart::Over;
         }
     }
 
@@ -110,9 +115,11 @@ impl CongestionControl for Cubic {
     }
 
     fn reduce(&mut self, window: &Window, flight: u64, sign: Congestion) -> u64 {
-        self.before = Some(self.state);
-        self.started = true;
-        self.hystart = None;
+        match &mut self.before {
+            Some(before) => **before = self.state,
+            None => self.before = Some(Box::new(self.state)),
+        }
+        self.first = FirstSlowStart::Over;
         let cwnd = segments(window.cwnd, window);
         // Fast convergence, section 4.7.
         self.state.w_max = if cwnd < self.state.w_max { cwnd * f64::midpoint(1.0, BETA) } else { cwnd };
@@ -125,7 +132,7 @@ impl CongestionControl for Cubic {
 
     fn undo(&mut self) {
         if let Some(before) = self.before.take() {
-            self.state = before;
+            self.state = *before;
         }
     }
 

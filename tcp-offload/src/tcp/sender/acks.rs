@@ -10,7 +10,7 @@ use crate::{
     tcp::{
         TcpCounters,
         clock::Clock,
-        congestion::{Acked, Congestion},
+        congestion::{Acked, Congestion, Window},
         queue::{Block, SentSegment},
         rack::ProbeOutcome,
         recovery::{Frto, Prr, RecoveryPhase, Undo},
@@ -107,7 +107,7 @@ impl Sender {
         if self.probe_repaired(ack, duplicate) {
             self.reduce_once(Congestion::Loss);
         }
-        let first = resent && advanced && self.undo.is_some_and(|undo| undo.from == una);
+        let first = resent && advanced && self.undo.as_ref().is_some_and(|undo| undo.from == una);
         self.detect_spurious(clock, counters, ack, first);
         let repaired = self.leave_recovery();
         self.step_frto(counters, ack, advanced, &delivery);
@@ -187,7 +187,7 @@ impl Sender {
             self.duplicates += 1;
         } else if advanced {
             let left = (delivered / self.window.smss.max(1)).saturating_sub(1) as u32;
-            let partial = matches!(self.phase, RecoveryPhase::Recovery { high } if self.una < high);
+            let partial = matches!(self.phase, RecoveryPhase::Recovery { high, .. } if self.una < high);
             self.duplicates = if partial { self.duplicates.saturating_sub(left) } else { 0 };
         }
     }
@@ -202,7 +202,7 @@ impl Sender {
     /// Ends recovery when everything sent before it began is acknowledged. Returns whether fast recovery has just
     /// ended: then the window is the reduced one and does not grow by the same ACK.
     fn leave_recovery(&mut self) -> bool {
-        let (RecoveryPhase::Recovery { high } | RecoveryPhase::Loss { high, .. }) = self.phase else {
+        let (RecoveryPhase::Recovery { high, .. } | RecoveryPhase::Loss { high, .. }) = self.phase else {
             return false;
         };
         if self.una < high {
@@ -358,21 +358,25 @@ impl Sender {
     fn enter_recovery(&mut self, counters: &mut TcpCounters) {
         counters.recoveries += 1;
         self.remember();
-        self.prr = Prr::begin(self.flight());
+        let prr = Prr::begin(self.flight());
         self.reduce(self.flight_before, Congestion::Loss);
-        self.phase = RecoveryPhase::Recovery { high: self.nxt };
+        self.phase = RecoveryPhase::Recovery { high: self.nxt, prr };
         self.tlp.reset();
     }
 
     pub(super) fn remember(&mut self) {
-        self.undo = Some(Undo {
+        let undo = Undo {
             cwnd: self.window.cwnd,
             ssthresh: self.window.ssthresh,
             from: self.una,
             to: self.nxt,
             unproven: 0,
             first_resent: None,
-        });
+        };
+        match &mut self.undo {
+            Some(last) => **last = undo,
+            None => self.undo = Some(Box::new(undo)),
+        }
     }
 
     /// Reduces the window at once, outside of recovery: for ECN, or for a loss that a probe has repaired.
@@ -404,8 +408,11 @@ impl Sender {
                 // Without SACK a duplicate ACK delivers one segment (RFC 6675 section 3 in spirit).
                 let duplicate = u64::from(!self.sack && acked.is_none()) * self.window.smss;
                 let newly = delivery.bytes + duplicate;
-                self.window.cwnd =
-                    self.prr.window(newly, self.pipe(), self.window.ssthresh, self.window.smss);
+                let pipe = self.pipe();
+                let Window { ssthresh, smss, .. } = self.window;
+                if let RecoveryPhase::Recovery { prr, .. } = &mut self.phase {
+                    self.window.cwnd = prr.window(newly, pipe, ssthresh, smss);
+                }
             }
             RecoveryPhase::Open | RecoveryPhase::Loss { .. } => {
                 let Some(bytes) =
