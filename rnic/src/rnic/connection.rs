@@ -14,7 +14,8 @@ use xwarp_tcp::{
 
 use super::{
     AsyncEvent, CmError, CmEvent, Notify, PeerDepths, QpId, QpState, RequestId, Rnic, Shared, StreamId,
-    qp::{QueuePair, Stage},
+    phase::{Phase, Since},
+    qp::QueuePair,
     rdma_tcp::Stream,
 };
 use crate::rdmap::StreamError;
@@ -132,7 +133,9 @@ impl Connections {
     /// Records the parts that the peer of `qp` lacks, now that it has answered an attempt without them. Before that
     /// answer the cause is unknown: a connection can be reset for other reasons.
     fn learn(&mut self, qp: &QueuePair) {
-        if let Some(attempt) = qp.attempt.as_ref().filter(|attempt| attempt.lacks != Lacks::default()) {
+        if let Phase::Connecting(Some(attempt)) = &qp.phase
+            && attempt.lacks != Lacks::default()
+        {
             self.learned.push((attempt.path.flow.remote_ip(), attempt.lacks));
         }
     }
@@ -150,11 +153,7 @@ impl Rnic {
     /// The queue pair `qp`, if it is idle and unconnected.
     fn unconnected(&mut self, qp: QpId) -> Result<&mut QueuePair, CmError> {
         let qp = self.qps.get_mut(qp).ok_or(CmError::UnknownQp)?;
-        if qp.state == QpState::Idle && qp.stage == Stage::Unconnected {
-            Ok(qp)
-        } else {
-            Err(CmError::State(qp.state))
-        }
+        if matches!(qp.phase, Phase::Idle) { Ok(qp) } else { Err(CmError::State(qp.phase.state())) }
     }
 
     /// Checks that `qp` may connect with these depths.
@@ -171,15 +170,12 @@ impl Rnic {
 
     /// Attaches the initiator's new connection, which `attempt` describes, to `qp`.
     pub(crate) fn connecting(&mut self, qp: QpId, conn: ConnId, attempt: Attempt) {
-        self.bind(qp, conn, Stage::Connecting);
-        if let Some(qp) = self.qps.get_mut(qp) {
-            qp.attempt = Some(Box::new(attempt));
-        }
+        self.bind(qp, conn, Phase::Connecting(Some(Box::new(attempt))));
     }
 
-    fn bind(&mut self, qp: QpId, conn: ConnId, stage: Stage) {
+    fn bind(&mut self, qp: QpId, conn: ConnId, phase: Phase) {
         let Some(pair) = self.qps.get_mut(qp) else { return };
-        pair.stage = stage;
+        pair.phase = phase;
         pair.conn = Some(conn);
         self.connections.attach(conn, Owner::Qp(qp));
     }
@@ -187,17 +183,17 @@ impl Rnic {
     /// Attaches the connection of `request` to `qp`.
     pub(crate) fn accepting(&mut self, qp: QpId, request: RequestId) -> Result<(), CmError> {
         self.check_request(request)?;
-        self.bind(qp, request.0, Stage::Accepting);
+        self.bind(qp, request.0, Phase::Accepting);
         Ok(())
     }
 
     /// The connection of `qp`, to be tuned. A second attempt that may follow gets the same tuning.
     pub(crate) fn tuned(&mut self, qp: QpId, tuning: &Tuning) -> Result<ConnId, CmError> {
         let qp = self.qps.get_mut(qp).ok_or(CmError::UnknownQp)?;
-        if let Some(attempt) = &mut qp.attempt {
+        if let Phase::Connecting(Some(attempt)) = &mut qp.phase {
             attempt.tuning = Some(*tuning);
         }
-        qp.conn.ok_or(CmError::State(qp.state))
+        qp.conn.ok_or(CmError::State(qp.phase.state()))
     }
 
     /// Undoes [`Self::accepting`] after the answer failed: the request can be answered again.
@@ -228,7 +224,7 @@ impl Rnic {
             StreamId::Request(request) => self.check_request(request).map(|()| request.0),
             StreamId::Qp(qp) => {
                 let qp = self.qps.get(qp).ok_or(CmError::UnknownQp)?;
-                qp.conn.ok_or(CmError::State(qp.state))
+                qp.conn.ok_or(CmError::State(qp.phase.state()))
             }
         }
     }
@@ -236,22 +232,25 @@ impl Rnic {
     /// Begins a graceful close: posted work is executed, then our direction ends (RFC 5041 section 6.2.1).
     pub(crate) fn disconnect(&mut self, qp: QpId) -> Result<(), CmError> {
         let qp = self.qps.get_mut(qp).ok_or(CmError::UnknownQp)?;
-        match qp.state {
-            QpState::Rts | QpState::Closing => {
-                qp.closing = true;
-                qp.state = QpState::Closing;
+        match &mut qp.phase {
+            Phase::Open(closes) => {
+                closes.here = true;
                 self.shared.closes.extend(qp.conn);
                 Ok(())
             }
             // The stream is already ending.
-            QpState::Terminate | QpState::Error => Ok(()),
-            QpState::Idle if qp.stage.is_underway() => {
+            Phase::Ended { .. } => Ok(()),
+            Phase::Connecting(attempt) => {
                 // No other attempt follows, even if the peer refuses this one before the abort is executed.
-                qp.attempt = None;
+                *attempt = None;
                 self.shared.abort(qp.conn);
                 Ok(())
             }
-            QpState::Idle => Err(CmError::State(QpState::Idle)),
+            Phase::Accepting => {
+                self.shared.abort(qp.conn);
+                Ok(())
+            }
+            Phase::Idle => Err(CmError::State(QpState::Idle)),
         }
     }
 
@@ -260,7 +259,9 @@ impl Rnic {
         loop {
             let qp = self.connections.retries.pop_front()?;
             let pair = self.qps.get_mut(qp)?;
-            if let Some(attempt) = pair.attempt.take() {
+            if let Phase::Connecting(attempt) = &mut pair.phase
+                && let Some(attempt) = attempt.take()
+            {
                 return Some((qp, *attempt));
             }
         }
@@ -341,7 +342,7 @@ impl Rnic {
             }
             // The queue pair failed during start-up: the peer gets a Terminate, then the application a
             // `ConnectError`.
-            Event::Established { agreed, .. } if qp.state != QpState::Idle => {
+            Event::Established { agreed, .. } if qp.phase.state() != QpState::Idle => {
                 qp.agree(&agreed);
                 shared.wake(Some(conn));
             }
@@ -383,7 +384,6 @@ impl QueuePair {
     /// Makes the queue pair idle after a connection that was never established; posted receives stay.
     fn reset_connection(&mut self) {
         self.reset();
-        self.attempt = None;
     }
 
     /// Takes over the form of the connection's segments, and what the framing says of the first ones.
@@ -392,38 +392,38 @@ impl QueuePair {
             Agreed::Mpa(agreed) => {
                 self.versions = agreed.revision.into();
                 self.tx.rtr = agreed.rtr;
-                self.rx.expects_rtr = agreed.peer_to_peer && self.stage == Stage::Accepting;
+                self.rx.expects_rtr = agreed.peer_to_peer && matches!(self.phase, Phase::Accepting);
             }
             Agreed::RdmaTcp(agreed) => self.stream = Some(Box::new(Stream::new(agreed))),
         }
     }
 
     fn framing_error(&mut self, error: FramingError, shared: &mut Shared) {
-        if self.stage.is_underway() {
-            self.startup_error = Some(error);
-        }
         // Only `Withheld` refers to a message, the one that waits for a receive.
         let quote = self.rx.withheld.filter(|_| error == MpaError::Withheld.into());
         self.fail(StreamError::from(error), quote.unwrap_or_default(), shared);
+        self.note_startup_error(error);
     }
 
     /// Handles the end of the connection. Returns whether another attempt follows.
     fn closed(&mut self, reason: CloseReason, shared: &mut Shared) -> bool {
         self.conn = None;
-        if !self.stage.is_underway() {
-            self.disconnected(reason, shared);
-            self.attempt = None;
-            shared.events.push_cm(CmEvent::Closed { qp: self.id, reason });
-            return false;
-        }
-        let reason = self.startup_error.take().map_or(reason, CloseReason::Startup);
-        let failed = self.state != QpState::Idle;
-        let next = self.attempt.take().filter(|_| !failed).and_then(|attempt| attempt.after(reason));
-        let retries = next.is_some();
+        let (next, reason) = match &mut self.phase {
+            Phase::Idle | Phase::Open(_) | Phase::Ended { since: Since::Idle | Since::Open(_), .. } => {
+                self.disconnected(reason, shared);
+                shared.events.push_cm(CmEvent::Closed { qp: self.id, reason });
+                return false;
+            }
+            Phase::Ended { since: Since::Start(error), .. } => {
+                (None, error.map_or(reason, CloseReason::Startup))
+            }
+            Phase::Connecting(attempt) => (attempt.take().and_then(|attempt| attempt.after(reason)), reason),
+            Phase::Accepting => (None, reason),
+        };
         self.reset();
-        self.attempt = next.map(Box::new);
-        if retries {
-            self.stage = Stage::Connecting;
+        let retries = next.is_some();
+        if let Some(next) = next {
+            self.phase = Phase::Connecting(Some(Box::new(next)));
         } else {
             shared.events.push_cm(CmEvent::ConnectError { qp: self.id, reason });
         }

@@ -12,7 +12,7 @@
 //! | `keys` | the memory and the access rights of each Steering Tag |
 //! | `completion` | the completion ring |
 //! | `send_queue`, `receive_queue` | requests between posting and completion |
-//! | `qp` | a queue pair's state and the ways it ends |
+//! | `qp`, `phase` | a queue pair's state and the ways it ends |
 //! | `placement`, `delivery` | writing ULPDUs to memory; completing messages in order |
 //! | `coverage` | the filled bytes of a message |
 //! | `transmission` | building ULPDUs from requests and responses |
@@ -32,6 +32,7 @@ mod delivery;
 mod events;
 mod keys;
 mod local_work;
+mod phase;
 mod pieces;
 mod placement;
 mod qp;
@@ -75,6 +76,7 @@ use self::{
     counters::{StreamCounters, TerminateCount},
     events::Events,
     keys::{KeyTable, User},
+    phase::{Closes, Phase},
     placement::Refused,
     qp::QueuePair,
     receive_queue::SharedReceiveQueue,
@@ -246,7 +248,7 @@ impl Rnic {
     /// run any more. Connections are not touched.
     pub(crate) fn fail_all(&mut self) {
         for qp in self.qps.iter_mut() {
-            qp.end(QpState::Error, None, &mut self.shared);
+            qp.end(false, None, &mut self.shared);
         }
         for cq in self.cqs.iter_mut() {
             cq.ring.fire();
@@ -283,12 +285,15 @@ impl Ulp for Rnic {
 
     fn place(&mut self, conn: ConnId, ulpdu: &Ulpdu<'_>, arrival: Arrival) -> Result<Placed, Refusal> {
         let (qp, shared) = self.qp_of(conn).ok_or(Refusal::Stop)?;
-        if qp.rx.stopped {
-            return Err(Refusal::Stop);
-        }
-        if qp.peer_closed {
-            qp.data_after_close(shared);
-            return Err(Refusal::Stop);
+        match qp.phase {
+            Phase::Open(Closes { peer: false, .. }) => {}
+            Phase::Open(Closes { peer: true, .. }) => {
+                qp.data_after_close(shared);
+                return Err(Refusal::Stop);
+            }
+            Phase::Idle | Phase::Connecting(_) | Phase::Accepting | Phase::Ended { .. } => {
+                return Err(Refusal::Stop);
+            }
         }
         match qp.codec().read(ulpdu, |received| qp.place(shared, received, arrival)) {
             Ok(segment) => {
@@ -313,7 +318,7 @@ impl Ulp for Rnic {
 
     fn deliver(&mut self, conn: ConnId, placed: Placed) -> Result<(), Refusal> {
         let (qp, shared) = self.qp_of(conn).ok_or(Refusal::Stop)?;
-        if qp.rx.stopped {
+        if !matches!(qp.phase, Phase::Open(_)) {
             return Err(Refusal::Stop);
         }
         let delivered = qp.deliver(shared, placed.0).map_err(|refused| qp.refuse(refused, shared));

@@ -10,11 +10,12 @@ use xwarp_tcp::{
 };
 
 use super::{
-    AsyncEvent, Attempt, CmEvent, CompletionRing, Opcode, QpAttributes, QpFault, QpId, QpState, Shared,
-    WcStatus, WorkCompletion,
+    AsyncEvent, CmEvent, CompletionRing, Opcode, QpAttributes, QpFault, QpId, Shared, WcStatus,
+    WorkCompletion,
     counters::StreamCounters,
     coverage::Coverage,
     keys::User,
+    phase::{Closes, Phase, Since},
     placement::Refused,
     rdma_tcp::Stream,
     receive_queue::{Receive, ReceiveQueue},
@@ -110,6 +111,16 @@ pub(crate) enum Current {
     Response,
 }
 
+/// Whether and how the direction to the peer ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    No,
+    /// This Terminate is the last message.
+    Terminate(TerminateHeader),
+    /// No more ULPDUs are sent: MPA finishes the direction.
+    Finished,
+}
+
 /// State of the direction to the peer.
 #[derive(Debug)]
 pub(crate) struct Transmitter {
@@ -120,9 +131,7 @@ pub(crate) struct Transmitter {
     pub(crate) next_atomic_id: u32,
     /// Sent before everything else.
     pub(crate) rtr: Option<Rtr>,
-    pub(crate) terminate: Option<TerminateHeader>,
-    /// No more ULPDUs are sent: MPA finishes the direction.
-    pub(crate) finished: bool,
+    pub(crate) ending: Ending,
     pub(crate) to_answer: VecDeque<ToAnswer>,
     /// The last message was a response: the send queue is next if it has a request that may begin.
     pub(crate) answered_last: bool,
@@ -161,33 +170,13 @@ pub(crate) struct Receiver {
     pub(crate) withheld: Option<Quote>,
     /// The initiator's ready-to-receive message has not arrived (RFC 6581 section 9.2).
     pub(crate) expects_rtr: bool,
-    /// The rest of the received stream is ignored.
-    pub(crate) stopped: bool,
-}
-
-/// Stage of the connection's establishment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stage {
-    Unconnected,
-    /// We are the initiator; the connection is not established.
-    Connecting,
-    /// We accepted the peer's request; the connection is not established.
-    Accepting,
-    Established,
-}
-
-impl Stage {
-    pub(crate) const fn is_underway(self) -> bool {
-        matches!(self, Self::Connecting | Self::Accepting)
-    }
 }
 
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     pub(crate) id: QpId,
     pub(crate) attributes: QpAttributes,
-    pub(crate) state: QpState,
-    pub(crate) stage: Stage,
+    pub(crate) phase: Phase,
     pub(crate) conn: Option<ConnId>,
     pub(crate) addresses: Option<(SocketAddr, SocketAddr)>,
     pub(crate) ird: u16,
@@ -200,15 +189,6 @@ pub(crate) struct QueuePair {
     pub(crate) rq: ReceiveQueue,
     pub(crate) tx: Transmitter,
     pub(crate) rx: Receiver,
-    /// The application has begun a graceful close.
-    pub(crate) closing: bool,
-    /// The peer has closed its direction.
-    pub(crate) peer_closed: bool,
-    told_disconnected: bool,
-    /// Parameters of the second connection attempt, while one may be needed.
-    pub(crate) attempt: Option<Box<Attempt>>,
-    /// The error of the start-up.
-    pub(crate) startup_error: Option<FramingError>,
     /// State of a connection with RDMA/TCP; `None` with MPA.
     pub(crate) stream: Option<Box<Stream>>,
     pub(crate) counters: StreamCounters,
@@ -233,8 +213,7 @@ impl QueuePair {
             attributes,
             send_cq,
             recv_cq,
-            state: QpState::Idle,
-            stage: Stage::Unconnected,
+            phase: Phase::Idle,
             conn: None,
             addresses: None,
             ird: 0,
@@ -242,11 +221,6 @@ impl QueuePair {
             versions: Versions::default(),
             tx: Transmitter::new(),
             rx: Receiver::new(),
-            closing: false,
-            peer_closed: false,
-            told_disconnected: false,
-            attempt: None,
-            startup_error: None,
             stream: None,
             counters: StreamCounters::default(),
         }
@@ -267,36 +241,29 @@ impl QueuePair {
 
     /// Whether posted work is flushed at once.
     pub(crate) fn flushes_sends(&self) -> bool {
-        self.closing || matches!(self.state, QpState::Terminate | QpState::Error)
+        matches!(self.phase, Phase::Open(Closes { here: true, .. }) | Phase::Ended { .. })
     }
 
     pub(crate) fn flushes_receives(&self) -> bool {
-        self.peer_closed || matches!(self.state, QpState::Terminate | QpState::Error)
+        matches!(self.phase, Phase::Open(Closes { peer: true, .. }) | Phase::Ended { .. })
     }
 
     /// Begins full operation.
     pub(crate) fn establish(&mut self, ird: u16, ord: u16, addresses: (SocketAddr, SocketAddr)) {
-        self.state = QpState::Rts;
-        self.stage = Stage::Established;
-        self.attempt = None;
+        self.phase = Phase::Open(Closes::default());
         (self.ird, self.ord) = (ird, ord);
         self.addresses = Some(addresses);
     }
 
     /// Resets all state but the receives of the queue pair's own queue, which stay posted while it is idle.
     pub(crate) fn reset(&mut self) {
-        self.state = QpState::Idle;
-        self.stage = Stage::Unconnected;
+        self.phase = Phase::Idle;
         self.conn = None;
         self.addresses = None;
         (self.ird, self.ord) = (0, 0);
         self.versions = Versions::default();
         self.tx = Transmitter::new();
         self.rx = Receiver::new();
-        self.closing = false;
-        self.peer_closed = false;
-        self.told_disconnected = false;
-        self.startup_error = None;
         self.stream = None;
     }
 
@@ -401,28 +368,38 @@ impl QueuePair {
 
     /// Fails the queue pair because one of its completion queues lost an entry: its work can no longer be reported.
     pub(crate) fn overflowed(&mut self, shared: &mut Shared) {
-        let error = if self.stage.is_underway() {
+        let starting = self.phase.is_starting();
+        let error = if starting {
             // RFC 6581 section 9.3: the error that the peer gets during connection establishment.
-            self.startup_error = Some(MpaError::LocalCatastrophic.into());
             MpaError::LocalCatastrophic.into()
         } else {
             RdmapError::LocalCatastrophic.into()
         };
         self.fail_for(QpFault::CqOverflow, error, Quote::default(), shared);
+        if starting {
+            self.note_startup_error(MpaError::LocalCatastrophic.into());
+        }
     }
 
     fn fail_for(&mut self, fault: QpFault, error: StreamError, quote: Quote, shared: &mut Shared) {
-        if matches!(self.state, QpState::Terminate | QpState::Error) {
+        if self.phase.has_ended() {
             return;
         }
         tracing::warn!(qp = self.id.number(), %error, ?fault, "the stream fails");
-        if self.tx.finished || self.conn.is_none() {
+        if self.tx.ending == Ending::Finished || self.conn.is_none() {
             // Our direction is closed: only a reset can inform the peer.
             shared.abort(self.conn);
-            return self.end(QpState::Error, Some(fault), shared);
+            return self.end(false, Some(fault), shared);
         }
-        self.tx.terminate = Some(terminate_header(error, quote));
-        self.end(QpState::Terminate, Some(fault), shared);
+        self.tx.ending = Ending::Terminate(terminate_header(error, quote));
+        self.end(true, Some(fault), shared);
+    }
+
+    /// Records the error that the application will get for a connection that failed before it was established.
+    pub(crate) fn note_startup_error(&mut self, error: FramingError) {
+        if let Phase::Ended { since: Since::Start(reason), .. } = &mut self.phase {
+            *reason = Some(error);
+        }
     }
 
     /// Handles the peer's Terminate: the stream ends in both directions (RFC 5040 section 5.4).
@@ -430,75 +407,64 @@ impl QueuePair {
         tracing::warn!(qp = self.id.number(), %header, "the peer sent a Terminate");
         shared.terminates.received.count(&header);
         self.blame(&header);
-        self.tx.finished = true;
-        self.end(QpState::Error, Some(QpFault::Remote(header)), shared);
+        self.tx.ending = Ending::Finished;
+        self.end(false, Some(QpFault::Remote(header)), shared);
     }
 
     /// Handles the end of the connection.
     pub(crate) fn disconnected(&mut self, reason: CloseReason, shared: &mut Shared) {
         // After our close with no work outstanding, the way in which the connection ended is no fault.
-        let done = self.closing && self.tx.finished && self.sq.len() == 0;
-        let orderly = done || reason == CloseReason::Graceful && self.state != QpState::Terminate;
-        let fault = (!orderly && !self.rx.stopped).then_some(QpFault::Connection(reason));
-        self.tx.finished = true;
-        self.tx.terminate = None;
-        self.end(QpState::Error, fault, shared);
+        let done = self.phase.is_closing() && self.tx.ending == Ending::Finished && self.sq.len() == 0;
+        let fault = (!done && reason != CloseReason::Graceful).then_some(QpFault::Connection(reason));
+        self.tx.ending = Ending::Finished;
+        self.end(false, fault, shared);
     }
 
-    /// Ends the stream: receiving stops, and all work is flushed, each request exactly once and in order.
-    pub(crate) fn end(&mut self, state: QpState, fault: Option<QpFault>, shared: &mut Shared) {
-        let first = !matches!(self.state, QpState::Terminate | QpState::Error);
-        self.state = state;
-        self.rx.stopped = true;
+    /// Ends the stream, with `terminated` by a Terminate of ours: receiving stops, and all work is flushed, each request
+    /// exactly once and in order. Of a stream that has ended, only the name of the state changes.
+    pub(crate) fn end(&mut self, terminated: bool, fault: Option<QpFault>, shared: &mut Shared) {
+        let before = self.phase.end(terminated);
         self.stop_waiting(shared);
         self.tx.to_answer.clear();
         self.tx.rtr = None;
-        if first {
+        if let Some(before) = before {
             if let Some(fault) = fault {
                 shared.events.push_async(AsyncEvent::QpFatal { qp: self.id, fault });
             }
             shared.ended.extend(self.conn);
             self.flush_sends(shared);
-            if !self.peer_closed {
+            // The peer's close has flushed the receives, and was reported.
+            let peer_closed = matches!(before, Since::Open(Closes { peer: true, .. }));
+            if !peer_closed {
                 self.flush_receives(shared);
             }
-        }
-        if self.stage == Stage::Established {
-            self.tell_disconnected(shared);
+            if matches!(before, Since::Open(_)) && !peer_closed {
+                shared.events.push_cm(CmEvent::Disconnected { qp: self.id });
+            }
         }
         shared.wake(self.conn);
-    }
-
-    pub(crate) fn tell_disconnected(&mut self, shared: &mut Shared) {
-        if !self.told_disconnected {
-            self.told_disconnected = true;
-            shared.events.push_cm(CmEvent::Disconnected { qp: self.id });
-        }
     }
 
     /// Handles the peer's orderly close of its direction: posted receives are flushed. Our direction stays open until
     /// the application closes it (RFC 5041 section 6.2.1).
     pub(crate) fn peer_closed(&mut self, shared: &mut Shared) {
-        if self.flushes_receives() {
-            return;
-        }
-        self.state = QpState::Closing;
+        let Phase::Open(closes @ Closes { peer: false, .. }) = &mut self.phase else { return };
+        closes.peer = true;
         self.flush_receives(shared);
-        self.peer_closed = true;
+        shared.events.push_cm(CmEvent::Disconnected { qp: self.id });
         if !self.rx.asked.is_empty() {
             // A close with outstanding responses is not orderly.
-            self.tx.finished = true;
-            self.end(QpState::Error, Some(QpFault::Connection(CloseReason::Graceful)), shared);
+            self.tx.ending = Ending::Finished;
+            self.end(false, Some(QpFault::Connection(CloseReason::Graceful)), shared);
         }
-        self.tell_disconnected(shared);
         shared.wake(self.conn);
     }
 
     /// Fails the stream because the peer sent data after it had closed its direction (RFC 5041 section 6.2.1).
     pub(crate) fn data_after_close(&mut self, shared: &mut Shared) {
         shared.abort(self.conn);
-        self.tx.finished = true;
-        self.end(QpState::Error, Some(QpFault::Connection(CloseReason::Aborted)), shared);
+        self.tx.ending = Ending::Finished;
+        self.end(false, Some(QpFault::Connection(CloseReason::Aborted)), shared);
     }
 
     /// Whether one of its completion queues is `cq`.
@@ -516,8 +482,7 @@ impl Transmitter {
             atomic_msn: Msn::FIRST,
             next_atomic_id: 0,
             rtr: None,
-            terminate: None,
-            finished: false,
+            ending: Ending::No,
             to_answer: VecDeque::new(),
             answered_last: false,
             acked: 0,
@@ -536,7 +501,6 @@ impl Receiver {
             asked: VecDeque::new(),
             withheld: None,
             expects_rtr: false,
-            stopped: false,
         }
     }
 }

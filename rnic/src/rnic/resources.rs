@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::{
     Access, CompletionRing, Cq, CqId, Domain, FastRegistration, KeyTable, Limits, Notify, Object, Opcode,
     PdId, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePair, RecvRequest, Registration,
-    ResourceError, Rnic, SharedReceiveQueue, SrqAttributes, SrqId, WcStatus, WorkRequest, qp::Stage,
-    send_queue::Progress,
+    ResourceError, Rnic, SharedReceiveQueue, SrqAttributes, SrqId, WcStatus, WorkRequest, phase::Phase,
+    qp::Ending, send_queue::Progress,
 };
 use crate::ddp::{STag, Versions};
 
@@ -261,7 +261,7 @@ impl Rnic {
     pub fn query_qp(&self, qp: QpId) -> Result<QpInfo, ResourceError> {
         let qp = self.qps.get(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
         Ok(QpInfo {
-            state: qp.state,
+            state: qp.phase.state(),
             attributes: qp.attributes,
             addresses: qp.addresses,
             ird: qp.ird,
@@ -275,14 +275,14 @@ impl Rnic {
     /// Makes a failed or closed queue pair idle, so that it can be connected again.
     pub fn reset_qp(&mut self, qp: QpId) -> Result<(), ResourceError> {
         let pair = self.qps.get_mut(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
-        match pair.state {
-            QpState::Idle if pair.stage == Stage::Unconnected => Ok(()),
-            QpState::Error if pair.conn.is_none() => {
+        match &pair.phase {
+            Phase::Idle => Ok(()),
+            Phase::Ended { terminated: false, .. } if pair.conn.is_none() => {
                 pair.reset();
                 self.shared.keys.close_windows_of(qp);
                 Ok(())
             }
-            state => Err(ResourceError::State(state)),
+            other => Err(ResourceError::State(other.state())),
         }
     }
 
@@ -290,8 +290,8 @@ impl Rnic {
     pub fn fail_qp(&mut self, qp: QpId) -> Result<(), ResourceError> {
         let qp = self.qps.get_mut(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
         self.shared.abort(qp.conn);
-        qp.tx.finished = true;
-        qp.end(QpState::Error, None, &mut self.shared);
+        qp.tx.ending = Ending::Finished;
+        qp.end(false, None, &mut self.shared);
         self.end_overflowed();
         Ok(())
     }
@@ -308,7 +308,8 @@ impl Rnic {
         }
         if let Some(conn) = gone.conn.take() {
             self.connections.detach(conn);
-            if gone.tx.finished || gone.state == QpState::Closing && gone.drained() {
+            let closing = gone.phase.state() == QpState::Closing;
+            if gone.tx.ending == Ending::Finished || closing && gone.drained() {
                 self.shared.wake(Some(conn));
             } else {
                 self.shared.abort(Some(conn));
@@ -328,7 +329,7 @@ impl Rnic {
             self.end_overflowed();
             return Ok(());
         }
-        if qp.state == QpState::Idle {
+        if !matches!(qp.phase, Phase::Open(_)) {
             return Err(PostError::NotConnected);
         }
         if qp.ord == 0 && request.operation.is_answered() {

@@ -12,10 +12,11 @@ use xwarp_tcp::{
 };
 
 use super::{
-    QpState, Shared,
+    Shared,
     keys::KeyError,
+    phase::Phase,
     pieces::Stretches,
-    qp::{Asked, AskedKind, Current, QueuePair, ToAnswer},
+    qp::{Asked, AskedKind, Current, Ending, QueuePair, ToAnswer},
     rdma_tcp::{ATOMIC_VALUE_BYTES, atomic_words},
     send_queue::{Position, Progress, SendRequest},
     work::{Access, Operation, Remote, SendFlags, WcStatus},
@@ -24,7 +25,7 @@ use crate::{
     ddp::{Msn, Queue, STag, Untagged},
     rdmap::{
         ATOMIC_RESPONSE_BYTES, AtomicOperation, AtomicRequest, AtomicResponse, MessageType, RdmapError,
-        ReadRequest, StreamError, TERMINATE_MOST_BYTES,
+        ReadRequest, StreamError, TERMINATE_MOST_BYTES, TerminateHeader,
     },
     segment::{Header, Quote, Seen, SegmentWriter},
 };
@@ -49,19 +50,18 @@ impl QueuePair {
         self.tx.current.is_some()
             || self.may_begin()
             || !self.tx.to_answer.is_empty()
-            || self.tx.finished
-            || self.tx.terminate.is_some()
+            || !matches!(self.tx.ending, Ending::No)
             || self.tx.rtr.is_some()
-            || self.closing && self.drained()
+            || self.phase.is_closing() && self.drained()
     }
 
     /// Writes the next ULPDU.
     pub(crate) fn pull(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Pulled {
         loop {
-            let step = if self.tx.finished {
+            let step = if let Ending::Terminate(terminate) = self.tx.ending {
+                Step::Pulled(self.send_terminate(terminate, shared, out))
+            } else if matches!(self.tx.ending, Ending::Finished) {
                 Step::Pulled(Pulled::Finish)
-            } else if self.tx.terminate.is_some() {
-                Step::Pulled(self.send_terminate(shared, out))
             } else if let Some(rtr) = self.tx.rtr {
                 Step::Pulled(self.send_rtr(rtr, out))
             } else {
@@ -80,7 +80,7 @@ impl QueuePair {
 
     /// Whether the next request of the send queue may begin: ORD and its fence allow it.
     pub(crate) fn may_begin(&self) -> bool {
-        if self.state != QpState::Rts && self.state != QpState::Closing {
+        if !matches!(self.phase, Phase::Open(_)) {
             return false;
         }
         self.sq.upcoming().is_some_and(|entry| {
@@ -102,8 +102,8 @@ impl QueuePair {
         if may_begin {
             return self.begin_request(shared, out);
         }
-        if self.closing && self.drained() {
-            self.tx.finished = true;
+        if self.phase.is_closing() && self.drained() {
+            self.tx.ending = Ending::Finished;
             return Step::Again;
         }
         Step::Pulled(Pulled::Nothing)
@@ -457,8 +457,12 @@ impl QueuePair {
     }
 
     /// Writes the Terminate, the last message of the stream (RFC 5040 section 5.4).
-    fn send_terminate(&mut self, shared: &mut Shared, out: &mut SegmentWriter<'_, '_, '_>) -> Pulled {
-        let Some(terminate) = self.tx.terminate else { return Pulled::Finish };
+    fn send_terminate(
+        &mut self,
+        terminate: TerminateHeader,
+        shared: &mut Shared,
+        out: &mut SegmentWriter<'_, '_, '_>,
+    ) -> Pulled {
         let mut body = [0; TERMINATE_MOST_BYTES];
         let len = terminate.emit(&mut body);
         let header = untagged(MessageType::Terminate, Queue::Terminate, Msn::FIRST);
@@ -472,8 +476,7 @@ impl QueuePair {
             return Pulled::Nothing;
         }
         shared.terminates.sent.count(&terminate);
-        self.tx.terminate = None;
-        self.tx.finished = true;
+        self.tx.ending = Ending::Finished;
         Pulled::Ulpdu
     }
 }

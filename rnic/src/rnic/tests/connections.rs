@@ -34,7 +34,7 @@ fn rfc6581_s9_2_each_ready_to_receive_message_is_sent_first_and_completes_nothin
     for (rtr, opcode) in messages {
         let mut pair = Pair { a: End::new(|_, a| a), b: End::new(|_, a| a) };
         pair.a.establish(1, 1, Some(rtr));
-        pair.b.rnic.qps.get_mut(pair.b.qp).unwrap().stage = qp::Stage::Accepting;
+        pair.b.rnic.qps.get_mut(pair.b.qp).unwrap().phase = Phase::Accepting;
         pair.b.establish(1, 1, Some(rtr));
         pair.b.rnic.qps.get_mut(pair.b.qp).unwrap().tx.rtr = None;
         pair.b.receive(9, &[]);
@@ -341,7 +341,7 @@ fn rfc6581_s9_2_the_ready_to_receive_send_is_the_complete_first_message() {
         (segment(1, 0, false), 5),
     ] {
         let mut end = End::new(|_, a| a);
-        end.rnic.qps.get_mut(end.qp).unwrap().stage = qp::Stage::Accepting;
+        end.rnic.qps.get_mut(end.qp).unwrap().phase = Phase::Accepting;
         end.establish(1, 1, Some(Rtr::Send));
         end.rnic.qps.get_mut(end.qp).unwrap().tx.rtr = None;
         assert_eq!(end.take(&ulpdu), Err(Refusal::Stop));
