@@ -49,8 +49,7 @@ pub(crate) struct ReceiveQueue {
 
 impl ReceiveQueue {
     pub(crate) fn own(max_wr: u32, max_sge: u32) -> Self {
-        let receives = VecDeque::with_capacity(max_wr.min(1024) as usize);
-        Self { receives, own: Some((max_wr, max_sge)), early: 0 }
+        Self { receives: VecDeque::new(), own: Some((max_wr, max_sge)), early: 0 }
     }
 
     pub(crate) fn shared() -> Self {
@@ -72,7 +71,12 @@ impl ReceiveQueue {
         if self.receives.len() >= max_wr as usize {
             return Err(PostError::QueueFull(max_wr));
         }
-        self.receives.push_back(Some(Receive::new(request, max_sge)?));
+        let receive = Receive::new(request, max_sge)?;
+        if self.receives.capacity() == 0 {
+            // With the first receive, because most queue pairs of many are idle.
+            self.receives.reserve_exact(max_wr.min(1024) as usize);
+        }
+        self.receives.push_back(Some(receive));
         Ok(())
     }
 

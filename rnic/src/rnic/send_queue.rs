@@ -64,6 +64,7 @@ pub(crate) type Position = u64;
 /// A send queue.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
+    /// Allocated for `max_wr` requests with the first one, because most queue pairs of many are idle.
     entries: VecDeque<SendRequest>,
     /// Position of the first entry.
     head: Position,
@@ -72,20 +73,21 @@ pub(crate) struct SendQueue {
     max_wr: u32,
     max_sge: u32,
     max_inline: u32,
-    /// `max_wr` slots of `max_inline` bytes. An entry's slot is its position modulo `max_wr`.
+    /// `max_wr` slots of `max_inline` bytes. An entry's slot is its position modulo `max_wr`. Empty before the first
+    /// inline payload.
     arena: Box<[u8]>,
 }
 
 impl SendQueue {
     pub(crate) fn new(max_wr: u32, max_sge: u32, max_inline: u32) -> Self {
         Self {
-            entries: VecDeque::with_capacity(max_wr as usize),
+            entries: VecDeque::new(),
             head: 0,
             next: 0,
             max_wr,
             max_sge,
             max_inline,
-            arena: vec![0; max_wr as usize * max_inline as usize].into_boxed_slice(),
+            arena: Box::default(),
         }
     }
 
@@ -111,12 +113,19 @@ impl SendQueue {
             Payload::Piece(piece) => payload.push(piece),
             Payload::Memory(pieces) => memory = Some(pieces.into()),
             Payload::Inline(bytes) => {
-                let at = slot as usize * self.max_inline as usize;
+                let (slots, size) = (self.max_wr as usize, self.max_inline as usize);
+                if self.arena.is_empty() {
+                    self.arena = vec![0; slots * size].into_boxed_slice();
+                }
+                let at = slot as usize * size;
                 if let Some(to) = self.arena.get_mut(at..at + bytes.len()) {
                     to.copy_from_slice(bytes);
                 }
                 inline = Some(slot);
             }
+        }
+        if self.entries.capacity() == 0 {
+            self.entries.reserve_exact(self.max_wr as usize);
         }
         self.entries.push_back(SendRequest {
             wr_id: request.wr_id,

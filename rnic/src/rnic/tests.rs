@@ -10,6 +10,7 @@ mod order_field;
 mod ordering;
 mod placement;
 mod queues;
+mod sizes;
 mod states;
 mod versions;
 mod windows;

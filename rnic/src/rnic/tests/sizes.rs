@@ -1,0 +1,24 @@
+//! The memory of queue pairs that have no work.
+
+use allocation_counter::measure;
+
+use super::*;
+
+/// Bytes of a queue pair in the table.
+const MOST_BYTES: usize = 824;
+
+/// Most queue pairs of many are idle: what the depths of its queues need is allocated with the work.
+#[test]
+fn a_queue_pair_without_work_has_no_heap() {
+    let mut end = End::new(|_, a| a);
+    let attributes = QpAttributes::new(end.pd, end.cq, end.cq);
+    // The table has room for the next queue pair afterwards.
+    end.rnic.create_qp(attributes).unwrap();
+    let used = measure(|| {
+        end.rnic.create_qp(attributes).unwrap();
+    });
+    assert_eq!((used.count_current, used.bytes_current), (0, 0));
+    let size = size_of::<QueuePair>();
+    println!("{size} bytes");
+    assert!(size <= MOST_BYTES, "{size} bytes");
+}
