@@ -24,6 +24,7 @@ pub(crate) struct Quarantine {
 struct Released {
     until: Instant,
     uid: u32,
+    interface: u32,
     port: PortReservation,
 }
 
@@ -34,7 +35,7 @@ impl Quarantine {
         Self { time, ports: VecDeque::new(), first_unprivileged }
     }
 
-    /// Reserves a port for `uid`, perhaps one that the same user has released.
+    /// Reserves a port of an interface for `uid`, perhaps one that the same user has released.
     pub(crate) fn reserve(
         &mut self,
         uid: u32,
@@ -47,7 +48,10 @@ impl Quarantine {
             return Err(Refusal { reason: Reason::Permission, text });
         }
         let own = |released: &Released| {
-            released.uid == uid && released.port.address() == address && released.port.port() == port
+            released.uid == uid
+                && released.interface == interface
+                && released.port.address() == address
+                && released.port.port() == port
         };
         if let Some(at) = self.ports.iter().position(own)
             && let Some(released) = self.ports.remove(at)
@@ -66,14 +70,14 @@ impl Quarantine {
         })
     }
 
-    /// Keeps a port that `uid` does not need any more.
-    pub(crate) fn add(&mut self, now: Instant, uid: u32, port: PortReservation) {
+    /// Keeps a port of an interface that `uid` does not need any more.
+    pub(crate) fn add(&mut self, now: Instant, uid: u32, interface: u32, port: PortReservation) {
         if self.ports.iter().filter(|released| released.uid == uid).count() >= MOST_QUARANTINED
             && let Some(oldest) = self.ports.iter().position(|released| released.uid == uid)
         {
             self.ports.remove(oldest);
         }
-        self.ports.push_back(Released { until: now + self.time, uid, port });
+        self.ports.push_back(Released { until: now + self.time, uid, interface, port });
     }
 
     /// Ports in quarantine.

@@ -490,8 +490,8 @@ impl Server {
             && let Some(uplink) = self.uplinks.get(uplink)
         {
             uplink.shared.switch().remove_owner(address, port);
+            self.quarantine.add(Instant::now(), client.uid, uplink.shared.attributes().index, held);
         }
-        self.quarantine.add(Instant::now(), client.uid, held);
     }
 
     /// Takes everything back from a client.
@@ -505,14 +505,13 @@ impl Server {
         let now = Instant::now();
         if let Device::Open { uplink, pair, .. } = client.device {
             if let Some(uplink) = self.uplinks.get(uplink) {
-                for (address, port) in client.ports.keys() {
-                    uplink.shared.switch().remove_owner(*address, *port);
+                let index = uplink.shared.attributes().index;
+                for ((address, port), held) in client.ports {
+                    uplink.shared.switch().remove_owner(address, port);
+                    self.quarantine.add(now, client.uid, index, held);
                 }
             }
             self.pairs.remove(pair);
-        }
-        for held in client.ports.into_values() {
-            self.quarantine.add(now, client.uid, held);
         }
         self.closing.close(client.uid, (client.socket, client.process));
         self.rates.forget_full(self.limits.requests_per_second, now);

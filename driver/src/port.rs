@@ -1,10 +1,13 @@
 //! Port reservation: a kernel socket that is bound to a TCP port, without listening, reserves the port for us while
 //! it is open. The kernel gives the port to no other socket and resets segments to it that are not steered to us.
+//!
+//! The socket is restricted to its interface: reservations of one port on different interfaces do not exclude each other,
+//! but each excludes a socket of the kernel's TCP that is not restricted.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::ops::RangeInclusive;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
 use rand::Rng;
@@ -15,6 +18,7 @@ use xwarp_control::{Reason, Reply, Request};
 
 use crate::error::PortError;
 use crate::helper::{CallError, Helper, PATIENCE, unexpected};
+use crate::sys::bind_to_interface;
 
 /// The dynamic ports of RFC 6335 section 6, used when the kernel's range is not readable.
 const DYNAMIC_PORTS: RangeInclusive<u16> = 49152..=65535;
@@ -66,8 +70,8 @@ impl PortReservation {
 }
 
 /// Reserves `port`, or a random ephemeral one (RFC 6056 section 3.3.1), on `address`, or (`None`) on all
-/// addresses of both families; in the network namespace of the calling thread. `interface` is the index of the
-/// interface that a link-local IPv6 address belongs to; other addresses do not need it.
+/// addresses of both families, of the interface with the index `interface` (0: of all interfaces); in the network namespace of
+/// the calling thread.
 ///
 /// # Errors
 /// The port is in use, privileged, or the address not this host's.
@@ -139,13 +143,13 @@ fn reserve_ephemeral(address: Option<IpAddr>, interface: u32) -> Result<PortRese
 fn reserve(address: Option<IpAddr>, port: u16, interface: u32) -> Result<PortReservation, PortError> {
     let bound = match address {
         Some(IpAddr::V6(ip)) if ip.is_unicast_link_local() => {
-            bound_socket(SocketAddrV6::new(ip, port, 0, interface).into())
+            bound_socket(SocketAddrV6::new(ip, port, 0, interface).into(), interface)
         }
-        Some(ip) => bound_socket(SocketAddr::new(ip, port)),
+        Some(ip) => bound_socket(SocketAddr::new(ip, port), interface),
         // One IPv6 socket reserves the port for both families, unless the host has no IPv6.
-        None => match bound_socket(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port)) {
+        None => match bound_socket(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port), interface) {
             Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => {
-                bound_socket(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port))
+                bound_socket(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port), interface)
             }
             other => other,
         },
@@ -160,11 +164,18 @@ fn reserve(address: Option<IpAddr>, port: u16, interface: u32) -> Result<PortRes
     }
 }
 
-fn bound_socket(address: SocketAddr) -> Result<OwnedFd, Errno> {
+fn bound_socket(address: SocketAddr, interface: u32) -> Result<OwnedFd, Errno> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     if address.is_ipv6() {
         sockopt::set_ipv6_v6only(&socket, !address.ip().is_unspecified())?;
+    }
+    if interface != 0 {
+        match bind_to_interface(socket.as_fd(), interface) {
+            // The interface was removed, or is in another namespace: the port is reserved on all interfaces of this one.
+            Ok(()) | Err(Errno::NODEV) => {}
+            Err(errno) => return Err(errno),
+        }
     }
     bind(&socket, &address)?;
     Ok(socket)

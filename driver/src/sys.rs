@@ -1,5 +1,5 @@
-//! The only unsafe code of this crate: the memory that we share with the kernel, its rings, and one ioctl. The
-//! module's interface is safe.
+//! The only unsafe code of this crate: the memory that we share with the kernel, its rings, one ioctl, and one
+//! socket option. The module's interface is safe.
 //!
 //! The argument for all blocks below: a chunk's memory is touched by us only while its [`Place`] is
 //! `Received` or `Retained`, and by the kernel only while it is `Fill`, `Sending` or `Released`. The
@@ -16,7 +16,7 @@ mod memory;
 mod ring;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use rustix::net::xdp::{
     SocketAddrXdp, SocketAddrXdpFlags, SocketAddrXdpWithSharedUmem, XdpUmemReg, XdpUmemRegFlags,
@@ -240,6 +240,20 @@ pub(crate) fn socket_for(
     let socket = socket_over(&memory, &sizes)?;
     bind(&socket, &SocketAddrXdp::new(with_chains(flags, &sizes), index, 0))?;
     Ok(socket)
+}
+
+/// Restricts `socket` to interface `index` of the calling thread's network namespace.
+pub(crate) fn bind_to_interface(socket: BorrowedFd<'_>, index: u32) -> rustix::io::Result<()> {
+    let size = size_of::<u32>() as libc::socklen_t;
+    let option = (libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX);
+    // SAFETY: the kernel reads one integer, which outlives the call.
+    let result =
+        unsafe { libc::setsockopt(socket.as_raw_fd(), option.0, option.1, (&raw const index).cast(), size) };
+    if result == 0 {
+        return Ok(());
+    }
+    let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+    Err(rustix::io::Errno::from_raw_os_error(errno))
 }
 
 impl Rings {

@@ -10,12 +10,14 @@ use std::time::Duration;
 use common::frame::{Frame, ethernet, icmp_error};
 use common::*;
 use etherparse::{EtherType, PacketHeaders, TransportHeader};
-use xwarp_driver::{DriverConfig, Interface, Mode, ModePreference, reserve_port};
+use xwarp_driver::{DriverConfig, Interface, Mode, ModePreference, PortError, reserve_port};
 use xwarp_tcp::link::{Link, Steer};
 use xwarp_tcp::wire::Flow;
 
 const OURS: u16 = 4791;
 const KERNELS: u16 = 4792;
+/// Index of the loopback interface.
+const LOOPBACK: u32 = 1;
 
 /// Side B opened, with a wildcard listener and one connection of ours.
 fn side_b(lab: &Lab, mode: Mode) -> Interface {
@@ -75,12 +77,20 @@ fn netns_kernel_traffic_is_undisturbed() {
 }
 
 /// The kernel of side A connects to our port on side B: its SYN comes to us, the kernel's stack on side B
-/// never answers; afterwards the reservation alone refuses.
+/// never answers; afterwards the reservation alone refuses. A reservation is of one interface, the loopback has its own.
 #[test]
 fn netns_syns_of_a_kernel_peer_come_to_us() {
     let lab = Lab::new();
     let mut b = side_b(&lab, Mode::Copy);
-    let reservation = lab.run(Side::B, || reserve_port(None, Some(OURS), 0)).unwrap();
+    let index = b.attributes().index;
+    let reservation = lab.run(Side::B, || {
+        let held = reserve_port(None, Some(OURS), index).unwrap();
+        drop(reserve_port(None, Some(OURS), LOOPBACK).unwrap());
+        for taken in [index, 0] {
+            assert!(matches!(reserve_port(None, Some(OURS), taken), Err(PortError::InUse(_))));
+        }
+        held
+    });
     assert_eq!(
         lab.run(Side::B, || TcpListener::bind(at(B4, OURS)).unwrap_err().kind()),
         ErrorKind::AddrInUse
