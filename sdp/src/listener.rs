@@ -109,7 +109,8 @@ impl SdpListener {
         let id = CmId::new(&core.device, &core.events);
         id.bind(address).map_err(|error| io::Error::new(io::ErrorKind::AddrInUse, error))?;
         core.listen(&backlog, id.key());
-        let options = ListenOptions { backlog: most, framing: Some(core.framing()) };
+        let options =
+            ListenOptions { backlog: most, framing: Some(core.framing()), ..ListenOptions::default() };
         let listener = Self { id, backlog, nonblocking: AtomicBool::new(false), sdp: sdp.clone() };
         listener.id.listen(options).map_err(io::Error::other)?;
         Ok(listener)

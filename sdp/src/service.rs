@@ -320,7 +320,7 @@ impl Core {
         state.made_again = backlog.resumes.is_some();
         lock(&self.targets).insert(key, Target::Accepting(Arc::clone(&socket), Arc::clone(backlog)));
         lock(&self.sockets).insert(number, (key, Arc::clone(&socket)));
-        let options = AcceptOptions { private_data: Vec::new(), ird, ord };
+        let options = AcceptOptions { ird, ord, ..AcceptOptions::default() };
         let accepted = state.link.as_ref().map(|link| link.id.accept(&link.qp, options));
         if let Some(Err(error)) = accepted {
             state.failed = Some((io::ErrorKind::ConnectionAborted, error.to_string()));
@@ -350,7 +350,7 @@ impl Core {
                 let (ird, ord) = (state.machine.ird(), state.machine.ord());
                 let private_data = std::mem::take(&mut state.hello);
                 let framing = Some(self.framing());
-                state.start(ConnectOptions { private_data, ird, ord, framing });
+                state.start(ConnectOptions { private_data, ird, ord, framing, ..ConnectOptions::default() });
                 socket.drive(&mut state);
             }
             (Target::Socket(socket), kind) => {

@@ -85,7 +85,7 @@ impl Peer {
         let mpa =
             MpaConfig { peer_to_peer: vec![Rtr::EmptyFpdu], markers: Markers::Off, ..MpaConfig::default() };
         let framing = Some(FramingConfig::Mpa(mpa));
-        let options = ConnectOptions { private_data: hello, framing, ird: 8, ord: 8 };
+        let options = ConnectOptions { private_data: hello, framing, ird: 8, ord: 8, ..Default::default() };
         let Ok(connection) = device.connect(&peer.qp, address, options, LIMIT) else { return };
         let advert = Advert { len: PIECE, stag: peer.memory.key().value(), offset: 0 };
         peer.machine.write(b"hello");

@@ -66,14 +66,15 @@ fn the_steps_of_both_ends_one_by_one() {
     let id = resolved(&client, &at_client, server_address(7));
     assert_eq!(id.peer_address(), Some(server_address(7)));
     assert!(id.tcp_info().is_none(), "no connection yet");
-    let options = ConnectOptions { private_data: b"who is there".to_vec(), ird: 3, ord: 5, framing: None };
+    let options =
+        ConnectOptions { private_data: b"who is there".to_vec(), ird: 3, ord: 5, ..Default::default() };
     id.connect(&cqp, options).unwrap();
 
     let incoming = request(&server, &at_server, &listener);
     assert_eq!(incoming.private_data, b"who is there");
     assert_eq!(incoming.depths, PeerDepths { ird: Some(3), ord: Some(5) });
     assert_eq!((incoming.local, incoming.peer.ip()), (server_address(7), sim::ipv4(2)));
-    let options = AcceptOptions { private_data: b"it is me".to_vec(), ird: 4, ord: 2 };
+    let options = AcceptOptions { private_data: b"it is me".to_vec(), ird: 4, ord: 2, ..Default::default() };
     incoming.id.accept(&sqp, options).unwrap();
     let event = next(&server, &at_server);
     assert_eq!(event.id, incoming.id.key());
@@ -110,6 +111,27 @@ fn the_steps_of_both_ends_one_by_one() {
     assert!(id.tcp_info().is_none() && incoming.id.tcp_info().is_none());
     drop(again);
     assert!(at_server.poll().is_none());
+}
+
+/// The application of the closing end need not wait until the other application reads its events.
+#[test]
+fn a_direction_may_close_with_the_peers() {
+    let [server, client] = devices(Progress::Auto);
+    let (at_server, at_client) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
+    let listener = listening(&server, &at_server, 7);
+    let (_spd, _scq, sqp) = queue_pair(&server, QueuePairOptions::default());
+    let (_cpd, _ccq, cqp) = queue_pair(&client, QueuePairOptions::default());
+    let id = resolved(&client, &at_client, server_address(7));
+    id.connect(&cqp, ConnectOptions::default()).unwrap();
+    let incoming = request(&server, &at_server, &listener);
+    let options = AcceptOptions { close_with_peer: true, ..AcceptOptions::default() };
+    incoming.id.accept(&sqp, options).unwrap();
+    assert!(matches!(next(&client, &at_client).kind, EventKind::Established { .. }));
+    id.disconnect().unwrap();
+    assert!(matches!(next(&client, &at_client).kind, EventKind::Disconnected));
+    assert!(matches!(next(&client, &at_client).kind, EventKind::Closed(_)));
+    let kinds: Vec<_> = std::iter::from_fn(|| at_server.poll()).map(|event| event.kind).collect();
+    assert!(matches!(kinds[..], [EventKind::Established { .. }, EventKind::Disconnected, ..]), "{kinds:?}");
 }
 
 /// RFC 5044 section 7.1.3.

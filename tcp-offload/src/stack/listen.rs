@@ -47,7 +47,22 @@ pub(super) struct Pending {
 
 impl Listener {
     fn accepts(&self, ip: IpAddr, port: u16) -> bool {
-        self.port == port && self.addr.is_none_or(|a| a == ip)
+        let covers = |a: IpAddr| if a.is_unspecified() { a.is_ipv4() == ip.is_ipv4() } else { a == ip };
+        self.port == port && self.addr.is_none_or(covers)
+    }
+
+    /// How exactly the listener names an address: of the listeners that accept a segment, the most exact one gets it.
+    fn precision(&self) -> u8 {
+        match self.addr {
+            None => 0,
+            Some(addr) if addr.is_unspecified() => 1,
+            Some(_) => 2,
+        }
+    }
+
+    /// The steering rule, which listeners may share: that of a wildcard is for both families.
+    fn rule(&self) -> Steer {
+        rule_of(self.addr, self.port)
     }
 
     /// Whether the backlog has a free place or a silent connection that can be evicted.
@@ -62,9 +77,14 @@ impl Listener {
     }
 }
 
+fn rule_of(addr: Option<IpAddr>, port: u16) -> Steer {
+    Steer::Listener { addr: addr.filter(|addr| !addr.is_unspecified()), port }
+}
+
 impl<U: Ulp> Stack<U> {
-    /// Accepts connections to `port` of `addr` (`None`: of every address of the interface). `mtu` is the interface's
-    /// MTU in bytes, with which the path of an accepted connection starts.
+    /// Accepts connections to `port` of `addr`, which may be the unspecified address: of every address of that family
+    /// (`None`: of every address of the interface). `mtu` is the interface's MTU in bytes, with which the path of an accepted
+    /// connection starts.
     pub fn listen(
         &mut self,
         link: &mut dyn Link,
@@ -82,7 +102,7 @@ impl<U: Ulp> Stack<U> {
             return Err(ListenError::StreamingBeforeEither);
         }
         self.fit_window(link);
-        link.steer(Steer::Listener { addr, port })?;
+        link.steer(rule_of(addr, port))?;
         let backlog = backlog.max(1);
         let listener = Listener { addr, port, backlog, silent: BTreeMap::new(), requests: 0, framing, mtu };
         let id = ListenerId(self.next_listener);
@@ -95,7 +115,10 @@ impl<U: Ulp> Stack<U> {
     /// abort them.
     pub fn unlisten(&mut self, link: &mut dyn Link, id: ListenerId) {
         if let Some(listener) = self.listeners.remove(&id) {
-            link.unsteer(Steer::Listener { addr: listener.addr, port: listener.port });
+            let rule = listener.rule();
+            if !self.listeners.values().any(|other| other.rule() == rule) {
+                link.unsteer(rule);
+            }
             for (_, slot) in &mut self.slots {
                 slot.pending = slot.pending.filter(|p| p.listener != id);
             }
@@ -130,12 +153,11 @@ impl<U: Ulp> Stack<U> {
 
     pub(super) fn receive_unknown(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) {
         let (ip, port) = (segment.flow.local.ip(), segment.flow.local.port());
-        // A listener of the exact address takes precedence over the wildcard.
         let listener = self
             .listeners
             .iter()
             .filter(|(_, l)| l.accepts(ip, port))
-            .max_by_key(|(_, l)| l.addr.is_some())
+            .max_by_key(|(_, l)| l.precision())
             .map(|(id, _)| *id);
         match listener {
             Some(id) if segment.flags.is_plain_syn() => self.open_passive(now, link, segment, id),

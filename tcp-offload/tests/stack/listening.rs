@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use xwarp_tcp::{
     framing::{FramingConfig, SetupError},
-    link::{Link, rx_pieces},
+    link::{Link, Steer, rx_pieces},
     mpa::MpaConfig,
     rdma_tcp::RdmaTcpConfig,
     sim::{Node, path},
@@ -97,6 +97,37 @@ fn fresh_connections_are_not_evicted_from_a_full_backlog() {
     lab.pass(Duration::from_millis(1));
     assert_eq!(lab.server.stack.counters().startup_evicted, 0);
     assert_eq!(lab.server.upper.requested_at, [lab.listener; 2]);
+}
+
+/// The listener that names the address most exactly gets a connection. Wildcards share one steering rule.
+#[test]
+fn a_wildcard_of_one_family_accepts_only_its_addresses() {
+    let mut lab = Lab::new(TcpConfig::default(), 8);
+    let listen = |lab: &mut Lab, addr: &str| {
+        let (addr, server) = (addr.parse().unwrap(), &mut lab.server);
+        server.stack.listen(&mut server.link, Some(addr), PORT, 8, 1500, MpaConfig::default()).unwrap()
+    };
+    let connected_to = |lab: &mut Lab| {
+        lab.connect();
+        lab.pass(Duration::from_millis(5));
+        lab.server.upper.requested_at.pop()
+    };
+    let six = listen(&mut lab, "::");
+    assert_eq!(connected_to(&mut lab), Some(lab.listener));
+    let four = listen(&mut lab, "0.0.0.0");
+    assert_eq!(connected_to(&mut lab), Some(four));
+    let one = listen(&mut lab, "10.1.1.1");
+    assert_eq!(connected_to(&mut lab), Some(one));
+    let rule = Steer::Listener { addr: None, port: PORT };
+    for listener in [one, lab.listener, four] {
+        let server = &mut lab.server;
+        server.stack.unlisten(&mut server.link, listener);
+        assert!(server.link.is_steered(rule));
+    }
+    assert_eq!(connected_to(&mut lab), None, "a listener of IPv6 only accepted IPv4");
+    let server = &mut lab.server;
+    server.stack.unlisten(&mut server.link, six);
+    assert!(!server.link.is_steered(rule));
 }
 
 /// A late MPA Request names the closed listener that accepted its connection, not the new listener of the same port.

@@ -22,7 +22,8 @@ pub fn serve(device: &Device, arguments: &Arguments) -> Result<(), Failure> {
     }
     let mut peer = Peer::new(device, arguments.limit)?;
     let buffer = peer.pd.allocate(arguments.size, Access::LOCAL_WRITE)?;
-    let options = AcceptOptions { private_data: arguments.private_data.clone(), ird: 1, ord: 1 };
+    let options =
+        AcceptOptions { private_data: arguments.private_data.clone(), ird: 1, ord: 1, ..Default::default() };
     let connection = request.accept(&peer.qp, options, arguments.limit)?;
     let mut rounds = 0;
     while let Some(source) = peer.receive()? {

@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     fmt, io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
 };
 
 use xwarp_rnic::rnic::AsyncEvent;
@@ -65,22 +65,48 @@ impl<T> AsFd for BellQueue<T> {
 }
 
 /// The device's side of [`AsyncEvents`].
-pub(crate) struct AsyncQueue(Arc<BellQueue<AsyncEvent>>);
+pub(crate) struct AsyncQueue {
+    /// From the opening of the device on.
+    first: Arc<BellQueue<AsyncEvent>>,
+    further: Mutex<Vec<Reader>>,
+}
+
+/// A further reader, which gets the events that it wants.
+struct Reader {
+    queue: Weak<BellQueue<AsyncEvent>>,
+    wants: Box<dyn Fn(&AsyncEvent) -> bool + Send>,
+}
 
 impl AsyncQueue {
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self(Arc::new(BellQueue::new()?)))
+        Ok(Self { first: Arc::new(BellQueue::new()?), further: Mutex::default() })
     }
 
     pub(super) fn push(&self, event: AsyncEvent) {
         tracing::debug!(?event, "asynchronous event");
-        if let Some(lost) = self.0.push(event, MOST_EVENTS) {
-            tracing::warn!(?lost, "nobody reads the asynchronous events");
+        lock(&self.further).retain(|reader| {
+            let Some(queue) = reader.queue.upgrade() else { return false };
+            if (reader.wants)(&event) {
+                queue.push(event.clone(), MOST_EVENTS);
+            }
+            true
+        });
+        if let Some(lost) = self.first.push(event, MOST_EVENTS) {
+            tracing::debug!(?lost, "nobody reads the asynchronous events");
         }
     }
 
     pub(super) fn events(&self) -> AsyncEvents {
-        AsyncEvents(Arc::clone(&self.0))
+        AsyncEvents(Arc::clone(&self.first))
+    }
+
+    pub(super) fn subscribe(
+        &self,
+        wants: impl Fn(&AsyncEvent) -> bool + Send + 'static,
+    ) -> io::Result<AsyncEvents> {
+        let queue = Arc::new(BellQueue::new()?);
+        lock(&self.further).push(Reader { queue: Arc::downgrade(&queue), wants: Box::new(wants) });
+        Ok(AsyncEvents(queue))
     }
 }
 
@@ -114,5 +140,28 @@ impl AsFd for AsyncEvents {
 impl fmt::Debug for AsyncEvents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("AsyncEvents")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reader_gets_the_events_that_it_wants_from_its_beginning() {
+        let queue = AsyncQueue::new().unwrap();
+        queue.push(AsyncEvent::PortDown);
+        let subscribe = || queue.subscribe(|event| *event == AsyncEvent::PortUp).unwrap();
+        let [one, two] = [subscribe(), subscribe()];
+        queue.push(AsyncEvent::PortUp);
+        queue.push(AsyncEvent::DeviceFatal);
+        for reader in [&one, &two] {
+            assert_eq!((reader.poll(), reader.poll()), (Some(AsyncEvent::PortUp), None));
+        }
+        let all: Vec<_> = std::iter::from_fn(|| queue.events().poll()).collect();
+        assert_eq!(all, [AsyncEvent::PortDown, AsyncEvent::PortUp, AsyncEvent::DeviceFatal]);
+        drop(two);
+        queue.push(AsyncEvent::PortDown);
+        assert_eq!(lock(&queue.further).len(), 1, "a reader that is gone is kept");
     }
 }

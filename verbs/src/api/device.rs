@@ -12,7 +12,7 @@ use std::{
 
 use xwarp_rnic::{
     engine::{Engine, EngineConfig},
-    rnic::{Limits, ResourceError},
+    rnic::{AsyncEvent, Limits, ResourceError},
 };
 use xwarp_tcp::{framing::FramingConfig, tcp::TcpConfig};
 
@@ -132,6 +132,7 @@ pub(crate) struct DeviceInner {
     progress: Progress,
     linger: Duration,
     observer: Mutex<Option<Observer>>,
+    recording: Option<Arc<Recording>>,
 }
 
 /// An interface, and the switch of its tap, if it has one.
@@ -162,8 +163,17 @@ fn is_set(variable: &str) -> bool {
 }
 
 impl DeviceInner {
-    /// Runs the engine until every connection has ended at both ends, at most for `limit`. Returns whether all have.
+    /// Runs the engine until every connection has ended at both ends, at most for `limit`, and writes all recorded frames to
+    /// their file. Returns whether all have ended.
     fn drain(&self, limit: Duration) -> bool {
+        let drained = self.run_until_closed(limit);
+        if let Some(recording) = &self.recording {
+            recording.flush();
+        }
+        drained
+    }
+
+    fn run_until_closed(&self, limit: Duration) -> bool {
         let clock = self.shared.clock;
         let end = clock.now() + limit;
         while !self.shared.failed() {
@@ -245,9 +255,10 @@ impl Device {
             progress: options.progress,
             linger: options.linger,
             observer: Mutex::default(),
+            recording,
         });
-        if let Some(recording) = recording.filter(|_| observe) {
-            inner.observe(recording, &attributes.name);
+        if let Some(recording) = inner.recording.as_ref().filter(|_| observe) {
+            inner.observe(Arc::clone(recording), &attributes.name);
         }
         inner.shared.with(|state, _| state.cm.belongs_to(Arc::downgrade(&inner)));
         if has_thread {
@@ -286,9 +297,19 @@ impl Device {
         self.0.shared.look(Counters::collect)
     }
 
-    /// The asynchronous events of the device: of its queues, its connections and its port.
+    /// The asynchronous events of the device, from its opening on: of its queues, its connections and its port. All callers
+    /// share them.
     pub fn async_events(&self) -> AsyncEvents {
         self.0.shared.async_events.events()
+    }
+
+    /// The asynchronous events from now on that `wants` chooses, for one more reader: it gets each of them, whatever others
+    /// read. `wants` runs inside of the engine and must not call verbs.
+    pub fn subscribe_async_events(
+        &self,
+        wants: impl Fn(&AsyncEvent) -> bool + Send + 'static,
+    ) -> io::Result<AsyncEvents> {
+        self.0.shared.async_events.subscribe(wants)
     }
 
     /// Creates a protection domain: a set of regions and queue pairs that may work together.
@@ -355,8 +376,6 @@ impl Device {
     /// `None` for a device whose interface was removed, although it also raises [`AsyncEvent::DeviceFatal`]: its engine still
     /// runs, its objects can be queried, and its connections end with
     /// [`CloseReason::InterfaceRemoved`](crate::CloseReason::InterfaceRemoved).
-    ///
-    /// [`AsyncEvent::DeviceFatal`]: crate::AsyncEvent::DeviceFatal
     pub fn failure(&self) -> Option<DeviceFailed> {
         self.0.shared.failure().cloned()
     }

@@ -491,7 +491,10 @@ impl DeviceCore {
             }
             InterfaceChange::AddressAdded(_) | InterfaceChange::Carrier { .. } => {}
             InterfaceChange::Mtu(mtu) => state.engine.mtu_changed(now, mtu),
-            InterfaceChange::Mac(mac) => state.engine.source_mac_changed(mac),
+            InterfaceChange::Mac(mac) => {
+                state.engine.source_mac_changed(mac);
+                state.cm.mac_changed();
+            }
             InterfaceChange::Neighbours(changed) => state.engine.neighbours_changed(&changed),
             InterfaceChange::Routes => state.engine.routes_changed(),
             InterfaceChange::Removed { cause } => {

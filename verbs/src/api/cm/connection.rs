@@ -71,7 +71,8 @@ impl Connection {
         self.id.disconnect()
     }
 
-    /// The next event of the connection, without blocking: [`EventKind::Disconnected`], then [`EventKind::Closed`].
+    /// The next event of the connection, without blocking: [`EventKind::Disconnected`], then [`EventKind::Closed`]; before
+    /// them perhaps [`EventKind::MacChanged`].
     pub fn poll(&self) -> Option<EventKind> {
         self.channel.poll().map(|event| event.kind)
     }
@@ -195,6 +196,7 @@ fn step(
         | EventKind::Streaming
         | EventKind::StreamReadable
         | EventKind::MpaRequest { .. }
+        | EventKind::MacChanged
         | EventKind::Disconnected => {}
     }
     Ok(None)

@@ -125,8 +125,8 @@ impl CmId {
         ports.reserve(&*shared.resolver, address).map_err(|source| CmError::Bind { address, source })
     }
 
-    /// Takes a local address and port. The address may be a wildcard, which stands for every address of
-    /// the interface in both families; port 0 is any free one.
+    /// Takes a local address and port. The address may be a wildcard, which stands for every address of the interface, in both
+    /// families unless [`ListenOptions::only_family`] says otherwise; port 0 is any free one.
     pub fn bind(&self, address: SocketAddr) -> Result<(), CmError> {
         let port = self.reserve(address)?;
         self.step(
@@ -214,7 +214,7 @@ impl CmId {
     /// bound, else from the same port.
     pub fn connect(&self, qp: &QueuePair, options: ConnectOptions) -> Result<(), CmError> {
         self.same_device(qp)?;
-        let ConnectOptions { private_data, ird, ord, framing } = options;
+        let ConnectOptions { private_data, ird, ord, framing, close_with_peer } = options;
         let reserved = self.reserve_for_connect(framing.as_ref())?;
         let qp = qp.id();
         self.step(
@@ -239,6 +239,7 @@ impl CmId {
                 if let Some(entry) = cm.entries.get_mut(&self.key) {
                     entry.local = Some(path.flow.local);
                     entry.port = Some(Arc::clone(&ports.port));
+                    entry.close_with_peer = close_with_peer;
                 }
                 cm.connecting(self.key, qp, Some(ports));
                 state.tune(now, self.key)
@@ -273,7 +274,7 @@ impl CmId {
                 let Some(local) = cm.entries.get(&self.key).and_then(|e| e.local) else {
                     return Err(CmError::State { call: "listen", state: "not bound" });
                 };
-                let ip = Some(local.ip()).filter(|ip| !ip.is_unspecified());
+                let ip = Some(local.ip()).filter(|ip| !ip.is_unspecified() || options.only_family);
                 let mtu = link.attributes().mtu;
                 let listener =
                     engine.listen(&mut **link, ip, local.port(), options.backlog, mtu, options.framing)?;
@@ -292,12 +293,13 @@ impl CmId {
             |p| matches!(p, CmState::Requested(_)),
             |state, now| {
                 let State { cm, engine, .. } = state;
-                let Some(entry) = cm.entries.get(&self.key) else { return Ok(()) };
+                let Some(entry) = cm.entries.get_mut(&self.key) else { return Ok(()) };
                 let CmState::Requested(request) = entry.state else {
                     return Err(entry.wrong_state("accept"));
                 };
-                let AcceptOptions { private_data, ird, ord } = options;
+                let AcceptOptions { private_data, ird, ord, close_with_peer } = options;
                 engine.accept(request, qp, AcceptParams { ird, ord, private_data })?;
+                entry.close_with_peer = close_with_peer;
                 let ports = entry.port.clone().map(LocalPorts::single);
                 cm.answered(request);
                 cm.connecting(self.key, qp, ports);

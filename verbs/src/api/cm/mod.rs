@@ -54,11 +54,19 @@ pub struct ConnectOptions {
     pub ord: u16,
     /// Framing, with its start-up settings, in place of the device's.
     pub framing: Option<FramingConfig>,
+    /// Close our direction as soon as the peer has closed its own. Otherwise the application calls [`CmId::disconnect`].
+    pub close_with_peer: bool,
 }
 
 impl Default for ConnectOptions {
     fn default() -> Self {
-        Self { private_data: Vec::new(), ird: DEFAULT_READ_DEPTH, ord: DEFAULT_READ_DEPTH, framing: None }
+        Self {
+            private_data: Vec::new(),
+            ird: DEFAULT_READ_DEPTH,
+            ord: DEFAULT_READ_DEPTH,
+            framing: None,
+            close_with_peer: false,
+        }
     }
 }
 
@@ -72,11 +80,14 @@ pub struct AcceptOptions {
     pub ird: u16,
     /// RDMA Reads and atomics that we want to have outstanding.
     pub ord: u16,
+    /// As [`ConnectOptions::close_with_peer`].
+    pub close_with_peer: bool,
 }
 
 impl Default for AcceptOptions {
     fn default() -> Self {
-        Self { private_data: Vec::new(), ird: DEFAULT_READ_DEPTH, ord: DEFAULT_READ_DEPTH }
+        let ConnectOptions { private_data, ird, ord, close_with_peer, .. } = ConnectOptions::default();
+        Self { private_data, ird, ord, close_with_peer }
     }
 }
 
@@ -86,13 +97,15 @@ pub struct ListenOptions {
     /// Most connections that may be in start-up or wait to be accepted; more are dropped, and their peers
     /// try again.
     pub backlog: usize,
+    /// A wildcard address stands for the addresses of its own family only.
+    pub only_family: bool,
     /// Framing, with its start-up settings, in place of the device's.
     pub framing: Option<FramingConfig>,
 }
 
 impl Default for ListenOptions {
     fn default() -> Self {
-        Self { backlog: 128, framing: None }
+        Self { backlog: 128, only_family: false, framing: None }
     }
 }
 

@@ -76,6 +76,8 @@ pub(super) struct Identifier {
     pub(super) port: Option<Arc<PortReservation>>,
     /// TCP's settings, when they differ from the device's.
     pub(super) tuning: Option<Tuning>,
+    /// See [`ConnectOptions::close_with_peer`](super::ConnectOptions::close_with_peer).
+    pub(super) close_with_peer: bool,
 }
 
 impl Identifier {
@@ -87,6 +89,7 @@ impl Identifier {
             peer: None,
             port: None,
             tuning: None,
+            close_with_peer: false,
         }
     }
 
@@ -216,13 +219,32 @@ impl CmTable {
         }
     }
 
-    /// The interface was removed: listeners get no requests any more.
+    /// The interface was removed: identifiers without a connection end. Those with one end with it.
     pub(crate) fn interface_removed(&self) {
-        for (id, entry) in &self.entries {
-            if matches!(entry.state, CmState::Listening(_)) {
-                let kind = EventKind::Closed(CloseReason::InterfaceRemoved);
-                entry.channel.push(Queued::Plain(Event { id: *id, kind }));
-            }
+        self.tell_if(
+            || EventKind::Closed(CloseReason::InterfaceRemoved),
+            |entry| {
+                let alone = matches!(
+                    entry.state,
+                    CmState::Idle
+                        | CmState::AddressResolved(_)
+                        | CmState::RouteResolved(_)
+                        | CmState::Listening(_)
+                );
+                alone && entry.local.is_some()
+            },
+        );
+    }
+
+    /// The interface has another Ethernet address.
+    pub(crate) fn mac_changed(&self) {
+        self.tell_if(|| EventKind::MacChanged, |entry| entry.local.is_some());
+    }
+
+    /// Reports an event to the identifiers that `concerns` it.
+    fn tell_if(&self, kind: impl Fn() -> EventKind, concerns: impl Fn(&Identifier) -> bool) {
+        for (id, entry) in self.entries.iter().filter(|(_, entry)| concerns(entry)) {
+            entry.channel.push(Queued::Plain(Event { id: *id, kind: kind() }));
         }
     }
 
@@ -428,7 +450,13 @@ impl State {
                 cm.over(now, qp, failure(reason));
             }
             CmEvent::Disconnected { qp } => {
+                let owner = cm.by_qp.get(&qp).and_then(|key| cm.entries.get(key));
+                let closes = owner.is_some_and(|entry| entry.close_with_peer);
                 cm.advance(qp, CmState::Disconnected(Some(qp)), EventKind::Disconnected);
+                if closes {
+                    // A queue pair that is gone has nothing to close.
+                    let _ = self.engine.disconnect(qp);
+                }
             }
             CmEvent::Closed { qp, reason } => cm.over(now, qp, EventKind::Closed(reason)),
         }
