@@ -82,7 +82,14 @@ macro_rules! object {
 }
 pub(crate) use object;
 
-type Live = BTreeMap<usize, Arc<dyn Any + Send + Sync>>;
+/// An entry of the table.
+struct Published {
+    object: Arc<dyn Any + Send + Sync>,
+    /// It is being destroyed: only acknowledgements still find it.
+    retired: bool,
+}
+
+type Live = BTreeMap<usize, Published>;
 
 /// All objects to which C programs have pointers, by address.
 static LIVE: RwLock<Live> = RwLock::new(BTreeMap::new());
@@ -127,14 +134,21 @@ impl<T: Object> Handle<T> {
     }
 
     fn find(self, live: &Live) -> Result<Arc<T>, Errno> {
-        let object = live.get(&self.0.addr()).ok_or(Errno::EINVAL)?;
-        Arc::clone(object).downcast().map_err(|_| Errno::EINVAL)
+        let published = live.get(&self.0.addr()).filter(|published| !published.retired);
+        Arc::clone(&published.ok_or(Errno::EINVAL)?.object).downcast().map_err(|_| Errno::EINVAL)
+    }
+
+    /// The object whose event is acknowledged. Its destruction may have begun, which waits for that.
+    pub fn acknowledged(self) -> Option<Arc<T>> {
+        let live = LIVE.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&live.get(&self.0.addr())?.object).downcast().ok()
     }
 
     /// Makes `object` reachable for C programs.
     pub fn publish(object: Arc<T>) -> Self {
         let pointer = object.c_ptr();
-        LIVE.write().unwrap_or_else(PoisonError::into_inner).insert(pointer.addr(), object);
+        let published = Published { object, retired: false };
+        LIVE.write().unwrap_or_else(PoisonError::into_inner).insert(pointer.addr(), published);
         Self(pointer)
     }
 
@@ -151,12 +165,40 @@ impl<T: Object> Handle<T> {
     pub fn withdraw_unused(self) -> Result<Arc<T>, Errno> {
         let mut live = LIVE.write().unwrap_or_else(PoisonError::into_inner);
         let object = self.find(&live)?;
-        // One is the table's, one is ours.
-        if Arc::strong_count(&object) > 2 {
-            return Err(Errno::EBUSY);
-        }
+        check_unused(&object)?;
         live.remove(&self.0.addr());
         Ok(object)
+    }
+
+    /// Ends the life of the pointer in two steps, for an object with events: from now on only their acknowledgements find the
+    /// object, and after `finish`, which waits for them, nothing does. Fails as [`withdraw`](Self::withdraw).
+    pub fn retire(self, finish: impl FnOnce(&T)) -> Result<(), Errno> {
+        self.retire_if(|_| Ok(()), finish)
+    }
+
+    /// As [`retire`](Self::retire), and fails with `EBUSY` while other objects use this one.
+    pub fn retire_unused(self, finish: impl FnOnce(&T)) -> Result<(), Errno> {
+        self.retire_if(check_unused, finish)
+    }
+
+    fn retire_if(
+        self,
+        check: impl FnOnce(&Arc<T>) -> Result<(), Errno>,
+        finish: impl FnOnce(&T),
+    ) -> Result<(), Errno> {
+        let object = {
+            let mut live = LIVE.write().unwrap_or_else(PoisonError::into_inner);
+            let object = self.find(&live)?;
+            check(&object)?;
+            if let Some(published) = live.get_mut(&self.0.addr()) {
+                published.retired = true;
+            }
+            object
+        };
+        finish(&object);
+        let published = LIVE.write().unwrap_or_else(PoisonError::into_inner).remove(&self.0.addr());
+        drop(published);
+        Ok(())
     }
 
     /// The object, without a search: for the data path, whose callers guarantee that the object is alive.
@@ -167,10 +209,15 @@ impl<T: Object> Handle<T> {
     }
 }
 
-/// All objects of one type, for the end of the process.
+/// Fails with `EBUSY` if others use the object than the table and the caller.
+fn check_unused<T>(object: &Arc<T>) -> Result<(), Errno> {
+    if Arc::strong_count(object) > 2 { Err(Errno::EBUSY) } else { Ok(()) }
+}
+
+/// All objects of one type.
 pub fn objects<T: Object>() -> Vec<Arc<T>> {
     let live = LIVE.read().unwrap_or_else(PoisonError::into_inner);
-    live.values().filter_map(|object| Arc::clone(object).downcast().ok()).collect()
+    live.values().filter_map(|published| Arc::clone(&published.object).downcast().ok()).collect()
 }
 
 /// A structure, or the first one of an array, that the program passes to us.
@@ -547,9 +594,32 @@ mod tests {
     }
 
     #[test]
+    fn an_object_that_is_being_destroyed_is_found_by_acknowledgements_only() {
+        let handle = Handle::publish(Arc::new(Sample { number: 7, c: CPart::new(9) }));
+        let busy = handle.object();
+        assert_eq!(handle.retire_unused(|_| ()), Err(Errno::EBUSY));
+        drop(busy);
+        let found = handle.retire_unused(|sample| {
+            assert_eq!(sample.number, 7);
+            assert_eq!(handle.object().map(drop), Err(Errno::EINVAL));
+            assert_eq!(handle.retire(|_| ()), Err(Errno::EINVAL));
+            assert_eq!(handle.acknowledged().map(|sample| sample.number), Some(7));
+        });
+        assert_eq!(found, Ok(()));
+        assert!(handle.acknowledged().is_none());
+    }
+
+    #[test]
     fn of_threads_that_destroy_an_object_one_succeeds() {
         const THREADS: usize = 4;
-        for destroy in [Handle::<Sample>::withdraw, Handle::<Sample>::withdraw_unused] {
+        type Destroy = fn(Handle<Sample>) -> Result<(), Errno>;
+        let destroys: [Destroy; 4] = [
+            |handle| handle.withdraw().map(drop),
+            |handle| handle.withdraw_unused().map(drop),
+            |handle| handle.retire(|_| ()),
+            |handle| handle.retire_unused(|_| ()),
+        ];
+        for destroy in destroys {
             for _ in 0..500 {
                 let handle = Handle::publish(Arc::new(Sample { number: 0, c: CPart::new(0) }));
                 let barrier = Barrier::new(THREADS);

@@ -12,7 +12,7 @@ const OWN_VENDOR: u32 = 0x02_5857;
 /// Port of connections by queue pair number. Both ends must use the same one.
 const PAIRING_PORT: u16 = 4794;
 
-/// What the environment says.
+/// The configuration in the environment.
 pub struct Config {
     /// The only interfaces that are devices; `None`: all that can be.
     pub devices: Option<Vec<String>>,
@@ -38,7 +38,7 @@ fn number(text: &str) -> Option<u32> {
     text.strip_prefix("0x").map_or_else(|| text.parse().ok(), |hex| u32::from_str_radix(hex, 16).ok())
 }
 
-/// The choice that a variable names. Says so when the value is none of the names.
+/// The choice that a variable names. Warns when the value is none of the names.
 fn choice<T: Copy>(name: &str, default: T, choices: &[(&str, T)]) -> T {
     let Some(value) = variable(name) else { return default };
     let found = choices.iter().find(|(word, _)| *word == value);
@@ -82,14 +82,21 @@ impl Config {
         }
     }
 
-    /// The options of a device.
-    pub fn device_options(&self) -> DeviceOptions {
+    /// The options of the device on `interface`. Frames of the process's first device are recorded in the file that the environment
+    /// names, those of further ones beside it.
+    pub fn device_options(&self, interface: &str, is_first: bool) -> DeviceOptions {
+        let beside = |file: &PathBuf| {
+            let name = file.file_stem().unwrap_or_default().to_string_lossy();
+            let ending = file.extension().map(|ending| format!(".{}", ending.to_string_lossy()));
+            file.with_file_name(format!("{name}-{interface}{}", ending.unwrap_or_default()))
+        };
+        let capture = if is_first { self.capture.clone() } else { self.capture.as_ref().map(beside) };
         // Programs of C may send first at either end: the initiator's ready-to-receive message lets the responder do so.
         let peer_to_peer = vec![Rtr::EmptyFpdu, Rtr::Write, Rtr::Read];
         let mpa = MpaConfig { markers: self.markers, crc: self.crc, peer_to_peer, ..MpaConfig::default() };
         DeviceOptions {
             progress: self.progress,
-            capture: self.capture.clone(),
+            capture,
             framing: FramingConfig::Mpa(mpa),
             ..DeviceOptions::default()
         }

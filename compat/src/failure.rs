@@ -44,7 +44,16 @@ pub fn cm(error: &CmError) -> Errno {
 
 /// The error number of the operating system.
 pub fn io(error: &std::io::Error) -> Errno {
-    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+    use std::io::ErrorKind;
+
+    let by_kind = match error.kind() {
+        ErrorKind::AddrInUse => Errno::EADDRINUSE,
+        ErrorKind::AddrNotAvailable => Errno::EADDRNOTAVAIL,
+        ErrorKind::PermissionDenied => Errno::EACCES,
+        ErrorKind::ResourceBusy => Errno::EBUSY,
+        _ => Errno::EIO,
+    };
+    error.raw_os_error().map_or(by_kind, Errno::from_raw)
 }
 
 /// Why an address cannot be reached, as the status of an event.

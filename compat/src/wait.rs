@@ -1,6 +1,7 @@
 //! What waits: descriptors for programs that poll, threads of our own, locks, and events that the program has not acknowledged.
 
 use std::{
+    collections::VecDeque,
     io,
     os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd},
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
@@ -9,7 +10,7 @@ use std::{
 
 use nix::sys::signal::{SigSet, SigmaskHow};
 use rustix::{
-    event::epoll,
+    event::{EventfdFlags, epoll, eventfd},
     fs::{OFlags, fcntl_getfl},
 };
 
@@ -47,6 +48,40 @@ impl Readable {
 impl AsFd for Readable {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// Entries behind a descriptor that is readable while there is one.
+pub struct BellQueue<T> {
+    entries: Mutex<VecDeque<T>>,
+    bell: OwnedFd,
+}
+
+impl<T> BellQueue<T> {
+    pub fn new() -> io::Result<Self> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { entries: Mutex::default(), bell })
+    }
+
+    pub fn push(&self, entry: T) {
+        let mut entries = lock(&self.entries);
+        entries.push_back(entry);
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    pub fn pop(&self) -> Option<T> {
+        let mut entries = lock(&self.entries);
+        let entry = entries.pop_front();
+        if entries.is_empty() {
+            let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+        }
+        entry
+    }
+}
+
+impl<T> AsFd for BellQueue<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
     }
 }
 

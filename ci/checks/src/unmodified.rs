@@ -1,15 +1,17 @@
 //! The distribution's RDMA programs in a lab, under `xwarp run`.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
+    process::Command,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{
     lab::{INTERFACE, Lab, Side},
     process::Running,
+    shared::{NOBODY, SharedInterface},
     vm::built,
 };
 
@@ -34,10 +36,40 @@ pub fn start(lab: &Lab, side: Side, line: &str) -> Result<Running> {
 
 /// The same, with environment variables.
 pub fn start_with(lab: &Lab, side: Side, variables: &[(&str, &str)], line: &str) -> Result<Running> {
-    let mut command = lab.command(side, xwarp()?);
-    command.args(["run", "--device", INTERFACE]).args(line.split_whitespace());
+    let mut command = command(lab, side, &[INTERFACE], line)?;
     command.envs(variables.iter().copied());
     Running::start(command)
+}
+
+/// The same, with these interfaces as devices.
+pub fn start_over(lab: &Lab, side: Side, devices: &[&str], line: &str) -> Result<Running> {
+    Running::start(command(lab, side, devices, line)?)
+}
+
+/// Starts `line` on side A as a user without privileges, over an interface that a helper shares.
+pub fn start_shared(lab: &Lab, shared: &SharedInterface, line: &str) -> Result<Running> {
+    let mut command = lab.command(Side::A, "prlimit");
+    command.args(["--memlock=0", "setpriv", &format!("--reuid={NOBODY}"), &format!("--regid={NOBODY}")]);
+    command.args(["--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]);
+    command.arg(xwarp()?).args(["run", "--device", INTERFACE]).args(line.split_whitespace());
+    command.env("XWARP_HELPER", shared.socket());
+    Running::start(command)
+}
+
+fn command(lab: &Lab, side: Side, devices: &[&str], line: &str) -> Result<Command> {
+    let mut command = lab.command(side, xwarp()?);
+    command.arg("run").args(devices.iter().flat_map(|device| ["--device", device]));
+    command.args(line.split_whitespace());
+    Ok(command)
+}
+
+/// Compiles a program of `tests/compat` and returns its path.
+pub fn compiled(lab: &Lab, name: &str, libraries: &[&str]) -> Result<String> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compat").join(name).with_extension("c");
+    let program = lab.file(name);
+    let output = Command::new("cc").arg("-o").arg(&program).arg(&source).args(libraries).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(program.display().to_string())
 }
 
 /// Runs `line` to its successful end and returns what it said.
@@ -53,12 +85,17 @@ pub fn pair(lab: &Lab, server: &str, client: &str) -> Result<[String; 2]> {
     Ok([server, client])
 }
 
-/// Runs a client on side A to its successful end, and returns what it said. Programs do not say when they listen, so a client
-/// that is refused is started again.
+/// Runs a client on side A to its successful end, and returns what it said.
 pub fn connect(lab: &Lab, server: &mut Running, client: &str) -> Result<String> {
+    connect_by(server, client, || start(lab, Side::A, client))
+}
+
+/// Runs the client that `start` starts to its successful end, and returns what it said. Programs do not say when they listen, so a
+/// client that is refused is started again.
+pub fn connect_by(server: &mut Running, client: &str, start: impl Fn() -> Result<Running>) -> Result<String> {
     let begin = Instant::now();
     loop {
-        let mut running = start(lab, Side::A, client)?;
+        let mut running = start()?;
         let status = running.wait(LIMIT).with_context(|| format!("the server said: {}", server.output()))?;
         let said = running.output();
         if status.success() {

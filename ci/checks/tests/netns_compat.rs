@@ -1,13 +1,11 @@
 //! The distribution's programs over the drop-in libraries: devices, and the connection manager.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
-use std::{path::Path, process::Command};
-
 use rustix::process::Signal;
 use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     process::Running,
-    unmodified::{LIMIT, connect, pair, run, start},
+    unmodified::{LIMIT, compiled, connect, pair, run, start},
     vm::built,
 };
 
@@ -108,19 +106,10 @@ fn netns_compat_qperf_measures() {
     server.wait(LIMIT).unwrap();
 }
 
-/// Compiles a program of `tests/compat` and returns its path.
-fn compiled(lab: &Lab, name: &str, libraries: &[&str]) -> String {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compat").join(name).with_extension("c");
-    let program = lab.file(name);
-    let output = Command::new("cc").arg("-o").arg(&program).arg(&source).args(libraries).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    program.display().to_string()
-}
-
 #[test]
 fn netns_compat_wrong_calls_get_the_errors_of_rdma_core() {
     let lab = lab();
-    let program = compiled(&lab, "local", &["-libverbs", "-lrdmacm"]);
+    let program = compiled(&lab, "local", &["-libverbs", "-lrdmacm"]).unwrap();
     let said = run(&lab, Side::A, &program).unwrap();
     assert!(said.contains("0 failures"), "{said}");
 }
@@ -128,14 +117,14 @@ fn netns_compat_wrong_calls_get_the_errors_of_rdma_core() {
 #[test]
 fn netns_compat_libraries_are_found_by_dlopen() {
     let lab = lab();
-    let program = compiled(&lab, "dynamic", &["-ldl"]);
+    let program = compiled(&lab, "dynamic", &["-ldl"]).unwrap();
     assert_eq!(run(&lab, Side::A, &program).unwrap(), format!("device {INTERFACE}"));
 }
 
 /// Runs a case of `tests/compat/pair.c` at both ends.
 fn pair_of(case: &str) {
     let lab = lab();
-    let program = compiled(&lab, "pair", &["-libverbs", "-lrdmacm", "-pthread"]);
+    let program = compiled(&lab, "pair", &["-libverbs", "-lrdmacm", "-pthread"]).unwrap();
     let address = lab.address(Side::B, Family::V4);
     let mut server = start(&lab, Side::B, &format!("{program} server {case}")).unwrap();
     server.wait_for("listening", LIMIT).unwrap();
@@ -193,7 +182,7 @@ fn netns_compat_requests_that_cannot_be_are_refused() {
 #[test]
 fn netns_compat_random_calls_end_as_modelled() {
     let lab = lab();
-    let program = compiled(&lab, "model", &["-libverbs"]);
+    let program = compiled(&lab, "model", &["-libverbs"]).unwrap();
     for seed in 1..=8 {
         let said = run(&lab, Side::A, &format!("{program} {seed} 5000"));
         assert!(said.unwrap().contains("5000 calls as modelled"), "seed {seed}");
@@ -234,7 +223,7 @@ fn netns_compat_rcopy_copies_a_file() {
 #[test]
 fn netns_compat_programs_may_exit_in_a_signal_handler() {
     let lab = lab();
-    let program = compiled(&lab, "handler", &["-libverbs"]);
+    let program = compiled(&lab, "handler", &["-libverbs"]).unwrap();
     for _ in 0..5 {
         run(&lab, Side::A, &program).unwrap();
     }

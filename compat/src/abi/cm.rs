@@ -23,6 +23,7 @@ pub mod event {
     pub const ESTABLISHED: c_int = 9;
     pub const DISCONNECTED: c_int = 10;
     pub const DEVICE_REMOVAL: c_int = 11;
+    pub const ADDR_CHANGE: c_int = 14;
 }
 
 pub const PS_TCP: c_int = 0x0106;

@@ -238,6 +238,8 @@ pub mod event {
 
     pub const CQ_ERR: c_int = 0;
     pub const QP_FATAL: c_int = 1;
+    pub const QP_REQ_ERR: c_int = 2;
+    pub const QP_ACCESS_ERR: c_int = 3;
     pub const DEVICE_FATAL: c_int = 8;
     pub const PORT_ACTIVE: c_int = 9;
     pub const PORT_ERR: c_int = 10;

@@ -1,16 +1,15 @@
 //! Event channels: the events of identifiers, behind a descriptor.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::BTreeMap,
     ffi::c_int,
-    os::fd::OwnedFd,
     sync::{Arc, Condvar, Mutex, PoisonError, Weak},
     thread::{self, ThreadId},
     time::Duration,
 };
 
 use nix::errno::Errno;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use xwarp_verbs::cm::{CmKey, EventChannel};
 
 use super::{
@@ -22,7 +21,7 @@ use crate::{
     boundary::{CPart, Handle, Out, object},
     failure::{self, minus_one},
     verbs::context::Context,
-    wait::{Readable, lock},
+    wait::{BellQueue, Readable, lock},
 };
 
 /// How long the end of a channel waits for a thread that reads its events to come back.
@@ -41,9 +40,8 @@ pub struct Channel {
     c: CPart<rdma_event_channel>,
     fd: Readable,
     lanes: Mutex<Vec<Arc<Lane>>>,
-    /// Identifiers whose connection ended with their queue pair, which the program is to be told of.
-    ended: Mutex<VecDeque<Weak<Id>>>,
-    bell: OwnedFd,
+    /// Identifiers whose connection ended with their queue pair, and whose `DISCONNECTED` event is due.
+    ended: BellQueue<Weak<Id>>,
     readers: Mutex<Readers>,
     entered: Condvar,
 }
@@ -75,16 +73,14 @@ impl Channel {
     pub fn new() -> Result<Arc<Self>, Errno> {
         let system = |error: std::io::Error| failure::io(&error);
         let fd = Readable::new().map_err(system)?;
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| system(error.into()))?;
-        fd.add(&bell).map_err(system)?;
+        let ended = BellQueue::new().map_err(system)?;
+        fd.add(&ended).map_err(system)?;
         let c = CPart::new(rdma_event_channel { fd: fd.number() });
         Ok(Arc::new(Self {
             c,
             fd,
             lanes: Mutex::default(),
-            ended: Mutex::default(),
-            bell,
+            ended,
             readers: Mutex::default(),
             entered: Condvar::new(),
         }))
@@ -104,23 +100,16 @@ impl Channel {
         Ok(lane)
     }
 
-    /// Tells the program that the connection of `id` has ended.
-    pub fn tell_ended(&self, id: &Arc<Id>) {
-        let mut ended = lock(&self.ended);
-        ended.push_back(Arc::downgrade(id));
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    /// Queues the `DISCONNECTED` event of `id`.
+    pub fn push_ended(&self, id: &Arc<Id>) {
+        self.ended.push(Arc::downgrade(id));
     }
 
     fn next_ended(&self) -> Option<Arc<CmEvent>> {
-        let mut ended = lock(&self.ended);
-        let found = std::iter::from_fn(|| ended.pop_front()).find_map(|id| Weak::upgrade(&id));
-        if ended.is_empty() {
-            let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
-        }
-        found.map(|id| CmEvent::disconnected(&id))
+        std::iter::from_fn(|| self.ended.pop()).find_map(|id| CmEvent::disconnected(&id.upgrade()?))
     }
 
-    /// The next event that the program is told of, without waiting.
+    /// The next event for the program, without waiting.
     fn poll(self: &Arc<Self>) -> Option<Arc<CmEvent>> {
         if let Some(event) = self.next_ended() {
             return Some(event);

@@ -12,8 +12,8 @@ use xwarp_verbs::{
 };
 
 use super::{
-    id::{Id, Inner, Stage},
-    parking,
+    id::{Id, Inner, Sharing, Stage},
+    options, parking,
 };
 use crate::{
     abi::cm::rdma_conn_param,
@@ -30,7 +30,7 @@ const LEAST_BACKLOG: usize = 128;
 /// The largest backlog.
 const MOST_BACKLOG: usize = 65_536;
 
-/// What `rdma_conn_param` says that concerns us.
+/// The fields of `rdma_conn_param` that concern iWARP.
 struct Parameters {
     private_data: Vec<u8>,
     ird: u16,
@@ -66,18 +66,26 @@ impl Parameters {
 
 pub fn listen(id: Handle<Id>, backlog: c_int) -> Result<(), Errno> {
     let id = id.object()?;
+    // An identifier without an address listens at a free port of all IPv4 addresses.
+    if lock(&id.inner).stage == Stage::Idle && lock(&id.inner).ends.is_empty() {
+        id.bind(([0; 4], 0).into())?;
+    }
+    id.claim()?;
     let mut inner = lock(&id.inner);
-    if inner.ends.is_empty() {
+    if inner.ends.is_empty() || inner.stage != Stage::Idle {
         return Err(Errno::EINVAL);
     }
     let backlog = usize::try_from(backlog).unwrap_or(0).clamp(LEAST_BACKLOG, MOST_BACKLOG);
+    let Sharing { only_family, .. } = inner.sharing;
+    let dscp = inner.dscp;
     for end in &mut inner.ends {
-        if let Some(cm) = parking::take(end, &id) {
+        if let Some(cm) = parking::take(end, &id, only_family) {
             end.lane.remove(end.cm.key());
             end.cm = cm;
+            options::tune(&end.cm, dscp.unwrap_or(0))?;
             continue;
         }
-        let options = ListenOptions { backlog, ..ListenOptions::default() };
+        let options = ListenOptions { backlog, only_family, ..ListenOptions::default() };
         end.cm.listen(options).map_err(|error| failure::cm(&error))?;
     }
     inner.stage = Stage::Listening;
@@ -110,13 +118,13 @@ fn establish(
 
 pub extern "C" fn rdma_connect(id: Handle<Id>, parameters: In<rdma_conn_param>) -> c_int {
     minus_one(establish(id, parameters, |cm, qp, Parameters { private_data, ird, ord, .. }| {
-        cm.connect(qp, ConnectOptions { private_data, ird, ord, framing: None })
+        cm.connect(qp, ConnectOptions { private_data, ird, ord, framing: None, close_with_peer: true })
     }))
 }
 
 pub extern "C" fn rdma_accept(id: Handle<Id>, parameters: In<rdma_conn_param>) -> c_int {
     minus_one(establish(id, parameters, |cm, qp, Parameters { private_data, ird, ord, .. }| {
-        cm.accept(qp, AcceptOptions { private_data, ird, ord })
+        cm.accept(qp, AcceptOptions { private_data, ird, ord, close_with_peer: true })
     }))
 }
 
@@ -147,9 +155,12 @@ pub fn disconnect(id: Handle<Id>) -> Result<(), Errno> {
     id.complete()
 }
 
-/// Reports "communication established" of InfiniBand, which iWARP does not know.
+/// Reports "communication established" of InfiniBand, which iWARP does not know. As in the kernel, an error without a connection.
 pub extern "C" fn rdma_notify(id: Handle<Id>, _event: c_int) -> c_int {
-    minus_one(id.object().map(drop))
+    minus_one(id.object().and_then(|id| {
+        let connects = matches!(lock(&id.inner).stage, Stage::Connecting | Stage::Connected);
+        if connects { Ok(()) } else { Err(Errno::EINVAL) }
+    }))
 }
 
 /// The initiator of iWARP is established without a further step.

@@ -4,13 +4,13 @@ use std::{ffi::c_int, ptr, sync::Arc};
 
 use nix::errno::Errno;
 use xwarp_verbs::{
-    PeerDepths,
+    CloseReason, PeerDepths,
     cm::{Event, EventKind, IncomingRequest},
 };
 
 use super::{
     channel::{Channel, Lane},
-    id::{Id, Stage},
+    id::{self, Id, Stage},
 };
 use crate::{
     abi::cm::{MAX_DEPTH, event, rdma_cm_event},
@@ -30,9 +30,9 @@ pub struct CmEvent {
 
 object!(CmEvent: rdma_cm_event);
 
-/// What an event says beside its kind.
+/// The fields of an event beside its kind.
 #[derive(Default)]
-struct Saying {
+struct Fields {
     status: c_int,
     private_data: Vec<u8>,
     /// `responder_resources` and `initiator_depth`.
@@ -40,8 +40,9 @@ struct Saying {
 }
 
 impl CmEvent {
-    fn new(id: &Arc<Id>, listener: Option<&Arc<Id>>, kind: c_int, saying: Saying) -> Arc<Self> {
-        let Saying { status, private_data, depths } = saying;
+    /// `None` when the identifier is being destroyed: no event of it is reported any more.
+    fn new(id: &Arc<Id>, listener: Option<&Arc<Id>>, kind: c_int, fields: Fields) -> Option<Arc<Self>> {
+        let Fields { status, private_data, depths } = fields;
         let [responder_resources, initiator_depth] =
             depths.map(|depth| u8::try_from(depth).unwrap_or(MAX_DEPTH));
         let mut c: rdma_cm_event = zeroed();
@@ -58,13 +59,18 @@ impl CmEvent {
         conn.qp_num = id.qp().map_or(0, |qp| qp.number());
         c.param.conn = conn;
         let owner = Arc::clone(listener.unwrap_or(id));
+        // Either the destruction waits for this event, or the identifier is not found here any more.
         owner.unacknowledged.returned();
-        Arc::new(Self { c: CPart::new(c), owner, _private_data: private_data })
+        if Handle::<Id>::of(owner.c_ptr()).object().is_err() {
+            owner.unacknowledged.acknowledged(1);
+            return None;
+        }
+        Some(Arc::new(Self { c: CPart::new(c), owner, _private_data: private_data }))
     }
 
     /// The end of a connection that ended with its queue pair.
-    pub fn disconnected(id: &Arc<Id>) -> Arc<Self> {
-        Self::new(id, None, event::DISCONNECTED, Saying::default())
+    pub fn disconnected(id: &Arc<Id>) -> Option<Arc<Self>> {
+        Self::new(id, None, event::DISCONNECTED, Fields::default())
     }
 
     pub fn kind(&self) -> c_int {
@@ -81,14 +87,14 @@ impl CmEvent {
     }
 }
 
-/// The event of C for one of ours; `None` for one that the program is not told of.
+/// The event of C for one of ours; `None` for one that librdmacm does not have.
 pub fn translate(channel: &Arc<Channel>, lane: &Lane, found: Event) -> Option<Arc<CmEvent>> {
     let id = lane.id(found.id)?;
-    let failed = |status| Saying { status, ..Saying::default() };
-    let (kind, saying) = match found.kind {
+    let failed = |status| Fields { status, ..Fields::default() };
+    let (kind, fields) = match found.kind {
         EventKind::AddressResolved => {
             id.resolved();
-            (event::ADDR_RESOLVED, Saying::default())
+            (event::ADDR_RESOLVED, Fields::default())
         }
         EventKind::AddressError(error) => {
             id.set_stage(Stage::Idle);
@@ -96,17 +102,17 @@ pub fn translate(channel: &Arc<Channel>, lane: &Lane, found: Event) -> Option<Ar
         }
         EventKind::RouteResolved => {
             id.set_stage(Stage::RouteResolved);
-            (event::ROUTE_RESOLVED, Saying::default())
+            (event::ROUTE_RESOLVED, Fields::default())
         }
         EventKind::ConnectRequest(request) => return requested(channel, lane, &id, request),
         EventKind::Established { private_data, ird, ord, .. } => {
             id.established();
-            (event::ESTABLISHED, Saying { private_data, depths: [ird, ord], ..Saying::default() })
+            (event::ESTABLISHED, Fields { private_data, depths: [ird, ord], ..Fields::default() })
         }
         EventKind::Rejected { private_data, .. } => {
             id.set_stage(Stage::Ended);
             let status = -(Errno::ECONNREFUSED as c_int);
-            (event::REJECTED, Saying { status, private_data, ..Saying::default() })
+            (event::REJECTED, Fields { status, private_data, ..Fields::default() })
         }
         EventKind::Refused => {
             id.set_stage(Stage::Ended);
@@ -128,17 +134,31 @@ pub fn translate(channel: &Arc<Channel>, lane: &Lane, found: Event) -> Option<Ar
             id.set_stage(Stage::Ended);
             (event::CONNECT_ERROR, failed(-(Errno::ECONNRESET as c_int)))
         }
-        // Told once: a kernel tells of the end of a connection with one event. Our direction ends with the peer's, as in an RNIC.
+        // With the interface goes each identifier that is on it. One with a wildcard address is on none.
+        EventKind::Closed(CloseReason::InterfaceRemoved) => {
+            if id.is_wildcard() {
+                return None;
+            }
+            id.set_stage(Stage::Ended);
+            (event::DEVICE_REMOVAL, Fields::default())
+        }
+        EventKind::MacChanged => {
+            if id.is_wildcard() {
+                return None;
+            }
+            (event::ADDR_CHANGE, Fields::default())
+        }
+        // Reported once: a kernel reports the end of a connection with one event.
         EventKind::Disconnected | EventKind::Closed(_) => {
             if !id.disconnected() {
                 return None;
             }
-            (event::DISCONNECTED, Saying::default())
+            (event::DISCONNECTED, Fields::default())
         }
-        EventKind::DeviceFailed => (event::DEVICE_REMOVAL, Saying::default()),
+        EventKind::DeviceFailed => (event::DEVICE_REMOVAL, Fields::default()),
         _ => return None,
     };
-    Some(CmEvent::new(&id, None, kind, saying))
+    CmEvent::new(&id, None, kind, fields)
 }
 
 /// A peer asks for a connection: a new identifier.
@@ -153,12 +173,13 @@ fn requested(
     // Where the peer leaves the depths to the applications, librdmacm has 0.
     let depths = [ord.unwrap_or(0), ird.unwrap_or(0)];
     let id = Id::of_request(channel, lane, listener, cm, [local, peer], depths)?;
-    Some(CmEvent::new(
-        &id,
-        Some(listener),
-        event::CONNECT_REQUEST,
-        Saying { private_data, depths, ..Saying::default() },
-    ))
+    let fields = Fields { private_data, depths, ..Fields::default() };
+    let event = CmEvent::new(&id, Some(listener), event::CONNECT_REQUEST, fields);
+    if event.is_none() {
+        // The listener is being destroyed: rejects the request.
+        let _ = id::destroy(Handle::of(id.c_ptr()));
+    }
+    event
 }
 
 /// Acknowledges an event, which ends its life.

@@ -64,11 +64,55 @@ pub struct Inner {
     pub qp: Weak<Qp>,
     /// Of a request: `responder_resources` and `initiator_depth` as the peer wants them.
     pub depths: [u16; 2],
-    /// The `DISCONNECTED` event was told.
-    is_end_told: bool,
+    /// The `DISCONNECTED` event was reported.
+    is_end_reported: bool,
     /// The event that the last synchronous call waited for.
     event: Option<Handle<CmEvent>>,
     pub dscp: Option<u8>,
+    pub sharing: Sharing,
+}
+
+impl Inner {
+    /// Drops the identifiers on devices for which `keeps` is false.
+    pub fn drop_ends(&mut self, keeps: impl Fn(&End) -> bool) {
+        self.ends.retain(|end| {
+            let kept = keeps(end);
+            if !kept {
+                end.lane.remove(end.cm.key());
+            }
+            kept
+        });
+    }
+}
+
+/// Which addresses an identifier has, and which other identifiers may have them as well.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sharing {
+    /// The address that the program named, with the port that it got.
+    pub bound: Option<SocketAddr>,
+    /// `RDMA_OPTION_ID_REUSEADDR`.
+    pub reuses: bool,
+    /// `RDMA_OPTION_ID_AFONLY`: a wildcard address stands for its own family only.
+    pub only_family: bool,
+}
+
+impl Sharing {
+    /// Whether an identifier with this address excludes another one with `other`, as in the kernel's connection manager. Of
+    /// identifiers that share an address one may listen.
+    pub fn excludes(&self, is_listening: bool, other: &Self) -> Result<(), Errno> {
+        let (Some(own), Some(new)) = (self.bound, other.bound) else { return Ok(()) };
+        let shares = self.reuses && other.reuses && !is_listening;
+        let apart = self.only_family && other.only_family && own.is_ipv4() != new.is_ipv4();
+        if own.port() != new.port() || shares || apart {
+            Ok(())
+        } else if own.ip().is_unspecified() || new.ip().is_unspecified() {
+            Err(Errno::EADDRNOTAVAIL)
+        } else if own.ip() == new.ip() {
+            Err(Errno::EADDRINUSE)
+        } else {
+            Ok(())
+        }
+    }
 }
 
 /// An identifier.
@@ -97,9 +141,10 @@ impl Id {
             ends: Vec::new(),
             qp: Weak::new(),
             depths: [0; 2],
-            is_end_told: false,
+            is_end_reported: false,
             event: None,
             dscp: None,
+            sharing: Sharing::default(),
         };
         let id = Arc::new(Self {
             c: CPart::new(c),
@@ -154,9 +199,19 @@ impl Id {
     pub fn add_end(self: &Arc<Self>, inner: &mut Inner, context: &Arc<Context>) -> Result<(), Errno> {
         let lane = inner.channel.lane(context)?;
         let cm = CmId::new(&context.card.device, &lane.events);
+        if let Some(dscp) = inner.dscp {
+            super::options::tune(&cm, dscp)?;
+        }
         lane.add(cm.key(), self);
         inner.ends.push(End { lane, cm });
         Ok(())
+    }
+
+    /// Whether the identifier is bound to a wildcard address, or listens there.
+    pub fn is_wildcard(&self) -> bool {
+        let inner = lock(&self.inner);
+        matches!(inner.stage, Stage::Idle | Stage::Listening)
+            && inner.sharing.bound.is_some_and(|address| address.ip().is_unspecified())
     }
 
     pub fn set_stage(&self, stage: Stage) {
@@ -198,26 +253,22 @@ impl Id {
         }
     }
 
-    /// The connection ends: ends our direction too. Returns false when the program knows already.
+    /// The connection ends. Returns false when the program knows already.
     pub fn disconnected(&self) -> bool {
         let mut inner = lock(&self.inner);
-        let connects = matches!(inner.stage, Stage::Connecting | Stage::Connected);
-        if connects && let [end, ..] = &inner.ends[..] {
-            let _ = end.cm.disconnect();
-        }
         inner.stage = Stage::Ended;
-        !std::mem::replace(&mut inner.is_end_told, true)
+        !std::mem::replace(&mut inner.is_end_reported, true)
     }
 
-    /// The queue pair is gone, and with it what its connection would still have told: the program is told of its end.
+    /// The queue pair is gone, and its connection with it, which reports nothing any more: the program gets its `DISCONNECTED` event.
     pub fn queue_pair_gone(self: &Arc<Self>) {
         let mut inner = lock(&self.inner);
         if inner.stage == Stage::Connected
             && !inner.is_sync
-            && !std::mem::replace(&mut inner.is_end_told, true)
+            && !std::mem::replace(&mut inner.is_end_reported, true)
         {
             inner.stage = Stage::Ended;
-            inner.channel.tell_ended(self);
+            inner.channel.push_ended(self);
         }
     }
 
@@ -266,7 +317,7 @@ impl Id {
         }
     }
 
-    /// Takes over the event of the listener, which tells of this request: its private data lives until the next call that waits.
+    /// Takes over the listener's event, which is that of this request: its private data lives until the next call that waits.
     pub fn take_event(&self, listener: &Self) {
         lock(&self.inner).is_rsocket = lock(&listener.inner).is_rsocket;
         let event = lock(&listener.inner).event.take();
@@ -303,14 +354,14 @@ pub fn destroy(id: Handle<Id>) -> Result<(), Errno> {
     let id = id.withdraw()?;
     id.forget_event(&mut lock(&id.inner));
     id.unacknowledged.drain();
-    let (ends, stage) = {
+    let (ends, stage, sharing) = {
         let mut inner = lock(&id.inner);
-        (std::mem::take(&mut inner.ends), inner.stage)
+        (std::mem::take(&mut inner.ends), inner.stage, inner.sharing)
     };
     for end in ends {
         end.lane.remove(end.cm.key());
         if stage == Stage::Listening {
-            parking::park(end);
+            parking::park(end, sharing.only_family);
         }
     }
     Ok(())

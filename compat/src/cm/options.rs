@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use nix::errno::Errno;
 use xwarp_verbs::cm::CmId;
 
-use super::id::Id;
+use super::id::{Id, Stage};
 use crate::{
     boundary::{Handle, In},
     failure::{self, minus_one},
@@ -45,9 +45,21 @@ pub extern "C" fn rdma_set_option(
                 inner.dscp = Some(tos >> 2);
                 inner.ends.iter().try_for_each(|end| tune(&end.cm, tos >> 2))
             }
-            // A port that connections use may always be listened at again, and each family has its own addresses. TCP's time-outs adapt
-            // themselves.
-            (REUSE_ADDRESS | ONLY_FAMILY, 4) | (ACK_TIMEOUT, 1) => Ok(()),
+            (REUSE_ADDRESS | ONLY_FAMILY, 4) => {
+                let wanted = In::of(value.cast::<c_int>()).read().ok_or(Errno::EINVAL)? != 0;
+                let mut inner = lock(&id.inner);
+                let is_unbound = inner.stage == Stage::Idle && inner.ends.is_empty();
+                let reuses_later = name == REUSE_ADDRESS && wanted && inner.stage != Stage::Listening;
+                if !is_unbound && !reuses_later {
+                    return Err(Errno::EINVAL);
+                }
+                let sharing = &mut inner.sharing;
+                *(if name == REUSE_ADDRESS { &mut sharing.reuses } else { &mut sharing.only_family }) =
+                    wanted;
+                Ok(())
+            }
+            // TCP's time-outs adapt themselves: no effect, as with every device of iWARP.
+            (ACK_TIMEOUT, 1) => Ok(()),
             (TOS..=ACK_TIMEOUT, _) => Err(Errno::EINVAL),
             _ => Err(Errno::ENOSYS),
         }

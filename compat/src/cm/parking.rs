@@ -1,4 +1,4 @@
-//! Listeners that a program has just closed. perftest's server tells its client to connect, closes its listener and then listens
+//! Listeners that a program has just closed. perftest's server asks its client to connect, closes its listener and then listens
 //! again at the same port; a client that is faster would be refused. Therefore a closed listener holds requests for a short
 //! time: the next listener at its address takes it over with its requests, else it is closed.
 
@@ -24,6 +24,7 @@ const HOLD: Duration = Duration::from_secs(5);
 struct Parked {
     card: Arc<Card>,
     address: SocketAddr,
+    only_family: bool,
     cm: CmId,
     _events: EventChannel,
 }
@@ -66,11 +67,12 @@ impl<T> Lot<T> {
 }
 
 /// Keeps a listener for the next one at its address.
-pub fn park(end: End) {
+pub fn park(end: End, only_family: bool) {
     let End { lane, mut cm } = end;
     let (Some(address), Ok(events)) = (cm.local_address(), EventChannel::new()) else { return };
     cm.migrate(&events);
-    let parked = Parked { card: Arc::clone(&lane.context.card), address, cm, _events: events };
+    let card = Arc::clone(&lane.context.card);
+    let parked = Parked { card, address, only_family, cm, _events: events };
     let needs_thread = lock(&LOT).park(Instant::now() + HOLD, parked, std::process::id());
     if needs_thread && spawn("xwarp-parking", attend).is_err() {
         let mut lot = lock(&LOT);
@@ -81,7 +83,7 @@ pub fn park(end: End) {
     }
 }
 
-/// Closes listeners that nobody has taken over, until none is left.
+/// Closes listeners whose time is over, until none is left.
 fn attend() {
     loop {
         let now = Instant::now();
@@ -93,15 +95,34 @@ fn attend() {
 }
 
 /// The listener that was parked at the address of `end`, for `id` on the events of `end`.
-pub fn take(end: &End, id: &Arc<Id>) -> Option<CmId> {
+pub fn take(end: &End, id: &Arc<Id>, only_family: bool) -> Option<CmId> {
     let address = end.cm.local_address()?;
-    let same =
+    let here =
         |parked: &Parked| Arc::ptr_eq(&parked.card, &end.lane.context.card) && parked.address == address;
-    let mut cm = lock(&LOT).take(same)?.cm;
+    let parked = lock(&LOT).take(here)?;
+    // One for other families would get requests of the new listener.
+    if parked.only_family != only_family {
+        return None;
+    }
+    let mut cm = parked.cm;
     // The requests that it has held follow at once, so its identifier must be known before.
     end.lane.add(cm.key(), id);
     cm.migrate(&end.lane.events);
     Some(cm)
+}
+
+/// Closes the listeners that were parked at single addresses with `port`: a wildcard address is to cover them.
+pub fn close_covered(card: &Arc<Card>, port: u16) {
+    let covered = |parked: &Parked| {
+        let address = parked.address;
+        Arc::ptr_eq(&parked.card, card) && address.port() == port && !address.ip().is_unspecified()
+    };
+    loop {
+        let found = lock(&LOT).take(covered);
+        if found.is_none() {
+            return;
+        }
+    }
 }
 
 #[cfg(test)]

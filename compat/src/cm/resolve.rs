@@ -9,7 +9,10 @@ use std::{
 
 use nix::errno::Errno;
 
-use super::id::{Id, Inner, Stage};
+use super::{
+    id::{Id, Inner, Sharing, Stage},
+    parking,
+};
 use crate::{
     abi::{cm::sockaddr, device::ibv_context},
     boundary::{self, Handle, In, Object as _, Out},
@@ -68,20 +71,59 @@ fn source_for(peer: SocketAddr) -> Result<IpAddr, Errno> {
     local.map(|local| local.ip()).map_err(|error| failure::io(&error))
 }
 
+/// Held while an identifier compares its address with those of others.
+static BINDING: Mutex<()> = Mutex::new(());
+
+/// Attempts to find a port that is free on all devices.
+const PORT_ATTEMPTS: usize = 16;
+
 impl Id {
     /// Binds to an address: to one device, or for a wildcard to each.
-    fn bind(self: &Arc<Self>, address: SocketAddr) -> Result<(), Errno> {
+    pub fn bind(self: &Arc<Self>, address: SocketAddr) -> Result<(), Errno> {
+        let _binding = lock(&BINDING);
+        let sharing = Sharing { bound: Some(address), ..lock(&self.inner).sharing };
+        self.compare(&sharing)?;
         let mut inner = lock(&self.inner);
         if inner.stage != Stage::Idle || !inner.ends.is_empty() {
             return Err(Errno::EINVAL);
         }
         let contexts =
             if address.ip().is_unspecified() { all_contexts()? } else { vec![context_at(address.ip())?] };
-        let bound = self.bind_ends(&mut inner, &contexts, address);
-        if bound.is_err() {
-            inner.ends.clear();
+        let mut bound = Err(Errno::EADDRINUSE);
+        for _ in 0..PORT_ATTEMPTS {
+            bound = self.bind_ends(&mut inner, &contexts, address);
+            if bound.is_ok() {
+                break;
+            }
+            inner.drop_ends(|_| false);
+            // The port that the first device chose is taken on another one.
+            if bound != Err(Errno::EADDRINUSE) || address.port() != 0 || contexts.len() < 2 {
+                break;
+            }
         }
         bound
+    }
+
+    /// Checks that this identifier may have the address of `sharing` beside all others.
+    fn compare(self: &Arc<Self>, sharing: &Sharing) -> Result<(), Errno> {
+        if sharing.bound.is_none_or(|address| address.port() == 0) {
+            return Ok(());
+        }
+        let others = boundary::objects::<Self>();
+        others.iter().filter(|other| !Arc::ptr_eq(other, self)).try_for_each(|other| {
+            let (own, is_listening) = {
+                let inner = lock(&other.inner);
+                (inner.sharing, inner.stage == Stage::Listening)
+            };
+            own.excludes(is_listening, sharing)
+        })
+    }
+
+    /// Checks that no other identifier shares the address of this one, which is about to listen.
+    pub fn claim(self: &Arc<Self>) -> Result<(), Errno> {
+        let _binding = lock(&BINDING);
+        let sharing = lock(&self.inner).sharing;
+        self.compare(&Sharing { reuses: false, ..sharing })
     }
 
     fn bind_ends(
@@ -94,12 +136,16 @@ impl Id {
         for context in contexts {
             self.add_end(inner, context)?;
             let Some(end) = inner.ends.last() else { continue };
+            if address.ip().is_unspecified() {
+                parking::close_covered(&context.card, address.port());
+            }
             end.cm.bind(address).map_err(|error| failure::cm(&error))?;
             // All devices share the port that the first one got.
             if let Some(local) = end.cm.local_address() {
                 address.set_port(local.port());
             }
         }
+        inner.sharing.bound = Some(address);
         self.c.update(|c| c.route.addr.src = boundary::address(address));
         if !address.ip().is_unspecified()
             && let [context] = contexts
@@ -129,13 +175,10 @@ impl Id {
             if inner.ends.is_empty() {
                 self.add_end(&mut inner, &context)?;
             } else {
-                inner.ends.retain(|end| Arc::ptr_eq(&end.lane.context, &context));
+                inner.drop_ends(|end| Arc::ptr_eq(&end.lane.context, &context));
             }
         }
         let [end] = &inner.ends[..] else { return Err(Errno::ENETUNREACH) };
-        if let Some(dscp) = inner.dscp {
-            super::options::tune(&end.cm, dscp)?;
-        }
         end.cm.resolve_address(peer, limit).map_err(|error| failure::cm(&error))?;
         inner.stage = Stage::Resolving;
         self.c.update(|c| c.route.addr.dst = boundary::address(peer));

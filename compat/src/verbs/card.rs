@@ -55,7 +55,8 @@ pub fn open(port: &Arc<Port>) -> Result<Arc<Card>, Errno> {
     if let Some(card) = known {
         return Ok(card);
     }
-    let opened = without_signals(|| Device::open_with(&port.name, config().device_options()));
+    let options = config().device_options(&port.name, open.is_empty());
+    let opened = without_signals(|| Device::open_with(&port.name, options));
     let device = opened.map_err(|error| {
         eprintln!("xwarp: cannot open {}: {error}", port.name);
         Errno::ENODEV
@@ -121,12 +122,14 @@ impl Card {
     }
 
     pub fn add_qp(&self, qp: &Arc<Qp>) {
+        lock(&qp.context.owned).qps.insert(qp.qp.id());
         let mut names = lock(&self.names);
         names.qps.insert(qp.qp.id(), Arc::downgrade(qp));
         names.by_number.insert(qp.number(), Arc::downgrade(qp));
     }
 
     pub fn remove_qp(&self, qp: &Qp) {
+        lock(&qp.context.owned).qps.remove(&qp.qp.id());
         let mut names = lock(&self.names);
         names.qps.remove(&qp.qp.id());
         names.by_number.remove(&qp.number());
@@ -141,11 +144,13 @@ impl Card {
     }
 
     pub fn add_cq(&self, cq: &Arc<Cq>) {
+        lock(&cq.context.owned).cqs.insert(cq.cq.id());
         lock(&self.names).cqs.insert(cq.cq.id(), Arc::downgrade(cq));
     }
 
-    pub fn remove_cq(&self, id: CqId) {
-        lock(&self.names).cqs.remove(&id);
+    pub fn remove_cq(&self, cq: &Cq) {
+        lock(&cq.context.owned).cqs.remove(&cq.cq.id());
+        lock(&self.names).cqs.remove(&cq.cq.id());
     }
 
     pub fn cq(&self, id: CqId) -> Option<Arc<Cq>> {
@@ -153,11 +158,13 @@ impl Card {
     }
 
     pub fn add_srq(&self, srq: &Arc<Srq>) {
+        lock(&srq.context().owned).srqs.insert(srq.srq.id());
         lock(&self.names).srqs.insert(srq.srq.id(), Arc::downgrade(srq));
     }
 
-    pub fn remove_srq(&self, id: SrqId) {
-        lock(&self.names).srqs.remove(&id);
+    pub fn remove_srq(&self, srq: &Srq) {
+        lock(&srq.context().owned).srqs.remove(&srq.srq.id());
+        lock(&self.names).srqs.remove(&srq.srq.id());
     }
 
     pub fn srq(&self, id: SrqId) -> Option<Arc<Srq>> {

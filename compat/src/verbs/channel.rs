@@ -76,7 +76,7 @@ pub extern "C" fn ibv_get_cq_event(
 }
 
 pub extern "C" fn ibv_ack_cq_events(cq: Handle<Cq>, number: c_uint) {
-    if let Ok(cq) = cq.object() {
+    if let Some(cq) = cq.acknowledged() {
         cq.unacknowledged.acknowledged(number.into());
     }
 }

@@ -7,9 +7,11 @@ use std::{
 };
 
 use nix::errno::Errno;
-use xwarp_verbs::AsyncEvents;
+use xwarp_verbs::{AsyncEvent, AsyncEvents};
 
-use super::{card, card::Card, channel, cq, cq_ex, device::Port, memory, memory::Pd, post, qp, srq};
+use super::{
+    card, card::Card, channel, cq, cq_ex, device::Port, events::Owned, memory, memory::Pd, post, qp, srq,
+};
 use crate::{
     abi::device::{
         ATOMIC_HCA, LINK_LAYER_ETHERNET, OLD_PORT_ATTR_BYTES, PORT_ACTIVE, PORT_DOWN, cap, entry,
@@ -39,6 +41,8 @@ pub struct Context {
     pub card: Arc<Card>,
     pub async_events: AsyncEvents,
     pub async_fd: Readable,
+    /// Its objects that have asynchronous events.
+    pub owned: Arc<Mutex<Owned>>,
     /// The protection domain of the connection manager's identifiers that name none.
     pub default_pd: Mutex<Option<Arc<Pd>>>,
 }
@@ -48,7 +52,12 @@ object!(Context: ibv_context is context of verbs_context);
 impl Context {
     pub fn open(port: &Arc<Port>) -> Result<Arc<Self>, Errno> {
         let card = card::open(port)?;
-        let async_events = card.device.async_events();
+        let owned: Arc<Mutex<Owned>> = Arc::default();
+        let wanted = {
+            let owned = Arc::clone(&owned);
+            move |event: &AsyncEvent| lock(&owned).concerns(event)
+        };
+        let async_events = card.device.subscribe_async_events(wanted).map_err(|error| failure::io(&error))?;
         let async_fd = Readable::of(&async_events).map_err(|error| failure::io(&error))?;
         let mut c: verbs_context = zeroed();
         c.query_port = entry!(query_port);
@@ -73,8 +82,8 @@ impl Context {
         c.context.ops.post_srq_recv = entry!(post::post_srq_recv);
         c.context.ops.post_send = entry!(post::post_send);
         c.context.ops.post_recv = entry!(post::post_recv);
-        let context =
-            Arc::new(Self { c: CPart::new(c), card, async_events, async_fd, default_pd: Mutex::default() });
+        let default_pd = Mutex::default();
+        let context = Arc::new(Self { c: CPart::new(c), card, async_events, async_fd, owned, default_pd });
         Handle::publish(Arc::clone(&context));
         Ok(context)
     }

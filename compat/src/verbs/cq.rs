@@ -66,7 +66,7 @@ impl Cq {
     }
 
     /// The completion for the program. An end of a connection by queue pair number that its peer has left is silent, as in
-    /// InfiniBand: its receives stay, and its sends fail because nobody answers.
+    /// InfiniBand: its receives stay, and its sends fail because the peer does not answer.
     pub fn completion(&self, found: &WorkCompletion) -> Option<ibv_wc> {
         let mut wc = completion(found);
         if wc.status == wc_status::WR_FLUSH_ERR
@@ -103,16 +103,13 @@ pub extern "C" fn ibv_create_cq(
 
 /// Waits until the program has acknowledged the queue's events.
 pub extern "C" fn ibv_destroy_cq(cq: Handle<Cq>) -> c_int {
-    let destroy = || {
-        let cq = cq.withdraw_unused()?;
-        cq.context.card.remove_cq(cq.cq.id());
+    number(cq.retire_unused(|cq| {
+        cq.context.card.remove_cq(cq);
         cq.unacknowledged.drain();
         if let Some(channel) = &cq.channel {
             channel.count(-1);
         }
-        Ok(())
-    };
-    number(destroy())
+    }))
 }
 
 pub extern "C" fn ibv_resize_cq(cq: Handle<Cq>, entries: c_int) -> c_int {

@@ -21,7 +21,7 @@ use crate::{
 #[repr(C)]
 pub struct Port {
     c: CPart<ibv_device>,
-    /// Where drivers of hardware look whether the device is theirs: it is nobody's.
+    /// Fields that drivers of hardware compare to find their devices: zero, so that no driver takes this one.
     _driver: [usize; 16],
     pub name: String,
     mac: [u8; 6],

@@ -1,9 +1,9 @@
 //! Asynchronous events.
 
-use std::{ffi::c_int, ptr, sync::Arc};
+use std::{collections::BTreeSet, ffi::c_int, ptr, sync::Arc};
 
 use nix::errno::Errno;
-use xwarp_verbs::AsyncEvent;
+use xwarp_verbs::{AsyncEvent, CqId, QpFault, QpId, SrqId};
 
 use super::{context::Context, cq::Cq, qp::Qp, srq::Srq};
 use crate::{
@@ -20,11 +20,50 @@ enum Concerned {
     Srq(Arc<Srq>),
 }
 
-/// An event as C programs know it; `None` for one that libibverbs has not, or whose object is gone.
+/// Layers of RFC 5040 figure 8.
+const LAYER_RDMAP: u8 = 0;
+const LAYER_DDP: u8 = 1;
+
+/// The event of a queue pair that failed. An access that the peer was not allowed to make, and a message that it should not have
+/// sent, have events of their own: types 1 and 2 of the errors of both layers.
+fn failure_of(fault: &QpFault) -> c_int {
+    match fault {
+        QpFault::Local(error) => match error.numbers() {
+            (LAYER_RDMAP | LAYER_DDP, 1, _) => event::QP_ACCESS_ERR,
+            (LAYER_RDMAP | LAYER_DDP, 2, _) => event::QP_REQ_ERR,
+            _ => event::QP_FATAL,
+        },
+        _ => event::QP_FATAL,
+    }
+}
+
+/// The objects of a context that have asynchronous events.
+#[derive(Default)]
+pub struct Owned {
+    pub qps: BTreeSet<QpId>,
+    pub cqs: BTreeSet<CqId>,
+    pub srqs: BTreeSet<SrqId>,
+}
+
+impl Owned {
+    /// Whether an event is the context's: of one of its objects, or of the device.
+    pub fn concerns(&self, event: &AsyncEvent) -> bool {
+        match event {
+            AsyncEvent::QpFatal { qp, .. } | AsyncEvent::LastWqeReached { qp } => self.qps.contains(qp),
+            AsyncEvent::CqOverflow { cq } => self.cqs.contains(cq),
+            AsyncEvent::SrqLimit { srq } => self.srqs.contains(srq),
+            // libibverbs has no event for it.
+            AsyncEvent::SoftError { .. } => false,
+            _ => true,
+        }
+    }
+}
+
+/// An event as C programs know it; `None` if its object is gone.
 fn translate(context: &Context, from: &AsyncEvent) -> Option<(c_int, Concerned)> {
     let card = &context.card;
     Some(match from {
-        AsyncEvent::QpFatal { qp, .. } => (event::QP_FATAL, Concerned::Qp(card.qp(*qp)?)),
+        AsyncEvent::QpFatal { qp, fault } => (failure_of(fault), Concerned::Qp(card.qp(*qp)?)),
         AsyncEvent::LastWqeReached { qp } => (event::QP_LAST_WQE_REACHED, Concerned::Qp(card.qp(*qp)?)),
         AsyncEvent::CqOverflow { cq } => (event::CQ_ERR, Concerned::Cq(card.cq(*cq)?)),
         AsyncEvent::SrqLimit { srq } => {
@@ -40,10 +79,14 @@ fn translate(context: &Context, from: &AsyncEvent) -> Option<(c_int, Concerned)>
     })
 }
 
+/// The oldest event that waits.
+fn poll(context: &Context) -> Option<(c_int, Concerned)> {
+    std::iter::from_fn(|| context.async_events.poll()).find_map(|found| translate(context, &found))
+}
+
 fn next(context: &Context) -> Result<ibv_async_event, Errno> {
     loop {
-        while let Some(found) = context.async_events.poll() {
-            let Some((event_type, concerned)) = translate(context, &found) else { continue };
+        if let Some((event_type, concerned)) = poll(context) {
             let element = match &concerned {
                 Concerned::Port => ptr::without_provenance_mut(1),
                 Concerned::Qp(qp) => {
@@ -75,19 +118,19 @@ pub extern "C" fn ibv_get_async_event(context: Handle<Context>, out: Out<ibv_asy
 
 pub extern "C" fn ibv_ack_async_event(event: In<ibv_async_event>) {
     let Some(event) = event.read() else { return };
+    let element = event.element;
     match event.event_type {
-        event::QP_FATAL | event::QP_LAST_WQE_REACHED => {
-            let _ =
-                Handle::<Qp>::of(event.element.cast()).object().map(|qp| qp.unacknowledged.acknowledged(1));
+        event::QP_FATAL | event::QP_REQ_ERR | event::QP_ACCESS_ERR | event::QP_LAST_WQE_REACHED => {
+            let qp = Handle::<Qp>::of(element.cast()).acknowledged();
+            qp.inspect(|qp| qp.unacknowledged.acknowledged(1));
         }
         event::CQ_ERR => {
-            let _ =
-                Handle::<Cq>::of(event.element.cast()).object().map(|cq| cq.unacknowledged.acknowledged(1));
+            let cq = Handle::<Cq>::of(element.cast()).acknowledged();
+            cq.inspect(|cq| cq.unacknowledged.acknowledged(1));
         }
         event::SRQ_LIMIT_REACHED => {
-            let _ = Handle::<Srq>::of(event.element.cast())
-                .object()
-                .map(|srq| srq.unacknowledged.acknowledged(1));
+            let srq = Handle::<Srq>::of(element.cast()).acknowledged();
+            srq.inspect(|srq| srq.unacknowledged.acknowledged(1));
         }
         _ => {}
     }

@@ -3,7 +3,7 @@
 //!
 //! At `INIT` the device begins to listen at a fixed port. At `RTR` the end with the smaller (GID, number) connects, and the other
 //! one waits for it; the private data of the request names both queue pairs. On the wire this is plain iWARP. A thread of each
-//! device executes these steps, because `ibv_modify_qp` must return: programs often tell their peer afterwards who they are.
+//! device executes these steps, because `ibv_modify_qp` must return: programs often send their own number to the peer afterwards.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -228,9 +228,9 @@ impl Pairing {
                     if let Some(request) = pending.take(fits) {
                         let limits = self.device.attributes().limits;
                         let options = AcceptOptions {
-                            private_data: Vec::new(),
                             ird: limits.max_ird,
                             ord: limits.max_ord,
+                            ..AcceptOptions::default()
                         };
                         if request.id.accept(&qp.qp, options).is_ok() {
                             pair.step = Step::Connecting(request.id);
@@ -276,7 +276,7 @@ impl Pairing {
                     private_data: pair.names.encode(),
                     ird: limits.max_ird,
                     ord: limits.max_ord,
-                    framing: None,
+                    ..ConnectOptions::default()
                 };
                 pair.qp.upgrade().is_some_and(|qp| cm.connect(&qp.qp, options).is_ok())
             }

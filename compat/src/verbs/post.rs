@@ -120,7 +120,7 @@ pub fn compare_swap(remote: Remote, compare: u64, swap: u64) -> Operation {
     Operation::CompareSwap { remote, compare, compare_mask: u64::MAX, swap, swap_mask: u64::MAX }
 }
 
-/// Posts, and once more when the peer of a queue pair that is connected by number has come.
+/// Posts. For a queue pair that is connected by number, posts again when its peer has connected.
 pub fn when_connected(qp: &Qp, post: impl Fn() -> Result<(), PostError>) -> Result<(), PostError> {
     match post() {
         Err(PostError::NotConnected) if qp.awaits_peer() => post(),

@@ -37,7 +37,7 @@ use crate::{
 const RESET_WAIT: Duration = Duration::from_millis(500);
 /// Inline data that every queue pair takes.
 const INLINE_BYTES: u32 = 64;
-/// Interval between two looks whether the peer is there.
+/// Interval between two checks whether the peer is connected.
 const PEER_WAIT: Duration = Duration::from_micros(200);
 
 /// A queue pair.
@@ -307,7 +307,7 @@ impl Qp {
     }
 }
 
-/// Creates a queue pair as the program's structure says, and stores the capacities there.
+/// Creates a queue pair with the attributes of the program's structure, and stores the capacities there.
 pub fn create(pd: &Arc<Pd>, init: Out<ibv_qp_init_attr>) -> Result<Arc<Qp>, Errno> {
     let mut attributes = init.read().ok_or(Errno::EINVAL)?;
     let qp = Qp::new(pd, &mut attributes)?;
@@ -381,11 +381,11 @@ pub extern "C" fn ibv_query_qp_data_in_order(_qp: Handle<Qp>, _operation: c_int,
 
 /// Destroys a queue pair, after the program has acknowledged its events.
 pub fn destroy(qp: Handle<Qp>) -> Result<(), Errno> {
-    let qp = qp.withdraw()?;
-    qp.unpair();
-    qp.context.card.remove_qp(&qp);
-    qp.unacknowledged.drain();
-    Ok(())
+    qp.retire(|qp| {
+        qp.unpair();
+        qp.context.card.remove_qp(qp);
+        qp.unacknowledged.drain();
+    })
 }
 
 pub extern "C" fn ibv_destroy_qp(qp: Handle<Qp>) -> c_int {

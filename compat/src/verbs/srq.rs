@@ -91,13 +91,18 @@ pub extern "C" fn ibv_query_srq(srq: Handle<Srq>, out: Out<ibv_srq_attr>) -> c_i
 
 /// Waits until the program has acknowledged the queue's events.
 pub extern "C" fn ibv_destroy_srq(srq: Handle<Srq>) -> c_int {
-    number(srq.withdraw_unused().map(|srq| {
-        srq.pd.context.card.remove_srq(srq.srq.id());
+    number(srq.retire_unused(|srq| {
+        srq.pd.context.card.remove_srq(srq);
         srq.unacknowledged.drain();
     }))
 }
 
 impl Srq {
+    /// The context that it was created in.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.pd.context
+    }
+
     /// The limit event was raised: no limit is armed any more.
     pub fn limit_reached(&self) {
         lock(&self.attributes).srq_limit = 0;
