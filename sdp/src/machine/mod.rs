@@ -488,7 +488,7 @@ impl Machine {
     /// Posts a receive into memory, which must be writable by the peer under its key until the receive ends. Receives into
     /// memory and [`Self::read`] are not mixed: one waits at a time.
     pub fn read_memory(&mut self, piece: Advert) -> u64 {
-        let id = self.sink.want(piece, false, &mut self.notices);
+        let id = self.want(piece, false);
         if self.sink.is_waiting() && piece.len > self.resize.own_bytes && self.suspend.is_open() {
             self.sink.leave_buffered(&mut self.control);
         }
@@ -497,7 +497,16 @@ impl Machine {
 
     /// The same for a receive that will be withdrawn soon: its memory is not advertised.
     pub fn read_memory_briefly(&mut self, piece: Advert) -> u64 {
-        self.sink.want(piece, true, &mut self.notices)
+        self.want(piece, true)
+    }
+
+    /// After the end of the connection a receive takes what has arrived, or is withdrawn.
+    fn want(&mut self, piece: Advert, briefly: bool) -> u64 {
+        let id = self.sink.want(piece, briefly, &mut self.notices);
+        if matches!(self.phase, Phase::Ended { .. }) {
+            self.sink.abandon(&mut self.notices);
+        }
+        id
     }
 
     /// Withdraws all receives into memory. Each ends with a [`Notice`].

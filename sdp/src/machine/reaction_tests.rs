@@ -1,6 +1,6 @@
 //! What a machine sends in reaction to single messages of a peer that keeps to the protocol.
 
-use super::{Action, Config, Machine, Mode, model_tests::config};
+use super::{Action, Config, Machine, Mode, Notice, model_tests::config};
 use crate::wire::{Advert, Base, Flags, Half, Hello, Message, Seq};
 
 /// An accepting machine, and its peer's side of the connection.
@@ -198,4 +198,13 @@ fn sdp_s6_1_2_req_pipe_is_examined_in_completions_only() {
         link.take(Message::RdmaRdCompl { len: 95 }, flags, b"");
         assert_eq!(link.machine.modes().0 == Mode::Pipelined, changes, "{more} {flags:?}");
     }
+}
+
+#[test]
+fn a_receive_after_the_end_is_withdrawn() {
+    let mut link = Link::new();
+    link.machine.abort();
+    let ids = [link.machine.read_memory(memory(100, 5)), link.machine.read_memory_briefly(memory(100, 6))];
+    let withdrawn: Vec<_> = std::iter::from_fn(|| link.machine.notice()).collect();
+    assert_eq!(withdrawn, ids.map(|id| Notice::Withdrawn { id }));
 }
