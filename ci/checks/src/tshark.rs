@@ -117,8 +117,9 @@ fn judge_distinct(path: &Path, markers: bool) -> Result<Verdict> {
 }
 
 /// Creates a tshark command that reads `path`: with reassembly out of order, because a segment that siw's TCP
-/// resegmented on retransmission would be taken for the start of an FPDU; without the protocols that no capture
-/// of ours contains; and with verification of checksums, which is off by default.
+/// resegmented on retransmission would be taken for the start of an FPDU; with enough layers for all FPDUs behind a gap, which
+/// belong to the frame that fills it; without the protocols that no capture of ours contains; and
+/// with verification of checksums, which is off by default.
 fn tshark(path: &Path) -> Result<Command> {
     let mut command = Command::new("tshark");
     command.arg("-n").arg("-r").arg(path);
@@ -127,6 +128,7 @@ fn tshark(path: &Path) -> Result<Command> {
         "ip.check_checksum:TRUE",
         "tcp.desegment_tcp_streams:TRUE",
         "tcp.reassemble_out_of_order:TRUE",
+        "gui.max_tree_depth:20000",
     ] {
         command.args(["-o", preference]);
     }
