@@ -96,6 +96,7 @@ impl SendQueue {
     }
 
     /// The request to begin next. Requests that were posted to be flushed are never begun.
+    #[inline]
     pub(crate) fn upcoming(&self) -> Option<&SendRequest> {
         self.get(self.next).filter(|entry| matches!(entry.progress, Progress::Posted))
     }
@@ -192,6 +193,7 @@ impl SendQueue {
     }
 
     /// Removes the first request if it is done; `acked` is the stream offset up to which the peer has acknowledged.
+    #[inline]
     pub(crate) fn pop_done(&mut self, acked: StreamOffset) -> Option<(SendRequest, WcStatus)> {
         loop {
             let status = match self.entries.front()?.progress {

@@ -89,6 +89,7 @@ impl Marks {
 
     /// Processes the marks of a received segment. `unacknowledged` says whether an ACK is owed for the data before `next`,
     /// where the segment's data begins to be acknowledged.
+    #[inline]
     pub(super) fn received(&mut self, segment: &Segment, unacknowledged: bool, next: StreamOffset) {
         let Self::On { echo, feedback, .. } = self else { return };
         let marked = segment.ecn == Ecn::Ce;

@@ -132,6 +132,7 @@ impl Connection {
     // ----- control segments -----
 
     /// Header fields with the current acknowledgment; `flags` are set in addition to ACK.
+    #[inline]
     fn fields(&mut self, now: Instant, seq: SeqNum, flags: Flags) -> Fields {
         let options =
             Options { timestamps: self.clock.as_ref().map(|c| c.option(now)), ..Options::default() };
