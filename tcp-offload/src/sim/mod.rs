@@ -13,6 +13,7 @@ mod faults;
 mod hostile;
 mod packet;
 mod raw_peer;
+mod recorded;
 mod run;
 mod seeds;
 #[cfg(test)]
@@ -25,6 +26,7 @@ pub use end::{Counting, End, numbered, numbered_len};
 pub use faults::{Aim, Blackout, Faults, Gilbert, PathMtu, Recut, Resets};
 pub use hostile::{HostileConfig, HostileHost, Purpose};
 pub use raw_peer::{RawPeer, RawSegment, fpdu};
+pub use recorded::compare_with_record;
 pub use run::{Node, Outcome, run};
 pub use seeds::run_seeds;
 pub use ulpdu::{PulledUlpdu, pull, pull_into};

@@ -13,6 +13,7 @@ use std::{fmt::Write as _, path::Path as FilePath};
 use xwarp_tcp::{
     framing::FramingError,
     mpa::{MpaError, Offer, Revision},
+    sim::compare_with_record,
     tcp::SoftError,
     ulp::{CloseReason, ListenerId},
 };
@@ -200,22 +201,7 @@ const TRIGGERS: &[Trigger] = triggers! {
 #[test]
 fn each_event_in_each_state_has_its_recorded_outcome() {
     let path = FilePath::new(env!("CARGO_MANIFEST_DIR")).join("src/rnic/tests/states/pairs.txt");
-    let found = table();
-    if std::env::var_os("XWARP_RECORD").is_some() {
-        return std::fs::write(&path, found).unwrap();
-    }
-    let recorded = std::fs::read_to_string(&path).unwrap();
-    let (found, recorded): (Vec<_>, Vec<_>) = (found.lines().collect(), recorded.lines().collect());
-    let mut section = "";
-    let changed: Vec<_> = (0..found.len().max(recorded.len()))
-        .filter_map(|line| {
-            let (now, before) = (found.get(line).unwrap_or(&""), recorded.get(line).unwrap_or(&""));
-            section = before.strip_prefix("== ").unwrap_or(section);
-            (now != before).then(|| format!("{section}\n  before {before}\n  now    {now}\n"))
-        })
-        .collect();
-    let first = changed[..changed.len().min(20)].concat();
-    assert!(changed.is_empty(), "{} lines changed; the first ones:\n{first}", changed.len());
+    compare_with_record(&path, &table());
 }
 
 /// The whole table, one section for each state.

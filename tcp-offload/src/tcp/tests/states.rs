@@ -23,6 +23,7 @@ use self::{
 use super::{IRS, ISS, Script};
 use crate::{
     seq::SeqNum,
+    sim::compare_with_record,
     tcp::{Receipt, TcpCounters},
     wire::Segment,
 };
@@ -33,26 +34,7 @@ const OBSERVED: Duration = Duration::from_secs(130);
 #[test]
 fn rfc9293_s3_10_each_event_in_each_state_has_its_recorded_outcome() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/tcp/tests/states/pairs.txt");
-    let found = table();
-    if std::env::var_os("XWARP_RECORD").is_some() {
-        return std::fs::write(&path, found).unwrap();
-    }
-    let recorded = std::fs::read_to_string(&path).unwrap();
-    let (found, recorded): (Vec<_>, Vec<_>) = (found.lines().collect(), recorded.lines().collect());
-    let mut section = "";
-    let changed: Vec<_> = (0..found.len().max(recorded.len()))
-        .filter_map(|line| {
-            let (now, before) = (found.get(line).unwrap_or(&""), recorded.get(line).unwrap_or(&""));
-            section = before.strip_prefix("== ").unwrap_or(section);
-            (now != before).then(|| format!("{section}\n  before {before}\n  now    {now}\n"))
-        })
-        .collect();
-    assert!(
-        changed.is_empty(),
-        "{} lines changed; the first ones:\n{}",
-        changed.len(),
-        changed[..changed.len().min(20)].concat()
-    );
+    compare_with_record(&path, &table());
 }
 
 /// The whole table, one section for each state.
