@@ -38,7 +38,7 @@ impl Socket {
             return Err(state.error().unwrap_or_else(|| io::ErrorKind::ResourceBusy.into()));
         }
         self.drive(&mut state);
-        let end = Some(Instant::now() + super::ANSWER_LIMIT);
+        let end = Some(Instant::now() + super::state::ANSWER_LIMIT);
         // The machine leaves with the new connection.
         while !state.machine.is_suspended() && !state.left {
             if let Some(error) = state.error() {

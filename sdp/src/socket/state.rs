@@ -1,0 +1,372 @@
+//! What the lock of a connection protects: the machine, the link that executes its actions, and what becomes of both.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use xwarp_verbs::{
+    STag, WcStatus, WorkCompletion,
+    cm::{ConnectOptions, EventKind},
+};
+
+use super::{
+    Tasks,
+    flood::Flood,
+    link::{Link, MOST_RDMA},
+};
+use crate::{
+    buffers::Work,
+    machine::{Action, End, Machine, Notice, Violation},
+    service::Core,
+    wire::{Seq, has_payload, is_transaction},
+};
+
+/// How long the peer may take to answer a withdrawal of advertisements.
+pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+
+/// What waits for the program.
+#[derive(Default)]
+pub(crate) struct Outcomes {
+    /// Ends of receives into memory, with their lengths.
+    pub(crate) received: BTreeMap<u64, u32>,
+}
+
+pub(crate) struct State {
+    pub(crate) machine: Machine,
+    pub(crate) link: Option<Link>,
+    pub(crate) outcomes: Outcomes,
+    /// Why the connection could not be made.
+    pub(crate) failed: Option<(io::ErrorKind, String)>,
+    /// The program has closed it at this time.
+    pub(crate) orphaned: Option<Instant>,
+    pub(crate) local: Option<SocketAddr>,
+    pub(crate) peer: Option<SocketAddr>,
+    pub(crate) read_shut: bool,
+    /// A connecting end's Hello, until it is sent.
+    pub(crate) hello: Vec<u8>,
+    /// When the stream below was established.
+    pub(crate) established: Option<Instant>,
+    flood: Flood,
+    /// Our withdrawals that the peer has not answered, and since when that is seen.
+    unanswered: [Option<(Seq, Instant)>; 3],
+    /// A thread receives into memory.
+    pub(crate) receiving: bool,
+    /// Bytes sent by RDMA Write, and Transactions, that were not counted yet.
+    pub(super) written: u64,
+    pub(super) transactions: u64,
+    /// The connection goes on in another service.
+    pub(super) left: bool,
+    /// The present connection continues a suspended one.
+    pub(crate) made_again: bool,
+    /// When the peer has last suspended the connection.
+    pub(super) suspended: Option<Instant>,
+    /// The end was counted.
+    pub(super) counted: bool,
+    pub(super) readable: bool,
+    bytes: Vec<u8>,
+    /// Polls by callers that do not wait.
+    pub(super) polls: u64,
+    /// The connection is polled: its completions notify nobody. The value is the number of polls when the service looked.
+    pub(super) polled: Option<u64>,
+    /// Threads that wait for a change.
+    pub(super) waiting: usize,
+    /// Somebody has the bell's descriptor.
+    pub(super) watched: bool,
+    /// Tasks that wait for a change.
+    pub(crate) tasks: Tasks,
+}
+
+impl State {
+    pub(super) fn new(machine: Machine, link: Option<Link>) -> Self {
+        Self {
+            machine,
+            link,
+            outcomes: Outcomes::default(),
+            failed: None,
+            orphaned: None,
+            local: None,
+            peer: None,
+            read_shut: false,
+            hello: Vec::new(),
+            established: None,
+            flood: Flood::new(Instant::now()),
+            unanswered: [None; 3],
+            receiving: false,
+            written: 0,
+            transactions: 0,
+            left: false,
+            made_again: false,
+            suspended: None,
+            counted: false,
+            readable: false,
+            bytes: Vec::new(),
+            polls: 0,
+            polled: None,
+            waiting: 0,
+            watched: false,
+            tasks: Tasks::default(),
+        }
+    }
+
+    /// Whether a read would not block.
+    pub(crate) fn is_readable(&self) -> bool {
+        let machine = &self.machine;
+        machine.buffered() > 0
+            || machine.has_offer()
+            || machine.is_urgent()
+            || machine.peer_closed()
+            || machine.ended().is_some()
+            || self.failed.is_some()
+    }
+
+    /// The error of a connection that could not be made or was lost.
+    pub(crate) fn error(&self) -> Option<io::Error> {
+        if let Some((kind, text)) = &self.failed {
+            return Some(io::Error::new(*kind, text.clone()));
+        }
+        match self.machine.ended()? {
+            End::Graceful => None,
+            End::Reset => Some(io::ErrorKind::ConnectionReset.into()),
+            End::Aborted => Some(io::ErrorKind::ConnectionAborted.into()),
+            End::Violated(violation) => Some(io::Error::new(io::ErrorKind::ConnectionAborted, violation)),
+        }
+    }
+
+    /// How the set-up has ended, if it has.
+    pub(crate) fn connected(&self) -> Option<io::Result<()>> {
+        if let Some(error) = self.error() {
+            return Some(Err(error));
+        }
+        // The HelloAck may be taken before the event that says from where we are connected.
+        (self.machine.is_open() && self.established.is_some()).then_some(Ok(()))
+    }
+
+    /// Whether a caller polls the connection.
+    pub(crate) fn is_polled(&self) -> bool {
+        self.polled.is_some()
+    }
+
+    /// Handles the completions that wait, and lets the next one notify the service.
+    pub(super) fn take_completions(&mut self, core: &Core) {
+        loop {
+            let Some(link) = &mut self.link else { return };
+            link.cq.arm(false);
+            if !self.poll_completions(core) {
+                return;
+            }
+        }
+    }
+
+    /// Handles the completions that wait; returns whether there was one.
+    pub(super) fn poll_completions(&mut self, core: &Core) -> bool {
+        let mut any = false;
+        while let Some(completion) = self.link.as_ref().and_then(|link| link.cq.poll_one()) {
+            any = true;
+            self.complete(&completion, core);
+        }
+        any
+    }
+
+    fn complete(&mut self, completion: &WorkCompletion, core: &Core) {
+        let Self { machine, link: Some(link), bytes, flood, .. } = self else { return };
+        // After a failure only the memory counts: the connection manager reports the end of the connection.
+        let success = completion.status == WcStatus::Success;
+        match Work::of(completion.wr_id) {
+            Work::Send(slot) => link.slots.free.push(slot),
+            Work::Receive(block, slot) => {
+                link.receives.complete(block, slot, completion.byte_len, machine.post_bytes(), bytes);
+                if success {
+                    machine.receive(bytes, completion.invalidated.map(STag::value));
+                    if has_payload(bytes) {
+                        flood.transferred();
+                    } else if flood.count(Instant::now()) {
+                        machine.violated(Violation::Flood);
+                    }
+                }
+            }
+            Work::Read => {
+                link.rdma -= 1;
+                if success {
+                    flood.transferred();
+                    core.count("sdp_bytes_read", completion.byte_len.into());
+                    machine.read_done();
+                }
+            }
+            Work::Write => {
+                link.rdma -= 1;
+                link.writes -= 1;
+                if link.writes == 0 {
+                    link.written.clear();
+                }
+            }
+        }
+    }
+
+    /// Executes the machine's actions as far as the send queue has room; returns whether there was one.
+    pub(super) fn drive(&mut self) -> bool {
+        let mut acted = false;
+        if self.orphaned.is_some() && (self.machine.buffered() > 0 || self.machine.has_offer()) {
+            // Nobody will read the data: the peer is told by a reset, as with TCP.
+            self.machine.abort();
+        }
+        acted |= self.take_notices();
+        loop {
+            let Some(link) = &mut self.link else { return acted };
+            let can_send = link.established && !link.slots.free.is_empty() && link.rdma < MOST_RDMA;
+            let Some(action) = self.machine.poll(can_send, &mut self.bytes) else { break };
+            acted = true;
+            match action {
+                Action::Send { memory, .. } if memory.is_some() || has_payload(&self.bytes) => {
+                    self.flood.transferred();
+                    self.transactions += u64::from(is_transaction(&self.bytes));
+                }
+                Action::Write { local, .. } => {
+                    self.flood.transferred();
+                    self.written += u64::from(local.len);
+                }
+                _ => {}
+            }
+            if let Err(error) = link.execute(&action, &mut self.bytes) {
+                tracing::debug!(error, "the queue pair takes no more work");
+                self.machine.stream_ended();
+            }
+            self.take_notices();
+        }
+        let Some(link) = &mut self.link else { return acted };
+        let due = |at: Instant| link.slots.all_free() || Instant::now() >= at;
+        if link.reset_at.is_some_and(due) {
+            link.reset_at = None;
+            let _ = link.qp.abort();
+        }
+        acted
+    }
+
+    /// Returns whether there was a notice.
+    pub(super) fn take_notices(&mut self) -> bool {
+        let mut any = false;
+        while let Some(notice) = self.machine.notice() {
+            any = true;
+            let Some(link) = &mut self.link else { continue };
+            match notice {
+                Notice::Sent { id } => {
+                    if let Some(region) = link.sends.remove(&id)
+                        && link.writes > 0
+                    {
+                        link.written.push(region);
+                    }
+                }
+                Notice::Received { id, len, copied } => {
+                    if let Some(region) = link.wants.remove(&id) {
+                        let fits = copied.is_empty() || region.write(0, &copied).is_ok();
+                        self.outcomes.received.insert(id, if fits { len } else { 0 });
+                    }
+                }
+                Notice::Withdrawn { id } => {
+                    link.wants.remove(&id);
+                    self.outcomes.received.insert(id, 0);
+                }
+            }
+        }
+        any
+    }
+
+    pub(super) fn event(&mut self, kind: EventKind) -> bool {
+        let Some(link) = &mut self.link else { return false };
+        let failed = |kind: io::ErrorKind, text: &dyn std::fmt::Display| Some((kind, text.to_string()));
+        match kind {
+            EventKind::AddressResolved => {
+                if let Err(error) = link.id.resolve_route() {
+                    self.failed = failed(io::ErrorKind::NotConnected, &error);
+                }
+            }
+            EventKind::Established { .. } => {
+                link.established = true;
+                self.established = Some(Instant::now());
+                // A connection that is made again keeps the addresses that the program knows.
+                if !self.made_again {
+                    self.local = link.id.local_address();
+                    self.peer = link.id.peer_address().or(self.peer);
+                }
+                return true;
+            }
+            EventKind::AddressError(error) => self.failed = failed(io::ErrorKind::HostUnreachable, &error),
+            EventKind::Rejected { .. } => {
+                self.failed = failed(io::ErrorKind::ConnectionRefused, &"the peer rejected the connection");
+            }
+            EventKind::Refused => {
+                self.failed = failed(io::ErrorKind::ConnectionRefused, &"connection refused");
+            }
+            EventKind::Unreachable => {
+                self.failed = failed(io::ErrorKind::HostUnreachable, &"the peer cannot be reached");
+            }
+            EventKind::TimedOut => self.failed = failed(io::ErrorKind::TimedOut, &"the peer did not answer"),
+            EventKind::ConnectError(reason) => {
+                self.failed = failed(io::ErrorKind::ConnectionRefused, &reason);
+            }
+            EventKind::Disconnected
+            | EventKind::Closed(_)
+            | EventKind::DeviceFailed
+            | EventKind::RequestGone => {
+                self.machine.stream_ended();
+            }
+            _ => {}
+        }
+        false
+    }
+
+    /// Takes the step of a connecting end that follows the resolution of the route.
+    pub(crate) fn start(&mut self, options: ConnectOptions) {
+        let Some(link) = &self.link else { return };
+        if let Err(error) = link.id.connect(&link.qp, options) {
+            self.failed = Some((io::ErrorKind::NotConnected, error.to_string()));
+        }
+    }
+
+    /// Ends the connection when the peer does not answer a withdrawal.
+    pub(crate) fn check_answers(&mut self, now: Instant) {
+        for (pending, known) in self.machine.unanswered().into_iter().zip(&mut self.unanswered) {
+            *known = match (pending, *known) {
+                (Some(seq), Some((same, since))) if seq == same => Some((same, since)),
+                (pending, _) => pending.map(|seq| (seq, now)),
+            };
+        }
+        if self.unanswered.iter().flatten().any(|(_, since)| now >= *since + ANSWER_LIMIT) {
+            self.machine.violated(Violation::Unanswered);
+        }
+    }
+
+    /// Whether nothing of the connection is left to do but to free it.
+    pub(crate) fn is_over(&self) -> bool {
+        let ended = self.machine.ended().is_some() || self.failed.is_some();
+        ended && self.link.as_ref().is_none_or(|link| link.reset_at.is_none())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{machine::Config, wire::Advert};
+
+    #[test]
+    fn sdp_s16_a_cancellation_without_answer_ends_the_connection() {
+        let (_, hello) = Machine::connect(&Config::default());
+        let mut machine = Machine::accept(&Config::default(), &hello).unwrap();
+        let mut bytes = Vec::new();
+        let mut send = |machine: &mut Machine| while machine.poll(true, &mut bytes).is_some() {};
+        machine.write_memory(Advert { len: 100_000, stag: 1, offset: 0 });
+        send(&mut machine);
+        machine.cancel_writes();
+        send(&mut machine);
+        let mut state = State::new(machine, None);
+        let now = Instant::now();
+        for seconds in [0, 30, 59] {
+            state.check_answers(now + Duration::from_secs(seconds));
+            assert_eq!(state.machine.ended(), None);
+        }
+        state.check_answers(now + Duration::from_secs(60));
+        assert_eq!(state.machine.ended(), Some(End::Violated(Violation::Unanswered)));
+    }
+}
