@@ -97,6 +97,33 @@ enum Figure {
     Latency,
     /// System calls of the client's process for each request and its answer.
     SystemCalls,
+    /// The same without `sendto`, by which the library makes the kernel transmit frames, and which kernel TCP's clients call.
+    OtherCalls,
+}
+
+/// What a goal asks of a median.
+#[derive(Debug, Clone, Copy)]
+enum Limit {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Limit {
+    fn is_met(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(limit) => value >= limit,
+            Self::AtMost(limit) => value <= limit,
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtLeast(limit) => write!(f, "at least {limit}"),
+            Self::AtMost(limit) => write!(f, "at most {limit}"),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -111,11 +138,15 @@ impl Samples {
         )
     }
 
-    /// Median of the ratios within each round.
-    fn ratio(&self, of: Subject, to: Subject, figure: Figure) -> Option<f64> {
+    /// The ratios within each round.
+    fn ratio(&self, of: Subject, to: Subject, figure: Figure) -> Option<Spread> {
         let (of, to) = (self.0.get(&(of, figure))?, self.0.get(&(to, figure))?);
         let ratios: Vec<f64> = of.iter().zip(to).map(|(of, to)| of / to).collect();
-        Spread::of(&ratios).map(|spread| spread.median)
+        Spread::of(&ratios)
+    }
+
+    fn spread(&self, subject: Subject, figure: Figure) -> Option<Spread> {
+        Spread::of(self.0.get(&(subject, figure))?)
     }
 
     fn goals(&self) -> String {
@@ -123,22 +154,52 @@ impl Samples {
         let best = MTUS
             .iter()
             .filter_map(|mtu| self.ratio(Subject::Bulk(By::Sdp, *mtu), plain, Figure::Bandwidth))
-            .fold(f64::NAN, f64::max);
+            .max_by(|a, b| a.median.total_cmp(&b.median));
         let requests = |by| Subject::Requests(by, Calls::Polling);
-        let latency = self.ratio(requests(By::Sdp), requests(By::Tcp), Figure::Latency).unwrap_or(f64::NAN);
-        let met = |met: bool| if met { "yes" } else { "no" };
-        format!(
-            "| goal | limit | median of ratios | met |\n|---|---|--:|---|\n\
-             | bandwidth of 1 MiB writes: SDP at its best MTU / TCP, offloads off, at MTU 1500 | at least 1.0 | {best:.2} | {} |\n\
-             | 64 B requests, both ends polling: SDP / TCP | at most 1.0 | {latency:.2} | {} |\n",
-            met(best >= 1.0),
-            met(latency <= 1.0)
-        )
+        let sdp = |calls| Subject::Requests(By::Sdp, calls);
+        let rows = [
+            (
+                "bandwidth of 1 MiB writes: SDP at its best MTU / TCP, offloads off, at MTU 1500",
+                Limit::AtLeast(1.0),
+                best,
+            ),
+            (
+                "64 B requests, both ends polling, half round trip: SDP / TCP",
+                Limit::AtMost(1.0),
+                self.ratio(requests(By::Sdp), requests(By::Tcp), Figure::Latency),
+            ),
+            (
+                "system calls a request beside those that transmit frames, both ends polling",
+                Limit::AtMost(0.0),
+                self.spread(sdp(Calls::Polling), Figure::OtherCalls),
+            ),
+            (
+                "the same, blocking calls",
+                Limit::AtMost(2.0),
+                self.spread(sdp(Calls::Blocking), Figure::OtherCalls),
+            ),
+        ];
+        let mut text = "## Goals\n\nRatios are those of interleaved measurements.\n\n\
+             | goal | limit | median | min | max | rounds | met |\n|---|---|--:|--:|--:|--:|---|\n"
+            .to_owned();
+        for (goal, limit, found) in rows {
+            let _ = match found {
+                Some(Spread { median, min, max, count }) => {
+                    let met = if limit.is_met(median) { "yes" } else { "no" };
+                    writeln!(
+                        text,
+                        "| {goal} | {limit} | {median:.2} | {min:.2} | {max:.2} | {count} | {met} |"
+                    )
+                }
+                None => writeln!(text, "| {goal} | {limit} | - | - | - | 0 | - |"),
+            };
+        }
+        text
     }
 
     fn tables(&self) -> String {
         let mut text = self.goals();
-        text.push_str("\n## iperf3, writes of 1 MiB\n\n| MTU | by | Gb/s | received by RDMA Read, % |\n|--:|---|--:|--:|\n");
+        text.push_str("\n## iperf3, writes of 1 MiB\n\n| MTU | by | Gb/s | received by RDMA, % |\n|--:|---|--:|--:|\n");
         for subject in Subject::all() {
             let Subject::Bulk(by, mtu) = subject else { continue };
             let [rate, share] =
@@ -146,14 +207,14 @@ impl Samples {
             let _ = writeln!(text, "| {mtu} | {by} | {rate} | {share} |");
         }
         text.push_str(
-            "\n## sockperf, requests and answers of 64 bytes\n\n| calls | by | half round trip, us | system calls a request |\n|---|---|--:|--:|\n",
+            "\n## sockperf, requests and answers of 64 bytes\n\n| calls | by | half round trip, us | system calls a request | without sendto |\n|---|---|--:|--:|--:|\n",
         );
         for subject in Subject::all() {
             let Subject::Requests(by, calls) = subject else { continue };
             let calls = if calls == Calls::Polling { "non-blocking" } else { "blocking" };
-            let [time, system] =
-                [Figure::Latency, Figure::SystemCalls].map(|figure| self.cell(subject, figure, 2));
-            let _ = writeln!(text, "| {calls} | {by} | {time} | {system} |");
+            let [time, system, others] = [Figure::Latency, Figure::SystemCalls, Figure::OtherCalls]
+                .map(|figure| self.cell(subject, figure, 2));
+            let _ = writeln!(text, "| {calls} | {by} | {time} | {system} | {others} |");
         }
         text
     }
@@ -249,7 +310,7 @@ impl Bench {
             "-x",
             ",",
             "-e",
-            "raw_syscalls:sys_enter",
+            "raw_syscalls:sys_enter,syscalls:sys_enter_sendto",
             "-o",
             counts.to_str().unwrap_or_default(),
             "--",
@@ -271,11 +332,18 @@ impl Bench {
             ensure!(by != By::Sdp || figures.len() == 2, "not over SDP: {served}\n{said}");
             return Ok(figures);
         }
-        ensure!(by != By::Sdp || said.contains("by RDMA Read"), "not over SDP: {said}");
+        ensure!(by != By::Sdp || said.contains("by RDMA"), "not over SDP: {said}");
         let (time, messages) = latency(&said).with_context(|| format!("no latency in: {said}"))?;
-        let calls = fs::read_to_string(&counts).ok().and_then(|text| system_calls(&text));
-        let calls = calls.with_context(|| format!("no system calls counted in {}", counts.display()))?;
-        Ok(vec![(Figure::Latency, time), (Figure::SystemCalls, calls / messages)])
+        let counted = fs::read_to_string(&counts).unwrap_or_default();
+        let count = |event| {
+            system_calls(&counted, event).with_context(|| format!("no {event} in {}", counts.display()))
+        };
+        let (calls, sent) = (count("raw_syscalls:sys_enter")?, count("syscalls:sys_enter_sendto")?);
+        Ok(vec![
+            (Figure::Latency, time),
+            (Figure::SystemCalls, calls / messages),
+            (Figure::OtherCalls, (calls - sent) / messages),
+        ])
     }
 
     /// Starts a program on the CPU of its side, with helpers of its own.
@@ -320,9 +388,9 @@ fn bandwidth(said: &str) -> Option<f64> {
     Some(number(said, "receiver", "Mbits/sec")? / 1000.0)
 }
 
-/// Percent of the bytes that a process received by RDMA Read.
+/// Percent of the bytes that a process received by RDMA.
 fn zero_copy(said: &str) -> Option<f64> {
-    number(said, "by RDMA Read", "% of them")
+    number(said, "by RDMA", "% of them")
 }
 
 /// What sockperf says: half of a round trip in microseconds, and the number of requests.
@@ -332,9 +400,9 @@ fn latency(said: &str) -> Option<(f64, f64)> {
     Some((time, requests.parse().ok()?))
 }
 
-/// The count that perf has written.
-fn system_calls(text: &str) -> Option<f64> {
-    let line = text.lines().find(|line| line.contains("raw_syscalls:sys_enter"))?;
+/// The count of an event that perf has written.
+fn system_calls(text: &str, event: &str) -> Option<f64> {
+    let line = text.lines().find(|line| line.contains(event))?;
     line.split(',').next()?.parse().ok()
 }
 
@@ -346,7 +414,7 @@ fn setting(args: &SdpSpeedArgs) -> String {
          rounds of {duration} s each, between two namespaces on one machine that a veth pair joins. Each program, with all threads of \
          `libxwarp-sdp.so`, has one CPU. The same programs over kernel TCP use the same veth pair. System calls are those of \
          the client's whole process, which the kernel counted, divided by its requests; the kernel's TCP has one to send and one \
-         to receive, more if a receive finds nothing.\n"
+         to receive, more if a receive finds nothing. `sendto` is the call by which the library makes the kernel transmit frames.\n"
     )
 }
 
@@ -360,14 +428,18 @@ mod tests {
                       [ 5] 0.00-2.00 sec 1.2 GBytes 4990 Mbits/sec      receiver\n";
         assert_eq!(bandwidth(iperf3), Some(4.99));
         assert_eq!(
-            zero_copy("xwarp-sdp: iperf3[7] xw0: sent 1 bytes, received 9 bytes, 99 % of them by RDMA Read"),
+            zero_copy("xwarp-sdp: iperf3[7] xw0: sent 1 bytes, received 9 bytes, 99 % of them by RDMA"),
             Some(99.0)
         );
         assert_eq!(zero_copy("iperf3: done"), None);
         let sockperf = "sockperf: [Total Run] RunTime=2.000 sec; Warm up time=400 msec; SentMessages=1000; ReceivedMessages=999\n\
                         sockperf: Summary: Latency is 4.500 usec\n";
         assert_eq!(latency(sockperf), Some((4.5, 1000.0)));
-        assert_eq!(system_calls("# started on\n\n2048,,raw_syscalls:sys_enter,1,100.00,,\n"), Some(2048.0));
+        let counted = "# started on\n\n2048,,raw_syscalls:sys_enter,1,100.00,,\n\
+                       7,,syscalls:sys_enter_sendto,1,100.00,,\n";
+        assert_eq!(system_calls(counted, "raw_syscalls:sys_enter"), Some(2048.0));
+        assert_eq!(system_calls(counted, "syscalls:sys_enter_sendto"), Some(7.0));
+        assert_eq!(system_calls(counted, "syscalls:sys_enter_read"), None);
     }
 
     #[test]
@@ -380,9 +452,10 @@ mod tests {
             samples.0.insert((Subject::Requests(by, Calls::Polling), Figure::Latency), vec![time; 3]);
         }
         let tables = samples.tables();
-        assert!(tables.contains("at MTU 1500 | at least 1.0 | 1.50 | yes |"), "{tables}");
-        assert!(tables.contains("SDP / TCP | at most 1.0 | 1.50 | no |"), "{tables}");
+        assert!(tables.contains("at MTU 1500 | at least 1 | 1.50 | 1.50 | 1.50 | 3 | yes |"), "{tables}");
+        assert!(tables.contains("SDP / TCP | at most 1 | 1.50 | 1.50 | 1.50 | 3 | no |"), "{tables}");
+        assert!(tables.contains("| the same, blocking calls | at most 2 | - | - | - | 0 | - |"), "{tables}");
         assert!(tables.contains("| 9000 | SDP | 6.00 (6.00..6.00) | - |"), "{tables}");
-        assert!(tables.contains("| non-blocking | TCP | 6.00 (6.00..6.00) | - |"), "{tables}");
+        assert!(tables.contains("| non-blocking | TCP | 6.00 (6.00..6.00) | - | - |"), "{tables}");
     }
 }
