@@ -70,5 +70,5 @@ pub mod wire;
 pub use self::{
     listener::SdpListener,
     service::{Sdp, SdpOptions},
-    stream::{Received, SdpStream},
+    stream::{Received, SdpStream, Sending},
 };

@@ -12,29 +12,39 @@ use crate::{socket::State, stream::SdpStream};
 
 impl SdpStream {
     /// Reads what has come in messages, without waiting. Data that the peer has advertised stays for
-    /// [`recv_memory`](Self::recv_memory), or for a plain read, which asks for messages.
+    /// [`recv_memory`](Self::recv_memory), or for a plain read, which asks for messages; what follows an
+    /// out-of-band byte stays until that is taken.
     pub fn try_read(&self, out: &mut [u8]) -> io::Result<usize> {
-        self.try_read_for(out, Duration::ZERO)
+        self.poll_read(out, None)
     }
 
-    /// As [`Self::try_read`], but polls until something comes, at most for `limit`. The calling thread does not sleep.
+    /// As [`Self::try_read`], but runs the device until something comes or is advertised, once at least and for `limit` at most. The
+    /// calling thread does not sleep.
     pub fn try_read_for(&self, out: &mut [u8], limit: Duration) -> io::Result<usize> {
+        self.poll_read(out, Some(limit))
+    }
+
+    /// With a limit, the caller polls.
+    fn poll_read(&self, out: &mut [u8], limit: Option<Duration>) -> io::Result<usize> {
         if out.is_empty() {
             return Ok(0);
         }
         let mut end = None;
         loop {
             let mut state = self.socket().lock();
-            if state.machine.buffered() == 0 && (state.is_polled() || !limit.is_zero()) {
+            if state.machine.buffered() == 0 && (limit.is_some() || state.is_polled()) {
                 self.socket().poll(&mut state);
             }
-            if !state.machine.has_offer()
+            let left = state.machine.has_offer() || state.machine.oob_is_next();
+            if !left
                 && let Some(outcome) = self.attempt(&mut state, |state| self.read_step(state, out, false))
             {
                 return outcome;
             }
             drop(state);
-            if limit.is_zero() || Instant::now() >= *end.get_or_insert_with(|| Instant::now() + limit) {
+            let limit = limit.filter(|limit| !limit.is_zero() && !left);
+            if limit.is_none_or(|limit| Instant::now() >= *end.get_or_insert_with(|| Instant::now() + limit))
+            {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             std::hint::spin_loop();
@@ -44,17 +54,19 @@ impl SdpStream {
     /// Writes as much as there is room for, without waiting.
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         let mut state = self.socket().lock();
-        if state.is_polled() {
-            // Slots of messages that were acknowledged become free.
+        if state.is_polled() && !state.can_send() {
+            // Slots of messages that were acknowledged become free, and credit comes. Otherwise a turn of the engine would only
+            // send an acknowledgement that these bytes can carry.
             self.socket().poll(&mut state);
         }
         let step = |state: &mut State| self.write_step(state, bytes);
         self.attempt(&mut state, step).unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
     }
 
-    /// Whether data waits that the peer has advertised.
-    pub fn has_offer(&self) -> bool {
-        self.socket().lock().machine.has_offer()
+    /// Whether data waits that the peer has advertised, or an out-of-band byte has come or will.
+    pub fn has_offer_or_oob(&self) -> bool {
+        let state = self.socket().lock();
+        state.machine.has_offer() || state.machine.is_urgent()
     }
 
     /// Waits until a read would not wait, at most for the time limit of reads.

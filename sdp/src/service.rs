@@ -1,7 +1,7 @@
 //! SDP on a device: what all its connections share, and the thread that runs them when the program does not.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     io,
     net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
@@ -210,13 +210,14 @@ impl Core {
             slots: slots.map_err(io::Error::other)?,
             receives: Receives::default(),
             rdma: 0,
-            writes: 0,
+            writes_posted: 0,
+            writes_done: 0,
             established: false,
             reset_at: None,
             moving: None,
             sends: BTreeMap::new(),
             wants: BTreeMap::new(),
-            written: Vec::new(),
+            written: VecDeque::new(),
         };
         let (count, bytes) = machine.receives_to_post();
         link.receives.post(&link.pd, &link.qp, count, bytes).map_err(io::Error::other)?;

@@ -140,9 +140,11 @@ impl Socket {
             tracing::warn!(peer = ?state.peer, %violation, "SDP connection aborted");
             self.core.count(violation.counter(), 1);
         }
-        for (name, count) in
-            [("sdp_bytes_written", &mut state.written), ("sdp_transactions", &mut state.transactions)]
-        {
+        for (name, count) in [
+            ("sdp_bytes_written", &mut state.written),
+            ("sdp_bytes_placed", &mut state.placed),
+            ("sdp_transactions", &mut state.transactions),
+        ] {
             if *count > 0 {
                 self.core.count(name, std::mem::take(count));
             }
@@ -170,7 +172,7 @@ impl Socket {
     pub(crate) fn turn(&self) {
         let mut state = self.lock();
         if state.is_polled() {
-            state.poll_completions(&self.core);
+            while state.poll_completions(&self.core) {}
         } else {
             state.take_completions(&self.core);
         }

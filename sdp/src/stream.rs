@@ -22,7 +22,7 @@ use crate::{
     socket::{Socket, State},
 };
 
-pub use self::memory::Received;
+pub use self::memory::{Received, Sending};
 
 /// What the clones of a stream share. Dropping it closes the stream.
 struct Handle {

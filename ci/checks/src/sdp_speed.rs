@@ -199,7 +199,9 @@ impl Samples {
 
     fn tables(&self) -> String {
         let mut text = self.goals();
-        text.push_str("\n## iperf3, writes of 1 MiB\n\n| MTU | by | Gb/s | received by RDMA, % |\n|--:|---|--:|--:|\n");
+        text.push_str(
+            "\n## iperf3, writes of 1 MiB\n\n| MTU | by | Gb/s | received by RDMA, % |\n|--:|---|--:|--:|\n",
+        );
         for subject in Subject::all() {
             let Subject::Bulk(by, mtu) = subject else { continue };
             let [rate, share] =

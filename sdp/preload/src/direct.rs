@@ -23,7 +23,7 @@ use std::{
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     thread::{self, Thread},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use libc::c_int;
@@ -37,11 +37,11 @@ use crate::{
 
 /// Numbers above are served by the kernel.
 const NUMBERS: usize = 4096;
-/// How long a read that waits polls before it sleeps in the kernel.
-const POLLING: Duration = Duration::from_micros(50);
-/// After as many reads that polled in vain, only one in [`RARE`] polls.
-const MOST_VAIN: u32 = 8;
-const RARE: u32 = 64;
+/// How long a read that waits polls before it sleeps in the kernel: twice the time that the last such read waited, within these
+/// bounds. A read polls only if the last one waited for less than the upper bound, so that at most every second read polls in
+/// vain. The upper bound is longer than a round trip between programs that both sleep: two of these begin to poll together.
+const LEAST_POLLING: Duration = Duration::from_micros(50);
+const MOST_POLLING: Duration = Duration::from_micros(250);
 /// Reads without data in a row that make a non-blocking program one that polls.
 const POLLS: u32 = 3;
 /// How often the relay looks whether a program still polls. Data may wait as long when the program stops.
@@ -57,13 +57,16 @@ pub struct Direct {
     /// Bytes that the relay has forwarded to the kernel, and those that calls of the program have read there.
     pub forwarded: AtomicU64,
     taken: AtomicU64,
+    /// An out-of-band byte went to the kernel. It is not counted: how the program reads it depends on options of the socket.
+    kernel_reads: AtomicBool,
     /// The program polls: the relay leaves data in the stream.
     polling: AtomicBool,
     /// Reads of the stream.
     attempts: AtomicU64,
-    /// Reads in a row that have found nothing, and those that have polled in vain.
+    /// Reads in a row that have found nothing.
     empty: AtomicU32,
-    vain: AtomicU32,
+    /// How long the last read that waited did, in nanoseconds.
+    waited_ns: AtomicU64,
     /// The relay's thread towards the program.
     relay: Mutex<Option<Thread>>,
 }
@@ -220,29 +223,34 @@ enum Read {
     Empty,
     /// The kernel must serve the call.
     Kernel,
+    /// The same for a call that has waited since this time.
+    Waits(Instant),
 }
 
 fn read(joined: &Joined, fd: RawFd, flags: c_int, pieces: &mut [&mut [u8]]) -> Read {
     let direct = &joined.direct;
     let Some(_receiving) = try_lock(&direct.receiving) else { return Read::Kernel };
-    if direct.forwarded.load(Ordering::Relaxed) != direct.taken.load(Ordering::Relaxed) {
+    if direct.kernel_reads.load(Ordering::Relaxed)
+        || direct.forwarded.load(Ordering::Relaxed) != direct.taken.load(Ordering::Relaxed)
+    {
         return Read::Kernel;
     }
     direct.attempts.fetch_add(1, Ordering::Relaxed);
     let Some((first, rest)) = pieces.split_first_mut() else { return Read::Kernel };
-    // What the peer advertises, the relay reads by RDMA.
-    if joined.stream.has_offer() {
+    // A program that polls by calls that do not wait runs the device by them.
+    let outcome = if direct.is_polled() {
+        joined.stream.try_read_for(first, Duration::ZERO)
+    } else {
+        joined.stream.try_read(first)
+    };
+    if !is_empty(&outcome) {
+        return direct.finish_read(joined, outcome, rest, first.len());
+    }
+    // What the peer advertises, the relay reads by RDMA, and out-of-band bytes become urgent data of the kernel's socket.
+    if joined.stream.has_offer_or_oob() {
         return Read::Kernel;
     }
-    // A program that polls by calls that do not wait runs the device by them.
-    let limit = if direct.is_polled() { Duration::from_nanos(1) } else { Duration::ZERO };
-    let waits = match joined.stream.try_read_for(first, limit) {
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-            flags & libc::MSG_DONTWAIT == 0 && self::waits(fd)
-        }
-        outcome => return direct.finish_read(joined, outcome, rest, first.len()),
-    };
-    if !waits {
+    if flags & libc::MSG_DONTWAIT != 0 || !self::waits(fd) {
         let empty = direct.empty.fetch_add(1, Ordering::Relaxed) + 1;
         if empty >= POLLS {
             direct.polling.store(true, Ordering::Relaxed);
@@ -250,17 +258,22 @@ fn read(joined: &Joined, fd: RawFd, flags: c_int, pieces: &mut [&mut [u8]]) -> R
         }
         return Read::Kernel;
     }
-    let vain = direct.vain.load(Ordering::Relaxed);
-    if vain < MOST_VAIN || vain.is_multiple_of(RARE) {
+    let begin = Instant::now();
+    let waited = Duration::from_nanos(direct.waited_ns.load(Ordering::Relaxed));
+    if waited < MOST_POLLING {
         direct.polling.store(true, Ordering::Relaxed);
-        let outcome = joined.stream.try_read_for(first, POLLING);
-        if !matches!(&outcome, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
-            direct.vain.store(0, Ordering::Relaxed);
+        let limit = (2 * waited).clamp(LEAST_POLLING, MOST_POLLING);
+        let outcome = joined.stream.try_read_for(first, limit);
+        if !is_empty(&outcome) {
+            direct.waited_since(begin);
             return direct.finish_read(joined, outcome, rest, first.len());
         }
     }
-    direct.vain.store(vain.wrapping_add(1), Ordering::Relaxed);
-    Read::Kernel
+    Read::Waits(begin)
+}
+
+fn is_empty(outcome: &io::Result<usize>) -> bool {
+    matches!(outcome, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
 
 impl Direct {
@@ -290,6 +303,11 @@ impl Direct {
         Read::Done(total)
     }
 
+    fn waited_since(&self, begin: Instant) {
+        let waited = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.waited_ns.store(waited, Ordering::Relaxed);
+    }
+
     /// The kernel serves a read: the relay must forward from now on.
     fn leave_to_kernel(&self) {
         if self.polling.swap(false, Ordering::AcqRel)
@@ -314,6 +332,11 @@ impl Direct {
         self.polling.load(Ordering::Acquire)
     }
 
+    /// The kernel serves all reads from now on. Called by the relay's thread while it holds `receiving`.
+    pub fn leave_reads_to_kernel(&self) {
+        self.kernel_reads.store(true, Ordering::Relaxed);
+    }
+
     /// The calling thread is the relay's towards the program.
     pub fn relayed_here(&self) {
         *lock(&self.relay) = Some(thread::current());
@@ -326,6 +349,7 @@ pub fn receive(fd: RawFd, pieces: &mut [&mut [u8]], flags: c_int, kernel: impl F
     let Some(joined) = find(fd) else { return kernel() };
     let direct = &joined.direct;
     let known = flags & !KNOWN == 0 && !pieces.is_empty() && pieces.iter().all(|piece| !piece.is_empty());
+    let mut begin = None;
     if let Some(_inside) = Inside::enter() {
         match if known { read(&joined, fd, flags, pieces) } else { Read::Kernel } {
             Read::Done(n) => return n as isize,
@@ -333,10 +357,15 @@ pub fn receive(fd: RawFd, pieces: &mut [&mut [u8]], flags: c_int, kernel: impl F
                 sys::set_errno(libc::EAGAIN);
                 return -1;
             }
-            Read::Kernel => direct.leave_to_kernel(),
+            Read::Kernel => {}
+            Read::Waits(since) => begin = Some(since),
         }
+        direct.leave_to_kernel();
     }
     let done = kernel();
+    if let Some(begin) = begin {
+        direct.waited_since(begin);
+    }
     if done > 0 && flags & libc::MSG_PEEK == 0 {
         direct.taken.fetch_add(done as u64, Ordering::Relaxed);
         direct.empty.store(0, Ordering::Relaxed);

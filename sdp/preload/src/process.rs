@@ -29,7 +29,7 @@ use xwarp_verbs::Device;
 
 use crate::{
     direct, legs,
-    relay::{self, Gate, Joined, Relays},
+    relay::{self, ADVERTISED_BYTES, Gate, Joined, Relays},
     sys,
 };
 
@@ -192,7 +192,7 @@ impl Process {
         let mut ports = lock(&self.ports);
         let port = ports.entry(name).or_insert_with_key(|name| {
             let opened = Device::open(name).map_err(io::Error::other);
-            match opened.and_then(|device| Sdp::new(&device, SdpOptions::default())) {
+            match opened.and_then(|device| Sdp::new(&device, options())) {
                 Ok(sdp) => Some(Arc::new(Port { sdp, mapper: OnceLock::new() })),
                 Err(error) => {
                     tracing::warn!(%error, "connections stay with TCP");
@@ -338,13 +338,17 @@ impl Process {
 /// What went by RDMA, in words.
 fn share(counters: &BTreeMap<&'static str, u64>) -> String {
     let count = |name: &str| counters.get(name).copied().unwrap_or(0);
-    let (sent, received, read) =
-        (count("sdp_bytes_sent"), count("sdp_bytes_received"), count("sdp_bytes_read"));
-    let percent = (read * 100).checked_div(received).unwrap_or(0);
+    let (sent, received, placed) =
+        (count("sdp_bytes_sent"), count("sdp_bytes_received"), count("sdp_bytes_placed"));
+    let percent = (placed * 100).checked_div(received).unwrap_or(0);
     let direct = direct::bytes();
     format!(
-        "sent {sent} bytes, received {received} bytes, {percent} % of them by RDMA Read; {direct} bytes passed the loopback by"
+        "sent {sent} bytes, received {received} bytes, {percent} % of them by RDMA; {direct} bytes passed the loopback by"
     )
+}
+
+fn options() -> SdpOptions {
+    SdpOptions { bcopy_threshold: ADVERTISED_BYTES, ..SdpOptions::default() }
 }
 
 /// The interface of an address, or the only one that is not the loopback.

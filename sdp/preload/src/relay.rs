@@ -21,23 +21,28 @@ use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll},
     io::{Errno, fcntl_dupfd_cloexec},
     net::{
-        AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, acceptfrom_with, bind, connect,
-        connect_unspec, getsockname, listen, recv, send, shutdown, socket_with, sockopt,
+        AddressFamily, SendFlags, SocketFlags, SocketType, acceptfrom_with, bind, connect, connect_unspec,
+        getsockname, listen, shutdown, socket_with, sockopt,
     },
 };
-use xwarp_sdp::SdpStream;
+use xwarp_sdp::{Received, SdpStream};
 use xwarp_verbs::{Memory, Pages};
 
-use crate::direct::{self, Direct};
+use crate::{
+    direct::{self, Direct},
+    sys,
+};
 
 /// Bytes that are copied at a time.
-const CHUNK_BYTES: usize = 256 << 10;
+const CHUNK_BYTES: usize = 512 << 10;
 /// Least number of a leg's descriptor: half of the usual limit.
 const HIGH_NUMBER: i32 = 512;
 /// Stack of a thread, in bytes.
 const STACK_BYTES: usize = 128 << 10;
-/// Shorter pieces go in messages.
-pub const ADVERTISED_BYTES: usize = 64 << 10;
+/// Shorter pieces go in messages. A full segment on the loopback is longer.
+pub const ADVERTISED_BYTES: usize = 32 << 10;
+/// After a piece of this length, more may wait at the leg.
+const LONG_BYTES: usize = 16 << 10;
 /// How often a leg without data is looked at, at the end of the process: the kernel moves bytes from the program's socket
 /// to the leg when the leg has room again.
 const LAST_LOOKS: u32 = 3;
@@ -282,6 +287,8 @@ impl Relays {
     pub fn start(self: &Arc<Self>, joined: Arc<Joined>) -> io::Result<()> {
         // Small messages are not held back on the way to the program.
         sockopt::set_tcp_nodelay(&joined.leg, true)?;
+        // Reads of the leg then end before an urgent byte, which the next one returns.
+        sockopt::set_socket_oobinline(&joined.leg, true)?;
         sockopt::set_socket_keepalive(&joined.leg, true)?;
         sockopt::set_tcp_keepidle(&joined.leg, PROBE_IDLE)?;
         if self.ending.get().is_none() {
@@ -336,38 +343,51 @@ impl Relays {
         }
     }
 
-    /// Sends what the program sends. Long pieces are advertised, so that the peer's relay reads them by RDMA.
+    /// Sends what the program sends. Long pieces are advertised, so that the peer's relay reads them by RDMA while the next one is
+    /// taken from the leg.
     fn send_all(&self, joined: &Joined) -> io::Result<()> {
         let Joined { leg, stream, moved, direct, .. } = joined;
-        let mut bytes = vec![0; CHUNK_BYTES];
-        let memory = Memory::anonymous(CHUNK_BYTES, Pages::Normal)?;
+        let [mut memory, mut other] = [chunk()?, chunk()?];
+        let mut sending = None;
+        let mut bytes = Vec::new();
         let mut last_looks = LAST_LOOKS;
         loop {
             let ends = self.wait_readable(leg)?;
             let _sending = lock(&direct.sending);
-            let len = match recv(leg, &mut *bytes, RecvFlags::DONTWAIT) {
-                Ok((_, len)) => len,
+            let (len, urgent) = match take(leg, &memory) {
+                Ok(taken) => taken,
                 Err(Errno::AGAIN) if ends && last_looks > 0 => {
                     last_looks -= 1;
                     thread::sleep(Duration::from_millis(1));
                     continue;
                 }
-                Err(Errno::AGAIN) if ends => 0,
+                Err(Errno::AGAIN) if ends => (0, false),
                 Err(Errno::AGAIN | Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
             };
             if len == 0 {
+                if let Some(before) = sending {
+                    stream.finish_send_memory(before)?;
+                }
                 stream.shutdown(Shutdown::Write)?;
                 return stream.wait_sent(None);
             }
             last_looks = LAST_LOOKS;
-            let piece = bytes.get(..len).unwrap_or_default();
             if len < ADVERTISED_BYTES {
-                let mut stream = stream;
-                stream.write_all(piece)?;
+                bytes.resize(len, 0);
+                memory.read(0, &mut bytes).map_err(io::Error::other)?;
+                if let (true, [byte]) = (urgent, &*bytes) {
+                    stream.send_oob(*byte)?;
+                } else {
+                    let mut stream = stream;
+                    stream.write_all(&bytes)?;
+                }
             } else {
-                memory.write(0, piece).map_err(io::Error::other)?;
-                stream.send_memory(&memory, 0..len)?;
+                let next = stream.start_send_memory(&memory, 0..len)?;
+                if let Some(before) = sending.replace(next) {
+                    stream.finish_send_memory(before)?;
+                }
+                std::mem::swap(&mut memory, &mut other);
             }
             for count in [moved, &self.moved] {
                 count.fetch_add(len as u64, Ordering::Relaxed);
@@ -390,11 +410,39 @@ impl Relays {
     }
 }
 
+/// Memory for bytes on their way.
+fn chunk() -> io::Result<Memory> {
+    Memory::anonymous(CHUNK_BYTES, Pages::Normal)
+}
+
+/// Takes the bytes that wait at the leg, up to an urgent byte, or that byte. Returns how many there are, and whether it is that.
+fn take(leg: &OwnedFd, memory: &Memory) -> Result<(usize, bool), Errno> {
+    let mut len = 0;
+    loop {
+        let urgent = sys::is_at_mark(leg);
+        if urgent && len > 0 {
+            return Ok((len, false));
+        }
+        let room = if urgent { 1 } else { CHUNK_BYTES - len };
+        match sys::receive(leg, memory, len, room) {
+            Ok(n) => {
+                len += n;
+                // A short piece is probably all there is.
+                if n < LONG_BYTES || len == CHUNK_BYTES {
+                    return Ok((len, urgent));
+                }
+            }
+            // The next call will find the same.
+            Err(_) if len > 0 => return Ok((len, false)),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// What the peer sends.
 fn receive_all(joined: &Joined) -> io::Result<()> {
     let Joined { leg, stream, direct, .. } = joined;
-    let mut bytes = vec![0; CHUNK_BYTES];
-    let memory = Memory::anonymous(CHUNK_BYTES, Pages::Normal)?;
+    let memory = chunk()?;
     let mut len = 0;
     loop {
         direct.wait_while_polled();
@@ -406,25 +454,39 @@ fn receive_all(joined: &Joined) -> io::Result<()> {
         if direct.is_polled() {
             continue;
         }
-        len = stream.recv_memory(&memory, 0..CHUNK_BYTES)?;
-        if len == 0 {
-            // The program may have closed its socket already.
-            let _ = shutdown(leg, rustix::net::Shutdown::Write);
-            return Ok(());
-        }
-        let piece = bytes.get_mut(..len).unwrap_or_default();
-        memory.read(0, piece).map_err(io::Error::other)?;
-        direct.forwarded.fetch_add(len as u64, Ordering::Relaxed);
-        let mut rest: &[u8] = piece;
-        while !rest.is_empty() {
-            match send(leg, rest, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-                Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
-                Err(Errno::AGAIN) => wait_writable(leg, stream)?,
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+        match stream.recv_memory_or_oob(&memory, 0..CHUNK_BYTES)? {
+            Received::Bytes(0) => {
+                // The program may have closed its socket already.
+                let _ = shutdown(leg, rustix::net::Shutdown::Write);
+                return Ok(());
+            }
+            Received::Bytes(received) => {
+                len = received;
+                direct.forwarded.fetch_add(len as u64, Ordering::Relaxed);
+                forward(joined, &memory, len, SendFlags::empty())?;
+            }
+            Received::OutOfBand(byte) => {
+                direct.leave_reads_to_kernel();
+                memory.write(0, &[byte]).map_err(io::Error::other)?;
+                forward(joined, &memory, 1, SendFlags::OOB)?;
             }
         }
     }
+}
+
+/// Gives the first `len` bytes of `memory` to the program's socket.
+fn forward(joined: &Joined, memory: &Memory, len: usize, flags: SendFlags) -> io::Result<()> {
+    let Joined { leg, stream, .. } = joined;
+    let mut at = 0;
+    while at < len {
+        match sys::send(leg, memory, at, len - at, flags | SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(sent) => at += sent,
+            Err(Errno::AGAIN) => wait_writable(leg, stream)?,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Waits until the program reads. Fails when it does not, and the stream was reset.

@@ -4,11 +4,13 @@ use std::{
     io,
     mem::{MaybeUninit, size_of},
     net::{IpAddr, Ipv6Addr, SocketAddr},
-    os::fd::{BorrowedFd, RawFd},
+    os::fd::{AsRawFd as _, BorrowedFd, OwnedFd, RawFd},
     ptr,
 };
 
-use libc::{c_int, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
+use libc::{c_int, c_void, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
+use rustix::{io::Errno, net::SendFlags};
+use xwarp_verbs::Memory;
 
 /// `connect` of the kernel.
 ///
@@ -69,6 +71,48 @@ pub fn unacknowledged(fd: RawFd) -> Option<c_int> {
     let mut bytes = 0;
     // SAFETY: the call stores a number.
     (unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) } == 0).then_some(bytes)
+}
+
+/// Whether the next byte of a socket that keeps urgent data in line is the urgent byte (`SIOCATMARK`).
+pub fn is_at_mark(socket: &OwnedFd) -> bool {
+    const SIOCATMARK: libc::Ioctl = 0x8905;
+    let mut at_mark: c_int = 0;
+    // SAFETY: the call stores a number.
+    unsafe { libc::ioctl(socket.as_raw_fd(), SIOCATMARK, &raw mut at_mark) == 0 && at_mark != 0 }
+}
+
+/// `recv` of the kernel, which does not wait, into a part of `memory`.
+pub fn receive(socket: &OwnedFd, memory: &Memory, offset: usize, len: usize) -> Result<usize, Errno> {
+    if !memory.contains(offset, len) {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the part is inside of the memory, which the caller borrows. Nothing else uses it as anything but bytes.
+    let done = unsafe {
+        let to = memory.as_ptr().add(offset);
+        let (flags, nobody) = (libc::MSG_DONTWAIT, ptr::null_mut::<c_void>());
+        libc::syscall(libc::SYS_recvfrom, socket.as_raw_fd(), to, len, flags, nobody, nobody)
+    };
+    usize::try_from(done).map_err(|_| Errno::from_raw_os_error(errno()))
+}
+
+/// `send` of the kernel from a part of `memory`.
+pub fn send(
+    socket: &OwnedFd,
+    memory: &Memory,
+    offset: usize,
+    len: usize,
+    flags: SendFlags,
+) -> Result<usize, Errno> {
+    if !memory.contains(offset, len) {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: as above.
+    let done = unsafe {
+        let from = memory.as_ptr().add(offset);
+        let nobody = ptr::null_mut::<c_void>();
+        libc::syscall(libc::SYS_sendto, socket.as_raw_fd(), from, len, flags.bits(), nobody, 0)
+    };
+    usize::try_from(done).map_err(|_| Errno::from_raw_os_error(errno()))
 }
 
 /// Ends the process at once.

@@ -115,8 +115,12 @@ impl Sink {
 
     pub(super) fn peek(&self, out: &mut [u8]) -> usize {
         let n = self.readable().min(out.len());
-        for (place, byte) in out.iter_mut().zip(self.ring.iter().take(n)) {
-            *place = *byte;
+        let (first, second) = self.ring.as_slices();
+        let in_first = n.min(first.len());
+        for (place, bytes) in [(0..in_first, first), (in_first..n, second)] {
+            if let (Some(place), Some(bytes)) = (out.get_mut(place.clone()), bytes.get(..place.len())) {
+                place.copy_from_slice(bytes);
+            }
         }
         n
     }
@@ -171,8 +175,8 @@ impl Sink {
         {
             let n = self.readable().min(want.piece.len as usize);
             let id = want.id;
-            let copied: Vec<u8> = self.ring.iter().take(n).copied().collect();
-            self.consume(n);
+            let mut copied = vec![0; n];
+            self.read(&mut copied);
             self.wants.pop_front();
             notices.push_back(Notice::Received { id, len: n as u32, copied });
         }

@@ -238,7 +238,10 @@ impl Source {
         let len = len as u32;
         let memory = match front {
             Segment::Bytes(bytes) => {
-                out.extend(bytes.iter().take(len as usize));
+                let (first, second) = bytes.as_slices();
+                let n = first.len().min(len as usize);
+                out.extend_from_slice(first.get(..n).unwrap_or_default());
+                out.extend_from_slice(second.get(..len as usize - n).unwrap_or_default());
                 None
             }
             Segment::Memory { piece, .. } => Some(Advert { len, ..*piece }),

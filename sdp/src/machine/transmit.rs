@@ -196,11 +196,9 @@ impl Machine {
         let Payload { flags, memory, len } = payload;
         let is_update = message == Message::Data && len == 0 && !flags.contains(Flags::OOB_PEND);
         let base = self.credits.stamp(flags, is_update);
-        let copied = std::mem::take(out);
+        let copied = out.len();
         message.emit(base, len, out);
-        if !copied.is_empty() {
-            out.extend_from_slice(&copied);
-        }
+        out.rotate_left(copied);
         if len > 0 {
             self.resize.sent_payload(message.header_bytes() as u32 + len, &mut self.control);
         }

@@ -1,7 +1,7 @@
 //! What a connection uses of the device, and the work requests of the machine's actions.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     time::{Duration, Instant},
 };
 
@@ -29,8 +29,9 @@ pub(crate) struct Link {
     pub(crate) receives: Receives,
     /// RDMA Reads and Writes in the send queue.
     pub(crate) rdma: usize,
-    /// RDMA Writes among them.
-    pub(crate) writes: usize,
+    /// RDMA Writes that were posted, and that are complete: they complete in order.
+    pub(crate) writes_posted: u64,
+    pub(crate) writes_done: u64,
     /// Messages may be posted.
     pub(crate) established: bool,
     /// Reset when all messages were acknowledged, at this time at the latest.
@@ -40,11 +41,24 @@ pub(crate) struct Link {
     /// Memory of the program that is being sent and received, by its identifiers.
     pub(crate) sends: BTreeMap<u64, MemoryRegion>,
     pub(crate) wants: BTreeMap<u64, MemoryRegion>,
-    /// Memory that was sent by RDMA Writes whose completion is awaited.
-    pub(crate) written: Vec<MemoryRegion>,
+    /// Memory that was sent by RDMA Writes, oldest first: its identifier, and how many Writes must be complete before it is free.
+    pub(crate) written: VecDeque<(u64, u64, MemoryRegion)>,
 }
 
 impl Link {
+    /// An RDMA Write is complete: frees the memory of which nothing else is being written.
+    pub(super) fn write_done(&mut self) {
+        self.writes_done += 1;
+        while self.written.front().is_some_and(|(_, most, _)| *most <= self.writes_done) {
+            self.written.pop_front();
+        }
+    }
+
+    /// Whether memory that was to be sent is free again.
+    pub(crate) fn is_sent(&self, id: u64) -> bool {
+        !self.sends.contains_key(&id) && self.written.iter().all(|(written, ..)| *written != id)
+    }
+
     pub(super) fn execute(&mut self, action: &Action, bytes: &mut Vec<u8>) -> Result<(), String> {
         match *action {
             Action::PostReceives { count, bytes } => {
@@ -64,7 +78,7 @@ impl Link {
             Action::Write { local, remote } => {
                 let request = WorkRequest::write(Work::Write.wr_id(), sge(local), place(remote)).signaled();
                 self.rdma += 1;
-                self.writes += 1;
+                self.writes_posted += 1;
                 self.qp.post_send(&request).map_err(|e| e.to_string())
             }
             Action::Reconnect { port } => {

@@ -56,6 +56,7 @@ pub(crate) struct State {
     pub(crate) receiving: bool,
     /// Bytes sent by RDMA Write, and Transactions, that were not counted yet.
     pub(super) written: u64,
+    pub(super) placed: u64,
     pub(super) transactions: u64,
     /// The connection goes on in another service.
     pub(super) left: bool,
@@ -67,6 +68,8 @@ pub(crate) struct State {
     pub(super) counted: bool,
     pub(super) readable: bool,
     bytes: Vec<u8>,
+    /// Empty; kept for its memory.
+    completions: Vec<WorkCompletion>,
     /// Polls by callers that do not wait.
     pub(super) polls: u64,
     /// The connection is polled: its completions notify nobody. The value is the number of polls when the service looked.
@@ -96,6 +99,7 @@ impl State {
             unanswered: [None; 3],
             receiving: false,
             written: 0,
+            placed: 0,
             transactions: 0,
             left: false,
             made_again: false,
@@ -103,6 +107,7 @@ impl State {
             counted: false,
             readable: false,
             bytes: Vec::new(),
+            completions: Vec::new(),
             polls: 0,
             polled: None,
             waiting: 0,
@@ -144,6 +149,11 @@ impl State {
         (self.machine.is_open() && self.established.is_some()).then_some(Ok(()))
     }
 
+    /// Whether nothing waits to be sent, and there is a slot for a message.
+    pub(crate) fn can_send(&self) -> bool {
+        self.machine.is_all_sent() && self.link.as_ref().is_some_and(|link| !link.slots.free.is_empty())
+    }
+
     /// Whether a caller polls the connection.
     pub(crate) fn is_polled(&self) -> bool {
         self.polled.is_some()
@@ -160,13 +170,18 @@ impl State {
         }
     }
 
-    /// Handles the completions that wait; returns whether there was one.
+    /// Handles the completions that wait; returns whether there was one. Runs the engine only when there was none: one more
+    /// turn would send the acknowledgement that the program's reply can carry (`docs/decisions/0002-*`).
     pub(super) fn poll_completions(&mut self, core: &Core) -> bool {
-        let mut any = false;
-        while let Some(completion) = self.link.as_ref().and_then(|link| link.cq.poll_one()) {
-            any = true;
+        let mut found = std::mem::take(&mut self.completions);
+        if let Some(link) = &self.link {
+            link.cq.poll(&mut found, link.cq.capacity());
+        }
+        let any = !found.is_empty();
+        for completion in found.drain(..) {
             self.complete(&completion, core);
         }
+        self.completions = found;
         any
     }
 
@@ -197,10 +212,7 @@ impl State {
             }
             Work::Write => {
                 link.rdma -= 1;
-                link.writes -= 1;
-                if link.writes == 0 {
-                    link.written.clear();
-                }
+                link.write_done();
             }
         }
     }
@@ -253,12 +265,15 @@ impl State {
             match notice {
                 Notice::Sent { id } => {
                     if let Some(region) = link.sends.remove(&id)
-                        && link.writes > 0
+                        && link.writes_done < link.writes_posted
                     {
-                        link.written.push(region);
+                        link.written.push_back((id, link.writes_posted, region));
                     }
                 }
                 Notice::Received { id, len, copied } => {
+                    if copied.is_empty() {
+                        self.placed += u64::from(len);
+                    }
                     if let Some(region) = link.wants.remove(&id) {
                         let fits = copied.is_empty() || region.write(0, &copied).is_ok();
                         self.outcomes.received.insert(id, if fits { len } else { 0 });

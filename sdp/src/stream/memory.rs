@@ -24,33 +24,43 @@ impl SdpStream {
     /// and the peer fetches it by RDMA Read; when it does not within
     /// [`SdpOptions::unread_limit`](crate::SdpOptions::unread_limit), the range goes in messages. There is no time limit: the connection's keepalive ends a send to a peer that is gone.
     pub fn send_memory(&self, memory: &Memory, range: Range<usize>) -> io::Result<()> {
+        let sending = self.start_send_memory(memory, range)?;
+        self.finish_send_memory(sending)
+    }
+
+    /// The first half of [`Self::send_memory`]: the range is a part of the stream, behind all that was sent before. The memory must
+    /// stay as it is until [`Self::finish_send_memory`] returns.
+    pub fn start_send_memory(&self, memory: &Memory, range: Range<usize>) -> io::Result<Sending> {
         let len = range.len();
         let piece = memory.slice(range.start, len).map_err(invalid)?;
         if len < self.0.sdp.0.core.options.bcopy_threshold {
-            return self.send_copied(&piece);
+            self.send_copied(&piece)?;
+            return Ok(Sending { id: None, len });
         }
-        let mut id = None;
+        let socket = &self.0.socket;
+        let mut state = socket.lock();
+        if let Some(error) = broken(&state) {
+            return Err(error);
+        }
+        let id = Some(advertise(&mut state, &piece, Purpose::Send)?);
+        socket.drive(&mut state);
+        Ok(Sending { id, len })
+    }
+
+    /// Waits until the peer has what was sent, as [`Self::send_memory`] does.
+    pub fn finish_send_memory(&self, sending: Sending) -> io::Result<()> {
+        let Sending { id: Some(id), len } = sending else { return Ok(()) };
         let mut unread_at = Some(Instant::now() + self.0.sdp.0.core.options.unread_limit);
         let socket = &self.0.socket;
         let mut state = socket.lock();
         loop {
-            if let Some(error) = broken(&state).filter(|_| id.is_none()).or_else(|| state.error()) {
+            if let Some(error) = state.error() {
                 return Err(error);
             }
-            match id {
-                None => {
-                    id = Some(advertise(&mut state, &piece, Purpose::Send)?);
-                    socket.drive(&mut state);
-                    continue;
-                }
-                Some(id) => {
-                    let link = state.link.as_ref();
-                    if link.is_none_or(|link| !link.sends.contains_key(&id) && link.written.is_empty()) {
-                        self.count("sdp_bytes_sent", len);
-                        self.count("sdp_bytes_advertised", len);
-                        return Ok(());
-                    }
-                }
+            if state.link.as_ref().is_none_or(|link| link.is_sent(id)) {
+                self.count("sdp_bytes_sent", len);
+                self.count("sdp_bytes_advertised", len);
+                return Ok(());
             }
             let (after, in_time) = socket.wait(state, unread_at);
             state = after;
@@ -219,6 +229,15 @@ impl SdpStream {
         self.0.socket.drive(state);
         Ok(None)
     }
+}
+
+/// Memory that is being sent, for [`SdpStream::finish_send_memory`].
+#[derive(Debug)]
+#[must_use]
+pub struct Sending {
+    /// `None`: it was copied.
+    id: Option<u64>,
+    len: usize,
 }
 
 /// What [`SdpStream::recv_memory_or_oob`] returns.
