@@ -90,8 +90,22 @@ impl CmEvent {
 /// The event of C for one of ours; `None` for one that librdmacm does not have.
 pub fn translate(channel: &Arc<Channel>, lane: &Lane, found: Event) -> Option<Arc<CmEvent>> {
     let id = lane.id(found.id)?;
+    if let EventKind::ConnectRequest(request) = found.kind {
+        return requested(channel, lane, &id, request);
+    }
+    let (kind, fields) = advanced(&id, found.kind)?;
+    CmEvent::new(&id, None, kind, fields)
+}
+
+/// Brings `id` to the stage after an event, and returns the event's kind and fields in C.
+fn advanced(id: &Arc<Id>, kind: EventKind) -> Option<(c_int, Fields)> {
     let failed = |status| Fields { status, ..Fields::default() };
-    let (kind, fields) = match found.kind {
+    let ended = |kind, status| {
+        id.set_stage(Stage::Ended);
+        (kind, failed(status))
+    };
+    let refused = -(Errno::ECONNREFUSED as c_int);
+    let advanced = match kind {
         EventKind::AddressResolved => {
             id.resolved();
             (event::ADDR_RESOLVED, Fields::default())
@@ -104,61 +118,33 @@ pub fn translate(channel: &Arc<Channel>, lane: &Lane, found: Event) -> Option<Ar
             id.set_stage(Stage::RouteResolved);
             (event::ROUTE_RESOLVED, Fields::default())
         }
-        EventKind::ConnectRequest(request) => return requested(channel, lane, &id, request),
         EventKind::Established { private_data, ird, ord, .. } => {
             id.established();
             (event::ESTABLISHED, Fields { private_data, depths: [ird, ord], ..Fields::default() })
         }
         EventKind::Rejected { private_data, .. } => {
-            id.set_stage(Stage::Ended);
-            let status = -(Errno::ECONNREFUSED as c_int);
-            (event::REJECTED, Fields { status, private_data, ..Fields::default() })
+            let (kind, fields) = ended(event::REJECTED, refused);
+            (kind, Fields { private_data, ..fields })
         }
-        EventKind::Refused => {
-            id.set_stage(Stage::Ended);
-            (event::REJECTED, failed(-(Errno::ECONNREFUSED as c_int)))
+        EventKind::Refused => ended(event::REJECTED, refused),
+        EventKind::Unreachable => ended(event::UNREACHABLE, -(Errno::EHOSTUNREACH as c_int)),
+        EventKind::TimedOut => ended(event::UNREACHABLE, -(Errno::ETIMEDOUT as c_int)),
+        EventKind::ConnectError(reason) => ended(event::CONNECT_ERROR, failure::closed(reason)),
+        EventKind::RequestGone => ended(event::CONNECT_ERROR, -(Errno::ECONNRESET as c_int)),
+        // An identifier with a wildcard address is on no interface.
+        EventKind::Closed(CloseReason::InterfaceRemoved) | EventKind::MacChanged if id.is_wildcard() => {
+            return None;
         }
-        EventKind::Unreachable => {
-            id.set_stage(Stage::Ended);
-            (event::UNREACHABLE, failed(-(Errno::EHOSTUNREACH as c_int)))
-        }
-        EventKind::TimedOut => {
-            id.set_stage(Stage::Ended);
-            (event::UNREACHABLE, failed(-(Errno::ETIMEDOUT as c_int)))
-        }
-        EventKind::ConnectError(reason) => {
-            id.set_stage(Stage::Ended);
-            (event::CONNECT_ERROR, failed(failure::closed(reason)))
-        }
-        EventKind::RequestGone => {
-            id.set_stage(Stage::Ended);
-            (event::CONNECT_ERROR, failed(-(Errno::ECONNRESET as c_int)))
-        }
-        // With the interface goes each identifier that is on it. One with a wildcard address is on none.
-        EventKind::Closed(CloseReason::InterfaceRemoved) => {
-            if id.is_wildcard() {
-                return None;
-            }
-            id.set_stage(Stage::Ended);
-            (event::DEVICE_REMOVAL, Fields::default())
-        }
-        EventKind::MacChanged => {
-            if id.is_wildcard() {
-                return None;
-            }
-            (event::ADDR_CHANGE, Fields::default())
-        }
+        EventKind::Closed(CloseReason::InterfaceRemoved) => ended(event::DEVICE_REMOVAL, 0),
+        EventKind::MacChanged => (event::ADDR_CHANGE, Fields::default()),
         // Reported once: a kernel reports the end of a connection with one event.
         EventKind::Disconnected | EventKind::Closed(_) => {
-            if !id.disconnected() {
-                return None;
-            }
-            (event::DISCONNECTED, Fields::default())
+            id.disconnected().then(|| (event::DISCONNECTED, Fields::default()))?
         }
         EventKind::DeviceFailed => (event::DEVICE_REMOVAL, Fields::default()),
         _ => return None,
     };
-    CmEvent::new(&id, None, kind, fields)
+    Some(advanced)
 }
 
 /// A peer asks for a connection: a new identifier.
