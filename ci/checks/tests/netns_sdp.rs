@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
-    env, fs,
     io::{ErrorKind, Read as _, Write as _},
     net::{Shutdown, SocketAddr},
     sync::Barrier,
@@ -14,17 +13,12 @@ use rustix::process::Signal;
 use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     process::Running,
-    shared::{NOBODY, SharedInterface},
     tshark,
 };
-use xwarp_sdp::{
-    Sdp, SdpListener, SdpOptions, SdpStream,
-    mapper::{Asked, Question},
-};
+use xwarp_sdp::{Sdp, SdpListener, SdpOptions, SdpStream};
 use xwarp_verbs::{Device, DeviceOptions, Memory, Pages};
 
 const SERVER: &str = env!("CARGO_BIN_EXE_xwarp-sdp-peer");
-const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
 const PORT: u16 = 4800;
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -239,43 +233,4 @@ fn netns_sdp_a_killed_peer_is_a_reset() {
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     })
     .unwrap();
-}
-
-/// A program that is not root, behind xwarpd at A, and one that owns the interface at B, each as the server once.
-#[test]
-fn netns_sdp_a_program_without_privileges_uses_the_helper() {
-    for server in [Side::A, Side::B] {
-        let lab = lab(1500);
-        let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
-        // The user must be able to read it.
-        let library = lab.file("libxwarp-sdp.so");
-        let built = env::current_exe().unwrap().with_file_name("libxwarp_sdp_preload.so");
-        fs::copy(built, &library).unwrap();
-        let start = |side: Side, script: String| {
-            let id = NOBODY.to_string();
-            let mut command = lab.command(side, "setpriv");
-            if side == Side::A {
-                command.args(["--reuid", &id, "--regid", &id, "--clear-groups", "--no-new-privs"]);
-                command.args(["--inh-caps=-all", "--bounding-set=-all"]);
-                command.env("XWARP_HELPER", shared.socket());
-            }
-            command.args(["sh", "-c", &script]).env("XWARP_SDP_STATISTICS", "1").env("LD_PRELOAD", &library);
-            Running::start(command).unwrap()
-        };
-        let address = lab.address(server, Family::V4);
-        let mut serving = start(server, format!("echo from the server | nc -N -l {address} {PORT}"));
-        let from = SocketAddr::new(lab.address(server.peer(), Family::V4), 1);
-        let question = || Question::new(from, SocketAddr::new(address, PORT)).ask(1).unwrap();
-        let end = Instant::now() + LIMIT;
-        while !matches!(lab.within(server.peer(), question).unwrap(), Asked::Accepted(..)) {
-            let ended = serving.wait(Duration::from_millis(20));
-            assert!(ended.is_err() && Instant::now() < end, "{ended:?}\n{}", serving.output());
-        }
-        let called = start(server.peer(), format!("echo from the client | nc -N {address} {PORT}"));
-        let (called, served) = (called.finish(LIMIT).unwrap(), serving.finish(LIMIT).unwrap());
-        for (output, heard) in [(called, "from the server"), (served, "from the client")] {
-            assert!(output.contains(heard), "{output}");
-            assert!(output.contains("sent 16 bytes, received 16 bytes"), "{output}");
-        }
-    }
 }
