@@ -1,18 +1,17 @@
 //! Devices of running processes, asked through their sockets (see [`xwarp_verbs::observe`]).
 
 use std::{
-    fmt,
-    fs::{self, DirEntry},
+    fmt, fs,
     io::{self, Read as _, Write},
     net::Shutdown,
     os::unix::net::UnixStream,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail};
-use xwarp_verbs::observe::{self, DIRECTORY_OF_USERS, DIRECTORY_VARIABLE, OBSERVE_VARIABLE};
+use xwarp_verbs::observe::{self, DIRECTORY_OF_USERS, DIRECTORY_VARIABLE, OBSERVE_VARIABLE, Socket};
 
 /// Longest time to wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -30,33 +29,19 @@ pub struct Choice {
     pub interface: Option<String>,
 }
 
-/// The socket of a device.
+/// A device that can be asked.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Device {
-    /// Its process.
-    pub pid: u32,
-    /// Its interface.
-    pub interface: String,
-    path: PathBuf,
-}
+pub struct Device(Socket);
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of process {}", self.interface, self.pid)
+        write!(f, "{} of process {}", self.0.interface, self.0.pid)
     }
 }
 
 impl Device {
-    /// From the name of its socket, `PID-INTERFACE-NUMBER`.
-    fn of(entry: &DirEntry) -> Option<Self> {
-        let name = entry.file_name();
-        let (pid, rest) = name.to_str()?.split_once('-')?;
-        let (interface, _number) = rest.rsplit_once('-')?;
-        Some(Self { pid: pid.parse().ok()?, interface: interface.to_owned(), path: entry.path() })
-    }
-
     fn ask(&self, line: &str) -> io::Result<UnixStream> {
-        let mut stream = UnixStream::connect(&self.path)?;
+        let mut stream = UnixStream::connect(&self.0.path)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         writeln!(stream, "{line}")?;
@@ -82,23 +67,14 @@ fn directories() -> Vec<PathBuf> {
     found
 }
 
-/// The chosen devices. Sockets that dead processes left are removed. An error when there is none says what to do.
+/// The chosen devices. An error when there is none says what to do.
 pub fn find(choice: &Choice) -> Result<Vec<Device>> {
-    let mut devices = Vec::new();
-    for directory in directories() {
-        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-            let Some(device) = Device::of(&entry) else { continue };
-            if is_alive(&device) {
-                devices.push(device);
-            } else {
-                let _ = fs::remove_file(&device.path);
-            }
-        }
-    }
+    let found = directories().into_iter().flat_map(|directory| observe::sockets(&directory));
+    let mut devices: Vec<_> = found.map(Device).collect();
     let all = devices.len();
     devices.retain(|device| {
-        choice.pid.is_none_or(|pid| pid == device.pid)
-            && choice.interface.as_ref().is_none_or(|name| *name == device.interface)
+        choice.pid.is_none_or(|pid| pid == device.0.pid)
+            && choice.interface.as_ref().is_none_or(|name| *name == device.0.interface)
     });
     devices.sort();
     match (devices.is_empty(), all) {
@@ -109,10 +85,6 @@ pub fn find(choice: &Choice) -> Result<Vec<Device>> {
         ),
         (true, all) => bail!("none of the {all} devices that can be observed is the chosen one: xwarp stat"),
     }
-}
-
-fn is_alive(device: &Device) -> bool {
-    Path::new("/proc").join(device.pid.to_string()).exists()
 }
 
 /// The chosen device; there must be one only.

@@ -28,7 +28,7 @@ use xwarp_rnic::rnic::{QpId, QpInfo};
 
 use super::{counters::Counters, shared::DeviceCore};
 use crate::{
-    observe::{VERSION, directory},
+    observe::{VERSION, directory, sockets},
     system::{self, Doorbell, wait_readable},
     tap::Recording,
 };
@@ -95,6 +95,8 @@ impl Observer {
         let directory = directory()
             .ok_or_else(|| io::Error::other("no directory for its socket: set XDG_RUNTIME_DIR"))?;
         make_private(&directory)?;
+        // Removes the files of ended processes.
+        sockets(&directory);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = directory.join(format!("{}-{interface}-{number}", std::process::id()));
         // A dead process of this id may have left its file.
