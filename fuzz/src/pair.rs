@@ -97,17 +97,17 @@ impl Side {
             framing,
             ..EngineConfig::default()
         });
-        let pd = engine.alloc_pd().expect("a domain");
-        let (cq, ring) = engine.create_cq(256, None).expect("a completion queue");
+        let pd = engine.rnic_mut().alloc_pd().expect("a domain");
+        let (cq, ring) = engine.rnic_mut().create_cq(256, None).expect("a completion queue");
         let options = QueuePairOptions { max_send_wr: 32, max_recv_wr: 32, ..QueuePairOptions::default() };
         let attributes = QpAttributes { options, ..QpAttributes::new(pd, cq, cq) };
-        let qp = engine.create_qp(attributes).expect("a queue pair");
+        let qp = engine.rnic_mut().create_qp(attributes).expect("a queue pair");
         let mut keys = [STag::new(0); 5];
         let mut make = |number: usize, fill, access| {
             let guarded = Guarded::new(REGION, fill);
             let memory = guarded.region().clone();
             let registration = Registration { pd, memory, access, base: 0, stream: None };
-            keys[number] = engine.register(registration).expect("a region");
+            keys[number] = engine.rnic_mut().register(registration).expect("a region");
             guarded
         };
         let source = make(0, Some(0), Access::REMOTE_READ);
@@ -153,7 +153,7 @@ impl Side {
         let Some(slot) = (0..SLOTS).find(|slot| self.free_slots.contains(slot)) else { return };
         let wr_id = self.next_id << 8 | slot as u64;
         let scatter = [Sge { key: self.regions.keys[3], offset: (slot * SLOT) as u64, len: SLOT as u32 }];
-        if self.engine.post_recv(self.qp, &RecvRequest { wr_id, scatter: &scatter }).is_ok() {
+        if self.engine.rnic_mut().post_recv(self.qp, &RecvRequest { wr_id, scatter: &scatter }).is_ok() {
             self.next_id += 1;
             self.free_slots.remove(&slot);
             self.receives.push_back(wr_id);
@@ -182,7 +182,7 @@ impl Side {
             payload: Payload::Gather(&local),
             flags: flags | SendFlags::SIGNALED,
         };
-        if self.engine.post_send(self.qp, &request).is_ok() {
+        if self.engine.rnic_mut().post_send(self.qp, &request).is_ok() {
             self.next_id += 1;
             self.sends.push_back(wr_id);
             if what % 5 < 2 && !self.closing {

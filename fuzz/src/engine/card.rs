@@ -160,21 +160,21 @@ impl Card {
             most_connections: 16,
             ..EngineConfig::default()
         });
-        let pd = engine.alloc_pd().expect("a domain");
-        let foreign = engine.alloc_pd().expect("another domain");
-        let (cq, ring) = engine.create_cq(512, None).expect("a completion queue");
+        let pd = engine.rnic_mut().alloc_pd().expect("a domain");
+        let foreign = engine.rnic_mut().alloc_pd().expect("another domain");
+        let (cq, ring) = engine.rnic_mut().create_cq(512, None).expect("a completion queue");
         let srq = SrqAttributes { pd, max_wr: DEPTH, max_sge: 4, limit: 0 };
-        let srq = engine.create_srq(&srq).expect("a shared receive queue");
+        let srq = engine.rnic_mut().create_srq(&srq).expect("a shared receive queue");
         let attributes = QpAttributes::new(pd, cq, cq);
         let [plain, strict, shared, aside] =
-            kinds(attributes, srq).map(|a| engine.create_qp(a).expect("a queue pair"));
+            kinds(attributes, srq).map(|a| engine.rnic_mut().create_qp(a).expect("a queue pair"));
         let qps = vec![plain, strict, shared];
         let mut keys = Vec::new();
         let mut make = |fill, pd, access, stream| {
             let guarded = Guarded::new(REGION, fill);
             let memory = guarded.region().clone();
             let registration = Registration { pd, memory, access, base: 0, stream };
-            keys.push(engine.register(registration).expect("a region"));
+            keys.push(engine.rnic_mut().register(registration).expect("a region"));
             guarded
         };
         let sink = make(Some(SINK_FILL), pd, Access::LOCAL_WRITE, None);
@@ -184,7 +184,7 @@ impl Card {
         let other_domain = make(None, foreign, Access::all(), None);
         let other_stream = make(None, pd, Access::all(), Some(aside));
         let gone = make(None, pd, Access::all(), None);
-        engine.deregister(*keys.last().expect("seven keys")).expect("it was registered");
+        engine.rnic_mut().deregister(*keys.last().expect("seven keys")).expect("it was registered");
         let closed = [no_rights, other_domain, other_stream, gone];
         let doors = Doors::new(&mut engine, pd, qps[0]);
         let regions = Regions { sink, open, readable, closed, keys, doors };
@@ -265,7 +265,7 @@ impl Card {
             let params = AcceptParams { ird: 2, ord: 2, private_data: Vec::new() };
             let taken = !self.refuses
                 && self.qps.clone().into_iter().any(|qp| {
-                    let _ = self.engine.reset_qp(qp);
+                    let _ = self.engine.rnic_mut().reset_qp(qp);
                     self.engine.accept(request, qp, params.clone()).is_ok()
                 });
             if !taken {
@@ -303,8 +303,8 @@ impl Card {
             2..=6 => self.post_send(qp, what % 12, input),
             7 => drop(self.engine.disconnect(qp)),
             8 => drop(self.engine.abort(qp)),
-            9 => drop(self.engine.reset_qp(qp)),
-            10 => drop(self.engine.deregister(self.regions.keys[usize::from(input.u8()) % 3])),
+            9 => drop(self.engine.rnic_mut().reset_qp(qp)),
+            10 => drop(self.engine.rnic_mut().deregister(self.regions.keys[usize::from(input.u8()) % 3])),
             _ => self.engine.mtu_changed(self.now, input.u16().max(68)),
         }
     }
@@ -323,13 +323,13 @@ impl Card {
             }
             what @ 5..=8 => self.post_send(qp, what + 2, input),
             9 => self.regions.doors.take_away(&mut self.engine, input),
-            10 => drop(self.engine.revoke(self.regions.keys[usize::from(input.u8()) % 3])),
+            10 => drop(self.engine.rnic_mut().revoke(self.regions.keys[usize::from(input.u8()) % 3])),
             _ => {
                 let size = input.u16().into();
                 let _ = match size % 3 {
-                    0 => self.engine.arm_srq_limit(self.srq, size),
-                    1 => self.engine.resize_srq(self.srq, size),
-                    _ => self.engine.resize_cq(self.cq, size + 256),
+                    0 => self.engine.rnic_mut().arm_srq_limit(self.srq, size),
+                    1 => self.engine.rnic_mut().resize_srq(self.srq, size),
+                    _ => self.engine.rnic_mut().resize_cq(self.cq, size + 256),
                 };
             }
         }
@@ -358,11 +358,11 @@ impl Card {
         let scatter: Vec<Sge> = (0..count).map(|_| self.piece(input)).collect();
         let wr_id = self.id();
         let request = RecvRequest { wr_id, scatter: &scatter };
-        let shared = self.engine.query_qp(qp).is_ok_and(|info| info.attributes.srq.is_some());
+        let shared = self.engine.rnic().query_qp(qp).is_ok_and(|info| info.attributes.srq.is_some());
         let posted = if shared {
-            self.engine.post_srq_recv(self.srq, &request)
+            self.engine.rnic_mut().post_srq_recv(self.srq, &request)
         } else {
-            self.engine.post_recv(qp, &request)
+            self.engine.rnic_mut().post_recv(qp, &request)
         };
         if posted.is_ok() {
             self.outstanding.insert(wr_id, qp);
@@ -399,7 +399,7 @@ impl Card {
         let flags = SendFlags::SIGNALED | SendFlags::from_bits_truncate(flags);
         let wr_id = self.id();
         let request = WorkRequest { wr_id, operation, payload, flags };
-        if self.engine.post_send(qp, &request).is_ok() {
+        if self.engine.rnic_mut().post_send(qp, &request).is_ok() {
             self.regions.doors.posted(wr_id, &operation);
             self.outstanding.insert(wr_id, qp);
         }
@@ -440,18 +440,18 @@ impl Card {
     fn take_apart(self) -> usize {
         let Self { mut engine, regions, qps, aside, srq, cq, pds, .. } = self;
         for qp in qps.into_iter().chain([aside]) {
-            engine.destroy_qp(qp).expect("a queue pair");
+            engine.rnic_mut().destroy_qp(qp).expect("a queue pair");
         }
         let through_doors = regions.doors.over(&mut engine);
         for key in regions.keys {
             // Some have already been deregistered.
-            let gone = engine.deregister(key);
+            let gone = engine.rnic_mut().deregister(key);
             assert!(!matches!(gone, Err(ResourceError::InUse(..))), "{gone:?}");
         }
-        engine.destroy_srq(srq).expect("it is unused");
-        engine.destroy_cq(cq).expect("it is unused");
+        engine.rnic_mut().destroy_srq(srq).expect("it is unused");
+        engine.rnic_mut().destroy_cq(cq).expect("it is unused");
         for pd in pds {
-            engine.dealloc_pd(pd).expect("nothing is left in it");
+            engine.rnic_mut().dealloc_pd(pd).expect("nothing is left in it");
         }
         through_doors
     }

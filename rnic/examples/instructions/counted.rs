@@ -101,12 +101,13 @@ impl End {
     fn new(link: MemoryLink, framing: FramingConfig) -> Self {
         let config = EngineConfig { secret: Secret::from_number(1), framing, ..EngineConfig::default() };
         let mut engine = Engine::new(config);
-        let pd = engine.alloc_pd().unwrap();
-        let (cq, ring) = engine.create_cq(1024, None).unwrap();
-        let qp = engine.create_qp(QpAttributes::new(pd, cq, cq)).unwrap();
+        let pd = engine.rnic_mut().alloc_pd().unwrap();
+        let (cq, ring) = engine.rnic_mut().create_cq(1024, None).unwrap();
+        let qp = engine.rnic_mut().create_qp(QpAttributes::new(pd, cq, cq)).unwrap();
         let memory = Memory::anonymous(DEPTH * LARGE, Pages::Normal).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let key = engine.register(Registration { pd, memory, access, base: 0, stream: None }).unwrap();
+        let key =
+            engine.rnic_mut().register(Registration { pd, memory, access, base: 0, stream: None }).unwrap();
         Self { engine, link, qp, ring, key, posted: 0, completed: 0, received: 0 }
     }
 
@@ -114,7 +115,7 @@ impl End {
         let offset = (number % DEPTH * LARGE) as u64;
         let scatter = [Sge { key: self.key, offset, len: LARGE as u32 }];
         let request = RecvRequest { wr_id: 0, scatter: &scatter };
-        self.engine.post_recv(self.qp, &request).unwrap();
+        self.engine.rnic_mut().post_recv(self.qp, &request).unwrap();
     }
 
     fn post(&mut self, peer: STag, scenario: &Scenario) {
@@ -125,7 +126,7 @@ impl End {
         };
         let payload = Payload::Piece(Sge { key: self.key, offset, len: scenario.len as u32 });
         let request = WorkRequest { wr_id: 0, operation, payload, flags: SendFlags::SIGNALED };
-        self.engine.post_send(self.qp, &request).unwrap();
+        self.engine.rnic_mut().post_send(self.qp, &request).unwrap();
         self.posted += 1;
     }
 

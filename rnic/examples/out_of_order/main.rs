@@ -60,13 +60,15 @@ impl End {
         let config = EngineConfig { secret, tcp, framing, ..EngineConfig::default() };
         let mut station = Station::new(link, config);
         let engine = &mut station.engine;
-        let pd = engine.alloc_pd().unwrap();
-        let (cq, ring) = engine.create_cq(4096, None).unwrap();
+        let pd = engine.rnic_mut().alloc_pd().unwrap();
+        let (cq, ring) = engine.rnic_mut().create_cq(4096, None).unwrap();
         let options = QueuePairOptions { any_receive: true, ..QueuePairOptions::default() };
-        let qp = engine.create_qp(QpAttributes { options, ..QpAttributes::new(pd, cq, cq) }).unwrap();
+        let qp =
+            engine.rnic_mut().create_qp(QpAttributes { options, ..QpAttributes::new(pd, cq, cq) }).unwrap();
         let memory = Memory::anonymous(bytes, Pages::Normal).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let key = engine.register(Registration { pd, memory, access, base: 0, stream: None }).unwrap();
+        let key =
+            engine.rnic_mut().register(Registration { pd, memory, access, base: 0, stream: None }).unwrap();
         Self { station, qp, ring, key }
     }
 }
@@ -95,7 +97,7 @@ impl Node for Writer {
             let operation = Operation::WriteImmediate { remote, data: [0; 8] };
             let payload = Payload::Gather(&pieces);
             let request = WorkRequest { wr_id: 0, operation, payload, flags: SendFlags::SIGNALED };
-            if self.end.station.engine.post_send(self.end.qp, &request).is_err() {
+            if self.end.station.engine.rnic_mut().post_send(self.end.qp, &request).is_err() {
                 break;
             }
             self.posted_at.push_back(now);
@@ -126,7 +128,12 @@ struct Reader {
 
 impl Reader {
     fn receive(&mut self) {
-        self.end.station.engine.post_recv(self.end.qp, &RecvRequest { wr_id: 0, scatter: &[] }).unwrap();
+        self.end
+            .station
+            .engine
+            .rnic_mut()
+            .post_recv(self.end.qp, &RecvRequest { wr_id: 0, scatter: &[] })
+            .unwrap();
     }
 }
 
@@ -239,7 +246,7 @@ fn latency(line: &Faults, framing: &FramingConfig, flags: SendFlags, before: usi
     near.station.engine.connect(Instant::ZERO, &mut near.station.link, near.qp, path, params).unwrap();
     let remote = Remote { key: far.key, offset: 0 };
     let sink = [Sge { key: far.key, offset: LOST_WRITE as u64, len: SEND as u32 }];
-    far.station.engine.post_recv(far.qp, &RecvRequest { wr_id: 0, scatter: &sink }).unwrap();
+    far.station.engine.rnic_mut().post_recv(far.qp, &RecvRequest { wr_id: 0, scatter: &sink }).unwrap();
     let mut now = Instant::ZERO;
     let mut pass = |near: &mut End, far: &mut End, time| {
         run(&wire, &mut [&mut near.station as &mut dyn Node, &mut far.station], now, time, |_, _| false);
@@ -256,7 +263,7 @@ fn latency(line: &Faults, framing: &FramingConfig, flags: SendFlags, before: usi
     ] {
         let piece = [Sge { key: near.key, offset: 0, len: len as u32 }];
         let request = WorkRequest { wr_id: 0, operation, payload: Payload::Gather(&piece), flags };
-        near.station.engine.post_send(near.qp, &request).unwrap();
+        near.station.engine.rnic_mut().post_send(near.qp, &request).unwrap();
         wire.with_faults([Faults { loss, ..*line }, *line]);
         pass(&mut near, &mut far, Duration::from_nanos(1));
     }

@@ -24,13 +24,8 @@ use xwarp_tcp::{
 
 pub use self::cm::ConnectParams;
 use self::peers::Peers;
-use crate::{
-    ddp::STag,
-    rnic::{
-        AsyncEvent, CmEvent, CompletionRing, CqId, DdpCounters, FastRegistration, Limits, Notify, PdId,
-        PostError, QpAttributes, QpId, QpInfo, RdmapCounters, RecvRequest, Registration, ResourceError, Rnic,
-        RnicCounters, SrqAttributes, SrqId, WorkRequest,
-    },
+use crate::rnic::{
+    AsyncEvent, CmEvent, DdpCounters, Limits, Notify, QpId, RdmapCounters, ResourceError, Rnic,
 };
 
 /// Largest number of frames received in one turn, which bounds the time until the turn transmits.
@@ -197,9 +192,14 @@ impl Engine {
         &self.stack
     }
 
-    /// Counters of RDMAP and DDP over all queue pairs, including destroyed ones.
-    pub fn counters(&self) -> RnicCounters {
-        self.rnic.counters()
+    /// The RNIC, for the verbs that read its objects.
+    pub fn rnic(&self) -> &Rnic {
+        &self.rnic
+    }
+
+    /// The RNIC, for the verbs that concern it alone: creating and destroying objects, posting.
+    pub fn rnic_mut(&mut self) -> &mut Rnic {
+        &mut self.rnic
     }
 
     /// Statistics of one queue pair: its own counters, and those of its connection while it has one.
@@ -249,118 +249,5 @@ impl Engine {
     /// The next asynchronous event.
     pub fn next_async_event(&mut self) -> Option<AsyncEvent> {
         self.rnic.next_async_event()
-    }
-}
-
-/// Verbs that concern the RNIC alone, documented at [`Rnic`]'s methods of the same names.
-#[allow(missing_docs, reason = "documented where they are done")]
-impl Engine {
-    pub fn limits(&self) -> &Limits {
-        self.rnic.limits()
-    }
-
-    pub fn alloc_pd(&mut self) -> Result<PdId, ResourceError> {
-        self.rnic.alloc_pd()
-    }
-
-    pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), ResourceError> {
-        self.rnic.dealloc_pd(pd)
-    }
-
-    pub fn register(&mut self, registration: Registration) -> Result<STag, ResourceError> {
-        self.rnic.register(registration)
-    }
-
-    pub fn alloc_fast_region(&mut self, registration: FastRegistration) -> Result<STag, ResourceError> {
-        self.rnic.alloc_fast_region(registration)
-    }
-
-    pub fn alloc_window(&mut self, pd: PdId) -> Result<STag, ResourceError> {
-        self.rnic.alloc_window(pd)
-    }
-
-    pub fn dealloc_window(&mut self, key: STag) -> Result<(), ResourceError> {
-        self.rnic.dealloc_window(key)
-    }
-
-    pub fn revoke(&mut self, key: STag) -> Result<(), ResourceError> {
-        self.rnic.revoke(key)
-    }
-
-    pub fn deregister(&mut self, key: STag) -> Result<(), ResourceError> {
-        self.rnic.deregister(key)
-    }
-
-    pub fn create_cq(
-        &mut self,
-        capacity: u32,
-        notify: Option<Arc<dyn Notify>>,
-    ) -> Result<(CqId, Arc<CompletionRing>), ResourceError> {
-        self.rnic.create_cq(capacity, notify)
-    }
-
-    pub fn resize_cq(&mut self, cq: CqId, capacity: u32) -> Result<(), ResourceError> {
-        self.rnic.resize_cq(cq, capacity)
-    }
-
-    pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), ResourceError> {
-        self.rnic.destroy_cq(cq)
-    }
-
-    pub fn create_srq(&mut self, attributes: &SrqAttributes) -> Result<SrqId, ResourceError> {
-        self.rnic.create_srq(attributes)
-    }
-
-    pub fn query_srq(&self, srq: SrqId) -> Result<(SrqAttributes, usize), ResourceError> {
-        self.rnic.query_srq(srq)
-    }
-
-    pub fn resize_srq(&mut self, srq: SrqId, max_wr: u32) -> Result<(), ResourceError> {
-        self.rnic.resize_srq(srq, max_wr)
-    }
-
-    pub fn arm_srq_limit(&mut self, srq: SrqId, limit: u32) -> Result<(), ResourceError> {
-        self.rnic.arm_srq_limit(srq, limit)
-    }
-
-    pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), ResourceError> {
-        self.rnic.destroy_srq(srq)
-    }
-
-    pub fn create_qp(&mut self, attributes: QpAttributes) -> Result<QpId, ResourceError> {
-        self.rnic.create_qp(attributes)
-    }
-
-    /// All queue pairs.
-    pub fn qps(&self) -> Vec<QpId> {
-        self.rnic.qps()
-    }
-
-    pub fn query_qp(&self, qp: QpId) -> Result<QpInfo, ResourceError> {
-        self.rnic.query_qp(qp)
-    }
-
-    pub fn reset_qp(&mut self, qp: QpId) -> Result<(), ResourceError> {
-        self.rnic.reset_qp(qp)
-    }
-
-    pub fn fail_qp(&mut self, qp: QpId) -> Result<(), ResourceError> {
-        self.rnic.fail_qp(qp)
-    }
-
-    pub fn destroy_qp(&mut self, qp: QpId) -> Result<(), ResourceError> {
-        self.rnic.destroy_qp(qp)
-    }
-
-    pub fn post_send(&mut self, qp: QpId, request: &WorkRequest<'_>) -> Result<(), PostError> {
-        self.rnic.post_send(qp, request)
-    }
-
-    pub fn post_recv(&mut self, qp: QpId, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        self.rnic.post_recv(qp, request)
-    }
-
-    pub fn post_srq_recv(&mut self, srq: SrqId, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        self.rnic.post_srq_recv(srq, request)
     }
 }

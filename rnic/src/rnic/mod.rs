@@ -255,7 +255,7 @@ impl Rnic {
         }
     }
 
-    /// Counters over all queue pairs, including destroyed ones.
+    /// Counters of RDMAP and DDP over all queue pairs, including destroyed ones.
     pub fn counters(&self) -> RnicCounters {
         let mut sum = self.destroyed;
         for qp in self.qps.iter() {

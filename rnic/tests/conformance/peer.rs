@@ -168,10 +168,10 @@ impl World {
         let mut card = Station::new(near, config);
         card.accept = accept_params();
         let engine = &mut card.engine;
-        let pd = engine.alloc_pd().unwrap();
-        let (cq, ring) = engine.create_cq(1024, None).unwrap();
+        let pd = engine.rnic_mut().alloc_pd().unwrap();
+        let (cq, ring) = engine.rnic_mut().create_cq(1024, None).unwrap();
         let attributes = attributes(engine, QpAttributes::new(pd, cq, cq));
-        let qp = engine.create_qp(attributes).unwrap();
+        let qp = engine.rnic_mut().create_qp(attributes).unwrap();
         let peer = Peer {
             stack: Stack::new(StackConfig { secret: Secret::from_number(12), ..StackConfig::default() }),
             script: Script::default(),
@@ -278,11 +278,11 @@ impl World {
 
     pub fn register(&mut self, memory: &Memory, pd: PdId, access: Access, stream: Option<QpId>) -> STag {
         let registration = Registration { pd, memory: memory.clone(), access, base: 0, stream };
-        self.card.engine.register(registration).unwrap()
+        self.card.engine.rnic_mut().register(registration).unwrap()
     }
 
     pub fn receive(&mut self, wr_id: u64, scatter: &[Sge]) {
-        self.card.engine.post_recv(self.qp, &RecvRequest { wr_id, scatter }).unwrap();
+        self.card.engine.rnic_mut().post_recv(self.qp, &RecvRequest { wr_id, scatter }).unwrap();
     }
 
     pub fn post(&mut self, wr_id: u64, operation: Operation, pieces: &[Sge]) {
@@ -290,7 +290,11 @@ impl World {
     }
 
     pub fn post_flags(&mut self, wr_id: u64, operation: Operation, payload: Payload<'_>, flags: SendFlags) {
-        self.card.engine.post_send(self.qp, &WorkRequest { wr_id, operation, payload, flags }).unwrap();
+        self.card
+            .engine
+            .rnic_mut()
+            .post_send(self.qp, &WorkRequest { wr_id, operation, payload, flags })
+            .unwrap();
     }
 
     pub fn completions(&mut self) -> Vec<WorkCompletion> {
@@ -304,7 +308,7 @@ impl World {
     }
 
     pub fn state(&self) -> QpState {
-        self.card.engine.query_qp(self.qp).unwrap().state
+        self.card.engine.rnic().query_qp(self.qp).unwrap().state
     }
 
     pub fn asyncs(&mut self) -> Vec<AsyncEvent> {

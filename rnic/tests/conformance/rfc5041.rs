@@ -242,7 +242,7 @@ fn rfc5041_s7_2_a_local_error_of_ddp_quotes_nothing() {
     let mut world = World::new();
     let (key, _) = world.region(8, 0, ALL);
     world.receive(1, &[whole(key, 8)]);
-    world.card.engine.deregister(key).unwrap();
+    world.card.engine.rnic_mut().deregister(key).unwrap();
     world.say([send(1, 0, true, b"x")]);
     let terminate = world.terminate();
     assert_eq!(terminate.numbers(), (1, 0, 0));
@@ -256,7 +256,7 @@ type Make = fn(STag) -> Vec<u8>;
 #[test]
 fn rfc5041_s7_1_tagged_errors() {
     let other_pd = |world: &mut World| {
-        let pd = world.card.engine.alloc_pd().unwrap();
+        let pd = world.card.engine.rnic_mut().alloc_pd().unwrap();
         let memory = xwarp_rnic::Memory::anonymous(32, xwarp_rnic::Pages::Normal).unwrap();
         world.register(&memory, pd, ALL, None)
     };
@@ -310,12 +310,12 @@ fn rfc5041_s8_2_a_tag_of_one_stream_opens_nothing_to_another() {
     let mut world = World::new();
     let memory = xwarp_rnic::Memory::anonymous(4, xwarp_rnic::Pages::Normal).unwrap();
     let attributes = QpAttributes::new(world.pd, world.cq, world.cq);
-    let other = world.card.engine.create_qp(attributes).unwrap();
+    let other = world.card.engine.rnic_mut().create_qp(attributes).unwrap();
     let key = world.register(&memory, world.pd, ALL, Some(world.qp));
     let second = world.connect(other, xwarp_tcp::mpa::MpaConfig::default());
     world.say_on(second, [write(key, 0, b"evil")]);
     assert_eq!(bytes(&memory), [0; 4]);
-    assert_eq!(world.card.engine.query_qp(other).unwrap().state, QpState::Terminate);
+    assert_eq!(world.card.engine.rnic().query_qp(other).unwrap().state, QpState::Terminate);
     world.say([write(key, 0, b"good")]);
     assert_eq!((world.state(), bytes(&memory)), (QpState::Rts, b"good".to_vec()));
 }
@@ -326,7 +326,7 @@ fn rfc5041_s8_3_revocation_is_immediate() {
     let (key, memory) = world.region(4, 0, ALL);
     world.say([write(key, 0, b"good")]);
     assert_eq!(bytes(&memory), b"good");
-    world.card.engine.deregister(key).unwrap();
+    world.card.engine.rnic_mut().deregister(key).unwrap();
     world.say([write(key, 0, b"evil")]);
     assert_eq!(bytes(&memory), b"good");
     assert_eq!(world.terminate().numbers(), (1, 1, 0));

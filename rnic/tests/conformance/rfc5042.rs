@@ -15,11 +15,11 @@ use crate::peer::*;
 fn tags(seed: u64, count: usize) -> Vec<u32> {
     let mut engine =
         Engine::new(EngineConfig { secret: Secret::from_number(seed), ..EngineConfig::default() });
-    let pd = engine.alloc_pd().unwrap();
+    let pd = engine.rnic_mut().alloc_pd().unwrap();
     let memory = Memory::anonymous(64, Pages::Normal).unwrap();
     (0..count)
         .map(|_| Registration { pd, memory: memory.clone(), access: ALL, base: 0, stream: None })
-        .map(|registration| engine.register(registration).unwrap().value())
+        .map(|registration| engine.rnic_mut().register(registration).unwrap().value())
         .collect()
 }
 
@@ -37,14 +37,14 @@ fn rfc5042_s6_1_1_tags_are_spread_and_follow_the_seed() {
 #[test]
 fn rfc5042_s6_1_1_a_freed_tag_does_not_return_soon() {
     let mut engine = Engine::new(EngineConfig::default());
-    let pd = engine.alloc_pd().unwrap();
+    let pd = engine.rnic_mut().alloc_pd().unwrap();
     let memory = Memory::anonymous(64, Pages::Normal).unwrap();
     let mut seen = HashSet::new();
     for _ in 0..10_000 {
         let registration = Registration { pd, memory: memory.clone(), access: ALL, base: 0, stream: None };
-        let key = engine.register(registration).unwrap();
+        let key = engine.rnic_mut().register(registration).unwrap();
         assert!(seen.insert(key));
-        engine.deregister(key).unwrap();
+        engine.rnic_mut().deregister(key).unwrap();
     }
 }
 
@@ -83,7 +83,7 @@ fn rfc5042_s6_2_1_every_range_beside_the_region_is_refused() {
 fn rfc5042_s6_4_5_a_tag_that_streams_share_is_not_the_peers_to_invalidate() {
     let mut world = World::new();
     let attributes = QpAttributes::new(world.pd, world.cq, world.cq);
-    let other = world.card.engine.create_qp(attributes).unwrap();
+    let other = world.card.engine.rnic_mut().create_qp(attributes).unwrap();
     world.connect(other, MpaConfig::default());
     let (key, _) = world.region(8, 7, ALL);
     world.receive(1, &[]);
@@ -97,17 +97,17 @@ fn rfc5042_s6_4_5_a_tag_that_streams_share_is_not_the_peers_to_invalidate() {
 fn rfc5042_s6_4_5_a_window_is_one_streams_alone() {
     let mut world = World::new();
     let attributes = QpAttributes::new(world.pd, world.cq, world.cq);
-    let other = world.card.engine.create_qp(attributes).unwrap();
+    let other = world.card.engine.rnic_mut().create_qp(attributes).unwrap();
     let second = world.connect(other, MpaConfig::default());
     let (region, memory) = world.region(64, 7, Access::LOCAL_WRITE | Access::WINDOW_BIND);
-    let window = world.card.engine.alloc_window(world.pd).unwrap().next();
+    let window = world.card.engine.rnic_mut().alloc_window(world.pd).unwrap().next();
     let binding = Binding { region, offset: 8, len: 8, base: 0, access: Access::REMOTE_WRITE };
     world.post(1, Operation::BindWindow { window, binding }, &[]);
     world.say([write(window, 0, b"ours")]);
     assert_eq!(bytes(&memory)[7..13], *b"\x07ours\x07");
     world.say_on(second, [write(window, 0, b"none")]);
     assert_eq!(bytes(&memory)[8..12], *b"ours");
-    assert_eq!(world.card.engine.query_qp(other).unwrap().state, QpState::Terminate);
+    assert_eq!(world.card.engine.rnic().query_qp(other).unwrap().state, QpState::Terminate);
     let fault = QpFault::Local(DdpError::StagNotAssociated.into());
     assert!(world.asyncs().contains(&AsyncEvent::QpFatal { qp: other, fault }));
     world.receive(2, &[]);
@@ -121,11 +121,11 @@ fn rfc5042_s6_4_5_a_window_is_one_streams_alone() {
 #[test]
 fn rfc5042_s6_4_6_the_overflow_of_a_completion_queue_ends_its_streams_alone() {
     let mut world = World::with(|engine, attributes| {
-        let (small, _) = engine.create_cq(2, None).unwrap();
+        let (small, _) = engine.rnic_mut().create_cq(2, None).unwrap();
         QpAttributes { recv_cq: small, ..attributes }
     });
     let attributes = QpAttributes::new(world.pd, world.cq, world.cq);
-    let other = world.card.engine.create_qp(attributes).unwrap();
+    let other = world.card.engine.rnic_mut().create_qp(attributes).unwrap();
     let second = world.connect(other, MpaConfig::default());
     for wr_id in 0..4 {
         world.receive(wr_id, &[]);
@@ -135,7 +135,7 @@ fn rfc5042_s6_4_6_the_overflow_of_a_completion_queue_ends_its_streams_alone() {
     assert!(world.asyncs().iter().any(|e| matches!(e, AsyncEvent::CqOverflow { .. })));
     let (key, memory) = world.region(4, 0, ALL);
     world.say_on(second, [write(key, 0, b"fine")]);
-    assert_eq!(world.card.engine.query_qp(other).unwrap().state, QpState::Rts);
+    assert_eq!(world.card.engine.rnic().query_qp(other).unwrap().state, QpState::Rts);
     assert_eq!(bytes(&memory), b"fine");
 }
 
@@ -143,14 +143,17 @@ fn rfc5042_s6_4_6_the_overflow_of_a_completion_queue_ends_its_streams_alone() {
 fn rfc5042_s6_4_3_1_a_shared_receive_queue_tells_when_it_runs_low() {
     let mut srq = None;
     let mut world = World::with(|engine, a| {
-        let made = engine.create_srq(&SrqAttributes { pd: a.pd, max_wr: 8, max_sge: 1, limit: 3 }).unwrap();
+        let made = engine
+            .rnic_mut()
+            .create_srq(&SrqAttributes { pd: a.pd, max_wr: 8, max_sge: 1, limit: 3 })
+            .unwrap();
         srq = Some(made);
         QpAttributes { srq: Some(made), ..a }
     });
     let srq = srq.unwrap();
     for wr_id in 0..4 {
         let request = xwarp_rnic::RecvRequest { wr_id, scatter: &[] };
-        world.card.engine.post_srq_recv(srq, &request).unwrap();
+        world.card.engine.rnic_mut().post_srq_recv(srq, &request).unwrap();
     }
     world.say([send(1, 0, true, b"")]);
     assert_eq!(world.asyncs(), []);
@@ -163,23 +166,23 @@ fn rfc5042_s6_4_3_1_a_shared_receive_queue_tells_when_it_runs_low() {
 fn rfc5042_s6_4_1_every_resource_has_a_limit() {
     let limits = Limits { max_pd: 2, max_mr: 2, max_cq: 2, max_qp: 2, max_srq: 2, ..Limits::default() };
     let mut engine = Engine::new(EngineConfig { limits, ..EngineConfig::default() });
-    let pd = engine.alloc_pd().unwrap();
-    engine.alloc_pd().unwrap();
-    assert!(engine.alloc_pd().is_err());
+    let pd = engine.rnic_mut().alloc_pd().unwrap();
+    engine.rnic_mut().alloc_pd().unwrap();
+    assert!(engine.rnic_mut().alloc_pd().is_err());
     let memory = Memory::anonymous(64, Pages::Normal).unwrap();
     let registration = || Registration { pd, memory: memory.clone(), access: ALL, base: 0, stream: None };
-    let keys: Vec<STag> = (0..2).map(|_| engine.register(registration()).unwrap()).collect();
-    assert!(engine.register(registration()).is_err());
-    engine.deregister(keys[0]).unwrap();
-    assert!(engine.register(registration()).is_ok());
-    let (cq, _) = engine.create_cq(8, None).unwrap();
-    engine.create_cq(8, None).unwrap();
-    assert!(engine.create_cq(8, None).is_err());
-    assert!(engine.resize_cq(cq, u32::MAX).is_err(), "entries are limited too");
+    let keys: Vec<STag> = (0..2).map(|_| engine.rnic_mut().register(registration()).unwrap()).collect();
+    assert!(engine.rnic_mut().register(registration()).is_err());
+    engine.rnic_mut().deregister(keys[0]).unwrap();
+    assert!(engine.rnic_mut().register(registration()).is_ok());
+    let (cq, _) = engine.rnic_mut().create_cq(8, None).unwrap();
+    engine.rnic_mut().create_cq(8, None).unwrap();
+    assert!(engine.rnic_mut().create_cq(8, None).is_err());
+    assert!(engine.rnic_mut().resize_cq(cq, u32::MAX).is_err(), "entries are limited too");
     for _ in 0..2 {
-        engine.create_qp(QpAttributes::new(pd, cq, cq)).unwrap();
-        engine.create_srq(&SrqAttributes { pd, max_wr: 1, max_sge: 1, limit: 0 }).unwrap();
+        engine.rnic_mut().create_qp(QpAttributes::new(pd, cq, cq)).unwrap();
+        engine.rnic_mut().create_srq(&SrqAttributes { pd, max_wr: 1, max_sge: 1, limit: 0 }).unwrap();
     }
-    assert!(engine.create_qp(QpAttributes::new(pd, cq, cq)).is_err());
-    assert!(engine.create_srq(&SrqAttributes { pd, max_wr: 1, max_sge: 1, limit: 0 }).is_err());
+    assert!(engine.rnic_mut().create_qp(QpAttributes::new(pd, cq, cq)).is_err());
+    assert!(engine.rnic_mut().create_srq(&SrqAttributes { pd, max_wr: 1, max_sge: 1, limit: 0 }).is_err());
 }

@@ -44,9 +44,9 @@ impl Pair {
         let mut ends = [near, far].map(|link| Station::new(link, EngineConfig::default()));
         let [(near_qp, near_ring), (far_qp, far_ring)] = [0, 1].map(|end: usize| {
             let engine = &mut ends[end].engine;
-            let pd = engine.alloc_pd().unwrap();
-            let (cq, ring) = engine.create_cq(16, None).unwrap();
-            (engine.create_qp(QpAttributes::new(pd, cq, cq)).unwrap(), ring)
+            let pd = engine.rnic_mut().alloc_pd().unwrap();
+            let (cq, ring) = engine.rnic_mut().create_cq(16, None).unwrap();
+            (engine.rnic_mut().create_qp(QpAttributes::new(pd, cq, cq)).unwrap(), ring)
         });
         let (qps, rings) = ([near_qp, far_qp], [near_ring, far_ring]);
         let [near, far] = &mut ends;
@@ -98,11 +98,11 @@ impl Pair {
 
     fn send(&mut self) {
         let receive = RecvRequest { wr_id: 0, scatter: &[] };
-        self.ends[1].engine.post_recv(self.qps[1], &receive).unwrap();
+        self.ends[1].engine.rnic_mut().post_recv(self.qps[1], &receive).unwrap();
         let operation = Operation::Send { invalidate: None };
         let request =
             WorkRequest { wr_id: 0, operation, payload: Payload::EMPTY, flags: SendFlags::SIGNALED };
-        self.ends[0].engine.post_send(self.qps[0], &request).unwrap();
+        self.ends[0].engine.rnic_mut().post_send(self.qps[0], &request).unwrap();
     }
 }
 
@@ -111,7 +111,8 @@ impl Pair {
 #[test]
 fn sim_who_was_woken_may_answer_before_an_ack_goes() {
     let mut pair = Pair::connected();
-    let outstanding = |pair: &Pair| pair.ends[0].engine.query_qp(pair.qps[0]).unwrap().send_outstanding;
+    let outstanding =
+        |pair: &Pair| pair.ends[0].engine.rnic().query_qp(pair.qps[0]).unwrap().send_outstanding;
     let moment = Duration::from_micros(100);
     pair.send();
     pair.pass(moment);
@@ -139,7 +140,7 @@ fn rfc9293_s3_9_1_8_a_soft_error_is_told_once_until_data_goes_through_again() {
         assert_eq!(pair.told(0), [AsyncEvent::SoftError { qp, error: SoftError::NoAnswer }]);
         darken(&pair.wire, false);
         pair.pass(Duration::from_secs(20));
-        assert_eq!(pair.ends[0].engine.query_qp(qp).unwrap().send_outstanding, 0, "it went through");
+        assert_eq!(pair.ends[0].engine.rnic().query_qp(qp).unwrap().send_outstanding, 0, "it went through");
     }
     assert_eq!(pair.told(0), []);
     assert_eq!(pair.told(1), [], "who has nothing to send does not know");
@@ -169,7 +170,7 @@ fn a_vanished_peer_is_noticed_by_default_though_nothing_is_sent() {
     let mut pair = Pair::connected();
     for end in 0..2 {
         let receive = RecvRequest { wr_id: 7, scatter: &[] };
-        pair.ends[end].engine.post_recv(pair.qps[end], &receive).unwrap();
+        pair.ends[end].engine.rnic_mut().post_recv(pair.qps[end], &receive).unwrap();
     }
     pair.pass(Duration::from_hours(1));
     assert_eq!((pair.told(0), pair.told(1)), (vec![], vec![]), "who answers lives");
@@ -230,8 +231,8 @@ fn design_s5_a_peer_that_refuses_markers_is_asked_once_more_and_remembered() {
 
     // The next connection to that peer uses no markers from the start, so a rejection is final.
     let [near, _] = &mut pair.ends;
-    let attributes = near.engine.query_qp(pair.qps[0]).unwrap().attributes;
-    let other = near.engine.create_qp(attributes).unwrap();
+    let attributes = near.engine.rnic().query_qp(pair.qps[0]).unwrap().attributes;
+    let other = near.engine.rnic_mut().create_qp(attributes).unwrap();
     near.events.clear();
     let path = path([(1, 40_002), (2, PORT)], false, 1500);
     near.engine.connect(pair.now, &mut near.link, other, path, ConnectParams::default()).unwrap();
@@ -252,14 +253,14 @@ fn what_is_rejected_without_markers_in_play_is_a_rejection() {
 #[test]
 fn a_queue_pair_tells_the_numbers_of_its_connection() {
     let mut pair = Pair::connected();
-    pair.ends[1].engine.post_recv(pair.qps[1], &RecvRequest { wr_id: 1, scatter: &[] }).unwrap();
+    pair.ends[1].engine.rnic_mut().post_recv(pair.qps[1], &RecvRequest { wr_id: 1, scatter: &[] }).unwrap();
     let send = WorkRequest {
         wr_id: 2,
         operation: Operation::Send { invalidate: None },
         payload: Payload::Inline(b""),
         flags: SendFlags::SIGNALED,
     };
-    pair.ends[0].engine.post_send(pair.qps[0], &send).unwrap();
+    pair.ends[0].engine.rnic_mut().post_send(pair.qps[0], &send).unwrap();
     pair.pass(Duration::from_millis(500));
     let [near, far] = [0, 1].map(|end| pair.ends[end].engine.qp_statistics(pair.qps[end]).unwrap());
     assert_eq!((near.rdmap.sends, near.rdmap.sends_in), (1, 0));
@@ -268,7 +269,7 @@ fn a_queue_pair_tells_the_numbers_of_its_connection() {
     assert!(tcp.srtt.is_some() && tcp.cwnd > 0 && tcp.counters.segments_out > 0);
     assert!(near.framing.is_some());
     // The counters of the device keep what a destroyed queue pair counted.
-    pair.ends[0].engine.destroy_qp(pair.qps[0]).unwrap();
-    assert_eq!(pair.ends[0].engine.counters().rdmap.sends, 1);
+    pair.ends[0].engine.rnic_mut().destroy_qp(pair.qps[0]).unwrap();
+    assert_eq!(pair.ends[0].engine.rnic().counters().rdmap.sends, 1);
     assert!(pair.ends[0].engine.qp_statistics(pair.qps[0]).is_err());
 }

@@ -85,13 +85,13 @@ struct Host {
 impl Host {
     fn new(link: SimLink, honest: IpAddr, dice: Option<SmallRng>) -> Self {
         let mut engine = Engine::new(EngineConfig::default());
-        let pd = engine.alloc_pd().unwrap();
+        let pd = engine.rnic_mut().alloc_pd().unwrap();
         let memory = Memory::anonymous((GUESTS + 1) * RECEIVES * SLOT, Pages::Normal).unwrap();
         memory.fill(0, memory.len(), STALE).unwrap();
         memory.fill(GUESTS * RECEIVES * SLOT, QUESTION, WORD).unwrap();
         let registration =
             Registration { pd, memory: memory.clone(), access: Access::LOCAL_WRITE, base: 0, stream: None };
-        let key = engine.register(registration).unwrap();
+        let key = engine.rnic_mut().register(registration).unwrap();
         let (guests, turns) = (BTreeMap::new(), (Instant::ZERO, 0));
         Self { engine, link, pd, memory, key, guests, honest, dice, heard: 0, turns, received: 0, ended: 0 }
     }
@@ -100,10 +100,10 @@ impl Host {
     fn guest(&mut self, honest: bool) -> Option<QpId> {
         let taken = |slot: &usize| self.guests.values().any(|guest| guest.slot == *slot);
         let slot = (0..GUESTS).map(|at| at * RECEIVES * SLOT).find(|slot| !taken(slot))?;
-        let (cq, ring) = self.engine.create_cq(256, None).unwrap();
+        let (cq, ring) = self.engine.rnic_mut().create_cq(256, None).unwrap();
         let options = QueuePairOptions { max_send_wr: 100, ..QueuePairOptions::default() };
         let attributes = QpAttributes { options, ..QpAttributes::new(self.pd, cq, cq) };
-        let qp = self.engine.create_qp(attributes).unwrap();
+        let qp = self.engine.rnic_mut().create_qp(attributes).unwrap();
         for at in 0..RECEIVES {
             self.post_receive(qp, slot + at * SLOT);
         }
@@ -117,7 +117,7 @@ impl Host {
         let scatter = [Sge { key: self.key, offset: offset as u64, len: SLOT as u32 }];
         let request = RecvRequest { wr_id: offset as u64, scatter: &scatter };
         // The queue pair may have failed in the meantime.
-        let _ = self.engine.post_recv(qp, &request);
+        let _ = self.engine.rnic_mut().post_recv(qp, &request);
     }
 
     /// Sends a message, unless the queue pair takes none.
@@ -127,7 +127,7 @@ impl Host {
         let operation = Operation::Send { invalidate: None };
         let payload = Payload::Gather(&gather);
         let request = WorkRequest { wr_id: 0, operation, payload, flags: SendFlags::SIGNALED };
-        let _ = self.engine.post_send(qp, &request);
+        let _ = self.engine.rnic_mut().post_send(qp, &request);
     }
 
     fn answer(&mut self, now: Instant, request: RequestId, remote: IpAddr) {
@@ -147,9 +147,9 @@ impl Host {
     fn dismiss(&mut self, qp: QpId) {
         let guest = self.guests.remove(&qp.number()).expect("one last event for each queue pair");
         assert!(!guest.honest, "the honest connection ended: {guest:?}");
-        let cq = self.engine.query_qp(qp).unwrap().attributes.send_cq;
-        self.engine.destroy_qp(qp).unwrap();
-        self.engine.destroy_cq(cq).unwrap();
+        let cq = self.engine.rnic().query_qp(qp).unwrap().attributes.send_cq;
+        self.engine.rnic_mut().destroy_qp(qp).unwrap();
+        self.engine.rnic_mut().destroy_cq(cq).unwrap();
         self.ended += 1;
     }
 

@@ -207,22 +207,22 @@ impl Pair {
         let len = 2 * MESSAGES * SLOT;
         let [(qp, source, memory), (far_qp, key, sink)] = [&mut near, &mut far].map(|station| {
             let engine = &mut station.engine;
-            let pd = engine.alloc_pd().unwrap();
-            let (cq, _) = engine.create_cq(4096, None).unwrap();
+            let pd = engine.rnic_mut().alloc_pd().unwrap();
+            let (cq, _) = engine.rnic_mut().create_cq(4096, None).unwrap();
             let options =
                 QueuePairOptions { max_send_wr: 1000, max_recv_wr: 1000, ..QueuePairOptions::default() };
             let attributes = QpAttributes { options, ..QpAttributes::new(pd, cq, cq) };
-            let qp = engine.create_qp(attributes).unwrap();
+            let qp = engine.rnic_mut().create_qp(attributes).unwrap();
             let memory = Memory::anonymous(len, Pages::Normal).unwrap();
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
             let registration = Registration { pd, memory: memory.clone(), access, base: 0, stream: None };
-            (qp, engine.register(registration).unwrap(), memory)
+            (qp, engine.rnic_mut().register(registration).unwrap(), memory)
         });
         let bytes: Vec<u8> = (0..len).map(|at| (at as u64).wrapping_mul(0x9e37_79b9) as u8 | 1).collect();
         memory.write(0, &bytes).unwrap();
         for wr_id in 0..MESSAGES as u64 {
             let scatter = [Sge { key, offset: wr_id * SLOT as u64, len: SLOT as u32 }];
-            far.engine.post_recv(far_qp, &RecvRequest { wr_id, scatter: &scatter }).unwrap();
+            far.engine.rnic_mut().post_recv(far_qp, &RecvRequest { wr_id, scatter: &scatter }).unwrap();
         }
         far.engine.listen(&mut far.link, None, PORT, 8, 1500, None).unwrap();
         far.expected.insert(ipv4(1), far_qp);
@@ -246,7 +246,7 @@ impl Pair {
         let pieces = [Sge { key: self.source, offset: from as u64, len: len as u32 }];
         let payload = Payload::Gather(&pieces);
         let request = WorkRequest { wr_id: 0, operation, payload, flags: SendFlags::SIGNALED };
-        self.near.engine.post_send(self.qp, &request).unwrap();
+        self.near.engine.rnic_mut().post_send(self.qp, &request).unwrap();
     }
 
     /// Writes from an offset of our memory to the same offset of the peer's.

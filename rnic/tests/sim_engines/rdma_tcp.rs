@@ -41,14 +41,16 @@ impl End {
         let mut station =
             Station::new(link, EngineConfig { secret, tcp, framing, ..EngineConfig::default() });
         let engine = &mut station.engine;
-        let pd = engine.alloc_pd().unwrap();
-        let (cq, ring) = engine.create_cq(4096, None).unwrap();
+        let pd = engine.rnic_mut().alloc_pd().unwrap();
+        let (cq, ring) = engine.rnic_mut().create_cq(4096, None).unwrap();
         let options = QueuePairOptions { any_receive, ..QueuePairOptions::default() };
-        let qp = engine.create_qp(QpAttributes { options, ..QpAttributes::new(pd, cq, cq) }).unwrap();
+        let qp =
+            engine.rnic_mut().create_qp(QpAttributes { options, ..QpAttributes::new(pd, cq, cq) }).unwrap();
         let memory = Memory::anonymous(4 * MIB, Pages::Normal).unwrap();
         let mut register = || {
             let memory = memory.clone();
             engine
+                .rnic_mut()
                 .register(Registration { pd, memory, access: Access::all(), base: 0, stream: None })
                 .unwrap()
         };
@@ -153,7 +155,7 @@ fn rdma_tcp() -> RdmaTcpConfig {
 fn post(end: &mut End, operation: Operation, pieces: &[Sge]) {
     let payload = Payload::Gather(pieces);
     let request = WorkRequest { wr_id: 0, operation, payload, flags: SendFlags::SIGNALED };
-    end.station.engine.post_send(end.qp, &request).unwrap();
+    end.station.engine.rnic_mut().post_send(end.qp, &request).unwrap();
 }
 
 /// Section 2 recommends it, and a receiver depends on it beyond a gap.
@@ -254,7 +256,12 @@ fn behind_a_lost_write(flags: SendFlags, any_receive: bool) -> [Vec<(u64, u32, u
     let mut pair = Pair::with(any_receive);
     for wr_id in 0..4 {
         let scatter = [Sge { key: pair.far.key, offset: (MIB + wr_id as usize * 4096) as u64, len: 4096 }];
-        pair.far.station.engine.post_recv(pair.far.qp, &RecvRequest { wr_id, scatter: &scatter }).unwrap();
+        pair.far
+            .station
+            .engine
+            .rnic_mut()
+            .post_recv(pair.far.qp, &RecvRequest { wr_id, scatter: &scatter })
+            .unwrap();
     }
     let slow = Faults { delay: Duration::from_millis(20), ..Faults::default() };
     pair.wire.with_faults([Faults { loss: 1.0, ..slow }, slow]);
@@ -267,7 +274,7 @@ fn behind_a_lost_write(flags: SendFlags, any_receive: bool) -> [Vec<(u64, u32, u
         let payload = [Sge { key: pair.near.key, offset: at, len }];
         let operation = Operation::Send { invalidate: None };
         let request = WorkRequest { wr_id: 0, operation, payload: Payload::Gather(&payload), flags };
-        pair.near.station.engine.post_send(pair.near.qp, &request).unwrap();
+        pair.near.station.engine.rnic_mut().post_send(pair.near.qp, &request).unwrap();
         pair.pass(Duration::from_micros(1));
     }
     [Duration::from_millis(25), Duration::from_secs(5)].map(|time| {
@@ -312,7 +319,7 @@ fn reads_behind_a_loss(flags: SendFlags) -> [Vec<(u64, u32, bool)>; 2] {
     let request = |pair: &mut Pair, wr_id: u64, len: u32, operation: Operation, flags| {
         let payload = [Sge { key: near, offset: 2 * MIB as u64 + wr_id * 8192, len }];
         let request = WorkRequest { wr_id, operation, payload: Payload::Gather(&payload), flags };
-        pair.near.station.engine.post_send(pair.near.qp, &request).unwrap();
+        pair.near.station.engine.rnic_mut().post_send(pair.near.qp, &request).unwrap();
     };
     let from = |wr_id: u64| Operation::Read {
         remote: Remote { key: far, offset: MIB as u64 + wr_id * 8192 },
@@ -363,7 +370,7 @@ fn sim_rdma_tcp_reads_that_may_overtake_complete_once_under_loss() {
         let operation = Operation::Read { remote, invalidate: false };
         let flags = SendFlags::SIGNALED | SendFlags::OVERTAKE;
         let request = WorkRequest { wr_id: 1, operation, payload: Payload::Gather(&pieces), flags };
-        pair.near.station.engine.post_send(pair.near.qp, &request).unwrap();
+        pair.near.station.engine.rnic_mut().post_send(pair.near.qp, &request).unwrap();
     }
     pair.pass(Duration::from_secs(100));
     let completions: Vec<_> = std::iter::from_fn(|| pair.near.ring.pop()).collect();
@@ -381,14 +388,19 @@ fn sim_rdma_tcp_a_fenced_send_waits_until_the_source_of_a_read_was_read() {
         let slow = Faults { delay: Duration::from_millis(20), ..Faults::default() };
         pair.wire.with_faults([slow; 2]);
         let scatter = [Sge { key: pair.far.key, offset: 3 * MIB as u64, len: 64 }];
-        pair.far.station.engine.post_recv(pair.far.qp, &RecvRequest { wr_id: 0, scatter: &scatter }).unwrap();
+        pair.far
+            .station
+            .engine
+            .rnic_mut()
+            .post_recv(pair.far.qp, &RecvRequest { wr_id: 0, scatter: &scatter })
+            .unwrap();
         let remote = Remote { key: pair.far.key, offset: 0 };
         let sink = [Sge { key: pair.near.key, offset: 2 * MIB as u64, len: MIB as u32 }];
         post(&mut pair.near, Operation::Read { remote, invalidate: false }, &sink);
         let payload = Payload::Gather(&[Sge { key: pair.near.key, offset: 0, len: 64 }]);
         let operation = Operation::Send { invalidate: None };
         let request = WorkRequest { wr_id: 1, operation, payload, flags };
-        pair.near.station.engine.post_send(pair.near.qp, &request).unwrap();
+        pair.near.station.engine.rnic_mut().post_send(pair.near.qp, &request).unwrap();
         while pair.far.ring.pop().is_none() {
             assert!(pair.now < Instant::ZERO + Duration::from_secs(10), "the Send does not arrive");
             pair.pass(Duration::from_millis(1));
@@ -425,7 +437,7 @@ impl Pair {
         let payload = Payload::Gather(&[Sge { key: self.near.key, offset: 0, len }]);
         let operation = Operation::Send { invalidate };
         let request = WorkRequest { wr_id: 9, operation, payload, flags: flags | SendFlags::SIGNALED };
-        self.near.station.engine.post_send(self.near.qp, &request).unwrap();
+        self.near.station.engine.rnic_mut().post_send(self.near.qp, &request).unwrap();
     }
 }
 
@@ -435,7 +447,12 @@ fn sim_rdma_tcp_sends_invalidate_and_raise_events_and_may_be_empty() {
     let mut pair = Pair::new();
     for wr_id in 0..4 {
         let scatter = [Sge { key: pair.far.key, offset: 2 * MIB as u64, len: 4096 }];
-        pair.far.station.engine.post_recv(pair.far.qp, &RecvRequest { wr_id, scatter: &scatter }).unwrap();
+        pair.far
+            .station
+            .engine
+            .rnic_mut()
+            .post_recv(pair.far.qp, &RecvRequest { wr_id, scatter: &scatter })
+            .unwrap();
     }
     let key = pair.far.other_key;
     pair.send(3000, None, SendFlags::SOLICITED);
@@ -480,7 +497,12 @@ fn sim_rdma_tcp_an_error_ends_both_ends_with_a_terminate() {
     for (post, code) in cases {
         let mut pair = Pair::new();
         let scatter = [Sge { key: pair.far.key, offset: 0, len: 4096 }];
-        pair.far.station.engine.post_recv(pair.far.qp, &RecvRequest { wr_id: 0, scatter: &scatter }).unwrap();
+        pair.far
+            .station
+            .engine
+            .rnic_mut()
+            .post_recv(pair.far.qp, &RecvRequest { wr_id: 0, scatter: &scatter })
+            .unwrap();
         post(&mut pair, STag::new(0x00dd_dd00));
         pair.send(10, None, SendFlags::empty());
         assert_eq!(pair.terminate(), code);
@@ -493,7 +515,7 @@ fn sim_rdma_tcp_an_error_ends_both_ends_with_a_terminate() {
         let received = if code[0] == 0x12 { WcStatus::LocalLength } else { WcStatus::Flushed };
         assert_eq!(completions(&pair.far).iter().map(|c| c.1).collect::<Vec<_>>(), [received]);
         for end in [&pair.near, &pair.far] {
-            assert_eq!(end.station.engine.query_qp(end.qp).unwrap().state, QpState::Error);
+            assert_eq!(end.station.engine.rnic().query_qp(end.qp).unwrap().state, QpState::Error);
         }
     }
 }

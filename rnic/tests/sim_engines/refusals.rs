@@ -156,9 +156,9 @@ impl World {
     /// Connects a new queue pair; returns it, the only event, and the peer's requests.
     fn connect(&mut self, mpa: Option<MpaConfig>) -> (QpId, CmEvent, Vec<(u8, u8)>) {
         let engine = &mut self.near.engine;
-        let pd = engine.alloc_pd().unwrap();
-        let (cq, _ring) = engine.create_cq(16, None).unwrap();
-        let qp = engine.create_qp(QpAttributes::new(pd, cq, cq)).unwrap();
+        let pd = engine.rnic_mut().alloc_pd().unwrap();
+        let (cq, _ring) = engine.rnic_mut().create_cq(16, None).unwrap();
+        let qp = engine.rnic_mut().create_qp(QpAttributes::new(pd, cq, cq)).unwrap();
         let port = self.next_port;
         self.next_port += 3;
         let path = |port| path([(1, port), (2, PORT)], false, 1500);
@@ -301,13 +301,13 @@ fn sim_rfc5044_c2_5_a_permissive_initiator_meets_an_rdmac_rnic() {
             continue;
         }
         assert!(matches!(event, CmEvent::Established { .. }), "{event:?}");
-        let versions = world.near.engine.query_qp(qp).unwrap().versions;
+        let versions = world.near.engine.rnic().query_qp(qp).unwrap().versions;
         assert_eq!(versions, Versions::Rdmac);
         world.peer.heard.clear();
         let operation = Operation::Send { invalidate: None };
         let flags = SendFlags::SIGNALED;
         let send = WorkRequest { wr_id: 1, operation, payload: Payload::Inline(b"hi"), flags };
-        world.near.engine.post_send(qp, &send).unwrap();
+        world.near.engine.rnic_mut().post_send(qp, &send).unwrap();
         world.pass(Duration::from_secs(1));
         let fpdu = &world.peer.heard[0];
         assert_eq!(fpdu[..8], [0, 0, 0, 0, 0, 20, 0x40, 0x03], "marker, length, version 0 of DDP and RDMAP");

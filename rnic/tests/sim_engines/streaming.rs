@@ -52,9 +52,9 @@ impl World {
         let mut ends = [near, far].map(|link| Station::new(link, EngineConfig::default()));
         let qps = [0, 1].map(|end: usize| {
             let engine = &mut ends[end].engine;
-            let pd = engine.alloc_pd().unwrap();
-            let (cq, _ring) = engine.create_cq(16, None).unwrap();
-            engine.create_qp(QpAttributes::new(pd, cq, cq)).unwrap()
+            let pd = engine.rnic_mut().alloc_pd().unwrap();
+            let (cq, _ring) = engine.rnic_mut().create_cq(16, None).unwrap();
+            engine.rnic_mut().create_qp(QpAttributes::new(pd, cq, cq)).unwrap()
         });
         let [near, far] = &mut ends;
         far.engine.listen(&mut far.link, None, PORT, 8, 1500, Some(config().into())).unwrap();
@@ -138,13 +138,13 @@ fn sim_rfc5044_s7_1_3_a_log_in_over_loss_and_then_rdma() {
             assert!(world.now < Instant::ZERO + LIMIT, "{seed}: {:?}", world.ends.map(|end| end.events));
         }
         let [near, far] = &mut world.ends;
-        far.engine.post_recv(world.qps[1], &RecvRequest { wr_id: 9, scatter: &[] }).unwrap();
+        far.engine.rnic_mut().post_recv(world.qps[1], &RecvRequest { wr_id: 9, scatter: &[] }).unwrap();
         let operation = Operation::Send { invalidate: None };
         let send = WorkRequest { wr_id: 1, operation, payload: Payload::EMPTY, flags: SendFlags::SIGNALED };
-        near.engine.post_send(world.qps[0], &send).unwrap();
+        near.engine.rnic_mut().post_send(world.qps[0], &send).unwrap();
         world.pass(Duration::from_secs(5));
         for (end, qp) in world.ends.iter().zip(world.qps) {
-            let info = end.engine.query_qp(qp).unwrap();
+            let info = end.engine.rnic().query_qp(qp).unwrap();
             assert_eq!((info.send_outstanding, info.recv_outstanding), (0, 0), "{seed}");
         }
         // Each end took as many events as it took all bytes, at most.
@@ -201,8 +201,8 @@ fn sim_ends_that_disagree_about_streaming_data_fail() {
     world.pass(Duration::from_secs(1));
     let path = path([(1, 40_001), (2, PORT)], false, 1500);
     let [near, far] = &mut world.ends;
-    let attributes = near.engine.query_qp(world.qps[0]).unwrap().attributes;
-    let qp = near.engine.create_qp(attributes).unwrap();
+    let attributes = near.engine.rnic().query_qp(world.qps[0]).unwrap().attributes;
+    let qp = near.engine.rnic_mut().create_qp(attributes).unwrap();
     let params = ConnectParams { framing: Some(MpaConfig::default().into()), ..ConnectParams::default() };
     near.engine.connect(world.now, &mut near.link, qp, path, params).unwrap();
     let before = far.events.len();

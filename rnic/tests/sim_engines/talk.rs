@@ -210,15 +210,15 @@ impl Talk {
         memory.fill(0, map.total, CANARY_BYTE).unwrap();
         memory.write(map.source, &sources(salt, 0, SOURCE)).unwrap();
         memory.fill(map.words, 16, 0).unwrap();
-        let pd = engine.alloc_pd().unwrap();
-        let (cq, ring) = engine.create_cq(4096, None).unwrap();
+        let pd = engine.rnic_mut().alloc_pd().unwrap();
+        let (cq, ring) = engine.rnic_mut().create_cq(4096, None).unwrap();
         let any_receive = peer_plan.overtakes;
         let options = QueuePairOptions { max_send_wr: 20, any_receive, ..QueuePairOptions::default() };
         let attributes = QpAttributes { options, ..QpAttributes::new(pd, cq, cq) };
-        let qp = engine.create_qp(attributes).unwrap();
+        let qp = engine.rnic_mut().create_qp(attributes).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE;
         let registration = Registration { pd, memory: memory.clone(), access, base: 0, stream: None };
-        let key = engine.register(registration).unwrap();
+        let key = engine.rnic_mut().register(registration).unwrap();
         let mut talk = Self {
             qp,
             ring,
@@ -276,7 +276,7 @@ impl Talk {
             let piece = |at: usize, len: usize| Sge { key: self.key, offset: at as u64, len: len as u32 };
             let scatter = [piece(slot, 700), piece(slot + 700, MOST - 700)];
             let request = RecvRequest { wr_id: self.receives_posted as u64, scatter: &scatter };
-            engine.post_recv(self.qp, &request).unwrap();
+            engine.rnic_mut().post_recv(self.qp, &request).unwrap();
             self.receives_posted += 1;
         }
     }
@@ -343,7 +343,9 @@ impl Talk {
         flags.set(SendFlags::SIGNALED, op.signalled);
         flags.set(SendFlags::FENCE, op.fence);
         flags.set(SendFlags::OVERTAKE, op.overtake);
-        engine.post_send(self.qp, &WorkRequest { wr_id: self.posted as u64, operation, payload, flags })
+        engine
+            .rnic_mut()
+            .post_send(self.qp, &WorkRequest { wr_id: self.posted as u64, operation, payload, flags })
     }
 
     /// What the peer's second word is when request `index` of ours is executed, and its first.
@@ -461,7 +463,7 @@ impl Talk {
     pub fn check_end(&self, engine: &Engine, context: &str) {
         assert_eq!(self.awaited, [0; 0], "{context}: signalled requests that never completed");
         assert!(self.received <= self.receives_posted, "{context}");
-        let info = engine.query_qp(self.qp).unwrap();
+        let info = engine.rnic().query_qp(self.qp).unwrap();
         // A queue pair that was never connected keeps its receives.
         let kept = if info.state == QpState::Idle { info.recv_outstanding } else { 0 };
         assert_eq!((info.send_outstanding, info.recv_outstanding), (0, kept), "{context}");

@@ -258,6 +258,11 @@ fn sim_chain_seed_96_the_sequence_number_of_an_ack_does_not_cover_bytes_that_wai
 }
 
 #[test]
+fn sim_chain_seed_313380_f_rto_sends_two_new_segments_whatever_is_in_flight() {
+    mixed_on_chains(313_380);
+}
+
+#[test]
 fn sim_the_same_seed_runs_the_same() {
     assert_eq!(mixed(7), mixed(7));
     assert_ne!(mixed(7), mixed(8));

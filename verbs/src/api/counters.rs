@@ -18,7 +18,7 @@ impl Counters {
         all.extend(stack.counters().iter());
         all.extend(stack.tcp_counters().iter());
         all.extend(stack.framing_counters().iter());
-        all.extend(state.engine.counters().iter());
+        all.extend(state.engine.rnic().counters().iter());
         all.sort_unstable();
         Self(all)
     }

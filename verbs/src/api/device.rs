@@ -285,7 +285,7 @@ impl Device {
     pub fn attributes(&self) -> DeviceAttributes {
         DeviceAttributes {
             interface: self.0.shared.look(|state| state.link.attributes()),
-            limits: self.0.shared.look(|state| state.engine.limits().clone()),
+            limits: self.0.shared.look(|state| state.engine.rnic().limits().clone()),
             progress: self.0.progress,
         }
     }

@@ -234,12 +234,12 @@ impl Service {
         for (name, value) in counters.iter().filter(|(_, value)| *value > 0) {
             let _ = writeln!(out, "{name} {value}");
         }
-        let qps = self.device.look(|state| state.engine.qps());
+        let qps = self.device.look(|state| state.engine.rnic().qps());
         for part in qps.chunks(QPS_PER_LOCK) {
             self.device.look(|state| {
                 for &id in part {
                     // It may have been destroyed meanwhile.
-                    if let Ok(qp) = state.engine.query_qp(id) {
+                    if let Ok(qp) = state.engine.rnic().query_qp(id) {
                         let tcp = state.engine.connection_info(id).map(|(tcp, _)| tcp);
                         describe_qp(&mut out, id, &qp, tcp.as_ref());
                     }

@@ -45,7 +45,7 @@ pub(super) struct PdInner {
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        let freed = self.device.shared().with(|state, _| state.engine.dealloc_pd(self.id));
+        let freed = self.device.shared().with(|state, _| state.engine.rnic_mut().dealloc_pd(self.id));
         destroyed(freed, "objects hold their domain");
     }
 }
@@ -58,7 +58,7 @@ impl fmt::Debug for ProtectionDomain {
 
 impl ProtectionDomain {
     pub(super) fn create(device: &Device) -> Result<Self, ResourceError> {
-        let id = device.shared().with(|state, _| state.engine.alloc_pd())?;
+        let id = device.shared().with(|state, _| state.engine.rnic_mut().alloc_pd())?;
         Ok(Self(Arc::new(PdInner { device: device.clone(), id })))
     }
 
@@ -88,7 +88,7 @@ impl ProtectionDomain {
         let RegionOptions { base, only_for } = options;
         let registration =
             Registration { pd: self.0.id, memory: memory.clone(), access, base, stream: only_for };
-        let key = self.0.device.shared().with(|state, _| state.engine.register(registration))?;
+        let key = self.0.device.shared().with(|state, _| state.engine.rnic_mut().register(registration))?;
         Ok(MemoryRegion { pd: self.clone(), memory, key, base, access })
     }
 }
@@ -120,14 +120,14 @@ impl fmt::Debug for MemoryRegion {
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // Fails only when the region is already deregistered.
-        let _ = self.pd.0.device.shared().with(|state, _| state.engine.revoke(self.key));
+        let _ = self.pd.0.device.shared().with(|state, _| state.engine.rnic_mut().revoke(self.key));
     }
 }
 
 impl MemoryRegion {
     /// Ends the registration, unless windows are bound to the region: then returns the region with the error.
     pub fn deregister(self) -> Result<(), (Self, ResourceError)> {
-        let ended = self.pd.0.device.shared().with(|state, _| state.engine.deregister(self.key));
+        let ended = self.pd.0.device.shared().with(|state, _| state.engine.rnic_mut().deregister(self.key));
         ended.map_err(|error| (self, error))
     }
 

@@ -47,7 +47,7 @@ impl fmt::Debug for QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         self.device().shared().with(|state, now| {
-            let gone = state.engine.destroy_qp(self.id);
+            let gone = state.engine.rnic_mut().destroy_qp(self.id);
             destroyed(gone, "only its owner destroys a queue pair");
             state.cm.queue_pair_gone(now, self.id);
         });
@@ -79,7 +79,7 @@ impl ProtectionDomain {
     /// Creates a receive queue for several queue pairs of this domain: `max_wr` receives of at most `max_sge` pieces.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, ResourceError> {
         let attributes = SrqAttributes { pd: self.0.id, max_wr, max_sge, limit: 0 };
-        let id = self.device().shared().with(|state, _| state.engine.create_srq(&attributes))?;
+        let id = self.device().shared().with(|state, _| state.engine.rnic_mut().create_srq(&attributes))?;
         Ok(SharedReceiveQueue(Arc::new(SrqInner { id, pd: self.clone() })))
     }
 }
@@ -108,7 +108,7 @@ impl QueuePair {
             srq: srq.map(SharedReceiveQueue::id),
             options,
         };
-        let id = device.shared().with(|state, _| state.engine.create_qp(attributes))?;
+        let id = device.shared().with(|state, _| state.engine.rnic_mut().create_qp(attributes))?;
         Ok(Self { id, pd: pd.clone(), send_cq: send_cq.clone(), recv_cq: recv_cq.clone(), srq: srq.cloned() })
     }
 
@@ -144,7 +144,7 @@ impl QueuePair {
 
     /// The current state and attributes.
     pub fn query(&self) -> Result<QpInfo, ResourceError> {
-        self.device().shared().look(|state| state.engine.query_qp(self.id))
+        self.device().shared().look(|state| state.engine.rnic().query_qp(self.id))
     }
 
     /// The current state.
@@ -175,16 +175,16 @@ impl QueuePair {
     /// one queue pair always leave in the order in which they were posted.
     pub fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), PostError> {
         let requests = std::slice::from_ref(request);
-        self.device().shared().post(self.id, requests, |engine| engine.post_send(self.id, request))
+        self.device().shared().post(self.id, requests, |rnic| rnic.post_send(self.id, request))
     }
 
     /// Posts requests in order with one call, which takes the device's lock once and kicks the interface at most once;
     /// several small messages may then share a segment. Stops at the first request that is refused. See
     /// [`post_send`](Self::post_send) for the time at which they leave.
     pub fn post_send_list(&self, requests: &[WorkRequest<'_>]) -> Result<(), PostListError> {
-        self.device().shared().post(self.id, requests, |engine| {
+        self.device().shared().post(self.id, requests, |rnic| {
             for (posted, request) in requests.iter().enumerate() {
-                engine.post_send(self.id, request).map_err(|source| PostListError { posted, source })?;
+                rnic.post_send(self.id, request).map_err(|source| PostListError { posted, source })?;
             }
             Ok(())
         })
@@ -192,14 +192,14 @@ impl QueuePair {
 
     /// Posts a receive.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        self.device().shared().post_receive(|engine| engine.post_recv(self.id, request))
+        self.device().shared().post_receive(|rnic| rnic.post_recv(self.id, request))
     }
 
     /// Posts receives in order with one call. Stops at the first one that is refused.
     pub fn post_recv_list(&self, requests: &[RecvRequest<'_>]) -> Result<(), PostListError> {
-        self.device().shared().post_receive(|engine| {
+        self.device().shared().post_receive(|rnic| {
             for (posted, request) in requests.iter().enumerate() {
-                engine.post_recv(self.id, request).map_err(|source| PostListError { posted, source })?;
+                rnic.post_recv(self.id, request).map_err(|source| PostListError { posted, source })?;
             }
             Ok(())
         })
@@ -207,7 +207,7 @@ impl QueuePair {
 
     /// Returns a queue pair whose connection has ended to the idle state, so that it can be connected again.
     pub fn reset(&self) -> Result<(), ResourceError> {
-        self.device().shared().with(|state, _| state.engine.reset_qp(self.id))
+        self.device().shared().with(|state, _| state.engine.rnic_mut().reset_qp(self.id))
     }
 
     /// Closes the connection in order, for an application that has no [`CmId`](super::cm::CmId): work that is posted is executed first,
@@ -253,7 +253,7 @@ impl<D: Borrow<Device>> PostBatch<D> {
         if !device.is(qp.device()) {
             return Err(PostError::Unknown);
         }
-        device.shared().post_in_batch(|engine| engine.post_send(qp.id, request))
+        device.shared().post_in_batch(|rnic| rnic.post_send(qp.id, request))
     }
 }
 
@@ -287,7 +287,7 @@ struct SrqInner {
 
 impl Drop for SrqInner {
     fn drop(&mut self) {
-        let freed = self.pd.device().shared().with(|state, _| state.engine.destroy_srq(self.id));
+        let freed = self.pd.device().shared().with(|state, _| state.engine.rnic_mut().destroy_srq(self.id));
         destroyed(freed, "queue pairs hold their shared receive queue");
     }
 }
@@ -306,22 +306,27 @@ impl SharedReceiveQueue {
 
     /// Posts a receive for the queue pair that needs one first.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        self.0.pd.device().shared().post_receive(|engine| engine.post_srq_recv(self.0.id, request))
+        self.0.pd.device().shared().post_receive(|rnic| rnic.post_srq_recv(self.0.id, request))
     }
 
     /// Number of receives that are posted and not taken by a queue pair.
     pub fn posted(&self) -> Result<usize, ResourceError> {
-        self.0.pd.device().shared().look(|state| state.engine.query_srq(self.0.id)).map(|(_, posted)| posted)
+        self.0
+            .pd
+            .device()
+            .shared()
+            .look(|state| state.engine.rnic().query_srq(self.0.id))
+            .map(|(_, posted)| posted)
     }
 
     /// Requests one [`AsyncEvent::SrqLimit`](crate::AsyncEvent::SrqLimit) for the time when fewer than `limit` receives
     /// are left. 0 cancels the request.
     pub fn arm_limit(&self, limit: u32) -> Result<(), ResourceError> {
-        self.0.pd.device().shared().with(|state, _| state.engine.arm_srq_limit(self.0.id, limit))
+        self.0.pd.device().shared().with(|state, _| state.engine.rnic_mut().arm_srq_limit(self.0.id, limit))
     }
 
     /// Changes the capacity to `max_wr` receives; fails when more are posted.
     pub fn resize(&self, max_wr: u32) -> Result<(), ResourceError> {
-        self.0.pd.device().shared().with(|state, _| state.engine.resize_srq(self.0.id, max_wr))
+        self.0.pd.device().shared().with(|state, _| state.engine.rnic_mut().resize_srq(self.0.id, max_wr))
     }
 }

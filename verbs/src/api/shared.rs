@@ -15,7 +15,7 @@ use std::{
 
 use xwarp_rnic::{
     engine::Engine,
-    rnic::{AsyncEvent, QpId, WorkRequest},
+    rnic::{AsyncEvent, QpId, Rnic, WorkRequest},
 };
 use xwarp_tcp::{
     link::{Kick, Kicked},
@@ -216,7 +216,7 @@ impl DeviceCore {
         &self,
         qp: QpId,
         requests: &[WorkRequest<'_>],
-        f: impl FnOnce(&mut Engine) -> R,
+        f: impl FnOnce(&mut Rnic) -> R,
     ) -> R {
         count(&self.posts);
         self.call(|state| {
@@ -225,15 +225,15 @@ impl DeviceCore {
                     .engine
                     .emss_in_flight(qp)
                     .is_some_and(|emss| self.gathered.add(&self.clock, requests, emss));
-            (f(&mut state.engine), if gathers { Leave::Later } else { Leave::Now })
+            (f(state.engine.rnic_mut()), if gathers { Leave::Later } else { Leave::Now })
         })
     }
 
     /// Posts a receive, which does not make gathered posts leave. Most receives give the engine nothing to do.
-    pub(crate) fn post_receive<R: Answer>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
+    pub(crate) fn post_receive<R: Answer>(&self, f: impl FnOnce(&mut Rnic) -> R) -> R {
         count(&self.posts);
         self.call(|state| {
-            let result = f(&mut state.engine);
+            let result = f(state.engine.rnic_mut());
             let waits = if self.gathered.any() {
                 !self.gathered.is_due(self.clock.now())
             } else {
@@ -244,9 +244,9 @@ impl DeviceCore {
     }
 
     /// Posts requests that leave with a later call.
-    pub(crate) fn post_in_batch<R: Answer>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
+    pub(crate) fn post_in_batch<R: Answer>(&self, f: impl FnOnce(&mut Rnic) -> R) -> R {
         count(&self.posts);
-        self.call(|state| (f(&mut state.engine), Leave::Later))
+        self.call(|state| (f(state.engine.rnic_mut()), Leave::Later))
     }
 
     fn call<R: Answer>(&self, f: impl FnOnce(&mut State) -> (R, Leave)) -> R {
