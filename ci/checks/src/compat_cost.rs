@@ -1,7 +1,7 @@
 //! `xwarp-compat-cost`: what the C path of the drop-in libraries costs beside the Rust path: `xwarp-perf` and the distribution's
 //! perftest with the same options. Rounds are interleaved: each round measures both paths once, in alternating order.
 
-use std::{env, fmt, fmt::Write as _, fs, path::PathBuf, time::Duration};
+use std::{fmt, fmt::Write as _, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
@@ -10,6 +10,7 @@ use xwarp_perf::stats::Spread;
 use crate::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     process::Running,
+    rounds::{self, Samples},
 };
 
 /// Time limit of one measurement.
@@ -24,7 +25,7 @@ const RETRY: Duration = Duration::from_millis(200);
 pub struct CompatCostArgs {
     /// Number of rounds; each measures everything once
     #[arg(long, value_name = "COUNT", default_value_t = 11)]
-    pub rounds: usize,
+    pub rounds: u32,
     /// Round trips of each latency measurement
     #[arg(long, value_name = "COUNT", default_value_t = 200_000)]
     pub pings: u32,
@@ -40,7 +41,7 @@ pub struct CompatCostArgs {
 }
 
 /// Who calls the engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Caller {
     /// `xwarp-perf`, by the Rust API.
     Rust,
@@ -49,7 +50,7 @@ enum Caller {
 }
 
 /// What is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Quantity {
     /// Half of the median round trip of 64 bytes in microseconds.
     Latency,
@@ -60,11 +61,11 @@ enum Quantity {
 impl Quantity {
     const ALL: [Self; 2] = [Self::Latency, Self::Bandwidth];
 
-    /// What the C path takes of what the Rust path takes: time for a message.
-    fn ratio(self, rust: f64, c: f64) -> f64 {
+    /// Dividend and divisor of the ratio of the C path's time for a message to the Rust path's.
+    fn ratio(self) -> [Caller; 2] {
         match self {
-            Self::Latency => c / rust,
-            Self::Bandwidth => rust / c,
+            Self::Latency => [Caller::C, Caller::Rust],
+            Self::Bandwidth => [Caller::Rust, Caller::C],
         }
     }
 }
@@ -78,29 +79,18 @@ impl fmt::Display for Quantity {
     }
 }
 
-/// The figures of one quantity, by round.
-#[derive(Debug, Default)]
-struct Samples {
-    rust: Vec<f64>,
-    c: Vec<f64>,
-}
-
-impl Samples {
-    fn row(&self, quantity: Quantity) -> Option<String> {
-        let (rust, c) = (Spread::of(&self.rust)?, Spread::of(&self.c)?);
-        let ratios: Vec<f64> =
-            self.rust.iter().zip(&self.c).map(|(rust, c)| quantity.ratio(*rust, *c)).collect();
-        let rounds = Spread::of(&ratios)?;
-        Some(format!(
-            "| {quantity} | {} | {} | {:.2} | {:.2} ({:.2} to {:.2}) |",
-            shown(&rust),
-            shown(&c),
-            quantity.ratio(rust.median, c.median),
-            rounds.median,
-            rounds.min,
-            rounds.max
-        ))
-    }
+/// The row of one quantity.
+fn row(samples: &Samples<(Caller, Quantity)>, quantity: Quantity) -> Option<String> {
+    let spread = |caller| samples.spread(&(caller, quantity));
+    let (rust, c) = (spread(Caller::Rust)?, spread(Caller::C)?);
+    let [of, to] = quantity.ratio();
+    Some(format!(
+        "| {quantity} | {} | {} | {:.2} | {} |",
+        shown(&rust),
+        shown(&c),
+        spread(of)?.median / spread(to)?.median,
+        shown(&samples.ratio(&(of, quantity), &(to, quantity))?),
+    ))
 }
 
 fn shown(spread: &Spread) -> String {
@@ -110,31 +100,21 @@ fn shown(spread: &Spread) -> String {
 /// Runs the program.
 pub fn main() -> Result<()> {
     let args = CompatCostArgs::parse();
-    let programs = env::current_exe().context("cannot find the path of this program")?;
-    let programs = programs.parent().context("a program is in a directory")?.to_path_buf();
+    let programs = rounds::programs()?;
     let lab = Lab::up(LabOptions { mtu: args.mtu, ..LabOptions::default() })?;
     let bench = Bench { lab: &lab, programs, args: &args };
-    let mut samples = [Samples::default(), Samples::default()];
+    let mut samples = Samples::default();
     for round in 0..args.rounds {
-        for (quantity, samples) in Quantity::ALL.into_iter().zip(&mut samples) {
-            // Slow changes of the machine favour no path.
-            let order = if round % 2 == 0 { [Caller::Rust, Caller::C] } else { [Caller::C, Caller::Rust] };
-            for caller in order {
+        for quantity in Quantity::ALL {
+            for caller in rounds::order(round, &[Caller::Rust, Caller::C]) {
                 let value = bench.measure(caller, quantity)?;
                 eprintln!("round {round}: {quantity}: {caller:?} {value:.2}");
-                match caller {
-                    Caller::Rust => samples.rust.push(value),
-                    Caller::C => samples.c.push(value),
-                }
+                samples.add((caller, quantity), value);
             }
         }
     }
     let page = page(&args, &samples);
-    println!("{page}");
-    if let Some(path) = &args.out {
-        fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+    rounds::publish(&page, args.out.as_deref())
 }
 
 struct Bench<'a> {
@@ -203,7 +183,7 @@ fn figure(said: &str, quantity: Quantity) -> Option<f64> {
     row.split_whitespace().nth(column)?.parse().ok()
 }
 
-fn page(args: &CompatCostArgs, samples: &[Samples; 2]) -> String {
+fn page(args: &CompatCostArgs, samples: &Samples<(Caller, Quantity)>) -> String {
     let CompatCostArgs { rounds, pings, writes, mtu, .. } = args;
     let mut page = format!(
         "# The cost of the drop-in libraries\n\n\
@@ -215,10 +195,8 @@ fn page(args: &CompatCostArgs, samples: &[Samples; 2]) -> String {
          signaled. Both have the default settings: CRC, and markers if the peer wants them. A ratio above 1 says that C takes longer.\n\n\
          | test | Rust | C | ratio of medians | ratios of the rounds |\n|---|--:|--:|--:|--:|\n"
     );
-    for (quantity, samples) in Quantity::ALL.into_iter().zip(samples) {
-        if let Some(row) = samples.row(quantity) {
-            let _ = writeln!(page, "{row}");
-        }
+    for row in Quantity::ALL.into_iter().filter_map(|quantity| row(samples, quantity)) {
+        let _ = writeln!(page, "{row}");
     }
     page
 }
@@ -238,12 +216,18 @@ mod tests {
 
     #[test]
     fn a_ratio_above_one_says_that_c_takes_longer() {
-        let samples = Samples { rust: vec![2.0, 4.0, 3.0], c: vec![3.0, 4.4, 3.3] };
+        let mut samples = Samples::default();
+        for quantity in Quantity::ALL {
+            for (rust, c) in [(2.0, 3.0), (4.0, 4.4), (3.0, 3.3)] {
+                samples.add((Caller::Rust, quantity), rust);
+                samples.add((Caller::C, quantity), c);
+            }
+        }
         assert_eq!(
-            samples.row(Quantity::Latency).unwrap(),
+            row(&samples, Quantity::Latency).unwrap(),
             "| `send_lat`, 64 B, us | 3.00 (2.00 to 4.00) | 3.30 (3.00 to 4.40) | 1.10 | 1.10 (1.10 to 1.50) |"
         );
-        assert!(samples.row(Quantity::Bandwidth).unwrap().contains("| 0.91 | 0.91 (0.67 to 0.91) |"));
-        assert_eq!(Samples::default().row(Quantity::Latency), None);
+        assert!(row(&samples, Quantity::Bandwidth).unwrap().contains("| 0.91 | 0.91 (0.67 to 0.91) |"));
+        assert_eq!(row(&Samples::default(), Quantity::Latency), None);
     }
 }

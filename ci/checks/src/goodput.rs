@@ -7,7 +7,7 @@
 mod table;
 
 use std::{
-    env, fs,
+    fs,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -23,6 +23,7 @@ use crate::{
         options::{chance, rate, time},
     },
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
+    rounds,
 };
 
 /// Size of a full frame at the lab's MTU, in bytes.
@@ -87,21 +88,17 @@ enum Extent {
 /// Runs the program.
 pub fn main() -> Result<()> {
     let args = GoodputArgs::parse();
-    let programs = env::current_exe().context("cannot find the path of this program")?;
-    let programs = programs.parent().context("a program is in a directory")?;
+    let programs = rounds::programs()?;
     let lab = Lab::up(LabOptions { hop: true, ..LabOptions::default() })?;
     for side in [Side::A, Side::B] {
         prepare_kernel(&lab, side)?;
     }
-    let bench = Bench { lab: &lab, programs, args: &args };
+    let bench = Bench { lab: &lab, programs: &programs, args: &args };
     let mut samples = Samples::default();
     for round in 0..args.rounds {
         for condition in conditions(&args) {
-            // Alternate the order, so that slow changes of the machine favour neither.
-            let mut order = [Subject::Ours, Subject::Kernel];
-            order.rotate_left(round as usize % 2);
             let mut extent = Extent::Seconds(args.duration);
-            for subject in order {
+            for subject in rounds::order(round, &[Subject::Ours, Subject::Kernel]) {
                 let measured = bench
                     .measure(subject, &condition, round, extent)
                     .with_context(|| format!("{subject:?} at {condition}"))?;
@@ -112,11 +109,7 @@ pub fn main() -> Result<()> {
         }
     }
     let table = format!("{}\n{}", bench.setting(), samples.table());
-    println!("{table}");
-    if let Some(path) = &args.out {
-        fs::write(path, table).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+    rounds::publish(&table, args.out.as_deref())
 }
 
 /// All rows of the table.

@@ -17,6 +17,7 @@
 //! | [`tshark`] | Wireshark's verdict on a capture |
 //! | [`leaks`] | descriptors and threads of a process |
 //! | [`shared`] | `xwarpd`, and programs without privileges |
+//! | [`rounds`] | measurements in interleaved rounds |
 //! | [`sdp_speed`] | the speed of unmodified programs over SDP |
 //! | [`sharing`] | the cost of sharing an interface |
 //! | [`compat_cost`] | the cost of the drop-in libraries |
@@ -36,6 +37,7 @@ mod linger;
 pub mod nobody;
 pub mod perf;
 pub mod process;
+pub mod rounds;
 pub mod sdp_speed;
 pub mod shared;
 pub mod sharing;

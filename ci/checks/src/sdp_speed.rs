@@ -2,8 +2,7 @@
 //! round measures every subject once. The page has medians and ranges over the rounds.
 
 use std::{
-    collections::BTreeMap,
-    env, fmt,
+    fmt,
     fmt::Write as _,
     fs,
     net::SocketAddr,
@@ -19,6 +18,7 @@ use xwarp_sdp::mapper::{Asked, Question};
 use crate::{
     lab::{Family, Lab, LabOptions, Side},
     process::Running,
+    rounds::{self, Samples},
 };
 
 /// Time allowed beyond the duration of a measurement.
@@ -126,100 +126,84 @@ impl fmt::Display for Limit {
     }
 }
 
-#[derive(Debug, Default)]
-struct Samples(BTreeMap<(Subject, Figure), Vec<f64>>);
+/// A figure of a subject.
+type Key = (Subject, Figure);
 
-impl Samples {
-    fn cell(&self, subject: Subject, figure: Figure, digits: usize) -> String {
-        let spread = self.0.get(&(subject, figure)).and_then(|values| Spread::of(values));
-        spread.map_or_else(
-            || "-".into(),
-            |Spread { median, min, max, .. }| format!("{median:.digits$} ({min:.digits$}..{max:.digits$})"),
-        )
-    }
+fn cell(samples: &Samples<Key>, subject: Subject, figure: Figure, digits: usize) -> String {
+    samples.spread(&(subject, figure)).map_or_else(
+        || "-".into(),
+        |Spread { median, min, max, .. }| format!("{median:.digits$} ({min:.digits$}..{max:.digits$})"),
+    )
+}
 
-    /// The ratios within each round.
-    fn ratio(&self, of: Subject, to: Subject, figure: Figure) -> Option<Spread> {
-        let (of, to) = (self.0.get(&(of, figure))?, self.0.get(&(to, figure))?);
-        let ratios: Vec<f64> = of.iter().zip(to).map(|(of, to)| of / to).collect();
-        Spread::of(&ratios)
+fn goals(samples: &Samples<Key>) -> String {
+    let ratio = |of, to, figure| samples.ratio(&(of, figure), &(to, figure));
+    let plain = Subject::Bulk(By::PlainTcp, 1500);
+    let best = MTUS
+        .iter()
+        .filter_map(|mtu| ratio(Subject::Bulk(By::Sdp, *mtu), plain, Figure::Bandwidth))
+        .max_by(|a, b| a.median.total_cmp(&b.median));
+    let requests = |by| Subject::Requests(by, Calls::Polling);
+    let sdp = |calls| Subject::Requests(By::Sdp, calls);
+    let rows = [
+        (
+            "bandwidth of 1 MiB writes: SDP at its best MTU / TCP, offloads off, at MTU 1500",
+            Limit::AtLeast(1.0),
+            best,
+        ),
+        (
+            "64 B requests, both ends polling, half round trip: SDP / TCP",
+            Limit::AtMost(1.0),
+            ratio(requests(By::Sdp), requests(By::Tcp), Figure::Latency),
+        ),
+        (
+            "system calls a request beside those that transmit frames, both ends polling",
+            Limit::AtMost(0.0),
+            samples.spread(&(sdp(Calls::Polling), Figure::OtherCalls)),
+        ),
+        (
+            "the same, blocking calls",
+            Limit::AtMost(2.0),
+            samples.spread(&(sdp(Calls::Blocking), Figure::OtherCalls)),
+        ),
+    ];
+    let mut text = "## Goals\n\nRatios are those of interleaved measurements.\n\n\
+         | goal | limit | median | min | max | rounds | met |\n|---|---|--:|--:|--:|--:|---|\n"
+        .to_owned();
+    for (goal, limit, found) in rows {
+        let _ = match found {
+            Some(Spread { median, min, max, count }) => {
+                let met = if limit.is_met(median) { "yes" } else { "no" };
+                writeln!(text, "| {goal} | {limit} | {median:.2} | {min:.2} | {max:.2} | {count} | {met} |")
+            }
+            None => writeln!(text, "| {goal} | {limit} | - | - | - | 0 | - |"),
+        };
     }
+    text
+}
 
-    fn spread(&self, subject: Subject, figure: Figure) -> Option<Spread> {
-        Spread::of(self.0.get(&(subject, figure))?)
+fn tables(samples: &Samples<Key>) -> String {
+    let mut text = goals(samples);
+    text.push_str(
+        "\n## iperf3, writes of 1 MiB\n\n| MTU | by | Gb/s | received by RDMA, % |\n|--:|---|--:|--:|\n",
+    );
+    for subject in Subject::all() {
+        let Subject::Bulk(by, mtu) = subject else { continue };
+        let [rate, share] =
+            [Figure::Bandwidth, Figure::ZeroCopy].map(|figure| cell(samples, subject, figure, 2));
+        let _ = writeln!(text, "| {mtu} | {by} | {rate} | {share} |");
     }
-
-    fn goals(&self) -> String {
-        let plain = Subject::Bulk(By::PlainTcp, 1500);
-        let best = MTUS
-            .iter()
-            .filter_map(|mtu| self.ratio(Subject::Bulk(By::Sdp, *mtu), plain, Figure::Bandwidth))
-            .max_by(|a, b| a.median.total_cmp(&b.median));
-        let requests = |by| Subject::Requests(by, Calls::Polling);
-        let sdp = |calls| Subject::Requests(By::Sdp, calls);
-        let rows = [
-            (
-                "bandwidth of 1 MiB writes: SDP at its best MTU / TCP, offloads off, at MTU 1500",
-                Limit::AtLeast(1.0),
-                best,
-            ),
-            (
-                "64 B requests, both ends polling, half round trip: SDP / TCP",
-                Limit::AtMost(1.0),
-                self.ratio(requests(By::Sdp), requests(By::Tcp), Figure::Latency),
-            ),
-            (
-                "system calls a request beside those that transmit frames, both ends polling",
-                Limit::AtMost(0.0),
-                self.spread(sdp(Calls::Polling), Figure::OtherCalls),
-            ),
-            (
-                "the same, blocking calls",
-                Limit::AtMost(2.0),
-                self.spread(sdp(Calls::Blocking), Figure::OtherCalls),
-            ),
-        ];
-        let mut text = "## Goals\n\nRatios are those of interleaved measurements.\n\n\
-             | goal | limit | median | min | max | rounds | met |\n|---|---|--:|--:|--:|--:|---|\n"
-            .to_owned();
-        for (goal, limit, found) in rows {
-            let _ = match found {
-                Some(Spread { median, min, max, count }) => {
-                    let met = if limit.is_met(median) { "yes" } else { "no" };
-                    writeln!(
-                        text,
-                        "| {goal} | {limit} | {median:.2} | {min:.2} | {max:.2} | {count} | {met} |"
-                    )
-                }
-                None => writeln!(text, "| {goal} | {limit} | - | - | - | 0 | - |"),
-            };
-        }
-        text
+    text.push_str(
+        "\n## sockperf, requests and answers of 64 bytes\n\n| calls | by | half round trip, us | system calls a request | without sendto |\n|---|---|--:|--:|--:|\n",
+    );
+    for subject in Subject::all() {
+        let Subject::Requests(by, calls) = subject else { continue };
+        let calls = if calls == Calls::Polling { "non-blocking" } else { "blocking" };
+        let [time, system, others] = [Figure::Latency, Figure::SystemCalls, Figure::OtherCalls]
+            .map(|figure| cell(samples, subject, figure, 2));
+        let _ = writeln!(text, "| {calls} | {by} | {time} | {system} | {others} |");
     }
-
-    fn tables(&self) -> String {
-        let mut text = self.goals();
-        text.push_str(
-            "\n## iperf3, writes of 1 MiB\n\n| MTU | by | Gb/s | received by RDMA, % |\n|--:|---|--:|--:|\n",
-        );
-        for subject in Subject::all() {
-            let Subject::Bulk(by, mtu) = subject else { continue };
-            let [rate, share] =
-                [Figure::Bandwidth, Figure::ZeroCopy].map(|figure| self.cell(subject, figure, 2));
-            let _ = writeln!(text, "| {mtu} | {by} | {rate} | {share} |");
-        }
-        text.push_str(
-            "\n## sockperf, requests and answers of 64 bytes\n\n| calls | by | half round trip, us | system calls a request | without sendto |\n|---|---|--:|--:|--:|\n",
-        );
-        for subject in Subject::all() {
-            let Subject::Requests(by, calls) = subject else { continue };
-            let calls = if calls == Calls::Polling { "non-blocking" } else { "blocking" };
-            let [time, system, others] = [Figure::Latency, Figure::SystemCalls, Figure::OtherCalls]
-                .map(|figure| self.cell(subject, figure, 2));
-            let _ = writeln!(text, "| {calls} | {by} | {time} | {system} | {others} |");
-        }
-        text
-    }
+    text
 }
 
 struct Bench {
@@ -233,8 +217,7 @@ struct Bench {
 /// Runs the program.
 pub fn main() -> Result<()> {
     let args = SdpSpeedArgs::parse();
-    let programs = env::current_exe().context("cannot find the path of this program")?;
-    let programs = programs.parent().context("a program is in a directory")?.to_path_buf();
+    let programs = rounds::programs()?;
     let lab = |mtu, offloads| Lab::up(LabOptions { mtu, offloads, ..LabOptions::default() });
     let mut labs = MTUS.iter().map(|mtu| lab(*mtu, true)).collect::<Result<Vec<_>>>()?;
     labs.push(lab(1500, false)?);
@@ -242,23 +225,16 @@ pub fn main() -> Result<()> {
     let mut samples = Samples::default();
     let all = Subject::all();
     for round in 0..args.rounds {
-        let mut order = all.clone();
-        // Slow changes of the machine favour no subject.
-        order.rotate_left(round as usize % all.len());
-        for subject in order {
+        for subject in rounds::order(round, &all) {
             let figures = bench.measure(subject).with_context(|| format!("{subject:?}"))?;
             eprintln!("round {round}: {subject:?}: {figures:.2?}");
             for (figure, value) in figures {
-                samples.0.entry((subject, figure)).or_default().push(value);
+                samples.add((subject, figure), value);
             }
         }
     }
-    let page = format!("{}\n{}", setting(&args), samples.tables());
-    println!("{page}");
-    if let Some(path) = &args.out {
-        fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+    let page = format!("{}\n{}", setting(&args), tables(&samples));
+    rounds::publish(&page, args.out.as_deref())
 }
 
 impl Bench {
@@ -448,12 +424,12 @@ mod tests {
     fn the_page_compares_the_best_mtu_with_plain_tcp() {
         let mut samples = Samples::default();
         for (by, mtu, rate) in [(By::PlainTcp, 1500, 4.0), (By::Sdp, 1500, 1.0), (By::Sdp, 9000, 6.0)] {
-            samples.0.insert((Subject::Bulk(by, mtu), Figure::Bandwidth), vec![rate; 3]);
+            (0..3).for_each(|_| samples.add((Subject::Bulk(by, mtu), Figure::Bandwidth), rate));
         }
         for (by, time) in [(By::Sdp, 9.0), (By::Tcp, 6.0)] {
-            samples.0.insert((Subject::Requests(by, Calls::Polling), Figure::Latency), vec![time; 3]);
+            (0..3).for_each(|_| samples.add((Subject::Requests(by, Calls::Polling), Figure::Latency), time));
         }
-        let tables = samples.tables();
+        let tables = tables(&samples);
         assert!(tables.contains("at MTU 1500 | at least 1 | 1.50 | 1.50 | 1.50 | 3 | yes |"), "{tables}");
         assert!(tables.contains("SDP / TCP | at most 1 | 1.50 | 1.50 | 1.50 | 3 | no |"), "{tables}");
         assert!(tables.contains("| the same, blocking calls | at most 2 | - | - | - | 0 | - |"), "{tables}");

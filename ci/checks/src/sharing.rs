@@ -2,7 +2,7 @@
 //! `xwarpd`, between two processes of one host, and of kernel TCP, also over the loopback interface. Rounds are interleaved: each
 //! round measures every path once. The page has medians and ratios over the rounds.
 
-use std::{collections::BTreeMap, env, fmt, fmt::Write as _, fs, path::PathBuf, time::Duration};
+use std::{fmt, fmt::Write as _, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
@@ -11,6 +11,7 @@ use xwarp_perf::stats::Spread;
 use crate::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     process::Running,
+    rounds::{self, Samples},
     shared::SharedInterface,
 };
 
@@ -112,46 +113,30 @@ enum Quantity {
     Bandwidth,
 }
 
-/// The figures of all rounds.
-#[derive(Debug, Default)]
-struct Samples(BTreeMap<(Path, Quantity), Vec<f64>>);
-
-impl Samples {
-    fn add(&mut self, path: Path, quantity: Quantity, value: f64) {
-        self.0.entry((path, quantity)).or_default().push(value);
-    }
-
-    /// Median and range.
-    fn spread(&self, path: Path, quantity: Quantity) -> Option<Spread> {
-        Spread::of(self.0.get(&(path, quantity))?)
-    }
-
-    fn table(&self) -> String {
-        let mut table = String::from(
-            "| path | 64 B half round trip, us | range | of direct | 64 KiB, MiB/s | range | of direct |\n|---|--:|--:|--:|--:|--:|--:|\n",
-        );
-        for path in Path::all() {
-            let _ = write!(table, "| {path} ");
-            for (quantity, digits) in [(Quantity::Latency, 2), (Quantity::Bandwidth, 0)] {
-                let direct = self.spread(Path::Direct, quantity).map_or(f64::NAN, |spread| spread.median);
-                let Some(Spread { median, min, max, .. }) = self.spread(path, quantity) else {
-                    table.push_str("| | | ");
-                    continue;
-                };
-                let ratio = median / direct;
-                let _ = write!(table, "| {median:.digits$} | {min:.digits$} to {max:.digits$} | {ratio:.2} ");
-            }
-            table.push_str("|\n");
+fn table(samples: &Samples<(Path, Quantity)>) -> String {
+    let mut table = String::from(
+        "| path | 64 B half round trip, us | range | of direct | 64 KiB, MiB/s | range | of direct |\n|---|--:|--:|--:|--:|--:|--:|\n",
+    );
+    for path in Path::all() {
+        let _ = write!(table, "| {path} ");
+        for (quantity, digits) in [(Quantity::Latency, 2), (Quantity::Bandwidth, 0)] {
+            let direct = samples.spread(&(Path::Direct, quantity)).map_or(f64::NAN, |spread| spread.median);
+            let Some(Spread { median, min, max, .. }) = samples.spread(&(path, quantity)) else {
+                table.push_str("| | | ");
+                continue;
+            };
+            let ratio = median / direct;
+            let _ = write!(table, "| {median:.digits$} | {min:.digits$} to {max:.digits$} | {ratio:.2} ");
         }
-        table
+        table.push_str("|\n");
     }
+    table
 }
 
 /// Runs the program.
 pub fn main() -> Result<()> {
     let args = SharingArgs::parse();
-    let programs = env::current_exe().context("cannot find the path of this program")?;
-    let programs = programs.parent().context("a program is in a directory")?.to_path_buf();
+    let programs = rounds::programs()?;
     let lab = Lab::up(LabOptions { mtu: args.mtu, ..LabOptions::default() })?;
     lab.run(Side::A, "ip", &["link", "set", "dev", "lo", "up"])?;
     for side in [Side::A, Side::B] {
@@ -161,23 +146,16 @@ pub fn main() -> Result<()> {
     let bench = Bench { lab: &lab, programs, duration: args.duration };
     let mut samples = Samples::default();
     for round in 0..args.rounds {
-        let mut order = Path::all();
-        // Slow changes of the machine favour no path.
-        order.rotate_left(round as usize % Path::all().len());
-        for path in order {
+        for path in rounds::order(round, &Path::all()) {
             for quantity in [Quantity::Latency, Quantity::Bandwidth] {
                 let value = bench.measure(path, quantity).with_context(|| path.to_string())?;
                 eprintln!("round {round}: {path}: {quantity:?} {value:.2}");
-                samples.add(path, quantity, value);
+                samples.add((path, quantity), value);
             }
         }
     }
-    let page = format!("{}\n{}", setting(&args), samples.table());
-    println!("{page}");
-    if let Some(path) = &args.out {
-        fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+    let page = format!("{}\n{}", setting(&args), table(&samples));
+    rounds::publish(&page, args.out.as_deref())
 }
 
 struct Bench<'a> {
@@ -307,11 +285,11 @@ mod tests {
         let mut samples = Samples::default();
         for (number, path) in Path::all().into_iter().enumerate() {
             for value in [30.0, 10.0, 20.0] {
-                samples.add(path, Quantity::Latency, value * (number + 1) as f64);
-                samples.add(path, Quantity::Bandwidth, 1000.0);
+                samples.add((path, Quantity::Latency), value * (number + 1) as f64);
+                samples.add((path, Quantity::Bandwidth), 1000.0);
             }
         }
-        let table = samples.table();
+        let table = table(&samples);
         assert_eq!(table.lines().count(), 2 + 12);
         assert!(
             table.contains("| direct | 20.00 | 10.00 to 30.00 | 1.00 | 1000 | 1000 to 1000 | 1.00 |"),
