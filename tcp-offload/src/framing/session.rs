@@ -3,13 +3,14 @@
 //! The stack calls a [`Session`] with each payload that TCP took and each segment that TCP may send; the
 //! session calls the upper layer. It never touches TCP itself.
 
+mod opening;
 mod streaming;
 
 use std::{fmt, time::Duration};
 
-use self::streaming::Streaming;
+use self::{opening::Opening, streaming::Streaming};
 use super::{
-    Answer, FramingCounters, FramingError, Full, Limits, StartUp, Transmitter,
+    FramingCounters, FramingError, Full, Limits, StartUp, Transmitter,
     receiver::{Halt, Receiver, Upper},
 };
 use crate::{
@@ -34,7 +35,7 @@ const MOST_STARTUP_BYTES: usize = 1 << 16;
 #[expect(private_bounds, reason = "no other crate adds a framing")]
 pub struct Session<P, S: StartUp> {
     phase: SessionPhase<S>,
-    /// What only the start-up needs; `None` once the start-up is over and its bytes are sent.
+    /// State of the start-up; `None` once the start-up is over and its bytes are sent.
     opening: Option<Box<Opening<S>>>,
     withhold_timeout: Duration,
     hold_bytes: usize,
@@ -48,43 +49,6 @@ pub struct Session<P, S: StartUp> {
     finished: bool,
     ulpdus_sent: u64,
     fpdus_withheld: u64,
-}
-
-/// The part of a session that exists until its start-up is over and its first bytes are sent.
-#[derive(Debug)]
-struct Opening<S> {
-    config: S,
-    /// Bytes before the first frame: streaming data, if there is any, and our start-up frame.
-    bytes: Vec<u8>,
-    /// Stream offset of the first one of `bytes`.
-    offset: StreamOffset,
-    /// How many of `bytes` TCP has taken.
-    sent: usize,
-    /// The time by which the peer's start-up frame must arrive.
-    deadline: Option<Instant>,
-}
-
-impl<S> Opening<S> {
-    /// The bytes that TCP has not taken.
-    fn unsent(&self) -> &[u8] {
-        self.bytes.get(self.sent..).unwrap_or_default()
-    }
-
-    /// Stream offset of the end of the bytes that were queued so far, where our first frame begins.
-    fn end(&self) -> StreamOffset {
-        self.offset + self.bytes.len() as u64
-    }
-
-    /// Appends bytes to those that precede the first frame. Bytes that were sent are dropped when no others wait, or when they
-    /// have become as many as may wait, so that a peer that never takes all of them does not make the buffer grow.
-    fn queue(&mut self, bytes: &[u8]) {
-        if self.sent == self.bytes.len() || self.sent >= MOST_STARTUP_BYTES {
-            self.offset += self.sent as u64;
-            self.bytes.drain(..self.sent);
-            self.sent = 0;
-        }
-        self.bytes.extend_from_slice(bytes);
-    }
 }
 
 #[derive(Debug)]
@@ -133,7 +97,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         Self {
             receiver: Receiver::new(),
             phase,
-            opening: Some(Box::new(Opening { config, bytes, offset: 0, sent: 0, deadline })),
+            opening: Some(Box::new(Opening::new(config, bytes, deadline))),
             withhold_timeout,
             hold_bytes,
             withheld: None,
@@ -177,21 +141,6 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         Ok(())
     }
 
-    /// Drops what only the start-up needs, if the start-up is over and its bytes are sent: an idle connection must not
-    /// keep that memory.
-    fn end_opening(&mut self) {
-        let over = match self.phase {
-            SessionPhase::Full(_) | SessionPhase::Rejected | SessionPhase::Failed(_) => true,
-            SessionPhase::Streaming(_)
-            | SessionPhase::AwaitReply(_)
-            | SessionPhase::AwaitRequest(_)
-            | SessionPhase::Decide(_) => false,
-        };
-        if over && self.opening.as_ref().is_some_and(|opening| opening.unsent().is_empty()) {
-            self.opening = None;
-        }
-    }
-
     /// Whether [`Self::fill`] may have payload or the end of this direction. If it has neither, a frame was allocated in vain.
     pub fn has_data<U: Ulp<Placed = P>>(&self, ulp: &U, conn: ConnId) -> bool {
         if self.opening.as_ref().is_some_and(|opening| !opening.unsent().is_empty()) {
@@ -232,18 +181,6 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
             | SessionPhase::Decide(_)
             | SessionPhase::Failed(_) => Filled::Nothing,
         }
-    }
-
-    /// Writes the bytes before the first frame, if there are any to send; returns their number.
-    fn fill_opening(&mut self, now: Instant, out: &mut FrameWriter<'_>) -> Option<usize> {
-        let opening = self.opening.as_mut().filter(|opening| !opening.unsent().is_empty())?;
-        let written = out.put(opening.unsent());
-        opening.sent += written;
-        if matches!(self.phase, SessionPhase::AwaitReply(_)) && opening.deadline.is_none() {
-            opening.deadline = Some(now + opening.config.limits().startup_timeout);
-        }
-        self.end_opening();
-        Some(written)
     }
 
     fn fill_frames<U: Ulp<Placed = P>>(
@@ -340,86 +277,6 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
                 link.recycle(frame);
                 true
             }
-        }
-    }
-
-    /// Processes the peer's start-up frame, if it is complete.
-    fn read_startup<U: Ulp<Placed = P>>(
-        &mut self,
-        now: Instant,
-        upper: &mut Upper<'_, U>,
-        path: &Path,
-        link: &mut dyn Link,
-    ) {
-        let mut bytes = [0; MOST_FIRST_BYTES];
-        let len = self.receiver.peek(link, &mut bytes);
-        let bytes = bytes.get(..len).unwrap_or_default();
-        let Some(opening) = &mut self.opening else { return };
-        match &self.phase {
-            SessionPhase::AwaitRequest(listener) => match opening.config.parse_request(bytes) {
-                Ok(Some((offer, len))) => {
-                    let listener = *listener;
-                    self.receiver.consume(link, len);
-                    if !self.receiver.is_drained() {
-                        return self.fail(link, S::DATA_BEFORE_ANSWER);
-                    }
-                    opening.deadline = None;
-                    self.phase = SessionPhase::Decide(Box::new(offer.clone()));
-                    upper
-                        .ulp
-                        .event(upper.conn, Event::Requested { listener, path: *path, offer: offer.into() });
-                }
-                Ok(None) => {}
-                Err(error) => self.fail(link, error),
-            },
-            SessionPhase::AwaitReply(asked) => {
-                match opening.config.parse_answer(asked, bytes, opening.end()) {
-                    Ok(Some((answer, len))) => {
-                        self.receiver.consume(link, len);
-                        opening.deadline = None;
-                        self.answered(now, upper, path, link, answer);
-                        self.end_opening();
-                    }
-                    Ok(None) => {}
-                    Err(error) => self.fail(link, error),
-                }
-            }
-            SessionPhase::Streaming(_)
-            | SessionPhase::Decide(_)
-            | SessionPhase::Full(_)
-            | SessionPhase::Rejected
-            | SessionPhase::Failed(_) => {}
-        }
-    }
-
-    /// Initiator: acts on the answer.
-    fn answered<U: Ulp<Placed = P>>(
-        &mut self,
-        now: Instant,
-        upper: &mut Upper<'_, U>,
-        path: &Path,
-        link: &mut dyn Link,
-        answer: Answer<S>,
-    ) {
-        let conn = upper.conn;
-        match answer {
-            Answer::Accepted { full: Full { agreed, transmitter, frames }, private_data } => {
-                self.phase = SessionPhase::Full(transmitter);
-                upper.ulp.event(conn, Event::Established { path: *path, agreed, private_data });
-                let outcome = self.receiver.begin(upper, link, frames);
-                self.apply_outcome(now, upper, link, outcome);
-            }
-            Answer::Terminate(full, error) => {
-                self.phase = SessionPhase::Full(full.transmitter);
-                upper.ulp.event(conn, Event::Disagreed(full.agreed));
-                self.break_stream(upper, link, error);
-            }
-            Answer::Rejected { private_data, ird, ord } => {
-                self.phase = SessionPhase::Rejected;
-                self.receiver.stop(link);
-                upper.ulp.event(conn, Event::Rejected { private_data, ird, ord });
-            }
-            Answer::Failed(error) => self.fail(link, error),
         }
     }
 
