@@ -11,8 +11,8 @@ use std::{
 
 use common::{LIMIT, connect, devices, queue_pair};
 use xwarp_verbs::{
-    CloseReason, Device, FramingConfig, Keepalive, Markers, MpaConfig, Payload, PeerDepths, Progress,
-    QpState, QueuePairOptions, RecvRequest, Tuning, WorkRequest,
+    CloseReason, CompletionQueue, Device, FramingConfig, Keepalive, Markers, MpaConfig, Payload, PeerDepths,
+    Progress, ProtectionDomain, QpState, QueuePair, QueuePairOptions, RecvRequest, Tuning, WorkRequest,
     cm::{
         AcceptOptions, CmError, CmId, ConnectOptions, ConnectionError, Event, EventChannel, EventKind,
         IncomingRequest, ListenOptions,
@@ -52,6 +52,41 @@ fn request(device: &Device, channel: &EventChannel, listener: &CmId) -> Incoming
     match event.kind {
         EventKind::ConnectRequest(request) => request,
         other => panic!("{other:?}"),
+    }
+}
+
+/// A client whose request waits for the server's answer.
+struct Requested {
+    id: CmId,
+    incoming: IncomingRequest,
+    _listener: CmId,
+    /// The queue pair of each end, with its objects.
+    server_qp: (ProtectionDomain, CompletionQueue, QueuePair),
+    _client_qp: (ProtectionDomain, CompletionQueue, QueuePair),
+    at_server: EventChannel,
+    at_client: EventChannel,
+    _server: Device,
+    client: Device,
+}
+
+fn requested() -> Requested {
+    let [server, client] = devices(Progress::Auto);
+    let (at_server, at_client) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
+    let listener = listening(&server, &at_server, 7);
+    let [server_qp, client_qp] = [&server, &client].map(|end| queue_pair(end, QueuePairOptions::default()));
+    let id = resolved(&client, &at_client, server_address(7));
+    id.connect(&client_qp.2, ConnectOptions::default()).unwrap();
+    let incoming = request(&server, &at_server, &listener);
+    Requested {
+        id,
+        incoming,
+        _listener: listener,
+        server_qp,
+        _client_qp: client_qp,
+        at_server,
+        at_client,
+        _server: server,
+        client,
     }
 }
 
@@ -116,20 +151,13 @@ fn the_steps_of_both_ends_one_by_one() {
 /// The application of the closing end need not wait until the other application reads its events.
 #[test]
 fn a_direction_may_close_with_the_peers() {
-    let [server, client] = devices(Progress::Auto);
-    let (at_server, at_client) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
-    let listener = listening(&server, &at_server, 7);
-    let (_spd, _scq, sqp) = queue_pair(&server, QueuePairOptions::default());
-    let (_cpd, _ccq, cqp) = queue_pair(&client, QueuePairOptions::default());
-    let id = resolved(&client, &at_client, server_address(7));
-    id.connect(&cqp, ConnectOptions::default()).unwrap();
-    let incoming = request(&server, &at_server, &listener);
+    let Requested { id, incoming, server_qp, at_server, at_client, client, .. } = &requested();
     let options = AcceptOptions { close_with_peer: true, ..AcceptOptions::default() };
-    incoming.id.accept(&sqp, options).unwrap();
-    assert!(matches!(next(&client, &at_client).kind, EventKind::Established { .. }));
+    incoming.id.accept(&server_qp.2, options).unwrap();
+    assert!(matches!(next(client, at_client).kind, EventKind::Established { .. }));
     id.disconnect().unwrap();
-    assert!(matches!(next(&client, &at_client).kind, EventKind::Disconnected));
-    assert!(matches!(next(&client, &at_client).kind, EventKind::Closed(_)));
+    assert!(matches!(next(client, at_client).kind, EventKind::Disconnected));
+    assert!(matches!(next(client, at_client).kind, EventKind::Closed(_)));
     let kinds: Vec<_> = std::iter::from_fn(|| at_server.poll()).map(|event| event.kind).collect();
     assert!(matches!(kinds[..], [EventKind::Established { .. }, EventKind::Disconnected, ..]), "{kinds:?}");
 }
@@ -528,19 +556,12 @@ fn a_bound_port_is_the_one_that_the_peer_sees() {
 
 #[test]
 fn a_request_that_was_rejected_with_too_much_private_data_still_waits() {
-    let [server, client] = devices(Progress::Auto);
-    let (at_server, at_client) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
-    let listener = listening(&server, &at_server, 7);
-    let (_spd, _scq, sqp) = queue_pair(&server, QueuePairOptions::default());
-    let (_cpd, _ccq, cqp) = queue_pair(&client, QueuePairOptions::default());
-    let id = resolved(&client, &at_client, server_address(7));
-    id.connect(&cqp, ConnectOptions::default()).unwrap();
-    let incoming = request(&server, &at_server, &listener);
+    let Requested { incoming, server_qp, at_client, client, .. } = &requested();
     assert!(matches!(incoming.id.reject(&vec![0; 70_000]), Err(CmError::Engine(_))));
     let too_much = AcceptOptions { private_data: vec![0; 70_000], ..AcceptOptions::default() };
-    assert!(matches!(incoming.id.accept(&sqp, too_much), Err(CmError::Engine(_))));
-    incoming.id.accept(&sqp, AcceptOptions::default()).unwrap();
-    assert!(matches!(next(&client, &at_client).kind, EventKind::Established { .. }));
+    assert!(matches!(incoming.id.accept(&server_qp.2, too_much), Err(CmError::Engine(_))));
+    incoming.id.accept(&server_qp.2, AcceptOptions::default()).unwrap();
+    assert!(matches!(next(client, at_client).kind, EventKind::Established { .. }));
 }
 
 #[test]

@@ -169,19 +169,19 @@ impl CmTable {
         (self.by_qp.get(&qp) == Some(&key)).then_some(qp)
     }
 
-    fn tell(&self, id: CmKey, kind: EventKind) {
+    fn report(&self, id: CmKey, kind: EventKind) {
         if let Some(entry) = self.entries.get(&id) {
             entry.channel.push(Queued::Plain(Event { id, kind }));
         }
     }
 
-    /// The identifier of a queue pair's event moves on, and its owner is told.
+    /// The identifier of a queue pair's event moves on, and the event is reported to its owner.
     fn advance(&mut self, qp: QpId, state: CmState, kind: EventKind) {
         let Some(&key) = self.by_qp.get(&qp) else { return };
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.state = state;
         }
-        self.tell(key, kind);
+        self.report(key, kind);
     }
 
     pub(super) fn connecting(&mut self, key: CmKey, qp: QpId, ports: Option<LocalPorts>) {
@@ -221,7 +221,7 @@ impl CmTable {
 
     /// The interface was removed: identifiers without a connection end. Those with one end with it.
     pub(crate) fn interface_removed(&self) {
-        self.tell_if(
+        self.report_where(
             || EventKind::Closed(CloseReason::InterfaceRemoved),
             |entry| {
                 let alone = matches!(
@@ -238,12 +238,12 @@ impl CmTable {
 
     /// The interface has another Ethernet address.
     pub(crate) fn mac_changed(&self) {
-        self.tell_if(|| EventKind::MacChanged, |entry| entry.local.is_some());
+        self.report_where(|| EventKind::MacChanged, |entry| entry.local.is_some());
     }
 
-    /// Reports an event to the identifiers that `concerns` it.
-    fn tell_if(&self, kind: impl Fn() -> EventKind, concerns: impl Fn(&Identifier) -> bool) {
-        for (id, entry) in self.entries.iter().filter(|(_, entry)| concerns(entry)) {
+    /// Reports an event to the identifiers that `concerned` selects.
+    fn report_where(&self, kind: impl Fn() -> EventKind, concerned: impl Fn(&Identifier) -> bool) {
+        for (id, entry) in self.entries.iter().filter(|(_, entry)| concerned(entry)) {
             entry.channel.push(Queued::Plain(Event { id: *id, kind: kind() }));
         }
     }
@@ -356,9 +356,9 @@ impl CmTable {
     }
 
     /// Reports an event of the connection of `qp`.
-    fn tell_owner(&self, qp: QpId, kind: EventKind) {
+    fn report_to_owner(&self, qp: QpId, kind: EventKind) {
         if let Some(&key) = self.by_qp.get(&qp) {
-            self.tell(key, kind);
+            self.report(key, kind);
         }
     }
 
@@ -372,7 +372,7 @@ impl CmTable {
             self.entries.remove(&key);
         } else {
             entry.state = CmState::Disconnected(None);
-            self.tell(key, EventKind::RequestGone);
+            self.report(key, EventKind::RequestGone);
         }
     }
 }
@@ -387,54 +387,29 @@ impl State {
         }
     }
 
-    /// What an event of the engine means to the identifiers.
+    /// Applies an event of the engine to the identifiers.
     pub(crate) fn dispatch(&mut self, now: Instant, event: CmEvent) {
         log(&event);
         let cm = &mut self.cm;
         match event {
             CmEvent::Streaming { stream: StreamId::Request(request), listener, local, remote } => {
-                let accepted = listener.and_then(|listener| {
-                    cm.announce(
-                        listener,
-                        request,
-                        CmState::Streaming(request),
-                        [local, remote],
-                        Vec::new(),
-                        None,
-                    )
-                });
-                if accepted.is_none() {
-                    let _ = self.engine.abandon(request);
-                }
+                self.streaming_request(listener, request, [local, remote]);
             }
-            CmEvent::Streaming { stream: StreamId::Qp(qp), .. } => cm.tell_owner(qp, EventKind::Streaming),
+            CmEvent::Streaming { stream: StreamId::Qp(qp), .. } => {
+                cm.report_to_owner(qp, EventKind::Streaming);
+            }
             CmEvent::StreamReadable { stream: StreamId::Qp(qp) } => {
-                cm.tell_owner(qp, EventKind::StreamReadable);
+                cm.report_to_owner(qp, EventKind::StreamReadable);
             }
             CmEvent::StreamReadable { stream: StreamId::Request(request) } => {
                 if let Some(&key) = cm.by_request.get(&request) {
-                    cm.tell(key, EventKind::StreamReadable);
+                    cm.report(key, EventKind::StreamReadable);
                 }
             }
-            CmEvent::ConnectRequest { request, listener, local, remote, private_data, peer: depths } => {
-                let state = CmState::Requested(request);
-                if let Some(&key) = cm.by_request.get(&request) {
-                    if let Some(entry) = cm.entries.get_mut(&key) {
-                        entry.state = state;
-                    }
-                    cm.tell(key, EventKind::MpaRequest { private_data, depths });
-                } else {
-                    let ends = [local, remote];
-                    let accepted = cm.announce(listener, request, state, ends, private_data, Some(depths));
-                    if accepted.is_none() {
-                        // The listener is gone: nobody will answer.
-                        let _ = self.engine.reject(now, request, &[]);
-                    }
-                }
+            CmEvent::ConnectRequest { request, listener, local, remote, private_data, peer } => {
+                self.connect_request(now, listener, request, [local, remote], private_data, peer);
             }
-            CmEvent::RequestGone { request } => {
-                cm.request_gone(request);
-            }
+            CmEvent::RequestGone { request } => cm.request_gone(request),
             CmEvent::Established { qp, local, remote, private_data, ird, ord, peer } => {
                 if let Some(entry) = cm.by_qp.get(&qp).and_then(|key| cm.entries.get_mut(key)) {
                     (entry.local, entry.peer) = (Some(local), Some(remote));
@@ -446,9 +421,7 @@ impl State {
             CmEvent::Rejected { qp, private_data, peer } => {
                 cm.over(now, qp, EventKind::Rejected { private_data, peer });
             }
-            CmEvent::ConnectError { qp, reason } => {
-                cm.over(now, qp, failure(reason));
-            }
+            CmEvent::ConnectError { qp, reason } => cm.over(now, qp, failure(reason)),
             CmEvent::Disconnected { qp } => {
                 let owner = cm.by_qp.get(&qp).and_then(|key| cm.entries.get(key));
                 let closes = owner.is_some_and(|entry| entry.close_with_peer);
@@ -459,6 +432,39 @@ impl State {
                 }
             }
             CmEvent::Closed { qp, reason } => cm.over(now, qp, EventKind::Closed(reason)),
+        }
+    }
+
+    /// Reports a peer's connection with streaming data, or abandons it if the listener is gone.
+    fn streaming_request(&mut self, listener: Option<ListenerId>, request: RequestId, ends: [SocketAddr; 2]) {
+        let state = CmState::Streaming(request);
+        let announced =
+            listener.and_then(|listener| self.cm.announce(listener, request, state, ends, Vec::new(), None));
+        if announced.is_none() {
+            let _ = self.engine.abandon(request);
+        }
+    }
+
+    /// Reports a peer's MPA Request, to the identifier of its connection if streaming data preceded it, or rejects it if the
+    /// listener is gone.
+    fn connect_request(
+        &mut self,
+        now: Instant,
+        listener: ListenerId,
+        request: RequestId,
+        ends: [SocketAddr; 2],
+        private_data: Vec<u8>,
+        depths: PeerDepths,
+    ) {
+        let cm = &mut self.cm;
+        let state = CmState::Requested(request);
+        if let Some(&key) = cm.by_request.get(&request) {
+            if let Some(entry) = cm.entries.get_mut(&key) {
+                entry.state = state;
+            }
+            cm.report(key, EventKind::MpaRequest { private_data, depths });
+        } else if cm.announce(listener, request, state, ends, private_data, Some(depths)).is_none() {
+            let _ = self.engine.reject(now, request, &[]);
         }
     }
 }
