@@ -39,8 +39,8 @@ impl Engine {
         &self.framing
     }
 
-    /// Listens on `port` of `addr`, which may be the unspecified address: of every address of that family (`None`: of every
-    /// address of the interface). `mtu` is the interface's, in bytes of an IP packet.
+    /// Listens on `port` of `addr`. `None` stands for every address of the interface, the unspecified address of a family
+    /// for every address of that family. `mtu` is the interface's, in bytes of an IP packet.
     pub fn listen(
         &mut self,
         link: &mut dyn Link,

@@ -200,7 +200,7 @@ impl Rnic {
     pub(crate) fn accept_failed(&mut self, qp: QpId, request: RequestId) {
         self.connections.attach(request.0, Owner::Request(None));
         if let Some(qp) = self.qps.get_mut(qp) {
-            qp.reset_connection();
+            qp.reset();
         }
     }
 
@@ -270,7 +270,7 @@ impl Rnic {
     /// Reports that another connection attempt could not be started after the peer refused a part of MPA.
     pub(crate) fn retry_failed(&mut self, qp: QpId, lacks: Lacks) {
         if let Some(pair) = self.qps.get_mut(qp) {
-            pair.reset_connection();
+            pair.reset();
             let error = if lacks.revision_two { MpaError::NotEnhanced } else { MpaError::MarkersRefused };
             let reason = CloseReason::Startup(error.into());
             self.shared.events.push_cm(CmEvent::ConnectError { qp, reason });
@@ -363,7 +363,7 @@ impl Rnic {
             Event::Rejected { private_data, ird, ord } => {
                 self.connections.learn(qp);
                 self.connections.detach(conn);
-                qp.reset_connection();
+                qp.reset();
                 let peer = PeerDepths::of(ird, ord);
                 shared.events.push_cm(CmEvent::Rejected { qp: id, private_data, peer });
             }
@@ -381,11 +381,6 @@ impl Rnic {
 }
 
 impl QueuePair {
-    /// Makes the queue pair idle after a connection that was never established; posted receives stay.
-    fn reset_connection(&mut self) {
-        self.reset();
-    }
-
     /// Takes over the form of the connection's segments, and what the framing says of the first ones.
     fn agree(&mut self, agreed: &Agreed) {
         match agreed {

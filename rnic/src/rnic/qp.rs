@@ -421,7 +421,7 @@ impl QueuePair {
     }
 
     /// Ends the stream, with `terminated` by a Terminate of ours: receiving stops, and all work is flushed, each request
-    /// exactly once and in order. Of a stream that has ended, only the name of the state changes.
+    /// exactly once and in order. If the stream has ended before, only the name of the state changes.
     pub(crate) fn end(&mut self, terminated: bool, fault: Option<QpFault>, shared: &mut Shared) {
         let before = self.phase.end(terminated);
         self.stop_waiting(shared);

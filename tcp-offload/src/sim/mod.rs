@@ -27,7 +27,7 @@ pub use faults::{Aim, Blackout, Faults, Gilbert, PathMtu, Recut, Resets};
 pub use hostile::{HostileConfig, HostileHost, Purpose};
 pub use raw_peer::{RawPeer, RawSegment, fpdu};
 pub use recorded::compare_with_record;
-pub use run::{Node, Outcome, run};
+pub use run::{Node, Outcome, run, run_for};
 pub use seeds::run_seeds;
 pub use ulpdu::{PulledUlpdu, pull, pull_into};
 pub use wire::{Census, SimLink, Wire, WireConfig};

@@ -74,3 +74,13 @@ pub fn run(
         assert!(turns < MOST_TURNS_AT_ONCE, "time stands still at {now:?}: a timer or a queue spins");
     }
 }
+
+/// Runs the nodes for `time` from `now`, which is advanced.
+///
+/// # Panics
+/// Like [`run`], and when nothing is left to do before.
+pub fn run_for(wire: &Wire, nodes: &mut [&mut dyn Node], now: &mut Instant, time: Duration) {
+    let outcome = run(wire, nodes, *now, time, |_, _| false);
+    assert_eq!(outcome, Outcome::TimeLimit, "nothing is left to do");
+    *now += time;
+}

@@ -82,8 +82,8 @@ fn rule_of(addr: Option<IpAddr>, port: u16) -> Steer {
 }
 
 impl<U: Ulp> Stack<U> {
-    /// Accepts connections to `port` of `addr`, which may be the unspecified address: of every address of that family
-    /// (`None`: of every address of the interface). `mtu` is the interface's MTU in bytes, with which the path of an accepted
+    /// Accepts connections to `port` of `addr`. `None` stands for every address of the interface, the unspecified address
+    /// of a family for every address of that family. `mtu` is the interface's MTU in bytes, with which the path of an accepted
     /// connection starts.
     pub fn listen(
         &mut self,

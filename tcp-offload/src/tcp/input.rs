@@ -376,7 +376,7 @@ impl Connection {
     /// data waits for one time-out.
     fn on_ecn_echo(&mut self, now: Instant) {
         let Some(reduced) = self.tx.on_ecn_echo() else { return };
-        self.marks.note_reduction(true);
+        self.marks.set_cwr(true);
         if reduced == Reduced::BelowOneSegment {
             self.timers.arm(Timer::Hold, self.tx.rtt.rto_after(now));
         }

@@ -65,8 +65,8 @@ impl Marks {
         matches!(self, Self::On { cwr: true, .. })
     }
 
-    /// Records that the congestion window was reduced, which the next new segment reports; or that it was reported.
-    pub(super) fn note_reduction(&mut self, due: bool) {
+    /// Sets whether the next new segment carries CWR: from a reduction of the congestion window until it was reported.
+    pub(super) fn set_cwr(&mut self, due: bool) {
         if let Self::On { cwr, .. } = self {
             *cwr = due;
         }

@@ -418,7 +418,7 @@ impl Connection {
             return Err(Stopped::Starved);
         }
         self.acknowledged(false);
-        self.marks.note_reduction(false);
+        self.marks.set_cwr(false);
         turn.count(true)
     }
 

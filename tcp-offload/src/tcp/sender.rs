@@ -60,7 +60,7 @@ pub(super) struct Sender {
     pub window: Window,
     initial_window: u64,
     pub phase: RecoveryPhase,
-    /// Of the last reduction. On the heap, because most connections never lose a segment.
+    /// How to undo the last reduction. On the heap, because most connections never lose a segment.
     undo: Option<Box<Undo>>,
     /// Whether the peer sends SACK.
     pub sack: bool,

@@ -303,8 +303,8 @@ impl Device {
         self.0.shared.async_events.events()
     }
 
-    /// The asynchronous events from now on that `wants` chooses, for one more reader: it gets each of them, whatever others
-    /// read. `wants` runs inside of the engine and must not call verbs.
+    /// Adds a reader of the asynchronous events: it gets each event from now on that `wants` chooses, whether or not other
+    /// readers take it too. `wants` runs inside the engine and must not call verbs.
     pub fn subscribe_async_events(
         &self,
         wants: impl Fn(&AsyncEvent) -> bool + Send + 'static,

@@ -19,8 +19,8 @@ const SEGMENTS: usize = 4;
 /// ends would work in turn instead of at the same time. More bytes than in four segments of 1500 are not too many: larger
 /// frames carry the bytes of larger messages in less time.
 const MESSAGES: u64 = 64;
-/// After so many messages a post looks whether the first one has waited long enough: reading the clock takes as long as a
-/// post.
+/// Messages after which a post checks whether the first one has waited long enough. Not every post does, because reading the
+/// clock takes as long as a post.
 const MESSAGES_PER_LOOK: u64 = 8;
 /// Estimate of the bytes that framing adds to a message: MPA's length, pad and CRC, and DDP's header.
 const FRAMING_BYTES: usize = 26;

@@ -41,7 +41,7 @@ pub(crate) fn spawn(shared: &Arc<DeviceCore>, interface: &str, set: WaitSet) -> 
 /// Calls between two checks from which on an application counts as busy: at least 16 000 per second.
 const STEADY_CALLS: u64 = 16;
 
-/// What the application does for the engine.
+/// How much of the engine's work the application does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Attention {
     /// It does not poll.
@@ -59,7 +59,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// What the application did since the last check. Checks at most once in the shortest nap: in less time even a busy
+    /// Judges the calls of the application since the last check. Checks at most once in the shortest nap: in less time even a busy
     /// application may not poll, above all while this thread holds the engine. `forgotten`: posts wait that should have been
     /// sent.
     ///
@@ -123,7 +123,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// What the thread sees of an application that made `calls` in each of four milliseconds after it had begun to poll.
+    /// The attention of an application that makes the calls `each` in each of four milliseconds after it had begun to poll.
     fn seen(each: Calls, forgotten: bool) -> [Attention; 4] {
         let mut now = Instant::ZERO + MS;
         let mut calls = Calls { polls: BUSY_POLLS, posts: 0 };

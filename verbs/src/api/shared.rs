@@ -255,7 +255,7 @@ impl DeviceCore {
         }
         let done = self.guarded(self.lock(), |state| {
             let (result, leave) = f(state);
-            // What is left to a later call is published by that call too.
+            // A later call that transmits this work publishes the rest too.
             if leave == Leave::Later {
                 return (result, None);
             }

@@ -35,7 +35,7 @@ struct Case {
 
 struct Trigger {
     name: &'static str,
-    /// Makes it happen, and says what was returned.
+    /// Causes the event and returns what the queue pair returned.
     happen: fn(&mut Case) -> String,
 }
 

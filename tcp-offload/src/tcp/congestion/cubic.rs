@@ -115,10 +115,7 @@ impl CongestionControl for Cubic {
     }
 
     fn reduce(&mut self, window: &Window, flight: u64, sign: Congestion) -> u64 {
-        match &mut self.before {
-            Some(before) => **before = self.state,
-            None => self.before = Some(Box::new(self.state)),
-        }
+        **self.before.get_or_insert_default() = self.state;
         self.first = FirstSlowStart::Over;
         let cwnd = segments(window.cwnd, window);
         // Fast convergence, section 4.7.

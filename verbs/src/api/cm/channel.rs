@@ -75,8 +75,9 @@ pub enum EventKind {
     ConnectError(CloseReason),
     /// The peer closed the connection, or it was lost. The work of the queue pair is flushed.
     Disconnected,
-    /// The connection has ended at both ends. The last event of a connection. Of an identifier without a connection: the
-    /// interface was removed ([`CloseReason::InterfaceRemoved`]), so it gets no request and can reach no peer any more.
+    /// The connection has ended at both ends. The last event of a connection. An identifier without a connection gets the
+    /// event when the interface is removed ([`CloseReason::InterfaceRemoved`]), because it can neither accept nor connect any
+    /// more.
     Closed(CloseReason),
     /// The Ethernet address of the interface on which the identifier has an address changed. The connection goes on.
     MacChanged,

@@ -14,7 +14,7 @@ use crate::{
 /// Something that happens to a connection.
 pub(super) struct Event {
     pub name: &'static str,
-    /// Makes it happen, and says what was returned.
+    /// Causes the event and returns what the connection returned.
     pub happen: fn(&mut At) -> Vec<String>,
 }
 
@@ -199,7 +199,7 @@ fn segment(at: &mut At, change: fn(&mut Fields, &At), payload: usize) -> Vec<Str
     receipt_shown(&at.script.inject(fields, payload))
 }
 
-/// Time passes until as many deadlines have been served.
+/// Lets time pass until `count` deadlines have been served.
 fn deadlines(at: &mut At, count: usize) -> Vec<String> {
     let mut all = Vec::new();
     for _ in 0..count {
