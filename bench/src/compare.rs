@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `plan` | what a round measures |
 //! | `ends`, `offloads` | the two processes of a measurement, and the interfaces' settings |
+//! | `libfabric` | libfabric's program |
 //! | `samples` | all measurements, medians and ratios |
 //! | `goals` | the goals of the performance milestone |
 //! | `results` | the page's sections |
@@ -14,6 +15,7 @@
 
 mod ends;
 mod goals;
+mod libfabric;
 mod offloads;
 mod page;
 mod plan;
@@ -34,6 +36,7 @@ use serde_json::json;
 use self::{
     ends::Ends,
     offloads::Interfaces,
+    page::Table,
     plan::{Step, Subject},
     results::{Machine, Run},
     samples::Samples,
@@ -50,6 +53,7 @@ pub fn run(args: &CompareArgs) -> Result<()> {
         [a] => (a, a),
         [] => (0, 0),
     });
+    let siw = args.siw.as_deref().map(siw_table).transpose()?;
     ends::stop_in_order()?;
     let interfaces = Interfaces::remember([&args.netns_a, &args.netns_b], &args.device)?;
     let machine = Machine::describe();
@@ -57,16 +61,17 @@ pub fn run(args: &CompareArgs) -> Result<()> {
         ends: Ends::new(args, cpus)?,
         interfaces: &interfaces,
         cpus,
+        libfabric: libfabric::is_installed(),
         samples: Samples::default(),
         failures: Vec::new(),
     };
     let begin = Instant::now();
     rounds.run_all(args)?;
     interfaces.restore()?;
-    let Rounds { samples, failures, .. } = rounds;
+    let Rounds { samples, failures, libfabric, .. } = rounds;
     ensure!(!samples.is_empty(), "nothing was measured: {}", failures.join("; "));
     let goals = goals::goals(args, &samples);
-    let run = Run { args, cpus, machine, elapsed: begin.elapsed(), samples, goals, failures };
+    let run = Run { args, cpus, machine, elapsed: begin.elapsed(), libfabric, siw, samples, goals, failures };
     let page = run.page();
     print!("{}", page.markdown());
     if let Some(path) = &args.html {
@@ -82,6 +87,12 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     Ok(())
 }
 
+/// The table of Soft-iWARP in the page at `path`.
+fn siw_table(path: &Path) -> Result<Table> {
+    let page = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Table::first_of(&page).with_context(|| format!("{} has no table", path.display()))
+}
+
 fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
@@ -91,6 +102,8 @@ struct Rounds<'a> {
     ends: Ends,
     interfaces: &'a Interfaces,
     cpus: (usize, usize),
+    /// Whether libfabric's program is installed.
+    libfabric: bool,
     samples: Samples,
     /// Measurements that failed. The run continues without them.
     failures: Vec<String>,
@@ -98,7 +111,7 @@ struct Rounds<'a> {
 
 impl Rounds<'_> {
     fn run_all(&mut self, args: &CompareArgs) -> Result<()> {
-        let mut steps = plan::steps(args);
+        let mut steps = plan::steps(args, |subject| self.libfabric || subject != Subject::Libfabric);
         let rounds = args.rounds();
         let bar = bar(u64::from(rounds) * steps.len() as u64);
         let begin = Instant::now();
@@ -131,6 +144,10 @@ impl Rounds<'_> {
         let before = Distance::measure(self.cpus.0, self.cpus.1);
         let outcomes = match step.subject {
             Subject::Device => vec![self.ends.measure_alone(&step.command, step.limit)?],
+            Subject::Libfabric => {
+                let bytes = step.x.unwrap_or_default();
+                vec![self.ends.measure_libfabric(&step.command, bytes, step.limit)?]
+            }
             _ => self.ends.measure(&step.command, step.limit)?,
         };
         let after = Distance::measure(self.cpus.0, self.cpus.1);

@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use super::samples::Outcome;
+use super::{libfabric, samples::Outcome};
 use crate::options::CompareArgs;
 
 /// Parameters for starting the two ends.
@@ -70,6 +70,31 @@ impl Ends {
         server.finish(until).context("the server")?;
         let text = fs::read_to_string(&self.json).context("the client wrote no result")?;
         Outcome::parse_all(&text)
+    }
+
+    /// Runs libfabric's program with these options as server and as client, and returns the client's figures for messages of
+    /// `bytes`.
+    pub(super) fn measure_libfabric(
+        &self,
+        options: &[String],
+        bytes: u64,
+        limit: Duration,
+    ) -> Result<Outcome> {
+        let until = Instant::now() + limit;
+        let end = |namespace: &str, cpu: usize| {
+            let mut line = Command::new("ip");
+            line.args(["netns", "exec", namespace, "taskset", "-c", &cpu.to_string(), libfabric::PROGRAM]);
+            line.args(options);
+            line
+        };
+        let mut server = End::start(end(&self.namespaces.1, self.cpus.1))?;
+        server.wait_until_bound(libfabric::CONTROL_PORT)?;
+        let mut client = end(&self.namespaces.0, self.cpus.0);
+        client.arg(&self.server);
+        let mut client = End::start(client)?;
+        client.finish(until).context("the client")?;
+        server.finish(until).context("the server")?;
+        libfabric::parse(&client.output()?, bytes)
     }
 
     /// Runs `command` in the client's namespace, without a server.
@@ -135,6 +160,31 @@ impl End {
         }
     }
 
+    /// Waits until a process in this one's namespace listens on a TCP port, for a program that does not say when it does.
+    fn wait_until_bound(&mut self, port: u16) -> Result<()> {
+        let until = Instant::now() + READY;
+        loop {
+            go_on()?;
+            let table =
+                |name| fs::read_to_string(format!("/proc/{}/net/{name}", self.0.id())).unwrap_or_default();
+            if ["tcp", "tcp6"].map(table).iter().any(|sockets| is_listening(sockets, port)) {
+                return Ok(());
+            }
+            if let Some(status) = self.0.try_wait()? {
+                bail!("the server: {status}: {}", self.words());
+            }
+            ensure!(Instant::now() < until, "the server does not listen after {READY:?}");
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// The standard output of a process that has ended.
+    fn output(&mut self) -> Result<String> {
+        let mut text = String::new();
+        self.0.stdout.take().context("the output is piped")?.read_to_string(&mut text)?;
+        Ok(text)
+    }
+
     /// The process's standard error.
     fn words(&mut self) -> String {
         let _ = self.0.kill();
@@ -158,6 +208,15 @@ impl End {
             thread::sleep(LOOK);
         }
     }
+}
+
+/// Whether a socket listens on `port`, by the kernel's table of TCP sockets.
+fn is_listening(sockets: &str, port: u16) -> bool {
+    let end = format!(":{port:04X}");
+    sockets.lines().any(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        matches!(words[..], [_, local, _, "0A", ..] if local.ends_with(&end))
+    })
 }
 
 impl Outcome {
@@ -197,6 +256,16 @@ impl Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_listening_socket_is_found_in_the_kernels_table() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n   \
+                     0: 00000000:B9E8 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 8253954 1\n   \
+                     1: 02094D0A:B9E9 01094D0A:D09E 06 00000000:00000000 03:0000173C 00000000     0        0 0 3\n";
+        assert!(is_listening(table, 47592));
+        assert!(!is_listening(table, 47593), "in TIME-WAIT");
+        assert!(!is_listening("", 47592));
+    }
 
     #[test]
     fn both_kinds_of_results_are_read() {

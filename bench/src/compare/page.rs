@@ -21,10 +21,27 @@ pub(super) struct Section {
 }
 
 /// A table; each row has as many cells as the head.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Table {
     pub head: Vec<String>,
     pub rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// The first table of a page in Markdown, without emphasis; `None` if the page has no table, or not a whole one.
+    pub(super) fn first_of(markdown: &str) -> Option<Self> {
+        let cells = |line: &str| -> Vec<String> {
+            let line = line.trim().trim_start_matches('|').trim_end_matches('|');
+            line.split('|').map(|cell| cell.trim().replace("**", "")).collect()
+        };
+        let is_row = |line: &&str| line.starts_with('|');
+        let mut lines = markdown.lines().skip_while(|line| !is_row(line)).take_while(is_row);
+        let head = cells(lines.next()?);
+        lines.next()?;
+        let rows: Vec<_> = lines.map(cells).collect();
+        let whole = !rows.is_empty() && rows.iter().all(|row| row.len() == head.len());
+        whole.then_some(Self { head, rows })
+    }
 }
 
 impl Page {
@@ -132,6 +149,22 @@ mod tests {
         assert!(text.contains("\n| a | b |\n|---|---|\n| 1 | <2> |\n"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         assert_eq!(text.matches("word").count(), 60);
+    }
+
+    #[test]
+    fn the_first_table_of_a_page_is_read() {
+        let text = format!(
+            "# Page\n\n{}\n\n| other |\n|---|\n| 3 |\n",
+            "| a | b, c |\n|---|---|\n| one | **0.26** (0.2, 0.3) |"
+        );
+        let table = Table::first_of(&text).unwrap();
+        assert_eq!(
+            (table.head, table.rows),
+            (vec!["a".to_owned(), "b, c".into()], vec![vec!["one".to_owned(), "0.26 (0.2, 0.3)".into()]])
+        );
+        for broken in ["", "# Page", "| a |", "| a |\n|---|", "| a | b |\n|---|---|\n| 1 |"] {
+            assert!(Table::first_of(broken).is_none(), "{broken}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::libfabric;
 use crate::{
     options::{CompareArgs, DEFAULT_PORT, Group, ModeArg},
     units::short_bytes,
@@ -22,6 +23,8 @@ pub(super) enum Subject {
     Raw,
     TcpOffloadsOff,
     Tcp,
+    /// libfabric's `tcp` provider.
+    Libfabric,
     /// A device of xwarp without a peer.
     Device,
 }
@@ -39,6 +42,7 @@ impl Subject {
             Self::Raw => "raw AF_XDP",
             Self::TcpOffloadsOff => "TCP, offloads off",
             Self::Tcp => "TCP",
+            Self::Libfabric => "libfabric tcp",
             Self::Device => "xwarp",
         }
     }
@@ -99,14 +103,17 @@ impl Group {
     ];
 
     pub(super) fn subjects(self) -> &'static [Subject] {
-        use Subject::{Markers, NoMarkers, Raw, RdmaTcp, Send, Tcp, TcpOffloadsOff, Write, WriteImmediate};
+        use Subject::{
+            Libfabric, Markers, NoMarkers, Raw, RdmaTcp, Send, Tcp, TcpOffloadsOff, Write, WriteImmediate,
+        };
         match self {
             Self::Polling => &[Send, Write, Raw, Tcp],
             Self::Sleeping => &[Send, WriteImmediate, Raw, Tcp],
             Self::Bulk => &[Write, Send, Raw, TcpOffloadsOff, Tcp],
             Self::Pairs | Self::PairsRate | Self::Memory => &[Write],
-            Self::LatencySizes => &[Write, Send, Tcp],
-            Self::Rate | Self::BandwidthSizes => &[Write, Send, Raw, Tcp],
+            Self::LatencySizes => &[Write, Send, Tcp, Libfabric],
+            Self::Rate => &[Write, Send, Raw, Tcp],
+            Self::BandwidthSizes => &[Write, Send, Raw, Tcp, Libfabric],
             Self::Idle => &[Subject::Device],
             Self::Framings => &[Markers, NoMarkers, RdmaTcp, TcpOffloadsOff, Tcp],
             Self::FramingsRate => &[Markers, NoMarkers, RdmaTcp, Tcp],
@@ -126,14 +133,16 @@ impl Group {
 
     /// Pairs of subjects whose ratio the table shows.
     pub(super) fn ratios(self) -> &'static [(Subject, Subject)] {
-        use Subject::{Markers, NoMarkers, Raw, RdmaTcp, Send, Tcp, TcpOffloadsOff, Write, WriteImmediate};
+        use Subject::{
+            Libfabric, Markers, NoMarkers, Raw, RdmaTcp, Send, Tcp, TcpOffloadsOff, Write, WriteImmediate,
+        };
         match self {
             Self::Polling => &[(Send, Raw), (Write, Raw), (Send, Tcp), (Write, Tcp)],
             Self::Sleeping => &[(Send, Raw), (Send, Tcp), (WriteImmediate, Tcp)],
             Self::Rate => &[(Write, Raw), (Send, Raw), (Write, Tcp)],
             Self::Bulk => &[(Write, Raw), (Send, Raw), (Write, TcpOffloadsOff), (Write, Tcp), (Raw, Tcp)],
             Self::Pairs | Self::PairsRate | Self::Memory | Self::Idle => &[],
-            Self::LatencySizes => &[(Write, Tcp), (Send, Tcp)],
+            Self::LatencySizes => &[(Write, Tcp), (Send, Tcp), (Send, Libfabric)],
             Self::BandwidthSizes => &[(Write, Raw), (Write, Tcp)],
             Self::Framings => &[(RdmaTcp, Markers), (RdmaTcp, NoMarkers), (RdmaTcp, TcpOffloadsOff)],
             Self::FramingsRate => &[(RdmaTcp, Markers), (RdmaTcp, NoMarkers)],
@@ -163,6 +172,7 @@ pub(super) struct Step {
     /// Value of the first column; `None` when each row of the result has its own, the message size.
     pub x: Option<u64>,
     pub mtu: u32,
+    /// Arguments of this program, or of libfabric's, for both ends.
     pub command: Vec<String>,
     pub limit: Duration,
 }
@@ -189,10 +199,10 @@ pub(super) const REGISTERED: u64 = 1 << 30;
 /// Number of sizes of `-a`.
 const ALL_SIZES: u32 = 23;
 
-/// All measurements of a round, in the order of the first round.
-pub(super) fn steps(args: &CompareArgs) -> Vec<Step> {
+/// All measurements of a round, in the order of the first round, except those of subjects that are not `present`.
+pub(super) fn steps(args: &CompareArgs, present: impl Fn(Subject) -> bool) -> Vec<Step> {
     let groups = Group::ALL.into_iter().filter(|&group| args.measures(group));
-    groups.flat_map(|group| group_steps(args, group)).collect()
+    groups.flat_map(|group| group_steps(args, group)).filter(|step| present(step.subject)).collect()
 }
 
 fn group_steps(args: &CompareArgs, group: Group) -> Vec<Step> {
@@ -213,6 +223,10 @@ fn group_steps(args: &CompareArgs, group: Group) -> Vec<Step> {
     let mut steps = Vec::new();
     for (x, mtu) in rows {
         for &subject in group.subjects() {
+            if subject == Subject::Libfabric {
+                steps.extend(libfabric::SIZES.map(|bytes| libfabric_step(args, group, bytes, mtu)));
+                continue;
+            }
             let command = command(args, group, subject, x);
             let rows = if x.is_none() { ALL_SIZES } else { 1 };
             let limit = OVERHEAD + args.duration() * rows;
@@ -220,6 +234,13 @@ fn group_steps(args: &CompareArgs, group: Group) -> Vec<Step> {
         }
     }
     steps
+}
+
+/// A measurement of one message size with libfabric, which measures one in a run.
+fn libfabric_step(args: &CompareArgs, group: Group, bytes: u64, mtu: u32) -> Step {
+    let command = libfabric::options(bytes, args.duration(), args.server);
+    let limit = OVERHEAD + args.duration();
+    Step { group, subject: Subject::Libfabric, x: Some(bytes), mtu, command, limit }
 }
 
 /// The command line of a measurement, for both ends.
@@ -245,7 +266,7 @@ fn command(args: &CompareArgs, group: Group, subject: Subject, x: Option<u64>) -
         | Subject::NoMarkers
         | Subject::RdmaTcp => "write",
         Subject::Raw => "raw",
-        Subject::TcpOffloadsOff | Subject::Tcp => "tcp",
+        Subject::TcpOffloadsOff | Subject::Tcp | Subject::Libfabric => "tcp",
     };
     let mut line = vec![format!("{test}_{}", if latency { "lat" } else { "bw" })];
     let mut add = |words: &[&str]| line.extend(words.iter().map(|&word| word.to_owned()));
@@ -303,13 +324,14 @@ mod tests {
 
     #[test]
     fn every_command_of_a_round_can_be_parsed() {
-        let steps = steps(&args("compare --mode generic"));
+        let steps = steps(&args("compare --mode generic"), |_| true);
         let found: BTreeSet<Group> = steps.iter().map(|step| step.group).collect();
         assert_eq!(found, Group::ALL.into_iter().filter(|group| group.is_default()).collect());
-        let named = self::steps(&args("compare --only framings,framings_rate"));
+        let named = self::steps(&args("compare --only framings,framings_rate"), |_| true);
         let found: BTreeSet<Group> = named.iter().map(|step| step.group).collect();
         assert_eq!(found, BTreeSet::from([Group::Framings, Group::FramingsRate]));
-        for step in steps.into_iter().chain(named) {
+        let ours = |step: &Step| step.subject != Subject::Libfabric;
+        for step in steps.into_iter().chain(named).filter(ours) {
             let line = std::iter::once("xwarp-perf".to_owned()).chain(step.command);
             assert!(Cli::try_parse_from(line).is_ok());
         }
@@ -317,10 +339,27 @@ mod tests {
 
     #[test]
     fn a_round_has_the_chosen_groups_and_mtus() {
-        let steps = steps(&args("compare --only bulk,polling --mtus 1500,9000"));
+        let steps = steps(&args("compare --only bulk,polling --mtus 1500,9000"), |_| true);
         assert!(steps.iter().all(|step| [Group::Bulk, Group::Polling].contains(&step.group)));
         let mtus: BTreeSet<u32> = steps.iter().filter(|s| s.group == Group::Bulk).map(|s| s.mtu).collect();
         assert_eq!(mtus, BTreeSet::from([1500, 9000]));
         assert!(steps.iter().all(|step| step.group == Group::Bulk || step.mtu == 1500));
+    }
+
+    #[test]
+    fn libfabric_is_measured_by_size_if_its_program_is_present() {
+        let args = args("compare --only latency_sizes,bandwidth_sizes");
+        let sizes = |group, present: bool| {
+            let steps = steps(&args, |subject| present || subject != Subject::Libfabric);
+            let steps = steps.into_iter().filter(|step| step.group == group);
+            steps
+                .filter(|step| step.subject == Subject::Libfabric)
+                .filter_map(|step| step.x)
+                .collect::<Vec<_>>()
+        };
+        for group in [Group::LatencySizes, Group::BandwidthSizes] {
+            assert_eq!(sizes(group, true), libfabric::SIZES);
+            assert!(sizes(group, false).is_empty());
+        }
     }
 }

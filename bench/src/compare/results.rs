@@ -6,7 +6,7 @@ use super::{
     goals::Goal,
     minutes,
     page::{Page, Section, Table},
-    plan::{Figure, LARGE, SMALL},
+    plan::{Figure, LARGE, SMALL, Subject},
     plot::Plot,
     samples::Samples,
 };
@@ -75,6 +75,10 @@ pub(super) struct Run<'a> {
     pub cpus: (usize, usize),
     pub machine: Machine,
     pub elapsed: Duration,
+    /// Whether libfabric's program is installed.
+    pub libfabric: bool,
+    /// The table of Soft-iWARP, measured earlier.
+    pub siw: Option<Table>,
     pub samples: Samples,
     pub goals: Vec<Goal>,
     pub failures: Vec<String>,
@@ -89,6 +93,7 @@ impl Run<'_> {
         }
         let measured = |group: &Group| self.args.measures(*group);
         sections.extend(Group::ALL.into_iter().filter(measured).map(|group| self.table_section(group)));
+        sections.extend(self.siw.clone().map(siw_section));
         Page { title: "Performance: xwarp, raw AF_XDP and kernel TCP".into(), sections }
     }
 
@@ -112,6 +117,14 @@ impl Run<'_> {
              the driver's rings is in both. xwarp has CRC and, where the peer asks, markers on. TCP is kernel TCP \
              with all offloads; with offloads off, it has no segmentation or receive offload."
                 .to_owned(),
+            if self.libfabric {
+                "libfabric tcp is libfabric's tcp provider over kernel TCP, with connected endpoints, as fi_pingpong \
+                 measures it: both ends spin, with one message at a time. Its half round trips are means, and its bandwidth is \
+                 a message's size over that mean."
+            } else {
+                "libfabric's tcp provider was not measured: fi_pingpong (Debian's libfabric-bin) is not installed."
+            }
+            .to_owned(),
         ];
         let omitted: Vec<String> = Group::ALL
             .into_iter()
@@ -188,19 +201,23 @@ impl Run<'_> {
 
     fn table(&self, group: Group, figure: Figure) -> Table {
         let mut head = vec![group.axis().to_owned(), "cores".to_owned()];
-        head.extend(group.subjects().iter().map(|s| format!("{} [{}]", s.name(), figure.unit())));
-        head.extend(group.ratios().iter().map(|(a, b)| format!("{} / {}", a.name(), b.name())));
+        let present = |subject: Subject| self.libfabric || subject != Subject::Libfabric;
+        let subjects: Vec<Subject> = group.subjects().iter().copied().filter(|&s| present(s)).collect();
+        let ratios: Vec<_> =
+            group.ratios().iter().copied().filter(|&(a, b)| present(a) && present(b)).collect();
+        head.extend(subjects.iter().map(|s| format!("{} [{}]", s.name(), figure.unit())));
+        head.extend(ratios.iter().map(|(a, b)| format!("{} / {}", a.name(), b.name())));
         let mut rows = Vec::new();
         for x in self.samples.values(group) {
             for tag in self.samples.tags(group) {
                 let mut found = false;
                 let mut row = vec![group.label(x), tag.to_string()];
-                for &subject in group.subjects() {
+                for &subject in &subjects {
                     let spread = self.samples.spread((group, x, subject), figure, tag);
                     found |= spread.is_some();
                     row.push(spread.map_or_else(dash, cell));
                 }
-                for &(ours, theirs) in group.ratios() {
+                for &(ours, theirs) in &ratios {
                     let spread = self.samples.ratio((group, x, ours), (group, x, theirs), figure, tag);
                     row.push(spread.map_or_else(dash, cell));
                 }
@@ -230,6 +247,21 @@ impl Run<'_> {
             logarithmic: matches!(group, Group::LatencySizes | Group::BandwidthSizes),
             lines: lines.filter(|(_, points)| !points.is_empty()).collect(),
         })
+    }
+}
+
+/// Soft-iWARP's table, which is of another machine.
+fn siw_section(table: Table) -> Section {
+    let text = "siw, the kernel's iWARP over kernel TCP, is not in the tables above: it is a kernel module, and few \
+                kernels have it. `ci/vm/measure` measured it, and xwarp with it and with itself, in a virtual machine \
+                at MTU 1500 that is emulated and counts instructions, so only the ratios to kernel TCP in that machine \
+                mean something, and none of its figures compares with the tables above. Above 1 is faster for \
+                bandwidth, below 1 for latency; docs/measurements/siw.md has the method and the results.";
+    Section {
+        heading: "Soft-iWARP (siw) in a virtual machine, recorded earlier".into(),
+        paragraphs: vec![text.to_owned()],
+        tables: vec![table],
+        ..Section::default()
     }
 }
 

@@ -83,6 +83,9 @@ pub struct CompareArgs {
     /// The CPUs of client and server [default: the first two; one CPU when there is only one]
     #[arg(long, value_name = "A,B", value_parser = parse_cpus)]
     pub cpus: Option<(usize, usize)>,
+    /// Copy the table of Soft-iWARP from this page of ci/vm/measure: its kernel module runs in a virtual machine only
+    #[arg(long, value_name = "FILE")]
+    pub siw: Option<PathBuf>,
     /// Also write the page as one HTML file with plots
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
