@@ -250,36 +250,21 @@ impl Bench {
     fn measure(&mut self, subject: Subject) -> Result<Vec<(Figure, f64)>> {
         // The kernel's connections rest on their ports.
         self.port += 1;
-        let port = self.port.to_string();
+        let port = self.port;
         let lab = self.lab(subject)?;
         let host = lab.address(Side::B, Family::V4).to_string();
-        let duration = self.duration.to_string();
+        let duration = self.duration;
         let counts = lab.file("system-calls");
         let (by, server, client) = match subject {
             Subject::Bulk(by, _) => {
-                let client = vec!["iperf3", "-c", &host, "-p", &port, "-t", &duration, "-l", "1M", "-f", "m"];
-                (by, vec!["iperf3", "-s", "-1", "-p", &port], client)
+                let client = format!("iperf3 -c {host} -p {port} -t {duration} -l 1M -f m");
+                (by, format!("iperf3 -s -1 -p {port}"), client)
             }
             Subject::Requests(by, calls) => {
-                let mut server = vec!["sockperf", "server", "--tcp", "-i", &host, "-p", &port];
-                let mut client = vec![
-                    "sockperf",
-                    "ping-pong",
-                    "--tcp",
-                    "-i",
-                    &host,
-                    "-p",
-                    &port,
-                    "-t",
-                    &duration,
-                    "-m",
-                    "64",
-                ];
-                if calls == Calls::Polling {
-                    server.push("--nonblocked");
-                    client.push("--nonblocked");
-                }
-                (by, server, client)
+                let polling = if calls == Calls::Polling { "--nonblocked" } else { "" };
+                let client =
+                    format!("sockperf ping-pong --tcp -i {host} -p {port} -t {duration} -m 64 {polling}");
+                (by, format!("sockperf server --tcp -i {host} -p {port} {polling}"), client)
             }
         };
         let counter = [
@@ -294,12 +279,7 @@ impl Bench {
             "--",
         ];
         let mut server = self.start(lab, Side::B, by, &[], &server)?;
-        wait_for_listener(
-            lab,
-            by,
-            SocketAddr::new(lab.address(Side::B, Family::V4), self.port),
-            &mut server,
-        )?;
+        wait_for_listener(lab, by, SocketAddr::new(lab.address(Side::B, Family::V4), port), &mut server)?;
         let counter: &[&str] = if matches!(subject, Subject::Requests(..)) { &counter } else { &[] };
         let said = self.start(lab, Side::A, by, counter, &client)?.finish(2 * PATIENCE)?;
         if let Subject::Bulk(..) = subject {
@@ -325,14 +305,14 @@ impl Bench {
     }
 
     /// Starts a program on the CPU of its side, with helpers of its own.
-    fn start(&self, lab: &Lab, side: Side, by: By, before: &[&str], program: &[&str]) -> Result<Running> {
+    fn start(&self, lab: &Lab, side: Side, by: By, before: &[&str], program: &str) -> Result<Running> {
         let cpu = if side == Side::A { "1" } else { "0" };
         let mut command = lab.command(side, "taskset");
         command.args(["-c", cpu]).args(before);
         if by == By::Sdp {
             command.arg(self.programs.join("xwarp")).args(["sdp", "--statistics", "--"]);
         }
-        command.args(program).env("XWARP_HELPER", lab.file("none"));
+        command.args(program.split_whitespace()).env("XWARP_HELPER", lab.file("none"));
         Running::start(command)
     }
 }
