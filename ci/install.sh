@@ -6,7 +6,7 @@ BUILD_PACKAGES=(clang llvm libelf-dev zlib1g-dev pkg-config make gcc libc6-dev l
 # Packages for the lab and for the checks of captures.
 TEST_PACKAGES=(iproute2 ethtool procps iputils-ping iperf3 tshark)
 # Programs that run unchanged over SDP. Debian has no netperf.
-TEST_PACKAGES+=(netcat-openbsd socat curl python3 redis-server memcached nginx-light apache2-utils sockperf openssh-server postgresql)
+TEST_PACKAGES+=(netcat-openbsd socat curl python3 redis-server memcached nginx-light apache2-utils wrk sockperf openssh-server postgresql)
 # Libraries of programs that the tests build and run over SDP. asio is boost.asio without the rest of Boost.
 TEST_PACKAGES+=(libevent-dev libuv1-dev libasio-dev g++)
 # RDMA programs that run over the drop-in libraries, and the headers whose structures those are compared with.

@@ -275,6 +275,25 @@ fn netns_sdp_nginx_serves_with_one_and_two_workers() {
     }
 }
 
+/// wrk takes no descriptor above 10 and three for each connection.
+#[test]
+fn netns_sdp_wrk_keeps_its_few_connections() {
+    let lab = lab();
+    let file = random_file(&lab, "file", 1000);
+    let directory = file.parent().unwrap().display().to_string();
+    let config = lab.file("nginx.conf");
+    let text = format!(
+        "daemon off; user root; pid {directory}/pid; error_log stderr; events {{}}\n\
+         http {{ access_log off; server {{ listen {PORT}; root {directory}; }} }}\n"
+    );
+    fs::write(&config, text).unwrap();
+    let server = format!("exec nginx -p {directory} -c {}", config.display());
+    let client = format!("exec wrk -t 1 -c 2 -d 1s http://{}/file", address(&lab));
+    let (_server, output) = over_sdp(&lab, &server, &client);
+    assert!(output.contains("Requests/sec") && !output.contains("Socket errors"), "{output}");
+    assert!(carried(&output, "wrk").1 > 1000, "{output}");
+}
+
 #[test]
 fn netns_sdp_sockperf_gets_its_answers() {
     let lab = lab();

@@ -89,11 +89,18 @@ fn netns_sdp_a_program_without_privileges_uses_the_helper() {
     }
 }
 
-/// Answers each connection with its name and what it has received.
+/// Answers each connection with its name and what it has received. With a third argument it forks a child first that outlives it.
 const SERVER: &str = r"
-import os, socket, sys
+import os, socket, sys, time
 name, port = sys.argv[1], int(sys.argv[2])
 listener = socket.create_server(('', port))
+if len(sys.argv) > 3 and os.fork() == 0:
+    listener.close()
+    os.close(1)
+    os.close(2)
+    while os.path.exists(sys.argv[0]):
+        time.sleep(0.1)
+    os._exit(0)
 while True:
     connection, _ = listener.accept()
     received = b''
@@ -131,4 +138,26 @@ fn netns_sdp_shared_several_programs_use_one_interface() {
     let _ = first.wait(LIMIT).unwrap();
     shared.wait_for_service(Side::A, PORT + 1, &mut second);
     shared.ask(Side::B, PORT + 1, "a call", "second has a call");
+}
+
+/// A child of the process that holds the host's port mapper lives on after its parent was killed.
+#[test]
+fn netns_sdp_shared_a_forked_child_does_not_keep_the_port_mapper() {
+    let shared = Shared::start();
+    let program = shared.lab.file("server.py");
+    fs::write(&program, SERVER).unwrap();
+    let start = |arguments: &str| {
+        shared.shell(Side::A, &format!("exec /usr/bin/python3 {} {arguments}", program.display()))
+    };
+    let mut holder = start(&format!("holder {PORT} fork"));
+    shared.wait_for_service(Side::A, PORT, &mut holder);
+    let mut registered = start(&format!("registered {}", PORT + 1));
+    shared.wait_for_service(Side::A, PORT + 1, &mut registered);
+    holder.signal(Signal::KILL).unwrap();
+    let _ = holder.wait(LIMIT).unwrap();
+    shared.wait_for_service(Side::A, PORT + 1, &mut registered);
+    shared.ask(Side::B, PORT + 1, "a call", "registered has a call");
+    let mut late = start(&format!("late {}", PORT + 2));
+    shared.wait_for_service(Side::A, PORT + 2, &mut late);
+    shared.ask(Side::B, PORT + 2, "a call", "late has a call");
 }

@@ -366,7 +366,8 @@ pub fn receive(fd: RawFd, pieces: &mut [&mut [u8]], flags: c_int, kernel: impl F
     if let Some(begin) = begin {
         direct.waited_since(begin);
     }
-    if done > 0 && flags & libc::MSG_PEEK == 0 {
+    // Neither takes bytes of the stream from the kernel.
+    if done > 0 && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE) == 0 {
         direct.taken.fetch_add(done as u64, Ordering::Relaxed);
         direct.empty.store(0, Ordering::Relaxed);
     }

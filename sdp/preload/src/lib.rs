@@ -23,6 +23,7 @@
 //! | `calls` | the functions that replace those of the C library |
 //! | `direct` | reads and writes that pass the loopback by |
 //! | `next` | the functions of the C library that are replaced |
+//! | `numbers` | which numbers the library's descriptors have |
 //! | `transfers` | the functions that replace those that transfer data |
 //! | `sys` | system calls, past those functions, and hooks of the C library |
 //! | `legs` | names of connections, in memory that is shared with forked children |
@@ -35,6 +36,7 @@ mod calls;
 mod direct;
 mod legs;
 mod next;
+mod numbers;
 mod process;
 mod relay;
 mod sys;

@@ -1,10 +1,11 @@
 //! What this process does by SDP: its rules, devices, listeners and relays. A forked child begins without any of it.
 
 use std::{
+    cell::Cell,
     collections::{BTreeMap, BTreeSet},
-    env, fs, io,
+    env, fs, io, mem,
     net::{IpAddr, Ipv6Addr, SocketAddr},
-    os::fd::BorrowedFd,
+    os::fd::{BorrowedFd, OwnedFd, RawFd},
     path::PathBuf,
     process, ptr,
     sync::{
@@ -22,13 +23,13 @@ use rustix::{
 };
 use xwarp_sdp::{
     Sdp, SdpListener, SdpOptions, SdpStream,
-    mapper::Host,
+    mapper::{self, Host},
     rules::{Role, RuleError, Rules, Use},
 };
 use xwarp_verbs::Device;
 
 use crate::{
-    direct, legs,
+    direct, legs, numbers,
     relay::{self, ADVERTISED_BYTES, Gate, Joined, Relays},
     sys,
 };
@@ -120,12 +121,37 @@ pub fn init() {
     let statistics = env::var_os(STATISTICS_VARIABLE).is_some();
     let _ = OPTIONS.set(Options { rules, program, device, statistics });
     legs::init();
-    sys::on_fork_and_exit(in_child, at_exit);
+    sys::on_fork_and_exit(before_fork, in_parent, in_child, at_exit);
+}
+
+/// Descriptors that a child must not keep, unchanged until the fork is over.
+struct Fork {
+    mapper: MutexGuard<'static, BTreeSet<RawFd>>,
+    numbers: MutexGuard<'static, Vec<OwnedFd>>,
+}
+
+thread_local! {
+    /// Set in a thread that forks.
+    static FORK: Cell<Option<Fork>> = const { Cell::new(None) };
+}
+
+extern "C" fn before_fork() {
+    let fork = Fork { mapper: mapper::descriptors(), numbers: numbers::taken() };
+    // A thread that is ending has no such variables any more. Its children keep the descriptors.
+    let _ = FORK.try_with(|place| place.set(Some(fork)));
+}
+
+extern "C" fn in_parent() {
+    let _ = FORK.try_with(Cell::take);
 }
 
 extern "C" fn in_child() {
     // The parent's threads are not here, and its locks may be held for ever.
     CURRENT.store(ptr::null_mut(), Ordering::Release);
+    if let Ok(Some(mut fork)) = FORK.try_with(Cell::take) {
+        mem::take(&mut *fork.mapper).into_iter().for_each(sys::close);
+        fork.numbers.clear();
+    }
 }
 
 extern "C" fn at_exit() {
@@ -191,8 +217,11 @@ impl Process {
         };
         let mut ports = lock(&self.ports);
         let port = ports.entry(name).or_insert_with_key(|name| {
-            let opened = Device::open(name).map_err(io::Error::other);
-            match opened.and_then(|device| Sdp::new(&device, options())) {
+            let open = || {
+                let device = Device::open(name).map_err(io::Error::other)?;
+                Sdp::new(&device, options())
+            };
+            match numbers::above(open) {
                 Ok(sdp) => Some(Arc::new(Port { sdp, mapper: OnceLock::new() })),
                 Err(error) => {
                     tracing::warn!(%error, "connections stay with TCP");

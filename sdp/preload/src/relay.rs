@@ -19,7 +19,7 @@ use std::{
 
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll},
-    io::{Errno, fcntl_dupfd_cloexec},
+    io::Errno,
     net::{
         AddressFamily, SendFlags, SocketFlags, SocketType, acceptfrom_with, bind, connect, connect_unspec,
         getsockname, listen, shutdown, socket_with, sockopt,
@@ -30,13 +30,11 @@ use xwarp_verbs::{Memory, Pages};
 
 use crate::{
     direct::{self, Direct},
-    sys,
+    numbers, sys,
 };
 
 /// Bytes that are copied at a time.
 const CHUNK_BYTES: usize = 512 << 10;
-/// Least number of a leg's descriptor: half of the usual limit.
-const HIGH_NUMBER: i32 = 512;
 /// Stack of a thread, in bytes.
 const STACK_BYTES: usize = 128 << 10;
 /// Shorter pieces go in messages. A full segment on the loopback is longer.
@@ -142,12 +140,6 @@ fn tcp_socket(six: bool) -> io::Result<OwnedFd> {
     Ok(socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Moves a descriptor of the library away from the low numbers, which the kernel gives to programs: some have tables of few.
-fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
-    // With a low limit of descriptors it stays where it is.
-    fcntl_dupfd_cloexec(&fd, HIGH_NUMBER).unwrap_or(fd)
-}
-
 fn local_address(socket: &OwnedFd) -> io::Result<SocketAddr> {
     getsockname(socket)?.try_into().map_err(|_| io::ErrorKind::AddrNotAvailable.into())
 }
@@ -175,7 +167,7 @@ impl Gate {
             }
             let (leg, from) = acceptfrom_with(&self.socket, SocketFlags::CLOEXEC)?;
             if from.and_then(|from| SocketAddr::try_from(from).ok()) == Some(program) {
-                return Ok(out_of_the_way(leg));
+                return Ok(numbers::out_of_the_way(leg));
             }
         }
     }
@@ -183,7 +175,7 @@ impl Gate {
 
 /// A leg that will be connected to the program's listening socket at `service`, and its address.
 pub fn leg(service: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
-    let leg = out_of_the_way(tcp_socket(service.is_ipv6())?);
+    let leg = numbers::out_of_the_way(tcp_socket(service.is_ipv6())?);
     bind(&leg, &SocketAddr::new(service.ip(), 0))?;
     let own = local_address(&leg)?;
     Ok((leg, own))

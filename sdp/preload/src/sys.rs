@@ -243,11 +243,16 @@ impl Drop for Quiet {
     }
 }
 
-/// Lets `child` run in each forked child, and `exit` when the process ends in order.
-pub fn on_fork_and_exit(child: extern "C" fn(), exit: extern "C" fn()) {
+/// Lets `before` run before each fork, `parent` and `child` after it, and `exit` when the process ends in order.
+pub fn on_fork_and_exit(
+    before: extern "C" fn(),
+    parent: extern "C" fn(),
+    child: extern "C" fn(),
+    exit: extern "C" fn(),
+) {
     // SAFETY: the functions live as long as the process, since the library is never unloaded.
     unsafe {
-        libc::pthread_atfork(None, None, Some(child));
+        libc::pthread_atfork(Some(before), Some(parent), Some(child));
         libc::atexit(exit);
     }
 }

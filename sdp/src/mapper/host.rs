@@ -29,12 +29,13 @@ use rustix::{
 };
 
 use super::{
+    kept::Kept,
     packet::PORT,
     server::{Server, Services},
 };
 
 const NAME: &str = "xwarp-sdp-mapper";
-/// How soon a thread notices that it is to end, and the pause before the holder's place is tried again.
+/// How soon a thread notices that its process ends its part, and the pause before the next attempt to join.
 const TICK: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(20);
 /// Attempts to become the holder, or to find it. A holder that ends has its port a moment longer than its name.
@@ -44,7 +45,7 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// Processes that register, and services of each.
 const MOST_PROCESSES: usize = 256;
 const MOST_SERVICES: usize = 1024;
-/// Length of a registration: what to do, family, conventional port, SDP port, IP address.
+/// Length of a record: operation, family, conventional port, SDP port, IP address.
 const RECORD_BYTES: usize = 22;
 /// Answers to a registration.
 const TAKEN: u8 = 0;
@@ -56,7 +57,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A service that is added, or removed.
+/// The registration of a service, or its removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Record {
     Add(SocketAddr, u16),
@@ -99,7 +100,7 @@ impl Record {
     }
 }
 
-/// Where the port mapper of a host is.
+/// Addresses, port and socket name of a host's port mapper.
 #[derive(Debug, Clone)]
 struct Place {
     addresses: Vec<IpAddr>,
@@ -107,13 +108,13 @@ struct Place {
     name: UnixAddr,
 }
 
-/// What this process is to the port mapper of its host.
+/// The part of this process in the port mapper of its host.
 #[derive(Debug)]
 enum Role {
-    /// It answers for all.
-    Holder(Server, UnixListener),
+    /// It answers for all processes.
+    Holder(Server, Kept<UnixListener>),
     /// Another process does.
-    Registered(UnixStream),
+    Registered(Kept<UnixStream>),
 }
 
 #[derive(Debug)]
@@ -121,7 +122,7 @@ struct Shared {
     place: Place,
     /// The services of this process.
     own: Mutex<Own>,
-    /// Where they are told.
+    /// Where they are registered.
     to: Mutex<To>,
     ended: AtomicBool,
 }
@@ -129,7 +130,7 @@ struct Shared {
 #[derive(Debug, Clone)]
 enum To {
     Services(Arc<Mutex<Services>>),
-    Holder(Arc<UnixStream>),
+    Holder(Arc<Kept<UnixStream>>),
     /// The holder has ended, and there is no new one yet.
     Nobody,
 }
@@ -171,14 +172,14 @@ impl Host {
     /// Adds a service: programs connect to `address`, whose IP address may be a wildcard, and it listens for SDP at `port`.
     pub fn add(&self, address: SocketAddr, port: u16) -> io::Result<()> {
         lock(&self.shared.own).insert(address, port);
-        self.shared.tell(Record::Add(address, port))
+        self.shared.register(Record::Add(address, port))
     }
 
     /// Removes a service.
     pub fn remove(&self, address: SocketAddr) {
         lock(&self.shared.own).remove(&address);
-        // A holder that cannot be told has ended.
-        let _ = self.shared.tell(Record::Remove(address));
+        // A holder that does not answer has ended, and its services with it.
+        let _ = self.shared.register(Record::Remove(address));
     }
 }
 
@@ -210,7 +211,7 @@ impl Shared {
         let Place { addresses, port, name } = &self.place;
         // While the lock is held, the program neither adds nor removes anything.
         let own = lock(&self.own);
-        match UnixListener::bind_addr(name) {
+        match Kept::open(|| UnixListener::bind_addr(name)) {
             Ok(listener) => {
                 let server = Server::start_at(addresses, *port)?;
                 for (address, port) in &*own {
@@ -220,26 +221,26 @@ impl Shared {
                 Ok(Role::Holder(server, listener))
             }
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                let holder = UnixStream::connect_addr(name)?;
+                let holder = Kept::open(|| UnixStream::connect_addr(name))?;
                 holder.set_read_timeout(Some(ANSWER))?;
                 for (address, port) in &*own {
                     exchange(&holder, Record::Add(*address, *port))?;
                 }
-                *lock(&self.to) = To::Holder(Arc::new(holder.try_clone()?));
+                *lock(&self.to) = To::Holder(Arc::new(Kept::open(|| holder.try_clone())?));
                 Ok(Role::Registered(holder))
             }
             Err(error) => Err(error),
         }
     }
 
-    fn tell(&self, record: Record) -> io::Result<()> {
+    fn register(&self, record: Record) -> io::Result<()> {
         // One exchange at a time.
         let to = lock(&self.to);
         match (&*to, record) {
             (To::Services(services), Record::Add(address, port)) => lock(services).add(OURS, address, port),
             (To::Services(services), Record::Remove(address)) => lock(services).remove(OURS, address),
             (To::Holder(holder), record) => return exchange(holder, record),
-            // The next holder is told everything.
+            // All services are registered with the next holder.
             (To::Nobody, _) => {}
         }
         Ok(())
@@ -250,10 +251,10 @@ impl Shared {
         match role {
             Role::Holder(server, listener) => self.hold(&server, &listener),
             Role::Registered(holder) => {
-                // Nothing but the end comes without being asked for; answers are taken under the lock of `to`.
+                // The holder sends nothing but answers, which are taken under the lock of `to`.
                 while !self.ended.load(Ordering::Acquire) {
                     let limit: Option<Timespec> = TICK.try_into().ok();
-                    let mut waits = [PollFd::new(&holder, PollFlags::RDHUP)];
+                    let mut waits = [PollFd::new(&*holder, PollFlags::RDHUP)];
                     let waited = poll(&mut waits, limit.as_ref());
                     if waited.is_err() || !waits[0].revents().is_empty() {
                         break;
@@ -268,19 +269,19 @@ impl Shared {
 impl Shared {
     /// Takes registrations until this process ends its part.
     fn hold(&self, server: &Server, listener: &UnixListener) {
-        let processes: Arc<Mutex<BTreeMap<usize, UnixStream>>> = Arc::default();
+        let processes: Arc<Mutex<BTreeMap<usize, Kept<UnixStream>>>> = Arc::default();
         let mut next_owner = OURS;
         while !self.ended.load(Ordering::Acquire) {
             if !is_readable(listener) {
                 continue;
             }
-            let Ok((process, _)) = listener.accept() else {
+            let Ok(process) = Kept::open(|| listener.accept().map(|(process, _)| process)) else {
                 thread::sleep(PAUSE);
                 continue;
             };
             next_owner += 1;
             let owner = next_owner;
-            let Ok(handle) = process.try_clone() else { continue };
+            let Ok(handle) = Kept::open(|| process.try_clone()) else { continue };
             let mut all = lock(&processes);
             if all.len() >= MOST_PROCESSES {
                 continue;
@@ -298,7 +299,7 @@ impl Shared {
             }
         }
         for process in lock(&processes).values() {
-            // They look for another holder.
+            // The processes join again.
             let _ = process.shutdown(Shutdown::Both);
         }
     }
@@ -312,12 +313,12 @@ fn is_readable(listener: &UnixListener) -> bool {
     poll(&mut [PollFd::new(listener, PollFlags::IN)], limit.as_ref()).is_ok_and(|ready| ready > 0)
 }
 
-/// Tells the holder something, and waits for its answer.
+/// Sends a record to the holder, and waits for the answer.
 fn exchange(mut holder: &UnixStream, record: Record) -> io::Result<()> {
     let mut answer = [REFUSED];
     let exchanged = holder.write_all(&record.emit()).and_then(|()| holder.read_exact(&mut answer));
     if exchanged.is_err() {
-        // A late answer must not be taken for that of the next record. The holder is joined again.
+        // A late answer must not be taken for that of the next record. This process joins again.
         let _ = holder.shutdown(Shutdown::Both);
     }
     exchanged?;
@@ -349,8 +350,8 @@ fn take_records(mut process: &UnixStream, owner: usize, services: &Mutex<Service
     }
 }
 
-/// Whether a user may announce a service at `address`: root, and whoever has a socket of the kernel that listens there. Others
-/// could take connections that are meant for somebody else's service.
+/// Whether a user may announce a service at `address`: root, and a user whose kernel socket listens there. Otherwise users could
+/// take the connections of each other's services.
 fn may_add(user: u32, address: SocketAddr) -> bool {
     user == 0 || listeners().iter().any(|(port, owner)| *port == address.port() && *owner == user)
 }

@@ -5,7 +5,8 @@
 //! |---|---|
 //! | `packet` | the 48 bytes of a message |
 //! | `server` | which service is where, and limits of answers |
-//! | `host` | which process of a host answers, and what the others tell it |
+//! | `host` | which process of a host answers, and the registrations of the others |
+//! | `kept` | descriptors that forked children must not keep |
 //! | `client` | the exchange of one question, and the answers that are remembered |
 //!
 //! The server has no state for a question: the port of a service lives as long as its listener, so a repeated question has the
@@ -13,11 +14,13 @@
 
 mod client;
 mod host;
+mod kept;
 mod packet;
 mod server;
 
 pub use self::{
     client::{Answer, Asked, Cache, Question, source_of},
     host::Host,
+    kept::descriptors,
     packet::{Kind, PACKET_BYTES, PORT, Packet, PacketError, PmTime},
 };

@@ -12,7 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::packet::{Kind, PACKET_BYTES, Packet, PmTime};
+use super::{
+    kept::Kept,
+    packet::{Kind, PACKET_BYTES, Packet, PmTime},
+};
 
 /// How long an answer is valid: 30 s.
 const VALID: PmTime = PmTime(120);
@@ -20,7 +23,7 @@ const VALID: PmTime = PmTime(120);
 const MOST_ANSWERS: u32 = 1000;
 /// Answers to one source in one second.
 const MOST_ANSWERS_TO_ONE: u32 = 50;
-/// How soon a thread of the server notices that it is to end.
+/// How soon a thread of the server notices that the server was dropped.
 const TICK: Duration = Duration::from_millis(200);
 /// Failures to receive in a row that end the service of an address, and the pause after each.
 const MOST_FAILURES: u32 = 10;
@@ -81,7 +84,7 @@ impl Services {
             return None;
         }
         let service = SocketAddr::new(request.service_ip, request.service_port);
-        // Whoever asks for somebody else could make a third host connect.
+        // A question with the address of a third host could make that host connect.
         let port = self.find(service).filter(|_| request.connecting_ip == source);
         let answer = match port {
             Some(port) => Packet { kind: Kind::Accept, valid: VALID, service_port: port, ..request },
@@ -122,7 +125,7 @@ impl Server {
         let mut server = Self { services, ended: Arc::default(), threads: Vec::new() };
         let mut failed = None;
         for ip in addresses {
-            let served = UdpSocket::bind((*ip, port)).and_then(|socket| server.serve(socket));
+            let served = Kept::open(|| UdpSocket::bind((*ip, port))).and_then(|socket| server.serve(socket));
             if let Err(error) = served {
                 tracing::warn!(%ip, %error, "the port mapper does not serve this address");
                 failed = Some(error);
@@ -134,7 +137,7 @@ impl Server {
         }
     }
 
-    fn serve(&mut self, socket: UdpSocket) -> io::Result<()> {
+    fn serve(&mut self, socket: Kept<UdpSocket>) -> io::Result<()> {
         socket.set_read_timeout(Some(TICK))?;
         let (services, ended) = (Arc::clone(&self.services), Arc::clone(&self.ended));
         let run = move || {
@@ -155,7 +158,7 @@ impl Server {
         Ok(())
     }
 
-    /// The services that it knows.
+    /// The registered services.
     pub(super) fn services(&self) -> std::sync::MutexGuard<'_, Services> {
         self.services.lock().unwrap_or_else(PoisonError::into_inner)
     }
