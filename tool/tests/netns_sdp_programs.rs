@@ -617,7 +617,7 @@ else:
 print('all is well', flush=True)
 ";
 
-/// Urgent data of a program has the same outcome over SDP as over TCP: SIGURG, POLLPRI, the mark, MSG_OOB and SO_OOBINLINE.
+/// Urgent data of a program has the same outcome over SDP as over TCP: SIGURG, POLLPRI, the mark, `MSG_OOB` and `SO_OOBINLINE`.
 #[test]
 fn netns_sdp_urgent_data_has_the_outcome_of_tcp() {
     let outcomes = [By::Tcp, By::Sdp].map(|by| {
