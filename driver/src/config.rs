@@ -172,7 +172,8 @@ pub struct Attributes {
     pub up: bool,
     /// How frames cross between kernel and rings.
     pub mode: Mode,
-    /// Receive queues that have a socket: all active ones.
+    /// Receive queues that have a socket: all active ones, or the owner's part of them
+    /// ([`Interface::open_several`](crate::Interface::open_several)).
     pub queues: u16,
     /// VLAN tags of our frames, outermost first, as ids.
     pub vlans: Vec<u16>,
@@ -205,6 +206,10 @@ xwarp_tcp::counters! {
         kick_down,
         /// Kicks that failed with another error.
         kick_failed,
+        /// Frames that arrived on a queue of another engine of the interface, which handed them over.
+        handed_in,
+        /// Frames dropped because the engine to which they were to be handed over had too many waiting.
+        hand_over_full,
         /// Submissions of a frame to a full transmit ring.
         transmit_ring_full,
         /// Allocations of a transmit frame while none was free.

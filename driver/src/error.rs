@@ -42,6 +42,18 @@ pub enum OpenError {
         /// The interface.
         name: String,
     },
+    /// Each engine needs a queue on which it can transmit.
+    #[error(
+        "{name} has {queues} transmit queues, too few for {engines} engines: ethtool -L {name} combined {engines}, or open fewer"
+    )]
+    TooFewQueues {
+        /// The interface.
+        name: String,
+        /// Its transmit queues.
+        queues: u16,
+        /// The requested engines.
+        engines: u16,
+    },
     /// The network driver refuses XDP at this MTU.
     #[error(
         "MTU {mtu} of {name} is too large for native XDP in its driver: ip link set dev {name} mtu {max} (on both ends), or \

@@ -15,6 +15,7 @@ use crate::error::{OpenError, ResolveError};
 use crate::frames::FrameCensus;
 use crate::grant::{self, Grant, Unshared};
 use crate::kick::{Kicker, Kicks};
+use crate::lease::Lease;
 use crate::netlink::Netlink;
 use crate::netlink::monitor::{Event, Monitor};
 use crate::open;
@@ -25,7 +26,8 @@ use crate::sys::{Rings, Sizes};
 /// An open interface, whose frames to and from us pass through AF_XDP.
 ///
 /// Of an interface that this process owns, the steering program is attached and every receive queue has a socket.
-/// Dropping it detaches the program and frees the queues; the kernel does the same when the process dies. A granted
+/// Dropping it (the last owner, if there are several) detaches the program and frees the queues; the kernel does the same when
+/// the process dies. A granted
 /// interface has one queue, on a pair of virtual interfaces that the helper removes when this is dropped or the process dies.
 #[derive(Debug)]
 pub struct Interface {
@@ -44,7 +46,7 @@ pub struct Interface {
 /// Where an interface comes from.
 #[derive(Debug)]
 enum From {
-    Owned { program: Box<SteeringProgram>, watch: Box<Watch> },
+    Owned { lease: Lease, watch: Box<Watch> },
     Granted(Box<Grant>),
 }
 
@@ -91,21 +93,50 @@ impl Interface {
     }
 
     fn open_owned(name: &str, config: &DriverConfig) -> Result<Self, OpenError> {
+        let only = Self::open_several(name, 1, config)?.pop();
+        only.ok_or_else(|| OpenError::Config("an interface without an owner".into()))
+    }
+
+    /// Opens the interface with this name or IP address for `count` owners in this process, of which each has every `count`-th
+    /// queue, with sockets and frame memory of its own. Each owner may be used by another thread. A listening port may be steered
+    /// by several of them, and the owner of the queue on which a SYN arrives gets it. Frames of a flow that arrive on a queue of
+    /// another owner are handed over: see [`Link::hand_over`](xwarp_tcp::link::Link::hand_over).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and [`OpenError::TooFewQueues`]. An interface of a helper has one owner.
+    pub fn open_several(name: &str, count: u16, config: &DriverConfig) -> Result<Vec<Self>, OpenError> {
+        open::check(config)?;
+        if config.origin == OriginPreference::Force(Origin::Granted) {
+            return Err(OpenError::Config(
+                "a helper's device has one engine: open it once for each engine".into(),
+            ));
+        }
         let system = |doing| move |source| OpenError::System { doing, source };
         let mut netlink = Netlink::open().map_err(system("opening a netlink socket"))?;
         let found = open::find(&mut netlink, name, config)?;
         let sizes = open::sizes(&found, config)?;
+        let too_few =
+            || OpenError::TooFewQueues { name: name.into(), queues: sizes.transmit_queues, engines: count };
+        let owners = sizes.split(count).ok_or_else(too_few)?;
         let program_config = ProgramConfig { vlans: &found.vlans, multi_buffer: sizes.multi_buffer };
         let mut program = SteeringProgram::load(&program_config).map_err(open::load_error)?;
         // Listening starts before the addresses are read, so no change in between is missed.
-        let monitor = Monitor::open(found.link.index).map_err(system("listening for address changes"))?;
-        let (mode, sizes, rings) = open::bring_up(&mut program, &found, sizes, config)?;
-        let attributes = found.attributes(mode, &sizes, program.id());
-        tracing::info!(interface = name, %mode, queues = attributes.queues, mtu = attributes.mtu, "opened");
-        let watch = Watch::new(monitor, netlink, attributes, |event| follow(&program, &event))
-            .map_err(system("reading addresses"))?;
-        Self::new(From::Owned { program: Box::new(program), watch: Box::new(watch) }, rings, sizes)
-            .map_err(system("duplicating sockets"))
+        let listen = |_: &Sizes| Ok((Monitor::open(found.link.index)?, Netlink::open()?));
+        let monitors: io::Result<Vec<_>> = owners.iter().map(listen).collect();
+        let monitors = monitors.map_err(system("listening for address changes"))?;
+        let (mode, rings) = open::bring_up(&mut program, &found, &owners, config)?;
+        let id = program.id();
+        let leases = Lease::split(program, count).map_err(system("making an eventfd"))?;
+        let mut interfaces = Vec::with_capacity(leases.len());
+        for ((lease, (sizes, rings)), (monitor, netlink)) in leases.into_iter().zip(rings).zip(monitors) {
+            let attributes = found.clone().attributes(mode, &sizes, id);
+            tracing::info!(interface = name, %mode, queues = attributes.queues, mtu = attributes.mtu, "opened");
+            let watch = Watch::new(monitor, netlink, attributes, |event| follow(lease.program(), &event))
+                .map_err(system("reading addresses"))?;
+            let interface = Self::new(From::Owned { lease, watch: Box::new(watch) }, rings, sizes);
+            interfaces.push(interface.map_err(system("duplicating sockets"))?);
+        }
+        Ok(interfaces)
     }
 
     fn new(origin: From, rings: Rings, sizes: Sizes) -> io::Result<Self> {
@@ -121,12 +152,17 @@ impl Interface {
         }
     }
 
-    /// The steering program of an owned interface.
-    pub(crate) fn program(&self) -> Option<&SteeringProgram> {
+    /// The lease of an owned interface.
+    pub(crate) fn lease(&self) -> Option<&Lease> {
         match &self.origin {
-            From::Owned { program, .. } => Some(program),
+            From::Owned { lease, .. } => Some(lease),
             From::Granted(_) => None,
         }
+    }
+
+    /// Readable while frames wait that other owners have handed over; `None` without other owners.
+    pub(crate) fn handed_over_bell(&self) -> Option<BorrowedFd<'_>> {
+        self.lease().and_then(Lease::bell)
     }
 
     /// Whether the helper has taken the device away, or is gone.
@@ -176,9 +212,9 @@ impl Interface {
         counters
     }
 
-    /// Counters of the steering program, over all CPUs; none of a granted interface. Takes a few system calls.
+    /// Counters of the steering program, over all CPUs and owners; none of a granted interface. Takes a few system calls.
     pub fn program_counters(&self) -> Option<ProgramCounters> {
-        self.program().map(|program| program.counters().unwrap_or_default())
+        self.lease().map(|lease| lease.program().counters().unwrap_or_default())
     }
 
     /// Number of chunks in each place. Examines every chunk: for tests and diagnosis.
@@ -186,9 +222,10 @@ impl Interface {
         self.rings.census()
     }
 
-    /// The sockets of all queues: readable when a frame has come in.
+    /// Descriptors of which one is readable when a frame has come in: the sockets of all queues, and with several owners the one
+    /// for frames that the others hand over.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        (0..self.rings.queues()).filter_map(|queue| self.rings.socket(queue))
+        (0..self.rings.queues()).filter_map(|queue| self.rings.socket(queue)).chain(self.handed_over_bell())
     }
 
     /// Takes over the kicks: from now on [`flush`](xwarp_tcp::link::Link::flush) only requests them, and the caller calls
@@ -219,8 +256,8 @@ impl Interface {
     /// Reading from the netlink socket failed.
     pub fn events(&mut self, mut tell: impl FnMut(Event)) -> io::Result<()> {
         match &mut self.origin {
-            From::Owned { program, watch } => watch.events(|event| {
-                follow(program, &event);
+            From::Owned { lease, watch } => watch.events(|event| {
+                follow(lease.program(), &event);
                 tell(event);
             }),
             From::Granted(grant) => {

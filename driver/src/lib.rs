@@ -15,6 +15,7 @@
 //! | `resolver` | from a peer's address to a path |
 //! | `deadline` | the end of a wait with a limit |
 //! | `link` | the `Link` implementation: rings to tokens and back |
+//! | `lease` | one of several owners of an interface: its steering rules, and frames of other owners' flows |
 //! | `kick` | the kick, by any thread |
 //! | [`frames`] | the place of each chunk |
 //! | `sys` | everything `unsafe`: rings, frame memory, one ioctl |
@@ -35,6 +36,7 @@ pub mod helper;
 pub mod inspect;
 mod interface;
 mod kick;
+mod lease;
 mod link;
 pub mod netlink;
 mod open;

@@ -2,8 +2,10 @@
 
 use rustix::net::{RecvFlags, recv};
 use xwarp_tcp::link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame};
+use xwarp_tcp::wire::Flow;
 
 use crate::interface::Interface;
+use crate::lease::Lease;
 use crate::sys::{CHUNK_CAPACITY, chunks_of};
 
 /// Number of free chunks from which on they are put back on the queue's fill ring at once; fewer wait for the next
@@ -33,12 +35,18 @@ impl Link for Interface {
             return 0;
         }
         let queues = self.rings.queues();
-        for turn in 0..queues {
+        // With several owners, the frames that they hand over are received in turn with those of the queues.
+        let sources = queues + u16::from(self.handed_over_bell().is_some());
+        for turn in 0..sources {
             let room = max - (batch.len() - before);
             if room == 0 {
                 break;
             }
-            let queue = (self.next_queue + turn) % queues;
+            let queue = (self.next_queue + turn) % sources;
+            if queue == queues {
+                self.receive_handed_over(batch, room);
+                continue;
+            }
             self.rings.complete(queue);
             self.refill(queue, 1);
             let mut bytes = 0;
@@ -50,7 +58,7 @@ impl Link for Interface {
             self.counters.received_bytes += bytes;
             self.counters.receive_malformed += taken.malformed as u64;
         }
-        self.next_queue = (self.next_queue + 1) % queues.max(1);
+        self.next_queue = (self.next_queue + 1) % sources.max(1);
         batch.len() - before
     }
 
@@ -116,24 +124,39 @@ impl Link for Interface {
 
     /// A granted interface has no rules: all frames to a reserved port are ours.
     fn steer(&mut self, rule: Steer) -> Result<(), SteerError> {
-        let Some(program) = self.program() else { return Ok(()) };
-        let steered = match rule {
-            Steer::Flow(flow) => program.add_flow(flow.local, flow.remote),
-            Steer::Listener { addr, port } => program.add_listener(addr, port),
-        };
-        steered.map_err(|error| SteerError(error.to_string()))
+        self.lease().map_or(Ok(()), |lease| lease.steer(rule))
     }
 
     fn unsteer(&mut self, rule: Steer) {
-        let Some(program) = self.program() else { return };
-        match rule {
-            Steer::Flow(flow) => program.remove_flow(flow.local, flow.remote),
-            Steer::Listener { addr, port } => program.remove_listener(addr, port),
+        if let Some(lease) = self.lease() {
+            lease.unsteer(rule);
         }
+    }
+
+    fn hand_over(&mut self, frame: &RxFrame, flow: &Flow) -> bool {
+        let Some(lease) = self.lease() else { return false };
+        let Some(owner) = lease.owner_elsewhere(flow) else { return false };
+        let taken = lease.hand_over(owner, self.rings.received(frame.head()).concat());
+        self.counters.hand_over_full += u64::from(!taken);
+        true
     }
 }
 
 impl Interface {
+    /// Receives up to `max` frames that other owners have handed over.
+    fn receive_handed_over(&mut self, batch: &mut Vec<RxFrame>, max: usize) {
+        let queue = self.rings.queues();
+        for _ in 0..max {
+            let Some(frame) = self.lease().and_then(Lease::next_handed_over) else { return };
+            let Some(arrived) = self.rings.adopt(queue, &frame) else {
+                self.counters.hand_over_full += 1;
+                continue;
+            };
+            self.counters.handed_in += 1;
+            batch.push(RxFrame::new(arrived.head, arrived.chunks, arrived.bytes, QueueId(queue)));
+        }
+    }
+
     /// Requests a kick of the queue if frames are on its ring and the kernel must be told.
     fn request_kick(&mut self, queue: u16) {
         let new = self.sent_since_flush;

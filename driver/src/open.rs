@@ -30,6 +30,7 @@ const ZERO_COPY_CHUNKS: usize = 3;
 const MOST_ETHERNET_BYTES: usize = 22;
 
 /// An interface that was found and checked.
+#[derive(Clone)]
 pub(crate) struct Found {
     pub link: Link,
     /// The interface that carries the frames: the one below a VLAN interface.
@@ -182,27 +183,31 @@ fn largest_mtu(mode: Mode, sizes: &Sizes) -> u16 {
     u16::try_from(chunks * CHUNK_CAPACITY - MOST_ETHERNET_BYTES).unwrap_or(u16::MAX)
 }
 
-/// Attaches the program and binds all queues, in the first mode that works. Returns the mode and the sizes, in which
-/// frames of several chunks are given up when the kernel refuses them.
+/// Attaches the program and binds all queues, in the first mode that works. Returns the mode, and for each owner its rings
+/// and sizes, in which frames of several chunks are given up when the kernel refuses them.
 pub(crate) fn bring_up(
     program: &mut SteeringProgram,
     found: &Found,
-    sizes: Sizes,
+    owners: &[Sizes],
     config: &DriverConfig,
-) -> Result<(Mode, Sizes, Rings), OpenError> {
+) -> Result<(Mode, Vec<(Sizes, Rings)>), OpenError> {
     let modes: &[Mode] = match &config.mode {
         ModePreference::Probe => &[Mode::ZeroCopy, Mode::Copy, Mode::Generic],
         ModePreference::Force(mode) => std::slice::from_ref(mode),
     };
     let mut refusal = None;
     // A kernel before 6.6 knows no frames of several chunks, and not every network driver has them in zero-copy mode.
-    let frames = if sizes.multi_buffer { &[true, false][..] } else { &[false] };
+    let multi_buffer = owners.iter().any(|sizes| sizes.multi_buffer);
+    let frames = if multi_buffer { &[true, false][..] } else { &[false] };
     for (&mode, &multi_buffer) in
         modes.iter().flat_map(|mode| frames.iter().map(move |frames| (mode, frames)))
     {
-        let sizes = Sizes { multi_buffer, ..sizes };
-        match bring_up_as(mode, program, found, sizes, config) {
-            Ok(rings) => return Ok((mode, sizes, rings)),
+        let bring_up = |sizes: &Sizes| {
+            let sizes = Sizes { multi_buffer, ..*sizes };
+            bring_up_as(mode, program, found, sizes, config).map(|rings| (sizes, rings))
+        };
+        match owners.iter().map(bring_up).collect() {
+            Ok(rings) => return Ok((mode, rings)),
             Err(Refusal::Final(error)) => return Err(error),
             Err(Refusal::Mode(error)) => {
                 tracing::debug!(interface = found.carrier.name, %mode, multi_buffer, %error, "mode refused");
@@ -250,12 +255,13 @@ fn bring_up_as(
     let mut rings = Rings::new(sizes).map_err(|source| Refusal::Final(memory_error(source, sizes)))?;
     for queue in 0..sizes.queues {
         bind(&mut rings, &found.carrier, sizes, copy | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP, config)?;
+        let number = sizes.number_of(queue);
         let socket = rings.socket(queue).ok_or_else(|| Refusal::Mode(io::ErrorKind::NotFound.into()))?;
         if let Err(errno) = sockopt::set_socket_send_buffer_size_force(socket, config.send_buffer_bytes) {
-            tracing::warn!(interface = name, queue, %errno, "the send buffer keeps its default size; sending may stall");
+            tracing::warn!(interface = name, queue = number, %errno, "the send buffer keeps its default size; sending may stall");
         }
         program
-            .add_socket(queue, socket)
+            .add_socket(number, socket)
             .map_err(|error| Refusal::Final(OpenError::Program(error.to_string())))?;
     }
     Ok(rings)
@@ -290,7 +296,7 @@ fn bind(
                 if deadline.passed() {
                     return Err(Refusal::Final(OpenError::QueueInUse {
                         name: carrier.name.clone(),
-                        queue: rings.queues(),
+                        queue: sizes.number_of(rings.queues()),
                         users: af_xdp_users(),
                     }));
                 }

@@ -131,6 +131,9 @@ pub(crate) struct Sizes {
     pub queues: u16,
     /// Transmit queues: the first ones of the receive queues.
     pub transmit_queues: u16,
+    /// The interface's number of the first queue, and the distance to the next one.
+    pub first_queue: u16,
+    pub queue_step: u16,
     pub receive_per_queue: u32,
     pub transmit: u32,
     /// A power of two.
@@ -146,6 +149,8 @@ impl Sizes {
         Self {
             queues: most as u16,
             transmit_queues: queues.transmit.clamp(1, most) as u16,
+            first_queue: 0,
+            queue_step: 1,
             receive_per_queue: chunks.receive_chunks,
             transmit: chunks.transmit_chunks,
             transmit_ring: chunks.ring,
@@ -158,8 +163,36 @@ impl Sizes {
         Self::new(QueueCounts { receive: 1, transmit: 1 }, chunks, multi_buffer)
     }
 
+    /// The sizes of `count` owners of the interface, of which each has every `count`-th queue, so that each can transmit on its
+    /// first one. `None` when there are too few queues.
+    pub(crate) fn split(self, count: u16) -> Option<Vec<Self>> {
+        if count == 0 || count > self.transmit_queues {
+            return None;
+        }
+        let part = |queues: u16, first: u16| (queues - first).div_ceil(count);
+        let sizes = |first| Self {
+            queues: part(self.queues, first),
+            transmit_queues: part(self.transmit_queues, first),
+            first_queue: first,
+            queue_step: count,
+            ..self
+        };
+        Some((0..count).map(sizes).collect())
+    }
+
+    /// The interface's number of a queue.
+    pub(crate) const fn number_of(&self, queue: u16) -> u16 {
+        self.first_queue + queue * self.queue_step
+    }
+
+    /// Groups of receive chunks: one for each queue, and with several owners one for the frames that the others hand over,
+    /// whose number follows the last queue's.
+    const fn receive_groups(&self) -> u16 {
+        self.queues + (self.queue_step > 1) as u16
+    }
+
     pub(crate) const fn chunks(&self) -> u32 {
-        self.queues as u32 * self.receive_per_queue + self.transmit
+        self.receive_groups() as u32 * self.receive_per_queue + self.transmit
     }
 
     pub(crate) const fn bytes(&self) -> u64 {
@@ -275,7 +308,7 @@ impl Rings {
     fn without_queues(memory: Memory, sizes: Sizes, unbound: Option<Queue>) -> Self {
         Self {
             queues: Vec::new(),
-            frames: FrameTable::new(sizes.queues, sizes.receive_per_queue, sizes.transmit),
+            frames: FrameTable::new(sizes.receive_groups(), sizes.receive_per_queue, sizes.transmit),
             chains: Chains::new(sizes.chunks()),
             received: vec![Extent::default(); sizes.chunks() as usize],
             scratch: [Descriptor::default(); BATCH],
@@ -288,7 +321,7 @@ impl Rings {
     /// Binds a socket to the next queue of interface `index` and fills its fill ring. `flags` count for
     /// the first socket only; the others share its memory and with it its mode.
     pub(crate) fn bind(&mut self, index: u32, sizes: Sizes, flags: SocketAddrXdpFlags) -> io::Result<()> {
-        let number = self.queues.len() as u32;
+        let number = u32::from(sizes.number_of(self.queues()));
         let queue = if let Some(first) = self.queues.first() {
             let socket = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
             ring::make(socket.as_fd(), sizes.entries())?;
@@ -412,6 +445,31 @@ impl Rings {
             }
         }
         taken
+    }
+
+    /// Copies a frame that another owner has handed over to chunks of `group`, which no queue uses. `None` when they are too
+    /// few.
+    pub(crate) fn adopt(&mut self, group: u16, frame: &[u8]) -> Option<Arrived> {
+        if self.frames.receive_free(group) < chunks_of(frame.len()) {
+            return None;
+        }
+        let mut arrived = Partial::default();
+        for piece in frame.chunks(CHUNK_CAPACITY) {
+            let chunk = self.frames.fill(group)?;
+            let received = self.frames.received(chunk);
+            debug_assert!(received.is_ok(), "it was free");
+            let at = Self::blank(chunk) as usize;
+            // SAFETY: the chunk is `Received`, so the kernel does not use it, and `&mut self` keeps every reference to it away;
+            // the piece is not longer than a chunk's capacity, and all chunks lie inside the mapping.
+            unsafe {
+                let to = self.memory.mapping.start().add(at).as_ptr();
+                std::ptr::copy_nonoverlapping(piece.as_ptr(), to, piece.len());
+            }
+            self.received[chunk as usize] = Extent { start: HEADROOM_BYTES as u32, len: piece.len() as u32 };
+            arrived.add(&mut self.chains, chunk, piece.len(), true);
+        }
+        let Partial { head, chunks, bytes, .. } = arrived;
+        (chunks > 0).then_some(Arrived { head, chunks, bytes })
     }
 
     /// The bytes of a received frame, chunk by chunk; nothing when it is not received.

@@ -388,4 +388,11 @@ pub trait Link: Send {
 
     /// Removes a steering rule; unknown rules are ignored.
     fn unsteer(&mut self, rule: Steer);
+
+    /// Hands a received frame of `flow` over to another engine of the interface, if that one has steered the flow; returns
+    /// whether it has. The caller recycles the frame in any case. A link with one engine has nobody to hand it to.
+    fn hand_over(&mut self, frame: &RxFrame, flow: &Flow) -> bool {
+        let _ = (frame, flow);
+        false
+    }
 }

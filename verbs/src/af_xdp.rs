@@ -38,7 +38,20 @@ struct Routes {
 
 impl AfXdp {
     pub(crate) fn open(name: &str, config: &DriverConfig) -> Result<Self, OpenError> {
-        let driver = xwarp_driver::Interface::open(name, config)?;
+        Self::over(xwarp_driver::Interface::open(name, config)?)
+    }
+
+    /// The parts of an interface that `count` engines have.
+    pub(crate) fn open_several(
+        name: &str,
+        count: u16,
+        config: &DriverConfig,
+    ) -> Result<Vec<Self>, OpenError> {
+        let parts = xwarp_driver::Interface::open_several(name, count, config)?;
+        parts.into_iter().map(Self::over).collect()
+    }
+
+    fn over(driver: xwarp_driver::Interface) -> Result<Self, OpenError> {
         let resolver = driver
             .resolver()
             .map_err(|source| OpenError::System { doing: "opening a netlink socket", source })?;
@@ -190,5 +203,5 @@ impl Interface for AfXdp {
 
 impl Link for AfXdp {
     forward_link!(driver: chunk_bytes, tx_available, rx_capacity, rx_available, receive, rx_chunks, recycle,
-        alloc, tx_chunks, submit, release, flush, steer, unsteer);
+        alloc, tx_chunks, submit, release, flush, steer, unsteer, hand_over);
 }

@@ -11,7 +11,7 @@
 ///
 /// impl<L: Link> Link for Counting<L> {
 ///     forward_link!(0: chunk_bytes, tx_available, rx_capacity, rx_available, receive, rx_chunks, recycle, alloc,
-///         tx_chunks, release, flush, steer, unsteer);
+///         tx_chunks, release, flush, steer, unsteer, hand_over);
 ///
 ///     fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
 ///         self.1 += 1;
@@ -97,6 +97,11 @@ macro_rules! forward_link {
     (@unsteer $inner:tt) => {
         fn unsteer(&mut self, rule: $crate::link::Steer) {
             self.$inner.unsteer(rule);
+        }
+    };
+    (@hand_over $inner:tt) => {
+        fn hand_over(&mut self, frame: &$crate::link::RxFrame, flow: &$crate::wire::Flow) -> bool {
+            self.$inner.hand_over(frame, flow)
         }
     };
 }

@@ -22,6 +22,8 @@ crate::counters! {
         partial_checksum,
         /// Frames that are neither TCP nor an ICMP error about us, dropped.
         foreign,
+        /// Frames of connections of other engines, handed over to them.
+        handed_over,
         /// Segments for no connection and no listener.
         no_connection,
         /// Resets sent in answer to such segments.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use super::{ListenError, MOST_RESETS, Stack};
+use super::{ListenError, Stack};
 use crate::{
     framing::{AnySession, FramingConfig, either},
     link::{Link, Steer},
@@ -46,13 +46,13 @@ pub(super) struct Pending {
 }
 
 impl Listener {
-    fn accepts(&self, ip: IpAddr, port: u16) -> bool {
+    pub(super) fn accepts(&self, ip: IpAddr, port: u16) -> bool {
         let covers = |a: IpAddr| if a.is_unspecified() { a.is_ipv4() == ip.is_ipv4() } else { a == ip };
         self.port == port && self.addr.is_none_or(covers)
     }
 
     /// How exactly the listener names an address: of the listeners that accept a segment, the most exact one gets it.
-    fn precision(&self) -> u8 {
+    pub(super) fn precision(&self) -> u8 {
         match self.addr {
             None => 0,
             Some(addr) if addr.is_unspecified() => 1,
@@ -151,26 +151,7 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    pub(super) fn receive_unknown(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) {
-        let (ip, port) = (segment.flow.local.ip(), segment.flow.local.port());
-        let listener = self
-            .listeners
-            .iter()
-            .filter(|(_, l)| l.accepts(ip, port))
-            .max_by_key(|(_, l)| l.precision())
-            .map(|(id, _)| *id);
-        match listener {
-            Some(id) if segment.flags.is_plain_syn() => self.open_passive(now, link, segment, id),
-            _ => {
-                self.counters.no_connection += 1;
-                if !segment.flags.rst && self.resets.len() < MOST_RESETS {
-                    self.resets.push_back(*segment);
-                }
-            }
-        }
-    }
-
-    fn open_passive(&mut self, now: Instant, link: &mut dyn Link, syn: &Segment, id: ListenerId) {
+    pub(super) fn open_passive(&mut self, now: Instant, link: &mut dyn Link, syn: &Segment, id: ListenerId) {
         self.make_room(link);
         let full = self.slots.len() >= self.config.most_connections;
         if full || !self.listeners.get(&id).is_some_and(|l| l.has_room(now)) {

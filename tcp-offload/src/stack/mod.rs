@@ -20,6 +20,7 @@ mod next_hops;
 mod offload;
 mod paths;
 mod source;
+mod strangers;
 mod streaming;
 #[cfg(test)]
 mod testing;
@@ -73,10 +74,6 @@ const MOST_STARVED: usize = 64;
 /// Payload bytes that a receive chunk holds at least when the peer sends full segments: Ethernet's 1500 bytes less
 /// headers, or a full chunk of a longer segment.
 const FULL_CHUNK_BYTES: usize = 1400;
-
-/// Most resets that wait for a transmit frame. Beyond them, segments without a connection are not answered: RFC 9293
-/// section 3.10.7.1 asks for a reset for each, but the queue must be bounded.
-const MOST_RESETS: usize = 64;
 
 /// One connection: its TCP, its MPA session, and its state in the tables of the stack.
 #[derive(Debug)]
@@ -336,8 +333,12 @@ impl<U: Ulp> Stack<U> {
         match wire::parse(link, &frame) {
             Ok(Inbound::Tcp(ref segment)) => self.receive_segment(now, link, segment, frame, ulp),
             Ok(Inbound::Icmp(error)) => {
+                let elsewhere =
+                    !self.flows.contains_key(&error.flow) && self.hand_over(link, &frame, &error.flow);
                 link.recycle(frame);
-                self.receive_icmp(now, link, error, ulp);
+                if !elsewhere {
+                    self.receive_icmp(now, link, error, ulp);
+                }
             }
             Ok(Inbound::Other) => {
                 self.counters.foreign += 1;
@@ -364,7 +365,7 @@ impl<U: Ulp> Stack<U> {
         self.counters.partial_checksum += u64::from(segment.partial_checksum);
         self.replace_time_wait(link, segment);
         let known = self.flows.get(&segment.flow).copied();
-        let Some(index) = known.or_else(|| self.receive_stranger(now, link, segment)) else {
+        let Some(index) = known.or_else(|| self.receive_stranger(now, link, segment, &frame)) else {
             return link.recycle(frame);
         };
         let Some(slot) = self.slots.get_mut(index as usize) else { return link.recycle(frame) };
@@ -405,16 +406,6 @@ impl<U: Ulp> Stack<U> {
             self.counters.refused_payloads += 1;
         }
         slot.tcp.withheld(either!(&slot.session => window_bytes()));
-    }
-
-    /// Processes a segment without a connection. Returns the connection that the segment has opened, if any.
-    fn receive_stranger(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) -> Option<u32> {
-        if self.half_open.holds(&segment.flow) {
-            self.receive_half(now, link, segment);
-        } else {
-            self.receive_unknown(now, link, segment);
-        }
-        self.flows.get(&segment.flow).copied()
     }
 
     /// Makes delayed acknowledgements due, after a turn that received nothing; the next [`Stack::transmit`] sends

@@ -6,13 +6,14 @@ use std::{
 };
 
 use xwarp_tcp::{
-    link::Steer,
+    forward_link,
+    link::{Link, RxFrame, Steer},
     mpa::MpaConfig,
     seq::SeqNum,
-    sim::path,
+    sim::{SimLink, path},
     stack::{ConnectError, ConnectParams},
     tcp::TcpConfig,
-    wire::{Fields, Flags, Headers, MOST_HEADER_BYTES, Sum},
+    wire::{Fields, Flags, Flow, Headers, MOST_HEADER_BYTES, Sum},
 };
 
 use crate::{flood::syn, raw::RawPeer, support::Lab};
@@ -67,4 +68,48 @@ fn a_half_open_connection_does_not_unsteer_our_own() {
     assert!(lab.server.link.is_steered(Steer::Flow(flow)), "the connection has lost its steering rule");
     lab.pass(Duration::from_secs(20));
     assert_eq!((lab.server.stack.connections(), lab.server.link.census().rules), (0, 1));
+}
+
+/// The link of one of two engines; the other one has the flow `theirs`.
+struct Shared<'l> {
+    link: &'l mut SimLink,
+    theirs: Flow,
+    handed_over: Vec<usize>,
+}
+
+impl Link for Shared<'_> {
+    forward_link!(link: chunk_bytes, tx_available, rx_capacity, rx_available, receive, rx_chunks, recycle, alloc,
+        tx_chunks, submit, release, flush, steer, unsteer);
+
+    fn hand_over(&mut self, frame: &RxFrame, flow: &Flow) -> bool {
+        let elsewhere = *flow == self.theirs;
+        self.handed_over.extend(elsewhere.then_some(frame.len()));
+        elsewhere
+    }
+}
+
+/// A segment of another engine's connection is neither answered by a reset nor, if it is a SYN, by our listener.
+#[test]
+fn segments_of_other_engines_connections_are_handed_over() {
+    let mut lab = Lab::new(TcpConfig::default(), 8);
+    let (theirs, unknown) = (RawPeer::new(1, 1024), RawPeer::new(2, 1024));
+    let ack = Fields { flags: Flags { ack: true, ..Flags::default() }, ..Fields::default() };
+    for peer in [&theirs, &unknown] {
+        peer.send(&mut lab, &ack, b"payload");
+        peer.send(&mut lab, &syn(1000), &[]);
+    }
+    lab.wire.advance(lab.now + Duration::from_millis(1));
+    let Lab { now, server, .. } = &mut lab;
+    let mut link =
+        Shared { link: &mut server.link, theirs: theirs.flow_at_server(), handed_over: Vec::new() };
+    let mut batch = Vec::new();
+    assert_eq!(link.receive(&mut batch, 64), 4);
+    let lengths: Vec<usize> = batch.iter().take(2).map(RxFrame::len).collect();
+    for frame in batch {
+        server.stack.receive(*now, &mut link, frame, &mut server.upper);
+    }
+    assert_eq!(link.handed_over, lengths);
+    let counters = server.stack.counters();
+    assert_eq!((counters.handed_over, counters.no_connection, server.stack.half_open()), (2, 1, 1));
+    assert_eq!(server.link.census().rx_out, 0, "every frame was recycled");
 }

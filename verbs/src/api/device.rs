@@ -18,7 +18,10 @@ use xwarp_tcp::{framing::FramingConfig, tcp::TcpConfig};
 
 use super::{
     async_event::AsyncEvents,
-    cm::{ConnectOptions, Connecting, Connection, ConnectionError, ListenOptions, Listener, table::CmTable},
+    cm::{
+        ConnectOptions, Connecting, Connection, ConnectionError, ListenOptions, Listener, ports::Ports,
+        table::CmTable,
+    },
     completion::{CompletionChannel, CompletionQueue, CompletionQueueOptions},
     counters::Counters,
     failure::DeviceFailed,
@@ -157,6 +160,16 @@ fn tapped(
     Ok((Box::new(tap), Some(recording)))
 }
 
+/// The capture file of the device with this number, of several on one interface.
+#[cfg(feature = "af-xdp")]
+fn numbered(path: &std::path::Path, number: usize) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    if number > 0 {
+        name.push(format!(".{number}"));
+    }
+    name.into()
+}
+
 /// Whether an environment variable is set, to something other than `0`.
 fn is_set(variable: &str) -> bool {
     std::env::var_os(variable).is_some_and(|value| !value.is_empty() && value != "0")
@@ -220,9 +233,41 @@ impl Device {
         Self::over(Box::new(interface), options)
     }
 
+    /// Opens the interface `name` for `count` devices that run in parallel: each has its own engine, lock and progress thread, and
+    /// every `count`-th queue of the interface, with sockets and frame memory of its own. They share the interface's XDP program
+    /// and its ports, and no memory: protection domains, regions, queues and queue pairs belong to one device each.
+    ///
+    /// Several of the devices can listen at one port: the request appears at the device that has the queue on which the SYN
+    /// arrived. A connection stays with its device. Frames of it that arrive on a queue of another device are handed over, at the
+    /// cost of a copy; the counter `stack.handed_over` shows them. Put each device to the thread that uses it.
+    ///
+    /// [`DeviceOptions::capture`] names the file of the first device; those of the others end in `.1`, `.2` and so on. Fails if the
+    /// interface has fewer than `count` queues. A helper's devices on a shared interface have one queue each: open several of them
+    /// by [`open_with`](Self::open_with) instead.
+    #[cfg(feature = "af-xdp")]
+    pub fn open_several(name: &str, count: u16, options: &DeviceOptions) -> Result<Vec<Self>, OpenError> {
+        let ports = Arc::default();
+        let parts = crate::af_xdp::AfXdp::open_several(name, count, &options.driver)?;
+        let open = |(number, part)| {
+            let capture = options.capture.as_ref().map(|path| numbered(path, number));
+            let options = DeviceOptions { capture, ..options.clone() };
+            Self::with_ports(Box::new(part), options, Arc::clone(&ports))
+        };
+        parts.into_iter().enumerate().map(open).collect()
+    }
+
     /// Opens a device over the caller's own [`Interface`], for instance an end of the in-memory fabric (`sim::pair` with
     /// feature `sim`).
     pub fn over(interface: Box<dyn Interface>, options: DeviceOptions) -> Result<Self, OpenError> {
+        Self::with_ports(interface, options, Arc::default())
+    }
+
+    /// A device that uses `ports`, which are those of its interface.
+    fn with_ports(
+        interface: Box<dyn Interface>,
+        options: DeviceOptions,
+        ports: Arc<Ports>,
+    ) -> Result<Self, OpenError> {
         let observe = options.observe || is_set(OBSERVE_VARIABLE);
         let (interface, recording) = tapped(interface, options.capture, observe)?;
         let attributes = interface.attributes();
@@ -239,7 +284,7 @@ impl Device {
         let has_thread = options.progress != Progress::Application;
         let clock = Clock::start();
         let time_wait = options.tcp.time_wait;
-        let cm = CmTable::new(time_wait);
+        let cm = CmTable::new(time_wait, ports);
         let application_progress = options.progress != Progress::Thread;
         let setup = Setup { engine, link: interface, cm, clock, application_progress, has_thread };
         let shared = Arc::new(DeviceCore::new(setup, resolver)?);

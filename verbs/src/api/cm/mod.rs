@@ -22,7 +22,7 @@
 mod channel;
 mod connection;
 mod id;
-mod ports;
+pub(crate) mod ports;
 pub(super) mod table;
 
 use std::{io, net::SocketAddr};

@@ -1,5 +1,6 @@
-//! TCP ports of one device. Each is reserved in the kernel once and shared by the connections and listeners that use
-//! it: an accepted connection may outlive its listener, and a new listener may use the port again.
+//! TCP ports of one device, or of all devices on one interface. Each is reserved in the kernel once and shared by the
+//! connections and listeners that use it: an accepted connection may outlive its listener, and a new listener may use the port
+//! again.
 
 use std::{
     collections::HashMap,

@@ -132,12 +132,12 @@ pub(crate) struct CmTable {
 }
 
 impl CmTable {
-    pub(crate) fn new(time_wait: Duration) -> Self {
+    pub(crate) fn new(time_wait: Duration, ports: Arc<Ports>) -> Self {
         Self {
             entries: HashMap::new(),
             next: 0,
             device: Weak::new(),
-            ports: Arc::default(),
+            ports,
             by_qp: HashMap::new(),
             by_listener: HashMap::new(),
             by_request: HashMap::new(),

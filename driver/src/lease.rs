@@ -1,0 +1,262 @@
+//! [`Lease`]: the part of an owned interface that one of several owners has, and the steering program that they share.
+//!
+//! Each owner has queues of its own, with their sockets and frame memory. XDP can redirect a frame only to the socket of the
+//! queue on which the frame arrived, and the sender or the NIC chooses that queue. A frame that arrives on another owner's queue
+//! than its flow is handed over: a copy of its bytes goes to the inbox of the flow's owner.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+use smallvec::SmallVec;
+use xwarp_prog::SteeringProgram;
+use xwarp_tcp::link::{Steer, SteerError};
+use xwarp_tcp::wire::Flow;
+
+/// Most frames that wait in an inbox. Further ones are dropped, as by a full receive ring, and TCP recovers.
+const MOST_HANDED_OVER: usize = 64;
+
+/// The attached program, whose rules are those of all owners.
+#[derive(Debug)]
+struct Steering {
+    program: SteeringProgram,
+    rules: Mutex<Rules>,
+    /// One for each owner; none when there is one owner only.
+    inboxes: Vec<Inbox>,
+}
+
+/// The owners of each rule, by number. A flow has one, and a listening port one or several.
+#[derive(Debug, Default)]
+struct Rules(BTreeMap<Steer, SmallVec<[u16; 4]>>);
+
+/// Copies of frames that arrived on queues of other owners.
+#[derive(Debug)]
+struct Inbox {
+    frames: Mutex<VecDeque<Vec<u8>>>,
+    /// Whether there are frames, for a look without the lock. Changes under the lock only.
+    waiting: AtomicBool,
+    /// Readable while there are frames.
+    bell: OwnedFd,
+}
+
+/// One owner's part of an interface. Dropping it removes the owner's steering rules; the last one detaches the program.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    steering: Arc<Steering>,
+    number: u16,
+    /// The process that made it; a child (`fork`) has a copy, and must not change rules.
+    process: u32,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that holds one of these locks panics between two changes that belong together.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Rules {
+    /// Whether `owner` may add the rule: a flow has one owner.
+    fn admits(&self, rule: Steer, owner: u16) -> bool {
+        matches!(rule, Steer::Listener { .. })
+            || self.0.get(&rule).is_none_or(|owners| owners.contains(&owner))
+    }
+
+    fn add(&mut self, rule: Steer, owner: u16) {
+        let owners = self.0.entry(rule).or_default();
+        if !owners.contains(&owner) {
+            owners.push(owner);
+        }
+    }
+
+    /// Removes the rule of `owner`. Returns whether it was the last owner's.
+    fn remove(&mut self, rule: Steer, owner: u16) -> bool {
+        let Some(owners) = self.0.get_mut(&rule) else { return false };
+        owners.retain(|other| *other != owner);
+        let last = owners.is_empty();
+        if last {
+            self.0.remove(&rule);
+        }
+        last
+    }
+
+    /// The owner of a flow.
+    fn owner(&self, flow: &Flow) -> Option<u16> {
+        self.0.get(&Steer::Flow(*flow))?.first().copied()
+    }
+
+    fn of(&self, owner: u16) -> Vec<Steer> {
+        self.0.iter().filter(|(_, owners)| owners.contains(&owner)).map(|(rule, _)| *rule).collect()
+    }
+}
+
+impl Inbox {
+    fn new() -> io::Result<Self> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { frames: Mutex::default(), waiting: AtomicBool::new(false), bell })
+    }
+
+    /// Adds a frame; returns whether there was room.
+    fn put(&self, frame: Vec<u8>) -> bool {
+        let mut frames = lock(&self.frames);
+        if frames.len() >= MOST_HANDED_OVER {
+            return false;
+        }
+        frames.push_back(frame);
+        if !self.waiting.swap(true, Ordering::Release) {
+            // Fails only when the counter is at its limit, and then the descriptor is readable.
+            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        }
+        true
+    }
+
+    fn take(&self) -> Option<Vec<u8>> {
+        if !self.waiting.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut frames = lock(&self.frames);
+        let frame = frames.pop_front();
+        if frames.is_empty() && self.waiting.swap(false, Ordering::Relaxed) {
+            let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+        }
+        frame
+    }
+}
+
+impl Lease {
+    /// The leases of `count` owners of an interface to which `program` is attached.
+    pub(crate) fn split(program: SteeringProgram, count: u16) -> io::Result<Vec<Self>> {
+        let inboxes = if count > 1 { count } else { 0 };
+        let inboxes = (0..inboxes).map(|_| Inbox::new()).collect::<io::Result<_>>()?;
+        let steering = Arc::new(Steering { program, rules: Mutex::default(), inboxes });
+        let process = std::process::id();
+        Ok((0..count).map(|number| Self { steering: Arc::clone(&steering), number, process }).collect())
+    }
+
+    pub(crate) fn program(&self) -> &SteeringProgram {
+        &self.steering.program
+    }
+
+    /// The rules of all owners; `None` for the only owner, whose rules are all those of the program.
+    fn rules(&self) -> Option<MutexGuard<'_, Rules>> {
+        (!self.steering.inboxes.is_empty()).then(|| lock(&self.steering.rules))
+    }
+
+    pub(crate) fn steer(&self, rule: Steer) -> Result<(), SteerError> {
+        let mut rules = self.rules();
+        if rules.as_ref().is_some_and(|rules| !rules.admits(rule, self.number)) {
+            return Err(SteerError("another engine of the interface has this connection".into()));
+        }
+        let steered = match rule {
+            Steer::Flow(flow) => self.program().add_flow(flow.local, flow.remote),
+            Steer::Listener { addr, port } => self.program().add_listener(addr, port),
+        };
+        steered.map_err(|error| SteerError(error.to_string()))?;
+        if let Some(rules) = &mut rules {
+            rules.add(rule, self.number);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn unsteer(&self, rule: Steer) {
+        let mut rules = self.rules();
+        if rules.as_mut().is_some_and(|rules| !rules.remove(rule, self.number)) {
+            return;
+        }
+        match rule {
+            Steer::Flow(flow) => self.program().remove_flow(flow.local, flow.remote),
+            Steer::Listener { addr, port } => self.program().remove_listener(addr, port),
+        }
+    }
+
+    /// The other owner to which frames of `flow` must be handed over, if there is one.
+    pub(crate) fn owner_elsewhere(&self, flow: &Flow) -> Option<u16> {
+        self.rules()?.owner(flow).filter(|owner| *owner != self.number)
+    }
+
+    /// Gives `frame` to another owner; returns whether there was room.
+    pub(crate) fn hand_over(&self, owner: u16, frame: Vec<u8>) -> bool {
+        self.steering.inboxes.get(usize::from(owner)).is_some_and(|inbox| inbox.put(frame))
+    }
+
+    fn inbox(&self) -> Option<&Inbox> {
+        self.steering.inboxes.get(usize::from(self.number))
+    }
+
+    /// The oldest frame that another owner has handed over.
+    pub(crate) fn next_handed_over(&self) -> Option<Vec<u8>> {
+        self.inbox()?.take()
+    }
+
+    /// Readable while [`next_handed_over`](Self::next_handed_over) has frames. `None` for the only owner.
+    pub(crate) fn bell(&self) -> Option<BorrowedFd<'_>> {
+        self.inbox().map(|inbox| inbox.bell.as_fd())
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
+        let own = self.rules().map(|rules| rules.of(self.number)).unwrap_or_default();
+        for rule in own {
+            self.unsteer(rule);
+        }
+        while self.next_handed_over().is_some() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    fn flow(port: u16) -> Flow {
+        Flow { local: ([10, 0, 0, 1], port).into(), remote: ([10, 0, 0, 2], 7).into() }
+    }
+
+    #[test]
+    fn a_flow_has_one_owner_and_a_listening_port_several() {
+        let mut rules = Rules::default();
+        let (first, listener) = (Steer::Flow(flow(1)), Steer::Listener { addr: None, port: 9 });
+        rules.add(first, 0);
+        assert_eq!((rules.admits(first, 0), rules.admits(first, 1)), (true, false));
+        assert_eq!((rules.owner(&flow(1)), rules.owner(&flow(2))), (Some(0), None));
+        for owner in [0, 1, 1] {
+            assert!(rules.admits(listener, owner));
+            rules.add(listener, owner);
+        }
+        assert_eq!((rules.of(0), rules.of(1)), (vec![first, listener], vec![listener]));
+        assert!(!rules.remove(listener, 0), "owner 1 still listens");
+        assert!(!rules.remove(first, 1), "the flow is not owner 1's");
+        assert!(rules.remove(listener, 1));
+        assert!(rules.remove(first, 0));
+        assert!(rules.0.is_empty());
+    }
+
+    #[test]
+    fn an_inbox_is_bounded_and_readable_while_it_has_frames() {
+        let inbox = Inbox::new().unwrap();
+        let readable = || {
+            let mut set = [PollFd::new(&inbox.bell, PollFlags::IN)];
+            poll(&mut set, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
+        };
+        assert!(inbox.take().is_none());
+        assert!(!readable());
+        for number in 0..MOST_HANDED_OVER {
+            assert!(inbox.put(vec![number as u8]));
+        }
+        assert!(!inbox.put(vec![0]));
+        for number in 0..MOST_HANDED_OVER {
+            assert!(readable());
+            assert_eq!(inbox.take(), Some(vec![number as u8]));
+        }
+        assert!(!readable());
+        assert!(inbox.take().is_none());
+        assert!(inbox.put(vec![1]));
+        assert!(readable());
+    }
+}
