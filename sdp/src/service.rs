@@ -375,7 +375,7 @@ impl Core {
         let mut next_look = next_tick;
         loop {
             if self.wait(&mut next_look).is_err() && self.device.failure().is_some() {
-                // The device's events have told every socket, or will not any more. Its waits end at once from now on.
+                // The device may have failed before its event reached each socket. Its waits end at once from now on.
                 self.fail_all();
                 thread::sleep(TICK);
             }

@@ -1,8 +1,8 @@
-//! What a machine asks of its caller.
+//! Actions that a machine requests from its caller, and changes that it reports.
 
 use crate::wire::Advert;
 
-/// What the caller does next, in this order.
+/// The caller's next step. Steps are taken in the order in which the machine returns them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Post receives.

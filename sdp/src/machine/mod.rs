@@ -6,7 +6,7 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | `config`, `action` | what the caller gives, and what it is asked to do |
+//! | `config`, `action` | settings of the caller, and the actions that it executes |
 //! | `credit` | credits of both ends, sequence numbers |
 //! | `transmit` | what is sent next, in which order |
 //! | `source` | the sending half: data, SrcAvails, RDMA Writes, its mode |

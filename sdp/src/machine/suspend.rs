@@ -117,7 +117,7 @@ fn is_completion(control: &Control) -> bool {
 
 impl Machine {
     /// Asks the peer to suspend communication and to connect again to `port` of the same address. Returns whether that is
-    /// possible now. [`Self::is_suspended`] tells when it has happened.
+    /// possible now. [`Self::is_suspended`] is true when the peer has done so.
     pub fn suspend(&mut self, port: u16) -> bool {
         let may = self.phase == Phase::Open && self.suspend.is_open() && !self.disconnected && port != 0;
         if may {

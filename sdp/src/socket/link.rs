@@ -1,4 +1,4 @@
-//! What a connection uses of the device, and the work requests of the machine's actions.
+//! Resources of the device that a connection uses, and the work requests of the machine's actions.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -18,7 +18,7 @@ use crate::{
 /// RDMA Writes and Reads in the send queue beside messages.
 pub(crate) const MOST_RDMA: usize = 8;
 
-/// What a connection uses of the device, dropped when the connection has ended.
+/// Resources of the device that a connection uses, dropped when the connection has ended.
 pub(crate) struct Link {
     // Dropped first: it disconnects what the queue pair would reset.
     pub(crate) id: CmId,

@@ -1,4 +1,4 @@
-//! What the lock of a connection protects: the machine, the link that executes its actions, and what becomes of both.
+//! The state of a connection behind its lock: the machine, and the link that executes its actions.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +27,7 @@ use crate::{
 /// How long the peer may take to answer a withdrawal of advertisements.
 pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
-/// What waits for the program.
+/// Results that the program has not taken yet.
 #[derive(Default)]
 pub(crate) struct Outcomes {
     /// Ends of receives into memory, with their lengths.
