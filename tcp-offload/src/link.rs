@@ -177,7 +177,9 @@ pub fn rx_pieces<'a>(link: &'a dyn Link, frame: &RxFrame, start: usize, len: usi
 
 /// Number of transmit chunks of a frame of `len` bytes.
 pub fn chunks_for(link: &dyn Link, len: usize) -> usize {
-    len.div_ceil(link.chunk_bytes().max(1)).max(1)
+    let chunk = link.chunk_bytes().max(1);
+    // A division takes longer than all else here.
+    if len <= chunk { 1 } else { len.div_ceil(chunk) }
 }
 
 /// A write position that walks the chunks of a frame from front to back.
@@ -212,6 +214,7 @@ impl<'a> FrameWriter<'a> {
     }
 
     /// Bytes that can still be written.
+    #[inline]
     pub fn room(&self) -> usize {
         self.limit - self.position
     }
@@ -262,6 +265,19 @@ impl<'a> FrameWriter<'a> {
             return N;
         }
         self.put(&field)
+    }
+
+    /// The next `n` bytes, if there is room for them and they lie in one chunk; the position moves past them.
+    #[inline]
+    pub fn contiguous(&mut self, n: usize) -> Option<&mut [u8]> {
+        if self.room() < n {
+            return None;
+        }
+        let end = self.at + n;
+        let space = self.chunks.get_mut(self.chunk)?.get_mut(self.at..end)?;
+        self.at = end;
+        self.position += n;
+        Some(space)
     }
 
     /// Overwrites the bytes at byte `position` of the frame, independent of the write position.

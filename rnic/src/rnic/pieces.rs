@@ -46,7 +46,18 @@ impl Extent {
     }
 
     /// Appends the `len` bytes from `start` to `stretches`. The caller has checked that they are in bounds.
-    pub(crate) fn cut<'k>(&'k self, start: u64, mut len: u64, stretches: &mut Stretches<'k>) {
+    #[inline]
+    pub(crate) fn cut<'k>(&'k self, start: u64, len: u64, stretches: &mut Stretches<'k>) {
+        if let [(_, memory)] = self.pieces.as_slice() {
+            if len > 0 {
+                stretches.list.push(Stretch { memory, offset: start as usize, len: len as usize });
+            }
+        } else {
+            self.cut_pieces(start, len, stretches);
+        }
+    }
+
+    fn cut_pieces<'k>(&'k self, start: u64, mut len: u64, stretches: &mut Stretches<'k>) {
         let behind = self.pieces.partition_point(|(at, _)| *at <= start);
         let mut skip = start;
         for (at, memory) in self.pieces.iter().skip(behind.saturating_sub(1)) {

@@ -1,6 +1,7 @@
 //! Writing segments: typed headers of queue pairs become the bytes of the connection's codec.
 
 use xwarp_tcp::{
+    copy,
     rdma_tcp::{HEADER_MOST_BYTES, SegmentHeader},
     seq::StreamOffset,
     ulp::UlpduWriter,
@@ -77,8 +78,15 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
     /// Writes a segment with these bytes, which must fit.
     #[inline]
     pub(crate) fn put(&mut self, header: &Header, payload: &[u8]) {
-        self.put_header(header, payload.len());
-        self.out.put(payload);
+        let mut rest = payload;
+        self.fill(header, payload.len(), |space, crc| {
+            let Some((now, later)) = rest.split_at_checked(space.len()) else { return };
+            match crc {
+                Some(crc) => *crc = copy::copy_crc32c(*crc, now, space),
+                None => space.copy_from_slice(now),
+            }
+            rest = later;
+        });
     }
 
     /// Writes a segment with these bytes, if it fits.
@@ -93,35 +101,44 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
     /// Writes a segment with `len` bytes, which must fit: `f(space, crc)` writes the next piece of the payload, and updates
     /// the CRC, if there is one.
     #[inline]
-    pub(crate) fn fill(
-        &mut self,
-        header: &Header,
-        len: usize,
-        mut f: impl FnMut(&mut [u8], Option<&mut u32>),
-    ) {
-        self.out.announce(header.bytes() + len);
-        self.put_header(header, len);
-        self.out.fill_with_crc(len, |_, space, crc| f(space, crc));
-    }
-
-    #[inline]
-    fn put_header(&mut self, header: &Header, payload: usize) {
+    pub(crate) fn fill(&mut self, header: &Header, len: usize, f: impl FnMut(&mut [u8], Option<&mut u32>)) {
         match (self.codec, header) {
             (Codec::Ddp(versions), &Header::Tagged { message, last, stag, to }) => {
                 let control = Control { message }.byte(versions);
-                self.out.put_header(&Tagged { last, control, stag, to }.to_bytes(versions));
+                self.fill_behind(&Tagged { last, control, stag, to }.to_bytes(versions), len, f);
             }
             (Codec::Ddp(versions), &Header::Untagged { message, last, word, queue, msn, mo }) => {
                 let control = Control { message }.byte(versions);
                 let header = Untagged { last, control, word, queue: queue.number(), msn, mo };
-                self.out.put_header(&header.to_bytes(versions));
+                self.fill_behind(&header.to_bytes(versions), len, f);
             }
             (Codec::RdmaTcp(connection), Header::Numbered(header)) => {
                 let mut bytes = [0; HEADER_MOST_BYTES];
-                let len = header.emit(connection, payload, &mut bytes);
-                self.out.put(bytes.get(..len).unwrap_or_default());
+                let header_len = header.emit(connection, len, &mut bytes);
+                self.out.put(bytes.get(..header_len).unwrap_or_default());
+                self.fill_rest(len, f);
             }
             _ => debug_assert!(false, "{header:?} is not of {:?}", self.codec),
         }
+    }
+
+    /// Writes a segment with the DDP header `header` and `len` bytes: at once if it is short.
+    #[inline]
+    fn fill_behind<const N: usize>(
+        &mut self,
+        header: &[u8; N],
+        len: usize,
+        mut f: impl FnMut(&mut [u8], Option<&mut u32>),
+    ) {
+        if !self.out.put_whole(header, len, |space| f(space, None)) {
+            self.out.announce(N + len);
+            self.out.put_header(header);
+            self.fill_rest(len, f);
+        }
+    }
+
+    #[inline]
+    fn fill_rest(&mut self, len: usize, mut f: impl FnMut(&mut [u8], Option<&mut u32>)) {
+        self.out.fill_with_crc(len, |_, space, crc| f(space, crc));
     }
 }

@@ -128,4 +128,6 @@ pub struct UlpduWriter<'w, 'f> {
     pub(crate) has_length: bool,
     /// Set when the upper layer has announced the length of the ULPDU.
     pub(crate) announced: Option<Announced>,
+    /// The FPDU was written as a whole: nothing is added.
+    pub(crate) complete: bool,
 }

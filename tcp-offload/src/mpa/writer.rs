@@ -4,6 +4,10 @@
 use super::layout::{BETWEEN_MARKERS, CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES};
 use crate::{copy, link::FrameWriter, seq::StreamOffset, ulp::UlpduWriter};
 
+/// Bytes of the longest FPDU that [`UlpduWriter::put_whole`] writes. With markers a longer one contains one, and a copy
+/// that computes the CRC is faster for it than two passes.
+const MOST_WHOLE_BYTES: usize = 512;
+
 /// An FPDU whose length was announced: its CRC is computed while it is written.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Announced {
@@ -40,6 +44,7 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
             crc,
             has_length: true,
             announced: None,
+            complete: false,
         })
     }
 
@@ -63,6 +68,7 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
             crc: false,
             has_length: false,
             announced: None,
+            complete: false,
         }
     }
 
@@ -115,6 +121,45 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         if self.crc && self.offset == self.start && len <= self.room {
             self.announced = Some(Announced { ulpdu: len, crc: 0, summed: self.position });
         }
+    }
+
+    /// Writes a whole short FPDU at once: a ULPDU of `header` and `len` bytes, which `f` writes to the slice that it gets.
+    /// Returns false, and has written nothing, when something was written before, the FPDU is long, a marker lies in it, or it
+    /// crosses the end of a chunk: the other methods write it then.
+    #[inline]
+    pub fn put_whole<const N: usize>(
+        &mut self,
+        header: &[u8; N],
+        len: usize,
+        f: impl FnOnce(&mut [u8]),
+    ) -> bool {
+        let (ulpdu, body) = (N + len, Layout::body(N + len));
+        if !self.has_length
+            || self.offset != self.start
+            || ulpdu > self.room
+            || body > MOST_WHOLE_BYTES.min(self.layout.to_marker(self.start))
+        {
+            return false;
+        }
+        let fpdu = self.frame.contiguous(body).and_then(<[u8]>::split_last_chunk_mut::<CRC_BYTES>);
+        let Some((covered, crc)) = fpdu else { return false };
+        if let Some((length, rest)) = covered.split_first_chunk_mut::<LENGTH_BYTES>()
+            && let Some((head, rest)) = rest.split_first_chunk_mut::<N>()
+            && let Some((payload, pad)) = rest.split_at_mut_checked(len)
+        {
+            *length = (ulpdu as u16).to_be_bytes();
+            *head = *header;
+            f(payload);
+            for byte in pad {
+                *byte = 0;
+            }
+        }
+        *crc = if self.crc { copy::crc32c(0, covered) } else { 0 }.to_le_bytes();
+        self.offset += body as u64;
+        self.written = ulpdu;
+        self.room = 0;
+        self.complete = true;
+        true
     }
 
     /// Appends `bytes`, which must fit into [`Self::room`]; bytes that do not fit are not written.
@@ -216,6 +261,9 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     /// Completes the FPDU with pad, ULPDU length and CRC (zero when the connection uses none). Returns the length of
     /// its range in bytes.
     pub(crate) fn finish(mut self) -> usize {
+        if self.complete {
+            return (self.offset - self.start) as usize;
+        }
         self.write_header();
         let pad = Layout::body(self.written) - LENGTH_BYTES - self.written - CRC_BYTES;
         if pad > 0 {
@@ -298,31 +346,44 @@ mod tests {
 
     use super::*;
 
-    /// The FPDU with `ulpdu` at `start` of the stream, in a frame of two chunks, with this length announced.
-    fn fpdu(
-        ulpdu: &[u8],
-        start: u64,
-        markers: bool,
-        first_chunk: usize,
-        announced: Option<usize>,
-    ) -> Vec<u8> {
+    /// How the ULPDU is written.
+    #[derive(Debug, Clone, Copy)]
+    enum Way {
+        Plain,
+        /// With this length announced.
+        Announced(usize),
+        /// At once if that is possible.
+        Whole,
+    }
+
+    const HEADER: usize = 14;
+
+    /// The FPDU with `ulpdu` at `start` of the stream, in a frame of two chunks.
+    fn fpdu(ulpdu: &[u8], start: u64, markers: bool, first_chunk: usize, way: Way) -> Vec<u8> {
         let mut memory = vec![0xee; 4096];
         let (first, second) = memory.split_at_mut(first_chunk);
         let mut frame = FrameWriter::new([first, second].into_iter().collect(), 0, usize::MAX);
         let layout = Layout { origin: 0, markers };
         let mut writer = UlpduWriter::begin(&mut frame, layout, start, 4000, true).unwrap();
-        if let Some(len) = announced {
+        if let Way::Announced(len) = way {
             writer.announce(len);
         }
-        let (header, data) = ulpdu.split_at(ulpdu.len().min(14));
-        writer.put(header);
-        writer.fill_with_crc(data.len(), |at, space, crc| {
-            let from = &data[at..at + space.len()];
-            match crc {
-                Some(crc) => *crc = copy::copy_crc32c(*crc, from, space),
-                None => space.copy_from_slice(from),
-            }
-        });
+        let (header, data) = ulpdu.split_at(ulpdu.len().min(HEADER));
+        let whole = matches!(way, Way::Whole)
+            && header.first_chunk::<HEADER>().is_some_and(|header| {
+                writer.put_whole(header, data.len(), |space| space.copy_from_slice(data))
+            });
+        if !whole {
+            writer.put(header);
+            writer.fill_with_crc(data.len(), |at, space, crc| {
+                let from = &data[at..at + space.len()];
+                match crc {
+                    Some(crc) => *crc = copy::copy_crc32c(*crc, from, space),
+                    None => space.copy_from_slice(from),
+                }
+            });
+        }
+        assert_eq!(writer.written(), ulpdu.len());
         let len = writer.finish();
         drop(frame);
         memory.truncate(len);
@@ -340,11 +401,24 @@ mod tests {
             first_chunk in 0usize..4096,
             wrong in 0usize..3000,
         ) {
-            let plain = fpdu(&ulpdu, start, markers, first_chunk, None);
+            let plain = fpdu(&ulpdu, start, markers, first_chunk, Way::Plain);
             let (covered, crc) = plain.split_at(plain.len() - CRC_BYTES);
             prop_assert_eq!(crc32c::crc32c(covered).to_le_bytes(), crc);
-            prop_assert_eq!(&fpdu(&ulpdu, start, markers, first_chunk, Some(ulpdu.len())), &plain);
-            prop_assert_eq!(&fpdu(&ulpdu, start, markers, first_chunk, Some(wrong)), &plain);
+            for way in [Way::Announced(ulpdu.len()), Way::Announced(wrong)] {
+                prop_assert_eq!(&fpdu(&ulpdu, start, markers, first_chunk, way), &plain);
+            }
+        }
+
+        /// A short FPDU that is written at once has the same bytes.
+        #[test]
+        fn prop_a_whole_fpdu_has_the_bytes_of_one_written_in_parts(
+            ulpdu in prop::collection::vec(any::<u8>(), 0..600),
+            start in (0u64..300).prop_map(|start| start * 4),
+            markers: bool,
+            first_chunk in 0usize..1400,
+        ) {
+            let plain = fpdu(&ulpdu, start, markers, first_chunk, Way::Plain);
+            prop_assert_eq!(&fpdu(&ulpdu, start, markers, first_chunk, Way::Whole), &plain);
         }
     }
 }
