@@ -34,6 +34,7 @@ fn ecn(bits: u8) -> Ecn {
 }
 
 /// Parses an IPv4 header that begins at `at` (RFC 791).
+#[inline]
 pub(super) fn ipv4(head: &[u8], at: usize) -> Result<Packet, Malformed> {
     let bytes = head.get(at..).unwrap_or_default();
     let fixed = bytes.first_chunk::<IPV4_HEADER>().ok_or(Malformed::Truncated)?;
@@ -114,6 +115,7 @@ pub(super) fn is_mapped(ip: Ipv6Addr) -> bool {
 }
 
 /// The sum over the pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1).
+#[inline]
 pub(super) fn pseudo_header(source: IpAddr, destination: IpAddr, protocol: u8, len: usize) -> Sum {
     let address = |ip| match ip {
         IpAddr::V4(ip) => Sum::of_u32(ip.octets()),

@@ -26,36 +26,97 @@ pub fn parse(link: &dyn Link, frame: &RxFrame) -> Result<Inbound, Malformed> {
     let chunks = link.rx_chunks(frame);
     let head = chunks.first().copied().unwrap_or_default();
     let ethernet = head.first_chunk::<ETHERNET_HEADER>().ok_or(Malformed::Truncated)?;
-    let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1] = *ethernet;
+    let [.., t0, t1] = *ethernet;
     let (vlan, ethertype, ip) = tags(head, u16::from_be_bytes([t0, t1]))?;
-    let packet = match ethertype {
-        ETHERTYPE_IPV4 => ipv4(head, ip)?,
-        ETHERTYPE_IPV6 => ipv6(head, ip)?,
-        _ => return Ok(Inbound::Other),
-    };
-    if packet.start + packet.len > frame.len() {
-        return Err(Malformed::Truncated);
-    }
-    let sum = || {
-        if chunks.len() == 1 {
-            head.get(packet.start..packet.start + packet.len).map(Sum::of).ok_or(Malformed::Truncated)
-        } else {
-            Ok(Sum::of_pieces(part(chunks.iter().copied(), packet.start, packet.len)))
-        }
-    };
-    match (packet.protocol, packet.source) {
-        (PROTOCOL_TCP, _) => {
-            let mut segment = tcp(head, &packet, sum()?)?;
-            segment.source_mac = Mac([s0, s1, s2, s3, s4, s5]);
-            segment.destination_mac = Mac([d0, d1, d2, d3, d4, d5]);
-            segment.vlan = vlan;
-            segment.queue = frame.queue();
-            Ok(Inbound::Tcp(segment))
-        }
-        (PROTOCOL_ICMP, IpAddr::V4(_)) | (PROTOCOL_ICMPV6, IpAddr::V6(_)) => {
-            icmp::parse(head, &packet, sum()?)
-        }
+    let received = Received { frame, chunks: &chunks, head, ethernet, vlan };
+    match ethertype {
+        ETHERTYPE_IPV4 => received.packet(&ipv4(head, ip)?),
+        ETHERTYPE_IPV6 => received.packet(&ipv6(head, ip)?),
         _ => Ok(Inbound::Other),
+    }
+}
+
+/// A received frame up to its IP header.
+struct Received<'a> {
+    frame: &'a RxFrame,
+    chunks: &'a [&'a [u8]],
+    /// The first chunk.
+    head: &'a [u8],
+    ethernet: &'a [u8; ETHERNET_HEADER],
+    vlan: VlanTags,
+}
+
+#[expect(clippy::inline_always, reason = "each is called once for each version of IP")]
+impl Received<'_> {
+    /// Parses what follows the IP header. It is compiled for each version of IP, which makes its addresses cheap.
+    #[inline(always)]
+    fn packet(&self, packet: &Packet) -> Result<Inbound, Malformed> {
+        if packet.start + packet.len > self.frame.len() {
+            return Err(Malformed::Truncated);
+        }
+        match (packet.protocol, packet.source) {
+            (PROTOCOL_TCP, _) => self.tcp(packet),
+            (PROTOCOL_ICMP, IpAddr::V4(_)) | (PROTOCOL_ICMPV6, IpAddr::V6(_)) => {
+                icmp::parse(self.head, packet, self.sum(packet)?)
+            }
+            _ => Ok(Inbound::Other),
+        }
+    }
+
+    /// The sum over the packet behind its IP header.
+    #[inline(always)]
+    fn sum(&self, packet: &Packet) -> Result<Sum, Malformed> {
+        if let [chunk] = self.chunks {
+            return chunk
+                .get(packet.start..packet.start + packet.len)
+                .map(Sum::of)
+                .ok_or(Malformed::Truncated);
+        }
+        Ok(Sum::of_pieces(part(self.chunks.iter().copied(), packet.start, packet.len)))
+    }
+
+    /// Parses the TCP header (RFC 9293 section 3.1).
+    #[inline(always)]
+    fn tcp(&self, packet: &Packet) -> Result<Inbound, Malformed> {
+        let bytes = self.head.get(packet.start..).unwrap_or_default();
+        let bytes = bytes.get(..packet.len).unwrap_or(bytes);
+        let fixed = bytes.first_chunk::<TCP_HEADER>().ok_or(Malformed::Truncated)?;
+        let [s0, s1, d0, d1, q0, q1, q2, q3, a0, a1, a2, a3, offset, flags, w0, w1, c0, c1, _, _] = *fixed;
+        let header_len = usize::from(offset >> 4) * 4;
+        if header_len < TCP_HEADER {
+            return Err(Malformed::HeaderLength);
+        }
+        let options = bytes.get(TCP_HEADER..header_len).ok_or(Malformed::Truncated)?;
+        let pseudo = pseudo_header(packet.source, packet.destination, PROTOCOL_TCP, packet.len);
+        let good = self.sum(packet)?.and(pseudo).fold() == 0xffff;
+        let partial_checksum = !good && u16::from_be_bytes([c0, c1]) == pseudo.fold();
+        if !(good || partial_checksum) {
+            return Err(Malformed::Checksum);
+        }
+        let (source_port, destination_port) = (u16::from_be_bytes([s0, s1]), u16::from_be_bytes([d0, d1]));
+        if source_port == 0 || destination_port == 0 {
+            return Err(Malformed::Address);
+        }
+        let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, _, _] = *self.ethernet;
+        Ok(Inbound::Tcp(Segment {
+            source_mac: Mac([s0, s1, s2, s3, s4, s5]),
+            destination_mac: Mac([d0, d1, d2, d3, d4, d5]),
+            vlan: self.vlan,
+            queue: self.frame.queue(),
+            flow: Flow {
+                local: SocketAddr::new(packet.destination, destination_port),
+                remote: SocketAddr::new(packet.source, source_port),
+            },
+            seq: SeqNum::new(u32::from_be_bytes([q0, q1, q2, q3])),
+            ack: SeqNum::new(u32::from_be_bytes([a0, a1, a2, a3])),
+            flags: Flags::from_byte(flags),
+            window: u16::from_be_bytes([w0, w1]),
+            options: Options::parse(options)?,
+            ecn: packet.ecn,
+            payload_start: packet.start + header_len,
+            payload_len: packet.len - header_len,
+            partial_checksum,
+        }))
     }
 }
 
@@ -74,48 +135,4 @@ fn tags(head: &[u8], ethertype: u16) -> Result<(VlanTags, u16, usize), Malformed
         at += VLAN_TAG;
     }
     Ok((tags, ethertype, at))
-}
-
-/// Parses the TCP header (RFC 9293 section 3.1); `sum` is the sum over header and payload. The caller fills in the fields
-/// that come from the Ethernet header.
-#[inline]
-fn tcp(head: &[u8], packet: &Packet, sum: Sum) -> Result<Segment, Malformed> {
-    let bytes = head.get(packet.start..).unwrap_or_default();
-    let bytes = bytes.get(..packet.len).unwrap_or(bytes);
-    let fixed = bytes.first_chunk::<TCP_HEADER>().ok_or(Malformed::Truncated)?;
-    let [s0, s1, d0, d1, q0, q1, q2, q3, a0, a1, a2, a3, offset, flags, w0, w1, c0, c1, _, _] = *fixed;
-    let header_len = usize::from(offset >> 4) * 4;
-    if header_len < TCP_HEADER {
-        return Err(Malformed::HeaderLength);
-    }
-    let options = bytes.get(TCP_HEADER..header_len).ok_or(Malformed::Truncated)?;
-    let pseudo = pseudo_header(packet.source, packet.destination, PROTOCOL_TCP, packet.len);
-    let good = sum.and(pseudo).fold() == 0xffff;
-    let partial_checksum = !good && u16::from_be_bytes([c0, c1]) == pseudo.fold();
-    if !(good || partial_checksum) {
-        return Err(Malformed::Checksum);
-    }
-    let (source_port, destination_port) = (u16::from_be_bytes([s0, s1]), u16::from_be_bytes([d0, d1]));
-    if source_port == 0 || destination_port == 0 {
-        return Err(Malformed::Address);
-    }
-    Ok(Segment {
-        source_mac: Mac::default(),
-        destination_mac: Mac::default(),
-        vlan: VlanTags::default(),
-        queue: crate::link::QueueId::default(),
-        flow: Flow {
-            local: SocketAddr::new(packet.destination, destination_port),
-            remote: SocketAddr::new(packet.source, source_port),
-        },
-        seq: SeqNum::new(u32::from_be_bytes([q0, q1, q2, q3])),
-        ack: SeqNum::new(u32::from_be_bytes([a0, a1, a2, a3])),
-        flags: Flags::from_byte(flags),
-        window: u16::from_be_bytes([w0, w1]),
-        options: Options::parse(options)?,
-        ecn: packet.ecn,
-        payload_start: packet.start + header_len,
-        payload_len: packet.len - header_len,
-        partial_checksum,
-    })
 }
