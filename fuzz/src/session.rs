@@ -98,7 +98,7 @@ impl End {
         let mut room = [0; 128];
         let mut out = FrameWriter::new(std::iter::once(&mut room[..]).collect(), 0, 128);
         let filled = end.session.fill(Instant::ZERO, &mut end.ulp, CONN, 0, SEGMENT, &mut out);
-        assert_eq!(matches!(filled, Filled::Segment(_)), requests);
+        assert_eq!(matches!(filled, Filled::Segment { .. }), requests);
         end
     }
 

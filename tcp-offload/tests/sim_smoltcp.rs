@@ -51,7 +51,7 @@ impl Source for Stream {
         let bytes: Vec<u8> = (offset..offset + len).map(pattern).collect();
         out.put(&bytes);
         self.0 += len;
-        Filled::Segment(len as usize)
+        Filled::Segment { len: len as usize, more: true }
     }
 }
 

@@ -162,8 +162,13 @@ impl Engine {
 
     /// Latest time for the next call of [`Self::turn`] or [`Self::transmit`].
     pub fn next_deadline(&self) -> Option<Instant> {
-        let overdue = [&self.teardowns, &self.closes].map(|list| list.front().map(|(at, _)| *at));
-        overdue.into_iter().flatten().chain(self.stack.next_deadline()).min()
+        let mut next = self.stack.next_deadline();
+        for list in [&self.teardowns, &self.closes] {
+            if let Some((at, _)) = list.front() {
+                next = Some(next.map_or(*at, |next| next.min(*at)));
+            }
+        }
+        next
     }
 
     /// Resets the connections that still exist [`TEARDOWN_LIMIT`] after their queue pairs ended, or [`CLOSE_LIMIT`] after
@@ -220,6 +225,10 @@ impl Engine {
 
     #[inline(never)]
     fn run_all_deferred(&mut self, now: Instant, link: &mut dyn Link) {
+        // Mostly a post has woken its connection, and nothing else happened.
+        while let Some(conn) = self.rnic.next_wake() {
+            self.stack.wake(conn);
+        }
         while self.rnic.has_deferred() {
             while let Some(conn) = self.rnic.next_ended() {
                 self.teardowns.push_back((now + TEARDOWN_LIMIT, conn));

@@ -105,6 +105,12 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         self.hold.is_empty() && self.track.known.is_empty()
     }
 
+    /// Whether it reads, and holds nothing.
+    #[inline]
+    pub fn is_ordinary(&self) -> bool {
+        !self.stopped && self.hold.is_empty()
+    }
+
     /// Stops reading, and recycles all held frames.
     pub fn stop(&mut self, link: &mut dyn Link) {
         self.stopped = true;
@@ -255,9 +261,9 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
             }
             let (from, to) = ((start - first) as usize, (fpdu_end - first) as usize);
             if let [piece] = payload {
-                self.track.accept(upper, &[piece.get(from..to).unwrap_or_default()], ulpdu)?;
+                self.track.accept(upper, &[piece.get(from..to).unwrap_or_default()], ulpdu, fpdu_end)?;
             } else {
-                self.track.accept(upper, &part(payload.iter().copied(), from, to - from), ulpdu)?;
+                self.track.accept(upper, &part(payload.iter().copied(), from, to - from), ulpdu, fpdu_end)?;
             }
         }
     }
@@ -355,7 +361,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         let Some((ulpdu, end)) = self.next_fpdu(link)? else { return Ok(false) };
         let track = &mut self.track;
         let Some(raw) = self.hold.raw(link, (start, end)) else { return Ok(false) };
-        let outcome = track.accept(upper, &raw, ulpdu);
+        let outcome = track.accept(upper, &raw, ulpdu, end);
         drop(raw);
         if track.known.front().is_none_or(|k| k.start > start || k.placed.is_some()) {
             self.hold.remove(link, (start, end));

@@ -170,7 +170,8 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         out: &mut FrameWriter<'_>,
     ) -> Filled {
         if let Some(written) = self.fill_opening(now, out) {
-            return if written > 0 { Filled::Segment(written) } else { Filled::Nothing };
+            let segment = Filled::Segment { len: written, more: true };
+            return if written > 0 { segment } else { Filled::Nothing };
         }
         match self.phase {
             SessionPhase::Full(transmitter) => self.fill_frames(transmitter, ulp, conn, offset, emss, out),
@@ -206,8 +207,14 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
             }
             return if self.finished { Filled::Finish } else { Filled::Nothing };
         }
-        let mut len = 0;
-        while !self.finished && (len == 0 || ulp.has_data(conn)) {
+        let (mut len, mut more) = (0, true);
+        while !self.finished {
+            if len > 0 {
+                more = ulp.has_data(conn);
+                if !more {
+                    break;
+                }
+            }
             let Some(mut writer) = transmitter.begin(out, offset + len as u64, mulpdu) else { break };
             match ulp.pull(conn, &mut writer) {
                 Pulled::Ulpdu => {
@@ -224,7 +231,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         match len {
             0 if self.finished => Filled::Finish,
             0 => Filled::Nothing,
-            len => Filled::Segment(len),
+            len => Filled::Segment { len, more },
         }
     }
 
@@ -400,6 +407,17 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
             self.break_stream(&mut Upper { ulp, conn }, link, S::STALLED);
         }
         shed
+    }
+
+    /// Whether the connection is in full operation and nothing is held or withheld: there is nothing to report of it, and it
+    /// uses no shared memory.
+    #[inline]
+    pub fn is_ordinary(&self) -> bool {
+        matches!(self.phase, SessionPhase::Full(_))
+            && self.opening.is_none()
+            && self.withheld.is_none()
+            && self.stalled.is_none()
+            && self.receiver.is_ordinary()
     }
 
     /// Whether the upper layer withholds a complete FPDU.

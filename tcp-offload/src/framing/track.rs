@@ -86,15 +86,15 @@ impl<P: Copy, F: Framing> Track<P, F> {
         }
     }
 
-    /// Checks, places and delivers the FPDU at the cursor, which consists of `raw`.
+    /// Checks, places and delivers the FPDU at the cursor, which consists of `raw` and ends at `end`.
     pub fn accept<U: Ulp<Placed = P>>(
         &mut self,
         upper: &mut Upper<'_, U>,
         raw: &[&[u8]],
         ulpdu: usize,
+        end: StreamOffset,
     ) -> Result<(), Halt> {
         let start = self.cursor;
-        let end = self.framing.end(start, ulpdu);
         let cut = self.check(raw, start, ulpdu).map_err(Halt::Broken)?;
         self.begun = true;
         match upper.ulp.place(upper.conn, &cut, Arrival::InOrder) {

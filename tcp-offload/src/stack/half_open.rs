@@ -66,7 +66,8 @@ impl HalfOpens {
     }
 
     pub(super) fn next(&self) -> Option<Instant> {
-        self.by_due.keys().next().map(|key| key.0)
+        // Nearly always there is none, and a map without entries takes longer to say so.
+        if self.by_due.is_empty() { None } else { self.by_due.keys().next().map(|key| key.0) }
     }
 
     /// Sends further SYN-ACKs from the interface's new Ethernet address.

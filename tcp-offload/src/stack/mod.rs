@@ -140,9 +140,21 @@ impl<U: Ulp> fmt::Debug for Stack<U> {
 }
 
 impl<P: Copy + fmt::Debug> ConnSlot<P> {
-    /// The earliest timer of this connection, of TCP or of the framing.
-    fn deadline(&self) -> Option<Instant> {
-        earlier(self.tcp.deadline(), either!(&self.session => deadline()))
+    /// A time before which no timer of this connection is due, of TCP or of the framing.
+    #[inline]
+    fn deadline_bound(&self) -> Option<Instant> {
+        earlier(self.tcp.deadline_bound(), either!(&self.session => deadline()))
+    }
+
+    /// Whether nothing has to be reported, freed or accounted: the connection is open, nobody waits for its request, and
+    /// neither end of it uses memory that connections share.
+    #[inline]
+    fn is_ordinary(&self) -> bool {
+        self.tcp.is_ordinary()
+            && self.pending.is_none()
+            && self.reported == Reported::Nothing
+            && (self.held | self.spilled) == 0
+            && either!(&self.session => is_ordinary())
     }
 
     /// Whether [`Stack::report`] may have something to report.
@@ -435,9 +447,12 @@ impl<U: Ulp> Stack<U> {
             if sent.short_of_frames {
                 self.sweep.request(now);
             }
-            self.report_and_free(link, index, sent.closed, ulp);
+            let ordinary = sent.closed.is_none() && slot.is_ordinary();
+            if !ordinary {
+                self.report_and_free(link, index, sent.closed, ulp);
+            }
             let Some(slot) = self.slots.get_mut(index as usize) else { continue };
-            self.timers.arm(index, slot.deadline());
+            self.timers.arm(index, slot.deadline_bound());
             let owes_ack = slot.tcp.owes_ack();
             if sent.starved && sent.short_of_frames {
                 self.free_at_shortage = link.tx_available();
@@ -512,20 +527,11 @@ impl<U: Ulp> Stack<U> {
         closed: Option<CloseReason>,
         ulp: &mut U,
     ) {
-        let rare = |s: &ConnSlot<_>| {
-            s.tcp.has_mtu_news() || s.pending.is_some() || either!(&s.session => awaits_report())
-        };
-        if self.slots.get(index as usize).is_some_and(rare) {
-            self.share_path(now, index);
-            self.report_streaming(now, index, ulp);
-            self.note_request(index);
+        if closed.is_some() || !self.slots.get(index as usize).is_some_and(ConnSlot::is_ordinary) {
+            self.settle(now, link, index, closed, ulp);
         }
-        self.report_and_free(link, index, closed, ulp);
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        if !either!(&slot.session => is_reading()) {
-            slot.tcp.stop_reading(now);
-        }
-        self.timers.arm(index, slot.deadline());
+        self.timers.arm(index, slot.deadline_bound());
         if self.turns.work(index) != Work::Send {
             let conn = ConnId { index, generation: slot.generation };
             let work = if slot.tcp.wants_to_transmit(|| either!(&slot.session => has_data(ulp, conn))) {
@@ -536,6 +542,31 @@ impl<U: Ulp> Stack<U> {
                 Work::Nothing
             };
             self.turns.set(index, work);
+        }
+    }
+
+    /// The part of [`Self::after_change`] for a connection that is not ordinary.
+    fn settle(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        index: u32,
+        closed: Option<CloseReason>,
+        ulp: &mut U,
+    ) {
+        let rare = |s: &ConnSlot<_>| {
+            s.tcp.has_mtu_news() || s.pending.is_some() || either!(&s.session => awaits_report())
+        };
+        if self.slots.get(index as usize).is_some_and(rare) {
+            self.share_path(now, index);
+            self.report_streaming(now, index, ulp);
+            self.note_request(index);
+        }
+        self.report_and_free(link, index, closed, ulp);
+        if let Some(slot) = self.slots.get_mut(index as usize)
+            && !either!(&slot.session => is_reading())
+        {
+            slot.tcp.stop_reading(now);
         }
     }
 
@@ -619,6 +650,7 @@ fn is_mapped(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some())
 }
 
+#[inline]
 fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),

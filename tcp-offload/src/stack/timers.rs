@@ -1,7 +1,8 @@
 //! Deadlines of all connections of one stack: a binary heap with at most one entry for each connection, so that its size
 //! is bounded by the number of connections.
 //!
-//! Moving a deadline to a later time costs nothing: the entry stays, expires early and is armed again. A
+//! Moving a deadline to a later time costs nothing: the entry stays, expires early and is armed again. For the same reason
+//! the connections report a lower bound of their deadlines ([`crate::tcp::Connection::deadline_bound`]). A
 //! retransmission timer that each acknowledgement restarts is therefore free, and idle connections are never scanned.
 
 use super::{Stack, earlier, icmp};
@@ -32,10 +33,19 @@ pub(super) struct Timers {
 
 impl Timers {
     /// Makes connection `connection` due at `deadline`, unless it is due earlier already.
+    #[inline]
     pub(super) fn arm(&mut self, connection: u32, deadline: Option<Instant>) {
         let Some(at) = deadline else { return };
+        // The place of a connection without an entry lies beyond the heap.
+        let place = self.places.get(connection as usize).map_or(usize::MAX, |place| *place as usize);
+        if self.heap.get(place).is_none_or(|entry| at < entry.at) {
+            self.set(connection, at);
+        }
+    }
+
+    fn set(&mut self, connection: u32, at: Instant) {
         if let Some(place) = self.place(connection) {
-            if let Some(entry) = self.heap.get_mut(place).filter(|entry| at < entry.at) {
+            if let Some(entry) = self.heap.get_mut(place) {
                 entry.at = at;
                 self.sift_up(place);
             }
@@ -134,8 +144,7 @@ impl<U: Ulp> Stack<U> {
             let Some(slot) = self.slots.get_mut(index as usize) else { continue };
             self.counters.timer_looks += 1;
             let conn = ConnId { index, generation: slot.generation };
-            let due = slot.tcp.deadline().is_some_and(|d| d <= now);
-            let closed = if due { slot.tcp.on_timer(now) } else { None };
+            let closed = slot.tcp.on_timer(now);
             let doubt = slot.tcp.take_next_hop_doubt();
             if icmp::pass_soft_error(conn, &mut slot.tcp, ulp) || doubt {
                 self.lookups.insert(index, true);
@@ -143,7 +152,10 @@ impl<U: Ulp> Stack<U> {
             if either!(&slot.session => deadline()).is_some_and(|d| d <= now) {
                 either!(&mut slot.session => on_timer(now, ulp, conn, link));
             }
-            debug_assert!(slot.deadline().is_none_or(|at| at > now), "a timer at or before now: {slot:?}");
+            debug_assert!(
+                slot.deadline_bound().is_none_or(|at| at > now),
+                "a timer at or before now: {slot:?}"
+            );
             self.after_change(now, link, index, closed, ulp);
         }
     }

@@ -16,20 +16,41 @@ pub(super) enum Work {
     Send,
 }
 
+/// Index of no connection.
+const NONE: u32 = u32::MAX;
+
 /// Links of one connection in its list.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Place {
     work: Work,
-    before: Option<u32>,
-    after: Option<u32>,
+    before: u32,
+    after: u32,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self { work: Work::Nothing, before: NONE, after: NONE }
+    }
 }
 
 /// One doubly linked list.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct List {
-    first: Option<u32>,
-    last: Option<u32>,
+    first: u32,
+    last: u32,
     len: usize,
+}
+
+impl Default for List {
+    fn default() -> Self {
+        Self { first: NONE, last: NONE, len: 0 }
+    }
+}
+
+impl List {
+    fn first(&self) -> Option<u32> {
+        Some(self.first).filter(|first| *first != NONE)
+    }
 }
 
 /// The work of all connections, first come, first served.
@@ -66,26 +87,28 @@ impl Turns {
         let Some(Place { work: old, before, after }) = self.places.get(at).copied() else { return };
         if let Some(list) = self.list(old) {
             list.len -= 1;
-            if before.is_none() {
+            if before == NONE {
                 list.first = after;
             }
-            if after.is_none() {
+            if after == NONE {
                 list.last = before;
             }
-            if let Some(place) = self.place(before) {
+            if let Some(place) = self.places.get_mut(before as usize) {
                 place.after = after;
             }
-            if let Some(place) = self.place(after) {
+            if let Some(place) = self.places.get_mut(after as usize) {
                 place.before = before;
             }
         }
-        let mut new = Place { work, before: None, after: None };
+        let mut new = Place { work, ..Place::default() };
         if let Some(list) = self.list(work) {
             list.len += 1;
-            new.before = list.last.replace(index);
-            list.first.get_or_insert(index);
-            if let Some(last) = self.place(new.before) {
-                last.after = Some(index);
+            new.before = std::mem::replace(&mut list.last, index);
+            if new.before == NONE {
+                list.first = index;
+            }
+            if let Some(last) = self.places.get_mut(new.before as usize) {
+                last.after = index;
             }
         }
         if let Some(place) = self.places.get_mut(at) {
@@ -95,21 +118,21 @@ impl Turns {
 
     /// Removes and returns the connection whose turn it is to send.
     pub(super) fn next_send(&mut self) -> Option<u32> {
-        let index = self.sends.first?;
+        let index = self.sends.first()?;
         self.set(index, Work::Nothing);
         Some(index)
     }
 
     /// Removes and returns a connection that owes an ACK.
     pub(super) fn next_ack(&mut self) -> Option<u32> {
-        let index = self.acks.first?;
+        let index = self.acks.first()?;
         self.set(index, Work::Nothing);
         Some(index)
     }
 
     /// Makes the connection that has waited longest for frames send. Returns false if none waits.
     pub(super) fn retry_one(&mut self) -> bool {
-        let waits = self.frames.first;
+        let waits = self.frames.first();
         if let Some(index) = waits {
             self.set(index, Work::Send);
         }
@@ -138,10 +161,6 @@ impl Turns {
             Work::Frames => Some(&mut self.frames),
             Work::Send => Some(&mut self.sends),
         }
-    }
-
-    fn place(&mut self, index: Option<u32>) -> Option<&mut Place> {
-        self.places.get_mut(index? as usize)
     }
 }
 

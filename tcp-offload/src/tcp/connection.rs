@@ -444,6 +444,16 @@ impl Connection {
         matches!(self.stage, Stage::Closed(_))
     }
 
+    /// Whether the connection is open in both directions, and has nothing to tell the stack: neither an end, nor news of the
+    /// path, nor payload on the heap.
+    #[inline]
+    pub fn is_ordinary(&self) -> bool {
+        matches!(self.stage, Stage::Established(_))
+            && !self.mtu_news
+            && !self.rx.fin_reached()
+            && self.tx.queue.spilled_bytes() == 0
+    }
+
     /// Whether everything that the peer sent, up to its FIN, was taken.
     pub fn peer_closed(&self) -> bool {
         self.rx.fin_reached()

@@ -57,8 +57,13 @@ pub struct NewPayload {
 /// What [`Source::fill`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Filled {
-    /// Payload of this many bytes (at least 1) was written.
-    Segment(usize),
+    /// Payload was written.
+    Segment {
+        /// How many bytes, at least 1.
+        len: usize,
+        /// Whether [`Source::has_data`] may still be true.
+        more: bool,
+    },
     /// Nothing to send now, or nothing that fits the room offered.
     Nothing,
     /// No more data will follow: send a FIN after the data filled before.

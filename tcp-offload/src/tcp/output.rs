@@ -15,7 +15,7 @@ use crate::{
     seq::{SeqNum, StreamOffset},
     time::Instant,
     ulp::CloseReason,
-    wire::{Ecn, Fields, Flags, Options, RunningSum, Timestamps, send_bare},
+    wire::{Ecn, Fields, Flags, Options, RunningSum, Sum, Timestamps, send_bare},
 };
 
 /// Why a segment could not be sent now.
@@ -282,7 +282,9 @@ impl Connection {
                 return self.nothing_new(turn);
             }
             let probe = self.due.loss_probe;
-            let most_chunks = self.most_chunks(turn.link);
+            let free = turn.link.tx_available();
+            let reserved = self.reserved_chunks(turn.link);
+            let most_chunks = self.most_chunks(free.saturating_sub(reserved));
             let room = match self.tx.room(self.emss, most_chunks, self.due.window_probe) {
                 Err(Limit::Congestion) if probe && self.tx.usable() >= self.emss as u64 => self.emss,
                 Ok(room) => room,
@@ -290,8 +292,12 @@ impl Connection {
             };
             let room =
                 if room == self.emss && !probe { self.probe_room(turn.now).unwrap_or(room) } else { room };
+            turn.check_room()?;
+            if free < reserved + chunks_for(turn.link, self.header_bytes() + room) {
+                return Err(turn.no_frame());
+            }
             match self.fill(turn, source, room)? {
-                Filled::Segment(len) => {
+                Filled::Segment { len, more } => {
                     if len > self.emss {
                         self.mtu_probe_sent(len);
                     }
@@ -299,6 +305,9 @@ impl Connection {
                         self.probe_sent(turn.now, false);
                     }
                     self.due.window_probe = false;
+                    if !more {
+                        return self.nothing_new(turn);
+                    }
                 }
                 Filled::Finish => self.stage.close(Sending::Finished),
                 Filled::Nothing => {
@@ -320,10 +329,9 @@ impl Connection {
         self.probe_with_old(turn)
     }
 
-    /// How many chunks may be retained now: a multiple of the free ones (dynamic thresholds, Choudhury and Hahne 1998).
-    /// However many peers have fallen silent, the next connection still finds free chunks.
-    fn most_chunks(&self, link: &dyn Link) -> usize {
-        let free = link.tx_available().saturating_sub(self.reserved_chunks(link));
+    /// How many chunks may be retained now, when `free` chunks are not reserved: a multiple of them (dynamic thresholds,
+    /// Choudhury and Hahne 1998). However many peers have fallen silent, the next connection still finds free chunks.
+    fn most_chunks(&self, free: usize) -> usize {
         // At least one: with nothing in flight, no ACK would trigger another attempt. Then `fill` checks for free
         // chunks.
         (FREE_TIMES * free).max(1).min(self.config.max_chunks as usize)
@@ -332,8 +340,12 @@ impl Connection {
     /// Free chunks that new data leaves to ACKs and retransmissions: one half to ACKs, the other half, at least one
     /// full segment, to retransmissions.
     fn reserved_chunks(&self, link: &dyn Link) -> usize {
-        let header = self.headers.len(&Options::default()) + self.option_bytes();
-        (self.config.reserve_chunks as usize).max(2 * chunks_for(link, header + self.emss))
+        (self.config.reserve_chunks as usize).max(2 * chunks_for(link, self.header_bytes() + self.emss))
+    }
+
+    /// Bytes of the headers of a segment with payload.
+    fn header_bytes(&self) -> usize {
+        self.headers.len(&Options::default()) + self.option_bytes()
     }
 
     /// Handles a limit that holds back new data, if there is any.
@@ -366,31 +378,31 @@ impl Connection {
 
     /// Builds and sends one new segment from `source`.
     fn fill(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source, room: usize) -> Result<Filled, Stopped> {
-        turn.check_room()?;
         let offset = self.tx.nxt();
-        let header = self.headers.len(&Options::default()) + self.option_bytes();
-        let needed = self.reserved_chunks(turn.link) + chunks_for(turn.link, header + room);
-        if turn.link.tx_available() < needed {
-            return Err(turn.no_frame());
-        }
+        let header = self.header_bytes();
         let Some(mut frame) = turn.link.alloc(header + room) else { return Err(turn.no_frame()) };
-        let chunks = turn.link.tx_chunks(&mut frame);
-        let Some(mut writer) = chunks.map(|chunks| FrameWriter::new(chunks, header, header + room)) else {
+        let Some(chunks) = turn.link.tx_chunks(&mut frame) else {
             turn.link.release(frame);
             return Err(Stopped::Starved);
         };
+        let mut writer = FrameWriter::new(chunks, header, header + room);
         let filled = source.fill(offset, &mut writer);
         let len = match filled {
-            Filled::Segment(len) if len > 0 => len.min(room),
-            Filled::Segment(_) | Filled::Nothing | Filled::Finish => {
+            Filled::Segment { len, .. } if len > 0 => len.min(room),
+            Filled::Segment { .. } | Filled::Nothing | Filled::Finish => {
                 drop(writer);
                 turn.link.release(frame);
                 return Ok(if filled == Filled::Finish { filled } else { Filled::Nothing });
             }
         };
-        let mut payload = RunningSum::default();
-        writer.for_each(header, header + len, |piece| payload.add(piece));
-        let sum = payload.sum;
+        let sum =
+            if let Some(payload) = writer.written_last(len).filter(|_| writer.position() == header + len) {
+                Sum::of(payload)
+            } else {
+                let mut payload = RunningSum::default();
+                writer.for_each(header, header + len, |piece| payload.add(piece));
+                payload.sum
+            };
         self.tx.before_new_data(turn.now);
         let fields = self.data_fields(turn.now, offset, true);
         let written = self.headers.emit(writer.front(header), &fields, len, sum);

@@ -241,7 +241,11 @@ impl Queue {
     /// pieces of a replaced entry, which keep its time.
     fn record_transmission(&mut self, sent: Instant, end: StreamOffset) {
         let later = self.transmissions.iter().rev().take_while(|last| !last.is_before(sent, end)).count();
-        self.transmissions.insert(self.transmissions.len() - later, Transmission { sent, end });
+        let transmission = Transmission { sent, end };
+        match later {
+            0 => self.transmissions.push_back(transmission),
+            _ => self.transmissions.insert(self.transmissions.len() - later, transmission),
+        }
         if self.transmissions.len() > 2 * self.entries.len() + SPARE_TRANSMISSIONS {
             self.collect_transmissions();
         }

@@ -19,7 +19,13 @@ impl Connection {
         self.timers.next()
     }
 
-    /// Handles the timers that have fired. Afterwards [`Connection::transmit`] has to be called. Returns the reason
+    /// A time at or before [`Connection::deadline`] that is known without a look at each timer. When it passes,
+    /// [`Connection::on_timer`] may find that no timer has fired, and makes it exact.
+    pub fn deadline_bound(&self) -> Option<Instant> {
+        self.timers.bound()
+    }
+
+    /// Handles the timers that have fired, if any have. Afterwards [`Connection::transmit`] has to be called. Returns the reason
     /// when the connection has just ended.
     pub fn on_timer(&mut self, now: Instant) -> Option<CloseReason> {
         for timer in KINDS {
@@ -27,6 +33,7 @@ impl Connection {
                 self.on_expired(timer, now);
             }
         }
+        self.timers.settle();
         debug_assert!(
             self.timers.next().is_none_or(|at| at > now),
             "a timer handler has armed a timer at or before now: {:?}",

@@ -43,28 +43,33 @@ const NEVER: Instant = Instant::from_nanos(u64::MAX);
 
 /// Deadlines by kind.
 #[derive(Debug, Clone)]
-pub(super) struct Timers([Instant; KINDS.len()]);
+pub(super) struct Timers {
+    deadlines: [Instant; KINDS.len()],
+    /// No timer is due before this time. A timer that is disarmed or moved to a later time leaves it as it is, so that
+    /// nobody looks for the earliest of the others with each segment.
+    bound: Instant,
+}
 
 impl Timers {
     pub(super) const fn new() -> Self {
-        Self([NEVER; KINDS.len()])
+        Self { deadlines: [NEVER; KINDS.len()], bound: NEVER }
     }
 
     // The discriminants are the indices: no timer can leave the table.
     #[allow(clippy::indexing_slicing)]
     fn slot(&mut self, timer: Timer) -> &mut Instant {
-        &mut self.0[timer as usize]
+        &mut self.deadlines[timer as usize]
     }
 
     pub(super) fn arm(&mut self, timer: Timer, at: Instant) {
         *self.slot(timer) = at;
+        self.bound = self.bound.min(at);
     }
 
     /// Arms `timer` at `at` unless it is armed already.
     pub(super) fn arm_if_idle(&mut self, timer: Timer, at: Instant) {
-        let slot = self.slot(timer);
-        if *slot == NEVER {
-            *slot = at;
+        if *self.slot(timer) == NEVER {
+            self.arm(timer, at);
         }
     }
 
@@ -77,12 +82,23 @@ impl Timers {
     }
 
     pub(super) fn at(&self, timer: Timer) -> Option<Instant> {
-        self.0.get(timer as usize).copied().filter(|at| *at != NEVER)
+        self.deadlines.get(timer as usize).copied().filter(|at| *at != NEVER)
     }
 
     /// The earliest deadline.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.0.iter().min().copied().filter(|at| *at != NEVER)
+        self.deadlines.iter().min().copied().filter(|at| *at != NEVER)
+    }
+
+    /// A time before which no timer is due.
+    #[inline]
+    pub(super) fn bound(&self) -> Option<Instant> {
+        Some(self.bound).filter(|at| *at != NEVER)
+    }
+
+    /// Makes [`Self::bound`] the earliest deadline.
+    pub(super) fn settle(&mut self) {
+        self.bound = self.next().unwrap_or(NEVER);
     }
 
     /// Disarms `timer` if it is due. Returns whether it was.
@@ -117,6 +133,24 @@ mod tests {
         timers.arm(Timer::Wait, at(3));
         timers.disarm(Timer::Wait);
         assert_eq!(timers.at(Timer::Wait), None);
+    }
+
+    #[test]
+    fn the_bound_is_at_or_before_the_earliest_deadline() {
+        let at = Instant::from_nanos;
+        let mut timers = Timers::new();
+        assert_eq!(timers.bound(), None);
+        timers.arm(Timer::Probe, at(5));
+        timers.arm(Timer::Keepalive, at(9));
+        timers.arm(Timer::Probe, at(7));
+        assert_eq!((timers.bound(), timers.next()), (Some(at(5)), Some(at(7))));
+        timers.settle();
+        assert_eq!(timers.bound(), Some(at(7)));
+        timers.disarm(Timer::Probe);
+        timers.arm_if_idle(Timer::Wait, at(8));
+        assert_eq!((timers.bound(), timers.next()), (Some(at(7)), Some(at(8))));
+        timers.disarm_all();
+        assert_eq!(timers.bound(), None);
     }
 
     #[test]

@@ -115,7 +115,7 @@ fn design_s5_sending_costs_no_allocation() {
             let chunks = [&mut frame[..]].into_iter().collect();
             let mut out = FrameWriter::new(chunks, HEADERS, HEADERS + 1448);
             let filled = session.fill(Instant::ZERO, &mut ulp, CONN, offset, 1448, &mut out);
-            let Filled::Segment(len) = filled else { panic!("{filled:?}") };
+            let Filled::Segment { len, .. } = filled else { panic!("{filled:?}") };
             offset += len as u64;
         });
         assert_eq!(used.count_total, 0);

@@ -268,8 +268,9 @@ impl End {
         let filled = self.session.fill(self.now, &mut self.ulp, CONN, offset, emss, &mut out);
         drop(out);
         match filled {
-            Filled::Segment(len) => {
+            Filled::Segment { len, more } => {
                 assert!(len > 0 && len <= room);
+                assert!(more || !self.session.has_data(&self.ulp, CONN));
                 first.extend_from_slice(&second);
                 let payload = first[HEADERS..HEADERS + len].to_vec();
                 self.sent.extend_from_slice(&payload);
