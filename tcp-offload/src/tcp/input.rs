@@ -12,7 +12,13 @@ use super::{
     stage::{Sending, Stage, Syn},
     timers::Timer,
 };
-use crate::{link::Link, seq::StreamOffset, time::Instant, ulp::CloseReason, wire::Segment};
+use crate::{
+    link::Link,
+    seq::{SeqNum, StreamOffset},
+    time::Instant,
+    ulp::CloseReason,
+    wire::Segment,
+};
 
 /// Whether a segment is processed further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +31,9 @@ impl Connection {
     /// Processes a segment of this flow, except for taking its payload.
     pub fn receive(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) -> Receipt {
         self.counters.segments_in += 1;
+        if self.predicts(now, segment) {
+            return self.receive_predicted(now, link, segment);
+        }
         let mut receipt = Receipt::default();
         match self.stage {
             Stage::Closed(_) => return receipt,
@@ -130,11 +139,7 @@ impl Connection {
         }
         self.note_silence(now);
         self.note_life(now);
-        if let (Some(clock), Some(stamp)) = (&mut self.clock, segment.options.timestamps)
-            && segment.seq.at_or_before(self.last_ack_sent)
-        {
-            clock.update(now, stamp);
-        }
+        self.learn_timestamp(now, segment);
         if let Stage::SynReceived(syn, sending) = self.stage {
             self.tx.first_window(segment.seq, 0);
             self.establish(now, syn, sending, receipt);
@@ -147,6 +152,16 @@ impl Connection {
         self.marks.received(segment, self.ack.is_owed(), self.rx.next());
         self.process_payload(verdict, segment, receipt);
         self.process_fin(now, segment);
+    }
+
+    /// Updates `TS.Recent` (RFC 7323 section 4.3).
+    #[inline]
+    pub(super) fn learn_timestamp(&mut self, now: Instant, segment: &Segment) {
+        if let (Some(clock), Some(stamp)) = (&mut self.clock, segment.options.timestamps)
+            && segment.seq.at_or_before(self.last_ack_sent)
+        {
+            clock.update(now, stamp);
+        }
     }
 
     /// In SYN-RECEIVED a SYN is either the peer's first one, retransmitted because its time-out fired before our answer
@@ -270,12 +285,7 @@ impl Connection {
         let shift = self.snd_shift.unwrap_or(0);
         let window = u64::from(segment.window) << shift;
         if self.tx.queue.is_empty() && segment.options.sack_count == 0 {
-            // The common case of an end that only receives.
-            self.tx.update_window(segment.seq, offset, window);
-            if self.answers_keep_it_open() {
-                self.tx.waiting_since = None;
-            }
-            return self.stop_window_probes();
+            return self.acknowledge_nothing(segment.seq, offset, window);
         }
         let marked = segment.flags.ece && self.marks.is_on();
         let mut blocks: SmallVec<[Block; 4]> = SmallVec::new();
@@ -314,8 +324,17 @@ impl Connection {
         self.stop_window_probes();
     }
 
+    /// Processes the acknowledgment of a segment while nothing is in flight, as at an end that only receives.
+    pub(super) fn acknowledge_nothing(&mut self, seq: SeqNum, number: StreamOffset, window: u64) {
+        self.tx.update_window(seq, number, window);
+        if self.answers_keep_it_open() {
+            self.tx.waiting_since = None;
+        }
+        self.stop_window_probes();
+    }
+
     /// Stops the window probes once the window has room for a full segment.
-    fn stop_window_probes(&mut self) {
+    pub(super) fn stop_window_probes(&mut self) {
         if self.tx.usable() >= self.emss as u64 {
             self.timers.disarm(Timer::Persist);
             self.window_probes = 0;

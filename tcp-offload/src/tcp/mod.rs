@@ -17,6 +17,7 @@ mod marks;
 mod output;
 mod path;
 mod pmtu;
+mod prediction;
 mod queue;
 mod rack;
 mod receiver;

@@ -142,8 +142,18 @@ impl Receiver {
         !self.ranges.is_empty()
     }
 
+    /// Whether the peer's FIN has arrived, in order or beyond a gap.
+    pub(super) fn knows_fin(&self) -> bool {
+        self.fin.is_some()
+    }
+
     pub(super) fn largest_segment(&self) -> usize {
         self.largest
+    }
+
+    /// Records that a segment had a payload of `len` bytes.
+    pub(super) fn note_length(&mut self, len: usize) {
+        self.largest = self.largest.max(len);
     }
 
     /// Applies the acceptability test of RFC 9293 section 3.10.7.4 (first check), and finds the new part of the
@@ -171,7 +181,7 @@ impl Receiver {
         if len == 0 || self.fin_reached() {
             return Verdict::Nothing { duplicate: false };
         }
-        self.largest = self.largest.max(segment.payload_len);
+        self.note_length(segment.payload_len);
         self.trim(segment, from, (from + len).min(window))
     }
 

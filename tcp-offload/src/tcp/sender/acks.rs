@@ -88,13 +88,7 @@ impl Sender {
         let delivery = self.deliver(link, clock, ack);
         let advanced = ack.number > una;
         if advanced {
-            self.una = ack.number;
-            self.progress = ack.now;
-            // The path delivers: the next time-out begins without back-off, even if only retransmitted segments were
-            // delivered, for which Karn's rule allows no measurement.
-            self.rtt.forgive();
-            self.prober.acknowledged(self.una);
-            self.control.echoed(self.una, self.nxt, self.una - una, ack.marked);
+            self.advance(ack.now, ack.number, ack.marked);
         }
         let duplicate = !advanced && ack.bare && had_data && window_before == self.edge && ack.number == una;
         self.count_duplicates(advanced, duplicate, delivery.bytes);
@@ -123,6 +117,69 @@ impl Sender {
             self.idle_since = Some(ack.now);
         }
         advanced
+    }
+
+    /// Whether nothing is lost, retransmitted, selectively acknowledged or probed for, nor beyond the peer's window. Then an
+    /// ACK of new data without blocks or marks is processed by [`Self::on_plain_ack`].
+    #[inline]
+    pub(in crate::tcp) fn is_undisturbed(&self) -> bool {
+        self.sack
+            && self.phase == RecoveryPhase::Open
+            && !self.queue.is_disordered()
+            && !self.queue.has_lost()
+            && self.tlp.end_seq.is_none()
+            && !self.is_blocked_by_window()
+    }
+
+    /// Processes an ACK of new data while the sender [is undisturbed](Self::is_undisturbed): the part of [`Self::on_ack`] that is
+    /// left then.
+    #[inline]
+    pub(in crate::tcp) fn on_plain_ack(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        seq: SeqNum,
+        number: StreamOffset,
+        window: u64,
+    ) {
+        self.flight_before = self.flight();
+        self.update_window(seq, number, window);
+        let mut delivery = Delivery { original: true, ..Delivery::default() };
+        while let Some(entry) = self.queue.pop_acked(number) {
+            self.rack.delivered(now, &entry, false, None);
+            self.prober.delivered(entry.end, entry.bytes());
+            delivery.bytes += entry.bytes();
+            delivery.sample_original = delivery.sample_original.max(Some(entry.sent));
+            entry.payload.release(link);
+        }
+        let acked = number - self.una;
+        self.advance(now, number, false);
+        if let Some(sent) = delivery.sample_original {
+            self.rtt.sample(now, sent);
+            self.tlp.measured = true;
+        }
+        self.rack.adapt(self.una, self.nxt, false);
+        self.reorder_at = None;
+        if self.was_limited_up_to(number) {
+            self.grow_by(now, acked, &delivery);
+        }
+        self.waiting_since = Some(now).filter(|_| !self.queue.is_empty());
+        if self.queue.is_empty() {
+            self.idle_since = Some(now);
+        }
+    }
+
+    /// Moves `SND.UNA` to `number`.
+    #[inline]
+    fn advance(&mut self, now: Instant, number: StreamOffset, marked: bool) {
+        let acked = number - self.una;
+        self.una = number;
+        self.progress = now;
+        // The path delivers: the next time-out begins without back-off, even if only retransmitted segments were
+        // delivered, for which Karn's rule allows no measurement.
+        self.rtt.forgive();
+        self.prober.acknowledged(self.una);
+        self.control.echoed(self.una, self.nxt, acked, marked);
     }
 
     /// The window rule of RFC 9293 section 3.10.7.4 (fifth check): older segments do not change it.
@@ -402,7 +459,7 @@ impl Sender {
 
     /// Grows the window, or in fast recovery sets it by PRR.
     fn grow(&mut self, ack: &Ack<'_>, acked: Option<u64>, delivery: &Delivery) {
-        let limited = self.limited_at.is_some_and(|at| ack.number <= at);
+        let limited = self.was_limited_up_to(ack.number);
         match self.phase {
             RecoveryPhase::Recovery { .. } => {
                 // Without SACK a duplicate ACK delivers one segment (RFC 6675 section 3 in spirit).
@@ -415,22 +472,32 @@ impl Sender {
                 }
             }
             RecoveryPhase::Open | RecoveryPhase::Loss { .. } => {
-                let Some(bytes) =
+                if let Some(bytes) =
                     acked.filter(|_| limited || matches!(self.phase, RecoveryPhase::Loss { .. }))
-                else {
-                    return;
-                };
-                let acked = Acked {
-                    now: ack.now,
-                    bytes,
-                    rtt: delivery.sample().map(|sent| ack.now.since(sent)),
-                    srtt: self.rtt.srtt(),
-                    una: self.una,
-                    nxt: self.nxt,
-                    after_timeout: matches!(self.phase, RecoveryPhase::Loss { .. }),
-                };
-                self.control.acked(&mut self.window, &acked);
+                {
+                    self.grow_by(ack.now, bytes, delivery);
+                }
             }
         }
+    }
+
+    /// Whether the congestion window limited the sender when it had sent up to `number`.
+    #[inline]
+    fn was_limited_up_to(&self, number: StreamOffset) -> bool {
+        self.limited_at.is_some_and(|at| number <= at)
+    }
+
+    /// Grows the window by an ACK of `bytes` new bytes.
+    fn grow_by(&mut self, now: Instant, bytes: u64, delivery: &Delivery) {
+        let acked = Acked {
+            now,
+            bytes,
+            rtt: delivery.sample().map(|sent| now.since(sent)),
+            srtt: self.rtt.srtt(),
+            una: self.una,
+            nxt: self.nxt,
+            after_timeout: matches!(self.phase, RecoveryPhase::Loss { .. }),
+        };
+        self.control.acked(&mut self.window, &acked);
     }
 }

@@ -9,7 +9,7 @@ pub(super) use self::{
     script::{IRS, ISS, Script, offset},
 };
 
-use std::time::Duration;
+use std::{cell::Cell, time::Duration};
 
 use super::{Filled, Source};
 use crate::{
@@ -18,6 +18,24 @@ use crate::{
     time::Instant,
     wire::{Flow, Mac, Path, VlanTags},
 };
+
+thread_local! {
+    /// Whether header prediction is on in this thread.
+    static PREDICTION: Cell<bool> = const { Cell::new(true) };
+}
+
+/// Whether header prediction is on.
+pub(super) fn prediction() -> bool {
+    PREDICTION.get()
+}
+
+/// Calls `f` with header prediction on or off.
+pub(super) fn with_prediction<T>(on: bool, f: impl FnOnce() -> T) -> T {
+    let before = PREDICTION.replace(on);
+    let result = f();
+    PREDICTION.set(before);
+    result
+}
 
 pub(super) fn us(n: u64) -> Duration {
     Duration::from_micros(n)

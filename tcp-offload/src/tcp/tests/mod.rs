@@ -8,6 +8,7 @@ mod handshake;
 mod hostile;
 mod liveness;
 mod paths;
+mod prediction;
 mod probing;
 mod recovery;
 mod segments;
