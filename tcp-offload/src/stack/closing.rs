@@ -1,15 +1,16 @@
-//! The end of connections: TIME-WAIT is bounded and yields to new connections, and connections end when their
-//! interface or address is removed.
+//! The end of connections: it is reported to the upper layer and frees them, TIME-WAIT is bounded and yields to new
+//! connections, and connections end when their interface or address is removed.
 
-use std::net::IpAddr;
+use std::{fmt, net::IpAddr};
 
-use super::{ConnSlot, Stack};
+use super::{ConnSlot, Stack, turns::Work};
 use crate::{
-    link::Link,
+    framing::either,
+    link::{Link, Steer},
     tcp,
     time::Instant,
-    ulp::{CloseReason, ConnId, Ulp},
-    wire::Segment,
+    ulp::{CloseReason, ConnId, Event, Ulp},
+    wire::{Flow, Segment},
 };
 
 /// What was reported of a connection's end to the upper layer.
@@ -22,13 +23,100 @@ pub(super) enum Reported {
     Closed,
 }
 
-impl<P> ConnSlot<P> {
+impl<P: Copy + fmt::Debug> ConnSlot<P> {
+    /// Whether [`Stack::report`] may have something to report.
+    fn has_news(&self) -> bool {
+        self.tcp.has_ended()
+            || self.tcp.peer_closed() && self.reported == Reported::Nothing
+            || either!(&self.session => failed()).is_some()
+    }
+
     fn is_unfinished(&self) -> bool {
         self.reported != Reported::Closed && self.tcp.state() != tcp::State::FinWait2
     }
 }
 
 impl<U: Ulp> Stack<U> {
+    /// Reports pending events of the connection to the upper layer, frees the connection when TCP has closed, and
+    /// updates its shares of the stack's memory. `closed` is the reason that TCP has just returned.
+    pub(super) fn report_and_free(
+        &mut self,
+        link: &mut dyn Link,
+        index: u32,
+        closed: Option<CloseReason>,
+        ulp: &mut U,
+    ) {
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        if closed.is_some() || slot.has_news() {
+            self.report(link, index, closed, ulp);
+        }
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        let (held, spilled) = (either!(&slot.session => held_bytes()), slot.tcp.spilled_bytes());
+        if (held | slot.held) != 0 {
+            self.held = self.held + held - std::mem::replace(&mut slot.held, held);
+            self.holders.note(index, either!(&slot.session => stalled_since()));
+        }
+        self.spilled = self.spilled + spilled - std::mem::replace(&mut slot.spilled, spilled);
+        if slot.reported == Reported::Closed && slot.tcp.is_closed() {
+            self.remove(link, index);
+        }
+    }
+
+    /// Reports the peer's FIN and the end of the connection to the upper layer, each once. Without a reason in
+    /// `closed`, it takes one that TCP has not returned yet.
+    fn report(&mut self, link: &mut dyn Link, index: u32, closed: Option<CloseReason>, ulp: &mut U) {
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        let conn = ConnId { index, generation: slot.generation };
+        if slot.reported == Reported::Nothing
+            && slot.tcp.peer_closed()
+            && !either!(&slot.session => holds_undelivered())
+        {
+            slot.reported = Reported::PeerClosed;
+            either!(&mut slot.session => peer_closed(ulp, conn, link));
+        }
+        if let Some(error) = either!(&slot.session => failed())
+            && slot.reported != Reported::Closed
+        {
+            // After a failed start-up there is no message that the peer would understand, only a reset.
+            slot.tcp.abort_with(CloseReason::Startup(error));
+        }
+        if let Some(reason) = closed.or_else(|| slot.tcp.take_close_reason()) {
+            slot.reported = Reported::Closed;
+            either!(&mut slot.session => release(link));
+            let waits = slot.tcp.state() == tcp::State::TimeWait;
+            self.leave_backlog(index);
+            ulp.event(conn, Event::Closed(reason));
+            if waits {
+                self.time_waiting.push_back(conn);
+                self.bound_time_wait(link, self.config.most_time_wait);
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, link: &mut dyn Link, index: u32) {
+        let Some(mut slot) = self.slots.try_remove(index as usize) else { return };
+        self.turns.set(index, Work::Nothing);
+        self.lookups.remove(&index);
+        self.timers.remove(index);
+        slot.tcp.release(link);
+        either!(&mut slot.session => release(link));
+        self.held -= slot.held;
+        self.holders.note(index, None);
+        self.spilled -= slot.spilled;
+        self.closed_tcp += slot.tcp.counters();
+        self.closed_framing += either!(&slot.session => counters());
+        let flow = slot.tcp.flow();
+        self.flows.remove(&flow);
+        self.unsteer_unless_used(link, flow);
+    }
+
+    /// Removes the steering rule of `flow`, unless an open or half-open connection of this four-tuple still needs it.
+    pub(super) fn unsteer_unless_used(&self, link: &mut dyn Link, flow: Flow) {
+        if !self.flows.contains_key(&flow) && !self.half_open.holds(&flow) {
+            link.unsteer(Steer::Flow(flow));
+        }
+    }
+
     /// Removes a connection in TIME-WAIT when `segment` is a SYN that may replace it (RFC 9293 section 3.10.7.4).
     pub(super) fn replace_time_wait(&mut self, link: &mut dyn Link, segment: &Segment) {
         if !segment.flags.syn {

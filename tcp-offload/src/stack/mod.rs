@@ -61,7 +61,7 @@ use crate::{
     link::{Link, RxFrame, Steer},
     tcp::{self, Connection, IsnKey, Sent, TcpConfig, TcpCounters, Tuning},
     time::Instant,
-    ulp::{CloseReason, ConnId, Event, ListenerId, Ulp},
+    ulp::{CloseReason, ConnId, ListenerId, Ulp},
     wire::{self, Flow, Inbound, Malformed, Path, Segment},
 };
 
@@ -155,13 +155,6 @@ impl<P: Copy + fmt::Debug> ConnSlot<P> {
             && self.reported == Reported::Nothing
             && (self.held | self.spilled) == 0
             && either!(&self.session => is_ordinary())
-    }
-
-    /// Whether [`Stack::report`] may have something to report.
-    fn has_news(&self) -> bool {
-        self.tcp.has_ended()
-            || self.tcp.peer_closed() && self.reported == Reported::Nothing
-            || either!(&self.session => failed()).is_some()
     }
 }
 
@@ -274,7 +267,7 @@ impl<U: Ulp> Stack<U> {
     }
 
     /// Accepts a connection request: the MPA Reply is sent with the next [`Stack::transmit`], and
-    /// [`Event::Established`] is reported before this returns.
+    /// [`Event::Established`](crate::ulp::Event::Established) is reported before this returns.
     pub fn accept(&mut self, conn: ConnId, params: AcceptParams, ulp: &mut U) -> Result<(), AcceptError> {
         let slot = self.slot(conn).ok_or(AcceptError::NotWaiting)?;
         let path = *slot.tcp.path();
@@ -331,7 +324,8 @@ impl<U: Ulp> Stack<U> {
         self.after_change(now, link, conn.index, None, ulp);
     }
 
-    /// Aborts the connection with a reset; the next [`Stack::transmit`] reports [`Event::Closed`].
+    /// Aborts the connection with a reset; the next [`Stack::transmit`] reports
+    /// [`Event::Closed`](crate::ulp::Event::Closed).
     pub fn abort(&mut self, conn: ConnId) {
         if let Some(slot) = self.slot(conn) {
             slot.tcp.abort();
@@ -567,80 +561,6 @@ impl<U: Ulp> Stack<U> {
             && !either!(&slot.session => is_reading())
         {
             slot.tcp.stop_reading(now);
-        }
-    }
-
-    /// Reports pending events of the connection to the upper layer, frees the connection when TCP has closed, and
-    /// updates its shares of the stack's memory. `closed` is the reason that TCP has just returned.
-    fn report_and_free(&mut self, link: &mut dyn Link, index: u32, closed: Option<CloseReason>, ulp: &mut U) {
-        let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        if closed.is_some() || slot.has_news() {
-            self.report(link, index, closed, ulp);
-        }
-        let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        let (held, spilled) = (either!(&slot.session => held_bytes()), slot.tcp.spilled_bytes());
-        if (held | slot.held) != 0 {
-            self.held = self.held + held - std::mem::replace(&mut slot.held, held);
-            self.holders.note(index, either!(&slot.session => stalled_since()));
-        }
-        self.spilled = self.spilled + spilled - std::mem::replace(&mut slot.spilled, spilled);
-        if slot.reported == Reported::Closed && slot.tcp.is_closed() {
-            self.remove(link, index);
-        }
-    }
-
-    /// Reports the peer's FIN and the end of the connection to the upper layer, each once. Without a reason in
-    /// `closed`, it takes one that TCP has not returned yet.
-    fn report(&mut self, link: &mut dyn Link, index: u32, closed: Option<CloseReason>, ulp: &mut U) {
-        let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        let conn = ConnId { index, generation: slot.generation };
-        if slot.reported == Reported::Nothing
-            && slot.tcp.peer_closed()
-            && !either!(&slot.session => holds_undelivered())
-        {
-            slot.reported = Reported::PeerClosed;
-            either!(&mut slot.session => peer_closed(ulp, conn, link));
-        }
-        if let Some(error) = either!(&slot.session => failed())
-            && slot.reported != Reported::Closed
-        {
-            // After a failed start-up there is no message that the peer would understand, only a reset.
-            slot.tcp.abort_with(CloseReason::Startup(error));
-        }
-        if let Some(reason) = closed.or_else(|| slot.tcp.take_close_reason()) {
-            slot.reported = Reported::Closed;
-            either!(&mut slot.session => release(link));
-            let waits = slot.tcp.state() == tcp::State::TimeWait;
-            self.leave_backlog(index);
-            ulp.event(conn, Event::Closed(reason));
-            if waits {
-                self.time_waiting.push_back(conn);
-                self.bound_time_wait(link, self.config.most_time_wait);
-            }
-        }
-    }
-
-    fn remove(&mut self, link: &mut dyn Link, index: u32) {
-        let Some(mut slot) = self.slots.try_remove(index as usize) else { return };
-        self.turns.set(index, Work::Nothing);
-        self.lookups.remove(&index);
-        self.timers.remove(index);
-        slot.tcp.release(link);
-        either!(&mut slot.session => release(link));
-        self.held -= slot.held;
-        self.holders.note(index, None);
-        self.spilled -= slot.spilled;
-        self.closed_tcp += slot.tcp.counters();
-        self.closed_framing += either!(&slot.session => counters());
-        let flow = slot.tcp.flow();
-        self.flows.remove(&flow);
-        self.unsteer_unless_used(link, flow);
-    }
-
-    /// Removes the steering rule of `flow`, unless an open or half-open connection of this four-tuple still needs it.
-    fn unsteer_unless_used(&self, link: &mut dyn Link, flow: Flow) {
-        if !self.flows.contains_key(&flow) && !self.half_open.holds(&flow) {
-            link.unsteer(Steer::Flow(flow));
         }
     }
 }
