@@ -198,14 +198,15 @@ impl<'a> FrameWriter<'a> {
     /// A writer of the bytes from `start` to `limit` of the frame (fewer when the chunks are shorter).
     #[inline]
     pub fn new(chunks: ChunksMut<'a>, start: usize, limit: usize) -> Self {
-        let limit = chunks.iter().map(|c| c.len()).sum::<usize>().min(limit);
-        let position = start.min(limit);
-        let (mut chunk, mut at) = (0, position);
-        while let Some(before) = chunks.get(chunk).filter(|c| at > c.len()) {
-            at -= before.len();
-            chunk += 1;
+        let mut writer = Self { chunks, chunk: 0, at: 0, position: 0, limit };
+        writer.limit = writer.chunks.iter().map(|c| c.len()).sum::<usize>().min(limit);
+        writer.position = start.min(writer.limit);
+        writer.at = writer.position;
+        while let Some(before) = writer.chunks.get(writer.chunk).filter(|c| writer.at > c.len()) {
+            writer.at -= before.len();
+            writer.chunk += 1;
         }
-        Self { chunks, chunk, at, position, limit }
+        writer
     }
 
     /// Bytes from the frame's start to the write position.

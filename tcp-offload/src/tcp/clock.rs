@@ -39,8 +39,8 @@ impl Clock {
 
     /// Whether `timestamps` are older than `TS.Recent` (rule R1).
     pub(super) fn is_old(&self, now: Instant, timestamps: Timestamps) -> bool {
-        self.recent_at.is_some_and(|at| now.since(at) < RECENT_VALID)
-            && (timestamps.value.wrapping_sub(self.recent) as i32) < 0
+        (timestamps.value.wrapping_sub(self.recent) as i32) < 0
+            && self.recent_at.is_some_and(|at| now.since(at) < RECENT_VALID)
     }
 
     /// Updates `TS.Recent` by rule R3, for an acceptable segment that begins at or before the last acknowledgment

@@ -265,7 +265,7 @@ impl Connection {
     /// Records that the framing layer has taken the payload of `arrival`.
     pub fn payload_taken(&mut self, now: Instant, arrival: &NewPayload) {
         self.counters.bytes_in += arrival.len as u64;
-        self.rx.grow(now, self.tx.rtt.min(), self.counters.bytes_in);
+        self.rx.grow(now, || self.tx.rtt.min(), self.counters.bytes_in);
         let had_fin = self.rx.fin_reached();
         if self.rx.add(arrival.offset, arrival.len) {
             let full = self.rx.largest_segment().min(self.own_mss());

@@ -408,30 +408,25 @@ impl Connection {
         let written = self.headers.emit(writer.front(header), &fields, len, sum);
         debug_assert_eq!(written, Some(header), "the header was reserved for these options");
         drop(writer);
-        let payload = Payload::Frame { frame, header };
-        let entry = SentSegment::new(offset, offset + len as u64, payload, sum, turn.now);
         self.counters.bytes_out += len as u64;
-        self.submit_new(turn, entry, header + len)?;
-        Ok(filled)
-    }
-
-    /// Submits a new segment to the ring and retains it. Its bytes have already been taken from the source: when the
-    /// ring is full, the segment counts as sent and lost, and the next turn sends it.
-    fn submit_new(&mut self, turn: &mut Turn<'_>, mut entry: SentSegment, len: usize) -> Result<(), Stopped> {
-        let sent = match &mut entry.payload {
-            Payload::Frame { frame, .. } => turn.link.submit(self.path.queue, frame, len).is_ok(),
-            Payload::Heap(_) | Payload::Fin => false,
-        };
-        entry.count_chunks();
+        let sent = turn.link.submit(self.path.queue, &mut frame, header + len).is_ok();
+        // The link may have shortened the frame.
+        let chunks = frame.chunks() as u16;
+        let payload = Payload::Frame { frame, header };
+        let end = offset + len as u64;
+        let entry = SentSegment { chunks, ..SentSegment::new(offset, end, payload, sum, turn.now) };
         self.tx.sent_new(turn.now, entry);
         self.tx.arm(turn.now, &mut self.timers, &self.config, After::Sent);
         if !sent {
+            // Its bytes have already been taken from the source: the segment counts as sent and lost, and the next turn
+            // sends it.
             self.tx.queue.mark_last_unsent();
             return Err(Stopped::Starved);
         }
         self.acknowledged(false);
         self.marks.set_cwr(false);
-        turn.count(true)
+        turn.count(true)?;
+        Ok(filled)
     }
 
     /// Header fields of a segment with payload. Only a new segment is ECN-capable (RFC 3168 section 6.1.5).

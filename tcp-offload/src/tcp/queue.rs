@@ -96,13 +96,6 @@ impl SentSegment {
         }
     }
 
-    /// Records the chunks of its frame, after the link has shortened the frame.
-    pub(super) fn count_chunks(&mut self) {
-        if let Payload::Frame { frame, .. } = &self.payload {
-            self.chunks = frame.chunks() as u16;
-        }
-    }
-
     pub(super) fn status(&self) -> Status {
         let Self { sent, retransmitted, sacked, lost, unsent, .. } = *self;
         Status { sent, retransmitted, sacked, lost, unsent }
@@ -258,9 +251,14 @@ impl Queue {
         self.transmissions.make_contiguous().sort_unstable_by_key(|t| (t.sent, t.end));
     }
 
-    /// Removes the first entry if all of it is below `una`.
-    pub(super) fn pop_acked(&mut self, una: StreamOffset) -> Option<SentSegment> {
-        let entry = self.entries.pop_front_if(|e| e.end <= una)?;
+    /// Removes the first entry if all of it is below `una`, after a call of `f` with it. Returns its payload.
+    pub(super) fn pop_acked(
+        &mut self,
+        una: StreamOffset,
+        mut f: impl FnMut(&SentSegment),
+    ) -> Option<Payload> {
+        let entry = self.entries.front().filter(|e| e.end <= una)?;
+        f(entry);
         if entry.sacked {
             self.sacked -= 1;
         } else if entry.lost {
@@ -272,7 +270,7 @@ impl Queue {
         while self.transmissions.pop_front_if(|oldest| oldest.end <= una).is_some() {}
         self.spilled_bytes -= entry.spilled_bytes();
         self.chunks -= usize::from(entry.chunks);
-        Some(entry)
+        self.entries.pop_front().map(|entry| entry.payload)
     }
 
     fn index_from(&self, offset: StreamOffset) -> usize {

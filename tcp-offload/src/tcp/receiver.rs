@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::{NewPayload, TcpConfig};
 use crate::{
     seq::{SeqNum, StreamOffset},
-    time::Instant,
+    time::{Instant, nanos},
     wire::{Options, SackBlock, Segment},
 };
 
@@ -314,8 +314,13 @@ impl Receiver {
 
     /// Opens the window to [`GROWTH`] times what arrives in a round trip of `rtt`, so that the peer is limited by its
     /// congestion window. `bytes` is the total received so far.
-    pub(super) fn grow(&mut self, now: Instant, rtt: Option<Duration>, bytes: u64) {
-        let Some(rtt) = rtt.filter(|_| self.buffer < self.buffer_max) else { return };
+    pub(super) fn grow(&mut self, now: Instant, rtt: impl FnOnce() -> Option<Duration>, bytes: u64) {
+        if self.buffer >= self.buffer_max
+            || self.counted.is_some_and(|(since, _)| now < since.after_nanos(nanos(GROWTH_PERIOD)))
+        {
+            return;
+        }
+        let Some(rtt) = rtt() else { return };
         let (since, before) = *self.counted.get_or_insert((now, bytes));
         let period = now.since(since);
         if period < rtt.max(GROWTH_PERIOD) {

@@ -38,7 +38,7 @@ fn apply(queue: &mut Queue, model: &mut [Model], op: &Op) {
     let first = model.iter().position(|m| !m.acked).unwrap_or(model.len());
     match *op {
         Op::Ack(n) => {
-            while queue.pop_acked(n * LEN).is_some() {}
+            while queue.pop_acked(n * LEN, |_| ()).is_some() {}
             model.iter_mut().take(n as usize).for_each(|m| m.acked = true);
         }
         Op::Sack(from, to) => {
@@ -159,7 +159,7 @@ proptest! {
                     }
                 }
                 Step::Sack(from, to) => queue.sack(&[(from * LEN, to * LEN)], |_| ()),
-                Step::Ack(to) => while queue.pop_acked(to * LEN).is_some() {},
+                Step::Ack(to) => while queue.pop_acked(to * LEN, |_| ()).is_some() {},
                 Step::Renege => queue.renege(),
                 Step::Forget => queue.forget_losses(),
                 Step::Detect { sent, end, age } => {
@@ -265,6 +265,6 @@ fn pieces_replace_the_segment_that_they_were_cut_from() {
         queue.resent(index, Instant::from_nanos(50));
     }
     assert_eq!((queue.next_lost(), queue.in_flight()), (None, 300));
-    while queue.pop_acked(300).is_some() {}
+    while queue.pop_acked(300, |_| ()).is_some() {}
     assert!(queue.is_empty() && queue.in_flight() == 0);
 }

@@ -120,7 +120,7 @@ fn the_number_of_ranges_beyond_gaps_is_limited() {
 /// The window after one second at `rate` bytes a second, with one update every millisecond.
 fn window_after(rx: &mut Receiver, rate: u64, rtt: Duration) -> u64 {
     for ms in 0..=1000 {
-        rx.grow(Instant::ZERO + Duration::from_millis(ms), Some(rtt), rate * ms / 1000);
+        rx.grow(Instant::ZERO + Duration::from_millis(ms), || Some(rtt), rate * ms / 1000);
     }
     rx.advertise(true);
     rx.window()
@@ -141,9 +141,9 @@ fn the_window_grows_to_four_times_what_arrives_in_a_round_trip() {
 fn a_backlog_after_sleep_is_not_counted_as_one_round_trip() {
     let mut rx = Receiver::new(IRS, &TcpConfig::default());
     let rtt = Some(Duration::from_micros(50));
-    rx.grow(Instant::ZERO, rtt, 0);
+    rx.grow(Instant::ZERO, || rtt, 0);
     for at in [100, 101] {
-        rx.grow(Instant::ZERO + Duration::from_millis(at), rtt, 1 << 20);
+        rx.grow(Instant::ZERO + Duration::from_millis(at), || rtt, 1 << 20);
     }
     rx.advertise(true);
     assert_eq!(rx.window(), 1 << 20);

@@ -145,12 +145,15 @@ impl Sender {
         self.flight_before = self.flight();
         self.update_window(seq, number, window);
         let mut delivery = Delivery { original: true, ..Delivery::default() };
-        while let Some(entry) = self.queue.pop_acked(number) {
-            self.rack.delivered(now, &entry, false, None);
-            self.prober.delivered(entry.end, entry.bytes());
+        let (rack, prober) = (&mut self.rack, &mut self.prober);
+        let mut note = |entry: &SentSegment| {
+            rack.delivered(now, entry, false, None);
+            prober.delivered(entry.end, entry.bytes());
             delivery.bytes += entry.bytes();
             delivery.sample_original = delivery.sample_original.max(Some(entry.sent));
-            entry.payload.release(link);
+        };
+        while let Some(payload) = self.queue.pop_acked(number, &mut note) {
+            payload.release(link);
         }
         let acked = number - self.una;
         self.advance(now, number, false);
@@ -219,11 +222,13 @@ impl Sender {
             };
             *sample = (*sample).max(Some(entry.sent));
         };
-        while let Some(entry) = self.queue.pop_acked(ack.number) {
+        let mut note_first = |entry: &SentSegment| {
             if !entry.sacked {
-                note(&mut delivery, &entry);
+                note(&mut delivery, entry);
             }
-            entry.payload.release(link);
+        };
+        while let Some(payload) = self.queue.pop_acked(ack.number, &mut note_first) {
+            payload.release(link);
         }
         // Segments that waited beyond a gap until a retransmission filled it do not measure the path.
         if delivery.retransmitted {
