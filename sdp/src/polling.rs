@@ -71,6 +71,11 @@ impl SdpStream {
 
     /// Waits until a read would not wait, at most for the time limit of reads.
     pub fn wait_readable(&self) -> io::Result<()> {
-        self.until(self.read_timeout()?, |state| state.is_readable().then_some(Ok(())))
+        self.wait_readable_or(|| false)
+    }
+
+    /// The same; also ends when something has changed and `is_over` returns true.
+    pub fn wait_readable_or(&self, is_over: impl Fn() -> bool) -> io::Result<()> {
+        self.until(self.read_timeout()?, |state| (state.is_readable() || is_over()).then_some(Ok(())))
     }
 }

@@ -754,6 +754,90 @@ fn netns_sdp_bytes_keep_their_order_whatever_calls_a_program_mixes() {
     }
 }
 
+/// Writes around the lengths from which bytes go by RDMA, of a program that waits and of one that does not; a peer that does not read
+/// fills everything.
+#[test]
+fn netns_sdp_long_writes_keep_their_bytes() {
+    let lab = lab();
+    let program = lab.file("long.py");
+    fs::write(&program, LONG).unwrap();
+    let run = format!("exec /usr/bin/python3 {}", program.display());
+    let peer = lab.address(Side::B, Family::V4);
+    let (server, output) =
+        over_sdp(&lab, &format!("{run} serve {peer} {PORT}"), &format!("{run} call {peer} {PORT}"));
+    let served = server.finish(LIMIT).unwrap();
+    assert!(output.contains("all is well"), "{output}\n{served}");
+    assert!(served.contains("all is well"), "{served}\n{output}");
+    let (sent, _) = carried(&output, "python3");
+    assert!(sent > 18 << 20, "not over SDP: {output}");
+}
+
+const LONG: &str = r"
+import hashlib, select, socket, sys, time
+role, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+LENGTHS = [1 << 20, 32768, 32767, 700001, (1 << 19) + 1, 100000, 3 << 20, 65536, 1 << 19]
+
+def pattern(i, n):
+    return (bytes((i * 7 + j) & 255 for j in range(251)) * (n // 251 + 1))[:n]
+
+if role == 'serve':
+    listener = socket.create_server((host, port))
+    s, _ = listener.accept()
+    for turn in range(3):
+        for i, n in enumerate(LENGTHS):
+            data = b''
+            while len(data) < n:
+                data += s.recv(n - len(data)) or exit('the stream has ended')
+            assert data == pattern(i, n), (turn, i)
+        s.sendall(b'k')
+    # Does not read until the peer cannot write any more.
+    assert s.recv(1) == b'f'
+    s.sendall(b'f')
+    stop = int.from_bytes(listener.accept()[0].recv(8), 'big')
+    digest, got = hashlib.sha256(), 0
+    while got < stop:
+        data = s.recv(1 << 20)
+        digest.update(data)
+        got += len(data)
+    s.sendall(digest.digest())
+    assert s.recv(1) == b''
+else:
+    s = socket.create_connection((host, port))
+    for turn in range(3):
+        s.setblocking(turn != 1)
+        for i, n in enumerate(LENGTHS):
+            data = memoryview(pattern(i, n))
+            while data:
+                select.select([], [s], [])
+                data = data[s.send(data):]
+        select.select([s], [], [])
+        assert s.recv(1) == b'k'
+    s.setblocking(True)
+    s.sendall(b'f')
+    assert s.recv(1) == b'f'
+    s.setblocking(False)
+    digest, sent, full = hashlib.sha256(), 0, 0
+    while full < 20:
+        try:
+            data = pattern(sent & 255, 1 << 20)
+            n = s.send(data)
+            digest.update(data[:n])
+            sent += n
+            full = 0
+        except BlockingIOError:
+            full += 1
+            time.sleep(0.05)
+    other = socket.create_connection((host, port))
+    other.sendall(sent.to_bytes(8, 'big'))
+    s.setblocking(True)
+    got = b''
+    while len(got) < 32:
+        got += s.recv(32 - len(got))
+    assert got == digest.digest()
+    s.shutdown(socket.SHUT_WR)
+print('all is well', flush=True)
+";
+
 /// Bytes that went straight from and to streams, past the loopback.
 fn passed_by(output: &str) -> u64 {
     let number = |line: &str| line.split("; ").nth(1)?.split_ascii_whitespace().next()?.parse::<u64>().ok();

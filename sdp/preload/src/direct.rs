@@ -252,7 +252,8 @@ fn read(joined: &Joined, fd: RawFd, flags: c_int, pieces: &mut [&mut [u8]]) -> R
     }
     if flags & libc::MSG_DONTWAIT != 0 || !self::waits(fd) {
         let empty = direct.empty.fetch_add(1, Ordering::Relaxed) + 1;
-        if empty >= POLLS {
+        // A program that polls goes on: the relay looks whether it does.
+        if empty >= POLLS || direct.is_polled() {
             direct.polling.store(true, Ordering::Relaxed);
             return Read::Empty;
         }

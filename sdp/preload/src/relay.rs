@@ -440,7 +440,8 @@ fn receive_all(joined: &Joined) -> io::Result<()> {
         direct.wait_while_polled();
         // Memory is offered to the peer only while long pieces come: what arrives in it, direct reads cannot take.
         if len < ADVERTISED_BYTES {
-            stream.wait_readable()?;
+            // A program that polls must not wake this thread for each message.
+            stream.wait_readable_or(|| direct.is_polled())?;
         }
         let _receiving = lock(&direct.receiving);
         if direct.is_polled() {
