@@ -63,6 +63,11 @@ impl SdpStream {
         self.attempt(&mut state, step).unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
     }
 
+    /// The caller stops polling: what comes wakes the service at once, not after its next look.
+    pub fn end_polling(&self) {
+        self.socket().end_polling();
+    }
+
     /// Whether data waits that the peer has advertised, or an out-of-band byte has come or will.
     pub fn has_offer_or_oob(&self) -> bool {
         let state = self.socket().lock();

@@ -184,10 +184,21 @@ impl Socket {
         state.polls += 1;
         if state.polled.is_none() {
             state.polled = Some(state.polls);
-            self.core.polled(self);
+            if !std::mem::replace(&mut state.looked_at, true) {
+                self.core.polled(self);
+            }
         }
         if state.poll_completions(&self.core) {
             self.drive(state);
+        }
+    }
+
+    /// The caller that polled is about to sleep: completions notify the service from now on.
+    pub(crate) fn end_polling(&self) {
+        let mut state = self.lock();
+        if state.polled.take().is_some() {
+            state.take_completions(&self.core);
+            self.drive(&mut state);
         }
     }
 
@@ -196,12 +207,14 @@ impl Socket {
     pub(crate) fn still_polled(&self) -> bool {
         let mut state = self.lock();
         let now = Some(state.polls);
-        if std::mem::replace(&mut state.polled, now) != now {
+        if state.polled.is_some() && std::mem::replace(&mut state.polled, now) != now {
             return true;
         }
-        state.polled = None;
-        state.take_completions(&self.core);
-        self.drive(&mut state);
+        state.looked_at = false;
+        if state.polled.take().is_some() {
+            state.take_completions(&self.core);
+            self.drive(&mut state);
+        }
         false
     }
 

@@ -359,7 +359,10 @@ pub fn receive(fd: RawFd, pieces: &mut [&mut [u8]], flags: c_int, kernel: impl F
                 return -1;
             }
             Read::Kernel => {}
-            Read::Waits(since) => begin = Some(since),
+            Read::Waits(since) => {
+                begin = Some(since);
+                joined.stream.end_polling();
+            }
         }
         direct.leave_to_kernel();
     }

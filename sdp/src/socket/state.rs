@@ -74,6 +74,8 @@ pub(crate) struct State {
     pub(super) polls: u64,
     /// The connection is polled: its completions notify nobody. The value is the number of polls when the service looked.
     pub(super) polled: Option<u64>,
+    /// The service looks from time to time whether the connection is polled.
+    pub(super) looked_at: bool,
     /// Threads that wait for a change.
     pub(super) waiting: usize,
     /// Somebody has the bell's descriptor.
@@ -110,6 +112,7 @@ impl State {
             completions: Vec::new(),
             polls: 0,
             polled: None,
+            looked_at: false,
             waiting: 0,
             watched: false,
             tasks: Tasks::default(),
