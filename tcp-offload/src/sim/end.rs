@@ -159,7 +159,7 @@ pub struct End<L> {
     pub conn: Option<ConnId>,
     batch: Vec<RxFrame>,
     before: Option<tcp::Info>,
-    /// Largest EMSS so far, in bytes.
+    /// Largest path MTU so far, in bytes.
     largest: u64,
     /// Bytes that F-RTO may still send beyond the congestion window.
     frto: u64,
@@ -234,9 +234,9 @@ impl<L: Link> End<L> {
             assert!(new <= self.frto, "sent beyond the congestion window: {before:?}, then {info:?}");
             self.frto -= new;
         }
-        // A partly acknowledged segment counts in full.
+        // A partly acknowledged segment counts in full, and may be longer than the EMSS: a probe of the path is.
         let outstanding = info.counters.bytes_out - self.ulp.acked.min(info.counters.bytes_out);
-        self.largest = self.largest.max(info.emss as u64);
+        self.largest = self.largest.max(u64::from(info.path_mtu));
         let most = outstanding + self.largest.max(1500);
         assert!(info.in_flight <= most, "more in flight than the {outstanding} outstanding: {info:?}");
     }

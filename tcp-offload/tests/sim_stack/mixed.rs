@@ -263,6 +263,11 @@ fn sim_chain_seed_313380_f_rto_sends_two_new_segments_whatever_is_in_flight() {
 }
 
 #[test]
+fn sim_chain_seed_326831_a_partly_acknowledged_segment_longer_than_the_emss_counts_in_full() {
+    mixed_on_chains(326_831);
+}
+
+#[test]
 fn sim_the_same_seed_runs_the_same() {
     assert_eq!(mixed(7), mixed(7));
     assert_ne!(mixed(7), mixed(8));
