@@ -19,7 +19,7 @@ pub(super) enum Reported {
     Nothing,
     /// The peer's FIN.
     PeerClosed,
-    /// [`Event::Closed`](crate::ulp::Event::Closed). The slot stays only while TCP is in TIME-WAIT.
+    /// [`Event::Closed`]. The slot stays only while TCP is in TIME-WAIT.
     Closed,
 }
 
