@@ -136,7 +136,7 @@ impl Connection {
         let limit = u16::try_from(self.snd_mss + headers).unwrap_or(u16::MAX);
         let size = self.mtu.probe_size(now, limit)?;
         let room = usize::from(size).checked_sub(headers + self.option_bytes())?;
-        Some(self.tx.room_for_probe(room, self.emss)).filter(|room| *room > self.emss)
+        Some(self.tx.room_for_probe(now, room, self.emss)).filter(|room| *room > self.emss)
     }
 
     /// Records that a path MTU probe with `payload` bytes was sent.

@@ -377,9 +377,10 @@ impl Sender {
     /// The room that the windows leave for a path MTU probe with `probe` bytes of payload (RFC 4821 section 7.4): all
     /// or nothing, and only when three segments fit after it, whose ACKs show whether it was lost. Windows that are
     /// always too small for that allow a smaller probe; otherwise they would never grow again.
-    pub(super) fn room_for_probe(&self, probe: usize, emss: usize) -> usize {
-        let windows = self.snd_wnd().min(self.window.cwnd) as usize;
-        let free = self.usable().min(self.window.cwnd.saturating_sub(self.pipe())) as usize;
+    pub(super) fn room_for_probe(&self, now: Instant, probe: usize, emss: usize) -> usize {
+        let cwnd = self.cwnd_for_new_data(now);
+        let windows = self.snd_wnd().min(cwnd) as usize;
+        let free = self.usable().min(cwnd.saturating_sub(self.pipe())) as usize;
         let followers = DUP_THRESH * emss;
         if windows < followers + emss {
             return probe.min(free);
@@ -424,13 +425,19 @@ impl Sender {
         self.limited_at = Some(self.nxt);
     }
 
+    /// The congestion window for new data: no more than the initial one after a pause longer than the retransmission
+    /// time-out (RFC 5681 section 4.1).
+    fn cwnd_for_new_data(&self, now: Instant) -> u64 {
+        let restarts = self.idle_since.is_some() && now > self.rtt.rto_after(self.last_sent);
+        if restarts { self.window.cwnd.min(self.initial_window) } else { self.window.cwnd }
+    }
+
     /// Prepares for the first segment after an idle period: RFC 5681 section 4.1, RFC 9438 section 5.8.
     pub(super) fn before_new_data(&mut self, now: Instant) {
+        let cwnd = self.cwnd_for_new_data(now);
         if let Some(since) = self.idle_since.take() {
             self.control.paused(now.since(since));
-            if now > self.rtt.rto_after(self.last_sent) {
-                self.window.cwnd = self.window.cwnd.min(self.initial_window);
-            }
+            self.window.cwnd = cwnd;
             self.progress = now;
             self.waiting_since = Some(now);
         }

@@ -268,6 +268,11 @@ fn sim_chain_seed_326831_a_partly_acknowledged_segment_longer_than_the_emss_coun
 }
 
 #[test]
+fn sim_chain_seed_461924_a_probe_after_a_pause_fits_the_restarted_window() {
+    mixed_on_chains(461_924);
+}
+
+#[test]
 fn sim_the_same_seed_runs_the_same() {
     assert_eq!(mixed(7), mixed(7));
     assert_ne!(mixed(7), mixed(8));
