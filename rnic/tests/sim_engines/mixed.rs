@@ -286,6 +286,12 @@ fn sim_mixed_faults_under_whole_engines_on_chains_of_chunks_with_rdma_tcp() {
     run_seeds(|seed| mixed_on_chains(seed, Framing::RdmaTcp));
 }
 
+/// The following seed failed once; the test is named after the cause.
+#[test]
+fn sim_chain_seed_46246_data_does_not_overtake_a_forged_reset() {
+    mixed_on_chains(46_246, Framing::RdmaTcp);
+}
+
 #[test]
 fn sim_the_same_seed_runs_engines_the_same() {
     for framing in [Framing::Mpa, Framing::RdmaTcp] {

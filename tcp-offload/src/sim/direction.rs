@@ -194,7 +194,10 @@ impl Direction {
         };
         if let Some(forged) = packet::reset(frame, seq) {
             self.tally.resets += 1;
-            self.enqueue(now, forged);
+            // It arrives before all data that is sent from now on. Later, that data could have reached its number, which
+            // would make it the peer's own reset.
+            let due = self.due_at(now, forged.len());
+            self.arrive(due, forged);
         }
     }
 
@@ -264,17 +267,24 @@ impl Direction {
         }
     }
 
-    /// Computes the arrival time from line rate and propagation delay, and reorders.
-    fn travel(&mut self, now: Instant, frame: Vec<u8>) {
+    /// When the next frame arrives, by line rate and propagation delay.
+    fn due_at(&mut self, now: Instant, len: usize) -> Instant {
         let faults = self.faults;
         let mut left = now;
         if let Some(rate) = faults.rate_bytes {
-            let ns = (frame.len() as u64).saturating_mul(1_000_000_000) / rate.max(1);
+            let ns = (len as u64).saturating_mul(1_000_000_000) / rate.max(1);
             left = self.line.back().copied().unwrap_or(now).max(now) + Duration::from_nanos(ns);
             self.line.push_back(left);
         }
         let due = (left + faults.delay + self.up_to(faults.jitter)).max(self.last_due);
         self.last_due = due;
+        due
+    }
+
+    /// Lets a frame arrive, unless it is reordered.
+    fn travel(&mut self, now: Instant, frame: Vec<u8>) {
+        let faults = self.faults;
+        let due = self.due_at(now, frame.len());
         if self.chance(faults.reorder) {
             self.tally.reordered += 1;
             let overtakers = self.rng.random_range(1..=faults.reorder_depth.max(1));
