@@ -120,31 +120,33 @@ static void again(const char *first, const char *second)
 	one.listener = listener_at(&one, first, "first", 0);
 	say("listening");
 	accept_next(&one);
+	take_message(&one);
 	EXPECT(rdma_destroy_id(one.listener), 0);
 	two.listener = listener_at(&two, second, "second", 0);
 	one.listener = NULL;
-	say("listening again");
+	give_message(&one);
 	accept_next(&two);
 	take_message(&two);
-	take_message(&one);
 	await_end(&two);
 	await_end(&one);
 	rdma_destroy_id(two.listener);
 }
 
-/* "both ADDRESS": the client of "again". */
+/* "both ADDRESS": the client of "again". The message from there says that the second listener is ready. */
 static void both(const char *address)
 {
 	struct end one = { 0 }, two = { 0 };
 
 	resolve(&one, address);
 	equip(&one, NULL, 0);
+	receives(&one, 1);
 	connect_to(&one);
+	give_message(&one);
+	take_message(&one);
 	resolve(&two, address);
 	equip(&two, NULL, 0);
 	connect_to(&two);
 	give_message(&two);
-	give_message(&one);
 	leave(&two);
 	leave(&one);
 }
