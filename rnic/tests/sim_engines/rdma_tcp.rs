@@ -255,13 +255,7 @@ fn sim_rdma_tcp_segments_that_a_hop_splits_are_found_once_they_are_whole() {
 fn behind_a_lost_write(flags: SendFlags, any_receive: bool) -> [Vec<(u64, u32, u8, bool)>; 2] {
     let mut pair = Pair::with(any_receive);
     for wr_id in 0..4 {
-        let scatter = [Sge { key: pair.far.key, offset: (MIB + wr_id as usize * 4096) as u64, len: 4096 }];
-        pair.far
-            .station
-            .engine
-            .rnic_mut()
-            .post_recv(pair.far.qp, &RecvRequest { wr_id, scatter: &scatter })
-            .unwrap();
+        pair.receive(wr_id, MIB + wr_id as usize * 4096);
     }
     let slow = Faults { delay: Duration::from_millis(20), ..Faults::default() };
     pair.wire.with_faults([Faults { loss: 1.0, ..slow }, slow]);
@@ -439,6 +433,13 @@ impl Pair {
         let request = WorkRequest { wr_id: 9, operation, payload, flags: flags | SendFlags::SIGNALED };
         self.near.station.engine.rnic_mut().post_send(self.near.qp, &request).unwrap();
     }
+
+    /// The far end receives up to 4096 bytes at `offset` of its memory.
+    fn receive(&mut self, wr_id: u64, offset: usize) {
+        let scatter = [Sge { key: self.far.key, offset: offset as u64, len: 4096 }];
+        let request = RecvRequest { wr_id, scatter: &scatter };
+        self.far.station.engine.rnic_mut().post_recv(self.far.qp, &request).unwrap();
+    }
 }
 
 /// Section 5 of the study: Sends with solicited event and with invalidation, and messages without bytes.
@@ -446,13 +447,7 @@ impl Pair {
 fn sim_rdma_tcp_sends_invalidate_and_raise_events_and_may_be_empty() {
     let mut pair = Pair::new();
     for wr_id in 0..4 {
-        let scatter = [Sge { key: pair.far.key, offset: 2 * MIB as u64, len: 4096 }];
-        pair.far
-            .station
-            .engine
-            .rnic_mut()
-            .post_recv(pair.far.qp, &RecvRequest { wr_id, scatter: &scatter })
-            .unwrap();
+        pair.receive(wr_id, 2 * MIB);
     }
     let key = pair.far.other_key;
     pair.send(3000, None, SendFlags::SOLICITED);
@@ -496,13 +491,7 @@ fn sim_rdma_tcp_an_error_ends_both_ends_with_a_terminate() {
     ];
     for (post, code) in cases {
         let mut pair = Pair::new();
-        let scatter = [Sge { key: pair.far.key, offset: 0, len: 4096 }];
-        pair.far
-            .station
-            .engine
-            .rnic_mut()
-            .post_recv(pair.far.qp, &RecvRequest { wr_id: 0, scatter: &scatter })
-            .unwrap();
+        pair.receive(0, 0);
         post(&mut pair, STag::new(0x00dd_dd00));
         pair.send(10, None, SendFlags::empty());
         assert_eq!(pair.terminate(), code);
