@@ -185,6 +185,20 @@ fn over_sdp(lab: &Lab, server: &str, client: &str) -> (Running, String) {
     }
 }
 
+/// Runs the Python program `script` as server and as client, which both find that all is well. Returns the client's output.
+fn serve_and_call(lab: &Lab, script: &str) -> String {
+    let program = lab.file("program.py");
+    fs::write(&program, script).unwrap();
+    let run = format!("exec /usr/bin/python3 {}", program.display());
+    let peer = lab.address(Side::B, Family::V4);
+    let (server, output) =
+        over_sdp(lab, &format!("{run} serve {peer} {PORT}"), &format!("{run} call {peer} {PORT}"));
+    let served = server.finish(LIMIT).unwrap();
+    assert!(output.contains("all is well"), "{output}\n{served}");
+    assert!(served.contains("all is well"), "{served}\n{output}");
+    output
+}
+
 #[test]
 fn netns_sdp_a_child_of_socat_writes_to_an_inherited_connection() {
     let lab = lab();
@@ -554,15 +568,7 @@ else:
 #[test]
 fn netns_sdp_resets_reach_programs_that_do_not_read_and_half_closed_connections() {
     let lab = lab();
-    let program = lab.file("resets.py");
-    fs::write(&program, RESETS).unwrap();
-    let run = format!("exec /usr/bin/python3 {}", program.display());
-    let peer = lab.address(Side::B, Family::V4);
-    let (server, output) =
-        over_sdp(&lab, &format!("{run} serve {peer} {PORT}"), &format!("{run} call {peer} {PORT}"));
-    let served = server.finish(LIMIT).unwrap();
-    assert!(output.contains("all is well"), "{output}\n{served}");
-    assert!(served.contains("all is well"), "{served}\n{output}");
+    serve_and_call(&lab, RESETS);
 }
 
 const RESETS: &str = r"
@@ -759,15 +765,7 @@ fn netns_sdp_bytes_keep_their_order_whatever_calls_a_program_mixes() {
 #[test]
 fn netns_sdp_long_writes_keep_their_bytes() {
     let lab = lab();
-    let program = lab.file("long.py");
-    fs::write(&program, LONG).unwrap();
-    let run = format!("exec /usr/bin/python3 {}", program.display());
-    let peer = lab.address(Side::B, Family::V4);
-    let (server, output) =
-        over_sdp(&lab, &format!("{run} serve {peer} {PORT}"), &format!("{run} call {peer} {PORT}"));
-    let served = server.finish(LIMIT).unwrap();
-    assert!(output.contains("all is well"), "{output}\n{served}");
-    assert!(served.contains("all is well"), "{served}\n{output}");
+    let output = serve_and_call(&lab, LONG);
     let (sent, _) = carried(&output, "python3");
     assert!(sent > 18 << 20, "not over SDP: {output}");
 }
