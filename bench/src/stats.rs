@@ -1,6 +1,6 @@
 //! Statistics of a series of measurements: the figures of perftest's latency table, and peak rates.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -103,6 +103,39 @@ impl Spread {
         sorted.sort_by(f64::total_cmp);
         let (&min, &max) = (sorted.first()?, sorted.last()?);
         Some(Self { median: median_of_sorted(&sorted), min, max, count: sorted.len() })
+    }
+}
+
+/// What a goal asks of a figure.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Limit {
+    /// Met by this value and below.
+    AtMost(f64),
+    /// Met by this value and above.
+    AtLeast(f64),
+    /// Shown without a limit.
+    None,
+}
+
+impl Limit {
+    /// Whether `value` meets the limit; `None` without a limit.
+    pub fn is_met(self, value: f64) -> Option<bool> {
+        match self {
+            Self::AtMost(limit) => Some(value <= limit),
+            Self::AtLeast(limit) => Some(value >= limit),
+            Self::None => None,
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtMost(limit) => write!(f, "at most {limit}"),
+            Self::AtLeast(limit) => write!(f, "at least {limit}"),
+            Self::None => f.write_str("-"),
+        }
     }
 }
 

@@ -27,8 +27,8 @@ use crate::sys::{Rings, Sizes};
 ///
 /// Of an interface that this process owns, the steering program is attached and every receive queue has a socket.
 /// Dropping it (the last owner, if there are several) detaches the program and frees the queues; the kernel does the same when
-/// the process dies. A granted
-/// interface has one queue, on a pair of virtual interfaces that the helper removes when this is dropped or the process dies.
+/// the process dies. A granted interface has one queue, on a pair of virtual interfaces that the helper removes when this is
+/// dropped or the process dies.
 #[derive(Debug)]
 pub struct Interface {
     // Dropped first, so that frames go to the kernel again before the sockets close.

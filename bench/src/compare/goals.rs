@@ -8,38 +8,8 @@ use super::{
 };
 use crate::{
     options::{CompareArgs, Group},
-    stats::Spread,
+    stats::{Limit, Spread},
 };
-
-/// The accepted side of a goal's limit.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Limit {
-    AtMost(f64),
-    AtLeast(f64),
-    /// Shown without a limit.
-    None,
-}
-
-impl Limit {
-    pub(super) fn is_met(self, value: f64) -> Option<bool> {
-        match self {
-            Self::AtMost(limit) => Some(value <= limit),
-            Self::AtLeast(limit) => Some(value >= limit),
-            Self::None => None,
-        }
-    }
-}
-
-impl std::fmt::Display for Limit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::AtMost(limit) => write!(f, "at most {limit}"),
-            Self::AtLeast(limit) => write!(f, "at least {limit}"),
-            Self::None => f.write_str("-"),
-        }
-    }
-}
 
 /// A goal with its result at one distance of the cores.
 #[derive(Debug, Clone, Serialize)]

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
-use xwarp_perf::stats::Spread;
+use xwarp_perf::stats::{Limit, Spread};
 use xwarp_sdp::mapper::{Asked, Question};
 
 use crate::{
@@ -101,31 +101,6 @@ enum Figure {
     OtherCalls,
 }
 
-/// What a goal asks of a median.
-#[derive(Debug, Clone, Copy)]
-enum Limit {
-    AtLeast(f64),
-    AtMost(f64),
-}
-
-impl Limit {
-    fn is_met(self, value: f64) -> bool {
-        match self {
-            Self::AtLeast(limit) => value >= limit,
-            Self::AtMost(limit) => value <= limit,
-        }
-    }
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AtLeast(limit) => write!(f, "at least {limit}"),
-            Self::AtMost(limit) => write!(f, "at most {limit}"),
-        }
-    }
-}
-
 /// A figure of a subject.
 type Key = (Subject, Figure);
 
@@ -173,7 +148,7 @@ fn goals(samples: &Samples<Key>) -> String {
     for (goal, limit, found) in rows {
         let _ = match found {
             Some(Spread { median, min, max, count }) => {
-                let met = if limit.is_met(median) { "yes" } else { "no" };
+                let met = if limit.is_met(median) == Some(true) { "yes" } else { "no" };
                 writeln!(text, "| {goal} | {limit} | {median:.2} | {min:.2} | {max:.2} | {count} | {met} |")
             }
             None => writeln!(text, "| {goal} | {limit} | - | - | - | 0 | - |"),
