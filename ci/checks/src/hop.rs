@@ -15,8 +15,8 @@ use clap::Parser as _;
 use rustix::process::{Signal, setpriority_process};
 use serde_json::Value;
 
-pub use self::bridge::Bridge;
 use self::options::HopArgs;
+pub use self::{bridge::Bridge, socket::RawSocket};
 use crate::{
     lab::{HOP_INTERFACES, Lab},
     process::Running,

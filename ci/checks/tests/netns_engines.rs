@@ -1,12 +1,24 @@
 //! Several engines on one interface: each has queues of its own and runs in a thread of its own.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::{net::SocketAddr, sync::Barrier, thread, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Barrier, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
 
-use xwarp_checks::lab::{Family, INTERFACE, Lab, LabOptions, Side};
+use etherparse::PacketBuilder;
+use xwarp_checks::{
+    hop::RawSocket,
+    lab::{Family, INTERFACE, Lab, LabOptions, Side},
+};
 use xwarp_verbs::{
-    Access, CompletionQueue, Device, DeviceOptions, MemoryRegion, Payload, ProtectionDomain, QueuePair,
-    QueuePairOptions, RecvRequest, Remote, STag, WcStatus, WorkRequest,
+    Access, CompletionQueue, Device, DeviceOptions, MemoryRegion, Payload, Progress, ProtectionDomain,
+    QueuePair, QueuePairOptions, RecvRequest, Remote, STag, WcStatus, WorkRequest,
     cm::{AcceptOptions, ConnectOptions, Connection, ListenOptions, Listener},
 };
 
@@ -16,6 +28,13 @@ const ENGINES: u16 = 2;
 /// Bytes of each Write, and Writes of each connection.
 const BYTES: usize = 200_000;
 const WRITES: usize = 20;
+/// Frames that wait for an engine to which others hand them over.
+const INBOX: u64 = 64;
+/// Connections whose forged frames are a flood; the kernel spreads them over both queues.
+const FLOODED: usize = 16;
+/// Frames of a burst of the flood, and the pause after it.
+const BURST: usize = 8 * INBOX as usize;
+const PAUSE: Duration = Duration::from_millis(5);
 
 fn lab(queues: u32) -> Lab {
     Lab::up(LabOptions { queues, ..LabOptions::default() }).unwrap()
@@ -27,7 +46,7 @@ fn open_several() -> Vec<Device> {
 
 /// One end of a connection; the fields are dropped in this order.
 struct End {
-    _connection: Connection,
+    connection: Connection,
     qp: QueuePair,
     cq: CompletionQueue,
     region: MemoryRegion,
@@ -59,7 +78,7 @@ fn accept(device: &Device, listener: &Listener) -> (End, usize) {
     let private_data = region.key().value().to_be_bytes().to_vec();
     let options = AcceptOptions { private_data, ..AcceptOptions::default() };
     let connection = request.accept(&qp, options, LIMIT).unwrap();
-    (End { _connection: connection, qp, cq, region }, engine)
+    (End { connection, qp, cq, region }, engine)
 }
 
 fn connect(device: &Device, engine: usize, address: SocketAddr) -> (End, Remote) {
@@ -68,7 +87,7 @@ fn connect(device: &Device, engine: usize, address: SocketAddr) -> (End, Remote)
     let connection = device.connect(&qp, address, options, LIMIT).unwrap();
     let key = u32::from_be_bytes(connection.private_data()[..4].try_into().unwrap());
     let sink = Remote { key: STag::new(key), offset: 0 };
-    (End { _connection: connection, qp, cq, region }, sink)
+    (End { connection, qp, cq, region }, sink)
 }
 
 /// Writes patterns, each announced by a Send and acknowledged by one.
@@ -178,6 +197,107 @@ fn netns_frames_on_another_engines_queue_are_handed_over() {
         });
         server.unwrap().join().unwrap();
         client.unwrap().join().unwrap();
+    });
+}
+
+/// A frame to `to` that seems to be of its connection with `from`.
+fn forged([from, to]: [SocketAddr; 2], macs: [[u8; 6]; 2]) -> Vec<u8> {
+    let (IpAddr::V4(source), IpAddr::V4(destination)) = (from.ip(), to.ip()) else { panic!("not IPv4") };
+    let builder = PacketBuilder::ethernet2(macs[0], macs[1]).ipv4(source.octets(), destination.octets(), 64);
+    let mut frame = Vec::new();
+    builder.tcp(from.port(), to.port(), 1000, 8192).ack(1).write(&mut frame, &[]).unwrap();
+    frame
+}
+
+/// Sends forged frames of the connections of the peer's second engine until it is `done`, while the first two connections go on.
+fn flood(address: SocketAddr, macs: [[u8; 6]; 2], ends: &[(End, usize)], done: &AtomicBool) {
+    let victims = ends.iter().filter(|(_, engine)| *engine == 1);
+    let forged = |(end, _): &(End, usize)| forged([address, end.connection.peer_address().unwrap()], macs);
+    // The kernel selects a queue by the flow.
+    let frames: Vec<_> = victims.map(forged).collect();
+    let wire = RawSocket::open(INTERFACE).unwrap();
+    thread::scope(|other| {
+        other.spawn(|| ends.iter().take(2).for_each(|(end, engine)| verify(end, *engine)));
+        while !done.load(Ordering::Relaxed) {
+            for frame in frames.iter().cycle().take(BURST) {
+                wire.send(frame);
+            }
+            thread::sleep(PAUSE);
+        }
+    });
+}
+
+/// Sets the flag when it is dropped, also by a failed assertion, so that the other threads end.
+struct Raise<'a>(&'a AtomicBool);
+
+impl Drop for Raise<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Forged frames of the second engine's connections flood both queues, while that engine does not run and then while it does: the
+/// frames for which its inbox has no room are dropped and counted, and the connections of both engines go on.
+#[test]
+fn netns_a_flood_of_handed_over_frames_is_bounded() {
+    let lab = lab(2);
+    let address = SocketAddr::new(lab.address(Side::A, Family::V4), PORT);
+    let (listening, connected) = (Barrier::new(2), Barrier::new(2));
+    let (done, mac) = (AtomicBool::new(false), OnceLock::new());
+    thread::scope(|scope| {
+        let attacker = lab.enter(scope, Side::A, || {
+            let device = Device::open(INTERFACE).unwrap();
+            let listener = device.listen(address, ListenOptions::default()).unwrap();
+            listening.wait();
+            let ends: Vec<_> = (0..=FLOODED).map(|_| accept(&device, &listener)).collect();
+            connected.wait();
+            let macs = [device.attributes().interface.mac.0, *mac.get().unwrap()];
+            flood(address, macs, &ends, &done);
+        });
+        let flooded = lab.enter(scope, Side::B, || {
+            let _raise = Raise(&done);
+            let options = DeviceOptions { progress: Progress::Application, ..DeviceOptions::default() };
+            let devices = Device::open_several(INTERFACE, ENGINES, &options).unwrap();
+            let [first, second] = devices.as_slice() else { panic!("two engines") };
+            mac.set(second.attributes().interface.mac.0).unwrap();
+            listening.wait();
+            let first_end = connect(first, 0, address);
+            let second_ends: Vec<_> = (0..FLOODED).map(|_| connect(second, 1, address)).collect();
+            connected.wait();
+            let before = value(second, "link.handed_in");
+            let begin = Instant::now();
+            while value(first, "link.hand_over_full") < 10 * INBOX {
+                assert!(begin.elapsed() < LIMIT, "no frame was dropped");
+                first.progress();
+            }
+            assert!(value(first, "stack.handed_over") >= 11 * INBOX);
+            second.progress();
+            let taken = value(second, "link.handed_in") - before;
+            assert!((1..=INBOX).contains(&taken), "{taken} frames waited");
+            write(&first_end.0, 0, first_end.1);
+            let stop = AtomicBool::new(false);
+            thread::scope(|engines| {
+                let _raise = Raise(&stop);
+                engines.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        first.progress();
+                        thread::yield_now();
+                    }
+                });
+                write(&second_ends[0].0, 1, second_ends[0].1);
+            });
+            assert!(value(second, "link.handed_in") > before + INBOX, "the flood did not go on");
+            done.store(true, Ordering::Relaxed);
+            while devices.iter().any(|device| value(device, "link.chunks_held") > 0) {
+                assert!(begin.elapsed() < LIMIT, "frames of the flood are still held");
+                devices.iter().for_each(Device::progress);
+            }
+            for device in &devices {
+                assert_eq!(value(device, "stack.resets_sent"), 0);
+            }
+        });
+        attacker.unwrap().join().unwrap();
+        flooded.unwrap().join().unwrap();
     });
 }
 

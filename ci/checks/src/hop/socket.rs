@@ -22,14 +22,14 @@ const BUFFER_BYTES: usize = 32 << 20;
 
 /// A packet socket on one interface.
 #[derive(Debug)]
-pub(super) struct RawSocket {
+pub struct RawSocket {
     socket: OwnedFd,
     index: usize,
 }
 
 impl RawSocket {
     /// Opens a socket on the interface with this name.
-    pub(super) fn open(interface: &str) -> Result<Self> {
+    pub fn open(interface: &str) -> Result<Self> {
         let address = getifaddrs()?
             .filter(|found| found.interface_name == interface)
             .find_map(|found| found.address?.as_link_addr().copied())
@@ -44,7 +44,7 @@ impl RawSocket {
     }
 
     /// Receives the next frame into `buffer` and returns its length; `None` if no frame is waiting.
-    pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         loop {
             match recvfrom::<LinkAddr>(self.socket.as_raw_fd(), buffer) {
                 // Before it is bound, the socket receives frames of all interfaces.
@@ -61,7 +61,7 @@ impl RawSocket {
     }
 
     /// Sends a frame; returns whether the interface accepted it.
-    pub(super) fn send(&self, frame: &[u8]) -> bool {
+    pub fn send(&self, frame: &[u8]) -> bool {
         send(self.socket.as_raw_fd(), frame, MsgFlags::empty()).is_ok()
     }
 }
