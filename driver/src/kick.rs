@@ -127,15 +127,21 @@ fn is_open(state: u32) -> bool {
 
 impl Requests {
     fn serve(&self, sockets: &Sockets) -> Kicked {
-        let mut outcome = Kicked::Nothing;
-        for (state, socket) in self.queues.iter().zip(sockets) {
-            outcome = match serve_queue(state, |descriptors| self.results.send(socket, descriptors)) {
-                Kicked::Nothing => outcome,
-                Kicked::Done if outcome == Kicked::More => outcome,
-                kicked => kicked,
-            };
+        let queues = self.queues.iter().zip(sockets);
+        queues
+            .map(|(state, socket)| serve_queue(state, |descriptors| self.results.send(socket, descriptors)))
+            .fold(Kicked::Nothing, both)
+    }
+}
+
+/// The outcome of two kicks together.
+fn both(one: Kicked, other: Kicked) -> Kicked {
+    match (one, other) {
+        (Kicked::Nothing, kicked) | (kicked, Kicked::Nothing) => kicked,
+        (Kicked::Done(one), Kicked::Done(other)) => Kicked::Done(one.saturating_add(other)),
+        (Kicked::Done(one) | Kicked::More(one), Kicked::Done(other) | Kicked::More(other)) => {
+            Kicked::More(one.saturating_add(other))
         }
-        outcome
     }
 }
 
@@ -144,10 +150,12 @@ impl Requests {
 fn serve_queue(state: &AtomicU32, send: impl Fn(u32) -> bool) -> Kicked {
     let taken = state.fetch_update(Ordering::Acquire, Ordering::Relaxed, |old| is_open(old).then_some(BUSY));
     let Ok(mut descriptors) = taken else { return Kicked::Nothing };
+    let mut served = 0_u32;
     for request in 1.. {
         let sent = send(descriptors);
+        served = served.saturating_add(descriptors);
         if state.compare_exchange(BUSY, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-            return if sent { Kicked::Done } else { Kicked::More };
+            return if sent { Kicked::Done(served) } else { Kicked::More(served) };
         }
         if request == MAX_REQUESTS {
             break;
@@ -155,7 +163,7 @@ fn serve_queue(state: &AtomicU32, send: impl Fn(u32) -> bool) -> Kicked {
         descriptors = state.swap(BUSY, Ordering::AcqRel) & !BUSY;
     }
     state.fetch_and(!BUSY, Ordering::Release);
-    Kicked::More
+    Kicked::More(served)
 }
 
 impl Results {
@@ -231,7 +239,7 @@ mod tests {
             }
             true
         });
-        assert_eq!((served, sent.into_inner()), (Kicked::Done, vec![3, 5]));
+        assert_eq!((served, sent.into_inner()), (Kicked::Done(8), vec![3, 5]));
         assert_eq!(state.load(Ordering::Relaxed), 0);
     }
 
@@ -241,10 +249,10 @@ mod tests {
         let requests = &kicks.kicker.requests;
         kicks.request(0, 2, false);
         let sent = Cell::new(0);
-        assert_eq!(serve_queue(&requests.queues[0], |_| false), Kicked::More);
+        assert_eq!(serve_queue(&requests.queues[0], |_| false), Kicked::More(2));
         // The next flush finds them.
         kicks.request(0, 2, false);
-        assert_eq!(serve_queue(&requests.queues[0], |n| send_all(&sent, n)), Kicked::Done);
+        assert_eq!(serve_queue(&requests.queues[0], |n| send_all(&sent, n)), Kicked::Done(2));
         assert_eq!(sent.get(), 2);
     }
 
@@ -260,11 +268,18 @@ mod tests {
             kicks.request(0, 9, true);
             true
         });
-        assert_eq!((served, calls.get()), (Kicked::More, MAX_REQUESTS));
+        assert_eq!((served, calls.get()), (Kicked::More(1 + 9 * (MAX_REQUESTS as u32 - 1)), MAX_REQUESTS));
         assert_eq!(state.load(Ordering::Relaxed), 9, "the last request is still there");
         let sent = Cell::new(0);
-        assert_eq!(serve_queue(state, |n| send_all(&sent, n)), Kicked::Done);
+        assert_eq!(serve_queue(state, |n| send_all(&sent, n)), Kicked::Done(9));
         assert_eq!(sent.get(), 9);
+    }
+
+    #[test]
+    fn the_outcome_of_all_queues_is_their_sum() {
+        let outcomes = [Kicked::Nothing, Kicked::Done(2), Kicked::More(3), Kicked::Done(4), Kicked::Nothing];
+        assert_eq!(outcomes.into_iter().fold(Kicked::Nothing, both), Kicked::More(9));
+        assert_eq!(outcomes[..2].iter().copied().fold(Kicked::Nothing, both), Kicked::Done(2));
     }
 
     #[test]

@@ -350,11 +350,11 @@ pub trait Kick: Send + Sync {
 pub enum Kicked {
     /// Nothing was requested, or another thread serves it.
     Nothing,
-    /// All requests have been served.
-    Done,
+    /// All requests have been served. The number is that of the requested chunks.
+    Done(u32),
     /// The interface had no room for all frames, or other threads request kicks faster than one thread serves them:
-    /// some thread must flush and kick again soon.
-    More,
+    /// some thread must flush and kick again soon. The number is that of the requested chunks.
+    More(u32),
 }
 
 /// A network interface as the stack sees it.

@@ -41,6 +41,10 @@ pub(crate) fn spawn(shared: &Arc<DeviceCore>, interface: &str, set: WaitSet) -> 
 /// Calls between two checks from which on an application counts as busy: at least 16 000 per second.
 const STEADY_CALLS: u64 = 16;
 
+/// Chunks of frames whose kicks leave no time for one call: an application that polls between the kicks of large messages is
+/// as busy as one that polls all the time. 64 000 chunks per second are 90 MB/s of frames of 1500 bytes.
+const CHUNKS_PER_CALL: u64 = 4;
+
 /// How much of the engine's work the application does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Attention {
@@ -50,6 +54,8 @@ enum Attention {
     Some,
     /// It polls all the time.
     Full,
+    /// It is inside a kick, after which it polls or posts again.
+    Kicking,
 }
 
 /// The application's calls at the thread's last check.
@@ -65,17 +71,28 @@ impl Watch {
     ///
     /// Posts count beside polls. While the thread is not napping, posts do not gather, so that each one takes the time of a
     /// kick; an application that fills its send queue then polls a few times in a millisecond, and would never be taken for
-    /// one that polls.
+    /// one that polls. For the same reason the chunks of its kicks count, and it counts as busy while it is inside a kick: the
+    /// window of a fast connection is some hundred frames, and the kick for them takes longer than a nap. A thread that runs
+    /// the engine meanwhile takes the application's processor or its lock, so that the application polls even less.
     fn look(&mut self, now: Instant, calls: Calls, forgotten: bool) -> Attention {
+        match self.judge(now, calls, forgotten) {
+            Attention::None if calls.kicking && calls.polls >= BUSY_POLLS => Attention::Kicking,
+            seen => seen,
+        }
+    }
+
+    /// [`Self::look`] at an application that is in no kick now.
+    fn judge(&mut self, now: Instant, calls: Calls, forgotten: bool) -> Attention {
         if now.since(self.at) < NAP[0] {
             return Attention::None;
         }
         let before = std::mem::replace(self, Self { calls, at: now }).calls;
         let polls = calls.polls.abs_diff(before.polls);
         let posts = calls.posts.abs_diff(before.posts);
-        if calls.polls < BUSY_POLLS || polls == 0 || polls + posts < STEADY_CALLS {
+        let kicks = calls.chunks.abs_diff(before.chunks) / CHUNKS_PER_CALL;
+        if calls.polls < BUSY_POLLS || polls + kicks == 0 || polls + posts + kicks < STEADY_CALLS {
             Attention::None
-        } else if forgotten || polls < STEADY_CALLS {
+        } else if forgotten || polls == 0 || polls + kicks < STEADY_CALLS {
             Attention::Some
         } else {
             Attention::Full
@@ -106,6 +123,10 @@ fn run(shared: &DeviceCore, set: &WaitSet) -> io::Result<()> {
                 shared.progress();
                 shared.nap(nap)?;
             }
+            Attention::Kicking => {
+                nap = NAP[0];
+                shared.nap(nap)?;
+            }
             Attention::None => {
                 nap = NAP[0];
                 shared.progress();
@@ -126,43 +147,69 @@ mod tests {
     /// The attention of an application that makes the calls `each` in each of four milliseconds after it had begun to poll.
     fn seen(each: Calls, forgotten: bool) -> [Attention; 4] {
         let mut now = Instant::ZERO + MS;
-        let mut calls = Calls { polls: BUSY_POLLS, posts: 0 };
+        let mut calls = Calls { polls: BUSY_POLLS, ..Calls::default() };
         let mut watch = Watch { calls, at: now };
         std::array::from_fn(|_| {
             now += MS;
-            calls = Calls { polls: calls.polls + each.polls, posts: calls.posts + each.posts };
+            calls = Calls {
+                polls: calls.polls + each.polls,
+                posts: calls.posts + each.posts,
+                chunks: calls.chunks + each.chunks,
+                kicking: each.kicking,
+            };
             watch.look(now, calls, forgotten)
         })
     }
 
     #[test]
     fn an_application_that_polls_has_attention() {
-        assert_eq!(seen(Calls { polls: 16, posts: 0 }, false), [Attention::Full; 4]);
-        assert_eq!(seen(Calls { polls: 15, posts: 0 }, false), [Attention::None; 4]);
+        assert_eq!(seen(Calls { polls: 16, ..Calls::default() }, false), [Attention::Full; 4]);
+        assert_eq!(seen(Calls { polls: 15, ..Calls::default() }, false), [Attention::None; 4]);
     }
 
     /// Without gathering, 128 posts take a millisecond, in which the application polls once.
     #[test]
     fn an_application_that_posts_much_and_polls_little_is_busy() {
-        assert_eq!(seen(Calls { polls: 1, posts: 128 }, false), [Attention::Some; 4]);
-        assert_eq!(seen(Calls { polls: 0, posts: 128 }, false), [Attention::None; 4], "nobody receives");
+        assert_eq!(seen(Calls { polls: 1, posts: 128, ..Calls::default() }, false), [Attention::Some; 4]);
+        assert_eq!(
+            seen(Calls { polls: 0, posts: 128, ..Calls::default() }, false),
+            [Attention::None; 4],
+            "nobody receives"
+        );
+    }
+
+    /// A sender of 64 KiB messages spends its time in kicks and polls a few times in a millisecond.
+    #[test]
+    fn an_application_that_sends_much_is_busy() {
+        let kicks = |polls, chunks| Calls { polls, posts: 5, chunks, kicking: false };
+        assert_eq!(seen(kicks(2, 200), false), [Attention::Full; 4]);
+        assert_eq!(seen(kicks(0, 200), false), [Attention::Some; 4], "one kick may take the whole time");
+        assert_eq!(seen(kicks(2, 32), false), [Attention::None; 4]);
+    }
+
+    #[test]
+    fn an_application_inside_a_kick_is_busy_unless_it_sleeps_otherwise() {
+        let kicking = Calls { kicking: true, ..Calls::default() };
+        assert_eq!(seen(kicking, false), [Attention::Kicking; 4]);
+        let mut watch = Watch { calls: Calls::default(), at: Instant::ZERO };
+        assert_eq!(watch.look(Instant::ZERO + MS, kicking, false), Attention::None, "it has armed a queue");
     }
 
     #[test]
     fn posts_that_missed_a_poll_do_not_end_the_attention() {
-        assert_eq!(seen(Calls { polls: 100, posts: 100 }, true), [Attention::Some; 4]);
-        assert_eq!(seen(Calls { polls: 0, posts: 0 }, true), [Attention::None; 4]);
+        assert_eq!(seen(Calls { polls: 100, posts: 100, ..Calls::default() }, true), [Attention::Some; 4]);
+        assert_eq!(seen(Calls::default(), true), [Attention::None; 4]);
     }
 
     #[test]
     fn a_check_needs_a_millisecond_and_a_queue_that_is_not_armed() {
-        let calls = Calls { polls: 1000, posts: 0 };
+        let calls = Calls { polls: 1000, ..Calls::default() };
         let at = Instant::ZERO + MS;
         let mut watch = Watch { calls: Calls::default(), at };
         assert_eq!(watch.look(at + MS / 2, calls, false), Attention::None);
         assert_eq!(watch.look(at + MS, calls, false), Attention::Full);
         // Arming sets the polls to 0.
-        let armed = Calls { polls: BUSY_POLLS - 1, posts: 0 };
+        let armed = Calls { polls: BUSY_POLLS - 1, ..Calls::default() };
         assert_eq!(watch.look(at + MS * 2, armed, false), Attention::None);
     }
 }

@@ -84,11 +84,19 @@ pub(super) struct Calls {
     pub(super) polls: u64,
     /// Posts, one for each call.
     pub(super) posts: u64,
+    /// Chunks of frames that its polls and verbs made the interface send.
+    pub(super) chunks: u64,
+    /// It is inside the kick of a poll or a verb now. If several of its threads kick, the first to return clears this.
+    pub(super) kicking: bool,
 }
 
 /// Adds one, without a bus lock: a count lost between threads does not matter.
 fn count(calls: &AtomicU64) {
-    calls.store(calls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    count_many(calls, 1);
+}
+
+fn count_many(calls: &AtomicU64, many: u64) {
+    calls.store(calls.load(Ordering::Relaxed).wrapping_add(many), Ordering::Relaxed);
 }
 
 /// A step of failing a device, with its description for the log in case the step fails too.
@@ -114,6 +122,10 @@ pub(crate) struct DeviceCore {
     polls: AtomicU64,
     /// Posts of the application.
     posts: AtomicU64,
+    /// See [`Calls::chunks`].
+    chunks: AtomicU64,
+    /// See [`Calls::kicking`].
+    kicking: AtomicBool,
     /// The progress thread has seen that the application polls, and naps.
     pub(super) napping: AtomicBool,
     /// The last kick left frames that must be kicked again.
@@ -184,6 +196,8 @@ impl DeviceCore {
             wakes_at: AtomicU64::new(NOT_WAITING),
             polls: AtomicU64::new(0),
             posts: AtomicU64::new(0),
+            chunks: AtomicU64::new(0),
+            kicking: AtomicBool::new(false),
             napping: AtomicBool::new(false),
             frames_left: AtomicBool::new(false),
             leads: AtomicU64::new(0),
@@ -267,7 +281,7 @@ impl DeviceCore {
             (result, Some(state.engine.wants_to_transmit()))
         });
         if let Some((_, Some(starved))) = done {
-            self.kick(starved);
+            self.kick_for_application(starved);
         }
         done.map_or_else(R::of_failed_device, |(result, _)| result)
     }
@@ -301,27 +315,38 @@ impl DeviceCore {
         self.gathered.lately()
     }
 
+    /// [Kicks](Self::kick) in a call of the application, which counts as work for the engine.
+    fn kick_for_application(&self, starved: bool) {
+        self.kicking.store(true, Ordering::Relaxed);
+        let chunks = self.kick(starved);
+        self.kicking.store(false, Ordering::Relaxed);
+        if chunks > 0 {
+            count_many(&self.chunks, chunks);
+        }
+    }
+
     /// Kicks the interface for what was submitted under the lock, which the caller has released: other threads post and
     /// poll meanwhile. `starved`: the link had no room for all that the engine wanted to send. The kick may have made room,
-    /// so the rest is sent then.
-    fn kick(&self, starved: bool) {
-        let Some(kicker) = &self.kicker else { return };
-        let mut starved = starved;
+    /// so the rest is sent then. Returns for how many chunks this thread kicked.
+    fn kick(&self, starved: bool) -> u64 {
+        let Some(kicker) = &self.kicker else { return 0 };
+        let (mut starved, mut kicked) = (starved, 0);
         for _ in 0..=MOST_REFILLS {
             match kicker.kick() {
-                Kicked::Nothing => return,
-                Kicked::Done => {}
-                Kicked::More => {
+                Kicked::Nothing => break,
+                Kicked::Done(chunks) => kicked += u64::from(chunks),
+                Kicked::More(chunks) => {
+                    kicked += u64::from(chunks);
                     // Either this thread sees that the progress thread sleeps, or that thread sees the frames.
                     self.frames_left.store(true, Ordering::SeqCst);
                     if self.wakes_at.load(Ordering::SeqCst) != NOT_WAITING {
                         self.doorbell.ring();
                     }
-                    return;
+                    break;
                 }
             }
             if !starved {
-                return;
+                break;
             }
             let refilled = self.guarded(self.lock(), |state| {
                 let now = self.clock.now();
@@ -331,6 +356,7 @@ impl DeviceCore {
             });
             starved = refilled.unwrap_or(false);
         }
+        kicked
     }
 
     /// Runs `f` unless the device has failed. A panic of `f` is caught and fails the device. Returns `None` in both
@@ -422,7 +448,9 @@ impl DeviceCore {
             Err(TryLockError::Poisoned(e)) => e.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
-        self.turn(state)
+        let (received, starved) = self.turn_without_kick(state);
+        self.kick_for_application(starved);
+        received
     }
 
     /// Runs the engine until no frame is left to receive or the device is stopped, but at most [`MOST_TURNS`] turns:
@@ -440,7 +468,16 @@ impl DeviceCore {
         }
     }
 
+    /// One turn of the engine. Returns whether a frame was received.
     pub(super) fn turn(&self, state: MutexGuard<'_, State>) -> bool {
+        let (received, starved) = self.turn_without_kick(state);
+        self.kick(starved);
+        received
+    }
+
+    /// One turn of the engine, after which the caller must [kick](Self::kick). Returns whether a frame was received, and whether
+    /// the link had no room for all frames.
+    fn turn_without_kick(&self, state: MutexGuard<'_, State>) -> (bool, bool) {
         let turned = self.guarded(state, |state| {
             let now = self.clock.now();
             let State { engine, link, .. } = state;
@@ -449,9 +486,7 @@ impl DeviceCore {
             self.publish(state, now);
             (received, state.engine.wants_to_transmit())
         });
-        let (received, starved) = turned.unwrap_or_default();
-        self.kick(starved);
-        received
+        turned.unwrap_or_default()
     }
 
     /// Passes on the events and deadlines that the engine's last work may have caused.
@@ -527,7 +562,8 @@ impl DeviceCore {
 
     /// Calls of the application so far.
     pub(super) fn calls(&self) -> Calls {
-        Calls { polls: self.polls(), posts: self.posts.load(Ordering::Relaxed) }
+        let [posts, chunks] = [&self.posts, &self.chunks].map(|calls| calls.load(Ordering::Relaxed));
+        Calls { polls: self.polls(), posts, chunks, kicking: self.kicking.load(Ordering::Relaxed) }
     }
 
     /// Notes that the application is about to sleep and must be woken: it no longer counts as polling.

@@ -61,7 +61,7 @@ impl Kick for ProbeKick {
             enter.send(()).unwrap();
             let _ = left.recv();
         }
-        Kicked::Done
+        Kicked::Done(1)
     }
 }
 
