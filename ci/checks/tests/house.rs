@@ -103,7 +103,6 @@ fn house_crates_import_only_what_the_design_allows() {
             "xwarp-rnic",
             &[
                 "bitflags",
-                "crossbeam-queue",
                 "memmap2",
                 "rand",
                 "smallvec",

@@ -1,14 +1,15 @@
 //! Completion queues: a bounded ring that the engine fills and any thread polls without the engine's lock.
 
 use std::{
+    collections::VecDeque,
     fmt,
     sync::{
-        Arc, PoisonError, RwLock, RwLockReadGuard,
-        atomic::{AtomicBool, AtomicU8, Ordering, fence},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
-use crossbeam_queue::ArrayQueue;
+use smallvec::SmallVec;
 
 use super::work::{WcStatus, WorkCompletion};
 
@@ -22,19 +23,42 @@ pub trait Notify: Send + Sync {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Overflow;
 
-const DISARMED: u8 = 0;
-const SOLICITED: u8 = 1;
-const ANY: u8 = 2;
+/// Entries that [`CompletionRing::poll_each`] takes at a time.
+const BATCH: usize = 8;
 
-fn ring(capacity: u32) -> ArrayQueue<WorkCompletion> {
-    ArrayQueue::new(capacity.max(1) as usize)
+/// The request of the owner for a notification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Armed {
+    No,
+    /// For the next entry that is solicited or an error.
+    Solicited,
+    /// For the next entry.
+    Any,
+}
+
+/// The part of a ring that its lock protects.
+struct Ring {
+    entries: VecDeque<WorkCompletion>,
+    /// Entries that the ring has room for. The memory for them is allocated with the ring.
+    capacity: usize,
+    armed: Armed,
+}
+
+impl Ring {
+    /// Removes the request for a notification; returns whether there was one.
+    fn disarm(&mut self) -> bool {
+        std::mem::replace(&mut self.armed, Armed::No) != Armed::No
+    }
 }
 
 /// The completions of one queue. Clones of its `Arc` are handles to the same queue.
+///
+/// The ring has a lock of its own, which is held only while entries are moved: one acquisition for each entry that
+/// the engine adds, and one for each poll that finds entries. A poll of an empty ring does not acquire it.
 pub struct CompletionRing {
-    /// Write-locked only by [`Self::resize`]; the engine and polling threads share the read lock.
-    entries: RwLock<ArrayQueue<WorkCompletion>>,
-    armed: AtomicU8,
+    ring: Mutex<Ring>,
+    /// Number of entries, written under the lock.
+    len: AtomicUsize,
     overflowed: AtomicBool,
     notify: Option<Arc<dyn Notify>>,
 }
@@ -48,55 +72,86 @@ impl fmt::Debug for CompletionRing {
 impl CompletionRing {
     /// Creates a ring for `capacity` entries. `notify` is called for the next entry after each [`arm`](Self::arm).
     pub(crate) fn new(capacity: u32, notify: Option<Arc<dyn Notify>>) -> Self {
+        let capacity = capacity.max(1) as usize;
         Self {
-            entries: RwLock::new(ring(capacity)),
-            armed: AtomicU8::new(DISARMED),
+            ring: Mutex::new(Ring {
+                entries: VecDeque::with_capacity(capacity),
+                capacity,
+                armed: Armed::No,
+            }),
+            len: AtomicUsize::new(0),
             overflowed: AtomicBool::new(false),
             notify,
         }
     }
 
-    fn entries(&self) -> RwLockReadGuard<'_, ArrayQueue<WorkCompletion>> {
-        // No code panics while it holds the write lock.
-        self.entries.read().unwrap_or_else(PoisonError::into_inner)
+    #[inline]
+    fn lock(&self) -> MutexGuard<'_, Ring> {
+        // No code panics while it holds the lock.
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes and returns the oldest entry.
+    #[inline]
     pub fn pop(&self) -> Option<WorkCompletion> {
-        self.entries().pop()
+        if self.is_empty() {
+            return None;
+        }
+        let mut ring = self.lock();
+        let entry = ring.entries.pop_front();
+        self.len.store(ring.entries.len(), Ordering::Release);
+        entry
     }
 
     /// Moves up to `max` entries, oldest first, to the end of `out`; returns their number.
     pub fn poll(&self, out: &mut Vec<WorkCompletion>, max: usize) -> usize {
-        self.poll_each(max, |entry| out.push(entry))
+        self.take(out, max)
     }
 
-    /// Removes up to `max` entries, oldest first, and calls `each` with each of them; returns their number.
+    /// Removes up to `max` entries, oldest first, and calls `each` with each of them; returns their number. `each` is
+    /// called without the ring's lock, so that it may post work.
     pub fn poll_each(&self, max: usize, mut each: impl FnMut(WorkCompletion)) -> usize {
-        let entries = self.entries();
         let mut found = 0;
-        while found < max
-            && let Some(entry) = entries.pop()
-        {
-            each(entry);
-            found += 1;
+        loop {
+            let mut batch = SmallVec::<[WorkCompletion; BATCH]>::new();
+            let taken = self.take(&mut batch, BATCH.min(max - found));
+            batch.into_iter().for_each(&mut each);
+            found += taken;
+            if taken < BATCH || found == max {
+                return found;
+            }
         }
-        found
+    }
+
+    /// Moves up to `max` entries, oldest first, to the end of `out`; returns their number.
+    #[inline]
+    fn take(&self, out: &mut impl Extend<WorkCompletion>, max: usize) -> usize {
+        if self.is_empty() {
+            return 0;
+        }
+        let mut ring = self.lock();
+        let before = ring.entries.len();
+        out.extend(std::iter::from_fn(|| ring.entries.pop_front()).take(max));
+        let left = ring.entries.len();
+        self.len.store(left, Ordering::Release);
+        before - left
     }
 
     /// Number of entries in the queue.
+    #[inline]
     pub fn len(&self) -> usize {
-        self.entries().len()
+        self.len.load(Ordering::Acquire)
     }
 
     /// Whether the queue has no entry.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Number of entries that the queue has room for.
     pub fn capacity(&self) -> usize {
-        self.entries().capacity()
+        self.lock().capacity
     }
 
     /// Whether an entry was lost because the queue was full. The queue then takes no more entries, and its queue
@@ -109,47 +164,61 @@ impl CompletionRing {
     /// or an error. Entries that are already in the queue cause no notification, so poll again after arming. A call
     /// with `solicited_only` does not narrow an earlier request for any entry.
     pub fn arm(&self, solicited_only: bool) {
-        self.armed.fetch_max(if solicited_only { SOLICITED } else { ANY }, Ordering::SeqCst);
-        // Orders the arming before the caller's next poll; the fence in `push` is its counterpart.
-        fence(Ordering::SeqCst);
+        let wanted = if solicited_only { Armed::Solicited } else { Armed::Any };
+        let mut ring = self.lock();
+        ring.armed = ring.armed.max(wanted);
     }
 
     /// Adds an entry. Returns whether the owner was notified. Returns an error once, for the first entry that finds
     /// no room.
+    #[inline]
     pub(crate) fn push(&self, entry: WorkCompletion) -> Result<bool, Overflow> {
-        if self.overflowed() {
-            return Ok(false);
+        let worth = if entry.solicited || entry.status != WcStatus::Success {
+            Armed::Solicited
+        } else {
+            Armed::Any
+        };
+        let mut ring = self.lock();
+        let full = ring.entries.len() >= ring.capacity;
+        if full || self.overflowed() {
+            drop(ring);
+            return self.lose();
         }
-        if self.entries().push(entry).is_err() {
-            self.overflowed.store(true, Ordering::Release);
-            self.fire();
-            return Err(Overflow);
-        }
-        fence(Ordering::SeqCst);
-        let worth = if entry.solicited || entry.status != WcStatus::Success { SOLICITED } else { ANY };
-        Ok(self.armed.load(Ordering::Relaxed) >= worth && self.fire())
+        ring.entries.push_back(entry);
+        self.len.store(ring.entries.len(), Ordering::Release);
+        let notifies = ring.armed >= worth;
+        drop(ring);
+        Ok(notifies && self.fire())
     }
 
-    /// Replaces the ring by one for `capacity` entries and moves the waiting entries to it. The error is the number
-    /// of waiting entries when `capacity` is too small for them.
+    /// Loses an entry, for which the ring has no room.
+    #[cold]
+    fn lose(&self) -> Result<bool, Overflow> {
+        if self.overflowed.swap(true, Ordering::AcqRel) {
+            return Ok(false);
+        }
+        self.fire();
+        Err(Overflow)
+    }
+
+    /// Changes the number of entries that the ring has room for. The error is the number of waiting entries when
+    /// `capacity` is too small for them.
     pub(crate) fn resize(&self, capacity: u32) -> Result<(), usize> {
-        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-        let waiting = entries.len();
-        if waiting > capacity as usize {
+        let mut ring = self.lock();
+        let (waiting, capacity) = (ring.entries.len(), capacity as usize);
+        if waiting > capacity {
             return Err(waiting);
         }
-        let resized = ring(capacity);
-        while let Some(entry) = entries.pop() {
-            // The new ring has room for all waiting entries, and no other thread has access to it yet.
-            let _ = resized.push(entry);
-        }
-        *entries = resized;
+        ring.entries.shrink_to(capacity);
+        ring.entries.reserve_exact(capacity - waiting);
+        ring.capacity = capacity;
         Ok(())
     }
 
     /// Notifies the owner if the queue is armed; returns whether it was.
+    #[cold]
     pub(crate) fn fire(&self) -> bool {
-        let armed = self.armed.swap(DISARMED, Ordering::SeqCst) != DISARMED;
+        let armed = self.lock().disarm();
         if armed && let Some(notify) = &self.notify {
             notify.notify();
         }

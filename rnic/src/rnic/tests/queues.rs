@@ -91,6 +91,95 @@ fn a_ring_is_polled_from_another_thread_while_it_is_filled_and_resized() {
 }
 
 #[test]
+fn several_threads_fill_and_poll_a_ring_and_each_entry_comes_once_in_order() {
+    const FILLERS: u64 = 2;
+    const ENTRIES: u64 = 10_000;
+    let ring = CompletionRing::new(256, None);
+    let polled = std::sync::Mutex::new(Vec::new());
+    let all = (FILLERS * ENTRIES) as usize;
+    std::thread::scope(|scope| {
+        for filler in 0..FILLERS {
+            let ring = &ring;
+            scope.spawn(move || {
+                for number in 0..ENTRIES {
+                    while ring.len() >= 250 {
+                        std::thread::yield_now();
+                    }
+                    ring.push(completion(number << 8 | filler, WcStatus::Success, false)).unwrap();
+                }
+            });
+        }
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut mine = Vec::new();
+                while polled.lock().unwrap().len() < all {
+                    if ring.poll_each(20, |entry| mine.push(entry.wr_id)) == 0 {
+                        std::thread::yield_now();
+                    }
+                    // What one thread polls of one filler is in the order of its entries.
+                    for filler in 0..FILLERS {
+                        assert!(mine.iter().filter(|wr_id| **wr_id & 0xff == filler).is_sorted());
+                    }
+                    polled.lock().unwrap().append(&mut mine);
+                }
+            });
+        }
+    });
+    let mut polled = polled.into_inner().unwrap();
+    polled.sort_unstable();
+    polled.dedup();
+    assert_eq!((polled.len(), ring.len()), (all, 0));
+}
+
+#[test]
+fn a_poller_that_arms_before_it_sleeps_misses_no_entry() {
+    const ENTRIES: u64 = 5000;
+    struct Waker(std::thread::Thread);
+    impl Notify for Waker {
+        fn notify(&self) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Waker(std::thread::current()));
+    let ring = CompletionRing::new(ENTRIES as u32, Some(waker));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for wr_id in 0..ENTRIES {
+                ring.push(completion(wr_id, WcStatus::Success, false)).unwrap();
+                std::thread::yield_now();
+            }
+        });
+        let mut next = 0;
+        while next < ENTRIES {
+            ring.arm(false);
+            let found = ring.poll_each(usize::MAX, |entry| {
+                assert_eq!(entry.wr_id, next);
+                next += 1;
+            });
+            if found == 0 {
+                // Only a notification ends this: the test hangs if one is missed.
+                std::thread::park();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_poller_may_use_the_ring_for_each_entry() {
+    let ring = CompletionRing::new(16, None);
+    for wr_id in 0..12 {
+        ring.push(completion(wr_id, WcStatus::Success, false)).unwrap();
+    }
+    let mut found = Vec::new();
+    let n = ring.poll_each(10, |entry| {
+        ring.push(completion(entry.wr_id + 100, WcStatus::Success, false)).unwrap();
+        found.push(entry.wr_id);
+    });
+    assert_eq!((n, ring.len()), (10, 12));
+    assert!(found.into_iter().eq(0..10));
+}
+
+#[test]
 fn rfc5042_s6_4_6_an_overflow_ends_the_queue_pairs_of_that_queue_and_no_others() {
     let mut end = End::new(|_, a| a);
     let (small, ring) = end.rnic.create_cq(2, None).unwrap();
