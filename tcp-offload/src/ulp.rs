@@ -155,6 +155,13 @@ pub trait Ulp {
     /// message (RFC 6581 section 9.2).
     fn place(&mut self, conn: ConnId, ulpdu: &Ulpdu<'_>, arrival: Arrival) -> Result<Self::Placed, Refusal>;
 
+    /// Places the next ULPDU in order and delivers it, in one step. After an error neither has happened, so
+    /// [`Refusal::Withhold`] must not come from the delivery.
+    fn take(&mut self, conn: ConnId, ulpdu: &Ulpdu<'_>) -> Result<(), Refusal> {
+        let placed = self.place(conn, ulpdu, Arrival::InOrder)?;
+        self.deliver(conn, placed)
+    }
+
     /// Delivers the next ULPDU in order; it was placed before.
     fn deliver(&mut self, conn: ConnId, placed: Self::Placed) -> Result<(), Refusal>;
 

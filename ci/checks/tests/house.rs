@@ -99,18 +99,7 @@ fn house_crates_import_only_what_the_design_allows() {
                 "tracing",
             ],
         ),
-        (
-            "xwarp-rnic",
-            &[
-                "bitflags",
-                "memmap2",
-                "rand",
-                "smallvec",
-                "thiserror",
-                "tracing",
-                "xwarp-tcp",
-            ],
-        ),
+        ("xwarp-rnic", &["bitflags", "memmap2", "rand", "smallvec", "thiserror", "tracing", "xwarp-tcp"]),
     ];
     for (package, only) in complete {
         let only: BTreeSet<String> = only.iter().map(|name| (*name).to_owned()).collect();

@@ -74,11 +74,7 @@ impl CompletionRing {
     pub(crate) fn new(capacity: u32, notify: Option<Arc<dyn Notify>>) -> Self {
         let capacity = capacity.max(1) as usize;
         Self {
-            ring: Mutex::new(Ring {
-                entries: VecDeque::with_capacity(capacity),
-                capacity,
-                armed: Armed::No,
-            }),
+            ring: Mutex::new(Ring { entries: VecDeque::with_capacity(capacity), capacity, armed: Armed::No }),
             len: AtomicUsize::new(0),
             overflowed: AtomicBool::new(false),
             notify,
@@ -173,11 +169,8 @@ impl CompletionRing {
     /// no room.
     #[inline]
     pub(crate) fn push(&self, entry: WorkCompletion) -> Result<bool, Overflow> {
-        let worth = if entry.solicited || entry.status != WcStatus::Success {
-            Armed::Solicited
-        } else {
-            Armed::Any
-        };
+        let worth =
+            if entry.solicited || entry.status != WcStatus::Success { Armed::Solicited } else { Armed::Any };
         let mut ring = self.lock();
         let full = ring.entries.len() >= ring.capacity;
         if full || self.overflowed() {

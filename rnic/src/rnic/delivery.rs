@@ -76,6 +76,7 @@ impl QueuePair {
         Ok(())
     }
 
+    #[inline]
     pub(super) fn deliver_send(
         &mut self,
         shared: &mut Shared,
@@ -84,17 +85,20 @@ impl QueuePair {
         solicited: bool,
     ) -> Result<(), Refused> {
         due(seen, self.rx.send_msn)?;
-        let invalid_mo = Refused::Receive(WcStatus::LocalLength, DdpError::InvalidMo, seen.into());
+        let invalid_mo = || Refused::Receive(WcStatus::LocalLength, DdpError::InvalidMo, seen.into());
         let start = u64::from(seen.header.mo);
         let end = start + u64::from(seen.len);
-        self.rx.send_coverage.add(start, end).map_err(|_| invalid_mo)?;
-        if !seen.header.last {
-            return Ok(());
-        }
-        // The last segment has the highest offset (RFC 5041 section 4.1), so its end is the end of the message, and
-        // every byte before it must have been filled (section 5.4).
-        if !self.rx.send_coverage.is_whole(end) {
-            return Err(invalid_mo);
+        let whole = seen.header.last && start == 0 && self.rx.send_coverage.is_whole(0);
+        if !whole {
+            self.rx.send_coverage.add(start, end).map_err(|_| invalid_mo())?;
+            if !seen.header.last {
+                return Ok(());
+            }
+            // The last segment has the highest offset (RFC 5041 section 4.1), so its end is the end of the message, and
+            // every byte before it must have been filled (section 5.4).
+            if !self.rx.send_coverage.is_whole(end) {
+                return Err(invalid_mo());
+            }
         }
         if let Some(stag) = invalidate {
             let alone = shared.is_alone(self.attributes.pd);
@@ -132,6 +136,7 @@ impl QueuePair {
     }
 
     /// Completes the receive of the message that was due; `describe` fills in the completion.
+    #[inline]
     fn complete_receive(
         &mut self,
         shared: &mut Shared,

@@ -355,8 +355,7 @@ impl KeyTable {
         Some(entry.pd)
     }
 
-    /// The `len` bytes from `offset` of `stag`, if `user` has access `need` to all of them. The checks are in the
-    /// order of RFC 5040 section 7.2.
+    /// The `len` bytes from `offset` of `stag`, if `user` has access `need` to all of them.
     pub(crate) fn open(
         &self,
         user: User,
@@ -365,9 +364,8 @@ impl KeyTable {
         offset: TaggedOffset,
         len: u64,
     ) -> Result<Stretches<'_>, KeyError> {
-        let mut stretches = Stretches::default();
-        self.open_into(user, stag, need, offset, len, &mut stretches)?;
-        Ok(stretches)
+        let (extent, start) = self.find(user, stag, need, offset, len)?;
+        Ok(extent.stretches(start, len))
     }
 
     /// Like [`Self::open`], but appends to `stretches`.
@@ -380,6 +378,22 @@ impl KeyTable {
         len: u64,
         stretches: &mut Stretches<'k>,
     ) -> Result<(), KeyError> {
+        let (extent, start) = self.find(user, stag, need, offset, len)?;
+        extent.cut(start, len, stretches);
+        Ok(())
+    }
+
+    /// The bytes that contain the `len` bytes from `offset` of `stag`, and the position of the first of these, if `user`
+    /// has access `need` to all of them. The checks are in the order of RFC 5040 section 7.2.
+    #[inline]
+    pub(crate) fn find(
+        &self,
+        user: User,
+        stag: STag,
+        need: Access,
+        offset: TaggedOffset,
+        len: u64,
+    ) -> Result<(&Extent, u64), KeyError> {
         let remote = need.intersects(Access::REMOTE);
         let entry =
             self.entry(stag).filter(|entry| !remote || entry.is_open_to_peers()).ok_or(KeyError::Unknown)?;
@@ -396,21 +410,25 @@ impl KeyTable {
         if end - view.base > view.len {
             return Err(KeyError::Bounds);
         }
-        view.extent.cut(view.start + start, len, stretches);
-        Ok(())
+        Ok((view.extent, view.start + start))
     }
 
     /// The bytes that an entry gives access to; `None` while it is invalid or unbound, or when its region is gone.
+    #[inline]
     fn view<'k>(&'k self, entry: &'k KeyedObject) -> Option<View<'k>> {
-        if let Object::Window(bound) = entry.object {
-            let Bound { region: (index, number), start, len, access, base, .. } = bound?;
-            let region = self.slots.get(&index)?.entry.as_ref()?;
-            let mapping = region.object.mapping().filter(|mapping| mapping.number == number)?;
-            Some(View { extent: &mapping.extent, start, len, base, access })
-        } else {
-            let Mapping { extent, access, base, .. } = entry.object.mapping()?;
-            Some(View { extent, start: 0, len: extent.len(), base: *base, access: *access })
+        if let Object::Window(bound) = &entry.object {
+            return self.view_of_window(bound.as_ref()?);
         }
+        let Mapping { extent, access, base, .. } = entry.object.mapping()?;
+        Some(View { extent, start: 0, len: extent.len(), base: *base, access: *access })
+    }
+
+    #[cold]
+    fn view_of_window(&self, bound: &Bound) -> Option<View<'_>> {
+        let Bound { region: (index, number), start, len, access, base, .. } = *bound;
+        let region = self.slots.get(&index)?.entry.as_ref()?;
+        let mapping = region.object.mapping().filter(|mapping| mapping.number == number)?;
+        Some(View { extent: &mapping.extent, start, len, base, access })
     }
 
     /// Invalidates a tag for the peer (Send with Invalidate). A tag that is not associated with the stream "cannot be

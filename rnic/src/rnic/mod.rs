@@ -285,15 +285,8 @@ impl Ulp for Rnic {
 
     fn place(&mut self, conn: ConnId, ulpdu: &Ulpdu<'_>, arrival: Arrival) -> Result<Placed, Refusal> {
         let (qp, shared) = self.qp_of(conn).ok_or(Refusal::Stop)?;
-        match qp.phase {
-            Phase::Open(Closes { peer: false, .. }) => {}
-            Phase::Open(Closes { peer: true, .. }) => {
-                qp.data_after_close(shared);
-                return Err(Refusal::Stop);
-            }
-            Phase::Idle | Phase::Connecting(_) | Phase::Accepting | Phase::Ended { .. } => {
-                return Err(Refusal::Stop);
-            }
+        if !matches!(qp.phase, Phase::Open(Closes { peer: false, .. })) {
+            return qp.refuse_data(shared);
         }
         match qp.codec().read(ulpdu, |received| qp.place(shared, received, arrival)) {
             Ok(segment) => {
@@ -314,6 +307,21 @@ impl Ulp for Rnic {
                 Err(refusal)
             }
         }
+    }
+
+    #[inline]
+    fn take(&mut self, conn: ConnId, ulpdu: &Ulpdu<'_>) -> Result<(), Refusal> {
+        let (qp, shared) = self.qp_of(conn).ok_or(Refusal::Stop)?;
+        if !matches!(qp.phase, Phase::Open(Closes { peer: false, .. })) {
+            return qp.refuse_data(shared);
+        }
+        let taken = qp.codec().read(ulpdu, |received| qp.take(shared, received));
+        if taken.is_ok() && shared.overflowed.is_empty() {
+            return Ok(());
+        }
+        let refusal = taken.map_err(|refused| qp.refuse(refused, shared));
+        self.end_overflowed();
+        refusal
     }
 
     fn deliver(&mut self, conn: ConnId, placed: Placed) -> Result<(), Refusal> {
@@ -359,7 +367,17 @@ impl Ulp for Rnic {
 }
 
 impl QueuePair {
+    /// Rejects a ULPDU because the queue pair takes none in its state.
+    #[cold]
+    fn refuse_data<T>(&mut self, shared: &mut Shared) -> Result<T, Refusal> {
+        if matches!(self.phase, Phase::Open(_)) {
+            self.data_after_close(shared);
+        }
+        Err(Refusal::Stop)
+    }
+
     /// Handles a ULPDU that was rejected in order: withholds it, or fails the stream.
+    #[cold]
     fn refuse(&mut self, refused: Refused, shared: &mut Shared) -> Refusal {
         match refused {
             Refused::NoReceive(quote) => {

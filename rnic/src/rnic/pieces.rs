@@ -45,10 +45,26 @@ impl Extent {
         self.pieces.iter().all(|(_, memory)| memory.is_writable())
     }
 
+    /// The memory, if all bytes lie in one.
+    #[inline]
+    pub(crate) fn one_memory(&self) -> Option<&Memory> {
+        match self.pieces.as_slice() {
+            [(_, memory)] => Some(memory),
+            _ => None,
+        }
+    }
+
+    /// The `len` bytes from `start`. The caller has checked that they are in bounds.
+    pub(crate) fn stretches(&self, start: u64, len: u64) -> Stretches<'_> {
+        let mut stretches = Stretches::default();
+        self.cut(start, len, &mut stretches);
+        stretches
+    }
+
     /// Appends the `len` bytes from `start` to `stretches`. The caller has checked that they are in bounds.
     #[inline]
     pub(crate) fn cut<'k>(&'k self, start: u64, len: u64, stretches: &mut Stretches<'k>) {
-        if let [(_, memory)] = self.pieces.as_slice() {
+        if let Some(memory) = self.one_memory() {
             if len > 0 {
                 stretches.list.push(Stretch { memory, offset: start as usize, len: len as usize });
             }

@@ -11,14 +11,15 @@ use xwarp_tcp::ulp::Arrival;
 
 use super::{
     Shared,
-    pieces::Stretches,
+    pieces::{Extent, Stretches},
     qp::QueuePair,
     rdma_tcp::PlacedSegment,
     receive_queue::Receive,
     work::{Access, WcStatus},
 };
 use crate::{
-    ddp::{DdpError, Msn, Queue, Tagged, Untagged},
+    ddp::{DdpError, Msn, Queue, STag, Tagged, Untagged},
+    memory::Memory,
     rdmap::{
         ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Carriage, MessageType,
         READ_REQUEST_BYTES, RdmapError, ReadRequest, StreamError, TERMINATE_MOST_BYTES, TerminateHeader,
@@ -117,14 +118,24 @@ where
         self.seen.refused(error)
     }
 
-    /// Copies the payload; returns false if the memory is read-only.
-    fn copy_to(&self, mut stretches: Stretches<'_>) -> bool {
-        let mut written = true;
-        if let Some((memory, offset)) = stretches.in_one_piece() {
-            self.payload.for_each(|at, bytes| written &= memory.write(offset + at, bytes).is_ok());
-        } else {
-            self.payload.for_each(|_, bytes| written &= stretches.write(bytes));
+    /// Copies the payload to `extent`, from byte `start` on, where it fits; returns false if the memory is read-only.
+    #[inline]
+    fn copy_to(&self, extent: &Extent, start: u64) -> bool {
+        match extent.one_memory() {
+            Some(memory) => self.copy_to_memory(memory, start as usize),
+            None => self.copy_to_stretches(extent.stretches(start, self.seen.len.into())),
         }
+    }
+
+    fn copy_to_memory(&self, memory: &Memory, offset: usize) -> bool {
+        let mut written = true;
+        self.payload.for_each(|at, bytes| written &= memory.write(offset + at, bytes).is_ok());
+        written
+    }
+
+    fn copy_to_stretches(&self, mut stretches: Stretches<'_>) -> bool {
+        let mut written = true;
+        self.payload.for_each(|_, bytes| written &= stretches.write(bytes));
         written
     }
 }
@@ -162,6 +173,39 @@ impl QueuePair {
         }
     }
 
+    /// Places a segment in order and delivers it. Segments of Sends and RDMA Writes, which are nearly all, are not stored in
+    /// between.
+    #[inline]
+    pub(crate) fn take(&mut self, shared: &mut Shared, received: Received<'_, '_>) -> Result<(), Refused> {
+        let arrival = Arrival::InOrder;
+        match received {
+            Received::Tagged(MessageType::Write, seen, payload) => {
+                self.place_write(shared, &Incoming { payload, arrival, seen })?;
+                self.counters.ddp.write_bytes += u64::from(seen.len);
+                self.rx.expects_rtr = false;
+                self.rx.written.add(seen.len, seen.header.last);
+                Ok(())
+            }
+            Received::Untagged(MessageType::Send { invalidate, solicited }, seen, payload)
+                if seen.header.queue == Queue::Send.number() && !self.rx.expects_rtr =>
+            {
+                self.place_send(shared, &Incoming { payload, arrival, seen })?;
+                self.counters.ddp.untagged_bytes += u64::from(seen.len);
+                let invalidate = invalidate.then(|| STag::new(seen.header.word));
+                self.deliver_send(shared, seen, invalidate, solicited)
+            }
+            other => self.take_other(shared, other),
+        }
+    }
+
+    #[inline(never)]
+    fn take_other(&mut self, shared: &mut Shared, received: Received<'_, '_>) -> Result<(), Refused> {
+        let segment = self.place(shared, received, Arrival::InOrder)?;
+        self.counters.placed(&segment, Arrival::InOrder);
+        self.deliver(shared, segment)
+    }
+
+    #[inline]
     pub(super) fn place_write(
         &self,
         shared: &Shared,
@@ -170,11 +214,11 @@ impl QueuePair {
         let Seen { header, len, .. } = incoming.seen;
         // The tag and the offset of a segment without payload must not be checked (RFC 5041 section 5.2).
         if len > 0 {
-            let stretches = shared
+            let (extent, start) = shared
                 .keys
-                .open(self.user(), header.stag, Access::REMOTE_WRITE, header.to, u64::from(len))
+                .find(self.user(), header.stag, Access::REMOTE_WRITE, header.to, u64::from(len))
                 .map_err(|error| incoming.refused(DdpError::from(error)))?;
-            if !incoming.copy_to(stretches) {
+            if !incoming.copy_to(extent, start) {
                 return Err(incoming.refused(DdpError::LocalCatastrophic));
             }
         }
@@ -202,13 +246,13 @@ impl QueuePair {
         }
         if len > 0 {
             let quote = Quote::from(incoming.seen);
-            let stretches = shared
+            let (extent, start) = shared
                 .keys
-                .open(self.user(), header.stag, Access::LOCAL_WRITE, header.to, u64::from(len))
+                .find(self.user(), header.stag, Access::LOCAL_WRITE, header.to, u64::from(len))
                 .map_err(|error| {
                     Refused::Answer(WcStatus::LocalProtection, DdpError::from(error).into(), quote)
                 })?;
-            if !incoming.copy_to(stretches) {
+            if !incoming.copy_to(extent, start) {
                 return Err(incoming.refused(DdpError::LocalCatastrophic));
             }
         }
@@ -277,6 +321,7 @@ impl QueuePair {
     }
 
     /// The receive for a message of queue 0, by its MSN.
+    #[inline]
     pub(super) fn receive_for(
         &mut self,
         shared: &mut Shared,
@@ -294,6 +339,7 @@ impl QueuePair {
         receive.ok_or_else(|| Refused::NoReceive(incoming.seen.into()))
     }
 
+    #[inline]
     pub(super) fn place_send(
         &mut self,
         shared: &mut Shared,
@@ -314,8 +360,16 @@ impl QueuePair {
         if mo + len > receive.capacity {
             return Err(refused(WcStatus::LocalLength, DdpError::TooLong));
         }
-        let placed = Stretches::open(&shared.keys, user, Access::LOCAL_WRITE, &receive.scatter, mo, len)
-            .is_ok_and(|stretches| incoming.copy_to(stretches));
+        let (keys, need) = (&shared.keys, Access::LOCAL_WRITE);
+        let placed = if let [piece] = receive.scatter.as_slice()
+            && let Some(start) = piece.offset.checked_add(mo)
+        {
+            let found = keys.find(user, piece.key, need, start, len);
+            found.is_ok_and(|(extent, start)| incoming.copy_to(extent, start))
+        } else {
+            let stretches = Stretches::open(keys, user, need, &receive.scatter, mo, len);
+            stretches.is_ok_and(|stretches| incoming.copy_to_stretches(stretches))
+        };
         if placed { Ok(()) } else { Err(refused(WcStatus::LocalProtection, DdpError::LocalCatastrophic)) }
     }
 }

@@ -6,7 +6,7 @@ use super::{
     AsyncEvent, QpId, RecvRequest, SrqAttributes, SrqId,
     attributes::PostError,
     events::Events,
-    work::{PdId, SgeList},
+    work::{PdId, SgeList, sge_list},
 };
 
 /// Number of messages, from the one that is due, for which one queue pair may bind receives of a shared queue. It
@@ -29,7 +29,7 @@ impl Receive {
         }
         Ok(Self {
             wr_id: request.wr_id,
-            scatter: SgeList::from_slice(request.scatter),
+            scatter: sge_list(request.scatter),
             capacity: request.scatter.iter().map(|s| u64::from(s.len)).sum(),
         })
     }
@@ -83,6 +83,7 @@ impl ReceiveQueue {
     /// The receive for the message that is `ahead` messages after the one that is due. A shared queue binds its
     /// oldest receive to a message when its first segment arrives. It does so for a message that is not due only
     /// while this queue pair's early receives are within its share.
+    #[inline]
     pub(crate) fn bind(
         &mut self,
         ahead: usize,
@@ -107,6 +108,7 @@ impl ReceiveQueue {
     }
 
     /// Removes and returns the receive of the message that was due; the next message becomes due.
+    #[inline]
     pub(crate) fn complete(&mut self) -> Option<Receive> {
         let receive = self.receives.pop_front().flatten();
         if self.own.is_none() && matches!(self.receives.front(), Some(Some(_))) {

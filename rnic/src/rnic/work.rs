@@ -276,6 +276,15 @@ pub struct RecvRequest<'a> {
 /// A list of pieces, as the queues store it.
 pub(crate) type SgeList = SmallVec<[Sge; 4]>;
 
+/// The list of `pieces`, which are usually one.
+#[inline]
+pub(crate) fn sge_list(pieces: &[Sge]) -> SgeList {
+    let [piece] = *pieces else { return SgeList::from_slice(pieces) };
+    let mut list = SgeList::new();
+    list.push(piece);
+    list
+}
+
 /// The kind of work request that a completion belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -16,7 +16,7 @@ use xwarp_tcp::{
 pub(crate) use writer::{Header, SegmentWriter};
 
 use crate::{
-    ddp::{self, Malformed, RawHeader, Tagged, UNTAGGED_BYTES, Untagged, Versions},
+    ddp::{self, Malformed, RawHeader, TAGGED_BYTES, Tagged, UNTAGGED_BYTES, Untagged, Versions},
     rdmap::{Control, InvalidControl, MessageType, RdmapError, ReadRequest, StreamError},
 };
 
@@ -163,27 +163,32 @@ fn read_ddp<T, E: From<Unreadable>>(
     if peeked == 0 {
         return f(Received::Empty);
     }
-    let (header, version) = match ddp::Header::parse(head.get(..peeked).unwrap_or_default(), versions) {
-        Ok(header) => (header, Ok(())),
-        Err(Malformed::Version(error, header)) => (header, Err(error)),
-        Err(Malformed::Truncated) => {
-            return Err(Unreadable::from(StreamError::from(RdmapError::StreamCatastrophic)).into());
-        }
-    };
     let [first, ..] = head;
-    let payload = SegmentPayload { ulpdu, at: header.bytes() };
-    let len = payload.len();
-    let message = version.map_err(StreamError::from).and_then(|()| {
-        let parsed = Control::parse(header.control(), versions);
-        parsed.map(|control| control.message).map_err(|InvalidControl(error)| error.into())
-    });
-    match (header, message) {
-        (header, Err(error)) => Err(Unreadable { error, quote: Quote::segment(&header, first, len) }.into()),
-        (ddp::Header::Tagged(header), Ok(message)) => {
-            f(Received::Tagged(message, Seen { header, first, len }, payload))
-        }
-        (ddp::Header::Untagged(header), Ok(message)) => {
-            f(Received::Untagged(message, Seen { header, first, len }, payload))
+    let unreadable = |header: &ddp::Header, error| {
+        let len = SegmentPayload { ulpdu, at: header.bytes() }.len();
+        Unreadable { error, quote: Quote::segment(header, first, len) }
+    };
+    // The two forms stay apart, so that the compiler knows in each which one it is.
+    match ddp::Header::parse(head.get(..peeked).unwrap_or_default(), versions) {
+        Ok(ddp::Header::Tagged(header)) => match Control::parse(header.control, versions) {
+            Ok(Control { message }) => {
+                let payload = SegmentPayload { ulpdu, at: TAGGED_BYTES };
+                f(Received::Tagged(message, Seen { header, first, len: payload.len() }, payload))
+            }
+            Err(InvalidControl(error)) => Err(unreadable(&ddp::Header::Tagged(header), error.into()).into()),
+        },
+        Ok(ddp::Header::Untagged(header)) => match Control::parse(header.control, versions) {
+            Ok(Control { message }) => {
+                let payload = SegmentPayload { ulpdu, at: UNTAGGED_BYTES };
+                f(Received::Untagged(message, Seen { header, first, len: payload.len() }, payload))
+            }
+            Err(InvalidControl(error)) => {
+                Err(unreadable(&ddp::Header::Untagged(header), error.into()).into())
+            }
+        },
+        Err(Malformed::Version(error, header)) => Err(unreadable(&header, error.into()).into()),
+        Err(Malformed::Truncated) => {
+            Err(Unreadable::from(StreamError::from(RdmapError::StreamCatastrophic)).into())
         }
     }
 }

@@ -111,10 +111,6 @@ impl<T: Extent> Ordered<T> {
         self.blocks.as_ref()?.used.front()?.front()
     }
 
-    pub fn front_mut(&mut self) -> Option<&mut T> {
-        self.blocks.as_mut()?.used.front_mut()?.front_mut()
-    }
-
     pub fn back(&self) -> Option<&T> {
         self.blocks.as_ref()?.used.back()?.back()
     }

@@ -64,7 +64,8 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
     /// Bytes held of the incomplete FPDU (or start-up frame) at the cursor; 0 while the upper layer withholds it.
     pub fn unfinished_bytes(&self) -> usize {
         let cursor = self.track.cursor;
-        if self.withheld { 0 } else { (self.hold.contiguous_from(cursor) - cursor) as usize }
+        let none = self.withheld || self.hold.is_empty();
+        if none { 0 } else { (self.hold.contiguous_from(cursor) - cursor) as usize }
     }
 
     /// Where the last held byte ends.
@@ -341,7 +342,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
     ) -> Result<bool, Halt> {
         let track = &mut self.track;
         let start = track.cursor;
-        if let Some(known) = track.known.front_mut()
+        if let Some(known) = track.known.front()
             && known.start == start
         {
             let range = (start, known.end);
@@ -352,9 +353,10 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
             }
             let Some(raw) = self.hold.raw(link, range) else { return Ok(false) };
             let ulpdu = track.framing.cut(&raw, start, known.ulpdu).map_err(Halt::Broken)?;
-            known.placed = Some(upper.ulp.place(upper.conn, &ulpdu, Arrival::InOrder)?);
-            track.counters.placed_in_order += 1;
+            upper.ulp.take(upper.conn, &ulpdu)?;
             drop(raw);
+            track.known.pop_front();
+            track.taken(range.1);
             self.hold.remove(link, range);
             return Ok(true);
         }
@@ -363,7 +365,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         let Some(raw) = self.hold.raw(link, (start, end)) else { return Ok(false) };
         let outcome = track.accept(upper, &raw, ulpdu, end);
         drop(raw);
-        if track.known.front().is_none_or(|k| k.start > start || k.placed.is_some()) {
+        if track.known.front().is_none_or(|k| k.start > start) {
             self.hold.remove(link, (start, end));
         }
         outcome.map(|()| true)

@@ -442,7 +442,22 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
     }
 
     /// Acts on the outcome of the receiver's work: reports a stream error, and updates the time limits.
+    #[inline]
     fn apply_outcome<U: Ulp<Placed = P>>(
+        &mut self,
+        now: Instant,
+        upper: &mut Upper<'_, U>,
+        link: &mut dyn Link,
+        outcome: Result<(), Halt>,
+    ) {
+        // Nothing is held or withheld, and nothing was.
+        if outcome.is_ok() && self.is_ordinary() {
+            return;
+        }
+        self.apply_rare_outcome(now, upper, link, outcome);
+    }
+
+    fn apply_rare_outcome<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
         upper: &mut Upper<'_, U>,

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     framing::FramingCounters,
     seq::StreamOffset,
-    ulp::{Arrival, ConnId, Refusal, Ulp, Ulpdu},
+    ulp::{ConnId, Refusal, Ulp, Ulpdu},
 };
 
 /// Most known FPDUs beyond the cursor. When there are that many, further FPDUs wait as if their start were unknown.
@@ -97,18 +97,20 @@ impl<P: Copy, F: Framing> Track<P, F> {
         let start = self.cursor;
         let cut = self.check(raw, start, ulpdu).map_err(Halt::Broken)?;
         self.begun = true;
-        match upper.ulp.place(upper.conn, &cut, Arrival::InOrder) {
-            Ok(placed) => {
-                self.counters.placed_in_order += 1;
-                self.deliver(upper, placed, end).inspect_err(|_| {
-                    self.known.push_front(Known { start, end, ulpdu, placed: Some(placed) });
-                })
-            }
-            Err(refusal) => {
-                self.known.push_front(Known { start, end, ulpdu, placed: None });
-                Err(refusal.into())
-            }
+        if let Err(refusal) = upper.ulp.take(upper.conn, &cut) {
+            self.known.push_front(Known { start, end, ulpdu, placed: None });
+            return Err(refusal.into());
         }
+        self.taken(end);
+        Ok(())
+    }
+
+    /// Moves the cursor to `end`, past an FPDU that was placed and delivered in one step.
+    #[inline]
+    pub fn taken(&mut self, end: StreamOffset) {
+        self.counters.placed_in_order += 1;
+        self.counters.delivered += 1;
+        self.cursor = end;
     }
 
     pub fn deliver<U: Ulp<Placed = P>>(

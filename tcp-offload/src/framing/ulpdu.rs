@@ -77,6 +77,15 @@ impl<'a> Ulpdu<'a> {
     /// Calls `f(offset, bytes)` for the `len` bytes from `start` on, where `offset` counts from `start`.
     #[inline]
     fn walk(&self, start: usize, len: usize, mut f: impl FnMut(usize, &[u8])) {
+        if start + len <= self.to_marker
+            && let Some(first) = self.raw.first()
+            && let Some(bytes) = first.get(self.start + start..self.start + start + len)
+        {
+            if len > 0 {
+                f(0, bytes);
+            }
+            return;
+        }
         // Position in the current piece of `raw`, which may lie beyond its end, and bytes before the next marker.
         let (mut at, mut to_marker) = match start.checked_sub(self.to_marker) {
             None => (self.start + start, self.to_marker - start),

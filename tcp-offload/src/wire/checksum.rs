@@ -51,6 +51,13 @@ impl Sum {
         Self(sum)
     }
 
+    /// The sum of a short array, whose length is a multiple of 4.
+    #[inline]
+    pub(super) fn of_array<const N: usize>(bytes: &[u8; N]) -> Self {
+        const { assert!(N.is_multiple_of(4) && N <= 64) };
+        Self(bytes.as_chunks().0.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum())
+    }
+
     /// The sum of four bytes.
     pub(super) const fn of_u32(bytes: [u8; 4]) -> Self {
         Self(u32::from_ne_bytes(bytes) as u64)

@@ -34,7 +34,8 @@ fn ecn(bits: u8) -> Ecn {
 }
 
 /// Parses an IPv4 header that begins at `at` (RFC 791).
-#[inline]
+#[expect(clippy::inline_always, reason = "the packet is then never stored in memory")]
+#[inline(always)]
 pub(super) fn ipv4(head: &[u8], at: usize) -> Result<Packet, Malformed> {
     let bytes = head.get(at..).unwrap_or_default();
     let fixed = bytes.first_chunk::<IPV4_HEADER>().ok_or(Malformed::Truncated)?;
@@ -43,8 +44,12 @@ pub(super) fn ipv4(head: &[u8], at: usize) -> Result<Packet, Malformed> {
     if version >> 4 != 4 || header_len < IPV4_HEADER {
         return Err(Malformed::HeaderLength);
     }
-    let header = bytes.get(..header_len).ok_or(Malformed::Truncated)?;
-    if Sum::of(header).fold() != 0xffff {
+    let sum = if header_len == IPV4_HEADER {
+        Sum::of_array(fixed)
+    } else {
+        Sum::of(bytes.get(..header_len).ok_or(Malformed::Truncated)?)
+    };
+    if sum.fold() != 0xffff {
         return Err(Malformed::IpChecksum);
     }
     // "More fragments", or an offset.
@@ -119,7 +124,7 @@ pub(super) fn is_mapped(ip: Ipv6Addr) -> bool {
 pub(super) fn pseudo_header(source: IpAddr, destination: IpAddr, protocol: u8, len: usize) -> Sum {
     let address = |ip| match ip {
         IpAddr::V4(ip) => Sum::of_u32(ip.octets()),
-        IpAddr::V6(ip) => Sum::of(&ip.octets()),
+        IpAddr::V6(ip) => Sum::of_array(&ip.octets()),
     };
     address(source).and(address(destination)).and_word(protocol.into()).and_word(len as u16)
 }

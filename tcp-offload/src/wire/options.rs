@@ -4,12 +4,12 @@ use super::{Malformed, Options, SackBlock, Timestamps};
 use crate::seq::SeqNum;
 
 const END: u8 = 0;
-const NOP: u8 = 1;
+pub(super) const NOP: u8 = 1;
 const MSS: u8 = 2;
 const WINDOW_SCALE: u8 = 3;
 const SACK_PERMITTED: u8 = 4;
 const SACK: u8 = 5;
-const TIMESTAMPS: u8 = 8;
+pub(super) const TIMESTAMPS: u8 = 8;
 
 /// Most bytes of options in a header (RFC 9293 section 3.1: data offset 15).
 pub const MOST_OPTION_BYTES: usize = 40;

@@ -143,6 +143,14 @@ impl Ulp for TestUlp {
         Ok(self.placed.len() - 1)
     }
 
+    fn take(&mut self, conn: ConnId, ulpdu: &Ulpdu<'_>) -> Result<(), Refusal> {
+        if self.deliveries == Some(0) {
+            return Err(Refusal::Withhold);
+        }
+        let placed = self.place(conn, ulpdu, ulp::Arrival::InOrder)?;
+        self.deliver(conn, placed)
+    }
+
     fn deliver(&mut self, conn: ConnId, placed: usize) -> Result<(), Refusal> {
         assert_eq!(conn, CONN);
         if let Some(deliveries) = &mut self.deliveries {
