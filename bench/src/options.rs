@@ -342,6 +342,10 @@ pub struct BandwidthArgs {
     /// Queue pairs
     #[arg(short = 'q', long = "qp", value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub queue_pairs: u32,
+    /// Run the queue pairs in this many engines, each with a thread and with queues of the interface of its own; both
+    /// ends need it, and an interface where a frame arrives on the queue on which it was sent, as veth
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), conflicts_with = "perftest")]
+    pub engines: u16,
     /// Messages in flight on each queue pair
     #[arg(short = 't', long = "tx-depth", value_name = "COUNT", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub tx_depth: u32,

@@ -6,6 +6,7 @@
 //! | `endpoint` | the device, and waiting |
 //! | `control` | the control connection and its messages |
 //! | `links` | the test connections and their memory |
+//! | `session` | one engine's connections; several engines |
 //! | `bandwidth`, `sender`, `receiver`, `rounds` | rows of bandwidth |
 //! | `latency` | rows of latency |
 
@@ -19,17 +20,21 @@ mod plan;
 mod receiver;
 mod rounds;
 mod sender;
+mod session;
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
-use xwarp_verbs::{
-    Counters,
-    cm::{ListenOptions, Listener},
-};
+use xwarp_verbs::{Counters, cm::Listener};
 
-use self::{bandwidth::Bandwidth, control::Control, latency::Latency, links::Links};
+use self::{
+    bandwidth::{Bandwidth, sum_up},
+    control::Control,
+    latency::Latency,
+    links::Links,
+    session::{Session, in_parallel},
+};
 pub use self::{
     control::CONNECT_LIMIT,
     endpoint::{Endpoint, interface_name},
@@ -46,9 +51,6 @@ use crate::{
     units::RateUnit,
 };
 
-/// Version of the control connection's protocol.
-const VERSION: u64 = 2;
-
 /// The options of this end that are not part of the plan.
 struct Line<'a> {
     args: &'a RnicArgs,
@@ -62,7 +64,7 @@ struct Line<'a> {
 
 /// The state of an end with an open device and without connections.
 struct Before {
-    counters: Counters,
+    counters: Vec<Counters>,
     /// Bytes of memory present in RAM.
     resident: Option<u64>,
 }
@@ -113,126 +115,110 @@ fn run(line: &Line<'_>, plan: Plan) -> Result<()> {
     if let Some(cpu) = line.args.output.pin {
         cpu::pin(cpu)?;
     }
-    let endpoint = Endpoint::open(&line.args.device)?;
-    let before = Before { counters: endpoint.device.counters(), resident: cpu::resident_bytes() };
+    let endpoints = Endpoint::open_several(&line.args.device, plan.engines)?;
+    let counters = endpoints.iter().map(|endpoint| endpoint.device.counters()).collect();
+    let before = Before { counters, resident: cpu::resident_bytes() };
     if line.args.device.perftest {
-        return with_perftest(line, &endpoint, &plan, &before);
+        return with_perftest(line, &endpoints, &plan, &before);
     }
     match &line.args.meet.server {
-        None => serve(line, &endpoint, &plan, &before),
+        None => serve(line, &endpoints, &plan, &before),
         Some(server) => {
             let server = resolve(server, &line.args.meet)?;
-            measure(line, &endpoint, plan, server, &before)
+            measure(line, &endpoints, &plan, server, &before)
         }
     }
 }
 
 /// Runs the test against a program of perftest.
-fn with_perftest(line: &Line<'_>, endpoint: &Endpoint, plan: &Plan, before: &Before) -> Result<()> {
-    let listener = match line.args.meet.server {
-        None => Some(listen(line, endpoint, plan)?),
-        Some(_) => None,
+fn with_perftest(line: &Line<'_>, endpoints: &[Endpoint], plan: &Plan, before: &Before) -> Result<()> {
+    let endpoint = only(endpoints)?;
+    let listeners = match line.args.meet.server {
+        None => listen(line, endpoints, plan)?,
+        Some(_) => Vec::new(),
     };
     let role = if line.args.meet.server.is_some() { Role::Client } else { Role::Server };
     let mut report = Report::begin(&line.args.output, info(line, endpoint, plan, role));
-    let meet = match (&listener, &line.args.meet.server) {
+    let meet = match (listeners.first(), &line.args.meet.server) {
         (Some(listener), _) => Meet::Listener(listener),
         (None, server) => Meet::Server(resolve(server.as_deref().unwrap_or_default(), &line.args.meet)?),
     };
     perftest::run(endpoint, plan, meet, &mut report)?;
-    end(line, endpoint, report, before, None)
+    end(line, endpoints, report, before, None)
+}
+
+/// The endpoint of a test that has one engine, or the first one.
+fn only(endpoints: &[Endpoint]) -> Result<&Endpoint> {
+    endpoints.first().context("a test needs an engine")
 }
 
 /// Runs the client.
 fn measure(
     line: &Line<'_>,
-    endpoint: &Endpoint,
-    plan: Plan,
+    endpoints: &[Endpoint],
+    plan: &Plan,
     server: SocketAddr,
     before: &Before,
 ) -> Result<()> {
-    let mut control = Control::connect(endpoint, server)?;
-    control.exchange(endpoint, &json!({ "version": VERSION, "plan": &plan }))?;
-    let links = Links::connect(endpoint, &mut control, &plan, server)?;
-    walk(line, endpoint, control, links, &plan, Role::Client, before)
+    let sessions = session::connect(endpoints, plan, server)?;
+    walk(line, endpoints, sessions, plan, Role::Client, before)
 }
 
 /// Runs the server: it ends after one test, as perftest's does.
-fn serve(line: &Line<'_>, endpoint: &Endpoint, own: &Plan, before: &Before) -> Result<()> {
-    let listener = listen(line, endpoint, own)?;
-    let mut control = Control::accept(endpoint, &listener)?;
-    match agree(endpoint, &mut control, own) {
-        Ok(plan) => {
-            let links = accept(endpoint, &mut control, &plan, &listener)?;
-            drop(listener);
-            walk(line, endpoint, control, links, &plan, Role::Server, before)
-        }
-        Err(error) => {
-            // The client also prints the reason.
-            control.send(endpoint, &json!({ "error": error.to_string() }))?;
-            control.flush(endpoint)?;
-            control.close()?;
-            Err(error)
-        }
-    }
+fn serve(line: &Line<'_>, endpoints: &[Endpoint], own: &Plan, before: &Before) -> Result<()> {
+    let listeners = listen(line, endpoints, own)?;
+    let (sessions, plan) = session::accept(endpoints, &listeners, own)?;
+    drop(listeners);
+    walk(line, endpoints, sessions, &plan, Role::Server, before)
 }
 
-fn listen(line: &Line<'_>, endpoint: &Endpoint, plan: &Plan) -> Result<Listener> {
-    let any = line.args.meet.source.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
-    let address = SocketAddr::new(any, line.args.meet.port);
-    let backlog = plan.queue_pairs as usize + 16;
-    let listener = endpoint
-        .device
-        .listen(address, ListenOptions { backlog, ..ListenOptions::default() })
-        .with_context(|| format!("cannot listen on {address}"))?;
-    println!("Waiting for a client on port {} ({})", line.args.meet.port, plan.test.name());
-    Ok(listener)
-}
-
-fn agree(endpoint: &Endpoint, control: &mut Control, own: &Plan) -> Result<Plan> {
-    let message = control.receive(endpoint)?;
-    anyhow::ensure!(
-        message["version"] == VERSION,
-        "the client has version {} of the control protocol, this server version {VERSION}",
-        message["version"]
-    );
-    Plan::from_client(&message["plan"], own.test)
-}
-
-fn accept(endpoint: &Endpoint, control: &mut Control, plan: &Plan, listener: &Listener) -> Result<Links> {
-    control.send(endpoint, &json!({ "ok": true }))?;
-    Links::accept(endpoint, control, plan, listener)
+/// Listens with all engines.
+fn listen(line: &Line<'_>, endpoints: &[Endpoint], plan: &Plan) -> Result<Vec<Listener>> {
+    let meet = &line.args.meet;
+    let listen = |endpoint| session::listen(endpoint, meet.source, meet.port, plan);
+    let listeners = endpoints.iter().map(listen).collect::<Result<_>>()?;
+    println!("Waiting for a client on port {} ({})", meet.port, plan.test.name());
+    Ok(listeners)
 }
 
 /// Runs all rows, closes the connections and ends the report, on either end.
 fn walk(
     line: &Line<'_>,
-    endpoint: &Endpoint,
-    mut control: Control,
-    links: Links,
+    endpoints: &[Endpoint],
+    sessions: Vec<Session>,
     plan: &Plan,
     role: Role,
     before: &Before,
 ) -> Result<()> {
     let connected = cpu::resident_bytes();
-    let mut report = Report::begin(&line.args.output, info(line, endpoint, plan, role));
-    tell_addresses(&report, &control, &links);
-    let outcome = rows(line, endpoint, &mut control, &links, plan, role, &mut report)
-        .and_then(|ours| Ok((add_up(endpoint, &mut control, ours.bytes)?, ours.within)));
+    let mut report = Report::begin(&line.args.output, info(line, only(endpoints)?, plan, role));
+    let (mut controls, links): (Vec<_>, Vec<_>) =
+        sessions.into_iter().map(|Session { control, links }| (control, links)).unzip();
+    for (control, links) in controls.iter().zip(&links) {
+        tell_addresses(&report, control, links);
+    }
+    let outcome = rows(line, endpoints, &mut controls, &links, plan, role, &mut report)
+        .and_then(|ours| Ok((add_up(endpoints, &mut controls, &ours.bytes)?, ours.within)));
     let (verified, within) = match outcome {
         Ok(outcome) => outcome,
         Err(error) => {
             // Otherwise the other end would wait until its time limit.
             if error.downcast_ref::<PeerGone>().is_none() {
                 let reason = json!({ "error": one_line(&error) });
-                let _ = control.send(endpoint, &reason).and_then(|()| control.flush(endpoint));
+                for (endpoint, control) in endpoints.iter().zip(&mut controls) {
+                    let _ = control.send(endpoint, &reason).and_then(|()| control.flush(endpoint));
+                }
             }
             return Err(error);
         }
     };
-    links.close()?;
+    for links in links {
+        links.close()?;
+    }
     // The client closes first, after its last message has been read.
-    control.close()?;
+    for control in controls {
+        control.close()?;
+    }
     if plan.verify {
         report.note(&format!("verified {verified} bytes at both ends, all as they were sent"));
     }
@@ -240,61 +226,75 @@ fn walk(
         // With all that a connection has: queues, regions and what this program keeps for it.
         json!({ "bytes_per_connection": (after - before.min(after)) as f64 / f64::from(plan.queue_pairs) })
     });
-    end(line, endpoint, report, before, memory)?;
+    end(line, endpoints, report, before, memory)?;
     Ok(within?)
 }
 
-/// Prints the counters and ends the report.
+/// Prints the counters, of all engines together, and ends the report.
 fn end(
     line: &Line<'_>,
-    endpoint: &Endpoint,
+    endpoints: &[Endpoint],
     report: Report,
     before: &Before,
     memory: Option<Value>,
 ) -> Result<()> {
-    let counters = endpoint.device.counters().since(&before.counters);
+    let mut counters = BTreeMap::new();
+    for (endpoint, before) in endpoints.iter().zip(&before.counters) {
+        for (name, value) in endpoint.device.counters().since(before).iter() {
+            *counters.entry(name).or_insert(0) += value;
+        }
+    }
     if line.args.device.stats {
-        for (name, value) in counters.iter() {
+        for (name, value) in &counters {
             report.note(&format!("{name:<40} {value}"));
         }
     }
-    let counters: Value =
-        counters.iter().map(|(name, value)| (name.to_owned(), Value::from(value))).collect();
     let memory = memory.map(|memory| ("memory".to_owned(), memory));
-    report.end([("counters".to_owned(), counters)].into_iter().chain(memory).collect())
+    report.end([("counters".to_owned(), json!(counters))].into_iter().chain(memory).collect())
 }
 
-/// Sum of the bytes that both ends verified.
-fn add_up(endpoint: &Endpoint, control: &mut Control, verified: u64) -> Result<u64> {
-    let theirs = control.exchange(endpoint, &json!({ "verified": verified }))?;
-    Ok(verified + theirs["verified"].as_u64().context("unexpected message from the other end")?)
+/// Sum of the bytes that both ends verified; `verified` has those of each engine at this end.
+fn add_up(endpoints: &[Endpoint], controls: &mut [Control], verified: &[u64]) -> Result<u64> {
+    let mut sum = 0;
+    for ((endpoint, control), verified) in endpoints.iter().zip(controls).zip(verified) {
+        let theirs = control.exchange(endpoint, &json!({ "verified": verified }))?;
+        sum += verified + theirs["verified"].as_u64().context("unexpected message from the other end")?;
+    }
+    Ok(sum)
 }
 
 /// The outcome of all rows.
 struct Verified {
-    /// Number of verified bytes.
-    bytes: u64,
+    /// Number of verified bytes of each engine.
+    bytes: Vec<u64>,
     /// The first result below a limit of the command line.
     within: Result<(), BelowLimit>,
 }
 
-/// Runs all rows.
+/// Runs all rows, each in all engines at once.
 fn rows(
     line: &Line<'_>,
-    endpoint: &Endpoint,
-    control: &mut Control,
-    links: &Links,
+    endpoints: &[Endpoint],
+    controls: &mut [Control],
+    links: &[Links],
     plan: &Plan,
     role: Role,
     report: &mut Report,
 ) -> Result<Verified> {
+    let part = plan.part();
     match plan.test.kind {
         Kind::Bandwidth => {
-            let mut test = Bandwidth::new(endpoint, links, plan, role)?;
+            let mut tests = endpoints
+                .iter()
+                .zip(links)
+                .map(|(endpoint, links)| Bandwidth::new(endpoint, links, &part, role))
+                .collect::<Result<Vec<_>>>()?;
             let mut within = Ok(());
             loop {
                 for &size in &plan.sizes {
-                    let row = test.row(control, size)?;
+                    let engines = tests.iter_mut().zip(controls.iter_mut()).collect();
+                    let measured = in_parallel(engines, |(test, control)| test.row(control, size))?;
+                    let row = sum_up(size, &measured);
                     within = within.and(line.limits.check(&row, line.args.output.unit()));
                     let peak = row.peak.filter(|_| !line.no_peak);
                     report.row(Row::Bandwidth(BandwidthRow { peak, ..row }));
@@ -303,17 +303,19 @@ fn rows(
                     break;
                 }
             }
-            Ok(Verified { bytes: test.verified_bytes(), within })
+            Ok(Verified { bytes: tests.iter().map(Bandwidth::verified_bytes).collect(), within })
         }
         Kind::Latency => {
-            let mut test = Latency::new(endpoint, links, plan, role)?;
+            let control = controls.first_mut().context("a control connection")?;
+            let links = links.first().context("a connection")?;
+            let mut test = Latency::new(only(endpoints)?, links, &part, role)?;
             for &size in &plan.sizes {
                 if let Some((row, samples)) = test.row(control, size)? {
                     report.row(row);
                     tell_samples(line, report, samples);
                 }
             }
-            Ok(Verified { bytes: test.verified_bytes(), within: Ok(()) })
+            Ok(Verified { bytes: vec![test.verified_bytes()], within: Ok(()) })
         }
     }
 }
@@ -359,6 +361,9 @@ fn info(line: &Line<'_>, endpoint: &Endpoint, plan: &Plan, role: Role) -> Info {
         .line("Connection type", "RC")
         .line("Using SRQ", if plan.shared_receive_queue { "ON" } else { "OFF" })
         .line("ibv_wr* API", "OFF");
+    if plan.engines > 1 {
+        info = info.line("Engines", plan.engines);
+    }
     if bandwidth || plan.test.verb == Verb::Send {
         info = info.line("TX depth", plan.tx_depth);
     }

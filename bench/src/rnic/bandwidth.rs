@@ -43,7 +43,15 @@ pub struct Bandwidth<'a> {
 #[derive(Debug, Clone, Copy, Default)]
 struct Told {
     sent: Sent,
+    /// Of the whole process.
     cpu: Duration,
+}
+
+/// The measurements of both ends in a row of one engine.
+#[derive(Debug, Clone, Copy)]
+pub struct Measured {
+    mine: Told,
+    theirs: Told,
 }
 
 impl<'a> Bandwidth<'a> {
@@ -74,8 +82,8 @@ impl<'a> Bandwidth<'a> {
         self.verified_bytes
     }
 
-    /// Runs one row and returns the combined measurements of both ends.
-    pub fn row(&mut self, control: &mut Control, size: u64) -> Result<BandwidthRow> {
+    /// Runs one row and returns the measurements of both ends.
+    pub fn row(&mut self, control: &mut Control, size: u64) -> Result<Measured> {
         if self.plan.verify && self.plan.test.verb == Verb::Read {
             self.fill_sink(size)?;
         }
@@ -84,7 +92,7 @@ impl<'a> Bandwidth<'a> {
         let sent = self.run(control, size)?;
         let mine = Told { sent, cpu: cpu::process_time().saturating_sub(before) };
         let theirs = Told::from_json(&control.exchange(self.endpoint, &mine.to_json())?)?;
-        Ok(sum_up(size, mine, theirs))
+        Ok(Measured { mine, theirs })
     }
 
     /// Fills each place that the peer will read with a constant pattern.
@@ -179,22 +187,28 @@ impl<'a> Bandwidth<'a> {
     }
 }
 
-/// The figures of both ends together, as one row.
-fn sum_up(size: u64, mine: Told, theirs: Told) -> BandwidthRow {
-    let rate = |told: &Told| {
+/// The figures of both ends of all engines together, as one row.
+pub fn sum_up(size: u64, engines: &[Measured]) -> BandwidthRow {
+    let told = || engines.iter().flat_map(|row| [row.mine, row.theirs]);
+    let rate = |told: Told| {
         let seconds = told.sent.elapsed.as_secs_f64();
         if seconds > 0.0 { told.sent.messages as f64 / seconds } else { 0.0 }
     };
-    let peaks = [mine, theirs].into_iter().filter_map(|told| told.sent.peak).reduce(|a, b| a + b);
-    let messages = mine.sent.messages + theirs.sent.messages;
-    let elapsed = mine.sent.elapsed.max(theirs.sent.elapsed).as_secs_f64();
+    let peaks = told().filter_map(|told| told.sent.peak).reduce(|a, b| a + b);
+    let messages = told().map(|told| told.sent.messages).sum();
+    let elapsed = told().map(|told| told.sent.elapsed).max().unwrap_or_default().as_secs_f64();
     let bytes = messages as f64 * size as f64;
+    // Each engine reports the time of its whole process.
+    let cpu = |end: fn(&Measured) -> Told| {
+        engines.iter().map(|row| end(row).cpu).max().unwrap_or_default().as_secs_f64()
+    };
+    let (local, remote) = (cpu(|row| row.mine), cpu(|row| row.theirs));
     BandwidthRow {
         bytes: size,
         iterations: messages,
         peak: peaks.map(|peak| peak * size as f64),
-        average: (rate(&mine) + rate(&theirs)) * size as f64,
-        cpu: Some(CpuUse::of(mine.cpu.as_secs_f64(), Some(theirs.cpu.as_secs_f64()), bytes, elapsed)),
+        average: told().map(rate).sum::<f64>() * size as f64,
+        cpu: Some(CpuUse::of(local, Some(remote), bytes, elapsed)),
     }
 }
 

@@ -16,11 +16,11 @@ use serde_json::Value;
 use xwarp_verbs::{
     Access, CloseReason, CompletionQueue, MemoryRegion, Opcode, QueuePair, QueuePairOptions, RecvRequest,
     WcStatus, WorkRequest,
-    cm::{AcceptOptions, ConnectOptions, Connection, ConnectionError, Listener},
+    cm::{AcceptOptions, ConnectOptions, Connection, ConnectionError, ConnectionRequest},
 };
 
 use super::{
-    endpoint::{Endpoint, Idle, next_request},
+    endpoint::{Endpoint, Idle},
     links::close_reason,
 };
 use crate::failure::PeerGone;
@@ -95,9 +95,8 @@ impl Control {
         }
     }
 
-    /// Accepts the next client, without a time limit.
-    pub fn accept(endpoint: &Endpoint, listener: &Listener) -> Result<Self> {
-        let request = next_request(listener)?;
+    /// Accepts a client.
+    pub fn accept(endpoint: &Endpoint, request: ConnectionRequest) -> Result<Self> {
         let mut control = Self::new(endpoint)?;
         let options = AcceptOptions { ird: 0, ord: 0, ..AcceptOptions::default() };
         control.connection = Some(request.accept(&control.qp, options, CONNECT_LIMIT)?);

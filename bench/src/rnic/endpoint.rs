@@ -45,6 +45,17 @@ impl Endpoint {
         Self::over(device, args.events)
     }
 
+    /// Opens the interface for several engines that run in parallel.
+    pub fn open_several(args: &DeviceArgs, engines: u16) -> Result<Vec<Self>> {
+        if engines == 1 {
+            return Ok(vec![Self::open(args)?]);
+        }
+        let name = interface_name(args.device.as_deref())?;
+        let devices = Device::open_several(&name, engines, &options(args))
+            .with_context(|| format!("cannot open {name} for {engines} engines"))?;
+        devices.into_iter().map(|device| Self::over(device, args.events)).collect()
+    }
+
     /// Creates an endpoint on an open device. With `events` it sleeps instead of polling.
     pub fn over(device: Device, events: bool) -> Result<Self> {
         let pd = device.create_pd()?;

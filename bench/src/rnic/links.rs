@@ -343,6 +343,7 @@ mod tests {
             sizes: sizes.to_vec(),
             amount: Amount::Iterations(1),
             queue_pairs,
+            engines: 1,
             tx_depth: 128,
             rx_depth: 512,
             cq_mod: 1,

@@ -84,6 +84,8 @@ pub struct Plan {
     pub infinite: bool,
     /// Queue pairs.
     pub queue_pairs: u32,
+    /// Engines that share the queue pairs.
+    pub engines: u16,
     /// Messages in flight on each queue pair.
     pub tx_depth: u32,
     /// Receives posted on each queue pair.
@@ -151,6 +153,7 @@ impl Plan {
             amount: args.rnic.amount.amount(),
             infinite: args.run_infinitely,
             queue_pairs: args.queue_pairs,
+            engines: args.engines,
             tx_depth: args.tx_depth,
             rx_depth: args.rx_depth,
             cq_mod: args.cq_mod.min(args.tx_depth),
@@ -177,6 +180,7 @@ impl Plan {
             amount: args.rnic.amount.amount(),
             infinite: false,
             queue_pairs: 1,
+            engines: 1,
             tx_depth: 64,
             rx_depth: args.rx_depth,
             cq_mod: 1,
@@ -212,6 +216,12 @@ impl Plan {
             "the number of queue pairs must be 1 to 1024, not {}",
             self.queue_pairs
         );
+        ensure!(
+            self.engines > 0 && self.queue_pairs.is_multiple_of(self.engines.into()),
+            "{} queue pairs cannot be shared equally by {} engines: see -q and --engines",
+            self.queue_pairs,
+            self.engines
+        );
         for depth in [self.tx_depth, self.rx_depth] {
             ensure!((1..=16384).contains(&depth), "a queue depth must be 1 to 16384, not {depth}");
         }
@@ -228,6 +238,12 @@ impl Plan {
         self.rate_limit.map_or(Ok(()), |limit| limit.check(&self.sizes))?;
         ensure!(self.latency_gap <= Duration::from_secs(1), "--latency_gap must be at most a second");
         Ok(self)
+    }
+
+    /// The part of one engine.
+    #[must_use]
+    pub fn part(&self) -> Self {
+        Self { queue_pairs: self.queue_pairs / u32::from(self.engines), engines: 1, ..self.clone() }
     }
 
     /// Size of the largest message, in bytes.
@@ -259,11 +275,13 @@ impl Plan {
         words + " Test"
     }
 
-    /// Reads the client's plan at a server that was started for the test `own`.
-    pub fn from_client(value: &Value, own: Test) -> Result<Self> {
+    /// Reads the client's plan at a server that was started for the test `own` with so many engines.
+    pub fn from_client(value: &Value, own: Test, engines: u16) -> Result<Self> {
         let plan = Self::deserialize(value).context("the client's plan cannot be read")?;
         let (theirs, ours) = (plan.test.name(), own.name());
         ensure!(theirs == ours, "the client runs {theirs}, this server {ours}");
+        let theirs = plan.engines;
+        ensure!(theirs == engines, "the client has {theirs} engines, this server {engines}: see --engines");
         plan.checked()
     }
 }
@@ -299,12 +317,13 @@ mod tests {
             "write_bw --write_with_imm --recv_post_list 8 -D 1 --run_infinitely",
             "atomic_bw -A CMP_AND_SWAP --reversed",
             "send_lat -s 64 -n 5 --latency_gap 100",
-            "send_bw --use-srq -q 8",
+            "send_bw --use-srq -q 8 --engines 2",
             "write_bw --rate_limit 0.3 --rate_units g --burst_size 4",
         ] {
             let plan = plan(line).unwrap();
             let text = serde_json::to_string(&plan).unwrap();
-            let other = Plan::from_client(&serde_json::from_str(&text).unwrap(), plan.test).unwrap();
+            let other =
+                Plan::from_client(&serde_json::from_str(&text).unwrap(), plan.test, plan.engines).unwrap();
             assert_eq!(plan, other, "{line}");
             // It must fit a message of the control connection.
             assert!(text.len() + 64 < crate::rnic::control::MESSAGE_BYTES, "{} bytes", text.len());
@@ -314,8 +333,12 @@ mod tests {
     #[test]
     fn the_wrong_test_is_named() {
         let value = serde_json::to_value(plan("send_bw").unwrap()).unwrap();
-        let error = Plan::from_client(&value, Test { verb: Verb::Read, kind: Kind::Latency }).unwrap_err();
+        let error = Plan::from_client(&value, Test { verb: Verb::Read, kind: Kind::Latency }, 1).unwrap_err();
         assert_eq!(error.to_string(), "the client runs send_bw, this server read_lat");
+        let test = Test { verb: Verb::Send, kind: Kind::Bandwidth };
+        assert!(
+            Plan::from_client(&value, test, 2).unwrap_err().to_string().contains("1 engines, this server 2")
+        );
     }
 
     #[test]
@@ -345,6 +368,8 @@ mod tests {
             "send_bw --rate_limit 1 --rate_units p",
             "send_bw -e --rate_limit 100",
             "send_bw --burst_size 4",
+            "send_bw -q 3 --engines 2",
+            "send_bw --engines 2",
         ] {
             assert!(plan(line).is_err(), "{line}");
         }
@@ -352,7 +377,7 @@ mod tests {
         let test = Test { verb: Verb::Send, kind: Kind::Bandwidth };
         let mut value = serde_json::to_value(plan("send_bw").unwrap()).unwrap();
         value["queue_pairs"] = 1_000_000.into();
-        assert!(Plan::from_client(&value, test).is_err());
-        assert!(Plan::from_client(&Value::Null, test).is_err());
+        assert!(Plan::from_client(&value, test, 1).is_err());
+        assert!(Plan::from_client(&Value::Null, test, 1).is_err());
     }
 }

@@ -102,6 +102,23 @@ fn netns_queue_pairs_from_2_to_64() {
 }
 
 #[test]
+fn netns_engines_share_the_queue_pairs() {
+    let lab = Lab::up(LabOptions { queues: 2, ..LabOptions::default() }).unwrap();
+    for test in ["send_bw", "write_bw", "read_bw"] {
+        let line = "--engines 2 -q 4 -s 20000 -n 100 -t 16 -r 16";
+        let ran = Perf::new(&lab, PROGRAM, test).both(line).run().unwrap();
+        undisturbed(&ran);
+        assert_eq!(ran.printed.matches("local address").count(), 2, "{}", ran.printed);
+        assert_eq!(ran.client["results"]["n_iterations"], 400);
+        // Each connection is on the queue of its engine.
+        assert_eq!(ran.counter("stack.handed_over"), 0);
+    }
+    let perf = Perf::new(&lab, PROGRAM, "send_bw").both("-q 2 -n 10").client("--engines 2");
+    let error = format!("{:#}", perf.run().unwrap_err());
+    assert!(error.contains("the client has 2 engines, this server 1"), "{error}");
+}
+
+#[test]
 fn netns_both_directions_at_once() {
     let lab = lab();
     for test in ["send_bw", "write_bw", "read_bw"] {
