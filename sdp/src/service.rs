@@ -374,20 +374,25 @@ impl Core {
         let mut next_tick = Instant::now();
         let mut next_look = next_tick;
         loop {
-            if self.wait(&mut next_look).is_err() && self.device.failure().is_some() {
+            let woken = self.wait(&mut next_look);
+            if woken.is_err() && self.device.failure().is_some() {
                 // The device may have failed before its event reached each socket. Its waits end at once from now on.
                 self.fail_all();
                 thread::sleep(TICK);
             }
-            self.bell.set(false);
-            while let Some(notification) = self.completions.poll() {
+            // After a nap that nothing has ended, there is nothing to read.
+            let woken = woken.unwrap_or(true);
+            if woken {
+                self.bell.set(false);
+            }
+            while woken && let Some(notification) = self.completions.poll() {
                 let socket = lock(&self.sockets).get(&notification.context).map(|(_, s)| Arc::clone(s));
                 if let Some(socket) = socket {
                     socket.turn();
                     self.move_on(notification.context, &socket);
                 }
             }
-            while let Some(event) = self.events.poll() {
+            while woken && let Some(event) = self.events.poll() {
                 self.event(event.id, event.kind);
             }
             let now = Instant::now();
@@ -407,8 +412,8 @@ impl Core {
         }
     }
 
-    /// Sleeps until there is something to do, at most for a tick. Callers that poll run the device themselves.
-    fn wait(&self, next_look: &mut Instant) -> io::Result<()> {
+    /// Sleeps until there may be something to do, at most for a tick; false after a nap. Callers that poll run the device themselves.
+    fn wait(&self, next_look: &mut Instant) -> io::Result<bool> {
         let mut polled = std::mem::take(&mut *lock(&self.polled));
         let now = Instant::now();
         if now >= *next_look {
@@ -416,12 +421,13 @@ impl Core {
             polled.retain(|socket| socket.still_polled());
         }
         if polled.is_empty() {
-            return self.device.wait(&self.waits, Some(TICK)).map(|_| ());
+            return self.device.wait(&self.waits, Some(TICK)).map(|_| true);
         }
         lock(&self.polled).append(&mut polled);
         let nap: Option<Timespec> = NAP.try_into().ok();
         match rustix::event::poll(&mut [PollFd::new(&self.waits, PollFlags::IN)], nap.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Ok(ready) => Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => Ok(true),
             Err(error) => Err(error.into()),
         }
     }

@@ -20,6 +20,7 @@ use crate::{
     process::{self, Process, Verdict},
     relay::{Gate, Joined},
     sys::{self, Naming, Quiet},
+    tracking,
 };
 
 /// Run when the library is loaded.
@@ -59,6 +60,10 @@ fn names(fd: RawFd) -> Option<(Names, bool)> {
 pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: the caller's promise.
     let target = unsafe { sys::read_address(address, len) };
+    if target.is_none() {
+        // It may dissolve the connection.
+        tracking::forget(fd);
+    }
     let verdict = target.zip(sys::borrow(fd)).and_then(|(target, socket)| {
         if !is_tcp(socket) || kernel_name(Naming::Peer, fd).is_some() {
             return None;
@@ -189,10 +194,14 @@ unsafe fn translated(call: Naming, fd: RawFd, address: *mut sockaddr, len: *mut 
         // The kernel stores the whole length there, which may be more than there is room for.
         // SAFETY: the caller's promise; the kernel refuses what is null.
         let room = if len.is_null() { 0 } else { unsafe { len.read_unaligned() } };
+        let serial = tracking::serial();
         // SAFETY: the caller's promise.
         let done = unsafe { sys::name(call, fd, address, len) };
         if done < 0 {
             return done;
+        }
+        if matches!(call, Naming::Accept(_)) {
+            tracking::created(done, serial);
         }
         let socket = if matches!(call, Naming::Accept(_)) { done } else { fd };
         let before = sys::errno();

@@ -1,14 +1,14 @@
 //! The direct path: calls of the program that go straight to the stream, past the loopback and the relay.
 //!
-//! No descriptor is tracked. What is stored for a number is a hint: each call asks the kernel whether the number is still that
-//! socket. The socket in the kernel stays complete, so every call that is not replaced, and every other process, may use it at any
-//! time:
+//! What is stored for a number is a hint. While `tracking` says that the number is the only descriptor of its socket, all bytes of the
+//! socket pass the replaced calls, which count them. Otherwise each call asks the kernel whether the number is still that socket. The
+//! socket in the kernel stays complete, so every call that is not replaced, and every other process, may use it at any time:
 //!
 //! - A read takes bytes from the stream only when the program has taken all bytes that the relay has forwarded to the kernel.
 //!   Otherwise, and where it would sleep, the kernel serves it. So waiting, time limits, signals, the end of the stream and
 //!   errors are the kernel's.
-//! - A write goes to the stream only when the relay has moved all bytes that were written to the kernel, which the kernel is asked for. A
-//!   full stream leaves it to the kernel, which then says when there is room.
+//! - A write goes to the stream only when the relay has moved all bytes that were written to the kernel: as many as were counted, or
+//!   as the kernel says. A full stream leaves it to the kernel, which then says when there is room.
 //!
 //! While the program polls, by reads that find nothing or by reads that wait, the relay leaves the data in the stream.
 
@@ -33,10 +33,9 @@ use crate::{
     process::Process,
     relay::{ADVERTISED_BYTES, Joined},
     sys::{self, Naming},
+    tracking::{self, NUMBERS},
 };
 
-/// Numbers above are served by the kernel.
-const NUMBERS: usize = 4096;
 /// How long a read that waits polls before it sleeps in the kernel: twice the time that the last such read waited, within these
 /// bounds. A read polls only if the last one waited for less than the upper bound, so that at most every second read polls in
 /// vain. The upper bound is longer than a round trip between programs that both sleep: two of these begin to poll together.
@@ -57,6 +56,15 @@ pub struct Direct {
     /// Bytes that the relay has forwarded to the kernel, and those that calls of the program have read there.
     pub forwarded: AtomicU64,
     taken: AtomicU64,
+    /// Bytes that calls of the program have written to the kernel, and calls that may be writing there.
+    written: AtomicU64,
+    writing: AtomicU64,
+    /// The socket was closed, or bytes have come from it that were not counted.
+    unseen: AtomicBool,
+    /// Whether calls wait: [`WAITS`] or [`WAITS_NOT`], 0 if the kernel must be asked. The other bits count changes.
+    mode: AtomicU64,
+    /// The program has ended the direction towards the network.
+    shut: AtomicBool,
     /// An out-of-band byte went to the kernel. It is not counted: how the program reads it depends on options of the socket.
     kernel_reads: AtomicBool,
     /// The program polls: the relay leaves data in the stream.
@@ -71,11 +79,59 @@ pub struct Direct {
     relay: Mutex<Option<Thread>>,
 }
 
+/// Values of [`Direct::mode`], and the step by which changes are counted.
+const WAITS: u64 = 1;
+const WAITS_NOT: u64 = 2;
+const MODE_CHANGE: u64 = 4;
+
 #[derive(Debug, Clone)]
 struct Hint {
     /// The socket's peer on the loopback.
     leg: SocketAddr,
     joined: Weak<Joined>,
+    /// The serial number of the descriptor; a later one if it is not tracked.
+    serial: u64,
+}
+
+/// The connection of a call.
+struct Found {
+    joined: Arc<Joined>,
+    leg: SocketAddr,
+    serial: u64,
+    /// The number is the only descriptor of the socket.
+    alone: bool,
+}
+
+impl Found {
+    /// Whether the number has become something else while the call was in the direct path: the kernel must not serve it there.
+    fn is_replaced(&self, fd: RawFd) -> bool {
+        self.alone
+            && !tracking::is_alone(fd, self.serial)
+            && sys::address_of(Naming::Peer, fd) != Some(self.leg)
+    }
+
+    /// Whether calls wait.
+    fn waits(&self, fd: RawFd) -> bool {
+        let ask = || {
+            let flags = sys::borrow(fd).map(|fd| rustix::fs::fcntl_getfl(fd.as_fd()));
+            matches!(flags, Some(Ok(flags)) if !flags.contains(OFlags::NONBLOCK))
+        };
+        if !self.alone {
+            return ask();
+        }
+        let mode = &self.joined.direct.mode;
+        let known = mode.load(Ordering::Acquire);
+        match known % MODE_CHANGE {
+            0 => {
+                let waits = ask();
+                let now = known + if waits { WAITS } else { WAITS_NOT };
+                // Fails if the mode has changed since it was asked for.
+                let _ = mode.compare_exchange(known, now, Ordering::AcqRel, Ordering::Relaxed);
+                waits
+            }
+            known => known == WAITS,
+        }
+    }
 }
 
 static HINTS: [RwLock<Option<Hint>>; NUMBERS] = [const { RwLock::new(None) }; NUMBERS];
@@ -137,36 +193,90 @@ pub fn remove(leg: SocketAddr) {
 /// The program's socket `fd` is connected to the leg with this address.
 pub fn hint(fd: RawFd, leg: SocketAddr) {
     let Some(place) = usize::try_from(fd).ok().and_then(|fd| HINTS.get(fd)) else { return };
+    tracking::look_at_objects();
     let joined = lock(&BY_LEG).get(&leg).cloned();
+    let serial = match tracking::serial_of(fd) {
+        0 => tracking::serial(),
+        serial => serial,
+    };
     if let Ok(mut hint) = place.write() {
-        *hint = joined.map(|joined| Hint { leg, joined });
+        *hint = joined.map(|joined| Hint { leg, joined, serial });
     }
 }
 
 /// The connection of the program's socket `fd`, if it is one of this process.
-fn find(fd: RawFd) -> Option<Arc<Joined>> {
+fn find(fd: RawFd) -> Option<Found> {
     let place = HINTS.get(usize::try_from(fd).ok()?)?;
     if !Process::exists() {
         return None;
     }
-    let (leg, joined) = {
+    let found = {
         let hint = place.try_read().ok()?;
-        let hint = hint.as_ref()?;
-        (hint.leg, hint.joined.upgrade()?)
+        let hint = hint.as_ref().filter(|hint| tracking::is_own(hint.serial))?;
+        let joined = hint.joined.upgrade()?;
+        let alone = !joined.direct.unseen.load(Ordering::Acquire) && tracking::is_alone(fd, hint.serial);
+        Found { joined, leg: hint.leg, serial: hint.serial, alone }
     };
-    (sys::address_of(Naming::Peer, fd) == Some(leg)).then_some(joined)
+    (found.alone || sys::address_of(Naming::Peer, fd) == Some(found.leg)).then_some(found)
+}
+
+/// The program has made calls on its socket `fd` wait, or not.
+pub fn mode_changed(fd: RawFd) {
+    if let Some(found) = find(fd) {
+        let mode = &found.joined.direct.mode;
+        let _ = mode.fetch_update(Ordering::AcqRel, Ordering::Acquire, |mode| {
+            Some(mode - mode % MODE_CHANGE + MODE_CHANGE)
+        });
+    }
+}
+
+/// The program ends directions of its socket `fd`: what happens to calls after that is the kernel's.
+pub fn shut(fd: RawFd, how: c_int) {
+    let Some(found) = find(fd) else { return };
+    let direct = &found.joined.direct;
+    if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
+        direct.leave_reads_to_kernel();
+    }
+    if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR) {
+        direct.shut.store(true, Ordering::Release);
+    }
+}
+
+/// A call that writes to the program's socket `fd` in the kernel.
+pub fn write_in_kernel(fd: RawFd, call: impl FnOnce() -> isize) -> isize {
+    match find(fd) {
+        Some(found) => found.joined.direct.count_written(call),
+        None => call(),
+    }
+}
+
+/// A call that reads from the program's socket `fd` in the kernel.
+pub fn read_in_kernel(fd: RawFd, call: impl FnOnce() -> isize) -> isize {
+    let Some(found) = find(fd) else { return call() };
+    let direct = &found.joined.direct;
+    direct.leave_to_kernel();
+    let done = call();
+    direct.count_taken(done);
+    done
 }
 
 /// Writes `pieces` to the stream; `None` when the kernel must take all of them.
-fn write(joined: &Joined, fd: RawFd, pieces: &[IoSlice<'_>], len: usize) -> Option<usize> {
+fn write(found: &Found, fd: RawFd, pieces: &[IoSlice<'_>], len: usize) -> Option<usize> {
+    let Found { joined, alone, .. } = found;
     let direct = &joined.direct;
-    if len == 0 || len >= ADVERTISED_BYTES {
+    if len == 0 || len >= ADVERTISED_BYTES || direct.shut.load(Ordering::Acquire) {
         return None;
     }
     let _sending = try_lock(&direct.sending)?;
-    // What was written to the kernel, by whomever, is acknowledged, which the first says, and was moved by the relay, which the
-    // second and the lock say.
-    if sys::unacknowledged(fd) != Some(0) || ioctl_fionread(&joined.leg) != Ok(0) {
+    let is_moved = if *alone {
+        direct.writing.load(Ordering::SeqCst) == 0
+            && direct.written.load(Ordering::SeqCst) == joined.moved.load(Ordering::SeqCst)
+    } else {
+        // What was written to the kernel, by whomever, is acknowledged, which the first says, and was moved by the relay, which the
+        // second and the lock say.
+        sys::unacknowledged(fd) == Some(0) && ioctl_fionread(&joined.leg) == Ok(0)
+    };
+    if !is_moved {
         return None;
     }
     let mut sent = 0;
@@ -192,28 +302,27 @@ pub fn send(
     mut kernel: impl FnMut(usize) -> isize,
 ) -> isize {
     const KNOWN: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE;
-    let Some(joined) = find(fd) else { return kernel(0) };
+    let Some(found) = find(fd) else { return kernel(0) };
+    let direct = &found.joined.direct;
     let len: usize = pieces.iter().map(|piece| piece.len()).sum();
     let inside = Inside::enter().filter(|_| flags & !KNOWN == 0);
-    let sent = inside.and_then(|_inside| write(&joined, fd, pieces, len)).unwrap_or(0);
+    let sent = inside.and_then(|_inside| write(&found, fd, pieces, len)).unwrap_or(0);
     if sent > 0 && sent == len {
         return sent as isize;
     }
     // The rest goes to the kernel also when the program does not wait: after a short count, programs wait for an edge of epoll,
     // which comes only if the kernel was full.
     let before = sys::errno();
-    let done = kernel(sent);
+    if found.is_replaced(fd) {
+        sys::set_errno(libc::EBADF);
+        return if sent > 0 { sent as isize } else { -1 };
+    }
+    let done = direct.count_written(|| kernel(sent));
     if done < 0 && sent > 0 {
         sys::set_errno(before);
         return sent as isize;
     }
     done + sent as isize
-}
-
-/// Whether calls on the program's socket wait.
-fn waits(fd: RawFd) -> bool {
-    let flags = sys::borrow(fd).map(|fd| rustix::fs::fcntl_getfl(fd.as_fd()));
-    matches!(flags, Some(Ok(flags)) if !flags.contains(OFlags::NONBLOCK))
 }
 
 /// What a direct read came to.
@@ -227,7 +336,8 @@ enum Read {
     Waits(Instant),
 }
 
-fn read(joined: &Joined, fd: RawFd, flags: c_int, pieces: &mut [&mut [u8]]) -> Read {
+fn read(found: &Found, fd: RawFd, flags: c_int, pieces: &mut [&mut [u8]]) -> Read {
+    let joined = &*found.joined;
     let direct = &joined.direct;
     let Some(_receiving) = try_lock(&direct.receiving) else { return Read::Kernel };
     if direct.kernel_reads.load(Ordering::Relaxed)
@@ -250,7 +360,7 @@ fn read(joined: &Joined, fd: RawFd, flags: c_int, pieces: &mut [&mut [u8]]) -> R
     if joined.stream.has_offer_or_oob() {
         return Read::Kernel;
     }
-    if flags & libc::MSG_DONTWAIT != 0 || !self::waits(fd) {
+    if flags & libc::MSG_DONTWAIT != 0 || !found.waits(fd) {
         let empty = direct.empty.fetch_add(1, Ordering::Relaxed) + 1;
         // A program that polls goes on: the relay looks whether it does.
         if empty >= POLLS || direct.is_polled() {
@@ -309,6 +419,38 @@ impl Direct {
         self.waited_ns.store(waited, Ordering::Relaxed);
     }
 
+    /// Makes a call of the kernel and counts the bytes that it has written. While calls wait in it, nothing passes them.
+    fn count_written(&self, call: impl FnOnce() -> isize) -> isize {
+        self.writing.fetch_add(1, Ordering::SeqCst);
+        let done = call();
+        if let Ok(written) = u64::try_from(done) {
+            self.written.fetch_add(written, Ordering::SeqCst);
+        }
+        self.writing.fetch_sub(1, Ordering::SeqCst);
+        done
+    }
+
+    /// Counts the bytes that a call of the kernel has read, if it has not failed.
+    fn count_taken(&self, done: isize) {
+        if let Ok(taken @ 1..) = u64::try_from(done) {
+            self.taken.fetch_add(taken, Ordering::Relaxed);
+            self.empty.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Called by the relay when it has moved so many bytes from the leg: the calls that have written them are over, or wait, unless
+    /// somebody writes unseen.
+    pub fn has_moved(&self, bytes: u64) {
+        if self.writing.load(Ordering::SeqCst) == 0 && self.written.load(Ordering::SeqCst) < bytes {
+            self.give_up();
+        }
+    }
+
+    /// The socket is closed, or used by unseen calls: its number may become another file's unseen as well.
+    pub fn give_up(&self) {
+        self.unseen.store(true, Ordering::Release);
+    }
+
     /// The kernel serves a read: the relay must forward from now on.
     fn leave_to_kernel(&self) {
         if self.polling.swap(false, Ordering::AcqRel)
@@ -347,12 +489,13 @@ impl Direct {
 /// A read of the program. `kernel` is the kernel's call.
 pub fn receive(fd: RawFd, pieces: &mut [&mut [u8]], flags: c_int, kernel: impl FnOnce() -> isize) -> isize {
     const KNOWN: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    let Some(joined) = find(fd) else { return kernel() };
+    let Some(found) = find(fd) else { return kernel() };
+    let joined = &*found.joined;
     let direct = &joined.direct;
     let known = flags & !KNOWN == 0 && !pieces.is_empty() && pieces.iter().all(|piece| !piece.is_empty());
     let mut begin = None;
     if let Some(_inside) = Inside::enter() {
-        match if known { read(&joined, fd, flags, pieces) } else { Read::Kernel } {
+        match if known { read(&found, fd, flags, pieces) } else { Read::Kernel } {
             Read::Done(n) => return n as isize,
             Read::Empty => {
                 sys::set_errno(libc::EAGAIN);
@@ -366,14 +509,17 @@ pub fn receive(fd: RawFd, pieces: &mut [&mut [u8]], flags: c_int, kernel: impl F
         }
         direct.leave_to_kernel();
     }
+    if found.is_replaced(fd) {
+        sys::set_errno(libc::EBADF);
+        return -1;
+    }
     let done = kernel();
     if let Some(begin) = begin {
         direct.waited_since(begin);
     }
     // Neither takes bytes of the stream from the kernel.
-    if done > 0 && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE) == 0 {
-        direct.taken.fetch_add(done as u64, Ordering::Relaxed);
-        direct.empty.store(0, Ordering::Relaxed);
+    if flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE) == 0 {
+        direct.count_taken(done);
     }
     done
 }

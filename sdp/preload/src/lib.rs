@@ -16,14 +16,17 @@
 //! | `listen` | an SDP listener and an entry of the port mapper are added; what it accepts, the relay brings to the socket |
 //! | `accept`, `accept4`, `getsockname`, `getpeername` | the addresses are those of the connection over SDP |
 //! | `read`, `write`, `recv`, `send` and their kin | in the process that made the connection, data goes straight from and to the stream when neither the loopback nor a sleep is in the way |
+//! | `close`, `dup`, `fcntl`, `fdopen`, `posix_spawn` and their kin | the library learns which descriptors are the only ones of their socket |
 //! | `_exit`, `_Exit`, exit handlers | data that is on its way is sent |
 //!
 //! | file | owns |
 //! |---|---|
 //! | `calls` | the functions that replace those of the C library |
+//! | `descriptors` | the functions that replace those which close, duplicate or pass on descriptors |
 //! | `direct` | reads and writes that pass the loopback by |
 //! | `next` | the functions of the C library that are replaced |
 //! | `numbers` | which numbers the library's descriptors have |
+//! | `tracking` | which descriptors are the only ones of their socket |
 //! | `transfers` | the functions that replace those that transfer data |
 //! | `sys` | system calls, past those functions, and hooks of the C library |
 //! | `legs` | names of connections, in memory that is shared with forked children |
@@ -33,6 +36,7 @@
 //! [Decision 17](../../docs/decisions/0017-programs-keep-their-tcp-sockets.md) says why, and what it costs.
 
 mod calls;
+mod descriptors;
 mod direct;
 mod legs;
 mod next;
@@ -40,4 +44,5 @@ mod numbers;
 mod process;
 mod relay;
 mod sys;
+mod tracking;
 mod transfers;

@@ -31,7 +31,7 @@ use xwarp_verbs::Device;
 use crate::{
     direct, legs, numbers,
     relay::{self, ADVERTISED_BYTES, Gate, Joined, Relays},
-    sys,
+    sys, tracking,
 };
 
 /// The interface, when there is a choice.
@@ -136,6 +136,7 @@ thread_local! {
 }
 
 extern "C" fn before_fork() {
+    tracking::forget_all();
     let fork = Fork { mapper: mapper::descriptors(), numbers: numbers::taken() };
     // A thread that is ending has no such variables any more. Its children keep the descriptors.
     let _ = FORK.try_with(|place| place.set(Some(fork)));
@@ -145,9 +146,15 @@ extern "C" fn in_parent() {
     let _ = FORK.try_with(Cell::take);
 }
 
-extern "C" fn in_child() {
+/// This process is a forked child.
+pub fn is_child() {
     // The parent's threads are not here, and its locks may be held for ever.
     CURRENT.store(ptr::null_mut(), Ordering::Release);
+    tracking::forked();
+}
+
+extern "C" fn in_child() {
+    is_child();
     if let Ok(Some(mut fork)) = FORK.try_with(Cell::take) {
         mem::take(&mut *fork.mapper).into_iter().for_each(sys::close);
         fork.numbers.clear();

@@ -297,6 +297,7 @@ impl Relays {
             if relays.send_all(&sends).is_err() {
                 sends.stream.abort();
             }
+            sends.direct.give_up();
             sends.sent.store(true, Ordering::Release);
             drop(sends);
             *lock(&relays.sending) -= 1;
@@ -358,6 +359,7 @@ impl Relays {
                 Err(error) => return Err(error.into()),
             };
             if len == 0 {
+                direct.give_up();
                 if let Some(before) = sending {
                     stream.finish_send_memory(before)?;
                 }
@@ -381,9 +383,9 @@ impl Relays {
                 }
                 std::mem::swap(&mut memory, &mut other);
             }
-            for count in [moved, &self.moved] {
-                count.fetch_add(len as u64, Ordering::Relaxed);
-            }
+            self.moved.fetch_add(len as u64, Ordering::Relaxed);
+            let before = moved.fetch_add(len as u64, Ordering::SeqCst);
+            direct.has_moved(before + len as u64);
         }
     }
 

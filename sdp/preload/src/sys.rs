@@ -8,9 +8,26 @@ use std::{
     ptr,
 };
 
-use libc::{c_int, c_void, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
+use libc::{
+    c_int, c_long, c_void, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
+};
 use rustix::{io::Errno, net::SendFlags};
 use xwarp_verbs::Memory;
+
+use crate::next;
+
+/// A system call past the functions that this library replaces.
+macro_rules! kernel {
+    ($number:expr $(, $argument:expr)*) => {{
+        let mut arguments = [0; 6];
+        #[allow(clippy::cast_lossless, reason = "numbers and pointers of several types")]
+        for (place, argument) in arguments.iter_mut().zip([$($argument as c_long),*]) {
+            *place = argument;
+        }
+        let [a, b, c, d, e, f] = arguments;
+        next::syscall($number, a, b, c, d, e, f)
+    }};
+}
 
 /// `connect` of the kernel.
 ///
@@ -18,13 +35,13 @@ use xwarp_verbs::Memory;
 /// `address` is what the caller of `connect` gave.
 pub unsafe fn connect(fd: RawFd, address: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: the kernel checks the pointer.
-    unsafe { libc::syscall(libc::SYS_connect, fd, address, len) as c_int }
+    unsafe { kernel!(libc::SYS_connect, fd, address, len) as c_int }
 }
 
 /// `listen` of the kernel.
 pub fn listen(fd: RawFd, backlog: c_int) -> c_int {
     // SAFETY: no pointers.
-    unsafe { libc::syscall(libc::SYS_listen, fd, backlog) as c_int }
+    unsafe { kernel!(libc::SYS_listen, fd, backlog) as c_int }
 }
 
 /// A call that stores an address.
@@ -44,9 +61,9 @@ pub unsafe fn name(call: Naming, fd: RawFd, address: *mut sockaddr, len: *mut so
     // SAFETY: the kernel checks the pointers.
     unsafe {
         let done = match call {
-            Naming::Local => libc::syscall(libc::SYS_getsockname, fd, address, len),
-            Naming::Peer => libc::syscall(libc::SYS_getpeername, fd, address, len),
-            Naming::Accept(flags) => libc::syscall(libc::SYS_accept4, fd, address, len, flags),
+            Naming::Local => kernel!(libc::SYS_getsockname, fd, address, len),
+            Naming::Peer => kernel!(libc::SYS_getpeername, fd, address, len),
+            Naming::Accept(flags) => kernel!(libc::SYS_accept4, fd, address, len, flags),
         };
         done as c_int
     }
@@ -90,7 +107,7 @@ pub fn receive(socket: &OwnedFd, memory: &Memory, offset: usize, len: usize) -> 
     let done = unsafe {
         let to = memory.as_ptr().add(offset);
         let (flags, nobody) = (libc::MSG_DONTWAIT, ptr::null_mut::<c_void>());
-        libc::syscall(libc::SYS_recvfrom, socket.as_raw_fd(), to, len, flags, nobody, nobody)
+        kernel!(libc::SYS_recvfrom, socket.as_raw_fd(), to, len, flags, nobody, nobody)
     };
     usize::try_from(done).map_err(|_| Errno::from_raw_os_error(errno()))
 }
@@ -110,7 +127,7 @@ pub fn send(
     let done = unsafe {
         let from = memory.as_ptr().add(offset);
         let nobody = ptr::null_mut::<c_void>();
-        libc::syscall(libc::SYS_sendto, socket.as_raw_fd(), from, len, flags.bits(), nobody, 0)
+        kernel!(libc::SYS_sendto, socket.as_raw_fd(), from, len, flags.bits(), nobody, 0)
     };
     usize::try_from(done).map_err(|_| Errno::from_raw_os_error(errno()))
 }
@@ -119,14 +136,14 @@ pub fn send(
 pub fn exit_group(status: c_int) -> ! {
     loop {
         // SAFETY: no pointers; the call does not return.
-        unsafe { libc::syscall(libc::SYS_exit_group, status) };
+        unsafe { kernel!(libc::SYS_exit_group, status) };
     }
 }
 
 /// `close` of the kernel.
 pub fn close(fd: RawFd) {
     // SAFETY: no pointers; the number was returned to us and given to nobody.
-    unsafe { libc::syscall(libc::SYS_close, fd) };
+    unsafe { kernel!(libc::SYS_close, fd) };
 }
 
 pub fn set_errno(error: c_int) {

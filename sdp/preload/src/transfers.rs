@@ -1,11 +1,11 @@
-//! The functions of the C library that transfer data, as this library replaces them. All others, such as `sendfile`, `sendmmsg` and
-//! those of the standard input and output, use the socket in the kernel.
+//! The functions of the C library that transfer data, as this library replaces them. All others, such as `sendmmsg` and those of the
+//! standard input and output, use the socket in the kernel.
 
 use std::{io::IoSlice, ptr, slice};
 
 use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
-use crate::{direct, next};
+use crate::{descriptors::forget_passed, direct, next};
 
 /// Pieces of a vector that the direct path takes; longer vectors are the kernel's.
 const MOST_PIECES: usize = 8;
@@ -278,6 +278,9 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     // SAFETY: the caller's promise; the kernel refuses null.
     unsafe {
         let Some(header) = message.as_ref().filter(|header| header.msg_controllen == 0) else {
+            if let Some(header) = message.as_ref() {
+                forget_passed(header);
+            }
             return direct::send(fd, &[], flags, |_| next::sendmsg(fd, message, flags));
         };
         to_send(header.msg_iov.cast_const(), header.msg_iovlen, |pieces| {
