@@ -84,8 +84,8 @@ impl Link for Interface {
         head.map(|head| TxFrame::new(head, chunks as u16))
     }
 
-    fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
-        self.rings.retained(frame.head())
+    fn tx_chunks_into<'a>(&'a mut self, frame: &mut TxFrame, chunks: &mut ChunksMut<'a>) -> bool {
+        self.rings.retained_into(frame.head(), chunks)
     }
 
     fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {

@@ -515,12 +515,12 @@ impl Rings {
         self.chains.len(head) > 0 && places.all(|place| place == Some(Place::Retained))
     }
 
-    /// The memory of a frame that is retained, chunk by chunk; `None` while the kernel may read it.
-    pub(crate) fn retained(&mut self, head: u32) -> Option<ChunksMut<'_>> {
+    /// Appends the memory of a frame that is retained to `chunks`, chunk by chunk. Returns false, and appends nothing,
+    /// while the kernel may read it.
+    pub(crate) fn retained_into<'a>(&'a mut self, head: u32, chunks: &mut ChunksMut<'a>) -> bool {
         if !self.is_retained(head) {
-            return None;
+            return false;
         }
-        let mut chunks = ChunksMut::new();
         for chunk in self.chains.iter(head) {
             let at = Self::blank(chunk) as usize;
             // SAFETY: the chunk is `Retained`, so the kernel does not use it, and `&mut self` keeps every other
@@ -530,7 +530,7 @@ impl Rings {
                 std::slice::from_raw_parts_mut(self.memory.mapping.start().add(at).as_ptr(), CHUNK_CAPACITY)
             });
         }
-        Some(chunks)
+        true
     }
 
     /// Puts the first `len` bytes of a retained frame on the queue's transmit ring, and frees the chunks behind

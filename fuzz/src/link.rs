@@ -129,10 +129,13 @@ impl Link for FuzzLink {
         Some(TxFrame::new(head as u32, count as u16))
     }
 
-    fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
+    fn tx_chunks_into<'a>(&'a mut self, frame: &mut TxFrame, chunks: &mut ChunksMut<'a>) -> bool {
         let sent = &mut self.out[frame.head() as usize];
         assert!(!sent.released, "a token for a frame that was released");
-        (!sent.submitted).then(|| sent.chunks.iter_mut().map(Vec::as_mut_slice).collect())
+        if !sent.submitted {
+            chunks.extend(sent.chunks.iter_mut().map(Vec::as_mut_slice));
+        }
+        !sent.submitted
     }
 
     fn submit(&mut self, _queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {

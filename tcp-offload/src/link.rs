@@ -177,9 +177,14 @@ pub fn rx_pieces<'a>(link: &'a dyn Link, frame: &RxFrame, start: usize, len: usi
 
 /// Number of transmit chunks of a frame of `len` bytes.
 pub fn chunks_for(link: &dyn Link, len: usize) -> usize {
-    let chunk = link.chunk_bytes().max(1);
+    chunks_of(link.chunk_bytes(), len)
+}
+
+/// Number of chunks of `chunk_bytes` that a frame of `len` bytes takes.
+#[inline]
+pub(crate) fn chunks_of(chunk_bytes: usize, len: usize) -> usize {
     // A division takes longer than all else here.
-    if len <= chunk { 1 } else { len.div_ceil(chunk) }
+    if len <= chunk_bytes { 1 } else { len.div_ceil(chunk_bytes.max(1)) }
 }
 
 /// A write position that walks the chunks of a frame from front to back.
@@ -196,17 +201,46 @@ pub struct FrameWriter<'a> {
 
 impl<'a> FrameWriter<'a> {
     /// A writer of the bytes from `start` to `limit` of the frame (fewer when the chunks are shorter).
-    #[inline]
     pub fn new(chunks: ChunksMut<'a>, start: usize, limit: usize) -> Self {
-        let mut writer = Self { chunks, chunk: 0, at: 0, position: 0, limit };
-        writer.limit = writer.chunks.iter().map(|c| c.len()).sum::<usize>().min(limit);
-        writer.position = start.min(writer.limit);
-        writer.at = writer.position;
-        while let Some(before) = writer.chunks.get(writer.chunk).filter(|c| writer.at > c.len()) {
-            writer.at -= before.len();
-            writer.chunk += 1;
-        }
+        let mut writer = Self { chunks, ..Self::closed() };
+        writer.start(start, limit);
         writer
+    }
+
+    /// A writer without memory, until it is [opened](Self::open).
+    #[inline]
+    pub fn closed() -> Self {
+        Self { chunks: ChunksMut::new(), chunk: 0, at: 0, position: 0, limit: 0 }
+    }
+
+    /// Writes from now on the bytes from `start` to `limit` of `frame`. Returns false while the link still reads the frame.
+    #[inline]
+    pub fn open(
+        &mut self,
+        link: &'a mut (dyn Link + '_),
+        frame: &mut TxFrame,
+        start: usize,
+        limit: usize,
+    ) -> bool {
+        self.chunks.clear();
+        let opened = link.tx_chunks_into(frame, &mut self.chunks);
+        self.start(start, limit);
+        opened
+    }
+
+    #[inline]
+    fn start(&mut self, start: usize, limit: usize) {
+        let bytes = match self.chunks.as_slice() {
+            [chunk] => chunk.len(),
+            chunks => chunks.iter().map(|c| c.len()).sum(),
+        };
+        self.limit = bytes.min(limit);
+        self.position = start.min(self.limit);
+        (self.chunk, self.at) = (0, self.position);
+        while let Some(before) = self.chunks.get(self.chunk).filter(|c| self.at > c.len()) {
+            self.at -= before.len();
+            self.chunk += 1;
+        }
     }
 
     /// Bytes from the frame's start to the write position.
@@ -386,8 +420,15 @@ pub trait Link: Send {
     /// A frame with room for `len` bytes, or `None` when too few chunks are free.
     fn alloc(&mut self, len: usize) -> Option<TxFrame>;
 
+    /// Appends the memory of a frame to `chunks`, chunk by chunk. Returns false, and appends nothing, while an earlier
+    /// transmission still reads it. The list is the caller's, because moving one takes longer than filling it.
+    fn tx_chunks_into<'a>(&'a mut self, frame: &mut TxFrame, chunks: &mut ChunksMut<'a>) -> bool;
+
     /// The memory of a frame, chunk by chunk, or `None` while an earlier transmission still reads it.
-    fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>>;
+    fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
+        let mut chunks = ChunksMut::new();
+        self.tx_chunks_into(frame, &mut chunks).then_some(chunks)
+    }
 
     /// Puts the frame's first `len` bytes on the transmit ring of `queue`, all chunks or none. Chunks after these bytes
     /// become free. The token stays with the caller, who may submit it again (a retransmission) or release it.

@@ -203,5 +203,5 @@ impl Interface for AfXdp {
 
 impl Link for AfXdp {
     forward_link!(driver: chunk_bytes, tx_available, rx_capacity, rx_available, receive, rx_chunks, recycle,
-        alloc, tx_chunks, submit, release, flush, steer, unsteer, hand_over);
+        alloc, tx_chunks_into, submit, release, flush, steer, unsteer, hand_over);
 }

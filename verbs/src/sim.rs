@@ -134,7 +134,7 @@ impl Resolver for SimResolver {
 
 impl Link for SimInterface {
     forward_link!(link: chunk_bytes, tx_available, rx_capacity, rx_available, rx_chunks, recycle, alloc,
-        tx_chunks, submit, release, steer, unsteer);
+        tx_chunks_into, submit, release, steer, unsteer);
 
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
         self.wire.advance(self.clock.now());

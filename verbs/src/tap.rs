@@ -190,7 +190,7 @@ fn io_error(error: PcapError) -> io::Error {
 
 impl Link for Tap {
     forward_link!(inner: chunk_bytes, tx_available, rx_capacity, rx_available, rx_chunks, recycle, alloc,
-        tx_chunks, release, flush, steer, unsteer, hand_over);
+        tx_chunks_into, release, flush, steer, unsteer, hand_over);
 
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
         let before = batch.len();

@@ -38,7 +38,7 @@ struct Mined(SimInterface, Arc<Mines>);
 
 impl Link for Mined {
     forward_link!(0: chunk_bytes, tx_available, rx_capacity, rx_available, rx_chunks, recycle, alloc,
-        tx_chunks, release, flush, steer, unsteer);
+        tx_chunks_into, release, flush, steer, unsteer);
 
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
         let received = self.0.receive(batch, max);

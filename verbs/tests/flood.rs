@@ -25,7 +25,7 @@ struct Flooded {
 
 impl Link for Flooded {
     forward_link!(ours: chunk_bytes, tx_available, rx_capacity, rx_available, rx_chunks, recycle, alloc,
-        tx_chunks, submit, release, flush, steer, unsteer);
+        tx_chunks_into, submit, release, flush, steer, unsteer);
 
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {
         if let Some(mut frame) = self.peer.alloc(60) {

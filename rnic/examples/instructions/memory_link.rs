@@ -102,8 +102,9 @@ impl Link for MemoryLink {
     }
 
     #[inline(never)]
-    fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
-        Some(std::iter::once(&mut *self.tx[frame.head() as usize]).collect())
+    fn tx_chunks_into<'a>(&'a mut self, frame: &mut TxFrame, chunks: &mut ChunksMut<'a>) -> bool {
+        chunks.push(&mut self.tx[frame.head() as usize]);
+        true
     }
 
     #[inline(never)]

@@ -11,7 +11,7 @@
 ///
 /// impl<L: Link> Link for Counting<L> {
 ///     forward_link!(0: chunk_bytes, tx_available, rx_capacity, rx_available, receive, rx_chunks, recycle, alloc,
-///         tx_chunks, release, flush, steer, unsteer, hand_over);
+///         tx_chunks_into, release, flush, steer, unsteer, hand_over);
 ///
 ///     fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
 ///         self.1 += 1;
@@ -64,9 +64,13 @@ macro_rules! forward_link {
             self.$inner.alloc(len)
         }
     };
-    (@tx_chunks $inner:tt) => {
-        fn tx_chunks(&mut self, frame: &mut $crate::link::TxFrame) -> Option<$crate::link::ChunksMut<'_>> {
-            self.$inner.tx_chunks(frame)
+    (@tx_chunks_into $inner:tt) => {
+        fn tx_chunks_into<'a>(
+            &'a mut self,
+            frame: &mut $crate::link::TxFrame,
+            chunks: &mut $crate::link::ChunksMut<'a>,
+        ) -> bool {
+            self.$inner.tx_chunks_into(frame, chunks)
         }
     };
     (@submit $inner:tt) => {

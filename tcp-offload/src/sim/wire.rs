@@ -368,12 +368,15 @@ impl Link for SimLink {
         Some(TxFrame::new(self.tx.insert(Outgoing { chunks, place: TxPlace::Retained }) as u32, count))
     }
 
-    fn tx_chunks(&mut self, frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
-        let Outgoing { chunks, place } = &mut self.tx[frame.head() as usize];
-        assert_eq!(chunks.len(), frame.chunks(), "a token of another frame");
+    fn tx_chunks_into<'a>(&'a mut self, frame: &mut TxFrame, chunks: &mut ChunksMut<'a>) -> bool {
+        let Outgoing { chunks: memory, place } = &mut self.tx[frame.head() as usize];
+        assert_eq!(memory.len(), frame.chunks(), "a token of another frame");
         match place {
-            TxPlace::Retained => Some(chunks.iter_mut().map(|chunk| &mut **chunk).collect()),
-            TxPlace::Sending => None,
+            TxPlace::Retained => {
+                chunks.extend(memory.iter_mut().map(|chunk| &mut **chunk));
+                true
+            }
+            TxPlace::Sending => false,
             TxPlace::SendingReleased => panic!("a token for a frame that was released"),
         }
     }

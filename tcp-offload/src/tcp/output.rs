@@ -11,7 +11,7 @@ use super::{
     timers::Timer,
 };
 use crate::{
-    link::{FrameWriter, Link, chunks_for},
+    link::{FrameWriter, Link, chunks_of},
     seq::{SeqNum, StreamOffset},
     time::Instant,
     ulp::CloseReason,
@@ -283,7 +283,8 @@ impl Connection {
             }
             let probe = self.due.loss_probe;
             let free = turn.link.tx_available();
-            let reserved = self.reserved_chunks(turn.link);
+            let chunk = turn.link.chunk_bytes();
+            let reserved = self.reserved_chunks(chunk);
             let most_chunks = self.most_chunks(free.saturating_sub(reserved));
             let room = match self.tx.room(self.emss, most_chunks, self.due.window_probe) {
                 Err(Limit::Congestion) if probe && self.tx.usable() >= self.emss as u64 => self.emss,
@@ -293,7 +294,7 @@ impl Connection {
             let room =
                 if room == self.emss && !probe { self.probe_room(turn.now).unwrap_or(room) } else { room };
             turn.check_room()?;
-            if free < reserved + chunks_for(turn.link, self.header_bytes() + room) {
+            if free < reserved + chunks_of(chunk, self.header_bytes() + room) {
                 return Err(turn.no_frame());
             }
             match self.fill(turn, source, room)? {
@@ -339,8 +340,8 @@ impl Connection {
 
     /// Free chunks that new data leaves to ACKs and retransmissions: one half to ACKs, the other half, at least one
     /// full segment, to retransmissions.
-    fn reserved_chunks(&self, link: &dyn Link) -> usize {
-        (self.config.reserve_chunks as usize).max(2 * chunks_for(link, self.header_bytes() + self.emss))
+    fn reserved_chunks(&self, chunk_bytes: usize) -> usize {
+        (self.config.reserve_chunks as usize).max(2 * chunks_of(chunk_bytes, self.header_bytes() + self.emss))
     }
 
     /// Bytes of the headers of a segment with payload.
@@ -381,11 +382,12 @@ impl Connection {
         let offset = self.tx.nxt();
         let header = self.header_bytes();
         let Some(mut frame) = turn.link.alloc(header + room) else { return Err(turn.no_frame()) };
-        let Some(chunks) = turn.link.tx_chunks(&mut frame) else {
+        let mut writer = FrameWriter::closed();
+        if !writer.open(turn.link, &mut frame, header, header + room) {
+            drop(writer);
             turn.link.release(frame);
             return Err(Stopped::Starved);
-        };
-        let mut writer = FrameWriter::new(chunks, header, header + room);
+        }
         let filled = source.fill(offset, &mut writer);
         let len = match filled {
             Filled::Segment { len, .. } if len > 0 => len.min(room),

@@ -73,8 +73,8 @@ impl Link for TestLink {
     fn alloc(&mut self, _: usize) -> Option<TxFrame> {
         None
     }
-    fn tx_chunks(&mut self, _: &mut TxFrame) -> Option<ChunksMut<'_>> {
-        None
+    fn tx_chunks_into<'a>(&'a mut self, _: &mut TxFrame, _: &mut ChunksMut<'a>) -> bool {
+        false
     }
     fn submit(&mut self, _: QueueId, _: &mut TxFrame, _: usize) -> Result<(), RingFull> {
         Err(RingFull)

@@ -79,7 +79,7 @@ struct Shared<'l> {
 
 impl Link for Shared<'_> {
     forward_link!(link: chunk_bytes, tx_available, rx_capacity, rx_available, receive, rx_chunks, recycle, alloc,
-        tx_chunks, submit, release, flush, steer, unsteer);
+        tx_chunks_into, submit, release, flush, steer, unsteer);
 
     fn hand_over(&mut self, frame: &RxFrame, flow: &Flow) -> bool {
         let elsewhere = *flow == self.theirs;

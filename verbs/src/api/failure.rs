@@ -133,8 +133,8 @@ impl Link for ClosedInterface {
         None
     }
 
-    fn tx_chunks(&mut self, _frame: &mut TxFrame) -> Option<ChunksMut<'_>> {
-        None
+    fn tx_chunks_into<'a>(&'a mut self, _frame: &mut TxFrame, _chunks: &mut ChunksMut<'a>) -> bool {
+        false
     }
 
     fn submit(&mut self, _queue: QueueId, _frame: &mut TxFrame, _len: usize) -> Result<(), RingFull> {

@@ -102,7 +102,7 @@ impl Connection {
         offset: StreamOffset,
     ) -> Result<(), Stopped> {
         let fields = self.data_fields(turn.now, offset, false);
-        let reserved = self.reserved_chunks(turn.link);
+        let reserved = self.reserved_chunks(turn.link.chunk_bytes());
         let Some(entry) = self.tx.queue.entry(index) else { return Ok(()) };
         let (len, sum) = (entry.bytes() as usize, entry.payload_sum());
         let mut head = [0; MOST_HEADER_BYTES];
