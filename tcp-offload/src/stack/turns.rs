@@ -1,6 +1,12 @@
 //! The next work of each connection: nothing, a delayed ACK when the engine is idle, sending when frames are free, or
-//! sending now. A connection is in at most one list, and a removed connection is in none, so the lists are bounded by the
+//! sending now.
+//!
+//! Each kind of work has a list. A connection that gets other work keeps its entry in the list of the old one, which is
+//! passed over when its turn comes: the work of a connection changes several times per message, and its turn in the list
+//! of ACKs comes only when the engine is idle. No list has two entries of a connection, so the lists are bounded by the
 //! table.
+
+use std::collections::VecDeque;
 
 /// The next work of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -16,40 +22,45 @@ pub(super) enum Work {
     Send,
 }
 
-/// Index of no connection.
-const NONE: u32 = u32::MAX;
-
-/// Links of one connection in its list.
-#[derive(Debug, Clone, Copy)]
-struct Place {
-    work: Work,
-    before: u32,
-    after: u32,
-}
-
-impl Default for Place {
-    fn default() -> Self {
-        Self { work: Work::Nothing, before: NONE, after: NONE }
+impl Work {
+    const fn bit(self) -> u8 {
+        1 << self as u8
     }
 }
 
-/// One doubly linked list.
-#[derive(Debug, Clone, Copy)]
+/// The work of one connection.
+#[derive(Debug, Clone, Copy, Default)]
+struct Place {
+    work: Work,
+    /// The lists that have an entry of the connection, as [bits](Work::bit).
+    listed: u8,
+}
+
+/// The connections that have, or had, one kind of work.
+#[derive(Debug, Default)]
 struct List {
-    first: u32,
-    last: u32,
+    entries: VecDeque<u32>,
+    /// Number of connections that have this work.
     len: usize,
 }
 
-impl Default for List {
-    fn default() -> Self {
-        Self { first: NONE, last: NONE, len: 0 }
-    }
+/// The lists of all kinds of work.
+#[derive(Debug, Default)]
+struct Lists {
+    acks: List,
+    frames: List,
+    sends: List,
 }
 
-impl List {
-    fn first(&self) -> Option<u32> {
-        Some(self.first).filter(|first| *first != NONE)
+impl Lists {
+    #[inline]
+    fn of(&mut self, work: Work) -> Option<&mut List> {
+        match work {
+            Work::Nothing => None,
+            Work::Ack => Some(&mut self.acks),
+            Work::Frames => Some(&mut self.frames),
+            Work::Send => Some(&mut self.sends),
+        }
     }
 }
 
@@ -58,9 +69,7 @@ impl List {
 pub(super) struct Turns {
     /// By connection index.
     places: Vec<Place>,
-    acks: List,
-    frames: List,
-    sends: List,
+    lists: Lists,
 }
 
 impl Turns {
@@ -70,8 +79,8 @@ impl Turns {
         self.places.get(index as usize).map_or(Work::Nothing, |place| place.work)
     }
 
-    /// Sets the work of connection `index`. The connection is appended to the list of its new work; with the same work
-    /// as before it keeps its place.
+    /// Sets the work of connection `index`. The connection is appended to the list of its new work, unless that has an
+    /// entry of it.
     #[inline]
     pub(super) fn set(&mut self, index: u32, work: Work) {
         if self.work(index) != work {
@@ -84,55 +93,49 @@ impl Turns {
         if self.places.len() <= at {
             self.places.resize(at + 1, Place::default());
         }
-        let Some(Place { work: old, before, after }) = self.places.get(at).copied() else { return };
-        if let Some(list) = self.list(old) {
+        let Some(place) = self.places.get_mut(at) else { return };
+        if let Some(list) = self.lists.of(std::mem::replace(&mut place.work, work)) {
             list.len -= 1;
-            if before == NONE {
-                list.first = after;
-            }
-            if after == NONE {
-                list.last = before;
-            }
-            if let Some(place) = self.places.get_mut(before as usize) {
-                place.after = after;
-            }
-            if let Some(place) = self.places.get_mut(after as usize) {
-                place.before = before;
-            }
         }
-        let mut new = Place { work, ..Place::default() };
-        if let Some(list) = self.list(work) {
+        if let Some(list) = self.lists.of(work) {
             list.len += 1;
-            new.before = std::mem::replace(&mut list.last, index);
-            if new.before == NONE {
-                list.first = index;
-            }
-            if let Some(last) = self.places.get_mut(new.before as usize) {
-                last.after = index;
+            if place.listed & work.bit() == 0 {
+                place.listed |= work.bit();
+                list.entries.push_back(index);
             }
         }
-        if let Some(place) = self.places.get_mut(at) {
-            *place = new;
+    }
+
+    /// Takes the work `work` from the first connection that has it, and returns the connection.
+    #[inline]
+    fn take(&mut self, work: Work) -> Option<u32> {
+        let list = self.lists.of(work)?;
+        loop {
+            let index = list.entries.pop_front()?;
+            let Some(place) = self.places.get_mut(index as usize) else { continue };
+            place.listed &= !work.bit();
+            if place.work == work {
+                place.work = Work::Nothing;
+                list.len -= 1;
+                return Some(index);
+            }
         }
     }
 
     /// Removes and returns the connection whose turn it is to send.
+    #[inline]
     pub(super) fn next_send(&mut self) -> Option<u32> {
-        let index = self.sends.first()?;
-        self.set(index, Work::Nothing);
-        Some(index)
+        self.take(Work::Send)
     }
 
     /// Removes and returns a connection that owes an ACK.
     pub(super) fn next_ack(&mut self) -> Option<u32> {
-        let index = self.acks.first()?;
-        self.set(index, Work::Nothing);
-        Some(index)
+        self.take(Work::Ack)
     }
 
     /// Makes the connection that has waited longest for frames send. Returns false if none waits.
     pub(super) fn retry_one(&mut self) -> bool {
-        let waits = self.frames.first();
+        let waits = self.take(Work::Frames);
         if let Some(index) = waits {
             self.set(index, Work::Send);
         }
@@ -141,77 +144,118 @@ impl Turns {
 
     /// Number of connections that wait for free frames.
     pub(super) fn waiting(&self) -> usize {
-        self.frames.len
+        self.lists.frames.len
     }
 
     /// Number of connections that may have something to send.
     pub(super) fn sends(&self) -> usize {
-        self.sends.len
+        self.lists.sends.len
     }
 
     /// Number of connections that owe an ACK and nothing else.
     pub(super) fn acks(&self) -> usize {
-        self.acks.len
-    }
-
-    fn list(&mut self, work: Work) -> Option<&mut List> {
-        match work {
-            Work::Nothing => None,
-            Work::Ack => Some(&mut self.acks),
-            Work::Frames => Some(&mut self.frames),
-            Work::Send => Some(&mut self.sends),
-        }
+        self.lists.acks.len
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::VecDeque;
-
     use proptest::prelude::*;
 
     use super::*;
 
+    const CONNECTIONS: u32 = 8;
+
+    /// What [`Turns`] shall do, written without regard to cost.
+    #[derive(Default)]
+    struct Model {
+        works: [Work; CONNECTIONS as usize],
+        acks: VecDeque<u32>,
+        frames: VecDeque<u32>,
+        sends: VecDeque<u32>,
+    }
+
+    impl Model {
+        fn list(&mut self, work: Work) -> &mut VecDeque<u32> {
+            match work {
+                Work::Ack => &mut self.acks,
+                Work::Frames => &mut self.frames,
+                _ => &mut self.sends,
+            }
+        }
+
+        fn set(&mut self, index: u32, work: Work) {
+            let old = std::mem::replace(&mut self.works[index as usize], work);
+            if old != work && work != Work::Nothing && !self.list(work).contains(&index) {
+                self.list(work).push_back(index);
+            }
+        }
+
+        fn advance(&mut self, old: Work, new: Work) -> Option<u32> {
+            while let Some(index) = self.list(old).pop_front() {
+                if self.works[index as usize] == old {
+                    self.set(index, new);
+                    return Some(index);
+                }
+            }
+            None
+        }
+
+        fn count(&self, work: Work) -> usize {
+            self.works.iter().filter(|w| **w == work).count()
+        }
+    }
+
     proptest! {
         #[test]
-        fn prop_the_lists_agree_with_queues(ops in prop::collection::vec((0..7u8, 0..8u32), 1..200)) {
-            let mut turns = Turns::default();
-            let [mut acks, mut frames, mut sends] = [const { VecDeque::new() }; 3];
+        fn prop_the_lists_agree_with_queues(ops in prop::collection::vec((0..7u8, 0..CONNECTIONS), 1..200)) {
+            let (mut turns, mut model) = (Turns::default(), Model::default());
             for (op, index) in ops {
-                let (index, work) = match op {
-                    0 => (index, Work::Nothing),
-                    1 => (index, Work::Ack),
-                    2 => (index, Work::Frames),
-                    3 => (index, Work::Send),
+                let work = match op {
+                    0 => Work::Nothing,
+                    1 => Work::Ack,
+                    2 => Work::Frames,
+                    3 => Work::Send,
                     4 => {
-                        prop_assert_eq!(turns.retry_one(), !frames.is_empty());
-                        sends.extend(frames.pop_front());
+                        let retried = model.advance(Work::Frames, Work::Send);
+                        prop_assert_eq!(turns.retry_one(), retried.is_some());
                         continue;
                     }
                     5 => {
-                        prop_assert_eq!(turns.next_send(), sends.pop_front());
+                        prop_assert_eq!(turns.next_send(), model.advance(Work::Send, Work::Nothing));
                         continue;
                     }
                     _ => {
-                        prop_assert_eq!(turns.next_ack(), acks.pop_front());
+                        prop_assert_eq!(turns.next_ack(), model.advance(Work::Ack, Work::Nothing));
                         continue;
                     }
                 };
                 turns.set(index, work);
-                for (list, of) in [(&mut acks, Work::Ack), (&mut frames, Work::Frames), (&mut sends, Work::Send)] {
-                    match list.iter().position(|i| *i == index) {
-                        Some(_) if work == of => {}
-                        Some(at) => drop(list.remove(at)),
-                        None if work == of => list.push_back(index),
-                        None => {}
-                    }
+                model.set(index, work);
+                for index in 0..CONNECTIONS {
+                    prop_assert_eq!(turns.work(index), model.works[index as usize]);
                 }
-                prop_assert_eq!(turns.work(index), work);
-                prop_assert_eq!(
-                    (turns.acks(), turns.waiting(), turns.sends()),
-                    (acks.len(), frames.len(), sends.len())
-                );
+                let counts = [Work::Ack, Work::Frames, Work::Send].map(|work| model.count(work));
+                prop_assert_eq!([turns.acks(), turns.waiting(), turns.sends()], counts);
+            }
+            // Whoever has work is found, once.
+            for expected in [Work::Ack, Work::Frames, Work::Send] {
+                let found = std::iter::from_fn(|| turns.take(expected)).count();
+                prop_assert_eq!(found, model.count(expected));
             }
         }
+    }
+
+    /// An engine that is never idle takes no turn of the list of ACKs.
+    #[test]
+    fn a_list_has_one_entry_of_a_connection() {
+        let mut turns = Turns::default();
+        for _ in 0..1000 {
+            turns.set(3, Work::Ack);
+            turns.set(3, Work::Send);
+            assert_eq!(turns.next_send(), Some(3));
+        }
+        assert_eq!((turns.lists.acks.entries.len(), turns.lists.acks.len), (1, 0));
+        assert_eq!(turns.next_ack(), None);
     }
 }
