@@ -12,15 +12,26 @@ use super::{
     Ecn, Flags, Flow, Options, Path, Segment, Timestamps,
     checksum::Sum,
     ip::{PROTOCOL_TCP, pseudo_header},
-    options::MOST_OPTION_BYTES,
+    options::{MOST_OPTION_BYTES, TIMESTAMPS_BYTES},
 };
-use crate::{link::Link, seq::SeqNum};
+use crate::{
+    link::{FrameWriter, Link},
+    seq::SeqNum,
+};
 
 /// Bytes of the longest header: Ethernet, two tags, IPv6, TCP with all its options.
 pub const MOST_HEADER_BYTES: usize = 14 + 8 + 40 + TCP_HEADER + MOST_OPTION_BYTES;
 
 /// Bytes of a TCP header without options.
 const TCP_HEADER: usize = 20;
+
+/// Bytes of an IPv4 header without options.
+const IPV4_HEADER: usize = 20;
+
+/// Bytes of Ethernet without tags and IPv4, the prefix of most connections, and with TCP and its timestamps. No other prefix
+/// has this length.
+const PLAIN_PREFIX: usize = 14 + IPV4_HEADER;
+const PLAIN_BYTES: usize = PLAIN_PREFIX + TCP_HEADER + TIMESTAMPS_BYTES;
 
 /// Bytes of the longest prefix: Ethernet, two tags and IPv6.
 const MOST_PREFIX_BYTES: usize = 14 + 8 + 40;
@@ -177,7 +188,52 @@ impl Headers {
 
     /// Writes the headers of a frame whose payload has `payload_len` bytes and the checksum sum `payload`. Returns
     /// their length, or `None` when `out` is too short or the options too long.
+    #[expect(clippy::inline_always, reason = "its callers know most fields, which then cost nothing")]
+    #[inline(always)]
     pub fn emit(&self, out: &mut [u8], fields: &Fields, payload_len: usize, payload: Sum) -> Option<usize> {
+        if let Some(timestamps) = fields.options.only_timestamps()
+            && self.prefix_len == PLAIN_PREFIX
+            && let Some(out) = out.first_chunk_mut()
+        {
+            self.emit_plain(out, fields, timestamps, payload_len, payload);
+            return Some(PLAIN_BYTES);
+        }
+        // A copy, so that the compiler keeps the fields of the plain form in registers.
+        let fields = *fields;
+        self.emit_any(out, &fields, payload_len, payload)
+    }
+
+    /// Writes headers of the form that nearly all segments have: no tags, IPv4, and no option but timestamps. All positions
+    /// are known, and the fields are added in registers instead of being read again.
+    #[inline]
+    fn emit_plain(
+        &self,
+        out: &mut [u8; PLAIN_BYTES],
+        fields: &Fields,
+        timestamps: Timestamps,
+        payload_len: usize,
+        payload: Sum,
+    ) {
+        let tcp_len = TCP_HEADER + TIMESTAMPS_BYTES;
+        let (ip, tcp) = out.split_at_mut(PLAIN_PREFIX);
+        if let Some((ip, template)) = ip.first_chunk_mut().zip(self.prefix.first_chunk::<PLAIN_PREFIX>()) {
+            *ip = *template;
+            finish_ipv4(ip.last_chunk_mut(), self.ip_sum, fields.ecn, tcp_len + payload_len);
+        }
+        let (head, options) = (tcp_header(fields, self.ports, TIMESTAMPS_BYTES), timestamps.to_bytes());
+        let sum = Sum::of_array(&head).and(Sum::of_array(&options)).and(payload);
+        let sum = sum.and(self.pseudo).and_word((tcp_len + payload_len) as u16);
+        if let Some((to, rest)) = tcp.split_first_chunk_mut()
+            && let Some(to_options) = rest.first_chunk_mut()
+        {
+            *to = with_checksum(head, sum);
+            *to_options = options;
+        }
+    }
+
+    /// Writes headers of any form.
+    #[inline(never)]
+    fn emit_any(&self, out: &mut [u8], fields: &Fields, payload_len: usize, payload: Sum) -> Option<usize> {
         let options = fields.options.wire_len();
         if options > MOST_OPTION_BYTES {
             return None;
@@ -186,38 +242,45 @@ impl Headers {
         let out = out.get_mut(..self.prefix_len + tcp_len)?;
         let (prefix, tcp) = out.split_at_mut_checked(self.prefix_len)?;
         prefix.copy_from_slice(self.prefix.get(..self.prefix_len)?);
-        self.finish_ip(prefix, fields.ecn, tcp_len + payload_len)?;
-        let (head, rest) = tcp.split_first_chunk_mut::<TCP_HEADER>()?;
-        *head = tcp_header(fields, self.ports, options);
-        fields.options.emit(rest)?;
-        let sum = Sum::of(tcp).and(payload).and(self.pseudo).and_word((tcp_len + payload_len) as u16);
-        tcp.get_mut(16..18)?.copy_from_slice(&sum.checksum().to_be_bytes());
-        Some(self.prefix_len + tcp_len)
-    }
-
-    fn finish_ip(&self, prefix: &mut [u8], ecn: Ecn, payload: usize) -> Option<()> {
-        let bits = match ecn {
-            Ecn::NotEct => 0,
-            Ecn::Ect1 => 1,
-            Ecn::Ect0 => 2,
-            Ecn::Ce => 3,
-        };
         let ip = prefix.get_mut(self.ip..)?;
         if self.v6 {
-            *ip.get_mut(1)? |= bits << 4;
-            ip.get_mut(4..6)?.copy_from_slice(&(payload as u16).to_be_bytes());
+            *ip.get_mut(1)? |= ecn_bits(fields.ecn) << 4;
+            ip.get_mut(4..6)?.copy_from_slice(&((tcp_len + payload_len) as u16).to_be_bytes());
         } else {
-            let total = (ip.len() + payload) as u16;
-            let sum = self.ip_sum.and_word(bits.into()).and_word(total);
-            *ip.get_mut(1)? |= bits;
-            ip.get_mut(2..4)?.copy_from_slice(&total.to_be_bytes());
-            ip.get_mut(10..12)?.copy_from_slice(&sum.checksum().to_be_bytes());
+            finish_ipv4(ip.last_chunk_mut(), self.ip_sum, fields.ecn, tcp_len + payload_len);
         }
-        Some(())
+        let (head, rest) = tcp.split_first_chunk_mut::<TCP_HEADER>()?;
+        fields.options.emit(rest)?;
+        let sum = Sum::of(rest).and(payload).and(self.pseudo).and_word((tcp_len + payload_len) as u16);
+        let bytes = tcp_header(fields, self.ports, options);
+        *head = with_checksum(bytes, sum.and(Sum::of_array(&bytes)));
+        Some(self.prefix_len + tcp_len)
     }
 }
 
+/// The bits of the IP header's ECN field.
+#[inline]
+const fn ecn_bits(ecn: Ecn) -> u8 {
+    match ecn {
+        Ecn::NotEct => 0,
+        Ecn::Ect1 => 1,
+        Ecn::Ect0 => 2,
+        Ecn::Ce => 3,
+    }
+}
+
+/// Completes an IPv4 header, whose sum is `sum`, for `payload` bytes.
+#[inline]
+fn finish_ipv4(ip: Option<&mut [u8; IPV4_HEADER]>, sum: Sum, ecn: Ecn, payload: usize) {
+    let Some(ip) = ip else { return };
+    let (bits, total) = (ecn_bits(ecn), (IPV4_HEADER + payload) as u16);
+    ip[1] |= bits;
+    [ip[2], ip[3]] = total.to_be_bytes();
+    [ip[10], ip[11]] = sum.and_word(bits.into()).and_word(total).checksum().to_be_bytes();
+}
+
 /// A TCP header without options and with checksum 0 (RFC 9293 section 3.1).
+#[inline]
 fn tcp_header(fields: &Fields, ports: [u8; 4], options: usize) -> [u8; TCP_HEADER] {
     let bits = fields.flags.to_byte();
     let [s0, s1, d0, d1] = ports;
@@ -226,6 +289,13 @@ fn tcp_header(fields: &Fields, ports: [u8; 4], options: usize) -> [u8; TCP_HEADE
     let [w0, w1] = fields.window.to_be_bytes();
     let words = ((TCP_HEADER + options) / 4) as u8;
     [s0, s1, d0, d1, q0, q1, q2, q3, a0, a1, a2, a3, words << 4, bits, w0, w1, 0, 0, 0, 0]
+}
+
+/// The header with the checksum of all that `sum` covers.
+#[inline]
+fn with_checksum(mut header: [u8; TCP_HEADER], sum: Sum) -> [u8; TCP_HEADER] {
+    [header[16], header[17]] = sum.checksum().to_be_bytes();
+    header
 }
 
 /// Answers a segment without a connection with the RST of RFC 9293 section 3.10.7.1; a RST is never answered. Returns
@@ -261,10 +331,61 @@ pub fn send_reset(link: &mut dyn Link, segment: &Segment, dscp: u8, hop_limit: u
 pub fn send_bare(link: &mut dyn Link, headers: &Headers, path: &Path, fields: &Fields) -> bool {
     let len = headers.len(&fields.options);
     let Some(mut frame) = link.alloc(len) else { return false };
-    let written = link
-        .tx_chunks(&mut frame)
-        .and_then(|mut chunks| headers.emit(chunks.first_mut()?, fields, 0, Sum::default()));
+    let mut writer = FrameWriter::closed();
+    let opened = writer.open(link, &mut frame, 0, len);
+    let written = opened.then(|| headers.emit(writer.front(len), fields, 0, Sum::default())).flatten();
+    drop(writer);
     let sent = written.is_some_and(|len| link.submit(path.queue, &mut frame, len).is_ok());
     link.release(frame);
     sent
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        link::QueueId,
+        wire::{Mac, VlanTags},
+    };
+
+    proptest! {
+        #[test]
+        fn prop_the_plain_form_has_the_bytes_of_the_general_one(
+            local: ([u8; 4], u16),
+            remote: ([u8; 4], u16),
+            (seq, ack) in any::<(u32, u32)>(),
+            (value, echo) in any::<(u32, u32)>(),
+            (control, window) in any::<(u8, u16)>(),
+            ecn in prop::sample::select(&[Ecn::NotEct, Ecn::Ect0, Ecn::Ect1, Ecn::Ce][..]),
+            (dscp, hop_limit) in any::<(u8, u8)>(),
+            payload in prop::collection::vec(any::<u8>(), 0..3000),
+        ) {
+            let path = Path {
+                flow: Flow { local: local.into(), remote: remote.into() },
+                source_mac: Mac([1; 6]),
+                next_hop: None,
+                next_hop_mac: Mac([2; 6]),
+                vlan: VlanTags::default(),
+                mtu: 9000,
+                queue: QueueId(0),
+            };
+            let headers = Headers::new(&path).with_service(dscp, hop_limit);
+            let fields = Fields {
+                seq: SeqNum::new(seq),
+                ack: SeqNum::new(ack),
+                flags: Flags::from_byte(control),
+                window,
+                options: Options { timestamps: Some(Timestamps { value, echo }), ..Options::default() },
+                ecn,
+            };
+            prop_assert!(fields.options.only_timestamps().is_some() && headers.prefix_len == PLAIN_PREFIX);
+            let (mut plain, mut general) = ([0xee; 100], [0xee; 100]);
+            let sum = Sum::of(&payload);
+            prop_assert_eq!(headers.emit(&mut plain, &fields, payload.len(), sum), Some(PLAIN_BYTES));
+            prop_assert_eq!(headers.emit_any(&mut general, &fields, payload.len(), sum), Some(PLAIN_BYTES));
+            prop_assert_eq!(&plain[..], &general[..]);
+        }
+    }
 }

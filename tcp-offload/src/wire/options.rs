@@ -97,13 +97,6 @@ impl Options {
     /// takes the place of the timestamps' padding. Returns their length, or `None` when they do not fit `out`. More
     /// than [`MOST_OPTION_BYTES`] do not fit a header.
     pub fn emit(&self, out: &mut [u8]) -> Option<usize> {
-        if let Some(timestamps) = self.timestamps
-            && self.wire_len() == TIMESTAMPS_BYTES
-            && !self.sack_permitted
-        {
-            emit_timestamps(timestamps, out.first_chunk_mut()?);
-            return Some(TIMESTAMPS_BYTES);
-        }
         let mut words = out.as_chunks_mut::<4>().0.iter_mut();
         let mut put = |word: [u8; 4]| words.next().map(|w| *w = word);
         if let Some(mss) = self.mss {
@@ -130,13 +123,24 @@ impl Options {
         }
         Some(self.wire_len())
     }
+
+    /// The timestamps, if there is no other option.
+    #[inline]
+    pub(super) fn only_timestamps(&self) -> Option<Timestamps> {
+        let alone =
+            self.mss.is_none() && self.window_scale.is_none() && !self.sack_permitted && self.sack_count == 0;
+        self.timestamps.filter(|_| alone)
+    }
 }
 
-/// Writes the layout of RFC 7323 appendix A.
-fn emit_timestamps(timestamps: Timestamps, out: &mut [u8; TIMESTAMPS_BYTES]) {
-    let [v0, v1, v2, v3] = timestamps.value.to_be_bytes();
-    let [e0, e1, e2, e3] = timestamps.echo.to_be_bytes();
-    *out = [NOP, NOP, TIMESTAMPS, 10, v0, v1, v2, v3, e0, e1, e2, e3];
+impl Timestamps {
+    /// The option alone, in the layout of RFC 7323 appendix A, as [`Options::emit`] writes it.
+    #[inline]
+    pub(super) fn to_bytes(self) -> [u8; TIMESTAMPS_BYTES] {
+        let [v0, v1, v2, v3] = self.value.to_be_bytes();
+        let [e0, e1, e2, e3] = self.echo.to_be_bytes();
+        [NOP, NOP, TIMESTAMPS, 10, v0, v1, v2, v3, e0, e1, e2, e3]
+    }
 }
 
 /// Parses the layout of RFC 7323 appendix A, which most stacks send in every data segment: two no-operations and the
