@@ -53,6 +53,8 @@ pub enum Refusal {
 pub enum Pulled {
     /// One ULPDU was written.
     Ulpdu,
+    /// One ULPDU was written, and [`Ulp::has_data`] is false now.
+    LastUlpdu,
     /// There is nothing to send now, or the next ULPDU does not fit into the rest of this segment.
     Nothing,
     /// There is nothing more to send: a FIN closes this direction after the ULPDUs already pulled.

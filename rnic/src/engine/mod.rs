@@ -151,7 +151,7 @@ impl Engine {
 
     /// Runs the timers that are due and transmits as far as the link has room. Kicks the link.
     pub fn transmit(&mut self, now: Instant, link: &mut dyn Link) {
-        if self.next_deadline().is_some_and(|at| at <= now) {
+        if self.is_due(now) {
             self.stack.on_timer(now, link, &mut self.rnic);
             self.reset_overdue(now);
         }
@@ -169,6 +169,13 @@ impl Engine {
             }
         }
         next
+    }
+
+    /// Whether [`Self::next_deadline`] has passed.
+    #[inline]
+    fn is_due(&self, now: Instant) -> bool {
+        let overdue = |list: &VecDeque<(Instant, ConnId)>| list.front().is_some_and(|(at, _)| *at <= now);
+        self.stack.is_due(now) || overdue(&self.teardowns) || overdue(&self.closes)
     }
 
     /// Resets the connections that still exist [`TEARDOWN_LIMIT`] after their queue pairs ended, or [`CLOSE_LIMIT`] after

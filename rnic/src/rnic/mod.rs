@@ -344,7 +344,10 @@ impl Ulp for Rnic {
     fn pull(&mut self, conn: ConnId, out: &mut UlpduWriter<'_, '_>) -> Pulled {
         // A connection without a queue pair sends nothing more.
         let Some((qp, shared)) = self.qp_of(conn) else { return Pulled::Finish };
-        let pulled = qp.pull(shared, &mut SegmentWriter::new(qp.codec(), out));
+        let pulled = match qp.pull(shared, &mut SegmentWriter::new(qp.codec(), out)) {
+            Pulled::Ulpdu if !qp.has_data() => Pulled::LastUlpdu,
+            pulled => pulled,
+        };
         if !self.shared.overflowed.is_empty() {
             self.end_overflowed();
         }

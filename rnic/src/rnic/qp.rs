@@ -279,8 +279,8 @@ impl QueuePair {
 
     /// Completes the finished requests at the head of the send queue, in order (RFC 5040 section 5.5, rule 15).
     pub(crate) fn complete_sends(&mut self, shared: &mut Shared) {
-        while let Some((entry, status)) = self.sq.pop_done(self.tx.acked) {
-            self.push_send(&entry.summary(), status, shared);
+        while let Some((request, status)) = self.sq.pop_done(self.tx.acked) {
+            self.push_send(&request, status, shared);
         }
     }
 
@@ -344,8 +344,8 @@ impl QueuePair {
     }
 
     pub(crate) fn flush_sends(&mut self, shared: &mut Shared) {
-        while let Some((entry, status)) = self.sq.pop_flushed() {
-            self.push_send(&entry.summary(), status, shared);
+        while let Some((request, status)) = self.sq.pop_flushed() {
+            self.push_send(&request, status, shared);
         }
         self.tx.current = None;
         self.rx.asked.clear();

@@ -194,9 +194,10 @@ impl SendQueue {
 
     /// Removes the first request if it is done; `acked` is the stream offset up to which the peer has acknowledged.
     #[inline]
-    pub(crate) fn pop_done(&mut self, acked: StreamOffset) -> Option<(SendRequest, WcStatus)> {
+    pub(crate) fn pop_done(&mut self, acked: StreamOffset) -> Option<(Summary, WcStatus)> {
         loop {
-            let status = match self.entries.front()?.progress {
+            let entry = self.entries.front()?;
+            let status = match entry.progress {
                 Progress::Sent(end) if end <= acked => WcStatus::Success,
                 Progress::Done(status) => status,
                 Progress::Posted | Progress::Sent(_) | Progress::Asked => return None,
@@ -205,7 +206,9 @@ impl SendQueue {
                     continue;
                 }
             };
-            return Some((self.pop()?, status));
+            let summary = entry.summary();
+            self.pop();
+            return Some((summary, status));
         }
     }
 
@@ -217,20 +220,24 @@ impl SendQueue {
     }
 
     /// Removes the first request to flush it; its outcome is kept if it is already done.
-    pub(crate) fn pop_flushed(&mut self) -> Option<(SendRequest, WcStatus)> {
+    pub(crate) fn pop_flushed(&mut self) -> Option<(Summary, WcStatus)> {
         self.drop_overtaken();
-        let entry = self.pop()?;
+        let entry = self.entries.front()?;
         let status = match entry.progress {
             Progress::Done(status) => status,
             _ => WcStatus::Flushed,
         };
-        Some((entry, status))
+        let summary = entry.summary();
+        self.pop();
+        Some((summary, status))
     }
 
-    fn pop(&mut self) -> Option<SendRequest> {
-        let entry = self.entries.pop_front()?;
-        self.head += 1;
-        self.next = self.next.max(self.head);
-        Some(entry)
+    /// Removes the first request, if there is one. It is dropped in its place: to move it takes longer than to complete it.
+    #[inline]
+    fn pop(&mut self) {
+        if self.entries.pop_front().is_some() {
+            self.head += 1;
+            self.next = self.next.max(self.head);
+        }
     }
 }

@@ -135,7 +135,7 @@ impl End {
         let PulledUlpdu { pulled, ulpdu, end } =
             sim::pull(&mut self.rnic, CONN, self.offset, self.mulpdu, self.mulpdu);
         match pulled {
-            Pulled::Ulpdu => {
+            Pulled::Ulpdu | Pulled::LastUlpdu => {
                 assert!(ulpdu.len() <= self.mulpdu);
                 self.offset = end;
                 Some(ulpdu)

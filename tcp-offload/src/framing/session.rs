@@ -208,16 +208,11 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
             return if self.finished { Filled::Finish } else { Filled::Nothing };
         }
         let (mut len, mut more) = (0, true);
-        while !self.finished {
-            if len > 0 {
-                more = ulp.has_data(conn);
-                if !more {
-                    break;
-                }
-            }
+        while more && !self.finished {
             let Some(mut writer) = transmitter.begin(out, offset + len as u64, mulpdu) else { break };
             match ulp.pull(conn, &mut writer) {
-                Pulled::Ulpdu => {
+                pulled @ (Pulled::Ulpdu | Pulled::LastUlpdu) => {
+                    more = pulled == Pulled::Ulpdu;
                     len += transmitter.finish(writer);
                     self.ulpdus_sent += 1;
                     if S::Transmitter::ONE_FRAME {

@@ -115,7 +115,7 @@ impl Ulp for Counting {
         });
         self.sent += 1;
         self.sent_ends.push(out.end());
-        Pulled::Ulpdu
+        if self.sent < self.to_send || self.finish { Pulled::Ulpdu } else { Pulled::LastUlpdu }
     }
 
     fn acked(&mut self, _conn: ConnId, offset: StreamOffset) {

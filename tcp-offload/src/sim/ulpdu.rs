@@ -14,7 +14,7 @@ use crate::{
 pub struct PulledUlpdu {
     /// The upper layer's answer.
     pub pulled: Pulled,
-    /// The ULPDU, when it is [`Pulled::Ulpdu`].
+    /// The ULPDU, when it is [`Pulled::Ulpdu`] or [`Pulled::LastUlpdu`].
     pub ulpdu: Vec<u8>,
     /// Stream offset of the end of the FPDU.
     pub end: StreamOffset,

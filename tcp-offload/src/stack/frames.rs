@@ -28,6 +28,7 @@ pub(super) struct Sweep {
 
 impl Sweep {
     /// When the next sweep is due, if frames are scarce.
+    #[inline]
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }

@@ -65,9 +65,15 @@ impl HalfOpens {
         self.by_flow.contains_key(flow)
     }
 
+    #[inline]
     pub(super) fn next(&self) -> Option<Instant> {
         // Nearly always there is none, and a map without entries takes longer to say so.
-        if self.by_due.is_empty() { None } else { self.by_due.keys().next().map(|key| key.0) }
+        if self.by_due.is_empty() { None } else { self.first_due() }
+    }
+
+    #[cold]
+    fn first_due(&self) -> Option<Instant> {
+        self.by_due.keys().next().map(|key| key.0)
     }
 
     /// Sends further SYN-ACKs from the interface's new Ethernet address.

@@ -31,6 +31,7 @@ pub(super) struct Paths {
 
 impl Paths {
     /// When estimates are to be passed on, if there are any.
+    #[inline]
     pub(super) fn due(&self) -> Option<Instant> {
         (!self.news.is_empty()).then_some(self.next_pass)
     }

@@ -74,6 +74,7 @@ impl Timers {
     }
 
     /// The earliest deadline.
+    #[inline]
     fn next(&self) -> Option<Instant> {
         self.heap.first().map(|first| first.at)
     }
@@ -158,6 +159,16 @@ impl<U: Ulp> Stack<U> {
             );
             self.after_change(now, link, index, closed, ulp);
         }
+    }
+
+    /// Whether [`Stack::on_timer`] must be called now.
+    #[inline]
+    pub fn is_due(&self, now: Instant) -> bool {
+        let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        due(self.timers.next())
+            || due(self.half_open.next())
+            || due(self.sweep.due())
+            || due(self.paths.due())
     }
 
     /// The time at which [`Stack::on_timer`] must be called next, if any; at once when that time has passed.

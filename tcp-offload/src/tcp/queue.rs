@@ -233,11 +233,12 @@ impl Queue {
     /// Records a transmission at its place in the order: at the end, except for several of one instant, and for the
     /// pieces of a replaced entry, which keep its time.
     fn record_transmission(&mut self, sent: Instant, end: StreamOffset) {
-        let later = self.transmissions.iter().rev().take_while(|last| !last.is_before(sent, end)).count();
         let transmission = Transmission { sent, end };
-        match later {
-            0 => self.transmissions.push_back(transmission),
-            _ => self.transmissions.insert(self.transmissions.len() - later, transmission),
+        if self.transmissions.back().is_none_or(|last| last.is_before(sent, end)) {
+            self.transmissions.push_back(transmission);
+        } else {
+            let later = self.transmissions.iter().rev().take_while(|last| !last.is_before(sent, end)).count();
+            self.transmissions.insert(self.transmissions.len() - later, transmission);
         }
         if self.transmissions.len() > 2 * self.entries.len() + SPARE_TRANSMISSIONS {
             self.collect_transmissions();

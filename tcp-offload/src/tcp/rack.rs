@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use super::{queue::SentSegment, rtt::Rtt};
-use crate::{seq::StreamOffset, time::Instant};
+use crate::{
+    seq::StreamOffset,
+    time::{Instant, nanos},
+};
 
 /// Recoveries without a D-SACK after which the reordering window shrinks back (section 6.2 step 4).
 const REO_WND_PERSIST: u32 = 16;
@@ -127,8 +130,8 @@ impl Tlp {
     /// probes early never observes it. Therefore the allowance begins with `least`, which covers a peer of our kind,
     /// doubles with each spurious probe, and returns to `least` when a probe repairs a loss, where a longer wait would
     /// have cost time.
-    pub(super) fn allowance(&self, least: Duration) -> Duration {
-        least.saturating_mul(1 << self.late)
+    pub(super) fn allowance_ns(&self, least: Duration) -> u64 {
+        nanos(least).saturating_mul(1 << self.late)
     }
 
     /// Adapts the allowance to a probe's outcome.

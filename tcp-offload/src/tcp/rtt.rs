@@ -24,6 +24,8 @@ pub(super) struct Rtt {
     min_before: Option<u64>,
     half_began: Instant,
     backoff: u32,
+    /// The current time-out, with back-off: it is read more often than it changes.
+    timeout: u64,
     initial: u64,
     floor: u64,
     ceiling: u64,
@@ -31,17 +33,20 @@ pub(super) struct Rtt {
 
 impl Rtt {
     pub(super) fn new(config: &TcpConfig) -> Self {
-        Self {
+        let mut rtt = Self {
             srtt: None,
             rttvar: 0,
             min: None,
             min_before: None,
             half_began: Instant::ZERO,
             backoff: 0,
+            timeout: 0,
             initial: nanos(config.rto_initial),
             floor: nanos(config.rto_min),
             ceiling: nanos(config.rto_max),
-        }
+        };
+        rtt.update_timeout();
+        rtt
     }
 
     /// Takes a measurement at `now` of a segment sent at `sent`, whose round-trip time is not ambiguous (Karn's rule,
@@ -59,6 +64,7 @@ impl Rtt {
             }
         }
         self.backoff = 0;
+        self.update_timeout();
         if now.as_nanos().saturating_sub(self.half_began.as_nanos()) >= MIN_HALF_NS {
             self.min_before = self.min.take();
             self.half_began = now;
@@ -88,8 +94,8 @@ impl Rtt {
         self.srtt.map_or(self.initial.max(self.floor), |srtt| srtt.saturating_add(beyond)).min(self.ceiling)
     }
 
-    fn rto_ns(&self) -> u64 {
-        self.base_rto_ns().saturating_mul(1 << self.backoff).min(self.ceiling)
+    fn update_timeout(&mut self) {
+        self.timeout = self.base_rto_ns().saturating_mul(1 << self.backoff).min(self.ceiling);
     }
 
     /// The time-out without back-off (RFC 6298 section 2). On a steady path RTTVAR falls to zero, and any late ACK
@@ -100,17 +106,18 @@ impl Rtt {
 
     /// The current time-out, with back-off.
     pub(super) fn rto(&self) -> Duration {
-        Duration::from_nanos(self.rto_ns())
+        Duration::from_nanos(self.timeout)
     }
 
     /// When a time-out that starts at `start` fires.
     pub(super) fn rto_after(&self, start: Instant) -> Instant {
-        start.after_nanos(self.rto_ns())
+        start.after_nanos(self.timeout)
     }
 
     /// Doubles the time-out (RFC 6298 rule 5.5).
     pub(super) fn back_off(&mut self) {
         self.backoff = (self.backoff + 1).min(MOST_BACKOFF);
+        self.update_timeout();
     }
 
     /// Doublings of the time-out since the last measurement.
@@ -120,13 +127,17 @@ impl Rtt {
 
     /// Ends the back-off without a measurement: new data was acknowledged, or a time-out was spurious.
     pub(super) fn forgive(&mut self) {
-        self.backoff = 0;
+        if self.backoff > 0 {
+            self.backoff = 0;
+            self.update_timeout();
+        }
     }
 
     /// RFC 6298 rule 5.7: the SYN timed out, so data begins with 3 s instead of 1 s.
     pub(super) fn syn_timed_out(&mut self) {
         self.backoff = 0;
         self.initial = self.initial.max(3_000_000_000).min(self.ceiling);
+        self.update_timeout();
     }
 }
 

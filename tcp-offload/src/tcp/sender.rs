@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     seq::{SeqNum, StreamOffset},
-    time::{Instant, nanos},
+    time::Instant,
 };
 
 /// Least number of retransmissions or probes in a user timeout while the peer's window is closed.
@@ -313,7 +313,7 @@ impl Sender {
     fn pto_after(&self, now: Instant, config: &TcpConfig) -> Instant {
         let Some(srtt) = self.rtt.srtt_ns() else { return now + Duration::from_secs(1) };
         let few = self.queue.len() <= config.ack_every as usize;
-        let allowance = if few { nanos(self.tlp.allowance(config.tlp_ack_delay)) } else { 0 };
+        let allowance = if few { self.tlp.allowance_ns(config.tlp_ack_delay) } else { 0 };
         now.after_nanos(srtt.saturating_mul(2).saturating_add(allowance).max(LEAST_PTO_NS))
     }
 
@@ -330,7 +330,16 @@ impl Sender {
     }
 
     /// Index of the lost segment to retransmit now, if the window allows one.
+    #[inline]
     pub(super) fn next_resend(&mut self) -> Option<usize> {
+        if self.phase == RecoveryPhase::Open && !self.queue.has_lost() {
+            // Nearly always.
+            return self.queue.next_lost();
+        }
+        self.find_resend()
+    }
+
+    fn find_resend(&mut self) -> Option<usize> {
         if let RecoveryPhase::Loss { frto: Frto::SendNew(_) | Frto::Sent, .. } = self.phase {
             // F-RTO sends only new data, which includes segments never transmitted because the ring was full.
             let last = self.queue.last_index()?;

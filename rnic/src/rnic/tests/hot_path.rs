@@ -11,7 +11,7 @@ fn carry(from: &mut End, to: &mut End, memory: &mut [u8]) -> usize {
     let mut ulpdus = 0;
     loop {
         let (pulled, len, end) = sim::pull_into(&mut from.rnic, CONN, from.offset, MULPDU, MULPDU, memory);
-        if pulled != Pulled::Ulpdu {
+        if !matches!(pulled, Pulled::Ulpdu | Pulled::LastUlpdu) {
             return ulpdus;
         }
         from.offset = end;

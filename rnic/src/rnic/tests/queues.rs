@@ -200,7 +200,7 @@ fn rfc5042_s6_4_6_an_overflow_ends_the_queue_pairs_of_that_queue_and_no_others()
         end.post(wr_id, SEND, &[]);
     }
     let mut offset = 0;
-    while let PulledUlpdu { pulled: Pulled::Ulpdu, end: at, .. } =
+    while let PulledUlpdu { pulled: Pulled::Ulpdu | Pulled::LastUlpdu, end: at, .. } =
         sim::pull(&mut end.rnic, conn, offset, MULPDU, MULPDU)
     {
         offset = at;
