@@ -62,13 +62,6 @@ struct Line<'a> {
     limits: Limits,
 }
 
-/// The state of an end with an open device and without connections.
-struct Before {
-    counters: Vec<Counters>,
-    /// Bytes of memory present in RAM.
-    resident: Option<u64>,
-}
-
 /// `--limit_bw`, in the unit of the report, and `--limit_msgrate`, in millions of messages a second.
 #[derive(Debug, Clone, Copy, Default)]
 struct Limits {
@@ -116,8 +109,7 @@ fn run(line: &Line<'_>, plan: Plan) -> Result<()> {
         cpu::pin(cpu)?;
     }
     let endpoints = Endpoint::open_several(&line.args.device, plan.engines)?;
-    let counters = endpoints.iter().map(|endpoint| endpoint.device.counters()).collect();
-    let before = Before { counters, resident: cpu::resident_bytes() };
+    let before: Vec<_> = endpoints.iter().map(|endpoint| endpoint.device.counters()).collect();
     if line.args.device.perftest {
         return with_perftest(line, &endpoints, &plan, &before);
     }
@@ -131,7 +123,7 @@ fn run(line: &Line<'_>, plan: Plan) -> Result<()> {
 }
 
 /// Runs the test against a program of perftest.
-fn with_perftest(line: &Line<'_>, endpoints: &[Endpoint], plan: &Plan, before: &Before) -> Result<()> {
+fn with_perftest(line: &Line<'_>, endpoints: &[Endpoint], plan: &Plan, before: &[Counters]) -> Result<()> {
     let endpoint = only(endpoints)?;
     let listeners = match line.args.meet.server {
         None => listen(line, endpoints, plan)?,
@@ -158,14 +150,14 @@ fn measure(
     endpoints: &[Endpoint],
     plan: &Plan,
     server: SocketAddr,
-    before: &Before,
+    before: &[Counters],
 ) -> Result<()> {
     let sessions = session::connect(endpoints, plan, server)?;
     walk(line, endpoints, sessions, plan, Role::Client, before)
 }
 
 /// Runs the server: it ends after one test, as perftest's does.
-fn serve(line: &Line<'_>, endpoints: &[Endpoint], own: &Plan, before: &Before) -> Result<()> {
+fn serve(line: &Line<'_>, endpoints: &[Endpoint], own: &Plan, before: &[Counters]) -> Result<()> {
     let listeners = listen(line, endpoints, own)?;
     let (sessions, plan) = session::accept(endpoints, &listeners, own)?;
     drop(listeners);
@@ -188,15 +180,15 @@ fn walk(
     sessions: Vec<Session>,
     plan: &Plan,
     role: Role,
-    before: &Before,
+    before: &[Counters],
 ) -> Result<()> {
-    let connected = cpu::resident_bytes();
     let mut report = Report::begin(&line.args.output, info(line, only(endpoints)?, plan, role));
     let (mut controls, links): (Vec<_>, Vec<_>) =
         sessions.into_iter().map(|Session { control, links }| (control, links)).unzip();
     for (control, links) in controls.iter().zip(&links) {
         tell_addresses(&report, control, links);
     }
+    let grown: Option<u64> = links.iter().map(|links| links.grown).sum();
     let outcome = rows(line, endpoints, &mut controls, &links, plan, role, &mut report)
         .and_then(|ours| Ok((add_up(endpoints, &mut controls, &ours.bytes)?, ours.within)));
     let (verified, within) = match outcome {
@@ -222,9 +214,9 @@ fn walk(
     if plan.verify {
         report.note(&format!("verified {verified} bytes at both ends, all as they were sent"));
     }
-    let memory = connected.zip(before.resident).map(|(after, before)| {
-        // With all that a connection has: queues, regions and what this program keeps for it.
-        json!({ "bytes_per_connection": (after - before.min(after)) as f64 / f64::from(plan.queue_pairs) })
+    let memory = grown.map(|bytes| {
+        // With its queue pair and what this program keeps for it; completion queues and regions are there before.
+        json!({ "bytes_per_connection": bytes as f64 / f64::from(plan.queue_pairs) })
     });
     end(line, endpoints, report, before, memory)?;
     Ok(within?)
@@ -235,11 +227,11 @@ fn end(
     line: &Line<'_>,
     endpoints: &[Endpoint],
     report: Report,
-    before: &Before,
+    before: &[Counters],
     memory: Option<Value>,
 ) -> Result<()> {
     let mut counters = BTreeMap::new();
-    for (endpoint, before) in endpoints.iter().zip(&before.counters) {
+    for (endpoint, before) in endpoints.iter().zip(before) {
         for (name, value) in endpoint.device.counters().since(before).iter() {
             *counters.entry(name).or_insert(0) += value;
         }

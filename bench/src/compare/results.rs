@@ -307,7 +307,7 @@ fn heading(group: Group) -> (String, String) {
         Group::Memory => (
             "Memory of a connection".to_owned(),
             "Growth of the client's resident memory while it made all connections, for each of them: with queues of \
-             depth 1, the test's own buffers, and before the first message."
+             depth 1, and before the first message. The test's buffers and completion queues are there before (an entry takes 64 bytes)."
                 .to_owned(),
         ),
         Group::LatencySizes => ("Half round trip by message size".to_owned(), "Both ends spin.".to_owned()),

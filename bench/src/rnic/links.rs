@@ -19,7 +19,7 @@ use super::{
     endpoint::Endpoint,
     plan::Plan,
 };
-use crate::failure::PeerGone;
+use crate::{cpu, failure::PeerGone};
 
 /// Maximum memory for the messages of one queue pair in one direction, in bytes. The larger messages are, the
 /// fewer have their own slot.
@@ -135,6 +135,8 @@ pub struct Links {
     pub peer: Remote,
     /// Start of the peer's source.
     pub peer_source: Remote,
+    /// By how many bytes the process's memory in RAM grew while the connections were made.
+    pub grown: Option<u64>,
 }
 
 /// Resources that exist before the connections.
@@ -145,6 +147,8 @@ struct Parts {
     source: MemoryRegion,
     sink: MemoryRegion,
     layout: Layout,
+    /// Bytes of the process's memory in RAM.
+    resident: Option<u64>,
 }
 
 impl Links {
@@ -273,6 +277,7 @@ impl Parts {
             source: memory(Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
             sink: memory(Access::LOCAL_WRITE | Access::REMOTE)?,
             layout,
+            resident: cpu::resident_bytes(),
         })
     }
 
@@ -292,6 +297,7 @@ impl Parts {
     }
 
     fn swap_keys(self, endpoint: &Endpoint, control: &mut Control, list: Vec<Link>) -> Result<Links> {
+        let grown = cpu::resident_bytes().zip(self.resident).map(|(now, before)| now.saturating_sub(before));
         let [sink, source] = [&self.sink, &self.source].map(|region| {
             let Remote { key, offset } = region.remote(0);
             json!({ "key": key.value(), "offset": offset })
@@ -300,8 +306,8 @@ impl Parts {
         let peer = parse_remote(&theirs["sink"])?;
         let peer_source = parse_remote(&theirs["source"])?;
         let numbers = (0..).zip(&list).map(|(number, link)| (link.qp.id(), number)).collect();
-        let Self { send_cq, recv_cq, srq, source, sink, layout } = self;
-        Ok(Links { list, numbers, send_cq, recv_cq, srq, source, sink, layout, peer, peer_source })
+        let Self { send_cq, recv_cq, srq, source, sink, layout, .. } = self;
+        Ok(Links { list, numbers, send_cq, recv_cq, srq, source, sink, layout, peer, peer_source, grown })
     }
 }
 

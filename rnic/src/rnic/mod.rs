@@ -195,7 +195,8 @@ pub struct Rnic {
     limits: Limits,
     shared: Shared,
     cqs: Table<CqId, Cq>,
-    qps: Table<QpId, QueuePair>,
+    /// Boxed, so that nothing large moves when the table grows, nor stays behind in the heap.
+    qps: Table<QpId, Box<QueuePair>>,
     /// Counters of queue pairs that were destroyed.
     destroyed: StreamCounters,
     connections: Connections,
@@ -338,7 +339,7 @@ impl Ulp for Rnic {
 
     fn has_data(&self, conn: ConnId) -> bool {
         let qp = self.connections.qp(conn).and_then(|qp| self.qps.get(qp));
-        qp.is_none_or(QueuePair::has_data)
+        qp.is_none_or(|qp| qp.has_data())
     }
 
     fn pull(&mut self, conn: ConnId, out: &mut UlpduWriter<'_, '_>) -> Pulled {

@@ -227,8 +227,8 @@ impl Rnic {
                 return Err(ResourceError::ForeignSrq);
             }
         }
-        let qp =
-            self.qps.insert_with(|id| QueuePair::new(id, attributes, send_ring, recv_ring)).ok_or(full)?;
+        let make = |id| Box::new(QueuePair::new(id, attributes, send_ring, recv_ring));
+        let qp = self.qps.insert_with(make).ok_or(full)?;
         self.count_users(&attributes, |n| *n += 1);
         Ok(qp)
     }

@@ -124,7 +124,7 @@ impl<U: Ulp> Stack<U> {
         }
         let Some(&index) = self.flows.get(&segment.flow) else { return };
         let replaceable = |s: &ConnSlot<_>| s.reported == Reported::Closed && s.tcp.replaceable_by(segment);
-        if self.slots.get(index as usize).is_some_and(replaceable) {
+        if self.slots.get(index as usize).is_some_and(|slot| replaceable(slot)) {
             self.remove(link, index);
         }
     }
@@ -135,7 +135,7 @@ impl<U: Ulp> Stack<U> {
             let Some(conn) = self.time_waiting.pop_front() else { return };
             let waits =
                 |s: &ConnSlot<_>| s.generation == conn.generation && s.tcp.state() == tcp::State::TimeWait;
-            if self.slots.get(conn.index as usize).is_some_and(waits) {
+            if self.slots.get(conn.index as usize).is_some_and(|slot| waits(slot)) {
                 self.counters.time_wait_cut += 1;
                 self.remove(link, conn.index);
             }

@@ -97,7 +97,8 @@ pub struct Stack<U: Ulp> {
     config: StackConfig,
     /// TCP settings of new connections: those of `config`, with the receive window limited by the link's frames.
     tcp: Arc<TcpConfig>,
-    slots: Slab<ConnSlot<U::Placed>>,
+    /// Boxed, so that nothing large moves when the table grows, nor stays behind in the heap.
+    slots: Slab<Box<ConnSlot<U::Placed>>>,
     next_generation: u64,
     flows: KeyedMap<Flow, u32>,
     listeners: BTreeMap<ListenerId, Listener>,
@@ -237,7 +238,7 @@ impl<U: Ulp> Stack<U> {
         let next_hop_unknown = tcp.path().next_hop.is_none();
         let generation = self.next_generation;
         self.next_generation += 1;
-        let index = self.slots.insert(ConnSlot {
+        let index = self.slots.insert(Box::new(ConnSlot {
             generation,
             tcp,
             session,
@@ -246,7 +247,7 @@ impl<U: Ulp> Stack<U> {
             spilled: 0,
             pending,
             reported: Reported::Nothing,
-        }) as u32;
+        })) as u32;
         self.flows.insert(flow, index);
         if next_hop_unknown {
             self.lookups.insert(index, false);
@@ -261,9 +262,8 @@ impl<U: Ulp> Stack<U> {
     }
 
     fn slot(&mut self, conn: ConnId) -> Option<&mut ConnSlot<U::Placed>> {
-        self.slots
-            .get_mut(conn.index as usize)
-            .filter(|s| s.generation == conn.generation && s.reported != Reported::Closed)
+        let slot = &mut **self.slots.get_mut(conn.index as usize)?;
+        (slot.generation == conn.generation && slot.reported != Reported::Closed).then_some(slot)
     }
 
     /// Accepts a connection request: the MPA Reply is sent with the next [`Stack::transmit`], and
@@ -521,7 +521,7 @@ impl<U: Ulp> Stack<U> {
         closed: Option<CloseReason>,
         ulp: &mut U,
     ) {
-        if closed.is_some() || !self.slots.get(index as usize).is_some_and(ConnSlot::is_ordinary) {
+        if closed.is_some() || !self.slots.get(index as usize).is_some_and(|slot| slot.is_ordinary()) {
             self.settle(now, link, index, closed, ulp);
         }
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
@@ -551,7 +551,7 @@ impl<U: Ulp> Stack<U> {
         let rare = |s: &ConnSlot<_>| {
             s.tcp.has_mtu_news() || s.pending.is_some() || either!(&s.session => awaits_report())
         };
-        if self.slots.get(index as usize).is_some_and(rare) {
+        if self.slots.get(index as usize).is_some_and(|slot| rare(slot)) {
             self.share_path(now, index);
             self.report_streaming(now, index, ulp);
             self.note_request(index);

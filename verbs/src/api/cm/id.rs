@@ -96,7 +96,7 @@ impl CmId {
     }
 
     fn entry<R>(&self, f: impl FnOnce(&Identifier) -> Option<R>) -> Option<R> {
-        self.device.shared().look(|state| state.cm.entries.get(&self.key).and_then(f))
+        self.device.shared().look(|state| state.cm.entries.get(&self.key).and_then(|entry| f(entry)))
     }
 
     /// Runs `f` on this identifier's entry when `fits` says that the call belongs here.
@@ -116,7 +116,7 @@ impl CmId {
     }
 
     fn change(&self, f: impl FnOnce(&mut Identifier)) {
-        self.device.shared().with(|state, _| state.cm.entries.get_mut(&self.key).map(f));
+        self.device.shared().with(|state, _| state.cm.entries.get_mut(&self.key).map(|entry| f(entry)));
     }
 
     fn reserve(&self, address: SocketAddr) -> Result<Arc<PortReservation>, CmError> {

@@ -116,7 +116,8 @@ impl LocalPorts {
 
 /// All identifiers of a device.
 pub(crate) struct CmTable {
-    pub(super) entries: HashMap<CmKey, Identifier>,
+    /// Boxed, because half of a hash table is free.
+    pub(super) entries: HashMap<CmKey, Box<Identifier>>,
     next: u64,
     device: Weak<DeviceInner>,
     pub(super) ports: Arc<Ports>,
@@ -155,7 +156,7 @@ impl CmTable {
     pub(super) fn insert(&mut self, entry: Identifier) -> CmKey {
         let key = CmKey(self.next);
         self.next += 1;
-        self.entries.insert(key, entry);
+        self.entries.insert(key, Box::new(entry));
         key
     }
 
@@ -261,7 +262,7 @@ impl CmTable {
             self.by_qp.remove(&qp);
         }
         entry.channel.forget(key);
-        Some(entry)
+        Some(*entry)
     }
 
     /// A queue pair is gone, and with it whatever its connection may still say.
