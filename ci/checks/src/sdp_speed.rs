@@ -285,7 +285,10 @@ impl Bench {
         let mut command = lab.command(side, "taskset");
         command.args(["-c", cpu]).args(before);
         if by == By::Sdp {
-            command.arg(self.programs.join("xwarp")).args(["sdp", "--statistics", "--"]);
+            // Named, since by itself `xwarp sdp` prefers a library that was installed here.
+            let library = self.programs.join("libxwarp_sdp_preload.so");
+            command.arg(self.programs.join("xwarp")).args(["sdp", "--statistics", "--library"]);
+            command.arg(library).arg("--");
         }
         command.args(program.split_whitespace()).env("XWARP_HELPER", lab.file("none"));
         Running::start(command)
