@@ -368,21 +368,6 @@ impl KeyTable {
         Ok(extent.stretches(start, len))
     }
 
-    /// Like [`Self::open`], but appends to `stretches`.
-    pub(crate) fn open_into<'k>(
-        &'k self,
-        user: User,
-        stag: STag,
-        need: Access,
-        offset: TaggedOffset,
-        len: u64,
-        stretches: &mut Stretches<'k>,
-    ) -> Result<(), KeyError> {
-        let (extent, start) = self.find(user, stag, need, offset, len)?;
-        extent.cut(start, len, stretches);
-        Ok(())
-    }
-
     /// The bytes that contain the `len` bytes from `offset` of `stag`, and the position of the first of these, if `user`
     /// has access `need` to all of them. The checks are in the order of RFC 5040 section 7.2.
     #[inline]

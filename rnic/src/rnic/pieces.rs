@@ -132,7 +132,8 @@ impl<'k> Stretches<'k> {
             }
             let now = (piece_len - skip).min(len);
             let start = piece.offset.checked_add(skip).ok_or(KeyError::Wrap)?;
-            keys.open_into(user, piece.key, need, start, now, &mut stretches)?;
+            let (extent, start) = keys.find(user, piece.key, need, start, now)?;
+            extent.cut(start, now, &mut stretches);
             len -= now;
             skip = 0;
         }
