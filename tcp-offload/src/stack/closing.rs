@@ -107,6 +107,7 @@ impl<U: Ulp> Stack<U> {
         self.closed_framing += either!(&slot.session => counters());
         let flow = slot.tcp.flow();
         self.flows.remove(&flow);
+        self.recent.forget();
         self.unsteer_unless_used(link, flow);
     }
 

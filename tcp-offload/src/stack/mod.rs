@@ -19,6 +19,7 @@ mod listen;
 mod next_hops;
 mod offload;
 mod paths;
+mod recent;
 mod source;
 mod strangers;
 mod streaming;
@@ -45,6 +46,7 @@ use self::{
     listen::{Listener, Pending},
     offload::ChecksumOffload,
     paths::Paths,
+    recent::Recent,
     source::FramingSource,
     timers::Timers,
     turns::{Turns, Work},
@@ -59,10 +61,10 @@ use crate::{
     framing::{AcceptParams, AnySession, FramingConfig, FramingCounters, either},
     keyed::{KeyedHash, KeyedMap},
     link::{Link, RxFrame, Steer},
-    tcp::{self, Connection, IsnKey, Sent, TcpConfig, TcpCounters, Tuning},
+    tcp::{self, Connection, IsnKey, Receipt, Sent, TcpConfig, TcpCounters, Tuning},
     time::Instant,
     ulp::{CloseReason, ConnId, ListenerId, Ulp},
-    wire::{self, Flow, Inbound, Malformed, Path, Segment},
+    wire::{self, Flow, Inbound, Malformed, Path, PlainSegment, Segment},
 };
 
 /// Segments that one connection may send before the next one gets its turn.
@@ -101,6 +103,7 @@ pub struct Stack<U: Ulp> {
     slots: Slab<Box<ConnSlot<U::Placed>>>,
     next_generation: u64,
     flows: KeyedMap<Flow, u32>,
+    recent: Recent,
     listeners: BTreeMap<ListenerId, Listener>,
     next_listener: u64,
     timers: Timers,
@@ -169,6 +172,7 @@ impl<U: Ulp> Stack<U> {
             isn: IsnKey::new(&config.secret),
             tcp: Arc::new(config.tcp),
             flows: KeyedMap::with_hasher(KeyedHash::new(&flow_secret)),
+            recent: Recent::default(),
             half_open: HalfOpens::new(&half_open_secret),
             random: framing_secret.rng(),
             config,
@@ -336,6 +340,9 @@ impl<U: Ulp> Stack<U> {
     /// Processes a received frame.
     pub fn receive(&mut self, now: Instant, link: &mut dyn Link, frame: RxFrame, ulp: &mut U) {
         self.counters.frames_in += 1;
+        if let Some((index, plain)) = self.recent.read(link, &frame) {
+            return self.receive_plain(now, link, index, &plain, frame, ulp);
+        }
         match wire::parse(link, &frame) {
             Ok(Inbound::Tcp(ref segment)) => self.receive_segment(now, link, segment, frame, ulp),
             Ok(Inbound::Icmp(error)) => {
@@ -374,15 +381,55 @@ impl<U: Ulp> Stack<U> {
         let Some(index) = known.or_else(|| self.receive_stranger(now, link, segment, &frame)) else {
             return link.recycle(frame);
         };
+        self.recent.note(link, &frame, index, segment);
         let Some(slot) = self.slots.get_mut(index as usize) else { return link.recycle(frame) };
         if !slot.checksums.admits(segment.partial_checksum) {
             self.counters.malformed += 1;
             self.counters.bad_checksum += 1;
             return link.recycle(frame);
         }
-        let conn = ConnId { index, generation: slot.generation };
         slot.tcp.follow_queue(segment.queue);
         let receipt = slot.tcp.receive(now, link, segment);
+        self.apply_receipt(now, link, index, &receipt, frame, ulp);
+    }
+
+    /// Processes a plain segment of the connection that got the last segment too.
+    #[inline]
+    fn receive_plain(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        index: u32,
+        plain: &PlainSegment,
+        frame: RxFrame,
+        ulp: &mut U,
+    ) {
+        let Some(slot) = self.slots.get_mut(index as usize) else { return link.recycle(frame) };
+        slot.checksums.admits(false);
+        slot.tcp.follow_queue(frame.queue());
+        let receipt = match slot.tcp.receive_plain(now, link, plain) {
+            Some(receipt) => receipt,
+            None => match self.recent.segment(&frame, plain) {
+                Some(segment) => slot.tcp.receive(now, link, &segment),
+                None => return link.recycle(frame),
+            },
+        };
+        self.apply_receipt(now, link, index, &receipt, frame, ulp);
+    }
+
+    /// Passes what TCP found in a segment to the layers above.
+    #[inline]
+    fn apply_receipt(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        index: u32,
+        receipt: &Receipt,
+        frame: RxFrame,
+        ulp: &mut U,
+    ) {
+        let Some(slot) = self.slots.get_mut(index as usize) else { return link.recycle(frame) };
+        let conn = ConnId { index, generation: slot.generation };
         if let Some(acked) = receipt.acked {
             ulp.acked(conn, acked);
         }

@@ -17,7 +17,7 @@ use crate::{
     seq::{SeqNum, StreamOffset},
     time::Instant,
     ulp::CloseReason,
-    wire::Segment,
+    wire::{Segment, Timestamps},
 };
 
 /// Whether a segment is processed further.
@@ -30,10 +30,10 @@ enum Next {
 impl Connection {
     /// Processes a segment of this flow, except for taking its payload.
     pub fn receive(&mut self, now: Instant, link: &mut dyn Link, segment: &Segment) -> Receipt {
-        self.counters.segments_in += 1;
-        if self.predicts(now, segment) {
-            return self.receive_predicted(now, link, segment);
+        if let Some(receipt) = segment.plain().and_then(|plain| self.receive_plain(now, link, &plain)) {
+            return receipt;
         }
+        self.counters.segments_in += 1;
         let mut receipt = Receipt::default();
         match self.stage {
             Stage::Closed(_) => return receipt,
@@ -139,7 +139,7 @@ impl Connection {
         }
         self.note_silence(now);
         self.note_life(now);
-        self.learn_timestamp(now, segment);
+        self.learn_timestamp(now, segment.seq, segment.options.timestamps);
         if let Stage::SynReceived(syn, sending) = self.stage {
             self.tx.first_window(segment.seq, 0);
             self.establish(now, syn, sending, receipt);
@@ -149,16 +149,17 @@ impl Connection {
         if self.tx.max_window() > widest {
             self.resize();
         }
-        self.marks.received(segment, self.ack.is_owed(), self.rx.next());
+        let (ecn, cwr, len) = (segment.ecn, segment.flags.cwr, segment.payload_len);
+        self.marks.received(ecn, cwr, len, self.ack.is_owed(), self.rx.next());
         self.process_payload(verdict, segment, receipt);
         self.process_fin(now, segment);
     }
 
     /// Updates `TS.Recent` (RFC 7323 section 4.3).
     #[inline]
-    pub(super) fn learn_timestamp(&mut self, now: Instant, segment: &Segment) {
-        if let (Some(clock), Some(stamp)) = (&mut self.clock, segment.options.timestamps)
-            && segment.seq.at_or_before(self.last_ack_sent)
+    pub(super) fn learn_timestamp(&mut self, now: Instant, seq: SeqNum, timestamps: Option<Timestamps>) {
+        if let (Some(clock), Some(stamp)) = (&mut self.clock, timestamps)
+            && seq.at_or_before(self.last_ack_sent)
         {
             clock.update(now, stamp);
         }

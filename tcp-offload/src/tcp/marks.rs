@@ -2,10 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::{
-    seq::StreamOffset,
-    wire::{Ecn, Segment},
-};
+use crate::{seq::StreamOffset, wire::Ecn};
 
 /// Most changes of the congestion mark that one batch reports exactly. A batch is rarely larger.
 const MOST_BOUNDARIES: usize = 64;
@@ -87,21 +84,28 @@ impl Marks {
         }
     }
 
-    /// Processes the marks of a received segment. `unacknowledged` says whether an ACK is owed for the data before `next`,
+    /// Processes the mark of a received segment, and its CWR bit. `unacknowledged` says whether an ACK is owed for the data before `next`,
     /// where the segment's data begins to be acknowledged.
     #[inline]
-    pub(super) fn received(&mut self, segment: &Segment, unacknowledged: bool, next: StreamOffset) {
+    pub(super) fn received(
+        &mut self,
+        ecn: Ecn,
+        cwr: bool,
+        payload_len: usize,
+        unacknowledged: bool,
+        next: StreamOffset,
+    ) {
         let Self::On { echo, feedback, .. } = self else { return };
-        let marked = segment.ecn == Ecn::Ce;
+        let marked = ecn == Ecn::Ce;
         match feedback {
             // RFC 3168 section 6.1.3: a mark is echoed until the sender reports by CWR that it has reduced its window.
             Feedback::UntilCwr => {
-                *echo = (*echo && !segment.flags.cwr) || marked && segment.payload_len > 0;
+                *echo = (*echo && !cwr) || marked && payload_len > 0;
             }
             // RFC 8257 section 3.2: ECN-Echo in an ACK reports exactly whether the data that it acknowledges was
             // marked.
             Feedback::Exact(boundaries) => {
-                if segment.payload_len == 0 || marked == *echo {
+                if payload_len == 0 || marked == *echo {
                     return;
                 }
                 if unacknowledged && boundaries.len() < MOST_BOUNDARIES {

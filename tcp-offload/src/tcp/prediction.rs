@@ -11,32 +11,32 @@ use super::{
     sender::{After, Sender},
     stage::Stage,
 };
-use crate::{
-    link::Link,
-    seq::StreamOffset,
-    time::Instant,
-    wire::{Flags, Segment},
-};
-
-/// The control bits of a segment that is expected, besides PSH.
-const EXPECTED: Flags =
-    Flags { fin: false, syn: false, rst: false, psh: false, ack: true, ece: false, cwr: false };
+use crate::{link::Link, seq::StreamOffset, time::Instant, wire::PlainSegment};
 
 impl Connection {
+    /// Processes a segment of this flow, except for taking its payload, if it is the expected one. Otherwise nothing is
+    /// changed, and [`Self::receive`] must process it.
+    pub fn receive_plain(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        segment: &PlainSegment,
+    ) -> Option<Receipt> {
+        self.predicts(now, segment).then(|| self.receive_predicted(now, link, segment))
+    }
+
     /// Whether [`Self::receive_predicted`] may process the segment.
     #[inline]
-    pub(super) fn predicts(&self, now: Instant, segment: &Segment) -> bool {
+    pub(super) fn predicts(&self, now: Instant, segment: &PlainSegment) -> bool {
         #[cfg(test)]
         if !super::testing::prediction() {
             return false;
         }
         matches!(self.stage, Stage::Established(_))
-            && Flags { psh: false, ..segment.flags } == EXPECTED
-            && segment.options.sack_count == 0
             && !self.unread
             && self.rx.expects(segment)
             && self.tx.expects(self.tx.ahead_of_una(segment.ack))
-            && match (&self.clock, segment.options.timestamps) {
+            && match (&self.clock, segment.timestamps) {
                 (None, _) => true,
                 (Some(clock), Some(stamp)) => !clock.is_old(now, stamp),
                 (Some(_), None) => false,
@@ -45,14 +45,10 @@ impl Connection {
 
     /// Processes a segment that [`Self::predicts`] admits, except for taking its payload.
     #[inline]
-    pub(super) fn receive_predicted(
-        &mut self,
-        now: Instant,
-        link: &mut dyn Link,
-        segment: &Segment,
-    ) -> Receipt {
+    fn receive_predicted(&mut self, now: Instant, link: &mut dyn Link, segment: &PlainSegment) -> Receipt {
+        self.counters.segments_in += 1;
         self.note_life(now);
-        self.learn_timestamp(now, segment);
+        self.learn_timestamp(now, segment.seq, segment.timestamps);
         let mut receipt = Receipt::default();
         let widest = self.tx.max_window();
         let window = u64::from(segment.window) << self.snd_shift.unwrap_or(0);
@@ -72,7 +68,7 @@ impl Connection {
         if self.tx.max_window() > widest {
             self.resize();
         }
-        self.marks.received(segment, self.ack.is_owed(), self.rx.next());
+        self.marks.received(segment.ecn, false, segment.payload_len, self.ack.is_owed(), self.rx.next());
         receipt.arrival = self.rx.next_payload(segment);
         receipt
     }
@@ -81,7 +77,7 @@ impl Connection {
 impl Receiver {
     /// Whether the segment is the next one in order, and its payload lies within the window, while no other is known.
     #[inline]
-    fn expects(&self, segment: &Segment) -> bool {
+    fn expects(&self, segment: &PlainSegment) -> bool {
         segment.seq == self.next_seq()
             && !self.has_gap()
             && !self.knows_fin()
@@ -90,7 +86,7 @@ impl Receiver {
 
     /// The payload of a segment that it [expects](Self::expects), if it has one.
     #[inline]
-    fn next_payload(&mut self, segment: &Segment) -> Option<NewPayload> {
+    fn next_payload(&mut self, segment: &PlainSegment) -> Option<NewPayload> {
         let len = segment.payload_len;
         if len == 0 {
             return None;

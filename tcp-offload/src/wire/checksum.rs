@@ -95,6 +95,13 @@ impl Sum {
         u16::from_be(self.folded())
     }
 
+    /// Whether the bytes contain their own correct checksum. Equal to `self.fold() == 0xffff`.
+    #[inline]
+    pub(super) const fn is_correct(self) -> bool {
+        // Folding preserves the residue, and turns no sum but 0 into 0.
+        self.0 != 0 && self.0.is_multiple_of(0xffff)
+    }
+
     /// The value for the checksum field, which must count as 0 in this sum.
     pub const fn checksum(self) -> u16 {
         !self.fold()

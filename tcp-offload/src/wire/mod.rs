@@ -15,6 +15,7 @@ mod icmp;
 mod ip;
 mod options;
 mod parse;
+mod template;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +24,7 @@ pub use checksum::Sum;
 pub use emit::{Fields, HOP_LIMIT, Headers, MOST_HEADER_BYTES, send_bare, send_reset};
 pub use options::TIMESTAMPS_BYTES;
 pub use parse::parse;
+pub use template::Template;
 
 /// An Ethernet address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -229,6 +231,49 @@ pub struct Segment {
     /// The checksum field contained only the sum of the pseudo-header: a local sender left the checksum to its
     /// hardware, or a corrupted frame looks like it. It may be accepted only from a sender that does so habitually.
     pub partial_checksum: bool,
+}
+
+/// The part of a segment that differs from one to the next of an undisturbed transfer. The segment has no control bit but ACK
+/// and PSH, and no option that concerns an open connection but timestamps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlainSegment {
+    /// Sequence number.
+    pub seq: SeqNum,
+    /// Acknowledgment number.
+    pub ack: SeqNum,
+    /// Push function.
+    pub psh: bool,
+    /// The window field, unscaled.
+    pub window: u16,
+    /// Timestamps.
+    pub timestamps: Option<Timestamps>,
+    /// The IP header's ECN field.
+    pub ecn: Ecn,
+    /// See [`Segment::payload_start`].
+    pub payload_start: usize,
+    /// Payload bytes.
+    pub payload_len: usize,
+}
+
+impl Segment {
+    /// The segment without what all plain segments of a connection have in common, if it is plain.
+    #[inline]
+    pub fn plain(&self) -> Option<PlainSegment> {
+        const PLAIN: Flags =
+            Flags { fin: false, syn: false, rst: false, psh: false, ack: true, ece: false, cwr: false };
+        let Self { seq, ack, flags, window, ref options, ecn, payload_start, payload_len, .. } = *self;
+        let plain = Flags { psh: false, ..flags } == PLAIN && options.sack_count == 0;
+        plain.then_some(PlainSegment {
+            seq,
+            ack,
+            psh: flags.psh,
+            window,
+            timestamps: options.timestamps,
+            ecn,
+            payload_start,
+            payload_len,
+        })
+    }
 }
 
 /// An ICMP error that quotes a TCP segment of ours.

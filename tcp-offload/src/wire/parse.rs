@@ -14,7 +14,7 @@ use crate::{
     seq::SeqNum,
 };
 
-const ETHERNET_HEADER: usize = 14;
+pub(super) const ETHERNET_HEADER: usize = 14;
 const VLAN_TAG: usize = 4;
 const TCP_HEADER: usize = 20;
 const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -22,9 +22,9 @@ const ETHERTYPE_IPV6: u16 = 0x86dd;
 const ETHERTYPES_VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
 
 /// Bytes of a TCP header whose only option is the timestamps.
-const PLAIN_HEADER: usize = TCP_HEADER + TIMESTAMPS_BYTES;
+pub(super) const PLAIN_HEADER: usize = TCP_HEADER + TIMESTAMPS_BYTES;
 const ACK: u8 = 0x10;
-const PSH: u8 = 0x08;
+pub(super) const PSH: u8 = 0x08;
 
 /// Parses the headers of a received frame and verifies its checksums. Ethernet padding after the IP packet is
 /// ignored; headers must lie in the frame's first chunk.

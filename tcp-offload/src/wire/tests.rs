@@ -481,6 +481,72 @@ proptest! {
     }
 }
 
+/// The frames of `bytes` as `link` receives them, and the link.
+fn received(bytes: [&[u8]; 2]) -> (SimLink, Vec<RxFrame>) {
+    let (mut a, mut b) = links(4096);
+    for bytes in bytes {
+        a.inject(bytes);
+    }
+    let mut batch = Vec::new();
+    b.receive(&mut batch, 2);
+    (b, batch)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// What a template recognises is what the parser returns.
+    #[test]
+    fn prop_a_template_agrees_with_the_parser(
+        first in prop::collection::vec(any::<u8>(), 0..300), payload in prop::collection::vec(any::<u8>(), 0..600),
+        psh: bool, fin in prop::bool::weighted(0.1), v6 in prop::bool::weighted(0.1), numbers: [u32; 2], window: u16,
+        changes in prop::collection::vec((0usize..100, any::<u8>()), 0..3),
+        padding in 0usize..8, cut in prop_oneof![3 => Just(0usize), 1 => 0usize..120], correct: bool,
+    ) {
+        let path = path(v6, VlanTags::default());
+        let flags = Flags { ack: true, psh, fin, ..Flags::default() };
+        let [seq, ack] = numbers.map(SeqNum::new);
+        let before = Fields { flags: Flags { ack: true, ..Flags::default() }, ..fields() };
+        let timestamps = Some(Timestamps { value: seq.value(), echo: ack.value() });
+        let options = Options { timestamps, ..before.options };
+        let mut bytes = frame(&path, &Fields { seq, ack, flags, window, options, ..before }, &payload);
+        let unchanged = changes.is_empty() && cut == 0 && !fin && !v6;
+        for (at, byte) in changes {
+            if let Some(to) = bytes.get_mut(at) {
+                *to = byte;
+            }
+        }
+        if correct {
+            correct_checksums(&mut bytes, v6);
+        }
+        bytes.resize(bytes.len() + padding, 0);
+        bytes.truncate(bytes.len() - cut.min(bytes.len()));
+        let (mut link, frames) = received([&frame(&path, &before, &first), &bytes]);
+        if let [first, second] = frames.as_slice() {
+            let template = Template::new(&link, first, &segment_of(parse(&link, first)));
+            prop_assert_eq!(template.is_some(), !v6);
+            let plain = template.as_ref().and_then(|template| template.read(&link, second));
+            prop_assert!(plain.is_some() || !unchanged);
+            if let Some((template, plain)) = template.zip(plain) {
+                let segment = template.segment(&plain, second.queue());
+                prop_assert_eq!(segment.plain(), Some(plain));
+                prop_assert_eq!(parse(&link, second), Ok(Inbound::Tcp(segment)));
+            }
+        }
+        for frame in frames {
+            link.recycle(frame);
+        }
+    }
+
+    #[test]
+    fn prop_a_sum_is_correct_if_it_folds_to_all_ones(words in prop::collection::vec(any::<[u8; 4]>(), 0..9)) {
+        let sum = words.iter().fold(Sum::default(), |sum, word| sum.and(Sum::of_u32(*word)));
+        let whole = sum.and_word(sum.checksum());
+        prop_assert_eq!(sum.is_correct(), sum.fold() == 0xffff);
+        prop_assert_eq!(whole.is_correct(), whole.fold() == 0xffff);
+    }
+}
+
 /// The last option of a kind counts, even an empty one: it replaces the earlier option.
 #[test]
 fn rfc2018_s3_an_empty_sack_option_replaces_an_earlier_one() {

@@ -6,6 +6,7 @@ use xwarp_tcp::{
     sim::{RawPeer, RawSegment, SimLink, Wire, WireConfig, path},
     stack::{Stack, StackConfig},
     time::Instant,
+    ulp::ConnId,
     wire::{self, Flags, Inbound},
 };
 
@@ -63,4 +64,35 @@ fn removed_connections_leave_no_entry_in_the_lists_of_work() {
     let sizes = busy.stack.table_sizes();
     assert_eq!(owed, 200, "each connection owed an ACK once");
     assert_eq!((sizes.connections, sizes.ready, sizes.owing), (0, 0, 0), "{sizes:?}");
+}
+
+/// The next segment of a connection is recognised by its headers, without looking the flow up, but not once the connection was
+/// removed: then it is answered by a RST as any other without a connection.
+#[test]
+fn a_removed_connection_is_not_recognised_by_its_headers() {
+    let (_, near, far) = Wire::new(WireConfig::default());
+    let (stack, upper) = (Stack::new(StackConfig::default()), Upper::default());
+    let mut busy = Busy { stack, upper, near, far };
+    busy.stack.listen(&mut busy.near, None, PORT, 8, 1500, MpaConfig::default()).unwrap();
+    let mut peer = RawPeer::new(path(([10, 9, 0, 1], 1000), ([10, 1, 1, 1], PORT)), 7, true);
+    let syn = peer.syn();
+    busy.exchange(&mut peer, &syn);
+    for part in [b"".as_slice(), b"MPA", b" ID", b" Req"] {
+        let frame = peer.data(part);
+        busy.exchange(&mut peer, &frame);
+    }
+    assert_eq!(busy.stack.tcp_counters().bytes_in, 10);
+    busy.stack.abort(ConnId { index: 0, generation: 0 });
+    busy.stack.transmit(Instant::ZERO, &mut busy.near, &mut busy.upper);
+    assert_eq!(busy.stack.table_sizes().connections, 0);
+    assert!(!peer.reset, "its RST is not received yet");
+    let mut batch = Vec::new();
+    busy.far.receive(&mut batch, 64);
+    for reset in batch {
+        busy.far.recycle(reset);
+    }
+    let late = peer.data(b" Frame");
+    busy.exchange(&mut peer, &late);
+    assert!(peer.reset);
+    assert_eq!(busy.stack.counters().no_connection, 1);
 }

@@ -1,0 +1,45 @@
+//! [`Recent`]: the connection of the last segment, which most often gets the next one too.
+
+use crate::{
+    link::{Link, RxFrame},
+    wire::{PlainSegment, Segment, Template},
+};
+
+/// The connection that got the last segment, and the headers by which its next plain segment is recognised without looking
+/// its flow up.
+#[derive(Debug, Default)]
+pub(super) struct Recent {
+    index: Option<u32>,
+    /// Created with the second segment in a row, so that connections whose segments alternate do not pay for it.
+    template: Option<Template>,
+}
+
+impl Recent {
+    /// Records that connection `index` got `segment`, which was parsed from `frame`.
+    #[inline]
+    pub(super) fn note(&mut self, link: &dyn Link, frame: &RxFrame, index: u32, segment: &Segment) {
+        let again = self.index == Some(index);
+        *self = Self {
+            index: Some(index),
+            template: if again { Template::new(link, frame, segment) } else { None },
+        };
+    }
+
+    /// The connection of `frame` and the segment in it, if it is a plain segment of the same connection as the last one.
+    #[inline]
+    pub(super) fn read(&self, link: &dyn Link, frame: &RxFrame) -> Option<(u32, PlainSegment)> {
+        let template = self.template.as_ref()?;
+        Some((self.index?, template.read(link, frame)?))
+    }
+
+    /// The whole of a segment that [`Self::read`] has returned.
+    #[cold]
+    pub(super) fn segment(&self, frame: &RxFrame, plain: &PlainSegment) -> Option<Segment> {
+        Some(self.template.as_ref()?.segment(plain, frame.queue()))
+    }
+
+    /// Forgets the connection: it has been removed, and its flow may belong to another one.
+    pub(super) fn forget(&mut self) {
+        *self = Self::default();
+    }
+}
