@@ -134,6 +134,18 @@ impl Agreed {
     }
 }
 
+/// A frame that was checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Whole {
+    /// Bytes of the frame.
+    pub len: usize,
+    /// Position of its ULPDU, and the bytes of that.
+    pub ulpdu_at: usize,
+    pub ulpdu: usize,
+    /// Bytes of the ULPDU before its first marker; `usize::MAX` without markers.
+    pub to_marker: usize,
+}
+
 /// The frames of one direction of a stream.
 pub(crate) trait Framing: Copy + Default + fmt::Debug {
     /// The bytes of a frame's head up to the end of its length field.
@@ -165,6 +177,14 @@ pub(crate) trait Framing: Copy + Default + fmt::Debug {
         start: StreamOffset,
         ulpdu: usize,
     ) -> Result<Ulpdu<'a>, FramingError>;
+
+    /// The frame that begins at `start`, of whose stream `bytes` come next, if they contain all of it and all checks pass: the
+    /// straight way of the methods above for a frame in one piece. `None` otherwise, and they judge the frame.
+    #[inline]
+    fn whole(&self, bytes: &[u8], start: StreamOffset) -> Option<Whole> {
+        let _ = (bytes, start);
+        None
+    }
 
     /// The first place to probe for the start of a frame, when bytes from `fresh` on were received beyond a gap.
     fn first_probe(&self, hold: &Hold, fresh: StreamOffset) -> Option<StreamOffset>;

@@ -15,7 +15,7 @@ use crate::{
     link::{Link, RxFrame, part, read_at},
     seq::StreamOffset,
     tcp,
-    ulp::{Arrival, Ulp},
+    ulp::{Arrival, Ulp, Ulpdu},
 };
 
 /// Chunks that one connection may hold even if few of their bytes are needed. They hold the tails of one or two segments
@@ -218,7 +218,8 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         if self.stopped { Ok(()) } else { self.advance(upper, link) }
     }
 
-    /// The fast path: processes whole FPDUs from the cursor on directly from the frame, while nothing is held.
+    /// Processes whole FPDUs from the cursor on directly from the frame, while nothing is held.
+    #[inline]
     fn take_aligned<U: Ulp<Placed = P>>(
         &mut self,
         upper: &mut Upper<'_, U>,
@@ -229,10 +230,34 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         let chunks = link.rx_chunks(frame);
         if let [chunk] = chunks.as_slice() {
             let payload = chunk.get(arrival.start..arrival.start + arrival.len).unwrap_or_default();
+            if self.take_straight(upper, arrival.offset, payload)? {
+                return Ok(());
+            }
             return self.take_whole(upper, arrival.offset, &[payload], arrival.len);
         }
         let payload = part(chunks, arrival.start, arrival.len);
         self.take_whole(upper, arrival.offset, &payload, arrival.len)
+    }
+
+    /// The straight way of [`Self::take_whole`]: processes the FPDUs from the cursor on in `payload`, which begins at stream offset
+    /// `first`, up to the first that is not [whole](Framing::whole). Returns whether all were.
+    #[inline]
+    fn take_straight<U: Ulp<Placed = P>>(
+        &mut self,
+        upper: &mut Upper<'_, U>,
+        first: StreamOffset,
+        payload: &[u8],
+    ) -> Result<bool, Halt> {
+        let raw = [payload];
+        let mut at = (self.track.cursor - first) as usize;
+        while at < payload.len() {
+            let bytes = payload.get(at..).unwrap_or_default();
+            let Some(whole) = self.track.framing.whole(bytes, first + at as u64) else { return Ok(false) };
+            let cut = Ulpdu::between_markers(&raw, at + whole.ulpdu_at, whole.ulpdu, whole.to_marker);
+            at += whole.len;
+            self.track.take(upper, &cut, first + at as u64)?;
+        }
+        Ok(true)
     }
 
     /// Processes the whole FPDUs from the cursor on in the `len` bytes of `payload`, which begin at stream offset

@@ -94,10 +94,21 @@ impl<P: Copy, F: Framing> Track<P, F> {
         ulpdu: usize,
         end: StreamOffset,
     ) -> Result<(), Halt> {
-        let start = self.cursor;
-        let cut = self.check(raw, start, ulpdu).map_err(Halt::Broken)?;
+        let cut = self.check(raw, self.cursor, ulpdu).map_err(Halt::Broken)?;
+        self.take(upper, &cut, end)
+    }
+
+    /// Places and delivers `cut`, the ULPDU of the FPDU at the cursor, which was checked and ends at `end`.
+    #[inline]
+    pub fn take<U: Ulp<Placed = P>>(
+        &mut self,
+        upper: &mut Upper<'_, U>,
+        cut: &Ulpdu<'_>,
+        end: StreamOffset,
+    ) -> Result<(), Halt> {
         self.begun = true;
-        if let Err(refusal) = upper.ulp.take(upper.conn, &cut) {
+        if let Err(refusal) = upper.ulp.take(upper.conn, cut) {
+            let (start, ulpdu) = (self.cursor, cut.len());
             self.known.push_front(Known { start, end, ulpdu, placed: None });
             return Err(refusal.into());
         }

@@ -3,9 +3,10 @@
 
 use super::{
     MpaError,
-    layout::{CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES, MARKER_SPACING},
+    frames::Fpdus,
+    layout::{BETWEEN_MARKERS, CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES, MARKER_SPACING},
 };
-use crate::{copy, link::read_at, seq::StreamOffset, ulp::Ulpdu};
+use crate::{copy, framing::Whole, link::read_at, seq::StreamOffset, ulp::Ulpdu};
 
 /// Verifies the CRC (RFC 5044 section 4.4) of the FPDU whose range consists of `raw`. The CRC covers all bytes of the
 /// range except the CRC field itself, including the markers and the one right before the length field.
@@ -58,6 +59,35 @@ pub(crate) fn cut<'a>(
     Ok(Ulpdu::between_markers(raw, skip, ulpdu, to_marker))
 }
 
+/// The FPDU whose range begins at `start` with `bytes`, if they contain all of it, and its CRC and its markers are right: the
+/// straight way through [`Layout`], [`verify_crc`] and [`cut`]. `None` otherwise.
+pub(crate) fn whole(frames: &Fpdus, bytes: &[u8], start: StreamOffset) -> Option<Whole> {
+    let to_marker = frames.layout.to_marker(start);
+    let header = if to_marker == 0 { MARKER_BYTES } else { 0 };
+    let ulpdu = usize::from(u16::from_be_bytes(*bytes.get(header..)?.first_chunk()?));
+    let body = Layout::body(ulpdu);
+    let markers = body.checked_sub(to_marker).map_or(0, |behind| behind.div_ceil(BETWEEN_MARKERS));
+    let len = body + MARKER_BYTES * markers;
+    let fpdu = bytes.get(..len)?;
+    if frames.crc {
+        let (covered, field) = fpdu.split_last_chunk()?;
+        compare_crc(copy::crc32c(0, covered), *field).ok()?;
+    }
+    let mut at = to_marker;
+    for _ in 0..markers {
+        let back = at.saturating_sub(header) as u16;
+        if pointer(*fpdu.get(at..)?.first_chunk()?) != back {
+            return None;
+        }
+        at += MARKER_SPACING as usize;
+    }
+    let ulpdu_at = header + LENGTH_BYTES;
+    // A marker never lies within the length field, only right before it.
+    let next_marker = if to_marker == 0 { MARKER_SPACING as usize } else { to_marker };
+    let to_marker = next_marker.saturating_sub(ulpdu_at);
+    Some(Whole { len, ulpdu_at, ulpdu, to_marker })
+}
+
 /// FPDUPTR of a marker; its low two bits count as zero (RFC 5044 section 4.2).
 pub(crate) const fn pointer([_, _, high, low]: [u8; MARKER_BYTES]) -> u16 {
     u16::from_be_bytes([high, low & !3])
@@ -65,7 +95,10 @@ pub(crate) const fn pointer([_, _, high, low]: [u8; MARKER_BYTES]) -> u16 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::{collection::vec, prelude::*};
+
     use super::*;
+    use crate::framing::Framing;
 
     fn crc_of(bytes: &[u8]) -> [u8; 4] {
         crc32c::crc32c(bytes).to_le_bytes()
@@ -136,5 +169,48 @@ mod tests {
         assert!(cut(&layout, &[&fpdu], start, 42).is_ok());
         fpdu[0x17] += 4;
         assert_eq!(cut(&layout, &[&fpdu], start, 42).unwrap_err(), MpaError::MarkerMismatch);
+    }
+
+    /// The general way through a frame in one piece.
+    fn general(frames: &Fpdus, bytes: &[u8], start: StreamOffset) -> Option<Whole> {
+        let header = (frames.head(start) - start) as usize;
+        let ulpdu = frames.ulpdu_len(*bytes.get(header..)?.first_chunk()?).ok()?;
+        let len = (frames.end(start, ulpdu) - start) as usize;
+        let raw = [bytes.get(..len)?];
+        frames.verify(&raw).ok()?;
+        frames.cut(&raw, start, ulpdu).ok()?;
+        let data = header + LENGTH_BYTES;
+        let to_marker = frames.layout.to_marker(start + data as u64);
+        Some(Whole { len, ulpdu_at: data, ulpdu, to_marker: to_marker.min(len) })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #[test]
+        fn prop_the_straight_way_through_a_frame_agrees_with_the_general_one(
+            origin in 0u64..1000, words in 0u64..600, markers: bool, crc: bool,
+            payload in prop_oneof![2 => vec(any::<u8>(), 0..40), 1 => vec(any::<u8>(), 0..2500)],
+            change in prop_oneof![2 => Just(None), 1 => (any::<prop::sample::Index>(), any::<u8>()).prop_map(Some)],
+            correct: bool, cut in prop_oneof![4 => Just(0usize), 1 => 0usize..30], more in 0usize..10,
+        ) {
+            let frames = Fpdus { layout: Layout { origin, markers }, crc };
+            let start = origin + 4 * words;
+            let mut bytes = crate::sim::fpdu(4 * words, markers, &payload);
+            let whole = bytes.len();
+            if let Some((at, byte)) = change {
+                *at.get_mut(&mut bytes) = byte;
+            }
+            if correct {
+                let sum = crc_of(&bytes[..whole - CRC_BYTES]);
+                bytes[whole - CRC_BYTES..].copy_from_slice(&sum);
+            }
+            bytes.truncate(whole - cut.min(whole));
+            bytes.resize(bytes.len() + more, 0);
+            let ours = frames.whole(&bytes, start);
+            // Beyond the end of the frame it does not matter where the next marker is.
+            let ours = ours.map(|whole| Whole { to_marker: whole.to_marker.min(whole.len), ..whole });
+            prop_assert_eq!(ours, general(&frames, &bytes, start));
+            prop_assert!(ours.is_some() || change.is_some() || cut > 0);
+        }
     }
 }

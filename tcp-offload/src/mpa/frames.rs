@@ -2,14 +2,14 @@
 
 use super::{
     Agreed, MpaConfig, MpaError, MpaReply, MpaRequest, Offer,
-    deframe::{cut, pointer, verify_crc},
+    deframe::{cut, pointer, verify_crc, whole},
     layout::{LENGTH_BYTES, Layout, MARKER_SPACING},
     negotiate::{self, Asked, ReplyOutcome},
 };
 use crate::{
     framing::{
         self, AcceptParams, Answer, Framing, FramingError, Full, Limits, SetupError, StartUp, Transmitter,
-        UNNEGOTIATED, hold::Hold,
+        UNNEGOTIATED, Whole, hold::Hold,
     },
     link::{FrameWriter, Link},
     seq::StreamOffset,
@@ -55,6 +55,11 @@ impl Framing for Fpdus {
         ulpdu: usize,
     ) -> Result<Ulpdu<'a>, FramingError> {
         cut(&self.layout, raw, start, ulpdu).map_err(FramingError::Mpa)
+    }
+
+    #[inline]
+    fn whole(&self, bytes: &[u8], start: StreamOffset) -> Option<Whole> {
+        whole(self, bytes, start)
     }
 
     /// The marker before the received bytes: an FPDU that they complete may begin before them.
