@@ -1,7 +1,7 @@
 //! One end of an MPA connection: a session, its environment, and the parts of TCP that it needs.
 
 use xwarp_tcp::{
-    framing::{AcceptParams, FramingError},
+    framing::{AcceptParams, FramingError, Taken},
     link::FrameWriter,
     mpa::{MpaConfig, MpaError, Session},
     sim,
@@ -133,6 +133,8 @@ impl End {
         let arrival = NewPayload { offset: offset64, start: HEADERS, len, contiguous: contiguous as u64 };
         let (session, ulp, link) = (&mut self.session, &mut self.ulp, &mut self.link);
         let took = session.receive(Instant::ZERO, ulp, CONN, &path(), link, arrival, frame, usize::MAX);
+        assert!(took != Taken::Whole || session.held_bytes() == 0, "bytes are held of a whole payload");
+        let took = took != Taken::Not;
         if took {
             self.taken.resize(self.taken.len().max(end), false);
             self.taken[offset..end].fill(true);

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use super::{Session, SetupError};
+use super::{Session, SetupError, Taken};
 use crate::{
     link::{Link, RxFrame, rx_pieces},
     mpa::MpaConfig,
@@ -133,12 +133,12 @@ impl<P: Copy + fmt::Debug> AnySession<P> {
         arrival: tcp::NewPayload,
         frame: RxFrame,
         spare: usize,
-    ) -> bool {
+    ) -> Taken {
         if let Self::Undecided(_, undecided) = self {
             // A later byte says nothing of the framing; the client retransmits what is not taken.
             let Some(first) = first_byte(link, &arrival, &frame) else {
                 link.recycle(frame);
-                return false;
+                return Taken::Not;
             };
             *self = undecided.decide(first);
         }

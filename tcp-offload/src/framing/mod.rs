@@ -33,7 +33,7 @@ pub use any::FramingConfig;
 pub(crate) use any::{AnySession, either};
 pub use counters::FramingCounters;
 pub(crate) use session::MOST_FIRST_BYTES;
-pub use session::Session;
+pub use session::{Session, Taken};
 pub use setup::{AcceptParams, MAX_READ_DEPTH, SetupError, UNNEGOTIATED};
 
 use crate::{

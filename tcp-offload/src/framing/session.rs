@@ -51,6 +51,23 @@ pub struct Session<P, S: StartUp> {
     fpdus_withheld: u64,
 }
 
+/// What became of a received payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// It was delivered, or its bytes have no effect. The session is in full operation and holds nothing; it held nothing before.
+    Whole,
+    /// It was taken; bytes of it may be held, and the state of the session may have changed.
+    InPart,
+    /// It was not taken.
+    Not,
+}
+
+impl From<bool> for Taken {
+    fn from(taken: bool) -> Self {
+        if taken { Self::InPart } else { Self::Not }
+    }
+}
+
 #[derive(Debug)]
 enum SessionPhase<S: StartUp> {
     /// The applications exchange streaming data; the framing was not started.
@@ -231,8 +248,8 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
     }
 
     /// Processes a payload. Its frame is recycled to `link` now or when its bytes are no longer needed. At most
-    /// `spare` bytes more than now may be held. Returns false when that or the session's own limit is too small; TCP
-    /// must then treat the payload as lost.
+    /// `spare` bytes more than now may be held. When that or the session's own limit is too small, TCP must treat the payload as
+    /// lost.
     #[expect(clippy::too_many_arguments, reason = "the arguments of a frame on its way up")]
     pub fn receive<U: Ulp<Placed = P>>(
         &mut self,
@@ -244,40 +261,44 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         arrival: tcp::NewPayload,
         frame: RxFrame,
         spare: usize,
-    ) -> bool {
+    ) -> Taken {
         let most = self.hold_bytes.min(self.held_bytes().saturating_add(spare));
         match &self.phase {
             SessionPhase::Full(_) => {
                 let mut upper = Upper { ulp, conn };
                 let (taken, outcome) = self.receiver.receive(&mut upper, link, &arrival, frame, most);
+                // Nothing is held or withheld, and nothing was.
+                if taken && outcome.is_ok() && self.is_ordinary() {
+                    return Taken::Whole;
+                }
                 self.apply_outcome(now, &mut upper, link, outcome);
-                taken
+                Taken::from(taken)
             }
             SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) => {
                 let most = most.min(MOST_STARTUP_BYTES);
                 let taken = self.receiver.collect(link, &arrival, frame, most);
                 self.read_startup(now, &mut Upper { ulp, conn }, path, link);
-                taken
+                Taken::from(taken)
             }
             SessionPhase::Streaming(_) => {
                 // The receiver keeps any payload in order, as of an FPDU; streaming data have no such end.
                 let most = most.min(MOST_STARTUP_BYTES);
                 if self.held_bytes() + arrival.len > most {
                     link.recycle(frame);
-                    return false;
+                    return Taken::Not;
                 }
                 let taken = self.receiver.collect(link, &arrival, frame, most);
                 self.report_readable(ulp, conn);
-                taken
+                Taken::from(taken)
             }
             SessionPhase::Decide(_) => {
                 link.recycle(frame);
                 self.fail(link, S::DATA_BEFORE_ANSWER);
-                true
+                Taken::InPart
             }
             SessionPhase::Rejected | SessionPhase::Failed(_) => {
                 link.recycle(frame);
-                true
+                Taken::InPart
             }
         }
     }
@@ -437,22 +458,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
     }
 
     /// Acts on the outcome of the receiver's work: reports a stream error, and updates the time limits.
-    #[inline]
     fn apply_outcome<U: Ulp<Placed = P>>(
-        &mut self,
-        now: Instant,
-        upper: &mut Upper<'_, U>,
-        link: &mut dyn Link,
-        outcome: Result<(), Halt>,
-    ) {
-        // Nothing is held or withheld, and nothing was.
-        if outcome.is_ok() && self.is_ordinary() {
-            return;
-        }
-        self.apply_rare_outcome(now, upper, link, outcome);
-    }
-
-    fn apply_rare_outcome<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
         upper: &mut Upper<'_, U>,

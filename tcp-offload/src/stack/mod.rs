@@ -58,7 +58,7 @@ pub use self::{
     next_hops::Lookup,
 };
 use crate::{
-    framing::{AcceptParams, AnySession, FramingConfig, FramingCounters, either},
+    framing::{AcceptParams, AnySession, FramingConfig, FramingCounters, Taken, either},
     keyed::{KeyedHash, KeyedMap},
     link::{Link, RxFrame, Steer},
     tcp::{self, Connection, IsnKey, Receipt, Sent, TcpConfig, TcpCounters, Tuning},
@@ -85,6 +85,9 @@ struct ConnSlot<P> {
     tcp: Connection,
     session: AnySession<P>,
     checksums: ChecksumOffload,
+    /// When the connection last sent, it was ordinary, and the upper layer had nothing more to send. It calls [`Stack::wake`] when
+    /// it has.
+    dry: bool,
     /// Share of this connection in [`Stack::held_bytes`].
     held: usize,
     /// Share of this connection in [`Stack::spilled_bytes`].
@@ -247,6 +250,7 @@ impl<U: Ulp> Stack<U> {
             tcp,
             session,
             checksums: ChecksumOffload::default(),
+            dry: false,
             held: 0,
             spilled: 0,
             pending,
@@ -453,10 +457,11 @@ impl<U: Ulp> Stack<U> {
         let spare = self.spare_hold(now, link, arrival.len, ulp);
         // Making room may have ended this very connection.
         let Some(slot) = self.slots.get_mut(conn.index as usize) else { return link.recycle(frame) };
-        if slot.session.receive(now, ulp, conn, slot.tcp.path(), link, *arrival, frame, spare) {
-            slot.tcp.payload_taken(now, arrival);
-        } else {
-            self.counters.refused_payloads += 1;
+        let path = slot.tcp.path();
+        match slot.session.receive(now, ulp, conn, path, link, *arrival, frame, spare) {
+            Taken::Whole => return slot.tcp.payload_taken(now, arrival),
+            Taken::InPart => slot.tcp.payload_taken(now, arrival),
+            Taken::Not => self.counters.refused_payloads += 1,
         }
         slot.tcp.withheld(either!(&slot.session => window_bytes()));
     }
@@ -489,6 +494,7 @@ impl<U: Ulp> Stack<U> {
                 self.sweep.request(now);
             }
             let ordinary = sent.closed.is_none() && slot.is_ordinary();
+            slot.dry = sent.dry && ordinary;
             if !ordinary {
                 self.report_and_free(link, index, sent.closed, ulp);
             }
@@ -568,14 +574,18 @@ impl<U: Ulp> Stack<U> {
         closed: Option<CloseReason>,
         ulp: &mut U,
     ) {
-        if closed.is_some() || !self.slots.get(index as usize).is_some_and(|slot| slot.is_ordinary()) {
+        let ordinary =
+            closed.is_none() && self.slots.get(index as usize).is_some_and(|slot| slot.is_ordinary());
+        if !ordinary {
             self.settle(now, link, index, closed, ulp);
         }
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         self.timers.arm(index, slot.deadline_bound());
         if self.turns.work(index) != Work::Send {
             let conn = ConnId { index, generation: slot.generation };
-            let work = if slot.tcp.wants_to_transmit(|| either!(&slot.session => has_data(ulp, conn))) {
+            let dry = ordinary && slot.dry;
+            let has_data = || !dry && either!(&slot.session => has_data(ulp, conn));
+            let work = if slot.tcp.wants_to_transmit(has_data) {
                 Work::Send
             } else if slot.tcp.owes_ack() {
                 Work::Ack

@@ -127,6 +127,8 @@ pub struct Sent {
     pub frames: usize,
     /// `room` was used up and there may be more to send.
     pub more: bool,
+    /// The source has no more data.
+    pub dry: bool,
     /// No frame or ring slot is free, or the link still reads a frame that has to be retransmitted: flush the link and
     /// call again.
     pub starved: bool,

@@ -279,6 +279,7 @@ impl Connection {
                 };
             }
             if !source.has_data() {
+                turn.sent.dry = true;
                 return self.nothing_new(turn);
             }
             let probe = self.due.loss_probe;
@@ -307,6 +308,7 @@ impl Connection {
                     }
                     self.due.window_probe = false;
                     if !more {
+                        turn.sent.dry = true;
                         return self.nothing_new(turn);
                     }
                 }

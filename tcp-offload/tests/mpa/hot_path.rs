@@ -2,6 +2,7 @@
 
 use allocation_counter::measure;
 use xwarp_tcp::{
+    framing::Taken,
     link::FrameWriter,
     mpa::Session,
     tcp::{Filled, NewPayload},
@@ -71,7 +72,8 @@ fn allocations(
         };
         let mut taken = false;
         let used = measure(|| {
-            taken = session.receive(Instant::ZERO, ulp, CONN, &path, link, arrival, frame, usize::MAX);
+            let outcome = session.receive(Instant::ZERO, ulp, CONN, &path, link, arrival, frame, usize::MAX);
+            taken = outcome != Taken::Not;
         });
         assert!(taken);
         count += used.count_total;

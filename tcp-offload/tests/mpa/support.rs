@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use slab::Slab;
 use xwarp_tcp::{
-    framing::{self, AcceptParams, FramingError, SetupError},
+    framing::{self, AcceptParams, FramingError, SetupError, Taken},
     link::{ChunksMut, FrameWriter, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
     mpa::{Agreed, Markers, MpaConfig, MpaError, Session},
     sim,
@@ -312,10 +312,15 @@ impl End {
         let path = path();
         let (session, ulp, link) = (&mut self.session, &mut self.ulp, &mut self.link);
         let took = session.receive(self.now, ulp, CONN, &path, link, arrival, frame, usize::MAX);
-        if took {
+        let held = session.held_bytes() > 0 || session.holds_undelivered() || !session.is_reading();
+        assert!(
+            took != Taken::Whole || !held,
+            "TCP's window does not follow what is held after a whole payload"
+        );
+        if took != Taken::Not {
             (self.taken, self.contiguous) = (taken, contiguous);
         }
-        took
+        took != Taken::Not
     }
 
     pub fn resume(&mut self) {
