@@ -61,7 +61,7 @@ use crate::{
     framing::{AcceptParams, AnySession, FramingConfig, FramingCounters, Taken, either},
     keyed::{KeyedHash, KeyedMap},
     link::{Link, RxFrame, Steer},
-    tcp::{self, Connection, IsnKey, Receipt, Sent, TcpConfig, TcpCounters, Tuning},
+    tcp::{self, Connection, IsnKey, Receipt, Sent, TcpConfig, TcpCounters, Tuning, Wants},
     time::Instant,
     ulp::{CloseReason, ConnId, ListenerId, Ulp},
     wire::{self, Flow, Inbound, Malformed, Path, PlainSegment, Segment},
@@ -147,10 +147,13 @@ impl<U: Ulp> fmt::Debug for Stack<U> {
 }
 
 impl<P: Copy + fmt::Debug> ConnSlot<P> {
-    /// A time before which no timer of this connection is due, of TCP or of the framing.
+    /// A time before which no timer of this connection is due, of TCP or of the framing. An [ordinary](Self::is_ordinary)
+    /// connection has none of the framing.
     #[inline]
-    fn deadline_bound(&self) -> Option<Instant> {
-        earlier(self.tcp.deadline_bound(), either!(&self.session => deadline()))
+    fn deadline_bound(&self, ordinary: bool) -> Option<Instant> {
+        let tcp = self.tcp.deadline_bound();
+        debug_assert!(!ordinary || either!(&self.session => deadline()).is_none());
+        if ordinary { tcp } else { earlier(tcp, either!(&self.session => deadline())) }
     }
 
     /// Whether nothing has to be reported, freed or accounted: the connection is open, nobody waits for its request, and
@@ -499,7 +502,7 @@ impl<U: Ulp> Stack<U> {
                 self.report_and_free(link, index, sent.closed, ulp);
             }
             let Some(slot) = self.slots.get_mut(index as usize) else { continue };
-            self.timers.arm(index, slot.deadline_bound());
+            self.timers.arm(index, slot.deadline_bound(ordinary));
             let owes_ack = slot.tcp.owes_ack();
             if sent.starved && sent.short_of_frames {
                 self.free_at_shortage = link.tx_available();
@@ -580,17 +583,18 @@ impl<U: Ulp> Stack<U> {
             self.settle(now, link, index, closed, ulp);
         }
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        self.timers.arm(index, slot.deadline_bound());
+        self.timers.arm(index, slot.deadline_bound(ordinary));
         if self.turns.work(index) != Work::Send {
             let conn = ConnId { index, generation: slot.generation };
-            let dry = ordinary && slot.dry;
-            let has_data = || !dry && either!(&slot.session => has_data(ulp, conn));
-            let work = if slot.tcp.wants_to_transmit(has_data) {
-                Work::Send
-            } else if slot.tcp.owes_ack() {
-                Work::Ack
-            } else {
-                Work::Nothing
+            let sends = match slot.tcp.wants_to_transmit() {
+                Wants::Yes => true,
+                Wants::NewData => !(ordinary && slot.dry) && either!(&slot.session => has_data(ulp, conn)),
+                Wants::Nothing => false,
+            };
+            let work = match (sends, slot.tcp.owes_ack()) {
+                (true, _) => Work::Send,
+                (false, true) => Work::Ack,
+                (false, false) => Work::Nothing,
             };
             self.turns.set(index, work);
         }

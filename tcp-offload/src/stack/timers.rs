@@ -154,7 +154,7 @@ impl<U: Ulp> Stack<U> {
                 either!(&mut slot.session => on_timer(now, ulp, conn, link));
             }
             debug_assert!(
-                slot.deadline_bound().is_none_or(|at| at > now),
+                slot.deadline_bound(false).is_none_or(|at| at > now),
                 "a timer at or before now: {slot:?}"
             );
             self.after_change(now, link, index, closed, ulp);

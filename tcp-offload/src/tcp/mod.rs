@@ -120,6 +120,17 @@ pub struct Receipt {
     pub closed: Option<CloseReason>,
 }
 
+/// What a connection has to send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wants {
+    /// Something.
+    Yes,
+    /// New data, if the source has any.
+    NewData,
+    /// Nothing.
+    Nothing,
+}
+
 /// What [`Connection::transmit`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sent {

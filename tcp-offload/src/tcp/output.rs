@@ -4,7 +4,7 @@
 mod resend;
 
 use super::{
-    Connection, Filled, Sent, Source,
+    Connection, Filled, Sent, Source, Wants,
     queue::{Payload, SentSegment},
     sender::{After, Limit},
     stage::{Sending, Stage, Syn},
@@ -83,21 +83,25 @@ impl Connection {
         turn.sent
     }
 
-    /// Whether [`Connection::transmit`] may have something to send; `has_data` says whether the source has data.
-    pub fn wants_to_transmit(&self, has_data: impl FnOnce() -> bool) -> bool {
+    /// Whether [`Connection::transmit`] may have something to send.
+    #[inline]
+    pub fn wants_to_transmit(&self) -> Wants {
         if self.ack.is_due() || self.challenge_due || self.due.any() || self.marks.boundary().is_some() {
-            return true;
+            return Wants::Yes;
         }
-        match &self.stage {
+        let wants = match &self.stage {
             Stage::Closed(_) => false,
             Stage::SynSent(syn, sending) | Stage::SynReceived(syn, sending) => {
                 syn.due || *sending == Sending::Finished
             }
-            stage => {
-                let more = |sending| sending == Sending::Finished || has_data();
-                self.tx.wants_to_retransmit() || stage.sending().is_some_and(more)
-            }
-        }
+            stage => match stage.sending() {
+                _ if self.tx.wants_to_retransmit() => true,
+                Some(Sending::Finished) => true,
+                Some(_) => return Wants::NewData,
+                None => false,
+            },
+        };
+        if wants { Wants::Yes } else { Wants::Nothing }
     }
 
     fn transmit_all(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source) -> Result<(), Stopped> {

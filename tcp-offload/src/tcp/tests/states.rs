@@ -24,7 +24,7 @@ use super::{IRS, ISS, Script};
 use crate::{
     seq::SeqNum,
     sim::compare_with_record,
-    tcp::{Receipt, TcpCounters},
+    tcp::{Receipt, TcpCounters, Wants},
     wire::Segment,
 };
 
@@ -111,7 +111,7 @@ fn in_silence(script: &mut Script) -> String {
         (conn.peer_closed(), "peer closed"),
         (conn.has_unacknowledged(), "unacknowledged"),
         (conn.owes_ack(), "owes an ACK"),
-        (conn.wants_to_transmit(|| false), "wants to transmit"),
+        (conn.wants_to_transmit() == Wants::Yes, "wants to transmit"),
     ] {
         if holds {
             shown.push(name.to_owned());
