@@ -76,7 +76,8 @@ impl QueuePair {
         Ok(())
     }
 
-    #[inline]
+    #[expect(clippy::inline_always, reason = "see `segment::Sink`")]
+    #[inline(always)]
     pub(super) fn deliver_send(
         &mut self,
         shared: &mut Shared,

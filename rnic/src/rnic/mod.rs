@@ -77,7 +77,7 @@ use self::{
     events::Events,
     keys::{KeyTable, User},
     phase::{Closes, Phase},
-    placement::Refused,
+    placement::{Refused, Segment},
     qp::QueuePair,
     receive_queue::SharedReceiveQueue,
     send_queue::Progress,
@@ -87,7 +87,7 @@ use crate::{
     ddp::DdpError,
     memory::{AccessError, Memory},
     rdmap::{AtomicRequest, RdmapError},
-    segment::{Quote, SegmentWriter},
+    segment::{Quote, Received, SegmentWriter, Sink},
 };
 
 id! {
@@ -281,6 +281,33 @@ impl Rnic {
     }
 }
 
+/// Places a segment.
+struct Place<'a> {
+    qp: &'a mut QueuePair,
+    shared: &'a mut Shared,
+    arrival: Arrival,
+}
+
+impl Sink<Segment, Refused> for Place<'_> {
+    fn receive(self, received: Received<'_, '_>) -> Result<Segment, Refused> {
+        self.qp.place(self.shared, received, self.arrival)
+    }
+}
+
+/// Places a segment in order and delivers it.
+struct Take<'a> {
+    qp: &'a mut QueuePair,
+    shared: &'a mut Shared,
+}
+
+impl Sink<(), Refused> for Take<'_> {
+    #[expect(clippy::inline_always, reason = "see `Sink`")]
+    #[inline(always)]
+    fn receive(self, received: Received<'_, '_>) -> Result<(), Refused> {
+        self.qp.take(self.shared, received)
+    }
+}
+
 impl Ulp for Rnic {
     type Placed = Placed;
 
@@ -289,7 +316,7 @@ impl Ulp for Rnic {
         if !matches!(qp.phase, Phase::Open(Closes { peer: false, .. })) {
             return qp.refuse_data(shared);
         }
-        match qp.codec().read(ulpdu, |received| qp.place(shared, received, arrival)) {
+        match qp.codec().read(ulpdu, Place { qp, shared, arrival }) {
             Ok(segment) => {
                 qp.counters.placed(&segment, arrival);
                 // The completion of a Send that has overtaken others may have overflowed its queue.
@@ -316,7 +343,7 @@ impl Ulp for Rnic {
         if !matches!(qp.phase, Phase::Open(Closes { peer: false, .. })) {
             return qp.refuse_data(shared);
         }
-        let taken = qp.codec().read(ulpdu, |received| qp.take(shared, received));
+        let taken = qp.codec().read(ulpdu, Take { qp, shared });
         if taken.is_ok() && shared.overflowed.is_empty() {
             return Ok(());
         }

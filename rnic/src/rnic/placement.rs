@@ -175,7 +175,8 @@ impl QueuePair {
 
     /// Places a segment in order and delivers it. Segments of Sends and RDMA Writes, which are nearly all, are not stored in
     /// between.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "see `segment::Sink`")]
+    #[inline(always)]
     pub(crate) fn take(&mut self, shared: &mut Shared, received: Received<'_, '_>) -> Result<(), Refused> {
         let arrival = Arrival::InOrder;
         match received {
@@ -205,7 +206,8 @@ impl QueuePair {
         self.deliver(shared, segment)
     }
 
-    #[inline]
+    #[expect(clippy::inline_always, reason = "see `segment::Sink`")]
+    #[inline(always)]
     pub(super) fn place_write(
         &self,
         shared: &Shared,
@@ -339,7 +341,8 @@ impl QueuePair {
         receive.ok_or_else(|| Refused::NoReceive(incoming.seen.into()))
     }
 
-    #[inline]
+    #[expect(clippy::inline_always, reason = "see `segment::Sink`")]
+    #[inline(always)]
     pub(super) fn place_send(
         &mut self,
         shared: &mut Shared,

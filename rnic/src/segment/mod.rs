@@ -41,6 +41,13 @@ pub(crate) enum Received<'u, 'p> {
     Numbered(SegmentHeader, SegmentPayload<'u, 'p>),
 }
 
+/// Receives the segment that [`Codec::read`] has read. It is a trait and no closure, so that its method can be compiled into the
+/// codec for each form of a segment: the segment is then never built in memory.
+pub(crate) trait Sink<T, E> {
+    /// Receives the segment.
+    fn receive(self, received: Received<'_, '_>) -> Result<T, E>;
+}
+
 /// The payload of a received segment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SegmentPayload<'u, 'p> {
@@ -131,22 +138,21 @@ impl From<Seen<Untagged>> for Quote {
 }
 
 impl Codec {
-    /// Reads the segment that a frame carries, and passes it to `f`. It is not returned, so that the compiler knows which
-    /// segment it is wherever it calls `f`, and builds none in memory.
+    /// Reads the segment that a frame carries, and passes it to `sink`.
     #[inline]
     pub(crate) fn read<T, E: From<Unreadable>>(
         self,
         ulpdu: &Ulpdu<'_>,
-        f: impl FnOnce(Received<'_, '_>) -> Result<T, E>,
+        sink: impl Sink<T, E>,
     ) -> Result<T, E> {
         match self {
-            Self::Ddp(versions) => read_ddp(versions, ulpdu, f),
+            Self::Ddp(versions) => read_ddp(versions, ulpdu, sink),
             Self::RdmaTcp(_) => {
                 let mut head = [0; HEADER_MOST_BYTES];
                 let peeked = ulpdu.peek_header(&mut head);
                 let header = SegmentHeader::parse(head.get(..peeked).unwrap_or_default(), ulpdu.len());
                 let header = header.map_err(|error| Unreadable::from(StreamError::from(error)))?;
-                f(Received::Numbered(header, SegmentPayload { ulpdu, at: header.bytes() }))
+                sink.receive(Received::Numbered(header, SegmentPayload { ulpdu, at: header.bytes() }))
             }
         }
     }
@@ -156,12 +162,12 @@ impl Codec {
 fn read_ddp<T, E: From<Unreadable>>(
     versions: Versions,
     ulpdu: &Ulpdu<'_>,
-    f: impl FnOnce(Received<'_, '_>) -> Result<T, E>,
+    sink: impl Sink<T, E>,
 ) -> Result<T, E> {
     let mut head = [0; UNTAGGED_BYTES];
     let peeked = ulpdu.peek_header(&mut head);
     if peeked == 0 {
-        return f(Received::Empty);
+        return sink.receive(Received::Empty);
     }
     let [first, ..] = head;
     let unreadable = |header: &ddp::Header, error| {
@@ -173,14 +179,14 @@ fn read_ddp<T, E: From<Unreadable>>(
         Ok(ddp::Header::Tagged(header)) => match Control::parse(header.control, versions) {
             Ok(Control { message }) => {
                 let payload = SegmentPayload { ulpdu, at: TAGGED_BYTES };
-                f(Received::Tagged(message, Seen { header, first, len: payload.len() }, payload))
+                sink.receive(Received::Tagged(message, Seen { header, first, len: payload.len() }, payload))
             }
             Err(InvalidControl(error)) => Err(unreadable(&ddp::Header::Tagged(header), error.into()).into()),
         },
         Ok(ddp::Header::Untagged(header)) => match Control::parse(header.control, versions) {
             Ok(Control { message }) => {
                 let payload = SegmentPayload { ulpdu, at: UNTAGGED_BYTES };
-                f(Received::Untagged(message, Seen { header, first, len: payload.len() }, payload))
+                sink.receive(Received::Untagged(message, Seen { header, first, len: payload.len() }, payload))
             }
             Err(InvalidControl(error)) => {
                 Err(unreadable(&ddp::Header::Untagged(header), error.into()).into())
