@@ -97,8 +97,8 @@ impl Side {
             framing,
             ..EngineConfig::default()
         });
-        let pd = engine.rnic_mut().alloc_pd().expect("a domain");
-        let (cq, ring) = engine.rnic_mut().create_cq(256, None).expect("a completion queue");
+        let pd = engine.rnic().registry().alloc_pd().expect("a domain");
+        let (cq, ring) = engine.rnic().registry().create_cq(256, None).expect("a completion queue");
         let options = QueuePairOptions { max_send_wr: 32, max_recv_wr: 32, ..QueuePairOptions::default() };
         let attributes = QpAttributes { options, ..QpAttributes::new(pd, cq, cq) };
         let qp = engine.rnic_mut().create_qp(attributes).expect("a queue pair");
@@ -107,7 +107,7 @@ impl Side {
             let guarded = Guarded::new(REGION, fill);
             let memory = guarded.region().clone();
             let registration = Registration { pd, memory, access, base: 0, stream: None };
-            keys[number] = engine.rnic_mut().register(registration).expect("a region");
+            keys[number] = engine.rnic().registry().register(registration).expect("a region");
             guarded
         };
         let source = make(0, Some(0), Access::REMOTE_READ);

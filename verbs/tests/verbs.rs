@@ -315,6 +315,33 @@ fn a_borrowed_memory_serves_as_a_region() {
 }
 
 #[test]
+fn a_peer_that_writes_all_the_time_writes_no_byte_after_deregistration() {
+    const LEN: usize = 1 << 18;
+    let pair = devices(Progress::Auto);
+    for round in 1..=20 {
+        let [server, client] = connect(&pair, round);
+        let memory = Memory::anonymous(LEN, Pages::Normal).unwrap();
+        let region = server.pd.register(memory.clone(), Access::REMOTE_WRITE).unwrap();
+        let ours = client.pd.allocate(LEN, Access::empty()).unwrap();
+        ours.memory().fill(0, LEN, 1).unwrap();
+        for _ in 0..100 {
+            client.qp.post_send(&WorkRequest::write(1, ours.sge(0, LEN), region.remote(0))).unwrap();
+        }
+        let mut first = [0];
+        while first == [0] {
+            client.cq.poll_one();
+            memory.read(0, &mut first).unwrap();
+        }
+        drop(region);
+        memory.fill(0, LEN, 2).unwrap();
+        assert!(client.connection.wait_disconnected(LIMIT).unwrap(), "the key is invalid");
+        let mut bytes = vec![0; LEN];
+        memory.read(0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 2), "round {round}");
+    }
+}
+
+#[test]
 fn a_window_lends_a_part_of_a_region_until_the_peer_gives_it_back() {
     let pair = devices(Progress::Auto);
     let [server, client] = connect(&pair, 1);

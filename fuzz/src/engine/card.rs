@@ -8,7 +8,7 @@ use xwarp_rnic::{
     engine::{ConnectParams, Engine, EngineConfig},
     rnic::{
         CmEvent, CompletionRing, Limits, NoReceive, PdId, QpAttributes, QueuePairOptions, Registration,
-        SrqAttributes,
+        Registry, SrqAttributes,
     },
 };
 use xwarp_tcp::{
@@ -160,9 +160,9 @@ impl Card {
             most_connections: 16,
             ..EngineConfig::default()
         });
-        let pd = engine.rnic_mut().alloc_pd().expect("a domain");
-        let foreign = engine.rnic_mut().alloc_pd().expect("another domain");
-        let (cq, ring) = engine.rnic_mut().create_cq(512, None).expect("a completion queue");
+        let pd = engine.rnic().registry().alloc_pd().expect("a domain");
+        let foreign = engine.rnic().registry().alloc_pd().expect("another domain");
+        let (cq, ring) = engine.rnic().registry().create_cq(512, None).expect("a completion queue");
         let srq = SrqAttributes { pd, max_wr: DEPTH, max_sge: 4, limit: 0 };
         let srq = engine.rnic_mut().create_srq(&srq).expect("a shared receive queue");
         let attributes = QpAttributes::new(pd, cq, cq);
@@ -174,7 +174,7 @@ impl Card {
             let guarded = Guarded::new(REGION, fill);
             let memory = guarded.region().clone();
             let registration = Registration { pd, memory, access, base: 0, stream };
-            keys.push(engine.rnic_mut().register(registration).expect("a region"));
+            keys.push(engine.rnic().registry().register(registration).expect("a region"));
             guarded
         };
         let sink = make(Some(SINK_FILL), pd, Access::LOCAL_WRITE, None);
@@ -184,7 +184,7 @@ impl Card {
         let other_domain = make(None, foreign, Access::all(), None);
         let other_stream = make(None, pd, Access::all(), Some(aside));
         let gone = make(None, pd, Access::all(), None);
-        engine.rnic_mut().deregister(*keys.last().expect("seven keys")).expect("it was registered");
+        engine.rnic().registry().deregister(*keys.last().expect("seven keys")).expect("it was registered");
         let closed = [no_rights, other_domain, other_stream, gone];
         let doors = Doors::new(&mut engine, pd, qps[0]);
         let regions = Regions { sink, open, readable, closed, keys, doors };
@@ -304,7 +304,7 @@ impl Card {
             7 => drop(self.engine.disconnect(qp)),
             8 => drop(self.engine.abort(qp)),
             9 => drop(self.engine.rnic_mut().reset_qp(qp)),
-            10 => drop(self.engine.rnic_mut().deregister(self.regions.keys[usize::from(input.u8()) % 3])),
+            10 => self.end_key(input, Registry::deregister),
             _ => self.engine.mtu_changed(self.now, input.u16().max(68)),
         }
     }
@@ -323,19 +323,31 @@ impl Card {
             }
             what @ 5..=8 => self.post_send(qp, what + 2, input),
             9 => self.regions.doors.take_away(&mut self.engine, input),
-            10 => drop(self.engine.rnic_mut().revoke(self.regions.keys[usize::from(input.u8()) % 3])),
+            10 => self.end_key(input, Registry::revoke),
             _ => {
                 let size = input.u16().into();
                 let _ = match size % 3 {
                     0 => self.engine.rnic_mut().arm_srq_limit(self.srq, size),
                     1 => self.engine.rnic_mut().resize_srq(self.srq, size),
-                    _ => self.engine.rnic_mut().resize_cq(self.cq, size + 256),
+                    _ => self.engine.rnic().registry().resize_cq(self.cq, size + 256),
                 };
             }
         }
     }
 
     /// Posts a request that concerns only memory.
+    /// Deregisters one of the first three regions, if it still is registered.
+    fn end_key(
+        &mut self,
+        input: &mut Input<'_>,
+        end: impl FnOnce(&Registry, STag) -> Result<(), ResourceError>,
+    ) {
+        let key = self.regions.keys[usize::from(input.u8()) % 3];
+        if end(self.engine.rnic().registry(), key).is_ok() {
+            self.engine.rnic_mut().forget(key);
+        }
+    }
+
     fn post_local(&mut self, qp: QpId, request: &Request, flags: u8) {
         let Request { operation, memory } = request;
         let payload = match operation {
@@ -445,13 +457,13 @@ impl Card {
         let through_doors = regions.doors.over(&mut engine);
         for key in regions.keys {
             // Some have already been deregistered.
-            let gone = engine.rnic_mut().deregister(key);
+            let gone = engine.rnic().registry().deregister(key);
             assert!(!matches!(gone, Err(ResourceError::InUse(..))), "{gone:?}");
         }
         engine.rnic_mut().destroy_srq(srq).expect("it is unused");
-        engine.rnic_mut().destroy_cq(cq).expect("it is unused");
+        engine.rnic().registry().destroy_cq(cq).expect("it is unused");
         for pd in pds {
-            engine.rnic_mut().dealloc_pd(pd).expect("nothing is left in it");
+            engine.rnic().registry().dealloc_pd(pd).expect("nothing is left in it");
         }
         through_doors
     }

@@ -72,11 +72,11 @@ impl Doors {
                 let access = Access::LOCAL_WRITE | Access::WINDOW_BIND;
                 let memory = wall.region().clone();
                 let registration = Registration { pd, memory, access, base: 0, stream };
-                let region = engine.rnic_mut().register(registration).expect("a region");
-                (engine.rnic_mut().alloc_window(pd).expect("a window"), Some(region))
+                let region = engine.rnic().registry().register(registration).expect("a region");
+                (engine.rnic().registry().alloc_window(pd).expect("a window"), Some(region))
             } else {
                 let registration = FastRegistration { pd, max_pieces: MOST_PIECES, stream };
-                (engine.rnic_mut().alloc_fast_region(registration).expect("a fast region"), None)
+                (engine.rnic().registry().alloc_fast_region(registration).expect("a fast region"), None)
             };
             let shut = Some(wall.bytes());
             let (opening, shutting) = (HashMap::new(), HashSet::new());
@@ -174,11 +174,11 @@ impl Doors {
         let (number, how) = (input.u8(), input.u8());
         let door = self.door(number);
         let done = match (door.region, how % 3) {
-            (Some(_), 0) => engine.rnic_mut().dealloc_window(door.key),
-            (Some(region), 1) => engine.rnic_mut().revoke(region),
-            (Some(region), _) => engine.rnic_mut().deregister(region),
-            (None, 0 | 1) => engine.rnic_mut().revoke(door.key),
-            (None, _) => engine.rnic_mut().deregister(door.key),
+            (Some(_), 0) => engine.rnic().registry().dealloc_window(door.key),
+            (Some(region), 1) => engine.rnic().registry().revoke(region),
+            (Some(region), _) => engine.rnic().registry().deregister(region),
+            (None, 0 | 1) => engine.rnic().registry().revoke(door.key),
+            (None, _) => engine.rnic().registry().deregister(door.key),
         };
         // No request can open it any more, and windows bound to it are closed too.
         if done.is_ok() {
@@ -198,10 +198,11 @@ impl Doors {
         for door in self.0 {
             // Destroyed objects are unknown now. Destroyed queue pairs leave no memory window open.
             let done = match door.region {
-                Some(region) => {
-                    [engine.rnic_mut().deregister(region), engine.rnic_mut().dealloc_window(door.key)]
-                }
-                None => [Ok(()), engine.rnic_mut().deregister(door.key)],
+                Some(region) => [
+                    engine.rnic().registry().deregister(region),
+                    engine.rnic().registry().dealloc_window(door.key),
+                ],
+                None => [Ok(()), engine.rnic().registry().deregister(door.key)],
             };
             assert!(!done.iter().any(|done| matches!(done, Err(ResourceError::InUse(..)))), "{done:?}");
         }

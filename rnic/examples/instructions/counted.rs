@@ -101,13 +101,16 @@ impl End {
     fn new(link: MemoryLink, framing: FramingConfig) -> Self {
         let config = EngineConfig { secret: Secret::from_number(1), framing, ..EngineConfig::default() };
         let mut engine = Engine::new(config);
-        let pd = engine.rnic_mut().alloc_pd().unwrap();
-        let (cq, ring) = engine.rnic_mut().create_cq(1024, None).unwrap();
+        let pd = engine.rnic().registry().alloc_pd().unwrap();
+        let (cq, ring) = engine.rnic().registry().create_cq(1024, None).unwrap();
         let qp = engine.rnic_mut().create_qp(QpAttributes::new(pd, cq, cq)).unwrap();
         let memory = Memory::anonymous(DEPTH * LARGE, Pages::Normal).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let key =
-            engine.rnic_mut().register(Registration { pd, memory, access, base: 0, stream: None }).unwrap();
+        let key = engine
+            .rnic()
+            .registry()
+            .register(Registration { pd, memory, access, base: 0, stream: None })
+            .unwrap();
         Self { engine, link, qp, ring, key, posted: 0, completed: 0, received: 0 }
     }
 

@@ -60,15 +60,18 @@ impl End {
         let config = EngineConfig { secret, tcp, framing, ..EngineConfig::default() };
         let mut station = Station::new(link, config);
         let engine = &mut station.engine;
-        let pd = engine.rnic_mut().alloc_pd().unwrap();
-        let (cq, ring) = engine.rnic_mut().create_cq(4096, None).unwrap();
+        let pd = engine.rnic().registry().alloc_pd().unwrap();
+        let (cq, ring) = engine.rnic().registry().create_cq(4096, None).unwrap();
         let options = QueuePairOptions { any_receive: true, ..QueuePairOptions::default() };
         let qp =
             engine.rnic_mut().create_qp(QpAttributes { options, ..QpAttributes::new(pd, cq, cq) }).unwrap();
         let memory = Memory::anonymous(bytes, Pages::Normal).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let key =
-            engine.rnic_mut().register(Registration { pd, memory, access, base: 0, stream: None }).unwrap();
+        let key = engine
+            .rnic()
+            .registry()
+            .register(Registration { pd, memory, access, base: 0, stream: None })
+            .unwrap();
         Self { station, qp, ring, key }
     }
 }

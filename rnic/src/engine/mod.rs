@@ -25,7 +25,7 @@ use xwarp_tcp::{
 pub use self::cm::ConnectParams;
 use self::peers::Peers;
 use crate::rnic::{
-    AsyncEvent, CmEvent, DdpCounters, Limits, Notify, QpId, RdmapCounters, ResourceError, Rnic,
+    AsyncEvent, CmEvent, DdpCounters, Limits, Notify, QpId, RdmapCounters, Registry, ResourceError, Rnic,
 };
 
 /// Largest number of frames received in one turn, which bounds the time until the turn transmits.
@@ -108,7 +108,7 @@ impl Engine {
                 most_connections,
                 ..StackConfig::default()
             }),
-            rnic: Rnic::new(limits, &keys),
+            rnic: Rnic::new(Arc::new(Registry::new(limits, &keys))),
             framing,
             peers: Peers::default(),
             teardowns: VecDeque::new(),

@@ -158,7 +158,7 @@ impl Rnic {
 
     /// Checks that `qp` may connect with these depths.
     pub(crate) fn check_connect(&mut self, qp: QpId, ird: u16, ord: u16) -> Result<(), CmError> {
-        let (max_ird, max_ord) = (self.limits.max_ird, self.limits.max_ord);
+        let (max_ird, max_ord) = (self.limits().max_ird, self.limits().max_ord);
         self.unconnected(qp)?;
         for (attribute, value, limit) in [("ird", ird, max_ird), ("ord", ord, max_ord)] {
             if value > limit {

@@ -102,8 +102,7 @@ impl QueuePair {
             }
         }
         if let Some(stag) = invalidate {
-            let alone = shared.is_alone(self.attributes.pd);
-            shared.keys.invalidate_remotely(self.user(), stag, alone).map_err(|error| seen.refused(error))?;
+            shared.keys.invalidate_remotely(self.user(), stag).map_err(|error| seen.refused(error))?;
             self.counters.rdmap.invalidated_by_peer += 1;
         }
         self.counters.rdmap.sends_in += 1;

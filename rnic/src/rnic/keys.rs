@@ -1,4 +1,5 @@
-//! The key table: maps each Steering Tag to bytes of memory and to the access rights of its users (RFC 5042).
+//! The key table of the registry: the objects that Steering Tags name, and the [`Grant`] of each tag that is valid (RFC
+//! 5042).
 //!
 //! A tag names one of three objects: a region that a verb registered, valid until it is deregistered; a fast region,
 //! whose memory is registered and invalidated by work requests; a window (type 2 of the verbs), which gives one peer
@@ -6,7 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    hash::{BuildHasherDefault, Hasher},
+    sync::Arc,
 };
 
 use rand::{RngCore as _, rngs::StdRng};
@@ -15,7 +16,8 @@ use xwarp_tcp::secret::Secret;
 use super::{
     Limits, QpId,
     attributes::Registration,
-    pieces::{Extent, Stretches},
+    grant::{Bytes, Grant, IndexMap, Validity},
+    pieces::Extent,
     work::{Access, Binding, PdId},
 };
 use crate::{
@@ -95,110 +97,43 @@ pub(crate) struct User {
     pub(crate) qp: QpId,
 }
 
-/// The bytes of a region or of a valid fast region.
-#[derive(Debug)]
-struct Mapping {
-    /// Never reused: a window that outlives the mapping finds that it is gone.
-    number: u64,
-    extent: Extent,
-    access: Access,
-    base: TaggedOffset,
-    /// Number of windows bound to it.
-    windows: u32,
-}
-
-/// The bytes that a bound window gives access to.
-#[derive(Debug, Clone, Copy)]
-struct Bound {
-    /// The index and the mapping of the region.
-    region: (u32, u64),
-    /// Offset of the window's first byte in the region's bytes.
-    start: u64,
-    len: u64,
-    access: Access,
-    base: TaggedOffset,
-    /// The only stream that may use the window.
-    stream: QpId,
-}
-
-#[derive(Debug)]
-enum Object {
-    Region {
-        mapping: Mapping,
-        /// The remote rights were invalidated; the local rights remain.
-        revoked: bool,
-    },
-    /// `None`: invalid, until a work request registers memory.
-    Fast { max_pieces: u32, mapping: Option<Mapping> },
-    /// `None`: not bound.
-    Window(Option<Bound>),
-}
-
-impl Object {
-    fn mapping(&self) -> Option<&Mapping> {
-        match self {
-            Self::Region { mapping, .. } => Some(mapping),
-            Self::Fast { mapping, .. } => mapping.as_ref(),
-            Self::Window(_) => None,
-        }
-    }
-
-    fn mapping_mut(&mut self) -> Option<&mut Mapping> {
-        match self {
-            Self::Region { mapping, .. } => Some(mapping),
-            Self::Fast { mapping, .. } => mapping.as_mut(),
-            Self::Window(_) => None,
-        }
-    }
-
-    fn is_window(&self) -> bool {
-        matches!(self, Self::Window(_))
-    }
-
-    fn windows(&self) -> u32 {
-        self.mapping().map_or(0, |mapping| mapping.windows)
-    }
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Has a grant for its whole life.
+    Region,
+    /// Has a grant from its registration by a work request to its invalidation.
+    Fast { max_pieces: u32 },
+    /// Has a grant from its binding to its invalidation.
+    Window,
 }
 
 #[derive(Debug)]
 struct KeyedObject {
     pd: PdId,
-    /// The only stream that may use a region, if it is limited to one.
-    limited_to: Option<QpId>,
-    object: Object,
+    /// The only stream that may use the object, if it is limited to one, as a bound window always is.
+    stream: Option<QpId>,
+    kind: Kind,
+    grant: Option<Arc<Grant>>,
+    /// Indices of the windows that are bound to a region.
+    windows: BTreeSet<u32>,
+    /// Index of the region to which a window is bound. It stays bound, without a grant, when the region is deregistered.
+    region: Option<u32>,
 }
 
 impl KeyedObject {
-    /// The only stream that may use the object now, if it is limited to one.
-    fn stream(&self) -> Option<QpId> {
-        match &self.object {
-            Object::Window(bound) => bound.map(|bound| bound.stream),
-            Object::Region { .. } | Object::Fast { .. } => self.limited_to,
-        }
+    fn new(pd: PdId, stream: Option<QpId>, kind: Kind) -> Self {
+        Self { pd, stream, kind, grant: None, windows: BTreeSet::new(), region: None }
     }
 
     /// Whether `user` is in the object's domain, and is its stream if the object is limited to one.
     fn is_for(&self, user: User) -> bool {
-        self.pd == user.pd && self.stream().is_none_or(|stream| stream == user.qp)
+        self.pd == user.pd && self.stream.is_none_or(|stream| stream == user.qp)
     }
 
+    /// Whether peers can use the object, or could if its region still existed.
     fn is_open_to_peers(&self) -> bool {
-        match &self.object {
-            Object::Region { revoked, .. } => !revoked,
-            Object::Fast { mapping, .. } => mapping.is_some(),
-            Object::Window(bound) => bound.is_some(),
-        }
+        self.region.is_some() || self.grant.as_ref().is_some_and(|grant| grant.is_valid_for(true))
     }
-}
-
-/// The bytes that a tag gives access to: `len` bytes from byte `start` of `extent`. The first has the tagged offset
-/// `base`.
-struct View<'k> {
-    extent: &'k Extent,
-    start: u64,
-    len: u64,
-    base: TaggedOffset,
-    access: Access,
 }
 
 #[derive(Debug)]
@@ -211,14 +146,13 @@ struct TagSlot {
 #[derive(Debug)]
 pub(crate) struct KeyTable {
     /// Slots by the tag's index.
-    slots: SlotsByIndex,
+    slots: IndexMap<TagSlot>,
     /// Freed indices, oldest first.
     free: VecDeque<u32>,
     max_regions: u32,
     max_windows: u32,
     regions: u32,
     windows: u32,
-    next_mapping: u64,
     /// Indices of bound windows, by the stream that may use them.
     bound: BTreeMap<QpId, BTreeSet<u32>>,
     /// Draws indices and first keys, so that tags cannot be predicted from earlier ones (RFC 5040 section 8.1.1, rule
@@ -229,13 +163,12 @@ pub(crate) struct KeyTable {
 impl KeyTable {
     pub(crate) fn new(limits: &Limits, secret: &Secret) -> Self {
         Self {
-            slots: SlotsByIndex::default(),
+            slots: IndexMap::default(),
             free: VecDeque::new(),
             max_regions: limits.max_mr.min(MOST_KEYS),
             max_windows: limits.max_mw.min(MOST_KEYS),
             regions: 0,
             windows: 0,
-            next_mapping: 0,
             bound: BTreeMap::new(),
             rng: secret.rng(),
         }
@@ -249,12 +182,9 @@ impl KeyTable {
     /// Registers a region; `None` when the limit is reached.
     pub(crate) fn insert_region(&mut self, registration: Registration) -> Option<STag> {
         let Registration { pd, memory, access, base, stream } = registration;
-        let mapping = self.mapping([memory].into_iter().collect(), access, base);
-        self.insert(KeyedObject {
-            pd,
-            limited_to: stream,
-            object: Object::Region { mapping, revoked: false },
-        })
+        let stag = self.insert(KeyedObject::new(pd, stream, Kind::Region))?;
+        self.fill(stag, Bytes::all(memory.into(), access, base));
+        Some(stag)
     }
 
     /// Creates an invalid fast region; `None` when the limit is reached.
@@ -264,23 +194,18 @@ impl KeyTable {
         max_pieces: u32,
         limited_to: Option<QpId>,
     ) -> Option<STag> {
-        self.insert(KeyedObject { pd, limited_to, object: Object::Fast { max_pieces, mapping: None } })
+        self.insert(KeyedObject::new(pd, limited_to, Kind::Fast { max_pieces }))
     }
 
     /// Creates an unbound window; `None` when the limit is reached.
     pub(crate) fn insert_window(&mut self, pd: PdId) -> Option<STag> {
-        self.insert(KeyedObject { pd, limited_to: None, object: Object::Window(None) })
-    }
-
-    fn mapping(&mut self, extent: Extent, access: Access, base: TaggedOffset) -> Mapping {
-        self.next_mapping += 1;
-        Mapping { number: self.next_mapping, extent, access, base, windows: 0 }
+        self.insert(KeyedObject::new(pd, None, Kind::Window))
     }
 
     fn insert(&mut self, entry: KeyedObject) -> Option<STag> {
-        let (count, most) = match entry.object {
-            Object::Window(_) => (&mut self.windows, self.max_windows),
-            Object::Region { .. } | Object::Fast { .. } => (&mut self.regions, self.max_regions),
+        let (count, most) = match entry.kind {
+            Kind::Window => (&mut self.windows, self.max_windows),
+            Kind::Region | Kind::Fast { .. } => (&mut self.regions, self.max_regions),
         };
         if *count >= most {
             return None;
@@ -314,18 +239,23 @@ impl KeyTable {
         self.slots.get(&stag.index()).filter(|slot| slot.key == stag.key())?.entry.as_ref()
     }
 
-    fn entry_mut(&mut self, stag: STag) -> Option<&mut KeyedObject> {
-        self.slots.get_mut(&stag.index()).filter(|slot| slot.key == stag.key())?.entry.as_mut()
+    fn at_mut(&mut self, index: u32) -> Option<&mut KeyedObject> {
+        self.slots.get_mut(&index)?.entry.as_mut()
+    }
+
+    /// What a tag grants, if it is valid.
+    pub(crate) fn grant(&self, stag: STag) -> Option<Arc<Grant>> {
+        self.entry(stag)?.grant.clone()
     }
 
     /// Number of windows bound to a region; `None` when the region does not exist.
-    pub(crate) fn bound_windows(&self, stag: STag) -> Option<u32> {
+    pub(crate) fn bound_windows(&self, stag: STag) -> Option<usize> {
         let slot = self.slots.get(&stag.index())?;
-        let object = &slot.entry.as_ref()?.object;
-        match object {
-            Object::Region { .. } if slot.key != stag.key() => None,
-            Object::Region { .. } | Object::Fast { .. } => Some(object.windows()),
-            Object::Window(_) => None,
+        let entry = slot.entry.as_ref()?;
+        match entry.kind {
+            Kind::Region if slot.key != stag.key() => None,
+            Kind::Region | Kind::Fast { .. } => Some(entry.windows.len()),
+            Kind::Window => None,
         }
     }
 
@@ -334,86 +264,34 @@ impl KeyTable {
     pub(crate) fn remove_region(&mut self, stag: STag) -> Option<PdId> {
         self.bound_windows(stag)?;
         self.regions -= 1;
-        self.remove(stag.index())
+        let gone = self.remove(stag.index())?;
+        for window in gone.windows {
+            if let Some(grant) = self.at_mut(window).and_then(|window| window.grant.take()) {
+                grant.set(Validity::Ended);
+            }
+        }
+        Some(gone.pd)
     }
 
     /// Removes a window, bound or not. Only the index of the tag is compared, because the owner chooses the key.
     /// Returns the protection domain.
     pub(crate) fn remove_window(&mut self, stag: STag) -> Option<PdId> {
         let index = stag.index();
-        self.slots.get(&index)?.entry.as_ref().filter(|entry| entry.object.is_window())?;
+        self.at_mut(index).filter(|entry| entry.kind == Kind::Window)?;
         self.close(index);
         self.windows -= 1;
-        self.remove(index)
+        self.remove(index).map(|gone| gone.pd)
     }
 
-    fn remove(&mut self, index: u32) -> Option<PdId> {
+    fn remove(&mut self, index: u32) -> Option<KeyedObject> {
         let slot = self.slots.get_mut(&index)?;
         let entry = slot.entry.take()?;
         slot.key = slot.key.wrapping_add(1);
         self.free.push_back(index);
-        Some(entry.pd)
-    }
-
-    /// The `len` bytes from `offset` of `stag`, if `user` has access `need` to all of them.
-    pub(crate) fn open(
-        &self,
-        user: User,
-        stag: STag,
-        need: Access,
-        offset: TaggedOffset,
-        len: u64,
-    ) -> Result<Stretches<'_>, KeyError> {
-        let (extent, start) = self.find(user, stag, need, offset, len)?;
-        Ok(extent.stretches(start, len))
-    }
-
-    /// The bytes that contain the `len` bytes from `offset` of `stag`, and the position of the first of these, if `user`
-    /// has access `need` to all of them. The checks are in the order of RFC 5040 section 7.2.
-    #[inline]
-    pub(crate) fn find(
-        &self,
-        user: User,
-        stag: STag,
-        need: Access,
-        offset: TaggedOffset,
-        len: u64,
-    ) -> Result<(&Extent, u64), KeyError> {
-        let remote = need.intersects(Access::REMOTE);
-        let entry =
-            self.entry(stag).filter(|entry| !remote || entry.is_open_to_peers()).ok_or(KeyError::Unknown)?;
-        let view = self.view(entry).ok_or(KeyError::Unknown)?;
-        if !entry.is_for(user) {
-            return Err(KeyError::Foreign);
+        if let Some(grant) = &entry.grant {
+            grant.set(Validity::Ended);
         }
-        // A window serves remote accesses only; local accesses use the region.
-        if !view.access.contains(need) || !remote && entry.object.is_window() {
-            return Err(KeyError::Access);
-        }
-        let end = offset.checked_add(len).ok_or(KeyError::Wrap)?;
-        let start = offset.checked_sub(view.base).ok_or(KeyError::Bounds)?;
-        if end - view.base > view.len {
-            return Err(KeyError::Bounds);
-        }
-        Ok((view.extent, view.start + start))
-    }
-
-    /// The bytes that an entry gives access to; `None` while it is invalid or unbound, or when its region is gone.
-    #[inline]
-    fn view<'k>(&'k self, entry: &'k KeyedObject) -> Option<View<'k>> {
-        if let Object::Window(bound) = &entry.object {
-            return self.view_of_window(bound.as_ref()?);
-        }
-        let Mapping { extent, access, base, .. } = entry.object.mapping()?;
-        Some(View { extent, start: 0, len: extent.len(), base: *base, access: *access })
-    }
-
-    #[cold]
-    fn view_of_window(&self, bound: &Bound) -> Option<View<'_>> {
-        let Bound { region: (index, number), start, len, access, base, .. } = *bound;
-        let region = self.slots.get(&index)?.entry.as_ref()?;
-        let mapping = region.object.mapping().filter(|mapping| mapping.number == number)?;
-        Some(View { extent: &mapping.extent, start, len, base, access })
+        Some(entry)
     }
 
     /// Invalidates a tag for the peer (Send with Invalidate). A tag that is not associated with the stream "cannot be
@@ -427,9 +305,10 @@ impl KeyTable {
         alone: bool,
     ) -> Result<(), RdmapError> {
         let entry = self.entry(stag).filter(|e| e.is_open_to_peers()).ok_or(RdmapError::InvalidStag)?;
-        let shared = entry.stream().is_none() && !alone;
-        let local = entry.object.mapping().is_some_and(|mapping| !mapping.access.intersects(Access::REMOTE));
-        if !entry.is_for(user) || shared || local || entry.object.windows() > 0 {
+        let shared = entry.stream.is_none() && !alone;
+        let local = entry.kind != Kind::Window
+            && entry.grant.as_ref().is_some_and(|grant| !grant.bytes.access.intersects(Access::REMOTE));
+        if !entry.is_for(user) || shared || local || !entry.windows.is_empty() {
             return Err(RdmapError::CannotInvalidate);
         }
         self.close(stag.index());
@@ -442,7 +321,7 @@ impl KeyTable {
         if !entry.is_for(user) {
             return Err(ManagementError::Foreign);
         }
-        if entry.object.windows() > 0 {
+        if !entry.windows.is_empty() {
             return Err(ManagementError::InUse);
         }
         self.close(stag.index());
@@ -451,22 +330,23 @@ impl KeyTable {
 
     /// Ends all access through a fast region or a window, and the remote access to a region.
     fn close(&mut self, index: u32) {
-        let Some(entry) = self.slots.get_mut(&index).and_then(|slot| slot.entry.as_mut()) else { return };
-        match &mut entry.object {
-            Object::Region { revoked, .. } => *revoked = true,
-            Object::Fast { mapping, .. } => *mapping = None,
-            Object::Window(bound) => {
-                let Some(Bound { region: (region, number), stream, .. }) = bound.take() else { return };
-                if let Some(windows) = self.bound.get_mut(&stream) {
-                    windows.remove(&index);
-                }
-                let region = self.slots.get_mut(&region).and_then(|slot| slot.entry.as_mut());
-                if let Some(mapping) = region.and_then(|entry| entry.object.mapping_mut())
-                    && mapping.number == number
-                {
-                    mapping.windows -= 1;
-                }
+        let Some(entry) = self.at_mut(index) else { return };
+        if entry.kind == Kind::Region {
+            if let Some(grant) = &entry.grant {
+                grant.set(Validity::Local);
             }
+            return;
+        }
+        if let Some(grant) = entry.grant.take() {
+            grant.set(Validity::Ended);
+        }
+        let Some(region) = entry.region.take() else { return };
+        let stream = entry.stream.take();
+        if let Some(region) = self.at_mut(region) {
+            region.windows.remove(&index);
+        }
+        if let Some(windows) = stream.and_then(|stream| self.bound.get_mut(&stream)) {
+            windows.remove(&index);
         }
     }
 
@@ -486,28 +366,32 @@ impl KeyTable {
         binding: &Binding,
     ) -> Result<(), ManagementError> {
         let Binding { region, offset, len, base, access } = *binding;
-        self.check_vacant(user, window, |object| matches!(object, Object::Window(None)))?;
+        self.check_vacant(user, window, |kind| kind == Kind::Window)?;
         let entry = self.entry(region).filter(|entry| entry.pd == user.pd).ok_or(ManagementError::Unknown)?;
         if !entry.is_for(user) {
             return Err(ManagementError::Foreign);
         }
-        let mapping = entry.object.mapping().ok_or(ManagementError::Unknown)?;
+        let grant = entry.grant.as_ref().filter(|_| entry.kind != Kind::Window);
+        let whole = &grant.ok_or(ManagementError::Unknown)?.bytes;
         let changes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         let needs = if changes { Access::WINDOW_BIND | Access::LOCAL_WRITE } else { Access::WINDOW_BIND };
-        if !mapping.access.contains(needs) || !Access::REMOTE.contains(access) {
+        if !whole.access.contains(needs) || !Access::REMOTE.contains(access) {
             return Err(ManagementError::Access);
         }
-        let start = offset.checked_sub(mapping.base).ok_or(ManagementError::Bounds)?;
-        let fits = start.checked_add(len).is_some_and(|end| end <= mapping.extent.len());
+        let start = offset.checked_sub(whole.base).ok_or(ManagementError::Bounds)?;
+        let fits = start.checked_add(len).is_some_and(|end| end <= whole.len);
         if !fits || len == 0 || base.checked_add(len).is_none() {
             return Err(ManagementError::Bounds);
         }
-        let number = mapping.number;
-        if let Some(mapping) = self.entry_mut(region).and_then(|entry| entry.object.mapping_mut()) {
-            mapping.windows += 1;
+        let part = Bytes { extent: whole.extent.clone(), start, len, base, access };
+        if let Some(entry) = self.at_mut(region.index()) {
+            entry.windows.insert(window.index());
         }
-        let bound = Bound { region: (region.index(), number), start, len, access, base, stream: user.qp };
-        self.fill(window, Object::Window(Some(bound)));
+        if let Some(entry) = self.at_mut(window.index()) {
+            entry.region = Some(region.index());
+            entry.stream = Some(user.qp);
+        }
+        self.fill(window, part);
         self.bound.entry(user.qp).or_default().insert(window.index());
         Ok(())
     }
@@ -522,10 +406,10 @@ impl KeyTable {
         access: Access,
         base: TaggedOffset,
     ) -> Result<(), ManagementError> {
-        let vacant = |object: &Object| matches!(object, Object::Fast { mapping: None, .. });
-        let max_pieces = match self.check_vacant(user, key, vacant)? {
-            Object::Fast { max_pieces, .. } => *max_pieces,
-            Object::Region { .. } | Object::Window(_) => 0,
+        let is_fast = |kind| matches!(kind, Kind::Fast { .. });
+        let max_pieces = match self.check_vacant(user, key, is_fast)? {
+            Kind::Fast { max_pieces } => max_pieces,
+            Kind::Region | Kind::Window => 0,
         };
         let extent: Extent = memory.into_iter().collect();
         if access.intersects(Access::WRITES) && !extent.is_writable() {
@@ -534,57 +418,35 @@ impl KeyTable {
         if extent.pieces() > max_pieces as usize || base.checked_add(extent.len()).is_none() {
             return Err(ManagementError::Bounds);
         }
-        let mapping = self.mapping(extent, access, base);
-        self.fill(key, Object::Fast { max_pieces, mapping: Some(mapping) });
+        self.fill(key, Bytes::all(extent, access, base));
         Ok(())
     }
 
-    /// Checks that the object at the index of `key` is `user`'s and that `vacant` accepts it.
+    /// Checks that the object at the index of `key` is `user`'s, of the wanted kind, and neither registered nor bound.
     fn check_vacant(
         &self,
         user: User,
         key: STag,
-        vacant: impl FnOnce(&Object) -> bool,
-    ) -> Result<&Object, ManagementError> {
+        wanted: impl FnOnce(Kind) -> bool,
+    ) -> Result<Kind, ManagementError> {
         let entry = self.slots.get(&key.index()).and_then(|slot| slot.entry.as_ref());
         let entry = entry.ok_or(ManagementError::Unknown)?;
         if !entry.is_for(user) {
             Err(ManagementError::Foreign)
-        } else if vacant(&entry.object) {
-            Ok(&entry.object)
+        } else if wanted(entry.kind) && entry.grant.is_none() && entry.region.is_none() {
+            Ok(entry.kind)
         } else {
             Err(ManagementError::InUse)
         }
     }
 
-    fn fill(&mut self, key: STag, object: Object) {
-        let Some(slot) = self.slots.get_mut(&key.index()) else { return };
-        slot.key = key.key();
+    /// Makes `stag` the valid tag of the object at its index, for these bytes.
+    fn fill(&mut self, stag: STag, bytes: Bytes) {
+        let Some(slot) = self.slots.get_mut(&stag.index()) else { return };
+        slot.key = stag.key();
         if let Some(entry) = &mut slot.entry {
-            entry.object = object;
+            let window = entry.kind == Kind::Window;
+            entry.grant = Some(Arc::new(Grant::new(stag, entry.pd, entry.stream, window, bytes)));
         }
-    }
-}
-
-#[expect(clippy::disallowed_types, reason = "with a hasher that has no state of its own")]
-type SlotsByIndex = std::collections::HashMap<u32, TagSlot, BuildHasherDefault<IndexHasher>>;
-
-/// Hashes indices. A simple hash suffices: indices are random, and peers cannot choose them.
-#[derive(Debug, Default)]
-struct IndexHasher(u64);
-
-impl Hasher for IndexHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u32(u32::from(*byte));
-        }
-    }
-
-    fn write_u32(&mut self, word: u32) {
-        self.0 = (self.0 ^ u64::from(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }

@@ -8,8 +8,10 @@
 //! |---|---|
 //! | `work`, `requests` | work requests and completions; their constructors |
 //! | `attributes` | attributes of objects, limits, errors of verbs |
-//! | `resources` | creating, querying and destroying objects; posting |
-//! | `keys` | the memory and the access rights of each Steering Tag |
+//! | `registry` | protection domains, keys and completion queues, which engines may share; ids of queue pairs |
+//! | `keys` | the objects that Steering Tags name |
+//! | `grant` | the memory and the access rights of a valid tag; each engine's cache of these |
+//! | `resources` | creating, querying and destroying queue pairs and shared receive queues; posting |
 //! | `completion` | the completion ring |
 //! | `send_queue`, `receive_queue` | requests between posting and completion |
 //! | `qp`, `phase` | a queue pair's state and the ways it ends |
@@ -30,6 +32,7 @@ mod counters;
 mod coverage;
 mod delivery;
 mod events;
+mod grant;
 mod keys;
 mod local_work;
 mod phase;
@@ -38,6 +41,7 @@ mod placement;
 mod qp;
 mod rdma_tcp;
 mod receive_queue;
+mod registry;
 mod requests;
 mod resources;
 mod send_queue;
@@ -51,7 +55,6 @@ mod tests;
 use std::sync::Arc;
 
 use xwarp_tcp::{
-    secret::Secret,
     seq::StreamOffset,
     ulp::{Arrival, ConnId, Event, Pulled, Refusal, Ulp, Ulpdu, UlpduWriter},
 };
@@ -66,6 +69,7 @@ pub use self::{
     counters::{DdpCounters, RdmapCounters, RnicCounters, TerminateCounters},
     events::{AsyncEvent, CmEvent, PeerDepths, QpFault, RequestId, StreamId},
     placement::Placed,
+    registry::Registry,
     work::{
         Access, Binding, CqId, Opcode, Operation, Payload, PdId, RecvRequest, Remote, SendFlags, Sge, SrqId,
         WcStatus, WorkCompletion, WorkRequest,
@@ -75,13 +79,14 @@ use self::{
     connection::Connections,
     counters::{StreamCounters, TerminateCount},
     events::Events,
-    keys::{KeyTable, User},
+    grant::Keys,
+    keys::User,
     phase::{Closes, Phase},
     placement::{Refused, Segment},
     qp::QueuePair,
     receive_queue::SharedReceiveQueue,
     send_queue::Progress,
-    table::{Table, id},
+    table::{PartTable, Table, id},
 };
 use crate::{
     ddp::DdpError,
@@ -95,26 +100,9 @@ id! {
     QpId
 }
 
-/// A protection domain: the number of objects that use it.
-#[derive(Debug, Default)]
-struct Domain {
-    /// Regions and windows.
-    keys: usize,
-    srqs: usize,
-    qps: usize,
-}
-
-/// The engine's side of a completion queue.
-#[derive(Debug)]
-struct Cq {
-    ring: Arc<CompletionRing>,
-    users: usize,
-}
-
-/// State that all queue pairs share.
+/// State that all queue pairs of this RNIC share.
 pub(crate) struct Shared {
-    domains: Table<PdId, Domain>,
-    keys: KeyTable,
+    keys: Keys,
     srqs: Table<SrqId, SharedReceiveQueue>,
     events: Events,
     terminates: TerminateCount,
@@ -156,11 +144,6 @@ impl Shared {
         self.aborts.extend(conn);
     }
 
-    /// Whether the domain has exactly one queue pair.
-    fn is_alone(&self, pd: PdId) -> bool {
-        self.domains.get(pd).is_some_and(|domain| domain.qps == 1)
-    }
-
     /// Checks that the word of an atomic request is accessible and aligned (RFC 7306 section 8.2).
     fn check_atomic(&self, user: User, request: &AtomicRequest) -> Result<(), RdmapError> {
         let (memory, offset) = self.open_word(user, request)?;
@@ -192,11 +175,9 @@ fn atomic_error(error: AccessError) -> RdmapError {
 
 /// The RDMA part of a software RNIC.
 pub struct Rnic {
-    limits: Limits,
     shared: Shared,
-    cqs: Table<CqId, Cq>,
     /// Boxed, so that nothing large moves when the table grows, nor stays behind in the heap.
-    qps: Table<QpId, Box<QueuePair>>,
+    qps: PartTable<QpId, Box<QueuePair>>,
     /// Counters of queue pairs that were destroyed.
     destroyed: StreamCounters,
     connections: Connections,
@@ -204,18 +185,17 @@ pub struct Rnic {
 
 impl std::fmt::Debug for Rnic {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Rnic({} queue pairs, {} regions)", self.qps.len(), self.shared.keys.regions())
+        write!(f, "Rnic({} queue pairs, {} regions)", self.qps.len(), self.registry().regions())
     }
 }
 
 impl Rnic {
-    /// Creates an RNIC without objects. The keys of its regions are drawn from `secret`.
-    pub fn new(limits: Limits, secret: &Secret) -> Self {
+    /// Creates an RNIC without queue pairs, over the objects of `registry`.
+    pub fn new(registry: Arc<Registry>) -> Self {
         Self {
             shared: Shared {
-                domains: Table::new(limits.max_pd),
-                keys: KeyTable::new(&limits, secret),
-                srqs: Table::new(limits.max_srq),
+                srqs: Table::new(registry.limits().max_srq),
+                keys: Keys::new(registry),
                 events: Events::default(),
                 terminates: TerminateCount::default(),
                 overflowed: Vec::new(),
@@ -227,11 +207,9 @@ impl Rnic {
                 ended: Vec::new(),
                 woke: false,
             },
-            cqs: Table::new(limits.max_cq),
-            qps: Table::new(limits.max_qp),
+            qps: PartTable::new(),
             destroyed: StreamCounters::default(),
             connections: Connections::default(),
-            limits,
         }
     }
 
@@ -251,9 +229,7 @@ impl Rnic {
         for qp in self.qps.iter_mut() {
             qp.end(false, None, &mut self.shared);
         }
-        for cq in self.cqs.iter_mut() {
-            cq.ring.fire();
-        }
+        self.registry().fire_all();
     }
 
     /// Counters of RDMAP and DDP over all queue pairs, including destroyed ones.
@@ -277,6 +253,7 @@ impl Rnic {
 
     fn qp_of(&mut self, conn: ConnId) -> Option<(&mut QueuePair, &mut Shared)> {
         let qp = self.connections.qp(conn)?;
+        self.shared.keys.update();
         Some((self.qps.get_mut(qp)?, &mut self.shared))
     }
 }

@@ -1,15 +1,16 @@
-//! Lists of memory pieces that the key table granted, and copies between them and private buffers.
+//! Lists of memory pieces to which keys gave access, and copies between them and private buffers.
 
 use smallvec::SmallVec;
 
 use super::{
-    keys::{KeyError, KeyTable, User},
+    grant::Keys,
+    keys::{KeyError, User},
     work::{Access, Sge},
 };
 use crate::memory::Memory;
 
 /// The bytes of a region: one memory, or several concatenated.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Extent {
     /// Each memory with the offset of its first byte.
     pieces: SmallVec<[(u64, Memory); 1]>,
@@ -26,6 +27,12 @@ impl FromIterator<Memory> for Extent {
             extent.pieces.push((start, piece));
         }
         extent
+    }
+}
+
+impl From<Memory> for Extent {
+    fn from(memory: Memory) -> Self {
+        std::iter::once(memory).collect()
     }
 }
 
@@ -100,7 +107,8 @@ struct Stretch<'k> {
     len: usize,
 }
 
-/// A list of checked stretches. They borrow the key table, so no region of them can be deregistered meanwhile.
+/// A list of checked stretches. They borrow the engine's keys, so no engine's lock is passed meanwhile, and none of their
+/// regions can be deregistered.
 #[derive(Debug, Default)]
 pub(crate) struct Stretches<'k> {
     list: SmallVec<[Stretch<'k>; 4]>,
@@ -113,7 +121,7 @@ impl<'k> Stretches<'k> {
     /// The `len` bytes from byte `skip` of `pieces`, each checked for access `need` by `user`.
     #[inline]
     pub(crate) fn open(
-        keys: &'k KeyTable,
+        keys: &'k Keys,
         user: User,
         need: Access,
         pieces: &[Sge],

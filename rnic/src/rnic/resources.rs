@@ -3,171 +3,44 @@
 use std::sync::Arc;
 
 use super::{
-    Access, CompletionRing, Cq, CqId, Domain, FastRegistration, KeyTable, Limits, Notify, Object, Opcode,
-    PdId, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePair, RecvRequest, Registration,
-    ResourceError, Rnic, SharedReceiveQueue, SrqAttributes, SrqId, WcStatus, WorkRequest, phase::Phase,
-    qp::Ending, send_queue::Progress,
+    Limits, Object, Opcode, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePair, RecvRequest, Registry,
+    ResourceError, Rnic, SharedReceiveQueue, SrqAttributes, SrqId, WcStatus, WorkRequest,
+    phase::Phase,
+    qp::Ending,
+    registry::{NewQueuePair, attribute, up_to},
+    send_queue::Progress,
 };
 use crate::ddp::{STag, Versions};
 
-fn attribute(attribute: &'static str, value: u32, limit: u32) -> Result<(), ResourceError> {
-    let (value, limit) = (u64::from(value), u64::from(limit));
-    if value == 0 || value > limit {
-        Err(ResourceError::Attribute { attribute, value, limit })
-    } else {
-        Ok(())
-    }
-}
-
-fn up_to(name: &'static str, value: u32, limit: u32) -> Result<(), ResourceError> {
-    if value == 0 { Ok(()) } else { attribute(name, value, limit) }
-}
-
 impl Rnic {
+    /// The objects that this RNIC shares with others.
+    pub fn registry(&self) -> &Arc<Registry> {
+        self.shared.keys.registry()
+    }
+
     /// The limits of this RNIC.
     pub fn limits(&self) -> &Limits {
-        &self.limits
+        self.registry().limits()
     }
 
-    /// Creates a protection domain.
-    pub fn alloc_pd(&mut self) -> Result<PdId, ResourceError> {
-        let limit = self.limits.max_pd;
-        let object = Object::ProtectionDomain;
-        self.shared.domains.insert_with(|_| Domain::default()).ok_or(ResourceError::TooMany { object, limit })
-    }
-
-    /// Destroys an unused protection domain.
-    pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), ResourceError> {
-        let unknown = ResourceError::Unknown(Object::ProtectionDomain);
-        let domain = self.shared.domains.get(pd).ok_or(unknown)?;
-        let users = domain.keys + domain.srqs + domain.qps;
-        if users > 0 {
-            return Err(ResourceError::InUse(Object::ProtectionDomain, users));
-        }
-        self.shared.domains.remove(pd).map(|_| ()).ok_or(unknown)
-    }
-
-    /// Registers memory. The returned key is both local and remote key.
-    pub fn register(&mut self, registration: Registration) -> Result<STag, ResourceError> {
-        let pd = registration.pd;
-        let wraps = registration.base.checked_add(registration.memory.len() as u64).is_none();
-        if wraps || registration.access.intersects(Access::WRITES) && !registration.memory.is_writable() {
-            return Err(ResourceError::Memory);
-        }
-        self.check_stream(pd, registration.stream)?;
-        let limit = self.limits.max_mr;
-        self.add_key(pd, Object::Region, limit, |keys| keys.insert_region(registration))
-    }
-
-    /// Creates a fast region. It is invalid until a work request registers memory for it.
-    pub fn alloc_fast_region(&mut self, registration: FastRegistration) -> Result<STag, ResourceError> {
-        let FastRegistration { pd, max_pieces, stream } = registration;
-        attribute("max_pieces", max_pieces, self.limits.max_fast_pieces)?;
-        self.check_stream(pd, stream)?;
-        let limit = self.limits.max_mr;
-        self.add_key(pd, Object::Region, limit, |keys| keys.insert_fast_region(pd, max_pieces, stream))
-    }
-
-    /// Creates an unbound window (type 2 of the verbs: work requests bind it, to one stream).
-    pub fn alloc_window(&mut self, pd: PdId) -> Result<STag, ResourceError> {
-        let limit = self.limits.max_mw;
-        self.add_key(pd, Object::Window, limit, |keys| keys.insert_window(pd))
-    }
-
-    /// Checks that the queue pair to which a region is limited belongs to the same domain.
-    fn check_stream(&self, pd: PdId, stream: Option<QpId>) -> Result<(), ResourceError> {
-        match stream {
-            Some(qp) if self.qps.get(qp).is_none_or(|qp| qp.attributes.pd != pd) => {
-                Err(ResourceError::Unknown(Object::QueuePair))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn add_key(
-        &mut self,
-        pd: PdId,
-        object: Object,
-        limit: u32,
-        insert: impl FnOnce(&mut KeyTable) -> Option<STag>,
-    ) -> Result<STag, ResourceError> {
-        let unknown = ResourceError::Unknown(Object::ProtectionDomain);
-        let domain = self.shared.domains.get_mut(pd).ok_or(unknown)?;
-        let key = insert(&mut self.shared.keys).ok_or(ResourceError::TooMany { object, limit })?;
-        domain.keys += 1;
-        Ok(key)
-    }
-
-    fn key_removed(&mut self, key: STag, pd: Option<PdId>) -> Result<(), ResourceError> {
-        let domain = self.shared.domains.get_mut(pd.ok_or(ResourceError::UnknownKey(key))?);
-        if let Some(domain) = domain {
-            domain.keys -= 1;
-        }
-        Ok(())
-    }
-
-    /// Deregisters a region, fast or not. Its key gives no access any more, even to work that was posted before.
-    /// Fails while windows are bound to the region; see [`Self::revoke`].
-    pub fn deregister(&mut self, key: STag) -> Result<(), ResourceError> {
-        match self.shared.keys.bound_windows(key) {
-            Some(0) => self.revoke(key),
-            Some(windows) => Err(ResourceError::InUse(Object::Region, windows as usize)),
-            None => Err(ResourceError::UnknownKey(key)),
-        }
-    }
-
-    /// Deregisters a region and ends the access of the windows that are bound to it.
-    pub fn revoke(&mut self, key: STag) -> Result<(), ResourceError> {
-        let pd = self.shared.keys.remove_region(key);
-        self.key_removed(key, pd)
-    }
-
-    /// Destroys a window, bound or not.
-    pub fn dealloc_window(&mut self, key: STag) -> Result<(), ResourceError> {
-        let pd = self.shared.keys.remove_window(key);
-        self.key_removed(key, pd)
-    }
-
-    /// Creates a completion queue of `capacity` entries; `notify` is called when the queue is armed and an entry is
-    /// added.
-    pub fn create_cq(
-        &mut self,
-        capacity: u32,
-        notify: Option<Arc<dyn Notify>>,
-    ) -> Result<(CqId, Arc<CompletionRing>), ResourceError> {
-        attribute("cqe", capacity, self.limits.max_cqe)?;
-        let ring = Arc::new(CompletionRing::new(capacity, notify));
-        let cq = Cq { ring: ring.clone(), users: 0 };
-        let full = ResourceError::TooMany { object: Object::CompletionQueue, limit: self.limits.max_cq };
-        Ok((self.cqs.insert_with(|_| cq).ok_or(full)?, ring))
-    }
-
-    /// Changes the capacity of a completion queue. Handles to its ring stay valid, and waiting entries are kept.
-    pub fn resize_cq(&mut self, cq: CqId, capacity: u32) -> Result<(), ResourceError> {
-        attribute("cqe", capacity, self.limits.max_cqe)?;
-        let cq = self.cqs.get(cq).ok_or(ResourceError::Unknown(Object::CompletionQueue))?;
-        cq.ring.resize(capacity).map_err(|waiting| ResourceError::InUse(Object::CompletionQueue, waiting))
-    }
-
-    /// Destroys a completion queue that no queue pair uses.
-    pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), ResourceError> {
-        let unknown = ResourceError::Unknown(Object::CompletionQueue);
-        match self.cqs.get(cq).ok_or(unknown)?.users {
-            0 => self.cqs.remove(cq).map(|_| ()).ok_or(unknown),
-            users => Err(ResourceError::InUse(Object::CompletionQueue, users)),
-        }
+    /// Ends the use of a key that was deregistered (or of a window that was destroyed) in the registry: when this returns, no
+    /// access by the key is under way in this engine.
+    pub fn forget(&mut self, key: STag) {
+        self.shared.keys.forget(key);
     }
 
     /// Creates a shared receive queue.
     pub fn create_srq(&mut self, attributes: &SrqAttributes) -> Result<SrqId, ResourceError> {
-        attribute("max_wr", attributes.max_wr, self.limits.max_srq_wr)?;
-        attribute("max_sge", attributes.max_sge, self.limits.max_sge)?;
-        let unknown = ResourceError::Unknown(Object::ProtectionDomain);
-        let domain = self.shared.domains.get_mut(attributes.pd).ok_or(unknown)?;
-        let full = ResourceError::TooMany { object: Object::SharedReceiveQueue, limit: self.limits.max_srq };
-        let srq = self.shared.srqs.insert_with(|id| SharedReceiveQueue::new(id, attributes)).ok_or(full)?;
-        domain.srqs += 1;
-        Ok(srq)
+        let limits = self.registry().limits();
+        attribute("max_wr", attributes.max_wr, limits.max_srq_wr)?;
+        attribute("max_sge", attributes.max_sge, limits.max_sge)?;
+        let full = ResourceError::TooMany { object: Object::SharedReceiveQueue, limit: limits.max_srq };
+        self.registry().add_srq(attributes.pd)?;
+        let srq = self.shared.srqs.insert_with(|id| SharedReceiveQueue::new(id, attributes));
+        if srq.is_none() {
+            self.registry().remove_srq(attributes.pd);
+        }
+        srq.ok_or(full)
     }
 
     /// The current attributes of a shared receive queue, and its number of posted receives.
@@ -178,7 +51,7 @@ impl Rnic {
 
     /// Changes the capacity of a shared receive queue.
     pub fn resize_srq(&mut self, srq: SrqId, max_wr: u32) -> Result<(), ResourceError> {
-        attribute("max_wr", max_wr, self.limits.max_srq_wr)?;
+        attribute("max_wr", max_wr, self.limits().max_srq_wr)?;
         let srq = self.shared.srqs.get_mut(srq).ok_or(ResourceError::Unknown(Object::SharedReceiveQueue))?;
         srq.resize(max_wr).map_err(|posted| ResourceError::InUse(Object::SharedReceiveQueue, posted))
     }
@@ -198,15 +71,13 @@ impl Rnic {
             return Err(ResourceError::InUse(Object::SharedReceiveQueue, users));
         }
         self.shared.srqs.remove(srq);
-        if let Some(domain) = self.shared.domains.get_mut(pd) {
-            domain.srqs -= 1;
-        }
+        self.registry().remove_srq(pd);
         Ok(())
     }
 
     /// Creates an idle queue pair.
     pub fn create_qp(&mut self, attributes: QpAttributes) -> Result<QpId, ResourceError> {
-        let limits = &self.limits;
+        let limits = self.limits();
         let size = attributes.options;
         attribute("max_send_wr", size.max_send_wr, limits.max_qp_wr)?;
         up_to("max_send_sge", size.max_send_sge, limits.max_sge)?;
@@ -215,36 +86,18 @@ impl Rnic {
             up_to("max_recv_wr", size.max_recv_wr, limits.max_qp_wr)?;
             up_to("max_recv_sge", size.max_recv_sge, limits.max_sge)?;
         }
-        let full = ResourceError::TooMany { object: Object::QueuePair, limit: limits.max_qp };
-        let unknown_cq = ResourceError::Unknown(Object::CompletionQueue);
-        let send_ring = self.cqs.get(attributes.send_cq).ok_or(unknown_cq)?.ring.clone();
-        let recv_ring = self.cqs.get(attributes.recv_cq).ok_or(unknown_cq)?.ring.clone();
-        let unknown_pd = ResourceError::Unknown(Object::ProtectionDomain);
-        self.shared.domains.get(attributes.pd).ok_or(unknown_pd)?;
         if let Some(srq) = attributes.srq {
             let srq = self.shared.srqs.get(srq).ok_or(ResourceError::Unknown(Object::SharedReceiveQueue))?;
             if srq.pd != attributes.pd {
                 return Err(ResourceError::ForeignSrq);
             }
         }
-        let make = |id| Box::new(QueuePair::new(id, attributes, send_ring, recv_ring));
-        let qp = self.qps.insert_with(make).ok_or(full)?;
-        self.count_users(&attributes, |n| *n += 1);
-        Ok(qp)
-    }
-
-    fn count_users(&mut self, attributes: &QpAttributes, change: impl Fn(&mut usize)) {
-        for cq in [attributes.send_cq, attributes.recv_cq] {
-            if let Some(cq) = self.cqs.get_mut(cq) {
-                change(&mut cq.users);
-            }
-        }
-        if let Some(domain) = self.shared.domains.get_mut(attributes.pd) {
-            change(&mut domain.qps);
-        }
+        let NewQueuePair { id, send_ring, recv_ring } = self.registry().add_qp(&attributes)?;
+        self.qps.insert(id, Box::new(QueuePair::new(id, attributes, send_ring, recv_ring)));
         if let Some(srq) = attributes.srq.and_then(|srq| self.shared.srqs.get_mut(srq)) {
-            change(&mut srq.users);
+            srq.users += 1;
         }
+        Ok(id)
     }
 
     /// The connection of a queue pair.
@@ -301,9 +154,9 @@ impl Rnic {
     pub fn destroy_qp(&mut self, qp: QpId) -> Result<(), ResourceError> {
         let mut gone = self.qps.remove(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
         self.destroyed += gone.counters;
-        self.count_users(&gone.attributes, |n| *n -= 1);
-        self.shared.keys.close_windows_of(qp);
+        self.registry().remove_qp(qp, &gone.attributes);
         if let Some(srq) = gone.attributes.srq.and_then(|srq| self.shared.srqs.get_mut(srq)) {
+            srq.users -= 1;
             srq.waiting.retain(|waiting| *waiting != qp);
         }
         if let Some(conn) = gone.conn.take() {

@@ -57,8 +57,6 @@ struct Slot<T> {
 pub(crate) struct Table<I, T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
-    /// Number of objects in the table.
-    len: usize,
     limit: u32,
     _id: std::marker::PhantomData<I>,
 }
@@ -69,15 +67,9 @@ impl<I: Id, T> Table<I, T> {
         Self {
             slots: Vec::new(),
             free: Vec::new(),
-            len: 0,
             limit: limit.min(TABLE_LIMIT),
             _id: std::marker::PhantomData,
         }
-    }
-
-    /// Number of objects in the table.
-    pub(crate) fn len(&self) -> usize {
-        self.len
     }
 
     /// Adds the object that `make` returns for its id; `None` when the table is full.
@@ -92,7 +84,6 @@ impl<I: Id, T> Table<I, T> {
         let slot = self.slots.get_mut(index as usize)?;
         let id = I::from_raw(slot.generation << INDEX_BITS | u64::from(index));
         slot.value = Some(make(id));
-        self.len += 1;
         Some(id)
     }
 
@@ -104,7 +95,6 @@ impl<I: Id, T> Table<I, T> {
             slot.generation += 1;
             self.free.push((id.raw() & INDEX_MASK) as u32);
         }
-        self.len -= 1;
         Some(value)
     }
 
@@ -122,18 +112,77 @@ impl<I: Id, T> Table<I, T> {
         (slot.generation == id.raw() >> INDEX_BITS).then_some(slot)
     }
 
-    /// The ids of all objects.
-    pub(crate) fn ids(&self) -> impl Iterator<Item = I> {
-        let used = self.slots.iter().zip(0..).filter(|(slot, _)| slot.value.is_some());
-        used.map(|(slot, index)| I::from_raw(slot.generation << INDEX_BITS | index))
-    }
-
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().filter_map(|s| s.value.as_ref())
     }
+}
+
+/// Objects with the ids of a [`Table`], some of which are in this table: those that one engine has.
+#[derive(Debug)]
+pub(crate) struct PartTable<I, T> {
+    /// By the index of the id, with the whole id.
+    slots: Vec<(u64, Option<T>)>,
+    len: usize,
+    _id: std::marker::PhantomData<I>,
+}
+
+impl<I: Id, T> PartTable<I, T> {
+    pub(crate) fn new() -> Self {
+        Self { slots: Vec::new(), len: 0, _id: std::marker::PhantomData }
+    }
+
+    /// Number of objects in the table.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Adds the object with this id, which no object in the table has.
+    pub(crate) fn insert(&mut self, id: I, value: T) {
+        let index = (id.raw() & INDEX_MASK) as usize;
+        if self.slots.len() <= index {
+            self.slots.resize_with(index + 1, || (0, None));
+        }
+        if let Some(slot) = self.slots.get_mut(index) {
+            self.len += usize::from(slot.1.is_none());
+            *slot = (id.raw(), Some(value));
+        }
+    }
+
+    /// Removes an object.
+    pub(crate) fn remove(&mut self, id: I) -> Option<T> {
+        let value = self.slot_mut(id)?.take()?;
+        self.len -= 1;
+        Some(value)
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, id: I) -> Option<&T> {
+        let (raw, value) = self.slots.get((id.raw() & INDEX_MASK) as usize)?;
+        if *raw == id.raw() { value.as_ref() } else { None }
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, id: I) -> Option<&mut T> {
+        self.slot_mut(id)?.as_mut()
+    }
+
+    #[inline]
+    fn slot_mut(&mut self, id: I) -> Option<&mut Option<T>> {
+        let (raw, value) = self.slots.get_mut((id.raw() & INDEX_MASK) as usize)?;
+        (*raw == id.raw()).then_some(value)
+    }
+
+    /// The ids of all objects.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = I> {
+        self.slots.iter().filter(|(_, value)| value.is_some()).map(|(raw, _)| I::from_raw(*raw))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().filter_map(|(_, value)| value.as_ref())
+    }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.slots.iter_mut().filter_map(|s| s.value.as_mut())
+        self.slots.iter_mut().filter_map(|(_, value)| value.as_mut())
     }
 }
 
@@ -157,7 +206,23 @@ mod tests {
         let c = table.insert_with(|_| 4).unwrap();
         assert_ne!(a.number(), c.number());
         assert_eq!((table.get(a), table.get(b), table.get(c)), (None, Some(&2), Some(&4)));
-        assert_eq!((table.len(), table.iter_mut().map(|v| *v).sum::<u8>()), (2, 6));
+        assert_eq!(table.iter().copied().collect::<Vec<_>>(), [4, 2]);
+    }
+
+    #[test]
+    fn a_part_finds_only_what_it_has() {
+        let mut ids = Table::<TestId, ()>::new(4);
+        let [a, b] = [(); 2].map(|()| ids.insert_with(|_| ()).unwrap());
+        let mut part = PartTable::<TestId, u8>::new();
+        assert_eq!((part.remove(a), part.get(b), part.len()), (None, None, 0));
+        part.insert(b, 2);
+        assert_eq!((part.get(a), part.get(b), part.len()), (None, Some(&2), 1));
+        assert_eq!((part.ids().collect::<Vec<_>>(), part.remove(b), part.len()), (vec![b], Some(2), 0));
+        ids.remove(b);
+        let reused = ids.insert_with(|_| ()).unwrap();
+        part.insert(reused, 3);
+        assert_eq!(part.get_mut(reused), Some(&mut 3));
+        assert_eq!((part.get(b), part.iter().count()), (None, 1));
     }
 
     #[test]
@@ -174,6 +239,6 @@ mod tests {
         table.slots[0].generation = LAST_GENERATION;
         let last = table.insert_with(|_| 2).unwrap();
         assert_eq!(table.remove(last), Some(2));
-        assert_eq!((table.insert_with(|_| 3), table.get(last), table.len()), (None, None, 0));
+        assert_eq!((table.insert_with(|_| 3), table.get(last), table.iter().count()), (None, None, 0));
     }
 }

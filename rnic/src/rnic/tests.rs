@@ -10,6 +10,7 @@ mod order_field;
 mod ordering;
 mod placement;
 mod queues;
+mod registry;
 mod sizes;
 mod states;
 mod versions;
@@ -25,6 +26,7 @@ use std::{
 
 use xwarp_tcp::{
     mpa::{Agreed, MpaConfig, Revision, Rtr},
+    secret::Secret,
     sim::{self, PulledUlpdu},
     stack::ConnectParams,
     ulp::{Arrival, ConnId, Event, Pulled, Refusal, Ulp, Ulpdu},
@@ -54,6 +56,11 @@ impl Notify for Bell {
     }
 }
 
+/// A registry without objects.
+fn registry(limits: Limits, secret: u64) -> Arc<Registry> {
+    Arc::new(Registry::new(limits, &Secret::from_number(secret)))
+}
+
 /// The first attempt of an initiator with these settings.
 fn attempt(mpa: MpaConfig) -> Attempt {
     let (fallbacks, params) = (VecDeque::new(), ConnectParams::default());
@@ -78,9 +85,9 @@ struct End {
 
 impl End {
     fn new(attributes: impl FnOnce(&mut Rnic, QpAttributes) -> QpAttributes) -> Self {
-        let mut rnic = Rnic::new(Limits::default(), &Secret::from_number(7));
-        let pd = rnic.alloc_pd().unwrap();
-        let (cq, ring) = rnic.create_cq(4096, None).unwrap();
+        let mut rnic = Rnic::new(registry(Limits::default(), 7));
+        let pd = rnic.registry().alloc_pd().unwrap();
+        let (cq, ring) = rnic.registry().create_cq(4096, None).unwrap();
         let attributes = attributes(&mut rnic, QpAttributes::new(pd, cq, cq));
         let qp = rnic.create_qp(attributes).unwrap();
         rnic.connecting(qp, CONN, attempt(MpaConfig::default()));
@@ -115,7 +122,7 @@ impl End {
         memory.write(0, &bytes).unwrap();
         let registration =
             Registration { pd: self.pd, memory: memory.clone(), access, base: 0, stream: None };
-        (self.rnic.register(registration).unwrap(), memory)
+        (self.rnic.registry().register(registration).unwrap(), memory)
     }
 
     fn post(&mut self, wr_id: u64, operation: Operation, pieces: &[Sge]) {

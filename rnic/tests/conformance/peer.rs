@@ -168,8 +168,8 @@ impl World {
         let mut card = Station::new(near, config);
         card.accept = accept_params();
         let engine = &mut card.engine;
-        let pd = engine.rnic_mut().alloc_pd().unwrap();
-        let (cq, ring) = engine.rnic_mut().create_cq(1024, None).unwrap();
+        let pd = engine.rnic().registry().alloc_pd().unwrap();
+        let (cq, ring) = engine.rnic().registry().create_cq(1024, None).unwrap();
         let attributes = attributes(engine, QpAttributes::new(pd, cq, cq));
         let qp = engine.rnic_mut().create_qp(attributes).unwrap();
         let peer = Peer {
@@ -278,7 +278,7 @@ impl World {
 
     pub fn register(&mut self, memory: &Memory, pd: PdId, access: Access, stream: Option<QpId>) -> STag {
         let registration = Registration { pd, memory: memory.clone(), access, base: 0, stream };
-        self.card.engine.rnic_mut().register(registration).unwrap()
+        self.card.engine.rnic().registry().register(registration).unwrap()
     }
 
     pub fn receive(&mut self, wr_id: u64, scatter: &[Sge]) {

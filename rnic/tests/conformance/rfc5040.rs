@@ -99,7 +99,7 @@ fn rfc5040_s4_8_a_read_that_breaks_off_is_quoted_where_it_stands() {
     let (key, _) = world.region(20_000_000, 9, Access::REMOTE_READ);
     // The region is deregistered during the response: only the first part can be sent.
     world.say_and_interrupt(read_request(1, key, 0, 20_000_000));
-    world.card.engine.rnic_mut().deregister(key).unwrap();
+    world.card.engine.rnic().registry().deregister(key).unwrap();
     world.run();
     let heard = world.heard();
     let sent: usize = heard.iter().filter(|u| u[1] == 0x42).map(|u| u.len() - 14).sum();
@@ -178,7 +178,7 @@ fn rfc5040_s7_2_invalidate_stag_errors() {
         let mut world = World::new();
         world.receive(1, &[]);
         let stag = if foreign {
-            let pd = world.card.engine.rnic_mut().alloc_pd().unwrap();
+            let pd = world.card.engine.rnic().registry().alloc_pd().unwrap();
             world.register(&Memory::anonymous(8, Pages::Normal).unwrap(), pd, ALL, None)
         } else {
             STag::new(0x1234_5678)
@@ -369,7 +369,7 @@ fn rfc5040_s7_2_read_request_errors() {
         ),
         (
             |world, _| {
-                let pd = world.card.engine.rnic_mut().alloc_pd().unwrap();
+                let pd = world.card.engine.rnic().registry().alloc_pd().unwrap();
                 let memory = Memory::anonymous(8, Pages::Normal).unwrap();
                 read_request(1, world.register(&memory, pd, ALL, None), 0, 8)
             },

@@ -242,7 +242,7 @@ fn rfc5041_s7_2_a_local_error_of_ddp_quotes_nothing() {
     let mut world = World::new();
     let (key, _) = world.region(8, 0, ALL);
     world.receive(1, &[whole(key, 8)]);
-    world.card.engine.rnic_mut().deregister(key).unwrap();
+    world.card.engine.rnic().registry().deregister(key).unwrap();
     world.say([send(1, 0, true, b"x")]);
     let terminate = world.terminate();
     assert_eq!(terminate.numbers(), (1, 0, 0));
@@ -256,7 +256,7 @@ type Make = fn(STag) -> Vec<u8>;
 #[test]
 fn rfc5041_s7_1_tagged_errors() {
     let other_pd = |world: &mut World| {
-        let pd = world.card.engine.rnic_mut().alloc_pd().unwrap();
+        let pd = world.card.engine.rnic().registry().alloc_pd().unwrap();
         let memory = xwarp_rnic::Memory::anonymous(32, xwarp_rnic::Pages::Normal).unwrap();
         world.register(&memory, pd, ALL, None)
     };
@@ -326,7 +326,7 @@ fn rfc5041_s8_3_revocation_is_immediate() {
     let (key, memory) = world.region(4, 0, ALL);
     world.say([write(key, 0, b"good")]);
     assert_eq!(bytes(&memory), b"good");
-    world.card.engine.rnic_mut().deregister(key).unwrap();
+    world.card.engine.rnic().registry().deregister(key).unwrap();
     world.say([write(key, 0, b"evil")]);
     assert_eq!(bytes(&memory), b"good");
     assert_eq!(world.terminate().numbers(), (1, 1, 0));

@@ -13,13 +13,12 @@ use xwarp_tcp::{mpa::MpaConfig, secret::Secret};
 use crate::peer::*;
 
 fn tags(seed: u64, count: usize) -> Vec<u32> {
-    let mut engine =
-        Engine::new(EngineConfig { secret: Secret::from_number(seed), ..EngineConfig::default() });
-    let pd = engine.rnic_mut().alloc_pd().unwrap();
+    let engine = Engine::new(EngineConfig { secret: Secret::from_number(seed), ..EngineConfig::default() });
+    let pd = engine.rnic().registry().alloc_pd().unwrap();
     let memory = Memory::anonymous(64, Pages::Normal).unwrap();
     (0..count)
         .map(|_| Registration { pd, memory: memory.clone(), access: ALL, base: 0, stream: None })
-        .map(|registration| engine.rnic_mut().register(registration).unwrap().value())
+        .map(|registration| engine.rnic().registry().register(registration).unwrap().value())
         .collect()
 }
 
@@ -36,15 +35,15 @@ fn rfc5042_s6_1_1_tags_are_spread_and_follow_the_seed() {
 
 #[test]
 fn rfc5042_s6_1_1_a_freed_tag_does_not_return_soon() {
-    let mut engine = Engine::new(EngineConfig::default());
-    let pd = engine.rnic_mut().alloc_pd().unwrap();
+    let engine = Engine::new(EngineConfig::default());
+    let pd = engine.rnic().registry().alloc_pd().unwrap();
     let memory = Memory::anonymous(64, Pages::Normal).unwrap();
     let mut seen = HashSet::new();
     for _ in 0..10_000 {
         let registration = Registration { pd, memory: memory.clone(), access: ALL, base: 0, stream: None };
-        let key = engine.rnic_mut().register(registration).unwrap();
+        let key = engine.rnic().registry().register(registration).unwrap();
         assert!(seen.insert(key));
-        engine.rnic_mut().deregister(key).unwrap();
+        engine.rnic().registry().deregister(key).unwrap();
     }
 }
 
@@ -100,7 +99,7 @@ fn rfc5042_s6_4_5_a_window_is_one_streams_alone() {
     let other = world.card.engine.rnic_mut().create_qp(attributes).unwrap();
     let second = world.connect(other, MpaConfig::default());
     let (region, memory) = world.region(64, 7, Access::LOCAL_WRITE | Access::WINDOW_BIND);
-    let window = world.card.engine.rnic_mut().alloc_window(world.pd).unwrap().next();
+    let window = world.card.engine.rnic().registry().alloc_window(world.pd).unwrap().next();
     let binding = Binding { region, offset: 8, len: 8, base: 0, access: Access::REMOTE_WRITE };
     world.post(1, Operation::BindWindow { window, binding }, &[]);
     world.say([write(window, 0, b"ours")]);
@@ -121,7 +120,7 @@ fn rfc5042_s6_4_5_a_window_is_one_streams_alone() {
 #[test]
 fn rfc5042_s6_4_6_the_overflow_of_a_completion_queue_ends_its_streams_alone() {
     let mut world = World::with(|engine, attributes| {
-        let (small, _) = engine.rnic_mut().create_cq(2, None).unwrap();
+        let (small, _) = engine.rnic().registry().create_cq(2, None).unwrap();
         QpAttributes { recv_cq: small, ..attributes }
     });
     let attributes = QpAttributes::new(world.pd, world.cq, world.cq);
@@ -166,19 +165,20 @@ fn rfc5042_s6_4_3_1_a_shared_receive_queue_tells_when_it_runs_low() {
 fn rfc5042_s6_4_1_every_resource_has_a_limit() {
     let limits = Limits { max_pd: 2, max_mr: 2, max_cq: 2, max_qp: 2, max_srq: 2, ..Limits::default() };
     let mut engine = Engine::new(EngineConfig { limits, ..EngineConfig::default() });
-    let pd = engine.rnic_mut().alloc_pd().unwrap();
-    engine.rnic_mut().alloc_pd().unwrap();
-    assert!(engine.rnic_mut().alloc_pd().is_err());
+    let pd = engine.rnic().registry().alloc_pd().unwrap();
+    engine.rnic().registry().alloc_pd().unwrap();
+    assert!(engine.rnic().registry().alloc_pd().is_err());
     let memory = Memory::anonymous(64, Pages::Normal).unwrap();
     let registration = || Registration { pd, memory: memory.clone(), access: ALL, base: 0, stream: None };
-    let keys: Vec<STag> = (0..2).map(|_| engine.rnic_mut().register(registration()).unwrap()).collect();
-    assert!(engine.rnic_mut().register(registration()).is_err());
-    engine.rnic_mut().deregister(keys[0]).unwrap();
-    assert!(engine.rnic_mut().register(registration()).is_ok());
-    let (cq, _) = engine.rnic_mut().create_cq(8, None).unwrap();
-    engine.rnic_mut().create_cq(8, None).unwrap();
-    assert!(engine.rnic_mut().create_cq(8, None).is_err());
-    assert!(engine.rnic_mut().resize_cq(cq, u32::MAX).is_err(), "entries are limited too");
+    let keys: Vec<STag> =
+        (0..2).map(|_| engine.rnic().registry().register(registration()).unwrap()).collect();
+    assert!(engine.rnic().registry().register(registration()).is_err());
+    engine.rnic().registry().deregister(keys[0]).unwrap();
+    assert!(engine.rnic().registry().register(registration()).is_ok());
+    let (cq, _) = engine.rnic().registry().create_cq(8, None).unwrap();
+    engine.rnic().registry().create_cq(8, None).unwrap();
+    assert!(engine.rnic().registry().create_cq(8, None).is_err());
+    assert!(engine.rnic().registry().resize_cq(cq, u32::MAX).is_err(), "entries are limited too");
     for _ in 0..2 {
         engine.rnic_mut().create_qp(QpAttributes::new(pd, cq, cq)).unwrap();
         engine.rnic_mut().create_srq(&SrqAttributes { pd, max_wr: 1, max_sge: 1, limit: 0 }).unwrap();

@@ -44,8 +44,8 @@ impl Pair {
         let mut ends = [near, far].map(|link| Station::new(link, EngineConfig::default()));
         let [(near_qp, near_ring), (far_qp, far_ring)] = [0, 1].map(|end: usize| {
             let engine = &mut ends[end].engine;
-            let pd = engine.rnic_mut().alloc_pd().unwrap();
-            let (cq, ring) = engine.rnic_mut().create_cq(16, None).unwrap();
+            let pd = engine.rnic().registry().alloc_pd().unwrap();
+            let (cq, ring) = engine.rnic().registry().create_cq(16, None).unwrap();
             (engine.rnic_mut().create_qp(QpAttributes::new(pd, cq, cq)).unwrap(), ring)
         });
         let (qps, rings) = ([near_qp, far_qp], [near_ring, far_ring]);

@@ -82,14 +82,14 @@ struct Host {
 
 impl Host {
     fn new(link: SimLink, honest: IpAddr, dice: Option<SmallRng>) -> Self {
-        let mut engine = Engine::new(EngineConfig::default());
-        let pd = engine.rnic_mut().alloc_pd().unwrap();
+        let engine = Engine::new(EngineConfig::default());
+        let pd = engine.rnic().registry().alloc_pd().unwrap();
         let memory = Memory::anonymous((GUESTS + 1) * RECEIVES * SLOT, Pages::Normal).unwrap();
         memory.fill(0, memory.len(), STALE).unwrap();
         memory.fill(GUESTS * RECEIVES * SLOT, QUESTION, WORD).unwrap();
         let registration =
             Registration { pd, memory: memory.clone(), access: Access::LOCAL_WRITE, base: 0, stream: None };
-        let key = engine.rnic_mut().register(registration).unwrap();
+        let key = engine.rnic().registry().register(registration).unwrap();
         let (guests, turns) = (BTreeMap::new(), (Instant::ZERO, 0));
         Self { engine, link, pd, memory, key, guests, honest, dice, heard: 0, turns, received: 0, ended: 0 }
     }
@@ -98,7 +98,7 @@ impl Host {
     fn guest(&mut self, honest: bool) -> Option<QpId> {
         let taken = |slot: &usize| self.guests.values().any(|guest| guest.slot == *slot);
         let slot = (0..GUESTS).map(|at| at * RECEIVES * SLOT).find(|slot| !taken(slot))?;
-        let (cq, ring) = self.engine.rnic_mut().create_cq(256, None).unwrap();
+        let (cq, ring) = self.engine.rnic().registry().create_cq(256, None).unwrap();
         let options = QueuePairOptions { max_send_wr: 100, ..QueuePairOptions::default() };
         let attributes = QpAttributes { options, ..QpAttributes::new(self.pd, cq, cq) };
         let qp = self.engine.rnic_mut().create_qp(attributes).unwrap();
@@ -147,7 +147,7 @@ impl Host {
         assert!(!guest.honest, "the honest connection ended: {guest:?}");
         let cq = self.engine.rnic().query_qp(qp).unwrap().attributes.send_cq;
         self.engine.rnic_mut().destroy_qp(qp).unwrap();
-        self.engine.rnic_mut().destroy_cq(cq).unwrap();
+        self.engine.rnic().registry().destroy_cq(cq).unwrap();
         self.ended += 1;
     }
 

@@ -207,8 +207,8 @@ impl Pair {
         let len = 2 * MESSAGES * SLOT;
         let [(qp, source, memory), (far_qp, key, sink)] = [&mut near, &mut far].map(|station| {
             let engine = &mut station.engine;
-            let pd = engine.rnic_mut().alloc_pd().unwrap();
-            let (cq, _) = engine.rnic_mut().create_cq(4096, None).unwrap();
+            let pd = engine.rnic().registry().alloc_pd().unwrap();
+            let (cq, _) = engine.rnic().registry().create_cq(4096, None).unwrap();
             let options =
                 QueuePairOptions { max_send_wr: 1000, max_recv_wr: 1000, ..QueuePairOptions::default() };
             let attributes = QpAttributes { options, ..QpAttributes::new(pd, cq, cq) };
@@ -216,7 +216,7 @@ impl Pair {
             let memory = Memory::anonymous(len, Pages::Normal).unwrap();
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
             let registration = Registration { pd, memory: memory.clone(), access, base: 0, stream: None };
-            (qp, engine.rnic_mut().register(registration).unwrap(), memory)
+            (qp, engine.rnic().registry().register(registration).unwrap(), memory)
         });
         let bytes: Vec<u8> = (0..len).map(|at| (at as u64).wrapping_mul(0x9e37_79b9) as u8 | 1).collect();
         memory.write(0, &bytes).unwrap();

@@ -41,16 +41,17 @@ impl End {
         let mut station =
             Station::new(link, EngineConfig { secret, tcp, framing, ..EngineConfig::default() });
         let engine = &mut station.engine;
-        let pd = engine.rnic_mut().alloc_pd().unwrap();
-        let (cq, ring) = engine.rnic_mut().create_cq(4096, None).unwrap();
+        let pd = engine.rnic().registry().alloc_pd().unwrap();
+        let (cq, ring) = engine.rnic().registry().create_cq(4096, None).unwrap();
         let options = QueuePairOptions { any_receive, ..QueuePairOptions::default() };
         let qp =
             engine.rnic_mut().create_qp(QpAttributes { options, ..QpAttributes::new(pd, cq, cq) }).unwrap();
         let memory = Memory::anonymous(4 * MIB, Pages::Normal).unwrap();
-        let mut register = || {
+        let register = || {
             let memory = memory.clone();
             engine
-                .rnic_mut()
+                .rnic()
+                .registry()
                 .register(Registration { pd, memory, access: Access::all(), base: 0, stream: None })
                 .unwrap()
         };

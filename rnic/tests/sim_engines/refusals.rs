@@ -156,8 +156,8 @@ impl World {
     /// Connects a new queue pair; returns it, the only event, and the peer's requests.
     fn connect(&mut self, mpa: Option<MpaConfig>) -> (QpId, CmEvent, Vec<(u8, u8)>) {
         let engine = &mut self.near.engine;
-        let pd = engine.rnic_mut().alloc_pd().unwrap();
-        let (cq, _ring) = engine.rnic_mut().create_cq(16, None).unwrap();
+        let pd = engine.rnic().registry().alloc_pd().unwrap();
+        let (cq, _ring) = engine.rnic().registry().create_cq(16, None).unwrap();
         let qp = engine.rnic_mut().create_qp(QpAttributes::new(pd, cq, cq)).unwrap();
         let port = self.next_port;
         self.next_port += 3;

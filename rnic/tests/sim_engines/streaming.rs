@@ -52,8 +52,8 @@ impl World {
         let mut ends = [near, far].map(|link| Station::new(link, EngineConfig::default()));
         let qps = [0, 1].map(|end: usize| {
             let engine = &mut ends[end].engine;
-            let pd = engine.rnic_mut().alloc_pd().unwrap();
-            let (cq, _ring) = engine.rnic_mut().create_cq(16, None).unwrap();
+            let pd = engine.rnic().registry().alloc_pd().unwrap();
+            let (cq, _ring) = engine.rnic().registry().create_cq(16, None).unwrap();
             engine.rnic_mut().create_qp(QpAttributes::new(pd, cq, cq)).unwrap()
         });
         let [near, far] = &mut ends;

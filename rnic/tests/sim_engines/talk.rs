@@ -210,15 +210,15 @@ impl Talk {
         memory.fill(0, map.total, CANARY_BYTE).unwrap();
         memory.write(map.source, &sources(salt, 0, SOURCE)).unwrap();
         memory.fill(map.words, 16, 0).unwrap();
-        let pd = engine.rnic_mut().alloc_pd().unwrap();
-        let (cq, ring) = engine.rnic_mut().create_cq(4096, None).unwrap();
+        let pd = engine.rnic().registry().alloc_pd().unwrap();
+        let (cq, ring) = engine.rnic().registry().create_cq(4096, None).unwrap();
         let any_receive = peer_plan.overtakes;
         let options = QueuePairOptions { max_send_wr: 20, any_receive, ..QueuePairOptions::default() };
         let attributes = QpAttributes { options, ..QpAttributes::new(pd, cq, cq) };
         let qp = engine.rnic_mut().create_qp(attributes).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE;
         let registration = Registration { pd, memory: memory.clone(), access, base: 0, stream: None };
-        let key = engine.rnic_mut().register(registration).unwrap();
+        let key = engine.rnic().registry().register(registration).unwrap();
         let mut talk = Self {
             qp,
             ring,

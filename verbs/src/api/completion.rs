@@ -114,7 +114,7 @@ pub(super) struct CqInner {
 
 impl Drop for CqInner {
     fn drop(&mut self) {
-        let freed = self.device.shared().with(|state, _| state.engine.rnic_mut().destroy_cq(self.id));
+        let freed = self.device.shared().registry(|registry| registry.destroy_cq(self.id));
         destroyed(freed, "queue pairs hold their completion queues");
         if let Some(channel) = &self.channel {
             channel.0.remove_if(|notification| notification.cq == self.id);
@@ -134,8 +134,7 @@ impl CompletionQueue {
         let notifier =
             channel.clone().map(|channel| Arc::new(Notifier { channel, context, cq: OnceLock::new() }));
         let notify = notifier.clone().map(|n| n as Arc<dyn Notify>);
-        let (id, ring) =
-            device.shared().with(|state, _| state.engine.rnic_mut().create_cq(capacity, notify))?;
+        let (id, ring) = device.shared().registry(|registry| registry.create_cq(capacity, notify))?;
         if let Some(notifier) = notifier {
             let _ = notifier.cq.set(id);
         }
@@ -208,7 +207,7 @@ impl CompletionQueue {
 
     /// Changes the capacity. Entries that wait are kept; fails when they would not fit.
     pub fn resize(&self, capacity: u32) -> Result<(), ResourceError> {
-        self.0.device.shared().with(|state, _| state.engine.rnic_mut().resize_cq(self.0.id, capacity))
+        self.0.device.shared().registry(|registry| registry.resize_cq(self.0.id, capacity))
     }
 
     /// Whether the queue has overflowed. It takes no further entry.

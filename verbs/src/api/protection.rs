@@ -5,7 +5,7 @@ use std::{fmt, io, sync::Arc};
 use xwarp_rnic::{
     ddp::{STag, TaggedOffset},
     memory::{AccessError, Memory, Pages},
-    rnic::{Access, PdId, Registration, Remote, ResourceError, Sge},
+    rnic::{Access, PdId, Registration, Registry, Remote, ResourceError, Sge},
 };
 
 use super::device::{Device, destroyed};
@@ -45,7 +45,7 @@ pub(super) struct PdInner {
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        let freed = self.device.shared().with(|state, _| state.engine.rnic_mut().dealloc_pd(self.id));
+        let freed = self.device.shared().registry(|registry| registry.dealloc_pd(self.id));
         destroyed(freed, "objects hold their domain");
     }
 }
@@ -58,7 +58,7 @@ impl fmt::Debug for ProtectionDomain {
 
 impl ProtectionDomain {
     pub(super) fn create(device: &Device) -> Result<Self, ResourceError> {
-        let id = device.shared().with(|state, _| state.engine.rnic_mut().alloc_pd())?;
+        let id = device.shared().registry(Registry::alloc_pd)?;
         Ok(Self(Arc::new(PdInner { device: device.clone(), id })))
     }
 
@@ -88,7 +88,7 @@ impl ProtectionDomain {
         let RegionOptions { base, only_for } = options;
         let registration =
             Registration { pd: self.0.id, memory: memory.clone(), access, base, stream: only_for };
-        let key = self.0.device.shared().with(|state, _| state.engine.rnic_mut().register(registration))?;
+        let key = self.0.device.shared().registry(|registry| registry.register(registration))?;
         Ok(MemoryRegion { pd: self.clone(), memory, key, base, access })
     }
 }
@@ -120,14 +120,14 @@ impl fmt::Debug for MemoryRegion {
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // Fails only when the region is already deregistered.
-        let _ = self.pd.0.device.shared().with(|state, _| state.engine.rnic_mut().revoke(self.key));
+        let _ = self.pd.0.device.shared().end_key(self.key, Registry::revoke);
     }
 }
 
 impl MemoryRegion {
     /// Ends the registration, unless windows are bound to the region: then returns the region with the error.
     pub fn deregister(self) -> Result<(), (Self, ResourceError)> {
-        let ended = self.pd.0.device.shared().with(|state, _| state.engine.rnic_mut().deregister(self.key));
+        let ended = self.pd.0.device.shared().end_key(self.key, Registry::deregister);
         ended.map_err(|error| (self, error))
     }
 
@@ -193,5 +193,37 @@ impl MemoryRegion {
         let mut bytes = vec![0; len];
         self.memory.read(offset, &mut bytes)?;
         Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, thread, time::Duration};
+
+    use super::*;
+    use crate::api::DeviceOptions;
+
+    #[test]
+    fn deregistering_waits_for_the_engine_and_registering_does_not() {
+        let (interface, _peer) = crate::sim::pair(crate::sim::WireConfig::default(), 1500).unwrap();
+        let device = Device::over(Box::new(interface), DeviceOptions::default()).unwrap();
+        let pd = device.create_pd().unwrap();
+        let region = pd.allocate(64, Access::REMOTE_WRITE).unwrap();
+        // As if the engine were writing a received segment.
+        let engine = device.shared().lock();
+        let (end, ended) = mpsc::channel();
+        let other = thread::scope(|scope| {
+            scope.spawn(move || {
+                drop(region);
+                end.send(()).unwrap();
+            });
+            let early = ended.recv_timeout(Duration::from_millis(50));
+            assert!(early.is_err(), "the engine may still write to the memory");
+            let other = pd.allocate(64, Access::REMOTE_WRITE).unwrap();
+            drop(engine);
+            ended.recv_timeout(Duration::from_secs(20)).unwrap();
+            other
+        });
+        drop(other);
     }
 }

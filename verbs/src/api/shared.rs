@@ -14,8 +14,9 @@ use std::{
 };
 
 use xwarp_rnic::{
+    ddp::STag,
     engine::Engine,
-    rnic::{AsyncEvent, QpId, Rnic, WorkRequest},
+    rnic::{AsyncEvent, QpId, Registry, ResourceError, Rnic, WorkRequest},
 };
 use xwarp_tcp::{
     link::{Kick, Kicked},
@@ -105,6 +106,8 @@ type FailureStep = (&'static str, fn(&mut State));
 /// The part of a device that its handles, objects and threads share.
 pub(crate) struct DeviceCore {
     state: Mutex<State>,
+    /// The engine's objects that are not behind its lock.
+    registry: Arc<Registry>,
     /// Kicks the interface, outside the lock. `None` where [`Link::flush`](xwarp_tcp::link::Link::flush) sends.
     kicker: Option<Arc<dyn Kick>>,
     pub(crate) clock: Clock,
@@ -185,6 +188,7 @@ impl DeviceCore {
         let Setup { engine, mut link, cm, clock, application_progress, has_thread } = setup;
         let kicker = link.kicker();
         Ok(Self {
+            registry: Arc::clone(engine.rnic().registry()),
             kicker,
             state: Mutex::new(State { engine, link, cm, ask_changes_at: Instant::ZERO }),
             clock,
@@ -223,6 +227,25 @@ impl DeviceCore {
     /// the answer of a failed device.
     pub(crate) fn with<R: Answer>(&self, f: impl FnOnce(&mut State, Instant) -> R) -> R {
         self.call(|state| (f(state, self.clock.now()), Leave::Now))
+    }
+
+    /// Runs a verb that needs only the registry, without waiting for the engine.
+    pub(crate) fn registry<R: Answer>(&self, f: impl FnOnce(&Registry) -> R) -> R {
+        if self.failed() { R::of_failed_device() } else { f(&self.registry) }
+    }
+
+    /// Ends a key by `end`. When this returns, nothing accesses memory by it any more: its accesses that were under way have
+    /// ended, because they hold the engine's lock.
+    pub(crate) fn end_key(
+        &self,
+        key: STag,
+        end: impl FnOnce(&Registry, STag) -> Result<(), ResourceError>,
+    ) -> Result<(), ResourceError> {
+        self.registry(|registry| end(registry, key))?;
+        self.with(|state, _| {
+            state.engine.rnic_mut().forget(key);
+            Ok(())
+        })
     }
 
     /// Posts `requests` to the send queue of `qp` by `f`; they may be gathered.

@@ -25,7 +25,7 @@ use std::{
 
 use xwarp_rnic::{
     ddp::STag,
-    rnic::{Access, Binding, FastRegistration, QpId, ResourceError, Rnic},
+    rnic::{Access, Binding, FastRegistration, QpId, Registry, ResourceError},
 };
 
 use super::protection::{MemoryRegion, ProtectionDomain};
@@ -53,7 +53,7 @@ impl StepKey {
 struct OwnedKey {
     pd: ProtectionDomain,
     key: StepKey,
-    free: fn(&mut Rnic, STag) -> Result<(), ResourceError>,
+    free: fn(&Registry, STag) -> Result<(), ResourceError>,
 }
 
 impl fmt::Debug for OwnedKey {
@@ -65,7 +65,7 @@ impl fmt::Debug for OwnedKey {
 impl Drop for OwnedKey {
     fn drop(&mut self) {
         let key = self.key.current();
-        let freed = self.pd.device().shared().with(|state, _| (self.free)(state.engine.rnic_mut(), key));
+        let freed = self.pd.device().shared().end_key(key, self.free);
         super::device::destroyed(freed, "only its owner frees a window or a fast region");
     }
 }
@@ -135,19 +135,20 @@ impl FastRegion {
 impl ProtectionDomain {
     /// Allocates a window, which is not bound.
     pub fn alloc_window(&self) -> Result<MemoryWindow, ResourceError> {
-        let key = self.device().shared().with(|state, _| state.engine.rnic_mut().alloc_window(self.0.id))?;
-        Ok(MemoryWindow(OwnedKey { pd: self.clone(), key: StepKey::new(key), free: Rnic::dealloc_window }))
+        let key = self.device().shared().registry(|registry| registry.alloc_window(self.0.id))?;
+        Ok(MemoryWindow(OwnedKey {
+            pd: self.clone(),
+            key: StepKey::new(key),
+            free: Registry::dealloc_window,
+        }))
     }
 
     /// Allocates a region for registrations by work requests. It is invalid until the first registration.
     pub fn alloc_fast_region(&self, options: FastRegionOptions) -> Result<FastRegion, ResourceError> {
         let FastRegionOptions { max_pieces, only_for } = options;
         let registration = FastRegistration { pd: self.0.id, max_pieces, stream: only_for };
-        let key = self
-            .device()
-            .shared()
-            .with(|state, _| state.engine.rnic_mut().alloc_fast_region(registration))?;
-        Ok(FastRegion(OwnedKey { pd: self.clone(), key: StepKey::new(key), free: Rnic::revoke }))
+        let key = self.device().shared().registry(|registry| registry.alloc_fast_region(registration))?;
+        Ok(FastRegion(OwnedKey { pd: self.clone(), key: StepKey::new(key), free: Registry::revoke }))
     }
 }
 

@@ -61,10 +61,7 @@ fn rfc5041_s7_2_tagged_errors() {
         let mut pair = Pair::new();
         let (open, memory) = pair.b.region(16, 0, ALL);
         let (shut, _) = pair.b.region(16, 0, Access::LOCAL_WRITE | Access::REMOTE_READ);
-        let own = std::mem::replace(
-            &mut pair.b.pd,
-            pair.b.rnic.shared.domains.insert_with(|_| Domain::default()).unwrap(),
-        );
+        let own = std::mem::replace(&mut pair.b.pd, pair.b.rnic.registry().alloc_pd().unwrap());
         let (foreign, _) = pair.b.region(16, 0, ALL);
         pair.b.pd = own;
         let before = bytes(&memory);
@@ -147,7 +144,7 @@ fn rfc5040_s7_2_read_request_errors_quote_the_request() {
         let other = pair.b.rnic.create_qp(QpAttributes::new(pair.b.pd, pair.b.cq, pair.b.cq)).unwrap();
         let memory = Memory::anonymous(16, Pages::Normal).unwrap();
         let bound = Registration { pd: pair.b.pd, memory, access: ALL, base: 0, stream: Some(other) };
-        let bound = pair.b.rnic.register(bound).unwrap();
+        let bound = pair.b.rnic.registry().register(bound).unwrap();
         let (source_stag, source_to) =
             [(STag::new(77), 0), (bound, 0), (shut, 0), (open, 7), (open, u64::MAX - 3)][what];
         let request = ReadRequest { sink_stag: STag::new(5), sink_to: 6, len: 10, source_stag, source_to };
@@ -163,7 +160,7 @@ fn rfc5040_s4_8_a_read_that_fails_halfway_is_quoted_with_its_remaining_bytes() {
         ReadRequest { sink_stag: STag::new(5), sink_to: 100, len: 5000, source_stag: source, source_to: 0 };
     pair.b.take(&read_request(1, &request)).unwrap();
     let sent = (pair.b.pull().unwrap().len() - 14) as u32;
-    pair.b.rnic.deregister(source).unwrap();
+    pair.b.rnic.registry().deregister(source).unwrap();
     let terminate = pair.b.terminate();
     assert_eq!((terminate.layer, terminate.error_type, terminate.code), (0, 1, 0));
     assert_eq!(terminate.rdma_header, Some(request.advanced(sent)));
@@ -307,7 +304,7 @@ fn rfc5040_s5_3_a_peer_can_invalidate_only_its_own_tags() {
             2 => pair.b.rnic.shared.keys.invalidate_locally(pair.b.user(), key).unwrap(),
             3 => {}
             _ => {
-                let own = std::mem::replace(&mut pair.b.pd, pair.b.rnic.alloc_pd().unwrap());
+                let own = std::mem::replace(&mut pair.b.pd, pair.b.rnic.registry().alloc_pd().unwrap());
                 stag = pair.b.region(8, 0, ALL).0;
                 pair.b.pd = own;
             }
@@ -328,11 +325,11 @@ fn rfc5042_s6_2_2_deregistering_a_region_ends_access_at_once() {
     pair.a.pull_all();
     let ulpdus: Vec<_> = pair.a.wire.drain(..).map(|(ulpdu, _)| ulpdu).collect();
     pair.b.take(&ulpdus[0]).unwrap();
-    pair.b.rnic.deregister(key).unwrap();
+    pair.b.rnic.registry().deregister(key).unwrap();
     let before = bytes(&memory);
     assert_eq!(pair.b.take(&ulpdus[1]), Err(Refusal::Stop));
     assert_eq!(bytes(&memory), before);
-    assert_eq!(pair.b.rnic.deregister(key), Err(ResourceError::UnknownKey(key)));
+    assert_eq!(pair.b.rnic.registry().deregister(key), Err(ResourceError::UnknownKey(key)));
 }
 
 #[test]
@@ -350,7 +347,7 @@ fn rfc5042_s6_1_1_keys_are_sparse_hard_to_guess_and_reused_late() {
     let mut gone = std::collections::BTreeSet::new();
     for _ in 0..3000 {
         let (key, _) = end.region(1, 0, ALL);
-        end.rnic.deregister(key).unwrap();
+        end.rnic.registry().deregister(key).unwrap();
         assert!(gone.insert(key.index()), "a freed index is not reused at once");
     }
     // When the index is reused, its key has changed.
@@ -360,7 +357,7 @@ fn rfc5042_s6_1_1_keys_are_sparse_hard_to_guess_and_reused_late() {
         if let Some(before) = seen.insert(key.index(), key.key()) {
             assert_eq!(key.key(), u8::wrapping_add(before, 1));
         }
-        end.rnic.deregister(key).unwrap();
+        end.rnic.registry().deregister(key).unwrap();
     }
 }
 

@@ -202,7 +202,7 @@ fn a_region_may_begin_at_any_tagged_offset() {
     let base = u64::MAX - 200;
     let registration =
         Registration { pd: pair.b.pd, memory: memory.clone(), access: ALL, base, stream: None };
-    let key = pair.b.rnic.register(registration).unwrap();
+    let key = pair.b.rnic.registry().register(registration).unwrap();
     pair.a.post_with(1, write_to(key, base + 90), Payload::Inline(&[7; 10]), SendFlags::SIGNALED);
     pair.run();
     assert_eq!(pair.a.outcomes(), [(1, SUCCESS)]);

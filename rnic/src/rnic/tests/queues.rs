@@ -182,7 +182,7 @@ fn a_poller_may_use_the_ring_for_each_entry() {
 #[test]
 fn rfc5042_s6_4_6_an_overflow_ends_the_queue_pairs_of_that_queue_and_no_others() {
     let mut end = End::new(|_, a| a);
-    let (small, ring) = end.rnic.create_cq(2, None).unwrap();
+    let (small, ring) = end.rnic.registry().create_cq(2, None).unwrap();
     let victim = end.rnic.create_qp(QpAttributes::new(end.pd, small, end.cq)).unwrap();
     let conn = ConnId { index: 1, generation: 0 };
     end.rnic.connecting(victim, conn, attempt(MpaConfig::default()));
@@ -249,33 +249,33 @@ fn a_shared_queue_reports_its_limit_once_and_a_failed_pair_its_last_receive() {
 
 #[test]
 fn objects_are_kept_while_others_use_them() {
-    let mut rnic = Rnic::new(Limits { max_qp: 1, max_mr: 1, ..Limits::default() }, &Secret::from_number(1));
-    let pd = rnic.alloc_pd().unwrap();
-    let (cq, _) = rnic.create_cq(8, None).unwrap();
+    let mut rnic = Rnic::new(registry(Limits { max_qp: 1, max_mr: 1, ..Limits::default() }, 1));
+    let pd = rnic.registry().alloc_pd().unwrap();
+    let (cq, _) = rnic.registry().create_cq(8, None).unwrap();
     let srq = rnic.create_srq(&SrqAttributes { pd, max_wr: 1, max_sge: 1, limit: 0 }).unwrap();
     let attributes = QpAttributes { srq: Some(srq), ..QpAttributes::new(pd, cq, cq) };
     let qp = rnic.create_qp(attributes).unwrap();
     let memory = Memory::anonymous(8, Pages::Normal).unwrap();
     let registration = Registration { pd, memory, access: ALL, base: 0, stream: Some(qp) };
-    let key = rnic.register(registration.clone()).unwrap();
+    let key = rnic.registry().register(registration.clone()).unwrap();
     assert_eq!(
         rnic.create_qp(attributes).err(),
         Some(ResourceError::TooMany { object: Object::QueuePair, limit: 1 })
     );
     assert_eq!(
-        rnic.register(registration.clone()).err(),
+        rnic.registry().register(registration.clone()).err(),
         Some(ResourceError::TooMany { object: Object::Region, limit: 1 })
     );
-    assert_eq!(rnic.dealloc_pd(pd), Err(ResourceError::InUse(Object::ProtectionDomain, 3)));
-    assert_eq!(rnic.destroy_cq(cq), Err(ResourceError::InUse(Object::CompletionQueue, 2)));
+    assert_eq!(rnic.registry().dealloc_pd(pd), Err(ResourceError::InUse(Object::ProtectionDomain, 3)));
+    assert_eq!(rnic.registry().destroy_cq(cq), Err(ResourceError::InUse(Object::CompletionQueue, 2)));
     assert_eq!(rnic.destroy_srq(srq), Err(ResourceError::InUse(Object::SharedReceiveQueue, 1)));
     rnic.destroy_qp(qp).unwrap();
     assert_eq!(rnic.destroy_qp(qp), Err(ResourceError::Unknown(Object::QueuePair)));
-    rnic.destroy_cq(cq).unwrap();
+    rnic.registry().destroy_cq(cq).unwrap();
     rnic.destroy_srq(srq).unwrap();
-    rnic.deregister(key).unwrap();
-    assert_eq!(rnic.register(registration).err(), Some(ResourceError::Unknown(Object::QueuePair)));
-    rnic.dealloc_pd(pd).unwrap();
+    rnic.registry().deregister(key).unwrap();
+    assert_eq!(rnic.registry().register(registration).err(), Some(ResourceError::Unknown(Object::QueuePair)));
+    rnic.registry().dealloc_pd(pd).unwrap();
 }
 
 #[test]
@@ -321,14 +321,14 @@ fn objects_with_invalid_attributes_are_rejected() {
         let refused = end.rnic.create_qp(QpAttributes { options, ..attributes });
         assert!(matches!(refused, Err(ResourceError::Attribute { attribute: "max_send_wr", .. })));
     }
-    let other = end.rnic.alloc_pd().unwrap();
+    let other = end.rnic.registry().alloc_pd().unwrap();
     let srq = end.rnic.create_srq(&SrqAttributes { pd: other, max_wr: 1, max_sge: 1, limit: 0 }).unwrap();
     let foreign = QpAttributes { srq: Some(srq), ..attributes };
     assert_eq!(end.rnic.create_qp(foreign).err(), Some(ResourceError::ForeignSrq));
-    assert!(end.rnic.create_cq(0, None).is_err());
+    assert!(end.rnic.registry().create_cq(0, None).is_err());
     let memory = Memory::anonymous(8, Pages::Normal).unwrap();
     let wraps = Registration { pd: end.pd, memory, access: ALL, base: u64::MAX - 7, stream: None };
-    assert_eq!(end.rnic.register(wraps).err(), Some(ResourceError::Memory));
+    assert_eq!(end.rnic.registry().register(wraps).err(), Some(ResourceError::Memory));
 }
 
 /// A second queue pair of `end`, connected, that shares its receive queue.
@@ -419,7 +419,7 @@ fn a_region_of_one_queue_pair_is_never_accessible_to_a_later_one() {
     let owner = end.rnic.create_qp(attributes).unwrap();
     let memory = Memory::anonymous(8, Pages::Normal).unwrap();
     let registration = Registration { pd: end.pd, memory, access: ALL, base: 0, stream: Some(owner) };
-    let key = end.rnic.register(registration).unwrap();
+    let key = end.rnic.registry().register(registration).unwrap();
     end.rnic.destroy_qp(owner).unwrap();
     for _ in 0..5000 {
         let qp = end.rnic.create_qp(attributes).unwrap();

@@ -19,11 +19,14 @@ fn part(region: STag, offset: u64, len: u64, access: Access) -> Binding {
 
 impl End {
     fn window(&mut self) -> STag {
-        self.rnic.alloc_window(self.pd).unwrap()
+        self.rnic.registry().alloc_window(self.pd).unwrap()
     }
 
     fn fast_region(&mut self, max_pieces: u32) -> STag {
-        self.rnic.alloc_fast_region(FastRegistration { pd: self.pd, max_pieces, stream: None }).unwrap()
+        self.rnic
+            .registry()
+            .alloc_fast_region(FastRegistration { pd: self.pd, max_pieces, stream: None })
+            .unwrap()
     }
 
     /// Binds a window under its next key, which it returns.
@@ -226,7 +229,7 @@ fn invalid_bindings_fail_and_end_the_stream() {
     bad("before the region", &|b, window, binding| {
         let memory = piece(0, 8);
         let registration = Registration { pd: b.pd, memory, access: LENDABLE, base: 50, stream: None };
-        *binding = part(b.rnic.register(registration).unwrap(), 49, 1, Access::REMOTE_READ);
+        *binding = part(b.rnic.registry().register(registration).unwrap(), 49, 1, Access::REMOTE_READ);
         window
     });
     bad("nothing", &|_, window, binding| {
@@ -255,15 +258,15 @@ fn invalid_bindings_fail_and_end_the_stream() {
         window
     });
     bad("a region of another domain", &|b, window, binding| {
-        let other = b.rnic.alloc_pd().unwrap();
+        let other = b.rnic.registry().alloc_pd().unwrap();
         let own = std::mem::replace(&mut b.pd, other);
         binding.region = b.region(100, 0, LENDABLE).0;
         b.pd = own;
         window
     });
     bad("a window of another domain", &|b, _, _| {
-        let other = b.rnic.alloc_pd().unwrap();
-        b.rnic.alloc_window(other).unwrap()
+        let other = b.rnic.registry().alloc_pd().unwrap();
+        b.rnic.registry().alloc_window(other).unwrap()
     });
 }
 
@@ -275,21 +278,21 @@ fn a_region_cannot_be_deregistered_while_windows_are_bound() {
     let first = pair.b.bind(1, first, part(region, 0, 10, Access::REMOTE_WRITE));
     let second = pair.b.bind(2, second, part(region, 0, 10, Access::REMOTE_WRITE));
     let in_use = |windows| Err(ResourceError::InUse(Object::Region, windows));
-    assert_eq!(pair.b.rnic.deregister(region), in_use(2));
-    pair.b.rnic.dealloc_window(first).unwrap();
-    assert_eq!(pair.b.rnic.dealloc_window(first), Err(ResourceError::UnknownKey(first)));
-    assert_eq!(pair.b.rnic.deregister(region), in_use(1));
+    assert_eq!(pair.b.rnic.registry().deregister(region), in_use(2));
+    pair.b.rnic.registry().dealloc_window(first).unwrap();
+    assert_eq!(pair.b.rnic.registry().dealloc_window(first), Err(ResourceError::UnknownKey(first)));
+    assert_eq!(pair.b.rnic.registry().deregister(region), in_use(1));
     // Revoking the region ends the access of its window.
-    pair.b.rnic.revoke(region).unwrap();
+    pair.b.rnic.registry().revoke(region).unwrap();
     pair.a.write_inline(1, second, 0, b"late");
     pair.run();
     assert_eq!(bytes(&memory)[..4], [0, 1, 2, 3]);
     assert_eq!(pair.b.state(), QpState::Terminate);
     // The window can be freed, and so can the domain.
-    pair.b.rnic.dealloc_window(second).unwrap();
+    pair.b.rnic.registry().dealloc_window(second).unwrap();
     let qp = pair.b.qp;
     pair.b.rnic.destroy_qp(qp).unwrap();
-    assert_eq!(pair.b.rnic.dealloc_pd(pair.b.pd), Ok(()));
+    assert_eq!(pair.b.rnic.registry().dealloc_pd(pair.b.pd), Ok(()));
 }
 
 #[test]
@@ -302,9 +305,9 @@ fn a_window_is_unbound_when_its_stream_ends() {
     let qp = pair.b.qp;
     pair.b.rnic.fail_qp(qp).unwrap();
     pair.b.rnic.event(CONN, Event::Closed(CloseReason::Aborted));
-    assert_eq!(pair.b.rnic.deregister(region), Err(ResourceError::InUse(Object::Region, 1)));
+    assert_eq!(pair.b.rnic.registry().deregister(region), Err(ResourceError::InUse(Object::Region, 1)));
     pair.b.rnic.reset_qp(qp).unwrap();
-    assert_eq!(pair.b.rnic.shared.keys.bound_windows(region), Some(0));
+    assert_eq!(pair.b.rnic.registry().with_keys(|keys| keys.bound_windows(region)), Some(0));
     // The queue pair's next peer finds the window unbound.
     pair.b.rnic.connecting(qp, CONN, attempt(MpaConfig::default()));
     pair.b.establish(4, 4, None);
@@ -318,7 +321,7 @@ fn a_window_is_unbound_when_its_stream_ends() {
     let window = pair.b.window();
     pair.b.bind(1, window, part(region, 0, 10, Access::REMOTE_WRITE));
     pair.b.rnic.destroy_qp(pair.b.qp).unwrap();
-    pair.b.rnic.deregister(region).unwrap();
+    pair.b.rnic.registry().deregister(region).unwrap();
 }
 
 #[test]
@@ -457,7 +460,7 @@ fn invalid_fast_registrations_fail() {
     bad("another stream's", one, ALL, 0, &|b| {
         let other = b.rnic.create_qp(QpAttributes::new(b.pd, b.cq, b.cq)).unwrap();
         let registration = FastRegistration { pd: b.pd, max_pieces: 1, stream: Some(other) };
-        b.rnic.alloc_fast_region(registration).unwrap()
+        b.rnic.registry().alloc_fast_region(registration).unwrap()
     });
     let constant = piece(7, 8).into_read_only();
     bad("writing what is read-only", std::slice::from_ref(&constant), Access::REMOTE_WRITE, 0, &fresh);
@@ -492,26 +495,29 @@ fn payloads_that_do_not_fit_a_memory_request_are_rejected_at_once() {
 #[test]
 fn windows_and_fast_regions_have_limits() {
     let limits = Limits { max_mr: 2, max_mw: 1, max_fast_pieces: 3, ..Limits::default() };
-    let mut rnic = Rnic::new(limits, &Secret::from_number(1));
-    let pd = rnic.alloc_pd().unwrap();
+    let rnic = Rnic::new(registry(limits, 1));
+    let pd = rnic.registry().alloc_pd().unwrap();
     let fast = |max_pieces| FastRegistration { pd, max_pieces, stream: None };
-    let window = rnic.alloc_window(pd).unwrap();
-    assert_eq!(rnic.alloc_window(pd), Err(ResourceError::TooMany { object: Object::Window, limit: 1 }));
-    assert!(matches!(rnic.alloc_fast_region(fast(4)), Err(ResourceError::Attribute { .. })));
-    assert!(matches!(rnic.alloc_fast_region(fast(0)), Err(ResourceError::Attribute { .. })));
-    let key = rnic.alloc_fast_region(fast(3)).unwrap();
-    rnic.alloc_fast_region(fast(1)).unwrap();
+    let window = rnic.registry().alloc_window(pd).unwrap();
     assert_eq!(
-        rnic.alloc_fast_region(fast(1)),
+        rnic.registry().alloc_window(pd),
+        Err(ResourceError::TooMany { object: Object::Window, limit: 1 })
+    );
+    assert!(matches!(rnic.registry().alloc_fast_region(fast(4)), Err(ResourceError::Attribute { .. })));
+    assert!(matches!(rnic.registry().alloc_fast_region(fast(0)), Err(ResourceError::Attribute { .. })));
+    let key = rnic.registry().alloc_fast_region(fast(3)).unwrap();
+    rnic.registry().alloc_fast_region(fast(1)).unwrap();
+    assert_eq!(
+        rnic.registry().alloc_fast_region(fast(1)),
         Err(ResourceError::TooMany { object: Object::Region, limit: 2 })
     );
-    assert_eq!(rnic.dealloc_pd(pd), Err(ResourceError::InUse(Object::ProtectionDomain, 3)));
-    assert_eq!(rnic.deregister(window), Err(ResourceError::UnknownKey(window)));
-    assert_eq!(rnic.dealloc_window(key), Err(ResourceError::UnknownKey(key)));
-    rnic.dealloc_window(window).unwrap();
-    rnic.deregister(key).unwrap();
-    rnic.alloc_window(pd).unwrap();
-    rnic.alloc_fast_region(fast(1)).unwrap();
+    assert_eq!(rnic.registry().dealloc_pd(pd), Err(ResourceError::InUse(Object::ProtectionDomain, 3)));
+    assert_eq!(rnic.registry().deregister(window), Err(ResourceError::UnknownKey(window)));
+    assert_eq!(rnic.registry().dealloc_window(key), Err(ResourceError::UnknownKey(key)));
+    rnic.registry().dealloc_window(window).unwrap();
+    rnic.registry().deregister(key).unwrap();
+    rnic.registry().alloc_window(pd).unwrap();
+    rnic.registry().alloc_fast_region(fast(1)).unwrap();
 }
 
 #[test]
