@@ -264,6 +264,10 @@ impl State {
         let mut any = false;
         while let Some(notice) = self.machine.notice() {
             any = true;
+            if matches!(notice, Notice::Sent { .. }) {
+                // The peer has read it by RDMA, perhaps, and has sent us nothing but messages without payload.
+                self.flood.transferred();
+            }
             let Some(link) = &mut self.link else { continue };
             match notice {
                 Notice::Sent { id } => {
@@ -366,14 +370,45 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{machine::Config, wire::Advert};
+    use crate::{
+        machine::Config,
+        wire::{Advert, BASE_BYTES, Base, Message},
+    };
+
+    /// A machine of the accepting end, and what it sends.
+    fn accepted() -> (Machine, impl FnMut(&mut Machine)) {
+        let (_, hello) = Machine::connect(&Config::default());
+        let machine = Machine::accept(&Config::default(), &hello).unwrap();
+        let mut bytes = Vec::new();
+        (machine, move |machine: &mut Machine| while machine.poll(true, &mut bytes).is_some() {})
+    }
+
+    /// A peer that reads what we advertise by RDMA sends a message for each Read and nothing else: thousands in a second on a fast
+    /// link.
+    #[test]
+    fn sdp_s16_memory_that_the_peer_has_read_is_a_transfer() {
+        let (machine, mut send) = accepted();
+        let mut state = State::new(machine, None);
+        for seq in 1..=100 {
+            state.machine.write_memory(Advert { len: 100_000, stag: 1, offset: 0 });
+            send(&mut state.machine);
+            let mut message = Vec::new();
+            let base = Base { bufs: 8, mseq: Seq(seq), mseq_ack: Seq(seq), ..Base::default() };
+            // The SrcAvail was a message of 16 KiB.
+            let len = 100_000 - (16 << 10) + BASE_BYTES as u32 + 16;
+            Message::RdmaRdCompl { len }.emit(base, 0, &mut message);
+            state.machine.receive(&message, None);
+            assert_eq!(state.machine.ended(), None);
+            assert!(state.take_notices());
+        }
+        let now = Instant::now();
+        assert!((0..1000 + 100 * 16).all(|_| !state.flood.count(now)));
+        assert!(state.flood.count(now));
+    }
 
     #[test]
     fn sdp_s16_a_cancellation_without_answer_ends_the_connection() {
-        let (_, hello) = Machine::connect(&Config::default());
-        let mut machine = Machine::accept(&Config::default(), &hello).unwrap();
-        let mut bytes = Vec::new();
-        let mut send = |machine: &mut Machine| while machine.poll(true, &mut bytes).is_some() {};
+        let (mut machine, mut send) = accepted();
         machine.write_memory(Advert { len: 100_000, stag: 1, offset: 0 });
         send(&mut machine);
         machine.cancel_writes();
