@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{socket::State, stream::SdpStream};
+use crate::{
+    socket::{State, Until},
+    stream::{SdpStream, Sending},
+};
 
 impl SdpStream {
     /// Reads what has come in messages, without waiting. Data that the peer has advertised stays for
@@ -63,6 +66,27 @@ impl SdpStream {
         self.attempt(&mut state, step).unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
     }
 
+    /// Runs the device until the peer has what was sent, for `limit` at most; returns whether it has. The calling thread does not
+    /// sleep.
+    pub fn poll_sent(&self, sending: &Sending, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        loop {
+            let mut state = self.socket().lock();
+            self.socket().poll(&mut state);
+            if state.error().is_some() {
+                return false;
+            }
+            if sending.is_done(&state) {
+                return true;
+            }
+            drop(state);
+            if Instant::now() >= end {
+                return false;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
     /// The caller stops polling: what comes wakes the service at once, not after its next look.
     pub fn end_polling(&self) {
         self.socket().end_polling();
@@ -79,8 +103,10 @@ impl SdpStream {
         self.wait_readable_or(|| false)
     }
 
-    /// The same; also ends when something has changed and `is_over` returns true.
+    /// The same; also ends when `is_over` returns true and a read would not have waited.
     pub fn wait_readable_or(&self, is_over: impl Fn() -> bool) -> io::Result<()> {
-        self.until(self.read_timeout()?, |state| (state.is_readable() || is_over()).then_some(Ok(())))
+        self.until(Until::Readable, self.read_timeout()?, |state| {
+            (state.is_readable() || is_over()).then_some(Ok(()))
+        })
     }
 }

@@ -68,11 +68,26 @@ impl Tasks {
     }
 }
 
+/// What a thread waits for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Until {
+    /// Anything has changed.
+    Changed,
+    /// A read would not wait.
+    Readable,
+    /// A transfer of memory has ended.
+    Transferred,
+}
+
+/// Which threads are to be woken, by what they wait for.
+type Due = [bool; 3];
+
 /// A connection that its handles and the service share.
 pub(crate) struct Socket {
     pub(crate) core: Arc<Core>,
     state: Mutex<State>,
-    changed: Condvar,
+    /// Where threads wait, by what they wait for: a transfer wakes no thread that waits to read.
+    changed: [Condvar; 3],
     bell: Bell,
 }
 
@@ -80,29 +95,31 @@ impl Socket {
     pub(crate) fn new(core: &Arc<Core>, machine: Machine, link: Link) -> io::Result<Arc<Self>> {
         let state = State::new(machine, Some(link));
         let core = Arc::clone(core);
-        Ok(Arc::new(Self { core, state: Mutex::new(state), changed: Condvar::new(), bell: Bell::new()? }))
+        Ok(Arc::new(Self { core, state: Mutex::new(state), changed: Default::default(), bell: Bell::new()? }))
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until something has changed, at the latest at `end`; false when `end` has come.
+    /// Waits, perhaps too short, at the latest until `end`; false when `end` has come.
     pub(crate) fn wait<'s>(
         &'s self,
         mut state: MutexGuard<'s, State>,
+        until: Until,
         end: Option<Instant>,
     ) -> (MutexGuard<'s, State>, bool) {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
         if left.is_some_and(|left| left.is_zero()) {
             return (state, false);
         }
-        state.waiting += 1;
+        let changed = &self.changed[until as usize];
+        state.waiting[until as usize] += 1;
         let mut state = match left {
-            None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            Some(left) => self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+            None => changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            Some(left) => changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
         };
-        state.waiting -= 1;
+        state.waiting[until as usize] -= 1;
         (state, true)
     }
 
@@ -124,11 +141,32 @@ impl Socket {
     }
 
     fn wake(&self, state: &mut State) {
-        // Waking nobody is a system call, too.
-        if state.waiting > 0 {
-            self.changed.notify_all();
-        }
+        let due = Self::due(state);
+        self.notify(due);
+    }
+
+    /// Which threads the last changes concern. Tasks are woken at once.
+    fn due(state: &mut State) -> Due {
+        let over = state.machine.ended().is_some() || state.failed.is_some() || state.read_shut;
+        let transferred = std::mem::take(&mut state.transferred);
         state.tasks.wake();
+        // Waking nobody is a system call, too.
+        let [changing, reading, transferring] = state.waiting.map(|threads| threads > 0);
+        [changing, reading && (over || state.readable), transferring && (over || transferred)]
+    }
+
+    fn notify(&self, due: Due) {
+        for (changed, _) in self.changed.iter().zip(due).filter(|(_, due)| *due) {
+            changed.notify_all();
+        }
+    }
+
+    /// [`Self::drive`] of the service, which lets the lock go before it wakes others: they would run at once, and wait for it.
+    fn drive_and_let_go(&self, mut state: MutexGuard<'_, State>) {
+        self.execute(&mut state);
+        let due = Self::due(&mut state);
+        drop(state);
+        self.notify(due);
     }
 
     /// Returns whether the machine acted.
@@ -176,7 +214,7 @@ impl Socket {
         } else {
             state.take_completions(&self.core);
         }
-        self.drive(&mut state);
+        self.drive_and_let_go(state);
     }
 
     /// Runs the device for a caller that polls, and handles the completions.

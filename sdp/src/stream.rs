@@ -19,7 +19,7 @@ use xwarp_verbs::cm::CmId;
 use crate::{
     machine::End,
     service::Sdp,
-    socket::{Socket, State},
+    socket::{Socket, State, Until},
 };
 
 pub use self::memory::{Received, Sending};
@@ -95,7 +95,7 @@ impl SdpStream {
                 drop(state);
                 return outcome.map(|()| stream);
             }
-            let (after, in_time) = socket.wait(state, end);
+            let (after, in_time) = socket.wait(state, Until::Changed, end);
             state = after;
             if !in_time {
                 state.machine.abort();
@@ -127,9 +127,10 @@ impl SdpStream {
         }
     }
 
-    /// Repeats `step` until it returns something; the thread waits for a change in between.
+    /// Repeats `step` until it returns something; the thread waits in between for what changes the outcome.
     pub(crate) fn until<R>(
         &self,
+        what: Until,
         limit: Option<Duration>,
         mut step: impl FnMut(&mut State) -> Option<io::Result<R>>,
     ) -> io::Result<R> {
@@ -143,7 +144,7 @@ impl SdpStream {
             if self.is_nonblocking() {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            let (after, in_time) = socket.wait(state, end);
+            let (after, in_time) = socket.wait(state, what, end);
             state = after;
             if !in_time {
                 return Err(io::ErrorKind::WouldBlock.into());
@@ -161,7 +162,7 @@ impl SdpStream {
         if out.is_empty() {
             return Ok(0);
         }
-        self.until(value(&self.0.read_timeout), |state| self.read_step(state, out, peek))
+        self.until(Until::Changed, value(&self.0.read_timeout), |state| self.read_step(state, out, peek))
     }
 
     /// What a read returns; `None` when it must wait.
@@ -200,7 +201,7 @@ impl SdpStream {
         if bytes.is_empty() {
             return Ok(0);
         }
-        self.until(value(&self.0.write_timeout), |state| self.write_step(state, bytes))
+        self.until(Until::Changed, value(&self.0.write_timeout), |state| self.write_step(state, bytes))
     }
 
     /// What a write returns; `None` when it must wait.
@@ -215,7 +216,7 @@ impl SdpStream {
 
     /// Sends one byte out of band (`MSG_OOB`).
     pub fn send_oob(&self, byte: u8) -> io::Result<()> {
-        self.until(value(&self.0.write_timeout), |state| {
+        self.until(Until::Changed, value(&self.0.write_timeout), |state| {
             if let Some(error) = broken(state) {
                 return Some(Err(error));
             }
@@ -255,7 +256,7 @@ impl SdpStream {
     /// Waits until the peer's host has everything that was written, and the end of the stream if [`Self::shutdown`] was called;
     /// at most for `limit`.
     pub fn wait_sent(&self, limit: Option<Duration>) -> io::Result<()> {
-        self.until(limit, |state| {
+        self.until(Until::Changed, limit, |state| {
             if let Some(error) = state.error() {
                 return Some(Err(error));
             }
@@ -267,7 +268,7 @@ impl SdpStream {
     /// Waits until the connection has ended; an error says that it did not end in order. Both ends in order after both have
     /// shut down their sending direction.
     pub fn wait_closed(&self) -> io::Result<()> {
-        self.until(None, |state| {
+        self.until(Until::Changed, None, |state| {
             if let Some(error) = state.error() {
                 return Some(Err(error));
             }

@@ -10,7 +10,7 @@ use std::{
 
 use xwarp_verbs::{Access, MemoryRegion, RegionOptions};
 
-use super::{Link, Socket, State};
+use super::{Link, Socket, State, Until};
 use crate::{
     listener::SdpListener,
     machine::{Machine, Violation},
@@ -44,7 +44,7 @@ impl Socket {
             if let Some(error) = state.error() {
                 return Err(error);
             }
-            let (after, in_time) = self.wait(state, end);
+            let (after, in_time) = self.wait(state, Until::Changed, end);
             state = after;
             if !in_time {
                 state.machine.abort();

@@ -76,8 +76,10 @@ pub(crate) struct State {
     pub(super) polled: Option<u64>,
     /// The service looks from time to time whether the connection is polled.
     pub(super) looked_at: bool,
-    /// Threads that wait for a change.
-    pub(super) waiting: usize,
+    /// Threads that wait, by what they wait for.
+    pub(super) waiting: [usize; 3],
+    /// A transfer of memory has ended since threads were woken.
+    pub(super) transferred: bool,
     /// Somebody has the bell's descriptor.
     pub(super) watched: bool,
     /// Tasks that wait for a change.
@@ -113,7 +115,8 @@ impl State {
             polls: 0,
             polled: None,
             looked_at: false,
-            waiting: 0,
+            waiting: [0; 3],
+            transferred: false,
             watched: false,
             tasks: Tasks::default(),
         }
@@ -216,6 +219,7 @@ impl State {
             Work::Write => {
                 link.rdma -= 1;
                 link.write_done();
+                self.transferred = true;
             }
         }
     }
@@ -264,6 +268,7 @@ impl State {
         let mut any = false;
         while let Some(notice) = self.machine.notice() {
             any = true;
+            self.transferred = true;
             if matches!(notice, Notice::Sent { .. }) {
                 // The peer has read it by RDMA, perhaps, and has sent us nothing but messages without payload.
                 self.flood.transferred();

@@ -10,7 +10,10 @@ use std::{
 use xwarp_verbs::{Access, Memory, MemoryRegion, RegionOptions};
 
 use super::{SdpStream, broken, invalid, value};
-use crate::{socket::State, wire::Advert};
+use crate::{
+    socket::{State, Until},
+    wire::Advert,
+};
 
 /// Bytes that are copied at a time between a stream and memory.
 const COPY_BYTES: usize = 16 << 10;
@@ -62,7 +65,7 @@ impl SdpStream {
                 self.count("sdp_bytes_advertised", len);
                 return Ok(());
             }
-            let (after, in_time) = socket.wait(state, unread_at);
+            let (after, in_time) = socket.wait(state, Until::Transferred, unread_at);
             state = after;
             if !in_time {
                 unread_at = None;
@@ -70,6 +73,13 @@ impl SdpStream {
                 socket.drive(&mut state);
             }
         }
+    }
+
+    /// Whether [`Self::finish_send_memory`] would return at once, because the peer has what was sent. Not after the connection has
+    /// failed.
+    pub fn is_sent(&self, sending: &Sending) -> bool {
+        let state = self.0.socket.lock();
+        state.error().is_none() && sending.is_done(&state)
     }
 
     fn send_copied(&self, piece: &Memory) -> io::Result<()> {
@@ -124,7 +134,7 @@ impl SdpStream {
             if self.is_nonblocking() {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            let (after, in_time) = socket.wait(state, end);
+            let (after, in_time) = socket.wait(state, Until::Changed, end);
             state = after;
             if !in_time {
                 return Err(io::ErrorKind::WouldBlock.into());
@@ -155,7 +165,7 @@ impl SdpStream {
             command = command.get(taken..).unwrap_or_default();
             if !command.is_empty() {
                 socket.drive(&mut state);
-                state = socket.wait(state, None).0;
+                state = socket.wait(state, Until::Changed, None).0;
             }
         }
         let mut receive = Receive { id: None, withdrawn: self.is_nonblocking(), oob };
@@ -168,7 +178,7 @@ impl SdpStream {
             if receive.id.is_some_and(|id| state.outcomes.received.contains_key(&id)) {
                 continue;
             }
-            let (after, in_time) = socket.wait(state, end.filter(|_| !receive.withdrawn));
+            let (after, in_time) = socket.wait(state, Until::Transferred, end.filter(|_| !receive.withdrawn));
             state = after;
             if !receive.withdrawn && (state.read_shut || !in_time) {
                 receive.withdrawn = true;
@@ -238,6 +248,13 @@ pub struct Sending {
     /// `None`: it was copied.
     id: Option<u64>,
     len: usize,
+}
+
+impl Sending {
+    /// Whether the memory is free again.
+    pub(crate) fn is_done(&self, state: &State) -> bool {
+        self.id.zip(state.link.as_ref()).is_none_or(|(id, link)| link.is_sent(id))
+    }
 }
 
 /// What [`SdpStream::recv_memory_or_oob`] returns.
