@@ -9,6 +9,8 @@
 //!   errors are the kernel's.
 //! - A write goes to the stream only when the relay has moved all bytes that were written to the kernel: as many as were counted, or
 //!   as the kernel says. A full stream leaves it to the kernel, which then says when there is room.
+//! - Long writes are copied into the memory of `outgoing`, and long reads out of that of `incoming`, of which the kernel has the
+//!   beginning.
 //!
 //! While the program polls, by reads that find nothing or by reads that wait, the relay leaves the data in the stream.
 
@@ -17,7 +19,7 @@ use std::{
     collections::BTreeMap,
     io::{self, IoSlice},
     net::SocketAddr,
-    os::fd::{AsFd as _, RawFd},
+    os::fd::{AsFd as _, OwnedFd, RawFd},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, Weak,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
@@ -27,11 +29,13 @@ use std::{
 };
 
 use libc::c_int;
-use rustix::{fs::OFlags, io::ioctl_fionread};
+use rustix::{fs::OFlags, io::ioctl_fionread, net::sockopt};
 
 use crate::{
+    incoming::Incoming,
+    outgoing::{ADVERTISED_BYTES, Outgoing},
     process::Process,
-    relay::{ADVERTISED_BYTES, Joined},
+    relay::Joined,
     sys::{self, Naming},
     tracking::{self, NUMBERS},
 };
@@ -46,19 +50,32 @@ const POLLS: u32 = 3;
 /// How often the relay looks whether a program still polls. Data may wait as long when the program stops.
 const LOOK: Duration = Duration::from_millis(1);
 
+/// Buffers of a short loopback.
+const SHORT_SEND_BYTES: usize = 4 << 10;
+const SHORT_RECEIVE_BYTES: usize = 32 << 10;
+/// Attempts of a long write to get the lock of what goes to the network, which the relay holds for a moment when it wakes the program.
+const ATTEMPTS: u32 = 16;
+
 /// What the direct path and the relay of a connection know of each other.
 #[derive(Debug, Default)]
 pub struct Direct {
     /// Held by the relay from taking bytes off the leg until the stream has them, and by a direct write.
-    pub sending: Mutex<()>,
+    pub outgoing: Mutex<Outgoing>,
     /// Held by the relay from taking bytes off the stream until the kernel has them, and by a direct read.
     pub receiving: Mutex<()>,
+    /// A long piece for reads of the program.
+    pub incoming: Incoming,
     /// Bytes that the relay has forwarded to the kernel, and those that calls of the program have read there.
     pub forwarded: AtomicU64,
     taken: AtomicU64,
     /// Bytes that calls of the program have written to the kernel, and calls that may be writing there.
     written: AtomicU64,
     writing: AtomicU64,
+    /// The loopback towards the network is short: it is full as soon as the peer takes no more, and empty before the program is woken.
+    /// The program writes long pieces, which otherwise would not find it empty again.
+    short: AtomicBool,
+    /// The same of the buffer of the program's socket.
+    own_short: AtomicBool,
     /// The socket was closed, or bytes have come from it that were not counted.
     unseen: AtomicBool,
     /// Whether calls wait: [`WAITS`] or [`WAITS_NOT`], 0 if the kernel must be asked. The other bits count changes.
@@ -255,6 +272,7 @@ pub fn read_in_kernel(fd: RawFd, call: impl FnOnce() -> isize) -> isize {
     let Some(found) = find(fd) else { return call() };
     let direct = &found.joined.direct;
     direct.leave_to_kernel();
+    direct.incoming.leave_to_kernel(found.joined.kernel());
     let done = call();
     direct.count_taken(done);
     done
@@ -264,10 +282,17 @@ pub fn read_in_kernel(fd: RawFd, call: impl FnOnce() -> isize) -> isize {
 fn write(found: &Found, fd: RawFd, pieces: &[IoSlice<'_>], len: usize) -> Option<usize> {
     let Found { joined, alone, .. } = found;
     let direct = &joined.direct;
-    if len == 0 || len >= ADVERTISED_BYTES || direct.shut.load(Ordering::Acquire) {
+    let is_long = len >= ADVERTISED_BYTES;
+    if len == 0 || (is_long && !alone) || direct.shut.load(Ordering::Acquire) {
         return None;
     }
-    let _sending = try_lock(&direct.sending)?;
+    let mut outgoing = if is_long { direct.lock_outgoing() } else { try_lock(&direct.outgoing) }?;
+    if is_long {
+        direct.shorten(&joined.leg, outgoing.is_for_long_writes(len));
+        if !direct.short.load(Ordering::Relaxed) {
+            return None;
+        }
+    }
     let is_moved = if *alone {
         direct.writing.load(Ordering::SeqCst) == 0
             && direct.written.load(Ordering::SeqCst) == joined.moved.load(Ordering::SeqCst)
@@ -279,15 +304,20 @@ fn write(found: &Found, fd: RawFd, pieces: &[IoSlice<'_>], len: usize) -> Option
     if !is_moved {
         return None;
     }
-    let mut sent = 0;
-    for piece in pieces.iter().filter(|piece| !piece.is_empty()) {
-        match joined.stream.try_write(piece) {
-            Ok(n) if n == piece.len() => sent += n,
-            Ok(n) => {
-                sent += n;
+    let mut sent = if is_long { outgoing.write(&joined.stream, pieces) } else { 0 };
+    if len - sent < ADVERTISED_BYTES {
+        let mut skipped = sent;
+        for piece in pieces {
+            let (before, piece) = piece.split_at(skipped.min(piece.len()));
+            skipped -= before.len();
+            if piece.is_empty() {
+                continue;
+            }
+            let n = joined.stream.try_write(piece).unwrap_or(0);
+            sent += n;
+            if n < piece.len() {
                 break;
             }
-            Err(_) => break,
         }
     }
     BYTES.fetch_add(sent as u64, Ordering::Relaxed);
@@ -317,6 +347,7 @@ pub fn send(
         sys::set_errno(libc::EBADF);
         return if sent > 0 { sent as isize } else { -1 };
     }
+    direct.shorten_own(fd);
     let done = direct.count_written(|| kernel(sent));
     if done < 0 && sent > 0 {
         sys::set_errno(before);
@@ -340,10 +371,14 @@ fn read(found: &Found, fd: RawFd, flags: c_int, pieces: &mut [&mut [u8]]) -> Rea
     let joined = &*found.joined;
     let direct = &joined.direct;
     let Some(_receiving) = try_lock(&direct.receiving) else { return Read::Kernel };
-    if direct.kernel_reads.load(Ordering::Relaxed)
-        || direct.forwarded.load(Ordering::Relaxed) != direct.taken.load(Ordering::Relaxed)
-    {
+    if direct.kernel_reads.load(Ordering::Relaxed) || !direct.has_taken_all() {
         return Read::Kernel;
+    }
+    if direct.incoming.is_left() {
+        return match direct.take_piece(joined, pieces, 0) {
+            0 => Read::Kernel,
+            n => Read::Done(n),
+        };
     }
     direct.attempts.fetch_add(1, Ordering::Relaxed);
     let Some((first, rest)) = pieces.split_first_mut() else { return Read::Kernel };
@@ -414,6 +449,23 @@ impl Direct {
         Read::Done(total)
     }
 
+    /// Whether the program has read all bytes that went to the kernel.
+    fn has_taken_all(&self) -> bool {
+        self.forwarded.load(Ordering::SeqCst) == self.taken.load(Ordering::SeqCst)
+    }
+
+    /// Whether the next long piece is for reads of the program, not for the kernel.
+    pub fn takes_pieces(&self) -> bool {
+        self.incoming.is_wanted() && !self.kernel_reads.load(Ordering::Relaxed) && self.has_taken_all()
+    }
+
+    /// A read takes what the relay has left to it.
+    fn take_piece(&self, joined: &Joined, pieces: &mut [&mut [u8]], skip: usize) -> usize {
+        let taken = self.incoming.take(joined.kernel(), pieces, skip, || self.has_taken_all());
+        BYTES.fetch_add(taken as u64, Ordering::Relaxed);
+        taken
+    }
+
     fn waited_since(&self, begin: Instant) {
         let waited = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.waited_ns.store(waited, Ordering::Relaxed);
@@ -433,9 +485,45 @@ impl Direct {
     /// Counts the bytes that a call of the kernel has read, if it has not failed.
     fn count_taken(&self, done: isize) {
         if let Ok(taken @ 1..) = u64::try_from(done) {
-            self.taken.fetch_add(taken, Ordering::Relaxed);
+            self.taken.fetch_add(taken, Ordering::SeqCst);
             self.empty.store(0, Ordering::Relaxed);
         }
+    }
+
+    /// Makes the loopback short or gives it back to the kernel, at the relay's end.
+    pub fn shorten(&self, leg: &OwnedFd, short: bool) {
+        if self.short.swap(short, Ordering::Relaxed) != short {
+            if short {
+                let _ = sockopt::set_socket_recv_buffer_size(leg, SHORT_RECEIVE_BYTES);
+            } else {
+                sys::grow_buffers(leg.as_fd());
+            }
+        }
+    }
+
+    /// The same at the program's end, before a call writes there.
+    fn shorten_own(&self, fd: RawFd) {
+        let short = self.short.load(Ordering::Relaxed);
+        if self.own_short.load(Ordering::Relaxed) != short
+            && self.own_short.swap(short, Ordering::Relaxed) != short
+            && let Some(socket) = sys::borrow(fd)
+        {
+            if short {
+                let _ = sockopt::set_socket_send_buffer_size(socket, SHORT_SEND_BYTES);
+            } else {
+                sys::grow_buffers(socket);
+            }
+        }
+    }
+
+    /// The lock of a long write.
+    fn lock_outgoing(&self) -> Option<MutexGuard<'_, Outgoing>> {
+        (0..ATTEMPTS).find_map(|_| {
+            try_lock(&self.outgoing).or_else(|| {
+                thread::yield_now();
+                None
+            })
+        })
     }
 
     /// Called by the relay when it has moved so many bytes from the leg: the calls that have written them are over, or wait, unless
@@ -493,6 +581,11 @@ pub fn receive(fd: RawFd, pieces: &mut [&mut [u8]], flags: c_int, kernel: impl F
     let joined = &*found.joined;
     let direct = &joined.direct;
     let known = flags & !KNOWN == 0 && !pieces.is_empty() && pieces.iter().all(|piece| !piece.is_empty());
+    if known && found.alone && pieces.iter().map(|piece| piece.len()).sum::<usize>() >= ADVERTISED_BYTES {
+        direct.incoming.want(true);
+    } else if !known {
+        direct.incoming.leave_to_kernel(joined.kernel());
+    }
     let mut begin = None;
     if let Some(_inside) = Inside::enter() {
         match if known { read(&found, fd, flags, pieces) } else { Read::Kernel } {
@@ -520,6 +613,13 @@ pub fn receive(fd: RawFd, pieces: &mut [&mut [u8]], flags: c_int, kernel: impl F
     // Neither takes bytes of the stream from the kernel.
     if flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE) == 0 {
         direct.count_taken(done);
+    }
+    if known
+        && direct.incoming.is_left()
+        && let Ok(read @ 1..) = usize::try_from(done)
+        && let Some(_inside) = Inside::enter()
+    {
+        return done + direct.take_piece(joined, pieces, read) as isize;
     }
     done
 }

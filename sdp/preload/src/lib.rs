@@ -24,8 +24,10 @@
 //! | `calls` | the functions that replace those of the C library |
 //! | `descriptors` | the functions that replace those which close, duplicate or pass on descriptors |
 //! | `direct` | reads and writes that pass the loopback by |
+//! | `incoming` | memory of long pieces on their way to the program |
 //! | `next` | the functions of the C library that are replaced |
 //! | `numbers` | which numbers the library's descriptors have |
+//! | `outgoing` | memory of long pieces on their way to the network |
 //! | `tracking` | which descriptors are the only ones of their socket |
 //! | `transfers` | the functions that replace those that transfer data |
 //! | `sys` | system calls, past those functions, and hooks of the C library |
@@ -38,9 +40,11 @@
 mod calls;
 mod descriptors;
 mod direct;
+mod incoming;
 mod legs;
 mod next;
 mod numbers;
+mod outgoing;
 mod process;
 mod relay;
 mod sys;

@@ -30,7 +30,8 @@ use xwarp_verbs::Device;
 
 use crate::{
     direct, legs, numbers,
-    relay::{self, ADVERTISED_BYTES, Gate, Joined, Relays},
+    outgoing::ADVERTISED_BYTES,
+    relay::{self, Gate, Joined, Relays},
     sys, tracking,
 };
 

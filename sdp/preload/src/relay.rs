@@ -8,6 +8,7 @@ use std::{
     collections::BTreeMap,
     io::{self, Write as _},
     net::{Shutdown, SocketAddr},
+    ops::Range,
     os::fd::OwnedFd,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
@@ -30,15 +31,16 @@ use xwarp_verbs::{Memory, Pages};
 
 use crate::{
     direct::{self, Direct},
-    numbers, sys,
+    incoming::Kernel,
+    numbers,
+    outgoing::{ADVERTISED_BYTES, PIECE_BYTES},
+    sys,
 };
 
 /// Bytes that are copied at a time.
 const CHUNK_BYTES: usize = 512 << 10;
 /// Stack of a thread, in bytes.
 const STACK_BYTES: usize = 128 << 10;
-/// Shorter pieces go in messages. A full segment on the loopback is longer.
-pub const ADVERTISED_BYTES: usize = 32 << 10;
 /// After a piece of this length, more may wait at the leg.
 const LONG_BYTES: usize = 16 << 10;
 /// How often a leg without data is looked at, at the end of the process: the kernel moves bytes from the program's socket
@@ -50,6 +52,9 @@ const ARRIVAL: Duration = Duration::from_secs(2);
 const STANDSTILL: Duration = Duration::from_secs(5);
 /// How often a direction towards a program that does not read looks for a reset of the peer.
 const LOOK: Duration = Duration::from_secs(1);
+/// How long a program may take to read a piece; then the kernel gets it. Longer than the time below which a stream does not advertise
+/// receives.
+const TAKEN_WITHIN: Duration = Duration::from_millis(50);
 /// When the kernel asks whether the program's socket still exists: it forgets closed ones after a minute, also when the peer
 /// has not closed its direction.
 const PROBE_IDLE: Duration = Duration::from_secs(60);
@@ -182,6 +187,11 @@ pub fn leg(service: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
 }
 
 impl Joined {
+    /// Where the program's bytes go in the kernel.
+    pub fn kernel(&self) -> Kernel<'_> {
+        Kernel { leg: &self.leg, forwarded: &self.direct.forwarded }
+    }
+
     /// Connects the leg to the program's listening socket at `service`.
     pub fn call(&self, service: SocketAddr) -> io::Result<()> {
         Ok(connect(&self.leg, &service)?)
@@ -312,6 +322,8 @@ impl Relays {
             joined.direct.relayed_here();
             // A reset may come after the end of the peer's data, while the program still sends.
             if receive_all(&joined).and_then(|()| stream.wait_closed()).is_err() {
+                // What has come before stays readable.
+                let _ = forward_piece(&joined, Duration::ZERO);
                 stream.abort();
                 reset(leg);
             }
@@ -340,14 +352,27 @@ impl Relays {
     /// taken from the leg.
     fn send_all(&self, joined: &Joined) -> io::Result<()> {
         let Joined { leg, stream, moved, direct, .. } = joined;
-        let [mut memory, mut other] = [chunk()?, chunk()?];
-        let mut sending = None;
         let mut bytes = Vec::new();
         let mut last_looks = LAST_LOOKS;
         loop {
             let ends = self.wait_readable(leg)?;
-            let _sending = lock(&direct.sending);
-            let (len, urgent) = match take(leg, &memory) {
+            let mut outgoing = lock(&direct.outgoing);
+            if !outgoing.has_room(stream) {
+                // The program's socket stays full meanwhile.
+                let oldest = outgoing.oldest();
+                drop(outgoing);
+                if let Some((sending, memory)) = oldest {
+                    stream.finish_send_memory(sending)?;
+                    lock(&direct.outgoing).give_back(memory);
+                }
+                continue;
+            }
+            let memory = outgoing.memory(stream).ok_or(io::ErrorKind::OutOfMemory)?;
+            let taken = take(leg, &memory);
+            if !matches!(taken, Ok((ADVERTISED_BYTES.., _))) {
+                outgoing.give_back(memory.clone());
+            }
+            let (len, urgent) = match taken {
                 Ok(taken) => taken,
                 Err(Errno::AGAIN) if ends && last_looks > 0 => {
                     last_looks -= 1;
@@ -360,13 +385,14 @@ impl Relays {
             };
             if len == 0 {
                 direct.give_up();
-                if let Some(before) = sending {
-                    stream.finish_send_memory(before)?;
+                while let Some((sending, _)) = outgoing.oldest() {
+                    stream.finish_send_memory(sending)?;
                 }
                 stream.shutdown(Shutdown::Write)?;
                 return stream.wait_sent(None);
             }
             last_looks = LAST_LOOKS;
+            direct.shorten(leg, outgoing.is_for_long_writes(0));
             if len < ADVERTISED_BYTES {
                 bytes.resize(len, 0);
                 memory.read(0, &mut bytes).map_err(io::Error::other)?;
@@ -377,11 +403,7 @@ impl Relays {
                     stream.write_all(&bytes)?;
                 }
             } else {
-                let next = stream.start_send_memory(&memory, 0..len)?;
-                if let Some(before) = sending.replace(next) {
-                    stream.finish_send_memory(before)?;
-                }
-                std::mem::swap(&mut memory, &mut other);
+                outgoing.start(stream, memory, len)?;
             }
             self.moved.fetch_add(len as u64, Ordering::Relaxed);
             let before = moved.fetch_add(len as u64, Ordering::SeqCst);
@@ -417,12 +439,12 @@ fn take(leg: &OwnedFd, memory: &Memory) -> Result<(usize, bool), Errno> {
         if urgent && len > 0 {
             return Ok((len, false));
         }
-        let room = if urgent { 1 } else { CHUNK_BYTES - len };
+        let room = if urgent { 1 } else { PIECE_BYTES - len };
         match sys::receive(leg, memory, len, room) {
             Ok(n) => {
                 len += n;
                 // A short piece is probably all there is.
-                if n < LONG_BYTES || len == CHUNK_BYTES {
+                if n < LONG_BYTES || len == PIECE_BYTES {
                     return Ok((len, urgent));
                 }
             }
@@ -436,7 +458,7 @@ fn take(leg: &OwnedFd, memory: &Memory) -> Result<(usize, bool), Errno> {
 /// What the peer sends.
 fn receive_all(joined: &Joined) -> io::Result<()> {
     let Joined { leg, stream, direct, .. } = joined;
-    let memory = chunk()?;
+    let mut memory = None;
     let mut len = 0;
     loop {
         direct.wait_while_polled();
@@ -449,32 +471,57 @@ fn receive_all(joined: &Joined) -> io::Result<()> {
         if direct.is_polled() {
             continue;
         }
-        match stream.recv_memory_or_oob(&memory, 0..CHUNK_BYTES)? {
-            Received::Bytes(0) => {
+        let into = memory.take().map_or_else(chunk, Ok)?;
+        // The program may wait for more than the beginning of the piece that it has.
+        stream.set_read_timeout(direct.incoming.is_left().then_some(TAKEN_WITHIN))?;
+        let received = stream.recv_memory_or_oob(&into, 0..CHUNK_BYTES);
+        stream.set_read_timeout(None)?;
+        let is_late = matches!(&received, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+        forward_piece(joined, if is_late { Duration::ZERO } else { TAKEN_WITHIN })?;
+        let into = memory.insert(into);
+        match received {
+            Err(_) if is_late => {}
+            Err(error) => return Err(error),
+            Ok(Received::Bytes(0)) => {
                 // The program may have closed its socket already.
                 let _ = shutdown(leg, rustix::net::Shutdown::Write);
                 return Ok(());
             }
-            Received::Bytes(received) => {
+            Ok(Received::Bytes(received)) => {
                 len = received;
-                direct.forwarded.fetch_add(len as u64, Ordering::Relaxed);
-                forward(joined, &memory, len, SendFlags::empty())?;
+                if len >= ADVERTISED_BYTES && direct.takes_pieces() {
+                    let beginning = direct.incoming.leave(&direct.forwarded, &mut memory, len);
+                    if let Some((memory, part)) = beginning {
+                        forward(joined, &memory, part, SendFlags::empty())?;
+                    }
+                } else {
+                    direct.forwarded.fetch_add(len as u64, Ordering::SeqCst);
+                    forward(joined, into, 0..len, SendFlags::empty())?;
+                }
             }
-            Received::OutOfBand(byte) => {
+            Ok(Received::OutOfBand(byte)) => {
                 direct.leave_reads_to_kernel();
-                memory.write(0, &[byte]).map_err(io::Error::other)?;
-                forward(joined, &memory, 1, SendFlags::OOB)?;
+                into.write(0, &[byte]).map_err(io::Error::other)?;
+                forward(joined, into, 0..1, SendFlags::OOB)?;
             }
         }
     }
 }
 
-/// Gives the first `len` bytes of `memory` to the program's socket.
-fn forward(joined: &Joined, memory: &Memory, len: usize, flags: SendFlags) -> io::Result<()> {
+/// Gives the kernel the piece that was left for reads of the program, when they do not take it within `patience`.
+fn forward_piece(joined: &Joined, patience: Duration) -> io::Result<()> {
+    let Some((memory, rest)) = joined.direct.incoming.wait_taken(patience) else { return Ok(()) };
+    joined.direct.incoming.want(false);
+    joined.direct.forwarded.fetch_add(rest.len() as u64, Ordering::SeqCst);
+    forward(joined, &memory, rest, SendFlags::empty())
+}
+
+/// Gives a part of `memory` to the program's socket.
+fn forward(joined: &Joined, memory: &Memory, part: Range<usize>, flags: SendFlags) -> io::Result<()> {
     let Joined { leg, stream, .. } = joined;
-    let mut at = 0;
-    while at < len {
-        match sys::send(leg, memory, at, len - at, flags | SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+    let Range { start: mut at, end } = part;
+    while at < end {
+        match sys::send(leg, memory, at, end - at, flags | SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
             Ok(sent) => at += sent,
             Err(Errno::AGAIN) => wait_writable(leg, stream)?,
             Err(Errno::INTR) => {}

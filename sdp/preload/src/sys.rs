@@ -11,7 +11,10 @@ use std::{
 use libc::{
     c_int, c_long, c_void, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
 };
-use rustix::{io::Errno, net::SendFlags};
+use rustix::{
+    io::Errno,
+    net::{SendFlags, sockopt},
+};
 use xwarp_verbs::Memory;
 
 use crate::next;
@@ -88,6 +91,27 @@ pub fn unacknowledged(fd: RawFd) -> Option<c_int> {
     let mut bytes = 0;
     // SAFETY: the call stores a number.
     (unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) } == 0).then_some(bytes)
+}
+
+/// Lets the kernel choose the sizes of a socket's buffers again, which somebody has set.
+pub fn grow_buffers(socket: BorrowedFd<'_>) {
+    const SO_BUF_LOCK: c_int = 72;
+    const MOST_BYTES: usize = 4 << 20;
+    // The kernel sets what it allows, which is much less.
+    let _ = sockopt::set_socket_send_buffer_size(socket, MOST_BYTES);
+    let _ = sockopt::set_socket_recv_buffer_size(socket, MOST_BYTES);
+    let unlocked: c_int = 0;
+    let len = size_of::<c_int>() as socklen_t;
+    // SAFETY: the value is a number. Kernels before 5.15 do not know the option.
+    unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_BUF_LOCK,
+            (&raw const unlocked).cast(),
+            len,
+        );
+    }
 }
 
 /// Whether the next byte of a socket that keeps urgent data in line is the urgent byte (`SIOCATMARK`).
