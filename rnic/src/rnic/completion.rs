@@ -21,7 +21,12 @@ pub trait Notify: Send + Sync {
 
 /// A completion queue had no room for an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Overflow;
+pub(crate) struct Overflow {
+    /// No entry was lost before.
+    pub(crate) first: bool,
+    /// The lost entry was that of flushed work, so its queue pair has ended already.
+    pub(crate) flushed: bool,
+}
 
 /// Entries that [`CompletionRing::poll_each`] takes at a time.
 const BATCH: usize = 8;
@@ -165,8 +170,7 @@ impl CompletionRing {
         ring.armed = ring.armed.max(wanted);
     }
 
-    /// Adds an entry. Returns whether the owner was notified. Returns an error once, for the first entry that finds
-    /// no room.
+    /// Adds an entry. Returns whether the owner was notified. After the first entry that finds no room, no entry is added.
     #[inline]
     pub(crate) fn push(&self, entry: WorkCompletion) -> Result<bool, Overflow> {
         let worth =
@@ -175,7 +179,7 @@ impl CompletionRing {
         let full = ring.entries.len() >= ring.capacity;
         if full || self.overflowed() {
             drop(ring);
-            return self.lose();
+            return Err(self.lose(entry.status));
         }
         ring.entries.push_back(entry);
         self.len.store(ring.entries.len(), Ordering::Release);
@@ -186,12 +190,12 @@ impl CompletionRing {
 
     /// Loses an entry, for which the ring has no room.
     #[cold]
-    fn lose(&self) -> Result<bool, Overflow> {
-        if self.overflowed.swap(true, Ordering::AcqRel) {
-            return Ok(false);
+    fn lose(&self, status: WcStatus) -> Overflow {
+        let first = !self.overflowed.swap(true, Ordering::AcqRel);
+        if first {
+            self.fire();
         }
-        self.fire();
-        Err(Overflow)
+        Overflow { first, flushed: status == WcStatus::Flushed }
     }
 
     /// Changes the number of entries that the ring has room for. The error is the number of waiting entries when

@@ -76,6 +76,7 @@ pub use self::{
     },
 };
 use self::{
+    completion::Overflow,
     connection::Connections,
     counters::{StreamCounters, TerminateCount},
     events::Events,
@@ -127,13 +128,22 @@ pub(crate) struct Shared {
 impl Shared {
     /// Adds an entry to a completion queue.
     fn complete(&mut self, ring: &CompletionRing, cq: CqId, completion: WorkCompletion) {
-        let Ok(woke) = ring.push(completion) else {
+        match ring.push(completion) {
+            Ok(woke) => self.woke |= woke,
+            Err(overflow) => self.overflow(cq, overflow),
+        }
+    }
+
+    /// Notes that a completion queue lost an entry. Each engine sees this for itself when it adds its next entry.
+    #[cold]
+    fn overflow(&mut self, cq: CqId, Overflow { first, flushed }: Overflow) {
+        if first {
             tracing::error!(cq = cq.number(), "completion queue overflow");
             self.events.push_async(AsyncEvent::CqOverflow { cq });
+        }
+        if (first || !flushed) && !self.overflowed.contains(&cq) {
             self.overflowed.push(cq);
-            return;
-        };
-        self.woke |= woke;
+        }
     }
 
     fn wake(&mut self, conn: Option<ConnId>) {

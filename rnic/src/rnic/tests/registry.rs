@@ -100,3 +100,33 @@ fn queue_pairs_of_all_engines_count_in_a_domain_and_have_different_ids() {
     let used = ResourceError::InUse(Object::ProtectionDomain, 4);
     assert_eq!(first.rnic.registry().dealloc_pd(first.pd), Err(used));
 }
+
+#[test]
+fn an_overflow_ends_the_queue_pairs_of_each_engine_that_adds_an_entry() {
+    let mut first = Pair::new().b;
+    let mut second = second_engine(&first);
+    // Room for one completion.
+    first.rnic.registry().resize_cq(first.cq, 1).unwrap();
+    let complete = |end: &mut End, wr_id| {
+        end.receive(wr_id, &[]);
+        let mut peer = Pair::new().a;
+        peer.post(wr_id, SEND, &[]);
+        let _ = end.take(&peer.pull().unwrap());
+        end.state()
+    };
+    assert_eq!(complete(&mut first, 1), QpState::Rts);
+    let mut third = second_engine(&first);
+    assert_eq!(complete(&mut second, 2), QpState::Terminate);
+    assert_eq!(first.state(), QpState::Rts, "its engine has not added an entry since");
+    assert_eq!(complete(&mut third, 3), QpState::Terminate);
+    let overflows = |end: &mut End| {
+        let events = end.async_events();
+        let count = |event: &&AsyncEvent| matches!(event, AsyncEvent::CqOverflow { .. });
+        events.iter().filter(count).count()
+    };
+    assert_eq!([&mut first, &mut second, &mut third].map(overflows), [0, 1, 0], "reported once");
+    assert_eq!(first.outcomes(), [(1, WcStatus::Success)]);
+    // Also a queue pair that is created later.
+    let mut late = second_engine(&first);
+    assert_eq!(complete(&mut late, 4), QpState::Terminate);
+}
