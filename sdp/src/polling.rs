@@ -1,7 +1,7 @@
 //! Reads and writes that do not wait, for callers that poll.
 //!
 //! A caller that polls runs the device itself: what arrives wakes no thread. The service thread leaves the connection alone
-//! meanwhile, and serves it again a millisecond after the last poll.
+//! meanwhile, and serves it again some milliseconds after the last poll, or when the caller says that it stops.
 
 use std::{
     io,

@@ -30,8 +30,9 @@ use crate::{
 
 /// Longest sleep of the service thread: the resolution of its time limits.
 const TICK: Duration = Duration::from_millis(200);
-/// How often the service thread looks after connections that callers poll. It does not wait for frames meanwhile.
-const NAP: Duration = Duration::from_millis(1);
+/// How often the service thread looks after connections that callers poll, at first and when they go on to do so. It does not wait
+/// for frames meanwhile. The progress thread of a device naps as long.
+const NAP: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(4)];
 /// How long a closed connection may take to transfer its rest and close in order.
 const ORPHAN_LIMIT: Duration = Duration::from_secs(60);
 /// How long closed connections may take when SDP itself ends.
@@ -72,6 +73,12 @@ impl SdpOptions {
         let peer_to_peer = vec![Rtr::EmptyFpdu, Rtr::Write];
         MpaConfig { markers: Markers::Off, peer_to_peer, ..self.mpa.clone() }
     }
+}
+
+/// When the service thread looks after polled connections again, and how long it naps until then.
+struct Looks {
+    next: Instant,
+    nap: Duration,
 }
 
 /// Where an event of the connection manager goes.
@@ -372,9 +379,9 @@ impl Core {
     fn run(self: Arc<Self>) {
         let mut farewell = None;
         let mut next_tick = Instant::now();
-        let mut next_look = next_tick;
+        let mut looks = Looks { next: next_tick, nap: NAP[0] };
         loop {
-            let woken = self.wait(&mut next_look);
+            let woken = self.wait(&mut looks);
             if woken.is_err() && self.device.failure().is_some() {
                 // The device may have failed before its event reached each socket. Its waits end at once from now on.
                 self.fail_all();
@@ -413,18 +420,21 @@ impl Core {
     }
 
     /// Sleeps until there may be something to do, at most for a tick; false after a nap. Callers that poll run the device themselves.
-    fn wait(&self, next_look: &mut Instant) -> io::Result<bool> {
+    fn wait(&self, looks: &mut Looks) -> io::Result<bool> {
         let mut polled = std::mem::take(&mut *lock(&self.polled));
         let now = Instant::now();
-        if now >= *next_look {
-            *next_look = now + NAP;
+        if now >= looks.next {
+            let before = polled.len();
             polled.retain(|socket| socket.still_polled());
+            looks.nap = if polled.len() < before { NAP[0] } else { (looks.nap * 2).min(NAP[1]) };
+            looks.next = now + looks.nap;
         }
         if polled.is_empty() {
+            looks.nap = NAP[0];
             return self.device.wait(&self.waits, Some(TICK)).map(|_| true);
         }
         lock(&self.polled).append(&mut polled);
-        let nap: Option<Timespec> = NAP.try_into().ok();
+        let nap: Option<Timespec> = looks.next.saturating_duration_since(now).try_into().ok();
         match rustix::event::poll(&mut [PollFd::new(&self.waits, PollFlags::IN)], nap.as_ref()) {
             Ok(ready) => Ok(ready > 0),
             Err(rustix::io::Errno::INTR) => Ok(true),

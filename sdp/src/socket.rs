@@ -9,7 +9,7 @@ mod state;
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError},
     task::Waker,
     time::Instant,
 };
@@ -243,7 +243,12 @@ impl Socket {
     /// Called by the service from time to time while the connection is polled. Returns whether it still is; otherwise
     /// completions notify the service again.
     pub(crate) fn still_polled(&self) -> bool {
-        let mut state = self.lock();
+        // Whoever holds the lock uses the connection. To wait for it would cost both sides system calls.
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(error)) => error.into_inner(),
+            Err(TryLockError::WouldBlock) => return true,
+        };
         let now = Some(state.polls);
         if state.polled.is_some() && std::mem::replace(&mut state.polled, now) != now {
             return true;

@@ -30,6 +30,7 @@ use std::{
 
 use libc::c_int;
 use rustix::{fs::OFlags, io::ioctl_fionread, net::sockopt};
+use xwarp_sdp::SdpStream;
 
 use crate::{
     incoming::Incoming,
@@ -47,8 +48,9 @@ const LEAST_POLLING: Duration = Duration::from_micros(50);
 const MOST_POLLING: Duration = Duration::from_micros(250);
 /// Reads without data in a row that make a non-blocking program one that polls.
 const POLLS: u32 = 3;
-/// How often the relay looks whether a program still polls. Data may wait as long when the program stops.
-const LOOK: Duration = Duration::from_millis(1);
+/// How often the relay looks whether a program still polls, at first and when the program goes on to do so. Data may wait as long when
+/// the program stops.
+const LOOK: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(4)];
 
 /// Buffers of a short loopback.
 const SHORT_SEND_BYTES: usize = 4 << 10;
@@ -548,14 +550,18 @@ impl Direct {
         }
     }
 
-    /// Called by the relay's thread towards the program: waits while the program polls.
-    pub fn wait_while_polled(&self) {
+    /// Called by the relay's thread towards the program: waits while the program polls `stream`.
+    pub fn wait_while_polled(&self, stream: &SdpStream) {
+        let mut look = LOOK[0];
         while self.is_polled() {
             let before = self.attempts.load(Ordering::Relaxed);
-            thread::park_timeout(LOOK);
+            thread::park_timeout(look);
             if self.attempts.load(Ordering::Relaxed) == before {
                 self.polling.store(false, Ordering::Release);
+                // The service of the stream need not find it out by itself, which would take as long again.
+                stream.end_polling();
             }
+            look = (look * 2).min(LOOK[1]);
         }
     }
 

@@ -461,7 +461,7 @@ fn receive_all(joined: &Joined) -> io::Result<()> {
     let mut memory = None;
     let mut len = 0;
     loop {
-        direct.wait_while_polled();
+        direct.wait_while_polled(stream);
         // Memory is offered to the peer only while long pieces come: what arrives in it, direct reads cannot take.
         if len < ADVERTISED_BYTES {
             // A program that polls must not wake this thread for each message.
