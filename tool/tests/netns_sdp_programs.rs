@@ -836,6 +836,27 @@ else:
 print('all is well', flush=True)
 ";
 
+/// The peer does not read. A handler without `SA_RESTART` ends a long write wherever in it the signal comes, a handler with it one that
+/// has sent something; a signal that the program ignores ends none.
+#[test]
+fn netns_sdp_a_signal_ends_a_long_write() {
+    let lab = lab();
+    let client = compiled(&lab, "cc", "signals.c", &["-O1"]);
+    let peer = lab.address(Side::B, Family::V4);
+    let server = format!("exec /usr/bin/python3 -c '{SILENT}' {peer} {PORT}");
+    let (_server, output) = over_sdp(&lab, &server, &format!("exec {} {peer} {PORT}", client.display()));
+    assert!(output.contains("all is well"), "{output}");
+    assert!(passed_by(&output) > 0, "{output}");
+}
+
+const SILENT: &str = "
+import socket, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+kept = []
+while True:
+    kept.append(listener.accept())
+";
+
 /// Long writes and reads pass the loopback by, whatever ways of waiting, flags and owners a program changes between. Each way of writing
 /// meets each way of reading.
 #[test]

@@ -19,7 +19,7 @@ use std::{
     collections::BTreeMap,
     io::{self, IoSlice},
     net::SocketAddr,
-    os::fd::{AsFd as _, OwnedFd, RawFd},
+    os::fd::{AsFd as _, RawFd},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, Weak,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
@@ -29,15 +29,16 @@ use std::{
 };
 
 use libc::c_int;
-use rustix::{fs::OFlags, io::ioctl_fionread, net::sockopt};
+use rustix::{fs::OFlags, io::ioctl_fionread};
 use xwarp_sdp::SdpStream;
 
 use crate::{
     incoming::Incoming,
+    loopback::Loopback,
     outgoing::{ADVERTISED_BYTES, Outgoing},
     process::Process,
     relay::Joined,
-    sys::{self, Naming},
+    sys::{self, Naming, Quiet},
     tracking::{self, NUMBERS},
 };
 
@@ -52,9 +53,6 @@ const POLLS: u32 = 3;
 /// the program stops.
 const LOOK: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(4)];
 
-/// Buffers of a short loopback.
-const SHORT_SEND_BYTES: usize = 4 << 10;
-const SHORT_RECEIVE_BYTES: usize = 32 << 10;
 /// Attempts of a long write to get the lock of what goes to the network, which the relay holds for a moment when it wakes the program.
 const ATTEMPTS: u32 = 16;
 
@@ -73,11 +71,8 @@ pub struct Direct {
     /// Bytes that calls of the program have written to the kernel, and calls that may be writing there.
     written: AtomicU64,
     writing: AtomicU64,
-    /// The loopback towards the network is short: it is full as soon as the peer takes no more, and empty before the program is woken.
-    /// The program writes long pieces, which otherwise would not find it empty again.
-    short: AtomicBool,
-    /// The same of the buffer of the program's socket.
-    own_short: AtomicBool,
+    /// The loopback towards the network.
+    pub loopback: Loopback,
     /// The socket was closed, or bytes have come from it that were not counted.
     unseen: AtomicBool,
     /// Whether calls wait: [`WAITS`] or [`WAITS_NOT`], 0 if the kernel must be asked. The other bits count changes.
@@ -290,8 +285,8 @@ fn write(found: &Found, fd: RawFd, pieces: &[IoSlice<'_>], len: usize) -> Option
     }
     let mut outgoing = if is_long { direct.lock_outgoing() } else { try_lock(&direct.outgoing) }?;
     if is_long {
-        direct.shorten(&joined.leg, outgoing.is_for_long_writes(len));
-        if !direct.short.load(Ordering::Relaxed) {
+        direct.loopback.shorten(&joined.leg, outgoing.is_for_long_writes(len));
+        if !direct.loopback.is_short() {
             return None;
         }
     }
@@ -337,10 +332,21 @@ pub fn send(
     let Some(found) = find(fd) else { return kernel(0) };
     let direct = &found.joined.direct;
     let len: usize = pieces.iter().map(|piece| piece.len()).sum();
+    // A handler that runs in a long write before the kernel's call would not end that call, which may wait for ever.
+    let waits = len >= ADVERTISED_BYTES && flags & libc::MSG_DONTWAIT == 0 && found.alone && found.waits(fd);
+    let quiet = waits.then(Quiet::but_for_faults);
     let inside = Inside::enter().filter(|_| flags & !KNOWN == 0);
     let sent = inside.and_then(|_inside| write(&found, fd, pieces, len)).unwrap_or(0);
     if sent > 0 && sent == len {
         return sent as isize;
+    }
+    if let Some(quiet) = quiet
+        && quiet.has_signal(sent > 0)
+    {
+        // As in the kernel: bytes that were sent count, whatever the handler wants of calls that were interrupted.
+        drop(quiet);
+        sys::set_errno(libc::EINTR);
+        return if sent > 0 { sent as isize } else { -1 };
     }
     // The rest goes to the kernel also when the program does not wait: after a short count, programs wait for an edge of epoll,
     // which comes only if the kernel was full.
@@ -349,7 +355,7 @@ pub fn send(
         sys::set_errno(libc::EBADF);
         return if sent > 0 { sent as isize } else { -1 };
     }
-    direct.shorten_own(fd);
+    direct.loopback.shorten_own(fd);
     let done = direct.count_written(|| kernel(sent));
     if done < 0 && sent > 0 {
         sys::set_errno(before);
@@ -489,32 +495,6 @@ impl Direct {
         if let Ok(taken @ 1..) = u64::try_from(done) {
             self.taken.fetch_add(taken, Ordering::SeqCst);
             self.empty.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// Makes the loopback short or gives it back to the kernel, at the relay's end.
-    pub fn shorten(&self, leg: &OwnedFd, short: bool) {
-        if self.short.swap(short, Ordering::Relaxed) != short {
-            if short {
-                let _ = sockopt::set_socket_recv_buffer_size(leg, SHORT_RECEIVE_BYTES);
-            } else {
-                sys::grow_buffers(leg.as_fd());
-            }
-        }
-    }
-
-    /// The same at the program's end, before a call writes there.
-    fn shorten_own(&self, fd: RawFd) {
-        let short = self.short.load(Ordering::Relaxed);
-        if self.own_short.load(Ordering::Relaxed) != short
-            && self.own_short.swap(short, Ordering::Relaxed) != short
-            && let Some(socket) = sys::borrow(fd)
-        {
-            if short {
-                let _ = sockopt::set_socket_send_buffer_size(socket, SHORT_SEND_BYTES);
-            } else {
-                sys::grow_buffers(socket);
-            }
         }
     }
 

@@ -25,6 +25,7 @@
 //! | `descriptors` | the functions that replace those which close, duplicate or pass on descriptors |
 //! | `direct` | reads and writes that pass the loopback by |
 //! | `incoming` | memory of long pieces on their way to the program |
+//! | `loopback` | the length of the loopback |
 //! | `next` | the functions of the C library that are replaced |
 //! | `numbers` | which numbers the library's descriptors have |
 //! | `outgoing` | memory of long pieces on their way to the network |
@@ -42,6 +43,7 @@ mod descriptors;
 mod direct;
 mod incoming;
 mod legs;
+mod loopback;
 mod next;
 mod numbers;
 mod outgoing;

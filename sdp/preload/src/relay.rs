@@ -392,7 +392,7 @@ impl Relays {
                 return stream.wait_sent(None);
             }
             last_looks = LAST_LOOKS;
-            direct.shorten(leg, outgoing.is_for_long_writes(0));
+            direct.loopback.shorten(leg, outgoing.is_for_long_writes(0));
             if len < ADVERTISED_BYTES {
                 bytes.resize(len, 0);
                 memory.read(0, &mut bytes).map_err(io::Error::other)?;

@@ -264,15 +264,57 @@ pub unsafe fn store_address(to: SocketAddr, six: bool, address: *mut sockaddr, l
 /// handler of the program.
 pub struct Quiet(libc::sigset_t);
 
+/// Signals by which the kernel says that the thread itself has made a mistake.
+const FAULTS: [c_int; 6] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
+
 impl Quiet {
     pub fn new() -> Self {
+        Self::but_for(&[])
+    }
+
+    /// Leaves those signals that the program's memory may cause.
+    pub fn but_for_faults() -> Self {
+        Self::but_for(&FAULTS)
+    }
+
+    fn but_for(left: &[c_int]) -> Self {
         let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: both sets are written before they are read.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
+            for signal in left {
+                libc::sigdelset(all.as_mut_ptr(), *signal);
+            }
             libc::sigemptyset(before.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
             Self(before.assume_init())
+        }
+    }
+
+    /// Whether a signal waits whose handler runs when this ends; with `restarts` false, only one whose handler interrupts calls
+    /// (without `SA_RESTART`).
+    pub fn has_signal(&self, restarts: bool) -> bool {
+        let mut pending = MaybeUninit::uninit();
+        // SAFETY: the set is written before it is read; `before` was initialised; a null action changes nothing, and an action is
+        // read only if the call has stored it.
+        unsafe {
+            libc::sigemptyset(pending.as_mut_ptr());
+            libc::sigpending(pending.as_mut_ptr());
+            let pending = pending.assume_init();
+            (1..=libc::SIGRTMAX()).any(|signal| {
+                if libc::sigismember(&raw const pending, signal) != 1
+                    || libc::sigismember(&raw const self.0, signal) != 0
+                {
+                    return false;
+                }
+                let mut action = MaybeUninit::<libc::sigaction>::uninit();
+                libc::sigaction(signal, ptr::null(), action.as_mut_ptr()) == 0 && {
+                    let action = action.assume_init();
+                    !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
+                        && (restarts || action.sa_flags & libc::SA_RESTART == 0)
+                }
+            })
         }
     }
 }
