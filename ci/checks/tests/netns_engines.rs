@@ -17,8 +17,8 @@ use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
 };
 use xwarp_verbs::{
-    Access, CompletionQueue, Device, DeviceOptions, MemoryRegion, Payload, Progress, ProtectionDomain,
-    QueuePair, QueuePairOptions, RecvRequest, Remote, STag, WcStatus, WorkRequest,
+    Access, CompletionQueue, Device, DeviceOptions, Memory, MemoryRegion, Pages, Payload, Progress,
+    ProtectionDomain, QueuePair, QueuePairOptions, RecvRequest, Remote, STag, WcStatus, WorkRequest,
     cm::{AcceptOptions, ConnectOptions, Connection, ListenOptions, Listener},
 };
 
@@ -28,6 +28,8 @@ const ENGINES: u16 = 2;
 /// Bytes of each Write, and Writes of each connection.
 const BYTES: usize = 200_000;
 const WRITES: usize = 20;
+/// The number of a receive whose completion is told from others by it.
+const RECEIVE: u64 = 7;
 /// Frames that wait for an engine to which others hand them over.
 const INBOX: u64 = 64;
 /// Connections whose forged frames are a flood; the kernel spreads them over both queues.
@@ -70,14 +72,18 @@ fn pattern(engine: usize, number: usize) -> Vec<u8> {
 }
 
 /// Accepts one connection, whose private data is the number of the client's engine, and advertises the region.
-fn accept(device: &Device, listener: &Listener) -> (End, usize) {
+fn accept_with(listener: &Listener, qp: &QueuePair, region: &MemoryRegion) -> (Connection, usize) {
     let request = listener.accept(LIMIT).unwrap();
-    let (_, cq, qp, region) = parts(device);
     let engine = usize::from(request.private_data()[0]);
-    qp.post_recv(&RecvRequest::new(0, &[])).unwrap();
+    qp.post_recv(&RecvRequest::new(RECEIVE, &[])).unwrap();
     let private_data = region.key().value().to_be_bytes().to_vec();
     let options = AcceptOptions { private_data, ..AcceptOptions::default() };
-    let connection = request.accept(&qp, options, LIMIT).unwrap();
+    (request.accept(qp, options, LIMIT).unwrap(), engine)
+}
+
+fn accept(device: &Device, listener: &Listener) -> (End, usize) {
+    let (_, cq, qp, region) = parts(device);
+    let (connection, engine) = accept_with(listener, &qp, &region);
     (End { connection, qp, cq, region }, engine)
 }
 
@@ -163,6 +169,89 @@ fn netns_engines_of_one_interface_carry_connections_in_parallel() {
             assert!(value(device, "link.received_frames") > WRITES as u64, "an engine carried nothing");
             assert_eq!(value(device, "stack.handed_over") + value(device, "link.handed_in"), 0);
         }
+    });
+}
+
+/// Writes to a region that is not registered any more, and waits until the connection has ended.
+fn write_in_vain(end: &End, sink: Remote) {
+    end.qp.post_recv(&RecvRequest::new(RECEIVE, &[])).unwrap();
+    let source = [end.region.sge(0, BYTES)];
+    end.qp.post_send(&WorkRequest::write(1, Payload::Gather(&source), sink)).unwrap();
+    let mut completions = std::iter::from_fn(|| end.cq.spin(LIMIT));
+    let receive = completions.find(|completion| completion.wr_id == RECEIVE).expect("in time");
+    assert_eq!(receive.status, WcStatus::Flushed);
+}
+
+/// The clients of both engines write to one region, which was registered once, and one queue has the completions of both. When
+/// the region is deregistered, neither writes to its memory any more.
+#[test]
+fn netns_engines_share_a_region_and_a_completion_queue() {
+    let lab = lab(2);
+    let address = SocketAddr::new(lab.address(Side::B, Family::V4), PORT);
+    let (listening, deregistered, refused) = (Barrier::new(2), Barrier::new(3), Barrier::new(3));
+    thread::scope(|scope| {
+        let server = lab.enter(scope, Side::B, || {
+            let devices = open_several();
+            let listen = |device: &Device| device.listen(address, ListenOptions::default()).unwrap();
+            let listeners: Vec<_> = devices.iter().map(listen).collect();
+            listening.wait();
+            let pd = devices[0].create_pd().unwrap();
+            let cq = devices[0].create_cq(1024).unwrap();
+            let memory = Memory::anonymous(2 * BYTES, Pages::Normal).unwrap();
+            let region = pd.register(memory.clone(), Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+            let accept = |(device, listener): (&Device, &Listener)| {
+                let qp = pd.at(device).unwrap().create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
+                let (connection, engine) = accept_with(listener, &qp, &region);
+                (qp, connection, engine, 0)
+            };
+            let mut served: Vec<_> = devices.iter().zip(&listeners).map(accept).collect();
+            let written = |engine| {
+                let mut bytes = vec![0; BYTES];
+                memory.read(engine * BYTES, &mut bytes).unwrap();
+                bytes
+            };
+            while served.iter().any(|(.., number)| *number < WRITES) {
+                let completion = cq.spin(LIMIT).expect("in time");
+                assert_eq!(completion.status, WcStatus::Success);
+                let (qp, _, engine, number) =
+                    served.iter_mut().find(|(qp, ..)| qp.id() == completion.qp).unwrap();
+                if completion.wr_id == RECEIVE {
+                    assert!(written(*engine) == pattern(*engine, *number), "Write {number} is damaged");
+                    *number += 1;
+                    qp.post_recv(&RecvRequest::new(RECEIVE, &[])).unwrap();
+                    qp.post_send(&WorkRequest::send(2, Payload::Inline(b"")).signaled()).unwrap();
+                }
+            }
+            drop(region);
+            deregistered.wait();
+            refused.wait();
+            for engine in 0..served.len() {
+                assert!(written(engine) == pattern(engine, WRITES - 1), "written after the deregistration");
+            }
+            for device in &devices {
+                assert!(value(device, "link.received_frames") > WRITES as u64, "an engine carried nothing");
+                assert_eq!(value(device, "rdmap.terminate_sent_ddp_invalid_stag"), 1);
+            }
+        });
+        let client = lab.enter(scope, Side::A, || {
+            let devices = open_several();
+            listening.wait();
+            thread::scope(|engines| {
+                for (engine, device) in devices.iter().enumerate() {
+                    let (deregistered, refused) = (&deregistered, &refused);
+                    engines.spawn(move || {
+                        let (end, sink) = connect(device, engine, address);
+                        let sink = Remote { offset: (engine * BYTES) as u64, ..sink };
+                        write(&end, engine, sink);
+                        deregistered.wait();
+                        write_in_vain(&end, sink);
+                        refused.wait();
+                    });
+                }
+            });
+        });
+        server.unwrap().join().unwrap();
+        client.unwrap().join().unwrap();
     });
 }
 

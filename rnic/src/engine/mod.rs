@@ -99,8 +99,16 @@ pub struct Engine {
 impl Engine {
     /// Creates an engine without objects or connections.
     pub fn new(config: EngineConfig) -> Self {
-        let EngineConfig { secret, tcp, framing, most_connections, limits } = config;
-        let [sequence_numbers, keys] = secret.split();
+        let [_, keys] = config.secret.split();
+        let registry = Arc::new(Registry::new(config.limits.clone(), &keys));
+        Self::over(registry, config)
+    }
+
+    /// Creates an engine over the objects of `registry`, which engines share. The limits, and the secret of the keys, are the
+    /// registry's.
+    pub fn over(registry: Arc<Registry>, config: EngineConfig) -> Self {
+        let EngineConfig { secret, tcp, framing, most_connections, limits: _ } = config;
+        let [sequence_numbers, _] = secret.split();
         Self {
             stack: Stack::new(StackConfig {
                 secret: sequence_numbers,
@@ -108,7 +116,7 @@ impl Engine {
                 most_connections,
                 ..StackConfig::default()
             }),
-            rnic: Rnic::new(Arc::new(Registry::new(limits, &keys))),
+            rnic: Rnic::new(registry),
             framing,
             peers: Peers::default(),
             teardowns: VecDeque::new(),

@@ -12,7 +12,7 @@ use std::{
 
 use xwarp_rnic::{
     engine::{Engine, EngineConfig},
-    rnic::{AsyncEvent, Limits, ResourceError},
+    rnic::{AsyncEvent, Limits, Registry, ResourceError},
 };
 use xwarp_tcp::{framing::FramingConfig, tcp::TcpConfig};
 
@@ -138,6 +138,19 @@ pub(crate) struct DeviceInner {
     recording: Option<Arc<Recording>>,
 }
 
+/// What the devices of one interface have in common.
+struct Common {
+    ports: Arc<Ports>,
+    registry: Arc<Registry>,
+}
+
+impl Common {
+    fn new(options: &DeviceOptions) -> io::Result<Self> {
+        let registry = Registry::new(options.limits.clone(), &system::secret()?);
+        Ok(Self { ports: Arc::default(), registry: Arc::new(registry) })
+    }
+}
+
 /// An interface, and the switch of its tap, if it has one.
 type Tapped = (Box<dyn Interface>, Option<Arc<Recording>>);
 
@@ -161,7 +174,7 @@ fn tapped(
 }
 
 /// The capture file of the device with this number, of several on one interface.
-#[cfg(feature = "af-xdp")]
+#[cfg(any(feature = "af-xdp", test))]
 fn numbered(path: &std::path::Path, number: usize) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     if number > 0 {
@@ -235,7 +248,10 @@ impl Device {
 
     /// Opens the interface `name` for `count` devices that run in parallel: each has its own engine, lock and progress thread, and
     /// every `count`-th queue of the interface, with sockets and frame memory of its own. They share the interface's XDP program
-    /// and its ports, and no memory: protection domains, regions, queues and queue pairs belong to one device each.
+    /// and its ports, and keys and completion queues: a region can serve queue pairs of all of them
+    /// ([`ProtectionDomain::at`]), and so can a completion queue. A poll runs the engine of the device that created the queue, so
+    /// the others need progress threads. Queue pairs and shared receive queues belong to one device each. Objects of all devices
+    /// count together towards [`DeviceOptions::limits`], except shared receive queues.
     ///
     /// Several of the devices can listen at one port: the request appears at the device that has the queue on which the SYN
     /// arrived. A connection stays with its device. Frames of it that arrive on a queue of another device are handed over, at the
@@ -246,27 +262,39 @@ impl Device {
     /// by [`open_with`](Self::open_with) instead.
     #[cfg(feature = "af-xdp")]
     pub fn open_several(name: &str, count: u16, options: &DeviceOptions) -> Result<Vec<Self>, OpenError> {
-        let ports = Arc::default();
         let parts = crate::af_xdp::AfXdp::open_several(name, count, &options.driver)?;
+        Self::several(parts.into_iter().map(|part| Box::new(part) as Box<dyn Interface>), options)
+    }
+
+    /// A device on each of `parts`, which are one interface's.
+    #[cfg(any(feature = "af-xdp", test))]
+    pub(super) fn several(
+        parts: impl IntoIterator<Item = Box<dyn Interface>>,
+        options: &DeviceOptions,
+    ) -> Result<Vec<Self>, OpenError> {
+        let common = Common::new(options)?;
         let open = |(number, part)| {
             let capture = options.capture.as_ref().map(|path| numbered(path, number));
-            let options = DeviceOptions { capture, ..options.clone() };
-            Self::with_ports(Box::new(part), options, Arc::clone(&ports))
+            Self::with_common(part, DeviceOptions { capture, ..options.clone() }, &common)
         };
-        parts.into_iter().enumerate().map(open).collect()
+        let devices = parts.into_iter().enumerate().map(open).collect::<Result<Vec<_>, _>>()?;
+        let cores: Vec<_> = devices.iter().map(Self::shared).collect();
+        DeviceCore::join(&cores);
+        Ok(devices)
     }
 
     /// Opens a device over the caller's own [`Interface`], for instance an end of the in-memory fabric (`sim::pair` with
     /// feature `sim`).
     pub fn over(interface: Box<dyn Interface>, options: DeviceOptions) -> Result<Self, OpenError> {
-        Self::with_ports(interface, options, Arc::default())
+        let common = Common::new(&options)?;
+        Self::with_common(interface, options, &common)
     }
 
-    /// A device that uses `ports`, which are those of its interface.
-    fn with_ports(
+    /// A device that has `common` in common with the others of its interface.
+    fn with_common(
         interface: Box<dyn Interface>,
         options: DeviceOptions,
-        ports: Arc<Ports>,
+        common: &Common,
     ) -> Result<Self, OpenError> {
         let observe = options.observe || is_set(OBSERVE_VARIABLE);
         let (interface, recording) = tapped(interface, options.capture, observe)?;
@@ -274,17 +302,17 @@ impl Device {
         tracing::debug!(interface = attributes.name, shared = attributes.shared, mode = %attributes.mode, queues = attributes.queues, mtu = attributes.mtu, "device opened");
         let readiness = interface.readiness()?;
         let resolver = interface.resolver();
-        let engine = Engine::new(EngineConfig {
+        let config = EngineConfig {
             secret: system::secret()?,
             tcp: options.tcp,
             framing: options.framing,
-            limits: options.limits,
             ..EngineConfig::default()
-        });
+        };
+        let engine = Engine::over(Arc::clone(&common.registry), config);
         let has_thread = options.progress != Progress::Application;
         let clock = Clock::start();
         let time_wait = options.tcp.time_wait;
-        let cm = CmTable::new(time_wait, ports);
+        let cm = CmTable::new(time_wait, Arc::clone(&common.ports));
         let application_progress = options.progress != Progress::Thread;
         let setup = Setup { engine, link: interface, cm, clock, application_progress, has_thread };
         let shared = Arc::new(DeviceCore::new(setup, resolver)?);

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `device` | opening, closing, what a device is |
 //! | `shared`, `progress`, `sleep` | the engine's lock, the turn, the progress thread, who sleeps and who is woken |
+//! | `registry` | what the devices of one interface share; the end of a key |
 //! | `gather` | posts that wait for the next poll |
 //! | `failure` | what is left of a device whose engine panicked |
 //! | `protection`, `window`, `queue_pair`, `completion` | the nouns of verbs |
@@ -23,6 +24,7 @@ mod observer;
 mod progress;
 mod protection;
 mod queue_pair;
+mod registry;
 mod shared;
 mod sleep;
 #[cfg(feature = "tokio")]

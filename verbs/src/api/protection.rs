@@ -5,7 +5,7 @@ use std::{fmt, io, sync::Arc};
 use xwarp_rnic::{
     ddp::{STag, TaggedOffset},
     memory::{AccessError, Memory, Pages},
-    rnic::{Access, PdId, Registration, Registry, Remote, ResourceError, Sge},
+    rnic::{Access, Object, PdId, Registration, Registry, Remote, ResourceError, Sge},
 };
 
 use super::device::{Device, destroyed};
@@ -41,10 +41,15 @@ pub struct ProtectionDomain(pub(super) Arc<PdInner>);
 pub(super) struct PdInner {
     pub(super) device: Device,
     pub(super) id: PdId,
+    /// The handle at the device that created the domain; `None`: this one.
+    home: Option<ProtectionDomain>,
 }
 
 impl Drop for PdInner {
     fn drop(&mut self) {
+        if self.home.is_some() {
+            return;
+        }
         let freed = self.device.shared().registry(|registry| registry.dealloc_pd(self.id));
         destroyed(freed, "objects hold their domain");
     }
@@ -59,7 +64,18 @@ impl fmt::Debug for ProtectionDomain {
 impl ProtectionDomain {
     pub(super) fn create(device: &Device) -> Result<Self, ResourceError> {
         let id = device.shared().registry(Registry::alloc_pd)?;
-        Ok(Self(Arc::new(PdInner { device: device.clone(), id })))
+        Ok(Self(Arc::new(PdInner { device: device.clone(), id, home: None })))
+    }
+
+    /// The same domain for another device on the same interface (`Device::open_several`): queue pairs that are created with this
+    /// handle belong to `device`, and use all regions of the domain. Fails for a device that is not on that interface. Dropping a
+    /// region ends the access of all devices at once; after a Local Invalidate, a copy that another device has begun may end a few
+    /// microseconds later than the request.
+    pub fn at(&self, device: &Device) -> Result<Self, ResourceError> {
+        if !device.shared().shares_with(self.device().shared()) {
+            return Err(ResourceError::Unknown(Object::ProtectionDomain));
+        }
+        Ok(Self(Arc::new(PdInner { device: device.clone(), id: self.0.id, home: Some(self.clone()) })))
     }
 
     /// The device.
@@ -200,30 +216,80 @@ impl MemoryRegion {
 mod tests {
     use std::{sync::mpsc, thread, time::Duration};
 
+    use xwarp_rnic::rnic::QueuePairOptions;
+
     use super::*;
     use crate::api::DeviceOptions;
 
+    /// Devices that share a registry, each on a cable of its own whose other end is unused.
+    fn devices<const N: usize>() -> [Device; N] {
+        let cables = [(); N].map(|()| crate::sim::pair(crate::sim::WireConfig::default(), 1500).unwrap());
+        let parts = cables.map(|(interface, _)| Box::new(interface) as Box<dyn crate::interface::Interface>);
+        Device::several(parts, &DeviceOptions::default()).unwrap().try_into().unwrap()
+    }
+
     #[test]
-    fn deregistering_waits_for_the_engine_and_registering_does_not() {
-        let (interface, _peer) = crate::sim::pair(crate::sim::WireConfig::default(), 1500).unwrap();
-        let device = Device::over(Box::new(interface), DeviceOptions::default()).unwrap();
+    fn deregistering_waits_for_each_engine_and_registering_does_not() {
+        let [device, other] = devices();
         let pd = device.create_pd().unwrap();
-        let region = pd.allocate(64, Access::REMOTE_WRITE).unwrap();
-        // As if the engine were writing a received segment.
-        let engine = device.shared().lock();
-        let (end, ended) = mpsc::channel();
-        let other = thread::scope(|scope| {
-            scope.spawn(move || {
-                drop(region);
-                end.send(()).unwrap();
+        // As if an engine were writing a received segment.
+        for busy in [&device, &other] {
+            let region = pd.allocate(64, Access::REMOTE_WRITE).unwrap();
+            let engine = busy.shared().lock();
+            let (end, ended) = mpsc::channel();
+            thread::scope(|scope| {
+                scope.spawn(move || {
+                    drop(region);
+                    end.send(()).unwrap();
+                });
+                let early = ended.recv_timeout(Duration::from_millis(50));
+                assert!(early.is_err(), "the engine may still write to the memory");
+                let fresh = pd.allocate(64, Access::REMOTE_WRITE).unwrap();
+                drop(engine);
+                ended.recv_timeout(Duration::from_secs(20)).unwrap();
+                drop(fresh);
             });
-            let early = ended.recv_timeout(Duration::from_millis(50));
-            assert!(early.is_err(), "the engine may still write to the memory");
-            let other = pd.allocate(64, Access::REMOTE_WRITE).unwrap();
-            drop(engine);
-            ended.recv_timeout(Duration::from_secs(20)).unwrap();
-            other
-        });
-        drop(other);
+        }
+    }
+
+    #[test]
+    fn a_domain_and_a_queue_serve_all_devices_of_an_interface_and_no_other() {
+        let [first, second] = devices();
+        let [foreign] = devices();
+        let (pd, cq) = (first.create_pd().unwrap(), first.create_cq(8).unwrap());
+        let at_second = pd.at(&second).unwrap();
+        let options = QueuePairOptions::default();
+        let qps = [&pd, &at_second].map(|pd| pd.create_qp(&cq, &cq, options).unwrap());
+        assert!(qps[0].device().is(&first) && qps[1].device().is(&second));
+        assert_ne!(qps[0].id(), qps[1].id());
+        // Counted in the domain, though another device has the queue pair.
+        let id = pd.0.id;
+        let busy = first.shared().registry(|registry| registry.dealloc_pd(id));
+        assert_eq!(busy, Err(ResourceError::InUse(Object::ProtectionDomain, 2)));
+        let srq = pd.create_srq(4, 1).unwrap();
+        let refused = at_second.create_qp_with_srq(&cq, &cq, &srq, options).unwrap_err();
+        assert_eq!(refused, ResourceError::ForeignSrq);
+        assert_eq!(pd.at(&foreign).unwrap_err(), ResourceError::Unknown(Object::ProtectionDomain));
+        let foreign_cq = foreign.create_cq(8).unwrap();
+        let refused = pd.create_qp(&cq, &foreign_cq, options).unwrap_err();
+        assert_eq!(refused, ResourceError::Unknown(Object::CompletionQueue));
+        // The domain ends with its last handle, wherever that is.
+        drop((qps, srq, pd));
+        assert!(at_second.allocate(64, Access::REMOTE_WRITE).is_ok());
+        drop(at_second);
+        let gone = first.shared().registry(|registry| registry.dealloc_pd(id));
+        assert_eq!(gone, Err(ResourceError::Unknown(Object::ProtectionDomain)));
+    }
+
+    #[test]
+    fn a_key_of_a_failed_device_ends_for_the_others_too() {
+        let [failing, other] = devices();
+        let region = failing.create_pd().unwrap().allocate(64, Access::REMOTE_WRITE).unwrap();
+        let key = region.key();
+        failing.shared().with(|_, _| -> () { panic!("for this test") });
+        assert!(failing.failure().is_some());
+        drop(region);
+        let ended = other.shared().end_key(key, Registry::revoke);
+        assert_eq!(ended, Err(ResourceError::UnknownKey(key)));
     }
 }

@@ -94,7 +94,7 @@ impl QueuePair {
     ) -> Result<Self, ResourceError> {
         let device = pd.device();
         for cq in [send_cq, recv_cq] {
-            if !device.is(&cq.0.device) {
+            if !device.shared().shares_with(cq.0.device.shared()) {
                 return Err(ResourceError::Unknown(Object::CompletionQueue));
             }
         }

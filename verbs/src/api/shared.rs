@@ -7,16 +7,15 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, TryLockError,
+        Arc, Mutex, MutexGuard, OnceLock, TryLockError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use xwarp_rnic::{
-    ddp::STag,
     engine::Engine,
-    rnic::{AsyncEvent, QpId, Registry, ResourceError, Rnic, WorkRequest},
+    rnic::{AsyncEvent, QpId, Registry, Rnic, WorkRequest},
 };
 use xwarp_tcp::{
     link::{Kick, Kicked},
@@ -107,7 +106,9 @@ type FailureStep = (&'static str, fn(&mut State));
 pub(crate) struct DeviceCore {
     state: Mutex<State>,
     /// The engine's objects that are not behind its lock.
-    registry: Arc<Registry>,
+    pub(super) registry: Arc<Registry>,
+    /// The other devices that share the registry, once all are open. Unset: there are none.
+    pub(super) others: OnceLock<Vec<Weak<Self>>>,
     /// Kicks the interface, outside the lock. `None` where [`Link::flush`](xwarp_tcp::link::Link::flush) sends.
     kicker: Option<Arc<dyn Kick>>,
     pub(crate) clock: Clock,
@@ -189,6 +190,7 @@ impl DeviceCore {
         let kicker = link.kicker();
         Ok(Self {
             registry: Arc::clone(engine.rnic().registry()),
+            others: OnceLock::new(),
             kicker,
             state: Mutex::new(State { engine, link, cm, ask_changes_at: Instant::ZERO }),
             clock,
@@ -227,25 +229,6 @@ impl DeviceCore {
     /// the answer of a failed device.
     pub(crate) fn with<R: Answer>(&self, f: impl FnOnce(&mut State, Instant) -> R) -> R {
         self.call(|state| (f(state, self.clock.now()), Leave::Now))
-    }
-
-    /// Runs a verb that needs only the registry, without waiting for the engine.
-    pub(crate) fn registry<R: Answer>(&self, f: impl FnOnce(&Registry) -> R) -> R {
-        if self.failed() { R::of_failed_device() } else { f(&self.registry) }
-    }
-
-    /// Ends a key by `end`. When this returns, nothing accesses memory by it any more: its accesses that were under way have
-    /// ended, because they hold the engine's lock.
-    pub(crate) fn end_key(
-        &self,
-        key: STag,
-        end: impl FnOnce(&Registry, STag) -> Result<(), ResourceError>,
-    ) -> Result<(), ResourceError> {
-        self.registry(|registry| end(registry, key))?;
-        self.with(|state, _| {
-            state.engine.rnic_mut().forget(key);
-            Ok(())
-        })
     }
 
     /// Posts `requests` to the send queue of `qp` by `f`; they may be gathered.
