@@ -17,8 +17,9 @@ use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
 };
 use xwarp_verbs::{
-    Access, CompletionQueue, Device, DeviceOptions, Memory, MemoryRegion, Pages, Payload, Progress,
-    ProtectionDomain, QueuePair, QueuePairOptions, RecvRequest, Remote, STag, WcStatus, WorkRequest,
+    Access, AsyncEvent, CompletionQueue, Device, DeviceOptions, Memory, MemoryRegion, Pages, Payload,
+    Progress, ProtectionDomain, QpState, QueuePair, QueuePairOptions, RecvRequest, Remote, STag, WcStatus,
+    WorkRequest,
     cm::{AcceptOptions, ConnectOptions, Connection, ListenOptions, Listener},
 };
 
@@ -30,6 +31,8 @@ const BYTES: usize = 200_000;
 const WRITES: usize = 20;
 /// The number of a receive whose completion is told from others by it.
 const RECEIVE: u64 = 7;
+/// Entries of a completion queue that overflows.
+const ENTRIES: usize = 4;
 /// Frames that wait for an engine to which others hand them over.
 const INBOX: u64 = 64;
 /// Connections whose forged frames are a flood; the kernel spreads them over both queues.
@@ -172,14 +175,19 @@ fn netns_engines_of_one_interface_carry_connections_in_parallel() {
     });
 }
 
+/// Waits until a connection has ended on which a receive waits.
+fn ended(end: &End) {
+    let mut completions = std::iter::from_fn(|| end.cq.spin(LIMIT));
+    let receive = completions.find(|completion| completion.wr_id == RECEIVE).expect("in time");
+    assert_eq!(receive.status, WcStatus::Flushed);
+}
+
 /// Writes to a region that is not registered any more, and waits until the connection has ended.
 fn write_in_vain(end: &End, sink: Remote) {
     end.qp.post_recv(&RecvRequest::new(RECEIVE, &[])).unwrap();
     let source = [end.region.sge(0, BYTES)];
     end.qp.post_send(&WorkRequest::write(1, Payload::Gather(&source), sink)).unwrap();
-    let mut completions = std::iter::from_fn(|| end.cq.spin(LIMIT));
-    let receive = completions.find(|completion| completion.wr_id == RECEIVE).expect("in time");
-    assert_eq!(receive.status, WcStatus::Flushed);
+    ended(end);
 }
 
 /// The clients of both engines write to one region, which was registered once, and one queue has the completions of both. When
@@ -246,6 +254,65 @@ fn netns_engines_share_a_region_and_a_completion_queue() {
                         deregistered.wait();
                         write_in_vain(&end, sink);
                         refused.wait();
+                    });
+                }
+            });
+        });
+        server.unwrap().join().unwrap();
+        client.unwrap().join().unwrap();
+    });
+}
+
+/// Both engines add to one completion queue, which is full and not polled: the queue pairs of both end, and one event tells of it.
+#[test]
+fn netns_a_completion_queue_of_two_engines_overflows_in_both() {
+    let lab = lab(2);
+    let address = SocketAddr::new(lab.address(Side::B, Family::V4), PORT);
+    let (listening, accepted) = (Barrier::new(2), Barrier::new(3));
+    thread::scope(|scope| {
+        let server = lab.enter(scope, Side::B, || {
+            let devices = open_several();
+            let events: Vec<_> = devices.iter().map(Device::async_events).collect();
+            let listen = |device: &Device| device.listen(address, ListenOptions::default()).unwrap();
+            let listeners: Vec<_> = devices.iter().map(listen).collect();
+            listening.wait();
+            let pd = devices[0].create_pd().unwrap();
+            let cq = devices[0].create_cq(ENTRIES as u32).unwrap();
+            let region = pd.allocate(64, Access::REMOTE_WRITE).unwrap();
+            let accept = |(device, listener): (&Device, &Listener)| {
+                let qp = pd.at(device).unwrap().create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
+                for _ in 0..=ENTRIES {
+                    qp.post_recv(&RecvRequest::new(RECEIVE, &[])).unwrap();
+                }
+                let (connection, _) = accept_with(listener, &qp, &region);
+                (connection, qp)
+            };
+            let served: Vec<_> = devices.iter().zip(&listeners).map(accept).collect();
+            accepted.wait();
+            let end = Instant::now() + LIMIT;
+            while served.iter().any(|(_, qp)| qp.state() != QpState::Error) {
+                assert!(Instant::now() < end, "a queue pair goes on");
+                thread::sleep(Duration::from_millis(1));
+            }
+            assert!(cq.overflowed());
+            let told = events.iter().flat_map(|events| std::iter::from_fn(|| events.poll()));
+            let overflows = told.filter(|event| *event == AsyncEvent::CqOverflow { cq: cq.id() }).count();
+            assert_eq!(overflows, 1);
+        });
+        let client = lab.enter(scope, Side::A, || {
+            let devices = open_several();
+            listening.wait();
+            thread::scope(|engines| {
+                for (engine, device) in devices.iter().enumerate() {
+                    let accepted = &accepted;
+                    engines.spawn(move || {
+                        let (end, _) = connect(device, engine, address);
+                        end.qp.post_recv(&RecvRequest::new(RECEIVE, &[])).unwrap();
+                        accepted.wait();
+                        for _ in 0..=ENTRIES {
+                            end.qp.post_send(&WorkRequest::send(2, Payload::Inline(b""))).unwrap();
+                        }
+                        ended(&end);
                     });
                 }
             });
