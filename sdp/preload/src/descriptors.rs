@@ -5,7 +5,7 @@ use std::{arch::naked_asm, ffi::CStr, os::fd::RawFd, ptr, slice, sync::atomic::A
 
 use libc::{
     FILE, aiocb, c_char, c_int, c_long, c_uint, c_ulong, c_void, iovec, mmsghdr, msghdr, off_t, off64_t,
-    pid_t, sigevent, size_t, ssize_t, timespec,
+    pid_t, sigevent, size_t, socklen_t, ssize_t, timespec,
 };
 
 use crate::{direct, next, process, tracking};
@@ -183,6 +183,26 @@ pub unsafe extern "C" fn ioctl(fd: c_int, command: c_ulong, argument: *mut c_voi
     let done = unsafe { next::ioctl(fd, command, argument) };
     if command == libc::FIONBIO {
         direct::mode_changed(fd);
+    }
+    done
+}
+
+/// Sets an option of a socket.
+///
+/// # Safety
+/// As for `setsockopt` of the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let done = unsafe { next::setsockopt(fd, level, name, value, len) };
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
+        direct::low_mark_changed(fd);
     }
     done
 }

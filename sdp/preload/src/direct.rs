@@ -216,6 +216,8 @@ pub fn hint(fd: RawFd, leg: SocketAddr) {
     if let Ok(mut hint) = place.write() {
         *hint = joined.map(|joined| Hint { leg, joined, serial });
     }
+    // It may have been set before, or for the listening socket.
+    low_mark_changed(fd);
 }
 
 /// The connection of the program's socket `fd`, if it is one of this process.
@@ -241,6 +243,19 @@ pub fn mode_changed(fd: RawFd) {
         let _ = mode.fetch_update(Ordering::AcqRel, Ordering::Acquire, |mode| {
             Some(mode - mode % MODE_CHANGE + MODE_CHANGE)
         });
+    }
+}
+
+/// The program may have changed for how many bytes reads of its socket `fd` wait (`SO_RCVLOWAT`). Only the kernel's wait for more
+/// than one.
+pub fn low_mark_changed(fd: RawFd) {
+    if sys::low_mark(fd) > 1
+        && let Some(found) = find(fd)
+    {
+        let direct = &found.joined.direct;
+        direct.leave_reads_to_kernel();
+        direct.leave_to_kernel();
+        direct.incoming.leave_to_kernel(found.joined.kernel());
     }
 }
 

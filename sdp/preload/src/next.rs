@@ -89,6 +89,8 @@ next! {
     ioctl = c"ioctl" (fd: c_int, command: c_ulong, argument: *mut c_void) -> c_int;
     /// `shutdown`.
     shutdown = c"shutdown" (fd: c_int, how: c_int) -> c_int;
+    /// `setsockopt`.
+    setsockopt = c"setsockopt" (fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
     /// `fdopen`.
     fdopen = c"fdopen" (fd: c_int, mode: *const c_char) -> *mut FILE;
     /// `fclose`.

@@ -114,6 +114,17 @@ pub fn grow_buffers(socket: BorrowedFd<'_>) {
     }
 }
 
+/// For how many bytes reads of a socket wait (`SO_RCVLOWAT`).
+pub fn low_mark(fd: RawFd) -> c_int {
+    let mut bytes: c_int = 1;
+    let mut len = size_of::<c_int>() as socklen_t;
+    // SAFETY: the call stores a number.
+    let known = unsafe {
+        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, (&raw mut bytes).cast(), &raw mut len) == 0
+    };
+    if known { bytes } else { 1 }
+}
+
 /// Whether the next byte of a socket that keeps urgent data in line is the urgent byte (`SIOCATMARK`).
 pub fn is_at_mark(socket: &OwnedFd) -> bool {
     const SIOCATMARK: libc::Ioctl = 0x8905;
