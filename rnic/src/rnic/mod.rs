@@ -234,10 +234,17 @@ impl Rnic {
     }
 
     /// Flushes the work of all queue pairs and notifies the owners of all completion queues, because the engine will not
-    /// run any more. Connections are not touched.
+    /// run any more. Its queue pairs and shared receive queues no longer count in the registry, which other engines may use.
+    /// Connections are not touched.
     pub(crate) fn fail_all(&mut self) {
         for qp in self.qps.iter_mut() {
             qp.end(false, None, &mut self.shared);
+        }
+        for (id, qp) in self.qps.ids().zip(self.qps.iter()) {
+            self.registry().remove_qp(id, &qp.attributes);
+        }
+        for srq in self.shared.srqs.iter() {
+            self.registry().remove_srq(srq.pd);
         }
         self.registry().fire_all();
     }

@@ -282,6 +282,22 @@ mod tests {
     }
 
     #[test]
+    fn queues_of_a_failed_device_hold_no_objects_of_the_others() {
+        let [failing, other] = devices();
+        let (pd, cq) = (other.create_pd().unwrap(), other.create_cq(8).unwrap());
+        let at_failing = pd.at(&failing).unwrap();
+        let qp = at_failing.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
+        let srq = at_failing.create_srq(4, 1).unwrap();
+        failing.shared().with(|_, _| -> () { panic!("for this test") });
+        let (domain, queue) = (pd.0.id, cq.id());
+        drop((qp, srq, at_failing, pd, cq));
+        let domain_gone = other.shared().registry(|registry| registry.dealloc_pd(domain));
+        assert_eq!(domain_gone, Err(ResourceError::Unknown(Object::ProtectionDomain)));
+        let queue_gone = other.shared().registry(|registry| registry.destroy_cq(queue));
+        assert_eq!(queue_gone, Err(ResourceError::Unknown(Object::CompletionQueue)));
+    }
+
+    #[test]
     fn a_key_of_a_failed_device_ends_for_the_others_too() {
         let [failing, other] = devices();
         let region = failing.create_pd().unwrap().allocate(64, Access::REMOTE_WRITE).unwrap();
