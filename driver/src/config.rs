@@ -96,11 +96,14 @@ pub struct DriverConfig {
     /// An outer 802.1ad tag around [`vlan`](Self::vlan).
     pub service_vlan: Option<u16>,
     /// Receive chunks of each queue, 4096 bytes of memory each, which hold 3840 of a frame. They bound the bytes that peers
-    /// may have in flight to us; fewer chunks stay in the cache more often.
+    /// may have in flight to us: if there are fewer than the peer has to transmit, many connections can overrun them. Fewer
+    /// chunks stay in the cache more often.
     pub receive_chunks: u32,
     /// Transmit chunks of all queues together. A frame usually stays in use until its data is acknowledged.
     pub transmit_chunks: u32,
-    /// Descriptors in each transmit and completion ring; a power of two.
+    /// Descriptors in each transmit and completion ring; a power of two. If there are fewer than
+    /// [`transmit_chunks`](Self::transmit_chunks), a frame that was filled may find the ring full; it counts as lost and is
+    /// retransmitted.
     pub ring_size: u32,
     /// Replace another owner's XDP program instead of failing.
     pub replace_program: bool,
@@ -123,9 +126,9 @@ impl Default for DriverConfig {
             mode: ModePreference::Probe,
             vlan: None,
             service_vlan: None,
-            receive_chunks: 1024,
+            receive_chunks: 2048,
             transmit_chunks: 2048,
-            ring_size: 1024,
+            ring_size: 2048,
             replace_program: false,
             busy_retry: Duration::from_millis(100),
             send_buffer_bytes: 4 << 20,

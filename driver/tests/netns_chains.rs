@@ -69,7 +69,7 @@ fn netns_frames_of_every_number_of_chunks_cross_in_both_modes() {
             eventually("all chunks are back", || {
                 a.flush();
                 b.flush();
-                let all = FrameCensus { free: 2048, fill: 1024, ..FrameCensus::default() };
+                let all = FrameCensus { free: 2048, fill: 2048, ..FrameCensus::default() };
                 [&a, &b].iter().all(|link| link.frame_census() == all)
             });
             assert_eq!((b.counters().receive_malformed, b.counters().kernel_rx_dropped), (0, 0));

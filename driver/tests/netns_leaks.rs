@@ -5,6 +5,7 @@ mod common;
 
 use common::frame::Frame;
 use common::*;
+use xwarp_driver::DriverConfig;
 use xwarp_tcp::link::{Link, Steer};
 use xwarp_tcp::wire::Flow;
 
@@ -15,7 +16,9 @@ fn held() -> (usize, usize, usize) {
     let sizes = maps.lines().filter_map(|line| {
         line.strip_prefix("Size:")?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
     });
-    let large = sizes.filter(|kib| *kib == 3072 * 4).count() + maps.matches("socket:").count();
+    let DriverConfig { receive_chunks, transmit_chunks, .. } = DriverConfig::default();
+    let frames = u64::from(receive_chunks + transmit_chunks) * 4;
+    let large = sizes.filter(|kib| *kib == frames).count() + maps.matches("socket:").count();
     (count("/proc/self/fd"), count("/proc/self/task"), large)
 }
 

@@ -125,6 +125,24 @@ fn netns_census_accounts_for_every_frame() {
     assert_eq!(a.frame_census(), FrameCensus { free: 32, fill: 64, ..FrameCensus::default() });
 }
 
+/// A frame that was filled must not be refused: its bytes are taken from the application already, so it would count as lost.
+#[test]
+fn netns_the_transmit_ring_has_room_for_all_frames_by_default() {
+    let lab = Lab::new();
+    let (mut a, _b, frame) = connected(&lab, &DriverConfig::default());
+    let bytes = frame.payload(&[7; 500]).build();
+    let mut out: Vec<TxFrame> = std::iter::from_fn(|| a.alloc(bytes.len())).collect();
+    assert_eq!(out.len(), DriverConfig::default().transmit_chunks as usize);
+    for frame in &mut out {
+        a.tx_chunks(frame).unwrap()[0][..bytes.len()].copy_from_slice(&bytes);
+        assert!(a.submit(QueueId(0), frame, bytes.len()).is_ok());
+    }
+    assert_eq!(a.counters().transmit_ring_full, 0);
+    for frame in out {
+        a.release(frame);
+    }
+}
+
 /// A retained frame is patched and sent again, as a retransmission does.
 #[test]
 fn netns_a_retained_frame_is_sent_again() {
@@ -230,7 +248,7 @@ fn netns_every_queue_has_a_socket() {
     let lab = Lab::with(1500, 3);
     let (mut a, mut b, frame) = connected(&lab, &DriverConfig::default());
     assert_eq!((a.attributes().queues, b.fds().count()), (3, 3));
-    assert_eq!(b.rx_capacity(), 1024);
+    assert_eq!(b.rx_capacity(), 2048);
     for queue in [2, 0, 1, 2] {
         let bytes = frame.clone().payload(&[queue as u8; 64]).build();
         send_bytes(&mut a, queue, &bytes);

@@ -128,7 +128,7 @@ fn netns_too_little_lockable_memory_is_named() {
     let open = || Interface::open(DEV, &DriverConfig::default()).unwrap_err();
     let limited = deprived(&lab, CapabilitySet::IPC_LOCK, open);
     setrlimit(Resource::Memlock, before).unwrap();
-    assert!(matches!(limited, OpenError::LockedMemory { bytes } if bytes == 3072 * 4096), "{limited:?}");
+    assert!(matches!(limited, OpenError::LockedMemory { bytes } if bytes == 4096 * 4096), "{limited:?}");
 }
 
 #[test]
