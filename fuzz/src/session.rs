@@ -130,7 +130,8 @@ impl End {
         frame.extend_from_slice(payload);
         let frame = self.link.lend(&frame);
         let (offset64, len) = (offset as u64, payload.len());
-        let arrival = NewPayload { offset: offset64, start: HEADERS, len, contiguous: contiguous as u64 };
+        let arrival =
+            NewPayload { offset: offset64, start: HEADERS, len, contiguous: contiguous as u64, pushed: true };
         let (session, ulp, link) = (&mut self.session, &mut self.ulp, &mut self.link);
         let took = session.receive(Instant::ZERO, ulp, CONN, &path(), link, arrival, frame, usize::MAX);
         assert!(took != Taken::Whole || session.held_bytes() == 0, "bytes are held of a whole payload");

@@ -101,6 +101,7 @@ impl End {
     fn new(link: MemoryLink, framing: FramingConfig) -> Self {
         let config = EngineConfig { secret: Secret::from_number(1), framing, ..EngineConfig::default() };
         let mut engine = Engine::new(config);
+        engine.set_polled(true);
         let pd = engine.rnic().registry().alloc_pd().unwrap();
         let (cq, ring) = engine.rnic().registry().create_cq(1024, None).unwrap();
         let qp = engine.rnic_mut().create_qp(QpAttributes::new(pd, cq, cq)).unwrap();

@@ -130,6 +130,11 @@ impl Engine {
         self.rnic.on_event(notify);
     }
 
+    /// Tells whether the application polls, so that the next turn comes soon; see [`Stack::set_polled`].
+    pub fn set_polled(&mut self, polled: bool) {
+        self.stack.set_polled(polled);
+    }
+
     /// Runs one turn: receives a batch of frames, runs due timers, and transmits as far as there is room. If no frame
     /// was received and no sleeping application was just woken, pending acknowledgements are sent. Returns whether a
     /// frame was received.

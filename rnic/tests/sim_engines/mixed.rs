@@ -164,7 +164,9 @@ fn hosts(
         // A broadcast frame, from which the switch learns this host's port.
         let own = [2, 0, 0, 0, 0, end];
         link.inject(&[&[0xff; 6][..], &own, &[0x88, 0xb5]].concat());
-        Host::new(link, config(rng, seed + 1, framing), working)
+        let mut host = Host::new(link, config(rng, seed + 1, framing), working);
+        host.station.engine.set_polled((seed >> (end & 1)) & 1 != 0);
+        host
     };
     let mut hosts: Vec<Host> = links.into_iter().zip(1..).map(&mut host).collect();
     let (server, clients) = hosts.split_first_mut().unwrap();

@@ -118,6 +118,8 @@ pub struct Stack<U: Ulp> {
     time_waiting: VecDeque<ConnId>,
     /// The next work of each connection.
     turns: Turns,
+    /// See [`Stack::set_polled`].
+    polled: bool,
     /// Free transmit chunks when they last were too few for a connection.
     free_at_shortage: usize,
     resets: VecDeque<Segment>,
@@ -166,6 +168,13 @@ impl<P: Copy + fmt::Debug> ConnSlot<P> {
             && (self.held | self.spilled) == 0
             && either!(&self.session => is_ordinary())
     }
+
+    /// Whether an ACK is owed that an idle turn sends. While the application polls, that is none that waits for further
+    /// segments.
+    #[inline]
+    fn has_idle_ack(&self, polled: bool) -> bool {
+        self.tcp.owes_ack() && !(polled && self.tcp.holds_ack())
+    }
 }
 
 impl<U: Ulp> Stack<U> {
@@ -191,6 +200,7 @@ impl<U: Ulp> Stack<U> {
             lookups: next_hops::Lookups::new(),
             time_waiting: VecDeque::new(),
             turns: Turns::default(),
+            polled: false,
             free_at_shortage: 0,
             resets: VecDeque::new(),
             held: 0,
@@ -469,6 +479,12 @@ impl<U: Ulp> Stack<U> {
         slot.tcp.withheld(either!(&slot.session => window_bytes()));
     }
 
+    /// Tells whether the application polls, so that the next turn comes soon. While it does, [`Stack::idle`] spares the ACKs of
+    /// segments after which the peer had more to send.
+    pub fn set_polled(&mut self, polled: bool) {
+        self.polled = polled;
+    }
+
     /// Makes delayed acknowledgements due, after a turn that received nothing; the next [`Stack::transmit`] sends
     /// them.
     pub fn idle(&mut self) {
@@ -503,7 +519,7 @@ impl<U: Ulp> Stack<U> {
             }
             let Some(slot) = self.slots.get_mut(index as usize) else { continue };
             self.timers.arm(index, slot.deadline_bound(ordinary));
-            let owes_ack = slot.tcp.owes_ack();
+            let owes_ack = slot.has_idle_ack(self.polled);
             if sent.starved && sent.short_of_frames {
                 self.free_at_shortage = link.tx_available();
                 self.turns.set(index, Work::Frames);
@@ -591,7 +607,7 @@ impl<U: Ulp> Stack<U> {
                 Wants::NewData => !(ordinary && slot.dry) && either!(&slot.session => has_data(ulp, conn)),
                 Wants::Nothing => false,
             };
-            let work = match (sends, slot.tcp.owes_ack()) {
+            let work = match (sends, slot.has_idle_ack(self.polled)) {
                 (true, _) => Work::Send,
                 (false, true) => Work::Ack,
                 (false, false) => Work::Nothing,

@@ -1,39 +1,100 @@
-//! When to acknowledge (RFC 9293 section 3.8.6.3, RFC 5681 section 4.2, and the project's rule for whole batches).
+//! When to acknowledge (RFC 9293 section 3.8.6.3, RFC 5681 section 4.2, and the project's rules of
+//! `docs/decisions/0002-acknowledgements-wait-for-an-idle-turn.md`).
+
+/// ACKs of a new connection, and after a sign that the peer waits for ACKs, that are sent by the rules of RFC 5681.
+const QUICK_ACKS: u16 = 16;
+
+/// Limit of the ACKs sent by these rules after one sign.
+const MOST_QUICK_ACKS: u16 = 1024;
+
+/// Full segments between two of these ACKs (RFC 5681 section 4.2).
+const QUICK_EVERY: usize = 2;
 
 /// Whether an ACK is owed to the peer, and how urgently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Owed {
     #[default]
     Nothing,
+    /// An ACK of segments after which the peer had more to send. While the application polls, it waits for those.
+    Held,
     /// An ACK that may wait for data to carry it.
     Pending,
     /// An ACK that is sent with the next transmission.
     Now,
 }
 
+/// The timer that an ACK needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// For the peer's next segments.
+    Hold,
+    /// For data that carries the ACK.
+    Delay,
+}
+
 /// The delayed-ACK state of one connection.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct AckPolicy {
     owed: Owed,
     /// Bytes taken since the last ACK.
     bytes: usize,
+    /// ACKs that are still sent by the rules of RFC 5681.
+    quick: u16,
+    /// The value of `quick` after the next ACK that was held in vain.
+    penalty: u16,
+}
+
+impl Default for AckPolicy {
+    fn default() -> Self {
+        Self { owed: Owed::Nothing, bytes: 0, quick: QUICK_ACKS, penalty: QUICK_ACKS }
+    }
 }
 
 impl AckPolicy {
-    /// Records payload that was taken in order. Once `limit` bytes are unacknowledged, the ACK is due. Returns whether
-    /// the delayed-ACK timer has to be armed.
-    pub(super) fn in_order(&mut self, len: usize, limit: usize) -> bool {
+    /// The state after the quick ACKs of a new connection.
+    #[cfg(test)]
+    pub(super) fn settled() -> Self {
+        Self { quick: 0, ..Self::default() }
+    }
+
+    /// Records payload that was taken in order. The ACK is due once the bytes of `every` segments of `full` bytes are
+    /// unacknowledged, or a quarter of the advertised window, of which `window` bytes are left; until then it is held, unless the peer `pushed` the payload. Returns the
+    /// timer that has to be armed.
+    #[inline]
+    pub(super) fn in_order(
+        &mut self,
+        len: usize,
+        pushed: bool,
+        full: usize,
+        every: usize,
+        window: usize,
+    ) -> Option<Wait> {
         self.bytes += len;
+        let quick = self.quick > 0;
+        let least = QUICK_EVERY.min(every) * full;
+        let limit = if quick { least } else { (every * full).min((window + self.bytes) / 4).max(least) };
+        if self.bytes >= limit {
+            if !quick {
+                self.penalty = QUICK_ACKS;
+            }
+            self.owed = Owed::Now;
+            return None;
+        }
+        let held = !quick && !pushed;
         match self.owed {
-            _ if self.bytes >= limit => {
-                self.owed = Owed::Now;
-                false
+            Owed::Nothing if held => {
+                self.owed = Owed::Held;
+                Some(Wait::Hold)
             }
             Owed::Nothing => {
                 self.owed = Owed::Pending;
-                true
+                Some(Wait::Delay)
             }
-            Owed::Pending | Owed::Now => false,
+            Owed::Held if !held => {
+                self.owed = Owed::Pending;
+                None
+            }
+            Owed::Held | Owed::Pending | Owed::Now => None,
         }
     }
 
@@ -42,17 +103,38 @@ impl AckPolicy {
         self.owed = Owed::Now;
     }
 
-    /// Makes a delayed ACK due now. Returns whether an ACK is due.
+    /// Makes an ACK due at once, and quickens the next ones: segments have been lost or reordered, so the peer's congestion
+    /// window may be small.
+    pub(super) fn disturbed(&mut self) {
+        self.owed = Owed::Now;
+        self.quick = self.quick.max(QUICK_ACKS);
+    }
+
+    /// Makes a held or delayed ACK due now. Returns whether an ACK is due.
     pub(super) fn flush(&mut self) -> bool {
-        if self.owed == Owed::Pending {
+        if self.owed != Owed::Nothing {
             self.owed = Owed::Now;
         }
         self.owed == Owed::Now
     }
 
+    /// Makes a held or delayed ACK due now, because its timer has expired. The peer of a held one may have waited for it: the
+    /// next ACKs are not held, each time twice as many as long as none is due by the number of bytes.
+    pub(super) fn expire(&mut self) {
+        if self.owed == Owed::Held {
+            self.quick = self.penalty;
+            self.penalty = (2 * self.penalty).min(MOST_QUICK_ACKS);
+        }
+        self.flush();
+    }
+
     /// Whether data was taken since the last ACK.
     pub(super) fn is_owed(&self) -> bool {
         self.owed != Owed::Nothing
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.owed == Owed::Held
     }
 
     pub(super) fn is_due(&self) -> bool {
@@ -61,7 +143,11 @@ impl AckPolicy {
 
     /// Records that a segment with the current acknowledgment number was sent.
     pub(super) fn sent(&mut self) {
-        *self = Self::default();
+        if self.owed != Owed::Nothing {
+            self.owed = Owed::Nothing;
+            self.bytes = 0;
+            self.quick = self.quick.saturating_sub(1);
+        }
     }
 }
 
@@ -69,21 +155,101 @@ impl AckPolicy {
 mod tests {
     use super::*;
 
+    const WINDOW: usize = 1 << 20;
+
+    /// Takes a full segment of 1000 bytes.
+    fn take(ack: &mut AckPolicy, pushed: bool) -> Option<Wait> {
+        ack.in_order(1000, pushed, 1000, 8, WINDOW)
+    }
+
+    #[test]
+    fn a_new_connection_acknowledges_every_second_segment() {
+        let mut ack = AckPolicy::default();
+        for _ in 0..QUICK_ACKS {
+            assert_eq!(take(&mut ack, false), Some(Wait::Delay));
+            assert_eq!(take(&mut ack, false), None);
+            assert!(ack.is_due());
+            ack.sent();
+        }
+        assert_eq!(take(&mut ack, false), Some(Wait::Hold));
+    }
+
     #[test]
     fn an_ack_is_delayed_until_enough_bytes_or_a_flush() {
-        let mut ack = AckPolicy::default();
+        let mut ack = AckPolicy::settled();
         assert!(!ack.flush());
-        assert!(ack.in_order(1000, 8000));
-        assert!(!ack.in_order(1000, 8000));
-        assert!(!ack.is_due());
+        assert_eq!(take(&mut ack, true), Some(Wait::Delay));
         for _ in 0..6 {
-            ack.in_order(1000, 8000);
+            assert_eq!(take(&mut ack, true), None);
+            assert!(!ack.is_due());
         }
+        take(&mut ack, true);
         assert!(ack.is_due());
         ack.sent();
         assert!(!ack.is_due());
-        assert!(ack.in_order(1, 8000));
+        assert_eq!(ack.in_order(1, true, 1000, 8, WINDOW), Some(Wait::Delay));
         assert!(ack.flush());
         assert!(ack.is_due());
+    }
+
+    #[test]
+    fn an_ack_is_held_while_the_peer_has_more_to_send() {
+        let mut ack = AckPolicy::settled();
+        assert_eq!(take(&mut ack, false), Some(Wait::Hold));
+        assert!(ack.is_held());
+        take(&mut ack, true);
+        assert!(!ack.is_held() && ack.is_owed(), "the last of a message");
+    }
+
+    #[test]
+    fn a_small_window_is_acknowledged_by_quarters_but_not_single_segments() {
+        for (window, segments) in [(16_000, 4), (40_000, 8), (2000, 2)] {
+            let mut ack = AckPolicy::settled();
+            let until_due = (1..).find(|_| {
+                let left = window - ack.bytes;
+                ack.in_order(1000, false, 1000, 8, left - 1000);
+                ack.is_due()
+            });
+            assert_eq!(until_due, Some(segments), "window of {window} bytes");
+        }
+    }
+
+    /// A peer with a window of three segments waits for each ACK that is held.
+    #[test]
+    fn acks_held_in_vain_become_rare() {
+        let (mut ack, mut vain) = (AckPolicy::settled(), 0);
+        for _ in 0..10_000 {
+            for _ in 0..3 {
+                take(&mut ack, false);
+                if ack.is_due() {
+                    ack.sent();
+                }
+            }
+            vain += u32::from(ack.is_held());
+            ack.expire();
+            ack.sent();
+        }
+        assert!((1..40).contains(&vain), "{vain} of 10000 windows");
+    }
+
+    #[test]
+    fn a_stream_that_flows_again_is_held_again() {
+        let mut ack = AckPolicy::settled();
+        for _ in 0..3 {
+            take(&mut ack, false);
+            ack.expire();
+            ack.sent();
+            while ack.quick > 0 {
+                take(&mut ack, false);
+                ack.flush();
+                ack.sent();
+            }
+        }
+        assert!(ack.penalty > QUICK_ACKS);
+        for _ in 0..8 {
+            take(&mut ack, false);
+        }
+        assert!(ack.is_due());
+        assert_eq!(ack.penalty, QUICK_ACKS);
     }
 }

@@ -79,9 +79,13 @@ pub struct TcpConfig {
     /// How long an ACK may wait for data to carry it. RFC 9293 section 3.8.6.3 allows 500 ms. 1 ms, because round trips
     /// here are microseconds, and a sender with a small window must not wait long.
     pub delayed_ack: Duration,
-    /// Full segments after which an ACK is sent at once. RFC 5681 section 4.2 recommends 2. 8, because an ACK frame
-    /// costs a third as much as a data frame, and senders count bytes (RFC 3465).
+    /// Full segments after which an ACK is sent at once, except while the peer's congestion window may be small: then 2, as
+    /// RFC 5681 section 4.2 recommends. 16, because an ACK frame costs a third as much as a data frame, and senders count
+    /// bytes (RFC 3465).
     pub ack_every: u32,
+    /// How long an ACK waits for further segments of a peer that has more to send, while the application polls; at most
+    /// `delayed_ack`. 50 us: a few times what 16 segments take.
+    pub ack_hold: Duration,
     /// How long a connection attempt may take.
     pub connect_timeout: Duration,
     /// Most SYN-ACKs sent for one SYN that gets no answer. 4: at once and after 1, 3 and 7 s (RFC 6298 section 2.1 and
@@ -179,13 +183,15 @@ impl TcpConfig {
     pub fn clamped(self) -> Self {
         let Tuning { user_timeout, keepalive, dscp, hop_limit } = self.tuning().clamped();
         let rto_min = self.rto_min.clamp(TICK, MOST_TIMEOUT);
+        let delayed_ack = self.delayed_ack.min(MOST_ACK_DELAY);
         Self {
             initial_window: self.initial_window.max(1),
             rto_initial: self.rto_initial.clamp(TICK, MOST_TIMEOUT),
             rto_min,
             rto_max: self.rto_max.clamp(rto_min, MOST_TIMEOUT),
             tlp_ack_delay: self.tlp_ack_delay.min(MOST_TIMEOUT),
-            delayed_ack: self.delayed_ack.min(MOST_ACK_DELAY),
+            delayed_ack,
+            ack_hold: self.ack_hold.min(delayed_ack),
             connect_timeout: self.connect_timeout.max(TICK),
             syn_acks: self.syn_acks.max(1),
             syn_ack_timeout: self.syn_ack_timeout.max(TICK),
@@ -230,7 +236,8 @@ impl Default for TcpConfig {
             rto_max: Duration::from_mins(1),
             tlp_ack_delay: Duration::from_millis(2),
             delayed_ack: Duration::from_millis(1),
-            ack_every: 8,
+            ack_every: 16,
+            ack_hold: Duration::from_micros(50),
             connect_timeout: Duration::from_secs(30),
             syn_acks: 4,
             syn_ack_timeout: Duration::from_secs(30),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{
     Algorithm, Info, NewPayload, SoftError, State, TcpConfig, TcpCounters, Tuning,
-    ack::AckPolicy,
+    ack::{AckPolicy, Wait},
     clock::Clock,
     congestion::Window,
     marks::Marks,
@@ -269,17 +269,21 @@ impl Connection {
         let had_fin = self.rx.fin_reached();
         if self.rx.add(arrival.offset, arrival.len) {
             let full = self.rx.largest_segment().min(self.own_mss());
-            if self.ack.in_order(arrival.len, full * self.config.ack_every as usize) {
-                if self.config.delayed_ack.is_zero() {
-                    self.ack.now();
-                } else {
-                    self.timers.arm(Timer::DelayedAck, now + self.config.delayed_ack);
-                }
+            let (every, window) = (self.config.ack_every as usize, self.rx.window() as usize);
+            let delay = match self.ack.in_order(arrival.len, arrival.pushed, full, every, window) {
+                None => None,
+                Some(Wait::Hold) => Some(self.config.ack_hold),
+                Some(Wait::Delay) => Some(self.config.delayed_ack),
+            };
+            match delay {
+                None => {}
+                Some(Duration::ZERO) => self.ack.now(),
+                Some(delay) => self.timers.arm(Timer::DelayedAck, now + delay),
             }
         } else {
             // Beyond a gap, or filling one: RFC 5681 section 4.2 wants the ACK at once.
             self.counters.out_of_order += u64::from(arrival.offset > arrival.contiguous);
-            self.ack.now();
+            self.ack.disturbed();
         }
         if self.rx.fin_reached() && !had_fin {
             self.on_peer_fin(now);
@@ -360,6 +364,11 @@ impl Connection {
     /// Whether an ACK is owed, at once or delayed.
     pub fn owes_ack(&self) -> bool {
         self.ack.is_owed()
+    }
+
+    /// Whether the owed ACK waits for the peer's next segments, as long as the application polls.
+    pub fn holds_ack(&self) -> bool {
+        self.ack.is_held()
     }
 
     /// Subtracts from the receive window the `bytes` that the framing layer holds because it can neither place nor

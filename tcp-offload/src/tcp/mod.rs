@@ -53,6 +53,8 @@ pub struct NewPayload {
     pub len: usize,
     /// `RCV.NXT` as an offset once this payload is taken.
     pub contiguous: StreamOffset,
+    /// Whether the peer had nothing more to send (PSH; RFC 9293 section 3.9.1.2).
+    pub pushed: bool,
 }
 
 /// What [`Source::fill`] did.

@@ -395,8 +395,8 @@ impl Connection {
             return Err(Stopped::Starved);
         }
         let filled = source.fill(offset, &mut writer);
-        let len = match filled {
-            Filled::Segment { len, .. } if len > 0 => len.min(room),
+        let (len, more) = match filled {
+            Filled::Segment { len, more } if len > 0 => (len.min(room), more),
             Filled::Segment { .. } | Filled::Nothing | Filled::Finish => {
                 drop(writer);
                 turn.link.release(frame);
@@ -412,7 +412,8 @@ impl Connection {
                 payload.sum
             };
         self.tx.before_new_data(turn.now);
-        let fields = self.data_fields(turn.now, offset, true);
+        let mut fields = self.data_fields(turn.now, offset, true);
+        fields.flags.psh = !more;
         let written = self.headers.emit(writer.front(header), &fields, len, sum);
         debug_assert_eq!(written, Some(header), "the header was reserved for these options");
         drop(writer);
@@ -437,7 +438,8 @@ impl Connection {
         Ok(filled)
     }
 
-    /// Header fields of a segment with payload. Only a new segment is ECN-capable (RFC 3168 section 6.1.5).
+    /// Header fields of a segment with payload, which is pushed (RFC 9293 section 3.9.1.2). Only a new segment is ECN-capable
+    /// (RFC 3168 section 6.1.5).
     fn data_fields(&mut self, now: Instant, offset: StreamOffset, new: bool) -> Fields {
         let cwr = new && self.marks.cwr();
         let seq = self.tx.seq_at(offset);

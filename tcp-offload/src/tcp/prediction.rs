@@ -93,7 +93,13 @@ impl Receiver {
         }
         self.note_length(len);
         let offset: StreamOffset = self.next();
-        Some(NewPayload { offset, start: segment.payload_start, len, contiguous: offset + len as u64 })
+        Some(NewPayload {
+            offset,
+            start: segment.payload_start,
+            len,
+            contiguous: offset + len as u64,
+            pushed: segment.psh,
+        })
     }
 }
 

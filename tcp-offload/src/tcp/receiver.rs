@@ -238,6 +238,7 @@ impl Receiver {
             start: segment.payload_start + (start - from) as usize,
             len,
             contiguous: self.contiguous_with(offset, offset + len as u64),
+            pushed: segment.flags.psh,
         })
     }
 

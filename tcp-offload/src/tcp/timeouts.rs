@@ -61,9 +61,7 @@ impl Connection {
                 }
             }
             Timer::Persist => self.on_persist(now),
-            Timer::DelayedAck => {
-                self.ack.flush();
-            }
+            Timer::DelayedAck => self.ack.expire(),
             Timer::Keepalive => self.on_keepalive(now),
             Timer::Wait => self.on_wait_timeout(),
             // New data may be sent from now on.

@@ -69,6 +69,7 @@ fn allocations(
             start: HEADERS,
             len: to - from,
             contiguous: start as u64,
+            pushed: true,
         };
         let mut taken = false;
         let used = measure(|| {

@@ -308,6 +308,7 @@ impl End {
             start: HEADERS,
             len: payload.len(),
             contiguous: contiguous as u64,
+            pushed: true,
         };
         let path = path();
         let (session, ulp, link) = (&mut self.session, &mut self.ulp, &mut self.link);

@@ -155,6 +155,8 @@ fn scenario(seed: u64, mtu: u16, chained: impl FnOnce(WireConfig) -> WireConfig)
         End::new(link, StackConfig { secret, tcp: dice.tcp(), ..StackConfig::default() })
     };
     let (mut a, mut b) = (end(link_a, seed), end(link_b, seed + 1));
+    a.stack.set_polled(seed & 1 != 0);
+    b.stack.set_polled(seed & 2 != 0);
     let (from, to) =
         if v6 { ("[fd00::1]:40000", "[fd00::2]:18515") } else { ("10.1.0.1:40000", "10.1.0.2:18515") };
     b.stack.listen(&mut b.link, None, PORT, 8, mtu, mpa.clone()).unwrap();

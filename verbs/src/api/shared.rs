@@ -454,7 +454,7 @@ impl DeviceCore {
             Err(TryLockError::Poisoned(e)) => e.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
-        let (received, starved) = self.turn_without_kick(state);
+        let (received, starved) = self.turn_without_kick(state, true);
         self.kick_for_application(starved);
         received
     }
@@ -476,17 +476,18 @@ impl DeviceCore {
 
     /// One turn of the engine. Returns whether a frame was received.
     pub(super) fn turn(&self, state: MutexGuard<'_, State>) -> bool {
-        let (received, starved) = self.turn_without_kick(state);
+        let (received, starved) = self.turn_without_kick(state, false);
         self.kick(starved);
         received
     }
 
-    /// One turn of the engine, after which the caller must [kick](Self::kick). Returns whether a frame was received, and whether
-    /// the link had no room for all frames.
-    fn turn_without_kick(&self, state: MutexGuard<'_, State>) -> (bool, bool) {
+    /// One turn of the engine, after which the caller must [kick](Self::kick); `polled` by an application that will soon do it
+    /// again. Returns whether a frame was received, and whether the link had no room for all frames.
+    fn turn_without_kick(&self, state: MutexGuard<'_, State>, polled: bool) -> (bool, bool) {
         let turned = self.guarded(state, |state| {
             let now = self.clock.now();
             let State { engine, link, .. } = state;
+            engine.set_polled(polled);
             let received = engine.turn(now, &mut **link);
             self.gathered.clear();
             self.publish(state, now);

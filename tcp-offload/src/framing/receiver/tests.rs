@@ -61,7 +61,13 @@ impl Lab {
         let mut batch = Vec::new();
         self.link.receive(&mut batch, 1);
         let frame = batch.pop().unwrap();
-        let arrival = tcp::NewPayload { offset: offset as u64, start: 0, len: bytes.len(), contiguous: 0 };
+        let arrival = tcp::NewPayload {
+            offset: offset as u64,
+            start: 0,
+            len: bytes.len(),
+            contiguous: 0,
+            pushed: true,
+        };
         let mut upper = Upper { ulp: &mut self.ulp, conn: CONN };
         let mut taken = false;
         let steps = steps::of(|| {

@@ -93,7 +93,8 @@ impl Lab {
         let frame = batch.pop().unwrap();
         self.seen[from..to].fill(true);
         let contiguous = self.seen.iter().position(|seen| !seen).unwrap_or(stream.len()) as u64;
-        let arrival = tcp::NewPayload { offset: from as u64, start: 0, len: to - from, contiguous };
+        let arrival =
+            tcp::NewPayload { offset: from as u64, start: 0, len: to - from, contiguous, pushed: true };
         let mut upper = Upper { ulp: &mut self.log, conn: CONN };
         let (taken, outcome) = self.receiver.receive(&mut upper, &mut self.link, &arrival, frame, usize::MAX);
         assert!(taken && outcome.is_ok(), "{outcome:?}");

@@ -106,6 +106,6 @@ impl Source for Stream {
         let bytes: Vec<u8> = (0..len as u64).map(|i| pattern(offset + i)).collect();
         assert_eq!(out.put(&bytes), len);
         self.at += len as u64;
-        Filled::Segment { len, more: true }
+        Filled::Segment { len, more: self.has_data() }
     }
 }

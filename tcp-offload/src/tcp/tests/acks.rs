@@ -4,6 +4,7 @@ use super::{idle, irs, iss, plain};
 use crate::{
     tcp::{
         TcpConfig,
+        ack::AckPolicy,
         testing::{Script, Stream, ms},
     },
     wire::{Fields, Options, Segment},
@@ -13,13 +14,73 @@ fn blocks(segment: &Segment) -> Vec<(i32, i32)> {
     segment.options.sack_blocks().iter().map(|b| (b.left.since(irs(0)), b.right.since(irs(0)))).collect()
 }
 
+/// The numbers of the segments, from 1, after which an ACK was sent at once.
+fn acknowledged(script: &mut Script, segments: u32) -> Vec<u32> {
+    let from = script.conn.contiguous() as u32;
+    (1..=segments).filter(|i| !script.data(from + (i - 1) * 1000, 1000).is_empty()).collect()
+}
+
 #[test]
-fn every_eighth_full_segment_is_acknowledged_at_once() {
+fn every_sixteenth_full_segment_is_acknowledged_at_once() {
     let mut script = idle();
     script.run();
-    let acks: Vec<usize> = (0..24).map(|i| script.data(i * 1000, 1000).len()).collect();
-    let expected: Vec<usize> = (1..=24).map(|i| usize::from(i % 8 == 0)).collect();
-    assert_eq!(acks, expected);
+    script.conn.ack = AckPolicy::settled();
+    assert_eq!(acknowledged(&mut script, 40), [16, 32]);
+}
+
+#[test]
+fn rfc5681_s4_2_a_new_connection_acknowledges_every_second_full_segment() {
+    let mut script = idle();
+    script.run();
+    // 16 ACKs with that of the SYN-ACK.
+    let quick: Vec<u32> = (1..=15).map(|i| 2 * i).collect();
+    assert_eq!(acknowledged(&mut script, 40), quick);
+}
+
+#[test]
+fn rfc5681_s4_2_after_a_gap_every_second_full_segment_is_acknowledged() {
+    let mut script = idle();
+    script.run();
+    script.conn.ack = AckPolicy::settled();
+    script.data(1000, 1000);
+    script.data(0, 1000);
+    // 16 ACKs with that of the segment that filled the gap.
+    let quick: Vec<u32> = (1..=15).map(|i| 2 * i).collect();
+    assert_eq!(acknowledged(&mut script, 40), quick);
+}
+
+#[test]
+fn an_ack_waits_for_a_peer_that_has_more_to_send() {
+    let mut script = idle();
+    script.run();
+    script.conn.ack = AckPolicy::settled();
+    let begin = script.now;
+    script.data(0, 1000);
+    assert!(script.conn.owes_ack() && script.conn.holds_ack());
+    assert_eq!(script.conn.deadline(), Some(begin + TcpConfig::default().ack_hold));
+    script.template.flags.psh = true;
+    script.data(1000, 1000);
+    assert!(script.conn.owes_ack() && !script.conn.holds_ack(), "the last segment of a message");
+}
+
+/// A peer whose window ends after each segment gets nearly all its ACKs without delay.
+#[test]
+fn a_peer_that_waits_for_a_held_ack_is_not_kept_waiting_again() {
+    let mut script = idle();
+    script.run();
+    script.conn.ack = AckPolicy::settled();
+    let mut held = 0;
+    for i in 0..100 {
+        script.data(i * 1000, 1000);
+        held += u32::from(script.conn.holds_ack());
+        if script.conn.holds_ack() {
+            assert_eq!(script.wait(ms(1)).len(), 1);
+        } else {
+            script.conn.flush_ack();
+            script.run();
+        }
+    }
+    assert_eq!(held, 3, "after 0, 16 and 32 ACKs without delay");
 }
 
 #[test]

@@ -208,7 +208,14 @@ fn rfc6928_s2_the_initial_window_is_ten_segments() {
     assert_eq!(script.conn.info().ssthresh, u64::MAX, "RFC 5681 section 3.1: arbitrarily high");
     let sent = script.run();
     assert_eq!(sent.len(), 10);
-    assert!(sent.iter().all(|s| s.payload_len == 1000 && s.flags.ack && s.flags.psh));
+    assert!(sent.iter().all(|s| s.payload_len == 1000 && s.flags.ack && !s.flags.psh));
+}
+
+#[test]
+fn rfc9293_s3_9_1_2_the_last_segment_of_the_data_at_hand_is_pushed() {
+    let mut script = Script::established(TcpConfig::default(), Stream::new(2500, 0, false));
+    let pushed: Vec<_> = script.run().iter().map(|s| (s.payload_len, s.flags.psh)).collect();
+    assert_eq!(pushed, [(1000, false), (1000, false), (500, true)]);
 }
 
 #[test]

@@ -371,7 +371,8 @@ fn tuning_replaces_values_that_are_out_of_range() {
 /// more segments are in flight than a delayed ACK covers.
 #[test]
 fn rfc8985_s7_2_a_round_trip_time_of_zero_does_not_arm_a_probe_for_now() {
-    let mut script = Script::connecting(TcpConfig { timestamps: false, ..TcpConfig::default() }, bulk(20));
+    let config = TcpConfig { timestamps: false, ack_every: 8, ..TcpConfig::default() };
+    let mut script = Script::connecting(config, bulk(20));
     script.run();
     let before = script.now;
     let options = Options { mss: Some(1000), sack_permitted: true, ..Options::default() };

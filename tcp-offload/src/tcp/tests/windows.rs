@@ -33,8 +33,8 @@ fn with_our_window_closed(source: Stream) -> Script {
     let mut script = Script::established(fixed(4_000), source);
     script.run();
     for i in 0..4 {
-        script.data(i * 1000, 1000);
         script.conn.withheld((i as usize + 1) * 1000);
+        script.data(i * 1000, 1000);
     }
     script.conn.flush_ack();
     script.run();
