@@ -274,6 +274,7 @@ impl Connection {
         if self.timers.at(Timer::Hold).is_some() {
             return self.probe_with_old(turn);
         }
+        let mut has_data = source.has_data();
         while let Some(sending) = self.stage.sending() {
             if sending == Sending::Finished {
                 return if self.tx.usable() > 0 {
@@ -282,7 +283,7 @@ impl Connection {
                     self.stopped_by(turn, Limit::Window)
                 };
             }
-            if !source.has_data() {
+            if !has_data {
                 turn.sent.dry = true;
                 return self.nothing_new(turn);
             }
@@ -311,10 +312,7 @@ impl Connection {
                         self.probe_sent(turn.now, false);
                     }
                     self.due.window_probe = false;
-                    if !more {
-                        turn.sent.dry = true;
-                        return self.nothing_new(turn);
-                    }
+                    has_data = more;
                 }
                 Filled::Finish => self.stage.close(Sending::Finished),
                 Filled::Nothing => {
@@ -383,7 +381,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Builds and sends one new segment from `source`.
+    /// Builds and sends one new segment from `source`. It is pushed if there is no data for another one (RFC 9293 section
+    /// 3.9.1.2).
     fn fill(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source, room: usize) -> Result<Filled, Stopped> {
         let offset = self.tx.nxt();
         let header = self.header_bytes();
@@ -396,7 +395,7 @@ impl Connection {
         }
         let filled = source.fill(offset, &mut writer);
         let (len, more) = match filled {
-            Filled::Segment { len, more } if len > 0 => (len.min(room), more),
+            Filled::Segment { len, more } if len > 0 => (len.min(room), more && source.has_data()),
             Filled::Segment { .. } | Filled::Nothing | Filled::Finish => {
                 drop(writer);
                 turn.link.release(frame);
@@ -435,10 +434,10 @@ impl Connection {
         self.acknowledged(false);
         self.marks.set_cwr(false);
         turn.count(true)?;
-        Ok(filled)
+        Ok(Filled::Segment { len, more })
     }
 
-    /// Header fields of a segment with payload, which is pushed (RFC 9293 section 3.9.1.2). Only a new segment is ECN-capable
+    /// Header fields of a segment with payload, which is pushed. Only a new segment is ECN-capable
     /// (RFC 3168 section 6.1.5).
     fn data_fields(&mut self, now: Instant, offset: StreamOffset, new: bool) -> Fields {
         let cwr = new && self.marks.cwr();
