@@ -1,10 +1,10 @@
 //! When to acknowledge (RFC 9293 section 3.8.6.3, RFC 5681 section 4.2, and the project's rules of
 //! `docs/decisions/0002-acknowledgements-wait-for-an-idle-turn.md`).
 
-/// ACKs of a new connection, and after a sign that the peer waits for ACKs, that are sent by the rules of RFC 5681.
+/// ACKs of a new connection, and after a gap, that are sent by the rules of RFC 5681.
 const QUICK_ACKS: u16 = 16;
 
-/// Limit of the ACKs sent by these rules after one sign.
+/// Limit of the ACKs sent by these rules after one was held in vain.
 const MOST_QUICK_ACKS: u16 = 1024;
 
 /// Full segments between two of these ACKs (RFC 5681 section 4.2).
@@ -40,13 +40,13 @@ pub(super) struct AckPolicy {
     bytes: usize,
     /// ACKs that are still sent by the rules of RFC 5681.
     quick: u16,
-    /// The value of `quick` after the next ACK that was held in vain.
+    /// The value of `quick` after the next ACK that is held in vain.
     penalty: u16,
 }
 
 impl Default for AckPolicy {
     fn default() -> Self {
-        Self { owed: Owed::Nothing, bytes: 0, quick: QUICK_ACKS, penalty: QUICK_ACKS }
+        Self { owed: Owed::Nothing, bytes: 0, quick: QUICK_ACKS, penalty: 1 }
     }
 }
 
@@ -73,15 +73,16 @@ impl AckPolicy {
         let quick = self.quick > 0;
         let least = QUICK_EVERY.min(every) * full;
         let limit = if quick { least } else { (every * full).min((window + self.bytes) / 4).max(least) };
-        if self.bytes >= limit {
-            if !quick {
-                self.penalty = QUICK_ACKS;
-            }
-            self.owed = Owed::Now;
-            return None;
+        let due = self.bytes >= limit;
+        let held = !quick && !pushed && !due;
+        if self.owed == Owed::Held && !held {
+            self.penalty = 1;
         }
-        let held = !quick && !pushed;
         match self.owed {
+            _ if due => {
+                self.owed = Owed::Now;
+                None
+            }
             Owed::Nothing if held => {
                 self.owed = Owed::Held;
                 Some(Wait::Hold)
@@ -118,12 +119,16 @@ impl AckPolicy {
         self.owed == Owed::Now
     }
 
-    /// Makes a held or delayed ACK due now, because its timer has expired. The peer of a held one may have waited for it: the
-    /// next ACKs are not held, each time twice as many as long as none is due by the number of bytes.
-    pub(super) fn expire(&mut self) {
+    /// Makes a held or delayed ACK due now, because its timer has expired. If the peer is `silent`, it may have waited for the
+    /// held one: the next ACKs are not held, twice as many each time until one was held with success.
+    pub(super) fn expire(&mut self, silent: bool) {
         if self.owed == Owed::Held {
-            self.quick = self.penalty;
-            self.penalty = (2 * self.penalty).min(MOST_QUICK_ACKS);
+            if silent {
+                self.quick = self.quick.max(self.penalty);
+                self.penalty = (2 * self.penalty).min(MOST_QUICK_ACKS);
+            } else {
+                self.penalty = 1;
+            }
         }
         self.flush();
     }
@@ -226,10 +231,26 @@ mod tests {
                 }
             }
             vain += u32::from(ack.is_held());
-            ack.expire();
+            ack.expire(true);
             ack.sent();
         }
         assert!((1..40).contains(&vain), "{vain} of 10000 windows");
+    }
+
+    #[test]
+    fn a_slow_stream_is_forgiven_its_pauses() {
+        let mut ack = AckPolicy::settled();
+        for silent in [true, true, true, false, true] {
+            while ack.quick > 0 || !ack.is_held() {
+                take(&mut ack, false);
+                if ack.is_due() {
+                    ack.sent();
+                }
+            }
+            ack.expire(silent);
+            ack.sent();
+        }
+        assert_eq!(ack.penalty, 2);
     }
 
     #[test]
@@ -237,7 +258,7 @@ mod tests {
         let mut ack = AckPolicy::settled();
         for _ in 0..3 {
             take(&mut ack, false);
-            ack.expire();
+            ack.expire(true);
             ack.sent();
             while ack.quick > 0 {
                 take(&mut ack, false);
@@ -245,11 +266,11 @@ mod tests {
                 ack.sent();
             }
         }
-        assert!(ack.penalty > QUICK_ACKS);
+        assert!(ack.penalty > 1);
         for _ in 0..8 {
             take(&mut ack, false);
         }
         assert!(ack.is_due());
-        assert_eq!(ack.penalty, QUICK_ACKS);
+        assert_eq!(ack.penalty, 1);
     }
 }
