@@ -6,6 +6,7 @@
 //! [`Stack::on_timer`] when [`Stack::next_deadline`] has passed, and [`Stack::idle`] when a turn received
 //! nothing.
 
+mod acks;
 mod closing;
 mod config;
 mod counters;
@@ -167,13 +168,6 @@ impl<P: Copy + fmt::Debug> ConnSlot<P> {
             && self.reported == Reported::Nothing
             && (self.held | self.spilled) == 0
             && either!(&self.session => is_ordinary())
-    }
-
-    /// Whether an ACK is owed that an idle turn sends. While the application polls, that is none that waits for further
-    /// segments.
-    #[inline]
-    fn has_idle_ack(&self, polled: bool) -> bool {
-        self.tcp.owes_ack() && !(polled && self.tcp.holds_ack())
     }
 }
 
@@ -479,24 +473,6 @@ impl<U: Ulp> Stack<U> {
         slot.tcp.withheld(either!(&slot.session => window_bytes()));
     }
 
-    /// Tells whether the application polls, so that the next turn comes soon. While it does, [`Stack::idle`] spares the ACKs of
-    /// segments after which the peer had more to send.
-    pub fn set_polled(&mut self, polled: bool) {
-        self.polled = polled;
-    }
-
-    /// Makes delayed acknowledgements due, after a turn that received nothing; the next [`Stack::transmit`] sends
-    /// them.
-    pub fn idle(&mut self) {
-        while let Some(index) = self.turns.next_ack() {
-            if let Some(slot) = self.slots.get_mut(index as usize)
-                && slot.tcp.flush_ack()
-            {
-                self.make_ready(index);
-            }
-        }
-    }
-
     /// Sends everything that is due and allowed while the link has room, then flushes the link.
     pub fn transmit(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
         self.transmit_resets(link);
@@ -572,11 +548,6 @@ impl<U: Ulp> Stack<U> {
     /// Whether [`Stack::transmit`] has work, for instance because the link had no room for all of it.
     pub fn wants_to_transmit(&self) -> bool {
         self.turns.sends() + self.turns.waiting() > 0 || !self.resets.is_empty()
-    }
-
-    /// Whether acknowledgements wait for [`Stack::idle`].
-    pub fn owes_acks(&self) -> bool {
-        self.turns.acks() > 0
     }
 
     fn make_ready(&mut self, index: u32) {

@@ -1,0 +1,39 @@
+//! Acknowledgements that wait for a turn that receives nothing
+//! (`docs/decisions/0002-acknowledgements-wait-for-an-idle-turn.md`).
+
+use super::{ConnSlot, Stack};
+use crate::ulp::Ulp;
+
+impl<U: Ulp> Stack<U> {
+    /// Tells whether the application polls, so that the next turn comes soon. While it does, [`Stack::idle`] spares the ACKs of
+    /// segments after which the peer had more to send.
+    pub fn set_polled(&mut self, polled: bool) {
+        self.polled = polled;
+    }
+
+    /// Makes delayed acknowledgements due, after a turn that received nothing; the next [`Stack::transmit`] sends
+    /// them.
+    pub fn idle(&mut self) {
+        while let Some(index) = self.turns.next_ack() {
+            if let Some(slot) = self.slots.get_mut(index as usize)
+                && slot.tcp.flush_ack()
+            {
+                self.make_ready(index);
+            }
+        }
+    }
+
+    /// Whether acknowledgements wait for [`Stack::idle`].
+    pub fn owes_acks(&self) -> bool {
+        self.turns.acks() > 0
+    }
+}
+
+impl<P> ConnSlot<P> {
+    /// Whether an ACK is owed that an idle turn sends. While the application polls, that is none that waits for further
+    /// segments.
+    #[inline]
+    pub(super) fn has_idle_ack(&self, polled: bool) -> bool {
+        self.tcp.owes_ack() && !(polled && self.tcp.holds_ack())
+    }
+}
