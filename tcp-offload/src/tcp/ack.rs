@@ -1,7 +1,11 @@
 //! When to acknowledge (RFC 9293 section 3.8.6.3, RFC 5681 section 4.2, and the project's rules of
 //! `docs/decisions/0002-acknowledgements-wait-for-an-idle-turn.md`).
 
-/// ACKs of a new connection, and after a gap, that are sent by the rules of RFC 5681.
+use std::time::Duration;
+
+use crate::time::Instant;
+
+/// ACKs of a new connection, after a gap and after a [`PAUSE`], that are sent by the rules of RFC 5681.
 const QUICK_ACKS: u16 = 16;
 
 /// Limit of the ACKs sent by these rules after one was held in vain.
@@ -9,6 +13,10 @@ const MOST_QUICK_ACKS: u16 = 1024;
 
 /// Full segments between two of these ACKs (RFC 5681 section 4.2).
 const QUICK_EVERY: usize = 2;
+
+/// After this time without payload, the peer's congestion window may be small again: RFC 5681 section 4.1 lets it restart after a
+/// retransmission time-out, and few implementations have one of less than 200 ms.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Whether an ACK is owed to the peer, and how urgently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -38,23 +46,24 @@ pub(super) struct AckPolicy {
     owed: Owed,
     /// Bytes taken since the last ACK.
     bytes: usize,
+    /// When payload was last taken in order.
+    taken_at: Instant,
     /// ACKs that are still sent by the rules of RFC 5681.
     quick: u16,
     /// The value of `quick` after the next ACK that is held in vain.
     penalty: u16,
 }
 
-impl Default for AckPolicy {
-    fn default() -> Self {
-        Self { owed: Owed::Nothing, bytes: 0, quick: QUICK_ACKS, penalty: 1 }
-    }
-}
-
 impl AckPolicy {
+    /// The state of a new connection.
+    pub(super) fn new(now: Instant) -> Self {
+        Self { owed: Owed::Nothing, bytes: 0, taken_at: now, quick: QUICK_ACKS, penalty: 1 }
+    }
+
     /// The state after the quick ACKs of a new connection.
     #[cfg(test)]
-    pub(super) fn settled() -> Self {
-        Self { quick: 0, ..Self::default() }
+    pub(super) fn settled(now: Instant) -> Self {
+        Self { quick: 0, ..Self::new(now) }
     }
 
     /// Records payload that was taken in order. The ACK is due once the bytes of `every` segments of `full` bytes are
@@ -63,12 +72,17 @@ impl AckPolicy {
     #[inline]
     pub(super) fn in_order(
         &mut self,
+        now: Instant,
         len: usize,
         pushed: bool,
         full: usize,
         every: usize,
         window: usize,
     ) -> Option<Wait> {
+        if now.since(self.taken_at) >= PAUSE {
+            self.quick = self.quick.max(QUICK_ACKS);
+        }
+        self.taken_at = now;
         self.bytes += len;
         let quick = self.quick > 0;
         let least = QUICK_EVERY.min(every) * full;
@@ -119,11 +133,11 @@ impl AckPolicy {
         self.owed == Owed::Now
     }
 
-    /// Makes a held or delayed ACK due now, because its timer has expired. If the peer is `silent`, it may have waited for the
-    /// held one: the next ACKs are not held, twice as many each time until one was held with success.
-    pub(super) fn expire(&mut self, silent: bool) {
+    /// Makes a held or delayed ACK due now, because its timer has expired. If the peer has been silent since `silent_since`, it
+    /// may have waited for the held one: the next ACKs are not held, twice as many each time until one was held with success.
+    pub(super) fn expire(&mut self, silent_since: Instant) {
         if self.owed == Owed::Held {
-            if silent {
+            if self.taken_at <= silent_since {
                 self.quick = self.quick.max(self.penalty);
                 self.penalty = (2 * self.penalty).min(MOST_QUICK_ACKS);
             } else {
@@ -161,15 +175,17 @@ mod tests {
     use super::*;
 
     const WINDOW: usize = 1 << 20;
+    const BEFORE: Instant = Instant::from_nanos(0);
+    const NOW: Instant = Instant::from_nanos(1);
 
     /// Takes a full segment of 1000 bytes.
     fn take(ack: &mut AckPolicy, pushed: bool) -> Option<Wait> {
-        ack.in_order(1000, pushed, 1000, 8, WINDOW)
+        ack.in_order(NOW, 1000, pushed, 1000, 8, WINDOW)
     }
 
     #[test]
     fn a_new_connection_acknowledges_every_second_segment() {
-        let mut ack = AckPolicy::default();
+        let mut ack = AckPolicy::new(NOW);
         for _ in 0..QUICK_ACKS {
             assert_eq!(take(&mut ack, false), Some(Wait::Delay));
             assert_eq!(take(&mut ack, false), None);
@@ -181,7 +197,7 @@ mod tests {
 
     #[test]
     fn an_ack_is_delayed_until_enough_bytes_or_a_flush() {
-        let mut ack = AckPolicy::settled();
+        let mut ack = AckPolicy::settled(NOW);
         assert!(!ack.flush());
         assert_eq!(take(&mut ack, true), Some(Wait::Delay));
         for _ in 0..6 {
@@ -192,14 +208,14 @@ mod tests {
         assert!(ack.is_due());
         ack.sent();
         assert!(!ack.is_due());
-        assert_eq!(ack.in_order(1, true, 1000, 8, WINDOW), Some(Wait::Delay));
+        assert_eq!(ack.in_order(NOW, 1, true, 1000, 8, WINDOW), Some(Wait::Delay));
         assert!(ack.flush());
         assert!(ack.is_due());
     }
 
     #[test]
     fn an_ack_is_held_while_the_peer_has_more_to_send() {
-        let mut ack = AckPolicy::settled();
+        let mut ack = AckPolicy::settled(NOW);
         assert_eq!(take(&mut ack, false), Some(Wait::Hold));
         assert!(ack.is_held());
         take(&mut ack, true);
@@ -209,10 +225,10 @@ mod tests {
     #[test]
     fn a_small_window_is_acknowledged_by_quarters_but_not_single_segments() {
         for (window, segments) in [(16_000, 4), (40_000, 8), (2000, 2)] {
-            let mut ack = AckPolicy::settled();
+            let mut ack = AckPolicy::settled(NOW);
             let until_due = (1..100).find(|_| {
                 let left = window - ack.bytes;
-                ack.in_order(1000, false, 1000, 8, left - 1000);
+                ack.in_order(NOW, 1000, false, 1000, 8, left - 1000);
                 ack.is_due()
             });
             assert_eq!(until_due, Some(segments), "window of {window} bytes");
@@ -222,7 +238,7 @@ mod tests {
     /// A peer with a window of three segments waits for each ACK that is held.
     #[test]
     fn acks_held_in_vain_become_rare() {
-        let (mut ack, mut vain) = (AckPolicy::settled(), 0);
+        let (mut ack, mut vain) = (AckPolicy::settled(NOW), 0);
         for _ in 0..10_000 {
             for _ in 0..3 {
                 take(&mut ack, false);
@@ -231,15 +247,26 @@ mod tests {
                 }
             }
             vain += u32::from(ack.is_held());
-            ack.expire(true);
+            ack.expire(NOW);
             ack.sent();
         }
         assert!((1..40).contains(&vain), "{vain} of 10000 windows");
     }
 
     #[test]
+    fn rfc5681_s4_1_a_stream_that_pauses_begins_with_quick_acks() {
+        let mut ack = AckPolicy::settled(NOW);
+        assert_eq!(take(&mut ack, false), Some(Wait::Hold));
+        ack.flush();
+        ack.sent();
+        assert_eq!(ack.in_order(NOW + PAUSE, 1000, false, 1000, 8, WINDOW), Some(Wait::Delay));
+        assert_eq!(ack.in_order(NOW + PAUSE, 1000, false, 1000, 8, WINDOW), None);
+        assert!(ack.is_due());
+    }
+
+    #[test]
     fn a_slow_stream_is_forgiven_its_pauses() {
-        let mut ack = AckPolicy::settled();
+        let mut ack = AckPolicy::settled(NOW);
         for silent in [true, true, true, false, true] {
             while ack.quick > 0 || !ack.is_held() {
                 take(&mut ack, false);
@@ -247,7 +274,7 @@ mod tests {
                     ack.sent();
                 }
             }
-            ack.expire(silent);
+            ack.expire(if silent { NOW } else { BEFORE });
             ack.sent();
         }
         assert_eq!(ack.penalty, 2);
@@ -255,10 +282,10 @@ mod tests {
 
     #[test]
     fn a_stream_that_flows_again_is_held_again() {
-        let mut ack = AckPolicy::settled();
+        let mut ack = AckPolicy::settled(NOW);
         for _ in 0..3 {
             take(&mut ack, false);
-            ack.expire(true);
+            ack.expire(NOW);
             ack.sent();
             while ack.quick > 0 {
                 take(&mut ack, false);

@@ -145,7 +145,7 @@ impl Connection {
             passive,
             tx: Sender::new(now, config, isn, default_mss),
             rx: Receiver::new(SeqNum::default(), config),
-            ack: AckPolicy::default(),
+            ack: AckPolicy::new(now),
             clock: config.timestamps.then(|| Clock::new(now, isn)),
             timers,
             snd_shift: None,
@@ -270,7 +270,7 @@ impl Connection {
         if self.rx.add(arrival.offset, arrival.len) {
             let full = self.rx.largest_segment().min(self.own_mss());
             let (every, window) = (self.config.ack_every as usize, self.rx.window() as usize);
-            let delay = match self.ack.in_order(arrival.len, arrival.pushed, full, every, window) {
+            let delay = match self.ack.in_order(now, arrival.len, arrival.pushed, full, every, window) {
                 None => None,
                 Some(Wait::Hold) => Some(self.config.ack_hold),
                 Some(Wait::Delay) => Some(self.config.delayed_ack),

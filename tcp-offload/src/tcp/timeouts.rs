@@ -62,7 +62,7 @@ impl Connection {
             }
             Timer::Persist => self.on_persist(now),
             // A stream that flows brings a segment more often.
-            Timer::DelayedAck => self.ack.expire(now.since(self.last_heard) >= self.config.ack_hold / 2),
+            Timer::DelayedAck => self.ack.expire(now - self.config.ack_hold / 2),
             Timer::Keepalive => self.on_keepalive(now),
             Timer::Wait => self.on_wait_timeout(),
             // New data may be sent from now on.

@@ -75,7 +75,7 @@ impl Ulp for Upper {
         out.fill(len, |_, bytes| bytes.fill(0xa5));
         *left -= len;
         self.sent += len as u64;
-        Pulled::Ulpdu
+        if *left > 0 || self.finishing.contains(&conn) { Pulled::Ulpdu } else { Pulled::LastUlpdu }
     }
 
     fn acked(&mut self, _conn: ConnId, _offset: StreamOffset) {}

@@ -26,7 +26,7 @@ fn acknowledged(script: &mut Script, segments: u32) -> Vec<u32> {
 fn every_sixteenth_full_segment_is_acknowledged_at_once() {
     let mut script = idle();
     script.run();
-    script.conn.ack = AckPolicy::settled();
+    script.conn.ack = AckPolicy::settled(script.now);
     assert_eq!(acknowledged(&mut script, 40), [16, 32]);
 }
 
@@ -43,7 +43,7 @@ fn rfc5681_s4_2_a_new_connection_acknowledges_every_second_full_segment() {
 fn rfc5681_s4_2_after_a_gap_every_second_full_segment_is_acknowledged() {
     let mut script = idle();
     script.run();
-    script.conn.ack = AckPolicy::settled();
+    script.conn.ack = AckPolicy::settled(script.now);
     script.data(1000, 1000);
     script.data(0, 1000);
     // 16 ACKs with that of the segment that filled the gap.
@@ -55,7 +55,7 @@ fn rfc5681_s4_2_after_a_gap_every_second_full_segment_is_acknowledged() {
 fn an_ack_waits_for_a_peer_that_has_more_to_send() {
     let mut script = idle();
     script.run();
-    script.conn.ack = AckPolicy::settled();
+    script.conn.ack = AckPolicy::settled(script.now);
     let begin = script.now;
     script.data(0, 1000);
     assert!(script.conn.owes_ack() && script.conn.holds_ack());
@@ -70,7 +70,7 @@ fn an_ack_waits_for_a_peer_that_has_more_to_send() {
 fn the_ack_of_a_slow_stream_is_held_again() {
     let mut script = idle();
     script.run();
-    script.conn.ack = AckPolicy::settled();
+    script.conn.ack = AckPolicy::settled(script.now);
     let mut acks = 0;
     for i in 0..100 {
         acks += script.data(i * 1000, 1000).len();
@@ -85,7 +85,7 @@ fn the_ack_of_a_slow_stream_is_held_again() {
 fn a_peer_that_waits_for_a_held_ack_is_not_kept_waiting_again() {
     let mut script = idle();
     script.run();
-    script.conn.ack = AckPolicy::settled();
+    script.conn.ack = AckPolicy::settled(script.now);
     let mut held = 0;
     for i in 0..100 {
         script.data(i * 1000, 1000);

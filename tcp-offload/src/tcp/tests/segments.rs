@@ -156,7 +156,7 @@ fn rfc7323_s3_2_segments_without_the_negotiated_option_are_dropped() {
 fn rfc7323_s4_3_the_echo_is_that_of_the_first_segment_not_yet_acknowledged() {
     let mut script = stamped(Stream::new(0, 0, false));
     script.run();
-    script.conn.ack = AckPolicy::settled();
+    script.conn.ack = AckPolicy::settled(script.now);
     script.stamp(1010, 0);
     assert!(script.data(0, 10).is_empty());
     script.stamp(1020, 0);
@@ -192,7 +192,7 @@ fn rfc7323_s3_1_every_segment_carries_the_option() {
 fn rfc7323_s3_2_timestamps_that_were_not_negotiated_are_ignored() {
     let mut script = idle();
     script.run();
-    script.conn.ack = AckPolicy::settled();
+    script.conn.ack = AckPolicy::settled(script.now);
     for value in [1000, 7] {
         script.stamp(value, 0);
         script.data(script.conn.contiguous() as u32, 10);
