@@ -19,9 +19,8 @@ const QUICK_EVERY: usize = 2;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Whether an ACK is owed to the peer, and how urgently.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owed {
-    #[default]
     Nothing,
     /// An ACK of segments after which the peer had more to send. While the application polls, it waits for those.
     Held,
@@ -67,8 +66,8 @@ impl AckPolicy {
     }
 
     /// Records payload that was taken in order. The ACK is due once the bytes of `every` segments of `full` bytes are
-    /// unacknowledged, or a quarter of the advertised window, of which `window` bytes are left; until then it is held, unless the peer `pushed` the payload. Returns the
-    /// timer that has to be armed.
+    /// unacknowledged, or a quarter of the advertised window, of which `window` bytes are left. Until then it is held, unless the
+    /// peer `pushed` the payload. Returns the timer that has to be armed.
     #[inline]
     pub(super) fn in_order(
         &mut self,
