@@ -1,7 +1,7 @@
 //! Frames as chains of chunks: the successor of each chunk, and the length of each chain at its first chunk.
 //!
-//! A chunk is in at most one chain. Tokens name a chain by its first chunk; a name that is no chain's first chunk
-//! names an empty chain.
+//! A chunk is in at most one chain. A token identifies a chain by its first chunk; a token whose chunk is not the first
+//! of a chain identifies an empty chain.
 
 /// A chunk's place in its chain.
 #[derive(Debug, Clone, Copy, Default)]
@@ -22,7 +22,7 @@ impl Chains {
         Self(vec![Link::default(); total as usize].into())
     }
 
-    /// `chunk` becomes a chain of its own.
+    /// Makes `chunk` a chain of its own.
     pub fn begin(&mut self, chunk: u32) {
         if let Some(link) = self.0.get_mut(chunk as usize) {
             link.chunks = 1;

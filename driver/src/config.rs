@@ -51,7 +51,7 @@ pub enum ModePreference {
     Force(Mode),
 }
 
-/// Whose an open interface is.
+/// The owner of an open interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Origin {
     /// This process owns the interface alone.
@@ -63,8 +63,8 @@ pub enum Origin {
 /// Which [`Origin`] to choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum OriginPreference {
-    /// Granted when a helper answers that shares the interface, else owned. Owned also if the other settings ask for
-    /// something that only the owner has: a mode, a VLAN, or the replacement of a program.
+    /// Granted when a helper that shares the interface answers, else owned. Also owned if other settings need the
+    /// owner's rights: a mode, a VLAN, or the replacement of a program.
     #[default]
     Probe,
     /// This origin; opening fails if it is not possible.
@@ -74,10 +74,10 @@ pub enum OriginPreference {
 /// Where XDP runs on the ends of pairs that a helper holds, which send the frames of its clients to the shared interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum FromClients {
-    /// Native if the interface's driver says that it sends redirected frames, else generic.
+    /// Native if the interface's driver announces that it sends redirected frames, else generic.
     #[default]
     Probe,
-    /// In the driver of the pair. An interface that does not send redirected frames loses them without a sign.
+    /// In the driver of the pair. An interface that does not send redirected frames drops them silently.
     Native,
     /// After the kernel has made a socket buffer, which every interface sends.
     Generic,
@@ -95,14 +95,14 @@ pub struct DriverConfig {
     pub vlan: Option<u16>,
     /// An outer 802.1ad tag around [`vlan`](Self::vlan).
     pub service_vlan: Option<u16>,
-    /// Receive chunks of each queue, 4096 bytes of memory each, which hold 3840 of a frame. They bound the bytes that peers
-    /// may have in flight to us: if there are fewer than the peer has to transmit, many connections can overrun them. Fewer
-    /// chunks stay in the cache more often.
+    /// Receive chunks of each queue, 4096 bytes of memory each, which hold 3840 of a frame. They bound the bytes that
+    /// peers may have in flight to us: with fewer chunks than the peer's transmit chunks, many connections can overrun
+    /// them. A smaller number stays in the cache more often.
     pub receive_chunks: u32,
     /// Transmit chunks of all queues together. A frame usually stays in use until its data is acknowledged.
     pub transmit_chunks: u32,
     /// Descriptors in each transmit and completion ring; a power of two. If there are fewer than
-    /// [`transmit_chunks`](Self::transmit_chunks), a frame that was filled may find the ring full; it counts as lost and is
+    /// [`transmit_chunks`](Self::transmit_chunks), a filled frame may find the ring full; it then counts as lost and is
     /// retransmitted.
     pub ring_size: u32,
     /// Replace another owner's XDP program instead of failing.
@@ -115,8 +115,7 @@ pub struct DriverConfig {
     pub send_buffer_bytes: usize,
     /// Whether this process opens the interface itself or asks the helper for a device on it.
     pub origin: OriginPreference,
-    /// The helper's socket; `None`: the one that the environment variable `XWARP_HELPER` names, else
-    /// `/run/xwarp/xwarpd.sock`.
+    /// The helper's socket. `None`: the path in the environment variable `XWARP_HELPER`, else `/run/xwarp/xwarpd.sock`.
     pub helper: Option<PathBuf>,
 }
 
@@ -209,9 +208,9 @@ xwarp_tcp::counters! {
         kick_down,
         /// Kicks that failed with another error.
         kick_failed,
-        /// Frames that arrived on a queue of another engine of the interface, which handed them over.
+        /// Frames that arrived on another engine's queue of the interface and were handed over to us.
         handed_in,
-        /// Frames dropped because the engine to which they were to be handed over had too many waiting.
+        /// Frames dropped because the inbox of the engine that owns their flow was full.
         hand_over_full,
         /// Submissions of a frame to a full transmit ring.
         transmit_ring_full,

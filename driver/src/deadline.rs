@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// The end of a wait; never, when the limit is too long for the clock (such as [`Duration::MAX`]).
+/// The end of a wait. A limit beyond the range of the clock, such as [`Duration::MAX`], never passes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline(Option<Instant>);
 

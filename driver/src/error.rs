@@ -132,8 +132,8 @@ pub enum OpenError {
         name: String,
         /// The queue.
         queue: u16,
-        /// The processes with AF_XDP sockets that we may see, one of which may be the owner. The kernel tells which queue a
-        /// socket is bound to only by socket diagnostics, which many kernels lack.
+        /// The processes with AF_XDP sockets that are visible to us; one of them may be the owner. The kernel reports
+        /// the queue of a socket only by socket diagnostics, which many kernels lack.
         users: Vec<Holder>,
     },
     /// The limit on locked memory is too small for the frames.
@@ -164,7 +164,7 @@ pub enum OpenError {
         /// The error.
         source: io::Error,
     },
-    /// The permissions of the helper's socket keep this user away.
+    /// The permissions of the helper's socket exclude this user.
     #[error(
         "this user may not use xwarpd at {}: membership in group {group} is needed (usermod -aG {group} USER, then a new login)",
         socket.display()
@@ -184,7 +184,7 @@ pub enum OpenError {
     /// The steering program could not be loaded or attached.
     #[error("the steering program: {0}")]
     Program(String),
-    /// A system call failed in a way that has no entry above.
+    /// A system call failed with an error that has no variant above.
     #[error("{doing}: {source}")]
     System {
         /// The operation that failed.

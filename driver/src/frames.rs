@@ -24,7 +24,7 @@ pub enum Place {
     Retained,
     /// A `TxFrame` names it and the kernel may read it.
     Sending,
-    /// The kernel may still read it, and no token names it any more.
+    /// The kernel may still read it, and no token names it.
     Released,
 }
 
@@ -51,7 +51,7 @@ impl FrameCensus {
         self.free + self.fill + self.idle_out() + self.sending + self.released
     }
 
-    /// Chunks that tokens name and the kernel does not use: what a caller must give back at the end.
+    /// Chunks that tokens name and the kernel does not use. The caller must give them back at the end.
     const fn idle_out(&self) -> usize {
         self.received + self.retained
     }

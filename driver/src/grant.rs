@@ -22,13 +22,13 @@ use crate::netlink::monitor::Event;
 use crate::state::State;
 use crate::sys::{Memory, Rings, Sizes};
 
-/// Most events that are read at a time.
+/// Largest number of events that are read at a time.
 const MOST_EVENTS: usize = 256;
 
 /// Why no device was granted.
 #[derive(Debug)]
 pub(crate) enum Unshared {
-    /// Nobody listens on the helper's socket, or this process may not connect.
+    /// No process listens on the helper's socket, or this process may not connect.
     NoHelper(PathBuf, io::Error),
     /// The helper does not share the interface.
     NotServed(Refusal),
@@ -67,7 +67,7 @@ fn group_of(path: &Path) -> Option<String> {
     Some(name.unwrap_or(number))
 }
 
-/// Whether the settings ask for something that only the owner of an interface has.
+/// Whether the settings need rights that only the owner of an interface has.
 pub(crate) fn wants_owner(config: &DriverConfig) -> bool {
     config.mode != ModePreference::Probe
         || config.vlan.is_some()
@@ -80,7 +80,7 @@ pub(crate) struct Grant {
     helper: Arc<Helper>,
     events: OwnedFd,
     pub state: State,
-    /// Why the helper took the device away, if it did.
+    /// The reason, if the helper has taken the device away.
     pub ended: Option<String>,
 }
 

@@ -1,7 +1,7 @@
 //! A process's connection to `xwarpd`, which grants it a device on an interface that many processes share.
 //!
-//! Any thread may call; the one that finds nobody reading the socket reads it for all. Events come on a socket of their
-//! own, which the interface reads.
+//! Any thread may call. The first thread that finds no other thread reading the socket reads it for all. Events arrive
+//! on a socket of their own, which the interface reads.
 
 use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
@@ -25,9 +25,10 @@ use xwarp_control::{MOST_BYTES, Refusal, Reply, Request, Tagged, VERSION};
 /// Longest wait for the answer to a call that does not name a limit.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Most descriptors in a message that is sent.
+/// Largest number of descriptors in a message that is sent.
 const MOST_DESCRIPTORS: usize = 2;
-/// Most descriptors in any message (`SCM_MAX_FD`). All are received: the kernel would close the others, which may take any time.
+/// Largest number of descriptors in any message (`SCM_MAX_FD`). All are received: the kernel would close the others,
+/// which may take arbitrarily long.
 const MOST_RECEIVED: usize = 253;
 
 /// Why a call has no answer.
@@ -35,7 +36,7 @@ const MOST_RECEIVED: usize = 253;
 pub(crate) enum CallError {
     /// The helper refuses.
     Refused(Refusal),
-    /// The helper is gone, or does not answer as it should.
+    /// The helper has ended, or violates the protocol.
     Gone(io::Error),
     /// The helper did not answer in time.
     TimedOut,
@@ -70,7 +71,7 @@ pub(crate) struct Helper {
 
 #[derive(Default)]
 struct Answers {
-    /// By id of the request: the answer, once it is there.
+    /// The answer to each request, by id; `None` until it arrives.
     waiting: BTreeMap<u32, Option<Reply>>,
     /// A thread reads the socket.
     reading: bool,
@@ -101,7 +102,8 @@ impl Helper {
         }
     }
 
-    /// Sends a request with a descriptor, whose answer has descriptors too. For a caller who is alone.
+    /// Sends a request with a descriptor, whose answer has descriptors too. No other thread may use the connection
+    /// meanwhile.
     pub(crate) fn exchange(
         &self,
         body: Request,
@@ -133,7 +135,7 @@ impl Helper {
         }
     }
 
-    /// Sends a request that has no answer. It does not matter if the helper is gone.
+    /// Sends a request that has no answer. Errors are ignored: the helper may have ended.
     pub(crate) fn tell(&self, body: Request) {
         let _ = self.send(&Tagged { id: 0, body }, None, Instant::now() + PATIENCE);
     }
@@ -163,7 +165,7 @@ impl Helper {
             let received = self.receive(end);
             answers = self.lock();
             answers.reading = false;
-            // Others look for their answers, and one of them reads on.
+            // The other threads look for their answers, and one of them continues to read.
             self.arrived.notify_all();
             let (reply, _) = received?;
             if let Some(place) = answers.waiting.get_mut(&reply.id) {
@@ -210,7 +212,7 @@ impl Helper {
     /// Waits until the socket is ready.
     fn ready(&self, flags: PollFlags, end: Instant) -> Result<(), CallError> {
         let left = end.saturating_duration_since(Instant::now());
-        // A limit beyond the range of `Timespec` is none.
+        // A limit beyond the range of `Timespec` counts as no limit.
         let limit = Timespec::try_from(left).ok();
         match poll(&mut [PollFd::new(&self.socket, flags)], limit.as_ref()) {
             Ok(0) => Err(CallError::TimedOut),

@@ -1,4 +1,4 @@
-//! [`Inspection`]: what can be known about an interface without opening it, for programs that examine a machine.
+//! [`Inspection`]: facts about an interface that need no open interface, for programs that examine a machine.
 
 use std::{io, net::IpAddr};
 
@@ -16,7 +16,7 @@ use crate::{
 
 pub use xwarp_control::{Description, Hook, Quota};
 
-/// The first kernel that xwarp works on, as major and minor version.
+/// The oldest supported kernel, as major and minor version.
 pub use crate::open::OLDEST_KERNEL;
 /// The first kernel that gives frames of several chunks to AF_XDP sockets (`XDP_USE_SG`).
 pub const MULTI_BUFFER_KERNEL: (u32, u32) = (6, 6);
@@ -42,7 +42,7 @@ pub struct Inspection {
     pub joins_segments: (bool, bool),
 }
 
-/// Inspects interface `name` of the calling thread's network namespace. Needs no rights.
+/// Inspects interface `name` of the calling thread's network namespace. Needs no privileges.
 pub fn inspect(name: &str, config: &DriverConfig) -> Result<Inspection, OpenError> {
     let system = |doing| move |source| OpenError::System { doing, source };
     let mut netlink = Netlink::open().map_err(system("opening a netlink socket"))?;
@@ -65,7 +65,7 @@ pub fn inspect(name: &str, config: &DriverConfig) -> Result<Inspection, OpenErro
     })
 }
 
-/// The interfaces that the helper shares, and what this user has of them.
+/// The interfaces that the helper shares, and this user's resources on them.
 ///
 /// # Errors
 /// [`OpenError::NoHelper`] when no helper listens, [`OpenError::NotInGroup`] when this process may not connect.

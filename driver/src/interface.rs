@@ -25,10 +25,10 @@ use crate::sys::{Rings, Sizes};
 
 /// An open interface, whose frames to and from us pass through AF_XDP.
 ///
-/// Of an interface that this process owns, the steering program is attached and every receive queue has a socket.
-/// Dropping it (the last owner, if there are several) detaches the program and frees the queues; the kernel does the same when
-/// the process dies. A granted interface has one queue, on a pair of virtual interfaces that the helper removes when this is
-/// dropped or the process dies.
+/// If this process owns the interface, the steering program is attached and every receive queue has a socket. Dropping
+/// it (the last owner, if there are several) detaches the program and frees the queues; the kernel does the same when
+/// the process dies. A granted interface has one queue, on a pair of virtual interfaces that the helper removes when
+/// this is dropped or the process dies.
 #[derive(Debug)]
 pub struct Interface {
     // Dropped first, so that frames go to the kernel again before the sockets close.
@@ -69,7 +69,7 @@ impl Interface {
                     let unshared = unshared.into_error();
                     tracing::debug!(interface = name, reason = %unshared, "not granted by a helper");
                     Self::open_owned(name, config).map_err(|error| match (error, unshared) {
-                        // What keeps this user from the helper is what can be mended.
+                        // The error about the helper is more useful: it names what the user can change.
                         (
                             OpenError::Permission { .. }
                             | OpenError::NoSuchInterface { .. }
@@ -97,10 +97,11 @@ impl Interface {
         only.ok_or_else(|| OpenError::Config("an interface without an owner".into()))
     }
 
-    /// Opens the interface with this name or IP address for `count` owners in this process, of which each has every `count`-th
-    /// queue, with sockets and frame memory of its own. Each owner may be used by another thread. A listening port may be steered
-    /// by several of them, and the owner of the queue on which a SYN arrives gets it. Frames of a flow that arrive on a queue of
-    /// another owner are handed over: see [`Link::hand_over`](xwarp_tcp::link::Link::hand_over).
+    /// Opens the interface with this name or IP address for `count` owners in this process, of which each has every
+    /// `count`-th queue, with sockets and frame memory of its own. Each owner may be used by another thread. Several
+    /// owners may steer the same listening port; the owner of the queue on which a SYN arrives receives it. Frames of a
+    /// flow that arrive on a queue of another owner are handed over: see
+    /// [`Link::hand_over`](xwarp_tcp::link::Link::hand_over).
     ///
     /// # Errors
     /// As [`open`](Self::open), and [`OpenError::TooFewQueues`]. An interface of a helper has one owner.
@@ -160,17 +161,17 @@ impl Interface {
         }
     }
 
-    /// Readable while frames wait that other owners have handed over; `None` without other owners.
+    /// Readable while handed-over frames of other owners wait; `None` without other owners.
     pub(crate) fn handed_over_bell(&self) -> Option<BorrowedFd<'_>> {
         self.lease().and_then(Lease::bell)
     }
 
-    /// Whether the helper has taken the device away, or is gone.
+    /// Whether the helper has taken the device away, or has ended.
     pub(crate) fn revoked(&self) -> bool {
         matches!(&self.origin, From::Granted(grant) if grant.state.removed)
     }
 
-    /// Why it carries no frames any more, after [`Event::LinkRemoved`]: for people.
+    /// Why it no longer carries frames, after [`Event::LinkRemoved`]; text for users.
     pub fn removal(&self) -> String {
         let name = &self.attributes().name;
         match &self.origin {
@@ -212,7 +213,8 @@ impl Interface {
         counters
     }
 
-    /// Counters of the steering program, over all CPUs and owners; none of a granted interface. Takes a few system calls.
+    /// Counters of the steering program, over all CPUs and owners; zero for a granted interface. Takes a few system
+    /// calls.
     pub fn program_counters(&self) -> Option<ProgramCounters> {
         self.lease().map(|lease| lease.program().counters().unwrap_or_default())
     }

@@ -78,8 +78,8 @@ impl Kicks {
         self.kicker.clone()
     }
 
-    /// Requests that `descriptors` of a queue's ring are sent. Without `new` ones among them, a thread that is kicking
-    /// the queue will send them anyway.
+    /// Requests a kick for `descriptors` of a queue's ring. If none of them is `new`, a thread that is kicking the
+    /// queue will send them anyway.
     pub(crate) fn request(&self, queue: u16, descriptors: u32, new: bool) {
         let Some(state) = self.kicker.requests.queues.get(usize::from(queue)) else { return };
         let merged = |old: u32| {
@@ -167,7 +167,7 @@ fn serve_queue(state: &AtomicU32, send: impl Fn(u32) -> bool) -> Kicked {
 }
 
 impl Results {
-    /// Makes the kernel send `descriptors` of the ring of `socket`. Returns false if frames may be left on the ring that a
+    /// Makes the kernel send `descriptors` of `socket`'s ring. Returns false if frames may be left on the ring that a
     /// later kick can send (EAGAIN, ENOBUFS). TCP retransmits a frame that the kernel drops (EBUSY).
     fn send(&self, socket: &OwnedFd, descriptors: u32) -> bool {
         let mut left = descriptors;
@@ -177,16 +177,16 @@ impl Results {
             let (counter, outcome) = match kicked {
                 // The kernel has emptied the ring.
                 Ok(_) => return true,
-                // It took all that it takes in one call, or there was no room for more.
+                // The kernel took its maximum for one call, or had no room for more.
                 Err(Errno::AGAIN) => {
                     left = left.saturating_sub(KICK_DESCRIPTORS);
                     (&self.again, (left == 0).then_some(false))
                 }
-                // One frame was lost, and the kernel did not look at those behind it.
+                // One frame was lost, and the kernel did not read the later ones.
                 Err(Errno::BUSY) => (&self.lost, None),
                 Err(Errno::INTR) => continue,
                 Err(Errno::NOBUFS) => (&self.no_buffers, Some(false)),
-                // Nobody knows when the interface comes back; the next flush requests a kick again.
+                // The time when the interface comes back is unknown; the next flush requests a kick again.
                 Err(Errno::NETDOWN | Errno::NXIO) => (&self.down, Some(true)),
                 Err(_) => (&self.failed, Some(true)),
             };

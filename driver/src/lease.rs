@@ -1,8 +1,8 @@
 //! [`Lease`]: the part of an owned interface that one of several owners has, and the steering program that they share.
 //!
-//! Each owner has queues of its own, with their sockets and frame memory. XDP can redirect a frame only to the socket of the
-//! queue on which the frame arrived, and the sender or the NIC chooses that queue. A frame that arrives on another owner's queue
-//! than its flow is handed over: a copy of its bytes goes to the inbox of the flow's owner.
+//! Each owner has queues of its own, with their sockets and frame memory. XDP can redirect a frame only to the socket
+//! of the queue on which the frame arrived, and the sender or the NIC chooses that queue. A frame that arrives on a
+//! queue of another owner than its flow's is handed over: a copy of its bytes goes to the inbox of the flow's owner.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -16,7 +16,7 @@ use xwarp_prog::SteeringProgram;
 use xwarp_tcp::link::{Steer, SteerError};
 use xwarp_tcp::wire::Flow;
 
-/// Most frames that wait in an inbox. Further ones are dropped, as by a full receive ring, and TCP recovers.
+/// Capacity of an inbox, in frames. Further frames are dropped, as by a full receive ring, and TCP recovers.
 const MOST_HANDED_OVER: usize = 64;
 
 /// The attached program, whose rules are those of all owners.
@@ -36,7 +36,7 @@ struct Rules(BTreeMap<Steer, SmallVec<[u16; 4]>>);
 #[derive(Debug)]
 struct Inbox {
     frames: Mutex<VecDeque<Vec<u8>>>,
-    /// Whether there are frames, for a look without the lock. Changes under the lock only.
+    /// Whether there are frames; readable without the lock, changed under the lock only.
     waiting: AtomicBool,
     /// Readable while there are frames.
     bell: OwnedFd,
@@ -52,7 +52,7 @@ pub(crate) struct Lease {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that holds one of these locks panics between two changes that belong together.
+    // No holder of one of these locks panics between two changes that belong together.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -138,7 +138,7 @@ impl Lease {
         &self.steering.program
     }
 
-    /// The rules of all owners; `None` for the only owner, whose rules are all those of the program.
+    /// The rules of all owners; `None` for a single owner, who owns all rules of the program.
     fn rules(&self) -> Option<MutexGuard<'_, Rules>> {
         (!self.steering.inboxes.is_empty()).then(|| lock(&self.steering.rules))
     }

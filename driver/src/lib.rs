@@ -1,14 +1,15 @@
 //! The AF_XDP driver of xwarp: it turns a Linux network interface into a [`Link`](xwarp_tcp::link::Link).
 //!
-//! It loads and attaches the steering program, binds one AF_XDP socket to each receive queue (all on one shared
-//! UMEM), tracks the place of every frame, and asks the kernel by netlink for addresses, routes, next hops and the
-//! MTU. Where the helper `xwarpd` shares the interface, it asks the helper for a socket, for routes and for ports instead. The verbs' device owns an [`Interface`] and lends it to the engine as `&mut dyn Link`; its connection manager
-//! keeps a [`Resolver`] and [`PortReservation`]s, which work without the interface.
+//! It loads and attaches the steering program, binds one AF_XDP socket to each receive queue (all on one shared UMEM),
+//! tracks the place of every frame, and asks the kernel by netlink for addresses, routes, next hops and the MTU. If the
+//! helper `xwarpd` shares the interface, the driver asks the helper for a socket, for routes and for ports instead. The
+//! verbs' device owns an [`Interface`] and lends it to the engine as `&mut dyn Link`; its connection manager keeps a
+//! [`Resolver`] and [`PortReservation`]s, which work without the interface.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`config`], [`error`] | settings, attributes and counters; errors |
-//! | [`inspect`] | what is known without opening: for diagnosis |
+//! | [`inspect`] | facts about an interface without opening it, for diagnosis |
 //! | `interface`, `open`, `state` | opening, attributes, counters, events |
 //! | `grant`, [`helper`] | a device that a helper grants, and the connection to the helper |
 //! | [`shared`] | the helper's side: an interface that it shares |
@@ -16,14 +17,14 @@
 //! | `deadline` | the end of a wait with a limit |
 //! | `link` | the `Link` implementation: rings to tokens and back |
 //! | `lease` | one of several owners of an interface: its steering rules, and frames of other owners' flows |
-//! | `kick` | the kick, by any thread |
+//! | `kick` | the transmit kick, callable from any thread |
 //! | [`frames`] | the place of each chunk |
 //! | `sys` | everything `unsafe`: rings, frame memory, one ioctl |
 //! | [`netlink`] | links, addresses, routes, neighbours, notifications |
 //! | [`port`] | port reservation in the kernel |
 //!
-//! Threads: none. Every call that enters the kernel namespace-dependently (open, resolver, ports) acts
-//! in the network namespace of the calling thread.
+//! The crate starts no threads. Calls that depend on a network namespace (open, resolver, ports) act in that of the
+//! calling thread.
 #![deny(unsafe_code)]
 
 mod chains;

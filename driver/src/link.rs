@@ -8,7 +8,7 @@ use crate::interface::Interface;
 use crate::lease::Lease;
 use crate::sys::{CHUNK_CAPACITY, chunks_of};
 
-/// Number of free chunks from which on they are put back on the queue's fill ring at once; fewer wait for the next
+/// With at least this number of free chunks, a recycle refills the queue's fill ring at once; fewer wait for the next
 /// call of `receive`.
 const REFILL_BATCH: usize = 32;
 
@@ -35,7 +35,7 @@ impl Link for Interface {
             return 0;
         }
         let queues = self.rings.queues();
-        // With several owners, the frames that they hand over are received in turn with those of the queues.
+        // With several owners, handed-over frames are received in turn with those of the queues.
         let sources = queues + u16::from(self.handed_over_bell().is_some());
         for turn in 0..sources {
             let room = max - (batch.len() - before);
@@ -117,7 +117,7 @@ impl Link for Interface {
                 self.refill(queue, 1);
             }
         } else if self.rings.transmit_free() < self.sizes.transmit as usize / 2 {
-            // Otherwise the next call of `receive` has time for it: here a message waits for its kick.
+            // Otherwise the next call of `receive` does it: here a message waits for its kick.
             self.complete();
         }
     }
@@ -157,11 +157,11 @@ impl Interface {
         }
     }
 
-    /// Requests a kick of the queue if frames are on its ring and the kernel must be told.
+    /// Requests a kick of the queue if frames are on its ring and the kernel must be woken.
     fn request_kick(&mut self, queue: u16) {
         let new = self.sent_since_flush;
         let left = self.rings.transmit_pending(queue);
-        // The switch would still carry frames of a device that its helper has left.
+        // After the helper has ended, the switch would still carry the device's frames.
         if left > 0 && !self.revoked() && self.rings.transmit_sleeps(queue) {
             self.kicks.request(queue, left, new);
         }

@@ -183,8 +183,8 @@ fn largest_mtu(mode: Mode, sizes: &Sizes) -> u16 {
     u16::try_from(chunks * CHUNK_CAPACITY - MOST_ETHERNET_BYTES).unwrap_or(u16::MAX)
 }
 
-/// Attaches the program and binds all queues, in the first mode that works. Returns the mode, and for each owner its rings
-/// and sizes, in which frames of several chunks are given up when the kernel refuses them.
+/// Attaches the program and binds all queues, in the first mode that works. Returns the mode, and the rings and sizes
+/// of each owner. Falls back to frames of one chunk when the kernel refuses longer ones.
 pub(crate) fn bring_up(
     program: &mut SteeringProgram,
     found: &Found,
@@ -196,7 +196,8 @@ pub(crate) fn bring_up(
         ModePreference::Force(mode) => std::slice::from_ref(mode),
     };
     let mut refusal = None;
-    // A kernel before 6.6 knows no frames of several chunks, and not every network driver has them in zero-copy mode.
+    // A kernel before 6.6 does not support frames of several chunks, and not every network driver supports them in
+    // zero-copy mode.
     let multi_buffer = owners.iter().any(|sizes| sizes.multi_buffer);
     let frames = if multi_buffer { &[true, false][..] } else { &[false] };
     for (&mode, &multi_buffer) in
@@ -226,7 +227,7 @@ pub(crate) fn bring_up(
     })
 }
 
-/// Why one mode did not work, and whether another mode may work.
+/// The error of one mode, and whether another mode may work.
 enum Refusal {
     Mode(io::Error),
     Final(OpenError),

@@ -32,7 +32,7 @@ pub struct PortReservation {
     _held: Held,
 }
 
-/// What keeps a port reserved.
+/// The resource that keeps a port reserved.
 #[derive(Debug)]
 enum Held {
     Socket { _bound: OwnedFd },
@@ -45,7 +45,7 @@ struct GrantedPort {
     helper: Arc<Helper>,
     address: Option<IpAddr>,
     port: u16,
-    /// The process whose port it is; a child (`fork`) has a copy of this.
+    /// The process that owns the port; a child (`fork`) has a copy of this value.
     owner: u32,
 }
 
@@ -87,7 +87,7 @@ pub fn reserve_port(
     }
 }
 
-/// Reserves a port as [`reserve_port`] does, by `helper`.
+/// Reserves a port through `helper`; see [`reserve_port`].
 pub(crate) fn reserve_by_helper(
     helper: &Arc<Helper>,
     address: Option<IpAddr>,

@@ -18,13 +18,13 @@ use crate::netlink::Netlink;
 use crate::netlink::neighbour::Neighbour;
 use crate::port::{self, PortReservation};
 
-/// First interval at which the kernel is asked whether it has resolved a neighbour; it doubles up to the longest.
+/// First interval between two look-ups of a neighbour that the kernel resolves; it doubles up to the longest.
 const NEIGHBOUR_POLL: Duration = Duration::from_millis(2);
 const LONGEST_NEIGHBOUR_POLL: Duration = Duration::from_millis(16);
 
 /// Longest wait for a helper's answer about a next hop: the engine's lock is held meanwhile.
 const NEXT_HOP_PATIENCE: Duration = Duration::from_millis(50);
-/// Time for which a helper that did not answer is not asked about next hops again.
+/// Pause before a helper that did not answer is asked about next hops again.
 const NEXT_HOP_PAUSE: Duration = Duration::from_secs(1);
 
 /// The smallest MTU that IPv4 allows (RFC 791); a route's MTU below it counts as this.
@@ -59,14 +59,15 @@ pub struct Route {
 #[derive(Debug)]
 pub struct Resolver {
     source: Source,
-    /// The process that opened the interface. A child (`fork`) must not use its sockets: it would take away the answers.
+    /// The process that opened the interface. A child (`fork`) must not use its sockets, because it would consume the
+    /// parent's answers.
     owner: u32,
     facts: Facts,
     /// Ethernet address and path MTU of the interface.
     link: Mutex<(Mac, u16)>,
 }
 
-/// Who knows routes and neighbours, and reserves ports.
+/// The source of routes and neighbours, which also reserves ports.
 #[derive(Debug)]
 enum Source {
     /// The kernel of this network namespace; locked for one request and its answer.

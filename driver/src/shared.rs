@@ -34,8 +34,8 @@ pub struct SharedInterface {
 
 impl SharedInterface {
     /// Opens interface `name` of the calling thread's network namespace, natively or else in generic mode, unless
-    /// `config` forces one of them. Where an XDP program is that is not ours, frames come by a relay, which the caller makes: see
-    /// [`relay_mtu`](Self::relay_mtu).
+    /// `config` forces one of them. If the interface has a foreign XDP program, frames arrive through a relay that the
+    /// caller creates: see [`relay_mtu`](Self::relay_mtu).
     ///
     /// # Errors
     /// As [`Interface::open`](crate::Interface::open).
@@ -54,14 +54,14 @@ impl SharedInterface {
             && match from_clients {
                 FromClients::Native => true,
                 FromClients::Generic => false,
-                // A veth takes redirected frames only while its other end has an XDP program or GRO, and says so only then; it drops
-                // them without a sign when that changes.
+                // A veth takes redirected frames only while its other end has an XDP program or GRO, and announces the
+                // feature only then. When that changes, it drops them silently.
                 FromClients::Probe if found.carrier.veth => false,
                 FromClients::Probe => {
                     features::takes_redirected(found.carrier.index, multi_buffer).unwrap_or(false)
                 }
             };
-        // A client with the default settings bounds the largest frame that is announced.
+        // The announced largest frame is that of a client with the default settings.
         let sizes = Sizes::granted(DriverConfig::default().sizes(), multi_buffer);
         let attributes = found.attributes(hook.into(), &sizes, switch.id());
         let watch = Watch::new(monitor, netlink, attributes, |event| follow(&switch, &event))
@@ -74,9 +74,9 @@ impl SharedInterface {
         self.hook
     }
 
-    /// The MTU of the relay that this interface needs, if it needs one: a veth pair from the namespace of the interface, whose far
-    /// end runs the program of the switch ([`Switch::attach_behind_relay`]) where the pairs of clients are. It carries frames of any
-    /// MTU that the interface may get.
+    /// The MTU of the relay, if this interface needs one. The relay is a veth pair from the interface's namespace to
+    /// that of the clients' pairs; its far end runs the program of the switch ([`Switch::attach_behind_relay`]). It
+    /// carries frames of any MTU that the interface may get.
     pub fn relay_mtu(&self) -> Option<u32> {
         let mtu = if self.multi_buffer { u16::MAX } else { SINGLE_CHUNK_MTU };
         (self.hook == Hook::TrafficControl).then_some(u32::from(mtu))
@@ -87,7 +87,7 @@ impl SharedInterface {
     /// # Errors
     /// As [`Relay::attach`]; the near end is missing.
     pub fn attach_relay(&mut self, near: &str) -> io::Result<()> {
-        // The kernel would give it an address, and send router solicitations on it.
+        // Otherwise the kernel would assign an address and send router solicitations.
         if let Err(error) = fs::write(format!("/proc/sys/net/ipv6/conf/{near}/disable_ipv6"), "1") {
             tracing::debug!(near, %error, "IPv6 stays on at the relay");
         }
@@ -152,7 +152,8 @@ impl SharedInterface {
     }
 }
 
-/// Attaches the switch in the first mode that works. Where another program has the interface, only clients' frames are let out.
+/// Attaches the switch in the first mode that works. If another program has the interface, only the clients' outgoing
+/// frames pass directly.
 fn attach(switch: &mut Switch, found: &Found, config: &DriverConfig) -> Result<Hook, OpenError> {
     let (name, index) = (&found.carrier.name, found.carrier.index);
     let modes: &[Mode] = match config.mode {
@@ -220,7 +221,7 @@ pub fn client_socket(
     Ok(socket)
 }
 
-/// Keeps what the switch knows of the interface up to date.
+/// Keeps the switch's copy of the interface's attributes up to date.
 fn follow(switch: &Switch, event: &Event) {
     let followed = match event {
         Event::Mac(mac) => switch.set_source(mac.0),

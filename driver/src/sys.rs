@@ -1,12 +1,11 @@
 //! The only unsafe code of this crate: the memory that we share with the kernel, its rings, one ioctl, and one
 //! socket option. The module's interface is safe.
 //!
-//! The argument for all blocks below: a chunk's memory is touched by us only while its [`Place`] is
-//! `Received` or `Retained`, and by the kernel only while it is `Fill`, `Sending` or `Released`. The
-//! places are private to [`Rings`], change only together with the ring operation that hands a chunk
-//! over or takes it back, and are checked in release builds too. A reference into a chunk borrows
-//! [`Rings`], so no hand-over can happen while it lives. The chunks of a frame are all different: a chunk joins a
-//! chain only when it has just left the free stack or the receive ring.
+//! The argument for all blocks below: we access a chunk's memory only while its [`Place`] is `Received` or `Retained`,
+//! and the kernel only while it is `Fill`, `Sending` or `Released`. The places are private to [`Rings`], change only
+//! together with the ring operation that hands a chunk over or takes it back, and are checked in release builds too. A
+//! reference into a chunk borrows [`Rings`], so no hand-over can happen while it lives. The chunks of a frame are all
+//! different: a chunk joins a chain only when it has just left the free stack or the receive ring.
 //!
 //! A helper that granted the socket has mapped the memory only while it registered it.
 #![expect(unsafe_code, reason = "the one place for it; see the module's argument")]
@@ -38,11 +37,11 @@ pub(crate) const CHUNK_BYTES: usize = 4096;
 /// chunks leave them unused too, so that both directions have chunks of one capacity.
 const HEADROOM_BYTES: usize = 256;
 
-/// Most bytes of a frame in one chunk.
+/// Largest number of bytes of a frame in one chunk.
 pub(crate) const CHUNK_CAPACITY: usize = CHUNK_BYTES - HEADROOM_BYTES;
 
-/// Most chunks of a frame: one and the fragments of the kernel's socket buffers (`MAX_SKB_FRAGS`), of which there are 17
-/// unless the kernel was built for more.
+/// Largest number of chunks of a frame: one and the fragments of the kernel's socket buffers (`MAX_SKB_FRAGS`), of
+/// which there are 17 unless the kernel was built for more.
 pub(crate) const MOST_CHUNKS: usize = 18;
 
 /// Option of a descriptor that is not the last of its frame (`XDP_PKT_CONTD` of `linux/if_xdp.h`).
@@ -86,7 +85,7 @@ impl std::fmt::Debug for Rings {
 struct Queue {
     rings: SocketRings,
     socket: OwnedFd,
-    /// The frame whose last chunk has not come yet.
+    /// The frame whose last chunk has not arrived yet.
     partial: Partial,
 }
 
@@ -223,7 +222,7 @@ fn chunk_at(address: u64) -> (u32, usize) {
 }
 
 impl Partial {
-    /// Appends `chunk`, whose descriptor is `right` or not.
+    /// Appends `chunk`; `right` says whether its descriptor was valid.
     fn add(&mut self, chains: &mut Chains, chunk: u32, bytes: usize, right: bool) {
         self.malformed |= !right || usize::from(self.chunks) >= MOST_CHUNKS;
         if self.malformed {
@@ -493,7 +492,7 @@ impl Rings {
         }
     }
 
-    /// A frame of so many chunks to send from, named by its first chunk.
+    /// A transmit frame of `chunks` chunks, named by its first chunk.
     pub(crate) fn alloc(&mut self, chunks: usize) -> Option<u32> {
         if self.frames.transmit_free() < chunks {
             return None;
@@ -563,7 +562,7 @@ impl Rings {
         Some(count as u16)
     }
 
-    /// The token of a frame is given back.
+    /// Takes back the token of a frame.
     pub(crate) fn release(&mut self, head: u32) {
         for chunk in self.chains.truncate(head, 0) {
             let released = self.frames.release(chunk);

@@ -1,4 +1,4 @@
-//! What network drivers can do with XDP, by the generic netlink family "netdev" of kernel 6.3 and newer.
+//! XDP features of network drivers, by the generic netlink family "netdev" of kernel 6.3 and newer.
 
 use std::io;
 

@@ -31,7 +31,7 @@ pub struct Link {
     pub receive_queues: u32,
     /// Number of transmit queues at creation.
     pub transmit_queues: u32,
-    /// For an interface of kind vlan: the index of the interface below, and its VLAN id.
+    /// For an interface of kind vlan: the index of its parent, and its VLAN id.
     pub vlan: Option<(u32, u16)>,
     /// Whether it is an end of a pair of virtual interfaces.
     pub veth: bool,

@@ -43,7 +43,7 @@ impl Netlink {
         self.ask(message, NLM_F_REQUEST | NLM_F_DUMP)
     }
 
-    /// Requests one object; the error says why there is none.
+    /// Requests one object, or returns the kernel's error.
     fn one(&mut self, message: RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
         let answer = self.ask(message, NLM_F_REQUEST | NLM_F_ACK)?;
         answer.into_iter().next().ok_or_else(|| io::ErrorKind::NotFound.into())

@@ -21,7 +21,7 @@ pub struct RouteAnswer {
     pub gateway: Option<IpAddr>,
     /// The source address that the kernel would choose.
     pub source: Option<IpAddr>,
-    /// The route's own MTU, when it has one (set by hand, or learnt).
+    /// The route's own MTU, if it has one (configured or learnt).
     pub mtu: Option<u32>,
 }
 
@@ -87,7 +87,7 @@ fn from_message(message: &RouteMessage) -> RouteAnswer {
             RouteAttribute::Oif(index) => answer.interface = *index,
             RouteAttribute::Gateway(address) => answer.gateway = ip_of(address),
             RouteAttribute::Via(via) => {
-                // An IPv4 route with an IPv6 next hop (RFC 5549): the neighbour has an IPv6 address.
+                // An IPv4 route may have an IPv6 next hop (RFC 5549): the neighbour has an IPv6 address.
                 answer.gateway = match via {
                     netlink_packet_route::route::RouteVia::Inet(v4) => Some(IpAddr::V4(*v4)),
                     netlink_packet_route::route::RouteVia::Inet6(v6) => Some(IpAddr::V6(*v6)),

@@ -1,4 +1,4 @@
-//! Pairs of virtual interfaces (veth), which the helper makes for its clients.
+//! Pairs of virtual interfaces (veth), which the helper creates for its clients.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};

@@ -1,4 +1,4 @@
-//! Questions to a network driver, by the ethtool ioctl.
+//! Queries of a network driver, by the ethtool ioctl.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -37,8 +37,8 @@ pub(crate) struct QueueCounts {
     pub transmit: u32,
 }
 
-/// The queues of an interface that are in use now (not the most there could be), as its driver tells;
-/// `None` when it does not.
+/// The queues of an interface that are in use now (not the maximum), as reported by its driver; `None` if it does not
+/// report them.
 pub(crate) fn active_queues(any_socket: BorrowedFd<'_>, name: &str) -> Option<QueueCounts> {
     let mut channels = EthtoolChannels { cmd: ETHTOOL_GCHANNELS, ..Default::default() };
     // SAFETY: ETHTOOL_GCHANNELS writes one `ethtool_channels`, which `channels` is laid out as.
@@ -59,7 +59,7 @@ pub(crate) fn joins_segments(any_socket: BorrowedFd<'_>, name: &str) -> (bool, b
     (ethtool_value(any_socket, name, ETHTOOL_GGRO) != 0, flags & ETH_FLAG_LRO != 0)
 }
 
-/// The answer to a request that reads one number; 0 when the driver does not tell.
+/// The answer to a request that reads one number; 0 when the driver does not report it.
 fn ethtool_value(any_socket: BorrowedFd<'_>, name: &str, cmd: u32) -> u32 {
     let mut value = EthtoolValue { cmd, data: 0 };
     // SAFETY: the requests that are passed here write one `ethtool_value`, which `value` is laid out as.
@@ -82,7 +82,7 @@ unsafe fn ethtool(any_socket: BorrowedFd<'_>, name: &str, command: *mut libc::c_
         *to = from.cast_signed();
     }
     request.ifr_ifru.ifru_data = command;
-    // SAFETY: SIOCETHTOOL reads the name and does to the structure what the caller vouches for; both live
-    // longer than the call.
+    // SAFETY: SIOCETHTOOL reads the name, and accesses the structure as the caller guarantees; both live longer than
+    // the call.
     unsafe { libc::ioctl(any_socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) == 0 }
 }

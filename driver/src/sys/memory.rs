@@ -49,12 +49,12 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and those who hold addresses into it own or borrow this.
+        // SAFETY: the mapping is ours, and every holder of an address into it owns or borrows this value.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 
-/// Frame memory and the file that it is.
+/// Frame memory and its file.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(super) mapping: Mapping,
@@ -74,7 +74,7 @@ impl Memory {
     /// The memory that another process made: a sealed file of exactly `len` bytes.
     pub(crate) fn of(file: OwnedFd, len: usize) -> io::Result<Self> {
         let refuse = |why| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
-        // Only files in memory have seals; a file of a user's file system could block whoever reads it.
+        // Only files in memory have seals; a file of a user's file system could block its reader.
         if !fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)) {
             return refuse("frame memory must be a memfd with the seals SHRINK, GROW and SEAL");
         }

@@ -53,7 +53,8 @@ impl<D: Copy> Ring<D> {
     /// Maps the ring at `selector` of the socket.
     ///
     /// # Safety
-    /// `D` is the type of this ring's descriptors, any bytes are a value of it, and nobody else uses our side of the ring.
+    /// `D` is the type of this ring's descriptors, any bytes are a value of it, and no other code uses our side of the
+    /// ring.
     unsafe fn map(
         socket: BorrowedFd<'_>,
         selector: u64,
@@ -157,7 +158,7 @@ impl<D: Copy> Consumer<D> {
             ring.theirs = ring.producer().load(Ordering::Acquire);
             there = ring.theirs.wrapping_sub(ring.ours);
         }
-        // More than the ring has entries only if its memory was corrupted.
+        // The count exceeds the ring's entries only if its memory was corrupted.
         let count = there.min(wanted).min(ring.entries) as usize;
         if count == 0 {
             return 0;
@@ -200,8 +201,8 @@ pub(super) struct SocketRings {
 }
 
 impl SocketRings {
-    /// Maps the rings of a socket, which have `entries`. Nobody else may use them. Older kernels (6.1) refuse it with `EBUSY`
-    /// once the socket is bound, so who makes a socket maps its rings first.
+    /// Maps the rings of a socket, which have `entries`. No other code may use them. Older kernels (6.1) refuse this
+    /// with `EBUSY` once the socket is bound, so the creator of a socket maps its rings first.
     pub(super) fn map(socket: BorrowedFd<'_>, entries: Entries) -> io::Result<Self> {
         if !entries.receive.is_power_of_two() || !entries.transmit.is_power_of_two() {
             return Err(io::ErrorKind::InvalidInput.into());
