@@ -1,4 +1,4 @@
-//! Reading and writing the fields of messages. Every read checks what is left, and every length has a limit.
+//! Reading and writing the fields of messages. Every read checks the remaining length, and every length has a limit.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,13 +7,13 @@ use xwarp_tcp::wire::Mac;
 /// Why a message cannot be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// It ends in the middle of a field.
+    /// The message ends in the middle of a field.
     #[error("the message is too short")]
     Short,
-    /// Bytes are left behind its last field.
+    /// Bytes follow the last field.
     #[error("the message is too long")]
     Long,
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     #[error("the message has an invalid {0}")]
     Invalid(&'static str),
 }

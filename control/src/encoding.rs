@@ -6,16 +6,16 @@ use crate::message::{
     Reason, Refusal, Reply, Request, Sizes, Tagged,
 };
 
-/// Most bytes of an interface's name (`IFNAMSIZ` without the final zero).
+/// Largest length of an interface's name, in bytes (`IFNAMSIZ` without the final zero).
 const MOST_NAME_BYTES: usize = 15;
 
-/// Most bytes of a text for people.
+/// Largest length of a text for users, in bytes.
 const MOST_TEXT_BYTES: usize = 512;
 
-/// Most bytes of a counter's name.
+/// Largest length of a counter's name, in bytes.
 const MOST_COUNTER_BYTES: usize = 40;
 
-/// Most VLAN tags of a frame.
+/// Largest number of VLAN tags of a frame.
 const MOST_VLANS: usize = 2;
 
 /// All reasons, in the order of their codes.

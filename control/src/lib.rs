@@ -1,20 +1,20 @@
 //! The control protocol between a process that uses an interface and `xwarpd`, which shares it.
 //!
-//! A client connects to the helper's socket, a `SOCK_SEQPACKET` socket of `AF_UNIX`, so each message is one datagram of at
-//! most [`MOST_BYTES`]. The client sends [`Request`]s and the helper answers each with a [`Reply`] of the same id; answers
-//! may come in any order. Two messages carry a descriptor: [`Request::Open`] the memory that the client made for frames, a
-//! sealed memfd, and [`Reply::Opened`] two, the AF_XDP socket and a second socket, on which the helper sends [`Event`]s.
-//! The end of either socket is the end of the device.
+//! A client connects to the helper's socket, a `SOCK_SEQPACKET` socket of `AF_UNIX`, so each message is one datagram of
+//! at most [`MOST_BYTES`]. The client sends [`Request`]s and the helper answers each with a [`Reply`] of the same id;
+//! answers may come in any order. Two messages carry descriptors: [`Request::Open`] the frame memory that the client
+//! created, a sealed memfd; [`Reply::Opened`] the AF_XDP socket and a second socket, on which the helper sends
+//! [`Event`]s. When either socket is closed, the device ends.
 //!
-//! | request | reply | what the helper does |
+//! | request | reply | action of the helper |
 //! |---|---|---|
 //! | [`Request::Hello`] | [`Reply::Hello`] | compares versions |
-//! | [`Request::Open`] | [`Reply::Opened`] | makes a veth pair and binds a socket to its far end |
+//! | [`Request::Open`] | [`Reply::Opened`] | creates a veth pair and binds a socket to its far end |
 //! | [`Request::Reserve`] | [`Reply::Reserved`] | reserves a port in the kernel and gives it to the client |
-//! | [`Request::Release`] | none | takes it away |
+//! | [`Request::Release`] | none | releases the port |
 //! | [`Request::Resolve`] | [`Reply::Resolved`] | looks up route and neighbour, without waiting |
 //! | [`Request::NextHop`] | [`Reply::NextHop`] | the same for an established connection |
-//! | [`Request::Describe`] | [`Reply::Described`] | reads counters of an interface, and what the user has |
+//! | [`Request::Describe`] | [`Reply::Described`] | reads counters of an interface, and the user's resources |
 //!
 //! Numbers are little-endian. A message is rejected as a whole when it is too short or too long, or when a field is out of
 //! its range. This crate has no I/O: the driver and the helper send and receive.
@@ -32,8 +32,8 @@ pub use message::{
     Reason, Refusal, Reply, Request, Sizes, Tagged, VERSION,
 };
 
-/// Where the helper listens unless told otherwise.
+/// Default path of the helper's socket.
 pub const DEFAULT_SOCKET: &str = "/run/xwarp/xwarpd.sock";
 
-/// Environment variable that names another socket.
+/// Environment variable with the path of another socket.
 pub const SOCKET_VARIABLE: &str = "XWARP_HELPER";

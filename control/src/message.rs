@@ -5,16 +5,16 @@ use std::net::IpAddr;
 
 use xwarp_tcp::wire::Mac;
 
-/// Version of the protocol. Client and helper must have the same.
+/// Version of the protocol. Client and helper must have the same version.
 pub const VERSION: u16 = 1;
 
 /// Largest message in bytes.
 pub const MOST_BYTES: usize = 2048;
 
-/// Most addresses in [`Device::addresses`]; the others follow as [`Event::AddressAdded`].
+/// Largest number of addresses in [`Device::addresses`]; the others follow as [`Event::AddressAdded`].
 pub const MOST_ADDRESSES: usize = 64;
 
-/// Most counters in a [`Description`].
+/// Largest number of counters in a [`Description`].
 pub const MOST_COUNTERS: usize = 32;
 
 /// A request or a reply with the number that joins them.
@@ -35,7 +35,7 @@ pub enum Choice {
     Address(IpAddr),
 }
 
-/// Sizes of frame memory and rings, as the client made the memory.
+/// Sizes of frame memory and rings, chosen by the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
     /// Receive chunks of 4096 bytes.
@@ -75,7 +75,8 @@ pub enum Request {
         /// The port.
         port: u16,
     },
-    /// Looks up how to reach an address. To be repeated while the neighbour is [pending](Neighbour::Pending).
+    /// Looks up how to reach an address. The client repeats the request while the neighbour is
+    /// [pending](Neighbour::Pending).
     Resolve {
         /// The peer.
         destination: IpAddr,
@@ -98,14 +99,14 @@ pub enum Request {
     },
 }
 
-/// Where a helper takes frames from the wire.
+/// The hook at which a helper receives frames from the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hook {
     /// XDP in the network driver.
     Native,
     /// XDP after the kernel has made a socket buffer.
     Generic,
-    /// Traffic control (tc), behind XDP: a program that is not the helper's has the interface's XDP.
+    /// Traffic control (tc), behind XDP: a foreign program has the interface's XDP hook.
     TrafficControl,
 }
 
@@ -150,7 +151,7 @@ pub struct Device {
     pub addresses: Vec<IpAddr>,
 }
 
-/// The state of a shared interface, for people and monitors.
+/// The state of a shared interface, for users and monitors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Description {
     /// Number of shared interfaces.
@@ -176,11 +177,11 @@ pub struct Description {
     pub own_ports: Quota,
     /// Frame memory of this user, in bytes.
     pub own_memory_bytes: Quota,
-    /// Frames by what the switch did with them: at most [`MOST_COUNTERS`].
+    /// Frames by the switch's action, at most [`MOST_COUNTERS`] counters.
     pub counters: Vec<(String, u64)>,
 }
 
-/// What one user has, and what it may have at most.
+/// The resources of one user, and their limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Quota {
     /// What it has.
@@ -189,14 +190,14 @@ pub struct Quota {
     pub most: u64,
 }
 
-/// What is known about the Ethernet address of a next hop.
+/// The state of a next hop's Ethernet address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Neighbour {
     /// It is known.
     Known(Mac),
     /// It is being resolved.
     Pending,
-    /// The neighbour did not answer; it is asked again.
+    /// The neighbour did not answer; the kernel asks it again.
     Failed,
 }
 
@@ -215,7 +216,7 @@ pub enum Reason {
     Rate,
     /// The port is in use.
     PortInUse,
-    /// The port needs more rights.
+    /// The port needs more privileges.
     Permission,
     /// The address is not the interface's.
     NotOurAddress,
@@ -235,7 +236,7 @@ pub enum Reason {
 pub struct Refusal {
     /// For the program.
     pub reason: Reason,
-    /// For people: what is wrong and what to do.
+    /// Text for users: the problem and its remedy.
     pub text: String,
 }
 

@@ -17,7 +17,7 @@ use xwarp_driver::helper::send_message;
 
 use crate::pairs::Pair;
 
-/// Most next hops whose changes a client is told.
+/// Largest number of next hops whose changes are sent to a client.
 const MOST_NEXT_HOPS: usize = 1024;
 
 /// A connected process.
@@ -37,7 +37,7 @@ pub(crate) struct Client {
 /// A client's device.
 pub(crate) enum Device {
     None,
-    /// Its pair is being made.
+    /// The pair is being created.
     Opening {
         request: u32,
         uplink: usize,
@@ -95,7 +95,7 @@ impl Client {
         }
     }
 
-    /// Remembers a next hop whose changes concern this client.
+    /// Subscribes this client to the changes of a next hop.
     pub(crate) fn follow(&mut self, next_hop: IpAddr) {
         if self.next_hops.len() >= MOST_NEXT_HOPS && !self.next_hops.contains(&next_hop) {
             self.next_hops.pop_first();

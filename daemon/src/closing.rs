@@ -1,8 +1,8 @@
-//! [`Closing`]: the threads that close the descriptors of clients, which may take any time.
+//! [`Closing`]: the threads that close the descriptors of clients, which may take arbitrarily long.
 //!
-//! Closing the last descriptor of a TCP socket waits for its linger time, and that of a file waits for its file system, which may
-//! be a program of the user (FUSE). A client can pass such descriptors, and leave them unread in a socket, so the loop closes
-//! neither. A thread for each closes them, and counts as a connection of the user meanwhile.
+//! Closing the last descriptor of a TCP socket waits for its linger time, and that of a file waits for its file system,
+//! which may be a program of the user (FUSE). A client can pass such descriptors, or leave them unread in a socket, so
+//! the server loop must not close them. A thread closes each, and counts as a connection of the user meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,7 +41,7 @@ impl Drop for Counted {
 }
 
 impl Closing {
-    /// Drops what came from `uid` on a thread.
+    /// Drops, on a thread, a value that `uid` sent.
     pub(crate) fn close(&self, uid: u32, what: impl Send + 'static) {
         *lock(&self.0).entry(uid).or_default() += 1;
         let counted = Counted { threads: Arc::clone(&self.0), uid };
@@ -55,7 +55,7 @@ impl Closing {
         }
     }
 
-    /// Threads that close what came from `uid`.
+    /// Number of threads that close descriptors of `uid`.
     pub(crate) fn of(&self, uid: u32) -> usize {
         lock(&self.0).get(&uid).copied().unwrap_or_default()
     }
@@ -73,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    /// Something that takes until its sender is gone to be dropped.
+    /// A value whose drop blocks until its sender is dropped.
     struct Slow(Receiver<()>);
 
     impl Drop for Slow {

@@ -1,4 +1,4 @@
-//! What one user may have, and the rate of requests.
+//! Resource limits of one user, and the rate of requests.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -8,10 +8,11 @@ use xwarp_control::{Reason, Refusal};
 /// Connections beyond the devices that a user may have.
 const SPARE_CONNECTIONS: usize = 16;
 
-/// Devices that are being removed may take as much as open ones.
+/// Devices that are being removed may use as much as open ones.
 const WITH_REMOVED: usize = 2;
 
-/// What one user (uid) may have at a time. Root is limited too: a program of root that leaks is no better.
+/// The resources that one user (uid) may hold at a time. Root is limited too, because programs of root may leak as
+/// well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
     pub devices: usize,
@@ -28,7 +29,7 @@ pub(crate) struct Usage {
     pub devices: usize,
     pub ports: usize,
     pub memory_bytes: u64,
-    /// Devices as the kernel has them: these and those that are being removed.
+    /// Devices in the kernel: open ones, and those that are being opened or removed.
     pub slots: usize,
     /// Frame memory of all of them.
     pub slots_bytes: u64,
@@ -55,7 +56,7 @@ impl Limits {
                 "{wanted} KiB of frame memory: this user has {had} of {most} KiB already (--memory-per-user of xwarpd, or fewer chunks)"
             ));
         }
-        // The worker that makes and removes pairs serves all users in order: one user must not fill its queue.
+        // The worker that creates and removes pairs serves all users in order, so one user must not fill its queue.
         let most_bytes = most.saturating_mul(WITH_REMOVED as u64);
         if usage.slots >= devices.saturating_mul(WITH_REMOVED)
             || memory_bytes > most_bytes.saturating_sub(usage.slots_bytes)
@@ -77,7 +78,7 @@ impl Limits {
     }
 }
 
-/// The requests that each user may still send now: a bucket that fills at the rate and holds one second.
+/// A token bucket of requests for each user, which fills at the rate and holds one second's requests.
 #[derive(Debug, Default)]
 pub(crate) struct Rates(BTreeMap<u32, Bucket>);
 
@@ -103,8 +104,8 @@ impl Rates {
         Ok(())
     }
 
-    /// Forgets the users whose buckets are full again. A user who is not connected keeps an emptied bucket, or another
-    /// connection would fill it.
+    /// Removes the buckets that are full again. A disconnected user keeps a bucket that is not full; otherwise a new
+    /// connection would start with a full one.
     pub(crate) fn forget_full(&mut self, per_second: u32, now: Instant) {
         let most = f64::from(per_second);
         self.0.retain(|_, bucket| bucket.filled(most, now) < most);
@@ -112,7 +113,7 @@ impl Rates {
 }
 
 impl Bucket {
-    /// What is in it now.
+    /// Tokens in the bucket now.
     fn filled(&self, most: f64, now: Instant) -> f64 {
         (self.left + now.saturating_duration_since(self.at).as_secs_f64() * most).min(most)
     }

@@ -1,4 +1,4 @@
-//! The helper's socket: made here, or passed by systemd.
+//! The helper's socket: created here, or passed by systemd.
 
 use std::fs;
 use std::io;
@@ -30,7 +30,7 @@ impl Listening {
         let path = &options.socket;
         if path.as_os_str() == "-" {
             let socket = io::stdin().as_fd().try_clone_to_owned().context("standard input is closed")?;
-            // A client may hang up between its arrival and `accept`.
+            // A client may disconnect between its arrival and `accept`.
             ioctl_fionbio(&socket, true).context("standard input is no socket")?;
             return Ok(Self { socket, made: None });
         }
@@ -43,7 +43,7 @@ impl Listening {
             .with_context(|| format!("{} is too long for a socket", path.display()))?;
         bind(&socket, &address).with_context(|| format!("cannot bind {}", path.display()))?;
         let listening = Self { socket, made: Some(path.clone()) };
-        // Nobody can connect before `listen`, so the permissions are right from the beginning.
+        // No client can connect before `listen`, so the permissions are in effect from the first connection on.
         if let Some(group) = &options.group {
             let group = group_number(group)?;
             chown(path, None, Some(group)).with_context(|| format!("group of {}", path.display()))?;

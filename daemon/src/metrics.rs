@@ -1,5 +1,5 @@
-//! [`Metrics`]: an endpoint for monitors, in the text format of `OpenMetrics` over HTTP. A thread of its own talks to them, so a slow
-//! monitor holds up other monitors only; the loop writes the text.
+//! [`Metrics`]: an endpoint for monitors, in the text format of `OpenMetrics` over HTTP. A separate thread serves them,
+//! so a slow monitor delays other monitors only; the server loop writes the text.
 
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 /// Time for a monitor to send its request and to read the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Most bytes of a request.
+/// Largest length of a request, in bytes.
 const MOST_REQUEST_BYTES: usize = 8192;
 
 /// The handle to the thread.
@@ -47,19 +47,19 @@ impl Metrics {
         Ok(Self { questions, bell })
     }
 
-    /// Readable when [`next`](Self::next) has something.
+    /// Readable when [`next`](Self::next) has a request.
     pub(crate) fn bell(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
 
-    /// Where a monitor waits for the metrics. Call it until it returns `None`.
+    /// The next monitor that waits for the metrics. Call it until it returns `None`.
     pub(crate) fn next(&self) -> Option<SyncSender<String>> {
         let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
         self.questions.try_recv().ok()
     }
 }
 
-/// Answers one request: whatever its path is, the answer is the same.
+/// Answers one request, with the same text for every path.
 fn serve(mut stream: TcpStream, ask: &SyncSender<SyncSender<String>>, ring: &OwnedFd) -> Result<()> {
     let end = Instant::now() + PATIENCE;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -87,7 +87,7 @@ fn serve(mut stream: TcpStream, ask: &SyncSender<SyncSender<String>>, ring: &Own
     Ok(())
 }
 
-/// The text of metrics, as it is written.
+/// The text of metrics while it is written.
 #[derive(Default)]
 pub(crate) struct Text(String);
 

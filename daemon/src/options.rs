@@ -10,7 +10,7 @@ use xwarp_driver::FromClients;
 
 use crate::limits::Limits;
 
-/// Shares network interfaces among processes that use xwarp, which need no privileges then
+/// Shares network interfaces among unprivileged processes that use xwarp
 #[derive(Debug, Clone, Parser)]
 #[command(name = "xwarpd", version)]
 #[allow(clippy::doc_markdown, reason = "these comments are help texts and a manual page")]
@@ -18,22 +18,23 @@ pub struct Options {
     /// Interfaces to share
     #[arg(required = true)]
     pub interfaces: Vec<String>,
-    /// Socket on which clients connect; `-`: the one that standard input is (systemd: `StandardInput=socket`)
+    /// Path of the socket for clients; `-`: the socket on standard input (systemd: `StandardInput=socket`)
     #[arg(long, default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
-    /// Permissions of the socket, in octal: who may connect may use the interfaces
+    /// Permissions of the socket, in octal: users that may connect may use the interfaces
     #[arg(long, default_value = "0660", value_parser = octal)]
     pub mode: u32,
     /// Group of the socket, by number or by its name in /etc/group
     #[arg(long)]
     pub group: Option<String>,
-    /// Run XDP after the kernel has made a socket buffer, for interfaces whose driver cannot do without
+    /// Run XDP after the kernel has made a socket buffer, for interfaces whose driver does not support native XDP
     #[arg(long)]
     pub generic: bool,
     /// Where XDP runs on the frames that clients send: natively only if the interface takes redirected frames
     #[arg(long, value_enum, default_value_t = FromClientsArg::Auto)]
     pub from_clients: FromClientsArg,
-    /// Process the frames that clients send natively on kernel threads, in batches: more throughput, more latency
+    /// With native XDP, process the frames that clients send on kernel threads, in batches: more throughput, more
+    /// latency
     #[arg(long)]
     pub threaded_napi: bool,
     /// 802.1Q tag of all frames of clients, on each interface; a VLAN interface of the kernel needs no option
@@ -62,9 +63,10 @@ pub struct Options {
 /// Values of `--from-clients`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FromClientsArg {
-    /// Native if the interface's driver says that it sends redirected frames, else generic; a veth says so for the moment only
+    /// Native if the interface's driver announces that it sends redirected frames, else generic; a veth's answer may
+    /// change later
     Auto,
-    /// In the driver: an interface that does not send redirected frames loses them without a sign
+    /// In the driver: an interface that does not send redirected frames drops them silently
     Native,
     /// After the kernel has made a socket buffer
     Generic,
@@ -81,7 +83,7 @@ impl From<FromClientsArg> for FromClients {
 }
 
 impl Options {
-    /// What one user may have.
+    /// Resource limits of one user.
     pub(crate) fn limits(&self) -> Limits {
         Limits {
             devices: self.devices_per_user,

@@ -1,7 +1,7 @@
-//! The thread that makes and removes the pairs of clients. Removing an interface takes tens of milliseconds in the kernel,
-//! so the loop that serves clients does not wait for it.
+//! The thread that creates and removes the pairs of clients. Removing an interface takes tens of milliseconds in the
+//! kernel, so the server loop does not wait for it.
 //!
-//! The thread lives in a network namespace of its own, which has no name: all pairs are in it, out of sight of other
+//! The thread runs in an unnamed network namespace of its own. All pairs are in this namespace, invisible to other
 //! programs, and end with it.
 
 use std::fs;
@@ -30,7 +30,7 @@ pub(crate) struct Pair {
     _links: PairLinks,
 }
 
-/// A pair to be made, and the socket on its far end.
+/// A request for a pair, with a socket on its far end.
 pub(crate) struct Order {
     pub client: u64,
     pub slot: u32,
@@ -49,7 +49,7 @@ enum Job {
     MakeRelay(RelayOrder),
 }
 
-/// The pair by which frames from the wire come where another XDP program has the interface.
+/// The pair through which frames from the wire arrive when a foreign XDP program has the interface.
 struct RelayOrder {
     /// Name of the near end, and the namespace that it is in.
     near: String,
@@ -59,7 +59,7 @@ struct RelayOrder {
     made: Sender<Result<()>>,
 }
 
-/// What the thread has done.
+/// A completed request of the thread.
 pub(crate) enum Done {
     Made { client: u64, slot: u32, result: Result<(Pair, OwnedFd)> },
     Removed { slot: u32 },
@@ -93,12 +93,12 @@ impl Pairs {
         Ok(Self { jobs, done, bell })
     }
 
-    /// Readable when [`next`](Self::next) has something.
+    /// Readable when [`next`](Self::next) has a result.
     pub(crate) fn bell(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
 
-    /// What was done since the last call. Call it until it returns `None`.
+    /// The next completed request. Call it until it returns `None`.
     pub(crate) fn next(&self) -> Option<Done> {
         let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
         self.done.try_recv().ok()
@@ -116,7 +116,8 @@ impl Pairs {
         self.send(Job::SetMtu { ends: pair.ends, mtu });
     }
 
-    /// Makes the relay of an interface, whose near end gets this name and is in the calling thread's namespace. Waits for it.
+    /// Creates the relay of an interface, and waits for it. The near end gets this name and is in the calling thread's
+    /// namespace.
     pub(crate) fn make_relay(&self, near: &str, switch: Arc<Switch>, mtu: u32) -> Result<()> {
         let namespace =
             fs::File::open("/proc/thread-self/ns/net").context("opening the network namespace")?;
@@ -231,7 +232,7 @@ fn make(namespace: &mut Namespace, order: Order) -> Result<(Pair, OwnedFd)> {
     match connected {
         Ok((links, socket)) => {
             if *threaded_napi {
-                // The program has made the NAPI instance; generic XDP needs none, so there is nothing to move then.
+                // Attaching the program created the NAPI instance. Generic XDP has none, so there is nothing to move.
                 let setting = format!("/sys/class/net/{}/threaded", names[0]);
                 if let Err(error) = fs::write(&setting, "1") {
                     tracing::warn!(setting, %error, "frames of a client are processed on its own time");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use xwarp_control::{Reason, Refusal};
 use xwarp_driver::{PortError, PortReservation, reserve_port};
 
-/// Most ports of one user in quarantine; the oldest are freed early.
+/// Largest number of ports of one user in quarantine; the oldest are freed early.
 const MOST_QUARANTINED: usize = 1024;
 
 /// Released ports, oldest first.
@@ -70,7 +70,7 @@ impl Quarantine {
         })
     }
 
-    /// Keeps a port of an interface that `uid` does not need any more.
+    /// Quarantines a port of an interface that `uid` no longer needs.
     pub(crate) fn add(&mut self, now: Instant, uid: u32, interface: u32, port: PortReservation) {
         if self.ports.iter().filter(|released| released.uid == uid).count() >= MOST_QUARANTINED
             && let Some(oldest) = self.ports.iter().position(|released| released.uid == uid)
@@ -85,7 +85,7 @@ impl Quarantine {
         self.ports.len()
     }
 
-    /// Frees the ports whose time is over. Returns the time until the next one.
+    /// Frees the ports whose quarantine has ended. Returns the time until the next one.
     pub(crate) fn expire(&mut self, now: Instant) -> Option<Duration> {
         while self.ports.front().is_some_and(|released| released.until <= now) {
             self.ports.pop_front();

@@ -5,8 +5,8 @@ use std::io;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
-/// What the helper needs while it serves: pairs and XDP, AF_XDP sockets, maps, frame memory beyond the limit on locked
-/// memory, and privileged ports for root.
+/// The capabilities that the helper needs while it serves: for pairs and XDP, AF_XDP sockets, maps, frame memory beyond
+/// the limit on locked memory, and privileged ports for root.
 const KEPT: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::NET_RAW)
     .union(CapabilitySet::BPF)
@@ -16,7 +16,7 @@ const KEPT: CapabilitySet = CapabilitySet::NET_ADMIN
 /// The names of the kept capabilities, for the log.
 pub(crate) const KEPT_NAMES: &str = "CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_IPC_LOCK, CAP_NET_BIND_SERVICE";
 
-/// Drops all other capabilities of the calling thread, for good.
+/// Drops all other capabilities of the calling thread permanently.
 pub(crate) fn drop_others() -> io::Result<()> {
     let has = capabilities(None)?;
     let kept = has.permitted & KEPT;
@@ -27,7 +27,7 @@ pub(crate) fn drop_others() -> io::Result<()> {
     Ok(())
 }
 
-/// Raises the limit on descriptors to the most that is possible: each client takes five and one for each port.
+/// Raises the limit on descriptors to its maximum: each client takes five, and one for each port.
 pub(crate) fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {

@@ -1,4 +1,4 @@
-//! What the helper tells of itself: descriptions for users, metrics for monitors.
+//! Reports of the helper's state: descriptions for users, metrics for monitors.
 
 use xwarp_control::{Description, Quota, Reason, Refusal};
 
@@ -14,7 +14,7 @@ impl Server {
         self.clients.values().filter(|client| there(&client.device)).count()
     }
 
-    /// The state of an interface, and what `uid` has.
+    /// The state of an interface, and the resources of `uid`.
     pub(crate) fn describe(&self, uid: u32, number: u16) -> Result<Description, Refusal> {
         let interfaces = self.uplinks.len() as u16;
         let Some(uplink) = self.uplinks.get(usize::from(number)) else {
@@ -39,10 +39,10 @@ impl Server {
         })
     }
 
-    /// Answers the monitors that wait.
+    /// Answers the waiting monitors.
     pub(crate) fn answer_monitors(&self) {
         while let Some(monitor) = self.metrics.as_ref().and_then(crate::metrics::Metrics::next) {
-            // The monitor may have given up.
+            // The monitor may have disconnected.
             let _ = monitor.try_send(self.metrics());
         }
     }
@@ -84,7 +84,7 @@ impl Server {
     }
 }
 
-/// The counters of an interface's switch, with names that do not repeat whose they are.
+/// The counters of an interface's switch, with names without the prefix of the switch.
 fn counters(uplink: &Uplink) -> impl Iterator<Item = (&'static str, u64)> {
     let counters = uplink.shared.switch().counters();
     let counters = counters.inspect_err(|error| tracing::warn!(%error, "counters cannot be read"));

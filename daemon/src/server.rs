@@ -37,9 +37,9 @@ const FIRST_CLIENT: u64 = 256;
 
 /// Most interfaces.
 const MOST_INTERFACES: usize = 64;
-/// Requests of one client that are served before others have their turn.
+/// Requests of one client that are served before other clients get a turn.
 const MOST_REQUESTS: usize = 8;
-/// Most chunks of a client, and descriptors of a ring.
+/// Largest number of chunks of a client, and of descriptors of a ring.
 const MOST_CHUNKS: u32 = 1 << 18;
 const MOST_RING: u32 = 1 << 15;
 /// Pause of the loop when no descriptor is left for a new connection.
@@ -234,8 +234,8 @@ impl Server {
         }
     }
 
-    /// The descriptors that are files in memory, which alone are closed at once; `None` after the end of a client whose user has passed
-    /// too many others.
+    /// The descriptors that are files in memory; only these are closed at once. `None` after the end of a client whose
+    /// user has passed too many others.
     fn memory_only(&mut self, id: u64, descriptors: Vec<OwnedFd>) -> Option<Vec<OwnedFd>> {
         // Only files in memory have seals.
         let is_memory = |descriptor: &OwnedFd| fcntl_get_seals(descriptor).is_ok();
@@ -255,7 +255,7 @@ impl Server {
         let Some(client) = self.clients.get(&id) else { return };
         let rate = self.rates.take(client.uid, self.limits.requests_per_second, Instant::now());
         let answer = match (rate, request.body) {
-            // Ports that were given back are free, however fast.
+            // Released ports are free at once, at any request rate.
             (_, Request::Release { address, port }) => return self.release(id, address, port),
             (Err(refusal), _) => Err(refusal),
             (Ok(()), body) => self.answer(id, request.id, body, descriptors),
@@ -434,7 +434,8 @@ impl Server {
         };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let events = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-        // The client must not leave messages in it, with descriptors that this process would have to close.
+        // The client must not be able to leave messages in the socket, with descriptors that this process would have to
+        // close.
         let events = events.and_then(|(ours, theirs)| {
             shutdown(&ours, Shutdown::Read)?;
             Ok((ours, theirs))
@@ -453,7 +454,7 @@ impl Server {
         client.device = Device::Open { uplink, memory_bytes, pair, events: ours };
         let more: Vec<_> = there.shared.addresses().iter().skip(MOST_ADDRESSES).copied().collect();
         let granted = there.granted();
-        // Ours of the AF_XDP socket is closed: the client's is the only one.
+        // Our descriptor of the AF_XDP socket is closed; the client's is the only one.
         self.reply(id, request, Reply::Opened(granted), &[socket, theirs]);
         for address in more {
             self.tell(id, &Event::AddressAdded(address));
@@ -494,7 +495,7 @@ impl Server {
         }
     }
 
-    /// Takes everything back from a client.
+    /// Releases all resources of a client.
     fn gone(&mut self, id: u64, why: &str) {
         let Some(client) = self.clients.remove(&id) else { return };
         tracing::info!(uid = client.uid, pid = client.pid, why, "a client is gone");
@@ -548,14 +549,16 @@ impl Server {
         }
     }
 
-    /// Tells every client why its device ends. One that does not read learns it from the end of its connections.
+    /// Sends every client the reason for the end of its device. A client that does not read only sees its connections
+    /// end.
     fn revoke_all(&self, text: &str) {
         for client in self.clients.values() {
             let _ = client.tell(&Event::Revoked { text: text.into() });
         }
     }
 
-    /// Sends an event to a client. One that does not read loses its device: the helper waits for nobody.
+    /// Sends an event to a client. A client that does not read loses its device, because the helper never waits for a
+    /// client.
     fn tell(&mut self, id: u64, event: &Event) {
         let Some(client) = self.clients.get(&id) else { return };
         if client.tell(event).is_err() {

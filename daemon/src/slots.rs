@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use crate::limits::Usage;
 
-/// Most slots; the switch's maps have room for no more.
+/// Number of slots; the switch's maps have no room for more.
 pub(crate) const MOST_SLOTS: u32 = 4095;
 
-/// The slots in use. A slot is in use until its pair is removed, which takes tens of milliseconds longer than its client lives:
-/// a user who opens and closes devices in a loop is charged for all of them.
+/// The slots in use. A slot is in use until its pair is removed, tens of milliseconds after the end of its client, so a
+/// user who opens and closes devices in a loop is charged for all of them.
 #[derive(Debug, Default)]
 pub(crate) struct Slots(BTreeMap<u32, Slot>);
 
@@ -26,12 +26,12 @@ impl Slots {
         Some(number)
     }
 
-    /// Frees a slot whose pair is removed.
+    /// Frees a slot whose pair has been removed.
     pub(crate) fn free(&mut self, number: u32) {
         self.0.remove(&number);
     }
 
-    /// Adds what the slots of `uid` take to `usage`.
+    /// Adds the resources of the slots of `uid` to `usage`.
     pub(crate) fn charge(&self, uid: u32, usage: &mut Usage) {
         for slot in self.0.values().filter(|slot| slot.uid == uid) {
             usage.slots += 1;

@@ -62,7 +62,7 @@ impl Uplink {
             ));
         }
         if ours.contains(&destination) && source.is_none_or(|s| s.is_ipv4() == destination.is_ipv4()) {
-            // A client of this host: the switch takes the frames there.
+            // The destination is a client of this host: the switch carries the frames there.
             return Ok(Reply::Resolved {
                 source: source.unwrap_or(destination),
                 next_hop: destination,
@@ -103,7 +103,7 @@ fn no_route(error: ResolveError) -> Refusal {
     refusal(Reason::Route, error.to_string())
 }
 
-/// The event that tells clients of a change.
+/// The event that announces a change to clients.
 pub(crate) fn event_of(change: Change) -> Option<Event> {
     Some(match change {
         Change::AddressAdded(address) => Event::AddressAdded(address),

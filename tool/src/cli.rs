@@ -6,7 +6,7 @@ use std::{ffi::OsString, path::PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use xwarp_tool::{explain::Options, lab::Properties, observed::Choice, sdp};
 
-/// Runs programs over xwarp, an RDMA NIC in software, and examines it: captures of its traffic, and what a machine needs to run it.
+/// Runs programs over xwarp, an RDMA NIC in software; explains captures, checks machines, shows running devices.
 #[derive(Debug, Parser)]
 #[command(name = "xwarp", version, arg_required_else_help = true)]
 pub struct XwarpArguments {
@@ -38,16 +38,16 @@ pub enum Command {
     },
 }
 
-/// Tells what happened in a capture: connections, MPA negotiation, messages, retransmissions, Terminates.
+/// Explains a capture: connections, MPA negotiation, messages, retransmissions, Terminates.
 ///
 /// Reads pcap and pcapng files, of 'xwarp-perf --pcap', tcpdump or Wireshark: Ethernet with or without VLAN tags, IPv4
-/// and IPv6, any number of connections. Where the begin of a connection is not in the capture, or packets were not
-/// captured, FPDUs are found again at the begin of a segment.
+/// and IPv6, any number of connections. If the start of a connection or later packets were not captured, FPDUs are
+/// found at the start of a segment.
 ///
-/// Times are seconds since the first frame. The number in brackets is the connection's. Events like the one before,
-/// such as messages of one kind and size, are counted instead of shown; '--all' shows them.
+/// Times are seconds since the first frame. The number in brackets is the connection's. Repeated events, such as
+/// messages of one kind and size, are counted instead of shown; '--all' shows them.
 ///
-/// Exit code: 0, or 1 when the file cannot be read to its end; what was read is explained first.
+/// Exit code: 0, or 1 when the file cannot be read to its end; the part before the error is explained.
 #[derive(Debug, Args)]
 pub struct ExplainArguments {
     /// The capture; '-' is the standard input ('tcpdump -w - | xwarp explain -').
@@ -58,7 +58,7 @@ pub struct ExplainArguments {
     /// Shows only the summary of each connection.
     #[arg(long, short, conflicts_with = "all")]
     summary: bool,
-    /// Shows each event, though it is like the one before.
+    /// Shows each event, including repeated ones.
     #[arg(long, short)]
     all: bool,
     /// Shows also each frame: Ethernet, ARP, IP, ICMP, UDP and TCP headers.
@@ -79,8 +79,8 @@ impl ExplainArguments {
 
 /// Checks what a machine and an interface need to run xwarp, and says what to do about each problem.
 ///
-/// Checks the kernel, the rights of this process, the link, the MTU, addresses, XDP programs and who holds them, offloads and
-/// the limit on locked memory. Nothing is changed, unless '--open' is given.
+/// Checks the kernel, the privileges of this process, the link, the MTU, addresses, XDP programs and their processes,
+/// offloads and the limit on locked memory. Nothing is changed, unless '--open' is given.
 ///
 /// Exit code: 0, or 1 when there is a problem that keeps xwarp from working.
 #[derive(Debug, Args)]
@@ -112,7 +112,7 @@ pub struct LabArguments {
     pub command: LabCommand,
 }
 
-/// What to do with a lab.
+/// The action on a lab.
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
     Up(LabUpArguments),
@@ -224,26 +224,26 @@ impl ChoiceArguments {
 /// Shows running devices: process, mode, queue pairs with state, peer, RTT, congestion window and retransmissions; and the
 /// interfaces that xwarpd shares, with its counts of frames.
 ///
-/// A program is seen when it was started with XWARP_OBSERVE=1 in its environment, or sets DeviceOptions::observe; by its own user
-/// and by root. Rates are shown from the second time on with '--watch'. 'wnd' is the congestion window, 'flight' the bytes in the
-/// network.
+/// A program is visible if it was started with XWARP_OBSERVE=1 or sets DeviceOptions::observe; to its own user and to
+/// root. With '--watch', rates are shown from the second output on. 'wnd' is the congestion window, 'flight' the bytes
+/// in the network.
 #[derive(Debug, Args)]
 pub struct StatArguments {
     #[command(flatten)]
     pub choice: ChoiceArguments,
-    /// Shows the devices again and again, each time after so many seconds.
+    /// Repeats the output every SECONDS seconds.
     #[arg(long, short, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
           value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub watch: Option<u64>,
-    /// Prints one JSON object a time, with all counters.
+    /// Prints one JSON object per output, with all counters.
     #[arg(long)]
     pub json: bool,
 }
 
 /// Records the frames of a running device to a pcapng file, until it is interrupted.
 ///
-/// AF_XDP bypasses tcpdump; this is its substitute. The program must be observable, see 'xwarp stat --help'. The capture ends
-/// early when the file is written so slowly that 16 MiB of frames wait. 'xwarp explain' tells what happened in it.
+/// AF_XDP bypasses tcpdump; this is its substitute. The program must be observable, see 'xwarp stat --help'. The
+/// capture ends early when the file is written so slowly that 16 MiB of frames wait. 'xwarp explain' explains the file.
 #[derive(Debug, Args)]
 pub struct CaptureArguments {
     #[command(flatten)]
@@ -251,31 +251,31 @@ pub struct CaptureArguments {
     /// The file to write; '-' is the standard output ('xwarp capture -w - | xwarp explain -').
     #[arg(long, short, value_name = "FILE")]
     pub write: PathBuf,
-    /// Ends after so many seconds.
+    /// Ends the capture after SECONDS seconds.
     #[arg(long, short, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub seconds: Option<u64>,
 }
 
-/// Runs a program whose TCP connections go over SDP, unchanged.
+/// Runs an unmodified program with its TCP connections over SDP.
 ///
-/// Both ends are run so: 'xwarp sdp -- iperf3 -s' and 'xwarp sdp -- iperf3 -c HOST'. A connection to a host that does not speak
-/// SDP, and one from a host that does not, is an ordinary one over the kernel's TCP. Rules in libsdp's grammar say what goes
-/// which way: 'use {sdp|tcp|both} {server|client} PROGRAM ADDRESS[/PREFIX]:PORT[-PORT]', the first that matches.
+/// Run both ends this way: 'xwarp sdp -- iperf3 -s' and 'xwarp sdp -- iperf3 -c HOST'. Connections to and from hosts
+/// without SDP use kernel TCP. Rules in libsdp's grammar choose the transport: 'use {sdp|tcp|both} {server|client}
+/// PROGRAM ADDRESS[/PREFIX]:PORT[-PORT]'; the first match counts.
 ///
-/// Programs that are linked statically, or have other rights than their caller, cannot be changed so; neither can calls
-/// through io_uring.
+/// Statically linked programs, programs with other privileges than their caller's, and calls through io_uring keep
+/// using TCP.
 #[derive(Debug, Args)]
 pub struct SdpArguments {
-    /// The interface; needed when there are several, or none of its own behind xwarpd.
+    /// The interface; needed if there are several, or if only xwarpd has one.
     #[arg(long, short, value_name = "IFACE")]
     device: Option<String>,
     /// The file with the rules.
     #[arg(long, short, value_name = "FILE", conflicts_with = "only")]
     rules: Option<PathBuf>,
-    /// SDP for everything: connections to hosts without SDP are refused.
+    /// SDP only: connections to hosts without SDP are refused.
     #[arg(long)]
     only: bool,
-    /// Prints at the end of the program how many bytes went by RDMA.
+    /// Prints how many bytes were transferred by RDMA when the program ends.
     #[arg(long)]
     statistics: bool,
     /// The library 'libxwarp-sdp.so' [default: beside this program, or in its ../lib].
@@ -287,7 +287,7 @@ pub struct SdpArguments {
 }
 
 impl SdpArguments {
-    /// How the program is run.
+    /// How to run the program.
     pub fn options(&self) -> sdp::Options {
         let Self { library, device, rules, only, statistics, .. } = self;
         sdp::Options {

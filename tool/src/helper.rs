@@ -19,7 +19,7 @@ pub fn interfaces() -> Result<Vec<Description>, OpenError> {
     }
 }
 
-/// How frames pass between the interface and clients, in both directions.
+/// The paths of frames between the interface and clients, in both directions.
 pub fn modes(interface: &Description) -> String {
     let clients = if interface.generic_clients { "generic" } else { "native" };
     format!("{}, {clients} from clients", interface.hook)

@@ -49,7 +49,7 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(code) => code,
-        // The reader of a pipe has seen enough.
+        // The reader of a pipe has closed it.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("xwarp: {error:#}");
@@ -109,7 +109,7 @@ fn run_stat(arguments: &StatArguments) -> Result<ExitCode> {
         let shared = shared_interfaces(&choice)?;
         let devices = match observed::find(&choice) {
             Ok(devices) => devices,
-            // The helper's interfaces are something to show, too.
+            // The helper's interfaces are shown as well.
             Err(_) if !shared.is_empty() => Vec::new(),
             Err(error) => return Err(error),
         };
@@ -132,7 +132,7 @@ fn run_stat(arguments: &StatArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The interfaces of the helper, unless the devices of one process are meant.
+/// The interfaces of the helper, unless devices of one process were requested.
 fn shared_interfaces(choice: &Choice) -> Result<Vec<Description>> {
     if choice.pid.is_some() {
         return Ok(Vec::new());

@@ -56,7 +56,7 @@ impl Device {
     }
 }
 
-/// The directories with sockets that this user may see: root sees those of all users.
+/// The directories with sockets that are visible to this user: for root, those of all users.
 fn directories() -> Vec<PathBuf> {
     let mut found: Vec<_> = observe::directory().into_iter().collect();
     let usual = std::env::var_os(DIRECTORY_VARIABLE).is_none_or(|directory| directory.is_empty());
@@ -67,7 +67,7 @@ fn directories() -> Vec<PathBuf> {
     found
 }
 
-/// The chosen devices. An error when there is none says what to do.
+/// The chosen devices. If there is none, the error says what to do.
 pub fn find(choice: &Choice) -> Result<Vec<Device>> {
     let found = directories().into_iter().flat_map(|directory| observe::sockets(&directory));
     let mut devices: Vec<_> = found.map(Device).collect();

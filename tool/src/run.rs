@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-/// The file that the links lead to.
+/// The target of the links.
 const LIBRARY: &str = "libxwarp_compat.so";
 /// The names under which the dynamic linker looks for it, and one for `LD_PRELOAD`.
 const NAMES: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libxwarp-preload.so"];
@@ -21,10 +21,10 @@ const NAMES: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libxwarp-preload
 const DIRECTORY: &str = "xwarp-libraries";
 /// The interfaces that are devices.
 pub const DEVICES_VARIABLE: &str = "XWARP_DEVICES";
-/// Where the library is, if it is not beside this program.
+/// The path of the library, if it is not beside this program.
 pub const LIBRARY_VARIABLE: &str = "XWARP_LIBRARY";
 
-/// The library: where the environment says, beside this program, or in `../lib/xwarp`.
+/// The path of the library: from the environment, beside this program, or in `../lib/xwarp`.
 fn library() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os(LIBRARY_VARIABLE) {
         return fs::canonicalize(&path).with_context(|| format!("{LIBRARY_VARIABLE}={}", path.display()));

@@ -1,4 +1,4 @@
-//! `xwarp sdp`: runs an unmodified program whose TCP connections go over SDP, by preloading `libxwarp-sdp.so`.
+//! `xwarp sdp`: runs an unmodified program with its TCP connections over SDP, by preloading `libxwarp-sdp.so`.
 
 use std::{
     env,
@@ -13,7 +13,7 @@ use std::{
 const LIBRARIES: [&str; 2] = ["libxwarp-sdp.so", "libxwarp_sdp_preload.so"];
 /// Directories with the library, relative to that of this program.
 const DIRECTORIES: [&str; 4] = ["", "../lib", "../lib/xwarp", "deps"];
-/// How much of a program's file is read to see whether it is linked dynamically.
+/// Bytes of a program's file that are read to detect dynamic linking.
 const MOST_HEADER_BYTES: usize = 4096;
 
 /// How a program is run.
@@ -27,16 +27,16 @@ pub struct Options {
     pub rules: Option<PathBuf>,
     /// SDP only, without rules.
     pub only: bool,
-    /// Print at the end how many bytes went by RDMA.
+    /// Print at the end how many bytes were transferred by RDMA.
     pub statistics: bool,
 }
 
-/// Why a program's connections stay with the kernel's TCP although the library is preloaded.
+/// The reason why a program's connections stay with kernel TCP although the library is preloaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Obstacle {
     /// No library can be preloaded.
     Static,
-    /// The dynamic linker ignores libraries for programs with other rights than their caller's.
+    /// The dynamic linker ignores libraries for programs with other privileges than their caller's.
     SetUid,
 }
 
@@ -88,7 +88,7 @@ fn find_library() -> io::Result<PathBuf> {
     })
 }
 
-/// What keeps the library out of `program`, which is looked for in `PATH`.
+/// The obstacle to preloading the library into `program`, which is searched in `PATH`.
 pub fn obstacle(program: &OsStr) -> Option<Obstacle> {
     let path = if program.as_encoded_bytes().contains(&b'/') {
         PathBuf::from(program)
@@ -106,8 +106,8 @@ pub fn obstacle(program: &OsStr) -> Option<Obstacle> {
     (is_dynamic(&header) == Some(false)).then_some(Obstacle::Static)
 }
 
-/// Whether a program needs the dynamic linker, by the beginning of its file: whether a program header of a 64-bit ELF file is
-/// `PT_INTERP`. `None`: it is no such file, or its headers are elsewhere.
+/// Whether a program needs the dynamic linker, by the beginning of its file: whether a program header of a 64-bit ELF
+/// file is `PT_INTERP`. `None`: not such a file, or its headers are elsewhere.
 fn is_dynamic(file: &[u8]) -> Option<bool> {
     const PT_INTERP: u32 = 3;
     let bytes = |at: usize, len: usize| file.get(at..at.checked_add(len)?);

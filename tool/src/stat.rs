@@ -1,4 +1,4 @@
-//! `xwarp stat`: samples of running devices, for people and as JSON.
+//! `xwarp stat`: samples of running devices, as text and as JSON.
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +25,7 @@ pub fn sample(device: &Device) -> io::Result<Sample> {
     parse(&device.describe()?).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Reads an answer; `None` when it is not whole or of another version.
+/// Reads an answer; `None` if it is incomplete or of another version.
 fn parse(answer: &str) -> Option<Sample> {
     let mut lines = answer.lines();
     let version = lines.next()?.strip_prefix("xwarp ")?;
@@ -78,7 +78,7 @@ fn rate(qp: &BTreeMap<String, String>, name: &str, sample: &Sample, before: &[Sa
     Some(grown as f64 / sample.seconds_since(earlier)?)
 }
 
-/// Prints samples for people; `before` has those of the time before.
+/// Prints samples as text; `before` has the previous samples.
 pub fn write(samples: &[Sample], before: &[Sample], out: &mut dyn Write) -> io::Result<()> {
     for sample in samples {
         let Sample { queue_pairs, .. } = sample;

@@ -1,4 +1,4 @@
-//! [`Addresses`]: the addresses of the interface, as its programs know them.
+//! [`Addresses`]: the addresses of the interface in the maps of its programs.
 
 use std::net::IpAddr;
 

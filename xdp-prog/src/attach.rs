@@ -12,7 +12,7 @@ use libbpf_rs::{Xdp, XdpFlags};
 
 use crate::holder::{self, Holder};
 
-/// Where in the receive path the program runs.
+/// The place in the receive path where the program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AttachMode {
     /// In the network driver, before an skb exists.
@@ -54,7 +54,7 @@ pub enum AttachError {
     System(#[from] io::Error),
 }
 
-/// As [`attached_to`]. libbpf-rs needs some descriptor, `any`, to make a query; the result does not depend on it.
+/// See [`attached_to`]. libbpf-rs needs any descriptor (`any`) for a query; the result does not depend on it.
 pub(crate) fn attached(any: BorrowedFd<'_>, ifindex: u32) -> io::Result<Option<Attached>> {
     let index = c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?;
     let found = Xdp::new(any).query(index, XdpFlags::NONE).map_err(|error| system(&error))?;
@@ -67,8 +67,8 @@ pub(crate) fn attached(any: BorrowedFd<'_>, ifindex: u32) -> io::Result<Option<A
     Ok(there.map(|(id, mode)| Attached { id, name: program_name(id), mode, holder: holder::of_program(id) }))
 }
 
-/// The program that is attached to interface `ifindex` of the calling thread's network namespace. Needs no rights, but without
-/// them the program's name and holder are unknown.
+/// The program that is attached to interface `ifindex` of the calling thread's network namespace. Needs no privileges,
+/// but without them the program's name and holder are unknown.
 pub fn attached_to(ifindex: u32) -> io::Result<Option<Attached>> {
     attached(File::open("/dev/null")?.as_fd(), ifindex)
 }
@@ -94,8 +94,8 @@ pub(crate) fn attach(
     })
 }
 
-/// Attaches a program of tc to what arrives at interface `ifindex` of the calling thread's network namespace, behind those that are
-/// there already.
+/// Attaches a tc program to the ingress of interface `ifindex` of the calling thread's network namespace, behind the
+/// programs that are attached already.
 pub(crate) fn attach_ingress(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {
     create_link(program, ifindex, libbpf_sys::BPF_TCX_INGRESS, 0)
 }
@@ -113,7 +113,7 @@ fn create_link(program: BorrowedFd<'_>, ifindex: u32, place: u32, flags: u32) ->
     owned(fd)
 }
 
-/// Detaches another owner's program, by its link if it has one, because the kernel then rejects other ways.
+/// Detaches another owner's program: by its link if it has one, because the kernel then rejects other ways.
 fn detach_foreign(program: BorrowedFd<'_>, ifindex: u32, there: &Attached) -> io::Result<()> {
     // Interface indices repeat across network namespaces, program ids do not.
     let its_link = LinkInfoIter::default().find(|link| {
@@ -137,7 +137,7 @@ fn detach_link(id: u32) -> io::Result<()> {
     detach(link.as_fd())
 }
 
-/// Detaches a link's program at once, whoever else holds the link.
+/// Detaches a link's program at once, even if other processes hold the link.
 #[expect(unsafe_code, reason = "libbpf-rs detaches only links that it made")]
 pub(crate) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: `link` is an open descriptor for the whole call.
@@ -153,7 +153,7 @@ fn owned(fd: c_int) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::from_raw_os_error(-fd));
     }
-    // SAFETY: libbpf has just opened this descriptor for us, and nobody else knows it.
+    // SAFETY: libbpf has just opened this descriptor for us, and no other code uses it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

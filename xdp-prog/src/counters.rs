@@ -1,4 +1,4 @@
-//! [`ProgramCounters`] and [`SwitchCounters`]: what the programs did with frames, and why they passed others.
+//! [`ProgramCounters`] and [`SwitchCounters`]: the programs' actions on frames, and the reasons for passing frames on.
 
 use libbpf_rs::{MapCore, MapFlags};
 
@@ -11,7 +11,7 @@ macro_rules! program_counters {
             passed_not_unicast,
             /// Passed: neither IPv4 nor IPv6.
             passed_not_ip,
-            /// Passed: other VLAN tags than ours.
+            /// Passed: VLAN tags other than ours.
             passed_vlan,
             /// Passed: an IP fragment.
             passed_fragment,
@@ -52,7 +52,7 @@ macro_rules! program_counters {
 }
 
 program_counters! {
-    /// Frames by what the steering program did with them, in the order of `bpf/steer.bpf.c`.
+    /// Frames by the steering program's action, in the order of `bpf/steer.bpf.c`.
     ProgramCounters, "program";
     /// Steered: segments of our connections.
     steered_flow,
@@ -65,7 +65,7 @@ program_counters! {
 }
 
 program_counters! {
-    /// Frames by what the programs of the switch did with them, in the order of `bpf/switch.bpf.c`.
+    /// Frames by the action of the switch's programs, in the order of `bpf/switch.bpf.c`.
     SwitchCounters, "switch";
     /// Redirected: from the interface to a client.
     to_client,
@@ -73,11 +73,11 @@ program_counters! {
     to_local_client,
     /// Redirected: from a client out of the interface.
     to_wire,
-    /// Dropped: a client sent it from an address or a port that is not its own, or it is no TCP segment.
+    /// Dropped: not a TCP segment, or sent by a client from an address or a port that is not its own.
     dropped_foreign,
     /// Answered by a reset: a client sent it to an address of this interface and a port that no client owns.
     refused,
-    /// Dropped: the same, but a reset, or of a form that is not answered.
+    /// Dropped: as before, but the segment is a reset, or has a form that is not answered.
     dropped_no_owner,
     /// Dropped: its client has no socket.
     dropped_no_socket,

@@ -26,9 +26,9 @@ pub(crate) fn of_program(id: u32) -> Option<Holder> {
     processes().find(|pid| holds(*pid, id)).map(holder)
 }
 
-/// The processes that have AF_XDP sockets with rings. Which of them is bound to a certain queue is told by socket
-/// diagnostics only, which many kernels lack (`CONFIG_XDP_SOCKETS_DIAG`). Processes of other users are visible to a privileged
-/// caller only.
+/// The processes that have AF_XDP sockets with rings. Only socket diagnostics, which many kernels lack
+/// (`CONFIG_XDP_SOCKETS_DIAG`), report the queue to which each is bound. Processes of other users are visible to a
+/// privileged caller only.
 pub fn af_xdp_users() -> Vec<Holder> {
     let maps = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     processes().filter(|pid| maps(pid).lines().any(is_fill_ring)).map(holder).collect()

@@ -100,7 +100,7 @@ impl ProgramError {
     }
 }
 
-/// Interface and mode that the program is attached to, and the link that ends the attachment.
+/// Interface and mode of the attachment, and the link that ends it.
 #[derive(Debug)]
 struct Attachment {
     link: OwnedFd,
@@ -223,7 +223,7 @@ impl SteeringProgram {
             .map_err(ProgramError::new("registering a socket for its queue"))
     }
 
-    /// Counts of frames by what the program did with them, over all CPUs since the program was loaded.
+    /// Counts of frames by the program's action, over all CPUs since the program was loaded.
     pub fn counters(&self) -> Result<ProgramCounters, ProgramError> {
         ProgramCounters::read(&self.counters).map_err(ProgramError::new("reading the program's counters"))
     }
@@ -242,8 +242,8 @@ fn redirect_messages() {
     });
 }
 
-/// Replaces libbpf's printing to standard error. Its warnings, the verifier's log among them, are for
-/// debugging only: the error that the caller gets says what to do.
+/// Replaces libbpf's printing to standard error. Its warnings, the verifier's log among them, are for debugging only:
+/// the error returned to the caller says what to do.
 #[expect(clippy::needless_pass_by_value, reason = "signature of libbpf-rs's callback")]
 fn trace(_: PrintLevel, text: String) {
     tracing::debug!(target: "libbpf", "{}", text.trim_end());
@@ -258,7 +258,7 @@ fn remove(set: &MapHandle, key: &[u8]) {
     let _ = set.delete(key);
 }
 
-/// Opens, configures and loads the program, with `flags` in addition to those that `config` asks for.
+/// Opens, configures and loads the program, with `flags` in addition to those of `config`.
 fn load_skeleton<'obj>(
     config: &ProgramConfig<'_>,
     flags: u32,

@@ -1,4 +1,4 @@
-//! [`Relay`]: the program of tc that hands frames to a [`Switch`] where another XDP program has the interface.
+//! [`Relay`]: the tc program that hands frames to a [`Switch`] when a foreign XDP program has the interface.
 
 use std::io;
 use std::mem::MaybeUninit;

@@ -95,8 +95,8 @@ impl Switch {
         self.send_through(ifindex).map_err(|error| AttachError::System(std::io::Error::other(error)))
     }
 
-    /// Lets the frames of clients leave through interface `ifindex`, without attaching a program to it: frames from the wire come
-    /// by a [`Relay`](crate::Relay).
+    /// Lets the frames of clients leave through interface `ifindex`, without attaching a program to it: frames from the
+    /// wire arrive through a [`Relay`](crate::Relay).
     pub fn send_through(&self, ifindex: u32) -> Result<(), ProgramError> {
         self.set_device(UPLINK, ifindex)
     }
@@ -171,7 +171,7 @@ impl Switch {
         remove(&self.owners, &keys::port(address, port));
     }
 
-    /// The addresses of the interface: frames from and to other addresses are no client's.
+    /// The addresses of the interface; frames from and to other addresses belong to no client.
     pub fn addresses(&self) -> &Addresses {
         &self.addresses
     }
@@ -188,7 +188,7 @@ impl Switch {
         attach::program_id(self.uplink.as_fd()).unwrap_or(0)
     }
 
-    /// Counts of frames by what the programs did with them, over all CPUs since they were loaded.
+    /// Counts of frames by the programs' action, over all CPUs since they were loaded.
     pub fn counters(&self) -> Result<SwitchCounters, ProgramError> {
         SwitchCounters::read(&self.counters).map_err(ProgramError::new("reading the switch's counters"))
     }

@@ -242,7 +242,7 @@ fn only_syns_to_a_listening_port_are_steered() {
     }
 }
 
-/// A wildcard listener answers on the interface's addresses, not on those that this host forwards to.
+/// A wildcard listener answers on the interface's addresses, not on those to which this host forwards.
 #[test]
 fn a_wildcard_listener_answers_on_our_addresses_only() {
     for (ours, peer) in ends() {

@@ -102,8 +102,11 @@ fn program(found: &Inspection, rights: &Rights) -> Finding {
         AttachMode::Native => "native",
         AttachMode::Generic => "generic",
     };
-    let unseen =
-        if holder.is_none() && !rights.are_complete() { "; who holds it can be seen as root" } else { "" };
+    let unseen = if holder.is_none() && !rights.are_complete() {
+        "; root can see the process that holds it"
+    } else {
+        ""
+    };
     let error = if program == PROGRAM_NAME {
         OpenError::InUse { name, holder }
     } else {
@@ -113,7 +116,7 @@ fn program(found: &Inspection, rights: &Rights) -> Finding {
         .advice(error.to_string())
 }
 
-/// AF_XDP sockets of this machine. Which interface they are bound to is not known.
+/// AF_XDP sockets of this machine. Their interfaces are not known.
 fn sockets() -> Option<Finding> {
     let users: Vec<_> = af_xdp_users().iter().map(ToString::to_string).collect();
     (!users.is_empty()).then(|| {

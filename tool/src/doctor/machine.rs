@@ -1,4 +1,4 @@
-//! The machine and the rights of this process.
+//! The machine and the privileges of this process.
 
 use std::{fs, io};
 
@@ -13,7 +13,7 @@ use xwarp_driver::{
 
 use super::Finding;
 
-/// What this process may do.
+/// The privileges of this process.
 pub(super) struct Rights {
     /// Capabilities that opening an interface needs and this process lacks.
     missing: Vec<&'static str>,
@@ -34,7 +34,7 @@ impl Rights {
         }
     }
 
-    /// Whether programs of other processes, and who holds them, can be seen.
+    /// Whether other processes' XDP programs, and the processes that hold them, are visible.
     pub(super) fn are_complete(&self) -> bool {
         self.missing.is_empty()
     }

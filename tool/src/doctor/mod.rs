@@ -1,5 +1,5 @@
-//! `xwarp doctor`: what a machine and an interface need to run xwarp, each finding with what to do. The texts of problems
-//! are those of the driver's errors, so that they name the same limits and capabilities.
+//! `xwarp doctor`: checks what a machine and an interface need to run xwarp. Each problem has a remedy. The texts of
+//! problems are those of the driver's errors, so that they name the same limits and capabilities.
 
 mod interface;
 mod machine;
@@ -9,13 +9,13 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-/// How good or bad a finding is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
     /// As it must be.
     Ok,
-    /// Works, but something is better known.
+    /// Works, but the user should know a fact.
     Note,
     /// Works under some conditions only.
     Warning,
@@ -26,13 +26,13 @@ pub enum Status {
 /// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What was checked: one word.
+    /// The checked item, in one word.
     pub check: &'static str,
     /// How good it is.
     pub status: Status,
     /// What was found.
     pub found: String,
-    /// What to do about it.
+    /// The remedy.
     pub advice: Option<String>,
 }
 
@@ -69,7 +69,7 @@ pub fn examine(interface: Option<&str>, open: bool) -> Vec<Finding> {
     if let Some((name, granted)) =
         interface.and_then(|name| Some((name, shared.iter().find(|shared| shared.name == name)?)))
     {
-        // This process needs no rights, and perhaps does not see the interface.
+        // This process needs no privileges, and may not see the interface.
         return shared::examine(name, granted, finding, open);
     }
     let rights = machine::Rights::of_this_process();

@@ -8,7 +8,7 @@ use xwarp_driver::{
 use super::{Finding, interface, machine};
 use crate::helper::modes;
 
-/// The finding about the helper, and what it shares.
+/// The finding about the helper, and the interfaces that it shares.
 pub(super) fn find() -> (Finding, Vec<Description>) {
     match shared_interfaces(&DriverConfig::default()) {
         Ok(shared) => {
@@ -16,7 +16,8 @@ pub(super) fn find() -> (Finding, Vec<Description>) {
             (Finding::ok("helper", format!("xwarpd shares {}", names.join(", "))), shared)
         }
         Err(error @ OpenError::NoHelper { .. }) => {
-            let advice = "only needed to share an interface among processes, or without rights: xwarpd IFACE";
+            let advice =
+                "only needed to share an interface among processes, or without privileges: xwarpd IFACE";
             (Finding::note("helper", error.to_string()).advice(advice), Vec::new())
         }
         Err(error @ OpenError::NotInGroup { .. }) => (Finding::note("helper", error.to_string()), Vec::new()),
@@ -24,7 +25,7 @@ pub(super) fn find() -> (Finding, Vec<Description>) {
     }
 }
 
-/// The findings about a shared interface. The helper has the rights that it takes, and the memory of frames is charged to it.
+/// The findings about a shared interface. The helper has the necessary privileges, and frame memory is charged to it.
 pub(super) fn examine(name: &str, shared: &Description, helper: Finding, open: bool) -> Vec<Finding> {
     let mut findings = vec![machine::kernel(), helper, link(shared), mode(shared), quota(shared)];
     if open {

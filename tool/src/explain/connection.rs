@@ -12,7 +12,7 @@ use super::{
     stream::{Piece, Stream, StreamPosition},
 };
 
-/// Age of a gap from which the segment that fills it counts as retransmitted, when the round-trip time is unknown.
+/// Age of a gap from which a segment that fills it counts as retransmitted, if the round-trip time is unknown.
 const LATE: Duration = Duration::from_millis(3);
 
 /// A connection.
@@ -94,13 +94,13 @@ pub struct EndSummary {
     pub retransmitted_bytes: u64,
     /// Segments that overtook earlier ones.
     pub out_of_order: u64,
-    /// Bytes that the capture lacks.
+    /// Bytes that are missing in the capture.
     pub not_captured_bytes: u64,
     /// Packets that a router marked: congestion experienced.
     pub congestion_marks: u64,
     /// FPDUs.
     pub fpdus: u64,
-    /// FPDUs that no receiver accepts.
+    /// Invalid FPDUs.
     pub bad_fpdus: u64,
     /// Messages by kind.
     pub messages: BTreeMap<&'static str, Total>,
@@ -124,7 +124,7 @@ impl Connection {
         }
     }
 
-    /// Whether a SYN begins another connection between the same ends.
+    /// Whether a SYN starts a new connection between the same ends.
     pub fn is_succeeded_by(&self, segment: &Segment<'_>) -> bool {
         let begun = match self.state {
             State::SynSent(seq) | State::SynReceived(seq) | State::Open(Some(seq)) => Some(seq),

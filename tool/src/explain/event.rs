@@ -1,11 +1,11 @@
-//! What happens in a connection, in words and as JSON.
+//! Events of a connection, as text and as JSON.
 
 use std::fmt;
 
 use serde::Serialize;
 use xwarp_tcp::mpa::{Enhanced, MpaReply, MpaRequest, RtrOptions};
 
-/// Something that one end did, or that the capture shows about its direction.
+/// An action of one end, or a fact about its direction.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
@@ -13,7 +13,7 @@ pub enum Event {
     Syn { answer: bool, mss: Option<u16>, window_scale: Option<u8>, sack_permitted: bool, timestamps: bool },
     /// The handshake is complete.
     Connected { handshake_ms: Option<f64> },
-    /// The capture begins in the middle of the connection.
+    /// The capture starts in the middle of the connection.
     Middle,
     /// The initiator's MPA start-up frame.
     MpaRequest(StartUp),
@@ -35,15 +35,15 @@ pub enum Event {
     EmptyFpdu,
     /// A Terminate message.
     Terminate { layer: u8, error_type: u8, code: u8, meaning: String, blames: Option<String> },
-    /// An FPDU that no receiver accepts.
+    /// An invalid FPDU.
     BadFpdu { error: String },
-    /// Bytes that the capture had before, sent again.
+    /// A retransmission of bytes that are in the capture already.
     Retransmission { bytes: u64 },
     /// Bytes that fill a gap so late that they were probably retransmitted; the first copy is not in the capture.
     LateSegment { bytes: u64, after_ms: f64 },
     /// Bytes that overtook earlier ones.
     OutOfOrder { gap_bytes: u64 },
-    /// Bytes that the capture does not have, though the receiver acknowledged them.
+    /// Bytes that are missing in the capture, although the receiver acknowledged them.
     NotCaptured { bytes: u64 },
     /// A keepalive probe.
     KeepaliveProbe,
@@ -80,14 +80,14 @@ pub struct Message {
     pub queue: Option<(u32, u32)>,
     /// STag and tagged offset of a tagged message's first byte.
     pub target: Option<(u32, u64)>,
-    /// What the message asks for or carries, where that is a number of protocol fields.
+    /// The protocol fields of the message, for kinds that have them.
     pub detail: Option<String>,
-    /// Whether the capture lacks its first or last segments.
+    /// Whether its first or last segments are missing in the capture.
     pub partial: bool,
 }
 
 impl Event {
-    /// Events with equal keys in a row are shown as one. `None`: always shown.
+    /// Consecutive events with equal keys are shown as one. `None`: always shown.
     pub fn key(&self) -> Option<(&'static str, u64)> {
         match self {
             Self::Message(message) if !message.partial => Some((message.kind, message.bytes)),

@@ -1,14 +1,14 @@
-//! Reads the packets of pcap and pcapng files, also from a pipe. A packet is read at a time; nothing in a file makes the
-//! reader hold more than [`MOST_BLOCK_BYTES`] or a table of more than [`MOST_INTERFACES`] entries.
+//! Reads the packets of pcap and pcapng files, also from a pipe. It reads one packet at a time, and holds at most
+//! [`MOST_BLOCK_BYTES`] and a table of [`MOST_INTERFACES`] entries, whatever the file contains.
 
 use std::{
     io::{self, Read},
     time::Duration,
 };
 
-/// Most bytes of a pcapng block or a pcap packet. The longest frame has 65535 bytes and a few headers.
+/// Largest length of a pcapng block or a pcap packet, in bytes. The longest frame has 65535 bytes and a few headers.
 const MOST_BLOCK_BYTES: usize = 1 << 20;
-/// Most interfaces of a pcapng section.
+/// Largest number of interfaces of a pcapng section.
 const MOST_INTERFACES: usize = 4096;
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
@@ -48,7 +48,7 @@ pub enum LinkType {
     Cooked,
     /// Version 2 of that header.
     CookedTwo,
-    /// Something that is not explained.
+    /// A form that is not explained.
     Other(u32),
 }
 
@@ -67,7 +67,7 @@ impl LinkType {
 /// A packet of the file.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Packet<'a> {
-    /// Time since 1970; `None` when the file does not have it.
+    /// Time since 1970; `None` if the file has no time.
     pub time: Option<Duration>,
     /// The form of the first bytes.
     pub link: LinkType,
@@ -75,7 +75,7 @@ pub struct Packet<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Reads one packet after the other.
+/// Reads packets in sequence.
 pub struct CaptureFile<R> {
     input: R,
     format: Format,
@@ -219,7 +219,7 @@ impl<R: Read> CaptureFile<R> {
         }
     }
 
-    /// Reads a section header behind its block type: length and byte order magic, then the rest.
+    /// Reads a section header after its block type: length and byte order magic, then the rest.
     fn read_section_header(&mut self) -> Result<(), FileError> {
         self.fill_rest(0, 8)?;
         let big_endian = u32_at(&self.buffer, 4, true) == Some(BYTE_ORDER_MAGIC);

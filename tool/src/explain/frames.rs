@@ -7,7 +7,7 @@ use super::file::{LinkType, Packet};
 /// Bytes of an Ethernet header, and of a VLAN tag.
 const ETHERNET_BYTES: usize = 14;
 const TAG_BYTES: usize = 4;
-/// Most VLAN tags of a frame that are shown.
+/// Largest number of VLAN tags of a frame that are shown.
 const MOST_TAGS: usize = 2;
 
 /// Describes a packet in several lines.

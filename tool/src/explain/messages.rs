@@ -12,9 +12,9 @@ use xwarp_tcp::ulp::Ulpdu;
 
 use super::event::{Event, Message, count};
 
-/// Messages that are remembered for a Terminate of the peer.
+/// Number of messages that are kept for a Terminate of the peer.
 const MOST_REMEMBERED: usize = 64;
-/// Bytes of a ULPDU that are looked at: the longest header and the longest Terminate or Atomic Request behind it.
+/// Bytes of a ULPDU that are examined: the longest header and the longest Terminate or Atomic Request after it.
 const LOOKED_AT: usize = 128;
 
 /// The messages of one direction.
@@ -51,7 +51,7 @@ struct Remembered {
 }
 
 impl Messages {
-    /// Bytes are missing: the message that was being sent is incomplete.
+    /// Bytes are missing: the current message is incomplete.
     pub fn cut(&mut self) {
         if let Some(open) = &mut self.open {
             open.message.partial = true;
@@ -63,7 +63,7 @@ impl Messages {
         &self.totals
     }
 
-    /// Reads a ULPDU. `peer` has sent what a Terminate blames.
+    /// Reads a ULPDU. `peer` has sent the message that a Terminate blames.
     pub fn take(
         &mut self,
         ulpdu: &Ulpdu<'_>,
@@ -173,7 +173,7 @@ fn place(header: &Header) -> String {
     }
 }
 
-/// Whether a segment belongs to the message that is being sent.
+/// Whether a segment belongs to the current message.
 fn continues(open: &Open, kind: MessageType, header: &Header) -> bool {
     open.kind == kind
         && match header {

@@ -1,5 +1,5 @@
-//! `xwarp explain`: a capture in words. [`Explainer`] reads one packet after the other, keeps what it must know about
-//! each connection within [`MOST_CONNECTIONS`] and [`MOST_HELD`], and prints events as they come and summaries at the end.
+//! `xwarp explain`: explains a capture. [`Explainer`] reads packet by packet, keeps the state of each connection within
+//! [`MOST_CONNECTIONS`] and [`MOST_HELD`], and prints events as they occur and summaries at the end.
 //!
 //! | module | owns |
 //! |---|---|
@@ -9,7 +9,7 @@
 //! | `connection` | a TCP connection, its summary |
 //! | `mpa` | start-up frames and FPDUs |
 //! | `messages` | DDP segments, RDMAP messages, Terminates |
-//! | `event` | what happened, in words and as JSON |
+//! | `event` | events, as text and as JSON |
 //! | `frames` | single frames, by smoltcp's printers |
 
 mod connection;
@@ -40,9 +40,9 @@ use self::{
 
 pub use file::FileError;
 
-/// Most connections that are followed.
+/// Largest number of connections that are tracked.
 const MOST_CONNECTIONS: usize = 4096;
-/// Most bytes of segments that wait for earlier ones, of all connections together.
+/// Largest number of bytes in segments that wait for earlier ones, of all connections together.
 const MOST_HELD: usize = 32 << 20;
 /// Columns of an end's name.
 const LINE_FIELD: usize = 6;
@@ -56,13 +56,13 @@ pub struct Options {
     pub frames: bool,
     /// Only the summaries.
     pub summary: bool,
-    /// Each message, though it is like the one before.
+    /// Each message, including repeated ones.
     pub all: bool,
     /// Only this connection.
     pub connection: Option<usize>,
 }
 
-/// Explains the capture that `input` has. An error of the file is returned after the summaries of what was read.
+/// Explains the capture in `input`. An error of the file is returned after the summaries of the packets before it.
 pub fn explain(input: impl Read, options: Options, out: &mut dyn Write) -> io::Result<Result<(), FileError>> {
     let mut file = match CaptureFile::open(input) {
         Ok(file) => file,
@@ -95,7 +95,7 @@ struct Explainer<'w> {
     repeated: BTreeMap<(usize, usize), Repeated>,
 }
 
-/// Events that are not shown because they are like the one before.
+/// Repeated events that are not shown.
 struct Repeated {
     key: (&'static str, u64),
     count: u64,

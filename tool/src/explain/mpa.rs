@@ -1,5 +1,5 @@
-//! MPA of one recorded connection: reads the start-up frames and the FPDUs of both directions. Where the begin of a
-//! connection or of an FPDU is not in the capture, FPDUs are found at the begin of a segment.
+//! MPA of one recorded connection: reads the start-up frames and the FPDUs of both directions. If the start of a
+//! connection or of an FPDU is not in the capture, FPDUs are found at the start of a segment.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +12,9 @@ use super::{
     stream::Piece,
 };
 
-/// Segments at whose begin FPDUs of unknown form are searched.
+/// Number of segments at whose start FPDUs of unknown form are searched.
 const MOST_TRIES: u32 = 64;
-/// Distances of markers from the begin of a segment: multiples of 4 below 512 (RFC 5044 section 4.3).
+/// Distances of markers from the start of a segment: multiples of 4 below 512 (RFC 5044 section 4.3).
 const MARKER_PHASES: std::ops::Range<u64> = 0..128;
 /// Bytes kept while a start-up frame or an FPDU is incomplete. The longest FPDU has 65535 bytes, and 516 of markers.
 const MOST_BYTES: usize = 1 << 17;
@@ -46,33 +46,33 @@ struct Direction {
 
 #[derive(Debug, Default)]
 enum ReadingState {
-    /// Nothing of MPA was seen; earlier bytes may be streaming data.
+    /// No MPA frame was seen; earlier bytes may be streaming data.
     #[default]
     StartUp,
-    /// The own start-up frame was seen, but not the peer's, which decides on markers and CRC.
+    /// This end's start-up frame was seen, but not the peer's, which decides on markers and CRC.
     AwaitPeer,
     /// FPDUs.
     Fpdus(RecordedFpdus),
-    /// The begin of an FPDU is unknown.
+    /// The start of an FPDU is unknown.
     Search { known: Option<RecordedFpdus>, tries: u32 },
-    /// Not MPA, or not any more.
+    /// Not MPA, or no longer MPA.
     Ignored,
 }
 
 impl Mpa {
-    /// The connection begins in the middle: no start-up frames can be expected.
+    /// The capture starts in the middle of the connection: no start-up frames can be expected.
     pub fn begin_in_the_middle(&mut self) {
         for direction in &mut self.directions {
             direction.phase = ReadingState::Search { known: None, tries: 0 };
         }
     }
 
-    /// The direction in which the MPA Request came.
+    /// The direction in which the MPA Request was sent.
     pub fn initiator(&self) -> Option<usize> {
         self.initiator
     }
 
-    /// Whether anything of MPA was seen.
+    /// Whether any MPA frame was seen.
     pub fn was_seen(&self) -> bool {
         self.initiator.is_some() || self.reply.is_some() || self.directions.iter().any(|d| d.fpdus > 0)
     }
@@ -198,8 +198,8 @@ impl Mpa {
         }
     }
 
-    /// Applies both start-up frames (RFC 5044 section 7.1.1): M asks for markers in what the sender of the frame
-    /// receives, and CRC is used when either end wants it.
+    /// Applies both start-up frames (RFC 5044 section 7.1.1): M requests markers in the stream that the sender of the
+    /// frame receives, and CRC is used if either end wants it.
     fn agree(&mut self, out: &mut Events) {
         let (Some(initiator), Some(request), Some(reply)) = (self.initiator, &self.request, &self.reply)
         else {
@@ -269,7 +269,7 @@ impl Mpa {
     }
 }
 
-/// Finds FPDUs at the begin of a segment at this stream offset; the first FPDU must end within the bytes.
+/// Finds FPDUs at the start of a segment at this stream offset; the first FPDU must end within the bytes.
 fn search(at: u64, bytes: &[u8], known: Option<RecordedFpdus>, versions: Versions) -> Option<RecordedFpdus> {
     let begins = |fpdus: &RecordedFpdus| {
         let len = fpdus.can_begin(at).then(|| fpdus.len(at, bytes)).flatten()?;
@@ -283,7 +283,7 @@ fn search(at: u64, bytes: &[u8], known: Option<RecordedFpdus>, versions: Version
     if begins(&without_markers).is_some() {
         return Some(without_markers);
     }
-    // The last marker before the segment, or at its begin.
+    // The last marker before the segment, or at its start.
     let with_markers = MARKER_PHASES
         .filter_map(|phase| Some(RecordedFpdus::new(at.checked_sub(4 * phase)?, true, true)))
         .find(|fpdus| begins(fpdus).is_some());

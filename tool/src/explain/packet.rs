@@ -1,4 +1,4 @@
-//! Finds the TCP segment in a captured packet, also in one whose end was not captured.
+//! Finds the TCP segment in a captured packet, even if the packet was captured in part.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -82,7 +82,7 @@ pub fn content<'a>(packet: &Packet<'a>) -> Content<'a> {
         Some(TransportSlice::Igmp(_)) | None => return Content::Other("other IP"),
     };
     let captured = tcp.payload();
-    // Frames that the kernel will still cut into segments may exceed the length field, which is then 0.
+    // A frame that the kernel will cut into segments later may exceed the length field, which is then 0.
     let len = announced.map_or(0, |ip| ip.saturating_sub(tcp.header_len())).max(captured.len());
     Content::Tcp(Box::new(Segment {
         from: SocketAddr::new(from, tcp.source_port()),

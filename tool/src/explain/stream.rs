@@ -1,9 +1,9 @@
-//! One direction of a recorded TCP connection: puts the segments in order, tells retransmissions from new data, and
-//! finds the bytes that the capture lacks.
+//! One direction of a recorded TCP connection: orders the segments, distinguishes retransmissions from new data, and
+//! finds the bytes that are missing in the capture.
 
 use std::{collections::BTreeMap, time::Duration};
 
-/// Stream offset of the first byte of a connection whose begin is not in the capture. Bytes from before it have room.
+/// Stream offset of the first byte of a connection whose start is not in the capture. Earlier bytes have lower offsets.
 pub const FIRST_OF_MIDDLE: u64 = 512;
 
 /// Memory that a segment takes besides its bytes while it waits for earlier ones.
@@ -31,18 +31,18 @@ struct Waiting {
     since: Option<Duration>,
 }
 
-/// What a segment with payload is to the stream.
+/// The role of a segment with payload in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamPosition {
     /// The next bytes.
     InOrder,
     /// Bytes beyond a gap of this length.
     BeyondGap(u64),
-    /// The bytes of a gap, this long after the first segment beyond it.
+    /// The bytes of a gap, and the time since the first segment beyond it.
     FillsGap(Option<Duration>),
-    /// Bytes that the capture had before.
+    /// Bytes that are in the capture already.
     Repeated,
-    /// The last acknowledged byte again, to see whether the peer still answers.
+    /// The last acknowledged byte again: a keepalive probe.
     Probe,
     /// Bytes from before the first segment of the capture.
     Earlier,
@@ -53,17 +53,17 @@ pub enum StreamPosition {
 pub enum Piece<'a> {
     /// Bytes, and whether a segment begins with them.
     Bytes(u64, &'a [u8], bool),
-    /// Bytes that the capture lacks.
+    /// Bytes that are missing in the capture.
     Missing(u64, u64),
 }
 
 impl Stream {
-    /// The direction begins with this SYN, unless bytes came before it.
+    /// Starts the direction with this SYN, unless bytes came before it.
     pub fn begin(&mut self, syn: u32) {
         self.base.get_or_insert(syn.wrapping_add(1));
     }
 
-    /// The direction begins in the middle with the byte of this sequence number, unless its begin is known.
+    /// Starts the direction in the middle, with the byte of this sequence number, unless its start is known.
     pub fn begin_in_the_middle(&mut self, seq: u32) {
         if self.base.is_none() {
             let (base, next) = (Some(seq.wrapping_sub(FIRST_OF_MIDDLE as u32)), FIRST_OF_MIDDLE);
@@ -71,7 +71,7 @@ impl Stream {
         }
     }
 
-    /// Whether the begin of the direction is known: its SYN, or its first byte in the capture.
+    /// Whether the start of the direction is known: its SYN, or its first byte in the capture.
     pub fn has_begun(&self) -> bool {
         self.base.is_some()
     }
@@ -81,7 +81,7 @@ impl Stream {
         self.delivered
     }
 
-    /// The offset nearest to the next byte that a sequence number can stand for.
+    /// The stream offset of a sequence number: the one nearest to the next byte.
     fn offset(&self, seq: u32) -> Option<u64> {
         let distance = seq.wrapping_sub(self.base?.wrapping_add(self.next as u32)).cast_signed();
         self.next.checked_add_signed(distance.into())
@@ -134,7 +134,8 @@ impl Stream {
         arrival
     }
 
-    /// The receiver acknowledges all bytes before this sequence number, so those that the capture lacks will not come.
+    /// The receiver acknowledges all bytes before this sequence number, so bytes before it that are missing in the
+    /// capture will not come.
     pub fn acknowledge(&mut self, ack: u32, held: &mut usize, sink: &mut dyn FnMut(Piece<'_>)) {
         if let Some(offset) = self.offset(ack) {
             self.acked = self.acked.max(offset);
@@ -183,7 +184,7 @@ impl Stream {
         }
     }
 
-    /// Bytes before the first segment that still waits at the end of the capture.
+    /// Missing bytes before the first segment that still waits at the end of the capture.
     pub fn gap(&self) -> u64 {
         self.waiting.first_key_value().map_or(0, |(begin, _)| begin - self.next)
     }
