@@ -55,7 +55,7 @@ impl Order {
             _ => return None,
         };
         let bytes = u64::from_le_bytes(size.try_into().ok()?);
-        // Limits the allocation that the order of an unknown peer can cause.
+        // Limits the allocation that an unknown peer's order can cause.
         (bytes <= 1 << 32).then_some(Self { task, polling: head[7] != 0, bytes })
     }
 }

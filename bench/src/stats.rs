@@ -106,7 +106,7 @@ impl Spread {
     }
 }
 
-/// What a goal asks of a figure.
+/// The limit that a goal sets for a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {

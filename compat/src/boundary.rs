@@ -1,11 +1,12 @@
-//! The boundary to C: pointers that C programs pass, and our objects as they see them. The only unsafe code of this crate.
+//! The boundary to C: pointers that C programs pass, and our objects as C structures. The only unsafe code of this
+//! crate.
 //!
-//! The functions of the ABI have parameters of the types [`Handle`], [`In`], [`Out`] and [`Text`], which look like pointers to C.
-//! Rust code cannot make them from nothing, so their methods rely on the contract of libibverbs: a pointer is null, or valid
-//! for what the manual page says.
+//! The functions of the ABI have parameters of the types [`Handle`], [`In`], [`Out`] and [`Text`], which look like
+//! pointers to C. Rust code cannot make them from nothing, so their methods rely on the contract of libibverbs: a
+//! pointer is null, or valid as the manual page requires.
 //!
-//! Our objects live in `Arc`s. The pointers to them that C programs hold are entries of a table, so a null, stale or foreign
-//! pointer is detected by each call but those of the data path, which do not search the table.
+//! Our objects live in `Arc`s. The pointers to them that C programs hold are entries of a table, so each call detects a
+//! null, stale or foreign pointer, except calls of the data path, which do not search the table.
 #![allow(unsafe_code)]
 
 use std::{
@@ -27,8 +28,8 @@ use crate::abi::cm::{sockaddr, sockaddr_storage};
 #[repr(transparent)]
 pub struct CPart<T>(UnsafeCell<T>);
 
-// SAFETY: access from Rust is by `update` only, each a short access to plain data. When a program races with such an access
-// (reads `qp->state` while another thread changes it) it gets an old or a new value, as with every provider.
+// SAFETY: access from Rust is by `update` only, each a short access to plain data. A program that races with such an
+// access (reads `qp->state` while another thread changes it) gets an old or a new value, as with every provider.
 unsafe impl<T> Send for CPart<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for CPart<T> {}
@@ -55,7 +56,7 @@ impl<T> CPart<T> {
 pub trait Object: Sized + Send + Sync + 'static {
     /// The C structure.
     type C;
-    /// Where the structure lies in the object, in bytes.
+    /// Offset of the structure in the object, in bytes.
     const OFFSET: usize;
 
     /// The structure's address.
@@ -85,7 +86,7 @@ pub(crate) use object;
 /// An entry of the table.
 struct Published {
     object: Arc<dyn Any + Send + Sync>,
-    /// It is being destroyed: only acknowledgements still find it.
+    /// The object is being destroyed: only acknowledgements still find it.
     retired: bool,
 }
 
@@ -94,11 +95,11 @@ type Live = BTreeMap<usize, Published>;
 /// All objects to which C programs have pointers, by address.
 static LIVE: RwLock<Live> = RwLock::new(BTreeMap::new());
 
-/// A pointer to one of our objects, as C programs hold it.
+/// A C program's pointer to one of our objects.
 #[repr(transparent)]
 pub struct Handle<T: Object>(*mut T::C);
 
-// SAFETY: a handle is the name of an object, which may be used from every thread; what it leads to is `Send` and `Sync`.
+// SAFETY: a handle is the name of an object, which may be used from every thread; the object is `Send` and `Sync`.
 unsafe impl<T: Object> Send for Handle<T> {}
 // SAFETY: as above.
 unsafe impl<T: Object> Sync for Handle<T> {}
@@ -112,7 +113,7 @@ impl<T: Object> Clone for Handle<T> {
 impl<T: Object> Copy for Handle<T> {}
 
 impl<T: Object> Handle<T> {
-    /// A pointer that names no object: the answer of a function that failed.
+    /// A null pointer: the result of a failed function.
     pub const NULL: Self = Self(ptr::null_mut());
 
     /// The pointer in a field of a C structure.
@@ -161,7 +162,7 @@ impl<T: Object> Handle<T> {
         Ok(object)
     }
 
-    /// As [`withdraw`](Self::withdraw), and fails with `EBUSY` while other objects use this one.
+    /// Like [`withdraw`](Self::withdraw), but fails with `EBUSY` while other objects use this one.
     pub fn withdraw_unused(self) -> Result<Arc<T>, Errno> {
         let mut live = LIVE.write().unwrap_or_else(PoisonError::into_inner);
         let object = self.find(&live)?;
@@ -176,7 +177,7 @@ impl<T: Object> Handle<T> {
         self.retire_if(|_| Ok(()), finish)
     }
 
-    /// As [`retire`](Self::retire), and fails with `EBUSY` while other objects use this one.
+    /// Like [`retire`](Self::retire), but fails with `EBUSY` while other objects use this one.
     pub fn retire_unused(self, finish: impl FnOnce(&T)) -> Result<(), Errno> {
         self.retire_if(check_unused, finish)
     }
@@ -209,7 +210,7 @@ impl<T: Object> Handle<T> {
     }
 }
 
-/// Fails with `EBUSY` if others use the object than the table and the caller.
+/// Fails with `EBUSY` if anything but the table and the caller uses the object.
 fn check_unused<T>(object: &Arc<T>) -> Result<(), Errno> {
     if Arc::strong_count(object) > 2 { Err(Errno::EBUSY) } else { Ok(()) }
 }
@@ -244,7 +245,8 @@ impl<T: Copy> In<T> {
 
     /// A copy of the structure; `None` for a null pointer.
     pub fn read(self) -> Option<T> {
-        // SAFETY: by the module's contract a pointer that is not null leads to a structure that nobody writes during the call.
+        // SAFETY: by the module's contract a pointer that is not null leads to a structure that is not written during
+        // the call.
         (!self.0.is_null()).then(|| unsafe { self.0.read() })
     }
 
@@ -269,7 +271,7 @@ impl<T: Copy> In<T> {
     }
 }
 
-/// A place that the program wants filled.
+/// A location that the program wants filled.
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
 
@@ -307,13 +309,13 @@ impl<T: Copy> Out<T> {
         unsafe { self.0.add(index).write(value) };
     }
 
-    /// A copy of what is stored there.
+    /// A copy of the stored value.
     pub fn read(self) -> Option<T> {
         In(self.0.cast_const()).read()
     }
 
-    /// Stores `value` in the program's structure of `len` bytes: programs that were compiled with older headers have smaller ones,
-    /// those with newer headers have larger ones, whose rest becomes zero. Fails with `EINVAL` for a null pointer.
+    /// Stores `value` in the program's structure of `len` bytes: it is smaller in programs compiled with older headers,
+    /// and larger with newer headers, where the rest becomes zero. Fails with `EINVAL` for a null pointer.
     pub fn write_sized(self, value: &T, len: usize) -> Result<(), Errno> {
         if self.0.is_null() {
             return Err(Errno::EINVAL);
@@ -363,7 +365,7 @@ pub fn append_bytes(out: &mut InlineBuffer, address: u64, len: usize) -> Result<
     Ok(())
 }
 
-/// Most bytes of inline data.
+/// Largest length of inline data, in bytes.
 pub const INLINE_BYTES: usize = 1024;
 
 /// Inline data of one work request. The first `len` bytes are initialised.
@@ -405,8 +407,8 @@ pub fn memory(address: *mut c_void, len: usize, writable: bool) -> Option<xwarp_
     })
 }
 
-/// Checks that the pages of a registration are mapped, and writable if that is wanted, and brings them into memory, as
-/// registering them with hardware does. Kernels before 5.14 cannot check.
+/// Checks that the pages of a registration are mapped, and writable if requested, and brings them into memory, as a
+/// registration with hardware does. Kernels before 5.14 cannot check.
 pub fn populate(address: *mut c_void, len: usize, writable: bool) -> Result<(), Errno> {
     use rustix::mm::{Advice, madvise};
 
@@ -544,8 +546,8 @@ impl Library {
         // SAFETY: the handle came from `dlopen` and is never closed.
         let found = unsafe { libc::dlsym(self.0, name.as_ptr()) };
         let is_own = object_of(found)?.dli_fbase == object_of(object_of as *const c_void)?.dli_fbase;
-        // SAFETY: it is the function's address. The callers' contract says what it takes; arguments that it does not take are
-        // in registers that it does not read.
+        // SAFETY: it is the function's address. The callers' contract defines its parameters; further arguments are in
+        // registers that it does not read.
         (!is_own).then(|| Function(unsafe { std::mem::transmute::<*mut c_void, SixArguments>(found) }))
     }
 }

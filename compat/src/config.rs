@@ -6,7 +6,7 @@ use xwarp_verbs::{DeviceOptions, FramingConfig, Markers, MpaConfig, Progress, Rt
 
 use crate::abi::device::{TRANSPORT_IWARP, TRANSPORT_UNSPECIFIED};
 
-/// Vendor of devices that report none else: an identifier of local administration.
+/// Default vendor of devices: a locally administered identifier.
 const OWN_VENDOR: u32 = 0x02_5857;
 
 /// Port of connections by queue pair number. Both ends must use the same one.
@@ -14,7 +14,7 @@ const PAIRING_PORT: u16 = 4794;
 
 /// The configuration in the environment.
 pub struct Config {
-    /// The only interfaces that are devices; `None`: all that can be.
+    /// The interfaces that are devices; `None`: all suitable ones.
     pub devices: Option<Vec<String>>,
     /// `vendor_id` of the device attributes.
     pub vendor: u32,
@@ -82,8 +82,8 @@ impl Config {
         }
     }
 
-    /// The options of the device on `interface`. Frames of the process's first device are recorded in the file that the environment
-    /// names, those of further ones beside it.
+    /// The options of the device on `interface`. Frames of the process's first device are recorded in the file of
+    /// `XWARP_CAPTURE`, those of further ones in files beside it.
     pub fn device_options(&self, interface: &str, is_first: bool) -> DeviceOptions {
         let beside = |file: &PathBuf| {
             let name = file.file_stem().unwrap_or_default().to_string_lossy();
@@ -108,7 +108,7 @@ impl Config {
     }
 }
 
-/// The configuration of this process, read when it is first needed. Then logging starts, if it is wanted.
+/// The configuration of this process, read at first use, which also starts logging if it is configured.
 pub fn config() -> &'static Config {
     static CONFIG: OnceLock<Config> = OnceLock::new();
     CONFIG.get_or_init(|| {

@@ -56,7 +56,7 @@ pub fn io(error: &std::io::Error) -> Errno {
     error.raw_os_error().map_or(by_kind, Errno::from_raw)
 }
 
-/// Why an address cannot be reached, as the status of an event.
+/// The event status for an unreachable address.
 pub fn route(error: &RouteError) -> c_int {
     -(match error {
         RouteError::Address(_) => Errno::ENETUNREACH,
@@ -65,7 +65,7 @@ pub fn route(error: &RouteError) -> c_int {
     } as c_int)
 }
 
-/// Why a connection was not made, as the status of an event.
+/// The event status for a failed connection.
 pub fn closed(reason: CloseReason) -> c_int {
     -(match reason {
         CloseReason::Refused => Errno::ECONNREFUSED,

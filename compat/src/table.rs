@@ -148,7 +148,7 @@ table! {
     "IBVERBS_1.14" {
         ibv_query_qp_data_in_order => qp::ibv_query_qp_data_in_order,
     }
-    // Drivers of hardware, which programs such as perftest are linked to, need these to be loaded.
+    // Hardware drivers, to which programs such as perftest are linked, need these symbols to load.
     "IBVERBS_PRIVATE_34" {
         ibv_query_gid_type => context::ibv_query_gid_type,
         verbs_register_driver_34 => verbs_register_driver,

@@ -1,4 +1,5 @@
-//! What waits: descriptors for programs that poll, threads of our own, locks, and events that the program has not acknowledged.
+//! Waiting: descriptors for programs that poll, threads of our own, locks, and events that the program has not
+//! acknowledged.
 
 use std::{
     collections::VecDeque,
@@ -117,7 +118,7 @@ impl Unacknowledged {
         *lock(&self.count) += 1;
     }
 
-    /// Notes `number` acknowledgements. More than there are events count as all.
+    /// Counts `number` acknowledgements, at most as many as there are events.
     pub fn acknowledged(&self, number: u64) {
         let mut count = lock(&self.count);
         *count = count.saturating_sub(number);

@@ -47,7 +47,7 @@ pub(super) struct End {
 pub(super) enum Wait {
     /// The peer may have sent something.
     Look,
-    /// The peer has been silent for so long that frames are probably lost. Told once in [`SILENCE`].
+    /// The peer has been silent for so long that frames are probably lost. Reported once per [`SILENCE`].
     Silent,
 }
 
@@ -99,7 +99,7 @@ impl End {
         Ok(())
     }
 
-    /// Makes the kernel send what was submitted.
+    /// Makes the kernel send the submitted frames.
     pub(super) fn flush(&mut self) {
         self.interface.flush();
     }

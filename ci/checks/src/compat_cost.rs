@@ -1,5 +1,6 @@
-//! `xwarp-compat-cost`: what the C path of the drop-in libraries costs beside the Rust path: `xwarp-perf` and the distribution's
-//! perftest with the same options. Rounds are interleaved: each round measures both paths once, in alternating order.
+//! `xwarp-compat-cost`: the cost of the drop-in libraries' C path beside the Rust path: `xwarp-perf` and the
+//! distribution's perftest with the same options. Rounds are interleaved: each round measures both paths once, in
+//! alternating order.
 
 use std::{fmt, fmt::Write as _, path::PathBuf, time::Duration};
 
@@ -19,7 +20,7 @@ const LIMIT: Duration = Duration::from_mins(2);
 const LISTENS_WITHIN: Duration = Duration::from_secs(15);
 const RETRY: Duration = Duration::from_millis(200);
 
-/// What the C path of the drop-in libraries costs beside the Rust path, as a page
+/// Measures the cost of the drop-in libraries' C path beside the Rust path, as a page
 #[derive(Debug, Clone, Parser)]
 #[command(name = "xwarp-compat-cost")]
 pub struct CompatCostArgs {
@@ -148,7 +149,7 @@ impl Bench<'_> {
             }
         };
         command.args(options).args(peer);
-        // No helper of this machine is meant.
+        // Do not use a helper of this machine.
         command.env("XWARP_HELPER", self.lab.file("none"));
         Running::start(command)
     }
@@ -164,7 +165,7 @@ impl Bench<'_> {
             if status.success() {
                 break client.output();
             }
-            // perftest's server does not say when it listens.
+            // perftest's server does not report when it listens.
             anyhow::ensure!(begin.elapsed() < LISTENS_WITHIN, "{status}: {}", client.output());
             std::thread::sleep(RETRY);
         };

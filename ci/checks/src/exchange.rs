@@ -147,7 +147,7 @@ pub fn talk(address: SocketAddr, messages: usize) -> Result<()> {
     end.ask(0..1)?;
     println!("talks");
     if let Err(error) = end.ask_in_parts(1, if messages == 0 { usize::MAX } else { messages }) {
-        // Why the device is of no more use, if that is the cause.
+        // The reason of the device's end, if the device has ended.
         if let Err(reason) = device.listen(address, ListenOptions::default()) {
             println!("{:#}", anyhow::Error::from(reason));
         }
@@ -196,7 +196,7 @@ pub fn forking(arguments: &[String], fork: impl FnOnce() -> Result<Option<i32>>)
         return in_child(&device, &end, address);
     };
     let child = rustix::process::Pid::from_raw(child).context("a process id")?;
-    // The parent works while the child lives, too.
+    // The parent continues to work while the child runs.
     end.ask(10..20)?;
     let (_, status) =
         rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty())?.context("a child")?;
@@ -209,7 +209,7 @@ pub fn forking(arguments: &[String], fork: impl FnOnce() -> Result<Option<i32>>)
     Ok(())
 }
 
-/// What a child may do with a device of its parent: nothing, and each call says so.
+/// A child may not use a device of its parent: each call fails with that error.
 fn in_child(device: &Device, end: &End, address: SocketAddr) -> Result<()> {
     let failure = device.failure().context("the device works in a child")?.to_string();
     ensure!(failure.contains("fork"), "{failure}");

@@ -1,5 +1,5 @@
-//! The structures and numbers of `infiniband/verbs.h` and `rdma/rdma_cma.h`. The test beside this module compares every size
-//! and offset with what a C compiler says about the installed headers.
+//! The structures and numbers of `infiniband/verbs.h` and `rdma/rdma_cma.h`. The test beside this module compares every
+//! size and offset with those that a C compiler reports for the installed headers.
 //!
 //! Enumerations are plain integers here: a C program may pass any value.
 #![allow(missing_docs, reason = "the manual pages of libibverbs and librdmacm describe them")]

@@ -223,7 +223,7 @@ pub struct ibv_qp_init_attr_ex {
 }
 
 impl ibv_qp_init_attr_ex {
-    /// The fields that `ibv_qp_init_attr` has too.
+    /// The fields shared with `ibv_qp_init_attr`.
     pub fn base(&self) -> ibv_qp_init_attr {
         let Self { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all, .. } = *self;
         ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all }
@@ -233,7 +233,7 @@ impl ibv_qp_init_attr_ex {
 pub const QP_INIT_PD: u32 = 1;
 pub const QP_INIT_CREATE_FLAGS: u32 = 1 << 2;
 pub const QP_INIT_SEND_OPS_FLAGS: u32 = 1 << 6;
-/// Every operation of `ibv_wr_*` but TSO and atomic writes.
+/// Every operation of `ibv_wr_*` except TSO and atomic writes.
 pub const SEND_OPS: u64 = 0x3ff;
 
 /// Attributes of `ibv_modify_qp`.

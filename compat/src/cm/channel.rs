@@ -24,14 +24,14 @@ use crate::{
     wait::{BellQueue, Readable, lock},
 };
 
-/// How long the end of a channel waits for a thread that reads its events to come back.
+/// Longest time that the end of a channel waits for the return of a thread that reads its events.
 const RETURN: Duration = Duration::from_millis(100);
 
 /// The threads in [`rdma_get_cm_event`].
 #[derive(Default)]
 struct Readers {
     inside: usize,
-    /// The thread that came last.
+    /// The last thread that called.
     last: Option<ThreadId>,
 }
 
@@ -133,9 +133,9 @@ impl Channel {
         result
     }
 
-    /// Waits until the other thread that reads events waits for the next one. Programs end the channel while that thread is
-    /// between two calls (rping), after which its next call would fail; with librdmacm it has returned before, because ending
-    /// takes longer there.
+    /// Waits until the other thread that reads events waits for the next one. Programs destroy the channel while that
+    /// thread is between two calls (rping), so that its next call would fail. With librdmacm the destruction takes
+    /// longer, so the thread is in its call by then.
     fn await_reader(&self) {
         let returns = |readers: &mut Readers| {
             readers.inside == 0 && readers.last.is_some_and(|last| last != thread::current().id())

@@ -23,9 +23,9 @@ use crate::{
     wait::lock,
 };
 
-/// Least backlog of a listener. The kernel's connection manager counts requests that the program has not read yet; ours counts
-/// connections in start-up as well. A SYN that is dropped for a full backlog also changes the order of connections, on
-/// which programs rely: perftest pairs them by it.
+/// Smallest backlog of a listener. The kernel's connection manager counts requests that the program has not read yet;
+/// ours counts connections in start-up as well. A SYN that is dropped for a full backlog also changes the order of
+/// connections, on which programs rely: perftest pairs them by it.
 const LEAST_BACKLOG: usize = 128;
 /// The largest backlog.
 const MOST_BACKLOG: usize = 65_536;
@@ -39,7 +39,7 @@ struct Parameters {
 }
 
 impl Parameters {
-    /// The parameters of the program; without any, those that the peer wants.
+    /// The parameters of the program; by default, those that the peer requested.
     fn of(given: In<rdma_conn_param>, inner: &Inner) -> Self {
         let limits = inner.ends.first().map(|end| end.lane.context.card.device.attributes().limits);
         let [most_ird, most_ord] = limits.map_or([0; 2], |limits| [limits.max_ird, limits.max_ord]);
@@ -54,7 +54,7 @@ impl Parameters {
         Self { private_data, ird: ird.min(most_ird), ord: ord.min(most_ord), qp_number }
     }
 
-    /// The queue pair: the identifier's, else the one that the parameters name.
+    /// The identifier's queue pair, else the one in the parameters.
     fn qp(&self, inner: &Inner) -> Result<Arc<Qp>, Errno> {
         if let Some(qp) = inner.qp.upgrade() {
             return Ok(qp);
@@ -96,7 +96,7 @@ pub extern "C" fn rdma_listen(id: Handle<Id>, backlog: c_int) -> c_int {
     minus_one(listen(id, backlog))
 }
 
-/// Connects or accepts by `begin`, with the queue pair and the parameters of the program.
+/// Connects or accepts with `begin`, with the program's queue pair and parameters.
 fn establish(
     id: Handle<Id>,
     parameters: In<rdma_conn_param>,
@@ -140,7 +140,7 @@ pub extern "C" fn rdma_reject(id: Handle<Id>, data: *const c_void, len: u8) -> c
     minus_one(reject())
 }
 
-/// Work that is posted is sent first. The event follows when both directions are closed.
+/// Posted work is sent first. The event follows when both directions are closed.
 pub extern "C" fn rdma_disconnect(id: Handle<Id>) -> c_int {
     minus_one(disconnect(id))
 }
@@ -155,7 +155,8 @@ pub fn disconnect(id: Handle<Id>) -> Result<(), Errno> {
     id.complete()
 }
 
-/// Reports "communication established" of InfiniBand, which iWARP does not know. As in the kernel, an error without a connection.
+/// Reports InfiniBand's "communication established", which iWARP does not have. As in the kernel, an error without a
+/// connection.
 pub extern "C" fn rdma_notify(id: Handle<Id>, _event: c_int) -> c_int {
     minus_one(id.object().and_then(|id| {
         let connects = matches!(lock(&id.inner).stage, Stage::Connecting | Stage::Connected);

@@ -34,13 +34,13 @@ use crate::{
 const REMOTE_ACCESS: u32 = 0xe;
 const RESOLVE_MS: c_int = 2000;
 
-/// The domain for an identifier's queue pair: the one that the program names, else the identifier's.
+/// The domain for an identifier's queue pair: the program's, else the identifier's.
 fn domain(id: &Id, pd: Handle<Pd>) -> Result<Arc<Pd>, Errno> {
     let pd = if pd.is_null() { Handle::of(id.c.update(|c| c.pd)) } else { pd };
     pd.object()
 }
 
-/// Makes the queue that a program left to the connection manager, with a channel of its own.
+/// Creates the completion queue that the program left to the connection manager, with a channel of its own.
 fn own_cq(
     id: &Arc<Id>,
     context: &Arc<Context>,
@@ -52,7 +52,7 @@ fn own_cq(
     Ok((Handle::publish(channel), Handle::publish(cq)))
 }
 
-/// Gives the identifier the completion queues that `init` has not.
+/// Creates the identifier's completion queues that are missing in `init`.
 fn add_cqs(id: &Arc<Id>, context: &Arc<Context>, init: &mut ibv_qp_init_attr) -> Result<(), Errno> {
     if init.recv_cq.is_null() {
         let (channel, cq) = own_cq(id, context, init.cap.max_recv_wr)?;
@@ -174,7 +174,7 @@ pub extern "C" fn rdma_destroy_srq(id: Handle<Id>) {
     }
 }
 
-/// The attributes for the states that a program sets itself: on iWARP those of INIT only.
+/// The attributes for the states that a program sets itself: on iWARP, only those of INIT.
 pub extern "C" fn rdma_init_qp_attr(id: Handle<Id>, attributes: Out<ibv_qp_attr>, mask: Out<c_int>) -> c_int {
     let init = || {
         id.object()?;

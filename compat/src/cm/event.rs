@@ -1,4 +1,4 @@
-//! Events of the connection manager: what happened to an identifier, in the words of librdmacm for an iWARP device.
+//! Events of the connection manager: the events of an identifier in the terms of librdmacm for an iWARP device.
 
 use std::{ffi::c_int, ptr, sync::Arc};
 
@@ -22,7 +22,7 @@ use crate::{
 /// An event that the program has not acknowledged.
 pub struct CmEvent {
     c: CPart<rdma_cm_event>,
-    /// The identifier whose destruction waits for the acknowledgement: of a request the listener's.
+    /// The identifier whose destruction waits for the acknowledgement; for a request, the listener's.
     owner: Arc<Id>,
     /// What `param.conn.private_data` points to.
     _private_data: Vec<u8>,
@@ -40,7 +40,7 @@ struct Fields {
 }
 
 impl CmEvent {
-    /// `None` when the identifier is being destroyed: no event of it is reported any more.
+    /// `None` when the identifier is being destroyed: its events are no longer reported.
     fn new(id: &Arc<Id>, listener: Option<&Arc<Id>>, kind: c_int, fields: Fields) -> Option<Arc<Self>> {
         let Fields { status, private_data, depths } = fields;
         let [responder_resources, initiator_depth] =
@@ -59,7 +59,7 @@ impl CmEvent {
         conn.qp_num = id.qp().map_or(0, |qp| qp.number());
         c.param.conn = conn;
         let owner = Arc::clone(listener.unwrap_or(id));
-        // Either the destruction waits for this event, or the identifier is not found here any more.
+        // Either the destruction waits for this event, or the identifier is no longer found here.
         owner.unacknowledged.returned();
         if Handle::<Id>::of(owner.c_ptr()).object().is_err() {
             owner.unacknowledged.acknowledged(1);
@@ -87,7 +87,7 @@ impl CmEvent {
     }
 }
 
-/// The event of C for one of ours; `None` for one that librdmacm does not have.
+/// The C event for one of ours; `None` if librdmacm has no such event.
 pub fn translate(channel: &Arc<Channel>, lane: &Lane, found: Event) -> Option<Arc<CmEvent>> {
     let id = lane.id(found.id)?;
     if let EventKind::ConnectRequest(request) = found.kind {
@@ -147,7 +147,7 @@ fn advanced(id: &Arc<Id>, kind: EventKind) -> Option<(c_int, Fields)> {
     Some(advanced)
 }
 
-/// A peer asks for a connection: a new identifier.
+/// A connection request of a peer: creates a new identifier.
 fn requested(
     channel: &Arc<Channel>,
     lane: &Lane,

@@ -1,4 +1,4 @@
-//! Identifiers: `rdma_cm_id`, and what belongs to one.
+//! Identifiers (`rdma_cm_id`) and their state.
 
 use std::{
     ffi::{c_int, c_void},
@@ -47,11 +47,11 @@ pub struct End {
     pub cm: CmId,
 }
 
-/// What a passive endpoint creates a queue pair with, for each connection.
+/// The attributes with which a passive endpoint creates a queue pair for each connection.
 #[derive(Clone, Copy)]
 pub struct QpTemplate(pub Handle<crate::verbs::memory::Pd>, pub crate::abi::queue::ibv_qp_init_attr);
 
-/// What changes in the life of an identifier.
+/// The mutable state of an identifier.
 pub struct Inner {
     pub stage: Stage,
     pub channel: Arc<Channel>,
@@ -62,7 +62,7 @@ pub struct Inner {
     /// One, or one for each device while the identifier is bound to a wildcard address.
     pub ends: Vec<End>,
     pub qp: Weak<Qp>,
-    /// Of a request: `responder_resources` and `initiator_depth` as the peer wants them.
+    /// For a request: the `responder_resources` and `initiator_depth` that the peer requested.
     pub depths: [u16; 2],
     /// The `DISCONNECTED` event was reported.
     is_end_reported: bool,
@@ -85,10 +85,10 @@ impl Inner {
     }
 }
 
-/// Which addresses an identifier has, and which other identifiers may have them as well.
+/// An identifier's address, and the rules for sharing it with other identifiers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sharing {
-    /// The address that the program named, with the port that it got.
+    /// The program's address, with the assigned port.
     pub bound: Option<SocketAddr>,
     /// `RDMA_OPTION_ID_REUSEADDR`.
     pub reuses: bool,
@@ -97,8 +97,8 @@ pub struct Sharing {
 }
 
 impl Sharing {
-    /// Whether an identifier with this address excludes another one with `other`, as in the kernel's connection manager. Of
-    /// identifiers that share an address one may listen.
+    /// Whether an identifier with this address excludes another one with `other`, as in the kernel's connection
+    /// manager. Only one of the identifiers that share an address may listen.
     pub fn excludes(&self, is_listening: bool, other: &Self) -> Result<(), Errno> {
         let (Some(own), Some(new)) = (self.bound, other.bound) else { return Ok(()) };
         let shares = self.reuses && other.reuses && !is_listening;
@@ -183,7 +183,7 @@ impl Id {
         Some(id)
     }
 
-    /// Shows the program which device the identifier uses.
+    /// Stores the identifier's device in the C structure.
     pub fn bind_to(&self, context: &Arc<Context>) {
         let pd = context.default_pd().map_or(std::ptr::null_mut(), |pd| pd.c_ptr());
         self.c.update(|c| {
@@ -222,14 +222,14 @@ impl Id {
         lock(&self.inner).qp.upgrade()
     }
 
-    /// The address was resolved: shows both addresses.
+    /// The address was resolved: stores both addresses in the C structure.
     pub fn resolved(&self) {
         let mut inner = lock(&self.inner);
         inner.stage = Stage::AddressResolved;
         self.show_addresses(&inner);
     }
 
-    /// Shows the addresses that the connection manager knows.
+    /// Stores the connection manager's addresses in the C structure.
     pub fn show_addresses(&self, inner: &Inner) {
         let [end, ..] = &inner.ends[..] else { return };
         let (local, peer) = (end.cm.local_address(), end.cm.peer_address());
@@ -253,14 +253,15 @@ impl Id {
         }
     }
 
-    /// The connection ends. Returns false when the program knows already.
+    /// Records the end of the connection. Returns false if it was reported already.
     pub fn disconnected(&self) -> bool {
         let mut inner = lock(&self.inner);
         inner.stage = Stage::Ended;
         !std::mem::replace(&mut inner.is_end_reported, true)
     }
 
-    /// The queue pair is gone, and its connection with it, which reports nothing any more: the program gets its `DISCONNECTED` event.
+    /// The queue pair was destroyed, and its connection with it, which reports no event: the program gets its
+    /// `DISCONNECTED` event here.
     pub fn queue_pair_gone(self: &Arc<Self>) {
         let mut inner = lock(&self.inner);
         if inner.stage == Stage::Connected

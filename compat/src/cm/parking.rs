@@ -1,6 +1,6 @@
-//! Listeners that a program has just closed. perftest's server asks its client to connect, closes its listener and then listens
-//! again at the same port; a client that is faster would be refused. Therefore a closed listener holds requests for a short
-//! time: the next listener at its address takes it over with its requests, else it is closed.
+//! Listeners that a program has just closed. perftest's server asks its client to connect, closes its listener and then
+//! listens again at the same port; a faster client would be refused. Therefore a closed listener holds requests for a
+//! short time: the next listener at its address takes it over with its requests, else it is closed.
 
 use std::{
     collections::VecDeque,
@@ -18,7 +18,7 @@ use crate::{
     wait::{lock, spawn},
 };
 
-/// How long a closed listener holds requests.
+/// Time for which a closed listener holds requests.
 const HOLD: Duration = Duration::from_secs(5);
 
 struct Parked {
@@ -49,7 +49,8 @@ impl<T> Lot<T> {
         self.attended_in.replace(process) != Some(process)
     }
 
-    /// Removes the listeners whose time is over. Also returns the time of the next one, without which the thread ends.
+    /// Removes the listeners whose time has passed. Also returns the time of the next one; the thread ends if there is
+    /// none.
     fn expired(&mut self, now: Instant) -> (Vec<T>, Option<Instant>) {
         let due = self.parked.partition_point(|(until, _)| *until <= now);
         let gone = self.parked.drain(..due).map(|(_, listener)| listener).collect();
@@ -83,7 +84,7 @@ pub fn park(end: End, only_family: bool) {
     }
 }
 
-/// Closes listeners whose time is over, until none is left.
+/// Closes listeners whose time has passed, until none is left.
 fn attend() {
     loop {
         let now = Instant::now();
@@ -100,18 +101,18 @@ pub fn take(end: &End, id: &Arc<Id>, only_family: bool) -> Option<CmId> {
     let here =
         |parked: &Parked| Arc::ptr_eq(&parked.card, &end.lane.context.card) && parked.address == address;
     let parked = lock(&LOT).take(here)?;
-    // One for other families would get requests of the new listener.
+    // A listener for other families would receive requests of the new listener.
     if parked.only_family != only_family {
         return None;
     }
     let mut cm = parked.cm;
-    // The requests that it has held follow at once, so its identifier must be known before.
+    // The held requests follow at once, so its identifier must be registered before.
     end.lane.add(cm.key(), id);
     cm.migrate(&end.lane.events);
     Some(cm)
 }
 
-/// Closes the listeners that were parked at single addresses with `port`: a wildcard address is to cover them.
+/// Closes the listeners that were parked at single addresses with `port`: a new wildcard listener will cover them.
 pub fn close_covered(card: &Arc<Card>, port: u16) {
     let covered = |parked: &Parked| {
         let address = parked.address;

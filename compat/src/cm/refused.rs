@@ -1,4 +1,4 @@
-//! Functions of librdmacm that need what this device has not.
+//! Functions of librdmacm that need features that this device lacks.
 
 use std::ffi::{c_int, c_void};
 

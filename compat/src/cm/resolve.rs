@@ -1,4 +1,4 @@
-//! Which device an address means: binding, and resolving addresses and routes.
+//! From addresses to devices: binding, and resolving addresses and routes.
 
 use std::{
     ffi::c_int,

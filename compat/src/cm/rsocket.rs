@@ -34,7 +34,7 @@ thread_local! {
     static OPENS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the caller is [`rsocket`]: rsockets do not expect that a call on their identifiers is left unfinished.
+/// Whether the caller is [`rsocket`]: rsockets do not expect asynchronous calls on their identifiers.
 pub fn opens_rsocket() -> bool {
     OPENS.get()
 }

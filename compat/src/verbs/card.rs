@@ -33,7 +33,7 @@ pub struct Card {
     pairing: Mutex<Option<Arc<Pairing>>>,
 }
 
-/// Objects by the identifiers that events and programs know.
+/// Objects by the identifiers in events and programs.
 #[derive(Default)]
 struct Names {
     qps: BTreeMap<QpId, Weak<Qp>>,
@@ -110,7 +110,7 @@ impl Card {
         }
     }
 
-    /// Connections by queue pair number, which begin when they are first needed.
+    /// Connections by queue pair number, started at first use.
     pub fn pairing(&self) -> Result<Arc<Pairing>, Errno> {
         let mut pairing = lock(&self.pairing);
         if let Some(pairing) = &*pairing {

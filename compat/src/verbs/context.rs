@@ -43,7 +43,7 @@ pub struct Context {
     pub async_fd: Readable,
     /// Its objects that have asynchronous events.
     pub owned: Arc<Mutex<Owned>>,
-    /// The protection domain of the connection manager's identifiers that name none.
+    /// The protection domain of the connection manager's identifiers without one.
     pub default_pd: Mutex<Option<Arc<Pd>>>,
 }
 
@@ -88,7 +88,7 @@ impl Context {
         Ok(context)
     }
 
-    /// The domain of identifiers that name none, made when it is first needed.
+    /// The domain of identifiers without one, created at first use.
     pub fn default_pd(self: &Arc<Self>) -> Result<Arc<Pd>, Errno> {
         let mut pd = lock(&self.default_pd);
         if let Some(pd) = &*pd {

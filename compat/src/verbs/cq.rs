@@ -65,8 +65,9 @@ impl Cq {
         Ok(cq)
     }
 
-    /// The completion for the program. An end of a connection by queue pair number that its peer has left is silent, as in
-    /// InfiniBand: its receives stay, and its sends fail because the peer does not answer.
+    /// The completion for the program. If the peer of a connection by queue pair number has left, the queue pair
+    /// reports nothing, as in InfiniBand: its receives stay posted, and its sends fail because the peer does not
+    /// answer.
     pub fn completion(&self, found: &WorkCompletion) -> Option<ibv_wc> {
         let mut wc = completion(found);
         if wc.status == wc_status::WR_FLUSH_ERR
@@ -121,7 +122,7 @@ pub extern "C" fn ibv_resize_cq(cq: Handle<Cq>, entries: c_int) -> c_int {
     }))
 }
 
-/// Moderation of notifications: there is none, so only "none" is accepted.
+/// Moderation of notifications is not supported, so only "none" is accepted.
 pub extern "C" fn modify_cq(cq: Handle<Cq>, _attributes: *mut c_void) -> c_int {
     number(cq.object().and(Err(Errno::EOPNOTSUPP)))
 }

@@ -71,7 +71,7 @@ extern "C" fn start_poll(cq: Handle<Cq>, _attributes: *mut c_void) -> c_int {
 extern "C" fn next_poll(cq: Handle<Cq>) -> c_int {
     let Some(cq) = cq.alive() else { return Errno::EINVAL as c_int };
     let mut next = None;
-    // Completions that the program is not told of are passed over.
+    // Completions that are hidden from the program are skipped.
     while next.is_none() && cq.cq.poll_each(1, |found| next = cq.completion(&found)) > 0 {}
     let Some(wc) = next else {
         return if cq.cq.overflowed() { Errno::EIO } else { Errno::ENOENT } as c_int;

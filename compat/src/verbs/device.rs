@@ -21,7 +21,7 @@ use crate::{
 #[repr(C)]
 pub struct Port {
     c: CPart<ibv_device>,
-    /// Fields that drivers of hardware compare to find their devices: zero, so that no driver takes this one.
+    /// Fields that hardware drivers compare to find their devices: zero, so that no driver claims this one.
     _driver: [usize; 16],
     pub name: String,
     mac: [u8; 6],
@@ -32,7 +32,7 @@ pub struct Port {
 
 object!(Port: ibv_device);
 
-/// An interface as the kernel describes it.
+/// An interface as reported by the kernel.
 #[derive(Default)]
 struct Found {
     up: bool,
@@ -113,7 +113,7 @@ fn interfaces() -> Result<BTreeMap<String, Found>, Errno> {
 /// Every device that this process has seen.
 static SEEN: Mutex<Vec<Arc<Port>>> = Mutex::new(Vec::new());
 
-/// The devices of now, in the order in which the program named them, else by name.
+/// The current devices, in the configured order, else by name.
 pub fn ports() -> Result<Vec<Arc<Port>>, Errno> {
     let found = interfaces()?;
     let mut seen = lock(&SEEN);

@@ -24,8 +24,8 @@ enum Concerned {
 const LAYER_RDMAP: u8 = 0;
 const LAYER_DDP: u8 = 1;
 
-/// The event of a queue pair that failed. An access that the peer was not allowed to make, and a message that it should not have
-/// sent, have events of their own: types 1 and 2 of the errors of both layers.
+/// The event of a queue pair that failed. A forbidden access of the peer, and an invalid message, have events of their
+/// own: types 1 and 2 of the errors of both layers.
 fn failure_of(fault: &QpFault) -> c_int {
     match fault {
         QpFault::Local(error) => match error.numbers() {
@@ -79,7 +79,7 @@ fn translate(context: &Context, from: &AsyncEvent) -> Option<(c_int, Concerned)>
     })
 }
 
-/// The oldest event that waits.
+/// The oldest waiting event.
 fn poll(context: &Context) -> Option<(c_int, Concerned)> {
     std::iter::from_fn(|| context.async_events.poll()).find_map(|found| translate(context, &found))
 }

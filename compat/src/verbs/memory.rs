@@ -22,7 +22,7 @@ pub struct Pd {
     c: CPart<ibv_pd>,
     pub pd: ProtectionDomain,
     pub context: Arc<Context>,
-    /// Of a parent domain: the domain that it stands for.
+    /// For a parent domain: the domain that it stands for.
     _parent: Option<Arc<Pd>>,
 }
 
@@ -104,7 +104,7 @@ fn rights(flags: u32) -> Result<Access, Errno> {
     if flags & !(known | access::OPTIONAL) != 0 {
         return Err(Errno::EINVAL);
     }
-    // As the kernel has it: peers may write only what the owner may write.
+    // As in the kernel: peers may write only if the owner may write.
     if flags & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0 && flags & access::LOCAL_WRITE == 0 {
         return Err(Errno::EINVAL);
     }
@@ -202,7 +202,7 @@ impl Mr {
         };
         let region = register(&pd, addr, length, iova, access)?;
         let former = state.region.take().ok_or(Errno::EINVAL)?;
-        // Windows that are bound to the region hold it.
+        // Bound windows keep the region alive.
         if let Err((former, error)) = former.deregister() {
             state.region = Some(former);
             return Err(failure::resource(error));

@@ -1,5 +1,5 @@
-//! Connections by GID and queue pair number: programs that exchange these by themselves and then call `ibv_modify_qp` work between two
-//! ends of ours.
+//! Connections by GID and queue pair number: programs that exchange these themselves and then call `ibv_modify_qp` work
+//! if both ends are xwarp.
 //!
 //! At `INIT` the device begins to listen at a fixed port. At `RTR` the end with the smaller (GID, number) connects, and the other
 //! one waits for it; the private data of the request names both queue pairs. On the wire this is plain iWARP. A thread of each
@@ -38,14 +38,14 @@ const RETRY: Duration = Duration::from_millis(20);
 pub const LIMIT: Duration = Duration::from_secs(30);
 /// Limit of one resolution of the peer's address.
 const RESOLVE: Duration = Duration::from_secs(1);
-/// Requests that wait for our queue pairs to be ready: of all peers, and of one address. One more evicts the oldest, which is rejected; a peer of
-/// ours then connects again.
+/// Requests that wait for our queue pairs to be ready: of all peers, and of one address. A further request evicts the
+/// oldest, which is rejected; an xwarp peer then connects again.
 const MOST_PENDING: usize = 1024;
 const MOST_PENDING_OF_PEER: usize = 256;
 /// Backlog of the listener: more than the requests that wait, so that these do not keep new ones out.
 const BACKLOG: usize = 2 * MOST_PENDING;
 
-/// What a program knows of both ends when it sets `RTR`.
+/// The two ends, known when a program sets `RTR`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Names {
     pub local: IpAddr,
@@ -79,7 +79,7 @@ fn decode(private_data: &[u8]) -> Option<[u32; 2]> {
 }
 
 enum Step {
-    /// To be connected at this time.
+    /// Connect at this time.
     ConnectAt(Instant),
     Connecting(CmId),
     AwaitsRequest,
@@ -94,7 +94,7 @@ struct Pair {
     until: Instant,
 }
 
-/// Requests that wait for our queue pair to be ready, oldest first: each with its peer and its time limit.
+/// Requests that wait for our queue pair to be ready, oldest first, each with its peer and its time limit.
 struct Pending<R>(VecDeque<(IpAddr, Instant, R)>);
 
 impl<R> Pending<R> {
@@ -115,7 +115,7 @@ impl<R> Pending<R> {
         self.0.remove(index).map(|(.., request)| request)
     }
 
-    /// Removes the requests whose time is over.
+    /// Removes the requests whose time limit has passed.
     fn expire(&mut self, now: Instant) {
         self.0.retain(|(_, until, _)| now < *until);
     }
@@ -196,7 +196,8 @@ impl Pairing {
         }
     }
 
-    /// Starts what is due, gives up what took too long; returns the time until the next look.
+    /// Starts connections whose time has come, and gives up those beyond their time limit. Returns the time until the
+    /// next call.
     fn step(&self) -> Duration {
         let now = Instant::now();
         let mut table = lock(&self.table);

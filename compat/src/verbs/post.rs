@@ -12,7 +12,7 @@ use crate::{
     failure,
 };
 
-/// Most pieces of a work request: the devices' limit.
+/// Largest number of pieces of a work request: the devices' limit.
 pub const MOST_PIECES: usize = 32;
 
 const fn sge(piece: &ibv_sge) -> Sge {
@@ -70,7 +70,7 @@ pub fn remote(address: u64, rkey: u32) -> Remote {
     Remote { key: STag::new(rkey), offset: address }
 }
 
-/// The flags of C as ours.
+/// Converts the C flags to ours.
 pub fn flags(from: u32) -> SendFlags {
     let mut flags = SendFlags::empty();
     flags.set(SendFlags::FENCE, from & send::FENCE != 0);

@@ -33,7 +33,7 @@ pub struct Draft {
     is_inline: bool,
     /// The first failure since `wr_start`.
     error: Option<Errno>,
-    /// Requests that were posted since `wr_start`. They leave together, when this is dropped.
+    /// Requests that were posted since `wr_start`. They are sent together when this is dropped.
     batch: Option<PostBatch<Device>>,
 }
 
@@ -64,7 +64,7 @@ impl Draft {
         self.error.get_or_insert(error);
     }
 
-    /// Posts the request that was built. `last`: no other follows, so it leaves at once.
+    /// Posts the request that was built. `last`: no other follows, so it is sent at once.
     fn post(&mut self, qp: &Qp, last: bool) {
         let Some(operation) = self.operation.take() else { return };
         if self.error.is_some() {
@@ -156,13 +156,13 @@ extern "C" fn wr_complete(qp: Handle<Qp>) -> c_int {
     let Some(qp) = qp.alive() else { return Errno::EINVAL as c_int };
     qp.draft.update(|draft| {
         draft.post(qp, true);
-        // Requests before one that failed leave too.
+        // Requests before a failed one are sent too.
         draft.batch = None;
         draft.error.take().map_or(0, |error| error as c_int)
     })
 }
 
-/// Discards the request that is being built. Those before it have been posted, and leave.
+/// Discards the request that is being built. Earlier ones have been posted, and are sent.
 extern "C" fn wr_abort(qp: Handle<Qp>) {
     wr_start(qp);
 }

@@ -73,7 +73,7 @@ impl Qp {
         let srq = Handle::<Srq>::of(init.srq);
         let srq = if srq.is_null() { None } else { Some(srq.object()?) };
         let cap = &mut init.cap;
-        // Empty queues and lists are what programs ask for that do not use one direction.
+        // Programs that use one direction only request empty queues and lists.
         cap.max_send_wr = cap.max_send_wr.max(1);
         cap.max_send_sge = cap.max_send_sge.max(1);
         // Devices have room for some inline data, which programs use without asking for it.
@@ -130,7 +130,7 @@ impl Qp {
         self.number
     }
 
-    /// The state as the program sees it: what it set, until the connection decides.
+    /// The state for the program: the one that it set, until the connection determines the state.
     fn state(&self) -> c_int {
         match self.qp.state() {
             QpState::Idle => {
@@ -177,7 +177,7 @@ impl Qp {
                 self.reset()?;
             }
             (_, qp_state::ERR) => {
-                // From here on the program expects its work flushed.
+                // From here on, the program expects its work to be flushed.
                 self.set_state(qp_state::ERR);
                 self.qp.abort().map_err(failure::resource)?;
             }
@@ -187,7 +187,7 @@ impl Qp {
             {
                 return Ok(());
             }
-            // The device begins to listen for peers that know its queue pairs by number.
+            // The device begins to listen for peers that connect by queue pair number.
             (qp_state::RESET | qp_state::INIT, qp_state::INIT)
                 if mask & qp_mask::PORT != 0 && config().pairing_port.is_some() =>
             {
@@ -261,7 +261,7 @@ impl Qp {
         true
     }
 
-    /// Back to the beginning; a connection that there is ends first.
+    /// Resets the queue pair; an existing connection ends first.
     fn reset(&self) -> Result<(), Errno> {
         if self.qp.state() != QpState::Idle {
             self.qp.abort().map_err(failure::resource)?;
@@ -292,7 +292,7 @@ impl Qp {
         attributes
     }
 
-    /// What the queue pair was created with.
+    /// The attributes with which the queue pair was created.
     fn init_attributes(&self) -> ibv_qp_init_attr {
         let base = self.c.update(|c| c.qp_base);
         ibv_qp_init_attr {
@@ -374,7 +374,7 @@ pub extern "C" fn ibv_query_qp(
     }))
 }
 
-/// Bytes of a message are placed as segments arrive, so there is no order to rely on.
+/// Bytes of a message are placed as segments arrive, in no guaranteed order.
 pub extern "C" fn ibv_query_qp_data_in_order(_qp: Handle<Qp>, _operation: c_int, _flags: u32) -> c_int {
     0
 }

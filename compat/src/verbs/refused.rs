@@ -1,5 +1,5 @@
-//! What an iWARP device or a process without a kernel driver cannot do, with the errors that programs expect; and what there is
-//! nothing to do for.
+//! Functions that an iWARP device, or a process without a kernel driver, cannot provide, with the errors that programs
+//! expect; and functions without an effect.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -64,7 +64,7 @@ pub extern "C" fn ibv_resolve_eth_l2_from_gid(
     count(Err(Errno::EOPNOTSUPP))
 }
 
-/// Objects of other processes belong to a kernel driver's descriptor, which there is none of.
+/// Objects of other processes belong to a kernel driver's descriptor, and there is none.
 pub extern "C" fn ibv_import_device(_fd: c_int) -> Handle<Context> {
     Errno::EOPNOTSUPP.set();
     Handle::NULL
@@ -142,10 +142,10 @@ pub extern "C" fn ibv_read_sysfs_file(
     -1
 }
 
-/// What a driver of hardware logs when a program asks it about a device that is not its own.
+/// Called by a hardware driver to log that a device is not its own.
 pub extern "C" fn verbs_log(_context: *const c_void, _level: u32, _format: *const c_char) {}
 
-/// A function that only drivers of hardware call, which have nothing to drive here.
+/// A function that only hardware drivers call; they have no device here.
 pub extern "C" fn driver_only() {
     eprintln!("xwarp: a driver of RDMA hardware called libibverbs for a device that it does not have");
     std::process::abort();

@@ -103,7 +103,7 @@ impl Srq {
         &self.pd.context
     }
 
-    /// The limit event was raised: no limit is armed any more.
+    /// The limit event was raised, so no limit is armed now.
     pub fn limit_reached(&self) {
         lock(&self.attributes).srq_limit = 0;
     }
