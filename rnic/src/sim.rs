@@ -45,8 +45,8 @@ impl Station {
         }
     }
 
-    /// Passes one frame that has arrived to the engine. Returns the frame's bytes, for tests that look at what is on the
-    /// wire; call it until it returns `None`, before [`Node::turn`].
+    /// Passes one frame that has arrived to the engine. Returns the frame's bytes, for tests that inspect the wire;
+    /// call it until it returns `None`, before [`Node::turn`].
     pub fn receive_one(&mut self, now: Instant) -> Option<Vec<u8>> {
         let mut batch = Vec::new();
         self.link.receive(&mut batch, 1);
@@ -60,7 +60,7 @@ impl Station {
     fn take_events(&mut self, now: Instant) {
         while let Some(event) = self.engine.next_cm_event() {
             if let CmEvent::ConnectRequest { request, remote, .. } = &event {
-                // A request may be gone before it is answered; an event reports that.
+                // A request may end before it is answered; an event reports that.
                 let _ = match self.expected.remove(&remote.ip()) {
                     Some(qp) => self.engine.accept(*request, qp, self.accept.clone()),
                     None => self.engine.reject(now, *request, &[]),

@@ -1,4 +1,4 @@
-//! [`ForkMark`]: shows a child process that it is one, and the only unsafe code of this crate.
+//! [`ForkMark`]: lets a forked child detect that it is one; the only unsafe code of this crate.
 
 #![allow(unsafe_code)]
 
@@ -7,7 +7,7 @@ use std::io;
 use memmap2::MmapMut;
 use rustix::mm::{Advice, madvise};
 
-/// Tells whether this process made the mark, or is a child (`fork`) of the process that made it.
+/// Distinguishes the process that created the mark from its children (`fork`).
 #[derive(Debug)]
 pub(crate) struct ForkMark(MmapMut);
 

@@ -1,5 +1,5 @@
-//! [`Interface`]: what a device needs from a network interface in addition to sending and receiving frames. The
-//! AF_XDP driver implements it with the feature `af-xdp`, the in-memory wire with the feature `sim`, and
+//! [`Interface`]: the services that a device needs from a network interface in addition to sending and receiving
+//! frames. The AF_XDP driver implements it with the feature `af-xdp`, the in-memory wire with the feature `sim`, and
 //! applications may implement it themselves.
 
 use std::{
@@ -87,7 +87,7 @@ pub enum InterfaceChange {
     Neighbours(BTreeMap<IpAddr, Mac>),
     /// Some route changed: connections may have other next hops now.
     Routes,
-    /// It was removed and carries no frames any more.
+    /// It was removed and no longer carries frames.
     Removed {
         /// Why, for people.
         cause: String,
@@ -133,8 +133,7 @@ impl Route {
 /// Why there is no route.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RouteError {
-    /// The address cannot be reached through this interface, or cannot be used; the text says why and
-    /// what to do.
+    /// The address cannot be reached through this interface, or cannot be used; the text names the reason and a remedy.
     #[error("{0}")]
     Address(String),
     /// The next hop does not answer, or the network reports the peer as unreachable.
@@ -204,7 +203,7 @@ pub trait Interface: Link {
 
     /// The next hop from `flow.local` to `flow.remote` by the current routes, and its Ethernet address if the kernel
     /// knows it; otherwise an [`InterfaceChange::Neighbours`] follows. `unanswered`: the peer does not answer, so the
-    /// kernel is asked to confirm the neighbour. `None` where the interface has no routes, or none to the peer.
+    /// kernel is asked to confirm the neighbour. `None` if the interface has no routes, or none to the peer.
     fn next_hop(&mut self, flow: &Flow, unanswered: bool) -> Option<(IpAddr, Option<Mac>)> {
         let _ = (flow, unanswered);
         None

@@ -4,12 +4,12 @@
 //! |---|---|
 //! | open an interface | [`Device`] |
 //! | register memory that peers can reach | [`ProtectionDomain`], [`MemoryRegion`] |
-//! | open parts of it for a while | [`MemoryWindow`], [`FastRegion`] |
+//! | open parts of it temporarily | [`MemoryWindow`], [`FastRegion`] |
 //! | exchange data with one peer | [`QueuePair`]: post [`WorkRequest`]s and [`RecvRequest`]s |
 //! | get their outcome | [`CompletionQueue`]: poll [`WorkCompletion`]s, or sleep on a [`CompletionChannel`] |
 //! | connect | [`Device::connect`], [`Device::listen`]; without blocking: [`Device::start_connect`], [`cm`] |
 //! | change TCP's settings of one connection | [`cm::CmId::tune`] |
-//! | let `xwarp stat` and `xwarp capture` look at a running process | [`DeviceOptions::observe`], [`observe`] |
+//! | make a running process visible to `xwarp stat` and `xwarp capture` | [`DeviceOptions::observe`], [`observe`] |
 //! | see round-trip time, windows, retransmissions | [`QueuePair::tcp_info`], [`QueuePair::counters`], [`Device::counters`] |
 //! | get faults and warnings | [`Device::async_events`]: [`AsyncEvent`] |
 //!
@@ -57,7 +57,7 @@
 //! # Tests without root
 //!
 //! With feature `sim` (and without `af-xdp`), `sim::pair` is a fabric in memory: two
-//! interfaces on one virtual cable, with faults from a seed if wanted. The whole stack above is the real one.
+//! interfaces on one virtual cable, with optional faults from a seed. The whole stack above is the real one.
 //!
 //! ```
 //! # #[cfg(feature = "sim")] {
@@ -73,7 +73,7 @@
 //!
 //! # Logs
 //!
-//! The library logs with `tracing`: `error` for what should not happen, `warn` for lost events, `info` for changes of the
+//! The library logs with `tracing`: `error` for internal errors, `warn` for lost events, `info` for changes of the
 //! interface and peers that refuse markers, `debug` for each connection: what was negotiated, and why it ended. A program
 //! that installs `tracing_subscriber` with an `EnvFilter` is controlled by `RUST_LOG`: `RUST_LOG=xwarp=debug`.
 //!

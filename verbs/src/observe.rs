@@ -1,5 +1,5 @@
-//! Where an [observable](crate::DeviceOptions::observe) device can be asked from outside of its process, and the form of
-//! its answers.
+//! The socket through which other processes query an [observable](crate::DeviceOptions::observe) device, and the form
+//! of its answers.
 //!
 //! The device listens on a socket in [`directory`], in a file with the name `PID-INTERFACE-NUMBER`. The directory and the file
 //! belong to the user of the process, and only this user and root may use them. A process that ends without closing its device
@@ -24,7 +24,7 @@ use rustix::{
 /// Environment variable that makes every device of a process observable, unless it is empty or `0`.
 pub const OBSERVE_VARIABLE: &str = "XWARP_OBSERVE";
 
-/// Environment variable that names another directory than the usual one.
+/// Environment variable that overrides the directory.
 pub const DIRECTORY_VARIABLE: &str = "XWARP_OBSERVE_DIR";
 
 /// The directory for observable devices of root.
@@ -48,8 +48,8 @@ pub fn directory() -> Option<PathBuf> {
     Some(PathBuf::from(runtime).join(DIRECTORY_OF_USERS))
 }
 
-/// Age at which the file of a socket on which nobody listens was certainly left: a device begins to listen just after it has
-/// created the file.
+/// Age from which the file of a socket without a listener counts as abandoned: a device begins to listen just after it
+/// has created the file.
 const LEAST_AGE: Duration = Duration::from_secs(10);
 
 /// The socket of an observable device.
@@ -70,8 +70,8 @@ impl Socket {
         Some(Self { pid: pid.parse().ok()?, interface: interface.to_owned(), path })
     }
 
-    /// Whether the device is gone. The process ID alone does not show that: it may have been reused, or belong to another
-    /// namespace.
+    /// Whether the device has been closed. The process ID alone does not show that: it may have been reused, or belong
+    /// to another namespace.
     fn is_left(&self) -> bool {
         let is_old = || {
             let age =
@@ -83,7 +83,7 @@ impl Socket {
     }
 }
 
-/// Whether nobody listens on a socket. Does not wait for a process that accepts no connections.
+/// Whether a socket has no listener. Does not wait for a process that accepts no connections.
 fn is_refused(path: &Path) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let connected = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)

@@ -140,7 +140,7 @@ impl Link for SimInterface {
         self.wire.advance(self.clock.now());
         self.bell.clear();
         let received = self.link.receive(batch, max);
-        // Frames that are still in flight to this end need another look later: the cable has no clock of its own.
+        // Frames that are still in flight to this end must be checked again later: the cable has no clock of its own.
         if self.wire.next_arrival_at(usize::from(self.end) - 1).is_some() {
             self.bell.ring();
         }

@@ -67,8 +67,8 @@ impl AsFd for Doorbell {
     }
 }
 
-/// Descriptors that several sets share, and of which an event wakes one waiter only: that of the first set, in the order
-/// of their creation, in which a thread waits at that moment (`EPOLLEXCLUSIVE`).
+/// Descriptors that several sets share. An event wakes only one waiter: that of the first set, in the order of
+/// creation, in which a thread waits at that moment (`EPOLLEXCLUSIVE`).
 #[derive(Debug)]
 pub(crate) struct WaitSet(OwnedFd);
 
@@ -78,7 +78,7 @@ pub(crate) struct WaitSetWith<'s> {
     own: BorrowedFd<'s>,
 }
 
-/// What a wait found readable or in error.
+/// A descriptor that a wait found readable or in error.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Woken {
     /// A descriptor of the set.
@@ -147,7 +147,7 @@ impl Drop for WaitSetWith<'_> {
     }
 }
 
-/// A limit beyond the range of `Timespec` is none.
+/// A limit beyond the range of `Timespec` counts as no limit.
 fn timespec(limit: Duration) -> Option<Timespec> {
     Timespec::try_from(limit).ok()
 }

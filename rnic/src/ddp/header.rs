@@ -57,7 +57,7 @@ pub enum Header {
 pub enum Malformed {
     /// Too few bytes for a header.
     Truncated,
-    /// DV is not that of the connection. The header is what the bytes would mean with the right one.
+    /// DV is not that of the connection. The header is the bytes' meaning under the right version.
     Version(DdpError, Header),
 }
 

@@ -44,7 +44,7 @@ pub enum SegmentError {
     #[error("no receive was posted in time")]
     Withheld,
     /// A segment was not completed within [`crate::stack::StackConfig::gap_age`] while memory for held bytes was short.
-    #[error("the rest of a segment did not come in time while memory was short")]
+    #[error("the rest of a segment did not arrive in time while memory was short")]
     Stalled,
     /// The client's first message is not Connect, or the server's is neither Accept nor Reject.
     #[error("the peer's first message does not set up the connection")]
@@ -53,7 +53,7 @@ pub enum SegmentError {
     #[error("the client sent data before the answer")]
     DataBeforeAnswer,
     /// The peer's first message did not come in time.
-    #[error("the peer's first message did not come in time")]
+    #[error("the peer's first message did not arrive in time")]
     SetupTimeout,
     /// The server's ORD is more than the largest IRD that this end may raise its own to.
     #[error("the server's ORD exceeds the IRD that this end can offer")]

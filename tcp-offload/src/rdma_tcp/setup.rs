@@ -18,7 +18,7 @@ use crate::{
     seq::StreamOffset,
 };
 
-/// Most bytes of private data in Connect, Accept or Reject: as many as in MPA.
+/// Largest length of private data in Connect, Accept or Reject, in bytes: as in MPA.
 pub const MAX_PRIVATE_DATA: usize = 512;
 
 /// This end's settings for the set-up of one connection.
@@ -28,7 +28,7 @@ pub struct RdmaTcpConfig {
     pub startup_timeout: Duration,
     /// How long a segment may wait for a receive before the stream is terminated; zero terminates it at once.
     pub withhold_timeout: Duration,
-    /// Most bytes held for segments that cannot be placed or delivered yet.
+    /// Largest number of bytes held for segments that cannot be placed or delivered yet.
     pub hold_bytes: usize,
     /// Client: the limit to which the server's ORD may raise our IRD.
     pub max_ird: u16,

@@ -1,5 +1,5 @@
-//! Checks of rules that every TCP on the wire must follow whatever happens to its frames. Frames are checked when their
-//! link sends them, before any fault, by code that shares nothing with our own parser. A violation panics.
+//! Checks rules that every TCP on the wire must follow under any faults. Frames are checked when their link sends them,
+//! before any fault, by code that shares nothing with our own parser. A violation panics.
 //!
 //! Flows whose SYN was not seen (frames that a test injects) are not checked.
 

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{counters, seq::SeqNum, time::Instant};
 
-/// Most connections whose highest sequence numbers are kept, for resets with numbers beyond them.
+/// Largest number of connections whose highest sequence numbers are kept, for resets with numbers beyond them.
 const MOST_FLOWS: usize = 1 << 12;
 
 counters! {

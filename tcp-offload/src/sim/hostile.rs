@@ -16,10 +16,10 @@ use crate::{
     wire::{self, Flags, Inbound, Path, Segment},
 };
 
-/// Most payload bytes of a segment.
+/// Largest payload of a segment, in bytes.
 const SEGMENT: usize = 1400;
 
-/// Most answers to received frames between two actions.
+/// Largest number of answers to received frames between two actions.
 const MOST_ANSWERS: u32 = 100;
 
 /// Parameters of a hostile host.
@@ -101,7 +101,7 @@ impl Campaign {
     /// Connections that have received fewer bytes than this keep their window open to the end of a frame exhaustion.
     const FEW_BYTES: u32 = 7000;
 
-    /// Least connections of a frame exhaustion: fewer could not hold most of the transmit frames.
+    /// Smallest number of connections of a frame exhaustion: fewer could not hold most of the transmit frames.
     const LEAST_CONNECTIONS: usize = 8;
 
     /// Bytes of requests that each connection of a frame exhaustion sends with an action.

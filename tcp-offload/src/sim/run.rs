@@ -26,14 +26,14 @@ pub enum Outcome {
     TimeLimit,
 }
 
-/// Most rounds of turns while virtual time stands still. More of them mean that a timer or a queue spins.
+/// Largest number of rounds of turns while virtual time stands still. More of them mean that a timer or a queue spins.
 const MOST_TURNS_AT_ONCE: usize = 100_000;
 
 /// Runs the nodes over the wire until `done` (asked after each round of turns) or until `limit` has passed.
 ///
 /// # Panics
-/// When the nodes take too many turns while time stands still, or when a timer of a node is
-/// still due after a turn in which it received nothing: such a timer would fire for ever.
+/// When the nodes take too many turns while time stands still, or when a timer of a node is still due after a turn in
+/// which it received nothing: such a timer would fire endlessly.
 pub fn run(
     wire: &Wire,
     nodes: &mut [&mut dyn Node],
