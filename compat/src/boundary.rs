@@ -612,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn of_threads_that_destroy_an_object_one_succeeds() {
+    fn one_of_several_threads_that_destroy_an_object_succeeds() {
         const THREADS: usize = 4;
         type Destroy = fn(Handle<Sample>) -> Result<(), Errno>;
         let destroys: [Destroy; 4] = [

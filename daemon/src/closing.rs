@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_long_to_close_is_counted_until_it_is_closed() {
+    fn a_slow_close_is_counted_until_it_has_finished() {
         let closing = Closing::default();
         let (end, slow) = channel();
         closing.close(7, Slow(slow));

@@ -105,7 +105,7 @@ fn netns_chunks_behind_the_frames_end_become_free() {
 
 /// A ring that has room for a part of a frame takes none of it.
 #[test]
-fn netns_a_frame_goes_to_the_ring_whole_or_not_at_all() {
+fn netns_a_frame_is_put_on_the_ring_whole_or_not_at_all() {
     let lab = Lab::with(9000, 1);
     let config = DriverConfig { ring_size: 16, ..DriverConfig::default() };
     let (mut a, mut b, frame) = connected(&lab, &config, [A4, B4]);

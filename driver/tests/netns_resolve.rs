@@ -170,7 +170,7 @@ fn readable(link: &Interface) -> bool {
 }
 
 #[test]
-fn netns_changes_are_told() {
+fn netns_changes_are_reported() {
     let lab = Lab::new();
     let mut link = lab.open(Side::A);
     eventually("the start is over", || {

@@ -292,7 +292,7 @@ fn advertised_memory_reaches_a_plain_reader_in_messages() {
 }
 
 #[test]
-fn memory_that_nobody_reads_is_sent_in_messages_after_a_second() {
+fn unread_memory_is_sent_in_messages_after_a_second() {
     const LEN: usize = 100_000;
     let (mut accepted, connected) = pair();
     let source = Memory::anonymous(LEN, Pages::Normal).unwrap();
@@ -315,7 +315,7 @@ fn a_receive_into_memory_that_times_out_leaves_the_stream_intact() {
 }
 
 #[test]
-fn nobody_listens_or_nobody_speaks_sdp() {
+fn connecting_fails_without_a_listener_or_without_sdp() {
     let [a, b] = devices();
     let client = Sdp::new(&b, SdpOptions::default()).unwrap();
     let refused = SdpStream::connect(&client, address(99)).unwrap_err();
@@ -387,7 +387,7 @@ fn violations_of_a_peer_end_its_connection_only_and_have_names() {
 
 /// Sends of memory in both directions at once: the end of a send does not wait for the reads of the other direction.
 #[test]
-fn memory_goes_both_ways_at_once() {
+fn memory_is_transferred_in_both_directions_at_once() {
     const LEN: usize = 1 << 18;
     const TIMES: usize = 40;
     let ends = <[SdpStream; 2]>::from(pair());

@@ -345,7 +345,7 @@ fn a_peer_that_answers_nothing_ends_the_wait() {
 }
 
 #[test]
-fn requests_that_nobody_looked_at_end_with_their_listener() {
+fn unread_requests_end_with_their_listener() {
     let pair = devices(Progress::Auto);
     let [server, client] = &pair;
     let channel = EventChannel::new().unwrap();

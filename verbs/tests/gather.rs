@@ -148,7 +148,7 @@ fn an_application_that_does_not_poll_waits_for_nobody() {
 }
 
 #[test]
-fn arming_a_queue_sends_what_waits() {
+fn arming_a_queue_sends_gathered_posts() {
     let (ends, probe) = polling();
     let before = probe.frames();
     send(&ends[1]);

@@ -60,7 +60,7 @@ fn every_operation_moves_its_bytes() {
 }
 
 #[test]
-fn what_completed_has_arrived_even_when_everything_is_dropped_at_once() {
+fn completed_work_has_arrived_even_if_all_objects_are_dropped_at_once() {
     let pair = devices(Progress::Auto);
     let [server, client] = connect(&pair, 1);
     let theirs = server.pd.allocate(1 << 20, Access::REMOTE_WRITE | Access::LOCAL_WRITE).unwrap();
@@ -78,7 +78,7 @@ fn what_completed_has_arrived_even_when_everything_is_dropped_at_once() {
 }
 
 #[test]
-fn a_disconnect_sends_what_was_posted_before_and_flushes_the_rest_behind_it() {
+fn a_disconnect_sends_earlier_posts_and_flushes_later_ones() {
     let pair = devices(Progress::Auto);
     let [server, client] = connect(&pair, 1);
     let theirs = server.pd.allocate(1 << 20, Access::REMOTE_WRITE | Access::LOCAL_WRITE).unwrap();
@@ -172,7 +172,7 @@ fn common_address(port: u16) -> std::net::SocketAddr {
 }
 
 #[test]
-fn a_peer_reaches_only_what_it_was_given() {
+fn a_peer_reaches_only_the_memory_that_it_was_given() {
     let pair = devices(Progress::Auto);
     let place = |port, ask: &dyn Fn(&common::End) -> Remote| {
         let [server, client] = connect(&pair, port);
@@ -401,7 +401,7 @@ fn a_fast_region_lends_memory_by_a_work_request() {
 }
 
 #[test]
-fn a_write_with_immediate_says_what_was_written() {
+fn a_write_with_immediate_reports_the_written_length() {
     let pair = devices(Progress::Auto);
     let [server, client] = connect(&pair, 1);
     let theirs = server.pd.allocate(100_000, Access::REMOTE_WRITE).unwrap();
@@ -472,7 +472,7 @@ fn a_peer_is_served_while_the_application_does_not_call() {
 }
 
 #[test]
-fn a_completion_queue_grows_and_shrinks_around_what_waits() {
+fn a_completion_queue_is_resized_around_its_waiting_entries() {
     let pair = devices(Progress::Auto);
     let [server, client] = connect(&pair, 1);
     for wr_id in 0..20 {
@@ -501,7 +501,7 @@ fn a_completion_queue_grows_and_shrinks_around_what_waits() {
 }
 
 #[test]
-fn a_shared_receive_queue_tells_when_it_runs_low_and_when_a_queue_pair_leaves_it() {
+fn a_shared_receive_queue_reports_when_it_runs_low_and_when_a_queue_pair_leaves_it() {
     let pair = devices(Progress::Auto);
     let [server, client] = connect(&pair, 1);
     let cq = server.device.create_cq(64).unwrap();
@@ -587,7 +587,7 @@ fn a_disconnected_queue_pair_is_drained_when_its_last_event_comes() {
 }
 
 #[test]
-fn a_queue_pair_tells_what_it_was_made_with_and_what_was_agreed() {
+fn a_queue_pair_reports_its_attributes_and_the_negotiated_parameters() {
     let pair = devices(Progress::Auto);
     let options =
         QueuePairOptions { max_send_wr: 7, max_send_sge: 2, max_inline_data: 40, ..Default::default() };

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fill_rings_are_told_from_other_mappings() {
+    fn fill_rings_are_distinguished_from_other_mappings() {
         let line =
             |offset: &str, path: &str| format!("7f1c00000000-7f1c00004000 rw-s {offset} 00:08 12345 {path}");
         assert!(is_fill_ring(&line("100000000", "socket:[12345]")));

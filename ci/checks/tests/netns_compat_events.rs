@@ -39,19 +39,19 @@ impl Case {
 }
 
 #[test]
-fn netns_compat_events_tell_why_a_queue_pair_failed() {
+fn netns_compat_events_report_why_a_queue_pair_failed() {
     for case in ["access", "request"] {
         Case::start(case).finish();
     }
 }
 
 #[test]
-fn netns_compat_events_tell_of_a_completion_queue_that_overflowed() {
+fn netns_compat_events_report_an_overflowed_completion_queue() {
     Case::start("overflow").finish();
 }
 
 #[test]
-fn netns_compat_events_tell_when_no_receive_is_taken_any_more() {
+fn netns_compat_events_report_the_last_receive_of_a_queue_pair() {
     Case::start("last").finish();
 }
 
@@ -66,7 +66,7 @@ fn netns_compat_events_reach_the_contexts_that_they_concern() {
 }
 
 #[test]
-fn netns_compat_events_tell_of_another_ethernet_address() {
+fn netns_compat_events_report_a_new_ethernet_address() {
     let mut case = Case::start("mac");
     case.client.wait_for("changing", LIMIT).unwrap();
     case.ip(Side::A, &format!("link set {INTERFACE} address 02:00:00:00:77:01"));
@@ -74,7 +74,7 @@ fn netns_compat_events_tell_of_another_ethernet_address() {
 }
 
 #[test]
-fn netns_compat_events_tell_of_a_removed_device() {
+fn netns_compat_events_report_a_removed_device() {
     let mut case = Case::start("removal");
     case.client.wait_for("removing", LIMIT).unwrap();
     case.server.wait_for("removing", LIMIT).unwrap();

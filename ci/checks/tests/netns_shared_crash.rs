@@ -115,7 +115,7 @@ fn netns_shared_a_killed_helper_stops_its_clients_and_leaves_nothing() {
 }
 
 #[test]
-fn netns_shared_a_stopped_helper_tells_its_clients_why() {
+fn netns_shared_a_stopped_helper_sends_its_clients_the_reason() {
     let lab = lab();
     let mut shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
     let mut waiting = shared.start_unprivileged(PERF, &["send_bw", "-d", INTERFACE]).unwrap();

@@ -48,7 +48,7 @@ fn works(lab: &Lab, shared: &SharedInterface, port: u16) {
 
 /// A client sends frames without pause to a port that nobody owns, to the wire, and to the very server that others use.
 #[test]
-fn netns_shared_a_client_that_floods_stops_nobody_else() {
+fn netns_shared_a_flooding_client_does_not_block_others() {
     let lab = lab();
     let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
     let wire = format!("{}:9", lab.address(Side::B, Family::V4));
@@ -63,7 +63,7 @@ fn netns_shared_a_client_that_floods_stops_nobody_else() {
 
 /// A stopped process reads neither frames nor events while its peer sends to it.
 #[test]
-fn netns_shared_a_client_that_reads_no_frames_stops_nobody_else() {
+fn netns_shared_a_client_that_reads_no_frames_does_not_block_others() {
     let lab = lab();
     let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
     let stopped = shared.serve(NOBODYS, &here(&lab, 7001), "1").unwrap();

@@ -74,7 +74,7 @@ fn netns_shared_frames_from_foreign_sources_do_not_leave_the_host() {
 }
 
 #[test]
-fn netns_shared_a_flood_of_requests_is_refused_and_stops_nobody_else() {
+fn netns_shared_a_flood_of_requests_is_refused_and_does_not_block_others() {
     let lab = lab();
     let shared =
         SharedInterface::start(&lab, HELPER, &["--quarantine", "0", "--requests-per-second", "200"]).unwrap();
@@ -89,7 +89,7 @@ fn netns_shared_a_flood_of_requests_is_refused_and_stops_nobody_else() {
 
 /// Sockets whose closing takes an hour, which a client leaves to the helper, hold up nobody but their user.
 #[test]
-fn netns_shared_descriptors_that_take_long_to_close_stop_nobody_else() {
+fn netns_shared_slow_closes_of_descriptors_do_not_block_other_clients() {
     let lab = lab();
     let shared = SharedInterface::start(&lab, HELPER, &["--quarantine", "0"]).unwrap();
     let before = descriptors(&shared);

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn rfc7306_s5_2_1_unknown_codes_are_told_from_short_headers() {
+    fn rfc7306_s5_2_1_unknown_codes_differ_from_short_headers() {
         let mut bytes = [0; ATOMIC_REQUEST_BYTES];
         bytes[3] = 1;
         assert_eq!(AtomicRequest::parse(&bytes), Some(None));

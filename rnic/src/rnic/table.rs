@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_finds_only_what_it_has() {
+    fn a_part_finds_only_its_own_objects() {
         let mut ids = Table::<TestId, ()>::new(4);
         let [a, b] = [(); 2].map(|()| ids.insert_with(|_| ()).unwrap());
         let mut part = PartTable::<TestId, u8>::new();
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_never_reused_though_its_slot_is() {
+    fn an_id_is_never_reused_although_its_slot_is() {
         let mut table = Table::<TestId, u8>::new(1);
         let first = table.insert_with(|_| 0).unwrap();
         table.remove(first);

@@ -115,7 +115,7 @@ fn rfc5040_s4_8_a_read_that_breaks_off_is_quoted_where_it_stands() {
 }
 
 #[test]
-fn rfc5040_s5_1_a_write_is_placed_and_told_to_nobody() {
+fn rfc5040_s5_1_a_write_is_placed_without_a_notification() {
     let mut world = World::new();
     let (key, memory) = world.region(4, 0, Access::REMOTE_WRITE);
     world.receive(1, &[]);
@@ -194,7 +194,7 @@ fn rfc5040_s7_2_invalidate_stag_errors() {
 }
 
 #[test]
-fn rfc5040_s5_4_a_terminate_ends_both_directions_and_is_told_to_the_ulp() {
+fn rfc5040_s5_4_a_terminate_ends_both_directions_and_is_reported_to_the_ulp() {
     let mut world = World::new();
     let (key, _) = world.region(8, 0, ALL);
     world.receive(1, &[]);
@@ -242,7 +242,7 @@ fn rfc5040_s5_4_nothing_follows_a_terminate() {
 }
 
 #[test]
-fn rfc5040_s5_4_a_failed_queue_pair_is_closed_although_its_peer_goes_on_sending() {
+fn rfc5040_s5_4_a_failed_queue_pair_is_closed_although_its_peer_continues_to_send() {
     let mut world = World::new();
     world.say([write(STag::new(1), 0, b"x")]);
     assert_eq!(world.terminate().numbers(), (1, 1, 0));
@@ -284,7 +284,7 @@ fn rfc5040_s5_5_r19_a_read_completes_with_the_last_byte_of_its_response() {
 }
 
 #[test]
-fn rfc5040_s5_2_2_a_response_that_nobody_asked_for_changes_nothing() {
+fn rfc5040_s5_2_2_an_unsolicited_response_changes_nothing() {
     let mut world = World::new();
     let (key, memory) = world.region(8, 0, ALL);
     world.say([tagged(0x42, key, 0, true, b"12345678")]);
@@ -318,7 +318,7 @@ fn rfc5040_s7_1_an_error_of_our_own_sends_the_codes_alone() {
 }
 
 #[test]
-fn rfc5040_s7_1_the_first_error_is_the_one_that_is_told() {
+fn rfc5040_s7_1_the_first_error_is_the_one_in_the_terminate() {
     let mut world = World::new();
     let first = untagged(0x43, 9, 1, 0, true, b"");
     world.say([first.clone(), write(STag::new(1), 0, b"x"), untagged(0x4f, 0, 1, 0, true, b"")]);

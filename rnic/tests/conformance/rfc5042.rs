@@ -139,7 +139,7 @@ fn rfc5042_s6_4_6_the_overflow_of_a_completion_queue_ends_its_streams_alone() {
 }
 
 #[test]
-fn rfc5042_s6_4_3_1_a_shared_receive_queue_tells_when_it_runs_low() {
+fn rfc5042_s6_4_3_1_a_shared_receive_queue_reports_when_it_runs_low() {
     let mut srq = None;
     let mut world = World::with(|engine, a| {
         let made = engine

@@ -188,7 +188,7 @@ fn rfc7306_s4_1_version_and_queue_are_checked() {
 }
 
 #[test]
-fn rfc7306_s6_a_write_with_immediate_goes_out_as_the_two_messages() {
+fn rfc7306_s6_a_write_with_immediate_is_sent_as_two_messages() {
     let mut world = World::new();
     let (key, _) = world.region(3000, 5, ALL);
     let remote = Remote { key: STag::new(0x1234_5678), offset: 9 };

@@ -109,7 +109,7 @@ impl Pair {
 /// `docs/decisions/0002`: an ACK waits for the reply of an application that was just woken, until its next poll or
 /// for a millisecond, whichever comes first.
 #[test]
-fn sim_who_was_woken_may_answer_before_an_ack_goes() {
+fn sim_a_woken_application_may_reply_before_an_ack_is_sent() {
     let mut pair = Pair::connected();
     let outstanding =
         |pair: &Pair| pair.ends[0].engine.rnic().query_qp(pair.qps[0]).unwrap().send_outstanding;
@@ -130,7 +130,7 @@ fn sim_who_was_woken_may_answer_before_an_ack_goes() {
 }
 
 #[test]
-fn rfc9293_s3_9_1_8_a_soft_error_is_told_once_until_data_goes_through_again() {
+fn rfc9293_s3_9_1_8_a_soft_error_is_reported_once_until_data_is_delivered() {
     let mut pair = Pair::connected();
     let qp = pair.qps[0];
     for _ in 0..2 {
@@ -166,7 +166,7 @@ fn rfc9293_s3_8_3_a_connection_has_a_user_timeout_of_its_own() {
 
 /// Both ends only wait for receives. `docs/decisions/0013`.
 #[test]
-fn a_vanished_peer_is_noticed_by_default_though_nothing_is_sent() {
+fn a_vanished_peer_is_detected_by_default_without_traffic() {
     let mut pair = Pair::connected();
     for end in 0..2 {
         let receive = RecvRequest { wr_id: 7, scatter: &[] };
@@ -210,7 +210,7 @@ fn rfc9293_s3_8_4_keepalive_can_be_switched_for_each_connection() {
 }
 
 #[test]
-fn a_connection_made_once_more_without_markers_is_tuned_like_the_first() {
+fn a_second_attempt_without_markers_is_tuned_like_the_first() {
     let mut pair = Pair::connecting(without_markers());
     let (now, qp) = (pair.now, pair.qps[0]);
     let second = Duration::from_secs(1);
@@ -225,7 +225,7 @@ fn a_connection_made_once_more_without_markers_is_tuned_like_the_first() {
 }
 
 #[test]
-fn design_s5_a_peer_that_refuses_markers_is_asked_once_more_and_remembered() {
+fn design_s5_a_peer_that_refuses_markers_is_connected_again_without_them_and_remembered() {
     let mut pair = Pair::connecting(without_markers());
     pair.refuse_once();
 
@@ -242,7 +242,7 @@ fn design_s5_a_peer_that_refuses_markers_is_asked_once_more_and_remembered() {
 }
 
 #[test]
-fn what_is_rejected_without_markers_in_play_is_a_rejection() {
+fn a_rejection_by_the_application_is_final() {
     let mut pair = Pair::connecting(MpaConfig::default());
     pair.ends[1].expected.clear();
     pair.pass(Duration::from_secs(1));
@@ -251,7 +251,7 @@ fn what_is_rejected_without_markers_in_play_is_a_rejection() {
 }
 
 #[test]
-fn a_queue_pair_tells_the_numbers_of_its_connection() {
+fn a_queue_pair_reports_the_statistics_of_its_connection() {
     let mut pair = Pair::connected();
     pair.ends[1].engine.rnic_mut().post_recv(pair.qps[1], &RecvRequest { wr_id: 1, scatter: &[] }).unwrap();
     let send = WorkRequest {

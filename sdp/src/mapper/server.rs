@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn sdp_s7_only_requests_are_answered_and_nobody_asks_for_others() {
+    fn sdp_s7_only_requests_for_the_senders_own_address_are_answered() {
         let (mut services, now) = (Services::default(), Instant::now());
         services.add(0, ([0, 0, 0, 0], 80).into(), 5000);
         for kind in [Kind::Accept, Kind::Acknowledge, Kind::Deny] {
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_fails_for_good_ends_its_thread() {
+    fn a_socket_that_fails_permanently_ends_its_thread() {
         let (services, ended) = (Mutex::default(), AtomicBool::new(false));
         let mut calls = 0;
         let outcome = answer_all(

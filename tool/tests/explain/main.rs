@@ -69,7 +69,7 @@ fn events<'a>(lines: &'a [Value], name: &str) -> Vec<&'a Value> {
 }
 
 #[test]
-fn a_session_of_siw_is_told_from_syn_to_fin() {
+fn a_session_of_siw_is_explained_from_syn_to_fin() {
     let text = words(&Pcap::read("rping-ipv6-crc.pcap").bytes());
     let expected = [
         "new connection: client is [fd77::3]:51557, server is [fd77::2]:7207",
@@ -117,7 +117,7 @@ fn ready_to_receive_messages_are_named() {
 }
 
 #[test]
-fn every_truncation_is_told_and_nothing_else_is_an_error() {
+fn every_truncation_is_reported_and_nothing_else_is_an_error() {
     let whole = Pcap::read("rping-p2p-read-rtr-crc.pcap").bytes();
     for cut in 0..whole.len() {
         let (_, result) = run(&whole[..cut], Options { frames: true, ..Options::default() });
@@ -154,7 +154,7 @@ fn a_connection_that_begins_in_the_middle_is_understood() {
 }
 
 #[test]
-fn lost_frames_of_the_capture_are_told_and_fpdus_found_again() {
+fn missing_frames_of_a_capture_are_reported_and_fpdus_found_again() {
     let mut pcap = Pcap::read("send-1x10001-crc.pcap");
     let lost = pcap.long_record(60, 1400);
     pcap.records.remove(lost);
@@ -167,7 +167,7 @@ fn lost_frames_of_the_capture_are_told_and_fpdus_found_again() {
 }
 
 #[test]
-fn retransmissions_and_reordering_are_told() {
+fn retransmissions_and_reordering_are_reported() {
     let whole = lines(&Pcap::read("send-1x10001-crc.pcap").bytes());
     let mut pcap = Pcap::read("send-1x10001-crc.pcap");
     let first = pcap.long_record(60, 1400);
@@ -187,7 +187,7 @@ fn retransmissions_and_reordering_are_told() {
 }
 
 #[test]
-fn a_wrong_crc_is_told_once() {
+fn a_wrong_crc_is_reported_once() {
     let mut pcap = Pcap::read("send-1x10001-crc.pcap");
     let record = pcap.long_record(60, 1400);
     let byte = pcap.records[record].len() - 100;

@@ -106,7 +106,7 @@ fn markers_are_found_in_the_middle_of_a_connection() {
 
 /// The command prints what it could read, then the error, and fails.
 #[test]
-fn a_file_still_being_written_is_explained_as_far_as_it_goes() {
+fn a_file_that_is_still_being_written_is_explained_to_its_end() {
     let capture = session();
     let path = std::env::temp_dir().join(format!("xwarp-explain-{}.pcapng", std::process::id()));
     fs::write(&path, &capture[..capture.len() - 3]).unwrap();

@@ -236,7 +236,7 @@ fn an_abandoned_attempt_is_not_repeated() {
 }
 
 #[test]
-fn a_lacking_part_is_remembered_once_the_peer_has_answered_without_it() {
+fn a_missing_part_is_cached_once_the_peer_has_answered_without_it() {
     let lacks = Lacks { markers: false, revision_two: true };
     let rejected = Event::Rejected { private_data: Vec::new(), ird: 0, ord: 0 };
     for answer in [None, Some(rejected)] {

@@ -19,7 +19,7 @@ fn completion(wr_id: u64, status: WcStatus, solicited: bool) -> WorkCompletion {
 }
 
 #[test]
-fn an_armed_queue_notifies_once_and_only_what_it_was_armed_for() {
+fn an_armed_queue_notifies_once_and_only_for_the_requested_entries() {
     let bell = Arc::new(Bell::default());
     let ring = CompletionRing::new(16, Some(bell.clone()));
     let notifies = |wr_id, status, solicited| {
@@ -343,7 +343,7 @@ fn second_user(end: &mut End) -> (QpId, ConnId) {
 }
 
 #[test]
-fn a_receive_goes_to_the_next_live_queue_pair_when_the_first_in_line_is_dead() {
+fn a_receive_is_given_to_the_next_live_queue_pair_if_the_first_is_dead() {
     type Die = fn(&mut End);
     let deaths: [Die; 4] = [
         |end| end.rnic.fail_qp(end.qp).unwrap(),

@@ -99,7 +99,7 @@ fn rfc4821_s7_6_1_a_probe_that_the_source_did_not_fill_proves_its_actual_size() 
 }
 
 #[test]
-fn rfc1191_s3_a_message_never_raises_and_never_goes_below_the_floor() {
+fn rfc1191_s3_a_message_never_raises_the_estimate_or_lowers_it_below_the_floor() {
     let config = PathMtuConfig::default();
     let mut path = PathMtu::new(1500, true, &config);
     assert!(!path.too_big(at(0), 1279, &config) && !path.too_big(at(0), 1500, &config));
