@@ -243,7 +243,7 @@ impl Report {
         self.rows.push(row);
     }
 
-    /// Prints the closing line and writes the JSON; `other` goes into its object `xwarp`.
+    /// Prints the closing line and writes the JSON; its object `xwarp` contains `other`.
     pub fn end(self, other: Map<String, Value>) -> Result<()> {
         if self.output.output.is_none() {
             print(&format!("{RULE}\n"));

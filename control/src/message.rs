@@ -184,7 +184,7 @@ pub struct Description {
 /// The resources of one user, and their limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Quota {
-    /// What it has.
+    /// The resources in use.
     pub used: u64,
     /// The limit.
     pub most: u64,

@@ -87,7 +87,7 @@ impl Helper {
     /// Connects to the helper at `path`.
     ///
     /// # Errors
-    /// Nobody listens there.
+    /// No process listens there.
     pub(crate) fn connect(path: &Path) -> io::Result<Self> {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;

@@ -1,4 +1,4 @@
-//! Beside us the kernel goes on as before: what is not ours reaches it, what is ours does not.
+//! The kernel continues to work beside us: it receives all frames except ours.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
@@ -147,6 +147,6 @@ fn netns_other_vlans_are_not_ours() {
     assert_eq!(receive_bytes(&mut b), ours);
     assert_eq!(b.counters().received_frames, 1);
     assert_eq!(b.attributes().vlans, [42]);
-    // Ping goes on, untagged.
+    // Ping still works, untagged.
     lab.sh(Side::A, &format!("ping -q -c 1 -W 2 {B4}"));
 }

@@ -107,7 +107,7 @@ fn netns_census_accounts_for_every_frame() {
         a.frame_census() == FrameCensus { free: 8, retained: 24, fill: 64, ..FrameCensus::default() }
     });
 
-    // The other side holds what it received, then gives it back.
+    // The other side keeps the received frames, then recycles them.
     let mut held: Vec<RxFrame> = Vec::new();
     eventually("all frames arrive", || {
         b.receive(&mut held, 64);
@@ -215,7 +215,7 @@ fn netns_a_long_stream_loses_and_leaks_nothing() {
     assert!(a.frame_census().nothing_out() && b.frame_census().nothing_out(), "{:?}", a.frame_census());
 }
 
-/// A frame larger than the device's MTU is lost with EBUSY, which we count; the ring goes on.
+/// A frame larger than the device's MTU is lost with EBUSY, which we count; the ring still works.
 #[test]
 fn netns_a_lost_frame_is_counted() {
     let lab = Lab::new();

@@ -1,4 +1,4 @@
-//! Opening and closing: who may, who may not, and what is left when the owner dies.
+//! Opening and closing: privileges, exclusion, and cleanup when the owner dies.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;

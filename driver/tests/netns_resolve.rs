@@ -1,4 +1,4 @@
-//! Paths, neighbours and changes, as the kernel tells them.
+//! Paths, neighbours and changes, as announced by the kernel.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;

@@ -97,7 +97,7 @@ fn main() {
         let (mut from, mut to) = (vec![1u8; room], vec![2u8; room]);
         let mut times = vec![Vec::new(); CONTENDERS.len()];
         for round in 0..ROUNDS {
-            // Who begins changes from round to round.
+            // The first subject changes from round to round.
             for turn in 0..CONTENDERS.len() {
                 let who = (round + turn) % CONTENDERS.len();
                 times[who].push(measure(CONTENDERS[who].1, len, &mut from, &mut to));

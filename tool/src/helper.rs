@@ -11,7 +11,7 @@ use xwarp_driver::{
 /// The interfaces that the helper shares; none when no helper answers, or not to this user.
 ///
 /// # Errors
-/// A helper is there, but does not answer as it should.
+/// A helper runs, but violates the protocol.
 pub fn interfaces() -> Result<Vec<Description>, OpenError> {
     match shared_interfaces(&DriverConfig::default()) {
         Err(OpenError::NoHelper { .. } | OpenError::NotInGroup { .. }) => Ok(Vec::new()),

@@ -1,4 +1,4 @@
-//! `xwarp`: the command for people who use or examine xwarp.
+//! `xwarp`: the command for users of xwarp.
 #![forbid(unsafe_code)]
 
 mod cli;

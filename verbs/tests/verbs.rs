@@ -88,7 +88,7 @@ fn a_disconnect_sends_earlier_posts_and_flushes_later_ones() {
     let all = ours.sge(0, 1 << 20);
     client.qp.post_send(&WorkRequest::write(1, all, theirs.remote(0)).signaled()).unwrap();
     client.connection.disconnect().unwrap();
-    // Posted while the Write is still on its way, and flushed behind it.
+    // Posted while the Write is still in flight, and flushed after it.
     client.qp.post_send(&WorkRequest::send(2, Payload::EMPTY)).unwrap();
     assert!(server.connection.wait_disconnected(LIMIT).unwrap());
     assert!(theirs.to_vec(0, 1 << 20).unwrap() == data);

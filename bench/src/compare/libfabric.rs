@@ -1,4 +1,5 @@
-//! libfabric's `tcp` provider, measured with `fi_pingpong`: one message goes there and back at a time, and both ends spin.
+//! libfabric's `tcp` provider, measured with `fi_pingpong`: a ping-pong of one message at a time, in which both ends
+//! spin.
 
 use std::{env, net::IpAddr, time::Duration};
 

@@ -275,7 +275,7 @@ impl Plan {
         words + " Test"
     }
 
-    /// Reads the client's plan at a server that was started for the test `own` with so many engines.
+    /// Reads the client's plan at a server that was started for the test `own` with `engines` engines.
     pub fn from_client(value: &Value, own: Test, engines: u16) -> Result<Self> {
         let plan = Self::deserialize(value).context("the client's plan cannot be read")?;
         let (theirs, ours) = (plan.test.name(), own.name());

@@ -41,7 +41,7 @@ pub struct CompatCostArgs {
     pub out: Option<PathBuf>,
 }
 
-/// Who calls the engine.
+/// The program that calls the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Caller {
     /// `xwarp-perf`, by the Rust API.
@@ -129,7 +129,7 @@ impl Bench<'_> {
         let (pings, writes) = (self.args.pings.to_string(), self.args.writes.to_string());
         let (own, perftest, options) = match quantity {
             Quantity::Latency => ("send_lat", "ib_send_lat", ["-s", "64", "-I", "64", "-n", &pings].to_vec()),
-            // A completion for every 32nd write at both, because xwarp-perf asks for no fewer.
+            // A completion for every 32nd write at both, because xwarp-perf cannot request fewer.
             Quantity::Bandwidth => (
                 "write_bw",
                 "ib_write_bw",

@@ -32,7 +32,7 @@ pub fn threads(pid: u32) -> io::Result<usize> {
     Ok(fs::read_dir(format!("/proc/{pid}/task"))?.count())
 }
 
-/// Waits until a census, which `count` makes, is what it was before; an error tells the difference.
+/// Waits until the census of `count` equals `before`; the error has the difference.
 pub fn settle<C: PartialEq + Debug>(count: impl Fn() -> C, before: &C, limit: Duration) -> Result<()> {
     let begin = Instant::now();
     loop {

@@ -61,7 +61,7 @@ fn pass(mut stream: TcpStream, early: bool, times: usize) -> Result<()> {
             break;
         }
     }
-    // The helper closes the last one, or this thread does, whoever is later.
+    // Either the helper or this thread, whichever is later, closes the last one.
     drop(stream);
     Ok(())
 }

@@ -342,7 +342,7 @@ fn flood() -> Result<()> {
         refused += usize::from(matches!(reply, Reply::Refused(refusal) if refusal.reason == Reason::Rate));
     }
     ensure!(refused > 0, "no request was refused");
-    // Somebody who reads no answers is disconnected.
+    // A client that reads no answers is disconnected.
     let file = memory(4096, false)?;
     let mut sent = 0;
     while begin.elapsed() < Duration::from_secs(10) {

@@ -285,7 +285,7 @@ impl Bench {
         let mut command = lab.command(side, "taskset");
         command.args(["-c", cpu]).args(before);
         if by == By::Sdp {
-            // Named, since by itself `xwarp sdp` prefers a library that was installed here.
+            // Named explicitly, since `xwarp sdp` prefers an installed library by default.
             let library = self.programs.join("libxwarp_sdp_preload.so");
             command.arg(self.programs.join("xwarp")).args(["sdp", "--statistics", "--library"]);
             command.arg(library).arg("--");

@@ -79,8 +79,8 @@ impl SharedInterface {
         &self.socket
     }
 
-    /// A command that runs `program` as nobody: without any capability, with no memory that it may lock, and in a network
-    /// namespace of its own without any interface. All that it has is the helper's socket.
+    /// A command that runs `program` as user nobody: without any capability, with no memory that it may lock, and in a
+    /// network namespace of its own without any interface. All that it has is the helper's socket.
     pub fn unprivileged(&self, program: &str) -> Command {
         self.unprivileged_as(NOBODY, program)
     }

@@ -15,7 +15,7 @@ use crate::{
     vm::built,
 };
 
-/// What clients say when nobody listens yet.
+/// Output of clients when no server listens yet.
 const REFUSALS: [&str; 4] = ["REJECTED", "CM event bl blka 8", "refused", "Couldn't connect"];
 /// Time limit for a server to listen, and the interval between two attempts.
 const LISTENS_WITHIN: Duration = Duration::from_secs(15);
@@ -72,7 +72,7 @@ pub fn compiled(lab: &Lab, name: &str, libraries: &[&str]) -> Result<String> {
     Ok(program.display().to_string())
 }
 
-/// Runs `line` to its successful end and returns what it said.
+/// Runs `line` to its successful end and returns its output.
 pub fn run(lab: &Lab, side: Side, line: &str) -> Result<String> {
     start(lab, side, line)?.finish(LIMIT)
 }
@@ -85,13 +85,13 @@ pub fn pair(lab: &Lab, server: &str, client: &str) -> Result<[String; 2]> {
     Ok([server, client])
 }
 
-/// Runs a client on side A to its successful end, and returns what it said.
+/// Runs a client on side A to its successful end, and returns its output.
 pub fn connect(lab: &Lab, server: &mut Running, client: &str) -> Result<String> {
     connect_by(server, client, || start(lab, Side::A, client))
 }
 
-/// Runs the client that `start` starts to its successful end, and returns what it said. Programs do not say when they listen, so a
-/// client that is refused is started again.
+/// Runs the client that `start` starts to its successful end, and returns its output. Programs do not report when they
+/// listen, so a client that is refused is started again.
 pub fn connect_by(server: &mut Running, client: &str, start: impl Fn() -> Result<Running>) -> Result<String> {
     let begin = Instant::now();
     loop {

@@ -46,7 +46,7 @@ pub enum Kernel {
 /// Parameters of a machine.
 #[derive(Debug, Clone)]
 pub struct VmOptions {
-    /// What it boots.
+    /// The kernel to boot.
     pub kernel: Kernel,
     /// MTU of its interface and its wire, in bytes.
     pub mtu: u32,

@@ -111,7 +111,7 @@ fn house_crates_import_only_what_the_design_allows() {
     }
 }
 
-/// What a registry wants of each package: a description, both licenses as files, and versions of what it depends on.
+/// A registry needs from each package a description, both licenses as files, and versions of its dependencies.
 #[test]
 fn house_packages_are_ready_for_a_registry() {
     let published = packages().into_iter().filter(|package| package["publish"].is_null());
@@ -148,7 +148,7 @@ fn house_packages_are_ready_for_a_registry() {
     assert!(!names.iter().any(|name| name == "xwarp-checks" || name == "xwarp-fuzz"), "{names:?}");
 }
 
-/// What cargo would upload of a package has its licenses, its page, and every file below src that git tracks.
+/// Checks that the upload of a package contains its licenses, its readme, and every file below src that git tracks.
 fn package_is_whole(name: &str, folder: &Path) {
     let mut list = Command::new(env!("CARGO"));
     list.args(["package", "--list", "--allow-dirty", "--offline", "--package", name]).current_dir(root());

@@ -148,7 +148,7 @@ fn netns_a_removed_interface_is_fatal_to_its_device_and_reported() {
     );
 }
 
-/// A server that only listens is told, with and without a wait, and each time that it asks.
+/// A server that only listens is notified, with and without waiting, at each call.
 #[test]
 fn netns_a_removed_interface_ends_the_wait_of_a_listener() {
     let lab = lab();

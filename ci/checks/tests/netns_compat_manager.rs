@@ -59,7 +59,7 @@ fn run(lab: &Lab, server: &Running, line: &str) {
     assert!(said.contains("done"), "{line}: {said}");
 }
 
-/// A server with `arguments` serves a client for each address of side B. Returns what it said of each.
+/// A server with `arguments` serves a client for each address of side B. Returns its output for each.
 fn served(lab: &Lab, arguments: &str) -> Vec<String> {
     let program = manager(lab);
     let addresses = beyond(lab);
@@ -108,7 +108,7 @@ fn netns_compat_manager_identifiers_exclude_each_other_as_in_the_kernel() {
     assert!(said.unwrap().contains("done"));
 }
 
-/// A server that is told nothing misses its client by keepalive.
+/// A server without other notification detects the loss of its client by keepalive.
 #[test]
 fn netns_compat_manager_an_idle_server_misses_a_killed_client() {
     let lab = Lab::up(LabOptions::default()).unwrap();

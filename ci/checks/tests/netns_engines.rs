@@ -29,7 +29,7 @@ const ENGINES: u16 = 2;
 /// Bytes of each Write, and Writes of each connection.
 const BYTES: usize = 200_000;
 const WRITES: usize = 20;
-/// The number of a receive whose completion is told from others by it.
+/// The number that identifies the completion of a receive.
 const RECEIVE: u64 = 7;
 /// Entries of a completion queue that overflows.
 const ENTRIES: usize = 4;
@@ -263,7 +263,8 @@ fn netns_engines_share_a_region_and_a_completion_queue() {
     });
 }
 
-/// Both engines add to one completion queue, which is full and not polled: the queue pairs of both end, and one event tells of it.
+/// Both engines add to one completion queue, which is full and not polled: the queue pairs of both end, and one event
+/// reports it.
 #[test]
 fn netns_a_completion_queue_of_two_engines_overflows_in_both() {
     let lab = lab(2);

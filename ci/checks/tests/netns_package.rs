@@ -46,7 +46,7 @@ fn dpkg(root: &Path, args: &[&str]) -> String {
     output(command.args(["--force-depends", "--force-script-chrootless", "--no-pager"]).args(args))
 }
 
-/// `xwarp run` and `xwarp sdp` find their libraries, also for users who cannot write below /usr.
+/// `xwarp run` and `xwarp sdp` find their libraries, also for users without write access below /usr.
 fn libraries_are_found(root: &Path) {
     let xwarp = root.join("usr/bin/xwarp");
     for name in ["libibverbs.so.1", "librdmacm.so.1"] {

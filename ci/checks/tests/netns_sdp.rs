@@ -150,7 +150,7 @@ fn netns_sdp_registered_memory_is_read_by_rdma() {
     }
 }
 
-/// Transactions, then the client moves the connection to another service of its device, and goes on.
+/// Transactions, then the client moves the connection to another service of its device, and continues.
 #[test]
 fn netns_sdp_transactions_go_on_after_a_suspension() {
     const ROUNDS: [usize; 2] = [8, 3];

@@ -1,4 +1,4 @@
-//! Who may use `xwarpd`: the mode and the group of its socket decide.
+//! Access to `xwarpd`, controlled by the mode and the group of its socket.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
@@ -61,7 +61,7 @@ fn netns_shared_a_user_outside_the_group_gets_in_nowhere() {
     server.wait_for("listens", LIMIT).unwrap();
     start(&member, NOBODYS, &["talk", &address, "10"]).finish(LIMIT).unwrap();
     server.finish(LIMIT).unwrap();
-    // The helper has seen these two, and nobody else.
+    // The helper has seen only these two.
     shared.helper.signal(Signal::TERM).unwrap();
     assert!(shared.helper.wait(LIMIT).unwrap().success());
     let log = shared.helper.output();

@@ -40,7 +40,7 @@ fn census(helper: u32) -> (BTreeMap<String, usize>, usize, usize) {
     (leaks::descriptors(helper).unwrap(), interfaces, mapped)
 }
 
-/// Waits until the census is what it was.
+/// Waits until the census equals the earlier one.
 fn settles(shared: &SharedInterface, before: &(BTreeMap<String, usize>, usize, usize)) {
     leaks::settle(|| census(shared.helper.id()), before, 2 * NOTICED).unwrap();
 }

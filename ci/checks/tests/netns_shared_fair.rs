@@ -46,7 +46,7 @@ fn works(lab: &Lab, shared: &SharedInterface, port: u16) {
     peer.finish(LIMIT).unwrap();
 }
 
-/// A client sends frames without pause to a port that nobody owns, to the wire, and to the very server that others use.
+/// A client sends frames without pause to a port without an owner, to the wire, and to the server that others use.
 #[test]
 fn netns_shared_a_flooding_client_does_not_block_others() {
     let lab = lab();

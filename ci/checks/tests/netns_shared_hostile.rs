@@ -87,7 +87,7 @@ fn netns_shared_a_flood_of_requests_is_refused_and_does_not_block_others() {
     settles(&shared, &before);
 }
 
-/// Sockets whose closing takes an hour, which a client leaves to the helper, hold up nobody but their user.
+/// Sockets whose closing takes an hour, which a client leaves to the helper, delay only their own user.
 #[test]
 fn netns_shared_slow_closes_of_descriptors_do_not_block_other_clients() {
     let lab = lab();
@@ -109,8 +109,8 @@ fn netns_shared_slow_closes_of_descriptors_do_not_block_other_clients() {
     }
 }
 
-/// A user who connects again and again has one rate, and cannot have more devices in the kernel than its limit by leaving before
-/// they are removed.
+/// A user who connects repeatedly has one rate limit, and cannot have more devices in the kernel than its limit by
+/// leaving before they are removed.
 #[test]
 fn netns_shared_reconnecting_evades_no_limit() {
     let lab = lab();

@@ -55,7 +55,8 @@ fn foreign_program(lab: &Lab, mode: &str) -> impl Fn(&Lab) -> bool {
     move |lab| id(shown(lab)).as_ref() == Some(&first)
 }
 
-/// The program stays where it is, and frames of clients are taken behind it; with the helper's death nothing of that remains.
+/// The foreign program stays attached, and frames of clients are taken behind it. After the helper's death nothing of
+/// this remains.
 #[test]
 fn netns_shared_frames_are_taken_behind_a_foreign_program() {
     for (mtu, mode) in [(1500, "xdpdrv"), (9000, "xdpgeneric")] {

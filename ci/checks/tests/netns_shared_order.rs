@@ -52,7 +52,7 @@ fn netns_shared_the_helper_is_asked_first_unless_the_owner_is_wanted() {
     let error = open(&lab, "xw1", granted, socket()).unwrap_err();
     assert!(matches!(&error, OpenError::Refused(text) if text.contains(INTERFACE)), "{error:?}");
 
-    // The log tells which it is.
+    // The log shows which it is.
     let mut command = shared.unprivileged(PERF);
     command.args(["send_bw", "-d", INTERFACE]).env("RUST_LOG", "info");
     Running::start(command).unwrap().wait_for("opened through xwarpd", LIMIT).unwrap();

@@ -36,7 +36,7 @@ fn may_listen(shared: &SharedInterface, user: u32, address: SocketAddr) -> bool 
     listens
 }
 
-/// Ports in quarantine, as the helper tells monitors.
+/// Ports in quarantine, from the helper's metrics.
 fn quarantined(lab: &Lab) -> u64 {
     let ask = || {
         let mut stream = TcpStream::connect(MONITORS).unwrap();

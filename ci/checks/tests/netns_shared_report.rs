@@ -1,4 +1,4 @@
-//! What `xwarpd` tells of itself: to `xwarp stat`, to `xwarp doctor` and to monitors.
+//! The reports of `xwarpd` to `xwarp stat`, to `xwarp doctor` and to monitors.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
@@ -83,7 +83,7 @@ fn netns_shared_the_helper_counts_frames_and_devices_for_users_and_monitors() {
     let to = lab.address(Side::B, Family::V4).to_string();
     let args = ["send_bw", "-d", INTERFACE, "-n", "50", &to];
     shared.start_unprivileged(PERF, &args).unwrap().finish(LIMIT).unwrap();
-    // Nobody listens on this port.
+    // This port has no listener.
     let nowhere = format!("{}:7777", lab.address(Side::A, Family::V4));
     let mut refused = shared.start_unprivileged(NOBODYS, &["talk", &nowhere, "1"]).unwrap();
     refused.wait_for("refused", LIMIT).unwrap();

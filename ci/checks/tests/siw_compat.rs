@@ -19,7 +19,7 @@ const RPING: u16 = 7174;
 const UCMATOSE: u16 = 7471;
 const PERFTEST: u16 = 18515;
 
-/// What clients say when nobody listens yet.
+/// Output of clients when no server listens yet.
 const REFUSALS: [&str; 4] = ["REJECTED", "refused", "event: 8", "error -111"];
 
 /// The port, the addresses' family, and the command lines of a server and its client, in which ADDRESS is the server's.

@@ -77,7 +77,7 @@ const fn large(name: &'static str, what: &'static str, mtu: u16) -> Scenario {
     Scenario { name, what, unit: Unit::Frame, mtu, len: LARGE, kind: Kind::Write, depth: 16, messages: 128 }
 }
 
-/// One engine with what it was given.
+/// One engine with its objects.
 struct End {
     engine: Engine,
     link: MemoryLink,

@@ -236,7 +236,7 @@ fn behind_a_loss(line: &Faults, framing: &FramingConfig, flags: SendFlags) -> Ve
 }
 
 /// The latency when the lost segment comes after `before` bytes. The congestion window is as large as all Writes, so
-/// that the Send is on its way when the loss is noticed.
+/// that the Send is in flight when the loss is detected.
 fn latency(line: &Faults, framing: &FramingConfig, flags: SendFlags, before: usize) -> Duration {
     let config = WireConfig { tx_chunks: 4096, rx_chunks: 4096, ring: 4096, ..WireConfig::default() };
     let (wire, near, far) = Wire::new(WireConfig { faults: [*line; 2], seed: 7, ..config });

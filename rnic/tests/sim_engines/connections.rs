@@ -38,7 +38,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// A connection that the first end has asked for, and the second will accept.
+    /// A connection that the first end has requested, and the second will accept.
     fn connecting(mpa: MpaConfig) -> Self {
         let (wire, near, far) = Wire::new(WireConfig::default());
         let mut ends = [near, far].map(|link| Station::new(link, EngineConfig::default()));

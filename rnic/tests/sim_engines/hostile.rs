@@ -1,5 +1,5 @@
-//! An engine between an honest engine and a hostile host, for hours of virtual time: the honest connection is served, no
-//! receive completes with bytes that nobody has sent, and every queue pair learns that its connection has ended.
+//! An engine between an honest engine and a hostile host, for hours of virtual time: the honest connection is served,
+//! no receive completes with bytes that were not sent, and every queue pair is notified of the end of its connection.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
@@ -41,7 +41,7 @@ const SLOT: usize = 1024;
 /// Bytes of a question and of its answer.
 const QUESTION: usize = 1000;
 
-/// What stands in a receive before anybody sends; the peers send [`WORD`] only.
+/// The initial content of a receive; the peers send only [`WORD`].
 const STALE: u8 = 0xee;
 const WORD: u8 = 0x5a;
 
@@ -57,7 +57,7 @@ struct Guest {
     slot: usize,
     honest: bool,
     established: bool,
-    /// When its end became visible, or was asked for.
+    /// The time at which its end became visible, or was requested.
     ending: Option<Instant>,
 }
 

@@ -178,7 +178,7 @@ fn sim_rdma_tcp_every_tcp_segment_is_one_rdma_segment() {
     assert_eq!((pair.near.payloads[0][1], pair.near.payloads[0][24]), (0x0c, 2), "Accept");
 }
 
-/// A client's first byte tells a listener which framing it has, also when that byte does not come first.
+/// A client's first byte selects a listener's framing, even if that byte does not arrive first.
 #[test]
 fn sim_one_listener_accepts_clients_of_either_framing() {
     let recut = Recut { split: 1.0, join: 0.0, wait: Duration::ZERO, most_bytes: 1500 };

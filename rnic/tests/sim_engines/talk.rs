@@ -92,7 +92,7 @@ impl Plan {
             };
             let to = *place;
             *place += len;
-            // A short Send could not be told from others by its bytes.
+            // The bytes of a short Send would not distinguish it from others.
             let may_overtake =
                 overtakes && (matches!(kind, Kind::Send) && len >= 16 || matches!(kind, Kind::Read));
             plan.ops.push(Op {

@@ -105,7 +105,7 @@ impl Dice {
             user_timeout: LONG,
             fin_wait_2: LONG,
             time_wait: LONG,
-            // Without keepalive, an end whose peer was reset would wait for ever.
+            // Without keepalive, an end whose peer was reset would wait forever.
             keepalive: Some(Keepalive { idle: LONG / 10, interval: LONG / 100, probes: 5 }),
             ..TcpConfig::default()
         }

@@ -39,7 +39,7 @@ fn rfc9293_s3_9_1_1_a_listener_can_use_the_port_of_a_connection_in_syn_sent() {
     lab.assert_no_errors();
 }
 
-/// A connector chooses its framing. A listener cannot tell streaming data from RDMA/TCP.
+/// A connector chooses its framing. A listener cannot distinguish streaming data from RDMA/TCP.
 #[test]
 fn either_framing_is_accepted_by_listeners_only_and_not_behind_streaming_data() {
     let mut lab = Lab::new(TcpConfig::default(), 8);

@@ -20,7 +20,7 @@ pub fn ask(device: &Device, address: SocketAddr, text: &str) -> Result<String, B
     qp.post_recv(&RecvRequest::new(1, &[inbox.sge(0, inbox.len())]))?;
 
     let connection = device.connect(&qp, address, ConnectOptions::default(), LIMIT)?;
-    // The server told with its acceptance where its board is.
+    // The server's reply carries the key and offset of its board as private data.
     let board = Remote::from_bytes(connection.private_data()).ok_or("no board")?;
 
     // Both in one call: the write is placed before the message is delivered.

@@ -9,7 +9,7 @@ use xwarp_verbs::{
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Serves one client. `ready` is told where the server listens.
+/// Serves one client. `ready` receives the server's address.
 pub fn serve(
     device: &Device,
     address: SocketAddr,
@@ -23,7 +23,7 @@ pub fn serve(
     let cq = device.create_cq_with_channel(16, &channel)?;
     let pd = device.create_pd()?;
     let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default())?;
-    // The client will write here; nobody else's queue pair could.
+    // The client will write here; no other queue pair can.
     let board = pd.allocate(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     // Its message says how many bytes.
     let inbox = pd.allocate(8, Access::LOCAL_WRITE)?;

@@ -79,7 +79,7 @@ impl Peer {
         self.perform(&WorkRequest::send(SENT, Payload::Inline(&advert.to_bytes())))
     }
 
-    /// Tells the peer about a region of ours.
+    /// Advertises one of our regions to the peer.
     pub fn advertise(&mut self, region: &MemoryRegion) -> Result<(), Failure> {
         self.send(Advert { remote: region.remote(0), len: region.len() as u32 })
     }
