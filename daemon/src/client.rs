@@ -88,7 +88,7 @@ impl Client {
     }
 
     /// Sends an event, unless there is no device.
-    pub(crate) fn tell(&self, event: &Event) -> Result<(), Errno> {
+    pub(crate) fn notify(&self, event: &Event) -> Result<(), Errno> {
         match &self.device {
             Device::Open { events, .. } => send_message(events.as_fd(), &event.encode(), &[]),
             _ => Ok(()),

@@ -457,7 +457,7 @@ impl Server {
         // Our descriptor of the AF_XDP socket is closed; the client's is the only one.
         self.reply(id, request, Reply::Opened(granted), &[socket, theirs]);
         for address in more {
-            self.tell(id, &Event::AddressAdded(address));
+            self.notify(id, &Event::AddressAdded(address));
         }
     }
 
@@ -544,7 +544,7 @@ impl Server {
                 {
                     self.pairs.set_mtu(pair, mtu);
                 }
-                self.tell(id, &event);
+                self.notify(id, &event);
             }
         }
     }
@@ -553,15 +553,15 @@ impl Server {
     /// end.
     fn revoke_all(&self, text: &str) {
         for client in self.clients.values() {
-            let _ = client.tell(&Event::Revoked { text: text.into() });
+            let _ = client.notify(&Event::Revoked { text: text.into() });
         }
     }
 
     /// Sends an event to a client. A client that does not read loses its device, because the helper never waits for a
     /// client.
-    fn tell(&mut self, id: u64, event: &Event) {
+    fn notify(&mut self, id: u64, event: &Event) {
         let Some(client) = self.clients.get(&id) else { return };
-        if client.tell(event).is_err() {
+        if client.notify(event).is_err() {
             self.gone(id, "it does not read events");
         }
     }

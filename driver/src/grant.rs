@@ -127,7 +127,7 @@ impl Grant {
     }
 
     /// Reads the events that the helper has sent, without waiting, and applies them.
-    pub(crate) fn events(&mut self, mut tell: impl FnMut(Event)) {
+    pub(crate) fn events(&mut self, mut notify: impl FnMut(Event)) {
         for _ in 0..MOST_EVENTS {
             if self.state.removed {
                 return;
@@ -144,7 +144,7 @@ impl Grant {
                 Err(errno) => self.ended(&errno.to_string()),
             };
             if self.state.follow(&event) {
-                tell(event);
+                notify(event);
             }
         }
     }

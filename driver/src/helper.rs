@@ -136,7 +136,7 @@ impl Helper {
     }
 
     /// Sends a request that has no answer. Errors are ignored: the helper may have ended.
-    pub(crate) fn tell(&self, body: Request) {
+    pub(crate) fn notify(&self, body: Request) {
         let _ = self.send(&Tagged { id: 0, body }, None, Instant::now() + PATIENCE);
     }
 

@@ -256,14 +256,14 @@ impl Interface {
     ///
     /// # Errors
     /// Reading from the netlink socket failed.
-    pub fn events(&mut self, mut tell: impl FnMut(Event)) -> io::Result<()> {
+    pub fn events(&mut self, mut notify: impl FnMut(Event)) -> io::Result<()> {
         match &mut self.origin {
             From::Owned { lease, watch } => watch.events(|event| {
                 follow(lease.program(), &event);
-                tell(event);
+                notify(event);
             }),
             From::Granted(grant) => {
-                grant.events(tell);
+                grant.events(notify);
                 Ok(())
             }
         }

@@ -52,7 +52,7 @@ struct GrantedPort {
 impl Drop for GrantedPort {
     fn drop(&mut self) {
         if self.owner == std::process::id() {
-            self.helper.tell(Request::Release { address: self.address, port: self.port });
+            self.helper.notify(Request::Release { address: self.address, port: self.port });
         }
     }
 }

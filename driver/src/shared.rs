@@ -135,11 +135,11 @@ impl SharedInterface {
     ///
     /// # Errors
     /// Reading from the netlink socket failed.
-    pub fn events(&mut self, mut tell: impl FnMut(Event)) -> io::Result<()> {
+    pub fn events(&mut self, mut notify: impl FnMut(Event)) -> io::Result<()> {
         let Self { switch, watch, .. } = self;
         watch.events(|event| {
             follow(switch, &event);
-            tell(event);
+            notify(event);
         })
     }
 

@@ -70,16 +70,16 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// Starts with `attributes`. `monitor` was opened before they were read, so that no change in between is missed.
-    /// Reports the addresses to `tell`.
+    /// Reports the addresses to `notify`.
     pub(crate) fn new(
         monitor: Monitor,
         netlink: Netlink,
         attributes: Attributes,
-        tell: impl FnMut(Event),
+        notify: impl FnMut(Event),
     ) -> io::Result<Self> {
         let state = State { attributes, addresses: Vec::new(), removed: false };
         let mut watch = Self { monitor, netlink, state };
-        watch.reload_addresses(tell)?;
+        watch.reload_addresses(notify)?;
         Ok(watch)
     }
 
@@ -89,36 +89,36 @@ impl Watch {
     }
 
     /// Reads the changes that the kernel announced since the last call, without waiting, and applies them to the state.
-    pub(crate) fn events(&mut self, mut tell: impl FnMut(Event)) -> io::Result<()> {
+    pub(crate) fn events(&mut self, mut notify: impl FnMut(Event)) -> io::Result<()> {
         let mut changes = Vec::new();
         self.monitor.read(|change| changes.push(change))?;
         for change in changes {
             match change {
-                Change::Link(link) => self.follow_link(&link, &mut tell),
+                Change::Link(link) => self.follow_link(&link, &mut notify),
                 Change::Other(Event::Overrun) => {
-                    tell(Event::Overrun);
+                    notify(Event::Overrun);
                     match self.netlink.link(self.state.attributes.index) {
-                        Ok(link) => self.follow_link(&link, &mut tell),
+                        Ok(link) => self.follow_link(&link, &mut notify),
                         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {
-                            self.report(Event::LinkRemoved, &mut tell);
+                            self.report(Event::LinkRemoved, &mut notify);
                         }
                         Err(error) => return Err(error),
                     }
-                    self.reload_addresses(&mut tell)?;
+                    self.reload_addresses(&mut notify)?;
                 }
                 // A removed interface loses its addresses first; only the removal is reported.
                 Change::Other(Event::AddressRemoved(_)) if self.link_is_gone() => {
-                    self.report(Event::LinkRemoved, &mut tell);
+                    self.report(Event::LinkRemoved, &mut notify);
                 }
-                Change::Other(event) => self.report(event, &mut tell),
+                Change::Other(event) => self.report(event, &mut notify),
             }
         }
         Ok(())
     }
 
-    fn report(&mut self, event: Event, tell: &mut impl FnMut(Event)) {
+    fn report(&mut self, event: Event, notify: &mut impl FnMut(Event)) {
         if self.state.follow(&event) {
-            tell(event);
+            notify(event);
         }
     }
 
@@ -127,7 +127,7 @@ impl Watch {
         link.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV))
     }
 
-    fn follow_link(&mut self, link: &Link, tell: &mut impl FnMut(Event)) {
+    fn follow_link(&mut self, link: &Link, notify: &mut impl FnMut(Event)) {
         let attributes = &mut self.state.attributes;
         let path_mtu = path_mtu(link.mtu, attributes.largest_mtu, &attributes.vlans);
         let changes = [
@@ -137,16 +137,16 @@ impl Watch {
         ];
         attributes.mtu = link.mtu;
         for event in changes.into_iter().flatten() {
-            self.report(event, tell);
+            self.report(event, notify);
         }
     }
 
-    fn reload_addresses(&mut self, mut tell: impl FnMut(Event)) -> io::Result<()> {
+    fn reload_addresses(&mut self, mut notify: impl FnMut(Event)) -> io::Result<()> {
         let now = self.netlink.addresses(self.state.attributes.index)?;
         let gone: Vec<_> = self.state.addresses.iter().filter(|a| !now.contains(a)).copied().collect();
         let added = now.into_iter().map(Event::AddressAdded);
         for event in gone.into_iter().map(Event::AddressRemoved).chain(added) {
-            self.report(event, &mut tell);
+            self.report(event, &mut notify);
         }
         Ok(())
     }

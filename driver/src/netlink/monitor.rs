@@ -84,7 +84,7 @@ impl Monitor {
     }
 
     /// Reads all waiting announcements.
-    pub(crate) fn read(&mut self, mut tell: impl FnMut(Change)) -> io::Result<()> {
+    pub(crate) fn read(&mut self, mut notify: impl FnMut(Change)) -> io::Result<()> {
         loop {
             match self.socket.recv_from_full() {
                 Ok((datagram, _)) => {
@@ -94,13 +94,13 @@ impl Monitor {
                         if let NetlinkPayload::InnerMessage(inner) = message.payload
                             && let Some(change) = self.change(&inner)
                         {
-                            tell(change);
+                            notify(change);
                         }
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
-                    tell(Change::Other(Event::Overrun));
+                    notify(Change::Other(Event::Overrun));
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),

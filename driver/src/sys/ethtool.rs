@@ -63,8 +63,8 @@ pub(crate) fn joins_segments(any_socket: BorrowedFd<'_>, name: &str) -> (bool, b
 fn ethtool_value(any_socket: BorrowedFd<'_>, name: &str, cmd: u32) -> u32 {
     let mut value = EthtoolValue { cmd, data: 0 };
     // SAFETY: the requests that are passed here write one `ethtool_value`, which `value` is laid out as.
-    let told = unsafe { ethtool(any_socket, name, (&raw mut value).cast()) };
-    if told { value.data } else { 0 }
+    let reported = unsafe { ethtool(any_socket, name, (&raw mut value).cast()) };
+    if reported { value.data } else { 0 }
 }
 
 /// One SIOCETHTOOL request about interface `name`; whether it succeeded.

@@ -263,7 +263,7 @@ static void contexts_client(struct end *end, const char *address)
 	leave(end);
 }
 
-/* Another Ethernet address: identifiers on the device are told, and the connection goes on. */
+/* Another Ethernet address: identifiers on the device are notified, and the connection continues. */
 static void mac_server(struct end *end)
 {
 	serve(end);
@@ -283,7 +283,7 @@ static void mac_client(struct end *end, const char *address)
 	leave(end);
 }
 
-/* The interface goes: what is on it is told, and everything can still be destroyed. A listener at the wildcard is on no device. */
+/* The interface is removed: its objects are notified, and all can still be destroyed. A listener at the wildcard is on no device. */
 static void removal_server(struct end *end)
 {
 	struct ibv_context *context;
