@@ -13,7 +13,7 @@
 //! | [`baseline`] | `tcp_bw` and `tcp_lat` |
 //! | [`raw`] | `raw_bw` and `raw_lat` |
 //! | [`idle`] | the cost of a device without traffic |
-//! | [`order`] | what the client of a baseline or raw test asks of its server |
+//! | [`order`] | the requests of a baseline or raw test's client to its server |
 //! | [`compare`] | all of them, interleaved, with ratios |
 #![forbid(unsafe_code)]
 

@@ -21,7 +21,7 @@ pub(crate) struct Limits {
     pub requests_per_second: u32,
 }
 
-/// What one user has.
+/// The resources in use by one user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Usage {
     pub connections: usize,

@@ -1,4 +1,4 @@
-//! Error types. Each error text says what to do.
+//! Error types. Each error text names a remedy.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -90,7 +90,7 @@ pub enum OpenError {
     KernelTooOld {
         /// The running kernel.
         release: String,
-        /// What is missing.
+        /// The missing feature.
         missing: &'static str,
         /// The first kernel that has it.
         needs: &'static str,

@@ -250,7 +250,7 @@ mod tests {
     /// Every operation on a chunk in every place: allowed exactly along the arrows.
     #[test]
     fn no_move_but_along_the_arrows() {
-        /// A place, what is allowed there, and the way to bring a chunk there.
+        /// A place, the operations allowed there, and the way to bring a chunk there.
         type Case = (Place, &'static [&'static str], fn(&mut FrameTable) -> u32);
         type Op = fn(&mut FrameTable, u32) -> Result<(), Misplaced>;
         let ops: [(&str, Op); 5] = [

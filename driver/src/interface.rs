@@ -55,7 +55,7 @@ impl Interface {
     /// device on its interface of this name or address: see [`DriverConfig::origin`].
     ///
     /// # Errors
-    /// See [`OpenError`]; each error text says what to do.
+    /// See [`OpenError`]; each error text names a remedy.
     pub fn open(name: &str, config: &DriverConfig) -> Result<Self, OpenError> {
         open::check(config)?;
         match config.origin {

@@ -177,7 +177,7 @@ impl Resolver {
         }
     }
 
-    /// The kernel has no route over an interface that is down: this error comes first, because it says what to do.
+    /// The kernel has no route over an interface that is down: this error comes first, because it names the remedy.
     fn check_link(&self, netlink: &mut Netlink) -> Result<(), ResolveError> {
         let name = self.facts.name.clone();
         match netlink.link(self.facts.index) {

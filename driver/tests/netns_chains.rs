@@ -77,7 +77,8 @@ fn netns_frames_of_every_number_of_chunks_cross_in_both_modes() {
     }
 }
 
-/// What a frame was allocated for and does not use is free at once; the rest is retained and can be sent again.
+/// Chunks that a frame was allocated with and does not use are free at once; the others are retained and can be sent
+/// again.
 #[test]
 fn netns_chunks_behind_the_frames_end_become_free() {
     let lab = Lab::with(9000, 1);

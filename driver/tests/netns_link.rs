@@ -242,7 +242,7 @@ fn netns_a_length_beyond_the_chunk_is_refused() {
     assert!(a.frame_census().nothing_out());
 }
 
-/// What is sent on queue q arrives on queue q of the other end of a veth pair.
+/// A frame sent on queue q arrives on queue q of the other end of a veth pair.
 #[test]
 fn netns_every_queue_has_a_socket() {
     let lab = Lab::with(1500, 3);
@@ -292,7 +292,7 @@ fn netns_inactive_queues_are_left_alone() {
     assert_eq!(receive_bytes(&mut b), bytes);
 }
 
-/// Two queues to receive, one to transmit: what is meant for the second leaves by the first.
+/// Two receive queues, one transmit queue: frames for the second are sent on the first.
 #[test]
 fn netns_fewer_transmit_than_receive_queues() {
     let lab = Lab::with_queues(1500, 2, 1);

@@ -246,7 +246,8 @@ fn netns_an_interface_is_opened_by_its_address() {
     assert!(matches!(elsewhere, OpenError::NoSuchInterface { .. }), "{elsewhere:?}");
 }
 
-/// What `xwarpd` asks before it redirects frames natively: a veth sends them only while its other end has GRO or an XDP program.
+/// The query of `xwarpd` before it redirects frames natively: a veth sends them only while its other end has GRO or an
+/// XDP program.
 #[test]
 fn netns_a_driver_says_whether_it_takes_redirected_frames() {
     let lab = Lab::new();

@@ -244,7 +244,7 @@ fn netns_a_link_that_is_down_is_named_as_the_reason() {
     assert!(matches!(why(), ResolveError::LinkRemoved { .. }), "{:?}", why());
 }
 
-/// What a server asks for a connection that a client opened, and again when the client falls silent.
+/// A server's queries for a connection that a client opened, and again when the client falls silent.
 #[test]
 fn netns_the_next_hop_of_a_connection_follows_routes_and_is_confirmed() {
     let lab = Lab::new();

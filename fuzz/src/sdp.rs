@@ -19,7 +19,7 @@ const MOST_PIECE: u32 = 5000;
 /// Memory of the program lies at these offsets, that of the peer below.
 const OWN: u64 = 1 << 40;
 
-/// The machine and what its caller knows.
+/// The machine and its caller's state.
 struct End {
     machine: Machine,
     /// Bytes of messages.
@@ -173,7 +173,7 @@ impl End {
         }
     }
 
-    /// Executes what the machine wants, and checks it.
+    /// Executes the machine's actions, and checks them.
     fn drive(&mut self) {
         for _ in 0..MOST_ACTIONS {
             self.take_notices();

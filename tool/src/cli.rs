@@ -70,14 +70,14 @@ pub struct ExplainArguments {
 }
 
 impl ExplainArguments {
-    /// What is printed.
+    /// The output format.
     pub fn options(&self) -> Options {
         let Self { connection, summary, all, frames, json, .. } = *self;
         Options { json, frames, summary, all, connection }
     }
 }
 
-/// Checks what a machine and an interface need to run xwarp, and says what to do about each problem.
+/// Checks what a machine and an interface need to run xwarp, and names a remedy for each problem.
 ///
 /// Checks the kernel, the privileges of this process, the link, the MTU, addresses, XDP programs and their processes,
 /// offloads and the limit on locked memory. Nothing is changed, unless '--open' is given.

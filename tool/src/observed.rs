@@ -67,7 +67,7 @@ fn directories() -> Vec<PathBuf> {
     found
 }
 
-/// The chosen devices. If there is none, the error says what to do.
+/// The chosen devices. If there is none, the error names a remedy.
 pub fn find(choice: &Choice) -> Result<Vec<Device>> {
     let found = directories().into_iter().flat_map(|directory| observe::sockets(&directory));
     let mut devices: Vec<_> = found.map(Device).collect();

@@ -74,7 +74,7 @@
 //! # Logs
 //!
 //! The library logs with `tracing`: `error` for internal errors, `warn` for lost events, `info` for changes of the
-//! interface and peers that refuse markers, `debug` for each connection: what was negotiated, and why it ended. A program
+//! interface and peers that refuse markers, `debug` for each connection: the negotiated parameters, and the reason of its end. A program
 //! that installs `tracing_subscriber` with an `EnvFilter` is controlled by `RUST_LOG`: `RUST_LOG=xwarp=debug`.
 //!
 //! # Features

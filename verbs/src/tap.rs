@@ -113,7 +113,7 @@ impl Recording {
         self.start(out, true)
     }
 
-    /// Ends what [`Self::start_live`] began.
+    /// Ends the recording that [`Self::start_live`] began.
     pub fn stop_live(&self) {
         let mut recorder = lock(&self.recorder);
         if recorder.as_ref().is_some_and(|running| running.live) {
@@ -122,7 +122,7 @@ impl Recording {
         }
     }
 
-    /// Writes what is buffered.
+    /// Writes the buffered bytes.
     pub fn flush(&self) {
         if let Some(running) = &mut *lock(&self.recorder)
             && let Err(error) = running.file.get_mut().flush()

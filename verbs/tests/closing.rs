@@ -64,7 +64,7 @@ fn abandoned() {
 
 #[test]
 fn nothing_is_left_behind() {
-    // Opens what the process opens once and keeps.
+    // Opens the descriptors that the process opens once and keeps.
     traffic(Progress::Auto);
     let before = census();
     for _ in 0..5 {

@@ -1,5 +1,5 @@
-//! When posts leave, counted in frames and kicks. The peer's engine runs only where a test says so: until then, what was
-//! sent is in flight.
+//! The time of transmission of posts, counted in frames and kicks. The peer's engine runs only where a test says so:
+//! until then, what was sent is in flight.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;

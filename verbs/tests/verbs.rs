@@ -619,7 +619,7 @@ fn counters_have_stable_names() {
     assert!(grown.value("tcp.segments_in").unwrap_or(0) >= 2, "{grown}");
     assert_eq!(pair[0].counters().value("stack.passive_opens"), Some(1));
     assert_eq!(after.value("no.such"), None);
-    // What RDMAP and DDP did, and what their Terminates said.
+    // Counters of RDMAP and DDP, and of their Terminates.
     let [server, client] = ends;
     let theirs = server.pd.allocate(64, Access::REMOTE_WRITE).unwrap();
     client.qp.post_send(&WorkRequest::write(1, Payload::Inline(b"count me"), theirs.remote(0))).unwrap();

@@ -243,7 +243,7 @@ fn redirect_messages() {
 }
 
 /// Replaces libbpf's printing to standard error. Its warnings, the verifier's log among them, are for debugging only:
-/// the error returned to the caller says what to do.
+/// the error returned to the caller names a remedy.
 #[expect(clippy::needless_pass_by_value, reason = "signature of libbpf-rs's callback")]
 fn trace(_: PrintLevel, text: String) {
     tracing::debug!(target: "libbpf", "{}", text.trim_end());

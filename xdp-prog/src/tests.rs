@@ -533,7 +533,7 @@ fn ip(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Every configuration that changes what the verifier sees.
+/// Every configuration that changes the program for the verifier.
 fn configurations() -> [ProgramConfig<'static>; 6] {
     let of = |vlans, multi_buffer| ProgramConfig { vlans, multi_buffer };
     [of(&[], false), of(&[], true), of(&[7], false), of(&[7], true), of(&[7, 8], false), of(&[7, 8], true)]

@@ -1,4 +1,4 @@
-//! [`Page`]: what a run prints, as Markdown or as one HTML file.
+//! [`Page`]: the output of a run, as Markdown or as one HTML file.
 
 use std::fmt::Write as _;
 

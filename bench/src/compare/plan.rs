@@ -1,4 +1,4 @@
-//! What a round measures: tables, subjects, and the command of each measurement.
+//! The measurements of a round: tables, subjects, and the command of each measurement.
 
 use std::time::Duration;
 

@@ -265,7 +265,7 @@ fn siw_section(table: Table) -> Section {
     }
 }
 
-/// The heading of a table, and what to know about it.
+/// The heading of a table, and the notes on it.
 fn heading(group: Group) -> (String, String) {
     let (small, large) = (SMALL, format!("{} KiB", LARGE >> 10));
     let (heading, note) = match group {

@@ -60,7 +60,7 @@ impl Sample {
     }
 }
 
-/// What was measured: table, value of the first column, and subject.
+/// The case of a measurement: table, value of the first column, and subject.
 pub(super) type Case = (Group, u64, Subject);
 
 /// All measurements, by case and round.

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 
 use super::{ModeArg, parse_seconds};
 
-/// What `compare` measures, by table.
+/// The tables that `compare` measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Group {

@@ -24,7 +24,7 @@ const FRAMES_PER_ACK: u32 = 4;
 /// Frames for one kick. The kernel sends at most as many in one system call.
 const BURST: u32 = 32;
 
-/// What the client sent.
+/// The client's result.
 pub(super) struct Transfer {
     /// Size of a message.
     bytes: u64,

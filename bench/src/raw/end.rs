@@ -42,7 +42,7 @@ pub(super) struct End {
     spins: u32,
 }
 
-/// What a wait found.
+/// The outcome of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
     /// The peer may have sent something.

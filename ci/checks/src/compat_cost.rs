@@ -50,7 +50,7 @@ enum Caller {
     C,
 }
 
-/// What is measured.
+/// The measured quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Quantity {
     /// Half of the median round trip of 64 bytes in microseconds.

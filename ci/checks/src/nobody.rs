@@ -179,7 +179,7 @@ fn wrong_messages() -> Result<()> {
     Ok(())
 }
 
-/// What the bound socket does not allow.
+/// Checks that the bound socket refuses forbidden operations.
 fn granted_socket() -> Result<()> {
     let raw = Raw::greeted()?;
     let memory = memory(bytes_of(SMALL), true)?;

@@ -41,7 +41,7 @@ pub struct SdpSpeedArgs {
     pub out: Option<PathBuf>,
 }
 
-/// What carries the program's connection.
+/// The transport of the program's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum By {
     Sdp,
@@ -319,7 +319,7 @@ fn number(text: &str, mark: &str, unit: &str) -> Option<f64> {
     line.split(unit).next()?.split_whitespace().next_back()?.parse().ok()
 }
 
-/// What iperf3 says that the receiver got, in Gb/s.
+/// The receiver's bandwidth reported by iperf3, in Gb/s.
 fn bandwidth(said: &str) -> Option<f64> {
     Some(number(said, "receiver", "Mbits/sec")? / 1000.0)
 }
@@ -329,7 +329,7 @@ fn zero_copy(said: &str) -> Option<f64> {
     number(said, "by RDMA", "% of them")
 }
 
-/// What sockperf says: half of a round trip in microseconds, and the number of requests.
+/// Sockperf's results: half of a round trip in microseconds, and the number of requests.
 fn latency(said: &str) -> Option<(f64, f64)> {
     let time = number(said, "Latency is", "usec")?;
     let requests = said.split("SentMessages=").nth(1)?.split(|c: char| !c.is_ascii_digit()).next()?;

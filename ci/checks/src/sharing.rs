@@ -1,6 +1,6 @@
-//! `xwarp-sharing`: what sharing an interface costs: latency and bandwidth of an interface that each end owns, through the switch of
-//! `xwarpd`, between two processes of one host, and of kernel TCP, also over the loopback interface. Rounds are interleaved: each
-//! round measures every path once. The page has medians and ratios over the rounds.
+//! `xwarp-sharing`: the cost of sharing an interface: latency and bandwidth of an interface that each end owns, through
+//! the switch of `xwarpd`, between two processes of one host, and of kernel TCP, also over the loopback interface.
+//! Rounds are interleaved: each round measures every path once. The page has medians and ratios over the rounds.
 
 use std::{fmt, fmt::Write as _, path::PathBuf, time::Duration};
 
@@ -104,7 +104,7 @@ impl fmt::Display for Path {
     }
 }
 
-/// What is measured.
+/// The measured path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Quantity {
     /// Half round trip of 64 bytes in microseconds.

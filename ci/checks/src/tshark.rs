@@ -189,7 +189,7 @@ pub fn sdp_messages(path: &Path) -> Result<BTreeMap<u8, usize>> {
 /// The dissector of RDMA/TCP of 2000.
 const RDMA_TCP_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rdma-tcp.lua");
 
-/// What the dissector of RDMA/TCP finds in a capture.
+/// The results of RDMA/TCP's dissector for a capture.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Segments {
     /// Frames with TCP payload.

@@ -77,7 +77,7 @@ pub fn run(lab: &Lab, side: Side, line: &str) -> Result<String> {
     start(lab, side, line)?.finish(LIMIT)
 }
 
-/// Runs a server on side B and a client on side A; both must succeed. Returns what they said.
+/// Runs a server on side B and a client on side A; both must succeed. Returns their output.
 pub fn pair(lab: &Lab, server: &str, client: &str) -> Result<[String; 2]> {
     let mut server = start(lab, Side::B, server)?;
     let client = connect(lab, &mut server, client)?;

@@ -29,7 +29,7 @@ use port::Port;
 pub use port::{Finished, Job};
 pub use stage::{Ending, LONG, Record, SHORT, Stage, built};
 
-/// What the machine boots.
+/// The kernel that the machine boots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Kernel {
     /// Debian 12's kernel, with siw as its source has it.

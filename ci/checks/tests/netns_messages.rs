@@ -1,5 +1,5 @@
 //! Messages that no test of perftest sends, over a real veth pair: RDMA Write with Immediate Data, Sends with
-//! invalidation and solicited event, fences, memory windows, and Terminate; and what Wireshark reads in them.
+//! invalidation and solicited event, fences, memory windows, and Terminate; and Wireshark's interpretation of them.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{

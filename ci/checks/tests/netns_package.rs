@@ -1,4 +1,5 @@
-//! The Debian package, installed below a temporary root, and what runs from there; containers without privileges.
+//! The Debian package, installed below a temporary root, and its programs run from there; containers without
+//! privileges.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
@@ -123,7 +124,7 @@ fn programs_are_described(root: &Path) {
     }
 }
 
-/// A client and a server without privileges exchange messages by what was installed.
+/// An unprivileged client and server exchange messages by the installed programs.
 fn programs_work(lab: &Lab, root: &Path, helper: &Path) {
     let shared = SharedInterface::start(lab, helper.to_str().unwrap(), &[]).unwrap();
     let perf = root.join("usr/bin/xwarp-perf");

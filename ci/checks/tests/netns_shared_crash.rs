@@ -26,8 +26,8 @@ fn lab() -> Lab {
     Lab::up(LabOptions::default()).unwrap()
 }
 
-/// What a helper holds: its descriptors by kind (programs, maps, links, sockets), the interfaces of its private namespace,
-/// and its AF_XDP rings.
+/// The resources of a helper: its descriptors by kind (programs, maps, links, sockets), the interfaces of its private
+/// namespace, and its AF_XDP rings.
 fn census(helper: u32) -> (BTreeMap<String, usize>, usize, usize) {
     let threads = fs::read_dir(format!("/proc/{helper}/task")).unwrap().flatten();
     let pairs = threads.map(|thread| thread.path()).find(|thread| {

@@ -23,7 +23,7 @@ fn lab() -> Lab {
     Lab::up(LabOptions::default()).unwrap()
 }
 
-/// What the server and the client of a pair do. Everything that arrives is compared.
+/// The work of a pair's server and client. All received bytes are compared.
 #[derive(Clone, Copy)]
 enum Traffic {
     /// They exchange messages in turn.

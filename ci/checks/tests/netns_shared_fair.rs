@@ -70,7 +70,7 @@ fn netns_shared_a_client_that_reads_no_frames_does_not_block_others() {
     let mut sender = shared.start_unprivileged(NOBODYS, &["talk", &here(&lab, 7001), "0"]).unwrap();
     sender.wait_for("talks", LIMIT).unwrap();
     stopped.signal(Signal::STOP).unwrap();
-    // What a hostile client sends fills its rings, too.
+    // Frames of a hostile client fill its own rings, too.
     let mut flood = hostile(&shared, &["blast", &here(&lab, 7001)]);
     flood.wait_for("blasts", LIMIT).unwrap();
     works(&lab, &shared, 7000);

@@ -39,7 +39,7 @@ fn netns_shared_frames_of_clients_carry_a_tag() {
     }
 }
 
-/// Attaches an XDP program that lets all frames pass, as a firewall's would be, and returns what shows that it is there.
+/// Attaches an XDP program that passes all frames, like a firewall's, and returns a value that identifies it.
 fn foreign_program(lab: &Lab, mode: &str) -> impl Fn(&Lab) -> bool {
     let (source, object) = (lab.file("foreign.c"), lab.file("foreign.o"));
     fs::write(&source, "__attribute__((section(\"xdp\"), used)) int foreign(void *frame) { return 2; }")
@@ -128,7 +128,7 @@ fn netns_shared_several_interfaces_are_shared_by_name_and_by_address() {
     all_ways(&lab, &shared, "xw1", "10.79.0.1", "10.79.0.2");
     let nobody = |args: &[&str]| shared.start_unprivileged(PERF, args).unwrap();
     exchange("10.79.0.1", "10.79.0.1", nobody, nobody);
-    // What is on one interface is not on the other.
+    // An interface that is not shared is refused.
     let mut stranger = nobody(&["send_bw", "-d", "xw2"]);
     stranger.wait_for("no interface \"xw2\"", LIMIT).unwrap();
 }

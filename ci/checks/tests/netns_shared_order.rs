@@ -43,7 +43,7 @@ fn netns_shared_the_helper_is_asked_first_unless_the_owner_is_wanted() {
         let OpenError::Shared { holder: Some(holder), .. } = &error else { panic!("{name}: {error:?}") };
         assert_eq!(holder.pid, shared.helper.id());
     }
-    // What a helper does not share, this process opens itself.
+    // This process opens an interface itself if the helper does not share it.
     lab.run(Side::A, "ip", &["link", "add", "xw1", "type", "veth", "peer", "name", "xw2"]).unwrap();
     for name in ["xw1", "xw2"] {
         lab.run(Side::A, "ip", &["link", "set", "dev", name, "up"]).unwrap();

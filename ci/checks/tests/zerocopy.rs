@@ -30,7 +30,7 @@ impl Wire {
         Self { machine, near, share }
     }
 
-    /// Runs a test with the server in the machine, and returns what the server and the client wrote.
+    /// Runs a test with the server in the machine, and returns the output of server and client.
     fn machine_serves(&self, test: &str, family: Family, mode: &str) -> (String, String) {
         let mut server = self.machine.spawn(&end_inside(test, mode)).unwrap();
         server.wait_for("Waiting for a client", SHORT).unwrap();
@@ -94,7 +94,7 @@ fn zerocopy_carries_every_verb_in_both_directions() {
     }
 }
 
-/// Zero-copy is what a device gets that does not ask, and the kernel is woken only where it asks for it.
+/// A device gets zero-copy by default, and the kernel is woken only when it requests a wake-up.
 #[test]
 #[ignore = "slow: run by ./ci/test --slow"]
 fn zerocopy_is_the_first_choice_and_kicks_are_fewer_than_frames() {

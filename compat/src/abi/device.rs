@@ -287,7 +287,7 @@ pub struct ibv_context {
     pub abi_compat: *mut c_void,
 }
 
-/// What lies in front of an `ibv_context` whose `abi_compat` is `UINTPTR_MAX`.
+/// The structure before an `ibv_context` whose `abi_compat` is `UINTPTR_MAX`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct verbs_context {

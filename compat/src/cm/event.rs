@@ -24,7 +24,7 @@ pub struct CmEvent {
     c: CPart<rdma_cm_event>,
     /// The identifier whose destruction waits for the acknowledgement; for a request, the listener's.
     owner: Arc<Id>,
-    /// What `param.conn.private_data` points to.
+    /// The target of `param.conn.private_data`.
     _private_data: Vec<u8>,
 }
 

@@ -182,7 +182,7 @@ pub extern "C" fn ibv_dereg_mr(mr: Handle<Mr>) -> c_int {
 }
 
 impl Mr {
-    /// Registers the region again, with what is `Some`. It gets a new key. A failure leaves it as it was.
+    /// Registers the region again, with the parameters that are `Some`. It gets a new key. A failure changes nothing.
     fn register_again(
         &self,
         pd: Option<Arc<Pd>>,

@@ -51,7 +51,7 @@ pub struct Qp {
     number: u32,
     cap: ibv_qp_cap,
     sq_sig_all: c_int,
-    /// What `ibv_modify_qp` set last.
+    /// The attributes last set by `ibv_modify_qp`.
     attributes: Mutex<ibv_qp_attr>,
     /// Whether it is connected by GID and number.
     is_paired: AtomicBool,

@@ -35,7 +35,7 @@ const WARM_UP: usize = 64;
 pub struct Scenario {
     pub name: &'static str,
     pub what: &'static str,
-    /// What the figures are divided by.
+    /// The divisor of the figures.
     pub unit: Unit,
     mtu: u16,
     len: usize,
@@ -141,7 +141,7 @@ impl End {
         }
     }
 
-    /// What a polling application does: takes a completion, or runs the engine when there is none.
+    /// A poll of an application: takes a completion, or runs the engine if there is none.
     fn poll(&mut self, now: Instant) {
         let Self { engine, link, .. } = self;
         if self.ring.is_empty() {

@@ -1,5 +1,6 @@
 //! Instructions of both ends per small message and per full frame, by function: two engines in one thread on a link in
-//! memory, counted by callgrind. No noise of a machine moves these figures, so they show what a change costs or saves.
+//! memory, counted by callgrind. No noise of a machine moves these figures, so they show the cost or saving of a
+//! change.
 //!
 //!     ci/instructions [--record | --framings]      needs valgrind, which the script installs
 //!

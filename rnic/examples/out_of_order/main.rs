@@ -1,6 +1,7 @@
-//! What markers and RDMA/TCP are worth: two engines on a virtual wire with loss, reordering or a hop that splits or joins
-//! segments, with MPA with and without markers towards the receiver, and with RDMA/TCP; then the latency of a Send behind
-//! a Write that was lost in part. Prints three tables in Markdown, of which the first is computed from the formats.
+//! The benefit of markers and RDMA/TCP: two engines on a virtual wire with loss, reordering or a hop that splits or
+//! joins segments, with MPA with and without markers towards the receiver, and with RDMA/TCP; then the latency of a
+//! Send behind a Write that was lost in part. Prints three tables in Markdown, of which the first is computed from the
+//! formats.
 //!
 //!     cargo run --release -p xwarp-rnic --example out_of_order -- [MESSAGES]
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot go on panics")]
@@ -119,7 +120,7 @@ impl Node for Writer {
     }
 }
 
-/// Takes messages, and looks at what is held.
+/// Takes messages, and records the held bytes.
 struct Reader {
     end: End,
     arrivals: Vec<Instant>,
@@ -159,7 +160,7 @@ impl Node for Reader {
     }
 }
 
-/// What one case came to.
+/// The result of one case.
 struct Row {
     goodput_gbps: f64,
     held_mean: f64,

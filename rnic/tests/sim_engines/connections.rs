@@ -155,7 +155,7 @@ fn rfc9293_s3_8_3_a_connection_has_a_user_timeout_of_its_own() {
     pair.send();
     pair.pass(Duration::from_secs(2));
     let [AsyncEvent::SoftError { .. }] = pair.told(0)[..] else { panic!("a soft error") };
-    // From now on, also for what waits already.
+    // From now on, also for waiting data.
     let (now, [near, _]) = (pair.now, &mut pair.ends);
     let tuning = Tuning { user_timeout: Duration::from_millis(2500), ..tuning };
     near.engine.tune(now, pair.qps[0], &tuning).unwrap();
@@ -268,7 +268,7 @@ fn a_queue_pair_reports_the_statistics_of_its_connection() {
     let tcp = near.tcp.expect("a connection has numbers of TCP");
     assert!(tcp.srtt.is_some() && tcp.cwnd > 0 && tcp.counters.segments_out > 0);
     assert!(near.framing.is_some());
-    // The counters of the device keep what a destroyed queue pair counted.
+    // The counters of the device include those of destroyed queue pairs.
     pair.ends[0].engine.rnic_mut().destroy_qp(pair.qps[0]).unwrap();
     assert_eq!(pair.ends[0].engine.rnic().counters().rdmap.sends, 1);
     assert!(pair.ends[0].engine.qp_statistics(pair.qps[0]).is_err());

@@ -70,7 +70,7 @@ struct Host {
     key: STag,
     guests: BTreeMap<u64, Guest>,
     honest: IpAddr,
-    /// Draws what the victim does with its connections; the honest host only answers.
+    /// Draws the victim's actions on its connections; the honest host only answers.
     dice: Option<SmallRng>,
     /// Messages received on honest connections.
     heard: u64,
@@ -207,7 +207,7 @@ impl Host {
         }
     }
 
-    /// What the victim's application does to connections of the hostile host.
+    /// The actions of the victim's application on connections of the hostile host.
     fn misbehave(&mut self, now: Instant) {
         let Some(dice) = &mut self.dice else { return };
         if !dice.random_bool(0.1) {

@@ -301,7 +301,7 @@ fn placed_as_found(seed: u64) -> [usize; 3] {
     [far.early, far.arrived.next.len(), counters.placed_early as usize]
 }
 
-/// RFC 5044 section 6: what is whole and can be found is placed before the gap closes, tagged and untagged.
+/// RFC 5044 section 6: whole FPDUs that can be found are placed before the gap closes, tagged and untagged.
 #[test]
 fn sim_rfc5044_s6_every_whole_fpdu_that_markers_lead_to_is_placed_before_the_gap_closes() {
     let mut sum = [0; 3];

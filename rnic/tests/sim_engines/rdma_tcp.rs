@@ -1,4 +1,4 @@
-//! Two engines with RDMA/TCP of 2000: what is on the wire, and placement beyond gaps.
+//! Two engines with RDMA/TCP of 2000: the segments on the wire, and placement beyond gaps.
 
 use std::{sync::Arc, time::Duration};
 
@@ -481,7 +481,7 @@ fn sim_rdma_tcp_sends_invalidate_and_raise_events_and_may_be_empty() {
 /// none is blamed: a request is flushed unless its bytes were acknowledged before.
 #[test]
 fn sim_rdma_tcp_an_error_ends_both_ends_with_a_terminate() {
-    /// What the first end posts, given an invalid tag, and layer, type and code of the answer.
+    /// The first end's request, given an invalid tag, and layer, type and code of the answer.
     type Case = (fn(&mut Pair, STag), [u8; 2]);
     let cases: [Case; 5] = [
         (|pair, bad| pair.touch(Remote { key: bad, offset: 0 }, false), [0x11, 0x00]),

@@ -27,7 +27,7 @@ const REJECTED: u8 = 0x20;
 const MARKERS: u8 = 0x80;
 const ENHANCED: u8 = 0x10;
 
-/// What a peer answers to the bytes of a request.
+/// A peer's answer to the bytes of a request.
 type Behaviour = fn(&[u8]) -> Answer;
 
 /// A peer's answer to a request.

@@ -23,7 +23,8 @@ const SOURCE: usize = 1 << 16;
 /// Longest message.
 pub const MOST: usize = 20_000;
 
-/// What a request does. `from` is where its bytes come from in the source of the end that has them, `to` where they go.
+/// The effect of a request. `from` is the offset of its bytes in the source of the end that has them, `to` their
+/// destination.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Write { immediate: bool, inline: bool },
@@ -249,7 +250,7 @@ impl Talk {
         b.peer = Some((a.key, a.map, a.salt));
     }
 
-    /// Posts what there is room for and looks at what has completed. Returns whether anything happened.
+    /// Posts as many requests as there is room for, and checks completions. Returns whether there was any work.
     pub fn step(&mut self, engine: &mut Engine) -> bool {
         let mut busy = self.post_sends(engine);
         let mut completions = Vec::new();
@@ -348,7 +349,7 @@ impl Talk {
             .post_send(self.qp, &WorkRequest { wr_id: self.posted as u64, operation, payload, flags })
     }
 
-    /// What the peer's second word is when request `index` of ours is executed, and its first.
+    /// The peer's second and first word when our request `index` is executed.
     fn swapped_before(&self, index: usize) -> u64 {
         let right = |op: &Op| matches!(op.kind, Kind::Swap { right: true });
         self.plan.ops[..index].iter().rposition(right).map_or(0, |i| i as u64 + 1)
@@ -459,7 +460,7 @@ impl Talk {
         self.posted == self.plan.ops.len() && self.awaited.is_empty() && self.received == messages
     }
 
-    /// Checks what must hold at the end in all cases.
+    /// Checks the conditions that must hold at the end in all cases.
     pub fn check_end(&self, engine: &Engine, context: &str) {
         assert_eq!(self.awaited, [0; 0], "{context}: signalled requests that never completed");
         assert!(self.received <= self.receives_posted, "{context}");
@@ -477,7 +478,7 @@ impl Talk {
         self.check_written(false, context);
     }
 
-    /// Each byte of the sink is what the peer wrote there, or untouched unless `all` must be there.
+    /// Each byte of the sink was written by the peer or, unless `all` must have arrived, is untouched.
     fn check_written(&self, all: bool, context: &str) {
         let (.., salt) = self.peer.unwrap();
         for op in &self.peer_plan.ops {
@@ -490,7 +491,7 @@ impl Talk {
         }
     }
 
-    /// Checks what must also hold at the end when no connection failed.
+    /// Checks the further conditions at the end if no connection failed.
     pub fn check_success(&self, engine: &Engine, context: &str) {
         assert!(self.is_done() && !self.failed, "{context}: {} of {}", self.posted, self.plan.ops.len());
         let trouble = |event: &&AsyncEvent| !matches!(event, AsyncEvent::SoftError { .. });

@@ -7,8 +7,8 @@ use crate::time::Instant;
 
 /// One end of the simulation: an engine with its link.
 pub trait Node {
-    /// One turn at `now`: receive what has arrived, act on timers, transmit. Returns whether anything was
-    /// received or remains to be sent at once, so that another turn is due at the same time.
+    /// One turn at `now`: receive what has arrived, act on timers, transmit. Returns whether anything was received or
+    /// remains to be sent at once, so that another turn follows at the same time.
     fn turn(&mut self, now: Instant) -> bool;
 
     /// The time at which the next turn is due if nothing arrives.

@@ -24,7 +24,7 @@ use crate::raw::Mailbox;
 
 pub const PORT: u16 = 4791;
 
-/// An upper layer that accepts all requests, sends as many bytes as a test asks for, and counts what arrives.
+/// An upper layer that accepts all requests, sends as many bytes as a test requests, and counts received bytes.
 #[derive(Debug, Default)]
 pub struct Upper {
     /// Requests that wait for an answer, if `deaf` is set.

@@ -30,7 +30,7 @@ pub struct Finding {
     pub check: &'static str,
     /// How good it is.
     pub status: Status,
-    /// What was found.
+    /// The finding, as text.
     pub found: String,
     /// The remedy.
     pub advice: Option<String>,

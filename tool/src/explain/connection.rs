@@ -71,11 +71,11 @@ pub struct Summary {
     pub mpa: bool,
     /// How it ended.
     pub end: String,
-    /// What each end sent.
+    /// The traffic of each end.
     pub ends: [EndSummary; 2],
 }
 
-/// What one end sent.
+/// The traffic of one end.
 #[derive(Debug, Serialize)]
 pub struct EndSummary {
     /// Name in the events.

@@ -47,7 +47,7 @@ const MOST_HELD: usize = 32 << 20;
 /// Columns of an end's name.
 const LINE_FIELD: usize = 6;
 
-/// What is printed.
+/// The output format.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
     /// JSON, one object a line.

@@ -18,7 +18,7 @@ use xwarp_verbs::{Device, DeviceOptions};
 
 use arguments::{Arguments, Role};
 
-/// What can go wrong in this program.
+/// The errors of this program.
 type Failure = Box<dyn Error>;
 
 fn main() -> ExitCode {

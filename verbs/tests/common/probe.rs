@@ -12,7 +12,7 @@ use xwarp_tcp::{
 };
 use xwarp_verbs::{forward_interface, interface::Interface, sim::SimInterface};
 
-/// What a [`Probed`] interface does, seen from outside.
+/// The observable behaviour of a [`Probed`] interface.
 #[derive(Debug, Default)]
 pub struct Probe {
     frames: AtomicU64,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (MIT OR GPL-2.0-only)
 //
-// What the programs of a shared interface have in common: who owns a port, and the counters after `enum reason`.
+// The common part of a shared interface's programs: the owner of a port, and the counters after `enum reason`.
 
 #pragma once
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: (MIT OR GPL-2.0-only)
 //
-// The entry to the switch where another XDP program has the interface: a program of tc, which runs behind XDP and sees what
-// the other program lets pass. It sends frames to ports that a client owns out of the relay, a pair whose far end runs
-// xwarp_uplink; others go to the kernel. It shares the maps of the switch.
+// The entry to the switch when a foreign XDP program has the interface: a tc program, which runs behind XDP and sees
+// the frames that the other program passes. It sends frames to ports that a client owns out of the relay, a pair whose
+// far end runs xwarp_uplink; others go to the kernel. It shares the maps of the switch.
 //
 // The kernel has taken VLAN tags out of the frames that arrive here, so the frames of a VLAN are none of ours.
 

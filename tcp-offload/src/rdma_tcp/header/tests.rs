@@ -268,7 +268,7 @@ proptest! {
         }
     }
 
-    /// The two codecs agree on what is a header, whatever the bytes are.
+    /// The two codecs agree on whether any bytes are a header.
     #[test]
     fn prop_both_codecs_accept_the_same_bytes((header, payload) in header(), changes in prop::collection::vec((0usize..80, any::<u8>()), 0..4)) {
         let mut bytes = segment(&header, &vec![0x5a; payload]);

@@ -81,7 +81,7 @@ proptest! {
                     messages[*at].arrived == messages[*at].segments
                         && window.may_process(number(*at), Order(messages[*at].order))
                 });
-                // What the text allows: all messages up to number - N - 1 are processed.
+                // The text's condition: all messages up to number - N - 1 are processed.
                 for (at, message) in messages.iter().enumerate() {
                     let allowed = message.order == u16::MAX
                         || (0..at.saturating_sub(usize::from(message.order))).all(|before| processed.contains(&before));

@@ -35,7 +35,7 @@ fn segment(body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What was placed, by arrival, and delivered. A placed segment is known by its number.
+/// The placed segments by arrival, and the delivered ones. A placed segment is identified by its number.
 #[derive(Default)]
 struct Log {
     placed: Vec<Vec<u8>>,
