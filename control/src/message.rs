@@ -26,7 +26,7 @@ pub struct Tagged<T> {
     pub body: T,
 }
 
-/// Which interface a client wants.
+/// The interface that a client requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Choice {
     /// The one with this name.
@@ -139,7 +139,7 @@ pub struct Device {
     pub largest_mtu: u16,
     /// Whether it is up and has a carrier.
     pub up: bool,
-    /// Where frames from the wire are taken.
+    /// The hook at which frames from the wire are taken.
     pub hook: Hook,
     /// Frames may have several chunks.
     pub multi_buffer: bool,
@@ -164,7 +164,7 @@ pub struct Description {
     pub mtu: u32,
     /// Whether it is up and has a carrier.
     pub up: bool,
-    /// Where frames from the wire are taken.
+    /// The hook at which frames from the wire are taken.
     pub hook: Hook,
     /// XDP on the frames that clients send runs after the kernel has made a socket buffer: the interface does not take frames that
     /// native XDP redirects.

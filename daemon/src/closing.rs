@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-/// Most threads; at this number no connection is accepted.
+/// Largest number of threads; at this number no connection is accepted.
 const MOST_THREADS: usize = 512;
 /// Bytes of stack of a thread, which makes one system call.
 const STACK_BYTES: usize = 64 << 10;

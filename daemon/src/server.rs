@@ -35,7 +35,7 @@ const METRICS: u64 = 3;
 const FIRST_INTERFACE: u64 = 4;
 const FIRST_CLIENT: u64 = 256;
 
-/// Most interfaces.
+/// Largest number of interfaces.
 const MOST_INTERFACES: usize = 64;
 /// Requests of one client that are served before other clients get a turn.
 const MOST_REQUESTS: usize = 8;

@@ -10,7 +10,7 @@ use xwarp_tcp::wire::Mac;
 /// accepts programs without fragments up to this MTU; beyond it frames may need several chunks).
 pub const SINGLE_CHUNK_MTU: u16 = 3506;
 
-/// How frames cross between the kernel and our rings.
+/// The path of frames between the kernel and our rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// The NIC's DMA reads and writes the frames themselves.
@@ -107,8 +107,8 @@ pub struct DriverConfig {
     pub ring_size: u32,
     /// Replace another owner's XDP program instead of failing.
     pub replace_program: bool,
-    /// How long to retry when a queue is busy: the kernel frees one only some milliseconds after its
-    /// last owner closed it. [`Duration::MAX`] retries without end.
+    /// Time for which a busy queue is retried: the kernel frees a queue only some milliseconds after its last owner
+    /// closed it. [`Duration::MAX`] retries without end.
     pub busy_retry: Duration,
     /// Send buffer of each AF_XDP socket, in bytes; the kernel's default stops after about 90 frames. A helper uses its own
     /// setting.
@@ -152,7 +152,7 @@ impl DriverConfig {
 /// those of the helper's network namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attributes {
-    /// Whose it is.
+    /// The owner.
     pub origin: Origin,
     /// Its name.
     pub name: String,
@@ -172,7 +172,7 @@ pub struct Attributes {
     pub largest_mtu: u16,
     /// Whether the interface is up and has a carrier.
     pub up: bool,
-    /// How frames cross between kernel and rings.
+    /// The path of frames between kernel and rings.
     pub mode: Mode,
     /// Receive queues that have a socket: all active ones, or the owner's part of them
     /// ([`Interface::open_several`](crate::Interface::open_several)).

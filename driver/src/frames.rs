@@ -96,7 +96,7 @@ impl FrameTable {
         }
     }
 
-    /// Where the chunk is; `None` when there is no such chunk.
+    /// The place of the chunk; `None` if there is no such chunk.
     pub fn place(&self, chunk: u32) -> Option<Place> {
         self.places.get(chunk as usize).copied()
     }

@@ -43,7 +43,7 @@ pub struct Interface {
     pub(crate) next_queue: u16,
 }
 
-/// Where an interface comes from.
+/// The origin of an interface.
 #[derive(Debug)]
 enum From {
     Owned { lease: Lease, watch: Box<Watch> },

@@ -22,8 +22,8 @@ const BUSY_RETRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(1
 /// The first kernel with every feature that the program needs: `bpf_xdp_load_bytes` and multi-buffer XDP came together.
 pub const OLDEST_KERNEL: (u32, u32) = (5, 18);
 
-/// Most chunks of a frame in zero-copy mode. Network drivers differ in how many they support (netlink family netdev,
-/// attribute xdp-zc-max-segs); a frame of 9216 bytes, the usual largest, needs three.
+/// Largest number of chunks of a frame in zero-copy mode. Network drivers support different numbers (netlink family
+/// netdev, attribute xdp-zc-max-segs); a frame of 9216 bytes, the usual largest, needs three.
 const ZERO_COPY_CHUNKS: usize = 3;
 
 /// Bytes of an Ethernet header with two VLAN tags.

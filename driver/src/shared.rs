@@ -69,7 +69,7 @@ impl SharedInterface {
         Ok(Self { switch: Arc::new(switch), watch, hook, relay: None, multi_buffer, takes_redirected })
     }
 
-    /// Where frames from the wire are taken.
+    /// The hook at which frames from the wire are taken.
     pub fn hook(&self) -> Hook {
         self.hook
     }

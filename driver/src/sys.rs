@@ -203,7 +203,7 @@ impl Sizes {
         Entries { receive: self.receive_per_queue.next_power_of_two(), transmit: self.transmit_ring }
     }
 
-    /// Most chunks of a frame, of which rings and memory of each direction hold at least four.
+    /// Largest number of chunks of a frame; rings and memory of each direction have room for at least four such frames.
     pub(crate) fn frame_chunks(&self) -> usize {
         let least = self.receive_per_queue.min(self.transmit).min(self.transmit_ring) / 4;
         if self.multi_buffer { MOST_CHUNKS.min(least as usize).max(1) } else { 1 }

@@ -12,7 +12,7 @@ const LARGEST_CHUNK: usize = 2048;
 const TX_BYTES: usize = 96 * LARGEST_CHUNK;
 /// Size of the memory for received frames, in bytes.
 const RX_BYTES: usize = 256 * LARGEST_CHUNK;
-/// Most bytes of the chunks that wait for a flush.
+/// Largest number of bytes in chunks that wait for a flush.
 const RING_BYTES: usize = 32 * LARGEST_CHUNK;
 
 #[derive(Debug)]

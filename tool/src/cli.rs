@@ -203,7 +203,7 @@ pub struct RunArguments {
     pub program: Vec<OsString>,
 }
 
-/// Which devices are meant.
+/// The selected devices.
 #[derive(Debug, Args)]
 pub struct ChoiceArguments {
     /// Only devices of this process.

@@ -20,7 +20,7 @@ const MOST_ANSWER_BYTES: u64 = 64 << 20;
 /// Longest wait for frames before the end of a capture is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Which devices are meant.
+/// The selected devices.
 #[derive(Debug, Clone, Default)]
 pub struct Choice {
     /// Of this process.

@@ -18,7 +18,7 @@ pub use xwarp_tcp::{
     wire::{Flow, Mac, Path, VlanTags},
 };
 
-/// How frames cross between the network and us.
+/// The path of frames between the network and us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TransferMode {
@@ -60,7 +60,7 @@ pub struct InterfaceAttributes {
     pub up: bool,
     /// Its addresses, shared with the kernel.
     pub addresses: Vec<IpAddr>,
-    /// How frames cross between the network and us.
+    /// The path of frames between the network and us.
     pub mode: TransferMode,
     /// Receive queues that have a socket.
     pub queues: u16,

@@ -26,7 +26,7 @@ use xwarp_verbs::{
     sim::{self, SimInterface, WireConfig},
 };
 
-/// Where an interface panics.
+/// The call in which an interface panics.
 #[derive(Debug, Default)]
 struct Mines {
     receive: AtomicBool,

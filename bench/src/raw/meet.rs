@@ -1,5 +1,5 @@
-//! How the two ends of the raw reference meet: an order begins each row, a receipt ends it, and one order ends
-//! the server. Each is repeated until it is answered.
+//! The protocol between the two ends of the raw reference: an order begins each row, a receipt ends it, and one order
+//! ends the server. Each is repeated until it is answered.
 
 use std::net::{IpAddr, SocketAddr};
 

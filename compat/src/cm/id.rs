@@ -26,7 +26,7 @@ use crate::{
     wait::{Unacknowledged, lock},
 };
 
-/// Where an identifier stands.
+/// The state of an identifier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     Idle,

@@ -38,7 +38,7 @@ usage: instructions [--record]              --record replaces the recorded figur
        instructions --framings              compares the framings
        instructions --count NAME FRAMING    runs the traffic of one scenario, under the profiler";
 
-/// Where the figures are recorded.
+/// The page with the recorded figures.
 const RECORD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/measurements/instructions.md");
 
 /// The function whose instructions count: the traffic.

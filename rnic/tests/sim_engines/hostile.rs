@@ -22,16 +22,16 @@ use xwarp_tcp::{
 
 const PORT: u16 = 7;
 
-/// How long the honest host may wait for an answer.
+/// Longest time that the honest host may wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a queue pair may take from the first sign of the connection's end until its last event.
+/// Longest time from the first sign of a connection's end to its last event.
 const LINGER: Duration = Duration::from_mins(10);
 
 /// Turns at one time: more mean that a timer or a queue spins.
 const MOST_TURNS: u32 = 500;
 
-/// Most connections of the victim at once.
+/// Largest number of simultaneous connections of the victim.
 const GUESTS: usize = 64;
 
 /// Receives of each connection, and bytes of each.

@@ -68,7 +68,7 @@ impl Arrived {
         Some(20 + self.number(18)?)
     }
 
-    /// How many bytes have arrived without a gap.
+    /// Number of bytes that have arrived without a gap.
     fn contiguous(&self) -> usize {
         self.bytes.iter().position(Option::is_none).unwrap_or(self.bytes.len())
     }

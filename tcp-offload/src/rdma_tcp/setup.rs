@@ -26,7 +26,7 @@ pub const MAX_PRIVATE_DATA: usize = 512;
 pub struct RdmaTcpConfig {
     /// Time limit for the arrival of the peer's first message.
     pub startup_timeout: Duration,
-    /// How long a segment may wait for a receive before the stream is terminated; zero terminates it at once.
+    /// Longest time that a segment waits for a receive before the stream is terminated; zero terminates it at once.
     pub withhold_timeout: Duration,
     /// Largest number of bytes held for segments that cannot be placed or delivered yet.
     pub hold_bytes: usize,

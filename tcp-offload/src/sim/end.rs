@@ -51,7 +51,7 @@ pub struct Counting {
     pub sent_ends: Vec<StreamOffset>,
     /// Stream offset up to which the peer has acknowledged.
     pub acked: StreamOffset,
-    /// How often each ULPDU was placed; `early` counts those placed beyond a gap.
+    /// Number of placements of each ULPDU; `early` counts those placed beyond a gap.
     pub placed: BTreeMap<u32, usize>,
     /// See `placed`.
     pub early: usize,
@@ -61,7 +61,7 @@ pub struct Counting {
     pub finish: bool,
     /// The peer has closed.
     pub peer_closed: bool,
-    /// How the first connection ended.
+    /// The close reason of the first connection.
     pub closed: Option<CloseReason>,
     /// Reset the connection with the next turn.
     abort: bool,

@@ -64,7 +64,7 @@ pub struct PathMtu {
 /// Sequence number of an injected reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Aim {
-    /// That of the next segment. Unless a segment is missing, this looks like the peer's own reset.
+    /// The number of the next segment. Unless a segment is missing, this looks like the peer's own reset.
     Next,
     /// A little beyond all sent data: within the window, but not the next number (RFC 5961 section 3.2).
     Near,
@@ -111,7 +111,7 @@ pub struct Faults {
     pub resets: Option<Resets>,
     /// Propagation delay.
     pub delay: Duration,
-    /// Most additional random delay (order is kept).
+    /// Largest additional random delay (order is kept).
     pub jitter: Duration,
     /// Line rate in bytes per second; `None` is infinitely fast.
     pub rate_bytes: Option<u64>,

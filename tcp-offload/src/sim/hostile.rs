@@ -28,7 +28,7 @@ pub struct HostileConfig {
     pub seed: u64,
     /// The path to the victim's port; local ports are chosen from its local port on.
     pub path: Path,
-    /// Most connections at once.
+    /// Largest number of simultaneous connections.
     pub connections: usize,
     /// Number of actions after which the host falls silent.
     pub actions: u32,

@@ -15,7 +15,7 @@ pub trait Node {
     fn next_deadline(&self) -> Option<Instant>;
 }
 
-/// How a run ended.
+/// The outcome of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// `done` returned true at this time.

@@ -11,7 +11,7 @@ const SACK_PERMITTED: u8 = 4;
 const SACK: u8 = 5;
 pub(super) const TIMESTAMPS: u8 = 8;
 
-/// Most bytes of options in a header (RFC 9293 section 3.1: data offset 15).
+/// Largest length of the options in a header, in bytes (RFC 9293 section 3.1: data offset 15).
 pub const MOST_OPTION_BYTES: usize = 40;
 
 /// Bytes of the timestamps option with its padding.

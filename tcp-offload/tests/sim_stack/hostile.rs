@@ -36,16 +36,16 @@ const LINGER: Duration = Duration::from_mins(10);
 /// Bytes of a question and of its answer.
 const QUESTION: usize = 1000;
 
-/// Least time between two actions of the victim on connections of the hostile host.
+/// Shortest time between two actions of the victim on connections of the hostile host.
 const MISDEED_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Answers queued at once for some new connections of the hostile host.
 const DOWNLOAD: u64 = 300;
 
-/// Most answers that the victim's application queues for a connection of the hostile host at once.
+/// Largest number of answers that the victim's application queues for a connection of the hostile host at once.
 const MUCH: u64 = 1000;
 
-/// Most turns at the same virtual time: more mean that a timer or a queue spins.
+/// Largest number of turns at the same virtual time: more mean that a timer or a queue spins.
 const MOST_TURNS: u32 = 500;
 
 fn host_ip(number: u8) -> [u8; 4] {

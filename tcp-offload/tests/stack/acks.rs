@@ -1,4 +1,4 @@
-//! How many ACKs a stream gets, and how long the last one takes (decision 2 in `docs/decisions`).
+//! The number of ACKs of a stream, and the delay of the last one (decision 2 in `docs/decisions`).
 
 use std::time::Duration;
 

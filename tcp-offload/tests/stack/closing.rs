@@ -1,4 +1,4 @@
-//! How connections end: by removal of their address, and through TIME-WAIT.
+//! The end of connections: by removal of their address, and through TIME-WAIT.
 
 use std::time::Duration;
 

@@ -11,12 +11,12 @@ const CONNECTIONS: usize = 10_000;
 /// Connections that fill the tables, which grow by doubling.
 const FULL_TABLES: usize = 1024;
 
-/// Most heap bytes of an idle connection at one end when the tables are full: its slot, its share of the tables, and the
-/// bookkeeping of this test. 2873 when the limit was set.
+/// Largest heap use of an idle connection at one end when the tables are full, in bytes: its slot, its share of the
+/// tables, and the bookkeeping of this test. 2873 when the limit was set.
 const MOST_BYTES_FULL: i64 = 3072;
 
-/// Most heap bytes of a connection at one end. This includes its MPA session, its entries in all tables, which grow by
-/// doubling, and the bookkeeping of the simulator and this test.
+/// Largest heap use of a connection at one end, in bytes. This includes its MPA session, its entries in all tables,
+/// which grow by doubling, and the bookkeeping of the simulator and this test.
 const MOST_BYTES: i64 = 5120;
 
 /// Minutes for which the connections are idle.

@@ -28,7 +28,7 @@ pub enum Status {
 pub struct Finding {
     /// The checked item, in one word.
     pub check: &'static str,
-    /// How good it is.
+    /// The severity.
     pub status: Status,
     /// The finding, as text.
     pub found: String,
