@@ -108,13 +108,13 @@ impl Run<'_> {
                 .to_owned(),
             "The host of a virtual machine can move the CPUs at any time, which changes the cost of communication \
              between them several times over. Rows are therefore separate by the distance of the two cores, measured \
-             before and after each measurement: N near (a cache line goes there and back in less than 220 ns), F \
+             before and after each measurement: N near (the round trip of a cache line takes less than 220 ns), F \
              far, ~ changed in between, ? one CPU or unknown."
                 .to_owned(),
             "raw AF_XDP is `xwarp-perf raw_bw` and `raw_lat`: payloads are copied from and to the application's \
              memory, every fourth frame is acknowledged by a frame, and a window limits the frames in flight. It has \
              no retransmission, congestion control, checksum, CRC or framing. It uses xwarp's driver, so the cost of \
-             the driver's rings is in both. xwarp has CRC and, where the peer asks, markers on. TCP is kernel TCP \
+             the driver's rings is in both. xwarp has CRC on, and markers if the peer requests them. TCP is kernel TCP \
              with all offloads; with offloads off, it has no segmentation or receive offload."
                 .to_owned(),
             if self.libfabric {
@@ -272,8 +272,8 @@ fn heading(group: Group) -> (String, String) {
         Group::Polling => ("Half round trip, polling".to_owned(), "Both ends spin.".to_owned()),
         Group::Sleeping => (
             "Half round trip, sleeping".to_owned(),
-            "Both ends sleep until a message arrives. An RDMA Write does not wake the receiver, so Write with Immediate stands for \
-             it."
+            "Both ends sleep until a message arrives. An RDMA Write does not wake the receiver, so Write with Immediate takes \
+             its place."
                 .to_owned(),
         ),
         Group::Rate => (
@@ -306,8 +306,8 @@ fn heading(group: Group) -> (String, String) {
         ),
         Group::Memory => (
             "Memory of a connection".to_owned(),
-            "Growth of the client's resident memory while it made all connections, for each of them: with queues of \
-             depth 1, and before the first message. The test's buffers and completion queues are there before (an entry takes 64 bytes)."
+            "Growth of the client's resident memory during the set-up of all connections, per connection: with queues of \
+             depth 1, and before the first message. The test's buffers and completion queues exist before (an entry takes 64 bytes)."
                 .to_owned(),
         ),
         Group::LatencySizes => ("Half round trip by message size".to_owned(), "Both ends spin.".to_owned()),
