@@ -5,7 +5,7 @@
 
 /// A chunk's place in its chain.
 #[derive(Debug, Clone, Copy, Default)]
-struct Link {
+struct ChainEntry {
     /// The next chunk; meaningless in the last one.
     next: u32,
     /// Length of the chain that begins here, in chunks; 0 when none does.
@@ -14,12 +14,12 @@ struct Link {
 
 /// The chains of all frames, received ones and those to send.
 #[derive(Debug)]
-pub struct Chains(Box<[Link]>);
+pub struct Chains(Box<[ChainEntry]>);
 
 impl Chains {
     /// No chains yet, of `total` chunks.
     pub fn new(total: u32) -> Self {
-        Self(vec![Link::default(); total as usize].into())
+        Self(vec![ChainEntry::default(); total as usize].into())
     }
 
     /// Makes `chunk` a chain of its own.

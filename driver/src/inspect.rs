@@ -10,7 +10,7 @@ use crate::{
     config::DriverConfig,
     error::OpenError,
     grant,
-    netlink::{Netlink, link::Link},
+    netlink::{Netlink, link::KernelLink},
     open, sys,
 };
 
@@ -25,9 +25,9 @@ pub const MULTI_BUFFER_KERNEL: (u32, u32) = (6, 6);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inspection {
     /// The interface.
-    pub link: Link,
+    pub link: KernelLink,
     /// The interface that carries its frames: the one below a VLAN interface, else itself.
-    pub carrier: Link,
+    pub carrier: KernelLink,
     /// Its addresses.
     pub addresses: Vec<IpAddr>,
     /// The XDP program on the carrier.

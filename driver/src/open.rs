@@ -12,7 +12,7 @@ use crate::config::{Attributes, DriverConfig, Mode, ModePreference, Origin, SING
 use crate::deadline::Deadline;
 use crate::error::OpenError;
 use crate::netlink::Netlink;
-use crate::netlink::link::Link;
+use crate::netlink::link::KernelLink;
 use crate::state::path_mtu;
 use crate::sys::{self, CHUNK_CAPACITY, QueueCounts, Rings, Sizes};
 
@@ -32,9 +32,9 @@ const MOST_ETHERNET_BYTES: usize = 22;
 /// An interface that was found and checked.
 #[derive(Clone)]
 pub(crate) struct Found {
-    pub link: Link,
+    pub link: KernelLink,
     /// The interface that carries the frames: the one below a VLAN interface.
-    pub carrier: Link,
+    pub carrier: KernelLink,
     /// VLAN ids of our frames, outermost first.
     pub vlans: Vec<u16>,
 }
@@ -103,9 +103,9 @@ pub(crate) fn find(netlink: &mut Netlink, name: &str, config: &DriverConfig) -> 
 /// The interface that has an address.
 fn with_address<'a>(
     netlink: &mut Netlink,
-    links: &'a [Link],
+    links: &'a [KernelLink],
     address: IpAddr,
-) -> Result<Option<&'a Link>, OpenError> {
+) -> Result<Option<&'a KernelLink>, OpenError> {
     for link in links {
         let addresses = netlink.addresses(link.index);
         let addresses =
@@ -284,7 +284,7 @@ pub(crate) fn in_use(name: String, there: Attached) -> OpenError {
 /// Binds the next queue; retries while it is busy, at most for [`DriverConfig::busy_retry`].
 fn bind(
     rings: &mut Rings,
-    carrier: &Link,
+    carrier: &KernelLink,
     sizes: Sizes,
     flags: SocketAddrXdpFlags,
     config: &DriverConfig,

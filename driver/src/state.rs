@@ -10,7 +10,7 @@ use xwarp_tcp::wire::VlanTags;
 
 use crate::config::Attributes;
 use crate::netlink::Netlink;
-use crate::netlink::link::Link;
+use crate::netlink::link::KernelLink;
 use crate::netlink::monitor::{Change, Event, Monitor};
 use crate::resolver::Facts;
 
@@ -127,7 +127,7 @@ impl Watch {
         link.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV))
     }
 
-    fn follow_link(&mut self, link: &Link, notify: &mut impl FnMut(Event)) {
+    fn follow_link(&mut self, link: &KernelLink, notify: &mut impl FnMut(Event)) {
         let attributes = &mut self.state.attributes;
         let path_mtu = path_mtu(link.mtu, attributes.largest_mtu, &attributes.vlans);
         let changes = [

@@ -12,7 +12,7 @@ use super::Netlink;
 
 /// One network interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Link {
+pub struct KernelLink {
     /// Its index in the kernel.
     pub index: u32,
     /// Its name.
@@ -39,13 +39,13 @@ pub struct Link {
 
 impl Netlink {
     /// All interfaces of this namespace.
-    pub fn links(&mut self) -> io::Result<Vec<Link>> {
+    pub fn links(&mut self) -> io::Result<Vec<KernelLink>> {
         let answers = self.dump(RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
         Ok(answers.iter().filter_map(link_of).collect())
     }
 
     /// The interface with this index.
-    pub fn link(&mut self, index: u32) -> io::Result<Link> {
+    pub fn link(&mut self, index: u32) -> io::Result<KernelLink> {
         let mut message = LinkMessage::default();
         message.header.index = index;
         let answer = self.one(RouteNetlinkMessage::GetLink(message))?;
@@ -53,16 +53,16 @@ impl Netlink {
     }
 }
 
-fn link_of(answer: &RouteNetlinkMessage) -> Option<Link> {
+fn link_of(answer: &RouteNetlinkMessage) -> Option<KernelLink> {
     match answer {
         RouteNetlinkMessage::NewLink(message) => Some(from_message(message)),
         _ => None,
     }
 }
 
-pub(super) fn from_message(message: &LinkMessage) -> Link {
+pub(super) fn from_message(message: &LinkMessage) -> KernelLink {
     let flags = message.header.flags;
-    let mut link = Link {
+    let mut link = KernelLink {
         index: message.header.index,
         name: String::new(),
         mac: Mac::default(),

@@ -11,7 +11,7 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr};
 use xwarp_tcp::wire::Mac;
 
-use super::link::{self, Link};
+use super::link::{self, KernelLink};
 use super::neighbour::{self, Neighbour};
 use super::{address_of, messages};
 
@@ -61,7 +61,7 @@ pub enum Event {
 /// The content of a message, before it is compared with the known state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Change {
-    Link(Link),
+    Link(KernelLink),
     Other(Event),
 }
 
