@@ -208,7 +208,7 @@ impl Namespace {
         let RelayOrder { near, namespace, switch, mtu, .. } = order;
         let far = format!("relay{}", self.relays.len());
         let far = self.netlink.create_veth_to(namespace.as_fd(), [&far, near], *mtu);
-        let far = far.context("making the pair of a relay (veth)")?;
+        let far = far.context("creating the pair of a relay (veth)")?;
         self.relays.push(switch.attach_behind_relay(far).context("attaching the switch to a relay")?);
         Ok(())
     }
@@ -220,7 +220,7 @@ fn make(namespace: &mut Namespace, order: Order) -> Result<(Pair, OwnedFd)> {
     let names = [format!("near{slot}"), format!("far{slot}")];
     let ends = netlink
         .create_veth([&names[0], &names[1]], mtu)
-        .context("making a pair of virtual interfaces (veth)")?;
+        .context("creating a pair of virtual interfaces (veth)")?;
     let mode = if generic { AttachMode::Generic } else { AttachMode::Native };
     let send_buffer = DriverConfig::default().send_buffer_bytes;
     let connected = shared::client_socket(memory, ends[1], sizes, multi_buffer, send_buffer)

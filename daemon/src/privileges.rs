@@ -31,6 +31,6 @@ pub(crate) fn drop_others() -> io::Result<()> {
 pub(crate) fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
-        tracing::warn!(%error, "the limit on descriptors stays");
+        tracing::warn!(%error, "the limit on descriptors is unchanged");
     }
 }

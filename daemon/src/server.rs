@@ -409,7 +409,7 @@ impl Server {
                     Ok((pair, socket)) => self.opened(client, pair, socket),
                     Err(error) => {
                         self.slots.free(slot);
-                        tracing::warn!("a device could not be made: {error:#}");
+                        tracing::warn!("a device could not be created: {error:#}");
                         let Some(there) = self.clients.get_mut(&client) else { continue };
                         let Device::Opening { request, .. } = there.device else { continue };
                         there.device = Device::None;
@@ -498,7 +498,7 @@ impl Server {
     /// Releases all resources of a client.
     fn gone(&mut self, id: u64, why: &str) {
         let Some(client) = self.clients.remove(&id) else { return };
-        tracing::info!(uid = client.uid, pid = client.pid, why, "a client is gone");
+        tracing::info!(uid = client.uid, pid = client.pid, why, "a client has disconnected");
         // A child of the process may keep the same socket open, so closing ours is not enough.
         for fd in [Some(&client.socket), client.process.as_ref()].into_iter().flatten() {
             let _ = epoll::delete(&self.epoll, fd);

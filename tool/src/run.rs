@@ -57,7 +57,7 @@ fn links(library: &Path) -> Result<PathBuf> {
         Ok(())
     };
     let hint = "run `xwarp run true` once as the owner of its directory";
-    make().with_context(|| format!("cannot make the links in {}: {hint}", directory.display()))?;
+    make().with_context(|| format!("cannot create the links in {}: {hint}", directory.display()))?;
     Ok(directory)
 }
 

@@ -181,7 +181,7 @@ impl<'a> Streams<'a> {
         };
         let credit = credit.to_le_bytes();
         let request = WorkRequest::write(0, Payload::Inline(&credit), end.remote).signaled();
-        end.qp.post_send(&request).context("telling credits")?;
+        end.qp.post_send(&request).context("sending credits")?;
         pace.telling += 1;
         Ok(true)
     }

@@ -190,7 +190,7 @@ impl<'a> Receiver<'a> {
             Ok(()) => self.counts[number as usize].told = taken,
             // Our own messages fill the send queue: the next poll retries.
             Err(PostError::QueueFull(_)) => {}
-            Err(error) => return Err(error).context("giving credit"),
+            Err(error) => return Err(error).context("sending credits"),
         }
         Ok(())
     }

@@ -109,7 +109,7 @@ impl End {
             let completion = self.cq.wait(LIMIT)?.context("no completion in time")?;
             completion.check()?;
             if completion.wr_id == 1 {
-                let number = number.context("a message that nobody expects")?;
+                let number = number.context("an unexpected message")?;
                 let bytes = self.memory.to_vec(0, completion.byte_len as usize)?;
                 ensure!(bytes.len() == size(number), "{} bytes of message {number}", bytes.len());
                 let right = bytes.iter().enumerate().all(|(at, byte)| *byte == pattern(from, number, at));

@@ -236,7 +236,7 @@ fn foreign_frames(peer: IpAddr) -> Result<()> {
         build([2, 0, 0, 0, 0, 9], next, ours.octets(), port.port())?,
         build(station, [0xff; 6], ours.octets(), port.port())?,
         udp,
-        own.get(..30).context("a frame is longer")?.to_vec(),
+        own.get(..30).context("the frame has fewer than 30 bytes")?.to_vec(),
         own,
     ];
     for frame in &frames {

@@ -66,7 +66,7 @@ fn netns_shared_a_user_outside_the_group_gets_in_nowhere() {
     assert!(shared.helper.wait(LIMIT).unwrap().success());
     let log = shared.helper.output();
     assert_eq!(
-        (log.matches("opened a device").count(), log.matches("a client is gone").count()),
+        (log.matches("opened a device").count(), log.matches("a client has disconnected").count()),
         (2, 2),
         "{log}"
     );

@@ -180,7 +180,7 @@ impl Service {
                         io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted
                     ) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "the device cannot be observed any more");
+                    tracing::warn!(%error, "the device can no longer be observed");
                     break;
                 }
             }

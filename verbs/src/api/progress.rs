@@ -33,7 +33,7 @@ pub(crate) fn spawn(shared: &Arc<DeviceCore>, interface: &str, set: WaitSet) -> 
     let shared = Arc::clone(shared);
     system::spawn(format!("xwarp-{interface}"), move || {
         if let Err(error) = run(&shared, &set) {
-            tracing::error!(%error, "the progress thread ends: the device stands still unless it is polled");
+            tracing::error!(%error, "the progress thread ends: the device makes no progress unless it is polled");
         }
     })
 }
