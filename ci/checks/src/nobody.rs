@@ -59,7 +59,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
     }
 }
 
-/// A connection to the helper that sends whatever it likes.
+/// A connection to the helper that sends arbitrary messages.
 pub(crate) struct Raw(OwnedFd);
 
 impl Raw {
@@ -152,7 +152,7 @@ fn wrong_messages() -> Result<()> {
     ] {
         raw.refused(open(sizes), Some(right.as_fd()), Reason::Limit)?;
     }
-    // Memory that is shorter than announced, that may shrink later, that cannot be written, or that is none.
+    // Memory that is shorter than announced, may shrink later, cannot be written, or is not memory.
     let short = memory(bytes_of(SMALL) / 2, true)?;
     let unsealed = memory(bytes_of(SMALL), false)?;
     let constant = memory(bytes_of(SMALL), false)?;
@@ -171,7 +171,7 @@ fn wrong_messages() -> Result<()> {
         raw.refused(Request::Reserve { address, port: 0 }, None, Reason::NotOurAddress)?;
     }
     raw.refused(Request::Resolve { destination: [224, 0, 0, 1].into(), source: None }, None, Reason::Route)?;
-    // Ports of others are not given back, and descriptors that no request has are closed.
+    // Ports of others are not released, and descriptors without a request are closed.
     for port in 0..100 {
         raw.send(Request::Release { address: None, port }, Some(right.as_fd()))?;
     }
@@ -375,7 +375,7 @@ fn hurry() -> Result<()> {
     bail!("no connection was refused")
 }
 
-/// Opens devices and leaves before they are there, until that is refused.
+/// Opens devices and disconnects before they exist, until this is refused.
 fn churn() -> Result<()> {
     let begin = Instant::now();
     let memory = memory(bytes_of(SMALL), true)?;

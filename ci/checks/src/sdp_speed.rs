@@ -223,7 +223,7 @@ impl Bench {
     }
 
     fn measure(&mut self, subject: Subject) -> Result<Vec<(Figure, f64)>> {
-        // The kernel's connections rest on their ports.
+        // The kernel's connections stay in TIME-WAIT on their ports.
         self.port += 1;
         let port = self.port;
         let lab = self.lab(subject)?;

@@ -103,7 +103,7 @@ pub fn connect_by(server: &mut Running, client: &str, start: impl Fn() -> Result
         }
         let is_early = REFUSALS.iter().any(|words| said.contains(words)) && begin.elapsed() < LISTENS_WITHIN;
         if !is_early {
-            // Without success of its client the server does not end.
+            // The server does not end unless its client succeeds.
             let _ = server.wait(Duration::from_millis(100));
             bail!("{client}: {status}:\n{said}\nthe server said: {}", server.output());
         }

@@ -47,7 +47,7 @@ fn netns_compat_perftest_takes_its_options() {
         ("ib_send_bw", "-R -n 200 -s 4096 -q 4"),
         ("ib_send_bw", "-R -n 200 -s 4096 -b"),
         ("ib_send_lat", "-R -n 200 -s 64 -e"),
-        // With more than one queue pair perftest's credits go astray (docs/compat.md).
+        // With more than one queue pair perftest miscounts its credits (docs/compat.md).
         ("ib_send_bw", "-R -n 200 -s 4096 --use-srq"),
         ("ib_send_lat", "-R -n 200 -s 64 -I 64"),
         ("ib_write_bw", "-R -n 200 -s 4096 -t 8"),
@@ -62,7 +62,7 @@ fn netns_compat_perftest_takes_its_options() {
 #[test]
 fn netns_compat_perftest_connects_by_queue_pair_number() {
     let lab = lab();
-    // Not ib_send_bw, which forgets a region and fails at its end (docs/compat.md).
+    // Not ib_send_bw, which leaves a region registered and fails at its end (docs/compat.md).
     for program in ["ib_send_lat", "ib_write_lat", "ib_write_bw", "ib_read_bw", "ib_atomic_bw"] {
         measure(&lab, program, "-n 200 -x 0");
     }

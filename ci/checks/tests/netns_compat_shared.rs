@@ -20,7 +20,7 @@ const PAIRS: [[&str; 2]; 3] = [
 fn lab() -> (Lab, SharedInterface) {
     let lab = Lab::up(LabOptions::default()).unwrap();
     let shared = SharedInterface::start(&lab, HELPER, &[]).unwrap();
-    // Makes the links that users without privileges cannot make.
+    // Creates the links that unprivileged users cannot create.
     run(&lab, Side::B, "true").unwrap();
     (lab, shared)
 }

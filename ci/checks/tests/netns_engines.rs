@@ -175,14 +175,14 @@ fn netns_engines_of_one_interface_carry_connections_in_parallel() {
     });
 }
 
-/// Waits until a connection has ended on which a receive waits.
+/// Waits until a connection with a waiting receive has ended.
 fn ended(end: &End) {
     let mut completions = std::iter::from_fn(|| end.cq.spin(LIMIT));
     let receive = completions.find(|completion| completion.wr_id == RECEIVE).expect("in time");
     assert_eq!(receive.status, WcStatus::Flushed);
 }
 
-/// Writes to a region that is not registered any more, and waits until the connection has ended.
+/// Writes to a region that is no longer registered, and waits until the connection has ended.
 fn write_in_vain(end: &End, sink: Remote) {
     end.qp.post_recv(&RecvRequest::new(RECEIVE, &[])).unwrap();
     let source = [end.region.sge(0, BYTES)];
@@ -190,8 +190,8 @@ fn write_in_vain(end: &End, sink: Remote) {
     ended(end);
 }
 
-/// The clients of both engines write to one region, which was registered once, and one queue has the completions of both. When
-/// the region is deregistered, neither writes to its memory any more.
+/// The clients of both engines write to one region, which was registered once, and one queue has the completions of
+/// both. After the region is deregistered, neither writes to its memory.
 #[test]
 fn netns_engines_share_a_region_and_a_completion_queue() {
     let lab = lab(2);
@@ -366,7 +366,8 @@ fn forged([from, to]: [SocketAddr; 2], macs: [[u8; 6]; 2]) -> Vec<u8> {
     frame
 }
 
-/// Sends forged frames of the connections of the peer's second engine until it is `done`, while the first two connections go on.
+/// Sends forged frames of the connections of the peer's second engine until it is `done`, while the first two
+/// connections continue.
 fn flood(address: SocketAddr, macs: [[u8; 6]; 2], ends: &[(End, usize)], done: &AtomicBool) {
     let victims = ends.iter().filter(|(_, engine)| *engine == 1);
     let forged = |(end, _): &(End, usize)| forged([address, end.connection.peer_address().unwrap()], macs);
@@ -393,8 +394,9 @@ impl Drop for Raise<'_> {
     }
 }
 
-/// Forged frames of the second engine's connections flood both queues, while that engine does not run and then while it does: the
-/// frames for which its inbox has no room are dropped and counted, and the connections of both engines go on.
+/// Forged frames of the second engine's connections flood both queues, while that engine does not run and then while it
+/// does: the frames for which its inbox has no room are dropped and counted, and the connections of both engines
+/// continue.
 #[test]
 fn netns_a_flood_of_handed_over_frames_is_bounded() {
     let lab = lab(2);

@@ -85,7 +85,7 @@ fn installed(lab: &Lab, package: &str) -> PathBuf {
     root
 }
 
-/// The unit of the helper starts a program that is there, with options from a file that is there; returns both paths.
+/// The unit of the helper starts an existing program, with options from an existing file; returns both paths.
 fn unit_is_complete(root: &Path) -> [PathBuf; 2] {
     let unit = fs::read_to_string(root.join("usr/lib/systemd/system/xwarpd.service")).unwrap();
     let started = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/")).unwrap();
@@ -223,7 +223,8 @@ fn netns_package_containers_without_privileges_talk_over_a_bridge() {
     assert!(said.contains("all messages arrived as they were sent"), "{said}");
 }
 
-/// A container has a root of its own, in which nothing but xwarpd's socket is of the host; server and client are in two of them.
+/// A container has a root of its own, which contains only xwarpd's socket of the host; server and client are in two of
+/// them.
 #[test]
 fn netns_package_containers_of_one_host_talk_with_nothing_but_the_socket() {
     let lab = Lab::up(LabOptions::default()).unwrap();

@@ -1,4 +1,4 @@
-//! Death of clients and of the helper: nothing is left behind, and the others notice or do not care.
+//! Death of clients and of the helper: all resources are released, and other processes detect it or are not affected.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
@@ -19,7 +19,7 @@ const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
 const NOBODYS: &str = env!("CARGO_BIN_EXE_xwarp-nobody");
 const PERF: &str = env!("CARGO_BIN_EXE_xwarp-peer");
 const LIMIT: Duration = Duration::from_secs(60);
-/// Time limit for the death of a process to be noticed.
+/// Time limit for the detection of a process's death.
 const NOTICED: Duration = Duration::from_secs(5);
 
 fn lab() -> Lab {
@@ -45,7 +45,7 @@ fn settles(shared: &SharedInterface, before: &(BTreeMap<String, usize>, usize, u
     leaks::settle(|| census(shared.helper.id()), before, 2 * NOTICED).unwrap();
 }
 
-/// A server and a client that talk without end.
+/// A server and a client that exchange messages endlessly.
 fn talking(lab: &Lab, shared: &SharedInterface, port: u16, connections: &str) -> (Running, Running) {
     let address = format!("{}:{port}", lab.address(Side::A, Family::V4));
     let server = shared.serve(NOBODYS, &address, connections).unwrap();
@@ -70,7 +70,7 @@ fn netns_shared_a_killed_client_leaves_nothing_and_others_go_on() {
     next.finish(LIMIT).unwrap();
     server.finish(LIMIT).unwrap();
     settles(&shared, &before);
-    // A server dies; its client notices, and the port is free for the next server.
+    // A server dies; its client detects it, and the port is free for the next server.
     for _ in 0..2 {
         let (server, mut client) = talking(&lab, &shared, 7000, "1");
         server.signal(Signal::KILL).unwrap();

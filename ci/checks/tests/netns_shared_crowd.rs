@@ -1,4 +1,4 @@
-//! Many processes on one interface, which come and go; and processes that fork.
+//! Many processes on one interface, which start and end; and processes that fork.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{

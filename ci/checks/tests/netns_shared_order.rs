@@ -1,4 +1,4 @@
-//! In which order a device is looked for: an explicit wish, the helper, the interface itself.
+//! The order in which a device is searched: an explicit setting, the helper, the interface itself.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{path::PathBuf, time::Duration};
@@ -14,7 +14,7 @@ const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
 const PERF: &str = env!("CARGO_BIN_EXE_xwarp-peer");
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Opens an interface, by name or address, as root where it is; returns its origin.
+/// Opens an interface, by name or address, as root in its namespace; returns its origin.
 fn open(lab: &Lab, name: &str, origin: OriginPreference, helper: PathBuf) -> Result<Origin, OpenError> {
     let config = DriverConfig { origin, helper: Some(helper), ..DriverConfig::default() };
     lab.within(Side::A, || Ok(Interface::open(name, &config)?.attributes().origin)).unwrap()

@@ -1,4 +1,4 @@
-//! Ways of frames of processes without privileges: to the process itself, through routers, and in VLANs.
+//! Paths of unprivileged processes' frames: to the process itself, through routers, and in VLANs.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
@@ -100,8 +100,8 @@ fn netns_shared_the_next_hop_is_a_router() {
     }
 }
 
-/// While two processes exchange messages, the router changes its Ethernet address, and then the route of one of them names another
-/// router: the old one under another address, as which alone it accepts frames from then on.
+/// While two processes exchange messages, the router changes its Ethernet address. Then the route of one of them names
+/// another router: the old one with another address, under which alone it accepts frames from then on.
 #[test]
 fn netns_shared_open_connections_follow_the_next_hop() {
     let [to_a, _] = HOP_INTERFACES;

@@ -109,8 +109,8 @@ fn netns_shared_the_helper_counts_frames_and_devices_for_users_and_monitors() {
     drop(server);
 }
 
-/// A monitor that says nothing, one that says too much, and one that reads nothing hold up neither clients nor, for long, other
-/// monitors.
+/// A monitor that sends nothing, one that sends too much, and one that reads nothing delay neither clients nor, for
+/// long, other monitors.
 #[test]
 fn netns_shared_a_silent_monitor_stops_nobody() {
     let lab = Lab::up(LabOptions::default()).unwrap();
@@ -127,7 +127,7 @@ fn netns_shared_a_silent_monitor_stops_nobody() {
     assert!(other.starts_with("HTTP/1.1 405"), "{other}");
     let long = lab.within(Side::A, || {
         let mut stream = TcpStream::connect(MONITORS).unwrap();
-        // The helper hangs up in the middle.
+        // The helper disconnects in the middle.
         (0..100).try_for_each(|_| stream.write_all(&[b'x'; 1024])).is_err()
             || stream.read(&mut [0; 1]).map_or(true, |len| len == 0)
     });
@@ -135,7 +135,7 @@ fn netns_shared_a_silent_monitor_stops_nobody() {
     assert!(samples(&lab).len() > 10);
 }
 
-/// A user without rights needs none when the helper shares the interface, though it is in another network namespace.
+/// An unprivileged user needs no privileges if the helper shares the interface, even from another network namespace.
 #[test]
 fn netns_shared_the_doctor_asks_the_helper() {
     let lab = Lab::up(LabOptions::default()).unwrap();
@@ -149,7 +149,7 @@ fn netns_shared_the_doctor_asks_the_helper() {
     assert!(good, "{report}");
     assert_eq!(finding(&report, "helper"), ("ok".to_owned(), format!("xwarpd shares {INTERFACE}")));
     assert_eq!(finding(&report, "open").0, "ok");
-    // A veth does not send redirected frames for sure.
+    // A veth does not always send redirected frames.
     assert_eq!(finding(&report, "mode").0, "note");
     assert!(finding(&report, "mode").1.contains("native XDP, generic from clients"), "{report}");
     // The only device of this user is taken.

@@ -83,7 +83,7 @@ fn connect(stage: &Stage, (port, family, server, client): Case) {
     assert_eq!(theirs.status, Some(0), "{server}:\n{}", theirs.text());
 }
 
-/// The client is in the machine. Programs do not say when they listen: a client that is refused is started again.
+/// The client is in the machine. Programs do not report when they listen, so a refused client is restarted.
 fn serve(stage: &Stage, (_, family, server, client): Case) {
     let [server, client] = [server, client].map(|line| at(stage.near.address(family), line));
     let running = ours(stage, &server);
@@ -113,7 +113,7 @@ fn exchange(cases: &[Case]) {
         }
     });
     let record = record.unwrap();
-    // siw rejects the first attempt of our initiator, which asks for markers.
+    // siw rejects the first attempt of our initiator, which requests markers.
     let made: Vec<_> = record.connections.iter().filter(|connection| !connection.rejected).collect();
     assert!(made.len() >= 2 * cases.len(), "{}", made.len());
     assert!(made.iter().all(|connection| connection.crc && connection.terminates == 0));

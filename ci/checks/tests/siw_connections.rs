@@ -1,5 +1,5 @@
-//! Begin and end of connections with Linux Soft-iWARP: private data, rejections, MPA revision 1, and the
-//! shortest programs of rdmacm-utils against one of our examples.
+//! Start and end of connections with Linux Soft-iWARP: private data, rejections, MPA revision 1, and the shortest
+//! programs of rdmacm-utils against one of our examples.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use xwarp_checks::{

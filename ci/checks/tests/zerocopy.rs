@@ -105,8 +105,8 @@ fn zerocopy_is_the_first_choice_and_kicks_are_fewer_than_frames() {
     assert!(0 < kicks && 2 * kicks < frames, "{kicks} kicks for {frames} frames:\n{inside}");
 }
 
-/// `virtio_net` has no zero-copy mode for frames of several chunks, nor for single chunks where the MTU is longer than one:
-/// a device that does not insist gets long frames by copies, and says so.
+/// `virtio_net` has no zero-copy mode for frames of several chunks, nor for single chunks where the MTU is longer than
+/// one: a device with the default mode gets long frames in copy mode, and reports it.
 #[test]
 #[ignore = "slow: run by ./ci/test --slow"]
 fn zerocopy_gives_way_to_frames_of_several_chunks() {
