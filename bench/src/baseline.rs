@@ -136,7 +136,7 @@ fn serve(args: &TcpArgs) -> Result<()> {
         }
         let Some(order) = Order::parse(order) else { bail!("the client is not xwarp-perf") };
         match order.task {
-            Task::Bulk => bulk::take(stream, order.bytes)?,
+            Task::Bulk => bulk::receive(stream, order.bytes)?,
             Task::Echo => pingpong::answer(stream, order.bytes, order.polling)?,
             Task::End => return Ok(()),
         }

@@ -99,7 +99,7 @@ fn serve(interface: Interface, args: &RawArgs) -> Result<()> {
     let (mut server, mut order) = listening.accept()?;
     loop {
         let receipt = match order.task {
-            Task::Bulk => bulk::take(server.end(), order.bytes)?,
+            Task::Bulk => bulk::receive(server.end(), order.bytes)?,
             Task::Echo => pingpong::answer(server.end(), order.bytes)?,
             Task::End => return Ok(()),
         };

@@ -90,7 +90,7 @@ struct Bucket {
 
 impl Rates {
     /// Takes one request of `uid` out of its bucket.
-    pub(crate) fn take(&mut self, uid: u32, per_second: u32, now: Instant) -> Result<(), Refusal> {
+    pub(crate) fn spend(&mut self, uid: u32, per_second: u32, now: Instant) -> Result<(), Refusal> {
         let most = f64::from(per_second);
         let bucket = self.0.entry(uid).or_insert(Bucket { left: most, at: now });
         *bucket = Bucket { left: bucket.filled(most, now), at: now };
@@ -129,22 +129,22 @@ mod tests {
     fn a_bucket_fills_at_its_rate_and_holds_one_second() {
         let mut rates = Rates::default();
         let start = Instant::now();
-        let mut taken = |at: Duration| (0..1000).filter(|_| rates.take(7, 10, start + at).is_ok()).count();
+        let mut taken = |at: Duration| (0..1000).filter(|_| rates.spend(7, 10, start + at).is_ok()).count();
         assert_eq!(taken(Duration::ZERO), 10);
         assert_eq!(taken(Duration::from_millis(550)), 5);
         assert_eq!(taken(Duration::from_secs(60)), 10);
-        assert!(rates.take(8, 10, start).is_ok(), "users are independent");
+        assert!(rates.spend(8, 10, start).is_ok(), "users are independent");
     }
 
     #[test]
     fn a_bucket_is_kept_until_it_is_full_again() {
         let mut rates = Rates::default();
         let start = Instant::now();
-        while rates.take(7, 10, start).is_ok() {}
+        while rates.spend(7, 10, start).is_ok() {}
         let soon = start + Duration::from_millis(550);
         rates.forget_full(10, soon);
         assert_eq!(
-            (0..10).filter(|_| rates.take(7, 10, soon).is_ok()).count(),
+            (0..10).filter(|_| rates.spend(7, 10, soon).is_ok()).count(),
             5,
             "the bucket was forgotten"
         );

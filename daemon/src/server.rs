@@ -253,7 +253,7 @@ impl Server {
 
     fn request(&mut self, id: u64, request: Tagged<Request>, descriptors: Vec<OwnedFd>) {
         let Some(client) = self.clients.get(&id) else { return };
-        let rate = self.rates.take(client.uid, self.limits.requests_per_second, Instant::now());
+        let rate = self.rates.spend(client.uid, self.limits.requests_per_second, Instant::now());
         let answer = match (rate, request.body) {
             // Released ports are free at once, at any request rate.
             (_, Request::Release { address, port }) => return self.release(id, address, port),
@@ -380,7 +380,7 @@ impl Server {
         let bytes = memory_bytes(sizes);
         self.limits.device(&self.usage(client.uid), bytes)?;
         let Some(uplink) = self.uplinks.get(found) else { return Ok(()) };
-        let Some(slot) = self.slots.take(client.uid, bytes) else {
+        let Some(slot) = self.slots.assign(client.uid, bytes) else {
             return Err(refusal(Reason::Limit, format!("xwarpd has {MOST_SLOTS} devices already")));
         };
         self.pairs.make(Order {

@@ -20,7 +20,7 @@ struct Slot {
 
 impl Slots {
     /// Takes the first free slot for a device of `uid`; `None` when none is free.
-    pub(crate) fn take(&mut self, uid: u32, memory_bytes: u64) -> Option<u32> {
+    pub(crate) fn assign(&mut self, uid: u32, memory_bytes: u64) -> Option<u32> {
         let number = (1..=MOST_SLOTS).find(|number| !self.0.contains_key(number))?;
         self.0.insert(number, Slot { uid, memory_bytes });
         Some(number)
@@ -52,12 +52,15 @@ mod tests {
             slots.charge(uid, &mut usage);
             (usage.slots, usage.slots_bytes)
         };
-        assert_eq!((slots.take(7, 100), slots.take(8, 10), slots.take(7, 1)), (Some(1), Some(2), Some(3)));
+        assert_eq!(
+            (slots.assign(7, 100), slots.assign(8, 10), slots.assign(7, 1)),
+            (Some(1), Some(2), Some(3))
+        );
         assert_eq!((usage(&slots, 7), usage(&slots, 8), usage(&slots, 9)), ((2, 101), (1, 10), (0, 0)));
         slots.free(1);
         assert_eq!(usage(&slots, 7), (1, 1));
-        assert_eq!(slots.take(9, 5), Some(1), "the first free one");
-        while slots.take(9, 1).is_some() {}
+        assert_eq!(slots.assign(9, 5), Some(1), "the first free one");
+        while slots.assign(9, 1).is_some() {}
         assert_eq!(usage(&slots, 9).0 + 2, MOST_SLOTS as usize);
     }
 }

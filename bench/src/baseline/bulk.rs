@@ -64,7 +64,7 @@ pub(super) fn send(mut stream: TcpStream, bytes: u64, amount: Amount) -> Result<
 
 /// The server: receives until the end of the stream, with a buffer of the message size (at least 64 KiB, as a
 /// sensible receiver has).
-pub(super) fn take(mut stream: TcpStream, bytes: u64) -> Result<()> {
+pub(super) fn receive(mut stream: TcpStream, bytes: u64) -> Result<()> {
     let mut buffer = vec![0; (bytes as usize).clamp(64 << 10, 4 << 20)];
     let before = cpu::process_time();
     let mut taken = 0_u64;

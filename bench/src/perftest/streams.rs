@@ -106,7 +106,7 @@ impl<'a> Streams<'a> {
         let mut start = self.sends.then(Instant::now);
         while !self.is_finished() {
             let mut moved = self.reap()?;
-            if self.take(size)? {
+            if self.poll_receives(size)? {
                 start.get_or_insert_with(Instant::now);
                 moved = true;
             }
@@ -152,7 +152,7 @@ impl<'a> Streams<'a> {
     }
 
     /// Polls the receive completion queue.
-    fn take(&mut self, size: u64) -> Result<bool> {
+    fn poll_receives(&mut self, size: u64) -> Result<bool> {
         let mut batch = std::mem::take(&mut self.batch);
         batch.clear();
         let found = self.ends.recv_cq.poll(&mut batch, BATCH);

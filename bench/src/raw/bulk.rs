@@ -103,7 +103,7 @@ pub(super) fn send(end: &mut End, bytes: u64, amount: Amount, window: u32) -> Re
         completions: Completions::with_capacity(1 << 16),
     };
     loop {
-        let heard = end.take(|head, _| {
+        let heard = end.receive(|head, _| {
             if head.kind == Kind::Ack {
                 flight.acknowledge(head.number);
             }
@@ -143,14 +143,14 @@ pub(super) fn send(end: &mut End, bytes: u64, amount: Amount, window: u32) -> Re
 }
 
 /// The server: receives until the client has finished. Each payload is copied to its place in the message.
-pub(super) fn take(end: &mut End, bytes: u64) -> Result<Receipt> {
+pub(super) fn receive(end: &mut End, bytes: u64) -> Result<Receipt> {
     let mut message = vec![0_u8; bytes as usize + end.payload_room()];
     let before = cpu::process_time();
     let (mut at, mut taken) = (0, 0_u64);
     let (mut expected, mut unanswered, mut answer) = (0_u32, 0, Vec::with_capacity(64));
     let mut asked = Asked::default();
     loop {
-        let heard = end.take(|head, payload| match head.kind {
+        let heard = end.receive(|head, payload| match head.kind {
             Kind::Data => {
                 for piece in &payload {
                     if let Some(to) = message.get_mut(at..at + piece.len()) {

@@ -105,7 +105,7 @@ impl End {
     }
 
     /// Takes the received frames; `frame` sees the header and the payload of each. Returns their number.
-    pub(super) fn take(&mut self, mut frame: impl FnMut(Head, Pieces<'_>)) -> usize {
+    pub(super) fn receive(&mut self, mut frame: impl FnMut(Head, Pieces<'_>)) -> usize {
         self.interface.receive(&mut self.batch, BATCH);
         let taken = self.batch.len();
         for received in self.batch.drain(..) {

@@ -63,7 +63,8 @@ impl Client {
             self.end.send_checked(Kind::Order, self.row, &order)?;
             loop {
                 let mut accepted = false;
-                self.end.take(|head, _| accepted |= head.kind == Kind::Accepted && head.number == self.row);
+                self.end
+                    .receive(|head, _| accepted |= head.kind == Kind::Accepted && head.number == self.row);
                 if accepted {
                     return Ok(());
                 }
@@ -81,7 +82,7 @@ fn ask(end: &mut End, question: Kind, answer: Kind, row: u32, payload: &[u8]) ->
     end.send_checked(question, row, payload)?;
     loop {
         let mut found = None;
-        end.take(|head, payload| {
+        end.receive(|head, payload| {
             if (head.kind, head.number) == (answer, row) {
                 found = Some(payload.concat());
             }
@@ -208,7 +209,7 @@ impl Server {
         self.end.send_checked(Kind::Done, self.row, &receipt.emit())?;
         loop {
             let (mut finished, mut order) = (false, None);
-            self.end.take(|head, payload| match head.kind {
+            self.end.receive(|head, payload| match head.kind {
                 Kind::Order if head.number != self.row => {
                     order = read_order(&payload).map(|order| (head.number, order));
                 }

@@ -66,7 +66,7 @@ fn exchange(end: &mut End, number: u32, message: &[u8], answer: &mut [u8]) -> Re
     end.flush();
     let mut arrived = false;
     loop {
-        let heard = end.take(|head, payload| {
+        let heard = end.receive(|head, payload| {
             if (head.kind, head.number) == (Kind::Data, number) {
                 copy(answer, &payload);
                 arrived = true;
@@ -88,7 +88,7 @@ pub(super) fn answer(end: &mut End, bytes: u64) -> Result<Receipt> {
     let mut asked = Asked::default();
     loop {
         let mut arrived = None;
-        let heard = end.take(|head, payload| match head.kind {
+        let heard = end.receive(|head, payload| match head.kind {
             Kind::Data => {
                 copy(&mut message, &payload);
                 arrived = Some(head.number);

@@ -98,7 +98,7 @@ impl<'a> Receiver<'a> {
             let number = self.links.number(completion)?;
             match (self.plan.test.verb, completion.opcode) {
                 (Verb::Send, Opcode::Recv) | (Verb::WriteImmediate, Opcode::RecvImmediate) => {
-                    self.take(number, completion)?;
+                    self.complete_receive(number, completion)?;
                 }
                 (Verb::Write, Opcode::Recv) => self.receive_word(number, completion.wr_id, rounds)?,
                 (_, opcode) => bail!("a completion of {opcode:?} on the receive queue"),
@@ -114,7 +114,7 @@ impl<'a> Receiver<'a> {
     }
 
     /// Processes a message that completed a receive.
-    fn take(&mut self, number: u32, completion: &WorkCompletion) -> Result<()> {
+    fn complete_receive(&mut self, number: u32, completion: &WorkCompletion) -> Result<()> {
         let message = self.counts[number as usize].row;
         ensure!(
             u64::from(completion.byte_len) == self.size,

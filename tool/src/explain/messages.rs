@@ -64,7 +64,7 @@ impl Messages {
     }
 
     /// Reads a ULPDU. `peer` has sent the message that a Terminate blames.
-    pub fn take(
+    pub fn read(
         &mut self,
         ulpdu: &Ulpdu<'_>,
         versions: Versions,

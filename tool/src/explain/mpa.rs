@@ -248,7 +248,7 @@ impl Mpa {
             match fpdus.ulpdu(this.at, &pieces) {
                 Ok(ulpdu) => {
                     this.fpdus += 1;
-                    this.messages.take(&ulpdu, self.versions, frame, &peer.messages, &mut |event| {
+                    this.messages.read(&ulpdu, self.versions, frame, &peer.messages, &mut |event| {
                         out.push((direction, event));
                     });
                 }
