@@ -43,6 +43,18 @@ impl Default for Config {
 }
 
 impl Config {
+    /// The same for a peer that wishes receives of this size (DesRemRcvSz): longer ones than its messages would waste memory. More is
+    /// left to its ChRcvBuf, and a size that no receive can have is no wish.
+    #[must_use]
+    pub(super) fn for_peer(&self, desired_bytes: u32) -> Self {
+        let buffer_bytes = if desired_bytes < LEAST_BUFFER_BYTES {
+            self.buffer_bytes
+        } else {
+            self.buffer_bytes.min(desired_bytes)
+        };
+        Self { buffer_bytes, ..self.clone() }
+    }
+
     /// The same with values inside of the protocol's limits.
     #[must_use]
     pub(super) fn bounded(&self) -> Self {

@@ -197,7 +197,7 @@ impl Machine {
     pub fn accept(config: &Config, hello: &[u8]) -> Result<Self, Violation> {
         let (base, message, _) = Message::parse(hello)?;
         let Message::Hello(hello) = message else { return Err(Violation::SetUp) };
-        let mut machine = Self::new(config, Role::Accepting);
+        let mut machine = Self::new(&config.for_peer(hello.desired_bytes), Role::Accepting);
         machine.config.ord = machine.config.ord.min(hello.ird);
         machine.greet(base.bufs, hello.buffer_bytes, hello.max_adverts)?;
         Ok(machine)

@@ -5,7 +5,7 @@ use super::{
     model_tests::config,
     reaction_tests::{Link, memory},
 };
-use crate::wire::{Base, Flags, Half, Message, Seq};
+use crate::wire::{Base, Flags, Half, Hello, Message, Seq};
 
 const NONE: Flags = Flags::empty();
 
@@ -832,6 +832,18 @@ fn sdp_s6_2_settings_are_bounded_in_the_greeting() {
     assert_eq!(machine.receives_to_post(), (4, 37));
     let usual = Config::default();
     assert!(usual.buffers > 3 && usual.buffer_bytes > 37);
+}
+
+#[test]
+fn sdp_s6_2_1_4_receives_are_no_longer_than_the_peer_desires() {
+    let usual = Config { buffer_bytes: 4096, most_buffer_bytes: 8192, ..config(3) };
+    for (desired_bytes, expected) in [(1000, 1000), (37, 37), (36, 4096), (0, 4096), (1 << 20, 4096)] {
+        let hello = Message::Hello(Hello { max_adverts: 1, desired_bytes, buffer_bytes: 64, ird: 1, ord: 1 });
+        let mut bytes = Vec::new();
+        hello.emit(Base { bufs: 3, ..Base::default() }, 0, &mut bytes);
+        let machine = Machine::accept(&usual, &bytes).unwrap();
+        assert_eq!(machine.receives_to_post().1, expected, "{desired_bytes}");
+    }
 }
 
 #[test]
