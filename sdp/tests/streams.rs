@@ -337,8 +337,17 @@ fn connecting_fails_without_a_listener_or_without_sdp() {
     assert_eq!(server.counters().get("sdp_short"), Some(&1));
 }
 
-/// A peer made of plain verbs, which has sent `hello` and received the HelloAck.
-fn raw_peer(device: &Device, port: u16) -> (xwarp_verbs::QueuePair, xwarp_verbs::cm::Connection) {
+/// A peer made of plain verbs, which has sent a Hello and received the HelloAck.
+struct RawPeer {
+    qp: xwarp_verbs::QueuePair,
+    cq: xwarp_verbs::CompletionQueue,
+    pd: xwarp_verbs::ProtectionDomain,
+    connection: xwarp_verbs::cm::Connection,
+    /// The HelloAck's.
+    bufs: u16,
+}
+
+fn raw_peer(device: &Device, port: u16) -> RawPeer {
     let (_, hello) = xwarp_sdp::machine::Machine::connect(&SdpOptions::default().connection);
     let cq = device.create_cq(64).unwrap();
     let pd = device.create_pd().unwrap();
@@ -351,8 +360,8 @@ fn raw_peer(device: &Device, port: u16) -> (xwarp_verbs::QueuePair, xwarp_verbs:
     let connection = device.connect(&qp, address(port), options, LIMIT).unwrap();
     let ack = cq.spin(LIMIT).unwrap().check().unwrap();
     let ack = inbox.to_vec(0, ack.byte_len as usize).unwrap();
-    assert!(matches!(Message::parse(&ack), Ok((_, Message::HelloAck(_), b""))));
-    (qp, connection)
+    let Ok((Base { bufs, .. }, Message::HelloAck(_), b"")) = Message::parse(&ack) else { panic!("{ack:?}") };
+    RawPeer { qp, cq, pd, connection, bufs }
 }
 
 #[test]
@@ -374,7 +383,7 @@ fn violations_of_a_peer_end_its_connection_only_and_have_names() {
         ("sdp_suspend", base(1, 0), Message::SuspComm { port: 1 }, b""),
     ];
     for (counter, base, message, payload) in cases {
-        let (qp, connection) = raw_peer(&b, 97);
+        let RawPeer { qp, connection, .. } = raw_peer(&b, 97);
         let (mut accepted, _) = listener.accept().unwrap();
         let mut bytes = Vec::new();
         message.emit(base, payload.len() as u32, &mut bytes);
@@ -383,6 +392,57 @@ fn violations_of_a_peer_end_its_connection_only_and_have_names() {
         assert_eq!(server.counters().get(counter), Some(&1), "{counter}");
         assert!(connection.wait_disconnected(LIMIT).unwrap());
     }
+}
+
+/// The peer keeps to its credits, but all that it sends is empty.
+#[test]
+fn sdp_s16_a_peer_that_floods_ends_its_connection_only() {
+    const SLOT: usize = 64;
+    let [a, b] = devices();
+    let server = Sdp::new(&a, SdpOptions::default()).unwrap();
+    let listener = SdpListener::bind(&server, address(96)).unwrap();
+    let good = SdpStream::connect(&Sdp::new(&b, SdpOptions::default()).unwrap(), address(96)).unwrap();
+    let (mut served, _) = listener.accept().unwrap();
+    let RawPeer { qp, cq, pd, connection, bufs } = raw_peer(&b, 96);
+    let (mut accepted, _) = listener.accept().unwrap();
+    let inbox = pd.allocate(32 * SLOT, Access::LOCAL_WRITE).unwrap();
+    let post = |slot: u64| {
+        let piece = inbox.sge(slot as usize * SLOT, SLOT);
+        qp.post_recv(&RecvRequest::new(slot, &[piece]))
+    };
+    (0..32).for_each(|slot| post(slot).unwrap());
+    let (mut sent, mut told, mut mseq_ack) = (0_u32, (bufs, Seq(0)), Seq(0));
+    let begin = Instant::now();
+    while !server.counters().contains_key("sdp_flood") {
+        assert!(begin.elapsed() < LIMIT && sent < 3000, "{sent} messages: {:?}", server.counters());
+        // The last credit but one makes the server tell more.
+        while i64::from(told.0) - i64::from(sent.wrapping_sub(told.1.0)) >= 2 {
+            sent += 1;
+            let mut bytes = Vec::new();
+            Message::Data.emit(
+                Base { bufs: 30, mseq: Seq(sent), mseq_ack, ..Base::default() },
+                0,
+                &mut bytes,
+            );
+            if qp.post_send(&WorkRequest::send(1000, Payload::Inline(&bytes))).is_err() {
+                break;
+            }
+        }
+        while let Some(completion) = cq.poll_one() {
+            let Ok(done) = completion.check() else { continue };
+            if done.wr_id < 32 {
+                let message = inbox.to_vec(done.wr_id as usize * SLOT, done.byte_len as usize).unwrap();
+                let (base, ..) = Message::parse(&message).unwrap();
+                (told, mseq_ack) = ((base.bufs, base.mseq_ack), base.mseq);
+                let _ = post(done.wr_id);
+            }
+        }
+    }
+    assert!(sent > 1000, "only {sent} messages");
+    assert!(accepted.read(&mut [0; 4]).is_err());
+    assert!(connection.wait_disconnected(LIMIT).unwrap());
+    (&good).write_all(b"good").unwrap();
+    served.read_exact(&mut [0; 4]).unwrap();
 }
 
 /// Sends of memory in both directions at once: the end of a send does not wait for the reads of the other direction.
