@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::PoisonError,
     time::{Duration, Instant},
 };
@@ -20,12 +20,23 @@ impl SdpStream {
     /// [`io::ErrorKind::ConnectionRefused`] says that the service is to be tried over TCP: its host has no port mapper, which
     /// is remembered for 60 s, or the service does not speak SDP.
     pub fn connect_service(sdp: &Sdp, target: SocketAddr, limit: Duration, sends: u32) -> io::Result<Self> {
+        Self::connect_service_from(sdp, source_of(target)?, target, limit, sends)
+    }
+
+    /// The same from the address `source` of this host.
+    pub fn connect_service_from(
+        sdp: &Sdp,
+        source: IpAddr,
+        target: SocketAddr,
+        limit: Duration,
+        sends: u32,
+    ) -> io::Result<Self> {
         let core = &sdp.0.core;
         let end = Instant::now() + limit;
         let cache = || core.mapped.lock().unwrap_or_else(PoisonError::into_inner);
         let known = cache().look(Instant::now(), target);
         // The port mapper is told from which port the connection will come.
-        let from = SocketAddr::new(source_of(target)?, 0);
+        let from = SocketAddr::new(source, 0);
         let id = core.identifier(Some(from))?;
         let answer = if let Some(answer) = known {
             answer

@@ -27,6 +27,12 @@ impl SdpStream {
         self.poll_read(out, Some(limit))
     }
 
+    /// Copies what has come in messages without taking it out of the stream and without waiting, up to an out-of-band byte; returns
+    /// the number of bytes. A read of as many returns at once.
+    pub fn try_peek(&self, out: &mut [u8]) -> usize {
+        self.socket().lock().machine.peek(out)
+    }
+
     /// With a limit, the caller polls.
     fn poll_read(&self, out: &mut [u8], limit: Option<Duration>) -> io::Result<usize> {
         if out.is_empty() {

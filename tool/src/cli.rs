@@ -278,6 +278,9 @@ pub struct SdpArguments {
     /// Prints how many bytes were transferred by RDMA when the program ends.
     #[arg(long)]
     statistics: bool,
+    /// Records all frames of each process in a file in this directory; 'xwarp explain' reads them.
+    #[arg(long, short, value_name = "DIRECTORY")]
+    capture: Option<PathBuf>,
     /// The library 'libxwarp-sdp.so' [default: beside this program, or in its ../lib].
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
@@ -289,13 +292,14 @@ pub struct SdpArguments {
 impl SdpArguments {
     /// How to run the program.
     pub fn options(&self) -> sdp::Options {
-        let Self { library, device, rules, only, statistics, .. } = self;
+        let Self { library, device, rules, only, statistics, capture, .. } = self;
         sdp::Options {
             library: library.clone(),
             device: device.clone(),
             rules: rules.clone(),
             only: *only,
             statistics: *statistics,
+            capture: capture.clone(),
         }
     }
 }

@@ -29,6 +29,8 @@ pub struct Options {
     pub only: bool,
     /// Print at the end how many bytes were transferred by RDMA.
     pub statistics: bool,
+    /// A directory in which the frames of each process are recorded.
+    pub capture: Option<PathBuf>,
 }
 
 /// The reason why a program's connections stay with kernel TCP although the library is preloaded.
@@ -74,6 +76,9 @@ pub fn command(options: &Options, program: &[OsString]) -> io::Result<Command> {
     }
     if options.statistics {
         command.env("XWARP_SDP_STATISTICS", "1");
+    }
+    if let Some(capture) = &options.capture {
+        command.env("XWARP_SDP_CAPTURE", fs::canonicalize(capture)?);
     }
     Ok(command)
 }
@@ -171,6 +176,7 @@ mod tests {
             library: Some(library.clone()),
             device: Some("eth1".into()),
             only: true,
+            capture: Some("/".into()),
             ..Options::default()
         };
         let command = command(&options, &["echo".into(), "hello".into()]).unwrap();
@@ -180,6 +186,7 @@ mod tests {
         assert!(value("LD_PRELOAD").unwrap().to_string_lossy().starts_with(library.to_str().unwrap()));
         assert_eq!(value("XWARP_SDP_DEVICE"), Some("eth1".into()));
         assert_eq!(value("SIMPLE_LIBSDP"), Some("1".into()));
+        assert_eq!(value("XWARP_SDP_CAPTURE"), Some("/".into()));
         assert_eq!(value("LIBSDP_CONFIG_FILE"), None);
         assert_eq!(command.get_args().collect::<Vec<_>>(), ["hello"]);
     }

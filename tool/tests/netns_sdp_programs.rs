@@ -3,16 +3,19 @@
 
 use std::{
     env, fs,
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
     path::{Path, PathBuf},
     process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
 use rustix::process::Signal;
 use xwarp_checks::{
-    lab::{Family, Lab, LabOptions, Side},
+    lab::{Family, INTERFACE, Lab, LabOptions, Side},
     process::Running,
+    tshark,
 };
 use xwarp_sdp::mapper::{Asked, Question};
 
@@ -29,7 +32,47 @@ enum By {
     Tcp,
 }
 
-fn lab() -> Lab {
+/// A lab in which the frames of programs over SDP at side A are recorded. When it ends, the dissector of SDP has read all of them.
+struct Recorded(Lab);
+
+impl std::ops::Deref for Recorded {
+    type Target = Lab;
+
+    fn deref(&self) -> &Lab {
+        &self.0
+    }
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            dissect(&self.0);
+        }
+    }
+}
+
+/// Lets the dissector of SDP, which was written from the draft, read all captures; returns the messages.
+fn dissect(lab: &Lab) -> usize {
+    let files = fs::read_dir(lab.file(CAPTURES)).into_iter().flatten();
+    let messages = files.map(|file| {
+        let path = file.unwrap().path();
+        let found =
+            tshark::sdp_messages(&path).unwrap_or_else(|error| panic!("{}: {error:#}", path.display()));
+        found.values().sum::<usize>()
+    });
+    messages.sum()
+}
+
+const CAPTURES: &str = "captures";
+
+fn lab() -> Recorded {
+    let lab = unrecorded_lab();
+    fs::create_dir(lab.file(CAPTURES)).unwrap();
+    Recorded(lab)
+}
+
+/// A lab for programs that send as much as they can.
+fn unrecorded_lab() -> Lab {
     Lab::up(LabOptions { mtu: 9000, ..LabOptions::default() }).unwrap()
 }
 
@@ -46,7 +89,11 @@ fn shell(lab: &Lab, side: Side, by: By, script: &str) -> Running {
         By::Tcp => lab.command(side, "sh"),
         By::Sdp => {
             let mut command: Command = lab.command(side, XWARP);
-            command.arg("sdp").arg("--statistics").arg("--library").arg(library()).args(["--", "sh"]);
+            command.arg("sdp").arg("--statistics").arg("--library").arg(library());
+            if side == Side::A && lab.file(CAPTURES).exists() {
+                command.arg("--capture").arg(lab.file(CAPTURES));
+            }
+            command.args(["--", "sh"]);
             command
         }
     };
@@ -134,6 +181,7 @@ fn netns_sdp_nc_carries_both_directions_and_half_closes() {
         let served = server.finish(LIMIT).unwrap();
         assert_same(&up, &got_up);
         assert_same(&down, &got_down);
+        assert_eq!(dissect(&lab) > 100, both(server_by, client_by), "messages in the captures");
         let expected = if both(server_by, client_by) { (3_000_001, 2_000_003) } else { (0, 0) };
         assert_eq!(carried(&output, "nc"), expected, "{output}");
         assert_eq!(carried(&served, "nc"), (expected.1, expected.0), "{served}");
@@ -219,12 +267,14 @@ fn netns_sdp_a_child_of_socat_writes_to_an_inherited_connection() {
 
 #[test]
 fn netns_sdp_iperf3_in_all_directions() {
-    for options in ["", "-R", "--bidir", "-P 8"] {
-        let lab = lab();
-        let host = address(&lab).ip();
+    for options in ["-t 1", "-t 1 -R", "-t 1 --bidir", "-t 1 -P 8", "-n 16M --bidir -P 2"] {
+        let recorded = options.contains("-n").then(lab);
+        let unrecorded = recorded.is_none().then(unrecorded_lab);
+        let lab: &Lab = recorded.as_deref().or(unrecorded.as_ref()).unwrap();
+        let host = address(lab).ip();
         let server = format!("exec iperf3 -s -1 -p {PORT}");
-        let client = format!("exec iperf3 -c {host} -p {PORT} -t 1 {options}");
-        let (server, output) = over_sdp(&lab, &server, &client);
+        let client = format!("exec iperf3 -c {host} -p {PORT} {options}");
+        let (server, output) = over_sdp(lab, &server, &client);
         assert!(output.contains("iperf Done"), "{output}");
         let (sent, received) = carried(&output, "iperf3");
         assert!(sent.max(received) > 100_000, "{options}: {output}");
@@ -234,7 +284,7 @@ fn netns_sdp_iperf3_in_all_directions() {
 
 #[test]
 fn netns_sdp_redis_serves_its_benchmark_while_it_saves() {
-    let lab = lab();
+    let lab = unrecorded_lab();
     let directory = lab.file("dump").parent().unwrap().display().to_string();
     let server = format!(
         "exec redis-server --port {PORT} --bind 0.0.0.0 --protected-mode no --save '' --dir {directory}"
@@ -395,6 +445,61 @@ fn netns_sdp_rules_choose_the_way() {
     assert_eq!(carried(&output, "nc"), (0, 0), "{output}");
     assert_eq!(carried(&output, "socat"), (4, 4), "{output}");
     assert!(output.contains("refused"), "SDP only is refused where nobody speaks it: {output}");
+}
+
+/// Gives the interface of side A a second address.
+fn second_address(lab: &Lab) -> IpAddr {
+    let IpAddr::V4(own) = lab.address(Side::A, Family::V4) else { panic!("no IPv4") };
+    let second = Ipv4Addr::from_bits(own.to_bits() + 100);
+    lab.run(Side::A, "ip", &["address", "add", &format!("{second}/24"), "dev", INTERFACE]).unwrap();
+    second.into()
+}
+
+/// Who floods a port mapper with questions and garbage gets few answers; others are answered meanwhile.
+#[test]
+fn netns_sdp_a_flooded_port_mapper_answers_others() {
+    let lab = lab();
+    let mut server =
+        shell(&lab, Side::B, By::Sdp, &format!("exec socat TCP-LISTEN:{PORT},reuseaddr,fork EXEC:cat"));
+    wait_for_listener(&lab, By::Sdp, &mut server);
+    let (flooding, target) = (second_address(&lab), address(&lab));
+    let question = || Question::new(SocketAddr::new(lab.address(Side::A, Family::V4), 1), target);
+    let stop = AtomicBool::new(false);
+    let flood = || {
+        let socket = UdpSocket::bind((flooding, 0)).unwrap();
+        socket.connect((target.ip(), 3935)).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let request = Question::new(socket.local_addr().unwrap(), target).request();
+        let (begin, mut answers) = (Instant::now(), 0);
+        while !stop.load(Ordering::Relaxed) {
+            for i in 0..100 {
+                let _ = socket.send(if i % 2 == 0 { &request } else { &request[..i % 48] });
+            }
+            while socket.recv(&mut [0; 100]).is_ok() {
+                answers += 1;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        (answers, begin.elapsed())
+    };
+    let (answers, time) = lab
+        .within(Side::A, || {
+            thread::scope(|scope| {
+                let flooding = scope.spawn(flood);
+                thread::sleep(Duration::from_millis(100));
+                for _ in 0..20 {
+                    assert!(matches!(question().ask(3), Ok(Asked::Accepted(..))), "not answered");
+                    thread::sleep(Duration::from_millis(30));
+                }
+                stop.store(true, Ordering::Relaxed);
+                flooding.join().unwrap()
+            })
+        })
+        .unwrap();
+    assert!(answers > 0 && answers <= 50 * (time.as_secs() + 2), "{answers} answers in {time:?}");
+    let script = format!("test $(echo still | nc -N {} {PORT}) = still", target.ip());
+    let output = shell(&lab, Side::A, By::Sdp, &script).finish(LIMIT).unwrap();
+    assert_eq!(carried(&output, "nc"), (6, 6), "{output}");
 }
 
 /// Programs that end while data is on its way, and programs that read slowly, lose nothing.
@@ -909,7 +1014,7 @@ while True:
 /// meets each way of reading.
 #[test]
 fn netns_sdp_long_writes_and_reads_pass_the_loopback_by() {
-    let lab = lab();
+    let lab = unrecorded_lab();
     let program = lab.file("program.py");
     fs::write(&program, PIECES).unwrap();
     let run = format!("exec /usr/bin/python3 {}", program.display());
@@ -1524,6 +1629,51 @@ fn compiled(lab: &Lab, compiler: &str, source: &str, options: &[&str]) -> PathBu
     let output = Command::new(compiler).arg(from).arg("-o").arg(&to).args(options).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     to
+}
+
+/// Groups of calls and options of `calls.c`: each has the same outcome over SDP as over TCP.
+const CALLS: [&str; 16] = [
+    "checked", "vectors", "several", "files", "flags", "ready", "epoll", "control", "options", "limits",
+    "linger", "connect", "bound", "signals", "forks", "inherit",
+];
+
+#[test]
+fn netns_sdp_calls_and_options_have_the_outcome_of_tcp() {
+    let lab = lab();
+    let program = compiled(&lab, "cc", "calls.c", &["-O2", "-D_FORTIFY_SOURCE=2", "-Wall", "-Werror"]);
+    let symbols = lab.run(Side::A, "nm", &["-D", program.to_str().unwrap()]).unwrap();
+    for checked in ["__read_chk", "__recv_chk", "__recvfrom_chk", "__poll_chk", "__ppoll_chk"] {
+        assert!(symbols.contains(checked), "the compiler does not use {checked}");
+    }
+    // A program binds to it.
+    second_address(&lab);
+    let mut different = Vec::new();
+    for group in CALLS {
+        let [tcp, sdp] = [By::Tcp, By::Sdp].map(|by| {
+            let run =
+                |role| format!("exec {} {role} {} {PORT} {group}", program.display(), address(&lab).ip());
+            let mut server = shell(&lab, Side::B, by, &run("serve"));
+            wait_for_listener(&lab, by, &mut server);
+            let called = shell(&lab, Side::A, by, &run("call")).finish(LIMIT);
+            let served = server.finish(LIMIT);
+            [called, served].map(|end| end.unwrap_or_else(|error| format!("{error:#}")))
+        });
+        let lines = |text: &str| -> Vec<String> {
+            text.lines().filter(|line| !line.contains("xwarp")).map(str::to_owned).collect()
+        };
+        for (tcp, sdp) in tcp.iter().zip(&sdp) {
+            assert!(tcp.contains("all is well"), "{group} over TCP: {tcp}");
+            let (expected, found) = (lines(tcp), lines(sdp));
+            if expected != found {
+                let at = expected.iter().zip(&found).take_while(|(a, b)| a == b).count();
+                different.push(format!("{:?} instead of {:?}: {sdp}", found.get(at), expected.get(at)));
+            }
+        }
+        if carried(&sdp[0], "calls").0 == 0 {
+            different.push(format!("{group}: not over SDP: {}", sdp[0]));
+        }
+    }
+    assert!(different.is_empty(), "{}", different.join("\n"));
 }
 
 /// Programs on event loops: the server echoes what nc and what a client on asio send.

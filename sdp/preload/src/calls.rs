@@ -17,7 +17,8 @@ use xwarp_sdp::{
 use crate::{
     direct,
     legs::{self, Names},
-    process::{self, Process, Verdict},
+    next,
+    process::{self, Process, Source, Verdict},
     relay::{Gate, Joined},
     sys::{self, Naming, Quiet},
     tracking,
@@ -71,7 +72,10 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
         let target = SocketAddr::new(target.ip().to_canonical(), target.port());
         let process = Process::current()?;
         let _quiet = Quiet::new();
-        match process.connect(socket, target) {
+        let bound = kernel_name(Naming::Local, fd).map(|(local, _)| local.ip().to_canonical());
+        let ip = bound.filter(|ip| !ip.is_unspecified());
+        let source = Source { ip, chosen_port: tracking::has_chosen_port(fd) };
+        match process.connect(socket, source, target) {
             Verdict::Kernel => None,
             Verdict::Failed(error) => Some(Err(error)),
             Verdict::Through(through) => pass(process, fd, *through, target),
@@ -86,6 +90,22 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
             -1
         }
     }
+}
+
+/// Gives a socket an address.
+///
+/// # Safety
+/// As for `bind` of the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the caller's promise.
+    let done = unsafe { next::bind(fd, address, len) };
+    if done == 0 {
+        // SAFETY: the kernel has read the address there.
+        let port = unsafe { sys::read_address(address, len) }.map_or(0, |address| address.port());
+        tracking::bound(fd, port != 0);
+    }
+    done
 }
 
 /// Connects the program's socket to the gate, and starts the relay. `None`: the kernel cannot, so the kernel's TCP is used

@@ -179,6 +179,9 @@ fn control(fd: RawFd, command: c_int, call: impl FnOnce() -> c_int) -> c_int {
 /// As for `ioctl` of the C library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, command: c_ulong, argument: *mut c_void) -> c_int {
+    if command == libc::FIONREAD {
+        direct::bring_to_kernel(fd);
+    }
     // SAFETY: the caller's promise.
     let done = unsafe { next::ioctl(fd, command, argument) };
     if command == libc::FIONBIO {

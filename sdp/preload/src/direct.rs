@@ -21,7 +21,7 @@ use std::{
     net::SocketAddr,
     os::fd::{AsFd as _, RawFd},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, Weak,
+        Arc, Mutex, RwLock, Weak,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     thread::{self, Thread},
@@ -34,6 +34,7 @@ use xwarp_sdp::SdpStream;
 
 use crate::{
     incoming::Incoming,
+    locks::{lock, try_lock, try_lock_awhile},
     loopback::Loopback,
     outgoing::{ADVERTISED_BYTES, Outgoing},
     process::Process,
@@ -52,9 +53,6 @@ const POLLS: u32 = 3;
 /// How often the relay looks whether a program still polls, at first and when the program goes on to do so. Data may wait as long when
 /// the program stops.
 const LOOK: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(4)];
-
-/// Attempts of a long write to get the lock of what goes to the network, which the relay holds for a moment when it wakes the program.
-const ATTEMPTS: u32 = 16;
 
 /// What the direct path and the relay of a connection know of each other.
 #[derive(Debug, Default)]
@@ -178,18 +176,6 @@ impl Drop for Inside {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    match mutex.try_lock() {
-        Ok(guard) => Some(guard),
-        Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
-    }
-}
-
 /// Makes a connection known by the address of its leg.
 pub fn add(leg: SocketAddr, joined: &Arc<Joined>) {
     let mut all = lock(&BY_LEG);
@@ -271,6 +257,17 @@ pub fn shut(fd: RawFd, how: c_int) {
     }
 }
 
+/// The program asks the kernel what its socket `fd` has to read: the kernel gets what is still in the stream.
+pub fn bring_to_kernel(fd: RawFd) {
+    if let Some(found) = find(fd)
+        && let Some(_inside) = Inside::enter()
+    {
+        found.joined.direct.incoming.leave_to_kernel(found.joined.kernel());
+        found.joined.direct.bring_to_kernel(&found.joined);
+        found.joined.direct.leave_to_kernel();
+    }
+}
+
 /// A call that writes to the program's socket `fd` in the kernel.
 pub fn write_in_kernel(fd: RawFd, call: impl FnOnce() -> isize) -> isize {
     match find(fd) {
@@ -298,7 +295,7 @@ fn write(found: &Found, fd: RawFd, pieces: &[IoSlice<'_>], len: usize) -> Option
     if len == 0 || (is_long && !alone) || direct.shut.load(Ordering::Acquire) {
         return None;
     }
-    let mut outgoing = if is_long { direct.lock_outgoing() } else { try_lock(&direct.outgoing) }?;
+    let mut outgoing = if is_long { try_lock_awhile(&direct.outgoing) } else { try_lock(&direct.outgoing) }?;
     if is_long {
         direct.loopback.shorten(&joined.leg, outgoing.is_for_long_writes(len));
         if !direct.loopback.is_short() {
@@ -513,16 +510,6 @@ impl Direct {
         }
     }
 
-    /// The lock of a long write.
-    fn lock_outgoing(&self) -> Option<MutexGuard<'_, Outgoing>> {
-        (0..ATTEMPTS).find_map(|_| {
-            try_lock(&self.outgoing).or_else(|| {
-                thread::yield_now();
-                None
-            })
-        })
-    }
-
     /// Called by the relay when it has moved so many bytes from the leg: the calls that have written them are over, or wait, unless
     /// somebody writes unseen.
     pub fn has_moved(&self, bytes: u64) {
@@ -542,6 +529,16 @@ impl Direct {
             && let Some(relay) = &*lock(&self.relay)
         {
             relay.unpark();
+        }
+    }
+
+    /// Gives the kernel what is in the stream: a read that has taken a part of it may be followed by a call that does not wait for the
+    /// rest, and that the kernel serves.
+    fn bring_to_kernel(&self, joined: &Joined) {
+        if let Some(_receiving) = try_lock_awhile(&self.receiving)
+            && !self.incoming.is_left()
+        {
+            joined.kernel().bring(&joined.stream);
         }
     }
 
@@ -595,6 +592,7 @@ pub fn receive(fd: RawFd, pieces: &mut [&mut [u8]], flags: c_int, kernel: impl F
                 sys::set_errno(libc::EAGAIN);
                 return -1;
             }
+            Read::Kernel if !known => direct.bring_to_kernel(joined),
             Read::Kernel => {}
             Read::Waits(since) => {
                 begin = Some(since);

@@ -4,27 +4,25 @@
 //! While a piece is left, the kernel has a byte that the program has not read, or a read is about to take the piece.
 
 use std::{
+    io::Read as _,
     mem,
     ops::Range,
     os::fd::OwnedFd,
     sync::{
-        Condvar, Mutex, MutexGuard, PoisonError, TryLockError,
+        Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    thread,
     time::Duration,
 };
 
 use rustix::net::SendFlags;
+use xwarp_sdp::SdpStream;
 use xwarp_verbs::Memory;
 
-use crate::sys;
+use crate::{locks::try_lock_awhile, sys};
 
 /// Bytes of the beginning.
 const BEGINNING_BYTES: usize = 4 << 10;
-
-/// Attempts of a read to get the lock, which others hold for a moment.
-const ATTEMPTS: u32 = 64;
 
 /// One piece that the relay has left for reads of the program.
 #[derive(Debug, Default)]
@@ -54,6 +52,25 @@ pub struct Kernel<'a> {
 }
 
 impl Kernel<'_> {
+    /// Gives the kernel what has come in messages, as far as it has room. The caller holds the lock of reads.
+    pub fn bring(self, mut stream: &SdpStream) {
+        let mut bytes = [0; BEGINNING_BYTES];
+        loop {
+            let len = stream.try_peek(&mut bytes);
+            let Some(waiting) = bytes.get(..len).filter(|waiting| !waiting.is_empty()) else { return };
+            // Before the program can read them.
+            self.forwarded.fetch_add(len as u64, Ordering::SeqCst);
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            let sent = rustix::net::send(self.leg, waiting, flags).unwrap_or(0);
+            self.forwarded.fetch_sub((len - sent) as u64, Ordering::SeqCst);
+            // They are there, so that it does not wait.
+            let taken = bytes.get_mut(..sent).map(|sent| stream.read_exact(sent));
+            if sent < len || !matches!(taken, Some(Ok(()))) {
+                return;
+            }
+        }
+    }
+
     /// Gives the kernel bytes of the piece, as many as it takes and at most `most`.
     fn forward(self, piece: &mut Piece, most: usize) {
         let Some(memory) = &piece.memory else { return };
@@ -73,18 +90,6 @@ impl Kernel<'_> {
 impl Incoming {
     fn lock(&self) -> MutexGuard<'_, Piece> {
         self.piece.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// For calls of the program: a thread may have left one by a jump out of a signal handler.
-    fn try_lock(&self) -> Option<MutexGuard<'_, Piece>> {
-        (0..ATTEMPTS).find_map(|_| match self.piece.try_lock() {
-            Ok(piece) => Some(piece),
-            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
-            Err(TryLockError::WouldBlock) => {
-                thread::yield_now();
-                None
-            }
-        })
     }
 
     /// The program takes long pieces, or does not.
@@ -131,7 +136,7 @@ impl Incoming {
         mut skip: usize,
         is_next: impl Fn() -> bool,
     ) -> usize {
-        let Some(mut piece) = self.try_lock() else { return 0 };
+        let Some(mut piece) = try_lock_awhile(&self.piece) else { return 0 };
         let Some(memory) = piece.memory.clone().filter(|_| piece.at < piece.end && is_next()) else {
             return 0;
         };
@@ -164,7 +169,7 @@ impl Incoming {
     pub fn leave_to_kernel(&self, kernel: Kernel<'_>) {
         self.want(false);
         if self.is_left()
-            && let Some(mut piece) = self.try_lock()
+            && let Some(mut piece) = try_lock_awhile(&self.piece)
         {
             kernel.forward(&mut piece, usize::MAX);
             self.look(&piece);

@@ -13,6 +13,7 @@
 //! | call | what is different |
 //! |---|---|
 //! | `connect` | the port mapper of the host is asked; then SDP connects to the host, and the socket to the leg |
+//! | `bind` | the library learns which sockets have a port of the program's choice, which only TCP can connect from |
 //! | `listen` | an SDP listener and an entry of the port mapper are added; what it accepts, the relay brings to the socket |
 //! | `accept`, `accept4`, `getsockname`, `getpeername` | the addresses are those of the connection over SDP |
 //! | `read`, `write`, `recv`, `send` and their kin | in the process that made the connection, data goes straight from and to the stream when neither the loopback nor a sleep is in the way |
@@ -25,6 +26,7 @@
 //! | `descriptors` | the functions that replace those which close, duplicate or pass on descriptors |
 //! | `direct` | reads and writes that pass the loopback by |
 //! | `incoming` | memory of long pieces on their way to the program |
+//! | `locks` | locks that a call of the program may find left behind |
 //! | `loopback` | the length of the loopback |
 //! | `next` | the functions of the C library that are replaced |
 //! | `numbers` | which numbers the library's descriptors have |
@@ -43,6 +45,7 @@ mod descriptors;
 mod direct;
 mod incoming;
 mod legs;
+mod locks;
 mod loopback;
 mod next;
 mod numbers;

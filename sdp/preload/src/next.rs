@@ -69,6 +69,8 @@ next! {
     recvfrom_checked = c"__recvfrom_chk" (fd: c_int, to: *mut c_void, len: size_t, object: size_t, flags: c_int, address: *mut sockaddr, room: *mut socklen_t) -> ssize_t;
     /// `socket`.
     socket = c"socket" (family: c_int, kind: c_int, protocol: c_int) -> c_int;
+    /// `bind`.
+    bind = c"bind" (fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
     /// `close`.
     close = c"close" (fd: c_int) -> c_int;
     /// `close_range`.

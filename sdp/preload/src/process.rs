@@ -9,7 +9,7 @@ use std::{
     path::PathBuf,
     process, ptr,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock,
         atomic::{AtomicPtr, Ordering},
     },
     thread,
@@ -26,10 +26,12 @@ use xwarp_sdp::{
     mapper::{self, Host},
     rules::{Role, RuleError, Rules, Use},
 };
-use xwarp_verbs::Device;
+use xwarp_verbs::{Device, DeviceOptions};
 
 use crate::{
-    direct, legs, numbers,
+    direct, legs,
+    locks::lock,
+    numbers,
     outgoing::ADVERTISED_BYTES,
     relay::{self, Gate, Joined, Relays},
     sys, tracking,
@@ -43,6 +45,8 @@ const RULES_VARIABLE: &str = "LIBSDP_CONFIG_FILE";
 const SIMPLE_VARIABLE: &str = "SIMPLE_LIBSDP";
 /// A filter for the log on the standard error, for instance `debug`.
 const LOG_VARIABLE: &str = "XWARP_SDP_LOG";
+/// A directory in which the frames of each process and interface are recorded.
+const CAPTURE_VARIABLE: &str = "XWARP_SDP_CAPTURE";
 /// Print at the end how many bytes went by RDMA.
 const STATISTICS_VARIABLE: &str = "XWARP_SDP_STATISTICS";
 
@@ -65,11 +69,20 @@ pub enum Verdict {
     Failed(i32),
 }
 
+/// Where a connection comes from, as far as the program has said by `bind`.
+#[derive(Debug, Clone, Copy)]
+pub struct Source {
+    pub ip: Option<IpAddr>,
+    /// The program has chosen a port.
+    pub chosen_port: bool,
+}
+
 struct Options {
     /// `None`: the file with the rules cannot be read, and everything stays with TCP.
     rules: Option<Rules>,
     program: String,
     device: Option<String>,
+    capture: Option<PathBuf>,
     statistics: bool,
 }
 
@@ -94,10 +107,6 @@ pub struct Process {
     pub relays: Arc<Relays>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Prepares the process when the library is loaded.
 pub fn init() {
     let rules = match env::var_os(RULES_VARIABLE) {
@@ -119,8 +128,9 @@ pub fn init() {
     let program = env::args_os().next().map(PathBuf::from).unwrap_or_default();
     let program = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let device = env::var(DEVICE_VARIABLE).ok();
+    let capture = env::var_os(CAPTURE_VARIABLE).map(PathBuf::from);
     let statistics = env::var_os(STATISTICS_VARIABLE).is_some();
-    let _ = OPTIONS.set(Options { rules, program, device, statistics });
+    let _ = OPTIONS.set(Options { rules, program, device, capture, statistics });
     legs::init();
     sys::on_fork_and_exit(before_fork, in_parent, in_child, at_exit);
 }
@@ -226,7 +236,8 @@ impl Process {
         let mut ports = lock(&self.ports);
         let port = ports.entry(name).or_insert_with_key(|name| {
             let open = || {
-                let device = Device::open(name).map_err(io::Error::other)?;
+                let device = DeviceOptions { capture: self.capture(name), ..DeviceOptions::default() };
+                let device = Device::open_with(name, device).map_err(io::Error::other)?;
                 Sdp::new(&device, options())
             };
             match numbers::above(open) {
@@ -240,12 +251,24 @@ impl Process {
         port.clone()
     }
 
+    /// The file in which frames of an interface are recorded.
+    fn capture(&self, interface: &str) -> Option<PathBuf> {
+        let Options { capture, program, .. } = self.options;
+        let file = |directory: &PathBuf| directory.join(format!("{program}-{}-{interface}.pcapng", self.id));
+        capture.as_ref().map(file)
+    }
+
     /// A stream over SDP for a socket that is to be connected to `target`.
-    pub fn connect(&self, socket: BorrowedFd<'_>, target: SocketAddr) -> Verdict {
+    pub fn connect(&self, socket: BorrowedFd<'_>, source: Source, target: SocketAddr) -> Verdict {
         let ip = target.ip();
         let what = self.decide(Role::Connect, target);
-        if what == Use::Tcp || ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() {
+        let from_loopback = source.ip.is_some_and(|ip| ip.is_loopback());
+        if what == Use::Tcp || from_loopback || ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() {
             return Verdict::Kernel;
+        }
+        if source.chosen_port {
+            // The program's socket has the port, so that a connection over SDP cannot have it.
+            return if what == Use::Sdp { Verdict::Failed(libc::EADDRINUSE) } else { Verdict::Kernel };
         }
         let addresses = sys::addresses().unwrap_or_default();
         if addresses.iter().any(|address| address.ip == ip) {
@@ -254,11 +277,14 @@ impl Process {
         let waits = rustix::fs::fcntl_getfl(socket).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK));
         let (limit, sends) = if waits { (CONNECT_LIMIT, 3) } else { (SHORT_LIMIT, 1) };
         let six = sockopt::socket_domain(socket) == Ok(AddressFamily::INET6);
-        let connected = self.route(target).and_then(|port| {
+        let connect = || {
+            let from = source.ip.map_or_else(|| mapper::source_of(target), Ok)?;
+            let port = self.port(Some(from)).ok_or_else(|| io::Error::other("no interface for SDP"))?;
             let gate = Gate::open(six)?;
-            let stream = SdpStream::connect_service(&port.sdp, target, limit, sends)?;
+            let stream = SdpStream::connect_service_from(&port.sdp, from, target, limit, sends)?;
             Ok((gate, stream))
-        });
+        };
+        let connected: io::Result<_> = connect();
         match connected {
             Ok(through) => Verdict::Through(Box::new(through)),
             Err(error) => {
@@ -266,11 +292,6 @@ impl Process {
                 if what == Use::Sdp { Verdict::Failed(error_number(&error)) } else { Verdict::Kernel }
             }
         }
-    }
-
-    fn route(&self, target: SocketAddr) -> io::Result<Arc<Port>> {
-        let source = xwarp_sdp::mapper::source_of(target)?;
-        self.port(Some(source)).ok_or_else(|| io::Error::other("no interface for SDP"))
     }
 
     /// The program listens at `local`: SDP does, too.
@@ -360,14 +381,17 @@ impl Process {
     /// The process ends: what programs have sent still goes to the peers.
     pub fn finish(&self) {
         self.relays.finish(PATIENCE);
-        if !self.options.statistics {
-            return;
-        }
+        let Options { program, capture, statistics, .. } = self.options;
         let Ok(ports) = self.ports.try_lock() else { return };
         for (name, port) in ports.iter() {
             let Some(port) = port else { continue };
-            let counters = port.sdp.counters();
-            eprintln!("xwarp-sdp: {}[{}] {name}: {}", self.options.program, self.id, share(&counters));
+            if capture.is_some() {
+                // Writes what was recorded.
+                port.sdp.device().drain(Duration::ZERO);
+            }
+            if *statistics {
+                eprintln!("xwarp-sdp: {program}[{}] {name}: {}", self.id, share(&port.sdp.counters()));
+            }
         }
     }
 }

@@ -11,7 +11,7 @@ use std::{
     ops::Range,
     os::fd::OwnedFd,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Condvar, Mutex, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
@@ -32,6 +32,7 @@ use xwarp_verbs::{Memory, Pages};
 use crate::{
     direct::{self, Direct},
     incoming::Kernel,
+    locks::lock,
     numbers,
     outgoing::{ADVERTISED_BYTES, PIECE_BYTES},
     sys,
@@ -210,10 +211,6 @@ pub fn reset(leg: &OwnedFd) {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn thread(name: &str) -> thread::Builder {
     thread::Builder::new().name(name.into()).stack_size(STACK_BYTES)
 }
@@ -317,7 +314,9 @@ impl Relays {
             *lock(&self.sending) -= 1;
             return Err(error);
         }
-        thread("xwarp-sdp-recv").spawn(move || {
+        let receives = Arc::clone(&joined);
+        let receive = move || {
+            let joined = receives;
             let Joined { leg, stream, .. } = &*joined;
             joined.direct.relayed_here();
             // A reset may come after the end of the peer's data, while the program still sends.
@@ -327,7 +326,13 @@ impl Relays {
                 stream.abort();
                 reset(leg);
             }
-        })?;
+        };
+        if let Err(error) = thread("xwarp-sdp-recv").spawn(receive) {
+            // The other direction ends by this.
+            joined.stream.abort();
+            reset(&joined.leg);
+            return Err(error);
+        }
         Ok(())
     }
 

@@ -22,6 +22,8 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 static OWNED: [AtomicU64; NUMBERS] = [const { AtomicU64::new(0) }; NUMBERS];
 /// A `FILE` of the C library has this number. It reads, writes and closes it unseen.
 static FILES: [AtomicBool; NUMBERS] = [const { AtomicBool::new(false) }; NUMBERS];
+/// The program has bound the socket with this number to a port of its choice.
+static CHOSEN: [AtomicBool; NUMBERS] = [const { AtomicBool::new(false) }; NUMBERS];
 /// Descriptors up to this serial number may be held by other processes.
 static SHARED: AtomicU64 = AtomicU64::new(0);
 /// Descriptors up to this serial number are those of a parent.
@@ -46,6 +48,21 @@ pub fn created(fd: RawFd, serial: u64) {
     if let Some(owned) = place(&OWNED, fd) {
         owned.store(if seen { serial } else { 0 }, Ordering::Release);
     }
+    bound(fd, false);
+}
+
+/// The program has bound a socket, to a port of its choice or to any.
+pub fn bound(fd: RawFd, chosen_port: bool) {
+    if let Some(chosen) = place(&CHOSEN, fd)
+        && chosen.load(Ordering::Relaxed) != chosen_port
+    {
+        chosen.store(chosen_port, Ordering::Relaxed);
+    }
+}
+
+/// Whether the program has bound the socket to a port of its choice, as far as it was seen.
+pub fn has_chosen_port(fd: RawFd) -> bool {
+    place(&CHOSEN, fd).is_some_and(|chosen| chosen.load(Ordering::Relaxed))
 }
 
 /// The descriptor is closed or replaced, or is not the only one of its socket any more, or bytes may pass unseen.
