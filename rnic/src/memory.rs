@@ -9,7 +9,7 @@
 
 #![allow(unsafe_code)]
 
-use std::{fmt, io, ptr::NonNull, sync::Arc};
+use std::{fmt, io, marker::PhantomData, ptr::NonNull, sync::Arc};
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use xwarp_tcp::copy;
@@ -82,6 +82,42 @@ unsafe impl Sync for Memory {}
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Memory({:p}, {} bytes)", self.base, self.len)
+    }
+}
+
+/// A range of a memory, checked once, whose bytes are read from front to back.
+#[derive(Debug)]
+pub(crate) struct Reader<'m> {
+    /// The next byte. With the `left - 1` bytes after it, it lies within the memory.
+    from: *const u8,
+    left: usize,
+    memory: PhantomData<&'m Memory>,
+}
+
+impl Reader<'_> {
+    /// A reader of no bytes.
+    #[inline]
+    pub(crate) fn empty() -> Self {
+        Self { from: NonNull::dangling().as_ptr(), left: 0, memory: PhantomData }
+    }
+
+    /// Copies the next bytes to `out`, and updates `crc`, if there is one, with them in the same pass ([`copy::crc32c`]).
+    /// Returns their number, which is less than that of `out` only at the end of the range.
+    #[inline]
+    pub(crate) fn read(&mut self, out: &mut [u8], crc: Option<&mut u32>) -> usize {
+        let n = out.len().min(self.left);
+        let Some(out) = out.get_mut(..n) else { return 0 };
+        match crc {
+            // SAFETY: the next `left` bytes are mapped, because the handle that this borrows keeps them so; a live exclusive
+            // slice does not overlap them.
+            Some(crc) => *crc = unsafe { copy::read_crc32c(*crc, self.from, out) },
+            // SAFETY: as above.
+            None => unsafe { copy::read(self.from, out) },
+        }
+        // SAFETY: `n <= left`, so the address lies in the memory or one past its end.
+        self.from = unsafe { self.from.add(n) };
+        self.left -= n;
+        n
     }
 }
 
@@ -196,12 +232,10 @@ impl Memory {
         Ok(())
     }
 
-    /// As [`read`](Self::read), and updates `crc` with the copied bytes in the same pass ([`copy::crc32c`]).
-    pub fn read_with_crc(&self, offset: usize, out: &mut [u8], crc: &mut u32) -> Result<(), AccessError> {
-        let from = self.range(offset, out.len())?;
-        // SAFETY: as in `read`.
-        *crc = unsafe { copy::read_crc32c(*crc, from, out) };
-        Ok(())
+    /// A reader of the `len` bytes from `offset`.
+    #[inline]
+    pub(crate) fn reader(&self, offset: usize, len: usize) -> Result<Reader<'_>, AccessError> {
+        Ok(Reader { from: self.range(offset, len)?, left: len, memory: PhantomData })
     }
 
     /// Copies all of `bytes` to `offset`. An aligned word of 2, 4 or 8 bytes is written in one access, for

@@ -230,11 +230,17 @@ impl<'a> FrameWriter<'a> {
 
     #[inline]
     fn start(&mut self, start: usize, limit: usize) {
-        let bytes = match self.chunks.as_slice() {
-            [chunk] => chunk.len(),
-            chunks => chunks.iter().map(|c| c.len()).sum(),
-        };
-        self.limit = bytes.min(limit);
+        if let [chunk] = self.chunks.as_slice() {
+            self.limit = chunk.len().min(limit);
+            self.position = start.min(self.limit);
+            (self.chunk, self.at) = (0, self.position);
+        } else {
+            self.start_in_chain(start, limit);
+        }
+    }
+
+    fn start_in_chain(&mut self, start: usize, limit: usize) {
+        self.limit = self.chunks.iter().map(|c| c.len()).sum::<usize>().min(limit);
         self.position = start.min(self.limit);
         (self.chunk, self.at) = (0, self.position);
         while let Some(before) = self.chunks.get(self.chunk).filter(|c| self.at > c.len()) {
@@ -254,21 +260,26 @@ impl<'a> FrameWriter<'a> {
         self.limit - self.position
     }
 
-    /// The next contiguous memory, at most `max` bytes; the position moves past it. It is shorter than `max` at the end
-    /// of a chunk, and empty only when `max` is 0 or no room is left.
+    /// The memory from the write position to the end of its chunk, or of the next one, as far as there is room. The position
+    /// moves with [`Self::advance`].
     #[inline]
-    pub fn space(&mut self, max: usize) -> &mut [u8] {
-        let max = max.min(self.room());
-        while max > 0 && self.chunks.get(self.chunk).is_some_and(|c| self.at == c.len()) {
+    pub(crate) fn rest_of_chunk(&mut self) -> &mut [u8] {
+        let room = self.room();
+        while room > 0 && self.chunks.get(self.chunk).is_some_and(|c| self.at == c.len()) {
             self.chunk += 1;
             self.at = 0;
         }
-        let at = self.at;
-        let Some(chunk) = self.chunks.get_mut(self.chunk) else { return &mut [] };
-        let end = chunk.len().min(at + max);
-        self.at = end;
-        self.position += end - at;
-        chunk.get_mut(at..end).unwrap_or_default()
+        let rest = self.chunks.get_mut(self.chunk).and_then(|chunk| chunk.get_mut(self.at..));
+        let rest = rest.unwrap_or_default();
+        let most = rest.len().min(room);
+        rest.get_mut(..most).unwrap_or_default()
+    }
+
+    /// Moves the write position past `n` bytes of [`Self::rest_of_chunk`].
+    #[inline]
+    pub(crate) fn advance(&mut self, n: usize) {
+        self.at += n;
+        self.position += n;
     }
 
     /// Writes as many of `bytes` as fit; returns their number.
@@ -276,12 +287,16 @@ impl<'a> FrameWriter<'a> {
     pub fn put(&mut self, mut bytes: &[u8]) -> usize {
         let total = bytes.len();
         while !bytes.is_empty() {
-            let space = self.space(bytes.len());
-            if space.is_empty() {
+            let space = self.rest_of_chunk();
+            let n = space.len().min(bytes.len());
+            if n == 0 {
                 break;
             }
-            let (now, later) = bytes.split_at(space.len());
-            space.copy_from_slice(now);
+            let (now, later) = bytes.split_at(n);
+            if let Some(to) = space.get_mut(..n) {
+                to.copy_from_slice(now);
+            }
+            self.advance(n);
             bytes = later;
         }
         total - bytes.len()

@@ -7,7 +7,7 @@ use super::{
     keys::{KeyError, User},
     work::{Access, Sge},
 };
-use crate::memory::Memory;
+use crate::memory::{Memory, Reader};
 
 /// The bytes of a region: one memory, or several concatenated.
 #[derive(Debug, Default, Clone)]
@@ -156,22 +156,6 @@ impl<'k> Stretches<'k> {
         }
     }
 
-    /// Copies the next bytes into `out`, and updates `crc` with them if there is one.
-    #[inline]
-    pub(crate) fn read(&mut self, mut out: &mut [u8], mut crc: Option<&mut u32>) {
-        while !out.is_empty() {
-            let Some((memory, offset, n)) = self.step(out.len()) else { return };
-            let (now, later) = out.split_at_mut(n);
-            // The range was checked when it was opened, and the memory of a key never shrinks.
-            let copied = match &mut crc {
-                Some(crc) => memory.read_with_crc(offset, now, crc),
-                None => memory.read(offset, now),
-            };
-            debug_assert!(copied.is_ok());
-            out = later;
-        }
-    }
-
     /// Copies `bytes` to the next bytes; returns false if the memory is read-only.
     #[inline]
     pub(crate) fn write(&mut self, mut bytes: &[u8]) -> bool {
@@ -201,6 +185,67 @@ impl<'k> Stretches<'k> {
             let found = (stretch.memory, stretch.offset + self.within, n);
             self.within += n;
             return Some(found);
+        }
+    }
+}
+
+/// The bytes of a gather list, which are read from front to back. As with [`Stretches`], none of their regions can be
+/// deregistered meanwhile.
+#[derive(Debug)]
+pub(crate) struct Gather<'k> {
+    /// The rest of the stretch that is being read.
+    reader: Reader<'k>,
+    /// All stretches, if there are several, of which the first `begun` were passed to `reader`.
+    list: SmallVec<[Stretch<'k>; 4]>,
+    begun: usize,
+}
+
+impl<'k> Gather<'k> {
+    /// The `len` bytes from byte `skip` of `pieces`, each checked for access `need` by `user`.
+    #[inline]
+    pub(crate) fn open(
+        keys: &'k Keys,
+        user: User,
+        need: Access,
+        pieces: &[Sge],
+        skip: u64,
+        len: u64,
+    ) -> Result<Self, KeyError> {
+        if let [piece] = pieces
+            && len > 0
+            && skip + len <= u64::from(piece.len)
+        {
+            let start = piece.offset.checked_add(skip).ok_or(KeyError::Wrap)?;
+            let (extent, start) = keys.find(user, piece.key, need, start, len)?;
+            if let Some(memory) = extent.one_memory() {
+                let reader = memory.reader(start as usize, len as usize).map_err(|_| KeyError::Bounds)?;
+                return Ok(Self { reader, list: SmallVec::new(), begun: 0 });
+            }
+        }
+        let Stretches { list, .. } = Stretches::open(keys, user, need, pieces, skip, len)?;
+        Ok(Self { reader: Reader::empty(), list, begun: 0 })
+    }
+
+    /// Copies the next bytes into `out`, and updates `crc` with them if there is one.
+    #[inline]
+    pub(crate) fn read(&mut self, out: &mut [u8], mut crc: Option<&mut u32>) {
+        let done = self.reader.read(out, crc.as_deref_mut());
+        if done < out.len() {
+            self.read_on(out.get_mut(done..).unwrap_or_default(), crc);
+        }
+    }
+
+    /// Copies the bytes of the next stretches into `out`.
+    #[inline(never)]
+    fn read_on(&mut self, mut out: &mut [u8], mut crc: Option<&mut u32>) {
+        while !out.is_empty()
+            && let Some(Stretch { memory, offset, len }) = self.list.get(self.begun)
+        {
+            self.begun += 1;
+            // The range was checked when the list was opened, and the memory of a key never shrinks.
+            self.reader = memory.reader(*offset, *len).unwrap_or_else(|_| Reader::empty());
+            let done = self.reader.read(out, crc.as_deref_mut());
+            out = out.get_mut(done..).unwrap_or_default();
         }
     }
 }

@@ -28,7 +28,7 @@ use crate::{
         AtomicOperation, AtomicRequest, AtomicResponse, Control, MessageType, RdmapError, ReadRequest,
         TerminateHeader,
     },
-    segment::{Header, Quote, Seen, SegmentPayload, SegmentWriter},
+    segment::{Quote, Seen, SegmentPayload, SegmentWriter},
 };
 
 /// Bytes of an atomic response's payload: the former value, big-endian.
@@ -182,7 +182,7 @@ impl Stream {
         payload: &[u8],
         out: &mut SegmentWriter<'_, '_, '_>,
     ) -> bool {
-        let written = out.put_whole(&Header::Numbered(*header), payload);
+        let written = out.put_whole(header, payload);
         if written {
             self.sent(header);
         }

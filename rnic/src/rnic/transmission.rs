@@ -13,13 +13,14 @@ use xwarp_tcp::{
 
 use super::{
     Shared,
-    keys::KeyError,
+    grant::Keys,
+    keys::{KeyError, User},
     phase::Phase,
-    pieces::Stretches,
-    qp::{Asked, AskedKind, Current, Ending, QueuePair, ToAnswer},
+    pieces::{Gather, Stretches},
+    qp::{Asked, AskedKind, Current, Ending, QueuePair, ToAnswer, Transmitter},
     rdma_tcp::{ATOMIC_VALUE_BYTES, atomic_words},
-    send_queue::{Position, Progress, SendRequest},
-    work::{Access, Operation, Remote, SendFlags, WcStatus},
+    send_queue::{Position, Progress, SendQueue, SendRequest},
+    work::{Access, Operation, Remote, SendFlags, Sge, WcStatus},
 };
 use crate::{
     ddp::{Msn, Queue, STag, Untagged},
@@ -27,7 +28,7 @@ use crate::{
         ATOMIC_RESPONSE_BYTES, AtomicOperation, AtomicRequest, AtomicResponse, MessageType, RdmapError,
         ReadRequest, StreamError, TERMINATE_MOST_BYTES, TerminateHeader,
     },
-    segment::{Header, Quote, Seen, SegmentWriter},
+    segment::{Head, Header, Quote, Seen, SegmentWriter, TaggedHead, UntaggedHead},
 };
 
 /// A message is not split to fill the rest of a frame with fewer bytes than this.
@@ -42,6 +43,59 @@ enum Step {
     Pulled(Pulled),
     /// The step produced no ULPDU, or chose the next message: take another step.
     Again,
+}
+
+/// Result of writing a part of a message.
+enum Part {
+    /// This many bytes of the message were written.
+    Written(u32),
+    /// The message should continue in the next TCP segment.
+    DoesNotFit,
+    /// The local memory is not accessible.
+    NotAccessible,
+}
+
+/// The bytes of a Send or RDMA Write from byte `sent` on.
+struct LocalPayload<'a> {
+    keys: &'a Keys,
+    user: User,
+    sq: &'a SendQueue,
+    entry: &'a SendRequest,
+    sent: u32,
+}
+
+impl LocalPayload<'_> {
+    /// Writes the next segment, with the header `head`, to which it adds whether the message ends.
+    #[inline]
+    fn put(self, head: &mut impl Head, out: &mut SegmentWriter<'_, '_, '_>) -> Part {
+        let Self { keys, user, sq, entry, sent } = self;
+        let rest = entry.len - sent;
+        let Some(n) = segment_bytes(out, head, rest) else { return Part::DoesNotFit };
+        head.end_message(n == rest);
+        if let Some(bytes) = sq.inline(entry) {
+            out.put(head, bytes.get(sent as usize..(sent + n) as usize).unwrap_or_default());
+        } else if let Ok(mut gather) =
+            Gather::open(keys, user, Access::empty(), &entry.payload, sent.into(), n.into())
+        {
+            out.fill(head, n as usize, |space, crc| gather.read(space, crc));
+        } else {
+            return Part::NotAccessible;
+        }
+        Part::Written(n)
+    }
+}
+
+impl Transmitter {
+    /// Header of the segment that begins at byte `sent` of a Send, if it is not the last one.
+    #[inline]
+    fn message_head(&self, operation: Operation, flags: SendFlags, sent: u32) -> UntaggedHead {
+        let (invalidate, word) = match operation {
+            Operation::Send { invalidate: Some(stag) } => (true, stag.value()),
+            _ => (false, 0),
+        };
+        let message = MessageType::Send { invalidate, solicited: flags.contains(SendFlags::SOLICITED) };
+        UntaggedHead { message, last: false, word, queue: Queue::Send, msn: self.send_msn, mo: sent }
+    }
 }
 
 impl QueuePair {
@@ -166,64 +220,44 @@ impl QueuePair {
             self.tx.current = None;
             return Step::Again;
         };
-        let mut header = self.message_header(entry, sent);
-        let Some(n) = segment_bytes(out, &header, entry.len - sent) else {
-            return Step::Pulled(Pulled::Nothing);
+        let local = LocalPayload { keys: &shared.keys, user: self.user(), sq: &self.sq, entry, sent };
+        let part = match (&mut self.stream, entry.operation) {
+            (None, Operation::Write { remote } | Operation::WriteImmediate { remote, .. }) => {
+                let to = remote.offset.wrapping_add(u64::from(sent));
+                let mut head = TaggedHead { message: MessageType::Write, last: false, stag: remote.key, to };
+                local.put(&mut head, out)
+            }
+            (None, operation) => local.put(&mut self.tx.message_head(operation, entry.flags, sent), out),
+            (Some(stream), _) => {
+                let mut head = stream.message_header(entry, sent);
+                let part = local.put(&mut head, out);
+                if matches!(part, Part::Written(_)) {
+                    stream.sent(&head);
+                }
+                part
+            }
         };
-        let last = sent + n == entry.len;
-        header.end_message(last);
-        let immediate = match entry.operation {
-            Operation::WriteImmediate { data, .. } => Some(data),
-            _ => None,
+        let n = match part {
+            Part::Written(n) => n,
+            Part::DoesNotFit => return Step::Pulled(Pulled::Nothing),
+            Part::NotAccessible => {
+                self.fail_request(position, WcStatus::LocalProtection, shared);
+                return Step::Again;
+            }
         };
-        let (user, skip) = (self.user(), u64::from(sent));
-        if let Some(bytes) = self.sq.inline(entry) {
-            out.put(&header, bytes.get(sent as usize..(sent + n) as usize).unwrap_or_default());
-        } else if let Ok(mut stretches) =
-            Stretches::open(&shared.keys, user, Access::empty(), &entry.payload, skip, u64::from(n))
-        {
-            out.fill(&header, n as usize, |space, crc| stretches.read(space, crc));
-        } else {
-            self.fail_request(position, WcStatus::LocalProtection, shared);
-            return Step::Again;
-        }
-        self.note_sent(&header);
-        if let Some(data) = immediate.filter(|_| last) {
+        if sent + n < entry.len {
+            self.tx.current = Some(Current::Request { position, sent: sent + n });
+        } else if let Operation::WriteImmediate { data, .. } = entry.operation {
             self.tx.current = Some(Current::Immediate { position, data });
-        } else if last {
-            if matches!(header, Header::Untagged { .. }) {
+        } else {
+            if self.stream.is_none() && !matches!(entry.operation, Operation::Write { .. }) {
                 self.tx.send_msn = self.tx.send_msn.next();
             }
             self.tx.current = None;
             self.sq.next = position + 1;
             self.set_progress(position, Progress::Sent(out.end()));
-        } else {
-            self.tx.current = Some(Current::Request { position, sent: sent + n });
         }
         Step::Pulled(Pulled::Ulpdu)
-    }
-
-    /// Header of the segment that begins at byte `sent` of a Send or RDMA Write, if it is not the last one.
-    fn message_header(&self, entry: &SendRequest, sent: u32) -> Header {
-        if let Some(stream) = &self.stream {
-            return Header::Numbered(stream.message_header(entry, sent));
-        }
-        match entry.operation {
-            Operation::Write { remote } | Operation::WriteImmediate { remote, .. } => {
-                let to = remote.offset.wrapping_add(u64::from(sent));
-                Header::Tagged { message: MessageType::Write, last: false, stag: remote.key, to }
-            }
-            operation => {
-                let (invalidate, word) = match operation {
-                    Operation::Send { invalidate: Some(stag) } => (true, stag.value()),
-                    _ => (false, 0),
-                };
-                let solicited = entry.flags.contains(SendFlags::SOLICITED);
-                let message = MessageType::Send { invalidate, solicited };
-                let (queue, msn) = (Queue::Send, self.tx.send_msn);
-                Header::Untagged { message, last: false, word, queue, msn, mo: sent }
-            }
-        }
     }
 
     /// Notes that a segment of a message was written.
@@ -341,7 +375,7 @@ impl QueuePair {
             }
             Rtr::Write => {
                 let message = MessageType::Write;
-                out.put_whole(&Header::Tagged { message, last: true, stag: RTR_STAG, to: 0 }, &[])
+                out.put_whole(&TaggedHead { message, last: true, stag: RTR_STAG, to: 0 }, &[])
             }
             Rtr::Read => {
                 let request = ReadRequest {
@@ -388,7 +422,7 @@ impl QueuePair {
         let (message, stag, to) = (MessageType::ReadResponse, rest.sink_stag, rest.sink_to);
         let mut header = match &self.stream {
             Some(stream) => Header::Numbered(stream.response_header(sent)),
-            None => Header::Tagged { message, last: false, stag, to },
+            None => Header::Tagged(TaggedHead { message, last: false, stag, to }),
         };
         let Some(n) = segment_bytes(out, &header, rest.len) else {
             return Step::Pulled(Pulled::Nothing);
@@ -398,10 +432,10 @@ impl QueuePair {
         if request.len == 0 {
             out.put(&header, &[]);
         } else {
-            let (stag, to, len) = (rest.source_stag, rest.source_to, u64::from(n));
-            let opened = shared.keys.open(self.user(), stag, Access::REMOTE_READ, to, len);
-            let written = opened.map(|mut stretches| {
-                out.fill(&header, n as usize, |space, crc| stretches.read(space, crc));
+            let source = [Sge { key: rest.source_stag, offset: rest.source_to, len: n }];
+            let opened = Gather::open(&shared.keys, self.user(), Access::REMOTE_READ, &source, 0, n.into());
+            let written = opened.map(|mut gather| {
+                out.fill(&header, n as usize, |space, crc| gather.read(space, crc));
             });
             if let Err(error) = written {
                 let quote = Quote { request: Some(rest), ..seen.into() };
@@ -429,7 +463,11 @@ impl QueuePair {
     ) -> Step {
         let mut header = match &self.stream {
             Some(stream) => Header::Numbered(stream.response_header(0)),
-            None => untagged(MessageType::AtomicResponse, Queue::AtomicResponse, self.tx.atomic_msn),
+            None => Header::Untagged(untagged(
+                MessageType::AtomicResponse,
+                Queue::AtomicResponse,
+                self.tx.atomic_msn,
+            )),
         };
         header.end_message(true);
         let bytes = if self.stream.is_some() { ATOMIC_VALUE_BYTES } else { ATOMIC_RESPONSE_BYTES };
@@ -482,13 +520,14 @@ impl QueuePair {
 }
 
 /// The header of an untagged message of one segment.
-fn untagged(message: MessageType, queue: Queue, msn: Msn) -> Header {
-    Header::Untagged { message, last: true, word: 0, queue, msn, mo: 0 }
+fn untagged(message: MessageType, queue: Queue, msn: Msn) -> UntaggedHead {
+    UntaggedHead { message, last: true, word: 0, queue, msn, mo: 0 }
 }
 
 /// Number of the message's `rest` bytes to put into the current TCP segment; `None` when the message should continue
 /// in the next one.
-fn segment_bytes(out: &SegmentWriter<'_, '_, '_>, header: &Header, rest: u32) -> Option<u32> {
+#[inline]
+fn segment_bytes(out: &SegmentWriter<'_, '_, '_>, header: &impl Head, rest: u32) -> Option<u32> {
     let space = u32::try_from(out.room_behind(header)?).unwrap_or(u32::MAX);
     (rest <= space || out.has_all_room() || space >= LEAST_CUT).then_some(rest.min(space))
 }

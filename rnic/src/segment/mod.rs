@@ -13,7 +13,7 @@ use xwarp_tcp::{
     ulp::Ulpdu,
 };
 
-pub(crate) use writer::{Header, SegmentWriter};
+pub(crate) use writer::{Head, Header, SegmentWriter, TaggedHead, UntaggedHead};
 
 use crate::{
     ddp::{self, Malformed, RawHeader, TAGGED_BYTES, Tagged, UNTAGGED_BYTES, Untagged, Versions},

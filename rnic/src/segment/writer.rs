@@ -9,38 +9,162 @@ use xwarp_tcp::{
 
 use super::Codec;
 use crate::{
-    ddp::{MessageOffset, Msn, Queue, STag, TAGGED_BYTES, Tagged, TaggedOffset, UNTAGGED_BYTES, Untagged},
+    ddp::{
+        MessageOffset, Msn, Queue, STag, TAGGED_BYTES, Tagged, TaggedOffset, UNTAGGED_BYTES, Untagged,
+        Versions,
+    },
     rdmap::{Control, MessageType},
 };
 
-/// The header of a segment to send.
+/// The header of a segment to send. A caller that knows the form of its header uses that, and [`Header`] otherwise.
+pub(crate) trait Head {
+    /// Bytes of the header.
+    fn bytes(&self) -> usize;
+
+    /// Says whether this is the last segment of its message.
+    fn end_message(&mut self, is_last: bool);
+
+    /// Writes the segment with `len` bytes; see [`SegmentWriter::fill`].
+    fn write(
+        &self,
+        out: &mut SegmentWriter<'_, '_, '_>,
+        len: usize,
+        f: impl FnMut(&mut [u8], Option<&mut u32>),
+    );
+}
+
+/// Of a segment for a tagged buffer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TaggedHead {
+    pub(crate) message: MessageType,
+    pub(crate) last: bool,
+    pub(crate) stag: STag,
+    pub(crate) to: TaggedOffset,
+}
+
+/// Of a segment for an untagged buffer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct UntaggedHead {
+    pub(crate) message: MessageType,
+    pub(crate) last: bool,
+    /// The tag to invalidate.
+    pub(crate) word: u32,
+    pub(crate) queue: Queue,
+    pub(crate) msn: Msn,
+    pub(crate) mo: MessageOffset,
+}
+
+/// A header of any form.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Header {
-    /// Of a segment for a tagged buffer.
-    Tagged { message: MessageType, last: bool, stag: STag, to: TaggedOffset },
-    /// Of a segment for an untagged buffer; `word` is the tag to invalidate.
-    Untagged { message: MessageType, last: bool, word: u32, queue: Queue, msn: Msn, mo: MessageOffset },
-    /// Of a segment of RDMA/TCP.
+    Tagged(TaggedHead),
+    Untagged(UntaggedHead),
+    /// Of RDMA/TCP.
     Numbered(SegmentHeader),
 }
 
-impl Header {
-    /// Bytes of the header.
+impl Head for TaggedHead {
     #[inline]
-    pub(crate) fn bytes(&self) -> usize {
+    fn bytes(&self) -> usize {
+        TAGGED_BYTES
+    }
+
+    #[inline]
+    fn end_message(&mut self, is_last: bool) {
+        self.last = is_last;
+    }
+
+    #[inline]
+    fn write(
+        &self,
+        out: &mut SegmentWriter<'_, '_, '_>,
+        len: usize,
+        f: impl FnMut(&mut [u8], Option<&mut u32>),
+    ) {
+        let Some(versions) = out.versions() else { return };
+        let &Self { message, last, stag, to } = self;
+        let control = Control { message }.byte(versions);
+        out.fill_behind(&Tagged { last, control, stag, to }.to_bytes(versions), len, f);
+    }
+}
+
+impl Head for UntaggedHead {
+    #[inline]
+    fn bytes(&self) -> usize {
+        UNTAGGED_BYTES
+    }
+
+    #[inline]
+    fn end_message(&mut self, is_last: bool) {
+        self.last = is_last;
+    }
+
+    #[inline]
+    fn write(
+        &self,
+        out: &mut SegmentWriter<'_, '_, '_>,
+        len: usize,
+        f: impl FnMut(&mut [u8], Option<&mut u32>),
+    ) {
+        let Some(versions) = out.versions() else { return };
+        let &Self { message, last, word, queue, msn, mo } = self;
+        let control = Control { message }.byte(versions);
+        let header = Untagged { last, control, word, queue: queue.number(), msn, mo };
+        out.fill_behind(&header.to_bytes(versions), len, f);
+    }
+}
+
+impl Head for SegmentHeader {
+    fn bytes(&self) -> usize {
+        Self::bytes(self)
+    }
+
+    fn end_message(&mut self, is_last: bool) {
+        self.last = is_last;
+    }
+
+    fn write(
+        &self,
+        out: &mut SegmentWriter<'_, '_, '_>,
+        len: usize,
+        f: impl FnMut(&mut [u8], Option<&mut u32>),
+    ) {
+        let Codec::RdmaTcp(connection) = out.codec else {
+            return debug_assert!(false, "{self:?} is not of {:?}", out.codec);
+        };
+        let mut bytes = [0; HEADER_MOST_BYTES];
+        let header_len = self.emit(connection, len, &mut bytes);
+        out.fill_in_parts(bytes.get(..header_len).unwrap_or_default(), len, f);
+    }
+}
+
+impl Head for Header {
+    fn bytes(&self) -> usize {
         match self {
-            Self::Tagged { .. } => TAGGED_BYTES,
-            Self::Untagged { .. } => UNTAGGED_BYTES,
-            Self::Numbered(header) => header.bytes(),
+            Self::Tagged(head) => head.bytes(),
+            Self::Untagged(head) => head.bytes(),
+            Self::Numbered(head) => head.bytes(),
         }
     }
 
-    /// Says whether this is the last segment of its message.
-    #[inline]
-    pub(crate) fn end_message(&mut self, is_last: bool) {
+    fn end_message(&mut self, is_last: bool) {
         match self {
-            Self::Tagged { last, .. } | Self::Untagged { last, .. } => *last = is_last,
-            Self::Numbered(header) => header.last = is_last,
+            Self::Tagged(head) => head.end_message(is_last),
+            Self::Untagged(head) => head.end_message(is_last),
+            Self::Numbered(head) => head.end_message(is_last),
+        }
+    }
+
+    fn write(
+        &self,
+        out: &mut SegmentWriter<'_, '_, '_>,
+        len: usize,
+        f: impl FnMut(&mut [u8], Option<&mut u32>),
+    ) {
+        match self {
+            Self::Tagged(head) => head.write(out, len, f),
+            Self::Untagged(head) => head.write(out, len, f),
+            Self::Numbered(head) => head.write(out, len, f),
         }
     }
 }
@@ -58,7 +182,7 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
 
     /// Bytes of payload that fit behind `header`; `None` when not even the header fits.
     #[inline]
-    pub(crate) fn room_behind(&self, header: &Header) -> Option<usize> {
+    pub(crate) fn room_behind(&self, header: &impl Head) -> Option<usize> {
         self.out.room().checked_sub(header.bytes())
     }
 
@@ -77,7 +201,7 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
 
     /// Writes a segment with these bytes, which must fit.
     #[inline]
-    pub(crate) fn put(&mut self, header: &Header, payload: &[u8]) {
+    pub(crate) fn put(&mut self, header: &impl Head, payload: &[u8]) {
         let mut rest = payload;
         self.fill(header, payload.len(), |space, crc| {
             let Some((now, later)) = rest.split_at_checked(space.len()) else { return };
@@ -90,7 +214,7 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
     }
 
     /// Writes a segment with these bytes, if it fits.
-    pub(crate) fn put_whole(&mut self, header: &Header, payload: &[u8]) -> bool {
+    pub(crate) fn put_whole(&mut self, header: &impl Head, payload: &[u8]) -> bool {
         let fits = self.room_behind(header).is_some_and(|room| room >= payload.len());
         if fits {
             self.put(header, payload);
@@ -101,28 +225,28 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
     /// Writes a segment with `len` bytes, which must fit: `f(space, crc)` writes the next piece of the payload, and updates
     /// the CRC, if there is one.
     #[inline]
-    pub(crate) fn fill(&mut self, header: &Header, len: usize, f: impl FnMut(&mut [u8], Option<&mut u32>)) {
-        match (self.codec, header) {
-            (Codec::Ddp(versions), &Header::Tagged { message, last, stag, to }) => {
-                let control = Control { message }.byte(versions);
-                self.fill_behind(&Tagged { last, control, stag, to }.to_bytes(versions), len, f);
+    pub(crate) fn fill(
+        &mut self,
+        header: &impl Head,
+        len: usize,
+        f: impl FnMut(&mut [u8], Option<&mut u32>),
+    ) {
+        header.write(self, len, f);
+    }
+
+    /// The versions of a connection with DDP.
+    #[inline]
+    fn versions(&self) -> Option<Versions> {
+        match self.codec {
+            Codec::Ddp(versions) => Some(versions),
+            Codec::RdmaTcp(_) => {
+                debug_assert!(false, "a DDP header on a connection with RDMA/TCP");
+                None
             }
-            (Codec::Ddp(versions), &Header::Untagged { message, last, word, queue, msn, mo }) => {
-                let control = Control { message }.byte(versions);
-                let header = Untagged { last, control, word, queue: queue.number(), msn, mo };
-                self.fill_behind(&header.to_bytes(versions), len, f);
-            }
-            (Codec::RdmaTcp(connection), Header::Numbered(header)) => {
-                let mut bytes = [0; HEADER_MOST_BYTES];
-                let header_len = header.emit(connection, len, &mut bytes);
-                self.out.put(bytes.get(..header_len).unwrap_or_default());
-                self.fill_rest(len, f);
-            }
-            _ => debug_assert!(false, "{header:?} is not of {:?}", self.codec),
         }
     }
 
-    /// Writes a segment with the DDP header `header` and `len` bytes: at once if it is short.
+    /// Writes a segment with the DDP header `header` and `len` bytes: at once if that is possible.
     #[inline]
     fn fill_behind<const N: usize>(
         &mut self,
@@ -130,15 +254,15 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
         len: usize,
         mut f: impl FnMut(&mut [u8], Option<&mut u32>),
     ) {
-        if !self.out.put_whole(header, len, |space| f(space, None)) {
-            self.out.announce(N + len);
-            self.out.put_header(header);
-            self.fill_rest(len, f);
+        if !self.out.put_whole(header, len, &mut f) {
+            self.fill_in_parts(header, len, f);
         }
     }
 
-    #[inline]
-    fn fill_rest(&mut self, len: usize, mut f: impl FnMut(&mut [u8], Option<&mut u32>)) {
+    #[inline(never)]
+    fn fill_in_parts(&mut self, header: &[u8], len: usize, mut f: impl FnMut(&mut [u8], Option<&mut u32>)) {
+        self.out.announce(header.len() + len);
+        self.out.put(header);
         self.out.fill_with_crc(len, |_, space, crc| f(space, crc));
     }
 }

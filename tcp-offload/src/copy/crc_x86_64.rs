@@ -5,12 +5,15 @@
 //! The three sums are joined by carry-less multiplication: the sum of bytes followed by `n` zero bytes is the sum of
 //! the bytes times `x^8n`, modulo the polynomial.
 
-use std::arch::{
-    asm,
-    x86_64::{
-        _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u32, _mm_crc32_u64, _mm_cvtsi32_si128,
-        _mm_cvtsi128_si64, _mm_xor_si128,
+use std::{
+    arch::{
+        asm,
+        x86_64::{
+            _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u32, _mm_crc32_u64, _mm_cvtsi32_si128,
+            _mm_cvtsi128_si64, _mm_xor_si128,
+        },
     },
+    sync::atomic::{AtomicU8, Ordering},
 };
 
 /// The polynomial, reflected.
@@ -41,10 +44,26 @@ const SHIFT: [u32; 2 * MOST_WORDS + 1] = {
     table
 };
 
+/// Whether the processor has the instructions: one load answers for both of them, once for each piece of a copy.
+static PRESENT: AtomicU8 = AtomicU8::new(UNKNOWN);
+const UNKNOWN: u8 = 0;
+const ABSENT: u8 = 1;
+const FOUND: u8 = 2;
+
 /// Whether the processor has the instructions.
 #[inline]
 pub(super) fn present() -> bool {
-    is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq")
+    match PRESENT.load(Ordering::Relaxed) {
+        UNKNOWN => detect(),
+        known => known == FOUND,
+    }
+}
+
+#[cold]
+fn detect() -> bool {
+    let found = is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq");
+    PRESENT.store(if found { FOUND } else { ABSENT }, Ordering::Relaxed);
+    found
 }
 
 /// The CRC of bytes whose CRC is `crc`, followed by the `len` bytes at `from`. With `COPY`, the bytes are also stored

@@ -1,7 +1,7 @@
 //! Builds one FPDU in a transmit frame: the methods of [`UlpduWriter`] for the upper layer, and the framing of its
 //! ULPDU.
 
-use super::layout::{BETWEEN_MARKERS, CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES};
+use super::layout::{BETWEEN_MARKERS, CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES, MARKER_SPACING};
 use crate::{copy, link::FrameWriter, seq::StreamOffset, ulp::UlpduWriter};
 
 /// Bytes of the longest FPDU that [`UlpduWriter::put_whole`] writes. With markers a longer one contains one, and a copy
@@ -123,42 +123,52 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         }
     }
 
-    /// Writes a whole short FPDU at once: a ULPDU of `header` and `len` bytes, which `f` writes to the slice that it gets.
-    /// Returns false, and has written nothing, when something was written before, the FPDU is long, a marker lies in it, or it
-    /// crosses the end of a chunk: the other methods write it then.
+    /// Writes a whole FPDU at once: a ULPDU of `header` and `len` bytes. `f(space, crc)` writes each piece of these bytes, and
+    /// updates `crc`, if there is one, with them. Returns false, and has written nothing, when something was written before, the
+    /// FPDU does not fit, or its first fields have a marker between them or cross the end of a chunk: the other methods write it
+    /// then.
     #[inline]
     pub fn put_whole<const N: usize>(
         &mut self,
         header: &[u8; N],
         len: usize,
-        f: impl FnOnce(&mut [u8]),
+        mut f: impl FnMut(&mut [u8], Option<&mut u32>),
     ) -> bool {
-        let (ulpdu, body) = (N + len, Layout::body(N + len));
-        if !self.has_length
-            || self.offset != self.start
-            || ulpdu > self.room
-            || body > MOST_WHOLE_BYTES.min(self.layout.to_marker(self.start))
-        {
+        let ulpdu = N + len;
+        if !self.has_length || self.offset != self.start || ulpdu > self.room {
             return false;
         }
-        let fpdu = self.frame.contiguous(body).and_then(<[u8]>::split_last_chunk_mut::<CRC_BYTES>);
-        let Some((covered, crc)) = fpdu else { return false };
-        if let Some((length, rest)) = covered.split_first_chunk_mut::<LENGTH_BYTES>()
-            && let Some((head, rest)) = rest.split_first_chunk_mut::<N>()
-            && let Some((payload, pad)) = rest.split_at_mut_checked(len)
+        let to_marker = self.layout.to_marker(self.start);
+        let body = Layout::body(ulpdu);
+        if body <= MOST_WHOLE_BYTES.min(to_marker)
+            && let Some(fpdu) = self.frame.contiguous(body)
         {
-            *length = (ulpdu as u16).to_be_bytes();
-            *head = *header;
-            f(payload);
-            for byte in pad {
-                *byte = 0;
-            }
+            put_short(fpdu, header, len, self.crc, |space| f(space, None));
+            self.offset += body as u64;
+            self.written = ulpdu;
+            self.room = 0;
+            self.complete = true;
+            return true;
         }
-        *crc = if self.crc { copy::crc32c(0, covered) } else { 0 }.to_le_bytes();
-        self.offset += body as u64;
-        self.written = ulpdu;
-        self.room = 0;
-        self.complete = true;
+        // The first fields, after the marker that may precede them.
+        let first = if to_marker == 0 { MARKER_BYTES } else { 0 };
+        let behind = if to_marker == 0 { BETWEEN_MARKERS } else { to_marker };
+        if behind < LENGTH_BYTES + N {
+            return false;
+        }
+        let Some(fields) = self.frame.contiguous(first + LENGTH_BYTES + N) else { return false };
+        let (marker, rest) = fields.split_at_mut(first);
+        if let Some(marker) = marker.first_chunk_mut() {
+            *marker = [0; MARKER_BYTES];
+        }
+        put_fields(rest, ulpdu, header);
+        let crc = if self.crc { copy::crc32c(0, fields) } else { 0 };
+        self.offset += (first + LENGTH_BYTES + N) as u64;
+        self.written = N;
+        self.room -= N;
+        let mut announced = self.crc.then_some(Announced { ulpdu, crc, summed: self.written_to() });
+        self.fill_between_markers(len, announced.as_mut(), |_, space, crc| f(space, crc));
+        self.announced = announced;
         true
     }
 
@@ -170,17 +180,6 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
                 space.copy_from_slice(from);
             }
         });
-    }
-
-    /// Like [`Self::put`], for a header, in which a marker seldom lies.
-    #[inline]
-    pub fn put_header<const N: usize>(&mut self, header: &[u8; N]) {
-        let len = self.begin_bytes(N);
-        if len < N || self.layout.to_marker(self.offset) < N {
-            return self.put(header.get(..len).unwrap_or_default());
-        }
-        self.put_field(*header);
-        self.end_bytes(N, N);
     }
 
     /// Appends `len` bytes, which must fit into [`Self::room`]: calls `f(at, space)` for each contiguous
@@ -211,33 +210,47 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         mut f: impl FnMut(usize, &mut [u8], Option<&mut u32>),
     ) {
         let (mut at, mut to_marker) = (0, self.layout.to_marker(self.offset));
-        if let Some(announced) = &mut announced {
-            self.sum_written(announced);
-        }
+        let header = self.layout.header(self.start);
         while at < len {
             if to_marker == 0 {
-                let marker = self.put_marker();
+                self.put_marker();
                 to_marker = BETWEEN_MARKERS;
-                if let Some(announced) = &mut announced {
-                    announced.crc = copy::crc32c(announced.crc, &marker);
-                    announced.summed = self.written_to();
-                }
             }
-            let space = self.frame.space(to_marker.min(len - at));
-            let n = space.len();
-            if n == 0 {
+            if let Some(announced) = &mut announced {
+                self.sum_written(announced);
+            }
+            let mut run = Run {
+                rest: self.frame.rest_of_chunk(),
+                at,
+                distance: self.offset - header,
+                crc: announced.as_mut().map(|announced| &mut announced.crc),
+                f: &mut f,
+            };
+            let (first, space) = (at, run.rest.len());
+            run.piece(to_marker.min(len - at));
+            to_marker -= run.at - at;
+            while to_marker == 0
+                && len - run.at >= BETWEEN_MARKERS
+                && run.rest.len() >= MARKER_SPACING as usize
+            {
+                run.marker();
+                run.piece(BETWEEN_MARKERS);
+            }
+            if to_marker == 0 && run.at < len && run.marker() {
+                let before = run.at;
+                run.piece(BETWEEN_MARKERS.min(len - run.at));
+                to_marker = BETWEEN_MARKERS - (run.at - before);
+            }
+            let used = space - run.rest.len();
+            at = run.at;
+            self.frame.advance(used);
+            self.offset += used as u64;
+            if let Some(announced) = &mut announced {
+                announced.summed = self.written_to();
+            }
+            if at == first {
                 break;
             }
-            match &mut announced {
-                Some(announced) => {
-                    f(at, space, Some(&mut announced.crc));
-                    announced.summed += n;
-                }
-                None => f(at, space, None),
-            }
-            self.offset += n as u64;
-            to_marker -= n;
-            at += n;
         }
         self.end_bytes(len, at);
     }
@@ -266,6 +279,22 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         }
         self.write_header();
         let pad = Layout::body(self.written) - LENGTH_BYTES - self.written - CRC_BYTES;
+        if let Some(Announced { ulpdu, crc, summed }) = self.announced
+            && ulpdu == self.written
+            && summed == self.written_to()
+            && self.layout.to_marker(self.offset) > pad
+            && let Some((pad, field)) =
+                self.frame.contiguous(pad + CRC_BYTES).and_then(<[u8]>::split_last_chunk_mut)
+        {
+            // Nearly always.
+            let mut crc = crc;
+            if !pad.is_empty() {
+                pad.fill(0);
+                crc = copy::crc32c(crc, pad);
+            }
+            *field = crc.to_le_bytes();
+            return (self.offset - self.start) as usize + pad.len() + CRC_BYTES;
+        }
         if pad > 0 {
             self.offset += self.frame.put([0; 3].get(..pad).unwrap_or_default()) as u64;
         }
@@ -297,6 +326,9 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     fn sum_written(&self, announced: &mut Announced) {
         let to = self.written_to();
         let Announced { crc, summed, .. } = announced;
+        if to == *summed {
+            return;
+        }
         if let Some(bytes) = self.frame.written_last(to - *summed) {
             *crc = copy::crc32c(*crc, bytes);
         } else {
@@ -330,14 +362,89 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         }
     }
 
-    /// Writes a marker and returns its bytes.
+    /// Writes a marker.
     #[inline]
-    fn put_marker(&mut self) -> [u8; MARKER_BYTES] {
-        let [high, low] = (self.offset.saturating_sub(self.layout.header(self.start)) as u16).to_be_bytes();
-        let marker = [0, 0, high, low];
-        self.put_field(marker);
-        marker
+    fn put_marker(&mut self) {
+        self.put_field(marker(self.offset.saturating_sub(self.layout.header(self.start))));
     }
+}
+
+/// Pieces of a ULPDU, and the markers between them, in one chunk of the frame.
+struct Run<'s, 'c, F> {
+    /// The rest of the chunk.
+    rest: &'s mut [u8],
+    /// Bytes written by `f` before `rest`.
+    at: usize,
+    /// Bytes from the ULPDU Length field to `rest`.
+    distance: u64,
+    /// Covers what is written, if the connection uses CRCs and the length was announced.
+    crc: Option<&'c mut u32>,
+    f: &'c mut F,
+}
+
+impl<F: FnMut(usize, &mut [u8], Option<&mut u32>)> Run<'_, '_, F> {
+    /// Writes `n` bytes by `f`, or as many as the chunk has.
+    #[inline]
+    fn piece(&mut self, n: usize) {
+        let n = n.min(self.rest.len());
+        let (space, rest) = std::mem::take(&mut self.rest).split_at_mut(n);
+        (self.f)(self.at, space, self.crc.as_deref_mut());
+        self.rest = rest;
+        self.at += n;
+        self.distance += n as u64;
+    }
+
+    /// Writes a marker. Returns false, and has written nothing, if the marker crosses the end of the chunk.
+    #[inline]
+    fn marker(&mut self) -> bool {
+        if self.rest.len() < MARKER_BYTES {
+            return false;
+        }
+        let (space, rest) = std::mem::take(&mut self.rest).split_at_mut(MARKER_BYTES);
+        space.copy_from_slice(&marker(self.distance));
+        if let Some(crc) = &mut self.crc {
+            **crc = copy::crc32c(**crc, space);
+        }
+        self.rest = rest;
+        self.distance += MARKER_BYTES as u64;
+        true
+    }
+}
+
+/// Writes the ULPDU Length and the ULPDU's header to the front of `out`. Returns the rest.
+#[inline]
+fn put_fields<'a, const N: usize>(out: &'a mut [u8], ulpdu: usize, header: &[u8; N]) -> &'a mut [u8] {
+    let Some((length, out)) = out.split_first_chunk_mut::<LENGTH_BYTES>() else { return &mut [] };
+    *length = (ulpdu as u16).to_be_bytes();
+    let Some((head, out)) = out.split_first_chunk_mut::<N>() else { return &mut [] };
+    *head = *header;
+    out
+}
+
+/// Writes an FPDU without markers to all of `fpdu`. `f` writes the `len` bytes after the header.
+#[inline]
+fn put_short<const N: usize>(
+    fpdu: &mut [u8],
+    header: &[u8; N],
+    len: usize,
+    crc: bool,
+    f: impl FnOnce(&mut [u8]),
+) {
+    let Some((covered, to_crc)) = fpdu.split_last_chunk_mut::<CRC_BYTES>() else { return };
+    if let Some((payload, pad)) = put_fields(covered, N + len, header).split_at_mut_checked(len) {
+        f(payload);
+        for byte in pad {
+            *byte = 0;
+        }
+    }
+    *to_crc = if crc { copy::crc32c(0, covered) } else { 0 }.to_le_bytes();
+}
+
+/// The marker `distance` bytes behind the ULPDU Length field of the FPDU to which it belongs.
+#[inline]
+fn marker(distance: u64) -> [u8; MARKER_BYTES] {
+    let [high, low] = (distance as u16).to_be_bytes();
+    [0, 0, high, low]
 }
 
 #[cfg(test)]
@@ -358,6 +465,13 @@ mod tests {
 
     const HEADER: usize = 14;
 
+    fn copy_part(from: &[u8], space: &mut [u8], crc: Option<&mut u32>) {
+        match crc {
+            Some(crc) => *crc = copy::copy_crc32c(*crc, from, space),
+            None => space.copy_from_slice(from),
+        }
+    }
+
     /// The FPDU with `ulpdu` at `start` of the stream, in a frame of two chunks.
     fn fpdu(ulpdu: &[u8], start: u64, markers: bool, first_chunk: usize, way: Way) -> Vec<u8> {
         let mut memory = vec![0xee; 4096];
@@ -371,16 +485,16 @@ mod tests {
         let (header, data) = ulpdu.split_at(ulpdu.len().min(HEADER));
         let whole = matches!(way, Way::Whole)
             && header.first_chunk::<HEADER>().is_some_and(|header| {
-                writer.put_whole(header, data.len(), |space| space.copy_from_slice(data))
+                let mut at = 0;
+                writer.put_whole(header, data.len(), |space, crc| {
+                    copy_part(&data[at..at + space.len()], space, crc);
+                    at += space.len();
+                })
             });
         if !whole {
             writer.put(header);
             writer.fill_with_crc(data.len(), |at, space, crc| {
-                let from = &data[at..at + space.len()];
-                match crc {
-                    Some(crc) => *crc = copy::copy_crc32c(*crc, from, space),
-                    None => space.copy_from_slice(from),
-                }
+                copy_part(&data[at..at + space.len()], space, crc);
             });
         }
         assert_eq!(writer.written(), ulpdu.len());
@@ -409,13 +523,16 @@ mod tests {
             }
         }
 
-        /// A short FPDU that is written at once has the same bytes.
+        /// An FPDU that is written at once has the same bytes.
         #[test]
         fn prop_a_whole_fpdu_has_the_bytes_of_one_written_in_parts(
-            ulpdu in prop::collection::vec(any::<u8>(), 0..600),
+            ulpdu in prop_oneof![
+                prop::collection::vec(any::<u8>(), 0..600),
+                prop::collection::vec(any::<u8>(), 600..3000),
+            ],
             start in (0u64..300).prop_map(|start| start * 4),
             markers: bool,
-            first_chunk in 0usize..1400,
+            first_chunk in 0usize..4096,
         ) {
             let plain = fpdu(&ulpdu, start, markers, first_chunk, Way::Plain);
             prop_assert_eq!(&fpdu(&ulpdu, start, markers, first_chunk, Way::Whole), &plain);
