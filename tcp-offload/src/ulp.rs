@@ -51,7 +51,7 @@ pub enum Refusal {
 /// The result of [`Ulp::pull`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pulled {
-    /// One ULPDU was written.
+    /// One ULPDU was written, and [`Ulp::has_data`] is still true.
     Ulpdu,
     /// One ULPDU was written, and [`Ulp::has_data`] is false now.
     LastUlpdu,

@@ -187,7 +187,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         out: &mut FrameWriter<'_>,
     ) -> Filled {
         if let Some(written) = self.fill_opening(now, out) {
-            let segment = Filled::Segment { len: written, more: true };
+            let segment = Filled::Segment { len: written, more: self.has_data(ulp, conn) };
             return if written > 0 { segment } else { Filled::Nothing };
         }
         match self.phase {
@@ -236,7 +236,11 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
                         break;
                     }
                 }
-                Pulled::Nothing => break,
+                Pulled::Nothing => {
+                    // Work that needs no ULPDU may have been the last.
+                    more = ulp.has_data(conn);
+                    break;
+                }
                 Pulled::Finish => self.finished = true,
             }
         }

@@ -475,8 +475,16 @@ impl<U: Ulp> Stack<U> {
 
     /// Sends everything that is due and allowed while the link has room, then flushes the link.
     pub fn transmit(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
-        self.transmit_resets(link);
-        self.retry_waiting(link);
+        if self.wants_to_transmit() {
+            self.transmit_resets(link);
+            self.retry_waiting(link);
+            self.transmit_ready(now, link, ulp);
+        }
+        link.flush();
+    }
+
+    /// Sends what is due on the connections that are ready, in turn.
+    fn transmit_ready(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
         let mut starved_in_a_row = 0;
         while let Some(index) = self.turns.next_send() {
             let Some(slot) = self.slots.get_mut(index as usize) else { continue };
@@ -526,7 +534,6 @@ impl<U: Ulp> Stack<U> {
                 _ => {}
             }
         }
-        link.flush();
     }
 
     /// Most consecutive connections that may find no room before the turn ends. When frames are too scarce for data,

@@ -64,7 +64,7 @@ pub enum Filled {
     Segment {
         /// How many bytes, at least 1.
         len: usize,
-        /// Whether [`Source::has_data`] may still be true.
+        /// Whether [`Source::has_data`] is still true.
         more: bool,
     },
     /// Nothing to send now, or nothing that fits the room offered.

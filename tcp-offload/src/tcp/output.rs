@@ -6,13 +6,14 @@ mod resend;
 use super::{
     Connection, Filled, Sent, Source, Wants,
     queue::{Payload, SentSegment},
+    recovery::RecoveryPhase,
     sender::{After, Limit},
     stage::{Sending, Stage, Syn},
     timers::Timer,
 };
 use crate::{
     link::{FrameWriter, Link, chunks_of},
-    seq::{SeqNum, StreamOffset},
+    seq::SeqNum,
     time::Instant,
     ulp::CloseReason,
     wire::{Ecn, Fields, Flags, Options, RunningSum, Sum, Timestamps, send_bare},
@@ -53,6 +54,50 @@ impl Turn<'_> {
         self.sent.frames += 1;
         Ok(())
     }
+}
+
+/// What stays the same for all new segments of one call of [`Connection::transmit`].
+struct Plan {
+    /// Bytes of the headers.
+    header: usize,
+    /// See [`Link::chunk_bytes`].
+    chunk_bytes: usize,
+    /// See [`Connection::reserved_chunks`].
+    reserved: usize,
+    /// The acknowledgement that they carry, once the first one was filled.
+    acknowledgement: Option<Acknowledgement>,
+}
+
+/// The header fields that acknowledge what the peer has sent.
+#[derive(Clone, Copy)]
+struct Acknowledgement {
+    ack: SeqNum,
+    window: u16,
+    timestamps: Option<Timestamps>,
+}
+
+impl Acknowledgement {
+    #[inline]
+    fn fields(self, seq: SeqNum, flags: Flags) -> Fields {
+        let Self { ack, window, timestamps } = self;
+        let options = Options { timestamps, ..Options::default() };
+        Fields { seq, ack, flags, window, options, ecn: Ecn::NotEct }
+    }
+}
+
+/// Why no more new segments were sent.
+enum End {
+    /// The source has no more data now.
+    Dry,
+    /// The next data needs more than `room` bytes.
+    DoesNotFit {
+        room: usize,
+    },
+    Limit(Limit),
+    /// The source has no more data at all: a FIN is next.
+    Finished,
+    /// The direction to the peer is closed.
+    Closed,
 }
 
 /// A connection may retain this multiple of the free chunks. A single connection can thus retain four fifths of all
@@ -105,7 +150,9 @@ impl Connection {
     }
 
     fn transmit_all(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source) -> Result<(), Stopped> {
-        self.transmit_resets(turn)?;
+        if self.due.any() {
+            self.transmit_resets(turn)?;
+        }
         self.transmit_boundaries(turn)?;
         let mut data = Ok(());
         match self.stage {
@@ -135,19 +182,21 @@ impl Connection {
 
     // ----- control segments -----
 
-    /// Header fields with the current acknowledgment; `flags` are set in addition to ACK.
+    /// The current acknowledgement. It advertises the window, so a segment with it must be sent.
+    #[inline]
+    fn acknowledgement(&mut self, now: Instant) -> Acknowledgement {
+        Acknowledgement {
+            ack: self.rx.next_seq(),
+            window: self.rx.advertise(self.snd_shift.is_some()),
+            timestamps: self.clock.as_ref().map(|c| c.option(now)),
+        }
+    }
+
+    /// Header fields with the current acknowledgement; `flags` are set in addition to ACK.
     #[inline]
     fn fields(&mut self, now: Instant, seq: SeqNum, flags: Flags) -> Fields {
-        let options =
-            Options { timestamps: self.clock.as_ref().map(|c| c.option(now)), ..Options::default() };
-        Fields {
-            seq,
-            ack: self.rx.next_seq(),
-            flags: Flags { ack: true, ece: self.marks.echo(), ..flags },
-            window: self.rx.advertise(self.snd_shift.is_some()),
-            options,
-            ecn: Ecn::NotEct,
-        }
+        let flags = Flags { ack: true, ece: self.marks.echo(), ..flags };
+        self.acknowledgement(now).fields(seq, flags)
     }
 
     /// Records that a segment with the current acknowledgment was sent. An ACK with SACK blocks stays due unless the
@@ -274,36 +323,60 @@ impl Connection {
         if self.timers.at(Timer::Hold).is_some() {
             return self.probe_with_old(turn);
         }
-        let mut has_data = source.has_data();
-        while let Some(sending) = self.stage.sending() {
-            if sending == Sending::Finished {
-                return if self.tx.usable() > 0 {
-                    self.transmit_fin(turn)
-                } else {
-                    self.stopped_by(turn, Limit::Window)
-                };
-            }
-            if !has_data {
+        let (before, frames) = (self.tx.nxt(), turn.sent.frames);
+        let end = self.send_new(turn, source);
+        if self.tx.nxt() != before {
+            self.tx.arm(turn.now, &mut self.timers, &self.config, After::Sent);
+        }
+        if turn.sent.frames != frames {
+            self.acknowledged(false);
+        }
+        match end? {
+            End::Finished if self.tx.usable() > 0 => self.transmit_fin(turn),
+            End::Finished => self.stopped_by(turn, Limit::Window),
+            End::Limit(limit) => self.stopped_by(turn, limit),
+            End::Dry => {
                 turn.sent.dry = true;
-                return self.nothing_new(turn);
+                self.nothing_new(turn)
             }
+            End::DoesNotFit { room } => {
+                if room < self.emss && self.tx.queue.is_empty() {
+                    self.persist(turn)?;
+                }
+                self.nothing_new(turn)
+            }
+            End::Closed => self.probe_with_old(turn),
+        }
+    }
+
+    /// Sends new segments until the source or a limit ends it. The caller arms the timers once for all of them.
+    #[inline]
+    fn send_new(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source) -> Result<End, Stopped> {
+        match self.stage.sending() {
+            Some(Sending::Open | Sending::Closing) => {}
+            Some(Sending::Finished) => return Ok(End::Finished),
+            None => return Ok(End::Closed),
+        }
+        let mut has_data = source.has_data();
+        let searches_mtu = self.mtu.is_searching(turn.now);
+        let mut plan = self.plan(turn.link);
+        while has_data {
             let probe = self.due.loss_probe;
             let free = turn.link.tx_available();
-            let chunk = turn.link.chunk_bytes();
-            let reserved = self.reserved_chunks(chunk);
-            let most_chunks = self.most_chunks(free.saturating_sub(reserved));
+            let most_chunks = self.most_chunks(free.saturating_sub(plan.reserved));
             let room = match self.tx.room(self.emss, most_chunks, self.due.window_probe) {
                 Err(Limit::Congestion) if probe && self.tx.usable() >= self.emss as u64 => self.emss,
+                Ok(room) if searches_mtu && room == self.emss && !probe => {
+                    self.probe_room(turn.now).unwrap_or(room)
+                }
                 Ok(room) => room,
-                Err(limit) => return self.stopped_by(turn, limit),
+                Err(limit) => return Ok(End::Limit(limit)),
             };
-            let room =
-                if room == self.emss && !probe { self.probe_room(turn.now).unwrap_or(room) } else { room };
             turn.check_room()?;
-            if free < reserved + chunks_of(chunk, self.header_bytes() + room) {
+            if free < plan.reserved + chunks_of(plan.chunk_bytes, plan.header + room) {
                 return Err(turn.no_frame());
             }
-            match self.fill(turn, source, room)? {
+            match self.fill(turn, source, room, &mut plan)? {
                 Filled::Segment { len, more } => {
                     if len > self.emss {
                         self.mtu_probe_sent(len);
@@ -314,21 +387,27 @@ impl Connection {
                     self.due.window_probe = false;
                     has_data = more;
                 }
-                Filled::Finish => self.stage.close(Sending::Finished),
-                Filled::Nothing => {
-                    if room < self.emss && self.tx.queue.is_empty() {
-                        self.persist(turn)?;
-                    }
-                    return self.nothing_new(turn);
+                Filled::Finish => {
+                    self.stage.close(Sending::Finished);
+                    return Ok(End::Finished);
                 }
+                Filled::Nothing => return Ok(End::DoesNotFit { room }),
             }
         }
-        self.probe_with_old(turn)
+        Ok(End::Dry)
+    }
+
+    /// The plan of the new segments of one call.
+    fn plan(&self, link: &dyn Link) -> Plan {
+        let chunk_bytes = link.chunk_bytes();
+        let reserved = self.reserved_chunks(chunk_bytes);
+        Plan { header: self.header_bytes(), chunk_bytes, reserved, acknowledgement: None }
     }
 
     /// Ends the sending of new data: F-RTO and the tail loss probe fall back to retransmission.
+    #[inline]
     fn nothing_new(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
-        if self.tx.nothing_new() {
+        if self.tx.phase != RecoveryPhase::Open && self.tx.nothing_new() {
             self.retransmit(turn)?;
         }
         self.probe_with_old(turn)
@@ -383,9 +462,14 @@ impl Connection {
 
     /// Builds and sends one new segment from `source`. It is pushed if there is no data for another one (RFC 9293 section
     /// 3.9.1.2).
-    fn fill(&mut self, turn: &mut Turn<'_>, source: &mut dyn Source, room: usize) -> Result<Filled, Stopped> {
-        let offset = self.tx.nxt();
-        let header = self.header_bytes();
+    fn fill(
+        &mut self,
+        turn: &mut Turn<'_>,
+        source: &mut dyn Source,
+        room: usize,
+        plan: &mut Plan,
+    ) -> Result<Filled, Stopped> {
+        let (offset, header) = (self.tx.nxt(), plan.header);
         let Some(mut frame) = turn.link.alloc(header + room) else { return Err(turn.no_frame()) };
         let mut writer = FrameWriter::closed();
         if !writer.open(turn.link, &mut frame, header, header + room) {
@@ -395,7 +479,7 @@ impl Connection {
         }
         let filled = source.fill(offset, &mut writer);
         let (len, more) = match filled {
-            Filled::Segment { len, more } if len > 0 => (len.min(room), more && source.has_data()),
+            Filled::Segment { len, more } if len > 0 => (len.min(room), more),
             Filled::Segment { .. } | Filled::Nothing | Filled::Finish => {
                 drop(writer);
                 turn.link.release(frame);
@@ -411,8 +495,14 @@ impl Connection {
                 payload.sum
             };
         self.tx.before_new_data(turn.now);
-        let mut fields = self.data_fields(turn.now, offset, true);
-        fields.flags.psh = !more;
+        let acknowledgement = match plan.acknowledgement {
+            Some(known) => known,
+            None => *plan.acknowledgement.insert(self.acknowledgement(turn.now)),
+        };
+        let flags = Flags { psh: !more, ..self.data_flags(true) };
+        // Only a new segment is ECN-capable (RFC 3168 section 6.1.5).
+        let ecn = if self.marks.is_on() { Ecn::Ect0 } else { Ecn::NotEct };
+        let fields = Fields { ecn, ..acknowledgement.fields(self.tx.seq_at(offset), flags) };
         let written = self.headers.emit(writer.front(header), &fields, len, sum);
         debug_assert_eq!(written, Some(header), "the header was reserved for these options");
         drop(writer);
@@ -422,31 +512,24 @@ impl Connection {
         let chunks = frame.chunks() as u16;
         let payload = Payload::Frame { frame, header };
         let end = offset + len as u64;
-        let entry = SentSegment { chunks, ..SentSegment::new(offset, end, payload, sum, turn.now) };
-        self.tx.sent_new(turn.now, entry);
-        self.tx.arm(turn.now, &mut self.timers, &self.config, After::Sent);
+        self.tx.sent_new(
+            turn.now,
+            SentSegment { chunks, ..SentSegment::new(offset, end, payload, sum, turn.now) },
+        );
         if !sent {
             // Its bytes have already been taken from the source: the segment counts as sent and lost, and the next turn
             // sends it.
             self.tx.queue.mark_last_unsent();
             return Err(Stopped::Starved);
         }
-        self.acknowledged(false);
         self.marks.set_cwr(false);
         turn.count(true)?;
         Ok(Filled::Segment { len, more })
     }
 
-    /// Header fields of a segment with payload, which is pushed. Only a new segment is ECN-capable
-    /// (RFC 3168 section 6.1.5).
-    fn data_fields(&mut self, now: Instant, offset: StreamOffset, new: bool) -> Fields {
-        let cwr = new && self.marks.cwr();
-        let seq = self.tx.seq_at(offset);
-        let mut fields = self.fields(now, seq, Flags { psh: true, cwr, ..Flags::default() });
-        if new && self.marks.is_on() {
-            fields.ecn = Ecn::Ect0;
-        }
-        fields
+    /// The control bits of a segment with payload, which is pushed. A new segment may report a reduced window.
+    fn data_flags(&self, new: bool) -> Flags {
+        Flags { psh: true, ece: self.marks.echo(), cwr: new && self.marks.cwr(), ..ACK }
     }
 
     /// Sends the FIN in a segment of its own: the last data may have been sent long before.

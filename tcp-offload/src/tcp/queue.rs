@@ -217,6 +217,7 @@ impl Queue {
     }
 
     /// Appends a segment that was sent for the first time.
+    #[inline]
     pub(super) fn push(&mut self, entry: SentSegment) {
         self.in_flight += entry.bytes();
         self.chunks += usize::from(entry.chunks);
@@ -232,17 +233,22 @@ impl Queue {
 
     /// Records a transmission at its place in the order: at the end, except for several of one instant, and for the
     /// pieces of a replaced entry, which keep its time.
+    #[inline]
     fn record_transmission(&mut self, sent: Instant, end: StreamOffset) {
-        let transmission = Transmission { sent, end };
         if self.transmissions.back().is_none_or(|last| last.is_before(sent, end)) {
-            self.transmissions.push_back(transmission);
+            self.transmissions.push_back(Transmission { sent, end });
         } else {
-            let later = self.transmissions.iter().rev().take_while(|last| !last.is_before(sent, end)).count();
-            self.transmissions.insert(self.transmissions.len() - later, transmission);
+            self.insert_transmission(sent, end);
         }
         if self.transmissions.len() > 2 * self.entries.len() + SPARE_TRANSMISSIONS {
             self.collect_transmissions();
         }
+    }
+
+    #[cold]
+    fn insert_transmission(&mut self, sent: Instant, end: StreamOffset) {
+        let later = self.transmissions.iter().rev().take_while(|last| !last.is_before(sent, end)).count();
+        self.transmissions.insert(self.transmissions.len() - later, Transmission { sent, end });
     }
 
     /// Drops stale transmissions, and adds those of entries that are in flight again.
@@ -350,7 +356,8 @@ impl Queue {
             entry.lost = true;
             self.lost += 1;
             self.in_flight -= entry.bytes();
-            self.lost_from = self.lost_from.min(entry.start);
+            // Nothing before the first one is searched.
+            self.lost_from = if self.lost == 1 { entry.start } else { self.lost_from.min(entry.start) };
         }
     }
 

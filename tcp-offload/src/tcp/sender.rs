@@ -269,11 +269,9 @@ impl Sender {
             timers.disarm(Timer::Reorder);
             return;
         }
-        let rto_at = self.bound_by_user_timeout(now, self.rtt.rto_after(now), config);
-        if after == After::Sent {
-            timers.arm_if_idle(Timer::Retransmit, rto_at);
-        } else {
-            timers.arm(Timer::Retransmit, rto_at);
+        if after != After::Sent || timers.at(Timer::Retransmit).is_none() {
+            let at = self.bound_by_user_timeout(now, self.rtt.rto_after(now), config);
+            timers.arm(Timer::Retransmit, at);
         }
         match self.reorder_at {
             Some(at) => timers.arm(Timer::Reorder, at),
@@ -284,8 +282,9 @@ impl Sender {
         if after == After::Timeout || !self.may_probe() {
             timers.disarm(Timer::Probe);
         } else {
-            let rto_at = timers.at(Timer::Retransmit).unwrap_or(rto_at);
-            timers.arm(Timer::Probe, self.pto_after(now, config).min(rto_at));
+            let pto_at = self.pto_after(now, config);
+            timers
+                .arm(Timer::Probe, timers.at(Timer::Retransmit).map_or(pto_at, |rto_at| rto_at.min(pto_at)));
         }
     }
 
@@ -334,7 +333,7 @@ impl Sender {
     pub(super) fn next_resend(&mut self) -> Option<usize> {
         if self.phase == RecoveryPhase::Open && !self.queue.has_lost() {
             // Nearly always.
-            return self.queue.next_lost();
+            return None;
         }
         self.find_resend()
     }
@@ -443,8 +442,9 @@ impl Sender {
 
     /// Prepares for the first segment after an idle period: RFC 5681 section 4.1, RFC 9438 section 5.8.
     pub(super) fn before_new_data(&mut self, now: Instant) {
-        let cwnd = self.cwnd_for_new_data(now);
-        if let Some(since) = self.idle_since.take() {
+        if let Some(since) = self.idle_since {
+            let cwnd = self.cwnd_for_new_data(now);
+            self.idle_since = None;
             self.control.paused(now.since(since));
             self.window.cwnd = cwnd;
             self.progress = now;
@@ -453,6 +453,7 @@ impl Sender {
     }
 
     /// Records that a new segment was sent.
+    #[inline]
     pub(super) fn sent_new(&mut self, now: Instant, entry: SentSegment) {
         self.nxt = entry.end;
         self.last_sent = now;

@@ -84,10 +84,9 @@ impl Sum {
     }
 
     const fn folded(self) -> u16 {
-        let sum = (self.0 & 0xffff_ffff) + (self.0 >> 32);
-        let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32);
-        let sum = (sum & 0xffff) + (sum >> 16);
-        ((sum & 0xffff) + (sum >> 16)) as u16
+        // The upper half of a word plus its rotation by half is the sum of both halves with the carry added to the end.
+        let sum = (self.0.wrapping_add(self.0.rotate_left(32)) >> 32) as u32;
+        (sum.wrapping_add(sum.rotate_left(16)) >> 16) as u16
     }
 
     /// The sum folded to 16 bits; 0xffff for bytes that contain their own correct checksum.

@@ -38,6 +38,7 @@ impl Connection {
         self.tx.queue.front().map(|entry| entry.first_sent)
     }
 
+    #[inline]
     pub(super) fn retransmit(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         while let Some(index) = self.tx.next_resend() {
             self.resend(turn, index)?;
@@ -46,10 +47,12 @@ impl Connection {
     }
 
     /// Retransmits the last segment as a tail loss probe when there is no new data to send (RFC 8985 section 7.3).
+    #[inline]
     pub(super) fn probe_with_old(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
-        if !self.due.loss_probe {
-            return Ok(());
-        }
+        if self.due.loss_probe { self.probe_with_last(turn) } else { Ok(()) }
+    }
+
+    fn probe_with_last(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         if self.tx.give_up_last_probe() {
             self.retransmit(turn)?;
             self.tx.arm(turn.now, &mut self.timers, &self.config, After::Timeout);
@@ -101,7 +104,7 @@ impl Connection {
         index: usize,
         offset: StreamOffset,
     ) -> Result<(), Stopped> {
-        let fields = self.data_fields(turn.now, offset, false);
+        let fields = self.fields(turn.now, self.tx.seq_at(offset), self.data_flags(false));
         let reserved = self.reserved_chunks(turn.link.chunk_bytes());
         let Some(entry) = self.tx.queue.entry(index) else { return Ok(()) };
         let (len, sum) = (entry.bytes() as usize, entry.payload_sum());
