@@ -117,12 +117,18 @@ struct FetchedGrant {
     next: Fetched,
 }
 
+/// Entries of [`Keys::front`].
+const FRONT: usize = 16;
+
 /// The keys of one engine: a cache of the registry's grants. The engine asks the registry for a tag that it does not know, or
 /// knows as ended. Peers cannot make it ask often, because an unknown tag ends their stream (RFC 5040 section 7.2).
 pub(crate) struct Keys {
     registry: Arc<Registry>,
     /// By the tag's index: at most one for each object, ended ones included.
     cache: IndexMap<Arc<Grant>>,
+    /// Those of the cache that were fetched last, at the lower bits of their tag's index: most accesses are to few tags, and
+    /// need no search.
+    front: [Option<Arc<Grant>>; FRONT],
     /// Fetched since the cache was last updated.
     fetched: Fetched,
 }
@@ -135,7 +141,7 @@ impl fmt::Debug for Keys {
 
 impl Keys {
     pub(crate) fn new(registry: Arc<Registry>) -> Self {
-        Self { registry, cache: IndexMap::default(), fetched: Fetched::default() }
+        Self { registry, cache: IndexMap::default(), front: Default::default(), fetched: Fetched::default() }
     }
 
     pub(crate) fn registry(&self) -> &Arc<Registry> {
@@ -166,11 +172,20 @@ impl Keys {
         len: u64,
     ) -> Result<(&Extent, u64), KeyError> {
         let remote = need.intersects(Access::REMOTE);
-        let grant = match self.cache.get(&stag.index()) {
-            Some(grant) if grant.stag == stag && grant.is_valid_for(remote) => grant,
-            _ => self.fetch(stag, remote).ok_or(KeyError::Unknown)?,
+        let grant = match self.front.get(front_place(stag)) {
+            Some(Some(grant)) if grant.stag == stag && grant.is_valid_for(remote) => grant,
+            _ => self.search(stag, remote).ok_or(KeyError::Unknown)?,
         };
         grant.find(user, need, offset, len)
+    }
+
+    /// The grant in the whole cache or in the registry.
+    #[inline(never)]
+    fn search(&self, stag: STag, remote: bool) -> Option<&Arc<Grant>> {
+        match self.cache.get(&stag.index()) {
+            Some(grant) if grant.stag == stag && grant.is_valid_for(remote) => Some(grant),
+            _ => self.fetch(stag, remote),
+        }
     }
 
     /// Asks the registry for a grant.
@@ -199,6 +214,9 @@ impl Keys {
     #[cold]
     fn cache_fetched(&mut self) {
         while let Some(FetchedGrant { grant, next }) = self.fetched.0.take().map(|fetched| *fetched) {
+            if let Some(front) = self.front.get_mut(front_place(grant.stag)) {
+                *front = Some(Arc::clone(&grant));
+            }
             self.cache.insert(grant.stag.index(), grant);
             self.fetched = next;
         }
@@ -208,6 +226,11 @@ impl Keys {
     pub(crate) fn forget(&mut self, stag: STag) {
         self.update();
         self.cache.remove(&stag.index());
+        if let Some(front) = self.front.get_mut(front_place(stag))
+            && front.as_ref().is_some_and(|grant| grant.stag.index() == stag.index())
+        {
+            *front = None;
+        }
     }
 
     /// See [`KeyTable::invalidate_remotely`](super::keys::KeyTable::invalidate_remotely).
@@ -245,6 +268,12 @@ impl Keys {
     pub(crate) fn close_windows_of(&self, qp: QpId) {
         self.registry.with_keys(|keys| keys.close_windows_of(qp));
     }
+}
+
+/// The place of a tag in [`Keys::front`].
+#[inline]
+fn front_place(stag: STag) -> usize {
+    stag.index() as usize % FRONT
 }
 
 /// A map by the index of tags.

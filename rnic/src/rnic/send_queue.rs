@@ -107,13 +107,13 @@ impl SendQueue {
             return Err(PostError::QueueFull(self.max_wr));
         }
         let len = self.check_payload(request)?;
-        let slot = ((self.head + self.entries.len() as u64) % u64::from(self.max_wr)) as u32;
         let (mut payload, mut inline, mut memory) = (SgeList::new(), None, None);
         match request.payload {
             Payload::Gather(list) => payload = SgeList::from_slice(list),
             Payload::Piece(piece) => payload.push(piece),
             Payload::Memory(pieces) => memory = Some(pieces.into()),
             Payload::Inline(bytes) => {
+                let slot = ((self.head + self.entries.len() as u64) % u64::from(self.max_wr)) as u32;
                 let (slots, size) = (self.max_wr as usize, self.max_inline as usize);
                 if self.arena.is_empty() {
                     self.arena = vec![0; slots * size].into_boxed_slice();
@@ -143,18 +143,18 @@ impl SendQueue {
 
     /// Bytes of the payload, if it is valid for the operation and the queue.
     fn check_payload(&self, request: &WorkRequest<'_>) -> Result<u32, PostError> {
-        let pieces = request.payload.pieces();
-        if pieces.len() > self.max_sge as usize {
-            return Err(PostError::TooManyPieces(self.max_sge));
-        }
-        let len = match request.payload {
-            Payload::Gather(_) | Payload::Piece(_) => pieces.iter().map(|s| u64::from(s.len)).sum(),
+        let (pieces, len) = match request.payload {
+            Payload::Piece(piece) => (1, u64::from(piece.len)),
+            Payload::Gather(list) => (list.len(), list.iter().map(|s| u64::from(s.len)).sum()),
             Payload::Inline(bytes) if bytes.len() > self.max_inline as usize => {
                 return Err(PostError::InlineTooLong(self.max_inline));
             }
-            Payload::Inline(bytes) => bytes.len() as u64,
-            Payload::Memory(_) => 0,
+            Payload::Inline(bytes) => (0, bytes.len() as u64),
+            Payload::Memory(_) => (0, 0),
         };
+        if pieces > self.max_sge as usize {
+            return Err(PostError::TooManyPieces(self.max_sge));
+        }
         let len = u32::try_from(len).map_err(|_| PostError::MessageTooLong)?;
         let fits = match (request.operation, request.payload) {
             (Operation::FastRegister { .. }, payload) => matches!(payload, Payload::Memory(_)),
@@ -167,8 +167,8 @@ impl SendQueue {
                 _,
             ) => len == 0,
             (_, Payload::Inline(_)) => false,
-            (Operation::Read { .. }, _) => pieces.len() == 1 || len == 0 && pieces.is_empty(),
-            (Operation::FetchAdd { .. } | Operation::CompareSwap { .. }, _) => pieces.len() == 1 && len == 8,
+            (Operation::Read { .. }, _) => pieces == 1 || len == 0 && pieces == 0,
+            (Operation::FetchAdd { .. } | Operation::CompareSwap { .. }, _) => pieces == 1 && len == 8,
         };
         if fits { Ok(len) } else { Err(PostError::Payload) }
     }
