@@ -2,10 +2,10 @@
 
 use xwarp_verbs::{Access, MemoryRegion, PostError, ProtectionDomain, QueuePair, RecvRequest, RegisterError};
 
-/// Messages that may be in the send queue.
+/// Largest number of messages in the send queue.
 pub(crate) const SEND_SLOTS: usize = 16;
 
-/// What a completion belongs to, encoded in its `wr_id`.
+/// The buffer of a completion, encoded in its `wr_id`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
     /// A message from this slot.
@@ -109,8 +109,8 @@ impl Receives {
         Some((index, slot))
     }
 
-    /// Copies a received message to `out` and frees its slot. A block of a size that is not posted any more is dropped with
-    /// its last message.
+    /// Copies a received message to `out` and frees its slot. A block of a size that is no longer posted is dropped
+    /// with its last message.
     pub(crate) fn complete(
         &mut self,
         block: usize,

@@ -6,18 +6,18 @@
 //! | run SDP on a device | [`Sdp`] |
 //! | connect, read, write, shut down, close | [`SdpStream`], in the manner of [`std::net::TcpStream`] |
 //! | listen and accept | [`SdpListener`] |
-//! | await streams and connections (feature `tokio`) | `tokio::io::{AsyncRead, AsyncWrite}`, `SdpStream::connect_async`, `SdpListener::accept_async` |
+//! | use streams and connections asynchronously (feature `tokio`) | `tokio::io::{AsyncRead, AsyncWrite}`, `SdpStream::connect_async`, `SdpListener::accept_async` |
 //! | send from and receive into registered memory without a copy | [`SdpStream::send_memory`], [`SdpStream::recv_memory`], [`SdpStream::transact`] |
-//! | go on with a connection in another service or device | [`SdpStream::hand_over`] |
+//! | move a connection to another service or device | [`SdpStream::hand_over`] |
 //! | find the SDP listener of a conventional address | [`SdpStream::connect_service`], [`mapper`] |
 //! | choose between SDP and TCP for unmodified programs | [`rules`] |
 //! | the protocol without any input or output | [`machine::Machine`] |
 //! | messages on the wire | [`wire::Message`] |
 //!
-//! Small data goes in messages through buffers of SDP. Memory that a program sends by
-//! [`send_memory`](SdpStream::send_memory) is advertised, and the peer's [`recv_memory`](SdpStream::recv_memory) reads it by
-//! RDMA. When receives wait before their data, the peer changes to Pipelined mode: then the receives are advertised, and
-//! `send_memory` writes into them by RDMA.
+//! Small data is sent in messages through buffers of SDP. Memory that a program sends by
+//! [`send_memory`](SdpStream::send_memory) is advertised, and the peer's [`recv_memory`](SdpStream::recv_memory) reads
+//! it by RDMA. When receives are posted before their data arrives, the peer changes to Pipelined mode: the receives are
+//! then advertised, and `send_memory` writes into them by RDMA.
 //!
 //! # A server and a client
 //!

@@ -26,7 +26,7 @@ pub(crate) struct Backlog {
     changed: Condvar,
     bell: Bell,
     most: usize,
-    /// The one connection that this listener is for: a suspended one, which its peer makes again.
+    /// The only connection that this listener accepts: a suspended one that its peer resumes.
     pub(crate) resumes: Option<Arc<Socket>>,
 }
 
@@ -44,7 +44,7 @@ impl Backlog {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place for a connection that is being established; false when all are taken.
+    /// Reserves a place in the backlog for a connection that is being established; false if all are taken.
     pub(crate) fn reserve(&self) -> bool {
         let mut waiting = self.lock();
         let free = waiting.sockets.len() + waiting.pending < self.most;
@@ -52,7 +52,7 @@ impl Backlog {
         free
     }
 
-    /// Frees a place whose connection was not established.
+    /// Frees the place of a connection that was not established.
     pub(crate) fn release(&self) {
         let mut waiting = self.lock();
         waiting.pending = waiting.pending.saturating_sub(1);
@@ -99,7 +99,7 @@ impl SdpListener {
         Self::bind_for(sdp, address, None)
     }
 
-    /// The same for the peer of one suspended connection only, if there is one.
+    /// Does the same, for the peer of one suspended connection only, if there is one.
     pub(crate) fn bind_for(sdp: &Sdp, address: SocketAddr, resumes: Option<Arc<Socket>>) -> io::Result<Self> {
         let core = &sdp.0.core;
         let most = if resumes.is_some() { 1 } else { core.options.backlog.max(1) };
@@ -131,7 +131,7 @@ impl SdpListener {
         self.accept_until(None)
     }
 
-    /// The same, until `end` at the latest.
+    /// Does the same, until `end` at the latest.
     pub(crate) fn accept_until(&self, end: Option<Instant>) -> io::Result<(SdpStream, SocketAddr)> {
         let mut waiting = self.backlog.lock();
         loop {
@@ -157,7 +157,7 @@ impl SdpListener {
         std::iter::from_fn(|| Some(self.accept().map(|(stream, _)| stream)))
     }
 
-    /// The bound address, with the port that was chosen when port 0 was asked for.
+    /// The bound address, with the chosen port if port 0 was requested.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.id.local_address().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
@@ -183,7 +183,7 @@ impl AsRawFd for SdpListener {
 impl Drop for SdpListener {
     fn drop(&mut self) {
         self.sdp.0.core.unlisten(self.id.key());
-        // Connections that nobody accepts are reset.
+        // Connections that are not accepted are reset.
         for socket in std::mem::take(&mut self.backlog.lock().sockets) {
             drop(SdpStream::of(socket, &self.sdp));
         }

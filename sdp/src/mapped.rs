@@ -14,11 +14,12 @@ use crate::{
 };
 
 impl SdpStream {
-    /// Connects to the service that programs know as `target`, if it listens over SDP, at most for `limit`. Its host's port
-    /// mapper is asked with `sends` messages at most: the first waits 200 ms for its answer, each further one twice as long.
+    /// Connects over SDP to the service whose TCP address is `target`, if it listens over SDP, at most for `limit`. At
+    /// most `sends` messages are sent to its host's port mapper: the first waits 200 ms for its answer, each further
+    /// one twice as long.
     ///
-    /// [`io::ErrorKind::ConnectionRefused`] says that the service is to be tried over TCP: its host has no port mapper, which
-    /// is remembered for 60 s, or the service does not speak SDP.
+    /// [`io::ErrorKind::ConnectionRefused`] means that the caller should use TCP: its host has no port mapper, which is
+    /// remembered for 60 s, or the service does not speak SDP.
     pub fn connect_service(sdp: &Sdp, target: SocketAddr, limit: Duration, sends: u32) -> io::Result<Self> {
         Self::connect_service_from(sdp, source_of(target)?, target, limit, sends)
     }
@@ -35,7 +36,7 @@ impl SdpStream {
         let end = Instant::now() + limit;
         let cache = || core.mapped.lock().unwrap_or_else(PoisonError::into_inner);
         let known = cache().look(Instant::now(), target);
-        // The port mapper is told from which port the connection will come.
+        // The request to the port mapper contains the source port of the connection.
         let from = SocketAddr::new(source, 0);
         let id = core.identifier(Some(from))?;
         let answer = if let Some(answer) = known {

@@ -1,7 +1,7 @@
 //! Reads and writes that do not wait, for callers that poll.
 //!
-//! A caller that polls runs the device itself: what arrives wakes no thread. The service thread leaves the connection alone
-//! meanwhile, and serves it again some milliseconds after the last poll, or when the caller says that it stops.
+//! A caller that polls runs the device itself: arriving frames wake no thread. The service thread does not serve the
+//! connection meanwhile, and resumes some milliseconds after the last poll, or when the caller announces that it stops.
 
 use std::{
     io,
@@ -14,15 +14,15 @@ use crate::{
 };
 
 impl SdpStream {
-    /// Reads what has come in messages, without waiting. Data that the peer has advertised stays for
-    /// [`recv_memory`](Self::recv_memory), or for a plain read, which asks for messages; what follows an
-    /// out-of-band byte stays until that is taken.
+    /// Reads the data received in messages, without waiting. Data that the peer has advertised stays for
+    /// [`recv_memory`](Self::recv_memory), or for a plain read, which requests messages; data after an out-of-band byte
+    /// stays until that byte is taken.
     pub fn try_read(&self, out: &mut [u8]) -> io::Result<usize> {
         self.poll_read(out, None)
     }
 
-    /// As [`Self::try_read`], but runs the device until something comes or is advertised, once at least and for `limit` at most. The
-    /// calling thread does not sleep.
+    /// Like [`Self::try_read`], but runs the device until data arrives or is advertised, at least once and at most for
+    /// `limit`. The calling thread does not sleep.
     pub fn try_read_for(&self, out: &mut [u8], limit: Duration) -> io::Result<usize> {
         self.poll_read(out, Some(limit))
     }
@@ -60,20 +60,20 @@ impl SdpStream {
         }
     }
 
-    /// Writes as much as there is room for, without waiting.
+    /// Writes as many bytes as there is room for, without waiting.
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         let mut state = self.socket().lock();
         if state.is_polled() && !state.can_send() {
-            // Slots of messages that were acknowledged become free, and credit comes. Otherwise a turn of the engine would only
-            // send an acknowledgement that these bytes can carry.
+            // This frees the slots of acknowledged messages, and receives credit. Otherwise a turn of the engine would
+            // only send an acknowledgement that these bytes can carry.
             self.socket().poll(&mut state);
         }
         let step = |state: &mut State| self.write_step(state, bytes);
         self.attempt(&mut state, step).unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
     }
 
-    /// Runs the device until the peer has what was sent, for `limit` at most; returns whether it has. The calling thread does not
-    /// sleep.
+    /// Runs the device until the peer has received all data, at most for `limit`; returns whether it has. The calling
+    /// thread does not sleep.
     pub fn poll_sent(&self, sending: &Sending, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         loop {
@@ -93,12 +93,12 @@ impl SdpStream {
         }
     }
 
-    /// The caller stops polling: what comes wakes the service at once, not after its next look.
+    /// Announces that the caller stops polling: arrivals then wake the service at once, not after its next check.
     pub fn end_polling(&self) {
         self.socket().end_polling();
     }
 
-    /// Whether data waits that the peer has advertised, or an out-of-band byte has come or will.
+    /// Whether advertised data waits, or an out-of-band byte has arrived or was announced.
     pub fn has_offer_or_oob(&self) -> bool {
         let state = self.socket().lock();
         state.machine.has_offer() || state.machine.is_urgent()
@@ -109,7 +109,7 @@ impl SdpStream {
         self.wait_readable_or(|| false)
     }
 
-    /// The same; also ends when `is_over` returns true and a read would not have waited.
+    /// Does the same; also ends when `is_over` returns true and a read would not have waited.
     pub fn wait_readable_or(&self, is_over: impl Fn() -> bool) -> io::Result<()> {
         self.until(Until::Readable, self.read_timeout()?, |state| {
             (state.is_readable() || is_over()).then_some(Ok(()))

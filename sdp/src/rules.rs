@@ -1,4 +1,4 @@
-//! Rules that say which connections of a program go over SDP, in the grammar of libsdp's configuration file:
+//! Rules that choose the connections of a program that use SDP, in the grammar of libsdp's configuration file:
 //!
 //! ```text
 //! # comment
@@ -6,28 +6,28 @@
 //! log [destination stderr|syslog|file FILE] [min-level 1-9]
 //! ```
 //!
-//! `server` and `client` are other words for `listen` and `connect`. The program is a pattern with `*` and `?` for its short name.
-//! An IPv6 address may stand in brackets. The first rule that matches counts; without one it is `both`.
+//! `server` and `client` are synonyms of `listen` and `connect`. The program is a pattern with `*` and `?` for its
+//! short name. An IPv6 address may stand in brackets. The first rule that matches counts; without one it is `both`.
 
 use std::{net::IpAddr, net::SocketAddr, str::FromStr};
 
-/// What a rule asks for.
+/// The transport that a rule selects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     /// SDP only.
     Sdp,
     /// TCP only.
     Tcp,
-    /// A listener takes both; a connection tries SDP, then TCP.
+    /// A listener accepts both; a connection tries SDP, then TCP.
     Both,
 }
 
 /// What the program does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// It listens at the address.
+    /// The program listens at the address.
     Listen,
-    /// It connects to the address.
+    /// The program connects to the address.
     Connect,
 }
 
@@ -45,18 +45,18 @@ struct Rule {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules(Vec<Rule>);
 
-/// Why a configuration file cannot be read.
+/// The reason why a configuration file cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {reason}")]
 pub struct RuleError {
     /// The line, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// The problem, as text.
     pub reason: String,
 }
 
 impl Rules {
-    /// What is used for `address`, of an unspecified port or IP address too when a listener has one.
+    /// The transport for `address`. A listener's port or IP address may be unspecified.
     pub fn decide(&self, role: Role, program: &str, address: SocketAddr) -> Use {
         let fits = |rule: &&Rule| {
             rule.role == role
@@ -78,7 +78,7 @@ impl FromStr for Rules {
                 line.split('#').next().unwrap_or_default().split_ascii_whitespace().collect();
             let failed = |reason: String| RuleError { line: index + 1, reason };
             match words.as_slice() {
-                // What is logged is chosen by the environment of the process.
+                // The environment of the process chooses the log level.
                 [] | ["log", ..] => {}
                 ["use", what, role, program, address] => {
                     rules.push(rule(what, role, program, address).map_err(failed)?);
@@ -145,7 +145,7 @@ fn contains(network: IpAddr, prefix: u32, ip: IpAddr) -> bool {
 /// Whether `text` matches a pattern with `*` and `?`. The time is bounded by the product of the lengths.
 fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
-    // Behind the last star, and the text that it stands for at least.
+    // The pattern after the last star, and the shortest text that the star matches.
     let mut star = None;
     while t < text.len() {
         match pattern.get(p) {

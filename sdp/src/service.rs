@@ -1,4 +1,4 @@
-//! SDP on a device: what all its connections share, and the thread that runs them when the program does not.
+//! SDP on a device: the state that all its connections share, and the thread that runs them when the program does not.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -30,12 +30,12 @@ use crate::{
 
 /// Longest sleep of the service thread: the resolution of its time limits.
 const TICK: Duration = Duration::from_millis(200);
-/// How often the service thread looks after connections that callers poll, at first and when they go on to do so. It does not wait
-/// for frames meanwhile. The progress thread of a device naps as long.
+/// Interval at which the service thread checks connections that callers poll, at first and while they continue. It does
+/// not wait for frames meanwhile. The progress thread of a device naps as long.
 const NAP: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(4)];
-/// How long a closed connection may take to transfer its rest and close in order.
+/// Time limit for a closed connection to send its remaining data and close in order.
 const ORPHAN_LIMIT: Duration = Duration::from_secs(60);
-/// How long closed connections may take when SDP itself ends.
+/// The same when SDP itself ends.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// Time limit for each step of the set-up: the resolution of the peer's address, the MPA start-up frames, and the HelloAck
 /// behind them.
@@ -48,8 +48,8 @@ pub struct SdpOptions {
     pub connection: Config,
     /// Shorter transfers by [`SdpStream::send_memory`](crate::SdpStream::send_memory) are copied (the Bcopy Threshold).
     pub bcopy_threshold: usize,
-    /// How long advertised data may stay unread before [`SdpStream::send_memory`](crate::SdpStream::send_memory) withdraws the
-    /// SrcAvail and sends messages.
+    /// Time for which advertised data may stay unread before [`SdpStream::send_memory`](crate::SdpStream::send_memory)
+    /// withdraws the SrcAvail and sends messages.
     pub unread_limit: Duration,
     /// Connections that wait to be accepted at a listener; more are rejected.
     pub backlog: usize,
@@ -75,13 +75,13 @@ impl SdpOptions {
     }
 }
 
-/// When the service thread looks after polled connections again, and how long it naps until then.
+/// The time of the service thread's next check of polled connections, and its nap until then.
 struct Looks {
     next: Instant,
     nap: Duration,
 }
 
-/// Where an event of the connection manager goes.
+/// The receiver of a connection manager event.
 enum Target {
     Socket(Arc<Socket>),
     Listener(Arc<Backlog>),
@@ -165,7 +165,7 @@ impl Sdp {
         &self.0.core.device
     }
 
-    /// Violations of the protocol by peers, each by its name, and bytes by the way they went.
+    /// Counters of protocol violations by name, and of bytes by the way of transfer.
     pub fn counters(&self) -> BTreeMap<&'static str, u64> {
         lock(&self.0.core.counters).clone()
     }
@@ -187,7 +187,7 @@ impl Core {
         *lock(&self.counters).entry(name).or_default() += n;
     }
 
-    /// What a new connection uses of the device, with its first receives posted.
+    /// The device's resources for a new connection, with its first receives posted.
     fn link(&self, id: CmId, machine: &Machine, number: u64) -> io::Result<Link> {
         let config = &self.options.connection;
         let receives_most = u32::from(config.buffers) * 2 + 2 + u32::from(FAREWELL_RECEIVES);
@@ -294,7 +294,7 @@ impl Core {
         lock(&self.targets).remove(&key);
     }
 
-    /// MPA with SDP's settings. SDP over iWARP has no form over another framing.
+    /// MPA with SDP's settings. SDP over iWARP is defined over MPA only.
     pub(crate) fn framing(&self) -> FramingConfig {
         FramingConfig::Mpa(self.options.mpa())
     }
@@ -383,11 +383,11 @@ impl Core {
         loop {
             let woken = self.wait(&mut looks);
             if woken.is_err() && self.device.failure().is_some() {
-                // The device may have failed before its event reached each socket. Its waits end at once from now on.
+                // The device may have failed before its event reached each socket; all waits then end at once.
                 self.fail_all();
                 thread::sleep(TICK);
             }
-            // After a nap that nothing has ended, there is nothing to read.
+            // After a full nap, there is nothing to read.
             let woken = woken.unwrap_or(true);
             if woken {
                 self.bell.set(false);
@@ -419,7 +419,8 @@ impl Core {
         }
     }
 
-    /// Sleeps until there may be something to do, at most for a tick; false after a nap. Callers that poll run the device themselves.
+    /// Sleeps until there may be work, at most for a tick; false after a nap. Callers that poll run the device
+    /// themselves.
     fn wait(&self, looks: &mut Looks) -> io::Result<bool> {
         let mut polled = std::mem::take(&mut *lock(&self.polled));
         let now = Instant::now();
@@ -442,7 +443,7 @@ impl Core {
         }
     }
 
-    /// A caller begins to poll a connection.
+    /// Records that a caller begins to poll a connection.
     pub(crate) fn polled(&self, socket: &Arc<Socket>) {
         lock(&self.polled).push(Arc::clone(socket));
         self.bell.set(true);
@@ -456,7 +457,7 @@ impl Core {
         }
     }
 
-    /// Time limits, and connections that are over.
+    /// Checks time limits, and removes ended connections.
     fn sweep(self: &Arc<Self>, now: Instant) {
         let all: Vec<(u64, CmKey, Arc<Socket>)> =
             lock(&self.sockets).iter().map(|(n, (key, s))| (*n, *key, Arc::clone(s))).collect();
@@ -478,7 +479,7 @@ impl Core {
             self.move_on(number, &socket);
             let mut state = socket.lock();
             if state.is_over() {
-                // The queue pair and its memory are freed; the program may still read what has arrived.
+                // The queue pair and its memory are freed; the program may still read received data.
                 let link = state.link.take();
                 drop(state);
                 drop(link);

@@ -1,5 +1,5 @@
-//! One connection: the protocol's machine on a queue pair. All of it is behind one lock; the service thread and the threads
-//! of the program run it in turns.
+//! One connection: the protocol's machine on a queue pair, behind one lock. The service thread and the threads of the
+//! program run it in turn.
 
 mod flood;
 mod link;
@@ -36,7 +36,7 @@ impl Bell {
     }
 
     pub(crate) fn set(&self, readable: bool) {
-        // Neither call can fail in a way that matters: a full counter is readable, an empty one is not.
+        // Errors of both calls are harmless: a full counter is readable, an empty one is not.
         let _ = if readable {
             rustix::io::write(&self.0, &1u64.to_ne_bytes())
         } else {
@@ -51,7 +51,7 @@ impl AsFd for Bell {
     }
 }
 
-/// Tasks to wake at the next change. A task is stored once, so there are at most as many as poll.
+/// Tasks to wake at the next change. A task is stored once, so there are at most as many entries as polling tasks.
 #[derive(Debug, Default)]
 pub(crate) struct Tasks(Vec<Waker>);
 
@@ -68,7 +68,7 @@ impl Tasks {
     }
 }
 
-/// What a thread waits for.
+/// The event that a thread waits for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Until {
     /// Anything has changed.
@@ -79,14 +79,14 @@ pub(crate) enum Until {
     Transferred,
 }
 
-/// Which threads are to be woken, by what they wait for.
+/// The threads to wake, by the event that they wait for.
 type Due = [bool; 3];
 
 /// A connection that its handles and the service share.
 pub(crate) struct Socket {
     pub(crate) core: Arc<Core>,
     state: Mutex<State>,
-    /// Where threads wait, by what they wait for: a transfer wakes no thread that waits to read.
+    /// Condition variables by event: a transfer wakes no thread that waits to read.
     changed: [Condvar; 3],
     bell: Bell,
 }
@@ -102,7 +102,7 @@ impl Socket {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits, perhaps too short, at the latest until `end`; false when `end` has come.
+    /// Waits at the latest until `end`, possibly shorter; false when `end` has passed.
     pub(crate) fn wait<'s>(
         &'s self,
         mut state: MutexGuard<'s, State>,
@@ -123,15 +123,15 @@ impl Socket {
         (state, true)
     }
 
-    /// Executes what the machine wants, then wakes all callers that wait for a change.
+    /// Executes the machine's actions, then wakes all callers that wait for a change.
     pub(crate) fn drive(&self, state: &mut State) {
         self.execute(state);
         self.wake(state);
     }
 
-    /// The same after a call that waits itself: the others are woken only if the machine acted. Two callers that wait, one to
-    /// read and one to write, would otherwise wake each other without end.
-    /// Returns whether it did.
+    /// Does the same after a call that waits itself: the others are woken only if the machine acted. Otherwise two
+    /// waiting callers, one that reads and one that writes, would wake each other endlessly. Returns whether the
+    /// machine acted.
     pub(crate) fn drive_waiting(&self, state: &mut State) -> bool {
         let acted = self.execute(state);
         if acted {
@@ -145,12 +145,12 @@ impl Socket {
         self.notify(due);
     }
 
-    /// Which threads the last changes concern. Tasks are woken at once.
+    /// The threads that the last changes concern. Tasks are woken at once.
     fn due(state: &mut State) -> Due {
         let over = state.machine.ended().is_some() || state.failed.is_some() || state.read_shut;
         let transferred = std::mem::take(&mut state.transferred);
         state.tasks.wake();
-        // Waking nobody is a system call, too.
+        // A wake-up without waiters is a system call, too.
         let [changing, reading, transferring] = state.waiting.map(|threads| threads > 0);
         [changing, reading && (over || state.readable), transferring && (over || transferred)]
     }
@@ -161,7 +161,8 @@ impl Socket {
         }
     }
 
-    /// [`Self::drive`] of the service, which lets the lock go before it wakes others: they would run at once, and wait for it.
+    /// [`Self::drive`] for the service, which releases the lock before it wakes other threads: they run at once, and
+    /// would wait for the lock.
     fn drive_and_let_go(&self, mut state: MutexGuard<'_, State>) {
         self.execute(&mut state);
         let due = Self::due(&mut state);
@@ -197,7 +198,7 @@ impl Socket {
         acted
     }
 
-    /// The descriptor that is readable while the connection is, from now on.
+    /// Creates the descriptor that is readable while the connection is.
     pub(crate) fn watched_bell(&self) -> &Bell {
         let mut state = self.lock();
         if !std::mem::replace(&mut state.watched, true) {
@@ -206,7 +207,7 @@ impl Socket {
         &self.bell
     }
 
-    /// Handles the completions that wait.
+    /// Handles the waiting completions.
     pub(crate) fn turn(&self) {
         let mut state = self.lock();
         if state.is_polled() {
@@ -217,7 +218,7 @@ impl Socket {
         self.drive_and_let_go(state);
     }
 
-    /// Runs the device for a caller that polls, and handles the completions.
+    /// Runs the device for a polling caller, and handles the completions.
     pub(crate) fn poll(self: &Arc<Self>, state: &mut State) {
         state.polls += 1;
         if state.polled.is_none() {
@@ -231,7 +232,7 @@ impl Socket {
         }
     }
 
-    /// The caller that polled is about to sleep: completions notify the service from now on.
+    /// The polling caller is about to sleep: completions notify the service from now on.
     pub(crate) fn end_polling(&self) {
         let mut state = self.lock();
         if state.polled.take().is_some() {
@@ -243,7 +244,7 @@ impl Socket {
     /// Called by the service from time to time while the connection is polled. Returns whether it still is; otherwise
     /// completions notify the service again.
     pub(crate) fn still_polled(&self) -> bool {
-        // Whoever holds the lock uses the connection. To wait for it would cost both sides system calls.
+        // The holder of the lock uses the connection. Waiting for the lock would cost both sides system calls.
         let mut state = match self.state.try_lock() {
             Ok(state) => state,
             Err(TryLockError::Poisoned(error)) => error.into_inner(),
@@ -264,7 +265,7 @@ impl Socket {
     /// Handles an event of the connection manager. Returns true when an accepted connection is established.
     pub(crate) fn event(&self, kind: EventKind) -> bool {
         let mut state = self.lock();
-        // Messages that came before the event count before it.
+        // Messages that arrived before the event are processed before it.
         state.take_completions(&self.core);
         let established = state.event(kind);
         self.drive(&mut state);

@@ -24,21 +24,21 @@ use crate::{
 
 pub use self::memory::{Received, Sending};
 
-/// What the clones of a stream share. Dropping it closes the stream.
+/// The state that the clones of a stream share. Dropping it closes the stream.
 struct Handle {
     socket: Arc<Socket>,
     read_timeout: Mutex<Option<Duration>>,
     write_timeout: Mutex<Option<Duration>>,
     nonblocking: AtomicBool,
     nodelay: AtomicBool,
-    // Dropped last: the service goes on until the connection is closed.
+    // Dropped last: the service runs until the connection is closed.
     sdp: Sdp,
 }
 
 /// A stream, in the manner of [`std::net::TcpStream`].
 ///
-/// Dropping the last clone closes it: data that was written is still sent, unless received data was left unread, which
-/// resets the connection as with TCP. The descriptor is readable while a read would not block; it says nothing about writes.
+/// Dropping the last clone closes it: written data is still sent, unless received data is unread, which resets the
+/// connection as with TCP. The descriptor is readable while a read would not block; it says nothing about writes.
 pub struct SdpStream(Arc<Handle>);
 
 impl fmt::Debug for SdpStream {
@@ -112,7 +112,7 @@ impl SdpStream {
         self.0.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Repeats `step` until it returns something, or the machine has nothing more to do.
+    /// Repeats `step` until it returns a value, or the machine has nothing more to do.
     pub(crate) fn attempt<R>(
         &self,
         state: &mut State,
@@ -127,7 +127,7 @@ impl SdpStream {
         }
     }
 
-    /// Repeats `step` until it returns something; the thread waits in between for what changes the outcome.
+    /// Repeats `step` until it returns a value; in between, the thread waits for a change that affects it.
     pub(crate) fn until<R>(
         &self,
         what: Until,
@@ -165,7 +165,7 @@ impl SdpStream {
         self.until(Until::Changed, value(&self.0.read_timeout), |state| self.read_step(state, out, peek))
     }
 
-    /// What a read returns; `None` when it must wait.
+    /// The result of a read; `None` when it must wait.
     pub(crate) fn read_step(
         &self,
         state: &mut State,
@@ -204,7 +204,7 @@ impl SdpStream {
         self.until(Until::Changed, value(&self.0.write_timeout), |state| self.write_step(state, bytes))
     }
 
-    /// What a write returns; `None` when it must wait.
+    /// The result of a write; `None` when it must wait.
     pub(crate) fn write_step(&self, state: &mut State, bytes: &[u8]) -> Option<io::Result<usize>> {
         if let Some(error) = broken(state) {
             return Some(Err(error));
@@ -224,7 +224,7 @@ impl SdpStream {
         })
     }
 
-    /// Takes the last out-of-band byte, if one came (`MSG_OOB`). Reads stop at its place in the stream.
+    /// Takes the last out-of-band byte, if one has arrived (`MSG_OOB`). Reads stop at its place in the stream.
     pub fn recv_oob(&self) -> Option<u8> {
         let mut state = self.0.socket.lock();
         let byte = state.machine.take_oob();
@@ -237,7 +237,8 @@ impl SdpStream {
         self.0.socket.lock().machine.at_mark()
     }
 
-    /// Ends one direction or both. Ending the sending one says so to the peer behind all data, as TCP's FIN does.
+    /// Shuts down one direction or both. The peer learns the end of the sending direction after all data, as by TCP's
+    /// FIN.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         let mut state = self.0.socket.lock();
         if let Some(error) = state.error() {
@@ -253,8 +254,8 @@ impl SdpStream {
         Ok(())
     }
 
-    /// Waits until the peer's host has everything that was written, and the end of the stream if [`Self::shutdown`] was called;
-    /// at most for `limit`.
+    /// Waits until the peer's host has received all written data, and the end of the stream if [`Self::shutdown`] was
+    /// called; at most for `limit`.
     pub fn wait_sent(&self, limit: Option<Duration>) -> io::Result<()> {
         self.until(Until::Changed, limit, |state| {
             if let Some(error) = state.error() {
@@ -276,16 +277,16 @@ impl SdpStream {
         })
     }
 
-    /// Resets the connection: data that was not sent is discarded, and the peer's reads fail (`SO_LINGER` of 0 s, then close).
+    /// Resets the connection: unsent data is discarded, and the peer's reads fail (`SO_LINGER` of 0 s, then close).
     pub fn abort(&self) {
         let mut state = self.0.socket.lock();
         state.machine.abort();
         self.0.socket.drive(&mut state);
     }
 
-    /// Goes on with the connection in `to`, a service that has the same address: another one of this device (socket
-    /// duplication), or one of another device (managed failover). The peer suspends its transfers, and connects again to a port
-    /// that `to` has chosen. Bytes that were received and not read go along. This stream and its clones then fail with
+    /// Moves the connection to `to`, a service with the same address: another one of this device (socket duplication),
+    /// or one of another device (managed failover). The peer suspends its transfers, and connects again to a port that
+    /// `to` has chosen. Received and unread bytes move too. This stream and its clones then fail with
     /// [`io::ErrorKind::ConnectionAborted`].
     ///
     /// Fails with [`io::ErrorKind::ResourceBusy`] while a clone sends or receives memory, or a direction is about to end.
@@ -308,7 +309,7 @@ impl SdpStream {
         self.0.socket.lock().peer.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// The error that ended the connection, if one did.
+    /// The error that ended the connection, if any.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         Ok(self.0.socket.lock().error())
     }
@@ -345,7 +346,7 @@ impl SdpStream {
         set_limit(&self.0.read_timeout, limit)
     }
 
-    /// Sets the time limit of writes, as [`Self::set_read_timeout`].
+    /// Sets the time limit of writes, like [`Self::set_read_timeout`].
     pub fn set_write_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
         set_limit(&self.0.write_timeout, limit)
     }
@@ -363,7 +364,7 @@ fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Er
     io::Error::new(io::ErrorKind::InvalidInput, error)
 }
 
-/// Why nothing can be written.
+/// The error of a write that is not possible.
 fn broken(state: &State) -> Option<io::Error> {
     if state.machine.is_shut_down() || state.machine.ended() == Some(End::Graceful) {
         return Some(io::ErrorKind::BrokenPipe.into());

@@ -1,9 +1,9 @@
-//! Streams and listeners for tokio (feature `tokio`): [`SdpStream`] is [`AsyncRead`] and [`AsyncWrite`], and connecting and
-//! accepting can be awaited.
+//! Streams and listeners for tokio (feature `tokio`): [`SdpStream`] implements [`AsyncRead`] and [`AsyncWrite`], and
+//! connecting and accepting are futures.
 //!
-//! SDP's service thread wakes the tasks, so no reactor is needed: everything here works in each runtime that polls futures of the
-//! standard library. Futures may be dropped at any time. For time limits use `tokio::time::timeout`. Two tasks that use one
-//! stream each take a clone of it.
+//! SDP's service thread wakes the tasks, so no reactor is needed, and any runtime for standard futures works. Futures
+//! may be dropped at any time. For time limits use `tokio::time::timeout`. Two tasks that use one stream each take a
+//! clone of it.
 //!
 //! ```no_run
 //! # use std::{io, net::SocketAddr};
@@ -40,7 +40,7 @@ impl SdpStream {
         Ok(stream)
     }
 
-    /// Attempts `step`. If it must wait, the task is woken at the next change.
+    /// Attempts `step`. If it must wait, the next change wakes the task.
     fn poll_step<R>(
         &self,
         cx: &Context<'_>,
@@ -106,7 +106,7 @@ impl AsyncWrite for SdpStream {
 }
 
 impl SdpListener {
-    /// The next connection and its peer's address. If none waits, the task is woken when one comes.
+    /// The next connection and its peer's address. If none waits, the next one wakes the task.
     pub fn poll_accept(&self, cx: &Context<'_>) -> Poll<io::Result<(SdpStream, SocketAddr)>> {
         let mut waiting = self.backlog.lock();
         if let Some(accepted) = self.next(&mut waiting) {
@@ -116,7 +116,7 @@ impl SdpListener {
         Poll::Pending
     }
 
-    /// Waits for the next connection. Dropping the future loses none.
+    /// Waits for the next connection. Dropping the future loses no connection.
     pub async fn accept_async(&self) -> io::Result<(SdpStream, SocketAddr)> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }

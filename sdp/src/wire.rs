@@ -1,8 +1,8 @@
 //! The messages of SDP on the wire: one base header (BSDH), an extended header for some types, payload for three.
 //!
 //! The draft's figures number bit 0 as the least significant bit of a big-endian word, except for the port mapper's
-//! (docs/decisions/0016). All fields are big-endian. Numbers that the peer chose are checked here as far as one message
-//! tells; what depends on the connection's state is checked by [`machine`](crate::machine).
+//! (docs/decisions/0016). All fields are big-endian. Fields chosen by the peer are checked here as far as one message
+//! suffices; [`machine`](crate::machine) checks what depends on the connection's state.
 
 /// Bytes of the base header (draft section 6.1).
 pub const BASE_BYTES: usize = 16;
@@ -28,13 +28,13 @@ impl Seq {
         Self(self.0.wrapping_add(1))
     }
 
-    /// The number that is `n` further.
+    /// The number `n` after this one.
     #[must_use]
     pub fn plus(self, n: u32) -> Self {
         Self(self.0.wrapping_add(n))
     }
 
-    /// How far this number is after `other`; negative when it is before.
+    /// Distance from `other` to this number; negative if this number is earlier.
     pub fn since(self, other: Self) -> i32 {
         self.0.wrapping_sub(other.0) as i32
     }
@@ -71,10 +71,10 @@ pub struct Base {
 pub enum Mode {
     /// Payload in messages only.
     Buffered,
-    /// And one RDMA Read at a time: the mode after set-up.
+    /// Messages, and one RDMA Read at a time: the mode after set-up.
     #[default]
     Combined,
-    /// And several RDMA Reads and Writes.
+    /// Messages, and several RDMA Reads and Writes.
     Pipelined,
 }
 
@@ -101,7 +101,7 @@ pub struct Advert {
 /// The extended header of a Hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Hello {
-    /// Advertisements that the sender accepts at a time, at least 1.
+    /// Largest number of advertisements that the sender accepts at a time, at least 1.
     pub max_adverts: u16,
     /// Size that the sender would like the receiver's buffers to have, in bytes.
     pub desired_bytes: u32,
@@ -151,7 +151,7 @@ pub enum Message {
     },
     /// A half of the connection has another mode from now on.
     ModeChange {
-        /// Which half, as the receiver of the message sees it.
+        /// The half, from the point of view of the message's receiver.
         half: Half,
         /// The new mode.
         mode: Mode,
@@ -167,7 +167,7 @@ pub enum Message {
         /// The desired size in bytes.
         bytes: u32,
     },
-    /// The answer: the size that they have.
+    /// The answer: their new size.
     ChRcvBufAck {
         /// The size in bytes.
         bytes: u32,
@@ -192,13 +192,13 @@ pub enum Message {
     Data,
 }
 
-/// Why bytes are no valid message.
+/// The reason why bytes are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum WireError {
     /// Shorter than the header of its type.
     #[error("the message is shorter than its header")]
     Short,
-    /// The Len field differs from the bytes received, or a type without payload has some.
+    /// The Len field differs from the number of received bytes, or a type without payload has payload.
     #[error("the length does not fit the message")]
     Length,
     /// A reserved or experimental type.
@@ -385,8 +385,8 @@ impl Message {
         let payload = fields.0;
         match &message {
             Self::Data | Self::SinkAvail { .. } => {}
-            // Payload is the beginning of what is advertised, and at least one byte is left to read (decision 28 of
-            // docs/decisions/0016).
+            // Payload is the first part of the advertised data, and at least one byte must be left to read (decision 28
+            // of docs/decisions/0016).
             Self::SrcAvail(advert) if payload.len() < advert.len as usize => {}
             _ if payload.is_empty() => {}
             _ => return Err(WireError::Length),

@@ -1,5 +1,5 @@
-//! A peer that mutates one field of one message, over whole engines and a wire with faults: its connection ends, nothing of the
-//! server's panics, waits for ever or changes, and other connections go on.
+//! A peer that mutates one field of one message, over whole engines and a wire with faults: its connection ends, the
+//! server does not panic, hang or change memory, and other connections continue.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
@@ -23,7 +23,7 @@ use xwarp_verbs::{
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long the hostile peer goes on without anything to do.
+/// Time for which the hostile peer continues without an event.
 const IDLE: Duration = Duration::from_millis(200);
 const SLOT: usize = 16 << 10;
 const RECEIVES: usize = 48;
@@ -61,7 +61,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// Connects, runs a program of everything, and mutates the message that the seed chooses.
+    /// Connects, runs a program with every operation, and mutates the message that the seed chooses.
     fn run(device: &Device, address: SocketAddr, seed: u64) {
         let (machine, hello) = Machine::connect(&settings());
         let cq = device.create_cq(256).unwrap();
@@ -230,7 +230,7 @@ fn sim_sdp_s16_a_peer_that_mutates_one_field_ends_its_connection_only() {
             let Ok(stream) = stream else { return };
             let served = served.clone();
             thread::spawn(move || {
-                // A peer that is silent must not hold the test up.
+                // A silent peer must not block the test.
                 stream.set_read_timeout(Some(LIMIT / 2)).unwrap();
                 serve(&stream);
                 served.send(())

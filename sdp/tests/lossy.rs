@@ -17,14 +17,14 @@ use xwarp_verbs::{
 const LIMIT: Duration = Duration::from_secs(60);
 /// Bytes in each direction.
 const BYTES: usize = 300_000;
-/// Bytes that are sent at a time: every other piece is advertised.
+/// Bytes per piece: every other piece is advertised.
 const PIECE_BYTES: usize = 70_000;
 
 fn pattern(seed: u64) -> Vec<u8> {
     (0..BYTES as u64).map(|i| (i.wrapping_mul(2_654_435_761) >> 11 ^ seed) as u8).collect()
 }
 
-/// Sends all bytes, by messages and from memory in turns, then closes the direction.
+/// Sends all bytes, alternately in messages and from memory, then closes the direction.
 fn send(stream: &SdpStream, bytes: &[u8]) {
     let memory = Memory::anonymous(bytes.len(), Pages::Normal).unwrap();
     memory.write(0, bytes).unwrap();

@@ -185,7 +185,7 @@ fn peek_leaves_bytes_and_limits_of_time_hold() {
     assert_eq!(&bytes[..2], b"cd");
     accepted.set_nonblocking(true).unwrap();
     assert_eq!((&accepted).read(&mut bytes).unwrap_err().kind(), ErrorKind::WouldBlock);
-    // A peer that does not read stops the writer.
+    // A peer that does not read blocks the writer.
     connected.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
     let full = (0..1000).find_map(|_| connected.write(&vec![7; 65536]).err());
     assert_eq!(full.unwrap().kind(), ErrorKind::WouldBlock);
@@ -272,7 +272,7 @@ fn memory_is_transferred_by_rdma_in_both_ways() {
     let read = count(&server, "sdp_bytes_read");
     assert!(read > 0, "the first ones are read");
     let both = read + count(&client, "sdp_bytes_written");
-    assert!(both > (LEN * 3) as u64, "only {both} bytes went by RDMA");
+    assert!(both > (LEN * 3) as u64, "only {both} bytes were transferred by RDMA");
 }
 
 #[test]
@@ -296,7 +296,7 @@ fn unread_memory_is_sent_in_messages_after_a_second() {
     const LEN: usize = 100_000;
     let (mut accepted, connected) = pair();
     let source = Memory::anonymous(LEN, Pages::Normal).unwrap();
-    // The reader comes late, and both ends send first: no end may wait for ever.
+    // The readers start late, and both ends send first: neither end may hang.
     connected.send_memory(&source, 0..LEN).unwrap();
     let mut got = vec![1; LEN];
     accepted.read_exact(&mut got).unwrap();
@@ -326,7 +326,7 @@ fn connecting_fails_without_a_listener_or_without_sdp() {
     let cq = b.create_cq(16).unwrap();
     let pd = b.create_pd().unwrap();
     let qp = pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
-    // Without fall-back to other settings of MPA, so that there is one attempt.
+    // Without fall-back to other MPA settings, so that there is only one attempt.
     let mpa = MpaConfig { peer_to_peer: vec![Rtr::EmptyFpdu], markers: Markers::Off, ..MpaConfig::default() };
     let options = ConnectOptions {
         private_data: b"not a Hello".to_vec(),
@@ -522,7 +522,7 @@ fn shutting_down_the_receiving_direction_ends_receives_that_wait() {
     });
     connected.write_all(b"1").unwrap();
     begins.recv_timeout(LIMIT).unwrap();
-    // Whether the second receive waits already or not, it ends.
+    // The second receive ends, whether it waits already or not.
     accepted.shutdown(Shutdown::Read).unwrap();
     assert_eq!(ends.recv_timeout(LIMIT).expect("the receive waits for ever"), Ok(0));
 }

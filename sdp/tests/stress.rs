@@ -1,5 +1,6 @@
-//! Streams whose two directions are used at random: every way to send and to receive, cancelled transfers, slow readers, small
-//! and large buffers, ends in order and resets. Each direction has to go on, and each byte has to arrive at its place.
+//! Streams whose two directions are used at random: every way to send and to receive, cancelled transfers, slow
+//! readers, small and large buffers, ends in order and resets. Each direction must make progress, and each byte must
+//! arrive at its place.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
@@ -16,7 +17,7 @@ use xwarp_verbs::{
     sim::{self, WireConfig},
 };
 
-/// How long all directions together may take. A direction that does not go on fails the test after it.
+/// Time limit for all directions together. The test fails if a direction makes no progress until then.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Longest piece that is sent or received at a time, in bytes.
 const MOST_PIECE: usize = 100_000;
@@ -37,7 +38,7 @@ impl Random {
         (self.next() % n as u64) as usize
     }
 
-    /// A number of bytes: as many are short as are long.
+    /// A random number of bytes: short and long ones are equally likely.
     fn piece(&mut self) -> usize {
         let most = [10, 300, 5000, MOST_PIECE][self.below(4)];
         1 + self.below(most)
@@ -66,7 +67,7 @@ fn is_timeout(error: &io::Error) -> bool {
     error.kind() == ErrorKind::WouldBlock
 }
 
-/// Sends the bytes of `seed` in all ways, then closes the direction. Returns what the stream has taken.
+/// Sends the bytes of `seed` in all ways, then closes the direction. Returns the number of accepted bytes.
 fn send(stream: &SdpStream, seed: u64, total: usize) -> (usize, io::Result<()>) {
     let mut random = Random(seed ^ 0x5e4d);
     let bytes: Vec<u8> = (0..total).map(|at| byte(seed, at)).collect();
@@ -138,7 +139,7 @@ fn receive(stream: &SdpStream, seed: u64) -> (usize, io::Result<()>) {
     }
 }
 
-/// What one thread reports: the end, whether it sent, the number of bytes, and how it ended.
+/// A thread's report: the end, whether it sent, the number of bytes, and its outcome.
 type Report = (usize, bool, usize, io::Result<()>);
 
 /// Runs both directions, each from a thread that sends to one that receives; returns their reports by end, sender first.

@@ -1,4 +1,4 @@
-//! Streams and listeners awaited by tokio.
+//! Streams and listeners under tokio.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
@@ -181,7 +181,7 @@ fn tokio_tasks_that_wait_do_not_wake_each_other() {
         let waker = Waker::from(Arc::clone(&writes));
         Pin::new(&mut &connected).poll_write(&mut Context::from_waker(&waker), &[7; 8192])
     };
-    // The peer does not read. Its acknowledgements end some time after the last write.
+    // The peer does not read. Its acknowledgements cease some time after the last write.
     let before = |n: &Wakes| n.0.load(Ordering::SeqCst);
     let end = std::time::Instant::now() + LIMIT;
     loop {

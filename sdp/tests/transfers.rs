@@ -109,7 +109,7 @@ fn sim_sdp_s9_4_transactions_bring_replies_by_rdma_write() {
     }
 }
 
-/// A receiver that waits before its data comes gets it by RDMA Write.
+/// A receiver that waits before its data arrives gets it by RDMA Write.
 #[test]
 fn sim_sdp_s9_3_receives_that_wait_are_written_to() {
     const PIECES: usize = 20;
@@ -122,7 +122,7 @@ fn sim_sdp_s9_3_receives_that_wait_are_written_to() {
                 let memory = Memory::anonymous(REPLY, Pages::Normal).unwrap();
                 for piece in 0..PIECES {
                     waiting.recv_timeout(LIMIT).unwrap();
-                    // Time for the receive to begin. Some pieces may be too early, not all.
+                    // Time for the receive to begin. Some pieces may arrive before it, but not all.
                     thread::sleep(Duration::from_millis(3));
                     memory.write(0, &pattern(REPLY, piece)).unwrap();
                     accepted.send_memory(&memory, 0..REPLY).unwrap();
@@ -167,7 +167,7 @@ fn sim_sdp_s9_5_3_out_of_band_bytes_keep_their_place() {
                     if mark % 2 == 0 {
                         writer.write_all(b"behind").unwrap();
                     }
-                    // A byte that was not taken would be replaced by the next.
+                    // The next byte would replace an unread one.
                     next.recv_timeout(LIMIT).unwrap();
                 }
                 connected.shutdown(Shutdown::Write).unwrap();
@@ -196,7 +196,7 @@ fn sim_sdp_s9_5_3_out_of_band_bytes_keep_their_place() {
     }
 }
 
-/// A stream goes on in another service of the same address, while both directions are in use.
+/// A stream moves to another service of the same address while both directions are in use.
 #[test]
 fn sim_sdp_s13_a_stream_is_handed_over_to_another_service() {
     for seed in 0..4 {
@@ -255,7 +255,7 @@ fn sim_sdp_s13_a_stream_is_handed_over_to_another_service() {
     }
 }
 
-/// The end that has connected can hand over, too, and memory transfers forbid it.
+/// The connecting end can hand over, too, but not during memory transfers.
 #[test]
 fn sdp_s13_the_connecting_end_hands_over_and_transfers_forbid_it() {
     let devices = devices(0);

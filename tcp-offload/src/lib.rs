@@ -16,7 +16,7 @@
 //! | [`rdma_tcp`] | RDMA/TCP of 2000, the second framing |
 //! | [`ulp`] | the interface to DDP |
 //! | [`stack`] | the connection table, listeners, timers, the transmit loop |
-//! | [`copy`] | access to memory that others may change: the only unsafe code |
+//! | [`copy`] | access to memory that others may change concurrently: the only unsafe code |
 //! | [`counters!`] | the macro that defines each layer's counters |
 #![deny(unsafe_code)]
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]

@@ -80,13 +80,13 @@ impl Engine {
         Ok(())
     }
 
-    /// The settings `framing` (`None`: the engine's) for connecting to `peer`, without the parts that it is known to
-    /// lack.
+    /// The settings `framing` (`None`: the engine's) for connecting to `peer`, without the parts that the peer is known
+    /// to lack.
     fn adapted(&self, now: Instant, peer: IpAddr, framing: Option<&FramingConfig>) -> FramingConfig {
         self.peers.lacks(now, peer).adapt(framing.unwrap_or(&self.framing).clone())
     }
 
-    /// Most attempts that may follow the first one of a connection to `peer` with `framing` (`None`: the engine's):
+    /// Largest number of attempts after the first one of a connection to `peer` with `framing` (`None`: the engine's):
     /// with MPA one without markers, and one with revision 1, unless the peer is known to need it. None after streaming
     /// data, and none with RDMA/TCP: a connector never falls back to another framing.
     pub fn further_attempts(&self, now: Instant, peer: IpAddr, framing: Option<&FramingConfig>) -> usize {

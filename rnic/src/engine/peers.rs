@@ -1,5 +1,5 @@
-//! Parts of MPA that peers lack: an initiator remembers for some time which parts a peer did not support, so that the
-//! next connection to this peer needs no repeated attempts.
+//! Parts of MPA that peers lack: an initiator caches the parts that a peer did not support, so that the next connection
+//! to this peer needs no repeated attempts.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -7,14 +7,14 @@ use xwarp_tcp::time::{Duration, Instant};
 
 use crate::rnic::Lacks;
 
-/// Largest number of peers remembered.
+/// Capacity of the cache, in peers.
 const MOST_PEERS: usize = 4096;
 
-/// How long a peer is remembered. Afterwards the parts that it lacked are requested again, since the peer may have been
-/// replaced, or a reset by another cause may have been mistaken for a refusal.
+/// Lifetime of an entry. Afterwards the missing parts are requested again, since the peer may have been replaced, or a
+/// reset by another cause may have been mistaken for a refusal.
 const LIFETIME: Duration = Duration::from_secs(600);
 
-/// Peers that are known to lack something.
+/// The cache of peers with missing parts.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     entries: BTreeMap<IpAddr, Known>,
@@ -32,7 +32,7 @@ impl Peers {
         self.entries.get(&peer).filter(|known| known.until > now).map_or_else(Lacks::default, |k| k.lacks)
     }
 
-    /// Remembers the parts that `peer` lacks. When the table is full, the entry that expires first is evicted.
+    /// Adds the parts that `peer` lacks. When the table is full, the entry that expires first is evicted.
     pub(super) fn remember(&mut self, now: Instant, peer: IpAddr, lacks: Lacks) {
         let known = Known { lacks: self.lacks(now, peer).and(lacks), until: now + LIFETIME };
         if self.entries.len() >= MOST_PEERS && !self.entries.contains_key(&peer) {

@@ -1,5 +1,5 @@
 //! Streaming data before MPA (RFC 5044 sections 7.1.3 and 7.1.5), on connections whose
-//! [`MpaConfig::streaming`](xwarp_tcp::mpa::MpaConfig::streaming) asks for it.
+//! [`MpaConfig::streaming`](xwarp_tcp::mpa::MpaConfig::streaming) enables it.
 
 use xwarp_tcp::{link::Link, time::Instant};
 

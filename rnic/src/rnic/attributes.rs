@@ -254,7 +254,7 @@ impl std::fmt::Display for Object {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResourceError {
-    /// No such object (any more).
+    /// The object does not exist, or no longer exists.
     #[error("no such {0}")]
     Unknown(Object),
     /// No such key.
@@ -299,7 +299,7 @@ pub enum ResourceError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
-    /// The queue does not exist (any more), or the queue pair has no receive queue of its own.
+    /// The queue does not exist, or no longer exists, or the queue pair has no receive queue of its own.
     #[error("no such queue")]
     Unknown,
     /// The queue pair is not connected yet.
@@ -338,13 +338,13 @@ pub enum PostError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CmError {
-    /// No such queue pair (any more).
+    /// The queue pair does not exist, or no longer exists.
     #[error("no such queue pair")]
     UnknownQp,
     /// The queue pair already has a connection, or had one and was not reset.
     #[error("the queue pair is in state {0:?}")]
     State(QpState),
-    /// No such request (any more).
+    /// The request does not exist, or no longer exists.
     #[error("no such connection request: {0:?}")]
     UnknownRequest(RequestId),
     /// IRD or ORD exceeds the engine's limit.

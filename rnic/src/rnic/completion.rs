@@ -15,7 +15,7 @@ use super::work::{WcStatus, WorkCompletion};
 
 /// Receives notifications from the engine, under its lock: must return quickly and must not call the engine.
 pub trait Notify: Send + Sync {
-    /// Called when an event that the owner asked for has occurred.
+    /// Called when the event that the owner requested has occurred.
     fn notify(&self);
 }
 
@@ -24,7 +24,7 @@ pub trait Notify: Send + Sync {
 pub(crate) struct Overflow {
     /// No entry was lost before.
     pub(crate) first: bool,
-    /// The lost entry was that of flushed work, so its queue pair has ended already.
+    /// The lost entry reported flushed work, so its queue pair has ended already.
     pub(crate) flushed: bool,
 }
 
@@ -35,7 +35,7 @@ const BATCH: usize = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Armed {
     No,
-    /// For the next entry that is solicited or an error.
+    /// Notify for the next entry that is solicited or an error.
     Solicited,
     /// For the next entry.
     Any,

@@ -123,7 +123,7 @@ impl QueuePair {
         solicited: bool,
         overtook: bool,
     ) {
-        // A Write that was overtaken may have Immediate Data, whose completion tells the length of the Write.
+        // An overtaken Write may have Immediate Data, whose completion reports the length of the Write.
         let written = if overtook { self.rx.written } else { Written::default() };
         self.counters.rdmap.sends_in += 1;
         self.complete_receive(shared, |completion| WorkCompletion {
@@ -135,7 +135,7 @@ impl QueuePair {
         self.rx.written = written;
     }
 
-    /// Completes the receive of the message that was due; `describe` fills in the completion.
+    /// Completes the receive of the next message; `describe` fills in the completion.
     #[inline]
     fn complete_receive(
         &mut self,
@@ -151,8 +151,8 @@ impl QueuePair {
         }
     }
 
-    /// Accepts the peer's next request if it is the one that is due and within IRD. IRD counts Reads; as many atomics
-    /// are accepted besides, for a peer that counts them separately (RFC 7306 section 5.2.2, rule 4).
+    /// Accepts the peer's next request if its number is the next one and it is within IRD. IRD counts Reads; as many
+    /// atomics are accepted besides, for a peer that counts them separately (RFC 7306 section 5.2.2, rule 4).
     fn accept_request(
         &mut self,
         seen: Seen<Untagged>,
@@ -277,7 +277,7 @@ impl QueuePair {
     }
 }
 
-/// Checks that this is the message that is due on its queue.
+/// Checks that this is the next message on its queue.
 fn due(seen: Seen<Untagged>, expected: Msn) -> Result<(), Refused> {
     if seen.header.msn == expected { Ok(()) } else { Err(seen.refused(DdpError::MsnRange)) }
 }

@@ -16,7 +16,7 @@ use xwarp_tcp::{
 use super::{CqId, Notify, QpId, SrqId};
 use crate::rdmap::{StreamError, TerminateHeader};
 
-/// A peer's connection request, until it is accepted, rejected or gone.
+/// A peer's connection request, until it is accepted, rejected or withdrawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestId(pub ConnId);
 
@@ -208,9 +208,8 @@ pub enum AsyncEvent {
         /// The shared receive queue.
         srq: SrqId,
     },
-    /// The device has failed for good: its interface was removed, or its engine panicked.
-    /// `Device::failure` returns the panic, and `None` for a removed interface, whose connections end
-    /// with [`CloseReason::InterfaceRemoved`].
+    /// The device has failed permanently: its interface was removed, or its engine panicked. `Device::failure` returns
+    /// the panic, and `None` for a removed interface, whose connections end with [`CloseReason::InterfaceRemoved`].
     DeviceFatal,
     /// The interface is up and has a carrier again.
     PortUp,
@@ -354,7 +353,7 @@ impl Events {
         number
     }
 
-    /// Reports that a request is gone. If its [`CmEvent::ConnectRequest`], the event with the number `announced`, is
+    /// Reports that a request has ended. If its [`CmEvent::ConnectRequest`], the event with the number `announced`, is
     /// still in the queue, that event is removed instead, so short-lived requests cannot make the queue grow.
     pub(crate) fn request_gone(&mut self, gone: RequestId, announced: Option<u64>) {
         if announced.and_then(|number| self.cm.remove(number)).is_none() {

@@ -34,10 +34,10 @@ const MOST_KEYS: u32 = 1 << 22;
 /// section 6.1.1).
 const RESTING: usize = 4096;
 
-/// Why a key gives no access to a range of bytes.
+/// The reason why a key gives no access to a range of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyError {
-    /// The key names no object, or one that peers cannot use (any more).
+    /// The key names no object, or one that peers cannot use, or can no longer use.
     Unknown,
     /// The object belongs to another protection domain or stream.
     Foreign,
@@ -243,7 +243,7 @@ impl KeyTable {
         self.slots.get_mut(&index)?.entry.as_mut()
     }
 
-    /// What a tag grants, if it is valid.
+    /// The grant of a tag, if it is valid.
     pub(crate) fn grant(&self, stag: STag) -> Option<Arc<Grant>> {
         self.entry(stag)?.grant.clone()
     }
@@ -259,8 +259,8 @@ impl KeyTable {
         }
     }
 
-    /// Removes a region at once; windows that are bound to it give no access any more. Only the index of a fast
-    /// region's tag is compared, because its owner chooses the key. Returns the protection domain.
+    /// Removes a region at once; windows that are bound to it no longer give access. Only the index of a fast region's
+    /// tag is compared, because its owner chooses the key. Returns the protection domain.
     pub(crate) fn remove_region(&mut self, stag: STag) -> Option<PdId> {
         self.bound_windows(stag)?;
         self.regions -= 1;
@@ -422,7 +422,8 @@ impl KeyTable {
         Ok(())
     }
 
-    /// Checks that the object at the index of `key` is `user`'s, of the wanted kind, and neither registered nor bound.
+    /// Checks that the object at the index of `key` belongs to `user`, is of the requested kind, and is neither
+    /// registered nor bound.
     fn check_vacant(
         &self,
         user: User,

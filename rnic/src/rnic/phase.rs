@@ -1,4 +1,4 @@
-//! [`Phase`]: the state of a queue pair, with the data that mean something in that state only.
+//! [`Phase`]: the state of a queue pair, with the data of each state.
 
 use xwarp_tcp::framing::FramingError;
 
@@ -70,7 +70,7 @@ impl Phase {
         matches!(self, Self::Open(closes) | Self::Ended { since: Since::Open(closes), .. } if closes.here)
     }
 
-    /// Ends the stream, or changes the name of its end. Returns how it was before, if it had not ended.
+    /// Ends the stream, or changes its end state. Returns the previous phase, if the stream had not ended.
     pub(crate) fn end(&mut self, terminated: bool) -> Option<Since> {
         let since = match self {
             Self::Idle => Since::Idle,

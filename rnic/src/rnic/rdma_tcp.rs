@@ -38,7 +38,7 @@ pub(super) const ATOMIC_VALUE_BYTES: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Stream {
     connection: ConnectionId,
-    /// Number of the message of group 1 that is being sent, or else of the next one.
+    /// Number of the current message of group 1, or else of the next one.
     next_sent: MessageNumber,
     /// Some segments of that message were sent, but not the last one.
     sent_partly: bool,
@@ -147,8 +147,8 @@ impl Stream {
         self.put_whole(&header, &[], out)
     }
 
-    /// The place among the outstanding requests of the request that this response in order answers out of turn, which is
-    /// allowed if the request may overtake others (A18). `None` for a response in turn.
+    /// The index of the outstanding request that this in-order response answers out of turn, which is allowed if the
+    /// request may overtake others (A18). `None` for a response in turn.
     fn answered_early(&self, header: &SegmentHeader) -> Option<usize> {
         let place = self.asked.iter().position(|asked| asked.number == header.number)?;
         let asked = self.asked.get(place)?;

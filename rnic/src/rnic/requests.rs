@@ -143,7 +143,7 @@ impl<'a> WorkRequest<'a> {
         Self::new(wr_id, Operation::FastRegister { key, access, base }, Payload::Memory(memory))
     }
 
-    /// Adds a completion queue entry for success too. (A failure always adds one.)
+    /// Adds a completion queue entry for success as well. (A failure always adds one.)
     #[must_use]
     pub fn signaled(mut self) -> Self {
         self.flags |= SendFlags::SIGNALED;
@@ -164,8 +164,8 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// Lets a Send be delivered, or a Read be executed and completed, before messages posted before it that are lost on the
-    /// way.
+    /// Lets a Send be delivered, or a Read be executed and completed, before earlier messages that are lost in the
+    /// network.
     #[must_use]
     pub fn overtaking(mut self) -> Self {
         self.flags |= SendFlags::OVERTAKE;
@@ -203,7 +203,8 @@ impl Remote {
 }
 
 impl Binding {
-    /// The same bytes under tagged offsets that start at 0, so that the peer does not see where they lie in the region.
+    /// The same bytes under tagged offsets that start at 0, so that the peer does not learn their position in the
+    /// region.
     #[must_use]
     pub fn zero_based(self) -> Self {
         Self { base: 0, ..self }

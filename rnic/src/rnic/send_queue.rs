@@ -21,7 +21,7 @@ pub(crate) enum Progress {
     Asked,
     /// Done or failed, with this outcome.
     Done(WcStatus),
-    /// Done, and completed before requests that were posted before it.
+    /// Done, and completed before earlier requests.
     Overtook,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct SendRequest {
     pub(crate) progress: Progress,
 }
 
-/// What the completion of a request needs.
+/// The data for the completion of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Summary {
     pub(crate) wr_id: u64,
@@ -95,7 +95,7 @@ impl SendQueue {
         self.entries.len()
     }
 
-    /// The request to begin next. Requests that were posted to be flushed are never begun.
+    /// The next request to begin. Requests that were posted only to be flushed are never begun.
     #[inline]
     pub(crate) fn upcoming(&self) -> Option<&SendRequest> {
         self.get(self.next).filter(|entry| matches!(entry.progress, Progress::Posted))
@@ -232,7 +232,8 @@ impl SendQueue {
         Some((summary, status))
     }
 
-    /// Removes the first request, if there is one. It is dropped in its place: to move it takes longer than to complete it.
+    /// Removes the first request, if there is one. It is dropped in place, because moving it takes longer than
+    /// completing it.
     #[inline]
     fn pop(&mut self) {
         if self.entries.pop_front().is_some() {

@@ -1,4 +1,4 @@
-//! Work requests and completions, as applications see them.
+//! Work requests and completions of the API.
 
 use smallvec::SmallVec;
 
@@ -56,7 +56,7 @@ pub struct Sge {
     pub len: u32,
 }
 
-/// A place in the peer's memory, as the peer advertised it.
+/// A place in the peer's memory, advertised by the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Remote {
     /// The region.
@@ -163,7 +163,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The kind that its completion reports.
+    /// The kind of operation in its completion.
     pub const fn opcode(&self) -> Opcode {
         match self {
             Self::Send { .. } => Opcode::Send,
@@ -273,7 +273,7 @@ pub struct RecvRequest<'a> {
     pub scatter: &'a [Sge],
 }
 
-/// A list of pieces, as the queues store it.
+/// A list of pieces in the form that the queues store.
 pub(crate) type SgeList = SmallVec<[Sge; 4]>;
 
 /// The list of `pieces`, which are usually one.
@@ -354,7 +354,7 @@ pub enum WcStatus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkCompletion {
-    /// The work request's identifier, as it was posted.
+    /// The work request's identifier.
     pub wr_id: u64,
     /// The outcome. After a failure only `wr_id`, `qp`, `context` and `opcode` are meaningful.
     pub status: WcStatus,

@@ -1,5 +1,5 @@
-//! The functions that replace those which close, duplicate or pass on descriptors, start processes, or transfer data in rarer ways.
-//! Each tells `tracking` before the C library does its work, so that nothing goes past the kernel after it.
+//! The functions that replace those which close, duplicate or pass on descriptors, start processes, or transfer data in
+//! rarer ways. Each notifies `tracking` before the C library executes the call, so that the direct path stops before.
 
 use std::{arch::naked_asm, ffi::CStr, os::fd::RawFd, ptr, slice, sync::atomic::AtomicPtr};
 
@@ -61,13 +61,13 @@ fn duplicated(fd: RawFd, to: RawFd) {
 }
 
 fn unshared(flags: c_int) {
-    // The threads have tables of their own from now on.
+    // From now on the threads have descriptor tables of their own.
     if flags & libc::CLONE_FILES != 0 {
         tracking::forget_for_ever();
     }
 }
 
-/// The control block is null or what the program gave to a function of the C library.
+/// The control block is null or comes from the program's call.
 fn forget_control(control: *const aiocb) {
     // SAFETY: the program's promise.
     if let Some(control) = unsafe { control.as_ref() } {
@@ -75,7 +75,7 @@ fn forget_control(control: *const aiocb) {
     }
 }
 
-/// The messages are what the program gave to a function of the C library.
+/// The messages come from the program's call.
 fn forget_messages(fd: RawFd, messages: *const mmsghdr, count: c_uint) {
     tracking::forget(fd);
     for at in 0..if messages.is_null() { 0 } else { count as usize } {
@@ -219,7 +219,7 @@ pub unsafe extern "C" fn fclose(file: *mut FILE) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         let fd = number(file);
-        // While it still is open, nobody else can have the number.
+        // While the descriptor is open, no other file can get its number.
         tracking::has_file(fd, false);
         next::fclose(file)
     }
@@ -237,7 +237,7 @@ unsafe fn number(file: *mut FILE) -> RawFd {
     fd
 }
 
-/// Opens another file in place of one.
+/// Reopens a `FILE` with another file.
 ///
 /// # Safety
 /// As for `freopen` of the C library.
@@ -358,7 +358,7 @@ pub unsafe extern "C" fn syscall(
         libc::SYS_close_range => tracking::forget_range(a as c_uint, b as c_uint),
         libc::SYS_clone | libc::SYS_clone3 => tracking::forget_all(),
         libc::SYS_unshare => unshared(a as c_int),
-        // What goes through its rings is not seen.
+        // Operations in its rings bypass this library.
         libc::SYS_io_uring_setup => tracking::forget_for_ever(),
         #[cfg(target_arch = "x86_64")]
         libc::SYS_dup2 => duplicated(a as c_int, b as c_int),
@@ -368,7 +368,7 @@ pub unsafe extern "C" fn syscall(
     }
     // SAFETY: the caller's promise.
     let done = unsafe { next::syscall(number, a, b, c, d, e, f) };
-    // A child with memory of its own, where nothing runs that would serve its parent's connections.
+    // The child has memory of its own, where no thread serves its parent's connections.
     let has_copy = match number {
         libc::SYS_clone => a & c_long::from(libc::CLONE_VM) == 0,
         // SAFETY: the kernel has read the arguments there.

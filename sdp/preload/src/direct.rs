@@ -1,16 +1,17 @@
 //! The direct path: calls of the program that go straight to the stream, past the loopback and the relay.
 //!
-//! What is stored for a number is a hint. While `tracking` says that the number is the only descriptor of its socket, all bytes of the
-//! socket pass the replaced calls, which count them. Otherwise each call asks the kernel whether the number is still that socket. The
-//! socket in the kernel stays complete, so every call that is not replaced, and every other process, may use it at any time:
+//! The entry of a descriptor number is a hint. While `tracking` reports that the number is the only descriptor of its
+//! socket, all bytes of the socket pass the replaced calls, which count them. Otherwise each call asks the kernel
+//! whether the number is still that socket. The socket in the kernel stays complete, so every call that is not
+//! replaced, and every other process, may use it at any time:
 //!
-//! - A read takes bytes from the stream only when the program has taken all bytes that the relay has forwarded to the kernel.
-//!   Otherwise, and where it would sleep, the kernel serves it. So waiting, time limits, signals, the end of the stream and
-//!   errors are the kernel's.
-//! - A write goes to the stream only when the relay has moved all bytes that were written to the kernel: as many as were counted, or
-//!   as the kernel says. A full stream leaves it to the kernel, which then says when there is room.
-//! - Long writes are copied into the memory of `outgoing`, and long reads out of that of `incoming`, of which the kernel has the
-//!   beginning.
+//! - A read takes bytes from the stream only when the program has taken all bytes that the relay has forwarded to the
+//!   kernel. Otherwise, and when it would sleep, the kernel serves it. Waiting, time limits, signals, the end of the
+//!   stream and errors are therefore the kernel's.
+//! - A write goes to the stream only when the relay has moved all bytes that were written to the kernel, by our count
+//!   or by the kernel's. If the stream is full, the kernel executes the write, and reports when there is room.
+//! - Long writes are copied into the memory of `outgoing`, and long reads out of that of `incoming`; the kernel has the
+//!   first bytes of the latter.
 //!
 //! While the program polls, by reads that find nothing or by reads that wait, the relay leaves the data in the stream.
 
@@ -43,18 +44,19 @@ use crate::{
     tracking::{self, NUMBERS},
 };
 
-/// How long a read that waits polls before it sleeps in the kernel: twice the time that the last such read waited, within these
-/// bounds. A read polls only if the last one waited for less than the upper bound, so that at most every second read polls in
-/// vain. The upper bound is longer than a round trip between programs that both sleep: two of these begin to poll together.
+/// Polling time of a read that waits, before it sleeps in the kernel: twice the time that the last such read waited,
+/// within these bounds. A read polls only if the last one waited for less than the upper bound, so that at most every
+/// second read polls without success. The upper bound is longer than a round trip between two sleeping programs, so
+/// that both begin to poll.
 const LEAST_POLLING: Duration = Duration::from_micros(50);
 const MOST_POLLING: Duration = Duration::from_micros(250);
-/// Reads without data in a row that make a non-blocking program one that polls.
+/// Number of consecutive reads without data after which a non-blocking program counts as polling.
 const POLLS: u32 = 3;
-/// How often the relay looks whether a program still polls, at first and when the program goes on to do so. Data may wait as long when
-/// the program stops.
+/// Interval at which the relay checks whether a program still polls, at first and while it continues. When the program
+/// stops, data may wait this long.
 const LOOK: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(4)];
 
-/// What the direct path and the relay of a connection know of each other.
+/// The shared state of a connection's direct path and relay.
 #[derive(Debug, Default)]
 pub struct Direct {
     /// Held by the relay from taking bytes off the leg until the stream has them, and by a direct write.
@@ -63,29 +65,30 @@ pub struct Direct {
     pub receiving: Mutex<()>,
     /// A long piece for reads of the program.
     pub incoming: Incoming,
-    /// Bytes that the relay has forwarded to the kernel, and those that calls of the program have read there.
+    /// Bytes that the relay has forwarded to the kernel, and bytes that the program's calls have read from the kernel.
     pub forwarded: AtomicU64,
     taken: AtomicU64,
-    /// Bytes that calls of the program have written to the kernel, and calls that may be writing there.
+    /// Bytes that the program's calls have written to the kernel, and calls that may be writing now.
     written: AtomicU64,
     writing: AtomicU64,
     /// The loopback towards the network.
     pub loopback: Loopback,
-    /// The socket was closed, or bytes have come from it that were not counted.
+    /// The socket was closed, or sent bytes that were not counted.
     unseen: AtomicBool,
-    /// Whether calls wait: [`WAITS`] or [`WAITS_NOT`], 0 if the kernel must be asked. The other bits count changes.
+    /// Whether calls block: [`WAITS`] or [`WAITS_NOT`], 0 if the kernel must be asked. The other bits count changes.
     mode: AtomicU64,
     /// The program has ended the direction towards the network.
     shut: AtomicBool,
-    /// An out-of-band byte went to the kernel. It is not counted: how the program reads it depends on options of the socket.
+    /// An out-of-band byte was written to the kernel. It is not counted, because the way in which the program reads it
+    /// depends on socket options.
     kernel_reads: AtomicBool,
     /// The program polls: the relay leaves data in the stream.
     polling: AtomicBool,
     /// Reads of the stream.
     attempts: AtomicU64,
-    /// Reads in a row that have found nothing.
+    /// Consecutive reads that have found nothing.
     empty: AtomicU32,
-    /// How long the last read that waited did, in nanoseconds.
+    /// Wait of the last read that waited, in nanoseconds.
     waited_ns: AtomicU64,
     /// The relay's thread towards the program.
     relay: Mutex<Option<Thread>>,
@@ -101,7 +104,7 @@ struct Hint {
     /// The socket's peer on the loopback.
     leg: SocketAddr,
     joined: Weak<Joined>,
-    /// The serial number of the descriptor; a later one if it is not tracked.
+    /// The serial number of the descriptor; a later number if it is not tracked.
     serial: u64,
 }
 
@@ -115,7 +118,8 @@ struct Found {
 }
 
 impl Found {
-    /// Whether the number has become something else while the call was in the direct path: the kernel must not serve it there.
+    /// Whether the number was closed or replaced while the call was in the direct path: the kernel must not serve the
+    /// call then.
     fn is_replaced(&self, fd: RawFd) -> bool {
         self.alone
             && !tracking::is_alone(fd, self.serial)
@@ -176,13 +180,13 @@ impl Drop for Inside {
     }
 }
 
-/// Makes a connection known by the address of its leg.
+/// Registers a connection under the address of its leg.
 pub fn add(leg: SocketAddr, joined: &Arc<Joined>) {
     let mut all = lock(&BY_LEG);
     all.insert(leg, Arc::downgrade(joined));
 }
 
-/// Forgets a connection that has ended.
+/// Removes an ended connection.
 pub fn remove(leg: SocketAddr) {
     let mut all = lock(&BY_LEG);
     if all.get(&leg).is_some_and(|joined| joined.strong_count() == 0) {
@@ -190,7 +194,7 @@ pub fn remove(leg: SocketAddr) {
     }
 }
 
-/// The program's socket `fd` is connected to the leg with this address.
+/// Records that the program's socket `fd` is connected to the leg with this address.
 pub fn hint(fd: RawFd, leg: SocketAddr) {
     let Some(place) = usize::try_from(fd).ok().and_then(|fd| HINTS.get(fd)) else { return };
     tracking::look_at_objects();
@@ -202,7 +206,7 @@ pub fn hint(fd: RawFd, leg: SocketAddr) {
     if let Ok(mut hint) = place.write() {
         *hint = joined.map(|joined| Hint { leg, joined, serial });
     }
-    // It may have been set before, or for the listening socket.
+    // The option may have been set before, or on the listening socket.
     low_mark_changed(fd);
 }
 
@@ -222,7 +226,7 @@ fn find(fd: RawFd) -> Option<Found> {
     (found.alone || sys::address_of(Naming::Peer, fd) == Some(found.leg)).then_some(found)
 }
 
-/// The program has made calls on its socket `fd` wait, or not.
+/// The program has switched its socket `fd` to blocking or non-blocking calls.
 pub fn mode_changed(fd: RawFd) {
     if let Some(found) = find(fd) {
         let mode = &found.joined.direct.mode;
@@ -232,8 +236,7 @@ pub fn mode_changed(fd: RawFd) {
     }
 }
 
-/// The program may have changed for how many bytes reads of its socket `fd` wait (`SO_RCVLOWAT`). Only the kernel's wait for more
-/// than one.
+/// The program may have changed `SO_RCVLOWAT` of its socket `fd`. Only the kernel's reads wait for more than one byte.
 pub fn low_mark_changed(fd: RawFd) {
     if sys::low_mark(fd) > 1
         && let Some(found) = find(fd)
@@ -245,7 +248,7 @@ pub fn low_mark_changed(fd: RawFd) {
     }
 }
 
-/// The program ends directions of its socket `fd`: what happens to calls after that is the kernel's.
+/// The program shuts down directions of its socket `fd`: the kernel serves later calls.
 pub fn shut(fd: RawFd, how: c_int) {
     let Some(found) = find(fd) else { return };
     let direct = &found.joined.direct;
@@ -306,8 +309,8 @@ fn write(found: &Found, fd: RawFd, pieces: &[IoSlice<'_>], len: usize) -> Option
         direct.writing.load(Ordering::SeqCst) == 0
             && direct.written.load(Ordering::SeqCst) == joined.moved.load(Ordering::SeqCst)
     } else {
-        // What was written to the kernel, by whomever, is acknowledged, which the first says, and was moved by the relay, which the
-        // second and the lock say.
+        // All bytes written to the kernel, by any process, are acknowledged (first test), and the relay has moved them
+        // (second test, and the lock).
         sys::unacknowledged(fd) == Some(0) && ioctl_fionread(&joined.leg) == Ok(0)
     };
     if !is_moved {
@@ -333,7 +336,7 @@ fn write(found: &Found, fd: RawFd, pieces: &[IoSlice<'_>], len: usize) -> Option
     (sent > 0).then_some(sent)
 }
 
-/// A write of the program. `kernel` is the kernel's call for what is left behind the given number of bytes.
+/// A write of the program. `kernel` is the kernel's call for the rest after the given number of bytes.
 pub fn send(
     fd: RawFd,
     pieces: &[IoSlice<'_>],
@@ -344,7 +347,8 @@ pub fn send(
     let Some(found) = find(fd) else { return kernel(0) };
     let direct = &found.joined.direct;
     let len: usize = pieces.iter().map(|piece| piece.len()).sum();
-    // A handler that runs in a long write before the kernel's call would not end that call, which may wait for ever.
+    // A signal handler that runs in a long write before the kernel's call would not interrupt that call, which may wait
+    // indefinitely.
     let waits = len >= ADVERTISED_BYTES && flags & libc::MSG_DONTWAIT == 0 && found.alone && found.waits(fd);
     let quiet = waits.then(Quiet::but_for_faults);
     let inside = Inside::enter().filter(|_| flags & !KNOWN == 0);
@@ -355,13 +359,13 @@ pub fn send(
     if let Some(quiet) = quiet
         && quiet.has_signal(sent > 0)
     {
-        // As in the kernel: bytes that were sent count, whatever the handler wants of calls that were interrupted.
+        // As in the kernel: sent bytes count, even if the handler has `SA_RESTART`.
         drop(quiet);
         sys::set_errno(libc::EINTR);
         return if sent > 0 { sent as isize } else { -1 };
     }
-    // The rest goes to the kernel also when the program does not wait: after a short count, programs wait for an edge of epoll,
-    // which comes only if the kernel was full.
+    // The rest is written to the kernel also by non-blocking programs: after a short count they wait for an edge of
+    // epoll, which occurs only if the kernel's buffer was full.
     let before = sys::errno();
     if found.is_replaced(fd) {
         sys::set_errno(libc::EBADF);
@@ -376,10 +380,10 @@ pub fn send(
     done + sent as isize
 }
 
-/// What a direct read came to.
+/// The outcome of a direct read.
 enum Read {
     Done(usize),
-    /// There is nothing, and the program does not want to wait.
+    /// No data is available, and the call is non-blocking.
     Empty,
     /// The kernel must serve the call.
     Kernel,
@@ -402,7 +406,7 @@ fn read(found: &Found, fd: RawFd, flags: c_int, pieces: &mut [&mut [u8]]) -> Rea
     }
     direct.attempts.fetch_add(1, Ordering::Relaxed);
     let Some((first, rest)) = pieces.split_first_mut() else { return Read::Kernel };
-    // A program that polls by calls that do not wait runs the device by them.
+    // A program that polls by non-blocking calls runs the device in them.
     let outcome = if direct.is_polled() {
         joined.stream.try_read_for(first, Duration::ZERO)
     } else {
@@ -411,13 +415,14 @@ fn read(found: &Found, fd: RawFd, flags: c_int, pieces: &mut [&mut [u8]]) -> Rea
     if !is_empty(&outcome) {
         return direct.finish_read(joined, outcome, rest, first.len());
     }
-    // What the peer advertises, the relay reads by RDMA, and out-of-band bytes become urgent data of the kernel's socket.
+    // The relay reads the data that the peer advertises, and turns out-of-band bytes into urgent data of the kernel's
+    // socket.
     if joined.stream.has_offer_or_oob() {
         return Read::Kernel;
     }
     if flags & libc::MSG_DONTWAIT != 0 || !found.waits(fd) {
         let empty = direct.empty.fetch_add(1, Ordering::Relaxed) + 1;
-        // A program that polls goes on: the relay looks whether it does.
+        // The program continues to poll, and the relay checks this.
         if empty >= POLLS || direct.is_polled() {
             direct.polling.store(true, Ordering::Relaxed);
             return Read::Empty;
@@ -450,7 +455,7 @@ impl Direct {
         rest: &mut [&mut [u8]],
         room: usize,
     ) -> Read {
-        // The relay brings the end of the stream and errors to the kernel.
+        // The relay forwards the end of the stream and errors to the kernel.
         let Ok(mut total) = outcome else { return Read::Kernel };
         if total == 0 {
             return Read::Kernel;
@@ -469,7 +474,7 @@ impl Direct {
         Read::Done(total)
     }
 
-    /// Whether the program has read all bytes that went to the kernel.
+    /// Whether the program has read all bytes that were written to the kernel.
     fn has_taken_all(&self) -> bool {
         self.forwarded.load(Ordering::SeqCst) == self.taken.load(Ordering::SeqCst)
     }
@@ -479,7 +484,7 @@ impl Direct {
         self.incoming.is_wanted() && !self.kernel_reads.load(Ordering::Relaxed) && self.has_taken_all()
     }
 
-    /// A read takes what the relay has left to it.
+    /// A read takes the piece that the relay has left for it.
     fn take_piece(&self, joined: &Joined, pieces: &mut [&mut [u8]], skip: usize) -> usize {
         let taken = self.incoming.take(joined.kernel(), pieces, skip, || self.has_taken_all());
         BYTES.fetch_add(taken as u64, Ordering::Relaxed);
@@ -491,7 +496,8 @@ impl Direct {
         self.waited_ns.store(waited, Ordering::Relaxed);
     }
 
-    /// Makes a call of the kernel and counts the bytes that it has written. While calls wait in it, nothing passes them.
+    /// Makes a call of the kernel and counts the bytes that it has written. While calls wait in the kernel, no direct
+    /// write overtakes them.
     fn count_written(&self, call: impl FnOnce() -> isize) -> isize {
         self.writing.fetch_add(1, Ordering::SeqCst);
         let done = call();
@@ -518,12 +524,13 @@ impl Direct {
         }
     }
 
-    /// The socket is closed, or used by unseen calls: its number may become another file's unseen as well.
+    /// The socket is closed, or used by calls that bypass this library, which may give its number to another file as
+    /// well.
     pub fn give_up(&self) {
         self.unseen.store(true, Ordering::Release);
     }
 
-    /// The kernel serves a read: the relay must forward from now on.
+    /// The kernel serves a read, so the relay must forward from now on.
     fn leave_to_kernel(&self) {
         if self.polling.swap(false, Ordering::AcqRel)
             && let Some(relay) = &*lock(&self.relay)
@@ -550,7 +557,7 @@ impl Direct {
             thread::park_timeout(look);
             if self.attempts.load(Ordering::Relaxed) == before {
                 self.polling.store(false, Ordering::Release);
-                // The service of the stream need not find it out by itself, which would take as long again.
+                // Otherwise the service of the stream would detect the end of polling after the same time again.
                 stream.end_polling();
             }
             look = (look * 2).min(LOOK[1]);
@@ -561,12 +568,12 @@ impl Direct {
         self.polling.load(Ordering::Acquire)
     }
 
-    /// The kernel serves all reads from now on. Called by the relay's thread while it holds `receiving`.
+    /// From now on the kernel serves all reads. Called by the relay's thread while it holds `receiving`.
     pub fn leave_reads_to_kernel(&self) {
         self.kernel_reads.store(true, Ordering::Relaxed);
     }
 
-    /// The calling thread is the relay's towards the program.
+    /// Records that the calling thread is the relay's towards the program.
     pub fn relayed_here(&self) {
         *lock(&self.relay) = Some(thread::current());
     }
@@ -609,7 +616,7 @@ pub fn receive(fd: RawFd, pieces: &mut [&mut [u8]], flags: c_int, kernel: impl F
     if let Some(begin) = begin {
         direct.waited_since(begin);
     }
-    // Neither takes bytes of the stream from the kernel.
+    // Neither takes bytes of the stream out of the kernel.
     if flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE) == 0 {
         direct.count_taken(done);
     }

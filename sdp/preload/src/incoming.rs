@@ -1,5 +1,5 @@
-//! Long pieces on their way to the program: its reads take them from the memory into which they came. Only the beginning of a piece goes
-//! to the kernel, so that whatever waits for the socket is woken.
+//! Long pieces in transit to the program: its reads take them from the memory into which they were received. Only the
+//! first bytes of a piece are written to the kernel, which wakes all waiters of the socket.
 //!
 //! While a piece is left, the kernel has a byte that the program has not read, or a read is about to take the piece.
 
@@ -27,15 +27,15 @@ const BEGINNING_BYTES: usize = 4 << 10;
 /// One piece that the relay has left for reads of the program.
 #[derive(Debug, Default)]
 pub struct Incoming {
-    /// The program takes long pieces.
+    /// The program reads long pieces.
     wanted: AtomicBool,
-    /// There is a piece. Written with the lock.
+    /// There is a piece. Written under the lock.
     left: AtomicBool,
     piece: Mutex<Piece>,
     taken: Condvar,
 }
 
-/// The part of the memory that the program has not got.
+/// The part of the memory that the program has not received.
 #[derive(Debug, Default)]
 struct Piece {
     memory: Option<Memory>,
@@ -47,7 +47,7 @@ struct Piece {
 #[derive(Clone, Copy)]
 pub struct Kernel<'a> {
     pub leg: &'a OwnedFd,
-    /// Bytes that went to the kernel.
+    /// Bytes that were written to the kernel.
     pub forwarded: &'a AtomicU64,
 }
 
@@ -71,7 +71,7 @@ impl Kernel<'_> {
         }
     }
 
-    /// Gives the kernel bytes of the piece, as many as it takes and at most `most`.
+    /// Writes bytes of the piece to the kernel, as many as it takes and at most `most`.
     fn forward(self, piece: &mut Piece, most: usize) {
         let Some(memory) = &piece.memory else { return };
         let len = most.min(piece.end - piece.at);
@@ -92,7 +92,7 @@ impl Incoming {
         self.piece.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The program takes long pieces, or does not.
+    /// Records whether the program reads long pieces.
     pub fn want(&self, wanted: bool) {
         if self.wanted.load(Ordering::Relaxed) != wanted {
             self.wanted.store(wanted, Ordering::Relaxed);
@@ -108,8 +108,9 @@ impl Incoming {
         self.left.load(Ordering::Acquire)
     }
 
-    /// Leaves the first `len` bytes of `memory`, which is exchanged for that of the piece before. There is no other piece, and the
-    /// program has read all that the kernel had. Returns the beginning, which the caller gives to the kernel.
+    /// Leaves the first `len` bytes of `memory`, which is exchanged for that of the piece before. There is no other
+    /// piece, and the program has read all that the kernel had. Returns the first bytes, which the caller writes to the
+    /// kernel.
     pub fn leave(
         &self,
         forwarded: &AtomicU64,
@@ -123,12 +124,12 @@ impl Incoming {
         self.left.store(true, Ordering::Release);
         // Before the program can read it.
         forwarded.fetch_add(piece.at as u64, Ordering::SeqCst);
-        // The lock is let go first: the program, which the beginning wakes, takes the rest.
+        // The lock is released first: the write of the first bytes wakes the program, which takes the rest.
         piece.memory.clone().map(|memory| (memory, 0..piece.at))
     }
 
-    /// A read takes bytes of the piece into `pieces`, behind their first `skip` bytes. `is_next` says whether the program has read all
-    /// that the kernel had. Returns how many there were.
+    /// Reads bytes of the piece into `pieces`, after their first `skip` bytes. `is_next` says whether the program has
+    /// read all bytes that the kernel had. Returns the number of bytes.
     pub fn take(
         &self,
         kernel: Kernel<'_>,
@@ -157,7 +158,7 @@ impl Incoming {
         taken
     }
 
-    /// Says so when nothing of the piece is left.
+    /// Notifies the relay when the piece is used up.
     fn look(&self, piece: &Piece) {
         if piece.at == piece.end {
             self.left.store(false, Ordering::Release);
@@ -165,7 +166,7 @@ impl Incoming {
         }
     }
 
-    /// The kernel serves a read: gives it the piece, as far as it has room.
+    /// The kernel serves a read: writes the piece to it, as far as it has room.
     pub fn leave_to_kernel(&self, kernel: Kernel<'_>) {
         self.want(false);
         if self.is_left()
@@ -176,8 +177,8 @@ impl Incoming {
         }
     }
 
-    /// Waits until the program has taken the piece, for `patience` at most. Returns the memory and what is left of it otherwise; it is
-    /// the caller's then.
+    /// Waits until the program has taken the piece, for `patience` at most. On a time-out, returns the memory and its
+    /// remaining range to the caller.
     pub fn wait_taken(&self, patience: Duration) -> Option<(Memory, Range<usize>)> {
         if !self.is_left() {
             return None;

@@ -1,5 +1,6 @@
-//! The length of the loopback towards the network. While a program writes long pieces, it is short: full as soon as the peer takes no
-//! more, and empty before the program is woken. Otherwise the next long write would not find it empty.
+//! The buffer sizes of the loopback towards the network. While a program writes long pieces, the buffers are small:
+//! full as soon as the peer takes no more, and empty before the program is woken. Otherwise the next long write would
+//! not find them empty.
 
 use std::{
     os::fd::{AsFd as _, OwnedFd, RawFd},
@@ -10,16 +11,16 @@ use rustix::net::sockopt;
 
 use crate::sys;
 
-/// Buffers of a short loopback.
+/// Sizes of the small buffers.
 const SHORT_SEND_BYTES: usize = 4 << 10;
 const SHORT_RECEIVE_BYTES: usize = 32 << 10;
 
-/// Whether the buffers of a connection's loopback are short.
+/// Whether the buffers of a connection's loopback are small.
 #[derive(Debug, Default)]
 pub struct Loopback {
-    /// Those of the leg, or soon.
+    /// Whether those of the leg are small, or will be.
     short: AtomicBool,
-    /// Those of the program's socket.
+    /// Whether those of the program's socket are small.
     own_short: AtomicBool,
 }
 
@@ -28,7 +29,7 @@ impl Loopback {
         self.short.load(Ordering::Relaxed)
     }
 
-    /// Makes it short or gives it back to the kernel, at the relay's end.
+    /// Makes the buffers small, or lets the kernel choose their sizes again, at the relay's end.
     pub fn shorten(&self, leg: &OwnedFd, short: bool) {
         if self.short.swap(short, Ordering::Relaxed) != short {
             if short {
@@ -39,7 +40,7 @@ impl Loopback {
         }
     }
 
-    /// The same at the program's end, before a call writes there.
+    /// Does the same at the program's end, before a call writes there.
     pub fn shorten_own(&self, fd: RawFd) {
         let short = self.is_short();
         if self.own_short.load(Ordering::Relaxed) != short

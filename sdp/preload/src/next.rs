@@ -20,7 +20,7 @@ pub fn address(name: &CStr, known: &AtomicPtr<c_void>) -> *mut c_void {
     }
     // SAFETY: the name is a string.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
-    // Ours are in front of a C library that has all of them.
+    // This library precedes a C library that has all of these functions.
     assert!(!found.is_null(), "the C library has no {name:?}");
     known.store(found, Ordering::Relaxed);
     found
@@ -31,7 +31,7 @@ macro_rules! next {
         $(#[$doc])*
         ///
         /// # Safety
-        /// The arguments are what the caller gave to the function that replaces it.
+        /// The arguments are those of the caller of the replacing function.
         pub unsafe fn $name($($arg: $kind),*) -> $result {
             static KNOWN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
             // SAFETY: the function of this name has this type.
@@ -83,7 +83,7 @@ next! {
     dup2 = c"dup2" (fd: c_int, to: c_int) -> c_int;
     /// `dup3`.
     dup3 = c"dup3" (fd: c_int, to: c_int, flags: c_int) -> c_int;
-    /// `fcntl`; the last argument may be missing, which is no difference where this library runs.
+    /// `fcntl`; the last argument may be missing, which makes no difference on the supported platforms.
     fcntl = c"fcntl" (fd: c_int, command: c_int, argument: c_long) -> c_int;
     /// `fcntl64`.
     fcntl64 = c"fcntl64" (fd: c_int, command: c_int, argument: c_long) -> c_int;

@@ -1,5 +1,5 @@
-//! Numbers of descriptors. The library leaves the low ones to the program: some programs have tables of few, others close standard
-//! descriptors and count on getting these numbers for their own files.
+//! Numbers of descriptors. The library leaves the low ones to the program: some programs have small descriptor tables,
+//! others close standard descriptors and rely on getting these numbers for their own files.
 
 use std::{
     os::fd::{AsRawFd as _, OwnedFd},
@@ -12,7 +12,7 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
-/// Least number of a descriptor of the library: half of the usual limit.
+/// Smallest number of a descriptor of the library: half of the usual limit.
 const LEAST: i32 = 512;
 
 /// Descriptors that take the low numbers while [`above`] runs.
@@ -25,7 +25,7 @@ pub fn taken() -> MutexGuard<'static, Vec<OwnedFd>> {
 
 /// Moves a descriptor of the library away from the low numbers.
 pub fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
-    // With a low limit of descriptors it stays where it is.
+    // With a low limit of descriptors it keeps its number.
     fcntl_dupfd_cloexec(&fd, LEAST).unwrap_or(fd)
 }
 
@@ -39,7 +39,7 @@ pub fn above<R>(open: impl FnOnce() -> R) -> R {
 }
 
 fn take_low_numbers(taken: &mut Vec<OwnedFd>) {
-    // The library needs some dozens of numbers above.
+    // The library needs some dozens of higher numbers.
     if getrlimit(Resource::Nofile).current.is_some_and(|limit| limit < 2 * LEAST as u64) {
         return;
     }

@@ -1,4 +1,4 @@
-//! Long pieces on their way to the network: in registered memory, from which the peer reads them by RDMA.
+//! Long pieces in transit to the network, in registered memory from which the peer reads them by RDMA.
 
 use std::{
     collections::VecDeque,
@@ -9,27 +9,28 @@ use std::{
 use xwarp_sdp::{SdpStream, Sending};
 use xwarp_verbs::{Memory, Pages};
 
-/// Shorter pieces go in messages. A full segment on the loopback is longer.
+/// Shorter pieces are sent in messages. A full segment on the loopback is longer.
 pub const ADVERTISED_BYTES: usize = 32 << 10;
 /// Bytes of a piece.
 pub const PIECE_BYTES: usize = 512 << 10;
 /// Pieces of a connection.
 const PIECES: usize = 4;
-/// Pieces that must be free before a program that waits for room is woken, so that it is not woken for each.
+/// Number of free pieces at which a program that waits for room is woken, so that it is not woken for each piece.
 const ROOM_PIECES: usize = 2;
 
-/// A write from which on the program's writes pass the loopback by, and how many shorter ones end that.
+/// Length of a write after which the program's writes bypass the loopback, and the number of shorter writes that end
+/// this.
 const LONG_WRITE_BYTES: usize = 256 << 10;
 const MOST_OTHERS: u32 = 8;
-/// How long a write that finds no room runs the device: in all, and until the next piece is free.
+/// Longest time for which a write that finds no room runs the device: in all, and until the next piece is free.
 const HOLD: Duration = Duration::from_millis(1);
 const PATIENCE: Duration = Duration::from_micros(250);
 
-/// Memory of a connection for long pieces. It is behind the lock that orders all that goes to the stream.
+/// Memory of a connection for long pieces. It is protected by the lock that orders all writes to the stream.
 #[derive(Debug)]
 pub struct Outgoing {
     free: Vec<Memory>,
-    /// Pieces that the peer does not have yet, oldest first.
+    /// Pieces that the peer has not received yet, oldest first.
     sending: VecDeque<(Sending, Memory)>,
     /// Pieces that were ever allocated.
     made: usize,
@@ -44,13 +45,14 @@ impl Default for Outgoing {
 }
 
 impl Outgoing {
-    /// A write of this length comes: whether it, and what follows, passes the loopback by. The kernel gathers shorter ones into pieces.
+    /// Whether a write of this length, and the following ones, bypass the loopback. The kernel gathers shorter ones
+    /// into pieces.
     pub fn is_for_long_writes(&mut self, len: usize) -> bool {
         self.others = if len >= LONG_WRITE_BYTES { 0 } else { self.others.saturating_add(1) };
         self.others < MOST_OTHERS
     }
 
-    /// Takes back the memory of pieces that the peer has.
+    /// Takes back the memory of pieces that the peer has received.
     fn take_back(&mut self, stream: &SdpStream) {
         while let Some((sending, memory)) = self.sending.pop_front_if(|(sending, _)| stream.is_sent(sending))
         {
@@ -60,7 +62,7 @@ impl Outgoing {
         }
     }
 
-    /// Whether a program that waits for room is worth being woken.
+    /// Whether a program that waits for room should be woken.
     pub fn has_room(&mut self, stream: &SdpStream) -> bool {
         if self.free.len() < ROOM_PIECES {
             self.take_back(stream);
@@ -81,7 +83,7 @@ impl Outgoing {
         self.free.pop()
     }
 
-    /// The same; runs the device until the peer has the oldest piece.
+    /// Does the same, but runs the device until the peer has received the oldest piece.
     fn poll_memory(&mut self, stream: &SdpStream, end: Instant) -> Option<Memory> {
         let (sending, _) = self.sending.front()?;
         let left = end.saturating_duration_since(Instant::now()).min(PATIENCE);
@@ -105,12 +107,12 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The oldest piece on its way.
+    /// The oldest piece in transit.
     pub fn oldest(&mut self) -> Option<(Sending, Memory)> {
         self.sending.pop_front()
     }
 
-    /// Copies and advertises `pieces` as far as there is memory, but for a short rest; returns the number of bytes.
+    /// Copies and advertises `pieces` as far as there is memory, except a short rest. Returns the number of bytes.
     pub fn write(&mut self, stream: &SdpStream, pieces: &[IoSlice<'_>]) -> usize {
         let mut left = pieces.iter().map(|piece| piece.len()).sum::<usize>();
         let mut pieces = pieces.iter().map(|piece| &**piece);

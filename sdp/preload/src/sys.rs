@@ -72,12 +72,12 @@ pub unsafe fn name(call: Naming, fd: RawFd, address: *mut sockaddr, len: *mut so
     }
 }
 
-/// An address of a socket as the kernel has it.
+/// An address of a socket in the kernel's form.
 pub fn address_of(call: Naming, fd: RawFd) -> Option<SocketAddr> {
     let mut storage = MaybeUninit::<sockaddr_storage>::uninit();
     let address = storage.as_mut_ptr().cast::<sockaddr>();
     let mut len = size_of::<sockaddr_storage>() as socklen_t;
-    // SAFETY: the storage has room for every address, and the kernel says how much of it it has stored.
+    // SAFETY: the storage has room for every address, and the kernel returns the stored length.
     unsafe {
         if name(call, fd, address, &raw mut len) != 0 {
             return None;
@@ -93,11 +93,11 @@ pub fn unacknowledged(fd: RawFd) -> Option<c_int> {
     (unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) } == 0).then_some(bytes)
 }
 
-/// Lets the kernel choose the sizes of a socket's buffers again, which somebody has set.
+/// Lets the kernel choose the sizes of a socket's buffers again after they were set.
 pub fn grow_buffers(socket: BorrowedFd<'_>) {
     const SO_BUF_LOCK: c_int = 72;
     const MOST_BYTES: usize = 4 << 20;
-    // The kernel sets what it allows, which is much less.
+    // The kernel limits the value to a much smaller one.
     let _ = sockopt::set_socket_send_buffer_size(socket, MOST_BYTES);
     let _ = sockopt::set_socket_recv_buffer_size(socket, MOST_BYTES);
     let unlocked: c_int = 0;
@@ -114,7 +114,7 @@ pub fn grow_buffers(socket: BorrowedFd<'_>) {
     }
 }
 
-/// For how many bytes reads of a socket wait (`SO_RCVLOWAT`).
+/// The number of bytes for which reads of a socket wait (`SO_RCVLOWAT`).
 pub fn low_mark(fd: RawFd) -> c_int {
     let mut bytes: c_int = 1;
     let mut len = size_of::<c_int>() as socklen_t;
@@ -138,7 +138,7 @@ pub fn receive(socket: &OwnedFd, memory: &Memory, offset: usize, len: usize) -> 
     if !memory.contains(offset, len) {
         return Err(Errno::FAULT);
     }
-    // SAFETY: the part is inside of the memory, which the caller borrows. Nothing else uses it as anything but bytes.
+    // SAFETY: the part is inside the memory, which the caller borrows, and which is used as bytes only.
     let done = unsafe {
         let to = memory.as_ptr().add(offset);
         let (flags, nobody) = (libc::MSG_DONTWAIT, ptr::null_mut::<c_void>());
@@ -177,7 +177,7 @@ pub fn exit_group(status: c_int) -> ! {
 
 /// `close` of the kernel.
 pub fn close(fd: RawFd) {
-    // SAFETY: no pointers; the number was returned to us and given to nobody.
+    // SAFETY: no pointers; the number was returned to us, and no other code has it.
     unsafe { kernel!(libc::SYS_close, fd) };
 }
 
@@ -224,7 +224,7 @@ pub unsafe fn read_address(address: *const sockaddr, len: socklen_t) -> Option<S
     }
 }
 
-/// An address as sockets of IPv6 have it.
+/// An address in the form of IPv6 sockets.
 pub fn mapped(ip: IpAddr) -> Ipv6Addr {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -232,7 +232,7 @@ pub fn mapped(ip: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// Stores an address, as a socket of the family `six` or not has it, as the kernel does: cut to the caller's room, with the
+/// Stores an address like the kernel, in the form of an IPv6 (`six`) or IPv4 socket: cut to the caller's room, with the
 /// whole length.
 ///
 /// # Safety
@@ -275,7 +275,7 @@ pub unsafe fn store_address(to: SocketAddr, six: bool, address: *mut sockaddr, l
 /// handler of the program.
 pub struct Quiet(libc::sigset_t);
 
-/// Signals by which the kernel says that the thread itself has made a mistake.
+/// Signals by which the kernel reports a fault of the thread itself.
 const FAULTS: [c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
@@ -284,7 +284,7 @@ impl Quiet {
         Self::but_for(&[])
     }
 
-    /// Leaves those signals that the program's memory may cause.
+    /// Does not block the signals that an access to the program's memory may cause.
     pub fn but_for_faults() -> Self {
         Self::but_for(&FAULTS)
     }
@@ -303,7 +303,7 @@ impl Quiet {
         }
     }
 
-    /// Whether a signal waits whose handler runs when this ends; with `restarts` false, only one whose handler interrupts calls
+    /// Whether a signal with a handler is pending; with `restarts` false, only one whose handler interrupts calls
     /// (without `SA_RESTART`).
     pub fn has_signal(&self, restarts: bool) -> bool {
         let mut pending = MaybeUninit::uninit();
@@ -337,7 +337,8 @@ impl Drop for Quiet {
     }
 }
 
-/// Lets `before` run before each fork, `parent` and `child` after it, and `exit` when the process ends in order.
+/// Registers `before` to run before each fork, `parent` and `child` after it, and `exit` at the normal end of the
+/// process.
 pub fn on_fork_and_exit(
     before: extern "C" fn(),
     parent: extern "C" fn(),
@@ -386,7 +387,7 @@ pub fn addresses() -> io::Result<Vec<Address>> {
             });
         }
     }
-    // SAFETY: made above, and nothing of it is kept.
+    // SAFETY: created above, and no reference into it is kept.
     unsafe { libc::freeifaddrs(first) };
     Ok(all)
 }

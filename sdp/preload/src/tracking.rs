@@ -1,8 +1,8 @@
 //! Which descriptors are the only ones of their socket: the program got the number from `socket` or `accept`, and since then no call
 //! that this library replaces has closed or duplicated it, passed it on, or started a process.
 //!
-//! All bytes of such a socket pass the replaced calls, so that the direct path can count them and needs to ask the kernel nothing.
-//! Everything here is lock-free: the calls may come from signal handlers and from children of `vfork`.
+//! All bytes of such a socket pass the replaced calls, so the direct path can count them and needs no query to the
+//! kernel. Everything here is lock-free: the calls may come from signal handlers and from children of `vfork`.
 
 use std::{
     ffi::CStr,
@@ -20,7 +20,7 @@ pub const NUMBERS: usize = 4096;
 static NEXT: AtomicU64 = AtomicU64::new(1);
 /// The serial number of the tracked descriptor with this number; 0 if there is none.
 static OWNED: [AtomicU64; NUMBERS] = [const { AtomicU64::new(0) }; NUMBERS];
-/// A `FILE` of the C library has this number. It reads, writes and closes it unseen.
+/// A `FILE` of the C library has this number, and reads, writes and closes it without our functions.
 static FILES: [AtomicBool; NUMBERS] = [const { AtomicBool::new(false) }; NUMBERS];
 /// The program has bound the socket with this number to a port of its choice.
 static CHOSEN: [AtomicBool; NUMBERS] = [const { AtomicBool::new(false) }; NUMBERS];
@@ -28,7 +28,7 @@ static CHOSEN: [AtomicBool; NUMBERS] = [const { AtomicBool::new(false) }; NUMBER
 static SHARED: AtomicU64 = AtomicU64::new(0);
 /// Descriptors up to this serial number are those of a parent.
 static INHERITED: AtomicU64 = AtomicU64::new(0);
-/// The process has means to use descriptors that are not seen.
+/// The process can use descriptors by calls that bypass this library.
 static UNSEEN: AtomicBool = AtomicBool::new(false);
 
 fn place<T>(table: &'static [T; NUMBERS], fd: RawFd) -> Option<&'static T> {
@@ -42,7 +42,8 @@ pub fn serial() -> u64 {
 
 /// The kernel has returned a new descriptor.
 pub fn created(fd: RawFd, serial: u64) {
-    // The C library closes and replaces the standard descriptors unseen, by their `FILE`s and in daemon().
+    // The C library closes and replaces the standard descriptors without our functions: by their `FILE`s, and in
+    // daemon().
     let seen =
         fd > libc::STDERR_FILENO && !place(&FILES, fd).is_some_and(|file| file.load(Ordering::Acquire));
     if let Some(owned) = place(&OWNED, fd) {
@@ -65,7 +66,7 @@ pub fn has_chosen_port(fd: RawFd) -> bool {
     place(&CHOSEN, fd).is_some_and(|chosen| chosen.load(Ordering::Relaxed))
 }
 
-/// The descriptor is closed or replaced, or is not the only one of its socket any more, or bytes may pass unseen.
+/// The descriptor was closed or replaced, is no longer the only one of its socket, or bytes may bypass the count.
 pub fn forget(fd: RawFd) {
     if let Some(owned) = place(&OWNED, fd) {
         owned.store(0, Ordering::Release);
@@ -84,7 +85,7 @@ pub fn forget_all() {
     SHARED.fetch_max(NEXT.load(Ordering::Acquire) - 1, Ordering::AcqRel);
 }
 
-/// Descriptors are used by means that are not seen, from now on.
+/// From now on, descriptors may be used by calls that bypass this library.
 pub fn forget_for_ever() {
     UNSEEN.store(true, Ordering::Release);
 }
@@ -94,7 +95,7 @@ pub fn forked() {
     INHERITED.store(NEXT.load(Ordering::Acquire) - 1, Ordering::Release);
 }
 
-/// A `FILE` has got this number, or has it no more.
+/// A `FILE` has taken or released this number.
 pub fn has_file(fd: RawFd, has: bool) {
     forget(fd);
     if let Some(file) = place(&FILES, fd) {
@@ -119,7 +120,7 @@ pub fn is_own(serial: u64) -> bool {
 
 /// Looks for objects in the process that make system calls of their own: Go's runtime and liburing. Nothing is tracked beside them.
 pub fn look_at_objects() {
-    /// Objects that were ever loaded, when they were looked at for the last time.
+    /// Number of objects that had ever been loaded at the last check.
     static SEEN: AtomicU64 = AtomicU64::new(0);
     let seen = SEEN.load(Ordering::Relaxed);
     let mut loaded = seen;

@@ -1,5 +1,5 @@
-//! The functions of the C library that transfer data, as this library replaces them. All others, such as `sendmmsg` and those of the
-//! standard input and output, use the socket in the kernel.
+//! The functions that replace the C library's functions for data transfer. All others, such as `sendmmsg` and those of
+//! the standard input and output, use the socket in the kernel.
 
 use std::{io::IoSlice, ptr, slice};
 
@@ -7,9 +7,9 @@ use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
 use crate::{descriptors::forget_passed, direct, next};
 
-/// Pieces of a vector that the direct path takes; longer vectors are the kernel's.
+/// Largest number of pieces of a vector for the direct path; the kernel serves longer vectors.
 const MOST_PIECES: usize = 8;
-/// Bytes of a piece that are looked at. Programs may pass lengths that no memory has.
+/// Largest length of a piece. Programs may pass lengths that exceed all memory.
 const MOST_BYTES: usize = 1 << 30;
 
 /// Calls `then` with the memory of a read.
@@ -298,7 +298,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     }
 }
 
-/// What is left of `pieces` behind the first `done` bytes.
+/// The rest of `pieces` after the first `done` bytes.
 fn rest(pieces: &[IoSlice<'_>], mut done: usize) -> Vec<iovec> {
     let mut rest = Vec::with_capacity(pieces.len());
     for piece in pieces {

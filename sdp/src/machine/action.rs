@@ -35,7 +35,7 @@ pub enum Action {
         /// The peer's memory.
         remote: Advert,
     },
-    /// Close the stream below in order, behind everything that was sent.
+    /// Close the stream below in order, after all sent data.
     Disconnect,
     /// The peer has suspended communication. Close the stream below when everything that was sent is acknowledged, connect
     /// from the same address and port to this port of the peer, and call [`Machine::reconnect`](super::Machine::reconnect).
@@ -43,14 +43,14 @@ pub enum Action {
         /// The peer's port.
         port: u16,
     },
-    /// Reset the stream below. `flush`: only when what was sent has completed.
+    /// Reset the stream below. `flush`: only after all sent messages have completed.
     Reset {
         /// Whether an AbortConn was sent before.
         flush: bool,
     },
 }
 
-/// A change that concerns memory of the program.
+/// A change of the program's memory.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Notice {
     /// The memory was sent.

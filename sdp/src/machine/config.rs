@@ -6,17 +6,17 @@ use crate::wire::LEAST_BUFFER_BYTES;
 /// Sizes and limits of one end.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Config {
-    /// Receives that are posted, at least 3.
+    /// Number of posted receives, at least 3.
     pub buffers: u16,
-    /// Size of each at first, in bytes, at least 37.
+    /// Initial size of each, in bytes, at least 37.
     pub buffer_bytes: u32,
-    /// Size up to which the peer may make them grow, in bytes.
+    /// Limit for growth on the peer's request, in bytes.
     pub most_buffer_bytes: u32,
     /// Size that the peer's receives should have, which is the longest message that is sent, in bytes.
     pub desired_bytes: u32,
-    /// Bytes that wait to be sent at most (`SO_SNDBUF`).
+    /// Largest number of bytes that wait to be sent (`SO_SNDBUF`).
     pub send_bytes: usize,
-    /// Bytes that wait to be read at most (`SO_RCVBUF`).
+    /// Largest number of bytes that wait to be read (`SO_RCVBUF`).
     pub receive_bytes: usize,
     /// Advertisements of the peer at a time.
     pub max_adverts: u16,
@@ -55,7 +55,7 @@ impl Config {
         Self { buffer_bytes, ..self.clone() }
     }
 
-    /// The same with values inside of the protocol's limits.
+    /// The configuration with all values clamped to the protocol's limits.
     #[must_use]
     pub(super) fn bounded(&self) -> Self {
         let buffer_bytes = self.buffer_bytes.clamp(LEAST_BUFFER_BYTES, crate::wire::MOST_BYTES);

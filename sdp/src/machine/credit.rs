@@ -1,4 +1,5 @@
-//! Send credits (draft sections 10.2 to 10.5): what we may send, what the peer may send, and when to say more.
+//! Send credits (draft sections 10.2 to 10.5): what we may send, what the peer may send, and when to send credit
+//! updates.
 //!
 //! A credit is one receive of the other end. Bufs and MSeqAck of one message together are the last sequence number that
 //! its receiver may use, so the state is that of a TCP window: an edge on each side.
@@ -6,13 +7,13 @@
 use super::seeded::{Mistake, seeded};
 use crate::wire::{Base, Flags, Seq};
 
-/// Prompts of the accepting end in a row.
+/// Largest number of consecutive prompts of the accepting end.
 const MOST_PROMPTS: u8 = 3;
 
-/// What a message needs at least (draft section 10.5).
+/// The credit that a message needs (draft section 10.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Need {
-    /// Raises the peer's credit and has no payload: the last credit will do.
+    /// Raises the peer's credit and has no payload: the last credit suffices.
     Update,
     /// Has no payload.
     Control,
@@ -24,7 +25,8 @@ pub(super) enum Need {
 pub(super) struct Credits {
     /// The last number sent: LSSeq.
     sent: Seq,
-    /// The last number sent that was no mere credit update: the peer answers it with credit when it has some.
+    /// The number of the last sent message other than a credit update: the peer answers it with credit when it has
+    /// some.
     sent_real: Seq,
     /// Bufs and MSeqAck as last received.
     peer_bufs: u16,
@@ -33,22 +35,23 @@ pub(super) struct Credits {
     unseen_hello_ack: bool,
     /// The last number received.
     received: Seq,
-    /// MSeqAck while it is held back (draft section 9.5.4).
+    /// The held-back value of MSeqAck (draft section 9.5.4).
     frozen: Option<Seq>,
-    /// Receives that are posted and not used: Bufs.
+    /// Posted and unused receives: Bufs.
     pub(super) posted: u16,
     /// Bufs and MSeqAck as last sent.
     told_bufs: u16,
     told_ack: Seq,
     /// The highest number that any of our messages has allowed the peer.
     edge: Seq,
-    /// Nothing was sent since the HelloAck came, so that the peer does not count on the receive that it used.
+    /// Nothing was sent since the HelloAck arrived, so the peer does not know that the receive used by it was posted
+    /// again.
     hello_ack_unanswered: bool,
-    /// Mere credit updates received since we last sent something. They are not worth an answer.
+    /// Credit updates received since we last sent a message. They need no answer.
     updates_received: u16,
     /// Whether this end prompts without a limit: the connecting end only.
     insists: bool,
-    /// Prompts since something else than updates was exchanged.
+    /// Prompts since a message other than an update was exchanged.
     prompts: u8,
 }
 
@@ -92,12 +95,12 @@ impl Credits {
         i32::from(self.told_bufs) - self.received.since(self.told_ack) - hello_ack
     }
 
-    /// Holds MSeqAck back, or lets it go.
+    /// Holds MSeqAck back, or releases it.
     pub(super) fn freeze(&mut self, ack: Option<Seq>) {
         self.frozen = ack;
     }
 
-    /// By how much the next message raises the peer's credit. While MSeqAck is held back, posting receives again does not.
+    /// The credit that the next message adds for the peer. While MSeqAck is held back, reposted receives add none.
     fn raise(&self) -> i32 {
         let edge = self.frozen.unwrap_or(self.received).plus(u32::from(self.posted));
         let hello_ack = i32::from(self.hello_ack_unanswered);
@@ -172,9 +175,9 @@ impl Credits {
 
     /// Whether an empty Data message is due, so that the peer has credit.
     ///
-    /// It is required when the peer has at most one (draft section 10.4). It is useful when the peer cannot send payload
-    /// but could, or when half of `window` is new. Receives that mere updates used and that were posted again do not count, so
-    /// that two idle ends do not answer each other for ever.
+    /// It is required when the peer has at most one (draft section 10.4). It is useful when the peer cannot send
+    /// payload but could, or when half of `window` is new. Reposted receives that updates had used do not count, so
+    /// that two idle ends do not answer each other endlessly.
     pub(super) fn update_due(&self, window: u16) -> bool {
         let (posted, told, raise) = (i32::from(self.posted), self.told(), self.raise());
         let earned = raise - i32::from(self.updates_received);
@@ -197,7 +200,7 @@ impl Credits {
             && (self.insists || self.prompts < MOST_PROMPTS)
     }
 
-    /// Notes that a prompt is about to be sent.
+    /// Records that a prompt is about to be sent.
     pub(super) fn prompt(&mut self) {
         self.prompts = self.prompts.saturating_add(1);
     }

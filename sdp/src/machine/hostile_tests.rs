@@ -1,5 +1,5 @@
-//! A machine whose peer breaks the protocol: the connection ends with the violation that names what was wrong, nothing
-//! panics or grows, and no memory is used but the program's.
+//! A machine whose peer breaks the protocol: the connection ends with the right violation, nothing panics or grows
+//! without bound, and only the program's memory is accessed.
 
 use super::{
     Action, Config, End, Machine, Mode, Notice, Violation,
@@ -9,10 +9,10 @@ use super::{
 };
 use crate::wire::{Advert, Base, Flags, Half, Hello, HelloAck, Message, Seq, WireError};
 
-/// Random walks through each scenario.
+/// Number of random walks through each scenario.
 const WALKS: u64 = 3;
 const MOST_STEPS: usize = 60;
-/// Actions that one message may cause.
+/// Largest number of actions that one message may cause.
 const MOST_ACTIONS: usize = 40;
 /// Messages without payload that may wait: see `MOST_CONTROL` of `transmit`, and a message for each receive that was posted
 /// before.
@@ -35,7 +35,7 @@ impl Victim {
         while self.0.machine.notice().is_some() {}
     }
 
-    /// The peer sends `message` with `payload`, otherwise as it should.
+    /// The peer sends `message` with `payload`, and valid numbers.
     fn take(&mut self, message: Message, payload: &[u8]) -> &mut Self {
         let base = self.0.base();
         self.take_with(base, message, payload, None)
@@ -70,7 +70,7 @@ fn mode_change(half: Half, mode: Mode) -> Message {
     Message::ModeChange { half, mode }
 }
 
-/// Every type of message, where nothing was advertised, cancelled, asked for or closed.
+/// Every type of message, when nothing was advertised, cancelled, requested or closed.
 #[test]
 fn sdp_s8_2_2_messages_in_the_wrong_state_are_named() {
     let hello = Hello { max_adverts: 1, desired_bytes: 64, buffer_bytes: 64, ird: 1, ord: 1 };
@@ -164,7 +164,8 @@ fn sdp_s6_1_wrong_numbers_lengths_and_keys_are_named() {
     }
 }
 
-/// Payload uses all credit but two; nobody reads and our answers are not sent, so that no more is granted.
+/// Payload uses all credit but two. The program does not read and our answers are not sent, so no more credit is
+/// granted.
 #[test]
 fn sdp_s10_5_messages_without_credit_are_named() {
     for (payload, most) in [(&b"x"[..], 6), (b"", 8)] {
@@ -182,7 +183,7 @@ fn sdp_s10_5_messages_without_credit_are_named() {
     }
 }
 
-/// An endless row of each kind of message that is legal again and again.
+/// An endless sequence of each kind of message that may legally be repeated.
 #[test]
 fn sdp_s16_nothing_grows_by_endless_messages() {
     let rows: [&[Message]; 6] = [
@@ -226,7 +227,7 @@ fn check_bounds(machine: &Machine) {
     assert!(machine.credits.posted <= receives, "{} receives", machine.credits.posted);
 }
 
-/// Gives a message to a copy of an end of the model, and checks what the machine does then.
+/// Passes a message to a copy of an end of the model, and checks the machine's reaction.
 fn attack(machine: &Machine, sent: u64, bytes: &[u8], key: Option<u32>) {
     let mut machine = machine.clone();
     let mut out = Vec::new();
@@ -303,7 +304,7 @@ fn mutate(bytes: &[u8], key: Option<u32>, attack: impl Fn(&[u8], Option<u32>)) -
     run(&[bytes, b"x"].concat(), key);
     for key in [None, Some(0), Some(SINK_KEYS), Some(u32::MAX)] {
         run(bytes, key);
-        // All types, with extended headers of every length that there is.
+        // All types, with extended headers of every existing length.
         for mid in (0..0x10).chain(0xfd..=0xff) {
             for len in [16, 20, 24, 32, 33, 36, 37] {
                 let mut other = bytes.to_vec();

@@ -1,20 +1,20 @@
 //! One connection's protocol as a value: no clock, no thread, no descriptor.
 //!
-//! The caller feeds what arrives ([`Machine::receive`], [`Machine::read_done`], [`Machine::stream_ended`]) and what the
-//! program does, then takes [`Action`]s from [`Machine::poll`] until there is none, and executes them in order on one send
-//! queue. [`Notice`]s tell which memory of the program is free again.
+//! The caller passes in arrivals ([`Machine::receive`], [`Machine::read_done`], [`Machine::stream_ended`]) and the
+//! program's calls, then takes [`Action`]s from [`Machine::poll`] until there is none, and executes them in order on
+//! one send queue. [`Notice`]s report which memory of the program is free again.
 //!
 //! | file | owns |
 //! |---|---|
 //! | `config`, `action` | settings of the caller, and the actions that it executes |
 //! | `credit` | credits of both ends, sequence numbers |
-//! | `transmit` | what is sent next, in which order |
+//! | `transmit` | the order of transmission |
 //! | `source` | the sending half: data, SrcAvails, RDMA Writes, its mode |
 //! | `sink` | the receiving half: ring, RDMA Reads, SinkAvails, its mode |
-//! | `readable` | what a program may ask about the receiving half |
+//! | `readable` | queries about the receiving half |
 //! | `resize` | sizes of receive buffers |
 //! | `suspend` | suspension, and continuation over another connection below |
-//! | `violation` | what a peer can do wrong |
+//! | `violation` | protocol violations of the peer |
 
 mod action;
 mod config;
@@ -54,12 +54,12 @@ use self::{
 };
 use crate::wire::{Advert, Base, Flags, Half, Hello, HelloAck, Message, Mode, Seq};
 
-/// Fewest receives (draft section 10, constraint 2).
+/// Smallest number of receives (draft section 10, constraint 2).
 pub const LEAST_BUFFERS: u16 = 3;
-/// Advertisements of ours that are outstanding at most, if the peer accepts as many.
+/// Largest number of our outstanding advertisements, if the peer accepts as many.
 const MOST_ADVERTS: usize = 8;
 
-/// Which end of the set-up this is.
+/// The role of this end in the set-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
     /// The end that sent the Hello.
@@ -83,10 +83,10 @@ pub enum End {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Phase {
-    /// The HelloAck has not come.
+    /// The HelloAck has not arrived.
     Acking,
     Open,
-    /// Ended. `reset`: an [`Action::Reset`] is due; with `Some(true)` behind an AbortConn.
+    /// Ended. `reset`: an [`Action::Reset`] must be returned; with `Some(true)`, after an AbortConn.
     Ended {
         end: End,
         reset: Option<bool>,
@@ -102,7 +102,7 @@ enum Request {
 }
 
 impl Request {
-    /// Its number, once it was sent.
+    /// Its number, once it has been sent.
     fn sent(self) -> Option<Seq> {
         if let Self::Sent(seq) = self { Some(seq) } else { None }
     }
@@ -309,7 +309,7 @@ impl Machine {
             Message::Hello(_) | Message::HelloAck(_) => return Err(Violation::SetUp),
             Message::Data => sink.payload(payload, base.flags, notices)?,
             Message::SrcAvail(advert) => {
-                // One limit for what the peer advertises of both halves (decision 7).
+                // One limit for the peer's advertisements of both halves (decision 7).
                 let most = most.saturating_sub(source.held());
                 sink.src_avail(advert, payload, base.flags, most, notices)?;
             }
@@ -346,7 +346,7 @@ impl Machine {
 
     /// Policies that follow from a change of both halves.
     fn adjust(&mut self) {
-        // Both ends advertise and none receives: the data goes in messages, into the ring (draft section 9.2).
+        // Both ends advertise and neither receives: the data is sent in messages, into the ring (draft section 9.2).
         while self.source.adverts() > 0
             && self.sink.offer_is_unwanted()
             && self.sink.force_messages(&mut self.control)
@@ -363,7 +363,7 @@ impl Machine {
         }
     }
 
-    /// The RDMA Read in process has completed.
+    /// The current RDMA Read has completed.
     pub fn read_done(&mut self) {
         if !matches!(self.phase, Phase::Ended { .. }) {
             self.sink.read_done(&mut self.control, &mut self.notices);
@@ -392,7 +392,7 @@ impl Machine {
         }
         self.control.clear();
         self.sink.abandon(&mut self.notices);
-        // AbortConn says that the DisConn before it does not count. Without credit the reset must do (decision 20).
+        // AbortConn revokes the DisConn before it. Without credit, the reset alone must suffice (decision 20).
         let says_so = self.disconn_sent && end != End::Graceful && end != End::Reset;
         let says_so = says_so && self.credits.allows(Need::Control) && !self.suspend.is_silent();
         if says_so {
@@ -402,12 +402,12 @@ impl Machine {
         self.phase = Phase::Ended { end, reset };
     }
 
-    /// The numbers of our requests that the peer has not answered: to withdraw SrcAvails, SinkAvails, and to suspend.
+    /// The numbers of our unanswered requests: to withdraw SrcAvails, to withdraw SinkAvails, and to suspend.
     pub(crate) fn unanswered(&self) -> [Option<Seq>; 3] {
         [self.source.cancel_sent(), self.sink.cancel_sent(), self.suspend.sent()]
     }
 
-    /// The peer has broken a limit that needs a clock.
+    /// Ends the connection because the peer has exceeded a limit that needs a clock.
     pub(crate) fn violated(&mut self, violation: Violation) {
         self.end(End::Violated(violation));
     }
@@ -417,7 +417,7 @@ impl Machine {
         self.end(End::Aborted);
     }
 
-    /// The program sends no more: DisConn follows all data.
+    /// Ends the sending direction: DisConn follows all data.
     pub fn shutdown(&mut self) {
         self.closing = true;
     }
@@ -427,7 +427,7 @@ impl Machine {
         self.closing
     }
 
-    /// How the connection has ended, if it has.
+    /// The way in which the connection ended, if it has ended.
     pub fn ended(&self) -> Option<End> {
         match self.phase {
             Phase::Ended { end, .. } => Some(end),
@@ -440,18 +440,18 @@ impl Machine {
         self.phase == Phase::Open
     }
 
-    /// Whether everything that the program has written was sent, and DisConn behind it after [`Self::shutdown`].
+    /// Whether all written data was sent, followed by DisConn after [`Self::shutdown`].
     pub fn is_all_sent(&self) -> bool {
         self.ended().is_some()
             || (self.source.is_empty() && self.control.is_empty() && self.closing == self.disconn_sent)
     }
 
-    /// Whether both directions are closed and the peer was told.
+    /// Whether both directions are closed, and the peer was notified.
     pub fn is_finished(&self) -> bool {
         self.disconnected || self.ended().is_some()
     }
 
-    /// Queues bytes to be sent; returns how many were taken.
+    /// Queues bytes to be sent; returns the number of accepted bytes.
     pub fn write(&mut self, bytes: &[u8]) -> usize {
         if self.closing || self.ended().is_some() {
             return 0;
@@ -472,8 +472,8 @@ impl Machine {
         !self.closing && self.ended().is_none() && self.is_writable() && self.source.write_oob(byte)
     }
 
-    /// Queues memory to be sent, by RDMA if the peer wants. It must stay as it is, and readable by the peer under its key,
-    /// until [`Notice::Sent`] or the end of the connection.
+    /// Queues memory to be sent, by RDMA if the peer requests it. The memory must stay unchanged, and readable by the
+    /// peer under its key, until [`Notice::Sent`] or the end of the connection.
     pub fn write_memory(&mut self, piece: Advert) -> u64 {
         let id = self.source.write_memory(piece, &mut self.notices);
         self.follow_advice();
@@ -495,12 +495,12 @@ impl Machine {
         id
     }
 
-    /// The same for a receive that will be withdrawn soon: its memory is not advertised.
+    /// Does the same for a receive that will be withdrawn soon: its memory is not advertised.
     pub fn read_memory_briefly(&mut self, piece: Advert) -> u64 {
         self.want(piece, true)
     }
 
-    /// After the end of the connection a receive takes what has arrived, or is withdrawn.
+    /// After the end of the connection, a receive takes the data that has arrived, or is withdrawn.
     fn want(&mut self, piece: Advert, briefly: bool) -> u64 {
         let id = self.sink.want(piece, briefly, &mut self.notices);
         if matches!(self.phase, Phase::Ended { .. }) {
@@ -529,7 +529,7 @@ impl Machine {
         self.sink.buffered()
     }
 
-    /// A plain reader waits: advertised data is asked for in messages.
+    /// A plain reader waits: requests advertised data in messages.
     pub fn want_messages(&mut self) {
         if self.sink.buffered() == 0 && self.sink.has_offer() && !self.suspend.is_silent() {
             self.sink.force_messages(&mut self.control);

@@ -1,4 +1,4 @@
-//! What a machine sends in reaction to single messages of a peer that keeps to the protocol.
+//! The messages that a machine sends in reaction to single messages of a conforming peer.
 
 use super::{Action, Config, Machine, Mode, Notice, model_tests::config};
 use crate::wire::{Advert, Base, Flags, Half, Hello, Message, Seq};
@@ -81,7 +81,7 @@ impl Link {
         self.received += 1;
     }
 
-    /// The peer sends a message as it should.
+    /// The peer sends a valid message.
     pub(super) fn take(&mut self, message: Message, flags: Flags, payload: &[u8]) {
         self.give(Base { flags, ..self.base() }, message, payload, None);
         assert_eq!(self.machine.ended(), None);
@@ -155,7 +155,7 @@ fn sdp_s9_4_payload_of_a_sink_avail_is_taken_and_its_buffer_used_unless_stale() 
     }
 }
 
-/// The sink asks for Pipelined mode while more receives into memory wait.
+/// The sink requests Pipelined mode while more receives into memory wait.
 #[test]
 fn sdp_s6_1_2_req_pipe_is_set_while_receives_wait() {
     let mut link = Link::new();

@@ -1,9 +1,9 @@
-//! What a program may ask about the receiving half before it reads.
+//! Queries about the receiving half, for a program before it reads.
 
 use super::Machine;
 
 impl Machine {
-    /// Whether data waits that the peer has advertised.
+    /// Whether advertised data of the peer waits.
     pub fn has_offer(&self) -> bool {
         self.sink.has_offer()
     }
@@ -33,7 +33,7 @@ impl Machine {
         self.sink.at_mark() && self.sink.has_oob()
     }
 
-    /// Whether the next byte to read is the one behind the last out-of-band byte (`SIOCATMARK`).
+    /// Whether the next byte to read follows the last out-of-band byte (`SIOCATMARK`).
     pub fn at_mark(&self) -> bool {
         self.sink.at_mark()
     }

@@ -5,21 +5,21 @@ use std::collections::VecDeque;
 use super::{Control, Request, Role, Violation};
 use crate::wire::{Message, Seq};
 
-/// Full messages in a row after which larger buffers are asked for.
+/// Number of consecutive full messages after which larger buffers are requested.
 const FULL_IN_A_ROW: u8 = 16;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Resize {
     /// Size of the peer's receive buffers: the longest message that we may send.
     pub(super) peer_bytes: u32,
-    /// Size that we would like them to have.
+    /// The size that we request.
     wanted: u32,
-    /// Our ChRcvBuf without an answer.
+    /// Our unanswered ChRcvBuf.
     asked: Request,
-    /// The peer answered a request for larger buffers with the same size: it is never asked again.
+    /// The peer answered a request for larger buffers with the same size, so no more requests are sent.
     refused: bool,
     full_in_a_row: u8,
-    /// Size of our receive buffers as the peer knows it.
+    /// Size of our receive buffers, as acknowledged to the peer.
     pub(super) own_bytes: u32,
     /// The new size, until the Ack is sent: buffers of this size are posted.
     growing: Option<u32>,
@@ -43,7 +43,7 @@ impl Resize {
         }
     }
 
-    /// Forgets requests of the connection that was suspended. Sizes in force stay.
+    /// Drops requests of the suspended connection. The current sizes stay.
     pub(super) fn start_again(&mut self) {
         self.asked = Request::None;
         self.full_in_a_row = 0;
@@ -51,12 +51,12 @@ impl Resize {
         self.old_left = 0;
     }
 
-    /// Size of the receives that are posted from now on.
+    /// Size of the receives to post from now on.
     pub(super) fn post_bytes(&self) -> u32 {
         self.growing.unwrap_or(self.own_bytes)
     }
 
-    /// Notes that a payload message was sent, and asks for larger buffers after several full ones.
+    /// Counts a sent payload message, and requests larger buffers after several full ones.
     pub(super) fn sent_payload(&mut self, bytes: u32, control: &mut VecDeque<Control>) {
         if bytes < self.peer_bytes {
             self.full_in_a_row = 0;
@@ -73,7 +73,7 @@ impl Resize {
         }
     }
 
-    /// Notes the number with which our ChRcvBuf was sent.
+    /// Records the number of our ChRcvBuf.
     pub(super) fn sent_request(&mut self, seq: Seq) {
         self.asked = Request::Sent(seq);
     }
@@ -87,8 +87,8 @@ impl Resize {
         role: Role,
         control: &mut VecDeque<Control>,
     ) -> Result<(), Violation> {
-        // Both asked at the same time: the accepting peer disregards the other's request (draft section 10.6.1). Requests
-        // cross when the peer had not received ours when it sent its own (decision 21).
+        // Both requested at the same time: the accepting peer disregards the other's request (draft section 10.6.1).
+        // Requests cross when the peer had not received ours when it sent its own (decision 21).
         let crossed = matches!(self.asked, Request::Sent(seq) if ack.since(seq) < 0);
         if crossed && role == Role::Accepting {
             return Ok(());
@@ -129,7 +129,7 @@ impl Resize {
     pub(super) fn answered(&mut self, bytes: u32) -> Result<(), Violation> {
         let Request::Sent(_) = self.asked else { return Err(Violation::Resize) };
         if bytes < self.peer_bytes {
-            // A request for more is answered by more or the same.
+            // A request for larger buffers is answered by a larger or the same size.
             return Err(Violation::Resize);
         }
         self.refused = bytes == self.peer_bytes;
@@ -144,7 +144,7 @@ impl Resize {
 mod tests {
     use super::*;
 
-    /// An end that has asked for larger buffers in its message number 20, and the messages that wait.
+    /// An end that has requested larger buffers in its message number 20, and the waiting messages.
     fn asking() -> (Resize, VecDeque<Control>) {
         let mut control = VecDeque::new();
         let mut resize = Resize::new(37, 80, 80);

@@ -1,4 +1,4 @@
-//! Single rules of the draft, each at one machine with a peer that keeps to the protocol.
+//! Single rules of the draft, each tested on one machine with a conforming peer.
 
 use super::{
     Action, Config, End, Machine, Mode, Notice, Violation,
@@ -172,7 +172,7 @@ fn sdp_s9_2_after_send_sm_the_rest_goes_in_data() {
     assert!(link.machine.is_all_sent());
 }
 
-/// The sink: what SendSm has asked for comes before Reads of later SrcAvails.
+/// The sink: data requested by SendSm comes before Reads of later SrcAvails.
 #[test]
 fn sdp_s9_2_the_data_of_send_sm_comes_before_other_reads() {
     let mut link = pipelined_sink();
@@ -308,7 +308,7 @@ fn sdp_s11_3_no_sink_avail_while_a_src_avail_is_unprocessed() {
     assert!(link.drive().is_empty(), "the Read is in process");
 }
 
-/// MaxAdverts bounds what an end has sent of both kinds together (decision 7).
+/// MaxAdverts bounds the sent advertisements of both kinds together (decision 7).
 #[test]
 fn sdp_s11_3_max_adverts_bounds_both_kinds_together() {
     let mut link = pipelined_source();
@@ -319,7 +319,7 @@ fn sdp_s11_3_max_adverts_bounds_both_kinds_together() {
     }
     let adverts = link.messages();
     assert_eq!(adverts.len(), 2, "{adverts:?}");
-    // And what the peer has sent.
+    // It also bounds the peer's advertisements.
     let mut link = pipelined_source();
     link.take(mode_change(Mode::Pipelined), NONE, b"");
     link.take(Message::SrcAvail(memory(80, 70)), NONE, b"");
@@ -340,7 +340,7 @@ fn sdp_s9_5_4_a_cancel_drops_what_is_unprocessed_with_one_send_sm() {
     assert!(link.messages().is_empty(), "nothing is left: ignored");
 }
 
-/// MSeqAck stays below the SrcAvailCancel while a Read is in process, and no other Read begins.
+/// MSeqAck stays below the SrcAvailCancel during a Read, and no other Read begins.
 #[test]
 fn sdp_s9_5_4_mseq_ack_is_held_back_while_a_read_is_in_process() {
     let mut link = pipelined_sink();
@@ -438,7 +438,7 @@ fn sdp_s9_5_3_oob_pend_is_sent_once_and_not_too_early() {
     assert!(matches!(pends[..], [pend] if 150_001 - pend <= 65_535), "{pends:?}");
 }
 
-/// What is sent with three, two, one and no credit (draft section 10.5).
+/// Messages that may be sent with three, two, one and no credit (draft section 10.5).
 #[test]
 fn sdp_s10_5_reserved_credits_are_kept() {
     for bufs in 0..=3 {
@@ -469,7 +469,7 @@ fn sdp_s10_5_reserved_credits_are_kept() {
     );
 }
 
-/// The peer has one credit: an update follows although nothing else is to be sent.
+/// The peer has one credit, so an update follows although there is nothing else to send.
 #[test]
 fn sdp_s10_4_a_peer_with_one_credit_gets_more() {
     let mut link = Link::new();
@@ -575,7 +575,7 @@ fn sdp_s8_2_1_disconn_follows_all_data_and_nothing_is_taken_behind_it() {
     assert!(matches!(link.messages()[..], [(_, Message::SrcAvail(_), 5)]), "the Read is awaited");
     link.take(Message::RdmaRdCompl { len: 45 }, NONE, b"");
     assert_eq!(kinds(&link.messages()), [Message::DisConn]);
-    // The other direction goes on.
+    // The other direction continues.
     link.take(Message::Data, NONE, b"abc");
     assert_eq!(link.machine.read(&mut [0; 4]), 3);
     link.take(Message::DisConn, NONE, b"");
@@ -710,7 +710,7 @@ fn sdp_s13_1_1_the_asking_end_is_silent_until_the_new_set_up() {
     assert_eq!(link.machine.read(&mut bytes), 3, "what was buffered stays");
 }
 
-/// Of requests to suspend that cross, the accepting end of the first set-up disregards the other's.
+/// When requests to suspend cross, the accepting end of the first set-up disregards the other's.
 #[test]
 fn sdp_s13_1_2_of_crossing_suspensions_the_connecting_end_answers() {
     let mut link = Link::new();
@@ -860,7 +860,7 @@ fn sdp_s6_1_2_req_pipe_is_ignored_in_buffered_mode() {
     assert_eq!(link.machine.modes().0, Mode::Combined);
 }
 
-/// RdmaWrCompl tells what its sender, as the sink of the other half, would prefer.
+/// RdmaWrCompl reports the preference of its sender as the sink of the other half.
 #[test]
 fn sdp_s6_3_6_wr_compl_tells_the_preferred_mode() {
     for waits in [true, false] {

@@ -1,7 +1,8 @@
 //! The receiving half: the Data Sink.
 //!
-//! Payload of messages goes to a ring, advertised data stays with the peer until it is read by RDMA or asked for by SendSm.
-//! Receives into memory of the program (wants) are filled from the ring, by RDMA Read, or after a SinkAvail by RDMA Write.
+//! Payload of messages goes to a ring; advertised data stays with the peer until it is read by RDMA or requested by
+//! SendSm. Receives into memory of the program (wants) are filled from the ring, by RDMA Read, or after a SinkAvail by
+//! RDMA Write.
 
 use std::collections::VecDeque;
 
@@ -16,9 +17,9 @@ use crate::wire::{Advert, Base, Flags, Half, Message, Mode, Seq};
 struct Want {
     id: u64,
     piece: Advert,
-    /// A SinkAvail is outstanding for it. Those of a row that have one are its beginning.
+    /// A SinkAvail is outstanding for this receive. The receives with one precede those without.
     advertised: bool,
-    /// Withdrawn soon, and therefore never advertised.
+    /// Will be withdrawn soon, and is therefore never advertised.
     brief: bool,
 }
 
@@ -26,25 +27,26 @@ struct Want {
 pub(super) struct Sink {
     pub(super) mode: Mode,
     ring: VecDeque<u8>,
-    /// SrcAvails that are not processed, without what was transferred.
+    /// The untransferred parts of unprocessed SrcAvails.
     offers: VecDeque<Advert>,
-    /// Bytes of the RDMA Read from the first offer into the first want that is in process.
+    /// Length of the current RDMA Read, from the first offer into the first want.
     reading: Option<u32>,
-    /// Bytes that SendSm asked for and that have not come.
+    /// Bytes that SendSm requested and that have not arrived.
     expected: u64,
     wants: VecDeque<Want>,
     /// NonDiscards (draft section 9.5.1).
     non_discards: u32,
     cancel: Request,
-    /// The number of a SrcAvailCancel that waits for a Read in process: MSeqAck stays below it (draft section 9.5.4).
+    /// The number of a SrcAvailCancel that waits for the current Read: MSeqAck stays below it (draft section 9.5.4).
     cancelled: Option<Seq>,
-    /// A receive into memory waited already when the last SrcAvail came: a SinkAvail would have saved its round trip.
+    /// A receive into memory was already waiting when the last SrcAvail arrived: a SinkAvail would have saved a round
+    /// trip.
     preposted: bool,
     eof: bool,
     next_id: u64,
-    /// OOB_PEND came, and its byte has not.
+    /// OOB_PEND has arrived, but its byte has not.
     urgent: bool,
-    /// Bytes in the ring before the place of the last out-of-band byte.
+    /// Bytes in the ring before the position of the last out-of-band byte.
     mark: Option<usize>,
     oob: Option<u8>,
 }
@@ -133,7 +135,7 @@ impl Sink {
 
     fn consume(&mut self, n: usize) {
         self.mark = match self.mark {
-            // A read that begins at the mark leaves it behind.
+            // A read that begins at the mark passes it.
             Some(0) if n > 0 => None,
             Some(mark) => Some(mark.saturating_sub(n)),
             None => None,
@@ -166,7 +168,7 @@ impl Sink {
         id
     }
 
-    /// Completes receives with bytes of the ring, or with none at the end of the stream.
+    /// Completes receives with bytes of the ring, or with 0 bytes at the end of the stream.
     fn fill_from_ring(&mut self, notices: &mut VecDeque<Notice>) {
         while let Some(want) = self.wants.front()
             && !want.advertised
@@ -182,12 +184,12 @@ impl Sink {
         }
     }
 
-    /// Whether a receive into memory waits for data that may still come.
+    /// Whether a receive into memory waits for data that may still arrive.
     pub(super) fn is_waiting(&self) -> bool {
         !self.wants.is_empty() && self.offers.is_empty() && !self.eof
     }
 
-    /// Whether an RDMA Read is in process.
+    /// Whether an RDMA Read is in progress.
     pub(super) fn is_reading(&self) -> bool {
         self.reading.is_some()
     }
@@ -232,7 +234,7 @@ impl Sink {
             // Exactly one message completes an advertised buffer (draft section 9.5.1). It fits, because our receive buffers are
             // smaller than every buffer that we advertise.
             if let Some(want) = self.wants.pop_front() {
-                // The buffer takes what is before the mark.
+                // The buffer takes the bytes before the mark.
                 self.mark = self.mark.map(|_| 0);
                 let copied = stream.to_vec();
                 notices.push_back(Notice::Received { id: want.id, len: copied.len() as u32, copied });
@@ -246,7 +248,7 @@ impl Sink {
             self.ring.extend(stream);
             self.fill_from_ring(notices);
             if flags.contains(Flags::OOB_PRES) && self.ring.is_empty() && stream.is_empty() {
-                // A receive ends before an out-of-band byte, so that its place is not passed unseen.
+                // A receive ends before an out-of-band byte, so that the program notices its position.
                 if let Some(want) = self.wants.pop_front() {
                     notices.push_back(Notice::Received { id: want.id, len: 0, copied: Vec::new() });
                 }
@@ -255,7 +257,7 @@ impl Sink {
         Ok(())
     }
 
-    /// Takes the out-of-band byte out of the stream. One that was not read is replaced.
+    /// Takes the out-of-band byte out of the stream. It replaces an unread one.
     fn take_out_of_band<'p>(&mut self, payload: &'p [u8], flags: Flags) -> &'p [u8] {
         match payload.split_last() {
             Some((byte, before)) if flags.contains(Flags::OOB_PRES) => {
@@ -317,7 +319,7 @@ impl Sink {
         Some((Advert { len, ..*offer }, Advert { len, ..want.piece }))
     }
 
-    /// The RDMA Read in process is complete.
+    /// The current RDMA Read is complete.
     pub(super) fn read_done(&mut self, control: &mut VecDeque<Control>, notices: &mut VecDeque<Notice>) {
         let (Some(len), Some(offer)) = (self.reading.take(), self.offers.front_mut()) else { return };
         offer.len = offer.len.saturating_sub(len);
@@ -337,7 +339,7 @@ impl Sink {
         self.fill_from_ring(notices);
     }
 
-    /// Drops what the source has withdrawn, and says so if there was anything.
+    /// Drops the SrcAvails that the source has withdrawn, and confirms this if there were any.
     fn drop_offers(&mut self, control: &mut VecDeque<Control>) {
         if !self.offers.is_empty() {
             self.offers.clear();
@@ -353,12 +355,12 @@ impl Sink {
         }
     }
 
-    /// The MSeqAck to send while a cancellation is in process.
+    /// The MSeqAck to send during a cancellation.
     pub(super) fn frozen_ack(&self) -> Option<Seq> {
         self.cancelled.map(|seq| Seq(seq.0.wrapping_sub(1)))
     }
 
-    /// Asks for the oldest advertised data in messages; returns false when there is none to ask for.
+    /// Requests the oldest advertised data in messages; returns false if there is none.
     pub(super) fn force_messages(&mut self, control: &mut VecDeque<Control>) -> bool {
         if self.reading.is_some() || self.cancelled.is_some() {
             return false;
@@ -445,7 +447,7 @@ impl Sink {
         }
     }
 
-    /// The SinkAvails that were to be cancelled are dropped.
+    /// The peer has dropped the SinkAvails that we cancelled.
     fn drop_adverts(&mut self, notices: &mut VecDeque<Notice>) {
         while self.is_advertised() {
             if let Some(want) = self.wants.pop_front() {
@@ -455,7 +457,7 @@ impl Sink {
         self.settle_cancel(notices);
     }
 
-    /// None is outstanding: the cancellation is done (decision 16).
+    /// None is outstanding, so the cancellation is complete (decision 16).
     fn settle_cancel(&mut self, notices: &mut VecDeque<Notice>) {
         if !self.is_advertised() {
             if matches!(self.cancel, Request::Sent(_)) {
@@ -475,7 +477,8 @@ impl Sink {
             (Mode::Combined, Mode::Buffered) if self.offers.is_empty() => {}
             (Mode::Combined, Mode::Pipelined) => {}
             (Mode::Pipelined, Mode::Combined) => {
-                // All SinkAvails are void (draft section 12.4). Receives that were not withdrawn stay, without one.
+                // All SinkAvails are void (draft section 12.4). Receives that were not withdrawn stay, without an
+                // advertisement.
                 if self.cancel == Request::None {
                     for want in &mut self.wants {
                         want.advertised = false;
@@ -500,7 +503,7 @@ impl Sink {
         true
     }
 
-    /// The source has closed its direction: no SinkAvail is used any more (draft section 8.2.1).
+    /// The source has closed its direction: SinkAvails are no longer used (draft section 8.2.1).
     pub(super) fn close(&mut self, notices: &mut VecDeque<Notice>) -> Result<(), Violation> {
         if self.eof {
             return Err(Violation::AfterDisConn);
@@ -517,8 +520,8 @@ impl Sink {
         Ok(())
     }
 
-    /// Begins again after a suspension: no advertisement, Combined mode. What was received and receives into memory stay,
-    /// unless these were being withdrawn.
+    /// Restarts after a suspension: no advertisement, Combined mode. Received data stays, and so do receives into
+    /// memory that were not being withdrawn.
     pub(super) fn start_again(&mut self, notices: &mut VecDeque<Notice>) {
         self.mode = Mode::Combined;
         self.offers.clear();
@@ -536,7 +539,7 @@ impl Sink {
         self.fill_from_ring(notices);
     }
 
-    /// Gives memory of a receive another key.
+    /// Gives the memory of a receive a new key.
     pub(super) fn rekey(&mut self, id: u64, stag: u32) {
         if let Some(want) = self.wants.iter_mut().find(|want| want.id == id) {
             want.piece.stag = stag;
@@ -557,12 +560,12 @@ impl Sink {
         self.cancel.sent()
     }
 
-    /// SrcAvails that are not processed.
+    /// Number of unprocessed SrcAvails.
     pub(super) fn offers(&self) -> usize {
         self.offers.len()
     }
 
-    /// Whether a message is a mere credit update.
+    /// Whether a message is only a credit update.
     pub(super) fn is_update(base: &Base, message: &Message, payload: &[u8]) -> bool {
         *message == Message::Data && payload.is_empty() && !base.flags.contains(Flags::OOB_PEND)
     }

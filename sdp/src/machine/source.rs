@@ -1,7 +1,7 @@
 //! The sending half: the Data Source.
 //!
-//! What the program sends is a row of segments: bytes that were copied, and memory that is advertised. The front of the row
-//! is the next byte of the stream.
+//! The data to send is a queue of segments: copied bytes, and memory that is advertised. The front of the queue is the
+//! next byte of the stream.
 
 use std::collections::VecDeque;
 
@@ -11,16 +11,16 @@ use super::{
 };
 use crate::wire::{Advert, Flags, Message, Mode, Seq};
 
-/// Out-of-band bytes that may wait to be sent.
+/// Largest number of out-of-band bytes that wait to be sent.
 const MOST_MARKS: usize = 8;
-/// SendSm in a row after which Pipelined mode is left, and after which Combined mode is left (draft section 12 leaves the
-/// numbers to us).
+/// Number of consecutive SendSm after which Pipelined mode is left, and after which Combined mode is left (draft
+/// section 12 leaves the numbers to us).
 const FORCED_TO_COMBINED: u8 = 2;
 const FORCED_TO_BUFFERED: u8 = 8;
-/// Most bytes of the stream between OOB_PEND and its byte (draft section 9.5.3).
+/// Largest number of bytes of the stream between OOB_PEND and its byte (draft section 9.5.3).
 const MOST_PENDING: u64 = 65_535;
 
-/// A part of the stream that is not transferred.
+/// A part of the stream that has not been transferred.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Segment {
     Bytes(VecDeque<u8>),
@@ -43,13 +43,13 @@ struct SrcAdvert {
 /// The time from a ModeChange to Combined to its acknowledgement.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Leaving {
-    /// The number of the ModeChange once it was sent.
+    /// The number of the ModeChange, once it has been sent.
     seq: Option<Seq>,
     /// Payload messages sent since.
     payloads: u32,
 }
 
-/// Payload of a message that is about to be sent.
+/// Payload of the message to send.
 #[derive(Debug, Default)]
 pub(super) struct Payload {
     pub(super) flags: Flags,
@@ -62,10 +62,10 @@ pub(super) struct Payload {
 pub(super) struct Source {
     pub(super) mode: Mode,
     segments: VecDeque<Segment>,
-    /// Bytes of all segments that were copied.
+    /// Number of copied bytes in all segments.
     copied: usize,
     adverts: VecDeque<SrcAdvert>,
-    /// Bytes at the front that SendSm asked for.
+    /// Bytes at the front that SendSm requested.
     owed: u64,
     cancel: Request,
     /// SinkAvails that are not stale.
@@ -80,7 +80,7 @@ pub(super) struct Source {
     forced: u8,
     /// The sink's last hint was to use Pipelined mode.
     advised: bool,
-    /// DisConn was sent: no SinkAvail is of use.
+    /// DisConn was sent: SinkAvails are of no use.
     closed: bool,
 }
 
@@ -104,7 +104,7 @@ impl Source {
         }
     }
 
-    /// Bytes that were copied and not sent.
+    /// Copied bytes that have not been sent.
     pub(super) fn copied(&self) -> usize {
         self.copied
     }
@@ -150,7 +150,7 @@ impl Source {
         true
     }
 
-    /// Appends memory; [`Notice::Sent`] says when it is transferred.
+    /// Appends memory; [`Notice::Sent`] reports its transfer.
     pub(super) fn write_memory(&mut self, piece: Advert, notices: &mut VecDeque<Notice>) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
@@ -188,7 +188,7 @@ impl Source {
         }
     }
 
-    /// Counts a payload message: it uses the oldest SinkAvail that we hold, or it may find none at the sink.
+    /// Counts a payload message. It uses the oldest SinkAvail that we hold; otherwise the sink may have none for it.
     fn count_payload(&mut self) {
         if self.held.pop_front().is_none() {
             self.potential_non_discards = self.potential_non_discards.wrapping_add(1);
@@ -252,8 +252,8 @@ impl Source {
         Some(Payload { flags, memory, len })
     }
 
-    /// The payload of a SinkAvail: copied bytes at the front, unless an out-of-band byte is among what waits, which only Data
-    /// messages carry.
+    /// The payload of a SinkAvail: copied bytes at the front, unless an out-of-band byte waits, because only Data
+    /// messages carry these.
     pub(super) fn take_command(
         &mut self,
         room: u32,
@@ -267,7 +267,7 @@ impl Source {
         self.take_data(room, out, notices)
     }
 
-    /// Whether the front must go by RDMA now: it is advertisable memory, or a SinkAvail waits for it.
+    /// Whether the front must be sent by RDMA now: it is advertisable memory, or a SinkAvail waits for it.
     fn wants_rdma(&self) -> bool {
         match (self.segments.front(), self.mode) {
             _ if self.owed > 0 => false,
@@ -327,7 +327,7 @@ impl Source {
         Some((Advert { len, ..piece }, Advert { len, ..sink }))
     }
 
-    /// OOB_PEND, when it is due for a byte and was not sent for it.
+    /// OOB_PEND, if a byte needs it and it has not been sent for that byte.
     pub(super) fn take_pending(&mut self) -> Flags {
         match self.marks.iter_mut().find(|(_, pended)| !pended) {
             Some((left, pended)) if *left <= MOST_PENDING => {
@@ -343,7 +343,7 @@ impl Source {
         self.marks.iter().find(|(_, pended)| !pended).is_some_and(|(left, _)| *left <= MOST_PENDING)
     }
 
-    /// Withdraws all SrcAvails; their data goes in messages.
+    /// Withdraws all SrcAvails; their data is sent in messages.
     pub(super) fn cancel(&mut self, control: &mut VecDeque<Control>) {
         if self.cancel != Request::None || self.adverts.is_empty() {
             return;
@@ -364,7 +364,7 @@ impl Source {
         useful
     }
 
-    /// No SrcAvail is outstanding by whatever means: the cancellation is done (decision 14).
+    /// No SrcAvail is outstanding, for whatever reason, so the cancellation is complete (decision 14).
     fn settle_cancel(&mut self) {
         if self.adverts.is_empty() && matches!(self.cancel, Request::Sent(_)) {
             self.cancel = Request::None;
@@ -426,7 +426,7 @@ impl Source {
     ) -> Result<(), Violation> {
         let expected = self.potential_non_discards;
         if let Some(leaving) = &self.leaving {
-            // What was sent before the ModeChange may have used it; what was sent after did not (decision 10).
+            // A message sent before the ModeChange may have used it; a later one did not (decision 10).
             let before = expected.wrapping_sub(leaving.payloads);
             if non_discards == before || seeded(Mistake::LateSinkAvailsUncounted) {
                 let after = |advert: &SrcAdvert| leaving.seq.is_some_and(|seq| advert.seq.since(seq) > 0);
@@ -457,7 +457,7 @@ impl Source {
         Ok(())
     }
 
-    /// DisConn is about to be sent: SinkAvails that are held, or still come, are void (draft section 8.2.1).
+    /// DisConn is about to be sent: held and later SinkAvails are void (draft section 8.2.1).
     pub(super) fn close(&mut self) {
         self.closed = true;
         self.held.clear();
@@ -489,7 +489,7 @@ impl Source {
         true
     }
 
-    /// Notes the number with which a ModeChange of this half to Combined was sent.
+    /// Records the number of a sent ModeChange of this half to Combined.
     pub(super) fn sent_mode_change(&mut self, seq: Seq) {
         if let Some(leaving) = &mut self.leaving
             && leaving.seq.is_none()
@@ -498,7 +498,7 @@ impl Source {
         }
     }
 
-    /// Ends the time of late SinkAvails once the ModeChange is acknowledged.
+    /// Ends the acceptance of late SinkAvails once the ModeChange is acknowledged.
     pub(super) fn acknowledged(&mut self, ack: Seq) {
         if self.leaving.as_ref().is_some_and(|l| l.seq.is_some_and(|seq| ack.since(seq) >= 0)) {
             self.leaving = None;
@@ -515,15 +515,15 @@ impl Source {
         Ok(())
     }
 
-    /// Notes the sink's hint (REQ_PIPE), which is ignored in Buffered mode (draft section 6.1.2).
+    /// Records the sink's hint (REQ_PIPE), which is ignored in Buffered mode (draft section 6.1.2).
     pub(super) fn advise(&mut self, pipelined: bool) {
         if self.mode != Mode::Buffered {
             self.advised = pipelined;
         }
     }
 
-    /// The mode that the sink's hints speak for, if it is another one. A hint for Pipelined mode is followed when the program
-    /// sends memory again.
+    /// The mode that the sink's hints suggest, if it differs from the current one. A hint for Pipelined mode is
+    /// followed when the program sends memory again.
     pub(super) fn preferred_mode(&self) -> Option<Mode> {
         let more = self.segments.iter().any(|s| matches!(s, Segment::Memory { in_messages: false, .. }));
         match self.mode {
@@ -534,7 +534,7 @@ impl Source {
         }
     }
 
-    /// Begins again after a suspension: no advertisement, Combined mode. The stream stays as it is.
+    /// Restarts after a suspension: no advertisement, Combined mode. The stream is unchanged.
     pub(super) fn start_again(&mut self) {
         self.mode = Mode::Combined;
         self.adverts.clear();
@@ -549,7 +549,7 @@ impl Source {
         self.advised = false;
     }
 
-    /// Gives a piece of memory another key.
+    /// Gives a piece of memory a new key.
     pub(super) fn rekey(&mut self, memory: u64, stag: u32) {
         for segment in &mut self.segments {
             if let Segment::Memory { id, piece, .. } = segment

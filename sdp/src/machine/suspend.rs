@@ -1,9 +1,9 @@
 //! Suspension of communication, and its continuation over another stream below (draft section 13): socket duplication and
 //! managed failover.
 //!
-//! The end that asks finishes its transfers, sends SuspComm and is silent. The other finishes its own, answers, closes the
-//! stream below and connects to the port that SuspComm has named. What no completion message has reported counts as not
-//! transferred and is sent again; the streams of both directions and out-of-band data stay as they are.
+//! The asking end finishes its transfers, sends SuspComm and is silent. The other end finishes its own transfers,
+//! answers, closes the stream below and connects to the port in SuspComm. Data that no completion message has reported
+//! counts as not transferred and is sent again; the streams of both directions and out-of-band data are unchanged.
 
 use super::{
     Action, Control, Credits, Machine, Phase, Role, Violation,
@@ -21,7 +21,7 @@ enum Step {
     None,
     /// SuspComm was sent with this number.
     Asked(Seq),
-    /// The peer's SuspComm will be answered.
+    /// The peer's SuspComm has to be answered.
     Answering {
         port: u16,
     },
@@ -39,7 +39,7 @@ enum Step {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Suspend {
     step: Step,
-    /// The port of a SuspComm of ours that was not answered.
+    /// The port of our unanswered SuspComm.
     wanted: Option<u16>,
 }
 
@@ -53,7 +53,7 @@ impl Suspend {
         self.step == Step::None && self.wanted.is_none()
     }
 
-    /// Whether nothing is sent but what the suspension needs.
+    /// Whether only messages for the suspension are sent.
     pub(super) fn is_silent(&self) -> bool {
         self.step != Step::None
     }
@@ -85,11 +85,11 @@ impl Suspend {
         }
         if let Step::Asked(seq) = self.step {
             if ack.since(seq) >= 0 {
-                // It has seen ours and should be silent.
+                // The peer has seen ours and should be silent.
                 return Err(Violation::Suspend);
             }
-            // Both have asked: the accepting end of the first set-up disregards the other's, which is repeated after ours
-            // (draft section 13.1.2).
+            // Both ends have asked: the accepting end of the first set-up disregards the other's request, which is
+            // repeated after ours (draft section 13.1.2).
             if role == Role::Accepting && !seeded(Mistake::BothAnswerSuspComm) {
                 return Ok(());
             }
@@ -110,7 +110,7 @@ impl Suspend {
     }
 }
 
-/// Whether a message reports a transfer that is complete. Only these are sent before SuspCommAck.
+/// Whether a message reports a completed transfer. Only these are sent before SuspCommAck.
 fn is_completion(control: &Control) -> bool {
     matches!(control.message, Message::RdmaRdCompl { .. } | Message::RdmaWrCompl { .. })
 }
@@ -131,12 +131,12 @@ impl Machine {
         self.suspend.wanted.is_some()
     }
 
-    /// Whether the peer has suspended communication at our request: the machine goes on with [`Self::resume`].
+    /// Whether the peer has suspended communication at our request: the machine continues with [`Self::resume`].
     pub fn is_suspended(&self) -> bool {
         self.suspend.step == Step::Suspended && self.ended().is_none()
     }
 
-    /// The actions of a suspension, when transfers in process are complete and nothing else waits to be sent.
+    /// The actions of a suspension, when current transfers are complete and nothing else waits to be sent.
     pub(super) fn poll_suspend(&mut self, out: &mut Vec<u8>) -> Option<Action> {
         if let Step::Answered { port, due: true } = self.suspend.step {
             self.suspend.step = Step::Answered { port, due: false };
@@ -146,7 +146,7 @@ impl Machine {
             return None;
         }
         match (self.suspend.step, self.suspend.wanted) {
-            // The last message of this stream below may use the last credit.
+            // The last message over this stream below may use the last credit.
             (Step::Answering { port }, _) if self.credits.available() >= 1 => {
                 self.suspend.step = Step::Answered { port, due: true };
                 Some(self.send(Message::SuspCommAck, Payload::default(), None, out))
@@ -180,8 +180,8 @@ impl Machine {
         Some(self.hello())
     }
 
-    /// Goes on with the connection that the peer makes again, for its Hello. [`Self::receives_to_post`] receives are posted
-    /// before the HelloAck is sent.
+    /// Continues with the peer's new connection, for its Hello. [`Self::receives_to_post`] receives are posted before
+    /// the HelloAck is sent.
     pub fn resume(&mut self, hello: &[u8]) -> Result<(), Violation> {
         let (base, Message::Hello(hello), _) = Message::parse(hello)? else { return Err(Violation::SetUp) };
         if !self.is_suspended() {
@@ -202,7 +202,7 @@ impl Machine {
         self.sink.rekey(id, stag);
     }
 
-    /// Numbers, modes and advertisements begin as after the first set-up.
+    /// Resets numbers, modes and advertisements to their values after the first set-up.
     fn start_again(&mut self, role: Role) {
         self.link_role = role;
         self.phase = Phase::Acking;

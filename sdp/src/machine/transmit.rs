@@ -1,4 +1,5 @@
-//! What is sent next: receives first, then messages without payload, RDMA, payload, DisConn, and credit updates.
+//! The order of transmission: receives first, then messages without payload, RDMA, payload, DisConn, and credit
+//! updates.
 
 use super::{
     Action, Control, LEAST_BUFFERS, Machine, Phase,
@@ -9,13 +10,14 @@ use super::{
 };
 use crate::wire::{BASE_BYTES, Base, Flags, Half, MOST_HEADER_BYTES, Message, Mode};
 
-/// Control messages that may wait to be sent. With more, no receives are posted until they are sent.
+/// Number of waiting control messages above which no receives are posted until they are sent.
 const MOST_CONTROL: usize = 64;
 /// Bytes of a SrcAvail's header.
 const SRC_AVAIL_BYTES: u32 = BASE_BYTES as u32 + 16;
 
 impl Machine {
-    /// Receives to post now. Two more than the ring has room for, since the peer leaves two for messages without payload.
+    /// Number of receives to post now: two more than the ring has room for, since the peer leaves two for messages
+    /// without payload.
     fn receives_due(&self) -> u16 {
         if self.control.len() >= MOST_CONTROL {
             return 0;
@@ -165,7 +167,7 @@ impl Machine {
         self.source.take_command(room, out, &mut self.notices).unwrap_or_default()
     }
 
-    /// The longest message that we send: what fits the peer's receives and our own send buffers.
+    /// The longest message that we send: it fits the peer's receives and our own send buffers.
     fn message_bytes(&self) -> u32 {
         self.resize.peer_bytes.min(self.config.desired_bytes)
     }

@@ -1,4 +1,4 @@
-//! What a peer can do wrong. Each kind ends the connection (draft section 8.2.2) and has a counter.
+//! Protocol violations of the peer. Each kind ends the connection (draft section 8.2.2) and has a counter.
 
 use crate::wire::WireError;
 
@@ -6,22 +6,22 @@ use crate::wire::WireError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// The bytes are no message.
+    /// The bytes are not a valid message.
     #[error(transparent)]
     Wire(#[from] WireError),
     /// Less than three receives.
     #[error("fewer than three receives were granted")]
     FewBuffers,
     /// A Hello on a connection, a message before the HelloAck, or a second one.
-    #[error("a set-up message at the wrong time, or another one before it")]
+    #[error("a set-up message at the wrong time, or another message before the set-up")]
     SetUp,
     /// MSeq is not the last one plus one.
     #[error("a message is missing or repeated")]
     Sequence,
-    /// MSeqAck acknowledges what was not sent, or less than before.
-    #[error("an acknowledgement outside of what was sent")]
+    /// MSeqAck acknowledges an unsent message, or less than before.
+    #[error("an acknowledgement of a message that was not sent")]
     Acknowledgement,
-    /// More messages, or more payload messages, than there was credit for.
+    /// More messages, or more payload messages, than the credit allows.
     #[error("a message without credit")]
     Credit,
     /// Payload after DisConn, or a second DisConn.
@@ -30,7 +30,7 @@ pub enum Violation {
     /// DisConn before all advertised data was transferred.
     #[error("DisConn while data was advertised")]
     EarlyDisConn,
-    /// A Data message with payload while SrcAvails are outstanding, or more than was asked for by SendSm.
+    /// A Data message with payload while SrcAvails are outstanding, or with more bytes than SendSm requested.
     #[error("data in a message beside advertised data")]
     DataBesideSrcAvail,
     /// A SrcAvail or SinkAvail that the mode does not allow, or with or without payload against the mode's rule.
@@ -40,10 +40,10 @@ pub enum Violation {
     #[error("too many advertisements")]
     TooManyAdverts,
     /// A completion message for no advertisement, for more bytes than it has, or in the wrong order.
-    #[error("completion of something that was not advertised")]
+    #[error("completion of a transfer that was not advertised")]
     Completion,
     /// Many messages without payload in a second in which nothing was transferred.
-    #[error("too many messages that transfer nothing")]
+    #[error("too many messages without payload")]
     Flood,
     /// A withdrawal of advertisements was not answered in time.
     #[error("a cancellation was not answered")]

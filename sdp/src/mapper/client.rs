@@ -1,4 +1,4 @@
-//! The port mapper's client: one question, and the answers that are remembered.
+//! The port mapper's client: one question, and the cache of answers.
 
 use std::{
     collections::BTreeMap,
@@ -12,16 +12,16 @@ use super::packet::{Kind, PACKET_BYTES, PORT, Packet, PmTime};
 
 /// Wait for the answer to the first sending of a question; doubled for each further one.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
-/// How long a host without port mapper is not asked again.
+/// Time for which a host without port mapper is not asked again.
 const SILENT: Duration = Duration::from_secs(60);
-/// How long a service is not asked for again after a denial.
+/// Time for which a service is not asked for again after a denial.
 const DENIED: Duration = Duration::from_secs(10);
-/// Longest time that an answer is used, whatever it says.
+/// Longest time for which an answer is used, whatever its own limit.
 const LONGEST: Duration = Duration::from_secs(3600);
 /// Answers that are remembered.
 const MOST_ANSWERS: usize = 4096;
 
-/// What is known about a service.
+/// A cached answer about a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// It listens for SDP at this address.
@@ -50,7 +50,7 @@ pub struct Question {
 impl Question {
     /// `from` is the address and the port from which the connection will be made.
     pub fn new(from: SocketAddr, target: SocketAddr) -> Self {
-        // Keyed at random by the standard library: nobody who does not see it can guess it.
+        // Keyed at random by the standard library, so an off-path attacker cannot guess it.
         let handle = RandomState::new().hash_one((from.port(), target.port()));
         let request = Packet {
             kind: Kind::Request,
@@ -69,7 +69,7 @@ impl Question {
         self.request.emit()
     }
 
-    /// What a datagram answers, and the acknowledgement of an Accept. `None`: it is no answer to this question.
+    /// Parses an answer, and builds the acknowledgement of an Accept. `None`: not an answer to this question.
     pub fn take(&self, datagram: &[u8]) -> Option<(Asked, Option<[u8; PACKET_BYTES]>)> {
         let answer = Packet::parse(datagram).ok()?;
         let asked = |p: &Packet| (p.handle, p.connecting_port, p.connecting_ip);
@@ -117,7 +117,7 @@ impl Question {
                 };
                 if let Some((asked, acknowledge)) = self.take(datagram.get(..len).unwrap_or_default()) {
                     if let Some(acknowledge) = acknowledge {
-                        // The server keeps no state that waits for it.
+                        // The server keeps no state for the acknowledgement.
                         let _ = socket.send(&acknowledge);
                     }
                     return Ok(asked);
@@ -137,7 +137,7 @@ pub fn source_of(target: SocketAddr) -> io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// Answers that are remembered, at most [`MOST_ANSWERS`] of each kind.
+/// The cache of answers, at most [`MOST_ANSWERS`] of each kind.
 #[derive(Debug, Default)]
 pub struct Cache {
     services: BTreeMap<SocketAddr, (Answer, Instant)>,
@@ -145,7 +145,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// What is known about `target` at this time.
+    /// The cached answer about `target` at this time.
     pub fn look(&mut self, now: Instant, target: SocketAddr) -> Option<Answer> {
         if self.silent.get(&target.ip()).is_some_and(|until| now < *until) {
             return Some(Answer::No);
@@ -153,7 +153,7 @@ impl Cache {
         self.services.get(&target).filter(|(_, until)| now < *until).map(|(answer, _)| *answer)
     }
 
-    /// Remembers how a question for `target` ended, and returns what follows for the connection.
+    /// Stores the outcome of a question for `target`, and returns its consequence for the connection.
     pub fn learn(&mut self, now: Instant, target: SocketAddr, asked: Asked) -> Answer {
         match asked {
             Asked::Accepted(at, valid) => {

@@ -1,9 +1,9 @@
 //! The port mapper of a host. UDP port 3935 exists once for each address, but several processes may listen over SDP: the first one
 //! holds the port and answers for all, the others register their services with it over a UNIX socket.
 //!
-//! The socket's name is abstract, so it belongs to the network namespace, as the port does, and is free when its holder has ended.
-//! A process that loses the holder takes its place, or registers with whoever was faster. The end of a process removes its
-//! services.
+//! The socket's name is abstract, so it belongs to the network namespace, as the port does, and is free when its holder
+//! has ended. When the holder ends, another process takes its place, and the rest register with that one. The end of a
+//! process removes its services.
 
 use std::{
     collections::BTreeMap,
@@ -35,14 +35,14 @@ use super::{
 };
 
 const NAME: &str = "xwarp-sdp-mapper";
-/// How soon a thread notices that its process ends its part, and the pause before the next attempt to join.
+/// Time within which a thread notices that its process leaves, and the pause before the next attempt to join.
 const TICK: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(20);
-/// Attempts to become the holder, or to find it. A holder that ends has its port a moment longer than its name.
+/// Attempts to become the holder, or to find it. An ending holder keeps its port a little longer than its name.
 const MOST_ATTEMPTS: u32 = 50;
-/// How long a process waits for the holder's answer.
+/// Time limit for the holder's answer.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Processes that register, and services of each.
+/// Largest number of registered processes, and of services of each.
 const MOST_PROCESSES: usize = 256;
 const MOST_SERVICES: usize = 1024;
 /// Length of a record: operation, family, conventional port, SDP port, IP address.
@@ -108,10 +108,10 @@ struct Place {
     name: UnixAddr,
 }
 
-/// The part of this process in the port mapper of its host.
+/// The role of this process in the port mapper of its host.
 #[derive(Debug)]
 enum Role {
-    /// It answers for all processes.
+    /// This process is the holder and answers for all processes.
     Holder(Server, Kept<UnixListener>),
     /// Another process does.
     Registered(Kept<UnixStream>),
@@ -143,7 +143,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Joins the port mapper of this host at `addresses`. An error when something else has its port.
+    /// Joins the port mapper of this host at `addresses`. Fails if another program has its port.
     pub fn start(addresses: &[IpAddr]) -> io::Result<Self> {
         let name = UnixAddr::from_abstract_name(NAME)?;
         Self::start_at(Place { addresses: addresses.to_vec(), port: PORT, name })
@@ -209,7 +209,7 @@ impl Shared {
 
     fn try_join(&self) -> io::Result<Role> {
         let Place { addresses, port, name } = &self.place;
-        // While the lock is held, the program neither adds nor removes anything.
+        // While the lock is held, the program neither adds nor removes services.
         let own = lock(&self.own);
         match Kept::open(|| UnixListener::bind_addr(name)) {
             Ok(listener) => {
@@ -251,7 +251,7 @@ impl Shared {
         match role {
             Role::Holder(server, listener) => self.hold(&server, &listener),
             Role::Registered(holder) => {
-                // The holder sends nothing but answers, which are taken under the lock of `to`.
+                // The holder sends only answers, which are received under the lock of `to`.
                 while !self.ended.load(Ordering::Acquire) {
                     let limit: Option<Timespec> = TICK.try_into().ok();
                     let mut waits = [PollFd::new(&*holder, PollFlags::RDHUP)];
@@ -267,7 +267,7 @@ impl Shared {
 }
 
 impl Shared {
-    /// Takes registrations until this process ends its part.
+    /// Accepts registrations until this process leaves.
     fn hold(&self, server: &Server, listener: &UnixListener) {
         let processes: Arc<Mutex<BTreeMap<usize, Kept<UnixStream>>>> = Arc::default();
         let mut next_owner = OURS;
@@ -318,14 +318,14 @@ fn exchange(mut holder: &UnixStream, record: Record) -> io::Result<()> {
     let mut answer = [REFUSED];
     let exchanged = holder.write_all(&record.emit()).and_then(|()| holder.read_exact(&mut answer));
     if exchanged.is_err() {
-        // A late answer must not be taken for that of the next record. This process joins again.
+        // A late answer must not be mistaken for that of the next record, so this process joins again.
         let _ = holder.shutdown(Shutdown::Both);
     }
     exchanged?;
     if answer == [TAKEN] { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
 }
 
-/// Takes the registrations of a process until it ends.
+/// Accepts the registrations of a process until it ends.
 fn take_records(mut process: &UnixStream, owner: usize, services: &Mutex<Services>) {
     let Ok(user) = socket_peercred(process.as_fd()).map(|peer| peer.uid.as_raw()) else { return };
     let mut bytes = [0; RECORD_BYTES];
@@ -378,7 +378,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(20);
 
-    /// A place on the loopback whose port nobody else has.
+    /// A loopback address with a port that no other test uses.
     fn place() -> Place {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let port = socket.local_addr().unwrap().port();

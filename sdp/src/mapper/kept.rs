@@ -1,5 +1,5 @@
-//! The port mapper's descriptors. They belong to one process: a forked child that kept them would keep the port and the name after
-//! the end of their owner, and the connections by which processes notice the end of each other.
+//! The port mapper's descriptors. They belong to one process: a forked child that kept them would hold the port and the
+//! name after the end of their owner, and the connections by which processes detect each other's end.
 
 use std::{
     collections::BTreeSet,
@@ -22,7 +22,7 @@ pub fn descriptors() -> MutexGuard<'static, BTreeSet<RawFd>> {
 pub(super) struct Kept<T: AsRawFd>(T);
 
 impl<T: AsRawFd> Kept<T> {
-    /// The socket that `open` opens without waiting.
+    /// Opens a socket with `open`, which does not block.
     pub(super) fn open(open: impl FnOnce() -> io::Result<T>) -> io::Result<Self> {
         let mut all = descriptors();
         let socket = open()?;
@@ -41,7 +41,7 @@ impl<T: AsRawFd> Deref for Kept<T> {
 
 impl<T: AsRawFd> Drop for Kept<T> {
     fn drop(&mut self) {
-        // Before it is closed: the number may be another file's at once.
+        // Before the close: another file may get the number at once.
         descriptors().remove(&self.0.as_raw_fd());
     }
 }

@@ -4,13 +4,13 @@
 //! | file | owns |
 //! |---|---|
 //! | `packet` | the 48 bytes of a message |
-//! | `server` | which service is where, and limits of answers |
-//! | `host` | which process of a host answers, and the registrations of the others |
+//! | `server` | the addresses of services, and rate limits of answers |
+//! | `host` | the process of a host that answers, and the registrations of the others |
 //! | `kept` | descriptors that forked children must not keep |
-//! | `client` | the exchange of one question, and the answers that are remembered |
+//! | `client` | the exchange of one question, and the cache of answers |
 //!
-//! The server has no state for a question: the port of a service lives as long as its listener, so a repeated question has the
-//! same answer and an acknowledgement changes nothing.
+//! The server keeps no state for a question: a service has its port as long as its listener exists, so a repeated
+//! question has the same answer, and an acknowledgement changes nothing.
 
 mod client;
 mod host;

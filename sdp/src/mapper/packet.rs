@@ -17,18 +17,18 @@ pub enum Kind {
     Request,
     /// `PMAccept`: there.
     Accept,
-    /// `PMAck`: the answer has come.
+    /// `PMAck`: acknowledges the answer.
     Acknowledge,
     /// `PMDeny`: not over SDP.
     Deny,
 }
 
-/// How long an answer is valid, as it is encoded (draft section 7.3.1.4).
+/// The encoded validity of an answer (draft section 7.3.1.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PmTime(pub u8);
 
 impl PmTime {
-    /// The time; `None` is for ever. Zero is a single use.
+    /// The time; `None`: without a limit. Zero is a single use.
     pub fn duration(self) -> Option<Duration> {
         match self.0 {
             quarters @ 0..=127 => Some(Duration::from_millis(250 * u64::from(quarters))),
@@ -43,7 +43,7 @@ impl PmTime {
 pub struct Packet {
     /// What it is.
     pub kind: Kind,
-    /// How long an Accept is valid.
+    /// Validity of an Accept.
     pub valid: PmTime,
     /// `ApPort`: in a request the port of the service, in an Accept that of its SDP listener.
     pub service_port: u16,

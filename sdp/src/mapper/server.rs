@@ -17,15 +17,15 @@ use super::{
     packet::{Kind, PACKET_BYTES, Packet, PmTime},
 };
 
-/// How long an answer is valid: 30 s.
+/// Validity of an answer: 30 s.
 const VALID: PmTime = PmTime(120);
 /// Answers in one second.
 const MOST_ANSWERS: u32 = 1000;
-/// Answers to one source in one second.
+/// Largest number of answers to one source in one second.
 const MOST_ANSWERS_TO_ONE: u32 = 50;
-/// How soon a thread of the server notices that the server was dropped.
+/// Time within which a thread of the server notices that the server was dropped.
 const TICK: Duration = Duration::from_millis(200);
-/// Failures to receive in a row that end the service of an address, and the pause after each.
+/// Number of consecutive receive failures that end the service of an address, and the pause after each.
 const MOST_FAILURES: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -34,7 +34,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub(super) struct Services {
     /// The SDP ports of each conventional address, by owner: processes may share an address.
     ports: BTreeMap<SocketAddr, BTreeMap<usize, u16>>,
-    /// The second that is counted, and the answers in it by source.
+    /// The current second, and its answers by source.
     counted: Option<Instant>,
     answers: u32,
     answers_to: BTreeMap<IpAddr, u32>,
@@ -70,21 +70,21 @@ impl Services {
             SocketAddr::V4(_) => ([0; 4], address.port()).into(),
             SocketAddr::V6(_) => ([0; 16], address.port()).into(),
         };
-        // A program that listens at the wildcard of IPv6 has IPv4's as well, unless it says otherwise; then the kernel's
-        // listener refuses what is accepted here.
+        // A program that listens at the IPv6 wildcard also listens for IPv4, unless it sets `IPV6_V6ONLY`; in that case
+        // the kernel's listener refuses connections that are accepted here.
         let six: SocketAddr = ([0; 16], address.port()).into();
         let ports = [address, any, six].iter().find_map(|address| self.ports.get(address))?;
         ports.values().next().copied()
     }
 
-    /// The answer to a datagram that came from `source`, if it gets one.
+    /// The answer to a datagram from `source`, if any.
     pub fn answer(&mut self, now: Instant, source: IpAddr, datagram: &[u8]) -> Option<[u8; PACKET_BYTES]> {
         let request = Packet::parse(datagram).ok().filter(|packet| packet.kind == Kind::Request)?;
         if !self.may_answer(now, source) {
             return None;
         }
         let service = SocketAddr::new(request.service_ip, request.service_port);
-        // A question with the address of a third host could make that host connect.
+        // A question with the address of a third host could cause that host to connect.
         let port = self.find(service).filter(|_| request.connecting_ip == source);
         let answer = match port {
             Some(port) => Packet { kind: Kind::Accept, valid: VALID, service_port: port, ..request },
@@ -146,12 +146,12 @@ impl Server {
                 &ended,
                 |datagram| socket.recv_from(datagram),
                 |answer, to| {
-                    // An answer that is lost is asked for again.
+                    // The client repeats its question if the answer is lost.
                     let _ = socket.send_to(answer, to);
                 },
             );
             if let Err(error) = served {
-                tracing::warn!(%error, "the port mapper does not serve an address any more");
+                tracing::warn!(%error, "the port mapper no longer serves an address");
             }
         };
         self.threads.push(thread::Builder::new().name("xwarp-mapper".into()).spawn(run)?);

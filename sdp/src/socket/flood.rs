@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-/// Messages without payload in a second, if nothing is transferred.
+/// Messages without payload allowed in a second, if nothing is transferred.
 const MOST_IDLE_MESSAGES: u32 = 1000;
-/// Further ones for each transfer in either direction. An honest peer answers, updates credit, advertises and changes modes a
-/// few times for each.
+/// Further messages for each transfer in either direction. An honest peer answers, updates credit, advertises and
+/// changes modes a few times for each.
 const MESSAGES_PER_TRANSFER: u32 = 16;
 
 /// Bounds the messages of the peer without payload by a number for each second and each transfer.
@@ -25,7 +25,7 @@ impl Flood {
         self.left = self.left.saturating_add(MESSAGES_PER_TRANSFER);
     }
 
-    /// Counts a message; returns whether there are too many.
+    /// Counts a message; returns whether the limit is exceeded.
     pub(super) fn count(&mut self, now: Instant) -> bool {
         if now >= self.since + Duration::from_secs(1) {
             *self = Self::new(now);

@@ -15,7 +15,7 @@ use crate::{
     wire::Advert,
 };
 
-/// RDMA Writes and Reads in the send queue beside messages.
+/// Largest number of RDMA Writes and Reads in the send queue beside messages.
 pub(crate) const MOST_RDMA: usize = 8;
 
 /// Resources of the device that a connection uses, dropped when the connection has ended.
@@ -29,14 +29,14 @@ pub(crate) struct Link {
     pub(crate) receives: Receives,
     /// RDMA Reads and Writes in the send queue.
     pub(crate) rdma: usize,
-    /// RDMA Writes that were posted, and that are complete: they complete in order.
+    /// Number of posted and of completed RDMA Writes, which complete in order.
     pub(crate) writes_posted: u64,
     pub(crate) writes_done: u64,
     /// Messages may be posted.
     pub(crate) established: bool,
-    /// Reset when all messages were acknowledged, at this time at the latest.
+    /// Reset when all messages are acknowledged, at this time at the latest.
     pub(crate) reset_at: Option<Instant>,
-    /// The peer has suspended the connection, which goes on at this port of the peer.
+    /// The peer has suspended the connection, which continues at this port of the peer.
     pub(crate) moving: Option<u16>,
     /// Memory of the program that is being sent and received, by its identifiers.
     pub(crate) sends: BTreeMap<u64, MemoryRegion>,
@@ -46,7 +46,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// An RDMA Write is complete: frees the memory of which nothing else is being written.
+    /// An RDMA Write is complete: frees the memory whose Writes are all complete.
     pub(super) fn write_done(&mut self) {
         self.writes_done += 1;
         while self.written.front().is_some_and(|(_, most, _)| *most <= self.writes_done) {
@@ -54,7 +54,7 @@ impl Link {
         }
     }
 
-    /// Whether memory that was to be sent is free again.
+    /// Whether sent memory is free again.
     pub(crate) fn is_sent(&self, id: u64) -> bool {
         !self.sends.contains_key(&id) && self.written.iter().all(|(written, ..)| *written != id)
     }
@@ -94,7 +94,7 @@ impl Link {
         }
     }
 
-    /// Appends a piece of the program's memory that goes in a message.
+    /// Appends a piece of the program's memory to a message.
     fn append_memory(&self, piece: Advert, bytes: &mut Vec<u8>) -> Result<(), String> {
         let region = self.sends.values().find(|region| region.key().value() == piece.stag);
         let region = region.ok_or("memory is gone")?;

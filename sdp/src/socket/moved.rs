@@ -1,5 +1,5 @@
-//! Connections that are suspended and made again (draft section 13), at both ends: the end that asked takes its machine to the
-//! service that has the new listener, the other end makes a new connection for the same socket.
+//! Suspended and resumed connections (draft section 13), at both ends: the asking end moves its machine to the service
+//! with the new listener, the other end opens a new connection for the same socket.
 
 use std::{
     io,
@@ -18,15 +18,15 @@ use crate::{
     stream::SdpStream,
 };
 
-/// Least time between two suspensions of a connection by the peer.
+/// Shortest time between two suspensions of a connection by the peer.
 const SUSPEND_PERIOD: Duration = Duration::from_secs(10);
-/// Lowest port to which a peer may send us, unless its port was lower before.
+/// Lowest port to which a peer may redirect us, unless its port was lower before.
 const LEAST_PORT: u16 = 1024;
-/// How long the peer may take to connect again.
+/// Time limit for the peer to connect again.
 const RECONNECT_LIMIT: Duration = Duration::from_secs(30);
 
 impl Socket {
-    /// Suspends the connection and goes on with it in `to`, at another port of the same address.
+    /// Suspends the connection and continues it in `to`, at another port of the same address.
     pub(crate) fn hand_over(self: &Arc<Self>, to: &Sdp) -> io::Result<SdpStream> {
         let local = self.lock().local.ok_or(io::ErrorKind::NotConnected)?;
         let own = Some(Arc::clone(self));
@@ -62,7 +62,7 @@ impl Socket {
         )
     }
 
-    /// The machine of a suspended connection, for the Hello with which `peer` makes it again.
+    /// The machine of a suspended connection, for the Hello with which `peer` resumes it.
     pub(crate) fn resume(&self, peer: SocketAddr, hello: &[u8]) -> Result<Machine, Violation> {
         // The peer's answer is older than its new connection.
         self.turn();
@@ -81,12 +81,12 @@ impl Socket {
 }
 
 impl State {
-    /// The addresses that the program knows, of both ends.
+    /// The addresses of both ends, as shown to the program.
     pub(crate) fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         Some((self.local?, self.peer?))
     }
 
-    /// The port at which the peer waits for a connection that it has suspended, once nothing of the old one is left to do.
+    /// The port at which the peer waits for the suspended connection, once the old one has nothing left to send.
     pub(crate) fn port_to_reconnect(&mut self, now: Instant) -> Option<u16> {
         let link = self.link.as_mut()?;
         let port = link.moving.filter(|_| link.slots.all_free() && link.rdma == 0)?;

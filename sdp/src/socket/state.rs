@@ -24,13 +24,13 @@ use crate::{
     wire::{Seq, has_payload, is_transaction},
 };
 
-/// How long the peer may take to answer a withdrawal of advertisements.
+/// Time limit for the peer's answer to a withdrawal of advertisements.
 pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
-/// Results that the program has not taken yet.
+/// Results that the program has not collected yet.
 #[derive(Default)]
 pub(crate) struct Outcomes {
-    /// Ends of receives into memory, with their lengths.
+    /// Ended receives into memory, with their lengths.
     pub(crate) received: BTreeMap<u64, u32>,
 }
 
@@ -38,49 +38,50 @@ pub(crate) struct State {
     pub(crate) machine: Machine,
     pub(crate) link: Option<Link>,
     pub(crate) outcomes: Outcomes,
-    /// Why the connection could not be made.
+    /// The error of a failed set-up.
     pub(crate) failed: Option<(io::ErrorKind, String)>,
-    /// The program has closed it at this time.
+    /// The time at which the program closed the connection.
     pub(crate) orphaned: Option<Instant>,
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
     pub(crate) read_shut: bool,
     /// A connecting end's Hello, until it is sent.
     pub(crate) hello: Vec<u8>,
-    /// When the stream below was established.
+    /// The time at which the stream below was established.
     pub(crate) established: Option<Instant>,
     flood: Flood,
-    /// Our withdrawals that the peer has not answered, and since when that is seen.
+    /// Our unanswered withdrawals, and the time since when they have been observed.
     unanswered: [Option<(Seq, Instant)>; 3],
-    /// A thread receives into memory.
+    /// Whether a thread receives into memory.
     pub(crate) receiving: bool,
-    /// Bytes sent by RDMA Write, and Transactions, that were not counted yet.
+    /// Bytes sent by RDMA Write, and Transactions, that are not counted yet.
     pub(super) written: u64,
     pub(super) placed: u64,
     pub(super) transactions: u64,
-    /// The connection goes on in another service.
+    /// The connection continues in another service.
     pub(super) left: bool,
     /// The present connection continues a suspended one.
     pub(crate) made_again: bool,
-    /// When the peer has last suspended the connection.
+    /// The time at which the peer last suspended the connection.
     pub(super) suspended: Option<Instant>,
     /// The end was counted.
     pub(super) counted: bool,
     pub(super) readable: bool,
     bytes: Vec<u8>,
-    /// Empty; kept for its memory.
+    /// Empty; kept for its allocation.
     completions: Vec<WorkCompletion>,
-    /// Polls by callers that do not wait.
+    /// Number of polls by callers that do not wait.
     pub(super) polls: u64,
-    /// The connection is polled: its completions notify nobody. The value is the number of polls when the service looked.
+    /// The connection is polled: its completions notify no thread. The value is the number of polls at the service's
+    /// last check.
     pub(super) polled: Option<u64>,
-    /// The service looks from time to time whether the connection is polled.
+    /// The service checks periodically whether the connection is polled.
     pub(super) looked_at: bool,
-    /// Threads that wait, by what they wait for.
+    /// Number of waiting threads, by event.
     pub(super) waiting: [usize; 3],
-    /// A transfer of memory has ended since threads were woken.
+    /// A transfer of memory has ended since threads were last woken.
     pub(super) transferred: bool,
-    /// Somebody has the bell's descriptor.
+    /// The bell's descriptor is in use.
     pub(super) watched: bool,
     /// Tasks that wait for a change.
     pub(crate) tasks: Tasks,
@@ -146,12 +147,12 @@ impl State {
         }
     }
 
-    /// How the set-up has ended, if it has.
+    /// The outcome of the set-up, if it has ended.
     pub(crate) fn connected(&self) -> Option<io::Result<()>> {
         if let Some(error) = self.error() {
             return Some(Err(error));
         }
-        // The HelloAck may be taken before the event that says from where we are connected.
+        // The HelloAck may be handled before the event with our local address.
         (self.machine.is_open() && self.established.is_some()).then_some(Ok(()))
     }
 
@@ -165,7 +166,7 @@ impl State {
         self.polled.is_some()
     }
 
-    /// Handles the completions that wait, and lets the next one notify the service.
+    /// Handles the waiting completions, and arms the notification of the service.
     pub(super) fn take_completions(&mut self, core: &Core) {
         loop {
             let Some(link) = &mut self.link else { return };
@@ -176,8 +177,8 @@ impl State {
         }
     }
 
-    /// Handles the completions that wait; returns whether there was one. Runs the engine only when there was none: one more
-    /// turn would send the acknowledgement that the program's reply can carry (`docs/decisions/0002-*`).
+    /// Handles the waiting completions; returns whether there was one. Runs the engine only when there was none: one
+    /// more turn would send the acknowledgement that the program's reply can carry (`docs/decisions/0002-*`).
     pub(super) fn poll_completions(&mut self, core: &Core) -> bool {
         let mut found = std::mem::take(&mut self.completions);
         if let Some(link) = &self.link {
@@ -193,7 +194,7 @@ impl State {
 
     fn complete(&mut self, completion: &WorkCompletion, core: &Core) {
         let Self { machine, link: Some(link), bytes, flood, .. } = self else { return };
-        // After a failure only the memory counts: the connection manager reports the end of the connection.
+        // After a failure only the memory is freed here: the connection manager reports the end of the connection.
         let success = completion.status == WcStatus::Success;
         match Work::of(completion.wr_id) {
             Work::Send(slot) => link.slots.free.push(slot),
@@ -228,7 +229,7 @@ impl State {
     pub(super) fn drive(&mut self) -> bool {
         let mut acted = false;
         if self.orphaned.is_some() && (self.machine.buffered() > 0 || self.machine.has_offer()) {
-            // Nobody will read the data: the peer is told by a reset, as with TCP.
+            // The data will not be read: a reset notifies the peer, as with TCP.
             self.machine.abort();
         }
         acted |= self.take_notices();
@@ -270,7 +271,7 @@ impl State {
             any = true;
             self.transferred = true;
             if matches!(notice, Notice::Sent { .. }) {
-                // The peer has read it by RDMA, perhaps, and has sent us nothing but messages without payload.
+                // The peer may have read it by RDMA, and has sent us only messages without payload.
                 self.flood.transferred();
             }
             let Some(link) = &mut self.link else { continue };
@@ -312,7 +313,7 @@ impl State {
             EventKind::Established { .. } => {
                 link.established = true;
                 self.established = Some(Instant::now());
-                // A connection that is made again keeps the addresses that the program knows.
+                // A resumed connection keeps the addresses that are shown to the program.
                 if !self.made_again {
                     self.local = link.id.local_address();
                     self.peer = link.id.peer_address().or(self.peer);
@@ -344,7 +345,7 @@ impl State {
         false
     }
 
-    /// Takes the step of a connecting end that follows the resolution of the route.
+    /// Executes the connecting end's next step after the resolution of the route.
     pub(crate) fn start(&mut self, options: ConnectOptions) {
         let Some(link) = &self.link else { return };
         if let Err(error) = link.id.connect(&link.qp, options) {
@@ -365,7 +366,7 @@ impl State {
         }
     }
 
-    /// Whether nothing of the connection is left to do but to free it.
+    /// Whether the connection can be freed.
     pub(crate) fn is_over(&self) -> bool {
         let ended = self.machine.ended().is_some() || self.failed.is_some();
         ended && self.link.as_ref().is_none_or(|link| link.reset_at.is_none())
@@ -388,8 +389,8 @@ mod tests {
         (machine, move |machine: &mut Machine| while machine.poll(true, &mut bytes).is_some() {})
     }
 
-    /// A peer that reads what we advertise by RDMA sends a message for each Read and nothing else: thousands in a second on a fast
-    /// link.
+    /// A peer that reads our advertised data by RDMA sends only a message for each Read: thousands in a second on a
+    /// fast link.
     #[test]
     fn sdp_s16_memory_that_the_peer_has_read_is_a_transfer() {
         let (machine, mut send) = accepted();

@@ -15,24 +15,25 @@ use crate::{
     wire::Advert,
 };
 
-/// Bytes that are copied at a time between a stream and memory.
+/// Bytes per copy between a stream and memory.
 const COPY_BYTES: usize = 16 << 10;
-/// Receives with less time are not advertised, so that programs with short time limits do not exchange SinkAvail and
-/// SinkAvailCancel all the time.
+/// Receives with a shorter time limit are not advertised, so that programs with short limits do not exchange SinkAvail
+/// and SinkAvailCancel continuously.
 const BRIEF: Duration = Duration::from_millis(20);
 
 impl SdpStream {
-    /// Sends `range` of `memory` and returns when the peer has it, so that the memory may change again. A range below the
-    /// threshold is copied. A longer one goes by RDMA Write if the peer has advertised memory for it. Otherwise it is advertised,
-    /// and the peer fetches it by RDMA Read; when it does not within
-    /// [`SdpOptions::unread_limit`](crate::SdpOptions::unread_limit), the range goes in messages. There is no time limit: the connection's keepalive ends a send to a peer that is gone.
+    /// Sends `range` of `memory` and returns when the peer has received it, so that the memory may change again. A
+    /// range below the threshold is copied. A longer one is sent by RDMA Write if the peer has advertised memory for
+    /// it. Otherwise it is advertised, and the peer fetches it by RDMA Read; if it does not within
+    /// [`SdpOptions::unread_limit`](crate::SdpOptions::unread_limit), the range is sent in messages. There is no time
+    /// limit: the connection's keepalive ends a send to a dead peer.
     pub fn send_memory(&self, memory: &Memory, range: Range<usize>) -> io::Result<()> {
         let sending = self.start_send_memory(memory, range)?;
         self.finish_send_memory(sending)
     }
 
-    /// The first half of [`Self::send_memory`]: the range is a part of the stream, behind all that was sent before. The memory must
-    /// stay as it is until [`Self::finish_send_memory`] returns.
+    /// The first half of [`Self::send_memory`]: the range is a part of the stream, after all earlier data. The memory
+    /// must stay unchanged until [`Self::finish_send_memory`] returns.
     pub fn start_send_memory(&self, memory: &Memory, range: Range<usize>) -> io::Result<Sending> {
         let len = range.len();
         let piece = memory.slice(range.start, len).map_err(invalid)?;
@@ -50,7 +51,7 @@ impl SdpStream {
         Ok(Sending { id, len })
     }
 
-    /// Waits until the peer has what was sent, as [`Self::send_memory`] does.
+    /// Waits until the peer has received the data, as [`Self::send_memory`] does.
     pub fn finish_send_memory(&self, sending: Sending) -> io::Result<()> {
         let Sending { id: Some(id), len } = sending else { return Ok(()) };
         let mut unread_at = Some(Instant::now() + self.0.sdp.0.core.options.unread_limit);
@@ -75,8 +76,8 @@ impl SdpStream {
         }
     }
 
-    /// Whether [`Self::finish_send_memory`] would return at once, because the peer has what was sent. Not after the connection has
-    /// failed.
+    /// Whether [`Self::finish_send_memory`] would return at once, because the peer has received the data. False after a
+    /// failure of the connection.
     pub fn is_sent(&self, sending: &Sending) -> bool {
         let state = self.0.socket.lock();
         state.error().is_none() && sending.is_done(&state)
@@ -95,21 +96,21 @@ impl SdpStream {
         Ok(())
     }
 
-    /// Receives into `range` of `memory`, at least one byte, or 0 at the end of the stream. Data that the peer advertises is
-    /// placed there by RDMA Read. In Pipelined mode a range longer than SDP's receives is advertised, so that the peer places data
-    /// there by RDMA Write. Data that came in messages is copied.
+    /// Receives into `range` of `memory`, at least one byte, or 0 at the end of the stream. Data that the peer
+    /// advertises is placed there by RDMA Read. In Pipelined mode a range longer than SDP's receives is advertised, so
+    /// that the peer places data there by RDMA Write. Data received in messages is copied.
     pub fn recv_memory(&self, memory: &Memory, range: Range<usize>) -> io::Result<usize> {
         self.receive_into(memory, range, &[], false).map(Received::bytes)
     }
 
-    /// The same for a program that wants out-of-band bytes at their place in the stream.
+    /// Does the same for a program that wants out-of-band bytes at their position in the stream.
     pub fn recv_memory_or_oob(&self, memory: &Memory, range: Range<usize>) -> io::Result<Received> {
         self.receive_into(memory, range, &[], true)
     }
 
-    /// Sends `command` and receives what the peer sends next into `range` of `reply`, as [`Self::recv_memory`]. When the peer
-    /// sends long replies from memory, command and the advertisement of the reply's memory are one message (a Transaction). Not
-    /// for streams that do not block.
+    /// Sends `command` and receives the peer's next data into `range` of `reply`, like [`Self::recv_memory`]. When the
+    /// peer sends long replies from memory, command and the advertisement of the reply's memory are one message (a
+    /// Transaction). Not for non-blocking streams.
     pub fn transact(&self, command: &[u8], reply: &Memory, range: Range<usize>) -> io::Result<usize> {
         if self.is_nonblocking() {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -188,7 +189,7 @@ impl SdpStream {
         }
     }
 
-    /// What a receive returns; `None` when it must wait.
+    /// The result of a receive; `None` when it must wait.
     fn receive_step(
         &self,
         state: &mut State,
@@ -220,7 +221,7 @@ impl SdpStream {
             return Ok(Some(Received::Bytes(0)));
         }
         if state.machine.buffered() > 0 {
-            // What came in messages outlives the connection, and its memory needs no registration.
+            // Data received in messages outlives the connection, and its memory needs no registration.
             let mut bytes = vec![0; state.machine.buffered().min(piece.len())];
             let n = state.machine.read(&mut bytes);
             piece.write(0, bytes.get(..n).unwrap_or_default()).map_err(invalid)?;
@@ -277,12 +278,12 @@ impl Received {
 struct Receive {
     /// Its number, once its memory is with the machine.
     id: Option<u64>,
-    /// Its time is over, or it does not wait at all.
+    /// Its time limit has passed, or it does not wait at all.
     withdrawn: bool,
     oob: bool,
 }
 
-/// What memory is registered for.
+/// The purpose of a registration.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
     Send,

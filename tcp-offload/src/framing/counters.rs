@@ -15,7 +15,7 @@ crate::counters! {
         delivered,
         /// Bytes received more than once.
         duplicate_bytes,
-        /// Most bytes ever held at once.
+        /// Largest number of bytes held at once.
         held_bytes_peak: peak,
         /// Bytes copied out of receive frames so that holding them does not hold the frames.
         copied_bytes,

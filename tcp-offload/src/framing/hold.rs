@@ -18,8 +18,8 @@ pub(crate) type Range = (StreamOffset, StreamOffset);
 /// Ranges, of which there are usually few.
 pub(crate) type Ranges = SmallVec<[Range; 4]>;
 
-/// Most bytes of a copy to which further copies are appended. The limit matters because one needed byte keeps the whole copy
-/// in memory.
+/// Largest size of a copy to which further copies are appended, in bytes. The limit matters because one needed byte
+/// keeps the whole copy in memory.
 const COPY_BYTES: usize = 4096;
 
 /// The key of a frame or copy that holds bytes; see [`Hold::adopt`].
@@ -91,7 +91,7 @@ impl Hold {
         self.islands.iter_from(self.islands.seek(offset)).copied()
     }
 
-    /// Where the last held byte ends.
+    /// The end of the last held byte.
     pub fn end(&self) -> Option<StreamOffset> {
         self.islands.back().map(|island| island.1)
     }

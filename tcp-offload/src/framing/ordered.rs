@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 
 use crate::{seq::StreamOffset, steps};
 
-/// Most items in a block.
+/// Largest number of items in a block.
 const BLOCK: usize = 64;
 
-/// Most empty blocks that are kept for reuse.
+/// Largest number of empty blocks that are kept for reuse.
 const SPARE: usize = 4;
 
 /// An item that covers a range of the stream. The ranges of two items of a list do not overlap.
@@ -26,7 +26,7 @@ impl Extent for (StreamOffset, StreamOffset) {
     }
 }
 
-/// The place of an item, valid until the next insertion or removal.
+/// The position of an item, valid until the next insertion or removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     block: usize,

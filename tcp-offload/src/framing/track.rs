@@ -11,12 +11,13 @@ use crate::{
     ulp::{ConnId, Refusal, Ulp, Ulpdu},
 };
 
-/// Most known FPDUs beyond the cursor. When there are that many, further FPDUs wait as if their start were unknown.
+/// Largest number of known FPDUs beyond the cursor. When there are that many, further FPDUs wait as if their start were
+/// unknown.
 const MAX_KNOWN: usize = 1 << 13;
 
-/// Most remembered FPDUs that failed a check beyond the cursor. Each is checked again only when the cursor reaches
-/// it, so that a peer cannot make the check of a long FPDU repeat with every byte. At the limit, nothing more is
-/// placed early.
+/// Largest number of stored FPDUs that failed a check beyond the cursor. Each is checked again only when the cursor
+/// reaches it, so that a peer cannot make the check of a long FPDU repeat with every byte. At the limit, nothing more
+/// is placed early.
 const MAX_INVALID: usize = 16;
 
 /// The upper layer, and the id of the connection that it knows.

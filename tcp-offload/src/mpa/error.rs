@@ -1,6 +1,6 @@
 //! Errors of MPA: those of the peer or the network, with the only conversion to a Terminate code.
 
-/// Why MPA ended a stream (RFC 5044 section 8, RFC 6581 section 8).
+/// The reason why MPA ended a stream (RFC 5044 section 8, RFC 6581 section 8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MpaError {
     /// The peer closed its direction within a start-up frame or an FPDU.
@@ -36,7 +36,7 @@ pub enum MpaError {
     /// The start-up frame announces enhanced data, but has no room for IRD and ORD.
     #[error("the start-up frame lacks the IRD and ORD that it announces")]
     EnhancedDataMissing,
-    /// This end asked for enhanced set-up, and the responder answered without it.
+    /// This end requested enhanced set-up, and the responder answered without it.
     #[error("the responder does not speak the enhanced set-up of RFC 6581")]
     NotEnhanced,
     /// The initiator sent data after its request and before the reply.

@@ -35,13 +35,13 @@ use std::time::Duration;
 /// Whether this end wants markers in the FPDUs that it receives. Each direction is negotiated separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Markers {
-    /// Initiator: ask for markers, and connect again without them when the peer refuses. Responder: ask if and only if
-    /// the initiator asked.
+    /// Initiator: request markers, and connect again without them if the peer refuses. Responder: request them if and
+    /// only if the initiator did.
     #[default]
     Prefer,
-    /// Ask, and fail with [`MpaError::MarkersRefused`] when the peer refuses.
+    /// Request markers, and fail with [`MpaError::MarkersRefused`] if the peer refuses.
     Require,
-    /// Never ask. (Markers are still sent when the peer asks for them, as RFC 5044 demands.)
+    /// Never request markers. (They are still sent if the peer requests them, as RFC 5044 requires.)
     Off,
 }
 
@@ -87,13 +87,13 @@ pub enum Rtr {
 pub struct MpaConfig {
     /// Markers in the FPDUs that this end receives.
     pub markers: Markers,
-    /// Whether this end asks for CRC, which is used when either side asks.
+    /// Whether this end requests CRC, which is used if either end requests it.
     pub crc: bool,
     /// Revision of an initiator's request. A responder answers with the revision of the request.
     pub revision: RequestRevision,
-    /// Whether this end also speaks with RNICs of the RDMA Consortium: the permissive RNIC of RFC 5044 appendix C.
+    /// Whether this end also connects with RNICs of the RDMA Consortium: the permissive RNIC of RFC 5044 appendix C.
     pub permissive: bool,
-    /// Initiator: ask for peer-to-peer mode with these ready-to-receive messages.
+    /// Initiator: request peer-to-peer mode with these ready-to-receive messages.
     pub peer_to_peer: Vec<Rtr>,
     /// `Some`: MPA does not begin with the connection, but when the application starts it, after an exchange of
     /// streaming data with the peer (RFC 5044 sections 7.1.3 and 7.1.5). The value is the time limit of this exchange.
@@ -104,14 +104,14 @@ pub struct MpaConfig {
     /// Longest time that an FPDU may wait for a receive before the stream is terminated. Zero terminates at once: the
     /// strict behaviour of RFC 5041 section 7.1.
     pub withhold_timeout: Duration,
-    /// Most bytes held for FPDUs that cannot be placed or delivered yet. A peer that keeps to the TCP window never
-    /// sends more than that, so the default is the same as [`crate::tcp::TcpConfig::receive_window_max`].
+    /// Largest number of bytes held for FPDUs that cannot be placed or delivered yet. A peer that respects the TCP
+    /// window never sends more, so the default is the same as [`crate::tcp::TcpConfig::receive_window_max`].
     pub hold_bytes: usize,
     /// Initiator: the largest IRD that a responder's ORD may raise ours to (RFC 6581 section 9.1).
     pub max_ird: u16,
-    /// Most private data in a request or reply that this end sends, in bytes, including the 4 bytes of IRD and ORD;
-    /// RFC 5044 section 7.1.1 allows 512. Linux's siw resets a connection whose request has more than the default,
-    /// 256, and its kernel crashes on such a reply. Raise the limit only for peers that are known to accept more.
+    /// Largest private data in a request or reply that this end sends, in bytes, including the 4 bytes of IRD and ORD;
+    /// RFC 5044 section 7.1.1 allows 512. Linux's siw resets a connection whose request has more than the default, 256,
+    /// and its kernel crashes on such a reply. Raise the limit only for peers that are known to accept more.
     pub private_data_bytes: usize,
 }
 

@@ -30,11 +30,11 @@ pub struct Offer {
     pub revision: Revision,
     /// Whether IRD, ORD and the connection model are part of the request (RFC 6581 section 6, S).
     pub enhanced: bool,
-    /// The ready-to-receive messages offered, when the initiator asks for the peer-to-peer model.
+    /// The ready-to-receive messages offered, if the initiator requests the peer-to-peer model.
     pub peer_to_peer: Option<RtrOptions>,
     /// The initiator requires markers in the FPDUs that this end sends.
     pub markers: bool,
-    /// The initiator asks for CRC.
+    /// The initiator requests CRC.
     pub crc: bool,
 }
 
@@ -117,7 +117,7 @@ impl Offer {
     }
 }
 
-/// Checks that this end may speak the revision of a start-up frame of the peer, which has these M and C bits.
+/// Checks that this end supports the revision of the peer's start-up frame, which has these M and C bits.
 fn check_revision(config: &MpaConfig, revision: u8, markers: bool, crc: bool) -> Result<(), MpaError> {
     match revision {
         0 if !config.permissive => Err(MpaError::UnsupportedRevision(0)),
@@ -230,7 +230,7 @@ fn reply(
     Ok(MpaReply {
         revision: offer.revision.number(),
         markers: match config.markers {
-            // An RDMAC RNIC sends markers, whatever this end prefers (RFC 5044 appendix C.2.3).
+            // An RDMAC RNIC sends markers, regardless of this end's preference (RFC 5044 appendix C.2.3).
             _ if offer.revision == Revision::Zero => true,
             Markers::Prefer => offer.markers,
             Markers::Require => true,
@@ -270,7 +270,7 @@ pub(crate) fn evaluate_reply(config: &MpaConfig, asked: &Asked, reply: &MpaReply
     if let Err(error) = check_revision(config, reply.revision, markers, crc) {
         return ReplyOutcome::Failed(error);
     }
-    // A responder of a lower revision cannot know what it accepts or rejects: it takes IRD and ORD for private data.
+    // A responder of a lower revision interprets IRD and ORD as private data, so its answer has no meaning.
     if reply.revision < request.revision && config.falls_back_to_revision_one() {
         return ReplyOutcome::Failed(MpaError::NotEnhanced);
     }

@@ -8,7 +8,7 @@ const REPLY_KEY: &[u8; 16] = b"MPA ID Rep Frame";
 /// Bytes before the private data: key, flags, revision, private data length.
 const FIXED_BYTES: usize = 20;
 
-/// Most private data in a frame, IRD and ORD included (RFC 5044 section 7.1.1).
+/// Largest private data in a frame, in bytes, including IRD and ORD (RFC 5044 section 7.1.1).
 pub(super) const MAX_PRIVATE_DATA: usize = 512;
 
 /// Bytes of private data that the enhanced connection establishment data takes (RFC 6581 section 9).

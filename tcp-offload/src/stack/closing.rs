@@ -13,7 +13,7 @@ use crate::{
     wire::{Flow, Segment},
 };
 
-/// What was reported of a connection's end to the upper layer.
+/// The part of a connection's end that was reported to the upper layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reported {
     Nothing,

@@ -11,13 +11,13 @@ pub struct StackConfig {
     pub secret: Secret,
     /// TCP settings with which every connection starts.
     pub tcp: TcpConfig,
-    /// Most connections in all states; more are refused.
+    /// Largest number of connections in all states; more are refused.
     pub most_connections: usize,
-    /// Most half-open connections of all listeners: SYNs that were answered and are not confirmed. When the table is
-    /// full, the entry whose SYN-ACK is due next is evicted; at `n` SYNs a second, an honest peer thus has about
-    /// `most_half_open / n` seconds to confirm.
+    /// Largest number of half-open connections of all listeners: SYNs that were answered and are not confirmed. When
+    /// the table is full, the entry whose SYN-ACK is due next is evicted; at `n` SYNs a second, an honest peer thus has
+    /// about `most_half_open / n` seconds to confirm.
     pub most_half_open: usize,
-    /// Most connections in TIME-WAIT. Beyond this number, the oldest is removed early.
+    /// Largest number of connections in TIME-WAIT. Beyond it, the oldest is removed early.
     pub most_time_wait: usize,
     /// Bytes that all connections together may hold for FPDUs that cannot be placed or delivered yet;
     /// [`MpaConfig::hold_bytes`](crate::mpa::MpaConfig::hold_bytes) limits each of them. Beyond the limit, payload
@@ -32,8 +32,8 @@ pub struct StackConfig {
     /// frames can be reused when frames are scarce.
     pub most_spilled_bytes: usize,
     /// Longest time that data may stay unacknowledged when frames are scarce and the heap's share is nearly full.
-    /// Connections beyond this limit are reset, those with the oldest data first. Otherwise a peer may keep its
-    /// window closed for ever (RFC 9293 section 3.8.6.1).
+    /// Connections beyond this limit are reset, those with the oldest data first. Otherwise a peer may keep its window
+    /// closed indefinitely (RFC 9293 section 3.8.6.1).
     pub stall_limit: Duration,
 }
 

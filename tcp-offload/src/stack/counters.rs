@@ -12,7 +12,7 @@ crate::counters! {
     pub struct StackCounters in "stack" {
         /// Frames received.
         frames_in,
-        /// Frames that no header parser accepted, dropped.
+        /// Malformed frames, dropped.
         malformed,
         /// Frames with a wrong IP, TCP or ICMP checksum, dropped. Part of `malformed`.
         bad_checksum,

@@ -39,7 +39,7 @@ pub enum ListenError {
 /// Why a request could not be accepted or rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AcceptError {
-    /// The id names no connection, or no longer one.
+    /// The id does not name a connection, or no longer does.
     #[error("no such connection request")]
     NotWaiting,
     /// The parameters cannot be sent, or the request was answered before.

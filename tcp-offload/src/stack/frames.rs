@@ -16,7 +16,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(10);
 /// of a second.
 const SWEEP_CONNECTIONS: usize = 1024;
 
-/// Most bytes that one sweep moves; copying them takes about 100 us.
+/// Largest number of bytes that one sweep moves; copying them takes about 100 us.
 const SWEEP_BYTES: usize = 1 << 20;
 
 /// State of the sweeps over the connection table. Each sweep starts where the last one ended.
@@ -40,7 +40,7 @@ impl Sweep {
 }
 
 impl<U: Ulp> Stack<U> {
-    /// Makes connections that wait for frames send: one for each chunk that has become free, and at least one.
+    /// Lets waiting connections send: one for each chunk that has become free, and at least one.
     pub(super) fn retry_waiting(&mut self, link: &dyn Link) {
         if self.turns.waiting() > 0 {
             let freed = link.tx_available().saturating_sub(self.free_at_shortage);

@@ -1,9 +1,9 @@
 //! Half-open connections, whose handshake is not confirmed: a bounded cache of their SYNs (RFC 4987 section 3.5).
 //!
-//! The state of a passive connection in SYN-RECEIVED is a pure function of the SYN, the initial sequence number and
-//! the time, so only these are kept. A [`Connection`] is rebuilt for each segment of the handshake and dropped
-//! afterwards, until a segment completes the handshake. `docs/decisions/0007-half-open-connections-are-their-syns.md`
-//! says why there are no SYN cookies.
+//! The state of a passive connection in SYN-RECEIVED is a pure function of the SYN, the initial sequence number and the
+//! time, so only these are kept. A [`Connection`] is rebuilt for each segment of the handshake and dropped afterwards,
+//! until a segment completes the handshake. `docs/decisions/0007-half-open-connections-are-their-syns.md` has the
+//! reasons against SYN cookies.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -19,11 +19,11 @@ use crate::{
     wire::{Flow, Mac, Segment},
 };
 
-/// Most challenge ACKs and other bare ACKs that all half-open connections together send in a
+/// Largest number of challenge ACKs and other bare ACKs that all half-open connections together send in a
 /// [period](crate::tcp::TcpConfig::challenge_period). A half-open connection is rebuilt for each segment and has no
-/// budget of its own. The budget of a period is drawn at random between a third and two thirds of this number,
-/// because an off-path attacker can measure the rest of a fixed shared budget (CVE-2016-5696, an exploit of RFC 5961
-/// section 7).
+/// budget of its own. The budget of a period is drawn at random between a third and two thirds of this number, because
+/// an off-path attacker can measure the rest of a fixed shared budget (CVE-2016-5696, an exploit of RFC 5961 section
+/// 7).
 const MOST_CHALLENGES: u32 = 192;
 
 /// One half-open connection: 376 bytes with its entries in the two maps.
@@ -67,7 +67,7 @@ impl HalfOpens {
 
     #[inline]
     pub(super) fn next(&self) -> Option<Instant> {
-        // Nearly always there is none, and a map without entries takes longer to say so.
+        // The table is nearly always empty, and a look-up in an empty map takes longer than this test.
         if self.by_due.is_empty() { None } else { self.first_due() }
     }
 
@@ -117,9 +117,9 @@ impl Source for NoData {
 }
 
 impl<U: Ulp> Stack<U> {
-    /// Answers a SYN for `listener` and remembers it. When the table is full, the entry whose SYN-ACK is due next is
-    /// evicted. In a flood this is the oldest of the entries that were answered once, and an honest peer has
-    /// confirmed by then.
+    /// Answers a SYN for `listener` and stores it. When the table is full, the entry whose SYN-ACK is due next is
+    /// evicted. In a flood this is the oldest of the entries that were answered once, and an honest peer has confirmed
+    /// by then.
     pub(super) fn open_half(
         &mut self,
         now: Instant,

@@ -25,7 +25,7 @@ const SILENCE_ALLOWED: Duration = Duration::from_millis(20);
 pub(super) struct Listener {
     addr: Option<IpAddr>,
     port: u16,
-    /// Most connections that may wait for their MPA Request or for the application.
+    /// Largest number of connections that wait for their MPA Request or for the application.
     backlog: usize,
     /// Connections whose MPA Request has not arrived: table index and opening time by [`ConnId::generation`], oldest
     /// first.
@@ -51,7 +51,7 @@ impl Listener {
         self.port == port && self.addr.is_none_or(covers)
     }
 
-    /// How exactly the listener names an address: of the listeners that accept a segment, the most exact one gets it.
+    /// The specificity of the listener's address: the most specific listener that accepts a segment receives it.
     pub(super) fn precision(&self) -> u8 {
         match self.addr {
             None => 0,

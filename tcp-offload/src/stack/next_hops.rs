@@ -2,10 +2,9 @@
 //!
 //! The stack has no routing table. It names the connections whose next hop should be looked up
 //! ([`Stack::next_lookup`]). Its owner asks the kernel, passes the answer to [`Stack::next_hop_found`], and reports
-//! every neighbour whose Ethernet address changed ([`Stack::neighbours_changed`]). A connection is due for a lookup
-//! when the peer opened it (its path then comes from a frame), when a route changed, and when it reports a soft error.
-//! RFC 9293 section 3.8.3 (MUST-20(b)) requires that IP be asked for another next hop when a segment was retransmitted
-//! R1 times.
+//! every neighbour whose Ethernet address changed ([`Stack::neighbours_changed`]). A connection needs a lookup when the
+//! peer opened it (its path then comes from a frame), when a route changed, and when it reports a soft error. RFC 9293
+//! section 3.8.3 (MUST-20(b)) requires that IP be asked for another next hop when a segment was retransmitted R1 times.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -26,8 +25,8 @@ pub struct Lookup {
     pub unanswered: bool,
 }
 
-/// Connections that are due for a lookup, by index, and whether their peer does not answer. An entry is removed with
-/// its connection.
+/// Connections that need a lookup, by index, and whether their peer does not answer. An entry is removed with its
+/// connection.
 pub(super) type Lookups = BTreeMap<u32, bool>;
 
 impl<U: Ulp> Stack<U> {
@@ -68,7 +67,7 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    /// Makes every connection due for a lookup, after a route changed.
+    /// Schedules a lookup for every connection, after a route changed.
     pub fn routes_changed(&mut self) {
         for (index, _) in &self.slots {
             self.lookups.entry(index as u32).or_insert(false);

@@ -1,6 +1,6 @@
 //! [`ChecksumOffload`]: whether a peer leaves its TCP checksums to hardware.
 
-/// Consecutive segments that contradict the known habit of a peer before it is taken to have changed.
+/// Number of consecutive segments that contradict a peer's known habit before the habit counts as changed.
 const CHANGE_AFTER: u8 = 3;
 
 /// Whether the peer of one connection leaves its TCP checksums to hardware.
@@ -8,7 +8,7 @@ const CHANGE_AFTER: u8 = 3;
 /// A sender on the same host whose interface offloads checksums stores only the sum of the pseudo-header, and nothing
 /// fills in the rest on a veth pair. Such a checksum protects nothing: of the frames of a peer that does compute
 /// checksums, one corrupted frame in 65536 looks like it and would be accepted. Therefore partial checksums are
-/// accepted only of a peer that sends them as a habit.
+/// accepted only from a peer that sends them habitually.
 #[derive(Debug, Default)]
 pub(super) struct ChecksumOffload {
     /// Whether the peer sends partial checksums; `None` before its first segment.

@@ -11,26 +11,26 @@ use crate::{
     ulp::Ulp,
 };
 
-/// Most destinations in the cache, which contains only paths narrower than the interface. When the cache is full, the
-/// entry with the earliest re-probe time is evicted.
+/// Capacity of the cache in destinations; it contains only paths narrower than the interface. When the cache is full,
+/// the entry with the earliest re-probe time is evicted.
 const MOST_PATHS: usize = 1024;
 
-/// Least time between two passes over the connection table. A peer can change the estimate of its own path with each ICMP
-/// error that it sends.
+/// Shortest time between two passes over the connection table. A peer can change the estimate of its own path with each
+/// ICMP error that it sends.
 const PASS_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Estimates by destination address.
 #[derive(Debug, Default)]
 pub(super) struct Paths {
     known: BTreeMap<IpAddr, PathMtu>,
-    /// Estimates that the other connections to their destinations have not yet, and the connection that made each.
+    /// Estimates that the other connections to their destinations do not have yet, and the connection that made each.
     news: BTreeMap<IpAddr, (u32, PathMtu)>,
-    /// When `news` may be passed on.
+    /// The time at which `news` may be passed on.
     next_pass: Instant,
 }
 
 impl Paths {
-    /// When estimates are to be passed on, if there are any.
+    /// The time at which estimates must be passed on, if there are any.
     #[inline]
     pub(super) fn due(&self) -> Option<Instant> {
         (!self.news.is_empty()).then_some(self.next_pass)
@@ -57,7 +57,7 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    /// Notes a new path MTU estimate of connection `index`, for the other connections to its destination.
+    /// Records a new path MTU estimate of connection `index`, for the other connections to its destination.
     pub(super) fn share_path(&mut self, now: Instant, index: u32) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         let Some(mtu) = slot.tcp.take_mtu_news() else { return };
@@ -67,7 +67,7 @@ impl<U: Ulp> Stack<U> {
         self.pass_paths(now);
     }
 
-    /// Passes new estimates to the connections to their destinations, when that is due.
+    /// Passes new estimates to the connections to their destinations, if it is time.
     pub(super) fn pass_paths(&mut self, now: Instant) {
         if self.paths.due().is_none_or(|due| due > now) {
             return;
@@ -142,8 +142,8 @@ mod tests {
         bench.stack.receive_icmp(now, &mut bench.link, error, &mut bench.upper);
     }
 
-    /// A peer that quotes its own connection lowers the estimate as often as it likes. That costs a pass over all
-    /// connections each 20 ms and not for each of its packets.
+    /// A peer that quotes its own connection can lower the estimate with each packet. This costs a pass over all
+    /// connections every 20 ms, not one per packet.
     #[test]
     fn errors_of_one_peer_cost_few_passes_over_the_connections() {
         let mut bench = Bench::new();

@@ -9,7 +9,7 @@ use crate::{
     ulp::{ConnId, Ulp},
 };
 
-/// What [`Source::fill`] of one connection needs.
+/// The arguments of [`Source::fill`] for one connection.
 pub(super) struct FramingSource<'a, U: Ulp> {
     pub(super) now: Instant,
     pub(super) emss: usize,

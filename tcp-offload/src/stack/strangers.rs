@@ -1,4 +1,5 @@
-//! Frames without a connection here: of a half-open one, of another engine's, for a listener, or for nobody.
+//! Frames without a connection in this engine: of a half-open connection, of another engine's connection, for a
+//! listener, or for none of these.
 
 use super::Stack;
 use crate::{
@@ -8,8 +9,8 @@ use crate::{
     wire::{Flow, Segment},
 };
 
-/// Most resets that wait for a transmit frame. Beyond them, segments without a connection are not answered: RFC 9293
-/// section 3.10.7.1 asks for a reset for each, but the queue must be bounded.
+/// Largest number of resets that wait for a transmit frame. Beyond them, segments without a connection are not
+/// answered: RFC 9293 section 3.10.7.1 asks for a reset for each, but the queue must be bounded.
 const MOST_RESETS: usize = 64;
 
 impl<U: Ulp> Stack<U> {

@@ -1,5 +1,5 @@
 //! Streaming data before MPA (RFC 5044 sections 7.1.3 and 7.1.5), on connections whose
-//! [`MpaConfig::streaming`](crate::mpa::MpaConfig::streaming) asks for it.
+//! [`MpaConfig::streaming`](crate::mpa::MpaConfig::streaming) enables it.
 
 use super::{AcceptError, Stack};
 use crate::{

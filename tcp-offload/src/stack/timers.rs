@@ -32,7 +32,7 @@ pub(super) struct Timers {
 }
 
 impl Timers {
-    /// Makes connection `connection` due at `deadline`, unless it is due earlier already.
+    /// Sets the deadline of connection `connection` to `deadline`, unless it has an earlier one.
     #[inline]
     pub(super) fn arm(&mut self, connection: u32, deadline: Option<Instant>) {
         let Some(at) = deadline else { return };
@@ -55,7 +55,7 @@ impl Timers {
         }
     }
 
-    /// Removes and returns the connection with the earliest deadline, if that is due.
+    /// Removes and returns the connection with the earliest deadline, if that has passed.
     fn expire(&mut self, now: Instant) -> Option<u32> {
         let first = self.heap.first().filter(|first| first.at <= now)?.connection;
         self.remove(first);
@@ -133,7 +133,7 @@ impl Timers {
 }
 
 impl<U: Ulp> Stack<U> {
-    /// Handles the timers that are due.
+    /// Handles the expired timers.
     pub fn on_timer(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
         self.half_open_timer(now, link);
         self.sweep_frames(now, link);

@@ -1,10 +1,9 @@
 //! The next work of each connection: nothing, a delayed ACK when the engine is idle, sending when frames are free, or
 //! sending now.
 //!
-//! Each kind of work has a list. A connection that gets other work keeps its entry in the list of the old one, which is
-//! passed over when its turn comes: the work of a connection changes several times per message, and its turn in the list
-//! of ACKs comes only when the engine is idle. No list has two entries of a connection, so the lists are bounded by the
-//! table.
+//! Each kind of work has a list. A connection whose work changes keeps its entry in the old list, where it is skipped:
+//! the work of a connection changes several times per message, and its turn in the list of ACKs comes only when the
+//! engine is idle. No list has two entries of a connection, so the lists are bounded by the table.
 
 use std::collections::VecDeque;
 
@@ -166,7 +165,7 @@ mod tests {
 
     const CONNECTIONS: u32 = 8;
 
-    /// What [`Turns`] shall do, written without regard to cost.
+    /// The specification of [`Turns`], without regard to cost.
     #[derive(Default)]
     struct Model {
         works: [Work; CONNECTIONS as usize],
@@ -238,7 +237,7 @@ mod tests {
                 let counts = [Work::Ack, Work::Frames, Work::Send].map(|work| model.count(work));
                 prop_assert_eq!([turns.acks(), turns.waiting(), turns.sends()], counts);
             }
-            // Whoever has work is found, once.
+            // Each connection with work is returned exactly once.
             for expected in [Work::Ack, Work::Frames, Work::Send] {
                 let found = std::iter::from_fn(|| turns.take(expected)).count();
                 prop_assert_eq!(found, model.count(expected));

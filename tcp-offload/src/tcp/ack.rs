@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use crate::time::Instant;
 
-/// ACKs of a new connection, after a gap and after a [`PAUSE`], that are sent by the rules of RFC 5681.
+/// Number of ACKs that follow the rules of RFC 5681 on a new connection, after a gap and after a [`PAUSE`].
 const QUICK_ACKS: u16 = 16;
 
-/// Limit of the ACKs sent by these rules after one was held in vain.
+/// Largest number of ACKs sent by these rules after one was held while the peer was silent.
 const MOST_QUICK_ACKS: u16 = 1024;
 
 /// Full segments between two of these ACKs (RFC 5681 section 4.2).
@@ -18,7 +18,7 @@ const QUICK_EVERY: usize = 2;
 /// retransmission time-out, and few implementations have one of less than 200 ms.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Whether an ACK is owed to the peer, and how urgently.
+/// The pending ACK, and its urgency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owed {
     Nothing,
@@ -45,11 +45,11 @@ pub(super) struct AckPolicy {
     owed: Owed,
     /// Bytes taken since the last ACK.
     bytes: usize,
-    /// When payload was last taken in order.
+    /// The time at which payload was last taken in order.
     taken_at: Instant,
     /// ACKs that are still sent by the rules of RFC 5681.
     quick: u16,
-    /// The value of `quick` after the next ACK that is held in vain.
+    /// The value of `quick` after the next ACK that is held while the peer is silent.
     penalty: u16,
 }
 

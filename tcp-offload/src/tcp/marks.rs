@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::{seq::StreamOffset, wire::Ecn};
 
-/// Most changes of the congestion mark that one batch reports exactly. A batch is rarely larger.
+/// Largest number of changes of the congestion mark that one batch reports exactly; a batch rarely has more.
 const MOST_BOUNDARIES: usize = 64;
 
 /// An offset of the received data at which congestion marks begin or end (RFC 8257 section 3.2).
@@ -16,7 +16,7 @@ pub(super) struct Boundary {
     pub marked: bool,
 }
 
-/// How marks are echoed and answered.
+/// The rule for echoing and answering marks.
 #[derive(Debug, Default)]
 pub(super) enum Marks {
     /// ECN was not negotiated.
@@ -42,7 +42,7 @@ pub(super) enum Feedback {
 }
 
 impl Marks {
-    /// ECN as it was negotiated.
+    /// The negotiated ECN mode.
     pub(super) fn negotiated(on: bool, exact: bool) -> Self {
         let feedback = if exact { Feedback::Exact(VecDeque::new()) } else { Feedback::UntilCwr };
         if on { Self::On { echo: false, cwr: false, feedback } } else { Self::Off }

@@ -19,7 +19,7 @@ use crate::{
     wire::{Ecn, Fields, Flags, Options, RunningSum, Sum, Timestamps, send_bare},
 };
 
-/// Why a segment could not be sent now.
+/// The reason why a segment could not be sent now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stopped {
     /// The call's `room` is used up.
@@ -108,8 +108,7 @@ const ACK: Flags =
     Flags { fin: false, syn: false, rst: false, psh: false, ack: true, ece: false, cwr: false };
 
 impl Connection {
-    /// Sends the segments that are due, at most `room` frames: control segments, retransmissions, new data from
-    /// `source`, ACKs.
+    /// Sends pending segments, at most `room` frames: control segments, retransmissions, new data from `source`, ACKs.
     pub fn transmit(
         &mut self,
         now: Instant,
@@ -170,7 +169,7 @@ impl Connection {
                     return data;
                 }
                 // ACKs are sent from the reserve even when data finds no frame. Otherwise two ends with all frames in
-                // flight would wait for each other's ACK for ever.
+                // flight would deadlock, each waiting for the other's ACK.
                 self.transmit_empty_probe(turn)?;
             }
         }
@@ -413,8 +412,9 @@ impl Connection {
         self.probe_with_old(turn)
     }
 
-    /// How many chunks may be retained now, when `free` chunks are not reserved: a multiple of them (dynamic thresholds,
-    /// Choudhury and Hahne 1998). However many peers have fallen silent, the next connection still finds free chunks.
+    /// Number of chunks that may be retained now, if `free` chunks are not reserved: a multiple of `free` (dynamic
+    /// thresholds, Choudhury and Hahne 1998). Even if many peers have fallen silent, the next connection finds free
+    /// chunks.
     fn most_chunks(&self, free: usize) -> usize {
         // At least one: with nothing in flight, no ACK would trigger another attempt. Then `fill` checks for free
         // chunks.

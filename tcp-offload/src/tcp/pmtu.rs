@@ -59,7 +59,7 @@ pub struct PathMtu {
     high: u16,
     /// Whether `high` itself may pass: no packet of that size was lost yet.
     untried: bool,
-    /// When larger packets are tried again, because the path may have become wider (RFC 8201 section 5.3).
+    /// The time at which larger packets are tried again, because the path may have become wider (RFC 8201 section 5.3).
     retry_at: Option<Instant>,
 }
 
@@ -82,7 +82,7 @@ impl PathMtu {
         self.effective == self.link && self.high == self.link
     }
 
-    /// When this estimate expires; `None` if never. `None` sorts as the oldest.
+    /// The expiry of this estimate; `None` if never. `None` sorts as the oldest.
     pub(crate) fn retry_at(&self) -> Option<Instant> {
         self.retry_at
     }

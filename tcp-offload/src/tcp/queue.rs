@@ -12,7 +12,7 @@ use crate::{
     wire::Sum,
 };
 
-/// Where the payload of a segment is stored until it is acknowledged.
+/// The place where the payload of a segment is stored until it is acknowledged.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Payload {
     /// A FIN has no payload; its segment is rebuilt for each transmission.
@@ -43,7 +43,7 @@ pub(super) struct SentSegment {
     pub sum: u16,
     /// Chunks of the frame in which it was first sent: its share of the budget, even while the payload is on the heap.
     pub chunks: u16,
-    /// When it was first and last sent.
+    /// The times at which it was first and last sent.
     pub first_sent: Instant,
     pub sent: Instant,
     pub retransmitted: bool,

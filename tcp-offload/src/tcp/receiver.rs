@@ -12,9 +12,9 @@ use crate::{
     wire::{Options, SackBlock, Segment},
 };
 
-/// Most ranges kept beyond gaps. A slow start that overruns a queue loses every second segment for a round trip, which
-/// can be half of the largest default window: 2900 ranges. A hostile peer that sends every second byte must not make us
-/// keep a list of them: a segment that needs one more range is dropped.
+/// Largest number of ranges kept beyond gaps. A slow start that overruns a queue loses every second segment for a round
+/// trip, which can be half of the largest default window: 2900 ranges. A hostile peer that sends every second byte must
+/// not make us keep a list of them: a segment that needs one more range is dropped.
 const MOST_RANGES: usize = 1 << 12;
 
 /// The receive window grows to this multiple of what arrives in a round trip: slow start doubles that amount each round
@@ -33,7 +33,7 @@ pub(super) const MOST_SHIFT: u8 = 14;
 struct Range {
     start: StreamOffset,
     end: StreamOffset,
-    /// When it last grew, as a count of arrivals: SACK reports the latest range first.
+    /// The count of arrivals at its last growth: SACK reports the latest range first.
     touched: u64,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Receiver {
     irs: SeqNum,
     /// `RCV.NXT`, not counting the FIN.
     next: StreamOffset,
-    /// Where the peer's stream ends, known from its FIN.
+    /// The end of the peer's stream, known from its FIN.
     fin: Option<StreamOffset>,
     /// The advertised right edge of the window. It moves left only when the shift count cannot express it; see
     /// [`Receiver::advertise`].
@@ -68,7 +68,7 @@ pub(super) struct Receiver {
     /// The window while the framing layer holds nothing, and its upper limit.
     buffer: u64,
     buffer_max: u64,
-    /// When the current count of arrivals began, and the bytes received until then.
+    /// The start of the current count of arrivals, and the bytes received until then.
     counted: Option<(Instant, u64)>,
     /// Bytes that the framing layer holds.
     held: u64,
@@ -286,7 +286,7 @@ impl Receiver {
         false
     }
 
-    /// Forgets everything received beyond `RCV.NXT`.
+    /// Drops all ranges beyond `RCV.NXT`.
     pub(super) fn renege(&mut self) {
         self.ranges.clear();
     }

@@ -33,7 +33,7 @@ impl Connection {
         self.tx.queue.spilled_bytes()
     }
 
-    /// When the oldest unacknowledged segment was first sent.
+    /// The time at which the oldest unacknowledged segment was first sent.
     pub fn unacknowledged_since(&self) -> Option<Instant> {
         self.tx.queue.front().map(|entry| entry.first_sent)
     }
