@@ -331,11 +331,76 @@ fn netns_sdp_nginx_serves_with_one_and_two_workers() {
         let server = format!("exec nginx -p {directory} -c {}", config.display());
         let fetched = lab.file("fetched");
         let url = format!("http://{}/file", address(&lab));
-        let client = format!("set -e; curl -sS -o {} {url}; ab -q -n 200 -c 8 {url}", fetched.display());
+        let (middle, part) = (lab.file("middle"), lab.file("part"));
+        fs::write(&middle, &fs::read(&file).unwrap()[20_000..=89_999]).unwrap();
+        let client = format!(
+            "set -e; curl -sS -o {} {url}; curl -sS -r 20000-89999 -o {} {url}; ab -q -n 200 -c 8 {url}",
+            fetched.display(),
+            part.display()
+        );
         let (_server, output) = over_sdp(&lab, &server, &client);
         assert_same(&file, &fetched);
+        assert_same(&middle, &part);
         assert!(output.contains("Failed requests:        0"), "{output}");
         assert!(carried(&output, "ab").1 > 20_000_000, "{output}");
+    }
+}
+
+/// Programs of which only one end is started over SDP: the kernel's TCP carries them. Those of [`WAYS`] are shown above.
+#[test]
+fn netns_sdp_programs_with_one_end_over_sdp_use_tcp() {
+    let home = lab();
+    let host = address(&home).ip();
+    let config = home.file("nginx.conf");
+    let directory = config.parent().unwrap().display().to_string();
+    fs::write(home.file("page"), "a page").unwrap();
+    let text = format!(
+        "daemon off; user root; pid {directory}/pid; error_log stderr; events {{}}\n\
+         http {{ access_log off; server {{ listen {PORT}; root {directory}; }} }}\n"
+    );
+    fs::write(&config, text).unwrap();
+    let url = format!("http://{host}:{PORT}/page");
+    let programs = [
+        (format!("iperf3 -s -1 -p {PORT}"), format!("iperf3 -c {host} -p {PORT} -n 2M"), "iperf Done"),
+        (
+            format!(
+                "redis-server --port {PORT} --bind 0.0.0.0 --protected-mode no --save '' --dir {directory}"
+            ),
+            format!("redis-benchmark -h {host} -p {PORT} -q -t set -n 500 -c 5"),
+            "requests per second",
+        ),
+        (
+            format!("memcached -u root -p {PORT} -U 0 -l 0.0.0.0"),
+            format!("sh -c 'printf \"set k 0 0 5\\r\\nhello\\r\\nquit\\r\\n\" | nc {host} {PORT}'"),
+            "STORED",
+        ),
+        (format!("nginx -p {directory} -c {}", config.display()), format!("curl -sS {url}"), "a page"),
+        (
+            format!("nginx -p {directory} -c {}", config.display()),
+            format!("ab -q -n 50 -c 4 {url}"),
+            "Failed requests:        0",
+        ),
+        (
+            format!("sockperf server --tcp -i {host} -p {PORT}"),
+            format!("sockperf ping-pong --tcp -i {host} -p {PORT} -t 1 -m 64"),
+            "# dropped messages = 0",
+        ),
+        (
+            format!("socat TCP-LISTEN:{PORT},reuseaddr,fork EXEC:cat"),
+            format!("sh -c 'echo and back | socat - TCP:{host}:{PORT}'"),
+            "and back",
+        ),
+    ];
+    for (server, client, said) in programs {
+        for (server_by, client_by) in &WAYS[1..] {
+            let lab = lab();
+            let mut serving = shell(&lab, Side::B, *server_by, &format!("exec {server}"));
+            wait_for_listener(&lab, *server_by, &mut serving);
+            let output = shell(&lab, Side::A, *client_by, &format!("exec {client}")).finish(LIMIT).unwrap();
+            assert!(output.contains(said), "{server_by:?}, {client_by:?}: {output}");
+            let name = client.split(' ').next().unwrap();
+            assert_eq!(carried(&output, name), (0, 0), "{output}");
+        }
     }
 }
 
@@ -573,6 +638,75 @@ else:
     assert s.recv(1) == b'.'
     print('exchanged', flush=True)
     time.sleep(60)
+";
+
+/// Thousands of connections of one program at a time, and more in turn, keep their bytes and names.
+#[test]
+fn netns_sdp_a_program_has_thousands_of_connections() {
+    let lab = lab();
+    let output = serve_and_call(&lab, MANY);
+    assert_eq!(carried(&output, "python3"), (52_000, 52_000), "{output}");
+}
+
+const MANY: &str = r"
+import resource, select, socket, sys
+role, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+AT_ONCE, LATER = 2000, 1500
+
+def exactly(s, n):
+    data = b''
+    while len(data) < n:
+        data += s.recv(n - len(data)) or exit('the stream has ended')
+    return data
+
+def word(i):
+    return b'%07d ' % i
+
+def echo(s, i):
+    s.sendall(word(i))
+    assert exactly(s, 8) == word(i), i
+
+if role == 'serve':
+    listener = socket.create_server((host, port), backlog=4096)
+    epoll, sockets, ended = select.epoll(), {}, 0
+    epoll.register(listener, select.EPOLLIN)
+    while ended < AT_ONCE + LATER:
+        for fd, event in epoll.poll(50):
+            if fd == listener.fileno():
+                s, peer = listener.accept()
+                assert s.getpeername() == peer
+                sockets[s.fileno()] = s, peer
+                epoll.register(s, select.EPOLLIN)
+                continue
+            s, peer = sockets[fd]
+            data = s.recv(1000)
+            if data:
+                s.sendall(data)
+            else:
+                epoll.unregister(fd)
+                sockets.pop(fd)[0].close()
+                ended += 1
+else:
+    sockets = [socket.create_connection((host, port)) for i in range(AT_ONCE)]
+    for turn in range(2):
+        for i, s in enumerate(sockets):
+            s.sendall(word(i + turn))
+        for i, s in enumerate(sockets):
+            assert exactly(s, 8) == word(i + turn), i
+    for s in sockets[1000:]:
+        s.close()
+    del sockets[1000:]
+    for i in range(LATER):
+        s = socket.create_connection((host, port))
+        echo(s, i)
+        s.close()
+    assert {s.getpeername() for s in sockets} == {(host, port)}
+    assert len({s.getsockname()[0] for s in sockets}) == 1 and sockets[0].getsockname()[0] != '127.0.0.1'
+    for i, s in enumerate(sockets):
+        echo(s, i)
+        s.close()
+print('all is well', flush=True)
 ";
 
 /// Names, options and readiness of a socket over SDP are those of a TCP socket.

@@ -9,7 +9,7 @@ use std::{
     ptr, slice,
     sync::{
         OnceLock,
-        atomic::{AtomicU32, AtomicU64, Ordering, fence},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
     },
 };
 
@@ -17,8 +17,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 use crate::sys;
 
-/// Entries of the table. The oldest of a bucket makes room: it is then probably of a connection that has ended.
-const ENTRIES: usize = 8192;
+/// Entries of the table. Only those that are used take memory.
+const ENTRIES: usize = 65536;
 /// Entries in which a name may be.
 const BUCKET: usize = 16;
 /// Words of an address: 16 bytes, then the port.
@@ -30,6 +30,8 @@ pub type Names = (SocketAddr, SocketAddr);
 #[repr(C)]
 struct Entry {
     version: AtomicU32,
+    /// The connection has ended: the entry makes room first.
+    ended: AtomicBool,
     /// The socket's own two addresses, then those of the connection over SDP.
     words: [AtomicU64; 4 * WORDS],
 }
@@ -74,10 +76,12 @@ fn words(names: Names) -> [u64; 2 * WORDS] {
     words
 }
 
-/// Where the bucket of a socket with these addresses begins.
+/// Where the bucket of a socket with these addresses begins. Ports of the loopback are close to each other, and often all even or all
+/// odd.
 fn bucket(socket: Names) -> usize {
-    let ports = usize::from(socket.0.port()) * 31 + usize::from(socket.1.port());
-    ports % (ENTRIES / BUCKET) * BUCKET
+    let ports = u32::from(socket.0.port()) << 16 | u32::from(socket.1.port());
+    let mixed = (ports ^ ports >> 15).wrapping_mul(0x9e37_79b1);
+    (mixed >> 16) as usize % (ENTRIES / BUCKET) * BUCKET
 }
 
 impl Entry {
@@ -117,15 +121,31 @@ pub fn insert(socket: Names, names: Names) {
     let mut all = [0; 4 * WORDS];
     all[..2 * WORDS].copy_from_slice(&key);
     all[2 * WORDS..].copy_from_slice(&words(names));
-    // The same socket's old entry first, then one that was written least often.
+    // The same socket's old entry first, then one that was never written or whose connection has ended, and then one that was written
+    // least often.
     let same = |entry: &&Entry| entry.load().is_some_and(|words| words[..2 * WORDS] == key);
     let version = |entry: &&Entry| entry.version.load(Ordering::Relaxed);
+    let age = |entry: &&Entry| {
+        let version = version(entry);
+        (version != 0 && !entry.ended.load(Ordering::Relaxed), version)
+    };
     for _ in 0..BUCKET {
-        let place = entries.iter().find(same).or_else(|| entries.iter().min_by_key(version));
+        let place = entries.iter().find(same).or_else(|| entries.iter().min_by_key(age));
         let Some(place) = place else { return };
+        place.ended.store(false, Ordering::Relaxed);
         if place.store(version(&place), all) {
             return;
         }
+    }
+}
+
+/// The connection of the socket with these addresses has ended. Its names stay until others need the room.
+pub fn ended(socket: Names) {
+    let Some(entries) = table().and_then(|table| table.get(bucket(socket)..)?.get(..BUCKET)) else { return };
+    let key = words(socket);
+    let same = |entry: &&Entry| entry.load().is_some_and(|words| words[..2 * WORDS] == key);
+    if let Some(entry) = entries.iter().find(same) {
+        entry.ended.store(true, Ordering::Relaxed);
     }
 }
 

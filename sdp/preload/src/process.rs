@@ -373,7 +373,7 @@ impl Process {
         let (leg, own) = relay::leg(service).inspect_err(|_| stream.abort())?;
         // The names and the connection are there before the program can see it.
         legs::insert((service, own), (local, peer));
-        let joined = Joined::new(leg, own, stream);
+        let joined = Joined::new(leg, (service, own), stream);
         joined.call(service).inspect_err(|_| joined.stream.abort())?;
         self.relays.start(joined)
     }

@@ -32,6 +32,7 @@ use xwarp_verbs::{Memory, Pages};
 use crate::{
     direct::{self, Direct},
     incoming::Kernel,
+    legs::{self, Names},
     locks::lock,
     numbers,
     outgoing::{ADVERTISED_BYTES, PIECE_BYTES},
@@ -78,8 +79,8 @@ pub struct Relays {
 #[derive(Debug)]
 pub struct Joined {
     pub leg: OwnedFd,
-    /// The leg's address, as the program's socket has it.
-    address: SocketAddr,
+    /// The addresses of the program's socket: its own, and the leg's.
+    socket: Names,
     pub stream: SdpStream,
     /// Bytes that the relay has moved from the leg towards the network.
     pub moved: AtomicU64,
@@ -89,18 +90,19 @@ pub struct Joined {
 }
 
 impl Joined {
-    /// Joins `leg`, which has this address, to `stream`.
-    pub fn new(leg: OwnedFd, address: SocketAddr, stream: SdpStream) -> Arc<Self> {
+    /// Joins `leg` to `stream`. `socket` are the addresses of the program's socket.
+    pub fn new(leg: OwnedFd, socket: Names, stream: SdpStream) -> Arc<Self> {
         let (moved, sent, direct) = (AtomicU64::new(0), AtomicBool::new(false), Direct::default());
-        let joined = Arc::new(Self { leg, address, stream, moved, sent, direct });
-        direct::add(address, &joined);
+        let joined = Arc::new(Self { leg, socket, stream, moved, sent, direct });
+        direct::add(socket.1, &joined);
         joined
     }
 }
 
 impl Drop for Joined {
     fn drop(&mut self) {
-        direct::remove(self.address);
+        direct::remove(self.socket.1);
+        legs::ended(self.socket);
     }
 }
 
