@@ -63,7 +63,11 @@ impl Link for Interface {
     }
 
     fn rx_chunks(&self, frame: &RxFrame) -> Pieces<'_> {
-        self.rings.received(frame.head())
+        self.rings.received(frame.head()).collect()
+    }
+
+    fn rx_head(&self, frame: &RxFrame) -> &[u8] {
+        self.rings.received(frame.head()).next().unwrap_or_default()
     }
 
     fn recycle(&mut self, frame: RxFrame) {
@@ -136,7 +140,8 @@ impl Link for Interface {
     fn hand_over(&mut self, frame: &RxFrame, flow: &Flow) -> bool {
         let Some(lease) = self.lease() else { return false };
         let Some(owner) = lease.owner_elsewhere(flow) else { return false };
-        let taken = lease.hand_over(owner, self.rings.received(frame.head()).concat());
+        let taken =
+            lease.hand_over(owner, self.rings.received(frame.head()).collect::<Pieces<'_>>().concat());
         self.counters.hand_over_full += u64::from(!taken);
         true
     }

@@ -22,7 +22,7 @@ use rustix::net::xdp::{
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
 use xwarp_control::Sizes as ChunkSizes;
-use xwarp_tcp::link::{ChunksMut, Pieces};
+use xwarp_tcp::link::ChunksMut;
 
 pub(crate) use self::ethtool::{QueueCounts, active_queues, joins_segments, strips_vlan_tags};
 pub(crate) use self::memory::Memory;
@@ -472,7 +472,7 @@ impl Rings {
     }
 
     /// The bytes of a received frame, chunk by chunk; nothing when it is not received.
-    pub(crate) fn received(&self, head: u32) -> Pieces<'_> {
+    pub(crate) fn received(&self, head: u32) -> impl Iterator<Item = &[u8]> {
         let received = |chunk: &u32| self.frames.place(*chunk) == Some(Place::Received);
         let bytes = |chunk: u32| {
             let Extent { start, len } = self.received[chunk as usize];
@@ -481,7 +481,7 @@ impl Rings {
             // the extent was checked to lie inside the chunk when it came, and all chunks lie inside the mapping.
             unsafe { std::slice::from_raw_parts(self.memory.mapping.start().add(at).as_ptr(), len as usize) }
         };
-        self.chains.iter(head).filter(received).map(bytes).collect()
+        self.chains.iter(head).filter(received).map(bytes)
     }
 
     /// Received -> free, to be filled again, for all chunks of a frame.

@@ -5,7 +5,6 @@
 //! [`TxFrame`]. The holder of the token owns the frame, and the link knows the state of each chunk: free, on the fill
 //! ring, received (token out), retained (token out), being sent, or being sent and already released. The AF_XDP driver
 //! and the simulator implement this trait; [`crate::stack::Stack`] calls it.
-//! and already released. The AF_XDP driver and the simulator implement this trait; [`crate::stack::Stack`] calls it.
 
 mod forward;
 
@@ -428,6 +427,12 @@ pub trait Link: Send {
 
     /// The bytes of a received frame, chunk by chunk.
     fn rx_chunks(&self, frame: &RxFrame) -> Pieces<'_>;
+
+    /// The first chunk of a received frame, in which all headers lie. Most frames have no other one, and a list of chunks takes
+    /// longer to make than to read.
+    fn rx_head(&self, frame: &RxFrame) -> &[u8] {
+        self.rx_chunks(frame).first().copied().unwrap_or_default()
+    }
 
     /// Takes back a received frame.
     fn recycle(&mut self, frame: RxFrame);

@@ -202,6 +202,6 @@ impl Interface for AfXdp {
 }
 
 impl Link for AfXdp {
-    forward_link!(driver: chunk_bytes, tx_available, rx_capacity, rx_available, receive, rx_chunks, recycle,
+    forward_link!(driver: chunk_bytes, tx_available, rx_capacity, rx_available, receive, rx_chunks, rx_head, recycle,
         alloc, tx_chunks_into, submit, release, flush, steer, unsteer, hand_over);
 }

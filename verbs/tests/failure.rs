@@ -37,7 +37,7 @@ struct Mines {
 struct Mined(SimInterface, Arc<Mines>);
 
 impl Link for Mined {
-    forward_link!(0: chunk_bytes, tx_available, rx_capacity, rx_available, rx_chunks, recycle, alloc,
+    forward_link!(0: chunk_bytes, tx_available, rx_capacity, rx_available, rx_chunks, rx_head, recycle, alloc,
         tx_chunks_into, release, flush, steer, unsteer);
 
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {

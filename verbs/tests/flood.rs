@@ -24,7 +24,7 @@ struct Flooded {
 }
 
 impl Link for Flooded {
-    forward_link!(ours: chunk_bytes, tx_available, rx_capacity, rx_available, rx_chunks, recycle, alloc,
+    forward_link!(ours: chunk_bytes, tx_available, rx_capacity, rx_available, rx_chunks, rx_head, recycle, alloc,
         tx_chunks_into, submit, release, flush, steer, unsteer);
 
     fn receive(&mut self, batch: &mut Vec<RxFrame>, max: usize) -> usize {

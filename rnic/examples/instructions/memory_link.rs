@@ -89,6 +89,12 @@ impl Link for MemoryLink {
     }
 
     #[inline(never)]
+    fn rx_head(&self, frame: &RxFrame) -> &[u8] {
+        let (memory, len) = &self.rx[frame.head() as usize];
+        &memory[..*len]
+    }
+
+    #[inline(never)]
     fn recycle(&mut self, frame: RxFrame) {
         let (bytes, _) = std::mem::take(&mut self.rx[frame.head() as usize]);
         self.to_us.lock().unwrap().spare.push(bytes);

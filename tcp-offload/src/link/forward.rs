@@ -10,8 +10,8 @@
 /// struct Counting<L>(L, u64);
 ///
 /// impl<L: Link> Link for Counting<L> {
-///     forward_link!(0: chunk_bytes, tx_available, rx_capacity, rx_available, receive, rx_chunks, recycle, alloc,
-///         tx_chunks_into, release, flush, steer, unsteer, hand_over);
+///     forward_link!(0: chunk_bytes, tx_available, rx_capacity, rx_available, receive, rx_chunks, rx_head, recycle,
+///         alloc, tx_chunks_into, release, flush, steer, unsteer, hand_over);
 ///
 ///     fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
 ///         self.1 += 1;
@@ -52,6 +52,11 @@ macro_rules! forward_link {
     (@rx_chunks $inner:tt) => {
         fn rx_chunks(&self, frame: &$crate::link::RxFrame) -> $crate::link::Pieces<'_> {
             self.$inner.rx_chunks(frame)
+        }
+    };
+    (@rx_head $inner:tt) => {
+        fn rx_head(&self, frame: &$crate::link::RxFrame) -> &[u8] {
+            self.$inner.rx_head(frame)
         }
     };
     (@recycle $inner:tt) => {

@@ -355,6 +355,11 @@ impl Link for SimLink {
         self.rx[frame.head() as usize].chunks(self.chunk_bytes).collect()
     }
 
+    fn rx_head(&self, frame: &RxFrame) -> &[u8] {
+        let bytes = &self.rx[frame.head() as usize];
+        &bytes[..bytes.len().min(self.chunk_bytes)]
+    }
+
     fn recycle(&mut self, frame: RxFrame) {
         let bytes = self.rx.try_remove(frame.head() as usize).expect("receive frame recycled twice");
         assert_eq!(bytes.len(), frame.len(), "a token of another frame");

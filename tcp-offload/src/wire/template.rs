@@ -8,14 +8,17 @@ use super::{
     parse::{ETHERNET_HEADER, PLAIN_HEADER, PSH},
 };
 use crate::{
-    link::{Link, QueueId, RxFrame},
+    link::{Link, QueueId, RxFrame, rx_pieces},
     seq::SeqNum,
 };
 
 const IPV4_HEADER: usize = 20;
 
+/// Position of the TCP header.
+const TCP_START: usize = ETHERNET_HEADER + IPV4_HEADER;
+
 /// Bytes of Ethernet without tags, IPv4 without options, and TCP with its timestamps.
-const HEADERS: usize = ETHERNET_HEADER + IPV4_HEADER + PLAIN_HEADER;
+const HEADERS: usize = TCP_START + PLAIN_HEADER;
 
 /// Number of words in the headers, without the last two bytes.
 const WORDS: usize = HEADERS / 8;
@@ -44,9 +47,20 @@ fn words(headers: &[u8; HEADERS]) -> [u64; WORDS] {
     words
 }
 
+/// The words of the headers, without the bits that differ from segment to segment.
+#[inline]
+fn common_words(headers: &[u8; HEADERS]) -> [u64; WORDS] {
+    let mut words = words(headers);
+    for (word, common) in words.iter_mut().zip(self::words(&COMMON)) {
+        *word &= common;
+    }
+    words
+}
+
 /// The headers of a plain segment over IPv4, with which those of the connection's next segments are compared.
 #[derive(Debug)]
 pub struct Template {
+    /// Its [common words](common_words).
     words: [u64; WORDS],
     /// The sum of the pseudo-header without the length.
     pseudo: Sum,
@@ -55,11 +69,9 @@ pub struct Template {
 
 impl Template {
     /// The template of the segments that follow `segment`, which was parsed from `frame`. `None` unless it is a
-    /// [plain](Segment::plain) segment over IPv4, in one chunk, with timestamps and without tags.
+    /// [plain](Segment::plain) segment over IPv4, with timestamps and without tags.
     pub fn new(link: &dyn Link, frame: &RxFrame, segment: &Segment) -> Option<Self> {
-        let chunks = link.rx_chunks(frame);
-        let [chunk] = chunks.as_slice() else { return None };
-        let headers = chunk.first_chunk::<HEADERS>()?;
+        let headers = link.rx_head(frame).first_chunk::<HEADERS>()?;
         let usual = segment.flow.local.is_ipv4()
             && segment.vlan == VlanTags::default()
             && segment.options.timestamps.is_some()
@@ -67,26 +79,30 @@ impl Template {
             && !segment.partial_checksum;
         segment.plain().filter(|_| usual)?;
         let pseudo = pseudo_header(segment.flow.remote.ip(), segment.flow.local.ip(), PROTOCOL_TCP, 0);
-        Some(Self { words: words(headers), pseudo, segment: *segment })
+        Some(Self { words: common_words(headers), pseudo, segment: *segment })
     }
 
     /// The segment in `frame`, if it is a plain segment of the same connection with correct checksums.
     #[inline]
     pub fn read(&self, link: &dyn Link, frame: &RxFrame) -> Option<PlainSegment> {
-        let chunks = link.rx_chunks(frame);
-        let [chunk] = chunks.as_slice() else { return None };
-        let headers = chunk.first_chunk::<HEADERS>()?;
-        let pairs = words(headers).into_iter().zip(self.words).zip(words(&COMMON));
-        if pairs.fold(0, |differences, ((word, ours), common)| differences | (word ^ ours) & common) != 0 {
+        let head = link.rx_head(frame);
+        let headers = head.first_chunk::<HEADERS>()?;
+        let differences = |(seen, ours): (u64, u64)| seen ^ ours;
+        if common_words(headers).into_iter().zip(self.words).map(differences).fold(0, |all, one| all | one)
+            != 0
+        {
             return None;
         }
-        let (_, packet) = chunk.split_first_chunk::<ETHERNET_HEADER>()?;
-        let (ip, _) = packet.split_first_chunk::<IPV4_HEADER>()?;
+        let (_, packet) = headers.split_first_chunk::<ETHERNET_HEADER>()?;
+        let (ip, tcp) = packet.split_first_chunk::<IPV4_HEADER>()?;
         let [_, _, l0, l1, ..] = *ip;
         let len = usize::from(u16::from_be_bytes([l0, l1])).checked_sub(IPV4_HEADER)?;
-        let bytes = packet.get(IPV4_HEADER..IPV4_HEADER + len)?;
-        let fixed = bytes.first_chunk::<PLAIN_HEADER>()?;
-        let sum = Sum::of(bytes).and(self.pseudo).and_word(len as u16);
+        let fixed = tcp.first_chunk::<PLAIN_HEADER>()?;
+        let sum = match head.get(TCP_START..TCP_START + len) {
+            Some(bytes) => Sum::of(bytes),
+            None => sum_of_chain(link, frame, len)?,
+        };
+        let sum = sum.and(self.pseudo).and_word(len as u16);
         if !(Sum::of_array(ip).is_correct() && sum.is_correct()) {
             return None;
         }
@@ -103,7 +119,7 @@ impl Template {
             }),
             ecn: self.segment.ecn,
             payload_start: HEADERS,
-            payload_len: len - PLAIN_HEADER,
+            payload_len: len.checked_sub(PLAIN_HEADER)?,
         })
     }
 
@@ -123,4 +139,11 @@ impl Template {
             ..self.segment
         }
     }
+}
+
+/// The sum of the `len` bytes from the TCP header on, in a frame whose first chunk does not have all of them. `None` if the frame
+/// is too short.
+#[inline(never)]
+fn sum_of_chain(link: &dyn Link, frame: &RxFrame, len: usize) -> Option<Sum> {
+    (TCP_START + len <= frame.len()).then(|| Sum::of_pieces(rx_pieces(link, frame, TCP_START, len)))
 }

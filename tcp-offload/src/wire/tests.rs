@@ -481,9 +481,9 @@ proptest! {
     }
 }
 
-/// The frames of `bytes` as `link` receives them, and the link.
-fn received(bytes: [&[u8]; 2]) -> (SimLink, Vec<RxFrame>) {
-    let (mut a, mut b) = links(4096);
+/// The frames of `bytes` as `link` receives them in chunks of `chunk_bytes`, and the link.
+fn received(chunk_bytes: usize, bytes: [&[u8]; 2]) -> (SimLink, Vec<RxFrame>) {
+    let (_, mut a, mut b) = Wire::new(WireConfig { chunk_bytes, rx_chunks: 64, ..WireConfig::default() });
     for bytes in bytes {
         a.inject(bytes);
     }
@@ -502,6 +502,7 @@ proptest! {
         psh: bool, fin in prop::bool::weighted(0.1), v6 in prop::bool::weighted(0.1), numbers: [u32; 2], window: u16,
         changes in prop::collection::vec((0usize..100, any::<u8>()), 0..3),
         padding in 0usize..8, cut in prop_oneof![3 => Just(0usize), 1 => 0usize..120], correct: bool,
+        chunk_bytes in prop_oneof![2 => Just(4096usize), 1 => 100usize..300],
     ) {
         let path = path(v6, VlanTags::default());
         let flags = Flags { ack: true, psh, fin, ..Flags::default() };
@@ -521,7 +522,7 @@ proptest! {
         }
         bytes.resize(bytes.len() + padding, 0);
         bytes.truncate(bytes.len() - cut.min(bytes.len()));
-        let (mut link, frames) = received([&frame(&path, &before, &first), &bytes]);
+        let (mut link, frames) = received(chunk_bytes, [&frame(&path, &before, &first), &bytes]);
         if let [first, second] = frames.as_slice() {
             let template = Template::new(&link, first, &segment_of(parse(&link, first)));
             prop_assert_eq!(template.is_some(), !v6);

@@ -78,7 +78,7 @@ struct Shared<'l> {
 }
 
 impl Link for Shared<'_> {
-    forward_link!(link: chunk_bytes, tx_available, rx_capacity, rx_available, receive, rx_chunks, recycle, alloc,
+    forward_link!(link: chunk_bytes, tx_available, rx_capacity, rx_available, receive, rx_chunks, rx_head, recycle, alloc,
         tx_chunks_into, submit, release, flush, steer, unsteer);
 
     fn hand_over(&mut self, frame: &RxFrame, flow: &Flow) -> bool {

@@ -75,7 +75,7 @@ impl Probed {
 }
 
 impl Link for Probed {
-    forward_link!(0: chunk_bytes, tx_available, rx_capacity, rx_available, receive, rx_chunks, recycle, alloc,
+    forward_link!(0: chunk_bytes, tx_available, rx_capacity, rx_available, receive, rx_chunks, rx_head, recycle, alloc,
         tx_chunks_into, release, flush, steer, unsteer);
 
     fn submit(&mut self, queue: QueueId, frame: &mut TxFrame, len: usize) -> Result<(), RingFull> {
