@@ -247,6 +247,15 @@ impl Memory {
         Ok(())
     }
 
+    /// As [`write`](Self::write), for bytes between gaps.
+    #[inline]
+    pub fn write_gapped(&self, offset: usize, source: &copy::Gapped<'_>) -> Result<(), AccessError> {
+        let to = self.writable()?.range(offset, source.len)?;
+        // SAFETY: as in `write`.
+        unsafe { copy::write_gapped(to, source) };
+        Ok(())
+    }
+
     /// Copies `len` bytes from `offset` to `to_offset` of `to`, which may be the same memory and overlap.
     pub fn copy_to(&self, offset: usize, to: &Self, to_offset: usize, len: usize) -> Result<(), AccessError> {
         let from = self.range(offset, len)?;

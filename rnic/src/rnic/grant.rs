@@ -162,7 +162,8 @@ impl Keys {
     }
 
     /// As [`Self::open`], for one memory or several as they were registered: returns also the position of the first byte.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "each access calls it once, and passes nine words")]
+    #[inline(always)]
     pub(crate) fn find(
         &self,
         user: User,

@@ -19,7 +19,6 @@ use super::{
 };
 use crate::{
     ddp::{DdpError, Msn, Queue, STag, Tagged, Untagged},
-    memory::Memory,
     rdmap::{
         ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Carriage, MessageType,
         READ_REQUEST_BYTES, RdmapError, ReadRequest, StreamError, TERMINATE_MOST_BYTES, TerminateHeader,
@@ -119,25 +118,22 @@ where
     }
 
     /// Copies the payload to `extent`, from byte `start` on, where it fits; returns false if the memory is read-only.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "see `segment::Sink`")]
+    #[inline(always)]
     fn copy_to(&self, extent: &Extent, start: u64) -> bool {
-        match extent.one_memory() {
-            Some(memory) => self.copy_to_memory(memory, start as usize),
-            None => self.copy_to_stretches(extent.stretches(start, self.seen.len.into())),
+        match (extent.one_memory(), self.payload.gapped()) {
+            (Some(memory), Some(payload)) => memory.write_gapped(start as usize, &payload).is_ok(),
+            _ => copy_to_stretches(self.payload, extent.stretches(start, self.seen.len.into())),
         }
     }
+}
 
-    fn copy_to_memory(&self, memory: &Memory, offset: usize) -> bool {
-        let mut written = true;
-        self.payload.for_each(|at, bytes| written &= memory.write(offset + at, bytes).is_ok());
-        written
-    }
-
-    fn copy_to_stretches(&self, mut stretches: Stretches<'_>) -> bool {
-        let mut written = true;
-        self.payload.for_each(|_, bytes| written &= stretches.write(bytes));
-        written
-    }
+/// Copies `payload` to `stretches`; returns false if memory is read-only.
+#[inline(never)]
+fn copy_to_stretches(payload: SegmentPayload<'_, '_>, mut stretches: Stretches<'_>) -> bool {
+    let mut written = true;
+    payload.for_each(|_, bytes| written &= stretches.write(bytes));
+    written
 }
 
 impl QueuePair {
@@ -323,7 +319,8 @@ impl QueuePair {
     }
 
     /// The receive for a message of queue 0, by its MSN.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "see `segment::Sink`")]
+    #[inline(always)]
     pub(super) fn receive_for(
         &mut self,
         shared: &mut Shared,
@@ -367,11 +364,13 @@ impl QueuePair {
         let placed = if let [piece] = receive.scatter.as_slice()
             && let Some(start) = piece.offset.checked_add(mo)
         {
-            let found = keys.find(user, piece.key, need, start, len);
-            found.is_ok_and(|(extent, start)| incoming.copy_to(extent, start))
+            match keys.find(user, piece.key, need, start, len) {
+                Ok((extent, start)) => incoming.copy_to(extent, start),
+                Err(_) => false,
+            }
         } else {
             let stretches = Stretches::open(keys, user, need, &receive.scatter, mo, len);
-            stretches.is_ok_and(|stretches| incoming.copy_to_stretches(stretches))
+            stretches.is_ok_and(|stretches| copy_to_stretches(incoming.payload, stretches))
         };
         if placed { Ok(()) } else { Err(refused(WcStatus::LocalProtection, DdpError::LocalCatastrophic)) }
     }

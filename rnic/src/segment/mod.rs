@@ -9,6 +9,7 @@
 mod writer;
 
 use xwarp_tcp::{
+    copy::Gapped,
     rdma_tcp::{ConnectionId, HEADER_MOST_BYTES, SegmentHeader},
     ulp::Ulpdu,
 };
@@ -56,7 +57,7 @@ pub(crate) struct SegmentPayload<'u, 'p> {
     at: usize,
 }
 
-impl SegmentPayload<'_, '_> {
+impl<'p> SegmentPayload<'_, 'p> {
     /// Bytes of the payload. The length field of a framing has 16 bits.
     pub(crate) fn len(&self) -> u16 {
         self.ulpdu.len().saturating_sub(self.at) as u16
@@ -66,6 +67,12 @@ impl SegmentPayload<'_, '_> {
     #[inline]
     pub(crate) fn for_each(&self, f: impl FnMut(usize, &[u8])) {
         self.ulpdu.for_each(self.at, f);
+    }
+
+    /// The payload with the markers between its bytes, if it lies in one piece.
+    #[inline]
+    pub(crate) fn gapped(&self) -> Option<Gapped<'p>> {
+        self.ulpdu.gapped(self.at)
     }
 
     /// Copies the first bytes to `out`; returns those that were copied.

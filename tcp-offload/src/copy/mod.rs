@@ -54,6 +54,42 @@ pub unsafe fn write(to: *mut u8, bytes: &[u8]) {
     unsafe { access::write(to, bytes) }
 }
 
+/// Bytes that lie between gaps of one size, as the payload of an FPDU lies between markers.
+#[derive(Debug, Clone, Copy)]
+pub struct Gapped<'a> {
+    /// The bytes with the gaps between them.
+    pub bytes: &'a [u8],
+    /// Number of the bytes without the gaps.
+    pub len: usize,
+    /// Bytes before the first gap, and between the others.
+    pub first: usize,
+    /// See [`Self::first`].
+    pub span: usize,
+    /// Bytes of a gap.
+    pub gap: usize,
+}
+
+/// Copies `source` without its gaps to the shared memory at `to`. The gaps are left out here, because a call for each of the
+/// pieces between them takes longer than to find them.
+///
+/// # Safety
+/// As [`write()`], for `source.len` bytes.
+pub unsafe fn write_gapped(mut to: *mut u8, source: &Gapped<'_>) {
+    let Gapped { bytes: mut rest, mut len, first: mut until, span, gap } = *source;
+    while len > 0 {
+        let (now, behind) = rest.split_at(until.min(len).min(rest.len()));
+        // SAFETY: the caller's contract; all pieces together have at most `source.len` bytes.
+        unsafe { access::write(to, now) };
+        // SAFETY: as above: the address lies in the memory, or one past its end.
+        to = unsafe { to.add(now.len()) };
+        len -= now.len();
+        let Some(bytes) = behind.get(gap..) else { break };
+        rest = bytes;
+        until = span;
+    }
+    debug_assert_eq!(len, 0, "the bytes end before the length");
+}
+
 /// The CRC32c of bytes whose CRC32c is `crc`, followed by `bytes`; 0 is the CRC of no bytes.
 #[inline]
 pub fn crc32c(crc: u32, bytes: &[u8]) -> u32 {

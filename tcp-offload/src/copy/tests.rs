@@ -293,3 +293,30 @@ fn sums_of_words_agree_on_all_lengths() {
     let ones = vec![[0xff; sum::BLOCK]; 2048];
     assert_eq!(sum::of_words(&ones), 0xffff_ffff * 8 * 2048, "the longest frame");
 }
+
+proptest! {
+    #[test]
+    fn prop_a_copy_without_gaps_writes_the_bytes_between_them(
+        first in 0usize..40, span in 1usize..300, gap in 1usize..8, pieces in 0usize..5, last in 0usize..300,
+    ) {
+        // The bytes before the first gap, whole spans, and a part of one.
+        let lens = std::iter::once(first).chain(std::iter::repeat_n(span, pieces)).chain([last.min(span)]);
+        let (mut bytes, mut between) = (Vec::new(), Vec::new());
+        for (number, len) in lens.enumerate() {
+            if number > 0 {
+                bytes.extend(std::iter::repeat_n(0xee, gap));
+            }
+            bytes.extend(pattern(len, number));
+            between.extend(pattern(len, number));
+        }
+        let shared = Shared::<2048>::new();
+        let source = Gapped { bytes: &bytes, len: between.len(), first, span, gap };
+        // SAFETY: `between` has fewer than 40 + 5 * 300 bytes, which lie within the 2048 bytes.
+        unsafe { write_gapped(shared.at(1), &source) };
+        let mut all = [0; 2048];
+        // SAFETY: as above.
+        unsafe { read(shared.at(0), &mut all) };
+        prop_assert_eq!(&all[1..=between.len()], &between[..]);
+        prop_assert!(all[0] == 0 && all[between.len() + 1..].iter().all(|byte| *byte == 0));
+    }
+}

@@ -1,6 +1,7 @@
 //! ULPDUs in frames: read between the markers of MPA, which other framings do not have, and written around them.
 
 use crate::{
+    copy::Gapped,
     link::FrameWriter,
     mpa::{
         Announced,
@@ -74,6 +75,27 @@ impl<'a> Ulpdu<'a> {
         self.walk(start, self.len.saturating_sub(start), f);
     }
 
+    /// The bytes from `start` on with the markers between them, if all of them lie in one piece.
+    #[inline]
+    pub fn gapped(&self, start: usize) -> Option<Gapped<'a>> {
+        let [piece] = self.raw else { return None };
+        let (at, first) = self.position(start);
+        let len = self.len.saturating_sub(start);
+        Some(Gapped { bytes: piece.get(at..)?, len, first, span: BETWEEN_MARKERS, gap: MARKER_BYTES })
+    }
+
+    /// Position in `raw` of byte `start`, and the bytes from there to the next marker.
+    #[inline]
+    fn position(&self, start: usize) -> (usize, usize) {
+        match start.checked_sub(self.to_marker) {
+            None => (self.start + start, self.to_marker - start),
+            Some(behind) => {
+                let markers = 1 + behind / BETWEEN_MARKERS;
+                (self.start + start + MARKER_BYTES * markers, BETWEEN_MARKERS - behind % BETWEEN_MARKERS)
+            }
+        }
+    }
+
     /// Calls `f(offset, bytes)` for the `len` bytes from `start` on, where `offset` counts from `start`.
     #[inline]
     fn walk(&self, start: usize, len: usize, mut f: impl FnMut(usize, &[u8])) {
@@ -87,29 +109,31 @@ impl<'a> Ulpdu<'a> {
             return;
         }
         // Position in the current piece of `raw`, which may lie beyond its end, and bytes before the next marker.
-        let (mut at, mut to_marker) = match start.checked_sub(self.to_marker) {
-            None => (self.start + start, self.to_marker - start),
-            Some(behind) => {
-                let markers = 1 + behind / BETWEEN_MARKERS;
-                (self.start + start + MARKER_BYTES * markers, BETWEEN_MARKERS - behind % BETWEEN_MARKERS)
-            }
-        };
+        let (mut at, mut to_marker) = self.position(start);
         let mut done = 0;
         for piece in self.raw {
-            while done < len
-                && let Some(rest) = piece.get(at..).filter(|rest| !rest.is_empty())
-            {
-                let n = rest.len().min(len - done).min(to_marker);
-                f(done, rest.get(..n).unwrap_or_default());
-                done += n;
-                at += n;
-                to_marker -= n;
-                if to_marker == 0 {
-                    at += MARKER_BYTES;
-                    to_marker = BETWEEN_MARKERS;
+            let Some(mut rest) = piece.get(at..) else {
+                at -= piece.len();
+                continue;
+            };
+            at = 0;
+            while done < len {
+                let (bytes, behind) = rest.split_at(to_marker.min(len - done).min(rest.len()));
+                if !bytes.is_empty() {
+                    f(done, bytes);
                 }
+                done += bytes.len();
+                to_marker -= bytes.len();
+                if to_marker > 0 {
+                    break;
+                }
+                to_marker = BETWEEN_MARKERS;
+                let Some((_marker, bytes)) = behind.split_at_checked(MARKER_BYTES) else {
+                    at = MARKER_BYTES - behind.len();
+                    break;
+                };
+                rest = bytes;
             }
-            at = at.saturating_sub(piece.len());
         }
     }
 }

@@ -61,6 +61,7 @@ pub(crate) fn cut<'a>(
 
 /// The FPDU whose range begins at `start` with `bytes`, if they contain all of it, and its CRC and its markers are right: the
 /// straight way through [`Layout`], [`verify_crc`] and [`cut`]. `None` otherwise.
+#[inline]
 pub(crate) fn whole(frames: &Fpdus, bytes: &[u8], start: StreamOffset) -> Option<Whole> {
     let to_marker = frames.layout.to_marker(start);
     let header = if to_marker == 0 { MARKER_BYTES } else { 0 };
@@ -73,19 +74,31 @@ pub(crate) fn whole(frames: &Fpdus, bytes: &[u8], start: StreamOffset) -> Option
         let (covered, field) = fpdu.split_last_chunk()?;
         compare_crc(copy::crc32c(0, covered), *field).ok()?;
     }
-    let mut at = to_marker;
-    for _ in 0..markers {
-        let back = at.saturating_sub(header) as u16;
-        if pointer(*fpdu.get(at..)?.first_chunk()?) != back {
-            return None;
-        }
-        at += MARKER_SPACING as usize;
+    if to_marker < len && !point_to_header(fpdu.get(to_marker..)?, to_marker, header) {
+        return None;
     }
     let ulpdu_at = header + LENGTH_BYTES;
     // A marker never lies within the length field, only right before it.
     let next_marker = if to_marker == 0 { MARKER_SPACING as usize } else { to_marker };
     let to_marker = next_marker.saturating_sub(ulpdu_at);
     Some(Whole { len, ulpdu_at, ulpdu, to_marker })
+}
+
+/// Whether the markers in `bytes`, the rest of an FPDU from its first marker on, point to the length field. The first marker lies
+/// at byte `first` of the FPDU, the length field at byte `header`.
+#[inline]
+fn point_to_header(bytes: &[u8], first: usize, header: usize) -> bool {
+    const SPACING: usize = MARKER_SPACING as usize;
+    let (spans, last) = bytes.as_chunks::<SPACING>();
+    // The marker right before the length field is part of the FPDU, and points to it by 0.
+    let (mut back, mut next) = (first.saturating_sub(header) as u16, (first + SPACING - header) as u16);
+    for [b0, b1, high, low, ..] in spans {
+        if pointer([*b0, *b1, *high, *low]) != back {
+            return false;
+        }
+        (back, next) = (next, next.wrapping_add(SPACING as u16));
+    }
+    last.first_chunk().is_none_or(|marker| pointer(*marker) == back)
 }
 
 /// FPDUPTR of a marker; its low two bits count as zero (RFC 5044 section 4.2).
