@@ -133,7 +133,7 @@ impl End {
         let arrival =
             NewPayload { offset: offset64, start: HEADERS, len, contiguous: contiguous as u64, pushed: true };
         let (session, ulp, link) = (&mut self.session, &mut self.ulp, &mut self.link);
-        let took = session.receive(Instant::ZERO, ulp, CONN, &path(), link, arrival, frame, usize::MAX);
+        let took = session.receive(Instant::ZERO, ulp, CONN, &path(), link, &arrival, frame, usize::MAX);
         assert!(took != Taken::Whole || session.held_bytes() == 0, "bytes are held of a whole payload");
         let took = took != Taken::Not;
         if took {

@@ -141,9 +141,12 @@ impl Engine {
     pub fn turn(&mut self, now: Instant, link: &mut dyn Link) -> bool {
         let mut batch = std::mem::take(&mut self.batch);
         let received = link.receive(&mut batch, BATCH) > 0;
-        for frame in batch.drain(..) {
-            self.receive(now, link, frame);
+        let mut frames = batch.drain(..);
+        while let Some(frame) = frames.next() {
+            self.stack.receive_run(now, link, frame, &mut frames, &mut self.rnic);
+            self.run_deferred(now, link);
         }
+        drop(frames);
         self.batch = batch;
         if !received {
             self.run_deferred(now, link);
@@ -238,6 +241,10 @@ impl Engine {
     /// Does the work that the RNIC deferred to the engine. Most calls find none.
     #[inline]
     fn run_deferred(&mut self, now: Instant, link: &mut dyn Link) {
+        // Mostly a post has woken its connection, and nothing else happened.
+        while let Some(conn) = self.rnic.next_wake() {
+            self.stack.wake(conn);
+        }
         if self.rnic.has_deferred() {
             self.run_all_deferred(now, link);
         }
@@ -245,10 +252,6 @@ impl Engine {
 
     #[inline(never)]
     fn run_all_deferred(&mut self, now: Instant, link: &mut dyn Link) {
-        // Mostly a post has woken its connection, and nothing else happened.
-        while let Some(conn) = self.rnic.next_wake() {
-            self.stack.wake(conn);
-        }
         while self.rnic.has_deferred() {
             while let Some(conn) = self.rnic.next_ended() {
                 self.teardowns.push_back((now + TEARDOWN_LIMIT, conn));

@@ -130,19 +130,50 @@ impl<P: Copy + fmt::Debug> AnySession<P> {
         conn: ConnId,
         path: &Path,
         link: &mut dyn Link,
-        arrival: tcp::NewPayload,
+        arrival: &tcp::NewPayload,
         frame: RxFrame,
         spare: usize,
     ) -> Taken {
         if let Self::Undecided(_, undecided) = self {
             // A later byte says nothing of the framing; the client retransmits what is not taken.
-            let Some(first) = first_byte(link, &arrival, &frame) else {
+            let Some(first) = first_byte(link, arrival, &frame) else {
                 link.recycle(frame);
                 return Taken::Not;
             };
             *self = undecided.decide(first);
         }
         either!(self => receive(now, ulp, conn, path, link, arrival, frame, spare))
+    }
+
+    /// [`Self::receive`] for a session that [is ordinary](Session::is_ordinary), and the next payload in order.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of a frame on its way up")]
+    #[inline]
+    pub(crate) fn receive_ordinary<U: Ulp<Placed = P>>(
+        &mut self,
+        now: Instant,
+        ulp: &mut U,
+        conn: ConnId,
+        path: &Path,
+        link: &mut dyn Link,
+        arrival: &tcp::NewPayload,
+        frame: RxFrame,
+        spare: usize,
+    ) -> Taken {
+        if frame.chunks() == 1 {
+            let end = arrival.start + arrival.len;
+            let payload = link.rx_head(&frame).get(arrival.start..end).unwrap_or_default();
+            match either!(self => take_straight(ulp, conn, arrival.offset, payload)) {
+                Ok(true) => {
+                    link.recycle(frame);
+                    return Taken::Whole;
+                }
+                Ok(false) => {}
+                Err(halt) => {
+                    return either!(self => receive_rest(now, ulp, conn, link, arrival, frame, spare, halt));
+                }
+            }
+        }
+        self.receive(now, ulp, conn, path, link, arrival, frame, spare)
     }
 }
 

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     framing::FramingCounters,
-    link::{Link, RxFrame, part, read_at},
+    link::{Link, RxFrame, part, read_at, rx_pieces},
     seq::StreamOffset,
     tcp,
     ulp::{Arrival, Ulp, Ulpdu},
@@ -186,16 +186,43 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
             link.recycle(frame);
             return (true, Ok(()));
         }
-        let mut outcome = Ok(());
         if self.is_drained() && arrival.offset <= self.track.cursor {
-            outcome = self.take_aligned(upper, link, arrival, &frame);
-            let all = self.track.cursor >= arrival.offset + arrival.len as u64;
-            if all || outcome.is_err_and(Halt::is_final) {
-                link.recycle(frame);
-                return (true, outcome);
-            }
-            self.withheld = outcome.is_err();
+            let outcome = self.take_aligned(upper, link, arrival, &frame);
+            return self.receive_rest(upper, link, arrival, frame, most, outcome);
         }
+        self.receive_held(upper, link, arrival, frame, most, Ok(()))
+    }
+
+    /// Processes the rest of a payload, whose whole FPDUs were taken from the frame with this `outcome`. Returns what
+    /// [`Self::receive`] returns.
+    pub fn receive_rest<U: Ulp<Placed = P>>(
+        &mut self,
+        upper: &mut Upper<'_, U>,
+        link: &mut dyn Link,
+        arrival: &tcp::NewPayload,
+        frame: RxFrame,
+        most: usize,
+        outcome: Result<(), Halt>,
+    ) -> (bool, Result<(), Halt>) {
+        let all = self.track.cursor >= arrival.offset + arrival.len as u64;
+        if all || outcome.is_err_and(Halt::is_final) {
+            link.recycle(frame);
+            return (true, outcome);
+        }
+        self.withheld = outcome.is_err();
+        self.receive_held(upper, link, arrival, frame, most, outcome)
+    }
+
+    /// Holds a payload, and processes the FPDUs that it completes.
+    fn receive_held<U: Ulp<Placed = P>>(
+        &mut self,
+        upper: &mut Upper<'_, U>,
+        link: &mut dyn Link,
+        arrival: &tcp::NewPayload,
+        frame: RxFrame,
+        most: usize,
+        mut outcome: Result<(), Halt>,
+    ) -> (bool, Result<(), Halt>) {
         let Some((store, fresh)) = self.keep(link, arrival, frame) else { return (true, outcome) };
         if !self.withheld {
             outcome = self.advance(upper, link);
@@ -227,29 +254,28 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         arrival: &tcp::NewPayload,
         frame: &RxFrame,
     ) -> Result<(), Halt> {
-        let chunks = link.rx_chunks(frame);
-        if let [chunk] = chunks.as_slice() {
-            let payload = chunk.get(arrival.start..arrival.start + arrival.len).unwrap_or_default();
-            if self.take_straight(upper, arrival.offset, payload)? {
-                return Ok(());
-            }
-            return self.take_whole(upper, arrival.offset, &[payload], arrival.len);
+        if frame.chunks() > 1 {
+            let payload = rx_pieces(link, frame, arrival.start, arrival.len);
+            return self.take_whole(upper, arrival.offset, &payload, arrival.len);
         }
-        let payload = part(chunks, arrival.start, arrival.len);
-        self.take_whole(upper, arrival.offset, &payload, arrival.len)
+        let payload = link.rx_head(frame).get(arrival.start..arrival.start + arrival.len).unwrap_or_default();
+        if self.take_straight(upper, arrival.offset, payload)? {
+            return Ok(());
+        }
+        self.take_whole(upper, arrival.offset, &[payload], arrival.len)
     }
 
-    /// The straight way of [`Self::take_whole`]: processes the FPDUs from the cursor on in `payload`, which begins at stream offset
-    /// `first`, up to the first that is not [whole](Framing::whole). Returns whether all were.
+    /// The straight way of [`Self::take_whole`] for a payload in one piece: processes the FPDUs from the cursor on up to the first
+    /// that is not [whole](Framing::whole). Returns whether all were.
     #[inline]
-    fn take_straight<U: Ulp<Placed = P>>(
+    pub fn take_straight<U: Ulp<Placed = P>>(
         &mut self,
         upper: &mut Upper<'_, U>,
         first: StreamOffset,
         payload: &[u8],
     ) -> Result<bool, Halt> {
         let raw = [payload];
-        let mut at = (self.track.cursor - first) as usize;
+        let mut at = self.track.cursor.saturating_sub(first) as usize;
         while at < payload.len() {
             let bytes = payload.get(at..).unwrap_or_default();
             let Some(whole) = self.track.framing.whole(bytes, first + at as u64) else { return Ok(false) };

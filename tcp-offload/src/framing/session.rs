@@ -262,7 +262,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         conn: ConnId,
         path: &Path,
         link: &mut dyn Link,
-        arrival: tcp::NewPayload,
+        arrival: &tcp::NewPayload,
         frame: RxFrame,
         spare: usize,
     ) -> Taken {
@@ -270,17 +270,12 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         match &self.phase {
             SessionPhase::Full(_) => {
                 let mut upper = Upper { ulp, conn };
-                let (taken, outcome) = self.receiver.receive(&mut upper, link, &arrival, frame, most);
-                // Nothing is held or withheld, and nothing was.
-                if taken && outcome.is_ok() && self.is_ordinary() {
-                    return Taken::Whole;
-                }
-                self.apply_outcome(now, &mut upper, link, outcome);
-                Taken::from(taken)
+                let (taken, outcome) = self.receiver.receive(&mut upper, link, arrival, frame, most);
+                self.conclude(now, &mut upper, link, taken, outcome)
             }
             SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) => {
                 let most = most.min(MOST_STARTUP_BYTES);
-                let taken = self.receiver.collect(link, &arrival, frame, most);
+                let taken = self.receiver.collect(link, arrival, frame, most);
                 self.read_startup(now, &mut Upper { ulp, conn }, path, link);
                 Taken::from(taken)
             }
@@ -291,7 +286,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
                     link.recycle(frame);
                     return Taken::Not;
                 }
-                let taken = self.receiver.collect(link, &arrival, frame, most);
+                let taken = self.receiver.collect(link, arrival, frame, most);
                 self.report_readable(ulp, conn);
                 Taken::from(taken)
             }
@@ -305,6 +300,58 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
                 Taken::InPart
             }
         }
+    }
+
+    /// The straight way of [`Self::receive`] for a session that [is ordinary](Self::is_ordinary), and a payload in one piece whose
+    /// first byte is the next one of the stream. `Ok` says whether the payload was taken whole; otherwise [`Self::receive`] must
+    /// process it. After a halt, [`Self::receive_rest`] must.
+    #[inline]
+    pub(crate) fn take_straight<U: Ulp<Placed = P>>(
+        &mut self,
+        ulp: &mut U,
+        conn: ConnId,
+        offset: StreamOffset,
+        payload: &[u8],
+    ) -> Result<bool, Halt> {
+        debug_assert!(self.is_ordinary() && self.receiver.is_drained());
+        self.receiver.take_straight(&mut Upper { ulp, conn }, offset, payload)
+    }
+
+    /// Processes the rest of a payload after [`Self::take_straight`] has halted. The arguments and the result are those of
+    /// [`Self::receive`].
+    #[expect(clippy::too_many_arguments, reason = "the arguments of a frame on its way up")]
+    pub(crate) fn receive_rest<U: Ulp<Placed = P>>(
+        &mut self,
+        now: Instant,
+        ulp: &mut U,
+        conn: ConnId,
+        link: &mut dyn Link,
+        arrival: &tcp::NewPayload,
+        frame: RxFrame,
+        spare: usize,
+        halt: Halt,
+    ) -> Taken {
+        let most = self.hold_bytes.min(self.held_bytes().saturating_add(spare));
+        let mut upper = Upper { ulp, conn };
+        let (taken, outcome) = self.receiver.receive_rest(&mut upper, link, arrival, frame, most, Err(halt));
+        self.conclude(now, &mut upper, link, taken, outcome)
+    }
+
+    /// Acts on the outcome of a payload in full operation.
+    fn conclude<U: Ulp<Placed = P>>(
+        &mut self,
+        now: Instant,
+        upper: &mut Upper<'_, U>,
+        link: &mut dyn Link,
+        taken: bool,
+        outcome: Result<(), Halt>,
+    ) -> Taken {
+        // Nothing is held or withheld, and nothing was.
+        if taken && outcome.is_ok() && self.is_ordinary() {
+            return Taken::Whole;
+        }
+        self.apply_outcome(now, upper, link, outcome);
+        Taken::from(taken)
     }
 
     /// Offers a withheld FPDU to the upper layer again, after a receive was posted.

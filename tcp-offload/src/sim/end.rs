@@ -168,9 +168,11 @@ pub struct End<L> {
 impl<L: Link> Node for End<L> {
     fn turn(&mut self, now: Instant) -> bool {
         let received = self.link.receive(&mut self.batch, 64);
-        for frame in self.batch.drain(..) {
-            self.stack.receive(now, &mut self.link, frame, &mut self.ulp);
+        let mut frames = self.batch.drain(..);
+        while let Some(frame) = frames.next() {
+            self.stack.receive_run(now, &mut self.link, frame, &mut frames, &mut self.ulp);
         }
+        drop(frames);
         if let Some(conn) = self.ulp.requested.take() {
             self.conn = Some(conn);
             let params = AcceptParams { ird: 4, ord: 4, private_data: b"welcome".to_vec() };

@@ -1,7 +1,7 @@
 //! Acknowledgements that wait for a turn that receives nothing
 //! (`docs/decisions/0002-acknowledgements-wait-for-an-idle-turn.md`).
 
-use super::{ConnSlot, Stack};
+use super::{ConnSlot, Stack, turns::Work};
 use crate::ulp::Ulp;
 
 impl<U: Ulp> Stack<U> {
@@ -35,5 +35,17 @@ impl<P> ConnSlot<P> {
     #[inline]
     pub(super) fn has_idle_ack(&self, polled: bool) -> bool {
         self.tcp.owes_ack() && !(polled && self.tcp.holds_ack())
+    }
+
+    /// The work for the ACK that the connection owes, if it owes one.
+    #[inline]
+    pub(super) fn next_ack(&self, polled: bool) -> Work {
+        if self.tcp.must_acknowledge() {
+            Work::Send
+        } else if self.has_idle_ack(polled) {
+            Work::Ack
+        } else {
+            Work::Nothing
+        }
     }
 }

@@ -22,6 +22,7 @@ mod offload;
 mod paths;
 mod recent;
 mod source;
+mod straight;
 mod strangers;
 mod streaming;
 #[cfg(test)]
@@ -34,6 +35,7 @@ use std::{
     fmt,
     net::IpAddr,
     sync::Arc,
+    vec::Drain,
 };
 
 use rand::{RngCore, rngs::StdRng};
@@ -65,7 +67,7 @@ use crate::{
     tcp::{self, Connection, IsnKey, Receipt, Sent, TcpConfig, TcpCounters, Tuning, Wants},
     time::Instant,
     ulp::{CloseReason, ConnId, ListenerId, Ulp},
-    wire::{self, Flow, Inbound, Malformed, Path, PlainSegment, Segment},
+    wire::{self, Flow, Inbound, Malformed, Path, Segment},
 };
 
 /// Segments that one connection may send before the next one gets its turn.
@@ -168,6 +170,18 @@ impl<P: Copy + fmt::Debug> ConnSlot<P> {
             && self.reported == Reported::Nothing
             && (self.held | self.spilled) == 0
             && either!(&self.session => is_ordinary())
+    }
+}
+
+impl<P: Copy + fmt::Debug> ConnSlot<P> {
+    /// The next work of the connection, unless it waits for free frames. Whether it is [ordinary](Self::is_ordinary) is known.
+    fn next_work<U: Ulp<Placed = P>>(&self, ordinary: bool, polled: bool, ulp: &U, conn: ConnId) -> Work {
+        let sends = match self.tcp.wants_to_transmit() {
+            Wants::Yes => true,
+            Wants::NewData => !(ordinary && self.dry) && either!(&self.session => has_data(ulp, conn)),
+            Wants::Nothing => false,
+        };
+        if sends { Work::Send } else { self.next_ack(polled) }
     }
 }
 
@@ -350,10 +364,29 @@ impl<U: Ulp> Stack<U> {
 
     /// Processes a received frame.
     pub fn receive(&mut self, now: Instant, link: &mut dyn Link, frame: RxFrame, ulp: &mut U) {
+        self.receive_run(now, link, frame, &mut Vec::new().drain(..), ulp);
+    }
+
+    /// Processes a received frame, and the frames of `more` that come next on the straight path: expected segments of the same
+    /// connection. The others stay in `more`.
+    pub fn receive_run(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        frame: RxFrame,
+        more: &mut Drain<'_, RxFrame>,
+        ulp: &mut U,
+    ) {
         self.counters.frames_in += 1;
-        if let Some((index, plain)) = self.recent.read(link, &frame) {
-            return self.receive_plain(now, link, index, &plain, frame, ulp);
+        match self.recent.read(link, &frame) {
+            Some((index, plain)) => self.receive_plain(now, link, index, plain, frame, more, ulp),
+            None => self.receive_any(now, link, frame, ulp),
         }
+    }
+
+    /// Processes a frame of any kind.
+    #[inline(never)]
+    fn receive_any(&mut self, now: Instant, link: &mut dyn Link, frame: RxFrame, ulp: &mut U) {
         match wire::parse(link, &frame) {
             Ok(Inbound::Tcp(ref segment)) => self.receive_segment(now, link, segment, frame, ulp),
             Ok(Inbound::Icmp(error)) => {
@@ -393,6 +426,19 @@ impl<U: Ulp> Stack<U> {
             return link.recycle(frame);
         };
         self.recent.note(link, &frame, index, segment);
+        self.receive_known(now, link, index, segment, frame, ulp);
+    }
+
+    /// Processes a segment of connection `index`.
+    fn receive_known(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        index: u32,
+        segment: &Segment,
+        frame: RxFrame,
+        ulp: &mut U,
+    ) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return link.recycle(frame) };
         if !slot.checksums.admits(segment.partial_checksum) {
             self.counters.malformed += 1;
@@ -401,30 +447,6 @@ impl<U: Ulp> Stack<U> {
         }
         slot.tcp.follow_queue(segment.queue);
         let receipt = slot.tcp.receive(now, link, segment);
-        self.apply_receipt(now, link, index, &receipt, frame, ulp);
-    }
-
-    /// Processes a plain segment of the connection that got the last segment too.
-    #[inline]
-    fn receive_plain(
-        &mut self,
-        now: Instant,
-        link: &mut dyn Link,
-        index: u32,
-        plain: &PlainSegment,
-        frame: RxFrame,
-        ulp: &mut U,
-    ) {
-        let Some(slot) = self.slots.get_mut(index as usize) else { return link.recycle(frame) };
-        slot.checksums.admits(false);
-        slot.tcp.follow_queue(frame.queue());
-        let receipt = match slot.tcp.receive_plain(now, link, plain) {
-            Some(receipt) => receipt,
-            None => match self.recent.segment(&frame, plain) {
-                Some(segment) => slot.tcp.receive(now, link, &segment),
-                None => return link.recycle(frame),
-            },
-        };
         self.apply_receipt(now, link, index, &receipt, frame, ulp);
     }
 
@@ -465,7 +487,14 @@ impl<U: Ulp> Stack<U> {
         // Making room may have ended this very connection.
         let Some(slot) = self.slots.get_mut(conn.index as usize) else { return link.recycle(frame) };
         let path = slot.tcp.path();
-        match slot.session.receive(now, ulp, conn, path, link, *arrival, frame, spare) {
+        let taken = slot.session.receive(now, ulp, conn, path, link, arrival, frame, spare);
+        self.payload_offered(now, conn.index, arrival, taken);
+    }
+
+    /// Tells TCP what became of a payload that was offered to the framing.
+    fn payload_offered(&mut self, now: Instant, index: u32, arrival: &tcp::NewPayload, taken: Taken) {
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        match taken {
             Taken::Whole => return slot.tcp.payload_taken(now, arrival),
             Taken::InPart => slot.tcp.payload_taken(now, arrival),
             Taken::Not => self.counters.refused_payloads += 1,
@@ -578,19 +607,15 @@ impl<U: Ulp> Stack<U> {
         }
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         self.timers.arm(index, slot.deadline_bound(ordinary));
+        self.plan(index, ordinary, ulp);
+    }
+
+    /// Records the next work of a connection, unless it is known to have something to send.
+    fn plan(&mut self, index: u32, ordinary: bool, ulp: &U) {
+        let Some(slot) = self.slots.get(index as usize) else { return };
         if self.turns.work(index) != Work::Send {
             let conn = ConnId { index, generation: slot.generation };
-            let sends = match slot.tcp.wants_to_transmit() {
-                Wants::Yes => true,
-                Wants::NewData => !(ordinary && slot.dry) && either!(&slot.session => has_data(ulp, conn)),
-                Wants::Nothing => false,
-            };
-            let work = match (sends, slot.has_idle_ack(self.polled)) {
-                (true, _) => Work::Send,
-                (false, true) => Work::Ack,
-                (false, false) => Work::Nothing,
-            };
-            self.turns.set(index, work);
+            self.turns.set(index, slot.next_work(ordinary, self.polled, ulp, conn));
         }
     }
 

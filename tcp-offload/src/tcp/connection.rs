@@ -363,6 +363,18 @@ impl Connection {
         self.ack.is_owed()
     }
 
+    /// Whether an ACK has to be sent with the next transmission.
+    #[inline]
+    pub fn must_acknowledge(&self) -> bool {
+        self.ack.is_due()
+    }
+
+    /// Whether an ACK with an earlier acknowledgment number is due, which reports where congestion marks began or ended.
+    #[inline]
+    pub fn owes_mark_boundary(&self) -> bool {
+        self.marks.boundary().is_some()
+    }
+
     /// Whether the owed ACK waits for the peer's next segments, as long as the application polls.
     pub fn holds_ack(&self) -> bool {
         self.ack.is_held()

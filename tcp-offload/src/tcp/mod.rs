@@ -26,7 +26,7 @@ mod rtt;
 mod sender;
 mod stage;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 mod timeouts;

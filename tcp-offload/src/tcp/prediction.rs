@@ -6,7 +6,7 @@
 //! the same outcome, which a property test compares.
 
 use super::{
-    Connection, NewPayload, Receipt,
+    Connection, NewPayload,
     receiver::Receiver,
     sender::{After, Sender},
     stage::Stage,
@@ -14,20 +14,9 @@ use super::{
 use crate::{link::Link, seq::StreamOffset, time::Instant, wire::PlainSegment};
 
 impl Connection {
-    /// Processes a segment of this flow, except for taking its payload, if it is the expected one. Otherwise nothing is
-    /// changed, and [`Self::receive`] must process it.
-    pub fn receive_plain(
-        &mut self,
-        now: Instant,
-        link: &mut dyn Link,
-        segment: &PlainSegment,
-    ) -> Option<Receipt> {
-        self.predicts(now, segment).then(|| self.receive_predicted(now, link, segment))
-    }
-
-    /// Whether [`Self::receive_predicted`] may process the segment.
+    /// Whether the segment is the expected one, so that [`Self::receive_predicted`] may process it.
     #[inline]
-    pub(super) fn predicts(&self, now: Instant, segment: &PlainSegment) -> bool {
+    pub fn predicts(&self, now: Instant, segment: &PlainSegment) -> bool {
         #[cfg(test)]
         if !super::testing::prediction() {
             return false;
@@ -43,16 +32,21 @@ impl Connection {
             }
     }
 
-    /// Processes a segment that [`Self::predicts`] admits, except for taking its payload.
-    #[inline]
-    fn receive_predicted(&mut self, now: Instant, link: &mut dyn Link, segment: &PlainSegment) -> Receipt {
+    /// Processes a segment that [`Self::predicts`] admits, except for its payload, which is [`Self::predicted_payload`].
+    /// Returns the offset below which the peer has newly acknowledged all data, if it has. The state stays the same.
+    pub fn receive_predicted(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        segment: &PlainSegment,
+    ) -> Option<StreamOffset> {
         self.counters.segments_in += 1;
         self.note_life(now);
         self.learn_timestamp(now, segment.seq, segment.timestamps);
-        let mut receipt = Receipt::default();
         let widest = self.tx.max_window();
         let window = u64::from(segment.window) << self.snd_shift.unwrap_or(0);
         let number = self.tx.una() + self.tx.ahead_of_una(segment.ack).unsigned_abs();
+        let mut acked = None;
         if self.tx.queue.is_empty() {
             self.acknowledge_nothing(segment.seq, number, window);
         } else {
@@ -61,7 +55,7 @@ impl Connection {
                 self.tx.waiting_since = None;
             }
             self.act_on_probe_outcome(now);
-            receipt.acked = Some(number);
+            acked = Some(number);
             self.tx.arm(now, &mut self.timers, &self.config, After::Acked);
             self.stop_window_probes();
         }
@@ -69,8 +63,48 @@ impl Connection {
             self.resize();
         }
         self.marks.received(segment.ecn, false, segment.payload_len, self.ack.is_owed(), self.rx.next());
-        receipt.arrival = self.rx.next_payload(segment);
-        receipt
+        self.rx.note_length(segment.payload_len);
+        acked
+    }
+
+    /// Whether `next` continues `last`, the last segment that [`Self::receive_predicted`] or [`Self::receive_continuation`] has
+    /// processed and whose payload was taken: it is the next one in order, and all that it tells is its payload.
+    #[inline]
+    pub fn continues(&self, last: &PlainSegment, next: &PlainSegment) -> bool {
+        last.payload_len > 0
+            && next.payload_len > 0
+            && next.payload_len as u64 <= self.rx.window()
+            && next.seq == self.rx.next_seq()
+            && (next.ack, next.window, next.ecn) == (last.ack, last.window, last.ecn)
+            && match (last.timestamps, next.timestamps) {
+                (None, None) => true,
+                (Some(last), Some(next)) => next.value.wrapping_sub(last.value) as i32 >= 0,
+                _ => false,
+            }
+            && self.tx.has_window_of(last.seq)
+    }
+
+    /// Processes a segment that [continues](Self::continues) the last one, except for its payload. What the last one has told
+    /// is not processed again: timestamps count for the first segment behind the last ACK, and the acknowledgment number, the
+    /// window and the congestion mark are the same.
+    #[inline]
+    pub fn receive_continuation(&mut self, segment: &PlainSegment) {
+        self.counters.segments_in += 1;
+        self.tx.repeat_ack(segment.seq);
+        self.rx.note_length(segment.payload_len);
+    }
+
+    /// The payload of a segment that [`Self::predicts`] has admitted, if it has one.
+    #[inline]
+    pub fn predicted_payload(&self, segment: &PlainSegment) -> Option<NewPayload> {
+        let (offset, len) = (self.rx.next(), segment.payload_len);
+        (len > 0).then(|| NewPayload {
+            offset,
+            start: segment.payload_start,
+            len,
+            contiguous: offset + len as u64,
+            pushed: segment.psh,
+        })
     }
 }
 
@@ -82,24 +116,6 @@ impl Receiver {
             && !self.has_gap()
             && !self.knows_fin()
             && segment.payload_len as u64 <= self.window()
-    }
-
-    /// The payload of a segment that it [expects](Self::expects), if it has one.
-    #[inline]
-    fn next_payload(&mut self, segment: &PlainSegment) -> Option<NewPayload> {
-        let len = segment.payload_len;
-        if len == 0 {
-            return None;
-        }
-        self.note_length(len);
-        let offset: StreamOffset = self.next();
-        Some(NewPayload {
-            offset,
-            start: segment.payload_start,
-            len,
-            contiguous: offset + len as u64,
-            pushed: segment.psh,
-        })
     }
 }
 

@@ -27,7 +27,8 @@ pub(super) fn sent_after(t1: Instant, end1: StreamOffset, t2: Instant, end2: Str
 pub(super) struct Rack {
     pub xmit_ts: Instant,
     pub end_seq: StreamOffset,
-    pub rtt: Duration,
+    /// `RACK.rtt`, in nanoseconds.
+    rtt_ns: u64,
     fack: StreamOffset,
     reordering_seen: bool,
     dsack_round: Option<StreamOffset>,
@@ -54,15 +55,20 @@ impl Rack {
         } else if entry.end < self.fack && !entry.retransmitted {
             self.reordering_seen = true;
         }
-        let rtt = now.since(entry.sent);
-        if entry.retransmitted && (echo_before || min_rtt.is_some_and(|min| rtt < min)) {
+        let rtt_ns = now.nanos_since(entry.sent);
+        if entry.retransmitted && (echo_before || min_rtt.is_some_and(|min| rtt_ns < nanos(min))) {
             return;
         }
         if sent_after(entry.sent, entry.end, self.xmit_ts, self.end_seq) {
             self.xmit_ts = entry.sent;
             self.end_seq = entry.end;
-            self.rtt = rtt;
+            self.rtt_ns = rtt_ns;
         }
+    }
+
+    /// `RACK.rtt`: the round-trip time of the segment delivered last that was sent last.
+    pub(super) fn rtt(&self) -> Duration {
+        Duration::from_nanos(self.rtt_ns)
     }
 
     /// The first part of step 4: D-SACKs widen the reordering window, at most once per round trip.
@@ -195,13 +201,13 @@ mod tests {
     fn rfc8985_s6_2_step2_ambiguous_retransmissions_are_ignored() {
         let mut rack = Rack::new();
         rack.delivered(at(100), &entry(0, 10, false), false, Some(us(50)));
-        assert_eq!((rack.xmit_ts, rack.rtt), (at(10), us(90)));
+        assert_eq!((rack.xmit_ts, rack.rtt()), (at(10), us(90)));
         rack.delivered(at(120), &entry(100, 100, true), false, Some(us(50)));
         assert_eq!(rack.xmit_ts, at(10), "the ACK arrived faster than the path allows");
         rack.delivered(at(200), &entry(100, 100, true), true, Some(us(50)));
         assert_eq!(rack.xmit_ts, at(10), "the echo is that of an earlier transmission");
         rack.delivered(at(200), &entry(100, 100, true), false, Some(us(50)));
-        assert_eq!((rack.xmit_ts, rack.rtt), (at(100), us(100)));
+        assert_eq!((rack.xmit_ts, rack.rtt()), (at(100), us(100)));
     }
 
     #[test]

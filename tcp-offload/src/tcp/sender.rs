@@ -244,7 +244,7 @@ impl Sender {
             self.reduce(self.flight(), Congestion::Timeout);
         }
         self.window.cwnd = self.window.smss;
-        let deadline = self.rack.rtt + self.reo_wnd();
+        let deadline = self.rack.rtt() + self.reo_wnd();
         if self.queue.front().is_some_and(|e| self.prober.is(e.end)) {
             self.prober.lost_alone(self.nxt, true);
         } else {

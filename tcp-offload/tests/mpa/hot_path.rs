@@ -73,7 +73,7 @@ fn allocations(
         };
         let mut taken = false;
         let used = measure(|| {
-            let outcome = session.receive(Instant::ZERO, ulp, CONN, &path, link, arrival, frame, usize::MAX);
+            let outcome = session.receive(Instant::ZERO, ulp, CONN, &path, link, &arrival, frame, usize::MAX);
             taken = outcome != Taken::Not;
         });
         assert!(taken);

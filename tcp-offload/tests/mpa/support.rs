@@ -312,7 +312,7 @@ impl End {
         };
         let path = path();
         let (session, ulp, link) = (&mut self.session, &mut self.ulp, &mut self.link);
-        let took = session.receive(self.now, ulp, CONN, &path, link, arrival, frame, usize::MAX);
+        let took = session.receive(self.now, ulp, CONN, &path, link, &arrival, frame, usize::MAX);
         let held = session.held_bytes() > 0 || session.holds_undelivered() || !session.is_reading();
         assert!(
             took != Taken::Whole || !held,

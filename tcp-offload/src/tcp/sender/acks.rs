@@ -194,6 +194,21 @@ impl Sender {
         }
     }
 
+    /// Whether the peer's window is that of its segment with number `seq`.
+    #[inline]
+    pub(in crate::tcp) fn has_window_of(&self, seq: SeqNum) -> bool {
+        self.wl1 == seq
+    }
+
+    /// Processes the next segment in order, `seq`, whose acknowledgment number and window are those of the segment before it.
+    #[inline]
+    pub(in crate::tcp) fn repeat_ack(&mut self, seq: SeqNum) {
+        self.wl1 = seq;
+        if !self.queue.is_empty() {
+            self.flight_before = self.flight();
+        }
+    }
+
     /// Removes acknowledged segments and marks selectively acknowledged ones.
     fn deliver(&mut self, link: &mut dyn Link, clock: Option<&Clock>, ack: &Ack<'_>) -> Delivery {
         let mut delivery = Delivery::default();
@@ -342,7 +357,7 @@ impl Sender {
             return false;
         }
         let reo_wnd = self.reo_wnd();
-        let (rtt, prober) = (self.rack.rtt, &mut self.prober);
+        let (rtt, prober) = (self.rack.rtt(), &mut self.prober);
         let mut window_open = false;
         let new = self.queue.mark_lost_while(self.rack.xmit_ts, self.rack.end_seq, |entry| {
             window_open = entry.sent + rtt + reo_wnd > now;

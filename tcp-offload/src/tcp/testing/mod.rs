@@ -30,7 +30,7 @@ pub(super) fn prediction() -> bool {
 }
 
 /// Calls `f` with header prediction on or off.
-pub(super) fn with_prediction<T>(on: bool, f: impl FnOnce() -> T) -> T {
+pub(crate) fn with_prediction<T>(on: bool, f: impl FnOnce() -> T) -> T {
     let before = PREDICTION.replace(on);
     let result = f();
     PREDICTION.set(before);
