@@ -105,14 +105,19 @@ pub struct InvalidControl(pub RdmapError);
 
 impl Control {
     /// Parses the field, on a connection with these versions. Reserved bits are ignored.
+    #[inline]
     pub fn parse(byte: u8, versions: Versions) -> Result<Self, InvalidControl> {
         let (version, opcode) = (byte >> 6, byte & 0x0f);
         if version != versions.number() {
             return Err(InvalidControl(RdmapError::Version));
         }
-        let extension = opcode > LAST_OF_RFC_5040;
-        let message = MessageType::from_opcode(opcode).filter(|_| versions == Versions::Ietf || !extension);
-        message.map(|message| Self { message }).ok_or(InvalidControl(RdmapError::UnexpectedOpcode))
+        if versions != Versions::Ietf && opcode > LAST_OF_RFC_5040 {
+            return Err(InvalidControl(RdmapError::UnexpectedOpcode));
+        }
+        match MessageType::from_opcode(opcode) {
+            Some(message) => Ok(Self { message }),
+            None => Err(InvalidControl(RdmapError::UnexpectedOpcode)),
+        }
     }
 
     /// The field's byte.

@@ -15,6 +15,7 @@ use crate::{
     link::{Link, RxFrame, part, read_at, rx_pieces},
     seq::StreamOffset,
     tcp,
+    time::Instant,
     ulp::{Arrival, Ulp, Ulpdu},
 };
 
@@ -41,8 +42,8 @@ const MAX_PIECES: usize = 1 << 12;
 pub(crate) struct Receiver<P, F> {
     track: Track<P, F>,
     hold: Hold,
-    /// The upper layer withholds the FPDU at the cursor.
-    withheld: bool,
+    /// Offset of the FPDU at the cursor that the upper layer withholds, and the time when it was first withheld.
+    withheld: Option<(StreamOffset, Instant)>,
     /// Nothing more is read.
     stopped: bool,
 }
@@ -50,7 +51,7 @@ pub(crate) struct Receiver<P, F> {
 impl<P: Copy, F: Framing> Receiver<P, F> {
     /// A receiver that only [collects](Self::collect) until [`Self::begin`].
     pub fn new() -> Self {
-        Self { track: Track::new(), hold: Hold::default(), withheld: false, stopped: false }
+        Self { track: Track::new(), hold: Hold::default(), withheld: None, stopped: false }
     }
 
     pub fn counters(&self) -> &FramingCounters {
@@ -64,7 +65,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
     /// Bytes held of the incomplete FPDU (or start-up frame) at the cursor; 0 while the upper layer withholds it.
     pub fn unfinished_bytes(&self) -> usize {
         let cursor = self.track.cursor;
-        let none = self.withheld || self.hold.is_empty();
+        let none = self.withheld.is_some() || self.hold.is_empty();
         if none { 0 } else { (self.hold.contiguous_from(cursor) - cursor) as usize }
     }
 
@@ -87,9 +88,20 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         self.hold.bytes() < before
     }
 
-    /// The offset of the FPDU that the upper layer withholds, if it withholds one.
-    pub fn withheld_at(&self) -> Option<StreamOffset> {
-        (self.withheld && !self.stopped).then_some(self.track.cursor)
+    /// When the upper layer first withheld the FPDU at the cursor, if it withholds it.
+    pub fn withheld_since(&self) -> Option<Instant> {
+        self.withheld.map(|(_, since)| since)
+    }
+
+    /// Records whether the work up to `now` has halted at an FPDU that the upper layer withholds.
+    fn note_halt(&mut self, now: Instant, outcome: Result<(), Halt>) {
+        let at = self.track.cursor;
+        if outcome != Err(Halt::Withheld) {
+            self.withheld = None;
+        } else if self.withheld.is_none_or(|(before, _)| before != at) {
+            self.withheld = Some((at, now));
+            self.track.counters.withheld += 1;
+        }
     }
 
     /// Whether a valid FPDU has been received.
@@ -106,15 +118,15 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         self.hold.is_empty() && self.track.known.is_empty()
     }
 
-    /// Whether it reads, and holds nothing.
+    /// Whether it reads, and nothing is held or withheld.
     #[inline]
     pub fn is_ordinary(&self) -> bool {
-        !self.stopped && self.hold.is_empty()
+        !self.stopped && self.withheld.is_none() && self.hold.is_empty()
     }
 
     /// Stops reading, and recycles all held frames.
     pub fn stop(&mut self, link: &mut dyn Link) {
-        self.stopped = true;
+        (self.stopped, self.withheld) = (true, None);
         self.track.stop();
         self.hold.release(link);
     }
@@ -152,12 +164,13 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
     /// Starts full operation at the cursor, and processes the bytes that have already arrived.
     pub fn begin<U: Ulp<Placed = P>>(
         &mut self,
+        now: Instant,
         upper: &mut Upper<'_, U>,
         link: &mut dyn Link,
         framing: F,
     ) -> Result<(), Halt> {
         self.expect(framing);
-        self.advance(upper, link)?;
+        self.advance(now, upper, link)?;
         let held: Ranges = self.hold.islands_from(self.track.cursor).collect();
         self.place_early(upper, link, &held)
     }
@@ -176,6 +189,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
     /// been placed.
     pub fn receive<U: Ulp<Placed = P>>(
         &mut self,
+        now: Instant,
         upper: &mut Upper<'_, U>,
         link: &mut dyn Link,
         arrival: &tcp::NewPayload,
@@ -188,15 +202,17 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         }
         if self.is_drained() && arrival.offset <= self.track.cursor {
             let outcome = self.take_aligned(upper, link, arrival, &frame);
-            return self.receive_rest(upper, link, arrival, frame, most, outcome);
+            return self.receive_rest(now, upper, link, arrival, frame, most, outcome);
         }
-        self.receive_held(upper, link, arrival, frame, most, Ok(()))
+        self.receive_held(now, upper, link, arrival, frame, most, Ok(()))
     }
 
     /// Processes the rest of a payload, whose whole FPDUs were taken from the frame with this `outcome`. Returns what
     /// [`Self::receive`] returns.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of a frame on its way up")]
     pub fn receive_rest<U: Ulp<Placed = P>>(
         &mut self,
+        now: Instant,
         upper: &mut Upper<'_, U>,
         link: &mut dyn Link,
         arrival: &tcp::NewPayload,
@@ -209,13 +225,15 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
             link.recycle(frame);
             return (true, outcome);
         }
-        self.withheld = outcome.is_err();
-        self.receive_held(upper, link, arrival, frame, most, outcome)
+        self.note_halt(now, outcome);
+        self.receive_held(now, upper, link, arrival, frame, most, outcome)
     }
 
     /// Holds a payload, and processes the FPDUs that it completes.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of a frame on its way up")]
     fn receive_held<U: Ulp<Placed = P>>(
         &mut self,
+        now: Instant,
         upper: &mut Upper<'_, U>,
         link: &mut dyn Link,
         arrival: &tcp::NewPayload,
@@ -224,8 +242,8 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         mut outcome: Result<(), Halt>,
     ) -> (bool, Result<(), Halt>) {
         let Some((store, fresh)) = self.keep(link, arrival, frame) else { return (true, outcome) };
-        if !self.withheld {
-            outcome = self.advance(upper, link);
+        if self.withheld.is_none() {
+            outcome = self.advance(now, upper, link);
         }
         if !outcome.is_err_and(Halt::is_final) {
             outcome = outcome.and(self.place_early(upper, link, &fresh));
@@ -239,10 +257,11 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
     /// Offers withheld FPDUs to the upper layer again.
     pub fn resume<U: Ulp<Placed = P>>(
         &mut self,
+        now: Instant,
         upper: &mut Upper<'_, U>,
         link: &mut dyn Link,
     ) -> Result<(), Halt> {
-        if self.stopped { Ok(()) } else { self.advance(upper, link) }
+        if self.stopped { Ok(()) } else { self.advance(now, upper, link) }
     }
 
     /// Processes whole FPDUs from the cursor on directly from the frame, while nothing is held.
@@ -368,21 +387,19 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
     /// Advances the cursor over all complete FPDUs without a gap.
     fn advance<U: Ulp<Placed = P>>(
         &mut self,
+        now: Instant,
         upper: &mut Upper<'_, U>,
         link: &mut dyn Link,
     ) -> Result<(), Halt> {
-        self.withheld = false;
-        loop {
-            let step = self.step(upper, link);
-            match step {
+        let outcome = loop {
+            match self.step(upper, link) {
                 Ok(true) => {}
-                Ok(false) => return Ok(()),
-                Err(halt) => {
-                    self.withheld = halt == Halt::Withheld;
-                    return Err(halt);
-                }
+                Ok(false) => break Ok(()),
+                Err(halt) => break Err(halt),
             }
-        }
+        };
+        self.note_halt(now, outcome);
+        outcome
     }
 
     /// Takes the FPDU at the cursor one step further. Returns whether another step may be possible.
@@ -523,7 +540,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         let range = (arrival.offset, arrival.offset + arrival.len as u64);
         let live = self.hold.live(store);
         if live > 0 {
-            let in_order = arrival.contiguous >= range.1 && !self.withheld;
+            let in_order = arrival.contiguous >= range.1 && self.withheld.is_none();
             // Payload in order is always kept: it belongs to the FPDU for which all others wait, and is less than the
             // longest FPDU.
             let full = self.hold.bytes() > most || self.hold.pieces() > MAX_PIECES;

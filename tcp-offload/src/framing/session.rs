@@ -40,15 +40,12 @@ pub struct Session<P, S: StartUp> {
     withhold_timeout: Duration,
     hold_bytes: usize,
     receiver: Receiver<P, S::Framing>,
-    /// Offset of the FPDU that the upper layer withholds, and the time when it was first withheld.
-    withheld: Option<(StreamOffset, Instant)>,
     /// End of the held bytes at an earlier time, and that time. The cursor has not reached the end since, so the oldest held
     /// bytes are at least that old.
     stalled: Option<(StreamOffset, Instant)>,
     /// The upper layer has nothing more to send.
     finished: bool,
     ulpdus_sent: u64,
-    fpdus_withheld: u64,
 }
 
 /// What became of a received payload.
@@ -117,11 +114,9 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
             opening: Some(Box::new(Opening::new(config, bytes, deadline))),
             withhold_timeout,
             hold_bytes,
-            withheld: None,
             stalled: None,
             finished: false,
             ulpdus_sent: 0,
-            fpdus_withheld: 0,
         }
     }
 
@@ -269,9 +264,9 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         let most = self.hold_bytes.min(self.held_bytes().saturating_add(spare));
         match &self.phase {
             SessionPhase::Full(_) => {
-                let mut upper = Upper { ulp, conn };
-                let (taken, outcome) = self.receiver.receive(&mut upper, link, arrival, frame, most);
-                self.conclude(now, &mut upper, link, taken, outcome)
+                let (ordinary, mut upper) = (self.is_ordinary(), Upper { ulp, conn });
+                let (taken, outcome) = self.receiver.receive(now, &mut upper, link, arrival, frame, most);
+                self.conclude(now, &mut upper, link, ordinary, taken, outcome)
             }
             SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) => {
                 let most = most.min(MOST_STARTUP_BYTES);
@@ -333,21 +328,22 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
     ) -> Taken {
         let most = self.hold_bytes.min(self.held_bytes().saturating_add(spare));
         let mut upper = Upper { ulp, conn };
-        let (taken, outcome) = self.receiver.receive_rest(&mut upper, link, arrival, frame, most, Err(halt));
-        self.conclude(now, &mut upper, link, taken, outcome)
+        let (taken, outcome) =
+            self.receiver.receive_rest(now, &mut upper, link, arrival, frame, most, Err(halt));
+        self.conclude(now, &mut upper, link, true, taken, outcome)
     }
 
-    /// Acts on the outcome of a payload in full operation.
+    /// Acts on the outcome of a payload in full operation. `ordinary`: the session [was ordinary](Self::is_ordinary) before it.
     fn conclude<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
         upper: &mut Upper<'_, U>,
         link: &mut dyn Link,
+        ordinary: bool,
         taken: bool,
         outcome: Result<(), Halt>,
     ) -> Taken {
-        // Nothing is held or withheld, and nothing was.
-        if taken && outcome.is_ok() && self.is_ordinary() {
+        if ordinary && taken && outcome.is_ok() && self.is_ordinary() {
             return Taken::Whole;
         }
         self.apply_outcome(now, upper, link, outcome);
@@ -362,9 +358,9 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         conn: ConnId,
         link: &mut dyn Link,
     ) {
-        if self.withheld.is_some() {
+        if self.holds_undelivered() {
             let mut upper = Upper { ulp, conn };
-            let outcome = self.receiver.resume(&mut upper, link);
+            let outcome = self.receiver.resume(now, &mut upper, link);
             self.apply_outcome(now, &mut upper, link, outcome);
         }
     }
@@ -409,7 +405,9 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
     /// The time at which [`Self::on_timer`] must be called, if any.
     pub fn deadline(&self) -> Option<Instant> {
         match self.phase {
-            SessionPhase::Full(_) => self.withheld.map(|(_, since)| since + self.withhold_timeout),
+            SessionPhase::Full(_) => {
+                self.receiver.withheld_since().map(|since| since + self.withhold_timeout)
+            }
             SessionPhase::Streaming(ref streaming) => streaming.deadline,
             SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) => self.opening.as_ref()?.deadline,
             SessionPhase::Decide(_) | SessionPhase::Rejected | SessionPhase::Failed(_) => None,
@@ -482,20 +480,18 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
     pub fn is_ordinary(&self) -> bool {
         matches!(self.phase, SessionPhase::Full(_))
             && self.opening.is_none()
-            && self.withheld.is_none()
             && self.stalled.is_none()
             && self.receiver.is_ordinary()
     }
 
     /// Whether the upper layer withholds a complete FPDU.
     pub fn holds_undelivered(&self) -> bool {
-        self.withheld.is_some()
+        self.receiver.withheld_since().is_some()
     }
 
     /// The session's counters.
     pub fn counters(&self) -> FramingCounters {
-        let (ulpdus_sent, withheld) = (self.ulpdus_sent, self.fpdus_withheld);
-        FramingCounters { ulpdus_sent, withheld, ..*self.receiver.counters() }
+        FramingCounters { ulpdus_sent: self.ulpdus_sent, ..*self.receiver.counters() }
     }
 
     /// Recycles every frame at the end of the session.
@@ -505,7 +501,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
 
     fn stop(&mut self, link: &mut dyn Link) {
         self.receiver.stop(link);
-        (self.withheld, self.stalled) = (None, None);
+        self.stalled = None;
     }
 
     /// Acts on the outcome of the receiver's work: reports a stream error, and updates the time limits.
@@ -521,15 +517,10 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
             Err(Halt::Stopped) => self.stop(link),
             Err(Halt::Withheld) | Ok(()) => {}
         }
-        let at = self.receiver.withheld_at();
-        if self.withheld.map(|(at, _)| at) != at {
-            self.withheld = at.map(|at| (at, now));
-            self.fpdus_withheld += u64::from(at.is_some());
-            if at.is_some() && self.withhold_timeout.is_zero() {
-                return self.break_stream(upper, link, S::WITHHELD);
-            }
+        if self.holds_undelivered() && self.withhold_timeout.is_zero() {
+            return self.break_stream(upper, link, S::WITHHELD);
         }
-        let held_to = self.receiver.held_to().filter(|_| at.is_none());
+        let held_to = self.receiver.held_to().filter(|_| !self.holds_undelivered());
         let passed = self.stalled.is_none_or(|(end, _)| self.receiver.cursor() >= end);
         self.stalled =
             if passed { held_to.map(|end| (end, now)) } else { self.stalled.filter(|_| held_to.is_some()) };

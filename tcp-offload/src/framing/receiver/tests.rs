@@ -72,7 +72,7 @@ impl Lab {
         let mut taken = false;
         let steps = steps::of(|| {
             let (receiver, link) = (&mut self.receiver, &mut self.link);
-            let (ok, outcome) = receiver.receive(&mut upper, link, &arrival, frame, most);
+            let (ok, outcome) = receiver.receive(Instant::ZERO, &mut upper, link, &arrival, frame, most);
             assert_eq!(outcome, Ok(()));
             taken = ok;
         });

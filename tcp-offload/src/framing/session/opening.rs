@@ -145,7 +145,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
             Answer::Accepted { full: Full { agreed, transmitter, frames }, private_data } => {
                 self.phase = SessionPhase::Full(transmitter);
                 upper.ulp.event(conn, Event::Established { path: *path, agreed, private_data });
-                let outcome = self.receiver.begin(upper, link, frames);
+                let outcome = self.receiver.begin(now, upper, link, frames);
                 self.apply_outcome(now, upper, link, outcome);
             }
             Answer::Terminate(full, error) => {

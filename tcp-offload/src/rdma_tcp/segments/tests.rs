@@ -11,6 +11,7 @@ use crate::{
     framing::receiver::{Receiver, Upper},
     sim::{SimLink, Wire, WireConfig},
     tcp,
+    time::Instant,
     ulp::{Arrival, ConnId, Event, Pulled, Refusal, Ulp},
 };
 
@@ -96,7 +97,8 @@ impl Lab {
         let arrival =
             tcp::NewPayload { offset: from as u64, start: 0, len: to - from, contiguous, pushed: true };
         let mut upper = Upper { ulp: &mut self.log, conn: CONN };
-        let (taken, outcome) = self.receiver.receive(&mut upper, &mut self.link, &arrival, frame, usize::MAX);
+        let (taken, outcome) =
+            self.receiver.receive(Instant::ZERO, &mut upper, &mut self.link, &arrival, frame, usize::MAX);
         assert!(taken && outcome.is_ok(), "{outcome:?}");
     }
 }
