@@ -142,8 +142,8 @@ impl Engine {
         let mut batch = std::mem::take(&mut self.batch);
         let received = link.receive(&mut batch, BATCH) > 0;
         let mut frames = batch.drain(..);
-        while let Some(frame) = frames.next() {
-            self.stack.receive_run(now, link, frame, &mut frames, &mut self.rnic);
+        while !frames.as_slice().is_empty() {
+            self.stack.receive_run(now, link, &mut frames, &mut self.rnic);
             self.run_deferred(now, link);
         }
         drop(frames);

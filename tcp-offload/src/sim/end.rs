@@ -169,8 +169,8 @@ impl<L: Link> Node for End<L> {
     fn turn(&mut self, now: Instant) -> bool {
         let received = self.link.receive(&mut self.batch, 64);
         let mut frames = self.batch.drain(..);
-        while let Some(frame) = frames.next() {
-            self.stack.receive_run(now, &mut self.link, frame, &mut frames, &mut self.ulp);
+        while !frames.as_slice().is_empty() {
+            self.stack.receive_run(now, &mut self.link, &mut frames, &mut self.ulp);
         }
         drop(frames);
         if let Some(conn) = self.ulp.requested.take() {

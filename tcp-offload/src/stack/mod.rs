@@ -20,6 +20,7 @@ mod listen;
 mod next_hops;
 mod offload;
 mod paths;
+mod receive;
 mod recent;
 mod source;
 mod straight;
@@ -35,7 +36,6 @@ use std::{
     fmt,
     net::IpAddr,
     sync::Arc,
-    vec::Drain,
 };
 
 use rand::{RngCore, rngs::StdRng};
@@ -61,13 +61,13 @@ pub use self::{
     next_hops::Lookup,
 };
 use crate::{
-    framing::{AcceptParams, AnySession, FramingConfig, FramingCounters, Taken, either},
+    framing::{AcceptParams, AnySession, FramingConfig, FramingCounters, either},
     keyed::{KeyedHash, KeyedMap},
-    link::{Link, RxFrame, Steer},
-    tcp::{self, Connection, IsnKey, Receipt, Sent, TcpConfig, TcpCounters, Tuning, Wants},
+    link::{Link, Steer},
+    tcp::{Connection, IsnKey, Sent, TcpConfig, TcpCounters, Tuning, Wants},
     time::Instant,
     ulp::{CloseReason, ConnId, ListenerId, Ulp},
-    wire::{self, Flow, Inbound, Malformed, Path, Segment},
+    wire::{self, Flow, Path, Segment},
 };
 
 /// Segments that one connection may send before the next one gets its turn.
@@ -360,146 +360,6 @@ impl<U: Ulp> Stack<U> {
             slot.tcp.abort();
             self.make_ready(conn.index);
         }
-    }
-
-    /// Processes a received frame.
-    pub fn receive(&mut self, now: Instant, link: &mut dyn Link, frame: RxFrame, ulp: &mut U) {
-        self.receive_run(now, link, frame, &mut Vec::new().drain(..), ulp);
-    }
-
-    /// Processes a received frame, and the frames of `more` that come next on the straight path: expected segments of the same
-    /// connection. The others stay in `more`.
-    pub fn receive_run(
-        &mut self,
-        now: Instant,
-        link: &mut dyn Link,
-        frame: RxFrame,
-        more: &mut Drain<'_, RxFrame>,
-        ulp: &mut U,
-    ) {
-        self.counters.frames_in += 1;
-        match self.recent.read(link, &frame) {
-            Some((index, plain)) => self.receive_plain(now, link, index, plain, frame, more, ulp),
-            None => self.receive_any(now, link, frame, ulp),
-        }
-    }
-
-    /// Processes a frame of any kind.
-    #[inline(never)]
-    fn receive_any(&mut self, now: Instant, link: &mut dyn Link, frame: RxFrame, ulp: &mut U) {
-        match wire::parse(link, &frame) {
-            Ok(Inbound::Tcp(ref segment)) => self.receive_segment(now, link, segment, frame, ulp),
-            Ok(Inbound::Icmp(error)) => {
-                let elsewhere =
-                    !self.flows.contains_key(&error.flow) && self.hand_over(link, &frame, &error.flow);
-                link.recycle(frame);
-                if !elsewhere {
-                    self.receive_icmp(now, link, error, ulp);
-                }
-            }
-            Ok(Inbound::Other) => {
-                self.counters.foreign += 1;
-                link.recycle(frame);
-            }
-            Err(reason) => {
-                self.counters.malformed += 1;
-                self.counters.bad_checksum +=
-                    u64::from(matches!(reason, Malformed::Checksum | Malformed::IpChecksum));
-                self.counters.mapped_addresses += u64::from(reason == Malformed::MappedAddress);
-                link.recycle(frame);
-            }
-        }
-    }
-
-    fn receive_segment(
-        &mut self,
-        now: Instant,
-        link: &mut dyn Link,
-        segment: &Segment,
-        frame: RxFrame,
-        ulp: &mut U,
-    ) {
-        self.counters.partial_checksum += u64::from(segment.partial_checksum);
-        self.replace_time_wait(link, segment);
-        let known = self.flows.get(&segment.flow).copied();
-        let Some(index) = known.or_else(|| self.receive_stranger(now, link, segment, &frame)) else {
-            return link.recycle(frame);
-        };
-        self.recent.note(link, &frame, index, segment);
-        self.receive_known(now, link, index, segment, frame, ulp);
-    }
-
-    /// Processes a segment of connection `index`.
-    fn receive_known(
-        &mut self,
-        now: Instant,
-        link: &mut dyn Link,
-        index: u32,
-        segment: &Segment,
-        frame: RxFrame,
-        ulp: &mut U,
-    ) {
-        let Some(slot) = self.slots.get_mut(index as usize) else { return link.recycle(frame) };
-        if !slot.checksums.admits(segment.partial_checksum) {
-            self.counters.malformed += 1;
-            self.counters.bad_checksum += 1;
-            return link.recycle(frame);
-        }
-        slot.tcp.follow_queue(segment.queue);
-        let receipt = slot.tcp.receive(now, link, segment);
-        self.apply_receipt(now, link, index, &receipt, frame, ulp);
-    }
-
-    /// Passes what TCP found in a segment to the layers above.
-    #[inline]
-    fn apply_receipt(
-        &mut self,
-        now: Instant,
-        link: &mut dyn Link,
-        index: u32,
-        receipt: &Receipt,
-        frame: RxFrame,
-        ulp: &mut U,
-    ) {
-        let Some(slot) = self.slots.get_mut(index as usize) else { return link.recycle(frame) };
-        let conn = ConnId { index, generation: slot.generation };
-        if let Some(acked) = receipt.acked {
-            ulp.acked(conn, acked);
-        }
-        match receipt.arrival {
-            Some(arrival) => self.take_payload(now, link, conn, &arrival, frame, ulp),
-            None => link.recycle(frame),
-        }
-        self.after_change(now, link, index, receipt.closed, ulp);
-    }
-
-    /// Passes new payload to the framing; payload that the framing refuses counts as lost.
-    fn take_payload(
-        &mut self,
-        now: Instant,
-        link: &mut dyn Link,
-        conn: ConnId,
-        arrival: &tcp::NewPayload,
-        frame: RxFrame,
-        ulp: &mut U,
-    ) {
-        let spare = self.spare_hold(now, link, arrival.len, ulp);
-        // Making room may have ended this very connection.
-        let Some(slot) = self.slots.get_mut(conn.index as usize) else { return link.recycle(frame) };
-        let path = slot.tcp.path();
-        let taken = slot.session.receive(now, ulp, conn, path, link, arrival, frame, spare);
-        self.payload_offered(now, conn.index, arrival, taken);
-    }
-
-    /// Tells TCP what became of a payload that was offered to the framing.
-    fn payload_offered(&mut self, now: Instant, index: u32, arrival: &tcp::NewPayload, taken: Taken) {
-        let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        match taken {
-            Taken::Whole => return slot.tcp.payload_taken(now, arrival),
-            Taken::InPart => slot.tcp.payload_taken(now, arrival),
-            Taken::Not => self.counters.refused_payloads += 1,
-        }
-        slot.tcp.withheld(either!(&slot.session => window_bytes()));
     }
 
     /// Sends everything that is due and allowed while the link has room, then flushes the link.

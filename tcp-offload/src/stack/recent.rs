@@ -2,7 +2,7 @@
 
 use crate::{
     link::{Link, RxFrame},
-    wire::{PlainSegment, Segment, Template},
+    wire::{Segment, Template},
 };
 
 /// The connection that got the last segment, and the headers by which its next plain segment is recognised without looking
@@ -25,17 +25,17 @@ impl Recent {
         };
     }
 
-    /// The connection of `frame` and the segment in it, if it is a plain segment of the same connection as the last one.
+    /// The connection, and the template of its plain segments, if there is one.
     #[inline]
-    pub(super) fn read(&self, link: &dyn Link, frame: &RxFrame) -> Option<(u32, PlainSegment)> {
-        let template = self.template.as_ref()?;
-        Some((self.index?, template.read(link, frame)?))
+    pub(super) fn template(&self) -> Option<(u32, &Template)> {
+        Some((self.index?, self.template.as_ref()?))
     }
 
-    /// The whole of a segment that [`Self::read`] has returned.
-    #[cold]
-    pub(super) fn segment(&self, frame: &RxFrame, plain: &PlainSegment) -> Option<Segment> {
-        Some(self.template.as_ref()?.segment(plain, frame.queue()))
+    /// The connection of `frame` and the segment in it, if it is a plain segment of the same connection as the last one.
+    pub(super) fn read(&self, link: &dyn Link, frame: &RxFrame) -> Option<(u32, Segment)> {
+        let (index, template) = self.template()?;
+        let plain = template.read(link, frame)?;
+        Some((index, template.segment(&plain, frame.queue())))
     }
 
     /// Forgets the connection: it has been removed, and its flow may belong to another one.

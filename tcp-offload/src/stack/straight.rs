@@ -1,17 +1,17 @@
-//! The straight path of received frames. It is for the expected segments of an undisturbed connection: plain segments of the
-//! connection that got the last one too ([`Recent`](super::recent::Recent)), which TCP predicts (`tcp/prediction.rs`) and whose
-//! payload the framing takes whole. All others leave it for the general path: [`Stack::receive_known`], [`Stack::take_payload`]
-//! and [`Stack::after_change`], whose outcome is the same.
+//! The straight path of received frames, for the expected segments of an undisturbed connection. A segment belongs on it if it is a
+//! plain segment of the same connection as the one before ([`Recent`](super::recent::Recent)), if TCP predicts it
+//! (`tcp/prediction.rs`), and if the framing takes its payload whole. All others take the general path ([`Stack::receive_known`],
+//! [`Stack::take_payload`], [`Stack::after_change`]), which has the same outcome.
 //!
-//! The path looks the connection up once for all frames of it that follow one another in a batch. It asks before the first one
-//! whether the connection [is ordinary](ConnSlot::is_ordinary), and leaves out what such segments cannot have changed:
+//! The path looks the connection up once for all frames of it that follow one another in a batch. Before the first frame it tests
+//! whether the connection [is ordinary](ConnSlot::is_ordinary). It leaves out the rules for what such segments cannot change:
 //!
-//! - the connection has not ended, and has nothing to report or to free;
-//! - its shares of the memory that connections share are zero, as before;
-//! - no time limit of the framing runs, and a timer of TCP concerns the stack only if it is due before all others were;
-//! - the upper layer has as much to send as before: when that was nothing, an ACK is all that can have become due.
+//! - the connection does not end, and has nothing to report or to free;
+//! - its shares of the memory that connections share stay zero;
+//! - no time limit of the framing runs, and a timer of TCP concerns the stack only if it is due before all earlier ones;
+//! - the upper layer has as much to send as before: if that was nothing, only an ACK can have become due.
 //!
-//! A segment that [continues](crate::tcp::Connection::continues) the one before it tells TCP nothing but its payload.
+//! Of a segment that [continues](crate::tcp::Connection::continues) the one before it, TCP processes the payload only.
 
 use std::vec::Drain;
 
@@ -28,32 +28,37 @@ use crate::{
 const MOST_PAYLOAD: usize = u16::MAX as usize;
 
 impl<U: Ulp> Stack<U> {
-    /// Processes a plain segment of connection `index`, which got the last segment too, and the frames of `more` that come next on
-    /// the straight path.
-    #[expect(clippy::too_many_arguments, reason = "the arguments of a frame on its way up")]
+    /// Processes the frames at the beginning of `frames` that belong on the straight path. Returns whether there was one.
     #[inline]
-    pub(super) fn receive_plain(
+    pub(super) fn receive_straight(
         &mut self,
         now: Instant,
         link: &mut dyn Link,
-        index: u32,
-        mut plain: PlainSegment,
-        mut frame: RxFrame,
-        more: &mut Drain<'_, RxFrame>,
+        frames: &mut Drain<'_, RxFrame>,
         ulp: &mut U,
-    ) {
-        let Some(slot) = self.slots.get_mut(index as usize) else { return link.recycle(frame) };
+    ) -> bool {
+        let Some((index, template)) = self.recent.template() else { return false };
+        let Some(slot) = self.slots.get_mut(index as usize) else { return false };
         let slot = &mut **slot;
         let spare = self.config.most_held_bytes.saturating_sub(self.held);
-        if !(slot.is_ordinary() && spare >= MOST_PAYLOAD && slot.tcp.predicts(now, &plain)) {
-            return self.receive_deviation(now, link, index, &plain, frame, ulp);
+        if spare < MOST_PAYLOAD || !slot.is_ordinary() {
+            return false;
         }
         let (conn, bound) = (ConnId { index, generation: slot.generation }, slot.tcp.deadline_bound());
-        slot.checksums.admits(false);
-        if let Some(acked) = slot.tcp.receive_predicted(now, link, &plain) {
-            ulp.acked(conn, acked);
-        }
-        loop {
+        let mut last: Option<PlainSegment> = None;
+        while let Some(plain) = frames.as_slice().first().and_then(|frame| template.read(link, frame)) {
+            if last.as_ref().is_some_and(|last| slot.tcp.continues(last, &plain)) {
+                slot.tcp.receive_continuation(&plain);
+            } else if !slot.tcp.has_mtu_news() && slot.tcp.predicts(now, &plain) {
+                if let Some(acked) = slot.tcp.receive_predicted(now, link, &plain) {
+                    ulp.acked(conn, acked);
+                }
+            } else {
+                break;
+            }
+            let Some(frame) = frames.next() else { break };
+            self.counters.frames_in += 1;
+            slot.checksums.admits(false);
             slot.tcp.follow_queue(frame.queue());
             if let Some(arrival) = slot.tcp.predicted_payload(&plain) {
                 let (path, session) = (slot.tcp.path(), &mut slot.session);
@@ -61,27 +66,32 @@ impl<U: Ulp> Stack<U> {
                     Taken::Whole => slot.tcp.payload_taken(now, &arrival),
                     taken => {
                         self.payload_offered(now, index, &arrival, taken);
-                        return self.after_change(now, link, index, None, ulp);
+                        self.after_change(now, link, index, None, ulp);
+                        return true;
                     }
                 }
             } else {
                 link.recycle(frame);
             }
-            let Some(next) = more.as_slice().first() else { break };
-            let Some((_, next)) = self.recent.read(link, next) else { break };
-            if slot.tcp.continues(&plain, &next) {
-                slot.tcp.receive_continuation(&next);
-            } else if !slot.tcp.has_mtu_news() && slot.tcp.predicts(now, &next) {
-                if let Some(acked) = slot.tcp.receive_predicted(now, link, &next) {
-                    ulp.acked(conn, acked);
-                }
-            } else {
-                break;
-            }
-            let Some(its_frame) = more.next() else { break };
-            self.counters.frames_in += 1;
-            (plain, frame) = (next, its_frame);
+            last = Some(plain);
         }
+        if last.is_some() {
+            self.after_expected(now, link, index, bound, ulp);
+        }
+        last.is_some()
+    }
+
+    /// Updates the tables after expected segments of connection `index`, whose timers were not due before `bound`.
+    #[inline]
+    fn after_expected(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        index: u32,
+        bound: Option<Instant>,
+        ulp: &mut U,
+    ) {
+        let Some(slot) = self.slots.get(index as usize) else { return };
         if slot.tcp.has_mtu_news() {
             return self.after_change(now, link, index, None, ulp);
         }
@@ -94,27 +104,13 @@ impl<U: Ulp> Stack<U> {
             Work::Send => {}
             Work::Nothing | Work::Ack if slot.only_acknowledges() => {
                 let work = slot.next_ack(self.polled);
-                debug_assert_eq!(work, slot.next_work(true, self.polled, ulp, conn));
+                debug_assert_eq!(
+                    work,
+                    slot.next_work(true, self.polled, ulp, ConnId { index, generation: slot.generation })
+                );
                 self.turns.set(index, work);
             }
             _ => self.plan(index, true, ulp),
-        }
-    }
-
-    /// Processes a plain segment of connection `index` by the general rules.
-    #[inline(never)]
-    fn receive_deviation(
-        &mut self,
-        now: Instant,
-        link: &mut dyn Link,
-        index: u32,
-        plain: &PlainSegment,
-        frame: RxFrame,
-        ulp: &mut U,
-    ) {
-        match self.recent.segment(&frame, plain) {
-            Some(segment) => self.receive_known(now, link, index, &segment, frame, ulp),
-            None => link.recycle(frame),
         }
     }
 }

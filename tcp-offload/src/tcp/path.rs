@@ -152,7 +152,13 @@ impl Connection {
         if largest > 0 {
             self.mtu.delivered(self.packet_bytes(largest));
         }
-        let Some(verdict) = self.tx.prober.take_verdict() else { return };
+        if let Some(verdict) = self.tx.prober.take_verdict() {
+            self.act_on_verdict(now, verdict);
+        }
+    }
+
+    #[inline(never)]
+    fn act_on_verdict(&mut self, now: Instant, verdict: Verdict) {
         let config = self.config.path_mtu;
         match verdict {
             Verdict::Succeeded(size) => {
