@@ -154,7 +154,7 @@ fn sdp_s9_2_rd_compl_follows_the_read_and_counts_no_payload() {
 
 /// The source: parts that were read, then SendSm; the rest goes in Data messages before anything else.
 #[test]
-fn sdp_s9_2_after_send_sm_the_rest_goes_in_data() {
+fn sdp_s9_2_after_send_sm_the_rest_is_sent_in_data() {
     let mut link = pipelined_source();
     link.machine.write_memory(memory(40, 5));
     link.machine.write_memory(memory(40, 6));
@@ -862,7 +862,7 @@ fn sdp_s6_1_2_req_pipe_is_ignored_in_buffered_mode() {
 
 /// RdmaWrCompl reports the preference of its sender as the sink of the other half.
 #[test]
-fn sdp_s6_3_6_wr_compl_tells_the_preferred_mode() {
+fn sdp_s6_3_6_wr_compl_reports_the_preferred_mode() {
     for waits in [true, false] {
         let mut link = pipelined_source();
         if waits {
