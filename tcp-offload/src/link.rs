@@ -182,7 +182,7 @@ pub fn chunks_for(link: &dyn Link, len: usize) -> usize {
 /// Number of chunks of `chunk_bytes` that a frame of `len` bytes takes.
 #[inline]
 pub(crate) fn chunks_of(chunk_bytes: usize, len: usize) -> usize {
-    // A division takes longer than all else here.
+    // A division takes longer than the rest of this function.
     if len <= chunk_bytes { 1 } else { len.div_ceil(chunk_bytes.max(1)) }
 }
 
@@ -396,7 +396,7 @@ pub trait Kick: Send + Sync {
 /// The outcome of [`Kick::kick`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kicked {
-    /// Nothing was requested, or another thread serves it.
+    /// Nothing was requested, or another thread serves the request.
     Nothing,
     /// All requests have been served. The number is that of the requested chunks.
     Done(u32),
@@ -405,7 +405,7 @@ pub enum Kicked {
     More(u32),
 }
 
-/// A network interface as the stack sees it.
+/// The stack's interface to a network interface.
 ///
 /// The trait is object safe on purpose: the stack and everything above it are compiled once for the driver and the
 /// simulator; a frame costs a handful of indirect calls.
@@ -467,8 +467,9 @@ pub trait Link: Send {
     /// Removes a steering rule; unknown rules are ignored.
     fn unsteer(&mut self, rule: Steer);
 
-    /// Hands a received frame of `flow` over to another engine of the interface, if that one has steered the flow; returns
-    /// whether it has. The caller recycles the frame in any case. A link with one engine has nobody to hand it to.
+    /// Hands a received frame of `flow` over to another engine of the interface, if that one has steered the flow;
+    /// returns whether it has. The caller recycles the frame in any case. A link with one engine never hands frames
+    /// over.
     fn hand_over(&mut self, frame: &RxFrame, flow: &Flow) -> bool {
         let _ = (frame, flow);
         false

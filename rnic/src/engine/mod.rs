@@ -130,7 +130,7 @@ impl Engine {
         self.rnic.on_event(notify);
     }
 
-    /// Tells whether the application polls, so that the next turn comes soon; see [`Stack::set_polled`].
+    /// Records whether the application polls, so that the next turn comes soon; see [`Stack::set_polled`].
     pub fn set_polled(&mut self, polled: bool) {
         self.stack.set_polled(polled);
     }
@@ -238,10 +238,10 @@ impl Engine {
         Ok(QpStatistics { rdmap: stream.rdmap, ddp: stream.ddp, tcp, framing })
     }
 
-    /// Does the work that the RNIC deferred to the engine. Most calls find none.
+    /// Executes the work that the RNIC deferred to the engine. Most calls find none.
     #[inline]
     fn run_deferred(&mut self, now: Instant, link: &mut dyn Link) {
-        // Mostly a post has woken its connection, and nothing else happened.
+        // Usually a post has woken its connection, and nothing else happened.
         while let Some(conn) = self.rnic.next_wake() {
             self.stack.wake(conn);
         }

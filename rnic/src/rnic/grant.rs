@@ -1,4 +1,4 @@
-//! Grants: what valid tags give access to, and each engine's cache of those that it has used.
+//! Grants: the memory and rights of valid tags, and each engine's cache of the grants that it has used.
 
 use std::{
     cell::OnceCell,
@@ -39,20 +39,20 @@ impl Bytes {
     }
 }
 
-/// For whom a grant is still valid.
+/// The users for whom a grant is still valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Validity {
     All,
-    /// Peers have no access any more; the owner's requests have.
+    /// Only the owner's requests have access; peers no longer have.
     Local,
     Ended,
 }
 
-/// What a valid tag gives access to. Engines share it; only its validity changes, and never back.
+/// The memory and rights of a valid tag. Engines share it; only its validity changes, and never becomes valid again.
 ///
-/// An engine loads the validity before each access. The copy that follows does not check it again, so whoever ends a grant
-/// and gives the memory to others passes through the lock of each engine first ([`Rnic::forget`](super::Rnic::forget)).
+/// An engine loads the validity before each access. The copy that follows does not check it again, so code that ends a
+/// grant and reuses the memory first passes through the lock of each engine ([`Rnic::forget`](super::Rnic::forget)).
 #[derive(Debug)]
 pub(crate) struct Grant {
     stag: STag,
@@ -120,8 +120,9 @@ struct FetchedGrant {
 /// Entries of [`Keys::front`].
 const FRONT: usize = 16;
 
-/// The keys of one engine: a cache of the registry's grants. The engine asks the registry for a tag that it does not know, or
-/// knows as ended. Peers cannot make it ask often, because an unknown tag ends their stream (RFC 5040 section 7.2).
+/// The keys of one engine: a cache of the registry's grants. The engine asks the registry for a tag that is not in the
+/// cache, or has ended there. Peers cannot cause many such requests, because an unknown tag ends their stream (RFC 5040
+/// section 7.2).
 pub(crate) struct Keys {
     registry: Arc<Registry>,
     /// By the tag's index: at most one for each object, ended ones included.
@@ -161,7 +162,7 @@ impl Keys {
         Ok(extent.stretches(start, len))
     }
 
-    /// As [`Self::open`], for one memory or several as they were registered: returns also the position of the first byte.
+    /// Like [`Self::open`], but returns the registered memories and the position of the first byte.
     #[expect(clippy::inline_always, reason = "each access calls it once, and passes nine words")]
     #[inline(always)]
     pub(crate) fn find(
@@ -204,7 +205,8 @@ impl Keys {
         Some(&fetched.grant)
     }
 
-    /// Moves what was fetched to the cache. Called before each operation, so that the list stays as short as one gather list.
+    /// Moves fetched grants to the cache. Called before each operation, so that the list is at most as long as one
+    /// gather list.
     #[inline]
     pub(crate) fn update(&mut self) {
         if self.fetched.0.get().is_some() {
@@ -223,7 +225,7 @@ impl Keys {
         }
     }
 
-    /// Drops what the cache has for the object at the index of `stag`.
+    /// Drops the cached grant of the object at the index of `stag`.
     pub(crate) fn forget(&mut self, stag: STag) {
         self.update();
         self.cache.remove(&stag.index());

@@ -21,7 +21,7 @@ use crate::{
     rdmap::{Control, InvalidControl, MessageType, RdmapError, ReadRequest, StreamError},
 };
 
-/// How the bytes of a connection's segments are read and written.
+/// The codec of a connection's segments.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Codec {
     /// DDP in MPA, with these versions of DDP and RDMAP.
@@ -87,7 +87,7 @@ impl<'p> SegmentPayload<'_, 'p> {
     }
 }
 
-/// Why a segment cannot be read.
+/// The reason why a segment cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unreadable {
     pub(crate) error: StreamError,
@@ -111,7 +111,7 @@ pub(crate) struct Seen<H> {
 }
 
 impl<H> Seen<H> {
-    /// The form of a segment that did not come with a DDP header, so that none is ever quoted.
+    /// A segment without a DDP header, so that none is ever quoted.
     pub(crate) const fn without_bytes(header: H, len: u16) -> Self {
         Self { header, first: 0, len }
     }
@@ -181,7 +181,7 @@ fn read_ddp<T, E: From<Unreadable>>(
         let len = SegmentPayload { ulpdu, at: header.bytes() }.len();
         Unreadable { error, quote: Quote::segment(header, first, len) }
     };
-    // The two forms stay apart, so that the compiler knows in each which one it is.
+    // The two forms are separate, so that the compiler specialises each.
     match ddp::Header::parse(head.get(..peeked).unwrap_or_default(), versions) {
         Ok(ddp::Header::Tagged(header)) => match Control::parse(header.control, versions) {
             Ok(Control { message }) => {

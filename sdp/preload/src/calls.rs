@@ -1,5 +1,5 @@
-//! The functions that replace those of the C library. Each asks the kernel first or last, and leaves sockets alone that are
-//! no TCP sockets.
+//! The functions that replace those of the C library. Each calls the kernel first or last, and ignores sockets that are
+//! not TCP sockets.
 
 use std::{
     mem::{MaybeUninit, size_of},
@@ -40,20 +40,20 @@ fn is_tcp(socket: BorrowedFd<'_>) -> bool {
         && sockopt::socket_protocol(socket) == Ok(Some(ipproto::TCP))
 }
 
-/// An address of a socket as the kernel has it, and whether the socket is one of IPv6.
+/// An address of a socket in the kernel's form, and whether the socket is an IPv6 socket.
 fn kernel_name(call: Naming, fd: RawFd) -> Option<(SocketAddr, bool)> {
     let address = sys::address_of(call, fd)?;
     Some((address, address.is_ipv6()))
 }
 
-/// The names over SDP of a socket that is connected to a leg, and whether the socket is one of IPv6.
+/// The SDP addresses of a socket that is connected to a leg, and whether the socket is an IPv6 socket.
 fn names(fd: RawFd) -> Option<(Names, bool)> {
     let (local, six) = kernel_name(Naming::Local, fd)?;
     let (peer, _) = kernel_name(Naming::Peer, fd)?;
     Some((legs::find((local, peer))?, six))
 }
 
-/// Connects a socket; over SDP if the rules and the peer's host want it.
+/// Connects a socket, over SDP if the rules allow it and the peer's host supports it.
 ///
 /// # Safety
 /// As for `connect` of the C library.
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
     // SAFETY: the caller's promise.
     let target = unsafe { sys::read_address(address, len) };
     if target.is_none() {
-        // It may dissolve the connection.
+        // The call may dissolve the connection.
         tracking::forget(fd);
     }
     let verdict = target.zip(sys::borrow(fd)).and_then(|(target, socket)| {
@@ -108,8 +108,8 @@ pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_
     done
 }
 
-/// Connects the program's socket to the gate, and starts the relay. `None`: the kernel cannot, so the kernel's TCP is used
-/// unless SDP must be.
+/// Connects the program's socket to the gate, and starts the relay. `None`: the kernel cannot connect it, so kernel TCP
+/// is used unless the rules require SDP.
 fn pass(
     process: &'static Process,
     fd: RawFd,
@@ -140,12 +140,12 @@ fn pass(
     match started {
         Ok(()) if done == 0 => Some(Ok(())),
         Ok(()) => Some(Err(error)),
-        // The gate is gone, so that the socket is reset.
+        // Dropping the gate resets the socket.
         Err(_) => Some(Err(libc::ECONNRESET)),
     }
 }
 
-/// Makes a socket listen; over SDP as well if the rules want it.
+/// Makes a socket listen, also over SDP if the rules allow it.
 #[unsafe(no_mangle)]
 pub extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     let done = sys::listen(fd, backlog);
@@ -208,11 +208,11 @@ pub unsafe extern "C" fn accept4(
 /// Calls the kernel, and stores the address of the connection over SDP instead of that on the loopback.
 ///
 /// # Safety
-/// The pointers are what the caller gave to one of the functions above.
+/// The pointers are those of the caller of one of the functions above.
 unsafe fn translated(call: Naming, fd: RawFd, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     loop {
-        // The kernel stores the whole length there, which may be more than there is room for.
-        // SAFETY: the caller's promise; the kernel refuses what is null.
+        // The kernel stores the whole length there, which may exceed the room. SAFETY: the caller's promise; the kernel
+        // refuses what is null.
         let room = if len.is_null() { 0 } else { unsafe { len.read_unaligned() } };
         let serial = tracking::serial();
         // SAFETY: the caller's promise.
@@ -263,7 +263,7 @@ fn must_be_sdp(accepted: RawFd) -> bool {
         .is_some_and(|process| !local.ip().is_loopback() && process.decide(Role::Listen, local) == Use::Sdp)
 }
 
-/// Ends the process at once, when the peers have what was sent.
+/// Ends the process without exit handlers, after the peers have received all data.
 #[unsafe(no_mangle)]
 pub extern "C" fn _exit(status: c_int) -> ! {
     finish(status)

@@ -19,7 +19,7 @@ use crate::sys;
 
 /// Entries of the table. Only those that are used take memory.
 const ENTRIES: usize = 65536;
-/// Entries in which a name may be.
+/// Entries of a bucket.
 const BUCKET: usize = 16;
 /// Words of an address: 16 bytes, then the port.
 const WORDS: usize = 3;
@@ -53,7 +53,7 @@ fn table() -> Option<&'static [Entry]> {
     })
 }
 
-/// Makes the table, before the first fork.
+/// Creates the table, before the first fork.
 pub fn init() {
     table();
 }
@@ -76,8 +76,8 @@ fn words(names: Names) -> [u64; 2 * WORDS] {
     words
 }
 
-/// Where the bucket of a socket with these addresses begins. Ports of the loopback are close to each other, and often all even or all
-/// odd.
+/// Index of the first entry of the bucket for a socket with these addresses. Ports of the loopback are close to each
+/// other, and often all even or all odd.
 fn bucket(socket: Names) -> usize {
     let ports = u32::from(socket.0.port()) << 16 | u32::from(socket.1.port());
     let mixed = (ports ^ ports >> 15).wrapping_mul(0x9e37_79b1);
@@ -92,7 +92,7 @@ impl Entry {
         (version & 1 == 0 && version != 0 && self.version.load(Ordering::Relaxed) == version).then_some(words)
     }
 
-    /// Writes the entry, unless another thread or process does.
+    /// Writes the entry, unless another thread or process is writing it.
     fn store(&self, version: u32, words: [u64; 4 * WORDS]) -> bool {
         let begun = self.version.compare_exchange(
             version,
@@ -107,7 +107,7 @@ impl Entry {
         for (to, from) in self.words.iter().zip(words) {
             to.store(from, Ordering::Relaxed);
         }
-        // Never zero, which is an entry that was never written.
+        // Never zero, which marks an unused entry.
         self.version.store(version.wrapping_add(2).max(2), Ordering::Release);
         true
     }

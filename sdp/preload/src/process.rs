@@ -1,4 +1,4 @@
-//! What this process does by SDP: its rules, devices, listeners and relays. A forked child begins without any of it.
+//! The SDP state of this process: its rules, devices, listeners and relays. A forked child starts with none of them.
 
 use std::{
     cell::Cell,
@@ -37,35 +37,36 @@ use crate::{
     sys, tracking,
 };
 
-/// The interface, when there is a choice.
+/// The interface, if there are several.
 const DEVICE_VARIABLE: &str = "XWARP_SDP_DEVICE";
-/// The file with the rules, as libsdp has it.
+/// The file with the rules, as in libsdp.
 const RULES_VARIABLE: &str = "LIBSDP_CONFIG_FILE";
-/// Everything over SDP, as libsdp has it.
+/// Use SDP only, as in libsdp.
 const SIMPLE_VARIABLE: &str = "SIMPLE_LIBSDP";
 /// A filter for the log on the standard error, for instance `debug`.
 const LOG_VARIABLE: &str = "XWARP_SDP_LOG";
 /// A directory in which the frames of each process and interface are recorded.
 const CAPTURE_VARIABLE: &str = "XWARP_SDP_CAPTURE";
-/// Print at the end how many bytes went by RDMA.
+/// Print at the end how many bytes were transferred by RDMA.
 const STATISTICS_VARIABLE: &str = "XWARP_SDP_STATISTICS";
 
-/// Time limit of a connection over SDP whose program waits.
+/// Time limit for connecting over SDP by a blocking call.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// The same for a program that does not want to wait: the kernel's TCP is tried after it.
+/// The same for a non-blocking call: kernel TCP is tried afterwards.
 const SHORT_LIMIT: Duration = Duration::from_secs(1);
-/// How often a listener looks whether the program still has its own.
+/// Interval at which a listener checks whether the program's listening socket still exists.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long the end of the process waits for data of which nothing moves: more than a chunk takes at 1 Mbit/s.
+/// Time without progress after which the end of the process gives up on unsent data: more than a chunk takes at 1
+/// Mbit/s.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What is done with a call.
+/// The decision on a `connect` call.
 pub enum Verdict {
     /// The kernel does it.
     Kernel,
-    /// The socket is to be connected to this gate of the stream.
+    /// Connect the socket to this gate of the stream.
     Through(Box<(Gate, SdpStream)>),
-    /// It fails with this error number.
+    /// The call fails with this error number.
     Failed(i32),
 }
 
@@ -78,7 +79,7 @@ pub struct Source {
 }
 
 struct Options {
-    /// `None`: the file with the rules cannot be read, and everything stays with TCP.
+    /// `None`: the file with the rules cannot be read, so all connections use TCP.
     rules: Option<Rules>,
     program: String,
     device: Option<String>,
@@ -102,7 +103,7 @@ pub struct Process {
     options: &'static Options,
     /// Interfaces; `None` is one that cannot be opened.
     ports: Mutex<BTreeMap<String, Option<Arc<Port>>>>,
-    /// Addresses at which programs listen and SDP does.
+    /// Addresses at which both the program and SDP listen.
     services: Mutex<BTreeSet<SocketAddr>>,
     pub relays: Arc<Relays>,
 }
@@ -119,7 +120,7 @@ pub fn init() {
             .and_then(|text| text.parse().map_err(|error: RuleError| error.to_string()))
             .map_err(|error| format!("{}: {error}", path.to_string_lossy())),
     };
-    let rules = rules.map_err(|error| eprintln!("xwarp-sdp: {error}: everything stays with TCP")).ok();
+    let rules = rules.map_err(|error| eprintln!("xwarp-sdp: {error}: all connections use TCP")).ok();
     if let Ok(filter) = env::var(LOG_VARIABLE) {
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
         // The program may have a log of its own.
@@ -135,7 +136,7 @@ pub fn init() {
     sys::on_fork_and_exit(before_fork, in_parent, in_child, at_exit);
 }
 
-/// Descriptors that a child must not keep, unchanged until the fork is over.
+/// Descriptors that a child must not keep, unchanged until the fork has finished.
 struct Fork {
     mapper: MutexGuard<'static, BTreeSet<RawFd>>,
     numbers: MutexGuard<'static, Vec<OwnedFd>>,
@@ -149,7 +150,7 @@ thread_local! {
 extern "C" fn before_fork() {
     tracking::forget_all();
     let fork = Fork { mapper: mapper::descriptors(), numbers: numbers::taken() };
-    // A thread that is ending has no such variables any more. Its children keep the descriptors.
+    // An ending thread no longer has this variable. Its children keep the descriptors.
     let _ = FORK.try_with(|place| place.set(Some(fork)));
 }
 
@@ -159,7 +160,7 @@ extern "C" fn in_parent() {
 
 /// This process is a forked child.
 pub fn is_child() {
-    // The parent's threads are not here, and its locks may be held for ever.
+    // The parent's threads do not exist here, and its locks may never be released.
     CURRENT.store(ptr::null_mut(), Ordering::Release);
     tracking::forked();
 }
@@ -197,7 +198,7 @@ impl Process {
     pub fn existing() -> Option<&'static Self> {
         // SAFETY: null, or a process that is never freed.
         let process = unsafe { CURRENT.load(Ordering::Acquire).as_ref() }?;
-        // Another one in a child of vfork() or clone(), which has our memory but none of our threads.
+        // A child of vfork() or clone() has our memory but none of our threads.
         (process.id == process::id()).then_some(process)
     }
 
@@ -215,7 +216,7 @@ impl Process {
             let made = Box::into_raw(made);
             let order = Ordering::AcqRel;
             if CURRENT.compare_exchange(ptr::null_mut(), made, order, Ordering::Acquire).is_err() {
-                // SAFETY: another thread was faster, so that nobody has seen this one.
+                // SAFETY: another thread was faster, so no other code has a reference to this value.
                 drop(unsafe { Box::from_raw(made) });
             }
         }
@@ -227,7 +228,7 @@ impl Process {
         rules.map_or(Use::Tcp, |rules| rules.decide(role, &self.options.program, address))
     }
 
-    /// SDP on the interface that has the address `local`; without one, on the only interface there is.
+    /// SDP on the interface with the address `local`; without an address, on the only interface.
     fn port(&self, local: Option<IpAddr>) -> Option<Arc<Port>> {
         let name = match &self.options.device {
             Some(name) => name.clone(),
@@ -258,7 +259,7 @@ impl Process {
         capture.as_ref().map(file)
     }
 
-    /// A stream over SDP for a socket that is to be connected to `target`.
+    /// Connects a stream over SDP to `target`.
     pub fn connect(&self, socket: BorrowedFd<'_>, source: Source, target: SocketAddr) -> Verdict {
         let ip = target.ip();
         let what = self.decide(Role::Connect, target);
@@ -294,7 +295,7 @@ impl Process {
         }
     }
 
-    /// The program listens at `local`: SDP does, too.
+    /// Adds an SDP listener for the program's listener at `local`.
     pub fn listening(&'static self, local: SocketAddr) {
         let ip = local.ip().to_canonical();
         if ip.is_loopback() || self.decide(Role::Listen, local) == Use::Tcp {
@@ -330,7 +331,7 @@ impl Process {
         }
     }
 
-    /// Brings connections over SDP to the program's listening socket, until the program has closed it.
+    /// Passes accepted SDP connections to the program's listening socket, until the program has closed it.
     fn serve(&self, listener: &SdpListener, local: SocketAddr) {
         let service = match local.ip() {
             IpAddr::V4(ip) if ip.is_unspecified() => ([127, 0, 0, 1], local.port()).into(),
@@ -349,7 +350,7 @@ impl Process {
                     continue;
                 }
                 Err(error) => {
-                    tracing::warn!(%local, %error, "listens over SDP no more");
+                    tracing::warn!(%local, %error, "no longer listens over SDP");
                     return;
                 }
             };
@@ -371,14 +372,14 @@ impl Process {
     ) -> io::Result<()> {
         let local = SocketAddr::new(stream.local_addr()?.ip(), port);
         let (leg, own) = relay::leg(service).inspect_err(|_| stream.abort())?;
-        // The names and the connection are there before the program can see it.
+        // Names and connection are stored before the program can see the socket.
         legs::insert((service, own), (local, peer));
         let joined = Joined::new(leg, (service, own), stream);
         joined.call(service).inspect_err(|_| joined.stream.abort())?;
         self.relays.start(joined)
     }
 
-    /// The process ends: what programs have sent still goes to the peers.
+    /// Called at the end of the process: sends the remaining data to the peers.
     pub fn finish(&self) {
         self.relays.finish(PATIENCE);
         let Options { program, capture, statistics, .. } = self.options;
@@ -396,7 +397,7 @@ impl Process {
     }
 }
 
-/// What went by RDMA, in words.
+/// The numbers of bytes transferred by RDMA, as text.
 fn share(counters: &BTreeMap<&'static str, u64>) -> String {
     let count = |name: &str| counters.get(name).copied().unwrap_or(0);
     let (sent, received, placed) =
@@ -433,7 +434,7 @@ fn is_listening(port: u16) -> bool {
         words.next().is_some_and(|local| local.ends_with(&suffix)) && words.nth(1) == Some(LISTEN)
     };
     let tables = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
-    // What cannot be read is no reason to end.
+    // A table that cannot be read is no reason to stop listening.
     let texts: Vec<_> = tables.iter().filter_map(|path| fs::read_to_string(path).ok()).collect();
     texts.is_empty() || texts.iter().any(|text| text.lines().any(listens))
 }

@@ -1,8 +1,8 @@
 //! Copying between a leg, which is the library's end of a connection on the loopback, and a stream over SDP.
 //!
-//! Each direction has a thread. A direction that ends in order is closed behind its data at the other side; a reset at one
-//! side resets the other. One more thread of the process watches all legs for resets, since the threads of a direction may
-//! be waiting for the peer, or have ended.
+//! Each direction has a thread. A direction that ends in order is closed after its data at the other side; a reset at
+//! one side resets the other. One more thread of the process watches all legs for resets, since the threads of a
+//! direction may be waiting for the peer, or have ended.
 
 use std::{
     collections::BTreeMap,
@@ -43,22 +43,23 @@ use crate::{
 const CHUNK_BYTES: usize = 512 << 10;
 /// Stack of a thread, in bytes.
 const STACK_BYTES: usize = 128 << 10;
-/// After a piece of this length, more may wait at the leg.
+/// After a piece of this length, the leg may have more data.
 const LONG_BYTES: usize = 16 << 10;
-/// How often a leg without data is looked at, at the end of the process: the kernel moves bytes from the program's socket
-/// to the leg when the leg has room again.
+/// Interval at which a leg without data is checked at the end of the process: the kernel moves bytes from the program's
+/// socket to the leg when the leg has room again.
 const LAST_LOOKS: u32 = 3;
-/// How long the program's socket may take to arrive at the leg.
+/// Time limit for the program's socket to connect to the leg.
 const ARRIVAL: Duration = Duration::from_secs(2);
-/// How long data that the program has sent before a reset may stand still before the reset goes on to the peer.
+/// Time without progress of data that the program has sent before its reset, after which the reset is passed to the
+/// peer.
 const STANDSTILL: Duration = Duration::from_secs(5);
-/// How often a direction towards a program that does not read looks for a reset of the peer.
+/// Interval at which a direction towards a program that does not read checks for a reset of the peer.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long a program may take to read a piece; then the kernel gets it. Longer than the time below which a stream does not advertise
-/// receives.
+/// Time for a program to read a piece before the kernel gets it. Longer than the time below which a stream does not
+/// advertise receives.
 const TAKEN_WITHIN: Duration = Duration::from_millis(50);
-/// When the kernel asks whether the program's socket still exists: it forgets closed ones after a minute, also when the peer
-/// has not closed its direction.
+/// Keepalive times of the leg, by which the kernel detects that the program's socket is gone: it drops closed sockets
+/// after a minute, even if the peer has not closed its direction.
 const PROBE_IDLE: Duration = Duration::from_secs(60);
 
 /// The relays of a process.
@@ -67,11 +68,11 @@ pub struct Relays {
     /// Directions towards the network that have not ended.
     sending: Mutex<u64>,
     ended: Condvar,
-    /// Bytes that went towards the network.
+    /// Bytes that were sent towards the network.
     moved: AtomicU64,
     /// Readable when the process ends.
     ending: OnceLock<OwnedFd>,
-    /// `None` if it cannot be started: resets are then seen late.
+    /// `None` if it cannot be started: resets are then detected late.
     watch: OnceLock<Option<Arc<Watch>>>,
 }
 
@@ -84,7 +85,7 @@ pub struct Joined {
     pub stream: SdpStream,
     /// Bytes that the relay has moved from the leg towards the network.
     pub moved: AtomicU64,
-    /// The peer has everything that the program has sent, or nothing more will be sent.
+    /// The peer has received everything that the program has sent, or nothing more will be sent.
     sent: AtomicBool,
     pub direct: Direct,
 }
@@ -109,7 +110,7 @@ impl Drop for Joined {
 /// Finds legs that the program has reset.
 #[derive(Debug)]
 struct Watch {
-    /// The legs of `joined`. A leg leaves when it is closed.
+    /// The legs of `joined`. A leg is removed when it is closed.
     legs: OwnedFd,
     joined: Mutex<Watched>,
 }
@@ -117,8 +118,8 @@ struct Watch {
 #[derive(Debug, Default)]
 struct Watched {
     joined: BTreeMap<u64, Weak<Joined>>,
-    /// Entries at which those of connections that have ended are removed: twice those that remained the last time, so that
-    /// each entry is looked at a constant number of times.
+    /// Number of entries at which those of ended connections are removed: twice the number that remained the last time,
+    /// so that each entry is examined a constant number of times.
     most: usize,
 }
 
@@ -161,7 +162,7 @@ impl Gate {
         Ok(Self { address: local_address(&socket)?, socket })
     }
 
-    /// The leg: the connection that comes from `program`. Others, which may be anybody's on this host, are closed.
+    /// The leg: the connection from `program`. Other connections, which any process on this host may open, are closed.
     pub fn pass(&self, program: SocketAddr) -> io::Result<OwnedFd> {
         let end = Instant::now() + ARRIVAL;
         loop {
@@ -203,8 +204,8 @@ impl Joined {
 
 /// Resets the program's connection.
 pub fn reset(leg: &OwnedFd) {
-    // The kernel sends a reset when a connected socket is dissolved. It refuses that while another thread waits in a call
-    // on the socket for a moment.
+    // The kernel sends a reset when a connected socket is dissolved, but refuses this briefly while another thread
+    // waits in a call on the socket.
     for _ in 0..100 {
         if connect_unspec(leg) != Err(Errno::BUSY) {
             return;
@@ -230,14 +231,14 @@ impl Watch {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         lock(&self.joined).insert(id, Arc::downgrade(joined));
-        // Only errors are of interest, and these are always reported.
+        // Only errors are requested, and these are always reported.
         epoll::add(&self.legs, &joined.leg, epoll::EventData::new_u64(id), epoll::EventFlags::ET)?;
         Ok(())
     }
 
     fn run(&self) {
         let standstill: Option<Timespec> = STANDSTILL.try_into().ok();
-        // Legs that were reset while their data was on its way, and how much of it had moved.
+        // Legs that were reset while their data was in transit, and the number of bytes moved so far.
         let mut reset: BTreeMap<u64, u64> = BTreeMap::new();
         let mut events = Vec::with_capacity(64);
         loop {
@@ -245,7 +246,7 @@ impl Watch {
             let found = match epoll::wait(&self.legs, rustix::buffer::spare_capacity(&mut events), limit) {
                 Ok(found) => found,
                 Err(Errno::INTR) => continue,
-                Err(error) => return tracing::warn!(%error, "resets of programs are not seen any more"),
+                Err(error) => return tracing::warn!(%error, "resets of programs are no longer detected"),
             };
             for epoll::Event { flags, data } in events.drain(..) {
                 let id = data.u64();
@@ -272,8 +273,8 @@ impl Watch {
 }
 
 impl Joined {
-    /// Resets the stream of a leg that was reset, if all data of the program is sent, or if `moved` bytes were sent before and
-    /// no more since. Returns whether the stream stands.
+    /// Resets the stream of a leg that was reset, if all data of the program is sent, or if no more than the earlier
+    /// `moved` bytes were sent. Returns whether the stream was kept.
     fn stands(&self, moved: Option<u64>) -> bool {
         let over = self.sent.load(Ordering::Acquire) || moved == Some(self.moved.load(Ordering::Relaxed));
         if over {
@@ -286,16 +287,20 @@ impl Joined {
 impl Relays {
     /// Starts to copy.
     pub fn start(self: &Arc<Self>, joined: Arc<Joined>) -> io::Result<()> {
-        // Small messages are not held back on the way to the program.
+        // Nagle's algorithm must not delay small messages to the program.
         sockopt::set_tcp_nodelay(&joined.leg, true)?;
-        // Reads of the leg then end before an urgent byte, which the next one returns.
+        // Reads of the leg then end before an urgent byte, which the next read returns.
         sockopt::set_socket_oobinline(&joined.leg, true)?;
         sockopt::set_socket_keepalive(&joined.leg, true)?;
         sockopt::set_tcp_keepidle(&joined.leg, PROBE_IDLE)?;
         if self.ending.get().is_none() {
             let _ = self.ending.set(eventfd(0, EventfdFlags::CLOEXEC)?);
         }
-        let watch = || Watch::start().inspect_err(|error| tracing::warn!(%error, "no watch for resets")).ok();
+        let watch = || {
+            Watch::start()
+                .inspect_err(|error| tracing::warn!(%error, "resets of programs are detected late"))
+                .ok()
+        };
         if let Some(watch) = self.watch.get_or_init(watch) {
             watch.add(&joined)?;
         }
@@ -323,7 +328,7 @@ impl Relays {
             joined.direct.relayed_here();
             // A reset may come after the end of the peer's data, while the program still sends.
             if receive_all(&joined).and_then(|()| stream.wait_closed()).is_err() {
-                // What has come before stays readable.
+                // Earlier data stays readable.
                 let _ = forward_piece(&joined, Duration::ZERO);
                 stream.abort();
                 reset(leg);
@@ -338,7 +343,8 @@ impl Relays {
         Ok(())
     }
 
-    /// The process ends. Waits until the peers have what the program has sent, as long as bytes move within each `patience`.
+    /// Called at the end of the process. Waits until the peers have received all data, as long as bytes move within
+    /// each `patience`.
     pub fn finish(&self, patience: Duration) {
         let Some(ending) = self.ending.get() else { return };
         // Readable from now on.
@@ -355,8 +361,8 @@ impl Relays {
         }
     }
 
-    /// Sends what the program sends. Long pieces are advertised, so that the peer's relay reads them by RDMA while the next one is
-    /// taken from the leg.
+    /// Forwards the program's data. Long pieces are advertised, so that the peer's relay reads them by RDMA while the
+    /// next one is read from the leg.
     fn send_all(&self, joined: &Joined) -> io::Result<()> {
         let Joined { leg, stream, moved, direct, .. } = joined;
         let mut bytes = Vec::new();
@@ -418,8 +424,8 @@ impl Relays {
         }
     }
 
-    /// Waits until the leg is readable, or the process ends; returns whether it does. A call that waits in the leg itself
-    /// would keep the kernel from resetting it.
+    /// Waits until the leg is readable, or the process ends; returns whether the process ends. A blocking read of the
+    /// leg would keep the kernel from resetting it.
     fn wait_readable(&self, leg: &OwnedFd) -> io::Result<bool> {
         let Some(ending) = self.ending.get() else { return Ok(false) };
         let mut waits = [leg, ending].map(|fd| PollFd::new(fd, PollFlags::IN));
@@ -433,12 +439,13 @@ impl Relays {
     }
 }
 
-/// Memory for bytes on their way.
+/// Memory for bytes in transit.
 fn chunk() -> io::Result<Memory> {
     Memory::anonymous(CHUNK_BYTES, Pages::Normal)
 }
 
-/// Takes the bytes that wait at the leg, up to an urgent byte, or that byte. Returns how many there are, and whether it is that.
+/// Reads the waiting bytes of the leg up to an urgent byte, or that byte. Returns the number of bytes, and whether it
+/// was the urgent byte.
 fn take(leg: &OwnedFd, memory: &Memory) -> Result<(usize, bool), Errno> {
     let mut len = 0;
     loop {
@@ -450,12 +457,12 @@ fn take(leg: &OwnedFd, memory: &Memory) -> Result<(usize, bool), Errno> {
         match sys::receive(leg, memory, len, room) {
             Ok(n) => {
                 len += n;
-                // A short piece is probably all there is.
+                // After a short piece, the leg is probably empty.
                 if n < LONG_BYTES || len == PIECE_BYTES {
                     return Ok((len, urgent));
                 }
             }
-            // The next call will find the same.
+            // The next call will return the same error.
             Err(_) if len > 0 => return Ok((len, false)),
             Err(error) => return Err(error),
         }
@@ -469,7 +476,8 @@ fn receive_all(joined: &Joined) -> io::Result<()> {
     let mut len = 0;
     loop {
         direct.wait_while_polled(stream);
-        // Memory is offered to the peer only while long pieces come: what arrives in it, direct reads cannot take.
+        // Memory is advertised to the peer only while long pieces arrive, because direct reads cannot take data that
+        // arrives in it.
         if len < ADVERTISED_BYTES {
             // A program that polls must not wake this thread for each message.
             stream.wait_readable_or(|| direct.is_polled())?;
@@ -479,7 +487,7 @@ fn receive_all(joined: &Joined) -> io::Result<()> {
             continue;
         }
         let into = memory.take().map_or_else(chunk, Ok)?;
-        // The program may wait for more than the beginning of the piece that it has.
+        // The program may wait for more than the first bytes of the piece.
         stream.set_read_timeout(direct.incoming.is_left().then_some(TAKEN_WITHIN))?;
         let received = stream.recv_memory_or_oob(&into, 0..CHUNK_BYTES);
         stream.set_read_timeout(None)?;
@@ -515,7 +523,7 @@ fn receive_all(joined: &Joined) -> io::Result<()> {
     }
 }
 
-/// Gives the kernel the piece that was left for reads of the program, when they do not take it within `patience`.
+/// Writes the piece that was left for reads of the program to the kernel, if they do not take it within `patience`.
 fn forward_piece(joined: &Joined, patience: Duration) -> io::Result<()> {
     let Some((memory, rest)) = joined.direct.incoming.wait_taken(patience) else { return Ok(()) };
     joined.direct.incoming.want(false);
@@ -523,7 +531,7 @@ fn forward_piece(joined: &Joined, patience: Duration) -> io::Result<()> {
     forward(joined, &memory, rest, SendFlags::empty())
 }
 
-/// Gives a part of `memory` to the program's socket.
+/// Writes a part of `memory` to the program's socket.
 fn forward(joined: &Joined, memory: &Memory, part: Range<usize>, flags: SendFlags) -> io::Result<()> {
     let Joined { leg, stream, .. } = joined;
     let Range { start: mut at, end } = part;
@@ -538,7 +546,7 @@ fn forward(joined: &Joined, memory: &Memory, part: Range<usize>, flags: SendFlag
     Ok(())
 }
 
-/// Waits until the program reads. Fails when it does not, and the stream was reset.
+/// Waits until the program reads. Fails if the stream was reset meanwhile.
 fn wait_writable(leg: &OwnedFd, stream: &SdpStream) -> io::Result<()> {
     let look: Option<Timespec> = LOOK.try_into().ok();
     match poll(&mut [PollFd::new(leg, PollFlags::OUT)], look.as_ref()) {

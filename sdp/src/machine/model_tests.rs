@@ -20,15 +20,16 @@ use super::{
 };
 use crate::wire::Advert;
 
-/// States per scenario without the flag.
+/// Default number of states per scenario.
 const STATES: usize = 60_000;
 /// States of all scenarios together without the flag, at least.
 const LEAST_STATES: usize = 250_000;
-/// Actions that one event may cause, and messages that one end may send in a scenario: more is no quiet protocol.
+/// Largest number of actions that one event may cause, and of messages that one end may send in a scenario; more mean a
+/// livelock.
 const MOST_ACTIONS: usize = 40;
 const MOST_MESSAGES: usize = 120;
 
-/// What travels, in the order of the stream below.
+/// An item in flight, in the order of the stream below.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Item {
     Message(Vec<u8>, Option<u32>),
@@ -55,7 +56,7 @@ pub(super) enum Op {
     Oob,
     Read,
     ReadMemory,
-    /// A command of that many bytes, then a receive into memory for the reply.
+    /// A command of this many bytes, then a receive into memory for the reply.
     Transact(u32),
     CancelWrites,
     CancelReads,
@@ -78,7 +79,7 @@ pub(super) struct Peer {
     sources: BTreeMap<u64, u64>,
     /// Live keys of memory that receives, with its bytes.
     sinks: BTreeMap<u64, Vec<u8>>,
-    /// What the program still does, in any order with the other program.
+    /// The program's remaining steps, in any order relative to the other program's.
     script: VecDeque<Op>,
     messages: usize,
     finished: bool,
@@ -92,7 +93,7 @@ pub(super) const WANT_BYTES: u32 = 40;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct World {
     pub(super) peers: [Peer; 2],
-    /// What travels to each end.
+    /// The items in flight to each end.
     pub(super) wires: [VecDeque<Item>; 2],
 }
 
@@ -362,7 +363,7 @@ impl World {
     fn reconnect(&mut self, suspended: usize) -> Result<(), String> {
         let other = 1 - suspended;
         if self.peers.iter().any(|peer| peer.machine.ended().is_some()) {
-            // An end has aborted meanwhile: nobody connects, or nobody accepts.
+            // An end has aborted meanwhile, so it does not connect or accept.
             return Ok(());
         }
         if !self.wires.iter().all(VecDeque::is_empty) {
@@ -393,7 +394,7 @@ impl World {
         Ok(true)
     }
 
-    /// The worlds that follow: a delivery or a step of a program at either end.
+    /// The successor states: a delivery or a step of a program at either end.
     pub(super) fn successors(&self) -> Result<Vec<(String, Self)>, (String, String)> {
         let mut next = Vec::new();
         for end in 0..2 {
@@ -430,7 +431,7 @@ impl World {
         Ok(())
     }
 
-    /// Nothing is in flight and no program can go on: whatever was sent can be read, and both ends agree.
+    /// Nothing is in flight and no program can continue: all sent data can be read, and both ends agree.
     fn check_rest(&self) -> Result<(), String> {
         let mut world = self.clone();
         world.settle()?;
@@ -438,7 +439,7 @@ impl World {
         if world.peers.iter().any(lost) {
             return Ok(());
         }
-        // Receives into memory that got nothing are withdrawn, and then everything is over.
+        // Receives into memory without data are withdrawn; then the scenario has ended.
         for _ in 0..2 {
             for end in 0..2 {
                 world.peers[end].machine.cancel_reads();
@@ -504,7 +505,8 @@ fn explore(buffers: u16, scripts: [&[Op]; 2], most: usize) -> Result<(usize, boo
                 if successors.is_empty() {
                     world.check_rest().map_err(|e| fail(&path, &name, &e))?;
                 }
-                // The order of exploration differs from state to state, so that a bounded search is not all of one corner.
+                // The order of exploration differs from state to state, so that a bounded search does not stay in one
+                // part of the state space.
                 let turn = seen.len() % successors.len().max(1);
                 successors.rotate_left(turn);
                 path.push((name, successors.into_iter()));

@@ -65,7 +65,7 @@ pub(crate) enum AnySession<P> {
     Undecided(Session<P, MpaConfig>, Box<Undecided>),
 }
 
-/// What the session is created from when the client's first byte has arrived.
+/// The parameters of the session, which is created when the client's first byte has arrived.
 #[derive(Debug, Clone)]
 pub(crate) struct Undecided {
     mpa: MpaConfig,
@@ -135,7 +135,7 @@ impl<P: Copy + fmt::Debug> AnySession<P> {
         spare: usize,
     ) -> Taken {
         if let Self::Undecided(_, undecided) = self {
-            // A later byte says nothing of the framing; the client retransmits what is not taken.
+            // A later byte does not identify the framing; the client retransmits bytes that are not taken.
             let Some(first) = first_byte(link, arrival, &frame) else {
                 link.recycle(frame);
                 return Taken::Not;

@@ -34,7 +34,7 @@ const CHUNKS_SHARE: usize = 8;
 /// that fill the gaps need frames too.
 const FREE_SHARE: usize = 4;
 
-/// Most separate pieces that one connection holds out of order, which bounds a list of single bytes.
+/// Largest number of separate pieces that one connection holds out of order, which bounds a list of single bytes.
 const MAX_PIECES: usize = 1 << 12;
 
 /// The receive direction of one connection.
@@ -69,12 +69,12 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         if none { 0 } else { (self.hold.contiguous_from(cursor) - cursor) as usize }
     }
 
-    /// Where the last held byte ends.
+    /// The end of the last held byte.
     pub fn held_to(&self) -> Option<StreamOffset> {
         self.hold.end()
     }
 
-    /// Where the next FPDU to deliver begins.
+    /// The start of the next FPDU to deliver.
     pub fn cursor(&self) -> StreamOffset {
         self.track.cursor
     }
@@ -402,7 +402,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         outcome
     }
 
-    /// Takes the FPDU at the cursor one step further. Returns whether another step may be possible.
+    /// Advances the FPDU at the cursor by one step. Returns whether another step may be possible.
     fn step<U: Ulp<Placed = P>>(
         &mut self,
         upper: &mut Upper<'_, U>,

@@ -153,7 +153,7 @@ pub struct UlpduWriter<'w, 'f> {
     /// Bytes of ULPDU that may still be written, and those written so far.
     pub(crate) room: usize,
     pub(crate) written: usize,
-    /// Most bytes of a ULPDU in a segment of its own.
+    /// Largest ULPDU in a segment of its own, in bytes.
     pub(crate) mulpdu: usize,
     /// Whether the connection uses CRCs.
     pub(crate) crc: bool,

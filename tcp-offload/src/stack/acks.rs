@@ -1,12 +1,12 @@
-//! Acknowledgements that wait for a turn that receives nothing
+//! Pending ACKs, which wait for a turn that receives nothing
 //! (`docs/decisions/0002-acknowledgements-wait-for-an-idle-turn.md`).
 
 use super::{ConnSlot, Stack, turns::Work};
 use crate::ulp::Ulp;
 
 impl<U: Ulp> Stack<U> {
-    /// Tells whether the application polls, so that the next turn comes soon. While it does, [`Stack::idle`] spares the ACKs of
-    /// segments after which the peer had more to send.
+    /// Records whether the application polls, so that the next turn comes soon. While it does, [`Stack::idle`] does not
+    /// send the ACKs of segments after which the peer had more to send.
     pub fn set_polled(&mut self, polled: bool) {
         self.polled = polled;
     }
@@ -30,8 +30,7 @@ impl<U: Ulp> Stack<U> {
 }
 
 impl<P> ConnSlot<P> {
-    /// Whether an ACK is owed that an idle turn sends. While the application polls, that is none that waits for further
-    /// segments.
+    /// Whether an idle turn sends an ACK. While the application polls, it sends none that waits for further segments.
     #[inline]
     pub(super) fn has_idle_ack(&self, polled: bool) -> bool {
         self.tcp.owes_ack() && !(polled && self.tcp.holds_ack())

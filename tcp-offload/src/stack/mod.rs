@@ -88,8 +88,8 @@ struct ConnSlot<P> {
     tcp: Connection,
     session: AnySession<P>,
     checksums: ChecksumOffload,
-    /// When the connection last sent, it was ordinary, and the upper layer had nothing more to send. It calls [`Stack::wake`] when
-    /// it has.
+    /// When the connection last sent, it was ordinary, and the upper layer had nothing more to send. It calls
+    /// [`Stack::wake`] when it has data again.
     dry: bool,
     /// Share of this connection in [`Stack::held_bytes`].
     held: usize,
@@ -105,7 +105,7 @@ pub struct Stack<U: Ulp> {
     config: StackConfig,
     /// TCP settings of new connections: those of `config`, with the receive window limited by the link's frames.
     tcp: Arc<TcpConfig>,
-    /// Boxed, so that nothing large moves when the table grows, nor stays behind in the heap.
+    /// Boxed, so that no large value moves when the table grows, or leaves a hole in the heap.
     slots: Slab<Box<ConnSlot<U::Placed>>>,
     next_generation: u64,
     flows: KeyedMap<Flow, u32>,
@@ -161,8 +161,8 @@ impl<P: Copy + fmt::Debug> ConnSlot<P> {
         if ordinary { tcp } else { earlier(tcp, either!(&self.session => deadline())) }
     }
 
-    /// Whether nothing has to be reported, freed or accounted: the connection is open, nobody waits for its request, and
-    /// neither end of it uses memory that connections share.
+    /// Whether nothing has to be reported, freed or accounted: the connection is open, has no waiting request, and uses
+    /// no memory that connections share in either direction.
     #[inline]
     fn is_ordinary(&self) -> bool {
         self.tcp.is_ordinary()
@@ -285,7 +285,7 @@ impl<U: Ulp> Stack<U> {
         ConnId { index, generation }
     }
 
-    /// 128 bits that no peer can guess.
+    /// 128 unpredictable bits.
     fn random(&mut self) -> u128 {
         u128::from(self.random.next_u64()) << 64 | u128::from(self.random.next_u64())
     }
@@ -338,7 +338,7 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    /// Tells the stack that the upper layer has something to send on this connection.
+    /// Records that the upper layer has something to send on this connection.
     pub fn wake(&mut self, conn: ConnId) {
         if self.slot(conn).is_some() {
             self.make_ready(conn.index);
@@ -362,7 +362,7 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    /// Sends everything that is due and allowed while the link has room, then flushes the link.
+    /// Sends everything that is pending and allowed while the link has room, then flushes the link.
     pub fn transmit(&mut self, now: Instant, link: &mut dyn Link, ulp: &mut U) {
         if self.wants_to_transmit() {
             self.transmit_resets(link);
@@ -425,8 +425,8 @@ impl<U: Ulp> Stack<U> {
         }
     }
 
-    /// Most consecutive connections that may find no room before the turn ends. When frames are too scarce for data,
-    /// the reserve still serves the ACKs of other connections; a full ring accepts no frame at all.
+    /// Largest number of consecutive connections without room before the turn ends. When frames are too scarce for
+    /// data, the reserve still serves the ACKs of other connections; a full ring accepts no frame at all.
     fn most_starved(&self, short_of_frames: bool) -> usize {
         if short_of_frames { self.turns.sends().min(MOST_STARVED) } else { 1 }
     }

@@ -1,12 +1,12 @@
-//! [`Recent`]: the connection of the last segment, which most often gets the next one too.
+//! [`Recent`]: the connection of the last segment, which most often receives the next one too.
 
 use crate::{
     link::{Link, RxFrame},
     wire::{Segment, Template},
 };
 
-/// The connection that got the last segment, and the headers by which its next plain segment is recognised without looking
-/// its flow up.
+/// The connection of the last segment, and the headers by which its next plain segment is recognised without a flow
+/// look-up.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
     index: Option<u32>,
@@ -38,7 +38,7 @@ impl Recent {
         Some((index, template.segment(&plain, frame.queue())))
     }
 
-    /// Forgets the connection: it has been removed, and its flow may belong to another one.
+    /// Drops the connection: it has been removed, and its flow may belong to another one.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
     }

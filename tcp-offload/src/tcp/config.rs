@@ -27,7 +27,7 @@ pub enum Algorithm {
     Dctcp,
 }
 
-/// When a silent peer is probed (RFC 9293 section 3.8.4).
+/// Keepalive times (RFC 9293 section 3.8.4).
 ///
 /// A probe also shows its receiver that the prober is alive, and the end that accepted the connection waits one
 /// `interval` longer before its first probe. Therefore only the initiator probes an idle connection, as long as the
@@ -76,22 +76,22 @@ pub struct TcpConfig {
     /// delay. When the peer delays longer (Linux: 40 ms), the connection adapts: each spurious probe doubles the
     /// allowance.
     pub tlp_ack_delay: Duration,
-    /// How long an ACK may wait for data to carry it. RFC 9293 section 3.8.6.3 allows 500 ms. 1 ms, because round trips
-    /// here are microseconds, and a sender with a small window must not wait long.
+    /// Longest time that an ACK waits for data to carry it. RFC 9293 section 3.8.6.3 allows 500 ms. 1 ms, because round
+    /// trips here are microseconds, and a sender with a small window must not wait long.
     pub delayed_ack: Duration,
     /// Full segments after which an ACK is sent at once, except while the peer's congestion window may be small: then 2, as
     /// RFC 5681 section 4.2 recommends. 16, because an ACK frame costs a third as much as a data frame, and senders count
     /// bytes (RFC 3465).
     pub ack_every: u32,
-    /// How long an ACK waits for further segments of a peer that has more to send, while the application polls; at most
-    /// `delayed_ack`. 50 us: a few times what 16 segments take.
+    /// Longest time that an ACK waits for further segments of a peer that has more to send, while the application
+    /// polls; at most `delayed_ack`. 50 us: a few times what 16 segments take.
     pub ack_hold: Duration,
-    /// How long a connection attempt may take.
+    /// Time limit of a connection attempt.
     pub connect_timeout: Duration,
-    /// Most SYN-ACKs sent for one SYN that gets no answer. 4: at once and after 1, 3 and 7 s (RFC 6298 section 2.1 and
-    /// rule 5.5). No more, because any host can make us spend memory on half-open connections.
+    /// Largest number of SYN-ACKs sent for one SYN that gets no answer. 4: at once and after 1, 3 and 7 s (RFC 6298
+    /// section 2.1 and rule 5.5). No more, because any host can make us spend memory on half-open connections.
     pub syn_acks: u32,
-    /// How long a half-open connection waits for the ACK of its SYN-ACK. RFC 9293 section 3.8.3 (MUST-23) asks for 3
+    /// Time that a half-open connection waits for the ACK of its SYN-ACK. RFC 9293 section 3.8.3 (MUST-23) asks for 3
     /// minutes; to meet it, raise `syn_acks` as well.
     pub syn_ack_timeout: Duration,
     /// The user timeout of RFC 9293 section 3.9.1: the connection ends when data stays unacknowledged for this long, or
@@ -100,16 +100,16 @@ pub struct TcpConfig {
     /// Keepalive (RFC 9293 section 3.8.4): the first probe after 15 s of silence, then one every 3 s, five in all, so
     /// that a dead peer is detected after 30 s (33 s at the end that accepted the connection). `None` turns keepalive
     /// off: a queue pair that only waits for receives then never detects that its peer is gone. RFC 9293 wants
-    /// keepalive off by default; `docs/decisions/0013-keepalive-is-on-by-default.md` says why it is on.
+    /// keepalive off by default; `docs/decisions/0013-keepalive-is-on-by-default.md` has the reasons for our default.
     pub keepalive: Option<Keepalive>,
     /// Shortest TIME-WAIT. RFC 9293 section 3.4.2 says 2 MSL = 4 minutes for the whole Internet. In a data centre a
     /// frame lives for some milliseconds at most, and timestamps or the rule of RFC 6191 protect a new incarnation. 1 s
     /// lets a peer whose time-out is 200 ms send its FIN three times. When the time-out is longer, or the peer has
     /// backed off, TIME-WAIT lasts for three of the peer's time-outs, up to a minute.
     pub time_wait: Duration,
-    /// How long FIN-WAIT-2 lasts while the peer sends nothing: 60 s, so that a peer that never closes does not keep a
-    /// connection for ever (RFC 9293 section 3.6.1 sets no limit). When the local end no longer reads, this limits the
-    /// whole close, whatever the peer sends.
+    /// Duration of FIN-WAIT-2 while the peer sends nothing: 60 s, so that a peer that never closes does not keep a
+    /// connection indefinitely (RFC 9293 section 3.6.1 sets no limit). When the local end no longer reads, this limits
+    /// the whole close, whatever the peer sends.
     pub fin_wait_2: Duration,
     /// Path MTU discovery.
     pub path_mtu: PathMtuConfig,
@@ -117,12 +117,12 @@ pub struct TcpConfig {
     pub dscp: u8,
     /// TTL or hop limit of all packets (RFC 9293 section 3.9.2).
     pub hop_limit: u8,
-    /// Most challenge ACKs sent in one `challenge_period` (RFC 5961 section 7).
+    /// Largest number of challenge ACKs sent in one `challenge_period` (RFC 5961 section 7).
     pub challenges: u32,
     /// The period to which `challenges` applies.
     pub challenge_period: Duration,
-    /// Most transmit chunks that this connection may retain. It also never retains more than four times the number of
-    /// free chunks, so that other connections find some. The last frame may exceed the limit.
+    /// Largest number of transmit chunks that this connection may retain. It also never retains more than four times
+    /// the number of free chunks, so that other connections find some. The last frame may exceed the limit.
     pub max_chunks: u32,
     /// Free transmit chunks reserved for ACKs and retransmissions of all connections, which new data does not use; at
     /// least the chunks of two full segments.

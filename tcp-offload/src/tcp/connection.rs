@@ -89,7 +89,7 @@ pub struct Connection {
     pub(super) config: Arc<TcpConfig>,
     pub(super) path: Path,
     pub(super) mtu: PathMtu,
-    /// `mtu` has changed in a way that concerns other connections of the path.
+    /// `mtu` has changed, which concerns other connections of the path.
     pub(super) mtu_news: bool,
     pub(super) headers: Headers,
     pub(super) stage: Stage,
@@ -109,7 +109,7 @@ pub struct Connection {
     challenges: ChallengeBudget,
     pub(super) challenge_due: bool,
     pub(super) last_ack_sent: SeqNum,
-    /// When the last acceptable segment of the peer arrived.
+    /// Arrival time of the peer's last acceptable segment.
     pub(super) last_heard: Instant,
     pub(super) keepalives: u32,
     /// Window probes since the window was last open: the exponent of their back-off.
@@ -299,7 +299,7 @@ impl Connection {
         }
     }
 
-    /// Why the connection has just ended, unless another call has returned the reason. [`Connection::payload_taken`]
+    /// The reason why the connection has just ended, unless another call has returned it. [`Connection::payload_taken`]
     /// ends the connection when the payload fills the gap before the peer's FIN.
     pub fn take_close_reason(&mut self) -> Option<CloseReason> {
         self.stage.take_ended()
@@ -328,9 +328,9 @@ impl Connection {
     }
 
     /// Starts or restarts TIME-WAIT (RFC 9293 section 3.10.7.4). When our ACK of the peer's FIN is lost, the peer
-    /// retransmits the FIN and any data before it, and somebody must acknowledge them: a reset would make its
-    /// application believe that delivered data is lost. The peer's time-out, estimated by ours, and its back-off, which
-    /// is at most its silence so far, determine when it retransmits.
+    /// retransmits the FIN and any data before it, which must be acknowledged: a reset would make its application
+    /// believe that delivered data is lost. The peer's time-out, estimated by ours, and its back-off, which is at most
+    /// its silence so far, determine when it retransmits.
     pub(super) fn wait_for_the_peer(&mut self, now: Instant, fin: Fin) {
         let timeout = self.tx.rtt.base_rto() + fin.silence;
         let wait = timeout.saturating_mul(PEER_TIMEOUTS).min(MOST_TIME_WAIT).max(self.config.time_wait);
@@ -358,7 +358,7 @@ impl Connection {
         self.ack.flush()
     }
 
-    /// Whether an ACK is owed, at once or delayed.
+    /// Whether an ACK is pending, at once or delayed.
     pub fn owes_ack(&self) -> bool {
         self.ack.is_owed()
     }
@@ -375,7 +375,7 @@ impl Connection {
         self.marks.boundary().is_some()
     }
 
-    /// Whether the owed ACK waits for the peer's next segments, as long as the application polls.
+    /// Whether the pending ACK waits for the peer's next segments, as long as the application polls.
     pub fn holds_ack(&self) -> bool {
         self.ack.is_held()
     }
@@ -388,8 +388,8 @@ impl Connection {
         }
     }
 
-    /// Forgets all payload beyond a gap: the framing layer had taken it and has dropped it, so the peer must retransmit
-    /// it (RFC 2018 section 8).
+    /// Drops all payload beyond a gap from the received ranges: the framing layer had taken it and has dropped it, so
+    /// the peer must retransmit it (RFC 2018 section 8).
     pub fn renege(&mut self) {
         self.rx.renege();
     }
@@ -462,8 +462,8 @@ impl Connection {
         matches!(self.stage, Stage::Closed(_))
     }
 
-    /// Whether the connection is open in both directions, and has nothing to tell the stack: neither an end, nor news of the
-    /// path, nor payload on the heap.
+    /// Whether the connection is open in both directions, and has nothing to report to the stack: no end, no news of
+    /// the path, no payload on the heap.
     #[inline]
     pub fn is_ordinary(&self) -> bool {
         matches!(self.stage, Stage::Established(_))
@@ -472,7 +472,7 @@ impl Connection {
             && self.tx.queue.spilled_bytes() == 0
     }
 
-    /// Whether everything that the peer sent, up to its FIN, was taken.
+    /// Whether all data of the peer, up to its FIN, was taken.
     pub fn peer_closed(&self) -> bool {
         self.rx.fin_reached()
     }

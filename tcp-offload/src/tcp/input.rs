@@ -228,8 +228,8 @@ impl Connection {
             self.note_life(now);
             self.ack.now();
         } else {
-            // Perhaps a window probe. The answers have a budget, so that two confused ends do not answer each other for
-            // ever.
+            // Possibly a window probe. The answers have a budget, so that two confused ends do not answer each other
+            // endlessly.
             self.challenge(now);
         }
         // The peer has not received our ACK of its FIN.

@@ -62,7 +62,7 @@ pub struct NewPayload {
 pub enum Filled {
     /// Payload was written.
     Segment {
-        /// How many bytes, at least 1.
+        /// Number of bytes, at least 1.
         len: usize,
         /// Whether [`Source::has_data`] is still true.
         more: bool,
@@ -122,7 +122,7 @@ pub struct Receipt {
     pub closed: Option<CloseReason>,
 }
 
-/// What a connection has to send.
+/// The next segment that a connection has to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wants {
     /// Something.

@@ -2,8 +2,8 @@
 //! 3.10.7.4. Such a segment is the next one in order, has no control bit but ACK and PSH and no option but timestamps, and
 //! acknowledges all or a part of what is in flight, while nothing is lost, retransmitted or beyond a gap.
 //!
-//! The path applies the rules of `input` and `sender` that can have an effect on such a segment, and no others. Both ways have
-//! the same outcome, which a property test compares.
+//! The path applies the rules of `input` and `sender` that can have an effect on such a segment, and no others. Both
+//! paths have the same outcome, which a property test compares.
 
 use super::{
     Connection, NewPayload,

@@ -11,7 +11,7 @@ use crate::{
 /// Recoveries without a D-SACK after which the reordering window shrinks back (section 6.2 step 4).
 const REO_WND_PERSIST: u32 = 16;
 
-/// Most doublings of the allowance for delayed ACKs: from 2 to 256 ms, more than the 200 ms of Linux.
+/// Largest number of doublings of the allowance for delayed ACKs: from 2 to 256 ms, more than the 200 ms of Linux.
 const MOST_DOUBLINGS: u32 = 7;
 
 /// Selectively acknowledged segments that prove a loss on a path without observed reordering (RFC 6675 section 2).
@@ -114,7 +114,7 @@ pub(super) struct Tlp {
     late: u32,
 }
 
-/// What an ACK shows about the outstanding probe.
+/// The outcome of the outstanding probe according to an ACK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ProbeOutcome {
     /// No probe is outstanding, its outcome is still open, or nothing was lost.
@@ -126,7 +126,7 @@ pub(super) enum ProbeOutcome {
 }
 
 impl Tlp {
-    /// Forgets the outstanding probe when a recovery begins (section 7.1).
+    /// Discards the outstanding probe when a recovery begins (section 7.1).
     pub(super) fn reset(&mut self) {
         self.end_seq = None;
         self.is_retrans = false;
@@ -134,8 +134,8 @@ impl Tlp {
 
     /// The allowance for the peer's delayed ACK (section 7.2). A peer does not announce its delay, and a sender that
     /// probes early never observes it. Therefore the allowance begins with `least`, which covers a peer of our kind,
-    /// doubles with each spurious probe, and returns to `least` when a probe repairs a loss, where a longer wait would
-    /// have cost time.
+    /// doubles with each spurious probe, and returns to `least` when a probe repairs a loss, because a longer wait
+    /// would have delayed the repair.
     pub(super) fn allowance_ns(&self, least: Duration) -> u64 {
         nanos(least).saturating_mul(1 << self.late)
     }

@@ -11,7 +11,7 @@ use xwarp_rnic::rnic::AsyncEvent;
 
 use crate::system::{Doorbell, lock};
 
-/// Events kept for an application that does not read them. When there are more, the oldest one is dropped.
+/// Capacity of the queue for an application that does not read its events. Beyond it, the oldest event is dropped.
 const MOST_EVENTS: usize = 1024;
 
 /// A queue of events behind a descriptor that is readable exactly while the queue has an entry, and that signals each
@@ -71,7 +71,7 @@ pub(crate) struct AsyncQueue {
     further: Mutex<Vec<Reader>>,
 }
 
-/// A further reader, which gets the events that it wants.
+/// A further reader, with a filter.
 struct Reader {
     queue: Weak<BellQueue<AsyncEvent>>,
     wants: Box<dyn Fn(&AsyncEvent) -> bool + Send>,
@@ -114,12 +114,12 @@ impl AsyncQueue {
 /// event is returned once.
 ///
 /// When the descriptor becomes readable, call [`poll`](Self::poll) until it returns `None`: an edge-triggered poller
-/// (mio, tokio) is not notified again for events that were left.
+/// (mio, tokio) is not notified again for remaining events.
 #[derive(Clone)]
 pub struct AsyncEvents(Arc<BellQueue<AsyncEvent>>);
 
 impl AsyncEvents {
-    /// The oldest event that waits, without blocking.
+    /// The oldest waiting event, without blocking.
     pub fn poll(&self) -> Option<AsyncEvent> {
         self.0.pop()
     }

@@ -1,4 +1,5 @@
-//! What is left of a device whose engine panicked, or that a child process inherited: [`DeviceFailed`], the answers of verbs, and a closed interface.
+//! The state of a device whose engine panicked, or that a child process inherited: [`DeviceFailed`], the results of
+//! verbs, and a closed interface.
 //!
 //! A panic leaves the engine in an unknown state, so it never runs again. Reporting the failure to applications does
 //! not depend on that state, or is attempted and given up if it panics too ([`DeviceCore::fail`](super::shared::DeviceCore)).
@@ -11,8 +12,8 @@ use xwarp_tcp::link::{ChunksMut, Link, Pieces, QueueId, RingFull, RxFrame, Steer
 use super::{cm::CmError, queue_pair::PostListError};
 use crate::interface::{Interface, InterfaceAttributes, InterfaceChange, Resolver};
 
-/// The device has failed: its engine panicked, or this process is a child (`fork`) of the one that opened it, which goes on.
-/// Nothing of it works here any more; open another one.
+/// The device has failed: its engine panicked, or this process is a child (`fork`) of the one that opened it, where the
+/// device still works. It is unusable here; open another one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the device failed: {message}")]
 pub struct DeviceFailed {
@@ -81,7 +82,7 @@ impl<T> Answer for Result<T, CmError> {
 }
 
 /// The interface of a device that has failed: the real one is closed, and its steering rules are gone, so that the
-/// kernel resets the connections of peers that go on.
+/// kernel resets the connections of peers that continue to send.
 pub(super) struct ClosedInterface {
     /// The last attributes of the real interface.
     attributes: InterfaceAttributes,

@@ -11,26 +11,26 @@ use xwarp_tcp::time::Instant;
 
 use crate::system::Clock;
 
-/// Longest time that a post waits while the application goes on to post or poll.
+/// Longest time that a post waits while the application continues to post or poll.
 const LIMIT: Duration = Duration::from_micros(50);
-/// Full segments of gathered posts that are sent at once.
+/// Number of full segments at which gathered posts are sent.
 const SEGMENTS: usize = 4;
-/// Messages that are sent at once. With large segments, a send queue full of small messages would be one segment, and the two
-/// ends would work in turn instead of at the same time. More bytes than in four segments of 1500 are not too many: larger
-/// frames carry the bytes of larger messages in less time.
+/// Number of messages at which gathered posts are sent. With large segments, a send queue full of small messages would
+/// be one segment, and the two ends would work in turn instead of at the same time. More bytes than in four segments of
+/// 1500 are not too many: larger frames carry the bytes of larger messages in less time.
 const MESSAGES: u64 = 64;
-/// Messages after which a post checks whether the first one has waited long enough. Not every post does, because reading the
-/// clock takes as long as a post.
+/// Number of messages after which a post checks whether the first one has waited long enough. Not every post checks,
+/// because reading the clock takes as long as a post.
 const MESSAGES_PER_LOOK: u64 = 8;
 /// Estimate of the bytes that framing adds to a message: MPA's length, pad and CRC, and DDP's header.
 const FRAMING_BYTES: usize = 26;
 /// Value of `until` while no post waits.
 const NOTHING: u64 = 0;
 
-/// The posts that wait. Changed under the engine's lock only.
+/// The waiting posts. Changed under the engine's lock only.
 #[derive(Debug)]
 pub(super) struct Gathered {
-    /// When the posts are sent without another poll, in nanoseconds of the device's clock.
+    /// The time at which the posts are sent without another poll, in nanoseconds of the device's clock.
     until: AtomicU64,
     /// The messages, and their bytes on the wire.
     messages: AtomicU64,
@@ -49,8 +49,8 @@ impl Gathered {
         }
     }
 
-    /// Lets posts wait. Returns false if they and those that wait must be sent now: they fill segments of `emss` bytes, are
-    /// many, or the first one has waited long enough.
+    /// Adds posts to the waiting ones. Returns false if all of them must be sent now: they fill segments of `emss`
+    /// bytes, are many, or the first one has waited long enough.
     pub(super) fn add(&self, clock: &Clock, requests: &[WorkRequest<'_>], emss: usize) -> bool {
         let bytes = requests.iter().map(wire_bytes).fold(0, usize::saturating_add);
         let total = self.bytes.load(Ordering::Relaxed).saturating_add(bytes as u64);
@@ -83,7 +83,7 @@ impl Gathered {
         self.until.load(Ordering::Relaxed) != NOTHING
     }
 
-    /// Whether posts wait that must be sent.
+    /// Whether waiting posts must be sent.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         let until = self.until.load(Ordering::Relaxed);
         until != NOTHING && now.as_nanos() >= until

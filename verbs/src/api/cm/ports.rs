@@ -17,13 +17,13 @@ use crate::{
 /// A local address: `None` is the wildcard.
 type Key = (Option<IpAddr>, u16);
 
-/// Entries that are kept without looking whether they are dead.
+/// Number of entries below which dead ones are not searched.
 const SWEEP_AT: usize = 64;
 
 #[derive(Default)]
 struct Held {
     ports: HashMap<Key, Weak<PortReservation>>,
-    /// How many there may be before dead ones are looked for.
+    /// Number of entries at which dead ones are searched.
     sweep_at: usize,
 }
 
