@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
+    collections::BTreeMap,
     io::{ErrorKind, Read as _, Write as _},
     net::{Shutdown, SocketAddr},
     sync::Barrier,
@@ -30,13 +31,14 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed)).collect()
 }
 
-/// Runs `server` and `client` with the two ends of a connection, each in its namespace and over its own interface.
+/// Runs `server` and `client` with the two ends of a connection, each in its namespace and over its own interface. The
+/// dissector of SDP, which was written from the draft's tables, reads the client's capture; the messages that it finds are returned.
 fn connected(
     lab: &Lab,
     family: Family,
     server: impl FnOnce(SdpStream, &Sdp) + Send,
     client: impl FnOnce(SdpStream, &Sdp) + Send,
-) {
+) -> BTreeMap<u8, usize> {
     let address = SocketAddr::new(lab.address(Side::B, family), PORT);
     let listening = Barrier::new(2);
     let open = |capture| {
@@ -62,6 +64,7 @@ fn connected(
         calling.unwrap().join().unwrap();
         serving.unwrap().join().unwrap();
     });
+    tshark::sdp_messages(&lab.file("client.pcapng")).unwrap()
 }
 
 /// Sends `out`, half-closes, and compares what comes until the end of the other direction with `expected`.
@@ -84,13 +87,12 @@ fn netns_sdp_both_directions_carry_data_between_hosts() {
     for (mtu, family) in [(1500, Family::V4), (9000, Family::V6)] {
         let lab = lab(mtu);
         let (up, down) = (pattern(3_000_000, 1), pattern(2_000_000, 77));
-        connected(
+        let messages = connected(
             &lab,
             family,
             |stream, _| exchange(stream, &down, &up),
             |stream, _| exchange(stream, &up, &down),
         );
-        let messages = tshark::sdp_messages(&lab.file("client.pcapng")).unwrap();
         assert!(messages[&0xff] > 100, "{messages:?}");
     }
 }
@@ -120,7 +122,7 @@ fn netns_sdp_a_half_closed_stream_carries_the_other_direction() {
 fn netns_sdp_registered_memory_is_read_by_rdma() {
     let lab = lab(9000);
     let bytes = pattern(1 << 20, 9);
-    connected(
+    let messages = connected(
         &lab,
         Family::V4,
         |stream, sdp| {
@@ -143,8 +145,6 @@ fn netns_sdp_registered_memory_is_read_by_rdma() {
             stream.send_memory(&memory, 0..bytes.len()).unwrap();
         },
     );
-    // The dissector was written from the draft's tables, not from the code.
-    let messages = tshark::sdp_messages(&lab.file("client.pcapng")).unwrap();
     for (mid, name) in [(0x01, "HelloAck"), (0x02, "DisConn"), (0x06, "RdmaRdCompl"), (0xfe, "SrcAvail")] {
         assert!(messages.contains_key(&mid), "no {name}: {messages:?}");
     }
@@ -156,7 +156,7 @@ fn netns_sdp_transactions_go_on_after_a_suspension() {
     const ROUNDS: [usize; 2] = [8, 3];
     const REPLY: usize = 100_000;
     let lab = lab(9000);
-    connected(
+    let messages = connected(
         &lab,
         Family::V4,
         |stream, _| {
@@ -188,7 +188,6 @@ fn netns_sdp_transactions_go_on_after_a_suspension() {
             (0..ROUNDS[1]).for_each(|round| ask(&moved, ROUNDS[0] + round));
         },
     );
-    let messages = tshark::sdp_messages(&lab.file("client.pcapng")).unwrap();
     for (mid, name) in [
         (0x05, "RdmaWrCompl"),
         (0x06, "RdmaRdCompl"),
