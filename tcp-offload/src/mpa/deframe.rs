@@ -8,6 +8,9 @@ use super::{
 };
 use crate::{copy, framing::Whole, link::read_at, seq::StreamOffset, ulp::Ulpdu};
 
+/// Bytes from the start of one marker to the start of the next.
+const SPACING: usize = MARKER_SPACING as usize;
+
 /// Verifies the CRC (RFC 5044 section 4.4) of the FPDU whose range consists of `raw`. The CRC covers all bytes of the
 /// range except the CRC field itself, including the markers and the one right before the length field.
 pub(crate) fn verify_crc(raw: &[&[u8]]) -> Result<(), MpaError> {
@@ -44,17 +47,9 @@ pub(crate) fn cut<'a>(
     let data = header + LENGTH_BYTES as u64;
     let skip = (data - start) as usize;
     let to_marker = layout.to_marker(data);
-    if layout.markers {
-        let range = raw.iter().map(|p| p.len()).sum::<usize>();
-        let mut at = layout.to_marker(start);
-        while at + MARKER_BYTES <= range {
-            let mut marker = [0; MARKER_BYTES];
-            read_at(raw, at, &mut marker);
-            if pointer(marker) != (start + at as u64).saturating_sub(header) as u16 {
-                return Err(MpaError::MarkerMismatch);
-            }
-            at += MARKER_SPACING as usize;
-        }
+    let (first, header) = (layout.to_marker(start), (header - start) as usize);
+    if layout.markers && !all_point_to_header(raw, first, header) {
+        return Err(MpaError::MarkerMismatch);
     }
     Ok(Ulpdu::between_markers(raw, skip, ulpdu, to_marker))
 }
@@ -79,7 +74,7 @@ pub(crate) fn whole(frames: &Fpdus, bytes: &[u8], start: StreamOffset) -> Option
     }
     let ulpdu_at = header + LENGTH_BYTES;
     // A marker never lies within the length field, only right before it.
-    let next_marker = if to_marker == 0 { MARKER_SPACING as usize } else { to_marker };
+    let next_marker = if to_marker == 0 { SPACING } else { to_marker };
     let to_marker = next_marker.saturating_sub(ulpdu_at);
     Some(Whole { len, ulpdu_at, ulpdu, to_marker })
 }
@@ -88,7 +83,6 @@ pub(crate) fn whole(frames: &Fpdus, bytes: &[u8], start: StreamOffset) -> Option
 /// at byte `first` of the FPDU, the length field at byte `header`.
 #[inline]
 fn point_to_header(bytes: &[u8], first: usize, header: usize) -> bool {
-    const SPACING: usize = MARKER_SPACING as usize;
     let (spans, last) = bytes.as_chunks::<SPACING>();
     // The marker right before the length field is part of the FPDU, and points to it by 0.
     let (mut back, mut next) = (first.saturating_sub(header) as u16, (first + SPACING - header) as u16);
@@ -99,6 +93,34 @@ fn point_to_header(bytes: &[u8], first: usize, header: usize) -> bool {
         (back, next) = (next, next.wrapping_add(SPACING as u16));
     }
     last.first_chunk().is_none_or(|marker| pointer(*marker) == back)
+}
+
+/// As [`point_to_header`], for the whole FPDU in the pieces `raw`.
+fn all_point_to_header(raw: &[&[u8]], first: usize, header: usize) -> bool {
+    let (mut at, mut before) = (first, 0);
+    for piece in raw {
+        let end = before + piece.len();
+        while at < end {
+            let marker = match piece.get(at - before..).and_then(<[u8]>::first_chunk) {
+                Some(marker) => *marker,
+                None => marker_across(raw, at),
+            };
+            if pointer(marker) != at.saturating_sub(header) as u16 {
+                return false;
+            }
+            at += SPACING;
+        }
+        before = end;
+    }
+    true
+}
+
+/// The marker at byte `at` of `raw`, which spans pieces.
+#[cold]
+fn marker_across(raw: &[&[u8]], at: usize) -> [u8; MARKER_BYTES] {
+    let mut marker = [0; MARKER_BYTES];
+    read_at(raw, at, &mut marker);
+    marker
 }
 
 /// FPDUPTR of a marker; its low two bits count as zero (RFC 5044 section 4.2).
