@@ -38,6 +38,8 @@ pub struct Scenario {
     /// The divisor of the figures.
     pub unit: Unit,
     mtu: u16,
+    /// Bytes of a chunk; `None`: frames have one chunk.
+    chunk: Option<usize>,
     len: usize,
     kind: Kind,
     /// Messages in flight; 1 is a ping-pong.
@@ -59,22 +61,51 @@ enum Kind {
     Write,
 }
 
+/// Usable bytes of a receive chunk of AF_XDP.
+const CHUNK: usize = 3840;
+
 /// All scenarios, in the order of the report.
-pub const SCENARIOS: [Scenario; 6] = [
+pub const SCENARIOS: [Scenario; 7] = [
     small("send-64", "Sends of 64 bytes, ping-pong: one way", Kind::Send, 1),
     small("write-64", "RDMA Writes of 64 bytes, ping-pong: one way", Kind::Write, 1),
     small("sends-64", "Sends of 64 bytes in one direction, 64 in flight", Kind::Send, DEPTH),
     small("writes-64", "RDMA Writes of 64 bytes in one direction, 64 in flight", Kind::Write, DEPTH),
     large("frame-1500", "RDMA Writes of 64 KiB in one direction at an MTU of 1500, 16 in flight", 1500),
     large("frame-9000", "RDMA Writes of 64 KiB in one direction at an MTU of 9000, 16 in flight", 9000),
+    Scenario {
+        name: "chain-9000",
+        what: "The same in chunks of 3840 bytes: each frame is a chain of three",
+        chunk: Some(CHUNK),
+        ..large("", "", 9000)
+    },
 ];
 
 const fn small(name: &'static str, what: &'static str, kind: Kind, depth: usize) -> Scenario {
-    Scenario { name, what, unit: Unit::Message, mtu: 1500, len: SMALL, kind, depth, messages: 2048 }
+    Scenario {
+        name,
+        what,
+        unit: Unit::Message,
+        mtu: 1500,
+        chunk: None,
+        len: SMALL,
+        kind,
+        depth,
+        messages: 2048,
+    }
 }
 
 const fn large(name: &'static str, what: &'static str, mtu: u16) -> Scenario {
-    Scenario { name, what, unit: Unit::Frame, mtu, len: LARGE, kind: Kind::Write, depth: 16, messages: 128 }
+    Scenario {
+        name,
+        what,
+        unit: Unit::Frame,
+        mtu,
+        chunk: None,
+        len: LARGE,
+        kind: Kind::Write,
+        depth: 16,
+        messages: 128,
+    }
 }
 
 /// One engine with its objects.
@@ -162,7 +193,8 @@ impl End {
 impl Pair {
     /// Connects two engines for `scenario`, and lets some of its traffic pass.
     pub fn new(scenario: Scenario, framing: &FramingConfig) -> Self {
-        let links = cable(usize::from(scenario.mtu) + ETHERNET);
+        let frame_bytes = usize::from(scenario.mtu) + ETHERNET;
+        let links = cable(scenario.chunk.unwrap_or(frame_bytes), frame_bytes);
         let mut ends = links.map(|link| End::new(link, framing.clone()));
         let [near, far] = &mut ends;
         let mut now = Instant::ZERO;

@@ -22,7 +22,9 @@ struct Direction {
 
 /// One end.
 pub struct MemoryLink {
+    /// Bytes of a chunk and of the longest frame.
     chunk_bytes: usize,
+    frame_bytes: usize,
     tx: Vec<Box<[u8]>>,
     tx_free: Vec<u32>,
     rx: Vec<Received>,
@@ -31,12 +33,13 @@ pub struct MemoryLink {
     to_peer: Arc<Mutex<Direction>>,
 }
 
-/// The two ends of a cable for frames of at most `chunk_bytes` bytes.
-pub fn cable(chunk_bytes: usize) -> [MemoryLink; 2] {
+/// The two ends of a cable for frames of at most `frame_bytes` bytes in chunks of `chunk_bytes`.
+pub fn cable(chunk_bytes: usize, frame_bytes: usize) -> [MemoryLink; 2] {
     let directions: [Arc<Mutex<Direction>>; 2] = Default::default();
     [0, 1].map(|end| MemoryLink {
         chunk_bytes,
-        tx: (0..FRAMES).map(|_| memory(chunk_bytes)).collect(),
+        frame_bytes,
+        tx: (0..FRAMES).map(|_| memory(frame_bytes)).collect(),
         tx_free: (0..FRAMES as u32).rev().collect(),
         rx: (0..FRAMES).map(|_| (memory(0), 0)).collect(),
         rx_free: (0..FRAMES as u32).rev().collect(),
@@ -76,7 +79,8 @@ impl Link for MemoryLink {
         let n = direction.in_flight.len().min(max);
         for received in direction.in_flight.drain(..n) {
             let head = self.rx_free.pop().expect("the window is smaller than the receive frames");
-            batch.push(RxFrame::new(head, 1, received.1 as u32, QueueId(0)));
+            let chunks = received.1.div_ceil(self.chunk_bytes) as u16;
+            batch.push(RxFrame::new(head, chunks, received.1 as u32, QueueId(0)));
             self.rx[head as usize] = received;
         }
         n
@@ -85,13 +89,13 @@ impl Link for MemoryLink {
     #[inline(never)]
     fn rx_chunks(&self, frame: &RxFrame) -> Pieces<'_> {
         let (memory, len) = &self.rx[frame.head() as usize];
-        std::iter::once(&memory[..*len]).collect()
+        memory[..*len].chunks(self.chunk_bytes).collect()
     }
 
     #[inline(never)]
     fn rx_head(&self, frame: &RxFrame) -> &[u8] {
         let (memory, len) = &self.rx[frame.head() as usize];
-        &memory[..*len]
+        &memory[..self.chunk_bytes.min(*len)]
     }
 
     #[inline(never)]
@@ -103,13 +107,14 @@ impl Link for MemoryLink {
 
     #[inline(never)]
     fn alloc(&mut self, len: usize) -> Option<TxFrame> {
-        assert!(len <= self.chunk_bytes, "frames have one chunk");
-        Some(TxFrame::new(self.tx_free.pop()?, 1))
+        assert!(len <= self.frame_bytes, "longer than the MTU");
+        Some(TxFrame::new(self.tx_free.pop()?, len.div_ceil(self.chunk_bytes) as u16))
     }
 
     #[inline(never)]
     fn tx_chunks_into<'a>(&'a mut self, frame: &mut TxFrame, chunks: &mut ChunksMut<'a>) -> bool {
-        chunks.push(&mut self.tx[frame.head() as usize]);
+        let memory = &mut self.tx[frame.head() as usize];
+        chunks.extend(memory.chunks_mut(self.chunk_bytes).take(frame.chunks()));
         true
     }
 
@@ -118,7 +123,7 @@ impl Link for MemoryLink {
         let mut direction = self.to_peer.lock().unwrap();
         let mut bytes = match direction.spare.pop() {
             Some(bytes) => bytes,
-            None => memory(self.chunk_bytes),
+            None => memory(self.frame_bytes),
         };
         bytes[..len].copy_from_slice(&self.tx[frame.head() as usize][..len]);
         direction.in_flight.push((bytes, len));
