@@ -12,6 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
+use rustix::process::{Pid, Signal, kill_process};
 use xwarp_perf::stats::{Limit, Spread};
 use xwarp_sdp::mapper::{Asked, Question};
 
@@ -23,6 +24,8 @@ use crate::{
 
 /// Time allowed beyond the duration of a measurement.
 const PATIENCE: Duration = Duration::from_mins(1);
+/// Requests a second of clients that let both ends sleep between them.
+const FEW: f64 = 500.0;
 /// MTUs of the wire.
 const MTUS: [u32; 3] = [1500, 9000, 65535];
 
@@ -65,14 +68,29 @@ impl fmt::Display for By {
 enum Subject {
     /// iperf3 with writes of 1 MiB at this MTU.
     Bulk(By, u32),
-    /// sockperf with requests and answers of 64 bytes; non-blocking calls, so that both ends poll, or blocking ones.
+    /// sockperf with requests and answers of 64 bytes.
     Requests(By, Calls),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Calls {
+    /// Non-blocking ones, by which both ends poll.
     Polling,
     Blocking,
+    /// Blocking ones of a client that sends [`FEW`] requests a second: the server sleeps before each.
+    Sleeping,
+}
+
+impl Calls {
+    const ALL: [Self; 3] = [Self::Polling, Self::Blocking, Self::Sleeping];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Polling => "non-blocking",
+            Self::Blocking => "blocking",
+            Self::Sleeping => "blocking, 500 requests a second",
+        }
+    }
 }
 
 impl Subject {
@@ -80,7 +98,7 @@ impl Subject {
         let mut all = vec![Self::Bulk(By::PlainTcp, 1500)];
         for by in [By::Sdp, By::Tcp] {
             all.extend(MTUS.map(|mtu| Self::Bulk(by, mtu)));
-            all.extend([Calls::Polling, Calls::Blocking].map(|calls| Self::Requests(by, calls)));
+            all.extend(Calls::ALL.map(|calls| Self::Requests(by, calls)));
         }
         all
     }
@@ -95,9 +113,9 @@ enum Figure {
     ZeroCopy,
     /// Half round trip in microseconds.
     Latency,
-    /// System calls of the client's process for each request and its answer.
+    /// System calls of the server's process for each request and its answer.
     SystemCalls,
-    /// The same without `sendto`, by which the library makes the kernel transmit frames, and which kernel TCP's clients call.
+    /// The same without `sendto`, by which the library makes the kernel transmit frames, and which kernel TCP's servers call.
     OtherCalls,
 }
 
@@ -141,6 +159,11 @@ fn goals(samples: &Samples<Key>) -> String {
             Limit::AtMost(2.0),
             samples.spread(&(sdp(Calls::Blocking), Figure::OtherCalls)),
         ),
+        (
+            "the same, a server that sleeps before each request",
+            Limit::AtMost(2.0),
+            samples.spread(&(sdp(Calls::Sleeping), Figure::OtherCalls)),
+        ),
     ];
     let mut text = "## Goals\n\nRatios are those of interleaved measurements.\n\n\
          | goal | limit | median | min | max | rounds | met |\n|---|---|--:|--:|--:|--:|---|\n"
@@ -149,7 +172,12 @@ fn goals(samples: &Samples<Key>) -> String {
         let _ = match found {
             Some(Spread { median, min, max, count }) => {
                 let met = if limit.is_met(median) == Some(true) { "yes" } else { "no" };
-                writeln!(text, "| {goal} | {limit} | {median:.2} | {min:.2} | {max:.2} | {count} | {met} |")
+                // A call in thousands of requests is not none.
+                let digits = if goal.starts_with("system calls") { 4 } else { 2 };
+                writeln!(
+                    text,
+                    "| {goal} | {limit} | {median:.digits$} | {min:.digits$} | {max:.digits$} | {count} | {met} |"
+                )
             }
             None => writeln!(text, "| {goal} | {limit} | - | - | - | 0 | - |"),
         };
@@ -173,10 +201,10 @@ fn tables(samples: &Samples<Key>) -> String {
     );
     for subject in Subject::all() {
         let Subject::Requests(by, calls) = subject else { continue };
-        let calls = if calls == Calls::Polling { "non-blocking" } else { "blocking" };
-        let [time, system, others] = [Figure::Latency, Figure::SystemCalls, Figure::OtherCalls]
-            .map(|figure| cell(samples, subject, figure, 2));
-        let _ = writeln!(text, "| {calls} | {by} | {time} | {system} | {others} |");
+        let [time, system, others] =
+            [(Figure::Latency, 2), (Figure::SystemCalls, 3), (Figure::OtherCalls, 3)]
+                .map(|(figure, digits)| cell(samples, subject, figure, digits));
+        let _ = writeln!(text, "| {} | {by} | {time} | {system} | {others} |", calls.name());
     }
     text
 }
@@ -223,25 +251,53 @@ impl Bench {
     }
 
     fn measure(&mut self, subject: Subject) -> Result<Vec<(Figure, f64)>> {
-        // The kernel's connections stay in TIME-WAIT on their ports.
-        self.port += 1;
-        let port = self.port;
-        let lab = self.lab(subject)?;
-        let host = lab.address(Side::B, Family::V4).to_string();
-        let duration = self.duration;
-        let counts = lab.file("system-calls");
-        let (by, server, client) = match subject {
-            Subject::Bulk(by, _) => {
-                let client = format!("iperf3 -c {host} -p {port} -t {duration} -l 1M -f m");
-                (by, format!("iperf3 -s -1 -p {port}"), client)
-            }
+        match subject {
+            Subject::Bulk(by, _) => self.bulk(subject, by),
             Subject::Requests(by, calls) => {
-                let polling = if calls == Calls::Polling { "--nonblocked" } else { "" };
-                let client =
-                    format!("sockperf ping-pong --tcp -i {host} -p {port} -t {duration} -m 64 {polling}");
-                (by, format!("sockperf server --tcp -i {host} -p {port} {polling}"), client)
+                // What the program does at its start and end is in both.
+                let short = self.requests(subject, by, calls, self.duration)?;
+                let long = self.requests(subject, by, calls, 2 * self.duration)?;
+                let requests = long.requests - short.requests;
+                let (all, sent) = (long.calls - short.calls, long.sent - short.sent);
+                Ok(vec![
+                    (Figure::Latency, long.time),
+                    (Figure::SystemCalls, all / requests),
+                    (Figure::OtherCalls, (all - sent) / requests),
+                ])
             }
-        };
+        }
+    }
+
+    /// A port at which no connection of the kernel rests.
+    fn next_port(&mut self) -> u16 {
+        self.port += 1;
+        self.port
+    }
+
+    fn bulk(&mut self, subject: Subject, by: By) -> Result<Vec<(Figure, f64)>> {
+        let (port, duration) = (self.next_port(), self.duration);
+        let lab = self.lab(subject)?;
+        let address = SocketAddr::new(lab.address(Side::B, Family::V4), port);
+        let mut server = self.start(lab, Side::B, by, &[], &format!("iperf3 -s -1 -p {port}"))?;
+        wait_for_listener(lab, by, address, &mut server)?;
+        let client = format!("iperf3 -c {} -p {port} -t {duration} -l 1M -f m", address.ip());
+        let said = self.start(lab, Side::A, by, &[], &client)?.finish(2 * PATIENCE)?;
+        let served = server.finish(PATIENCE)?;
+        let rate = bandwidth(&said).with_context(|| format!("no bandwidth in: {said}"))?;
+        let mut figures = vec![(Figure::Bandwidth, rate)];
+        figures.extend(zero_copy(&served).map(|share| (Figure::ZeroCopy, share)));
+        ensure!(by != By::Sdp || figures.len() == 2, "not over SDP: {served}\n{said}");
+        Ok(figures)
+    }
+
+    fn requests(&mut self, subject: Subject, by: By, calls: Calls, seconds: u32) -> Result<Exchange> {
+        let port = self.next_port();
+        let lab = self.lab(subject)?;
+        let address = SocketAddr::new(lab.address(Side::B, Family::V4), port);
+        let host = address.ip();
+        let polling = if calls == Calls::Polling { "--nonblocked" } else { "" };
+        let pace = if calls == Calls::Sleeping { format!("--mps {FEW}") } else { String::new() };
+        let counts = lab.file("system-calls");
         let counter = [
             "perf",
             "stat",
@@ -253,30 +309,26 @@ impl Bench {
             counts.to_str().unwrap_or_default(),
             "--",
         ];
-        let mut server = self.start(lab, Side::B, by, &[], &server)?;
-        wait_for_listener(lab, by, SocketAddr::new(lab.address(Side::B, Family::V4), port), &mut server)?;
-        let counter: &[&str] = if matches!(subject, Subject::Requests(..)) { &counter } else { &[] };
-        let said = self.start(lab, Side::A, by, counter, &client)?.finish(2 * PATIENCE)?;
-        if let Subject::Bulk(..) = subject {
-            let served = server.finish(PATIENCE)?;
-            let rate = bandwidth(&said).with_context(|| format!("no bandwidth in: {said}"))?;
-            let mut figures = vec![(Figure::Bandwidth, rate)];
-            figures.extend(zero_copy(&served).map(|share| (Figure::ZeroCopy, share)));
-            ensure!(by != By::Sdp || figures.len() == 2, "not over SDP: {served}\n{said}");
-            return Ok(figures);
-        }
+        let server = format!("sockperf server --tcp -i {host} -p {port} {polling}");
+        let mut server = self.start(lab, Side::B, by, &counter, &server)?;
+        wait_for_listener(lab, by, address, &mut server)?;
+        let client =
+            format!("sockperf ping-pong --tcp -i {host} -p {port} -t {seconds} -m 64 {polling} {pace}");
+        let said = self.start(lab, Side::A, by, &[], &client)?.finish(2 * PATIENCE)?;
         ensure!(by != By::Sdp || said.contains("by RDMA"), "not over SDP: {said}");
-        let (time, messages) = latency(&said).with_context(|| format!("no latency in: {said}"))?;
+        // The server has no other end. perf, whose child it is, writes then.
+        let perf = server.id();
+        let children = fs::read_to_string(format!("/proc/{perf}/task/{perf}/children"))?;
+        let child = children.split_whitespace().next().and_then(|id| Pid::from_raw(id.parse().ok()?));
+        kill_process(child.context("perf has no child")?, Signal::INT)?;
+        let _ = server.wait(PATIENCE)?;
+        let (time, requests) = latency(&said).with_context(|| format!("no latency in: {said}"))?;
         let counted = fs::read_to_string(&counts).unwrap_or_default();
         let count = |event| {
             system_calls(&counted, event).with_context(|| format!("no {event} in {}", counts.display()))
         };
         let (calls, sent) = (count("raw_syscalls:sys_enter")?, count("syscalls:sys_enter_sendto")?);
-        Ok(vec![
-            (Figure::Latency, time),
-            (Figure::SystemCalls, calls / messages),
-            (Figure::OtherCalls, (calls - sent) / messages),
-        ])
+        Ok(Exchange { time, requests, calls, sent })
     }
 
     /// Starts a program on the CPU of its side, with helpers of its own.
@@ -329,6 +381,14 @@ fn zero_copy(said: &str) -> Option<f64> {
     number(said, "by RDMA", "% of them")
 }
 
+/// A run of sockperf: half of a round trip in microseconds, the number of requests, and the system calls of the server's process.
+struct Exchange {
+    time: f64,
+    requests: f64,
+    calls: f64,
+    sent: f64,
+}
+
 /// Sockperf's results: half of a round trip in microseconds, and the number of requests.
 fn latency(said: &str) -> Option<(f64, f64)> {
     let time = number(said, "Latency is", "usec")?;
@@ -349,8 +409,9 @@ fn setting(args: &SdpSpeedArgs) -> String {
          Written by `ci/sdp --out docs/measurements/sdp.md`. Medians, with the smallest and the largest value, of {rounds} interleaved \
          rounds of {duration} s each, between two namespaces on one machine that a veth pair joins. Each program, with all threads of \
          `libxwarp-sdp.so`, has one CPU. The same programs over kernel TCP use the same veth pair. System calls are those of \
-         the client's whole process, which the kernel counted, divided by its requests; the kernel's TCP has one to send and one \
-         to receive, more if a receive finds nothing. `sendto` is the call by which the library makes the kernel transmit frames.\n"
+         the server's process, which the kernel counted in two runs, one of twice the time: the difference divided by the \
+         difference of the requests, so that the program's start and end do not count. The kernel's TCP has one to receive and one to \
+         send, more if a receive finds nothing. `sendto` is the call by which the library makes the kernel transmit frames.\n"
     )
 }
 
