@@ -101,19 +101,14 @@ impl Reader<'_> {
         Self { from: NonNull::dangling().as_ptr(), left: 0, memory: PhantomData }
     }
 
-    /// Copies the next bytes to `out`, and updates `crc`, if there is one, with them in the same pass ([`copy::crc32c`]).
-    /// Returns their number, which is less than that of `out` only at the end of the range.
+    /// Copies the next bytes to `out`. Returns their number, which is less than that of `out` only at the end of the range.
     #[inline]
-    pub(crate) fn read(&mut self, out: &mut [u8], crc: Option<&mut u32>) -> usize {
+    pub(crate) fn read(&mut self, out: &mut [u8]) -> usize {
         let n = out.len().min(self.left);
         let Some(out) = out.get_mut(..n) else { return 0 };
-        match crc {
-            // SAFETY: the next `left` bytes are mapped, because the handle that this borrows keeps them so; a live exclusive
-            // slice does not overlap them.
-            Some(crc) => *crc = unsafe { copy::read_crc32c(*crc, self.from, out) },
-            // SAFETY: as above.
-            None => unsafe { copy::read(self.from, out) },
-        }
+        // SAFETY: the next `left` bytes are mapped, because the handle that this borrows keeps them so; a live exclusive
+        // slice does not overlap them.
+        unsafe { copy::read(self.from, out) };
         // SAFETY: `n <= left`, so the address lies in the memory or one past its end.
         self.from = unsafe { self.from.add(n) };
         self.left -= n;

@@ -226,25 +226,25 @@ impl<'k> Gather<'k> {
         Ok(Self { reader: Reader::empty(), list, begun: 0 })
     }
 
-    /// Copies the next bytes into `out`, and updates `crc` with them if there is one.
+    /// Copies the next bytes into `out`.
     #[inline]
-    pub(crate) fn read(&mut self, out: &mut [u8], mut crc: Option<&mut u32>) {
-        let done = self.reader.read(out, crc.as_deref_mut());
+    pub(crate) fn read(&mut self, out: &mut [u8]) {
+        let done = self.reader.read(out);
         if done < out.len() {
-            self.read_on(out.get_mut(done..).unwrap_or_default(), crc);
+            self.read_on(out.get_mut(done..).unwrap_or_default());
         }
     }
 
     /// Copies the bytes of the next stretches into `out`.
     #[inline(never)]
-    fn read_on(&mut self, mut out: &mut [u8], mut crc: Option<&mut u32>) {
+    fn read_on(&mut self, mut out: &mut [u8]) {
         while !out.is_empty()
             && let Some(Stretch { memory, offset, len }) = self.list.get(self.begun)
         {
             self.begun += 1;
             // The range was checked when the list was opened, and the memory of a key never shrinks.
             self.reader = memory.reader(*offset, *len).unwrap_or_else(|_| Reader::empty());
-            let done = self.reader.read(out, crc.as_deref_mut());
+            let done = self.reader.read(out);
             out = out.get_mut(done..).unwrap_or_default();
         }
     }

@@ -77,7 +77,7 @@ impl LocalPayload<'_> {
         } else if let Ok(mut gather) =
             Gather::open(keys, user, Access::empty(), &entry.payload, sent.into(), n.into())
         {
-            out.fill(head, n as usize, |space, crc| gather.read(space, crc));
+            out.fill(head, n as usize, |space| gather.read(space));
         } else {
             return Part::NotAccessible;
         }
@@ -435,7 +435,7 @@ impl QueuePair {
             let source = [Sge { key: rest.source_stag, offset: rest.source_to, len: n }];
             let opened = Gather::open(&shared.keys, self.user(), Access::REMOTE_READ, &source, 0, n.into());
             let written = opened.map(|mut gather| {
-                out.fill(&header, n as usize, |space, crc| gather.read(space, crc));
+                out.fill(&header, n as usize, |space| gather.read(space));
             });
             if let Err(error) = written {
                 let quote = Quote { request: Some(rest), ..seen.into() };

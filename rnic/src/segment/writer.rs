@@ -1,7 +1,6 @@
 //! Writing segments: typed headers of queue pairs become the bytes of the connection's codec.
 
 use xwarp_tcp::{
-    copy,
     rdma_tcp::{HEADER_MOST_BYTES, SegmentHeader},
     seq::StreamOffset,
     ulp::UlpduWriter,
@@ -25,12 +24,7 @@ pub(crate) trait Head {
     fn end_message(&mut self, is_last: bool);
 
     /// Writes the segment with `len` bytes; see [`SegmentWriter::fill`].
-    fn write(
-        &self,
-        out: &mut SegmentWriter<'_, '_, '_>,
-        len: usize,
-        f: impl FnMut(&mut [u8], Option<&mut u32>),
-    );
+    fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut [u8]));
 }
 
 /// Of a segment for a tagged buffer.
@@ -75,12 +69,7 @@ impl Head for TaggedHead {
     }
 
     #[inline]
-    fn write(
-        &self,
-        out: &mut SegmentWriter<'_, '_, '_>,
-        len: usize,
-        f: impl FnMut(&mut [u8], Option<&mut u32>),
-    ) {
+    fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut [u8])) {
         let Some(versions) = out.versions() else { return };
         let &Self { message, last, stag, to } = self;
         let control = Control { message }.byte(versions);
@@ -100,12 +89,7 @@ impl Head for UntaggedHead {
     }
 
     #[inline]
-    fn write(
-        &self,
-        out: &mut SegmentWriter<'_, '_, '_>,
-        len: usize,
-        f: impl FnMut(&mut [u8], Option<&mut u32>),
-    ) {
+    fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut [u8])) {
         let Some(versions) = out.versions() else { return };
         let &Self { message, last, word, queue, msn, mo } = self;
         let control = Control { message }.byte(versions);
@@ -123,12 +107,7 @@ impl Head for SegmentHeader {
         self.last = is_last;
     }
 
-    fn write(
-        &self,
-        out: &mut SegmentWriter<'_, '_, '_>,
-        len: usize,
-        f: impl FnMut(&mut [u8], Option<&mut u32>),
-    ) {
+    fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut [u8])) {
         let Codec::RdmaTcp(connection) = out.codec else {
             return debug_assert!(false, "{self:?} is not of {:?}", out.codec);
         };
@@ -155,12 +134,7 @@ impl Head for Header {
         }
     }
 
-    fn write(
-        &self,
-        out: &mut SegmentWriter<'_, '_, '_>,
-        len: usize,
-        f: impl FnMut(&mut [u8], Option<&mut u32>),
-    ) {
+    fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut [u8])) {
         match self {
             Self::Tagged(head) => head.write(out, len, f),
             Self::Untagged(head) => head.write(out, len, f),
@@ -203,12 +177,9 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
     #[inline]
     pub(crate) fn put(&mut self, header: &impl Head, payload: &[u8]) {
         let mut rest = payload;
-        self.fill(header, payload.len(), |space, crc| {
+        self.fill(header, payload.len(), |space| {
             let Some((now, later)) = rest.split_at_checked(space.len()) else { return };
-            match crc {
-                Some(crc) => *crc = copy::copy_crc32c(*crc, now, space),
-                None => space.copy_from_slice(now),
-            }
+            space.copy_from_slice(now);
             rest = later;
         });
     }
@@ -222,15 +193,9 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
         fits
     }
 
-    /// Writes a segment with `len` bytes, which must fit: `f(space, crc)` writes the next piece of the payload, and updates
-    /// the CRC, if there is one.
+    /// Writes a segment with `len` bytes, which must fit: `f(space)` writes the next piece of the payload.
     #[inline]
-    pub(crate) fn fill(
-        &mut self,
-        header: &impl Head,
-        len: usize,
-        f: impl FnMut(&mut [u8], Option<&mut u32>),
-    ) {
+    pub(crate) fn fill(&mut self, header: &impl Head, len: usize, f: impl FnMut(&mut [u8])) {
         header.write(self, len, f);
     }
 
@@ -248,21 +213,16 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
 
     /// Writes a segment with the DDP header `header` and `len` bytes: at once if that is possible.
     #[inline]
-    fn fill_behind<const N: usize>(
-        &mut self,
-        header: &[u8; N],
-        len: usize,
-        mut f: impl FnMut(&mut [u8], Option<&mut u32>),
-    ) {
+    fn fill_behind<const N: usize>(&mut self, header: &[u8; N], len: usize, mut f: impl FnMut(&mut [u8])) {
         if !self.out.put_whole(header, len, &mut f) {
             self.fill_in_parts(header, len, f);
         }
     }
 
     #[inline(never)]
-    fn fill_in_parts(&mut self, header: &[u8], len: usize, mut f: impl FnMut(&mut [u8], Option<&mut u32>)) {
+    fn fill_in_parts(&mut self, header: &[u8], len: usize, mut f: impl FnMut(&mut [u8])) {
         self.out.announce(header.len() + len);
         self.out.put(header);
-        self.out.fill_with_crc(len, |_, space, crc| f(space, crc));
+        self.out.fill(len, |_, space| f(space));
     }
 }

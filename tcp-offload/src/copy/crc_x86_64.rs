@@ -1,34 +1,122 @@
-//! x86-64: the `crc32` instruction of SSE 4.2, which processes eight bytes, in three streams.
+//! x86-64: long runs of bytes are folded by carry-less multiplication of vectors, short ones summed by the `crc32`
+//! instruction of SSE 4.2.
 //!
-//! The instruction has a latency of three cycles, and one can start in each cycle. Therefore the bytes are cut into
-//! three parts that are summed at the same time, while each word moves from its load to its store through a register.
-//! The three sums are joined by carry-less multiplication: the sum of bytes followed by `n` zero bytes is the sum of
-//! the bytes times `x^8n`, modulo the polynomial.
+//! A polynomial of 128 bits is *folded* over a distance: it is multiplied by a power of `x` modulo CRC32c's polynomial, and
+//! the bytes at that distance are added. Four vectors are folded side by side, because a multiplication takes longer than
+//! the start of the next one. With AVX-512 a vector has 64 bytes, with AVX2 it has 32 (VPCLMULQDQ in both cases).
+//!
+//! Without VPCLMULQDQ, three thirds of the bytes are summed by `crc32` at the same time, since that instruction has a latency
+//! of three cycles and one can start in each, and joined by two carry-less multiplications.
 
 use std::{
-    arch::{
-        asm,
-        x86_64::{
-            _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u32, _mm_crc32_u64, _mm_cvtsi32_si128,
-            _mm_cvtsi128_si64, _mm_xor_si128,
-        },
+    arch::x86_64::{
+        __m128i, __m256i, __m512i, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64, _mm_cvtsi32_si128,
+        _mm_cvtsi128_si64, _mm_extract_epi64, _mm_set_epi64x, _mm_xor_si128, _mm256_broadcastsi128_si256,
+        _mm256_castsi256_si128, _mm256_clmulepi64_epi128, _mm256_extracti128_si256, _mm256_loadu_si256,
+        _mm256_xor_si256, _mm256_zextsi128_si256, _mm512_broadcast_i32x4, _mm512_castsi512_si128,
+        _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32, _mm512_loadu_si512, _mm512_ternarylogic_epi64,
+        _mm512_xor_si512, _mm512_zextsi128_si512,
     },
     sync::atomic::{AtomicU8, Ordering},
 };
 
 /// The polynomial, reflected.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
-/// Most words of a stream: more would need a larger table.
-const MOST_WORDS: usize = 128;
-/// Least words of a stream: joining the streams takes as long as summing some words.
-const LEAST_WORDS: usize = 6;
+
+/// The sum times `x`, modulo the polynomial. Sums are reflected: the top bit is `x^0`.
+const fn times_x(sum: u32) -> u32 {
+    (sum >> 1) ^ (if sum & 1 == 1 { POLYNOMIAL } else { 0 })
+}
+
+/// The instructions of the processor, of which [`sum`] uses the best.
+static LEVEL: AtomicU8 = AtomicU8::new(UNKNOWN);
+const UNKNOWN: u8 = 0;
+/// Not even [`STREAMS`].
+const NONE: u8 = 1;
+/// SSE 4.2 and PCLMULQDQ.
+const STREAMS: u8 = 2;
+/// Also AVX2 and VPCLMULQDQ.
+const FOLD_256: u8 = 3;
+/// Also AVX-512.
+const FOLD_512: u8 = 4;
+
+/// Whether the processor has the instructions of [`sum`].
+#[inline]
+pub(super) fn present() -> bool {
+    level() >= STREAMS
+}
+
+#[inline]
+fn level() -> u8 {
+    match LEVEL.load(Ordering::Relaxed) {
+        UNKNOWN => detect(),
+        known => known,
+    }
+}
+
+#[cold]
+fn detect() -> u8 {
+    let streams = is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq");
+    let fold_256 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("vpclmulqdq");
+    let level = match (streams, fold_256, is_x86_feature_detected!("avx512f")) {
+        (true, true, true) => FOLD_512,
+        (true, true, false) => FOLD_256,
+        (true, false, _) => STREAMS,
+        (false, ..) => NONE,
+    };
+    LEVEL.store(level, Ordering::Relaxed);
+    level
+}
+
+/// The CRC of bytes whose CRC is `crc`, followed by `bytes`.
+#[target_feature(enable = "sse4.2,pclmulqdq")]
+pub(super) fn sum(crc: u32, bytes: &[u8]) -> u32 {
+    let (mut sum, mut rest) = (!crc, bytes);
+    match level() {
+        // SAFETY: the processor has the instructions.
+        FOLD_512 if bytes.len() >= 4 * VECTOR_512 => (sum, rest) = unsafe { folded_512(sum, bytes) },
+        FOLD_512 | FOLD_256 if bytes.len() >= 4 * VECTOR_256 => {
+            // SAFETY: as above.
+            (sum, rest) = unsafe { folded_256(sum, bytes) }
+        }
+        _ => {
+            while rest.len() >= ROW * LEAST_ROWS {
+                (sum, rest) = three_streams(sum, rest);
+            }
+        }
+    }
+    !one_stream(sum, rest)
+}
+
+/// Appends `bytes` to `sum`, which is not inverted, word by word.
+#[inline]
+#[target_feature(enable = "sse4.2")]
+fn one_stream(sum: u32, bytes: &[u8]) -> u32 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let mut sum = u64::from(sum);
+    for word in words {
+        sum = _mm_crc32_u64(sum, u64::from_le_bytes(*word));
+    }
+    let mut sum = sum as u32;
+    for byte in rest {
+        sum = _mm_crc32_u8(sum, *byte);
+    }
+    sum
+}
+
+// ----- three streams -----
+
 /// Bytes of one word of each stream.
 const ROW: usize = 24;
+/// Fewest rows of three streams: joining them takes as long as summing some words.
+const LEAST_ROWS: usize = 6;
+/// Most rows of three streams: more would need a larger table.
+const MOST_ROWS: usize = 128;
 
-/// For `n` words that follow: `x^(64n - 33)` modulo the polynomial, reflected (the top bit is `x^0`). A `crc32` instruction reduces
-/// the product with a sum and multiplies it by `x^32`; the reflection of a product is one more `x`.
-const SHIFT: [u32; 2 * MOST_WORDS + 1] = {
-    let mut table = [0; 2 * MOST_WORDS + 1];
+/// For `n` words that follow: `x^(64n - 33)` modulo the polynomial. A `crc32` instruction reduces the product with a sum
+/// and multiplies it by `x^32`; the reflection of a product is one more `x`.
+const SHIFT: [u32; 2 * MOST_ROWS + 1] = {
+    let mut table = [0; 2 * MOST_ROWS + 1];
     // x^31.
     let mut power: u32 = 1;
     let mut words = 1;
@@ -36,7 +124,7 @@ const SHIFT: [u32; 2 * MOST_WORDS + 1] = {
         table[words] = power;
         let mut bit = 0;
         while bit < 64 {
-            power = (power >> 1) ^ (if power & 1 == 1 { POLYNOMIAL } else { 0 });
+            power = times_x(power);
             bit += 1;
         }
         words += 1;
@@ -44,167 +132,227 @@ const SHIFT: [u32; 2 * MOST_WORDS + 1] = {
     table
 };
 
-/// Whether the processor has the instructions: one load answers for both of them, once for each piece of a copy.
-static PRESENT: AtomicU8 = AtomicU8::new(UNKNOWN);
-const UNKNOWN: u8 = 0;
-const ABSENT: u8 = 1;
-const FOUND: u8 = 2;
-
-/// Whether the processor has the instructions.
-#[inline]
-pub(super) fn present() -> bool {
-    match PRESENT.load(Ordering::Relaxed) {
-        UNKNOWN => detect(),
-        known => known == FOUND,
-    }
-}
-
-#[cold]
-fn detect() -> bool {
-    let found = is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq");
-    PRESENT.store(if found { FOUND } else { ABSENT }, Ordering::Relaxed);
-    found
-}
-
-/// The CRC of bytes whose CRC is `crc`, followed by the `len` bytes at `from`. With `COPY`, the bytes are also stored
-/// at `to`; each byte is loaded once.
-///
-/// # Safety
-/// [`present`]. `from` must be readable for `len` bytes as far as the machine is concerned; with `COPY`, `to` must be valid
-/// for plain writes of as many, which do not overlap.
-#[target_feature(enable = "sse4.2,pclmulqdq")]
-pub(super) unsafe fn sum<const COPY: bool>(
-    crc: u32,
-    mut from: *const u8,
-    mut to: *mut u8,
-    mut len: usize,
-) -> u32 {
-    let mut sum = u64::from(!crc);
-    // SAFETY: every step takes bytes that lie within the `len` bytes which are left.
-    unsafe {
-        while len >= ROW * LEAST_WORDS {
-            let words = (len / ROW).min(MOST_WORDS);
-            sum = three_streams::<COPY>(sum, from, to, words);
-            from = from.add(ROW * words);
-            to = to.wrapping_add(ROW * words);
-            len -= ROW * words;
-        }
-        while len >= 8 {
-            let word: u64;
-            asm!("mov {w}, qword ptr [{f}]", w = out(reg) word, f = in(reg) from, options(nostack, preserves_flags));
-            sum = _mm_crc32_u64(sum, word);
-            store::<COPY>(to, word);
-            from = from.add(8);
-            to = to.wrapping_add(8);
-            len -= 8;
-        }
-        if len >= 4 {
-            let word: u32;
-            asm!("mov {w:e}, dword ptr [{f}]", w = out(reg) word, f = in(reg) from, options(nostack, preserves_flags));
-            sum = u64::from(_mm_crc32_u32(sum as u32, word));
-            if COPY {
-                to.cast::<[u8; 4]>().write(word.to_ne_bytes());
-            }
-            from = from.add(4);
-            to = to.wrapping_add(4);
-            len -= 4;
-        }
-        for at in 0..len {
-            let byte = super::super::load_u8(from.add(at));
-            sum = u64::from(_mm_crc32_u8(sum as u32, byte));
-            if COPY {
-                to.add(at).write(byte);
-            }
-        }
-    }
-    !(sum as u32)
-}
-
-/// Stores `word` at `to` if `COPY`.
-///
-/// # Safety
-/// With `COPY`, `to` must be valid for a write of eight bytes.
-#[inline]
-unsafe fn store<const COPY: bool>(to: *mut u8, word: u64) {
-    if COPY {
-        // SAFETY: the caller's contract.
-        unsafe { to.cast::<[u8; 8]>().write(word.to_ne_bytes()) };
-    }
-}
-
-/// Like [`sum`], for three times `words` words; `words` is between 1 and [`MOST_WORDS`]. The argument `sum` is not
-/// inverted.
-///
-/// # Safety
-/// As [`sum`].
+/// Appends the first of `bytes`, which are at least [`ROW`], to `sum`, which is not inverted; returns the bytes that are left.
 #[inline]
 #[target_feature(enable = "sse4.2,pclmulqdq")]
-unsafe fn three_streams<const COPY: bool>(sum: u64, from: *const u8, to: *mut u8, words: usize) -> u64 {
-    let stride = 8 * words;
-    let (mut a, mut b, mut c) = (sum, 0, 0);
-    let mut at = 0;
-    // SAFETY: each pass takes the word at `at`, or that and the next, of the three streams, which lie `stride` bytes apart.
-    unsafe {
-        if !words.is_multiple_of(2) {
-            let (a0, b0, c0): (u64, u64, u64);
-            asm!(
-                "mov {a}, qword ptr [{f}]",
-                "mov {b}, qword ptr [{f} + {s}]",
-                "mov {c}, qword ptr [{f} + 2 * {s}]",
-                a = out(reg) a0,
-                b = out(reg) b0,
-                c = out(reg) c0,
-                f = in(reg) from,
-                s = in(reg) stride,
-                options(nostack, preserves_flags),
-            );
-            a = _mm_crc32_u64(a, a0);
-            b = _mm_crc32_u64(b, b0);
-            c = _mm_crc32_u64(c, c0);
-            store::<COPY>(to, a0);
-            store::<COPY>(to.wrapping_add(stride), b0);
-            store::<COPY>(to.wrapping_add(2 * stride), c0);
-            at = 8;
-        }
-        while at < stride {
-            let (a0, b0, c0, a1, b1, c1): (u64, u64, u64, u64, u64, u64);
-            asm!(
-                "mov {a0}, qword ptr [{f}]",
-                "mov {b0}, qword ptr [{f} + {s}]",
-                "mov {c0}, qword ptr [{f} + 2 * {s}]",
-                "mov {a1}, qword ptr [{f} + 8]",
-                "mov {b1}, qword ptr [{f} + {s} + 8]",
-                "mov {c1}, qword ptr [{f} + 2 * {s} + 8]",
-                a0 = out(reg) a0,
-                b0 = out(reg) b0,
-                c0 = out(reg) c0,
-                a1 = out(reg) a1,
-                b1 = out(reg) b1,
-                c1 = out(reg) c1,
-                f = in(reg) from.add(at),
-                s = in(reg) stride,
-                options(nostack, preserves_flags),
-            );
-            let to = to.wrapping_add(at);
-            a = _mm_crc32_u64(a, a0);
-            b = _mm_crc32_u64(b, b0);
-            c = _mm_crc32_u64(c, c0);
-            store::<COPY>(to, a0);
-            store::<COPY>(to.wrapping_add(stride), b0);
-            store::<COPY>(to.wrapping_add(2 * stride), c0);
-            a = _mm_crc32_u64(a, a1);
-            b = _mm_crc32_u64(b, b1);
-            c = _mm_crc32_u64(c, c1);
-            store::<COPY>(to.wrapping_add(8), a1);
-            store::<COPY>(to.wrapping_add(stride + 8), b1);
-            store::<COPY>(to.wrapping_add(2 * stride + 8), c1);
-            at += 16;
-        }
+fn three_streams(sum: u32, bytes: &[u8]) -> (u32, &[u8]) {
+    let rows = (bytes.len() / ROW).min(MOST_ROWS);
+    let (bytes, rest) = bytes.split_at(ROW * rows);
+    let (first, others) = bytes.as_chunks::<8>().0.split_at(rows);
+    let (second, third) = others.split_at(rows);
+    let (mut a, mut b, mut c) = (u64::from(sum), 0, 0);
+    for ((x, y), z) in first.iter().zip(second).zip(third) {
+        a = _mm_crc32_u64(a, u64::from_le_bytes(*x));
+        b = _mm_crc32_u64(b, u64::from_le_bytes(*y));
+        c = _mm_crc32_u64(c, u64::from_le_bytes(*z));
     }
-    let times = |sum: u64, words: usize| {
+    let shifted = |sum: u64, words: usize| {
         let (sum, power) = (_mm_cvtsi32_si128(sum as i32), _mm_cvtsi32_si128(SHIFT[words] as i32));
         _mm_clmulepi64_si128::<0>(sum, power)
     };
-    let joined = _mm_xor_si128(times(a, 2 * words), times(b, words));
-    c ^ _mm_crc32_u64(0, _mm_cvtsi128_si64(joined) as u64)
+    let joined = _mm_xor_si128(shifted(a, 2 * rows), shifted(b, rows));
+    ((c ^ _mm_crc32_u64(0, _mm_cvtsi128_si64(joined) as u64)) as u32, rest)
+}
+
+// ----- folding -----
+
+/// Bytes of a vector of AVX-512.
+const VECTOR_512: usize = 64;
+/// Bytes of a vector of AVX2.
+const VECTOR_256: usize = 32;
+
+/// The factors that fold 128 bits over `bytes`: of the low half, which has the higher powers of `x`, and of the high half.
+/// With a distance of `d` bits these are `x^(d + 63)` and `x^(d - 1)`, because the reflection of a product is one more `x`.
+const fn distance(bytes: usize) -> [u64; 2] {
+    [power(8 * bytes + 63), power(8 * bytes - 1)]
+}
+
+/// `x^n` modulo the polynomial, in the upper half of a reflected word of 64 bits.
+const fn power(n: usize) -> u64 {
+    let mut power: u32 = 1 << 31;
+    let mut k = 0;
+    while k < n {
+        power = times_x(power);
+        k += 1;
+    }
+    (power as u64) << 32
+}
+
+/// `x` folded over the distance of `factors`.
+#[inline]
+#[target_feature(enable = "pclmulqdq")]
+fn fold_128(x: __m128i, factors: [u64; 2]) -> __m128i {
+    let factors = _mm_set_epi64x(factors[1].cast_signed(), factors[0].cast_signed());
+    _mm_xor_si128(_mm_clmulepi64_si128::<0x00>(x, factors), _mm_clmulepi64_si128::<0x11>(x, factors))
+}
+
+/// The sum of the 16 bytes to which everything was folded.
+#[inline]
+#[target_feature(enable = "sse4.2")]
+fn reduce(x: __m128i) -> u32 {
+    let low = _mm_crc32_u64(0, _mm_cvtsi128_si64(x).cast_unsigned());
+    _mm_crc32_u64(low, _mm_extract_epi64::<1>(x).cast_unsigned()) as u32
+}
+
+/// Defines `$name`, which appends the whole vectors of `bytes`, at least four, to `sum`, which is not inverted, and returns
+/// the bytes that are left.
+macro_rules! folded {
+    ($name:ident, $features:literal, $bytes:ident, $ops:ident) => {
+        #[target_feature(enable = $features)]
+        fn $name(sum: u32, bytes: &[u8]) -> (u32, &[u8]) {
+            let (vectors, rest) = bytes.as_chunks::<$bytes>();
+            let (fours, singles) = vectors.as_chunks::<4>();
+            let Some((first, fours)) = fours.split_first() else { return (sum, bytes) };
+            let mut x =
+                [$ops::load(&first[0]), $ops::load(&first[1]), $ops::load(&first[2]), $ops::load(&first[3])];
+            x[0] = $ops::add_sum(x[0], sum);
+            let over_four = $ops::splat(const { distance(4 * $bytes) });
+            for four in fours {
+                for (x, next) in x.iter_mut().zip(four) {
+                    *x = $ops::fold(*x, over_four, $ops::load(next));
+                }
+            }
+            let over_one = $ops::splat(const { distance($bytes) });
+            let over_two = $ops::splat(const { distance(2 * $bytes) });
+            let [a, b, c, d] = x;
+            let (a, b) = ($ops::fold(a, over_two, c), $ops::fold(b, over_two, d));
+            let mut x = $ops::fold(a, over_one, b);
+            for single in singles {
+                x = $ops::fold(x, over_one, $ops::load(single));
+            }
+            (reduce($ops::join(x)), rest)
+        }
+    };
+}
+
+folded!(folded_512, "avx512f,vpclmulqdq,sse4.2,pclmulqdq", VECTOR_512, avx512);
+folded!(folded_256, "avx2,vpclmulqdq,sse4.2,pclmulqdq", VECTOR_256, avx2);
+
+mod avx512 {
+    //! Vectors of 64 bytes.
+
+    use super::{
+        __m128i, __m512i, _mm_cvtsi32_si128, _mm_set_epi64x, _mm_xor_si128, _mm512_broadcast_i32x4,
+        _mm512_castsi512_si128, _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32, _mm512_loadu_si512,
+        _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512, distance, fold_128,
+    };
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn load(bytes: &[u8; 64]) -> __m512i {
+        // SAFETY: 64 bytes are readable; the load needs no alignment.
+        unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn splat(factors: [u64; 2]) -> __m512i {
+        _mm512_broadcast_i32x4(_mm_set_epi64x(factors[1].cast_signed(), factors[0].cast_signed()))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn add_sum(x: __m512i, sum: u32) -> __m512i {
+        _mm512_xor_si512(x, _mm512_zextsi128_si512(_mm_cvtsi32_si128(sum.cast_signed())))
+    }
+
+    /// Each 128 bits of `x`, folded over the distance of `factors`, plus those of `next`.
+    #[inline]
+    #[target_feature(enable = "avx512f,vpclmulqdq")]
+    pub(super) fn fold(x: __m512i, factors: __m512i, next: __m512i) -> __m512i {
+        let low = _mm512_clmulepi64_epi128::<0x00>(x, factors);
+        let high = _mm512_clmulepi64_epi128::<0x11>(x, factors);
+        // The truth table of the exclusive or of three bits.
+        _mm512_ternarylogic_epi64::<0x96>(low, high, next)
+    }
+
+    /// The parts of 128 bits, folded into the last one.
+    #[inline]
+    #[target_feature(enable = "avx512f,pclmulqdq")]
+    pub(super) fn join(x: __m512i) -> __m128i {
+        let first = fold_128(_mm512_castsi512_si128(x), const { distance(48) });
+        let second = fold_128(_mm512_extracti32x4_epi32::<1>(x), const { distance(32) });
+        let third = fold_128(_mm512_extracti32x4_epi32::<2>(x), const { distance(16) });
+        let last = _mm512_extracti32x4_epi32::<3>(x);
+        _mm_xor_si128(_mm_xor_si128(first, second), _mm_xor_si128(third, last))
+    }
+}
+
+mod avx2 {
+    //! Vectors of 32 bytes.
+
+    use super::{
+        __m128i, __m256i, _mm_cvtsi32_si128, _mm_set_epi64x, _mm_xor_si128, _mm256_broadcastsi128_si256,
+        _mm256_castsi256_si128, _mm256_clmulepi64_epi128, _mm256_extracti128_si256, _mm256_loadu_si256,
+        _mm256_xor_si256, _mm256_zextsi128_si256, distance, fold_128,
+    };
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub(super) fn load(bytes: &[u8; 32]) -> __m256i {
+        // SAFETY: 32 bytes are readable; the load needs no alignment.
+        unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub(super) fn splat(factors: [u64; 2]) -> __m256i {
+        _mm256_broadcastsi128_si256(_mm_set_epi64x(factors[1].cast_signed(), factors[0].cast_signed()))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub(super) fn add_sum(x: __m256i, sum: u32) -> __m256i {
+        _mm256_xor_si256(x, _mm256_zextsi128_si256(_mm_cvtsi32_si128(sum.cast_signed())))
+    }
+
+    /// Each 128 bits of `x`, folded over the distance of `factors`, plus those of `next`.
+    #[inline]
+    #[target_feature(enable = "avx2,vpclmulqdq")]
+    pub(super) fn fold(x: __m256i, factors: __m256i, next: __m256i) -> __m256i {
+        let low = _mm256_clmulepi64_epi128::<0x00>(x, factors);
+        let high = _mm256_clmulepi64_epi128::<0x11>(x, factors);
+        _mm256_xor_si256(_mm256_xor_si256(low, high), next)
+    }
+
+    /// The parts of 128 bits, folded into the last one.
+    #[inline]
+    #[target_feature(enable = "avx2,pclmulqdq")]
+    pub(super) fn join(x: __m256i) -> __m128i {
+        let first = fold_128(_mm256_castsi256_si128(x), const { distance(16) });
+        _mm_xor_si128(first, _mm256_extracti128_si256::<1>(x))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each of the ways that the processor has, also the ones that [`sum`] does not choose.
+    #[test]
+    fn every_way_to_the_crc_agrees_with_the_crate() {
+        let bytes: Vec<u8> = (0..20_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        for len in (256..=800).chain([1448, 1460, 3071, 3072, 3073, 4096, 8960, 20_000]) {
+            for at in [0, 1, 13].into_iter().filter(|at| at + len <= bytes.len()) {
+                let bytes = &bytes[at..at + len];
+                let expected = ::crc32c::crc32c_append(0x1234_5678, bytes);
+                let check = |way: &str, (sum, rest): (u32, &[u8])| {
+                    // SAFETY: all ways need the instructions of `one_stream`.
+                    assert_eq!(unsafe { !one_stream(sum, rest) }, expected, "{way}, {len} bytes at {at}");
+                };
+                if level() >= FOLD_512 {
+                    // SAFETY: the processor has the instructions.
+                    check("AVX-512", unsafe { folded_512(!0x1234_5678, bytes) });
+                }
+                if level() >= FOLD_256 {
+                    // SAFETY: as above.
+                    check("AVX2", unsafe { folded_256(!0x1234_5678, bytes) });
+                }
+                if present() {
+                    // SAFETY: as above.
+                    check("three streams", unsafe { three_streams(!0x1234_5678, bytes) });
+                }
+            }
+        }
+    }
 }

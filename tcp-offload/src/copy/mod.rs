@@ -1,5 +1,5 @@
-//! Access to memory that others read and write at the same time, and the CRC32c of bytes while they are copied: the
-//! only unsafe code of this crate.
+//! Access to memory that others read and write at the same time, CRC32c, and the sum of the Internet checksum: the only
+//! unsafe code of this crate.
 //!
 //! Registered memory is shared with peers, with threads of the application, with C code and with other processes,
 //! without any lock. Rust defines no meaning for plain copies there (a data race is undefined behaviour), nor for
@@ -94,29 +94,6 @@ pub unsafe fn write_gapped(mut to: *mut u8, source: &Gapped<'_>) {
 #[inline]
 pub fn crc32c(crc: u32, bytes: &[u8]) -> u32 {
     crc::sum(crc, bytes)
-}
-
-/// Copies private `bytes` into `out` of the same length, and appends them to `crc` in the same pass, as [`crc32c()`]
-/// does.
-///
-/// # Panics
-/// When the lengths differ.
-#[inline]
-pub fn copy_crc32c(crc: u32, bytes: &[u8], out: &mut [u8]) -> u32 {
-    assert_eq!(bytes.len(), out.len(), "the source and the target of a copy have different lengths");
-    // SAFETY: `bytes` is readable for its length, which is that of `out`; two live slices do not overlap.
-    unsafe { read_crc32c(crc, bytes.as_ptr(), out) }
-}
-
-/// Copies `out.len()` bytes from the shared memory at `from` into `out`, and appends the bytes of `out` to `crc` in the
-/// same pass, as [`crc32c()`] does. The CRC is that of `out`, whatever others write meanwhile.
-///
-/// # Safety
-/// As [`read`].
-#[inline]
-pub unsafe fn read_crc32c(crc: u32, from: *const u8, out: &mut [u8]) -> u32 {
-    // SAFETY: the caller's contract.
-    unsafe { crc::read(crc, from, out) }
 }
 
 /// Access to one aligned word of shared memory.

@@ -4,19 +4,14 @@
 use super::layout::{BETWEEN_MARKERS, CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES, MARKER_SPACING};
 use crate::{copy, link::FrameWriter, seq::StreamOffset, ulp::UlpduWriter};
 
-/// Bytes of the longest FPDU that [`UlpduWriter::put_whole`] writes. With markers a longer one contains one, and a copy
-/// that computes the CRC is faster for it than two passes.
-const MOST_WHOLE_BYTES: usize = 512;
-
-/// An FPDU whose length was announced: its CRC is computed while it is written.
+/// An FPDU whose length was announced: its CRC is computed chunk by chunk, while the bytes are in the first-level cache.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Announced {
     /// Bytes of the ULPDU.
     ulpdu: usize,
     /// The CRC of the range's bytes before `summed`.
     crc: u32,
-    /// Position in the frame up to which `crc` covers the bytes. Length and header are added with the next copy, the pad
-    /// at the end: they are too short for calls of their own.
+    /// Position in the frame up to which `crc` covers the bytes.
     summed: usize,
 }
 
@@ -114,17 +109,17 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         }
     }
 
-    /// Announces, before anything is written, that the ULPDU will have `len` bytes. The CRC is then computed while
-    /// the bytes are copied ([`Self::fill_with_crc`]). Without an announcement, or when a different number of bytes
-    /// is written, it is computed in a separate pass.
+    /// Announces, before anything is written, that the ULPDU will have `len` bytes. The CRC, which covers the length
+    /// first, is then computed after each chunk of the frame. Without an announcement, or when a different number of bytes is
+    /// written, it is computed at the end.
     pub fn announce(&mut self, len: usize) {
         if self.crc && self.offset == self.start && len <= self.room {
             self.announced = Some(Announced { ulpdu: len, crc: 0, summed: self.position });
         }
     }
 
-    /// Writes a whole FPDU at once: a ULPDU of `header` and `len` bytes. `f(space, crc)` writes each piece of these bytes, and
-    /// updates `crc`, if there is one, with them. Returns false, and has written nothing, when something was written before, the
+    /// Writes a whole FPDU at once: a ULPDU of `header` and `len` bytes. `f(space)` writes each piece of these bytes.
+    /// Returns false, and has written nothing, when something was written before, the
     /// FPDU does not fit, or its first fields have a marker between them or cross the end of a chunk: the other methods write it
     /// then.
     #[inline]
@@ -132,7 +127,7 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         &mut self,
         header: &[u8; N],
         len: usize,
-        mut f: impl FnMut(&mut [u8], Option<&mut u32>),
+        mut f: impl FnMut(&mut [u8]),
     ) -> bool {
         let ulpdu = N + len;
         if !self.has_length || self.offset != self.start || ulpdu > self.room {
@@ -140,10 +135,10 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         }
         let to_marker = self.layout.to_marker(self.start);
         let body = Layout::body(ulpdu);
-        if body <= MOST_WHOLE_BYTES.min(to_marker)
+        if body <= to_marker
             && let Some(fpdu) = self.frame.contiguous(body)
         {
-            put_short(fpdu, header, len, self.crc, |space| f(space, None));
+            put_between_markers(fpdu, header, len, self.crc, f);
             self.offset += body as u64;
             self.written = ulpdu;
             self.room = 0;
@@ -162,13 +157,11 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
             *marker = [0; MARKER_BYTES];
         }
         put_fields(rest, ulpdu, header);
-        let crc = if self.crc { copy::crc32c(0, fields) } else { 0 };
         self.offset += (first + LENGTH_BYTES + N) as u64;
         self.written = N;
         self.room -= N;
-        let mut announced = self.crc.then_some(Announced { ulpdu, crc, summed: self.written_to() });
-        self.fill_between_markers(len, announced.as_mut(), |_, space, crc| f(space, crc));
-        self.announced = announced;
+        self.announced = self.crc.then_some(Announced { ulpdu, crc: 0, summed: self.position });
+        self.fill_between_markers(len, |_, space| f(space));
         true
     }
 
@@ -186,29 +179,14 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     /// piece of the frame's memory between markers, where `at` counts from 0 to `len`; `f` writes every
     /// byte of `space`.
     #[inline]
-    pub fn fill(&mut self, len: usize, mut f: impl FnMut(usize, &mut [u8])) {
+    pub fn fill(&mut self, len: usize, f: impl FnMut(usize, &mut [u8])) {
         let len = self.begin_bytes(len);
-        self.fill_between_markers(len, None, |at, space, _| f(at, space));
+        self.fill_between_markers(len, f);
     }
 
-    /// Like [`Self::fill`], for a copy that computes the CRC32c in the same pass: `f(at, space, crc)` also updates
-    /// `crc`, if there is one, with the bytes that it wrote.
+    /// Writes `len` bytes by `f` and the markers between them, and adds them to the CRC of an announced ULPDU.
     #[inline]
-    pub fn fill_with_crc(&mut self, len: usize, f: impl FnMut(usize, &mut [u8], Option<&mut u32>)) {
-        let len = self.begin_bytes(len);
-        let mut announced = self.announced;
-        self.fill_between_markers(len, announced.as_mut(), f);
-        self.announced = announced;
-    }
-
-    /// Writes `len` bytes by `f` and the markers between them; `announced` covers all of them afterwards.
-    #[inline]
-    fn fill_between_markers(
-        &mut self,
-        len: usize,
-        mut announced: Option<&mut Announced>,
-        mut f: impl FnMut(usize, &mut [u8], Option<&mut u32>),
-    ) {
+    fn fill_between_markers(&mut self, len: usize, mut f: impl FnMut(usize, &mut [u8])) {
         let (mut at, mut to_marker) = (0, self.layout.to_marker(self.offset));
         let header = self.layout.header(self.start);
         while at < len {
@@ -216,16 +194,8 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
                 self.put_marker();
                 to_marker = BETWEEN_MARKERS;
             }
-            if let Some(announced) = &mut announced {
-                self.sum_written(announced);
-            }
-            let mut run = Run {
-                rest: self.frame.rest_of_chunk(),
-                at,
-                distance: self.offset - header,
-                crc: announced.as_mut().map(|announced| &mut announced.crc),
-                f: &mut f,
-            };
+            let mut run =
+                Run { rest: self.frame.rest_of_chunk(), at, distance: self.offset - header, f: &mut f };
             let (first, space) = (at, run.rest.len());
             run.piece(to_marker.min(len - at));
             to_marker -= run.at - at;
@@ -245,9 +215,7 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
             at = run.at;
             self.frame.advance(used);
             self.offset += used as u64;
-            if let Some(announced) = &mut announced {
-                announced.summed = self.written_to();
-            }
+            self.sum_written();
             if at == first {
                 break;
             }
@@ -307,10 +275,8 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         }
         // A marker that is due here comes before the CRC and is covered by it (RFC 5044 section 4.4).
         self.write_marker();
-        let crc = self.announced.take().map_or(0, |mut announced| {
-            self.sum_written(&mut announced);
-            announced.crc
-        });
+        self.sum_written();
+        let crc = self.announced.map_or(0, |announced| announced.crc);
         self.put_field(crc.to_le_bytes());
         (self.offset - self.start) as usize
     }
@@ -321,11 +287,11 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         self.position + (self.offset - self.start) as usize
     }
 
-    /// Adds the bytes written since the last call to the CRC.
+    /// Adds the bytes written since the last call to the CRC of an announced ULPDU.
     #[inline]
-    fn sum_written(&self, announced: &mut Announced) {
+    fn sum_written(&mut self) {
         let to = self.written_to();
-        let Announced { crc, summed, .. } = announced;
+        let Some(Announced { crc, summed, .. }) = &mut self.announced else { return };
         if to == *summed {
             return;
         }
@@ -377,18 +343,16 @@ struct Run<'s, 'c, F> {
     at: usize,
     /// Bytes from the ULPDU Length field to `rest`.
     distance: u64,
-    /// Covers what is written, if the connection uses CRCs and the length was announced.
-    crc: Option<&'c mut u32>,
     f: &'c mut F,
 }
 
-impl<F: FnMut(usize, &mut [u8], Option<&mut u32>)> Run<'_, '_, F> {
+impl<F: FnMut(usize, &mut [u8])> Run<'_, '_, F> {
     /// Writes `n` bytes by `f`, or as many as the chunk has.
     #[inline]
     fn piece(&mut self, n: usize) {
         let n = n.min(self.rest.len());
         let (space, rest) = std::mem::take(&mut self.rest).split_at_mut(n);
-        (self.f)(self.at, space, self.crc.as_deref_mut());
+        (self.f)(self.at, space);
         self.rest = rest;
         self.at += n;
         self.distance += n as u64;
@@ -402,9 +366,6 @@ impl<F: FnMut(usize, &mut [u8], Option<&mut u32>)> Run<'_, '_, F> {
         }
         let (space, rest) = std::mem::take(&mut self.rest).split_at_mut(MARKER_BYTES);
         space.copy_from_slice(&marker(self.distance));
-        if let Some(crc) = &mut self.crc {
-            **crc = copy::crc32c(**crc, space);
-        }
         self.rest = rest;
         self.distance += MARKER_BYTES as u64;
         true
@@ -423,7 +384,7 @@ fn put_fields<'a, const N: usize>(out: &'a mut [u8], ulpdu: usize, header: &[u8;
 
 /// Writes an FPDU without markers to all of `fpdu`. `f` writes the `len` bytes after the header.
 #[inline]
-fn put_short<const N: usize>(
+fn put_between_markers<const N: usize>(
     fpdu: &mut [u8],
     header: &[u8; N],
     len: usize,
@@ -465,13 +426,6 @@ mod tests {
 
     const HEADER: usize = 14;
 
-    fn copy_part(from: &[u8], space: &mut [u8], crc: Option<&mut u32>) {
-        match crc {
-            Some(crc) => *crc = copy::copy_crc32c(*crc, from, space),
-            None => space.copy_from_slice(from),
-        }
-    }
-
     /// The FPDU with `ulpdu` at `start` of the stream, in a frame of two chunks.
     fn fpdu(ulpdu: &[u8], start: u64, markers: bool, first_chunk: usize, way: Way) -> Vec<u8> {
         let mut memory = vec![0xee; 4096];
@@ -486,16 +440,14 @@ mod tests {
         let whole = matches!(way, Way::Whole)
             && header.first_chunk::<HEADER>().is_some_and(|header| {
                 let mut at = 0;
-                writer.put_whole(header, data.len(), |space, crc| {
-                    copy_part(&data[at..at + space.len()], space, crc);
+                writer.put_whole(header, data.len(), |space| {
+                    space.copy_from_slice(&data[at..at + space.len()]);
                     at += space.len();
                 })
             });
         if !whole {
             writer.put(header);
-            writer.fill_with_crc(data.len(), |at, space, crc| {
-                copy_part(&data[at..at + space.len()], space, crc);
-            });
+            writer.fill(data.len(), |at, space| space.copy_from_slice(&data[at..at + space.len()]));
         }
         assert_eq!(writer.written(), ulpdu.len());
         let len = writer.finish();
@@ -505,7 +457,7 @@ mod tests {
     }
 
     proptest! {
-        /// The CRC that is computed during the copy equals that of the finished bytes, and a wrong or missing
+        /// The CRC that is computed chunk by chunk equals that of the finished bytes, and a wrong or missing
         /// announcement changes no byte.
         #[test]
         fn prop_an_announced_length_changes_no_byte_of_the_fpdu(
