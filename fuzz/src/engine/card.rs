@@ -164,7 +164,7 @@ impl Card {
         let foreign = engine.rnic().registry().alloc_pd().expect("another domain");
         let (cq, ring) = engine.rnic().registry().create_cq(512, None).expect("a completion queue");
         let srq = SrqAttributes { pd, max_wr: DEPTH, max_sge: 4, limit: 0 };
-        let srq = engine.rnic_mut().create_srq(&srq).expect("a shared receive queue");
+        let srq = engine.rnic().registry().create_srq(&srq).expect("a shared receive queue").id();
         let attributes = QpAttributes::new(pd, cq, cq);
         let [plain, strict, shared, aside] =
             kinds(attributes, srq).map(|a| engine.rnic_mut().create_qp(a).expect("a queue pair"));
@@ -328,7 +328,7 @@ impl Card {
                 let size = input.u16().into();
                 let _ = match size % 3 {
                     0 => self.engine.rnic_mut().arm_srq_limit(self.srq, size),
-                    1 => self.engine.rnic_mut().resize_srq(self.srq, size),
+                    1 => self.engine.rnic().registry().resize_srq(self.srq, size),
                     _ => self.engine.rnic().registry().resize_cq(self.cq, size + 256),
                 };
             }
@@ -372,7 +372,12 @@ impl Card {
         let request = RecvRequest { wr_id, scatter: &scatter };
         let shared = self.engine.rnic().query_qp(qp).is_ok_and(|info| info.attributes.srq.is_some());
         let posted = if shared {
-            self.engine.rnic_mut().post_srq_recv(self.srq, &request)
+            let srq = self.engine.rnic().registry().srq(self.srq).expect("it is there");
+            srq.post(&request).map(|waiting| {
+                if !waiting.is_empty() {
+                    self.engine.rnic_mut().srq_refilled(self.srq);
+                }
+            })
         } else {
             self.engine.rnic_mut().post_recv(qp, &request)
         };
@@ -460,7 +465,7 @@ impl Card {
             let gone = engine.rnic().registry().deregister(key);
             assert!(!matches!(gone, Err(ResourceError::InUse(..))), "{gone:?}");
         }
-        engine.rnic_mut().destroy_srq(srq).expect("it is unused");
+        engine.rnic().registry().destroy_srq(srq).expect("it is unused");
         engine.rnic().registry().destroy_cq(cq).expect("it is unused");
         for pd in pds {
             engine.rnic().registry().dealloc_pd(pd).expect("nothing is left in it");

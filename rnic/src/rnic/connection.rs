@@ -457,16 +457,16 @@ impl Rnic {
         if let Some(conn) = self.shared.resumes.pop() {
             return Some(conn);
         }
-        while let Some(id) = self.shared.refilled.last() {
-            let srq = self.shared.srqs.get_mut(*id).filter(|srq| srq.len() > 0);
-            let Some(waiting) = srq.and_then(|srq| srq.waiting.pop_front()) else {
+        while let Some(id) = self.shared.refilled.last().copied() {
+            let engine = self.shared.engine;
+            let first = self.shared.starved.first(id).and_then(|qp| self.qps.get_mut(qp));
+            let Some(qp) = first.filter(|qp| qp.srq.as_ref().is_some_and(|srq| srq.has_receive_for(engine)))
+            else {
                 self.shared.refilled.pop();
                 continue;
             };
-            if let Some(qp) = self.qps.get_mut(waiting)
-                && qp.rx.withheld.take().is_some()
-                && let Some(conn) = qp.conn
-            {
+            qp.stop_waiting(&mut self.shared);
+            if let Some(conn) = qp.conn {
                 return Some(conn);
             }
         }

@@ -8,12 +8,14 @@
 //! |---|---|
 //! | `work`, `requests` | work requests and completions; their constructors |
 //! | `attributes` | attributes of objects, limits, errors of verbs |
-//! | `registry` | protection domains, keys and completion queues, which engines may share; ids of queue pairs |
+//! | `registry` | protection domains, keys, completion queues, shared receive queues, which engines may share; ids of queue pairs |
+//! | `engine_set` | some engines, by number |
 //! | `keys` | the objects that Steering Tags name |
 //! | `grant` | the memory and the access rights of a valid tag; each engine's cache of these |
-//! | `resources` | creating, querying and destroying queue pairs and shared receive queues; posting |
+//! | `resources` | creating, querying and destroying queue pairs; posting |
 //! | `completion` | the completion ring |
 //! | `send_queue`, `receive_queue` | requests between posting and completion |
+//! | `receive_pool` | the receives of a shared receive queue |
 //! | `qp`, `phase` | a queue pair's state and the ways it ends |
 //! | `placement`, `delivery` | writing ULPDUs to memory; completing messages in order |
 //! | `coverage` | the filled bytes of a message |
@@ -31,6 +33,7 @@ mod connection;
 mod counters;
 mod coverage;
 mod delivery;
+mod engine_set;
 mod events;
 mod grant;
 mod keys;
@@ -40,6 +43,7 @@ mod pieces;
 mod placement;
 mod qp;
 mod rdma_tcp;
+mod receive_pool;
 mod receive_queue;
 mod registry;
 mod requests;
@@ -52,7 +56,10 @@ mod work;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 use xwarp_tcp::{
     seq::StreamOffset,
@@ -67,8 +74,10 @@ pub use self::{
     },
     completion::{CompletionRing, Notify},
     counters::{DdpCounters, RdmapCounters, RnicCounters, TerminateCounters},
+    engine_set::{EngineSet, MOST_ENGINES},
     events::{AsyncEvent, CmEvent, PeerDepths, QpFault, RequestId, StreamId},
     placement::Placed,
+    receive_pool::ReceivePool,
     registry::Registry,
     work::{
         Access, Binding, CqId, Opcode, Operation, Payload, PdId, RecvRequest, Remote, SendFlags, Sge, SrqId,
@@ -85,9 +94,8 @@ use self::{
     phase::{Closes, Phase},
     placement::{Refused, Segment},
     qp::QueuePair,
-    receive_queue::SharedReceiveQueue,
     send_queue::Progress,
-    table::{PartTable, Table, id},
+    table::{PartTable, id},
 };
 use crate::{
     ddp::DdpError,
@@ -104,7 +112,9 @@ id! {
 /// State that all queue pairs of this RNIC share.
 pub(crate) struct Shared {
     keys: Keys,
-    srqs: Table<SrqId, SharedReceiveQueue>,
+    /// The number of this engine.
+    engine: u16,
+    starved: Starved,
     events: Events,
     terminates: TerminateCount,
     /// Completion queues that lost an entry; their queue pairs must fail.
@@ -115,7 +125,7 @@ pub(crate) struct Shared {
     closes: Vec<ConnId>,
     /// Connections that can retry the delivery of a withheld message.
     resumes: Vec<ConnId>,
-    /// Shared receive queues that got a receive while queue pairs may wait for one.
+    /// Shared receive queues that got a receive while queue pairs of this engine may wait for one.
     refilled: Vec<SrqId>,
     /// Connections to reset.
     aborts: Vec<ConnId>,
@@ -204,7 +214,8 @@ impl Rnic {
     pub fn new(registry: Arc<Registry>) -> Self {
         Self {
             shared: Shared {
-                srqs: Table::new(registry.limits().max_srq),
+                engine: registry.next_engine(),
+                starved: Starved::default(),
                 keys: Keys::new(registry),
                 events: Events::default(),
                 terminates: TerminateCount::default(),
@@ -234,7 +245,7 @@ impl Rnic {
     }
 
     /// Flushes the work of all queue pairs and notifies the owners of all completion queues, because the engine will not
-    /// run any more. Its queue pairs and shared receive queues no longer count in the registry, which other engines may use.
+    /// run any more. Its queue pairs no longer count in the registry, which other engines may use.
     /// Connections are not touched.
     pub(crate) fn fail_all(&mut self) {
         for qp in self.qps.iter_mut() {
@@ -242,9 +253,6 @@ impl Rnic {
         }
         for (id, qp) in self.qps.ids().zip(self.qps.iter()) {
             self.registry().remove_qp(id, &qp.attributes);
-        }
-        for srq in self.shared.srqs.iter() {
-            self.registry().remove_srq(srq.pd);
         }
         self.registry().fire_all();
     }
@@ -433,19 +441,49 @@ impl QueuePair {
 
     fn wait_for_receive(&mut self, quote: Quote, shared: &mut Shared) {
         let waits_already = self.rx.withheld.replace(quote).is_some();
-        if let Some(srq) = self.attributes.srq.and_then(|id| shared.srqs.get_mut(id))
+        if let Some(srq) = &self.srq
             && !waits_already
         {
-            srq.waiting.push_back(self.id);
+            shared.starved.push(srq.id(), self.id);
+            if srq.has_receive_for(shared.engine) {
+                // Posted after this queue pair found none.
+                shared.refilled.push(srq.id());
+            }
         }
     }
 
     /// Stops waiting for a receive.
     pub(crate) fn stop_waiting(&mut self, shared: &mut Shared) {
         if self.rx.withheld.take().is_some()
-            && let Some(srq) = self.attributes.srq.and_then(|id| shared.srqs.get_mut(id))
+            && let Some(srq) = &self.srq
         {
-            srq.waiting.retain(|waiting| *waiting != self.id);
+            shared.starved.remove(srq.id(), self.id);
+        }
+    }
+}
+
+/// Queue pairs of one engine with a message that waits for a receive of a shared queue, in the order in which they get one.
+#[derive(Default)]
+struct Starved(BTreeMap<SrqId, VecDeque<QpId>>);
+
+impl Starved {
+    fn push(&mut self, srq: SrqId, qp: QpId) {
+        self.0.entry(srq).or_default().push_back(qp);
+    }
+
+    fn first(&self, srq: SrqId) -> Option<QpId> {
+        self.0.get(&srq)?.front().copied()
+    }
+
+    fn remove(&mut self, srq: SrqId, qp: QpId) {
+        let Some(waiting) = self.0.get_mut(&srq) else { return };
+        if waiting.front() == Some(&qp) {
+            waiting.pop_front();
+        } else {
+            waiting.retain(|other| *other != qp);
+        }
+        if waiting.is_empty() {
+            self.0.remove(&srq);
         }
     }
 }

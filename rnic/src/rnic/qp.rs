@@ -18,7 +18,9 @@ use super::{
     phase::{Closes, Phase, Since},
     placement::Refused,
     rdma_tcp::Stream,
+    receive_pool::ReceivePool,
     receive_queue::{Receive, ReceiveQueue},
+    registry::NewQueuePair,
     send_queue::{Position, Progress, SendQueue, Summary},
     work::{CqId, Operation, SendFlags},
 };
@@ -185,6 +187,7 @@ pub(crate) struct QueuePair {
     pub(crate) versions: Versions,
     pub(crate) send_cq: Arc<CompletionRing>,
     pub(crate) recv_cq: Arc<CompletionRing>,
+    pub(crate) srq: Option<Arc<ReceivePool>>,
     pub(crate) sq: SendQueue,
     pub(crate) rq: ReceiveQueue,
     pub(crate) tx: Transmitter,
@@ -195,12 +198,8 @@ pub(crate) struct QueuePair {
 }
 
 impl QueuePair {
-    pub(crate) fn new(
-        id: QpId,
-        attributes: QpAttributes,
-        send_cq: Arc<CompletionRing>,
-        recv_cq: Arc<CompletionRing>,
-    ) -> Self {
+    pub(crate) fn new(new: NewQueuePair, attributes: QpAttributes) -> Self {
+        let NewQueuePair { id, send_ring, recv_ring, receives } = new;
         let size = attributes.options;
         let rq = match attributes.srq {
             None => ReceiveQueue::own(size.max_recv_wr, size.max_recv_sge),
@@ -211,8 +210,9 @@ impl QueuePair {
             rq,
             id,
             attributes,
-            send_cq,
-            recv_cq,
+            send_cq: send_ring,
+            recv_cq: recv_ring,
+            srq: receives,
             phase: Phase::Idle,
             conn: None,
             addresses: None,

@@ -1,12 +1,13 @@
-//! Receive queues: the queue pair's own, and shared ones.
+//! The receives of one queue pair: posted to its own queue, or taken from a shared one.
 
 use std::collections::VecDeque;
 
 use super::{
-    AsyncEvent, QpId, RecvRequest, SrqAttributes, SrqId,
+    AsyncEvent, RecvRequest,
     attributes::PostError,
     events::Events,
-    work::{PdId, SgeList, sge_list},
+    receive_pool::ReceivePool,
+    work::{SgeList, sge_list},
 };
 
 /// Number of messages, from the one that is due, for which one queue pair may bind receives of a shared queue. It
@@ -23,7 +24,7 @@ pub(crate) struct Receive {
 }
 
 impl Receive {
-    fn new(request: &RecvRequest<'_>, max_sge: u32) -> Result<Self, PostError> {
+    pub(super) fn new(request: &RecvRequest<'_>, max_sge: u32) -> Result<Self, PostError> {
         if request.scatter.len() > max_sge as usize {
             return Err(PostError::TooManyPieces(max_sge));
         }
@@ -87,17 +88,21 @@ impl ReceiveQueue {
     pub(crate) fn bind(
         &mut self,
         ahead: usize,
-        shared: Option<&mut SharedReceiveQueue>,
+        shared: Option<&ReceivePool>,
         events: &mut Events,
     ) -> Option<&Receive> {
         if let Some(shared) = shared
             && self.receives.get(ahead).is_none_or(Option::is_none)
         {
             let early = ahead > 0;
-            if early && (ahead >= MOST_AHEAD || self.early >= shared.early_share(self.early)) {
+            if early && ahead >= MOST_AHEAD {
                 return None;
             }
-            let receive = shared.take(events)?;
+            let (receive, below_limit) = shared.take(early.then_some(self.early));
+            if below_limit {
+                events.push_async(AsyncEvent::SrqLimit { srq: shared.id() });
+            }
+            let receive = receive?;
             while self.receives.len() <= ahead {
                 self.receives.push_back(None);
             }
@@ -126,88 +131,5 @@ impl ReceiveQueue {
             }
         }
         None
-    }
-}
-
-/// A queue of receives for several queue pairs.
-#[derive(Debug)]
-pub(crate) struct SharedReceiveQueue {
-    pub(crate) id: SrqId,
-    pub(crate) pd: PdId,
-    receives: VecDeque<Receive>,
-    max_wr: u32,
-    max_sge: u32,
-    limit: u32,
-    /// Number of queue pairs that use the queue.
-    pub(crate) users: usize,
-    /// Queue pairs with a message that waits for a receive, in the order in which they get one.
-    pub(crate) waiting: VecDeque<QpId>,
-}
-
-impl SharedReceiveQueue {
-    pub(crate) fn new(id: SrqId, attributes: &SrqAttributes) -> Self {
-        Self {
-            id,
-            pd: attributes.pd,
-            receives: VecDeque::with_capacity(attributes.max_wr.min(1024) as usize),
-            max_wr: attributes.max_wr,
-            max_sge: attributes.max_sge,
-            limit: attributes.limit,
-            users: 0,
-            waiting: VecDeque::new(),
-        }
-    }
-
-    pub(crate) fn attributes(&self) -> SrqAttributes {
-        SrqAttributes { pd: self.pd, max_wr: self.max_wr, max_sge: self.max_sge, limit: self.limit }
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.receives.len()
-    }
-
-    /// Changes the size. The error is the number of posted receives when `max_wr` is too small for them.
-    pub(crate) fn resize(&mut self, max_wr: u32) -> Result<(), usize> {
-        if self.receives.len() > max_wr as usize {
-            return Err(self.receives.len());
-        }
-        self.max_wr = max_wr;
-        Ok(())
-    }
-
-    /// Arms the limit event, which is raised at once if the queue already has fewer receives.
-    pub(crate) fn arm_limit(&mut self, limit: u32, events: &mut Events) {
-        self.limit = limit;
-        self.check_limit(events);
-    }
-
-    pub(crate) fn post(&mut self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        if self.receives.len() >= self.max_wr as usize {
-            return Err(PostError::QueueFull(self.max_wr));
-        }
-        self.receives.push_back(Receive::new(request, self.max_sge)?);
-        Ok(())
-    }
-
-    /// Largest number of receives that one queue pair may hold for messages that are not due, when it now holds
-    /// `early` of them.
-    ///
-    /// All queue pairs together get at most about half of the posted receives, so that peers which leave gaps on
-    /// purpose do not occupy the receives for messages of other peers that are due (RFC 5042 section 6.4.3.1).
-    fn early_share(&self, early: usize) -> usize {
-        (self.receives.len() + early) / (2 * self.users.max(1))
-    }
-
-    fn take(&mut self, events: &mut Events) -> Option<Receive> {
-        let receive = self.receives.pop_front();
-        self.check_limit(events);
-        receive
-    }
-
-    fn check_limit(&mut self, events: &mut Events) {
-        if self.receives.len() < self.limit as usize {
-            self.limit = 0;
-            events.push_async(AsyncEvent::SrqLimit { srq: self.id });
-        }
     }
 }

@@ -4,15 +4,19 @@
 //! with Invalidate. Other work takes it once for each key that an engine has not used before. A thread may hold the lock of an
 //! engine when it takes this one, never the other way round.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU16, Ordering},
+};
 
 use xwarp_tcp::secret::Secret;
 
 use super::{
     Access, CompletionRing, CqId, FastRegistration, Limits, Notify, Object, PdId, QpAttributes, QpId,
-    Registration, ResourceError,
+    Registration, ResourceError, SrqAttributes, SrqId,
     grant::Grant,
     keys::{KeyTable, User},
+    receive_pool::ReceivePool,
     table::Table,
 };
 use crate::{ddp::STag, rdmap::RdmapError};
@@ -38,14 +42,18 @@ struct Objects {
     domains: Table<PdId, Domain>,
     keys: KeyTable,
     cqs: Table<CqId, Cq>,
+    srqs: Table<SrqId, Arc<ReceivePool>>,
     /// Queue pairs, with their domains.
     qps: Table<QpId, PdId>,
 }
 
-/// Objects that the engines of one device share: protection domains, keys, completion queues; and the ids of queue pairs.
+/// Objects that the engines of one device share: protection domains, keys, completion queues, shared receive queues; and the
+/// ids of queue pairs.
 #[derive(Debug)]
 pub struct Registry {
     limits: Limits,
+    /// Engines over this registry so far.
+    engines: AtomicU16,
     objects: Mutex<Objects>,
 }
 
@@ -54,6 +62,7 @@ pub(crate) struct NewQueuePair {
     pub(crate) id: QpId,
     pub(crate) send_ring: Arc<CompletionRing>,
     pub(crate) recv_ring: Arc<CompletionRing>,
+    pub(crate) receives: Option<Arc<ReceivePool>>,
 }
 
 pub(crate) fn attribute(attribute: &'static str, value: u32, limit: u32) -> Result<(), ResourceError> {
@@ -76,9 +85,15 @@ impl Registry {
             domains: Table::new(limits.max_pd),
             keys: KeyTable::new(&limits, secret),
             cqs: Table::new(limits.max_cq),
+            srqs: Table::new(limits.max_srq),
             qps: Table::new(limits.max_qp),
         };
-        Self { limits, objects: Mutex::new(objects) }
+        Self { limits, engines: AtomicU16::new(0), objects: Mutex::new(objects) }
+    }
+
+    /// The number of a new engine, of which there are at most [`MOST_ENGINES`](super::MOST_ENGINES).
+    pub(crate) fn next_engine(&self) -> u16 {
+        self.engines.fetch_add(1, Ordering::Relaxed)
     }
 
     fn lock(&self) -> MutexGuard<'_, Objects> {
@@ -232,30 +247,71 @@ impl Registry {
         }
     }
 
-    /// Counts a shared receive queue in its domain.
-    pub(crate) fn add_srq(&self, pd: PdId) -> Result<(), ResourceError> {
+    /// Creates a shared receive queue.
+    pub fn create_srq(&self, attributes: &SrqAttributes) -> Result<Arc<ReceivePool>, ResourceError> {
+        let limits = &self.limits;
+        attribute("max_wr", attributes.max_wr, limits.max_srq_wr)?;
+        attribute("max_sge", attributes.max_sge, limits.max_sge)?;
+        let mut objects = self.lock();
+        let Objects { domains, srqs, .. } = &mut *objects;
         let unknown = ResourceError::Unknown(Object::ProtectionDomain);
-        self.lock().domains.get_mut(pd).ok_or(unknown)?.srqs += 1;
+        let domain = domains.get_mut(attributes.pd).ok_or(unknown)?;
+        let full = ResourceError::TooMany { object: Object::SharedReceiveQueue, limit: limits.max_srq };
+        let id = srqs.insert_with(|id| Arc::new(ReceivePool::new(id, attributes))).ok_or(full)?;
+        domain.srqs += 1;
+        srqs.get(id).map(Arc::clone).ok_or(full)
+    }
+
+    /// A shared receive queue.
+    pub fn srq(&self, srq: SrqId) -> Result<Arc<ReceivePool>, ResourceError> {
+        let unknown = ResourceError::Unknown(Object::SharedReceiveQueue);
+        self.lock().srqs.get(srq).map(Arc::clone).ok_or(unknown)
+    }
+
+    /// Changes the capacity of a shared receive queue.
+    pub fn resize_srq(&self, srq: SrqId, max_wr: u32) -> Result<(), ResourceError> {
+        attribute("max_wr", max_wr, self.limits.max_srq_wr)?;
+        let in_use = |posted| ResourceError::InUse(Object::SharedReceiveQueue, posted);
+        self.srq(srq)?.resize(max_wr).map_err(in_use)
+    }
+
+    /// Destroys a shared receive queue that no queue pair uses; posted receives are dropped without completions.
+    pub fn destroy_srq(&self, srq: SrqId) -> Result<(), ResourceError> {
+        let unknown = ResourceError::Unknown(Object::SharedReceiveQueue);
+        let mut objects = self.lock();
+        let users = objects.srqs.get(srq).ok_or(unknown)?.users();
+        if users > 0 {
+            return Err(ResourceError::InUse(Object::SharedReceiveQueue, users));
+        }
+        let pd = objects.srqs.remove(srq).ok_or(unknown)?.pd();
+        if let Some(domain) = objects.domains.get_mut(pd) {
+            domain.srqs -= 1;
+        }
         Ok(())
     }
 
-    pub(crate) fn remove_srq(&self, pd: PdId) {
-        if let Some(domain) = self.lock().domains.get_mut(pd) {
-            domain.srqs -= 1;
-        }
-    }
-
-    /// Gives a new queue pair its id and its completion rings.
+    /// Gives a new queue pair its id, its completion rings and its shared receive queue.
     pub(crate) fn add_qp(&self, attributes: &QpAttributes) -> Result<NewQueuePair, ResourceError> {
         let mut objects = self.lock();
         let unknown_cq = ResourceError::Unknown(Object::CompletionQueue);
         let send_ring = objects.cqs.get(attributes.send_cq).ok_or(unknown_cq)?.ring.clone();
         let recv_ring = objects.cqs.get(attributes.recv_cq).ok_or(unknown_cq)?.ring.clone();
         objects.domains.get(attributes.pd).ok_or(ResourceError::Unknown(Object::ProtectionDomain))?;
+        let unknown_srq = ResourceError::Unknown(Object::SharedReceiveQueue);
+        let receives = match attributes.srq {
+            Some(srq) => Some(objects.srqs.get(srq).map(Arc::clone).ok_or(unknown_srq)?),
+            None => None,
+        };
+        if receives.as_ref().is_some_and(|receives| receives.pd() != attributes.pd) {
+            return Err(ResourceError::ForeignSrq);
+        }
         let full = ResourceError::TooMany { object: Object::QueuePair, limit: self.limits.max_qp };
         let id = objects.qps.insert_with(|_| attributes.pd).ok_or(full)?;
         objects.count_qp(attributes, |users| *users += 1);
-        Ok(NewQueuePair { id, send_ring, recv_ring })
+        if let Some(receives) = &receives {
+            receives.add_user();
+        }
+        Ok(NewQueuePair { id, send_ring, recv_ring, receives })
     }
 
     /// Ends the id of a destroyed queue pair, and what its stream still had.
@@ -263,6 +319,9 @@ impl Registry {
         let mut objects = self.lock();
         objects.qps.remove(qp);
         objects.count_qp(attributes, |users| *users -= 1);
+        if let Some(receives) = attributes.srq.and_then(|srq| objects.srqs.get(srq)) {
+            receives.remove_user();
+        }
         objects.keys.close_windows_of(qp);
     }
 

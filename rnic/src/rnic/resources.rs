@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::{
-    Limits, Object, Opcode, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePair, RecvRequest, Registry,
-    ResourceError, Rnic, SharedReceiveQueue, SrqAttributes, SrqId, WcStatus, WorkRequest,
+    AsyncEvent, Limits, Object, Opcode, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePair,
+    RecvRequest, Registry, ResourceError, Rnic, SrqId, WcStatus, WorkRequest,
     phase::Phase,
     qp::Ending,
-    registry::{NewQueuePair, attribute, up_to},
+    registry::{attribute, up_to},
     send_queue::Progress,
 };
 use crate::ddp::{STag, Versions};
@@ -16,6 +16,11 @@ impl Rnic {
     /// The objects that this RNIC shares with others.
     pub fn registry(&self) -> &Arc<Registry> {
         self.shared.keys.registry()
+    }
+
+    /// The number of this engine among those that share the registry.
+    pub fn number(&self) -> u16 {
+        self.shared.engine
     }
 
     /// The limits of this RNIC.
@@ -29,50 +34,18 @@ impl Rnic {
         self.shared.keys.forget(key);
     }
 
-    /// Creates a shared receive queue.
-    pub fn create_srq(&mut self, attributes: &SrqAttributes) -> Result<SrqId, ResourceError> {
-        let limits = self.registry().limits();
-        attribute("max_wr", attributes.max_wr, limits.max_srq_wr)?;
-        attribute("max_sge", attributes.max_sge, limits.max_sge)?;
-        let full = ResourceError::TooMany { object: Object::SharedReceiveQueue, limit: limits.max_srq };
-        self.registry().add_srq(attributes.pd)?;
-        let srq = self.shared.srqs.insert_with(|id| SharedReceiveQueue::new(id, attributes));
-        if srq.is_none() {
-            self.registry().remove_srq(attributes.pd);
-        }
-        srq.ok_or(full)
-    }
-
-    /// The current attributes of a shared receive queue, and its number of posted receives.
-    pub fn query_srq(&self, srq: SrqId) -> Result<(SrqAttributes, usize), ResourceError> {
-        let srq = self.shared.srqs.get(srq).ok_or(ResourceError::Unknown(Object::SharedReceiveQueue))?;
-        Ok((srq.attributes(), srq.len()))
-    }
-
-    /// Changes the capacity of a shared receive queue.
-    pub fn resize_srq(&mut self, srq: SrqId, max_wr: u32) -> Result<(), ResourceError> {
-        attribute("max_wr", max_wr, self.limits().max_srq_wr)?;
-        let srq = self.shared.srqs.get_mut(srq).ok_or(ResourceError::Unknown(Object::SharedReceiveQueue))?;
-        srq.resize(max_wr).map_err(|posted| ResourceError::InUse(Object::SharedReceiveQueue, posted))
-    }
-
     /// Arms the limit event of a shared receive queue; 0 disarms it.
     pub fn arm_srq_limit(&mut self, srq: SrqId, limit: u32) -> Result<(), ResourceError> {
-        let srq = self.shared.srqs.get_mut(srq).ok_or(ResourceError::Unknown(Object::SharedReceiveQueue))?;
-        srq.arm_limit(limit, &mut self.shared.events);
+        if self.registry().srq(srq)?.arm_limit(limit) {
+            self.shared.events.push_async(AsyncEvent::SrqLimit { srq });
+        }
         Ok(())
     }
 
-    /// Destroys a shared receive queue that no queue pair uses; posted receives are dropped without completions.
-    pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), ResourceError> {
-        let unknown = ResourceError::Unknown(Object::SharedReceiveQueue);
-        let SharedReceiveQueue { pd, users, .. } = *self.shared.srqs.get(srq).ok_or(unknown)?;
-        if users > 0 {
-            return Err(ResourceError::InUse(Object::SharedReceiveQueue, users));
-        }
-        self.shared.srqs.remove(srq);
-        self.registry().remove_srq(pd);
-        Ok(())
+    /// Lets the queue pairs of this engine that wait for a receive of a shared queue take those that were posted: the engine is
+    /// one of those that [`ReceivePool::post`](super::ReceivePool::post) returned.
+    pub fn srq_refilled(&mut self, srq: SrqId) {
+        self.shared.refilled.push(srq);
     }
 
     /// Creates an idle queue pair.
@@ -86,17 +59,9 @@ impl Rnic {
             up_to("max_recv_wr", size.max_recv_wr, limits.max_qp_wr)?;
             up_to("max_recv_sge", size.max_recv_sge, limits.max_sge)?;
         }
-        if let Some(srq) = attributes.srq {
-            let srq = self.shared.srqs.get(srq).ok_or(ResourceError::Unknown(Object::SharedReceiveQueue))?;
-            if srq.pd != attributes.pd {
-                return Err(ResourceError::ForeignSrq);
-            }
-        }
-        let NewQueuePair { id, send_ring, recv_ring } = self.registry().add_qp(&attributes)?;
-        self.qps.insert(id, Box::new(QueuePair::new(id, attributes, send_ring, recv_ring)));
-        if let Some(srq) = attributes.srq.and_then(|srq| self.shared.srqs.get_mut(srq)) {
-            srq.users += 1;
-        }
+        let new = self.registry().add_qp(&attributes)?;
+        let id = new.id;
+        self.qps.insert(id, Box::new(QueuePair::new(new, attributes)));
         Ok(id)
     }
 
@@ -155,10 +120,7 @@ impl Rnic {
         let mut gone = self.qps.remove(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
         self.destroyed += gone.counters;
         self.registry().remove_qp(qp, &gone.attributes);
-        if let Some(srq) = gone.attributes.srq.and_then(|srq| self.shared.srqs.get_mut(srq)) {
-            srq.users -= 1;
-            srq.waiting.retain(|waiting| *waiting != qp);
-        }
+        gone.stop_waiting(&mut self.shared);
         if let Some(conn) = gone.conn.take() {
             self.connections.detach(conn);
             let closing = gone.phase.state() == QpState::Closing;
@@ -214,16 +176,6 @@ impl Rnic {
         qp.rq.post(request)?;
         if qp.rx.withheld.take().is_some() {
             self.shared.resumes.extend(qp.conn);
-        }
-        Ok(())
-    }
-
-    /// Posts to a shared receive queue.
-    pub fn post_srq_recv(&mut self, srq: SrqId, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        let queue = self.shared.srqs.get_mut(srq).ok_or(PostError::Unknown)?;
-        queue.post(request)?;
-        if !queue.waiting.is_empty() {
-            self.shared.refilled.push(srq);
         }
         Ok(())
     }

@@ -67,6 +67,16 @@ fn attempt(mpa: MpaConfig) -> Attempt {
     Attempt { path: path(), fallbacks, framing: mpa.into(), params, tuning: None, lacks: Lacks::default() }
 }
 
+impl Rnic {
+    /// Posts to a shared receive queue of this engine alone.
+    fn post_srq_recv(&mut self, srq: SrqId, request: &RecvRequest<'_>) -> Result<(), PostError> {
+        if !self.registry().srq(srq).unwrap().post(request)?.is_empty() {
+            self.srq_refilled(srq);
+        }
+        Ok(())
+    }
+}
+
 /// One end.
 struct End {
     rnic: Rnic,

@@ -143,16 +143,17 @@ fn rfc5042_s6_4_3_1_a_shared_receive_queue_reports_when_it_runs_low() {
     let mut srq = None;
     let mut world = World::with(|engine, a| {
         let made = engine
-            .rnic_mut()
+            .rnic()
+            .registry()
             .create_srq(&SrqAttributes { pd: a.pd, max_wr: 8, max_sge: 1, limit: 3 })
             .unwrap();
-        srq = Some(made);
-        QpAttributes { srq: Some(made), ..a }
+        srq = Some(made.id());
+        QpAttributes { srq: Some(made.id()), ..a }
     });
     let srq = srq.unwrap();
     for wr_id in 0..4 {
         let request = xwarp_rnic::RecvRequest { wr_id, scatter: &[] };
-        world.card.engine.rnic_mut().post_srq_recv(srq, &request).unwrap();
+        world.card.engine.rnic().registry().srq(srq).unwrap().post(&request).unwrap();
     }
     world.say([send(1, 0, true, b"")]);
     assert_eq!(world.asyncs(), []);
@@ -181,8 +182,10 @@ fn rfc5042_s6_4_1_every_resource_has_a_limit() {
     assert!(engine.rnic().registry().resize_cq(cq, u32::MAX).is_err(), "entries are limited too");
     for _ in 0..2 {
         engine.rnic_mut().create_qp(QpAttributes::new(pd, cq, cq)).unwrap();
-        engine.rnic_mut().create_srq(&SrqAttributes { pd, max_wr: 1, max_sge: 1, limit: 0 }).unwrap();
+        engine.rnic().registry().create_srq(&SrqAttributes { pd, max_wr: 1, max_sge: 1, limit: 0 }).unwrap();
     }
     assert!(engine.rnic_mut().create_qp(QpAttributes::new(pd, cq, cq)).is_err());
-    assert!(engine.rnic_mut().create_srq(&SrqAttributes { pd, max_wr: 1, max_sge: 1, limit: 0 }).is_err());
+    assert!(
+        engine.rnic().registry().create_srq(&SrqAttributes { pd, max_wr: 1, max_sge: 1, limit: 0 }).is_err()
+    );
 }

@@ -3,8 +3,8 @@
 use std::{borrow::Borrow, fmt, sync::Arc};
 
 use xwarp_rnic::rnic::{
-    CmError, Object, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePairOptions, RecvRequest,
-    ResourceError, SrqAttributes, SrqId, WorkRequest,
+    CmError, Object, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePairOptions, ReceivePool,
+    RecvRequest, ResourceError, SrqAttributes, SrqId, WorkRequest,
 };
 use xwarp_tcp::tcp::Info as TcpInfo;
 
@@ -79,8 +79,8 @@ impl ProtectionDomain {
     /// Creates a receive queue for several queue pairs of this domain: `max_wr` receives of at most `max_sge` pieces.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, ResourceError> {
         let attributes = SrqAttributes { pd: self.0.id, max_wr, max_sge, limit: 0 };
-        let id = self.device().shared().with(|state, _| state.engine.rnic_mut().create_srq(&attributes))?;
-        Ok(SharedReceiveQueue(Arc::new(SrqInner { id, pd: self.clone() })))
+        let receives = self.device().shared().registry(|registry| registry.create_srq(&attributes))?;
+        Ok(SharedReceiveQueue(Arc::new(SrqInner { receives, pd: self.clone() })))
     }
 }
 
@@ -281,52 +281,50 @@ impl Device {
 pub struct SharedReceiveQueue(Arc<SrqInner>);
 
 struct SrqInner {
-    id: SrqId,
+    receives: Arc<ReceivePool>,
     pd: ProtectionDomain,
 }
 
 impl Drop for SrqInner {
     fn drop(&mut self) {
-        let freed = self.pd.device().shared().with(|state, _| state.engine.rnic_mut().destroy_srq(self.id));
+        let id = self.receives.id();
+        let freed = self.pd.device().shared().end_object(|registry| registry.destroy_srq(id));
         destroyed(freed, "queue pairs hold their shared receive queue");
     }
 }
 
 impl fmt::Debug for SharedReceiveQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("SharedReceiveQueue").field(&self.0.id).finish()
+        f.debug_tuple("SharedReceiveQueue").field(&self.id()).finish()
     }
 }
 
 impl SharedReceiveQueue {
     /// The queue's identifier in asynchronous events.
     pub fn id(&self) -> SrqId {
-        self.0.id
+        self.0.receives.id()
     }
 
-    /// Posts a receive for the queue pair that needs one first.
+    /// Posts a receive for the queue pair that needs one first. Takes the lock of an engine only if queue pairs of that engine
+    /// wait for a receive.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        self.0.pd.device().shared().post_receive(|rnic| rnic.post_srq_recv(self.0.id, request))
+        let shared = self.0.pd.device().shared();
+        shared.post_shared_receive(&self.0.receives, request)
     }
 
     /// Number of receives that are posted and not taken by a queue pair.
     pub fn posted(&self) -> Result<usize, ResourceError> {
-        self.0
-            .pd
-            .device()
-            .shared()
-            .look(|state| state.engine.rnic().query_srq(self.0.id))
-            .map(|(_, posted)| posted)
+        self.0.pd.device().shared().registry(|_| Ok(self.0.receives.len()))
     }
 
     /// Requests one [`AsyncEvent::SrqLimit`](crate::AsyncEvent::SrqLimit) for the time when fewer than `limit` receives
     /// are left. 0 cancels the request.
     pub fn arm_limit(&self, limit: u32) -> Result<(), ResourceError> {
-        self.0.pd.device().shared().with(|state, _| state.engine.rnic_mut().arm_srq_limit(self.0.id, limit))
+        self.0.pd.device().shared().with(|state, _| state.engine.rnic_mut().arm_srq_limit(self.id(), limit))
     }
 
     /// Changes the capacity to `max_wr` receives; fails when more are posted.
     pub fn resize(&self, max_wr: u32) -> Result<(), ResourceError> {
-        self.0.pd.device().shared().with(|state, _| state.engine.rnic_mut().resize_srq(self.0.id, max_wr))
+        self.0.pd.device().shared().registry(|registry| registry.resize_srq(self.id(), max_wr))
     }
 }

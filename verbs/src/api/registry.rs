@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use xwarp_rnic::{
     ddp::STag,
-    rnic::{Registry, ResourceError},
+    rnic::{PostError, ReceivePool, RecvRequest, Registry, ResourceError},
 };
 
 use super::{failure::Answer, shared::DeviceCore};
@@ -13,6 +13,33 @@ impl DeviceCore {
     /// Runs a verb that needs only the registry, without waiting for the engine.
     pub(crate) fn registry<R: Answer>(&self, f: impl FnOnce(&Registry) -> R) -> R {
         if self.failed() { R::of_failed_device() } else { f(&self.registry) }
+    }
+
+    /// Ends an object of the registry. A failed device ends it too, because others may share what the object uses.
+    pub(crate) fn end_object(
+        &self,
+        end: impl FnOnce(&Registry) -> Result<(), ResourceError>,
+    ) -> Result<(), ResourceError> {
+        // In a child process, a thread that does not exist there may hold the registry's lock.
+        if self.inherited() { Err(ResourceError::DeviceFailed) } else { end(&self.registry) }
+    }
+
+    /// Posts a receive to a shared queue. Takes the engine's lock only if one of its queue pairs waits for a receive.
+    pub(crate) fn post_shared_receive(
+        &self,
+        receives: &ReceivePool,
+        request: &RecvRequest<'_>,
+    ) -> Result<(), PostError> {
+        if self.failed() {
+            return Err(PostError::DeviceFailed);
+        }
+        self.note_post();
+        if receives.post(request)?.is_empty() {
+            self.send_due_posts();
+        } else {
+            self.with(|state, _| state.engine.rnic_mut().srq_refilled(receives.id()));
+        }
+        Ok(())
     }
 
     /// Whether both use the same domains, keys and completion queues.
@@ -38,11 +65,7 @@ impl DeviceCore {
         key: STag,
         end: impl FnOnce(&Registry, STag) -> Result<(), ResourceError>,
     ) -> Result<(), ResourceError> {
-        // In a child process, a thread that does not exist there may hold the registry's lock.
-        if self.inherited() {
-            return Err(ResourceError::DeviceFailed);
-        }
-        end(&self.registry, key)?;
+        self.end_object(|registry| end(registry, key))?;
         for other in self.others.get().into_iter().flatten().filter_map(Weak::upgrade) {
             other.with(|state, _| state.engine.rnic_mut().forget(key));
         }

@@ -557,6 +557,11 @@ impl DeviceCore {
         self.interface_gone.get().map(String::as_str)
     }
 
+    /// Counts a post of the application that did not take the engine's lock.
+    pub(super) fn note_post(&self) {
+        count(&self.posts);
+    }
+
     /// Counts a poll of the application.
     pub(crate) fn note_poll(&self) {
         count(&self.polls);

@@ -64,7 +64,11 @@ fn early_segments_of_one_message_are_placed_around_the_missing_one() {
 #[test]
 fn a_shared_receive_is_bound_to_a_message_when_its_first_bytes_arrive() {
     let mut pair = Pair::with(|rnic, a| {
-        let srq = rnic.create_srq(&SrqAttributes { pd: a.pd, max_wr: 8, max_sge: 1, limit: 0 }).unwrap();
+        let srq = rnic
+            .registry()
+            .create_srq(&SrqAttributes { pd: a.pd, max_wr: 8, max_sge: 1, limit: 0 })
+            .unwrap()
+            .id();
         QpAttributes { srq: Some(srq), ..a }
     });
     let srq = pair.b.rnic.query_qp(pair.b.qp).unwrap().attributes.srq.unwrap();
@@ -84,7 +88,7 @@ fn a_shared_receive_is_bound_to_a_message_when_its_first_bytes_arrive() {
     assert_eq!(bytes(&to)[10..20], [9; 10]);
     let order: Vec<_> = pair.b.poll().iter().map(|c| (c.wr_id, c.byte_len)).collect();
     assert_eq!(order, [(1, 10), (0, 10)], "in the order of the messages");
-    assert_eq!(pair.b.rnic.query_srq(srq).unwrap().1, 1);
+    assert_eq!(pair.b.rnic.registry().srq(srq).unwrap().len(), 1);
 }
 
 #[test]
@@ -153,7 +157,11 @@ fn a_message_without_a_receive_waits_until_one_is_posted() {
 #[test]
 fn a_shared_queue_resumes_one_waiting_stream_for_each_receive() {
     let mut pair = Pair::with(|rnic, a| {
-        let srq = rnic.create_srq(&SrqAttributes { pd: a.pd, max_wr: 8, max_sge: 1, limit: 0 }).unwrap();
+        let srq = rnic
+            .registry()
+            .create_srq(&SrqAttributes { pd: a.pd, max_wr: 8, max_sge: 1, limit: 0 })
+            .unwrap()
+            .id();
         QpAttributes { srq: Some(srq), ..a }
     });
     let srq = pair.b.rnic.query_qp(pair.b.qp).unwrap().attributes.srq.unwrap();
@@ -170,8 +178,11 @@ fn a_shared_queue_resumes_one_waiting_stream_for_each_receive() {
 fn one_peer_cannot_occupy_every_shared_receive_by_leaving_gaps() {
     for (posted, users, least_left) in [(4000, 1, 2900), (100, 1, 50), (100, 5, 90), (3, 2, 3), (1, 1, 1)] {
         let mut pair = Pair::with(|rnic, a| {
-            let srq =
-                rnic.create_srq(&SrqAttributes { pd: a.pd, max_wr: 4096, max_sge: 1, limit: 0 }).unwrap();
+            let srq = rnic
+                .registry()
+                .create_srq(&SrqAttributes { pd: a.pd, max_wr: 4096, max_sge: 1, limit: 0 })
+                .unwrap()
+                .id();
             for _ in 1..users {
                 rnic.create_qp(QpAttributes { srq: Some(srq), ..a }).unwrap();
             }
@@ -184,7 +195,7 @@ fn one_peer_cannot_occupy_every_shared_receive_by_leaving_gaps() {
         for msn in (2..5000).chain([1 << 30, 0x7fff_ffff]) {
             let _ = pair.b.place(&send_segment(msn, 0, true, &[]), Arrival::Early);
         }
-        let left = pair.b.rnic.query_srq(srq).unwrap().1;
+        let left = pair.b.rnic.registry().srq(srq).unwrap().len();
         assert!(left >= least_left, "{left} of {posted} are left with {users} users");
         // The message that is due gets a receive whatever the share, and so do later messages when they become due.
         for msn in 1..=posted as u32 {

@@ -224,7 +224,11 @@ fn rfc5042_s6_4_6_an_overflow_ends_the_queue_pairs_of_that_queue_and_no_others()
 #[test]
 fn a_shared_queue_reports_its_limit_once_and_a_failed_pair_its_last_receive() {
     let mut pair = Pair::with(|rnic, a| {
-        let srq = rnic.create_srq(&SrqAttributes { pd: a.pd, max_wr: 4, max_sge: 1, limit: 2 }).unwrap();
+        let srq = rnic
+            .registry()
+            .create_srq(&SrqAttributes { pd: a.pd, max_wr: 4, max_sge: 1, limit: 2 })
+            .unwrap()
+            .id();
         QpAttributes { srq: Some(srq), ..a }
     });
     let srq = pair.b.rnic.query_qp(pair.b.qp).unwrap().attributes.srq.unwrap();
@@ -240,7 +244,7 @@ fn a_shared_queue_reports_its_limit_once_and_a_failed_pair_its_last_receive() {
     }
     pair.run();
     assert_eq!(pair.b.async_events(), [AsyncEvent::SrqLimit { srq }]);
-    pair.b.rnic.resize_srq(srq, 8).unwrap();
+    pair.b.rnic.registry().resize_srq(srq, 8).unwrap();
     pair.b.rnic.arm_srq_limit(srq, 1).unwrap();
     assert_eq!(pair.b.async_events(), [AsyncEvent::SrqLimit { srq }], "there are fewer already");
     pair.b.rnic.fail_qp(pair.b.qp).unwrap();
@@ -252,7 +256,8 @@ fn objects_are_kept_while_others_use_them() {
     let mut rnic = Rnic::new(registry(Limits { max_qp: 1, max_mr: 1, ..Limits::default() }, 1));
     let pd = rnic.registry().alloc_pd().unwrap();
     let (cq, _) = rnic.registry().create_cq(8, None).unwrap();
-    let srq = rnic.create_srq(&SrqAttributes { pd, max_wr: 1, max_sge: 1, limit: 0 }).unwrap();
+    let srq =
+        rnic.registry().create_srq(&SrqAttributes { pd, max_wr: 1, max_sge: 1, limit: 0 }).unwrap().id();
     let attributes = QpAttributes { srq: Some(srq), ..QpAttributes::new(pd, cq, cq) };
     let qp = rnic.create_qp(attributes).unwrap();
     let memory = Memory::anonymous(8, Pages::Normal).unwrap();
@@ -268,11 +273,11 @@ fn objects_are_kept_while_others_use_them() {
     );
     assert_eq!(rnic.registry().dealloc_pd(pd), Err(ResourceError::InUse(Object::ProtectionDomain, 3)));
     assert_eq!(rnic.registry().destroy_cq(cq), Err(ResourceError::InUse(Object::CompletionQueue, 2)));
-    assert_eq!(rnic.destroy_srq(srq), Err(ResourceError::InUse(Object::SharedReceiveQueue, 1)));
+    assert_eq!(rnic.registry().destroy_srq(srq), Err(ResourceError::InUse(Object::SharedReceiveQueue, 1)));
     rnic.destroy_qp(qp).unwrap();
     assert_eq!(rnic.destroy_qp(qp), Err(ResourceError::Unknown(Object::QueuePair)));
     rnic.registry().destroy_cq(cq).unwrap();
-    rnic.destroy_srq(srq).unwrap();
+    rnic.registry().destroy_srq(srq).unwrap();
     rnic.registry().deregister(key).unwrap();
     assert_eq!(rnic.registry().register(registration).err(), Some(ResourceError::Unknown(Object::QueuePair)));
     rnic.registry().dealloc_pd(pd).unwrap();
@@ -322,7 +327,12 @@ fn objects_with_invalid_attributes_are_rejected() {
         assert!(matches!(refused, Err(ResourceError::Attribute { attribute: "max_send_wr", .. })));
     }
     let other = end.rnic.registry().alloc_pd().unwrap();
-    let srq = end.rnic.create_srq(&SrqAttributes { pd: other, max_wr: 1, max_sge: 1, limit: 0 }).unwrap();
+    let srq = end
+        .rnic
+        .registry()
+        .create_srq(&SrqAttributes { pd: other, max_wr: 1, max_sge: 1, limit: 0 })
+        .unwrap()
+        .id();
     let foreign = QpAttributes { srq: Some(srq), ..attributes };
     assert_eq!(end.rnic.create_qp(foreign).err(), Some(ResourceError::ForeignSrq));
     assert!(end.rnic.registry().create_cq(0, None).is_err());
@@ -355,7 +365,7 @@ fn a_receive_is_given_to_the_next_live_queue_pair_if_the_first_is_dead() {
         for dies_after_the_post in [false, true] {
             let mut pair = Pair::with(|rnic, a| {
                 let attributes = SrqAttributes { pd: a.pd, max_wr: 8, max_sge: 1, limit: 0 };
-                QpAttributes { srq: Some(rnic.create_srq(&attributes).unwrap()), ..a }
+                QpAttributes { srq: Some(rnic.registry().create_srq(&attributes).unwrap().id()), ..a }
             });
             let end = &mut pair.b;
             let srq = end.rnic.query_qp(end.qp).unwrap().attributes.srq.unwrap();
@@ -384,7 +394,7 @@ fn a_receive_is_given_to_the_next_live_queue_pair_if_the_first_is_dead() {
 fn a_resumed_queue_pair_that_uses_no_receive_leaves_it_to_the_next_one() {
     let mut pair = Pair::with(|rnic, a| {
         let attributes = SrqAttributes { pd: a.pd, max_wr: 8, max_sge: 1, limit: 0 };
-        QpAttributes { srq: Some(rnic.create_srq(&attributes).unwrap()), ..a }
+        QpAttributes { srq: Some(rnic.registry().create_srq(&attributes).unwrap().id()), ..a }
     });
     let end = &mut pair.b;
     let srq = end.rnic.query_qp(end.qp).unwrap().attributes.srq.unwrap();
