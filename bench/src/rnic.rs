@@ -108,8 +108,8 @@ fn run(line: &Line<'_>, plan: Plan) -> Result<()> {
     if let Some(cpu) = line.args.output.pin {
         cpu::pin(cpu)?;
     }
-    let endpoints = Endpoint::open_several(&line.args.device, plan.engines)?;
-    let before: Vec<_> = endpoints.iter().map(|endpoint| endpoint.device.counters()).collect();
+    let endpoints = Endpoint::open_engines(&line.args.device, plan.engines)?;
+    let before = only(&endpoints)?.device.counters();
     if line.args.device.perftest {
         return with_perftest(line, &endpoints, &plan, &before);
     }
@@ -123,15 +123,15 @@ fn run(line: &Line<'_>, plan: Plan) -> Result<()> {
 }
 
 /// Runs the test against a program of perftest.
-fn with_perftest(line: &Line<'_>, endpoints: &[Endpoint], plan: &Plan, before: &[Counters]) -> Result<()> {
+fn with_perftest(line: &Line<'_>, endpoints: &[Endpoint], plan: &Plan, before: &Counters) -> Result<()> {
     let endpoint = only(endpoints)?;
-    let listeners = match line.args.meet.server {
-        None => listen(line, endpoints, plan)?,
-        Some(_) => Vec::new(),
+    let listener = match line.args.meet.server {
+        None => Some(listen(line, endpoint, plan)?),
+        Some(_) => None,
     };
     let role = if line.args.meet.server.is_some() { Role::Client } else { Role::Server };
     let mut report = Report::begin(&line.args.output, info(line, endpoint, plan, role));
-    let meet = match (listeners.first(), &line.args.meet.server) {
+    let meet = match (&listener, &line.args.meet.server) {
         (Some(listener), _) => Meet::Listener(listener),
         (None, server) => Meet::Server(resolve(server.as_deref().unwrap_or_default(), &line.args.meet)?),
     };
@@ -150,27 +150,26 @@ fn measure(
     endpoints: &[Endpoint],
     plan: &Plan,
     server: SocketAddr,
-    before: &[Counters],
+    before: &Counters,
 ) -> Result<()> {
     let sessions = session::connect(endpoints, plan, server)?;
     walk(line, endpoints, sessions, plan, Role::Client, before)
 }
 
 /// Runs the server: it ends after one test, as perftest's does.
-fn serve(line: &Line<'_>, endpoints: &[Endpoint], own: &Plan, before: &[Counters]) -> Result<()> {
-    let listeners = listen(line, endpoints, own)?;
-    let (sessions, plan) = session::accept(endpoints, &listeners, own)?;
-    drop(listeners);
+fn serve(line: &Line<'_>, endpoints: &[Endpoint], own: &Plan, before: &Counters) -> Result<()> {
+    let listener = listen(line, only(endpoints)?, own)?;
+    let (sessions, plan) = session::accept(endpoints, &listener, own)?;
+    drop(listener);
     walk(line, endpoints, sessions, &plan, Role::Server, before)
 }
 
-/// Listens with all engines.
-fn listen(line: &Line<'_>, endpoints: &[Endpoint], plan: &Plan) -> Result<Vec<Listener>> {
+/// Listens, in all engines of the device.
+fn listen(line: &Line<'_>, endpoint: &Endpoint, plan: &Plan) -> Result<Listener> {
     let meet = &line.args.meet;
-    let listen = |endpoint| session::listen(endpoint, meet.source, meet.port, plan);
-    let listeners = endpoints.iter().map(listen).collect::<Result<_>>()?;
+    let listener = session::listen(endpoint, meet.source, meet.port, plan)?;
     println!("Waiting for a client on port {} ({})", meet.port, plan.test.name());
-    Ok(listeners)
+    Ok(listener)
 }
 
 /// Runs all rows, closes the connections and ends the report, on either end.
@@ -180,7 +179,7 @@ fn walk(
     sessions: Vec<Session>,
     plan: &Plan,
     role: Role,
-    before: &[Counters],
+    before: &Counters,
 ) -> Result<()> {
     let mut report = Report::begin(&line.args.output, info(line, only(endpoints)?, plan, role));
     let (mut controls, links): (Vec<_>, Vec<_>) =
@@ -222,20 +221,15 @@ fn walk(
     Ok(within?)
 }
 
-/// Prints the counters, of all engines together, and ends the report.
+/// Prints the counters of the device and ends the report.
 fn end(
     line: &Line<'_>,
     endpoints: &[Endpoint],
     report: Report,
-    before: &[Counters],
+    before: &Counters,
     memory: Option<Value>,
 ) -> Result<()> {
-    let mut counters = BTreeMap::new();
-    for (endpoint, before) in endpoints.iter().zip(before) {
-        for (name, value) in endpoint.device.counters().since(before).iter() {
-            *counters.entry(name).or_insert(0) += value;
-        }
-    }
+    let counters: BTreeMap<_, _> = only(endpoints)?.device.counters().since(before).iter().collect();
     if line.args.device.stats {
         for (name, value) in &counters {
             report.note(&format!("{name:<40} {value}"));

@@ -27,6 +27,7 @@ pub struct Config {
     markers: Markers,
     crc: bool,
     progress: Progress,
+    engines: u16,
     capture: Option<PathBuf>,
 }
 
@@ -78,6 +79,7 @@ impl Config {
                 Progress::Auto,
                 &[("auto", Progress::Auto), ("thread", Progress::Thread)],
             ),
+            engines: variable("XWARP_ENGINES").and_then(|engines| engines.parse().ok()).unwrap_or(1),
             capture: variable("XWARP_CAPTURE").map(PathBuf::from),
         }
     }
@@ -95,6 +97,7 @@ impl Config {
         let peer_to_peer = vec![Rtr::EmptyFpdu, Rtr::Write, Rtr::Read];
         let mpa = MpaConfig { markers: self.markers, crc: self.crc, peer_to_peer, ..MpaConfig::default() };
         DeviceOptions {
+            engines: self.engines,
             progress: self.progress,
             capture,
             framing: FramingConfig::Mpa(mpa),

@@ -210,7 +210,7 @@ xwarp_tcp::counters! {
         kick_failed,
         /// Frames that arrived on another engine's queue of the interface and were handed over to us.
         handed_in,
-        /// Frames dropped because the inbox of the engine that owns their flow was full.
+        /// Frames dropped because the inbox of the engine that owns their flow was full, or to make room in it for others.
         hand_over_full,
         /// Submissions of a frame to a full transmit ring.
         transmit_ring_full,

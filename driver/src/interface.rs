@@ -16,10 +16,11 @@ use crate::frames::FrameCensus;
 use crate::grant::{self, Grant, Unshared};
 use crate::kick::{Kicker, Kicks};
 use crate::lease::Lease;
-use crate::netlink::Netlink;
 use crate::netlink::monitor::{Event, Monitor};
+use crate::netlink::{Netlink, features};
 use crate::open;
 use crate::resolver::Resolver;
+use crate::rss::Arrivals;
 use crate::state::{State, Watch, follow_addresses};
 use crate::sys::{Rings, Sizes};
 
@@ -41,6 +42,7 @@ pub struct Interface {
     pub(crate) sent_since_flush: bool,
     /// The queue from which the next batch is received first.
     pub(crate) next_queue: u16,
+    arrivals: Option<Arrivals>,
 }
 
 /// The origin of an interface.
@@ -127,6 +129,7 @@ impl Interface {
         let monitors = monitors.map_err(system("listening for address changes"))?;
         let (mode, rings) = open::bring_up(&mut program, &found, &owners, config)?;
         let id = program.id();
+        let rss = (count > 1).then(|| features::rss(&found.carrier.name).ok()).flatten();
         let leases = Lease::split(program, count).map_err(system("making an eventfd"))?;
         let mut interfaces = Vec::with_capacity(leases.len());
         for ((lease, (sizes, rings)), (monitor, netlink)) in leases.into_iter().zip(rings).zip(monitors) {
@@ -134,16 +137,19 @@ impl Interface {
             tracing::info!(interface = name, %mode, queues = attributes.queues, mtu = attributes.mtu, "opened");
             let watch = Watch::new(monitor, netlink, attributes, |event| follow(lease.program(), &event))
                 .map_err(system("reading addresses"))?;
+            let arrivals =
+                rss.clone().map(|rss| Arrivals { rss, first: sizes.first_queue, step: sizes.queue_step });
             let interface = Self::new(From::Owned { lease, watch: Box::new(watch) }, rings, sizes);
-            interfaces.push(interface.map_err(system("duplicating sockets"))?);
+            let interface = interface.map_err(system("duplicating sockets"))?;
+            interfaces.push(Self { arrivals, ..interface });
         }
         Ok(interfaces)
     }
 
     fn new(origin: From, rings: Rings, sizes: Sizes) -> io::Result<Self> {
         let kicks = Kicks::new(&rings)?;
-        let counters = LinkCounters::default();
-        Ok(Self { origin, rings, sizes, counters, kicks, sent_since_flush: false, next_queue: 0 })
+        let (counters, arrivals) = (LinkCounters::default(), None);
+        Ok(Self { origin, rings, sizes, counters, kicks, sent_since_flush: false, next_queue: 0, arrivals })
     }
 
     fn state(&self) -> &State {
@@ -183,6 +189,12 @@ impl Interface {
         }
     }
 
+    /// Which flows arrive on the queues of this owner; `None` for the only owner, and where the NIC does not tell. It is read when
+    /// the interface is opened.
+    pub fn arrivals(&self) -> Option<&Arrivals> {
+        self.arrivals.as_ref()
+    }
+
     /// The current attributes.
     pub fn attributes(&self) -> &Attributes {
         &self.state().attributes
@@ -213,10 +225,12 @@ impl Interface {
         counters
     }
 
-    /// Counters of the steering program, over all CPUs and owners; zero for a granted interface. Takes a few system
-    /// calls.
+    /// Counters of the steering program, over all CPUs and owners; none of a granted interface, nor of other owners than the first.
+    /// Takes a few system calls.
     pub fn program_counters(&self) -> Option<ProgramCounters> {
-        self.lease().map(|lease| lease.program().counters().unwrap_or_default())
+        self.lease()
+            .filter(|lease| lease.is_first())
+            .map(|lease| lease.program().counters().unwrap_or_default())
     }
 
     /// Number of chunks in each place. Examines every chunk: for tests and diagnosis.

@@ -4,20 +4,17 @@
 //! of the queue on which the frame arrived, and the sender or the NIC chooses that queue. A frame that arrives on a
 //! queue of another owner than its flow's is handed over: a copy of its bytes goes to the inbox of the flow's owner.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::event::{EventfdFlags, eventfd};
 use smallvec::SmallVec;
 use xwarp_prog::SteeringProgram;
 use xwarp_tcp::link::{Steer, SteerError};
 use xwarp_tcp::wire::Flow;
 
-/// Capacity of an inbox, in frames. Further frames are dropped, as by a full receive ring, and TCP recovers.
-const MOST_HANDED_OVER: usize = 64;
+use crate::inbox::Inbox;
 
 /// The attached program, whose rules are those of all owners.
 #[derive(Debug)]
@@ -32,16 +29,6 @@ struct Steering {
 #[derive(Debug, Default)]
 struct Rules(BTreeMap<Steer, SmallVec<[u16; 4]>>);
 
-/// Copies of frames that arrived on queues of other owners.
-#[derive(Debug)]
-struct Inbox {
-    frames: Mutex<VecDeque<Vec<u8>>>,
-    /// Whether there are frames; readable without the lock, changed under the lock only.
-    waiting: AtomicBool,
-    /// Readable while there are frames.
-    bell: OwnedFd,
-}
-
 /// One owner's part of an interface. Dropping it removes the owner's steering rules; the last one detaches the program.
 #[derive(Debug)]
 pub(crate) struct Lease {
@@ -51,8 +38,8 @@ pub(crate) struct Lease {
     process: u32,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No holder of one of these locks panics between two changes that belong together.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that holds one of these locks panics between two changes that belong together.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -88,39 +75,6 @@ impl Rules {
 
     fn of(&self, owner: u16) -> Vec<Steer> {
         self.0.iter().filter(|(_, owners)| owners.contains(&owner)).map(|(rule, _)| *rule).collect()
-    }
-}
-
-impl Inbox {
-    fn new() -> io::Result<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { frames: Mutex::default(), waiting: AtomicBool::new(false), bell })
-    }
-
-    /// Adds a frame; returns whether there was room.
-    fn put(&self, frame: Vec<u8>) -> bool {
-        let mut frames = lock(&self.frames);
-        if frames.len() >= MOST_HANDED_OVER {
-            return false;
-        }
-        frames.push_back(frame);
-        if !self.waiting.swap(true, Ordering::Release) {
-            // Fails only when the counter is at its limit, and then the descriptor is readable.
-            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
-        }
-        true
-    }
-
-    fn take(&self) -> Option<Vec<u8>> {
-        if !self.waiting.load(Ordering::Acquire) {
-            return None;
-        }
-        let mut frames = lock(&self.frames);
-        let frame = frames.pop_front();
-        if frames.is_empty() && self.waiting.swap(false, Ordering::Relaxed) {
-            let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
-        }
-        frame
     }
 }
 
@@ -175,9 +129,14 @@ impl Lease {
         self.rules()?.owner(flow).filter(|owner| *owner != self.number)
     }
 
-    /// Gives `frame` to another owner; returns whether there was room.
-    pub(crate) fn hand_over(&self, owner: u16, frame: Vec<u8>) -> bool {
-        self.steering.inboxes.get(usize::from(owner)).is_some_and(|inbox| inbox.put(frame))
+    /// Gives `frame` of `flow` to another owner; returns whether no frame had to be dropped for lack of room.
+    pub(crate) fn hand_over(&self, owner: u16, flow: Flow, frame: Vec<u8>) -> bool {
+        self.steering.inboxes.get(usize::from(owner)).is_some_and(|inbox| inbox.put(flow, frame))
+    }
+
+    /// Whether it is the first of the owners.
+    pub(crate) fn is_first(&self) -> bool {
+        self.number == 0
     }
 
     fn inbox(&self) -> Option<&Inbox> {
@@ -191,7 +150,7 @@ impl Lease {
 
     /// Readable while [`next_handed_over`](Self::next_handed_over) has frames. `None` for the only owner.
     pub(crate) fn bell(&self) -> Option<BorrowedFd<'_>> {
-        self.inbox().map(|inbox| inbox.bell.as_fd())
+        self.inbox().map(Inbox::bell)
     }
 }
 
@@ -210,8 +169,6 @@ impl Drop for Lease {
 
 #[cfg(test)]
 mod tests {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
     use super::*;
 
     fn flow(port: u16) -> Flow {
@@ -235,28 +192,5 @@ mod tests {
         assert!(rules.remove(listener, 1));
         assert!(rules.remove(first, 0));
         assert!(rules.0.is_empty());
-    }
-
-    #[test]
-    fn an_inbox_is_bounded_and_readable_while_it_has_frames() {
-        let inbox = Inbox::new().unwrap();
-        let readable = || {
-            let mut set = [PollFd::new(&inbox.bell, PollFlags::IN)];
-            poll(&mut set, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
-        };
-        assert!(inbox.take().is_none());
-        assert!(!readable());
-        for number in 0..MOST_HANDED_OVER {
-            assert!(inbox.put(vec![number as u8]));
-        }
-        assert!(!inbox.put(vec![0]));
-        for number in 0..MOST_HANDED_OVER {
-            assert!(readable());
-            assert_eq!(inbox.take(), Some(vec![number as u8]));
-        }
-        assert!(!readable());
-        assert!(inbox.take().is_none());
-        assert!(inbox.put(vec![1]));
-        assert!(readable());
     }
 }

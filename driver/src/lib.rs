@@ -14,9 +14,10 @@
 //! | `grant`, [`helper`] | a device that a helper grants, and the connection to the helper |
 //! | [`shared`] | the helper's side: an interface that it shares |
 //! | `resolver` | from a peer's address to a path |
+//! | `rss` | the queue that a NIC chooses for a flow |
 //! | `deadline` | the end of a wait with a limit |
 //! | `link` | the `Link` implementation: rings to tokens and back |
-//! | `lease` | one of several owners of an interface: its steering rules, and frames of other owners' flows |
+//! | `lease`, `inbox` | one of several owners of an interface: its steering rules, and frames of its flows from other owners' queues |
 //! | `kick` | the transmit kick, callable from any thread |
 //! | [`frames`] | the place of each chunk |
 //! | `sys` | everything `unsafe`: rings, frame memory, one ioctl |
@@ -35,6 +36,7 @@ mod fill_depth;
 pub mod frames;
 mod grant;
 pub mod helper;
+mod inbox;
 pub mod inspect;
 mod interface;
 mod kick;
@@ -44,6 +46,7 @@ pub mod netlink;
 mod open;
 pub mod port;
 mod resolver;
+mod rss;
 pub mod shared;
 mod state;
 mod sys;
@@ -59,4 +62,5 @@ pub use kick::Kicker;
 pub use netlink::monitor::Event;
 pub use port::{PortReservation, reserve_port};
 pub use resolver::{Resolver, Route};
+pub use rss::Arrivals;
 pub use xwarp_prog::{AttachMode, Attached, Holder, PROGRAM_NAME, ProgramCounters, af_xdp_users};

@@ -140,8 +140,8 @@ impl Link for Interface {
     fn hand_over(&mut self, frame: &RxFrame, flow: &Flow) -> bool {
         let Some(lease) = self.lease() else { return false };
         let Some(owner) = lease.owner_elsewhere(flow) else { return false };
-        let taken =
-            lease.hand_over(owner, self.rings.received(frame.head()).collect::<Pieces<'_>>().concat());
+        let bytes = self.rings.received(frame.head()).collect::<Pieces<'_>>().concat();
+        let taken = lease.hand_over(owner, *flow, bytes);
         self.counters.hand_over_full += u64::from(!taken);
         true
     }

@@ -34,6 +34,7 @@ pub(crate) struct AfXdp {
 struct Routes {
     resolver: xwarp_driver::Resolver,
     queues: u16,
+    arrivals: Option<xwarp_driver::Arrivals>,
 }
 
 impl AfXdp {
@@ -55,7 +56,11 @@ impl AfXdp {
         let resolver = driver
             .resolver()
             .map_err(|source| OpenError::System { doing: "opening a netlink socket", source })?;
-        let routes = Arc::new(Routes { resolver, queues: driver.attributes().queues });
+        let routes = Arc::new(Routes {
+            resolver,
+            queues: driver.attributes().queues,
+            arrivals: driver.arrivals().cloned(),
+        });
         Ok(Self { driver, routes, changes: VecDeque::new() })
     }
 
@@ -113,6 +118,10 @@ impl Resolver for Routes {
         let Path { source_mac, next_hop_mac, vlan, mtu, .. } = self.resolver.resolve(flow, limit)?;
         let (source, next_hop, queues) = (route.source, route.next_hop, self.queues);
         Ok(Route { source, source_mac, next_hop, next_hop_mac, vlan, mtu, queues })
+    }
+
+    fn arrives_here(&self, flow: &Flow) -> bool {
+        self.arrivals.as_ref().is_none_or(|arrivals| arrivals.are_ours(flow))
     }
 
     fn reserve_port(&self, address: Option<IpAddr>, port: u16) -> io::Result<PortReservation> {

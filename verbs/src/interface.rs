@@ -176,6 +176,13 @@ pub trait Resolver: Send + Sync {
         limit: Duration,
     ) -> Result<Route, RouteError>;
 
+    /// Whether the peer's segments of `flow` arrive at the part of the interface that has this resolver, as far as that is known: of
+    /// an interface with several engines, each has a part of the queues, and a NIC chooses the queue by the four-tuple.
+    fn arrives_here(&self, flow: &Flow) -> bool {
+        let _ = flow;
+        true
+    }
+
     /// Reserves `port` (0: any free one) on `address` (`None`: on all addresses of both families).
     fn reserve_port(&self, address: Option<IpAddr>, port: u16) -> io::Result<PortReservation>;
 }

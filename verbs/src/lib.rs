@@ -3,6 +3,7 @@
 //! | task | type |
 //! |---|---|
 //! | open an interface | [`Device`] |
+//! | use its queues in parallel | [`DeviceOptions::engines`] |
 //! | register memory that peers can reach | [`ProtectionDomain`], [`MemoryRegion`] |
 //! | open parts of it temporarily | [`MemoryWindow`], [`FastRegion`] |
 //! | exchange data with one peer | [`QueuePair`]: post [`WorkRequest`]s and [`RecvRequest`]s |

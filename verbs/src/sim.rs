@@ -1,7 +1,7 @@
 //! A network in memory, without root, for our tests and those of applications. Frames, TCP and all layers above are
 //! the real ones; only the cable is simulated.
 //!
-//! [`pair`] makes two interfaces for devices that run in real time.
+//! [`pair`] makes two interfaces for devices that run in real time, and [`queues`] two with several queues.
 
 use std::{
     collections::HashSet,
@@ -71,17 +71,37 @@ impl Drop for Held {
 
 /// Creates a cable with an MTU of `mtu` bytes and returns its two ends. The cable runs in real time.
 pub fn pair(config: WireConfig, mtu: u16) -> io::Result<(SimInterface, SimInterface)> {
+    let (clock, [first, second]) = (Clock::start(), resolvers(mtu));
     let (wire, a, b) = Wire::new(config);
-    let clock = Clock::start();
-    Ok((SimInterface::new(a, &wire, clock, 1, mtu)?, SimInterface::new(b, &wire, clock, 2, mtu)?))
+    Ok((SimInterface::new(a, &wire, clock, &first)?, SimInterface::new(b, &wire, clock, &second)?))
+}
+
+/// Creates two interfaces with `queues` queues each, and returns the queues of each. A frame that one end sends on a queue arrives on
+/// the same queue of the other end. Each queue is an interface that an engine of its own can have
+/// ([`Device::over_parts`](crate::Device::over_parts)).
+pub fn queues(config: WireConfig, mtu: u16, queues: u16) -> io::Result<[Vec<SimInterface>; 2]> {
+    let (clock, [first, second]) = (Clock::start(), resolvers(mtu));
+    let mut ends = [Vec::new(), Vec::new()];
+    for _ in 0..queues {
+        let (wire, a, b) = Wire::new(config);
+        let [ours, theirs] = &mut ends;
+        ours.push(SimInterface::new(a, &wire, clock, &first)?);
+        theirs.push(SimInterface::new(b, &wire, clock, &second)?);
+    }
+    Ok(ends)
+}
+
+/// The resolvers of both ends.
+fn resolvers(mtu: u16) -> [Arc<SimResolver>; 2] {
+    [1, 2].map(|end| Arc::new(SimResolver { end, mtu, ports: Arc::default() }))
 }
 
 impl SimInterface {
-    fn new(link: SimLink, wire: &Wire, clock: Clock, end: u8, mtu: u16) -> io::Result<Self> {
+    fn new(link: SimLink, wire: &Wire, clock: Clock, resolver: &Arc<SimResolver>) -> io::Result<Self> {
         let bell = Arc::new(Doorbell::new()?);
         let notify = Arc::clone(&bell);
         link.on_arrival(move || notify.ring());
-        let resolver = Arc::new(SimResolver { end, mtu, ports: Arc::default() });
+        let (end, mtu, resolver) = (resolver.end, resolver.mtu, Arc::clone(resolver));
         Ok(Self { link, wire: wire.clone(), clock, bell, end, mtu, resolver })
     }
 

@@ -45,7 +45,7 @@ pub struct Tap {
     scratch: Vec<u8>,
 }
 
-/// Whether and where a [`Tap`] records. It may be switched while the tap is in use.
+/// Whether and where the [`Tap`]s of a device record. It may be switched while they are in use.
 pub struct Recording {
     interface: String,
     active: AtomicBool,
@@ -60,26 +60,9 @@ struct Recorder {
 }
 
 impl Tap {
-    /// Records the frames that cross `inner` to `out`.
-    pub fn new(inner: Box<dyn Interface>, out: Box<dyn Write + Send>) -> io::Result<Self> {
-        let tap = Self::idle(inner);
-        tap.recording.start(out, false)?;
-        Ok(tap)
-    }
-
-    /// Records nothing until [`Recording::start_live`].
-    pub fn idle(inner: Box<dyn Interface>) -> Self {
-        let recording = Recording {
-            interface: inner.attributes().name,
-            active: AtomicBool::new(false),
-            recorder: Mutex::new(None),
-        };
-        Self { inner, recording: Arc::new(recording), scratch: Vec::new() }
-    }
-
-    /// Switches the tap.
-    pub fn recording(&self) -> Arc<Recording> {
-        Arc::clone(&self.recording)
+    /// Records the frames that cross `inner` while `recording` is on. Several taps may share a recording.
+    pub fn new(inner: Box<dyn Interface>, recording: &Arc<Recording>) -> Self {
+        Self { inner, recording: Arc::clone(recording), scratch: Vec::new() }
     }
 
     fn record(&mut self, direction: u32) {
@@ -108,6 +91,16 @@ impl Tap {
 }
 
 impl Recording {
+    /// Records nothing until it is switched on.
+    pub fn new(interface: String) -> Self {
+        Self { interface, active: AtomicBool::new(false), recorder: Mutex::new(None) }
+    }
+
+    /// Records all frames from now on to `out`.
+    pub fn start_file(&self, out: Box<dyn Write + Send>) -> io::Result<()> {
+        self.start(out, false)
+    }
+
     /// Records all frames from now on, until [`Self::stop_live`]. Fails when the device is already recorded.
     pub fn start_live(&self, out: Box<dyn Write + Send>) -> io::Result<()> {
         self.start(out, true)
@@ -253,13 +246,15 @@ mod tests {
         let (a, mut b) = sim::pair(WireConfig::default(), 1500).unwrap();
         let file = Output::default();
         let begin = wall_clock().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-        let mut tap = Tap::new(Box::new(a), Box::new(file.clone())).unwrap();
+        let recording = Arc::new(Recording::new("sim1".into()));
+        recording.start_file(Box::new(file.clone())).unwrap();
+        let mut tap = Tap::new(Box::new(a), &recording);
         send(&mut tap, b"first, from us");
         send(&mut b, b"second, to us");
         let mut batch = Vec::new();
         assert_eq!(tap.receive(&mut batch, 8), 1);
         tap.recycle(batch.remove(0));
-        drop(tap);
+        recording.flush();
         let bytes = file.0.lock().unwrap().clone();
         let mut reader = PcapNgReader::new(&bytes[..]).unwrap();
         let mut packets = Vec::new();

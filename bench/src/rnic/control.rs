@@ -57,7 +57,7 @@ impl Control {
         let cq = endpoint.completion_queue(4 * RECEIVES as u32)?;
         let options =
             QueuePairOptions { max_send_wr: 4, max_recv_wr: RECEIVES as u32, ..QueuePairOptions::default() };
-        let qp = endpoint.pd.create_qp(&cq, &cq, options)?;
+        let qp = endpoint.own(endpoint.pd.create_qp(&cq, &cq, options)?)?;
         let region = endpoint.pd.allocate(SEND_AT + MESSAGE_BYTES, Access::LOCAL_WRITE)?;
         let control = Self {
             connection: None,

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use xwarp_verbs::{
     CompletionChannel, CompletionQueue, Device, DeviceOptions, DriverConfig, Keepalive, Markers, MpaConfig,
-    Progress, ProtectionDomain, RdmaTcpConfig, RequestRevision,
+    Progress, ProtectionDomain, QueuePair, RdmaTcpConfig, RequestRevision,
     cm::{ConnectionError, ConnectionRequest, Listener},
 };
 
@@ -22,11 +22,13 @@ const PROBES: u32 = 5;
 /// keepalive time, which report a more precise reason.
 pub const PATIENCE: Duration = Duration::from_secs(40);
 
-/// One open device.
+/// An open device, or one of its engines.
 #[derive(Debug)]
 pub struct Endpoint {
     /// The device.
     pub device: Device,
+    /// The engine that has the queue pairs; `None`: the device has one.
+    engine: Option<u16>,
     /// The protection domain of all regions and queue pairs.
     pub pd: ProtectionDomain,
     /// The channel that wakes a sleeping test (`-e`); `None` when the test polls.
@@ -45,22 +47,34 @@ impl Endpoint {
         Self::over(device, args.events)
     }
 
-    /// Opens the interface for several engines that run in parallel.
-    pub fn open_several(args: &DeviceArgs, engines: u16) -> Result<Vec<Self>> {
+    /// Opens the interface with several engines that run in parallel: an endpoint for each.
+    pub fn open_engines(args: &DeviceArgs, engines: u16) -> Result<Vec<Self>> {
         if engines == 1 {
             return Ok(vec![Self::open(args)?]);
         }
         let name = interface_name(args.device.as_deref())?;
-        let devices = Device::open_several(&name, engines, &options(args))
-            .with_context(|| format!("cannot open {name} for {engines} engines"))?;
-        devices.into_iter().map(|device| Self::over(device, args.events)).collect()
+        let device = Device::open_with(&name, DeviceOptions { engines, ..options(args) })
+            .with_context(|| format!("cannot open {name} with {engines} engines"))?;
+        let endpoint = |engine| {
+            let endpoint = Self::over(device.clone(), args.events)?;
+            Ok(Self { engine: Some(engine), ..endpoint })
+        };
+        (0..engines).map(endpoint).collect()
     }
 
     /// Creates an endpoint on an open device. With `events` it sleeps instead of polling.
     pub fn over(device: Device, events: bool) -> Result<Self> {
         let pd = device.create_pd()?;
         let channel = if events { Some(CompletionChannel::new()?) } else { None };
-        Ok(Self { device, pd, channel })
+        Ok(Self { device, engine: None, pd, channel })
+    }
+
+    /// A new queue pair, in the endpoint's engine.
+    pub fn own(&self, qp: QueuePair) -> Result<QueuePair> {
+        if let Some(engine) = self.engine {
+            qp.move_to_engine(engine)?;
+        }
+        Ok(qp)
     }
 
     /// Creates a completion queue; it wakes the test if the test sleeps.

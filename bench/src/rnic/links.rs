@@ -290,7 +290,7 @@ impl Parts {
             max_inline_data: plan.inline.max(WORDS_BYTES as u32),
             ..QueuePairOptions::default()
         };
-        Ok(match &self.srq {
+        endpoint.own(match &self.srq {
             Some(srq) => endpoint.pd.create_qp_with_srq(&self.send_cq, &self.recv_cq, srq, options)?,
             None => endpoint.pd.create_qp(&self.send_cq, &self.recv_cq, options)?,
         })

@@ -4,12 +4,11 @@
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr},
     thread,
-    time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use serde_json::json;
-use xwarp_verbs::cm::{ConnectionError, ConnectionRequest, ListenOptions, Listener};
+use xwarp_verbs::cm::{ConnectionRequest, ListenOptions, Listener};
 
 use super::{
     control::{CONNECT_LIMIT, Control},
@@ -20,9 +19,6 @@ use super::{
 
 /// Version of the control connection's protocol.
 const VERSION: u64 = 3;
-
-/// Time for which one of several listeners is asked before the next one.
-const LISTEN_TURN: Duration = Duration::from_millis(10);
 
 /// One engine's connections.
 #[derive(Debug)]
@@ -82,7 +78,7 @@ pub fn connect(endpoints: &[Endpoint], plan: &Plan, server: SocketAddr) -> Resul
     endpoints.iter().map(|endpoint| Session::connect(endpoint, plan, server)).collect()
 }
 
-/// Listens with one engine.
+/// Listens, in all engines.
 pub fn listen(endpoint: &Endpoint, source: Option<IpAddr>, port: u16, plan: &Plan) -> Result<Listener> {
     let address = SocketAddr::new(source.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED)), port);
     let backlog = plan.queue_pairs as usize + 16;
@@ -94,47 +90,26 @@ pub fn listen(endpoint: &Endpoint, source: Option<IpAddr>, port: u16, plan: &Pla
 
 /// Accepts all engines of a client, each at the engine where its request arrives. Returns them in the order of `endpoints`, and the
 /// plan of the client.
-pub fn accept(endpoints: &[Endpoint], listeners: &[Listener], own: &Plan) -> Result<(Vec<Session>, Plan)> {
+pub fn accept(endpoints: &[Endpoint], listener: &Listener, own: &Plan) -> Result<(Vec<Session>, Plan)> {
     let mut sessions: Vec<Option<Session>> = endpoints.iter().map(|_| None).collect();
     let mut plan = None;
     for made in 0..endpoints.len() {
-        let idle = (0..).zip(&sessions).filter(|(_, session)| session.is_none());
-        let idle: Vec<usize> = idle.map(|(number, _)| number).collect();
-        let (number, request) = match listeners {
-            [listener] => (0, next_request(listener)?),
-            _ => next_of_several(listeners, &idle, (made > 0).then_some(CONNECT_LIMIT))?,
+        let request = if made == 0 {
+            next_request(listener)?
+        } else {
+            let left = endpoints.len() - made;
+            let late = || format!("no connection of the client arrived on the queues of {left} engines");
+            listener.accept(CONNECT_LIMIT).with_context(late)?
         };
-        let (endpoint, listener) =
-            endpoints.get(number).zip(listeners.get(number)).context("an engine that is ours")?;
+        let number = usize::from(request.engine());
+        let (endpoint, slot) =
+            endpoints.get(number).zip(sessions.get_mut(number)).context("an engine that is ours")?;
+        ensure!(slot.is_none(), "two engines of the client have sent to the queue of engine {number}");
         let (session, theirs) = Session::accept(endpoint, listener, request, own)?;
-        if let Some(slot) = sessions.get_mut(number) {
-            *slot = Some(session);
-        }
+        *slot = Some(session);
         plan = Some(theirs);
     }
     Ok((sessions.into_iter().flatten().collect(), plan.context("a test without an engine")?))
-}
-
-/// The next request, and the listener of `idle` at which it arrived.
-fn next_of_several(
-    listeners: &[Listener],
-    idle: &[usize],
-    limit: Option<Duration>,
-) -> Result<(usize, ConnectionRequest)> {
-    let begin = Instant::now();
-    loop {
-        for &number in idle {
-            let listener = listeners.get(number).context("a listener for each engine")?;
-            match listener.accept(LISTEN_TURN) {
-                Ok(request) => return Ok((number, request)),
-                Err(ConnectionError::TimeLimit) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        if limit.is_some_and(|limit| begin.elapsed() > limit) {
-            bail!("no connection of the client arrived on the queues of {} engines", idle.len());
-        }
-    }
 }
 
 /// Runs `work` for each engine: in this thread for one, in a thread each for several.

@@ -21,8 +21,12 @@ use crate::lab::INTERFACE;
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 fn device(origin: Origin) -> Result<Device> {
+    device_with(origin, 1)
+}
+
+fn device_with(origin: Origin, engines: u16) -> Result<Device> {
     let mpa = MpaConfig { startup_timeout: LIMIT, ..MpaConfig::default() };
-    let mut options = DeviceOptions { framing: FramingConfig::Mpa(mpa), ..DeviceOptions::default() };
+    let mut options = DeviceOptions { engines, framing: FramingConfig::Mpa(mpa), ..DeviceOptions::default() };
     options.driver.origin = OriginPreference::Force(origin);
     options.driver.receive_chunks = 256;
     options.driver.transmit_chunks = 256;
@@ -122,12 +126,21 @@ impl End {
 
 /// Accepts `connections`, one after another, and answers every message of each with one of its own.
 pub fn serve(address: SocketAddr, connections: usize) -> Result<()> {
-    let device = device(Origin::Granted)?;
+    serve_with(&device(Origin::Granted)?, address, connections, || println!("listens"))
+}
+
+/// The same with an open device; calls `listens` when clients may connect.
+pub fn serve_with(
+    device: &Device,
+    address: SocketAddr,
+    connections: usize,
+    listens: impl FnOnce(),
+) -> Result<()> {
     let listener = device.listen(address, ListenOptions::default())?;
-    println!("listens");
+    listens();
     for _ in 0..connections {
         let request = listener.accept(Duration::from_secs(120))?;
-        let end = End::new(&device)?;
+        let end = End::new(device)?;
         end.post_receive()?;
         let connection = request.accept(&end.qp, AcceptOptions::default(), LIMIT)?;
         // The client ends when it has enough, or is killed.
@@ -183,12 +196,15 @@ pub fn itself(address: SocketAddr, messages: usize) -> Result<()> {
 }
 
 /// Connects, exchanges messages, forks, and exchanges messages again after the child has tried everything and has ended.
-/// `arguments`: `owned` or `granted`, and the server's address. `fork` returns the child's process id in the parent.
+/// `arguments`: `owned`, `granted`, or `engines` for an owned device with two engines, and the server's address. `fork` returns the child's process id in the parent.
 pub fn forking(arguments: &[String], fork: impl FnOnce() -> Result<Option<i32>>) -> Result<()> {
     let [origin, address] = arguments else { bail!("two arguments") };
-    let origin = if origin == "granted" { Origin::Granted } else { Origin::Owned };
     let address: SocketAddr = address.parse()?;
-    let device = device(origin)?;
+    let device = match origin.as_str() {
+        "granted" => device(Origin::Granted)?,
+        "engines" => device_with(Origin::Owned, 2)?,
+        _ => device(Origin::Owned)?,
+    };
     let end = End::new(&device)?;
     let connection = device.connect(&end.qp, address, ConnectOptions::default(), LIMIT)?;
     end.ask(0..10)?;

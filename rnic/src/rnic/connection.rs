@@ -151,7 +151,7 @@ impl Connections {
 
 impl Rnic {
     /// The queue pair `qp`, if it is idle and unconnected.
-    fn unconnected(&mut self, qp: QpId) -> Result<&mut QueuePair, CmError> {
+    pub(super) fn unconnected(&mut self, qp: QpId) -> Result<&mut QueuePair, CmError> {
         let qp = self.qps.get_mut(qp).ok_or(CmError::UnknownQp)?;
         if matches!(qp.phase, Phase::Idle) { Ok(qp) } else { Err(CmError::State(qp.phase.state())) }
     }
@@ -460,7 +460,7 @@ impl Rnic {
         while let Some(id) = self.shared.refilled.last().copied() {
             let engine = self.shared.engine;
             let first = self.shared.starved.first(id).and_then(|qp| self.qps.get_mut(qp));
-            let Some(qp) = first.filter(|qp| qp.srq.as_ref().is_some_and(|srq| srq.has_receive_for(engine)))
+            let Some(qp) = first.filter(|qp| qp.rq.pool().is_some_and(|srq| srq.has_receive_for(engine)))
             else {
                 self.shared.refilled.pop();
                 continue;

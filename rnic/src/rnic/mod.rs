@@ -79,6 +79,7 @@ pub use self::{
     placement::Placed,
     receive_pool::ReceivePool,
     registry::Registry,
+    resources::IdleQueuePair,
     work::{
         Access, Binding, CqId, Opcode, Operation, Payload, PdId, RecvRequest, Remote, SendFlags, Sge, SrqId,
         WcStatus, WorkCompletion, WorkRequest,
@@ -441,7 +442,7 @@ impl QueuePair {
 
     fn wait_for_receive(&mut self, quote: Quote, shared: &mut Shared) {
         let waits_already = self.rx.withheld.replace(quote).is_some();
-        if let Some(srq) = &self.srq
+        if let Some(srq) = self.rq.pool()
             && !waits_already
         {
             shared.starved.push(srq.id(), self.id);
@@ -455,7 +456,7 @@ impl QueuePair {
     /// Stops waiting for a receive.
     pub(crate) fn stop_waiting(&mut self, shared: &mut Shared) {
         if self.rx.withheld.take().is_some()
-            && let Some(srq) = &self.srq
+            && let Some(srq) = self.rq.pool()
         {
             shared.starved.remove(srq.id(), self.id);
         }

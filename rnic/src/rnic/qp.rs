@@ -18,7 +18,6 @@ use super::{
     phase::{Closes, Phase, Since},
     placement::Refused,
     rdma_tcp::Stream,
-    receive_pool::ReceivePool,
     receive_queue::{Receive, ReceiveQueue},
     registry::NewQueuePair,
     send_queue::{Position, Progress, SendQueue, Summary},
@@ -187,7 +186,6 @@ pub(crate) struct QueuePair {
     pub(crate) versions: Versions,
     pub(crate) send_cq: Arc<CompletionRing>,
     pub(crate) recv_cq: Arc<CompletionRing>,
-    pub(crate) srq: Option<Arc<ReceivePool>>,
     pub(crate) sq: SendQueue,
     pub(crate) rq: ReceiveQueue,
     pub(crate) tx: Transmitter,
@@ -201,9 +199,9 @@ impl QueuePair {
     pub(crate) fn new(new: NewQueuePair, attributes: QpAttributes) -> Self {
         let NewQueuePair { id, send_ring, recv_ring, receives } = new;
         let size = attributes.options;
-        let rq = match attributes.srq {
+        let rq = match receives {
             None => ReceiveQueue::own(size.max_recv_wr, size.max_recv_sge),
-            Some(_) => ReceiveQueue::shared(),
+            Some(pool) => ReceiveQueue::shared(pool),
         };
         Self {
             sq: SendQueue::new(size.max_send_wr, size.max_send_sge, size.max_inline_data),
@@ -212,7 +210,6 @@ impl QueuePair {
             attributes,
             send_cq: send_ring,
             recv_cq: recv_ring,
-            srq: receives,
             phase: Phase::Idle,
             conn: None,
             addresses: None,

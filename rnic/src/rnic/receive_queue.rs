@@ -1,6 +1,6 @@
 //! The receives of one queue pair: posted to its own queue, or taken from a shared one.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use super::{
     AsyncEvent, RecvRequest,
@@ -42,19 +42,45 @@ pub(crate) struct ReceiveQueue {
     /// With a shared queue: the receives that are bound to messages; `None` for messages of which no segment has
     /// arrived.
     receives: VecDeque<Option<Receive>>,
-    /// Limits of receives and of pieces in each; `None` with a shared queue.
-    own: Option<(u32, u32)>,
+    source: Source,
     /// Number of shared receives that are bound to messages after the one that is due.
     early: usize,
 }
 
+/// Where receives come from.
+#[derive(Debug)]
+enum Source {
+    /// They are posted to the queue pair: at most `max_wr`, each of at most `max_sge` pieces.
+    Own {
+        max_wr: u32,
+        max_sge: u32,
+    },
+    Shared(Arc<ReceivePool>),
+}
+
 impl ReceiveQueue {
     pub(crate) fn own(max_wr: u32, max_sge: u32) -> Self {
-        Self { receives: VecDeque::new(), own: Some((max_wr, max_sge)), early: 0 }
+        Self { receives: VecDeque::new(), source: Source::Own { max_wr, max_sge }, early: 0 }
     }
 
-    pub(crate) fn shared() -> Self {
-        Self { receives: VecDeque::new(), own: None, early: 0 }
+    pub(crate) fn shared(pool: Arc<ReceivePool>) -> Self {
+        Self { receives: VecDeque::new(), source: Source::Shared(pool), early: 0 }
+    }
+
+    /// The shared queue from which receives are taken.
+    pub(crate) fn pool(&self) -> Option<&ReceivePool> {
+        match &self.source {
+            Source::Own { .. } => None,
+            Source::Shared(pool) => Some(pool),
+        }
+    }
+
+    /// Limits of receives and of pieces in each.
+    fn limits(&self) -> Result<(u32, u32), PostError> {
+        match self.source {
+            Source::Own { max_wr, max_sge } => Ok((max_wr, max_sge)),
+            Source::Shared(_) => Err(PostError::Unknown),
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -63,12 +89,12 @@ impl ReceiveQueue {
 
     /// Checks a request without regard to whether the queue is full.
     pub(crate) fn check(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        let (_, max_sge) = self.own.ok_or(PostError::Unknown)?;
+        let (_, max_sge) = self.limits()?;
         Receive::new(request, max_sge).map(|_| ())
     }
 
     pub(crate) fn post(&mut self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        let (max_wr, max_sge) = self.own.ok_or(PostError::Unknown)?;
+        let (max_wr, max_sge) = self.limits()?;
         if self.receives.len() >= max_wr as usize {
             return Err(PostError::QueueFull(max_wr));
         }
@@ -85,13 +111,8 @@ impl ReceiveQueue {
     /// oldest receive to a message when its first segment arrives. It does so for a message that is not due only
     /// while this queue pair's early receives are within its share.
     #[inline]
-    pub(crate) fn bind(
-        &mut self,
-        ahead: usize,
-        shared: Option<&ReceivePool>,
-        events: &mut Events,
-    ) -> Option<&Receive> {
-        if let Some(shared) = shared
+    pub(crate) fn bind(&mut self, ahead: usize, events: &mut Events) -> Option<&Receive> {
+        if let Source::Shared(shared) = &self.source
             && self.receives.get(ahead).is_none_or(Option::is_none)
         {
             let early = ahead > 0;
@@ -116,7 +137,7 @@ impl ReceiveQueue {
     #[inline]
     pub(crate) fn complete(&mut self) -> Option<Receive> {
         let receive = self.receives.pop_front().flatten();
-        if self.own.is_none() && matches!(self.receives.front(), Some(Some(_))) {
+        if self.early > 0 && matches!(self.receives.front(), Some(Some(_))) {
             self.early -= 1;
         }
         receive

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    AsyncEvent, Limits, Object, Opcode, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePair,
+    AsyncEvent, CmError, Limits, Object, Opcode, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePair,
     RecvRequest, Registry, ResourceError, Rnic, SrqId, WcStatus, WorkRequest,
     phase::Phase,
     qp::Ending,
@@ -11,6 +11,11 @@ use super::{
     send_queue::Progress,
 };
 use crate::ddp::{STag, Versions};
+
+/// A queue pair on its way from one engine to another.
+#[derive(Debug)]
+#[must_use = "the queue pair is lost unless an engine adopts it"]
+pub struct IdleQueuePair(Box<QueuePair>);
 
 impl Rnic {
     /// The objects that this RNIC shares with others.
@@ -63,6 +68,17 @@ impl Rnic {
         let id = new.id;
         self.qps.insert(id, Box::new(QueuePair::new(new, attributes)));
         Ok(id)
+    }
+
+    /// Takes an idle queue pair out of this engine, with its posted receives and counters.
+    pub fn take_idle_qp(&mut self, qp: QpId) -> Result<IdleQueuePair, CmError> {
+        self.unconnected(qp)?;
+        self.qps.remove(qp).map(IdleQueuePair).ok_or(CmError::UnknownQp)
+    }
+
+    /// Adds a queue pair that was taken out of another engine over the same registry.
+    pub fn adopt_qp(&mut self, IdleQueuePair(qp): IdleQueuePair) {
+        self.qps.insert(qp.id, qp);
     }
 
     /// The connection of a queue pair.

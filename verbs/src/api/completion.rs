@@ -3,7 +3,10 @@
 use std::{
     fmt, io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -12,6 +15,7 @@ use xwarp_rnic::rnic::{CompletionRing, CqId, Notify, ResourceError, WorkCompleti
 use super::{
     async_event::BellQueue,
     device::{Device, destroyed},
+    shared::DeviceCore,
 };
 
 /// A channel on which completion queues notify: a descriptor for `poll`, `epoll` or an async runtime, readable while a
@@ -110,6 +114,58 @@ pub(super) struct CqInner {
     pub(super) id: CqId,
     ring: Arc<CompletionRing>,
     channel: Option<CompletionChannel>,
+    /// Queue pairs that complete here, by their engine: each for its send queue and for its receives. Empty for a device with one
+    /// engine.
+    users: Box<[AtomicU32]>,
+}
+
+impl CqInner {
+    /// Calls `f` with the engines that may add completions. A queue without queue pairs stands for all engines.
+    #[inline]
+    fn each_engine(&self, mut f: impl FnMut(&DeviceCore)) {
+        let engines = self.device.engines();
+        if !engines.are_several() {
+            return f(engines.first());
+        }
+        let mut used = false;
+        for (engine, _) in self.used() {
+            used = true;
+            f(engines.get(engine));
+        }
+        if !used {
+            engines.all().iter().for_each(|engine| f(engine));
+        }
+    }
+
+    /// The engines, of several, that have queue pairs which complete here.
+    fn used(&self) -> impl Iterator<Item = (u16, u32)> {
+        let users = (0..).zip(&self.users).map(|(engine, users)| (engine, users.load(Ordering::Relaxed)));
+        users.filter(|(_, users)| *users > 0)
+    }
+
+    /// The engine that alone adds completions, if it is known.
+    fn only_engine(&self) -> Option<u16> {
+        if !self.device.engines().are_several() {
+            return Some(0);
+        }
+        let mut used = self.used();
+        let first = used.next();
+        first.filter(|_| used.next().is_none()).map(|(engine, _)| engine)
+    }
+
+    /// Counts a queue pair of `engine` that completes here.
+    pub(super) fn add_user(&self, engine: u16) {
+        if let Some(users) = self.users.get(usize::from(engine)) {
+            users.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a queue pair of `engine` that does not complete here any more.
+    pub(super) fn remove_user(&self, engine: u16) {
+        if let Some(users) = self.users.get(usize::from(engine)) {
+            users.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Drop for CqInner {
@@ -138,7 +194,10 @@ impl CompletionQueue {
         if let Some(notifier) = notifier {
             let _ = notifier.cq.set(id);
         }
-        Ok(Self(Arc::new(CqInner { device: device.clone(), id, ring, channel })))
+        let engines = device.engines();
+        let users = if engines.are_several() { engines.all().len() } else { 0 };
+        let users = (0..users).map(|_| AtomicU32::new(0)).collect();
+        Ok(Self(Arc::new(CqInner { device: device.clone(), id, ring, channel, users })))
     }
 
     /// The queue's identifier in notifications and asynchronous events.
@@ -152,7 +211,8 @@ impl CompletionQueue {
     }
 
     /// Appends up to `max` completions to `out`, oldest first, and returns their number. When no completion waits, runs
-    /// the engine once (see [`Progress`](super::Progress)) and looks again. Never blocks.
+    /// the engine once (see [`Progress`](super::Progress)) and looks again: of several engines, each that has queue pairs which
+    /// complete here and that no other thread runs. Never blocks.
     pub fn poll(&self, out: &mut Vec<WorkCompletion>, max: usize) -> usize {
         self.poll_each(max, |completion| out.push(completion))
     }
@@ -160,26 +220,24 @@ impl CompletionQueue {
     /// Calls `each` with up to `max` completions, oldest first, and returns their number; otherwise like
     /// [`poll`](Self::poll). For completions that go to a place of the caller's.
     pub fn poll_each(&self, max: usize, mut each: impl FnMut(WorkCompletion)) -> usize {
-        let shared = self.0.device.shared();
-        shared.note_poll();
+        self.0.each_engine(DeviceCore::note_poll);
         let found = self.0.ring.poll_each(max, &mut each);
         if found > 0 {
-            shared.send_due_posts();
+            self.0.each_engine(DeviceCore::send_due_posts);
             return found;
         }
-        shared.try_progress();
+        self.0.each_engine(|engine| _ = engine.try_progress());
         self.0.ring.poll_each(max, &mut each)
     }
 
     /// The oldest completion; otherwise like [`poll`](Self::poll).
     pub fn poll_one(&self) -> Option<WorkCompletion> {
-        let shared = self.0.device.shared();
-        shared.note_poll();
+        self.0.each_engine(DeviceCore::note_poll);
         if let Some(completion) = self.0.ring.pop() {
-            shared.send_due_posts();
+            self.0.each_engine(DeviceCore::send_due_posts);
             return Some(completion);
         }
-        shared.try_progress();
+        self.0.each_engine(|engine| _ = engine.try_progress());
         self.0.ring.pop()
     }
 
@@ -202,7 +260,7 @@ impl CompletionQueue {
     /// is solicited or an error. Completions that wait already are not notified: poll after arming, before you sleep.
     pub fn arm(&self, solicited_only: bool) {
         self.0.ring.arm(solicited_only);
-        self.0.device.shared().application_sleeps();
+        self.0.each_engine(DeviceCore::application_sleeps);
     }
 
     /// Changes the capacity. Entries that wait are kept; fails when they would not fit.
@@ -232,7 +290,7 @@ impl CompletionQueue {
                 return Ok(Some(completion));
             }
             let left = end.since(shared.clock.now());
-            if left.is_zero() || !self.0.device.wait(channel, Some(left))? {
+            if left.is_zero() || !self.0.device.wait_in(self.0.only_engine(), channel.as_fd(), Some(left))? {
                 return Ok(self.poll_one());
             }
             channel.poll();

@@ -1,25 +1,30 @@
 //! Counters of a device or a connection, by stable names: `layer.counter`.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use xwarp_tcp::{framing::FramingCounters, tcp};
 
-use super::shared::State;
+use super::shared::{DeviceCore, State};
 
 /// A snapshot of counters. Values only grow while the device or the connection exists.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Counters(Vec<(&'static str, u64)>);
 
 impl Counters {
-    pub(super) fn collect(state: &State) -> Self {
-        let stack = state.engine.stack();
+    /// The counters of a device: the sums over its engines.
+    pub(super) fn of_device(engines: &[Arc<DeviceCore>]) -> Self {
         let mut all = Vec::with_capacity(128);
-        state.link.counters(&mut |name, value| all.push((name, value)));
-        all.extend(stack.counters().iter());
-        all.extend(stack.tcp_counters().iter());
-        all.extend(stack.framing_counters().iter());
-        all.extend(state.engine.rnic().counters().iter());
+        for engine in engines {
+            engine.look(|state| collect(state, &mut all));
+        }
         all.sort_unstable();
+        all.dedup_by(|(name, value), (first, sum)| {
+            let same = name == first;
+            if same {
+                *sum += *value;
+            }
+            same
+        });
         Self(all)
     }
 
@@ -45,6 +50,16 @@ impl Counters {
         let grown = self.iter().map(|(n, v)| (n, v.saturating_sub(earlier.value(n).unwrap_or(0))));
         Self(grown.filter(|(_, v)| *v > 0).collect())
     }
+}
+
+/// Appends the counters of one engine.
+fn collect(state: &State, all: &mut Vec<(&'static str, u64)>) {
+    let stack = state.engine.stack();
+    state.link.counters(&mut |name, value| all.push((name, value)));
+    all.extend(stack.counters().iter());
+    all.extend(stack.tcp_counters().iter());
+    all.extend(stack.framing_counters().iter());
+    all.extend(state.engine.rnic().counters().iter());
 }
 
 impl fmt::Display for Counters {

@@ -1,4 +1,4 @@
-//! [`Device`]: an interface with an engine on it; everything else is made from one.
+//! [`Device`]: an interface with engines on it; everything else is made from one.
 
 use std::{
     fmt, io,
@@ -12,29 +12,27 @@ use std::{
 
 use xwarp_rnic::{
     engine::{Engine, EngineConfig},
-    rnic::{AsyncEvent, Limits, Registry, ResourceError},
+    rnic::{AsyncEvent, Limits, MOST_ENGINES, ResourceError},
 };
 use xwarp_tcp::{framing::FramingConfig, tcp::TcpConfig};
 
 use super::{
     async_event::AsyncEvents,
-    cm::{
-        ConnectOptions, Connecting, Connection, ConnectionError, ListenOptions, Listener, ports::Ports,
-        table::CmTable,
-    },
+    cm::{ConnectOptions, Connecting, Connection, ConnectionError, ListenOptions, Listener, table::CmTable},
     completion::{CompletionChannel, CompletionQueue, CompletionQueueOptions},
     counters::Counters,
+    engines::{self, Common, Engines},
     failure::DeviceFailed,
     observer::Observer,
     progress::{self, Progress},
     protection::ProtectionDomain,
     shared::{DeviceCore, Setup},
-    sleep::Front,
+    sleep::{Front, drive},
 };
 use crate::{
     interface::{Interface, InterfaceAttributes},
     observe::OBSERVE_VARIABLE,
-    system::{self, Clock, WaitSet, lock, wait_readable},
+    system::{self, WaitSet, lock, wait_readable},
     tap::{Recording, Tap},
 };
 
@@ -46,7 +44,12 @@ const FAREWELL_WAIT: Duration = Duration::from_millis(5);
 /// Options of a device.
 #[derive(Debug, Clone)]
 pub struct DeviceOptions {
-    /// Which threads run the engine.
+    /// Number of engines that share the queues of the interface, each with a lock and a progress thread of its own. Several engines
+    /// let several threads of the application send and receive at the same time, if each thread uses completion queues and
+    /// queue pairs of its own ([`QueuePair::engine`](super::QueuePair::engine)). The interface needs a queue for each engine, and
+    /// a device of the helper has one engine.
+    pub engines: u16,
+    /// Which threads run the engines.
     pub progress: Progress,
     /// Longest time that closing the device waits until its connections are acknowledged and closed at both ends. Those
     /// that are left then are reset.
@@ -72,6 +75,7 @@ pub struct DeviceOptions {
 impl Default for DeviceOptions {
     fn default() -> Self {
         Self {
+            engines: 1,
             progress: Progress::default(),
             linger: Duration::from_secs(1),
             capture: None,
@@ -112,13 +116,19 @@ pub enum OpenError {
 pub struct DeviceAttributes {
     /// The network interface.
     pub interface: InterfaceAttributes,
+    /// Number of engines.
+    pub engines: u16,
     /// Most objects and largest queues.
     pub limits: Limits,
-    /// Which threads run the engine.
+    /// Which threads run the engines.
     pub progress: Progress,
 }
 
-/// An RNIC: a network interface with an engine. Clones are handles to the same device.
+/// An RNIC: a network interface with one or more engines. Clones are handles to the same device.
+///
+/// A device with several engines ([`DeviceOptions::engines`]) is used like one with a single engine: regions, completion queues and
+/// shared receive queues serve queue pairs of all engines, and a listener accepts in all of them. A connection lives in the engine
+/// of the queue on which it began, and an idle queue pair moves to the engine of its connection.
 ///
 /// Every object that was created from a device keeps it open. When the last object and the last handle are dropped, the
 /// device closes its connections in order (see [`DeviceOptions::linger`]) and releases the interface.
@@ -126,61 +136,39 @@ pub struct DeviceAttributes {
 pub struct Device(Arc<DeviceInner>);
 
 pub(crate) struct DeviceInner {
-    shared: Arc<DeviceCore>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    engines: Engines,
+    /// One for each engine.
+    seats: Vec<Seat>,
     resolvers: Mutex<Vec<JoinHandle<()>>>,
-    /// Descriptors that are readable while frames or changes wait, for threads that run the engine while they wait.
-    readiness: Vec<OwnedFd>,
-    front: Front,
     progress: Progress,
     linger: Duration,
     observer: Mutex<Option<Observer>>,
     recording: Option<Arc<Recording>>,
 }
 
-/// What the devices of one interface have in common.
-struct Common {
-    ports: Arc<Ports>,
-    registry: Arc<Registry>,
+/// Where threads wait for the frames of one engine.
+struct Seat {
+    front: Front,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// Descriptors that are readable while frames or changes wait, for threads that run the engine while they wait.
+    readiness: Vec<OwnedFd>,
 }
 
-impl Common {
-    fn new(options: &DeviceOptions) -> io::Result<Self> {
-        let registry = Registry::new(options.limits.clone(), &system::secret()?);
-        Ok(Self { ports: Arc::default(), registry: Arc::new(registry) })
-    }
-}
-
-/// An interface, and the switch of its tap, if it has one.
-type Tapped = (Box<dyn Interface>, Option<Arc<Recording>>);
-
-/// Puts a tap on the interface, if its frames are recorded or may be.
-fn tapped(
-    interface: Box<dyn Interface>,
+/// The recording of a device whose frames are recorded or may be.
+fn recording(
+    interface: &str,
     capture: Option<PathBuf>,
     observe: bool,
-) -> Result<Tapped, OpenError> {
-    let tap = match capture {
-        None if !observe => return Ok((interface, None)),
-        None => Tap::idle(interface),
-        Some(path) => {
-            let file = std::fs::File::create(&path)
-                .map_err(|source| OpenError::Capture { path: path.clone(), source })?;
-            Tap::new(interface, Box::new(file)).map_err(|source| OpenError::Capture { path, source })?
-        }
-    };
-    let recording = tap.recording();
-    Ok((Box::new(tap), Some(recording)))
-}
-
-/// The capture file of the device with this number, of several on one interface.
-#[cfg(any(feature = "af-xdp", test))]
-fn numbered(path: &std::path::Path, number: usize) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    if number > 0 {
-        name.push(format!(".{number}"));
+) -> Result<Option<Arc<Recording>>, OpenError> {
+    if capture.is_none() && !observe {
+        return Ok(None);
     }
-    name.into()
+    let recording = Recording::new(interface.into());
+    if let Some(path) = capture {
+        let started = std::fs::File::create(&path).and_then(|file| recording.start_file(Box::new(file)));
+        started.map_err(|source| OpenError::Capture { path, source })?;
+    }
+    Ok(Some(Arc::new(recording)))
 }
 
 /// Whether an environment variable is set, to something other than `0`.
@@ -200,33 +188,52 @@ impl DeviceInner {
     }
 
     fn run_until_closed(&self, limit: Duration) -> bool {
-        let clock = self.shared.clock;
-        let end = clock.now() + limit;
-        while !self.shared.failed() {
-            self.shared.progress();
-            if self.shared.look(|state| state.engine.stack().unfinished_connections() == 0) {
+        let first = self.engines.first();
+        let end = first.clock.now() + limit;
+        let closed = |engine: &Arc<DeviceCore>| {
+            engine.look(|state| state.engine.stack().unfinished_connections() == 0)
+        };
+        while !first.failed() {
+            self.engines.all().iter().for_each(|engine| engine.progress());
+            if self.engines.all().iter().all(closed) {
                 return true;
             }
-            let now = clock.now();
-            let fds = self.readiness.iter().map(AsFd::as_fd);
-            if now >= end || wait_readable(fds, Some(end.since(now).min(FAREWELL_WAIT))).is_err() {
+            let now = first.clock.now();
+            if now >= end || wait_readable(self.readiness(), Some(end.since(now).min(FAREWELL_WAIT))).is_err()
+            {
                 break;
             }
         }
         false
     }
 
+    /// The descriptors of all engines.
+    fn readiness(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.seats.iter().flat_map(|seat| &seat.readiness).map(AsFd::as_fd)
+    }
+
     fn observe(&self, recording: Arc<Recording>, interface: &str) {
-        match Observer::start(Arc::clone(&self.shared), recording, interface) {
+        match Observer::start(self.engines.all().to_vec(), recording, interface) {
             Ok(observer) => *lock(&self.observer) = Some(observer),
             Err(error) => tracing::warn!(interface, %error, "the device cannot be observed"),
         }
     }
 }
 
+impl Seat {
+    /// A seat for an engine that runs: `readiness` are the descriptors of its part of the interface.
+    fn new(engine: &Arc<DeviceCore>, readiness: Vec<OwnedFd>, interface: &str) -> io::Result<Self> {
+        let set = |bell| WaitSet::new(readiness.iter().map(AsFd::as_fd), bell);
+        let front = Front::new(set(engine.failure_bell())?);
+        let behind = set(engine.doorbell())?;
+        let thread = engine.has_thread.then(|| progress::spawn(engine, interface, behind)).transpose()?;
+        Ok(Self { front, thread: Mutex::new(thread), readiness })
+    }
+}
+
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.0.shared.look(|state| state.link.attributes().name);
+        let name = self.shared().look(|state| state.link.attributes().name);
         f.debug_tuple("Device").field(&name).finish()
     }
 }
@@ -242,89 +249,49 @@ impl Device {
     /// Opens the interface `name` with AF_XDP.
     #[cfg(feature = "af-xdp")]
     pub fn open_with(name: &str, options: DeviceOptions) -> Result<Self, OpenError> {
-        let interface = crate::af_xdp::AfXdp::open(name, &options.driver)?;
-        Self::over(Box::new(interface), options)
-    }
+        use crate::af_xdp::AfXdp;
 
-    /// Opens the interface `name` for `count` devices that run in parallel: each has its own engine, lock and progress thread, and
-    /// every `count`-th queue of the interface, with sockets and frame memory of its own. They share the interface's XDP program
-    /// and its ports, and keys and completion queues: a region can serve queue pairs of all of them
-    /// ([`ProtectionDomain::at`]), and so can a completion queue. A poll runs the engine of the device that created the queue, so
-    /// the others need progress threads. Queue pairs and shared receive queues belong to one device each. Objects of all devices
-    /// count together towards [`DeviceOptions::limits`], except shared receive queues.
-    ///
-    /// Several of the devices can listen at one port: the request appears at the device that has the queue on which the SYN
-    /// arrived. A connection stays with its device. Frames of it that arrive on a queue of another device are handed over, at the
-    /// cost of a copy; the counter `stack.handed_over` shows them. Put each device to the thread that uses it.
-    ///
-    /// [`DeviceOptions::capture`] names the file of the first device; those of the others end in `.1`, `.2` and so on. Fails if the
-    /// interface has fewer than `count` queues. A helper's devices on a shared interface have one queue each: open several of them
-    /// by [`open_with`](Self::open_with) instead.
-    #[cfg(feature = "af-xdp")]
-    pub fn open_several(name: &str, count: u16, options: &DeviceOptions) -> Result<Vec<Self>, OpenError> {
-        let parts = crate::af_xdp::AfXdp::open_several(name, count, &options.driver)?;
-        Self::several(parts.into_iter().map(|part| Box::new(part) as Box<dyn Interface>), options)
-    }
-
-    /// A device on each of `parts`, which are one interface's.
-    #[cfg(any(feature = "af-xdp", test))]
-    pub(super) fn several(
-        parts: impl IntoIterator<Item = Box<dyn Interface>>,
-        options: &DeviceOptions,
-    ) -> Result<Vec<Self>, OpenError> {
-        let common = Common::new(options)?;
-        let open = |(number, part)| {
-            let capture = options.capture.as_ref().map(|path| numbered(path, number));
-            Self::with_common(part, DeviceOptions { capture, ..options.clone() }, &common)
+        let parts = match options.engines {
+            0 | 1 => vec![AfXdp::open(name, &options.driver)?],
+            engines => AfXdp::open_several(name, engines, &options.driver)?,
         };
-        let devices = parts.into_iter().enumerate().map(open).collect::<Result<Vec<_>, _>>()?;
-        let cores: Vec<_> = devices.iter().map(Self::shared).collect();
-        DeviceCore::join(&cores);
-        Ok(devices)
+        let parts = parts.into_iter().map(|part| Box::new(part) as Box<dyn Interface>);
+        Self::over_parts(parts.collect(), options)
     }
 
     /// Opens a device over the caller's own [`Interface`], for instance an end of the in-memory fabric (`sim::pair` with
-    /// feature `sim`).
+    /// feature `sim`). It has one engine.
     pub fn over(interface: Box<dyn Interface>, options: DeviceOptions) -> Result<Self, OpenError> {
-        let common = Common::new(&options)?;
-        Self::with_common(interface, options, &common)
+        Self::over_parts(vec![interface], options)
     }
 
-    /// A device that has `common` in common with the others of its interface.
-    fn with_common(
-        interface: Box<dyn Interface>,
-        options: DeviceOptions,
-        common: &Common,
-    ) -> Result<Self, OpenError> {
+    /// Opens a device over the parts of one interface, for instance an end of `sim::queues` with feature `sim`. It has an engine for
+    /// each part, at most 64, whatever [`DeviceOptions::engines`] says.
+    pub fn over_parts(parts: Vec<Box<dyn Interface>>, options: DeviceOptions) -> Result<Self, OpenError> {
         let observe = options.observe || is_set(OBSERVE_VARIABLE);
-        let (interface, recording) = tapped(interface, options.capture, observe)?;
-        let attributes = interface.attributes();
-        tracing::debug!(interface = attributes.name, shared = attributes.shared, mode = %attributes.mode, queues = attributes.queues, mtu = attributes.mtu, "device opened");
-        let readiness = interface.readiness()?;
-        let resolver = interface.resolver();
-        let config = EngineConfig {
-            secret: system::secret()?,
-            tcp: options.tcp,
-            framing: options.framing,
-            ..EngineConfig::default()
-        };
-        let engine = Engine::over(Arc::clone(&common.registry), config);
-        let has_thread = options.progress != Progress::Application;
-        let clock = Clock::start();
-        let time_wait = options.tcp.time_wait;
-        let cm = CmTable::new(time_wait, Arc::clone(&common.ports));
-        let application_progress = options.progress != Progress::Thread;
-        let setup = Setup { engine, link: interface, cm, clock, application_progress, has_thread };
-        let shared = Arc::new(DeviceCore::new(setup, resolver)?);
-        let set = |bell| WaitSet::new(readiness.iter().map(AsFd::as_fd), bell);
-        let front = Front::new(set(shared.failure_bell())?);
-        let behind = set(shared.doorbell())?;
+        let none = || io::Error::new(io::ErrorKind::InvalidInput, "a device has 1 to 64 engines");
+        let attributes =
+            parts.first().filter(|_| parts.len() <= MOST_ENGINES.into()).ok_or_else(none)?.attributes();
+        tracing::debug!(interface = attributes.name, shared = attributes.shared, mode = %attributes.mode, engines = parts.len(), mtu = attributes.mtu, "device opened");
+        let recording = recording(&attributes.name, options.capture.clone(), observe)?;
+        let common = Arc::new(Common::new(&options)?);
+        let mut engines = Vec::with_capacity(parts.len());
+        let mut readiness = Vec::with_capacity(parts.len());
+        for part in parts {
+            let part = match &recording {
+                Some(recording) => Box::new(Tap::new(part, recording)),
+                None => part,
+            };
+            readiness.push(part.readiness()?);
+            engines.push(engine(part, &options, &common)?);
+        }
+        let engines = Engines::new(engines).ok_or_else(none)?;
+        let seats = engines.all().iter().zip(readiness);
+        let seats = seats.map(|(engine, readiness)| Seat::new(engine, readiness, &attributes.name));
         let inner = Arc::new(DeviceInner {
-            shared,
-            front,
-            thread: Mutex::default(),
+            seats: seats.collect::<io::Result<_>>()?,
+            engines,
             resolvers: Mutex::default(),
-            readiness,
             progress: options.progress,
             linger: options.linger,
             observer: Mutex::default(),
@@ -333,10 +300,8 @@ impl Device {
         if let Some(recording) = inner.recording.as_ref().filter(|_| observe) {
             inner.observe(Arc::clone(recording), &attributes.name);
         }
-        inner.shared.with(|state, _| state.cm.belongs_to(Arc::downgrade(&inner)));
-        if has_thread {
-            let thread = progress::spawn(&inner.shared, &attributes.name, behind)?;
-            *lock(&inner.thread) = Some(thread);
+        for engine in inner.engines.all() {
+            engine.with(|state, _| state.cm.belongs_to(Arc::downgrade(&inner)));
         }
         Ok(Self(inner))
     }
@@ -345,8 +310,14 @@ impl Device {
         Self(inner)
     }
 
+    /// The first engine, for what concerns the device or any engine.
     pub(super) fn shared(&self) -> &Arc<DeviceCore> {
-        &self.0.shared
+        self.0.engines.first()
+    }
+
+    #[inline]
+    pub(super) fn engines(&self) -> &Engines {
+        &self.0.engines
     }
 
     /// Whether both are handles to the same device.
@@ -357,8 +328,9 @@ impl Device {
     /// The device's current attributes.
     pub fn attributes(&self) -> DeviceAttributes {
         DeviceAttributes {
-            interface: self.0.shared.look(|state| state.link.attributes()),
-            limits: self.0.shared.look(|state| state.engine.rnic().limits().clone()),
+            interface: engines::attributes(self.engines().all(), self.shared()),
+            engines: self.engines().all().len() as u16,
+            limits: self.shared().look(|state| state.engine.rnic().limits().clone()),
             progress: self.0.progress,
         }
     }
@@ -367,13 +339,13 @@ impl Device {
     ///
     /// [`QueuePair::counters`]: super::QueuePair::counters
     pub fn counters(&self) -> Counters {
-        self.0.shared.look(Counters::collect)
+        Counters::of_device(self.engines().all())
     }
 
     /// The asynchronous events of the device, from its opening on: of its queues, its connections and its port. All callers
     /// share them.
     pub fn async_events(&self) -> AsyncEvents {
-        self.0.shared.async_events.events()
+        self.shared().common.async_events.events()
     }
 
     /// Adds a reader of the asynchronous events: it gets each event from now on that `wants` chooses, whether or not other
@@ -382,7 +354,7 @@ impl Device {
         &self,
         wants: impl Fn(&AsyncEvent) -> bool + Send + 'static,
     ) -> io::Result<AsyncEvents> {
-        self.0.shared.async_events.subscribe(wants)
+        self.shared().common.async_events.subscribe(wants)
     }
 
     /// Creates a protection domain: a set of regions and queue pairs that may work together.
@@ -418,9 +390,9 @@ impl Device {
         options: ConnectOptions,
         limit: Duration,
     ) -> Result<Connection, ConnectionError> {
-        let end = self.0.shared.clock.now() + limit;
+        let end = self.shared().clock.now() + limit;
         let connecting = self.start_connect(qp, peer, options, limit)?;
-        connecting.wait(end.since(self.0.shared.clock.now()))
+        connecting.wait(end.since(self.shared().clock.now()))
     }
 
     /// Starts to connect `qp` to the listener at `peer`, without waiting. The next hop is resolved within
@@ -450,13 +422,13 @@ impl Device {
     /// runs, its objects can be queried, and its connections end with
     /// [`CloseReason::InterfaceRemoved`](crate::CloseReason::InterfaceRemoved).
     pub fn failure(&self) -> Option<DeviceFailed> {
-        self.0.shared.failure().cloned()
+        self.shared().failure().cloned()
     }
 
-    /// Runs the engine until no frame is left to receive, but for a bounded number of frames. Needed only with
+    /// Runs the engines until no frame is left to receive, but for a bounded number of frames. Needed only with
     /// [`Progress::Application`], by an application that does not poll for a while.
     pub fn progress(&self) {
-        self.0.shared.progress();
+        self.engines().all().iter().for_each(|engine| engine.progress());
     }
 
     /// Waits until every connection of the device has ended at both ends, at most for `limit`, and runs the engine meanwhile; returns
@@ -467,43 +439,74 @@ impl Device {
     }
 
     /// Waits until `fd` (any channel, listener, connection or other descriptor) is readable, at most for `limit`;
-    /// returns whether it is. Runs the engine meanwhile, unless another thread waits already or the device has
-    /// [`Progress::Thread`].
+    /// returns whether it is. Runs the engine meanwhile, unless another thread waits already, the device has several engines, or it
+    /// has [`Progress::Thread`]: then the progress threads run them.
     pub fn wait(&self, fd: impl AsFd, limit: Option<Duration>) -> io::Result<bool> {
-        let shared = &self.0.shared;
-        if let (true, Some(failure)) = (shared.inherited(), shared.failure()) {
+        let only = (!self.engines().are_several()).then_some(0);
+        self.wait_in(only, fd.as_fd(), limit)
+    }
+
+    /// As [`wait`](Self::wait), for an event that the engine `only` will cause.
+    pub(super) fn wait_in(
+        &self,
+        only: Option<u16>,
+        fd: BorrowedFd<'_>,
+        limit: Option<Duration>,
+    ) -> io::Result<bool> {
+        let first = self.shared();
+        if let (true, Some(failure)) = (first.inherited(), first.failure()) {
             return Err(failure.clone().into());
         }
-        if shared.has_thread {
-            shared.application_sleeps();
-            let end = limit.map(|limit| shared.clock.now() + limit);
-            if shared.application_progress
-                && let Some(readable) = self.0.front.lead(shared, fd.as_fd(), limit)?
-            {
+        if first.has_thread {
+            let end = limit.map(|limit| first.clock.now() + limit);
+            if let Some(readable) = self.lead(only, fd, limit)? {
                 return Ok(readable);
             }
-            let limit = end.map(|end| end.since(shared.clock.now()));
-            let woken = wait_readable([fd.as_fd(), shared.failure_bell()], limit)?;
-            return match shared.failure() {
+            let limit = end.map(|end| end.since(first.clock.now()));
+            let woken = wait_readable([fd, first.failure_bell()], limit)?;
+            return match first.failure() {
                 None => Ok(woken),
                 // An `fd` that is already readable counts before the failure.
-                Some(_) if wait_readable([fd.as_fd()], Some(Duration::ZERO))? => Ok(true),
+                Some(_) if wait_readable([fd], Some(Duration::ZERO))? => Ok(true),
                 Some(failure) => Err(failure.clone().into()),
             };
         }
-        let link: Vec<BorrowedFd<'_>> = self.0.readiness.iter().map(AsFd::as_fd).collect();
-        shared.drive(fd.as_fd(), &link, limit)
+        let link: Vec<BorrowedFd<'_>> = self.0.readiness().collect();
+        drive(self.engines(), fd, &link, limit)
+    }
+
+    /// Runs the engine `only`, if it is known, while it waits; see [`Front::lead`].
+    fn lead(
+        &self,
+        only: Option<u16>,
+        fd: BorrowedFd<'_>,
+        limit: Option<Duration>,
+    ) -> io::Result<Option<bool>> {
+        let Some(number) = only else {
+            self.engines().all().iter().for_each(|engine| engine.application_sleeps());
+            return Ok(None);
+        };
+        let engine = self.engines().get(number);
+        engine.application_sleeps();
+        match self.0.seats.get(usize::from(number)).filter(|_| engine.application_progress) {
+            Some(seat) => seat.front.lead(engine, fd, limit),
+            None => Ok(None),
+        }
     }
 
     /// Runs `f` on a thread of its own, which is waited for when the device is closed.
-    pub(super) fn spawn_resolver(&self, f: impl FnOnce(&DeviceCore) + Send + 'static) -> io::Result<()> {
+    pub(super) fn spawn_resolver(
+        &self,
+        engine: &Arc<DeviceCore>,
+        f: impl FnOnce(&DeviceCore) + Send + 'static,
+    ) -> io::Result<()> {
         let mut running = lock(&self.0.resolvers);
         running.retain(|thread| !thread.is_finished());
         if running.len() >= MOST_RESOLVERS {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "too many addresses are being resolved"));
         }
-        let shared = Arc::clone(&self.0.shared);
-        running.push(system::spawn("xwarp-resolve".into(), move || f(&shared))?);
+        let engine = Arc::clone(engine);
+        running.push(system::spawn("xwarp-resolve".into(), move || f(&engine))?);
         Ok(())
     }
 }
@@ -517,27 +520,57 @@ pub(super) fn destroyed(result: Result<(), ResourceError>, why: &str) {
     }
 }
 
+/// An engine on a part of an interface.
+fn engine(
+    part: Box<dyn Interface>,
+    options: &DeviceOptions,
+    common: &Arc<Common>,
+) -> io::Result<Arc<DeviceCore>> {
+    let resolver = part.resolver();
+    let config = EngineConfig {
+        secret: system::secret()?,
+        tcp: options.tcp,
+        framing: options.framing.clone(),
+        ..EngineConfig::default()
+    };
+    let engine = Engine::over(Arc::clone(&common.registry), config);
+    let cm = CmTable::new(options.tcp.time_wait, Arc::clone(&common.ports), engine.rnic().number());
+    let setup = Setup {
+        common: Arc::clone(common),
+        engine,
+        link: part,
+        cm,
+        application_progress: options.progress != Progress::Thread,
+        has_thread: options.progress != Progress::Application,
+    };
+    Ok(Arc::new(DeviceCore::new(setup, resolver)?))
+}
+
 impl Drop for DeviceInner {
     fn drop(&mut self) {
-        if self.shared.inherited() {
+        let threads = || self.seats.iter().filter_map(|seat| lock(&seat.thread).take());
+        if self.engines.first().inherited() {
             // The parent still uses descriptors, ports and programs of the device, and its threads are not in this process.
-            std::mem::forget(Arc::clone(&self.shared));
-            std::mem::forget(lock(&self.thread).take());
+            for engine in self.engines.all() {
+                std::mem::forget(Arc::clone(engine));
+            }
+            threads().for_each(std::mem::forget);
             std::mem::forget(lock(&self.observer).take());
             std::mem::forget(std::mem::take(&mut *lock(&self.resolvers)));
             return;
         }
         let observer = lock(&self.observer).take();
         drop(observer);
-        self.shared.stop();
-        let thread = lock(&self.thread).take();
+        self.engines.all().iter().for_each(|engine| engine.stop());
         let resolvers = std::mem::take(&mut *lock(&self.resolvers));
-        for thread in thread.into_iter().chain(resolvers) {
+        for thread in threads().chain(resolvers) {
             // A panic of the thread was already reported.
             let _ = thread.join();
         }
         self.drain(self.linger);
         // The peers of the remaining connections are reset, so that they do not wait for their time-outs.
-        self.shared.with(|state, _| state.engine.abort_unfinished());
+        for engine in self.engines.all() {
+            engine.with(|state, _| state.engine.abort_unfinished());
+        }
     }
 }

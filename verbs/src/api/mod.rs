@@ -3,8 +3,8 @@
 //! | file | owns |
 //! |---|---|
 //! | `device` | opening, closing, what a device is |
-//! | `shared`, `progress`, `sleep` | the engine's lock, the turn, the progress thread, who sleeps and who is woken |
-//! | `registry` | what the devices of one interface share; the end of a key |
+//! | `engines` | the engines of a device, and what they have in common |
+//! | `shared`, `progress`, `sleep` | an engine's lock, the turn, the progress thread, who sleeps and who is woken |
 //! | `gather` | posts that wait for the next poll |
 //! | `failure` | what is left of a device whose engine panicked |
 //! | `protection`, `window`, `queue_pair`, `completion` | the nouns of verbs |
@@ -18,13 +18,13 @@ pub mod cm;
 mod completion;
 mod counters;
 mod device;
+mod engines;
 mod failure;
 mod gather;
 mod observer;
 mod progress;
 mod protection;
 mod queue_pair;
-mod registry;
 mod shared;
 mod sleep;
 #[cfg(feature = "tokio")]

@@ -26,7 +26,7 @@ use std::{
 use rustix::{net::sockopt::socket_peercred, process::geteuid};
 use xwarp_rnic::rnic::{QpId, QpInfo};
 
-use super::{counters::Counters, shared::DeviceCore};
+use super::{counters::Counters, engines::attributes, shared::DeviceCore};
 use crate::{
     observe::{VERSION, directory, sockets},
     system::{self, Doorbell, wait_readable},
@@ -88,7 +88,7 @@ impl Stop {
 impl Observer {
     /// Starts to answer.
     pub(super) fn start(
-        shared: Arc<DeviceCore>,
+        engines: Vec<Arc<DeviceCore>>,
         recording: Arc<Recording>,
         interface: &str,
     ) -> io::Result<Self> {
@@ -107,12 +107,8 @@ impl Observer {
         let stop =
             Stop { stopping: AtomicBool::new(false), bell: Doorbell::new()?, clients: Mutex::default() };
         let stop = Arc::new(stop);
-        let service = Service {
-            device: shared,
-            recording: Arc::clone(&recording),
-            stop: Arc::clone(&stop),
-            capture: None,
-        };
+        let service =
+            Service { engines, recording: Arc::clone(&recording), stop: Arc::clone(&stop), capture: None };
         let (alive, ended) = mpsc::channel();
         let serve = move || {
             let _alive: mpsc::Sender<()> = alive;
@@ -156,7 +152,8 @@ fn make_private(directory: &Path) -> io::Result<()> {
 }
 
 struct Service {
-    device: Arc<DeviceCore>,
+    /// All engines of the device, by number.
+    engines: Vec<Arc<DeviceCore>>,
     recording: Arc<Recording>,
     stop: Arc<Stop>,
     /// The thread that sends a capture.
@@ -211,11 +208,12 @@ impl Service {
 
     /// The answer to `stat`.
     fn describe(&self) -> String {
-        let interface = self.device.look(|state| state.link.attributes());
+        let Some(first) = self.engines.first() else { return String::new() };
+        let interface = attributes(&self.engines, first);
         let process = fs::read_to_string("/proc/self/comm").unwrap_or_default();
         let addresses: Vec<_> = interface.addresses.iter().map(ToString::to_string).collect();
         let mut out = format!("xwarp {VERSION}\n");
-        let facts: [(&str, &dyn std::fmt::Display); 10] = [
+        let facts: [(&str, &dyn std::fmt::Display); 11] = [
             ("pid", &std::process::id()),
             ("process", &process.trim_end()),
             ("interface", &interface.name),
@@ -224,27 +222,19 @@ impl Service {
             ("mtu", &interface.mtu),
             ("up", &interface.up),
             ("queues", &interface.queues),
+            ("engines", &self.engines.len()),
             ("addresses", &addresses.join(" ")),
-            ("nanoseconds", &self.device.clock.now().as_nanos()),
+            ("nanoseconds", &first.clock.now().as_nanos()),
         ];
         for (name, value) in facts {
             let _ = writeln!(out, "{name} {value}");
         }
-        let counters = self.device.look(Counters::collect);
+        let counters = Counters::of_device(&self.engines);
         for (name, value) in counters.iter().filter(|(_, value)| *value > 0) {
             let _ = writeln!(out, "{name} {value}");
         }
-        let qps = self.device.look(|state| state.engine.rnic().qps());
-        for part in qps.chunks(QPS_PER_LOCK) {
-            self.device.look(|state| {
-                for &id in part {
-                    // It may have been destroyed meanwhile.
-                    if let Ok(qp) = state.engine.rnic().query_qp(id) {
-                        let tcp = state.engine.connection_info(id).map(|(tcp, _)| tcp);
-                        describe_qp(&mut out, id, &qp, tcp.as_ref());
-                    }
-                }
-            });
+        for engine in &self.engines {
+            describe_qps(&mut out, engine);
         }
         out.push_str("end\n");
         out
@@ -327,6 +317,22 @@ impl Write for Pieces {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// A line for each queue pair of an engine.
+fn describe_qps(out: &mut String, engine: &DeviceCore) {
+    let qps = engine.look(|state| state.engine.rnic().qps());
+    for part in qps.chunks(QPS_PER_LOCK) {
+        engine.look(|state| {
+            for &id in part {
+                // It may have been destroyed, or moved to another engine, meanwhile.
+                if let Ok(qp) = state.engine.rnic().query_qp(id) {
+                    let tcp = state.engine.connection_info(id).map(|(tcp, _)| tcp);
+                    describe_qp(out, id, &qp, tcp.as_ref());
+                }
+            }
+        });
     }
 }
 

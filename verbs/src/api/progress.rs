@@ -1,4 +1,4 @@
-//! The progress thread, which runs the engine while the application does not. It sleeps on the interface's
+//! The progress thread of an engine, which runs the engine while the application does not. It sleeps on the interface's
 //! descriptors, the engine's next deadline and the doorbell. While the application busy-polls, the thread only checks
 //! from time to time whether it still does. While an application waits for frames itself, the thread stands by.
 
@@ -27,11 +27,15 @@ pub enum Progress {
 /// the application stops polling without arming a queue.
 const NAP: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(4)];
 
-/// Starts the thread of a device. `set` contains the interface's descriptors and was made after the device's
+/// Starts the thread of an engine. `set` contains the interface's descriptors and was made after the engine's
 /// [`Front`](super::sleep::Front), so that a waiting application is woken first.
 pub(crate) fn spawn(shared: &Arc<DeviceCore>, interface: &str, set: WaitSet) -> io::Result<JoinHandle<()>> {
     let shared = Arc::clone(shared);
-    system::spawn(format!("xwarp-{interface}"), move || {
+    let name = match shared.number {
+        0 => format!("xwarp-{interface}"),
+        number => format!("xwarp-{interface}-{number}"),
+    };
+    system::spawn(name, move || {
         if let Err(error) = run(&shared, &set) {
             tracing::error!(%error, "the progress thread ends: the device makes no progress unless it is polled");
         }

@@ -5,7 +5,7 @@ use std::{fmt, io, sync::Arc};
 use xwarp_rnic::{
     ddp::{STag, TaggedOffset},
     memory::{AccessError, Memory, Pages},
-    rnic::{Access, Object, PdId, Registration, Registry, Remote, ResourceError, Sge},
+    rnic::{Access, PdId, Registration, Registry, Remote, ResourceError, Sge},
 };
 
 use super::device::{Device, destroyed};
@@ -41,15 +41,10 @@ pub struct ProtectionDomain(pub(super) Arc<PdInner>);
 pub(super) struct PdInner {
     pub(super) device: Device,
     pub(super) id: PdId,
-    /// The handle at the device that created the domain; `None`: this one.
-    home: Option<ProtectionDomain>,
 }
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        if self.home.is_some() {
-            return;
-        }
         let freed = self.device.shared().registry(|registry| registry.dealloc_pd(self.id));
         destroyed(freed, "objects hold their domain");
     }
@@ -64,18 +59,7 @@ impl fmt::Debug for ProtectionDomain {
 impl ProtectionDomain {
     pub(super) fn create(device: &Device) -> Result<Self, ResourceError> {
         let id = device.shared().registry(Registry::alloc_pd)?;
-        Ok(Self(Arc::new(PdInner { device: device.clone(), id, home: None })))
-    }
-
-    /// The same domain for another device on the same interface (`Device::open_several`): queue pairs that are created with this
-    /// handle belong to `device`, and use all regions of the domain. Fails for a device that is not on that interface. Dropping a
-    /// region ends the access of all devices at once; after a Local Invalidate, a copy that another device has begun may end a few
-    /// microseconds later than the request.
-    pub fn at(&self, device: &Device) -> Result<Self, ResourceError> {
-        if !device.shared().shares_with(self.device().shared()) {
-            return Err(ResourceError::Unknown(Object::ProtectionDomain));
-        }
-        Ok(Self(Arc::new(PdInner { device: device.clone(), id: self.0.id, home: Some(self.clone()) })))
+        Ok(Self(Arc::new(PdInner { device: device.clone(), id })))
     }
 
     /// The device.
@@ -136,14 +120,14 @@ impl fmt::Debug for MemoryRegion {
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // Fails only when the region is already deregistered.
-        let _ = self.pd.0.device.shared().end_key(self.key, Registry::revoke);
+        let _ = self.pd.0.device.engines().end_key(self.key, Registry::revoke);
     }
 }
 
 impl MemoryRegion {
     /// Ends the registration, unless windows are bound to the region: then returns the region with the error.
     pub fn deregister(self) -> Result<(), (Self, ResourceError)> {
-        let ended = self.pd.0.device.shared().end_key(self.key, Registry::deregister);
+        let ended = self.pd.0.device.engines().end_key(self.key, Registry::deregister);
         ended.map_err(|error| (self, error))
     }
 
@@ -216,26 +200,30 @@ impl MemoryRegion {
 mod tests {
     use std::{sync::mpsc, thread, time::Duration};
 
-    use xwarp_rnic::rnic::QueuePairOptions;
+    use xwarp_rnic::rnic::{AsyncEvent, Object, QueuePairOptions};
 
     use super::*;
-    use crate::api::DeviceOptions;
+    use crate::{
+        api::{DeviceOptions, QueuePair},
+        interface::Interface,
+        sim,
+    };
 
-    /// Devices that share a registry, each on a cable of its own whose other end is unused.
-    fn devices<const N: usize>() -> [Device; N] {
-        let cables = [(); N].map(|()| crate::sim::pair(crate::sim::WireConfig::default(), 1500).unwrap());
-        let parts = cables.map(|(interface, _)| Box::new(interface) as Box<dyn crate::interface::Interface>);
-        Device::several(parts, &DeviceOptions::default()).unwrap().try_into().unwrap()
+    /// A device with two engines whose peer is not used.
+    fn device() -> Device {
+        let [parts, _] = sim::queues(sim::WireConfig::default(), 1500, 2).unwrap();
+        let parts = parts.into_iter().map(|part| Box::new(part) as Box<dyn Interface>).collect();
+        Device::over_parts(parts, DeviceOptions::default()).unwrap()
     }
 
     #[test]
     fn deregistering_waits_for_each_engine_and_registering_does_not() {
-        let [device, other] = devices();
+        let device = device();
         let pd = device.create_pd().unwrap();
         // As if an engine were writing a received segment.
-        for busy in [&device, &other] {
+        for busy in device.engines().all() {
             let region = pd.allocate(64, Access::REMOTE_WRITE).unwrap();
-            let engine = busy.shared().lock();
+            let engine = busy.lock();
             let (end, ended) = mpsc::channel();
             thread::scope(|scope| {
                 scope.spawn(move || {
@@ -253,59 +241,42 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_and_a_queue_serve_all_devices_of_an_interface_and_no_other() {
-        let [first, second] = devices();
-        let [foreign] = devices();
-        let (pd, cq) = (first.create_pd().unwrap(), first.create_cq(8).unwrap());
-        let at_second = pd.at(&second).unwrap();
-        let options = QueuePairOptions::default();
-        let qps = [&pd, &at_second].map(|pd| pd.create_qp(&cq, &cq, options).unwrap());
-        assert!(qps[0].device().is(&first) && qps[1].device().is(&second));
-        assert_ne!(qps[0].id(), qps[1].id());
-        // Counted in the domain, though another device has the queue pair.
-        let id = pd.0.id;
-        let busy = first.shared().registry(|registry| registry.dealloc_pd(id));
-        assert_eq!(busy, Err(ResourceError::InUse(Object::ProtectionDomain, 2)));
+    fn objects_serve_all_engines_of_their_device_and_no_other_device() {
+        let (ours, foreign) = (device(), device());
+        let (pd, cq) = (ours.create_pd().unwrap(), ours.create_cq(8).unwrap());
         let srq = pd.create_srq(4, 1).unwrap();
-        let refused = at_second.create_qp_with_srq(&cq, &cq, &srq, options).unwrap_err();
-        assert_eq!(refused, ResourceError::ForeignSrq);
-        assert_eq!(pd.at(&foreign).unwrap_err(), ResourceError::Unknown(Object::ProtectionDomain));
+        let options = QueuePairOptions::default();
+        let qps = [(); 3].map(|()| pd.create_qp_with_srq(&cq, &cq, &srq, options).unwrap());
+        assert_eq!([&qps[0], &qps[1], &qps[2]].map(QueuePair::engine), [0, 1, 0]);
+        assert_ne!(qps[0].id(), qps[1].id());
+        let id = pd.0.id;
+        let busy = ours.shared().registry(|registry| registry.dealloc_pd(id));
+        assert_eq!(busy, Err(ResourceError::InUse(Object::ProtectionDomain, 4)));
         let foreign_cq = foreign.create_cq(8).unwrap();
         let refused = pd.create_qp(&cq, &foreign_cq, options).unwrap_err();
         assert_eq!(refused, ResourceError::Unknown(Object::CompletionQueue));
-        // The domain ends with its last handle, wherever that is.
+        let foreign_srq = foreign.create_pd().unwrap().create_srq(4, 1).unwrap();
+        let refused = pd.create_qp_with_srq(&cq, &cq, &foreign_srq, options).unwrap_err();
+        assert_eq!(refused, ResourceError::ForeignSrq);
         drop((qps, srq, pd));
-        assert!(at_second.allocate(64, Access::REMOTE_WRITE).is_ok());
-        drop(at_second);
-        let gone = first.shared().registry(|registry| registry.dealloc_pd(id));
+        let gone = ours.shared().registry(|registry| registry.dealloc_pd(id));
         assert_eq!(gone, Err(ResourceError::Unknown(Object::ProtectionDomain)));
     }
 
     #[test]
-    fn queues_of_a_failed_device_hold_no_objects_of_the_others() {
-        let [failing, other] = devices();
-        let (pd, cq) = (other.create_pd().unwrap(), other.create_cq(8).unwrap());
-        let at_failing = pd.at(&failing).unwrap();
-        let qp = at_failing.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap();
-        let srq = at_failing.create_srq(4, 1).unwrap();
-        failing.shared().with(|_, _| -> () { panic!("for this test") });
-        let (domain, queue) = (pd.0.id, cq.id());
-        drop((qp, srq, at_failing, pd, cq));
-        let domain_gone = other.shared().registry(|registry| registry.dealloc_pd(domain));
-        assert_eq!(domain_gone, Err(ResourceError::Unknown(Object::ProtectionDomain)));
-        let queue_gone = other.shared().registry(|registry| registry.destroy_cq(queue));
-        assert_eq!(queue_gone, Err(ResourceError::Unknown(Object::CompletionQueue)));
-    }
-
-    #[test]
-    fn a_key_of_a_failed_device_ends_for_the_others_too() {
-        let [failing, other] = devices();
-        let region = failing.create_pd().unwrap().allocate(64, Access::REMOTE_WRITE).unwrap();
-        let key = region.key();
-        failing.shared().with(|_, _| -> () { panic!("for this test") });
-        assert!(failing.failure().is_some());
-        drop(region);
-        let ended = other.shared().end_key(key, Registry::revoke);
-        assert_eq!(ended, Err(ResourceError::UnknownKey(key)));
+    fn a_panic_of_one_engine_fails_all_engines_of_the_device() {
+        let device = device();
+        let (events, pd, cq) =
+            (device.async_events(), device.create_pd().unwrap(), device.create_cq(8).unwrap());
+        let qps = [(); 2].map(|()| pd.create_qp(&cq, &cq, QueuePairOptions::default()).unwrap());
+        device.engines().get(1).with(|_, _| -> () { panic!("for this test") });
+        assert!(device.failure().is_some());
+        for (qp, engine) in qps.iter().zip(device.engines().all()) {
+            assert!(engine.failed());
+            assert_eq!(qp.reset(), Err(ResourceError::DeviceFailed));
+            assert!(!engine.look(|state| state.link.attributes().up), "its part of the interface is closed");
+        }
+        let fatal = std::iter::from_fn(|| events.poll()).filter(|event| *event == AsyncEvent::DeviceFatal);
+        assert_eq!(fatal.count(), 1);
     }
 }

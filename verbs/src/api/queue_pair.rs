@@ -1,19 +1,29 @@
 //! Queue pairs and shared receive queues.
 
-use std::{borrow::Borrow, fmt, sync::Arc};
+use std::{
+    borrow::Borrow,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU16, AtomicU64, Ordering},
+    },
+};
 
 use xwarp_rnic::rnic::{
-    CmError, Object, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePairOptions, ReceivePool,
-    RecvRequest, ResourceError, SrqAttributes, SrqId, WorkRequest,
+    CmError as CardCmError, Object, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePairOptions,
+    ReceivePool, RecvRequest, ResourceError, SrqAttributes, SrqId, WorkRequest,
 };
 use xwarp_tcp::tcp::Info as TcpInfo;
 
 use super::{
+    cm::CmError,
     completion::CompletionQueue,
     counters::Counters,
     device::{Device, destroyed},
     protection::ProtectionDomain,
+    shared::DeviceCore,
 };
+use crate::system::lock;
 
 /// The failure of a list of work requests: those before the failed one are posted, those after it are not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -32,10 +42,44 @@ pub struct PostListError {
 /// that must arrive.
 pub struct QueuePair {
     id: QpId,
+    /// Number of the engine that has the queue pair.
+    engine: AtomicU16,
+    /// Held while the queue pair moves to another engine and is connected there.
+    moving: Mutex<()>,
     pd: ProtectionDomain,
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
     srq: Option<SharedReceiveQueue>,
+}
+
+/// The result of a verb that looks for a queue pair in an engine.
+trait Sought {
+    /// Whether the queue pair may be in another engine.
+    fn is_elsewhere(&self) -> bool;
+}
+
+impl<T> Sought for Result<T, ResourceError> {
+    fn is_elsewhere(&self) -> bool {
+        matches!(self, Err(ResourceError::Unknown(Object::QueuePair)))
+    }
+}
+
+impl<T> Sought for Result<T, PostError> {
+    fn is_elsewhere(&self) -> bool {
+        matches!(self, Err(PostError::Unknown))
+    }
+}
+
+impl Sought for Result<(), PostListError> {
+    fn is_elsewhere(&self) -> bool {
+        matches!(self, Err(PostListError { source: PostError::Unknown, .. }))
+    }
+}
+
+impl<T> Sought for Option<T> {
+    fn is_elsewhere(&self) -> bool {
+        self.is_none()
+    }
 }
 
 impl fmt::Debug for QueuePair {
@@ -46,11 +90,13 @@ impl fmt::Debug for QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        self.device().shared().with(|state, now| {
+        self.here().with(|state, now| {
             let gone = state.engine.rnic_mut().destroy_qp(self.id);
             destroyed(gone, "only its owner destroys a queue pair");
             state.cm.queue_pair_gone(now, self.id);
         });
+        let engine = self.engine();
+        self.completion_queues().for_each(|cq| cq.0.remove_user(engine));
     }
 }
 
@@ -94,7 +140,7 @@ impl QueuePair {
     ) -> Result<Self, ResourceError> {
         let device = pd.device();
         for cq in [send_cq, recv_cq] {
-            if !device.shared().shares_with(cq.0.device.shared()) {
+            if !device.is(&cq.0.device) {
                 return Err(ResourceError::Unknown(Object::CompletionQueue));
             }
         }
@@ -108,8 +154,86 @@ impl QueuePair {
             srq: srq.map(SharedReceiveQueue::id),
             options,
         };
-        let id = device.shared().with(|state, _| state.engine.rnic_mut().create_qp(attributes))?;
-        Ok(Self { id, pd: pd.clone(), send_cq: send_cq.clone(), recv_cq: recv_cq.clone(), srq: srq.cloned() })
+        let engine = device.engines().in_turn();
+        let id =
+            device.engines().get(engine).with(|state, _| state.engine.rnic_mut().create_qp(attributes))?;
+        let pair = Self {
+            id,
+            engine: AtomicU16::new(engine),
+            moving: Mutex::new(()),
+            pd: pd.clone(),
+            send_cq: send_cq.clone(),
+            recv_cq: recv_cq.clone(),
+            srq: srq.cloned(),
+        };
+        pair.completion_queues().for_each(|cq| cq.0.add_user(engine));
+        Ok(pair)
+    }
+
+    fn completion_queues(&self) -> impl Iterator<Item = &CompletionQueue> {
+        [&self.send_cq, &self.recv_cq].into_iter()
+    }
+
+    /// The engine that has the queue pair, unless it is just moving.
+    #[inline]
+    fn here(&self) -> &DeviceCore {
+        self.device().engines().get(self.engine.load(Ordering::Acquire))
+    }
+
+    /// Calls `f` with the engine that has the queue pair.
+    #[inline]
+    fn at_engine<R: Sought>(&self, mut f: impl FnMut(&DeviceCore) -> R) -> R {
+        let result = f(self.here());
+        if self.device().engines().are_several() && result.is_elsewhere() {
+            return self.after_move(f);
+        }
+        result
+    }
+
+    /// As [`Self::at_engine`], while the queue pair cannot move.
+    #[cold]
+    fn after_move<R>(&self, mut f: impl FnMut(&DeviceCore) -> R) -> R {
+        let _moving = lock(&self.moving);
+        f(self.here())
+    }
+
+    /// Moves the queue pair, which must be idle, to the engine `to`. It stays there while the guard lives.
+    pub(super) fn bring_to(&self, to: u16) -> Result<Option<MutexGuard<'_, ()>>, CmError> {
+        let engines = self.device().engines();
+        if !engines.are_several() {
+            return Ok(None);
+        }
+        if engines.first().failed() {
+            return Err(CmError::DeviceFailed);
+        }
+        let moving = lock(&self.moving);
+        let from = self.engine();
+        if from != to {
+            let idle = self
+                .here()
+                .with(|state, _| state.engine.rnic_mut().take_idle_qp(self.id).map_err(CmError::from))?;
+            engines.get(to).with(|state, _| state.engine.rnic_mut().adopt_qp(idle));
+            self.completion_queues().for_each(|cq| cq.0.add_user(to));
+            self.engine.store(to, Ordering::Release);
+            self.completion_queues().for_each(|cq| cq.0.remove_user(from));
+        }
+        Ok(Some(moving))
+    }
+
+    /// The number of the engine that has the queue pair, which is 0 in a device with one engine. Queue pairs are created in all
+    /// engines in turn. One that [connects](Device::connect) does so in its engine; one that accepts a request moves to the engine
+    /// at which the request arrived ([`CmId::engine`](super::cm::CmId::engine)).
+    pub fn engine(&self) -> u16 {
+        self.engine.load(Ordering::Acquire)
+    }
+
+    /// Moves an idle queue pair to another engine of the device, with the receives that are posted. For an application that serves
+    /// each engine by a thread of its own.
+    pub fn move_to_engine(&self, engine: u16) -> Result<(), CmError> {
+        if usize::from(engine) >= self.device().engines().all().len() {
+            return Err(CmError::NoEngine(engine));
+        }
+        self.bring_to(engine).map(drop)
     }
 
     /// The queue pair's identifier in completions and asynchronous events.
@@ -144,7 +268,7 @@ impl QueuePair {
 
     /// The current state and attributes.
     pub fn query(&self) -> Result<QpInfo, ResourceError> {
-        self.device().shared().look(|state| state.engine.rnic().query_qp(self.id))
+        self.at_engine(|engine| engine.look(|state| state.engine.rnic().query_qp(self.id)))
     }
 
     /// The current state.
@@ -155,13 +279,13 @@ impl QueuePair {
     /// TCP's numbers of the queue pair's connection: round-trip time, congestion window, windows, retransmissions.
     /// `None` without a connection.
     pub fn tcp_info(&self) -> Option<TcpInfo> {
-        let info = self.device().shared().look(|state| state.engine.connection_info(self.id));
+        let info = self.at_engine(|engine| engine.look(|state| state.engine.connection_info(self.id)));
         info.map(|(tcp, _)| tcp)
     }
 
     /// TCP's and MPA's counters of the queue pair's connection, since it began. Empty without a connection.
     pub fn counters(&self) -> Counters {
-        let info = self.device().shared().look(|state| state.engine.connection_info(self.id));
+        let info = self.at_engine(|engine| engine.look(|state| state.engine.connection_info(self.id)));
         info.map(|(tcp, mpa)| Counters::of_connection(&tcp, &mpa)).unwrap_or_default()
     }
 
@@ -175,55 +299,61 @@ impl QueuePair {
     /// one queue pair always leave in the order in which they were posted.
     pub fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), PostError> {
         let requests = std::slice::from_ref(request);
-        self.device().shared().post(self.id, requests, |rnic| rnic.post_send(self.id, request))
+        self.at_engine(|engine| engine.post(self.id, requests, |rnic| rnic.post_send(self.id, request)))
     }
 
     /// Posts requests in order with one call, which takes the device's lock once and kicks the interface at most once;
     /// several small messages may then share a segment. Stops at the first request that is refused. See
     /// [`post_send`](Self::post_send) for the time at which they leave.
     pub fn post_send_list(&self, requests: &[WorkRequest<'_>]) -> Result<(), PostListError> {
-        self.device().shared().post(self.id, requests, |rnic| {
-            for (posted, request) in requests.iter().enumerate() {
-                rnic.post_send(self.id, request).map_err(|source| PostListError { posted, source })?;
-            }
-            Ok(())
+        self.at_engine(|engine| {
+            engine.post(self.id, requests, |rnic| {
+                for (posted, request) in requests.iter().enumerate() {
+                    rnic.post_send(self.id, request).map_err(|source| PostListError { posted, source })?;
+                }
+                Ok(())
+            })
         })
     }
 
     /// Posts a receive.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        self.device().shared().post_receive(|rnic| rnic.post_recv(self.id, request))
+        self.at_engine(|engine| engine.post_receive(|rnic| rnic.post_recv(self.id, request)))
     }
 
     /// Posts receives in order with one call. Stops at the first one that is refused.
     pub fn post_recv_list(&self, requests: &[RecvRequest<'_>]) -> Result<(), PostListError> {
-        self.device().shared().post_receive(|rnic| {
-            for (posted, request) in requests.iter().enumerate() {
-                rnic.post_recv(self.id, request).map_err(|source| PostListError { posted, source })?;
-            }
-            Ok(())
+        self.at_engine(|engine| {
+            engine.post_receive(|rnic| {
+                for (posted, request) in requests.iter().enumerate() {
+                    rnic.post_recv(self.id, request).map_err(|source| PostListError { posted, source })?;
+                }
+                Ok(())
+            })
         })
     }
 
     /// Returns a queue pair whose connection has ended to the idle state, so that it can be connected again.
     pub fn reset(&self) -> Result<(), ResourceError> {
-        self.device().shared().with(|state, _| state.engine.rnic_mut().reset_qp(self.id))
+        self.at_engine(|engine| engine.with(|state, _| state.engine.rnic_mut().reset_qp(self.id)))
     }
 
     /// Closes the connection in order, for an application that has no [`CmId`](super::cm::CmId): work that is posted is executed first,
     /// and work that is posted later is flushed.
     pub fn disconnect(&self) -> Result<(), ResourceError> {
-        self.device().shared().with(|state, _| {
-            state.engine.disconnect(self.id).map_err(|error| match error {
-                CmError::State(state) => ResourceError::State(state),
-                _ => ResourceError::Unknown(Object::QueuePair),
+        self.at_engine(|engine| {
+            engine.with(|state, _| {
+                state.engine.disconnect(self.id).map_err(|error| match error {
+                    CardCmError::State(state) => ResourceError::State(state),
+                    _ => ResourceError::Unknown(Object::QueuePair),
+                })
             })
         })
     }
 
     /// Resets the connection and flushes all work.
     pub fn abort(&self) -> Result<(), ResourceError> {
-        self.device().shared().with(|state, _| state.engine.abort(self.id))
+        self.at_engine(|engine| engine.with(|state, _| state.engine.abort(self.id)))
     }
 }
 
@@ -244,35 +374,51 @@ impl QueuePair {
 /// ```
 #[derive(Debug)]
 #[must_use = "the requests leave when the batch is dropped"]
-pub struct PostBatch<D: Borrow<Device>>(D);
+pub struct PostBatch<D: Borrow<Device>> {
+    device: D,
+    /// The engines, of several, that have got requests, as bits.
+    engines: AtomicU64,
+}
 
 impl<D: Borrow<Device>> PostBatch<D> {
+    fn new(device: D) -> Self {
+        Self { device, engines: AtomicU64::new(0) }
+    }
+
     /// Posts a request to the send queue of `qp`, which must be a queue pair of the batch's device.
     pub fn post_send(&self, qp: &QueuePair, request: &WorkRequest<'_>) -> Result<(), PostError> {
-        let device: &Device = self.0.borrow();
-        if !device.is(qp.device()) {
+        if !self.device.borrow().is(qp.device()) {
             return Err(PostError::Unknown);
         }
-        device.shared().post_in_batch(|rnic| rnic.post_send(qp.id, request))
+        qp.at_engine(|engine| {
+            if engine.number > 0 {
+                self.engines.fetch_or(1 << engine.number, Ordering::Relaxed);
+            }
+            engine.post_in_batch(|rnic| rnic.post_send(qp.id, request))
+        })
     }
 }
 
 impl<D: Borrow<Device>> Drop for PostBatch<D> {
     fn drop(&mut self) {
-        let device: &Device = self.0.borrow();
-        device.shared().with(|_, _| ());
+        let engines = self.device.borrow().engines();
+        // The first engine is not counted.
+        let used = *self.engines.get_mut() | 1;
+        for engine in engines.all().iter().filter(|engine| used >> engine.number & 1 == 1) {
+            engine.with(|_, _| ());
+        }
     }
 }
 
 impl Device {
     /// Begins a batch of posts: they leave together when it is dropped.
     pub fn batch(&self) -> PostBatch<&Self> {
-        PostBatch(self)
+        PostBatch::new(self)
     }
 
     /// As [`batch`](Self::batch), for a batch that is kept between calls, for instance in a structure of the application.
     pub fn into_batch(self) -> PostBatch<Self> {
-        PostBatch(self)
+        PostBatch::new(self)
     }
 }
 
@@ -288,7 +434,7 @@ struct SrqInner {
 impl Drop for SrqInner {
     fn drop(&mut self) {
         let id = self.receives.id();
-        let freed = self.pd.device().shared().end_object(|registry| registry.destroy_srq(id));
+        let freed = self.pd.device().shared().registry(|registry| registry.destroy_srq(id));
         destroyed(freed, "queue pairs hold their shared receive queue");
     }
 }
@@ -308,8 +454,7 @@ impl SharedReceiveQueue {
     /// Posts a receive for the queue pair that needs one first. Takes the lock of an engine only if queue pairs of that engine
     /// wait for a receive.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
-        let shared = self.0.pd.device().shared();
-        shared.post_shared_receive(&self.0.receives, request)
+        self.0.pd.device().engines().post_shared_receive(&self.0.receives, request)
     }
 
     /// Number of receives that are posted and not taken by a queue pair.

@@ -1,13 +1,12 @@
-//! One engine, its interface and its lock: [`DeviceCore`]. Every verb that needs the engine goes through
+//! One engine of a device, its part of the interface and its lock: [`DeviceCore`]. Every verb that needs the engine goes through
 //! [`DeviceCore::with`]; whoever polls runs it through [`DeviceCore::try_progress`]; the progress thread waits for it.
 
 use std::{
-    any::Any,
     io,
     os::fd::{AsFd, BorrowedFd},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, TryLockError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, TryLockError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -23,8 +22,8 @@ use xwarp_tcp::{
 };
 
 use super::{
-    async_event::AsyncQueue,
     cm::table::CmTable,
+    engines::Common,
     failure::{Answer, ClosedInterface, DeviceFailed},
     gather::Gathered,
 };
@@ -61,10 +60,10 @@ pub(crate) struct State {
 
 /// The parts of a new [`DeviceCore`].
 pub(crate) struct Setup {
+    pub(crate) common: Arc<Common>,
     pub(crate) engine: Engine,
     pub(crate) link: Box<dyn Interface>,
     pub(crate) cm: CmTable,
-    pub(crate) clock: Clock,
     pub(crate) application_progress: bool,
     pub(crate) has_thread: bool,
 }
@@ -102,13 +101,13 @@ fn count_many(calls: &AtomicU64, many: u64) {
 /// A step of failing a device, with its description for the log in case the step fails too.
 type FailureStep = (&'static str, fn(&mut State));
 
-/// The part of a device that its handles, objects and threads share.
+/// One engine of a device, which the device's handles, objects and threads share.
 pub(crate) struct DeviceCore {
     state: Mutex<State>,
-    /// The engine's objects that are not behind its lock.
+    /// Number of the engine in its device.
+    pub(super) number: u16,
+    pub(super) common: Arc<Common>,
     pub(super) registry: Arc<Registry>,
-    /// The other devices that share the registry, once all are open. Unset: there are none.
-    pub(super) others: OnceLock<Vec<Weak<Self>>>,
     /// Kicks the interface, outside the lock. `None` where [`Link::flush`](xwarp_tcp::link::Link::flush) sends.
     kicker: Option<Arc<dyn Kick>>,
     pub(crate) clock: Clock,
@@ -117,7 +116,6 @@ pub(crate) struct DeviceCore {
     /// Whether there is a progress thread.
     pub(crate) has_thread: bool,
     pub(crate) resolver: Arc<dyn Resolver>,
-    pub(crate) async_events: AsyncQueue,
     /// Wakes the progress thread.
     pub(super) doorbell: Doorbell,
     /// When the sleeping progress thread wakes by itself, in nanoseconds of `clock`.
@@ -139,11 +137,9 @@ pub(crate) struct DeviceCore {
     /// Posts that wait for the next poll.
     gathered: Gathered,
     stop: AtomicBool,
-    /// Set when the engine panicked, or in a child process: it does not run any more.
+    /// Set when an engine of the device panicked, or in a child process: this one does not run any more.
     failure: OnceLock<DeviceFailed>,
     fork: ForkMark,
-    /// Rung when `failure` is set, and never cleared: ends every wait.
-    failure_bell: Doorbell,
     /// Why the interface carries no frames any more, if it does not.
     interface_gone: OnceLock<String>,
 }
@@ -186,18 +182,18 @@ impl State {
 
 impl DeviceCore {
     pub(crate) fn new(setup: Setup, resolver: Arc<dyn Resolver>) -> io::Result<Self> {
-        let Setup { engine, mut link, cm, clock, application_progress, has_thread } = setup;
+        let Setup { common, engine, mut link, cm, application_progress, has_thread } = setup;
         let kicker = link.kicker();
         Ok(Self {
-            registry: Arc::clone(engine.rnic().registry()),
-            others: OnceLock::new(),
+            number: engine.rnic().number(),
+            registry: Arc::clone(&common.registry),
+            clock: common.clock,
+            common,
             kicker,
             state: Mutex::new(State { engine, link, cm, ask_changes_at: Instant::ZERO }),
-            clock,
             application_progress,
             has_thread,
             resolver,
-            async_events: AsyncQueue::new()?,
             doorbell: Doorbell::new()?,
             wakes_at: AtomicU64::new(NOT_WAITING),
             polls: AtomicU64::new(0),
@@ -211,7 +207,6 @@ impl DeviceCore {
             stop: AtomicBool::new(false),
             failure: OnceLock::new(),
             fork: ForkMark::new()?,
-            failure_bell: Doorbell::new()?,
             interface_gone: OnceLock::new(),
         })
     }
@@ -365,8 +360,8 @@ impl DeviceCore {
         kicked
     }
 
-    /// Runs `f` unless the device has failed. A panic of `f` is caught and fails the device. Returns `None` in both
-    /// cases.
+    /// Runs `f` unless the device has failed. A panic of `f` is caught and fails the device, with all its engines. Returns `None` in
+    /// both cases.
     pub(super) fn guarded<R>(
         &self,
         mut state: MutexGuard<'_, State>,
@@ -378,19 +373,33 @@ impl DeviceCore {
         match catch_unwind(AssertUnwindSafe(|| f(&mut state))) {
             Ok(result) => Some(result),
             Err(panic) => {
-                self.fail(&mut state, &*panic);
+                let failure = DeviceFailed::by(&*panic);
+                tracing::error!(panic = %failure.message, "an engine panicked: the device and all its objects have failed");
+                self.fail(&mut state, &failure);
+                drop(state);
+                self.fail_others(&failure);
                 None
             }
         }
     }
 
-    /// Fails the device after a panic of its engine: the engine never runs again, and all waiting threads are woken.
-    /// The engine's state is unreliable, so flushing work, notifying connections and closing the interface are
+    /// Fails the other engines of a failed device, one after another, and reports the failure.
+    #[cold]
+    fn fail_others(&self, failure: &DeviceFailed) {
+        for engine in self.common.engines().filter(|engine| engine.number != self.number) {
+            engine.fail(&mut engine.lock(), failure);
+        }
+        if self.common.fail() {
+            self.common.async_events.push(AsyncEvent::DeviceFatal);
+            self.common.failure_bell.ring();
+        }
+    }
+
+    /// Fails this engine after a panic of an engine of its device: it never runs again.
+    /// A panic leaves the state unreliable, so flushing work, notifying connections and closing the interface are
     /// attempted one by one.
-    fn fail(&self, state: &mut State, panic: &(dyn Any + Send)) {
-        let failure = DeviceFailed::by(panic);
-        tracing::error!(panic = %failure.message, "the engine panicked: the device and all its objects have failed");
-        if self.failure.set(failure).is_err() {
+    fn fail(&self, state: &mut State, failure: &DeviceFailed) {
+        if self.failure.set(failure.clone()).is_err() {
             return;
         }
         let steps: [FailureStep; 3] = [
@@ -406,8 +415,6 @@ impl DeviceCore {
                 tracing::error!("the failed device could not {what}");
             }
         }
-        self.async_events.push(AsyncEvent::DeviceFatal);
-        self.failure_bell.ring();
         self.doorbell.ring();
     }
 
@@ -439,7 +446,7 @@ impl DeviceCore {
 
     /// Readable from the moment the device fails.
     pub(crate) fn failure_bell(&self) -> BorrowedFd<'_> {
-        self.failure_bell.as_fd()
+        self.common.failure_bell.as_fd()
     }
 
     /// One turn of the engine by a polling application, unless another thread holds the engine. Returns whether a frame
@@ -509,7 +516,7 @@ impl DeviceCore {
             state.dispatch(now, event);
         }
         while let Some(event) = state.engine.next_async_event() {
-            self.async_events.push(event);
+            self.common.async_events.push(event);
         }
         // The thread also stores this under the lock, so either the thread has seen our deadline or we see the
         // thread's wake-up time.
@@ -523,9 +530,10 @@ impl DeviceCore {
 
     fn interface_changed(&self, state: &mut State, now: Instant, change: InterfaceChange) {
         tracing::debug!(?change, "the interface changed");
-        if let Some(event) = event_of(&change) {
+        // Each engine is told of each change, and the application once.
+        if let Some(event) = event_of(&change).filter(|_| self.number == 0) {
             tracing::info!(?event, "the interface changed");
-            self.async_events.push(event);
+            self.common.async_events.push(event);
         }
         match change {
             InterfaceChange::AddressRemoved(address) => {

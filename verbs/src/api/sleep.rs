@@ -14,7 +14,10 @@ use std::{
 
 use xwarp_tcp::time::Instant;
 
-use super::shared::{DeviceCore, NOT_WAITING, STARVED_WAIT};
+use super::{
+    engines::Engines,
+    shared::{DeviceCore, NOT_WAITING, STARVED_WAIT},
+};
 use crate::system::{WaitSet, wait_readable};
 
 /// Longest sleep in an application's own wait, which verbs of other threads cannot shorten.
@@ -111,47 +114,19 @@ impl DeviceCore {
         Ok(())
     }
 
+    /// Time until the engine must run for an application that waits.
+    fn quiet_for(&self, now: Instant) -> Duration {
+        let quiet = self.guarded(self.lock(), |state| state.quiet_for(now)).flatten();
+        let quiet = quiet.unwrap_or(APPLICATION_WAIT);
+        self.until_kick(Some(quiet)).unwrap_or(quiet)
+    }
+
     /// A sleep of `wait`, or a shorter one if frames must be kicked again.
     fn until_kick(&self, wait: Option<Duration>) -> Option<Duration> {
         if !self.frames_left.swap(false, Ordering::SeqCst) {
             return wait;
         }
         Some(wait.map_or(STARVED_WAIT, |wait| wait.min(STARVED_WAIT)))
-    }
-
-    /// Runs the engine in the calling thread until `fd` is readable or `limit` has passed; returns whether `fd` is
-    /// readable. Checks both after each turn, so a steady stream of frames does not prolong the call.
-    pub(crate) fn drive(
-        &self,
-        fd: BorrowedFd<'_>,
-        link: &[BorrowedFd<'_>],
-        limit: Option<Duration>,
-    ) -> io::Result<bool> {
-        let end = limit.map(|l| self.clock.now() + l);
-        self.lock().ask_changes_at = Instant::ZERO;
-        loop {
-            let received = self.turn(self.lock());
-            if wait_readable([fd], Some(Duration::ZERO))? {
-                return Ok(true);
-            }
-            if let Some(failure) = self.failure() {
-                return Err(failure.clone().into());
-            }
-            let now = self.clock.now();
-            let left = end.map_or(APPLICATION_WAIT, |end| end.since(now));
-            if left.is_zero() {
-                return Ok(false);
-            }
-            if received {
-                continue;
-            }
-            let quiet =
-                self.guarded(self.lock(), |state| state.quiet_for(now)).flatten().unwrap_or(APPLICATION_WAIT);
-            let quiet = self.until_kick(Some(quiet)).unwrap_or(quiet);
-            let link = if self.interface_gone() { &[] } else { link };
-            wait_readable(link.iter().copied().chain([fd]), Some(left.min(quiet).min(APPLICATION_WAIT)))?;
-            self.lock().ask_changes_at = Instant::ZERO;
-        }
     }
 
     /// Sleeps for at most `limit` while the application runs the engine. Frames do not end this sleep.
@@ -162,5 +137,43 @@ impl DeviceCore {
         woken?;
         self.doorbell.clear();
         Ok(())
+    }
+}
+
+/// Runs the engines of a device in the calling thread until `fd` is readable or `limit` has passed; returns whether `fd` is
+/// readable. Checks both after each turn, so a steady stream of frames does not prolong the call. `link`: the descriptors of the
+/// interface.
+pub(crate) fn drive(
+    engines: &Engines,
+    fd: BorrowedFd<'_>,
+    link: &[BorrowedFd<'_>],
+    limit: Option<Duration>,
+) -> io::Result<bool> {
+    let first = engines.first();
+    let end = limit.map(|l| first.clock.now() + l);
+    let ask_changes = || engines.all().iter().for_each(|engine| engine.lock().ask_changes_at = Instant::ZERO);
+    ask_changes();
+    loop {
+        let received =
+            engines.all().iter().fold(false, |received, engine| engine.turn(engine.lock()) | received);
+        if wait_readable([fd], Some(Duration::ZERO))? {
+            return Ok(true);
+        }
+        if let Some(failure) = first.failure() {
+            return Err(failure.clone().into());
+        }
+        let now = first.clock.now();
+        let left = end.map_or(APPLICATION_WAIT, |end| end.since(now));
+        if left.is_zero() {
+            return Ok(false);
+        }
+        if received {
+            continue;
+        }
+        let quiet =
+            engines.all().iter().map(|engine| engine.quiet_for(now)).min().unwrap_or(APPLICATION_WAIT);
+        let link = if first.interface_gone() { &[] } else { link };
+        wait_readable(link.iter().copied().chain([fd]), Some(left.min(quiet).min(APPLICATION_WAIT)))?;
+        ask_changes();
     }
 }

@@ -80,7 +80,7 @@ impl Device {
             let text = "a device with Progress::Application has no thread that would complete a future";
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         }
-        self.shared().application_sleeps();
+        self.engines().all().iter().for_each(|engine| engine.application_sleeps());
         Ok(())
     }
 }

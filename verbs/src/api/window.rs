@@ -65,7 +65,7 @@ impl fmt::Debug for OwnedKey {
 impl Drop for OwnedKey {
     fn drop(&mut self) {
         let key = self.key.current();
-        let freed = self.pd.device().shared().end_key(key, self.free);
+        let freed = self.pd.device().engines().end_key(key, self.free);
         super::device::destroyed(freed, "only its owner frees a window or a fast region");
     }
 }

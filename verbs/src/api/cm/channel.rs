@@ -188,9 +188,12 @@ impl Waiting {
         self.by_name.range((id, 0)..=(id, u64::MAX)).map(|&(_, number)| number).collect()
     }
 
-    /// Removes and returns the events that name `id`, the oldest first.
-    fn remove_naming(&mut self, id: CmKey) -> Vec<Queued> {
-        self.naming(id).into_iter().filter_map(|number| self.remove(number)).collect()
+    /// Removes and returns the events that name `id`, except requests of other engines than `engine`, the oldest first.
+    fn remove_naming(&mut self, id: CmKey, engine: u16) -> Vec<Queued> {
+        let elsewhere = |event: &Queued| event.request().is_some_and(|request| request.engine() != engine);
+        let mut numbers = self.naming(id);
+        numbers.retain(|number| self.events.get(number).is_some_and(|event| !elsewhere(event)));
+        numbers.into_iter().filter_map(|number| self.remove(number)).collect()
     }
 }
 
@@ -223,9 +226,10 @@ impl ChannelQueue {
         self.bell.ring();
     }
 
-    /// Moves the events of an identifier to another channel. Returns the new identifiers of requests among them.
-    pub(crate) fn hand_over(&self, id: CmKey, to: &Self) -> Vec<CmKey> {
-        let events = self.shrink(|waiting| waiting.remove_naming(id));
+    /// Moves the events of an identifier to another channel, except requests of other engines than `engine`. Returns the new
+    /// identifiers of requests among them.
+    pub(crate) fn hand_over(&self, id: CmKey, engine: u16, to: &Self) -> Vec<CmKey> {
+        let events = self.shrink(|waiting| waiting.remove_naming(id, engine));
         let requests = events.iter().filter_map(Queued::request).collect();
         for event in events {
             to.push(event);
@@ -233,10 +237,10 @@ impl ChannelQueue {
         requests
     }
 
-    /// Discards the events of an identifier that is gone. Returns the new identifiers of requests among them, which the
-    /// application will not see.
-    pub(crate) fn forget(&self, id: CmKey) -> Vec<CmKey> {
-        let events = self.shrink(|waiting| waiting.remove_naming(id));
+    /// Discards the events of an identifier that is gone, except requests of other engines than `engine`. Returns the new identifiers
+    /// of requests among them, which the application will not see.
+    pub(crate) fn forget(&self, id: CmKey, engine: u16) -> Vec<CmKey> {
+        let events = self.shrink(|waiting| waiting.remove_naming(id, engine));
         events.iter().filter_map(Queued::request).collect()
     }
 

@@ -122,7 +122,7 @@ impl<'qp> Connecting<'qp> {
         limit: Duration,
     ) -> Result<Self, ConnectionError> {
         let channel = EventChannel::new()?;
-        let id = CmId::new(device, &channel);
+        let id = CmId::in_engine(device, &channel, qp.engine());
         id.resolve_address(peer, limit)?;
         Ok(Self { id: Some(id), channel, device: device.clone(), initiator: Some((qp, options)) })
     }
@@ -282,6 +282,11 @@ impl ConnectionRequest {
     /// The initiator's address.
     pub fn peer_address(&self) -> SocketAddr {
         self.request.peer
+    }
+
+    /// The number of the engine at which the request arrived: a queue pair that accepts it moves there.
+    pub fn engine(&self) -> u16 {
+        self.request.id.engine()
     }
 
     /// Everything that is known of the request.

@@ -3,7 +3,7 @@
 use std::{
     fmt, io,
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, MutexGuard},
     time::Duration,
 };
 
@@ -23,13 +23,16 @@ use crate::{
     api::{
         device::{Device, DeviceInner},
         queue_pair::QueuePair,
-        shared::State,
+        shared::{DeviceCore, State},
     },
-    interface::{Interface, PortReservation, Route, RouteError},
+    interface::{Flow, Interface, PortReservation, Route, RouteError},
 };
 
 /// How long one request to the resolver may take: a device that is being closed waits for it.
 const RESOLVE_SLICE: Duration = Duration::from_millis(50);
+/// Most ports that are drawn for one connection. With 16 engines, 16 are drawn on average, and more than this once in fifteen million
+/// connections.
+const MOST_DRAWS: usize = 256;
 
 /// An identifier of the connection manager (`rdma_cm_id`).
 ///
@@ -49,10 +52,15 @@ impl fmt::Debug for CmId {
 impl CmId {
     /// Creates an identifier whose events come on `channel`.
     pub fn new(device: &Device, channel: &EventChannel) -> Self {
+        Self::in_engine(device, channel, device.engines().in_turn())
+    }
+
+    /// As [`new`](Self::new), for a connection in `engine`.
+    pub(super) fn in_engine(device: &Device, channel: &EventChannel, engine: u16) -> Self {
         let entry = Identifier::new(&channel.0);
         // An identifier of a failed device is in no table: every call with it returns an error for the failed device.
-        let key = device.shared().with(|state, _| Some(state.cm.insert(entry))).unwrap_or(CmKey::NONE);
-        Self { device: device.clone(), channel: Arc::clone(&channel.0), key }
+        let key = device.engines().get(engine).with(|state, _| Some(state.cm.insert(entry)));
+        Self { device: device.clone(), channel: Arc::clone(&channel.0), key: key.unwrap_or(CmKey::NONE) }
     }
 
     /// The handle to an identifier that the engine made.
@@ -67,17 +75,32 @@ impl CmId {
 
     /// Moves the identifier to another channel, with the events that wait already.
     pub fn migrate(&mut self, channel: &EventChannel) {
-        let old = std::mem::replace(&mut self.channel, Arc::clone(&channel.0));
-        self.device.shared().with(|state, _| {
-            if let Some(entry) = state.cm.entries.get_mut(&self.key) {
-                entry.channel = Arc::clone(&channel.0);
-                for request in old.hand_over(self.key, &channel.0) {
-                    if let Some(entry) = state.cm.entries.get_mut(&request) {
-                        entry.channel = Arc::clone(&channel.0);
-                    }
-                }
-            }
-        });
+        self.channel = Arc::clone(&channel.0);
+        // A listener is in all engines, other identifiers are in one.
+        for engine in self.engines() {
+            engine.with(|state, _| state.cm.migrate(self.key, &channel.0));
+        }
+    }
+
+    /// The engine that has the identifier.
+    fn home(&self) -> &Arc<DeviceCore> {
+        self.device.engines().get(self.key.engine())
+    }
+
+    /// The engines that have the identifier, its own one last.
+    fn engines(&self) -> impl Iterator<Item = &Arc<DeviceCore>> {
+        let (home, all) = (self.home(), self.device.engines().all());
+        // The table of a failed device is not asked: in a child process, a thread that does not exist there may hold its lock.
+        let listens = all.len() > 1
+            && !home.failed()
+            && self.entry(|entry| matches!(entry.state, CmState::Listening(_)).then_some(())).is_some();
+        let others = if listens { all } else { &[] };
+        others.iter().filter(move |engine| !Arc::ptr_eq(engine, home)).chain([home])
+    }
+
+    /// The number of the engine that has the identifier and its connection; 0 in a device with one engine.
+    pub fn engine(&self) -> u16 {
+        self.home().number
     }
 
     /// The device.
@@ -96,7 +119,7 @@ impl CmId {
     }
 
     fn entry<R>(&self, f: impl FnOnce(&Identifier) -> Option<R>) -> Option<R> {
-        self.device.shared().look(|state| state.cm.entries.get(&self.key).and_then(|entry| f(entry)))
+        self.home().look(|state| state.cm.entries.get(&self.key).and_then(|entry| f(entry)))
     }
 
     /// Runs `f` on this identifier's entry when `fits` says that the call belongs here.
@@ -106,7 +129,7 @@ impl CmId {
         fits: impl FnOnce(&CmState) -> bool,
         f: impl FnOnce(&mut State, Instant) -> Result<R, CmError>,
     ) -> Result<R, CmError> {
-        self.device.shared().with(|state, now| {
+        self.home().with(|state, now| {
             let entry = state.cm.entries.get(&self.key).ok_or(CmError::State { call, state: "gone" })?;
             if !fits(&entry.state) {
                 return Err(entry.wrong_state(call));
@@ -116,11 +139,11 @@ impl CmId {
     }
 
     fn change(&self, f: impl FnOnce(&mut Identifier)) {
-        self.device.shared().with(|state, _| state.cm.entries.get_mut(&self.key).map(|entry| f(entry)));
+        self.home().with(|state, _| state.cm.entries.get_mut(&self.key).map(|entry| f(entry)));
     }
 
     fn reserve(&self, address: SocketAddr) -> Result<Arc<PortReservation>, CmError> {
-        let shared = self.device.shared();
+        let shared = self.home();
         let ports = shared.look(|state| Arc::clone(&state.cm.ports));
         ports.reserve(&*shared.resolver, address).map_err(|source| CmError::Bind { address, source })
     }
@@ -158,7 +181,7 @@ impl CmId {
                 Ok((source, on_interface(&*state.link, peer, source)))
             },
         )?;
-        let shared = self.device.shared();
+        let shared = self.home();
         match shared.resolver.resolve(peer.ip(), source, Duration::ZERO) {
             Err(RouteError::TimedOut(_)) if !limit.is_zero() => {
                 self.resolve_later(peer, source, limit).map_err(|error| {
@@ -167,7 +190,7 @@ impl CmId {
                 })
             }
             answer => {
-                self.device.shared().with(|state, _| state.resolved(self.key, peer, answer));
+                self.home().with(|state, _| state.resolved(self.key, peer, answer));
                 Ok(())
             }
         }
@@ -176,7 +199,7 @@ impl CmId {
     /// The next hop must be asked for: a thread of its own waits for it.
     fn resolve_later(&self, peer: SocketAddr, source: Option<IpAddr>, limit: Duration) -> io::Result<()> {
         let key = self.key;
-        self.device.spawn_resolver(move |shared| {
+        self.device.spawn_resolver(self.home(), move |shared| {
             let end = shared.clock.now() + limit;
             let answer = loop {
                 let left = end.since(shared.clock.now());
@@ -213,7 +236,7 @@ impl CmId {
     /// markers or revision 2 of MPA, up to two further attempts follow: from other ports if the identifier was not
     /// bound, else from the same port.
     pub fn connect(&self, qp: &QueuePair, options: ConnectOptions) -> Result<(), CmError> {
-        self.same_device(qp)?;
+        let _here = self.bring(qp)?;
         let ConnectOptions { private_data, ird, ord, framing, close_with_peer } = options;
         let reserved = self.reserve_for_connect(framing.as_ref())?;
         let qp = qp.id();
@@ -251,42 +274,56 @@ impl CmId {
     /// that the connection may take.
     fn reserve_for_connect(&self, framing: Option<&FramingConfig>) -> Result<Option<LocalPorts>, CmError> {
         let ready = |entry: &Identifier| match entry.state {
-            CmState::RouteResolved(route) if entry.port.is_none() => Some((route.source, entry.peer?.ip())),
+            CmState::RouteResolved(route) if entry.port.is_none() => Some((route.source, entry.peer?)),
             _ => None,
         };
         let Some((source, peer)) = self.entry(ready) else { return Ok(None) };
-        let any = SocketAddr::new(source, 0);
-        let port = self.reserve(any)?;
-        let shared = self.device.shared();
+        let port = self.reserve_arriving(source, peer)?;
+        let shared = self.home();
         let now = shared.clock.now();
-        let further = shared.look(|state| state.engine.further_attempts(now, peer, framing));
-        let fallbacks = (0..further).map(|_| self.reserve(any)).collect::<Result<_, _>>()?;
+        let further = shared.look(|state| state.engine.further_attempts(now, peer.ip(), framing));
+        let fallbacks =
+            (0..further).map(|_| self.reserve_arriving(source, peer)).collect::<Result<_, _>>()?;
         Ok(Some(LocalPorts { port, fallbacks }))
     }
 
-    /// Listens at the bound address: each request is an [`EventKind::ConnectRequest`].
+    /// Reserves a port with which the peer's frames arrive on a queue of the identifier's engine, as far as that is known. If
+    /// none of [`MOST_DRAWS`] is one, the frames are handed over.
+    fn reserve_arriving(&self, source: IpAddr, peer: SocketAddr) -> Result<Arc<PortReservation>, CmError> {
+        let remote = SocketAddr::new(peer.ip(), peer.port());
+        // The others stay reserved meanwhile, so that none is drawn twice.
+        let mut drawn = Vec::new();
+        loop {
+            let port = self.reserve(SocketAddr::new(source, 0))?;
+            let flow = Flow { local: SocketAddr::new(source, port.port), remote };
+            if drawn.len() + 1 >= MOST_DRAWS || self.home().resolver.arrives_here(&flow) {
+                return Ok(port);
+            }
+            drawn.push(port);
+        }
+    }
+
+    /// Listens at the bound address, in all engines of the device: each request is an [`EventKind::ConnectRequest`].
     pub fn listen(&self, options: ListenOptions) -> Result<(), CmError> {
-        self.step(
-            "listen",
-            |p| matches!(p, CmState::Idle),
-            |state, _| {
-                let State { cm, engine, link, .. } = state;
-                let Some(local) = cm.entries.get(&self.key).and_then(|e| e.local) else {
-                    return Err(CmError::State { call: "listen", state: "not bound" });
-                };
-                let ip = Some(local.ip()).filter(|ip| !ip.is_unspecified() || options.only_family);
-                let mtu = link.attributes().mtu;
-                let listener =
-                    engine.listen(&mut **link, ip, local.port(), options.backlog, mtu, options.framing)?;
-                cm.listening(self.key, listener);
-                Ok(())
-            },
-        )
+        let idle = |p: &CmState| matches!(p, CmState::Idle);
+        self.step("listen", idle, |state, _| state.listen(self.key, &options))?;
+        let others =
+            || self.device.engines().all().iter().filter(|engine| engine.number != self.key.engine());
+        for engine in others() {
+            let Some(entry) = self.entry(|entry| Some(entry.to_listen())) else { break };
+            if let Err(error) = engine.with(|state, _| state.listen_too(self.key, entry, &options)) {
+                others()
+                    .chain([self.home()])
+                    .for_each(|engine| engine.with(|state, _| state.unlisten(self.key)));
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// Accepts a request for `qp`: [`EventKind::Established`], or [`EventKind::ConnectError`].
     pub fn accept(&self, qp: &QueuePair, options: AcceptOptions) -> Result<(), CmError> {
-        self.same_device(qp)?;
+        let _here = self.bring(qp)?;
         let qp = qp.id();
         self.step(
             "accept",
@@ -371,7 +408,7 @@ impl CmId {
     /// TCP's numbers of the identifier's connection, as [`QueuePair::tcp_info`]. `None` before there is a queue pair and
     /// after the connection.
     pub fn tcp_info(&self) -> Option<TcpInfo> {
-        let info = self.device.shared().look(|state| {
+        let info = self.home().look(|state| {
             let qp = state.cm.queue_pair(self.key)?;
             state.engine.connection_info(qp)
         });
@@ -380,7 +417,7 @@ impl CmId {
 
     /// TCP's settings for this identifier's connection: those that were made here, else the device's.
     pub fn tuning(&self) -> Tuning {
-        self.device.shared().look(|state| {
+        self.home().look(|state| {
             let entry = state.cm.entries.get(&self.key);
             entry.and_then(|entry| entry.tuning).unwrap_or_else(|| state.engine.tuning_defaults())
         })
@@ -393,6 +430,12 @@ impl CmId {
             return Err(CmError::Codepoint(tuning.dscp));
         }
         let any = |_: &CmState| true;
+        for engine in self.engines().filter(|engine| engine.number != self.key.engine()) {
+            // A listener's copy, whose requests have the settings.
+            engine.with(|state, _| {
+                state.cm.entries.get_mut(&self.key).map(|entry| entry.tuning = Some(tuning))
+            });
+        }
         self.step("tune", any, |state, now| {
             if let Some(qp) = state.cm.queue_pair(self.key) {
                 state.engine.tune(now, qp, &tuning)?;
@@ -416,38 +459,21 @@ impl CmId {
         })
     }
 
-    fn same_device(&self, qp: &QueuePair) -> Result<(), CmError> {
-        if self.device.is(qp.device()) { Ok(()) } else { Err(CmError::OtherDevice) }
+    /// Brings a queue pair to the identifier's engine, to be connected there while the guard lives.
+    fn bring<'qp>(&self, qp: &'qp QueuePair) -> Result<Option<MutexGuard<'qp, ()>>, CmError> {
+        if !self.device.is(qp.device()) {
+            return Err(CmError::OtherDevice);
+        }
+        qp.bring_to(self.key.engine())
     }
 }
 
 impl Drop for CmId {
     fn drop(&mut self) {
-        self.device.shared().with(|state, now| {
-            let State { cm, engine, link, .. } = state;
-            if let Some(qp) = cm.queue_pair(self.key) {
-                // Fails only when there is no connection to close.
-                drop(engine.disconnect(qp));
-            }
-            let unseen = self.channel.forget(self.key);
-            let Some(entry) = cm.remove(self.key) else { return };
-            match entry.state {
-                CmState::Listening(listener) => {
-                    engine.unlisten(&mut **link, listener);
-                    for key in unseen {
-                        match cm.remove(key).map(|entry| entry.state) {
-                            Some(CmState::Requested(request)) => drop(engine.reject(now, request, &[])),
-                            Some(CmState::Streaming(request)) => drop(engine.abandon(request)),
-                            _ => {}
-                        }
-                    }
-                }
-                CmState::Requested(request) => drop(engine.reject(now, request, &[])),
-                CmState::Streaming(request) => drop(engine.abandon(request)),
-                _ => {}
-            }
-        });
-        self.channel.forget(self.key);
+        for engine in self.engines() {
+            engine.with(|state, now| state.abandon(now, self.key, &self.channel));
+        }
+        self.channel.forget(self.key, self.key.engine());
     }
 }
 
@@ -467,6 +493,60 @@ fn on_interface(link: &dyn Interface, peer: SocketAddr, source: Option<IpAddr>) 
 }
 
 impl State {
+    /// Ends the object of an identifier that the application drops, as far as it is in this engine.
+    fn abandon(&mut self, now: Instant, key: CmKey, channel: &ChannelQueue) {
+        let Self { cm, engine, link, .. } = self;
+        if let Some(qp) = cm.queue_pair(key) {
+            // Fails only when there is no connection to close.
+            drop(engine.disconnect(qp));
+        }
+        let unseen = channel.forget(key, engine.rnic().number());
+        let Some(entry) = cm.remove(key) else { return };
+        match entry.state {
+            CmState::Listening(listener) => {
+                engine.unlisten(&mut **link, listener);
+                for key in unseen {
+                    match cm.remove(key).map(|entry| entry.state) {
+                        Some(CmState::Requested(request)) => drop(engine.reject(now, request, &[])),
+                        Some(CmState::Streaming(request)) => drop(engine.abandon(request)),
+                        _ => {}
+                    }
+                }
+            }
+            CmState::Requested(request) => drop(engine.reject(now, request, &[])),
+            CmState::Streaming(request) => drop(engine.abandon(request)),
+            _ => {}
+        }
+    }
+
+    /// Listens at the address of the identifier `key`.
+    fn listen(&mut self, key: CmKey, options: &ListenOptions) -> Result<(), CmError> {
+        let Self { cm, engine, link, .. } = self;
+        let Some(local) = cm.entries.get(&key).and_then(|entry| entry.local) else {
+            return Err(CmError::State { call: "listen", state: "not bound" });
+        };
+        let ip = Some(local.ip()).filter(|ip| !ip.is_unspecified() || options.only_family);
+        let mtu = link.attributes().mtu;
+        let framing = options.framing.clone();
+        let listener = engine.listen(&mut **link, ip, local.port(), options.backlog, mtu, framing)?;
+        cm.listening(key, listener);
+        Ok(())
+    }
+
+    /// Listens also in this engine for the identifier `key` of another one.
+    fn listen_too(&mut self, key: CmKey, entry: Identifier, options: &ListenOptions) -> Result<(), CmError> {
+        self.cm.entries.insert(key, Box::new(entry));
+        self.listen(key, options).inspect_err(|_| drop(self.cm.entries.remove(&key)))
+    }
+
+    /// Undoes [`Self::listen`]; the identifier stays bound in its own engine.
+    fn unlisten(&mut self, key: CmKey) {
+        let Self { cm, engine, link, .. } = self;
+        if let Some(listener) = cm.not_listening(key) {
+            engine.unlisten(&mut **link, listener);
+        }
+    }
+
     /// The resolver's answer for an identifier, unless it is gone by now.
     fn resolved(&mut self, key: CmKey, peer: SocketAddr, answer: Result<Route, RouteError>) {
         let Some(entry) = self.cm.entries.get_mut(&key) else { return };

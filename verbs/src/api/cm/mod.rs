@@ -124,6 +124,9 @@ pub enum CmError {
     /// The identifier and the queue pair belong to different devices.
     #[error("the queue pair belongs to another device")]
     OtherDevice,
+    /// The device has no engine with this number.
+    #[error("the device has no engine {0}")]
+    NoEngine(u16),
     /// A codepoint of Differentiated Services has six bits.
     #[error("{0} is not a DSCP: a codepoint has six bits")]
     Codepoint(u8),

@@ -28,9 +28,17 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CmKey(u64);
 
+/// Bits of a name below the number of the identifier's engine, of which there are at most 64.
+const KEY_BITS: u32 = 58;
+
 impl CmKey {
     /// The name that no identifier has.
     pub(super) const NONE: Self = Self(u64::MAX);
+
+    /// The engine that has the identifier, and its connection.
+    pub(super) const fn engine(self) -> u16 {
+        (self.0 >> KEY_BITS) as u16
+    }
 }
 
 /// Where an identifier stands.
@@ -93,6 +101,11 @@ impl Identifier {
         }
     }
 
+    /// The identifier as a listener's in a further engine.
+    pub(super) fn to_listen(&self) -> Self {
+        Self { local: self.local, port: self.port.clone(), tuning: self.tuning, ..Self::new(&self.channel) }
+    }
+
     /// The refusal of a call that does not fit here.
     pub(super) fn wrong_state(&self, call: &'static str) -> CmError {
         CmError::State { call, state: self.state.name() }
@@ -114,8 +127,10 @@ impl LocalPorts {
     }
 }
 
-/// All identifiers of a device.
+/// All identifiers of an engine. Those of listeners are in each engine of the device, under one name, so that a request can arrive at
+/// any of them.
 pub(crate) struct CmTable {
+    engine: u16,
     /// Boxed, because half of a hash table is free.
     pub(super) entries: HashMap<CmKey, Box<Identifier>>,
     next: u64,
@@ -133,10 +148,11 @@ pub(crate) struct CmTable {
 }
 
 impl CmTable {
-    pub(crate) fn new(time_wait: Duration, ports: Arc<Ports>) -> Self {
+    pub(crate) fn new(time_wait: Duration, ports: Arc<Ports>, engine: u16) -> Self {
         Self {
+            engine,
             entries: HashMap::new(),
-            next: 0,
+            next: u64::from(engine) << KEY_BITS,
             device: Weak::new(),
             ports,
             by_qp: HashMap::new(),
@@ -202,6 +218,18 @@ impl CmTable {
         }
     }
 
+    /// Makes a listener's identifier idle again, or removes it if it is another engine's. Returns the listener.
+    pub(super) fn not_listening(&mut self, key: CmKey) -> Option<ListenerId> {
+        let entry = self.entries.get_mut(&key)?;
+        let CmState::Listening(listener) = entry.state else { return None };
+        entry.state = CmState::Idle;
+        self.by_listener.remove(&listener);
+        if key.engine() != self.engine {
+            self.entries.remove(&key);
+        }
+        Some(listener)
+    }
+
     pub(super) fn answered(&mut self, request: RequestId) {
         self.by_request.remove(&request);
     }
@@ -216,7 +244,9 @@ impl CmTable {
         for (id, entry) in &mut self.entries {
             entry.state = CmState::Disconnected(None);
             entry.port = None;
-            entry.channel.push(Queued::Plain(Event { id: *id, kind: EventKind::DeviceFailed }));
+            if id.engine() == self.engine {
+                entry.channel.push(Queued::Plain(Event { id: *id, kind: EventKind::DeviceFailed }));
+            }
         }
     }
 
@@ -242,9 +272,10 @@ impl CmTable {
         self.report_where(|| EventKind::MacChanged, |entry| entry.local.is_some());
     }
 
-    /// Reports an event to the identifiers that `concerned` selects.
+    /// Reports an event to the identifiers that `concerned` selects, once to a listener that is in several engines.
     fn report_where(&self, kind: impl Fn() -> EventKind, concerned: impl Fn(&Identifier) -> bool) {
-        for (id, entry) in self.entries.iter().filter(|(_, entry)| concerned(entry)) {
+        let own = self.entries.iter().filter(|(id, _)| id.engine() == self.engine);
+        for (id, entry) in own.filter(|(_, entry)| concerned(entry)) {
             entry.channel.push(Queued::Plain(Event { id: *id, kind: kind() }));
         }
     }
@@ -261,8 +292,19 @@ impl CmTable {
         if let Some(qp) = qp {
             self.by_qp.remove(&qp);
         }
-        entry.channel.forget(key);
+        entry.channel.forget(key, self.engine);
         Some(*entry)
+    }
+
+    /// Moves the events of an identifier, as far as they are this engine's, to another channel, where further ones follow.
+    pub(super) fn migrate(&mut self, key: CmKey, to: &Arc<ChannelQueue>) {
+        let Some(entry) = self.entries.get_mut(&key) else { return };
+        let old = std::mem::replace(&mut entry.channel, Arc::clone(to));
+        for request in old.hand_over(key, self.engine, to) {
+            if let Some(entry) = self.entries.get_mut(&request) {
+                entry.channel = Arc::clone(to);
+            }
+        }
     }
 
     /// A queue pair is gone, and with it whatever its connection may still say.
@@ -369,7 +411,7 @@ impl CmTable {
         let Some(key) = self.by_request.remove(&request) else { return };
         let Some(entry) = self.entries.get_mut(&key) else { return };
         if entry.channel.withdraw_request(key) {
-            entry.channel.forget(key);
+            entry.channel.forget(key, self.engine);
             self.entries.remove(&key);
         } else {
             entry.state = CmState::Disconnected(None);
