@@ -202,7 +202,8 @@ pub(crate) struct Gather<'k> {
 
 impl<'k> Gather<'k> {
     /// The `len` bytes from byte `skip` of `pieces`, each checked for access `need` by `user`.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "its result is large, and is used where it is built")]
+    #[inline(always)]
     pub(crate) fn open(
         keys: &'k Keys,
         user: User,
@@ -222,6 +223,18 @@ impl<'k> Gather<'k> {
                 return Ok(Self { reader, list: SmallVec::new(), begun: 0 });
             }
         }
+        Self::open_list(keys, user, need, pieces, skip, len)
+    }
+
+    #[inline(never)]
+    fn open_list(
+        keys: &'k Keys,
+        user: User,
+        need: Access,
+        pieces: &[Sge],
+        skip: u64,
+        len: u64,
+    ) -> Result<Self, KeyError> {
         let Stretches { list, .. } = Stretches::open(keys, user, need, pieces, skip, len)?;
         Ok(Self { reader: Reader::empty(), list, begun: 0 })
     }

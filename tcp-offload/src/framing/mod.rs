@@ -219,7 +219,7 @@ pub(crate) trait Transmitter: Copy + fmt::Debug {
     ) -> Option<UlpduWriter<'w, 'f>>;
 
     /// Completes the frame; returns its bytes.
-    fn finish(&self, writer: UlpduWriter<'_, '_>) -> usize;
+    fn finish(&self, writer: &mut UlpduWriter<'_, '_>) -> usize;
 }
 
 /// The part of a configuration that does not depend on the framing.

@@ -225,7 +225,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
             match ulp.pull(conn, &mut writer) {
                 pulled @ (Pulled::Ulpdu | Pulled::LastUlpdu) => {
                     more = pulled == Pulled::Ulpdu;
-                    len += transmitter.finish(writer);
+                    len += transmitter.finish(&mut writer);
                     self.ulpdus_sent += 1;
                     if S::Transmitter::ONE_FRAME {
                         break;

@@ -117,7 +117,7 @@ impl Transmitter for FpduTransmitter {
         UlpduWriter::begin(out, self.layout, start, mulpdu, self.crc)
     }
 
-    fn finish(&self, writer: UlpduWriter<'_, '_>) -> usize {
+    fn finish(&self, writer: &mut UlpduWriter<'_, '_>) -> usize {
         writer.finish()
     }
 }

@@ -101,6 +101,7 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
 
     /// Stream offset of the end of the FPDU, right after its CRC, if nothing more is written. A peer that has
     /// acknowledged the stream up to here has the whole FPDU.
+    #[inline]
     pub fn end(&self) -> StreamOffset {
         if self.has_length {
             self.layout.end(self.start, self.written)
@@ -241,10 +242,12 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
 
     /// Completes the FPDU with pad, ULPDU length and CRC (zero when the connection uses none). Returns the length of
     /// its range in bytes.
-    pub(crate) fn finish(mut self) -> usize {
-        if self.complete {
-            return (self.offset - self.start) as usize;
-        }
+    #[inline]
+    pub(crate) fn finish(&mut self) -> usize {
+        if self.complete { (self.offset - self.start) as usize } else { self.write_trailer() }
+    }
+
+    fn write_trailer(&mut self) -> usize {
         self.write_header();
         let pad = Layout::body(self.written) - LENGTH_BYTES - self.written - CRC_BYTES;
         if let Some(Announced { ulpdu, crc, summed }) = self.announced

@@ -139,7 +139,7 @@ impl Transmitter for SegmentTransmitter {
         (room > 0).then(|| UlpduWriter::begin_segment(out, start, mulpdu, room))
     }
 
-    fn finish(&self, writer: UlpduWriter<'_, '_>) -> usize {
+    fn finish(&self, writer: &mut UlpduWriter<'_, '_>) -> usize {
         writer.finish_segment()
     }
 }
@@ -151,7 +151,7 @@ fn largest(room: usize) -> usize {
 
 impl UlpduWriter<'_, '_> {
     /// Completes the segment with pad and CRC; returns its bytes.
-    fn finish_segment(mut self) -> usize {
+    fn finish_segment(&mut self) -> usize {
         let pad = self.written.next_multiple_of(4) - self.written;
         self.put_raw([0; 3].get(..pad).unwrap_or_default());
         let end = self.position + self.written + pad;

@@ -164,7 +164,10 @@ impl Connection {
             Stage::SynReceived(syn, _) if syn.due => self.transmit_syn(turn, syn, true)?,
             Stage::SynSent(..) | Stage::SynReceived(..) => {}
             _ => {
-                data = self.retransmit(turn).and_then(|()| self.transmit_new(turn, source));
+                if self.tx.wants_to_retransmit() {
+                    data = self.retransmit(turn);
+                }
+                data = data.and_then(|()| self.transmit_new(turn, source));
                 if data == Err(Stopped::Room) {
                     return data;
                 }

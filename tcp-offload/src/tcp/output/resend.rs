@@ -38,7 +38,6 @@ impl Connection {
         self.tx.queue.front().map(|entry| entry.first_sent)
     }
 
-    #[inline]
     pub(super) fn retransmit(&mut self, turn: &mut Turn<'_>) -> Result<(), Stopped> {
         while let Some(index) = self.tx.next_resend() {
             self.resend(turn, index)?;
