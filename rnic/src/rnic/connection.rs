@@ -213,7 +213,7 @@ impl Rnic {
         }
     }
 
-    /// Detaches the connection of a rejected request; only the stack knows it from now on.
+    /// Detaches the connection of a rejected request; from now on only the stack refers to it.
     pub(crate) fn rejected(&mut self, request: RequestId) {
         self.connections.detach(request.0);
     }
@@ -381,7 +381,7 @@ impl Rnic {
 }
 
 impl QueuePair {
-    /// Takes over the form of the connection's segments, and what the framing says of the first ones.
+    /// Adopts the codec of the connection's segments, and the framing's parameters of the first ones.
     fn agree(&mut self, agreed: &Agreed) {
         match agreed {
             Agreed::Mpa(agreed) => {

@@ -145,7 +145,7 @@ impl Shared {
         }
     }
 
-    /// Notes that a completion queue lost an entry. Each engine sees this for itself when it adds its next entry.
+    /// Records that a completion queue lost an entry. Each engine detects this when it adds its next entry.
     #[cold]
     fn overflow(&mut self, cq: CqId, Overflow { first, flushed }: Overflow) {
         if first {
@@ -197,7 +197,7 @@ fn atomic_error(error: AccessError) -> RdmapError {
 /// The RDMA part of a software RNIC.
 pub struct Rnic {
     shared: Shared,
-    /// Boxed, so that nothing large moves when the table grows, nor stays behind in the heap.
+    /// Boxed, so that no large value moves when the table grows, or leaves a hole in the heap.
     qps: PartTable<QpId, Box<QueuePair>>,
     /// Counters of queue pairs that were destroyed.
     destroyed: StreamCounters,
@@ -245,9 +245,9 @@ impl Rnic {
         }
     }
 
-    /// Flushes the work of all queue pairs and notifies the owners of all completion queues, because the engine will not
-    /// run any more. Its queue pairs no longer count in the registry, which other engines may use.
-    /// Connections are not touched.
+    /// Flushes the work of all queue pairs and notifies the owners of all completion queues, because the engine will
+    /// not run again. Its queue pairs no longer count in the registry, which other engines may use. Connections are not
+    /// touched.
     pub(crate) fn fail_all(&mut self) {
         for qp in self.qps.iter_mut() {
             qp.end(false, None, &mut self.shared);

@@ -74,14 +74,14 @@ pub(crate) enum Body {
     Rtr,
 }
 
-/// Why a ULPDU was not placed or not delivered.
+/// The reason why a ULPDU was not placed or not delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// No receive is available for it yet.
     NoReceive(Quote),
     /// The peer violated the protocol.
     Stream(StreamError, Quote),
-    /// The receive for the message that is due cannot hold it: the receive fails.
+    /// The receive for the next message cannot hold it: the receive fails.
     Receive(WcStatus, DdpError, Quote),
     /// The response does not fit our oldest outstanding request: that request fails.
     Answer(WcStatus, StreamError, Quote),

@@ -112,7 +112,7 @@ pub(crate) enum Current {
     Response,
 }
 
-/// Whether and how the direction to the peer ends.
+/// The end of the direction to the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
     No,
@@ -158,7 +158,7 @@ impl Written {
 /// State of the direction from the peer.
 #[derive(Debug)]
 pub(crate) struct Receiver {
-    /// Sequence number of the Send or Immediate Data that is due.
+    /// Sequence number of the next Send or Immediate Data.
     pub(crate) send_msn: Msn,
     /// Delivered bytes of that message.
     pub(crate) send_coverage: Coverage,
@@ -166,7 +166,7 @@ pub(crate) struct Receiver {
     pub(crate) request_msn: Msn,
     pub(crate) atomic_msn: Msn,
     pub(crate) asked: VecDeque<Asked>,
-    /// What a Terminate quotes of the segment that waits for a receive, in case none is posted in time; `None` when
+    /// The quote of the segment that waits for a receive, for a Terminate in case none is posted in time; `None` when
     /// no segment waits.
     pub(crate) withheld: Option<Quote>,
     /// The initiator's ready-to-receive message has not arrived (RFC 6581 section 9.2).
@@ -182,7 +182,7 @@ pub(crate) struct QueuePair {
     pub(crate) addresses: Option<(SocketAddr, SocketAddr)>,
     pub(crate) ird: u16,
     pub(crate) ord: u16,
-    /// Versions of DDP and RDMAP, which the start-up has decided.
+    /// Versions of DDP and RDMAP, determined by the start-up.
     pub(crate) versions: Versions,
     pub(crate) send_cq: Arc<CompletionRing>,
     pub(crate) recv_cq: Arc<CompletionRing>,
@@ -333,7 +333,7 @@ impl QueuePair {
         }
     }
 
-    /// Completes the receive of the message that is due with an error, before the others are flushed.
+    /// Completes the receive of the next message with an error, before the others are flushed.
     pub(crate) fn fail_receive(&mut self, status: WcStatus, shared: &mut Shared) {
         if let Some(receive) = self.rq.complete() {
             self.push_recv(self.completion(receive.wr_id, status, Opcode::Recv), shared);

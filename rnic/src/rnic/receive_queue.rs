@@ -10,8 +10,8 @@ use super::{
     work::{SgeList, sge_list},
 };
 
-/// Number of messages, from the one that is due, for which one queue pair may bind receives of a shared queue. It
-/// limits the receives that a peer can occupy by never filling its gaps (RFC 5042 section 6.4.3.1).
+/// Number of messages, from the next one on, for which one queue pair may bind receives of a shared queue. It limits
+/// the receives that a peer can occupy by never filling its gaps (RFC 5042 section 6.4.3.1).
 const MOST_AHEAD: usize = 1024;
 
 /// A posted receive.
@@ -36,14 +36,14 @@ impl Receive {
     }
 }
 
-/// The receives of one queue pair, in the order of their messages; the first is for the message that is due.
+/// The receives of one queue pair, in the order of their messages; the first is for the next message.
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
     /// With a shared queue: the receives that are bound to messages; `None` for messages of which no segment has
     /// arrived.
     receives: VecDeque<Option<Receive>>,
     source: Source,
-    /// Number of shared receives that are bound to messages after the one that is due.
+    /// Number of shared receives that are bound to messages after the next one.
     early: usize,
 }
 
@@ -107,9 +107,9 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// The receive for the message that is `ahead` messages after the one that is due. A shared queue binds its
-    /// oldest receive to a message when its first segment arrives. It does so for a message that is not due only
-    /// while this queue pair's early receives are within its share.
+    /// The receive for the message that is `ahead` messages after the next one. A shared queue binds its oldest receive
+    /// to a message when its first segment arrives. It does so for a message that is not due only while this queue
+    /// pair's early receives are within its share.
     #[inline]
     pub(crate) fn bind(&mut self, ahead: usize, events: &mut Events) -> Option<&Receive> {
         if let Source::Shared(shared) = &self.source
@@ -133,7 +133,7 @@ impl ReceiveQueue {
         self.receives.get(ahead)?.as_ref()
     }
 
-    /// Removes and returns the receive of the message that was due; the next message becomes due.
+    /// Removes and returns the receive of the next message, and advances to the message after it.
     #[inline]
     pub(crate) fn complete(&mut self) -> Option<Receive> {
         let receive = self.receives.pop_front().flatten();

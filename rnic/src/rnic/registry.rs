@@ -57,7 +57,7 @@ pub struct Registry {
     objects: Mutex<Objects>,
 }
 
-/// What the registry gives a new queue pair.
+/// The parts of a new queue pair that the registry creates.
 pub(crate) struct NewQueuePair {
     pub(crate) id: QpId,
     pub(crate) send_ring: Arc<CompletionRing>,
@@ -101,7 +101,7 @@ impl Registry {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Most objects and largest queues.
+    /// The limits of objects and queue sizes.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -111,7 +111,7 @@ impl Registry {
         self.lock().keys.regions()
     }
 
-    /// What a tag grants, if it is valid.
+    /// The grant of a tag, if it is valid.
     pub(crate) fn grant(&self, stag: STag) -> Option<Arc<Grant>> {
         self.lock().keys.grant(stag)
     }
@@ -200,15 +200,15 @@ impl Registry {
         self.lock().deregister(key)
     }
 
-    /// Deregisters a region and ends the access of the windows that are bound to it. The key gives no access any more, even to
-    /// work that was posted before. Accesses that are under way end when each engine has been told to
-    /// [forget](super::Rnic::forget) the key; until then the memory must not be given to others.
+    /// Deregisters a region and ends the access of the windows that are bound to it. The key gives no access any
+    /// longer, even to work that was posted before. Accesses in progress have ended when
+    /// [`forget`](super::Rnic::forget) has been called for each engine; until then the memory must not be reused.
     pub fn revoke(&self, key: STag) -> Result<(), ResourceError> {
         self.lock().revoke(key)
     }
 
-    /// Destroys a window, bound or not. As with [`Self::revoke`], accesses that are under way end when each engine has been told
-    /// to forget the key.
+    /// Destroys a window, bound or not. As with [`Self::revoke`], accesses in progress have ended when `forget` has
+    /// been called for each engine.
     pub fn dealloc_window(&self, key: STag) -> Result<(), ResourceError> {
         let mut objects = self.lock();
         let pd = objects.keys.remove_window(key);
@@ -314,7 +314,7 @@ impl Registry {
         Ok(NewQueuePair { id, send_ring, recv_ring, receives })
     }
 
-    /// Ends the id of a destroyed queue pair, and what its stream still had.
+    /// Ends the id of a destroyed queue pair, and the windows of its stream.
     pub(crate) fn remove_qp(&self, qp: QpId, attributes: &QpAttributes) {
         let mut objects = self.lock();
         objects.qps.remove(qp);

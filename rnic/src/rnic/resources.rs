@@ -33,8 +33,8 @@ impl Rnic {
         self.registry().limits()
     }
 
-    /// Ends the use of a key that was deregistered (or of a window that was destroyed) in the registry: when this returns, no
-    /// access by the key is under way in this engine.
+    /// Ends the use of a key that was deregistered (or of a window that was destroyed) in the registry: when this
+    /// returns, no access by the key is in progress in this engine.
     pub fn forget(&mut self, key: STag) {
         self.shared.keys.forget(key);
     }

@@ -260,7 +260,7 @@ impl QueuePair {
         Step::Pulled(Pulled::Ulpdu)
     }
 
-    /// Notes that a segment of a message was written.
+    /// Records that a segment of a message was written.
     fn note_sent(&mut self, header: &Header) {
         if let (Some(stream), Header::Numbered(header)) = (&mut self.stream, header) {
             stream.sent(header);

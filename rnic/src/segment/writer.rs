@@ -20,7 +20,7 @@ pub(crate) trait Head {
     /// Bytes of the header.
     fn bytes(&self) -> usize;
 
-    /// Says whether this is the last segment of its message.
+    /// Sets whether this is the last segment of its message.
     fn end_message(&mut self, is_last: bool);
 
     /// Writes the segment with `len` bytes; see [`SegmentWriter::fill`].

@@ -23,10 +23,11 @@ use crate::{
     wire::Path,
 };
 
-/// Most bytes of the frame with which an end starts up: 532 of an MPA Request or Reply, 548 of a segment of RDMA/TCP.
+/// Largest start-up frame, in bytes: 532 of an MPA Request or Reply, 548 of a segment of RDMA/TCP.
 pub(crate) const MOST_FIRST_BYTES: usize = 560;
 
-/// Most bytes held during the start-up. The segments of a responder's first frames may overtake its answer.
+/// Largest number of bytes held during the start-up. The segments of a responder's first frames may overtake its
+/// answer.
 const MOST_STARTUP_BYTES: usize = 1 << 16;
 
 /// The framing of one connection, between its TCP and the upper layer. `P` is [`Ulp::Placed`]; `S` is the framing's
@@ -48,7 +49,7 @@ pub struct Session<P, S: StartUp> {
     ulpdus_sent: u64,
 }
 
-/// What became of a received payload.
+/// The outcome of a received payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken {
     /// It was delivered, or its bytes have no effect. The session is in full operation and holds nothing; it held nothing before.
@@ -153,7 +154,8 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         Ok(())
     }
 
-    /// Whether [`Self::fill`] may have payload or the end of this direction. If it has neither, a frame was allocated in vain.
+    /// Whether [`Self::fill`] may have payload or the end of this direction. If it has neither, the allocation of a
+    /// frame was wasted.
     pub fn has_data<U: Ulp<Placed = P>>(&self, ulp: &U, conn: ConnId) -> bool {
         if self.opening.as_ref().is_some_and(|opening| !opening.unsent().is_empty()) {
             return true;
@@ -474,8 +476,8 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         shed
     }
 
-    /// Whether the connection is in full operation and nothing is held or withheld: there is nothing to report of it, and it
-    /// uses no shared memory.
+    /// Whether the connection is in full operation and nothing is held or withheld: it has nothing to report, and uses
+    /// no shared memory.
     #[inline]
     pub fn is_ordinary(&self) -> bool {
         matches!(self.phase, SessionPhase::Full(_))

@@ -54,8 +54,8 @@ pub(crate) fn cut<'a>(
     Ok(Ulpdu::between_markers(raw, skip, ulpdu, to_marker))
 }
 
-/// The FPDU whose range begins at `start` with `bytes`, if they contain all of it, and its CRC and its markers are right: the
-/// straight way through [`Layout`], [`verify_crc`] and [`cut`]. `None` otherwise.
+/// The FPDU whose range begins at `start` with `bytes`, if they contain all of it, and its CRC and its markers are
+/// right: the straight path through [`Layout`], [`verify_crc`] and [`cut`]. `None` otherwise.
 #[inline]
 pub(crate) fn whole(frames: &Fpdus, bytes: &[u8], start: StreamOffset) -> Option<Whole> {
     let to_marker = frames.layout.to_marker(start);
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(cut(&layout, &[&fpdu], start, 42).unwrap_err(), MpaError::MarkerMismatch);
     }
 
-    /// The general way through a frame in one piece.
+    /// The general path for a frame in one piece.
     fn general(frames: &Fpdus, bytes: &[u8], start: StreamOffset) -> Option<Whole> {
         let header = (frames.head(start) - start) as usize;
         let ulpdu = frames.ulpdu_len(*bytes.get(header..)?.first_chunk()?).ok()?;

@@ -27,7 +27,7 @@ use super::{
 /// 2. Poll each queue until it is empty.
 /// 3. Wait until the descriptor is readable.
 /// 4. Call [`poll`](Self::poll) until it returns `None`, and begin again with the queues that it returned. An
-///    edge-triggered poller is not notified again for notifications that were left.
+///    edge-triggered poller is not notified again for remaining notifications.
 #[derive(Clone)]
 pub struct CompletionChannel(Arc<BellQueue<CqNotification>>);
 
@@ -69,7 +69,7 @@ struct Notifier {
 impl Notify for Notifier {
     fn notify(&self) {
         if let Some(cq) = self.cq.get() {
-            // Each queue has at most one notification per arming, so the applications bound this.
+            // Each queue has at most one notification per arming, which bounds the list.
             self.channel.0.push(CqNotification { cq: *cq, context: self.context }, usize::MAX);
         }
     }
@@ -205,7 +205,7 @@ impl CompletionQueue {
         self.0.id
     }
 
-    /// Entries that fit. A further entry overflows the queue, which ends it and its queue pairs.
+    /// Capacity in entries. A further entry overflows the queue, which ends it and its queue pairs.
     pub fn capacity(&self) -> usize {
         self.0.ring.capacity()
     }
@@ -218,7 +218,7 @@ impl CompletionQueue {
     }
 
     /// Calls `each` with up to `max` completions, oldest first, and returns their number; otherwise like
-    /// [`poll`](Self::poll). For completions that go to a place of the caller's.
+    /// [`poll`](Self::poll). Avoids a list when the caller stores completions elsewhere.
     pub fn poll_each(&self, max: usize, mut each: impl FnMut(WorkCompletion)) -> usize {
         self.0.each_engine(DeviceCore::note_poll);
         let found = self.0.ring.poll_each(max, &mut each);
@@ -241,7 +241,8 @@ impl CompletionQueue {
         self.0.ring.pop()
     }
 
-    /// Polls until a completion comes, at most for `limit`. Keeps a processor busy; use [`wait`](Self::wait) to sleep.
+    /// Polls until a completion arrives, at most for `limit`. Keeps a processor busy; use [`wait`](Self::wait) to
+    /// sleep.
     pub fn spin(&self, limit: Duration) -> Option<WorkCompletion> {
         let shared = self.0.device.shared();
         let end = shared.clock.now() + limit;
@@ -256,25 +257,26 @@ impl CompletionQueue {
         }
     }
 
-    /// Requests one notification on the channel: for the next completion, or with `solicited_only` for the next one that
-    /// is solicited or an error. Completions that wait already are not notified: poll after arming, before you sleep.
+    /// Requests one notification on the channel: for the next completion, or with `solicited_only` for the next one
+    /// that is solicited or an error. Completions that are already in the queue cause no notification: poll after
+    /// arming, before you sleep.
     pub fn arm(&self, solicited_only: bool) {
         self.0.ring.arm(solicited_only);
         self.0.each_engine(DeviceCore::application_sleeps);
     }
 
-    /// Changes the capacity. Entries that wait are kept; fails when they would not fit.
+    /// Changes the capacity. Waiting entries are kept; fails if they do not fit.
     pub fn resize(&self, capacity: u32) -> Result<(), ResourceError> {
         self.0.device.shared().registry(|registry| registry.resize_cq(self.0.id, capacity))
     }
 
-    /// Whether the queue has overflowed. It takes no further entry.
+    /// Whether the queue has overflowed. It then accepts no more entries.
     pub fn overflowed(&self) -> bool {
         self.0.ring.overflowed()
     }
 
-    /// Sleeps until a completion comes, at most for `limit`. The queue's channel must not be shared with other queues;
-    /// without a channel this polls like [`spin`](Self::spin).
+    /// Sleeps until a completion arrives, at most for `limit`. The queue's channel must not be shared with other
+    /// queues; without a channel this polls like [`spin`](Self::spin).
     pub fn wait(&self, limit: Duration) -> io::Result<Option<WorkCompletion>> {
         let shared = self.0.device.shared();
         let Some(channel) = &self.0.channel else {

@@ -51,14 +51,14 @@ pub struct DeviceOptions {
     pub engines: u16,
     /// Which threads run the engines.
     pub progress: Progress,
-    /// Longest time that closing the device waits until its connections are acknowledged and closed at both ends. Those
-    /// that are left then are reset.
+    /// Longest time that closing the device waits until its connections are acknowledged and closed at both ends. The
+    /// remaining connections are then reset.
     pub linger: Duration,
     /// A pcapng file to which every frame is recorded.
     pub capture: Option<PathBuf>,
-    /// Answer `xwarp stat` and `xwarp capture` of the same user and of root, on a socket (see [`crate::observe`]) and a thread.
-    /// The environment variable `XWARP_OBSERVE=1` does the same. A device that cannot be observed is opened nevertheless, with a
-    /// warning in the log.
+    /// Answer `xwarp stat` and `xwarp capture` of the same user and of root, on a socket (see [`crate::observe`]) and a
+    /// thread. The environment variable `XWARP_OBSERVE=1` does the same. A device that cannot be observed is opened
+    /// nevertheless, with a warning in the log.
     pub observe: bool,
     /// Framing, with its start-up settings, of connections and listeners that have none of their own.
     pub framing: FramingConfig,
@@ -93,7 +93,7 @@ impl Default for DeviceOptions {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The interface could not be opened; the text says what to do.
+    /// The interface could not be opened; the text has a remedy.
     #[cfg(feature = "af-xdp")]
     #[error(transparent)]
     Interface(#[from] xwarp_driver::OpenError),
@@ -412,11 +412,11 @@ impl Device {
         Listener::new(self, address, options)
     }
 
-    /// Why the device has failed, if it has: a panic inside its engine, or because this process is a child (`fork`) of the one that
-    /// opened it. In a child, verbs return an error and change nothing; the parent goes on. A panic makes a device fail: all work is flushed as far as
-    /// that is possible, verbs return an error that says so, waits end, and [`AsyncEvent::DeviceFatal`] is the last
-    /// asynchronous event. The interface is closed, so that the kernel resets the connections of peers. Registered memory is not
-    /// accessed any more.
+    /// The reason for a failure of the device, if any: a panic inside its engine, or because this process is a child
+    /// (`fork`) of the one that opened it. In a child, verbs return an error and change nothing; the parent's device is
+    /// not affected. A panic makes a device fail: all work is flushed as far as possible, verbs return an error that
+    /// says so, waits end, and [`AsyncEvent::DeviceFatal`] is the last asynchronous event. The interface is closed, so
+    /// that the kernel resets the connections of peers. Registered memory is no longer accessed.
     ///
     /// `None` for a device whose interface was removed, although it also raises [`AsyncEvent::DeviceFatal`]: its engine still
     /// runs, its objects can be queried, and its connections end with
@@ -466,7 +466,7 @@ impl Device {
             let woken = wait_readable([fd, first.failure_bell()], limit)?;
             return match first.failure() {
                 None => Ok(woken),
-                // An `fd` that is already readable counts before the failure.
+                // An `fd` that is already readable takes precedence over the failure.
                 Some(_) if wait_readable([fd], Some(Duration::ZERO))? => Ok(true),
                 Some(failure) => Err(failure.clone().into()),
             };
@@ -511,7 +511,7 @@ impl Device {
     }
 }
 
-/// Checks the destruction of an object. It fails only while other objects use it; `why` says why that cannot be.
+/// Checks the destruction of an object. It fails only while other objects use it; `why` states why this cannot happen.
 pub(super) fn destroyed(result: Result<(), ResourceError>, why: &str) {
     if let Err(error) = result
         && error != ResourceError::DeviceFailed

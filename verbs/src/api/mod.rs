@@ -1,15 +1,15 @@
-//! The public objects, over the engine: what applications hold, and who runs the engine for them.
+//! The public objects of the API, over the engine, and the threads that run the engine.
 //!
 //! | file | owns |
 //! |---|---|
-//! | `device` | opening, closing, what a device is |
+//! | `device` | opening and closing; the attributes of a device |
 //! | `engines` | the engines of a device, and what they have in common |
 //! | `shared`, `progress`, `sleep` | an engine's lock, the turn, the progress thread, who sleeps and who is woken |
 //! | `gather` | posts that wait for the next poll |
-//! | `failure` | what is left of a device whose engine panicked |
+//! | `failure` | the state of a device whose engine panicked |
 //! | `protection`, `window`, `queue_pair`, `completion` | the nouns of verbs |
 //! | `cm` | the connection manager |
-//! | `observer` | questions about a device from outside of its process |
+//! | `observer` | queries of a device by other processes |
 //! | `async_event`, `counters` | asynchronous events, counters |
 //! | `tokio` | futures over the channels |
 

@@ -1,5 +1,5 @@
-//! [`Observer`]: answers questions about a device from outside of its process (see [`crate::observe`]), on a thread of its own,
-//! so that neither the application nor the progress thread waits for a client.
+//! [`Observer`]: answers queries of a device by other processes (see [`crate::observe`]), on a thread of its own, so
+//! that neither the application nor the progress thread waits for a client.
 
 use std::{
     fmt::Write as _,
@@ -44,7 +44,7 @@ const MOST_PIECES: usize = 64;
 /// Longest time that a recorded frame waits for the next one before it is sent to the client.
 const FLUSH_EVERY: Duration = Duration::from_millis(100);
 
-/// Devices of this process so far, for names.
+/// Number of devices of this process so far, for names.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// A listening socket and its thread, until it is dropped.
@@ -72,7 +72,7 @@ struct Clients {
 }
 
 impl Stop {
-    /// Changes the clients; closes their sockets if they are to be hung up on.
+    /// Changes the clients; closes the sockets of those to disconnect.
     fn clients(&self, change: impl FnOnce(&mut Clients)) {
         // Each value is replaced as a whole.
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
@@ -166,7 +166,7 @@ impl Service {
             let woken = wait_readable([listener.as_fd(), self.stop.bell.as_fd()], None);
             let accepted = woken.and_then(|_| listener.accept());
             match accepted {
-                // What goes wrong with one client is that client's trouble.
+                // An error of one client affects only that client.
                 Ok((client, _)) => {
                     let _ = self.answer(client);
                     self.stop.clients(|clients| clients.asking = None);
@@ -303,7 +303,7 @@ fn describe_qp(out: &mut String, id: QpId, qp: &QpInfo, tcp: Option<&xwarp_tcp::
     out.push('\n');
 }
 
-/// Takes what the tap records, without waiting.
+/// Takes recorded frames from the tap, without waiting.
 struct Pieces(SyncSender<Vec<u8>>);
 
 impl Write for Pieces {

@@ -1,6 +1,6 @@
 //! The progress thread of an engine, which runs the engine while the application does not. It sleeps on the interface's
 //! descriptors, the engine's next deadline and the doorbell. While the application busy-polls, the thread only checks
-//! from time to time whether it still does. While an application waits for frames itself, the thread stands by.
+//! periodically whether it still does. While an application waits for frames itself, the thread stands by.
 
 use std::{io, sync::Arc, thread::JoinHandle, time::Duration};
 
@@ -23,8 +23,8 @@ pub enum Progress {
     Thread,
 }
 
-/// The first and the longest nap while the application polls. The longest is what a peer waits for when
-/// the application stops polling without arming a queue.
+/// The first and the longest nap while the application polls. A peer waits at most for the longest one when the
+/// application stops polling without arming a queue.
 const NAP: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(4)];
 
 /// Starts the thread of an engine. `set` contains the interface's descriptors and was made after the engine's
@@ -42,23 +42,23 @@ pub(crate) fn spawn(shared: &Arc<DeviceCore>, interface: &str, set: WaitSet) -> 
     })
 }
 
-/// Calls between two checks from which on an application counts as busy: at least 16 000 per second.
+/// Number of calls between two checks at which an application counts as busy: at least 16 000 per second.
 const STEADY_CALLS: u64 = 16;
 
 /// Chunks of frames whose kicks leave no time for one call: an application that polls between the kicks of large messages is
 /// as busy as one that polls all the time. 64 000 chunks per second are 90 MB/s of frames of 1500 bytes.
 const CHUNKS_PER_CALL: u64 = 4;
 
-/// How much of the engine's work the application does.
+/// The application's share of the engine's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Attention {
     /// It does not poll.
     None,
-    /// It polls, but rarely compared with its posts, or posts waited for its poll in vain.
+    /// It polls, but rarely compared with its posts, or gathered posts missed their poll.
     Some,
     /// It polls all the time.
     Full,
-    /// It is inside a kick, after which it polls or posts again.
+    /// It is inside a kick, after which it will poll or post again.
     Kicking,
 }
 
@@ -73,11 +73,12 @@ impl Watch {
     /// application may not poll, above all while this thread holds the engine. `forgotten`: posts wait that should have been
     /// sent.
     ///
-    /// Posts count beside polls. While the thread is not napping, posts do not gather, so that each one takes the time of a
-    /// kick; an application that fills its send queue then polls a few times in a millisecond, and would never be taken for
-    /// one that polls. For the same reason the chunks of its kicks count, and it counts as busy while it is inside a kick: the
-    /// window of a fast connection is some hundred frames, and the kick for them takes longer than a nap. A thread that runs
-    /// the engine meanwhile takes the application's processor or its lock, so that the application polls even less.
+    /// Posts count beside polls. While the thread is not napping, posts do not gather, so that each one takes the time
+    /// of a kick; an application that fills its send queue then polls a few times in a millisecond, and would never be
+    /// recognised as polling. For the same reason the chunks of its kicks count, and it counts as busy while it is
+    /// inside a kick: the window of a fast connection is some hundred frames, and the kick for them takes longer than a
+    /// nap. A thread that runs the engine meanwhile takes the application's processor or its lock, so that the
+    /// application polls even less.
     fn look(&mut self, now: Instant, calls: Calls, forgotten: bool) -> Attention {
         match self.judge(now, calls, forgotten) {
             Attention::None if calls.kicking && calls.polls >= BUSY_POLLS => Attention::Kicking,
@@ -85,7 +86,7 @@ impl Watch {
         }
     }
 
-    /// [`Self::look`] at an application that is in no kick now.
+    /// [`Self::look`] for an application that is not in a kick now.
     fn judge(&mut self, now: Instant, calls: Calls, forgotten: bool) -> Attention {
         if now.since(self.at) < NAP[0] {
             return Attention::None;
@@ -148,7 +149,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// The attention of an application that makes the calls `each` in each of four milliseconds after it had begun to poll.
+    /// The attention of an application that makes the calls `each` in each of four milliseconds, after it began to
+    /// poll.
     fn seen(each: Calls, forgotten: bool) -> [Attention; 4] {
         let mut now = Instant::ZERO + MS;
         let mut calls = Calls { polls: BUSY_POLLS, ..Calls::default() };

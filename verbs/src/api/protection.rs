@@ -25,8 +25,8 @@ pub enum RegisterError {
 /// Options of a registration.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RegionOptions {
-    /// Tagged offset of the first byte, in work requests and at peers. 0 by default; programs that work with addresses
-    /// set the address.
+    /// Tagged offset of the first byte, in work requests and at peers. 0 by default; programs that use addresses set it
+    /// to the address.
     pub base: TaggedOffset,
     /// The only queue pair whose peer may use the region (RFC 5041 section 8.2); by default the peers of all queue pairs
     /// of the domain.
@@ -220,7 +220,7 @@ mod tests {
     fn deregistering_waits_for_each_engine_and_registering_does_not() {
         let device = device();
         let pd = device.create_pd().unwrap();
-        // As if an engine were writing a received segment.
+        // Like an engine that writes a received segment.
         for busy in device.engines().all() {
             let region = pd.allocate(64, Access::REMOTE_WRITE).unwrap();
             let engine = busy.lock();

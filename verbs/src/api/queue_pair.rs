@@ -25,13 +25,13 @@ use super::{
 };
 use crate::system::lock;
 
-/// The failure of a list of work requests: those before the failed one are posted, those after it are not.
+/// The failure of a list of work requests: earlier requests are posted, later ones are not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("work request {posted} of the list was not posted")]
 pub struct PostListError {
     /// Number of requests that were posted, which is the index of the one that failed.
     pub posted: usize,
-    /// Why that one was not posted.
+    /// The reason why it was not posted.
     pub source: PostError,
 }
 
@@ -276,7 +276,7 @@ impl QueuePair {
         self.query().map_or(QpState::Error, |info| info.state)
     }
 
-    /// TCP's numbers of the queue pair's connection: round-trip time, congestion window, windows, retransmissions.
+    /// TCP statistics of the queue pair's connection: round-trip time, congestion window, windows, retransmissions.
     /// `None` without a connection.
     pub fn tcp_info(&self) -> Option<TcpInfo> {
         let info = self.at_engine(|engine| engine.look(|state| state.engine.connection_info(self.id)));
@@ -291,12 +291,12 @@ impl QueuePair {
 
     /// Posts a request to the send queue.
     ///
-    /// While nothing of the connection is in flight, the request is transmitted before this returns. The same holds for an
-    /// application that does not poll all the time. While it does and data is in flight, small requests gather, so that
-    /// several messages share a segment and several segments a system call: they are transmitted with the next poll that
-    /// finds no completion, as soon as they fill a few segments or are 64, or with one of the first posts or polls after 50 us. Should
-    /// the application stop polling, the progress thread transmits them at the end of its nap, within 4 ms. Requests of
-    /// one queue pair always leave in the order in which they were posted.
+    /// The request is transmitted before this returns if nothing of the connection is in flight, or if the application
+    /// does not poll continuously. Otherwise small requests gather, so that several messages share a segment and
+    /// several segments a system call: they are transmitted with the next poll that finds no completion, as soon as
+    /// they fill a few segments or are 64, or with one of the first posts or polls after 50 us. Should the application
+    /// stop polling, the progress thread transmits them at the end of its nap, within 4 ms. Requests of one queue pair
+    /// are always sent in the order in which they were posted.
     pub fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), PostError> {
         let requests = std::slice::from_ref(request);
         self.at_engine(|engine| engine.post(self.id, requests, |rnic| rnic.post_send(self.id, request)))
@@ -304,7 +304,7 @@ impl QueuePair {
 
     /// Posts requests in order with one call, which takes the device's lock once and kicks the interface at most once;
     /// several small messages may then share a segment. Stops at the first request that is refused. See
-    /// [`post_send`](Self::post_send) for the time at which they leave.
+    /// [`post_send`](Self::post_send) for the time of transmission.
     pub fn post_send_list(&self, requests: &[WorkRequest<'_>]) -> Result<(), PostListError> {
         self.at_engine(|engine| {
             engine.post(self.id, requests, |rnic| {
@@ -338,8 +338,8 @@ impl QueuePair {
         self.at_engine(|engine| engine.with(|state, _| state.engine.rnic_mut().reset_qp(self.id)))
     }
 
-    /// Closes the connection in order, for an application that has no [`CmId`](super::cm::CmId): work that is posted is executed first,
-    /// and work that is posted later is flushed.
+    /// Closes the connection in order, for an application that has no [`CmId`](super::cm::CmId): posted work is
+    /// executed first, and later work is flushed.
     pub fn disconnect(&self) -> Result<(), ResourceError> {
         self.at_engine(|engine| {
             engine.with(|state, _| {
@@ -357,9 +357,9 @@ impl QueuePair {
     }
 }
 
-/// Requests for queue pairs of one device that leave together, when this is dropped: with one kick of the interface for all
-/// of them, and small messages of one queue pair in shared segments. Other activity of the device may transmit some of
-/// them earlier.
+/// Requests for queue pairs of one device that are sent together, when this is dropped: with one kick of the interface
+/// for all of them, and small messages of one queue pair in shared segments. Other activity of the device may transmit
+/// some of them earlier.
 ///
 /// ```no_run
 /// # use xwarp_verbs::{Device, Payload, PostError, QueuePair, WorkRequest};
@@ -411,12 +411,13 @@ impl<D: Borrow<Device>> Drop for PostBatch<D> {
 }
 
 impl Device {
-    /// Begins a batch of posts: they leave together when it is dropped.
+    /// Begins a batch of posts, which are sent together when it is dropped.
     pub fn batch(&self) -> PostBatch<&Self> {
         PostBatch::new(self)
     }
 
-    /// As [`batch`](Self::batch), for a batch that is kept between calls, for instance in a structure of the application.
+    /// Like [`batch`](Self::batch), for a batch that is kept between calls, for instance in a structure of the
+    /// application.
     pub fn into_batch(self) -> PostBatch<Self> {
         PostBatch::new(self)
     }
@@ -451,8 +452,8 @@ impl SharedReceiveQueue {
         self.0.receives.id()
     }
 
-    /// Posts a receive for the queue pair that needs one first. Takes the lock of an engine only if queue pairs of that engine
-    /// wait for a receive.
+    /// Posts a receive for the first queue pair that needs one. Takes the lock of an engine only if queue pairs of that
+    /// engine wait for a receive.
     pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostError> {
         self.0.pd.device().engines().post_shared_receive(&self.0.receives, request)
     }
@@ -462,8 +463,8 @@ impl SharedReceiveQueue {
         self.0.pd.device().shared().registry(|_| Ok(self.0.receives.len()))
     }
 
-    /// Requests one [`AsyncEvent::SrqLimit`](crate::AsyncEvent::SrqLimit) for the time when fewer than `limit` receives
-    /// are left. 0 cancels the request.
+    /// Requests one [`AsyncEvent::SrqLimit`](crate::AsyncEvent::SrqLimit) when fewer than `limit` receives are left. 0
+    /// cancels the request.
     pub fn arm_limit(&self, limit: u32) -> Result<(), ResourceError> {
         self.0.pd.device().shared().with(|state, _| state.engine.rnic_mut().arm_srq_limit(self.id(), limit))
     }

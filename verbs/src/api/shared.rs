@@ -1,5 +1,6 @@
-//! One engine of a device, its part of the interface and its lock: [`DeviceCore`]. Every verb that needs the engine goes through
-//! [`DeviceCore::with`]; whoever polls runs it through [`DeviceCore::try_progress`]; the progress thread waits for it.
+//! One engine of a device, its part of the interface and its lock: [`DeviceCore`]. Every verb that needs the engine
+//! goes through [`DeviceCore::with`]; threads that poll run it through [`DeviceCore::try_progress`]; the progress
+//! thread waits for it.
 
 use std::{
     io,
@@ -42,7 +43,7 @@ const CHANGE_EVERY: Duration = Duration::from_millis(20);
 /// Largest number of next hops that are looked up at a time, with two or three netlink requests each under the
 /// engine's lock.
 const MOST_LOOKUPS: usize = 8;
-/// Largest number of times that one call transmits again what had no room before its kick.
+/// Largest number of repeated transmissions in one call, of frames that had no room before the kick.
 const MOST_REFILLS: usize = 4;
 /// Largest number of turns in one call of [`DeviceCore::progress`]: about 4000 frames.
 const MOST_TURNS: usize = 64;
@@ -54,7 +55,7 @@ pub(crate) struct State {
     pub(crate) engine: Engine,
     pub(crate) link: Box<dyn Interface>,
     pub(crate) cm: CmTable,
-    /// When to ask the interface for changes.
+    /// The time of the next check for changes of the interface.
     pub(super) ask_changes_at: Instant,
 }
 
@@ -68,15 +69,15 @@ pub(crate) struct Setup {
     pub(crate) has_thread: bool,
 }
 
-/// When the requests that a verb has posted leave.
+/// The time at which a verb's posted requests are sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Leave {
     Now,
-    /// With the call that ends their batch, the application's next poll, or the thread's next look.
+    /// With the call that ends their batch, the application's next poll, or the thread's next check.
     Later,
 }
 
-/// Calls with which the application runs the engine, or gives it work.
+/// Counts of the application's calls that run the engine or give it work.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Calls {
     /// Polls since it last armed a queue.
@@ -118,7 +119,7 @@ pub(crate) struct DeviceCore {
     pub(crate) resolver: Arc<dyn Resolver>,
     /// Wakes the progress thread.
     pub(super) doorbell: Doorbell,
-    /// When the sleeping progress thread wakes by itself, in nanoseconds of `clock`.
+    /// The wake-up time of the sleeping progress thread, in nanoseconds of `clock`.
     pub(super) wakes_at: AtomicU64,
     /// Polls of the application since it last armed a queue.
     polls: AtomicU64,
@@ -140,11 +141,11 @@ pub(crate) struct DeviceCore {
     /// Set when an engine of the device panicked, or in a child process: this one does not run any more.
     failure: OnceLock<DeviceFailed>,
     fork: ForkMark,
-    /// Why the interface carries no frames any more, if it does not.
+    /// The reason why the interface no longer carries frames, if so.
     interface_gone: OnceLock<String>,
 }
 
-/// The asynchronous event that reports a change of the interface to the application, if one does.
+/// The asynchronous event for a change of the interface, if any.
 fn event_of(change: &InterfaceChange) -> Option<AsyncEvent> {
     Some(match change {
         InterfaceChange::Removed { .. } => AsyncEvent::DeviceFatal,
@@ -244,7 +245,7 @@ impl DeviceCore {
         })
     }
 
-    /// Posts a receive, which does not make gathered posts leave. Most receives give the engine nothing to do.
+    /// Posts a receive, which does not send gathered posts. Most receives give the engine nothing to do.
     pub(crate) fn post_receive<R: Answer>(&self, f: impl FnOnce(&mut Rnic) -> R) -> R {
         count(&self.posts);
         self.call(|state| {
@@ -258,7 +259,7 @@ impl DeviceCore {
         })
     }
 
-    /// Posts requests that leave with a later call.
+    /// Posts requests that are sent with a later call.
     pub(crate) fn post_in_batch<R: Answer>(&self, f: impl FnOnce(&mut Rnic) -> R) -> R {
         count(&self.posts);
         self.call(|state| (f(state.engine.rnic_mut()), Leave::Later))
@@ -293,8 +294,8 @@ impl DeviceCore {
         self.gathered.clear();
     }
 
-    /// Whether the application polls so often that posts may wait for it. The progress thread, if there is one, has seen
-    /// that, and looks again after each nap.
+    /// Whether the application polls so often that posts may wait for it. The progress thread, if there is one, has
+    /// detected this, and checks again after each nap.
     fn application_polls(&self) -> bool {
         self.polls() >= BUSY_POLLS && (!self.has_thread || self.napping.load(Ordering::Relaxed))
     }
@@ -418,7 +419,7 @@ impl DeviceCore {
         self.doorbell.ring();
     }
 
-    /// Why the device has failed, if it has.
+    /// The reason why the device has failed, if it has.
     pub(crate) fn failure(&self) -> Option<&DeviceFailed> {
         self.inherited();
         self.failure.get()
@@ -560,7 +561,7 @@ impl DeviceCore {
         self.removal().is_some()
     }
 
-    /// Why the interface was removed, if it was.
+    /// The reason why the interface was removed, if it was.
     pub(crate) fn removal(&self) -> Option<&str> {
         self.interface_gone.get().map(String::as_str)
     }
@@ -586,7 +587,7 @@ impl DeviceCore {
         Calls { polls: self.polls(), posts, chunks, kicking: self.kicking.load(Ordering::Relaxed) }
     }
 
-    /// Notes that the application is about to sleep and must be woken: it no longer counts as polling.
+    /// Records that the application is about to sleep and must be woken: it no longer counts as polling.
     pub(crate) fn application_sleeps(&self) {
         if self.gathered.any() {
             self.with(|_, _| ());

@@ -1,9 +1,9 @@
-//! How threads sleep until the engine must run: the progress thread, and applications that wait.
+//! Sleeping until the engine must run: the progress thread, and waiting applications.
 //!
-//! An application that waits on a device with a progress thread *leads*: it waits for frames itself and runs the engine,
-//! so that a message wakes one thread. The thread stands by: each frame wakes the first waiter only, and that is the
-//! leader while it waits, else the thread. One application thread leads at a time; the others are woken by
-//! whoever runs the engine.
+//! An application that waits on a device with a progress thread *leads*: it waits for frames itself and runs the
+//! engine, so that a message wakes one thread. The thread stands by: each frame wakes the first waiter only, and that
+//! is the leader while it waits, else the thread. One application thread leads at a time; the thread that runs the
+//! engine wakes the others.
 
 use std::{
     io,
@@ -22,13 +22,13 @@ use crate::system::{WaitSet, wait_readable};
 
 /// Longest sleep in an application's own wait, which verbs of other threads cannot shorten.
 const APPLICATION_WAIT: Duration = Duration::from_millis(5);
-/// Turns of a leader between two checks whether its wait is over.
+/// Turns of a leader between two checks for the end of its wait.
 const MOST_LEAD_TURNS: usize = 4;
-/// Longest sleep of the progress thread while an application leads. Deadlines that come meanwhile wait for its end if
-/// the application does not run the engine: ringing the thread for each would wake two threads a message again.
+/// Longest sleep of the progress thread while an application leads. Deadlines within it wait for its end if the
+/// application does not run the engine: ringing the doorbell for each would again wake two threads per message.
 const STANDBY: Duration = Duration::from_millis(1);
 
-/// Where an application waits for frames: the first of the sets that share the interface's descriptors.
+/// The set in which an application waits for frames: the first of those that share the interface's descriptors.
 pub(crate) struct Front(Mutex<WaitSet>);
 
 impl Front {
@@ -36,8 +36,8 @@ impl Front {
         Self(Mutex::new(set))
     }
 
-    /// Waits until `fd` is readable, at most for `limit`, and runs the engine of `shared` when frames arrive. `None` when
-    /// another thread leads, or the wait must go on without leading.
+    /// Waits until `fd` is readable, at most for `limit`, and runs the engine of `shared` when frames arrive. `None`
+    /// when another thread leads, or the wait must continue without leading.
     pub(crate) fn lead(
         &self,
         shared: &DeviceCore,
@@ -63,7 +63,7 @@ impl Front {
             }
             // The event has woken this thread only, so frames are received before this thread leaves.
             let rest = shared.run_for_event();
-            // The descriptors of an interface that is gone, and the bell of a failure, stay readable.
+            // The descriptors of a removed interface, and the bell of a failure, stay readable.
             if shared.failed() || shared.interface_gone() {
                 return Ok(None);
             }
@@ -82,15 +82,15 @@ impl DeviceCore {
     fn run_for_event(&self) -> bool {
         self.leads.fetch_add(1, Ordering::Relaxed);
         if !self.turn(self.lock()) {
-            // The event was no frame.
+            // The event was not a frame.
             self.progress();
             return false;
         }
         (0..MOST_LEAD_TURNS).all(|_| self.turn(self.lock()))
     }
 
-    /// The progress thread's sleep: until a frame arrives that no leader receives, the doorbell rings or the engine's next
-    /// deadline comes. While it stands by for a leader, the thread looks at deadlines every [`STANDBY`] only.
+    /// The progress thread's sleep: until a frame arrives that no leader receives, the doorbell rings or the engine's
+    /// next deadline passes. While it stands by for a leader, the thread looks at deadlines every [`STANDBY`] only.
     pub(crate) fn sleep(&self, set: &WaitSet, stands_by: bool) -> io::Result<()> {
         let wait = self.guarded(self.lock(), |state| {
             let now = self.clock.now();

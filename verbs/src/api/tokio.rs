@@ -1,4 +1,4 @@
-//! Futures for tokio (feature `tokio`): completion queues, events and connections to be awaited.
+//! Futures for tokio (feature `tokio`): of completion queues, events and connections.
 //!
 //! Everything here runs on tokio's own reactor (`tokio::io::unix::AsyncFd`), so the runtime needs `enable_io`, and no
 //! thread is added but the device's progress thread: a device with [`Progress::Application`](crate::Progress) has none
@@ -60,7 +60,7 @@ impl Readiness {
         Ok(())
     }
 
-    /// Waits until `poll` returns something.
+    /// Waits until `poll` returns a value.
     async fn until<R>(&self, mut poll: impl FnMut() -> Option<R>) -> io::Result<R> {
         loop {
             if let Some(found) = poll() {
@@ -74,7 +74,8 @@ impl Readiness {
 }
 
 impl Device {
-    /// Refuses a device that only the application runs, and tells the progress thread that the application will sleep.
+    /// Refuses a device that only the application runs, and notifies the progress thread that the application will
+    /// sleep.
     fn before_await(&self) -> io::Result<()> {
         if !self.shared().has_thread {
             let text = "a device with Progress::Application has no thread that would complete a future";

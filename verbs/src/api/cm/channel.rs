@@ -1,4 +1,4 @@
-//! Events of the connection manager, and the channel they come on.
+//! Events of the connection manager, and their channel.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +28,7 @@ pub enum EventKind {
     AddressError(RouteError),
     /// [`CmId::resolve_route`]: the identifier is ready to connect.
     RouteResolved,
-    /// A listener: a peer asks for a connection.
+    /// A listener: a peer requests a connection.
     ConnectRequest(IncomingRequest),
     /// An initiator whose [`MpaConfig::streaming`](crate::MpaConfig::streaming) is set: bytes can be exchanged
     /// ([`CmId::stream_send`], [`CmId::stream_recv`]) until [`CmId::begin_mpa`].
@@ -36,7 +36,7 @@ pub enum EventKind {
     /// The same at a listener, for a peer that has connected. [`EventKind::MpaRequest`] follows
     /// [`CmId::begin_mpa`].
     StreamRequest(IncomingRequest),
-    /// Streaming bytes of the peer can be taken. Reported again only after all were taken.
+    /// Streaming bytes of the peer can be read. Reported again only after all were read.
     StreamReadable,
     /// A responder that has begun MPA: the peer has, too. Answer with [`CmId::accept`] or [`CmId::reject`].
     MpaRequest {
@@ -62,7 +62,7 @@ pub enum EventKind {
     Rejected {
         /// Private data of the peer's application; untrusted.
         private_data: Vec<u8>,
-        /// The peer's IRD and ORD, perhaps those that it would have needed (RFC 6581 section 9.1).
+        /// The peer's IRD and ORD, possibly those that it would have needed (RFC 6581 section 9.1).
         peer: PeerDepths,
     },
     /// No listener at the peer's port.
@@ -75,11 +75,11 @@ pub enum EventKind {
     ConnectError(CloseReason),
     /// The peer closed the connection, or it was lost. The work of the queue pair is flushed.
     Disconnected,
-    /// The connection has ended at both ends. The last event of a connection. An identifier without a connection gets the
-    /// event when the interface is removed ([`CloseReason::InterfaceRemoved`]), because it can neither accept nor connect any
-    /// more.
+    /// The connection has ended at both ends. The last event of a connection. An identifier without a connection gets
+    /// the event when the interface is removed ([`CloseReason::InterfaceRemoved`]), because it can no longer accept or
+    /// connect.
     Closed(CloseReason),
-    /// The Ethernet address of the interface on which the identifier has an address changed. The connection goes on.
+    /// The Ethernet address of the interface on which the identifier has an address changed. The connection continues.
     MacChanged,
     /// The device has failed, and the identifier with it. Its last event.
     DeviceFailed,
@@ -147,7 +147,7 @@ impl Queued {
     }
 }
 
-/// The events that wait in a channel. All operations on one event take logarithmic time.
+/// The waiting events of a channel. All operations on one event take logarithmic time.
 #[derive(Default)]
 struct Waiting {
     /// The events by their number, the oldest first.
@@ -218,11 +218,11 @@ impl ChannelQueue {
         result
     }
 
-    /// Adds an event. The number that can wait is bounded by the identifiers and the backlogs of listeners.
+    /// Adds an event. The number of identifiers and the backlogs of listeners bound the number of waiting events.
     pub(crate) fn push(&self, event: Queued) {
         let mut waiting = lock(&self.waiting);
         waiting.push(event);
-        // Also when others wait: under EPOLLET only a write to the descriptor is an edge.
+        // Rings even when other events wait: under EPOLLET only a write to the descriptor is an edge.
         self.bell.ring();
     }
 
@@ -273,7 +273,7 @@ impl ChannelQueue {
 /// each event is returned once.
 ///
 /// When the descriptor becomes readable, call [`poll`](Self::poll) until it returns `None`: an edge-triggered poller
-/// (mio, tokio) is not notified again for events that were left.
+/// (mio, tokio) is not notified again for remaining events.
 #[derive(Clone)]
 pub struct EventChannel(pub(super) Arc<ChannelQueue>);
 
@@ -283,7 +283,7 @@ impl EventChannel {
         Ok(Self(Arc::new(ChannelQueue::new()?)))
     }
 
-    /// The oldest event that waits, without blocking.
+    /// The oldest waiting event, without blocking.
     pub fn poll(&self) -> Option<Event> {
         loop {
             match self.0.pop()? {

@@ -16,8 +16,8 @@ use super::{
 };
 use crate::api::{device::Device, queue_pair::QueuePair};
 
-/// An established connection of a queue pair. Dropping it disconnects in order; the queue pair then flushes the work
-/// that is left.
+/// An established connection of a queue pair. Dropping it disconnects in order; the queue pair then flushes the
+/// remaining work.
 ///
 /// The descriptor becomes readable when the connection ends: see [`poll`](Self::poll).
 #[derive(Debug)]
@@ -71,13 +71,13 @@ impl Connection {
         self.id.disconnect()
     }
 
-    /// The next event of the connection, without blocking: [`EventKind::Disconnected`], then [`EventKind::Closed`]; before
-    /// them perhaps [`EventKind::MacChanged`].
+    /// The next event of the connection, without blocking: [`EventKind::Disconnected`], then [`EventKind::Closed`];
+    /// before them possibly [`EventKind::MacChanged`].
     pub fn poll(&self) -> Option<EventKind> {
         self.channel.poll().map(|event| event.kind)
     }
 
-    /// Whether the peer closed the connection or it was lost, as of the events that waited; takes those events.
+    /// Whether the peer closed the connection or it was lost, by the waiting events, which this call consumes.
     pub(in crate::api) fn poll_disconnected(&self) -> Option<()> {
         while let Some(kind) = self.poll() {
             if matches!(kind, EventKind::Disconnected | EventKind::Closed(_) | EventKind::DeviceFailed) {
@@ -159,7 +159,7 @@ impl<'qp> Connecting<'qp> {
     }
 }
 
-/// What both ends know when a connection is established.
+/// The parameters of an established connection.
 struct Negotiated {
     private_data: Vec<u8>,
     ird: u16,
@@ -167,7 +167,7 @@ struct Negotiated {
     peer: PeerDepths,
 }
 
-/// Takes the step of a connection attempt that follows an event.
+/// Executes the next step of a connection attempt after an event.
 fn step(
     id: &CmId,
     kind: EventKind,
@@ -229,7 +229,7 @@ impl Listener {
         Ok(Self { id, channel })
     }
 
-    /// The bound address, with the port that was chosen when port 0 was asked for.
+    /// The bound address, with the chosen port if port 0 was requested.
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.id.local_address()
     }
@@ -239,7 +239,7 @@ impl Listener {
         &self.id
     }
 
-    /// The oldest request that waits, without blocking. Call it until it returns `None` before you wait again.
+    /// The oldest waiting request, without blocking. Call it until it returns `None` before you wait again.
     pub fn poll(&self) -> Result<Option<ConnectionRequest>, ConnectionError> {
         if self.channel.0.is_empty() {
             return self.nothing();
@@ -259,7 +259,7 @@ impl Listener {
         self.nothing()
     }
 
-    /// No request waits: none will come if the interface was removed.
+    /// No request waits, and none will arrive if the interface was removed.
     fn nothing(&self) -> Result<Option<ConnectionRequest>, ConnectionError> {
         match self.id.device().shared().removal() {
             Some(cause) => Err(ConnectionError::InterfaceRemoved(cause.to_owned())),
@@ -289,7 +289,7 @@ impl ConnectionRequest {
         self.request.id.engine()
     }
 
-    /// Everything that is known of the request.
+    /// All data of the request.
     pub fn details(&self) -> &IncomingRequest {
         &self.request
     }
@@ -341,7 +341,7 @@ macro_rules! descriptor_of_channel {
 
 descriptor_of_channel!(Connection, Connecting<'_>, Listener);
 
-/// Waits until `poll` returns something, at most for `limit`.
+/// Waits until `poll` returns a value, at most for `limit`.
 fn wait_for<R>(
     device: &Device,
     fd: &impl AsFd,
@@ -361,7 +361,7 @@ fn wait_for<R>(
         if left.is_zero() {
             return Err(ConnectionError::TimeLimit);
         }
-        // A failure is seen by the next look.
+        // The next check detects a failure.
         if let Err(error) = device.wait(fd, Some(left))
             && device.failure().is_none()
         {

@@ -1,4 +1,4 @@
-//! [`CmId`]: one end of a connection on its way through the connection manager's steps.
+//! [`CmId`]: one end of a connection, through the connection manager's steps.
 
 use std::{
     fmt, io,
@@ -28,7 +28,7 @@ use crate::{
     interface::{Flow, Interface, PortReservation, Route, RouteError},
 };
 
-/// How long one request to the resolver may take: a device that is being closed waits for it.
+/// Time limit of one request to the resolver; closing a device waits for it.
 const RESOLVE_SLICE: Duration = Duration::from_millis(50);
 /// Most ports that are drawn for one connection. With 16 engines, 16 are drawn on average, and more than this once in fifteen million
 /// connections.
@@ -50,7 +50,7 @@ impl fmt::Debug for CmId {
 }
 
 impl CmId {
-    /// Creates an identifier whose events come on `channel`.
+    /// Creates an identifier whose events are reported on `channel`.
     pub fn new(device: &Device, channel: &EventChannel) -> Self {
         Self::in_engine(device, channel, device.engines().in_turn())
     }
@@ -73,7 +73,7 @@ impl CmId {
         self.key
     }
 
-    /// Moves the identifier to another channel, with the events that wait already.
+    /// Moves the identifier to another channel, with its waiting events.
     pub fn migrate(&mut self, channel: &EventChannel) {
         self.channel = Arc::clone(&channel.0);
         // A listener is in all engines, other identifiers are in one.
@@ -122,7 +122,7 @@ impl CmId {
         self.home().look(|state| state.cm.entries.get(&self.key).and_then(|entry| f(entry)))
     }
 
-    /// Runs `f` on this identifier's entry when `fits` says that the call belongs here.
+    /// Runs `f` on this identifier's entry if `fits` accepts its state.
     fn step<R>(
         &self,
         call: &'static str,
@@ -165,7 +165,7 @@ impl CmId {
         )
     }
 
-    /// Finds the way to `peer`, from the bound address if there is one: [`EventKind::AddressResolved`], or
+    /// Resolves the path to `peer`, from the bound address if there is one: [`EventKind::AddressResolved`], or
     /// [`EventKind::AddressError`] at the latest after `limit`.
     ///
     /// A loopback address (`localhost`) stands for the bound or the first address of an interface that a helper shares, because
@@ -196,7 +196,7 @@ impl CmId {
         }
     }
 
-    /// The next hop must be asked for: a thread of its own waits for it.
+    /// The next hop must be resolved, which a separate thread waits for.
     fn resolve_later(&self, peer: SocketAddr, source: Option<IpAddr>, limit: Duration) -> io::Result<()> {
         let key = self.key;
         self.device.spawn_resolver(self.home(), move |shared| {
@@ -215,8 +215,7 @@ impl CmId {
         })
     }
 
-    /// A step without work of its own: with iWARP the route is known with the address.
-    /// [`EventKind::RouteResolved`] follows.
+    /// A step without work: with iWARP the route is known with the address. [`EventKind::RouteResolved`] follows.
     pub fn resolve_route(&self) -> Result<(), CmError> {
         self.step(
             "resolve_route",
@@ -232,9 +231,9 @@ impl CmId {
         )
     }
 
-    /// Connects `qp` to the resolved peer: [`EventKind::Established`], or one that says why not. When the peer refuses
-    /// markers or revision 2 of MPA, up to two further attempts follow: from other ports if the identifier was not
-    /// bound, else from the same port.
+    /// Connects `qp` to the resolved peer: [`EventKind::Established`], or an event with the reason of the failure. When
+    /// the peer refuses markers or revision 2 of MPA, up to two further attempts follow: from other ports if the
+    /// identifier was not bound, else from the same port.
     pub fn connect(&self, qp: &QueuePair, options: ConnectOptions) -> Result<(), CmError> {
         let _here = self.bring(qp)?;
         let ConnectOptions { private_data, ird, ord, framing, close_with_peer } = options;
@@ -405,8 +404,8 @@ impl CmId {
         })
     }
 
-    /// TCP's numbers of the identifier's connection, as [`QueuePair::tcp_info`]. `None` before there is a queue pair and
-    /// after the connection.
+    /// TCP statistics of the identifier's connection, like [`QueuePair::tcp_info`]. `None` before there is a queue pair
+    /// and after the connection.
     pub fn tcp_info(&self) -> Option<TcpInfo> {
         let info = self.home().look(|state| {
             let qp = state.cm.queue_pair(self.key)?;
@@ -423,8 +422,8 @@ impl CmId {
         })
     }
 
-    /// Changes them (`rdma_set_option`): user timeout, keepalive, codepoint and hop limit. A connection that there is
-    /// has them from now on, others from their beginning; a listener gives them to the requests that come after this.
+    /// Changes them (`rdma_set_option`): user timeout, keepalive, codepoint and hop limit. They apply to an existing
+    /// connection from now on, to a later one from its start; a listener applies them to later requests.
     pub fn tune(&self, tuning: Tuning) -> Result<(), CmError> {
         if tuning.dscp >= 64 {
             return Err(CmError::Codepoint(tuning.dscp));
@@ -448,7 +447,7 @@ impl CmId {
     }
 
     /// Closes the connection in order: posted work is sent first, then our direction is closed.
-    /// [`EventKind::Disconnected`] and [`EventKind::Closed`] follow. Not an error when it is closed already.
+    /// [`EventKind::Disconnected`] and [`EventKind::Closed`] follow. Not an error if it is closed already.
     pub fn disconnect(&self) -> Result<(), CmError> {
         let connected = |p: &CmState| {
             matches!(p, CmState::Connecting(_) | CmState::Connected(_) | CmState::Disconnected(_))
@@ -547,7 +546,7 @@ impl State {
         }
     }
 
-    /// The resolver's answer for an identifier, unless it is gone by now.
+    /// The resolver's answer for an identifier, unless the identifier was destroyed.
     fn resolved(&mut self, key: CmKey, peer: SocketAddr, answer: Result<Route, RouteError>) {
         let Some(entry) = self.cm.entries.get_mut(&key) else { return };
         let kind = match answer {

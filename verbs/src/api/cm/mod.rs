@@ -94,8 +94,7 @@ impl Default for AcceptOptions {
 /// Options of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenOptions {
-    /// Most connections that may be in start-up or wait to be accepted; more are dropped, and their peers
-    /// try again.
+    /// Largest number of connections in start-up or waiting to be accepted; more are dropped, and their peers retry.
     pub backlog: usize,
     /// A wildcard address stands for the addresses of its own family only.
     pub only_family: bool,
@@ -130,7 +129,7 @@ pub enum CmError {
     /// A codepoint of Differentiated Services has six bits.
     #[error("{0} is not a DSCP: a codepoint has six bits")]
     Codepoint(u8),
-    /// The address and port are taken, here or in the kernel, or are not ours.
+    /// The address and port are in use, here or in the kernel, or are not ours.
     #[error("cannot bind {address}")]
     Bind {
         /// The requested address.
@@ -147,7 +146,7 @@ pub enum CmError {
     /// The operating system refused a thread or a descriptor.
     #[error(transparent)]
     System(#[from] io::Error),
-    /// The device has failed; [`Device::failure`](crate::Device::failure) says why.
+    /// The device has failed; [`Device::failure`](crate::Device::failure) has the reason.
     #[error("the device has failed")]
     DeviceFailed,
 }
@@ -162,13 +161,14 @@ pub enum ConnectionError {
     /// The peer's application rejected the connection, with this private data.
     #[error("rejected by the peer's application, with {} bytes of private data", .0.len())]
     Rejected(Vec<u8>),
-    /// The attempt ended otherwise: refused, unreachable, timed out, or MPA failed.
+    /// The attempt failed otherwise: refused, unreachable, timed out, or a failure of MPA.
     #[error(transparent)]
     Failed(#[from] CloseReason),
     /// The peer gave up before it was answered.
     #[error("the request is gone")]
     RequestGone,
-    /// The interface was removed, or the helper took the device away, so no peer can connect; the text says which.
+    /// The interface was removed, or the helper took the device away, so no peer can connect; the text says which of
+    /// them.
     #[error("{0}")]
     InterfaceRemoved(String),
     /// The time limit has passed.

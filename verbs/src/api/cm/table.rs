@@ -1,5 +1,5 @@
-//! Where each identifier stands, and what the engine's events mean to it. Part of what the engine's lock
-//! protects; the identifiers that applications hold are keys into it.
+//! The state of each identifier, and the effect of the engine's events on it. Protected by the engine's lock; the
+//! identifiers that applications hold are keys into this table.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -24,7 +24,7 @@ use crate::{
     interface::{PortReservation, Route},
 };
 
-/// The name of an identifier, in events: never used twice in the life of a device.
+/// The name of an identifier in events, never reused in the life of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CmKey(u64);
 
@@ -106,7 +106,7 @@ impl Identifier {
         Self { local: self.local, port: self.port.clone(), tuning: self.tuning, ..Self::new(&self.channel) }
     }
 
-    /// The refusal of a call that does not fit here.
+    /// The error of a call that does not fit the state.
     pub(super) fn wrong_state(&self, call: &'static str) -> CmError {
         CmError::State { call, state: self.state.name() }
     }
@@ -136,13 +136,13 @@ pub(crate) struct CmTable {
     next: u64,
     device: Weak<DeviceInner>,
     pub(super) ports: Arc<Ports>,
-    /// Which identifier a queue pair's events are for.
+    /// The identifier of each queue pair's events.
     by_qp: HashMap<QpId, CmKey>,
     by_listener: HashMap<ListenerId, CmKey>,
     by_request: HashMap<RequestId, CmKey>,
-    /// Ports of connections, until nothing is left of them.
+    /// Ports of connections, until the connections have ended completely.
     in_use: HashMap<QpId, LocalPorts>,
-    /// Ports of connections in TIME-WAIT, by when that ends.
+    /// Ports of connections in TIME-WAIT, by its end.
     resting: VecDeque<(Instant, Arc<PortReservation>)>,
     time_wait: Duration,
 }
@@ -164,7 +164,7 @@ impl CmTable {
         }
     }
 
-    /// Names the device that new identifiers keep open.
+    /// Sets the device that new identifiers keep open.
     pub(crate) fn belongs_to(&mut self, device: Weak<DeviceInner>) {
         self.device = device;
     }
@@ -176,7 +176,7 @@ impl CmTable {
         key
     }
 
-    /// The queue pair of an identifier whose connection is not over yet.
+    /// The queue pair of an identifier whose connection has not ended.
     pub(super) fn queue_pair(&self, key: CmKey) -> Option<QpId> {
         let (CmState::Connecting(qp) | CmState::Connected(qp) | CmState::Disconnected(Some(qp))) =
             self.entries.get(&key)?.state
@@ -192,7 +192,7 @@ impl CmTable {
         }
     }
 
-    /// The identifier of a queue pair's event moves on, and the event is reported to its owner.
+    /// Updates the identifier of a queue pair's event, and reports the event to its owner.
     fn advance(&mut self, qp: QpId, state: CmState, kind: EventKind) {
         let Some(&key) = self.by_qp.get(&qp) else { return };
         if let Some(entry) = self.entries.get_mut(&key) {
@@ -234,7 +234,7 @@ impl CmTable {
         self.by_request.remove(&request);
     }
 
-    /// The device has failed: every identifier hears of it, and all ports are given back.
+    /// The device has failed: notifies every identifier and releases all ports.
     pub(crate) fn device_failed(&mut self) {
         self.by_qp.clear();
         self.by_listener.clear();
@@ -250,7 +250,7 @@ impl CmTable {
         }
     }
 
-    /// The interface was removed: identifiers without a connection end. Those with one end with it.
+    /// The interface was removed: ends identifiers without a connection. The others end with their connection.
     pub(crate) fn interface_removed(&self) {
         self.report_where(
             || EventKind::Closed(CloseReason::InterfaceRemoved),
@@ -267,7 +267,7 @@ impl CmTable {
         );
     }
 
-    /// The interface has another Ethernet address.
+    /// Handles a new Ethernet address of the interface.
     pub(crate) fn mac_changed(&self) {
         self.report_where(|| EventKind::MacChanged, |entry| entry.local.is_some());
     }
@@ -280,7 +280,7 @@ impl CmTable {
         }
     }
 
-    /// Forgets an identifier; returns what it was.
+    /// Removes an identifier; returns its state.
     pub(super) fn remove(&mut self, key: CmKey) -> Option<Identifier> {
         let qp = self.queue_pair(key);
         let entry = self.entries.remove(&key)?;
@@ -307,7 +307,7 @@ impl CmTable {
         }
     }
 
-    /// A queue pair is gone, and with it whatever its connection may still say.
+    /// A queue pair was destroyed, so its connection reports no more events.
     pub(crate) fn queue_pair_gone(&mut self, now: Instant, qp: QpId) {
         self.release_ports(now, qp);
         if let Some(key) = self.by_qp.remove(&qp)
@@ -317,15 +317,15 @@ impl CmTable {
         }
     }
 
-    /// Nothing is left of the connection of `qp`.
+    /// The connection of `qp` has ended completely.
     fn over(&mut self, now: Instant, qp: QpId, kind: EventKind) {
         self.release_ports(now, qp);
         self.advance(qp, CmState::Disconnected(None), kind);
         self.by_qp.remove(&qp);
     }
 
-    /// The connection of `qp` is established from `port`: the ports of earlier attempts rest, those of attempts that
-    /// were not needed are released.
+    /// The connection of `qp` is established from `port`: the ports of earlier attempts are kept for TIME-WAIT, those
+    /// of unneeded attempts are released.
     fn pass_port_on(&mut self, now: Instant, qp: QpId, port: u16) {
         let Some(ports) = self.in_use.get_mut(&qp) else { return };
         let mut fallbacks = std::mem::take(&mut ports.fallbacks);
@@ -338,7 +338,7 @@ impl CmTable {
         }
     }
 
-    /// The connection of `qp` is over.
+    /// The connection of `qp` has ended.
     fn release_ports(&mut self, now: Instant, qp: QpId) {
         let Some(LocalPorts { port, fallbacks }) = self.in_use.remove(&qp) else { return };
         for port in fallbacks.into_iter().chain([port]) {
@@ -346,8 +346,8 @@ impl CmTable {
         }
     }
 
-    /// The port of a connection that is over rests for as long as TIME-WAIT lasts at least, here or at the peer. Where it lasts
-    /// longer, the stack refuses the one four-tuple.
+    /// Keeps the port of an ended connection for the shortest TIME-WAIT, here or at the peer. If TIME-WAIT lasts
+    /// longer, the stack refuses the four-tuple.
     fn rest(&mut self, now: Instant, port: Arc<PortReservation>) {
         while self.resting.front().is_some_and(|(until, _)| *until <= now) {
             self.resting.pop_front();
@@ -379,7 +379,7 @@ impl CmTable {
     }
 
     /// Makes an identifier for a peer's connection and reports it to the listener: with the peer's depths if MPA was
-    /// requested, without while the connection carries streaming data. `None` when the listener is gone.
+    /// requested, without while the connection carries streaming data. `None` if the listener was closed.
     fn announce(
         &mut self,
         listener: ListenerId,
@@ -405,8 +405,8 @@ impl CmTable {
         }
     }
 
-    /// Reports that a request is gone, or removes all that is kept of it when the application has not seen it: the
-    /// requests that come and go at a listener that is not polled leave nothing behind.
+    /// Reports the end of a request, or removes it completely if the application has not seen it, so that short-lived
+    /// requests to a listener that is not polled leave nothing behind.
     fn request_gone(&mut self, request: RequestId) {
         let Some(key) = self.by_request.remove(&request) else { return };
         let Some(entry) = self.entries.get_mut(&key) else { return };
@@ -421,7 +421,7 @@ impl CmTable {
 }
 
 impl State {
-    /// The connection of an identifier begins with the settings that were made before, if there are any.
+    /// Starts the connection of an identifier with its earlier settings, if there are any.
     pub(super) fn tune(&mut self, now: Instant, key: CmKey) -> Result<(), CmError> {
         let tuning = self.cm.entries.get(&key).and_then(|entry| entry.tuning);
         match (self.cm.queue_pair(key), tuning) {
@@ -470,7 +470,7 @@ impl State {
                 let closes = owner.is_some_and(|entry| entry.close_with_peer);
                 cm.advance(qp, CmState::Disconnected(Some(qp)), EventKind::Disconnected);
                 if closes {
-                    // A queue pair that is gone has nothing to close.
+                    // A destroyed queue pair has nothing to close.
                     let _ = self.engine.disconnect(qp);
                 }
             }
@@ -478,7 +478,7 @@ impl State {
         }
     }
 
-    /// Reports a peer's connection with streaming data, or abandons it if the listener is gone.
+    /// Reports a peer's connection with streaming data, or abandons it if the listener was closed.
     fn streaming_request(&mut self, listener: Option<ListenerId>, request: RequestId, ends: [SocketAddr; 2]) {
         let state = CmState::Streaming(request);
         let announced =
@@ -488,8 +488,8 @@ impl State {
         }
     }
 
-    /// Reports a peer's MPA Request, to the identifier of its connection if streaming data preceded it, or rejects it if the
-    /// listener is gone.
+    /// Reports a peer's MPA Request, to the identifier of its connection if streaming data preceded it, or rejects it
+    /// if the listener was closed.
     fn connect_request(
         &mut self,
         now: Instant,
@@ -512,7 +512,7 @@ impl State {
     }
 }
 
-/// Logs how a connection begins and ends. What was negotiated is logged where it is known, in `rnic`.
+/// Logs the start and the end of a connection. `rnic` logs the negotiated parameters.
 fn log(event: &CmEvent) {
     match event {
         CmEvent::ConnectRequest { local, remote, peer, .. } => {
@@ -537,7 +537,7 @@ fn log(event: &CmEvent) {
     }
 }
 
-/// The event for a connection that was not made.
+/// The event for a failed connection.
 fn failure(reason: CloseReason) -> EventKind {
     match reason {
         CloseReason::Refused => EventKind::Refused,
@@ -547,7 +547,7 @@ fn failure(reason: CloseReason) -> EventKind {
     }
 }
 
-/// The engine's refusal of a call, as the application sees it.
+/// Converts the engine's error of a call to that of the API.
 impl From<rnic::CmError> for CmError {
     fn from(error: rnic::CmError) -> Self {
         Self::Engine(error)
@@ -571,7 +571,7 @@ mod tests {
         RequestId(ConnId { index, generation: 1 })
     }
 
-    /// The event of a peer that asks for a connection.
+    /// The event of a peer's connection request.
     fn asked(index: u32) -> CmEvent {
         CmEvent::ConnectRequest {
             request: request(index),
@@ -641,7 +641,7 @@ mod tests {
         dispatch(&device, (0..REQUESTS).flat_map(streaming));
         assert_eq!(sizes(&device, &channel), before);
 
-        // A request that the application has seen is reported when it goes, and only that one.
+        // The end of a request is reported if and only if the application has seen the request.
         dispatch(&device, [asked(1), asked(2)]);
         let seen = channel.poll().unwrap();
         let EventKind::ConnectRequest(incoming) = seen.kind else { panic!("{seen:?}") };
