@@ -78,7 +78,7 @@ fn an_initiator_that_draws_no_port_for_its_engine_connects_nevertheless() {
         let part = Part(parts.into_iter().next().unwrap(), 7);
         Device::over(Box::new(part), DeviceOptions::default()).unwrap()
     });
-    let [_, end] = connect(&devices, 7);
+    let [_peer, end] = connect(&devices, 7);
     assert!(end.connection.local_address().is_some());
     assert!(end.connection.wait_disconnected(Duration::ZERO).is_ok_and(|ended| !ended));
 }
