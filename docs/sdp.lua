@@ -122,7 +122,13 @@ function sdp.dissector(buffer, info, tree)
   return buffer:len()
 end
 
+-- The flags of all DDP segments of the frame so far: the last one is that of this segment.
+local tagged = Field.new("iwarp_ddp.tagged_flag")
+
 sdp:register_heuristic("iwarp_ddp_rdmap", function(buffer, info, tree)
+  -- Messages are Sends, which are untagged. The bytes of RDMA Writes and Read Responses may look like one by chance.
+  local flags = { tagged() }
+  if #flags > 0 and flags[#flags].value then return false end
   if not fits(buffer) then return false end
   sdp.dissector(buffer, info, tree)
   return true

@@ -121,7 +121,9 @@ fn netns_sdp_a_half_closed_stream_carries_the_other_direction() {
 #[test]
 fn netns_sdp_registered_memory_is_read_by_rdma() {
     let lab = lab(9000);
-    let bytes = pattern(1 << 20, 9);
+    // Each word looks like the start of a SinkAvail, which the dissector must not find in a Read Response.
+    let bytes: Vec<u8> =
+        pattern(1 << 20, 9).chunks(4).flat_map(|word| [0xfd, 0x01, word[2], word[3]]).collect();
     let messages = connected(
         &lab,
         Family::V4,
