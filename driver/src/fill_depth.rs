@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(depth.missing(0), 2048, "not yet");
         run(&mut depth, 100, 100);
         assert_eq!(depth.missing(0), 400);
-        run(&mut depth, 1, 2 * 8 * 2048);
+        run(&mut depth, 1, 8 * 2048 + 1);
         assert_eq!(depth.missing(0), LEAST);
     }
 
