@@ -106,15 +106,9 @@ impl FrameTable {
         self.free_transmit.len()
     }
 
-    /// Number of chunks of `queue` that are free.
+    /// Number of chunks of `queue` that wait to be put on the fill ring.
     pub fn receive_free(&self, queue: u16) -> usize {
         self.free_receive.get(usize::from(queue)).map_or(0, Vec::len)
-    }
-
-    /// Number of chunks of `queue` on its fill ring, or received and not yet taken from the receive ring.
-    pub fn filled(&self, queue: u16) -> u32 {
-        let elsewhere = self.receive_free(queue) + self.receive_out(queue);
-        self.receive_per_queue.saturating_sub(elsewhere as u32)
     }
 
     /// Chunks of `queue` that were received and not recycled.
@@ -226,7 +220,6 @@ mod tests {
 
         let filled: Vec<u32> = std::iter::from_fn(|| table.fill(1)).collect();
         assert_eq!(filled, [3, 4, 5]);
-        assert_eq!((table.filled(0), table.filled(1)), (0, 3));
         assert_eq!((table.receive_free(0), table.receive_free(1), table.receive_free(2)), (3, 0, 0));
         for chunk in filled {
             table.received(chunk).unwrap();

@@ -32,7 +32,6 @@ mod chains;
 pub mod config;
 mod deadline;
 pub mod error;
-mod fill_depth;
 pub mod frames;
 mod grant;
 pub mod helper;

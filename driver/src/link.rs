@@ -8,7 +8,7 @@ use crate::interface::Interface;
 use crate::lease::Lease;
 use crate::sys::{CHUNK_CAPACITY, chunks_of};
 
-/// When at least this number of chunks is missing, a recycle refills the queue's fill ring at once; fewer wait for the next
+/// With at least this number of free chunks, a recycle refills the queue's fill ring at once; fewer wait for the next
 /// call of `receive`.
 const REFILL_BATCH: usize = 32;
 
@@ -179,9 +179,9 @@ impl Interface {
         }
     }
 
-    /// Puts the chunks that the queue's fill ring lacks on it if there are at least `at_least`.
+    /// Puts the queue's free chunks on its fill ring if there are at least `at_least`.
     fn refill(&mut self, queue: u16, at_least: usize) {
-        if self.rings.fill_missing(queue) < at_least {
+        if self.rings.receive_free(queue) < at_least {
             return;
         }
         self.rings.refill(queue);

@@ -28,7 +28,6 @@ pub(crate) use self::ethtool::{QueueCounts, active_queues, joins_segments, strip
 pub(crate) use self::memory::Memory;
 use self::ring::{Descriptor, Entries, SocketRings};
 use crate::chains::Chains;
-use crate::fill_depth::FillDepth;
 use crate::frames::{FrameCensus, FrameTable, Place};
 
 /// Bytes of one chunk: the largest that the kernel allows, and one page.
@@ -86,7 +85,6 @@ impl std::fmt::Debug for Rings {
 struct Queue {
     rings: SocketRings,
     socket: OwnedFd,
-    depth: FillDepth,
     /// The frame whose last chunk has not arrived yet.
     partial: Partial,
 }
@@ -95,8 +93,7 @@ impl Queue {
     /// The queue of a socket that has rings.
     fn over(socket: OwnedFd, sizes: &Sizes) -> io::Result<Self> {
         let rings = SocketRings::map(socket.as_fd(), sizes.entries())?;
-        let depth = FillDepth::new(sizes.receive_per_queue);
-        Ok(Self { rings, socket, depth, partial: Partial::default() })
+        Ok(Self { rings, socket, partial: Partial::default() })
     }
 }
 
@@ -369,10 +366,8 @@ impl Rings {
         self.frames.transmit_free()
     }
 
-    /// Number of free chunks that the queue's fill ring lacks.
-    pub(crate) fn fill_missing(&self, queue: u16) -> usize {
-        let Some(Queue { depth, .. }) = self.queues.get(usize::from(queue)) else { return 0 };
-        self.frames.receive_free(queue).min(depth.missing(self.frames.filled(queue)) as usize)
+    pub(crate) fn receive_free(&self, queue: u16) -> usize {
+        self.frames.receive_free(queue)
     }
 
     pub(crate) fn receive_out(&self, queue: u16) -> usize {
@@ -394,16 +389,13 @@ impl Rings {
         self.queues.get(usize::from(queue)).is_some_and(|q| q.rings.fill.sleeps())
     }
 
-    /// Puts the chunks that the queue's fill ring lacks on it.
+    /// Puts the queue's free chunks on its fill ring.
     pub(crate) fn refill(&mut self, queue: u16) {
-        let missing = self.fill_missing(queue);
         let Some(Queue { rings, .. }) = self.queues.get_mut(usize::from(queue)) else { return };
         // The kernel does not use these chunks, and we do not either from now on: they are `Fill`.
-        for _ in 0..missing {
-            if rings.fill.room(1) == 0 {
-                break;
-            }
-            let Some(chunk) = self.frames.fill(queue) else { break };
+        while rings.fill.room(1) > 0
+            && let Some(chunk) = self.frames.fill(queue)
+        {
             rings.fill.push(Self::blank(chunk));
         }
         rings.fill.publish();
@@ -412,14 +404,12 @@ impl Rings {
     /// Takes up to `max` received frames of a queue, and hands each to `take`.
     pub(crate) fn receive(&mut self, queue: u16, max: usize, mut take: impl FnMut(Arrived)) -> Taken {
         let mut taken = Taken::default();
-        let Some(Queue { rings, partial, depth, .. }) = self.queues.get_mut(usize::from(queue)) else {
+        let Some(Queue { rings, partial, .. }) = self.queues.get_mut(usize::from(queue)) else {
             return taken;
         };
-        let mut arrived = 0;
         while taken.frames < max {
             let want = (max - taken.frames).min(BATCH);
             let n = rings.receive.take(&mut self.scratch[..want]);
-            arrived += n as u32;
             for desc in &self.scratch[..n] {
                 let (chunk, start) = chunk_at(desc.address);
                 let bytes = desc.len as usize;
@@ -452,9 +442,6 @@ impl Rings {
             if n < want {
                 break;
             }
-        }
-        if arrived > 0 {
-            depth.adapt(arrived, self.frames.filled(queue), taken.frames == max);
         }
         taken
     }
