@@ -101,6 +101,21 @@ impl Reader<'_> {
         Self { from: NonNull::dangling().as_ptr(), left: 0, memory: PhantomData }
     }
 
+    /// Copies the next bytes to all of `out`. Returns false, and has copied nothing, if the range has fewer.
+    #[inline]
+    pub(crate) fn read_gapped(&mut self, out: &mut copy::GappedMut<'_>) -> bool {
+        let n = out.len;
+        if n > self.left {
+            return false;
+        }
+        // SAFETY: as in `read`.
+        unsafe { copy::read_gapped(self.from, out) };
+        // SAFETY: `n <= left`, so the address lies in the memory or one past its end.
+        self.from = unsafe { self.from.add(n) };
+        self.left -= n;
+        true
+    }
+
     /// Copies the next bytes to `out`. Returns their number, which is less than that of `out` only at the end of the range.
     #[inline]
     pub(crate) fn read(&mut self, out: &mut [u8]) -> usize {

@@ -129,25 +129,23 @@ pub type ChunksMut<'a> = SmallVec<[&'a mut [u8]; MOST_CHUNKS]>;
 pub type Pieces<'a> = SmallVec<[&'a [u8]; MOST_CHUNKS]>;
 
 /// The `len` bytes from byte `start` on of the bytes in `chunks`; fewer when the chunks are shorter.
-pub fn part<'a>(chunks: impl IntoIterator<Item = &'a [u8]>, start: usize, len: usize) -> Pieces<'a> {
-    let mut pieces = Pieces::new();
-    let (mut skip, mut want) = (start, len);
-    for chunk in chunks {
-        let Some(rest) = chunk.get(skip..) else {
-            skip -= chunk.len();
-            continue;
-        };
-        skip = 0;
-        let piece = rest.get(..want).unwrap_or(rest);
-        if !piece.is_empty() {
-            pieces.push(piece);
-        }
-        want -= piece.len();
-        if want == 0 {
-            break;
-        }
-    }
+pub fn part<'a>(chunks: &[&'a [u8]], start: usize, len: usize) -> Pieces<'a> {
+    let mut pieces = Pieces::from_slice(chunks);
+    trim(&mut pieces, start, len);
     pieces
+}
+
+/// Shortens `pieces` to the `len` bytes from byte `start` on, or to fewer when it has fewer.
+fn trim(pieces: &mut Pieces<'_>, start: usize, len: usize) {
+    let (mut skip, mut want) = (start, len);
+    pieces.retain(|piece| {
+        let before = skip.min(piece.len());
+        skip -= before;
+        let rest = piece.get(before..).unwrap_or_default();
+        *piece = rest.get(..want).unwrap_or(rest);
+        want -= piece.len();
+        !piece.is_empty()
+    });
 }
 
 /// Copies the bytes of `raw` from position `at` on into `out`; bytes beyond the end of `raw` stay as they are.
@@ -171,7 +169,9 @@ pub(crate) fn read_at(raw: &[&[u8]], mut at: usize, out: &mut [u8]) {
 
 /// The `len` bytes from byte `start` on of a received frame, across its chunks; fewer when the frame is shorter.
 pub fn rx_pieces<'a>(link: &'a dyn Link, frame: &RxFrame, start: usize, len: usize) -> Pieces<'a> {
-    part(link.rx_chunks(frame), start, len)
+    let mut pieces = link.rx_chunks(frame);
+    trim(&mut pieces, start, len);
+    pieces
 }
 
 /// Number of transmit chunks of a frame of `len` bytes.

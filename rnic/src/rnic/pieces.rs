@@ -1,6 +1,7 @@
 //! Lists of memory pieces to which keys gave access, and copies between them and private buffers.
 
 use smallvec::SmallVec;
+use xwarp_tcp::copy::GappedMut;
 
 use super::{
     grant::Keys,
@@ -239,26 +240,25 @@ impl<'k> Gather<'k> {
         Ok(Self { reader: Reader::empty(), list, begun: 0 })
     }
 
-    /// Copies the next bytes into `out`.
+    /// Copies the next bytes into all of `out`.
     #[inline]
-    pub(crate) fn read(&mut self, out: &mut [u8]) {
-        let done = self.reader.read(out);
-        if done < out.len() {
-            self.read_on(out.get_mut(done..).unwrap_or_default());
+    pub(crate) fn read(&mut self, out: &mut GappedMut<'_>) {
+        if !self.reader.read_gapped(out) {
+            out.for_each(|space| self.read_on(space));
         }
     }
 
-    /// Copies the bytes of the next stretches into `out`.
+    /// Copies the rest of the stretch and the bytes of the next stretches into `out`.
     #[inline(never)]
     fn read_on(&mut self, mut out: &mut [u8]) {
-        while !out.is_empty()
-            && let Some(Stretch { memory, offset, len }) = self.list.get(self.begun)
-        {
+        loop {
+            let done = self.reader.read(out);
+            out = out.get_mut(done..).unwrap_or_default();
+            let next = self.list.get(self.begun).filter(|_| !out.is_empty());
+            let Some(Stretch { memory, offset, len }) = next else { break };
             self.begun += 1;
             // The range was checked when the list was opened, and the memory of a key never shrinks.
             self.reader = memory.reader(*offset, *len).unwrap_or_else(|_| Reader::empty());
-            let done = self.reader.read(out);
-            out = out.get_mut(done..).unwrap_or_default();
         }
     }
 }

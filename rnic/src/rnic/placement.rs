@@ -19,7 +19,6 @@ use super::{
 };
 use crate::{
     ddp::{DdpError, Msn, Queue, STag, Tagged, Untagged},
-    memory::Memory,
     rdmap::{
         ATOMIC_REQUEST_BYTES, ATOMIC_RESPONSE_BYTES, AtomicRequest, AtomicResponse, Carriage, MessageType,
         READ_REQUEST_BYTES, RdmapError, ReadRequest, StreamError, TERMINATE_MOST_BYTES, TerminateHeader,
@@ -122,20 +121,13 @@ where
     #[expect(clippy::inline_always, reason = "see `segment::Sink`")]
     #[inline(always)]
     fn copy_to(&self, extent: &Extent, start: u64) -> bool {
-        match (extent.one_memory(), self.payload.gapped()) {
-            (Some(memory), Some(payload)) => memory.write_gapped(start as usize, &payload).is_ok(),
-            (Some(memory), None) => copy_pieces(self.payload, memory, start as usize),
-            (None, _) => copy_to_stretches(self.payload, extent.stretches(start, self.seen.len.into())),
-        }
+        let Some(memory) = extent.one_memory() else {
+            return copy_to_stretches(self.payload, extent.stretches(start, self.seen.len.into()));
+        };
+        let mut written = true;
+        self.payload.for_each_run(|at, run| written &= memory.write_gapped(start as usize + at, run).is_ok());
+        written
     }
-}
-
-/// Copies `payload`, which lies in several chunks, to `memory` from byte `start` on; returns false if that is read-only.
-#[inline(never)]
-fn copy_pieces(payload: SegmentPayload<'_, '_>, memory: &Memory, start: usize) -> bool {
-    let mut written = true;
-    payload.for_each(|at, bytes| written &= memory.write(start + at, bytes).is_ok());
-    written
 }
 
 /// Copies `payload` to `stretches`; returns false if memory is read-only.

@@ -57,7 +57,7 @@ pub(crate) struct SegmentPayload<'u, 'p> {
     at: usize,
 }
 
-impl<'p> SegmentPayload<'_, 'p> {
+impl SegmentPayload<'_, '_> {
     /// Bytes of the payload. The length field of a framing has 16 bits.
     pub(crate) fn len(&self) -> u16 {
         self.ulpdu.len().saturating_sub(self.at) as u16
@@ -69,10 +69,10 @@ impl<'p> SegmentPayload<'_, 'p> {
         self.ulpdu.for_each(self.at, f);
     }
 
-    /// The payload with the markers between its bytes, if it lies in one piece.
+    /// Calls `f(offset, bytes)` for the payload in each chunk, with the markers between its bytes.
     #[inline]
-    pub(crate) fn gapped(&self) -> Option<Gapped<'p>> {
-        self.ulpdu.gapped(self.at)
+    pub(crate) fn for_each_run(&self, f: impl FnMut(usize, &Gapped<'_>)) {
+        self.ulpdu.for_each_run(self.at, f);
     }
 
     /// Copies the first bytes to `out`; returns those that were copied.

@@ -1,6 +1,7 @@
 //! Writing segments: typed headers of queue pairs become the bytes of the connection's codec.
 
 use xwarp_tcp::{
+    copy::GappedMut,
     rdma_tcp::{HEADER_MOST_BYTES, SegmentHeader},
     seq::StreamOffset,
     ulp::UlpduWriter,
@@ -24,7 +25,7 @@ pub(crate) trait Head {
     fn end_message(&mut self, is_last: bool);
 
     /// Writes the segment with `len` bytes; see [`SegmentWriter::fill`].
-    fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut [u8]));
+    fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut GappedMut<'_>));
 }
 
 /// Of a segment for a tagged buffer.
@@ -69,7 +70,7 @@ impl Head for TaggedHead {
     }
 
     #[inline]
-    fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut [u8])) {
+    fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut GappedMut<'_>)) {
         let Some(versions) = out.versions() else { return };
         let &Self { message, last, stag, to } = self;
         let control = Control { message }.byte(versions);
@@ -89,7 +90,7 @@ impl Head for UntaggedHead {
     }
 
     #[inline]
-    fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut [u8])) {
+    fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut GappedMut<'_>)) {
         let Some(versions) = out.versions() else { return };
         let &Self { message, last, word, queue, msn, mo } = self;
         let control = Control { message }.byte(versions);
@@ -107,7 +108,7 @@ impl Head for SegmentHeader {
         self.last = is_last;
     }
 
-    fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut [u8])) {
+    fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut GappedMut<'_>)) {
         let Codec::RdmaTcp(connection) = out.codec else {
             return debug_assert!(false, "{self:?} is not of {:?}", out.codec);
         };
@@ -134,7 +135,7 @@ impl Head for Header {
         }
     }
 
-    fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut [u8])) {
+    fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut GappedMut<'_>)) {
         match self {
             Self::Tagged(head) => head.write(out, len, f),
             Self::Untagged(head) => head.write(out, len, f),
@@ -178,7 +179,7 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
     pub(crate) fn put(&mut self, header: &impl Head, payload: &[u8]) {
         let mut rest = payload;
         self.fill(header, payload.len(), |space| {
-            let Some((now, later)) = rest.split_at_checked(space.len()) else { return };
+            let Some((now, later)) = rest.split_at_checked(space.len) else { return };
             space.copy_from_slice(now);
             rest = later;
         });
@@ -193,9 +194,9 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
         fits
     }
 
-    /// Writes a segment with `len` bytes, which must fit: `f(space)` writes the next piece of the payload.
+    /// Writes a segment with `len` bytes, which must fit: `f(space)` writes the next bytes of the payload.
     #[inline]
-    pub(crate) fn fill(&mut self, header: &impl Head, len: usize, f: impl FnMut(&mut [u8])) {
+    pub(crate) fn fill(&mut self, header: &impl Head, len: usize, f: impl FnMut(&mut GappedMut<'_>)) {
         header.write(self, len, f);
     }
 
@@ -213,16 +214,21 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
 
     /// Writes a segment with the DDP header `header` and `len` bytes: at once if that is possible.
     #[inline]
-    fn fill_behind<const N: usize>(&mut self, header: &[u8; N], len: usize, mut f: impl FnMut(&mut [u8])) {
+    fn fill_behind<const N: usize>(
+        &mut self,
+        header: &[u8; N],
+        len: usize,
+        mut f: impl FnMut(&mut GappedMut<'_>),
+    ) {
         if !self.out.put_whole(header, len, &mut f) {
             self.fill_in_parts(header, len, f);
         }
     }
 
     #[inline(never)]
-    fn fill_in_parts(&mut self, header: &[u8], len: usize, mut f: impl FnMut(&mut [u8])) {
+    fn fill_in_parts(&mut self, header: &[u8], len: usize, f: impl FnMut(&mut GappedMut<'_>)) {
         self.out.announce(header.len() + len);
         self.out.put(header);
-        self.out.fill(len, |_, space| f(space));
+        self.out.fill_runs(len, f);
     }
 }

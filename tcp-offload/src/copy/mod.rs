@@ -28,9 +28,12 @@ mod access;
 #[path = "x86_64.rs"]
 mod access;
 mod crc;
+mod gaps;
 pub(crate) mod sum;
 #[cfg(test)]
 mod tests;
+
+pub use gaps::{Gapped, GappedMut, Gaps};
 
 /// Copies `out.len()` bytes from the shared memory at `from` into `out`.
 ///
@@ -54,40 +57,31 @@ pub unsafe fn write(to: *mut u8, bytes: &[u8]) {
     unsafe { access::write(to, bytes) }
 }
 
-/// Bytes that lie between gaps of one size, as the payload of an FPDU lies between markers.
-#[derive(Debug, Clone, Copy)]
-pub struct Gapped<'a> {
-    /// The bytes with the gaps between them.
-    pub bytes: &'a [u8],
-    /// Number of the bytes without the gaps.
-    pub len: usize,
-    /// Bytes before the first gap, and between the others.
-    pub first: usize,
-    /// See [`Self::first`].
-    pub span: usize,
-    /// Bytes of a gap.
-    pub gap: usize,
+/// Copies bytes from the shared memory at `from` into all of the space of `out`. A call for each of the pieces takes longer than
+/// to find the gaps here.
+///
+/// # Safety
+/// As [`read()`], for `out.len` bytes.
+pub unsafe fn read_gapped(mut from: *const u8, out: &mut GappedMut<'_>) {
+    out.for_each(|space| {
+        // SAFETY: the caller's contract; all pieces together have at most `out.len` bytes.
+        unsafe { access::read(from, space) };
+        // SAFETY: as above: the address lies in the memory, or one past its end.
+        from = unsafe { from.add(space.len()) };
+    });
 }
 
-/// Copies `source` without its gaps to the shared memory at `to`. The gaps are left out here, because a call for each of the
-/// pieces between them takes longer than to find them.
+/// Copies `source` without its gaps to the shared memory at `to`; see [`read_gapped`].
 ///
 /// # Safety
 /// As [`write()`], for `source.len` bytes.
 pub unsafe fn write_gapped(mut to: *mut u8, source: &Gapped<'_>) {
-    let Gapped { bytes: mut rest, mut len, first: mut until, span, gap } = *source;
-    while len > 0 {
-        let (now, behind) = rest.split_at(until.min(len).min(rest.len()));
+    source.for_each(|bytes| {
         // SAFETY: the caller's contract; all pieces together have at most `source.len` bytes.
-        unsafe { access::write(to, now) };
+        unsafe { access::write(to, bytes) };
         // SAFETY: as above: the address lies in the memory, or one past its end.
-        to = unsafe { to.add(now.len()) };
-        len -= now.len();
-        let Some(bytes) = behind.get(gap..) else { break };
-        rest = bytes;
-        until = span;
-    }
-    debug_assert_eq!(len, 0, "the bytes end before the length");
+        to = unsafe { to.add(bytes.len()) };
+    });
 }
 
 /// The CRC32c of bytes whose CRC32c is `crc`, followed by `bytes`; 0 is the CRC of no bytes.

@@ -269,7 +269,8 @@ proptest! {
             between.extend(pattern(len, number));
         }
         let shared = Shared::<2048>::new();
-        let source = Gapped { bytes: &bytes, len: between.len(), first, span, gap };
+        let gaps = Gaps { first, between: span, len: gap };
+        let source = Gapped { bytes: &bytes, len: between.len(), gaps };
         // SAFETY: `between` has fewer than 40 + 5 * 300 bytes, which lie within the 2048 bytes.
         unsafe { write_gapped(shared.at(1), &source) };
         let mut all = [0; 2048];
@@ -277,5 +278,11 @@ proptest! {
         unsafe { read(shared.at(0), &mut all) };
         prop_assert_eq!(&all[1..=between.len()], &between[..]);
         prop_assert!(all[0] == 0 && all[between.len() + 1..].iter().all(|byte| *byte == 0));
+
+        let mut space = vec![0xee; bytes.len()];
+        let mut target = GappedMut { bytes: &mut space, len: between.len(), gaps };
+        // SAFETY: as above.
+        unsafe { read_gapped(shared.at(1).cast_const(), &mut target) };
+        prop_assert_eq!(space, bytes);
     }
 }

@@ -334,7 +334,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
             if let [piece] = payload {
                 self.track.accept(upper, &[piece.get(from..to).unwrap_or_default()], ulpdu, fpdu_end)?;
             } else {
-                self.track.accept(upper, &part(payload.iter().copied(), from, to - from), ulpdu, fpdu_end)?;
+                self.track.accept(upper, &part(payload, from, to - from), ulpdu, fpdu_end)?;
             }
         }
     }

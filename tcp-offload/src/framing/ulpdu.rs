@@ -5,7 +5,7 @@ use crate::{
     link::FrameWriter,
     mpa::{
         Announced,
-        layout::{BETWEEN_MARKERS, Layout, MARKER_BYTES},
+        layout::{BETWEEN_MARKERS, Layout, MARKER_BYTES, markers_from},
     },
     seq::StreamOffset,
 };
@@ -45,7 +45,7 @@ impl<'a> Ulpdu<'a> {
     }
 
     /// Copies the first bytes into `out`; returns their number.
-    #[inline]
+    #[inline(never)]
     pub fn peek(&self, out: &mut [u8]) -> usize {
         let most = self.len.min(out.len());
         self.walk(0, most, |at, bytes| {
@@ -75,13 +75,16 @@ impl<'a> Ulpdu<'a> {
         self.walk(start, self.len.saturating_sub(start), f);
     }
 
-    /// The bytes from `start` on with the markers between them, if all of them lie in one piece.
+    /// Calls `f(offset, bytes)` for the bytes from `start` on in each chunk, with the markers between them. `offset` counts from
+    /// `start`.
     #[inline]
-    pub fn gapped(&self, start: usize) -> Option<Gapped<'a>> {
-        let [piece] = self.raw else { return None };
-        let (at, first) = self.position(start);
+    pub fn for_each_run(&self, start: usize, mut f: impl FnMut(usize, &Gapped<'a>)) {
         let len = self.len.saturating_sub(start);
-        Some(Gapped { bytes: piece.get(at..)?, len, first, span: BETWEEN_MARKERS, gap: MARKER_BYTES })
+        let [piece] = self.raw else { return self.runs(start, len, f) };
+        let (at, to_marker) = self.position(start);
+        if len > 0 {
+            f(0, &Gapped { bytes: piece.get(at..).unwrap_or_default(), len, gaps: markers_from(to_marker) });
+        }
     }
 
     /// Position in `raw` of byte `start`, and the bytes from there to the next marker.
@@ -96,44 +99,34 @@ impl<'a> Ulpdu<'a> {
         }
     }
 
-    /// Calls `f(offset, bytes)` for the `len` bytes from `start` on, where `offset` counts from `start`.
+    /// [`Self::for_each`] for the `len` bytes from `start` on.
     #[inline]
     fn walk(&self, start: usize, len: usize, mut f: impl FnMut(usize, &[u8])) {
-        if start + len <= self.to_marker
-            && let Some(first) = self.raw.first()
-            && let Some(bytes) = first.get(self.start + start..self.start + start + len)
-        {
-            if len > 0 {
-                f(0, bytes);
-            }
-            return;
-        }
-        // Position in the current piece of `raw`, which may lie beyond its end, and bytes before the next marker.
-        let (mut at, mut to_marker) = self.position(start);
-        let mut done = 0;
+        self.runs(start, len, |mut at, run| {
+            run.for_each(|bytes| {
+                f(at, bytes);
+                at += bytes.len();
+            });
+        });
+    }
+
+    /// [`Self::for_each_run`] for the `len` bytes from `start` on.
+    #[inline(never)]
+    fn runs(&self, start: usize, len: usize, mut f: impl FnMut(usize, &Gapped<'a>)) {
+        let (mut before, mut done) = (0, 0);
         for piece in self.raw {
-            let Some(mut rest) = piece.get(at..) else {
-                at -= piece.len();
-                continue;
-            };
-            at = 0;
-            while done < len {
-                let (bytes, behind) = rest.split_at(to_marker.min(len - done).min(rest.len()));
-                if !bytes.is_empty() {
-                    f(done, bytes);
-                }
-                done += bytes.len();
-                to_marker -= bytes.len();
-                if to_marker > 0 {
-                    break;
-                }
-                to_marker = BETWEEN_MARKERS;
-                let Some((_marker, bytes)) = behind.split_at_checked(MARKER_BYTES) else {
-                    at = MARKER_BYTES - behind.len();
-                    break;
-                };
-                rest = bytes;
+            if done == len {
+                break;
             }
+            let (at, to_marker) = self.position(start + done);
+            let bytes = piece.get(at - before..).unwrap_or_default();
+            let gaps = markers_from(to_marker);
+            let n = gaps.bytes_in(bytes.len()).min(len - done);
+            if n > 0 {
+                f(done, &Gapped { bytes, len: n, gaps });
+            }
+            done += n;
+            before += piece.len();
         }
     }
 }

@@ -100,15 +100,17 @@ fn all_point_to_header(raw: &[&[u8]], first: usize, header: usize) -> bool {
     let (mut at, mut before) = (first, 0);
     for piece in raw {
         let end = before + piece.len();
-        while at < end {
-            let marker = match piece.get(at - before..).and_then(<[u8]>::first_chunk) {
-                Some(marker) => *marker,
-                None => marker_across(raw, at),
-            };
-            if pointer(marker) != at.saturating_sub(header) as u16 {
+        if let Some(bytes) = piece.get(at - before..).filter(|bytes| !bytes.is_empty()) {
+            if !point_to_header(bytes, at, header) {
                 return false;
             }
-            at += SPACING;
+            at += bytes.len().next_multiple_of(SPACING);
+            let last = at - SPACING;
+            if last + MARKER_BYTES > end
+                && pointer(marker_across(raw, last)) != last.saturating_sub(header) as u16
+            {
+                return false;
+            }
         }
         before = end;
     }

@@ -1,7 +1,7 @@
 //! Positions and lengths in the stream: of markers, of FPDUs with their markers, and MULPDU (RFC 5044 sections 4.1,
 //! 4.3 and 4.5). No code here reads or writes the bytes.
 
-use crate::seq::StreamOffset;
+use crate::{copy::Gaps, seq::StreamOffset};
 
 /// Bytes from the start of one marker to the start of the next (RFC 5044 section 4.3).
 pub(crate) const MARKER_SPACING: u64 = 512;
@@ -11,6 +11,12 @@ pub(crate) const MARKER_BYTES: usize = 4;
 
 /// Bytes from the end of one marker to the start of the next.
 pub(crate) const BETWEEN_MARKERS: usize = MARKER_SPACING as usize - MARKER_BYTES;
+
+/// The markers after a position from which `to_marker` bytes lie before the first of them.
+#[inline]
+pub(crate) const fn markers_from(to_marker: usize) -> Gaps {
+    Gaps { first: to_marker, between: BETWEEN_MARKERS, len: MARKER_BYTES }
+}
 
 /// Bytes of the ULPDU Length field.
 pub(crate) const LENGTH_BYTES: usize = 2;

@@ -1,8 +1,13 @@
 //! Builds one FPDU in a transmit frame: the methods of [`UlpduWriter`] for the upper layer, and the framing of its
 //! ULPDU.
 
-use super::layout::{BETWEEN_MARKERS, CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES, MARKER_SPACING};
-use crate::{copy, link::FrameWriter, seq::StreamOffset, ulp::UlpduWriter};
+use super::layout::{CRC_BYTES, LENGTH_BYTES, Layout, MARKER_BYTES, MARKER_SPACING, markers_from};
+use crate::{
+    copy::{self, GappedMut},
+    link::FrameWriter,
+    seq::StreamOffset,
+    ulp::UlpduWriter,
+};
 
 /// An FPDU whose length was announced: its CRC is computed chunk by chunk, while the bytes are in the first-level cache.
 #[derive(Debug, Clone, Copy)]
@@ -119,50 +124,49 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
         }
     }
 
-    /// Writes a whole FPDU at once: a ULPDU of `header` and `len` bytes. `f(space)` writes each piece of these bytes.
-    /// Returns false, and has written nothing, when something was written before, the
-    /// FPDU does not fit, or its first fields have a marker between them or cross the end of a chunk: the other methods write it
-    /// then.
+    /// Writes a whole FPDU at once: a ULPDU of `header` and `len` bytes. `f(space)` writes these bytes chunk by chunk, which is
+    /// once unless the FPDU crosses the end of a chunk. Returns false, and has written nothing, when something was written before,
+    /// the FPDU does not fit, or its first fields have a marker between them or cross the end of a chunk: the other methods write
+    /// it then.
     #[inline]
     pub fn put_whole<const N: usize>(
         &mut self,
         header: &[u8; N],
         len: usize,
-        mut f: impl FnMut(&mut [u8]),
+        f: &mut impl FnMut(&mut GappedMut<'_>),
     ) -> bool {
         let ulpdu = N + len;
         if !self.has_length || self.offset != self.start || ulpdu > self.room {
             return false;
         }
+        // The first fields, after the marker that may precede them, and the bytes from them to the next marker.
         let to_marker = self.layout.to_marker(self.start);
-        let body = Layout::body(ulpdu);
-        if body <= to_marker
-            && let Some(fpdu) = self.frame.contiguous(body)
-        {
-            put_between_markers(fpdu, header, len, self.crc, f);
-            self.offset += body as u64;
-            self.written = ulpdu;
-            self.room = 0;
-            self.complete = true;
+        let marker = if to_marker == 0 { MARKER_BYTES } else { 0 };
+        let fields = marker + LENGTH_BYTES + N;
+        let next_marker = if to_marker == 0 { MARKER_SPACING as usize } else { to_marker };
+        let Some(first) = next_marker.checked_sub(fields) else { return false };
+        let range = (self.layout.end(self.start, ulpdu) - self.start) as usize;
+        if let Some(fpdu) = self.frame.contiguous(range) {
+            let Some((covered, to_crc)) = fpdu.split_last_chunk_mut::<CRC_BYTES>() else { return false };
+            let bytes = put_fields(covered, marker, ulpdu, header);
+            // The pad, and the marker that may follow it.
+            match bytes.last_chunk_mut::<8>() {
+                Some(end) => *end = [0; 8],
+                None => bytes.fill(0),
+            }
+            f(&mut GappedMut { bytes, len, gaps: markers_from(first) });
+            put_markers(bytes, first, (LENGTH_BYTES + N) as u64);
+            *to_crc = if self.crc { copy::crc32c(0, covered) } else { 0 }.to_le_bytes();
+            self.offset += range as u64;
+            (self.written, self.room, self.complete) = (ulpdu, 0, true);
             return true;
         }
-        // The first fields, after the marker that may precede them.
-        let first = if to_marker == 0 { MARKER_BYTES } else { 0 };
-        let behind = if to_marker == 0 { BETWEEN_MARKERS } else { to_marker };
-        if behind < LENGTH_BYTES + N {
-            return false;
-        }
-        let Some(fields) = self.frame.contiguous(first + LENGTH_BYTES + N) else { return false };
-        let (marker, rest) = fields.split_at_mut(first);
-        if let Some(marker) = marker.first_chunk_mut() {
-            *marker = [0; MARKER_BYTES];
-        }
-        put_fields(rest, ulpdu, header);
-        self.offset += (first + LENGTH_BYTES + N) as u64;
-        self.written = N;
-        self.room -= N;
+        let Some(space) = self.frame.contiguous(fields) else { return false };
+        put_fields(space, marker, ulpdu, header);
+        self.offset += fields as u64;
+        (self.written, self.room) = (N, self.room - N);
         self.announced = self.crc.then_some(Announced { ulpdu, crc: 0, summed: self.position });
-        self.fill_between_markers(len, |_, space| f(space));
+        self.fill_runs(len, f);
         true
     }
 
@@ -180,46 +184,38 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     /// piece of the frame's memory between markers, where `at` counts from 0 to `len`; `f` writes every
     /// byte of `space`.
     #[inline]
-    pub fn fill(&mut self, len: usize, f: impl FnMut(usize, &mut [u8])) {
-        let len = self.begin_bytes(len);
-        self.fill_between_markers(len, f);
+    pub fn fill(&mut self, len: usize, mut f: impl FnMut(usize, &mut [u8])) {
+        let mut at = 0;
+        self.fill_runs(len, |run| {
+            run.for_each(|space| {
+                f(at, space);
+                at += space.len();
+            });
+        });
     }
 
-    /// Writes `len` bytes by `f` and the markers between them, and adds them to the CRC of an announced ULPDU.
-    #[inline]
-    fn fill_between_markers(&mut self, len: usize, mut f: impl FnMut(usize, &mut [u8])) {
-        let (mut at, mut to_marker) = (0, self.layout.to_marker(self.offset));
+    /// Appends `len` bytes, which must fit into [`Self::room`]: calls `f(space)` for the space in each chunk of the frame, between
+    /// markers; `f` writes every byte of it. The bytes are added to the CRC of an announced ULPDU.
+    pub fn fill_runs(&mut self, len: usize, mut f: impl FnMut(&mut GappedMut<'_>)) {
+        let len = self.begin_bytes(len);
         let header = self.layout.header(self.start);
+        let mut at = 0;
         while at < len {
-            if to_marker == 0 {
-                self.put_marker();
-                to_marker = BETWEEN_MARKERS;
+            self.write_marker();
+            let (distance, gaps) = (self.offset - header, markers_from(self.layout.to_marker(self.offset)));
+            let rest = self.frame.rest_of_chunk();
+            let n = gaps.bytes_in(rest.len()).min(len - at);
+            let used = gaps.space_of(n);
+            if n == 0 {
+                break;
             }
-            let mut run =
-                Run { rest: self.frame.rest_of_chunk(), at, distance: self.offset - header, f: &mut f };
-            let (first, space) = (at, run.rest.len());
-            run.piece(to_marker.min(len - at));
-            to_marker -= run.at - at;
-            while to_marker == 0
-                && len - run.at >= BETWEEN_MARKERS
-                && run.rest.len() >= MARKER_SPACING as usize
-            {
-                run.marker();
-                run.piece(BETWEEN_MARKERS);
-            }
-            if to_marker == 0 && run.at < len && run.marker() {
-                let before = run.at;
-                run.piece(BETWEEN_MARKERS.min(len - run.at));
-                to_marker = BETWEEN_MARKERS - (run.at - before);
-            }
-            let used = space - run.rest.len();
-            at = run.at;
+            let bytes = rest.get_mut(..used).unwrap_or_default();
+            f(&mut GappedMut { bytes, len: n, gaps });
+            put_markers(bytes, gaps.first, distance);
+            at += n;
             self.frame.advance(used);
             self.offset += used as u64;
             self.sum_written();
-            if at == first {
-                break;
-            }
         }
         self.end_bytes(len, at);
     }
@@ -250,22 +246,6 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     fn write_trailer(&mut self) -> usize {
         self.write_header();
         let pad = Layout::body(self.written) - LENGTH_BYTES - self.written - CRC_BYTES;
-        if let Some(Announced { ulpdu, crc, summed }) = self.announced
-            && ulpdu == self.written
-            && summed == self.written_to()
-            && self.layout.to_marker(self.offset) > pad
-            && let Some((pad, field)) =
-                self.frame.contiguous(pad + CRC_BYTES).and_then(<[u8]>::split_last_chunk_mut)
-        {
-            // Nearly always.
-            let mut crc = crc;
-            if !pad.is_empty() {
-                pad.fill(0);
-                crc = copy::crc32c(crc, pad);
-            }
-            *field = crc.to_le_bytes();
-            return (self.offset - self.start) as usize + pad.len() + CRC_BYTES;
-        }
         if pad > 0 {
             self.offset += self.frame.put([0; 3].get(..pad).unwrap_or_default()) as u64;
         }
@@ -338,70 +318,40 @@ impl<'w, 'f> UlpduWriter<'w, 'f> {
     }
 }
 
-/// Pieces of a ULPDU, and the markers between them, in one chunk of the frame.
-struct Run<'s, 'c, F> {
-    /// The rest of the chunk.
-    rest: &'s mut [u8],
-    /// Bytes written by `f` before `rest`.
-    at: usize,
-    /// Bytes from the ULPDU Length field to `rest`.
-    distance: u64,
-    f: &'c mut F,
-}
-
-impl<F: FnMut(usize, &mut [u8])> Run<'_, '_, F> {
-    /// Writes `n` bytes by `f`, or as many as the chunk has.
-    #[inline]
-    fn piece(&mut self, n: usize) {
-        let n = n.min(self.rest.len());
-        let (space, rest) = std::mem::take(&mut self.rest).split_at_mut(n);
-        (self.f)(self.at, space);
-        self.rest = rest;
-        self.at += n;
-        self.distance += n as u64;
-    }
-
-    /// Writes a marker. Returns false, and has written nothing, if the marker crosses the end of the chunk.
-    #[inline]
-    fn marker(&mut self) -> bool {
-        if self.rest.len() < MARKER_BYTES {
-            return false;
-        }
-        let (space, rest) = std::mem::take(&mut self.rest).split_at_mut(MARKER_BYTES);
-        space.copy_from_slice(&marker(self.distance));
-        self.rest = rest;
-        self.distance += MARKER_BYTES as u64;
-        true
-    }
-}
-
-/// Writes the ULPDU Length and the ULPDU's header to the front of `out`. Returns the rest.
+/// Writes the markers of `bytes`, which begin `distance` bytes behind the ULPDU Length field. The first marker lies at byte `first`.
 #[inline]
-fn put_fields<'a, const N: usize>(out: &'a mut [u8], ulpdu: usize, header: &[u8; N]) -> &'a mut [u8] {
+fn put_markers(bytes: &mut [u8], first: usize, distance: u64) {
+    let Some(bytes) = bytes.get_mut(first..) else { return };
+    let mut distance = distance + first as u64;
+    let (spans, last) = bytes.as_chunks_mut::<{ MARKER_SPACING as usize }>();
+    for span in spans {
+        if let Some(space) = span.first_chunk_mut() {
+            *space = marker(distance);
+        }
+        distance += MARKER_SPACING;
+    }
+    if let Some(space) = last.first_chunk_mut() {
+        *space = marker(distance);
+    }
+}
+
+/// Writes the ULPDU Length and the ULPDU's header to the front of `out`, after a marker of `marker` bytes. Returns the rest.
+#[inline]
+fn put_fields<'a, const N: usize>(
+    out: &'a mut [u8],
+    marker: usize,
+    ulpdu: usize,
+    header: &[u8; N],
+) -> &'a mut [u8] {
+    let (before, out) = out.split_at_mut(marker);
+    if let Some(before) = before.first_chunk_mut() {
+        *before = [0; MARKER_BYTES];
+    }
     let Some((length, out)) = out.split_first_chunk_mut::<LENGTH_BYTES>() else { return &mut [] };
     *length = (ulpdu as u16).to_be_bytes();
     let Some((head, out)) = out.split_first_chunk_mut::<N>() else { return &mut [] };
     *head = *header;
     out
-}
-
-/// Writes an FPDU without markers to all of `fpdu`. `f` writes the `len` bytes after the header.
-#[inline]
-fn put_between_markers<const N: usize>(
-    fpdu: &mut [u8],
-    header: &[u8; N],
-    len: usize,
-    crc: bool,
-    f: impl FnOnce(&mut [u8]),
-) {
-    let Some((covered, to_crc)) = fpdu.split_last_chunk_mut::<CRC_BYTES>() else { return };
-    if let Some((payload, pad)) = put_fields(covered, N + len, header).split_at_mut_checked(len) {
-        f(payload);
-        for byte in pad {
-            *byte = 0;
-        }
-    }
-    *to_crc = if crc { copy::crc32c(0, covered) } else { 0 }.to_le_bytes();
 }
 
 /// The marker `distance` bytes behind the ULPDU Length field of the FPDU to which it belongs.
@@ -442,10 +392,11 @@ mod tests {
         let (header, data) = ulpdu.split_at(ulpdu.len().min(HEADER));
         let whole = matches!(way, Way::Whole)
             && header.first_chunk::<HEADER>().is_some_and(|header| {
-                let mut at = 0;
-                writer.put_whole(header, data.len(), |space| {
-                    space.copy_from_slice(&data[at..at + space.len()]);
-                    at += space.len();
+                let mut rest = data;
+                writer.put_whole(header, data.len(), &mut |space: &mut GappedMut<'_>| {
+                    let (now, later) = rest.split_at(space.len);
+                    space.copy_from_slice(now);
+                    rest = later;
                 })
             });
         if !whole {

@@ -158,7 +158,7 @@ impl Received<'_> {
                 .map(Sum::of)
                 .ok_or(Malformed::Truncated);
         }
-        Ok(Sum::of_pieces(part(self.chunks.iter().copied(), packet.start, packet.len)))
+        Ok(Sum::of_pieces(&part(self.chunks, packet.start, packet.len)))
     }
 
     /// Parses the TCP header (RFC 9293 section 3.1).

@@ -145,5 +145,5 @@ impl Template {
 /// is too short.
 #[inline(never)]
 fn sum_of_chain(link: &dyn Link, frame: &RxFrame, len: usize) -> Option<Sum> {
-    (TCP_START + len <= frame.len()).then(|| Sum::of_pieces(rx_pieces(link, frame, TCP_START, len)))
+    (TCP_START + len <= frame.len()).then(|| Sum::of_pieces(&rx_pieces(link, frame, TCP_START, len)))
 }

@@ -1,0 +1,126 @@
+//! Bytes with gaps between them, as a ULPDU has markers between its bytes.
+
+/// The places of gaps that have one length and one distance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gaps {
+    /// Bytes before the first gap.
+    pub first: usize,
+    /// Bytes from the end of a gap to the next one.
+    pub between: usize,
+    /// Bytes of a gap.
+    pub len: usize,
+}
+
+impl Gaps {
+    /// Number of the bytes outside of gaps in the first `space` bytes.
+    #[inline]
+    pub const fn bytes_in(self, space: usize) -> usize {
+        let Some(behind) = space.checked_sub(self.first) else { return space };
+        let period = self.between + self.len;
+        self.first + behind / period * self.between + (behind % period).saturating_sub(self.len)
+    }
+
+    /// Number of the first bytes among which `bytes` lie outside of gaps, without the gap that may follow them.
+    #[inline]
+    pub const fn space_of(self, bytes: usize) -> usize {
+        bytes + self.len * bytes.saturating_sub(self.first).div_ceil(self.between)
+    }
+}
+
+/// Bytes with gaps between them.
+#[derive(Debug, Clone, Copy)]
+pub struct Gapped<'a> {
+    /// The bytes and the gaps.
+    pub bytes: &'a [u8],
+    /// Number of the bytes without the gaps.
+    pub len: usize,
+    /// The places of the gaps in `bytes`.
+    pub gaps: Gaps,
+}
+
+impl<'a> Gapped<'a> {
+    /// Calls `f` for each piece between two gaps.
+    #[inline]
+    pub fn for_each(&self, mut f: impl FnMut(&'a [u8])) {
+        let Self { bytes: mut rest, len: mut left, gaps } = *self;
+        let mut until = gaps.first;
+        while left > 0 {
+            let (now, behind) = rest.split_at(until.min(left).min(rest.len()));
+            f(now);
+            left -= now.len();
+            let Some(bytes) = behind.get(gaps.len..) else { break };
+            (rest, until) = (bytes, gaps.between);
+        }
+        debug_assert_eq!(left, 0, "the bytes end before the length");
+    }
+}
+
+/// Space for bytes with gaps between them.
+#[derive(Debug)]
+pub struct GappedMut<'a> {
+    /// The space with the gaps.
+    pub bytes: &'a mut [u8],
+    /// Number of the bytes without the gaps.
+    pub len: usize,
+    /// The places of the gaps in `bytes`.
+    pub gaps: Gaps,
+}
+
+impl GappedMut<'_> {
+    /// Calls `f` for each piece between two gaps.
+    #[inline]
+    pub fn for_each(&mut self, mut f: impl FnMut(&mut [u8])) {
+        let (mut left, gaps) = (self.len, self.gaps);
+        let (mut rest, mut until) = (&mut *self.bytes, gaps.first);
+        while left > 0 {
+            let (now, behind) = rest.split_at_mut(until.min(left).min(rest.len()));
+            f(now);
+            left -= now.len();
+            let Some(bytes) = behind.get_mut(gaps.len..) else { break };
+            (rest, until) = (bytes, gaps.between);
+        }
+        debug_assert_eq!(left, 0, "the space ends before the length");
+    }
+
+    /// Copies `from`, which has as many bytes as there is space for, into the space.
+    #[inline]
+    pub fn copy_from_slice(&mut self, mut from: &[u8]) {
+        self.for_each(|space| {
+            let Some((now, later)) = from.split_at_checked(space.len()) else { return };
+            space.copy_from_slice(now);
+            from = later;
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn prop_gaps_are_where_a_walk_over_all_bytes_finds_them(
+            first in 0usize..20, between in 1usize..20, len in 1usize..6, space in 0usize..100, bytes in 0usize..60,
+        ) {
+            let gaps = Gaps { first, between, len };
+            let is_byte = |at: &usize| *at < first || (at - first) % (between + len) >= len;
+            prop_assert_eq!(gaps.bytes_in(space), (0..space).filter(is_byte).count());
+            let end = (0..).filter(is_byte).take(bytes).last().map_or(0, |last| last + 1);
+            prop_assert_eq!(gaps.space_of(bytes), end);
+
+            let mut memory: Vec<u8> = (0..space as u8).collect();
+            let n = gaps.bytes_in(space);
+            let expected: Vec<u8> = (0..space).filter(is_byte).map(|at| at as u8).collect();
+            let mut seen = Vec::new();
+            Gapped { bytes: &memory, len: n, gaps }.for_each(|piece| seen.extend_from_slice(piece));
+            prop_assert_eq!(&seen, &expected);
+
+            let written = vec![0xff; n];
+            GappedMut { bytes: &mut memory, len: n, gaps }.copy_from_slice(&written);
+            let expected: Vec<u8> = (0..space).map(|at| if is_byte(&at) { 0xff } else { at as u8 }).collect();
+            prop_assert_eq!(memory, expected);
+        }
+    }
+}
