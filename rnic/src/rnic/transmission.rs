@@ -175,7 +175,7 @@ impl QueuePair {
         match entry.operation {
             Operation::Send { .. } | Operation::Write { .. } | Operation::WriteImmediate { .. } => {
                 self.tx.current = Some(Current::Request { position, sent: 0 });
-                self.send_segment(shared, out)
+                Step::Again
             }
             Operation::Read { remote, .. } => self.ask_to_read(position, remote, out),
             Operation::Immediate { data } => self.send_immediate(position, data, out),

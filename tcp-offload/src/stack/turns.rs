@@ -28,11 +28,16 @@ impl Work {
 }
 
 /// The work of one connection.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Place {
     work: Work,
     /// The lists that have an entry of the connection, as [bits](Work::bit).
     listed: u8,
+}
+
+impl Place {
+    /// Without work. The list of such connections has no entries: each connection counts as listed.
+    const EMPTY: Self = Self { work: Work::Nothing, listed: Work::Nothing.bit() };
 }
 
 /// The connections that have, or had, one kind of work.
@@ -45,21 +50,19 @@ struct List {
 
 /// The lists of all kinds of work.
 #[derive(Debug, Default)]
-struct Lists {
-    acks: List,
-    frames: List,
-    sends: List,
-}
+struct Lists([List; 4]);
 
+// The discriminants are the indices: no work can leave the table.
+#[allow(clippy::indexing_slicing)]
 impl Lists {
     #[inline]
-    fn of(&mut self, work: Work) -> Option<&mut List> {
-        match work {
-            Work::Nothing => None,
-            Work::Ack => Some(&mut self.acks),
-            Work::Frames => Some(&mut self.frames),
-            Work::Send => Some(&mut self.sends),
-        }
+    fn of(&self, work: Work) -> &List {
+        &self.0[work as usize]
+    }
+
+    #[inline]
+    fn of_mut(&mut self, work: Work) -> &mut List {
+        &mut self.0[work as usize]
     }
 }
 
@@ -90,32 +93,30 @@ impl Turns {
     fn change(&mut self, index: u32, work: Work) {
         let at = index as usize;
         if self.places.len() <= at {
-            self.places.resize(at + 1, Place::default());
+            self.lists.of_mut(Work::Nothing).len += at + 1 - self.places.len();
+            self.places.resize(at + 1, Place::EMPTY);
         }
         let Some(place) = self.places.get_mut(at) else { return };
-        if let Some(list) = self.lists.of(std::mem::replace(&mut place.work, work)) {
-            list.len -= 1;
-        }
-        if let Some(list) = self.lists.of(work) {
-            list.len += 1;
-            if place.listed & work.bit() == 0 {
-                place.listed |= work.bit();
-                list.entries.push_back(index);
-            }
+        self.lists.of_mut(std::mem::replace(&mut place.work, work)).len -= 1;
+        let list = self.lists.of_mut(work);
+        list.len += 1;
+        if place.listed & work.bit() == 0 {
+            place.listed |= work.bit();
+            list.entries.push_back(index);
         }
     }
 
     /// Takes the work `work` from the first connection that has it, and returns the connection.
     #[inline]
     fn take(&mut self, work: Work) -> Option<u32> {
-        let list = self.lists.of(work)?;
         loop {
-            let index = list.entries.pop_front()?;
+            let index = self.lists.of_mut(work).entries.pop_front()?;
             let Some(place) = self.places.get_mut(index as usize) else { continue };
             place.listed &= !work.bit();
             if place.work == work {
                 place.work = Work::Nothing;
-                list.len -= 1;
+                self.lists.of_mut(work).len -= 1;
+                self.lists.of_mut(Work::Nothing).len += 1;
                 return Some(index);
             }
         }
@@ -143,17 +144,17 @@ impl Turns {
 
     /// Number of connections that wait for free frames.
     pub(super) fn waiting(&self) -> usize {
-        self.lists.frames.len
+        self.lists.of(Work::Frames).len
     }
 
     /// Number of connections that may have something to send.
     pub(super) fn sends(&self) -> usize {
-        self.lists.sends.len
+        self.lists.of(Work::Send).len
     }
 
     /// Number of connections that owe an ACK and nothing else.
     pub(super) fn acks(&self) -> usize {
-        self.lists.acks.len
+        self.lists.of(Work::Ack).len
     }
 }
 
@@ -254,7 +255,7 @@ mod tests {
             turns.set(3, Work::Send);
             assert_eq!(turns.next_send(), Some(3));
         }
-        assert_eq!((turns.lists.acks.entries.len(), turns.lists.acks.len), (1, 0));
+        assert_eq!((turns.lists.of(Work::Ack).entries.len(), turns.acks()), (1, 0));
         assert_eq!(turns.next_ack(), None);
     }
 }
