@@ -111,7 +111,7 @@ impl End {
         for received in self.batch.drain(..) {
             let chunks = self.interface.rx_chunks(&received);
             if let Some(head) = chunks.first().and_then(|first| self.header.parse(first)) {
-                frame(head, part(chunks.iter().copied(), self.header.bytes(), head.len));
+                frame(head, part(&chunks, self.header.bytes(), head.len));
             }
             drop(chunks);
             self.interface.recycle(received);
