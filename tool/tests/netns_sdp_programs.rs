@@ -164,6 +164,16 @@ fn both(server: By, client: By) -> bool {
     (server, client) == (By::Sdp, By::Sdp)
 }
 
+/// Checks the statistics of the client `name`: SDP has carried its bytes if both ends were started over SDP, and kernel TCP
+/// otherwise.
+fn assert_way(output: &str, name: &str, (server, client): (By, By)) {
+    let counts = output.contains(&format!("xwarp-sdp: {name}["));
+    assert_eq!(counts, client == By::Sdp, "statistics of {name}: {output}");
+    let (sent, received) = carried(output, name);
+    assert_eq!(sent > 0 && received > 0, both(server, client), "{server:?}, {client:?}: {output}");
+    assert!(both(server, client) || (sent, received) == (0, 0), "{server:?}, {client:?}: {output}");
+}
+
 #[test]
 fn netns_sdp_nc_carries_both_directions_and_half_closes() {
     for (server_by, client_by) in WAYS {
@@ -220,17 +230,22 @@ fn netns_sdp_curl_fetches_files_from_python() {
     }
 }
 
-/// Starts a server over SDP, waits for it, runs a client over SDP, and returns the client's output.
-fn over_sdp(lab: &Lab, server: &str, client: &str) -> (Running, String) {
-    let mut server = shell(lab, Side::B, By::Sdp, server);
-    wait_for_listener(lab, By::Sdp, &mut server);
-    match shell(lab, Side::A, By::Sdp, client).finish(LIMIT) {
+/// Starts a server, waits for it, runs a client, and returns the client's output.
+fn run(lab: &Lab, (server_by, client_by): (By, By), server: &str, client: &str) -> (Running, String) {
+    let mut server = shell(lab, Side::B, server_by, server);
+    wait_for_listener(lab, server_by, &mut server);
+    match shell(lab, Side::A, client_by, client).finish(LIMIT) {
         Ok(output) => (server, output),
         Err(error) => {
             let _ = server.wait(Duration::from_millis(100));
             panic!("{error:#}\nserver:\n{}", server.output());
         }
     }
+}
+
+/// Does the same with both over SDP.
+fn over_sdp(lab: &Lab, server: &str, client: &str) -> (Running, String) {
+    run(lab, (By::Sdp, By::Sdp), server, client)
 }
 
 /// Runs the Python program `script` as server and as client, which both find that all is well. Returns the client's output.
@@ -346,7 +361,8 @@ fn netns_sdp_nginx_serves_with_one_and_two_workers() {
     }
 }
 
-/// Programs of which only one end is started over SDP: the kernel's TCP carries them. Those of [`WAYS`] are shown above.
+/// Programs of which only one end is started over SDP: the kernel's TCP carries them. The tests of other programs loop over
+/// [`WAYS`].
 #[test]
 fn netns_sdp_programs_with_one_end_over_sdp_use_tcp() {
     let home = lab();
@@ -361,8 +377,14 @@ fn netns_sdp_programs_with_one_end_over_sdp_use_tcp() {
     fs::write(&config, text).unwrap();
     let url = format!("http://{host}:{PORT}/page");
     let programs = [
-        (format!("iperf3 -s -1 -p {PORT}"), format!("iperf3 -c {host} -p {PORT} -n 2M"), "iperf Done"),
         (
+            "iperf3",
+            format!("iperf3 -s -1 -p {PORT}"),
+            format!("iperf3 -c {host} -p {PORT} -n 2M"),
+            "iperf Done",
+        ),
+        (
+            "redis-benchmark",
             format!(
                 "redis-server --port {PORT} --bind 0.0.0.0 --protected-mode no --save '' --dir {directory}"
             ),
@@ -370,36 +392,41 @@ fn netns_sdp_programs_with_one_end_over_sdp_use_tcp() {
             "requests per second",
         ),
         (
+            "nc",
             format!("memcached -u root -p {PORT} -U 0 -l 0.0.0.0"),
             format!("sh -c 'printf \"set k 0 0 5\\r\\nhello\\r\\nquit\\r\\n\" | nc {host} {PORT}'"),
             "STORED",
         ),
-        (format!("nginx -p {directory} -c {}", config.display()), format!("curl -sS {url}"), "a page"),
         (
+            "curl",
+            format!("nginx -p {directory} -c {}", config.display()),
+            format!("curl -sS {url}"),
+            "a page",
+        ),
+        (
+            "ab",
             format!("nginx -p {directory} -c {}", config.display()),
             format!("ab -q -n 50 -c 4 {url}"),
             "Failed requests:        0",
         ),
         (
+            "sockperf",
             format!("sockperf server --tcp -i {host} -p {PORT}"),
             format!("sockperf ping-pong --tcp -i {host} -p {PORT} -t 1 -m 64"),
             "# dropped messages = 0",
         ),
         (
+            "socat",
             format!("socat TCP-LISTEN:{PORT},reuseaddr,fork EXEC:cat"),
             format!("sh -c 'echo and back | socat - TCP:{host}:{PORT}'"),
             "and back",
         ),
     ];
-    for (server, client, said) in programs {
-        for (server_by, client_by) in &WAYS[1..] {
-            let lab = lab();
-            let mut serving = shell(&lab, Side::B, *server_by, &format!("exec {server}"));
-            wait_for_listener(&lab, *server_by, &mut serving);
-            let output = shell(&lab, Side::A, *client_by, &format!("exec {client}")).finish(LIMIT).unwrap();
-            assert!(output.contains(said), "{server_by:?}, {client_by:?}: {output}");
-            let name = client.split(' ').next().unwrap();
-            assert_eq!(carried(&output, name), (0, 0), "{output}");
+    for (name, server, client, said) in programs {
+        for way in &WAYS[1..] {
+            let (_server, output) = run(&lab(), *way, &format!("exec {server}"), &format!("exec {client}"));
+            assert!(output.contains(said), "{way:?}: {output}");
+            assert_way(&output, name, *way);
         }
     }
 }
@@ -436,58 +463,79 @@ fn netns_sdp_sockperf_gets_its_answers() {
 
 #[test]
 fn netns_sdp_ssh_runs_a_command_through_inherited_sockets() {
-    let lab = lab();
-    let directory = lab.file("key").parent().unwrap().display().to_string();
-    let key = format!("{directory}/key");
-    let made = Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f", &key]).status();
-    assert!(made.unwrap().success());
     fs::create_dir_all("/run/sshd").unwrap();
-    let sshd = format!(
-        "exec /usr/sbin/sshd -D -e -f /dev/null -h {key} -p {PORT} -o StrictModes=no -o PidFile=none \
-         -o AuthorizedKeysFile={key}.pub -o PermitRootLogin=yes -o UsePAM=no"
-    );
-    let client = format!(
-        "exec ssh -p {PORT} -i {key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o BatchMode=yes \
-         root@{} 'echo over $((3 * 14)); head -c 300000 /dev/zero | wc -c'",
-        address(&lab).ip()
-    );
-    let (_server, output) = over_sdp(&lab, &sshd, &client);
-    assert!(output.contains("over 42") && output.contains("300000"), "{output}");
-    assert!(carried(&output, "ssh").1 > 0, "{output}");
+    for way in WAYS {
+        let lab = lab();
+        let (file, back) = (random_file(&lab, "file", 300_001), lab.file("back"));
+        let key = lab.file("key").display().to_string();
+        let made = Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f", &key]).status();
+        assert!(made.unwrap().success());
+        let sshd = format!(
+            "exec /usr/sbin/sshd -D -e -f /dev/null -h {key} -p {PORT} -o StrictModes=no -o PidFile=none \
+             -o AuthorizedKeysFile={key}.pub -o PermitRootLogin=yes -o UsePAM=no"
+        );
+        let client = format!(
+            "exec ssh -p {PORT} -i {key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null \
+             -o BatchMode=yes root@{} 'echo over $((3 * 14)) >&2; cat' < {} > {}",
+            address(&lab).ip(),
+            file.display(),
+            back.display()
+        );
+        let (_server, output) = run(&lab, way, &sshd, &client);
+        assert!(output.contains("over 42"), "{way:?}: {output}");
+        assert_same(&file, &back);
+        assert_way(&output, "ssh", way);
+    }
 }
 
 /// Each client has a process of the server, which is not root and forked after the connection was accepted.
 #[test]
 fn netns_sdp_postgres_serves_its_benchmark() {
-    let lab = lab();
-    let directory = lab.file("data").parent().unwrap().join("pg").display().to_string();
     let programs = fs::read_dir("/usr/lib/postgresql").unwrap().next().unwrap().unwrap().path().join("bin");
     let programs = programs.display();
-    // The user must be able to read it.
-    let copy = lab.file("libxwarp-sdp.so");
-    fs::copy(library(), &copy).unwrap();
     let rights = "+net_admin,+net_raw,+bpf,+ipc_lock";
     let user = format!(
         "setpriv --reuid=postgres --regid=postgres --clear-groups --inh-caps={rights} --ambient-caps={rights}"
     );
-    let made = format!(
-        "set -e; install -d -o postgres {directory}; cd /; \
-         setpriv --reuid=postgres --regid=postgres --clear-groups {programs}/initdb -A trust -D {directory}; \
-         echo 'host all all {}/32 trust' >> {directory}/pg_hba.conf",
-        lab.address(Side::A, Family::V4)
-    );
-    lab.run(Side::B, "sh", &["-c", &made]).unwrap();
-    let host = address(&lab).ip();
-    let server = format!(
-        "cd /; export LD_PRELOAD={}; exec {user} {programs}/postgres -D {directory} -p {PORT} \
-         -c listen_addresses={host} -c unix_socket_directories=",
-        copy.display()
-    );
-    let bench = format!("{programs}/pgbench -h {host} -p {PORT} -U postgres");
-    let client = format!("set -e; cd /; {bench} -q -i postgres; {bench} -c 4 -T 1 postgres");
-    let (_server, output) = over_sdp(&lab, &server, &client);
-    assert!(output.contains("number of failed transactions: 0"), "{output}");
-    assert!(carried(&output, "pgbench").1 > 1000, "{output}");
+    for way in WAYS {
+        let lab = lab();
+        let directory = lab.file("pg").display().to_string();
+        // The user must be able to read it.
+        let copy = lab.file("libxwarp-sdp.so");
+        fs::copy(library(), &copy).unwrap();
+        let made = format!(
+            "set -e; install -d -o postgres {directory}; cd /; \
+             setpriv --reuid=postgres --regid=postgres --clear-groups \
+             {programs}/initdb --no-sync -A trust -D {directory}; \
+             echo 'host all all {}/32 trust' >> {directory}/pg_hba.conf",
+            lab.address(Side::A, Family::V4)
+        );
+        lab.run(Side::B, "sh", &["-c", &made]).unwrap();
+        let host = address(&lab).ip();
+        let server = format!(
+            "cd /; test -z \"$LD_PRELOAD\" || export LD_PRELOAD={}; \
+             exec {user} {programs}/postgres -D {directory} -p {PORT} \
+             -c listen_addresses={host} -c unix_socket_directories=",
+            copy.display()
+        );
+        let (rows, back) = (lab.file("rows"), lab.file("back"));
+        let numbers: Vec<String> = (0..40_000).map(|row| format!("{}\n", row * 7919 % 40_009)).collect();
+        fs::write(&rows, numbers.concat()).unwrap();
+        let to = format!("-h {host} -p {PORT} -U postgres");
+        let bench = format!("{programs}/pgbench {to}");
+        let client = format!(
+            "set -e; cd /; {bench} -q -i postgres; {bench} -c 4 -T 1 postgres; \
+             {programs}/psql -q {to} -c 'create table kept (row int)' -c '\\copy kept from {}' \
+             -c '\\copy kept to {}' postgres",
+            rows.display(),
+            back.display()
+        );
+        let (_server, output) = run(&lab, way, &server, &client);
+        assert!(output.contains("number of failed transactions: 0"), "{way:?}: {output}");
+        assert_same(&rows, &back);
+        assert_way(&output, "pgbench", way);
+        assert_way(&output, "psql", way);
+    }
 }
 
 #[test]
@@ -1810,48 +1858,45 @@ fn netns_sdp_calls_and_options_have_the_outcome_of_tcp() {
     assert!(different.is_empty(), "{}", different.join("\n"));
 }
 
+/// Sends a file by nc to the server `program`, which echoes it, in all [`WAYS`]. `first` is a command of the client before.
+fn echoes(program: &str, first: &str) {
+    for way in WAYS {
+        let lab = lab();
+        let (file, back) = (random_file(&lab, "file", 700_001), lab.file("back"));
+        let nc = format!("nc -N {} {PORT} < {} > {}", address(&lab).ip(), file.display(), back.display());
+        let (_server, output) = run(&lab, way, &format!("exec {program}"), &format!("set -e; {first} {nc}"));
+        assert_same(&file, &back);
+        let expected = if way == (By::Sdp, By::Sdp) { (700_001, 700_001) } else { (0, 0) };
+        assert_eq!(carried(&output, "nc"), expected, "{program}, {way:?}: {output}");
+        assert_way(&output, "nc", way);
+        if !first.is_empty() {
+            assert!(output.contains("all is well"), "{program}, {way:?}: {output}");
+            assert_way(&output, "asio", way);
+        }
+    }
+}
+
 /// Programs on event loops: the server echoes what nc and what a client on asio send.
 #[test]
 fn netns_sdp_programs_on_libevent_libuv_and_asio_echo() {
     let home = lab();
     let asio = compiled(&home, "g++", "asio.cpp", &["-pthread"]);
+    let client = format!("{} {} {PORT};", asio.display(), address(&home).ip());
     let servers = [
         compiled(&home, "gcc", "libevent.c", &["-levent"]),
         compiled(&home, "gcc", "libuv.c", &["-luv"]),
-        asio.clone(),
+        asio,
     ];
     for server in servers {
-        let name = server.file_name().unwrap().to_string_lossy().into_owned();
-        let lab = lab();
-        let file = random_file(&lab, "file", 700_001);
-        let back = lab.file("back");
-        let host = address(&lab).ip();
-        let client = format!(
-            "set -e; {} {host} {PORT}; nc -N {host} {PORT} < {} > {}",
-            asio.display(),
-            file.display(),
-            back.display()
-        );
-        let (_server, output) = over_sdp(&lab, &format!("exec {} {PORT}", server.display()), &client);
-        assert!(output.contains("all is well"), "{name}: {output}");
-        assert_same(&file, &back);
-        assert_eq!(carried(&output, "nc"), (700_001, 700_001), "{name}: {output}");
+        echoes(&format!("{} {PORT}", server.display()), &client);
     }
 }
 
 /// The same for tokio, whose program is this test's own.
 #[test]
 fn netns_sdp_a_program_on_tokio_echoes() {
-    let lab = lab();
-    let file = random_file(&lab, "file", 700_001);
-    let back = lab.file("back");
     let program = env::current_exe().unwrap();
-    let test = "echo_on_tokio";
-    let server = format!("exec {} --ignored --exact --nocapture {test}", program.display());
-    let client = format!("nc -N {} {PORT} < {} > {}", address(&lab).ip(), file.display(), back.display());
-    let (_server, output) = over_sdp(&lab, &server, &client);
-    assert_same(&file, &back);
-    assert_eq!(carried(&output, "nc"), (700_001, 700_001), "{output}");
+    echoes(&format!("{} --ignored --exact --nocapture echo_on_tokio", program.display()), "");
 }
 
 #[test]
