@@ -3,7 +3,8 @@
 --   tshark -X lua_script:docs/sdp.lua -r capture.pcapng -Y 'sdpiwarp || sdppm'
 --
 -- It sees the messages behind RDMAP headers. The Hello is the private data of the MPA Request, which Wireshark shows there. Of a
--- message of several DDP segments it reads the first, and counts the bytes that follow.
+-- message of several DDP segments it reads the first, and counts the bytes that follow: Wireshark's own reassembly of Sends finds
+-- only the first Send of a frame, and is turned off here.
 
 local sdp = Proto("sdpiwarp", "Sockets Direct Protocol over iWARP")
 
@@ -122,13 +123,18 @@ function sdp.dissector(buffer, info, tree)
   return buffer:len()
 end
 
--- The flags of all DDP segments of the frame so far: the last one is that of this segment.
+set_preference("iwarp_ddp_rdmap.reassemble_iwarp_rdma_send", false)
+
+-- The fields of all DDP segments of the frame so far: the last one is that of this segment.
 local tagged = Field.new("iwarp_ddp.tagged_flag")
+local offset = Field.new("iwarp_ddp.mo")
 
 sdp:register_heuristic("iwarp_ddp_rdmap", function(buffer, info, tree)
   -- Messages are Sends, which are untagged. The bytes of RDMA Writes and Read Responses may look like one by chance.
-  local flags = { tagged() }
+  local flags, offsets = { tagged() }, { offset() }
   if #flags > 0 and flags[#flags].value then return false end
+  -- Later segments are bytes of the program.
+  if #offsets > 0 and offsets[#offsets].value ~= 0 then return false end
   if not fits(buffer) then return false end
   sdp.dissector(buffer, info, tree)
   return true

@@ -15,6 +15,7 @@ use rustix::process::Signal;
 use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     process::Running,
+    recorded::Recorded,
     tshark,
 };
 use xwarp_sdp::mapper::{Asked, Question};
@@ -32,48 +33,8 @@ enum By {
     Tcp,
 }
 
-/// A lab in which the frames of programs over SDP at side A are recorded. When it ends, the dissector of SDP has read all of them.
-struct Recorded(Lab);
-
-impl std::ops::Deref for Recorded {
-    type Target = Lab;
-
-    fn deref(&self) -> &Lab {
-        &self.0
-    }
-}
-
-impl Drop for Recorded {
-    fn drop(&mut self) {
-        if !thread::panicking() {
-            dissect(&self.0);
-        }
-    }
-}
-
-/// Lets the dissector of SDP, which was written from the draft, read all captures; returns the messages.
-fn dissect(lab: &Lab) -> usize {
-    let files = fs::read_dir(lab.file(CAPTURES)).into_iter().flatten();
-    let messages = files.map(|file| {
-        let path = file.unwrap().path();
-        let found =
-            tshark::sdp_messages(&path).unwrap_or_else(|error| panic!("{}: {error:#}", path.display()));
-        found.values().sum::<usize>()
-    });
-    messages.sum()
-}
-
-const CAPTURES: &str = "captures";
-
 fn lab() -> Recorded {
-    let lab = unrecorded_lab();
-    fs::create_dir(lab.file(CAPTURES)).unwrap();
-    Recorded(lab)
-}
-
-/// A lab for programs that send as much as they can.
-fn unrecorded_lab() -> Lab {
-    Lab::up(LabOptions { mtu: 9000, ..LabOptions::default() }).unwrap()
+    Recorded::up(LabOptions { mtu: 9000, ..LabOptions::default() }).unwrap()
 }
 
 /// The library, which cargo has built as a dependency of this test.
@@ -84,15 +45,13 @@ fn library() -> PathBuf {
 }
 
 /// A shell command of a side, started over SDP or not.
-fn shell(lab: &Lab, side: Side, by: By, script: &str) -> Running {
+fn shell(lab: &Recorded, side: Side, by: By, script: &str) -> Running {
     let mut command = match by {
         By::Tcp => lab.command(side, "sh"),
         By::Sdp => {
             let mut command: Command = lab.command(side, XWARP);
             command.arg("sdp").arg("--statistics").arg("--library").arg(library());
-            if side == Side::A && lab.file(CAPTURES).exists() {
-                command.arg("--capture").arg(lab.file(CAPTURES));
-            }
+            command.arg("--capture").arg(lab.captures());
             command.args(["--", "sh"]);
             command
         }
@@ -191,7 +150,11 @@ fn netns_sdp_nc_carries_both_directions_and_half_closes() {
         let served = server.finish(LIMIT).unwrap();
         assert_same(&up, &got_up);
         assert_same(&down, &got_down);
-        assert_eq!(dissect(&lab) > 100, both(server_by, client_by), "messages in the captures");
+        assert_eq!(
+            lab.messages().unwrap().values().sum::<usize>() > 100,
+            both(server_by, client_by),
+            "messages in the captures"
+        );
         let expected = if both(server_by, client_by) { (3_000_001, 2_000_003) } else { (0, 0) };
         assert_eq!(carried(&output, "nc"), expected, "{output}");
         assert_eq!(carried(&served, "nc"), (expected.1, expected.0), "{served}");
@@ -231,7 +194,7 @@ fn netns_sdp_curl_fetches_files_from_python() {
 }
 
 /// Starts a server, waits for it, runs a client, and returns the client's output.
-fn run(lab: &Lab, (server_by, client_by): (By, By), server: &str, client: &str) -> (Running, String) {
+fn run(lab: &Recorded, (server_by, client_by): (By, By), server: &str, client: &str) -> (Running, String) {
     let mut server = shell(lab, Side::B, server_by, server);
     wait_for_listener(lab, server_by, &mut server);
     match shell(lab, Side::A, client_by, client).finish(LIMIT) {
@@ -244,12 +207,12 @@ fn run(lab: &Lab, (server_by, client_by): (By, By), server: &str, client: &str) 
 }
 
 /// Does the same with both over SDP.
-fn over_sdp(lab: &Lab, server: &str, client: &str) -> (Running, String) {
+fn over_sdp(lab: &Recorded, server: &str, client: &str) -> (Running, String) {
     run(lab, (By::Sdp, By::Sdp), server, client)
 }
 
 /// Runs the Python program `script` as server and as client, which both find that all is well. Returns the client's output.
-fn serve_and_call(lab: &Lab, script: &str) -> String {
+fn serve_and_call(lab: &Recorded, script: &str) -> String {
     let program = lab.file("program.py");
     fs::write(&program, script).unwrap();
     let run = format!("exec /usr/bin/python3 {}", program.display());
@@ -283,13 +246,13 @@ fn netns_sdp_a_child_of_socat_writes_to_an_inherited_connection() {
 #[test]
 fn netns_sdp_iperf3_in_all_directions() {
     for options in ["-t 1", "-t 1 -R", "-t 1 --bidir", "-t 1 -P 8", "-n 16M --bidir -P 2"] {
-        let recorded = options.contains("-n").then(lab);
-        let unrecorded = recorded.is_none().then(unrecorded_lab);
-        let lab: &Lab = recorded.as_deref().or(unrecorded.as_ref()).unwrap();
-        let host = address(lab).ip();
-        let server = format!("exec iperf3 -s -1 -p {PORT}");
-        let client = format!("exec iperf3 -c {host} -p {PORT} {options}");
-        let (server, output) = over_sdp(lab, &server, &client);
+        let lab = lab();
+        let host = address(&lab).ip();
+        // The captures end after 16 or 32 MiB, by the unit of the shell.
+        let bounded = "ulimit -f 32768; trap '' XFSZ; exec iperf3";
+        let server = format!("{bounded} -s -1 -p {PORT}");
+        let client = format!("{bounded} -c {host} -p {PORT} {options}");
+        let (server, output) = over_sdp(&lab, &server, &client);
         assert!(output.contains("iperf Done"), "{output}");
         let (sent, received) = carried(&output, "iperf3");
         assert!(sent.max(received) > 100_000, "{options}: {output}");
@@ -299,7 +262,7 @@ fn netns_sdp_iperf3_in_all_directions() {
 
 #[test]
 fn netns_sdp_redis_serves_its_benchmark_while_it_saves() {
-    let lab = unrecorded_lab();
+    let lab = lab();
     let directory = lab.file("dump").parent().unwrap().display().to_string();
     let server = format!(
         "exec redis-server --port {PORT} --bind 0.0.0.0 --protected-mode no --save '' --dir {directory}"
@@ -660,6 +623,11 @@ fn netns_sdp_a_killed_program_resets_its_peer() {
     client.signal(Signal::KILL).unwrap();
     let served = server.finish(LIMIT).unwrap();
     assert!(served.contains("reset") && !served.contains("the end"), "{served}");
+    // The frames that were recorded until shortly before the kill.
+    let id = client.id();
+    let capture = lab.captures().join(format!("python3-{id}-{INTERFACE}.pcapng"));
+    let _ = client.wait(LIMIT);
+    assert!(tshark::sdp_messages(&capture).unwrap().contains_key(&0xff), "no data in {}", capture.display());
 }
 
 const KILLED: &str = r"
@@ -683,7 +651,9 @@ if role == 'serve':
 else:
     s = socket.create_connection(address)
     s.sendall(b'x')
-    assert s.recv(1) == b'.'
+    # The capture is written at intervals.
+    for _ in range(10):
+        assert s.recv(1) == b'.'
     print('exchanged', flush=True)
     time.sleep(60)
 ";
@@ -1196,7 +1166,7 @@ while True:
 /// meets each way of reading.
 #[test]
 fn netns_sdp_long_writes_and_reads_pass_the_loopback_by() {
-    let lab = unrecorded_lab();
+    let lab = lab();
     let program = lab.file("program.py");
     fs::write(&program, PIECES).unwrap();
     let run = format!("exec /usr/bin/python3 {}", program.display());

@@ -15,6 +15,7 @@
 //! | [`framing`] | a second MPA parser: FPDUs, markers, CRCs |
 //! | [`hostile`] | a raw MPA, DDP and RDMAP sender over a TCP socket, for traffic that no RNIC would send |
 //! | [`tshark`] | Wireshark's verdict on a capture |
+//! | [`recorded`] | a lab whose captures SDP's dissector reads |
 //! | [`leaks`] | descriptors and threads of a process |
 //! | [`shared`] | `xwarpd`, and programs without privileges |
 //! | [`rounds`] | measurements in interleaved rounds |
@@ -37,6 +38,7 @@ mod linger;
 pub mod nobody;
 pub mod perf;
 pub mod process;
+pub mod recorded;
 pub mod rounds;
 pub mod sdp_speed;
 pub mod shared;

@@ -12,9 +12,9 @@ use std::{
 
 use rustix::process::Signal;
 use xwarp_checks::{
-    lab::{Family, INTERFACE, Lab, LabOptions, Side},
+    lab::{Family, INTERFACE, LabOptions, Side},
     process::Running,
-    tshark,
+    recorded::Recorded,
 };
 use xwarp_sdp::{Sdp, SdpListener, SdpOptions, SdpStream};
 use xwarp_verbs::{Device, DeviceOptions, Memory, Pages};
@@ -23,40 +23,42 @@ const SERVER: &str = env!("CARGO_BIN_EXE_xwarp-sdp-peer");
 const PORT: u16 = 4800;
 const LIMIT: Duration = Duration::from_secs(20);
 
-fn lab(mtu: u32) -> Lab {
-    Lab::up(LabOptions { mtu, ..LabOptions::default() }).unwrap()
+fn lab(mtu: u32) -> Recorded {
+    Recorded::up(LabOptions { mtu, ..LabOptions::default() }).unwrap()
 }
 
 fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed)).collect()
 }
 
-/// Runs `server` and `client` with the two ends of a connection, each in its namespace and over its own interface. The
-/// dissector of SDP, which was written from the draft's tables, reads the client's capture; the messages that it finds are returned.
+/// SDP on the interface of a side, whose frames are recorded.
+fn open(lab: &Recorded, side: Side) -> Sdp {
+    let capture = Some(lab.captures().join(format!("{side:?}.pcapng")));
+    let options = DeviceOptions { capture, ..DeviceOptions::default() };
+    Sdp::new(&Device::open_with(INTERFACE, options).unwrap(), SdpOptions::default()).unwrap()
+}
+
+/// Runs `server` and `client` with the two ends of a connection, each in its namespace and over its own interface. Returns the
+/// messages that the dissector of SDP finds in the captures of both.
 fn connected(
-    lab: &Lab,
+    lab: &Recorded,
     family: Family,
     server: impl FnOnce(SdpStream, &Sdp) + Send,
     client: impl FnOnce(SdpStream, &Sdp) + Send,
 ) -> BTreeMap<u8, usize> {
     let address = SocketAddr::new(lab.address(Side::B, family), PORT);
     let listening = Barrier::new(2);
-    let open = |capture| {
-        let options = DeviceOptions { capture, ..DeviceOptions::default() };
-        Sdp::new(&Device::open_with(INTERFACE, options).unwrap(), SdpOptions::default()).unwrap()
-    };
-    let capture = lab.file("client.pcapng");
     thread::scope(|scope| {
         let listening = &listening;
         let serving = lab.enter(scope, Side::B, move || {
-            let sdp = open(None);
+            let sdp = open(lab, Side::B);
             let listener = SdpListener::bind(&sdp, address).unwrap();
             listening.wait();
             let (stream, _) = listener.accept().unwrap();
             server(stream, &sdp);
         });
         let calling = lab.enter(scope, Side::A, move || {
-            let sdp = open(Some(capture));
+            let sdp = open(lab, Side::A);
             listening.wait();
             let stream = SdpStream::connect_timeout(&sdp, address, LIMIT).unwrap();
             client(stream, &sdp);
@@ -64,7 +66,7 @@ fn connected(
         calling.unwrap().join().unwrap();
         serving.unwrap().join().unwrap();
     });
-    tshark::sdp_messages(&lab.file("client.pcapng")).unwrap()
+    lab.messages().unwrap()
 }
 
 /// Sends `out`, half-closes, and compares what comes until the end of the other direction with `expected`.
@@ -210,11 +212,12 @@ fn netns_sdp_a_killed_peer_is_a_reset() {
     let lab = lab(1500);
     let address = SocketAddr::new(lab.address(Side::B, Family::V4), PORT);
     let mut command = lab.command(Side::B, SERVER);
-    command.args([INTERFACE, &address.to_string()]);
+    command.args([INTERFACE, &address.to_string()]).arg(lab.captures().join("B.pcapng"));
     let mut server = Running::start(command).unwrap();
     server.wait_for("listens", LIMIT).unwrap();
+    let recorded = &lab;
     lab.within(Side::A, move || {
-        let sdp = Sdp::new(&Device::open(INTERFACE).unwrap(), SdpOptions::default()).unwrap();
+        let sdp = open(recorded, Side::A);
         let mut stream = SdpStream::connect_timeout(&sdp, address, LIMIT).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         stream.write_all(b"echo").unwrap();

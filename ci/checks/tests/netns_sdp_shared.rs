@@ -10,8 +10,9 @@ use std::{
 
 use rustix::process::Signal;
 use xwarp_checks::{
-    lab::{Family, Lab, LabOptions, Side},
+    lab::{Family, LabOptions, Side},
     process::Running,
+    recorded::Recorded,
     shared::{NOBODY, SharedInterface},
 };
 use xwarp_sdp::mapper::{Asked, Question};
@@ -22,14 +23,14 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// A lab in which the programs of side A are not root and use a helper, and a program of side B owns the interface.
 struct Shared {
-    lab: Lab,
+    lab: Recorded,
     helper: SharedInterface,
     library: PathBuf,
 }
 
 impl Shared {
     fn start() -> Self {
-        let lab = Lab::up(LabOptions::default()).unwrap();
+        let lab = Recorded::up(LabOptions::default()).unwrap();
         let helper = SharedInterface::start(&lab, HELPER, &[]).unwrap();
         // The user must be able to read it.
         let library = lab.file("libxwarp-sdp.so");
@@ -47,7 +48,8 @@ impl Shared {
             command.args(["--inh-caps=-all", "--bounding-set=-all"]);
             command.env("XWARP_HELPER", self.helper.socket());
         }
-        command.args(["sh", "-c", script]).env("XWARP_SDP_STATISTICS", "1").env("LD_PRELOAD", &self.library);
+        command.args(["sh", "-c", script]).env("LD_PRELOAD", &self.library);
+        command.env("XWARP_SDP_STATISTICS", "1").env("XWARP_SDP_CAPTURE", self.lab.captures());
         Running::start(command).unwrap()
     }
 
