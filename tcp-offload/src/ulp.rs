@@ -57,7 +57,7 @@ pub enum Pulled {
     LastUlpdu,
     /// There is nothing to send now, or the next ULPDU does not fit into the rest of this segment.
     Nothing,
-    /// There is nothing more to send: a FIN closes this direction after the ULPDUs already pulled.
+    /// There is nothing more to send: a FIN closes this direction after the ULPDUs already pulled. Later calls return the same.
     Finish,
 }
 

@@ -94,7 +94,7 @@ use self::{
     keys::User,
     phase::{Closes, Phase},
     placement::{Refused, Segment},
-    qp::QueuePair,
+    qp::{Ending, QueuePair},
     send_queue::Progress,
     table::{PartTable, id},
 };
@@ -250,7 +250,7 @@ impl Rnic {
     /// touched.
     pub(crate) fn fail_all(&mut self) {
         for qp in self.qps.iter_mut() {
-            qp.end(false, None, &mut self.shared);
+            qp.end(Ending::Finished, None, &mut self.shared);
         }
         for (id, qp) in self.qps.ids().zip(self.qps.iter()) {
             self.registry().remove_qp(id, &qp.attributes);

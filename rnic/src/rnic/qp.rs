@@ -386,10 +386,9 @@ impl QueuePair {
         if self.tx.ending == Ending::Finished || self.conn.is_none() {
             // Our direction is closed: only a reset can inform the peer.
             shared.abort(self.conn);
-            return self.end(false, Some(fault), shared);
+            return self.end(Ending::Finished, Some(fault), shared);
         }
-        self.tx.ending = Ending::Terminate(terminate_header(error, quote));
-        self.end(true, Some(fault), shared);
+        self.end(Ending::Terminate(terminate_header(error, quote)), Some(fault), shared);
     }
 
     /// Records the error that the application will get for a connection that failed before it was established.
@@ -404,8 +403,7 @@ impl QueuePair {
         tracing::warn!(qp = self.id.number(), %header, "the peer sent a Terminate");
         shared.terminates.received.count(&header);
         self.blame(&header);
-        self.tx.ending = Ending::Finished;
-        self.end(false, Some(QpFault::Remote(header)), shared);
+        self.end(Ending::Finished, Some(QpFault::Remote(header)), shared);
     }
 
     /// Handles the end of the connection.
@@ -413,14 +411,14 @@ impl QueuePair {
         // After our close with no work outstanding, the way in which the connection ended is no fault.
         let done = self.phase.is_closing() && self.tx.ending == Ending::Finished && self.sq.len() == 0;
         let fault = (!done && reason != CloseReason::Graceful).then_some(QpFault::Connection(reason));
-        self.tx.ending = Ending::Finished;
-        self.end(false, fault, shared);
+        self.end(Ending::Finished, fault, shared);
     }
 
-    /// Ends the stream, with `terminated` by a Terminate of ours: receiving stops, and all work is flushed, each request
-    /// exactly once and in order. If the stream has ended before, only the name of the state changes.
-    pub(crate) fn end(&mut self, terminated: bool, fault: Option<QpFault>, shared: &mut Shared) {
-        let before = self.phase.end(terminated);
+    /// Ends the stream, and our direction by `how`: receiving stops, and all work is flushed, each request exactly once and in
+    /// order. If the stream has ended before, only the name of the state changes.
+    pub(crate) fn end(&mut self, how: Ending, fault: Option<QpFault>, shared: &mut Shared) {
+        self.tx.ending = how;
+        let before = self.phase.end(matches!(how, Ending::Terminate(_)));
         self.stop_waiting(shared);
         self.tx.to_answer.clear();
         self.tx.rtr = None;
@@ -451,8 +449,7 @@ impl QueuePair {
         shared.events.push_cm(CmEvent::Disconnected { qp: self.id });
         if !self.rx.asked.is_empty() {
             // A close with outstanding responses is not orderly.
-            self.tx.ending = Ending::Finished;
-            self.end(false, Some(QpFault::Connection(CloseReason::Graceful)), shared);
+            self.end(Ending::Finished, Some(QpFault::Connection(CloseReason::Graceful)), shared);
         }
         shared.wake(self.conn);
     }
@@ -460,8 +457,7 @@ impl QueuePair {
     /// Fails the stream because the peer sent data after it had closed its direction (RFC 5041 section 6.2.1).
     pub(crate) fn data_after_close(&mut self, shared: &mut Shared) {
         shared.abort(self.conn);
-        self.tx.ending = Ending::Finished;
-        self.end(false, Some(QpFault::Connection(CloseReason::Aborted)), shared);
+        self.end(Ending::Finished, Some(QpFault::Connection(CloseReason::Aborted)), shared);
     }
 
     /// Whether one of its completion queues is `cq`.

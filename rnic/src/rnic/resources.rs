@@ -124,8 +124,7 @@ impl Rnic {
     pub fn fail_qp(&mut self, qp: QpId) -> Result<(), ResourceError> {
         let qp = self.qps.get_mut(qp).ok_or(ResourceError::Unknown(Object::QueuePair))?;
         self.shared.abort(qp.conn);
-        qp.tx.ending = Ending::Finished;
-        qp.end(false, None, &mut self.shared);
+        qp.end(Ending::Finished, None, &mut self.shared);
         self.end_overflowed();
         Ok(())
     }

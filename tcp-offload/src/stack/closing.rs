@@ -50,13 +50,8 @@ impl<U: Ulp> Stack<U> {
         if closed.is_some() || slot.has_news() {
             self.report(link, index, closed, ulp);
         }
-        let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        let (held, spilled) = (either!(&slot.session => held_bytes()), slot.tcp.spilled_bytes());
-        if (held | slot.held) != 0 {
-            self.held = self.held + held - std::mem::replace(&mut slot.held, held);
-            self.holders.note(index, either!(&slot.session => stalled_since()));
-        }
-        self.spilled = self.spilled + spilled - std::mem::replace(&mut slot.spilled, spilled);
+        self.count_memory(index);
+        let Some(slot) = self.slots.get(index as usize) else { return };
         if slot.reported == Reported::Closed && slot.tcp.is_closed() {
             self.remove(link, index);
         }
@@ -94,15 +89,14 @@ impl<U: Ulp> Stack<U> {
     }
 
     pub(super) fn remove(&mut self, link: &mut dyn Link, index: u32) {
-        let Some(mut slot) = self.slots.try_remove(index as usize) else { return };
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        slot.tcp.release(link);
+        either!(&mut slot.session => release(link));
+        self.count_memory(index);
+        let Some(slot) = self.slots.try_remove(index as usize) else { return };
         self.turns.set(index, Work::Nothing);
         self.lookups.remove(&index);
         self.timers.remove(index);
-        slot.tcp.release(link);
-        either!(&mut slot.session => release(link));
-        self.held -= slot.held;
-        self.holders.note(index, None);
-        self.spilled -= slot.spilled;
         self.closed_tcp += slot.tcp.counters();
         self.closed_framing += either!(&slot.session => counters());
         let flow = slot.tcp.flow();

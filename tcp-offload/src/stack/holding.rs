@@ -32,6 +32,17 @@ impl<U: Ulp> Stack<U> {
         self.config.most_held_bytes.saturating_sub(self.held)
     }
 
+    /// Updates the shares of connection `index` in the memory that connections share.
+    pub(super) fn count_memory(&mut self, index: u32) {
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        let (held, spilled) = (either!(&slot.session => held_bytes()), slot.tcp.spilled_bytes());
+        if (held | slot.held) != 0 {
+            self.held = self.held + held - std::mem::replace(&mut slot.held, held);
+            self.holders.note(index, either!(&slot.session => stalled_since()));
+        }
+        self.spilled = self.spilled + spilled - std::mem::replace(&mut slot.spilled, spilled);
+    }
+
     /// Drops the bytes that connection `index` holds beyond a gap. When it holds none there, its stream is
     /// terminated.
     fn shed(&mut self, now: Instant, link: &mut dyn Link, index: u32, ulp: &mut U) {

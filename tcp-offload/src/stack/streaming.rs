@@ -30,9 +30,7 @@ impl<U: Ulp> Stack<U> {
     ) -> Result<usize, AcceptError> {
         let slot = self.slot(conn).ok_or(AcceptError::NotWaiting)?;
         let taken = either!(&mut slot.session => stream_recv(link, out))?;
-        let held = either!(&slot.session => held_bytes());
-        let before = std::mem::replace(&mut slot.held, held);
-        self.held = self.held + held - before;
+        self.count_memory(conn.index);
         Ok(taken)
     }
 
