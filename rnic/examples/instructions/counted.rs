@@ -37,6 +37,8 @@ pub struct Scenario {
     pub what: &'static str,
     /// The divisor of the figures.
     pub unit: Unit,
+    /// Over IPv6.
+    v6: bool,
     mtu: u16,
     /// Bytes of a chunk; `None`: frames have one chunk.
     chunk: Option<usize>,
@@ -65,9 +67,13 @@ enum Kind {
 const CHUNK: usize = 3840;
 
 /// All scenarios, in the order of the report.
-pub const SCENARIOS: [Scenario; 7] = [
+pub const SCENARIOS: [Scenario; 8] = [
     small("send-64", "Sends of 64 bytes, ping-pong: one way", Kind::Send, 1),
     small("write-64", "RDMA Writes of 64 bytes, ping-pong: one way", Kind::Write, 1),
+    Scenario {
+        v6: true,
+        ..small("send-64-v6", "Sends of 64 bytes over IPv6, ping-pong: one way", Kind::Send, 1)
+    },
     small("sends-64", "Sends of 64 bytes in one direction, 64 in flight", Kind::Send, DEPTH),
     small("writes-64", "RDMA Writes of 64 bytes in one direction, 64 in flight", Kind::Write, DEPTH),
     large("frame-1500", "RDMA Writes of 64 KiB in one direction at an MTU of 1500, 16 in flight", 1500),
@@ -85,6 +91,7 @@ const fn small(name: &'static str, what: &'static str, kind: Kind, depth: usize)
         name,
         what,
         unit: Unit::Message,
+        v6: false,
         mtu: 1500,
         chunk: None,
         len: SMALL,
@@ -99,6 +106,7 @@ const fn large(name: &'static str, what: &'static str, mtu: u16) -> Scenario {
         name,
         what,
         unit: Unit::Frame,
+        v6: false,
         mtu,
         chunk: None,
         len: LARGE,
@@ -199,7 +207,7 @@ impl Pair {
         let [near, far] = &mut ends;
         let mut now = Instant::ZERO;
         far.engine.listen(&mut far.link, None, PORT, 8, scenario.mtu, None).unwrap();
-        let path = path([(1, 40_000), (2, PORT)], false, scenario.mtu);
+        let path = path([(1, 40_000), (2, PORT)], scenario.v6, scenario.mtu);
         near.engine.connect(now, &mut near.link, near.qp, path, ConnectParams::default()).unwrap();
         let mut established = 0;
         while established < 2 {

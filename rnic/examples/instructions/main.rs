@@ -219,9 +219,9 @@ const HEAD: &str = "\
 Printed by `ci/instructions --record`. Two engines run in one thread and virtual time on a link in memory, under callgrind
 (`rnic/examples/instructions`); each figure is the sum of both ends, from posting to the completion at both, including
 acknowledgements, polls and turns. The work of the link does not count, nor does the kernel's; the lock and the clock of the
-public API are not part of it. CRC and markers are on, IPv4, one connection. *Bytes* is the part that works on the bytes
-themselves: copies of payload, CRC32c and TCP checksum. Figures do not depend on the machine's speed or load; they do
-depend on the compiler and on which instructions valgrind knows (it has no AVX-512).
+public API are not part of it. CRC and markers are on, IPv4 unless the name says v6, one connection. *Bytes* is the part that
+works on the bytes themselves: copies of payload, CRC32c and TCP checksum. Figures do not depend on the machine's speed or load;
+they do depend on the compiler and on which instructions valgrind knows (it has no AVX-512).
 
 | scenario | traffic | unit | instructions | bytes | besides bytes |
 |---|---|---|--:|--:|--:|

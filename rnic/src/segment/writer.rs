@@ -71,10 +71,13 @@ impl Head for TaggedHead {
 
     #[inline]
     fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut GappedMut<'_>)) {
-        let Some(versions) = out.versions() else { return };
         let &Self { message, last, stag, to } = self;
-        let control = Control { message }.byte(versions);
-        out.fill_behind(&Tagged { last, control, stag, to }.to_bytes(versions), len, f);
+        out.fill_ddp(
+            message,
+            |control, versions| Tagged { last, control, stag, to }.to_bytes(versions),
+            len,
+            f,
+        );
     }
 }
 
@@ -91,11 +94,10 @@ impl Head for UntaggedHead {
 
     #[inline]
     fn write(&self, out: &mut SegmentWriter<'_, '_, '_>, len: usize, f: impl FnMut(&mut GappedMut<'_>)) {
-        let Some(versions) = out.versions() else { return };
         let &Self { message, last, word, queue, msn, mo } = self;
-        let control = Control { message }.byte(versions);
-        let header = Untagged { last, control, word, queue: queue.number(), msn, mo };
-        out.fill_behind(&header.to_bytes(versions), len, f);
+        let queue = queue.number();
+        let header = |control, versions| Untagged { last, control, word, queue, msn, mo }.to_bytes(versions);
+        out.fill_ddp(message, header, len, f);
     }
 }
 
@@ -200,28 +202,21 @@ impl<'a, 'w, 'f> SegmentWriter<'a, 'w, 'f> {
         header.write(self, len, f);
     }
 
-    /// The versions of a connection with DDP.
+    /// Writes a segment with the DDP header `header(control, versions)` and `len` bytes: at once if that is possible.
     #[inline]
-    fn versions(&self) -> Option<Versions> {
-        match self.codec {
-            Codec::Ddp(versions) => Some(versions),
-            Codec::RdmaTcp(_) => {
-                debug_assert!(false, "a DDP header on a connection with RDMA/TCP");
-                None
-            }
-        }
-    }
-
-    /// Writes a segment with the DDP header `header` and `len` bytes: at once if that is possible.
-    #[inline]
-    fn fill_behind<const N: usize>(
+    fn fill_ddp<const N: usize>(
         &mut self,
-        header: &[u8; N],
+        message: MessageType,
+        header: impl FnOnce(u8, Versions) -> [u8; N],
         len: usize,
         mut f: impl FnMut(&mut GappedMut<'_>),
     ) {
-        if !self.out.put_whole(header, len, &mut f) {
-            self.fill_in_parts(header, len, f);
+        let Codec::Ddp(versions) = self.codec else {
+            return debug_assert!(false, "a DDP header on a connection with RDMA/TCP");
+        };
+        let header = header(Control { message }.byte(versions), versions);
+        if !self.out.put_whole(&header, len, &mut f) {
+            self.fill_in_parts(&header, len, f);
         }
     }
 
