@@ -1,7 +1,7 @@
 //! One end of an MPA connection: a session, its environment, and the parts of TCP that it needs.
 
 use xwarp_tcp::{
-    framing::{AcceptParams, FramingError, Taken},
+    framing::{AcceptParams, Carried, FramingError, Taken},
     link::FrameWriter,
     mpa::{MpaConfig, MpaError, Session},
     sim,
@@ -130,10 +130,17 @@ impl End {
         frame.extend_from_slice(payload);
         let frame = self.link.lend(&frame);
         let (offset64, len) = (offset as u64, payload.len());
-        let arrival =
+        let payload =
             NewPayload { offset: offset64, start: HEADERS, len, contiguous: contiguous as u64, pushed: true };
         let (session, ulp, link) = (&mut self.session, &mut self.ulp, &mut self.link);
-        let took = session.receive(Instant::ZERO, ulp, CONN, &path(), link, &arrival, frame, usize::MAX);
+        let took = session.receive(
+            Instant::ZERO,
+            ulp,
+            CONN,
+            &path(),
+            link,
+            Carried { payload, frame, spare: usize::MAX },
+        );
         assert!(took != Taken::Whole || session.held_bytes() == 0, "bytes are held of a whole payload");
         let took = took != Taken::Not;
         if took {

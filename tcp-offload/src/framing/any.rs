@@ -2,12 +2,12 @@
 
 use std::{fmt, time::Duration};
 
-use super::{Session, SetupError, Taken};
+use super::{Carried, Session, SetupError, Taken};
 use crate::{
-    link::{Link, RxFrame, rx_pieces},
+    link::{Link, rx_pieces},
     mpa::MpaConfig,
     rdma_tcp::{self, RdmaTcpConfig, Setup},
-    tcp,
+    tcp::NewPayload,
     time::Instant,
     ulp::{ConnId, ListenerId, Ulp},
     wire::Path,
@@ -122,7 +122,6 @@ impl<P: Copy + fmt::Debug> AnySession<P> {
     }
 
     /// See [`Session::receive`].
-    #[expect(clippy::too_many_arguments, reason = "the arguments of a frame on its way up")]
     pub(crate) fn receive<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
@@ -130,23 +129,20 @@ impl<P: Copy + fmt::Debug> AnySession<P> {
         conn: ConnId,
         path: &Path,
         link: &mut dyn Link,
-        arrival: &tcp::NewPayload,
-        frame: RxFrame,
-        spare: usize,
+        carried: Carried,
     ) -> Taken {
         if let Self::Undecided(_, undecided) = self {
             // A later byte does not identify the framing; the client retransmits bytes that are not taken.
-            let Some(first) = first_byte(link, arrival, &frame) else {
-                link.recycle(frame);
+            let Some(first) = first_byte(link, &carried) else {
+                link.recycle(carried.frame);
                 return Taken::Not;
             };
             *self = undecided.decide(first);
         }
-        either!(self => receive(now, ulp, conn, path, link, arrival, frame, spare))
+        either!(self => receive(now, ulp, conn, path, link, carried))
     }
 
     /// [`Self::receive`] for a session that [is ordinary](Session::is_ordinary), and the next payload in order.
-    #[expect(clippy::too_many_arguments, reason = "the arguments of a frame on its way up")]
     #[inline]
     pub(crate) fn receive_ordinary<U: Ulp<Placed = P>>(
         &mut self,
@@ -155,32 +151,28 @@ impl<P: Copy + fmt::Debug> AnySession<P> {
         conn: ConnId,
         path: &Path,
         link: &mut dyn Link,
-        arrival: &tcp::NewPayload,
-        frame: RxFrame,
-        spare: usize,
+        carried: Carried,
     ) -> Taken {
+        let Carried { payload: NewPayload { offset, start, len, .. }, ref frame, .. } = carried;
         if frame.chunks() == 1 {
-            let end = arrival.start + arrival.len;
-            let payload = link.rx_head(&frame).get(arrival.start..end).unwrap_or_default();
-            match either!(self => take_straight(ulp, conn, arrival.offset, payload)) {
+            let payload = link.rx_head(frame).get(start..start + len).unwrap_or_default();
+            match either!(self => take_straight(ulp, conn, offset, payload)) {
                 Ok(true) => {
-                    link.recycle(frame);
+                    link.recycle(carried.frame);
                     return Taken::Whole;
                 }
                 Ok(false) => {}
-                Err(halt) => {
-                    return either!(self => receive_rest(now, ulp, conn, link, arrival, frame, spare, halt));
-                }
+                Err(halt) => return either!(self => receive_rest(now, ulp, conn, link, carried, halt)),
             }
         }
-        self.receive(now, ulp, conn, path, link, arrival, frame, spare)
+        self.receive(now, ulp, conn, path, link, carried)
     }
 }
 
 /// The first byte of the stream, if the payload begins with it.
-fn first_byte(link: &dyn Link, arrival: &tcp::NewPayload, frame: &RxFrame) -> Option<u8> {
-    let pieces = rx_pieces(link, frame, arrival.start, arrival.len.min(1));
-    pieces.first()?.first().copied().filter(|_| arrival.offset == 0)
+fn first_byte(link: &dyn Link, Carried { payload, frame, .. }: &Carried) -> Option<u8> {
+    let pieces = rx_pieces(link, frame, payload.start, payload.len.min(1));
+    pieces.first()?.first().copied().filter(|_| payload.offset == 0)
 }
 
 impl Undecided {

@@ -37,13 +37,25 @@ pub use session::{Session, Taken};
 pub use setup::{AcceptParams, MAX_READ_DEPTH, SetupError, UNNEGOTIATED};
 
 use crate::{
-    link::{FrameWriter, Link},
+    link::{FrameWriter, Link, RxFrame},
     mpa::{self, MpaError},
     rdma_tcp::{self, SegmentError},
     seq::StreamOffset,
+    tcp::NewPayload,
     ulp::{Ulpdu, UlpduWriter},
 };
 use hold::Hold;
+
+/// New payload on its way up.
+#[derive(Debug)]
+pub struct Carried {
+    /// The payload.
+    pub payload: NewPayload,
+    /// The received frame in which it lies.
+    pub frame: RxFrame,
+    /// Bytes that the session may hold in addition to those that it holds now.
+    pub spare: usize,
+}
 
 /// The error with which a framing ended a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

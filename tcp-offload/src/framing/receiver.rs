@@ -6,13 +6,13 @@
 
 pub(crate) use super::track::{Halt, Upper};
 use super::{
-    Framing,
+    Carried, Framing,
     hold::{Hold, Range, Ranges, StoreKey},
     track::{Known, Track},
 };
 use crate::{
     framing::FramingCounters,
-    link::{Link, RxFrame, part, read_at, rx_pieces},
+    link::{Link, part, read_at, rx_pieces},
     seq::StreamOffset,
     tcp,
     time::Instant,
@@ -148,15 +148,10 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
     }
 
     /// Start-up: holds a payload. Returns false, without holding it, when more than `most` bytes would be held.
-    pub fn collect(
-        &mut self,
-        link: &mut dyn Link,
-        arrival: &tcp::NewPayload,
-        frame: RxFrame,
-        most: usize,
-    ) -> bool {
-        match self.keep(link, arrival, frame) {
-            Some((store, _)) => self.enforce_limits(link, arrival, store, most),
+    pub fn collect(&mut self, link: &mut dyn Link, carried: Carried, most: usize) -> bool {
+        let payload = carried.payload;
+        match self.keep(link, carried) {
+            Some((store, _)) => self.enforce_limits(link, &payload, store, most),
             None => true,
         }
     }
@@ -192,56 +187,52 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         now: Instant,
         upper: &mut Upper<'_, U>,
         link: &mut dyn Link,
-        arrival: &tcp::NewPayload,
-        frame: RxFrame,
+        carried: Carried,
         most: usize,
     ) -> (bool, Result<(), Halt>) {
         if self.stopped {
-            link.recycle(frame);
+            link.recycle(carried.frame);
             return (true, Ok(()));
         }
-        if self.is_drained() && arrival.offset <= self.track.cursor {
-            let outcome = self.take_aligned(upper, link, arrival, &frame);
-            return self.receive_rest(now, upper, link, arrival, frame, most, outcome);
+        if self.is_drained() && carried.payload.offset <= self.track.cursor {
+            let outcome = self.take_aligned(upper, link, &carried);
+            return self.receive_rest(now, upper, link, carried, most, outcome);
         }
-        self.receive_held(now, upper, link, arrival, frame, most, Ok(()))
+        self.receive_held(now, upper, link, carried, most, Ok(()))
     }
 
     /// Processes the rest of a payload, whose whole FPDUs were taken from the frame with this `outcome`. Returns what
     /// [`Self::receive`] returns.
-    #[expect(clippy::too_many_arguments, reason = "the arguments of a frame on its way up")]
     pub fn receive_rest<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
         upper: &mut Upper<'_, U>,
         link: &mut dyn Link,
-        arrival: &tcp::NewPayload,
-        frame: RxFrame,
+        carried: Carried,
         most: usize,
         outcome: Result<(), Halt>,
     ) -> (bool, Result<(), Halt>) {
-        let all = self.track.cursor >= arrival.offset + arrival.len as u64;
+        let all = self.track.cursor >= carried.payload.offset + carried.payload.len as u64;
         if all || outcome.is_err_and(Halt::is_final) {
-            link.recycle(frame);
+            link.recycle(carried.frame);
             return (true, outcome);
         }
         self.note_halt(now, outcome);
-        self.receive_held(now, upper, link, arrival, frame, most, outcome)
+        self.receive_held(now, upper, link, carried, most, outcome)
     }
 
     /// Holds a payload, and processes the FPDUs that it completes.
-    #[expect(clippy::too_many_arguments, reason = "the arguments of a frame on its way up")]
     fn receive_held<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
         upper: &mut Upper<'_, U>,
         link: &mut dyn Link,
-        arrival: &tcp::NewPayload,
-        frame: RxFrame,
+        carried: Carried,
         most: usize,
         mut outcome: Result<(), Halt>,
     ) -> (bool, Result<(), Halt>) {
-        let Some((store, fresh)) = self.keep(link, arrival, frame) else { return (true, outcome) };
+        let payload = carried.payload;
+        let Some((store, fresh)) = self.keep(link, carried) else { return (true, outcome) };
         if self.withheld.is_none() {
             outcome = self.advance(now, upper, link);
         }
@@ -251,7 +242,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         if outcome.is_err_and(Halt::is_final) {
             return (true, outcome);
         }
-        (self.enforce_limits(link, arrival, store, most), outcome)
+        (self.enforce_limits(link, &payload, store, most), outcome)
     }
 
     /// Offers withheld FPDUs to the upper layer again.
@@ -270,8 +261,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         &mut self,
         upper: &mut Upper<'_, U>,
         link: &dyn Link,
-        arrival: &tcp::NewPayload,
-        frame: &RxFrame,
+        Carried { payload: arrival, frame, .. }: &Carried,
     ) -> Result<(), Halt> {
         if frame.chunks() > 1 {
             let payload = rx_pieces(link, frame, arrival.start, arrival.len);
@@ -343,8 +333,7 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
     fn keep(
         &mut self,
         link: &mut dyn Link,
-        arrival: &tcp::NewPayload,
-        frame: RxFrame,
+        Carried { payload: arrival, frame, .. }: Carried,
     ) -> Option<(StoreKey, Ranges)> {
         let end = arrival.offset + arrival.len as u64;
         let fresh = self.missing((arrival.offset.max(self.track.cursor), end));

@@ -10,14 +10,14 @@ use std::{fmt, time::Duration};
 
 use self::{opening::Opening, streaming::Streaming};
 use super::{
-    FramingCounters, FramingError, Full, Limits, StartUp, Transmitter,
+    Carried, FramingCounters, FramingError, Full, Limits, StartUp, Transmitter,
     receiver::{Halt, Receiver, Upper},
 };
 use crate::{
     framing::{AcceptParams, SetupError},
-    link::{FrameWriter, Link, RxFrame},
+    link::{FrameWriter, Link},
     seq::StreamOffset,
-    tcp::{self, Filled},
+    tcp::Filled,
     time::Instant,
     ulp::{ConnId, Event, ListenerId, Pulled, Ulp},
     wire::Path,
@@ -44,8 +44,6 @@ pub struct Session<P, S: StartUp> {
     /// End of the held bytes at an earlier time, and that time. The cursor has not reached the end since, so the oldest held
     /// bytes are at least that old.
     stalled: Option<(StreamOffset, Instant)>,
-    /// The upper layer has nothing more to send.
-    finished: bool,
     ulpdus_sent: u64,
 }
 
@@ -116,7 +114,6 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
             withhold_timeout,
             hold_bytes,
             stalled: None,
-            finished: false,
             ulpdus_sent: 0,
         }
     }
@@ -161,7 +158,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
             return true;
         }
         match self.phase {
-            SessionPhase::Full(_) => self.finished || ulp.has_data(conn),
+            SessionPhase::Full(_) => ulp.has_data(conn),
             SessionPhase::Rejected => true,
             SessionPhase::Streaming(_)
             | SessionPhase::AwaitReply(_)
@@ -213,17 +210,13 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         if transmitter.waits_for_first() && !self.receiver.has_begun() && !self.receiver.is_stopped() {
             // A FIN is not an FPDU and may be sent. Without room, the upper layer can only answer whether it has
             // finished.
-            if !self.finished
-                && let Some(mut writer) = transmitter.begin(out, offset, mulpdu)
-            {
-                writer.room = 0;
-                self.finished = ulp.pull(conn, &mut writer) == Pulled::Finish;
-            }
-            return if self.finished { Filled::Finish } else { Filled::Nothing };
+            let Some(mut writer) = transmitter.begin(out, offset, mulpdu) else { return Filled::Nothing };
+            writer.room = 0;
+            let finished = ulp.pull(conn, &mut writer) == Pulled::Finish;
+            return if finished { Filled::Finish } else { Filled::Nothing };
         }
         let (mut len, mut more) = (0, true);
-        while more && !self.finished {
-            let Some(mut writer) = transmitter.begin(out, offset + len as u64, mulpdu) else { break };
+        while more && let Some(mut writer) = transmitter.begin(out, offset + len as u64, mulpdu) {
             match ulp.pull(conn, &mut writer) {
                 pulled @ (Pulled::Ulpdu | Pulled::LastUlpdu) => {
                     more = pulled == Pulled::Ulpdu;
@@ -238,20 +231,19 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
                     more = ulp.has_data(conn);
                     break;
                 }
-                Pulled::Finish => self.finished = true,
+                Pulled::Finish if len == 0 => return Filled::Finish,
+                // The FIN follows these FPDUs: the next call returns it.
+                Pulled::Finish => break,
             }
         }
         match len {
-            0 if self.finished => Filled::Finish,
             0 => Filled::Nothing,
             len => Filled::Segment { len, more },
         }
     }
 
-    /// Processes a payload. Its frame is recycled to `link` now or when its bytes are no longer needed. At most
-    /// `spare` bytes more than now may be held. When that or the session's own limit is too small, TCP must treat the payload as
-    /// lost.
-    #[expect(clippy::too_many_arguments, reason = "the arguments of a frame on its way up")]
+    /// Processes a payload. Its frame is recycled to `link` now or when its bytes are no longer needed. When
+    /// [`Carried::spare`] or the session's own limit is too small, TCP must treat the payload as lost.
     pub fn receive<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
@@ -259,41 +251,39 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         conn: ConnId,
         path: &Path,
         link: &mut dyn Link,
-        arrival: &tcp::NewPayload,
-        frame: RxFrame,
-        spare: usize,
+        carried: Carried,
     ) -> Taken {
-        let most = self.hold_bytes.min(self.held_bytes().saturating_add(spare));
+        let most = self.hold_bytes.min(self.held_bytes().saturating_add(carried.spare));
         match &self.phase {
             SessionPhase::Full(_) => {
                 let (ordinary, mut upper) = (self.is_ordinary(), Upper { ulp, conn });
-                let (taken, outcome) = self.receiver.receive(now, &mut upper, link, arrival, frame, most);
+                let (taken, outcome) = self.receiver.receive(now, &mut upper, link, carried, most);
                 self.conclude(now, &mut upper, link, ordinary, taken, outcome)
             }
             SessionPhase::AwaitReply(_) | SessionPhase::AwaitRequest(_) => {
                 let most = most.min(MOST_STARTUP_BYTES);
-                let taken = self.receiver.collect(link, arrival, frame, most);
+                let taken = self.receiver.collect(link, carried, most);
                 self.read_startup(now, &mut Upper { ulp, conn }, path, link);
                 Taken::from(taken)
             }
             SessionPhase::Streaming(_) => {
                 // The receiver keeps any payload in order, as of an FPDU; streaming data have no such end.
                 let most = most.min(MOST_STARTUP_BYTES);
-                if self.held_bytes() + arrival.len > most {
-                    link.recycle(frame);
+                if self.held_bytes() + carried.payload.len > most {
+                    link.recycle(carried.frame);
                     return Taken::Not;
                 }
-                let taken = self.receiver.collect(link, arrival, frame, most);
+                let taken = self.receiver.collect(link, carried, most);
                 self.report_readable(ulp, conn);
                 Taken::from(taken)
             }
             SessionPhase::Decide(_) => {
-                link.recycle(frame);
+                link.recycle(carried.frame);
                 self.fail(link, S::DATA_BEFORE_ANSWER);
                 Taken::InPart
             }
             SessionPhase::Rejected | SessionPhase::Failed(_) => {
-                link.recycle(frame);
+                link.recycle(carried.frame);
                 Taken::InPart
             }
         }
@@ -316,22 +306,18 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
 
     /// Processes the rest of a payload after [`Self::take_straight`] has halted. The arguments and the result are those of
     /// [`Self::receive`].
-    #[expect(clippy::too_many_arguments, reason = "the arguments of a frame on its way up")]
     pub(crate) fn receive_rest<U: Ulp<Placed = P>>(
         &mut self,
         now: Instant,
         ulp: &mut U,
         conn: ConnId,
         link: &mut dyn Link,
-        arrival: &tcp::NewPayload,
-        frame: RxFrame,
-        spare: usize,
+        carried: Carried,
         halt: Halt,
     ) -> Taken {
-        let most = self.hold_bytes.min(self.held_bytes().saturating_add(spare));
+        let most = self.hold_bytes.min(self.held_bytes().saturating_add(carried.spare));
         let mut upper = Upper { ulp, conn };
-        let (taken, outcome) =
-            self.receiver.receive_rest(now, &mut upper, link, arrival, frame, most, Err(halt));
+        let (taken, outcome) = self.receiver.receive_rest(now, &mut upper, link, carried, most, Err(halt));
         self.conclude(now, &mut upper, link, true, taken, outcome)
     }
 

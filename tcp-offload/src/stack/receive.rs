@@ -4,7 +4,7 @@ use std::vec::Drain;
 
 use super::Stack;
 use crate::{
-    framing::{Taken, either},
+    framing::{Carried, Taken, either},
     link::{Link, RxFrame},
     tcp::{self, Receipt},
     time::Instant,
@@ -141,7 +141,8 @@ impl<U: Ulp> Stack<U> {
         // Making room may have ended this very connection.
         let Some(slot) = self.slots.get_mut(conn.index as usize) else { return link.recycle(frame) };
         let path = slot.tcp.path();
-        let taken = slot.session.receive(now, ulp, conn, path, link, arrival, frame, spare);
+        let carried = Carried { payload: *arrival, frame, spare };
+        let taken = slot.session.receive(now, ulp, conn, path, link, carried);
         self.payload_offered(now, conn.index, arrival, taken);
     }
 

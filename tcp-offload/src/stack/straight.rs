@@ -17,7 +17,7 @@ use std::vec::Drain;
 
 use super::{ConnSlot, Stack, turns::Work};
 use crate::{
-    framing::Taken,
+    framing::{Carried, Taken},
     link::{Link, RxFrame},
     time::Instant,
     ulp::{ConnId, Ulp},
@@ -60,12 +60,13 @@ impl<U: Ulp> Stack<U> {
             self.counters.frames_in += 1;
             slot.checksums.admits(false);
             slot.tcp.follow_queue(frame.queue());
-            if let Some(arrival) = slot.tcp.predicted_payload(&plain) {
+            if let Some(payload) = slot.tcp.predicted_payload(&plain) {
                 let (path, session) = (slot.tcp.path(), &mut slot.session);
-                match session.receive_ordinary(now, ulp, conn, path, link, &arrival, frame, spare) {
-                    Taken::Whole => slot.tcp.payload_taken(now, &arrival),
+                match session.receive_ordinary(now, ulp, conn, path, link, Carried { payload, frame, spare })
+                {
+                    Taken::Whole => slot.tcp.payload_taken(now, &payload),
                     taken => {
-                        self.payload_offered(now, index, &arrival, taken);
+                        self.payload_offered(now, index, &payload, taken);
                         self.after_change(now, link, index, None, ulp);
                         return true;
                     }

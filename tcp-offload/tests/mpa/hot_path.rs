@@ -2,7 +2,7 @@
 
 use allocation_counter::measure;
 use xwarp_tcp::{
-    framing::Taken,
+    framing::{Carried, Taken},
     link::FrameWriter,
     mpa::Session,
     tcp::{Filled, NewPayload},
@@ -64,16 +64,17 @@ fn allocations(
     for n in order {
         let (from, to) = stream.ranges[n];
         let frame = link.lend(&stream.bytes[from..to]);
-        let arrival = NewPayload {
+        let payload = NewPayload {
             offset: (start + from) as u64,
             start: HEADERS,
             len: to - from,
             contiguous: start as u64,
             pushed: true,
         };
+        let carried = Carried { payload, frame, spare: usize::MAX };
         let mut taken = false;
         let used = measure(|| {
-            let outcome = session.receive(Instant::ZERO, ulp, CONN, &path, link, &arrival, frame, usize::MAX);
+            let outcome = session.receive(Instant::ZERO, ulp, CONN, &path, link, carried);
             taken = outcome != Taken::Not;
         });
         assert!(taken);

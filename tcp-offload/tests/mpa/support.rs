@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use slab::Slab;
 use xwarp_tcp::{
-    framing::{self, AcceptParams, FramingError, SetupError, Taken},
+    framing::{self, AcceptParams, Carried, FramingError, SetupError, Taken},
     link::{ChunksMut, FrameWriter, Link, Pieces, QueueId, RingFull, RxFrame, Steer, SteerError, TxFrame},
     mpa::{Agreed, Markers, MpaConfig, MpaError, Session},
     sim,
@@ -297,7 +297,7 @@ impl End {
         taken[offset..offset + payload.len()].fill(true);
         let contiguous = taken.iter().position(|t| !t).unwrap_or(taken.len());
         let frame = self.link.lend(payload);
-        let arrival = NewPayload {
+        let payload = NewPayload {
             offset: offset as u64,
             start: HEADERS,
             len: payload.len(),
@@ -306,7 +306,8 @@ impl End {
         };
         let path = path();
         let (session, ulp, link) = (&mut self.session, &mut self.ulp, &mut self.link);
-        let took = session.receive(self.now, ulp, CONN, &path, link, &arrival, frame, usize::MAX);
+        let carried = Carried { payload, frame, spare: usize::MAX };
+        let took = session.receive(self.now, ulp, CONN, &path, link, carried);
         let held = session.held_bytes() > 0 || session.holds_undelivered() || !session.is_reading();
         assert!(
             took != Taken::Whole || !held,

@@ -8,7 +8,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    framing::receiver::{Receiver, Upper},
+    framing::{
+        Carried,
+        receiver::{Receiver, Upper},
+    },
     sim::{SimLink, Wire, WireConfig},
     tcp,
     time::Instant,
@@ -94,11 +97,12 @@ impl Lab {
         let frame = batch.pop().unwrap();
         self.seen[from..to].fill(true);
         let contiguous = self.seen.iter().position(|seen| !seen).unwrap_or(stream.len()) as u64;
-        let arrival =
+        let payload =
             tcp::NewPayload { offset: from as u64, start: 0, len: to - from, contiguous, pushed: true };
+        let carried = Carried { payload, frame, spare: 0 };
         let mut upper = Upper { ulp: &mut self.log, conn: CONN };
         let (taken, outcome) =
-            self.receiver.receive(Instant::ZERO, &mut upper, &mut self.link, &arrival, frame, usize::MAX);
+            self.receiver.receive(Instant::ZERO, &mut upper, &mut self.link, carried, usize::MAX);
         assert!(taken && outcome.is_ok(), "{outcome:?}");
     }
 }
