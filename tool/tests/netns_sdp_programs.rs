@@ -658,6 +658,80 @@ else:
     time.sleep(60)
 ";
 
+/// At either end, the n-th thread of the library and all later ones cannot be started. The connection then uses TCP or is reset at both
+/// ends; it is neither half-open nor, to a program, closed in order.
+#[test]
+fn netns_sdp_threads_that_cannot_be_started_leave_no_connection() {
+    let lab = lab();
+    let failing = compiled(&lab, "cc", "threads.c", &["-shared", "-fPIC"]);
+    let program = lab.file("threads.py");
+    fs::write(&program, THREADS).unwrap();
+    let run = |role: &str, from: Option<u32>| {
+        let limit = from.map(|n| format!("LD_PRELOAD=$LD_PRELOAD:{} FAIL_FROM={n}", failing.display()));
+        let (limit, python) = (limit.unwrap_or_default(), program.display());
+        format!("{limit} exec /usr/bin/python3 {python} {role} {} {PORT}", address(&lab).ip())
+    };
+    for failing in [Side::A, Side::B] {
+        let mut resets = 0;
+        for n in 1.. {
+            let at = |side| (failing == side).then_some(n);
+            let mut server = shell(&lab, Side::B, By::Sdp, &run("serve", at(Side::B)));
+            server.wait_for("ready", LIMIT).unwrap();
+            let called = shell(&lab, Side::A, By::Sdp, &run("call", at(Side::A))).finish(LIMIT).unwrap();
+            shell(&lab, Side::A, By::Tcp, &run("stop", None)).finish(LIMIT).unwrap();
+            let served = server.finish(LIMIT).unwrap();
+            let text = format!("thread {n} at {failing:?}\n{called}\n{served}");
+            assert!(!called.contains("wrong") && !served.contains("wrong"), "{text}");
+            assert!(called.contains("reset") != called.contains("echoed"), "{text}");
+            // A client whose connection was reset during its set-up has used TCP.
+            resets += u32::from(called.contains("reset") || served.contains("reset"));
+            if carried(&called, "python3") == (5, 5) {
+                break;
+            }
+            assert!(n < 20, "the connection never uses SDP: {text}");
+        }
+        // The threads of the two directions, at least.
+        assert!(resets >= 2, "{resets} resets at {failing:?}");
+    }
+}
+
+const THREADS: &str = r"
+import socket, sys
+role, address = sys.argv[1], (sys.argv[2], int(sys.argv[3]))
+
+def outcome(s, answer):
+    s.settimeout(20)
+    try:
+        data = s.recv(5)
+        if data == b'hello':
+            s.sendall(answer)
+            return 'echoed'
+        return 'stopped' if data == b'stop!' else 'wrong: the end'
+    except (ConnectionResetError, BrokenPipeError):
+        return 'reset'
+    except TimeoutError:
+        return 'wrong: half-open'
+
+if role == 'serve':
+    listener = socket.create_server(address)
+    print('ready', flush=True)
+    end = None
+    while end != 'stopped':
+        s, _ = listener.accept()
+        end = outcome(s, b'hello')
+        s.close()
+        print(end, flush=True)
+elif role == 'call':
+    try:
+        s = socket.create_connection(address)
+        s.sendall(b'hello')
+        print(outcome(s, b''))
+    except (ConnectionResetError, BrokenPipeError):
+        print('reset')
+else:
+    socket.create_connection(address).sendall(b'stop!')
+";
+
 /// Thousands of connections of one program at a time, and more in turn, keep their bytes and names.
 #[test]
 fn netns_sdp_a_program_has_thousands_of_connections() {

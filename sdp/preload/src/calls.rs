@@ -134,7 +134,8 @@ fn pass(
     let started = kernel_name(Naming::Local, fd).ok_or_else(std::io::Error::last_os_error);
     let started = started.and_then(|(own, _)| {
         legs::insert((own, gate.address), (stream.local_addr()?, target));
-        process.relays.start(Joined::new(gate.pass(own)?, (own, gate.address), stream))
+        let leg = gate.pass(own).inspect_err(|_| stream.abort())?;
+        process.relays.start(&Joined::new(leg, (own, gate.address), stream))
     });
     direct::hint(fd, gate.address);
     match started {

@@ -363,7 +363,7 @@ impl Process {
         }
     }
 
-    /// Connects the program's listening socket to an accepted stream. If that fails, dropping the stream resets it.
+    /// Connects the program's listening socket to an accepted stream. If that fails, the stream is reset.
     fn bring(
         &self,
         (stream, peer): (SdpStream, SocketAddr),
@@ -376,7 +376,7 @@ impl Process {
         legs::insert((service, own), (local, peer));
         let joined = Joined::new(leg, (service, own), stream);
         joined.call(service).inspect_err(|_| joined.stream.abort())?;
-        self.relays.start(joined)
+        self.relays.start(&joined)
     }
 
     /// Called at the end of the process: sends the remaining data to the peers.

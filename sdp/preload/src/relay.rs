@@ -285,8 +285,16 @@ impl Joined {
 }
 
 impl Relays {
-    /// Starts to copy.
-    pub fn start(self: &Arc<Self>, joined: Arc<Joined>) -> io::Result<()> {
+    /// Starts to copy. If that fails, the connections of both sides are reset.
+    pub fn start(self: &Arc<Self>, joined: &Arc<Joined>) -> io::Result<()> {
+        self.start_threads(joined).inspect_err(|_| {
+            // A direction that was started ends by this.
+            joined.stream.abort();
+            reset(&joined.leg);
+        })
+    }
+
+    fn start_threads(self: &Arc<Self>, joined: &Arc<Joined>) -> io::Result<()> {
         // Nagle's algorithm must not delay small messages to the program.
         sockopt::set_tcp_nodelay(&joined.leg, true)?;
         // Reads of the leg then end before an urgent byte, which the next read returns.
@@ -302,9 +310,9 @@ impl Relays {
                 .ok()
         };
         if let Some(watch) = self.watch.get_or_init(watch) {
-            watch.add(&joined)?;
+            watch.add(joined)?;
         }
-        let sends = Arc::clone(&joined);
+        let sends = Arc::clone(joined);
         let relays = Arc::clone(self);
         *lock(&self.sending) += 1;
         let send = move || {
@@ -321,7 +329,7 @@ impl Relays {
             *lock(&self.sending) -= 1;
             return Err(error);
         }
-        let receives = Arc::clone(&joined);
+        let receives = Arc::clone(joined);
         let receive = move || {
             let joined = receives;
             let Joined { leg, stream, .. } = &*joined;
@@ -334,13 +342,7 @@ impl Relays {
                 reset(leg);
             }
         };
-        if let Err(error) = thread("xwarp-sdp-recv").spawn(receive) {
-            // The other direction ends by this.
-            joined.stream.abort();
-            reset(&joined.leg);
-            return Err(error);
-        }
-        Ok(())
+        thread("xwarp-sdp-recv").spawn(receive).map(drop)
     }
 
     /// Called at the end of the process. Waits until the peers have received all data, as long as bytes move within
