@@ -295,6 +295,11 @@ fn sim_chain_seed_46246_data_does_not_overtake_a_forged_reset() {
 }
 
 #[test]
+fn sim_chain_seed_274_an_fpdu_placed_from_a_refused_payload_is_not_taken_again() {
+    mixed_on_chains(274, Framing::Mpa);
+}
+
+#[test]
 fn sim_the_same_seed_runs_engines_the_same() {
     for framing in [Framing::Mpa, Framing::RdmaTcp] {
         assert_eq!(mixed(3, framing), mixed(3, framing));

@@ -118,10 +118,11 @@ impl<P: Copy, F: Framing> Receiver<P, F> {
         self.hold.is_empty() && self.track.known.is_empty()
     }
 
-    /// Whether it reads, and nothing is held or withheld.
+    /// Whether it reads, nothing is held or withheld, and no FPDU beyond the cursor is known. An FPDU may be known although TCP sees
+    /// no gap: it was placed from a payload that was refused then.
     #[inline]
     pub fn is_ordinary(&self) -> bool {
-        !self.stopped && self.withheld.is_none() && self.hold.is_empty()
+        !self.stopped && self.withheld.is_none() && self.is_drained()
     }
 
     /// Stops reading, and recycles all held frames.

@@ -300,7 +300,7 @@ impl<P: Copy + fmt::Debug, S: StartUp> Session<P, S> {
         offset: StreamOffset,
         payload: &[u8],
     ) -> Result<bool, Halt> {
-        debug_assert!(self.is_ordinary() && self.receiver.is_drained());
+        debug_assert!(self.is_ordinary());
         self.receiver.take_straight(&mut Upper { ulp, conn }, offset, payload)
     }
 

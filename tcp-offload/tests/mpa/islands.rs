@@ -203,6 +203,24 @@ fn rfc5044_s4_3_whole_segments_beyond_a_gap_are_placed_and_their_frames_recycled
     assert_eq!(end.ulp.delivered, data);
 }
 
+/// A payload may be refused although an FPDU in it was placed. TCP sees no gap then, but the straight path must not take this FPDU
+/// again.
+#[test]
+fn a_session_that_knows_placed_fpdus_is_not_ordinary() {
+    let config = MpaConfig { hold_bytes: 0, ..MpaConfig::default() };
+    let (_, mut end) = connect(End::initiator(MpaConfig::default()), End::responder(config));
+    let (start, data) = (end.contiguous, ulpdus(&[1400; 3]));
+    let stream = Reference::new(&data, true, true);
+    let second = stream.ranges[1].0;
+    assert!(end.session.is_ordinary());
+    assert!(!end.receive(start + second, &stream.bytes[second..stream.ranges[2].0 + 600]));
+    assert_eq!((end.ulp.placed.len(), end.session.held_bytes()), (1, 0));
+    assert!(!end.session.is_ordinary());
+    assert!(end.receive(start, &stream.bytes));
+    assert!(end.session.is_ordinary());
+    assert_eq!((end.ulp.placed.len(), &end.ulp.delivered), (3, &data));
+}
+
 #[test]
 fn rfc5044_s6_without_markers_nothing_is_placed_beyond_a_gap() {
     let (mut end, start, stream, data) = receiver(&[1400, 1400], false, true);
