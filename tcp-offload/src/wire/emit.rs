@@ -25,13 +25,14 @@ pub const MOST_HEADER_BYTES: usize = 14 + 8 + 40 + TCP_HEADER + MOST_OPTION_BYTE
 /// Bytes of a TCP header without options.
 const TCP_HEADER: usize = 20;
 
-/// Bytes of an IPv4 header without options.
+/// Bytes of an IPv4 header without options, and of an IPv6 header.
 const IPV4_HEADER: usize = 20;
+const IPV6_HEADER: usize = 40;
 
-/// Bytes of Ethernet without tags and IPv4, the prefix of most connections, and with TCP and its timestamps. No other prefix
-/// has this length.
-const PLAIN_PREFIX: usize = 14 + IPV4_HEADER;
-const PLAIN_BYTES: usize = PLAIN_PREFIX + TCP_HEADER + TIMESTAMPS_BYTES;
+/// Bytes of Ethernet without tags, and with IP: the prefixes of most connections.
+const ETHERNET_HEADER: usize = 14;
+const PLAIN_V4: usize = ETHERNET_HEADER + IPV4_HEADER;
+const PLAIN_V6: usize = ETHERNET_HEADER + IPV6_HEADER;
 
 /// Bytes of the longest prefix: Ethernet, two tags and IPv6.
 const MOST_PREFIX_BYTES: usize = 14 + 8 + 40;
@@ -192,43 +193,42 @@ impl Headers {
     #[inline(always)]
     pub fn emit(&self, out: &mut [u8], fields: &Fields, payload_len: usize, payload: Sum) -> Option<usize> {
         if let Some(timestamps) = fields.options.only_timestamps()
-            && self.prefix_len == PLAIN_PREFIX
-            && let Some(out) = out.first_chunk_mut()
+            && self.ip == ETHERNET_HEADER
         {
-            self.emit_plain(out, fields, timestamps, payload_len, payload);
-            return Some(PLAIN_BYTES);
+            return self.emit_plain(out, fields, timestamps, payload_len, payload);
         }
         // A copy, so that the compiler keeps the fields of the plain form in registers.
         let fields = *fields;
         self.emit_any(out, &fields, payload_len, payload)
     }
 
-    /// Writes headers of the form that nearly all segments have: no tags, IPv4, and no option but timestamps. All positions
-    /// are known, and the fields are added in registers instead of being read again.
-    #[inline]
+    /// Writes headers of the form that nearly all segments have: no tags, and no option but timestamps. All positions are known,
+    /// and the fields are added in registers instead of being read again.
+    #[expect(clippy::inline_always, reason = "see `emit`")]
+    #[inline(always)]
     fn emit_plain(
         &self,
-        out: &mut [u8; PLAIN_BYTES],
+        out: &mut [u8],
         fields: &Fields,
         timestamps: Timestamps,
         payload_len: usize,
         payload: Sum,
-    ) {
+    ) -> Option<usize> {
         let tcp_len = TCP_HEADER + TIMESTAMPS_BYTES;
-        let (ip, tcp) = out.split_at_mut(PLAIN_PREFIX);
-        if let Some((ip, template)) = ip.first_chunk_mut().zip(self.prefix.first_chunk::<PLAIN_PREFIX>()) {
-            *ip = *template;
-            finish_ipv4(ip.last_chunk_mut(), self.ip_sum, fields.ecn, tcp_len + payload_len);
+        let (prefix, tcp) = out.split_at_mut_checked(self.prefix_len)?;
+        if self.v6 {
+            *prefix.first_chunk_mut::<PLAIN_V6>()? = *self.prefix.first_chunk()?;
+        } else {
+            *prefix.first_chunk_mut::<PLAIN_V4>()? = *self.prefix.first_chunk()?;
         }
+        self.finish_ip(prefix, fields.ecn, tcp_len + payload_len);
         let (head, options) = (tcp_header(fields, self.ports, TIMESTAMPS_BYTES), timestamps.to_bytes());
         let sum = Sum::of_array(&head).and(Sum::of_array(&options)).and(payload);
         let sum = sum.and(self.pseudo).and_word((tcp_len + payload_len) as u16);
-        if let Some((to, rest)) = tcp.split_first_chunk_mut()
-            && let Some(to_options) = rest.first_chunk_mut()
-        {
-            *to = with_checksum(head, sum);
-            *to_options = options;
-        }
+        let (to, rest) = tcp.split_first_chunk_mut()?;
+        *to = with_checksum(head, sum);
+        *rest.first_chunk_mut()? = options;
+        Some(self.prefix_len + tcp_len)
     }
 
     /// Writes headers of any form.
@@ -242,19 +242,31 @@ impl Headers {
         let out = out.get_mut(..self.prefix_len + tcp_len)?;
         let (prefix, tcp) = out.split_at_mut_checked(self.prefix_len)?;
         prefix.copy_from_slice(self.prefix.get(..self.prefix_len)?);
-        let ip = prefix.get_mut(self.ip..)?;
-        if self.v6 {
-            *ip.get_mut(1)? |= ecn_bits(fields.ecn) << 4;
-            ip.get_mut(4..6)?.copy_from_slice(&((tcp_len + payload_len) as u16).to_be_bytes());
-        } else {
-            finish_ipv4(ip.last_chunk_mut(), self.ip_sum, fields.ecn, tcp_len + payload_len);
-        }
+        self.finish_ip(prefix, fields.ecn, tcp_len + payload_len);
         let (head, rest) = tcp.split_first_chunk_mut::<TCP_HEADER>()?;
         fields.options.emit(rest)?;
         let sum = Sum::of(rest).and(payload).and(self.pseudo).and_word((tcp_len + payload_len) as u16);
         let bytes = tcp_header(fields, self.ports, options);
         *head = with_checksum(bytes, sum.and(Sum::of_array(&bytes)));
         Some(self.prefix_len + tcp_len)
+    }
+
+    /// Completes the IP header at the end of `prefix` for `payload` bytes.
+    #[expect(clippy::inline_always, reason = "see `emit`")]
+    #[inline(always)]
+    fn finish_ip(&self, prefix: &mut [u8], ecn: Ecn, payload: usize) {
+        let bits = ecn_bits(ecn);
+        if self.v6 {
+            let Some(ip) = prefix.last_chunk_mut::<IPV6_HEADER>() else { return };
+            ip[1] |= bits << 4;
+            [ip[4], ip[5]] = (payload as u16).to_be_bytes();
+        } else {
+            let Some(ip) = prefix.last_chunk_mut::<IPV4_HEADER>() else { return };
+            let total = (IPV4_HEADER + payload) as u16;
+            ip[1] |= bits;
+            [ip[2], ip[3]] = total.to_be_bytes();
+            [ip[10], ip[11]] = self.ip_sum.and_word(bits.into()).and_word(total).checksum().to_be_bytes();
+        }
     }
 }
 
@@ -269,18 +281,9 @@ const fn ecn_bits(ecn: Ecn) -> u8 {
     }
 }
 
-/// Completes an IPv4 header, whose sum is `sum`, for `payload` bytes.
-#[inline]
-fn finish_ipv4(ip: Option<&mut [u8; IPV4_HEADER]>, sum: Sum, ecn: Ecn, payload: usize) {
-    let Some(ip) = ip else { return };
-    let (bits, total) = (ecn_bits(ecn), (IPV4_HEADER + payload) as u16);
-    ip[1] |= bits;
-    [ip[2], ip[3]] = total.to_be_bytes();
-    [ip[10], ip[11]] = sum.and_word(bits.into()).and_word(total).checksum().to_be_bytes();
-}
-
 /// A TCP header without options and with checksum 0 (RFC 9293 section 3.1).
-#[inline]
+#[expect(clippy::inline_always, reason = "see `Headers::emit`")]
+#[inline(always)]
 fn tcp_header(fields: &Fields, ports: [u8; 4], options: usize) -> [u8; TCP_HEADER] {
     let bits = fields.flags.to_byte();
     let [s0, s1, d0, d1] = ports;
@@ -342,6 +345,8 @@ pub fn send_bare(link: &mut dyn Link, headers: &Headers, path: &Path, fields: &F
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -353,8 +358,9 @@ mod tests {
     proptest! {
         #[test]
         fn prop_the_plain_form_has_the_bytes_of_the_general_one(
-            local: ([u8; 4], u16),
-            remote: ([u8; 4], u16),
+            v6: bool,
+            local: ([u8; 16], u16),
+            remote: ([u8; 16], u16),
             (seq, ack) in any::<(u32, u32)>(),
             (value, echo) in any::<(u32, u32)>(),
             (control, window) in any::<(u8, u16)>(),
@@ -362,8 +368,11 @@ mod tests {
             (dscp, hop_limit) in any::<(u8, u8)>(),
             payload in prop::collection::vec(any::<u8>(), 0..3000),
         ) {
+            let address = |(ip @ [a, b, c, d, ..], port): ([u8; 16], u16)| {
+                SocketAddr::new(if v6 { ip.into() } else { [a, b, c, d].into() }, port)
+            };
             let path = Path {
-                flow: Flow { local: local.into(), remote: remote.into() },
+                flow: Flow { local: address(local), remote: address(remote) },
                 source_mac: Mac([1; 6]),
                 next_hop: None,
                 next_hop_mac: Mac([2; 6]),
@@ -380,11 +389,12 @@ mod tests {
                 options: Options { timestamps: Some(Timestamps { value, echo }), ..Options::default() },
                 ecn,
             };
-            prop_assert!(fields.options.only_timestamps().is_some() && headers.prefix_len == PLAIN_PREFIX);
+            prop_assert!(fields.options.only_timestamps().is_some() && headers.ip == ETHERNET_HEADER);
+            let len = headers.prefix_len + TCP_HEADER + TIMESTAMPS_BYTES;
             let (mut plain, mut general) = ([0xee; 100], [0xee; 100]);
             let sum = Sum::of(&payload);
-            prop_assert_eq!(headers.emit(&mut plain, &fields, payload.len(), sum), Some(PLAIN_BYTES));
-            prop_assert_eq!(headers.emit_any(&mut general, &fields, payload.len(), sum), Some(PLAIN_BYTES));
+            prop_assert_eq!(headers.emit(&mut plain, &fields, payload.len(), sum), Some(len));
+            prop_assert_eq!(headers.emit_any(&mut general, &fields, payload.len(), sum), Some(len));
             prop_assert_eq!(&plain[..], &general[..]);
         }
     }

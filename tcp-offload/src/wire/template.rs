@@ -13,34 +13,49 @@ use crate::{
 };
 
 const IPV4_HEADER: usize = 20;
+const IPV6_HEADER: usize = 40;
 
-/// Position of the TCP header.
-const TCP_START: usize = ETHERNET_HEADER + IPV4_HEADER;
+/// Bytes of Ethernet without tags, IP without options, and TCP with its timestamps.
+const V4_HEADERS: usize = ETHERNET_HEADER + IPV4_HEADER + PLAIN_HEADER;
+const V6_HEADERS: usize = ETHERNET_HEADER + IPV6_HEADER + PLAIN_HEADER;
 
-/// Bytes of Ethernet without tags, IPv4 without options, and TCP with its timestamps.
-const HEADERS: usize = TCP_START + PLAIN_HEADER;
+/// Number of words in the headers, without the last bytes.
+const V4_WORDS: usize = V4_HEADERS / 8;
+const V6_WORDS: usize = V6_HEADERS / 8;
 
-/// Number of words in the headers, without the last two bytes.
-const WORDS: usize = HEADERS / 8;
+const ALL: u8 = 0xff;
 
 /// The bits of the headers that all plain segments of a connection have in common.
-#[rustfmt::skip]
-const COMMON: [u8; HEADERS] = {
-    const ALL: u8 = 0xff;
-    [
-        ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL,
-        // IPv4: the lengths and the identification differ, the time to live and the checksum.
-        ALL, ALL, 0, 0, 0, 0, ALL, ALL, 0, ALL, 0, 0, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL,
-        // TCP: the sequence numbers differ, PSH, the window, the checksum, the urgent pointer, and the timestamps.
+const V4_COMMON: [u8; V4_HEADERS] =
+    // The lengths and the identification differ, the time to live and the checksum.
+    common([ALL, ALL, 0, 0, 0, 0, ALL, ALL, 0, ALL, 0, 0, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL]);
+const V6_COMMON: [u8; V6_HEADERS] = {
+    let mut ip = [ALL; IPV6_HEADER];
+    // The flow label may differ, the length and the hop limit.
+    [ip[1], ip[2], ip[3], ip[4], ip[5], ip[7]] = [0xf0, 0, 0, 0, 0, 0];
+    common(ip)
+};
+
+/// The common bits of Ethernet, an IP header with the common bits `ip`, and TCP.
+const fn common<const IP: usize, const N: usize>(ip: [u8; IP]) -> [u8; N] {
+    // The sequence numbers differ, PSH, the window, the checksum, the urgent pointer, and the timestamps.
+    #[rustfmt::skip]
+    const TCP: [u8; PLAIN_HEADER] = [
         ALL, ALL, ALL, ALL, 0, 0, 0, 0, 0, 0, 0, 0, ALL, !PSH, 0, 0, 0, 0, 0, 0,
         ALL, ALL, ALL, ALL, 0, 0, 0, 0, 0, 0, 0, 0,
-    ]
-};
+    ];
+    let mut all = [ALL; N];
+    let (_, packet) = all.split_at_mut(ETHERNET_HEADER);
+    let (to_ip, to_tcp) = packet.split_at_mut(IP);
+    to_ip.copy_from_slice(&ip);
+    to_tcp.copy_from_slice(&TCP);
+    all
+}
 
 /// The words of the headers, as the machine reads them.
 #[inline]
-fn words(headers: &[u8; HEADERS]) -> [u64; WORDS] {
-    let mut words = [0; WORDS];
+fn words<const N: usize, const W: usize>(headers: &[u8; N]) -> [u64; W] {
+    let mut words = [0; W];
     for (word, bytes) in words.iter_mut().zip(headers.as_chunks().0) {
         *word = u64::from_ne_bytes(*bytes);
     }
@@ -49,19 +64,32 @@ fn words(headers: &[u8; HEADERS]) -> [u64; WORDS] {
 
 /// The words of the headers, without the bits that differ from segment to segment.
 #[inline]
-fn common_words(headers: &[u8; HEADERS]) -> [u64; WORDS] {
-    let mut words = words(headers);
-    for (word, common) in words.iter_mut().zip(self::words(&COMMON)) {
+fn common_words<const N: usize, const W: usize>(headers: &[u8; N], common: &[u8; N]) -> [u64; W] {
+    let mut words: [u64; W] = words(headers);
+    for (word, common) in words.iter_mut().zip(self::words::<N, W>(common)) {
         *word &= common;
     }
     words
 }
 
-/// The headers of a plain segment over IPv4, with which those of the connection's next segments are compared.
+/// Whether the headers have the common words `ours`. All words are compared, because nearly always they are equal.
+#[inline]
+fn agree<const N: usize, const W: usize>(headers: &[u8; N], common: &[u8; N], ours: &[u64; W]) -> bool {
+    let seen: [u64; W] = common_words(headers, common);
+    seen.into_iter().zip(*ours).map(|(seen, ours)| seen ^ ours).fold(0, |all, one| all | one) == 0
+}
+
+/// The [common words](common_words) of the headers over each version of IP.
+#[derive(Debug)]
+enum Common {
+    V4([u64; V4_WORDS]),
+    V6([u64; V6_WORDS]),
+}
+
+/// The headers of a plain segment, with which those of the connection's next segments are compared.
 #[derive(Debug)]
 pub struct Template {
-    /// Its [common words](common_words).
-    words: [u64; WORDS],
+    common: Common,
     /// The sum of the pseudo-header without the length.
     pseudo: Sum,
     segment: Segment,
@@ -69,41 +97,78 @@ pub struct Template {
 
 impl Template {
     /// The template of the segments that follow `segment`, which was parsed from `frame`. `None` unless it is a
-    /// [plain](Segment::plain) segment over IPv4, with timestamps and without tags.
+    /// [plain](Segment::plain) segment with timestamps and without tags.
     pub fn new(link: &dyn Link, frame: &RxFrame, segment: &Segment) -> Option<Self> {
-        let headers = link.rx_head(frame).first_chunk::<HEADERS>()?;
-        let usual = segment.flow.local.is_ipv4()
-            && segment.vlan == VlanTags::default()
+        let head = link.rx_head(frame);
+        let (common, headers) = if segment.flow.local.is_ipv4() {
+            (Common::V4(common_words(head.first_chunk()?, &V4_COMMON)), V4_HEADERS)
+        } else {
+            (Common::V6(common_words(head.first_chunk()?, &V6_COMMON)), V6_HEADERS)
+        };
+        let usual = segment.vlan == VlanTags::default()
             && segment.options.timestamps.is_some()
-            && segment.payload_start == HEADERS
+            && segment.payload_start == headers
             && !segment.partial_checksum;
         segment.plain().filter(|_| usual)?;
         let pseudo = pseudo_header(segment.flow.remote.ip(), segment.flow.local.ip(), PROTOCOL_TCP, 0);
-        Some(Self { words: common_words(headers), pseudo, segment: *segment })
+        Some(Self { common, pseudo, segment: *segment })
     }
 
     /// The segment in `frame`, if it is a plain segment of the same connection with correct checksums.
     #[inline]
     pub fn read(&self, link: &dyn Link, frame: &RxFrame) -> Option<PlainSegment> {
         let head = link.rx_head(frame);
-        let headers = head.first_chunk::<HEADERS>()?;
-        let differences = |(seen, ours): (u64, u64)| seen ^ ours;
-        if common_words(headers).into_iter().zip(self.words).map(differences).fold(0, |all, one| all | one)
-            != 0
-        {
-            return None;
+        match &self.common {
+            Common::V4(words) => {
+                let headers = head.first_chunk()?;
+                if !agree(headers, &V4_COMMON, words) {
+                    return None;
+                }
+                let (_, packet) = headers.split_first_chunk::<ETHERNET_HEADER>()?;
+                let (ip, tcp) = packet.split_first_chunk::<IPV4_HEADER>()?;
+                if !Sum::of_array(ip).is_correct() {
+                    return None;
+                }
+                let [_, _, l0, l1, ..] = *ip;
+                let len = usize::from(u16::from_be_bytes([l0, l1])).checked_sub(IPV4_HEADER)?;
+                self.read_tcp(link, frame, head, tcp.first_chunk()?, V4_HEADERS, len)
+            }
+            Common::V6(words) => {
+                let headers = head.first_chunk()?;
+                if !agree(headers, &V6_COMMON, words) {
+                    return None;
+                }
+                let (_, packet) = headers.split_first_chunk::<ETHERNET_HEADER>()?;
+                let (ip, tcp) = packet.split_first_chunk::<IPV6_HEADER>()?;
+                let [_, _, _, _, l0, l1, ..] = *ip;
+                let len = usize::from(u16::from_be_bytes([l0, l1]));
+                self.read_tcp(link, frame, head, tcp.first_chunk()?, V6_HEADERS, len)
+            }
         }
-        let (_, packet) = headers.split_first_chunk::<ETHERNET_HEADER>()?;
-        let (ip, tcp) = packet.split_first_chunk::<IPV4_HEADER>()?;
-        let [_, _, l0, l1, ..] = *ip;
-        let len = usize::from(u16::from_be_bytes([l0, l1])).checked_sub(IPV4_HEADER)?;
-        let fixed = tcp.first_chunk::<PLAIN_HEADER>()?;
-        let sum = match head.get(TCP_START..TCP_START + len) {
+    }
+
+    /// The part of [`Self::read`] behind the IP header: the TCP header `fixed` ends at byte `payload_start` of the first chunk, `head`,
+    /// and has `len` bytes with the payload.
+    #[expect(
+        clippy::inline_always,
+        reason = "it is called once for each version of IP, which makes its positions known"
+    )]
+    #[inline(always)]
+    fn read_tcp(
+        &self,
+        link: &dyn Link,
+        frame: &RxFrame,
+        head: &[u8],
+        fixed: &[u8; PLAIN_HEADER],
+        payload_start: usize,
+        len: usize,
+    ) -> Option<PlainSegment> {
+        let start = payload_start - PLAIN_HEADER;
+        let sum = match head.get(start..start + len) {
             Some(bytes) => Sum::of(bytes),
-            None => sum_of_chain(link, frame, len)?,
+            None => sum_of_chain(link, frame, start, len)?,
         };
-        let sum = sum.and(self.pseudo).and_word(len as u16);
-        if !(Sum::of_array(ip).is_correct() && sum.is_correct()) {
+        if !sum.and(self.pseudo).and_word(len as u16).is_correct() {
             return None;
         }
         let [_, _, _, _, q0, q1, q2, q3, a0, a1, a2, a3, _, flags, w0, w1, rest @ ..] = *fixed;
@@ -118,7 +183,7 @@ impl Template {
                 echo: u32::from_be_bytes([e0, e1, e2, e3]),
             }),
             ecn: self.segment.ecn,
-            payload_start: HEADERS,
+            payload_start,
             payload_len: len.checked_sub(PLAIN_HEADER)?,
         })
     }
@@ -141,9 +206,9 @@ impl Template {
     }
 }
 
-/// The sum of the `len` bytes from the TCP header on, in a frame whose first chunk does not have all of them. `None` if the frame
-/// is too short.
+/// The sum of the `len` bytes from byte `start` on, in a frame whose first chunk does not have all of them. `None` if the frame is
+/// too short.
 #[inline(never)]
-fn sum_of_chain(link: &dyn Link, frame: &RxFrame, len: usize) -> Option<Sum> {
-    (TCP_START + len <= frame.len()).then(|| Sum::of_pieces(&rx_pieces(link, frame, TCP_START, len)))
+fn sum_of_chain(link: &dyn Link, frame: &RxFrame, start: usize, len: usize) -> Option<Sum> {
+    (start + len <= frame.len()).then(|| Sum::of_pieces(&rx_pieces(link, frame, start, len)))
 }
