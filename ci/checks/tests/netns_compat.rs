@@ -5,7 +5,7 @@ use rustix::process::Signal;
 use xwarp_checks::{
     lab::{Family, INTERFACE, Lab, LabOptions, Side},
     process::Running,
-    unmodified::{LIMIT, compiled, connect, pair, run, start},
+    unmodified::{LIMIT, compiled, connect, connect_by, pair, run, start, start_with},
     vm::built,
 };
 
@@ -71,6 +71,45 @@ fn netns_compat_librdmacms_own_examples_run() {
     let mut server = start(&lab, Side::B, &format!("cmtime -b {address} -c 20")).unwrap();
     let said = connect(&lab, &mut server, &format!("cmtime -s {address} -c 20")).unwrap();
     assert!(said.contains("disconnect"), "{said}");
+}
+
+/// The names of the threads of process `id`, one line each.
+fn threads(id: u32) -> String {
+    let tasks = std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
+    tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok()).collect()
+}
+
+/// `XWARP_ENGINES` gives the devices of a program several engines, which share its connections.
+#[test]
+fn netns_compat_programs_run_on_several_engines() {
+    let lab = Lab::up(LabOptions { queues: 2, ..LabOptions::default() }).unwrap();
+    let address = lab.address(Side::B, Family::V4);
+    let two = [("XWARP_ENGINES", "2")];
+    for (server, client) in [
+        (format!("rping -s -P -a {address}"), format!("rping -c -a {address} -C 20 -S 4001 -V")),
+        (
+            format!("ucmatose -b {address} -c 8 -C 50 -S 4096"),
+            format!("ucmatose -s {address} -c 8 -C 50 -S 4096"),
+        ),
+        (
+            "ib_write_bw -F -R -n 200 -s 4096 -q 8".to_owned(),
+            format!("ib_write_bw -F -R -n 200 -s 4096 -q 8 {address}"),
+        ),
+    ] {
+        let mut served = start_with(&lab, Side::B, &two, &server).unwrap();
+        connect_by(&mut served, &client, || start_with(&lab, Side::A, &two, &client)).unwrap();
+        if server.starts_with("rping") {
+            // This server runs until it is stopped.
+            let names = threads(served.id());
+            assert!(
+                ["xwarp-xw0", "xwarp-xw0-1"].iter().all(|name| names.lines().any(|n| n == *name)),
+                "{names}"
+            );
+            served.signal(Signal::TERM).unwrap();
+        } else {
+            served.finish(LIMIT).unwrap_or_else(|error| panic!("{server}: {error:#}"));
+        }
+    }
 }
 
 #[test]
