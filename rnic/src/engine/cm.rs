@@ -98,26 +98,21 @@ impl Engine {
         }
     }
 
-    /// Repeats connection attempts that failed because the peer does not support a part of MPA, without this part, and
-    /// remembers the peers for which this succeeded.
-    pub(super) fn retry_attempts(&mut self, now: Instant, link: &mut dyn Link) {
-        while let Some((peer, lacks)) = self.rnic.next_learned() {
-            self.peers.remember(now, peer, lacks);
-        }
-        while let Some((qp, attempt)) = self.rnic.next_retry() {
-            let Attempt { path, framing, params, tuning, lacks, .. } = attempt.clone();
-            tracing::info!(remote = %path.flow.remote, ?lacks, "the peer does not support a part of MPA, connecting without it");
-            match self.stack.connect(now, link, path, framing, params) {
-                Ok(conn) => {
-                    self.rnic.connecting(qp, conn, attempt);
-                    if let Some(tuning) = tuning {
-                        self.stack.tune(now, conn, &tuning);
-                    }
+    /// Repeats a connection attempt that failed because the peer does not support a part of MPA, without this part.
+    pub(super) fn retry(&mut self, now: Instant, link: &mut dyn Link, qp: QpId) {
+        let Some(attempt) = self.rnic.take_retry(qp) else { return };
+        let Attempt { path, framing, params, tuning, lacks, .. } = attempt.clone();
+        tracing::info!(remote = %path.flow.remote, ?lacks, "the peer does not support a part of MPA, connecting without it");
+        match self.stack.connect(now, link, path, framing, params) {
+            Ok(conn) => {
+                self.rnic.connecting(qp, conn, attempt);
+                if let Some(tuning) = tuning {
+                    self.stack.tune(now, conn, &tuning);
                 }
-                Err(error) => {
-                    tracing::warn!(qp = qp.number(), %error, "the repeated connection attempt failed");
-                    self.rnic.retry_failed(qp, lacks);
-                }
+            }
+            Err(error) => {
+                tracing::warn!(qp = qp.number(), %error, "the repeated connection attempt failed");
+                self.rnic.retry_failed(qp, lacks);
             }
         }
     }

@@ -25,7 +25,8 @@ use xwarp_tcp::{
 pub use self::cm::ConnectParams;
 use self::peers::Peers;
 use crate::rnic::{
-    AsyncEvent, CmEvent, DdpCounters, Limits, Notify, QpId, RdmapCounters, Registry, ResourceError, Rnic,
+    AsyncEvent, CmEvent, DdpCounters, Deferred, Limits, Notify, QpId, RdmapCounters, Registry, ResourceError,
+    Rnic,
 };
 
 /// Largest number of frames received in one turn, which bounds the time until the turn transmits.
@@ -238,38 +239,35 @@ impl Engine {
         Ok(QpStatistics { rdmap: stream.rdmap, ddp: stream.ddp, tcp, framing })
     }
 
-    /// Executes the work that the RNIC deferred to the engine. Most calls find none.
+    /// Executes the work that the RNIC deferred to the engine. Most calls find none, or that a post has woken its connection.
     #[inline]
     fn run_deferred(&mut self, now: Instant, link: &mut dyn Link) {
-        // Usually a post has woken its connection, and nothing else happened.
-        while let Some(conn) = self.rnic.next_wake() {
-            self.stack.wake(conn);
-        }
-        if self.rnic.has_deferred() {
-            self.run_all_deferred(now, link);
+        while let Some(work) = self.rnic.next_deferred() {
+            match work {
+                Deferred::Wake(conn) => self.stack.wake(conn),
+                work => self.execute(now, link, work),
+            }
         }
     }
 
     #[inline(never)]
-    fn run_all_deferred(&mut self, now: Instant, link: &mut dyn Link) {
-        while self.rnic.has_deferred() {
-            while let Some(conn) = self.rnic.next_ended() {
-                self.teardowns.push_back((now + TEARDOWN_LIMIT, conn));
-            }
-            while let Some(conn) = self.rnic.next_abort() {
-                self.stack.abort(conn);
-            }
-            while let Some(conn) = self.rnic.next_close() {
+    fn execute(&mut self, now: Instant, link: &mut dyn Link, work: Deferred) {
+        match work {
+            Deferred::Wake(conn) => self.stack.wake(conn),
+            Deferred::Ended(conn) => self.teardowns.push_back((now + TEARDOWN_LIMIT, conn)),
+            Deferred::Abort(conn) => self.stack.abort(conn),
+            Deferred::Close(conn) => {
                 self.stack.close_when_sent(conn);
                 self.closes.push_back((now + CLOSE_LIMIT, conn));
             }
-            while let Some(conn) = self.rnic.next_resume() {
-                self.stack.resume(now, link, conn, &mut self.rnic);
+            Deferred::Resume(conn) => self.stack.resume(now, link, conn, &mut self.rnic),
+            Deferred::Refilled(srq) => {
+                while let Some(conn) = self.rnic.next_starved(srq) {
+                    self.stack.resume(now, link, conn, &mut self.rnic);
+                }
             }
-            while let Some(conn) = self.rnic.next_wake() {
-                self.stack.wake(conn);
-            }
-            self.retry_attempts(now, link);
+            Deferred::Retry(qp) => self.retry(now, link, qp),
+            Deferred::Learned(peer, lacks) => self.peers.remember(now, peer, lacks),
         }
     }
 

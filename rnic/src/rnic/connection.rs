@@ -1,7 +1,7 @@
 //! Connection events: requests, establishment and every way to end, applied to the queue pair and reported to the
 //! application.
 
-use std::{collections::VecDeque, net::IpAddr, sync::Arc};
+use std::{collections::VecDeque, sync::Arc};
 
 use xwarp_tcp::{
     framing::{Agreed, FramingConfig, FramingError, Offer},
@@ -13,7 +13,8 @@ use xwarp_tcp::{
 };
 
 use super::{
-    AsyncEvent, CmError, CmEvent, Notify, PeerDepths, QpId, QpState, RequestId, Rnic, Shared, StreamId,
+    AsyncEvent, CmError, CmEvent, Deferred, Notify, PeerDepths, QpId, QpState, RequestId, Rnic, Shared,
+    SrqId, StreamId,
     phase::{Phase, Since},
     qp::QueuePair,
     rdma_tcp::Stream,
@@ -28,14 +29,10 @@ enum Owner {
     Qp(QpId),
 }
 
-/// Owners of connections by the connection's index in the stack's table, and the connection attempts to repeat.
+/// Owners of connections by the connection's index in the stack's table.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     by_index: Vec<Option<(ConnId, Owner)>>,
-    /// Queue pairs whose peers refused a part of MPA: their connection attempts are repeated without it.
-    retries: VecDeque<QpId>,
-    /// Peers that answered a repeated attempt, and the parts that it left out.
-    learned: Vec<(IpAddr, Lacks)>,
 }
 
 /// The parts of MPA that a peer does not support.
@@ -127,16 +124,6 @@ impl Connections {
         }
         if let Some(place) = self.by_index.get_mut(index) {
             *place = Some((conn, owner));
-        }
-    }
-
-    /// Records the parts that the peer of `qp` lacks, now that it has answered an attempt without them. Before that
-    /// answer the cause is unknown: a connection can be reset for other reasons.
-    fn learn(&mut self, qp: &QueuePair) {
-        if let Phase::Connecting(Some(attempt)) = &qp.phase
-            && attempt.lacks != Lacks::default()
-        {
-            self.learned.push((attempt.path.flow.remote_ip(), attempt.lacks));
         }
     }
 
@@ -235,7 +222,7 @@ impl Rnic {
         match &mut qp.phase {
             Phase::Open(closes) => {
                 closes.here = true;
-                self.shared.closes.extend(qp.conn);
+                self.shared.deferred.extend(qp.conn.map(Deferred::Close));
                 Ok(())
             }
             // The stream is already ending.
@@ -254,16 +241,11 @@ impl Rnic {
         }
     }
 
-    /// The next queue pair with another connection attempt to make, and the attempt.
-    pub(crate) fn next_retry(&mut self) -> Option<(QpId, Attempt)> {
-        loop {
-            let qp = self.connections.retries.pop_front()?;
-            let pair = self.qps.get_mut(qp)?;
-            if let Phase::Connecting(attempt) = &mut pair.phase
-                && let Some(attempt) = attempt.take()
-            {
-                return Some((qp, *attempt));
-            }
+    /// Takes the connection attempt that `qp` repeats, unless it has been given up.
+    pub(crate) fn take_retry(&mut self, qp: QpId) -> Option<Attempt> {
+        match &mut self.qps.get_mut(qp)?.phase {
+            Phase::Connecting(attempt) => attempt.take().map(|attempt| *attempt),
+            _ => None,
         }
     }
 
@@ -275,11 +257,6 @@ impl Rnic {
             let reason = CloseReason::Startup(error.into());
             self.shared.events.push_cm(CmEvent::ConnectError { qp, reason });
         }
-    }
-
-    /// The next peer that answered an attempt without the parts that it lacks.
-    pub(crate) fn next_learned(&mut self) -> Option<(IpAddr, Lacks)> {
-        self.connections.learned.pop()
     }
 
     pub(super) fn connection_event(&mut self, conn: ConnId, event: Event) {
@@ -350,7 +327,7 @@ impl Rnic {
             Event::Established { path, agreed, private_data } => {
                 let (local, remote) = (path.flow.local, path.flow.remote);
                 tracing::debug!(qp = id.number(), %local, %remote, ?agreed, path_mtu = path.mtu, "connection established");
-                self.connections.learn(qp);
+                shared.deferred.extend(qp.learned());
                 let (ird, ord) = (agreed.ird(), agreed.ord());
                 qp.agree(&agreed);
                 qp.establish(ird, ord, (local, remote));
@@ -361,7 +338,7 @@ impl Rnic {
                 shared.wake(Some(conn));
             }
             Event::Rejected { private_data, ird, ord } => {
-                self.connections.learn(qp);
+                shared.deferred.extend(qp.learned());
                 self.connections.detach(conn);
                 qp.reset();
                 let peer = PeerDepths::of(ird, ord);
@@ -373,7 +350,7 @@ impl Rnic {
             Event::Closed(reason) => {
                 self.connections.detach(conn);
                 if qp.closed(reason, shared) {
-                    self.connections.retries.push_back(id);
+                    shared.deferred.push_back(Deferred::Retry(id));
                 }
             }
         }
@@ -398,6 +375,14 @@ impl QueuePair {
         let quote = self.rx.withheld.filter(|_| error == MpaError::Withheld.into());
         self.fail(StreamError::from(error), quote.unwrap_or_default(), shared);
         self.note_startup_error(error);
+    }
+
+    /// The parts that the peer lacks, now that it has answered an attempt without them. Before that answer the cause is unknown:
+    /// a connection can be reset for other reasons.
+    fn learned(&self) -> Option<Deferred> {
+        let Phase::Connecting(Some(attempt)) = &self.phase else { return None };
+        let lacks = attempt.lacks;
+        (lacks != Lacks::default()).then(|| Deferred::Learned(attempt.path.flow.remote_ip(), lacks))
     }
 
     /// Handles the end of the connection. Returns whether another attempt follows.
@@ -429,57 +414,30 @@ impl QueuePair {
 /// Work that the RNIC defers to the engine.
 impl Rnic {
     pub(crate) fn has_deferred(&self) -> bool {
-        let Shared { wakes, closes, resumes, refilled, aborts, ended, .. } = &self.shared;
-        let Connections { retries, learned, .. } = &self.connections;
-        // One test of all lengths, because this runs several times for each received frame.
-        let deferred =
-            wakes.len() | closes.len() | resumes.len() | refilled.len() | aborts.len() | ended.len();
-        deferred | retries.len() | learned.len() != 0
+        !self.shared.deferred.is_empty()
     }
 
-    /// Whether a completion woke a sleeping application since the last call.
-    pub(crate) fn just_woke(&mut self) -> bool {
-        std::mem::take(&mut self.shared.woke)
+    #[inline]
+    pub(crate) fn next_deferred(&mut self) -> Option<Deferred> {
+        self.shared.deferred.pop_front()
     }
 
-    /// The next connection whose queue pair was disconnected in order.
-    pub(crate) fn next_close(&mut self) -> Option<ConnId> {
-        self.shared.closes.pop()
-    }
-
-    pub(crate) fn next_wake(&mut self) -> Option<ConnId> {
-        self.shared.wakes.pop()
-    }
-
-    /// The next connection that may get a receive for its withheld message. Connections that wait for a shared
-    /// receive queue are returned one at a time, and only while the queue has receives.
-    pub(crate) fn next_resume(&mut self) -> Option<ConnId> {
-        if let Some(conn) = self.shared.resumes.pop() {
-            return Some(conn);
-        }
-        while let Some(id) = self.shared.refilled.last().copied() {
-            let engine = self.shared.engine;
-            let first = self.shared.starved.first(id).and_then(|qp| self.qps.get_mut(qp));
-            let Some(qp) = first.filter(|qp| qp.rq.pool().is_some_and(|srq| srq.has_receive_for(engine)))
-            else {
-                self.shared.refilled.pop();
-                continue;
-            };
+    /// The next connection that waits for a receive of `srq`, as long as the queue has receives.
+    pub(crate) fn next_starved(&mut self, srq: SrqId) -> Option<ConnId> {
+        let engine = self.shared.engine;
+        loop {
+            let first = self.shared.starved.first(srq).and_then(|qp| self.qps.get_mut(qp));
+            let qp = first.filter(|qp| qp.rq.pool().is_some_and(|srq| srq.has_receive_for(engine)))?;
             qp.stop_waiting(&mut self.shared);
             if let Some(conn) = qp.conn {
                 return Some(conn);
             }
         }
-        None
     }
 
-    pub(crate) fn next_abort(&mut self) -> Option<ConnId> {
-        self.shared.aborts.pop()
-    }
-
-    /// The next connection whose queue pair has ended.
-    pub(crate) fn next_ended(&mut self) -> Option<ConnId> {
-        self.shared.ended.pop()
+    /// Whether a completion woke a sleeping application since the last call.
+    pub(crate) fn just_woke(&mut self) -> bool {
+        std::mem::take(&mut self.shared.woke)
     }
 
     pub(crate) fn on_event(&mut self, notify: Arc<dyn Notify>) {

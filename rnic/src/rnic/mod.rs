@@ -58,6 +58,7 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    net::IpAddr,
     sync::Arc,
 };
 
@@ -110,6 +111,27 @@ id! {
     QpId
 }
 
+/// Work that the RNIC defers to the engine, because neither may call the stack inside one of the stack's calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Deferred {
+    /// The connection may have data to send.
+    Wake(ConnId),
+    /// The connection is closed when its data is sent.
+    Close(ConnId),
+    /// The connection can retry the delivery of a withheld message.
+    Resume(ConnId),
+    /// The connection is reset.
+    Abort(ConnId),
+    /// The connection's queue pair ended; the engine resets the connection if it stays too long.
+    Ended(ConnId),
+    /// The shared receive queue got a receive while queue pairs of this engine may wait for one.
+    Refilled(SrqId),
+    /// The queue pair's peer refused a part of MPA: the connection attempt is repeated without it.
+    Retry(QpId),
+    /// The peer has answered a repeated attempt, which left out these parts.
+    Learned(IpAddr, Lacks),
+}
+
 /// State that all queue pairs of this RNIC share.
 pub(crate) struct Shared {
     keys: Keys,
@@ -120,18 +142,8 @@ pub(crate) struct Shared {
     terminates: TerminateCount,
     /// Completion queues that lost an entry; their queue pairs must fail.
     overflowed: Vec<CqId>,
-    /// Connections that may have data to send.
-    wakes: Vec<ConnId>,
-    /// Connections that are closed when their data is sent.
-    closes: Vec<ConnId>,
-    /// Connections that can retry the delivery of a withheld message.
-    resumes: Vec<ConnId>,
-    /// Shared receive queues that got a receive while queue pairs of this engine may wait for one.
-    refilled: Vec<SrqId>,
-    /// Connections to reset.
-    aborts: Vec<ConnId>,
-    /// Connections whose queue pairs ended; the engine resets those that stay too long.
-    ended: Vec<ConnId>,
+    /// Work for the engine, in the order in which it became due.
+    deferred: VecDeque<Deferred>,
     /// A completion notified a sleeping application.
     woke: bool,
 }
@@ -158,11 +170,15 @@ impl Shared {
     }
 
     fn wake(&mut self, conn: Option<ConnId>) {
-        self.wakes.extend(conn);
+        let Some(wake) = conn.map(Deferred::Wake) else { return };
+        // Many posts before the engine runs wake the same connection.
+        if self.deferred.back() != Some(&wake) {
+            self.deferred.push_back(wake);
+        }
     }
 
     fn abort(&mut self, conn: Option<ConnId>) {
-        self.aborts.extend(conn);
+        self.deferred.extend(conn.map(Deferred::Abort));
     }
 
     /// Checks that the word of an atomic request is accessible and aligned (RFC 7306 section 8.2).
@@ -221,12 +237,7 @@ impl Rnic {
                 events: Events::default(),
                 terminates: TerminateCount::default(),
                 overflowed: Vec::new(),
-                wakes: Vec::new(),
-                closes: Vec::new(),
-                resumes: Vec::new(),
-                refilled: Vec::new(),
-                aborts: Vec::new(),
-                ended: Vec::new(),
+                deferred: VecDeque::new(),
                 woke: false,
             },
             qps: PartTable::new(),
@@ -448,7 +459,7 @@ impl QueuePair {
             shared.starved.push(srq.id(), self.id);
             if srq.has_receive_for(shared.engine) {
                 // Posted after this queue pair found none.
-                shared.refilled.push(srq.id());
+                shared.deferred.push_back(Deferred::Refilled(srq.id()));
             }
         }
     }

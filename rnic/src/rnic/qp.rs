@@ -10,7 +10,7 @@ use xwarp_tcp::{
 };
 
 use super::{
-    AsyncEvent, CmEvent, CompletionRing, Opcode, QpAttributes, QpFault, QpId, Shared, WcStatus,
+    AsyncEvent, CmEvent, CompletionRing, Deferred, Opcode, QpAttributes, QpFault, QpId, Shared, WcStatus,
     WorkCompletion,
     counters::StreamCounters,
     coverage::Coverage,
@@ -426,7 +426,7 @@ impl QueuePair {
             if let Some(fault) = fault {
                 shared.events.push_async(AsyncEvent::QpFatal { qp: self.id, fault });
             }
-            shared.ended.extend(self.conn);
+            shared.deferred.extend(self.conn.map(Deferred::Ended));
             self.flush_sends(shared);
             // The peer's close has flushed the receives, and was reported.
             let peer_closed = matches!(before, Since::Open(Closes { peer: true, .. }));

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    AsyncEvent, CmError, Limits, Object, Opcode, PostError, QpAttributes, QpId, QpInfo, QpState, QueuePair,
-    RecvRequest, Registry, ResourceError, Rnic, SrqId, WcStatus, WorkRequest,
+    AsyncEvent, CmError, Deferred, Limits, Object, Opcode, PostError, QpAttributes, QpId, QpInfo, QpState,
+    QueuePair, RecvRequest, Registry, ResourceError, Rnic, SrqId, WcStatus, WorkRequest,
     phase::Phase,
     qp::Ending,
     registry::{attribute, up_to},
@@ -50,7 +50,7 @@ impl Rnic {
     /// Lets the queue pairs of this engine that wait for a receive of a shared queue take those that were posted: the engine is
     /// one of those that [`ReceivePool::post`](super::ReceivePool::post) returned.
     pub fn srq_refilled(&mut self, srq: SrqId) {
-        self.shared.refilled.push(srq);
+        self.shared.deferred.push_back(Deferred::Refilled(srq));
     }
 
     /// Creates an idle queue pair.
@@ -190,7 +190,7 @@ impl Rnic {
         }
         qp.rq.post(request)?;
         if qp.rx.withheld.take().is_some() {
-            self.shared.resumes.extend(qp.conn);
+            self.shared.deferred.extend(qp.conn.map(Deferred::Resume));
         }
         Ok(())
     }

@@ -75,6 +75,27 @@ impl Rnic {
         }
         Ok(())
     }
+
+    /// All deferred work.
+    fn deferred(&mut self) -> Vec<Deferred> {
+        std::iter::from_fn(|| self.next_deferred()).collect()
+    }
+
+    /// The next connection to resume. Other work before it is dropped.
+    fn next_resume(&mut self) -> Option<ConnId> {
+        loop {
+            match self.next_deferred()? {
+                Deferred::Resume(conn) => return Some(conn),
+                Deferred::Refilled(srq) => {
+                    if let Some(conn) = self.next_starved(srq) {
+                        self.shared.deferred.push_front(Deferred::Refilled(srq));
+                        return Some(conn);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
 }
 
 /// One end.

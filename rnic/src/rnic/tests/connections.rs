@@ -174,7 +174,8 @@ fn rfc6581_s10_refused_parts_of_mpa_are_left_out_one_after_the_other() {
             for (round, refusal) in (1..).zip(refusals) {
                 end.rnic.event(conn, Event::Closed(refusal));
                 assert_eq!(end.cm_events(), [], "the application does not see a repeated attempt");
-                let (qp, next) = end.rnic.next_retry().unwrap();
+                let Some(&Deferred::Retry(qp)) = end.rnic.deferred().last() else { panic!("no retry") };
+                let next = end.rnic.take_retry(qp).unwrap();
                 let FramingConfig::Mpa(mpa) = &next.framing else { panic!("another framing") };
                 assert_eq!(mpa.markers == Markers::Off, next.lacks.markers);
                 assert_eq!(mpa.revision == RequestRevision::One, next.lacks.revision_two);
@@ -183,7 +184,7 @@ fn rfc6581_s10_refused_parts_of_mpa_are_left_out_one_after_the_other() {
                 end.rnic.connecting(qp, conn, next);
             }
             end.rnic.event(conn, Event::Closed(markers));
-            assert!(end.rnic.next_retry().is_none() && end.rnic.next_learned().is_none());
+            assert_eq!(end.rnic.deferred(), []);
             let [CmEvent::ConnectError { reason, .. }] = end.cm_events()[..] else { panic!("not told") };
             assert_eq!(reason, markers);
             assert_eq!(end.outcomes(), [], "the receive stays");
@@ -219,7 +220,7 @@ fn rfc6581_s10_other_close_reasons_and_settings_allow_no_further_attempt() {
             let mut end = End::new(|_, a| a);
             end.rnic.connecting(end.qp, CONN, attempt(mpa.clone()));
             end.rnic.event(CONN, Event::Closed(reason));
-            assert!(end.rnic.next_retry().is_none(), "{mpa:?} {reason}");
+            assert_eq!(end.rnic.deferred(), [], "{mpa:?} {reason}");
             assert_eq!(end.cm_events(), [CmEvent::ConnectError { qp: end.qp, reason }]);
         }
     }
@@ -232,7 +233,7 @@ fn an_abandoned_attempt_is_not_repeated() {
     end.rnic.connecting(end.qp, CONN, attempt(MpaConfig::default()));
     end.rnic.disconnect(end.qp).unwrap();
     end.rnic.event(CONN, Event::Closed(CloseReason::Reset));
-    assert!(end.rnic.next_retry().is_none());
+    assert_eq!(end.rnic.deferred(), [Deferred::Abort(CONN)]);
 }
 
 #[test]
@@ -246,13 +247,13 @@ fn a_missing_part_is_cached_once_the_peer_has_answered_without_it() {
             None => end.establish(0, 0, None),
             Some(event) => end.rnic.event(CONN, event),
         }
-        assert_eq!(end.rnic.next_learned(), Some((path().flow.remote_ip(), lacks)));
-        assert!(end.rnic.next_learned().is_none());
+        let learned = Deferred::Learned(path().flow.remote_ip(), lacks);
+        assert_eq!(end.rnic.deferred().iter().filter(|work| **work == learned).count(), 1);
     }
     let mut end = End::new(|_, a| a);
     end.rnic.connecting(end.qp, CONN, attempt(MpaConfig::default()));
     end.establish(0, 0, None);
-    assert!(end.rnic.next_learned().is_none());
+    assert!(!end.rnic.deferred().iter().any(|work| matches!(work, Deferred::Learned(..))));
 }
 
 #[test]
@@ -320,13 +321,13 @@ fn requests_are_answered_once_and_their_end_is_reported() {
 fn a_destroyed_queue_pair_resets_its_connection_unless_it_was_closed_in_order() {
     let mut pair = Pair::new();
     pair.a.rnic.destroy_qp(pair.a.qp).unwrap();
-    assert_eq!(pair.a.rnic.next_abort(), Some(CONN));
+    assert!(pair.a.rnic.deferred().contains(&Deferred::Abort(CONN)));
     let mut writer = sim::pull(&mut pair.a.rnic, CONN, 0, 100, 100);
     assert_eq!(writer.pulled, Pulled::Finish);
     assert_eq!(pair.a.place(&[], Arrival::InOrder).err(), Some(Refusal::Stop));
     pair.b.rnic.disconnect(pair.b.qp).unwrap();
     pair.b.rnic.destroy_qp(pair.b.qp).unwrap();
-    assert_eq!(pair.b.rnic.next_abort(), None);
+    assert!(!pair.b.rnic.deferred().contains(&Deferred::Abort(CONN)));
     writer = sim::pull(&mut pair.b.rnic, CONN, 0, 100, 100);
     assert_eq!(writer.pulled, Pulled::Finish);
 }
@@ -358,5 +359,5 @@ fn rfc5041_s6_2_1_data_after_the_peers_close_ends_the_stream() {
     let late = pair.b.pull().unwrap();
     assert_eq!(pair.a.take(&late), Err(Refusal::Stop));
     assert_eq!((pair.a.state(), pair.a.outcomes()), (QpState::Error, vec![(1, FLUSHED)]));
-    assert_eq!(pair.a.rnic.next_abort(), Some(CONN));
+    assert!(pair.a.rnic.deferred().contains(&Deferred::Abort(CONN)));
 }

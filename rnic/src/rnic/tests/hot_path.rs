@@ -18,7 +18,7 @@ fn carry(from: &mut End, to: &mut End, memory: &mut [u8]) -> usize {
         let placed = to.place(&memory[2..2 + len], Arrival::InOrder).unwrap();
         to.rnic.deliver(CONN, placed).unwrap();
         from.rnic.acked(CONN, end);
-        while from.rnic.next_wake().or_else(|| to.rnic.next_wake()).is_some() {}
+        while from.rnic.next_deferred().or_else(|| to.rnic.next_deferred()).is_some() {}
         ulpdus += 1;
     }
 }
