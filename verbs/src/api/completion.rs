@@ -15,7 +15,7 @@ use xwarp_rnic::rnic::{CompletionRing, CqId, Notify, ResourceError, WorkCompleti
 use super::{
     async_event::BellQueue,
     device::{Device, destroyed},
-    shared::DeviceCore,
+    shared::SharedEngine,
 };
 
 /// A channel on which completion queues notify: a descriptor for `poll`, `epoll` or an async runtime, readable while a
@@ -122,7 +122,7 @@ pub(super) struct CqInner {
 impl CqInner {
     /// Calls `f` with the engines that may add completions. A queue without queue pairs stands for all engines.
     #[inline]
-    fn each_engine(&self, mut f: impl FnMut(&DeviceCore)) {
+    fn each_engine(&self, mut f: impl FnMut(&SharedEngine)) {
         let engines = self.device.engines();
         if !engines.are_several() {
             return f(engines.first());
@@ -220,10 +220,10 @@ impl CompletionQueue {
     /// Calls `each` with up to `max` completions, oldest first, and returns their number; otherwise like
     /// [`poll`](Self::poll). Avoids a list when the caller stores completions elsewhere.
     pub fn poll_each(&self, max: usize, mut each: impl FnMut(WorkCompletion)) -> usize {
-        self.0.each_engine(DeviceCore::note_poll);
+        self.0.each_engine(SharedEngine::note_poll);
         let found = self.0.ring.poll_each(max, &mut each);
         if found > 0 {
-            self.0.each_engine(DeviceCore::send_due_posts);
+            self.0.each_engine(SharedEngine::send_due_posts);
             return found;
         }
         self.0.each_engine(|engine| _ = engine.try_progress());
@@ -232,9 +232,9 @@ impl CompletionQueue {
 
     /// The oldest completion; otherwise like [`poll`](Self::poll).
     pub fn poll_one(&self) -> Option<WorkCompletion> {
-        self.0.each_engine(DeviceCore::note_poll);
+        self.0.each_engine(SharedEngine::note_poll);
         if let Some(completion) = self.0.ring.pop() {
-            self.0.each_engine(DeviceCore::send_due_posts);
+            self.0.each_engine(SharedEngine::send_due_posts);
             return Some(completion);
         }
         self.0.each_engine(|engine| _ = engine.try_progress());
@@ -262,7 +262,7 @@ impl CompletionQueue {
     /// arming, before you sleep.
     pub fn arm(&self, solicited_only: bool) {
         self.0.ring.arm(solicited_only);
-        self.0.each_engine(DeviceCore::application_sleeps);
+        self.0.each_engine(SharedEngine::application_sleeps);
     }
 
     /// Changes the capacity. Waiting entries are kept; fails if they do not fit.

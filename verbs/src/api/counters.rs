@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use xwarp_tcp::{framing::FramingCounters, tcp};
 
-use super::shared::{DeviceCore, State};
+use super::shared::{SharedEngine, State};
 
 /// A snapshot of counters. Values only grow while the device or the connection exists.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -12,7 +12,7 @@ pub struct Counters(Vec<(&'static str, u64)>);
 
 impl Counters {
     /// The counters of a device: the sums over its engines.
-    pub(super) fn of_device(engines: &[Arc<DeviceCore>]) -> Self {
+    pub(super) fn of_device(engines: &[Arc<SharedEngine>]) -> Self {
         let mut all = Vec::with_capacity(128);
         for engine in engines {
             engine.look(|state| collect(state, &mut all));

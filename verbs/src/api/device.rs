@@ -26,7 +26,7 @@ use super::{
     observer::Observer,
     progress::{self, Progress},
     protection::ProtectionDomain,
-    shared::{DeviceCore, Setup},
+    shared::{Setup, SharedEngine},
     sleep::{Front, drive},
 };
 use crate::{
@@ -190,7 +190,7 @@ impl DeviceInner {
     fn run_until_closed(&self, limit: Duration) -> bool {
         let first = self.engines.first();
         let end = first.clock.now() + limit;
-        let closed = |engine: &Arc<DeviceCore>| {
+        let closed = |engine: &Arc<SharedEngine>| {
             engine.look(|state| state.engine.stack().unfinished_connections() == 0)
         };
         while !first.failed() {
@@ -222,7 +222,7 @@ impl DeviceInner {
 
 impl Seat {
     /// A seat for an engine that runs: `readiness` are the descriptors of its part of the interface.
-    fn new(engine: &Arc<DeviceCore>, readiness: Vec<OwnedFd>, interface: &str) -> io::Result<Self> {
+    fn new(engine: &Arc<SharedEngine>, readiness: Vec<OwnedFd>, interface: &str) -> io::Result<Self> {
         let set = |bell| WaitSet::new(readiness.iter().map(AsFd::as_fd), bell);
         let front = Front::new(set(engine.failure_bell())?);
         let behind = set(engine.doorbell())?;
@@ -311,7 +311,7 @@ impl Device {
     }
 
     /// The first engine, for what concerns the device or any engine.
-    pub(super) fn shared(&self) -> &Arc<DeviceCore> {
+    pub(super) fn shared(&self) -> &Arc<SharedEngine> {
         self.0.engines.first()
     }
 
@@ -497,8 +497,8 @@ impl Device {
     /// Runs `f` on a thread of its own, which is waited for when the device is closed.
     pub(super) fn spawn_resolver(
         &self,
-        engine: &Arc<DeviceCore>,
-        f: impl FnOnce(&DeviceCore) + Send + 'static,
+        engine: &Arc<SharedEngine>,
+        f: impl FnOnce(&SharedEngine) + Send + 'static,
     ) -> io::Result<()> {
         let mut running = lock(&self.0.resolvers);
         running.retain(|thread| !thread.is_finished());
@@ -525,7 +525,7 @@ fn engine(
     part: Box<dyn Interface>,
     options: &DeviceOptions,
     common: &Arc<Common>,
-) -> io::Result<Arc<DeviceCore>> {
+) -> io::Result<Arc<SharedEngine>> {
     let resolver = part.resolver();
     let config = EngineConfig {
         secret: system::secret()?,
@@ -543,7 +543,7 @@ fn engine(
         application_progress: options.progress != Progress::Thread,
         has_thread: options.progress != Progress::Application,
     };
-    Ok(Arc::new(DeviceCore::new(setup, resolver)?))
+    Ok(Arc::new(SharedEngine::new(setup, resolver)?))
 }
 
 impl Drop for DeviceInner {

@@ -17,7 +17,7 @@ use xwarp_rnic::{
 };
 
 use super::{
-    async_event::AsyncQueue, cm::ports::Ports, device::DeviceOptions, failure::Answer, shared::DeviceCore,
+    async_event::AsyncQueue, cm::ports::Ports, device::DeviceOptions, failure::Answer, shared::SharedEngine,
 };
 use crate::{
     interface::InterfaceAttributes,
@@ -35,7 +35,7 @@ pub(crate) struct Common {
     pub(super) failure_bell: Doorbell,
     failed: AtomicBool,
     /// All engines, once the device is open.
-    engines: OnceLock<Vec<Weak<DeviceCore>>>,
+    engines: OnceLock<Vec<Weak<SharedEngine>>>,
 }
 
 impl Common {
@@ -58,7 +58,7 @@ impl Common {
     }
 
     /// All engines of the device.
-    pub(super) fn engines(&self) -> impl Iterator<Item = Arc<DeviceCore>> {
+    pub(super) fn engines(&self) -> impl Iterator<Item = Arc<SharedEngine>> {
         self.engines.get().into_iter().flatten().filter_map(Weak::upgrade)
     }
 }
@@ -66,15 +66,15 @@ impl Common {
 /// The engines of one device, by number.
 pub(crate) struct Engines {
     /// The first of `all`, so that a device with one engine finds it without a look-up.
-    first: Arc<DeviceCore>,
-    all: Box<[Arc<DeviceCore>]>,
+    first: Arc<SharedEngine>,
+    all: Box<[Arc<SharedEngine>]>,
     /// Where the next queue pair or identifier begins.
     next: AtomicU16,
 }
 
 impl Engines {
     /// `None` without an engine.
-    pub(super) fn new(all: Vec<Arc<DeviceCore>>) -> Option<Self> {
+    pub(super) fn new(all: Vec<Arc<SharedEngine>>) -> Option<Self> {
         let first = Arc::clone(all.first()?);
         // Set once, because `all` are the engines of one device.
         let _ = first.common.engines.set(all.iter().map(Arc::downgrade).collect());
@@ -82,17 +82,17 @@ impl Engines {
     }
 
     #[inline]
-    pub(crate) fn first(&self) -> &Arc<DeviceCore> {
+    pub(crate) fn first(&self) -> &Arc<SharedEngine> {
         &self.first
     }
 
     /// The engine with this number; the first one if there is none.
     #[inline]
-    pub(crate) fn get(&self, number: u16) -> &Arc<DeviceCore> {
+    pub(crate) fn get(&self, number: u16) -> &Arc<SharedEngine> {
         if number == 0 { &self.first } else { self.all.get(usize::from(number)).unwrap_or(&self.first) }
     }
 
-    pub(crate) fn all(&self) -> &[Arc<DeviceCore>] {
+    pub(crate) fn all(&self) -> &[Arc<SharedEngine>] {
         &self.all
     }
 
@@ -148,7 +148,7 @@ impl Engines {
     }
 }
 
-impl DeviceCore {
+impl SharedEngine {
     /// Runs a verb that needs only the registry, without waiting for the engine.
     pub(crate) fn registry<R: Answer>(&self, f: impl FnOnce(&Registry) -> R) -> R {
         if self.failed() { R::of_failed_device() } else { f(&self.registry) }
@@ -156,7 +156,7 @@ impl DeviceCore {
 }
 
 /// The attributes of the interface whose parts `engines` have; `first` is the first of them.
-pub(super) fn attributes(engines: &[Arc<DeviceCore>], first: &DeviceCore) -> InterfaceAttributes {
+pub(super) fn attributes(engines: &[Arc<SharedEngine>], first: &SharedEngine) -> InterfaceAttributes {
     let queues = engines.iter().map(|engine| engine.look(|state| state.link.attributes().queues)).sum();
     InterfaceAttributes { queues, ..first.look(|state| state.link.attributes()) }
 }

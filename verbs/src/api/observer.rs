@@ -26,7 +26,7 @@ use std::{
 use rustix::{net::sockopt::socket_peercred, process::geteuid};
 use xwarp_rnic::rnic::{QpId, QpInfo};
 
-use super::{counters::Counters, engines::attributes, shared::DeviceCore};
+use super::{counters::Counters, engines::attributes, shared::SharedEngine};
 use crate::{
     observe::{VERSION, directory, sockets},
     system::{self, Doorbell, wait_readable},
@@ -88,7 +88,7 @@ impl Stop {
 impl Observer {
     /// Starts to answer.
     pub(super) fn start(
-        engines: Vec<Arc<DeviceCore>>,
+        engines: Vec<Arc<SharedEngine>>,
         recording: Arc<Recording>,
         interface: &str,
     ) -> io::Result<Self> {
@@ -153,7 +153,7 @@ fn make_private(directory: &Path) -> io::Result<()> {
 
 struct Service {
     /// All engines of the device, by number.
-    engines: Vec<Arc<DeviceCore>>,
+    engines: Vec<Arc<SharedEngine>>,
     recording: Arc<Recording>,
     stop: Arc<Stop>,
     /// The thread that sends a capture.
@@ -321,7 +321,7 @@ impl Write for Pieces {
 }
 
 /// A line for each queue pair of an engine.
-fn describe_qps(out: &mut String, engine: &DeviceCore) {
+fn describe_qps(out: &mut String, engine: &SharedEngine) {
     let qps = engine.look(|state| state.engine.rnic().qps());
     for part in qps.chunks(QPS_PER_LOCK) {
         engine.look(|state| {

@@ -6,7 +6,7 @@ use std::{io, sync::Arc, thread::JoinHandle, time::Duration};
 
 use xwarp_tcp::time::Instant;
 
-use super::shared::{BUSY_POLLS, Calls, DeviceCore};
+use super::shared::{BUSY_POLLS, Calls, SharedEngine};
 use crate::system::{self, WaitSet};
 
 /// Which threads run the engine.
@@ -29,7 +29,7 @@ const NAP: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(4)];
 
 /// Starts the thread of an engine. `set` contains the interface's descriptors and was made after the engine's
 /// [`Front`](super::sleep::Front), so that a waiting application is woken first.
-pub(crate) fn spawn(shared: &Arc<DeviceCore>, interface: &str, set: WaitSet) -> io::Result<JoinHandle<()>> {
+pub(crate) fn spawn(shared: &Arc<SharedEngine>, interface: &str, set: WaitSet) -> io::Result<JoinHandle<()>> {
     let shared = Arc::clone(shared);
     let name = match shared.number {
         0 => format!("xwarp-{interface}"),
@@ -105,7 +105,7 @@ impl Watch {
     }
 }
 
-fn run(shared: &DeviceCore, set: &WaitSet) -> io::Result<()> {
+fn run(shared: &SharedEngine, set: &WaitSet) -> io::Result<()> {
     let mut leads = 0;
     let mut watch = Watch { calls: Calls::default(), at: shared.clock.now() };
     let mut nap = NAP[0];

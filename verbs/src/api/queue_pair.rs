@@ -21,7 +21,7 @@ use super::{
     counters::Counters,
     device::{Device, destroyed},
     protection::ProtectionDomain,
-    shared::DeviceCore,
+    shared::SharedEngine,
 };
 use crate::system::lock;
 
@@ -176,13 +176,13 @@ impl QueuePair {
 
     /// The engine that has the queue pair, unless it is just moving.
     #[inline]
-    fn here(&self) -> &DeviceCore {
+    fn here(&self) -> &SharedEngine {
         self.device().engines().get(self.engine.load(Ordering::Acquire))
     }
 
     /// Calls `f` with the engine that has the queue pair.
     #[inline]
-    fn at_engine<R: Sought>(&self, mut f: impl FnMut(&DeviceCore) -> R) -> R {
+    fn at_engine<R: Sought>(&self, mut f: impl FnMut(&SharedEngine) -> R) -> R {
         let result = f(self.here());
         if self.device().engines().are_several() && result.is_elsewhere() {
             return self.after_move(f);
@@ -192,7 +192,7 @@ impl QueuePair {
 
     /// As [`Self::at_engine`], while the queue pair cannot move.
     #[cold]
-    fn after_move<R>(&self, mut f: impl FnMut(&DeviceCore) -> R) -> R {
+    fn after_move<R>(&self, mut f: impl FnMut(&SharedEngine) -> R) -> R {
         let _moving = lock(&self.moving);
         f(self.here())
     }

@@ -1,5 +1,5 @@
-//! One engine of a device, its part of the interface and its lock: [`DeviceCore`]. Every verb that needs the engine
-//! goes through [`DeviceCore::with`]; threads that poll run it through [`DeviceCore::try_progress`]; the progress
+//! One engine of a device, its part of the interface and its lock: [`SharedEngine`]. Every verb that needs the engine
+//! goes through [`SharedEngine::with`]; threads that poll run it through [`SharedEngine::try_progress`]; the progress
 //! thread waits for it.
 
 use std::{
@@ -25,7 +25,7 @@ use xwarp_tcp::{
 use super::{
     cm::table::CmTable,
     engines::Common,
-    failure::{Answer, ClosedInterface, DeviceFailed},
+    failure::{Answer, DeviceFailed},
     gather::Gathered,
 };
 use crate::{
@@ -45,7 +45,7 @@ const CHANGE_EVERY: Duration = Duration::from_millis(20);
 const MOST_LOOKUPS: usize = 8;
 /// Largest number of repeated transmissions in one call, of frames that had no room before the kick.
 const MOST_REFILLS: usize = 4;
-/// Largest number of turns in one call of [`DeviceCore::progress`]: about 4000 frames.
+/// Largest number of turns in one call of [`SharedEngine::progress`]: about 4000 frames.
 const MOST_TURNS: usize = 64;
 /// Value of `wakes_at` while the progress thread does not sleep.
 pub(super) const NOT_WAITING: u64 = 0;
@@ -59,7 +59,7 @@ pub(crate) struct State {
     pub(super) ask_changes_at: Instant,
 }
 
-/// The parts of a new [`DeviceCore`].
+/// The parts of a new [`SharedEngine`].
 pub(crate) struct Setup {
     pub(crate) common: Arc<Common>,
     pub(crate) engine: Engine,
@@ -99,11 +99,8 @@ fn count_many(calls: &AtomicU64, many: u64) {
     calls.store(calls.load(Ordering::Relaxed).wrapping_add(many), Ordering::Relaxed);
 }
 
-/// A step of failing a device, with its description for the log in case the step fails too.
-type FailureStep = (&'static str, fn(&mut State));
-
 /// One engine of a device, which the device's handles, objects and threads share.
-pub(crate) struct DeviceCore {
+pub(crate) struct SharedEngine {
     state: Mutex<State>,
     /// Number of the engine in its device.
     pub(super) number: u16,
@@ -139,8 +136,8 @@ pub(crate) struct DeviceCore {
     gathered: Gathered,
     stop: AtomicBool,
     /// Set when an engine of the device panicked, or in a child process: this one does not run any more.
-    failure: OnceLock<DeviceFailed>,
-    fork: ForkMark,
+    pub(super) failure: OnceLock<DeviceFailed>,
+    pub(super) fork: ForkMark,
     /// The reason why the interface no longer carries frames, if so.
     interface_gone: OnceLock<String>,
 }
@@ -181,7 +178,7 @@ impl State {
     }
 }
 
-impl DeviceCore {
+impl SharedEngine {
     pub(crate) fn new(setup: Setup, resolver: Arc<dyn Resolver>) -> io::Result<Self> {
         let Setup { common, engine, mut link, cm, application_progress, has_thread } = setup;
         let kicker = link.kicker();
@@ -382,62 +379,6 @@ impl DeviceCore {
                 None
             }
         }
-    }
-
-    /// Fails the other engines of a failed device, one after another, and reports the failure.
-    #[cold]
-    fn fail_others(&self, failure: &DeviceFailed) {
-        for engine in self.common.engines().filter(|engine| engine.number != self.number) {
-            engine.fail(&mut engine.lock(), failure);
-        }
-        if self.common.fail() {
-            self.common.async_events.push(AsyncEvent::DeviceFatal);
-            self.common.failure_bell.ring();
-        }
-    }
-
-    /// Fails this engine after a panic of an engine of its device: it never runs again.
-    /// A panic leaves the state unreliable, so flushing work, notifying connections and closing the interface are
-    /// attempted one by one.
-    fn fail(&self, state: &mut State, failure: &DeviceFailed) {
-        if self.failure.set(failure.clone()).is_err() {
-            return;
-        }
-        let steps: [FailureStep; 3] = [
-            ("flush the work of its queue pairs", |state| state.engine.fail_all()),
-            ("notify its connections", |state| state.cm.device_failed()),
-            ("close its interface", |state| {
-                let closed = ClosedInterface::of(&*state.link);
-                drop(std::mem::replace(&mut state.link, Box::new(closed)));
-            }),
-        ];
-        for (what, step) in steps {
-            if catch_unwind(AssertUnwindSafe(|| step(state))).is_err() {
-                tracing::error!("the failed device could not {what}");
-            }
-        }
-        self.doorbell.ring();
-    }
-
-    /// The reason why the device has failed, if it has.
-    pub(crate) fn failure(&self) -> Option<&DeviceFailed> {
-        self.inherited();
-        self.failure.get()
-    }
-
-    /// Whether the device has failed. Asked before the lock is taken: in a child process, a thread that does not exist there
-    /// may hold it.
-    pub(crate) fn failed(&self) -> bool {
-        self.inherited() || self.failure.get().is_some()
-    }
-
-    /// Whether a parent of this process opened the device, which still uses it.
-    pub(crate) fn inherited(&self) -> bool {
-        let inherited = self.fork.is_inherited();
-        if inherited {
-            self.failure.get_or_init(DeviceFailed::inherited);
-        }
-        inherited
     }
 
     /// Readable when the progress thread must look at the engine.

@@ -16,7 +16,7 @@ use xwarp_tcp::time::Instant;
 
 use super::{
     engines::Engines,
-    shared::{DeviceCore, NOT_WAITING, STARVED_WAIT},
+    shared::{NOT_WAITING, STARVED_WAIT, SharedEngine},
 };
 use crate::system::{WaitSet, wait_readable};
 
@@ -40,7 +40,7 @@ impl Front {
     /// when another thread leads, or the wait must continue without leading.
     pub(crate) fn lead(
         &self,
-        shared: &DeviceCore,
+        shared: &SharedEngine,
         fd: BorrowedFd<'_>,
         limit: Option<Duration>,
     ) -> io::Result<Option<bool>> {
@@ -77,7 +77,7 @@ impl Front {
     }
 }
 
-impl DeviceCore {
+impl SharedEngine {
     /// Runs the engine after an event of the interface's descriptors. Returns whether frames may be left.
     fn run_for_event(&self) -> bool {
         self.leads.fetch_add(1, Ordering::Relaxed);

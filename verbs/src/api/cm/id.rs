@@ -23,7 +23,7 @@ use crate::{
     api::{
         device::{Device, DeviceInner},
         queue_pair::QueuePair,
-        shared::{DeviceCore, State},
+        shared::{SharedEngine, State},
     },
     interface::{Flow, Interface, PortReservation, Route, RouteError},
 };
@@ -83,12 +83,12 @@ impl CmId {
     }
 
     /// The engine that has the identifier.
-    fn home(&self) -> &Arc<DeviceCore> {
+    fn home(&self) -> &Arc<SharedEngine> {
         self.device.engines().get(self.key.engine())
     }
 
     /// The engines that have the identifier, its own one last.
-    fn engines(&self) -> impl Iterator<Item = &Arc<DeviceCore>> {
+    fn engines(&self) -> impl Iterator<Item = &Arc<SharedEngine>> {
         let (home, all) = (self.home(), self.device.engines().all());
         // The table of a failed device is not asked: in a child process, a thread that does not exist there may hold its lock.
         let listens = all.len() > 1
