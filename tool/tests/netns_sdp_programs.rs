@@ -1939,8 +1939,8 @@ fn netns_sdp_programs_on_libevent_libuv_and_asio_echo() {
 /// The same for tokio, whose program is this test's own.
 #[test]
 fn netns_sdp_a_program_on_tokio_echoes() {
-    let program = env::current_exe().unwrap();
-    echoes(&format!("{} --ignored --exact --nocapture echo_on_tokio", program.display()), "");
+    let (program, test) = (env::current_exe().unwrap(), "echo_on_tokio");
+    echoes(&format!("{} --ignored --exact --nocapture {test}", program.display()), "");
 }
 
 #[test]
