@@ -9,6 +9,7 @@
 //! | use streams and connections asynchronously (feature `tokio`) | `tokio::io::{AsyncRead, AsyncWrite}`, `SdpStream::connect_async`, `SdpListener::accept_async` |
 //! | send from and receive into registered memory without a copy | [`SdpStream::send_memory`], [`SdpStream::recv_memory`], [`SdpStream::transact`] |
 //! | move a connection to another service or device | [`SdpStream::hand_over`] |
+//! | move a connection to another process | [`SdpStream::suspend`], [`Successor`] |
 //! | find the SDP listener of a conventional address | [`SdpStream::connect_service`], [`mapper`] |
 //! | choose between SDP and TCP for unmodified programs | [`rules`] |
 //! | the protocol without any input or output | [`machine::Machine`] |
@@ -57,6 +58,7 @@ mod listener;
 pub mod machine;
 mod mapped;
 pub mod mapper;
+mod moved;
 mod polling;
 pub mod rules;
 mod service;
@@ -69,6 +71,7 @@ pub mod wire;
 
 pub use self::{
     listener::SdpListener,
+    moved::Successor,
     service::{Sdp, SdpOptions},
     stream::{Received, SdpStream, Sending},
 };

@@ -15,6 +15,7 @@ use std::{
 use xwarp_verbs::cm::{CmId, ListenOptions};
 
 use crate::{
+    moved::Resumption,
     service::Sdp,
     socket::{Bell, Socket, Tasks},
     stream::SdpStream,
@@ -26,8 +27,8 @@ pub(crate) struct Backlog {
     changed: Condvar,
     bell: Bell,
     most: usize,
-    /// The only connection that this listener accepts: a suspended one that its peer resumes.
-    pub(crate) resumes: Option<Arc<Socket>>,
+    /// The only connection that this listener accepts: a suspended one that its peer makes again.
+    pub(crate) resumes: Option<Mutex<Resumption>>,
 }
 
 #[derive(Default)]
@@ -83,7 +84,7 @@ pub struct SdpListener {
     id: CmId,
     pub(crate) backlog: Arc<Backlog>,
     nonblocking: AtomicBool,
-    sdp: Sdp,
+    pub(crate) sdp: Sdp,
 }
 
 impl fmt::Debug for SdpListener {
@@ -100,7 +101,11 @@ impl SdpListener {
     }
 
     /// Does the same, for the peer of one suspended connection only, if there is one.
-    pub(crate) fn bind_for(sdp: &Sdp, address: SocketAddr, resumes: Option<Arc<Socket>>) -> io::Result<Self> {
+    pub(crate) fn bind_for(
+        sdp: &Sdp,
+        address: SocketAddr,
+        resumes: Option<Mutex<Resumption>>,
+    ) -> io::Result<Self> {
         let core = &sdp.0.core;
         let most = if resumes.is_some() { 1 } else { core.options.backlog.max(1) };
         let (waiting, changed, bell) = (Mutex::default(), Condvar::new(), Bell::new()?);

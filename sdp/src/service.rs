@@ -23,7 +23,7 @@ use xwarp_verbs::{
 use crate::{
     buffers::{Receives, SEND_SLOTS, SendSlots},
     listener::Backlog,
-    machine::{Config, FAREWELL_RECEIVES, Machine},
+    machine::{Config, FAREWELL_RECEIVES, Machine, Violation},
     mapper::Cache,
     socket::{Bell, Link, MOST_RDMA, Socket},
 };
@@ -110,7 +110,7 @@ pub(crate) struct Core {
     waits: OwnedFd,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -189,7 +189,8 @@ impl Core {
 
     /// The device's resources for a new connection, with its first receives posted.
     fn link(&self, id: CmId, machine: &Machine, number: u64) -> io::Result<Link> {
-        let config = &self.options.connection;
+        // A connection that was moved has the settings of its first service.
+        let config = machine.config();
         let receives_most = u32::from(config.buffers) * 2 + 2 + u32::from(FAREWELL_RECEIVES);
         let sends_most = (SEND_SLOTS + MOST_RDMA) as u32;
         let cq = self.device.create_cq_with(CompletionQueueOptions {
@@ -235,12 +236,14 @@ impl Core {
     fn move_on(self: &Arc<Self>, number: u64, socket: &Arc<Socket>) {
         let mut state = socket.lock();
         let Some(port) = state.port_to_reconnect(Instant::now()) else { return };
-        let Some((local, peer)) = state.addresses() else { return };
+        let (Some((_, peer)), Some(link)) = (state.addresses(), &state.link) else { return };
         let target = SocketAddr::new(peer.ip(), port);
         let Some((old, _)) = lock(&self.sockets).remove(&number) else { return };
         lock(&self.targets).remove(&old);
         let number = self.next_number();
-        let made = self.identifier(Some(SocketAddr::new(local.ip(), 0))).and_then(|id| {
+        let id = CmId::new(&self.device, &self.events);
+        // The peer expects the same port.
+        let made = id.bind_as(&link.id).map_err(io::Error::other).and_then(|()| {
             let key = id.key();
             // The identifier's events find the socket, whose lock is held until it waits for them.
             lock(&self.targets).insert(key, Target::Socket(Arc::clone(socket)));
@@ -301,11 +304,23 @@ impl Core {
 
     /// A peer's request: its Hello is answered, or rejected.
     fn requested(self: &Arc<Self>, request: IncomingRequest, backlog: &Arc<Backlog>) -> io::Result<()> {
-        let IncomingRequest { id, private_data, local, peer, .. } = request;
-        let machine = match &backlog.resumes {
-            Some(suspended) => suspended.resume(peer, &private_data),
-            None => Machine::accept(&self.options.connection, &private_data),
-        };
+        if let Some(resumption) = &backlog.resumes {
+            return self.requested_again(request, backlog, resumption);
+        }
+        let (local, peer) = (request.local, request.peer);
+        let machine = Machine::accept(&self.options.connection, &request.private_data);
+        self.establish(request.id, machine, (local, peer), backlog)
+    }
+
+    /// Accepts or rejects a request, for which there is `machine` or the violation of its Hello. The program is shown `local` and
+    /// `peer`.
+    pub(crate) fn establish(
+        self: &Arc<Self>,
+        id: CmId,
+        machine: Result<Machine, Violation>,
+        (local, peer): (SocketAddr, SocketAddr),
+        backlog: &Arc<Backlog>,
+    ) -> io::Result<()> {
         let machine = match machine {
             Ok(machine) => machine,
             Err(violation) => {
@@ -322,8 +337,6 @@ impl Core {
         let made = self.link(id, &machine, number).and_then(|link| Socket::new(self, machine, link));
         let socket = made.inspect_err(|_| backlog.release())?;
         let mut state = socket.lock();
-        let known = backlog.resumes.as_ref().and_then(|suspended| suspended.lock().addresses());
-        let (local, peer) = known.unwrap_or((local, peer));
         (state.local, state.peer) = (Some(local), Some(peer));
         state.made_again = backlog.resumes.is_some();
         lock(&self.targets).insert(key, Target::Accepting(Arc::clone(&socket), Arc::clone(backlog)));

@@ -18,6 +18,7 @@ use xwarp_verbs::cm::CmId;
 
 use crate::{
     machine::End,
+    moved::Successor,
     service::Sdp,
     socket::{Socket, State, Until},
 };
@@ -291,7 +292,16 @@ impl SdpStream {
     ///
     /// Fails with [`io::ErrorKind::ResourceBusy`] while a clone sends or receives memory, or a direction is about to end.
     pub fn hand_over(&self, to: &Sdp) -> io::Result<Self> {
-        self.0.socket.hand_over(to)
+        let successor = Successor::bind(to, self.local_addr()?.ip())?;
+        let state = self.suspend(successor.port()?)?;
+        successor.resume(&state)
+    }
+
+    /// The first half of [`Self::hand_over`], for a service of another process: asks the peer to suspend its transfers and to connect
+    /// again to `port`, that of a [`Successor`]. Returns the state of the stream, with all received and unsent bytes, for
+    /// [`Successor::resume`].
+    pub fn suspend(&self, port: u16) -> io::Result<Vec<u8>> {
+        self.0.socket.suspend(port)
     }
 
     /// Another handle to the same stream.

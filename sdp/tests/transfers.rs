@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use xwarp_sdp::{Received, Sdp, SdpListener, SdpOptions, SdpStream};
+use xwarp_sdp::{Received, Sdp, SdpListener, SdpOptions, SdpStream, Successor, machine::Config};
 use xwarp_verbs::{
     Device, DeviceOptions, Memory, Pages,
     sim::{self, Faults, WireConfig},
@@ -282,6 +282,37 @@ fn sdp_s13_the_connecting_end_hands_over_and_transfers_forbid_it() {
     assert_eq!(&got, b"before after");
     (&moved).read_exact(&mut got[..6]).unwrap();
     assert_eq!(&got[..6], b"unread");
+}
+
+/// Another connection of the same host, from another port, does not get the suspended one, although it comes first. The new service has
+/// other settings; those of the connection stay.
+#[test]
+fn sdp_s13_1_1_only_the_suspended_peer_continues_a_connection() {
+    let devices = devices(0);
+    let Pair { accepted, connected, client, .. } = pair(&devices);
+    let connection = Config { buffers: 3, buffer_bytes: 64, desired_bytes: 64, ..Config::default() };
+    let other = Sdp::new(&devices[0], SdpOptions { connection, ..SdpOptions::default() }).unwrap();
+    let address = accepted.local_addr().unwrap();
+    let successor = Successor::bind(&other, address.ip()).unwrap();
+    let target = SocketAddr::new(address.ip(), successor.port().unwrap());
+    let stranger = thread::spawn(move || SdpStream::connect_timeout(&client, target, LIMIT).err());
+    thread::sleep(Duration::from_millis(100));
+    (&connected).write_all(&pattern(REPLY, 1)).unwrap();
+    let state = accepted.suspend(target.port()).unwrap();
+    assert_eq!((&accepted).read(&mut [0; 9]).unwrap_err().kind(), ErrorKind::ConnectionAborted);
+    let moved = successor.resume(&state).unwrap();
+    assert_eq!(stranger.join().unwrap().map(|error| error.kind()), Some(ErrorKind::ConnectionRefused));
+    moved.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut got = vec![0; REPLY];
+    (&moved).read_exact(&mut got).unwrap();
+    assert!(got == pattern(REPLY, 1));
+    thread::scope(|scope| {
+        scope.spawn(|| (&moved).write_all(&pattern(REPLY, 2)).unwrap());
+        (&connected).read_exact(&mut got).unwrap();
+    });
+    assert!(got == pattern(REPLY, 2));
+    let unusable = Successor::bind(&other, address.ip()).unwrap().resume(&state[..state.len() - 1]);
+    assert_eq!(unusable.unwrap_err().kind(), ErrorKind::InvalidData);
 }
 
 #[test]

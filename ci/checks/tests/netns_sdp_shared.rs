@@ -3,21 +3,28 @@
 
 use std::{
     env, fs,
-    net::SocketAddr,
+    io::{Read as _, Write as _},
+    net::{Shutdown, SocketAddr},
     path::PathBuf,
+    process::Command,
     time::{Duration, Instant},
 };
 
 use rustix::process::Signal;
 use xwarp_checks::{
-    lab::{Family, LabOptions, Side},
+    lab::{Family, INTERFACE, LabOptions, Side},
     process::Running,
     recorded::Recorded,
     shared::{NOBODY, SharedInterface},
 };
-use xwarp_sdp::mapper::{Asked, Question};
+use xwarp_sdp::{
+    Sdp, SdpOptions, SdpStream,
+    mapper::{Asked, Question},
+};
+use xwarp_verbs::{Device, DeviceOptions};
 
 const HELPER: &str = env!("CARGO_BIN_EXE_xwarp-helper");
+const OWNER: &str = env!("CARGO_BIN_EXE_xwarp-sdp-owner");
 const PORT: u16 = 4800;
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -162,4 +169,45 @@ fn netns_sdp_shared_a_forked_child_does_not_keep_the_port_mapper() {
     let mut late = start(&format!("late {}", PORT + 2));
     shared.wait_for_service(Side::A, PORT + 2, &mut late);
     shared.ask(Side::B, PORT + 2, "a call", "late has a call");
+}
+
+/// A process gives its connection to another one and ends. The peer does not notice.
+#[test]
+fn netns_sdp_shared_a_connection_moves_to_another_process() {
+    let shared = Shared::start();
+    let lab = &shared.lab;
+    let address = SocketAddr::new(lab.address(Side::A, Family::V4), PORT);
+    // More than the buffers of both ends take.
+    let sent: Vec<u8> = (0..1_000_000_usize).map(|i| (i * 31 + (i >> 8)) as u8).collect();
+    let start = |role: &str| {
+        let mut command: Command = lab.command(Side::A, OWNER);
+        command.args([role, INTERFACE, &address.to_string()]).arg(lab.file("socket")).arg(lab.file(role));
+        command
+            .arg(lab.captures().join(format!("{role}.pcapng")))
+            .env("XWARP_HELPER", shared.helper.socket());
+        let mut owner = Running::start(command).unwrap();
+        owner.wait_for("ready", LIMIT).unwrap();
+        owner
+    };
+    let [second, first] = ["second", "first"].map(start);
+    lab.within(Side::B, || {
+        let capture = Some(lab.captures().join("peer.pcapng"));
+        let options = DeviceOptions { capture, ..DeviceOptions::default() };
+        let sdp = Sdp::new(&Device::open_with(INTERFACE, options).unwrap(), SdpOptions::default()).unwrap();
+        let stream = SdpStream::connect_timeout(&sdp, address, LIMIT).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        (&stream).write_all(&sent).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        (&stream).read_to_string(&mut answer).unwrap();
+        assert_eq!(answer, "first, second");
+        assert_eq!(stream.peer_addr().unwrap(), address);
+    })
+    .unwrap();
+    first.finish(LIMIT).unwrap();
+    let output = second.finish(LIMIT).unwrap();
+    assert!(output.contains(&format!("has the connection of {address}")), "{output}");
+    let received = ["first", "second"].map(|role| fs::read(lab.file(role)).unwrap());
+    assert_eq!(received[0].len(), 100_000);
+    assert!(received.concat() == sent, "{} of {} bytes, or others", received.concat().len(), sent.len());
 }

@@ -14,6 +14,7 @@
 //! | `readable` | queries about the receiving half |
 //! | `resize` | sizes of receive buffers |
 //! | `suspend` | suspension, and continuation over another connection below |
+//! | `saved` | a suspended machine as bytes |
 //! | `violation` | protocol violations of the peer |
 
 mod action;
@@ -29,6 +30,7 @@ mod readable;
 mod resize;
 #[cfg(test)]
 mod rule_tests;
+mod saved;
 mod seeded;
 mod sink;
 mod source;
@@ -38,6 +40,7 @@ mod violation;
 
 use std::collections::VecDeque;
 
+pub(crate) use self::saved::{Reader, Writer};
 pub use self::{
     action::{Action, Notice},
     config::Config,
@@ -235,6 +238,11 @@ impl Machine {
     /// Size of the receives that are posted now, in bytes.
     pub fn post_bytes(&self) -> u32 {
         self.resize.post_bytes()
+    }
+
+    /// Sizes and limits of this end.
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
     }
 
     /// RDMA Reads that may be outstanding.

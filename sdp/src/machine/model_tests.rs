@@ -15,7 +15,7 @@ use std::{
 use proptest::prelude::*;
 
 use super::{
-    Action, Config, End, Machine, Mode, Notice,
+    Action, Config, End, Machine, Mode, Notice, Reader, Writer,
     seeded::{MISTAKE, Mistake},
 };
 use crate::wire::Advert;
@@ -376,7 +376,17 @@ impl World {
             }
         }
         let hello = self.peers[other].machine.reconnect().ok_or("no Hello after SuspCommAck")?;
-        self.peers[suspended].machine.resume(&hello).map_err(|e| e.to_string())?;
+        let machine = &mut self.peers[suspended].machine;
+        let mut saved = Writer::default();
+        let restored = machine.save(&mut saved).map(|()| Machine::restore(&mut Reader(&saved.0)));
+        machine.resume(&hello).map_err(|e| e.to_string())?;
+        if let Some(restored) = restored {
+            let mut restored = restored.ok_or("a saved machine cannot be restored")?;
+            restored.resume(&hello).map_err(|e| e.to_string())?;
+            if restored != *machine {
+                return Err("a restored machine is another one".into());
+            }
+        }
         for peer in &mut self.peers {
             peer.receives = peer.machine.receives_to_post().0.into();
             peer.notices()?;

@@ -17,7 +17,7 @@ pub(super) struct Resize {
     /// Our unanswered ChRcvBuf.
     asked: Request,
     /// The peer answered a request for larger buffers with the same size, so no more requests are sent.
-    refused: bool,
+    pub(super) refused: bool,
     full_in_a_row: u8,
     /// Size of our receive buffers, as acknowledged to the peer.
     pub(super) own_bytes: u32,

@@ -1,7 +1,7 @@
 //! Single rules of the draft, each tested on one machine with a conforming peer.
 
 use super::{
-    Action, Config, End, Machine, Mode, Notice, Violation,
+    Action, Config, End, Machine, Mode, Notice, Reader, Violation, Writer,
     model_tests::config,
     reaction_tests::{Link, memory},
 };
@@ -708,6 +708,44 @@ fn sdp_s13_1_1_the_asking_end_is_silent_until_the_new_set_up() {
     );
     let mut bytes = [0; 4];
     assert_eq!(link.machine.read(&mut bytes), 3, "what was buffered stays");
+}
+
+/// Another process may be of another version, or have only a part of the bytes.
+#[test]
+fn sdp_s13_1_1_a_saved_machine_is_refused_when_cut_and_harmless_when_changed() {
+    let mut link = Link::new();
+    assert!(link.machine.save(&mut Writer::default()).is_none(), "not suspended");
+    assert!(link.machine.suspend(4791));
+    link.drive();
+    link.machine.write(b"unsent");
+    assert!(link.machine.write_oob(b'!') && link.machine.write_oob(b'?'));
+    link.machine.shutdown();
+    link.take(Message::Data, Flags::OOB_PEND, b"");
+    link.take(Message::Data, Flags::OOB_PRES, b"unread!");
+    link.take(Message::DisConn, NONE, b"");
+    link.take(Message::SuspCommAck, NONE, b"");
+    let mut saved = Writer::default();
+    link.machine.save(&mut saved).unwrap();
+    let (_, hello) = Machine::connect(&config(8));
+    let mut restored = Machine::restore(&mut Reader(&saved.0)).unwrap();
+    link.machine.resume(&hello).unwrap();
+    restored.resume(&hello).unwrap();
+    assert_eq!(restored, link.machine);
+    for len in 0..saved.0.len() {
+        assert!(Machine::restore(&mut Reader(&saved.0[..len])).is_none(), "{len} bytes");
+    }
+    for (at, value) in (0..saved.0.len()).flat_map(|at| [(at, 0), (at, 1), (at, 0xff)]) {
+        let mut changed = saved.0.clone();
+        changed[at] = value;
+        if let Some(mut machine) = Machine::restore(&mut Reader(&changed))
+            && machine.resume(&hello).is_ok()
+        {
+            let mut out = Vec::new();
+            let actions = (0..20).filter_map(|_| machine.poll(true, &mut out)).count();
+            assert!(actions > 0, "no HelloAck");
+            while machine.read(&mut [0; 100]) > 0 {}
+        }
+    }
 }
 
 /// When requests to suspend cross, the accepting end of the first set-up disregards the other's.

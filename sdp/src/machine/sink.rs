@@ -14,7 +14,7 @@ use crate::wire::{Advert, Base, Flags, Half, Message, Mode, Seq};
 
 /// A receive of the program into its own memory.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Want {
+pub(super) struct Want {
     id: u64,
     piece: Advert,
     /// A SinkAvail is outstanding for this receive. The receives with one precede those without.
@@ -26,14 +26,14 @@ struct Want {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Sink {
     pub(super) mode: Mode,
-    ring: VecDeque<u8>,
+    pub(super) ring: VecDeque<u8>,
     /// The untransferred parts of unprocessed SrcAvails.
     offers: VecDeque<Advert>,
     /// Length of the current RDMA Read, from the first offer into the first want.
     reading: Option<u32>,
     /// Bytes that SendSm requested and that have not arrived.
     expected: u64,
-    wants: VecDeque<Want>,
+    pub(super) wants: VecDeque<Want>,
     /// NonDiscards (draft section 9.5.1).
     non_discards: u32,
     cancel: Request,
@@ -42,13 +42,13 @@ pub(super) struct Sink {
     /// A receive into memory was already waiting when the last SrcAvail arrived: a SinkAvail would have saved a round
     /// trip.
     preposted: bool,
-    eof: bool,
-    next_id: u64,
+    pub(super) eof: bool,
+    pub(super) next_id: u64,
     /// OOB_PEND has arrived, but its byte has not.
-    urgent: bool,
+    pub(super) urgent: bool,
     /// Bytes in the ring before the position of the last out-of-band byte.
-    mark: Option<usize>,
-    oob: Option<u8>,
+    pub(super) mark: Option<usize>,
+    pub(super) oob: Option<u8>,
 }
 
 impl Sink {

@@ -12,7 +12,7 @@ use super::{
 use crate::wire::{Advert, Flags, Message, Mode, Seq};
 
 /// Largest number of out-of-band bytes that wait to be sent.
-const MOST_MARKS: usize = 8;
+pub(super) const MOST_MARKS: usize = 8;
 /// Number of consecutive SendSm after which Pipelined mode is left, and after which Combined mode is left (draft
 /// section 12 leaves the numbers to us).
 const FORCED_TO_COMBINED: u8 = 2;
@@ -22,7 +22,7 @@ const MOST_PENDING: u64 = 65_535;
 
 /// A part of the stream that has not been transferred.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Segment {
+pub(super) enum Segment {
     Bytes(VecDeque<u8>),
     Memory {
         id: u64,
@@ -61,7 +61,7 @@ pub(super) struct Payload {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Source {
     pub(super) mode: Mode,
-    segments: VecDeque<Segment>,
+    pub(super) segments: VecDeque<Segment>,
     /// Number of copied bytes in all segments.
     copied: usize,
     adverts: VecDeque<SrcAdvert>,
@@ -74,14 +74,14 @@ pub(super) struct Source {
     potential_non_discards: u32,
     leaving: Option<Leaving>,
     /// Out-of-band bytes: the number of bytes up to and with each, and whether OOB_PEND was sent.
-    marks: VecDeque<(u64, bool)>,
-    next_id: u64,
+    pub(super) marks: VecDeque<(u64, bool)>,
+    pub(super) next_id: u64,
     /// SendSm received since the last RDMA Read: hints to leave the mode (draft section 12).
     forced: u8,
     /// The sink's last hint was to use Pipelined mode.
     advised: bool,
     /// DisConn was sent: SinkAvails are of no use.
-    closed: bool,
+    pub(super) closed: bool,
 }
 
 impl Source {

@@ -48,6 +48,11 @@ impl Suspend {
         Self { step: Step::None, wanted: None }
     }
 
+    /// The peer has suspended communication with the machine that was saved.
+    pub(super) fn restore(&mut self) {
+        self.step = Step::Suspended;
+    }
+
     /// Whether transfers may begin.
     pub(super) fn is_open(&self) -> bool {
         self.step == Step::None && self.wanted.is_none()

@@ -1,5 +1,5 @@
-//! Suspended and resumed connections (draft section 13), at both ends: the asking end moves its machine to the service
-//! with the new listener, the other end opens a new connection for the same socket.
+//! Suspended connections (draft section 13), at both ends: the asking end gives its state away, the other end opens a new connection for
+//! the same socket.
 
 use std::{
     io,
@@ -12,35 +12,28 @@ use xwarp_verbs::{Access, MemoryRegion, RegionOptions};
 
 use super::{Link, Socket, State, Until};
 use crate::{
-    listener::SdpListener,
     machine::{Machine, Violation},
-    service::Sdp,
-    stream::SdpStream,
+    moved,
 };
 
 /// Shortest time between two suspensions of a connection by the peer.
 const SUSPEND_PERIOD: Duration = Duration::from_secs(10);
 /// Lowest port to which a peer may redirect us, unless its port was lower before.
 const LEAST_PORT: u16 = 1024;
-/// Time limit for the peer to connect again.
-const RECONNECT_LIMIT: Duration = Duration::from_secs(30);
 
 impl Socket {
-    /// Suspends the connection and continues it in `to`, at another port of the same address.
-    pub(crate) fn hand_over(self: &Arc<Self>, to: &Sdp) -> io::Result<SdpStream> {
-        let local = self.lock().local.ok_or(io::ErrorKind::NotConnected)?;
-        let own = Some(Arc::clone(self));
-        let listener = SdpListener::bind_for(to, SocketAddr::new(local.ip(), 0), own)?;
-        let port = listener.local_addr()?.port();
+    /// Suspends the connection, which the peer will make again to `port` of the same address. Returns its state; this socket has none
+    /// any more.
+    pub(crate) fn suspend(self: &Arc<Self>, port: u16) -> io::Result<Vec<u8>> {
         let mut state = self.lock();
+        let addresses = state.addresses().ok_or(io::ErrorKind::NotConnected)?;
         let busy = |link: &Link| !(link.sends.is_empty() && link.wants.is_empty() && link.written.is_empty());
         if state.link.as_ref().is_none_or(busy) || !state.machine.suspend(port) {
             return Err(state.error().unwrap_or_else(|| io::ErrorKind::ResourceBusy.into()));
         }
         self.drive(&mut state);
         let end = Some(Instant::now() + super::state::ANSWER_LIMIT);
-        // The machine leaves with the new connection.
-        while !state.machine.is_suspended() && !state.left {
+        while !state.machine.is_suspended() {
             if let Some(error) = state.error() {
                 return Err(error);
             }
@@ -52,31 +45,14 @@ impl Socket {
                 return Err(io::ErrorKind::TimedOut.into());
             }
         }
-        drop(state);
-        listener.accept_until(Some(Instant::now() + RECONNECT_LIMIT)).map(|(stream, _)| stream).inspect_err(
-            |_| {
-                let mut state = self.lock();
-                state.machine.abort();
-                self.drive(&mut state);
-            },
-        )
-    }
-
-    /// The machine of a suspended connection, for the Hello with which `peer` resumes it.
-    pub(crate) fn resume(&self, peer: SocketAddr, hello: &[u8]) -> Result<Machine, Violation> {
-        // The peer's answer is older than its new connection.
-        self.turn();
-        let mut state = self.lock();
-        if state.peer.map(|known| known.ip()) != Some(peer.ip()) {
-            return Err(Violation::Suspend);
-        }
-        let mut machine = state.machine.clone();
-        machine.resume(hello)?;
-        state.left = true;
+        let saved = moved::save(&state.machine, addresses);
+        // The peer closes the connection below, or the end of this socket does.
         state.machine = Machine::connect(&self.core.options.connection).0;
-        state.machine.abort();
+        state.machine.stream_ended();
+        state.failed = Some((io::ErrorKind::ConnectionAborted, "the connection was suspended".into()));
         self.drive(&mut state);
-        Ok(machine)
+        // A clone has begun to transfer memory meanwhile.
+        saved.ok_or_else(|| io::ErrorKind::ResourceBusy.into())
     }
 }
 

@@ -58,8 +58,6 @@ pub(crate) struct State {
     pub(super) written: u64,
     pub(super) placed: u64,
     pub(super) transactions: u64,
-    /// The connection continues in another service.
-    pub(super) left: bool,
     /// The present connection continues a suspended one.
     pub(crate) made_again: bool,
     /// The time at which the peer last suspended the connection.
@@ -106,7 +104,6 @@ impl State {
             written: 0,
             placed: 0,
             transactions: 0,
-            left: false,
             made_again: false,
             suspended: None,
             counted: false,

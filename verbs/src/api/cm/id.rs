@@ -165,6 +165,22 @@ impl CmId {
         )
     }
 
+    /// Takes the address and the port of the connection `other`, for a connection to another port of the same peer.
+    pub fn bind_as(&self, other: &Self) -> Result<(), CmError> {
+        let bound = other.entry(|entry| Some((entry.local?, entry.port.clone()?)));
+        let (local, port) = bound.ok_or(CmError::State { call: "bind_as", state: "not connected" })?;
+        self.step(
+            "bind_as",
+            |p| matches!(p, CmState::Idle),
+            |state, _| {
+                if let Some(entry) = state.cm.entries.get_mut(&self.key) {
+                    (entry.local, entry.port) = (Some(local), Some(port));
+                }
+                Ok(())
+            },
+        )
+    }
+
     /// Resolves the path to `peer`, from the bound address if there is one: [`EventKind::AddressResolved`], or
     /// [`EventKind::AddressError`] at the latest after `limit`.
     ///
