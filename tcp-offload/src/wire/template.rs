@@ -118,52 +118,29 @@ impl Template {
     #[inline]
     pub fn read(&self, link: &dyn Link, frame: &RxFrame) -> Option<PlainSegment> {
         let head = link.rx_head(frame);
-        match &self.common {
+        let (payload_start, len) = match &self.common {
             Common::V4(words) => {
                 let headers = head.first_chunk()?;
-                if !agree(headers, &V4_COMMON, words) {
-                    return None;
-                }
                 let (_, packet) = headers.split_first_chunk::<ETHERNET_HEADER>()?;
-                let (ip, tcp) = packet.split_first_chunk::<IPV4_HEADER>()?;
-                if !Sum::of_array(ip).is_correct() {
+                let ip = packet.first_chunk::<IPV4_HEADER>()?;
+                if !(agree(headers, &V4_COMMON, words) && Sum::of_array(ip).is_correct()) {
                     return None;
                 }
                 let [_, _, l0, l1, ..] = *ip;
-                let len = usize::from(u16::from_be_bytes([l0, l1])).checked_sub(IPV4_HEADER)?;
-                self.read_tcp(link, frame, head, tcp.first_chunk()?, V4_HEADERS, len)
+                (V4_HEADERS, usize::from(u16::from_be_bytes([l0, l1])).checked_sub(IPV4_HEADER)?)
             }
             Common::V6(words) => {
                 let headers = head.first_chunk()?;
+                let (_, packet) = headers.split_first_chunk::<ETHERNET_HEADER>()?;
                 if !agree(headers, &V6_COMMON, words) {
                     return None;
                 }
-                let (_, packet) = headers.split_first_chunk::<ETHERNET_HEADER>()?;
-                let (ip, tcp) = packet.split_first_chunk::<IPV6_HEADER>()?;
-                let [_, _, _, _, l0, l1, ..] = *ip;
-                let len = usize::from(u16::from_be_bytes([l0, l1]));
-                self.read_tcp(link, frame, head, tcp.first_chunk()?, V6_HEADERS, len)
+                let [_, _, _, _, l0, l1] = *packet.first_chunk()?;
+                (V6_HEADERS, usize::from(u16::from_be_bytes([l0, l1])))
             }
-        }
-    }
-
-    /// The part of [`Self::read`] behind the IP header: the TCP header `fixed` ends at byte `payload_start` of the first chunk, `head`,
-    /// and has `len` bytes with the payload.
-    #[expect(
-        clippy::inline_always,
-        reason = "it is called once for each version of IP, which makes its positions known"
-    )]
-    #[inline(always)]
-    fn read_tcp(
-        &self,
-        link: &dyn Link,
-        frame: &RxFrame,
-        head: &[u8],
-        fixed: &[u8; PLAIN_HEADER],
-        payload_start: usize,
-        len: usize,
-    ) -> Option<PlainSegment> {
+        };
         let start = payload_start - PLAIN_HEADER;
+        let fixed = head.get(start..)?.first_chunk::<PLAIN_HEADER>()?;
         let sum = match head.get(start..start + len) {
             Some(bytes) => Sum::of(bytes),
             None => sum_of_chain(link, frame, start, len)?,
