@@ -190,9 +190,9 @@ pub(crate) fn chunks_of(chunk_bytes: usize, len: usize) -> usize {
 #[derive(Debug)]
 pub struct FrameWriter<'a> {
     chunks: ChunksMut<'a>,
-    /// Index of the current chunk, and the position in it.
+    /// Index of the current chunk, and the position of its first byte.
     chunk: usize,
-    at: usize,
+    chunk_start: usize,
     /// Bytes from the frame's start to the write position and to the end of the writable range.
     position: usize,
     limit: usize,
@@ -209,7 +209,7 @@ impl<'a> FrameWriter<'a> {
     /// A writer without memory, until it is [opened](Self::open).
     #[inline]
     pub fn closed() -> Self {
-        Self { chunks: ChunksMut::new(), chunk: 0, at: 0, position: 0, limit: 0 }
+        Self { chunks: ChunksMut::new(), chunk: 0, chunk_start: 0, position: 0, limit: 0 }
     }
 
     /// Writes from now on the bytes from `start` to `limit` of `frame`. Returns false while the link still reads the frame.
@@ -232,7 +232,7 @@ impl<'a> FrameWriter<'a> {
         if let [chunk] = self.chunks.as_slice() {
             self.limit = chunk.len().min(limit);
             self.position = start.min(self.limit);
-            (self.chunk, self.at) = (0, self.position);
+            (self.chunk, self.chunk_start) = (0, 0);
         } else {
             self.start_in_chain(start, limit);
         }
@@ -241,11 +241,18 @@ impl<'a> FrameWriter<'a> {
     fn start_in_chain(&mut self, start: usize, limit: usize) {
         self.limit = self.chunks.iter().map(|c| c.len()).sum::<usize>().min(limit);
         self.position = start.min(self.limit);
-        (self.chunk, self.at) = (0, self.position);
-        while let Some(before) = self.chunks.get(self.chunk).filter(|c| self.at > c.len()) {
-            self.at -= before.len();
+        (self.chunk, self.chunk_start) = (0, 0);
+        while let Some(before) = self.chunks.get(self.chunk).filter(|c| self.at() > c.len()) {
+            self.chunk_start += before.len();
             self.chunk += 1;
         }
+    }
+
+    /// The write position in the current chunk. It is not stored besides [`position`](Self::position): after a copy, a load of
+    /// two fields that were stored apart would wait until all copied bytes are in the cache.
+    #[inline]
+    fn at(&self) -> usize {
+        self.position - self.chunk_start
     }
 
     /// Bytes from the frame's start to the write position.
@@ -264,11 +271,12 @@ impl<'a> FrameWriter<'a> {
     #[inline]
     pub(crate) fn rest_of_chunk(&mut self) -> &mut [u8] {
         let room = self.room();
-        while room > 0 && self.chunks.get(self.chunk).is_some_and(|c| self.at == c.len()) {
+        while room > 0 && self.chunks.get(self.chunk).is_some_and(|c| self.at() == c.len()) {
             self.chunk += 1;
-            self.at = 0;
+            self.chunk_start = self.position;
         }
-        let rest = self.chunks.get_mut(self.chunk).and_then(|chunk| chunk.get_mut(self.at..));
+        let at = self.at();
+        let rest = self.chunks.get_mut(self.chunk).and_then(|chunk| chunk.get_mut(at..));
         let rest = rest.unwrap_or_default();
         let most = rest.len().min(room);
         rest.get_mut(..most).unwrap_or_default()
@@ -277,7 +285,6 @@ impl<'a> FrameWriter<'a> {
     /// Moves the write position past `n` bytes of [`Self::rest_of_chunk`].
     #[inline]
     pub(crate) fn advance(&mut self, n: usize) {
-        self.at += n;
         self.position += n;
     }
 
@@ -304,12 +311,12 @@ impl<'a> FrameWriter<'a> {
     /// Like [`Self::put`], for a field of a few bytes, which nearly always lies in one chunk.
     #[inline]
     pub fn put_field<const N: usize>(&mut self, field: [u8; N]) -> usize {
-        let space = self.chunks.get_mut(self.chunk).and_then(|chunk| chunk.get_mut(self.at..));
+        let at = self.at();
+        let space = self.chunks.get_mut(self.chunk).and_then(|chunk| chunk.get_mut(at..));
         if self.limit - self.position >= N
             && let Some(to) = space.and_then(|space| space.first_chunk_mut())
         {
             *to = field;
-            self.at += N;
             self.position += N;
             return N;
         }
@@ -322,9 +329,8 @@ impl<'a> FrameWriter<'a> {
         if self.room() < n {
             return None;
         }
-        let end = self.at + n;
-        let space = self.chunks.get_mut(self.chunk)?.get_mut(self.at..end)?;
-        self.at = end;
+        let at = self.at();
+        let space = self.chunks.get_mut(self.chunk)?.get_mut(at..at + n)?;
         self.position += n;
         Some(space)
     }
@@ -360,7 +366,8 @@ impl<'a> FrameWriter<'a> {
     /// The `n` bytes before the write position, if they lie in one chunk.
     #[inline]
     pub fn written_last(&self, n: usize) -> Option<&[u8]> {
-        self.chunks.get(self.chunk)?.get(self.at.checked_sub(n)?..self.at)
+        let at = self.at();
+        self.chunks.get(self.chunk)?.get(at.checked_sub(n)?..at)
     }
 
     /// Passes the bytes `start..end` of the frame to `f`, chunk by chunk.
