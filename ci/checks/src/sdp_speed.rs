@@ -39,6 +39,9 @@ pub struct SdpSpeedArgs {
     /// Duration of each measurement in seconds
     #[arg(short = 'D', long, value_name = "SECONDS", default_value_t = 2)]
     pub duration: u32,
+    /// Measure only the rows whose names contain this text, for instance `Sdp, Sleeping`; see the lines of a run
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub only: String,
     /// Also write the page to this file, in Markdown
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
@@ -226,7 +229,8 @@ pub fn main() -> Result<()> {
     labs.push(lab(1500, false)?);
     let mut bench = Bench { labs, programs, duration: args.duration, port: 20_000 };
     let mut samples = Samples::default();
-    let all = Subject::all();
+    let mut all = Subject::all();
+    all.retain(|subject| format!("{subject:?}").contains(&args.only));
     for round in 0..args.rounds {
         for subject in rounds::order(round, &all) {
             let figures = bench.measure(subject).with_context(|| format!("{subject:?}"))?;
