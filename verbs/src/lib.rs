@@ -126,5 +126,5 @@ pub use self::api::{
     AsyncEvents, CompletionChannel, CompletionQueue, CompletionQueueOptions, Counters, CqNotification,
     Device, DeviceAttributes, DeviceFailed, DeviceOptions, FastRegion, FastRegionOptions, MemoryRegion,
     MemoryWindow, OpenError, PostBatch, PostListError, Progress, ProtectionDomain, QueuePair, RegionOptions,
-    RegisterError, SharedReceiveQueue, cm,
+    RegisterError, SharedReceiveQueue, Slept, cm,
 };

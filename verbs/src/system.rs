@@ -81,15 +81,20 @@ pub(crate) struct WaitSetWith<'s> {
 /// A descriptor that a wait found readable or in error.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Woken {
-    /// A descriptor of the set.
+    /// A descriptor that the sets share.
     pub(crate) shared: bool,
+    /// The set's bell.
+    pub(crate) bell: bool,
     /// The waiter's own descriptor.
     pub(crate) own: bool,
+    /// None: a signal handler has run.
+    pub(crate) interrupted: bool,
 }
 
 /// Marks of the descriptors in a set.
 const SHARED_MARK: u64 = 0;
 const OWN_MARK: u64 = 1;
+const BELL_MARK: u64 = 2;
 
 impl WaitSet {
     /// A set of `shared`, which other sets contain too, and `bell`, which other sets may contain too and which wakes all waiters.
@@ -102,7 +107,7 @@ impl WaitSet {
         for fd in shared {
             epoll::add(&set, fd, mark, epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE)?;
         }
-        epoll::add(&set, bell, mark, epoll::EventFlags::IN)?;
+        epoll::add(&set, bell, epoll::EventData::new_u64(BELL_MARK), epoll::EventFlags::IN)?;
         Ok(Self(set))
     }
 
@@ -113,7 +118,7 @@ impl WaitSet {
         let limit = limit.and_then(timespec);
         let found = match epoll::wait(&self.0, &mut events[..], limit.as_ref()) {
             Ok(found) => found,
-            Err(Errno::INTR) => 0,
+            Err(Errno::INTR) => return Ok(Woken { interrupted: true, ..Woken::default() }),
             Err(e) => return Err(e.into()),
         };
         let mut woken = Woken::default();
@@ -121,15 +126,21 @@ impl WaitSet {
             let data = event.data;
             match data.u64() {
                 OWN_MARK => woken.own = true,
+                BELL_MARK => woken.bell = true,
                 _ => woken.shared = true,
             }
         }
         Ok(woken)
     }
 
+    /// Adds the waiter's own descriptor, for as long as the set exists.
+    pub(crate) fn add(&self, own: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(epoll::add(&self.0, own, epoll::EventData::new_u64(OWN_MARK), epoll::EventFlags::IN)?)
+    }
+
     /// The set with `own` in addition. Fails for a descriptor that cannot be waited for, or is in the set already.
     pub(crate) fn with<'s>(&'s self, own: BorrowedFd<'s>) -> io::Result<WaitSetWith<'s>> {
-        epoll::add(&self.0, own, epoll::EventData::new_u64(OWN_MARK), epoll::EventFlags::IN)?;
+        self.add(own)?;
         Ok(WaitSetWith { set: self, own })
     }
 }

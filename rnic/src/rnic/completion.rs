@@ -47,6 +47,8 @@ struct Ring {
     /// Entries that the ring has room for. The memory for them is allocated with the ring.
     capacity: usize,
     armed: Armed,
+    /// See [`CompletionRing::attend`].
+    attended: bool,
 }
 
 impl Ring {
@@ -79,7 +81,12 @@ impl CompletionRing {
     pub(crate) fn new(capacity: u32, notify: Option<Arc<dyn Notify>>) -> Self {
         let capacity = capacity.max(1) as usize;
         Self {
-            ring: Mutex::new(Ring { entries: VecDeque::with_capacity(capacity), capacity, armed: Armed::No }),
+            ring: Mutex::new(Ring {
+                entries: VecDeque::with_capacity(capacity),
+                capacity,
+                armed: Armed::No,
+                attended: false,
+            }),
             len: AtomicUsize::new(0),
             overflowed: AtomicBool::new(false),
             notify,
@@ -170,7 +177,13 @@ impl CompletionRing {
         ring.armed = ring.armed.max(wanted);
     }
 
-    /// Adds an entry. Returns whether the owner was notified. After the first entry that finds no room, no entry is added.
+    /// Records whether the owner runs the engine itself and will poll afterwards: entries then notify nobody, and an
+    /// armed queue stays armed.
+    pub fn attend(&self, attends: bool) {
+        self.lock().attended = attends;
+    }
+
+    /// Adds an entry. Returns whether the owner was notified, or attends to an armed queue. After the first entry that finds no room, no entry is added.
     #[inline]
     pub(crate) fn push(&self, entry: WorkCompletion) -> Result<bool, Overflow> {
         let worth =
@@ -212,10 +225,15 @@ impl CompletionRing {
         Ok(())
     }
 
-    /// Notifies the owner if the queue is armed; returns whether it was.
+    /// Notifies the owner if the queue is armed, unless the owner attends to it; returns whether it was armed.
     #[cold]
     pub(crate) fn fire(&self) -> bool {
-        let armed = self.lock().disarm();
+        let mut ring = self.lock();
+        if ring.attended {
+            return ring.armed != Armed::No;
+        }
+        let armed = ring.disarm();
+        drop(ring);
         if armed && let Some(notify) = &self.notify {
             notify.notify();
         }

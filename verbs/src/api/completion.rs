@@ -16,6 +16,7 @@ use super::{
     async_event::BellQueue,
     device::{Device, destroyed},
     shared::SharedEngine,
+    sleep::Slept,
 };
 
 /// A channel on which completion queues notify: a descriptor for `poll`, `epoll` or an async runtime, readable while a
@@ -230,6 +231,17 @@ impl CompletionQueue {
         self.0.ring.poll_each(max, &mut each)
     }
 
+    /// Polls like [`poll`](Self::poll), for the owner of an [armed](Self::arm) queue: the completions that this call's turn
+    /// of the engine brings notify nobody, and the queue stays armed.
+    pub fn poll_armed(&self, out: &mut Vec<WorkCompletion>, max: usize) -> usize {
+        let ring = &self.0.ring;
+        ring.attend(true);
+        let found = self.poll(out, max);
+        ring.attend(false);
+        // Others may have come meanwhile, from other threads.
+        found + ring.poll(out, max - found)
+    }
+
     /// The oldest completion; otherwise like [`poll`](Self::poll).
     pub fn poll_one(&self) -> Option<WorkCompletion> {
         self.0.each_engine(SharedEngine::note_poll);
@@ -263,6 +275,15 @@ impl CompletionQueue {
     pub fn arm(&self, solicited_only: bool) {
         self.0.ring.arm(solicited_only);
         self.0.each_engine(SharedEngine::application_sleeps);
+    }
+
+    /// Sleeps until frames arrive, and runs the engine for them; at most for `limit`. For the owner of an
+    /// [armed](Self::arm) queue that polls it before and after: a frame wakes this caller before all other threads, and
+    /// the completions that it then brings notify nobody. The queue stays armed, so that others are notified of what
+    /// completes before and after the call. One thread of a device sleeps at a time.
+    pub fn sleep(&self, limit: Option<Duration>) -> io::Result<Slept> {
+        let CqInner { device, ring, .. } = &*self.0;
+        device.sleep(self.0.only_engine(), |attends| ring.attend(attends), limit)
     }
 
     /// Changes the capacity. Waiting entries are kept; fails if they do not fit.

@@ -27,7 +27,7 @@ use super::{
     progress::{self, Progress},
     protection::ProtectionDomain,
     shared::{Setup, SharedEngine},
-    sleep::{Front, drive},
+    sleep::{Bed, Front, Slept, drive},
 };
 use crate::{
     interface::{Interface, InterfaceAttributes},
@@ -148,6 +148,7 @@ pub(crate) struct DeviceInner {
 
 /// Where threads wait for the frames of one engine.
 struct Seat {
+    bed: Bed,
     front: Front,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Descriptors that are readable while frames or changes wait, for threads that run the engine while they wait.
@@ -224,10 +225,12 @@ impl Seat {
     /// A seat for an engine that runs: `readiness` are the descriptors of its part of the interface.
     fn new(engine: &Arc<SharedEngine>, readiness: Vec<OwnedFd>, interface: &str) -> io::Result<Self> {
         let set = |bell| WaitSet::new(readiness.iter().map(AsFd::as_fd), bell);
+        // In the order in which frames wake the threads that wait.
+        let bed = Bed::new(set(engine.failure_bell())?)?;
         let front = Front::new(set(engine.failure_bell())?);
         let behind = set(engine.doorbell())?;
         let thread = engine.has_thread.then(|| progress::spawn(engine, interface, behind)).transpose()?;
-        Ok(Self { front, thread: Mutex::new(thread), readiness })
+        Ok(Self { bed, front, thread: Mutex::new(thread), readiness })
     }
 }
 
@@ -492,6 +495,25 @@ impl Device {
             Some(seat) => seat.front.lead(engine, fd, limit),
             None => Ok(None),
         }
+    }
+
+    /// See [`CompletionQueue::sleep`]; the queue is that of the engine `only`.
+    pub(super) fn sleep(
+        &self,
+        only: Option<u16>,
+        attend: impl Fn(bool),
+        limit: Option<Duration>,
+    ) -> io::Result<Slept> {
+        let number = only.filter(|_| self.0.progress == Progress::Auto).unwrap_or(u16::MAX);
+        match (self.engines().get(number), self.0.seats.get(usize::from(number))) {
+            (engine, Some(seat)) if !engine.failed() => seat.bed.sleep(engine, attend, limit),
+            _ => Ok(Slept::Refused),
+        }
+    }
+
+    /// Ends the present [`sleep`](CompletionQueue::sleep) on a queue of the device, or else the next one. Takes no lock.
+    pub fn end_sleep(&self) {
+        self.0.seats.iter().for_each(|seat| seat.bed.bell.ring());
     }
 
     /// Runs `f` on a thread of its own, which is waited for when the device is closed.

@@ -40,5 +40,6 @@ pub use self::{
     progress::Progress,
     protection::{MemoryRegion, ProtectionDomain, RegionOptions, RegisterError},
     queue_pair::{PostBatch, PostListError, QueuePair, SharedReceiveQueue},
+    sleep::Slept,
     window::{FastRegion, FastRegionOptions, MemoryWindow},
 };

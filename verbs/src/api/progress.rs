@@ -2,7 +2,12 @@
 //! descriptors, the engine's next deadline and the doorbell. While the application busy-polls, the thread only checks
 //! periodically whether it still does. While an application waits for frames itself, the thread stands by.
 
-use std::{io, sync::Arc, thread::JoinHandle, time::Duration};
+use std::{
+    io,
+    sync::{Arc, atomic::Ordering},
+    thread::JoinHandle,
+    time::Duration,
+};
 
 use xwarp_tcp::time::Instant;
 
@@ -106,10 +111,19 @@ impl Watch {
 }
 
 fn run(shared: &SharedEngine, set: &WaitSet) -> io::Result<()> {
-    let mut leads = 0;
+    let (mut leads, mut sleeps) = (0, 0);
     let mut watch = Watch { calls: Calls::default(), at: shared.clock.now() };
     let mut nap = NAP[0];
     while !shared.stopping() && !shared.failed() {
+        let before = std::mem::replace(&mut sleeps, shared.sleeps.load(Ordering::Relaxed));
+        if sleeps != before {
+            // An application sleeps again and again, and receives frames before and after each sleep.
+            if shared.nap(nap)? {
+                shared.progress();
+            }
+            nap = (nap * 2).min(NAP[1]);
+            continue;
+        }
         let attention = if shared.application_progress {
             watch.look(shared.clock.now(), shared.calls(), shared.application_forgets_posts())
         } else {

@@ -132,6 +132,8 @@ pub(crate) struct SharedEngine {
     pub(super) frames_left: AtomicBool,
     /// Times that a waiting application ran the engine because frames had arrived.
     pub(super) leads: AtomicU64,
+    /// Sleeps of applications that run the engine themselves when frames arrive.
+    pub(super) sleeps: AtomicU64,
     /// Posts that wait for the next poll.
     gathered: Gathered,
     stop: AtomicBool,
@@ -201,6 +203,7 @@ impl SharedEngine {
             napping: AtomicBool::new(false),
             frames_left: AtomicBool::new(false),
             leads: AtomicU64::new(0),
+            sleeps: AtomicU64::new(0),
             gathered: Gathered::new(),
             stop: AtomicBool::new(false),
             failure: OnceLock::new(),

@@ -4,11 +4,14 @@
 //! engine, so that a message wakes one thread. The thread stands by: each frame wakes the first waiter only, and that
 //! is the leader while it waits, else the thread. One application thread leads at a time; the thread that runs the
 //! engine wakes the others.
+//!
+//! Before the leader, frames wake the caller of [`CompletionQueue::sleep`](super::CompletionQueue::sleep), which polls
+//! its queue itself when it wakes up, and therefore needs no notification.
 
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
-    sync::{Mutex, TryLockError, atomic::Ordering},
+    sync::{Mutex, MutexGuard, TryLockError, atomic::Ordering},
     time::Duration,
 };
 
@@ -18,7 +21,7 @@ use super::{
     engines::Engines,
     shared::{NOT_WAITING, STARVED_WAIT, SharedEngine},
 };
-use crate::system::{WaitSet, wait_readable};
+use crate::system::{Doorbell, WaitSet, Woken, wait_readable};
 
 /// Longest sleep in an application's own wait, which verbs of other threads cannot shorten.
 const APPLICATION_WAIT: Duration = Duration::from_millis(5);
@@ -27,8 +30,92 @@ const MOST_LEAD_TURNS: usize = 4;
 /// Longest sleep of the progress thread while an application leads. Deadlines within it wait for its end if the
 /// application does not run the engine: ringing the doorbell for each would again wake two threads per message.
 const STANDBY: Duration = Duration::from_millis(1);
+/// Shortest time after which a sleeping caller runs the engine for a deadline, as the longest nap of the progress
+/// thread. Most deadlines are those of acknowledgements that the application's answer has carried.
+const DEADLINE_WAIT: Duration = Duration::from_millis(4);
 
-/// The set in which an application waits for frames: the first of those that share the interface's descriptors.
+/// Why [`CompletionQueue::sleep`](super::CompletionQueue::sleep) has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slept {
+    /// The engine has run, because frames had arrived or a timer had expired: completions may wait.
+    Ran,
+    /// By [`Device::end_sleep`](super::Device::end_sleep).
+    Ended,
+    /// By a signal handler.
+    Interrupted,
+    /// The time limit has passed.
+    TimedOut,
+    /// The caller has not slept: another thread does, several engines complete to the queue, or the device has failed,
+    /// has lost its interface, or has no [`Progress::Auto`](super::Progress::Auto).
+    Refused,
+}
+
+/// The set in which the caller of [`CompletionQueue::sleep`](super::CompletionQueue::sleep) waits: the first of those
+/// that share the interface's descriptors.
+pub(crate) struct Bed {
+    set: Mutex<WaitSet>,
+    /// Ends the sleep.
+    pub(crate) bell: Doorbell,
+}
+
+impl Bed {
+    pub(crate) fn new(set: WaitSet) -> io::Result<Self> {
+        let bell = Doorbell::new()?;
+        set.add(bell.as_fd())?;
+        Ok(Self { set: Mutex::new(set), bell })
+    }
+
+    /// Sleeps until there is work for the engine, and does it; `attend` is called with true before and with false
+    /// after that.
+    pub(crate) fn sleep(
+        &self,
+        shared: &SharedEngine,
+        attend: impl Fn(bool),
+        limit: Option<Duration>,
+    ) -> io::Result<Slept> {
+        let Some(set) = try_lock(&self.set) else { return Ok(Slept::Refused) };
+        shared.sleeps.fetch_add(1, Ordering::Relaxed);
+        let due = shared.until_deadline();
+        let woken = set.wait(limit.into_iter().chain(due).min())?;
+        if shared.failed() || shared.interface_gone() {
+            return Ok(Slept::Refused);
+        }
+        if woken.shared {
+            // The event has woken this thread only, so frames are received before this thread leaves.
+            attend(true);
+            let rest = shared.run_for_event();
+            attend(false);
+            if rest {
+                shared.doorbell.ring();
+            }
+            return Ok(Slept::Ran);
+        }
+        Ok(match woken {
+            woken if woken.own => {
+                self.bell.clear();
+                Slept::Ended
+            }
+            woken if woken.interrupted => Slept::Interrupted,
+            _ if due.is_some_and(|due| limit.is_none_or(|limit| due < limit)) => {
+                attend(true);
+                shared.turn(shared.lock());
+                attend(false);
+                Slept::Ran
+            }
+            _ => Slept::TimedOut,
+        })
+    }
+}
+
+fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// The set in which an application waits for frames, the next of those that share the interface's descriptors.
 pub(crate) struct Front(Mutex<WaitSet>);
 
 impl Front {
@@ -44,24 +131,21 @@ impl Front {
         fd: BorrowedFd<'_>,
         limit: Option<Duration>,
     ) -> io::Result<Option<bool>> {
-        let set = match self.0.try_lock() {
-            Ok(set) => set,
-            Err(TryLockError::Poisoned(e)) => e.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(None),
-        };
+        let Some(set) = try_lock(&self.0) else { return Ok(None) };
         // Not every descriptor can be added, for instance not one that is in the set already.
         let Ok(own) = set.with(fd) else { return Ok(None) };
         let end = limit.map(|l| shared.clock.now() + l);
         loop {
             let left = end.map(|end| end.since(shared.clock.now()));
             let woken = own.wait(left)?;
-            if !woken.shared {
+            if !woken.shared && !woken.bell {
                 if woken.own || left.is_some_and(|left| left.is_zero()) {
                     return Ok(Some(woken.own));
                 }
                 continue;
             }
             // The event has woken this thread only, so frames are received before this thread leaves.
+            shared.leads.fetch_add(1, Ordering::Relaxed);
             let rest = shared.run_for_event();
             // The descriptors of a removed interface, and the bell of a failure, stay readable.
             if shared.failed() || shared.interface_gone() {
@@ -80,7 +164,6 @@ impl Front {
 impl SharedEngine {
     /// Runs the engine after an event of the interface's descriptors. Returns whether frames may be left.
     fn run_for_event(&self) -> bool {
-        self.leads.fetch_add(1, Ordering::Relaxed);
         if !self.turn(self.lock()) {
             // The event was not a frame.
             self.progress();
@@ -104,14 +187,29 @@ impl SharedEngine {
         });
         let Some(wait) = wait else { return Ok(()) };
         let wait = self.until_kick(wait);
-        if self.interface_gone() {
-            wait_readable([self.doorbell.as_fd()], wait)?;
+        let woken = if self.interface_gone() {
+            let bell = wait_readable([self.doorbell.as_fd()], wait)?;
+            Woken { bell, ..Woken::default() }
         } else {
-            set.wait(wait)?;
-        }
+            set.wait(wait)?
+        };
         self.wakes_at.store(NOT_WAITING, Ordering::Relaxed);
-        self.doorbell.clear();
+        if woken.bell {
+            self.doorbell.clear();
+        }
         Ok(())
+    }
+
+    /// Time until the engine must run, if the progress thread does not wake up for it.
+    fn until_deadline(&self) -> Option<Duration> {
+        if self.wakes_at.load(Ordering::Relaxed) != NOT_WAITING {
+            return None;
+        }
+        let quiet = self.guarded(self.lock(), |state| {
+            let quiet = state.quiet_for(self.clock.now());
+            if state.engine.wants_to_transmit() { quiet } else { quiet.map(|quiet| quiet.max(DEADLINE_WAIT)) }
+        });
+        self.until_kick(quiet.flatten())
     }
 
     /// Time until the engine must run for an application that waits.
@@ -129,14 +227,17 @@ impl SharedEngine {
         Some(wait.map_or(STARVED_WAIT, |wait| wait.min(STARVED_WAIT)))
     }
 
-    /// Sleeps for at most `limit` while the application runs the engine. Frames do not end this sleep.
-    pub(crate) fn nap(&self, limit: Duration) -> io::Result<()> {
+    /// Sleeps for at most `limit` while the application runs the engine. Frames do not end this sleep. Returns whether
+    /// the doorbell did.
+    pub(crate) fn nap(&self, limit: Duration) -> io::Result<bool> {
         self.napping.store(true, Ordering::Relaxed);
         let woken = wait_readable([self.doorbell.as_fd()], Some(limit));
         self.napping.store(false, Ordering::Relaxed);
-        woken?;
-        self.doorbell.clear();
-        Ok(())
+        let woken = woken?;
+        if woken {
+            self.doorbell.clear();
+        }
+        Ok(woken)
     }
 }
 
